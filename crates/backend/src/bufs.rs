@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The memory of one I/O: a borrowed list of `iovec`s that name guest memory.
+//!
+//! Guest memory is shared with a running guest, so it is never borrowed as a Rust slice: bytes are
+//! copied in and out by `ptr::copy`, or handed to the kernel as an `iovec`.
+// UNSAFETY: the list borrows memory whose lifetime spans asynchronous I/O, which no safe type can
+// express; the promise is made once, in `BufList::new`.
+#![expect(unsafe_code)]
+
+use libc::iovec;
+
+/// A list of memory segments, valid as promised to [`BufList::new`].
+#[derive(Clone, Copy, Debug)]
+pub struct BufList {
+    iovs: *mut iovec,
+    count: u32,
+}
+
+impl BufList {
+    /// No memory at all.
+    pub const EMPTY: BufList = BufList { iovs: std::ptr::null_mut(), count: 0 };
+
+    /// Makes a list of `count` segments at `iovs`.
+    ///
+    /// # Safety
+    /// Until the I/O that uses the list is done, `iovs` points to `count` iovecs that nobody else
+    /// touches, and each of them names memory that stays mapped (writable for a read).
+    pub unsafe fn new(iovs: *mut iovec, count: usize) -> Self {
+        BufList { iovs, count: u32::try_from(count).expect("a chain has at most 32768 segments") }
+    }
+
+    /// The segments.
+    pub fn iovs(&self) -> &[iovec] {
+        if self.count == 0 {
+            return &[];
+        }
+        // SAFETY: promised to `new`.
+        unsafe { std::slice::from_raw_parts(self.iovs, self.count as usize) }
+    }
+
+    /// Sum of the segments' lengths in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.iovs().iter().map(|iov| iov.iov_len as u64).sum()
+    }
+
+    /// Whether every segment's address and length is a multiple of `align` (a power of two).
+    pub fn is_aligned(&self, address_align: usize, len_align: usize) -> bool {
+        self.iovs().iter().all(|iov| {
+            (iov.iov_base as usize) & (address_align - 1) == 0 && iov.iov_len & (len_align - 1) == 0
+        })
+    }
+
+    /// Drops the first `bytes` (all of them at most) after a short transfer.
+    pub fn advance(&mut self, mut bytes: usize) {
+        while self.count > 0 {
+            // SAFETY: promised to `new`; `count` is above 0.
+            let first = unsafe { &mut *self.iovs };
+            if bytes < first.iov_len {
+                first.iov_base = first.iov_base.cast::<u8>().wrapping_add(bytes).cast();
+                first.iov_len -= bytes;
+                return;
+            }
+            bytes -= first.iov_len;
+            self.iovs = self.iovs.wrapping_add(1);
+            self.count -= 1;
+        }
+    }
+
+    /// Copies up to `to.len()` bytes out of the segments, from byte `skip` on; returns how many.
+    pub fn copy_out(&self, skip: u64, to: &mut [u8]) -> usize {
+        self.for_each_piece(skip, to.len(), |base, at, len| {
+            // SAFETY: `base..base+len` lies in a segment (promised to `new`), `at + len` in `to`.
+            unsafe { std::ptr::copy(base.cast_const(), to.as_mut_ptr().add(at), len) }
+        })
+    }
+
+    /// Copies up to `from.len()` bytes into the segments, from byte `skip` on; returns how many.
+    pub fn copy_in(&self, skip: u64, from: &[u8]) -> usize {
+        self.for_each_piece(skip, from.len(), |base, at, len| {
+            // SAFETY: `base..base+len` lies in a segment (promised to `new`), `at + len` in `from`.
+            unsafe { std::ptr::copy(from.as_ptr().add(at), base, len) }
+        })
+    }
+
+    /// Fills every segment with zeroes.
+    pub fn fill_zero(&self) {
+        self.for_each_piece(0, usize::MAX, |base, _, len| {
+            // SAFETY: `base..base+len` lies in a segment (promised to `new`).
+            unsafe { std::ptr::write_bytes(base, 0, len) }
+        });
+    }
+
+    /// Calls `visit(base, position, len)` for the pieces of `[skip, skip + want)`.
+    fn for_each_piece(
+        &self,
+        mut skip: u64,
+        want: usize,
+        mut visit: impl FnMut(*mut u8, usize, usize),
+    ) -> usize {
+        let mut at = 0;
+        for iov in self.iovs() {
+            let here = iov.iov_len as u64;
+            if skip >= here {
+                skip -= here;
+                continue;
+            }
+            let len = (iov.iov_len - skip as usize).min(want - at);
+            visit(iov.iov_base.cast::<u8>().wrapping_add(skip as usize), at, len);
+            skip = 0;
+            at += len;
+            if at == want {
+                break;
+            }
+        }
+        at
+    }
+}
