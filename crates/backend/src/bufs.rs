@@ -66,19 +66,42 @@ impl BufList {
         }
     }
 
+    /// The first `count_max` segments: what one system call takes (`IOV_MAX`).
+    pub fn first(&self, count_max: u32) -> BufList {
+        BufList { iovs: self.iovs, count: self.count.min(count_max) }
+    }
+
     /// Copies up to `to.len()` bytes out of the segments, from byte `skip` on; returns how many.
     pub fn copy_out(&self, skip: u64, to: &mut [u8]) -> usize {
-        self.for_each_piece(skip, to.len(), |base, at, len| {
-            // SAFETY: `base..base+len` lies in a segment (promised to `new`), `at + len` in `to`.
-            unsafe { std::ptr::copy(base.cast_const(), to.as_mut_ptr().add(at), len) }
-        })
+        // SAFETY: `to` is writable for its length.
+        unsafe { self.copy_out_raw(skip, to.as_mut_ptr(), to.len()) }
     }
 
     /// Copies up to `from.len()` bytes into the segments, from byte `skip` on; returns how many.
     pub fn copy_in(&self, skip: u64, from: &[u8]) -> usize {
-        self.for_each_piece(skip, from.len(), |base, at, len| {
+        // SAFETY: `from` is readable for its length.
+        unsafe { self.copy_in_raw(skip, from.as_ptr(), from.len()) }
+    }
+
+    /// [`BufList::copy_out`] to memory that others may use at the same time.
+    ///
+    /// # Safety
+    /// `to` is mapped and writable for `len` bytes.
+    pub unsafe fn copy_out_raw(&self, skip: u64, to: *mut u8, len: usize) -> usize {
+        self.for_each_piece(skip, len, |base, at, len| {
+            // SAFETY: `base..base+len` lies in a segment (promised to `new`), `at + len` in `to`.
+            unsafe { std::ptr::copy(base.cast_const(), to.add(at), len) }
+        })
+    }
+
+    /// [`BufList::copy_in`] from memory that others may use at the same time.
+    ///
+    /// # Safety
+    /// `from` is mapped and readable for `len` bytes.
+    pub unsafe fn copy_in_raw(&self, skip: u64, from: *const u8, len: usize) -> usize {
+        self.for_each_piece(skip, len, |base, at, len| {
             // SAFETY: `base..base+len` lies in a segment (promised to `new`), `at + len` in `from`.
-            unsafe { std::ptr::copy(from.as_ptr().add(at), base, len) }
+            unsafe { std::ptr::copy(from.add(at), base, len) }
         })
     }
 

@@ -52,7 +52,21 @@ pub struct Io {
 impl Io {
     /// An I/O that has not been started.
     pub fn new(kind: IoKind, offset_bytes: u64, len_bytes: u64, bufs: BufList) -> Self {
-        Io { kind, offset_bytes, len_bytes, durable: false, bufs, done_bytes: 0, held: None, stage: 0 }
+        Io {
+            kind,
+            offset_bytes,
+            len_bytes,
+            durable: false,
+            bufs,
+            done_bytes: 0,
+            held: None,
+            stage: 0,
+        }
+    }
+
+    /// Whether the range lies inside a storage of `capacity_bytes`.
+    pub fn fits(&self, capacity_bytes: u64) -> bool {
+        self.offset_bytes.checked_add(self.len_bytes).is_some_and(|end| end <= capacity_bytes)
     }
 
     /// Whether the I/O changes stored data.

@@ -12,11 +12,17 @@
 
 pub mod bufs;
 pub mod engine;
+pub mod file;
 pub mod io;
+pub mod mem;
+pub mod null;
 
 pub use bufs::BufList;
 pub use engine::{Engine, FileIndex, Op, Token};
+pub use file::{File, FileError, FileOptions};
 pub use io::{Io, IoError, IoKind, Slot, Step};
+pub use mem::Mem;
+pub use null::Null;
 
 use std::os::fd::RawFd;
 

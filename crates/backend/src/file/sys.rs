@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The system calls that `std` does not wrap.
+// UNSAFETY: ioctl, statx and fallocate are foreign functions; each is wrapped in a safe function.
+#![expect(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+const BLKGETSIZE64: libc::Ioctl = 0x8008_1272; // _IOR(0x12, 114, size_t)
+const BLKROGET: libc::Ioctl = 0x125e; // _IO(0x12, 94)
+
+/// Size of a block device in bytes.
+pub(super) fn device_bytes(file: &File) -> io::Result<u64> {
+    ioctl_get(file, BLKGETSIZE64, 0u64)
+}
+
+/// Logical block size of a block device.
+pub(super) fn device_logical_block(file: &File) -> io::Result<u32> {
+    ioctl_get(file, libc::BLKSSZGET, 0u32)
+}
+
+/// Physical block size of a block device.
+pub(super) fn device_physical_block(file: &File) -> io::Result<u32> {
+    ioctl_get(file, libc::BLKPBSZGET, 0u32)
+}
+
+/// Whether a block device refuses writes.
+pub(super) fn device_is_read_only(file: &File) -> io::Result<bool> {
+    ioctl_get(file, BLKROGET, 0u32).map(|flag| flag != 0)
+}
+
+/// `T` is the type that the ioctl writes.
+fn ioctl_get<T>(file: &File, request: libc::Ioctl, mut value: T) -> io::Result<T> {
+    // SAFETY: `value` has the size that each request of this file writes.
+    match unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut value) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(value),
+    }
+}
+
+/// What O_DIRECT wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DirectAlign {
+    /// Of memory addresses.
+    pub(super) memory: u32,
+    /// Of positions and lengths.
+    pub(super) offset: u32,
+}
+
+/// What the file system says that O_DIRECT wants; `None` where it does not say.
+pub(super) fn statx_direct_align(file: &File) -> Option<DirectAlign> {
+    // SAFETY: all zeroes are a valid statx structure.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
+    // SAFETY: the path is a C string and `stat` is writable.
+    let refused = unsafe {
+        libc::statx(file.as_raw_fd(), path, flags, libc::STATX_DIOALIGN, &raw mut stat) != 0
+    };
+    let said = !refused && stat.stx_mask & libc::STATX_DIOALIGN != 0;
+    (said && stat.stx_dio_mem_align > 0 && stat.stx_dio_offset_align > 0).then_some(DirectAlign {
+        memory: stat.stx_dio_mem_align,
+        offset: stat.stx_dio_offset_align,
+    })
+}
+
+/// `fallocate`.
+pub(crate) fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
+    let range = |n: u64| i64::try_from(n).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG));
+    let (offset, len) = (range(offset)?, range(len)?);
+    // SAFETY: no memory is passed.
+    match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A disk in the daemon's own memory; its content is gone with it.
+//!
+//! Lanes copy without any lock: two requests in flight on the same sectors leave a mix of both,
+//! as on real hardware.
+
+mod map;
+
+use crate::{Disk, Engine, Info, Io, IoError, IoKind, Lane, RangeLimits, Slot, Step, Token};
+use map::Map;
+use std::sync::Arc;
+
+/// See the module's head.
+#[derive(Clone, Debug)]
+pub struct Mem {
+    map: Arc<Map>,
+}
+
+impl Mem {
+    /// A zeroed disk of `size_bytes`, rounded down to whole sectors. Memory is taken as it is
+    /// written.
+    ///
+    /// # Errors
+    /// When the address space cannot be had.
+    pub fn new(size_bytes: u64) -> std::io::Result<Self> {
+        Ok(Mem { map: Arc::new(Map::new(size_bytes & !511)?) })
+    }
+}
+
+impl Disk for Mem {
+    fn info(&self) -> Info {
+        // One range at a time, so that a queue is not held up for long.
+        let any_range = Some(RangeLimits { sectors_max: 1 << 21, align_sectors: 1 });
+        Info {
+            description: "mem (lost at exit)".into(),
+            capacity_sectors: self.map.len() / 512,
+            logical_block_bytes: 512,
+            physical_block_bytes: 512,
+            io_min_bytes: 0,
+            io_opt_bytes: 0,
+            memory_align_bytes: 1,
+            read_only: false,
+            volatile_cache: false,
+            discard: any_range,
+            write_zeroes: any_range,
+            write_zeroes_unmaps: true,
+            secure_erase: any_range,
+            io_poll: false,
+        }
+    }
+
+    fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
+        Ok(Box::new(MemLane { map: Arc::clone(&self.map) }))
+    }
+}
+
+struct MemLane {
+    map: Arc<Map>,
+}
+
+impl Lane for MemLane {
+    fn start(&mut self, io: &mut Io, _: Slot, _: &mut dyn Engine) -> Step {
+        if !io.fits(self.map.len()) {
+            return Step::Done(Err(IoError::EndOfStorage));
+        }
+        match io.kind {
+            IoKind::Read => self.map.read(io.offset_bytes, io.len_bytes, &io.bufs),
+            IoKind::Write => self.map.write(io.offset_bytes, io.len_bytes, &io.bufs),
+            IoKind::Flush => {}
+            IoKind::WriteZeroes { unmap: false } => {
+                self.map.fill_zero(io.offset_bytes, io.len_bytes)
+            }
+            IoKind::Discard | IoKind::WriteZeroes { unmap: true } | IoKind::SecureErase => {
+                self.map.free(io.offset_bytes, io.len_bytes);
+            }
+        }
+        Step::Done(Ok(()))
+    }
+
+    fn event(&mut self, _: &mut Io, _: Token, _: i32, _: &mut dyn Engine) -> Step {
+        unreachable!("a mem lane pushes no op")
+    }
+}
