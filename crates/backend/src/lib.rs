@@ -11,9 +11,12 @@
 //! What is absent: virtqueues, guest-physical addresses, status bytes, threads.
 
 pub mod bufs;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod engine;
 pub mod file;
 pub mod io;
+pub mod lock;
 pub mod mem;
 pub mod null;
 
@@ -21,6 +24,7 @@ pub use bufs::BufList;
 pub use engine::{Engine, FileIndex, Op, Token};
 pub use file::{File, FileError, FileOptions};
 pub use io::{Io, IoError, IoKind, Slot, Step};
+pub use lock::LockError;
 pub use mem::Mem;
 pub use null::Null;
 

@@ -10,6 +10,7 @@ mod zeroes;
 
 pub use error::FileError;
 
+use crate::lock::{self, Access, LockError};
 use crate::{Disk, Info, Lane};
 use lane::{FileLane, LaneLimits};
 use probe::Facts;
@@ -93,6 +94,15 @@ impl File {
     /// What the user should know of how the file was opened, one line each.
     pub fn notices(&self) -> &[String] {
         &self.notices
+    }
+
+    /// Locks the image as QEMU does (see [`crate::lock`]), until the disk and its lanes are gone.
+    ///
+    /// # Errors
+    /// When another program uses the image.
+    pub fn lock(&self) -> Result<(), LockError> {
+        let access = if self.info.read_only { Access::Read } else { Access::Write };
+        lock::lock_image(&self.file, &self.path, access)
     }
 
     /// Where the file is.

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every disk must do, whatever its kind, through whatever engine.
+//!
+//! `conformance!(name, target)` makes a test module of all cases; `target` is an expression of
+//! type `Result<Target, String>` that makes a fresh disk, or tells why it cannot be had here.
+
+pub mod cases;
+mod memory;
+mod model;
+mod rig;
+mod sync_engine;
+
+pub use memory::Memory;
+pub use rig::{Request, Rig};
+pub use sync_engine::{Quirks, SyncEngine};
+
+use crate::{Disk, Engine, Token};
+use std::any::Any;
+use std::io::{self, Write};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An engine as the suite drives it.
+pub trait TestEngine: Engine {
+    /// Registers a lane's files; called once, before anything is pushed.
+    ///
+    /// # Errors
+    /// When the engine cannot take them.
+    fn register(&mut self, files: &[RawFd]) -> io::Result<()>;
+
+    /// Submits what was pushed and waits for the next event; `None` when nothing is outstanding,
+    /// or after `limit`.
+    fn next_event(&mut self, limit: Duration) -> Option<(Token, i32)>;
+}
+
+/// A disk under test, of 8 MiB at least, that nobody else uses.
+pub struct Target {
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// Makes an engine for each lane.
+    pub engine: Box<dyn Fn() -> Box<dyn TestEngine>>,
+    /// What must live as long as the disk, for example its file.
+    pub keep: Box<dyn Any>,
+}
+
+impl Target {
+    /// A target run by [`SyncEngine`].
+    pub fn new(disk: impl Disk + 'static) -> Target {
+        Target::of(Arc::new(disk))
+    }
+
+    /// A target of a shared disk run by [`SyncEngine`].
+    pub fn of(disk: Arc<dyn Disk>) -> Target {
+        Target { disk, engine: Box::new(|| Box::new(SyncEngine::new())), keep: Box::new(()) }
+    }
+
+    /// Keeps `guard` as long as the target.
+    pub fn keeping(self, guard: impl Any) -> Target {
+        Target { keep: Box::new(guard), ..self }
+    }
+
+    /// The same disk run by other engines.
+    pub fn run_by(self, engine: impl Fn() -> Box<dyn TestEngine> + 'static) -> Target {
+        Target { engine: Box::new(engine), ..self }
+    }
+}
+
+/// Runs `case`, or says why not (past the test harness's capture).
+pub fn run_case(name: &str, target: Result<Target, String>, case: fn(&Target)) {
+    match target {
+        Ok(target) => case(&target),
+        Err(reason) => {
+            // A test that cannot print has nobody to tell.
+            let _ = writeln!(io::stderr(), "SKIP {name}: {reason}");
+        }
+    }
+}
+
+/// Makes a module `$name` of tests that run every case over `$target`.
+#[macro_export]
+macro_rules! conformance {
+    ($name:ident, $target:expr) => {
+        $crate::conformance_cases!(
+            $name,
+            $target,
+            [
+                describes_itself_consistently,
+                a_zero_length_io_succeeds,
+                nothing_lies_behind_the_end,
+                odd_values_do_no_harm,
+                flush_succeeds,
+                unsupported_commands_say_so,
+                reads_back_what_was_written,
+                takes_memory_of_any_alignment,
+                takes_segments_of_any_split,
+                takes_more_segments_than_one_system_call,
+                splits_large_unaligned_transfers,
+                durable_writes_are_read_back,
+                write_zeroes_zeroes_its_range_only,
+                discard_touches_its_range_only,
+                secure_erase_zeroes_its_range_only,
+                serves_its_first_and_last_block,
+                many_ios_in_flight_end_once_each,
+                lanes_see_each_others_writes,
+                agrees_with_a_plain_vector,
+            ]
+        );
+    };
+}
+
+/// The cases of [`conformance!`] that a disk passes which keeps no data.
+#[macro_export]
+macro_rules! conformance_without_data {
+    ($name:ident, $target:expr) => {
+        $crate::conformance_cases!(
+            $name,
+            $target,
+            [
+                describes_itself_consistently,
+                a_zero_length_io_succeeds,
+                nothing_lies_behind_the_end,
+                odd_values_do_no_harm,
+                flush_succeeds,
+                unsupported_commands_say_so,
+            ]
+        );
+    };
+}
+
+/// One test for each listed case; used by [`conformance!`].
+#[macro_export]
+macro_rules! conformance_cases {
+    ($name:ident, $target:expr, [$($case:ident),* $(,)?]) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+            $(#[test]
+            fn $case() {
+                let name = concat!(stringify!($name), "::", stringify!($case));
+                $crate::conformance::run_case(name, $target, $crate::conformance::cases::$case);
+            })*
+        }
+    };
+}

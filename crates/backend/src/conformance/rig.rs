@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Runs ios on one lane and checks what the contract says of it on the way.
+
+use super::memory::Memory;
+use super::{Target, TestEngine};
+use crate::{BufList, Info, Io, IoError, IoKind, Lane, Slot, Step};
+use std::time::Duration;
+
+/// An io with the memory it needs.
+pub struct Request {
+    /// What to do.
+    pub kind: IoKind,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub len: u64,
+    /// Write-through.
+    pub durable: bool,
+    /// Memory of a read or write.
+    pub memory: Option<Memory>,
+}
+
+impl Request {
+    /// A read into segments of these lengths.
+    pub fn read(offset: u64, lens: &[usize], misalign: usize) -> Request {
+        let memory = Memory::new(lens, misalign);
+        let len = memory.len_bytes();
+        Request { kind: IoKind::Read, offset, len, durable: false, memory: Some(memory) }
+    }
+
+    /// A write of `data` from segments of these lengths.
+    pub fn write(offset: u64, data: &[u8], lens: &[usize], misalign: usize) -> Request {
+        let mut memory = Memory::new(lens, misalign);
+        memory.fill(data);
+        assert_eq!(memory.len_bytes(), data.len() as u64, "the test's segments fit its data");
+        let len = data.len() as u64;
+        Request { kind: IoKind::Write, offset, len, durable: false, memory: Some(memory) }
+    }
+
+    /// A command without memory.
+    pub fn command(kind: IoKind, offset: u64, len: u64) -> Request {
+        Request { kind, offset, len, durable: false, memory: None }
+    }
+
+    /// The same, complete only when it is on stable storage.
+    pub fn durable(self) -> Request {
+        Request { durable: true, ..self }
+    }
+
+    fn make_io(&mut self) -> Io {
+        let bufs = self.memory.as_mut().map_or(BufList::EMPTY, Memory::bufs);
+        Io { durable: self.durable, ..Io::new(self.kind, self.offset, self.len, bufs) }
+    }
+}
+
+/// One lane with an engine of its own.
+pub struct Rig {
+    lane: Box<dyn Lane>,
+    engine: Box<dyn TestEngine>,
+    /// What the disk says of itself.
+    pub info: Info,
+    layers: u8,
+}
+
+/// An io that was not completed within this time is lost.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Rig {
+    /// Opens a lane of the target's disk.
+    pub fn new(target: &Target) -> Rig {
+        let disk = &target.disk;
+        let lane = disk.open_lane().expect("the lane opens");
+        let mut engine = (target.engine)();
+        engine.register(&lane.files()).expect("the engine takes the lane's files");
+        Rig { lane, engine, info: disk.info(), layers: disk.layers() }
+    }
+
+    /// Runs one io to its end.
+    pub fn run(&mut self, request: &mut Request) -> Result<(), IoError> {
+        self.run_all(std::slice::from_mut(request)).remove(0)
+    }
+
+    /// Starts all, in order, and runs until every one has ended. Outcomes in the order given.
+    pub fn run_all(&mut self, requests: &mut [Request]) -> Vec<Result<(), IoError>> {
+        let mut ios: Vec<Io> = requests.iter_mut().map(Request::make_io).collect();
+        let mut outcomes: Vec<Option<Result<(), IoError>>> = vec![None; ios.len()];
+        let mut pending = vec![false; ios.len()];
+        let mut waiting: std::collections::VecDeque<usize> = (0..ios.len()).collect();
+        loop {
+            while let Some(n) = waiting.pop_front() {
+                match self.lane.start(&mut ios[n], Slot(n as u32), &mut *self.engine) {
+                    Step::Done(outcome) => outcomes[n] = Some(outcome),
+                    Step::Pending => pending[n] = true,
+                    Step::Busy => {
+                        assert!(pending.contains(&true), "Busy, but no io of the lane is pending");
+                        waiting.push_front(n);
+                        break;
+                    }
+                }
+            }
+            if !pending.contains(&true) {
+                break;
+            }
+            let (n, outcome) = self.next_done(&mut ios, &pending);
+            pending[n] = false;
+            outcomes[n] = Some(outcome);
+        }
+        for memory in requests.iter().filter_map(|request| request.memory.as_ref()) {
+            memory.check_guards();
+        }
+        outcomes.into_iter().map(|outcome| outcome.expect("every io ended")).collect()
+    }
+
+    /// Hands events to the lane until one ends an io.
+    fn next_done(&mut self, ios: &mut [Io], pending: &[bool]) -> (usize, Result<(), IoError>) {
+        loop {
+            let (token, result) =
+                self.engine.next_event(PATIENCE).expect("an event follows while an io is pending");
+            let n = token.slot.0 as usize;
+            assert!(pending[n], "event for slot {n}, which is not pending");
+            assert!(
+                token.layer < self.layers,
+                "event for layer {} of {}",
+                token.layer,
+                self.layers
+            );
+            match self.lane.event(&mut ios[n], token, result, &mut *self.engine) {
+                Step::Done(outcome) => return (n, outcome),
+                Step::Pending => {}
+                Step::Busy => panic!("event returned Busy"),
+            }
+        }
+    }
+
+    /// Writes `data` in one aligned segment and panics if it fails.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        let mut request = Request::write(offset, data, &[data.len()], 0);
+        assert_eq!(self.run(&mut request), Ok(()), "write of {} at {offset}", data.len());
+    }
+
+    /// Reads `len` bytes in one aligned segment and panics if it fails.
+    pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let mut request = Request::read(offset, &[len], 0);
+        assert_eq!(self.run(&mut request), Ok(()), "read of {len} at {offset}");
+        request.memory.expect("a read has memory").content()
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every disk of this crate passes the suite.
+
+mod common;
+
+use backend::conformance::{Quirks, SyncEngine, Target};
+use backend::{File, FileOptions, Mem, Null, conformance, conformance_without_data};
+use common::{DISK, LoopDevice, TMPFS, file_target};
+
+const SIZE: u64 = 16 << 20;
+
+fn direct() -> FileOptions {
+    FileOptions::default()
+}
+
+fn cached() -> FileOptions {
+    FileOptions { direct: false, ..FileOptions::default() }
+}
+
+fn blocks_of(bytes: u32) -> FileOptions {
+    FileOptions { logical_block_bytes: Some(bytes), ..FileOptions::default() }
+}
+
+fn loop_target(block: u32) -> Result<Target, String> {
+    let device = LoopDevice::new(SIZE, block)?;
+    let file = File::open(&device.path, direct()).map_err(|why| why.to_string())?;
+    Ok(Target::new(file).keeping(device))
+}
+
+fn quirky(quirks: Quirks, options: FileOptions) -> Result<Target, String> {
+    let target = file_target(TMPFS, SIZE, options)?;
+    Ok(target.run_by(move || Box::new(SyncEngine::with_quirks(quirks))))
+}
+
+fn short() -> Quirks {
+    Quirks { transfer_bytes_max: Some(9 * 512), ..Quirks::default() }
+}
+
+fn nervous() -> Quirks {
+    Quirks { interrupts: true, newest_first: true, ..Quirks::default() }
+}
+
+conformance_without_data!(null, Ok(Target::new(Null::new(SIZE))));
+conformance!(mem, Ok(Target::new(Mem::new(SIZE).unwrap())));
+
+conformance!(direct_file_on_tmpfs, file_target(TMPFS, SIZE, direct()));
+conformance!(direct_file_on_disk, file_target(DISK, SIZE, direct()));
+conformance!(cached_file_on_tmpfs, file_target(TMPFS, SIZE, cached()));
+conformance!(cached_file_on_disk, file_target(DISK, SIZE, cached()));
+conformance!(direct_file_with_4k_blocks, file_target(DISK, SIZE, blocks_of(4096)));
+
+conformance!(direct_loop_device_with_4k_blocks, loop_target(4096));
+conformance!(direct_loop_device_with_512_byte_blocks, loop_target(512));
+
+conformance!(direct_file_with_short_transfers, quirky(short(), direct()));
+conformance!(cached_file_with_short_transfers, quirky(short(), cached()));
+conformance!(direct_file_with_interrupts_out_of_order, quirky(nervous(), direct()));
