@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One boot of the guest in stock QEMU: it runs one [`Job`] and powers off.
+//!
+//! The guest reports over its own virtio-serial port, so that kernel messages on the console can
+//! not garble a result.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::accel::Accel;
+use crate::image::{INIT_PATH, RootImage};
+use crate::interrupt;
+use crate::job::Job;
+use crate::kernel::GuestKernel;
+use crate::process::{OwnedChild, StopWith, TICK};
+
+/// The emulator, as Debian names it.
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
+
+/// Lines of the console shown when a guest fails.
+const TAIL_LINES: usize = 25;
+
+/// What all guests share.
+#[derive(Debug, Clone)]
+pub struct GuestBase {
+    /// The kernel they boot.
+    pub kernel: GuestKernel,
+    /// The root image they read.
+    pub image: RootImage,
+}
+
+/// The disk under test, as the guest's `/dev/vda`.
+#[derive(Debug, Clone)]
+pub enum GuestDisk {
+    /// QEMU connects to a daemon.
+    VhostUser {
+        /// The daemon's socket.
+        socket: PathBuf,
+    },
+    /// QEMU's own virtio-blk device with an iothread, for comparison.
+    VirtioBlk {
+        /// The image or block device.
+        path: PathBuf,
+        /// QEMU's `aio=` value: `io_uring` or `native`.
+        aio: &'static str,
+    },
+}
+
+/// One guest to boot.
+#[derive(Debug, Clone)]
+pub struct GuestSpec {
+    /// KVM or emulation.
+    pub accel: Accel,
+    /// Virtual CPUs, and as many virtqueues.
+    pub vcpus: u32,
+    /// The disk under test, if the job needs one.
+    pub disk: Option<GuestDisk>,
+    /// What the guest does.
+    pub job: Job,
+}
+
+/// A running guest; dropping it ends it.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: OwnedChild,
+    dir: TempDir,
+}
+
+/// What a guest reported until it powered off.
+#[derive(Debug, Clone, Default)]
+pub struct GuestReport {
+    lines: Vec<(String, String)>,
+}
+
+impl GuestReport {
+    fn parse(text: &str) -> Self {
+        let lines = text.lines().map(|line| {
+            let (word, value) = line.split_once(' ').unwrap_or((line, ""));
+            (word.to_owned(), value.to_owned())
+        });
+        Self { lines: lines.collect() }
+    }
+
+    /// All values reported under `word`, in order.
+    pub fn values<'a, 'b>(&'a self, word: &'b str) -> impl Iterator<Item = &'a str> + use<'a, 'b> {
+        self.lines.iter().filter(move |(w, _)| w == word).map(|(_, value)| value.as_str())
+    }
+
+    /// The last value reported under `word`.
+    pub fn value(&self, word: &str) -> Option<&str> {
+        self.values(word).last()
+    }
+
+    /// Why the job failed; `None` if it ran to a good end.
+    pub fn failure(&self) -> Option<String> {
+        let exit = self.value("exit");
+        if exit == Some("0") && self.value("fail").is_none() {
+            return None;
+        }
+        let stage = self.value("stage").unwrap_or("boot");
+        let why = match (self.value("fail"), exit) {
+            (Some(why), _) => why.to_owned(),
+            (None, Some(code)) => format!("the script ended with code {code}"),
+            (None, None) => "the guest stopped without a word".to_owned(),
+        };
+        Some(format!("in stage '{stage}': {why}"))
+    }
+}
+
+impl Guest {
+    /// Starts QEMU; the guest's job runs as soon as it has booted.
+    pub fn boot(base: &GuestBase, spec: &GuestSpec) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("lab-guest-").tempdir()?;
+        fs::write(dir.path().join("job"), spec.job.script())?;
+        fs::write(dir.path().join("results"), "")?;
+        let mut args = qemu_args(base, spec, dir.path());
+        args.extend(["-serial".into(), format!("file:{}", dir.path().join("console").display())]);
+        let log = dir.path().join("qemu");
+        let qemu = OwnedChild::spawn(&args, &log, StopWith::Kill)?;
+        Ok(Self { qemu, dir })
+    }
+
+    /// Boots with the guest's console on the lab's own terminal, until the guest powers off.
+    pub fn boot_on_terminal(base: &GuestBase, spec: &GuestSpec) -> Result<()> {
+        let dir = tempfile::Builder::new().prefix("lab-guest-").tempdir()?;
+        fs::write(dir.path().join("job"), spec.job.script())?;
+        let mut args = qemu_args(base, spec, dir.path());
+        args.extend(["-serial".into(), "mon:stdio".into()]);
+        let mut qemu = OwnedChild::spawn_on_terminal(&args, StopWith::Kill)?;
+        qemu.wait(Duration::from_secs(24 * 3600))?;
+        Ok(())
+    }
+
+    /// Waits until the job has ended well; a failed job is an error with the console's last lines.
+    pub fn finish(mut self, timeout: Duration) -> Result<GuestReport> {
+        let ended = self.qemu.wait(timeout);
+        let report = self.report();
+        match (ended, report.failure()) {
+            (Ok(_), None) => Ok(report),
+            (Ok(_), Some(why)) => bail!("the guest failed {why}\n{}", self.log_tail()),
+            (Err(error), _) => {
+                let stage = report.value("stage").unwrap_or("boot").to_owned();
+                Err(error.context(format!("guest in stage '{stage}'\n{}", self.log_tail())))
+            }
+        }
+    }
+
+    /// Waits until the guest has reported `word`.
+    pub fn wait_for(&mut self, word: &str, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        while self.report().value(word).is_none() {
+            interrupt::check()?;
+            if self.qemu.try_wait()?.is_some() {
+                let why = self.report().failure().unwrap_or_default();
+                bail!("the guest ended before it said '{word}' {why}\n{}", self.log_tail());
+            }
+            if Instant::now() >= deadline {
+                bail!(
+                    "the guest did not say '{word}' within {} s\n{}",
+                    timeout.as_secs(),
+                    self.log_tail()
+                );
+            }
+            std::thread::sleep(TICK);
+        }
+        Ok(())
+    }
+
+    /// Kills QEMU at once: for the guest and its disk this is a power cut.
+    pub fn cut_power(mut self) -> Result<()> {
+        self.qemu.kill_hard()
+    }
+
+    /// What the guest has reported so far.
+    pub fn report(&self) -> GuestReport {
+        // The port may be in the middle of a multi-byte character; that line will come again whole.
+        let bytes = fs::read(self.dir.path().join("results")).unwrap_or_default();
+        GuestReport::parse(&String::from_utf8_lossy(&bytes))
+    }
+
+    fn log_tail(&self) -> String {
+        let mut text = String::new();
+        for name in ["qemu", "console"] {
+            let bytes = fs::read(self.dir.path().join(name)).unwrap_or_default();
+            let log = String::from_utf8_lossy(&bytes);
+            let lines: Vec<&str> = log.lines().collect();
+            for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+                text.push_str(&format!("  {name}| {line}\n"));
+            }
+        }
+        text
+    }
+}
+
+/// QEMU's whole command line but for the console.
+fn qemu_args(base: &GuestBase, spec: &GuestSpec, dir: &Path) -> Vec<String> {
+    let machine = "q35,memory-backend=memory";
+    let vcpus = spec.vcpus.to_string();
+    let kernel = base.kernel.vmlinuz();
+    let command_line =
+        format!("root=/dev/nvme0n1 rw init={INIT_PATH} console=ttyS0 panic=-1 quiet");
+    let mut args: Vec<String> = [QEMU, "-nodefaults", "-no-user-config", "-no-reboot"]
+        .into_iter()
+        .chain(["-display", "none", "-machine", machine, "-smp", &vcpus, "-m", "512M"])
+        .chain(["-object", "memory-backend-memfd,id=memory,size=512M,share=on"])
+        .chain(spec.accel.qemu_args())
+        .map(str::to_owned)
+        .collect();
+    args.extend(["-kernel".into(), kernel.display().to_string(), "-append".into(), command_line]);
+    args.extend(root_and_job_args(base.image.path(), dir));
+    if let Some(disk) = &spec.disk {
+        args.extend(disk_args(disk, spec.vcpus));
+    }
+    args
+}
+
+/// The root image as the only NVMe namespace (with two, their names can swap from boot to boot),
+/// the job, and the results port.
+fn root_and_job_args(image: &Path, dir: &Path) -> Vec<String> {
+    let image = escaped(image);
+    let job = escaped(&dir.join("job"));
+    let results = escaped(&dir.join("results"));
+    [
+        "-drive".into(),
+        format!("if=none,id=root,file={image},format=raw,snapshot=on"),
+        "-device".into(),
+        "nvme,serial=lab,drive=root".into(),
+        "-fw_cfg".into(),
+        format!("name=opt/lab/job,file={job}"),
+        "-device".into(),
+        "virtio-serial-pci".into(),
+        "-chardev".into(),
+        format!("file,id=results,path={results}"),
+        "-device".into(),
+        "virtserialport,chardev=results,name=lab.results".into(),
+    ]
+    .to_vec()
+}
+
+fn disk_args(disk: &GuestDisk, queues: u32) -> Vec<String> {
+    match disk {
+        GuestDisk::VhostUser { socket } => vec![
+            "-chardev".into(),
+            format!("socket,id=disk,path={}", escaped(socket)),
+            "-device".into(),
+            format!("vhost-user-blk-pci,chardev=disk,num-queues={queues}"),
+        ],
+        GuestDisk::VirtioBlk { path, aio } => {
+            let driver = if crate::disk::is_block_device(path) { "host_device" } else { "file" };
+            vec![
+                "-object".into(),
+                "iothread,id=io0".into(),
+                "-blockdev".into(),
+                format!(
+                    "driver={driver},node-name=disk,filename={},cache.direct=on,aio={aio},\
+                     discard=unmap",
+                    escaped(path)
+                ),
+                "-device".into(),
+                format!("virtio-blk-pci,drive=disk,iothread=io0,num-queues={queues}"),
+            ]
+        }
+    }
+}
+
+/// A path in QEMU's option syntax, where a comma is written twice.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// Which QEMU this is, in its own words.
+pub(crate) fn qemu_version() -> Result<String> {
+    let text = crate::process::run_to_end(&[QEMU, "--version"])?;
+    text.lines().next().map(str::to_owned).context("QEMU does not tell its version")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_good_end_needs_exit_zero_and_no_failure() {
+        let good = GuestReport::parse("stage one\nverified all\nexit 0\n");
+        assert_eq!(good.failure(), None);
+        assert_eq!(good.value("verified"), Some("all"));
+        let failed = GuestReport::parse("stage one\nfail bad data\nexit 1\n").failure().unwrap();
+        assert!(failed.contains("'one'") && failed.contains("bad data"), "{failed}");
+        let silent = GuestReport::parse("stage one\n").failure().unwrap();
+        assert!(silent.contains("without a word"), "{silent}");
+        assert!(GuestReport::parse("stage one\nexit 3\n").failure().unwrap().contains("code 3"));
+    }
+
+    #[test]
+    fn paths_with_commas_stay_one_option() {
+        assert_eq!(escaped(Path::new("/a,b")), "/a,,b");
+    }
+
+    #[test]
+    fn a_vhost_user_disk_gets_a_queue_per_vcpu() {
+        let args = disk_args(&GuestDisk::VhostUser { socket: "/s".into() }, 3);
+        assert!(args.contains(&"vhost-user-blk-pci,chardev=disk,num-queues=3".to_owned()));
+    }
+}
