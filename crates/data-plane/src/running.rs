@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A started queue as its thread owns it.
+
+use crate::inflight::Inflight;
+use crate::plane::{QueueStart, QueueStopped};
+use crate::region::QueueRegion;
+use std::fs::File;
+use std::io::Write;
+use std::sync::mpsc::Sender;
+use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
+use virtqueue::{RingFault, VirtQueue};
+
+/// What a queue did while it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Chains taken.
+    pub chains: u64,
+    /// Of these, answered without being carried out.
+    pub refused: u64,
+    /// Kicks received.
+    pub kicks: u64,
+    /// Calls sent.
+    pub calls: u64,
+}
+
+/// A started queue.
+pub(crate) struct RunningQueue {
+    pub(crate) ring: VirtQueue,
+    pub(crate) inflight: Inflight,
+    pub(crate) disk: DiskView,
+    pub(crate) kick: Option<File>,
+    pub(crate) call: Option<File>,
+    pub(crate) stats: QueueStats,
+    /// A poll of the kick eventfd is outstanding.
+    pub(crate) kick_armed: bool,
+    /// Kicks are asked for.
+    pub(crate) armed: bool,
+    /// The ring is broken: take nothing more.
+    pub(crate) faulted: bool,
+    /// The control plane waits for the queue to drain.
+    pub(crate) stopping: Option<Sender<QueueStopped>>,
+    err: Option<File>,
+    region: Option<QueueRegion>,
+    index: u16,
+}
+
+impl RunningQueue {
+    pub(crate) fn new(start: QueueStart) -> Self {
+        let QueueStart { index, ring, layout, disk, kick, call, err, region } = start;
+        let used_index = ring.used_index();
+        let region = region.and_then(|region| {
+            QueueRegion::new(&region, layout, index, ring.size(), used_index)
+        });
+        RunningQueue {
+            inflight: Inflight::new(ring.size()),
+            ring,
+            disk,
+            kick,
+            call,
+            stats: QueueStats::default(),
+            kick_armed: false,
+            armed: true,
+            faulted: false,
+            stopping: None,
+            err,
+            region,
+            index,
+        }
+    }
+
+    /// Stage *chain*: takes a chain into a free entry of the in-flight table.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<u16> {
+        let (_, entry) = self.inflight.next_free()?;
+        match self.ring.take(&mut entry.chain) {
+            Ok(Some(head)) => {
+                self.stats.chains += 1;
+                if let Some(region) = &mut self.region {
+                    region.taken(&head);
+                }
+                Some(self.inflight.claim(head).0)
+            }
+            Ok(None) => None,
+            Err(fault) => {
+                self.fault(fault);
+                None
+            }
+        }
+    }
+
+    /// Stage *request*: header copied and checked, from here on trusted.
+    #[inline]
+    pub(crate) fn parse(&mut self, index: u16) -> Result<(), Refused> {
+        let entry = self.inflight.entry(index);
+        let request = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges)?;
+        entry.request = Some(request);
+        Ok(())
+    }
+
+    /// Stage *completion* of a request that is answered without being carried out.
+    #[cold]
+    pub(crate) fn refuse(&mut self, index: u16, refused: Refused) {
+        self.stats.refused += 1;
+        if let (Some(log), Some(status)) = (self.ring.log(), &refused.status) {
+            log.mark(status.guest_addr().unwrap_or(0), 1);
+        }
+        let written_bytes = refused.write();
+        self.push_used(index, written_bytes);
+    }
+
+    /// Whether the queue may take chains now.
+    #[inline]
+    pub(crate) fn may_take(&self) -> bool {
+        !self.faulted && self.stopping.is_none()
+    }
+
+    /// Whether there is a chain to take.
+    #[inline]
+    pub(crate) fn has_work(&mut self) -> bool {
+        if !self.may_take() || self.inflight.next_free().is_none() {
+            return false;
+        }
+        match self.ring.has_avail() {
+            Ok(avail) => avail,
+            Err(fault) => {
+                self.fault(fault);
+                false
+            }
+        }
+    }
+
+    /// Stage *completion*: status byte and written length of a request that was carried out.
+    #[inline]
+    pub(crate) fn complete(&mut self, index: u16, kind: Kind, completion: Completion) {
+        let entry = self.inflight.entry(index);
+        let request = entry.request.take().expect("the request was parsed");
+        if let Some(log) = self.ring.log() {
+            let mut left = if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
+            for &(addr, len) in entry.chain.written() {
+                log.mark(addr, len.min(left));
+                left -= len.min(left);
+            }
+            log.mark(request.status.guest_addr().unwrap_or(0), 1);
+        }
+        let written_bytes = completion.write(request.status);
+        self.push_used(index, written_bytes);
+    }
+
+    /// Stage *used*: pays the debt; the driver sees it after [`RunningQueue::publish`].
+    #[inline]
+    pub(crate) fn push_used(&mut self, index: u16, written_bytes: u32) {
+        let head = self.inflight.release(index);
+        if let Some(region) = &mut self.region {
+            region.pushing(&head);
+        }
+        self.ring.push_used(head, written_bytes);
+    }
+
+    /// Stage *used*, second half: publishes everything pushed.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        self.ring.publish();
+        if let Some(region) = &mut self.region {
+            region.published(self.ring.used_index());
+        }
+    }
+
+    /// Stage *notify*: calls the driver if it asked.
+    #[inline]
+    pub(crate) fn notify_if_asked(&mut self) {
+        if self.ring.needs_call() {
+            self.call();
+        }
+    }
+
+    /// Signals the call eventfd. A full counter (EAGAIN) is a call that is already pending.
+    pub(crate) fn call(&mut self) {
+        if let Some(call) = &mut self.call {
+            self.stats.calls += 1;
+            let _ = call.write(&1u64.to_ne_bytes());
+        }
+    }
+
+    /// Asks for kicks; returns whether a chain came in meanwhile.
+    pub(crate) fn arm(&mut self) -> bool {
+        if !self.armed && self.may_take() {
+            self.ring.arm();
+            self.armed = true;
+        }
+        self.has_work()
+    }
+
+    /// Asks for no kicks while the thread looks at the ring anyway.
+    #[inline]
+    pub(crate) fn suppress(&mut self) {
+        if self.armed {
+            self.ring.suppress();
+            self.armed = false;
+        }
+    }
+
+    /// The guest broke the ring: stop taking, tell the front-end, finish what is in flight.
+    #[cold]
+    fn fault(&mut self, fault: RingFault) {
+        tracing::error!(queue = self.index, %fault, "ring fault: the queue is stopped; reset the device to go on");
+        self.faulted = true;
+        if let Some(err) = &mut self.err {
+            let _ = err.write(&1u64.to_ne_bytes());
+        }
+    }
+
+    /// Nothing is in flight and no poll of the kick is outstanding.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.inflight.is_empty() && !self.kick_armed
+    }
+
+    /// What the control plane gets back.
+    pub(crate) fn state(&self) -> QueueStopped {
+        QueueStopped { base: self.ring.base(), stats: self.stats, faulted: self.faulted }
+    }
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! THE loop: one thread, its ring, and the queues that it runs.
+//!
+//! [`Worker::turn`] is the whole life of a request, in the six stage words of the project.
+
+use crate::event::{Event, queue_and_entry};
+use crate::plane::{Mail, QueueStart};
+use crate::poll::AdaptivePoll;
+use crate::running::RunningQueue;
+use crate::submit::Storage;
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Most chains taken from a queue before the others get their turn and completions go out.
+const BATCH_CHAINS_MAX: usize = 32;
+/// A queue without a kick eventfd is looked at this often while its thread sleeps.
+const KICKLESS_LOOK: Duration = Duration::from_micros(100);
+
+/// One data-plane thread.
+pub(crate) struct Worker {
+    queues: Vec<Option<RunningQueue>>,
+    storage: Storage,
+    poll: AdaptivePoll,
+    events: Vec<(Event, i32)>,
+    mail: Receiver<Mail>,
+    mail_fd: EventFd,
+    stops: usize,
+    exit: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        storage: Storage,
+        poll_max: Duration,
+        mail: Receiver<Mail>,
+        mail_fd: EventFd,
+    ) -> Self {
+        Worker {
+            queues: Vec::new(),
+            storage,
+            poll: AdaptivePoll::new(poll_max),
+            events: Vec::with_capacity(256),
+            mail,
+            mail_fd,
+            stops: 0,
+            exit: false,
+        }
+    }
+
+    /// Runs until the control plane says so.
+    pub(crate) fn run(mut self) {
+        self.storage.engine.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
+        while !self.exit {
+            if self.turn() {
+                self.poll.worked();
+            } else if self.poll.look_again() {
+                std::hint::spin_loop();
+            } else {
+                self.sleep();
+            }
+        }
+    }
+
+    /// One turn: take all, submit once, reap all, publish once, call once. Returns whether there
+    /// was anything to do.
+    fn turn(&mut self) -> bool {
+        let mut worked = false;
+        let Worker { queues, storage, .. } = self;
+        for (number, queue) in (0u16..).zip(queues.iter_mut()) {
+            let Some(queue) = queue else { continue };
+            for _ in 0..BATCH_CHAINS_MAX {
+                if !queue.may_take() || !storage.stalled.is_empty() {
+                    break;
+                }
+                let Some(index) = queue.take() else { break }; //             1 chain
+                match queue.parse(index) {
+                    //                                                        2 request
+                    Ok(()) => storage.submit(queue, number, index), //        3 submit
+                    Err(refused) => queue.refuse(index, refused),   //        4 completion
+                }
+                worked = true;
+            }
+        }
+        storage.engine.submit();
+        storage.engine.reap(&mut self.events);
+        worked |= !self.events.is_empty();
+        self.handle_events(); //                                              4 completion
+        for queue in self.queues.iter_mut().flatten() {
+            queue.publish(); //                                               5 used
+            queue.notify_if_asked(); //                                       6 notify
+        }
+        if self.stops > 0 {
+            self.finish_stops();
+        }
+        worked
+    }
+
+    fn handle_events(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        for (event, result) in events.drain(..) {
+            match event {
+                Event::Lane(token) => {
+                    let (number, index) = queue_and_entry(token.slot);
+                    let queue = self.queues[number].as_mut().expect("a draining queue stays");
+                    self.storage.event(queue, token, index, result);
+                }
+                Event::Kick { queue, armed } => self.kicked(queue, armed),
+                Event::Mail { armed } => self.open_mail(armed),
+                Event::Ignored => {}
+            }
+        }
+        self.events = events; // keeps the allocation
+        self.retry_stalled();
+    }
+
+    /// Starts stalled I/Os again, in order, until one finds no resource still.
+    fn retry_stalled(&mut self) {
+        while let Some(&slot) = self.storage.stalled.front() {
+            let (number, index) = queue_and_entry(slot);
+            let queue = self.queues[number].as_mut().expect("a draining queue stays");
+            if !self.storage.retry(queue, slot, index) {
+                return;
+            }
+            self.storage.stalled.pop_front();
+        }
+    }
+
+    fn kicked(&mut self, number: u16, armed: bool) {
+        let Some(queue) = &mut self.queues[usize::from(number)] else { return };
+        queue.stats.kicks += 1;
+        queue.kick_armed = armed;
+        if !armed && queue.stopping.is_none() {
+            self.arm_kick(number);
+        }
+    }
+
+    fn arm_kick(&mut self, number: u16) {
+        let Some(queue) = &mut self.queues[usize::from(number)] else { return };
+        if let Some(kick) = &queue.kick {
+            let event = Event::Kick { queue: number, armed: true };
+            self.storage.engine.poll_eventfd(kick.as_raw_fd(), event);
+            queue.kick_armed = true;
+        }
+    }
+
+    /// Asks for kicks and sleeps until there is something to do.
+    fn sleep(&mut self) {
+        for queue in self.queues.iter_mut().flatten() {
+            if queue.arm() {
+                return;
+            }
+        }
+        if self.storage.engine.has_events() {
+            return;
+        }
+        let kickless = |queue: &RunningQueue| queue.kick.is_none() && queue.may_take();
+        let timeout = self.queues.iter().flatten().any(kickless).then_some(KICKLESS_LOOK);
+        let before = Instant::now();
+        self.storage.engine.wait(timeout);
+        self.poll.slept(before.elapsed());
+        for queue in self.queues.iter_mut().flatten() {
+            queue.suppress();
+        }
+    }
+
+    #[cold]
+    fn open_mail(&mut self, armed: bool) {
+        if !armed {
+            let event = Event::Mail { armed: true };
+            self.storage.engine.poll_eventfd(self.mail_fd.as_raw_fd(), event);
+        }
+        while let Ok(mail) = self.mail.try_recv() {
+            match mail {
+                Mail::Start(start, reply) => {
+                    // The control plane waits for the answer; if it is gone, so is the queue.
+                    let _ = reply.send(self.start_queue(*start));
+                }
+                Mail::Stop(number, reply) => self.stop_queue(number, reply),
+                Mail::SetCall(number, call) => {
+                    if let Some(queue) = &mut self.queues[usize::from(number)] {
+                        queue.call = call;
+                        queue.call(); // what the old eventfd may have missed
+                    }
+                }
+                Mail::Memory(memory, reply) => {
+                    let result = match memory {
+                        Some(memory) => self.storage.engine.register_memory(&memory),
+                        None => {
+                            self.storage.engine.unregister_memory();
+                            Ok(())
+                        }
+                    };
+                    let _ = reply.send(result);
+                }
+                Mail::Exit => self.exit = true,
+            }
+        }
+    }
+
+    /// Takes a queue over; chains that wait in it are found by the next turn, without a kick.
+    fn start_queue(&mut self, start: QueueStart) -> u16 {
+        let mut queue = RunningQueue::new(start);
+        queue.call(); // what an earlier run of the queue may have left uncalled
+        let free = self.queues.iter().position(Option::is_none);
+        let number = free.unwrap_or_else(|| {
+            self.queues.push(None);
+            self.queues.len() - 1
+        });
+        self.queues[number] = Some(queue);
+        self.arm_kick(number as u16);
+        number as u16
+    }
+
+    fn stop_queue(&mut self, number: u16, reply: std::sync::mpsc::Sender<crate::QueueStopped>) {
+        let Some(queue) = &mut self.queues[usize::from(number)] else { return };
+        queue.stopping = Some(reply);
+        self.stops += 1;
+        if queue.kick_armed {
+            self.storage.engine.cancel(Event::Kick { queue: number, armed: true });
+        }
+    }
+
+    /// Gives drained queues back to the control plane.
+    #[cold]
+    fn finish_stops(&mut self) {
+        for queue in &mut self.queues {
+            let drained = |queue: &mut RunningQueue| {
+                queue.stopping.is_some() && queue.is_drained()
+            };
+            if let Some(mut stopped) = queue.take_if(drained) {
+                self.stops -= 1;
+                let state = stopped.state();
+                if let Some(reply) = stopped.stopping.take() {
+                    let _ = reply.send(state);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The configuration space and the feature bits that a disk offers (sections 5.2.3 and 5.2.4).
+
+use backend::Info;
+use virtio_spec::blk::{self, Config};
+use virtio_spec::features::{self, bit};
+use zerocopy::IntoBytes;
+
+/// Most ranges of one DISCARD, WRITE_ZEROES or SECURE_ERASE.
+pub const MAX_RANGES: u32 = 32;
+
+/// What the device shows to drivers.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// What the storage is.
+    pub info: Info,
+    /// Number of request queues.
+    pub num_queues: u16,
+    /// Most data segments of a request.
+    pub seg_max: u32,
+    /// Offer the packed layout.
+    pub packed: bool,
+}
+
+impl DeviceConfig {
+    /// The virtio feature bits offered.
+    pub fn features(&self) -> u64 {
+        let info = &self.info;
+        let mut offered = bit(features::F_VERSION_1)
+            | bit(features::F_INDIRECT_DESC)
+            | bit(features::F_EVENT_IDX)
+            | bit(blk::F_SEG_MAX)
+            | bit(blk::F_BLK_SIZE)
+            | bit(blk::F_TOPOLOGY)
+            | bit(blk::F_FLUSH)
+            | bit(blk::F_CONFIG_WCE);
+        let mut offer = |number: u32, wanted: bool| offered |= u64::from(wanted) << number;
+        offer(features::F_RING_PACKED, self.packed);
+        offer(blk::F_MQ, self.num_queues > 1);
+        offer(blk::F_RO, info.read_only);
+        offer(blk::F_DISCARD, info.discard.is_some() && !info.read_only);
+        offer(blk::F_WRITE_ZEROES, info.write_zeroes.is_some() && !info.read_only);
+        offer(blk::F_SECURE_ERASE, info.secure_erase.is_some() && !info.read_only);
+        offered
+    }
+
+    /// The configuration space; `writeback` is the cache mode of the moment.
+    pub fn space(&self, writeback: bool) -> Vec<u8> {
+        let info = &self.info;
+        let blocks = |bytes: u32| bytes / info.logical_block_bytes;
+        let mut config = Config {
+            capacity: info.capacity_sectors.to_le(),
+            seg_max: self.seg_max.to_le(),
+            blk_size: info.logical_block_bytes.to_le(),
+            physical_block_exp: blocks(info.physical_block_bytes).max(1).ilog2() as u8,
+            min_io_size: u16::try_from(blocks(info.io_min_bytes)).unwrap_or(0).to_le(),
+            opt_io_size: blocks(info.io_opt_bytes).to_le(),
+            writeback: u8::from(writeback),
+            num_queues: self.num_queues.to_le(),
+            ..Config::default()
+        };
+        if let Some(limits) = info.discard {
+            config.max_discard_sectors = limits.sectors_max.to_le();
+            config.max_discard_seg = MAX_RANGES.to_le();
+            config.discard_sector_alignment = limits.align_sectors.to_le();
+        }
+        if let Some(limits) = info.write_zeroes {
+            config.max_write_zeroes_sectors = limits.sectors_max.to_le();
+            config.max_write_zeroes_seg = MAX_RANGES.to_le();
+            config.write_zeroes_may_unmap = u8::from(info.write_zeroes_unmaps);
+        }
+        if let Some(limits) = info.secure_erase {
+            config.max_secure_erase_sectors = limits.sectors_max.to_le();
+            config.max_secure_erase_seg = MAX_RANGES.to_le();
+            config.secure_erase_sector_alignment = limits.align_sectors.to_le();
+        }
+        config.as_bytes().to_vec()
+    }
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The guest memory table: which guest-physical address is mapped where in this process.
+// UNSAFETY: a region hands out raw pointers into a mapping shared with the guest.
+#![expect(unsafe_code)]
+
+use std::fs::File;
+use std::sync::Arc;
+use vm_memory::{FileOffset, MmapRegion};
+
+/// Why a memory table was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A region without bytes.
+    #[error("memory region at {0:#x} has no bytes")]
+    Empty(u64),
+    /// A region that wraps the address space.
+    #[error("memory region at {0:#x} wraps the address space")]
+    Wraps(u64),
+    /// Two regions share guest-physical addresses.
+    #[error("memory regions at {0:#x} and {1:#x} overlap")]
+    Overlap(u64, u64),
+    /// The file could not be mapped.
+    #[error("cannot map memory region at {addr:#x}: {cause}")]
+    Map {
+        /// Guest-physical address.
+        addr: u64,
+        /// What `mmap` (or the check of the file's size) said.
+        cause: String,
+    },
+}
+
+/// One mapped region of guest memory.
+#[derive(Clone, Debug)]
+pub struct Region {
+    guest_addr: u64,
+    user_addr: u64,
+    len: u64,
+    host: *mut u8,
+    /// Keeps `host` mapped.
+    _mapping: Arc<MmapRegion>,
+}
+
+// SAFETY: the pointer names the shared mapping that `_mapping` keeps alive; it may be used from any
+// thread.
+unsafe impl Send for Region {}
+// SAFETY: as above; all access goes through volatile or atomic operations or the kernel.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps `len` bytes of `file` from `file_offset` on as guest memory at `guest_addr`, which the
+    /// front-end knows as `user_addr`.
+    ///
+    /// # Errors
+    /// An empty or wrapping region, a file that is too short, or a failed `mmap`.
+    pub fn map(
+        guest_addr: u64,
+        user_addr: u64,
+        len: u64,
+        file: File,
+        file_offset: u64,
+    ) -> Result<Self, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty(guest_addr));
+        }
+        let wraps = MemoryError::Wraps(guest_addr);
+        let (Some(_), Some(_), Some(map_len)) =
+            (guest_addr.checked_add(len), user_addr.checked_add(len), file_offset.checked_add(len))
+        else {
+            return Err(wraps);
+        };
+        let map_len = usize::try_from(map_len).map_err(|_| wraps)?;
+        let failed = |cause: String| MemoryError::Map { addr: guest_addr, cause };
+        // Mapped from the file's start: an offset inside a huge page could not be mapped alone.
+        let mapping = MmapRegion::build(
+            Some(FileOffset::new(file, 0)),
+            map_len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+        )
+        .map_err(|e| failed(e.to_string()))?;
+        let host = mapping.as_ptr().wrapping_add(file_offset as usize);
+        Ok(Region { guest_addr, user_addr, len, host, _mapping: Arc::new(mapping) })
+    }
+
+    /// Guest-physical address of the first byte.
+    pub fn guest_addr(&self) -> u64 {
+        self.guest_addr
+    }
+
+    /// The front-end's address of the first byte.
+    pub fn user_addr(&self) -> u64 {
+        self.user_addr
+    }
+
+    /// Length in bytes; never 0.
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// This process's address of the first byte.
+    pub fn host(&self) -> *mut u8 {
+        self.host
+    }
+
+    fn end(&self) -> u64 {
+        self.guest_addr + self.len // `map` checked that this does not wrap
+    }
+}
+
+/// The guest's memory; immutable, so that a running queue can share it without a lock.
+#[derive(Debug, Default)]
+pub struct GuestMemory {
+    regions: Vec<Region>,
+}
+
+impl GuestMemory {
+    /// Makes a table of regions.
+    ///
+    /// # Errors
+    /// [`MemoryError::Overlap`] when two regions share guest-physical addresses.
+    pub fn new(mut regions: Vec<Region>) -> Result<Self, MemoryError> {
+        regions.sort_by_key(|region| region.guest_addr);
+        for pair in regions.windows(2) {
+            if pair[0].end() > pair[1].guest_addr {
+                return Err(MemoryError::Overlap(pair[0].guest_addr, pair[1].guest_addr));
+            }
+        }
+        Ok(GuestMemory { regions })
+    }
+
+    /// The regions, by ascending guest-physical address.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Where `addr` is mapped and how many of `len` bytes follow it in the same region. `hint`
+    /// remembers the region found last.
+    #[inline]
+    pub fn locate(&self, addr: u64, len: u64, hint: &mut usize) -> Option<(*mut u8, u64)> {
+        let region = match self.regions.get(*hint) {
+            Some(region) if addr.wrapping_sub(region.guest_addr) < region.len => region,
+            _ => self.search(addr, hint)?,
+        };
+        let offset = addr - region.guest_addr;
+        // `offset < region.len`, so that the address stays inside the mapping.
+        Some((region.host.wrapping_add(offset as usize), len.min(region.len - offset)))
+    }
+
+    #[cold]
+    fn search(&self, addr: u64, hint: &mut usize) -> Option<&Region> {
+        let index = self.regions.partition_point(|region| region.end() <= addr);
+        let region = self.regions.get(index).filter(|region| region.guest_addr <= addr)?;
+        *hint = index;
+        Some(region)
+    }
+
+    /// The region and the offset in it of `len` bytes at the *front-end's* address `user_addr`;
+    /// ring addresses are given so (vhost-user, SET_VRING_ADDR).
+    pub fn locate_user(&self, user_addr: u64, len: u64) -> Option<(&Region, u64)> {
+        self.regions.iter().find_map(|region| {
+            let offset = user_addr.checked_sub(region.user_addr)?;
+            (offset <= region.len && len <= region.len - offset).then_some((region, offset))
+        })
+    }
+}
+
+/// Copies `N` bytes of guest memory at `from`, each read once.
+///
+/// # Safety
+/// `from` names `N` mapped bytes.
+#[inline]
+pub(crate) unsafe fn read_once<const N: usize>(from: *const u8) -> [u8; N] {
+    let mut copy = [0; N];
+    if from.align_offset(8) == 0 && N.is_multiple_of(8) {
+        for (i, word) in copy.chunks_exact_mut(8).enumerate() {
+            // SAFETY: inside the `N` bytes, aligned.
+            let value = unsafe { from.cast::<u64>().add(i).read_volatile() };
+            word.copy_from_slice(&value.to_ne_bytes());
+        }
+    } else {
+        for (i, byte) in copy.iter_mut().enumerate() {
+            // SAFETY: inside the `N` bytes.
+            *byte = unsafe { from.add(i).read_volatile() };
+        }
+    }
+    copy
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Stage *notify*: the event-index comparison (section 2.7.10).
+
+/// Whether an index that moved from `old` to `new` passed `event`: the other side asked to be
+/// told when entry `event` is filled.
+#[inline]
+pub(crate) fn passed(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::passed;
+
+    #[test]
+    fn moving_past_the_event_is_told_once() {
+        assert!(passed(5, 6, 5));
+        assert!(!passed(5, 7, 6));
+        assert!(!passed(5, 5, 4));
+    }
+
+    #[test]
+    fn the_comparison_survives_the_wrap_of_the_index() {
+        assert!(passed(65535, 0, 65535));
+        assert!(passed(0, 3, 65534));
+        assert!(!passed(3, 3, 65534));
+    }
+}

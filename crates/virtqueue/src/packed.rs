@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Packed virtqueues, device side (section 2.8).
+
+use crate::RingFault;
+use crate::chain::{Chain, ChainHead, desc_from_le};
+use crate::dirty_log::DirtyLog;
+use crate::memory::GuestMemory;
+use crate::notify::passed;
+use crate::ring_area::RingArea;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use virtio_spec::packed::{
+    DESC_F_AVAIL, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_USED, DESC_F_WRITE, EVENT_DESC,
+    EVENT_DISABLE, EVENT_ENABLE,
+};
+
+/// Byte offsets in a descriptor and in an event suppression structure.
+const LEN_OFFSET: usize = 8;
+const ID_OFFSET: usize = 12;
+const FLAGS_OFFSET: usize = 14;
+const EVENT_FLAGS_OFFSET: usize = 2;
+
+/// A position in the ring: descriptor offset and wrap counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) offset: u16,
+    pub(crate) wrap: bool,
+}
+
+impl Position {
+    /// Bits 0-14 and 15 of `bits`, as in SET_VRING_BASE and the event suppression structures.
+    pub(crate) fn from_bits(bits: u16) -> Self {
+        Position { offset: bits & 0x7fff, wrap: bits & 0x8000 != 0 }
+    }
+
+    pub(crate) fn bits(self) -> u16 {
+        self.offset | u16::from(self.wrap) << 15
+    }
+
+    #[inline]
+    fn advance(&mut self, descs: u16, size: u16) {
+        let next = u32::from(self.offset) + u32::from(descs);
+        let wraps = next >= u32::from(size);
+        self.offset = if wraps { next - u32::from(size) } else { next } as u16;
+        self.wrap ^= wraps;
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedQueue {
+    pub(crate) size: u16,
+    pub(crate) desc: RingArea,
+    /// Event suppression, written by the driver.
+    pub(crate) driver: RingArea,
+    /// Event suppression, written by the device.
+    pub(crate) device: RingArea,
+    pub(crate) indirect: bool,
+    pub(crate) event_idx: bool,
+    pub(crate) next_avail: Position,
+    pub(crate) next_used: Position,
+    /// First unpublished used entry: where it is and the flags that will publish it.
+    pub(crate) unpublished: Option<(u16, u16)>,
+    /// Descriptors used since a call was last considered.
+    pub(crate) used_since_call: u32,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) hint: usize,
+    pub(crate) log: Option<Arc<DirtyLog>>,
+}
+
+impl PackedQueue {
+    /// Whether the descriptor at the next position was made available (section 2.8.1).
+    #[inline]
+    pub(crate) fn has_avail(&self) -> bool {
+        let at = usize::from(self.next_avail.offset) * 16 + FLAGS_OFFSET;
+        // Acquire pairs with the driver's release of the chain before its first flags.
+        let flags = self.desc.load_u16(at, Ordering::Acquire);
+        let (avail, used) = (flags & DESC_F_AVAIL != 0, flags & DESC_F_USED != 0);
+        avail == self.next_avail.wrap && used != self.next_avail.wrap
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self, chain: &mut Chain) -> Result<Option<ChainHead>, RingFault> {
+        if !self.has_avail() {
+            return Ok(None);
+        }
+        chain.begin(self.size, self.log.is_some());
+        let head = self.walk(chain)?;
+        self.next_avail.advance(head.descs, self.size);
+        Ok(Some(head))
+    }
+
+    #[inline]
+    fn walk(&mut self, chain: &mut Chain) -> Result<ChainHead, RingFault> {
+        let mut at = self.next_avail;
+        for descs in 1..=self.size {
+            let mut desc = desc_from_le(self.desc.load_desc(at.offset));
+            // A packed descriptor is `addr, len, id, flags`: the last two are swapped.
+            let id = desc.flags;
+            desc.flags = desc.next;
+            if desc.flags & DESC_F_INDIRECT != 0 {
+                if !self.indirect || descs > 1 || desc.flags & DESC_F_NEXT != 0 {
+                    return Err(RingFault::Indirect { len: desc.len });
+                }
+                self.add_indirect(&desc, chain)?;
+                return Ok(ChainHead { id, descs });
+            }
+            chain.add(&desc, &self.memory, &mut self.hint)?;
+            if desc.flags & DESC_F_NEXT == 0 {
+                return Ok(ChainHead { id, descs });
+            }
+            at.advance(1, self.size);
+        }
+        Err(RingFault::ChainTooLong { limit: u32::from(self.size) })
+    }
+
+    fn add_indirect(
+        &mut self,
+        desc: &virtio_spec::split::Desc,
+        chain: &mut Chain,
+    ) -> Result<(), RingFault> {
+        chain.add_indirect(desc, true, &self.memory, &mut self.hint)
+    }
+
+    #[inline]
+    pub(crate) fn push_used(&mut self, head: &ChainHead, written_bytes: u32) {
+        let Position { offset, wrap } = self.next_used;
+        let at = usize::from(offset) * 16;
+        self.desc.store_u32(at + LEN_OFFSET, written_bytes);
+        self.desc.store_u16(at + ID_OFFSET, head.id, Ordering::Relaxed);
+        let mut flags = if wrap { DESC_F_AVAIL | DESC_F_USED } else { 0 };
+        if written_bytes > 0 {
+            flags |= DESC_F_WRITE; // section 2.8.4: `len` is valid
+        }
+        match self.unpublished {
+            // The first entry of a batch is held back, and the driver stops at it.
+            None => self.unpublished = Some((offset, flags)),
+            Some(_) => self.desc.store_u16(at + FLAGS_OFFSET, flags, Ordering::Release),
+        }
+        if let Some(log) = &self.log {
+            log.mark(self.desc.guest_addr(at), 16);
+        }
+        self.next_used.advance(head.descs, self.size);
+        self.used_since_call += u32::from(head.descs);
+    }
+
+    /// Release pairs with the driver's acquire of the flags: it sees ids, lengths, status bytes
+    /// and data of the whole batch.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        if let Some((offset, flags)) = self.unpublished.take() {
+            let at = usize::from(offset) * 16 + FLAGS_OFFSET;
+            self.desc.store_u16(at, flags, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn needs_call(&mut self) -> bool {
+        let used = std::mem::take(&mut self.used_since_call);
+        if used == 0 {
+            return false;
+        }
+        // Pairs with the driver's fence between writing its event suppression structure and its
+        // last look at the ring.
+        fence(Ordering::SeqCst);
+        match self.driver.load_u16(EVENT_FLAGS_OFFSET, Ordering::Acquire) & 3 {
+            EVENT_DISABLE => false,
+            EVENT_DESC if self.event_idx && used < u32::from(self.size) => {
+                let event = Position::from_bits(self.driver.load_u16(0, Ordering::Relaxed));
+                let new = self.next_used;
+                let same_lap = event.wrap == new.wrap;
+                let lap = if same_lap { 0 } else { self.size };
+                passed(
+                    event.offset.wrapping_sub(lap),
+                    new.offset,
+                    new.offset.wrapping_sub(used as u16),
+                )
+            }
+            _ => true,
+        }
+    }
+
+    /// Asks for a kick at the next chain.
+    pub(crate) fn arm(&mut self) {
+        let flags = if self.event_idx { EVENT_DESC } else { EVENT_ENABLE };
+        self.device.store_u16(0, self.next_avail.bits(), Ordering::Relaxed);
+        self.device.store_u16(EVENT_FLAGS_OFFSET, flags, Ordering::Release);
+        self.mark_device_area();
+        // Pairs with the driver's fence between publishing its flags and reading this structure:
+        // the caller looks at the ring once more after this.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Asks for no kicks.
+    pub(crate) fn suppress(&mut self) {
+        self.device.store_u16(EVENT_FLAGS_OFFSET, EVENT_DISABLE, Ordering::Relaxed);
+        self.mark_device_area();
+    }
+
+    fn mark_device_area(&self) {
+        if let Some(log) = &self.log {
+            log.mark(self.device.guest_addr(0), 4);
+        }
+    }
+}

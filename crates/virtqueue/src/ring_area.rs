@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A ring area: a checked window of guest memory with atomic and single-read accessors.
+// UNSAFETY: the window is memory shared with the guest; every access is checked against its length
+// and alignment here, so that the rings themselves need no unsafe code.
+#![expect(unsafe_code)]
+
+use crate::memory::{Region, read_once};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// `len` bytes of one region, at an address that is a multiple of `align` (at least 2).
+#[derive(Debug)]
+pub(crate) struct RingArea {
+    base: *mut u8,
+    len: usize,
+    guest_addr: u64,
+    /// Keeps the mapping alive.
+    _region: Region,
+}
+
+// SAFETY: the window is shared memory kept alive by `_region`; access is atomic or volatile.
+unsafe impl Send for RingArea {}
+
+impl RingArea {
+    /// The window of `len` bytes at `offset` in `region`; `None` when it does not lie in the
+    /// region or is not aligned to `align`.
+    pub(crate) fn new(region: &Region, offset: u64, len: usize, align: u64) -> Option<Self> {
+        let end = offset.checked_add(len as u64)?;
+        let base = region.host().wrapping_add(usize::try_from(offset).ok()?);
+        let fits = end <= region.len() && (base as u64).is_multiple_of(align);
+        fits.then(|| RingArea {
+            base,
+            len,
+            guest_addr: region.guest_addr() + offset,
+            _region: region.clone(),
+        })
+    }
+
+    /// Guest-physical address of the byte at `offset`.
+    pub(crate) fn guest_addr(&self, offset: usize) -> u64 {
+        self.guest_addr + offset as u64
+    }
+
+    #[inline]
+    fn at<T>(&self, offset: usize) -> *mut T {
+        let size = size_of::<T>();
+        assert!(offset + size <= self.len && offset.is_multiple_of(size), "ring offset {offset}");
+        self.base.wrapping_add(offset).cast()
+    }
+
+    #[inline]
+    pub(crate) fn load_u16(&self, offset: usize, order: Ordering) -> u16 {
+        // SAFETY: `at` checked bounds and alignment (the base is aligned to at least 2).
+        u16::from_le(unsafe { AtomicU16::from_ptr(self.at(offset)) }.load(order))
+    }
+
+    #[inline]
+    pub(crate) fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
+        // SAFETY: as in `load_u16`.
+        unsafe { AtomicU16::from_ptr(self.at(offset)) }.store(value.to_le(), order);
+    }
+
+    /// For areas aligned to 4 or more: two 32-bit words, each stored once, in no order.
+    #[inline]
+    pub(crate) fn store_u32_pair(&self, offset: usize, first: u32, second: u32) {
+        debug_assert!((self.base as usize).is_multiple_of(4));
+        // SAFETY: `at` checked the bounds; callers use it for areas aligned to 4.
+        unsafe { AtomicU32::from_ptr(self.at(offset)) }.store(first.to_le(), Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.at(offset + 4)) }
+            .store(second.to_le(), Ordering::Relaxed);
+    }
+
+    /// For areas aligned to 4 or more.
+    #[inline]
+    pub(crate) fn store_u32(&self, offset: usize, value: u32) {
+        debug_assert!((self.base as usize).is_multiple_of(4));
+        // SAFETY: `at` checked the bounds; callers use it for areas aligned to 4.
+        unsafe { AtomicU32::from_ptr(self.at(offset)) }.store(value.to_le(), Ordering::Relaxed);
+    }
+
+    /// The 16 bytes of descriptor `index`, read once; for areas aligned to 16.
+    #[inline]
+    pub(crate) fn load_desc(&self, index: u16) -> [u8; 16] {
+        let at: *mut u64 = self.at(usize::from(index) * 16);
+        assert!(usize::from(index) * 16 + 16 <= self.len);
+        debug_assert!((self.base as usize).is_multiple_of(8));
+        let mut copy = [0; 16];
+        // SAFETY: both words lie in the area; it is aligned to 16.
+        let low = unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Relaxed);
+        // SAFETY: as above.
+        let high = unsafe { AtomicU64::from_ptr(at.add(1)) }.load(Ordering::Relaxed);
+        copy[..8].copy_from_slice(&low.to_ne_bytes());
+        copy[8..].copy_from_slice(&high.to_ne_bytes());
+        copy
+    }
+}
+
+/// The 16 bytes at `table + index * 16`, read once, at any alignment.
+///
+/// # Safety
+/// The table has more than `index` descriptors of mapped memory.
+#[inline]
+pub(crate) unsafe fn load_indirect(table: *const u8, index: usize) -> [u8; 16] {
+    // SAFETY: promised by the caller.
+    unsafe { read_once(table.add(index * 16)) }
+}
