@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The VMM's part: vhost-user messages one by one, in the order that the caller chooses.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use vhost::VhostBackend;
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
+    VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
+use virtio_spec::blk::Config;
+use virtio_spec::features::{VHOST_USER_F_PROTOCOL_FEATURES, bit};
+use zerocopy::IntoBytes;
+
+use crate::device::Error;
+use crate::memory::{Area, GuestMemory, Region};
+use crate::queue::Queue;
+use crate::raw::RawChannel;
+
+/// How long an answer that a daemon owes may take.
+const REPLY_LIMIT: Duration = Duration::from_secs(10);
+/// VHOST_VRING_F_LOG: writes to the used ring are logged.
+const VRING_F_LOG: u32 = 1;
+/// Configuration space up to and including the WRITE_ZEROES fields.
+const CONFIG_BYTES_OLD: usize = 60;
+/// One bit of the dirty log stands for a page of this size.
+const LOG_PAGE_BYTES: u64 = 4096;
+
+/// A vhost-user connection, front-end side.
+pub struct Session {
+    frontend: Frontend,
+    raw: RawChannel,
+    offered: u64,
+    acked: u64,
+    offered_protocol: u64,
+    acked_protocol: u64,
+}
+
+/// The region in which a daemon tracks its requests in flight.
+pub struct InflightRegion {
+    /// Size, offset and queues as the daemon answered.
+    pub info: VhostUserInflight,
+    memory: Arc<GuestMemory>,
+}
+
+impl InflightRegion {
+    /// The bytes of the region.
+    pub fn area(&self) -> Area {
+        self.memory.area(self.info.mmap_offset, self.info.mmap_size as usize)
+    }
+}
+
+/// The bitmap of pages that a daemon wrote, one bit for 4 KiB.
+pub struct DirtyLog {
+    memory: Arc<GuestMemory>,
+}
+
+impl DirtyLog {
+    fn area(&self) -> Area {
+        let region = &self.memory.regions()[0];
+        self.memory.area(0, region.size() as usize)
+    }
+
+    /// Whether the page of this guest-physical address is marked.
+    pub fn is_dirty(&self, gpa: u64) -> bool {
+        let page = gpa / LOG_PAGE_BYTES;
+        let byte = self.area().load_u8((page / 8) as usize, Ordering::Acquire);
+        byte & (1 << (page % 8)) != 0
+    }
+
+    /// Guest-physical addresses of all marked pages.
+    pub fn dirty_pages(&self) -> Vec<u64> {
+        let pages = self.area().len() as u64 * 8;
+        (0..pages).map(|page| page * LOG_PAGE_BYTES).filter(|&gpa| self.is_dirty(gpa)).collect()
+    }
+
+    /// Unmarks everything.
+    pub fn clear(&self) {
+        let area = self.area();
+        (0..area.len()).for_each(|byte| area.store_u8(byte, 0, Ordering::Release));
+    }
+}
+
+impl Session {
+    /// Connects to a daemon's socket. Nothing is said yet.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::from_stream(UnixStream::connect(path)?)
+    }
+
+    /// Takes a connected socket. Nothing is said yet.
+    pub fn from_stream(stream: UnixStream) -> Result<Self, Error> {
+        let raw = RawChannel::from_stream(stream.try_clone()?);
+        // Only a bound of the front-end's own checks; the daemon is asked by `queue_num`.
+        let frontend = Frontend::from_stream(stream, 256);
+        Ok(Self { frontend, raw, offered: 0, acked: 0, offered_protocol: 0, acked_protocol: 0 })
+    }
+
+    /// The `vhost` crate's front-end, for messages that have no method here.
+    pub fn frontend(&mut self) -> &mut Frontend {
+        &mut self.frontend
+    }
+
+    /// The same socket for messages of any form.
+    pub fn raw(&self) -> &RawChannel {
+        &self.raw
+    }
+
+    /// Virtio features that the daemon offered.
+    pub fn offered(&self) -> u64 {
+        self.offered
+    }
+
+    /// Virtio features that were negotiated.
+    pub fn features(&self) -> u64 {
+        self.acked
+    }
+
+    /// Protocol features that the daemon offered.
+    pub fn offered_protocol(&self) -> u64 {
+        self.offered_protocol
+    }
+
+    /// Protocol features that were negotiated.
+    pub fn protocol_features(&self) -> u64 {
+        self.acked_protocol
+    }
+
+    /// Whether a protocol feature was negotiated.
+    pub fn has_protocol(&self, feature: VhostUserProtocolFeatures) -> bool {
+        self.acked_protocol & feature.bits() != 0
+    }
+
+    /// First part of negotiation: features and protocol features are read, those protocol features
+    /// that are both wanted and offered are set, and the session gets its owner.
+    pub fn negotiate_protocol(&mut self, wanted: u64) -> Result<(), Error> {
+        self.offered = self.frontend.get_features()?;
+        if self.offered & bit(VHOST_USER_F_PROTOCOL_FEATURES) != 0 {
+            self.offered_protocol = self.frontend.get_protocol_features()?.bits();
+            self.acked_protocol = self.offered_protocol & wanted;
+            let features = VhostUserProtocolFeatures::from_bits_truncate(self.acked_protocol);
+            self.frontend.set_protocol_features(features)?;
+        }
+        if self.has_protocol(VhostUserProtocolFeatures::REPLY_ACK) {
+            self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        }
+        Ok(self.frontend.set_owner()?)
+    }
+
+    /// Second part of negotiation: sets those features that are both wanted and offered.
+    pub fn negotiate_features(&mut self, wanted: u64) -> Result<u64, Error> {
+        self.acked = self.offered & (wanted | bit(VHOST_USER_F_PROTOCOL_FEATURES));
+        self.frontend.set_features(self.acked)?;
+        Ok(self.acked)
+    }
+
+    /// Number of queues that the daemon supports: 1 where MQ was not negotiated.
+    pub fn queue_num(&mut self) -> Result<u64, Error> {
+        if !self.has_protocol(VhostUserProtocolFeatures::MQ) {
+            return Ok(1);
+        }
+        Ok(self.frontend.get_queue_num()?)
+    }
+
+    /// Shares guest memory: one ADD_MEM_REG a region where `slots`, else SET_MEM_TABLE.
+    pub fn share_memory(&mut self, memory: &GuestMemory, slots: bool) -> Result<(), Error> {
+        let regions: Vec<_> = memory.regions().iter().map(|r| region_info(r)).collect();
+        if !slots {
+            self.frontend.set_mem_table(&regions)?;
+            return Ok(());
+        }
+        for region in &regions {
+            self.frontend.add_mem_region(region)?;
+        }
+        Ok(())
+    }
+
+    /// Takes one region away from the daemon (REM_MEM_REG).
+    pub fn unshare_region(&mut self, region: &Region) -> Result<(), Error> {
+        Ok(self.frontend.remove_mem_region(&region_info(region))?)
+    }
+
+    /// Sends size, base, addresses and eventfds of a queue; the kick comes last and starts it.
+    pub fn set_up_queue(&mut self, index: usize, queue: &Queue, log: bool) -> Result<(), Error> {
+        let [desc, driver, device] = queue.addresses();
+        let user = |gpa| queue.memory().user_address(gpa);
+        self.frontend.set_vring_num(index, queue.size())?;
+        self.set_vring_base(index, queue.base())?;
+        let addresses = VringConfigData {
+            queue_max_size: queue.size(),
+            queue_size: queue.size(),
+            flags: if log { VRING_F_LOG } else { 0 },
+            desc_table_addr: user(desc),
+            avail_ring_addr: user(driver),
+            used_ring_addr: user(device),
+            log_addr: log.then_some(device),
+        };
+        self.frontend.set_vring_addr(index, &addresses)?;
+        self.frontend.set_vring_err(index, queue.err_fd())?;
+        self.frontend.set_vring_call(index, queue.call_fd())?;
+        Ok(self.frontend.set_vring_kick(index, queue.kick_fd())?)
+    }
+
+    /// SET_VRING_BASE with all 32 bits (a packed ring needs both halves).
+    pub fn set_vring_base(&mut self, index: usize, base: u32) -> Result<(), Error> {
+        let payload = [index as u32, base].map(u32::to_le_bytes).concat();
+        self.send(FrontendReq::SET_VRING_BASE, &payload)
+    }
+
+    /// Enables or disables a queue. Needs negotiated protocol features.
+    pub fn enable(&mut self, index: usize, enable: bool) -> Result<(), Error> {
+        Ok(self.frontend.set_vring_enable(index, enable)?)
+    }
+
+    /// Stops a queue; returns its base.
+    pub fn stop_queue(&mut self, index: usize) -> Result<u32, Error> {
+        Ok(self.frontend.get_vring_base(index)?)
+    }
+
+    /// Tells the daemon that the driver polls: a call eventfd is taken away (bit 8, no descriptor).
+    pub fn remove_call(&mut self, index: usize) -> Result<(), Error> {
+        self.send(FrontendReq::SET_VRING_CALL, &(index as u64 | 1 << 8).to_le_bytes())
+    }
+
+    fn send(&mut self, code: FrontendReq, payload: &[u8]) -> Result<(), Error> {
+        if !self.has_protocol(VhostUserProtocolFeatures::REPLY_ACK) {
+            return Ok(self.raw.message(code.into(), payload, &[])?);
+        }
+        let reply = self.raw.message_with_ack(code.into(), payload, &[], REPLY_LIMIT)?;
+        match reply.value() {
+            Some(0) => Ok(()),
+            _ => Err(Error::Refused(code)),
+        }
+    }
+
+    /// The configuration space; fields that the daemon does not know are zero.
+    pub fn config(&mut self) -> Result<Config, Error> {
+        let mut config = Config::default();
+        let whole = config.as_mut_bytes();
+        // Older daemons refuse to read beyond what they know, which ends with WRITE_ZEROES.
+        let bytes = match self.config_bytes(0, whole.len()) {
+            Err(Error::Refused(_)) => self.config_bytes(0, CONFIG_BYTES_OLD)?,
+            bytes => bytes?,
+        };
+        whole[..bytes.len()].copy_from_slice(&bytes);
+        Ok(config)
+    }
+
+    /// Some bytes of the configuration space. Not through the `vhost` crate, which waits for ever
+    /// where a daemon refuses by an answer without payload.
+    pub fn config_bytes(&mut self, offset: u32, len: usize) -> Result<Vec<u8>, Error> {
+        let head = [offset, len as u32, 0].map(u32::to_le_bytes).concat();
+        let head_len = head.len();
+        let code = FrontendReq::GET_CONFIG;
+        self.raw.message(code.into(), &[head, vec![0; len]].concat(), &[])?;
+        let reply = self.raw.reply(REPLY_LIMIT)?;
+        if reply.code != u32::from(code) || reply.payload.len() != head_len + len {
+            return Err(Error::Refused(code));
+        }
+        Ok(reply.payload[head_len..].to_vec())
+    }
+
+    /// Writes bytes of the configuration space, as a driver does.
+    pub fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
+        Ok(self.frontend.set_config(offset, VhostUserConfigFlags::WRITABLE, bytes)?)
+    }
+
+    /// Asks the daemon for a new in-flight region.
+    pub fn get_inflight(&mut self, queues: u16, queue_size: u16) -> Result<InflightRegion, Error> {
+        let wanted = VhostUserInflight::new(0, 0, queues, queue_size);
+        let (info, file) = self.frontend.get_inflight_fd(&wanted)?;
+        let memory = GuestMemory::from_file(file, info.mmap_offset + info.mmap_size)?;
+        Ok(InflightRegion { info, memory })
+    }
+
+    /// Gives the daemon an in-flight region, new or of an earlier daemon.
+    pub fn set_inflight(&mut self, region: &InflightRegion) -> Result<(), Error> {
+        let fd = region.memory.regions()[0].fd().as_raw_fd();
+        Ok(self.frontend.set_inflight_fd(&region.info, fd)?)
+    }
+
+    /// Gives the daemon a dirty log that covers `memory`. Logging starts when LOG_ALL is set and,
+    /// for the used rings, with the log flag of [`Self::set_up_queue`].
+    pub fn set_log(&mut self, memory: &GuestMemory) -> Result<DirtyLog, Error> {
+        let end = memory.regions().iter().map(|r| r.gpa() + r.size()).max().unwrap_or(0);
+        let bytes = (end / LOG_PAGE_BYTES).div_ceil(8).max(1).next_multiple_of(LOG_PAGE_BYTES);
+        let log = DirtyLog { memory: GuestMemory::new(&[(0, bytes)])? };
+        let payload = [bytes, 0].map(u64::to_le_bytes).concat();
+        let code = FrontendReq::SET_LOG_BASE.into();
+        let region = &log.memory.regions()[0];
+        // Section "Migration": the daemon always answers this one when it gets a descriptor.
+        self.raw.message(code, &payload, &[region.fd().as_fd()])?;
+        let reply = self.raw.reply(REPLY_LIMIT)?;
+        if reply.code != code {
+            return Err(Error::Refused(FrontendReq::SET_LOG_BASE));
+        }
+        Ok(log)
+    }
+
+    /// Resets the device (RESET_DEVICE).
+    pub fn reset_device(&mut self) -> Result<(), Error> {
+        Ok(self.frontend.reset_device()?)
+    }
+}
+
+fn region_info(region: &Region) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: region.gpa(),
+        memory_size: region.size(),
+        userspace_addr: region.user_address(),
+        mmap_offset: 0,
+        mmap_handle: region.fd().as_raw_fd(),
+    }
+}
