@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Thin: each target calls one tool. `make help` lists them.
+
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+CARGO ?= cargo
+LAB = $(CARGO) run --quiet --release -p lab --
+LAB_DISK = $(if $(DISK),--disk "$(DISK)")
+
+.DEFAULT_GOAL := help
+.PHONY: help run lab-shell test bench lint
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: release ## A real guest formats, writes, verifies and measures a served disk [DISK=path FORMAT=1]
+	@$(LAB) run $(LAB_DISK) $(if $(filter 1 yes true,$(FORMAT)),--format) $(ARGS)
+
+lab-shell: release ## A prompt in a guest that has the served disk as /dev/vda [DISK=path]
+	@$(LAB) shell $(LAB_DISK) $(ARGS)
+
+test: ## All tests; the last line counts them
+	@scripts/test.sh
+
+bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKET"]
+	@scripts/setup.sh build bench
+	@$(CARGO) build --release -p vhost-blk
+	@$(CARGO) run --quiet --release -p bench -- $(ARGS)
+
+lint: ## Formatting, clippy, rustdoc, shell syntax, licences
+	@scripts/lint.sh
+
+.PHONY: release
+release:
+	@scripts/setup.sh build run
+	@$(CARGO) build --release -p vhost-blk -p lab

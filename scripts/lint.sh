@@ -1,0 +1,46 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# All checks that read the sources without running them. Each one runs even if another failed.
+
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+failed=0
+check() {
+    echo "== $*"
+    "$@" || {
+        failed=$((failed + 1))
+        echo "lint: FAILED: $*" >&2
+    }
+}
+
+shell_syntax() {
+    status=0
+    for script in scripts/*.sh crates/lab/src/*.sh .ci/run; do
+        sh -n "$script" || status=1
+    done
+    if command -v shellcheck >/dev/null 2>&1; then
+        shellcheck scripts/*.sh crates/lab/src/*.sh .ci/run || status=1
+    else
+        echo "SKIP: shellcheck is not installed (apt-get install shellcheck); syntax was checked"
+    fi
+    return $status
+}
+
+check cargo fmt --all --check
+check cargo clippy --workspace --all-targets -- -D warnings
+check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+check shell_syntax
+if cargo deny --version >/dev/null 2>&1; then
+    # Advisories would need the network.
+    check cargo deny --offline check licenses bans sources
+else
+    echo "SKIP: cargo-deny is not installed (cargo install --locked cargo-deny)"
+fi
+
+[ "$failed" -eq 0 ] || {
+    echo "lint: $failed of the checks failed" >&2
+    exit 1
+}
+echo "lint: clean"

@@ -1,0 +1,112 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Every test of the project, from a clean checkout, without anyone to ask. The last line of the
+# output is `N passed, N failed, N skipped`, summed over all stages; the exit code is 0 only if
+# nothing failed.
+
+set -u
+cd "$(dirname "$0")/.." || exit 1
+PATH=$PATH:$HOME/.cargo/bin
+export PATH
+export CARGO_TERM_COLOR=never
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM HUP
+
+passed=0
+failed=0
+skipped=0
+: >"$work/skips"
+: >"$work/failures"
+
+title() { printf '\n== %s (%s)\n' "$1" "$(date -u +%H:%M:%S)"; }
+
+# Ends everything: what was skipped and why, what failed, the closing line.
+finish() {
+    echo
+    [ ! -s "$work/skips" ] || sort -u "$work/skips"
+    [ ! -s "$work/failures" ] || cat "$work/failures"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+fail() {
+    failed=$((failed + 1))
+    echo "FAILED: $*" >>"$work/failures"
+}
+
+# stage NAME COMMAND...: one test, judged by its exit code; a line `SKIP: reason` makes it skipped.
+stage() {
+    name=$1
+    shift
+    title "$name"
+    { "$@" </dev/null 2>&1; echo $? >"$work/code"; } | tee "$work/log"
+    if [ "$(cat "$work/code")" -ne 0 ]; then
+        fail "$name"
+        return 1
+    elif grep -q '^SKIP: ' "$work/log"; then
+        skipped=$((skipped + 1))
+        grep '^SKIP: ' "$work/log" >>"$work/skips"
+    else
+        passed=$((passed + 1))
+    fi
+}
+
+sum_of() { awk -v word="$1" '/^test result: / {
+    for (i = 2; i <= NF; i++) if ($i ~ "^" word) sum += $(i - 1)
+} END { print sum + 0 }' "$work/log"; }
+
+# One line for each passed test that said why it did nothing.
+skips_of_passed_tests() { awk '
+    /^successes:$/ { in_passed = 1 }
+    /^failures:$/ { in_passed = 0 }
+    /^---- .* stdout ----$/ { name = $2; seen = 0 }
+    /^SKIP: / && in_passed && !seen { seen = 1; print "SKIP: " name ": " substr($0, 7) }
+' "$work/log"; }
+
+# The tests of cargo: the counts are libtest's own, but a passed test that printed `SKIP: reason`
+# counts as skipped.
+cargo_tests() {
+    title "cargo test --workspace"
+    { cargo test --workspace --no-fail-fast -- --show-output </dev/null 2>&1; echo $? >"$work/code"; } |
+        tee "$work/log" |
+        grep --line-buffered -E '^ *(Compiling|Running|Doc-tests) |^test |^error|SKIP: |panicked at'
+    code=$(cat "$work/code")
+    skips_of_passed_tests >"$work/said-skip"
+    said_skip=$(wc -l <"$work/said-skip")
+    ignored=$(sum_of ignored)
+    bad=$(sum_of failed)
+    cat "$work/said-skip" >>"$work/skips"
+    sed -n 's/^test \(.*\) \.\.\. ignored\(.*\)/SKIP: \1\2/p' "$work/log" >>"$work/skips"
+    sed -n 's/^test \(.*\) \.\.\. FAILED$/FAILED: \1/p' "$work/log" >>"$work/failures"
+    passed=$((passed + $(sum_of passed) - said_skip))
+    skipped=$((skipped + ignored + said_skip))
+    failed=$((failed + bad))
+    if [ "$code" -ne 0 ]; then
+        # A build that fails, or a test program that dies, counts nothing by itself.
+        [ "$bad" -gt 0 ] || fail "cargo test ended with code $code"
+        echo "---- the whole output of the failed cargo test:"
+        cat "$work/log"
+    fi
+}
+
+formatting() {
+    cargo fmt --version >/dev/null 2>&1 || {
+        echo "SKIP: rustfmt is not installed (rustup component add rustfmt)"
+        return 0
+    }
+    cargo fmt --all --check
+}
+
+stage "set-up: packages" scripts/setup.sh test || finish
+stage "formatting" formatting
+stage "build" cargo build --workspace --all-targets || finish
+stage "set-up: guest kernel, root image, accelerator" cargo run --quiet -p lab -- fetch || finish
+cargo_tests
+if [ -x scripts/fuzz-smoke.sh ]; then
+    stage "fuzz targets, a short run" scripts/fuzz-smoke.sh
+fi
+finish
