@@ -20,6 +20,6 @@ mod submit;
 mod uring;
 mod worker;
 
-pub use plane::{DataPlane, PlaneOptions, QueueHandle, QueueStart, QueueStopped, StartError};
+pub use plane::{DataPlane, IoPoll, PlaneOptions, QueueHandle, QueueStart, QueueStopped, StartError};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use running::QueueStats;

@@ -29,6 +29,20 @@ pub struct PlaneOptions {
     pub poll_max: Duration,
     /// Register guest memory as fixed buffers, which pins it.
     pub pin_memory: bool,
+    /// Use an `IOPOLL` ring for reads and writes.
+    pub iopoll: IoPoll,
+}
+
+/// When reads and writes go through an `IOPOLL` ring: the kernel then polls the device's poll
+/// queues instead of taking its interrupts, and the thread spins while I/O is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoPoll {
+    /// Where the device has poll queues.
+    Auto,
+    /// Always; I/O fails where the device has none.
+    On,
+    /// Never.
+    Off,
 }
 
 /// A complete queue, ready to run.
@@ -136,12 +150,12 @@ impl DataPlane {
     ///
     /// # Errors
     /// [`StartError`]; threads started before the failure are ended.
-    pub fn new(disk: &Arc<dyn Disk>, options: &PlaneOptions) -> Result<Self, StartError> {
+    pub fn new(disk: Arc<dyn Disk>, options: &PlaneOptions) -> Result<Self, StartError> {
         let mut plane =
             DataPlane { threads: Vec::new(), pin_memory: options.pin_memory, memory: None };
         for number in 0..options.threads.max(1) {
             let cpu = options.cpus.get(number % options.cpus.len().max(1)).copied();
-            let thread = start_thread(Arc::clone(disk), number, cpu, options.poll_max)?;
+            let thread = start_thread(Arc::clone(&disk), number, cpu, options.poll_max)?;
             plane.threads.push(thread);
         }
         Ok(plane)

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One small function per vhost-user message.
+
+use crate::inflight;
+use crate::mem_table::{MemTable, SLOTS_MAX};
+use crate::queue_setup::{QueueSlot, VringAddr};
+use crate::session::{Session, refusal};
+use data_plane::InflightRegion;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures,
+    VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags,
+    VhostUserVringState,
+};
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use virtio_spec::blk::{CONFIG_WRITEBACK_OFFSET, F_CONFIG_WCE};
+use virtio_spec::features::{F_RING_PACKED, VHOST_USER_F_PROTOCOL_FEATURES, bit};
+use virtqueue::DirtyLog;
+
+fn protocol_features() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::LOG_SHMFD
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::RESET_DEVICE
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::STATUS
+}
+
+fn refused<T>(cause: impl ToString) -> Result<T> {
+    Err(Error::ReqHandlerError(refusal(cause)))
+}
+
+fn checked<T>(result: io::Result<T>) -> Result<T> {
+    result.map_err(Error::ReqHandlerError)
+}
+
+fn not_offered<T>() -> Result<T> {
+    Err(Error::InvalidOperation("not offered by this device"))
+}
+
+impl Session<'_> {
+    fn index(&self, index: u32) -> Result<usize> {
+        match usize::try_from(index) {
+            Ok(at) if at < self.queues.len() => Ok(at),
+            _ => refused(format!(
+                "queue {index} of {}; give the VMM at most as many queues as --num-queues",
+                self.queues.len()
+            )),
+        }
+    }
+
+    /// Changes what a queue was set up with; a running queue is stopped for it and started again.
+    fn reconfigure(&mut self, index: usize, change: impl FnOnce(&mut QueueSlot)) -> Result<()> {
+        self.stop(index);
+        change(&mut self.queues[index]);
+        checked(self.try_start(index))
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Session<'_> {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.offered())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        let unknown = features & !self.offered();
+        if unknown != 0 {
+            return refused(format!("features {unknown:#x} were not offered"));
+        }
+        if features == self.features {
+            return Ok(());
+        }
+        let running = self.queues.iter().any(|queue| queue.running.is_some());
+        if running && (features ^ self.features) & bit(F_RING_PACKED) != 0 {
+            return refused("the ring layout cannot change while a queue runs");
+        }
+        checked(self.while_stopped(|session| {
+            session.features = features;
+            Ok(())
+        }))?;
+        // Without protocol features there is no SET_VRING_ENABLE: rings are enabled from the start.
+        if features & bit(VHOST_USER_F_PROTOCOL_FEATURES) == 0 {
+            self.queues.iter_mut().for_each(|queue| queue.enabled = true);
+        }
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let table = MemTable::set(regions, files).map_err(|e| Error::ReqHandlerError(refusal(e)))?;
+        checked(self.set_table(table))?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let index = self.index(index)?;
+        let limit = self.device.options.queue_size_max;
+        match u16::try_from(num) {
+            Ok(size) if size > 0 && size <= limit => {
+                self.reconfigure(index, |queue| queue.size = size)
+            }
+            _ => refused(format!("a queue of {num} descriptors; at most --queue-size {limit}")),
+        }
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        log: u64,
+    ) -> Result<()> {
+        let index = self.index(index)?;
+        let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        let addr = VringAddr {
+            desc: descriptor,
+            avail: available,
+            used,
+            used_log: logged.then_some(log),
+        };
+        if self.queues[index].addr == Some(addr) {
+            return Ok(());
+        }
+        self.reconfigure(index, |queue| queue.addr = Some(addr))
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let index = self.index(index)?;
+        self.reconfigure(index, |queue| queue.base = base)
+    }
+
+    /// Stops the queue; it starts again only with a new SET_VRING_KICK.
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let at = self.index(index)?;
+        self.stop(at);
+        self.queues[at].kick = None;
+        Ok(VhostUserVringState::new(index, self.queues[at].base))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let index = self.index(index.into())?;
+        self.reconfigure(index, |queue| queue.kick = Some(fd))
+    }
+
+    /// Goes to a running queue without stopping it: QEMU sends this at every MSI-X mask.
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let index = self.index(index.into())?;
+        if let Some(handle) = &self.queues[index].running {
+            let copy = checked(fd.as_ref().map(File::try_clone).transpose())?;
+            self.device.plane.set_call(handle, copy);
+        }
+        self.queues[index].call = fd;
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let index = self.index(index.into())?;
+        self.queues[index].err = fd;
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(protocol_features())
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        let unknown = features & !protocol_features().bits();
+        if unknown != 0 {
+            return refused(format!("protocol features {unknown:#x} were not offered"));
+        }
+        self.protocol_features = features;
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(self.queues.len() as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let index = self.index(index)?;
+        if self.queues[index].enabled == enable {
+            return Ok(());
+        }
+        self.reconfigure(index, |queue| queue.enabled = enable)
+    }
+
+    /// Fields beyond the ones this device has read as zero (virtio 1.3, section 2.5).
+    fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let mut space = self.device.config.space(self.writeback.load(Ordering::Relaxed));
+        let (start, end) = (offset as usize, offset as usize + size as usize);
+        space.resize(space.len().max(end), 0);
+        Ok(space[start..end].to_vec())
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8], flags: VhostUserConfigFlags) -> Result<()> {
+        let at = offset as usize;
+        if flags.contains(VhostUserConfigFlags::LIVE_MIGRATION) {
+            // The source's whole space: of the fields, only the cache mode can be taken over.
+            if let Some(&mode) = CONFIG_WRITEBACK_OFFSET.checked_sub(at).and_then(|i| bytes.get(i)) {
+                self.writeback.store(mode != 0, Ordering::Relaxed);
+            }
+            return Ok(());
+        }
+        match bytes {
+            [mode @ (0 | 1)] if at == CONFIG_WRITEBACK_OFFSET && self.acked(F_CONFIG_WCE) => {
+                self.writeback.store(*mode == 1, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => refused(format!(
+                "a write of {} bytes at {offset} of the configuration space; only `writeback` can \
+                 be written, where CONFIG_WCE was negotiated",
+                bytes.len()
+            )),
+        }
+    }
+
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let limits = (self.queues.len(), self.device.options.queue_size_max);
+        if usize::from(wanted.num_queues) > limits.0 || wanted.queue_size > limits.1 {
+            return refused("an in-flight region for more or larger queues than this device has");
+        }
+        checked(inflight::make(wanted, self.layout()))
+    }
+
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
+        let region =
+            checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
+        checked(self.while_stopped(|session| {
+            session.inflight = Some(region);
+            Ok(())
+        }))
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(SLOTS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        if self.table.len() >= SLOTS_MAX {
+            return refused(format!("more than {SLOTS_MAX} memory regions"));
+        }
+        let table =
+            self.table.with(region, file).map_err(|e| Error::ReqHandlerError(refusal(e)))?;
+        checked(self.set_table(table))?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        match self.table.without(region) {
+            Some(table) => checked(self.set_table(table)),
+            None => refused("no such memory region"),
+        }
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size)
+            .map_err(|e| Error::ReqHandlerError(refusal(e)))?;
+        checked(self.while_stopped(|session| {
+            session.log = Some(Arc::new(log));
+            Ok(())
+        }))
+    }
+
+    fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
+        not_offered()
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _: File,
+    ) -> Result<Option<File>> {
+        not_offered()
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        not_offered()
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The state of one connection, and the start and stop of its queues.
+
+use crate::Device;
+use crate::mem_table::MemTable;
+use crate::queue_setup::QueueSlot;
+use data_plane::{InflightRegion, QueueStart};
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use virtio_blk::DiskView;
+use virtio_spec::features::{
+    F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES,
+    bit,
+};
+use virtqueue::{DirtyLog, GuestMemory, Layout, QueueSetup, VirtQueue};
+
+/// One connection's state.
+pub(crate) struct Session<'a> {
+    pub(crate) device: &'a mut Device,
+    pub(crate) features: u64,
+    pub(crate) protocol_features: u64,
+    pub(crate) queues: Vec<QueueSlot>,
+    pub(crate) table: MemTable,
+    memory: Arc<GuestMemory>,
+    pub(crate) log: Option<Arc<DirtyLog>>,
+    pub(crate) inflight: Option<Arc<InflightRegion>>,
+    pub(crate) writeback: Arc<AtomicBool>,
+    status: u8,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(device: &'a mut Device) -> Self {
+        let queues = (0..device.options.num_queues).map(|_| QueueSlot::default()).collect();
+        let writeback = Arc::new(AtomicBool::new(device.options.writeback));
+        Session {
+            device,
+            features: 0,
+            protocol_features: 0,
+            queues,
+            table: MemTable::default(),
+            memory: Arc::default(),
+            log: None,
+            inflight: None,
+            writeback,
+            status: 0,
+        }
+    }
+
+    /// The features offered: the device's, and vhost-user's own two.
+    pub(crate) fn offered(&self) -> u64 {
+        let own = bit(VHOST_F_LOG_ALL) | bit(VHOST_USER_F_PROTOCOL_FEATURES);
+        self.device.config.features() | own
+    }
+
+    pub(crate) fn acked(&self, number: u32) -> bool {
+        self.features & bit(number) != 0
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        if self.acked(F_RING_PACKED) { Layout::Packed } else { Layout::Split }
+    }
+
+    /// Starts queue `index` if its set-up is complete; otherwise nothing happens.
+    pub(crate) fn try_start(&mut self, index: usize) -> io::Result<()> {
+        let Some(addr) = self.queues[index].ready() else { return Ok(()) };
+        let layout = self.layout();
+        let slot = &self.queues[index];
+        let setup = QueueSetup {
+            memory: Arc::clone(&self.memory),
+            layout,
+            size: slot.size,
+            desc_addr: addr.desc,
+            avail_addr: addr.avail,
+            used_addr: addr.used,
+            base: slot.base,
+            indirect: self.acked(F_INDIRECT_DESC),
+            event_idx: self.acked(F_EVENT_IDX),
+            log: self.log.clone().filter(|_| self.acked(VHOST_F_LOG_ALL)),
+            used_log_addr: addr.used_log,
+        };
+        let ring = VirtQueue::start(&setup)
+            .map_err(|error| refusal(format!("queue {index} cannot start: {error}")))?;
+        let duplicate = |file: &Option<File>| file.as_ref().map(File::try_clone).transpose();
+        let info = &self.device.config.info;
+        let serial = &self.device.options.serial;
+        let start = QueueStart {
+            index: index as u16,
+            ring,
+            layout,
+            disk: DiskView::new(info, self.features, Arc::clone(&self.writeback), serial),
+            kick: duplicate(slot.kick.as_ref().unwrap_or(&None))?,
+            call: duplicate(&slot.call)?,
+            err: duplicate(&slot.err)?,
+            region: self.inflight.clone(),
+        };
+        tracing::debug!(queue = index, size = slot.size, base = slot.base, ?layout, "starts");
+        self.queues[index].running = Some(self.device.plane.start_queue(start));
+        Ok(())
+    }
+
+    /// Stops queue `index` and drains it; its base is where it would go on. Returns whether it
+    /// was running.
+    pub(crate) fn stop(&mut self, index: usize) -> bool {
+        let Some(handle) = self.queues[index].running.take() else { return false };
+        let stopped = self.device.plane.stop_queue(handle);
+        let stats = stopped.stats;
+        tracing::debug!(
+            queue = index,
+            base = stopped.base,
+            chains = stats.chains,
+            refused = stats.refused,
+            kicks = stats.kicks,
+            calls = stats.calls,
+            "stopped"
+        );
+        self.queues[index].base = stopped.base;
+        true
+    }
+
+    /// Stops the queues that run, makes a change they rely on, and starts them again.
+    pub(crate) fn while_stopped(
+        &mut self,
+        change: impl FnOnce(&mut Self) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let stopped: Vec<usize> =
+            (0..self.queues.len()).filter(|&index| self.stop(index)).collect();
+        change(self)?;
+        stopped.into_iter().try_for_each(|index| self.try_start(index))
+    }
+
+    /// Replaces the memory table; refuses one whose regions overlap, and keeps the old one then.
+    pub(crate) fn set_table(&mut self, table: MemTable) -> io::Result<()> {
+        let memory = table.to_memory().map_err(refusal)?;
+        self.while_stopped(|session| {
+            session.device.plane.set_memory(Some(Arc::clone(&memory)));
+            session.table = table;
+            session.memory = memory;
+            Ok(())
+        })?;
+        // Queues whose rings lie in memory that is only now known.
+        (0..self.queues.len()).try_for_each(|index| self.try_start(index))
+    }
+
+    /// RESET_DEVICE, or status 0: the device is as new; the memory table stays.
+    pub(crate) fn reset(&mut self) {
+        for index in 0..self.queues.len() {
+            self.stop(index);
+            // Without protocol features there is no SET_VRING_ENABLE.
+            let enabled = !self.acked(VHOST_USER_F_PROTOCOL_FEATURES);
+            self.queues[index] = QueueSlot { enabled, ..QueueSlot::default() };
+        }
+        self.status = 0;
+        self.writeback.store(self.device.options.writeback, Ordering::Relaxed);
+    }
+
+    /// The connection ended: stops everything and lets the guest's memory go.
+    pub(crate) fn end(&mut self) {
+        self.reset();
+        self.memory = Arc::default();
+        self.table = MemTable::default();
+        self.device.plane.set_memory(None);
+    }
+
+    pub(crate) fn status_negotiated(&self) -> bool {
+        self.protocol_features & VhostUserProtocolFeatures::STATUS.bits() != 0
+    }
+
+    pub(crate) fn reply_ack_negotiated(&self) -> bool {
+        self.protocol_features & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0
+    }
+
+    pub(crate) fn status(&self) -> u8 {
+        self.status
+    }
+
+    pub(crate) fn set_status(&mut self, status: u8) {
+        if status == 0 {
+            self.reset();
+        }
+        self.status = status;
+    }
+}
+
+/// An error that the front-end caused.
+pub(crate) fn refusal(cause: impl ToString) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, cause.to_string())
+}
