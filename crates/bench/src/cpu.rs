@@ -47,9 +47,12 @@ pub fn pin_process(pid: u32, cpus: &[usize]) -> Result<()> {
     }
     let set = cpu_set(cpus);
     for task in tasks(pid)? {
-        let task = Pid::from_raw(task as i32).context("thread id 0")?;
-        sched_setaffinity(Some(task), &set)
-            .with_context(|| format!("cannot move process {pid} to CPUs {cpus:?}"))?;
+        let thread = Pid::from_raw(task as i32).context("thread id 0")?;
+        let moved = sched_setaffinity(Some(thread), &set);
+        // Kernel workers (io_uring) may refuse, and any thread but the first may have ended.
+        if task == pid {
+            moved.with_context(|| format!("cannot move process {pid} to CPUs {cpus:?}"))?;
+        }
     }
     Ok(())
 }

@@ -4,6 +4,15 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
 pub mod cpu;
+pub mod disk;
+pub mod fio;
+pub mod goals;
 pub mod load;
+pub mod process;
+pub mod report;
+pub mod scaling;
+pub mod server;
+pub mod setup;
 pub mod socket;

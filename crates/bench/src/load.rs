@@ -203,7 +203,7 @@ impl Worker {
         let data_stride = u64::from(load.block_bytes.next_multiple_of(4096));
         let data = memory.alloc_area(depth * data_stride as usize, 4096);
         // Touch every page and give writes something that does not compress.
-        let pattern: Vec<u8> = (0..data.len()).map(|i| (i * 131 >> 3) as u8).collect();
+        let pattern: Vec<u8> = (0..data.len()).map(|i| (i * 131 / 8) as u8).collect();
         data.write(0, &pattern);
         let slots = memory.alloc_area(depth * SLOT_BYTES, SLOT_BYTES);
         let kind = if load.op == Op::Randread { T_IN } else { T_OUT };

@@ -5,12 +5,15 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Measure vhost-user-blk servers without a guest, alternating between them.
+/// Measure vhost-user-blk servers without a guest: vhost-blk, qemu-storage-daemon, any other that
+/// runs already, and bare fio, in turn, round by round.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+    #[command(flatten)]
+    compare: bench::compare::Args,
 }
 
 #[derive(Debug, Subcommand)]
@@ -20,8 +23,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Socket(args) => bench::socket::run(&args),
+    let cli = Cli::parse();
+    let result = match cli.command {
+        None => bench::compare::run(&cli.compare),
+        Some(Command::Socket(args)) => bench::socket::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The disk file that all servers share: fully written, and removed at the end.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use tempfile::NamedTempFile;
+
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Makes a file of `size_bytes` (rounded down to whole MiB), written with data that does not
+/// compress to nothing.
+pub fn create(folder: &Path, size_bytes: u64) -> Result<NamedTempFile> {
+    let wrong = || format!("cannot write a disk of {size_bytes} bytes in {}", folder.display());
+    let mut file =
+        tempfile::Builder::new().prefix("bench-disk-").tempfile_in(folder).with_context(wrong)?;
+    let mut state = 1_u64;
+    for _ in 0..size_bytes / CHUNK_BYTES as u64 {
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        while chunk.len() < CHUNK_BYTES {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            chunk.extend(state.to_le_bytes());
+        }
+        file.write_all(&chunk).with_context(wrong)?;
+    }
+    file.as_file().sync_all().with_context(wrong)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_has_its_size_and_no_holes() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = tempfile::tempdir().unwrap();
+        let disk = create(folder.path(), 3 << 20).unwrap();
+        let metadata = disk.as_file().metadata().unwrap();
+        assert_eq!(metadata.len(), 3 << 20);
+        assert!(metadata.blocks() * 512 >= 3 << 20, "the file has holes");
+    }
+}

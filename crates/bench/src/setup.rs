@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The machine and the versions, so that numbers can be reproduced.
+
+use std::fs;
+use std::process::Command;
+
+/// Names and values for the report's head.
+pub fn describe() -> Vec<(String, String)> {
+    let line_of = |path: &str, start: &str| {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(start));
+        line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned())
+    };
+    let unknown = || "unknown".to_owned();
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease");
+    let cores = std::thread::available_parallelism().map(|n| n.to_string());
+    let hypervisor = line_of("/proc/cpuinfo", "flags")
+        .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor"));
+    let setup = [
+        ("CPU", line_of("/proc/cpuinfo", "model name").unwrap_or_else(unknown)),
+        ("cores", cores.unwrap_or_else(|_| unknown())),
+        ("virtual machine", if hypervisor { "yes" } else { "no" }.to_owned()),
+        ("memory", line_of("/proc/meminfo", "MemTotal").unwrap_or_else(unknown)),
+        ("kernel", kernel.map_or_else(|_| unknown(), |k| k.trim().to_owned())),
+        ("fio", version("fio")),
+        ("bench", env!("CARGO_PKG_VERSION").to_owned()),
+        ("command", std::env::args().collect::<Vec<_>>().join(" ")),
+    ];
+    setup.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// First line of what a program says about its version.
+pub fn version(program: &str) -> String {
+    let output = Command::new(program).arg("--version").output();
+    let text = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
+    let text = text.unwrap_or_else(|e| format!("not usable ({e})"));
+    text.lines().next().unwrap_or("unknown").to_owned()
+}
