@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Adaptive polling: how long an idle thread looks at its rings before it sleeps.
 //!
-//! The window grows while sleeps turn out short enough to have been polled away, and shrinks to
-//! nothing when they do not, so that an idle queue costs nothing.
+//! A short sleep suggests that looking on would have found the work sooner, so the thread tries;
+//! how long a sleep would have been without the cost of waking up is not known, and that cost
+//! differs a hundredfold between hosts. So the trial decides: polls that find work go on, a few
+//! that find nothing in a row end polling, for longer each time. A long sleep ends it at once.
 
 use std::time::{Duration, Instant};
 
-/// The first window after nothing.
-const WINDOW_MIN: Duration = Duration::from_micros(4);
+/// What a wake-up may cost on a slow host (a halted virtual CPU).
+const WAKE_UP_MAX: Duration = Duration::from_micros(100);
+/// Polls in a row that may find nothing.
+const MISSES_MAX: u32 = 3;
+/// Sleeps without polling after that many misses: the first time, and at most.
+const PAUSE_SLEEPS_MIN: u32 = 8;
+const PAUSE_SLEEPS_MAX: u32 = 1024;
 /// Looks at the rings between two looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
 
@@ -15,26 +22,44 @@ const LOOKS_PER_CLOCK: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct AdaptivePoll {
     max: Duration,
-    window: Duration,
-    idle_since: Option<Instant>,
+    /// Look for work before sleeping.
+    polling: bool,
+    /// Looks since there was work last.
     looks: u32,
+    idle_since: Option<Instant>,
+    misses: u32,
+    pause_sleeps: u32,
+    next_pause_sleeps: u32,
 }
 
 impl AdaptivePoll {
     pub(crate) fn new(max: Duration) -> Self {
-        AdaptivePoll { max, window: Duration::ZERO, idle_since: None, looks: 0 }
+        AdaptivePoll {
+            max,
+            polling: false,
+            looks: 0,
+            idle_since: None,
+            misses: 0,
+            pause_sleeps: 0,
+            next_pause_sleeps: PAUSE_SLEEPS_MIN,
+        }
     }
 
-    /// There was work: the next idle time starts anew.
+    /// There was work: if it was looked for, looking paid.
     #[inline]
     pub(crate) fn worked(&mut self) {
-        self.idle_since = None;
+        if self.looks > 0 {
+            self.looks = 0;
+            self.idle_since = None;
+            self.misses = 0;
+            self.next_pause_sleeps = PAUSE_SLEEPS_MIN;
+        }
     }
 
     /// There was no work: whether to look again rather than sleep.
     #[inline]
     pub(crate) fn look_again(&mut self) -> bool {
-        if self.window.is_zero() {
+        if !self.polling {
             return false;
         }
         self.looks += 1;
@@ -42,19 +67,32 @@ impl AdaptivePoll {
             return true;
         }
         let since = *self.idle_since.get_or_insert_with(Instant::now);
-        since.elapsed() < self.window
+        since.elapsed() < self.max
     }
 
-    /// A sleep lasted `slept`: adapts the window.
+    /// A sleep lasted `slept`: decides whether to poll before the next one.
     pub(crate) fn slept(&mut self, slept: Duration) {
+        let missed = std::mem::take(&mut self.looks) > 0;
         self.idle_since = None;
-        let worth_polling = slept <= self.max;
-        self.window = if worth_polling {
-            (self.window * 2).clamp(WINDOW_MIN.min(self.max), self.max)
+        if slept > self.max + WAKE_UP_MAX || self.max.is_zero() {
+            self.polling = false;
+        } else if missed {
+            self.miss();
+        } else if self.pause_sleeps > 0 {
+            self.pause_sleeps -= 1;
         } else {
-            let half = self.window / 2;
-            if half < WINDOW_MIN { Duration::ZERO } else { half }
-        };
+            self.polling = true;
+        }
+    }
+
+    fn miss(&mut self) {
+        self.misses += 1;
+        if self.misses == MISSES_MAX {
+            self.misses = 0;
+            self.polling = false;
+            self.pause_sleeps = self.next_pause_sleeps;
+            self.next_pause_sleeps = (self.next_pause_sleeps * 2).min(PAUSE_SLEEPS_MAX);
+        }
     }
 }
 
@@ -62,31 +100,65 @@ impl AdaptivePoll {
 mod tests {
     use super::*;
 
-    const MAX: Duration = Duration::from_micros(64);
+    const MAX: Duration = Duration::from_micros(50);
+    const SHORT: Duration = Duration::from_micros(60);
+    const LONG: Duration = Duration::from_millis(10);
 
-    #[test]
-    fn short_sleeps_grow_the_window_up_to_its_bound() {
-        let mut poll = AdaptivePoll::new(MAX);
-        for _ in 0..20 {
-            poll.slept(Duration::from_micros(10));
-        }
-        assert_eq!(poll.window, MAX);
+    fn polls(poll: &mut AdaptivePoll) -> bool {
+        poll.look_again()
     }
 
     #[test]
-    fn long_sleeps_shrink_the_window_to_nothing() {
-        let mut poll = AdaptivePoll { window: MAX, ..AdaptivePoll::new(MAX) };
-        for _ in 0..6 {
-            poll.slept(Duration::from_millis(10));
+    fn a_short_sleep_starts_polling() {
+        let mut poll = AdaptivePoll::new(MAX);
+        assert!(!polls(&mut poll));
+        poll.slept(SHORT);
+        assert!(polls(&mut poll));
+    }
+
+    #[test]
+    fn a_long_sleep_ends_polling() {
+        let mut poll = AdaptivePoll::new(MAX);
+        poll.slept(SHORT);
+        poll.slept(LONG);
+        assert!(!polls(&mut poll));
+    }
+
+    #[test]
+    fn polls_that_find_nothing_end_polling_for_longer_each_time() {
+        let mut poll = AdaptivePoll::new(MAX);
+        let mut sleeps_until_polling = Vec::new();
+        for _ in 0..12 {
+            let mut sleeps = 0;
+            while !polls(&mut poll) {
+                poll.slept(SHORT);
+                sleeps += 1;
+            }
+            sleeps_until_polling.push(sleeps);
+            poll.slept(SHORT); // a miss
+            for _ in 1..MISSES_MAX {
+                polls(&mut poll);
+                poll.slept(SHORT);
+            }
         }
-        assert_eq!(poll.window, Duration::ZERO);
-        assert!(!poll.look_again());
+        assert!(sleeps_until_polling.is_sorted());
+        assert_eq!(sleeps_until_polling.last(), Some(&(PAUSE_SLEEPS_MAX + 1)));
+    }
+
+    #[test]
+    fn polls_that_find_work_go_on() {
+        let mut poll = AdaptivePoll::new(MAX);
+        poll.slept(SHORT);
+        for _ in 0..1000 {
+            assert!(polls(&mut poll));
+            poll.worked();
+        }
     }
 
     #[test]
     fn a_bound_of_zero_never_polls() {
         let mut poll = AdaptivePoll::new(Duration::ZERO);
         poll.slept(Duration::ZERO);
-        assert!(!poll.look_again());
+        assert!(!polls(&mut poll));
     }
 }

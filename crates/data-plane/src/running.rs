@@ -181,9 +181,10 @@ impl RunningQueue {
         }
     }
 
-    /// Asks for kicks; returns whether a chain came in meanwhile.
+    /// Asks for a kick at the next chain; returns whether one came in meanwhile. To be repeated
+    /// before every sleep: the event index stands for one position of the ring.
     pub(crate) fn arm(&mut self) -> bool {
-        if !self.armed && self.may_take() {
+        if self.may_take() {
             self.ring.arm();
             self.armed = true;
         }
