@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line.
+
+use crate::failure::Failure;
+use crate::options::ServeArgs;
+use crate::{config, create, doctor, generate, serve};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Serves disks to virtual machines (vhost-user-blk).
+///
+/// An option in place of the command means `serve`, as VMMs expect of a vhost-user program:
+/// `vhost-blk --socket-path=PATH --blk-file=PATH`.
+#[derive(Debug, Parser)]
+#[command(name = "vhost-blk", version, subcommand_required = true, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands, alphabetical.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a raw image file
+    Create(create::CreateArgs),
+    /// Look at this machine and say what will and will not work
+    Doctor(doctor::DoctorArgs),
+    /// Write man pages, shell completions or the table of options
+    Generate(generate::GenerateArgs),
+    /// Serve one disk on one socket, in the foreground
+    Serve(Box<ServeArgs>),
+}
+
+/// What `--print-capabilities` answers.
+pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
+
+/// Runs the program with `args` (the first is the program's name).
+pub fn run(args: Vec<OsString>) -> ExitCode {
+    let args = with_command(args);
+    if asks_for_capabilities(&args) {
+        return print(&format!("{CAPABILITIES}\n"));
+    }
+    let outcome = match parse(&args) {
+        Ok(cli) => execute(cli.command),
+        Err(Answer::Text(text)) => return print(&text),
+        Err(Answer::Failure(failure)) => Err(failure),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            // Nothing can be done if stderr is gone.
+            let _ = writeln!(std::io::stderr(), "vhost-blk: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+/// What a command line leads to other than a command.
+#[derive(Debug)]
+pub enum Answer {
+    /// Help or version, for stdout.
+    Text(String),
+    /// It is wrong.
+    Failure(Failure),
+}
+
+/// Reads `args` and the configuration file they name.
+///
+/// # Errors
+/// See [`Answer`].
+pub fn parse(args: &[OsString]) -> Result<Cli, Answer> {
+    let first = matches(args)?;
+    let last = match first.subcommand() {
+        Some(("serve", given)) => match given.get_one::<std::path::PathBuf>("config") {
+            Some(path) => {
+                let mut program = Cli::command();
+                program.build();
+                let serve = program.find_subcommand("serve").expect("a command of this program");
+                let from_file = config::arguments(path, serve, given).map_err(Answer::Failure)?;
+                let mut all = args[..2].to_vec();
+                all.extend(from_file);
+                all.extend_from_slice(&args[2..]);
+                matches(&all)?
+            }
+            None => first,
+        },
+        _ => first,
+    };
+    Cli::from_arg_matches(&last).map_err(|error| answer(args, error))
+}
+
+fn matches(args: &[OsString]) -> Result<ArgMatches, Answer> {
+    Cli::command().try_get_matches_from(args).map_err(|error| answer(args, error))
+}
+
+fn answer(args: &[OsString], error: clap::Error) -> Answer {
+    use clap::error::ErrorKind;
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Answer::Text(styled(&error)),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Answer::Failure(Failure::usage(
+                "read the command line",
+                "no command is given",
+                "give serve, create, doctor or generate, and see vhost-blk --help",
+            ))
+        }
+        _ => {
+            let program = Cli::command();
+            let known = args.get(1).and_then(|name| program.find_subcommand(name));
+            let command = known.map_or(String::new(), |command| format!(" {}", command.get_name()));
+            Answer::Failure(Failure::from_clap("the command line", &command, &error))
+        }
+    }
+}
+
+fn execute(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Create(args) => create::create(&args),
+        Command::Doctor(args) => return Ok(doctor::doctor(&args)),
+        Command::Generate(args) => generate::generate(&args),
+        Command::Serve(args) => serve::serve(&args),
+    }
+    .map(|()| ExitCode::SUCCESS)
+}
+
+/// QEMU's convention: options without a command are options of `serve`.
+fn with_command(mut args: Vec<OsString>) -> Vec<OsString> {
+    if args.is_empty() {
+        args.push("vhost-blk".into());
+    }
+    let first = args.get(1).and_then(|arg| arg.to_str()).unwrap_or("");
+    if first.starts_with("--") && !matches!(first, "--help" | "--version") {
+        args.insert(1, "serve".into());
+    }
+    args
+}
+
+fn asks_for_capabilities(args: &[OsString]) -> bool {
+    args.get(1).is_some_and(|command| command == "serve")
+        && args[2..].iter().any(|arg| arg == "--print-capabilities")
+}
+
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// With colours only where a terminal shows them.
+fn styled(error: &clap::Error) -> String {
+    use std::io::IsTerminal;
+    match std::io::stdout().is_terminal() {
+        true => error.render().ansi().to_string(),
+        false => error.render().to_string(),
+    }
+}

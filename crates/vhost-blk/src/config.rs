@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The configuration file: every option of `serve` by its long name.
+//!
+//! The file is turned into command-line arguments, so that both have one parser and one set of
+//! checks; what the command line gives, the file does not.
+
+use crate::failure::Failure;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command};
+use std::ffi::OsString;
+use std::path::Path;
+use toml::Value;
+
+/// Options that name the same thing: one of them on the command line silences the others.
+const SOCKET_CHOICES: [&str; 2] = ["fd", "socket-path"];
+
+/// Options that make no sense in a file.
+const COMMAND_LINE_ONLY: [&str; 3] = ["config", "help", "print-capabilities"];
+
+/// Arguments for what `path` sets and the command line (`given`) does not.
+///
+/// # Errors
+/// When the file cannot be read, or a key or value is wrong.
+pub fn arguments(
+    path: &Path,
+    serve: &Command,
+    given: &ArgMatches,
+) -> Result<Vec<OsString>, Failure> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::run(format!("read the configuration {shown}"), error, "check --config")
+    })?;
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let line = error.span().map_or(1, |at| 1 + text[..at.start].matches('\n').count());
+        wrong(path, format!("line {line}: {}", error.message()), "write KEY = VALUE lines (TOML)")
+    })?;
+    check_keys(path, serve, &table)?;
+    let mut arguments = Vec::new();
+    let mut wanted = Vec::new();
+    for (key, value) in &table {
+        let these = one_option(path, key, value)?;
+        if !silenced(key, given) {
+            wanted.extend(these.iter().cloned());
+        }
+        arguments.extend(these);
+    }
+    // The values are checked alone first, so that the message can name the file.
+    let alone = [OsString::from("serve")].into_iter().chain(arguments);
+    serve.clone().try_get_matches_from(alone).map_err(|error| {
+        Failure::from_clap(&format!("the configuration {shown}"), " serve", &error)
+    })?;
+    Ok(wanted)
+}
+
+/// The keys that a file may have, sorted.
+pub fn known_keys(serve: &Command) -> Vec<&str> {
+    let mut keys: Vec<&str> = serve.get_arguments().filter_map(|arg| arg.get_long()).collect();
+    keys.retain(|key| !COMMAND_LINE_ONLY.contains(key));
+    keys.sort_unstable();
+    keys
+}
+
+fn check_keys(path: &Path, serve: &Command, table: &toml::Table) -> Result<(), Failure> {
+    let known = known_keys(serve);
+    match table.keys().find(|key| !known.contains(&key.as_str())) {
+        None => Ok(()),
+        Some(key) => {
+            let remedy = format!("use one of {}", known.join(", "));
+            Err(wrong(path, format!("unknown key `{key}`"), remedy))
+        }
+    }
+}
+
+/// Whether the command line decides what `key` would.
+fn silenced(key: &str, given: &ArgMatches) -> bool {
+    let on_command_line =
+        |key: &str| given.value_source(&key.replace('-', "_")) == Some(ValueSource::CommandLine);
+    match SOCKET_CHOICES.contains(&key) {
+        true => SOCKET_CHOICES.into_iter().any(on_command_line),
+        false => on_command_line(key),
+    }
+}
+
+/// `key = value` as arguments.
+fn one_option(path: &Path, key: &str, value: &Value) -> Result<Vec<OsString>, Failure> {
+    let argument = |text: &str| OsString::from(format!("--{key}={text}"));
+    match value {
+        Value::Array(items) if key == "wrap" => items
+            .iter()
+            .map(|item| match item {
+                Value::String(text) => Ok(argument(text)),
+                _ => Err(wrong(path, "`wrap` has an item that is no string", "quote each item")),
+            })
+            .collect(),
+        Value::Integer(_) if key == "socket-mode" => {
+            Err(wrong(path, "`socket-mode` is a number", "quote it: \"0660\""))
+        }
+        Value::String(text) => Ok(vec![argument(text)]),
+        Value::Integer(number) => Ok(vec![argument(&number.to_string())]),
+        Value::Boolean(yes) => Ok(vec![argument(if *yes { "on" } else { "off" })]),
+        other => {
+            let why = format!("`{key}` is of type {}", other.type_str());
+            Err(wrong(path, why, "give a string, a number or true/false"))
+        }
+    }
+}
+
+fn wrong(path: &Path, why: impl std::fmt::Display, remedy: impl std::fmt::Display) -> Failure {
+    Failure::usage(format!("use the configuration {}", path.display()), why, remedy)
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Opens the disk that the options describe.
+
+use crate::failure::Failure;
+use crate::options::ServeArgs;
+use crate::values::{BackendKind, LockMode};
+use backend::file::{File, FileOptions};
+use backend::lock::{Access, lock_image};
+use backend::mem::Mem;
+use backend::null::Null;
+use backend::{Disk, Info, Lane};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+/// An open disk.
+pub struct Opened {
+    /// The disk, in its wrappers.
+    pub disk: Arc<dyn Disk>,
+    /// What the user should know: an option that could not be had and what is done instead.
+    pub notices: Vec<String>,
+    /// Holds the lock on the image as long as it lives.
+    pub lock: Option<fs::File>,
+}
+
+/// Opens, locks and wraps the disk of `args`, which were checked.
+///
+/// # Errors
+/// When the storage cannot be opened or is in use, or a wrapper's description is wrong.
+pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
+    let size = args.size.map_or(0, |size| size.0);
+    let mut opened = match (args.backend, &args.blk_file) {
+        (BackendKind::File, Some(path)) => open_file(path, args)?,
+        (BackendKind::Mem, _) => {
+            let mem = Mem::new(size).map_err(|error| {
+                Failure::run("get memory for the disk", error, "give a smaller --size")
+            })?;
+            presented(Arc::new(mem), args)
+        }
+        (BackendKind::File, None) | (BackendKind::Null, _) => {
+            presented(Arc::new(Null::new(size)), args)
+        }
+    };
+    for spec in &args.wrap {
+        opened.disk = backend::wrap::from_spec(spec, opened.disk).map_err(|error| {
+            Failure::usage(
+                format!("use --wrap {spec}"),
+                error,
+                "see --wrap in vhost-blk serve --help",
+            )
+        })?;
+    }
+    Ok(opened)
+}
+
+fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
+    let options = FileOptions {
+        read_only: args.read_only.is_on(),
+        direct: args.direct.is_on(),
+        logical_block_bytes: args.logical_block_size,
+        discard: args.discard.is_on(),
+    };
+    let file = File::open(path, options).map_err(|error| Failure::told("open the disk", error))?;
+    let notices = file.notices().to_vec();
+    let lock = match args.lock {
+        LockMode::Auto => Some(lock(path, args.read_only.is_on())?),
+        LockMode::Off => None,
+    };
+    Ok(Opened { disk: Arc::new(file), notices, lock })
+}
+
+/// The lock belongs to this open file description, whatever else is open.
+fn lock(path: &Path, read_only: bool) -> Result<fs::File, Failure> {
+    let access = if read_only { Access::Read } else { Access::Write };
+    let file = fs::File::open(path).map_err(|error| {
+        let what = format!("open {} to lock it", path.display());
+        Failure::run(what, error, "check its permissions, or give --lock off")
+    })?;
+    lock_image(&file, path, access).map_err(|error| Failure::told("lock the image", error))?;
+    Ok(file)
+}
+
+/// A disk that takes no options of its own, with the ones that every disk has.
+fn presented(disk: Arc<dyn Disk>, args: &ServeArgs) -> Opened {
+    let mut info = disk.info();
+    info.read_only |= args.read_only.is_on();
+    if let Some(block) = args.logical_block_size {
+        info.logical_block_bytes = block;
+        info.physical_block_bytes = info.physical_block_bytes.max(block);
+        info.capacity_sectors -= info.capacity_sectors % u64::from(block / 512);
+    }
+    if !args.discard.is_on() {
+        info.discard = None;
+    }
+    if info.read_only {
+        (info.discard, info.write_zeroes, info.secure_erase) = (None, None, None);
+        info.write_zeroes_unmaps = false;
+    }
+    Opened { disk: Arc::new(Presented { disk, info }), notices: Vec::new(), lock: None }
+}
+
+/// A disk with another description.
+struct Presented {
+    disk: Arc<dyn Disk>,
+    info: Info,
+}
+
+impl Disk for Presented {
+    fn info(&self) -> Info {
+        self.info.clone()
+    }
+
+    fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
+        self.disk.open_lane()
+    }
+
+    fn layers(&self) -> u8 {
+        self.disk.layers()
+    }
+}

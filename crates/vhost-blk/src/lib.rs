@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The program: command line, configuration file, socket, signals and the glue that puts a disk,
+//! a data plane and a vhost-user device together.
+//!
+//! What is absent: vhost-user messages, virtqueues, block I/O.
+
+pub mod cli;
+pub mod config;
+pub mod create;
+pub mod disk;
+pub mod doctor;
+pub mod engine;
+pub mod failure;
+pub mod generate;
+pub mod log;
+pub mod notify;
+pub mod options;
+pub mod os;
+pub mod serve;
+pub mod signals;
+pub mod socket;
+pub mod socket_file;
+pub mod values;
+
+pub use cli::run;

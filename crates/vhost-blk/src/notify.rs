@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tells the service manager how far the program is (`sd_notify(3)`).
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Sends `state` (such as `READY=1`) to the service manager, if there is one.
+///
+/// # Errors
+/// When there is one that cannot be reached.
+pub fn notify(state: &str) -> io::Result<()> {
+    match std::env::var_os("NOTIFY_SOCKET") {
+        Some(name) if !name.is_empty() => send(&name, state),
+        _ => Ok(()),
+    }
+}
+
+fn send(name: &OsStr, state: &str) -> io::Result<()> {
+    let address = match name.as_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,
+        _ => SocketAddr::from_pathname(name)?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_arrives_at_a_socket_with_an_abstract_name() {
+        let name = format!("vhost-blk-notify-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let manager = UnixDatagram::bind_addr(&address).unwrap();
+        send(OsStr::new(&format!("@{name}")), "READY=1").unwrap();
+        let mut text = [0; 16];
+        let len = manager.recv(&mut text).unwrap();
+        assert_eq!(&text[..len], b"READY=1");
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The options of `serve`: the one definition behind the command line, the configuration file,
+//! the man pages, the completions and `docs/options.md`.
+
+use crate::failure::Failure;
+use crate::values::{
+    self, BackendKind, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel, OnOff, Plane, Size,
+};
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Options of `vhost-blk serve`. Alphabetical within each heading.
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// Serve a socket that this process inherited: a listening one, or a connected one (then the
+    /// daemon ends with the connection)
+    #[arg(long, value_name = "N", value_parser = values::fd, help_heading = "Socket")]
+    pub fd: Option<i32>,
+    /// Group of the socket file, by name or number
+    #[arg(long, value_name = "GROUP", help_heading = "Socket")]
+    pub socket_group: Option<String>,
+    /// Permission bits of the socket file, octal [default: 0600, with --socket-group 0660]
+    #[arg(long, value_name = "MODE", value_parser = values::socket_mode, help_heading = "Socket")]
+    pub socket_mode: Option<u32>,
+    /// Listen on this UNIX socket. A stale socket file is replaced, a live one never
+    #[arg(long, value_name = "PATH", help_heading = "Socket")]
+    pub socket_path: Option<PathBuf>,
+
+    /// What stores the blocks
+    #[arg(long, value_name = "KIND", default_value = "file", help_heading = "Disk")]
+    pub backend: BackendKind,
+    /// Raw image file or block device to serve
+    #[arg(long, value_name = "PATH", help_heading = "Disk")]
+    pub blk_file: Option<PathBuf>,
+    /// Whether a completed write may wait in a volatile cache until the guest's FLUSH
+    #[arg(long, value_name = "MODE", default_value = "writeback", help_heading = "Disk")]
+    pub cache: Cache,
+    /// Bypass the page cache (O_DIRECT); where the file system refuses, the daemon says so and
+    /// goes through the page cache
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "on",
+        hide_possible_values = true,
+        help_heading = "Disk"
+    )]
+    pub direct: OnOff,
+    /// Offer DISCARD where the storage can free space
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "on",
+        hide_possible_values = true,
+        help_heading = "Disk"
+    )]
+    pub discard: OnOff,
+    /// Lock the image against other writers, the way QEMU does
+    #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Disk")]
+    pub lock: LockMode,
+    /// Logical block size that the guest sees, 512 or 4096 [default: the storage's own]
+    #[arg(long, value_name = "BYTES", value_parser = values::logical_block, help_heading = "Disk")]
+    pub logical_block_size: Option<u32>,
+    /// Refuse writes
+    #[arg(long, value_name = "on|off", default_value = "off", default_missing_value = "on",
+          num_args = 0..=1, require_equals = true, hide_possible_values = true,
+          help_heading = "Disk")]
+    pub read_only: OnOff,
+    /// Serial number that the guest sees: at most 20 printable ASCII characters
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true,
+          value_parser = values::serial, help_heading = "Disk")]
+    pub serial: String,
+    /// Size of a null or mem backend, with K, M, G or T
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Disk")]
+    pub size: Option<Size>,
+    /// Put a wrapper around the backend: delay:us=100, fault:ops=write,errno=EIO, limit:iops=1000,
+    /// record:path=FILE (may be repeated, the last one is outermost)
+    #[arg(long, value_name = "SPEC", help_heading = "Disk")]
+    pub wrap: Vec<String>,
+
+    /// Most virtqueues [default: number of CPUs, at most 64]
+    #[arg(long, value_name = "N", value_parser = values::num_queues, help_heading = "Queues")]
+    pub num_queues: Option<u16>,
+    /// Offer packed virtqueues
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "on",
+        hide_possible_values = true,
+        help_heading = "Queues"
+    )]
+    pub packed: OnOff,
+    /// Largest virtqueue: a power of two from 2 to 32768
+    #[arg(long, value_name = "N", default_value = "256", value_parser = values::queue_size,
+          help_heading = "Queues")]
+    pub queue_size: u16,
+
+    /// Bind the data plane's threads to these CPUs, in turn; a list such as 0-3,6
+    #[arg(long, value_name = "LIST", value_parser = values::cpus, help_heading = "Data plane")]
+    pub cpus: Option<CpuList>,
+    /// Who runs the queues
+    #[arg(long, value_name = "PLANE", default_value = "auto", help_heading = "Data plane")]
+    pub data_plane: Plane,
+    /// Poll the storage device for completions (only for devices that have poll queues)
+    #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Data plane")]
+    pub iopoll: IoPoll,
+    /// Register guest memory as io_uring fixed buffers. This pins it: do not use it with
+    /// ballooning or free page reporting, because pages that the guest gave back stay referenced
+    /// and I/O would go to them instead of the pages that replaced them
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "off",
+        hide_possible_values = true,
+        help_heading = "Data plane"
+    )]
+    pub pin_memory: OnOff,
+    /// Longest time in microseconds that a thread polls before it sleeps; it polls only while
+    /// that pays. 0: never
+    #[arg(long, value_name = "N", default_value = "50", value_parser = values::poll_max_us,
+          help_heading = "Data plane")]
+    pub poll_max_us: u32,
+    /// Data-plane threads; queues are spread over them [default: number of queues or CPUs,
+    /// whichever is less, at most 4]
+    #[arg(long, value_name = "N", value_parser = values::threads, help_heading = "Data plane")]
+    pub threads: Option<usize>,
+
+    /// Take options from this TOML file: same names without the dashes in front. The command
+    /// line wins
+    #[arg(long, value_name = "FILE", help_heading = "General")]
+    pub config: Option<PathBuf>,
+    /// How a log line looks
+    #[arg(long, value_name = "FORMAT", default_value = "text", help_heading = "General")]
+    pub log_format: LogFormat,
+    /// How much is logged, on stderr
+    #[arg(long, value_name = "LEVEL", default_value = "info", help_heading = "General")]
+    pub log_level: LogLevel,
+    /// Print what this program can do as JSON and exit; other options are ignored
+    #[arg(long, help_heading = "General")]
+    pub print_capabilities: bool,
+}
+
+/// Most threads unless `--threads` says more.
+const THREADS_DEFAULT_MAX: usize = 4;
+
+impl ServeArgs {
+    /// Checks what no single option's parser can see.
+    ///
+    /// # Errors
+    /// When options contradict each other or one is missing.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.check_disk()?;
+        if self.data_plane == Plane::Kernel {
+            return Err(Failure::run(
+                "use the kernel data plane",
+                "it is not built yet",
+                "use --data-plane uring",
+            ));
+        }
+        let file_wanted = self.socket_mode.is_some() || self.socket_group.is_some();
+        if file_wanted && self.socket_path.is_none() {
+            return Err(Failure::usage(
+                "set the mode or group of the socket",
+                "they belong to a socket file that this process makes",
+                "give --socket-path, or drop --socket-mode and --socket-group",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_disk(&self) -> Result<(), Failure> {
+        let kind = format!("{:?}", self.backend).to_lowercase();
+        let what = format!("serve a disk of kind {kind}");
+        let (why, remedy) = match (self.backend, &self.blk_file, self.size) {
+            (BackendKind::File, None, _) => ("no image is given", "give --blk-file PATH"),
+            (BackendKind::File, _, Some(_)) => {
+                ("--size is for null and mem", "drop --size: a file has its own size")
+            }
+            (BackendKind::Null | BackendKind::Mem, Some(_), _) => {
+                ("--blk-file is for kind file", "drop --blk-file or --backend")
+            }
+            (BackendKind::Null | BackendKind::Mem, _, None) => {
+                ("it needs a size", "give --size SIZE")
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::usage(what, why, remedy))
+    }
+
+    /// Number of virtqueues offered.
+    pub fn queues(&self) -> u16 {
+        let cpus = u16::try_from(host_cpus()).unwrap_or(u16::MAX);
+        self.num_queues.unwrap_or(cpus.min(values::NUM_QUEUES_MAX))
+    }
+
+    /// Number of data-plane threads.
+    pub fn thread_count(&self) -> usize {
+        let cpus = self.cpus.as_ref().map_or_else(host_cpus, |list| list.0.len());
+        self.threads
+            .unwrap_or_else(|| usize::from(self.queues()).min(cpus).min(THREADS_DEFAULT_MAX))
+    }
+
+    /// Longest polling.
+    pub fn poll_max(&self) -> Duration {
+        Duration::from_micros(self.poll_max_us.into())
+    }
+}
+
+/// CPUs that this process may use.
+pub fn host_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The few system calls that std does not offer safely.
+// UNSAFETY: an inherited descriptor number, `poll` and `getgrnam_r` have no safe std form.
+#![expect(unsafe_code)]
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// Takes over a descriptor that this process inherited; children do not inherit it further.
+///
+/// # Errors
+/// When `fd` is not open.
+pub fn inherited_fd(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: sets a flag of a descriptor; fails with EBADF if there is none of this number.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, and its number was given to this process to own; it is
+    // taken once, at start-up.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Waits until one of two descriptors is readable (or at its end); tells which are.
+///
+/// # Errors
+/// When `poll` fails other than by a signal.
+pub fn wait_readable(first: BorrowedFd, second: BorrowedFd) -> io::Result<(bool, bool)> {
+    let entry =
+        |fd: BorrowedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut fds = [entry(first), entry(second)];
+    // SAFETY: `fds` is an array of that many entries.
+    while unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1) } < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Ok((fds[0].revents != 0, fds[1].revents != 0))
+}
+
+/// The number of the group called `name`; `None` if there is none.
+///
+/// # Errors
+/// When the group database cannot be read.
+pub fn group_id(name: &str) -> io::Result<Option<u32>> {
+    const BUFFER_BYTES_MAX: usize = 1 << 20;
+    let Ok(name) = CString::new(name) else { return Ok(None) };
+    let mut buffer = vec![0u8; 4096];
+    loop {
+        // SAFETY: all-zero is a valid `group` (null pointers).
+        let mut group: libc::group = unsafe { std::mem::zeroed() };
+        let mut found = std::ptr::null_mut();
+        // SAFETY: every pointer is to a live local of the right type; `buffer` has that length.
+        let errno = unsafe {
+            libc::getgrnam_r(
+                name.as_ptr(),
+                &mut group,
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                &mut found,
+            )
+        };
+        match errno {
+            0 => return Ok((!found.is_null()).then_some(group.gr_gid)),
+            libc::ERANGE if buffer.len() < BUFFER_BYTES_MAX => buffer.resize(buffer.len() * 4, 0),
+            // What the C library answers where the name does not exist.
+            libc::ENOENT | libc::ESRCH => return Ok(None),
+            errno => return Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_of_root_is_zero_and_an_invented_one_is_none() {
+        assert_eq!(group_id("root").unwrap(), Some(0));
+        assert_eq!(group_id("no-such-group-here").unwrap(), None);
+        assert_eq!(group_id("nul\0inside").unwrap(), None);
+    }
+
+    #[test]
+    fn a_closed_descriptor_is_not_taken() {
+        assert_eq!(inherited_fd(999_999).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where front-ends come from: a socket file of our own, or a socket that was passed in.
+
+use crate::failure::Failure;
+use crate::options::ServeArgs;
+use crate::os;
+use crate::socket_file::{self, SocketFile};
+use socket2::{Domain, Socket, Type};
+use std::os::fd::RawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+
+/// First descriptor that a service manager passes.
+const LISTEN_FDS_START: RawFd = 3;
+
+/// Which socket to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A socket file to be made.
+    Path {
+        /// Its path.
+        path: PathBuf,
+        /// Permission bits.
+        mode: u32,
+        /// Group, if it is to be set.
+        group: Option<u32>,
+    },
+    /// An inherited descriptor, and how it was named.
+    Fd(RawFd, &'static str),
+}
+
+/// An open source of front-ends.
+#[derive(Debug)]
+pub enum Endpoint {
+    /// Front-ends are accepted one after another; the file is ours to remove, if there is one.
+    Listening(UnixListener, Option<SocketFile>),
+    /// There is one front-end.
+    Connected(UnixStream),
+}
+
+impl Source {
+    /// Picks the one source that the options and the environment name.
+    ///
+    /// # Errors
+    /// When there is none, more than one, or one that cannot be.
+    pub fn choose(args: &ServeArgs) -> Result<Source, Failure> {
+        let passed = passed_sockets()?;
+        match (&args.socket_path, args.fd, passed) {
+            (Some(path), None, false) => {
+                let group = args.socket_group.as_deref().map(group_number).transpose()?;
+                let default_mode = if group.is_some() { 0o660 } else { 0o600 };
+                let mode = args.socket_mode.unwrap_or(default_mode);
+                Ok(Source::Path { path: path.clone(), mode, group })
+            }
+            (None, Some(fd), false) => Ok(Source::Fd(fd, "--fd")),
+            (None, None, true) => Ok(Source::Fd(LISTEN_FDS_START, "LISTEN_FDS")),
+            (None, None, false) => Err(Failure::usage(
+                "choose a socket",
+                "none is given",
+                "give --socket-path PATH or --fd N",
+            )),
+            (_, _, true) => Err(Failure::usage(
+                "choose a socket",
+                "the service manager passes one (LISTEN_FDS) and the options name another",
+                "drop --socket-path and --fd, or start without socket activation",
+            )),
+            (Some(_), Some(_), false) => Err(Failure::usage(
+                "choose a socket",
+                "both --socket-path and --fd are given",
+                "give one of them",
+            )),
+        }
+    }
+
+    /// Opens the source.
+    ///
+    /// # Errors
+    /// When the socket cannot be made or is not one that front-ends can come from.
+    pub fn open(&self) -> Result<Endpoint, Failure> {
+        match self {
+            Source::Path { path, mode, group } => {
+                let (listener, file) = socket_file::listen(path, *mode, *group)?;
+                Ok(Endpoint::Listening(listener, Some(file)))
+            }
+            Source::Fd(fd, name) => inherited(*fd, name),
+        }
+    }
+}
+
+/// Whether a service manager passed a socket to this very process (`sd_listen_fds(3)`).
+fn passed_sockets() -> Result<bool, Failure> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        return Ok(false);
+    }
+    match number("LISTEN_FDS") {
+        None | Some(0) => Ok(false),
+        Some(1) => Ok(true),
+        Some(count) => Err(Failure::usage(
+            "use the passed sockets",
+            format!("LISTEN_FDS says {count}, and one disk has one socket"),
+            "have one ListenStream= in the socket unit",
+        )),
+    }
+}
+
+fn group_number(name: &str) -> Result<u32, Failure> {
+    let failed = |why: String, remedy: &str| {
+        Err(Failure::usage(format!("use --socket-group {name}"), why, remedy))
+    };
+    if let Ok(number) = name.parse::<u32>() {
+        return Ok(number);
+    }
+    match os::group_id(name) {
+        Ok(Some(number)) => Ok(number),
+        Ok(None) => failed("there is no such group".into(), "see getent group for those that are"),
+        Err(error) => failed(error.to_string(), "give the group's number"),
+    }
+}
+
+fn inherited(fd: RawFd, name: &str) -> Result<Endpoint, Failure> {
+    let failed = |why: String| {
+        let remedy = "pass a UNIX stream socket that is listening or connected";
+        Failure::run(format!("use descriptor {fd} ({name})"), why, remedy)
+    };
+    let owned = os::inherited_fd(fd).map_err(|error| failed(error.to_string()))?;
+    let socket = Socket::from(owned);
+    match (socket.domain(), socket.r#type()) {
+        (Ok(Domain::UNIX), Ok(Type::STREAM)) => {}
+        (Ok(_), Ok(_)) => return Err(failed("it is not a UNIX stream socket".into())),
+        _ => return Err(failed("it is not a socket".into())),
+    }
+    let listening = socket.is_listener().map_err(|error| failed(error.to_string()))?;
+    socket.set_nonblocking(false).map_err(|error| failed(error.to_string()))?;
+    if listening {
+        return Ok(Endpoint::Listening(
+            UnixListener::from(std::os::fd::OwnedFd::from(socket)),
+            None,
+        ));
+    }
+    socket.peer_addr().map_err(|_| failed("it is neither listening nor connected".into()))?;
+    Ok(Endpoint::Connected(UnixStream::from(std::os::fd::OwnedFd::from(socket))))
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The socket file: never stolen from a live process, never connectable before its permissions
+//! are set, removed at the end if it is still ours.
+//!
+//! Two daemons that start at once for one path are put in order by a lock on the directory, which
+//! (unlike a lock file) leaves nothing behind. It is held while a file is examined and replaced,
+//! not while it is served: the kernel knows who listens, and tells by `connect`.
+
+use crate::failure::Failure;
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Connections that may wait while one is served.
+const BACKLOG: i32 = 16;
+/// Longest path that the kernel takes (`sun_path` less its closing 0).
+const PATH_BYTES_MAX: usize = 107;
+/// How long another process may examine the directory: at the start, and at the end.
+const START_WAIT_MAX: Duration = Duration::from_secs(5);
+const END_WAIT_MAX: Duration = Duration::from_millis(50);
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
+/// A socket file that this process made; see [`SocketFile::remove`].
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    /// Removes the file if it is still the one that was made.
+    pub fn remove(&self) {
+        // Removing goes on without the lock, too: the identity is what counts.
+        let _lock = lock_directory(&self.path, END_WAIT_MAX);
+        let ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
+        if ours {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// Makes a socket file at `path` and listens on it.
+///
+/// # Errors
+/// When the path is taken by something other than a stale socket, or the file cannot be made.
+pub fn listen(
+    path: &Path,
+    mode: u32,
+    group: Option<u32>,
+) -> Result<(UnixListener, SocketFile), Failure> {
+    let failed = |why: &dyn std::fmt::Display, remedy: &str| {
+        Failure::run(format!("listen on {}", path.display()), why, remedy)
+    };
+    let bytes = path.as_os_str().len();
+    if bytes == 0 || bytes > PATH_BYTES_MAX {
+        let why = format!("the path has {bytes} bytes and the kernel takes 1 to {PATH_BYTES_MAX}");
+        return Err(failed(&why, "choose another path"));
+    }
+    let lock = lock_directory(path, START_WAIT_MAX)
+        .map_err(|error| failed(&error, "see that its directory exists and may be read"))?;
+    clear(path)?;
+    let system = |error: io::Error| failed(&error, "check the permissions of the directory");
+    let address = SockAddr::unix(path).map_err(system)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(system)?;
+    socket.bind(&address).map_err(system)?;
+    let made = fs::symlink_metadata(path).map_err(system)?;
+    let file = SocketFile { path: path.into(), identity: (made.dev(), made.ino()) };
+    let finish = || -> Result<(), Failure> {
+        // Nobody can connect before `listen`.
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(system)?;
+        if group.is_some() {
+            std::os::unix::fs::chown(path, None, group).map_err(|error| {
+                failed(&error, "choose a --socket-group that this user belongs to")
+            })?;
+        }
+        socket.listen(BACKLOG).map_err(system)
+    };
+    if let Err(failure) = finish() {
+        drop(lock);
+        drop(file);
+        return Err(failure);
+    }
+    Ok((UnixListener::from(OwnedFd::from(socket)), file))
+}
+
+/// Makes sure that nothing is at `path`: removes a stale socket, refuses anything else.
+fn clear(path: &Path) -> Result<(), Failure> {
+    let failed = |why: &dyn std::fmt::Display, remedy: &str| {
+        Failure::run(format!("listen on {}", path.display()), why, remedy)
+    };
+    let found = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(&error, "check the path")),
+        Ok(found) => found,
+    };
+    if !found.file_type().is_socket() {
+        return Err(failed(
+            &"something that is not a socket is there",
+            "choose another path or remove it",
+        ));
+    }
+    match probe(path) {
+        Ok(()) => Err(failed(
+            &"another process serves this socket",
+            "choose another path or stop that process",
+        )),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .map_err(|error| {
+                failed(&format!("a stale socket is there and stays: {error}"), "remove it")
+            }),
+        Err(error) => Err(failed(
+            &format!("a socket is there and whether it is served cannot be told: {error}"),
+            "choose another path or remove it",
+        )),
+    }
+}
+
+/// `Ok` if someone listens on the socket.
+fn probe(path: &Path) -> io::Result<()> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::unix(path)?) {
+        // The queue of connections is full: there is a listener.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        // A socket of another type is in use, too.
+        Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => Ok(()),
+        other => other,
+    }
+}
+
+/// Locks the directory of `path` until the file is dropped.
+fn lock_directory(path: &Path, wait_max: Duration) -> io::Result<File> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let file = File::open(directory)?;
+    let deadline = Instant::now() + wait_max;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                std::thread::sleep(LOCK_RETRY);
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(io::Error::other("another process holds a lock on its directory"));
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_file_has_its_mode_and_goes_with_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.sock");
+        let (_listener, file) = listen(&path, 0o640, None).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+        UnixStream::connect(&path).unwrap();
+        drop(file);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_successors_file_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.sock");
+        let (_listener, file) = listen(&path, 0o600, None).unwrap();
+        fs::rename(&path, dir.path().join("elsewhere")).unwrap();
+        let (_other, _its_file) = listen(&path, 0o600, None).unwrap();
+        drop(file);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn of_many_that_start_at_once_on_a_stale_socket_one_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let won: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| listen(&path, 0o600, None).ok())).collect();
+            all.into_iter().filter_map(|one| one.join().unwrap()).collect()
+        });
+        assert_eq!(won.len(), 1);
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn a_path_longer_than_the_kernel_takes_is_refused() {
+        let path = PathBuf::from("x".repeat(108));
+        let failure = listen(&path, 0o600, None).unwrap_err().to_string();
+        assert!(failure.contains("108 bytes"), "{failure}");
+    }
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the values of options may be: each parser accepts or says what would be accepted.
+
+use clap::ValueEnum;
+use std::fmt;
+
+/// `on` or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub enum OnOff {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+impl OnOff {
+    /// Whether it is `on`.
+    pub fn is_on(self) -> bool {
+        self == OnOff::On
+    }
+}
+
+/// Kind of storage behind the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendKind {
+    /// A raw image file or a block device.
+    File,
+    /// Memory of the daemon, lost at its end.
+    Mem,
+    /// Nothing: reads leave the guest's memory as it is, writes go nowhere.
+    Null,
+}
+
+/// What happens to a completed write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Cache {
+    /// It may sit in a volatile cache until a FLUSH.
+    Writeback,
+    /// It is on stable storage.
+    Writethrough,
+}
+
+/// Who runs the queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Plane {
+    /// The best there is.
+    Auto,
+    /// The kernel module.
+    Kernel,
+    /// The daemon's own io_uring threads.
+    Uring,
+}
+
+/// Whether to reap completions by polling the storage device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IoPoll {
+    /// Where the device has poll queues.
+    Auto,
+    /// Always; start-up fails where it cannot be had.
+    On,
+    /// Never.
+    Off,
+}
+
+/// The locking of the image against other writers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LockMode {
+    /// As QEMU does it.
+    Auto,
+    /// No lock.
+    Off,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+#[expect(missing_docs, reason = "the names are the usual ones")]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// How a log line looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// A list of CPU numbers, sorted, without repetition, all of them online.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuList(pub Vec<usize>);
+
+/// A size in bytes, shown the way it was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut count, mut unit) = (self.0, 0);
+        while count > 0 && count.is_multiple_of(1024) && unit < 4 {
+            (count, unit) = (count / 1024, unit + 1);
+        }
+        write!(f, "{count}{}", ["", "K", "M", "G", "T"][unit])
+    }
+}
+
+/// A number of virtqueues.
+pub fn num_queues(text: &str) -> Result<u16, String> {
+    in_range(text, 1, u64::from(NUM_QUEUES_MAX)).map(|n| n as u16)
+}
+
+/// Most virtqueues that one disk may have.
+pub const NUM_QUEUES_MAX: u16 = 64;
+
+/// Most data-plane threads.
+pub const THREADS_MAX: usize = 64;
+
+/// A number of data-plane threads.
+pub fn threads(text: &str) -> Result<usize, String> {
+    in_range(text, 1, THREADS_MAX as u64).map(|n| n as usize)
+}
+
+/// A virtqueue size.
+pub fn queue_size(text: &str) -> Result<u16, String> {
+    match text.parse::<u16>() {
+        Ok(n) if n.is_power_of_two() && (2..=32768).contains(&n) => Ok(n),
+        _ => Err("give a power of two from 2 to 32768".into()),
+    }
+}
+
+/// Longest polling in microseconds.
+pub fn poll_max_us(text: &str) -> Result<u32, String> {
+    in_range(text, 0, 1_000_000).map(|n| n as u32)
+}
+
+/// A logical block size.
+pub fn logical_block(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" => Ok(4096),
+        _ => Err("give 512 or 4096".into()),
+    }
+}
+
+/// A serial number as GET_ID carries it.
+pub fn serial(text: &str) -> Result<String, String> {
+    if text.len() > 20 {
+        return Err(format!("it has {} bytes; give at most 20", text.len()));
+    }
+    if !text.bytes().all(|b| (b' '..=b'~').contains(&b)) {
+        return Err("give printable ASCII characters only".into());
+    }
+    Ok(text.into())
+}
+
+/// Permission bits of the socket file.
+pub fn socket_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(mode),
+        _ => Err("give permission bits as an octal number such as 0660".into()),
+    }
+}
+
+/// A file descriptor number.
+pub fn fd(text: &str) -> Result<i32, String> {
+    in_range(text, 0, i32::MAX as u64).map(|n| n as i32)
+}
+
+/// A size in bytes with an optional K, M, G or T (powers of 1024).
+pub fn size(text: &str) -> Result<Size, String> {
+    backend::create::parse_size(text).map(Size).map_err(|error| error.to_string())
+}
+
+/// A list of CPUs such as `0-3,6`; all of them must be online.
+pub fn cpus(text: &str) -> Result<CpuList, String> {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let online = online.trim();
+    let known = parse_cpu_list(online);
+    let list = parse_cpu_list(text).ok_or("give numbers and ranges such as 0-3,6")?;
+    for cpu in &list {
+        if known.as_ref().is_some_and(|known| !known.contains(cpu)) {
+            return Err(format!("CPU {cpu} is not online; choose from {online}"));
+        }
+    }
+    Ok(CpuList(list))
+}
+
+/// The numbers of a kernel-style list; `None` if it is not one or is unreasonably long.
+fn parse_cpu_list(text: &str) -> Option<Vec<usize>> {
+    const CPUS_MAX: usize = 8192;
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        if first > last || last >= CPUS_MAX {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    cpus.sort_unstable();
+    cpus.dedup();
+    Some(cpus)
+}
+
+/// A number from `min` to `max`.
+fn in_range(text: &str, min: u64, max: u64) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(n) if (min..=max).contains(&n) => Ok(n),
+        _ => Err(format!("give a number from {min} to {max}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_sizes_are_powers_of_two_within_the_specification() {
+        assert_eq!(queue_size("2"), Ok(2));
+        assert_eq!(queue_size("32768"), Ok(32768));
+        for wrong in ["0", "1", "3", "65536", "-2", "many", ""] {
+            assert!(queue_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_shown_with_its_largest_whole_unit() {
+        assert_eq!(Size(10 << 30).to_string(), "10G");
+        assert_eq!(Size(1536).to_string(), "1536");
+        assert_eq!(Size(1536 << 10).to_string(), "1536K");
+    }
+
+    #[test]
+    fn cpu_lists_are_sorted_and_bounded() {
+        assert_eq!(parse_cpu_list("6,0-2,1"), Some(vec![0, 1, 2, 6]));
+        for wrong in ["", "a", "3-1", "0-99999999999", "0,,1", "1-"] {
+            assert_eq!(parse_cpu_list(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_serial_is_at_most_twenty_printable_bytes() {
+        assert!(serial("12345678901234567890").is_ok());
+        assert!(serial("123456789012345678901").is_err());
+        assert!(serial("tab\there").is_err());
+        assert!(serial("é").is_err());
+    }
+
+    #[test]
+    fn socket_modes_are_octal_permission_bits() {
+        assert_eq!(socket_mode("0660"), Ok(0o660));
+        assert_eq!(socket_mode("777"), Ok(0o777));
+        for wrong in ["888", "1777", "rw", "", "+7", "-7"] {
+            assert!(socket_mode(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line: what is accepted, what is refused and in which words.
+
+mod common;
+
+use common::{Place, finish, one_line, program, run, stdout};
+
+/// Runs `serve` with one more option on an otherwise right command line; nothing may be left.
+#[track_caller]
+fn refused(option: &[&str], code: i32, words: &[&str]) {
+    let place = Place::new();
+    let output = finish(place.serve().args(option));
+    let line = one_line(&output, code);
+    for word in words {
+        assert!(line.contains(word), "`{word}` is not in: {line}");
+    }
+    assert_eq!(place.files(), ["disk.img"]);
+}
+
+macro_rules! refuses {
+    ($($name:ident: $option:expr, $code:expr, $words:expr;)*) => {
+        $(#[test] fn $name() { refused(&$option, $code, &$words) })*
+    };
+}
+
+refuses! {
+    a_queue_size_that_is_no_power_of_two_is_refused:
+        ["--queue-size", "100"], 2, ["--queue-size", "power of two from 2 to 32768"];
+    a_queue_size_above_the_specification_is_refused:
+        ["--queue-size=65536"], 2, ["power of two"];
+    no_queues_are_refused: ["--num-queues", "0"], 2, ["--num-queues", "1 to 64"];
+    too_many_queues_are_refused: ["--num-queues", "65"], 2, ["1 to 64"];
+    no_threads_are_refused: ["--threads", "0"], 2, ["--threads", "1 to 64"];
+    a_serial_of_21_bytes_is_refused:
+        ["--serial", "123456789012345678901"], 2, ["--serial", "21 bytes", "at most 20"];
+    a_serial_beyond_ascii_is_refused: ["--serial", "é"], 2, ["ASCII"];
+    an_odd_block_size_is_refused:
+        ["--logical-block-size", "1024"], 2, ["--logical-block-size", "512 or 4096"];
+    a_cpu_that_is_not_there_is_refused:
+        ["--cpus", "0,8000"], 2, ["--cpus", "CPU 8000 is not online", "choose from"];
+    a_backward_cpu_range_is_refused: ["--cpus", "3-1"], 2, ["numbers and ranges"];
+    a_mode_that_is_not_octal_is_refused: ["--socket-mode", "0888"], 2, ["--socket-mode", "octal"];
+    a_group_that_is_not_there_is_refused:
+        ["--socket-group", "no-such-group"], 2, ["no-such-group", "no such group"];
+    a_switch_is_on_or_off: ["--direct", "yes"], 2, ["--direct", "on, off"];
+    read_only_takes_on_or_off: ["--read-only=maybe"], 2, ["--read-only", "on, off"];
+    discard_takes_on_or_off: ["--discard", "1"], 2, ["--discard", "on, off"];
+    packed_takes_on_or_off: ["--packed", ""], 2, ["--packed"];
+    pin_memory_takes_on_or_off: ["--pin-memory", "auto"], 2, ["--pin-memory", "on, off"];
+    iopoll_takes_three_words: ["--iopoll", "maybe"], 2, ["--iopoll", "auto, on, off"];
+    lock_takes_two_words: ["--lock", "on"], 2, ["--lock", "auto, off"];
+    a_cache_mode_is_known: ["--cache", "none"], 2, ["--cache", "writeback, writethrough"];
+    a_backend_is_known: ["--backend", "qcow2"], 2, ["--backend", "file, mem, null"];
+    a_log_level_is_known: ["--log-level", "loud"], 2, ["error, warn, info, debug, trace"];
+    a_log_format_is_known: ["--log-format", "xml"], 2, ["json, text"];
+    a_data_plane_is_known: ["--data-plane", "fpga"], 2, ["auto, kernel, uring"];
+    the_kernel_data_plane_is_not_built_yet:
+        ["--data-plane", "kernel"], 1, ["not built yet", "--data-plane uring"];
+    polling_for_more_than_a_second_is_refused:
+        ["--poll-max-us", "1000001"], 2, ["--poll-max-us", "0 to 1000000"];
+    a_size_for_a_file_is_refused: ["--size", "1M"], 2, ["--size", "file"];
+    a_size_of_half_a_sector_is_refused: ["--size", "256"], 2, ["--size", "multiple of 512"];
+    an_image_for_a_null_disk_is_refused:
+        ["--backend", "null", "--size", "1M"], 2, ["--blk-file", "null"];
+    a_null_disk_needs_a_size: ["--backend", "mem"], 2, ["mem"];
+    an_unknown_wrapper_is_refused: ["--wrap", "shrink"], 2, ["--wrap", "shrink"];
+    two_sockets_are_refused: ["--fd", "7"], 2, ["--fd", "--socket-path"];
+    a_misspelt_option_is_named_with_the_right_one:
+        ["--qeue-size", "8"], 2, ["--qeue-size", "'--queue-size'"];
+    a_missing_configuration_is_refused: ["--config", "/no/such.toml"], 1, ["/no/such.toml"];
+    an_option_given_twice_is_refused:
+        ["--threads", "1", "--threads", "2"], 2, ["--threads", "multiple times"];
+}
+
+#[test]
+fn no_socket_is_refused() {
+    let line = one_line(&run(["serve", "--backend", "null", "--size", "1M"]), 2);
+    assert!(line.contains("--socket-path PATH or --fd N"), "{line}");
+}
+
+#[test]
+fn no_image_is_refused() {
+    let place = Place::new();
+    let line = one_line(&finish(program().arg("--socket-path").arg(&place.socket)), 2);
+    assert!(line.contains("--blk-file PATH"), "{line}");
+    assert!(!place.socket.exists());
+}
+
+#[test]
+fn socket_mode_without_a_socket_file_is_refused() {
+    let line = one_line(&run(["--backend=null", "--size=1M", "--fd=0", "--socket-mode=0600"]), 2);
+    assert!(line.contains("--socket-path"), "{line}");
+}
+
+#[test]
+fn a_missing_image_is_refused_and_how_to_make_one_is_said() {
+    let place = Place::new();
+    std::fs::remove_file(&place.image).unwrap();
+    let line = one_line(&finish(&mut place.serve()), 1);
+    assert!(line.contains("vhost-blk create"), "{line}");
+    assert!(place.files().is_empty());
+}
+
+#[test]
+fn a_folder_as_image_is_refused() {
+    let place = Place::new();
+    std::fs::remove_file(&place.image).unwrap();
+    std::fs::create_dir(&place.image).unwrap();
+    let line = one_line(&finish(&mut place.serve()), 1);
+    assert!(line.contains("regular file"), "{line}");
+    assert_eq!(place.files(), ["disk.img"]);
+}
+
+#[test]
+fn no_command_is_refused_in_one_line() {
+    one_line(&run::<&str>([]), 2);
+    one_line(&run(["destroy"]), 2);
+}
+
+#[test]
+fn capabilities_are_printed_whatever_else_is_given() {
+    let wanted = "{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n";
+    for arguments in [
+        vec!["--print-capabilities"],
+        vec!["serve", "--print-capabilities"],
+        vec!["--print-capabilities", "--queue-size=7", "--no-such-option", "stray"],
+        vec!["--socket-path=/no/such/folder/x", "--blk-file=/none", "--print-capabilities"],
+    ] {
+        let output = run(&arguments);
+        assert_eq!(stdout(&output), wanted, "{arguments:?}");
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_and_version_go_to_stdout() {
+    assert!(stdout(&run(["--help"])).contains("serve"));
+    assert!(stdout(&run(["--version"])).starts_with("vhost-blk "));
+    assert!(stdout(&run(["serve", "--help"])).contains("--blk-file"));
+}
+
+#[test]
+fn help_is_alphabetical_within_each_heading() {
+    let help = stdout(&run(["serve", "--help"]));
+    let mut headings = 0;
+    for section in help.split("\n\n").collect::<Vec<_>>().join("\n").split_inclusive(":\n") {
+        let options: Vec<&str> = section
+            .lines()
+            .filter_map(|line| line.trim_start().strip_prefix("--"))
+            .map(|line| line.split([' ', '[']).next().unwrap())
+            .collect();
+        assert!(options.is_sorted(), "{options:?}");
+        headings += usize::from(!options.is_empty());
+    }
+    assert!(headings >= 5, "{help}");
+}
+
+#[test]
+fn the_page_of_options_is_what_the_program_writes() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/options.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let written = stdout(&run(["generate", "options-table"]));
+    assert!(page == written, "run: vhost-blk generate options-table > docs/options.md");
+}
+
+#[test]
+fn man_pages_are_written_for_every_command() {
+    let place = Place::new();
+    let dir = place.path("man");
+    assert!(program().args(["generate", "man"]).arg(&dir).status().unwrap().success());
+    for command in ["", "-create", "-doctor", "-generate", "-serve"] {
+        let page = dir.join(format!("vhost-blk{command}.1"));
+        assert!(std::fs::read_to_string(&page).unwrap().contains(".SH NAME"), "{command}");
+    }
+    let page = std::fs::read_to_string(dir.join("vhost-blk-serve.1")).unwrap();
+    assert!(page.contains("pin\\-memory"));
+}
+
+#[test]
+fn man_pages_into_a_file_are_refused() {
+    let place = Place::new();
+    one_line(&finish(program().args(["generate", "man"]).arg(&place.image)), 1);
+}
+
+#[test]
+fn completions_know_the_options_in_every_shell() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = stdout(&run(["generate", "completions", shell]));
+        assert!(script.contains("queue-size"), "{shell}");
+    }
+    one_line(&run(["generate", "completions", "dos"]), 2);
+}

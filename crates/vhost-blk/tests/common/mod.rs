@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Runs the built program.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The longest that anything here may take; far above what it takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The program with nothing of the caller's environment that it looks at.
+pub(crate) fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vhost-blk"));
+    for name in ["LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs the program to its end.
+#[track_caller]
+pub(crate) fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Output {
+    finish(program().args(arguments))
+}
+
+/// Runs `command` to its end; a daemon that serves instead of failing is killed.
+#[track_caller]
+pub(crate) fn finish(command: &mut Command) -> Output {
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let stdout = std::thread::spawn(move || read_all(&mut stdout));
+    let stderr = std::thread::spawn(move || read_all(&mut stderr));
+    let mut daemon = Daemon { child, stderr: None };
+    let status = daemon.wait();
+    Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+}
+
+fn read_all(from: &mut impl Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// The one line of a failed start.
+#[track_caller]
+pub(crate) fn one_line(output: &Output, code: i32) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.starts_with("vhost-blk: cannot "), "{text}");
+    assert!(text.contains("; "), "no remedy: {text}");
+    text
+}
+
+/// A folder with an image and a place for a socket.
+pub(crate) struct Place {
+    pub(crate) dir: TempDir,
+    pub(crate) image: PathBuf,
+    pub(crate) socket: PathBuf,
+}
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.img");
+        std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        let socket = dir.path().join("disk.sock");
+        Place { dir, image, socket }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `serve` on this place's image and socket.
+    pub(crate) fn serve(&self) -> Command {
+        let mut command = program();
+        command.arg("serve").arg("--blk-file").arg(&self.image);
+        command.arg("--socket-path").arg(&self.socket);
+        command
+    }
+
+    /// Names of what lies in the folder.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.dir.path()).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// A running daemon; killed at the latest when dropped.
+pub(crate) struct Daemon {
+    child: Child,
+    stderr: Option<BufReader<ChildStderr>>,
+}
+
+impl Daemon {
+    /// Starts `command` and waits until its socket is there.
+    #[track_caller]
+    pub(crate) fn start(command: &mut Command, socket: &Path) -> Daemon {
+        let mut daemon = Daemon::spawn(command);
+        let deadline = Instant::now() + PATIENCE;
+        while UnixStream::connect(socket).is_err() {
+            if let Some(status) = daemon.child.try_wait().unwrap() {
+                panic!("ended ({status}): {}", daemon.rest_of_stderr());
+            }
+            assert!(Instant::now() < deadline, "no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        daemon
+    }
+
+    pub(crate) fn spawn(command: &mut Command) -> Daemon {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = child.stderr.take().map(BufReader::new);
+        Daemon { child, stderr }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, signal: i32) {
+        let id = i32::try_from(self.child.id()).unwrap();
+        // SAFETY: sends a signal to a child that has not been waited for.
+        #[expect(unsafe_code)]
+        let result = unsafe { libc::kill(id, signal) };
+        assert_eq!(result, 0);
+    }
+
+    /// Waits for the end.
+    #[track_caller]
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the daemon does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The next log line with `words` in it.
+    #[track_caller]
+    pub(crate) fn log_line(&mut self, words: &str) -> String {
+        let stderr = self.stderr.as_mut().unwrap();
+        loop {
+            let mut line = String::new();
+            assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "no line with `{words}`");
+            if line.contains(words) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn rest_of_stderr(&mut self) -> String {
+        let stderr = self.stderr.take().unwrap();
+        stderr.lines().map_while(Result::ok).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The configuration file: the same options by the same names.
+
+mod common;
+
+use common::{Daemon, Place, finish, one_line, program};
+use std::path::PathBuf;
+use std::process::Output;
+
+/// A place and a configuration in it that serves it, with `more` lines.
+fn configured(more: &str) -> (Place, PathBuf) {
+    let place = Place::new();
+    let path = place.path("disk.toml");
+    let text = format!("blk-file = {:?}\nsocket-path = {:?}\n{more}\n", place.image, place.socket);
+    std::fs::write(&path, text).unwrap();
+    (place, path)
+}
+
+fn serve(path: &PathBuf, more: &[&str]) -> Output {
+    finish(program().arg("serve").arg("--config").arg(path).args(more))
+}
+
+#[track_caller]
+fn refused(more: &str, words: &[&str]) {
+    let (place, path) = configured(more);
+    let line = one_line(&serve(&path, &[]), 2);
+    for word in words.iter().chain(&["disk.toml"]) {
+        assert!(line.contains(word), "`{word}` is not in: {line}");
+    }
+    assert_eq!(place.files(), ["disk.img", "disk.toml"]);
+}
+
+#[test]
+fn an_unknown_key_is_refused_and_the_known_ones_are_listed() {
+    refused("queue_size = 256", &["queue_size", "queue-size", "blk-file", "wrap"]);
+}
+
+#[test]
+fn a_file_cannot_name_another_file() {
+    refused("config = 'other.toml'", &["unknown key `config`"]);
+}
+
+#[test]
+fn a_wrong_value_is_refused_with_the_files_name() {
+    refused("queue-size = 100", &["--queue-size", "power of two"]);
+    refused("direct = 'yes'", &["--direct", "on, off"]);
+    refused("threads = 1.5", &["threads", "float"]);
+    refused("wrap = [1]", &["wrap", "string"]);
+}
+
+#[test]
+fn a_mode_without_quotes_is_refused_because_its_base_is_unclear() {
+    refused("socket-mode = 0o660", &["socket-mode", "quote it"]);
+}
+
+#[test]
+fn broken_toml_is_refused_with_its_line() {
+    refused("num-queues = ", &["line 3"]);
+}
+
+#[test]
+fn the_command_line_wins_over_the_file() {
+    // Each value that wins is wrong on purpose: the message tells which one was taken.
+    let (_place, path) = configured("data-plane = 'kernel'");
+    assert!(one_line(&serve(&path, &[]), 1).contains("not built yet"));
+    let line = one_line(&serve(&path, &["--data-plane=auto", "--blk-file=/no/such"]), 1);
+    assert!(line.contains("/no/such"), "{line}");
+}
+
+#[test]
+fn a_socket_on_the_command_line_replaces_the_files_socket() {
+    let (place, path) = configured("");
+    let line = one_line(&serve(&path, &["--fd=912"]), 1);
+    assert!(line.contains("descriptor 912"), "{line}");
+    assert!(!place.socket.exists());
+}
+
+#[test]
+fn every_option_may_stand_in_the_file() {
+    let (place, path) = configured(
+        "backend = 'file'\ncache = 'writethrough'\ncpus = 0\ndata-plane = 'uring'\ndirect = false\n\
+         discard = 'off'\niopoll = 'off'\nlock = 'auto'\nlog-format = 'json'\n\
+         log-level = 'debug'\nlogical-block-size = 4096\nnum-queues = 1\npacked = true\n\
+         pin-memory = 'off'\npoll-max-us = 0\nqueue-size = 128\nread-only = true\nserial = 'S1'\n\
+         socket-group = '0'\nsocket-mode = '0640'\nthreads = 1\nwrap = []",
+    );
+    let mut command = program();
+    command.arg("--config").arg(&path);
+    let mut daemon = Daemon::start(&mut command, &place.socket);
+    let line = daemon.log_line("\"serving\"");
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["queues"], 1);
+    assert_eq!(line["threads"], 1);
+    assert_eq!(line["read_only"], true);
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(std::fs::metadata(&place.socket).unwrap().mode() & 0o777, 0o640);
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The life of the daemon: its socket, its end, and who may pass it one.
+
+mod common;
+
+use common::{Daemon, Place, finish, one_line, program};
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Has the child find `fd` under the number `number`, as a service manager would pass it.
+fn pass(command: &mut Command, fd: &impl AsRawFd, number: i32) {
+    let fd = fd.as_raw_fd();
+    // SAFETY: between fork and exec only dup2 and fcntl are called, which are signal-safe.
+    #[expect(unsafe_code)]
+    unsafe {
+        command.pre_exec(move || {
+            let done = match fd == number {
+                true => libc::fcntl(fd, libc::F_SETFD, 0),
+                false => libc::dup2(fd, number),
+            };
+            if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+        });
+    }
+}
+
+/// `serve` on a null disk, with no socket yet.
+fn null_disk() -> Command {
+    let mut command = program();
+    command.args(["serve", "--backend", "null", "--size", "1M", "--num-queues", "1"]);
+    command
+}
+
+#[test]
+fn sigterm_and_sigint_end_the_daemon_with_0_and_remove_the_socket() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let place = Place::new();
+        let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
+        daemon.signal(signal);
+        assert_eq!(daemon.wait().code(), Some(0));
+        assert_eq!(place.files(), ["disk.img"]);
+    }
+}
+
+#[test]
+fn sigterm_ends_a_silent_front_ends_connection() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
+    let mut front_end = UnixStream::connect(&place.socket).unwrap();
+    daemon.log_line("disconnected"); // The one that looked whether the socket is there.
+    daemon.log_line("front-end connected");
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert_eq!(front_end.read(&mut [0]).unwrap(), 0);
+    assert!(!place.socket.exists());
+    assert!(!daemon.rest_of_stderr().contains("in flight"));
+}
+
+#[test]
+fn a_second_front_end_waits_and_is_served_after_the_first() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
+    daemon.log_line("disconnected");
+    let first = UnixStream::connect(&place.socket).unwrap();
+    let _second = UnixStream::connect(&place.socket).unwrap();
+    daemon.log_line("front-end connected");
+    drop(first);
+    daemon.log_line("disconnected");
+    daemon.log_line("front-end connected");
+}
+
+#[test]
+fn a_stale_socket_is_replaced() {
+    let place = Place::new();
+    drop(UnixListener::bind(&place.socket).unwrap());
+    Daemon::start(&mut place.serve(), &place.socket);
+}
+
+#[test]
+fn a_killed_daemons_socket_is_replaced() {
+    let place = Place::new();
+    let mut first = Daemon::start(&mut place.serve(), &place.socket);
+    first.signal(libc::SIGKILL);
+    first.wait();
+    assert!(place.socket.exists());
+    Daemon::start(&mut place.serve(), &place.socket);
+}
+
+#[test]
+fn a_socket_that_someone_serves_is_not_stolen() {
+    let place = Place::new();
+    let owner = UnixListener::bind(&place.socket).unwrap();
+    let line = one_line(&finish(&mut place.serve()), 1);
+    assert!(line.contains("another process serves this socket"), "{line}");
+    let _ = owner.accept().unwrap(); // The look of the daemon that was refused.
+    let _client = UnixStream::connect(&place.socket).unwrap();
+    owner.accept().unwrap();
+}
+
+#[test]
+fn a_second_daemon_for_one_socket_is_refused_and_the_first_goes_on() {
+    let place = Place::new();
+    let mut first = Daemon::start(&mut place.serve(), &place.socket);
+    let mut second = null_disk();
+    second.arg("--socket-path").arg(&place.socket);
+    let line = one_line(&finish(&mut second), 1);
+    assert!(line.contains("another process serves"), "{line}");
+    UnixStream::connect(&place.socket).unwrap();
+    first.signal(libc::SIGTERM);
+    assert_eq!(first.wait().code(), Some(0));
+}
+
+#[test]
+fn a_file_in_the_sockets_place_is_refused_and_kept() {
+    let place = Place::new();
+    std::fs::write(&place.socket, "precious").unwrap();
+    let line = one_line(&finish(&mut place.serve()), 1);
+    assert!(line.contains("not a socket"), "{line}");
+    assert_eq!(std::fs::read_to_string(&place.socket).unwrap(), "precious");
+}
+
+#[test]
+fn a_socket_in_a_folder_that_is_not_there_is_refused() {
+    let place = Place::new();
+    let mut command = null_disk();
+    command.arg("--socket-path").arg(place.path("none/disk.sock"));
+    let line = one_line(&finish(&mut command), 1);
+    assert!(line.contains("directory"), "{line}");
+}
+
+#[test]
+fn a_socket_path_that_the_kernel_does_not_take_is_refused() {
+    let mut command = null_disk();
+    command.arg("--socket-path").arg("x".repeat(120));
+    let line = one_line(&finish(&mut command), 1);
+    assert!(line.contains("120 bytes"), "{line}");
+}
+
+#[test]
+fn a_passed_listening_socket_is_served_and_its_file_is_kept() {
+    let place = Place::new();
+    let listener = UnixListener::bind(&place.socket).unwrap();
+    let mut command = null_disk();
+    command.args(["--fd", "9"]);
+    pass(&mut command, &listener, 9);
+    let mut daemon = Daemon::start(&mut command, &place.socket);
+    daemon.log_line("front-end connected");
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert!(place.socket.exists());
+}
+
+#[test]
+fn with_a_passed_connection_the_daemon_ends_when_it_ends() {
+    let (front_end, daemons_end) = UnixStream::pair().unwrap();
+    let mut command = null_disk();
+    command.args(["--fd", "9"]);
+    pass(&mut command, &daemons_end, 9);
+    let mut daemon = Daemon::spawn(&mut command);
+    drop(daemons_end);
+    daemon.log_line("front-end connected");
+    drop(front_end);
+    assert_eq!(daemon.wait().code(), Some(0));
+}
+
+#[test]
+fn a_descriptor_that_is_no_unix_stream_socket_is_refused() {
+    let place = Place::new();
+    let closed = finish(null_disk().args(["--fd", "912"]));
+    assert!(one_line(&closed, 1).contains("descriptor 912"));
+
+    let (datagram, _other) = UnixDatagram::pair().unwrap();
+    let image = std::fs::File::open(&place.image).unwrap();
+    for (fd, words) in
+        [(OwnedFd::from(image), "not a socket"), (OwnedFd::from(datagram), "stream socket")]
+    {
+        let mut command = null_disk();
+        command.args(["--fd", "9"]);
+        pass(&mut command, &fd, 9);
+        let line = one_line(&finish(&mut command), 1);
+        assert!(line.contains(words), "{line}");
+    }
+}
+
+/// Runs `serve` through a shell that sets LISTEN_PID to the number of the very process.
+fn activated(fds: &str, more: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    let script = r#"LISTEN_PID=$$ exec "$0" serve --backend null --size 1M "$@""#;
+    command.args(["-c", script, env!("CARGO_BIN_EXE_vhost-blk")]).args(more);
+    command.env("LISTEN_FDS", fds).env_remove("NOTIFY_SOCKET");
+    command
+}
+
+#[test]
+fn a_service_managers_socket_is_served() {
+    let place = Place::new();
+    let listener = UnixListener::bind(&place.socket).unwrap();
+    let mut command = activated("1", &[]);
+    pass(&mut command, &listener, 3);
+    let mut daemon = Daemon::start(&mut command, &place.socket);
+    daemon.log_line("front-end connected");
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    UnixStream::connect(&place.socket).unwrap(); // Still listening, for the next start.
+}
+
+#[test]
+fn a_service_managers_socket_and_an_option_contradict() {
+    let line = one_line(&finish(&mut activated("1", &["--fd", "9"])), 2);
+    assert!(line.contains("LISTEN_FDS"), "{line}");
+    let line = one_line(&finish(&mut activated("2", &[])), 2);
+    assert!(line.contains("LISTEN_FDS says 2"), "{line}");
+}
+
+#[test]
+fn sockets_passed_to_another_process_are_not_taken() {
+    let mut command = null_disk();
+    command.env("LISTEN_FDS", "1").env("LISTEN_PID", "1");
+    let line = one_line(&finish(&mut command), 2);
+    assert!(line.contains("none is given"), "{line}");
+}
+
+#[test]
+fn the_service_manager_is_told_when_the_socket_listens() {
+    let place = Place::new();
+    let manager = place.path("manager");
+    let inbox = UnixDatagram::bind(&manager).unwrap();
+    let mut command = place.serve();
+    command.env("NOTIFY_SOCKET", &manager);
+    let daemon = Daemon::spawn(&mut command);
+    let mut text = [0; 64];
+    let len = inbox.recv(&mut text).unwrap();
+    assert_eq!(&text[..len], b"READY=1");
+    UnixStream::connect(&place.socket).unwrap();
+    daemon.signal(libc::SIGTERM);
+    let len = inbox.recv(&mut text).unwrap();
+    assert_eq!(&text[..len], b"STOPPING=1");
+}
+
+#[test]
+fn auto_says_which_data_plane_it_means() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
+    daemon.log_line("auto means uring");
+}
+
+#[test]
+fn an_image_that_a_daemon_serves_is_not_served_twice() {
+    let place = Place::new();
+    let _first = Daemon::start(&mut place.serve(), &place.socket);
+    let mut second = program();
+    second.arg("--blk-file").arg(&place.image).arg("--socket-path").arg(place.path("other.sock"));
+    let line = one_line(&finish(&mut second), 1);
+    assert!(line.contains("disk.img"), "{line}");
+    assert!(!place.path("other.sock").exists());
+
+    second.args(["--lock", "off"]);
+    Daemon::start(&mut second, &place.path("other.sock"));
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `doctor` and `create`.
+
+mod common;
+
+use common::{Daemon, Place, finish, one_line, program};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// `doctor` in a home without kernels, so that it boots none of the user's.
+fn doctor(place: &Place) -> Command {
+    let mut command = program();
+    command.arg("doctor").env("HOME", place.dir.path());
+    command
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// The line of one check.
+#[track_caller]
+fn line_of<'a>(text: &'a str, check: &str) -> &'a str {
+    text.lines().find(|line| line.split_whitespace().nth(1) == Some(check)).unwrap()
+}
+
+#[test]
+fn doctor_reports_every_check_in_one_line() {
+    let place = Place::new();
+    let output = finish(doctor(&place).arg("--blk-file").arg(&place.image));
+    let text = text(&output);
+    for check in [
+        "kernel",
+        "io_uring",
+        "o_direct",
+        "lock",
+        "memlock",
+        "kernel_module",
+        "hugepages",
+        "cpus",
+        "qemu",
+        "kvm",
+    ] {
+        let outcome = line_of(&text, check).split_whitespace().next().unwrap();
+        assert!(["ok", "info", "warn", "fail"].contains(&outcome), "{outcome}");
+    }
+    assert_eq!(output.status.success(), text.ends_with("serving a disk works here\n"), "{text}");
+}
+
+#[test]
+fn doctor_fails_for_a_missing_image() {
+    let place = Place::new();
+    let output = finish(doctor(&place).args(["--blk-file", "/no/such.img"]));
+    assert_eq!(output.status.code(), Some(1));
+    let text = text(&output);
+    assert!(line_of(&text, "o_direct").starts_with("fail"), "{text}");
+    assert!(text.contains("vhost-blk create"), "{text}");
+}
+
+#[test]
+fn doctor_speaks_json_that_agrees_with_its_exit_code() {
+    let place = Place::new();
+    let output = finish(doctor(&place).arg("--json"));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["works"], output.status.success());
+    assert!(report["checks"].as_array().unwrap().len() >= 9);
+}
+
+#[test]
+fn doctor_warns_of_more_queues_than_cpus() {
+    let place = Place::new();
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let output = finish(doctor(&place).args(["--num-queues", "64"]));
+    let wanted = if cpus < 64 { "warn" } else { "ok" };
+    assert!(line_of(&text(&output), "cpus").starts_with(wanted));
+}
+
+#[test]
+fn doctor_tells_that_an_image_is_being_served_and_leaves_it_alone() {
+    let place = Place::new();
+    let free = finish(doctor(&place).arg("--blk-file").arg(&place.image));
+    assert!(line_of(&text(&free), "lock").starts_with("ok"));
+    let _daemon = Daemon::start(&mut place.serve(), &place.socket);
+    let held = finish(doctor(&place).arg("--blk-file").arg(&place.image));
+    assert!(!line_of(&text(&held), "lock").starts_with("ok"));
+}
+
+fn create(path: &Path, more: &[&str]) -> Output {
+    finish(program().arg("create").arg(path).args(more))
+}
+
+#[test]
+fn a_new_image_is_sparse_and_has_its_size() {
+    let place = Place::new();
+    let path = place.path("new.img");
+    assert!(create(&path, &["64M"]).status.success());
+    let made = std::fs::metadata(&path).unwrap();
+    assert_eq!((made.len(), made.blocks()), (64 << 20, 0));
+}
+
+#[test]
+fn a_preallocated_image_has_its_blocks() {
+    let place = Place::new();
+    let path = place.path("new.img");
+    assert!(create(&path, &["4M", "--preallocate", "full"]).status.success());
+    let made = std::fs::metadata(&path).unwrap();
+    assert!(made.blocks() * 512 >= made.len(), "{made:?}");
+}
+
+#[test]
+fn an_image_that_exists_is_not_overwritten() {
+    let place = Place::new();
+    std::fs::write(&place.image, "precious").unwrap();
+    let line = one_line(&create(&place.image, &["1M"]), 1);
+    assert!(line.contains("disk.img"), "{line}");
+    assert_eq!(std::fs::read_to_string(&place.image).unwrap(), "precious");
+}
+
+#[test]
+fn wrong_sizes_and_places_are_refused_and_leave_nothing() {
+    let place = Place::new();
+    one_line(&create(&place.path("a"), &["100"]), 2);
+    one_line(&create(&place.path("a"), &["much"]), 2);
+    one_line(&create(&place.path("a"), &["1M", "--preallocate", "some"]), 2);
+    one_line(&create(&place.path("none/a"), &["1M"]), 1);
+    one_line(&create(&place.path("a"), &["8000000T"]), 1);
+    assert_eq!(place.files(), ["disk.img"]);
+}
