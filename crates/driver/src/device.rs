@@ -15,7 +15,7 @@ use virtio_spec::features::{
 };
 
 use crate::blk::{Layout, Request, RequestQueue};
-use crate::frontend::{InflightRegion, Session};
+use crate::frontend::{DirtyLog, InflightRegion, Session};
 use crate::memory::GuestMemory;
 use crate::queue::{Queue, RingError};
 
@@ -160,6 +160,7 @@ pub struct Device {
     queues: Vec<RequestQueue>,
     inflight: Option<InflightRegion>,
     indirect: bool,
+    options: Options,
 }
 
 impl Device {
@@ -192,29 +193,59 @@ impl Device {
             })
             .collect::<io::Result<_>>()?;
         let indirect = features & bit(F_INDIRECT_DESC) != 0;
-        let mut device = Self { session, memory, queues, inflight: None, indirect };
-        if options.setup == QueueSetup::Started {
-            device.start(options)?;
+        let options = options.clone();
+        let mut device = Self { session, memory, queues, inflight: None, indirect, options };
+        if device.options.setup == QueueSetup::Started {
+            device.start()?;
         }
         Ok(device)
     }
 
-    /// Shares memory and in-flight region, sets all queues up and enables them.
-    fn start(&mut self, options: &Options) -> Result<(), Error> {
+    /// Shares in-flight region and memory, sets all queues up and enables them.
+    pub fn start(&mut self) -> Result<(), Error> {
         use VhostUserProtocolFeatures as P;
-        if options.inflight && self.session.has_protocol(P::INFLIGHT_SHMFD) {
-            let region = self.session.get_inflight(options.num_queues, options.queue_size)?;
+        if self.options.inflight && self.session.has_protocol(P::INFLIGHT_SHMFD) {
+            let (queues, size) = (self.options.num_queues, self.options.queue_size);
+            let region = match self.inflight.take() {
+                Some(region) => region,
+                None => self.session.get_inflight(queues, size)?,
+            };
             self.session.set_inflight(&region)?;
             self.inflight = Some(region);
         }
-        let slots = options.mem_slots && self.session.has_protocol(P::CONFIGURE_MEM_SLOTS);
+        let slots = self.options.mem_slots && self.session.has_protocol(P::CONFIGURE_MEM_SLOTS);
         self.session.share_memory(&self.memory, slots)?;
         (0..self.queues.len()).try_for_each(|index| self.start_queue(index))
     }
 
+    /// Goes on with another daemon after the first one is gone, as QEMU reconnects: the same
+    /// memory, rings, requests in flight and in-flight region.
+    pub fn reconnect(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let features = self.features();
+        self.session = Session::connect(path)?;
+        self.session.negotiate_protocol(self.options.protocol_features)?;
+        if self.session.negotiate_features(features)? != features {
+            return Err(Error::NotOffered("all features of the daemon before it"));
+        }
+        self.start()
+    }
+
+    /// Starts dirty logging as QEMU does for a migration: log, LOG_ALL, addresses with the flag.
+    pub fn start_log(&mut self) -> Result<DirtyLog, Error> {
+        if self.session.offered() & bit(VHOST_F_LOG_ALL) == 0 {
+            return Err(Error::NotOffered("LOG_ALL"));
+        }
+        let log = self.session.set_log(&self.memory)?;
+        self.session.negotiate_features(self.features() | bit(VHOST_F_LOG_ALL))?;
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            self.session.set_vring_addr(index, queue.queue(), true)?;
+        }
+        Ok(log)
+    }
+
     /// Sets a queue up where the driver stands and enables it.
     pub fn start_queue(&mut self, index: usize) -> Result<(), Error> {
-        self.session.set_up_queue(index, self.queues[index].queue(), false)?;
+        self.session.set_up_queue(index, self.queues[index].queue())?;
         self.session.enable(index, true)
     }
 

@@ -187,11 +187,19 @@ impl Session {
     }
 
     /// Sends size, base, addresses and eventfds of a queue; the kick comes last and starts it.
-    pub fn set_up_queue(&mut self, index: usize, queue: &Queue, log: bool) -> Result<(), Error> {
-        let [desc, driver, device] = queue.addresses();
-        let user = |gpa| queue.memory().user_address(gpa);
+    pub fn set_up_queue(&mut self, index: usize, queue: &Queue) -> Result<(), Error> {
         self.frontend.set_vring_num(index, queue.size())?;
         self.set_vring_base(index, queue.base())?;
+        self.set_vring_addr(index, queue, false)?;
+        self.frontend.set_vring_err(index, queue.err_fd())?;
+        self.frontend.set_vring_call(index, queue.call_fd())?;
+        Ok(self.frontend.set_vring_kick(index, queue.kick_fd())?)
+    }
+
+    /// Sends the addresses of a queue's areas; with `log`, writes to the used ring are logged.
+    pub fn set_vring_addr(&mut self, index: usize, queue: &Queue, log: bool) -> Result<(), Error> {
+        let [desc, driver, device] = queue.addresses();
+        let user = |gpa| queue.memory().user_address(gpa);
         let addresses = VringConfigData {
             queue_max_size: queue.size(),
             queue_size: queue.size(),
@@ -201,10 +209,7 @@ impl Session {
             used_ring_addr: user(device),
             log_addr: log.then_some(device),
         };
-        self.frontend.set_vring_addr(index, &addresses)?;
-        self.frontend.set_vring_err(index, queue.err_fd())?;
-        self.frontend.set_vring_call(index, queue.call_fd())?;
-        Ok(self.frontend.set_vring_kick(index, queue.kick_fd())?)
+        Ok(self.frontend.set_vring_addr(index, &addresses)?)
     }
 
     /// SET_VRING_BASE with all 32 bits (a packed ring needs both halves).
@@ -286,7 +291,7 @@ impl Session {
     }
 
     /// Gives the daemon a dirty log that covers `memory`. Logging starts when LOG_ALL is set and,
-    /// for the used rings, with the log flag of [`Self::set_up_queue`].
+    /// for the used rings, with the log flag of [`Self::set_vring_addr`].
     pub fn set_log(&mut self, memory: &GuestMemory) -> Result<DirtyLog, Error> {
         let end = memory.regions().iter().map(|r| r.gpa() + r.size()).max().unwrap_or(0);
         let bytes = (end / LOG_PAGE_BYTES).div_ceil(8).max(1).next_multiple_of(LOG_PAGE_BYTES);
