@@ -2,6 +2,7 @@
 //! One thread's handle on a file: which ops an io becomes, and what follows from each result.
 
 use super::bounce::BouncePool;
+use super::sys;
 use super::zeroes::ZeroLists;
 use crate::{BufList, Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
 use std::fs::File;
@@ -55,6 +56,8 @@ pub(super) struct LaneLimits {
     /// Opened with O_DIRECT, which wants this alignment of memory.
     pub(super) direct_memory_align: Option<u32>,
     pub(super) discard: bool,
+    /// The file lies in memory: see [`FileLane::push`].
+    pub(super) in_memory: bool,
 }
 
 /// See the module's head.
@@ -127,6 +130,9 @@ impl FileLane {
         Step::Done(outcome)
     }
 
+    /// Pushes the io's next op. Reads and writes of a file in memory run here and now: io_uring
+    /// would hand each to a kernel thread, as tmpfs does not say that it never blocks, and that
+    /// takes longer than the copy.
     fn push(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let offset = io.offset_bytes + io.done_bytes;
         let (whole, dsync) = ((io.offset_bytes, io.len_bytes), io.durable);
@@ -146,8 +152,34 @@ impl FileLane {
             }
             Stage::Sync => Op::Fdatasync { file: FILE },
         };
-        engine.push(op, Token { slot, layer: 0 });
-        Step::Pending
+        let now = match &op {
+            _ if !self.limits.in_memory => None,
+            Op::Read { bufs, .. } => Some(sys::read_now(&self.file, bufs, offset)),
+            Op::Write { bufs, .. } => Some(sys::write_now(&self.file, bufs, offset, dsync)),
+            _ => None,
+        };
+        match now {
+            Some(result) => self.result(io, slot, result, engine),
+            None => {
+                engine.push(op, Token { slot, layer: 0 });
+                Step::Pending
+            }
+        }
+    }
+
+    /// What follows from the result of an op.
+    fn result(&mut self, io: &mut Io, slot: Slot, result: i32, engine: &mut dyn Engine) -> Step {
+        if result < 0 {
+            return self.failed(io, slot, -result, engine);
+        }
+        match Stage::of(io) {
+            Stage::Transfer | Stage::ZeroWrite => self.moved(io, slot, result as u64, engine),
+            Stage::Punch | Stage::ZeroRange if io.durable => {
+                io.stage = Stage::Sync.with_retries(0);
+                self.push(io, slot, engine)
+            }
+            Stage::Punch | Stage::ZeroRange | Stage::Sync => self.finish(io, Ok(())),
+        }
     }
 
     /// The memory of the next op: the io's own, or its bounce buffer.
@@ -240,16 +272,6 @@ impl Lane for FileLane {
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
-        if result < 0 {
-            return self.failed(io, token.slot, -result, engine);
-        }
-        match Stage::of(io) {
-            Stage::Transfer | Stage::ZeroWrite => self.moved(io, token.slot, result as u64, engine),
-            Stage::Punch | Stage::ZeroRange if io.durable => {
-                io.stage = Stage::Sync.with_retries(0);
-                self.push(io, token.slot, engine)
-            }
-            Stage::Punch | Stage::ZeroRange | Stage::Sync => self.finish(io, Ok(())),
-        }
+        self.result(io, token.slot, result, engine)
     }
 }

@@ -73,6 +73,7 @@ impl File {
             capacity_bytes,
             logical_block_bytes: block,
             direct_memory_align: facts.memory_align,
+            in_memory: facts.in_memory,
             discard: options.discard && facts.discard.is_some() && !options.read_only,
         };
         let fell_back_from_direct = options.direct && !direct;

@@ -18,6 +18,8 @@ const ALIGN_MAX: u32 = 64 << 10;
 pub(super) struct Facts {
     pub(super) size_bytes: u64,
     pub(super) is_device: bool,
+    /// A regular file on a file system that lives in memory.
+    pub(super) in_memory: bool,
     pub(super) read_only: bool,
     pub(super) logical_block: u32,
     pub(super) physical_block: u32,
@@ -49,6 +51,7 @@ fn probe_regular(
     writable: bool,
 ) -> io::Result<Facts> {
     let align = if direct { Some(direct_align(file)?) } else { None };
+    let in_memory = sys::is_in_memory(file);
     let logical_block = align.map_or(512, |align| align.offset.max(512));
     let fs_block = u32::try_from(meta.blksize()).ok().filter(|size| size.is_power_of_two());
     let physical_block = fs_block.unwrap_or(512).min(4096).max(logical_block);
@@ -58,12 +61,14 @@ fn probe_regular(
     Ok(Facts {
         size_bytes: meta.len(),
         is_device: false,
+        in_memory,
         read_only: false,
         logical_block,
         physical_block,
         io_min: 0,
         io_opt: 0,
-        memory_align: align.map(|align| align.memory),
+        // Nothing is transferred by DMA there, whatever reads of trial said.
+        memory_align: align.map(|align| if in_memory { 1 } else { align.memory }),
         volatile_cache: true,
         discard: can_punch.then_some(ranges),
         zeroing: ranges,
@@ -119,6 +124,7 @@ fn probe_device(file: &File, device: u64, direct: bool) -> io::Result<Facts> {
     Ok(Facts {
         size_bytes: sys::device_bytes(file)?,
         is_device: true,
+        in_memory: false,
         read_only: sys::device_is_read_only(file)?,
         logical_block,
         physical_block: sys::device_physical_block(file)?.max(logical_block),

@@ -3,6 +3,7 @@
 // UNSAFETY: ioctl, statx and fallocate are foreign functions; each is wrapped in a safe function.
 #![expect(unsafe_code)]
 
+use crate::BufList;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -72,5 +73,38 @@ pub(crate) fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Re
     match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
+    }
+}
+
+/// Whether the file lies in memory (tmpfs, ramfs, hugetlbfs).
+pub(super) fn is_in_memory(file: &File) -> bool {
+    // SAFETY: all zeroes are a valid statfs structure.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is writable.
+    let known = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) == 0 };
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    known && matches!(stat.f_type, libc::TMPFS_MAGIC | libc::HUGETLBFS_MAGIC | RAMFS_MAGIC)
+}
+
+/// `preadv`, with its result as io_uring gives it: bytes, or a negative errno.
+pub(super) fn read_now(file: &File, bufs: &BufList, offset: u64) -> i32 {
+    let (iovs, fd) = (bufs.iovs(), file.as_raw_fd());
+    // SAFETY: the list is valid as promised to `BufList::new`.
+    result(unsafe { libc::preadv(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64) })
+}
+
+/// `pwritev2`, with its result as io_uring gives it.
+pub(super) fn write_now(file: &File, bufs: &BufList, offset: u64, dsync: bool) -> i32 {
+    let (iovs, fd) = (bufs.iovs(), file.as_raw_fd());
+    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+    // SAFETY: the list is valid as promised to `BufList::new`.
+    result(unsafe { libc::pwritev2(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64, flags) })
+}
+
+fn result(returned: isize) -> i32 {
+    match returned {
+        -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        // One call moves less than 2 GiB.
+        moved => moved as i32,
     }
 }
