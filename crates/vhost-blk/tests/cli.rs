@@ -48,6 +48,8 @@ refuses! {
     packed_takes_on_or_off: ["--packed", ""], 2, ["--packed"];
     pin_memory_takes_on_or_off: ["--pin-memory", "auto"], 2, ["--pin-memory", "on, off"];
     iopoll_takes_three_words: ["--iopoll", "maybe"], 2, ["--iopoll", "auto, on, off"];
+    iopoll_on_a_file_without_poll_queues_is_refused:
+        ["--iopoll", "on"], 1, ["poll queues", "--iopoll auto"];
     lock_takes_two_words: ["--lock", "on"], 2, ["--lock", "auto, off"];
     a_cache_mode_is_known: ["--cache", "none"], 2, ["--cache", "writeback, writethrough"];
     a_backend_is_known: ["--backend", "qcow2"], 2, ["--backend", "file, mem, null"];
@@ -189,4 +191,14 @@ fn completions_know_the_options_in_every_shell() {
         assert!(script.contains("queue-size"), "{shell}");
     }
     one_line(&run(["generate", "completions", "dos"]), 2);
+}
+
+#[test]
+fn the_capability_file_for_vmms_says_what_the_program_says() {
+    let file = include_str!("../../../packaging/50-vhost-blk.json");
+    let file: serde_json::Value = serde_json::from_str(file).unwrap();
+    let printed = stdout(&run(["--print-capabilities"]));
+    let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(file["features"], printed["features"]);
+    assert_eq!(file["type"], printed["type"]);
 }

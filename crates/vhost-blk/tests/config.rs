@@ -75,15 +75,34 @@ fn a_socket_on_the_command_line_replaces_the_files_socket() {
     assert!(!place.socket.exists());
 }
 
+/// A right value for every option but the sockets and the image.
+const EVERYTHING: &str = "\
+backend = 'file'
+cache = 'writethrough'
+cpus = 0
+data-plane = 'uring'
+direct = false
+discard = 'off'
+iopoll = 'off'
+lock = 'auto'
+log-format = 'json'
+log-level = 'debug'
+logical-block-size = 4096
+num-queues = 1
+packed = true
+pin-memory = 'off'
+poll-max-us = 0
+queue-size = 128
+read-only = true
+serial = 'S1'
+socket-group = '0'
+socket-mode = '0640'
+threads = 1
+wrap = ['delay:us=1', 'limit:iops=1000']";
+
 #[test]
 fn every_option_may_stand_in_the_file() {
-    let (place, path) = configured(
-        "backend = 'file'\ncache = 'writethrough'\ncpus = 0\ndata-plane = 'uring'\ndirect = false\n\
-         discard = 'off'\niopoll = 'off'\nlock = 'auto'\nlog-format = 'json'\n\
-         log-level = 'debug'\nlogical-block-size = 4096\nnum-queues = 1\npacked = true\n\
-         pin-memory = 'off'\npoll-max-us = 0\nqueue-size = 128\nread-only = true\nserial = 'S1'\n\
-         socket-group = '0'\nsocket-mode = '0640'\nthreads = 1\nwrap = []",
-    );
+    let (place, path) = configured(EVERYTHING);
     let mut command = program();
     command.arg("--config").arg(&path);
     let mut daemon = Daemon::start(&mut command, &place.socket);
@@ -94,4 +113,15 @@ fn every_option_may_stand_in_the_file() {
     assert_eq!(line["read_only"], true);
     use std::os::unix::fs::MetadataExt;
     assert_eq!(std::fs::metadata(&place.socket).unwrap().mode() & 0o777, 0o640);
+}
+
+#[test]
+fn the_test_above_leaves_no_key_out() {
+    let (_place, path) = configured("no-such-key = 1");
+    let line = one_line(&serve(&path, &[]), 2);
+    let known = line.split("use one of ").nth(1).unwrap().trim().split(", ");
+    let tried: Vec<&str> =
+        EVERYTHING.lines().map(|line| line.split(" = ").next().unwrap()).collect();
+    let rest: Vec<&str> = known.filter(|key| !tried.contains(key)).collect();
+    assert_eq!(rest, ["blk-file", "fd", "size", "socket-path"]);
 }

@@ -53,13 +53,15 @@ fn missing_operations(ring: &IoUring) -> Vec<&'static str> {
         return vec!["the probe of its operations"];
     }
     let needed = [
+        ("READ", opcode::Read::CODE),
+        ("WRITE", opcode::Write::CODE),
         ("READV", opcode::Readv::CODE),
         ("WRITEV", opcode::Writev::CODE),
         ("FSYNC", opcode::Fsync::CODE),
         ("FALLOCATE", opcode::Fallocate::CODE),
         ("POLL_ADD", opcode::PollAdd::CODE),
-        ("READ", opcode::Read::CODE),
         ("TIMEOUT", opcode::Timeout::CODE),
+        ("ASYNC_CANCEL", opcode::AsyncCancel2::CODE),
     ];
     let lacks = |(_, code): &(&str, u8)| !probe.is_supported(*code);
     needed.into_iter().filter(lacks).map(|(name, _)| name).collect()

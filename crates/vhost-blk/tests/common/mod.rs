@@ -91,6 +91,16 @@ impl Place {
         command
     }
 
+    /// Waits for `condition`.
+    #[track_caller]
+    pub(crate) fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !condition() {
+            assert!(Instant::now() < deadline, "in vain: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Names of what lies in the folder.
     pub(crate) fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.path()).unwrap();
