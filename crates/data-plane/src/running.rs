@@ -76,7 +76,7 @@ impl RunningQueue {
             Ok(Some(head)) => {
                 self.stats.chains += 1;
                 if let Some(region) = &mut self.region {
-                    region.taken(&head);
+                    region.taken(&head, &entry.chain);
                 }
                 Some(self.inflight.claim(head).0)
             }
@@ -159,6 +159,9 @@ impl RunningQueue {
     /// Stage *used*, second half: publishes everything pushed.
     #[inline]
     pub(crate) fn publish(&mut self) {
+        if let Some(region) = &mut self.region {
+            region.publishing(self.ring.used_index());
+        }
         self.ring.publish();
         if let Some(region) = &mut self.region {
             region.published(self.ring.used_index());

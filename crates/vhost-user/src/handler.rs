@@ -70,7 +70,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     }
 
     fn reset_owner(&mut self) -> Result<()> {
-        self.reset();
+        self.disable_rings();
         Ok(())
     }
 

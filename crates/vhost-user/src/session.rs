@@ -78,6 +78,7 @@ impl<'a> Session<'a> {
             base: slot.base,
             indirect: self.acked(F_INDIRECT_DESC),
             event_idx: self.acked(F_EVENT_IDX),
+            keep_descriptors: self.inflight.is_some(),
             log: self.log.clone().filter(|_| self.acked(VHOST_F_LOG_ALL)),
             used_log_addr: addr.used_log,
         };
@@ -142,6 +143,14 @@ impl<'a> Session<'a> {
         })?;
         // Queues whose rings lie in memory that is only now known.
         (0..self.queues.len()).try_for_each(|index| self.try_start(index))
+    }
+
+    /// RESET_OWNER, which the specification says to ignore or to disable all rings at.
+    pub(crate) fn disable_rings(&mut self) {
+        for index in 0..self.queues.len() {
+            self.stop(index);
+            self.queues[index].enabled = false;
+        }
     }
 
     /// RESET_DEVICE, or status 0: the device is as new; the memory table stays.

@@ -7,6 +7,7 @@ use crate::RingFault;
 use crate::memory::{GuestMemory, read_once};
 use crate::ring_area::load_indirect;
 use libc::iovec;
+use virtio_spec::packed;
 use virtio_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
 /// Most descriptors of a chain where the queue has fewer: Linux drivers fill indirect tables by
@@ -47,6 +48,8 @@ pub struct Chain {
     readable_count: usize,
     readable_bytes: u64,
     writable_bytes: u64,
+    /// Packed: the chain's descriptors in the ring, where they are to be kept.
+    ring_descs: Vec<packed::Desc>,
     log_writes: bool,
     limit: u32,
     seen: u32,
@@ -79,12 +82,24 @@ impl Chain {
     pub(crate) fn begin(&mut self, queue_size: u16, log_writes: bool) {
         self.iovs.clear();
         self.written.clear();
+        self.ring_descs.clear();
         self.readable_count = 0;
         self.readable_bytes = 0;
         self.writable_bytes = 0;
         self.log_writes = log_writes;
         self.limit = u32::from(queue_size).max(CHAIN_DESCRIPTORS_MIN_BOUND);
         self.seen = 0;
+    }
+
+    /// Keeps a copy of a descriptor of the ring.
+    pub(crate) fn keep(&mut self, desc: packed::Desc) {
+        self.ring_descs.push(desc);
+    }
+
+    /// The chain's descriptors in a packed ring, where [`crate::QueueSetup::keep_descriptors`]
+    /// asked for them: the used entries overwrite them.
+    pub fn ring_descriptors(&self) -> &[packed::Desc] {
+        &self.ring_descs
     }
 
     /// Adds the buffer of one descriptor. Empty buffers count but carry nothing.

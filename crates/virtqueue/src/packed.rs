@@ -56,6 +56,7 @@ pub(crate) struct PackedQueue {
     pub(crate) device: RingArea,
     pub(crate) indirect: bool,
     pub(crate) event_idx: bool,
+    pub(crate) keep_descriptors: bool,
     pub(crate) next_avail: Position,
     pub(crate) next_used: Position,
     /// First unpublished used entry: where it is and the flags that will publish it.
@@ -97,6 +98,10 @@ impl PackedQueue {
             // A packed descriptor is `addr, len, id, flags`: the last two are swapped.
             let id = desc.flags;
             desc.flags = desc.next;
+            if self.keep_descriptors {
+                let (addr, len, flags) = (desc.addr, desc.len, desc.flags);
+                chain.keep(virtio_spec::packed::Desc { addr, len, id, flags });
+            }
             if desc.flags & DESC_F_INDIRECT != 0 {
                 if !self.indirect || descs > 1 || desc.flags & DESC_F_NEXT != 0 {
                     return Err(RingFault::Indirect { len: desc.len });

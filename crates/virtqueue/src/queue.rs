@@ -61,6 +61,8 @@ pub struct QueueSetup {
     pub indirect: bool,
     /// EVENT_IDX was negotiated.
     pub event_idx: bool,
+    /// Keep a copy of each chain's descriptors (packed): [`Chain::ring_descriptors`].
+    pub keep_descriptors: bool,
     /// The dirty log, while the front-end asks for logging.
     pub log: Option<Arc<DirtyLog>>,
     /// Guest-physical address of the used ring for the dirty log (split), where given.
@@ -260,6 +262,7 @@ fn start_packed(setup: &QueueSetup) -> Result<PackedQueue, QueueError> {
         device,
         indirect: setup.indirect,
         event_idx: setup.event_idx,
+        keep_descriptors: setup.keep_descriptors,
         next_avail,
         next_used,
         unpublished: None,

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A packed queue's part: `QueueRegionPacked` and `DescStatePacked` of the vhost-user
+//! specification. The used entries overwrite the ring, so the descriptors are kept here.
+
+use super::{Part, VERSION};
+use std::sync::atomic::{Ordering, fence};
+use virtio_spec::packed::Desc;
+
+const HEADER_BYTES: usize = 32;
+const ENTRY_BYTES: usize = 32;
+
+/// Offsets in the header ...
+const VERSION_AT: usize = 8;
+const DESC_NUM_AT: usize = 10;
+const FREE_HEAD_AT: usize = 12;
+const OLD_FREE_HEAD_AT: usize = 14;
+const USED_IDX_AT: usize = 16;
+const OLD_USED_IDX_AT: usize = 18;
+const USED_WRAP_AT: usize = 20;
+const OLD_USED_WRAP_AT: usize = 21;
+/// ... and in an entry.
+const INFLIGHT_AT: usize = 0;
+const NEXT_AT: usize = 2;
+const LAST_AT: usize = 4;
+const NUM_AT: usize = 6;
+const COUNTER_AT: usize = 8;
+const ID_AT: usize = 16;
+const FLAGS_AT: usize = 18;
+const LEN_AT: usize = 20;
+const ADDR_AT: usize = 24;
+
+pub(super) fn bytes(queue_size: u16) -> usize {
+    HEADER_BYTES + ENTRY_BYTES * usize::from(queue_size)
+}
+
+fn entry(index: u16) -> usize {
+    HEADER_BYTES + ENTRY_BYTES * usize::from(index)
+}
+
+/// A chain in flight: its first and last entry.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    id: u16,
+    head: u16,
+    last: u16,
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedPart {
+    part: Part,
+    counter: u64,
+    /// The free list, as it stands in the part.
+    next: Vec<u16>,
+    free_head: u16,
+    free_count: usize,
+    taken: Vec<Taken>,
+    /// Pushed and not yet published.
+    batch: Vec<Taken>,
+}
+
+impl PackedPart {
+    pub(super) fn new(part: Part, size: u16, used_index: u16) -> Self {
+        let next: Vec<u16> = (1..=size).collect();
+        for index in 0..size {
+            part.store_u8(entry(index) + INFLIGHT_AT, 0);
+            part.store_u16(entry(index) + NEXT_AT, index + 1);
+        }
+        part.store_u16(DESC_NUM_AT, size);
+        part.store_u16(FREE_HEAD_AT, 0);
+        part.store_u16(OLD_FREE_HEAD_AT, 0);
+        let capacity = usize::from(size);
+        let mut made = PackedPart {
+            part,
+            counter: 0,
+            next,
+            free_head: 0,
+            free_count: capacity,
+            taken: Vec::with_capacity(capacity),
+            batch: Vec::with_capacity(capacity),
+        };
+        made.store_used(used_index, USED_IDX_AT, USED_WRAP_AT);
+        made.store_used(used_index, OLD_USED_IDX_AT, OLD_USED_WRAP_AT);
+        made.part.store_u16(VERSION_AT, VERSION);
+        made
+    }
+
+    fn store_used(&mut self, used_index: u16, index_at: usize, wrap_at: usize) {
+        self.part.store_u16(index_at, used_index & 0x7fff);
+        self.part.store_u8(wrap_at, u8::from(used_index & 0x8000 != 0));
+    }
+
+    /// Copies the ring's descriptors of a chain. A driver that makes more available than the ring
+    /// holds, or reuses an id, gets no entry: its own chains are then not recoverable.
+    pub(super) fn taken(&mut self, id: u16, descs: &[Desc]) {
+        if descs.is_empty() || descs.len() > self.free_count {
+            return;
+        }
+        self.free_count -= descs.len();
+        let head = self.free_head;
+        let mut last = head;
+        for desc in descs {
+            last = self.free_head;
+            let at = entry(last);
+            self.part.store_u64(at + ADDR_AT, desc.addr);
+            self.part.store_u32(at + LEN_AT, desc.len);
+            self.part.store_u16(at + FLAGS_AT, desc.flags);
+            self.part.store_u16(at + ID_AT, desc.id);
+            self.free_head = self.next[usize::from(last)];
+        }
+        self.part.store_u16(entry(head) + NUM_AT, descs.len() as u16);
+        self.part.store_u16(entry(head) + LAST_AT, last);
+        self.part.store_u64(entry(head) + COUNTER_AT, self.counter);
+        self.counter += 1;
+        fence(Ordering::Release); // the copy is whole before it counts
+        self.part.store_u8(entry(head) + INFLIGHT_AT, 1);
+        self.part.store_u16(FREE_HEAD_AT, self.free_head);
+        self.part.store_u16(OLD_FREE_HEAD_AT, self.free_head);
+        self.taken.push(Taken { id, head, last });
+    }
+
+    /// The entries stay as they are until the batch goes out: a later daemon may have to roll the
+    /// batch back.
+    pub(super) fn pushing(&mut self, id: u16) {
+        if let Some(at) = self.taken.iter().position(|taken| taken.id == id) {
+            self.batch.push(self.taken.swap_remove(at));
+        }
+    }
+
+    /// Frees the batch's entries and moves `used_idx` before the ring's flags change: a later
+    /// daemon looks at the ring to tell whether the batch went out, and commits or rolls back.
+    pub(super) fn publishing(&mut self, used_index: u16) {
+        if self.batch.is_empty() {
+            return;
+        }
+        for Taken { head, last, .. } in self.batch.iter().copied() {
+            let mut index = head;
+            self.free_count += 1;
+            while index != last {
+                index = self.next[usize::from(index)];
+                self.free_count += 1;
+            }
+            self.next[usize::from(last)] = self.free_head;
+            self.part.store_u16(entry(last) + NEXT_AT, self.free_head);
+            self.free_head = head;
+        }
+        self.part.store_u16(FREE_HEAD_AT, self.free_head);
+        self.store_used(used_index, USED_IDX_AT, USED_WRAP_AT);
+        fence(Ordering::Release);
+    }
+
+    pub(super) fn published(&mut self, used_index: u16) {
+        if self.batch.is_empty() {
+            return;
+        }
+        fence(Ordering::Release);
+        for Taken { head, .. } in self.batch.drain(..) {
+            self.part.store_u8(entry(head) + INFLIGHT_AT, 0);
+        }
+        self.part.store_u16(OLD_FREE_HEAD_AT, self.free_head);
+        self.store_used(used_index, OLD_USED_IDX_AT, OLD_USED_WRAP_AT);
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checked stores to one queue's part of the in-flight region.
+// UNSAFETY: the region is memory shared with the front-end; every store goes through `cell`, which
+// checks it against the part.
+#![expect(unsafe_code)]
+
+use super::InflightRegion;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// `len` bytes of the region.
+#[derive(Debug)]
+pub(super) struct Part {
+    region: Arc<InflightRegion>,
+    start: usize,
+    len: usize,
+}
+
+impl Part {
+    /// The part at `start` (a multiple of 64) of the region; `None` when it does not fit.
+    pub(super) fn new(region: &Arc<InflightRegion>, start: usize, len: usize) -> Option<Self> {
+        let start = region.offset + start;
+        let fits = start + len <= region.mapping.size();
+        fits.then(|| Part { region: Arc::clone(region), start, len })
+    }
+
+    #[inline]
+    fn cell<T>(&self, offset: usize) -> *mut T {
+        let size = size_of::<T>();
+        assert!(offset + size <= self.len && offset.is_multiple_of(size), "region cell {offset}");
+        self.region.mapping.as_ptr().wrapping_add(self.start + offset).cast()
+    }
+
+    #[inline]
+    pub(super) fn store_u8(&self, offset: usize, value: u8) {
+        // SAFETY: `cell` checked the bounds; the region keeps the mapping.
+        unsafe { AtomicU8::from_ptr(self.cell(offset)) }.store(value, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn store_u16(&self, offset: usize, value: u16) {
+        // SAFETY: as above; the mapping is page-aligned and `start` a multiple of 8.
+        unsafe { AtomicU16::from_ptr(self.cell(offset)) }.store(value.to_le(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn store_u32(&self, offset: usize, value: u32) {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.cell(offset)) }.store(value.to_le(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn store_u64(&self, offset: usize, value: u64) {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(self.cell(offset)) }.store(value.to_le(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A split queue's part: `QueueRegionSplit` and `DescStateSplit` of the vhost-user specification.
+
+use super::{Part, VERSION};
+use std::sync::atomic::{Ordering, fence};
+
+const HEADER_BYTES: usize = 16;
+const ENTRY_BYTES: usize = 16;
+
+/// Offsets in the header ...
+const VERSION_AT: usize = 8;
+const DESC_NUM_AT: usize = 10;
+const LAST_BATCH_HEAD_AT: usize = 12;
+const USED_IDX_AT: usize = 14;
+/// ... and in an entry.
+const INFLIGHT_AT: usize = 0;
+const NEXT_AT: usize = 6;
+const COUNTER_AT: usize = 8;
+
+pub(super) fn bytes(queue_size: u16) -> usize {
+    HEADER_BYTES + ENTRY_BYTES * usize::from(queue_size)
+}
+
+fn entry(head: u16) -> usize {
+    HEADER_BYTES + ENTRY_BYTES * usize::from(head)
+}
+
+#[derive(Debug)]
+pub(crate) struct SplitPart {
+    part: Part,
+    counter: u64,
+    last_batch_head: u16,
+    /// Heads pushed and not yet published.
+    batch: Vec<u16>,
+}
+
+impl SplitPart {
+    pub(super) fn new(part: Part, size: u16, used_index: u16) -> Self {
+        (0..size).for_each(|head| part.store_u8(entry(head) + INFLIGHT_AT, 0));
+        part.store_u16(DESC_NUM_AT, size);
+        part.store_u16(LAST_BATCH_HEAD_AT, 0);
+        part.store_u16(USED_IDX_AT, used_index);
+        part.store_u16(VERSION_AT, VERSION);
+        let batch = Vec::with_capacity(usize::from(size));
+        SplitPart { part, counter: 0, last_batch_head: 0, batch }
+    }
+
+    #[inline]
+    pub(super) fn taken(&mut self, head: u16) {
+        self.part.store_u64(entry(head) + COUNTER_AT, self.counter);
+        self.counter += 1;
+        self.part.store_u8(entry(head) + INFLIGHT_AT, 1);
+    }
+
+    #[inline]
+    pub(super) fn pushing(&mut self, head: u16) {
+        self.part.store_u16(entry(head) + NEXT_AT, self.last_batch_head);
+        self.last_batch_head = head;
+        self.part.store_u16(LAST_BATCH_HEAD_AT, head);
+        self.batch.push(head);
+    }
+
+    /// Release: the used ring's index is visible before the entries are cleared, and they before
+    /// `used_idx` says so; a later daemon tells by it whether the last batch was cleared.
+    #[inline]
+    pub(super) fn published(&mut self, used_index: u16) {
+        if self.batch.is_empty() {
+            return;
+        }
+        fence(Ordering::Release);
+        for head in self.batch.drain(..) {
+            self.part.store_u8(entry(head) + INFLIGHT_AT, 0);
+        }
+        fence(Ordering::Release);
+        self.part.store_u16(USED_IDX_AT, used_index);
+    }
+}
