@@ -16,6 +16,9 @@ pub fn start(level: LogLevel, format: LogFormat) {
     };
     let builder = tracing_subscriber::fmt()
         .with_max_level(level)
+        // A log line that cannot be written would be complained about on stderr, which panics
+        // where stderr is what is gone (a closed pipe). The disk is worth more than the line.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
     match format {

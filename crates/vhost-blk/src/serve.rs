@@ -69,8 +69,9 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
 fn serve_all(server: &mut Server, listener: &UnixListener, stop: &Stop) {
     while !stop.asked() {
         match os::wait_readable(listener.as_fd(), stop.as_fd()) {
+            Ok((_, true)) => return,
             Ok((true, false)) => {}
-            Ok(_) => continue,
+            Ok((false, false)) => continue,
             Err(error) => {
                 tracing::error!(%error, "waiting for a front-end failed");
                 std::thread::sleep(ACCEPT_RETRY);

@@ -43,7 +43,6 @@ impl Stop {
         let shared = Arc::clone(&state);
         let watch = move || {
             let Some(signal) = signals.forever().next() else { return };
-            tracing::info!(signal, "asked to stop");
             {
                 let mut state = lock(&shared);
                 state.asked = true;
@@ -52,6 +51,7 @@ impl Stop {
                 }
             }
             drop(ask);
+            tracing::info!(signal, "asked to stop");
             std::thread::sleep(DRAIN_MAX);
             tracing::warn!("leaving with I/O in flight: the storage did not finish it in time");
             last();

@@ -59,6 +59,21 @@ fn sigterm_ends_a_silent_front_ends_connection() {
 }
 
 #[test]
+fn a_daemon_whose_log_nobody_reads_serves_on_and_ends_as_asked() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(place.serve().arg("--log-level=trace"), &place.socket);
+    daemon.close_stderr();
+    for _ in 0..2 {
+        let mut guest =
+            driver::Device::connect(&place.socket, &driver::Options::default()).unwrap();
+        guest.read(0, &mut [0; 512]).unwrap();
+    }
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert!(!place.socket.exists());
+}
+
+#[test]
 fn a_second_front_end_waits_and_is_served_after_the_first() {
     let place = Place::new();
     let mut daemon = Daemon::start(&mut place.serve(), &place.socket);

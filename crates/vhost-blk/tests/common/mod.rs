@@ -177,6 +177,11 @@ impl Daemon {
         }
     }
 
+    /// Closes this end of the daemon's stderr.
+    pub(crate) fn close_stderr(&mut self) {
+        self.stderr = None;
+    }
+
     pub(crate) fn rest_of_stderr(&mut self) -> String {
         let stderr = self.stderr.take().unwrap();
         stderr.lines().map_while(Result::ok).collect::<Vec<_>>().join("\n")
