@@ -13,12 +13,14 @@
 pub mod bufs;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod create;
 pub mod engine;
 pub mod file;
 pub mod io;
 pub mod lock;
 pub mod mem;
 pub mod null;
+pub mod wrap;
 
 pub use bufs::BufList;
 pub use engine::{Engine, FileIndex, Op, Token};

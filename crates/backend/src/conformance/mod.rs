@@ -5,11 +5,13 @@
 //! type `Result<Target, String>` that makes a fresh disk, or tells why it cannot be had here.
 
 pub mod cases;
+mod manual_engine;
 mod memory;
 mod model;
 mod rig;
 mod sync_engine;
 
+pub use manual_engine::ManualEngine;
 pub use memory::Memory;
 pub use rig::{Request, Rig};
 pub use sync_engine::{Quirks, SyncEngine};

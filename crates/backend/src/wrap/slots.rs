@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a wrapper's lane remembers of each io in flight.
+
+use crate::Slot;
+
+/// One value for each slot; grows when a slot is used for the first time.
+pub(super) struct BySlot<T>(Vec<Option<T>>);
+
+impl<T> BySlot<T> {
+    pub(super) fn new() -> Self {
+        BySlot(Vec::new())
+    }
+
+    pub(super) fn put(&mut self, slot: Slot, value: T) {
+        let at = slot.0 as usize;
+        if at >= self.0.len() {
+            self.0.resize_with(at + 1, || None);
+        }
+        self.0[at] = Some(value);
+    }
+
+    pub(super) fn take(&mut self, slot: Slot) -> Option<T> {
+        self.0.get_mut(slot.0 as usize)?.take()
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Making images and reading sizes.
+
+mod common;
+
+use backend::create::{Allocation, CreateError, create, parse_size};
+use common::{DISK, TMPFS, allocated_bytes};
+use std::fs;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+fn folder(place: &str) -> TempDir {
+    TempDir::new_in(place).expect("a folder can be made")
+}
+
+#[test]
+fn a_sparse_image_has_its_size_and_takes_no_space() {
+    let folder = folder(DISK);
+    let path = folder.path().join("disk.raw");
+    create(&path, 64 * MIB, Allocation::Sparse).expect("there is room");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 64 * MIB);
+    assert!(allocated_bytes(&path) < MIB);
+}
+
+#[test]
+fn a_full_image_has_its_size_and_takes_its_space() {
+    let folder = folder(DISK);
+    let path = folder.path().join("disk.raw");
+    create(&path, 8 * MIB, Allocation::Full).expect("there is room");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 8 * MIB);
+    assert!(allocated_bytes(&path) >= 8 * MIB);
+    assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn an_existing_file_is_neither_overwritten_nor_removed() {
+    let folder = folder(DISK);
+    let path = folder.path().join("disk.raw");
+    fs::write(&path, "precious").unwrap();
+    for allocation in [Allocation::Sparse, Allocation::Full] {
+        let why = create(&path, MIB, allocation).expect_err("it exists");
+        assert!(matches!(why, CreateError::Exists { .. }), "{why}");
+        assert!(why.to_string().contains("not overwritten"), "{why}");
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn an_image_that_does_not_fit_is_removed() {
+    let folder = folder(TMPFS);
+    let path = folder.path().join("disk.raw");
+    let why = create(&path, 1 << 50, Allocation::Full).expect_err("1 PiB of memory");
+    assert!(matches!(why, CreateError::NoSpace { .. } | CreateError::TooLarge { .. }), "{why}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_missing_folder_is_named() {
+    let folder = folder(DISK);
+    let path = folder.path().join("no/disk.raw");
+    let why = create(&path, MIB, Allocation::Sparse).expect_err("no such folder").to_string();
+    assert!(why.contains("no/disk.raw") && why.contains("No such file or directory"), "{why}");
+}
+
+#[test]
+fn sizes_are_read_with_powers_of_1024() {
+    let table = [
+        ("512", 512),
+        ("1K", 1024),
+        ("1k", 1024),
+        ("3M", 3 << 20),
+        ("10G", 10 << 30),
+        ("2T", 2 << 40),
+        ("9223372036854775296", 9_223_372_036_854_775_296),
+    ];
+    for (text, bytes) in table {
+        assert_eq!(parse_size(text), Ok(bytes), "{text}");
+    }
+}
+
+#[test]
+fn bad_sizes_say_what_to_write_instead() {
+    let malformed = ["", "G", "1.5G", "-1G", "+1G", "1GB", "1P", " 1G", "1 G", "1G ", "0x10", "١G"];
+    for text in malformed {
+        let why = parse_size(text).expect_err(text).to_string();
+        assert!(why.contains("is not a size") && why.contains("10G"), "{text}: {why}");
+    }
+    for text in ["0", "0G", "1", "511", "513", "1000"] {
+        let why = parse_size(text).expect_err(text).to_string();
+        assert!(why.contains("multiple of 512"), "{text}: {why}");
+    }
+    for text in ["8388608T", "9223372036854775808", "99999999999999999999", "18446744073709551615K"]
+    {
+        let why = parse_size(text).expect_err(text).to_string();
+        assert!(why.contains("too large"), "{text}: {why}");
+    }
+    assert_eq!(parse_size("8388607T"), Ok(8_388_607 << 40));
+}

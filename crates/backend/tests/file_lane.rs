@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which ops a file's lane asks for, and what it makes of each result; the test is the kernel.
+
+mod common;
+
+use backend::conformance::{ManualEngine, Memory};
+use backend::{
+    BufList, Disk, File, FileIndex, FileOptions, Io, IoError, IoKind, Lane, Op, Slot, Step, Token,
+};
+use common::{DISK, Image};
+
+const FAILED: fn(i32) -> Step = |errno| Step::Done(Err(IoError::Errno(errno)));
+const FINE: Step = Step::Done(Ok(()));
+
+struct Bench {
+    lane: Box<dyn Lane>,
+    engine: ManualEngine,
+    _image: Image,
+}
+
+fn bench() -> Bench {
+    let image = Image::new(DISK, 16 << 20).expect("an image can be made");
+    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
+    assert!(!file.fell_back_from_direct(), "the build folder's file system has O_DIRECT");
+    let lane = file.open_lane().expect("the lane opens");
+    Bench { lane, engine: ManualEngine::new(), _image: image }
+}
+
+impl Bench {
+    fn start(&mut self, io: &mut Io) -> Step {
+        self.lane.start(io, Slot(3), &mut self.engine)
+    }
+
+    /// Starts an io that has to push exactly one op.
+    fn started(&mut self, io: &mut Io) -> Op {
+        assert_eq!(self.start(io), Step::Pending);
+        self.next_op()
+    }
+
+    fn next_op(&mut self) -> Op {
+        let (op, token) = self.engine.take_one();
+        assert_eq!(token, Token { slot: Slot(3), layer: 0 });
+        op
+    }
+
+    fn event(&mut self, io: &mut Io, result: i32) -> Step {
+        let token = Token { slot: Slot(3), layer: 0 };
+        self.lane.event(io, token, result, &mut self.engine)
+    }
+
+    /// An event after which exactly one more op is pushed.
+    fn continued(&mut self, io: &mut Io, result: i32) -> Op {
+        assert_eq!(self.event(io, result), Step::Pending, "after {result}");
+        self.next_op()
+    }
+}
+
+fn command(kind: IoKind, len: u64) -> Io {
+    Io::new(kind, 4096, len, BufList::EMPTY)
+}
+
+/// Offset and length of a read or write of file 0.
+fn transfer(op: Op) -> (u64, u64) {
+    match op {
+        Op::Read { file: FileIndex(0), bufs, offset }
+        | Op::Write { file: FileIndex(0), bufs, offset, .. } => (offset, bufs.total_bytes()),
+        op => panic!("not a transfer of file 0: {op:?}"),
+    }
+}
+
+fn mode_of(op: Op) -> i32 {
+    match op {
+        Op::Fallocate { file: FileIndex(0), mode, offset: 4096, len: 8192 } => mode,
+        op => panic!("not a fallocate of the range: {op:?}"),
+    }
+}
+
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+#[test]
+fn a_lane_has_one_file() {
+    assert_eq!(bench().lane.files().len(), 1);
+}
+
+#[test]
+fn a_short_transfer_goes_on_where_it_ended() {
+    for kind in [IoKind::Read, IoKind::Write] {
+        let (mut bench, mut memory) = (bench(), Memory::new(&[4096, 4096], 0));
+        let mut io = Io::new(kind, 4096, 8192, memory.bufs());
+        let second = io.bufs.iovs()[1].iov_base as usize;
+        assert_eq!(transfer(bench.started(&mut io)), (4096, 8192));
+        assert_eq!(transfer(bench.continued(&mut io, 512)), (4608, 7680));
+        let op = bench.continued(&mut io, 4608);
+        assert_eq!(transfer(op), (9216, 3072));
+        let (Op::Read { bufs, .. } | Op::Write { bufs, .. }) = op else { unreachable!() };
+        assert_eq!(bufs.iovs()[0].iov_base as usize, second + 1024);
+        assert_eq!(bench.event(&mut io, 3072), FINE);
+    }
+}
+
+#[test]
+fn a_direct_transfer_that_ends_inside_a_block_goes_on_at_the_block() {
+    let (mut bench, mut memory) = (bench(), Memory::new(&[4096], 0));
+    let mut io = Io::new(IoKind::Read, 0, 4096, memory.bufs());
+    bench.started(&mut io);
+    assert_eq!(transfer(bench.continued(&mut io, 1000)), (512, 3584));
+    assert_eq!(bench.event(&mut io, 100), Step::Done(Err(IoError::EndOfStorage)));
+}
+
+#[test]
+fn nothing_read_is_the_end_and_nothing_written_an_error() {
+    for (kind, wanted) in
+        [(IoKind::Read, Step::Done(Err(IoError::EndOfStorage))), (IoKind::Write, FAILED(libc::EIO))]
+    {
+        let (mut bench, mut memory) = (bench(), Memory::new(&[512], 0));
+        let mut io = Io::new(kind, 0, 512, memory.bufs());
+        bench.started(&mut io);
+        assert_eq!(bench.event(&mut io, 0), wanted);
+    }
+}
+
+#[test]
+fn interruptions_are_retried_with_a_bound() {
+    for errno in [libc::EINTR, libc::EAGAIN] {
+        let (mut bench, mut memory) = (bench(), Memory::new(&[1024], 0));
+        let mut io = Io::new(IoKind::Write, 512, 1024, memory.bufs());
+        bench.started(&mut io);
+        for _ in 0..15 {
+            assert_eq!(transfer(bench.continued(&mut io, -errno)), (512, 1024));
+        }
+        // Progress starts the count anew.
+        assert_eq!(transfer(bench.continued(&mut io, 512)), (1024, 512));
+        for _ in 0..15 {
+            assert_eq!(transfer(bench.continued(&mut io, -errno)), (1024, 512));
+        }
+        assert_eq!(bench.event(&mut io, -errno), FAILED(errno));
+    }
+}
+
+#[test]
+fn an_error_ends_the_io_with_its_errno() {
+    let kinds = [IoKind::Flush, IoKind::Discard, IoKind::WriteZeroes { unmap: true }];
+    for kind in kinds {
+        let mut bench = bench();
+        let mut io = command(kind, if kind == IoKind::Flush { 0 } else { 8192 });
+        bench.started(&mut io);
+        assert_eq!(bench.event(&mut io, -libc::ENOSPC), FAILED(libc::ENOSPC), "{kind:?}");
+    }
+}
+
+#[test]
+fn flush_is_one_fdatasync() {
+    let mut bench = bench();
+    let mut io = command(IoKind::Flush, 0);
+    let op = bench.started(&mut io);
+    assert!(matches!(op, Op::Fdatasync { file: FileIndex(0) }), "{op:?}");
+    assert_eq!(bench.event(&mut io, 0), FINE);
+}
+
+#[test]
+fn only_a_durable_write_is_synchronous() {
+    for (durable, misalign) in [(false, 0), (true, 0), (false, 1), (true, 1)] {
+        let (mut bench, mut memory) = (bench(), Memory::new(&[512], misalign));
+        let mut io = Io { durable, ..Io::new(IoKind::Write, 0, 512, memory.bufs()) };
+        let op = bench.started(&mut io);
+        assert!(matches!(op, Op::Write { dsync, .. } if dsync == durable), "{op:?}");
+        assert_eq!(bench.event(&mut io, 512), FINE);
+    }
+}
+
+#[test]
+fn a_durable_zeroing_syncs_after_it() {
+    for kind in [IoKind::WriteZeroes { unmap: true }, IoKind::WriteZeroes { unmap: false }] {
+        let mut bench = bench();
+        let mut io = Io { durable: true, ..command(kind, 8192) };
+        bench.started(&mut io);
+        let op = bench.continued(&mut io, 0);
+        assert!(matches!(op, Op::Fdatasync { file: FileIndex(0) }), "{op:?}");
+        assert_eq!(bench.event(&mut io, 0), FINE);
+    }
+}
+
+#[test]
+fn zeroing_falls_back_to_what_the_file_system_knows_and_remembers() {
+    let mut bench = bench();
+    let mut io = Io { durable: true, ..command(IoKind::WriteZeroes { unmap: true }, 8192) };
+    assert_eq!(mode_of(bench.started(&mut io)), PUNCH);
+    assert_eq!(mode_of(bench.continued(&mut io, -libc::EOPNOTSUPP)), ZERO);
+    let op = bench.continued(&mut io, -libc::EOPNOTSUPP);
+    assert!(matches!(op, Op::Write { dsync: true, .. }), "{op:?}");
+    assert_eq!(transfer(op), (4096, 8192));
+    assert_eq!(transfer(bench.continued(&mut io, 1024)), (5120, 7168));
+    assert_eq!(bench.event(&mut io, 7168), FINE);
+    let mut again = command(IoKind::WriteZeroes { unmap: true }, 8192);
+    assert_eq!(transfer(bench.started(&mut again)), (4096, 8192));
+}
+
+#[test]
+fn zeroes_are_written_in_parts_of_4_mib_at_most() {
+    let mut bench = bench();
+    let len = (9 << 20) + 512;
+    let mut io = command(IoKind::WriteZeroes { unmap: false }, len);
+    bench.started(&mut io);
+    let mut op = bench.continued(&mut io, -libc::EOPNOTSUPP);
+    let mut parts = Vec::new();
+    loop {
+        let (offset, part) = transfer(op);
+        parts.push((offset - 4096, part));
+        assert!(op_is_all_zero(op));
+        if offset - 4096 + part == len {
+            break;
+        }
+        op = bench.continued(&mut io, part as i32);
+    }
+    let mib = 1 << 20;
+    assert_eq!(parts, [(0, 4 * mib), (4 * mib, 4 * mib), (8 * mib, mib), (9 * mib, 512)]);
+}
+
+fn op_is_all_zero(op: Op) -> bool {
+    let Op::Write { bufs, .. } = op else { return false };
+    let mut bytes = vec![1; bufs.total_bytes() as usize];
+    bufs.copy_out(0, &mut bytes) == bytes.len() && bytes.iter().all(|byte| *byte == 0)
+}
+
+#[test]
+fn discard_that_the_file_system_does_not_know_is_unsupported() {
+    let mut bench = bench();
+    let mut io = command(IoKind::Discard, 8192);
+    assert_eq!(mode_of(bench.started(&mut io)), PUNCH);
+    assert_eq!(bench.event(&mut io, -libc::EOPNOTSUPP), Step::Done(Err(IoError::Unsupported)));
+}
+
+#[test]
+fn a_lane_is_busy_while_its_bounce_buffers_are_taken_and_gets_them_back() {
+    let mut bench = bench();
+    let mut memories: Vec<Memory> = (0..5).map(|_| Memory::new(&[1, 511], 0)).collect();
+    let mut ios: Vec<Io> =
+        memories.iter_mut().map(|memory| Io::new(IoKind::Read, 0, 512, memory.bufs())).collect();
+    for io in &mut ios[..4] {
+        bench.started(io);
+    }
+    // Results that end an io well and badly.
+    for (n, result) in [512, 0, -libc::EIO, 512, 512, 0, -libc::EIO].into_iter().enumerate() {
+        let (first, fifth) = (n % 5, (n + 4) % 5);
+        assert_eq!(bench.start(&mut ios[fifth]), Step::Busy, "round {n}");
+        assert!(matches!(bench.event(&mut ios[first], result), Step::Done(_)));
+        let memory = memories[fifth].bufs();
+        ios[fifth] = Io::new(IoKind::Read, 0, 512, memory);
+        bench.started(&mut ios[fifth]);
+    }
+    let mut aligned = Memory::new(&[512], 0);
+    let mut io = Io::new(IoKind::Read, 0, 512, aligned.bufs());
+    bench.started(&mut io);
+}
+
+#[test]
+fn a_large_unaligned_transfer_goes_through_one_buffer_in_parts() {
+    let (mut bench, mut memory) = (bench(), Memory::new(&[(600 << 10) - 1, 1], 0));
+    let mut io = Io::new(IoKind::Write, 0, 600 << 10, memory.bufs());
+    let part = 256 << 10;
+    assert_eq!(transfer(bench.started(&mut io)), (0, part));
+    assert_eq!(transfer(bench.continued(&mut io, part as i32)), (part, part));
+    assert_eq!(transfer(bench.continued(&mut io, part as i32)), (2 * part, 88 << 10));
+    assert_eq!(bench.event(&mut io, 88 << 10), FINE);
+}
