@@ -120,11 +120,20 @@ fn a_fault_wrapper_reaches_the_guest_as_an_error() {
     guest.read(0, &mut [0; 512]).unwrap();
 }
 
+/// Submits a write and waits until it is in flight: the wrapper `delay` holds its completion
+/// back, so that it is in the image by then.
+fn write_in_flight(place: &Place, guest: &mut Device) {
+    let layout = guest.layout();
+    guest.queue(0).submit(&Request::write(0, &[9; 512]), &layout).unwrap();
+    place.wait_until("the write is in the image", || {
+        std::fs::read(&place.image).unwrap()[..512] == [9; 512]
+    });
+}
+
 #[test]
 fn sigterm_does_not_wait_for_storage_that_takes_a_minute() {
     let (place, mut daemon, mut guest) = guest(&["--wrap", "delay:us=60000000"]);
-    let layout = guest.layout();
-    guest.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+    write_in_flight(&place, &mut guest);
     daemon.signal(libc::SIGTERM);
     assert_eq!(daemon.wait().code(), Some(0));
     assert!(!place.socket.exists());
@@ -133,13 +142,8 @@ fn sigterm_does_not_wait_for_storage_that_takes_a_minute() {
 
 #[test]
 fn sigterm_lets_what_is_in_flight_finish_and_tells_the_guest() {
-    let (place, mut daemon, mut guest) = guest(&["--wrap", "delay:us=300000,ops=write"]);
-    let layout = guest.layout();
-    guest.queue(0).submit(&Request::write(0, &[9; 512]), &layout).unwrap();
-    // The wrapper holds the completion back, so the write is in the image while in flight.
-    place.wait_until("the write is in the image", || {
-        std::fs::read(&place.image).unwrap()[..512] == [9; 512]
-    });
+    let (place, mut daemon, mut guest) = guest(&["--wrap", "delay:us=300000"]);
+    write_in_flight(&place, &mut guest);
     daemon.signal(libc::SIGTERM);
     assert_eq!(daemon.wait().code(), Some(0));
     let (_, completion) = guest.queue(0).try_collect().unwrap().expect("a used chain");
