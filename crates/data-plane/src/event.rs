@@ -44,9 +44,7 @@ impl Event {
     #[inline]
     pub(crate) fn from_user_data(data: u64, armed: bool) -> Self {
         match data >> 56 {
-            TAG_LANE => {
-                Event::Lane(Token { slot: Slot(data as u32), layer: (data >> 32) as u8 })
-            }
+            TAG_LANE => Event::Lane(Token { slot: Slot(data as u32), layer: (data >> 32) as u8 }),
             TAG_KICK => Event::Kick { queue: data as u16, armed },
             TAG_MAIL => Event::Mail { armed },
             _ => Event::Ignored,

@@ -14,12 +14,16 @@ mod event;
 mod inflight;
 mod plane;
 mod poll;
+mod poll_ring;
 mod region;
 mod running;
 mod submit;
+mod transfer;
 mod uring;
 mod worker;
 
-pub use plane::{DataPlane, IoPoll, PlaneOptions, QueueHandle, QueueStart, QueueStopped, StartError};
+pub use plane::{
+    DataPlane, IoPoll, PlaneOptions, QueueHandle, QueueStart, QueueStopped, StartError,
+};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use running::QueueStats;

@@ -153,9 +153,15 @@ impl DataPlane {
     pub fn new(disk: Arc<dyn Disk>, options: &PlaneOptions) -> Result<Self, StartError> {
         let mut plane =
             DataPlane { threads: Vec::new(), pin_memory: options.pin_memory, memory: None };
+        let iopoll = match options.iopoll {
+            IoPoll::Auto => disk.info().io_poll,
+            IoPoll::On => true,
+            IoPoll::Off => false,
+        };
         for number in 0..options.threads.max(1) {
             let cpu = options.cpus.get(number % options.cpus.len().max(1)).copied();
-            let thread = start_thread(Arc::clone(&disk), number, cpu, options.poll_max)?;
+            let setup = WorkerSetup { cpu, iopoll, poll_max: options.poll_max };
+            let thread = start_thread(Arc::clone(&disk), number, setup)?;
             plane.threads.push(thread);
         }
         Ok(plane)
@@ -207,17 +213,23 @@ impl Drop for DataPlane {
     }
 }
 
+/// What one thread is made with.
+struct WorkerSetup {
+    cpu: Option<usize>,
+    iopoll: bool,
+    poll_max: Duration,
+}
+
 fn start_thread(
     disk: Arc<dyn Disk>,
     number: usize,
-    cpu: Option<usize>,
-    poll_max: Duration,
+    setup: WorkerSetup,
 ) -> Result<Thread, StartError> {
     let mail_fd = EventFd::new(EFD_NONBLOCK).map_err(StartError::Thread)?;
     let worker_fd = mail_fd.try_clone().map_err(StartError::Thread)?;
     let (mail, inbox) = channel();
     let (started, outcome) = channel();
-    let body = move || match build_worker(&*disk, cpu, poll_max, inbox, worker_fd) {
+    let body = move || match build_worker(&*disk, &setup, inbox, worker_fd) {
         Ok(worker) => {
             let _ = started.send(Ok(()));
             worker.run();
@@ -235,17 +247,16 @@ fn start_thread(
 /// Runs on the new thread: rings and lanes belong to the thread that made them.
 fn build_worker(
     disk: &dyn Disk,
-    cpu: Option<usize>,
-    poll_max: Duration,
+    setup: &WorkerSetup,
     inbox: Receiver<Mail>,
     mail_fd: EventFd,
 ) -> Result<Worker, StartError> {
-    if let Some(cpu) = cpu {
+    if let Some(cpu) = setup.cpu {
         crate::affinity::pin_this_thread(cpu).map_err(|error| StartError::Cpu(cpu, error))?;
     }
-    let mut engine = Uring::new().map_err(StartError::Uring)?;
+    let mut engine = Uring::new(setup.iopoll).map_err(StartError::Uring)?;
     let lane = disk.open_lane().map_err(StartError::Lane)?;
     engine.register_files(&lane.files()).map_err(StartError::Register)?;
     let storage = Storage { lane, engine, stalled: VecDeque::new() };
-    Ok(Worker::new(storage, poll_max, inbox, mail_fd))
+    Ok(Worker::new(storage, setup.poll_max, inbox, mail_fd))
 }

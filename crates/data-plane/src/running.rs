@@ -48,9 +48,8 @@ impl RunningQueue {
     pub(crate) fn new(start: QueueStart) -> Self {
         let QueueStart { index, ring, layout, disk, kick, call, err, region } = start;
         let used_index = ring.used_index();
-        let region = region.and_then(|region| {
-            QueueRegion::new(&region, layout, index, ring.size(), used_index)
-        });
+        let region = region
+            .and_then(|region| QueueRegion::new(&region, layout, index, ring.size(), used_index));
         RunningQueue {
             inflight: Inflight::new(ring.size()),
             ring,
@@ -135,7 +134,8 @@ impl RunningQueue {
         let entry = self.inflight.entry(index);
         let request = entry.request.take().expect("the request was parsed");
         if let Some(log) = self.ring.log() {
-            let mut left = if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
+            let mut left =
+                if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
             for &(addr, len) in entry.chain.written() {
                 log.mark(addr, len.min(left));
                 left -= len.min(left);

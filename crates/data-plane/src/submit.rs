@@ -123,7 +123,8 @@ fn range_io(entry: &mut Entry, durable: bool, kind: impl Fn(&Range) -> IoKind) -
     loop {
         let range = entry.ranges.next_range()?;
         if range.sectors > 0 {
-            let (offset, len) = (range.sector * SECTOR_BYTES, u64::from(range.sectors) * SECTOR_BYTES);
+            let (offset, len) =
+                (range.sector * SECTOR_BYTES, u64::from(range.sectors) * SECTOR_BYTES);
             let io = Io::new(kind(&range), offset, len, BufList::EMPTY);
             return Some(Io { durable, ..io });
         }

@@ -5,6 +5,8 @@
 #![expect(unsafe_code)]
 
 use crate::event::Event;
+use crate::poll_ring::PollRing;
+use crate::transfer::transfer;
 use backend::{BufList, Engine, Op, Token};
 use io_uring::types::{CancelBuilder, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
@@ -19,9 +21,6 @@ const SQ_ENTRIES: u32 = 256;
 const CQ_ENTRIES: u32 = 4096;
 /// io_uring's limit on one registered buffer.
 const FIXED_BUFFER_BYTES_MAX: u64 = 1 << 30;
-
-/// The kernel's bound on one transfer (MAX_RW_COUNT).
-const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
 /// One registered buffer.
 #[derive(Clone, Copy, Debug)]
@@ -39,11 +38,12 @@ pub(crate) struct Uring {
     fixed: Vec<FixedBuffer>,
     vectored_fixed: bool,
     queued: u32,
+    poll_ring: Option<PollRing>,
 }
 
 impl Uring {
     /// Sets a ring up for the calling thread, with the best mode that the kernel has.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(crate) fn new(iopoll: bool) -> io::Result<Self> {
         let ring = build_ring()?;
         let mut probe = Probe::new();
         let probed = ring.submitter().register_probe(&mut probe).is_ok();
@@ -51,13 +51,25 @@ impl Uring {
             && probe.is_supported(opcode::ReadvFixed::CODE)
             && probe.is_supported(opcode::WritevFixed::CODE);
         let timers = vec![Timespec::new(); SQ_ENTRIES as usize];
-        Ok(Uring { ring, timers, next_timer: 0, fixed: Vec::new(), vectored_fixed, queued: 0 })
+        let poll_ring = if iopoll { Some(PollRing::new()?) } else { None };
+        Ok(Uring {
+            ring,
+            timers,
+            next_timer: 0,
+            fixed: Vec::new(),
+            vectored_fixed,
+            queued: 0,
+            poll_ring,
+        })
     }
 
     /// Registers the lane's files; their position is their [`backend::FileIndex`].
     pub(crate) fn register_files(&mut self, files: &[RawFd]) -> io::Result<()> {
         if files.is_empty() {
             return Ok(());
+        }
+        if let Some(poll_ring) = &self.poll_ring {
+            poll_ring.register_files(files)?;
         }
         self.ring.submitter().register_files(files)
     }
@@ -119,6 +131,9 @@ impl Uring {
     /// nothing to submit and the kernel holds no completion back.
     #[inline]
     pub(crate) fn submit(&mut self) {
+        if let Some(poll_ring) = &mut self.poll_ring {
+            poll_ring.poll();
+        }
         if self.queued == 0 && !self.ring.submission().taskrun() {
             return;
         }
@@ -166,6 +181,9 @@ impl Uring {
     /// Takes the completions that are there into `events`, oldest first.
     #[inline]
     pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>) {
+        if let Some(poll_ring) = &mut self.poll_ring {
+            poll_ring.reap(events);
+        }
         for entry in self.ring.completion() {
             let more = io_uring::cqueue::more(entry.flags());
             let event = Event::from_user_data(entry.user_data(), more);
@@ -174,9 +192,12 @@ impl Uring {
         }
     }
 
-    /// Whether a completion is there to reap (or held back by the kernel until asked for).
+    /// Whether a completion is there to reap, or held back by the kernel until asked for.
     #[inline]
     pub(crate) fn has_events(&mut self) -> bool {
+        if self.poll_ring.as_ref().is_some_and(PollRing::is_busy) {
+            return true;
+        }
         !self.ring.completion().is_empty() || self.ring.submission().taskrun()
     }
 
@@ -189,8 +210,12 @@ impl Uring {
         self.queued += 1;
     }
 
+    /// The registered buffer to use for a transfer, if any.
     #[inline]
     fn fixed_index(&self, bufs: &BufList) -> Option<u16> {
+        if self.fixed.is_empty() || (bufs.iovs().len() > 1 && !self.vectored_fixed) {
+            return None;
+        }
         let inside = |buffer: &&FixedBuffer| {
             bufs.iovs().iter().all(|iov| {
                 let start = iov.iov_base as usize;
@@ -198,37 +223,6 @@ impl Uring {
             })
         };
         self.fixed.iter().find(inside).map(|buffer| buffer.index)
-    }
-
-    #[inline]
-    fn transfer(&self, write: bool, file: u32, bufs: &BufList, at: u64, flags: i32) -> squeue::Entry {
-        let (file, iovs) = (Fixed(file), bufs.iovs());
-        let (ptr, count) = (iovs.as_ptr(), iovs.len() as u32);
-        let fixed = self.fixed_index(bufs);
-        if let [iov] = iovs {
-            let len = iov.iov_len.min(TRANSFER_BYTES_MAX) as u32; // the rest: a short transfer
-            let base = iov.iov_base.cast::<u8>();
-            return match (write, fixed) {
-                (false, None) => opcode::Read::new(file, base, len).offset(at).build(),
-                (true, None) => {
-                    opcode::Write::new(file, base, len).offset(at).rw_flags(flags).build()
-                }
-                (false, Some(i)) => opcode::ReadFixed::new(file, base, len, i).offset(at).build(),
-                (true, Some(i)) => {
-                    opcode::WriteFixed::new(file, base, len, i).offset(at).rw_flags(flags).build()
-                }
-            };
-        }
-        match (write, fixed.filter(|_| self.vectored_fixed)) {
-            (false, None) => opcode::Readv::new(file, ptr, count).offset(at).build(),
-            (true, None) => {
-                opcode::Writev::new(file, ptr, count).offset(at).rw_flags(flags).build()
-            }
-            (false, Some(i)) => opcode::ReadvFixed::new(file, ptr, count, i).offset(at).build(),
-            (true, Some(i)) => {
-                opcode::WritevFixed::new(file, ptr, count, i).offset(at).rw_flags(flags).build()
-            }
-        }
     }
 
     fn timer(&mut self, delay: Duration) -> squeue::Entry {
@@ -243,11 +237,13 @@ impl Uring {
 impl Engine for Uring {
     #[inline]
     fn push(&mut self, op: Op, token: Token) {
+        let user_data = Event::Lane(token).to_user_data();
         let entry = match op {
-            Op::Read { file, bufs, offset } => self.transfer(false, file.0, &bufs, offset, 0),
-            Op::Write { file, bufs, offset, dsync } => {
-                let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-                self.transfer(true, file.0, &bufs, offset, flags)
+            Op::Read { bufs, .. } | Op::Write { bufs, .. } => {
+                if let Some(poll_ring) = &mut self.poll_ring {
+                    return poll_ring.push(&transfer(&op, None).user_data(user_data));
+                }
+                transfer(&op, self.fixed_index(&bufs))
             }
             Op::Fdatasync { file } => {
                 opcode::Fsync::new(Fixed(file.0)).flags(FsyncFlags::DATASYNC).build()
@@ -257,7 +253,7 @@ impl Engine for Uring {
             }
             Op::Timer { delay } => self.timer(delay),
         };
-        self.push_entry(&entry.user_data(Event::Lane(token).to_user_data()));
+        self.push_entry(&entry.user_data(user_data));
     }
 }
 

@@ -226,9 +226,7 @@ impl Worker {
     #[cold]
     fn finish_stops(&mut self) {
         for queue in &mut self.queues {
-            let drained = |queue: &mut RunningQueue| {
-                queue.stopping.is_some() && queue.is_drained()
-            };
+            let drained = |queue: &mut RunningQueue| queue.stopping.is_some() && queue.is_drained();
             if let Some(mut stopped) = queue.take_if(drained) {
                 self.stops -= 1;
                 let state = stopped.state();
