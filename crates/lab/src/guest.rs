@@ -21,8 +21,9 @@ use crate::process::{OwnedChild, StopWith, TICK};
 /// The emulator, as Debian names it.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
-/// Lines of the console shown when a guest fails.
+/// Lines of the console shown when a guest fails, and the most of each.
 const TAIL_LINES: usize = 25;
+const TAIL_COLUMNS: usize = 160;
 
 /// What all guests share.
 #[derive(Debug, Clone)]
@@ -135,17 +136,29 @@ impl Guest {
         Ok(())
     }
 
-    /// Waits until the job has ended well; a failed job is an error with the console's last lines.
-    pub fn finish(mut self, timeout: Duration) -> Result<GuestReport> {
-        let ended = self.qemu.wait(timeout);
-        let report = self.report();
-        match (ended, report.failure()) {
-            (Ok(_), None) => Ok(report),
-            (Ok(_), Some(why)) => bail!("the guest failed {why}\n{}", self.log_tail()),
-            (Err(error), _) => {
-                let stage = report.value("stage").unwrap_or("boot").to_owned();
-                Err(error.context(format!("guest in stage '{stage}'\n{}", self.log_tail())))
+    /// Waits until the job has ended well. A job that fails, or reports nothing for as long as
+    /// `patience`, is an error with the console's last lines.
+    pub fn finish(mut self, patience: Duration) -> Result<GuestReport> {
+        let mut lines_seen = 0;
+        let mut deadline = Instant::now() + patience;
+        while self.qemu.try_wait()?.is_none() {
+            interrupt::check()?;
+            let report = self.report();
+            if report.lines.len() > lines_seen {
+                lines_seen = report.lines.len();
+                deadline = Instant::now() + patience;
             }
+            if Instant::now() >= deadline {
+                let stage = report.value("stage").unwrap_or("boot");
+                let seconds = patience.as_secs();
+                bail!("the guest hangs in stage '{stage}' ({seconds} s)\n{}", self.log_tail());
+            }
+            std::thread::sleep(TICK);
+        }
+        let report = self.report();
+        match report.failure() {
+            None => Ok(report),
+            Some(why) => bail!("the guest failed {why}\n{}", self.log_tail()),
         }
     }
 
@@ -189,6 +202,7 @@ impl Guest {
             let log = String::from_utf8_lossy(&bytes);
             let lines: Vec<&str> = log.lines().collect();
             for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+                let line: String = line.chars().take(TAIL_COLUMNS).collect();
                 text.push_str(&format!("  {name}| {line}\n"));
             }
         }

@@ -15,6 +15,7 @@ pub struct Job {
 const PRELUDE: &str = r#"set -eu
 disk=/dev/vda
 say() { echo "$*" >"$LAB_RESULTS"; }
+fio() { command fio --eta=never "$@"; }
 stage() { say "stage $*"; echo "== $*"; }
 fail() { say "fail $*"; echo "FAILED: $*"; exit 1; }
 stage find the disk
@@ -61,10 +62,10 @@ say "verified $(du -sm /usr/bin | cut -f1) MiB of files and 48 MiB by fio"
 "#;
 
 const MEASURE: &str = r#"
-stage measure
 mount "$disk" /mnt
 for pattern in randread randwrite; do
     for depth in 1 32; do
+        stage "measure $pattern iodepth $depth"
         fio --name=measure --filename=/mnt/measure.dat --rw="$pattern" --bs=4k \
             --iodepth="$depth" --direct=1 --ioengine=io_uring --time_based \
             --runtime="$seconds" --ramp_time=1 --output-format=json --output=/run/fio.json ||

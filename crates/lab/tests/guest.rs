@@ -13,7 +13,7 @@ use std::time::Duration;
 use lab::disk;
 use lab::guest::{Guest, GuestDisk, GuestSpec};
 use lab::job::Job;
-use lab::run::{GUEST_TIMEOUT, Lab};
+use lab::run::{GUEST_PATIENCE, Lab};
 use lab::server::{Server, ServerCommand};
 
 static LAB: LazyLock<Lab> = LazyLock::new(|| {
@@ -62,7 +62,7 @@ impl Rig {
     }
 
     fn run(&self, vcpus: u32, job: Job) {
-        if let Err(error) = self.boot(vcpus, job).finish(GUEST_TIMEOUT) {
+        if let Err(error) = self.boot(vcpus, job).finish(GUEST_PATIENCE) {
             panic!("{error:#}\nthe server's log:\n{}", self.server.log());
         }
     }
@@ -85,7 +85,7 @@ fn a_real_guest_formats_writes_verifies_and_unmounts_a_disk_served_by_the_daemon
 fn after_a_power_cut_under_load_the_next_guest_on_the_same_daemon_finds_what_was_synced() {
     let rig = Rig::new(2);
     let mut writer = rig.boot(2, Job::write_until_killed());
-    writer.wait_for("writing", GUEST_TIMEOUT).unwrap_or_else(|error| panic!("{error:#}"));
+    writer.wait_for("writing", GUEST_PATIENCE).unwrap_or_else(|error| panic!("{error:#}"));
     writer.cut_power().unwrap();
     rig.run(1, Job::check_after_power_cut());
     rig.finish();
