@@ -74,11 +74,14 @@ impl Worker {
                 if !queue.may_take() || !storage.stalled.is_empty() {
                     break;
                 }
-                let Some(index) = queue.take() else { break }; //             1 chain
+                // 1 chain
+                let Some(index) = queue.take() else { break };
+                // 2 request
                 match queue.parse(index) {
-                    //                                                        2 request
-                    Ok(()) => storage.submit(queue, number, index), //        3 submit
-                    Err(refused) => queue.refuse(index, refused),   //        4 completion
+                    // 3 submit; the whole batch enters the kernel below, once
+                    Ok(()) => storage.submit(queue, number, index),
+                    // 4 completion of a refused request
+                    Err(refused) => queue.refuse(index, refused),
                 }
                 worked = true;
             }
@@ -86,10 +89,13 @@ impl Worker {
         storage.engine.submit();
         storage.engine.reap(&mut self.events);
         worked |= !self.events.is_empty();
-        self.handle_events(); //                                              4 completion
+        // 4 completion of what the storage finished
+        self.handle_events();
         for queue in self.queues.iter_mut().flatten() {
-            queue.publish(); //                                               5 used
-            queue.notify_if_asked(); //                                       6 notify
+            // 5 used
+            queue.publish();
+            // 6 notify
+            queue.notify_if_asked();
         }
         if self.stops > 0 {
             self.finish_stops();

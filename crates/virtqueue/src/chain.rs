@@ -167,7 +167,10 @@ impl Chain {
         }
         let mut index = 0;
         loop {
-            let desc = load_table_entry(table, index, memory, hint)?;
+            let mut desc = load_table_entry(table, index, memory, hint)?;
+            if packed {
+                desc.flags = desc.next; // `addr, len, id, flags`
+            }
             if !packed && desc.flags & DESC_F_INDIRECT != 0 {
                 return Err(RingFault::Indirect { len: table.len });
             }
