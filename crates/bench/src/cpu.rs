@@ -8,17 +8,51 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// CPU time of all living threads of a process, in nanoseconds (`schedstat`).
-pub fn process_cpu(pid: u32) -> Result<Duration> {
-    let mut total_ns = 0;
-    for task in tasks(pid)? {
-        let path = format!("/proc/{pid}/task/{task}/schedstat");
-        // A thread may end between the listing and the reading; its time is lost, not the run.
-        let Ok(text) = fs::read_to_string(path) else { continue };
-        let field = text.split_whitespace().next().context("schedstat has no fields")?;
-        total_ns += field.parse::<u64>()?;
+/// What the scheduler says about a process, all living threads together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Time on a CPU.
+    pub busy: Duration,
+    /// Time ready to run, waiting for a CPU that something else had.
+    pub waited: Duration,
+}
+
+impl Times {
+    /// What was added since an earlier reading. Threads that ended meanwhile count as nothing.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            busy: self.busy.saturating_sub(earlier.busy),
+            waited: self.waited.saturating_sub(earlier.waited),
+        }
     }
-    Ok(Duration::from_nanos(total_ns))
+}
+
+/// Reads the times of a process (`schedstat`).
+pub fn times(pid: u32) -> Result<Times> {
+    let mut sum = Times::default();
+    for task in tasks(pid)? {
+        // A thread may end between the listing and the reading; its time is lost, not the run.
+        let Ok(text) = fs::read_to_string(format!("/proc/{pid}/task/{task}/schedstat")) else {
+            continue;
+        };
+        let task = parse_schedstat(&text)?;
+        sum.busy += task.busy;
+        sum.waited += task.waited;
+    }
+    Ok(sum)
+}
+
+/// Reads the times of the calling thread.
+pub fn thread_times() -> Result<Times> {
+    parse_schedstat(&fs::read_to_string("/proc/thread-self/schedstat")?)
+}
+
+fn parse_schedstat(text: &str) -> Result<Times> {
+    let mut fields = text.split_whitespace().map(str::parse::<u64>);
+    let mut next = || -> Result<Duration> {
+        Ok(Duration::from_nanos(fields.next().context("schedstat has too few fields")??))
+    };
+    Ok(Times { busy: next()?, waited: next()? })
 }
 
 fn tasks(pid: u32) -> Result<Vec<u32>> {
@@ -101,11 +135,11 @@ mod tests {
     #[test]
     fn cpu_time_of_this_process_grows_with_work() {
         let pid = std::process::id();
-        let before = process_cpu(pid).unwrap();
+        let before = times(pid).unwrap();
         let mut sum = 0_u64;
-        while process_cpu(pid).unwrap() == before {
+        while times(pid).unwrap().since(&before).busy.is_zero() {
             sum = std::hint::black_box(sum + 1);
         }
-        assert!(process_cpu(pid).unwrap() > before);
+        assert!(times(pid).unwrap().busy > before.busy);
     }
 }

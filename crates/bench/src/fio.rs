@@ -75,6 +75,8 @@ fn parse(text: &str) -> Result<Sample> {
         cpu_us_per_io: busy / 100.0 * 1e6 / iops,
         p50_us: number(&percentiles["50.000000"], "median latency")? / 1e3,
         p99_us: number(&percentiles["99.000000"], "99th percentile")? / 1e3,
+        // fio never sleeps long here: what it did not run, it waited or was stolen from.
+        waited_percent: (100.0 - busy).max(0.0),
     })
 }
 

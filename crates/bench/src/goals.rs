@@ -108,7 +108,8 @@ mod tests {
     use crate::report::{Idle, Sample};
 
     fn row(server: &str, family: Option<Family>, depth: u16, iops: f64, cpu: f64) -> Row {
-        let sample = Sample { iops, cpu_us_per_io: cpu, p50_us: 0.0, p99_us: 0.0 };
+        let sample =
+            Sample { iops, cpu_us_per_io: cpu, p50_us: 0.0, p99_us: 0.0, waited_percent: 0.0 };
         Row {
             storage: Storage::File,
             mode: family.map(|_| Mode::Event),

@@ -88,6 +88,8 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// Latency of each request.
     pub latency_ns: Histogram<u64>,
+    /// Time that the client's threads were ready to run and something else had their CPU.
+    pub waited: Duration,
 }
 
 impl Outcome {
@@ -165,6 +167,7 @@ impl Client {
                 None => total = Some(outcome),
                 Some(total) => {
                     total.ios += outcome.ios;
+                    total.waited += outcome.waited;
                     total.elapsed = total.elapsed.max(outcome.elapsed);
                     total.latency_ns.add(&outcome.latency_ns)?;
                 }
@@ -264,6 +267,7 @@ impl Worker {
     /// Keeps `depth` requests in flight until the time is over, then takes the last ones back.
     fn run(&mut self, duration: Duration) -> Result<Outcome> {
         let mut latency_ns = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)?;
+        let times = cpu::thread_times()?;
         let begin = Instant::now();
         let (mut now, mut last, mut ios, mut polls) = (begin, begin, 0, 0);
         self.quiet_calls();
@@ -287,7 +291,8 @@ impl Worker {
                 self.quiet_calls();
             }
         }
-        Ok(Outcome { ios, elapsed: now - begin, latency_ns })
+        let waited = cpu::thread_times()?.since(&times).waited;
+        Ok(Outcome { ios, elapsed: now - begin, latency_ns, waited })
     }
 
     /// Takes all used chains and adds as many new ones while there is time left.

@@ -9,6 +9,10 @@ use crate::goals::Goal;
 use crate::load::{Load, Mode};
 use crate::server::{Family, Server, Storage};
 
+const MEASUREMENTS_HEAD: &str = "\n## Measurements\n\nMedians over the rounds. `ours/it`: rate of \
+    ours over that server's. `CPU wait`: time that server and client were ready to run while \
+    something else had their CPU; more than a few percent means a disturbed machine.\n\n";
+
 /// One measurement of one server.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sample {
@@ -20,6 +24,9 @@ pub struct Sample {
     pub p50_us: f64,
     /// 99th percentile of latency.
     pub p99_us: f64,
+    /// Share of the time that server and client spent waiting for a CPU which something else had,
+    /// in percent; above some percent the sample is disturbed.
+    pub waited_percent: f64,
 }
 
 /// Middle of the values (mean of the two middle ones); 0 where there are none.
@@ -130,7 +137,7 @@ impl Report {
         for (name, value) in &self.setup {
             let _ = writeln!(text, "- {name}: `{value}`");
         }
-        text.push_str("\n## Measurements\n\nMedians over the rounds.\n\n");
+        text.push_str(MEASUREMENTS_HEAD);
         write_rows(&mut text, &self.rows);
         if !self.scaling.is_empty() {
             let _ = writeln!(text, "\n## Queues\n\n{}\n", crate::scaling::METHOD);
@@ -171,7 +178,8 @@ impl Report {
 fn write_rows(text: &mut String, rows: &[Row]) {
     text.push_str(
         "| storage | client | queues | depth | server | kIOPS | min-max | ours/it | CPU us/IO \
-         | p50 us | p99 us |\n|---|---|---:|---:|---|---:|---:|---:|---:|---:|---:|\n",
+         | p50 us | p99 us | CPU wait % |\n\
+         |---|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|\n",
     );
     for row in rows {
         let (min, max) = row.extremes();
@@ -181,7 +189,8 @@ fn write_rows(text: &mut String, rows: &[Row]) {
             .map_or_else(|| "-".to_owned(), |ours| format!("{:.2}", ours.iops() / row.iops()));
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {:.1} | {:.1}-{:.1} | {ours} | {:.3} | {:.1} | {:.1} |",
+            "| {} | {} | {} | {} | {} | {:.1} | {:.1}-{:.1} | {ours} | {:.3} | {:.1} | {:.1} \
+             | {:.0} |",
             storage_name(row.storage),
             row.mode.map_or("-", mode_name),
             row.queues,
@@ -193,6 +202,7 @@ fn write_rows(text: &mut String, rows: &[Row]) {
             row.cpu_us_per_io(),
             median(row.samples.iter().map(|s| s.p50_us)),
             median(row.samples.iter().map(|s| s.p99_us)),
+            median(row.samples.iter().map(|s| s.waited_percent)),
         );
     }
 }

@@ -80,8 +80,8 @@ pub fn run(args: &Args) -> Result<()> {
         cpu::pin_process(pid, &args.server_cpus.0)?;
     }
     println!(
-        "{:>6} {:>10} {:>12} {:>10} {:>10}",
-        "depth", "kIOPS", "CPU us/IO", "p50 us", "p99 us"
+        "{:>6} {:>10} {:>12} {:>10} {:>10} {:>11}",
+        "depth", "kIOPS", "CPU us/IO", "p50 us", "p99 us", "CPU wait %"
     );
     for _ in 0..args.rounds {
         for &depth in &args.depth {
@@ -94,21 +94,23 @@ pub fn run(args: &Args) -> Result<()> {
 fn measure(args: &Args, depth: u16) -> Result<()> {
     let mut client = Client::connect(&args.path, &args.load(depth))?;
     client.run(Duration::from_secs_f64(args.warm_up), &args.client_cpus.0)?;
-    let cpu_before = args.pid.map(cpu::process_cpu).transpose()?;
+    let before = args.pid.map(cpu::times).transpose()?;
     let outcome = client.run(Duration::from_secs_f64(args.seconds), &args.client_cpus.0)?;
-    let cpu_after = args.pid.map(cpu::process_cpu).transpose()?;
-    let cpu = match (cpu_before, cpu_after) {
-        (Some(before), Some(after)) => {
-            format!("{:.3}", (after - before).as_secs_f64() * 1e6 / outcome.ios as f64)
-        }
-        _ => "-".to_owned(),
-    };
+    let after = args.pid.map(cpu::times).transpose()?;
+    let spent = before.zip(after).map(|(before, after)| after.since(&before));
+    let cpu = spent.map_or_else(
+        || "-".to_owned(),
+        |spent| format!("{:.3}", spent.busy.as_secs_f64() * 1e6 / outcome.ios as f64),
+    );
+    // Of the server too where it is known.
+    let waited = outcome.waited + spent.map_or(Duration::ZERO, |spent| spent.waited);
     let quantile_us = |q| outcome.latency_ns.value_at_quantile(q) as f64 / 1e3;
     println!(
-        "{depth:>6} {:>10.1} {cpu:>12} {:>10.1} {:>10.1}",
+        "{depth:>6} {:>10.1} {cpu:>12} {:>10.1} {:>10.1} {:>11.0}",
         outcome.iops() / 1e3,
         quantile_us(0.5),
         quantile_us(0.99),
+        100.0 * waited.as_secs_f64() / outcome.elapsed.as_secs_f64(),
     );
     Ok(())
 }

@@ -32,8 +32,12 @@ impl Daemon {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("disk"), vec![0; DISK_BYTES]).unwrap();
+        Some(Self { child: Self::spawn(&folder), folder })
+    }
+
+    fn spawn(folder: &TempDir) -> Child {
         let (disk, socket) = (folder.path().join("disk"), folder.path().join("socket"));
-        fs::write(&disk, vec![0; DISK_BYTES]).unwrap();
         let blockdev =
             format!("driver=file,node-name=disk,filename={},discard=unmap", disk.display());
         let export = format!(
@@ -45,12 +49,20 @@ impl Daemon {
             .args(["--blockdev", &blockdev, "--export", &export])
             .spawn()
             .unwrap();
-        let daemon = Self { child, folder };
-        while !daemon.socket().exists() {
+        while !socket.exists() {
             sleep(Duration::from_millis(10));
         }
+        // The socket is there a moment before it accepts connections.
         sleep(Duration::from_millis(100));
-        Some(daemon)
+        child
+    }
+
+    /// Kills the daemon and starts another one on the same disk and socket.
+    fn restart(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        fs::remove_file(self.socket()).unwrap();
+        self.child = Self::spawn(&self.folder);
     }
 
     fn socket(&self) -> PathBuf {
@@ -183,6 +195,19 @@ fn a_stopped_queue_goes_on_where_it_stood() {
     assert_eq!(device.session().stop_queue(0).unwrap(), 1);
     device.start_queue(0).unwrap();
     device.flush().unwrap();
+    assert_eq!(device.session().stop_queue(0).unwrap(), 2);
+}
+
+#[test]
+fn the_driver_goes_on_with_a_daemon_that_was_started_anew() {
+    let Some(mut daemon) = Daemon::start() else { return };
+    let mut device = daemon.connect(&Options { inflight: true, ..Options::default() });
+    let (data, mut read) = (pattern(4096, 2), vec![0; 4096]);
+    device.write(0, &data).unwrap();
+    daemon.restart();
+    device.reconnect(daemon.socket()).unwrap();
+    device.read(0, &mut read).unwrap();
+    assert!(read == data, "other bytes were read");
     assert_eq!(device.session().stop_queue(0).unwrap(), 2);
 }
 
