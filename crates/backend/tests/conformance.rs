@@ -23,12 +23,12 @@ fn blocks_of(bytes: u32) -> FileOptions {
 
 fn loop_target(block: u32) -> Result<Target, String> {
     let device = LoopDevice::new(SIZE, block)?;
-    let file = File::open(&device.path, direct()).map_err(|why| why.to_string())?;
+    let file = File::open(&device.path, direct()).expect("the device opens");
     Ok(Target::new(file).keeping(device))
 }
 
 fn quirky(quirks: Quirks, options: FileOptions) -> Result<Target, String> {
-    let target = file_target(TMPFS, SIZE, options)?;
+    let target = file_target(DISK, SIZE, options)?;
     Ok(target.run_by(move || Box::new(SyncEngine::with_quirks(quirks))))
 }
 

@@ -9,7 +9,6 @@ use common::{DISK, Image, LoopDevice, TMPFS, allocated_bytes};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::Command;
 
 const MIB: u64 = 1 << 20;
 
@@ -187,18 +186,25 @@ fn a_device_is_described_as_it_is_and_refuses_smaller_blocks() {
 
 #[test]
 fn a_read_only_device_needs_the_option() {
-    let device = match LoopDevice::new(MIB, 512) {
+    let device = match LoopDevice::read_only(MIB) {
         Ok(device) => device,
         Err(reason) => return skip(&reason),
     };
-    let made = Command::new("blockdev").arg("--setro").arg(&device.path).status();
-    if !made.is_ok_and(|status| status.success()) {
-        return skip("blockdev cannot make a device read-only");
-    }
     let why = refusal(&device.path, FileOptions::default());
-    assert!(why.contains("--read-only"), "{why}");
+    assert!(why.contains("use --read-only"), "{why}");
     let file = File::open(&device.path, read_only()).expect("it opens for reading");
     assert!(file.info().read_only);
+}
+
+#[test]
+fn a_file_in_memory_is_direct_and_needs_no_alignment() {
+    let image = image(TMPFS, MIB);
+    let file = open(&image.path);
+    if file.fell_back_from_direct() {
+        return skip("this tmpfs refuses O_DIRECT");
+    }
+    assert!(file.info().description.ends_with("(direct)"));
+    assert_eq!(file.info().memory_align_bytes, 1);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use backend::conformance::{ManualEngine, Memory};
 use backend::{
     BufList, Disk, File, FileIndex, FileOptions, Io, IoError, IoKind, Lane, Op, Slot, Step, Token,
 };
-use common::{DISK, Image};
+use common::{DISK, Image, TMPFS};
 
 const FAILED: fn(i32) -> Step = |errno| Step::Done(Err(IoError::Errno(errno)));
 const FINE: Step = Step::Done(Ok(()));
@@ -263,4 +263,23 @@ fn a_large_unaligned_transfer_goes_through_one_buffer_in_parts() {
     assert_eq!(transfer(bench.continued(&mut io, part as i32)), (part, part));
     assert_eq!(transfer(bench.continued(&mut io, part as i32)), (2 * part, 88 << 10));
     assert_eq!(bench.event(&mut io, 88 << 10), FINE);
+}
+
+#[test]
+fn transfers_of_a_file_in_memory_run_at_once_up_to_a_bound() {
+    let image = Image::new(TMPFS, 16 << 20).expect("an image can be made");
+    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
+    let (mut lane, mut engine) = (file.open_lane().expect("the lane opens"), ManualEngine::new());
+    // One system call takes 1024 segments, so this takes nine.
+    let mut memory = Memory::new(&[512; 8 * 1024 + 1], 0);
+    for (segments, wanted) in [(1024, FINE), (8 * 1024, FINE), (8 * 1024 + 1, Step::Pending)] {
+        let bufs = memory.bufs().first(segments);
+        let mut io = Io::new(IoKind::Write, 0, u64::from(segments) * 512, bufs);
+        assert_eq!(lane.start(&mut io, Slot(3), &mut engine), wanted, "{segments}");
+        if wanted == Step::Pending {
+            let (op, token) = engine.take_one();
+            assert_eq!(transfer(op), (8 * 1024 * 512, 512));
+            assert_eq!(lane.event(&mut io, token, 512, &mut engine), FINE);
+        }
+    }
 }

@@ -8,7 +8,7 @@ use backend::wrap::{Delay, Limit, OpSet, Phase, Rates, Record, from_spec};
 use backend::{
     BufList, Disk, File, FileOptions, Io, IoError, IoKind, Mem, Op, Slot, Step, conformance,
 };
-use common::{Image, TMPFS};
+use common::{DISK, Image};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +29,8 @@ fn around_mem(spec: &str) -> Result<Target, String> {
 
 /// Around a disk whose lanes are busy at times.
 fn around_direct_file(spec: &str) -> Result<Target, String> {
-    let image = Image::new(TMPFS, SIZE)?;
-    let file = File::open(&image.path, FileOptions::default()).map_err(|why| why.to_string())?;
+    let image = Image::new(DISK, SIZE)?;
+    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
     Ok(Target::of(wrapped(spec, Arc::new(file))).keeping(image))
 }
 
@@ -156,7 +156,7 @@ fn limit_counts_the_bytes_of_reads_and_writes_only() {
 
 #[test]
 fn limit_tries_again_when_the_inner_lane_is_busy() {
-    let image = Image::new(TMPFS, SIZE).expect("an image can be made");
+    let image = Image::new(DISK, SIZE).expect("an image can be made");
     let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
     let disk = Limit::new(Arc::new(file), Rates { ios: None, bytes: None, burst: Duration::ZERO });
     let (mut lane, mut engine) = (disk.open_lane().unwrap(), ManualEngine::new());
@@ -207,7 +207,7 @@ fn record_notes_starts_and_ends_in_order_with_a_checksum_of_what_is_written() {
 
 #[test]
 fn record_notes_that_a_busy_io_did_not_start() {
-    let image = Image::new(TMPFS, SIZE).expect("an image can be made");
+    let image = Image::new(DISK, SIZE).expect("an image can be made");
     let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
     let record = Record::in_memory(Arc::new(file));
     let log = record.log();
@@ -224,7 +224,7 @@ fn record_notes_that_a_busy_io_did_not_start() {
 
 #[test]
 fn record_adds_lines_to_its_file() {
-    let image = Image::new(TMPFS, 0).expect("a file can be made");
+    let image = Image::new(DISK, 0).expect("a file can be made");
     let spec = format!("record:path={}", image.path.display());
     for _ in 0..2 {
         let mut rig = Rig::new(&Target::of(wrapped(&spec, mem())));

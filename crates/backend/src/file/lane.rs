@@ -14,6 +14,8 @@ const FILE: FileIndex = FileIndex(0);
 const SEGMENTS_MAX: u32 = libc::UIO_MAXIOV as u32;
 /// EAGAIN and EINTR in a row before the io fails with them.
 const RETRIES_MAX: u8 = 15;
+/// System calls made at once for one io, before the rest goes through the engine.
+const NOW_MAX: u32 = 8;
 
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
@@ -48,15 +50,23 @@ impl Stage {
     }
 }
 
+/// What an io does after an op's result.
+enum Next {
+    /// Another op, by its stage and progress.
+    Op,
+    End(Result<(), IoError>),
+}
+
 /// What a lane needs to know of its file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneLimits {
     pub(super) capacity_bytes: u64,
     pub(super) logical_block_bytes: u32,
-    /// Opened with O_DIRECT, which wants this alignment of memory.
+    /// Opened with O_DIRECT, which wants this alignment of memory; `None` also where the file
+    /// lies in memory, which wants none.
     pub(super) direct_memory_align: Option<u32>,
     pub(super) discard: bool,
-    /// The file lies in memory: see [`FileLane::push`].
+    /// The file lies in memory: see [`FileLane::run_now`].
     pub(super) in_memory: bool,
 }
 
@@ -130,14 +140,31 @@ impl FileLane {
         Step::Done(outcome)
     }
 
-    /// Pushes the io's next op. Reads and writes of a file in memory run here and now: io_uring
-    /// would hand each to a kernel thread, as tmpfs does not say that it never blocks, and that
-    /// takes longer than the copy.
-    fn push(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+    /// Goes on with the io until it has ended or waits for an op.
+    fn go_on(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        for _ in 0..NOW_MAX {
+            let op = self.next_op(io);
+            let Some(result) = self.run_now(io, &op) else {
+                return self.push(op, slot, engine);
+            };
+            if let Next::End(outcome) = self.take_result(io, result) {
+                return self.finish(io, outcome);
+            }
+        }
+        let op = self.next_op(io);
+        self.push(op, slot, engine)
+    }
+
+    fn push(&self, op: Op, slot: Slot, engine: &mut dyn Engine) -> Step {
+        engine.push(op, Token { slot, layer: 0 });
+        Step::Pending
+    }
+
+    fn next_op(&mut self, io: &Io) -> Op {
         let offset = io.offset_bytes + io.done_bytes;
         let (whole, dsync) = ((io.offset_bytes, io.len_bytes), io.durable);
         let fallocate = |mode| Op::Fallocate { file: FILE, mode, offset: whole.0, len: whole.1 };
-        let op = match Stage::of(io) {
+        match Stage::of(io) {
             Stage::Transfer if io.kind == IoKind::Read => {
                 Op::Read { file: FILE, bufs: self.transfer_bufs(io), offset }
             }
@@ -151,34 +178,21 @@ impl FileLane {
                 Op::Write { file: FILE, bufs, offset, dsync }
             }
             Stage::Sync => Op::Fdatasync { file: FILE },
-        };
-        let now = match &op {
-            _ if !self.limits.in_memory => None,
-            Op::Read { bufs, .. } => Some(sys::read_now(&self.file, bufs, offset)),
-            Op::Write { bufs, .. } => Some(sys::write_now(&self.file, bufs, offset, dsync)),
-            _ => None,
-        };
-        match now {
-            Some(result) => self.result(io, slot, result, engine),
-            None => {
-                engine.push(op, Token { slot, layer: 0 });
-                Step::Pending
-            }
         }
     }
 
-    /// What follows from the result of an op.
-    fn result(&mut self, io: &mut Io, slot: Slot, result: i32, engine: &mut dyn Engine) -> Step {
-        if result < 0 {
-            return self.failed(io, slot, -result, engine);
+    /// Runs a read or write of a file in memory here and now: io_uring would hand it to a kernel
+    /// thread, as tmpfs does not say that it never blocks, and that takes longer than the copy.
+    fn run_now(&self, io: &Io, op: &Op) -> Option<i32> {
+        if !self.limits.in_memory || Stage::of(io) != Stage::Transfer {
+            return None;
         }
-        match Stage::of(io) {
-            Stage::Transfer | Stage::ZeroWrite => self.moved(io, slot, result as u64, engine),
-            Stage::Punch | Stage::ZeroRange if io.durable => {
-                io.stage = Stage::Sync.with_retries(0);
-                self.push(io, slot, engine)
+        match *op {
+            Op::Read { bufs, offset, .. } => Some(sys::read_now(&self.file, &bufs, offset)),
+            Op::Write { bufs, offset, dsync, .. } => {
+                Some(sys::write_now(&self.file, &bufs, offset, dsync))
             }
-            Stage::Punch | Stage::ZeroRange | Stage::Sync => self.finish(io, Ok(())),
+            _ => None,
         }
     }
 
@@ -192,8 +206,23 @@ impl FileLane {
         chunk
     }
 
+    /// What follows from the result of an op.
+    fn take_result(&mut self, io: &mut Io, result: i32) -> Next {
+        if result < 0 {
+            return self.failed(io, -result);
+        }
+        match Stage::of(io) {
+            Stage::Transfer | Stage::ZeroWrite => self.moved(io, result as u64),
+            Stage::Punch | Stage::ZeroRange if io.durable => {
+                io.stage = Stage::Sync.with_retries(0);
+                Next::Op
+            }
+            Stage::Punch | Stage::ZeroRange | Stage::Sync => Next::End(Ok(())),
+        }
+    }
+
     /// A read or write (also of zeroes) moved `moved` bytes.
-    fn moved(&mut self, io: &mut Io, slot: Slot, moved: u64, engine: &mut dyn Engine) -> Step {
+    fn moved(&mut self, io: &mut Io, moved: u64) -> Next {
         let moved = match self.limits.direct_memory_align {
             // A direct transfer goes on at a block's boundary only.
             Some(_) => moved & !u64::from(self.limits.logical_block_bytes - 1),
@@ -201,49 +230,52 @@ impl FileLane {
         };
         if moved == 0 {
             let read = io.kind == IoKind::Read;
-            let why = if read { IoError::EndOfStorage } else { IoError::Errno(libc::EIO) };
-            return self.finish(io, Err(why));
+            return Next::End(Err(if read {
+                IoError::EndOfStorage
+            } else {
+                IoError::Errno(libc::EIO)
+            }));
         }
         if let (Some(number), IoKind::Read) = (io.held, io.kind) {
             self.bounce.unload(number, moved, &io.bufs);
         }
         io.done_bytes += moved;
         if io.done_bytes >= io.len_bytes {
-            return self.finish(io, Ok(()));
+            return Next::End(Ok(()));
         }
         let stage = Stage::of(io);
         if stage == Stage::Transfer {
             io.bufs.advance(moved as usize);
         }
         io.stage = stage.with_retries(0);
-        self.push(io, slot, engine)
+        Next::Op
     }
 
-    fn failed(&mut self, io: &mut Io, slot: Slot, errno: i32, engine: &mut dyn Engine) -> Step {
+    fn failed(&mut self, io: &mut Io, errno: i32) -> Next {
         let (stage, retries) = (Stage::of(io), Stage::retries(io));
         match errno {
             libc::EAGAIN | libc::EINTR if retries < RETRIES_MAX => {
                 io.stage = stage.with_retries(retries + 1);
-                self.push(io, slot, engine)
+                Next::Op
             }
             libc::EOPNOTSUPP if stage == Stage::Punch || stage == Stage::ZeroRange => {
-                self.refused(io, slot, stage, engine)
+                self.refused(io, stage)
             }
-            _ => self.finish(io, Err(IoError::Errno(errno))),
+            _ => Next::End(Err(IoError::Errno(errno))),
         }
     }
 
     /// The file system does not know this `fallocate`: the next best way, remembered.
-    fn refused(&mut self, io: &mut Io, slot: Slot, stage: Stage, engine: &mut dyn Engine) -> Step {
+    fn refused(&mut self, io: &mut Io, stage: Stage) -> Next {
         match stage {
             Stage::Punch => self.can_punch = false,
             _ => self.can_zero_range = false,
         }
         let IoKind::WriteZeroes { unmap } = io.kind else {
-            return self.finish(io, Err(IoError::Unsupported));
+            return Next::End(Err(IoError::Unsupported));
         };
         io.stage = self.zeroing_stage(unmap).with_retries(0);
-        self.push(io, slot, engine)
+        Next::Op
     }
 }
 
@@ -268,10 +300,13 @@ impl Lane for FileLane {
             }
         }
         io.stage = stage.with_retries(0);
-        self.push(io, slot, engine)
+        self.go_on(io, slot, engine)
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
-        self.result(io, token.slot, result, engine)
+        match self.take_result(io, result) {
+            Next::End(outcome) => self.finish(io, outcome),
+            Next::Op => self.go_on(io, token.slot, engine),
+        }
     }
 }

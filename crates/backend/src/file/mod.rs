@@ -80,7 +80,7 @@ impl File {
         Ok(File {
             path: path.into(),
             file: Arc::new(file),
-            info: describe(path, &options, &facts, &limits),
+            info: describe(path, direct, &options, &facts, &limits),
             limits,
             fell_back_from_direct,
             notices: notices(path, &facts, &limits, fell_back_from_direct),
@@ -165,9 +165,15 @@ fn logical_block(
     Ok(wanted)
 }
 
-fn describe(path: &Path, options: &FileOptions, facts: &Facts, limits: &LaneLimits) -> Info {
+fn describe(
+    path: &Path,
+    direct: bool,
+    options: &FileOptions,
+    facts: &Facts,
+    limits: &LaneLimits,
+) -> Info {
     let kind = if facts.is_device { "block device" } else { "file" };
-    let cache = if limits.direct_memory_align.is_some() { "direct" } else { "cached" };
+    let cache = if direct { "direct" } else { "cached" };
     let writable = !options.read_only;
     let block = limits.logical_block_bytes;
     let aligned = |range: crate::RangeLimits| crate::RangeLimits {

@@ -25,7 +25,7 @@ pub(super) struct Facts {
     pub(super) physical_block: u32,
     pub(super) io_min: u32,
     pub(super) io_opt: u32,
-    /// With O_DIRECT: alignment of memory.
+    /// With O_DIRECT, and unless it is in memory: alignment of memory.
     pub(super) memory_align: Option<u32>,
     pub(super) volatile_cache: bool,
     pub(super) discard: Option<RangeLimits>,
@@ -68,7 +68,7 @@ fn probe_regular(
         io_min: 0,
         io_opt: 0,
         // Nothing is transferred by DMA there, whatever reads of trial said.
-        memory_align: align.map(|align| if in_memory { 1 } else { align.memory }),
+        memory_align: align.filter(|_| !in_memory).map(|align| align.memory),
         volatile_cache: true,
         discard: can_punch.then_some(ranges),
         zeroing: ranges,

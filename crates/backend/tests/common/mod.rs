@@ -34,7 +34,7 @@ impl Image {
 /// A target of a fresh image below `place`.
 pub(crate) fn file_target(place: &str, size: u64, options: FileOptions) -> Result<Target, String> {
     let image = Image::new(place, size)?;
-    let file = File::open(&image.path, options).map_err(|why| why.to_string())?;
+    let file = File::open(&image.path, options).expect("the image opens");
     Ok(Target::new(file).keeping(image))
 }
 
@@ -47,10 +47,19 @@ pub(crate) struct LoopDevice {
 impl LoopDevice {
     /// Attaches a fresh image, or tells why it cannot be done here.
     pub(crate) fn new(size: u64, block: u32) -> Result<LoopDevice, String> {
+        Self::attach(size, block, &[])
+    }
+
+    /// The same, refusing writes.
+    pub(crate) fn read_only(size: u64) -> Result<LoopDevice, String> {
+        Self::attach(size, 512, &["--read-only"])
+    }
+
+    fn attach(size: u64, block: u32, options: &[&str]) -> Result<LoopDevice, String> {
         let image = Image::new(DISK, size)?;
         let block = block.to_string();
         let args = ["--find", "--show", "--direct-io=on", "--sector-size", &block];
-        let made = Command::new("losetup").args(args).arg(&image.path).output();
+        let made = Command::new("losetup").args(args).args(options).arg(&image.path).output();
         let made = made.map_err(|why| format!("losetup: {why}"))?;
         if !made.status.success() {
             return Err(String::from_utf8_lossy(&made.stderr).trim().to_owned());
