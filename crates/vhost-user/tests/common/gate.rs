@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A disk whose completions wait until the test lets them through.
+
+use backend::{Disk, Engine, Info, Io, IoError, Lane, Op, Slot, Step, Token};
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How often a waiting completion looks for leave.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Lets as many I/Os complete as the test permits.
+#[derive(Clone)]
+pub struct Permits(Arc<AtomicU64>);
+
+impl Permits {
+    /// Lets `count` more through.
+    pub fn release(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// Lets everything through from now on.
+    pub fn open(&self) {
+        self.0.store(u64::MAX / 2, Ordering::Release);
+    }
+
+    fn take(&self) -> bool {
+        let fewer = |left: u64| left.checked_sub(1);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok()
+    }
+}
+
+/// See the module's head.
+pub struct Gate {
+    inner: Arc<dyn Disk>,
+    permits: Permits,
+}
+
+impl Gate {
+    /// A closed gate before `inner`.
+    pub fn new(inner: Arc<dyn Disk>) -> (Self, Permits) {
+        let permits = Permits(Arc::default());
+        (Gate { inner, permits: permits.clone() }, permits)
+    }
+}
+
+impl Disk for Gate {
+    fn info(&self) -> Info {
+        self.inner.info()
+    }
+
+    fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
+        Ok(Box::new(GateLane {
+            inner: self.inner.open_lane()?,
+            layer: self.inner.layers(),
+            permits: self.permits.clone(),
+            held: HashMap::new(),
+        }))
+    }
+
+    fn layers(&self) -> u8 {
+        self.inner.layers() + 1
+    }
+}
+
+struct GateLane {
+    inner: Box<dyn Lane>,
+    layer: u8,
+    permits: Permits,
+    held: HashMap<u32, Result<(), IoError>>,
+}
+
+impl GateLane {
+    fn hold(&mut self, step: Step, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let Step::Done(outcome) = step else { return step };
+        self.held.insert(slot.0, outcome);
+        engine.push(Op::Timer { delay: LOOK }, Token { slot, layer: self.layer });
+        Step::Pending
+    }
+}
+
+impl Lane for GateLane {
+    fn files(&self) -> Vec<RawFd> {
+        self.inner.files()
+    }
+
+    fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let step = self.inner.start(io, slot, engine);
+        self.hold(step, slot, engine)
+    }
+
+    fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
+        if token.layer != self.layer {
+            let step = self.inner.event(io, token, result, engine);
+            return self.hold(step, token.slot, engine);
+        }
+        if !self.permits.take() {
+            engine.push(Op::Timer { delay: LOOK }, token);
+            return Step::Pending;
+        }
+        Step::Done(self.held.remove(&token.slot.0).expect("an outcome is held"))
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A load that verifies every byte: each sector carries its number and a generation.
+
+use super::pattern;
+use driver::{Layout, Request, RequestQueue};
+use std::collections::HashMap;
+use std::ops::Range;
+use virtio_spec::blk::S_OK;
+
+/// Most sectors of a request of the mixed load: 1 MiB.
+pub const SECTORS_MAX: u64 = 2048;
+
+/// What a load did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    pub writes: u64,
+    pub reads: u64,
+}
+
+/// A load on one queue over sectors that nobody else writes.
+pub struct Load {
+    queue: RequestQueue,
+    layout: Layout,
+    sectors: Range<u64>,
+    depth: usize,
+    sectors_max: u64,
+    /// Generation of each sector, from the first of the range on.
+    generations: Vec<u32>,
+    generation: u32,
+    in_flight: HashMap<u16, InFlight>,
+    seed: u64,
+    done: Done,
+}
+
+struct InFlight {
+    write: bool,
+    sector: u64,
+    count: u64,
+}
+
+impl Load {
+    pub fn new(queue: RequestQueue, layout: Layout, sectors: Range<u64>) -> Self {
+        let generations = vec![0; (sectors.end - sectors.start) as usize];
+        let seed = sectors.start.wrapping_mul(77) + 1;
+        Load {
+            queue,
+            layout,
+            sectors,
+            depth: 8,
+            sectors_max: 16,
+            generations,
+            generation: 0,
+            in_flight: HashMap::new(),
+            seed,
+            done: Done::default(),
+        }
+    }
+
+    /// Requests of up to this many sectors.
+    pub fn of_up_to(self, sectors_max: u64) -> Self {
+        Load { sectors_max, ..self }
+    }
+
+    /// Runs while `go_on` says so, then takes everything back, and reads the whole range.
+    pub fn run(mut self, mut go_on: impl FnMut(&Done) -> bool) -> (Done, RequestQueue) {
+        while go_on(&self.done) {
+            while self.in_flight.len() < self.depth && self.start_one() {}
+            self.queue.queue().publish();
+            self.queue.queue().kick_if_asked();
+            self.take_one();
+        }
+        while !self.in_flight.is_empty() {
+            self.take_one();
+        }
+        self.read_all();
+        (self.done, self.queue)
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        (self.seed >> 11) % below
+    }
+
+    /// Adds a request that overlaps none in flight; `false` when the try found no room.
+    fn start_one(&mut self) -> bool {
+        let room = self.sectors.end - self.sectors.start;
+        let small = self.random(4) != 0;
+        let most = if small { self.sectors_max.min(16) } else { self.sectors_max };
+        let count = 1 + self.random(most.min(room));
+        let sector = self.sectors.start + self.random(room - count + 1);
+        let overlaps =
+            |other: &InFlight| sector < other.sector + other.count && other.sector < sector + count;
+        if self.in_flight.values().any(overlaps) {
+            return false;
+        }
+        let write = self.random(2) == 0;
+        let request = if write {
+            self.generation += 1;
+            let first = (sector - self.sectors.start) as usize;
+            self.generations[first..first + count as usize].fill(self.generation);
+            Request::write(sector, &self.expected(sector, count))
+        } else {
+            Request::read(sector, count as usize * 512)
+        };
+        match self.queue.add(&request, &self.layout) {
+            Ok(id) => {
+                self.in_flight.insert(id, InFlight { write, sector, count });
+                true
+            }
+            // The scratch memory starts anew once all is taken back.
+            Err(driver::Error::NoScratch(_)) => {
+                assert!(!self.in_flight.is_empty(), "the scratch memory is too small");
+                if write {
+                    panic!("give the load more scratch memory: a write was already counted");
+                }
+                false
+            }
+            Err(why) => panic!("cannot add a request: {why}"),
+        }
+    }
+
+    fn take_one(&mut self) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let (id, completion) = self.queue.collect().expect("a completion comes");
+        let request = self.in_flight.remove(&id).expect("it is in flight");
+        let InFlight { write, sector, count } = request;
+        assert_eq!(completion.status, Some(S_OK), "{count} sectors at {sector}");
+        if write {
+            self.done.writes += 1;
+            assert_eq!(completion.written, 1);
+        } else {
+            self.done.reads += 1;
+            assert_eq!(u64::from(completion.written), count * 512 + 1);
+            assert!(completion.data == self.expected(sector, count), "{count} sectors at {sector}");
+        }
+    }
+
+    /// What the sectors hold now.
+    fn expected(&self, sector: u64, count: u64) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(count as usize * 512);
+        for sector in sector..sector + count {
+            let generation = self.generations[(sector - self.sectors.start) as usize];
+            bytes.extend(sector_content(sector, generation));
+        }
+        bytes
+    }
+
+    fn read_all(&mut self) {
+        let mut sector = self.sectors.start;
+        while sector < self.sectors.end {
+            let count = (self.sectors.end - sector).min(256);
+            let request = Request::read(sector, count as usize * 512);
+            let completion = self.queue.execute(&request, &self.layout).expect("a last read");
+            assert!(completion.data == self.expected(sector, count), "{count} sectors at {sector}");
+            sector += count;
+        }
+    }
+}
+
+/// A sector's content: zeroes before the first write, then number, generation and filling.
+fn sector_content(sector: u64, generation: u32) -> Vec<u8> {
+    if generation == 0 {
+        return vec![0; 512];
+    }
+    let mut content = pattern(8, sector << 20 | u64::from(generation)).repeat(64);
+    content[..8].copy_from_slice(&sector.to_le_bytes());
+    content[8..12].copy_from_slice(&generation.to_le_bytes());
+    content[504..].copy_from_slice(&sector.to_le_bytes());
+    content
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon's core on a thread of the test: a device with its data plane behind a socket.
+#![allow(dead_code, unreachable_pub)] // Not every test program uses all of this.
+
+pub mod gate;
+pub mod load;
+
+use backend::{Disk, FileOptions, Mem};
+use data_plane::{DataPlane, IoPoll, PlaneOptions};
+use driver::{Device, Options, RawChannel};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use vhost_user::DeviceOptions;
+
+/// Bound of every wait; never reached when all is well.
+pub const LIMIT: Duration = Duration::from_secs(20);
+/// A folder of this build's, on a real file system.
+pub const DISK: &str = env!("CARGO_TARGET_TMPDIR");
+/// A folder in memory, which every Linux has.
+pub const TMPFS: &str = "/dev/shm";
+/// Size of most disks here.
+pub const DISK_BYTES: u64 = 16 << 20;
+
+/// How the daemon is set up.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub queues: u16,
+    pub threads: usize,
+    pub queue_size_max: u16,
+    pub packed: bool,
+    pub writeback: bool,
+    pub pin_memory: bool,
+    pub poll_max: Duration,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            queues: 1,
+            threads: 1,
+            queue_size_max: 1024,
+            packed: true,
+            writeback: true,
+            pin_memory: false,
+            poll_max: Duration::from_micros(20),
+        }
+    }
+}
+
+/// A daemon that serves one front-end after another until it is dropped.
+pub struct Daemon {
+    socket: PathBuf,
+    stop: Arc<AtomicBool>,
+    outcomes: Receiver<Result<(), String>>,
+    thread: Option<JoinHandle<()>>,
+    _folder: TempDir,
+}
+
+impl Daemon {
+    /// Serves `disk`.
+    pub fn start(disk: Arc<dyn Disk>, setup: &Setup) -> Self {
+        let folder = tempfile::tempdir().expect("a folder for the socket");
+        let socket = folder.path().join("socket");
+        let listener = UnixListener::bind(&socket).expect("the socket is bound");
+        let stop = Arc::new(AtomicBool::new(false));
+        let (told, outcomes) = channel();
+        let (setup, stopped) = (setup.clone(), Arc::clone(&stop));
+        let body = move || {
+            let mut device = make_device(disk, &setup);
+            for stream in listener.incoming() {
+                if stopped.load(Ordering::Acquire) {
+                    return;
+                }
+                let outcome = device.serve(stream.expect("a front-end"));
+                let _ = told.send(outcome.map_err(|why| why.to_string()));
+            }
+        };
+        let thread = std::thread::Builder::new().name("daemon".into()).spawn(body);
+        let thread = Some(thread.expect("a thread"));
+        Daemon { socket, stop, outcomes, thread, _folder: folder }
+    }
+
+    /// Serves `disk` as the defaults say.
+    pub fn of(disk: impl Disk + 'static) -> Self {
+        Self::start(Arc::new(disk), &Setup::default())
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A driver, set up and started.
+    pub fn connect(&self, options: &Options) -> Device {
+        Device::connect(&self.socket, options).expect("the device comes up")
+    }
+
+    /// A front-end that may say anything.
+    pub fn raw(&self) -> RawChannel {
+        RawChannel::connect(&self.socket).expect("the daemon listens")
+    }
+
+    /// How the next connection ended, in the order of connections.
+    pub fn next_outcome(&self) -> Result<(), String> {
+        self.outcomes.recv_timeout(LIMIT).expect("the connection ends")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // Wakes the accept; refused where the thread is gone.
+        drop(std::os::unix::net::UnixStream::connect(&self.socket));
+        let ended = self.thread.take().expect("joined once").join();
+        if !std::thread::panicking() {
+            ended.expect("the daemon did not panic");
+        }
+    }
+}
+
+fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
+    let options = PlaneOptions {
+        threads: setup.threads,
+        cpus: Vec::new(),
+        poll_max: setup.poll_max,
+        pin_memory: setup.pin_memory,
+        iopoll: IoPoll::Off,
+    };
+    let plane = DataPlane::new(Arc::clone(&disk), &options).expect("the data plane starts");
+    let options = DeviceOptions {
+        num_queues: setup.queues,
+        queue_size_max: setup.queue_size_max,
+        serial: "a serial number".into(),
+        packed: setup.packed,
+        writeback: setup.writeback,
+    };
+    vhost_user::Device::new(disk, plane, options)
+}
+
+/// A disk in memory.
+pub fn mem() -> Mem {
+    Mem::new(DISK_BYTES).expect("address space")
+}
+
+/// A disk in a new file below `place`; keep the folder as long as the disk.
+pub fn file(place: &str, options: FileOptions) -> (backend::File, TempDir) {
+    let folder = TempDir::new_in(place).expect("a folder for the image");
+    let path = folder.path().join("image.raw");
+    std::fs::File::create(&path).expect("an image").set_len(DISK_BYTES).expect("its size");
+    (backend::File::open(&path, options).expect("the image opens"), folder)
+}
+
+/// The options of a driver for every kind of ring: split and packed, with and without event index
+/// and indirect tables.
+pub fn every_ring() -> Vec<Options> {
+    let mut all = Vec::new();
+    for packed in [false, true] {
+        for event_idx in [false, true] {
+            for indirect in [false, true] {
+                all.push(Options { packed, event_idx, indirect, ..Options::default() });
+            }
+        }
+    }
+    all
+}
+
+/// Options of a driver with split and with packed rings.
+pub fn both_rings() -> [Options; 2] {
+    [false, true].map(|packed| Options { packed, ..Options::default() })
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len.next_multiple_of(8));
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Waits until `condition` holds.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
