@@ -4,11 +4,12 @@
 use crate::inflight::Inflight;
 use crate::plane::{QueueStart, QueueStopped};
 use crate::region::QueueRegion;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::sync::mpsc::Sender;
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
-use virtqueue::{RingFault, VirtQueue};
+use virtqueue::{Resubmit, RingFault, VirtQueue};
 
 /// What a queue did while it was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,15 +42,21 @@ pub(crate) struct RunningQueue {
     pub(crate) stopping: Option<Sender<QueueStopped>>,
     err: Option<File>,
     region: Option<QueueRegion>,
+    /// Chains that an earlier daemon left in flight; taken before any other.
+    resubmit: VecDeque<Resubmit>,
     index: u16,
 }
 
 impl RunningQueue {
     pub(crate) fn new(start: QueueStart) -> Self {
-        let QueueStart { index, ring, layout, disk, kick, call, err, region } = start;
-        let used_index = ring.used_index();
-        let region = region
-            .and_then(|region| QueueRegion::new(&region, layout, index, ring.size(), used_index));
+        let QueueStart { index, mut ring, layout, disk, kick, call, err, region } = start;
+        let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
+        let (region, left) = opened.unzip();
+        let resubmit = VecDeque::from(left.unwrap_or_default());
+        if !resubmit.is_empty() {
+            let chains = resubmit.len();
+            tracing::info!(queue = index, chains, "takes up what an earlier daemon left in flight");
+        }
         RunningQueue {
             inflight: Inflight::new(ring.size()),
             ring,
@@ -63,6 +70,7 @@ impl RunningQueue {
             stopping: None,
             err,
             region,
+            resubmit,
             index,
         }
     }
@@ -70,6 +78,9 @@ impl RunningQueue {
     /// Stage *chain*: takes a chain into a free entry of the in-flight table.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<u16> {
+        if !self.resubmit.is_empty() {
+            return self.take_again();
+        }
         let (_, entry) = self.inflight.next_free()?;
         match self.ring.take(&mut entry.chain) {
             Ok(Some(head)) => {
@@ -80,6 +91,25 @@ impl RunningQueue {
                 Some(self.inflight.claim(head).0)
             }
             Ok(None) => None,
+            Err(fault) => {
+                self.fault(fault);
+                None
+            }
+        }
+    }
+
+    #[cold]
+    fn take_again(&mut self) -> Option<u16> {
+        let (_, entry) = self.inflight.next_free()?;
+        let again = self.resubmit.pop_front()?;
+        match self.ring.take_again(&again, &mut entry.chain) {
+            Ok(head) => {
+                self.stats.chains += 1;
+                if let Some(region) = &mut self.region {
+                    region.taken_again(&head);
+                }
+                Some(self.inflight.claim(head).0)
+            }
             Err(fault) => {
                 self.fault(fault);
                 None
@@ -110,7 +140,7 @@ impl RunningQueue {
     /// Whether the queue may take chains now.
     #[inline]
     pub(crate) fn may_take(&self) -> bool {
-        !self.faulted && self.stopping.is_none()
+        !self.faulted && (self.stopping.is_none() || !self.resubmit.is_empty())
     }
 
     /// Whether there is a chain to take.
@@ -120,7 +150,7 @@ impl RunningQueue {
             return false;
         }
         match self.ring.has_avail() {
-            Ok(avail) => avail,
+            Ok(avail) => avail || !self.resubmit.is_empty(),
             Err(fault) => {
                 self.fault(fault);
                 false
@@ -208,6 +238,7 @@ impl RunningQueue {
     fn fault(&mut self, fault: RingFault) {
         tracing::error!(queue = self.index, %fault, "ring fault: the queue is stopped; reset the device to go on");
         self.faulted = true;
+        self.resubmit.clear();
         if let Some(err) = &mut self.err {
             let _ = err.write(&1u64.to_ne_bytes());
         }
@@ -215,7 +246,7 @@ impl RunningQueue {
 
     /// Nothing is in flight and no poll of the kick is outstanding.
     pub(crate) fn is_drained(&self) -> bool {
-        self.inflight.is_empty() && !self.kick_armed
+        self.inflight.is_empty() && self.resubmit.is_empty() && !self.kick_armed
     }
 
     /// What the control plane gets back.

@@ -55,9 +55,7 @@ impl DirtyLog {
                 return;
             }
             // SAFETY: `offset + byte` lies in the mapping, which `self` keeps alive.
-            let cell = unsafe {
-                AtomicU8::from_ptr(self.mapping.as_ptr().add(self.offset + byte))
-            };
+            let cell = unsafe { AtomicU8::from_ptr(self.mapping.as_ptr().add(self.offset + byte)) };
             // Release: the front-end that reads and clears the bit must see the data.
             cell.fetch_or(1 << (page % 8), Ordering::Release);
         }

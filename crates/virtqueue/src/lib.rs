@@ -19,7 +19,7 @@ mod split;
 pub use chain::{Chain, ChainHead};
 pub use dirty_log::DirtyLog;
 pub use memory::{GuestMemory, MemoryError, Region};
-pub use queue::{Layout, QueueError, QueueSetup, VirtQueue};
+pub use queue::{Layout, QueueError, QueueSetup, Resubmit, VirtQueue};
 
 /// The guest broke the queue's protocol. The queue stops; chains in flight still complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -10,15 +10,23 @@ use crate::ring_area::RingArea;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use virtio_spec::packed::{
-    DESC_F_AVAIL, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_USED, DESC_F_WRITE, EVENT_DESC,
+    DESC_F_AVAIL, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_USED, DESC_F_WRITE, Desc, EVENT_DESC,
     EVENT_DISABLE, EVENT_ENABLE,
 };
+use virtio_spec::split;
 
 /// Byte offsets in a descriptor and in an event suppression structure.
 const LEN_OFFSET: usize = 8;
 const ID_OFFSET: usize = 12;
 const FLAGS_OFFSET: usize = 14;
 const EVENT_FLAGS_OFFSET: usize = 2;
+
+/// Decodes a descriptor of the ring.
+#[inline]
+fn desc_from_ring(bytes: [u8; 16]) -> Desc {
+    let split::Desc { addr, len, flags: id, next: flags } = desc_from_le(bytes);
+    Desc { addr, len, id, flags }
+}
 
 /// A position in the ring: descriptor offset and wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +46,7 @@ impl Position {
     }
 
     #[inline]
-    fn advance(&mut self, descs: u16, size: u16) {
+    pub(crate) fn advance(&mut self, descs: u16, size: u16) {
         let next = u32::from(self.offset) + u32::from(descs);
         let wraps = next >= u32::from(size);
         self.offset = if wraps { next - u32::from(size) } else { next } as u16;
@@ -90,40 +98,62 @@ impl PackedQueue {
         Ok(Some(head))
     }
 
+    pub(crate) fn take_again(
+        &mut self,
+        descs: &[Desc],
+        chain: &mut Chain,
+    ) -> Result<ChainHead, RingFault> {
+        chain.begin(self.size, self.log.is_some());
+        let mut taken = 0;
+        for desc in descs {
+            taken += 1;
+            if self.add(*desc, taken, chain)? {
+                return Ok(ChainHead { id: desc.id, descs: taken });
+            }
+        }
+        Err(RingFault::ChainTooLong { limit: u32::from(taken) })
+    }
+
+    /// Whether the entry at `at` was published as used (section 2.8.1).
+    pub(crate) fn was_used_at(&self, at: Position) -> bool {
+        if at.offset >= self.size {
+            return false;
+        }
+        let offset = usize::from(at.offset) * 16 + FLAGS_OFFSET;
+        let flags = self.desc.load_u16(offset, Ordering::Acquire);
+        let (avail, used) = (flags & DESC_F_AVAIL != 0, flags & DESC_F_USED != 0);
+        avail == at.wrap && used == at.wrap
+    }
+
     #[inline]
     fn walk(&mut self, chain: &mut Chain) -> Result<ChainHead, RingFault> {
         let mut at = self.next_avail;
         for descs in 1..=self.size {
-            let mut desc = desc_from_le(self.desc.load_desc(at.offset));
-            // A packed descriptor is `addr, len, id, flags`: the last two are swapped.
-            let id = desc.flags;
-            desc.flags = desc.next;
-            if self.keep_descriptors {
-                let (addr, len, flags) = (desc.addr, desc.len, desc.flags);
-                chain.keep(virtio_spec::packed::Desc { addr, len, id, flags });
-            }
-            if desc.flags & DESC_F_INDIRECT != 0 {
-                if !self.indirect || descs > 1 || desc.flags & DESC_F_NEXT != 0 {
-                    return Err(RingFault::Indirect { len: desc.len });
-                }
-                self.add_indirect(&desc, chain)?;
-                return Ok(ChainHead { id, descs });
-            }
-            chain.add(&desc, &self.memory, &mut self.hint)?;
-            if desc.flags & DESC_F_NEXT == 0 {
-                return Ok(ChainHead { id, descs });
+            let desc = desc_from_ring(self.desc.load_desc(at.offset));
+            if self.add(desc, descs, chain)? {
+                return Ok(ChainHead { id: desc.id, descs });
             }
             at.advance(1, self.size);
         }
         Err(RingFault::ChainTooLong { limit: u32::from(self.size) })
     }
 
-    fn add_indirect(
-        &mut self,
-        desc: &virtio_spec::split::Desc,
-        chain: &mut Chain,
-    ) -> Result<(), RingFault> {
-        chain.add_indirect(desc, true, &self.memory, &mut self.hint)
+    /// Adds the chain's descriptor number `position` (from 1); returns whether it is the last.
+    #[inline]
+    fn add(&mut self, desc: Desc, position: u16, chain: &mut Chain) -> Result<bool, RingFault> {
+        if self.keep_descriptors {
+            chain.keep(desc);
+        }
+        let buffer = split::Desc { addr: desc.addr, len: desc.len, flags: desc.flags, next: 0 };
+        if desc.flags & DESC_F_INDIRECT != 0 {
+            if !self.indirect || position > 1 || desc.flags & DESC_F_NEXT != 0 {
+                return Err(RingFault::Indirect { len: desc.len });
+            }
+            chain.add_indirect(&buffer, true, &self.memory, &mut self.hint)?;
+            return Ok(true);
+        }
+        chain.add(&buffer, &self.memory, &mut self.hint)?;
+        Ok(desc.flags & DESC_F_NEXT == 0)
     }
 
     #[inline]

@@ -21,6 +21,22 @@ pub enum Layout {
     Packed,
 }
 
+/// A chain that an earlier daemon took and did not give back (vhost-user, "Inflight I/O
+/// tracking").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resubmit {
+    /// Split: the head; the table still holds the chain.
+    Split {
+        /// Index of the head descriptor.
+        head: u16,
+    },
+    /// Packed: the descriptors as they stood in the ring.
+    Packed {
+        /// In ring order; at least one.
+        descs: Vec<packed::Desc>,
+    },
+}
+
 /// Why a queue cannot be started as it was set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
@@ -110,6 +126,53 @@ impl VirtQueue {
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<ChainHead>, RingFault> {
         each_layout!(self, queue => queue.take(chain))
+    }
+
+    /// Takes a chain again that an earlier daemon took.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::take`]; also when it is of the other layout.
+    #[cold]
+    pub fn take_again(
+        &mut self,
+        again: &Resubmit,
+        chain: &mut Chain,
+    ) -> Result<ChainHead, RingFault> {
+        match (&mut self.ring, again) {
+            (Ring::Split(queue), Resubmit::Split { head }) => queue.take_again(*head, chain),
+            (Ring::Packed(queue), Resubmit::Packed { descs }) => queue.take_again(descs, chain),
+            _ => Err(RingFault::ChainTooLong { limit: 0 }),
+        }
+    }
+
+    /// Moves the queue to where an earlier daemon left it: its used index (in the form of
+    /// [`VirtQueue::used_index`]) and the chains that it had taken. A split queue reads its used
+    /// index from the ring and ignores the one given.
+    pub fn resume(&mut self, used_index: u16, taken: &[Resubmit]) {
+        match &mut self.ring {
+            Ring::Split(queue) => {
+                queue.next_avail = queue.next_used.wrapping_add(taken.len() as u16);
+                queue.seen_avail = queue.next_avail;
+            }
+            Ring::Packed(queue) => {
+                queue.next_used = Position::from_bits(used_index);
+                queue.next_avail = queue.next_used;
+                for again in taken {
+                    if let Resubmit::Packed { descs } = again {
+                        queue.next_avail.advance(descs.len() as u16, queue.size);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Packed: whether the entry at `position` (as in [`VirtQueue::used_index`]) was published as
+    /// used. A split queue answers `false`.
+    pub fn was_used_at(&self, position: u16) -> bool {
+        match &self.ring {
+            Ring::Split(_) => false,
+            Ring::Packed(queue) => queue.was_used_at(Position::from_bits(position)),
+        }
     }
 
     /// Whether a chain is available.

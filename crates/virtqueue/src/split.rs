@@ -66,6 +66,16 @@ impl SplitQueue {
         Ok(Some(ChainHead { id: head, descs: 1 }))
     }
 
+    pub(crate) fn take_again(
+        &mut self,
+        head: u16,
+        chain: &mut Chain,
+    ) -> Result<ChainHead, RingFault> {
+        chain.begin(self.size, self.log.is_some());
+        self.walk(head, chain)?;
+        Ok(ChainHead { id: head, descs: 1 })
+    }
+
     #[inline]
     fn walk(&mut self, head: u16, chain: &mut Chain) -> Result<(), RingFault> {
         let mut index = head;

@@ -14,7 +14,7 @@ use part::Part;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use virtqueue::{Chain, ChainHead, Layout};
+use virtqueue::{Chain, ChainHead, Layout, Resubmit, VirtQueue};
 use vm_memory::{FileOffset, MmapRegion};
 
 /// Version of the layout.
@@ -83,24 +83,50 @@ pub(crate) enum QueueRegion {
 }
 
 impl QueueRegion {
-    /// The part of queue `index`, made ready for an empty queue of `size` descriptors whose used
-    /// index is `used_index`. `None` when the region has no room for it.
-    pub(crate) fn new(
+    /// The part of queue `index`, made ready for `ring`, and the chains that an earlier daemon
+    /// left in flight in it, which are to be taken again first; `ring` is moved behind them.
+    /// `None` when the region has no room for the queue.
+    pub(crate) fn open(
         region: &Arc<InflightRegion>,
         layout: Layout,
         index: u16,
-        size: u16,
-        used_index: u16,
-    ) -> Option<Self> {
+        ring: &mut VirtQueue,
+    ) -> Option<(Self, Vec<Resubmit>)> {
+        let size = ring.size();
         if index >= region.num_queues || size > region.queue_size {
             return None;
         }
         let len = queue_region_bytes(layout, region.queue_size);
         let part = Part::new(region, usize::from(index) * len, len)?;
-        Some(match layout {
-            Layout::Split => QueueRegion::Split(split::SplitPart::new(part, size, used_index)),
-            Layout::Packed => QueueRegion::Packed(packed::PackedPart::new(part, size, used_index)),
-        })
+        let (opened, left, used_index) = match layout {
+            Layout::Split => {
+                let (part, heads) = split::SplitPart::open(part, size, ring.used_index());
+                let left: Vec<_> = heads.into_iter().map(|head| Resubmit::Split { head }).collect();
+                (QueueRegion::Split(part), left, ring.used_index())
+            }
+            Layout::Packed => {
+                let found = packed::left(&part, size, |position| ring.was_used_at(position));
+                let found = found.filter(|left| !left.chains.is_empty());
+                let used_index = found.as_ref().map_or(ring.used_index(), |left| left.used_index);
+                let chains = found.map(|left| left.chains).unwrap_or_default();
+                let mut part = packed::PackedPart::new(part, size, used_index);
+                // Marked again at once: the descriptors are nowhere else.
+                chains.iter().for_each(|descs| part.taken(descs[descs.len() - 1].id, descs));
+                let left = chains.into_iter().map(|descs| Resubmit::Packed { descs }).collect();
+                (QueueRegion::Packed(part), left, used_index)
+            }
+        };
+        if !left.is_empty() {
+            ring.resume(used_index, &left);
+        }
+        Some((opened, left))
+    }
+
+    /// A chain was taken again: as [`QueueRegion::taken`], where the part does not hold it yet.
+    pub(crate) fn taken_again(&mut self, head: &ChainHead) {
+        if let QueueRegion::Split(part) = self {
+            part.taken(head.id());
+        }
     }
 
     /// A chain was taken: it is in flight from now on.

@@ -45,6 +45,64 @@ struct Taken {
     last: u16,
 }
 
+/// What an earlier daemon left.
+pub(super) struct Left {
+    pub(super) used_index: u16,
+    /// The chains in flight, in the order they were taken.
+    pub(super) chains: Vec<Vec<Desc>>,
+}
+
+/// Reads what an earlier daemon left of a queue of `size` descriptors; `None` when nothing was
+/// written yet, or nothing that makes sense. `was_used` tells whether the ring's entry at a used
+/// position was published.
+pub(super) fn left(part: &Part, size: u16, was_used: impl Fn(u16) -> bool) -> Option<Left> {
+    if part.load_u16(VERSION_AT) != VERSION || part.load_u16(DESC_NUM_AT) != size {
+        return None;
+    }
+    let position = |index_at, wrap_at| {
+        part.load_u16(index_at) & 0x7fff | u16::from(part.load_u8(wrap_at) & 1) << 15
+    };
+    let old = position(OLD_USED_IDX_AT, OLD_USED_WRAP_AT);
+    let new = position(USED_IDX_AT, USED_WRAP_AT);
+    // The last batch went out, or is rolled back.
+    let committed = new != old && was_used(old);
+    let used_index = if committed { new } else { old };
+    let mut free = part.load_u16(if committed { FREE_HEAD_AT } else { OLD_FREE_HEAD_AT });
+    let mut is_free = vec![false; usize::from(size)];
+    while free < size && !std::mem::replace(&mut is_free[usize::from(free)], true) {
+        free = part.load_u16(entry(free) + NEXT_AT);
+    }
+    let marked = |index: &u16| {
+        !is_free[usize::from(*index)] && part.load_u8(entry(*index) + INFLIGHT_AT) == 1
+    };
+    let mut heads: Vec<u16> = (0..size).filter(marked).collect();
+    heads.sort_by_key(|head| part.load_u64(entry(*head) + COUNTER_AT));
+    let chains = heads.into_iter().map(|head| chain(part, size, head)).collect::<Option<_>>()?;
+    let sane = used_index & 0x7fff < size;
+    sane.then_some(Left { used_index, chains })
+}
+
+/// The descriptors of the chain whose head entry is `head`.
+fn chain(part: &Part, size: u16, head: u16) -> Option<Vec<Desc>> {
+    let count = part.load_u16(entry(head) + NUM_AT);
+    let mut index = head;
+    let mut descs = Vec::new();
+    for _ in 0..count.min(size) {
+        if index >= size {
+            return None;
+        }
+        let at = entry(index);
+        descs.push(Desc {
+            addr: part.load_u64(at + ADDR_AT),
+            len: part.load_u32(at + LEN_AT),
+            id: part.load_u16(at + ID_AT),
+            flags: part.load_u16(at + FLAGS_AT),
+        });
+        index = part.load_u16(at + NEXT_AT);
+    }
+    (!descs.is_empty()).then_some(descs)
+}
+
 #[derive(Debug)]
 pub(crate) struct PackedPart {
     part: Part,
@@ -59,6 +117,8 @@ pub(crate) struct PackedPart {
 }
 
 impl PackedPart {
+    /// Makes the part ready for an empty queue of `size` descriptors whose used position is
+    /// `used_index`.
     pub(super) fn new(part: Part, size: u16, used_index: u16) -> Self {
         let next: Vec<u16> = (1..=size).collect();
         for index in 0..size {

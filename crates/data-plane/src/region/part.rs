@@ -54,4 +54,24 @@ impl Part {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(self.cell(offset)) }.store(value.to_le(), Ordering::Relaxed);
     }
+
+    pub(super) fn load_u8(&self, offset: usize) -> u8 {
+        // SAFETY: as above.
+        unsafe { AtomicU8::from_ptr(self.cell(offset)) }.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn load_u16(&self, offset: usize) -> u16 {
+        // SAFETY: as above.
+        u16::from_le(unsafe { AtomicU16::from_ptr(self.cell(offset)) }.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn load_u32(&self, offset: usize) -> u32 {
+        // SAFETY: as above.
+        u32::from_le(unsafe { AtomicU32::from_ptr(self.cell(offset)) }.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn load_u64(&self, offset: usize) -> u64 {
+        // SAFETY: as above.
+        u64::from_le(unsafe { AtomicU64::from_ptr(self.cell(offset)) }.load(Ordering::Relaxed))
+    }
 }

@@ -25,6 +25,19 @@ fn entry(head: u16) -> usize {
     HEADER_BYTES + ENTRY_BYTES * usize::from(head)
 }
 
+/// Clears the batch that was published when the earlier daemon ended before it could.
+fn finish_last_batch(part: &Part, size: u16, used_index: u16) {
+    let published = used_index.wrapping_sub(part.load_u16(USED_IDX_AT));
+    let mut head = part.load_u16(LAST_BATCH_HEAD_AT);
+    for _ in 0..published.min(size) {
+        if head >= size {
+            return;
+        }
+        part.store_u8(entry(head) + INFLIGHT_AT, 0);
+        head = part.load_u16(entry(head) + NEXT_AT);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct SplitPart {
     part: Part,
@@ -35,20 +48,33 @@ pub(crate) struct SplitPart {
 }
 
 impl SplitPart {
-    pub(super) fn new(part: Part, size: u16, used_index: u16) -> Self {
-        (0..size).for_each(|head| part.store_u8(entry(head) + INFLIGHT_AT, 0));
+    /// Makes the part ready for a queue of `size` descriptors whose used index is `used_index`,
+    /// and returns the heads that an earlier daemon left in flight, in the order it took them.
+    /// They stay marked.
+    pub(super) fn open(part: Part, size: u16, used_index: u16) -> (Self, Vec<u16>) {
+        let mut left = Vec::new();
+        if part.load_u16(VERSION_AT) == VERSION && part.load_u16(DESC_NUM_AT) == size {
+            finish_last_batch(&part, size, used_index);
+            let marked = |head: &u16| part.load_u8(entry(*head) + INFLIGHT_AT) == 1;
+            left.extend((0..size).filter(marked));
+            left.sort_by_key(|head| part.load_u64(entry(*head) + COUNTER_AT));
+        } else {
+            (0..size).for_each(|head| part.store_u8(entry(head) + INFLIGHT_AT, 0));
+        }
         part.store_u16(DESC_NUM_AT, size);
         part.store_u16(LAST_BATCH_HEAD_AT, 0);
         part.store_u16(USED_IDX_AT, used_index);
         part.store_u16(VERSION_AT, VERSION);
+        let last = left.last().map(|head| part.load_u64(entry(*head) + COUNTER_AT));
         let batch = Vec::with_capacity(usize::from(size));
-        SplitPart { part, counter: 0, last_batch_head: 0, batch }
+        let counter = last.map_or(0, |counter| counter.wrapping_add(1));
+        (SplitPart { part, counter, last_batch_head: 0, batch }, left)
     }
 
     #[inline]
     pub(super) fn taken(&mut self, head: u16) {
         self.part.store_u64(entry(head) + COUNTER_AT, self.counter);
-        self.counter += 1;
+        self.counter = self.counter.wrapping_add(1);
         self.part.store_u8(entry(head) + INFLIGHT_AT, 1);
     }
 
