@@ -116,6 +116,17 @@ fn fault_fails_every_third_of_the_chosen_ios_over_all_lanes() {
     assert_eq!(outcomes, [true, true, false, true, true, false, true]);
 }
 
+#[test]
+fn fault_counts_an_io_once_although_the_inner_lane_was_busy() {
+    let target = around_direct_file("fault:ops=read,every=6").expect("an image can be made");
+    let mut rig = Rig::new(&target);
+    // Five that need a bounce buffer, of which there are four.
+    let mut reads: Vec<Request> = (0..5).map(|n| Request::read(n * 512, &[1, 511], 0)).collect();
+    assert_eq!(rig.run_all(&mut reads), [Ok(()); 5]);
+    let sixth = rig.run(&mut Request::read(0, &[512], 0));
+    assert_eq!(sixth, Err(IoError::Errno(libc::EIO)));
+}
+
 fn limit(ios: Option<u64>, bytes: Option<u64>) -> Limit {
     let (ios, bytes) = (ios.and_then(NonZeroU64::new), bytes.and_then(NonZeroU64::new));
     Limit::new(mem(), Rates { ios, bytes, burst: Duration::ZERO })
