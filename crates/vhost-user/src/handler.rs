@@ -10,13 +10,12 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
-    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures,
-    VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags,
-    VhostUserVringState,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
-use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use virtio_spec::blk::{CONFIG_WRITEBACK_OFFSET, F_CONFIG_WCE};
 use virtio_spec::features::{F_RING_PACKED, VHOST_USER_F_PROTOCOL_FEATURES, bit};
@@ -39,6 +38,13 @@ fn refused<T>(cause: impl ToString) -> Result<T> {
 
 fn checked<T>(result: io::Result<T>) -> Result<T> {
     result.map_err(Error::ReqHandlerError)
+}
+
+/// Makes writes to an eventfd return at once: one that its owner has filled up would stop the
+/// data-plane thread that calls.
+fn never_waits(fd: &File) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
 }
 
 fn not_offered<T>() -> Result<T> {
@@ -88,17 +94,16 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if unknown != 0 {
             return refused(format!("features {unknown:#x} were not offered"));
         }
-        if features == self.features {
-            return Ok(());
-        }
         let running = self.queues.iter().any(|queue| queue.running.is_some());
         if running && (features ^ self.features) & bit(F_RING_PACKED) != 0 {
             return refused("the ring layout cannot change while a queue runs");
         }
-        checked(self.while_stopped(|session| {
-            session.features = features;
-            Ok(())
-        }))?;
+        if features != self.features {
+            checked(self.while_stopped(|session| {
+                session.features = features;
+                Ok(())
+            }))?;
+        }
         // Without protocol features there is no SET_VRING_ENABLE: rings are enabled from the start.
         if features & bit(VHOST_USER_F_PROTOCOL_FEATURES) == 0 {
             self.queues.iter_mut().for_each(|queue| queue.enabled = true);
@@ -112,7 +117,8 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         files: Vec<File>,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let table = MemTable::set(regions, files).map_err(|e| Error::ReqHandlerError(refusal(e)))?;
+        let table =
+            MemTable::set(regions, files).map_err(|e| Error::ReqHandlerError(refusal(e)))?;
         checked(self.set_table(table))?;
         Ok(None)
     }
@@ -139,12 +145,8 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     ) -> Result<()> {
         let index = self.index(index)?;
         let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
-        let addr = VringAddr {
-            desc: descriptor,
-            avail: available,
-            used,
-            used_log: logged.then_some(log),
-        };
+        let addr =
+            VringAddr { desc: descriptor, avail: available, used, used_log: logged.then_some(log) };
         if self.queues[index].addr == Some(addr) {
             return Ok(());
         }
@@ -172,6 +174,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     /// Goes to a running queue without stopping it: QEMU sends this at every MSI-X mask.
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
+        checked(fd.as_ref().map(never_waits).transpose())?;
         if let Some(handle) = &self.queues[index].running {
             let copy = checked(fd.as_ref().map(File::try_clone).transpose())?;
             self.device.plane.set_call(handle, copy);
@@ -182,6 +185,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
+        checked(fd.as_ref().map(never_waits).transpose())?;
         self.queues[index].err = fd;
         Ok(())
     }
@@ -223,14 +227,17 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         let at = offset as usize;
         if flags.contains(VhostUserConfigFlags::LIVE_MIGRATION) {
             // The source's whole space: of the fields, only the cache mode can be taken over.
-            if let Some(&mode) = CONFIG_WRITEBACK_OFFSET.checked_sub(at).and_then(|i| bytes.get(i)) {
+            if let Some(&mode) = CONFIG_WRITEBACK_OFFSET.checked_sub(at).and_then(|i| bytes.get(i))
+            {
                 self.writeback.store(mode != 0, Ordering::Relaxed);
             }
             return Ok(());
         }
+        // A driver may write before DRIVER_OK, when the front-end has not yet told its features.
+        let may_write = self.features == 0 || self.acked(F_CONFIG_WCE);
         match bytes {
-            [mode @ (0 | 1)] if at == CONFIG_WRITEBACK_OFFSET && self.acked(F_CONFIG_WCE) => {
-                self.writeback.store(*mode == 1, Ordering::Relaxed);
+            [mode] if at == CONFIG_WRITEBACK_OFFSET && may_write => {
+                self.writeback.store(*mode != 0, Ordering::Relaxed);
                 Ok(())
             }
             _ => refused(format!(

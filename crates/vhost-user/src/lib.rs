@@ -22,6 +22,7 @@ use backend::Disk;
 use data_plane::DataPlane;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use virtio_blk::DeviceConfig;
 
 /// Data segments of a request: what QEMU's own devices say with a queue of 128, so that a guest
@@ -50,6 +51,9 @@ pub struct Device {
     config: DeviceConfig,
     options: DeviceOptions,
     plane: DataPlane,
+    /// The cache mode; kept from connection to connection, as a front-end that connects anew does
+    /// not say it again.
+    writeback: Arc<AtomicBool>,
 }
 
 impl Device {
@@ -61,7 +65,8 @@ impl Device {
             seg_max: SEG_MAX,
             packed: options.packed,
         };
-        Device { config, options, plane }
+        let writeback = Arc::new(AtomicBool::new(options.writeback));
+        Device { config, options, plane, writeback }
     }
 
     /// Serves one front-end until it disconnects or the stream is shut down. All its queues are

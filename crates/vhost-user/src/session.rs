@@ -8,7 +8,7 @@ use data_plane::{InflightRegion, QueueStart};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use virtio_blk::DiskView;
 use virtio_spec::features::{
@@ -34,7 +34,7 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     pub(crate) fn new(device: &'a mut Device) -> Self {
         let queues = (0..device.options.num_queues).map(|_| QueueSlot::default()).collect();
-        let writeback = Arc::new(AtomicBool::new(device.options.writeback));
+        let writeback = Arc::clone(&device.writeback);
         Session {
             device,
             features: 0,
@@ -153,16 +153,18 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// RESET_DEVICE, or status 0: the device is as new; the memory table stays.
+    /// RESET_DEVICE, or status 0: the device is as new; the memory table stays. So does the cache
+    /// mode: front-ends stop a device by status 0 and go on with it, and show the mode of their own
+    /// copy of the configuration space, so that write-through must not end here unasked.
     pub(crate) fn reset(&mut self) {
+        // Without protocol features there is no SET_VRING_ENABLE.
+        let negotiated = self.features != 0;
+        let enabled = negotiated && !self.acked(VHOST_USER_F_PROTOCOL_FEATURES);
         for index in 0..self.queues.len() {
             self.stop(index);
-            // Without protocol features there is no SET_VRING_ENABLE.
-            let enabled = !self.acked(VHOST_USER_F_PROTOCOL_FEATURES);
             self.queues[index] = QueueSlot { enabled, ..QueueSlot::default() };
         }
         self.status = 0;
-        self.writeback.store(self.device.options.writeback, Ordering::Relaxed);
     }
 
     /// The connection ended: stops everything and lets the guest's memory go.
