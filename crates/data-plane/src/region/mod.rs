@@ -98,27 +98,40 @@ impl QueueRegion {
         }
         let len = queue_region_bytes(layout, region.queue_size);
         let part = Part::new(region, usize::from(index) * len, len)?;
-        let (opened, left, used_index) = match layout {
+        // The earlier daemon's word counts, where there was one: the front-end's base does not
+        // know how far it came.
+        let (opened, left) = match layout {
             Layout::Split => {
                 let (part, heads) = split::SplitPart::open(part, size, ring.used_index());
-                let left: Vec<_> = heads.into_iter().map(|head| Resubmit::Split { head }).collect();
-                (QueueRegion::Split(part), left, ring.used_index())
+                let resubmit = |heads: Vec<u16>| -> Vec<_> {
+                    heads.into_iter().map(|head| Resubmit::Split { head }).collect()
+                };
+                let left = heads.map(resubmit);
+                if let Some(left) = &left {
+                    ring.resume(ring.used_index(), left);
+                }
+                (QueueRegion::Split(part), left)
             }
             Layout::Packed => {
-                let found = packed::left(&part, size, |position| ring.was_used_at(position));
-                let found = found.filter(|left| !left.chains.is_empty());
-                let used_index = found.as_ref().map_or(ring.used_index(), |left| left.used_index);
-                let chains = found.map(|left| left.chains).unwrap_or_default();
+                let left = packed::left(&part, size, |position| ring.was_used_at(position));
+                let used_index = left.as_ref().map_or(ring.used_index(), |left| left.used_index);
                 let mut part = packed::PackedPart::new(part, size, used_index);
-                // Marked again at once: the descriptors are nowhere else.
-                chains.iter().for_each(|descs| part.taken(descs[descs.len() - 1].id, descs));
-                let left = chains.into_iter().map(|descs| Resubmit::Packed { descs }).collect();
-                (QueueRegion::Packed(part), left, used_index)
+                let resubmit = |left: packed::Left| -> Vec<_> {
+                    // Marked again at once: the descriptors are nowhere else.
+                    let chains = left.chains.into_iter();
+                    chains
+                        .inspect(|descs| part.taken(descs[descs.len() - 1].id, descs))
+                        .map(|descs| Resubmit::Packed { descs })
+                        .collect()
+                };
+                let left = left.map(resubmit);
+                if let Some(left) = &left {
+                    ring.resume(used_index, left);
+                }
+                (QueueRegion::Packed(part), left)
             }
         };
-        if !left.is_empty() {
-            ring.resume(used_index, &left);
-        }
+        let left = left.unwrap_or_default();
         Some((opened, left))
     }
 

@@ -49,11 +49,12 @@ pub(crate) struct SplitPart {
 
 impl SplitPart {
     /// Makes the part ready for a queue of `size` descriptors whose used index is `used_index`,
-    /// and returns the heads that an earlier daemon left in flight, in the order it took them.
-    /// They stay marked.
-    pub(super) fn open(part: Part, size: u16, used_index: u16) -> (Self, Vec<u16>) {
+    /// and returns the heads that an earlier daemon left in flight, in the order it took them;
+    /// `None` where there was no earlier one. They stay marked.
+    pub(super) fn open(part: Part, size: u16, used_index: u16) -> (Self, Option<Vec<u16>>) {
         let mut left = Vec::new();
-        if part.load_u16(VERSION_AT) == VERSION && part.load_u16(DESC_NUM_AT) == size {
+        let known = part.load_u16(VERSION_AT) == VERSION && part.load_u16(DESC_NUM_AT) == size;
+        if known {
             finish_last_batch(&part, size, used_index);
             let marked = |head: &u16| part.load_u8(entry(*head) + INFLIGHT_AT) == 1;
             left.extend((0..size).filter(marked));
@@ -68,7 +69,7 @@ impl SplitPart {
         let last = left.last().map(|head| part.load_u64(entry(*head) + COUNTER_AT));
         let batch = Vec::with_capacity(usize::from(size));
         let counter = last.map_or(0, |counter| counter.wrapping_add(1));
-        (SplitPart { part, counter, last_batch_head: 0, batch }, left)
+        (SplitPart { part, counter, last_batch_head: 0, batch }, known.then_some(left))
     }
 
     #[inline]

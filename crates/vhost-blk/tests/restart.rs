@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A daemon that is killed with requests in flight, and the one that takes them up.
+
+mod common;
+
+use common::{Daemon, Place};
+use driver::{Device, Layout, Options, Request};
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+use virtio_spec::blk::S_OK;
+
+/// Writes take this long, reads nothing: completions overtake each other.
+const SLOW_WRITES: &str = "delay:us=20000,ops=write";
+const SECTORS: u64 = 2048;
+
+fn options(packed: bool) -> Options {
+    Options {
+        packed,
+        inflight: true,
+        queue_size: 64,
+        limit: Duration::from_secs(20),
+        ..Options::default()
+    }
+}
+
+/// Every sector's last pattern, and how it comes to be there.
+struct Writer {
+    sent: HashMap<u16, (u64, u8)>,
+    stored: HashMap<u64, u8>,
+    next: u8,
+}
+
+impl Writer {
+    fn submit(&mut self, device: &mut Device, layout: &Layout) {
+        self.next = self.next.wrapping_add(1);
+        // A sector that no request in flight touches, so that the outcome is certain.
+        let busy: HashSet<u64> = self.sent.values().map(|(sector, _)| *sector).collect();
+        let start = u64::from(self.next) * 37 % SECTORS;
+        let sector = (start..).map(|s| s % SECTORS).find(|s| !busy.contains(s)).unwrap();
+        let request = Request::write(sector, &[self.next; 512]);
+        let id = device.queue(0).submit(&request, layout).unwrap();
+        assert!(self.sent.insert(id, (sector, self.next)).is_none());
+    }
+
+    fn collect(&mut self, device: &mut Device) {
+        let (id, completion) = device.queue(0).collect().unwrap();
+        assert_eq!(completion.status, Some(S_OK));
+        let (sector, pattern) = self.sent.remove(&id).expect("each request completes once");
+        self.stored.insert(sector, pattern);
+    }
+}
+
+fn killed_under_load(packed: bool, layout: &Layout) {
+    let place = Place::new();
+    let start = || Daemon::start(place.serve().args(["--wrap", SLOW_WRITES]), &place.socket);
+    let mut daemon = start();
+    let mut device = Device::connect(&place.socket, &options(packed)).unwrap();
+    let mut writer = Writer { sent: HashMap::new(), stored: HashMap::new(), next: 0 };
+    for round in 0..5 {
+        (0..12).for_each(|_| writer.submit(&mut device, layout));
+        // A few complete, the others are in flight when the daemon dies.
+        (0..round * 2).for_each(|_| writer.collect(&mut device));
+        daemon.signal(libc::SIGKILL);
+        daemon.wait();
+        // The guest goes on while nobody serves it.
+        (0..3).for_each(|_| writer.submit(&mut device, layout));
+        daemon = start();
+        device.reconnect(&place.socket).unwrap();
+        while !writer.sent.is_empty() {
+            writer.collect(&mut device);
+        }
+    }
+    for (sector, pattern) in &writer.stored {
+        let mut data = [0; 512];
+        device.read(*sector, &mut data).unwrap();
+        assert_eq!(data, [*pattern; 512], "sector {sector}");
+    }
+}
+
+#[test]
+fn a_daemon_killed_under_load_is_followed_by_one_that_completes_every_request_once() {
+    killed_under_load(false, &Layout::default());
+}
+
+#[test]
+fn the_same_with_indirect_tables() {
+    killed_under_load(false, &Layout::indirect());
+}
+
+#[test]
+fn the_same_with_a_packed_ring() {
+    killed_under_load(true, &Layout::default());
+}
+
+#[test]
+fn the_same_with_a_packed_ring_and_indirect_tables() {
+    killed_under_load(true, &Layout::indirect());
+}
