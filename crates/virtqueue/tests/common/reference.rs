@@ -10,7 +10,7 @@ pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
 /// A legal chain.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub id: u16,
     pub descriptors: u16,
