@@ -5,13 +5,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::accel::{Accel, AccelChoice};
 use crate::cache::Cache;
 use crate::disk;
 use crate::guest::{Guest, GuestBase, GuestDisk, GuestReport, GuestSpec};
 use crate::image::RootImage;
+use crate::interrupt;
 use crate::job::Job;
 use crate::kernel::GuestKernel;
 use crate::report::{Comparison, Measurement};
@@ -162,9 +163,11 @@ fn on_daemon(
     job: Job,
 ) -> Result<GuestReport> {
     let server = Server::start(&options.server, disk, vcpus)?;
-    let report = lab
-        .run_guest(vcpus, GuestDisk::VhostUser { socket: server.socket() }, job)
-        .with_context(|| format!("the daemon's log:\n{}", server.log()))?;
+    let guest = lab.run_guest(vcpus, GuestDisk::VhostUser { socket: server.socket() }, job);
+    // Whoever interrupts the run wants no logs.
+    interrupt::check()?;
+    let report =
+        guest.map_err(|error| anyhow!("{error:#}\nthe server's log:\n{}", server.log()))?;
     server.stop()?;
     Ok(report)
 }
