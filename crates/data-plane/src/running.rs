@@ -5,11 +5,12 @@ use crate::inflight::Inflight;
 use crate::plane::{QueueStart, QueueStopped};
 use crate::region::QueueRegion;
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 use std::sync::mpsc::Sender;
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
-use virtqueue::{Resubmit, RingFault, VirtQueue};
+use virtqueue::{Resubmit, VirtQueue};
 
 /// What a queue did while it was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,7 +93,7 @@ impl RunningQueue {
             }
             Ok(None) => None,
             Err(fault) => {
-                self.fault(fault);
+                self.fault(&fault);
                 None
             }
         }
@@ -111,7 +112,7 @@ impl RunningQueue {
                 Some(self.inflight.claim(head).0)
             }
             Err(fault) => {
-                self.fault(fault);
+                self.fault(&fault);
                 None
             }
         }
@@ -152,7 +153,7 @@ impl RunningQueue {
         match self.ring.has_avail() {
             Ok(avail) => avail || !self.resubmit.is_empty(),
             Err(fault) => {
-                self.fault(fault);
+                self.fault(&fault);
                 false
             }
         }
@@ -235,7 +236,7 @@ impl RunningQueue {
 
     /// The guest broke the ring: stop taking, tell the front-end, finish what is in flight.
     #[cold]
-    fn fault(&mut self, fault: RingFault) {
+    pub(crate) fn fault(&mut self, fault: &dyn Display) {
         tracing::error!(queue = self.index, %fault, "ring fault: the queue is stopped; reset the device to go on");
         self.faulted = true;
         self.resubmit.clear();

@@ -112,7 +112,7 @@ impl Worker {
                     let queue = self.queues[number].as_mut().expect("a draining queue stays");
                     self.storage.event(queue, token, index, result);
                 }
-                Event::Kick { queue, armed } => self.kicked(queue, armed),
+                Event::Kick { queue, armed } => self.kicked(queue, armed, result),
                 Event::Mail { armed } => self.open_mail(armed),
                 Event::Ignored => {}
             }
@@ -133,10 +133,15 @@ impl Worker {
         }
     }
 
-    fn kicked(&mut self, number: u16, armed: bool) {
+    fn kicked(&mut self, number: u16, armed: bool, result: i32) {
         let Some(queue) = &mut self.queues[usize::from(number)] else { return };
-        queue.stats.kicks += 1;
         queue.kick_armed = armed;
+        if result >= 0 {
+            queue.stats.kicks += 1;
+        } else if queue.stopping.is_none() {
+            let error = std::io::Error::from_raw_os_error(-result);
+            return queue.fault(&format_args!("its kick descriptor cannot be waited for: {error}"));
+        }
         if !armed && queue.stopping.is_none() {
             self.arm_kick(number);
         }
