@@ -4,7 +4,7 @@
 // UNSAFETY: the log is memory shared with the front-end.
 #![expect(unsafe_code)]
 
-use crate::memory::MemoryError;
+use crate::memory::{MemoryError, refuse_short_file};
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
 use vm_memory::{FileOffset, MmapRegion};
@@ -32,6 +32,7 @@ impl DirtyLog {
             .and_then(|end| usize::try_from(end).ok())
             .filter(|_| len > 0)
             .ok_or_else(|| failed(format!("a dirty log of {len} bytes at {offset}")))?;
+        refuse_short_file(&file, end as u64).map_err(failed)?;
         let mapping = MmapRegion::build(
             Some(FileOffset::new(file, 0)),
             end,

@@ -70,6 +70,7 @@ impl Region {
         };
         let map_len = usize::try_from(map_len).map_err(|_| wraps)?;
         let failed = |cause: String| MemoryError::Map { addr: guest_addr, cause };
+        refuse_short_file(&file, map_len as u64).map_err(failed)?;
         // Mapped from the file's start: an offset inside a huge page could not be mapped alone.
         let mapping = MmapRegion::build(
             Some(FileOffset::new(file, 0)),
@@ -162,6 +163,15 @@ impl GuestMemory {
             let offset = user_addr.checked_sub(region.user_addr)?;
             (offset <= region.len && len <= region.len - offset).then_some((region, offset))
         })
+    }
+}
+
+/// `mmap` takes a length beyond the file's end, and the first access there is a SIGBUS.
+pub(crate) fn refuse_short_file(file: &File, end: u64) -> Result<(), String> {
+    let metadata = file.metadata().map_err(|e| e.to_string())?;
+    match metadata.len() {
+        len if metadata.is_file() && len < end => Err(format!("its file ends at byte {len}")),
+        _ => Ok(()),
     }
 }
 
