@@ -185,6 +185,9 @@ impl PackedQueue {
         if let Some((offset, flags)) = self.unpublished.take() {
             let at = usize::from(offset) * 16 + FLAGS_OFFSET;
             self.desc.store_u16(at, flags, Ordering::Release);
+            if let Some(log) = &self.log {
+                log.mark(self.desc.guest_addr(at), 2); // after the write, or it may be missed
+            }
         }
     }
 
