@@ -51,11 +51,13 @@ impl Arena {
         Self::with_regions(&REGIONS)
     }
 
+    /// Regions by ascending address.
     pub fn with_regions(regions: &[(u64, u64, u64)]) -> Self {
         let end = regions.iter().map(|&(_, len, offset)| len + offset).max().unwrap();
         let file = memfd(end.next_multiple_of(4096));
         let device = regions.iter().map(|&(gpa, len, offset)| {
-            Region::map(gpa, gpa + USER_BASE, len, file.try_clone().unwrap(), offset).unwrap()
+            let user = gpa.wrapping_add(USER_BASE);
+            Region::map(gpa, user, len, file.try_clone().unwrap(), offset).unwrap()
         });
         let driver = regions.iter().map(|&(gpa, len, offset)| {
             let file = FileOffset::new(file.try_clone().unwrap(), offset);
@@ -68,7 +70,7 @@ impl Arena {
     }
 
     pub fn setup(&self, layout: Layout, size: u16, areas: [u64; 3]) -> QueueSetup {
-        let [desc_addr, avail_addr, used_addr] = areas.map(|gpa| gpa + USER_BASE);
+        let [desc_addr, avail_addr, used_addr] = areas.map(|gpa| gpa.wrapping_add(USER_BASE));
         QueueSetup {
             memory: Arc::clone(&self.device),
             layout,

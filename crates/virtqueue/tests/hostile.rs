@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A driver that breaks every rule: each ring is a ring fault or a legal chain, never a panic,
+//! never a segment outside guest memory, never a changed queue.
+
+mod common;
+
+use common::reference::{Found, INDIRECT, NEXT, Ring, WRITE};
+use common::{Arena, DATA_END, HIGH, LOW, REGIONS, RINGS, TABLES, TABLES_BORDER};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use virtqueue::{Chain, Layout, QueueError, QueueSetup, RingFault, VirtQueue};
+
+const AVAIL: u16 = 1 << 7;
+const SIZE: u16 = 8;
+
+/// A split queue of [`SIZE`] whose descriptors a test writes as it likes.
+struct Split {
+    arena: Arena,
+    areas: [u64; 3],
+    queue: VirtQueue,
+    chain: Chain,
+}
+
+impl Split {
+    fn new() -> Self {
+        Self::with(|setup| setup)
+    }
+
+    fn with(change: impl Fn(QueueSetup) -> QueueSetup) -> Self {
+        let arena = Arena::new();
+        let areas = common::split_areas(SIZE);
+        let queue = VirtQueue::start(&change(arena.setup(Layout::Split, SIZE, areas))).unwrap();
+        Split { arena, areas, queue, chain: Chain::default() }
+    }
+
+    fn desc(&self, index: u16, buffer: (u64, u32), flags: u16, next: u16) {
+        self.arena.write_desc(self.areas[0], index, buffer, flags, next);
+    }
+
+    fn offer(&self, head: u16) {
+        self.arena.write_u16(self.areas[1] + 4, head);
+        self.arena.write_u16(self.areas[1] + 2, 1);
+    }
+
+    /// Offers `head`; the fault must leave the queue and guest memory as they were.
+    fn fault(&mut self, head: u16) -> RingFault {
+        self.offer(head);
+        let before = self.arena.snapshot();
+        let fault = self.queue.take(&mut self.chain).expect_err("a ring fault");
+        assert_eq!(self.queue.take(&mut self.chain), Err(fault), "the fault stays");
+        assert_eq!((self.queue.base(), self.queue.used_index()), (0, 0));
+        assert!(before == self.arena.snapshot(), "guest memory was written");
+        fault
+    }
+
+    fn legal(&mut self, head: u16) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+        self.offer(head);
+        let head = self.queue.take(&mut self.chain).expect("legal").expect("available");
+        head.abandon();
+        self.arena.chain_ranges(&mut self.chain)
+    }
+}
+
+#[test]
+fn descriptor_that_points_to_itself_is_a_fault() {
+    let mut split = Split::new();
+    split.desc(3, (LOW, 1), NEXT, 3);
+    assert_eq!(split.fault(3), RingFault::ChainTooLong { limit: SIZE.into() });
+}
+
+#[test]
+fn loop_of_empty_descriptors_is_a_fault() {
+    let mut split = Split::new();
+    split.desc(0, (0, 0), NEXT, 1);
+    split.desc(1, (0, 0), NEXT, 0);
+    assert_eq!(split.fault(0), RingFault::ChainTooLong { limit: SIZE.into() });
+}
+
+#[test]
+fn chain_of_all_descriptors_is_legal() {
+    let mut split = Split::new();
+    for index in 0..SIZE {
+        let flags = if index + 1 < SIZE { NEXT } else { 0 };
+        split.desc(index, (LOW + 0x1000 * u64::from(index), 16), flags, index + 1);
+    }
+    let (readable, writable) = split.legal(0);
+    assert_eq!((readable.len(), writable.len()), (8, 0));
+}
+
+#[test]
+fn head_or_next_beyond_the_table_is_a_fault() {
+    let mut split = Split::new();
+    split.desc(0, (LOW, 1), NEXT, 0xffff);
+    let beyond = |index| RingFault::DescriptorIndex { index, size: SIZE };
+    assert_eq!(split.fault(0), beyond(0xffff));
+    assert_eq!(split.fault(SIZE), beyond(SIZE));
+}
+
+#[test]
+fn avail_index_that_jumps_over_the_queue_is_a_fault() {
+    for (avail_idx, base) in [(SIZE + 1, 0), (0xffff, 0), (3, 4), (SIZE, 0xffff)] {
+        let mut split = Split::with(|setup| QueueSetup { base, ..setup });
+        split.arena.write_u16(split.areas[1] + 2, avail_idx);
+        let next_avail = base as u16;
+        let ahead = avail_idx.wrapping_sub(next_avail);
+        let fault = Err(RingFault::AvailIndex { avail_idx, next_avail, ahead });
+        assert_eq!(split.queue.has_avail(), fault.map(|(): ()| true));
+        assert_eq!(split.queue.take(&mut split.chain).map(|_| ()), fault);
+        assert_eq!(split.queue.base(), base);
+    }
+}
+
+#[test]
+fn avail_index_a_whole_queue_ahead_is_legal() {
+    let mut split = Split::with(|setup| QueueSetup { base: 0xfffe, ..setup });
+    split.arena.write_u16(split.areas[1] + 2, 0xfffe_u16.wrapping_add(SIZE));
+    assert_eq!(split.queue.has_avail(), Ok(true));
+}
+
+#[test]
+fn readable_after_writable_is_a_fault_also_in_a_table() {
+    let mut split = Split::new();
+    split.desc(0, (LOW, 1), WRITE | NEXT, 1);
+    split.desc(1, (LOW, 1), 0, 0);
+    assert_eq!(split.fault(0), RingFault::ReadableAfterWritable);
+    split.arena.write_desc(TABLES, 0, (LOW, 1), 0, 0);
+    split.desc(1, (TABLES, 16), INDIRECT, 0);
+    assert_eq!(split.fault(0), RingFault::ReadableAfterWritable);
+}
+
+#[test]
+fn buffer_outside_memory_is_a_fault_even_by_one_byte() {
+    let mut split = Split::new();
+    let cases = [
+        (0, 1, 0, 1),
+        (LOW - 1, 2, LOW - 1, 2),
+        (DATA_END - 1, 2, DATA_END, 1),
+        (HIGH - 4, u32::MAX, DATA_END, u64::from(u32::MAX) - 0x8_0004),
+        (u64::MAX, 1, u64::MAX, 1),
+        (u64::MAX - 7, 16, u64::MAX - 7, 16),
+    ];
+    for (addr, len, first_bad, left) in cases {
+        split.desc(0, (addr, len), 0, 0);
+        assert_eq!(split.fault(0), RingFault::NotMemory { addr: first_bad, len: left });
+    }
+}
+
+#[test]
+fn buffer_that_wraps_the_address_space_does_not_reach_its_bottom() {
+    // The best that a hostile front-end can do: memory at the very top and at 0.
+    let top = u64::MAX - 0xfff;
+    let arena = Arena::with_regions(&[(0, 0x1000, 0), (RINGS, 0x1_0000, 0x1000), (top, 0xfff, 0x1_1000)]);
+    let areas = common::split_areas(SIZE);
+    let mut queue = VirtQueue::start(&arena.setup(Layout::Split, SIZE, areas)).unwrap();
+    arena.write_desc(areas[0], 0, (u64::MAX - 16, 64), 0, 0);
+    arena.write_u16(areas[1] + 2, 1);
+    let fault = queue.take(&mut Chain::default()).unwrap_err();
+    assert_eq!(fault, RingFault::NotMemory { addr: u64::MAX, len: 48 });
+}
+
+#[test]
+fn buffer_over_two_regions_is_one_range() {
+    let mut split = Split::new();
+    split.desc(0, (HIGH - 4096, 8192), WRITE, 0);
+    assert_eq!(split.legal(0), (vec![], vec![(HIGH - 4096, 8192)]));
+}
+
+#[test]
+fn empty_descriptors_need_no_memory_and_carry_nothing() {
+    let mut split = Split::new();
+    split.desc(0, (u64::MAX, 0), NEXT, 1);
+    split.desc(1, (LOW, 8), NEXT, 2);
+    split.desc(2, (0, 0), WRITE | NEXT, 3);
+    split.desc(3, (LOW + 8, 8), WRITE, 0);
+    assert_eq!(split.legal(0), (vec![(LOW, 8)], vec![(LOW + 8, 8)]));
+    assert_eq!(split.chain.segments(), 2, "readable and writable neighbours stay apart");
+}
+
+#[test]
+fn table_of_no_or_a_broken_length_is_a_fault() {
+    let mut split = Split::new();
+    for len in [0, 1, 15, 17, 40, u32::MAX] {
+        split.desc(0, (TABLES, len), INDIRECT, 0);
+        assert_eq!(split.fault(0), RingFault::Indirect { len });
+    }
+}
+
+#[test]
+fn table_that_also_has_a_next_is_a_fault() {
+    let mut split = Split::new();
+    split.arena.write_desc(TABLES, 0, (LOW, 1), 0, 0);
+    split.desc(0, (TABLES, 16), INDIRECT | NEXT, 1);
+    split.desc(1, (LOW, 1), 0, 0);
+    assert_eq!(split.fault(0), RingFault::Indirect { len: 16 });
+}
+
+#[test]
+fn table_in_a_table_is_a_fault() {
+    let mut split = Split::new();
+    split.arena.write_desc(TABLES, 0, (TABLES + 64, 16), INDIRECT, 0);
+    split.arena.write_desc(TABLES + 64, 0, (LOW, 1), 0, 0);
+    split.desc(0, (TABLES, 16), INDIRECT, 0);
+    assert_eq!(split.fault(0), RingFault::Indirect { len: 16 });
+}
+
+#[test]
+fn table_is_a_fault_where_indirect_was_not_negotiated() {
+    let mut split = Split::with(|setup| QueueSetup { indirect: false, ..setup });
+    split.arena.write_desc(TABLES, 0, (LOW, 1), 0, 0);
+    split.desc(0, (TABLES, 16), INDIRECT, 0);
+    assert_eq!(split.fault(0), RingFault::Indirect { len: 16 });
+}
+
+#[test]
+fn table_outside_memory_is_a_fault_only_where_it_is_walked() {
+    let mut split = Split::new();
+    let end = REGIONS[3].0 + REGIONS[3].1;
+    split.arena.write_desc(end - 24, 0, (LOW, 8), NEXT, 1);
+    split.desc(0, (end - 24, 32), INDIRECT, 0);
+    assert_eq!(split.fault(0), RingFault::NotMemory { addr: end - 24, len: 32 });
+    split.arena.write_desc(end - 24, 0, (LOW, 8), 0, 1);
+    assert_eq!(split.legal(0), (vec![(LOW, 8)], vec![]));
+}
+
+#[test]
+fn table_over_two_regions_is_read_whole() {
+    let mut split = Split::new();
+    split.arena.write_desc(TABLES_BORDER - 24, 0, (LOW, 8), NEXT, 1);
+    split.arena.write_desc(TABLES_BORDER - 24, 1, (LOW + 64, 8), WRITE, 0);
+    split.desc(0, (TABLES_BORDER - 24, 32), INDIRECT, 0);
+    assert_eq!(split.legal(0), (vec![(LOW, 8)], vec![(LOW + 64, 8)]));
+}
+
+#[test]
+fn loop_and_next_beyond_a_table_are_faults() {
+    let mut split = Split::new();
+    split.desc(0, (TABLES, 32), INDIRECT, 0);
+    split.arena.write_desc(TABLES, 0, (LOW, 8), NEXT, 2);
+    assert_eq!(split.fault(0), RingFault::DescriptorIndex { index: 2, size: 2 });
+    split.arena.write_desc(TABLES, 0, (LOW, 8), NEXT, 0);
+    let limit = virtqueue::chain::CHAIN_DESCRIPTORS_MIN_BOUND;
+    assert_eq!(split.fault(0), RingFault::ChainTooLong { limit });
+}
+
+/// Memory for a queue of 32768 and a table of as many.
+fn huge() -> (Arena, [u64; 3], u64) {
+    let areas = [0x100_0000, 0x110_0000, 0x120_0000];
+    let arena = Arena::with_regions(&[(LOW, 0x1_0000, 0x30_0000), (0x100_0000, 0x30_0000, 0)]);
+    (arena, areas, 0x128_0000)
+}
+
+#[test]
+fn chain_of_32768_descriptors_is_legal_and_its_loop_a_fault() {
+    let (arena, areas, _) = huge();
+    let mut queue = VirtQueue::start(&arena.setup(Layout::Split, 32768, areas)).unwrap();
+    for index in 0..32768 {
+        let flags = if index < 32767 { NEXT } else { 0 };
+        arena.write_desc(areas[0], index, (LOW + u64::from(index % 2) * 16, 1), flags, index + 1);
+    }
+    arena.write_u16(areas[1] + 2, 2);
+    let mut chain = Chain::default();
+    queue.take(&mut chain).unwrap().unwrap().abandon();
+    assert_eq!((chain.readable_bytes(), chain.segments()), (32768, 32768));
+    arena.write_desc(areas[0], 32767, (LOW, 1), NEXT, 0);
+    assert_eq!(queue.take(&mut chain), Err(RingFault::ChainTooLong { limit: 32768 }));
+    assert_eq!(queue.base(), 1);
+}
+
+#[test]
+fn table_longer_than_the_queue_allows_is_a_fault_also_packed() {
+    let (arena, areas, table) = huge();
+    for index in 0..1025 {
+        arena.write_desc(table, index, (LOW, 1), 0, 0);
+    }
+    let setup = arena.setup(Layout::Packed, 16, areas);
+    let setup = QueueSetup { base: 0x8000_8000, ..setup };
+    let mut queue = VirtQueue::start(&setup).unwrap();
+    arena.write(areas[0], &table.to_le_bytes());
+    arena.write(areas[0] + 8, &(16u32 * 1024).to_le_bytes());
+    arena.write_u16(areas[0] + 14, AVAIL | INDIRECT);
+    let mut chain = Chain::default();
+    queue.take(&mut chain).unwrap().unwrap().abandon();
+    assert_eq!(chain.readable_bytes(), 1024);
+    arena.write(areas[0] + 16, &table.to_le_bytes());
+    arena.write(areas[0] + 24, &(16u32 * 1025).to_le_bytes());
+    arena.write_u16(areas[0] + 30, AVAIL | INDIRECT);
+    assert_eq!(queue.take(&mut chain), Err(RingFault::ChainTooLong { limit: 1024 }));
+    assert_eq!(queue.base(), 0x8000_8001);
+}
+
+#[test]
+fn packed_chain_without_an_end_is_a_fault() {
+    let arena = Arena::new();
+    let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
+    let setup = arena.setup(Layout::Packed, SIZE, areas);
+    let mut queue = VirtQueue::start(&QueueSetup { base: 0x8003_8003, ..setup }).unwrap();
+    for index in 0..u64::from(SIZE) {
+        arena.write_u16(RINGS + 16 * index + 14, AVAIL | NEXT);
+    }
+    let fault = Err(RingFault::ChainTooLong { limit: SIZE.into() });
+    assert_eq!(queue.take(&mut Chain::default()), fault);
+    assert_eq!(queue.base(), 0x8003_8003);
+}
+
+#[test]
+fn packed_table_behind_a_descriptor_is_a_fault() {
+    let arena = Arena::new();
+    let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
+    let setup = arena.setup(Layout::Packed, SIZE, areas);
+    let mut queue = VirtQueue::start(&QueueSetup { base: 0x8000_8000, ..setup }).unwrap();
+    arena.write_u16(RINGS + 14, AVAIL | NEXT);
+    arena.write(RINGS + 16, &TABLES.to_le_bytes());
+    arena.write(RINGS + 24, &16u32.to_le_bytes());
+    arena.write_u16(RINGS + 30, AVAIL | INDIRECT);
+    assert_eq!(queue.take(&mut Chain::default()), Err(RingFault::Indirect { len: 16 }));
+}
+
+#[test]
+fn split_sizes_are_powers_of_two_up_to_32768() {
+    let (arena, areas, _) = huge();
+    for (size, fine) in [(1, true), (32768, true), (0, false), (3, false), (65535, false)] {
+        let started = VirtQueue::start(&arena.setup(Layout::Split, size, areas));
+        assert_eq!(started.err(), (!fine).then_some(QueueError::Size(size)));
+    }
+}
+
+#[test]
+fn ring_areas_that_leave_their_region_are_refused() {
+    let arena = Arena::new();
+    let end = RINGS + common::RINGS_LEN;
+    let last = end - 16 * u64::from(SIZE);
+    let [_, avail, used] = common::split_areas(SIZE);
+    assert!(VirtQueue::start(&arena.setup(Layout::Split, SIZE, [last, avail, used])).is_ok());
+    let cases = [
+        ([last + 16, avail, used], "descriptor table"),
+        ([last + 8, avail, used], "descriptor table"),
+        ([last, avail + 1, used], "avail ring"),
+        ([last, end - 6 - 2 * u64::from(SIZE) + 2, used], "avail ring"),
+        ([last, avail, used + 2], "used ring"),
+        ([last, avail, end - 4], "used ring"),
+        ([last, avail, u64::MAX - common::USER_BASE], "used ring"),
+        ([HIGH - 16, avail, used], "descriptor table"),
+    ];
+    for (areas, name) in cases {
+        let started = VirtQueue::start(&arena.setup(Layout::Split, SIZE, areas));
+        let QueueError::Area { area, .. } = started.unwrap_err() else { panic!("not the area") };
+        assert_eq!(area, name);
+    }
+}
+
+#[test]
+fn base_of_more_than_16_bits_is_refused_for_a_split_queue() {
+    let arena = Arena::new();
+    let setup = arena.setup(Layout::Split, SIZE, common::split_areas(SIZE));
+    let started = VirtQueue::start(&QueueSetup { base: 0x1_0000, ..setup });
+    assert_eq!(started.unwrap_err(), QueueError::Base(0x1_0000));
+}
+
+/// Descriptors that are wrong in likely ways: nearly legal ones, edges of memory, and noise.
+fn garbage() -> impl Strategy<Value = [u8; 16]> {
+    let edges = vec![LOW - 1, LOW, HIGH - 3, DATA_END - 1, DATA_END, TABLES, TABLES + 8];
+    let addr = prop_oneof![
+        4 => LOW..DATA_END,
+        3 => prop::sample::select(edges),
+        2 => TABLES..TABLES_BORDER + 0x3000,
+        1 => RINGS..RINGS + common::RINGS_LEN,
+        1 => any::<u64>(),
+        1 => u64::MAX - 64..=u64::MAX,
+    ];
+    let len = prop_oneof![
+        3 => prop::sample::select(vec![0u32, 1, 16, 32, 48, 512, 4096]),
+        2 => (1u32..12).prop_map(|entries| 16 * entries),
+        1 => 0u32..0x10_0000,
+        1 => any::<u32>(),
+    ];
+    let flags = prop_oneof![
+        4 => 0u16..8,
+        3 => (0u16..8).prop_map(|flags| flags | AVAIL),
+        1 => any::<u16>(),
+    ];
+    let last = prop_oneof![6 => 0u16..10, 1 => any::<u16>()];
+    (addr, len, flags, last, any::<bool>()).prop_map(|(addr, len, flags, last, packed)| {
+        let (third, fourth) = if packed { (last, flags) } else { (flags, last) };
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&addr.to_le_bytes());
+        bytes[8..12].copy_from_slice(&len.to_le_bytes());
+        bytes[12..14].copy_from_slice(&third.to_le_bytes());
+        bytes[14..].copy_from_slice(&fourth.to_le_bytes());
+        bytes
+    })
+}
+
+/// Takes chains until none is left or the ring breaks, each as the reference reads it.
+fn take_all(
+    arena: &Arena,
+    queue: &mut VirtQueue,
+    mut expect: impl FnMut(&VirtQueue) -> Result<Option<Found>, common::reference::Broken>,
+) {
+    let mut chain = Chain::default();
+    for _ in 0..3 * SIZE {
+        let expected = expect(queue);
+        let (base, used) = (queue.base(), queue.used_index());
+        match queue.take(&mut chain) {
+            Ok(Some(head)) => {
+                let (readable, writable) = arena.chain_ranges(&mut chain);
+                let bytes = (chain.readable_bytes(), chain.writable_bytes());
+                assert_eq!(bytes, (common::sum(&readable), common::sum(&writable)));
+                let (id, descriptors) = (head.id(), head.ring_descriptors());
+                let found = Found { id, descriptors, readable, writable };
+                assert_eq!(expected, Ok(Some(found)));
+                queue.push_used(head, 1);
+                queue.publish();
+                let _ = queue.needs_call();
+            }
+            Ok(None) => return assert_eq!(expected, Ok(None)),
+            Err(fault) => {
+                assert!(expected.is_err(), "{fault:?} where the reference has {expected:?}");
+                assert_eq!((queue.base(), queue.used_index()), (base, used));
+                return;
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn garbage_in_a_split_ring_is_a_fault_or_a_legal_chain(
+        descs in vec(garbage(), SIZE as usize),
+        table in vec(garbage(), 24),
+        heads in vec(prop_oneof![20 => 0..SIZE, 1 => any::<u16>()], SIZE as usize),
+        base: u16,
+        ahead in prop_oneof![6 => 0..=SIZE, 1 => any::<u16>()],
+        indirect: bool,
+        event_idx: bool,
+    ) {
+        let arena = Arena::new();
+        let areas = common::split_areas(SIZE);
+        arena.write(areas[0], &descs.concat());
+        arena.write(TABLES, &table.concat());
+        arena.write(TABLES_BORDER - 24, &table.concat());
+        for (i, head) in (0..).zip(&heads) {
+            arena.write_u16(areas[1] + 4 + 2 * i, *head);
+        }
+        arena.write_u16(areas[1] + 2, base.wrapping_add(ahead));
+        let setup = arena.setup(Layout::Split, SIZE, areas);
+        let setup = QueueSetup { base: base.into(), indirect, event_idx, ..setup };
+        let mut queue = VirtQueue::start(&setup).unwrap();
+        // The used ring may be a buffer of the driver's too: let the device's writes count.
+        let ring = Ring { arena: &arena, size: SIZE, areas, indirect };
+        take_all(&arena, &mut queue, |queue| ring.split(queue.base() as u16));
+    }
+
+    #[test]
+    fn garbage_in_a_packed_ring_is_a_fault_or_a_legal_chain(
+        descs in vec(garbage(), 11),
+        table in vec(garbage(), 24),
+        offset in 0u16..11,
+        wrap: bool,
+        indirect: bool,
+        event_idx: bool,
+        driver_event: [u8; 4],
+    ) {
+        let arena = Arena::new();
+        let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
+        arena.write(areas[0], &descs.concat());
+        arena.write(areas[1], &driver_event);
+        arena.write(TABLES, &table.concat());
+        let half = u32::from(offset) | u32::from(wrap) << 15;
+        let setup = arena.setup(Layout::Packed, 11, areas);
+        let setup = QueueSetup { base: half * 0x1_0001, indirect, event_idx, ..setup };
+        let mut queue = VirtQueue::start(&setup).unwrap();
+        let ring = Ring { arena: &arena, size: 11, areas, indirect };
+        take_all(&arena, &mut queue, |queue| {
+            let base = queue.base() as u16;
+            ring.packed(base & 0x7fff, base & 0x8000 != 0)
+        });
+    }
+
+    #[test]
+    fn noise_everywhere_never_panics(
+        noise in vec(any::<u8>(), 0x300),
+        packed: bool,
+        base: u32,
+        size in 1u16..64,
+    ) {
+        let arena = Arena::new();
+        let (layout, size) = match packed {
+            true => (Layout::Packed, size),
+            false => (Layout::Split, size.next_power_of_two()),
+        };
+        arena.write(RINGS, &noise);
+        let areas = [RINGS, RINGS + 0x100, RINGS + 0x200];
+        let base = if packed { base & 0x8000_8000 } else { base & 0xffff };
+        let setup = QueueSetup { base, event_idx: true, ..arena.setup(layout, size, areas) };
+        let mut queue = VirtQueue::start(&setup).unwrap();
+        let mut chain = Chain::default();
+        for _ in 0..100 {
+            match queue.take(&mut chain) {
+                Ok(Some(head)) => {
+                    arena.chain_ranges(&mut chain);
+                    let _ = chain.take_status();
+                    let _ = chain.take_front::<16>();
+                    arena.chain_ranges(&mut chain);
+                    queue.push_used(head, u32::MAX);
+                    queue.publish();
+                    let _ = queue.needs_call();
+                    queue.arm();
+                    queue.suppress();
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+    }
+}
