@@ -83,14 +83,28 @@ check_targets() {
     done
 }
 
-# Options of `vhost-blk serve`, in text and in blocks (lines joined at backslashes).
+# Options of `vhost-blk serve`, in text and in blocks (lines joined at backslashes); an option alone
+# in backticks may also be one of the other programs.
 check_options() {
     { inline_code "$1"; awk '/^ *```/ { fenced = !fenced; next } fenced' "$1"; } |
         awk '{ line = line $0 } /\\$/ { sub(/\\$/, "", line); next } { print line; line = "" }' |
         grep -E 'vhost-blk serve ' | grep -oE -- '--[a-z][a-z-]*' | sort -u | while read -r option; do
-        [ "$option" = --help ] || grep -qF -- "| ${ticks}$option" docs/options.md ||
-            wrong "$1: docs/options.md has no option $option"
+        is_serve_option "$option" || wrong "$1: docs/options.md has no option $option"
     done
+    inline_code "$1" | grep -oE -- '^--[a-z][a-z-]*' | sort -u | while read -r option; do
+        is_serve_option "$option" || is_other_option "${option#--}" ||
+            wrong "$1: no program has an option $option"
+    done
+}
+
+is_serve_option() {
+    [ "$1" = --help ] || grep -qE "^\\| $ticks$1[] =[$ticks]" docs/options.md
+}
+
+is_other_option() {
+    field=$(printf '%s' "$1" | tr - _)
+    grep -qE "^ +(pub )?$field: |long = \"$1\"" crates/vhost-blk/src/create.rs \
+        crates/vhost-blk/src/doctor/mod.rs crates/bench/src/*.rs crates/lab/src/main.rs
 }
 
 # Nothing of one machine.
@@ -186,6 +200,9 @@ check_licences() {
         done
 }
 
+for document in README ARCHITECTURE CONTRIBUTING SECURITY CHANGELOG LICENSES/README docs/options; do
+    [ -f "$document.md" ] || wrong "$document.md is missing"
+done
 while read -r document; do
     for check in check_links check_paths check_targets check_options check_machine; do
         $check "$document"
