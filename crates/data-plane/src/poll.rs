@@ -3,16 +3,19 @@
 //!
 //! A short sleep suggests that looking on would have found the work sooner, so the thread tries;
 //! how long a sleep would have been without the cost of waking up is not known, and that cost
-//! differs a hundredfold between hosts. So the trial decides: polls that find work go on, a few
-//! that find nothing in a row end polling, for longer each time. A long sleep ends it at once.
+//! differs a hundredfold between hosts. So a trial decides: polling goes on while most polls find
+//! work, and else pauses, for longer each time. A long sleep ends it at once.
 
 use std::time::{Duration, Instant};
 
 /// What a wake-up may cost on a slow host (a halted virtual CPU).
 const WAKE_UP_MAX: Duration = Duration::from_micros(100);
-/// Polls in a row that may find nothing.
-const MISSES_MAX: u32 = 3;
-/// Sleeps without polling after that many misses: the first time, and at most.
+/// Polls that find work must be more than twice as many as those that do not: each hit scores
+/// one, each miss costs two, a trial starts with a little credit, and at nothing it ends.
+const SCORE_TRIAL: u32 = 3;
+const SCORE_MAX: u32 = 8;
+const SCORE_MISS: u32 = 2;
+/// Sleeps without polling after a trial that failed: the first time, and at most.
 const PAUSE_SLEEPS_MIN: u32 = 8;
 const PAUSE_SLEEPS_MAX: u32 = 1024;
 /// Looks at the rings between two looks at the clock.
@@ -27,7 +30,7 @@ pub(crate) struct AdaptivePoll {
     /// Looks since there was work last.
     looks: u32,
     idle_since: Option<Instant>,
-    misses: u32,
+    score: u32,
     pause_sleeps: u32,
     next_pause_sleeps: u32,
 }
@@ -39,7 +42,7 @@ impl AdaptivePoll {
             polling: false,
             looks: 0,
             idle_since: None,
-            misses: 0,
+            score: 0,
             pause_sleeps: 0,
             next_pause_sleeps: PAUSE_SLEEPS_MIN,
         }
@@ -51,8 +54,10 @@ impl AdaptivePoll {
         if self.looks > 0 {
             self.looks = 0;
             self.idle_since = None;
-            self.misses = 0;
-            self.next_pause_sleeps = PAUSE_SLEEPS_MIN;
+            self.score = (self.score + 1).min(SCORE_MAX);
+            if self.score == SCORE_MAX {
+                self.next_pause_sleeps = PAUSE_SLEEPS_MIN;
+            }
         }
     }
 
@@ -80,15 +85,15 @@ impl AdaptivePoll {
             self.miss();
         } else if self.pause_sleeps > 0 {
             self.pause_sleeps -= 1;
-        } else {
+        } else if !self.polling {
             self.polling = true;
+            self.score = SCORE_TRIAL;
         }
     }
 
     fn miss(&mut self) {
-        self.misses += 1;
-        if self.misses == MISSES_MAX {
-            self.misses = 0;
+        self.score = self.score.saturating_sub(SCORE_MISS);
+        if self.score == 0 {
             self.polling = false;
             self.pause_sleeps = self.next_pause_sleeps;
             self.next_pause_sleeps = (self.next_pause_sleeps * 2).min(PAUSE_SLEEPS_MAX);
@@ -136,10 +141,8 @@ mod tests {
             }
             sleeps_until_polling.push(sleeps);
             poll.slept(SHORT); // a miss
-            for _ in 1..MISSES_MAX {
-                polls(&mut poll);
-                poll.slept(SHORT);
-            }
+            polls(&mut poll);
+            poll.slept(SHORT); // and another
         }
         assert!(sleeps_until_polling.is_sorted());
         assert_eq!(sleeps_until_polling.last(), Some(&(PAUSE_SLEEPS_MAX + 1)));
@@ -153,6 +156,19 @@ mod tests {
             assert!(polls(&mut poll));
             poll.worked();
         }
+    }
+
+    #[test]
+    fn polls_that_find_work_only_every_other_time_end() {
+        let mut poll = AdaptivePoll::new(MAX);
+        poll.slept(SHORT);
+        for _ in 0..2 * SCORE_MAX {
+            polls(&mut poll);
+            poll.worked();
+            polls(&mut poll);
+            poll.slept(SHORT);
+        }
+        assert!(!polls(&mut poll));
     }
 
     #[test]
