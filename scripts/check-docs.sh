@@ -128,7 +128,7 @@ check_bounds() {
     awk -F '`' '/^\|.*\| `[A-Z_]+` \| `.*` \| `.*` \|$/ { print $2 "\t" $4 "\t" $6 }' ARCHITECTURE.md >"$work/bounds"
     while IFS="$(printf '\t')" read -r name value file; do
         rows=$((rows + 1))
-        grep -qF -- "= $value;" "$file" && grep -E "const $name: " "$file" | grep -qF -- " = $value;" ||
+        grep -E "const $name: " "$file" | grep -qF -- " = $value;" ||
             wrong "ARCHITECTURE.md: $file does not say $name = $value"
     done <"$work/bounds"
     [ "$rows" -ge 10 ] || wrong "ARCHITECTURE.md: the table of bounds was not recognized ($rows rows)"
