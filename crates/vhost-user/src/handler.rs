@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One small function per vhost-user message.
 
+use crate::descriptor::{check_eventfd, check_holds, check_signalled};
 use crate::inflight;
 use crate::mem_table::{MemTable, SLOTS_MAX};
 use crate::queue_setup::{QueueSlot, VringAddr};
@@ -38,13 +39,6 @@ fn refused<T>(cause: impl ToString) -> Result<T> {
 
 fn checked<T>(result: io::Result<T>) -> Result<T> {
     result.map_err(Error::ReqHandlerError)
-}
-
-/// Makes writes to an eventfd return at once: one that its owner has filled up would stop the
-/// data-plane thread that calls.
-fn never_waits(fd: &File) -> io::Result<()> {
-    let flags = rustix::fs::fcntl_getfl(fd)?;
-    Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
 }
 
 fn not_offered<T>() -> Result<T> {
@@ -117,8 +111,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         files: Vec<File>,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let table =
-            MemTable::set(regions, files).map_err(|e| Error::ReqHandlerError(refusal(e)))?;
+        let table = checked(MemTable::set(regions, files))?;
         checked(self.set_table(table))?;
         Ok(None)
     }
@@ -168,13 +161,14 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
+        checked(fd.as_ref().map(check_eventfd).transpose())?;
         self.reconfigure(index, |queue| queue.kick = Some(fd))
     }
 
     /// Goes to a running queue without stopping it: QEMU sends this at every MSI-X mask.
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
-        checked(fd.as_ref().map(never_waits).transpose())?;
+        checked(fd.as_ref().map(check_signalled).transpose())?;
         if let Some(handle) = &self.queues[index].running {
             let copy = checked(fd.as_ref().map(File::try_clone).transpose())?;
             self.device.plane.set_call(handle, copy);
@@ -185,7 +179,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
-        checked(fd.as_ref().map(never_waits).transpose())?;
+        checked(fd.as_ref().map(check_signalled).transpose())?;
         self.queues[index].err = fd;
         Ok(())
     }
@@ -258,6 +252,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
+        checked(check_holds(&file, mmap_offset, mmap_size))?;
         let region =
             checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
         checked(self.while_stopped(|session| {
@@ -279,8 +274,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if self.table.len() >= SLOTS_MAX {
             return refused(format!("more than {SLOTS_MAX} memory regions"));
         }
-        let table =
-            self.table.with(region, file).map_err(|e| Error::ReqHandlerError(refusal(e)))?;
+        let table = checked(self.table.with(region, file))?;
         checked(self.set_table(table))?;
         Ok(None)
     }
@@ -293,6 +287,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        checked(check_holds(&file, log.mmap_offset, log.mmap_size))?;
         let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size)
             .map_err(|e| Error::ReqHandlerError(refusal(e)))?;
         checked(self.while_stopped(|session| {

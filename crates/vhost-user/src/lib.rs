@@ -9,6 +9,7 @@
 //! What is absent: requests. No message handler reads a virtqueue.
 
 mod connection;
+mod descriptor;
 mod handler;
 mod inflight;
 mod mem_table;

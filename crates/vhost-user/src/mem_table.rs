@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The memory table as messages build it: SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
 
+use crate::descriptor::check_holds;
+use crate::session::refusal;
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtqueue::{GuestMemory, MemoryError, Region};
@@ -17,21 +20,14 @@ pub(crate) struct MemTable {
 
 impl MemTable {
     /// Replaces the whole table.
-    pub(crate) fn set(
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
-    ) -> Result<Self, MemoryError> {
-        let regions: Result<_, _> =
+    pub(crate) fn set(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> io::Result<Self> {
+        let regions: io::Result<_> =
             regions.iter().zip(files).map(|(region, file)| map(region, file)).collect();
         Ok(MemTable { regions: regions? })
     }
 
     /// The table with one region more.
-    pub(crate) fn with(
-        &self,
-        region: &VhostUserMemoryRegion,
-        file: File,
-    ) -> Result<Self, MemoryError> {
+    pub(crate) fn with(&self, region: &VhostUserMemoryRegion, file: File) -> io::Result<Self> {
         let mut regions = self.regions.clone();
         regions.push(map(region, file)?);
         Ok(MemTable { regions })
@@ -59,7 +55,8 @@ impl MemTable {
     }
 }
 
-fn map(region: &VhostUserMemoryRegion, file: File) -> Result<Region, MemoryError> {
+fn map(region: &VhostUserMemoryRegion, file: File) -> io::Result<Region> {
     let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
-    Region::map(guest, user, len, file, region.mmap_offset)
+    check_holds(&file, region.mmap_offset, len)?;
+    Region::map(guest, user, len, file, region.mmap_offset).map_err(refusal)
 }

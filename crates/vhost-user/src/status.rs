@@ -46,7 +46,7 @@ pub(crate) fn handle_if_status(
         return Ok(Peeked::Other);
     }
     let expected = if code == SET_STATUS { 8 } else { 0 };
-    if size != expected || flags & 3 != FLAG_VERSION || flags & FLAG_REPLY != 0 {
+    if size != expected || flags & !FLAG_NEED_REPLY != FLAG_VERSION {
         return Ok(Peeked::Other); // refused there as an unknown message
     }
     let mut message = [0; HEADER_BYTES + 8];
@@ -75,7 +75,7 @@ pub(crate) fn handle_if_status(
 fn peek_header(stream: &UnixStream) -> io::Result<Option<[u8; HEADER_BYTES]>> {
     let mut header = [0u8; HEADER_BYTES];
     loop {
-        let flags = libc::MSG_PEEK | libc::MSG_WAITALL;
+        let flags = libc::MSG_PEEK; // which never waits for more than the first byte
         // SAFETY: the buffer is valid for the length given.
         let got = unsafe {
             libc::recv(stream.as_raw_fd(), header.as_mut_ptr().cast(), HEADER_BYTES, flags)
@@ -83,6 +83,7 @@ fn peek_header(stream: &UnixStream) -> io::Result<Option<[u8; HEADER_BYTES]>> {
         match usize::try_from(got) {
             Ok(0) => return Ok(None),
             Ok(HEADER_BYTES) => return Ok(Some(header)),
+            Ok(_) if more_may_come(stream)? => {}
             // A header cut short by the end of the stream.
             Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Err(_) => {
@@ -94,5 +95,18 @@ fn peek_header(stream: &UnixStream) -> io::Result<Option<[u8; HEADER_BYTES]>> {
                 }
             }
         }
+    }
+}
+
+/// Waits a moment for the rest of a header that came in pieces; `false` when the front-end has hung
+/// up. Data that is already there would end a wait for data at once.
+fn more_may_come(stream: &UnixStream) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut hang_up = [PollFd::new(stream, PollFlags::RDHUP)];
+    let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    match poll(&mut hang_up, Some(&moment)) {
+        Ok(0) | Err(rustix::io::Errno::INTR) => Ok(true),
+        Ok(_) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
