@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -31,6 +32,8 @@ impl Running {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--", program])
             .args(args)
+            // Ctrl-C reaches the benchmark only, which then ends its servers in order.
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
