@@ -162,7 +162,8 @@ impl SplitQueue {
     #[inline]
     fn mark_used(&self, offset: usize, len: u64) {
         if let Some((log, used_addr)) = &self.log {
-            log.mark(used_addr + offset as u64, len);
+            // The front-end names the address, and may name any.
+            log.mark(used_addr.saturating_add(offset as u64), len);
         }
     }
 }
