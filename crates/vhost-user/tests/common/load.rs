@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A load that verifies every byte: each sector carries its number and a generation.
 
-use super::pattern;
-use driver::{Layout, Request, RequestQueue};
+use super::{pattern, wait_until};
+use driver::{Area, Device, GuestMemory, Layout, Request, RequestQueue, Session};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use virtio_spec::blk::S_OK;
+use vmm_sys_util::eventfd::EventFd;
 
 /// Most sectors of a request of the mixed load: 1 MiB.
 pub const SECTORS_MAX: u64 = 2048;
@@ -27,6 +31,8 @@ pub struct Load {
     /// Generation of each sector, from the first of the range on.
     generations: Vec<u32>,
     generation: u32,
+    /// The scratch memory is used up: start nothing until all is taken back.
+    draining: bool,
     in_flight: HashMap<u16, InFlight>,
     seed: u64,
     done: Done,
@@ -50,6 +56,7 @@ impl Load {
             sectors_max: 16,
             generations,
             generation: 0,
+            draining: false,
             in_flight: HashMap::new(),
             seed,
             done: Done::default(),
@@ -64,7 +71,8 @@ impl Load {
     /// Runs while `go_on` says so, then takes everything back, and reads the whole range.
     pub fn run(mut self, mut go_on: impl FnMut(&Done) -> bool) -> (Done, RequestQueue) {
         while go_on(&self.done) {
-            while self.in_flight.len() < self.depth && self.start_one() {}
+            self.draining &= !self.in_flight.is_empty();
+            while !self.draining && self.in_flight.len() < self.depth && self.start_one() {}
             self.queue.queue().publish();
             self.queue.queue().kick_if_asked();
             self.take_one();
@@ -96,9 +104,10 @@ impl Load {
             return false;
         }
         let write = self.random(2) == 0;
+        let first = (sector - self.sectors.start) as usize;
+        let before = self.generations[first..first + count as usize].to_vec();
         let request = if write {
             self.generation += 1;
-            let first = (sector - self.sectors.start) as usize;
             self.generations[first..first + count as usize].fill(self.generation);
             Request::write(sector, &self.expected(sector, count))
         } else {
@@ -112,9 +121,8 @@ impl Load {
             // The scratch memory starts anew once all is taken back.
             Err(driver::Error::NoScratch(_)) => {
                 assert!(!self.in_flight.is_empty(), "the scratch memory is too small");
-                if write {
-                    panic!("give the load more scratch memory: a write was already counted");
-                }
+                self.generations[first..first + count as usize].copy_from_slice(&before);
+                self.draining = true;
                 false
             }
             Err(why) => panic!("cannot add a request: {why}"),
@@ -171,4 +179,65 @@ fn sector_content(sector: u64, generation: u32) -> Vec<u8> {
     content[8..12].copy_from_slice(&generation.to_le_bytes());
     content[504..].copy_from_slice(&sector.to_le_bytes());
     content
+}
+
+/// What is left of a device whose queues are loaded: the connection, and each queue's descriptors.
+pub struct Loaded {
+    pub session: Session,
+    pub memory: Arc<GuestMemory>,
+    pub kicks: Vec<EventFd>,
+    pub calls: Vec<EventFd>,
+    /// The device area of each queue (split: the used ring).
+    pub used: Vec<Area>,
+    progress: Vec<Arc<AtomicU64>>,
+}
+
+impl Loaded {
+    /// Waits until every queue has completed `count` requests more.
+    pub fn wait_for_progress(&self, count: u64) {
+        let before: Vec<_> = self.progress.iter().map(|done| done.load(Relaxed)).collect();
+        wait_until("the load goes on", || {
+            let grown =
+                |(done, before): (&Arc<AtomicU64>, &u64)| done.load(Relaxed) >= before + count;
+            self.progress.iter().zip(&before).all(grown)
+        });
+    }
+}
+
+/// Loads all queues of a device, each from a thread of its own, while `act` does as it likes.
+/// Returns what each queue did, everything verified.
+pub fn under_load(
+    mut device: Device,
+    num_queues: usize,
+    mut act: impl FnMut(&mut Loaded),
+) -> (Vec<Done>, Session) {
+    let (layout, memory) = (device.layout(), device.memory().clone());
+    let (mut kicks, mut calls, mut used) = (Vec::new(), Vec::new(), Vec::new());
+    for index in 0..num_queues {
+        let queue = device.queue(index).queue();
+        kicks.push(queue.kick_fd().try_clone().expect("a descriptor"));
+        calls.push(queue.call_fd().try_clone().expect("a descriptor"));
+        used.push(memory.area(queue.addresses()[2], 4));
+    }
+    let (session, queues) = device.into_parts();
+    let stop = Arc::new(AtomicBool::new(false));
+    let progress: Vec<_> = queues.iter().map(|_| Arc::new(AtomicU64::new(0))).collect();
+    let threads: Vec<_> = (0..)
+        .zip(queues)
+        .map(|(index, queue)| {
+            let (stop, progress) = (stop.clone(), progress[index].clone());
+            let first = index as u64 * 4096;
+            let load = Load::new(queue, layout.clone(), first..first + 1024).of_up_to(64);
+            let go_on = move |done: &Done| {
+                progress.store(done.reads + done.writes, Relaxed);
+                !stop.load(Relaxed)
+            };
+            std::thread::spawn(move || load.run(go_on).0)
+        })
+        .collect();
+    let mut loaded = Loaded { session, memory, kicks, calls, used, progress };
+    act(&mut loaded);
+    stop.store(true, Relaxed);
+    let done = threads.into_iter().map(|thread| thread.join().expect("all verified")).collect();
+    (done, loaded.session)
 }

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reconnections leak nothing. Alone in its program, as it counts what the whole process has.
+
+mod common;
+
+use backend::FileOptions;
+use common::{Daemon, Setup, TMPFS, file};
+use driver::{Options, Request};
+use std::fs;
+use std::sync::Arc;
+
+/// What the process has.
+#[derive(Debug)]
+struct Holdings {
+    descriptors: usize,
+    threads: usize,
+    mappings: usize,
+    resident_kib: u64,
+}
+
+impl Holdings {
+    fn count() -> Self {
+        let entries = |folder| fs::read_dir(folder).expect("/proc is mounted").count();
+        let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = resident.and_then(|text| text.split_whitespace().next()?.parse().ok());
+        let maps = fs::read_to_string("/proc/self/maps").expect("/proc is mounted");
+        Holdings {
+            descriptors: entries("/proc/self/fd"),
+            threads: entries("/proc/self/task"),
+            // The heap of each thread may grow in pieces; shared memory is what could leak.
+            mappings: maps
+                .lines()
+                .filter(|line| line.split(' ').nth(1).is_some_and(shared))
+                .count(),
+            resident_kib: kib.expect("VmRSS is a number"),
+        }
+    }
+}
+
+fn shared(flags: &str) -> bool {
+    flags.ends_with('s')
+}
+
+fn connect_and_leave(daemon: &Daemon, round: usize) {
+    let options = Options {
+        num_queues: 2,
+        packed: round % 2 == 1,
+        mem_slots: round % 3 == 1,
+        inflight: round % 5 != 0,
+        ..Options::default()
+    };
+    let mut device = daemon.connect(&options);
+    let _log = (round % 4 == 0).then(|| device.start_log().unwrap());
+    let (layout, memory) = (device.layout(), device.memory().clone());
+    for index in 0..2 {
+        let write = Request::write(index as u64 * 8, &[round as u8; 4096]);
+        device.queue(index).execute(&write, &layout).unwrap();
+    }
+    match round % 4 {
+        // In the middle of requests.
+        0 => (0..8).for_each(|sector| {
+            device.queue(0).submit(&Request::read(sector, 4096), &layout).unwrap();
+        }),
+        1 => drop(device.session().stop_queue(0).unwrap()),
+        // In the middle of a message, with descriptors.
+        2 => {
+            let fds = [memory.regions()[0].fd(); 4];
+            device.session().raw().send_bytes(&[5, 0, 0, 0, 1, 0, 0, 0], &fds).unwrap();
+        }
+        // By a message that is refused, with descriptors.
+        _ => {
+            let fds = [memory.regions()[0].fd(); 2];
+            device.session().raw().message(12, &[0; 8], &fds).unwrap();
+        }
+    }
+    drop(device);
+    let _how = daemon.next_outcome();
+}
+
+#[test]
+fn two_hundred_reconnections_leave_no_descriptor_thread_mapping_or_memory_behind() {
+    let (disk, _folder) = file(TMPFS, FileOptions::default());
+    let setup = Setup { queues: 2, threads: 2, pin_memory: true, ..Setup::default() };
+    let daemon = Daemon::start(Arc::new(disk), &setup);
+    // Buffers that are kept have their size by then.
+    (0..20).for_each(|round| connect_and_leave(&daemon, round));
+    let before = Holdings::count();
+    (0..200).for_each(|round| connect_and_leave(&daemon, round));
+    let after = Holdings::count();
+    assert_eq!(after.descriptors, before.descriptors, "{before:?} {after:?}");
+    assert_eq!(after.threads, before.threads, "{before:?} {after:?}");
+    assert_eq!(after.mappings, before.mappings, "{before:?} {after:?}");
+    assert!(after.resident_kib < before.resident_kib + 8192, "{before:?} {after:?}");
+}

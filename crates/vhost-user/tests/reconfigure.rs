@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Messages that change what running queues rely on, while the queues are loaded: nothing is lost,
+//! nothing is done twice, every byte is verified.
+
+mod common;
+
+use backend::wrap::{Phase, Record};
+use backend::{FileOptions, IoKind};
+use common::gate::Gate;
+use common::load::{Done, Loaded, under_load};
+use common::{Daemon, Setup, TMPFS, both_rings, file, mem, wait_until};
+use driver::{GuestMemory, Options, Request};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use vhost::VhostBackend;
+use virtio_spec::blk::S_OK;
+
+/// Times that each message is sent.
+const TIMES: usize = 25;
+const QUEUES: u16 = 2;
+
+fn two_threads() -> Setup {
+    Setup { queues: QUEUES, threads: 2, ..Setup::default() }
+}
+
+/// Runs `act` again and again under the load of two queues, on a direct file, with split and with
+/// packed rings.
+fn again_and_again(setup: &Setup, options: &Options, mut act: impl FnMut(&mut Loaded, usize)) {
+    for packed in [false, true] {
+        let (disk, _folder) = file(TMPFS, FileOptions::default());
+        let daemon = Daemon::start(Arc::new(disk), setup);
+        let options = Options { packed, num_queues: QUEUES, ..options.clone() };
+        let device = daemon.connect(&options);
+        let (done, session) = under_load(device, QUEUES.into(), |loaded| {
+            for time in 0..TIMES {
+                loaded.wait_for_progress(3);
+                act(loaded, time);
+            }
+        });
+        assert!(done.iter().all(|done| done.reads + done.writes >= 3 * TIMES as u64));
+        drop(session);
+        daemon.next_outcome().expect("the connection ends well");
+    }
+}
+
+#[test]
+fn the_memory_table_may_be_set_again_under_load() {
+    again_and_again(&two_threads(), &Options::default(), |loaded, _| {
+        loaded.session.share_memory(&loaded.memory, false).unwrap();
+    });
+}
+
+#[test]
+fn pinned_memory_may_be_set_again_under_load() {
+    let setup = Setup { pin_memory: true, ..two_threads() };
+    again_and_again(&setup, &Options::default(), |loaded, _| {
+        loaded.session.share_memory(&loaded.memory, false).unwrap();
+    });
+}
+
+#[test]
+fn memory_regions_come_and_go_under_load() {
+    let options = Options { mem_slots: true, ..Options::default() };
+    let extra = GuestMemory::new(&[(1 << 40, 1 << 20)]).unwrap();
+    again_and_again(&two_threads(), &options, |loaded, _| {
+        loaded.session.share_memory(&extra, true).unwrap();
+        loaded.wait_for_progress(1);
+        loaded.session.unshare_region(&extra.regions()[0]).unwrap();
+    });
+}
+
+#[test]
+fn call_eventfds_swapped_under_load_lose_no_completion() {
+    again_and_again(&two_threads(), &Options::default(), |loaded, time| {
+        let index = time % 2;
+        loaded.session.frontend().set_vring_call(index, &loaded.calls[index]).unwrap();
+        // Without an eventfd the driver may fall asleep; setting it again has to wake it up.
+        loaded.session.remove_call(index).unwrap();
+        loaded.session.frontend().set_vring_call(index, &loaded.calls[index]).unwrap();
+    });
+}
+
+#[test]
+fn kick_eventfds_swapped_under_load_lose_no_request() {
+    again_and_again(&two_threads(), &Options::default(), |loaded, time| {
+        let index = time % 2;
+        loaded.session.frontend().set_vring_kick(index, &loaded.kicks[index]).unwrap();
+    });
+}
+
+#[test]
+fn queues_may_be_disabled_and_enabled_under_load() {
+    again_and_again(&two_threads(), &Options::default(), |loaded, time| {
+        let index = time % 2;
+        loaded.session.enable(index, false).unwrap();
+        loaded.session.enable(index, true).unwrap();
+    });
+}
+
+#[test]
+fn features_may_be_said_again_under_load() {
+    again_and_again(&two_threads(), &Options::default(), |loaded, _| {
+        loaded.session.config().unwrap();
+        let features = loaded.session.features();
+        loaded.session.negotiate_features(features).unwrap();
+    });
+}
+
+#[test]
+fn a_stopped_queue_is_drained_and_goes_on_from_the_base_it_told() {
+    for packed in [false, true] {
+        let disk = Record::in_memory(Arc::new(mem()));
+        let log = disk.log();
+        let daemon = Daemon::start(Arc::new(disk), &two_threads());
+        let options = Options { packed, num_queues: QUEUES, ..Options::default() };
+        let device = daemon.connect(&options);
+        let (done, _session) = under_load(device, QUEUES.into(), |loaded| {
+            for time in 0..TIMES {
+                loaded.wait_for_progress(3);
+                let index = time % 2;
+                let base = loaded.session.stop_queue(index).unwrap();
+                if packed {
+                    assert_eq!(base >> 16, base & 0xffff, "taken is not given back: {base:#x}");
+                } else {
+                    let used_idx = loaded.used[index].load_u16(2, Ordering::Acquire);
+                    assert_eq!(base, u32::from(used_idx), "taken is not given back");
+                }
+                loaded.session.set_vring_base(index, base).unwrap();
+                loaded.session.frontend().set_vring_kick(index, &loaded.kicks[index]).unwrap();
+            }
+        });
+        let writes: u64 = done.iter().map(|Done { writes, .. }| writes).sum();
+        let started = |entry: &&backend::wrap::Entry| {
+            (entry.kind, entry.phase) == (IoKind::Write, Phase::Start)
+        };
+        let on_disk = log.entries().iter().filter(started).count();
+        assert_eq!(on_disk as u64, writes, "each write reached the disk once");
+    }
+}
+
+#[test]
+fn stopping_waits_for_the_requests_in_flight() {
+    for options in both_rings() {
+        let (disk, permits) = Gate::new(Arc::new(mem()));
+        let daemon = Daemon::of(disk);
+        let mut device = daemon.connect(&options);
+        let layout = device.layout();
+        (0..4).for_each(|sector| {
+            device.queue(0).submit(&Request::write(sector, &[1; 512]), &layout).unwrap();
+        });
+        let opener = std::thread::spawn(move || permits.open());
+        let base = device.session().stop_queue(0).unwrap();
+        opener.join().unwrap();
+        let expected = if options.packed { 0x8004_8004 } else { 4 };
+        // Through indirect tables each request takes one descriptor. It may be that the queue was
+        // stopped before it took any.
+        let before = if options.packed { 0x8000_8000 } else { 0 };
+        assert!((before..=expected).contains(&base), "{base:#x}");
+        device.session().set_vring_base(0, base).unwrap();
+        let queue = device.queue(0).queue().kick_fd().try_clone().unwrap();
+        device.session().frontend().set_vring_kick(0, &queue).unwrap();
+        for _ in 0..4 {
+            assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
+        }
+    }
+}
+
+#[test]
+fn a_disabled_queue_takes_nothing() {
+    for options in both_rings() {
+        let disk = Record::in_memory(Arc::new(mem()));
+        let log = disk.log();
+        let setup = Setup { queues: 2, ..Setup::default() };
+        let daemon = Daemon::start(Arc::new(disk), &setup);
+        let mut device = daemon.connect(&Options { num_queues: 2, ..options });
+        let layout = device.layout();
+        device.session().enable(0, false).unwrap();
+        device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+        device.queue(0).queue().kick();
+        // The thread that serves both queues has been around.
+        for _ in 0..20 {
+            device.queue(1).execute(&Request::flush(), &layout).unwrap();
+        }
+        assert!(log.entries().iter().all(|entry| entry.kind == IoKind::Flush));
+        device.session().enable(0, true).unwrap();
+        assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
+    }
+}
+
+#[test]
+fn a_reset_device_is_as_new() {
+    for options in both_rings() {
+        let daemon = Daemon::of(mem());
+        let mut device = daemon.connect(&options);
+        for round in 0..3 {
+            device.write(round, &[round as u8; 512]).unwrap();
+            if round == 1 {
+                device.session().frontend().reset_owner().unwrap();
+            }
+            device.session().reset_device().unwrap();
+            match device.queue(0).queue().ring() {
+                driver::Ring::Split(ring) => ring.reset(),
+                driver::Ring::Packed(ring) => ring.reset(),
+            }
+            device.start().unwrap();
+        }
+        let mut data = [0; 512];
+        device.read(2, &mut data).unwrap();
+        assert_eq!(data, [2; 512]);
+    }
+}
+
+#[test]
+fn a_queue_that_was_reset_waits_to_be_enabled_again() {
+    let disk = Record::in_memory(Arc::new(mem()));
+    let log = disk.log();
+    let setup = Setup { queues: 2, ..Setup::default() };
+    let daemon = Daemon::start(Arc::new(disk), &setup);
+    let mut device = daemon.connect(&Options { num_queues: 2, ..Options::default() });
+    let layout = device.layout();
+    device.session().reset_device().unwrap();
+    let kick = device.queue(0).queue().kick_fd().try_clone().unwrap();
+    device.start_queue(1).unwrap();
+    device.session().frontend().set_vring_num(0, 128).unwrap();
+    device.session().frontend().set_vring_kick(0, &kick).unwrap();
+    device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    (0..20).for_each(|_| drop(device.queue(1).execute(&Request::flush(), &layout).unwrap()));
+    assert!(log.entries().iter().all(|entry| entry.kind == IoKind::Flush));
+    device.start_queue(0).unwrap();
+    assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
+}
+
+#[test]
+fn a_front_end_killed_with_requests_in_flight_is_drained_and_followed_by_the_next() {
+    for options in both_rings() {
+        let inner = Arc::new(mem());
+        let (gate, permits) = Gate::new(inner.clone());
+        let disk = Record::in_memory(Arc::new(gate));
+        let log = disk.log();
+        let daemon = Daemon::start(Arc::new(disk), &Setup::default());
+        let mut device = daemon.connect(&options);
+        let layout = device.layout();
+        for sector in 0..16 {
+            device.queue(0).submit(&Request::write(sector, &[sector as u8; 512]), &layout).unwrap();
+        }
+        wait_until("all have started", || log.entries().len() == 16);
+        drop(device);
+        permits.open();
+        daemon.next_outcome().unwrap();
+        assert_eq!(log.entries().len(), 32, "all have ended");
+        let mut device = daemon.connect(&options);
+        for sector in 0..16 {
+            let mut data = [0; 512];
+            device.read(sector, &mut data).unwrap();
+            assert_eq!(data, [sector as u8; 512]);
+        }
+    }
+}
+
+#[test]
+fn a_front_end_killed_under_load_is_followed_by_the_next() {
+    let (disk, _folder) = file(TMPFS, FileOptions::default());
+    let daemon = Daemon::start(Arc::new(disk), &two_threads());
+    for options in both_rings() {
+        for round in 0..5 {
+            let mut device = daemon.connect(&Options { num_queues: QUEUES, ..options.clone() });
+            let layout = device.layout();
+            for index in 0..2 {
+                let data = [round; 32 << 10];
+                for sector in 0..30 {
+                    let request = Request::write(sector * 64, &data);
+                    device.queue(index).submit(&request, &layout).unwrap();
+                }
+            }
+            drop(device);
+            daemon.next_outcome().unwrap();
+        }
+    }
+}
