@@ -164,6 +164,8 @@ impl<'a> Session<'a> {
             self.stop(index);
             self.queues[index] = QueueSlot { enabled, ..QueueSlot::default() };
         }
+        // It tells of rings that are no more; the front-end gives one again at the next start.
+        self.inflight = None;
         self.status = 0;
     }
 

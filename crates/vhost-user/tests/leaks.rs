@@ -47,11 +47,11 @@ fn connect_and_leave(daemon: &Daemon, round: usize) {
         num_queues: 2,
         packed: round % 2 == 1,
         mem_slots: round % 3 == 1,
-        inflight: round % 5 != 0,
+        inflight: !round.is_multiple_of(5),
         ..Options::default()
     };
     let mut device = daemon.connect(&options);
-    let _log = (round % 4 == 0).then(|| device.start_log().unwrap());
+    let _log = round.is_multiple_of(4).then(|| device.start_log().unwrap());
     let (layout, memory) = (device.layout(), device.memory().clone());
     for index in 0..2 {
         let write = Request::write(index as u64 * 8, &[round as u8; 4096]);

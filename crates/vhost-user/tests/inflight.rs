@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The in-flight region is true at every moment it can be observed, and what it says is taken up.
+//! Its layout is read here from the vhost-user specification, "Inflight I/O tracking".
+
+mod common;
+
+use backend::wrap::Record;
+use common::gate::{Gate, Permits};
+use common::{Daemon, Setup, mem, wait_until};
+use driver::{Area, Device, Options, Request};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use virtio_spec::blk::S_OK;
+
+const SIZE: usize = 128;
+
+/// One queue's part.
+struct Part {
+    area: Area,
+    start: usize,
+    bytes: usize,
+    packed: bool,
+}
+
+impl Part {
+    fn of(device: &Device, queue: usize, packed: bool) -> Self {
+        let bytes = if packed { 32 + 32 * SIZE } else { 16 + 16 * SIZE };
+        let start = queue * bytes.next_multiple_of(64);
+        let area = device.inflight().expect("a region is used").area();
+        assert!(start + bytes <= area.len(), "the region has room for queue {queue}");
+        Part { area, start, bytes, packed }
+    }
+
+    fn entry(&self, index: usize) -> usize {
+        self.start + if self.packed { 32 + 32 * index } else { 16 + 16 * index }
+    }
+
+    /// Chain id of each entry in flight, by counter.
+    fn in_flight(&self) -> BTreeMap<u64, u16> {
+        let mut found = BTreeMap::new();
+        for index in 0..SIZE {
+            let at = self.entry(index);
+            match self.area.load_u8(at, Acquire) {
+                0 => continue,
+                mark => assert_eq!(mark, 1, "a mark is 1"),
+            }
+            let id = if self.packed { self.area.load_u16(at + 16, Relaxed) } else { index as u16 };
+            let before = found.insert(self.area.load_u64(at + 8, Relaxed), id);
+            assert!(before.is_none(), "two entries have one counter");
+        }
+        found
+    }
+
+    fn ids(&self) -> Vec<u16> {
+        self.in_flight().into_values().collect()
+    }
+
+    fn used_idx(&self) -> u16 {
+        self.area.load_u16(self.start + if self.packed { 16 } else { 14 }, Acquire)
+    }
+
+    fn check_header(&self) {
+        assert_eq!(self.area.load_u16(self.start + 8, Relaxed), 1, "version");
+        assert_eq!(usize::from(self.area.load_u16(self.start + 10, Relaxed)), SIZE, "desc_num");
+    }
+}
+
+fn gated(options: &Options) -> (Daemon, Device, Permits) {
+    let (disk, permits) = Gate::new(Arc::new(mem()));
+    let setup = Setup { queues: 2, ..Setup::default() };
+    let daemon = Daemon::start(Arc::new(disk), &setup);
+    let options = Options { inflight: true, num_queues: 2, ..options.clone() };
+    let device = daemon.connect(&options);
+    (daemon, device, permits)
+}
+
+#[test]
+fn chains_in_flight_are_marked_in_order_until_they_are_given_back() {
+    for options in common::both_rings() {
+        let (_daemon, mut device, permits) = gated(&options);
+        let layout = device.layout();
+        for index in [0, 1] {
+            let part = Part::of(&device, index, options.packed);
+            part.check_header();
+            assert!(part.in_flight().is_empty());
+            let mut returned = 0;
+            // More than once around the ring.
+            for round in 0..40 {
+                let queue = device.queue(index);
+                let mut ids: Vec<_> = (0..8)
+                    .map(|sector| queue.submit(&Request::read(sector, 512), &layout).unwrap())
+                    .collect();
+                wait_until("all are marked", || part.in_flight().len() == 8);
+                assert_eq!(part.ids(), ids, "round {round}: in the order in which they came");
+                permits.release(3);
+                for _ in 0..3 {
+                    let (id, completion) = device.queue(index).collect().unwrap();
+                    assert_eq!(completion.status, Some(S_OK));
+                    ids.retain(|other| *other != id);
+                    returned += 1;
+                }
+                let position = |returned: u16| {
+                    if options.packed { returned % SIZE as u16 } else { returned }
+                };
+                wait_until("three are cleared", || {
+                    part.in_flight().len() == 5 && part.used_idx() == position(returned)
+                });
+                assert_eq!(part.ids(), ids, "round {round}: the others stay marked");
+                permits.release(5);
+                for _ in 0..5 {
+                    device.queue(index).collect().unwrap();
+                    returned += 1;
+                }
+                wait_until("all are cleared", || {
+                    part.in_flight().is_empty() && part.used_idx() == position(returned)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_chain_is_marked_before_the_disk_sees_it_and_cleared_only_after_it_is_used() {
+    for options in common::both_rings() {
+        let (gate, permits) = Gate::new(Arc::new(mem()));
+        let disk = Record::in_memory(Arc::new(gate));
+        let log = disk.log();
+        let daemon = Daemon::start(Arc::new(disk), &Setup::default());
+        let mut device = daemon.connect(&Options { inflight: true, ..options.clone() });
+        let layout = device.layout();
+        let part = Part::of(&device, 0, options.packed);
+        for round in 0..100 {
+            let id = device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+            wait_until("the disk sees it", || log.entries().len() == 2 * round + 1);
+            assert_eq!(part.ids(), [id], "round {round}: the disk works on it");
+            permits.release(1);
+            while !part.in_flight().is_empty() {}
+            let used = device.queue(0).try_collect().unwrap();
+            assert_eq!(used.expect("used before the mark is cleared").0, id, "round {round}");
+        }
+    }
+}
+
+#[test]
+fn chains_that_an_earlier_daemon_left_are_done_once_and_in_order() {
+    for options in common::both_rings() {
+        let (_daemon, mut device, permits) = gated(&options);
+        permits.open();
+        let layout = device.layout();
+        let part = Part::of(&device, 0, options.packed);
+        device.session().stop_queue(0).unwrap();
+        let ids: Vec<_> = (0..4)
+            .map(|n| device.queue(0).add(&Request::write(n, &[n as u8 + 1; 512]), &layout).unwrap())
+            .collect();
+        device.queue(0).queue().publish();
+        // As if the first two had been taken, and the daemon had died.
+        for n in 0..2 {
+            if options.packed {
+                leave_packed(&mut device, &part, n);
+            } else {
+                let at = part.entry(ids[n].into());
+                part.area.store_u64(at + 8, n as u64 + 5, Relaxed);
+                part.area.store_u8(at, 1, Relaxed);
+            }
+        }
+        device.start_queue(0).unwrap();
+        let mut returned: Vec<_> = (0..4).map(|_| device.queue(0).collect().unwrap().0).collect();
+        returned.sort_unstable();
+        let mut expected = ids.clone();
+        expected.sort_unstable();
+        assert_eq!(returned, expected, "each once");
+        wait_until("all are cleared", || part.in_flight().is_empty());
+        for n in 0..4 {
+            let mut data = [0; 512];
+            device.read(n, &mut data).unwrap();
+            assert_eq!(data, [n as u8 + 1; 512]);
+        }
+    }
+}
+
+/// Copies descriptor `n` of the ring into entry `n`, as a daemon that took it would have.
+fn leave_packed(device: &mut Device, part: &Part, n: usize) {
+    let [ring, ..] = device.queue(0).queue().packed().areas();
+    let (from, at) = (16 * n, part.entry(n));
+    part.area.store_u64(at + 24, ring.load_u64(from, Relaxed), Relaxed);
+    part.area.store_u32(at + 20, ring.load_u32(from + 8, Relaxed), Relaxed);
+    part.area.store_u16(at + 16, ring.load_u16(from + 12, Relaxed), Relaxed);
+    part.area.store_u16(at + 18, ring.load_u16(from + 14, Relaxed), Relaxed);
+    part.area.store_u16(at + 4, n as u16, Relaxed);
+    part.area.store_u16(at + 6, 1, Relaxed);
+    part.area.store_u64(at + 8, n as u64 + 5, Relaxed);
+    part.area.store_u8(at, 1, Relaxed);
+    part.area.store_u16(12, n as u16 + 1, Relaxed);
+    part.area.store_u16(14, n as u16 + 1, Relaxed);
+}
+
+#[test]
+fn a_region_full_of_garbage_does_no_harm() {
+    for options in common::both_rings() {
+        for seed in 1..20 {
+            let (daemon, mut device, permits) = gated(&options);
+            permits.open();
+            let part = Part::of(&device, 0, options.packed);
+            device.session().stop_queue(0).unwrap();
+            let garbage = common::pattern(part.bytes - 12, seed);
+            part.area.write(part.start + 12, &garbage);
+            // The daemon may refuse the queue, or find it broken; it must go on serving.
+            let _either = device.start_queue(0);
+            drop(device);
+            let _how = daemon.next_outcome();
+            let mut device = daemon.connect(&options);
+            device.write(0, &[1; 512]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_reset_forgets_the_region() {
+    for options in common::both_rings() {
+        let (_daemon, mut device, permits) = gated(&options);
+        permits.open();
+        (0..5).for_each(|sector| device.write(sector, &[1; 512]).unwrap());
+        device.session().reset_device().unwrap();
+        match device.queue(0).queue().ring() {
+            driver::Ring::Split(ring) => ring.reset(),
+            driver::Ring::Packed(ring) => ring.reset(),
+        }
+        device.start_queue(0).unwrap();
+        device.write(7, &[7; 512]).unwrap();
+    }
+}
