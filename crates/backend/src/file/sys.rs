@@ -86,9 +86,13 @@ pub(super) fn is_in_memory(file: &File) -> bool {
     known && matches!(stat.f_type, libc::TMPFS_MAGIC | libc::HUGETLBFS_MAGIC | RAMFS_MAGIC)
 }
 
-/// `preadv`, with its result as io_uring gives it: bytes, or a negative errno.
+/// `preadv` (or `pread`), with its result as io_uring gives it: bytes, or a negative errno.
 pub(super) fn read_now(file: &File, bufs: &BufList, offset: u64) -> i32 {
     let (iovs, fd) = (bufs.iovs(), file.as_raw_fd());
+    if let [iov] = iovs {
+        // SAFETY: as below; saves the kernel the copy of the list.
+        return result(unsafe { libc::pread(fd, iov.iov_base, iov.iov_len, offset as i64) });
+    }
     // SAFETY: the list is valid as promised to `BufList::new`.
     result(unsafe { libc::preadv(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64) })
 }
