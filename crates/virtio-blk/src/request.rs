@@ -190,11 +190,7 @@ impl Request {
 #[inline]
 fn header(bytes: [u8; blk::REQ_HEADER_BYTES]) -> ReqHeader {
     let wire = ReqHeader::read_from_bytes(&bytes).expect("the array has the header's size");
-    ReqHeader {
-        kind: u32::from_le(wire.kind),
-        reserved: 0,
-        sector: u64::from_le(wire.sector),
-    }
+    ReqHeader { kind: u32::from_le(wire.kind), reserved: 0, sector: u64::from_le(wire.sector) }
 }
 
 #[inline]

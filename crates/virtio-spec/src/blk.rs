@@ -68,7 +68,9 @@ pub const WRITE_ZEROES_F_UNMAP: u32 = 1;
 
 /// Section 5.2.6: the fixed head of every request, device-readable.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct ReqHeader {
     /// `T_*`.
     pub kind: u32,
@@ -83,7 +85,9 @@ pub const REQ_HEADER_BYTES: usize = 16;
 
 /// Section 5.2.6: one range of DISCARD, WRITE_ZEROES or SECURE_ERASE.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct RangeSegment {
     /// First sector.
     pub sector: u64,
@@ -98,7 +102,9 @@ pub const RANGE_SEGMENT_BYTES: usize = 16;
 
 /// Section 5.2.4: the configuration space, up to and including the secure erase fields.
 #[repr(C, packed)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct Config {
     /// Capacity in 512-byte sectors.
     pub capacity: u64,

@@ -11,7 +11,9 @@ pub use crate::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
 
 /// Section 2.8.13, `struct pvirtq_desc`; little endian.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct Desc {
     /// Guest-physical address of the buffer.
     pub addr: u64,
@@ -25,7 +27,9 @@ pub struct Desc {
 
 /// Section 2.8.14, `struct pvirtq_event_suppress`; little endian.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct EventSuppress {
     /// Bits 0-14: descriptor offset; bit 15: wrap counter.
     pub off_wrap: u16,

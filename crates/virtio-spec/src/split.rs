@@ -27,7 +27,9 @@ pub const USED_ALIGN: u64 = 4;
 
 /// Section 2.7.5, `struct virtq_desc`; little endian.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct Desc {
     /// Guest-physical address of the buffer.
     pub addr: u64,
@@ -41,7 +43,9 @@ pub struct Desc {
 
 /// Section 2.7.8, `struct virtq_used_elem`; little endian.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct UsedElem {
     /// Head of the used descriptor chain.
     pub id: u32,
