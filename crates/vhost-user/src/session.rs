@@ -153,9 +153,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// RESET_DEVICE, or status 0: the device is as new; the memory table stays. So does the cache
-    /// mode: front-ends stop a device by status 0 and go on with it, and show the mode of their own
-    /// copy of the configuration space, so that write-through must not end here unasked.
+    /// RESET_DEVICE: the device is as new; the memory table stays. So does the cache mode: the
+    /// front-end shows the mode of its own copy of the configuration space, so that write-through
+    /// must not end here unasked.
     pub(crate) fn reset(&mut self) {
         // Without protocol features there is no SET_VRING_ENABLE.
         let negotiated = self.features != 0;
@@ -189,9 +189,15 @@ impl<'a> Session<'a> {
         self.status
     }
 
+    /// Status 0 stops the rings, but does not forget them: QEMU 7.2 sends it whenever it stops a
+    /// VM, *before* it asks for the rings' positions by GET_VRING_BASE. As after that message,
+    /// they start again only with a new SET_VRING_KICK.
     pub(crate) fn set_status(&mut self, status: u8) {
         if status == 0 {
-            self.reset();
+            for index in 0..self.queues.len() {
+                self.stop(index);
+                self.queues[index].kick = None;
+            }
         }
         self.status = status;
     }

@@ -155,11 +155,11 @@ fn chains_that_an_earlier_daemon_left_are_done_once_and_in_order() {
             .collect();
         device.queue(0).queue().publish();
         // As if the first two had been taken, and the daemon had died.
-        for n in 0..2 {
+        for (n, id) in ids.iter().enumerate().take(2) {
             if options.packed {
                 leave_packed(&mut device, &part, n);
             } else {
-                let at = part.entry(ids[n].into());
+                let at = part.entry(usize::from(*id));
                 part.area.store_u64(at + 8, n as u64 + 5, Relaxed);
                 part.area.store_u8(at, 1, Relaxed);
             }
