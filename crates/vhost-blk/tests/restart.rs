@@ -96,3 +96,26 @@ fn the_same_with_a_packed_ring() {
 fn the_same_with_a_packed_ring_and_indirect_tables() {
     killed_under_load(true, &Layout::indirect());
 }
+
+/// QEMU 7.2 stops a VM so: status 0 comes before GET_VRING_BASE.
+#[test]
+fn a_stop_by_status_zero_keeps_the_position_and_the_guest_goes_on_from_there() {
+    const SET_STATUS: u32 = 39;
+    const PROTOCOL_F_STATUS: u64 = 1 << 16;
+    for packed in [false, true] {
+        let place = Place::new();
+        let _daemon = Daemon::start(&mut place.serve(), &place.socket);
+        let options = options(packed);
+        let protocol_features = options.protocol_features | PROTOCOL_F_STATUS;
+        let options = Options { protocol_features, ..options };
+        let mut device = Device::connect(&place.socket, &options).unwrap();
+        (0..5).for_each(|sector| device.write(sector, &[7; 512]).unwrap());
+        let zero = 0u64.to_ne_bytes();
+        device.session().raw().message(SET_STATUS, &zero, &[]).unwrap();
+        let position = device.queue(0).queue().base();
+        assert_eq!(device.session().stop_queue(0).unwrap(), position);
+        assert_ne!(position & 0x7fff, 0);
+        device.start_queue(0).unwrap();
+        device.write(5, &[8; 512]).unwrap();
+    }
+}
