@@ -10,6 +10,8 @@
 //! two a queue belongs to one thread and nothing changes it.
 
 mod affinity;
+#[cfg(test)]
+mod conformance;
 mod event;
 mod inflight;
 mod plane;
