@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Fuzz targets as plain functions: each takes any bytes and panics where an invariant breaks.
+//!
+//! [`TARGETS`] pairs each body with a maker of valid inputs, which [`mutate::mutate`] then breaks,
+//! so that a short run reaches deep code without a corpus.
+
+mod chain;
+mod guest;
+mod message;
+mod message_seed;
+pub mod mutate;
+mod request;
+mod rng;
+
+pub use chain::chain;
+pub use message::message;
+pub use request::request;
+pub use rng::Rng;
+
+/// A fuzz target.
+pub struct Target {
+    /// Its name, as libFuzzer's binary is called.
+    pub name: &'static str,
+    /// The body.
+    pub body: fn(&[u8]),
+    /// Makes a valid input.
+    pub seed: fn(&mut Rng) -> Vec<u8>,
+}
+
+/// All of them.
+pub const TARGETS: [Target; 3] = [
+    Target { name: "chain", body: chain::chain, seed: chain::seed },
+    Target { name: "request", body: request::request, seed: request::seed },
+    Target { name: "message", body: message::message, seed: message_seed::seed },
+];

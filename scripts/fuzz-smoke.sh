@@ -1,0 +1,15 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs the fuzz targets for about 20 seconds, the same inputs each time; options go to the runner
+# (`--seed N`, `--target NAME`, `--iterations N`). Needs no fuzzer and no nightly toolchain.
+
+set -eu
+cd "$(dirname "$0")/.."
+PATH=$PATH:$HOME/.cargo/bin
+export PATH
+
+# Its own folder: another workspace, other profile settings.
+: "${CARGO_TARGET_DIR:=target}"
+exec cargo run --quiet --release --manifest-path fuzz/Cargo.toml \
+    --target-dir "$CARGO_TARGET_DIR/fuzz" --bin fuzz-smoke -- "$@"
