@@ -86,7 +86,8 @@ proptest! {
 
 #[test]
 fn neighbouring_buffers_become_one_segment() {
-    let (_arena, mut chain) = chain_of(&[(LOW, 16), (LOW + 16, 4096)], &[(LOW + 4112, 512), (LOW + 4624, 1)]);
+    let (_arena, mut chain) =
+        chain_of(&[(LOW, 16), (LOW + 16, 4096)], &[(LOW + 4112, 512), (LOW + 4624, 1)]);
     assert_eq!((chain.readable().len(), chain.writable().len()), (1, 1));
     assert_eq!((chain.readable_bytes(), chain.writable_bytes()), (4112, 513));
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::reference::{Found, INDIRECT, NEXT, Ring, WRITE};
-use common::{Arena, DATA_END, HIGH, LOW, REGIONS, RINGS, TABLES, TABLES_BORDER};
+use common::{Arena, DATA_END, HIGH, LOW, REGIONS, RINGS, Ranges, TABLES, TABLES_BORDER};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use virtqueue::{Chain, Layout, QueueError, QueueSetup, RingFault, VirtQueue};
@@ -53,7 +53,7 @@ impl Split {
         fault
     }
 
-    fn legal(&mut self, head: u16) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+    fn legal(&mut self, head: u16) -> (Ranges, Ranges) {
         self.offer(head);
         let head = self.queue.take(&mut self.chain).expect("legal").expect("available");
         head.abandon();
@@ -149,7 +149,8 @@ fn buffer_outside_memory_is_a_fault_even_by_one_byte() {
 fn buffer_that_wraps_the_address_space_does_not_reach_its_bottom() {
     // The best that a hostile front-end can do: memory at the very top and at 0.
     let top = u64::MAX - 0xfff;
-    let arena = Arena::with_regions(&[(0, 0x1000, 0), (RINGS, 0x1_0000, 0x1000), (top, 0xfff, 0x1_1000)]);
+    let arena =
+        Arena::with_regions(&[(0, 0x1000, 0), (RINGS, 0x1_0000, 0x1000), (top, 0xfff, 0x1_1000)]);
     let areas = common::split_areas(SIZE);
     let mut queue = VirtQueue::start(&arena.setup(Layout::Split, SIZE, areas)).unwrap();
     arena.write_desc(areas[0], 0, (u64::MAX - 16, 64), 0, 0);

@@ -68,9 +68,8 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(EVENT_DESC),
         1 => Just(0xfffc | EVENT_DISABLE), // reserved bits count for nothing
     ];
-    let complete = (vec((any::<Index>(), any::<u32>()), 0..8), -70i32..70, flags).prop_map(
-        |(picks, event_ahead, flags)| Op::Complete { picks, event_ahead, flags },
-    );
+    let complete = (vec((any::<Index>(), any::<u32>()), 0..8), -70i32..70, flags)
+        .prop_map(|(picks, event_ahead, flags)| Op::Complete { picks, event_ahead, flags });
     prop_oneof![
         6 => chain_spec().prop_map(Op::Add),
         3 => (0usize..10).prop_map(Op::Take),
@@ -210,8 +209,7 @@ impl World {
     }
 
     fn take(&mut self) {
-        let ring =
-            Ring { arena: &self.arena, size: self.size, areas: self.areas, indirect: true };
+        let ring = Ring { arena: &self.arena, size: self.size, areas: self.areas, indirect: true };
         let offset = (self.taken_at % u64::from(self.size)) as u16;
         let expected = ring.packed(offset, self.wrap(self.taken_at)).unwrap();
         assert_eq!(expected.is_some(), self.taken_at < self.added);
@@ -259,9 +257,7 @@ impl World {
     fn shows_used(&self) -> bool {
         let flags = self.arena.read_u16(self.desc(self.collected) + 14);
         let wrap = self.wrap(self.collected);
-        self.collected < self.added
-            && (flags & AVAIL != 0) == wrap
-            && (flags & USED != 0) == wrap
+        self.collected < self.added && (flags & AVAIL != 0) == wrap && (flags & USED != 0) == wrap
     }
 
     /// The driver's part: collects used chains, in whatever order they come.
@@ -333,10 +329,7 @@ fn kept_descriptors_are_those_of_the_ring() {
     let setup = QueueSetup { keep_descriptors: true, base: 0x8000_8000, ..setup };
     let mut device = VirtQueue::start(&setup).unwrap();
     // `addr, len, id, flags`: written by hand.
-    let words = [
-        (LOW, 16u32, 9u16, AVAIL | NEXT),
-        (LOW + 64, 32, 5, AVAIL | WRITE),
-    ];
+    let words = [(LOW, 16u32, 9u16, AVAIL | NEXT), (LOW + 64, 32, 5, AVAIL | WRITE)];
     for (i, (addr, len, id, flags)) in (0..).zip(words) {
         arena.write(RINGS + 16 * i, &addr.to_le_bytes());
         arena.write(RINGS + 16 * i + 8, &len.to_le_bytes());

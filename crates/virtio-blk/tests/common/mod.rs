@@ -110,7 +110,8 @@ impl Guest {
         file.write_all_at(readable, READABLE).unwrap();
         assert_eq!(readable_cuts.iter().sum::<usize>(), readable.len());
         let mut descs = Vec::new();
-        for (start, cuts, flag) in [(READABLE, readable_cuts, 0), (WRITABLE, writable_cuts, WRITE)] {
+        for (start, cuts, flag) in [(READABLE, readable_cuts, 0), (WRITABLE, writable_cuts, WRITE)]
+        {
             let mut at = start;
             for &len in cuts {
                 descs.push((at, len as u32, flag));

@@ -33,6 +33,9 @@ pub const REGIONS: [(u64, u64, u64); 5] = [
 /// What the front-end's addresses are ahead of guest-physical ones.
 pub const USER_BASE: u64 = 0x7a00_0000_0000;
 
+/// Guest-physical address and length of each.
+pub type Ranges = Vec<(u64, u64)>;
+
 /// The memory, as the device under test and as rust-vmm's queue map it.
 pub struct Arena {
     pub device: Arc<GuestMemory>,
@@ -135,7 +138,7 @@ impl Arena {
 
     /// Guest-physical ranges that iovecs name, neighbours joined. Panics where a byte of them is
     /// not guest memory.
-    pub fn ranges_of(&self, iovs: &[iovec]) -> Vec<(u64, u64)> {
+    pub fn ranges_of(&self, iovs: &[iovec]) -> Ranges {
         let mut pieces = Vec::new();
         for iov in iovs {
             let (mut host, mut left) = (iov.iov_base as u64, iov.iov_len as u64);
@@ -155,14 +158,14 @@ impl Arena {
     }
 
     /// Readable and writable ranges of a chain.
-    pub fn chain_ranges(&self, chain: &mut Chain) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+    pub fn chain_ranges(&self, chain: &mut Chain) -> (Ranges, Ranges) {
         (self.ranges_of(chain.readable()), self.ranges_of(chain.writable()))
     }
 }
 
 /// The same bytes in the same order with the fewest ranges.
-pub fn joined(pieces: impl IntoIterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
-    let mut all: Vec<(u64, u64)> = Vec::new();
+pub fn joined(pieces: impl IntoIterator<Item = (u64, u64)>) -> Ranges {
+    let mut all: Ranges = Vec::new();
     for (addr, len) in pieces.into_iter().filter(|&(_, len)| len > 0) {
         match all.last_mut() {
             Some(last) if last.0.wrapping_add(last.1) == addr => last.1 += len,

@@ -80,7 +80,7 @@ impl Ring<'_> {
     }
 
     fn add_table(&self, buffers: &mut Buffers, table: Desc, packed: bool) -> Result<(), Broken> {
-        if table.len == 0 || table.len % 16 != 0 {
+        if table.len == 0 || !table.len.is_multiple_of(16) {
             return Err(Broken("table length"));
         }
         let count = table.len / 16;
