@@ -20,6 +20,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use virtio_spec::blk::{CONFIG_WRITEBACK_OFFSET, F_CONFIG_WCE};
 use virtio_spec::features::{F_RING_PACKED, VHOST_USER_F_PROTOCOL_FEATURES, bit};
+use virtio_spec::split::{QUEUE_SIZE_MAX, used_ring_bytes};
 use virtqueue::DirtyLog;
 
 fn protocol_features() -> VhostUserProtocolFeatures {
@@ -138,6 +139,9 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     ) -> Result<()> {
         let index = self.index(index)?;
         let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        if logged && log.checked_add(used_ring_bytes(QUEUE_SIZE_MAX) as u64).is_none() {
+            return refused(format!("a used ring that is logged at {log:#x} wraps"));
+        }
         let addr =
             VringAddr { desc: descriptor, avail: available, used, used_log: logged.then_some(log) };
         if self.queues[index].addr == Some(addr) {
@@ -180,8 +184,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
         checked(fd.as_ref().map(check_signalled).transpose())?;
-        self.queues[index].err = fd;
-        Ok(())
+        self.reconfigure(index, |queue| queue.err = fd)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {

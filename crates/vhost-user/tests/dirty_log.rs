@@ -136,6 +136,25 @@ fn a_log_that_is_too_short_for_the_memory_is_not_overrun() {
 }
 
 #[test]
+fn a_used_ring_may_be_logged_anywhere_but_across_the_end_of_all_addresses() {
+    for (log_addr, accepted) in [(u64::MAX, false), (u64::MAX - 4095, false), (1 << 63, true)] {
+        let daemon = Daemon::of(mem());
+        let mut device = daemon.connect(&Options::default());
+        let _log = device.start_log().unwrap();
+        let memory = device.memory().clone();
+        let [desc, avail, used] =
+            device.queue(0).queue().addresses().map(|gpa| memory.user_address(gpa));
+        let longs = [desc, used, avail, log_addr].map(u64::to_le_bytes).concat();
+        let payload = [[0_u32, 1].map(u32::to_le_bytes).concat(), longs].concat();
+        let answer = device.session().raw().message_with_ack(9, &payload, &[], common::LIMIT);
+        assert_eq!(answer.unwrap().value() == Some(0), accepted, "{log_addr:#x}");
+        if accepted {
+            run(&mut device, &Request::read(0, 512), 512);
+        }
+    }
+}
+
+#[test]
 fn logging_may_be_turned_on_and_off_under_load() {
     for packed in [false, true] {
         let setup = Setup { queues: 2, threads: 2, ..Setup::default() };

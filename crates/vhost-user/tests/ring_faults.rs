@@ -8,6 +8,7 @@ use common::{Daemon, LIMIT, Setup, both_rings, mem, wait_until};
 use driver::{Device, Options, Placed, Request, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use vhost::VhostBackend;
 use virtio_spec::blk::S_OK;
 use virtio_spec::packed;
 use virtio_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
@@ -206,6 +207,17 @@ fn a_packed_id_beyond_the_ring_is_given_back_as_it_came() {
     let mut id = id;
     wait_until("the chain is used", || id().is_some());
     assert_eq!(id(), Some(0xfedc));
+}
+
+#[test]
+fn an_err_eventfd_given_to_a_running_queue_is_the_one_signalled() {
+    let daemon = Daemon::start(Arc::new(mem()), &two_queues());
+    let mut device = daemon.connect(&options(false));
+    let other = device.queue(1).queue().err_fd().try_clone().unwrap();
+    device.session().frontend().set_vring_err(0, &other).unwrap();
+    device.queue(0).queue().split().write_avail_idx(0x4000);
+    device.queue(0).queue().kick();
+    assert!(device.queue(1).queue().wait_err(LIMIT).unwrap());
 }
 
 #[test]
