@@ -32,6 +32,7 @@ check cargo fmt --all --check
 check cargo clippy --workspace --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 check shell_syntax
+check scripts/check-docs.sh
 if cargo deny --version >/dev/null 2>&1; then
     # Advisories would need the network.
     check cargo deny --offline check licenses bans sources

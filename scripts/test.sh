@@ -103,6 +103,7 @@ formatting() {
 
 stage "set-up: packages" scripts/setup.sh test || finish
 stage "formatting" formatting
+stage "documents" scripts/check-docs.sh
 stage "build" cargo build --workspace --all-targets || finish
 stage "set-up: guest kernel, root image, accelerator" cargo run --quiet -p lab -- fetch || finish
 cargo_tests

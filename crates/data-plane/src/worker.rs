@@ -240,8 +240,9 @@ impl Worker {
             let drained = |queue: &mut RunningQueue| queue.stopping.is_some() && queue.is_drained();
             if let Some(mut stopped) = queue.take_if(drained) {
                 self.stops -= 1;
-                let state = stopped.state();
-                if let Some(reply) = stopped.stopping.take() {
+                let (state, reply) = (stopped.state(), stopped.stopping.take());
+                drop(stopped); // the guest's memory is let go before the control plane goes on
+                if let Some(reply) = reply {
                     let _ = reply.send(state);
                 }
             }

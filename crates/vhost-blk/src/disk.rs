@@ -5,13 +5,17 @@ use crate::failure::Failure;
 use crate::options::ServeArgs;
 use crate::values::{BackendKind, LockMode};
 use backend::file::{File, FileOptions};
-use backend::lock::{Access, lock_image};
+use backend::lock::LockError;
 use backend::mem::Mem;
 use backend::null::Null;
 use backend::{Disk, Info, Lane};
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a locked image is waited for, and how often it is tried.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// An open disk.
 pub struct Opened {
@@ -19,8 +23,6 @@ pub struct Opened {
     pub disk: Arc<dyn Disk>,
     /// What the user should know: an option that could not be had and what is done instead.
     pub notices: Vec<String>,
-    /// Holds the lock on the image as long as it lives.
-    pub lock: Option<fs::File>,
 }
 
 /// Opens, locks and wraps the disk of `args`, which were checked.
@@ -62,22 +64,24 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
     };
     let file = File::open(path, options).map_err(|error| Failure::told("open the disk", error))?;
     let notices = file.notices().to_vec();
-    let lock = match args.lock {
-        LockMode::Auto => Some(lock(path, args.read_only.is_on())?),
-        LockMode::Off => None,
-    };
-    Ok(Opened { disk: Arc::new(file), notices, lock })
+    if args.lock == LockMode::Auto {
+        lock(&file).map_err(|error| Failure::told("lock the image", error))?;
+    }
+    Ok(Opened { disk: Arc::new(file), notices })
 }
 
-/// The lock belongs to this open file description, whatever else is open.
-fn lock(path: &Path, read_only: bool) -> Result<fs::File, Failure> {
-    let access = if read_only { Access::Read } else { Access::Write };
-    let file = fs::File::open(path).map_err(|error| {
-        let what = format!("open {} to lock it", path.display());
-        Failure::run(what, error, "check its permissions, or give --lock off")
-    })?;
-    lock_image(&file, path, access).map_err(|error| Failure::told("lock the image", error))?;
-    Ok(file)
+/// Locks the image by the served descriptor itself: the lock then outlives a killed daemon for as
+/// long as the kernel still carries out what it submitted, and its successor waits for that.
+fn lock(file: &File) -> Result<(), LockError> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match file.lock() {
+            Err(LockError::InUse { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(LOCK_RETRY);
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// A disk that takes no options of its own, with the ones that every disk has.
@@ -96,7 +100,7 @@ fn presented(disk: Arc<dyn Disk>, args: &ServeArgs) -> Opened {
         (info.discard, info.write_zeroes, info.secure_erase) = (None, None, None);
         info.write_zeroes_unmaps = false;
     }
-    Opened { disk: Arc::new(Presented { disk, info }), notices: Vec::new(), lock: None }
+    Opened { disk: Arc::new(Presented { disk, info }), notices: Vec::new() }
 }
 
 /// A disk with another description.

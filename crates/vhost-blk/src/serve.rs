@@ -60,7 +60,6 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     }
     tell("STOPPING=1");
     drop(server);
-    drop(opened.lock);
     remove();
     Ok(())
 }

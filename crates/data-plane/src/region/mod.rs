@@ -3,8 +3,9 @@
 //! plane keeps, for every queue, which chains it has taken and not given back, so that a later
 //! daemon can finish them. Kept true from the first request on.
 //!
-//! The front-end can write here too, so nothing is ever decided by what is read back: what the
-//! data plane needs to know of its own doings, it keeps for itself.
+//! The front-end can write here too: what is read back, once, when a queue is opened, is checked
+//! like a ring is. While a queue runs nothing is read; what the data plane needs to know of its
+//! own doings, it keeps for itself.
 
 mod packed;
 mod part;
