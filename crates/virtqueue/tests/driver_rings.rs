@@ -81,7 +81,10 @@ impl World {
             desc_addr,
             avail_addr,
             used_addr,
-            base: on!(&ring, ring => ring.base().into()),
+            base: match &ring {
+                Ring::Split(ring) => u32::from(ring.base()),
+                Ring::Packed(ring) => ring.base(),
+            },
             indirect: false,
             event_idx,
             keep_descriptors: false,

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Going on where an earlier daemon stopped: its chains are taken again, from the table (split) or
+//! from the copies of their descriptors (packed).
+
+mod common;
+
+use common::{Arena, LOW, RINGS, TABLES};
+use virtio_spec::packed::Desc;
+use virtqueue::{Chain, Layout, QueueSetup, Resubmit, RingFault, VirtQueue};
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+fn split(arena: &Arena, used_idx: u16) -> VirtQueue {
+    let areas = common::split_areas(8);
+    arena.write_desc(areas[0], 5, (LOW, 16), NEXT, 2);
+    arena.write_desc(areas[0], 2, (LOW + 64, 513), WRITE, 0);
+    arena.write_u16(areas[2] + 2, used_idx);
+    VirtQueue::start(&arena.setup(Layout::Split, 8, areas)).unwrap()
+}
+
+fn packed(arena: &Arena) -> VirtQueue {
+    let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
+    let setup = arena.setup(Layout::Packed, 7, areas);
+    VirtQueue::start(&QueueSetup { base: 0x8000_8000, ..setup }).unwrap()
+}
+
+fn desc(addr: u64, len: u32, id: u16, flags: u16) -> Desc {
+    Desc { addr, len, id, flags }
+}
+
+#[test]
+fn split_queue_goes_on_behind_the_chains_taken_before() {
+    let arena = Arena::new();
+    let mut queue = split(&arena, 0xfffe);
+    let taken = [5, 1, 3].map(|head| Resubmit::Split { head });
+    queue.resume(queue.used_index(), &taken);
+    assert_eq!((queue.base(), queue.used_index()), (1, 0xfffe));
+}
+
+#[test]
+fn split_chain_is_taken_again_without_moving_the_queue() {
+    let arena = Arena::new();
+    let mut queue = split(&arena, 4);
+    let again = Resubmit::Split { head: 5 };
+    queue.resume(4, std::slice::from_ref(&again));
+    let mut chain = Chain::default();
+    let head = queue.take_again(&again, &mut chain).unwrap();
+    assert_eq!((head.id(), queue.base()), (5, 5));
+    assert_eq!(arena.chain_ranges(&mut chain), (vec![(LOW, 16)], vec![(LOW + 64, 513)]));
+    queue.push_used(head, 513);
+    queue.publish();
+    let used = common::split_areas(8)[2];
+    assert_eq!(arena.read_u16(used + 2), 5);
+    assert_eq!(arena.read(used + 4 + 8 * 4, 8), [5, 0, 0, 0, 1, 2, 0, 0]);
+}
+
+#[test]
+fn split_head_that_makes_no_sense_is_a_fault() {
+    let arena = Arena::new();
+    let mut queue = split(&arena, 0);
+    let fault = queue.take_again(&Resubmit::Split { head: 8 }, &mut Chain::default());
+    assert_eq!(fault, Err(RingFault::DescriptorIndex { index: 8, size: 8 }));
+}
+
+#[test]
+fn packed_queue_goes_on_behind_the_descriptors_taken_before() {
+    let arena = Arena::new();
+    let mut queue = packed(&arena);
+    let three = vec![desc(LOW, 1, 0, NEXT), desc(LOW, 1, 0, NEXT), desc(LOW, 1, 4, 0)];
+    let taken = [Resubmit::Packed { descs: three.clone() }, Resubmit::Packed { descs: three }];
+    // Used at 5 of 7 in the first lap; six descriptors on: 4 in the second.
+    queue.resume(0x8005, &taken);
+    assert_eq!(queue.base(), 0x8005_0004);
+}
+
+#[test]
+fn packed_chain_is_taken_again_from_its_copy_not_from_the_ring() {
+    let arena = Arena::new();
+    let mut queue = packed(&arena);
+    arena.write(RINGS, &[0xff; 7 * 16]);
+    let descs = vec![desc(LOW, 16, 0xdead, NEXT), desc(LOW + 64, 513, 3, WRITE)];
+    let mut chain = Chain::default();
+    let head = queue.take_again(&Resubmit::Packed { descs }, &mut chain).unwrap();
+    assert_eq!((head.id(), head.ring_descriptors()), (3, 2));
+    assert_eq!(arena.chain_ranges(&mut chain), (vec![(LOW, 16)], vec![(LOW + 64, 513)]));
+    head.abandon();
+}
+
+#[test]
+fn packed_indirect_chain_is_taken_again_from_its_table() {
+    let arena = Arena::new();
+    let mut queue = packed(&arena);
+    // A packed table: `addr, len, id, flags`.
+    arena.write_desc(TABLES, 0, (LOW, 16), 0xdead, 0);
+    arena.write_desc(TABLES, 1, (LOW + 64, 1), 0xdead, WRITE);
+    let descs = vec![desc(TABLES, 32, 6, INDIRECT)];
+    let mut chain = Chain::default();
+    let head = queue.take_again(&Resubmit::Packed { descs }, &mut chain).unwrap();
+    assert_eq!((head.id(), head.ring_descriptors()), (6, 1));
+    assert_eq!(arena.chain_ranges(&mut chain), (vec![(LOW, 16)], vec![(LOW + 64, 1)]));
+    head.abandon();
+}
+
+#[test]
+fn packed_copy_without_an_end_or_of_nothing_is_a_fault() {
+    let arena = Arena::new();
+    let mut queue = packed(&arena);
+    for descs in [vec![], vec![desc(LOW, 1, 0, NEXT)], vec![desc(LOW, 1, 0, NEXT); 7]] {
+        let limit = descs.len() as u32;
+        let again = Resubmit::Packed { descs };
+        let fault = queue.take_again(&again, &mut Chain::default());
+        assert_eq!(fault, Err(RingFault::ChainTooLong { limit }));
+    }
+}
+
+#[test]
+fn chain_of_the_other_layout_is_a_fault() {
+    let arena = Arena::new();
+    let other = Resubmit::Packed { descs: vec![desc(LOW, 1, 0, 0)] };
+    assert!(split(&arena, 0).take_again(&other, &mut Chain::default()).is_err());
+    let other = Resubmit::Split { head: 0 };
+    assert!(packed(&arena).take_again(&other, &mut Chain::default()).is_err());
+}
