@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use virtio_spec::blk::S_OK;
+use virtio_spec::packed::DESC_F_USED;
 
 const SIZE: usize = 128;
 
@@ -50,6 +51,12 @@ impl Part {
             assert!(before.is_none(), "two entries have one counter");
         }
         found
+    }
+
+    /// Where the marks of entries in flight are.
+    fn marked(&self) -> Vec<usize> {
+        let entries = (0..SIZE).map(|index| self.entry(index));
+        entries.filter(|at| self.area.load_u8(*at, Acquire) == 1).collect()
     }
 
     fn ids(&self) -> Vec<u16> {
@@ -130,12 +137,27 @@ fn a_chain_is_marked_before_the_disk_sees_it_and_cleared_only_after_it_is_used()
         let mut device = daemon.connect(&Options { inflight: true, ..options.clone() });
         let layout = device.layout();
         let part = Part::of(&device, 0, options.packed);
-        for round in 0..100 {
+        for round in 0..200 {
             let id = device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
             wait_until("the disk sees it", || log.entries().len() == 2 * round + 1);
             assert_eq!(part.ids(), [id], "round {round}: the disk works on it");
+            let mark = part.marked()[0];
+            // Where the device says that the chain is used: the quickest look there is.
+            let (area, at) = match device.queue(0).queue().ring() {
+                driver::Ring::Split(ring) => (ring.areas()[2].clone(), 2),
+                driver::Ring::Packed(ring) => (ring.areas()[0].clone(), 16 * (round % SIZE) + 14),
+            };
             permits.release(1);
-            while !part.in_flight().is_empty() {}
+            while part.area.load_u8(mark, Acquire) == 1 {
+                std::hint::spin_loop();
+            }
+            let seen = area.load_u16(at, Acquire);
+            if options.packed {
+                let lap = (round / SIZE).is_multiple_of(2);
+                assert_eq!(seen & DESC_F_USED != 0, lap, "round {round}: used when cleared");
+            } else {
+                assert_eq!(usize::from(seen), round + 1, "round {round}: used when cleared");
+            }
             let used = device.queue(0).try_collect().unwrap();
             assert_eq!(used.expect("used before the mark is cleared").0, id, "round {round}");
         }
