@@ -30,6 +30,8 @@ shell_syntax() {
 
 check cargo fmt --all --check
 check cargo clippy --workspace --all-targets -- -D warnings
+check cargo fmt --manifest-path fuzz/Cargo.toml --check
+check cargo clippy --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 check shell_syntax
 check scripts/check-docs.sh

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::mpsc::Sender;
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
+use virtqueue::chain::StatusByte;
 use virtqueue::{Resubmit, VirtQueue};
 
 /// What a queue did while it was started.
@@ -131,10 +132,11 @@ impl RunningQueue {
     #[cold]
     pub(crate) fn refuse(&mut self, index: u16, refused: Refused) {
         self.stats.refused += 1;
-        if let (Some(log), Some(status)) = (self.ring.log(), &refused.status) {
-            log.mark(status.guest_addr().unwrap_or(0), 1);
-        }
+        let status_addr = refused.status.as_ref().and_then(StatusByte::guest_addr);
         let written_bytes = refused.write();
+        if let (Some(log), Some(addr)) = (self.ring.log(), status_addr) {
+            log.mark(addr, 1);
+        }
         self.push_used(index, written_bytes);
     }
 
@@ -164,6 +166,9 @@ impl RunningQueue {
     pub(crate) fn complete(&mut self, index: u16, kind: Kind, completion: Completion) {
         let entry = self.inflight.entry(index);
         let request = entry.request.take().expect("the request was parsed");
+        let status_addr = request.status.guest_addr();
+        let written_bytes = completion.write(request.status);
+        // Marked after it was written: a page that is marked before is sent as it was.
         if let Some(log) = self.ring.log() {
             let mut left =
                 if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
@@ -171,9 +176,8 @@ impl RunningQueue {
                 log.mark(addr, len.min(left));
                 left -= len.min(left);
             }
-            log.mark(request.status.guest_addr().unwrap_or(0), 1);
+            status_addr.inspect(|addr| log.mark(*addr, 1));
         }
-        let written_bytes = completion.write(request.status);
         self.push_used(index, written_bytes);
     }
 
