@@ -36,6 +36,10 @@ pub(crate) struct RunningQueue {
     pub(crate) stats: QueueStats,
     /// A poll of the kick eventfd is outstanding.
     pub(crate) kick_armed: bool,
+    /// Polls of it that ended since a chain was taken last.
+    pub(crate) kick_rearms: u32,
+    /// Chains pushed and not yet published.
+    pub(crate) unpublished: usize,
     /// Kicks are asked for.
     pub(crate) armed: bool,
     /// The ring is broken: take nothing more.
@@ -67,6 +71,8 @@ impl RunningQueue {
             call,
             stats: QueueStats::default(),
             kick_armed: false,
+            kick_rearms: 0,
+            unpublished: 0,
             armed: true,
             faulted: false,
             stopping: None,
@@ -87,6 +93,7 @@ impl RunningQueue {
         match self.ring.take(&mut entry.chain) {
             Ok(Some(head)) => {
                 self.stats.chains += 1;
+                self.kick_rearms = 0;
                 if let Some(region) = &mut self.region {
                     region.taken(&head, &entry.chain);
                 }
@@ -189,11 +196,13 @@ impl RunningQueue {
             region.pushing(&head);
         }
         self.ring.push_used(head, written_bytes);
+        self.unpublished += 1;
     }
 
     /// Stage *used*, second half: publishes everything pushed.
     #[inline]
     pub(crate) fn publish(&mut self) {
+        self.unpublished = 0;
         if let Some(region) = &mut self.region {
             region.publishing(self.ring.used_index());
         }

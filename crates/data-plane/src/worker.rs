@@ -15,6 +15,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Most chains taken from a queue before the others get their turn and completions go out.
 const BATCH_CHAINS_MAX: usize = 32;
+/// Most requests finished at once (refused, or by storage that does not wait) before they are
+/// published: the driver works on them while the thread goes on, measured best at 8.
+const BATCH_FINISHED_MAX: usize = 8;
+/// How often in a row, without a chain, the wait for a kick may have to be renewed. An eventfd's
+/// goes on by itself; a descriptor that ends it at once would keep the thread busy for ever.
+const KICK_REARMS_MAX: u32 = 1000;
 /// A queue without a kick eventfd is looked at this often while its thread sleeps.
 const KICKLESS_LOOK: Duration = Duration::from_micros(100);
 
@@ -71,7 +77,8 @@ impl Worker {
         for (number, queue) in (0u16..).zip(queues.iter_mut()) {
             let Some(queue) = queue else { continue };
             for _ in 0..BATCH_CHAINS_MAX {
-                if !queue.may_take() || !storage.stalled.is_empty() {
+                let full = queue.unpublished >= BATCH_FINISHED_MAX || !storage.stalled.is_empty();
+                if full || !queue.may_take() {
                     break;
                 }
                 // 1 chain
@@ -143,6 +150,10 @@ impl Worker {
             return queue.fault(&format_args!("its kick descriptor cannot be waited for: {error}"));
         }
         if !armed && queue.stopping.is_none() {
+            queue.kick_rearms += 1;
+            if queue.kick_rearms > KICK_REARMS_MAX {
+                return queue.fault(&"its kick descriptor is not an eventfd");
+            }
             self.arm_kick(number);
         }
     }

@@ -77,18 +77,22 @@ pub(super) fn left(part: &Part, size: u16, was_used: impl Fn(u16) -> bool) -> Op
     };
     let mut heads: Vec<u16> = (0..size).filter(marked).collect();
     heads.sort_by_key(|head| part.load_u64(entry(*head) + COUNTER_AT));
-    let chains = heads.into_iter().map(|head| chain(part, size, head)).collect::<Option<_>>()?;
+    let chains = heads
+        .into_iter()
+        .map(|head| chain(part, size, head, &mut is_free))
+        .collect::<Option<_>>()?;
     let sane = used_index & 0x7fff < size;
     sane.then_some(Left { used_index, chains })
 }
 
-/// The descriptors of the chain whose head entry is `head`.
-fn chain(part: &Part, size: u16, head: u16) -> Option<Vec<Desc>> {
+/// The descriptors of the chain whose head entry is `head`; `None` when it makes no sense. Each
+/// entry belongs to one chain: `claimed` has those that are free or another's.
+fn chain(part: &Part, size: u16, head: u16, claimed: &mut [bool]) -> Option<Vec<Desc>> {
     let count = part.load_u16(entry(head) + NUM_AT);
     let mut index = head;
     let mut descs = Vec::new();
-    for _ in 0..count.min(size) {
-        if index >= size {
+    for _ in 0..count {
+        if index >= size || std::mem::replace(&mut claimed[usize::from(index)], true) {
             return None;
         }
         let at = entry(index);
