@@ -106,6 +106,12 @@ pub trait Lane {
         Vec::new()
     }
 
+    /// Whether `start` moves the data itself, which takes long against the rest of a request: the
+    /// first of several completions is then worth publishing before the next is started.
+    fn moves_data_itself(&self) -> bool {
+        false
+    }
+
     /// Starts `io`. [`Step::Busy`] means: not started, no resource now; call `start` again after
     /// the next completion of this lane. It is only returned while another `Io` of this lane is
     /// pending.

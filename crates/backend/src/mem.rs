@@ -59,6 +59,10 @@ struct MemLane {
 }
 
 impl Lane for MemLane {
+    fn moves_data_itself(&self) -> bool {
+        true
+    }
+
     fn start(&mut self, io: &mut Io, _: Slot, _: &mut dyn Engine) -> Step {
         if !io.fits(self.map.len()) {
             return Step::Done(Err(IoError::EndOfStorage));

@@ -10,6 +10,7 @@
 //! two a queue belongs to one thread and nothing changes it.
 
 mod affinity;
+mod batch;
 #[cfg(test)]
 mod conformance;
 mod event;

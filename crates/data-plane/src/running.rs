@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A started queue as its thread owns it.
 
+use crate::batch::Batch;
 use crate::inflight::Inflight;
 use crate::plane::{QueueStart, QueueStopped};
 use crate::region::QueueRegion;
@@ -39,7 +40,7 @@ pub(crate) struct RunningQueue {
     /// Polls of it that ended since a chain was taken last.
     pub(crate) kick_rearms: u32,
     /// Chains pushed and not yet published.
-    pub(crate) unpublished: usize,
+    pub(crate) batch: Batch,
     /// Kicks are asked for.
     pub(crate) armed: bool,
     /// The ring is broken: take nothing more.
@@ -54,7 +55,7 @@ pub(crate) struct RunningQueue {
 }
 
 impl RunningQueue {
-    pub(crate) fn new(start: QueueStart) -> Self {
+    pub(crate) fn new(start: QueueStart, slow_start: bool) -> Self {
         let QueueStart { index, mut ring, layout, disk, kick, call, err, region } = start;
         let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
         let (region, left) = opened.unzip();
@@ -72,7 +73,7 @@ impl RunningQueue {
             stats: QueueStats::default(),
             kick_armed: false,
             kick_rearms: 0,
-            unpublished: 0,
+            batch: Batch::new(slow_start),
             armed: true,
             faulted: false,
             stopping: None,
@@ -196,13 +197,13 @@ impl RunningQueue {
             region.pushing(&head);
         }
         self.ring.push_used(head, written_bytes);
-        self.unpublished += 1;
+        self.batch.pushed();
     }
 
     /// Stage *used*, second half: publishes everything pushed.
     #[inline]
     pub(crate) fn publish(&mut self) {
-        self.unpublished = 0;
+        self.batch.published();
         if let Some(region) = &mut self.region {
             region.publishing(self.ring.used_index());
         }

@@ -15,9 +15,6 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Most chains taken from a queue before the others get their turn and completions go out.
 const BATCH_CHAINS_MAX: usize = 32;
-/// Most requests finished at once (refused, or by storage that does not wait) before they are
-/// published: the driver works on them while the thread goes on, measured best at 8.
-const BATCH_FINISHED_MAX: usize = 8;
 /// How often in a row, without a chain, the wait for a kick may have to be renewed. An eventfd's
 /// goes on by itself; a descriptor that ends it at once would keep the thread busy for ever.
 const KICK_REARMS_MAX: u32 = 1000;
@@ -77,12 +74,14 @@ impl Worker {
         for (number, queue) in (0u16..).zip(queues.iter_mut()) {
             let Some(queue) = queue else { continue };
             for _ in 0..BATCH_CHAINS_MAX {
-                let full = queue.unpublished >= BATCH_FINISHED_MAX || !storage.stalled.is_empty();
-                if full || !queue.may_take() {
+                if !queue.may_take() || queue.batch.is_full() || !storage.stalled.is_empty() {
                     break;
                 }
                 // 1 chain
-                let Some(index) = queue.take() else { break };
+                let Some(index) = queue.take() else {
+                    queue.batch.emptied();
+                    break;
+                };
                 // 2 request
                 match queue.parse(index) {
                     // 3 submit; the whole batch enters the kernel below, once
@@ -223,7 +222,7 @@ impl Worker {
 
     /// Takes a queue over; chains that wait in it are found by the next turn, without a kick.
     fn start_queue(&mut self, start: QueueStart) -> u16 {
-        let mut queue = RunningQueue::new(start);
+        let mut queue = RunningQueue::new(start, self.storage.lane.moves_data_itself());
         queue.call(); // what an earlier run of the queue may have left uncalled
         let free = self.queues.iter().position(Option::is_none);
         let number = free.unwrap_or_else(|| {

@@ -284,6 +284,10 @@ impl Lane for FileLane {
         vec![self.file.as_raw_fd()]
     }
 
+    fn moves_data_itself(&self) -> bool {
+        self.limits.in_memory
+    }
+
     fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let stage = match self.check(io).and_then(|()| self.first_stage(io)) {
             Ok(stage) => stage,
