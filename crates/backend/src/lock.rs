@@ -12,6 +12,7 @@ mod ofd;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const USED_BASE: u64 = 100;
 const NOT_SHARED_BASE: u64 = 200;
@@ -44,6 +45,9 @@ impl Access {
         &[WRITE, RESIZE]
     }
 }
+
+/// How often a locked image is tried.
+const RETRY: Duration = Duration::from_millis(20);
 
 /// Why an image cannot be locked.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +89,28 @@ pub fn lock_image(file: &File, path: &Path, access: Access) -> Result<(), LockEr
         Ok(true) => Ok(()),
         Ok(false) => Err(LockError::InUse { path: path.into(), holder: holder::of_locks_on(file) }),
         Err(source) => Err(LockError::Refused { path: path.into(), source }),
+    }
+}
+
+/// As [`lock_image`], but waits for `patience` while the image is in use: a daemon that was killed
+/// keeps its lock until the kernel has carried out what it submitted.
+///
+/// # Errors
+/// As [`lock_image`].
+pub fn lock_image_within(
+    patience: Duration,
+    file: &File,
+    path: &Path,
+    access: Access,
+) -> Result<(), LockError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match lock_image(file, path, access) {
+            Err(LockError::InUse { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(RETRY);
+            }
+            outcome => return outcome,
+        }
     }
 }
 

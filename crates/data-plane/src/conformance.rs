@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 use tempfile::TempDir;
 
@@ -63,7 +63,9 @@ impl TestEngine for Waited {
             self.uring.submit();
             self.reap();
         }
-        if self.events.is_empty() {
+        // A wait may end without an event (EINTR); the loop of the data plane goes on then, too.
+        let deadline = Instant::now() + limit;
+        while self.events.is_empty() && Instant::now() < deadline {
             self.uring.wait(Some(limit));
             self.reap();
         }

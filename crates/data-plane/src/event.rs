@@ -7,12 +7,15 @@ const TAG_LANE: u64 = 0;
 const TAG_KICK: u64 = 1;
 const TAG_MAIL: u64 = 2;
 const TAG_IGNORED: u64 = 3;
+const TAG_TIMER: u64 = 4;
 
 /// What a completion stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A lane's operation ended.
     Lane(Token),
+    /// A lane's timer ran out.
+    Timer(Token),
     /// The kick eventfd of a queue was signalled.
     Kick {
         /// The worker's number of the queue.
@@ -32,9 +35,8 @@ pub(crate) enum Event {
 impl Event {
     pub(crate) fn to_user_data(self) -> u64 {
         match self {
-            Event::Lane(token) => {
-                TAG_LANE << 56 | u64::from(token.layer) << 32 | u64::from(token.slot.0)
-            }
+            Event::Lane(token) => TAG_LANE << 56 | token_bits(token),
+            Event::Timer(token) => TAG_TIMER << 56 | token_bits(token),
             Event::Kick { queue, .. } => TAG_KICK << 56 | u64::from(queue),
             Event::Mail { .. } => TAG_MAIL << 56,
             Event::Ignored => TAG_IGNORED << 56,
@@ -44,12 +46,23 @@ impl Event {
     #[inline]
     pub(crate) fn from_user_data(data: u64, armed: bool) -> Self {
         match data >> 56 {
-            TAG_LANE => Event::Lane(Token { slot: Slot(data as u32), layer: (data >> 32) as u8 }),
+            TAG_LANE => Event::Lane(token_of(data)),
+            TAG_TIMER => Event::Timer(token_of(data)),
             TAG_KICK => Event::Kick { queue: data as u16, armed },
             TAG_MAIL => Event::Mail { armed },
             _ => Event::Ignored,
         }
     }
+}
+
+#[inline]
+fn token_bits(token: Token) -> u64 {
+    u64::from(token.layer) << 32 | u64::from(token.slot.0)
+}
+
+#[inline]
+fn token_of(data: u64) -> Token {
+    Token { slot: Slot(data as u32), layer: (data >> 32) as u8 }
 }
 
 /// Packs the worker's number of a queue and an entry of its in-flight table.
@@ -73,6 +86,7 @@ mod tests {
         let token = Token { slot: slot_of(63, 32767), layer: 7 };
         let events = [
             Event::Lane(token),
+            Event::Timer(token),
             Event::Kick { queue: 9, armed: true },
             Event::Mail { armed: true },
             Event::Ignored,

@@ -213,6 +213,18 @@ impl Drop for DataPlane {
     }
 }
 
+/// Ends the program when the thread panics: unwinding would free memory that the kernel still
+/// writes to.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 /// What one thread is made with.
 struct WorkerSetup {
     cpu: Option<usize>,
@@ -229,13 +241,16 @@ fn start_thread(
     let worker_fd = mail_fd.try_clone().map_err(StartError::Thread)?;
     let (mail, inbox) = channel();
     let (started, outcome) = channel();
-    let body = move || match build_worker(&*disk, &setup, inbox, worker_fd) {
-        Ok(worker) => {
-            let _ = started.send(Ok(()));
-            worker.run();
-        }
-        Err(error) => {
-            let _ = started.send(Err(error));
+    let body = move || {
+        let _guard = AbortOnPanic;
+        match build_worker(&*disk, &setup, inbox, worker_fd) {
+            Ok(worker) => {
+                let _ = started.send(Ok(()));
+                worker.run();
+            }
+            Err(error) => {
+                let _ = started.send(Err(error));
+            }
         }
     };
     let name = format!("vhost-blk-{number}");

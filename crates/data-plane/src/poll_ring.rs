@@ -20,6 +20,10 @@ pub(crate) struct PollRing {
     ring: IoUring,
     queued: u32,
     in_flight: usize,
+    /// The device cannot be polled after all.
+    refused: bool,
+    /// Retries to come of transfers that found no tag, which the main ring can wait for.
+    detours: usize,
 }
 
 impl PollRing {
@@ -34,7 +38,7 @@ impl PollRing {
             .setup_defer_taskrun()
             .build(SQ_ENTRIES)
             .or_else(|_| sized().build(SQ_ENTRIES))?;
-        Ok(PollRing { ring, queued: 0, in_flight: 0 })
+        Ok(PollRing { ring, queued: 0, in_flight: 0, refused: false, detours: 0 })
     }
 
     pub(crate) fn register_files(&self, files: &[RawFd]) -> io::Result<()> {
@@ -45,6 +49,14 @@ impl PollRing {
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         self.in_flight > 0
+    }
+
+    /// Whether the next transfer goes here; otherwise it goes to the main ring.
+    #[inline]
+    pub(crate) fn takes_next(&mut self) -> bool {
+        let detour = self.detours > 0;
+        self.detours -= usize::from(detour);
+        !detour && !self.refused
     }
 
     #[inline]
@@ -79,7 +91,16 @@ impl PollRing {
     pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>) {
         for entry in self.ring.completion() {
             self.in_flight -= 1;
-            events.push((Event::from_user_data(entry.user_data(), false), entry.result()));
+            let mut result = entry.result();
+            if result == -libc::EOPNOTSUPP && !self.refused {
+                tracing::warn!("the device's queues cannot be polled: going on with interrupts");
+                self.refused = true;
+            }
+            if matches!(-result, libc::EOPNOTSUPP | libc::EAGAIN) {
+                self.detours += 1;
+                result = -libc::EAGAIN; // the lane tries again, and the main ring waits
+            }
+            events.push((Event::from_user_data(entry.user_data(), false), result));
         }
     }
 }

@@ -57,7 +57,14 @@ pub(crate) struct RunningQueue {
 impl RunningQueue {
     pub(crate) fn new(start: QueueStart, slow_start: bool) -> Self {
         let QueueStart { index, mut ring, layout, disk, kick, call, err, region } = start;
+        let wanted = region.is_some();
         let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
+        if wanted && opened.is_none() {
+            tracing::warn!(
+                queue = index,
+                "the in-flight region has no room for this queue: it is not kept"
+            );
+        }
         let (region, left) = opened.unzip();
         let resubmit = VecDeque::from(left.unwrap_or_default());
         if !resubmit.is_empty() {

@@ -50,7 +50,7 @@ impl Uring {
         let vectored_fixed = probed
             && probe.is_supported(opcode::ReadvFixed::CODE)
             && probe.is_supported(opcode::WritevFixed::CODE);
-        let timers = vec![Timespec::new(); SQ_ENTRIES as usize];
+        let timers = vec![Timespec::new(); SQ_ENTRIES as usize + 1];
         let poll_ring = if iopoll { Some(PollRing::new()?) } else { None };
         Ok(Uring {
             ring,
@@ -187,8 +187,12 @@ impl Uring {
         for entry in self.ring.completion() {
             let more = io_uring::cqueue::more(entry.flags());
             let event = Event::from_user_data(entry.user_data(), more);
-            let result = if entry.result() == -libc::ETIME { 0 } else { entry.result() };
-            events.push((event, result));
+            events.push(match (event, entry.result()) {
+                // A timer's success is ETIME; for anything else it is an error of the device.
+                (Event::Timer(token), result) if result == -libc::ETIME => (Event::Lane(token), 0),
+                (Event::Timer(token), result) => (Event::Lane(token), result),
+                other => other,
+            });
         }
     }
 
@@ -226,7 +230,8 @@ impl Uring {
     }
 
     fn timer(&mut self, delay: Duration) -> squeue::Entry {
-        // The kernel reads the time at submission; there are as many cells as unsubmitted entries.
+        // The kernel reads the time at submission; there is a cell for each unsubmitted entry, and
+        // one for the entry to come.
         self.next_timer = (self.next_timer + 1) % self.timers.len();
         let cell = &mut self.timers[self.next_timer];
         *cell = Timespec::from(delay);
@@ -240,7 +245,9 @@ impl Engine for Uring {
         let user_data = Event::Lane(token).to_user_data();
         let entry = match op {
             Op::Read { bufs, .. } | Op::Write { bufs, .. } => {
-                if let Some(poll_ring) = &mut self.poll_ring {
+                if let Some(poll_ring) = &mut self.poll_ring
+                    && poll_ring.takes_next()
+                {
                     return poll_ring.push(&transfer(&op, None).user_data(user_data));
                 }
                 transfer(&op, self.fixed_index(&bufs))
@@ -251,7 +258,10 @@ impl Engine for Uring {
             Op::Fallocate { file, mode, offset, len } => {
                 opcode::Fallocate::new(Fixed(file.0), len).offset(offset).mode(mode).build()
             }
-            Op::Timer { delay } => self.timer(delay),
+            Op::Timer { delay } => {
+                let entry = self.timer(delay).user_data(Event::Timer(token).to_user_data());
+                return self.push_entry(&entry);
+            }
         };
         self.push_entry(&entry.user_data(user_data));
     }

@@ -120,7 +120,7 @@ impl Worker {
                 }
                 Event::Kick { queue, armed } => self.kicked(queue, armed, result),
                 Event::Mail { armed } => self.open_mail(armed),
-                Event::Ignored => {}
+                Event::Timer(_) | Event::Ignored => {} // timers come as lane events
             }
         }
         self.events = events; // keeps the allocation
@@ -168,12 +168,11 @@ impl Worker {
 
     /// Asks for kicks and sleeps until there is something to do.
     fn sleep(&mut self) {
-        for queue in self.queues.iter_mut().flatten() {
-            if queue.arm() {
-                return;
-            }
-        }
         if self.storage.engine.has_events() {
+            return;
+        }
+        // A stalled I/O keeps new chains out, and waits for a completion that will come.
+        if self.storage.stalled.is_empty() && self.arm() {
             return;
         }
         let kickless = |queue: &RunningQueue| queue.kick.is_none() && queue.may_take();
@@ -181,9 +180,17 @@ impl Worker {
         let before = Instant::now();
         self.storage.engine.wait(timeout);
         self.poll.slept(before.elapsed());
-        for queue in self.queues.iter_mut().flatten() {
-            queue.suppress();
+        self.queues.iter_mut().flatten().for_each(RunningQueue::suppress);
+    }
+
+    /// Asks all queues for kicks; returns whether a chain came in meanwhile, and asks for none
+    /// then.
+    fn arm(&mut self) -> bool {
+        let found = self.queues.iter_mut().flatten().any(RunningQueue::arm);
+        if found {
+            self.queues.iter_mut().flatten().for_each(RunningQueue::suppress);
         }
+        found
     }
 
     #[cold]

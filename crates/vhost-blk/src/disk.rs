@@ -4,18 +4,16 @@
 use crate::failure::Failure;
 use crate::options::ServeArgs;
 use crate::values::{BackendKind, LockMode};
-use backend::file::{File, FileOptions};
-use backend::lock::LockError;
+use backend::file::{File, FileError, FileOptions};
 use backend::mem::Mem;
 use backend::null::Null;
 use backend::{Disk, Info, Lane};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long a locked image is waited for, and how often it is tried.
+/// How long a locked image is waited for.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// An open disk.
 pub struct Opened {
@@ -61,27 +59,14 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         direct: args.direct.is_on(),
         logical_block_bytes: args.logical_block_size,
         discard: args.discard.is_on(),
+        lock: (args.lock == LockMode::Auto).then_some(LOCK_PATIENCE),
     };
-    let file = File::open(path, options).map_err(|error| Failure::told("open the disk", error))?;
+    let file = File::open(path, options).map_err(|error| match error {
+        FileError::Lock(error) => Failure::told("lock the image", error),
+        error => Failure::told("open the disk", error),
+    })?;
     let notices = file.notices().to_vec();
-    if args.lock == LockMode::Auto {
-        lock(&file).map_err(|error| Failure::told("lock the image", error))?;
-    }
     Ok(Opened { disk: Arc::new(file), notices })
-}
-
-/// Locks the image by the served descriptor itself: the lock then outlives a killed daemon for as
-/// long as the kernel still carries out what it submitted, and its successor waits for that.
-fn lock(file: &File) -> Result<(), LockError> {
-    let deadline = Instant::now() + LOCK_PATIENCE;
-    loop {
-        match file.lock() {
-            Err(LockError::InUse { .. }) if Instant::now() < deadline => {
-                std::thread::sleep(LOCK_RETRY);
-            }
-            outcome => return outcome,
-        }
-    }
 }
 
 /// A disk that takes no options of its own, with the ones that every disk has.

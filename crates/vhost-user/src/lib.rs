@@ -63,7 +63,8 @@ impl Device {
         let config = DeviceConfig {
             info: disk.info(),
             num_queues: options.num_queues,
-            seg_max: SEG_MAX,
+            // Header and status take a descriptor each.
+            seg_max: SEG_MAX.min(u32::from(options.queue_size_max).saturating_sub(2)).max(1),
             packed: options.packed,
         };
         let writeback = Arc::new(AtomicBool::new(options.writeback));

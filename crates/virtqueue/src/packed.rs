@@ -114,15 +114,15 @@ impl PackedQueue {
         Err(RingFault::ChainTooLong { limit: u32::from(taken) })
     }
 
-    /// Whether the entry at `at` was published as used (section 2.8.1).
+    /// Whether the entry at `at` was published as used: the used bit is of its lap. The avail bit
+    /// tells nothing, as the driver may have made the descriptor available again since.
     pub(crate) fn was_used_at(&self, at: Position) -> bool {
         if at.offset >= self.size {
             return false;
         }
         let offset = usize::from(at.offset) * 16 + FLAGS_OFFSET;
         let flags = self.desc.load_u16(offset, Ordering::Acquire);
-        let (avail, used) = (flags & DESC_F_AVAIL != 0, flags & DESC_F_USED != 0);
-        avail == at.wrap && used == at.wrap
+        (flags & DESC_F_USED != 0) == at.wrap
     }
 
     #[inline]

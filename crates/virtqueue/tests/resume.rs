@@ -123,3 +123,23 @@ fn chain_of_the_other_layout_is_a_fault() {
     let other = Resubmit::Split { head: 0 };
     assert!(packed(&arena).take_again(&other, &mut Chain::default()).is_err());
 }
+
+#[test]
+fn packed_entry_counts_as_used_also_after_the_driver_made_it_available_again() {
+    const AVAIL: u16 = 1 << 7;
+    const USED: u16 = 1 << 15;
+    const FIRST_LAP: u16 = 0x8000; // offset 0, wrap counter 1
+    let arena = Arena::new();
+    let queue = packed(&arena);
+    let seen = [
+        ("untouched", 0),
+        ("available in the first lap", AVAIL),
+        ("used in the first lap", AVAIL | USED),
+        ("available again, in the second lap", USED),
+    ]
+    .map(|(name, flags)| {
+        arena.write_u16(RINGS + 14, flags);
+        (name, queue.was_used_at(FIRST_LAP))
+    });
+    assert_eq!(seen.map(|(_, used)| used), [false, false, true, true], "{seen:?}");
+}

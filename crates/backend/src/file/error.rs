@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why a file cannot be served.
 
+use crate::lock::LockError;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +31,9 @@ pub enum FileError {
         /// The system's answer.
         source: io::Error,
     },
+    /// It cannot be locked.
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// A directory, socket, character device ...
     #[error("{}: neither a regular file nor a block device; give an image or a disk", .path.display())]
     Kind {

@@ -19,6 +19,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How to open a [`File`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +32,20 @@ pub struct FileOptions {
     pub logical_block_bytes: Option<u32>,
     /// Offer DISCARD where the storage can.
     pub discard: bool,
+    /// Lock the image as QEMU does (see [`crate::lock`]) before anything of it is tried, waiting
+    /// so long for another user to go.
+    pub lock: Option<Duration>,
 }
 
 impl Default for FileOptions {
     fn default() -> Self {
-        FileOptions { read_only: false, direct: true, logical_block_bytes: None, discard: true }
+        FileOptions {
+            read_only: false,
+            direct: true,
+            logical_block_bytes: None,
+            discard: true,
+            lock: None,
+        }
     }
 }
 
@@ -59,6 +69,10 @@ impl File {
         let path = path.as_ref();
         check_kind(path)?;
         let (file, direct) = open_file(path, &options)?;
+        if let Some(patience) = options.lock {
+            let access = if options.read_only { Access::Read } else { Access::Write };
+            lock::lock_image_within(patience, &file, path, access)?;
+        }
         let facts = probe::probe(&file, direct, !options.read_only)
             .map_err(|source| FileError::Probe { path: path.into(), source })?;
         if facts.read_only && !options.read_only {

@@ -116,14 +116,11 @@ impl QueueRegion {
             Layout::Packed => {
                 let left = packed::left(&part, size, |position| ring.was_used_at(position));
                 let used_index = left.as_ref().map_or(ring.used_index(), |left| left.used_index);
-                let mut part = packed::PackedPart::new(part, size, used_index);
+                let chains = left.as_ref().map_or(&[][..], |left| &left.chains);
+                let part = packed::PackedPart::open(part, size, used_index, chains);
                 let resubmit = |left: packed::Left| -> Vec<_> {
-                    // Marked again at once: the descriptors are nowhere else.
-                    let chains = left.chains.into_iter();
-                    chains
-                        .inspect(|descs| part.taken(descs[descs.len() - 1].id, descs))
-                        .map(|descs| Resubmit::Packed { descs })
-                        .collect()
+                    let descs = left.chains.into_iter().map(|chain| chain.descs);
+                    descs.map(|descs| Resubmit::Packed { descs }).collect()
                 };
                 let left = left.map(resubmit);
                 if let Some(left) = &left {

@@ -49,7 +49,16 @@ struct Taken {
 pub(super) struct Left {
     pub(super) used_index: u16,
     /// The chains in flight, in the order they were taken.
-    pub(super) chains: Vec<Vec<Desc>>,
+    pub(super) chains: Vec<LeftChain>,
+}
+
+/// A chain that an earlier daemon left in flight.
+pub(super) struct LeftChain {
+    /// Its descriptors, as they stood in the ring.
+    pub(super) descs: Vec<Desc>,
+    /// Where the part holds them.
+    entries: Vec<u16>,
+    counter: u64,
 }
 
 /// Reads what an earlier daemon left of a queue of `size` descriptors; `None` when nothing was
@@ -85,12 +94,13 @@ pub(super) fn left(part: &Part, size: u16, was_used: impl Fn(u16) -> bool) -> Op
     sane.then_some(Left { used_index, chains })
 }
 
-/// The descriptors of the chain whose head entry is `head`; `None` when it makes no sense. Each
+/// The chain whose head entry is `head`; `None` when it makes no sense. Each
 /// entry belongs to one chain: `claimed` has those that are free or another's.
-fn chain(part: &Part, size: u16, head: u16, claimed: &mut [bool]) -> Option<Vec<Desc>> {
+fn chain(part: &Part, size: u16, head: u16, claimed: &mut [bool]) -> Option<LeftChain> {
     let count = part.load_u16(entry(head) + NUM_AT);
+    let counter = part.load_u64(entry(head) + COUNTER_AT);
     let mut index = head;
-    let mut descs = Vec::new();
+    let (mut descs, mut entries) = (Vec::new(), Vec::new());
     for _ in 0..count {
         if index >= size || std::mem::replace(&mut claimed[usize::from(index)], true) {
             return None;
@@ -102,9 +112,10 @@ fn chain(part: &Part, size: u16, head: u16, claimed: &mut [bool]) -> Option<Vec<
             id: part.load_u16(at + ID_AT),
             flags: part.load_u16(at + FLAGS_AT),
         });
+        entries.push(index);
         index = part.load_u16(at + NEXT_AT);
     }
-    (!descs.is_empty()).then_some(descs)
+    (!descs.is_empty()).then_some(LeftChain { descs, entries, counter })
 }
 
 #[derive(Debug)]
@@ -121,27 +132,34 @@ pub(crate) struct PackedPart {
 }
 
 impl PackedPart {
-    /// Makes the part ready for an empty queue of `size` descriptors whose used position is
-    /// `used_index`.
-    pub(super) fn new(part: Part, size: u16, used_index: u16) -> Self {
-        let next: Vec<u16> = (1..=size).collect();
-        for index in 0..size {
+    /// Makes the part ready for a queue of `size` descriptors whose used position is `used_index`
+    /// and in which `left` is in flight. Those entries stay as they are: they are nowhere else,
+    /// should this daemon end now. The others become the free list.
+    pub(super) fn open(part: Part, size: u16, used_index: u16, left: &[LeftChain]) -> Self {
+        let capacity = usize::from(size);
+        let mut next = vec![size; capacity];
+        let mut is_taken = vec![false; capacity];
+        let mut taken = Vec::with_capacity(capacity);
+        for LeftChain { descs, entries, .. } in left {
+            entries.iter().for_each(|index| is_taken[usize::from(*index)] = true);
+            entries.windows(2).for_each(|pair| next[usize::from(pair[0])] = pair[1]);
+            let (head, last) = (entries[0], entries[entries.len() - 1]);
+            taken.push(Taken { id: descs[descs.len() - 1].id, head, last });
+        }
+        let mut free_head = size;
+        for index in (0..size).rev().filter(|index| !is_taken[usize::from(*index)]) {
             part.store_u8(entry(index) + INFLIGHT_AT, 0);
-            part.store_u16(entry(index) + NEXT_AT, index + 1);
+            part.store_u16(entry(index) + NEXT_AT, free_head);
+            next[usize::from(index)] = free_head;
+            free_head = index;
         }
         part.store_u16(DESC_NUM_AT, size);
-        part.store_u16(FREE_HEAD_AT, 0);
-        part.store_u16(OLD_FREE_HEAD_AT, 0);
-        let capacity = usize::from(size);
-        let mut made = PackedPart {
-            part,
-            counter: 0,
-            next,
-            free_head: 0,
-            free_count: capacity,
-            taken: Vec::with_capacity(capacity),
-            batch: Vec::with_capacity(capacity),
-        };
+        part.store_u16(FREE_HEAD_AT, free_head);
+        part.store_u16(OLD_FREE_HEAD_AT, free_head);
+        let free_count = is_taken.iter().filter(|taken| !**taken).count();
+        let counter = left.last().map_or(0, |chain| chain.counter.wrapping_add(1));
+        let batch = Vec::with_capacity(capacity);
+        let mut made = PackedPart { part, counter, next, free_head, free_count, taken, batch };
         made.store_used(used_index, USED_IDX_AT, USED_WRAP_AT);
         made.store_used(used_index, OLD_USED_IDX_AT, OLD_USED_WRAP_AT);
         made.part.store_u16(VERSION_AT, VERSION);
@@ -174,7 +192,7 @@ impl PackedPart {
         self.part.store_u16(entry(head) + NUM_AT, descs.len() as u16);
         self.part.store_u16(entry(head) + LAST_AT, last);
         self.part.store_u64(entry(head) + COUNTER_AT, self.counter);
-        self.counter += 1;
+        self.counter = self.counter.wrapping_add(1);
         fence(Ordering::Release); // the copy is whole before it counts
         self.part.store_u8(entry(head) + INFLIGHT_AT, 1);
         self.part.store_u16(FREE_HEAD_AT, self.free_head);

@@ -63,8 +63,9 @@ impl SplitPart {
             (0..size).for_each(|head| part.store_u8(entry(head) + INFLIGHT_AT, 0));
         }
         part.store_u16(DESC_NUM_AT, size);
-        part.store_u16(LAST_BATCH_HEAD_AT, 0);
         part.store_u16(USED_IDX_AT, used_index);
+        fence(Ordering::Release); // from here on no batch is unfinished
+        part.store_u16(LAST_BATCH_HEAD_AT, 0);
         part.store_u16(VERSION_AT, VERSION);
         let last = left.last().map(|head| part.load_u64(entry(*head) + COUNTER_AT));
         let batch = Vec::with_capacity(usize::from(size));
