@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The data plane in user space: moves the requests of started queues.
 //!
-//! Read [`worker`] first: one turn of its loop shows the whole life of a request. Each of its
+//! Read `worker.rs` first: one turn of its loop shows the whole life of a request. Each of its
 //! stages has a file behind it: *chain* and *used* are `virtqueue`'s, *request* and *completion*
 //! are `virtio-blk`'s, *submit* is `submit.rs`, *notify* is `running.rs`.
 //!

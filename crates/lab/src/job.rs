@@ -117,7 +117,7 @@ e2fsck -fn "$disk" || fail "e2fsck found errors"
 const MEASURE_MIB: u32 = 256;
 
 impl Job {
-    /// A script of the caller's own; [`PRELUDE`]'s helpers and a waiting `$disk` are there for it.
+    /// A script of the caller's own; `PRELUDE`'s helpers and a waiting `$disk` are there for it.
     pub fn on_disk(body: &str) -> Self {
         Self { script: format!("{PRELUDE}{body}") }
     }
