@@ -75,6 +75,29 @@ pub struct Info {
     pub io_poll: bool,
 }
 
+impl Info {
+    /// A disk without hardware: nothing to align to, every range command, no volatile cache.
+    fn without_hardware(description: &str, capacity_bytes: u64, range_sectors_max: u32) -> Self {
+        let any_range = Some(RangeLimits { sectors_max: range_sectors_max, align_sectors: 1 });
+        Info {
+            description: description.into(),
+            capacity_sectors: capacity_bytes / 512,
+            logical_block_bytes: 512,
+            physical_block_bytes: 512,
+            io_min_bytes: 0,
+            io_opt_bytes: 0,
+            memory_align_bytes: 1,
+            read_only: false,
+            volatile_cache: false,
+            discard: any_range,
+            write_zeroes: any_range,
+            write_zeroes_unmaps: true,
+            secure_erase: any_range,
+            io_poll: false,
+        }
+    }
+}
+
 /// Something that stores blocks, as the control plane sees it.
 pub trait Disk: Send + Sync {
     /// What the disk is and can do.

@@ -32,6 +32,11 @@ pub enum Access {
 }
 
 impl Access {
+    /// What a disk needs that is read-only or not.
+    pub fn of(read_only: bool) -> Self {
+        if read_only { Access::Read } else { Access::Write }
+    }
+
     fn used(self) -> &'static [u64] {
         match self {
             Access::Read => &[CONSISTENT_READ],

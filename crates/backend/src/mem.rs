@@ -6,7 +6,7 @@
 
 mod map;
 
-use crate::{Disk, Engine, Info, Io, IoError, IoKind, Lane, RangeLimits, Slot, Step, Token};
+use crate::{Disk, Engine, Info, Io, IoError, IoKind, Lane, Slot, Step, Token};
 use map::Map;
 use std::sync::Arc;
 
@@ -30,23 +30,7 @@ impl Mem {
 impl Disk for Mem {
     fn info(&self) -> Info {
         // One range at a time, so that a queue is not held up for long.
-        let any_range = Some(RangeLimits { sectors_max: 1 << 21, align_sectors: 1 });
-        Info {
-            description: "mem (lost at exit)".into(),
-            capacity_sectors: self.map.len() / 512,
-            logical_block_bytes: 512,
-            physical_block_bytes: 512,
-            io_min_bytes: 0,
-            io_opt_bytes: 0,
-            memory_align_bytes: 1,
-            read_only: false,
-            volatile_cache: false,
-            discard: any_range,
-            write_zeroes: any_range,
-            write_zeroes_unmaps: true,
-            secure_erase: any_range,
-            io_poll: false,
-        }
+        Info::without_hardware("mem (lost at exit)", self.map.len(), 1 << 21)
     }
 
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {

@@ -3,7 +3,7 @@
 //!
 //! A read leaves its buffers as they are: what a guest reads is what it had in memory before.
 
-use crate::{Disk, Engine, Info, Io, IoError, Lane, RangeLimits, Slot, Step, Token};
+use crate::{Disk, Engine, Info, Io, IoError, Lane, Slot, Step, Token};
 
 /// See the module's head.
 #[derive(Clone, Debug)]
@@ -20,23 +20,7 @@ impl Null {
 
 impl Disk for Null {
     fn info(&self) -> Info {
-        let any_range = Some(RangeLimits { sectors_max: u32::MAX, align_sectors: 1 });
-        Info {
-            description: "null (stores nothing)".into(),
-            capacity_sectors: self.capacity_bytes / 512,
-            logical_block_bytes: 512,
-            physical_block_bytes: 512,
-            io_min_bytes: 0,
-            io_opt_bytes: 0,
-            memory_align_bytes: 1,
-            read_only: false,
-            volatile_cache: false,
-            discard: any_range,
-            write_zeroes: any_range,
-            write_zeroes_unmaps: true,
-            secure_erase: any_range,
-            io_poll: false,
-        }
+        Info::without_hardware("null (stores nothing)", self.capacity_bytes, u32::MAX)
     }
 
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {

@@ -48,18 +48,17 @@ impl Inflight {
 
     /// A free entry, not yet claimed: [`Inflight::claim`] it once a chain was taken into it.
     #[inline]
-    pub(crate) fn next_free(&mut self) -> Option<(u16, &mut Entry)> {
+    pub(crate) fn next_free(&mut self) -> Option<&mut Entry> {
         let index = *self.free.last()?;
-        Some((index, &mut self.entries[usize::from(index)]))
+        Some(&mut self.entries[usize::from(index)])
     }
 
-    /// Claims the entry that [`Inflight::next_free`] gave.
+    /// Claims the entry that [`Inflight::next_free`] gave; returns its index.
     #[inline]
-    pub(crate) fn claim(&mut self, head: ChainHead) -> (u16, &mut Entry) {
+    pub(crate) fn claim(&mut self, head: ChainHead) -> u16 {
         let index = self.free.pop().expect("next_free gave an entry");
-        let entry = &mut self.entries[usize::from(index)];
-        entry.head = Some(head);
-        (index, entry)
+        self.entries[usize::from(index)].head = Some(head);
+        index
     }
 
     #[inline]

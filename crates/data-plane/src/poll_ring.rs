@@ -8,12 +8,10 @@
 #![expect(unsafe_code)]
 
 use crate::event::Event;
+use crate::uring::{CQ_ENTRIES, GETEVENTS, SQ_ENTRIES};
 use io_uring::{IoUring, squeue};
 use std::io;
 use std::os::fd::RawFd;
-
-const SQ_ENTRIES: u32 = 256;
-const CQ_ENTRIES: u32 = 4096;
 
 /// See the module's head.
 pub(crate) struct PollRing {
@@ -75,7 +73,6 @@ impl PollRing {
         if self.in_flight == 0 {
             return;
         }
-        const GETEVENTS: u32 = 1; // IORING_ENTER_GETEVENTS: poll for completions
         let queued = self.queued;
         // SAFETY: the entries were made by `push`, whose callers keep their memory.
         let entered =

@@ -97,7 +97,7 @@ impl RunningQueue {
         if !self.resubmit.is_empty() {
             return self.take_again();
         }
-        let (_, entry) = self.inflight.next_free()?;
+        let entry = self.inflight.next_free()?;
         match self.ring.take(&mut entry.chain) {
             Ok(Some(head)) => {
                 self.stats.chains += 1;
@@ -105,7 +105,7 @@ impl RunningQueue {
                 if let Some(region) = &mut self.region {
                     region.taken(&head, &entry.chain);
                 }
-                Some(self.inflight.claim(head).0)
+                Some(self.inflight.claim(head))
             }
             Ok(None) => None,
             Err(fault) => {
@@ -117,7 +117,7 @@ impl RunningQueue {
 
     #[cold]
     fn take_again(&mut self) -> Option<u16> {
-        let (_, entry) = self.inflight.next_free()?;
+        let entry = self.inflight.next_free()?;
         let again = self.resubmit.pop_front()?;
         match self.ring.take_again(&again, &mut entry.chain) {
             Ok(head) => {
@@ -125,7 +125,7 @@ impl RunningQueue {
                 if let Some(region) = &mut self.region {
                     region.taken_again(&head);
                 }
-                Some(self.inflight.claim(head).0)
+                Some(self.inflight.claim(head))
             }
             Err(fault) => {
                 self.fault(&fault);
@@ -191,7 +191,9 @@ impl RunningQueue {
                 log.mark(addr, len.min(left));
                 left -= len.min(left);
             }
-            status_addr.inspect(|addr| log.mark(*addr, 1));
+            if let Some(addr) = status_addr {
+                log.mark(addr, 1);
+            }
         }
         self.push_used(index, written_bytes);
     }

@@ -16,9 +16,11 @@ use std::time::Duration;
 use virtqueue::GuestMemory;
 
 /// Entries of the submission ring; a batch that is larger is submitted in pieces.
-const SQ_ENTRIES: u32 = 256;
+pub(crate) const SQ_ENTRIES: u32 = 256;
 /// Entries of the completion ring. More completions than this are kept by the kernel.
-const CQ_ENTRIES: u32 = 4096;
+pub(crate) const CQ_ENTRIES: u32 = 4096;
+/// `IORING_ENTER_GETEVENTS`: run deferred completions, and poll a polled device.
+pub(crate) const GETEVENTS: u32 = 1;
 /// io_uring's limit on one registered buffer.
 const FIXED_BUFFER_BYTES_MAX: u64 = 1 << 30;
 
@@ -148,7 +150,6 @@ impl Uring {
     fn enter(&mut self, want: usize, timeout: Option<Duration>) {
         let result = match timeout {
             None => {
-                const GETEVENTS: u32 = 1; // IORING_ENTER_GETEVENTS: run deferred completions
                 // SAFETY: the entries were made by `push_entry`, whose callers keep their memory.
                 unsafe {
                     let queued = self.queued;

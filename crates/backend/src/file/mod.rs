@@ -70,8 +70,7 @@ impl File {
         check_kind(path)?;
         let (file, direct) = open_file(path, &options)?;
         if let Some(patience) = options.lock {
-            let access = if options.read_only { Access::Read } else { Access::Write };
-            lock::lock_image_within(patience, &file, path, access)?;
+            lock::lock_image_within(patience, &file, path, Access::of(options.read_only))?;
         }
         let facts = probe::probe(&file, direct, !options.read_only)
             .map_err(|source| FileError::Probe { path: path.into(), source })?;
@@ -116,8 +115,7 @@ impl File {
     /// # Errors
     /// When another program uses the image.
     pub fn lock(&self) -> Result<(), LockError> {
-        let access = if self.info.read_only { Access::Read } else { Access::Write };
-        lock::lock_image(&self.file, &self.path, access)
+        lock::lock_image(&self.file, &self.path, Access::of(self.info.read_only))
     }
 
     /// Where the file is.
