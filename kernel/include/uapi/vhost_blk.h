@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
+#ifndef _UAPI_VHOST_BLK_H
+#define _UAPI_VHOST_BLK_H
+
+#include <linux/types.h>
+#include <linux/ioctl.h>
+#include <linux/vhost.h>
+
+/*
+ * The user interface of /dev/vhost-blk: the vhost core's ioctls (owner, features, memory table,
+ * dirty log, vrings, workers, busy-loop timeout, IOTLB messages), and the ones below.
+ *
+ * Order: VHOST_SET_OWNER; VHOST_SET_FEATURES; VHOST_SET_MEM_TABLE; for each queue
+ * VHOST_SET_VRING_NUM, _ADDR, _BASE, _KICK, _CALL; then VHOST_BLK_SET_BACKEND, or that one first
+ * and VHOST_BLK_SET_QUEUE for each queue as it gets ready.
+ *
+ * Numbers count down from 0xff, far from the core's. The first two are those of the series of
+ * 2022, so that a VMM which carries the device of that series works.
+ */
+
+/** VHOST_BLK_QUEUES_MAX - most virtqueues of a device */
+#define VHOST_BLK_QUEUES_MAX		64
+/** VHOST_BLK_QUEUE_SIZE_MAX - most descriptors of a virtqueue that runs */
+#define VHOST_BLK_QUEUE_SIZE_MAX	1024
+/** VHOST_BLK_SERIAL_BYTES - size of the GET_ID answer */
+#define VHOST_BLK_SERIAL_BYTES		20
+/** VHOST_BLK_RANGES_MAX - most ranges of a DISCARD, WRITE_ZEROES or SECURE_ERASE request */
+#define VHOST_BLK_RANGES_MAX		256
+
+/**
+ * VHOST_BLK_SET_BACKEND - attach the storage, or detach it
+ *
+ * @fd names a block device or a regular file, open for reading and, unless the disk is to be
+ * read-only, for writing. A block device must not be open exclusively by anyone: the module
+ * claims it. A file opened with O_DIRECT bypasses the page cache. fd -1 detaches.
+ *
+ * With index 0 all queues that are set up (address and size known) start on the new backend, or,
+ * with fd -1, all queues stop. Attaching over an attached backend swaps it: requests taken before
+ * complete on the old one, the ones after go to the new one, none is lost. Another index names one
+ * queue to start on the backend that is attached (the fd must name the same file or device) or,
+ * with fd -1, to stop. A queue that stops finishes what it took before the ioctl returns.
+ *
+ * Errors: EBADF no such fd; EINVAL neither a block device nor a regular file, or another
+ * file than the one attached; EBUSY the block device is mounted or claimed; ENOBUFS index
+ * too large; EFAULT the vring or the memory table is wrong; EINTR killed while requests were
+ * in flight; ENOMEM.
+ */
+#define VHOST_BLK_SET_BACKEND	_IOW(VHOST_VIRTIO, 0xFF, struct vhost_vring_file)
+
+/** VHOST_BLK_SET_SERIAL - the answer to GET_ID, padded with zeroes; at any time */
+#define VHOST_BLK_SET_SERIAL	_IOW(VHOST_VIRTIO, 0xFE, __u8[VHOST_BLK_SERIAL_BYTES])
+
+/** VHOST_BLK_GET_INFO - what the module and the attached backend can do; see &vhost_blk_info */
+#define VHOST_BLK_GET_INFO	_IOWR(VHOST_VIRTIO, 0xFD, struct vhost_blk_info)
+
+/**
+ * VHOST_BLK_SET_QUEUE - start (num 1) or stop (num 0) one queue
+ *
+ * Stopping waits until what was taken is complete; VHOST_GET_VRING_BASE then tells exactly where
+ * to go on. Starting needs an attached backend and a queue that is set up. Doing what is done
+ * already succeeds.
+ *
+ * Errors: ENOBUFS index too large; EINVAL num is neither 0 nor 1, or the ring has more than
+ * %VHOST_BLK_QUEUE_SIZE_MAX descriptors; ENODEV no backend; EFAULT the vring is not set up or not
+ * in the memory table; EINTR killed while waiting; ENOMEM.
+ */
+#define VHOST_BLK_SET_QUEUE	_IOW(VHOST_VIRTIO, 0xFC, struct vhost_vring_state)
+
+/** VHOST_BLK_SET_OPTIONS - how the disk behaves; see &vhost_blk_options */
+#define VHOST_BLK_SET_OPTIONS	_IOW(VHOST_VIRTIO, 0xFB, struct vhost_blk_options)
+
+/** VHOST_BLK_SET_INFLIGHT - where to keep track of taken chains; see &vhost_blk_inflight */
+#define VHOST_BLK_SET_INFLIGHT	_IOW(VHOST_VIRTIO, 0xFA, struct vhost_blk_inflight)
+
+/* Flags of &vhost_blk_info. */
+#define VHOST_BLK_INFO_ATTACHED		(1u << 0)	/* the fields about the backend are valid */
+#define VHOST_BLK_INFO_BLOCK_DEVICE	(1u << 1)	/* it is one; otherwise a regular file */
+#define VHOST_BLK_INFO_READ_ONLY	(1u << 2)
+#define VHOST_BLK_INFO_WRITE_CACHE	(1u << 3)	/* completed writes may need a FLUSH */
+#define VHOST_BLK_INFO_DISCARD		(1u << 4)
+#define VHOST_BLK_INFO_WRITE_ZEROES	(1u << 5)
+#define VHOST_BLK_INFO_SECURE_ERASE	(1u << 6)
+#define VHOST_BLK_INFO_POLL_QUEUES	(1u << 7)	/* VHOST_BLK_OPT_IOPOLL has an effect */
+#define VHOST_BLK_INFO_DEAD		(1u << 8)	/* the block device was removed */
+
+/**
+ * struct vhost_blk_info - limits and features
+ * @size: in: bytes the caller has room for, at least 8; out: bytes that the module knows. The
+ *	smaller number of bytes is written, the rest of the caller's room is left alone.
+ * @flags: out: VHOST_BLK_INFO_*
+ * @option_flags: out: VHOST_BLK_OPT_* that VHOST_BLK_SET_OPTIONS takes
+ * @queues_max: out: %VHOST_BLK_QUEUES_MAX
+ * @queue_size_max: out: %VHOST_BLK_QUEUE_SIZE_MAX
+ * @seg_max: out: most data segments of a request
+ * @request_bytes_max: out: most data bytes of a request; larger ones get S_IOERR
+ * @inflight_bytes_max: out: most data bytes of a device in flight; more wait in the ring
+ * @capacity_sectors: out: size of the backend in 512-byte sectors
+ * @logical_block_bytes: out: smallest addressable unit
+ * @physical_block_bytes: out: smallest unit written without read-modify-write
+ * @io_min_bytes: out: suggested minimum I/O size; 0 unknown
+ * @io_opt_bytes: out: suggested optimal I/O size; 0 unknown
+ * @memory_align_bytes: out: alignment below which a buffer is copied (bounced)
+ * @discard_align_sectors: out: granularity of DISCARD
+ * @max_discard_sectors: out: most sectors of one DISCARD range
+ * @max_write_zeroes_sectors: out: most sectors of one WRITE_ZEROES range
+ * @max_secure_erase_sectors: out: most sectors of one SECURE_ERASE range
+ */
+struct vhost_blk_info {
+	__u32 size;
+	__u32 flags;
+	__u32 option_flags;
+	__u32 queues_max;
+	__u32 queue_size_max;
+	__u32 seg_max;
+	__u64 request_bytes_max;
+	__u64 inflight_bytes_max;
+	__u64 capacity_sectors;
+	__u32 logical_block_bytes;
+	__u32 physical_block_bytes;
+	__u32 io_min_bytes;
+	__u32 io_opt_bytes;
+	__u32 memory_align_bytes;
+	__u32 discard_align_sectors;
+	__u32 max_discard_sectors;
+	__u32 max_write_zeroes_sectors;
+	__u32 max_secure_erase_sectors;
+	__u32 reserved;
+};
+
+/* Flags of &vhost_blk_options. */
+#define VHOST_BLK_OPT_WRITE_THROUGH	(1u << 0)	/* a write completes when it is durable */
+#define VHOST_BLK_OPT_READ_ONLY		(1u << 1)	/* refuse what writes */
+#define VHOST_BLK_OPT_IOPOLL		(1u << 2)	/* poll the device's poll queues */
+#define VHOST_BLK_OPT_PIN_MEMORY	(1u << 3)	/* pin the memory table once */
+
+/**
+ * struct vhost_blk_options - how the disk behaves
+ * @size: bytes that the caller fills in; what is beyond the module's own size must be zero (E2BIG)
+ * @flags: VHOST_BLK_OPT_*; unknown ones are refused (EINVAL)
+ * @max_discard_sectors: larger DISCARD ranges get S_IOERR; 0: only the capacity limits them
+ * @max_write_zeroes_sectors: the same for WRITE_ZEROES
+ * @max_secure_erase_sectors: the same for SECURE_ERASE
+ * @reserved: must be 0
+ *
+ * May be set at any time by the owner. %VHOST_BLK_OPT_PIN_MEMORY pins all pages of the memory table
+ * (now and at each VHOST_SET_MEM_TABLE) and charges them to RLIMIT_MEMLOCK (ENOMEM when that is
+ * too low); it must not be used with ballooning. All other flags act on requests taken after.
+ */
+struct vhost_blk_options {
+	__u32 size;
+	__u32 flags;
+	__u32 max_discard_sectors;
+	__u32 max_write_zeroes_sectors;
+	__u32 max_secure_erase_sectors;
+	__u32 reserved;
+};
+
+/**
+ * struct vhost_blk_inflight - the in-flight region of one queue
+ * @index: the queue, which must be stopped (EBUSY)
+ * @desc_num: number of entries; at least the size of the queue at its start (EINVAL there)
+ * @user_addr: address in the owner of the vhost-user protocol's "inflight split" structure, 8-byte
+ *	aligned (EINVAL), or 0: keep no track
+ *
+ * The module marks a chain in the region before it starts to work on it and clears the mark after
+ * its used entry is visible, as the vhost-user protocol says, so that whoever serves the ring
+ * after this process died can find what was in flight.
+ */
+struct vhost_blk_inflight {
+	__u32 index;
+	__u32 desc_num;
+	__u64 user_addr;
+};
+
+#endif /* _UAPI_VHOST_BLK_H */
