@@ -9,7 +9,7 @@ LAB = $(CARGO) run --quiet --release -p lab --
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab-shell test bench lint
+.PHONY: help run lab-shell modules test bench lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,6 +19,10 @@ run: release ## A real guest formats, writes, verifies and measures a served dis
 
 lab-shell: release ## A prompt in a guest that has the served disk as /dev/vda [DISK=path]
 	@$(LAB) shell $(LAB_DISK) $(ARGS)
+
+modules: ## Build the kernel modules [KDIR=build folder; default: Debian's newest 6.12]
+	@scripts/setup.sh modules
+	@scripts/kernel/modules.sh $(if $(KDIR),"$(KDIR)") $(ARGS)
 
 test: ## All tests; the last line counts them
 	@scripts/test.sh

@@ -17,11 +17,13 @@ check() {
 
 shell_syntax() {
     status=0
-    for script in scripts/*.sh crates/lab/src/*.sh .ci/run; do
+    scripts="scripts/*.sh scripts/kernel/*.sh crates/lab/src/*.sh .ci/run"
+    for script in $scripts; do
         sh -n "$script" || status=1
     done
     if command -v shellcheck >/dev/null 2>&1; then
-        shellcheck scripts/*.sh crates/lab/src/*.sh .ci/run || status=1
+        # shellcheck disable=SC2086
+        shellcheck -x $scripts || status=1
     else
         echo "SKIP: shellcheck is not installed (apt-get install shellcheck); syntax was checked"
     fi

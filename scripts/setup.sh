@@ -3,10 +3,11 @@
 #
 # Installs the Debian packages that the make targets need, and nothing that is there already.
 #
-#   scripts/setup.sh [build] [run] [test] [bench]     (no argument: all of them)
+#   scripts/setup.sh [SET...]     (no argument: all of them)
 #
-#   build  a C linker for cargo            run    QEMU and the tools that make and check disks
-#   test   what `make test` needs          bench  what `make bench` needs (fio, qemu-storage-daemon)
+#   build    a C linker for cargo          run    QEMU and the tools that make and check disks
+#   modules  what modules are built with   lab    the same, and what a kernel is built with
+#   test     what `make test` needs        bench  what `make bench` needs (fio, qemu-storage-daemon)
 
 set -eu
 
@@ -21,14 +22,17 @@ needs_of() {
     case $1 in
     build) echo "cc:gcc pkg-config:pkg-config" ;;
     run) echo "qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mke2fs:e2fsprogs e2fsck:e2fsprogs blkid:util-linux setpriv:util-linux dpkg-deb:dpkg" ;;
-    test) echo "cc:gcc pkg-config:pkg-config $(needs_of run)" ;;
+    modules) echo "cc:gcc make:make xz:xz-utils dpkg-deb:dpkg flock:util-linux" ;;
+    lab) echo "$(needs_of run) $(needs_of modules) flex:flex bison:bison bc:bc /usr/include/gelf.h:libelf-dev" ;;
+    test) echo "cc:gcc pkg-config:pkg-config sparse:sparse $(needs_of lab)" ;;
     bench) echo "fio:fio qemu-storage-daemon:qemu-system-common" ;;
-    *) die "unknown set '$1': use build, run, test or bench" ;;
+    *) die "unknown set '$1': use build, run, modules, lab, test or bench" ;;
     esac
 }
 
 have() {
-    command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ]
+    command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ] ||
+        { [ "${1#/}" != "$1" ] && [ -e "$1" ]; }
 }
 
 missing_packages() {
@@ -85,14 +89,14 @@ check_machine() {
 }
 
 main() {
-    [ $# -gt 0 ] || set -- build run test bench
+    [ $# -gt 0 ] || set -- build run modules lab test bench
     needs=
     for set_name in "$@"; do
         needs="$needs $(needs_of "$set_name")"
     done
     # A failure inside $( ) above does not end the script by itself in every shell.
     for set_name in "$@"; do
-        case $set_name in build | run | test | bench) ;; *) exit 1 ;; esac
+        case $set_name in build | run | modules | lab | test | bench) ;; *) exit 1 ;; esac
     done
 
     packages=$(missing_packages "$needs" | tr '\n' ' ')

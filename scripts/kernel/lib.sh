@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=sh
+#
+# What the scripts of this folder share; to be read with `.`. Each of them prints one folder on its
+# standard output, everything else on standard error, and keeps what is expensive in the cache.
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-blk
+mkdir -p "$cache"
+
+note() { printf 'kernel: %s\n' "$*" >&2; }
+die() {
+    note "$*"
+    exit 1
+}
+
+# entry NAME COMMAND...: prints the cache folder NAME. If it is not there, COMMAND fills a folder
+# beside it (its last argument), which is then renamed: an entry is there whole or not at all. The
+# lock is the one that the lab's own cache takes. Must not be called where the shell ignores
+# errors (before || or &&, in a condition).
+entry() {
+    entry_name=$1
+    shift
+    [ -d "$cache/$entry_name" ] || build_entry "$@"
+    printf '%s\n' "$cache/$entry_name"
+}
+
+build_entry() {
+    staging=$cache/.building-$entry_name
+    exec 9>"$cache/.lock-$entry_name"
+    flock -n 9 || {
+        note "another process is making $entry_name, waiting for it"
+        flock 9
+    }
+    [ ! -d "$cache/$entry_name" ] || return 0
+    rm -rf "$staging"
+    mkdir "$staging"
+    # A shell of its own, in which errors end it.
+    set +e
+    (set -e && exec 9>&- >&2 && "$@" "$staging")
+    status=$?
+    set -e
+    [ "$status" -eq 0 ] || {
+        rm -rf "$staging"
+        die "cannot make $entry_name in $cache: see above"
+    }
+    mv -T "$staging" "$cache/$entry_name"
+    exec 9>&-
+}
+
+# key_of FILE-OR-WORD...: a short name for the contents of files and for words.
+key_of() {
+    for input in "$@"; do
+        if [ -f "$input" ]; then cat "$input"; else printf '%s\n' "$input"; fi
+    done | sha256sum | cut -c1-16
+}
+
+# download PACKAGE[=VERSION] FOLDER: puts the .deb into FOLDER without installing it.
+download() {
+    (cd "$2" && apt-get -q -o APT::Sandbox::User=root download "$1" >&2)
+}
+
+# unpack PACKAGE[=VERSION] FOLDER: downloads a package and unpacks it into FOLDER.
+unpack() {
+    mkdir -p "$2/.deb"
+    download "$1" "$2/.deb"
+    dpkg-deb -x "$2"/.deb/*.deb "$2"
+    rm -r "$2/.deb"
+}
+
+# candidate PACKAGE: the version that apt would take; the index is refreshed if it knows none.
+candidate() {
+    for try in first second; do
+        found=$(apt-cache policy "$1" | sed -n 's/^ *Candidate: //p')
+        [ -z "$found" ] || [ "$found" = "(none)" ] || break
+        found=
+        [ "$try" = second ] || apt-get -q update >&2 || true
+    done
+    printf '%s\n' "$found"
+}

@@ -1,0 +1,55 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the kernel modules and prints the folder that holds the .ko files. The checkout stays
+# clean: the build happens in a copy in the cache, named after all that goes into it.
+#
+#   scripts/kernel/modules.sh [KDIR] [MAKE-ARGUMENT...]     for example: W=1 KCFLAGS=-Werror
+#
+# MODULE_SOURCES=FOLDER builds another folder of modules than this checkout's.
+
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=scripts/kernel/lib.sh
+. "$here/lib.sh"
+sources=${MODULE_SOURCES:-$here/../../kernel}
+
+# How many builds stay in the cache.
+keep=12
+
+fill() {
+    note "building the modules for $release"
+    cp -r "$sources" "$1/kernel"
+    folder=$1
+    for module in "$folder"/kernel/*/; do
+        module=${module%/}
+        [ -f "$module/Kbuild" ] || [ -f "$module/Makefile" ] || continue
+        # shellcheck disable=SC2086
+        nice make -s -j"$(nproc)" -C "$kdir" M="$module" VHOST_PRIVATE="$private" $arguments modules
+        cp "$module"/*.ko "$folder"
+    done
+}
+
+drop_old() {
+    find "$cache" -maxdepth 1 -name 'modules-*' -type d -printf '%T@ %p\n' | sort -rn |
+        tail -n "+$((keep + 1))" | cut -d' ' -f2- | while read -r old; do rm -rf "$old"; done
+}
+
+if [ $# -gt 0 ] && [ -d "$1" ]; then
+    kdir=$(cd "$1" && pwd)
+    shift
+else
+    case ${1:-} in
+    /* | ./*) die "$1: there is no such kernel build folder" ;;
+    esac
+    kdir=$("$here/headers.sh")
+fi
+arguments=$*
+release=$(cat "$kdir/include/config/kernel.release" 2>/dev/null ||
+    sed -n 's/^#define UTS_RELEASE "\(.*\)"$/\1/p' "$kdir/include/generated/utsrelease.h")
+[ -n "$release" ] || die "$kdir is not prepared for modules: run make modules_prepare there"
+private=$("$here/vhost-private.sh" "$kdir")
+key=$(cd "$sources" && key_of $(find . -type f | LC_ALL=C sort) "$(find . -type f | LC_ALL=C sort)" \
+    "$kdir" "$kdir/.config" "$kdir/Module.symvers" "$private/vhost.h" "$arguments")
+entry "modules-$release-$key" fill
+drop_old

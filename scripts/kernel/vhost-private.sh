@@ -1,0 +1,58 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Prints the folder of the vhost core's private header, vhost.h, for the kernel of a build folder.
+# No headers package has it, and it changes inside stable series, so it is taken from the source
+# of exactly that version: from the tree itself, or from Debian's linux-source package.
+#
+#   scripts/kernel/vhost-private.sh KDIR [FOLDER]   FOLDER: put vhost.h there, not into the cache
+#
+# VHOST_PRIVATE=FOLDER in the environment names a folder that has it already.
+
+set -eu
+# shellcheck source=scripts/kernel/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+fill() {
+    have=$cache/source-$version/drivers/vhost/vhost.h
+    if [ -f "$have" ]; then
+        cp "$have" "$1"
+        return
+    fi
+    note "fetching vhost.h of Linux $version (in a package of about 150 MB)"
+    unpack "linux-source-$series=$version" "$1/.package"
+    tar -C "$1" --strip-components=3 -xf "$1/.package/usr/src/linux-source-$series.tar.xz" \
+        "linux-source-$series/drivers/vhost/vhost.h"
+    rm -r "$1/.package"
+}
+
+# Debian's package version, from what the kernel was built with.
+debian_version() {
+    sed -n 's/^#define LINUX_PACKAGE_ID " Debian \(.*\)"$/\1/p' "$kdir/include/generated/package.h" \
+        2>/dev/null || true
+}
+
+kdir=${1:?the kernel build folder (KDIR) is needed}
+[ -f "$kdir/Makefile" ] || die "$kdir is no kernel build folder: it has no Makefile"
+if [ -n "${VHOST_PRIVATE:-}" ]; then
+    [ -f "$VHOST_PRIVATE/vhost.h" ] || die "VHOST_PRIVATE=$VHOST_PRIVATE holds no vhost.h"
+    folder=$VHOST_PRIVATE
+elif [ -f "$kdir/source/drivers/vhost/vhost.h" ]; then
+    folder=$kdir/source/drivers/vhost
+elif [ -f "$kdir/drivers/vhost/vhost.h" ]; then
+    folder=$kdir/drivers/vhost
+else
+    version=$(debian_version)
+    [ -n "$version" ] || die "$kdir is not Debian's and has no drivers/vhost/vhost.h: give VHOST_PRIVATE=FOLDER, with the vhost.h of exactly this kernel"
+    series=$(echo "$version" | cut -d. -f1-2)
+    apt-cache madison "linux-source-$series" | awk '{ print $3 }' | grep -qxF "$version" ||
+        [ -f "$cache/source-$version/drivers/vhost/vhost.h" ] || [ -f "$cache/vhost-h-$version/vhost.h" ] ||
+        die "apt has no linux-source-$series $version, which has the vhost.h of this kernel: run apt-get update, take the kernel that apt offers ($(candidate "linux-source-$series")), or give VHOST_PRIVATE=FOLDER"
+    folder=$(entry "vhost-h-$version" fill)
+fi
+[ $# -lt 2 ] || {
+    mkdir -p "$2"
+    cp "$folder/vhost.h" "$2"
+    folder=$2
+}
+echo "$folder"
