@@ -30,7 +30,7 @@ pub use lock::LockError;
 pub use mem::Mem;
 pub use null::Null;
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 /// Limits of one range command (DISCARD, WRITE_ZEROES, SECURE_ERASE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +113,16 @@ pub trait Disk: Send + Sync {
     /// lane is layer 0.
     fn layers(&self) -> u8 {
         1
+    }
+
+    /// The open file or block device in which the disk's bytes lie as they are, so that the kernel
+    /// may serve them instead of a [`Lane`].
+    ///
+    /// # Errors
+    /// Why there is none, and what to do about it, in words.
+    fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
+        Err("only a plain file or block device can be given to the kernel: use --backend file \
+             without --wrap")
     }
 }
 

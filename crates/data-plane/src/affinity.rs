@@ -7,6 +7,11 @@ use std::io;
 
 /// Pins the calling thread to `cpu`.
 pub(crate) fn pin_this_thread(cpu: usize) -> io::Result<()> {
+    pin_thread(0, cpu)
+}
+
+/// Pins the thread `id` of this process (0: the calling one) to `cpu`.
+pub(crate) fn pin_thread(id: libc::pid_t, cpu: usize) -> io::Result<()> {
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -15,7 +20,7 @@ pub(crate) fn pin_this_thread(cpu: usize) -> io::Result<()> {
     // SAFETY: `cpu` is below CPU_SETSIZE.
     unsafe { libc::CPU_SET(cpu, &mut set) };
     // SAFETY: the set is valid for the call; 0 is the calling thread.
-    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) } {
+    match unsafe { libc::sched_setaffinity(id, size_of::<libc::cpu_set_t>(), &set) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

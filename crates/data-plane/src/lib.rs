@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data plane in user space: moves the requests of started queues.
+//! The data plane: moves the requests of started queues, in user space or by the kernel.
 //!
 //! Read `worker.rs` first: one turn of its loop shows the whole life of a request. Each of its
 //! stages has a file behind it: *chain* and *used* are `virtqueue`'s, *request* and *completion*
 //! are `virtio-blk`'s, *submit* is `submit.rs`, *notify* is `running.rs`.
 //!
+//! [`Planes`] stands before this plane and the other one, the kernel module's (`kernel/`).
+//!
 //! What is absent: sockets and vhost-user messages. The control plane hands complete queues in
-//! ([`DataPlane::start_queue`]) and gets their state back ([`DataPlane::stop_queue`]); between the
+//! ([`Planes::start_queue`]) and gets their state back ([`Planes::stop_queue`]); between the
 //! two a queue belongs to one thread and nothing changes it.
 
 mod affinity;
@@ -15,7 +17,9 @@ mod batch;
 mod conformance;
 mod event;
 mod inflight;
+mod kernel;
 mod plane;
+mod planes;
 mod poll;
 mod poll_ring;
 mod region;
@@ -25,8 +29,10 @@ mod transfer;
 mod uring;
 mod worker;
 
+pub use kernel::{DEVICE_PATH, KernelError, KernelOptions};
 pub use plane::{
     DataPlane, IoPoll, PlaneOptions, QueueHandle, QueueStart, QueueStopped, StartError,
 };
+pub use planes::{PlaneChoice, PlaneKind, Planes, QueueSpec, QueueStartError, StartedQueue};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use running::QueueStats;

@@ -113,6 +113,7 @@ pub(crate) enum Mail {
     Start(Box<QueueStart>, Sender<u16>),
     Stop(u16, Sender<QueueStopped>),
     SetCall(u16, Option<File>),
+    Stats(u16, Sender<QueueStats>),
     Memory(Option<Arc<GuestMemory>>, Sender<io::Result<()>>),
     Exit,
 }
@@ -192,6 +193,11 @@ impl DataPlane {
     /// returned.
     pub fn stop_queue(&self, queue: QueueHandle) -> QueueStopped {
         self.threads[queue.worker].ask(|reply| Mail::Stop(queue.number, reply))
+    }
+
+    /// What a running queue did since it was started.
+    pub fn queue_stats(&self, queue: &QueueHandle) -> QueueStats {
+        self.threads[queue.worker].ask(|reply| Mail::Stats(queue.number, reply))
     }
 
     /// Replaces the call eventfd of a running queue, without waiting for its I/O.

@@ -212,6 +212,10 @@ impl Worker {
                         queue.call(); // what the old eventfd may have missed
                     }
                 }
+                Mail::Stats(number, reply) => {
+                    let queue = self.queues[usize::from(number)].as_ref();
+                    let _ = reply.send(queue.map_or_else(Default::default, |queue| queue.stats));
+                }
                 Mail::Memory(memory, reply) => {
                     let result = match memory {
                         Some(memory) => self.storage.engine.register_memory(&memory),

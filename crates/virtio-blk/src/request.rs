@@ -49,7 +49,7 @@ impl DiskView {
     /// Section 5.2.6.2: without FLUSH, or with the cache in write-through mode, a write completes
     /// only when it is durable.
     #[inline]
-    fn write_through(&self) -> bool {
+    pub fn write_through(&self) -> bool {
         !self.flush || !self.writeback.load(Ordering::Relaxed)
     }
 

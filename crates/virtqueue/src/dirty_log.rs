@@ -43,6 +43,17 @@ impl DirtyLog {
         Ok(DirtyLog { mapping, offset: offset as usize, len: len as usize })
     }
 
+    /// This process's address of the first byte.
+    pub fn host(&self) -> *mut u8 {
+        self.mapping.as_ptr().wrapping_add(self.offset)
+    }
+
+    /// Length in bytes; never 0.
+    #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Marks the pages of `len` bytes at guest-physical `addr`. Pages beyond the log are outside
     /// what the front-end migrates and are ignored, as the kernel's vhost does.
     pub fn mark(&self, addr: u64, len: u64) {

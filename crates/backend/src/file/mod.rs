@@ -16,6 +16,7 @@ use lane::{FileLane, LaneLimits};
 use probe::Facts;
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,6 +58,8 @@ pub struct File {
     info: Info,
     limits: LaneLimits,
     fell_back_from_direct: bool,
+    /// A block device whose page cache is in use.
+    cached_device: bool,
     notices: Vec<String>,
 }
 
@@ -96,6 +99,7 @@ impl File {
             info: describe(path, direct, &options, &facts, &limits),
             limits,
             fell_back_from_direct,
+            cached_device: facts.is_device && !direct,
             notices: notices(path, &facts, &limits, fell_back_from_direct),
         })
     }
@@ -131,6 +135,13 @@ impl Disk for File {
 
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
         Ok(Box::new(FileLane::new(Arc::clone(&self.file), self.limits)))
+    }
+
+    fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
+        match self.cached_device {
+            true => Err("the kernel serves a block device around the page cache: use --direct on"),
+            false => Ok(self.file.as_fd()),
+        }
     }
 }
 

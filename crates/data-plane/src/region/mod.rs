@@ -76,6 +76,17 @@ impl InflightRegion {
     }
 }
 
+impl InflightRegion {
+    /// This process's address of the part of split queue `index`, where it has room for `size`
+    /// descriptors.
+    pub(crate) fn split_part(&self, index: u16, size: u16) -> Option<u64> {
+        let fits = index < self.num_queues && size <= self.queue_size;
+        let start = usize::from(index) * queue_region_bytes(Layout::Split, self.queue_size);
+        // `map` made sure that there is room for all queues.
+        fits.then(|| self.mapping.as_ptr() as u64 + (self.offset + start) as u64)
+    }
+}
+
 /// One queue's part of the region, as its data-plane thread keeps it.
 #[derive(Debug)]
 pub(crate) enum QueueRegion {

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kernel/include/uapi/vhost_blk.h`, and what the vhost core has beyond the `vhost` crate:
+//! constants and structures, in the header's order. A test compiles the header and compares.
+
+use vhost::vhost_kern::vhost_binding::{VHOST, vhost_vring_file, vhost_vring_state};
+use virtio_spec::blk::ID_BYTES;
+use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
+
+/// Most descriptors of a virtqueue that runs.
+pub(crate) const QUEUE_SIZE_MAX: u32 = 1024;
+
+pub(crate) const INFO_ATTACHED: u32 = 1 << 0;
+pub(crate) const INFO_READ_ONLY: u32 = 1 << 2;
+pub(crate) const INFO_DISCARD: u32 = 1 << 4;
+pub(crate) const INFO_WRITE_ZEROES: u32 = 1 << 5;
+pub(crate) const INFO_SECURE_ERASE: u32 = 1 << 6;
+pub(crate) const INFO_POLL_QUEUES: u32 = 1 << 7;
+
+pub(crate) const OPT_WRITE_THROUGH: u32 = 1 << 0;
+pub(crate) const OPT_READ_ONLY: u32 = 1 << 1;
+pub(crate) const OPT_IOPOLL: u32 = 1 << 2;
+pub(crate) const OPT_PIN_MEMORY: u32 = 1 << 3;
+
+/// `struct vhost_blk_info`: limits and features of the module and the attached file.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Info {
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+    pub(crate) option_flags: u32,
+    pub(crate) queues_max: u32,
+    pub(crate) queue_size_max: u32,
+    pub(crate) seg_max: u32,
+    pub(crate) request_bytes_max: u64,
+    pub(crate) inflight_bytes_max: u64,
+    pub(crate) capacity_sectors: u64,
+    pub(crate) logical_block_bytes: u32,
+    pub(crate) physical_block_bytes: u32,
+    pub(crate) io_min_bytes: u32,
+    pub(crate) io_opt_bytes: u32,
+    pub(crate) memory_align_bytes: u32,
+    pub(crate) discard_align_sectors: u32,
+    pub(crate) max_discard_sectors: u32,
+    pub(crate) max_write_zeroes_sectors: u32,
+    pub(crate) max_secure_erase_sectors: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `struct vhost_blk_options`: how the disk behaves.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+    pub(crate) max_discard_sectors: u32,
+    pub(crate) max_write_zeroes_sectors: u32,
+    pub(crate) max_secure_erase_sectors: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `struct vhost_blk_inflight`: the in-flight region of one queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Inflight {
+    pub(crate) index: u32,
+    pub(crate) desc_num: u32,
+    pub(crate) user_addr: u64,
+}
+
+/// `struct vhost_worker_state` of linux/vhost.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WorkerState {
+    pub(crate) worker_id: u32,
+}
+
+/// `struct vhost_vring_worker` of linux/vhost.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct VringWorker {
+    pub(crate) index: u32,
+    pub(crate) worker_id: u32,
+}
+
+ioctl_iow_nr!(SET_BACKEND, VHOST, 0xff, vhost_vring_file);
+ioctl_iow_nr!(SET_SERIAL, VHOST, 0xfe, [u8; ID_BYTES]);
+ioctl_iowr_nr!(GET_INFO, VHOST, 0xfd, Info);
+ioctl_iow_nr!(SET_QUEUE, VHOST, 0xfc, vhost_vring_state);
+ioctl_iow_nr!(SET_OPTIONS, VHOST, 0xfb, Options);
+ioctl_iow_nr!(SET_INFLIGHT, VHOST, 0xfa, Inflight);
+ioctl_ior_nr!(NEW_WORKER, VHOST, 0x08, WorkerState);
+ioctl_iow_nr!(ATTACH_VRING_WORKER, VHOST, 0x15, VringWorker);
+ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::fmt::Write as _;
+    use std::mem::offset_of;
+    use std::path::Path;
+    use std::process::Command;
+
+    /// Every number of this module with the C expression that it mirrors.
+    fn mirrored() -> Vec<(&'static str, u64)> {
+        macro_rules! structure {
+            ($name:literal, $type:ty: $($field:ident),*) => {
+                vec![
+                    (concat!("sizeof(struct ", $name, ")"), size_of::<$type>() as u64),
+                    $((concat!("offsetof(struct ", $name, ", ", stringify!($field), ")"),
+                       offset_of!($type, $field) as u64),)*
+                ]
+            };
+        }
+        let mut all = vec![
+            ("VHOST_BLK_QUEUE_SIZE_MAX", QUEUE_SIZE_MAX.into()),
+            ("VHOST_BLK_SERIAL_BYTES", ID_BYTES as u64),
+            ("VHOST_BLK_INFO_ATTACHED", INFO_ATTACHED.into()),
+            ("VHOST_BLK_INFO_READ_ONLY", INFO_READ_ONLY.into()),
+            ("VHOST_BLK_INFO_DISCARD", INFO_DISCARD.into()),
+            ("VHOST_BLK_INFO_WRITE_ZEROES", INFO_WRITE_ZEROES.into()),
+            ("VHOST_BLK_INFO_SECURE_ERASE", INFO_SECURE_ERASE.into()),
+            ("VHOST_BLK_INFO_POLL_QUEUES", INFO_POLL_QUEUES.into()),
+            ("VHOST_BLK_OPT_WRITE_THROUGH", OPT_WRITE_THROUGH.into()),
+            ("VHOST_BLK_OPT_READ_ONLY", OPT_READ_ONLY.into()),
+            ("VHOST_BLK_OPT_IOPOLL", OPT_IOPOLL.into()),
+            ("VHOST_BLK_OPT_PIN_MEMORY", OPT_PIN_MEMORY.into()),
+            ("VHOST_BLK_SET_BACKEND", SET_BACKEND()),
+            ("VHOST_BLK_SET_SERIAL", SET_SERIAL()),
+            ("VHOST_BLK_GET_INFO", GET_INFO()),
+            ("VHOST_BLK_SET_QUEUE", SET_QUEUE()),
+            ("VHOST_BLK_SET_OPTIONS", SET_OPTIONS()),
+            ("VHOST_BLK_SET_INFLIGHT", SET_INFLIGHT()),
+            ("VHOST_SET_VRING_BUSYLOOP_TIMEOUT", SET_VRING_BUSYLOOP_TIMEOUT()),
+        ];
+        all.extend(structure!("vhost_blk_info", Info: size, flags, option_flags, queues_max,
+            queue_size_max, seg_max, request_bytes_max, inflight_bytes_max, capacity_sectors,
+            logical_block_bytes, physical_block_bytes, io_min_bytes, io_opt_bytes,
+            memory_align_bytes, discard_align_sectors, max_discard_sectors,
+            max_write_zeroes_sectors, max_secure_erase_sectors, reserved));
+        all.extend(structure!("vhost_blk_options", Options: size, flags, max_discard_sectors,
+            max_write_zeroes_sectors, max_secure_erase_sectors, reserved));
+        all.extend(structure!("vhost_blk_inflight", Inflight: index, desc_num, user_addr));
+        all
+    }
+
+    /// What a C compiler makes of the expressions, with the project's header.
+    fn compiled(expressions: &[&str]) -> BTreeMap<String, u64> {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, program) = (folder.path().join("abi.c"), folder.path().join("abi"));
+        let mut text = String::from(
+            "#include <stddef.h>\n#include <stdio.h>\n#include <vhost_blk.h>\nint main(void) {\n",
+        );
+        for expression in expressions {
+            writeln!(
+                text,
+                "printf(\"%s=%llu\\n\", \"{expression}\", (unsigned long long)({expression}));"
+            )
+            .unwrap();
+        }
+        std::fs::write(&source, text + "return 0;\n}\n").unwrap();
+        let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/include/uapi");
+        let mut compiler = Command::new("cc");
+        compiler.arg("-I").arg(headers).arg("-o").arg(&program).arg(&source);
+        let built = compiler.output().expect("a C compiler, as linking Rust needs one too");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let output = Command::new(&program).output().unwrap();
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let pair = |line: &str| {
+            let (name, value) = line.split_once('=').unwrap();
+            (name.to_owned(), value.parse().unwrap())
+        };
+        lines.lines().map(pair).collect()
+    }
+
+    #[test]
+    fn the_mirror_agrees_with_the_header() {
+        let mirrored = mirrored();
+        let names: Vec<&str> = mirrored.iter().map(|(name, _)| *name).collect();
+        let compiled = compiled(&names);
+        assert_eq!(compiled.len(), mirrored.len());
+        for (name, value) in mirrored {
+            assert_eq!(compiled[name], value, "{name}");
+        }
+    }
+
+    /// Older C libraries' linux/vhost.h lacks them: the numbers are those of Linux 6.5 and later.
+    #[test]
+    fn the_worker_ioctls_have_the_cores_codes() {
+        assert_eq!(NEW_WORKER(), 0x8004_af08);
+        assert_eq!(ATTACH_VRING_WORKER(), 0x4008_af15);
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One open `/dev/vhost-blk` and its ioctls. The vhost core's are the `vhost` crate's, where they
+//! fit: that crate cannot detach an eventfd, and wants to translate ring addresses itself.
+// UNSAFETY: ioctls; the structures are those of `abi.rs`, and the kernel copies them.
+#![expect(unsafe_code)]
+
+use super::abi;
+use super::error::KernelError;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+use vhost::vhost_kern::VhostKernBackend;
+use vhost::vhost_kern::vhost_binding::{
+    VHOST_SET_VRING_ADDR, VHOST_SET_VRING_CALL, VHOST_SET_VRING_ERR, VHOST_SET_VRING_KICK,
+    vhost_vring_addr, vhost_vring_file, vhost_vring_state,
+};
+use virtio_spec::blk::ID_BYTES;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
+
+/// The device node of the module.
+pub const DEVICE_PATH: &str = "/dev/vhost-blk";
+
+/// Which of a vring's eventfds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signal {
+    Kick,
+    Call,
+    Err,
+}
+
+/// See the module's head. Closing it stops and drains everything.
+#[derive(Debug)]
+pub(crate) struct VhostBlk {
+    file: File,
+    /// The `vhost` crate wants to know guest memory to translate ring addresses. They come
+    /// translated here, see [`VhostBlk::set_vring_addr`].
+    no_memory: Arc<GuestMemoryMmap>,
+}
+
+impl AsRawFd for VhostBlk {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+impl VhostKernBackend for VhostBlk {
+    type AS = Arc<GuestMemoryMmap>;
+
+    fn mem(&self) -> &Self::AS {
+        &self.no_memory
+    }
+}
+
+impl VhostBlk {
+    pub(crate) fn open(path: &Path) -> Result<Self, KernelError> {
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        let file = opened.map_err(|source| KernelError::open(path, source))?;
+        Ok(VhostBlk { file, no_memory: Arc::default() })
+    }
+
+    fn set<T>(
+        &self,
+        what: &'static str,
+        request: libc::Ioctl,
+        value: &T,
+    ) -> Result<(), KernelError> {
+        // SAFETY: `value` lives through the call; each caller passes the ioctl's own type.
+        match unsafe { ioctl_with_ref(self, request, value) } {
+            code if code < 0 => Err(KernelError::call(what, io::Error::last_os_error())),
+            _ => Ok(()),
+        }
+    }
+
+    fn get<T>(
+        &self,
+        what: &'static str,
+        request: libc::Ioctl,
+        value: &mut T,
+    ) -> Result<(), KernelError> {
+        // SAFETY: as in `set`.
+        match unsafe { ioctl_with_mut_ref(self, request, value) } {
+            code if code < 0 => Err(KernelError::call(what, io::Error::last_os_error())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Attaches the storage without starting a queue.
+    pub(crate) fn attach(&self, storage: BorrowedFd<'_>) -> Result<(), KernelError> {
+        let file = vhost_vring_file { index: 0, fd: storage.as_raw_fd() };
+        self.set("VHOST_BLK_SET_BACKEND", abi::SET_BACKEND(), &file)
+    }
+
+    pub(crate) fn info(&self) -> Result<abi::Info, KernelError> {
+        let mut info = abi::Info { size: size_of::<abi::Info>() as u32, ..abi::Info::default() };
+        self.get("VHOST_BLK_GET_INFO", abi::GET_INFO(), &mut info)?;
+        Ok(info)
+    }
+
+    pub(crate) fn set_options(&self, options: &abi::Options) -> Result<(), KernelError> {
+        self.set("VHOST_BLK_SET_OPTIONS", abi::SET_OPTIONS(), options)
+    }
+
+    pub(crate) fn set_serial(&self, serial: &[u8; ID_BYTES]) -> Result<(), KernelError> {
+        self.set("VHOST_BLK_SET_SERIAL", abi::SET_SERIAL(), serial)
+    }
+
+    /// Starts or stops one queue; a stop drains it.
+    pub(crate) fn set_queue(&self, index: u16, run: bool) -> Result<(), KernelError> {
+        let state = vhost_vring_state { index: index.into(), num: run.into() };
+        self.set("VHOST_BLK_SET_QUEUE", abi::SET_QUEUE(), &state)
+    }
+
+    pub(crate) fn set_inflight(&self, inflight: &abi::Inflight) -> Result<(), KernelError> {
+        self.set("VHOST_BLK_SET_INFLIGHT", abi::SET_INFLIGHT(), inflight)
+    }
+
+    /// The areas' addresses are this process's.
+    pub(crate) fn set_vring_addr(&self, addr: &vhost_vring_addr) -> Result<(), KernelError> {
+        self.set("VHOST_SET_VRING_ADDR", VHOST_SET_VRING_ADDR(), addr)
+    }
+
+    pub(crate) fn set_vring_signal(
+        &self,
+        index: u16,
+        signal: Signal,
+        fd: Option<&File>,
+    ) -> Result<(), KernelError> {
+        let file = vhost_vring_file { index: index.into(), fd: fd.map_or(-1, AsRawFd::as_raw_fd) };
+        let (what, request) = match signal {
+            Signal::Kick => ("VHOST_SET_VRING_KICK", VHOST_SET_VRING_KICK()),
+            Signal::Call => ("VHOST_SET_VRING_CALL", VHOST_SET_VRING_CALL()),
+            Signal::Err => ("VHOST_SET_VRING_ERR", VHOST_SET_VRING_ERR()),
+        };
+        self.set(what, request, &file)
+    }
+
+    /// How long to look at the ring before kicks are asked for again.
+    pub(crate) fn set_busy_loop(&self, index: u16, micros: u32) -> Result<(), KernelError> {
+        let state = vhost_vring_state { index: index.into(), num: micros };
+        let request = abi::SET_VRING_BUSYLOOP_TIMEOUT();
+        self.set("VHOST_SET_VRING_BUSYLOOP_TIMEOUT", request, &state)
+    }
+
+    pub(crate) fn new_worker(&self) -> Result<u32, KernelError> {
+        let mut state = abi::WorkerState::default();
+        self.get("VHOST_NEW_WORKER", abi::NEW_WORKER(), &mut state)?;
+        Ok(state.worker_id)
+    }
+
+    pub(crate) fn attach_worker(&self, index: u16, worker_id: u32) -> Result<(), KernelError> {
+        let worker = abi::VringWorker { index: index.into(), worker_id };
+        self.set("VHOST_ATTACH_VRING_WORKER", abi::ATTACH_VRING_WORKER(), &worker)
+    }
+
+    /// What the kernel tells of the open device: one `name:\tvalue` a line.
+    pub(crate) fn fdinfo(&self) -> io::Result<String> {
+        std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.file.as_raw_fd()))
+    }
+}
