@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A connected, negotiated and started device with synchronous helpers.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -16,6 +17,7 @@ use virtio_spec::features::{
 
 use crate::blk::{Layout, Request, RequestQueue};
 use crate::frontend::{DirtyLog, InflightRegion, Session};
+use crate::kernel::{KernelDevice, KernelOptions, KernelSession};
 use crate::memory::GuestMemory;
 use crate::queue::{Queue, RingError};
 
@@ -174,6 +176,16 @@ impl Device {
         Self::from_session(Session::from_stream(stream)?, options)
     }
 
+    /// Opens `/dev/vhost-blk` and brings it up over `backend` without a daemon (split rings only).
+    pub fn open_kernel(
+        backend: File,
+        options: &Options,
+        kernel: &KernelOptions,
+    ) -> Result<Self, Error> {
+        let session = KernelSession::new(KernelDevice::open()?, backend, kernel.clone());
+        Self::from_session(Session::with_kernel(session), options)
+    }
+
     fn from_session(mut session: Session, options: &Options) -> Result<Self, Error> {
         session.negotiate_protocol(options.protocol_features)?;
         if options.packed && session.offered() & bit(F_RING_PACKED) == 0 {
@@ -204,7 +216,7 @@ impl Device {
     /// Shares in-flight region and memory, sets all queues up and enables them.
     pub fn start(&mut self) -> Result<(), Error> {
         use VhostUserProtocolFeatures as P;
-        if self.options.inflight && self.session.has_protocol(P::INFLIGHT_SHMFD) {
+        if self.options.inflight && self.session.can_track_inflight() {
             let (queues, size) = (self.options.num_queues, self.options.queue_size);
             let region = match self.inflight.take() {
                 Some(region) => region,
@@ -215,14 +227,25 @@ impl Device {
         }
         let slots = self.options.mem_slots && self.session.has_protocol(P::CONFIGURE_MEM_SLOTS);
         self.session.share_memory(&self.memory, slots)?;
+        self.session.attach()?;
         (0..self.queues.len()).try_for_each(|index| self.start_queue(index))
     }
 
     /// Goes on with another daemon after the first one is gone, as QEMU reconnects: the same
     /// memory, rings, requests in flight and in-flight region.
     pub fn reconnect(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.resume(Session::connect(path)?)
+    }
+
+    /// As [`Self::reconnect`], with the kernel's device: the one before is closed first.
+    pub fn reopen_kernel(&mut self, backend: File, kernel: &KernelOptions) -> Result<(), Error> {
+        let session = KernelSession::new(KernelDevice::open()?, backend, kernel.clone());
+        self.resume(Session::with_kernel(session))
+    }
+
+    fn resume(&mut self, session: Session) -> Result<(), Error> {
         let features = self.features();
-        self.session = Session::connect(path)?;
+        self.session = session;
         self.session.negotiate_protocol(self.options.protocol_features)?;
         if self.session.negotiate_features(features)? != features {
             return Err(Error::NotOffered("all features of the daemon before it"));

@@ -17,9 +17,11 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_spec::blk::Config;
 use virtio_spec::features::{VHOST_USER_F_PROTOCOL_FEATURES, bit};
+use vmm_sys_util::eventfd::EventFd;
 use zerocopy::IntoBytes;
 
 use crate::device::Error;
+use crate::kernel::KernelSession;
 use crate::memory::{Area, GuestMemory, Region};
 use crate::queue::Queue;
 use crate::raw::RawChannel;
@@ -33,14 +35,26 @@ const CONFIG_BYTES_OLD: usize = 60;
 /// One bit of the dirty log stands for a page of this size.
 const LOG_PAGE_BYTES: u64 = 4096;
 
-/// A vhost-user connection, front-end side.
+/// A VMM's side of a device: a vhost-user connection, or the kernel's device without a daemon.
 pub struct Session {
-    frontend: Frontend,
-    raw: RawChannel,
+    link: Link,
     offered: u64,
     acked: u64,
     offered_protocol: u64,
     acked_protocol: u64,
+}
+
+/// Whom the session speaks to.
+enum Link {
+    /// A daemon.
+    Daemon(Box<Connection>),
+    /// `/dev/vhost-blk`.
+    Kernel(Box<KernelSession>),
+}
+
+struct Connection {
+    frontend: Frontend,
+    raw: RawChannel,
 }
 
 /// The region in which a daemon tracks its requests in flight.
@@ -51,6 +65,10 @@ pub struct InflightRegion {
 }
 
 impl InflightRegion {
+    pub(crate) fn new(info: VhostUserInflight, memory: Arc<GuestMemory>) -> Self {
+        Self { info, memory }
+    }
+
     /// The bytes of the region.
     pub fn area(&self) -> Area {
         self.memory.area(self.info.mmap_offset, self.info.mmap_size as usize)
@@ -99,17 +117,41 @@ impl Session {
         let raw = RawChannel::from_stream(stream.try_clone()?);
         // Only a bound of the front-end's own checks; the daemon is asked by `queue_num`.
         let frontend = Frontend::from_stream(stream, 256);
-        Ok(Self { frontend, raw, offered: 0, acked: 0, offered_protocol: 0, acked_protocol: 0 })
+        Ok(Self::of(Link::Daemon(Box::new(Connection { frontend, raw }))))
     }
 
-    /// The `vhost` crate's front-end, for messages that have no method here.
+    /// Takes the kernel's device. No ioctl is done yet.
+    pub(crate) fn with_kernel(kernel: KernelSession) -> Self {
+        Self::of(Link::Kernel(Box::new(kernel)))
+    }
+
+    fn of(link: Link) -> Self {
+        Self { link, offered: 0, acked: 0, offered_protocol: 0, acked_protocol: 0 }
+    }
+
+    /// The `vhost` crate's front-end, for messages that have no method here. Panics where there is
+    /// no daemon.
     pub fn frontend(&mut self) -> &mut Frontend {
-        &mut self.frontend
+        match &mut self.link {
+            Link::Daemon(connection) => &mut connection.frontend,
+            Link::Kernel(_) => panic!("this session speaks to the kernel, not to a daemon"),
+        }
     }
 
-    /// The same socket for messages of any form.
+    /// The same socket for messages of any form. Panics where there is no daemon.
     pub fn raw(&self) -> &RawChannel {
-        &self.raw
+        match &self.link {
+            Link::Daemon(connection) => &connection.raw,
+            Link::Kernel(_) => panic!("this session speaks to the kernel, not to a daemon"),
+        }
+    }
+
+    /// The kernel's device, where there is no daemon.
+    pub fn kernel(&mut self) -> Option<&mut KernelSession> {
+        match &mut self.link {
+            Link::Daemon(_) => None,
+            Link::Kernel(kernel) => Some(kernel),
+        }
     }
 
     /// Virtio features that the daemon offered.
@@ -140,64 +182,91 @@ impl Session {
     /// First part of negotiation: features and protocol features are read, those protocol features
     /// that are both wanted and offered are set, and the session gets its owner.
     pub fn negotiate_protocol(&mut self, wanted: u64) -> Result<(), Error> {
-        self.offered = self.frontend.get_features()?;
+        if let Some(kernel) = self.kernel() {
+            self.offered = kernel.negotiate_protocol()?;
+            return Ok(());
+        }
+        self.offered = self.frontend().get_features()?;
         if self.offered & bit(VHOST_USER_F_PROTOCOL_FEATURES) != 0 {
-            self.offered_protocol = self.frontend.get_protocol_features()?.bits();
+            self.offered_protocol = self.frontend().get_protocol_features()?.bits();
             self.acked_protocol = self.offered_protocol & wanted;
             let features = VhostUserProtocolFeatures::from_bits_truncate(self.acked_protocol);
-            self.frontend.set_protocol_features(features)?;
+            self.frontend().set_protocol_features(features)?;
         }
         if self.has_protocol(VhostUserProtocolFeatures::REPLY_ACK) {
-            self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+            self.frontend().set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
-        Ok(self.frontend.set_owner()?)
+        Ok(self.frontend().set_owner()?)
     }
 
     /// Second part of negotiation: sets those features that are both wanted and offered.
     pub fn negotiate_features(&mut self, wanted: u64) -> Result<u64, Error> {
-        self.acked = self.offered & (wanted | bit(VHOST_USER_F_PROTOCOL_FEATURES));
-        self.frontend.set_features(self.acked)?;
-        Ok(self.acked)
+        let acked = self.offered & (wanted | bit(VHOST_USER_F_PROTOCOL_FEATURES));
+        match self.kernel() {
+            Some(kernel) => kernel.set_features(acked)?,
+            None => self.frontend().set_features(acked)?,
+        }
+        self.acked = acked;
+        Ok(acked)
     }
 
     /// Number of queues that the daemon supports: 1 where MQ was not negotiated.
     pub fn queue_num(&mut self) -> Result<u64, Error> {
+        if let Some(kernel) = self.kernel() {
+            return Ok(kernel.device().info()?.queues_max.into());
+        }
         if !self.has_protocol(VhostUserProtocolFeatures::MQ) {
             return Ok(1);
         }
-        Ok(self.frontend.get_queue_num()?)
+        Ok(self.frontend().get_queue_num()?)
     }
 
     /// Shares guest memory: one ADD_MEM_REG a region where `slots`, else SET_MEM_TABLE.
     pub fn share_memory(&mut self, memory: &GuestMemory, slots: bool) -> Result<(), Error> {
+        if let Some(kernel) = self.kernel() {
+            return kernel.share_memory(memory);
+        }
         let regions: Vec<_> = memory.regions().iter().map(|r| region_info(r)).collect();
         if !slots {
-            self.frontend.set_mem_table(&regions)?;
+            self.frontend().set_mem_table(&regions)?;
             return Ok(());
         }
         for region in &regions {
-            self.frontend.add_mem_region(region)?;
+            self.frontend().add_mem_region(region)?;
         }
         Ok(())
     }
 
     /// Takes one region away from the daemon (REM_MEM_REG).
     pub fn unshare_region(&mut self, region: &Region) -> Result<(), Error> {
-        Ok(self.frontend.remove_mem_region(&region_info(region))?)
+        Ok(self.frontend().remove_mem_region(&region_info(region))?)
     }
 
-    /// Sends size, base, addresses and eventfds of a queue; the kick comes last and starts it.
+    /// Gives the kernel's device its backend, where that was not done yet; nothing for a daemon,
+    /// which brings its own.
+    pub fn attach(&mut self) -> Result<(), Error> {
+        self.kernel().map_or(Ok(()), KernelSession::attach)
+    }
+
+    /// Sends size, base, addresses and eventfds of a queue; the kick comes last and starts it
+    /// (a daemon's).
     pub fn set_up_queue(&mut self, index: usize, queue: &Queue) -> Result<(), Error> {
-        self.frontend.set_vring_num(index, queue.size())?;
+        if let Some(kernel) = self.kernel() {
+            return kernel.set_up_queue(index, queue);
+        }
+        self.frontend().set_vring_num(index, queue.size())?;
         self.set_vring_base(index, queue.base())?;
         self.set_vring_addr(index, queue, false)?;
-        self.frontend.set_vring_err(index, queue.err_fd())?;
-        self.frontend.set_vring_call(index, queue.call_fd())?;
-        Ok(self.frontend.set_vring_kick(index, queue.kick_fd())?)
+        self.frontend().set_vring_err(index, queue.err_fd())?;
+        self.frontend().set_vring_call(index, queue.call_fd())?;
+        Ok(self.frontend().set_vring_kick(index, queue.kick_fd())?)
     }
 
     /// Sends the addresses of a queue's areas; with `log`, writes to the used ring are logged.
     pub fn set_vring_addr(&mut self, index: usize, queue: &Queue, log: bool) -> Result<(), Error> {
+        if let Some(kernel) = self.kernel() {
+            return kernel.set_vring_addr(index, queue, log);
+        }
         let [desc, driver, device] = queue.addresses();
         let user = |gpa| queue.memory().user_address(gpa);
         let addresses = VringConfigData {
@@ -209,35 +278,55 @@ impl Session {
             used_ring_addr: user(device),
             log_addr: log.then_some(device),
         };
-        Ok(self.frontend.set_vring_addr(index, &addresses)?)
+        Ok(self.frontend().set_vring_addr(index, &addresses)?)
     }
 
     /// SET_VRING_BASE with all 32 bits (a packed ring needs both halves).
     pub fn set_vring_base(&mut self, index: usize, base: u32) -> Result<(), Error> {
+        if let Some(kernel) = self.kernel() {
+            return Ok(kernel.device().set_vring_base(index as u32, base)?);
+        }
         let payload = [index as u32, base].map(u32::to_le_bytes).concat();
         self.send(FrontendReq::SET_VRING_BASE, &payload)
     }
 
     /// Enables or disables a queue. Needs negotiated protocol features.
     pub fn enable(&mut self, index: usize, enable: bool) -> Result<(), Error> {
-        Ok(self.frontend.set_vring_enable(index, enable)?)
+        if let Some(kernel) = self.kernel() {
+            return Ok(kernel.device().set_queue(index as u32, enable)?);
+        }
+        Ok(self.frontend().set_vring_enable(index, enable)?)
     }
 
     /// Stops a queue; returns its base.
     pub fn stop_queue(&mut self, index: usize) -> Result<u32, Error> {
-        Ok(self.frontend.get_vring_base(index)?)
+        if let Some(kernel) = self.kernel() {
+            return kernel.stop_queue(index);
+        }
+        Ok(self.frontend().get_vring_base(index)?)
     }
 
     /// Tells the daemon that the driver polls: a call eventfd is taken away (bit 8, no descriptor).
     pub fn remove_call(&mut self, index: usize) -> Result<(), Error> {
+        if let Some(kernel) = self.kernel() {
+            return kernel.set_call(index, None);
+        }
         self.send(FrontendReq::SET_VRING_CALL, &(index as u64 | 1 << 8).to_le_bytes())
+    }
+
+    /// Gives a running queue another call eventfd.
+    pub fn replace_call(&mut self, index: usize, call: &EventFd) -> Result<(), Error> {
+        match self.kernel() {
+            Some(kernel) => kernel.set_call(index, Some(call)),
+            None => Ok(self.frontend().set_vring_call(index, call)?),
+        }
     }
 
     fn send(&mut self, code: FrontendReq, payload: &[u8]) -> Result<(), Error> {
         if !self.has_protocol(VhostUserProtocolFeatures::REPLY_ACK) {
-            return Ok(self.raw.message(code.into(), payload, &[])?);
+            return Ok(self.raw().message(code.into(), payload, &[])?);
         }
-        let reply = self.raw.message_with_ack(code.into(), payload, &[], REPLY_LIMIT)?;
+        let reply = self.raw().message_with_ack(code.into(), payload, &[], REPLY_LIMIT)?;
         match reply.value() {
             Some(0) => Ok(()),
             _ => Err(Error::Refused(code)),
@@ -246,6 +335,9 @@ impl Session {
 
     /// The configuration space; fields that the daemon does not know are zero.
     pub fn config(&mut self) -> Result<Config, Error> {
+        if let Some(kernel) = self.kernel() {
+            return kernel.config();
+        }
         let mut config = Config::default();
         let whole = config.as_mut_bytes();
         // Older daemons refuse to read beyond what they know, which ends with WRITE_ZEROES.
@@ -263,8 +355,8 @@ impl Session {
         let head = [offset, len as u32, 0].map(u32::to_le_bytes).concat();
         let head_len = head.len();
         let code = FrontendReq::GET_CONFIG;
-        self.raw.message(code.into(), &[head, vec![0; len]].concat(), &[])?;
-        let reply = self.raw.reply(REPLY_LIMIT)?;
+        self.raw().message(code.into(), &[head, vec![0; len]].concat(), &[])?;
+        let reply = self.raw().reply(REPLY_LIMIT)?;
         if reply.code != u32::from(code) || reply.payload.len() != head_len + len {
             return Err(Error::Refused(code));
         }
@@ -273,21 +365,36 @@ impl Session {
 
     /// Writes bytes of the configuration space, as a driver does.
     pub fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
-        Ok(self.frontend.set_config(offset, VhostUserConfigFlags::WRITABLE, bytes)?)
+        if let Some(kernel) = self.kernel() {
+            return kernel.set_config(offset, bytes);
+        }
+        Ok(self.frontend().set_config(offset, VhostUserConfigFlags::WRITABLE, bytes)?)
     }
 
-    /// Asks the daemon for a new in-flight region.
+    /// Whether requests in flight can be tracked in a region.
+    pub fn can_track_inflight(&mut self) -> bool {
+        let message = VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        self.kernel().is_some() || self.has_protocol(message)
+    }
+
+    /// Asks the daemon for a new in-flight region; for the kernel's device the front-end makes it.
     pub fn get_inflight(&mut self, queues: u16, queue_size: u16) -> Result<InflightRegion, Error> {
+        if self.kernel().is_some() {
+            return KernelSession::get_inflight(queues, queue_size);
+        }
         let wanted = VhostUserInflight::new(0, 0, queues, queue_size);
-        let (info, file) = self.frontend.get_inflight_fd(&wanted)?;
+        let (info, file) = self.frontend().get_inflight_fd(&wanted)?;
         let memory = GuestMemory::from_file(file, info.mmap_offset + info.mmap_size)?;
         Ok(InflightRegion { info, memory })
     }
 
     /// Gives the daemon an in-flight region, new or of an earlier daemon.
     pub fn set_inflight(&mut self, region: &InflightRegion) -> Result<(), Error> {
+        if let Some(kernel) = self.kernel() {
+            return kernel.set_inflight(region);
+        }
         let fd = region.memory.regions()[0].fd().as_raw_fd();
-        Ok(self.frontend.set_inflight_fd(&region.info, fd)?)
+        Ok(self.frontend().set_inflight_fd(&region.info, fd)?)
     }
 
     /// Gives the daemon a dirty log that covers `memory`. Logging starts when LOG_ALL is set and,
@@ -296,21 +403,28 @@ impl Session {
         let end = memory.regions().iter().map(|r| r.gpa() + r.size()).max().unwrap_or(0);
         let bytes = (end / LOG_PAGE_BYTES).div_ceil(8).max(1).next_multiple_of(LOG_PAGE_BYTES);
         let log = DirtyLog { memory: GuestMemory::new(&[(0, bytes)])? };
+        if let Some(kernel) = self.kernel() {
+            kernel.set_log(&log.area())?;
+            return Ok(log);
+        }
         let payload = [bytes, 0].map(u64::to_le_bytes).concat();
         let code = FrontendReq::SET_LOG_BASE.into();
         let region = &log.memory.regions()[0];
         // Section "Migration": the daemon always answers this one when it gets a descriptor.
-        self.raw.message(code, &payload, &[region.fd().as_fd()])?;
-        let reply = self.raw.reply(REPLY_LIMIT)?;
+        self.raw().message(code, &payload, &[region.fd().as_fd()])?;
+        let reply = self.raw().reply(REPLY_LIMIT)?;
         if reply.code != code {
             return Err(Error::Refused(FrontendReq::SET_LOG_BASE));
         }
         Ok(log)
     }
 
-    /// Resets the device (RESET_DEVICE).
+    /// Resets the device (RESET_DEVICE; in the kernel RESET_OWNER and SET_OWNER).
     pub fn reset_device(&mut self) -> Result<(), Error> {
-        Ok(self.frontend.reset_device()?)
+        if let Some(kernel) = self.kernel() {
+            return kernel.reset();
+        }
+        Ok(self.frontend().reset_device()?)
     }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A user-space virtio-blk driver behind a vhost-user front-end, for tests and benchmarks.
 //!
-//! It takes the guest's and the VMM's part against any vhost-user-blk daemon. Only `virtio-spec`
+//! It takes the guest's and the VMM's part against any vhost-user-blk daemon, or against the
+//! kernel's `/dev/vhost-blk` without a daemon ([`kernel`]). Only `virtio-spec`
 //! is shared with the device side, so that a misreading of the specification shows. Bookkeeping
 //! is private: nothing that the device can write is ever trusted or walked.
 //!
@@ -13,6 +14,7 @@
 mod blk;
 mod device;
 mod frontend;
+pub mod kernel;
 mod memory;
 mod packed;
 mod queue;
