@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The storage behind a device: attaching, swapping and detaching it, and its removal.
+ */
+#include <linux/memcontrol.h>
+#include <linux/stat.h>
+
+#include "vhost_blk.h"
+
+/* Most sleeping operations at once. */
+#define SLOW_MAX	64
+
+/**
+ * vhost_blk_backend_bytes - size of the storage, as of now
+ * @be: the backend, which is not dead
+ *
+ * Return: bytes.
+ */
+u64 vhost_blk_backend_bytes(const struct vhost_blk_backend *be)
+{
+	return be->bdev ? bdev_nr_bytes(be->bdev) : i_size_read(file_inode(be->file));
+}
+
+/* Waits until no request of a dead backend is in flight, and lets it go, so that it can be unbound. */
+static void dead_work(struct work_struct *work)
+{
+	struct vhost_blk_backend *be = container_of(work, struct vhost_blk_backend, dead_work);
+	unsigned int i;
+
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+		struct vhost_blk_queue *q = be->blk->queues + i;
+
+		/* Whoever gets vq.mutex after this sees that it is dead. */
+		mutex_lock(&q->vq.mutex);
+		mutex_unlock(&q->vq.mutex);
+		/* A queue that was swapped to another backend has nothing of this one left. */
+		wait_event(q->drained, !vhost_blk_inflight(q) ||
+				       READ_ONCE(q->vq.private_data) != be);
+	}
+	mutex_lock(&be->lock);
+	if (be->bdev_file)
+		bdev_fput(be->bdev_file);
+	be->bdev_file = NULL;
+	if (be->file)
+		fput(be->file);
+	be->file = NULL;
+	mutex_unlock(&be->lock);
+}
+
+static void mark_dead(struct block_device *bdev, bool surprise)
+	__releases(&bdev->bd_holder_lock)
+{
+	struct vhost_blk_backend *be = bdev->bd_holder;
+
+	WRITE_ONCE(be->dead, true);
+	queue_work(system_unbound_wq, &be->dead_work);
+	/* The block layer's rule. */
+	mutex_unlock(&bdev->bd_holder_lock);
+}
+
+static const struct blk_holder_ops holder_ops = {
+	.mark_dead = mark_dead,
+};
+
+static int open_bdev(struct vhost_blk_backend *be)
+{
+	struct block_device *bdev = I_BDEV(be->file->f_mapping->host);
+	blk_mode_t mode = BLK_OPEN_READ | (be->read_only ? 0 : BLK_OPEN_WRITE);
+	struct file *file;
+
+	file = bdev_file_open_by_dev(bdev->bd_dev, mode, be, &holder_ops);
+	if (IS_ERR(file))
+		return PTR_ERR(file);
+	be->bdev_file = file;
+	be->bdev = file_bdev(file);
+	be->read_only |= bdev_read_only(be->bdev);
+	be->lbs = bdev_logical_block_size(be->bdev);
+	be->mem_mask = bdev_dma_alignment(be->bdev);
+	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL;
+	/* The page cache of the device is not used from here on. */
+	sync_blockdev(be->bdev);
+	invalidate_bdev(be->bdev);
+	return 0;
+}
+
+/* What O_DIRECT wants of offset and memory. */
+static int direct_limits(struct vhost_blk_backend *be)
+{
+	struct kstat stat;
+	int err;
+
+	err = vfs_getattr(&be->file->f_path, &stat, STATX_DIOALIGN, 0);
+	if (err)
+		return err;
+	be->lbs = SECTOR_SIZE;
+	be->mem_mask = SECTOR_SIZE - 1;
+	if (stat.result_mask & STATX_DIOALIGN && stat.dio_offset_align) {
+		be->lbs = max_t(unsigned int, stat.dio_offset_align, SECTOR_SIZE);
+		be->mem_mask = max(stat.dio_mem_align, 1u) - 1;
+	}
+	return be->lbs > PAGE_SIZE ? -EINVAL : 0;
+}
+
+static int open_regular(struct vhost_blk_backend *be)
+{
+	struct file *file = be->file;
+
+	if (!(file->f_mode & FMODE_CAN_READ) || !file->f_op->read_iter ||
+	    (!be->read_only && !file->f_op->write_iter) || file->f_flags & O_APPEND)
+		return -EINVAL;
+	be->lbs = SECTOR_SIZE;
+	be->direct = file->f_flags & O_DIRECT;
+	be->nowait = file->f_mode & FMODE_NOWAIT;
+	return be->direct ? direct_limits(be) : 0;
+}
+
+/* Whom the workqueue works for. */
+static void charge_to_current(struct vhost_blk_backend *be)
+{
+#ifdef CONFIG_BLK_CGROUP
+	be->blkcg_css = task_get_css(current, io_cgrp_id);
+#ifdef CONFIG_MEMCG
+	be->memcg_css = cgroup_get_e_css(be->blkcg_css->cgroup, &memory_cgrp_subsys);
+#endif
+#endif
+}
+
+/**
+ * vhost_blk_put_backend - let go of a backend that no queue uses
+ * @be: the backend, or NULL
+ */
+void vhost_blk_put_backend(struct vhost_blk_backend *be)
+{
+	if (!be)
+		return;
+	/* Closed first, so that no removal is announced any more. */
+	mutex_lock(&be->lock);
+	if (be->bdev_file)
+		bdev_fput(be->bdev_file);
+	be->bdev_file = NULL;
+	mutex_unlock(&be->lock);
+	cancel_work_sync(&be->dead_work);
+	if (be->wq)
+		destroy_workqueue(be->wq);
+	if (be->file)
+		fput(be->file);
+#ifdef CONFIG_BLK_CGROUP
+	if (be->blkcg_css)
+		css_put(be->blkcg_css);
+	if (be->memcg_css)
+		css_put(be->memcg_css);
+#endif
+	kfree(be);
+}
+
+static struct vhost_blk_backend *open_backend(struct vhost_blk *blk, int fd)
+{
+	struct vhost_blk_backend *be;
+	umode_t mode;
+	int err;
+
+	be = kzalloc(sizeof(*be), GFP_KERNEL_ACCOUNT);
+	if (!be)
+		return ERR_PTR(-ENOMEM);
+	be->blk = blk;
+	INIT_WORK(&be->dead_work, dead_work);
+	mutex_init(&be->lock);
+	err = -EBADF;
+	be->file = fget(fd);
+	if (!be->file || !(be->file->f_mode & FMODE_READ))
+		goto fail;
+	be->read_only = !(be->file->f_mode & FMODE_WRITE);
+	err = -ENOMEM;
+	be->wq = alloc_workqueue("vhost_blk", WQ_UNBOUND | WQ_MEM_RECLAIM, SLOW_MAX);
+	if (!be->wq)
+		goto fail;
+	mode = file_inode(be->file)->i_mode;
+	if (S_ISBLK(mode))
+		err = open_bdev(be);
+	else
+		err = S_ISREG(mode) ? open_regular(be) : -EINVAL;
+	if (err)
+		goto fail;
+	charge_to_current(be);
+	return be;
+fail:
+	vhost_blk_put_backend(be);
+	return ERR_PTR(err);
+}
+
+/* Whether the descriptor names what is attached. */
+static int same_storage(struct vhost_blk_backend *be, int fd)
+{
+	struct file *file = fget(fd);
+	bool same;
+
+	if (!file)
+		return -EBADF;
+	mutex_lock(&be->lock);
+	same = be->file && file->f_mapping->host == be->file->f_mapping->host;
+	mutex_unlock(&be->lock);
+	fput(file);
+	return same ? 0 : -EINVAL;
+}
+
+/* Starts the queues that are set up. */
+static int start_ready(struct vhost_blk *blk)
+{
+	unsigned int i;
+	bool ready;
+	int err;
+
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+		struct vhost_blk_queue *q = blk->queues + i;
+
+		mutex_lock(&q->vq.mutex);
+		ready = q->vq.num && q->vq.desc && q->vq.avail && q->vq.used;
+		mutex_unlock(&q->vq.mutex);
+		if (!ready)
+			continue;
+		err = vhost_blk_start_queue(q, blk->backend);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+static int stop_queues(struct vhost_blk *blk)
+{
+	unsigned int i;
+	int err;
+
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+		err = vhost_blk_stop_queue(blk->queues + i);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+/* All queues that run go on with @be. Nothing is in flight at the moment of the change. */
+static int swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
+{
+	struct vhost_blk_backend *old = blk->backend;
+	unsigned int i;
+	int err;
+
+	err = vhost_blk_pause_all(blk);
+	if (err)
+		return err;
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+		struct vhost_virtqueue *vq = &blk->queues[i].vq;
+
+		mutex_lock(&vq->mutex);
+		if (vhost_vq_get_backend(vq))
+			vhost_vq_set_backend(vq, be);
+		mutex_unlock(&vq->mutex);
+	}
+	blk->backend = be;
+	vhost_blk_resume_all(blk);
+	vhost_blk_put_backend(old);
+	return 0;
+}
+
+static int detach(struct vhost_blk *blk)
+{
+	int err = stop_queues(blk);
+
+	if (err)
+		return err;
+	vhost_blk_put_backend(blk->backend);
+	blk->backend = NULL;
+	return 0;
+}
+
+static int attach(struct vhost_blk *blk, int fd)
+{
+	bool first = !blk->backend;
+	struct vhost_blk_backend *be;
+	int err;
+
+	/* The same block device again cannot be claimed twice, and need not be. */
+	if (blk->backend && !READ_ONCE(blk->backend->dead) &&
+	    blk->backend->bdev && !same_storage(blk->backend, fd))
+		return start_ready(blk);
+	be = open_backend(blk, fd);
+	if (IS_ERR(be))
+		return PTR_ERR(be);
+	err = swap_backend(blk, be);
+	if (err) {
+		vhost_blk_put_backend(be);
+		return err;
+	}
+	err = start_ready(blk);
+	/* A swap leaves the queues on the new backend; a first attach is complete, or nothing. */
+	if (err && first)
+		detach(blk);
+	return err;
+}
+
+/**
+ * vhost_blk_set_backend - VHOST_BLK_SET_BACKEND
+ * @blk: the device; its dev.mutex is held
+ * @file: the argument
+ *
+ * Return: 0, or a negative errno.
+ */
+long vhost_blk_set_backend(struct vhost_blk *blk, const struct vhost_vring_file *file)
+{
+	struct vhost_blk_queue *q;
+	int err;
+
+	if (file->index >= VHOST_BLK_QUEUES_MAX)
+		return -ENOBUFS;
+	if (!file->index)
+		return file->fd == VHOST_FILE_UNBIND ? detach(blk) : attach(blk, file->fd);
+
+	q = blk->queues + array_index_nospec(file->index, VHOST_BLK_QUEUES_MAX);
+	if (file->fd == VHOST_FILE_UNBIND)
+		return vhost_blk_stop_queue(q);
+	if (!blk->backend)
+		return -ENODEV;
+	err = same_storage(blk->backend, file->fd);
+	return err ?: vhost_blk_start_queue(q, blk->backend);
+}

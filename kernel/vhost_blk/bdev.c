@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stage 3 for block devices: one bio a request, inside the request, over the request's own vectors.
+ * The block layer splits it to the device's limits. Nothing is allocated.
+ */
+#include "vhost_blk.h"
+
+static void end_bio(struct bio *bio)
+{
+	struct vhost_blk_req *req = container_of(bio, struct vhost_blk_req, bio);
+	int error = blk_status_to_errno(bio->bi_status);
+
+	bio_uninit(bio);
+	vhost_blk_end_io(req, error);
+}
+
+static bool polled(const struct vhost_blk_req *req)
+{
+	return req->be->polls && READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
+}
+
+/**
+ * vhost_blk_submit_bdev - start an IN or OUT
+ * @req: the request, its pages mapped
+ */
+void vhost_blk_submit_bdev(struct vhost_blk_req *req)
+{
+	blk_opf_t opf = REQ_OP_READ;
+
+	if (req->type == VIRTIO_BLK_T_OUT)
+		opf = REQ_OP_WRITE | REQ_SYNC | REQ_IDLE | (req->durable ? REQ_FUA : 0);
+	if (polled(req)) {
+		opf |= REQ_POLLED;
+		list_add_tail(&req->polled, &req->q->polled);
+	}
+	bio_init(&req->bio, req->be->bdev, req->vecs, req->nr_vecs, opf);
+	req->bio.bi_vcnt = req->nr_vecs;
+	req->bio.bi_iter.bi_size = req->bytes;
+	req->bio.bi_iter.bi_sector = req->sector;
+	req->bio.bi_end_io = end_bio;
+	submit_bio(&req->bio);
+}
+
+/**
+ * vhost_blk_submit_flush - start a FLUSH
+ * @req: the request
+ *
+ * An empty write with a preflush: REQ_OP_FLUSH bios are not for drivers of the layer above.
+ */
+void vhost_blk_submit_flush(struct vhost_blk_req *req)
+{
+	bio_init(&req->bio, req->be->bdev, NULL, 0, REQ_OP_WRITE | REQ_PREFLUSH);
+	req->bio.bi_end_io = end_bio;
+	submit_bio(&req->bio);
+}
+
+/**
+ * vhost_blk_poll_bdev - look for completions that no interrupt announces
+ * @q: the queue; its vq.mutex is held
+ */
+void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
+{
+	struct vhost_blk_req *req;
+
+	list_for_each_entry(req, &q->polled, polled) {
+		/* A bio that was merged into another one, or split, has no cookie. */
+		if (READ_ONCE(req->bio.bi_cookie) == BLK_QC_T_NONE)
+			continue;
+		bio_poll(&req->bio, NULL, 0);
+		return;
+	}
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stage 1, chain: takes a chain from the avail ring. The vhost core reads and checks the
+ * descriptors and translates them into vq.iov: device-readable elements first, then
+ * device-writable ones.
+ */
+#include "vhost_blk.h"
+#include "trace.h"
+
+/* The queue is at fault: nothing more is taken, what is in flight completes. */
+static void fault(struct vhost_blk_queue *q, int error)
+{
+	q->broken = true;
+	vq_err(&q->vq, "vhost-blk: queue %u stops: malformed chain or ring (%d)\n",
+	       vhost_blk_queue_index(q), error);
+}
+
+/**
+ * vhost_blk_take_chain - take the next chain
+ * @q: the queue; its vq.mutex is held
+ * @chain: filled in
+ *
+ * Return: 1; 0 when there is none, or the ring is faulty; -EAGAIN when none can be taken before a
+ * completion or an IOTLB update, either of which runs the loop again.
+ */
+int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chain)
+{
+	struct vhost_virtqueue *vq = &q->vq;
+	bool log = vhost_has_feature(vq, VHOST_F_LOG_ALL);
+	int head;
+
+	if (unlikely(!q->free))
+		return -EAGAIN;
+
+	chain->log_num = 0;
+	head = vhost_get_vq_desc(vq, vq->iov, ARRAY_SIZE(vq->iov), &chain->out, &chain->in,
+				 log ? vq->log : NULL, &chain->log_num);
+	if (unlikely(head < 0)) {
+		if (head == -EAGAIN)
+			return -EAGAIN;
+		fault(q, head);
+		return 0;
+	}
+	if (head == vq->num)
+		return 0;
+
+	chain->head = head;
+	q->stats.chains++;
+	trace_vhost_blk_chain(q, chain);
+	return 1;
+}
+
+/**
+ * vhost_blk_get_req - take a request from the free list, which is not empty
+ * @q: the queue; its vq.mutex is held
+ *
+ * Return: the request, counted as in flight.
+ */
+struct vhost_blk_req *vhost_blk_get_req(struct vhost_blk_queue *q)
+{
+	struct vhost_blk_req *req = q->free;
+
+	q->free = req->next_free;
+	req->gen = q->gen;
+	atomic_inc(&q->inflight[req->gen]);
+	return req;
+}
+
+/**
+ * vhost_blk_put_req - give a request back; wakes whoever waits for the last one
+ * @req: the request, which holds no resources
+ */
+void vhost_blk_put_req(struct vhost_blk_req *req)
+{
+	struct vhost_blk_queue *q = req->q;
+
+	req->next_free = q->free;
+	q->free = req;
+	if (atomic_dec_and_test(&q->inflight[req->gen]))
+		wake_up_all(&q->drained);
+}
+
+/**
+ * vhost_blk_put_back_chain - undo vhost_blk_take_chain() and vhost_blk_get_req()
+ * @q: the queue; its vq.mutex is held
+ * @req: the request made for the last chain that was taken
+ */
+void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *req)
+{
+	vhost_blk_discard_desc(&q->vq);
+	q->stats.chains--;
+	vhost_blk_put_req(req);
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stage 4, completion: collects finished I/O and writes the status byte. Stages 5 and 6, used and
+ * notify, are one call each into the vhost core: all used entries at once, one signal.
+ */
+#include <linux/sched/clock.h>
+
+#include "vhost_blk.h"
+#include "trace.h"
+
+/**
+ * vhost_blk_end_io - the I/O of a request is finished
+ * @req: the request; it belongs to the queue again when this returns
+ * @error: 0, or a negative errno
+ *
+ * Any context. The queue's worker does the rest, if it is still there.
+ */
+void vhost_blk_end_io(struct vhost_blk_req *req, int error)
+{
+	struct vhost_blk_queue *q = req->q;
+
+	req->error = error;
+	/*
+	 * From llist_add() on the queue may finish the request, be stopped and the device be
+	 * closed: release() in dev.c waits for this section.
+	 */
+	rcu_read_lock();
+	/*
+	 * Only the first one on the list sees to it that somebody looks; the others can rely on
+	 * that. llist_add() is a full barrier; it pairs with the one in vhost_blk_loop_end().
+	 */
+	if (llist_add(&req->done, &q->done) && !READ_ONCE(q->looping))
+		vhost_blk_queue_done(q);
+	rcu_read_unlock();
+}
+
+/**
+ * vhost_blk_queue_done - see to it that finished I/O is looked at
+ * @q: the queue
+ */
+void vhost_blk_queue_done(struct vhost_blk_queue *q)
+{
+	/* A worker whose owner was killed takes no more work. */
+	if (!vhost_vq_work_queue(&q->vq, &q->done_work))
+		queue_work(system_unbound_wq, &q->orphan_work);
+}
+
+static u8 status_of(int error)
+{
+	switch (error) {
+	case 0:
+		return VIRTIO_BLK_S_OK;
+	case -EOPNOTSUPP:
+		return VIRTIO_BLK_S_UNSUPP;
+	default:
+		return VIRTIO_BLK_S_IOERR;
+	}
+}
+
+static void count(struct vhost_blk_queue *q, const struct vhost_blk_req *req)
+{
+	/* The clocks of two CPUs may differ a little. */
+	u64 us = max_t(s64, q->now_ns - req->start_ns, 0) / NSEC_PER_USEC;
+
+	q->stats.latency[min_t(unsigned int, fls64(us), VHOST_BLK_LATENCY_BUCKETS - 1)]++;
+	q->stats.slow += req->slow;
+	if (req->error)
+		q->stats.failed += !req->refused;
+	else if (req->type == VIRTIO_BLK_T_IN)
+		q->stats.read_bytes += req->bytes;
+	else if (req->type == VIRTIO_BLK_T_OUT)
+		q->stats.write_bytes += req->bytes;
+}
+
+/* Pages the device (or a copy) wrote to, and the status byte. */
+static void mark_dirty_log(struct vhost_blk_req *req)
+{
+	struct vhost_virtqueue *vq = &req->q->vq;
+	u64 bytes = 0;
+	unsigned int i;
+
+	/* The log may have been switched off meanwhile. */
+	if (!vhost_has_feature(vq, VHOST_F_LOG_ALL))
+		return;
+	for (i = 0; i < req->log_num; i++)
+		bytes += req->log[i].len;
+	/* The length must be exact: the core has a BUG() for one that is larger. */
+	if (bytes && (!vq->iotlb || req->log_iov))
+		vhost_log_write(vq, req->log, req->log_num, bytes, req->log_iov,
+				req->log_iov_num);
+}
+
+/* Ends one request. Returns the length for its used entry. */
+static u32 finish(struct vhost_blk_req *req)
+{
+	u32 written = 0;
+
+	if (unlikely(req->bounced))
+		vhost_blk_copy_back(req);
+	if (req->status_addr) {
+		written = 1;
+		if (!req->error)
+			written += req->type == VIRTIO_BLK_T_IN ? req->bytes : req->written;
+		if (put_user(status_of(req->error), req->status_addr))
+			vq_err(&req->q->vq, "vhost-blk: the status byte cannot be written\n");
+	}
+	if (unlikely(req->log))
+		mark_dirty_log(req);
+	trace_vhost_blk_completion(req, written);
+	count(req->q, req);
+	return written;
+}
+
+static struct llist_node *finished(struct vhost_blk_queue *q)
+{
+	struct llist_node *list = llist_del_all(&q->done);
+
+	/* In the order in which they finished. */
+	return list && list->next ? llist_reverse_order(list) : list;
+}
+
+/* Gives back what finished requests hold; the driver need not wait for that. */
+static unsigned int forget_all(struct llist_node *list)
+{
+	struct vhost_blk_req *req, *next;
+	unsigned int n = 0;
+
+	llist_for_each_entry_safe(req, next, list, done) {
+		list_del_init(&req->polled);
+		vhost_blk_unmap_data(req);
+		vhost_blk_release(req);
+		vhost_blk_put_req(req);
+		n++;
+	}
+	return n;
+}
+
+/**
+ * vhost_blk_complete - end all finished requests and tell the driver
+ * @q: the queue; its vq.mutex is held by its worker
+ *
+ * Return: how many there were.
+ */
+unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
+{
+	struct vhost_virtqueue *vq = &q->vq;
+	struct llist_node *list = finished(q);
+	struct vhost_blk_req *req;
+	unsigned int n = 0;
+
+	if (!list)
+		return 0;
+	q->now_ns = local_clock();
+	llist_for_each_entry(req, list, done) {
+		vq->heads[n].id = cpu_to_vhost32(vq, req->head);
+		vq->heads[n].len = cpu_to_vhost32(vq, finish(req));
+		n++;
+	}
+
+	vhost_blk_region_batch(q, n);
+	if (vhost_blk_add_used(vq, vq->heads, n))
+		q->broken = true;
+	vhost_blk_region_used(q, n);
+	trace_vhost_blk_used(q, n);
+	vhost_signal(vq->dev, vq);
+	trace_vhost_blk_notify(q, n);
+
+	q->stats.completed += n;
+	q->stats.calls++;
+	forget_all(list);
+	return n;
+}
+
+/**
+ * vhost_blk_orphan_work - end requests whose worker is gone
+ * @work: the queue's
+ *
+ * The owner was killed. There is nobody to tell, and its memory may be gone: what is left is to
+ * let go of the pages.
+ */
+void vhost_blk_orphan_work(struct work_struct *work)
+{
+	struct vhost_blk_queue *q = container_of(work, struct vhost_blk_queue, orphan_work);
+
+	mutex_lock(&q->vq.mutex);
+	q->stats.dropped += forget_all(finished(q));
+	mutex_unlock(&q->vq.mutex);
+}
+
+/**
+ * vhost_blk_drop_if_closing - do not wait for an IOTLB entry that nobody can give any more
+ * @q: the queue; its vq.mutex is held
+ */
+void vhost_blk_drop_if_closing(struct vhost_blk_queue *q)
+{
+	if (READ_ONCE(q->blk->closing))
+		q->stats.dropped += forget_all(finished(q));
+}

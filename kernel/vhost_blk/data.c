@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The pages of a request's data, in one form for all backends: an array of bio_vec. They are
+ *   - pinned for this request (iov_iter_extract_pages), or
+ *   - looked up in the memory table that is pinned as a whole, or
+ *   - the module's own, copied from or to the guest's ("bounced"), where a buffer does not suit the
+ *     device.
+ */
+#include "vhost_blk.h"
+
+static void unpin_vec(const struct bio_vec *vec, bool dirty)
+{
+	unsigned int pages = DIV_ROUND_UP(vec->bv_offset + vec->bv_len, PAGE_SIZE);
+
+	unpin_user_page_range_dirty_lock(vec->bv_page, pages, dirty);
+}
+
+static void free_bounce(struct vhost_blk_req *req)
+{
+	while (req->nr_vecs)
+		__free_page(req->vecs[--req->nr_vecs].bv_page);
+	kfree(req->bounce_iov);
+	req->bounce_iov = NULL;
+	req->bounced = false;
+}
+
+static void free_vecs(struct vhost_blk_req *req)
+{
+	if (req->vecs != req->inline_vecs)
+		kvfree(req->vecs);
+	req->vecs = req->inline_vecs;
+	req->max_vecs = VHOST_BLK_INLINE_VECS;
+	req->nr_vecs = 0;
+	req->pinned = false;
+}
+
+static int reserve_vecs(struct vhost_blk_req *req, unsigned int wanted)
+{
+	struct bio_vec *vecs;
+
+	if (likely(wanted <= req->max_vecs))
+		return 0;
+	vecs = kvmalloc_array(wanted, sizeof(*vecs), GFP_KERNEL | __GFP_NOWARN);
+	if (!vecs)
+		return -ENOMEM;
+	req->vecs = vecs;
+	req->max_vecs = wanted;
+	return 0;
+}
+
+/* Adds part of a page; joins it to the one before where they are neighbours in one folio. */
+static void add_page(struct vhost_blk_req *req, struct page *page, unsigned int offset,
+		     unsigned int len)
+{
+	struct bio_vec *last = req->vecs + req->nr_vecs - 1;
+
+	if (req->nr_vecs) {
+		unsigned int end = last->bv_offset + last->bv_len;
+
+		if (!offset && !offset_in_page(end) &&
+		    page == last->bv_page + (end >> PAGE_SHIFT) &&
+		    page_folio(page) == page_folio(last->bv_page)) {
+			last->bv_len += len;
+			return;
+		}
+	}
+	bvec_set_page(&req->vecs[req->nr_vecs++], page, len, offset);
+}
+
+/*
+ * Whether the device can take the buffer as it is. Only the first element may be cut at its front
+ * (by the header), and only the last at its end (by the status byte).
+ */
+static bool suits_device(const struct vhost_blk_req *req, const struct iov_iter *data)
+{
+	struct iov_iter i = *data;
+	unsigned int bits = 0;
+
+	if (req->be->file && !req->be->bdev && !req->be->direct)
+		return true;	/* the page cache takes anything */
+	while (iov_iter_count(&i)) {
+		size_t len = min(iter_iov_len(&i), iov_iter_count(&i));
+
+		bits |= (unsigned long)iter_iov_addr(&i) & req->be->mem_mask;
+		bits |= len & (req->be->lbs - 1);
+		iov_iter_advance(&i, len);
+	}
+	return !bits;
+}
+
+/* The pages of the pinned memory table. Returns false when some of the data is not in it. */
+static bool look_pages_up(struct vhost_blk_req *req, struct iov_iter *data)
+{
+	struct vhost_blk_pinned *pinned = req->q->blk->pinned;
+	struct iov_iter i = *data;
+
+	while (iov_iter_count(&i)) {
+		unsigned long addr = (unsigned long)iter_iov_addr(&i);
+		size_t len = min(iter_iov_len(&i), iov_iter_count(&i));
+		unsigned int offset = offset_in_page(addr), part;
+		struct page *page;
+
+		if (len) {
+			page = vhost_blk_pinned_page(pinned, addr, req->type == VIRTIO_BLK_T_IN);
+			if (!page) {
+				req->nr_vecs = 0;
+				return false;
+			}
+			part = min_t(size_t, len, PAGE_SIZE - offset);
+			add_page(req, page, offset, part);
+			len = part;
+		}
+		iov_iter_advance(&i, len);
+	}
+	return true;
+}
+
+static int pin_pages(struct vhost_blk_req *req, struct iov_iter *data)
+{
+	struct page *chunk[VHOST_BLK_PAGES_CHUNK], **pages = chunk;
+	size_t offset;
+	ssize_t bytes;
+	unsigned int i;
+
+	req->pinned = true;
+	while (iov_iter_count(data)) {
+		bytes = iov_iter_extract_pages(data, &pages, iov_iter_count(data),
+					       ARRAY_SIZE(chunk), 0, &offset);
+		if (unlikely(bytes <= 0))
+			return bytes ?: -EFAULT;
+		for (i = 0; bytes; i++) {
+			unsigned int part = min_t(size_t, bytes, PAGE_SIZE - offset);
+
+			add_page(req, chunk[i], offset, part);
+			bytes -= part;
+			offset = 0;
+		}
+	}
+	return 0;
+}
+
+static int bounce(struct vhost_blk_req *req, struct iov_iter *data)
+{
+	size_t left = iov_iter_count(data);
+
+	req->bounced = true;
+	req->q->stats.bounced++;
+	if (req->type == VIRTIO_BLK_T_IN) {
+		req->bounce_iov = dup_iter(&req->bounce_to, data, GFP_KERNEL);
+		if (!req->bounce_iov && !iter_is_ubuf(data))
+			return -ENOMEM;
+	}
+	while (left) {
+		unsigned int part = min_t(size_t, left, PAGE_SIZE);
+		struct page *page = alloc_page(GFP_KERNEL | __GFP_NOWARN);
+
+		if (!page)
+			return -ENOMEM;
+		bvec_set_page(&req->vecs[req->nr_vecs++], page, part, 0);
+		if (req->type == VIRTIO_BLK_T_OUT &&
+		    copy_page_from_iter(page, 0, part, data) != part)
+			return -EFAULT;
+		left -= part;
+	}
+	return 0;
+}
+
+/**
+ * vhost_blk_map_data - find the pages of an IN or OUT
+ * @req: the request; its bytes are more than none
+ * @data: its buffers
+ *
+ * Return: 0; -ENOMEM to try again; -EFAULT when a buffer is not there. On failure nothing is held.
+ */
+int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data)
+{
+	bool suits = suits_device(req, data);
+	int err;
+
+	err = reserve_vecs(req, suits ? iov_iter_npages(data, INT_MAX) :
+					DIV_ROUND_UP(req->bytes, PAGE_SIZE));
+	if (unlikely(err))
+		return err;
+	if (unlikely(!suits))
+		err = bounce(req, data);
+	else if (!req->q->blk->pinned || !look_pages_up(req, data))
+		err = pin_pages(req, data);
+	if (unlikely(err))
+		vhost_blk_unmap_data(req);
+	return err;
+}
+
+/**
+ * vhost_blk_copy_back - a bounced read reaches the guest
+ * @req: the request, which is finished; the caller runs in the owner's memory
+ */
+void vhost_blk_copy_back(struct vhost_blk_req *req)
+{
+	unsigned int i;
+
+	if (req->type != VIRTIO_BLK_T_IN || req->error)
+		return;
+	for (i = 0; i < req->nr_vecs; i++) {
+		const struct bio_vec *vec = req->vecs + i;
+
+		if (copy_page_to_iter(vec->bv_page, 0, vec->bv_len, &req->bounce_to) !=
+		    vec->bv_len) {
+			req->error = -EFAULT;
+			return;
+		}
+	}
+}
+
+/**
+ * vhost_blk_unmap_data - let the pages of a request go
+ * @req: the request, which is finished
+ *
+ * May sleep.
+ */
+void vhost_blk_unmap_data(struct vhost_blk_req *req)
+{
+	bool dirty = req->type == VIRTIO_BLK_T_IN;
+	unsigned int i;
+
+	if (req->bounced)
+		free_bounce(req);
+	else if (req->pinned)
+		for (i = 0; i < req->nr_vecs; i++)
+			unpin_vec(req->vecs + i, dirty);
+	free_vecs(req);
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stage 3 for regular files: one kiocb a request. First with IOCB_NOWAIT on the queue's worker;
+ * what would block goes to the workqueue.
+ */
+#include "vhost_blk.h"
+
+static void file_end(struct vhost_blk_req *req, ssize_t result)
+{
+	if (req->type == VIRTIO_BLK_T_OUT)
+		kiocb_end_write(&req->iocb);
+	if (result < 0) {
+		vhost_blk_end_io(req, result);
+	} else if (result == req->bytes) {
+		vhost_blk_end_io(req, 0);
+	} else {
+		/* A part is done; the whole is done again, with patience. */
+		vhost_blk_submit_slow(req);
+	}
+}
+
+static void file_complete(struct kiocb *iocb, long result)
+{
+	file_end(container_of(iocb, struct vhost_blk_req, iocb), result);
+}
+
+static void init_iocb(struct vhost_blk_req *req)
+{
+	req->iocb = (struct kiocb) {
+		.ki_filp = req->be->file,
+		.ki_pos = (loff_t)req->sector << SECTOR_SHIFT,
+		.ki_flags = req->be->file->f_iocb_flags | (req->durable ? IOCB_DSYNC : 0),
+		.ki_ioprio = get_current_ioprio(),
+	};
+}
+
+static ssize_t call_file(struct vhost_blk_req *req, struct iov_iter *iter)
+{
+	struct file *file = req->be->file;
+
+	if (req->type == VIRTIO_BLK_T_OUT)
+		return file->f_op->write_iter(&req->iocb, iter);
+	return file->f_op->read_iter(&req->iocb, iter);
+}
+
+static void init_iter(struct vhost_blk_req *req, struct iov_iter *iter)
+{
+	iov_iter_bvec(iter, req->type == VIRTIO_BLK_T_OUT ? ITER_SOURCE : ITER_DEST, req->vecs,
+		      req->nr_vecs, req->bytes);
+}
+
+/* Like kiocb_start_write(), but does not wait for a frozen file system. */
+static bool try_start_write(struct vhost_blk_req *req)
+{
+	struct super_block *sb = file_inode(req->be->file)->i_sb;
+
+	if (!sb_start_write_trylock(sb))
+		return false;
+	/* The completion releases it, in another context. */
+	__sb_writers_release(sb, SB_FREEZE_WRITE);
+	return true;
+}
+
+/**
+ * vhost_blk_submit_file - start an IN or OUT
+ * @req: the request, its pages mapped
+ */
+void vhost_blk_submit_file(struct vhost_blk_req *req)
+{
+	struct iov_iter iter;
+	ssize_t result;
+
+	init_iocb(req);
+	if (!req->be->nowait || (req->type == VIRTIO_BLK_T_OUT && !try_start_write(req))) {
+		vhost_blk_submit_slow(req);
+		return;
+	}
+	init_iter(req, &iter);
+	req->iocb.ki_flags |= IOCB_NOWAIT;
+	req->iocb.ki_complete = file_complete;
+	result = call_file(req, &iter);
+	if (result == -EIOCBQUEUED)
+		return;
+	if (result == -EAGAIN || result == -EOPNOTSUPP) {
+		if (req->type == VIRTIO_BLK_T_OUT)
+			kiocb_end_write(&req->iocb);
+		vhost_blk_submit_slow(req);
+		return;
+	}
+	file_end(req, result);
+}
+
+/**
+ * vhost_blk_file_rw - do an IN or OUT of a file, waiting as long as it takes
+ * @req: the request, its pages mapped
+ *
+ * Return: 0, or a negative errno; -EIO when the file ends inside the range.
+ */
+int vhost_blk_file_rw(struct vhost_blk_req *req)
+{
+	struct iov_iter iter;
+	ssize_t result;
+
+	init_iocb(req);
+	init_iter(req, &iter);
+	do {
+		if (req->type == VIRTIO_BLK_T_OUT)
+			kiocb_start_write(&req->iocb);
+		result = call_file(req, &iter);
+		if (req->type == VIRTIO_BLK_T_OUT)
+			kiocb_end_write(&req->iocb);
+	} while (result > 0 && iov_iter_count(&iter));
+	if (result < 0)
+		return result;
+	return iov_iter_count(&iter) ? -EIO : 0;
+}
+
+/**
+ * vhost_blk_file_zero - write zeroes where the file system has no better way
+ * @file: the file
+ * @pos: first byte
+ * @len: number of bytes
+ *
+ * Return: 0, or a negative errno.
+ */
+int vhost_blk_file_zero(struct file *file, loff_t pos, loff_t len)
+{
+	struct bio_vec vecs[VHOST_BLK_INLINE_VECS];
+	struct iov_iter iter;
+	ssize_t result = 0;
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(vecs); i++)
+		bvec_set_page(&vecs[i], ZERO_PAGE(0), PAGE_SIZE, 0);
+	file_start_write(file);
+	while (len && !fatal_signal_pending(current)) {
+		struct kiocb iocb = {
+			.ki_filp = file,
+			.ki_pos = pos,
+			.ki_flags = file->f_iocb_flags,
+		};
+
+		iov_iter_bvec(&iter, ITER_SOURCE, vecs, ARRAY_SIZE(vecs),
+			      min_t(loff_t, len, sizeof(vecs) / sizeof(*vecs) * PAGE_SIZE));
+		result = file->f_op->write_iter(&iocb, &iter);
+		if (result <= 0)
+			break;
+		pos += result;
+		len -= result;
+		cond_resched();
+	}
+	file_end_write(file);
+	return result < 0 ? result : len ? -EIO : 0;
+}

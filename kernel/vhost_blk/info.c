@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What can be seen from outside: VHOST_BLK_GET_INFO, and the counters in fdinfo.
+ */
+#include <linux/seq_file.h>
+
+#include "vhost_blk.h"
+
+static void bdev_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
+{
+	struct block_device *bdev = be->bdev;
+
+	info->flags |= VHOST_BLK_INFO_BLOCK_DEVICE;
+	if (bdev_write_cache(bdev))
+		info->flags |= VHOST_BLK_INFO_WRITE_CACHE;
+	if (bdev_max_discard_sectors(bdev))
+		info->flags |= VHOST_BLK_INFO_DISCARD;
+	if (bdev_max_secure_erase_sectors(bdev))
+		info->flags |= VHOST_BLK_INFO_SECURE_ERASE;
+	if (be->polls)
+		info->flags |= VHOST_BLK_INFO_POLL_QUEUES;
+	info->physical_block_bytes = bdev_physical_block_size(bdev);
+	info->io_min_bytes = bdev_io_min(bdev);
+	info->io_opt_bytes = bdev_io_opt(bdev);
+	info->discard_align_sectors =
+		max_t(u32, bdev_discard_granularity(bdev), SECTOR_SIZE) >> SECTOR_SHIFT;
+}
+
+static void file_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
+{
+	struct inode *inode = file_inode(be->file);
+
+	info->flags |= VHOST_BLK_INFO_WRITE_CACHE;
+	if (be->file->f_op->fallocate)
+		info->flags |= VHOST_BLK_INFO_DISCARD;
+	info->physical_block_bytes = max(be->lbs, i_blocksize(inode));
+	info->discard_align_sectors = i_blocksize(inode) >> SECTOR_SHIFT;
+}
+
+static void backend_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
+{
+	info->flags |= VHOST_BLK_INFO_ATTACHED;
+	if (be->read_only)
+		info->flags |= VHOST_BLK_INFO_READ_ONLY;
+	info->logical_block_bytes = be->lbs;
+	info->memory_align_bytes = be->mem_mask + 1;
+
+	mutex_lock(&be->lock);
+	if (READ_ONCE(be->dead)) {
+		info->flags |= VHOST_BLK_INFO_DEAD;
+	} else {
+		info->capacity_sectors = vhost_blk_backend_bytes(be) >> SECTOR_SHIFT;
+		if (be->bdev)
+			bdev_info(info, be);
+		else
+			file_info(info, be);
+	}
+	mutex_unlock(&be->lock);
+
+	/* Longer ranges are split below. */
+	info->max_discard_sectors = U32_MAX;
+	info->max_write_zeroes_sectors = U32_MAX;
+	info->max_secure_erase_sectors = U32_MAX;
+	info->flags |= VHOST_BLK_INFO_WRITE_ZEROES;
+	if (be->read_only)
+		info->flags &= ~(VHOST_BLK_INFO_DISCARD | VHOST_BLK_INFO_WRITE_ZEROES |
+				 VHOST_BLK_INFO_SECURE_ERASE);
+}
+
+/**
+ * vhost_blk_get_info - VHOST_BLK_GET_INFO
+ * @blk: the device; its dev.mutex is held
+ * @argp: the argument
+ *
+ * Return: 0, or a negative errno.
+ */
+int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp)
+{
+	struct vhost_blk_info info = {
+		.size = sizeof(info),
+		.option_flags = VHOST_BLK_OPTIONS,
+		.queues_max = VHOST_BLK_QUEUES_MAX,
+		.queue_size_max = VHOST_BLK_QUEUE_SIZE_MAX,
+		.seg_max = VHOST_BLK_SEG_MAX,
+		.request_bytes_max = VHOST_BLK_REQUEST_BYTES_MAX,
+		.inflight_bytes_max = READ_ONCE(vhost_blk_inflight_max),
+	};
+	u32 size;
+
+	if (get_user(size, (u32 __user *)argp))
+		return -EFAULT;
+	if (size < offsetofend(struct vhost_blk_info, flags))
+		return -EINVAL;
+	if (blk->backend)
+		backend_info(&info, blk->backend);
+	return copy_to_user(argp, &info, min_t(u32, size, sizeof(info))) ? -EFAULT : 0;
+}
+
+static const char *state_of(struct vhost_blk_queue *q)
+{
+	if (!vhost_vq_get_backend(&q->vq))
+		return "stopped";
+	if (q->broken)
+		return "faulted";
+	return q->paused ? "paused" : "running";
+}
+
+static void show_queue(struct seq_file *m, struct vhost_blk_queue *q)
+{
+	const struct vhost_blk_stats *s = &q->stats;
+	unsigned int n = vhost_blk_queue_index(q), i;
+
+	seq_printf(m, "queue%u:\t%s size=%u inflight=%d chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
+		   n, state_of(q), q->vq.num, vhost_blk_inflight(q), s->chains, s->completed,
+		   s->refused, s->failed, s->dropped, s->read_bytes, s->write_bytes);
+	seq_printf(m, " kicks=%llu turns=%llu calls=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu poll_us=%llu\n",
+		   s->kicks, s->turns, s->calls, s->bounced, s->slow, s->polls, s->polls_won,
+		   q->poll_ns / NSEC_PER_USEC);
+	/* "N=count": requests that took less than N microseconds, and not less than N / 2. */
+	seq_printf(m, "latency%u_us:\t", n);
+	for (i = 0; i < VHOST_BLK_LATENCY_BUCKETS; i++)
+		if (s->latency[i])
+			seq_printf(m, "%u=%llu ", 1u << i, s->latency[i]);
+	seq_putc(m, '\n');
+}
+
+/**
+ * vhost_blk_show_fdinfo - the device's lines in /proc/PID/fdinfo/FD
+ * @m: where to
+ * @file: the open device
+ */
+void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
+{
+	struct vhost_blk *blk = file->private_data;
+	struct vhost_blk_backend *be;
+	unsigned int i;
+
+	if (mutex_lock_killable(&blk->dev.mutex))
+		return;
+	be = blk->backend;
+	seq_printf(m, "backend:\t%s%s%s\n",
+		   !be ? "none" : be->bdev ? "block-device" : "file",
+		   be && be->read_only ? " read-only" : "",
+		   be && READ_ONCE(be->dead) ? " removed" : "");
+	seq_printf(m, "inflight_bytes:\t%lld\n", (long long)atomic64_read(&blk->inflight_bytes));
+	seq_printf(m, "memory_pinned:\t%d\n", !!blk->pinned);
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+		struct vhost_blk_queue *q = blk->queues + i;
+
+		mutex_lock(&q->vq.mutex);
+		if (q->stats.turns || vhost_vq_get_backend(&q->vq))
+			show_queue(m, q);
+		mutex_unlock(&q->vq.mutex);
+	}
+	mutex_unlock(&blk->dev.mutex);
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The loop: vhost_blk_serve() is the whole life of a request. Around it: when the loop runs (a
+ * kick, a completion), when it goes on, and when it sleeps.
+ */
+#include <linux/sched/clock.h>
+
+#include "vhost_blk.h"
+#include "trace.h"
+
+/* First step of the polling time. */
+#define POLL_FIRST_NS	(10 * NSEC_PER_USEC)
+
+/* What one run of the loop did. */
+struct run {
+	unsigned int chains;
+	unsigned int bytes;
+	bool yield;	/* other work of this worker is due; the queue is queued again */
+	bool stuck;	/* no chain can be taken until a completion, or an IOTLB entry */
+	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
+};
+
+static u64 now(void)
+{
+	return local_clock();
+}
+
+static bool may_take(struct vhost_blk_queue *q)
+{
+	return vhost_vq_get_backend(&q->vq) && !q->broken && !q->paused;
+}
+
+/*
+ * How long the queue slept tells how long it should have polled: not at all when the sleep was
+ * longer than the limit, else twice as long as last time.
+ */
+static void adapt_polling(struct vhost_blk_queue *q)
+{
+	u64 max = (u64)q->vq.busyloop_timeout * NSEC_PER_USEC;
+	u64 slept = q->now_ns - q->idle_ns;
+
+	if (!max || slept > max)
+		q->poll_ns = 0;
+	else
+		q->poll_ns = clamp(q->poll_ns * 2, min_t(u64, POLL_FIRST_NS, max), max);
+}
+
+static void loop_begin(struct vhost_blk_queue *q, struct run *run)
+{
+	/* Asks for the missing entries; the core kicks the queue when they come. */
+	run->blind = q->vq.iotlb && !vq_meta_prefetch(&q->vq);
+	if (unlikely(run->blind))
+		vhost_blk_drop_if_closing(q);
+	WRITE_ONCE(q->looping, true);
+	q->now_ns = now();
+	if (q->idle_ns) {
+		adapt_polling(q);
+		q->idle_ns = 0;
+	}
+	if (may_take(q) && !run->blind)
+		vhost_disable_notify(q->vq.dev, &q->vq);
+}
+
+/* From here on a completion runs the loop again. */
+static void loop_end(struct vhost_blk_queue *q, const struct run *run)
+{
+	bool more;
+
+	WRITE_ONCE(q->looping, false);
+	/* Pairs with llist_add() in vhost_blk_end_io(). */
+	smp_mb();
+	more = !llist_empty(&q->done) || !list_empty(&q->polled);
+	if (more && !run->blind)
+		vhost_blk_queue_done(q);
+	else if (!run->yield)
+		q->idle_ns = now();
+}
+
+/* Polls for new chains and completions, for as long as that paid lately. */
+static bool poll_ring(struct vhost_blk_queue *q)
+{
+	struct vhost_virtqueue *vq = &q->vq;
+	u64 end = now() + q->poll_ns;
+
+	if (!q->poll_ns)
+		return false;
+	q->stats.polls++;
+	do {
+		if (!llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq)) {
+			q->stats.polls_won++;
+			return true;
+		}
+		if (need_resched() || signal_pending(current) || vhost_vq_has_work(vq))
+			return false;
+		cpu_relax();
+	} while (now() < end);
+	/* It was in vain. */
+	q->poll_ns = 0;
+	return false;
+}
+
+/* Whether the loop goes round once more; otherwise kicks are enabled, where one can help. */
+static bool go_on(struct vhost_blk_queue *q, struct run *run)
+{
+	struct vhost_virtqueue *vq = &q->vq;
+
+	if (run->yield || run->blind)
+		return false;
+	if (!list_empty(&q->polled))
+		vhost_blk_poll_bdev(q);
+	if (!llist_empty(&q->done))
+		return true;
+	if (run->stuck || !may_take(q) || !list_empty(&q->polled))
+		return false;
+	if (!vhost_vq_avail_empty(vq->dev, vq) || poll_ring(q))
+		return true;
+	/* Chains may have come between the last look and the enabling. */
+	if (!vhost_enable_notify(vq->dev, vq))
+		return false;
+	vhost_disable_notify(vq->dev, vq);
+	return true;
+}
+
+/* Takes chains and starts their requests, as many as make a batch. */
+static void submit_batch(struct vhost_blk_queue *q, struct run *run)
+{
+	struct vhost_blk_chain chain;
+	struct blk_plug plug;
+	unsigned int left = VHOST_BLK_BATCH;
+	int taken;
+
+	blk_start_plug(&plug);
+	while (left-- && !run->yield) {
+		taken = vhost_blk_take_chain(q, &chain);		/* 1 chain */
+		if (taken > 0)
+			taken = vhost_blk_submit(q, &chain, &run->bytes);	/* 2, 3 */
+		if (taken <= 0) {
+			run->stuck = taken < 0;
+			break;
+		}
+		/* Queues the kick handler again when it says yes. */
+		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
+	}
+	blk_finish_plug(&plug);
+}
+
+/**
+ * vhost_blk_serve - the life of all requests of a queue
+ * @q: the queue
+ *
+ * Runs on the queue's worker, in the owner's memory. Goes round until nothing is left to do, or
+ * until other queues of the worker are due.
+ */
+void vhost_blk_serve(struct vhost_blk_queue *q)
+{
+	struct run run = {};
+
+	mutex_lock(&q->vq.mutex);
+	loop_begin(q, &run);
+	do {
+		if (unlikely(run.blind))
+			break;
+		q->stats.turns++;
+		q->now_ns = now();
+		run.stuck = false;
+		if (may_take(q))
+			submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
+		vhost_blk_complete(q);			/* 4 completion, 5 used, 6 notify */
+	} while (go_on(q, &run));
+	loop_end(q, &run);
+	mutex_unlock(&q->vq.mutex);
+}
+
+static void handle_kick(struct vhost_work *work)
+{
+	struct vhost_virtqueue *vq = container_of(work, struct vhost_virtqueue, poll.work);
+	struct vhost_blk_queue *q = vhost_blk_queue_of(vq);
+
+	q->stats.kicks++;
+	vhost_blk_serve(q);
+}
+
+static void handle_done(struct vhost_work *work)
+{
+	vhost_blk_serve(container_of(work, struct vhost_blk_queue, done_work));
+}
+
+/**
+ * vhost_blk_queue_init - prepare a queue, before vhost_dev_init()
+ * @blk: the device
+ * @q: the queue, zeroed
+ */
+void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
+{
+	q->blk = blk;
+	q->vq.handle_kick = handle_kick;
+	init_llist_head(&q->done);
+	vhost_work_init(&q->done_work, handle_done);
+	INIT_WORK(&q->orphan_work, vhost_blk_orphan_work);
+	init_waitqueue_head(&q->drained);
+	INIT_LIST_HEAD(&q->polled);
+}

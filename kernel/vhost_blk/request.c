@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stage 2, request: copies the header (and the ranges of a range command) once, checks the copy,
+ * and says where the data and the status byte are. Virtio 1.3, section 5.2.6.
+ */
+#include "vhost_blk.h"
+#include "trace.h"
+
+/* Sectors of the disk, as of now: it may grow. */
+static u64 capacity(const struct vhost_blk_req *req)
+{
+	return vhost_blk_backend_bytes(req->be) >> SECTOR_SHIFT;
+}
+
+static bool on_disk(const struct vhost_blk_req *req, u64 sector, u64 sectors)
+{
+	u64 end;
+
+	return !check_add_overflow(sector, sectors, &end) && end <= capacity(req);
+}
+
+/* Whether whole logical blocks are meant. */
+static bool whole_blocks(const struct vhost_blk_req *req, u64 sector, u64 sectors)
+{
+	return !((sector | sectors) & ((req->be->lbs >> SECTOR_SHIFT) - 1));
+}
+
+static bool read_only(const struct vhost_blk_req *req)
+{
+	return req->be->read_only ||
+	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY ||
+	       vhost_has_feature(&req->q->vq, VIRTIO_BLK_F_RO);
+}
+
+/* Without FLUSH, or with the cache in write-through mode, a write is durable when it completes. */
+static bool write_through(const struct vhost_blk_req *req)
+{
+	return !vhost_has_feature(&req->q->vq, VIRTIO_BLK_F_FLUSH) ||
+	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_WRITE_THROUGH;
+}
+
+/*
+ * Finds the status byte, the last device-writable one, and sets @in up for the writable bytes
+ * before it.
+ */
+static bool find_status(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+			struct iov_iter *in)
+{
+	const struct iovec *iov = req->q->vq.iov + chain->out;
+	size_t bytes = iov_length(iov, chain->in);
+	unsigned int last = chain->in;
+
+	iov_iter_init(in, ITER_DEST, iov, chain->in, bytes);
+	if (unlikely(!bytes))
+		return false;
+	while (!iov[--last].iov_len)
+		;
+	req->status_addr = (u8 __user *)iov[last].iov_base + iov[last].iov_len - 1;
+	iov_iter_truncate(in, bytes - 1);
+	return true;
+}
+
+static int parse_rw(struct vhost_blk_req *req, const struct iov_iter *data)
+{
+	size_t bytes = iov_iter_count(data);
+	u64 sectors = bytes >> SECTOR_SHIFT;
+
+	if (bytes > VHOST_BLK_REQUEST_BYTES_MAX || bytes & (SECTOR_SIZE - 1) ||
+	    !on_disk(req, req->sector, sectors) || !whole_blocks(req, req->sector, sectors))
+		return -EIO;
+	req->bytes = bytes;
+	return 0;
+}
+
+static int parse_range(const struct vhost_blk_req *req, struct vhost_blk_range *range,
+		       const struct virtio_blk_discard_write_zeroes *wire, u32 limit)
+{
+	u32 flags = le32_to_cpu(wire->flags);
+	u32 known = req->type == VIRTIO_BLK_T_WRITE_ZEROES ? VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP : 0;
+
+	if (flags & ~known)
+		return -EOPNOTSUPP;
+	range->sector = le64_to_cpu(wire->sector);
+	range->sectors = le32_to_cpu(wire->num_sectors);
+	range->unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
+	if ((limit && range->sectors > limit) ||
+	    !on_disk(req, range->sector, range->sectors) ||
+	    !whole_blocks(req, range->sector, range->sectors))
+		return -EIO;
+	return 0;
+}
+
+/* All ranges are checked before any is worked on. */
+static int parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 limit)
+{
+	size_t bytes = iov_iter_count(data);
+	struct virtio_blk_discard_write_zeroes wire;
+	unsigned int i, n = bytes / sizeof(wire);
+	int err;
+
+	if (read_only(req) || !n || bytes % sizeof(wire) || n > VHOST_BLK_RANGES_MAX)
+		return -EIO;
+
+	req->ranges = &req->inline_range;
+	if (n > VHOST_BLK_INLINE_RANGES) {
+		req->ranges = kvmalloc_array(n, sizeof(*req->ranges), GFP_KERNEL | __GFP_NOWARN);
+		if (!req->ranges)
+			return -ENOMEM;
+	}
+	for (i = 0; i < n; i++) {
+		if (!copy_from_iter_full(&wire, sizeof(wire), data))
+			return -EIO;
+		err = parse_range(req, &req->ranges[i], &wire, limit);
+		if (err)
+			return err;
+	}
+	req->nr_ranges = n;
+	req->durable = write_through(req);
+	return 0;
+}
+
+/* Only what was negotiated is honoured. */
+static int parse_range_command(struct vhost_blk_req *req, struct iov_iter *data)
+{
+	struct vhost_virtqueue *vq = &req->q->vq;
+	struct vhost_blk_options *opt = &req->q->blk->opt;
+
+	switch (req->type) {
+	case VIRTIO_BLK_T_DISCARD:
+		if (!vhost_has_feature(vq, VIRTIO_BLK_F_DISCARD))
+			return -EOPNOTSUPP;
+		return parse_ranges(req, data, READ_ONCE(opt->max_discard_sectors));
+	case VIRTIO_BLK_T_WRITE_ZEROES:
+		if (!vhost_has_feature(vq, VIRTIO_BLK_F_WRITE_ZEROES))
+			return -EOPNOTSUPP;
+		return parse_ranges(req, data, READ_ONCE(opt->max_write_zeroes_sectors));
+	default:
+		if (!vhost_has_feature(vq, VIRTIO_BLK_F_SECURE_ERASE))
+			return -EOPNOTSUPP;
+		return parse_ranges(req, data, READ_ONCE(opt->max_secure_erase_sectors));
+	}
+}
+
+static int parse_type(struct vhost_blk_req *req, struct iov_iter *in, struct iov_iter *out,
+		      struct iov_iter *data)
+{
+	switch (req->type) {
+	case VIRTIO_BLK_T_IN:
+		*data = *in;
+		return parse_rw(req, data);
+	case VIRTIO_BLK_T_OUT:
+		*data = *out;
+		if (read_only(req))
+			return -EIO;
+		req->durable = write_through(req);
+		return parse_rw(req, data);
+	case VIRTIO_BLK_T_FLUSH:
+		return vhost_has_feature(&req->q->vq, VIRTIO_BLK_F_FLUSH) ? 0 : -EOPNOTSUPP;
+	case VIRTIO_BLK_T_GET_ID:
+		*data = *in;
+		return 0;
+	case VIRTIO_BLK_T_DISCARD:
+	case VIRTIO_BLK_T_WRITE_ZEROES:
+	case VIRTIO_BLK_T_SECURE_ERASE:
+		return parse_range_command(req, out);
+	default:
+		return -EOPNOTSUPP;
+	}
+}
+
+/**
+ * vhost_blk_parse - read a request from its chain
+ * @req: filled in
+ * @chain: the chain, whose elements are in vq.iov
+ * @data: set to the data buffers of IN, OUT and GET_ID
+ *
+ * Nothing but the header and the ranges is read, nothing is written.
+ *
+ * Return: 0, or how the request ends: -EOPNOTSUPP for S_UNSUPP, -ENOMEM to try again, anything
+ * else for S_IOERR.
+ */
+int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+		    struct iov_iter *data)
+{
+	struct iovec *iov = req->q->vq.iov;
+	struct virtio_blk_outhdr hdr;
+	struct iov_iter in, out;
+	int err;
+
+	if (!find_status(req, chain, &in))
+		return -EIO;
+	iov_iter_init(&out, ITER_SOURCE, iov, chain->out, iov_length(iov, chain->out));
+	if (!copy_from_iter_full(&hdr, sizeof(hdr), &out))
+		return -EIO;
+	req->type = vhost32_to_cpu(&req->q->vq, hdr.type);
+	req->sector = vhost64_to_cpu(&req->q->vq, hdr.sector);
+	err = parse_type(req, &in, &out, data);
+	trace_vhost_blk_request(req, err);
+	return err;
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stage 3 for what may sleep for long: range commands, flushes of files, file I/O that would block.
+ * It runs on the backend's workqueue, charged to the owner's cgroup, so that neither the queue nor
+ * its completions wait for it.
+ */
+#include <linux/fs.h>
+#include <linux/falloc.h>
+#include <linux/kthread.h>
+#include <linux/memcontrol.h>
+#include <linux/sched/mm.h>
+
+#include "vhost_blk.h"
+
+/**
+ * vhost_blk_submit_slow - let the workqueue do a request
+ * @req: the request
+ */
+void vhost_blk_submit_slow(struct vhost_blk_req *req)
+{
+	req->slow = true;
+	INIT_WORK(&req->work, vhost_blk_slow_work);
+	queue_work(req->be->wq, &req->work);
+}
+
+static int flush(const struct vhost_blk_backend *be)
+{
+	return be->bdev ? blkdev_issue_flush(be->bdev) : vfs_fsync(be->file, 1);
+}
+
+static int bdev_range(struct vhost_blk_req *req, const struct vhost_blk_range *range)
+{
+	struct block_device *bdev = req->be->bdev;
+
+	switch (req->type) {
+	case VIRTIO_BLK_T_DISCARD:
+		return blkdev_issue_discard(bdev, range->sector, range->sectors, GFP_KERNEL);
+	case VIRTIO_BLK_T_WRITE_ZEROES:
+		return blkdev_issue_zeroout(bdev, range->sector, range->sectors, GFP_KERNEL,
+					    range->unmap ? 0 : BLKDEV_ZERO_NOUNMAP);
+	default:
+		return blkdev_issue_secure_erase(bdev, range->sector, range->sectors, GFP_KERNEL);
+	}
+}
+
+static int file_range(struct vhost_blk_req *req, const struct vhost_blk_range *range)
+{
+	loff_t pos = (loff_t)range->sector << SECTOR_SHIFT;
+	loff_t len = (loff_t)range->sectors << SECTOR_SHIFT;
+	struct file *file = req->be->file;
+	int mode = FALLOC_FL_PUNCH_HOLE, err;
+
+	if (req->type == VIRTIO_BLK_T_SECURE_ERASE)
+		return -EOPNOTSUPP;
+	if (req->type == VIRTIO_BLK_T_WRITE_ZEROES && !range->unmap)
+		mode = FALLOC_FL_ZERO_RANGE;
+	err = vfs_fallocate(file, mode | FALLOC_FL_KEEP_SIZE, pos, len);
+	if (err == -EOPNOTSUPP && req->type == VIRTIO_BLK_T_WRITE_ZEROES)
+		err = vhost_blk_file_zero(file, pos, len);
+	return err;
+}
+
+static int do_ranges(struct vhost_blk_req *req)
+{
+	unsigned int i;
+	int err = 0;
+
+	for (i = 0; i < req->nr_ranges && !err; i++) {
+		if (!req->ranges[i].sectors)
+			continue;
+		err = req->be->bdev ? bdev_range(req, &req->ranges[i]) :
+				      file_range(req, &req->ranges[i]);
+	}
+	if (!err && req->durable)
+		err = flush(req->be);
+	return err;
+}
+
+static int do_slow(struct vhost_blk_req *req)
+{
+	switch (req->type) {
+	case VIRTIO_BLK_T_IN:
+	case VIRTIO_BLK_T_OUT:
+		return vhost_blk_file_rw(req);
+	case VIRTIO_BLK_T_FLUSH:
+		return flush(req->be);
+	default:
+		return do_ranges(req);
+	}
+}
+
+static struct mem_cgroup *owners_memcg(const struct vhost_blk_backend *be)
+{
+	return be->memcg_css ? mem_cgroup_from_css(be->memcg_css) : NULL;
+}
+
+/**
+ * vhost_blk_slow_work - do a request, waiting as long as it takes
+ * @work: the request's
+ */
+void vhost_blk_slow_work(struct work_struct *work)
+{
+	struct vhost_blk_req *req = container_of(work, struct vhost_blk_req, work);
+	struct mem_cgroup *old;
+	int err;
+
+	if (req->be->blkcg_css)
+		kthread_associate_blkcg(req->be->blkcg_css);
+	old = set_active_memcg(owners_memcg(req->be));
+	err = do_slow(req);
+	set_active_memcg(old);
+	if (req->be->blkcg_css)
+		kthread_associate_blkcg(NULL);
+	vhost_blk_end_io(req, err);
+}

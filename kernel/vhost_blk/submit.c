@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stage 3, submit: starts the I/O of a request. It may be finished when this returns.
+ */
+#include "vhost_blk.h"
+#include "trace.h"
+
+/*
+ * Counts @req's bytes as in flight. One request is always let through, so that a limit below the
+ * size of a request cannot stop the disk.
+ */
+static bool charge(struct vhost_blk_req *req)
+{
+	struct vhost_blk *blk = req->q->blk;
+	u64 total = atomic64_add_return(req->bytes, &blk->inflight_bytes);
+
+	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != req->bytes)) {
+		WRITE_ONCE(req->q->starved, true);
+		/* Orders it before the subtraction; pairs with the one in uncharge(). */
+		smp_store_mb(blk->starving, true);
+		if (atomic64_sub_return(req->bytes, &blk->inflight_bytes))
+			return false;
+		/* All others finished meanwhile: nobody would wake this queue. */
+		WRITE_ONCE(req->q->starved, false);
+		atomic64_add(req->bytes, &blk->inflight_bytes);
+	}
+	req->charged = req->bytes;
+	return true;
+}
+
+static void uncharge(struct vhost_blk_req *req)
+{
+	struct vhost_blk *blk = req->q->blk;
+	unsigned int i;
+
+	/* A full barrier; pairs with smp_store_mb() in charge(). */
+	atomic64_sub_return(req->charged, &blk->inflight_bytes);
+	req->charged = 0;
+	if (likely(!READ_ONCE(blk->starving)))
+		return;
+	/* A queue that starves from here on sets it again. */
+	smp_store_mb(blk->starving, false);
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+		struct vhost_blk_queue *q = blk->queues + i;
+
+		if (READ_ONCE(q->starved)) {
+			WRITE_ONCE(q->starved, false);
+			vhost_poll_queue(&q->vq.poll);
+		}
+	}
+}
+
+/* What was written by the driver, where, for the dirty log; vq.log is used again. */
+static int remember_log(struct vhost_blk_req *req, const struct vhost_blk_chain *chain)
+{
+	struct vhost_virtqueue *vq = &req->q->vq;
+
+	if (likely(!vhost_has_feature(vq, VHOST_F_LOG_ALL)))
+		return 0;
+	req->log = kmemdup_array(vq->log, chain->log_num, sizeof(*req->log),
+				 GFP_KERNEL | __GFP_NOWARN);
+	req->log_num = chain->log_num;
+	if (vq->iotlb) {
+		req->log_iov = kmemdup_array(vq->iov + chain->out, chain->in,
+					     sizeof(*req->log_iov), GFP_KERNEL | __GFP_NOWARN);
+		req->log_iov_num = chain->in;
+	}
+	if ((chain->log_num && !req->log) || (vq->iotlb && chain->in && !req->log_iov))
+		return -ENOMEM;
+	return 0;
+}
+
+static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
+{
+	int err;
+
+	if (unlikely(!req->bytes)) {
+		vhost_blk_end_io(req, 0);
+		return 0;
+	}
+	if (unlikely(!charge(req)))
+		return -EAGAIN;
+	err = vhost_blk_map_data(req, data);
+	if (unlikely(err))
+		return err;
+	if (req->be->bdev)
+		vhost_blk_submit_bdev(req);
+	else
+		vhost_blk_submit_file(req);
+	return 0;
+}
+
+/* The serial number, cut to what the driver has room for. */
+static int copy_id(struct vhost_blk_req *req, struct iov_iter *data)
+{
+	struct vhost_blk *blk = req->q->blk;
+	u8 id[VHOST_BLK_SERIAL_BYTES];
+	size_t bytes = min(sizeof(id), iov_iter_count(data));
+
+	spin_lock(&blk->serial_lock);
+	memcpy(id, blk->serial, sizeof(id));
+	spin_unlock(&blk->serial_lock);
+	if (copy_to_iter(id, bytes, data) != bytes)
+		return -EFAULT;
+	req->written = bytes;
+	return 0;
+}
+
+static int start(struct vhost_blk_req *req, struct iov_iter *data, unsigned int *bytes)
+{
+	int err;
+
+	trace_vhost_blk_submit(req, req->bytes);
+	*bytes += req->bytes;
+	if (unlikely(req->be->dead))
+		return -EIO;
+	switch (req->type) {
+	case VIRTIO_BLK_T_IN:
+	case VIRTIO_BLK_T_OUT:
+		return submit_rw(req, data);
+	case VIRTIO_BLK_T_GET_ID:
+		err = copy_id(req, data);
+		if (!err)
+			vhost_blk_end_io(req, 0);
+		return err;
+	case VIRTIO_BLK_T_FLUSH:
+		if (req->be->bdev)
+			vhost_blk_submit_flush(req);
+		else
+			vhost_blk_submit_slow(req);
+		return 0;
+	default:
+		vhost_blk_submit_slow(req);
+		return 0;
+	}
+}
+
+static void init_req(struct vhost_blk_req *req, const struct vhost_blk_chain *chain)
+{
+	struct vhost_blk_queue *q = req->q;
+
+	req->be = vhost_vq_get_backend(&q->vq);
+	req->status_addr = NULL;
+	req->head = chain->head;
+	req->bytes = 0;
+	req->written = 0;
+	req->error = 0;
+	req->durable = false;
+	req->slow = false;
+	req->refused = false;
+	req->start_ns = q->now_ns;
+}
+
+/**
+ * vhost_blk_release - give all back that a request holds beside its pages
+ * @req: the request, whose pages are unmapped
+ */
+void vhost_blk_release(struct vhost_blk_req *req)
+{
+	if (req->log || req->log_iov) {
+		kfree(req->log);
+		kfree(req->log_iov);
+		req->log = NULL;
+		req->log_iov = NULL;
+	}
+	if (req->ranges) {
+		if (req->ranges != &req->inline_range)
+			kvfree(req->ranges);
+		req->ranges = NULL;
+		req->nr_ranges = 0;
+	}
+	if (req->charged)
+		uncharge(req);
+}
+
+/**
+ * vhost_blk_submit - make a request of a chain and start it
+ * @q: the queue; its vq.mutex is held and a request is free
+ * @chain: the chain
+ * @bytes: increased by the data bytes
+ *
+ * Return: 1; -EAGAIN when the chain had to be put back, for want of memory or of bytes in flight: a
+ * completion runs the loop again.
+ */
+int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *chain,
+		      unsigned int *bytes)
+{
+	struct vhost_blk_req *req = vhost_blk_get_req(q);
+	struct iov_iter data;
+	int err;
+
+	init_req(req, chain);
+	vhost_blk_region_take(q, chain->head);
+	err = vhost_blk_parse(req, chain, &data);
+	if (likely(!err))
+		err = remember_log(req, chain);
+	if (likely(!err))
+		err = start(req, &data, bytes);
+	if (likely(!err))
+		return 1;
+	/* Another request in flight will finish and make the queue try again. */
+	if (err == -EAGAIN || (err == -ENOMEM && vhost_blk_inflight(q) > 1)) {
+		vhost_blk_region_untake(q, chain->head);
+		vhost_blk_release(req);
+		vhost_blk_put_back_chain(q, req);
+		return -EAGAIN;
+	}
+	req->refused = true;
+	q->stats.refused++;
+	vhost_blk_end_io(req, err);
+	return 1;
+}
