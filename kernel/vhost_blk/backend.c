@@ -47,14 +47,13 @@ static void dead_work(struct work_struct *work)
 	mutex_unlock(&be->lock);
 }
 
+/* Called with bd_holder_lock held, which it must give up: the block layer's rule. */
 static void mark_dead(struct block_device *bdev, bool surprise)
-	__releases(&bdev->bd_holder_lock)
 {
 	struct vhost_blk_backend *be = bdev->bd_holder;
 
 	WRITE_ONCE(be->dead, true);
 	queue_work(system_unbound_wq, &be->dead_work);
-	/* The block layer's rule. */
 	mutex_unlock(&bdev->bd_holder_lock);
 }
 
@@ -135,8 +134,11 @@ void vhost_blk_put_backend(struct vhost_blk_backend *be)
 		return;
 	/* Closed first, so that no removal is announced any more. */
 	mutex_lock(&be->lock);
-	if (be->bdev_file)
+	if (be->bdev_file) {
+		/* Others may have read what is stale now. */
+		invalidate_bdev(be->bdev);
 		bdev_fput(be->bdev_file);
+	}
 	be->bdev_file = NULL;
 	mutex_unlock(&be->lock);
 	cancel_work_sync(&be->dead_work);

@@ -76,7 +76,7 @@ static bool suits_device(const struct vhost_blk_req *req, const struct iov_iter 
 	struct iov_iter i = *data;
 	unsigned int bits = 0;
 
-	if (req->be->file && !req->be->bdev && !req->be->direct)
+	if (!req->be->bdev && !req->be->direct)
 		return true;	/* the page cache takes anything */
 	while (iov_iter_count(&i)) {
 		size_t len = min(iter_iov_len(&i), iov_iter_count(&i));

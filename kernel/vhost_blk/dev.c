@@ -358,4 +358,3 @@ module_misc_device(vhost_blk_misc);
 
 MODULE_LICENSE("GPL");
 MODULE_DESCRIPTION("In-kernel data plane of virtio block devices");
-MODULE_ALIAS("devname:vhost-blk");

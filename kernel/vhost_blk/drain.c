@@ -30,6 +30,9 @@ static int wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 			left = wait_event_timeout(q->drained, gen_empty(q, gen), POLL_INTERVAL);
 		if (left < 0)
 			return -EINTR;
+		/* Whoever waits holds dev.mutex, without which no IOTLB entry can come. */
+		if (killable && READ_ONCE(q->blind))
+			return -EAGAIN;
 		mutex_lock(&q->vq.mutex);
 		vhost_blk_poll_bdev(q);
 		mutex_unlock(&q->vq.mutex);
@@ -57,7 +60,7 @@ static int drain(struct vhost_blk_queue *q, bool killable)
  * vhost_blk_drain - wait until everything that was taken so far is complete
  * @q: the queue, which may go on meanwhile
  *
- * Return: 0, or -EINTR when killed.
+ * Return: 0; -EINTR when killed; -EAGAIN when the rings cannot be reached before an IOTLB update.
  */
 int vhost_blk_drain(struct vhost_blk_queue *q)
 {
@@ -68,7 +71,7 @@ int vhost_blk_drain(struct vhost_blk_queue *q)
  * vhost_blk_drain_all - vhost_blk_drain() for all queues
  * @blk: the device
  *
- * Return: 0, or -EINTR when killed.
+ * Return: as vhost_blk_drain().
  */
 int vhost_blk_drain_all(struct vhost_blk *blk)
 {
@@ -99,7 +102,7 @@ static void set_paused(struct vhost_blk *blk, bool paused)
  * vhost_blk_pause_all - take nothing any more, and wait for what was taken
  * @blk: the device
  *
- * Return: 0; -EINTR when killed, nothing is paused then.
+ * Return: as vhost_blk_drain(); nothing is paused on failure.
  */
 int vhost_blk_pause_all(struct vhost_blk *blk)
 {
@@ -228,7 +231,7 @@ int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *b
  * vhost_blk_stop_queue - take nothing any more, finish what was taken
  * @q: the queue; nothing happens when it is stopped already
  *
- * Return: 0, or -EINTR when killed: the queue takes nothing, but some is in flight.
+ * Return: as vhost_blk_drain(); on failure the queue takes nothing, but some is in flight.
  */
 int vhost_blk_stop_queue(struct vhost_blk_queue *q)
 {

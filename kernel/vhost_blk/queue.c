@@ -49,6 +49,7 @@ static void loop_begin(struct vhost_blk_queue *q, struct run *run)
 {
 	/* Asks for the missing entries; the core kicks the queue when they come. */
 	run->blind = q->vq.iotlb && !vq_meta_prefetch(&q->vq);
+	WRITE_ONCE(q->blind, run->blind);
 	if (unlikely(run->blind))
 		vhost_blk_drop_if_closing(q);
 	WRITE_ONCE(q->looping, true);
@@ -147,15 +148,17 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 /**
  * vhost_blk_serve - the life of all requests of a queue
  * @q: the queue
+ * @kicked: the driver asked for it
  *
  * Runs on the queue's worker, in the owner's memory. Goes round until nothing is left to do, or
  * until other queues of the worker are due.
  */
-void vhost_blk_serve(struct vhost_blk_queue *q)
+static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 {
 	struct run run = {};
 
 	mutex_lock(&q->vq.mutex);
+	q->stats.kicks += kicked;
 	loop_begin(q, &run);
 	do {
 		if (unlikely(run.blind))
@@ -174,15 +177,13 @@ void vhost_blk_serve(struct vhost_blk_queue *q)
 static void handle_kick(struct vhost_work *work)
 {
 	struct vhost_virtqueue *vq = container_of(work, struct vhost_virtqueue, poll.work);
-	struct vhost_blk_queue *q = vhost_blk_queue_of(vq);
 
-	q->stats.kicks++;
-	vhost_blk_serve(q);
+	vhost_blk_serve(vhost_blk_queue_of(vq), true);
 }
 
 static void handle_done(struct vhost_work *work)
 {
-	vhost_blk_serve(container_of(work, struct vhost_blk_queue, done_work));
+	vhost_blk_serve(container_of(work, struct vhost_blk_queue, done_work), false);
 }
 
 /**

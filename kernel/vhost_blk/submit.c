@@ -112,8 +112,6 @@ static int start(struct vhost_blk_req *req, struct iov_iter *data, unsigned int 
 
 	trace_vhost_blk_submit(req, req->bytes);
 	*bytes += req->bytes;
-	if (unlikely(req->be->dead))
-		return -EIO;
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
 	case VIRTIO_BLK_T_OUT:
@@ -141,6 +139,7 @@ static void init_req(struct vhost_blk_req *req, const struct vhost_blk_chain *ch
 
 	req->be = vhost_vq_get_backend(&q->vq);
 	req->status_addr = NULL;
+	req->type = VIRTIO_BLK_T_IN;
 	req->head = chain->head;
 	req->bytes = 0;
 	req->written = 0;
@@ -191,9 +190,9 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 
 	init_req(req, chain);
 	vhost_blk_region_take(q, chain->head);
-	err = vhost_blk_parse(req, chain, &data);
+	err = remember_log(req, chain);
 	if (likely(!err))
-		err = remember_log(req, chain);
+		err = unlikely(req->be->dead) ? -EIO : vhost_blk_parse(req, chain, &data);
 	if (likely(!err))
 		err = start(req, &data, bytes);
 	if (likely(!err))

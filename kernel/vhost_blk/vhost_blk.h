@@ -265,6 +265,7 @@ struct vhost_blk_region {
  * @looping: the loop will look at @done by itself; see vhost_blk_end_io()
  * @broken: a ring fault; nothing is taken until the queue is started again
  * @paused: nothing is taken for the moment
+ * @blind: the rings cannot be reached before an IOTLB update
  * @starved: waits for bytes in flight of other queues
  * @gen: generation of new requests
  * @inflight: requests in flight by generation
@@ -287,6 +288,7 @@ struct vhost_blk_queue {
 	bool looping;
 	bool broken;
 	bool paused;
+	bool blind;
 	bool starved;
 	u8 gen;
 	atomic_t inflight[2];
@@ -347,7 +349,6 @@ static inline int vhost_blk_inflight(struct vhost_blk_queue *q)
 
 /* queue.c */
 void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q);
-void vhost_blk_serve(struct vhost_blk_queue *q);
 
 /* chain.c */
 int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chain);

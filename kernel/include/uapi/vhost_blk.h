@@ -62,7 +62,8 @@
  *
  * Errors: ENOBUFS index too large; EINVAL num is neither 0 nor 1, or the ring has more than
  * %VHOST_BLK_QUEUE_SIZE_MAX descriptors; ENODEV no backend; EFAULT the vring is not set up or not
- * in the memory table; EINTR killed while waiting; ENOMEM.
+ * in the memory table; EINTR killed while waiting; EAGAIN the rings cannot be reached before an
+ * IOTLB update: give it, and stop again; ENOMEM.
  */
 #define VHOST_BLK_SET_QUEUE	_IOW(VHOST_VIRTIO, 0xFC, struct vhost_vring_state)
 
