@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a case is, and how it ends.
+
+use crate::env::Env;
+use std::fmt;
+
+/// When a case is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// Part of every test run, on every kernel; short.
+    Gating,
+    /// Long, or needs more.
+    Full,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gating => "gating",
+            Self::Full => "full",
+        })
+    }
+}
+
+/// One row of the registry.
+pub(crate) struct Case {
+    /// Its name on the command line.
+    pub(crate) name: &'static str,
+    /// When it is run.
+    pub(crate) tier: Tier,
+    /// What it shows, in one sentence.
+    pub(crate) about: &'static str,
+    /// The case. An error is a failure, or, with [`Skip`] at its root, a reason not to run.
+    pub(crate) run: fn(&Env) -> anyhow::Result<()>,
+}
+
+/// Why a case cannot run here.
+#[derive(Debug)]
+pub(crate) struct Skip(pub(crate) String);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// An error that ends the case as skipped.
+pub(crate) fn skip(reason: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Skip(reason.into()))
+}

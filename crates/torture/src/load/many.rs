@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A load on every queue of a device, each on a thread of its own, while something is done to it.
+
+use super::{Done, Load, Spec};
+use crate::target::LIMIT;
+use anyhow::{Context, Result, anyhow, ensure};
+use driver::{Area, Device, GuestMemory, RequestQueue, Session};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Room for the rings and indirect tables of a queue of 256 descriptors.
+const RING_BYTES: usize = 2 << 20;
+
+/// Guest memory for loads.
+pub(crate) fn memory_for(specs: &[Spec]) -> Vec<(u64, u64)> {
+    let bytes: usize = specs.iter().map(|spec| spec.bytes() + RING_BYTES).sum();
+    vec![(0, bytes.next_multiple_of(2 << 20) as u64)]
+}
+
+/// What can be done to a device whose queues are loaded.
+pub(crate) struct Handles {
+    /// The VMM's side.
+    pub(crate) session: Session,
+    /// Guest memory.
+    pub(crate) memory: Arc<GuestMemory>,
+    /// Kick eventfd of each queue.
+    pub(crate) kicks: Vec<EventFd>,
+    /// Call eventfd of each queue.
+    pub(crate) calls: Vec<EventFd>,
+    /// Used ring of each queue.
+    pub(crate) used: Vec<Area>,
+    /// Descriptor table, avail ring and used ring of each queue, as guest-physical addresses.
+    pub(crate) addresses: Vec<[u64; 3]>,
+    /// Descriptors of each queue.
+    pub(crate) queue_size: u16,
+    progress: Vec<Arc<AtomicU64>>,
+    failed: Arc<AtomicBool>,
+}
+
+impl Handles {
+    fn new(
+        session: Session,
+        memory: Arc<GuestMemory>,
+        queues: &mut [RequestQueue],
+    ) -> Result<Self> {
+        let queue_size = queues[0].queue().size();
+        let mut handles = Self {
+            session,
+            memory,
+            kicks: Vec::new(),
+            calls: Vec::new(),
+            used: Vec::new(),
+            addresses: Vec::new(),
+            queue_size,
+            progress: Vec::new(),
+            failed: Arc::new(AtomicBool::new(false)),
+        };
+        for queue in queues {
+            let queue = queue.queue();
+            handles.kicks.push(queue.kick_fd().try_clone()?);
+            handles.calls.push(queue.call_fd().try_clone()?);
+            let addresses = queue.addresses();
+            handles.used.push(handles.memory.area(addresses[2], 4));
+            handles.addresses.push(addresses);
+            handles.progress.push(Arc::new(AtomicU64::new(0)));
+        }
+        Ok(handles)
+    }
+
+    /// Waits until every queue has completed `count` requests more.
+    pub(crate) fn wait_for_progress(&self, count: u64) -> Result<()> {
+        let before: Vec<_> = self.progress.iter().map(|done| done.load(Relaxed)).collect();
+        let end = Instant::now() + LIMIT;
+        let grown = |(done, before): (&Arc<AtomicU64>, &u64)| done.load(Relaxed) >= before + count;
+        while !self.progress.iter().zip(&before).all(grown) {
+            ensure!(!self.failed.load(Relaxed), "a load failed");
+            ensure!(Instant::now() < end, "the load does not go on: {:?}", self.progress);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Where a device that comes after another one goes on: the used index in the ring.
+    pub(crate) fn used_idx(&self, queue: usize) -> u16 {
+        self.used[queue].load_u16(2, std::sync::atomic::Ordering::Acquire)
+    }
+}
+
+/// Loads all queues while `act` does as it likes. Everything that was written is verified in the
+/// end. Returns what each queue did.
+pub(crate) fn under_load(
+    device: Device,
+    specs: Vec<Spec>,
+    act: impl FnOnce(&mut Handles) -> Result<()>,
+) -> Result<Vec<Done>> {
+    let memory = device.memory().clone();
+    let (session, mut queues) = device.into_parts();
+    let mut handles = Handles::new(session, memory.clone(), &mut queues)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = queues
+        .into_iter()
+        .zip(specs)
+        .enumerate()
+        .map(|(index, (queue, spec))| {
+            let load = Load::new(queue.into_queue(), &memory, spec);
+            let (stop, progress) = (stop.clone(), handles.progress[index].clone());
+            let failed = handles.failed.clone();
+            std::thread::spawn(move || work(load, &stop, &progress, &failed))
+        })
+        .collect();
+    let acted = act(&mut handles);
+    stop.store(true, Relaxed);
+    let mut done = Vec::new();
+    for (index, thread) in threads.into_iter().enumerate() {
+        let name = || format!("load on queue {index}");
+        match join(thread).with_context(name) {
+            Ok(one) => done.push(one),
+            // The first failure of a load says more than what came of it.
+            Err(why) => return Err(why),
+        }
+    }
+    acted?;
+    Ok(done)
+}
+
+fn join(thread: JoinHandle<Result<Done>>) -> Result<Done> {
+    thread.join().unwrap_or_else(|_| Err(anyhow!("it panicked")))
+}
+
+fn work(
+    mut load: Load,
+    stop: &AtomicBool,
+    progress: &AtomicU64,
+    failed: &AtomicBool,
+) -> Result<Done> {
+    let outcome = load.prepare().context("preparation").and_then(|()| {
+        load.run(|done| {
+            progress.store(done.requests, Relaxed);
+            !stop.load(Relaxed)
+        })
+    });
+    if outcome.is_err() {
+        failed.store(true, Relaxed);
+    }
+    outcome.map(|()| load.done())
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cases for `/dev/vhost-blk` and the daemon that drives it, run as root inside a VM of the lab.
+//!
+//! `torture list` names them, `torture run NAME` runs one: exit status 0 passed, 4 skipped (the last
+//! line says why), anything else failed. Each case makes what it needs and removes it again.
+
+mod case;
+mod daemon;
+mod env;
+mod fixture;
+mod integrity;
+mod load;
+mod registry;
+mod requests;
+mod rng;
+mod target;
+
+use case::Skip;
+use clap::{Parser, Subcommand};
+use env::Env;
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+/// Exit status of a case that cannot run here.
+const SKIPPED: u8 = 4;
+
+/// Cases for the kernel data plane.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print name, tier and description of each case, separated by tabs
+    List,
+    /// Run one case
+    Run {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        env: Env,
+    },
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::List => {
+            for case in registry::CASES {
+                println!("{}\t{}\t{}", case.name, case.tier, case.about);
+            }
+            ExitCode::SUCCESS
+        }
+        Command::Run { name, env } => run(&name, env),
+    }
+}
+
+fn run(name: &str, mut env: Env) -> ExitCode {
+    let Some(case) = registry::CASES.iter().find(|case| case.name == name) else {
+        eprintln!("torture: no case {name}: see torture list");
+        return ExitCode::FAILURE;
+    };
+    let now = || SystemTime::UNIX_EPOCH.elapsed().map_or(1, |time| time.as_nanos() as u64);
+    println!("{name}: seed {}", *env.seed.get_or_insert_with(now));
+    match (case.run)(&env) {
+        Ok(()) => {
+            println!("{name}: passed");
+            ExitCode::SUCCESS
+        }
+        Err(why) => match why.root_cause().downcast_ref::<Skip>() {
+            Some(reason) => {
+                println!("SKIP: {reason}");
+                ExitCode::from(SKIPPED)
+            }
+            None => {
+                println!("{name}: FAILED: {why:#}");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every layout that section 5.2.6 allows carries the same data.
+
+use super::{Subject, pattern};
+use anyhow::{Context, Result};
+use driver::{Cuts, Layout, Request};
+use virtio_spec::blk::S_OK;
+
+/// Every layout.
+pub(super) fn all(subject: &mut Subject<'_>) -> Result<()> {
+    small(subject)?;
+    long_chains(subject).context("long chains")?;
+    large(subject).context("large requests")
+}
+
+/// Writes in one layout, reads back plainly, reads back in that layout. Each direction's cuts are
+/// for its data; the other one's, where the data is not, are the usual ones.
+fn carries(subject: &mut Subject<'_>, layout: &Layout, len: usize, seed: u64) -> Result<()> {
+    let sector = subject.at(3);
+    let data = pattern(len, seed);
+    let out = Layout { writable: Cuts::Usual, ..layout.clone() };
+    subject.ends_in(&Request::write(sector, &data), &out, S_OK, 1)?;
+    subject.reads_as(sector, &data)?;
+    let layout = &if matches!(layout.readable, Cuts::Lengths(ref cuts) if cuts.len() > 100) {
+        Layout { readable: Cuts::Usual, ..layout.clone() }
+    } else {
+        layout.clone()
+    };
+    let read = subject.ends_in(&Request::read(sector, len), layout, S_OK, len as u32 + 1)?;
+    super::same(&read.data, &data).with_context(|| super::brief(layout))
+}
+
+/// Layouts of requests of 8 KiB.
+fn layouts() -> Vec<Layout> {
+    let cuts = |readable: Cuts, writable: Cuts| Layout { readable, writable, ..Layout::default() };
+    let odd = Cuts::Every(515);
+    vec![
+        Layout::default(),
+        cuts(Cuts::Joined, Cuts::Joined),
+        cuts(Cuts::Lengths(vec![1, 2, 3, 4, 6]), Cuts::Usual),
+        cuts(Cuts::Lengths(vec![17]), Cuts::Lengths(vec![8191])),
+        cuts(Cuts::Lengths(vec![15]), Cuts::Lengths(vec![1])),
+        cuts(Cuts::Lengths(vec![0, 16, 0, 512, 0]), Cuts::Lengths(vec![0, 1, 0, 511])),
+        cuts(odd.clone(), odd.clone()),
+        cuts(Cuts::Every(100), Cuts::Every(100)),
+        cuts(Cuts::Every(4096), Cuts::Every(4096)),
+        cuts(Cuts::Every(512), Cuts::Every(512)),
+        Layout { misalign: 1, ..Layout::default() },
+        Layout { misalign: 4, ..Layout::default() },
+        Layout { misalign: 256, ..Layout::default() },
+        Layout { align: 4096, misalign: 511, ..cuts(odd.clone(), odd) },
+        Layout { align: 4096, ..Layout::default() },
+        Layout { align: 8192, misalign: 4095, ..cuts(Cuts::Joined, Cuts::Joined) },
+    ]
+}
+
+fn small(subject: &mut Subject<'_>) -> Result<()> {
+    for (n, layout) in layouts().into_iter().enumerate() {
+        for indirect in [false, true] {
+            let layout = Layout { indirect, ..layout.clone() };
+            carries(subject, &layout, 8192, n as u64 * 2 + u64::from(indirect))?;
+        }
+    }
+    Ok(())
+}
+
+/// A header, `segments` segments of these bytes, and the status byte.
+fn chain_of(segments: usize, bytes: usize, align: usize, indirect: bool) -> Layout {
+    let readable = Cuts::Lengths([vec![16], vec![bytes; segments]].concat());
+    let writable = Cuts::Lengths(vec![bytes; segments]);
+    Layout { readable, writable, indirect, align, misalign: 0 }
+}
+
+fn long_chains(subject: &mut Subject<'_>) -> Result<()> {
+    for indirect in [false, true] {
+        // As many descriptors as the ring and the kernel have: header, 1022 segments, status.
+        let whole =
+            1022 * 512 / subject.disk.block_bytes as usize * subject.disk.block_bytes as usize;
+        carries(subject, &chain_of(whole / 512, 512, 512, indirect), whole, 50)?;
+        // A page apart from each other: nothing can be joined, more than 256 vectors.
+        carries(subject, &chain_of(600, 4096, 8192, indirect), 600 * 4096, 51)?;
+        // Segments that are no multiple of anything, each bounced.
+        let odd = Layout { misalign: 1, ..chain_of(1000, 513, 8, indirect) };
+        carries(subject, &odd, 504 << 10, 52)?;
+    }
+    Ok(())
+}
+
+fn large(subject: &mut Subject<'_>) -> Result<()> {
+    for misalign in [0, 3, 512] {
+        for len in [1 << 20, (1 << 20) + 4096, 4 << 20] {
+            let layout = Layout { align: 4096, misalign, ..subject.device.layout() };
+            carries(subject, &layout, len, len as u64 + misalign as u64)?;
+        }
+    }
+    Ok(())
+}
