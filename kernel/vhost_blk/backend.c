@@ -74,7 +74,11 @@ static int open_bdev(struct vhost_blk_backend *be)
 	be->bdev = file_bdev(file);
 	be->read_only |= bdev_read_only(be->bdev);
 	be->lbs = bdev_logical_block_size(be->bdev);
-	be->mem_mask = bdev_dma_alignment(be->bdev);
+	/*
+	 * Not only what the device wants: there are drivers which take it for granted that a block
+	 * does not cross a page (null_blk writes past the end of one). Linux guests align so anyway.
+	 */
+	be->mem_mask = bdev_dma_alignment(be->bdev) | (be->lbs - 1);
 	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL;
 	/* The page cache of the device is not used from here on. */
 	sync_blockdev(be->bdev);

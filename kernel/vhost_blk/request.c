@@ -28,8 +28,7 @@ static bool whole_blocks(const struct vhost_blk_req *req, u64 sector, u64 sector
 static bool read_only(const struct vhost_blk_req *req)
 {
 	return req->be->read_only ||
-	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY ||
-	       vhost_has_feature(&req->q->vq, VIRTIO_BLK_F_RO);
+	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY;
 }
 
 /* Without FLUSH, or with the cache in write-through mode, a write is durable when it completes. */
