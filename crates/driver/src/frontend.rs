@@ -322,6 +322,14 @@ impl Session {
         }
     }
 
+    /// Gives a queue another err eventfd.
+    pub fn replace_err(&mut self, index: usize, err: &EventFd) -> Result<(), Error> {
+        match self.kernel() {
+            Some(kernel) => Ok(kernel.device().set_err(index as u32, Some(err.as_raw_fd()))?),
+            None => Ok(self.frontend().set_vring_err(index, err)?),
+        }
+    }
+
     fn send(&mut self, code: FrontendReq, payload: &[u8]) -> Result<(), Error> {
         if !self.has_protocol(VhostUserProtocolFeatures::REPLY_ACK) {
             return Ok(self.raw().message(code.into(), payload, &[])?);

@@ -107,6 +107,11 @@ impl GuestMemory {
         Ok(Arc::new(Self { regions: vec![Arc::new(region)] }))
     }
 
+    /// The same memory seen without the other regions: what is taken from it lies in this one.
+    pub fn only_region(&self, region: usize) -> Arc<Self> {
+        Arc::new(Self { regions: vec![self.regions[region].clone()] })
+    }
+
     /// The regions in the order in which they were given.
     pub fn regions(&self) -> &[Arc<Region>] {
         &self.regions

@@ -8,6 +8,7 @@ mod case;
 mod daemon;
 mod env;
 mod fixture;
+mod hostile;
 mod integrity;
 mod load;
 mod registry;

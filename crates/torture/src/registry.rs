@@ -4,6 +4,7 @@
 use crate::case::Case;
 use crate::case::Tier::{Full, Gating};
 use crate::fixture::{self, FileSystem, NullBlkOptions};
+use crate::hostile;
 use crate::integrity::{self, Setup};
 use crate::requests;
 
@@ -24,6 +25,15 @@ pub(crate) const CASES: &[Case] = cases! {
     "integrity-null-blk" Gating
         "two queues and workers, mixed sizes to 4 MiB, every sector verified, on null_blk"
         |env| integrity::run(env, null_blk(NullBlkOptions::default()), Setup::usual(300));
+    "hostile-rings" Gating
+        "malformed chains on one queue while another one is served; the queue serves again after"
+        |env| hostile::run(env, null_blk(NullBlkOptions::default()), 20_000, false);
+    "hostile-rings-raced" Gating
+        "malformed chains that a second thread changes while the device reads them"
+        |env| hostile::run(env, null_blk(NullBlkOptions::default()), 20_000, true);
+    "hostile-rings-million" Full
+        "a million malformed chains, raced"
+        |env| hostile::run(env, null_blk(NullBlkOptions::default()), 1_000_000, true);
 };
 
 fn null_blk(options: NullBlkOptions) -> anyhow::Result<fixture::Disk> {
