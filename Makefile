@@ -15,10 +15,10 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: release ## A real guest formats, writes, verifies and measures a served disk [DISK=path FORMAT=1]
-	@$(LAB) run $(LAB_DISK) $(if $(filter 1 yes true,$(FORMAT)),--format) $(ARGS)
+	@$(LAB) demo $(LAB_DISK) $(if $(filter 1 yes true,$(FORMAT)),--format) $(ARGS)
 
 lab-shell: release ## A prompt in a guest that has the served disk as /dev/vda [DISK=path]
-	@$(LAB) shell $(LAB_DISK) $(ARGS)
+	@$(LAB) demo-shell $(LAB_DISK) $(ARGS)
 
 modules: ## Build the kernel modules [KDIR=build folder; default: Debian's newest 6.12]
 	@scripts/setup.sh modules

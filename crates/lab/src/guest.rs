@@ -78,7 +78,7 @@ pub struct GuestReport {
 }
 
 impl GuestReport {
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let lines = text.lines().map(|line| {
             let (word, value) = line.split_once(' ').unwrap_or((line, ""));
             (word.to_owned(), value.to_owned())
@@ -289,7 +289,7 @@ fn disk_args(disk: &GuestDisk, queues: u32) -> Vec<String> {
 }
 
 /// A path in QEMU's option syntax, where a comma is written twice.
-fn escaped(path: &Path) -> String {
+pub(crate) fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 

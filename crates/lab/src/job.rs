@@ -154,8 +154,15 @@ impl Job {
         Self::without_disk(body)
     }
 
+    /// A shell on the host VM's console.
+    pub fn vm_shell() -> Self {
+        let body = "uname -r\nls /lab/modules /lab/bin\necho 'Leave with exit, or Ctrl-A X.'\n\
+                    PS1='vm# ' setsid -c sh </dev/ttyS0 >/dev/ttyS0 2>&1\n";
+        Self::without_disk(body)
+    }
+
     /// The script's text.
-    pub(crate) fn script(&self) -> &str {
+    pub fn script(&self) -> &str {
         &self.script
     }
 }

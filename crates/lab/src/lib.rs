@@ -18,7 +18,9 @@
 
 pub mod accel;
 pub mod cache;
+mod debian;
 pub mod disk;
+pub mod exec;
 pub mod guest;
 pub mod image;
 pub mod interrupt;
@@ -27,4 +29,6 @@ pub mod kernel;
 pub mod process;
 pub mod report;
 pub mod run;
+mod scripts;
 pub mod server;
+pub mod vm;

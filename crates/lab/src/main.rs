@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `lab`: boots real guests on a disk served by the daemon.
+//! `lab`: boots real guests on a disk served by the daemon, and host VMs for the kernel module.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use lab::accel::AccelChoice;
 use lab::disk;
+use lab::exec::{ExecOptions, exec};
 use lab::guest::{Guest, GuestDisk, GuestSpec};
 use lab::interrupt;
 use lab::job::Job;
 use lab::run::{Lab, RunOptions, run};
 use lab::server::{Server, ServerCommand};
+use lab::vm::boot::{Vm, VmBase, VmShape};
+use lab::vm::kernel::{KernelName, VmKernel};
+use lab::vm::payload::Payload;
 
-/// Boots real guests in stock QEMU on a disk served by the daemon.
+/// What `lab exec` answers when the command could not be run to its end.
+const EXEC_FAILED: u8 = 125;
+
+/// Boots real guests in stock QEMU on a disk served by the daemon, and host VMs with the module.
 #[derive(Debug, Parser)]
 #[command(name = "lab", version)]
 struct Cli {
@@ -29,9 +37,50 @@ enum Command {
     /// Says whether guests run under KVM on this machine, and why.
     KvmCheck,
     /// The main job: format, write, verify and measure in a guest, compare with QEMU's own device.
-    Run(RunArgs),
+    Demo(DemoArgs),
     /// Gives a prompt in a guest that has the served disk as /dev/vda.
-    Shell(DiskArgs),
+    DemoShell(DiskArgs),
+    /// Runs one command in a host VM; output and exit code are the command's.
+    Exec(ExecArgs),
+    /// Gives a prompt in a host VM.
+    Shell(VmArgs),
+}
+
+#[derive(Debug, Args)]
+struct VmArgs {
+    /// The kernel of the host VM.
+    #[arg(long, value_enum, default_value = "6.12")]
+    kernel: KernelName,
+    /// Virtual CPUs.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    vcpus: u32,
+    /// Memory in MiB.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(512..))]
+    memory: u32,
+    /// One CPU for which an instruction takes a nanosecond: times become path lengths.
+    #[arg(long)]
+    icount: bool,
+    /// A folder with the modules to load; by default this checkout's are built.
+    #[arg(long)]
+    modules: Option<PathBuf>,
+    /// One more program for /lab/bin.
+    #[arg(long = "add", value_name = "FILE")]
+    add: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct ExecArgs {
+    #[command(flatten)]
+    vm: VmArgs,
+    /// The most seconds the command may take, booting included.
+    #[arg(long, default_value_t = 600)]
+    timeout: u64,
+    /// Where to put the kernel's log.
+    #[arg(long)]
+    console: Option<PathBuf>,
+    /// The command and its arguments.
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -48,7 +97,7 @@ struct DiskArgs {
 }
 
 #[derive(Debug, Args)]
-struct RunArgs {
+struct DemoArgs {
     #[command(flatten)]
     disk: DiskArgs,
     /// Formats the disk even if it has content.
@@ -78,37 +127,74 @@ impl DiskArgs {
     }
 }
 
-fn main() -> ExitCode {
-    match start() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("lab: {error:#}");
-            ExitCode::FAILURE
+impl VmArgs {
+    fn shape(&self) -> VmShape {
+        VmShape { vcpus: self.vcpus, memory_mib: self.memory, icount: self.icount }
+    }
+
+    fn prepare(&self) -> Result<(VmBase, Payload)> {
+        let lab = Lab::open()?;
+        let kernel = VmKernel::cached(&lab.cache, self.kernel)?;
+        let modules = match &self.modules {
+            Some(folder) => folder.clone(),
+            None => kernel.build_modules()?,
+        };
+        let mut payload = Payload::new(&modules)?;
+        for program in &self.add {
+            payload.add_program(program)?;
         }
+        Ok((VmBase::open(&lab, kernel)?, payload))
     }
 }
 
-fn start() -> Result<()> {
+fn main() -> ExitCode {
     let cli = Cli::parse();
+    let failed = match cli.command {
+        Command::Exec(_) => ExitCode::from(EXEC_FAILED),
+        _ => ExitCode::FAILURE,
+    };
+    start(cli).unwrap_or_else(|error| {
+        eprintln!("lab: {error:#}");
+        failed
+    })
+}
+
+fn start(cli: Cli) -> Result<ExitCode> {
     interrupt::install()?;
     match cli.command {
         Command::Fetch | Command::KvmCheck => {
             let AccelChoice { accel, reason } = Lab::open()?.choice;
             println!("{accel}: {reason}");
-            Ok(())
         }
-        Command::Run(args) => run(&RunOptions {
+        Command::Demo(args) => run(&RunOptions {
             server: args.disk.server()?,
             disk: args.disk.disk,
             format: args.format,
             rounds: args.rounds,
             seconds: args.seconds,
-        }),
-        Command::Shell(args) => shell(&args),
+        })?,
+        Command::DemoShell(args) => demo_shell(&args)?,
+        Command::Exec(args) => return exec_command(args),
+        Command::Shell(args) => {
+            let (base, payload) = args.prepare()?;
+            Vm::boot_on_terminal(&base, &args.shape(), &payload, Job::vm_shell().script())?;
+        }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-fn shell(args: &DiskArgs) -> Result<()> {
+fn exec_command(args: ExecArgs) -> Result<ExitCode> {
+    let (base, payload) = args.vm.prepare()?;
+    let options = ExecOptions {
+        shape: args.vm.shape(),
+        command: args.command,
+        timeout: Duration::from_secs(args.timeout),
+        console: args.console,
+    };
+    Ok(ExitCode::from(exec(&base, &payload, &options)?))
+}
+
+fn demo_shell(args: &DiskArgs) -> Result<()> {
     let command = args.server()?;
     let lab = Lab::open()?;
     let path = args.disk.clone().unwrap_or_else(|| lab.cache.dir().join("shell.img"));

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One boot of the host VM, which runs one script and ends.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::accel::Accel;
+use crate::cache::Cache;
+use crate::guest::{GuestReport, QEMU, escaped};
+use crate::process::{OwnedChild, StopWith};
+use crate::run::Lab;
+use crate::vm::kernel::VmKernel;
+use crate::vm::payload::Payload;
+use crate::vm::root::{self, INIT_PATH};
+
+/// Everything a VM needs but the payload.
+#[derive(Debug)]
+pub struct VmBase {
+    kernel: VmKernel,
+    root: PathBuf,
+    modules: PathBuf,
+    accel: Accel,
+}
+
+impl VmBase {
+    /// Makes whatever the cache does not have.
+    pub fn open(lab: &Lab, kernel: VmKernel) -> Result<Self> {
+        let cache: &Cache = &lab.cache;
+        let root = root::cached(cache, &lab.base)?;
+        let modules = kernel.modules_image(cache)?;
+        Ok(Self { kernel, root, modules, accel: lab.choice.accel })
+    }
+
+    /// The kernel it boots.
+    pub fn kernel(&self) -> &VmKernel {
+        &self.kernel
+    }
+}
+
+/// The machine.
+#[derive(Debug, Clone)]
+pub struct VmShape {
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// Emulates one CPU for which an instruction is a nanosecond: path lengths instead of times.
+    pub icount: bool,
+}
+
+impl Default for VmShape {
+    fn default() -> Self {
+        Self { vcpus: 2, memory_mib: 4096, icount: false }
+    }
+}
+
+/// A running VM; dropping it ends it.
+#[derive(Debug)]
+pub struct Vm {
+    qemu: OwnedChild,
+    dir: TempDir,
+}
+
+impl Vm {
+    /// Starts the VM; `script` runs in it as soon as it has booted.
+    pub fn boot(base: &VmBase, shape: &VmShape, payload: &Payload, script: &str) -> Result<Self> {
+        let (dir, mut args) = prepare(base, shape, payload, script)?;
+        let at = |name: &str| escaped(&dir.path().join(name));
+        args.extend(["-serial".into(), format!("file:{}", at("console"))]);
+        for port in ["stdout", "stderr"] {
+            fs::write(dir.path().join(port), "")?;
+            args.extend(port_args(port, &at(port)));
+        }
+        let qemu = OwnedChild::spawn(&args, &dir.path().join("qemu"), StopWith::Kill)?;
+        Ok(Self { qemu, dir })
+    }
+
+    /// Boots with the VM's console on the lab's own terminal, until the VM ends.
+    pub fn boot_on_terminal(
+        base: &VmBase,
+        shape: &VmShape,
+        payload: &Payload,
+        script: &str,
+    ) -> Result<()> {
+        let (_dir, mut args) = prepare(base, shape, payload, script)?;
+        args.extend(["-serial".into(), "mon:stdio".into()]);
+        let mut qemu = OwnedChild::spawn_on_terminal(&args, StopWith::Kill)?;
+        qemu.wait(Duration::from_secs(24 * 3600))?;
+        Ok(())
+    }
+
+    /// Whether the machine has ended.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.qemu.try_wait()?.is_some())
+    }
+
+    /// What the script has reported so far.
+    pub fn report(&self) -> GuestReport {
+        GuestReport::parse(&self.text_of("results"))
+    }
+
+    /// The console so far: the kernel's log.
+    pub fn console(&self) -> String {
+        self.text_of("console").replace('\r', "")
+    }
+
+    /// QEMU's own words.
+    pub fn qemu_log(&self) -> String {
+        self.text_of("qemu")
+    }
+
+    /// A reader of what the script writes to a stream, `stdout` or `stderr`.
+    pub fn stream(&self, name: &str) -> Result<File> {
+        File::open(self.dir.path().join(name)).with_context(|| format!("no stream {name}"))
+    }
+
+    fn text_of(&self, name: &str) -> String {
+        let mut bytes = Vec::new();
+        if let Ok(mut file) = File::open(self.dir.path().join(name)) {
+            let _ = file.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// The folder of a VM's files, which has to live as long as the VM, and QEMU's arguments.
+fn prepare(
+    base: &VmBase,
+    shape: &VmShape,
+    payload: &Payload,
+    script: &str,
+) -> Result<(TempDir, Vec<String>)> {
+    let dir = tempfile::Builder::new().prefix("lab-vm-").tempdir()?;
+    fs::write(dir.path().join("job"), script)?;
+    fs::write(dir.path().join("results"), "")?;
+    let image = dir.path().join("payload.img");
+    payload.write_image(&image)?;
+    let mut args = machine_args(base, shape);
+    args.extend(disk_args(&[&base.root, &base.modules, &image]));
+    let at = |name: &str| escaped(&dir.path().join(name));
+    args.extend(["-fw_cfg".into(), format!("name=opt/lab/job,file={}", at("job"))]);
+    args.extend(["-device".into(), "virtio-serial-pci".into()]);
+    args.extend(port_args("results", &at("results")));
+    Ok((dir, args))
+}
+
+fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
+    let command_line = format!(
+        "root=/dev/nvme0n1 rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{}",
+        base.kernel.name().command_line()
+    );
+    let smp = format!("cpus={},maxcpus={}", shape.vcpus, shape.vcpus.max(2));
+    let memory = format!("{}M", shape.memory_mib);
+    let mut args = vec![QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"];
+    args.extend(["-machine", "q35"]);
+    args.extend(match (base.accel, shape.icount) {
+        (_, true) => ["-accel", "tcg,thread=single", "-cpu", "EPYC,+svm,+npt"],
+        (Accel::Kvm, false) => ["-accel", "kvm", "-cpu", "host"],
+        (Accel::Tcg, false) => ["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,+npt"],
+    });
+    if shape.icount {
+        args.extend(["-icount", "shift=0,sleep=off", "-smp", "1"]);
+    } else {
+        args.extend(["-smp", &smp]);
+    }
+    let kernel = base.kernel.image().to_string_lossy();
+    args.extend(["-m", &memory, "-kernel", &kernel, "-append", &command_line]);
+    args.into_iter().map(str::to_owned).collect()
+}
+
+/// The images as namespaces of one NVMe controller, in order: nvme0n1, nvme0n2 ... Changes go to
+/// overlays that are thrown away.
+fn disk_args(images: &[&Path]) -> Vec<String> {
+    let mut args: Vec<String> = vec!["-device".into(), "nvme,id=nvme,serial=lab".into()];
+    for (index, image) in images.iter().enumerate() {
+        let file = escaped(image);
+        args.extend([
+            "-drive".into(),
+            format!("if=none,id=disk{index},file={file},format=raw,snapshot=on"),
+            "-device".into(),
+            format!("nvme-ns,drive=disk{index},bus=nvme,nsid={}", index + 1),
+        ]);
+    }
+    args
+}
+
+fn port_args(name: &str, path: &str) -> Vec<String> {
+    vec![
+        "-chardev".into(),
+        format!("file,id={name},path={path}"),
+        "-device".into(),
+        format!("virtserialport,chardev={name},name=lab.{name}"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_namespaces_in_the_order_given() {
+        let args = disk_args(&[Path::new("/a"), Path::new("/b")]);
+        assert!(args.contains(&"nvme-ns,drive=disk1,bus=nvme,nsid=2".to_owned()));
+        assert!(args.iter().any(|arg| arg.contains("id=disk0,file=/a")));
+    }
+}

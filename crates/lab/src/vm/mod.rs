@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The host VM: a machine with loadable modules, whatever the real one has.
+//!
+//! A Debian system with QEMU in it, on one of several kernels, with this project's module loaded
+//! and its programs below `/lab`. Under emulation its CPU has AMD's virtualization, so that guests
+//! run inside it with real KVM.
+//!
+//! * [`kernel`]: the kernels it can run.
+//! * [`root`]: its root image, the same for all kernels.
+//! * [`payload`]: what changes from run to run: modules and programs.
+//! * [`boot`]: one boot, which runs one script.
+
+pub mod boot;
+pub mod kernel;
+pub mod payload;
+pub mod root;
