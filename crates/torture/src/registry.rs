@@ -4,6 +4,7 @@
 use crate::case::Case;
 use crate::case::Tier::{Full, Gating};
 use crate::fixture::{self, FileSystem, NullBlkOptions};
+use crate::fuzz;
 use crate::hostile;
 use crate::integrity::{self, Setup};
 use crate::requests;
@@ -34,6 +35,12 @@ pub(crate) const CASES: &[Case] = cases! {
     "hostile-rings-million" Full
         "a million malformed chains, raced"
         |env| hostile::run(env, null_blk(NullBlkOptions::default()), 1_000_000, true);
+    "ioctl-fuzz" Gating
+        "random ioctls with random arguments from two threads; a new device serves after"
+        |env| fuzz::run(env, 8_000);
+    "ioctl-fuzz-long" Full
+        "the same for much longer"
+        |env| fuzz::run(env, 400_000);
 };
 
 fn null_blk(options: NullBlkOptions) -> anyhow::Result<fixture::Disk> {

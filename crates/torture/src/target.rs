@@ -5,7 +5,7 @@ use crate::case::skip;
 use crate::daemon::Daemon;
 use crate::env::{Env, Plane};
 use crate::fixture::Disk;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelDevice, KernelOptions, abi};
 use driver::{Device, Options};
 use std::path::Path;
@@ -61,4 +61,16 @@ pub(crate) fn serve_with(
     let device = Device::connect(daemon.socket(), options)
         .context("the device behind the daemon does not come up")?;
     Ok(Target { device, daemon: Some(daemon) })
+}
+
+/// Whether a new device on `disk` serves.
+pub(crate) fn check_serves(env: &Env, disk: &Disk) -> Result<()> {
+    let mut target = serve(env, disk, &options())?;
+    let data = crate::rng::Rng::new(7).bytes(64 << 10);
+    target.device.write(0, &data)?;
+    target.device.flush()?;
+    let mut read = vec![0; data.len()];
+    target.device.read(0, &mut read)?;
+    ensure!(read == data, "it reads other bytes than it wrote");
+    Ok(())
 }

@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::abi::{self, BlkInflight, BlkInfo, BlkOptions, IotlbMsg, MemoryHead, MemoryRegion};
 use super::abi::{VringAddr, VringFile, VringState};
-use super::sys::{ioctl, ioctl_plain};
+use super::sys::{BadAddress, ioctl, ioctl_bad, ioctl_plain};
 
 /// An open `/dev/vhost-blk`. Every method is one ioctl; nothing is checked or remembered here.
 #[derive(Debug)]
@@ -93,6 +93,16 @@ impl KernelDevice {
         value: &mut T,
     ) -> io::Result<u32> {
         ioctl(self.file.as_fd(), code, value)
+    }
+
+    /// Any ioctl, with an argument where no memory is.
+    pub fn raw_at(&self, code: u32, at: BadAddress) -> io::Result<u32> {
+        ioctl_bad(self.file.as_fd(), code, at)
+    }
+
+    /// Writes any bytes, as if they were an IOTLB message.
+    pub fn write_bytes(&self, bytes: &[u8]) -> io::Result<usize> {
+        (&self.file).write(bytes)
     }
 
     /// Makes the caller the owner.

@@ -9,3 +9,4 @@ mod sys;
 
 pub use device::{KernelDevice, KernelError, errno_of};
 pub use link::{KernelOptions, KernelSession, Workers, regions_of};
+pub use sys::BadAddress;

@@ -34,3 +34,25 @@ pub(crate) fn ioctl_plain(fd: BorrowedFd<'_>, code: u32) -> io::Result<u32> {
     // SAFETY: the ioctl takes no address.
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), code.into(), 0) })
 }
+
+/// Addresses at which nobody has memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadAddress {
+    /// 0.
+    Null,
+    /// In the half that belongs to the kernel.
+    Kernel,
+    /// Not an address at all.
+    NonCanonical,
+}
+
+/// An ioctl whose argument lies where no memory is.
+pub(crate) fn ioctl_bad(fd: BorrowedFd<'_>, code: u32, at: BadAddress) -> io::Result<u32> {
+    let address: usize = match at {
+        BadAddress::Null => 0,
+        BadAddress::Kernel => 0xffff_8880_0000_0000,
+        BadAddress::NonCanonical => 0x8000_dead_beef_0000,
+    };
+    // SAFETY: no memory of this process can be there, so none is changed.
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), code.into(), address) })
+}

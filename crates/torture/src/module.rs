@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The module itself: who uses it, taking it out and putting it back.
+
+use crate::case::skip;
+use crate::env::Env;
+use crate::fixture::{run, wait_for};
+use anyhow::{Context, Result, ensure};
+use driver::kernel::KernelDevice;
+use std::time::{Duration, Instant};
+
+/// Its name in sysfs.
+const SYSFS: &str = "/sys/module/vhost_blk";
+/// Longest wait for the last user to be gone.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// How many use the module.
+pub(crate) fn references() -> Result<u64> {
+    let path = format!("{SYSFS}/refcnt");
+    let text = std::fs::read_to_string(&path).map_err(|_| skip("vhost_blk is not a module"))?;
+    text.trim().parse().context(path)
+}
+
+/// Waits until no more than `count` use it.
+pub(crate) fn wait_for_references(count: u64) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    while references()? > count {
+        ensure!(Instant::now() < end, "the module is still used {} times", references()?);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Takes the module out and puts it back; it must not be used by then.
+pub(crate) fn reload(env: &Env) -> Result<()> {
+    wait_for_references(0)?;
+    let path = env.modules.join("vhost_blk.ko");
+    if !path.exists() {
+        return Err(skip(format!("{} is missing", path.display())));
+    }
+    run("rmmod", &["vhost_blk"])?;
+    run("insmod", &[&path.to_string_lossy()])?;
+    wait_for(KernelDevice::PATH)
+}
