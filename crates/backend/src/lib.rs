@@ -121,7 +121,7 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// Why there is none, and what to do about it, in words.
     fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
-        Err("only a plain file or block device can be given to the kernel: use --backend file \
+        Err("only a plain file or block device can be given to the kernel; use --backend file \
              without --wrap")
     }
 }

@@ -2,7 +2,7 @@
 //! Who runs the queues of a device: the daemon's own threads or the kernel. The control plane sees
 //! one interface; all queues of a device are on one plane at a time.
 
-use crate::kernel::{KernelError, KernelOptions, KernelPlane};
+use crate::kernel::{KernelError, KernelOptions, KernelPlane, counters};
 use crate::region::QueueRegion;
 use crate::{DataPlane, InflightRegion, QueueHandle, QueueStart, QueueStats, QueueStopped};
 use backend::Disk;
@@ -63,12 +63,17 @@ pub struct QueueSpec {
 
 impl QueueSpec {
     /// The queue for the daemon's own plane.
-    fn for_uring(&self, ring: VirtQueue) -> io::Result<QueueStart> {
+    fn into_start(self, ring: VirtQueue) -> QueueStart {
+        let QueueSpec { index, setup, disk, kick, call, err, region, .. } = self;
+        QueueStart { index, ring, layout: setup.layout, disk, kick, call, err, region }
+    }
+
+    fn try_clone(&self) -> io::Result<Self> {
         let copy = |file: &Option<File>| file.as_ref().map(File::try_clone).transpose();
-        Ok(QueueStart {
+        Ok(QueueSpec {
             index: self.index,
-            ring,
-            layout: self.setup.layout,
+            setup: self.setup.clone(),
+            features: self.features,
             disk: self.disk.clone(),
             kick: copy(&self.kick)?,
             call: copy(&self.call)?,
@@ -199,17 +204,29 @@ impl Planes {
         self.current() == PlaneKind::Kernel && self.choice != PlaneChoice::Only(PlaneKind::Kernel)
     }
 
-    /// Lets queues start on `kind` from now on, `because`; none may be running.
+    /// Whether queues could start on `kind` now.
     ///
     /// # Errors
-    /// When it is the kernel, and it cannot run this disk; nothing has changed then.
-    pub fn select(&mut self, kind: PlaneKind, because: &str) -> Result<(), KernelError> {
-        if kind == PlaneKind::Kernel {
-            let none = || KernelError::Unsuited("this program was started without it".into());
-            self.kernel.as_ref().ok_or_else(none)?.probe()?;
+    /// When it is the kernel, and it cannot run this disk.
+    pub fn check(&self, kind: PlaneKind) -> Result<(), KernelError> {
+        match (kind, &self.kernel) {
+            (PlaneKind::Uring, _) => Ok(()),
+            (PlaneKind::Kernel, Some(kernel)) => kernel.probe(),
+            (PlaneKind::Kernel, None) => {
+                Err(KernelError::Unsuited("this program was started without it".into()))
+            }
         }
-        self.move_to((kind, because.to_owned()));
-        Ok(())
+    }
+
+    /// Lets queues start on `kind`, which was checked, from now on, `because`. No queue may be
+    /// running.
+    pub fn move_to(&mut self, kind: PlaneKind, because: &str) {
+        if self.current.0 != kind {
+            // The kernel pins memory for itself.
+            let own = (kind == PlaneKind::Uring).then(|| self.memory.clone()).flatten();
+            self.uring.set_memory(own);
+        }
+        self.current = (kind, because.to_owned());
     }
 
     /// Makes the current plane the one where the queues of the next front-end start.
@@ -217,18 +234,10 @@ impl Planes {
         self.preferred.clone_from(&self.current);
     }
 
-    /// A front-end comes or goes: back to the plane that is preferred. No queue may be running.
+    /// A front-end is gone: back to the plane that is preferred. No queue may be running.
     pub fn start_over(&mut self) {
-        self.move_to(self.preferred.clone());
-    }
-
-    fn move_to(&mut self, to: (PlaneKind, String)) {
-        if self.current.0 != to.0 {
-            // The kernel pins memory for itself.
-            let own = (to.0 == PlaneKind::Uring).then(|| self.memory.clone()).flatten();
-            self.uring.set_memory(own);
-        }
-        self.current = to;
+        let (kind, because) = self.preferred.clone();
+        self.move_to(kind, &because);
     }
 
     /// Tells of new guest memory (`None`: none any more). No queue may be running.
@@ -246,8 +255,7 @@ impl Planes {
     pub fn start_queue(&mut self, mut spec: QueueSpec) -> Result<StartedQueue, QueueStartError> {
         let ring = VirtQueue::start(&spec.setup)?;
         if self.current() == PlaneKind::Uring {
-            let start = spec.for_uring(ring)?;
-            return Ok(StartedQueue::Uring(self.uring.start_queue(start)));
+            return Ok(StartedQueue::Uring(self.uring.start_queue(spec.into_start(ring))));
         }
         if spec.setup.layout == Layout::Packed {
             let why = "the guest uses packed virtqueues; set --packed off and restart its device";
@@ -283,7 +291,7 @@ impl Planes {
             return Ok(None);
         }
         let ring = VirtQueue::start(&spec.setup)?;
-        let handle = self.uring.start_queue(spec.for_uring(ring)?);
+        let handle = self.uring.start_queue(spec.try_clone()?.into_start(ring));
         let stopped = self.uring.stop_queue(handle);
         spec.setup.base = stopped.base;
         Ok(stopped.faulted.then_some(stopped))
@@ -317,15 +325,26 @@ impl Planes {
         }
     }
 
-    /// What a queue of the daemon's own plane did since it was started; `None` for the others.
-    pub fn queue_stats(&self, queue: &StartedQueue) -> Option<QueueStats> {
+    /// What a queue did since it was started, by name; `kernel` is what
+    /// [`Planes::kernel_counters`] said.
+    pub fn queue_counts(
+        &self,
+        queue: &StartedQueue,
+        kernel: &[(String, String)],
+    ) -> Vec<(String, u64)> {
         match queue {
-            StartedQueue::Uring(handle) => Some(self.uring.queue_stats(handle)),
-            StartedQueue::Kernel(_) | StartedQueue::Faulted(_) => None,
+            StartedQueue::Uring(handle) => {
+                let QueueStats { chains, refused, kicks, calls } = self.uring.queue_stats(handle);
+                let counts =
+                    [("chains", chains), ("refused", refused), ("kicks", kicks), ("calls", calls)];
+                counts.map(|(name, count)| (name.to_owned(), count)).to_vec()
+            }
+            StartedQueue::Kernel(index) => counters::of_queue(kernel, *index),
+            StartedQueue::Faulted(_) => Vec::new(),
         }
     }
 
-    /// The kernel's own counters, by name, while it runs queues.
+    /// What the kernel tells of itself, line by line, while it runs queues.
     pub fn kernel_counters(&self) -> Vec<(String, String)> {
         self.kernel.as_ref().map(KernelPlane::counters).unwrap_or_default()
     }

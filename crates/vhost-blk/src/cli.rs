@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::options::ServeArgs;
-use crate::{config, create, doctor, generate, serve};
+use crate::{config, create, ctl, doctor, generate, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
@@ -26,6 +26,8 @@ pub struct Cli {
 pub enum Command {
     /// Make a raw image file
     Create(create::CreateArgs),
+    /// Ask a running daemon for its status, or switch its data plane
+    Ctl(ctl::CtlArgs),
     /// Look at this machine and say what will and will not work
     Doctor(doctor::DoctorArgs),
     /// Write man pages, shell completions or the table of options
@@ -104,7 +106,7 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
             Answer::Failure(Failure::usage(
                 "read the command line",
                 "no command is given",
-                "give serve, create, doctor or generate, and see vhost-blk --help",
+                "give serve, create, ctl, doctor or generate, and see vhost-blk --help",
             ))
         }
         _ => {
@@ -119,6 +121,7 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
 fn execute(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Create(args) => create::create(&args),
+        Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor(args) => return Ok(doctor::doctor(&args)),
         Command::Generate(args) => generate::generate(&args),
         Command::Serve(args) => serve::serve(&args),

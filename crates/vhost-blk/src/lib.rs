@@ -6,7 +6,9 @@
 
 pub mod cli;
 pub mod config;
+pub mod control;
 pub mod create;
+pub mod ctl;
 pub mod disk;
 pub mod doctor;
 pub mod engine;

@@ -81,7 +81,8 @@ pub struct ServeArgs {
     /// Most virtqueues [default: number of CPUs, at most 64]
     #[arg(long, value_name = "N", value_parser = values::num_queues, help_heading = "Queues")]
     pub num_queues: Option<u16>,
-    /// Offer packed virtqueues
+    /// Offer packed virtqueues; not offered where the kernel may run the queues, which knows only
+    /// split ones
     #[arg(
         long,
         value_name = "on|off",
@@ -98,13 +99,14 @@ pub struct ServeArgs {
     /// Bind the data plane's threads to these CPUs, in turn; a list such as 0-3,6
     #[arg(long, value_name = "LIST", value_parser = values::cpus, help_heading = "Data plane")]
     pub cpus: Option<CpuList>,
-    /// Who runs the queues
+    /// Who runs the queues. auto: the kernel module where it is loaded and suits the disk, and
+    /// the daemon itself otherwise
     #[arg(long, value_name = "PLANE", default_value = "auto", help_heading = "Data plane")]
     pub data_plane: Plane,
     /// Poll the storage device for completions (only for devices that have poll queues)
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Data plane")]
     pub iopoll: IoPoll,
-    /// Register guest memory as io_uring fixed buffers. This pins it: do not use it with
+    /// Register guest memory once for all I/O. This pins it: do not use it with
     /// ballooning or free page reporting, because pages that the guest gave back stay referenced
     /// and I/O would go to them instead of the pages that replaced them
     #[arg(
@@ -121,7 +123,7 @@ pub struct ServeArgs {
           help_heading = "Data plane")]
     pub poll_max_us: u32,
     /// Data-plane threads; queues are spread over them [default: number of queues or CPUs,
-    /// whichever is less, at most 4]
+    /// whichever is less, at most 4; in the kernel one for each queue]
     #[arg(long, value_name = "N", value_parser = values::threads, help_heading = "Data plane")]
     pub threads: Option<usize>,
 
@@ -129,6 +131,10 @@ pub struct ServeArgs {
     /// line wins
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<PathBuf>,
+    /// Listen for commands of `vhost-blk ctl` on this UNIX socket: status, switch of the data
+    /// plane. Only this user can use it
+    #[arg(long, value_name = "PATH", help_heading = "General")]
+    pub control_path: Option<PathBuf>,
     /// How a log line looks
     #[arg(long, value_name = "FORMAT", default_value = "text", help_heading = "General")]
     pub log_format: LogFormat,
@@ -150,11 +156,11 @@ impl ServeArgs {
     /// When options contradict each other or one is missing.
     pub fn check(&self) -> Result<(), Failure> {
         self.check_disk()?;
-        if self.data_plane == Plane::Kernel {
-            return Err(Failure::run(
-                "use the kernel data plane",
-                "it is not built yet",
-                "use --data-plane uring",
+        if self.control_path.is_some() && self.control_path == self.socket_path {
+            return Err(Failure::usage(
+                "listen for front-ends and for commands",
+                "--socket-path and --control-path are the same",
+                "choose another --control-path",
             ));
         }
         let file_wanted = self.socket_mode.is_some() || self.socket_group.is_some();
@@ -191,6 +197,12 @@ impl ServeArgs {
     pub fn queues(&self) -> u16 {
         let cpus = u16::try_from(host_cpus()).unwrap_or(u16::MAX);
         self.num_queues.unwrap_or(cpus.min(values::NUM_QUEUES_MAX))
+    }
+
+    /// Number of the kernel's workers, where it runs the queues: they sleep while there is
+    /// nothing to do, and one for each queue lets every queue use another CPU.
+    pub fn worker_count(&self) -> usize {
+        self.threads.unwrap_or_else(|| usize::from(self.queues()))
     }
 
     /// Number of data-plane threads.

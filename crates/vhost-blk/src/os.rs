@@ -21,14 +21,14 @@ pub fn inherited_fd(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits until one of two descriptors is readable (or at its end); tells which are.
+/// Waits until one of the descriptors is readable (or at its end); tells which are.
 ///
 /// # Errors
 /// When `poll` fails other than by a signal.
-pub fn wait_readable(first: BorrowedFd, second: BorrowedFd) -> io::Result<(bool, bool)> {
+pub fn wait_readable<const N: usize>(fds: [BorrowedFd; N]) -> io::Result<[bool; N]> {
     let entry =
         |fd: BorrowedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let mut fds = [entry(first), entry(second)];
+    let mut fds = fds.map(entry);
     // SAFETY: `fds` is an array of that many entries.
     while unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1) } < 0 {
         let error = io::Error::last_os_error();
@@ -36,7 +36,7 @@ pub fn wait_readable(first: BorrowedFd, second: BorrowedFd) -> io::Result<(bool,
             return Err(error);
         }
     }
-    Ok((fds[0].revents != 0, fds[1].revents != 0))
+    Ok(fds.map(|fd| fd.revents != 0))
 }
 
 /// The number of the group called `name`; `None` if there is none.

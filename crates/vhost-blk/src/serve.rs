@@ -7,15 +7,19 @@ use crate::failure::Failure;
 use crate::options::ServeArgs;
 use crate::signals::Stop;
 use crate::socket::{Endpoint, Source};
-use crate::values::Plane;
-use crate::{disk, log, notify, os};
+use crate::socket_file::SocketFile;
+use crate::{control, disk, log, notify, os, socket_file};
+use data_plane::PlaneKind;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Wait after a failed `accept`, which fails for want of descriptors and would fail again.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Permission bits of the control socket: whoever may use it may stop the disk for a while.
+const CONTROL_MODE: u32 = 0o600;
 
 /// Serves until SIGTERM or SIGINT, or until the connection given by `--fd` ends.
 ///
@@ -24,9 +28,9 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     args.check()?;
     let source = Source::choose(args)?;
-    let socket_file = Arc::new(Mutex::new(None));
-    let last = Arc::clone(&socket_file);
-    let remove = move || drop(last.lock().unwrap_or_else(PoisonError::into_inner).take());
+    let socket_files = Arc::new(Mutex::new(Vec::new()));
+    let last = Arc::clone(&socket_files);
+    let remove = move || last.lock().unwrap_or_else(PoisonError::into_inner).clear();
     let stop = Stop::install(remove.clone())?;
     let opened = disk::open(args)?;
     let info = opened.disk.info();
@@ -34,16 +38,22 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let endpoint = match source.open()? {
         Endpoint::Connected(stream) => Endpoint::Connected(stream),
         Endpoint::Listening(listener, file) => {
-            *socket_file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+            socket_files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
             Endpoint::Listening(listener, None)
         }
     };
+    if let Some(path) = &args.control_path {
+        let listening = listen_for_commands(path, &mut server, &socket_files);
+        listening.inspect_err(|_| remove())?;
+    }
     log::start(args.log_level, args.log_format);
     for notice in opened.notices {
         tracing::warn!("{notice}");
     }
-    if args.data_plane == Plane::Auto {
-        tracing::info!("data plane: auto means uring");
+    let (plane, why) = server.plane();
+    tracing::info!(%plane, why, "data plane");
+    if plane == PlaneKind::Kernel && args.packed.is_on() {
+        tracing::info!("packed virtqueues are not offered: the kernel data plane has none");
     }
     tracing::info!(
         disk = info.description,
@@ -64,13 +74,33 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Made last: whoever finds the control socket finds the other one, too.
+fn listen_for_commands(
+    path: &Path,
+    server: &mut Server,
+    socket_files: &Mutex<Vec<SocketFile>>,
+) -> Result<(), Failure> {
+    let (listener, file) = socket_file::listen(path, CONTROL_MODE, None)?;
+    socket_files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+    let control = server.control().map_err(|error| {
+        Failure::run("listen for commands", error, "raise the limit on open files (ulimit -n)")
+    })?;
+    control::start(listener, control)
+}
+
 /// Front-ends come one after another; others wait in the socket's backlog.
 fn serve_all(server: &mut Server, listener: &UnixListener, stop: &Stop) {
     while !stop.asked() {
-        match os::wait_readable(listener.as_fd(), stop.as_fd()) {
-            Ok((_, true)) => return,
-            Ok((true, false)) => {}
-            Ok((false, false)) => continue,
+        // Without a control socket there is nothing more to wait for than the other two.
+        let control = server.control_fd().unwrap_or(stop.as_fd());
+        match os::wait_readable([listener.as_fd(), stop.as_fd(), control]) {
+            Ok([_, true, _]) => return,
+            Ok([_, _, true]) => {
+                server.answer();
+                continue;
+            }
+            Ok([true, ..]) => {}
+            Ok([false, ..]) => continue,
             Err(error) => {
                 tracing::error!(%error, "waiting for a front-end failed");
                 std::thread::sleep(ACCEPT_RETRY);

@@ -56,8 +56,6 @@ refuses! {
     a_log_level_is_known: ["--log-level", "loud"], 2, ["error, warn, info, debug, trace"];
     a_log_format_is_known: ["--log-format", "xml"], 2, ["json, text"];
     a_data_plane_is_known: ["--data-plane", "fpga"], 2, ["auto, kernel, uring"];
-    the_kernel_data_plane_is_not_built_yet:
-        ["--data-plane", "kernel"], 1, ["not built yet", "--data-plane uring"];
     polling_for_more_than_a_second_is_refused:
         ["--poll-max-us", "1000001"], 2, ["--poll-max-us", "0 to 1000000"];
     a_size_for_a_file_is_refused: ["--size", "1M"], 2, ["--size", "file"];

@@ -2,11 +2,13 @@
 //! One connection, from the first message to the last.
 
 use crate::Device;
+use crate::control::Mailbox;
 use crate::session::Session;
 use crate::status;
+use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// Why a connection was given up.
@@ -20,11 +22,23 @@ pub enum ConnectionError {
     Socket(#[from] io::Error),
 }
 
-pub(crate) fn serve(device: &mut Device, stream: UnixStream) -> Result<(), ConnectionError> {
+pub(crate) fn serve(
+    device: &mut Device,
+    stream: UnixStream,
+    mailbox: Option<&Mailbox>,
+) -> Result<(), ConnectionError> {
     let peeked = stream.try_clone()?;
     let session = Arc::new(Mutex::new(Session::new(device)));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     let result = loop {
+        match mailbox.map(|mailbox| wait(&peeked, mailbox)).transpose() {
+            Err(error) => break Err(error.into()),
+            Ok(None | Some(Came::Message)) => {}
+            Ok(Some(Came::Command(mailbox))) => {
+                mailbox.handle(&mut lock(&session), true);
+                continue;
+            }
+        }
         let step = match status::handle_if_status(&peeked, &session) {
             Ok(status::Peeked::Handled) => continue,
             Ok(status::Peeked::Other) => handler.handle_request(),
@@ -40,6 +54,33 @@ pub(crate) fn serve(device: &mut Device, stream: UnixStream) -> Result<(), Conne
             Err(error) => break Err(ConnectionError::Refused(error.to_string())),
         }
     };
-    session.lock().unwrap_or_else(PoisonError::into_inner).end();
+    lock(&session).end();
     result
+}
+
+fn lock<'a, 'b>(session: &'a Mutex<Session<'b>>) -> MutexGuard<'a, Session<'b>> {
+    session.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the connection's thread woke up for.
+enum Came<'a> {
+    /// A message of the front-end, or its end.
+    Message,
+    /// Something from the operator.
+    Command(&'a Mailbox),
+}
+
+/// Sleeps until there is something to do. A front-end that says much does not keep the operator
+/// out: commands come first, and each is one message's delay.
+fn wait<'a>(stream: &UnixStream, mailbox: &'a Mailbox) -> io::Result<Came<'a>> {
+    let readable = PollFlags::IN;
+    let mut fds = [PollFd::new(stream, readable), PollFd::new(mailbox, readable)];
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) if !fds[1].revents().is_empty() => return Ok(Came::Command(mailbox)),
+            Ok(_) if !fds[0].revents().is_empty() => return Ok(Came::Message),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }

@@ -57,6 +57,11 @@ impl Session<'_> {
         }
     }
 
+    fn set_writeback(&mut self, on: bool) {
+        self.writeback.store(on, Ordering::Relaxed);
+        self.device.planes.cache_mode_changed();
+    }
+
     /// Changes what a queue was set up with; a running queue is stopped for it and started again.
     fn reconfigure(&mut self, index: usize, change: impl FnOnce(&mut QueueSlot)) -> Result<()> {
         self.stop(index);
@@ -173,9 +178,9 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
         checked(fd.as_ref().map(check_signalled).transpose())?;
-        if let Some(handle) = &self.queues[index].running {
+        if let Some(queue) = &self.queues[index].running {
             let copy = checked(fd.as_ref().map(File::try_clone).transpose())?;
-            self.device.plane.set_call(handle, copy);
+            self.device.planes.set_call(queue, copy);
         }
         self.queues[index].call = fd;
         Ok(())
@@ -226,7 +231,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             // The source's whole space: of the fields, only the cache mode can be taken over.
             if let Some(&mode) = CONFIG_WRITEBACK_OFFSET.checked_sub(at).and_then(|i| bytes.get(i))
             {
-                self.writeback.store(mode != 0, Ordering::Relaxed);
+                self.set_writeback(mode != 0);
             }
             return Ok(());
         }
@@ -234,7 +239,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         let may_write = self.features == 0 || self.acked(F_CONFIG_WCE);
         match bytes {
             [mode] if at == CONFIG_WRITEBACK_OFFSET && may_write => {
-                self.writeback.store(*mode != 0, Ordering::Relaxed);
+                self.set_writeback(*mode != 0);
                 Ok(())
             }
             _ => refused(format!(

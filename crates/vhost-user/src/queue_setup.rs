@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One queue's set-up as messages gather it: complete, and the queue starts; or nothing happens.
 
-use data_plane::QueueHandle;
+use data_plane::StartedQueue;
 use std::fs::File;
 
 /// Where the three areas are, in the front-end's addresses (SET_VRING_ADDR).
@@ -26,7 +26,7 @@ pub(crate) struct QueueSlot {
     pub(crate) err: Option<File>,
     pub(crate) enabled: bool,
     /// While the data plane owns the queue.
-    pub(crate) running: Option<QueueHandle>,
+    pub(crate) running: Option<StartedQueue>,
 }
 
 impl QueueSlot {

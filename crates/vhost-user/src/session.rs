@@ -4,7 +4,7 @@
 use crate::Device;
 use crate::mem_table::MemTable;
 use crate::queue_setup::QueueSlot;
-use data_plane::{InflightRegion, QueueStart};
+use data_plane::{InflightRegion, QueueSpec, QueueStartError};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use virtio_spec::features::{
     F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES,
     bit,
 };
-use virtqueue::{DirtyLog, GuestMemory, Layout, QueueSetup, VirtQueue};
+use virtqueue::{DirtyLog, GuestMemory, Layout, QueueSetup};
 
 /// One connection's state.
 pub(crate) struct Session<'a> {
@@ -63,14 +63,25 @@ impl<'a> Session<'a> {
         if self.acked(F_RING_PACKED) { Layout::Packed } else { Layout::Split }
     }
 
-    /// Starts queue `index` if its set-up is complete; otherwise nothing happens.
+    /// Starts queue `index` if its set-up is complete; otherwise nothing happens. Where the kernel
+    /// does not take it, all queues go to the other plane if they may.
     pub(crate) fn try_start(&mut self, index: usize) -> io::Result<()> {
-        let Some(addr) = self.queues[index].ready() else { return Ok(()) };
-        let layout = self.layout();
+        match self.start_once(index) {
+            Ok(()) => Ok(()),
+            Err(QueueStartError::Kernel(why)) if self.device.planes.may_fall_back() => {
+                self.fall_back(index, &why)
+            }
+            Err(error) => Err(refusal(format!("queue {index} cannot start: {error}"))),
+        }
+    }
+
+    /// All that a data plane needs to start queue `index`; `None` while something is missing.
+    pub(crate) fn spec(&self, index: usize) -> io::Result<Option<QueueSpec>> {
+        let Some(addr) = self.queues[index].ready() else { return Ok(None) };
         let slot = &self.queues[index];
         let setup = QueueSetup {
             memory: Arc::clone(&self.memory),
-            layout,
+            layout: self.layout(),
             size: slot.size,
             desc_addr: addr.desc,
             avail_addr: addr.avail,
@@ -82,31 +93,26 @@ impl<'a> Session<'a> {
             log: self.log.clone().filter(|_| self.acked(VHOST_F_LOG_ALL)),
             used_log_addr: addr.used_log,
         };
-        let ring = VirtQueue::start(&setup)
-            .map_err(|error| refusal(format!("queue {index} cannot start: {error}")))?;
         let duplicate = |file: &Option<File>| file.as_ref().map(File::try_clone).transpose();
         let info = &self.device.config.info;
         let serial = &self.device.options.serial;
-        let start = QueueStart {
+        Ok(Some(QueueSpec {
             index: index as u16,
-            ring,
-            layout,
+            setup,
+            features: self.features,
             disk: DiskView::new(info, self.features, Arc::clone(&self.writeback), serial),
             kick: duplicate(slot.kick.as_ref().unwrap_or(&None))?,
             call: duplicate(&slot.call)?,
             err: duplicate(&slot.err)?,
             region: self.inflight.clone(),
-        };
-        tracing::debug!(queue = index, size = slot.size, base = slot.base, ?layout, "starts");
-        self.queues[index].running = Some(self.device.plane.start_queue(start));
-        Ok(())
+        }))
     }
 
     /// Stops queue `index` and drains it; its base is where it would go on. Returns whether it
     /// was running.
     pub(crate) fn stop(&mut self, index: usize) -> bool {
         let Some(handle) = self.queues[index].running.take() else { return false };
-        let stopped = self.device.plane.stop_queue(handle);
+        let stopped = self.device.planes.stop_queue(handle);
         let stats = stopped.stats;
         tracing::debug!(
             queue = index,
@@ -126,8 +132,7 @@ impl<'a> Session<'a> {
         &mut self,
         change: impl FnOnce(&mut Self) -> io::Result<()>,
     ) -> io::Result<()> {
-        let stopped: Vec<usize> =
-            (0..self.queues.len()).filter(|&index| self.stop(index)).collect();
+        let stopped = self.stop_running();
         change(self)?;
         stopped.into_iter().try_for_each(|index| self.try_start(index))
     }
@@ -136,7 +141,7 @@ impl<'a> Session<'a> {
     pub(crate) fn set_table(&mut self, table: MemTable) -> io::Result<()> {
         let memory = table.to_memory().map_err(refusal)?;
         self.while_stopped(|session| {
-            session.device.plane.set_memory(Some(Arc::clone(&memory)));
+            session.device.planes.set_memory(Some(Arc::clone(&memory)));
             session.table = table;
             session.memory = memory;
             Ok(())
@@ -174,7 +179,8 @@ impl<'a> Session<'a> {
         self.reset();
         self.memory = Arc::default();
         self.table = MemTable::default();
-        self.device.plane.set_memory(None);
+        self.device.planes.set_memory(None);
+        self.device.planes.start_over();
     }
 
     pub(crate) fn status_negotiated(&self) -> bool {

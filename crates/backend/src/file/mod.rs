@@ -139,7 +139,7 @@ impl Disk for File {
 
     fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
         match self.cached_device {
-            true => Err("the kernel serves a block device around the page cache: use --direct on"),
+            true => Err("the kernel serves a block device around the page cache; use --direct on"),
             false => Ok(self.file.as_fd()),
         }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's counters as it tells them in `fdinfo` of the open device.
+//! The kernel's counters as it tells them in `fdinfo` of the open device: a line for each queue,
+//! `queueN: STATE name=count name=count ...`, and some for the whole device.
 
 use crate::QueueStats;
 
@@ -11,13 +12,18 @@ pub(super) fn of_fdinfo(text: &str) -> Vec<(String, String)> {
     pairs.filter(|(name, _)| !OF_EVERY_FILE.contains(&name.as_str())).collect()
 }
 
-/// The counters of one queue, as far as the two planes count the same.
-pub(super) fn of_queue(counters: &[(String, String)], index: u16) -> QueueStats {
-    let of = |what: &str| {
-        let name = format!("queue-{index}-{what}");
-        let found = counters.iter().find(|(known, _)| *known == name);
-        found.and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
-    };
+/// The counts of one queue, by name, among `lines`.
+pub(crate) fn of_queue(lines: &[(String, String)], index: u16) -> Vec<(String, u64)> {
+    let name = format!("queue{index}");
+    let line = lines.iter().find(|(known, _)| *known == name);
+    let words = line.into_iter().flat_map(|(_, value)| value.split_whitespace());
+    let pairs = words.filter_map(|word| word.split_once('='));
+    pairs.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?))).collect()
+}
+
+/// As far as the two planes count the same.
+pub(super) fn stats(counts: &[(String, u64)]) -> QueueStats {
+    let of = |name: &str| counts.iter().find(|(known, _)| known == name).map_or(0, |pair| pair.1);
     QueueStats {
         chains: of("chains"),
         refused: of("refused"),
@@ -31,9 +37,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_modules_own_lines_are_kept() {
-        let text = "pos:\t0\nflags:\t02100002\nmnt_id:\t27\nino:\t5\nqueue-0-chains:\t17\n";
-        assert_eq!(of_fdinfo(text), [("queue-0-chains".to_owned(), "17".to_owned())]);
+    fn the_lines_of_a_queue_are_taken_apart() {
+        let text = "pos:\t0\nflags:\t02100002\nmnt_id:\t27\nino:\t5\nbackend:\tfile\n\
+                    queue0:\trunning size=128 chains=1 kicks=9\n\
+                    queue1:\trunning size=128 inflight=-1 chains=17 refused=2 kicks=3 calls=4\n\
+                    latency1_us:\t8=15 16=2 \n";
+        let lines = of_fdinfo(text);
+        let names: Vec<&str> = lines.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["backend", "queue0", "queue1", "latency1_us"]);
+        let counts = of_queue(&lines, 1);
+        assert_eq!(counts.first().unwrap(), &("size".to_owned(), 128));
+        let expected = QueueStats { chains: 17, refused: 2, kicks: 3, calls: 4 };
+        assert_eq!(stats(&counts), expected);
+        assert_eq!(of_queue(&lines, 2), []);
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod error;
 mod suits;
 mod workers;
 
-mod counters;
+pub(crate) mod counters;
 mod run;
 
 pub use device::DEVICE_PATH;
@@ -70,7 +70,8 @@ impl KernelPlane {
     pub(crate) fn probe(&self) -> Result<(), KernelError> {
         if u32::from(self.options.queue_size_max) > abi::QUEUE_SIZE_MAX {
             return Err(KernelError::Unsuited(format!(
-                "--queue-size is {}, and the kernel takes queues of up to {} descriptors",
+                "--queue-size is {}, and the kernel takes queues of up to {} descriptors; \
+                 lower it",
                 self.options.queue_size_max,
                 abi::QUEUE_SIZE_MAX
             )));

@@ -11,9 +11,7 @@ use crate::{InflightRegion, QueueStopped};
 use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::BorrowedFd;
-use std::os::unix::fs::FileTypeExt;
+use std::io::Write;
 use std::sync::Arc;
 use vhost::VhostBackend;
 use virtio_blk::DiskView;
@@ -83,8 +81,6 @@ impl Run {
         device.set_features(features).map_err(core("VHOST_SET_FEATURES"))?;
         let table = address::memory_table(&common.memory);
         device.set_mem_table(&table).map_err(core("VHOST_SET_MEM_TABLE"))?;
-        write_back(storage)
-            .map_err(|source| KernelError::call("writing the page cache back", source))?;
         device.attach(storage)?;
         let info = device.info()?;
         suits::disk(&info, &disk.info(), options.seg_max)?;
@@ -202,7 +198,7 @@ impl Run {
         let base = self.device.get_vring_base(usize::from(index));
         let base = base.expect("a vring's base can always be had");
         self.unset(index);
-        let stats = counters::of_queue(&self.counters(), index);
+        let stats = counters::stats(&counters::of_queue(&self.counters(), index));
         self.queues.remove(&index);
         QueueStopped { base, stats, faulted: drained.is_err() }
     }
@@ -257,14 +253,4 @@ fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u
         );
     }
     flags & info.option_flags
-}
-
-/// The kernel goes around the page cache of a block device: what others left there is written
-/// first.
-fn write_back(storage: BorrowedFd<'_>) -> io::Result<()> {
-    let file = File::from(storage.try_clone_to_owned()?);
-    match file.metadata()?.file_type().is_block_device() {
-        true => file.sync_data(),
-        false => Ok(()),
-    }
 }

@@ -47,7 +47,7 @@ pub(super) fn features(acked: u64, known: u64) -> Result<u64, KernelError> {
 pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), KernelError> {
     let has = |flag: u32| kernel.flags & flag != 0;
     if !has(abi::INFO_ATTACHED) {
-        return unsuited("the kernel module attached nothing".into());
+        return unsuited("the kernel module attached nothing; see the kernel log (dmesg)".into());
     }
     if kernel.capacity_sectors != disk.capacity_sectors {
         return unsuited(format!(
@@ -64,10 +64,13 @@ pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), 
     }
     if kernel.seg_max < seg_max {
         let (most, wanted) = (kernel.seg_max, seg_max);
-        return unsuited(format!("the kernel takes {most} segments of a request, not {wanted}"));
+        return unsuited(format!(
+            "the kernel takes {most} segments of a request, not {wanted}; load the module that \
+             belongs to this program"
+        ));
     }
     if has(abi::INFO_READ_ONLY) && !disk.read_only {
-        return unsuited("the kernel may only read the disk".into());
+        return unsuited("the kernel may only read the disk; check that it is writable".into());
     }
     let commands = [
         ("DISCARD", disk.discard.is_some(), abi::INFO_DISCARD),
@@ -76,7 +79,9 @@ pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), 
     ];
     match commands.iter().find(|(_, offered, flag)| *offered && !has(*flag)) {
         None => Ok(()),
-        Some((name, ..)) => unsuited(format!("the kernel has no {name} for this storage")),
+        Some((name, ..)) => {
+            unsuited(format!("the kernel has no {name} for this storage; use --data-plane uring"))
+        }
     }
 }
 

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The control socket: one JSON request a line, one JSON answer a line.
+//!
+//! Connections have threads of their own, which only read, ask the device and write; the device
+//! answers on the thread that serves the front-end, between two messages.
+
+pub mod wire;
+
+use crate::failure::Failure;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+use vhost_user::Control;
+use wire::{Answer, Request};
+
+/// Longest request.
+const REQUEST_BYTES_MAX: usize = 4096;
+/// Operators that are served at once; more are told to come again.
+const CONNECTIONS_MAX: usize = 8;
+/// Wait after a failed `accept`, which fails for want of descriptors and would fail again.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Serves `listener` until the process ends.
+///
+/// # Errors
+/// When no thread can be had.
+pub fn start(listener: UnixListener, control: Control) -> Result<(), Failure> {
+    let body = move || accept_all(&listener, &control);
+    let spawned = std::thread::Builder::new().name("control".into()).spawn(body);
+    spawned.map(drop).map_err(|error| {
+        Failure::run("listen for commands", error, "raise the limit on threads (ulimit -u)")
+    })
+}
+
+fn accept_all(listener: &UnixListener, control: &Control) {
+    let open = Arc::new(());
+    loop {
+        let accepted = listener.accept().and_then(|(stream, _)| {
+            // One for this thread, one for each connection.
+            if Arc::strong_count(&open) > CONNECTIONS_MAX {
+                let why = format!("{CONNECTIONS_MAX} others are connected; try again later");
+                return Answer::refused(why).write(&stream);
+            }
+            let (control, mine) = (control.try_clone()?, Arc::clone(&open));
+            let body = move || {
+                let _mine = mine;
+                if let Err(error) = converse(&stream, &control) {
+                    tracing::debug!(%error, "a control connection ended");
+                }
+            };
+            std::thread::Builder::new().name("control-client".into()).spawn(body).map(drop)
+        });
+        if let Err(error) = accepted {
+            tracing::warn!(%error, "a control connection failed");
+            std::thread::sleep(ACCEPT_RETRY);
+        }
+    }
+}
+
+/// Answers one request after another until the other side has no more.
+fn converse(mut stream: &UnixStream, control: &Control) -> io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        reader.by_ref().take(REQUEST_BYTES_MAX as u64 + 1).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        if line.len() > REQUEST_BYTES_MAX {
+            let why = format!("a request of more than {REQUEST_BYTES_MAX} bytes");
+            return Answer::refused(why).write(stream);
+        }
+        let answer = match serde_json::from_slice::<Request>(&line) {
+            Ok(request) => match control.ask(request.into()) {
+                Some(answer) => Answer::from(answer),
+                None => Answer::refused("the daemon is about to end"),
+            },
+            Err(error) => Answer::refused(format!(
+                "{error}; send {{\"command\":\"status\"}} or \
+                 {{\"command\":\"switch\",\"plane\":\"kernel\"}}"
+            )),
+        };
+        answer.write(stream)?;
+        stream.flush()?;
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The JSON of the control socket.
+
+use data_plane::PlaneKind;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use vhost_user::{Command, QueueStatus, Status};
+
+/// A data plane by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum PlaneName {
+    /// The kernel module.
+    Kernel,
+    /// The daemon's own io_uring threads.
+    Uring,
+}
+
+impl From<PlaneName> for PlaneKind {
+    fn from(name: PlaneName) -> Self {
+        match name {
+            PlaneName::Kernel => PlaneKind::Kernel,
+            PlaneName::Uring => PlaneKind::Uring,
+        }
+    }
+}
+
+/// A line to the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Request {
+    /// How things are.
+    Status {},
+    /// Moves the running queues.
+    Switch {
+        /// Where to.
+        plane: PlaneName,
+    },
+}
+
+impl From<Request> for Command {
+    fn from(request: Request) -> Self {
+        match request {
+            Request::Status {} => Command::Status,
+            Request::Switch { plane } => Command::Switch(plane.into()),
+        }
+    }
+}
+
+/// A line from the daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Whether it was done.
+    pub ok: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// To `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<Value>,
+    /// To `switch`: running queues that were moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moved_queues: Option<usize>,
+}
+
+impl Answer {
+    /// Not done.
+    pub fn refused(why: impl Into<String>) -> Self {
+        Answer { ok: false, error: Some(why.into()), status: None, moved_queues: None }
+    }
+
+    /// Sends it as one line.
+    ///
+    /// # Errors
+    /// When the other side is gone.
+    pub fn write(&self, mut stream: &UnixStream) -> io::Result<()> {
+        let mut line = serde_json::to_vec(self)?;
+        line.push(b'\n');
+        stream.write_all(&line)
+    }
+}
+
+impl From<vhost_user::Answer> for Answer {
+    fn from(answer: vhost_user::Answer) -> Self {
+        let done = Answer { ok: true, error: None, status: None, moved_queues: None };
+        match answer {
+            vhost_user::Answer::Status(status) => {
+                Answer { status: Some(status_value(&status)), ..done }
+            }
+            vhost_user::Answer::Switched(queues) => Answer { moved_queues: Some(queues), ..done },
+            vhost_user::Answer::Refused(why) => Answer::refused(why),
+        }
+    }
+}
+
+fn status_value(status: &Status) -> Value {
+    let queues = status.queues.iter().enumerate().map(|(index, queue)| queue_value(index, queue));
+    let mut value = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "disk": status.disk,
+        "data_plane": status.plane.to_string(),
+        "why": status.why,
+        "front_end_connected": status.connected,
+        "features": format!("{:#x}", status.features),
+        "writeback": status.writeback,
+        "queues": queues.collect::<Vec<_>>(),
+    });
+    if !status.kernel_counters.is_empty() {
+        let lines = status.kernel_counters.iter();
+        let lines: Map<_, _> = lines.map(|(name, text)| (name.clone(), json!(text))).collect();
+        value["kernel"] = Value::Object(lines);
+    }
+    value
+}
+
+fn queue_value(index: usize, queue: &QueueStatus) -> Value {
+    let mut value = json!({
+        "index": index,
+        "runs_on": queue.plane.map(|plane| plane.to_string()),
+        "size": queue.size,
+    });
+    for (name, count) in &queue.counts {
+        value[name] = (*count).into();
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Request, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+
+    #[test]
+    fn requests_are_read_as_they_are_documented() {
+        assert_eq!(parsed(r#"{"command":"status"}"#).unwrap(), Request::Status {});
+        let switch = parsed(r#"{"command":"switch","plane":"uring"}"#).unwrap();
+        assert_eq!(Command::from(switch), Command::Switch(PlaneKind::Uring));
+    }
+
+    #[test]
+    fn requests_with_a_mistake_are_not_guessed_at() {
+        for text in [
+            "",
+            "status",
+            r#"{"command":"stop"}"#,
+            r#"{"command":"switch"}"#,
+            r#"{"command":"switch","plane":"auto"}"#,
+            r#"{"command":"switch","plane":"kernel","force":true}"#,
+            r#"{"command":"status"} x"#,
+        ] {
+            assert!(parsed(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_answer_has_only_what_belongs_to_it() {
+        let refused = serde_json::to_string(&Answer::refused("no")).unwrap();
+        assert_eq!(refused, r#"{"ok":false,"error":"no"}"#);
+        let switched = Answer::from(vhost_user::Answer::Switched(2));
+        assert_eq!(serde_json::to_string(&switched).unwrap(), r#"{"ok":true,"moved_queues":2}"#);
+    }
+}
