@@ -57,6 +57,25 @@ struct Connection {
     raw: RawChannel,
 }
 
+/// What a device has to know of a queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Descriptors.
+    pub size: u16,
+    /// Where the device goes on.
+    pub base: u32,
+    /// Memory of the ring.
+    pub memory: &'a GuestMemory,
+    /// Guest-physical addresses of descriptors, driver area and device area.
+    pub addresses: [u64; 3],
+    /// By which the driver kicks.
+    pub kick: &'a EventFd,
+    /// By which the device calls.
+    pub call: &'a EventFd,
+    /// By which the device reports a ring fault.
+    pub err: Option<&'a EventFd>,
+}
+
 /// The region in which a daemon tracks its requests in flight.
 pub struct InflightRegion {
     /// Size, offset and queues as the daemon answered.
@@ -251,32 +270,61 @@ impl Session {
     /// Sends size, base, addresses and eventfds of a queue; the kick comes last and starts it
     /// (a daemon's).
     pub fn set_up_queue(&mut self, index: usize, queue: &Queue) -> Result<(), Error> {
+        let place = Place {
+            size: queue.size(),
+            base: queue.base(),
+            memory: queue.memory(),
+            addresses: queue.addresses(),
+            kick: queue.kick_fd(),
+            call: queue.call_fd(),
+            err: Some(queue.err_fd()),
+        };
+        self.set_up_place(index, &place)
+    }
+
+    /// As [`Self::set_up_queue`], for a queue that somebody else holds.
+    pub fn set_up_place(&mut self, index: usize, place: &Place<'_>) -> Result<(), Error> {
         if let Some(kernel) = self.kernel() {
-            return kernel.set_up_queue(index, queue);
+            return kernel.set_up_place(index, place);
         }
-        self.frontend().set_vring_num(index, queue.size())?;
-        self.set_vring_base(index, queue.base())?;
-        self.set_vring_addr(index, queue, false)?;
-        self.frontend().set_vring_err(index, queue.err_fd())?;
-        self.frontend().set_vring_call(index, queue.call_fd())?;
-        Ok(self.frontend().set_vring_kick(index, queue.kick_fd())?)
+        self.frontend().set_vring_num(index, place.size)?;
+        self.set_vring_base(index, place.base)?;
+        self.set_ring_addresses(index, place.size, place.memory, place.addresses, None)?;
+        if let Some(err) = place.err {
+            self.frontend().set_vring_err(index, err)?;
+        }
+        self.frontend().set_vring_call(index, place.call)?;
+        Ok(self.frontend().set_vring_kick(index, place.kick)?)
     }
 
     /// Sends the addresses of a queue's areas; with `log`, writes to the used ring are logged.
     pub fn set_vring_addr(&mut self, index: usize, queue: &Queue, log: bool) -> Result<(), Error> {
+        let addresses = queue.addresses();
+        let log = log.then_some(addresses[2]);
+        self.set_ring_addresses(index, queue.size(), queue.memory(), addresses, log)
+    }
+
+    /// As [`Self::set_vring_addr`], for a queue that somebody else holds.
+    pub fn set_ring_addresses(
+        &mut self,
+        index: usize,
+        size: u16,
+        memory: &GuestMemory,
+        [desc, driver, device]: [u64; 3],
+        log: Option<u64>,
+    ) -> Result<(), Error> {
         if let Some(kernel) = self.kernel() {
-            return kernel.set_vring_addr(index, queue, log);
+            return kernel.set_ring_addresses(index, memory, [desc, driver, device], log);
         }
-        let [desc, driver, device] = queue.addresses();
-        let user = |gpa| queue.memory().user_address(gpa);
+        let user = |gpa| memory.user_address(gpa);
         let addresses = VringConfigData {
-            queue_max_size: queue.size(),
-            queue_size: queue.size(),
-            flags: if log { VRING_F_LOG } else { 0 },
+            queue_max_size: size,
+            queue_size: size,
+            flags: if log.is_some() { VRING_F_LOG } else { 0 },
             desc_table_addr: user(desc),
             avail_ring_addr: user(driver),
             used_ring_addr: user(device),
-            log_addr: log.then_some(device),
+            log_addr: log,
         };
         Ok(self.frontend().set_vring_addr(index, &addresses)?)
     }

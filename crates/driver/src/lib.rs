@@ -23,7 +23,7 @@ mod split;
 
 pub use blk::{Completion, Cuts, Layout, Placed, Request, RequestQueue};
 pub use device::{Device, Error, Options, QueueSetup};
-pub use frontend::{DirtyLog, InflightRegion, Session};
+pub use frontend::{DirtyLog, InflightRegion, Place, Session};
 pub use memory::{Area, GuestMemory, Region};
 pub use packed::PackedRing;
 pub use queue::{Queue, Ring, RingError, Segment, Used};

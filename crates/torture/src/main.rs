@@ -5,6 +5,7 @@
 //! line says why), anything else failed. Each case makes what it needs and removes it again.
 
 mod case;
+mod control;
 mod daemon;
 mod env;
 mod fixture;

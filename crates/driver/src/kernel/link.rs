@@ -12,9 +12,8 @@ use vmm_sys_util::eventfd::EventFd;
 use super::abi::{self, BlkInflight, BlkInfo, BlkOptions, MemoryRegion, VringAddr};
 use super::device::KernelDevice;
 use crate::device::Error;
-use crate::frontend::InflightRegion;
+use crate::frontend::{InflightRegion, Place};
 use crate::memory::{Area, GuestMemory};
-use crate::queue::Queue;
 
 /// Head and entry of the vhost-user protocol's "inflight split" structure.
 const INFLIGHT_BYTES: u64 = 16;
@@ -141,14 +140,14 @@ impl KernelSession {
         Ok(())
     }
 
-    pub(crate) fn set_up_queue(&mut self, index: usize, queue: &Queue) -> Result<(), Error> {
+    pub(crate) fn set_up_place(&mut self, index: usize, place: &Place<'_>) -> Result<(), Error> {
         let number = index as u32;
-        self.device.set_vring_num(number, queue.size().into())?;
-        self.device.set_vring_base(number, queue.base())?;
-        self.set_vring_addr(index, queue, false)?;
-        self.device.set_err(number, Some(queue.err_fd().as_raw_fd()))?;
-        self.device.set_call(number, Some(queue.call_fd().as_raw_fd()))?;
-        self.device.set_kick(number, Some(queue.kick_fd().as_raw_fd()))?;
+        self.device.set_vring_num(number, place.size.into())?;
+        self.device.set_vring_base(number, place.base)?;
+        self.set_ring_addresses(index, place.memory, place.addresses, None)?;
+        self.device.set_err(number, place.err.map(|err| err.as_raw_fd()))?;
+        self.device.set_call(number, Some(place.call.as_raw_fd()))?;
+        self.device.set_kick(number, Some(place.kick.as_raw_fd()))?;
         self.device.set_busyloop(number, self.options.busyloop_us)?;
         if !self.workers.is_empty() {
             let worker = self.workers[index % self.workers.len()];
@@ -157,21 +156,21 @@ impl KernelSession {
         Ok(())
     }
 
-    pub(crate) fn set_vring_addr(
+    pub(crate) fn set_ring_addresses(
         &mut self,
         index: usize,
-        queue: &Queue,
-        log: bool,
+        memory: &GuestMemory,
+        [desc, avail, used]: [u64; 3],
+        log: Option<u64>,
     ) -> Result<(), Error> {
-        let [desc, avail, used] = queue.addresses();
-        let at = |gpa| self.ring_address(queue.memory(), gpa);
+        let at = |gpa| self.ring_address(memory, gpa);
         Ok(self.device.set_vring_addr(VringAddr {
             index: index as u32,
-            flags: log.into(),
+            flags: log.is_some().into(),
             desc: at(desc),
             used: at(used),
             avail: at(avail),
-            log: if log { used } else { 0 },
+            log: log.unwrap_or(0),
         })?)
     }
 

@@ -4,7 +4,7 @@
 use super::{Done, Load, Spec};
 use crate::target::LIMIT;
 use anyhow::{Context, Result, anyhow, ensure};
-use driver::{Area, Device, GuestMemory, RequestQueue, Session};
+use driver::{Area, Device, GuestMemory, Place, RequestQueue, Session};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -82,6 +82,40 @@ impl Handles {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
+    }
+
+    /// Memory, backend and all queues anew, each queue from its used index on.
+    pub(crate) fn set_up_again(&mut self) -> Result<()> {
+        let memory = self.memory.clone();
+        self.session.share_memory(&memory, false)?;
+        self.session.attach()?;
+        for queue in 0..self.used.len() {
+            let base = self.used_idx(queue).into();
+            self.set_up_queue(queue, base)?;
+        }
+        Ok(())
+    }
+
+    /// One queue anew, from `base` on; it starts.
+    fn set_up_queue(&mut self, queue: usize, base: u32) -> Result<()> {
+        let place = Place {
+            size: self.queue_size,
+            base,
+            memory: &self.memory,
+            addresses: self.addresses[queue],
+            kick: &self.kicks[queue],
+            call: &self.calls[queue],
+            err: None,
+        };
+        self.session.set_up_place(queue, &place)?;
+        Ok(self.session.enable(queue, true)?)
+    }
+
+    /// The addresses of a queue, with the flag that its used ring is logged, or without.
+    pub(crate) fn set_addresses(&mut self, queue: usize, log: bool) -> Result<()> {
+        let (memory, addresses) = (self.memory.clone(), self.addresses[queue]);
+        let log = log.then_some(addresses[2]);
+        Ok(self.session.set_ring_addresses(queue, self.queue_size, &memory, addresses, log)?)
     }
 
     /// Where a device that comes after another one goes on: the used index in the ring.
