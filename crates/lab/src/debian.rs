@@ -51,9 +51,9 @@ pub(crate) fn install_program(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes an ext4 image of `size` (as mke2fs reads it) with the content of a folder.
-pub(crate) fn ext4_from(folder: &Path, image: &Path, size: &str) -> Result<()> {
-    let options = ["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-E", "root_owner=0:0"];
+/// Makes an ext4 image of `size` (as mke2fs reads it) with a label and the content of a folder.
+pub(crate) fn ext4_from(folder: &Path, image: &Path, label: &str, size: &str) -> Result<()> {
+    let options = ["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-L", label];
     let paths = ["-d", &folder.to_string_lossy(), &image.to_string_lossy(), size];
     run_to_end(&[&["mke2fs"][..], &options, &paths].concat())?;
     Ok(())

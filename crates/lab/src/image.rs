@@ -61,7 +61,7 @@ fn build(staging: &Path, kernel: &GuestKernel) -> Result<()> {
     ])?;
     run_to_end(&["chroot", &root.to_string_lossy(), "depmod", kernel.release()])?;
     debian::install_program(&root.join(INIT_PATH.trim_start_matches('/')), INIT)?;
-    debian::ext4_from(&root, &staging.join("root.img"), SIZE)?;
+    debian::ext4_from(&root, &staging.join("root.img"), "guest-root", SIZE)?;
     fs::remove_dir_all(&root)?;
     Ok(())
 }

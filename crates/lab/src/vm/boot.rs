@@ -109,9 +109,11 @@ impl Vm {
         self.text_of("console").replace('\r', "")
     }
 
-    /// QEMU's own words.
+    /// QEMU's own words, without what it says at each start.
     pub fn qemu_log(&self) -> String {
-        self.text_of("qemu")
+        let text = self.text_of("qemu");
+        let lines = text.lines().filter(|line| !line.contains("TCG doesn't support requested"));
+        lines.map(|line| format!("  qemu| {line}\n")).collect()
     }
 
     /// A reader of what the script writes to a stream, `stdout` or `stderr`.
@@ -136,25 +138,27 @@ fn prepare(
     script: &str,
 ) -> Result<(TempDir, Vec<String>)> {
     let dir = tempfile::Builder::new().prefix("lab-vm-").tempdir()?;
-    fs::write(dir.path().join("job"), script)?;
     fs::write(dir.path().join("results"), "")?;
     let image = dir.path().join("payload.img");
-    payload.write_image(&image)?;
+    payload.write_image(&image, script)?;
     let mut args = machine_args(base, shape);
     args.extend(disk_args(&[&base.root, &base.modules, &image]));
-    let at = |name: &str| escaped(&dir.path().join(name));
-    args.extend(["-fw_cfg".into(), format!("name=opt/lab/job,file={}", at("job"))]);
     args.extend(["-device".into(), "virtio-serial-pci".into()]);
-    args.extend(port_args("results", &at("results")));
+    args.extend(port_args("results", &escaped(&dir.path().join("results"))));
     Ok((dir, args))
 }
 
 fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
+    // The time stamp counter of an emulated CPU is the same for all, which kernels do not believe.
+    let clock = if base.accel == Accel::Tcg { " tsc=reliable" } else { "" };
     let command_line = format!(
-        "root=/dev/nvme0n1 rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{}",
+        "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{clock}{}",
+        root::root_argument(),
         base.kernel.name().command_line()
     );
-    let smp = format!("cpus={},maxcpus={}", shape.vcpus, shape.vcpus.max(2));
+    let sockets = shape.vcpus.max(2);
+    // A socket each: the MP table, which a kernel without ACPI reads, knows no cores.
+    let smp = format!("cpus={},maxcpus={sockets},sockets={sockets},cores=1", shape.vcpus);
     let memory = format!("{}M", shape.memory_mib);
     let mut args = vec![QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"];
     args.extend(["-machine", "q35"]);
@@ -173,8 +177,8 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     args.into_iter().map(str::to_owned).collect()
 }
 
-/// The images as namespaces of one NVMe controller, in order: nvme0n1, nvme0n2 ... Changes go to
-/// overlays that are thrown away.
+/// The images as namespaces of one NVMe controller, which every kernel here has built in. Changes
+/// go to overlays that are thrown away.
 fn disk_args(images: &[&Path]) -> Vec<String> {
     let mut args: Vec<String> = vec!["-device".into(), "nvme,id=nvme,serial=lab".into()];
     for (index, image) in images.iter().enumerate() {
@@ -203,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_are_namespaces_in_the_order_given() {
+    fn each_image_is_a_namespace() {
         let args = disk_args(&[Path::new("/a"), Path::new("/b")]);
         assert!(args.contains(&"nvme-ns,drive=disk1,bus=nvme,nsid=2".to_owned()));
         assert!(args.iter().any(|arg| arg.contains("id=disk0,file=/a")));

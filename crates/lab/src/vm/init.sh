@@ -1,12 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# The host VM's first process, from the payload: mounts what the cases need, loads the modules, runs the job that
-# QEMU hands over (fw_cfg), reports its exit code on the results port, ends the machine.
+# The host VM's first process, from the payload: mounts what the cases need, loads the modules,
+# runs the job beside it, reports its exit code on the results port, ends the machine.
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM="${TERM:-linux}"
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 for place in /dev/shm /run /tmp; do
@@ -15,7 +13,7 @@ done
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
-mount /dev/nvme0n2 /lib/modules
+mount -L lab-modules /lib/modules
 
 port_named() {
     for port in /sys/class/virtio-ports/*; do
@@ -27,7 +25,7 @@ LAB_STDOUT=$(port_named lab.stdout)
 LAB_STDERR=$(port_named lab.stderr)
 export LAB_RESULTS="${LAB_RESULTS:-/dev/null}" LAB_STDOUT LAB_STDERR
 
-for module in qemu_fw_cfg configfs vhost; do
+for module in configfs vhost; do
     modprobe $module
 done
 mount -t configfs configfs /sys/kernel/config
@@ -35,12 +33,11 @@ modprobe -q kvm_amd 2>/dev/null || modprobe -q kvm_intel 2>/dev/null
 for module in /lab/modules/vhost_blk.ko; do
     [ ! -e "$module" ] || insmod "$module" || echo "fail cannot load $module" >"$LAB_RESULTS"
 done
-cat /sys/firmware/qemu_fw_cfg/by_name/opt/lab/job/raw >/run/job.sh
 cd /root || exit
 if [ -n "$LAB_STDOUT" ]; then
-    sh /run/job.sh >"$LAB_STDOUT" 2>"${LAB_STDERR:-$LAB_STDOUT}" </dev/null
+    sh /lab/job >"$LAB_STDOUT" 2>"${LAB_STDERR:-$LAB_STDOUT}" </dev/null
 else
-    sh /run/job.sh
+    sh /lab/job
 fi
 echo "exit $?" >"$LAB_RESULTS"
 busybox reboot -f

@@ -112,7 +112,7 @@ impl VmKernel {
 
     /// An ext4 image of the kernel's own modules, to be mounted at `/lib/modules`.
     pub(crate) fn modules_image(&self, cache: &Cache) -> Result<PathBuf> {
-        let key = key_of(&[&self.modules.to_string_lossy(), &self.release]);
+        let key = key_of(&["lab-modules", &self.modules.to_string_lossy(), &self.release]);
         let entry = cache.entry(&format!("ko-{}-{key}", self.release), |staging| {
             let tree = staging.join("tree");
             let modules = tree.join("lib/modules");
@@ -120,7 +120,7 @@ impl VmKernel {
             let (from, to) = (self.modules.to_string_lossy(), modules.to_string_lossy());
             run_to_end(&["cp", "-a", &from, &to])?;
             run_to_end(&["depmod", "--basedir", &tree.to_string_lossy(), &self.release])?;
-            debian::ext4_from(&modules, &staging.join("modules.img"), "1G")?;
+            debian::ext4_from(&modules, &staging.join("modules.img"), "lab-modules", "1G")?;
             Ok(fs::remove_dir_all(&tree)?)
         })?;
         Ok(entry.join("modules.img"))

@@ -54,8 +54,8 @@ impl Payload {
         Ok(())
     }
 
-    /// Writes the payload as an ext4 image.
-    pub(crate) fn write_image(&self, path: &Path) -> Result<()> {
+    /// Writes the payload and the script of this boot as an ext4 image.
+    pub(crate) fn write_image(&self, path: &Path, script: &str) -> Result<()> {
         let tree = tempfile::Builder::new().prefix("lab-payload-").tempdir()?;
         let mut bytes = SLACK_BYTES;
         for (folder, files) in [("modules", &self.modules), ("bin", &self.programs)] {
@@ -69,7 +69,9 @@ impl Payload {
         }
         std::os::unix::fs::symlink(GUEST_DIR, tree.path().join("guest"))?;
         debian::install_program(&tree.path().join("init"), INIT)?;
-        debian::ext4_from(tree.path(), path, &format!("{}M", bytes.div_ceil(1 << 20)))
+        fs::write(tree.path().join("job"), script)?;
+        let size = format!("{}M", bytes.div_ceil(1 << 20));
+        debian::ext4_from(tree.path(), path, "lab-payload", &size)
     }
 }
 
