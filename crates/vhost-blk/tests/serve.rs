@@ -255,10 +255,14 @@ fn the_service_manager_is_told_when_the_socket_listens() {
 }
 
 #[test]
-fn auto_says_which_data_plane_it_means() {
-    let place = Place::new();
-    let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
-    daemon.log_line("auto means uring");
+fn auto_says_which_data_plane_it_means_and_why() {
+    let mut command = program();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("disk.sock");
+    command.args(["serve", "--backend", "null", "--size", "1M", "--socket-path"]).arg(&socket);
+    let mut daemon = Daemon::start(&mut command, &socket);
+    let line = daemon.log_line("data plane");
+    assert!(line.contains("plane=uring") && line.contains("--backend file"), "{line}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 use backend::FileOptions;
 use backend::wrap::{Fault, FaultRule, OpSet};
 use common::load::under_load;
-use common::{Daemon, Setup, TMPFS, both_rings, file, mem, wait_until};
+use common::{Daemon, Setup, TMPFS, both_rings, file, layouts, mem, wait_until};
 use driver::{Device, DirtyLog, Layout, Options, Request};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -156,7 +156,7 @@ fn a_used_ring_may_be_logged_anywhere_but_across_the_end_of_all_addresses() {
 
 #[test]
 fn logging_may_be_turned_on_and_off_under_load() {
-    for packed in [false, true] {
+    for packed in layouts() {
         let setup = Setup { queues: 2, threads: 2, ..Setup::default() };
         let daemon = Daemon::start(Arc::new(mem()), &setup);
         let options = Options { packed, num_queues: 2, ..Options::default() };

@@ -7,7 +7,7 @@ mod common;
 use backend::wrap::{Limit, Rates};
 use backend::{Disk, FileOptions};
 use common::load::{Done, Load, SECTORS_MAX};
-use common::{DISK, Daemon, Setup, TMPFS, file, mem};
+use common::{DISK, Daemon, Setup, TMPFS, file, layouts, mem};
 use driver::Options;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const PART: u64 = 8192;
 fn verified(disk: Arc<dyn Disk>, queues: u16, setup: Setup) {
     let setup = Setup { queues, threads: 2, ..setup };
     let daemon = Daemon::start(disk, &setup);
-    for packed in [false, true] {
+    for packed in layouts() {
         let options =
             Options { num_queues: queues, packed, scratch_bytes: 12 << 20, ..Options::default() };
         let device = daemon.connect(&options);

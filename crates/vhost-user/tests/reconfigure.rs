@@ -8,7 +8,7 @@ use backend::wrap::{Phase, Record};
 use backend::{FileOptions, IoKind};
 use common::gate::Gate;
 use common::load::{Done, Loaded, under_load};
-use common::{Daemon, Setup, TMPFS, both_rings, file, mem, wait_until};
+use common::{Daemon, Setup, TMPFS, both_rings, file, layouts, mem, wait_until};
 use driver::{GuestMemory, Options, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ fn two_threads() -> Setup {
 /// Runs `act` again and again under the load of two queues, on a direct file, with split and with
 /// packed rings.
 fn again_and_again(setup: &Setup, options: &Options, mut act: impl FnMut(&mut Loaded, usize)) {
-    for packed in [false, true] {
+    for packed in layouts() {
         let (disk, _folder) = file(TMPFS, FileOptions::default());
         let daemon = Daemon::start(Arc::new(disk), setup);
         let options = Options { packed, num_queues: QUEUES, ..options.clone() };
@@ -108,7 +108,7 @@ fn features_may_be_said_again_under_load() {
 
 #[test]
 fn a_stopped_queue_is_drained_and_goes_on_from_the_base_it_told() {
-    for packed in [false, true] {
+    for packed in layouts() {
         let disk = Record::in_memory(Arc::new(mem()));
         let log = disk.log();
         let daemon = Daemon::start(Arc::new(disk), &two_threads());

@@ -4,7 +4,7 @@
 mod common;
 
 use common::gate::Gate;
-use common::{Daemon, LIMIT, Setup, both_rings, mem, wait_until};
+use common::{Daemon, LIMIT, Setup, both_rings, layouts, mem, wait_until};
 use driver::{Device, Options, Placed, Request, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -130,7 +130,7 @@ fn an_indirect_table_that_loops_stops_the_queue() {
 #[test]
 fn an_indirect_table_that_was_not_negotiated_stops_the_queue() {
     let daemon = Daemon::start(Arc::new(mem()), &two_queues());
-    for packed in [false, true] {
+    for packed in layouts() {
         let options = Options { indirect: false, ..options(packed) };
         breaks_one_queue_only(&daemon, &options, |device| {
             let read = device.queue(0).place(&Request::read(0, 512), &device_layout()).unwrap();
@@ -147,7 +147,7 @@ fn device_layout() -> driver::Layout {
 /// Chains that are wrong in themselves, on either ring.
 fn bad_chain_breaks(segments: &[Segment]) {
     let daemon = Daemon::start(Arc::new(mem()), &two_queues());
-    for packed in [false, true] {
+    for packed in layouts() {
         for indirect in [false, true] {
             breaks_one_queue_only(&daemon, &options(packed), |device| {
                 let placed = Placed { segments: segments.to_vec() };

@@ -4,9 +4,10 @@
 
 pub mod gate;
 pub mod load;
+pub mod plane;
 
-use backend::{Disk, FileOptions, Mem};
-use data_plane::{DataPlane, IoPoll, PlaneOptions};
+use backend::{Disk, FileOptions};
+use data_plane::{DataPlane, IoPoll, KernelOptions, PlaneChoice, PlaneKind, PlaneOptions, Planes};
 use driver::{Device, Options, RawChannel};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use vhost_user::DeviceOptions;
+use vhost_user::{Control, DeviceOptions};
 
 /// Bound of every wait; never reached when all is well.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -58,6 +59,7 @@ pub struct Daemon {
     socket: PathBuf,
     stop: Arc<AtomicBool>,
     outcomes: Receiver<Result<(), String>>,
+    control: Control,
     thread: Option<JoinHandle<()>>,
     _folder: TempDir,
 }
@@ -70,9 +72,11 @@ impl Daemon {
         let listener = UnixListener::bind(&socket).expect("the socket is bound");
         let stop = Arc::new(AtomicBool::new(false));
         let (told, outcomes) = channel();
+        let (made, control) = channel();
         let (setup, stopped) = (setup.clone(), Arc::clone(&stop));
         let body = move || {
             let mut device = make_device(disk, &setup);
+            let _ = made.send(device.control().expect("a descriptor"));
             for stream in listener.incoming() {
                 if stopped.load(Ordering::Acquire) {
                     return;
@@ -83,7 +87,8 @@ impl Daemon {
         };
         let thread = std::thread::Builder::new().name("daemon".into()).spawn(body);
         let thread = Some(thread.expect("a thread"));
-        Daemon { socket, stop, outcomes, thread, _folder: folder }
+        let control = control.recv().expect("the device is made");
+        Daemon { socket, stop, outcomes, control, thread, _folder: folder }
     }
 
     /// Serves `disk` as the defaults say.
@@ -104,6 +109,11 @@ impl Daemon {
     /// A front-end that may say anything.
     pub fn raw(&self) -> RawChannel {
         RawChannel::connect(&self.socket).expect("the daemon listens")
+    }
+
+    /// Asks the device while a front-end is connected.
+    pub fn control(&self) -> &Control {
+        &self.control
     }
 
     /// How the next connection ended, in the order of connections.
@@ -133,6 +143,24 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
         iopoll: IoPoll::Off,
     };
     let plane = DataPlane::new(Arc::clone(&disk), &options).expect("the data plane starts");
+    let kernel = KernelOptions {
+        path: data_plane::DEVICE_PATH.into(),
+        workers: setup.threads,
+        cpus: Vec::new(),
+        poll_max: setup.poll_max,
+        pin_memory: setup.pin_memory,
+        iopoll: IoPoll::Off,
+        seg_max: vhost_user::seg_max(setup.queue_size_max),
+        queue_size_max: setup.queue_size_max,
+    };
+    let choice = match plane::is_kernel() {
+        true => PlaneChoice::Auto,
+        false => PlaneChoice::Only(PlaneKind::Uring),
+    };
+    let planes = Planes::new(Arc::clone(&disk), plane, kernel, choice).expect("a data plane");
+    if plane::is_kernel() && planes.current() != PlaneKind::Kernel {
+        println!("NOTE: not on the kernel's data plane: {}", planes.why());
+    }
     let options = DeviceOptions {
         num_queues: setup.queues,
         queue_size_max: setup.queue_size_max,
@@ -140,12 +168,12 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
         packed: setup.packed,
         writeback: setup.writeback,
     };
-    vhost_user::Device::new(disk, plane, options)
+    vhost_user::Device::new(disk, planes, options)
 }
 
-/// A disk in memory.
-pub fn mem() -> Mem {
-    Mem::new(DISK_BYTES).expect("address space")
+/// A disk in memory; for the kernel's plane see [`plane::Plain`].
+pub fn mem() -> plane::Plain {
+    plane::Plain::new()
 }
 
 /// A disk in a new file below `place`; keep the folder as long as the disk.
@@ -160,7 +188,7 @@ pub fn file(place: &str, options: FileOptions) -> (backend::File, TempDir) {
 /// and indirect tables.
 pub fn every_ring() -> Vec<Options> {
     let mut all = Vec::new();
-    for packed in [false, true] {
+    for packed in layouts() {
         for event_idx in [false, true] {
             for indirect in [false, true] {
                 all.push(Options { packed, event_idx, indirect, ..Options::default() });
@@ -171,8 +199,13 @@ pub fn every_ring() -> Vec<Options> {
 }
 
 /// Options of a driver with split and with packed rings.
-pub fn both_rings() -> [Options; 2] {
-    [false, true].map(|packed| Options { packed, ..Options::default() })
+pub fn both_rings() -> Vec<Options> {
+    layouts().iter().map(|&packed| Options { packed, ..Options::default() }).collect()
+}
+
+/// Whether rings are packed: no and yes; the kernel has only split ones.
+pub fn layouts() -> Vec<bool> {
+    if plane::is_kernel() { vec![false] } else { vec![false, true] }
 }
 
 /// Bytes that differ from place to place and from seed to seed.

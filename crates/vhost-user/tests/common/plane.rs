@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The data plane that the tests run on, chosen from outside, so that the same programs run on the
+//! kernel's in a virtual machine that has the module:
+//!
+//! * `VHOST_BLK_TEST_PLANE=kernel`: queues start on the kernel's plane where the test's disk suits
+//!   it; a test with wrappers around its disk says so and runs on the daemon's own.
+//! * `VHOST_BLK_TEST_DISK=PATH`: where disks "in memory" lie then: a folder for image files, or a
+//!   block device of 16 MiB (which is overwritten; run with `--test-threads=1`).
+
+use super::DISK_BYTES;
+use backend::{Disk, File, FileOptions, Info, Lane, Mem};
+use std::io::Write;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// Whether the tests are to run on the kernel's plane.
+pub fn is_kernel() -> bool {
+    match std::env::var("VHOST_BLK_TEST_PLANE").as_deref() {
+        Ok("kernel") => true,
+        Ok("uring") | Err(_) => false,
+        Ok(other) => panic!("VHOST_BLK_TEST_PLANE={other}; say kernel or uring"),
+    }
+}
+
+/// Whether there is a kernel to move queues to.
+pub fn kernel_is_there() -> bool {
+    std::path::Path::new(data_plane::DEVICE_PATH).exists()
+}
+
+/// A disk without wrappers.
+pub struct Plain {
+    disk: Box<dyn Disk>,
+    _folder: Option<TempDir>,
+}
+
+impl Plain {
+    /// In memory, or, for the kernel, where the environment says.
+    pub fn new() -> Self {
+        match is_kernel() {
+            true => Plain::for_kernel(),
+            false => Plain {
+                disk: Box::new(Mem::new(DISK_BYTES).expect("address space")),
+                _folder: None,
+            },
+        }
+    }
+
+    /// In a file or on a block device of zeroes.
+    pub fn for_kernel() -> Self {
+        let place =
+            std::env::var_os("VHOST_BLK_TEST_DISK").map_or_else(std::env::temp_dir, PathBuf::from);
+        let kind = std::fs::metadata(&place).expect("VHOST_BLK_TEST_DISK is there").file_type();
+        let (path, folder) = match kind.is_block_device() {
+            true => {
+                let mut device =
+                    std::fs::OpenOptions::new().write(true).open(&place).expect("the device opens");
+                device.write_all(&vec![0; DISK_BYTES as usize]).expect("the device has 16 MiB");
+                device.sync_all().expect("the device is written");
+                (place, None)
+            }
+            false => {
+                let folder = TempDir::new_in(&place).expect("a folder for the image");
+                let path = folder.path().join("image.raw");
+                let image = std::fs::File::create(&path).expect("an image");
+                image.set_len(DISK_BYTES).expect("its size");
+                (path, Some(folder))
+            }
+        };
+        let disk = File::open(&path, FileOptions::default()).expect("the disk opens");
+        assert_eq!(disk.info().capacity_sectors * 512, DISK_BYTES, "the size of {path:?}");
+        Plain { disk: Box::new(disk), _folder: folder }
+    }
+}
+
+impl Disk for Plain {
+    fn info(&self) -> Info {
+        self.disk.info()
+    }
+
+    fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
+        self.disk.open_lane()
+    }
+
+    fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
+        self.disk.kernel_file()
+    }
+}
