@@ -68,24 +68,26 @@ static void add_page(struct vhost_blk_req *req, struct page *page, unsigned int 
 }
 
 /*
- * Whether the device can take the buffer as it is. Only the first element may be cut at its front
- * (by the header), and only the last at its end (by the status byte).
+ * Whether the device can take the buffers as they are, and how many pages they touch. The page
+ * cache takes anything.
  */
-static bool suits_device(const struct vhost_blk_req *req, const struct iov_iter *data)
+static bool suits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
+			 unsigned int *pages)
 {
-	struct iov_iter i = *data;
-	unsigned int bits = 0;
+	const struct iovec *iov = iter_iov(data);
+	size_t left = iov_iter_count(data);
+	size_t skip = data->iov_offset;
+	unsigned long bits = 0;
 
-	if (!req->be->bdev && !req->be->direct)
-		return true;	/* the page cache takes anything */
-	while (iov_iter_count(&i)) {
-		size_t len = min(iter_iov_len(&i), iov_iter_count(&i));
+	for (*pages = 0; left; iov++, skip = 0) {
+		unsigned long addr = (unsigned long)iov->iov_base + skip;
+		size_t len = min(iov->iov_len - skip, left);
 
-		bits |= (unsigned long)iter_iov_addr(&i) & req->be->mem_mask;
-		bits |= len & (req->be->lbs - 1);
-		iov_iter_advance(&i, len);
+		*pages += DIV_ROUND_UP(offset_in_page(addr) + len, PAGE_SIZE);
+		bits |= (addr & req->be->mem_mask) | (len & (req->be->lbs - 1));
+		left -= len;
 	}
-	return !bits;
+	return !bits || (!req->be->bdev && !req->be->direct);
 }
 
 /* The pages of the pinned memory table. Returns false when some of the data is not in it. */
@@ -174,11 +176,11 @@ static int bounce(struct vhost_blk_req *req, struct iov_iter *data)
  */
 int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data)
 {
-	bool suits = suits_device(req, data);
+	unsigned int pages;
+	bool suits = suits_device(req, data, &pages);
 	int err;
 
-	err = reserve_vecs(req, suits ? iov_iter_npages(data, INT_MAX) :
-					DIV_ROUND_UP(req->bytes, PAGE_SIZE));
+	err = reserve_vecs(req, suits ? pages : DIV_ROUND_UP(req->bytes, PAGE_SIZE));
 	if (unlikely(err))
 		return err;
 	if (unlikely(!suits))
