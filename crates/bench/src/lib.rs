@@ -12,6 +12,7 @@ pub mod goals;
 pub mod load;
 pub mod process;
 pub mod report;
+pub mod rig;
 pub mod scaling;
 pub mod server;
 pub mod setup;

@@ -5,11 +5,12 @@ use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// How long a server may take until its socket accepts connections.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -48,14 +49,34 @@ impl Running {
         self.child.id()
     }
 
+    /// What it has printed so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default().trim().to_owned()
+    }
+
+    /// Asks it to end and waits until it has.
+    pub fn terminate(&mut self, limit: Duration) -> Result<ExitStatus> {
+        // Fails only where it has ended already.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > end {
+                bail!("`{}` ignores SIGTERM: {}", self.command_line, self.log());
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Waits until the socket file is there. It is not connected to: some servers serve only one
     /// connection at a time.
     pub fn wait_for_socket(&mut self, socket: &Path) -> Result<()> {
         let end = Instant::now() + START_LIMIT;
         while !socket.exists() {
             if let Some(status) = self.child.try_wait()? {
-                let log = fs::read_to_string(&self.log).unwrap_or_default();
-                bail!("`{}` ended with {status}: {}", self.command_line, log.trim());
+                bail!("`{}` ended with {status}: {}", self.command_line, self.log());
             }
             if Instant::now() > end {
                 bail!("`{}` made no socket in {START_LIMIT:?}", self.command_line);

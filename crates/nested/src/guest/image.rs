@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What inner guests boot: the payload's kernel, a small initramfs made here, and the payload's
+//! root image, which all guests only read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::cpio::Archive;
+use crate::exec::run;
+
+const INIT: &str = include_str!("init.sh");
+const AGENT: &str = include_str!("agent.sh");
+/// What the guest needs before it has its root: the driver of the root disk.
+const EARLY_MODULES: [&str; 1] = ["virtio_blk"];
+/// Kept for further guests of the same VM.
+const INITRAMFS: &str = "/run/nested/initramfs";
+
+/// Files that an inner guest boots from.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+    /// The root image.
+    pub root: PathBuf,
+}
+
+impl Image {
+    /// Takes the payload's guest folder; makes the initramfs where this VM has none yet.
+    pub fn prepare(folder: &Path) -> Result<Self> {
+        let (kernel, root) = (folder.join("vmlinuz"), folder.join("root.img"));
+        for file in [&kernel, &root] {
+            if !file.exists() {
+                bail!("{} is missing: the lab puts it there", file.display());
+            }
+        }
+        let initramfs = PathBuf::from(INITRAMFS);
+        if !initramfs.exists() {
+            let mount = Mount::read_only(&root)?;
+            let bytes = initramfs_from(mount.place())?;
+            fs::create_dir_all(initramfs.parent().expect("it has a folder"))?;
+            fs::write(&initramfs, bytes).context("cannot write the inner guest's initramfs")?;
+        }
+        Ok(Self { kernel, initramfs, root })
+    }
+}
+
+fn initramfs_from(root: &Path) -> Result<Vec<u8>> {
+    let busybox = fs::read(root.join("bin/busybox"))
+        .context("the guest's root image has no busybox: add busybox-static to it")?;
+    let mut archive = Archive::default();
+    for folder in ["bin", "modules"] {
+        archive.folder(folder)?;
+    }
+    archive.program("bin/busybox", &busybox)?;
+    archive.program("init", INIT.as_bytes())?;
+    archive.program("agent", AGENT.as_bytes())?;
+    for (i, module) in early_modules(root)?.iter().enumerate() {
+        archive.program(&format!("modules/{i:02}"), &plain_module(module)?)?;
+    }
+    Ok(archive.finish()?)
+}
+
+/// The early modules after those that they depend on. Built-in ones are left out.
+fn early_modules(root: &Path) -> Result<Vec<PathBuf>> {
+    let all = root.join("lib/modules");
+    let wrong = || format!("the guest's root image has no modules in {}", all.display());
+    let release = fs::read_dir(&all).with_context(wrong)?.next().with_context(wrong)??.path();
+    let dependencies = fs::read_to_string(release.join("modules.dep")).with_context(wrong)?;
+    let names = EARLY_MODULES.iter().flat_map(|name| in_load_order(&dependencies, name));
+    Ok(names.map(|name| release.join(name)).collect())
+}
+
+/// Paths from `modules.dep`, dependencies first.
+fn in_load_order(dependencies: &str, module: &str) -> Vec<String> {
+    let is_it = |path: &str| {
+        let file = path.rsplit('/').next().unwrap_or(path);
+        file.split('.').next().is_some_and(|name| name.replace('-', "_") == module)
+    };
+    let line = dependencies.lines().filter_map(|line| line.split_once(':'));
+    let Some((path, needs)) = line.into_iter().find(|(path, _)| is_it(path)) else {
+        return Vec::new();
+    };
+    let mut paths: Vec<_> = needs.split_whitespace().rev().map(str::to_owned).collect();
+    paths.push(path.to_owned());
+    paths
+}
+
+/// The module without compression.
+fn plain_module(path: &Path) -> Result<Vec<u8>> {
+    let tool = match path.extension().and_then(|e| e.to_str()) {
+        Some("ko") => return Ok(fs::read(path)?),
+        Some("xz") => "xzcat",
+        Some("gz") => "zcat",
+        _ => bail!("{}: no known compression", path.display()),
+    };
+    let output = Command::new("busybox").arg(tool).arg(path).output().context("no busybox")?;
+    if !output.status.success() || output.stdout.is_empty() {
+        bail!("busybox {tool} cannot unpack {}", path.display());
+    }
+    Ok(output.stdout)
+}
+
+/// A loop mount, undone on drop.
+#[derive(Debug)]
+pub struct Mount {
+    place: tempfile::TempDir,
+}
+
+impl Mount {
+    /// Mounts a file system image that nobody writes, as it lies there.
+    pub fn read_only(image: &Path) -> Result<Self> {
+        Self::new(image, "ro,noload")
+    }
+
+    /// Mounts an image or a block device for writing; a journal is replayed.
+    pub fn writable(image: &Path) -> Result<Self> {
+        Self::new(image, "rw")
+    }
+
+    fn new(what: &Path, options: &str) -> Result<Self> {
+        let options = if what.is_file() { format!("loop,{options}") } else { options.to_owned() };
+        if what.is_file() {
+            bench::rig::modprobe(&["loop"])?;
+        }
+        let place = tempfile::Builder::new().prefix("nested-mount-").tempdir()?;
+        let at = place.path().display().to_string();
+        run(&["mount", "-t", "ext4", "-o", &options, &what.display().to_string(), &at])?;
+        Ok(Self { place })
+    }
+
+    /// Where it is mounted.
+    pub fn place(&self) -> &Path {
+        self.place.path()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Err(error) = run(&["umount", &self.place.path().display().to_string()]) {
+            eprintln!("nested: {error:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_come_after_what_they_need_and_built_in_ones_not_at_all() {
+        let text = "kernel/a/virtio-blk.ko.xz: kernel/b.ko.xz kernel/c.ko.xz\nkernel/b.ko.xz:\n";
+        let order = in_load_order(text, "virtio_blk");
+        assert_eq!(order, ["kernel/c.ko.xz", "kernel/b.ko.xz", "kernel/a/virtio-blk.ko.xz"]);
+        assert!(in_load_order(text, "virtio_pci").is_empty());
+    }
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Inner guests in the lab's VM: cases and measurements of the whole stack.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use nested::cases::{CASES, Case, Lab, Outcome};
+
+/// The exit code that says "skipped".
+const SKIPPED: u8 = 4;
+
+/// Run inner guests with KVM inside of the lab's VM: cases and measurements of the whole stack.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    /// The vhost-blk program [default: next to this program]
+    #[arg(long, global = true, value_name = "PATH")]
+    vhost_blk: Option<PathBuf>,
+    /// Folder with the inner guest's vmlinuz and root.img
+    #[arg(long, global = true, value_name = "FOLDER", default_value = "/lab/guest")]
+    guest: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the cases: name, set and description, separated by tabs
+    List,
+    /// Run one case; exit code 0: passed, 4: skipped
+    Run {
+        /// Its name
+        case: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(Outcome::Passed) => ExitCode::SUCCESS,
+        Ok(Outcome::Skipped(reason)) => {
+            println!("SKIP: {reason}");
+            SKIPPED.into()
+        }
+        Err(error) => {
+            eprintln!("nested: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<Outcome> {
+    let program = match &cli.vhost_blk {
+        Some(path) => path.clone(),
+        None => std::env::current_exe()?.with_file_name("vhost-blk"),
+    };
+    let lab = Lab { program, guest: cli.guest.clone() };
+    match &cli.command {
+        Command::List => {
+            for case in CASES {
+                println!("{}\tnested\t{}", case.name, case.about);
+            }
+            Ok(Outcome::Passed)
+        }
+        Command::Run { case } => {
+            let found = Case::named(case);
+            found.with_context(|| format!("no case {case}: see `nested list`"))?.run(&lab)
+        }
+    }
+}
