@@ -54,6 +54,19 @@ key_of() {
     done | sha256sum | cut -c1-16
 }
 
+# tree_key FOLDER FILE-OR-WORD...: the same for all files below a folder, with their names.
+tree_key() {
+    tree=$1
+    shift
+    key_of "$(cd "$tree" && find . -type f | LC_ALL=C sort | tr '\n' '\0' | xargs -0 sha256sum)" "$@"
+}
+
+# drop_old PREFIX COUNT: removes all but the newest COUNT entries of that kind.
+drop_old() {
+    find "$cache" -maxdepth 1 -name "$1-*" -type d -printf '%T@ %p\n' | sort -rn |
+        tail -n "+$(($2 + 1))" | cut -d' ' -f2- | while read -r old; do rm -rf "$old"; done
+}
+
 # download PACKAGE[=VERSION] FOLDER: puts the .deb into FOLDER without installing it.
 download() {
     (cd "$2" && apt-get -q -o APT::Sandbox::User=root download "$1" >&2)

@@ -14,9 +14,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/lib.sh"
 sources=${MODULE_SOURCES:-$here/../../kernel}
 
-# How many builds stay in the cache.
-keep=12
-
 fill() {
     note "building the modules for $release"
     cp -r "$sources" "$1/kernel"
@@ -28,11 +25,6 @@ fill() {
         nice make -s -j"$(nproc)" -C "$kdir" M="$module" VHOST_PRIVATE="$private" $arguments modules
         cp "$module"/*.ko "$folder"
     done
-}
-
-drop_old() {
-    find "$cache" -maxdepth 1 -name 'modules-*' -type d -printf '%T@ %p\n' | sort -rn |
-        tail -n "+$((keep + 1))" | cut -d' ' -f2- | while read -r old; do rm -rf "$old"; done
 }
 
 if [ $# -gt 0 ] && [ -d "$1" ]; then
@@ -49,7 +41,6 @@ release=$(cat "$kdir/include/config/kernel.release" 2>/dev/null ||
     sed -n 's/^#define UTS_RELEASE "\(.*\)"$/\1/p' "$kdir/include/generated/utsrelease.h")
 [ -n "$release" ] || die "$kdir is not prepared for modules: run make modules_prepare there"
 private=$("$here/vhost-private.sh" "$kdir")
-key=$(cd "$sources" && key_of $(find . -type f | LC_ALL=C sort) "$(find . -type f | LC_ALL=C sort)" \
-    "$kdir" "$kdir/.config" "$kdir/Module.symvers" "$private/vhost.h" "$arguments")
+key=$(tree_key "$sources" "$kdir" "$kdir/.config" "$kdir/Module.symvers" "$private/vhost.h" "$arguments")
 entry "modules-$release-$key" fill
-drop_old
+drop_old modules 12

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The VM lab: boots real guests in stock QEMU on a disk served by the daemon.
+//! The VM lab: boots real guests in stock QEMU on a disk served by the daemon, and host VMs in which
+//! the kernel module is loaded and tested.
 //!
 //! Nothing here knows how the daemon works. It is started as a program, attached to QEMU as any
 //! user would attach it, and judged by what a Linux guest sees.
@@ -13,6 +14,12 @@
 //! * [`guest`], [`job`]: one boot of the guest that runs one shell script and reports back.
 //! * [`disk`]: making a disk, refusing to overwrite one that has content, checking it from outside.
 //! * [`run`]: the main job that puts these together, [`report`] its table.
+//!
+//! And for the kernel module:
+//!
+//! * [`vm`]: the host VM, on one of several kernels.
+//! * [`exec`]: one command in it.
+//! * [`suite`]: many cases in it.
 //!
 //! Every process that the lab starts ends with it: see [`process`].
 
@@ -31,4 +38,5 @@ pub mod report;
 pub mod run;
 mod scripts;
 pub mod server;
+pub mod suite;
 pub mod vm;

@@ -15,6 +15,9 @@ use lab::interrupt;
 use lab::job::Job;
 use lab::run::{Lab, RunOptions, run};
 use lab::server::{Server, ServerCommand};
+use lab::suite::case::{self, Case, Set};
+use lab::suite::report;
+use lab::suite::runner::Runner;
 use lab::vm::boot::{Vm, VmBase, VmShape};
 use lab::vm::kernel::{KernelName, VmKernel};
 use lab::vm::payload::Payload;
@@ -44,6 +47,35 @@ enum Command {
     Exec(ExecArgs),
     /// Gives a prompt in a host VM.
     Shell(VmArgs),
+    /// Lists the cases.
+    List {
+        /// Only those of this set.
+        #[arg(long, value_enum)]
+        set: Option<Set>,
+    },
+    /// Runs cases in host VMs; the last line counts them.
+    Run(RunArgs),
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    #[command(flatten)]
+    vm: MachineArgs,
+    /// The kernels, one after the other.
+    #[arg(long = "kernel", value_enum, default_value = "6.12")]
+    kernels: Vec<KernelName>,
+    /// All cases of these sets.
+    #[arg(long = "set", value_enum)]
+    sets: Vec<Set>,
+    /// How often each kernel runs the cases.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// The folder for logs and for junit.xml.
+    #[arg(long, default_value = "target/lab")]
+    report: PathBuf,
+    /// Names of cases; a `*` at the end stands for anything.
+    #[arg(required_unless_present = "sets")]
+    cases: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -51,11 +83,17 @@ struct VmArgs {
     /// The kernel of the host VM.
     #[arg(long, value_enum, default_value = "6.12")]
     kernel: KernelName,
+    #[command(flatten)]
+    machine: MachineArgs,
+}
+
+#[derive(Debug, Args)]
+struct MachineArgs {
     /// Virtual CPUs.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     vcpus: u32,
     /// Memory in MiB.
-    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(512..))]
+    #[arg(long, default_value_t = 3072, value_parser = clap::value_parser!(u32).range(512..))]
     memory: u32,
     /// One CPU for which an instruction takes a nanosecond: times become path lengths.
     #[arg(long)]
@@ -127,14 +165,14 @@ impl DiskArgs {
     }
 }
 
-impl VmArgs {
+impl MachineArgs {
     fn shape(&self) -> VmShape {
         VmShape { vcpus: self.vcpus, memory_mib: self.memory, icount: self.icount }
     }
 
-    fn prepare(&self) -> Result<(VmBase, Payload)> {
+    fn prepare(&self, kernel: KernelName) -> Result<(VmBase, Payload)> {
         let lab = Lab::open()?;
-        let kernel = VmKernel::cached(&lab.cache, self.kernel)?;
+        let kernel = VmKernel::cached(&lab.cache, kernel)?;
         let modules = match &self.modules {
             Some(folder) => folder.clone(),
             None => kernel.build_modules()?,
@@ -176,22 +214,60 @@ fn start(cli: Cli) -> Result<ExitCode> {
         Command::DemoShell(args) => demo_shell(&args)?,
         Command::Exec(args) => return exec_command(args),
         Command::Shell(args) => {
-            let (base, payload) = args.prepare()?;
-            Vm::boot_on_terminal(&base, &args.shape(), &payload, Job::vm_shell().script())?;
+            let (base, payload) = args.machine.prepare(args.kernel)?;
+            let shape = args.machine.shape();
+            Vm::boot_on_terminal(&base, &shape, &payload, Job::vm_shell().script())?;
         }
+        Command::List { set } => {
+            for case in all_cases()? {
+                if set.is_none_or(|wanted| wanted == case.set) {
+                    println!("{}\t{}\t{}", case.name, case.set.as_str(), case.description);
+                }
+            }
+        }
+        Command::Run(args) => return run_cases(&args),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn exec_command(args: ExecArgs) -> Result<ExitCode> {
-    let (base, payload) = args.vm.prepare()?;
+    let (base, payload) = args.vm.machine.prepare(args.vm.kernel)?;
     let options = ExecOptions {
-        shape: args.vm.shape(),
+        shape: args.vm.machine.shape(),
         command: args.command,
         timeout: Duration::from_secs(args.timeout),
         console: args.console,
     };
     Ok(ExitCode::from(exec(&base, &payload, &options)?))
+}
+
+fn all_cases() -> Result<Vec<Case>> {
+    let lab = std::env::current_exe()?;
+    case::all(lab.parent().context("the lab's own program is in no folder")?)
+}
+
+fn run_cases(args: &RunArgs) -> Result<ExitCode> {
+    let cases = all_cases()?;
+    let mut chosen: Vec<&Case> = cases.iter().filter(|c| args.sets.contains(&c.set)).collect();
+    for pattern in &args.cases {
+        for case in case::matching(&cases, pattern)? {
+            if !chosen.contains(&case) {
+                chosen.push(case);
+            }
+        }
+    }
+    let mut outcomes = Vec::new();
+    for kernel in &args.kernels {
+        let (base, payload) = args.vm.prepare(*kernel)?;
+        let (shape, logs) = (args.vm.shape(), args.report.clone());
+        let runner = Runner { base: &base, shape, payload: &payload, logs };
+        for _ in 0..args.repeat {
+            outcomes.extend(runner.run(&chosen)?);
+        }
+    }
+    report::write_junit(&outcomes, &args.report.join("junit.xml"))?;
+    println!("{}", report::closing_line(&outcomes));
+    Ok(if report::is_good(&outcomes) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn demo_shell(args: &DiskArgs) -> Result<()> {

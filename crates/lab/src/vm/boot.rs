@@ -55,7 +55,7 @@ pub struct VmShape {
 
 impl Default for VmShape {
     fn default() -> Self {
-        Self { vcpus: 2, memory_mib: 4096, icount: false }
+        Self { vcpus: 2, memory_mib: 3072, icount: false }
     }
 }
 

@@ -38,11 +38,12 @@ impl KernelName {
     }
 
     /// More on the kernel's command line. The debug kernel would interpret ACPI's byte code for
-    /// most of a minute under emulation.
+    /// most of a minute under emulation; without ACPI it has to be told where the one reliable
+    /// timer is.
     pub(crate) fn command_line(self) -> &'static str {
         match self {
             KernelName::Stable | KernelName::Sid => "",
-            KernelName::Debug => " acpi=off",
+            KernelName::Debug => " acpi=off pmtmr=0x608",
         }
     }
 }

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a kernel log must not hold.
+
+/// Any of these in a line is a finding.
+const BAD: [&str; 31] = [
+    "BUG:",
+    "WARNING:",
+    "INFO: task ",
+    "KASAN",
+    "KCSAN",
+    "UBSAN",
+    "ODEBUG",
+    "Oops",
+    "general protection fault",
+    "kernel BUG at",
+    "Kernel panic",
+    "Call Trace:",
+    "blocked for more than",
+    "soft lockup",
+    "hard LOCKUP",
+    "detected stall",
+    "self-detected stall",
+    "workqueue lockup",
+    "sleeping function called",
+    "scheduling while atomic",
+    "circular locking dependency",
+    "inconsistent lock state",
+    "suspicious RCU usage",
+    "held lock freed",
+    "lock held when returning",
+    "list_add corruption",
+    "list_del corruption",
+    "refcount_t:",
+    "Bad page state",
+    "page allocation failure",
+    "unreferenced object",
+];
+
+/// What the kernels of the lab say without having a fault: the text, and why it is none.
+///
+/// Only for what holds in every case; a case says itself what it provokes.
+const HARMLESS: [(&str, &str); 0] = [];
+
+/// How far the stack of an expected message may begin behind it.
+const STACK_WITHIN_LINES: usize = 12;
+
+/// By which a case says, on its output, which messages it provokes: a part of a line each.
+const EXPECT: &str = "EXPECT-LOG: ";
+
+/// The messages that a case's output says it provokes.
+pub fn expected_in(output: &str) -> Vec<String> {
+    let said = output.lines().filter_map(|line| line.strip_prefix(EXPECT));
+    said.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned).collect()
+}
+
+/// The lines of a log that must not be there.
+pub fn findings<'a>(log: &'a str, expected: &[String]) -> Vec<&'a str> {
+    let mut found = Vec::new();
+    let mut expected_at = None;
+    for (number, line) in log.lines().enumerate() {
+        if expected.iter().any(|text| line.contains(text.as_str())) {
+            expected_at = Some(number);
+            continue;
+        }
+        let is_bad = BAD.iter().any(|text| line.contains(text))
+            && !HARMLESS.iter().any(|(text, _)| line.contains(text));
+        let is_its_stack = line.contains("Call Trace:")
+            && expected_at.is_some_and(|at| number - at <= STACK_WITHIN_LINES);
+        if is_bad && !is_its_stack {
+            found.push(line);
+        }
+    }
+    found
+}
+
+/// The part of a log between a line that ends with `begin` and the next that ends with `end`; to
+/// its end if that one is missing. `None` if it has not begun.
+pub fn between<'a>(log: &'a str, begin: &str, end: &str) -> Option<(&'a str, bool)> {
+    let start = after_line(log, begin)?;
+    let rest = &log[start..];
+    Some(match after_line(rest, end) {
+        Some(stop) => (&rest[..stop], true),
+        None => (rest, false),
+    })
+}
+
+fn after_line(text: &str, ending: &str) -> Option<usize> {
+    let mut offset = 0;
+    for line in text.split_inclusive('\n') {
+        offset += line.len();
+        if line.trim_end().ends_with(ending) && line.ends_with('\n') {
+            return Some(offset);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splats_are_found_and_ordinary_lines_are_not() {
+        let log = "[ 1.0] nvme nvme0: 2/0/0 queues\n\
+                   [ 2.0] BUG: KASAN: slab-out-of-bounds in f+0x1/0x2\n\
+                   [ 2.1] WARNING: possible circular locking dependency detected\n\
+                   [ 2.2] blk_update_request: I/O error, dev loop0\n";
+        assert_eq!(findings(log, &[]).len(), 2);
+    }
+
+    #[test]
+    fn an_expected_message_takes_its_own_stack_along_and_no_other() {
+        let log = "[ 1.0] torture: page allocation failure: order:0\n\
+                   [ 1.0] CPU: 0\n\
+                   [ 1.0] Call Trace:\n\
+                   [ 9.0] WARNING: CPU: 0 at something\n";
+        let expected = expected_in("x\nEXPECT-LOG: page allocation failure\n");
+        assert_eq!(findings(log, &expected), ["[ 9.0] WARNING: CPU: 0 at something"]);
+        assert_eq!(findings(log, &[]).len(), 3);
+        let far = format!("{}{}[ 2.0] Call Trace:\n", &log[..46], "[ 1.5] other\n".repeat(20));
+        assert_eq!(findings(&far, &expected), ["[ 2.0] Call Trace:"]);
+    }
+
+    #[test]
+    fn a_case_is_what_lies_between_its_marks() {
+        let log = "boot\n[1] lab: case a begins\nx\ny\n[2] lab: case a ends\nz\n";
+        let (part, ended) = between(log, "lab: case a begins", "lab: case a ends").unwrap();
+        assert_eq!((part, ended), ("x\ny\n[2] lab: case a ends\n", true));
+        let (part, ended) = between("m\nx\n", "m", "n").unwrap();
+        assert_eq!((part, ended), ("x\n", false));
+        assert!(between(log, "lab: case b begins", "lab: case b ends").is_none());
+    }
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Runs cases in as few boots as it can: one, and another after each case that took the kernel
+//! down or left something in its log.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::exec::tail_of;
+use crate::interrupt;
+use crate::process::TICK;
+use crate::suite::case::Case;
+use crate::suite::klog;
+use crate::suite::report::{Outcome, Verdict};
+use crate::suite::script::{leaks_case, marks, script_for};
+use crate::vm::boot::{Vm, VmBase, VmShape};
+use crate::vm::payload::Payload;
+
+/// How long a boot may take; the debug kernel needs twenty seconds on an idle machine.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How much longer than the case's own time-out, inside the VM, the lab waits outside.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// How long the end mark may take through the console.
+const CONSOLE_DELAY: Duration = Duration::from_secs(10);
+
+/// The exit code of a case that cannot run here.
+const SKIPPED: i32 = 4;
+/// Exit codes of `timeout`.
+const TIMED_OUT: [i32; 2] = [124, 137];
+
+/// Lines of a failed case's output that are shown at once.
+const SHOWN_LINES: usize = 30;
+
+/// Runs cases on one kernel.
+#[derive(Debug)]
+pub struct Runner<'a> {
+    /// What is booted.
+    pub base: &'a VmBase,
+    /// The machine.
+    pub shape: VmShape,
+    /// What goes along.
+    pub payload: &'a Payload,
+    /// Where logs go.
+    pub logs: PathBuf,
+}
+
+/// What a boot has come to.
+enum Progress {
+    /// The next case has ended and the VM goes on.
+    Ended(Outcome),
+    /// The next case has ended and took the VM along.
+    Last(Outcome),
+}
+
+impl Runner<'_> {
+    /// Runs all cases and, after them, the check for leaks.
+    pub fn run(&self, cases: &[&Case]) -> Result<Vec<Outcome>> {
+        fs::create_dir_all(&self.logs)
+            .with_context(|| format!("cannot make {}", self.logs.display()))?;
+        let leaks = leaks_case();
+        let mut pending: VecDeque<&Case> = cases.iter().copied().chain([&leaks]).collect();
+        let mut outcomes = Vec::new();
+        let mut boots = 0;
+        while !pending.is_empty() {
+            boots += 1;
+            // Nothing but the check is left, and nothing has run that it could check.
+            if boots > 1 && pending.len() == 1 {
+                break;
+            }
+            self.one_boot(boots, &mut pending, &mut outcomes)?;
+        }
+        Ok(outcomes)
+    }
+
+    /// Boots and follows the cases until the VM is no good any more; takes from `pending` what has
+    /// an outcome.
+    fn one_boot(
+        &self,
+        number: usize,
+        pending: &mut VecDeque<&Case>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<()> {
+        let script = script_for(pending.iter().map(|case| (*case, case.set.timeout())));
+        let mut vm = Vm::boot(self.base, &self.shape, self.payload, &script)?;
+        let mut finished = Ok(());
+        while let Some(case) = pending.front().copied() {
+            let progress = match self.follow(&mut vm, case) {
+                Ok(progress) => progress,
+                Err(error) => {
+                    finished = Err(error);
+                    break;
+                }
+            };
+            pending.pop_front();
+            let (outcome, goes_on) = match progress {
+                Progress::Ended(outcome) => (outcome, true),
+                Progress::Last(outcome) => (outcome, false),
+            };
+            self.publish(&outcome)?;
+            outcomes.push(outcome);
+            if !goes_on {
+                break;
+            }
+        }
+        let console = self.logs.join(format!("{}-boot{number}.log", self.kernel()));
+        fs::write(console, vm.console())?;
+        finished
+    }
+
+    /// Follows one case to its end.
+    fn follow(&self, vm: &mut Vm, case: &Case) -> Result<Progress> {
+        let mut began = None;
+        let waiting = Instant::now();
+        loop {
+            interrupt::check()?;
+            let vm_ended = vm.has_ended()?;
+            let report = vm.report();
+            if began.is_none() && report.values("begin").any(|name| name == case.name) {
+                began = Some(Instant::now());
+            }
+            let took = began.map_or(Duration::ZERO, |at| at.elapsed());
+            if let Some(code) = exit_code(report.values("end"), &case.name) {
+                return self.judge(vm, case, code, took);
+            }
+            let why = if vm_ended {
+                Some(report.value("fail").unwrap_or("the VM ended during the case").to_owned())
+            } else if took > case.set.timeout() + GRACE {
+                Some(format!("the VM hangs ({} s)", took.as_secs()))
+            } else if began.is_none() && waiting.elapsed() > BOOT_TIMEOUT {
+                Some(format!("the VM did not come to it within {} s", BOOT_TIMEOUT.as_secs()))
+            } else {
+                None
+            };
+            if let Some(why) = why {
+                let verdict = Verdict::Failed(why);
+                return Ok(Progress::Last(self.outcome(vm, case, verdict, took)?));
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    /// A case has ended with `code`: looks at its part of the kernel's log as well.
+    fn judge(&self, vm: &Vm, case: &Case, code: i32, took: Duration) -> Result<Progress> {
+        let (begin, end) = marks(&case.name);
+        let first = vm.report().values("begin").next() == Some(case.name.as_str());
+        let deadline = Instant::now() + CONSOLE_DELAY;
+        while !klog::between(&vm.console(), &begin, &end).is_some_and(|(_, ended)| ended)
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(TICK);
+        }
+        let (console, output) = (vm.console(), self.output(vm, case)?);
+        let log = match klog::between(&console, &begin, &end) {
+            // What was said while booting counts for the first case.
+            Some(_) if first => console.as_str(),
+            Some((part, _)) => part,
+            None => "",
+        };
+        let findings = klog::findings(log, &klog::expected_in(&output));
+        let verdict = verdict(code, &output, &findings);
+        let mut outcome = self.outcome(vm, case, verdict, took)?;
+        for line in &findings {
+            outcome.output.push_str(&format!("== must not be in the log: {line}\n"));
+        }
+        let timed_out = TIMED_OUT.contains(&code);
+        Ok(if findings.is_empty() && !timed_out {
+            Progress::Ended(outcome)
+        } else {
+            Progress::Last(outcome)
+        })
+    }
+
+    fn outcome(&self, vm: &Vm, case: &Case, verdict: Verdict, took: Duration) -> Result<Outcome> {
+        let (begin, end) = marks(&case.name);
+        let console = vm.console();
+        let log = match klog::between(&console, &begin, &end) {
+            Some((part, _)) => part.to_owned(),
+            None => format!("{}{}", vm.qemu_log(), tail_of(&console)),
+        };
+        let output = format!("{}\n== kernel log\n{log}", self.output(vm, case)?);
+        let (kernel, name) = (self.base.kernel().name(), case.name.clone());
+        Ok(Outcome { kernel, name, verdict, took, output })
+    }
+
+    /// What the case has written.
+    fn output(&self, vm: &Vm, case: &Case) -> Result<String> {
+        let mut bytes = Vec::new();
+        vm.stream("stdout")?.read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let (begin, end) = marks(&case.name);
+        let part = klog::between(&text, &begin, &end).map_or("", |(part, _)| part);
+        Ok(part.trim_end().trim_end_matches(end.as_str()).trim_end().to_owned())
+    }
+
+    /// Tells what became of a case, and keeps what it said.
+    fn publish(&self, outcome: &Outcome) -> Result<()> {
+        println!("{outcome}");
+        let name = format!("{}-{}.log", self.kernel(), outcome.name.replace('/', "_"));
+        let path = self.logs.join(name);
+        fs::write(&path, &outcome.output)?;
+        if matches!(outcome.verdict, Verdict::Failed(_)) {
+            let lines: Vec<&str> = outcome.output.lines().collect();
+            for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
+                println!("  | {line}");
+            }
+            println!("  | all of it: {}", path.display());
+        }
+        Ok(())
+    }
+
+    fn kernel(&self) -> &'static str {
+        self.base.kernel().name().as_str()
+    }
+}
+
+/// The code in `NAME CODE`.
+fn exit_code<'a>(mut ends: impl Iterator<Item = &'a str>, name: &str) -> Option<i32> {
+    ends.find_map(|end| {
+        let (ended, code) = end.rsplit_once(' ')?;
+        (ended == name).then(|| code.parse().ok()).flatten()
+    })
+}
+
+fn verdict(code: i32, output: &str, findings: &[&str]) -> Verdict {
+    if let Some(first) = findings.first() {
+        let more = findings.len() - 1;
+        return Verdict::Failed(format!("in the kernel's log: {} (and {more} more)", first.trim()));
+    }
+    match code {
+        0 => Verdict::Passed,
+        SKIPPED => match output.lines().rev().find_map(|line| line.strip_prefix("SKIP: ")) {
+            Some(reason) => Verdict::Skipped(reason.trim().to_owned()),
+            None => Verdict::Failed("it says it was skipped (exit code 4), but not why".to_owned()),
+        },
+        code if TIMED_OUT.contains(&code) => Verdict::Failed("it took too long".to_owned()),
+        code => Verdict::Failed(format!("exit code {code}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_splat_fails_a_case_that_ended_well() {
+        let found = ["[ 1.0] BUG: KASAN"];
+        assert!(matches!(verdict(0, "", &found), Verdict::Failed(why) if why.contains("KASAN")));
+        assert_eq!(verdict(0, "", &[]), Verdict::Passed);
+    }
+
+    #[test]
+    fn a_skipped_case_must_say_why() {
+        let skipped = Verdict::Skipped("no xfs".to_owned());
+        assert_eq!(verdict(4, "tried\nSKIP: no xfs\n", &[]), skipped);
+        assert!(matches!(verdict(4, "tried\n", &[]), Verdict::Failed(_)));
+        assert!(matches!(verdict(1, "SKIP: x\n", &[]), Verdict::Failed(_)));
+    }
+
+    #[test]
+    fn the_exit_code_is_that_of_the_case_and_no_other() {
+        let ends = ["a-long 1", "a 0"];
+        assert_eq!(exit_code(ends.into_iter(), "a"), Some(0));
+        assert_eq!(exit_code(ends.into_iter(), "a-long"), Some(1));
+        assert_eq!(exit_code(ends.into_iter(), "b"), None);
+    }
+}
