@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon that is killed with requests in flight, and the one that takes them up.
+//!
+//! With `VHOST_BLK_TEST_PLANE=kernel` on the kernel's data plane: `VHOST_BLK_TEST_DISK` is then a
+//! block device of 1 MiB or more that keeps what is written, best a slow one.
 
 mod common;
 
@@ -50,9 +53,31 @@ impl Writer {
     }
 }
 
+fn on_kernel() -> bool {
+    std::env::var("VHOST_BLK_TEST_PLANE").is_ok_and(|plane| plane == "kernel")
+}
+
+/// A daemon whose writes take a while.
+fn slow(place: &Place) -> Daemon {
+    let mut command = place.serve();
+    if on_kernel() {
+        let disk = std::env::var_os("VHOST_BLK_TEST_DISK").expect("VHOST_BLK_TEST_DISK is set");
+        command = common::program();
+        command.args(["serve", "--data-plane", "kernel", "--blk-file"]).arg(disk);
+        command.arg("--socket-path").arg(&place.socket);
+    } else {
+        command.args(["--wrap", SLOW_WRITES]);
+    }
+    Daemon::start(&mut command, &place.socket)
+}
+
 fn killed_under_load(packed: bool, layout: &Layout) {
+    if packed && on_kernel() {
+        println!("SKIP: the kernel's data plane has no packed rings");
+        return;
+    }
     let place = Place::new();
-    let start = || Daemon::start(place.serve().args(["--wrap", SLOW_WRITES]), &place.socket);
+    let start = || slow(&place);
     let mut daemon = start();
     let mut device = Device::connect(&place.socket, &options(packed)).unwrap();
     let mut writer = Writer { sent: HashMap::new(), stored: HashMap::new(), next: 0 };

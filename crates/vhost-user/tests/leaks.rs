@@ -4,6 +4,7 @@
 mod common;
 
 use backend::FileOptions;
+use common::plane::is_kernel;
 use common::{Daemon, Setup, TMPFS, file};
 use driver::{Options, Request};
 use std::fs;
@@ -45,7 +46,7 @@ fn shared(flags: &str) -> bool {
 fn connect_and_leave(daemon: &Daemon, round: usize) {
     let options = Options {
         num_queues: 2,
-        packed: round % 2 == 1,
+        packed: round % 2 == 1 && !is_kernel(),
         mem_slots: round % 3 == 1,
         inflight: !round.is_multiple_of(5),
         ..Options::default()

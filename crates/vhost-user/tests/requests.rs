@@ -6,6 +6,7 @@ mod common;
 
 use backend::wrap::{Fault, FaultRule, OpSet};
 use backend::{Disk, FileOptions, IoError};
+use common::plane::skip_on_kernel;
 use common::{DISK, Daemon, Setup, TMPFS, both_rings, every_ring, file, mem, pattern};
 use driver::{Completion, Cuts, Device, Layout, Options, Placed, Request, Segment};
 use std::sync::Arc;
@@ -114,6 +115,9 @@ fn every_request_type_does_what_it_says_in_pinned_memory() {
 
 #[test]
 fn secure_erase_leaves_zeroes_in_its_range_only() {
+    if skip_on_kernel("the disk is a file, which has no SECURE_ERASE") {
+        return;
+    }
     let daemon = Daemon::of(mem());
     for options in both_rings() {
         let mut device = daemon.connect(&options);
@@ -131,8 +135,10 @@ fn a_command_of_many_ranges_covers_each_and_one_range_too_many_is_refused() {
     let data = pattern(70 * 512, 3);
     ends(&mut device, &Request::write(0, &data), S_OK, 1);
     let ranges: Vec<_> = (0..33).map(|n| range(2 * n, 1, 0)).collect();
-    ends(&mut device, &Request::write_zeroes(&ranges), S_IOERR, 1);
-    reads_as(&mut device, 0, &data);
+    if !skip_on_kernel("more ranges are taken than are offered") {
+        ends(&mut device, &Request::write_zeroes(&ranges), S_IOERR, 1);
+        reads_as(&mut device, 0, &data);
+    }
     ends(&mut device, &Request::write_zeroes(&ranges[..32]), S_OK, 1);
     let mut expected = data;
     (0..32).for_each(|n| expected[n * 1024..n * 1024 + 512].fill(0));

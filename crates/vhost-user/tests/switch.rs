@@ -144,6 +144,7 @@ fn queues_with_an_in_flight_region_move_and_lose_nothing() {
         return;
     }
     loaded(&Options { inflight: true, ..options() }, |daemon, loaded| {
+        switch(daemon, PlaneKind::Uring);
         for _ in 0..TIMES {
             assert_eq!(switch(daemon, PlaneKind::Kernel), Answer::Switched(QUEUES.into()));
             loaded.wait_for_progress(3);

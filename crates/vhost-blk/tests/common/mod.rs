@@ -13,9 +13,12 @@ use tempfile::TempDir;
 /// The longest that anything here may take; far above what it takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The program with nothing of the caller's environment that it looks at.
+/// The program (another build of it with `VHOST_BLK_TEST_PROGRAM`) with nothing of the caller's
+/// environment that it looks at.
 pub(crate) fn program() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vhost-blk"));
+    let built = || env!("CARGO_BIN_EXE_vhost-blk").into();
+    let mut command =
+        Command::new(std::env::var_os("VHOST_BLK_TEST_PROGRAM").unwrap_or_else(built));
     for name in ["LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET"] {
         command.env_remove(name);
     }

@@ -24,6 +24,15 @@ pub fn is_kernel() -> bool {
     }
 }
 
+/// `true`, and a line about it, where the tests run on the kernel's plane, which differs because of
+/// `why`.
+pub fn skip_on_kernel(why: &str) -> bool {
+    if is_kernel() {
+        println!("SKIP: on the kernel's data plane {why}");
+    }
+    is_kernel()
+}
+
 /// Whether there is a kernel to move queues to.
 pub fn kernel_is_there() -> bool {
     std::path::Path::new(data_plane::DEVICE_PATH).exists()
