@@ -99,7 +99,8 @@ static int direct_limits(struct vhost_blk_backend *be)
 	be->mem_mask = SECTOR_SIZE - 1;
 	if (stat.result_mask & STATX_DIOALIGN && stat.dio_offset_align) {
 		be->lbs = max_t(unsigned int, stat.dio_offset_align, SECTOR_SIZE);
-		be->mem_mask = max(stat.dio_mem_align, 1u) - 1;
+		/* A page's part of a buffer must be whole blocks, too: it gets a vector of its own. */
+		be->mem_mask = (max(stat.dio_mem_align, 1u) - 1) | (be->lbs - 1);
 	}
 	return be->lbs > PAGE_SIZE ? -EINVAL : 0;
 }
