@@ -192,8 +192,7 @@ static int start_locked(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
 		return err;
 	}
 	q->broken = false;
-	q->poll_ns = 0;
-	q->idle_ns = 0;
+	q->poll = (struct vhost_blk_polling) {};
 	return 0;
 }
 

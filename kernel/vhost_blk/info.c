@@ -113,9 +113,9 @@ static void show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 	seq_printf(m, "queue%u:\t%s size=%u inflight=%d chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
 		   n, state_of(q), q->vq.num, vhost_blk_inflight(q), s->chains, s->completed,
 		   s->refused, s->failed, s->dropped, s->read_bytes, s->write_bytes);
-	seq_printf(m, " kicks=%llu turns=%llu calls=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu poll_us=%llu\n",
+	seq_printf(m, " kicks=%llu turns=%llu calls=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
 		   s->kicks, s->turns, s->calls, s->bounced, s->slow, s->polls, s->polls_won,
-		   q->poll_ns / NSEC_PER_USEC);
+		   !!q->poll.score);
 	/* "N=count": requests that took less than N microseconds, and not less than N / 2. */
 	seq_printf(m, "latency%u_us:\t", n);
 	for (i = 0; i < VHOST_BLK_LATENCY_BUCKETS; i++)

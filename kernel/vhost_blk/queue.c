@@ -8,13 +8,18 @@
 #include "vhost_blk.h"
 #include "trace.h"
 
-/* First step of the polling time. */
-#define POLL_FIRST_NS	(10 * NSEC_PER_USEC)
+/* Score of polling: how sure it is that work comes soon after a batch. */
+#define SCORE_FIRST	2
+#define SCORE_MAX	8
+/* Sleeps between two trials: at first, and when trials fail again and again. */
+#define TRIAL_MIN	16
+#define TRIAL_MAX	1024
 
 /* What one run of the loop did. */
 struct run {
 	unsigned int chains;
 	unsigned int bytes;
+	unsigned int batch;	/* chains to start before finished ones are looked at */
 	bool yield;	/* other work of this worker is due; the queue is queued again */
 	bool stuck;	/* no chain can be taken until a completion, or an IOTLB entry */
 	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
@@ -30,21 +35,6 @@ static bool may_take(struct vhost_blk_queue *q)
 	return vhost_vq_get_backend(&q->vq) && !q->broken && !q->paused;
 }
 
-/*
- * How long the queue slept tells how long it should have polled: not at all when the sleep was
- * longer than the limit, else twice as long as last time.
- */
-static void adapt_polling(struct vhost_blk_queue *q)
-{
-	u64 max = (u64)q->vq.busyloop_timeout * NSEC_PER_USEC;
-	u64 slept = q->now_ns - q->idle_ns;
-
-	if (!max || slept > max)
-		q->poll_ns = 0;
-	else
-		q->poll_ns = clamp(q->poll_ns * 2, min_t(u64, POLL_FIRST_NS, max), max);
-}
-
 static void loop_begin(struct vhost_blk_queue *q, struct run *run)
 {
 	/* Asks for the missing entries; the core kicks the queue when they come. */
@@ -53,11 +43,6 @@ static void loop_begin(struct vhost_blk_queue *q, struct run *run)
 	if (unlikely(run->blind))
 		vhost_blk_drop_if_closing(q);
 	WRITE_ONCE(q->looping, true);
-	q->now_ns = now();
-	if (q->idle_ns) {
-		adapt_polling(q);
-		q->idle_ns = 0;
-	}
 	if (may_take(q) && !run->blind)
 		vhost_disable_notify(q->vq.dev, &q->vq);
 }
@@ -73,31 +58,56 @@ static void loop_end(struct vhost_blk_queue *q, const struct run *run)
 	more = !llist_empty(&q->done) || !list_empty(&q->polled);
 	if (more && !run->blind)
 		vhost_blk_queue_done(q);
-	else if (!run->yield)
-		q->idle_ns = now();
 }
 
-/* Polls for new chains and completions, for as long as that paid lately. */
+/*
+ * Polling pays when most polls find work, which only polling can tell: a sleep takes as long as the
+ * wake-up does, too. So one sleep of many is replaced by a poll, as a trial; a few polls in vain
+ * end the polling. A queue that sleeps costs nothing: every poll follows work.
+ */
+static bool poll_wanted(struct vhost_blk_queue *q)
+{
+	if (!q->vq.busyloop_timeout)
+		return false;
+	if (q->poll.score)
+		return true;
+	return !q->poll.until_trial--;
+}
+
+static void poll_learn(struct vhost_blk_queue *q, bool won)
+{
+	struct vhost_blk_polling *poll = &q->poll;
+
+	q->stats.polls++;
+	q->stats.polls_won += won;
+	if (won) {
+		poll->score = poll->score ? min(poll->score + 1, SCORE_MAX) : SCORE_FIRST;
+		poll->interval = TRIAL_MIN;
+		return;
+	}
+	poll->score = max(poll->score - 2, 0);
+	poll->interval = clamp(poll->interval * 2, TRIAL_MIN, TRIAL_MAX);
+	poll->until_trial = poll->interval;
+}
+
+/* Polls for new chains and completions, if that paid lately. */
 static bool poll_ring(struct vhost_blk_queue *q)
 {
 	struct vhost_virtqueue *vq = &q->vq;
-	u64 end = now() + q->poll_ns;
+	bool won = false;
+	u64 end;
 
-	if (!q->poll_ns)
+	if (!poll_wanted(q))
 		return false;
-	q->stats.polls++;
+	end = now() + (u64)vq->busyloop_timeout * NSEC_PER_USEC;
 	do {
-		if (!llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq)) {
-			q->stats.polls_won++;
-			return true;
-		}
-		if (need_resched() || signal_pending(current) || vhost_vq_has_work(vq))
-			return false;
+		won = !llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq);
+		if (won || need_resched() || signal_pending(current) || vhost_vq_has_work(vq))
+			break;
 		cpu_relax();
 	} while (now() < end);
-	/* It was in vain. */
-	q->poll_ns = 0;
-	return false;
+	poll_learn(q, won);
+	return won;
 }
 
 /* Whether the loop goes round once more; otherwise kicks are enabled, where one can help. */
@@ -113,8 +123,12 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
 		return true;
 	if (run->stuck || !may_take(q) || !list_empty(&q->polled))
 		return false;
-	if (!vhost_vq_avail_empty(vq->dev, vq) || poll_ring(q))
+	if (!vhost_vq_avail_empty(vq->dev, vq))
 		return true;
+	if (poll_ring(q)) {
+		run->batch = VHOST_BLK_BATCH_FIRST;
+		return true;
+	}
 	/* Chains may have come between the last look and the enabling. */
 	if (!vhost_enable_notify(vq->dev, vq))
 		return false;
@@ -127,7 +141,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 {
 	struct vhost_blk_chain chain;
 	struct blk_plug plug;
-	unsigned int left = VHOST_BLK_BATCH;
+	unsigned int left = run->batch;
 	int taken;
 
 	blk_start_plug(&plug);
@@ -143,6 +157,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
 	}
 	blk_finish_plug(&plug);
+	run->batch = min(run->batch * 2, VHOST_BLK_BATCH_MAX);
 }
 
 /**
@@ -155,7 +170,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
  */
 static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 {
-	struct run run = {};
+	struct run run = { .batch = VHOST_BLK_BATCH_FIRST };
 
 	mutex_lock(&q->vq.mutex);
 	q->stats.kicks += kicked;

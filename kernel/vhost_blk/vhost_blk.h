@@ -39,8 +39,12 @@
 #define VHOST_BLK_WEIGHT	256
 /* Bytes moved before it does. */
 #define VHOST_BLK_BYTE_WEIGHT	(16 << 20)
-/* Chains started before finished ones are looked at. */
-#define VHOST_BLK_BATCH		32
+/*
+ * Chains started before finished ones are looked at: few at first, so that the driver gets to work
+ * while the device does; then more, as long as the ring has more.
+ */
+#define VHOST_BLK_BATCH_FIRST	2u
+#define VHOST_BLK_BATCH_MAX	16u
 /* Data bytes of one request. */
 #define VHOST_BLK_REQUEST_BYTES_MAX	(32u << 20)
 /* Data segments of one request: what the vhost core can hold, less header and status. */
@@ -256,6 +260,18 @@ struct vhost_blk_region {
 };
 
 /**
+ * struct vhost_blk_polling - whether a queue polls before it sleeps; see queue.c
+ * @score: 0: it does not; up for polls that found work, down for the others
+ * @interval: sleeps between two trials
+ * @until_trial: sleeps until the next one
+ */
+struct vhost_blk_polling {
+	int score;
+	int interval;
+	int until_trial;
+};
+
+/**
  * struct vhost_blk_queue - a virtqueue and its requests
  * @vq: the vhost core's part
  * @blk: the device
@@ -273,8 +289,7 @@ struct vhost_blk_region {
  * @reqs: all requests
  * @free: the unused ones
  * @polled: I/O in flight that nobody but us looks after
- * @poll_ns: how long to poll before sleeping
- * @idle_ns: when the queue went to sleep
+ * @poll: whether to poll before sleeping
  * @now_ns: the time at the start of the batch
  * @region: where taken chains are marked
  * @stats: counters
@@ -296,8 +311,7 @@ struct vhost_blk_queue {
 	struct vhost_blk_req *reqs;
 	struct vhost_blk_req *free;
 	struct list_head polled;
-	u64 poll_ns;
-	u64 idle_ns;
+	struct vhost_blk_polling poll;
 	u64 now_ns;
 	struct vhost_blk_region region;
 	struct vhost_blk_stats stats;
