@@ -292,6 +292,12 @@ impl Device {
         self.inflight.as_ref()
     }
 
+    /// Takes the in-flight region out, for whoever goes on with [`Self::into_parts`]: a device that
+    /// runs writes to it.
+    pub fn take_inflight(&mut self) -> Option<InflightRegion> {
+        self.inflight.take()
+    }
+
     /// A queue.
     pub fn queue(&mut self, index: usize) -> &mut RequestQueue {
         &mut self.queues[index]

@@ -8,20 +8,26 @@ mod case;
 mod control;
 mod daemon;
 mod env;
+mod faults;
 mod fixture;
 mod fuzz;
 mod hostile;
 mod integrity;
 mod load;
 mod module;
+mod over_daemon;
+mod owner;
 mod registry;
+mod removal;
 mod requests;
 mod rng;
 mod target;
+mod visibility;
 
 use case::Skip;
 use clap::{Parser, Subcommand};
 use env::Env;
+use integrity::Setup;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
@@ -46,22 +52,36 @@ enum Command {
         #[command(flatten)]
         env: Env,
     },
+    /// Own a device and load it until killed: a part of other cases
+    #[command(hide = true)]
+    Own {
+        #[command(flatten)]
+        env: Env,
+    },
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::List => {
-            for case in registry::CASES {
+            for case in registry::CASES.iter().copied().flatten() {
                 println!("{}\t{}\t{}", case.name, case.tier, case.about);
             }
             ExitCode::SUCCESS
         }
         Command::Run { name, env } => run(&name, env),
+        Command::Own { env } => match owner::own(&env, Setup::usual(0)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => {
+                eprintln!("torture own: {why:#}");
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 
 fn run(name: &str, mut env: Env) -> ExitCode {
-    let Some(case) = registry::CASES.iter().find(|case| case.name == name) else {
+    let Some(case) = registry::CASES.iter().copied().flatten().find(|case| case.name == name)
+    else {
         eprintln!("torture: no case {name}: see torture list");
         return ExitCode::FAILURE;
     };

@@ -19,6 +19,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use virtio_spec::features::{F_ACCESS_PLATFORM, bit};
 
+/// Where guest memory starts.
+const GPA: u64 = 1 << 20;
+
 /// The VMM's IOMMU: answers misses.
 struct Iommu {
     stop: Arc<AtomicBool>,
@@ -54,9 +57,9 @@ impl Iommu {
 fn answer(device: &KernelDevice, memory: &GuestMemory, rng: &mut Rng, iova: u64) -> Result<()> {
     let region = &memory.regions()[0];
     let piece = 4096_u64 << rng.below(9);
-    let start = iova / piece * piece;
+    let start = (iova / piece * piece).max(region.gpa());
     let end = (start + piece).min(region.gpa() + region.size());
-    ensure!(iova < end, "a miss at {iova:#x}, where there is no memory");
+    ensure!((start..end).contains(&iova), "a miss at {iova:#x}, where there is no memory");
     let user = memory.user_address(start);
     device.map_iotlb(start, end - start, user, abi::ACCESS_RW).context("IOTLB update")
 }
@@ -68,7 +71,9 @@ pub(crate) fn iotlb_with_misses(env: &Env, disk: Result<Disk>, setup: Setup) -> 
     println!("on {disk}, {setup:?}");
     let (specs, options) = specs_for(env, &disk, setup);
     let features = options.features | bit(F_ACCESS_PLATFORM);
-    let options = Options { features, setup: QueueSetup::Untouched, ..options };
+    // A ring at address 0 would look as if it had no address.
+    let regions = vec![(GPA, options.regions[0].1)];
+    let options = Options { features, regions, setup: QueueSetup::Untouched, ..options };
     let mut device = Device::open_kernel(disk.open()?, &options, &setup.kernel())?;
     ensure!(device.features() & bit(F_ACCESS_PLATFORM) != 0, "ACCESS_PLATFORM is not offered");
     let memory = device.memory().clone();
@@ -90,7 +95,7 @@ pub(crate) fn iotlb_with_misses(env: &Env, disk: Result<Disk>, setup: Setup) -> 
     let done = under_load(device, specs, |handles| {
         for round in 0..count {
             let size = 4096_u64 << rng.below(11);
-            let iova = rng.below(memory.regions()[0].size() / 4096) * 4096;
+            let iova = GPA + rng.below(memory.regions()[0].size() / 4096) * 4096;
             invalidations.unmap_iotlb(iova, size)?;
             handles.wait_for_progress(1).with_context(|| format!("after {round} invalidations"))?;
         }

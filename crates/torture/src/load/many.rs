@@ -4,7 +4,8 @@
 use super::{Done, Load, Spec};
 use crate::target::LIMIT;
 use anyhow::{Context, Result, anyhow, ensure};
-use driver::{Area, Device, GuestMemory, Place, RequestQueue, Session};
+use driver::{Area, Device, GuestMemory, InflightRegion, Options, Place, RequestQueue, Session};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -37,6 +38,7 @@ pub(crate) struct Handles {
     pub(crate) addresses: Vec<[u64; 3]>,
     /// Descriptors of each queue.
     pub(crate) queue_size: u16,
+    inflight: Option<InflightRegion>,
     progress: Vec<Arc<AtomicU64>>,
     failed: Arc<AtomicBool>,
 }
@@ -56,6 +58,7 @@ impl Handles {
             used: Vec::new(),
             addresses: Vec::new(),
             queue_size,
+            inflight: None,
             progress: Vec::new(),
             failed: Arc::new(AtomicBool::new(false)),
         };
@@ -82,6 +85,19 @@ impl Handles {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
+    }
+
+    /// Goes on with the daemon that came after the one before, as QEMU reconnects.
+    pub(crate) fn reconnect(&mut self, socket: &Path) -> Result<()> {
+        let features = self.session.features();
+        let mut session = Session::connect(socket)?;
+        session.negotiate_protocol(Options::default().protocol_features)?;
+        ensure!(session.negotiate_features(features)? == features, "other features than before");
+        if let Some(region) = &self.inflight {
+            session.set_inflight(region)?;
+        }
+        self.session = session;
+        self.set_up_again()
     }
 
     /// Memory, backend and all queues anew, each queue from its used index on.
@@ -127,13 +143,15 @@ impl Handles {
 /// Loads all queues while `act` does as it likes. Everything that was written is verified in the
 /// end. Returns what each queue did.
 pub(crate) fn under_load(
-    device: Device,
+    mut device: Device,
     specs: Vec<Spec>,
     act: impl FnOnce(&mut Handles) -> Result<()>,
 ) -> Result<Vec<Done>> {
     let memory = device.memory().clone();
+    let inflight = device.take_inflight();
     let (session, mut queues) = device.into_parts();
     let mut handles = Handles::new(session, memory.clone(), &mut queues)?;
+    handles.inflight = inflight;
     let stop = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = queues
         .into_iter()

@@ -15,6 +15,8 @@ use slot::{Kind, Op, Slot};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use virtio_spec::blk::{S_IOERR, S_OK};
 
@@ -35,7 +37,7 @@ pub(crate) struct Spec {
     /// Through indirect tables, or sometimes.
     pub(crate) indirect: bool,
     /// Requests with S_IOERR are no failure; what they touched is not known afterwards.
-    pub(crate) errors_allowed: bool,
+    pub(crate) errors_allowed: Arc<AtomicBool>,
     /// The device may be killed: a call may get lost with it.
     pub(crate) calls_may_be_lost: bool,
     /// WRITE_ZEROES is among the requests.
@@ -55,7 +57,7 @@ impl Spec {
             unit,
             rooms: vec![largest, small, small, small, small, small],
             indirect: true,
-            errors_allowed: false,
+            errors_allowed: Arc::new(AtomicBool::new(false)),
             calls_may_be_lost: false,
             zeroes: true,
             read_only: false,
@@ -140,11 +142,6 @@ impl Load {
     /// What was done so far.
     pub(crate) fn done(&self) -> Done {
         self.done
-    }
-
-    /// The queue, for those who change its set-up between two runs.
-    pub(crate) fn queue(&mut self) -> &mut Queue {
-        &mut self.queue
     }
 
     /// Reads all sectors.
@@ -290,7 +287,7 @@ impl Load {
         self.done.requests += 1;
         match status {
             S_OK => {}
-            S_IOERR if self.spec.errors_allowed => {
+            S_IOERR if self.spec.errors_allowed.load(Relaxed) => {
                 self.done.errors += 1;
                 self.forget(&op);
                 return Ok(());

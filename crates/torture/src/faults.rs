@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Faults that the kernel injects (a debug kernel has them): nothing is lost but by S_IOERR.
+
+use crate::case::skip;
+use crate::env::Env;
+use crate::fixture::{NullBlkOptions, null_blk};
+use crate::integrity::{Setup, tell};
+use crate::load::under_load;
+use crate::module;
+use crate::target::{self, Target, check_serves, options};
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Where the switches are.
+const DEBUGFS: &str = "/sys/kernel/debug";
+/// Requests on each queue while faults are injected.
+const STEPS: u64 = 60;
+
+/// A fault that is switched on until dropped.
+struct Fault(PathBuf);
+
+impl Fault {
+    /// Switches it on, with this probability in percent.
+    fn on(name: &str, percent: u32, more: &[(&str, &str)]) -> Result<Self> {
+        let folder = Path::new(DEBUGFS).join(name);
+        if !folder.exists() {
+            return Err(skip(format!("this kernel has no {name}")));
+        }
+        let fault = Self(folder);
+        for (file, value) in [("verbose", "0"), ("times", "-1"), ("interval", "1")] {
+            fault.set(file, value)?;
+        }
+        for (file, value) in more {
+            fault.set(file, value)?;
+        }
+        fault.set("probability", &percent.to_string())?;
+        Ok(fault)
+    }
+
+    fn set(&self, file: &str, value: &str) -> Result<()> {
+        let path = self.0.join(file);
+        std::fs::write(&path, value).with_context(|| path.display().to_string())
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        for (file, value) in [("probability", "0"), ("task-filter", "N")] {
+            if let Err(why) = self.set(file, value) {
+                eprintln!("clean-up: {why:#}");
+            }
+        }
+    }
+}
+
+/// Lets faults hit one thread.
+fn expose(task: &Path, on: bool) -> Result<()> {
+    let path = task.join("make-it-fail");
+    std::fs::write(&path, if on { "1" } else { "0" })
+        .map_err(|_| skip("threads cannot be exposed to faults here"))
+}
+
+/// The module's workers are threads of their owner.
+fn workers() -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/task")? {
+        let path = entry?.path();
+        if std::fs::read_to_string(path.join("comm"))?.starts_with("vhost-") {
+            found.push(path);
+        }
+    }
+    ensure!(!found.is_empty(), "no worker of the module among this process's threads");
+    Ok(found)
+}
+
+/// Bios fail on their way into the disk.
+pub(crate) fn bios_fail(env: &Env, setup: Setup) -> Result<()> {
+    let (disk, _) = null_blk(NullBlkOptions::default())?;
+    let exposed = disk.sysfs()?.join("make-it-fail");
+    if !exposed.exists() {
+        return Err(skip("this kernel cannot fail bios"));
+    }
+    let errors = loaded(env, &disk, setup, || {
+        std::fs::write(&exposed, "1")?;
+        Fault::on("fail_make_request", 5, &[])
+    })?;
+    ensure!(errors > 0, "no bio has failed");
+    Ok(())
+}
+
+/// Memory that the workers ask for is refused.
+pub(crate) fn memory_fails(env: &Env, setup: Setup, which: &'static str) -> Result<()> {
+    let (disk, _) = null_blk(NullBlkOptions::default())?;
+    let more: &[(&str, &str)] = match which {
+        "fail_page_alloc" => &[("task-filter", "Y"), ("ignore-gfp-wait", "N"), ("min-order", "0")],
+        _ => &[("task-filter", "Y"), ("ignore-gfp-wait", "N")],
+    };
+    loaded(env, &disk, setup, || {
+        let fault = Fault::on(which, 10, more)?;
+        for worker in workers()? {
+            expose(&worker, true)?;
+        }
+        Ok(fault)
+    })?;
+    Ok(())
+}
+
+/// Loads the disk, first with faults, then without.
+fn loaded(
+    env: &Env,
+    disk: &crate::fixture::Disk,
+    setup: Setup,
+    inject: impl FnOnce() -> Result<Fault>,
+) -> Result<u64> {
+    println!("on {disk}, {setup:?}");
+    let specs = setup.specs(env, disk);
+    let Target { device, daemon: _daemon } =
+        target::serve_with(env, disk, &setup.options(&specs), &setup.kernel())?;
+    let done = under_load(device, specs.clone(), |handles| {
+        handles.wait_for_progress(5)?;
+        let allow = |yes| specs.iter().for_each(|spec| spec.errors_allowed.store(yes, Relaxed));
+        allow(true);
+        let fault = inject()?;
+        handles.wait_for_progress(env.rounds(STEPS)).context("with faults")?;
+        drop(fault);
+        handles.wait_for_progress(10).context("after the faults")?;
+        allow(false);
+        handles.wait_for_progress(10).context("without faults")
+    })?;
+    tell(&done);
+    Ok(done.iter().map(|done| done.errors).sum())
+}
+
+/// Memory is refused while devices are opened, set up and closed.
+pub(crate) fn set_up_fails(env: &Env, rounds: u64) -> Result<()> {
+    target::need_module()?;
+    let (disk, _) = null_blk(NullBlkOptions::default())?;
+    let refs = module::references()?;
+    let (mut up, mut refused) = (0, 0);
+    {
+        let more = [("task-filter", "Y"), ("ignore-gfp-wait", "N")];
+        let fault = Fault::on("failslab", 3, &more)?;
+        let myself = Path::new("/proc/thread-self");
+        for _ in 0..env.rounds(rounds) {
+            expose(myself, true)?;
+            let outcome = target::serve(env, &disk, &options());
+            expose(myself, false)?;
+            match outcome {
+                Ok(_) => up += 1,
+                Err(_) => refused += 1,
+            }
+        }
+        drop(fault);
+    }
+    println!("{up} devices came up, {refused} did not");
+    ensure!(refused > 0, "no set-up has failed");
+    module::wait_for_references(refs).context("after set-ups that failed")?;
+    check_serves(env, &disk)
+}

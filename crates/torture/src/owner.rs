@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! SIGKILL for a process that owns `/dev/vhost-blk` and loads it: nothing hangs, nothing is left,
+//! the module can be exchanged.
+
+use crate::env::{Env, Plane};
+use crate::fixture::{Disk, NullBlkOptions, null_blk};
+use crate::integrity::Setup;
+use crate::load::{stamp, under_load};
+use crate::module;
+use crate::rng::Rng;
+use crate::target::{self, Target, check_serves, need_module};
+use anyhow::{Context, Result, ensure};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// What the owner prints when its load runs.
+const RUNNING: &str = "running";
+
+/// Owns a device, loads it, and never ends: this is the process that is killed.
+pub(crate) fn own(env: &Env, setup: Setup) -> Result<()> {
+    let env = Env { plane: Plane::Direct, ..env.clone() };
+    let disk = Disk::given(&env)?.context("own needs --disk")?;
+    let specs = setup.specs(&env, &disk);
+    let options = setup.options(&specs);
+    let Target { device, .. } = target::serve_with(&env, &disk, &options, &setup.kernel())?;
+    under_load(device, specs, |handles| {
+        handles.wait_for_progress(1)?;
+        println!("{RUNNING}");
+        std::io::stdout().flush()?;
+        loop {
+            handles.wait_for_progress(1000)?;
+        }
+    })?;
+    Ok(())
+}
+
+/// Kills owners, `kills` of them.
+pub(crate) fn kill_owners(env: &Env, kills: u64) -> Result<()> {
+    need_module()?;
+    // Some latency, so that there is something in flight at any time.
+    let slow = NullBlkOptions { irqmode: 2, completion_ns: 2_000_000, ..NullBlkOptions::default() };
+    let (disk, _) = null_blk(slow)?;
+    let mut rng = Rng::new(env.seed());
+    let refs = module::references()?;
+    for kill in 0..env.rounds(kills) {
+        one(env, &disk, &mut rng).with_context(|| format!("kill {kill}"))?;
+        module::wait_for_references(refs).with_context(|| format!("after kill {kill}"))?;
+        whole_sectors(&disk).with_context(|| format!("the disk after kill {kill}"))?;
+    }
+    check_serves(env, &disk)?;
+    module::reload(env)?;
+    check_serves(env, &disk).context("after the module was exchanged")
+}
+
+fn one(env: &Env, disk: &Disk, rng: &mut Rng) -> Result<()> {
+    let mut owner = Command::new(std::env::current_exe()?)
+        .args(["own", "--disk"])
+        .arg(&disk.path)
+        .args(["--seed", &(env.seed() + rng.below(1000)).to_string()])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let lines = BufReader::new(owner.stdout.take().context("its output")?).lines();
+    let mut running = false;
+    for line in lines {
+        running = line? == RUNNING;
+        if running {
+            break;
+        }
+    }
+    std::thread::sleep(Duration::from_micros(rng.below(50_000)));
+    owner.kill()?;
+    owner.wait()?;
+    ensure!(running, "the owner ended before its load ran");
+    Ok(())
+}
+
+/// Every sector is one that a load wrote there, whole.
+fn whole_sectors(disk: &Disk) -> Result<()> {
+    let mut file = disk.open_as(false, true)?;
+    let mut bytes = vec![0; 1 << 20];
+    let mut sector = 0;
+    while sector < disk.sectors() {
+        file.read_exact(&mut bytes)?;
+        for sector_bytes in bytes.chunks_exact(512) {
+            let whole = stamp::generation_of(sector_bytes, sector).is_some();
+            ensure!(whole, "sector {sector} is torn: {:02x?}", &sector_bytes[..16]);
+            sector += 1;
+        }
+    }
+    Ok(())
+}

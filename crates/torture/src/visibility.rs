@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an administrator sees: counters in fdinfo, and trace events in the order of the stages.
+
+use crate::case::skip;
+use crate::env::Env;
+use crate::fixture::Disk;
+use crate::integrity::disk_of;
+use crate::target::{self, Target, options};
+use anyhow::{Context, Result, ensure};
+use driver::{Device, Options, Request};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use virtio_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
+
+/// The stages of a request, which are also the names of the events.
+const STAGES: [&str; 6] = ["chain", "request", "submit", "completion", "used", "notify"];
+
+fn direct(env: &Env, disk: Result<Disk>, options: &Options) -> Result<(Device, Disk)> {
+    let disk = disk_of(env, disk)?;
+    let Target { mut device, .. } = target::serve(env, &disk, options)?;
+    ensure!(device.session().kernel().is_some(), "this case is for the kernel's device");
+    Ok((device, disk))
+}
+
+/// Counters of the first queue.
+fn counters(device: &mut Device) -> Result<HashMap<String, u64>> {
+    let kernel = device.session().kernel().context("checked before")?;
+    let path = format!("/proc/self/fdinfo/{}", kernel.device().as_fd().as_raw_fd());
+    let text = std::fs::read_to_string(path)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("queue0:"));
+    let line = line.with_context(|| format!("no line about queue 0 in: {text}"))?;
+    let pairs = line.split_whitespace().filter_map(|word| word.split_once('='));
+    pairs.map(|(name, value)| Ok((name.to_owned(), value.parse()?))).collect()
+}
+
+/// Known requests, and what the counters say of them.
+pub(crate) fn fdinfo(env: &Env, disk: Result<Disk>) -> Result<()> {
+    let (mut device, disk) = direct(env, disk, &options())?;
+    let layout = device.layout();
+    let end = disk.sectors();
+    let requests = [
+        (Request::write(0, &[1; 8192]), S_OK),
+        (Request::write(16, &[1; 4096]), S_OK),
+        (Request::read(0, 12288), S_OK),
+        (Request::flush(), S_OK),
+        (Request::get_id(), S_OK),
+        (Request::read(end, 4096), S_IOERR),
+        (Request::new(0x7777, 0, &[], 512), S_UNSUPP),
+    ];
+    for (request, status) in &requests {
+        let got = device.queue(0).execute(request, &layout)?.status;
+        ensure!(got == Some(*status), "status {got:?} instead of {status}");
+    }
+    let counters = counters(&mut device)?;
+    let expected = [
+        ("chains", 7),
+        ("completed", 7),
+        ("refused", 2),
+        ("failed", 0),
+        ("dropped", 0),
+        ("inflight", 0),
+        ("read_bytes", 12288),
+        ("write_bytes", 12288),
+    ];
+    for (name, value) in expected {
+        let got = counters.get(name).copied();
+        ensure!(got == Some(value), "{name} is {got:?}, not {value}: {counters:?}");
+    }
+    for name in ["kicks", "calls", "turns"] {
+        ensure!(counters.get(name).is_some_and(|&count| count > 0), "no {name}: {counters:?}");
+    }
+    Ok(())
+}
+
+/// Trace events, switched on until dropped.
+struct Events(PathBuf);
+
+impl Events {
+    fn on() -> Result<Self> {
+        let roots = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+        let root = roots.map(Path::new).into_iter().find(|root| root.join("trace").exists());
+        let root = root.ok_or_else(|| skip("tracefs is not mounted"))?.to_owned();
+        let folder = root.join("events/vhost_blk");
+        ensure!(folder.exists(), "the module has no trace events");
+        for stage in STAGES {
+            let event = folder.join(format!("vhost_blk_{stage}"));
+            ensure!(event.exists(), "there is no event for the stage {stage}");
+        }
+        std::fs::write(root.join("trace"), "")?;
+        std::fs::write(folder.join("enable"), "1")?;
+        Ok(Self(root))
+    }
+
+    fn trace(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(self.0.join("trace"))?)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if let Err(why) = std::fs::write(self.0.join("events/vhost_blk/enable"), "0") {
+            eprintln!("clean-up: {why}");
+        }
+    }
+}
+
+/// One request passes the stages, and each is seen once.
+pub(crate) fn trace_events(env: &Env, disk: Result<Disk>) -> Result<()> {
+    let (mut device, _disk) = direct(env, disk, &options())?;
+    let layout = device.layout();
+    device.write(0, &[1; 4096])?;
+    let events = Events::on()?;
+    let read = device.queue(0).execute(&Request::read(0, 4096), &layout)?;
+    ensure!(read.status == Some(S_OK), "the read ended with {:?}", read.status);
+    // The call comes before the event that tells of it is written.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let trace = events.trace()?;
+    let seen: Vec<&str> = trace
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| STAGES.into_iter().find(|s| line.contains(&format!("vhost_blk_{s}:"))))
+        .collect();
+    ensure!(seen == STAGES, "the stages were seen as {seen:?}:\n{trace}");
+    Ok(())
+}
