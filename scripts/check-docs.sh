@@ -69,10 +69,18 @@ check_paths() {
         esac
         if [ ! -e "$path" ]; then
             wrong "$1: there is no $path"
-        elif [ "$code" != "$path" ] && ! grep -qE "\bfn ${code#*:}\b" "$path"; then
+        elif [ "$code" != "$path" ] && ! grep -qE "$(definition_of "$path" "${code#*:}")" "$path"; then
             wrong "$1: $path has no function ${code#*:}"
         fi
     done
+}
+
+# What the first line of a function looks like, in Rust and in C.
+definition_of() {
+    case $1 in
+    *.c | *.h) printf '^[a-z].*[ *]%s\(' "$2" ;;
+    *) printf '\\bfn %s\\b' "$2" ;;
+    esac
 }
 
 # `make TARGET`, in text and in blocks.
@@ -132,6 +140,18 @@ check_bounds() {
             wrong "ARCHITECTURE.md: $file does not say $name = $value"
     done <"$work/bounds"
     [ "$rows" -ge 10 ] || wrong "ARCHITECTURE.md: the table of bounds was not recognized ($rows rows)"
+}
+
+# The same rows against `#define NAME VALUE`.
+check_kernel_bounds() {
+    rows=0
+    awk -F '`' '/^\|.*\| `[A-Z_]+` \| `.*` \| `.*` \|$/ { print $2 "\t" $4 "\t" $6 }' docs/kernel.md >"$work/bounds"
+    while IFS="$(printf '\t')" read -r name value file; do
+        rows=$((rows + 1))
+        grep -E "#define $name[[:space:]]" "$file" | sed 's/[[:space:]]\+/ /g' | grep -qxF -- "#define $name $value" ||
+            wrong "docs/kernel.md: $file does not say $name $value"
+    done <"$work/bounds"
+    [ "$rows" -ge 5 ] || wrong "docs/kernel.md: the table of bounds was not recognized ($rows rows)"
 }
 
 # The first column of the table under a heading of a document, one a line, sorted.
@@ -210,6 +230,7 @@ while read -r document; do
 done <"$work/documents"
 check_crates
 check_bounds
+check_kernel_bounds
 check_protocol
 check_features
 check_options_table
