@@ -29,7 +29,7 @@ mod transfer;
 mod uring;
 mod worker;
 
-pub use kernel::{DEVICE_PATH, KernelError, KernelOptions};
+pub use kernel::{DEVICE_PATH, KernelError, KernelOptions, kernel_suits};
 pub use plane::{
     DataPlane, IoPoll, PlaneOptions, QueueHandle, QueueStart, QueueStopped, StartError,
 };

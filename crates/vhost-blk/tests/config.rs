@@ -61,8 +61,8 @@ fn broken_toml_is_refused_with_its_line() {
 #[test]
 fn the_command_line_wins_over_the_file() {
     // Each value that wins is wrong on purpose: the message tells which one was taken.
-    let (_place, path) = configured("data-plane = 'kernel'");
-    assert!(one_line(&serve(&path, &[]), 1).contains("not built yet"));
+    let (_place, path) = configured("data-plane = 'kernel'\nqueue-size = 2048");
+    assert!(one_line(&serve(&path, &[]), 1).contains("--queue-size is 2048"));
     let line = one_line(&serve(&path, &["--data-plane=auto", "--blk-file=/no/such"]), 1);
     assert!(line.contains("/no/such"), "{line}");
 }
@@ -123,5 +123,5 @@ fn the_test_above_leaves_no_key_out() {
     let tried: Vec<&str> =
         EVERYTHING.lines().map(|line| line.split(" = ").next().unwrap()).collect();
     let rest: Vec<&str> = known.filter(|key| !tried.contains(key)).collect();
-    assert_eq!(rest, ["blk-file", "fd", "size", "socket-path"]);
+    assert_eq!(rest, ["blk-file", "control-path", "fd", "size", "socket-path"]);
 }

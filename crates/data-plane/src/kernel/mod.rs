@@ -53,6 +53,14 @@ pub struct KernelOptions {
     pub queue_size_max: u16,
 }
 
+/// Whether the kernel could run the queues of `disk` now; the storage is attached for a moment.
+///
+/// # Errors
+/// Why not, and what to do about it.
+pub fn kernel_suits(disk: Arc<dyn Disk>, options: KernelOptions) -> Result<(), KernelError> {
+    KernelPlane::new(disk, options).probe()
+}
+
 /// The kernel's data plane of one disk.
 pub(crate) struct KernelPlane {
     disk: Arc<dyn Disk>,

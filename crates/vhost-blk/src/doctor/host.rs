@@ -4,7 +4,6 @@
 use super::{Finding, Outcome};
 use crate::options;
 use crate::values::NUM_QUEUES_MAX;
-use std::path::Path;
 
 /// Oldest kernel with all the io_uring operations that the data plane uses.
 const KERNEL_MIN: (u32, u32) = (5, 19);
@@ -45,14 +44,6 @@ pub(super) fn memlock() -> Finding {
              the guest's memory",
         ),
     }
-}
-
-pub(super) fn module() -> Finding {
-    let message = match Path::new("/dev/vhost-blk").exists() {
-        true => "/dev/vhost-blk is there; this version does not use it",
-        false => "no /dev/vhost-blk; it is not needed, the data plane is io_uring",
-    };
-    Finding::new("kernel_module", Outcome::Info, message)
 }
 
 pub(super) fn hugepages() -> Finding {

@@ -3,6 +3,7 @@
 
 mod host;
 mod kvm;
+mod module;
 mod storage;
 mod uring;
 mod vmm;
@@ -99,7 +100,7 @@ pub fn doctor(args: &DoctorArgs) -> ExitCode {
     }
     findings.extend([
         host::memlock(),
-        host::module(),
+        module::module(args.blk_file.as_deref()),
         host::hugepages(),
         host::cpus(args.num_queues),
         vmm::qemu(),

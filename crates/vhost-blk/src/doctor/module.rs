@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel module: whether it is loaded, may be used, and takes the image.
+
+use super::{Finding, Outcome};
+use backend::file::{File, FileOptions};
+use data_plane::{DEVICE_PATH, IoPoll, KernelOptions};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const CHECK: &str = "kernel_module";
+
+pub(super) fn module(image: Option<&Path>) -> Finding {
+    let opened = fs::OpenOptions::new().read(true).write(true).open(DEVICE_PATH);
+    match (opened, image) {
+        (Ok(_), Some(image)) => takes(image),
+        (Ok(_), None) => {
+            let message = format!("{DEVICE_PATH} opens: --data-plane auto and kernel use it");
+            Finding::new(CHECK, Outcome::Ok, message)
+        }
+        (Err(error), _) if error.kind() == ErrorKind::PermissionDenied => forbidden(),
+        (Err(error), _) if error.kind() == ErrorKind::NotFound => absent(),
+        (Err(error), _) => {
+            Finding::new(CHECK, Outcome::Warn, format!("{DEVICE_PATH} does not open: {error}"))
+                .remedy("see the kernel log (dmesg); the data plane is io_uring until then")
+        }
+    }
+}
+
+/// Attaches the image for a moment, without a queue.
+fn takes(image: &Path) -> Finding {
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
+    let disk = match File::open(image, options) {
+        Ok(disk) => disk,
+        Err(error) => return Finding::new(CHECK, Outcome::Warn, format!("not tried: {error}")),
+    };
+    let options = KernelOptions {
+        path: DEVICE_PATH.into(),
+        workers: 1,
+        cpus: Vec::new(),
+        poll_max: Duration::ZERO,
+        pin_memory: false,
+        iopoll: IoPoll::Off,
+        seg_max: vhost_user::SEG_MAX,
+        queue_size_max: 256,
+    };
+    match data_plane::kernel_suits(Arc::new(disk), options) {
+        Ok(()) => {
+            Finding::new(CHECK, Outcome::Ok, format!("{DEVICE_PATH} takes {}", image.display()))
+        }
+        Err(why) => {
+            let message = format!("{DEVICE_PATH} does not take {}: {why}", image.display());
+            Finding::new(CHECK, Outcome::Warn, message)
+        }
+    }
+}
+
+fn forbidden() -> Finding {
+    let facts = fs::metadata(DEVICE_PATH);
+    let mode = facts.map_or(String::new(), |it| {
+        format!(" (mode {:o}, owner {}, group {})", it.mode() & 0o7777, it.uid(), it.gid())
+    });
+    Finding::new(CHECK, Outcome::Warn, format!("{DEVICE_PATH}{mode} may not be used by this user"))
+        .remedy("give this user read and write access to it by its group (a udev rule)")
+}
+
+fn absent() -> Finding {
+    let loaded = Path::new("/sys/module/vhost_blk").exists();
+    let (message, remedy) = match loaded {
+        true => (
+            format!("the module vhost_blk is loaded, and there is no {DEVICE_PATH}"),
+            "make the device node visible here (in a container: pass the device in)",
+        ),
+        false => (
+            "not loaded; it is not needed, the data plane is io_uring".to_owned(),
+            "to have the kernel run the queues: modprobe vhost_blk",
+        ),
+    };
+    Finding::new(CHECK, Outcome::Info, message).remedy(remedy)
+}

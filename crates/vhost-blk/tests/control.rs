@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The control socket, and `vhost-blk ctl`.
+
+mod common;
+
+use common::{Daemon, Place, one_line, run, stdout};
+use driver::{Device, Options};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+/// A daemon with a control socket, on its own data plane.
+fn served(place: &Place) -> (Daemon, PathBuf) {
+    let control = place.path("control.sock");
+    let mut command = place.serve();
+    command.args(["--data-plane", "uring", "--num-queues", "2", "--control-path"]).arg(&control);
+    // Made after the other one.
+    let daemon = Daemon::start(&mut command, &control);
+    (daemon, control)
+}
+
+fn ctl(control: &Path, words: &[&str]) -> Output {
+    let mut arguments = vec!["ctl".into(), "--control-path".into(), control.to_path_buf()];
+    arguments.extend(words.iter().map(PathBuf::from));
+    run(arguments)
+}
+
+fn status(control: &Path) -> Value {
+    let output = ctl(control, &["--json", "status"]);
+    assert!(output.status.success());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Sends a line and reads the answer.
+fn answer(control: &Path, line: &str) -> Value {
+    let mut stream = UnixStream::connect(control).unwrap();
+    stream.write_all(line.as_bytes()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    serde_json::from_str(&answer).unwrap()
+}
+
+#[test]
+fn the_status_follows_the_front_end_and_its_requests() {
+    let place = Place::new();
+    let (_daemon, control) = served(&place);
+    let told = status(&control);
+    assert_eq!(told["front_end_connected"], false);
+    assert_eq!(told["data_plane"], "uring");
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    (0..5).for_each(|sector| device.write(sector, &[1; 512]).unwrap());
+    let told = status(&control);
+    assert_eq!(told["front_end_connected"], true);
+    assert_eq!(told["queues"][0]["runs_on"], "uring");
+    assert_eq!(told["queues"][0]["chains"], 5);
+    assert_eq!(told["queues"][1]["runs_on"], Value::Null);
+    let text = stdout(&ctl(&control, &["status"]));
+    assert!(text.contains("queue 0     runs on uring, 128 descriptors, 5 chains"), "{text}");
+}
+
+#[test]
+fn a_switch_to_where_it_is_moves_nothing_and_an_impossible_one_says_why() {
+    let place = Place::new();
+    let (_daemon, control) = served(&place);
+    let mut device =
+        Device::connect(&place.socket, &Options { packed: true, ..Options::default() }).unwrap();
+    let output = ctl(&control, &["switch", "uring"]);
+    assert_eq!(stdout(&output), "done; 0 running queues were moved\n");
+    let line = one_line(&ctl(&control, &["switch", "kernel"]), 1);
+    assert!(line.contains("packed"), "{line}");
+    device.write(0, &[1; 512]).unwrap();
+}
+
+#[test]
+fn one_connection_may_ask_again_and_again_and_others_meanwhile() {
+    let place = Place::new();
+    let (_daemon, control) = served(&place);
+    let _silent = UnixStream::connect(&control).unwrap();
+    let stream = UnixStream::connect(&control).unwrap();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    for _ in 0..20 {
+        (&stream).write_all(b"{\"command\":\"status\"}\n").unwrap();
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        assert!(line.starts_with("{\"ok\":true,"), "{line}");
+        assert_eq!(status(&control)["data_plane"], "uring");
+    }
+}
+
+#[test]
+fn nonsense_gets_an_error_and_harms_nothing() {
+    let place = Place::new();
+    let (_daemon, control) = served(&place);
+    let long = "x".repeat(5000);
+    for line in ["\n", "hello\n", "{\"command\":\"stop\"}\n", "{}\n", "[1", &long] {
+        let mut stream = UnixStream::connect(&control).unwrap();
+        stream.write_all(line.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut text = String::new();
+        // A connection that is ended with unread bytes in it may be reset.
+        let _ = stream.read_to_string(&mut text);
+        assert!(text.starts_with("{\"ok\":false,\"error\":"), "{line}: {text}");
+    }
+    assert_eq!(answer(&control, "{\"command\":\"status\"}\n")["ok"], true);
+}
+
+#[test]
+fn too_many_operators_are_told_so_and_room_comes_back() {
+    let place = Place::new();
+    let (_daemon, control) = served(&place);
+    let many: Vec<_> = (0..8).map(|_| UnixStream::connect(&control).unwrap()).collect();
+    for stream in &many {
+        (&*stream).write_all(b"{\"command\":\"status\"}\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+    }
+    let line = one_line(&ctl(&control, &["status"]), 1);
+    assert!(line.contains("others are connected"), "{line}");
+    drop(many);
+    place.wait_until("room comes back", || ctl(&control, &["status"]).status.success());
+}
+
+#[test]
+fn only_its_user_may_use_the_control_socket_and_it_goes_with_the_daemon() {
+    let place = Place::new();
+    let (mut daemon, control) = served(&place);
+    let mode = std::fs::metadata(&control).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert_eq!(place.files(), ["disk.img"]);
+}
+
+#[test]
+fn a_control_socket_that_cannot_be_made_leaves_no_other_socket_behind() {
+    let place = Place::new();
+    let (_daemon, control) = served(&place);
+    let mut second = common::program();
+    second.args(["serve", "--backend", "null", "--size", "1M", "--socket-path"]);
+    second.arg(place.path("other.sock")).arg("--control-path").arg(&control);
+    let line = one_line(&common::finish(&mut second), 1);
+    assert!(line.contains("another process serves this socket"), "{line}");
+    assert!(!place.path("other.sock").exists());
+}
+
+#[test]
+fn a_daemon_that_is_not_there_is_named() {
+    let place = Place::new();
+    let line = one_line(&ctl(&place.path("nobody.sock"), &["status"]), 1);
+    assert!(line.contains("nobody.sock") && line.contains("--control-path"), "{line}");
+}
+
+#[test]
+fn the_two_sockets_cannot_be_one() {
+    let place = Place::new();
+    let mut command = place.serve();
+    command.arg("--control-path").arg(&place.socket);
+    let line = one_line(&common::finish(&mut command), 2);
+    assert!(line.contains("--control-path"), "{line}");
+}
+
+#[test]
+fn the_kernel_data_plane_for_a_disk_that_it_cannot_serve_is_refused_with_the_reason() {
+    let place = Place::new();
+    let mut command = place.serve();
+    command.args(["--data-plane", "kernel", "--wrap", "delay:us=1"]);
+    let line = one_line(&common::finish(&mut command), 1);
+    assert!(line.contains("without --wrap"), "{line}");
+    let mut command = place.serve();
+    command.args(["--data-plane", "kernel", "--queue-size", "2048"]);
+    let line = one_line(&common::finish(&mut command), 1);
+    assert!(line.contains("--queue-size is 2048"), "{line}");
+    assert!(!place.socket.exists());
+}
+
+#[test]
+fn the_kernel_data_plane_without_the_module_names_the_module() {
+    if std::path::Path::new("/dev/vhost-blk").exists() {
+        println!("SKIP: the module is loaded here");
+        return;
+    }
+    let place = Place::new();
+    let mut command = place.serve();
+    command.args(["--data-plane", "kernel"]);
+    let line = one_line(&common::finish(&mut command), 1);
+    assert!(line.contains("modprobe vhost_blk"), "{line}");
+}
