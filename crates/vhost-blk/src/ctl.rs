@@ -70,10 +70,12 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
 
 fn ask(path: &Path, request: Request) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
-    stream.write_all(format!("{}\n", serde_json::to_string(&request)?).as_bytes())?;
+    let sent = stream.write_all(format!("{}\n", serde_json::to_string(&request)?).as_bytes());
+    // Also when it could not be sent: a daemon that has no time says so and hangs up.
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
     if line.is_empty() {
+        sent?;
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended without an answer"));
     }
     Ok(serde_json::from_str(&line)?)
