@@ -272,6 +272,14 @@ impl Device {
         self.session.enable(index, true)
     }
 
+    /// Sets all queues up where the driver stands, and enables none.
+    pub fn set_up_queues(&mut self) -> Result<(), Error> {
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            self.session.set_up_queue(index, queue.queue())?;
+        }
+        Ok(())
+    }
+
     /// Negotiated virtio features.
     pub fn features(&self) -> u64 {
         self.session.features()

@@ -3,12 +3,15 @@
 
 use crate::env::{Env, Plane};
 use crate::fixture::{Disk, wait_for};
-use crate::target::{SERIAL, need_module};
+use crate::target::{LIMIT, SERIAL, need_module};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::abi;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A running daemon; killed when dropped.
@@ -56,9 +59,21 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Where it listens for the front-end.
-    pub(crate) fn socket(&self) -> PathBuf {
+    fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
+    }
+
+    /// A connection to it. The socket file is there a moment before it listens.
+    pub(crate) fn connect(&self) -> Result<UnixStream> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match UnixStream::connect(self.socket()) {
+                Err(why) if why.kind() == ErrorKind::ConnectionRefused && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                stream => return stream.context("cannot connect to the daemon"),
+            }
+        }
     }
 
     /// Tells the running daemon through its control socket.

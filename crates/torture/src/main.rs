@@ -4,6 +4,7 @@
 //! `torture list` names them, `torture run NAME` runs one: exit status 0 passed, 4 skipped (the last
 //! line says why), anything else failed. Each case makes what it needs and removes it again.
 
+mod abi;
 mod case;
 mod control;
 mod daemon;

@@ -53,7 +53,7 @@ pub(crate) fn kill_daemon(env: &Env, disk: Result<Disk>, setup: Setup) -> Result
             handles.wait_for_progress(STEP).with_context(|| format!("before kill {round}"))?;
             std::thread::sleep(Duration::from_micros(rng.below(20_000)));
             daemon.replace().with_context(|| format!("kill {round}"))?;
-            handles.reconnect(&daemon.socket()).with_context(|| format!("after kill {round}"))?;
+            handles.reconnect(daemon.connect()?).with_context(|| format!("after kill {round}"))?;
         }
         handles.wait_for_progress(STEP).context("after the last kill")
     })?;

@@ -8,8 +8,8 @@ use crate::fixture::{
 };
 use crate::integrity::Setup;
 use crate::{
-    control, faults, fixture, fuzz, hostile, integrity, over_daemon, owner, removal, requests,
-    visibility,
+    abi as interface, control, faults, fixture, fuzz, hostile, integrity, over_daemon, owner,
+    removal, requests, visibility,
 };
 use anyhow::Result;
 use driver::kernel::abi;
@@ -21,8 +21,21 @@ macro_rules! cases {
 }
 
 /// Cases in the order in which they are listed.
-pub(crate) const CASES: &[&[Case]] =
-    &[REQUESTS, INTEGRITY, CONTROL, DAEMON, LIFETIME, REMOVAL, FAULTS, HOSTILE, VISIBILITY];
+pub(crate) const CASES: &[&[Case]] = &[
+    INTERFACE, REQUESTS, INTEGRITY, CONTROL, DAEMON, LIFETIME, REMOVAL, FAULTS, HOSTILE, VISIBILITY,
+];
+
+const INTERFACE: &[Case] = cases! {
+    "abi-errors" Gating
+        "each error that the header promises"
+        |env| interface::errors(env, usual());
+    "abi-old-order" Gating
+        "the order of set-up of the series of 2022"
+        |env| interface::old_order(env, usual());
+    "abi-inflight" Gating
+        "chains are marked in the in-flight region while they are in flight"
+        interface::inflight_region;
+};
 
 const REQUESTS: &[Case] = cases! {
     "requests-null-blk" Gating

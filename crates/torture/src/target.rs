@@ -58,7 +58,7 @@ pub(crate) fn serve_with(
         return Ok(Target { device, daemon: None });
     }
     let daemon = Daemon::start(env, disk, options.num_queues, kernel.options.flags)?;
-    let device = Device::connect(daemon.socket(), options)
+    let device = Device::from_stream(daemon.connect()?, options)
         .context("the device behind the daemon does not come up")?;
     Ok(Target { device, daemon: Some(daemon) })
 }

@@ -87,7 +87,7 @@ impl Arena {
             kernel.device().set_mem_table(&table)?;
         }
         let err = EventFd::new(EFD_NONBLOCK)?;
-        Ok(Self { device, memory, queue, err, faults: 0, used: 0, daemon: daemon })
+        Ok(Self { device, memory, queue, err, faults: 0, used: 0, daemon })
     }
 
     fn attack(&mut self, seed: u64, count: u64, race: bool) -> Result<()> {

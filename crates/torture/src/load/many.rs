@@ -5,7 +5,7 @@ use super::{Done, Load, Spec};
 use crate::target::LIMIT;
 use anyhow::{Context, Result, anyhow, ensure};
 use driver::{Area, Device, GuestMemory, InflightRegion, Options, Place, RequestQueue, Session};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -88,9 +88,9 @@ impl Handles {
     }
 
     /// Goes on with the daemon that came after the one before, as QEMU reconnects.
-    pub(crate) fn reconnect(&mut self, socket: &Path) -> Result<()> {
+    pub(crate) fn reconnect(&mut self, stream: UnixStream) -> Result<()> {
         let features = self.session.features();
-        let mut session = Session::connect(socket)?;
+        let mut session = Session::from_stream(stream)?;
         session.negotiate_protocol(Options::default().protocol_features)?;
         ensure!(session.negotiate_features(features)? == features, "other features than before");
         if let Some(region) = &self.inflight {

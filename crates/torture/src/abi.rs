@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The user interface as its header describes it: each error, each order of set-up, the in-flight
+//! region.
+
+use crate::env::Env;
+use crate::fixture::{Disk, NullBlkOptions, null_blk};
+use crate::integrity::disk_of;
+use crate::target::{need_module, options};
+use anyhow::{Context, Result, ensure};
+use driver::kernel::abi::{self, BlkInflight, BlkInfo, BlkOptions, VringState};
+use driver::kernel::{KernelDevice, KernelOptions, errno_of};
+use driver::{Device, Options, QueueSetup, Request};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering::Relaxed;
+use virtio_spec::blk::S_OK;
+
+fn fails<T>(what: &str, outcome: io::Result<T>, errno: i32) -> Result<()> {
+    let got = match &outcome {
+        Ok(_) => None,
+        Err(why) => errno_of(why),
+    };
+    ensure!(got == Some(errno), "{what}: {got:?} instead of errno {errno}");
+    Ok(())
+}
+
+/// Every error that the header promises.
+pub(crate) fn errors(env: &Env, disk: Result<Disk>) -> Result<()> {
+    need_module()?;
+    let disk = disk_of(env, disk)?;
+    let backend = disk.open()?;
+    before_owner(&backend)?;
+    let device = KernelDevice::open()?;
+    device.set_owner()?;
+    fails("a second owner", device.set_owner(), libc::EBUSY)?;
+    fails("unknown features", device.set_features(1 << 63), libc::EOPNOTSUPP)?;
+    fails("an unknown ioctl", device.raw(0x4008_af7f, &mut 0_u64), libc::ENOTTY)?;
+    backends(&device, &backend)?;
+    options_and_info(&device)?;
+    queues(&disk).context("queues")
+}
+
+fn before_owner(backend: &File) -> Result<()> {
+    let device = KernelDevice::open()?;
+    let fd = Some(backend.as_raw_fd());
+    fails("a backend without owner", device.set_backend(0, fd), libc::EPERM)?;
+    fails("a queue without owner", device.set_queue(0, true), libc::EPERM)?;
+    fails("options without owner", device.set_options(BlkOptions::with_flags(0)), libc::EPERM)?;
+    fails("a reset without owner", device.reset_owner(), libc::EPERM)
+}
+
+fn backends(device: &KernelDevice, backend: &File) -> Result<()> {
+    let null = File::open("/dev/null")?;
+    let fd = |file: &File| Some(file.as_raw_fd());
+    fails("a closed descriptor", device.set_backend(0, Some(1_000_000)), libc::EBADF)?;
+    fails("a character device", device.set_backend(0, fd(&null)), libc::EINVAL)?;
+    fails("queue 64", device.set_backend(64, fd(backend)), libc::ENOBUFS)?;
+    fails("a queue before any backend", device.set_queue(0, true), libc::ENODEV)?;
+    device.set_backend(0, fd(backend)).context("attach")?;
+    device.set_backend(0, fd(backend)).context("attach once more")?;
+    let other = KernelDevice::open()?;
+    other.set_owner()?;
+    fails("a disk that is claimed", other.set_backend(0, fd(backend)), libc::EBUSY)?;
+    fails("another file for one queue", device.set_backend(1, fd(&null)), libc::EINVAL)?;
+    device.set_backend(0, None).context("detach")?;
+    device.set_backend(0, None).context("detach once more")?;
+    other.set_backend(0, fd(backend)).context("attach to another device after that")
+}
+
+/// Options with eight bytes behind them that the module does not know.
+#[repr(C)]
+#[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
+struct Longer {
+    options: BlkOptions,
+    more: u64,
+}
+
+fn options_and_info(device: &KernelDevice) -> Result<()> {
+    let set = |options| device.set_options(options);
+    fails("unknown flags", set(BlkOptions::with_flags(1 << 31)), libc::EINVAL)?;
+    let reserved = BlkOptions { reserved: 1, ..BlkOptions::with_flags(0) };
+    fails("the reserved field", set(reserved), libc::EINVAL)?;
+    let size = size_of::<Longer>() as u32;
+    let options = BlkOptions { size, ..BlkOptions::with_flags(0) };
+    let mut longer = Longer { options, more: 0 };
+    device.raw(abi::BLK_SET_OPTIONS, &mut longer).context("zeroes behind the options")?;
+    longer.more = 1;
+    let outcome = device.raw(abi::BLK_SET_OPTIONS, &mut longer);
+    fails("more options than are known", outcome, libc::E2BIG)?;
+    let ask = |size| {
+        let mut info = BlkInfo { size, queues_max: 7777, ..BlkInfo::default() };
+        device.raw(abi::BLK_GET_INFO, &mut info).map(|_| info)
+    };
+    fails("room for 4 bytes of information", ask(4), libc::EINVAL)?;
+    ensure!(ask(8)?.queues_max == 7777, "more was written than there was room for");
+    let whole = ask(size_of::<BlkInfo>() as u32)?;
+    let known = (whole.size as usize, whole.queues_max, whole.queue_size_max);
+    let expected = (size_of::<BlkInfo>(), abi::BLK_QUEUES_MAX, abi::BLK_QUEUE_SIZE_MAX);
+    ensure!(known == expected, "size, queues and descriptors are {known:?}, not {expected:?}");
+    Ok(())
+}
+
+fn queues(disk: &Disk) -> Result<()> {
+    let mut owner = Device::open_kernel(disk.open()?, &options(), &KernelOptions::default())?;
+    let kernel = owner.session().kernel().context("a kernel device")?;
+    let device = kernel.device();
+    fails("queue 64", device.set_queue(64, true), libc::ENOBUFS)?;
+    let three = device.raw(abi::BLK_SET_QUEUE, &mut VringState { index: 0, num: 3 });
+    fails("neither start nor stop", three, libc::EINVAL)?;
+    fails("a queue that is not set up", device.set_queue(5, true), libc::EFAULT)?;
+    fails("the size of a running queue", device.set_vring_num(0, 64), libc::EBUSY)?;
+    fails("the base of a running queue", device.set_vring_base(0, 3), libc::EBUSY)?;
+    let region = |desc_num, user_addr| BlkInflight { index: 0, desc_num, user_addr };
+    fails("a region under way", device.set_inflight(region(128, 0)), libc::EBUSY)?;
+    device.set_queue(0, true).context("start what runs")?;
+    device.set_queue(0, false).context("stop")?;
+    device.set_queue(0, false).context("stop what is stopped")?;
+    fails("a crooked region", device.set_inflight(region(128, 0x1001)), libc::EINVAL)?;
+    device.set_vring_num(0, 2048)?;
+    fails("a ring of 2048", device.set_queue(0, true), libc::EINVAL)?;
+    device.set_vring_num(0, 128)?;
+    let memory = owner.memory().clone();
+    let kernel = owner.session().kernel().context("a kernel device")?;
+    let short = region(64, memory.regions()[0].user_address() + (1 << 20));
+    kernel.device().set_inflight(short)?;
+    fails("a region that is too short", kernel.device().set_queue(0, true), libc::EINVAL)?;
+    kernel.device().set_inflight(region(0, 0)).context("no region any more")?;
+    owner.start_queue(0)?;
+    Ok(owner.write(0, &vec![1; disk.block_bytes as usize])?)
+}
+
+/// The order of the series of 2022: rings first, then the backend, which starts them all; -1 stops.
+pub(crate) fn old_order(env: &Env, disk: Result<Disk>) -> Result<()> {
+    need_module()?;
+    let disk = disk_of(env, disk)?;
+    let backend = disk.open()?;
+    let fd = Some(backend.as_raw_fd());
+    let options = Options { num_queues: 2, setup: QueueSetup::Untouched, ..options() };
+    let mut device = Device::open_kernel(disk.open()?, &options, &KernelOptions::default())?;
+    let memory = device.memory().clone();
+    device.session().share_memory(&memory, false)?;
+    device.set_up_queues()?;
+    let layout = device.layout();
+    for round in 0..3 {
+        kernel(&mut device)?.set_backend(0, fd).context("start all")?;
+        for queue in 0..2 {
+            let request = Request::write(8, &[round; 4096]);
+            let status = device.queue(queue).execute(&request, &layout)?.status;
+            ensure!(status == Some(S_OK), "queue {queue}, round {round}: {status:?}");
+        }
+        kernel(&mut device)?.set_backend(1, None).context("stop one")?;
+        device.write(0, &[round; 4096]).context("the queue that was not stopped")?;
+        kernel(&mut device)?.set_backend(1, fd).context("start one")?;
+        kernel(&mut device)?.set_backend(0, None).context("stop all")?;
+    }
+    Ok(())
+}
+
+fn kernel(device: &mut Device) -> Result<&KernelDevice> {
+    Ok(device.session().kernel().context("a kernel device")?.device())
+}
+
+/// Offset of the first entry in a queue's in-flight region, and of its fields (vhost-user protocol,
+/// "inflight split").
+const FIRST: usize = 16;
+const ENTRY: usize = 16;
+const USED_IDX_AT: usize = 14;
+
+/// Chains are marked in the region while they are in flight, and no longer.
+pub(crate) fn inflight_region(_env: &Env) -> Result<()> {
+    need_module()?;
+    let slow = NullBlkOptions { irqmode: 2, completion_ns: 300_000_000, ..NullBlkOptions::USUAL };
+    let (disk, _) = null_blk(slow)?;
+    let options = Options { inflight: true, ..options() };
+    let mut device = Device::open_kernel(disk.open()?, &options, &KernelOptions::default())?;
+    let area = device.inflight().context("no region")?.area();
+    let marked = |id: u16| area.load_u8(FIRST + ENTRY * usize::from(id), Relaxed) == 1;
+    let layout = device.layout();
+    for round in 1..=3_u16 {
+        let ids: Vec<u16> = (0..4)
+            .map(|n| device.queue(0).submit(&Request::read(n * 8, 4096), &layout))
+            .collect::<Result<_, _>>()?;
+        let end = std::time::Instant::now() + crate::target::LIMIT;
+        while !ids.iter().all(|&id| marked(id)) {
+            let used = device.queue(0).queue().split().used_idx();
+            ensure!(used != round * 4, "all is used, and not all was ever marked");
+            ensure!(std::time::Instant::now() < end, "chains in flight are not marked");
+        }
+        for _ in &ids {
+            device.queue(0).collect()?;
+        }
+        // The mark goes after the used entry is visible.
+        while ids.iter().any(|&id| marked(id)) {
+            ensure!(std::time::Instant::now() < end, "chains that came back stay marked");
+        }
+        let used = area.load_u16(USED_IDX_AT, Relaxed);
+        ensure!(used == round * 4, "the region's used index is {used}, not {}", round * 4);
+    }
+    Ok(())
+}
