@@ -107,15 +107,23 @@ fn nonsense_gets_an_error_and_harms_nothing() {
     assert_eq!(answer(&control, "{\"command\":\"status\"}\n")["ok"], true);
 }
 
+/// A connection that was answered.
+fn connected(control: &Path) -> Option<UnixStream> {
+    let stream = UnixStream::connect(control).unwrap();
+    let _ = (&stream).write_all(b"{\"command\":\"status\"}\n"); // refused ones are hung up on
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).ok()?;
+    line.starts_with("{\"ok\":true,").then_some(stream)
+}
+
 #[test]
 fn too_many_operators_are_told_so_and_room_comes_back() {
     let place = Place::new();
     let (_daemon, control) = served(&place);
-    let many: Vec<_> = (0..8).map(|_| UnixStream::connect(&control).unwrap()).collect();
-    for stream in &many {
-        (&*stream).write_all(b"{\"command\":\"status\"}\n").unwrap();
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line).unwrap();
+    // The connection that looked whether the socket is there may still count.
+    let mut many = Vec::new();
+    while many.len() < 8 {
+        many.extend(connected(&control));
     }
     let line = one_line(&ctl(&control, &["status"]), 1);
     assert!(line.contains("others are connected"), "{line}");
