@@ -8,6 +8,7 @@ mod abi;
 mod case;
 mod control;
 mod daemon;
+mod durability;
 mod env;
 mod faults;
 mod fixture;

@@ -8,8 +8,8 @@ use crate::fixture::{
 };
 use crate::integrity::Setup;
 use crate::{
-    abi as interface, control, faults, fixture, fuzz, hostile, integrity, over_daemon, owner,
-    removal, requests, visibility,
+    abi as interface, control, durability, faults, fixture, fuzz, hostile, integrity, over_daemon,
+    owner, removal, requests, visibility,
 };
 use anyhow::Result;
 use driver::kernel::abi;
@@ -22,7 +22,8 @@ macro_rules! cases {
 
 /// Cases in the order in which they are listed.
 pub(crate) const CASES: &[&[Case]] = &[
-    INTERFACE, REQUESTS, INTEGRITY, CONTROL, DAEMON, LIFETIME, REMOVAL, FAULTS, HOSTILE, VISIBILITY,
+    INTERFACE, REQUESTS, DURABILITY, INTEGRITY, CONTROL, DAEMON, LIFETIME, REMOVAL, FAULTS,
+    HOSTILE, VISIBILITY,
 ];
 
 const INTERFACE: &[Case] = cases! {
@@ -71,6 +72,15 @@ const REQUESTS: &[Case] = cases! {
     "requests-xfs-cached" Full
         "every request type, layout and error on an image on XFS, by way of the page cache"
         |env| requests::all(env, image(FileSystem::Xfs, false));
+};
+
+const DURABILITY: &[Case] = cases! {
+    "durability-block-device" Gating
+        "when the disk below is told to flush its cache, and when not"
+        durability::block_device;
+    "durability-file" Gating
+        "when the disk below an image is told to flush its cache, and when not"
+        durability::file;
 };
 
 const INTEGRITY: &[Case] = cases! {
