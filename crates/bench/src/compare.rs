@@ -12,8 +12,9 @@ use clap::Args as ClapArgs;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
 
+use crate::client::Client;
 use crate::cpu::{self, CpuList};
-use crate::load::{Chains, Client, Load, Mode, Op};
+use crate::load::{Chains, Load, Mode, Op};
 use crate::report::{Idle, Report, Row, Sample, storage_name};
 use crate::server::{Family, Server, Settings, Spec, Storage};
 use crate::{disk, fio, goals, scaling, setup};

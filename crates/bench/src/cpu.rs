@@ -42,6 +42,52 @@ pub fn times(pid: u32) -> Result<Times> {
     Ok(sum)
 }
 
+/// Reads the times of the vhost workers among the threads of a process.
+pub fn vhost_times(pid: u32) -> Result<Times> {
+    let mut sum = Times::default();
+    for task in vhost_tasks(pid)? {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{task}/schedstat"))?;
+        let task = parse_schedstat(&text)?;
+        sum.busy += task.busy;
+        sum.waited += task.waited;
+    }
+    Ok(sum)
+}
+
+/// Pins the vhost workers among the threads of a process.
+pub fn pin_vhost(pid: u32, cpus: &[usize]) -> Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    for task in vhost_tasks(pid)? {
+        let thread = Pid::from_raw(task as i32).context("thread id 0")?;
+        sched_setaffinity(Some(thread), &cpu_set(cpus)).context("cannot move a vhost worker")?;
+    }
+    Ok(())
+}
+
+fn vhost_tasks(pid: u32) -> Result<Vec<u32>> {
+    let is_worker = |task: &u32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/task/{task}/comm"));
+        name.is_ok_and(|name| name.starts_with("vhost-"))
+    };
+    Ok(tasks(pid)?.into_iter().filter(is_worker).collect())
+}
+
+/// CPU time of everything on the machine since it started, in steps of 10 ms.
+pub fn machine_busy() -> Result<Duration> {
+    let text = fs::read_to_string("/proc/stat")?;
+    parse_machine(&text).context("/proc/stat has an unknown form")
+}
+
+fn parse_machine(text: &str) -> Option<Duration> {
+    let line = text.lines().next()?.strip_prefix("cpu ")?;
+    let ticks: Vec<u64> = line.split_whitespace().map_while(|t| t.parse().ok()).collect();
+    // user, nice, system, (idle, waiting,) interrupts, soft interrupts
+    let busy = [0, 1, 2, 5, 6].iter().map(|&i| ticks.get(i)).sum::<Option<u64>>()?;
+    Some(Duration::from_millis(busy * 10))
+}
+
 /// Reads the times of the calling thread.
 pub fn thread_times() -> Result<Times> {
     parse_schedstat(&fs::read_to_string("/proc/thread-self/schedstat")?)
@@ -130,6 +176,13 @@ mod tests {
         assert_eq!(parse_list("0-2,5").unwrap().0, [0, 1, 2, 5]);
         assert!(parse_list("none").unwrap().0.is_empty());
         assert_eq!(parse_list("a").unwrap_err(), "`a` is not a CPU number");
+    }
+
+    #[test]
+    fn time_of_the_machine_leaves_idle_time_out() {
+        let text = "cpu  1 2 3 1000 1000 4 5 1000 0 0\ncpu0 9 9\n";
+        assert_eq!(parse_machine(text), Some(Duration::from_millis(150)));
+        assert_eq!(parse_machine("cpu  1 2\n"), None);
     }
 
     #[test]

@@ -28,11 +28,11 @@ pub struct Goal {
     pub met: bool,
 }
 
-fn at_least(name: String, measured: f64, bound: f64) -> Goal {
+pub(crate) fn at_least(name: String, measured: f64, bound: f64) -> Goal {
     Goal { name, measured, wanted: format!(">= {bound}"), met: measured >= bound }
 }
 
-fn below(name: String, measured: f64, bound: f64) -> Goal {
+pub(crate) fn below(name: String, measured: f64, bound: f64) -> Goal {
     Goal { name, measured, wanted: format!("< {bound}"), met: measured < bound }
 }
 

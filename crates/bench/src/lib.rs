@@ -4,11 +4,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod compare;
 pub mod cpu;
 pub mod disk;
 pub mod fio;
 pub mod goals;
+pub mod host;
+pub mod icount;
 pub mod load;
 pub mod process;
 pub mod report;
@@ -17,3 +20,6 @@ pub mod scaling;
 pub mod server;
 pub mod setup;
 pub mod socket;
+pub mod vhost_scsi;
+pub mod wire;
+pub mod worker;

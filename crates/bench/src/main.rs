@@ -20,6 +20,10 @@ struct Cli {
 enum Command {
     /// Measure one server that is already running
     Socket(bench::socket::Args),
+    /// Compare inside of a lab VM, as root: both data planes, qemu-storage-daemon, vhost-scsi
+    Host(bench::host::Args),
+    /// Count instructions of each request, in a lab VM whose clock counts them
+    Icount(bench::icount::Args),
 }
 
 fn main() -> ExitCode {
@@ -27,6 +31,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         None => bench::compare::run(&cli.compare),
         Some(Command::Socket(args)) => bench::socket::run(&args),
+        Some(Command::Host(args)) => bench::host::run(&args),
+        Some(Command::Icount(args)) => bench::icount::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,7 +13,8 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long a server may take until its socket accepts connections.
-const START_LIMIT: Duration = Duration::from_secs(15);
+/// (In emulation inside of emulation: long.)
+const START_LIMIT: Duration = Duration::from_secs(90);
 
 /// A running child: killed and waited for on drop, and by the kernel if this process dies first.
 #[derive(Debug)]

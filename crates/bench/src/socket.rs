@@ -6,8 +6,9 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args as ClapArgs;
 
+use crate::client::Client;
 use crate::cpu::{self, CpuList};
-use crate::load::{Chains, Client, Load, Mode, Op};
+use crate::load::{Chains, Load, Mode, Op};
 
 /// Options of `bench socket`.
 #[derive(Debug, ClapArgs)]

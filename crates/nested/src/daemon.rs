@@ -103,7 +103,7 @@ impl Daemon {
             "-chardev".to_owned(),
             format!("socket,id={id},path={}", socket.display()),
             "-device".to_owned(),
-            format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"),
+            format!("vhost-user-blk-pci,chardev={id},num-queues={queues},queue-size=1024"),
         ]
     }
 

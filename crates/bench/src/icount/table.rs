@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table of path lengths, and the comparison with one that was kept.
+
+use std::fmt::Write;
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::host::subject::Who;
+
+/// Instructions of one request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Path {
+    /// Whose path.
+    pub(super) who: Who,
+    /// Requests in flight.
+    pub(super) depth: u16,
+    /// From one request to the next: client, server, switches between them, interrupts.
+    pub(super) whole: f64,
+    /// In the client's thread.
+    pub(super) client: f64,
+    /// In the server's threads.
+    pub(super) server: f64,
+}
+
+/// All path lengths of a run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Table {
+    /// In order.
+    pub(super) paths: Vec<Path>,
+}
+
+impl Table {
+    fn find(&self, who: Who, depth: u16) -> Option<&Path> {
+        self.paths.iter().find(|path| (path.who, path.depth) == (who, depth))
+    }
+
+    /// The table as markdown, with the goal.
+    pub(super) fn markdown(&self) -> String {
+        let mut text = String::from(
+            "## Path lengths\n\nInstructions for each 4 KiB random read on null_blk, nothing polls. \
+             `whole`: everything, client included; `server`: its threads alone.\n\n\
+             | server | depth | whole | client | server | whole, over the kernel plane's |\n\
+             |---|---:|---:|---:|---:|---:|\n",
+        );
+        for path in &self.paths {
+            let ratio = self
+                .find(Who::Kernel, path.depth)
+                .map_or_else(|| "-".to_owned(), |ours| format!("{:.2}", path.whole / ours.whole));
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {} | {} | {ratio} |",
+                path.who.name(),
+                path.depth,
+                path.whole,
+                path.client,
+                path.server
+            );
+        }
+        text + &self.goals()
+    }
+
+    /// Fewer instructions than the io_uring plane and than vhost-scsi.
+    fn goals(&self) -> String {
+        let mut text = String::from("\n| | goal | measured | wanted |\n|---|---|---:|---:|\n");
+        for ours in self.paths.iter().filter(|path| path.who == Who::Kernel) {
+            for other in [Who::Uring, Who::VhostScsi] {
+                let Some(theirs) = self.find(other, ours.depth) else { continue };
+                let ratio = ours.whole / theirs.whole;
+                let verdict = if ratio < 1.0 { "PASS" } else { "MISS" };
+                let _ = writeln!(
+                    text,
+                    "| {verdict} | instructions, depth {}: kernel plane over {} | {ratio:.3} | < 1 |",
+                    ours.depth,
+                    other.name()
+                );
+            }
+        }
+        text
+    }
+
+    /// No path of this project's may be longer than in the file, but for some percent.
+    pub(super) fn check(&self, file: &std::path::Path, tolerance: f64) -> Result<()> {
+        let text =
+            fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let kept: Self = serde_json::from_str(&text)
+            .with_context(|| format!("{} holds no path lengths", file.display()))?;
+        let longer = self.longer_than(&kept, tolerance);
+        if !longer.is_empty() {
+            bail!("paths have grown by more than {tolerance} %: {}", longer.join("; "));
+        }
+        let ours = [Who::Kernel, Who::Uring];
+        let compared = self.paths.iter().filter(|p| ours.contains(&p.who)).count();
+        println!("{compared} path lengths are within {tolerance} % of {}", file.display());
+        Ok(())
+    }
+
+    fn longer_than(&self, kept: &Self, tolerance: f64) -> Vec<String> {
+        let ours = self.paths.iter().filter(|p| matches!(p.who, Who::Kernel | Who::Uring));
+        ours.filter_map(|path| {
+            let before = kept.find(path.who, path.depth)?.whole;
+            (path.whole > before * (1.0 + tolerance / 100.0)).then(|| {
+                format!("{}, depth {}: {before} to {}", path.who.name(), path.depth, path.whole)
+            })
+        })
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(kernel: f64, scsi: f64) -> Table {
+        let path = |who, whole| Path { who, depth: 1, whole, client: 0.0, server: 0.0 };
+        Table { paths: vec![path(Who::Kernel, kernel), path(Who::VhostScsi, scsi)] }
+    }
+
+    #[test]
+    fn only_our_own_paths_are_kept_from_growing() {
+        let kept = table(1000.0, 1000.0);
+        assert!(table(1029.0, 5000.0).longer_than(&kept, 3.0).is_empty());
+        assert_eq!(table(1031.0, 900.0).longer_than(&kept, 3.0).len(), 1);
+    }
+
+    #[test]
+    fn a_shorter_path_than_vhost_scsi_passes() {
+        assert!(table(900.0, 1000.0).markdown().contains("| PASS |"));
+        assert!(table(1100.0, 1000.0).markdown().contains("| MISS |"));
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One queue's client: keeps `depth` requests in flight.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use driver::{Area, Queue};
+use hdrhistogram::Histogram;
+use virtio_spec::blk::SECTOR_BYTES;
+use virtio_spec::features::{F_EVENT_IDX, F_INDIRECT_DESC, bit};
+
+use crate::cpu;
+use crate::load::{Load, Mode, Outcome};
+use crate::wire::Wire;
+
+/// Empty polls between two looks at the clock.
+const POLLS_PER_CLOCK: u32 = 1 << 14;
+/// A server that returns nothing for this long has failed.
+pub(crate) const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+/// Latencies are kept to three digits up to this bound.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Until {
+    /// After this time.
+    Time(Duration),
+    /// After so many requests of each queue (a few more are in flight then).
+    Ios(u64),
+}
+
+/// A queue and all its requests, laid out.
+pub(crate) struct Worker {
+    pub(crate) index: u64,
+    wire: Wire,
+    queue: Queue,
+    slots: Area,
+    data: u64,
+    data_stride: u64,
+    /// Slot of each chain id in flight.
+    slot_of: Vec<u16>,
+    started: Vec<Instant>,
+    load: Load,
+    indirect: bool,
+    event_idx: bool,
+    blocks: u64,
+    random: u64,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        queue: Queue,
+        load: &Load,
+        wire: Wire,
+        features: u64,
+        blocks: u64,
+        index: u64,
+    ) -> Result<Self> {
+        let indirect = features & bit(F_INDIRECT_DESC) != 0;
+        let descriptors = if indirect { 1 } else { 3 };
+        if u32::from(load.depth) * descriptors > u32::from(load.queue_size) {
+            bail!("depth {} does not fit queue size {}", load.depth, load.queue_size);
+        }
+        let depth = usize::from(load.depth);
+        let memory = queue.memory().clone();
+        let data_stride = u64::from(load.block_bytes.next_multiple_of(4096));
+        let data = memory.alloc_area(depth * data_stride as usize, 4096);
+        // Touch every page and give writes something that does not compress.
+        let pattern: Vec<u8> = (0..data.len()).map(|i| (i * 131 / 8) as u8).collect();
+        data.write(0, &pattern);
+        let slots = memory.alloc_area(depth * wire.slot_bytes(), wire.slot_bytes());
+        for slot in 0..depth {
+            wire.lay_out(&slots, slot * wire.slot_bytes(), load.op, load.block_bytes);
+        }
+        Ok(Self {
+            index,
+            wire,
+            slots,
+            data: data.gpa(),
+            data_stride,
+            slot_of: vec![0; load.queue_size.into()],
+            started: vec![Instant::now(); depth],
+            load: load.clone(),
+            indirect,
+            event_idx: features & bit(F_EVENT_IDX) != 0,
+            blocks,
+            random: 0x9e37_79b9_7f4a_7c15 ^ (index + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9),
+            queue,
+        })
+    }
+
+    #[inline]
+    fn next_sector(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let block = (u128::from(self.random) * u128::from(self.blocks)) >> 64;
+        block as u64 * (u64::from(self.load.block_bytes) / SECTOR_BYTES)
+    }
+
+    #[inline]
+    fn add(&mut self, slot: u16, now: Instant) -> Result<()> {
+        let at = usize::from(slot) * self.wire.slot_bytes();
+        let sector = self.next_sector();
+        self.wire.aim(&self.slots, at, sector);
+        let data = self.data + u64::from(slot) * self.data_stride;
+        let header = self.slots.gpa() + at as u64;
+        let segments = self.wire.segments(header, data, self.load.op, self.load.block_bytes);
+        let id = if self.indirect {
+            self.queue.add_indirect(&segments)?
+        } else {
+            self.queue.add(&segments)?
+        };
+        self.slot_of[usize::from(id)] = slot;
+        self.started[usize::from(slot)] = now;
+        Ok(())
+    }
+
+    /// Keeps `depth` requests in flight until the end, then takes the last ones back.
+    pub(crate) fn run(&mut self, until: Until) -> Result<Outcome> {
+        let mut latency_ns = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)?;
+        let times = cpu::thread_times()?;
+        let begin = Instant::now();
+        let (mut now, mut last, mut ios, mut polls) = (begin, begin, 0, 0);
+        let (end, ios_max) = match until {
+            Until::Time(duration) => (Some(begin + duration), u64::MAX),
+            Until::Ios(ios) => (None, ios),
+        };
+        self.quiet_calls();
+        for slot in 0..self.load.depth {
+            self.add(slot, now)?;
+        }
+        self.show();
+        while self.queue.in_flight() > 0 {
+            let left = ios_max.saturating_sub(ios);
+            let reaped = self.reap(&mut now, end, left, &mut latency_ns)?;
+            if reaped > 0 {
+                (ios, last, polls) = (ios + reaped, now, 0);
+                self.show();
+            } else if self.load.mode == Mode::Spin {
+                std::hint::spin_loop();
+                polls += 1;
+                if polls % POLLS_PER_CLOCK == 0 && last.elapsed() > SILENCE_LIMIT {
+                    bail!("the server returned nothing for {SILENCE_LIMIT:?}");
+                }
+            } else if self.queue.arm_calls() {
+                self.queue.wait_call()?;
+                self.quiet_calls();
+            }
+        }
+        let spent = cpu::thread_times()?.since(&times);
+        let (waited, busy) = (spent.waited, spent.busy);
+        Ok(Outcome { ios, elapsed: now - begin, latency_ns, waited, busy })
+    }
+
+    /// Takes all used chains and adds as many new ones while there is time left.
+    #[inline]
+    fn reap(
+        &mut self,
+        now: &mut Instant,
+        end: Option<Instant>,
+        left: u64,
+        latency: &mut Histogram<u64>,
+    ) -> Result<u64> {
+        let mut reaped = 0;
+        while let Some(used) = self.queue.take_used()? {
+            if reaped == 0 {
+                *now = Instant::now();
+            }
+            reaped += 1;
+            let slot = self.slot_of[usize::from(used.id)];
+            self.wire.check(&self.slots, usize::from(slot) * self.wire.slot_bytes())?;
+            latency.saturating_record((*now - self.started[usize::from(slot)]).as_nanos() as u64);
+            if reaped < left && end.is_none_or(|end| *now < end) {
+                self.add(slot, *now)?;
+            }
+        }
+        Ok(reaped)
+    }
+
+    #[inline]
+    fn show(&mut self) {
+        self.queue.publish();
+        self.queue.kick_if_asked();
+    }
+
+    /// A spinning client wants no calls at all; a sleeping one none until it arms them again,
+    /// which EVENT_IDX on a split ring gives by itself.
+    fn quiet_calls(&mut self) {
+        if self.load.mode == Mode::Spin || !self.event_idx || self.load.packed {
+            self.queue.suppress_calls();
+        }
+    }
+}
