@@ -37,6 +37,7 @@ pub struct Setup {
     pub packed: bool,
     pub writeback: bool,
     pub pin_memory: bool,
+    pub cpus: Vec<usize>,
     pub poll_max: Duration,
 }
 
@@ -49,6 +50,7 @@ impl Default for Setup {
             packed: true,
             writeback: true,
             pin_memory: false,
+            cpus: Vec::new(),
             poll_max: Duration::from_micros(20),
         }
     }
@@ -137,7 +139,7 @@ impl Drop for Daemon {
 fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
     let options = PlaneOptions {
         threads: setup.threads,
-        cpus: Vec::new(),
+        cpus: setup.cpus.clone(),
         poll_max: setup.poll_max,
         pin_memory: setup.pin_memory,
         iopoll: IoPoll::Off,
@@ -146,7 +148,7 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
     let kernel = KernelOptions {
         path: data_plane::DEVICE_PATH.into(),
         workers: setup.threads,
-        cpus: Vec::new(),
+        cpus: setup.cpus.clone(),
         poll_max: setup.poll_max,
         pin_memory: setup.pin_memory,
         iopoll: IoPoll::Off,
