@@ -203,6 +203,9 @@ int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *cha
 
 	if (!find_status(req, chain, &in))
 		return -EIO;
+	/* From here on its size may be asked for. */
+	if (unlikely(req->be->dead))
+		return -EIO;
 	if (!copy_header(req, chain, &hdr, &out))
 		return -EIO;
 	req->type = vhost32_to_cpu(&req->q->vq, hdr.type);

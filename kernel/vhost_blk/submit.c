@@ -172,6 +172,14 @@ void vhost_blk_release(struct vhost_blk_req *req)
 		uncharge(req);
 }
 
+/* Memory for the log is short. A request must not go without: the migration would lose data. */
+static int try_later(struct vhost_blk_queue *q)
+{
+	if (vhost_blk_inflight(q) == 1)
+		vhost_poll_queue(&q->vq.poll);
+	return -EAGAIN;
+}
+
 /**
  * vhost_blk_submit - make a request of a chain and start it
  * @q: the queue; its vq.mutex is held and a request is free
@@ -190,9 +198,10 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 
 	init_req(req, chain);
 	vhost_blk_region_take(q, chain->head);
-	err = remember_log(req, chain);
-	if (likely(!err))
-		err = unlikely(req->be->dead) ? -EIO : vhost_blk_parse(req, chain, &data);
+	err = vhost_blk_parse(req, chain, &data);
+	/* A refused one's status byte is logged, too. */
+	if (unlikely(remember_log(req, chain)))
+		err = try_later(q);
 	if (likely(!err))
 		err = start(req, &data, bytes);
 	if (likely(!err))
