@@ -17,6 +17,7 @@ mod hostile;
 mod integrity;
 mod load;
 mod module;
+mod notify;
 mod over_daemon;
 mod owner;
 mod registry;

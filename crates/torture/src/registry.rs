@@ -8,8 +8,8 @@ use crate::fixture::{
 };
 use crate::integrity::Setup;
 use crate::{
-    abi as interface, control, durability, faults, fixture, fuzz, hostile, integrity, over_daemon,
-    owner, removal, requests, visibility,
+    abi as interface, control, durability, faults, fixture, fuzz, hostile, integrity, notify,
+    over_daemon, owner, removal, requests, visibility,
 };
 use anyhow::Result;
 use driver::kernel::abi;
@@ -22,7 +22,7 @@ macro_rules! cases {
 
 /// Cases in the order in which they are listed.
 pub(crate) const CASES: &[&[Case]] = &[
-    INTERFACE, REQUESTS, DURABILITY, INTEGRITY, CONTROL, DAEMON, LIFETIME, REMOVAL, FAULTS,
+    INTERFACE, REQUESTS, DURABILITY, NOTIFY, INTEGRITY, CONTROL, DAEMON, LIFETIME, REMOVAL, FAULTS,
     HOSTILE, VISIBILITY,
 ];
 
@@ -81,6 +81,18 @@ const DURABILITY: &[Case] = cases! {
     "durability-file" Gating
         "when the disk below an image is told to flush its cache, and when not"
         durability::file;
+};
+
+const NOTIFY: &[Case] = cases! {
+    "notify" Gating
+        "no kick and no call is lost, whenever it comes"
+        |env| notify::none_is_lost(env, usual(), 0, 8_000);
+    "notify-busy-loop" Gating
+        "no kick and no call is lost while the device polls before it sleeps"
+        |env| notify::none_is_lost(env, usual(), 50, 3_000);
+    "notify-long" Full
+        "no kick and no call is lost, many more times"
+        |env| notify::none_is_lost(env, usual(), 0, 200_000);
 };
 
 const INTEGRITY: &[Case] = cases! {
