@@ -9,7 +9,7 @@ LAB = $(CARGO) run --quiet --release -p lab --
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab-shell modules test bench lint
+.PHONY: help run lab-shell vm-shell modules lab test bench lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,12 @@ modules: ## Build the kernel modules [KDIR=build folder; default: Debian's newes
 	@scripts/setup.sh modules
 	@scripts/kernel/modules.sh $(if $(KDIR),"$(KDIR)") $(ARGS)
 
+vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.12|sid|debug]
+	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
+
+lab: programs ## All cases of the kernel module, in VMs with three kernels [KERNEL=...] [CASE=NAME]
+	@$(LAB) run --kernel $(or $(KERNEL),debug,6.12,sid) $(or $(CASE),--set gating,full,nested) $(ARGS)
+
 test: ## All tests; the last line counts them
 	@scripts/test.sh
 
@@ -32,10 +38,16 @@ bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKE
 	@$(CARGO) build --release -p vhost-blk
 	@$(CARGO) run --quiet --release -p bench -- $(ARGS)
 
-lint: ## Formatting, clippy, rustdoc, shell syntax, licences
+lint: ## Formatting, clippy, rustdoc, shell syntax, checkpatch, sparse, licences
 	@scripts/lint.sh
 
 .PHONY: release
 release:
 	@scripts/setup.sh build run
 	@$(CARGO) build --release -p vhost-blk -p lab
+
+# What runs in the lab's VMs.
+.PHONY: programs
+programs:
+	@scripts/setup.sh build lab
+	@$(CARGO) build --release -p vhost-blk -p lab -p torture -p nested -p bench

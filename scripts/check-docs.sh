@@ -148,7 +148,7 @@ check_kernel_bounds() {
     awk -F '`' '/^\|.*\| `[A-Z_]+` \| `.*` \| `.*` \|$/ { print $2 "\t" $4 "\t" $6 }' docs/kernel.md >"$work/bounds"
     while IFS="$(printf '\t')" read -r name value file; do
         rows=$((rows + 1))
-        grep -E "#define $name[[:space:]]" "$file" | sed 's/[[:space:]]\+/ /g' | grep -qxF -- "#define $name $value" ||
+        grep -E "#define ${name}[[:space:]]" "$file" | sed 's/[[:space:]]\+/ /g' | grep -qxF -- "#define $name $value" ||
             wrong "docs/kernel.md: $file does not say $name $value"
     done <"$work/bounds"
     [ "$rows" -ge 5 ] || wrong "docs/kernel.md: the table of bounds was not recognized ($rows rows)"

@@ -17,7 +17,7 @@ check() {
 
 shell_syntax() {
     status=0
-    scripts="scripts/*.sh scripts/kernel/*.sh crates/lab/src/*.sh .ci/run"
+    scripts="scripts/*.sh scripts/kernel/*.sh crates/lab/src/*.sh crates/lab/src/vm/*.sh .ci/run"
     for script in $scripts; do
         sh -n "$script" || status=1
     done
@@ -36,6 +36,7 @@ check cargo fmt --manifest-path fuzz/Cargo.toml --check
 check cargo clippy --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 check shell_syntax
+check scripts/kernel/lint.sh
 check scripts/check-docs.sh
 if cargo deny --version >/dev/null 2>&1; then
     # Advisories would need the network.

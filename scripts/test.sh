@@ -93,6 +93,7 @@ cargo_tests() {
     fi
 }
 
+# shellcheck disable=SC2317
 formatting() {
     cargo fmt --version >/dev/null 2>&1 || {
         echo "SKIP: rustfmt is not installed (rustup component add rustfmt)"
@@ -101,13 +102,46 @@ formatting() {
     cargo fmt --all --check
 }
 
+# lab NAME ARGUMENT...: cases in host VMs; each counts by itself.
+lab_cases() {
+    title "$1"
+    shift
+    { cargo run --quiet --release -p lab -- run "$@" </dev/null 2>&1; echo $? >"$work/code"; } |
+        tee "$work/log"
+    counts=$(grep -xE '[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped' "$work/log" | tail -n 1)
+    if [ -z "$counts" ]; then
+        fail "lab run $* ended with code $(cat "$work/code")"
+        return
+    fi
+    # shellcheck disable=SC2086
+    set -- $counts
+    passed=$((passed + $1))
+    failed=$((failed + $3))
+    skipped=$((skipped + $5))
+    grep '^SKIP: ' "$work/log" >>"$work/skips"
+    sed -n 's/^FAILED  */FAILED: /p' "$work/log" >>"$work/failures"
+}
+
+# Debian sid is not always to be had; what was fetched before will do.
+# shellcheck disable=SC2317
+sid_kernel() {
+    scripts/kernel/sid.sh || echo "SKIP: sid's kernel cannot be fetched, nothing was tested on it"
+}
+
 stage "set-up: packages" scripts/setup.sh test || finish
 stage "formatting" formatting
 stage "documents" scripts/check-docs.sh
 stage "build" cargo build --workspace --all-targets || finish
 stage "set-up: guest kernel, root image, accelerator" cargo run --quiet -p lab -- fetch || finish
 cargo_tests
-if [ -x scripts/fuzz-smoke.sh ]; then
-    stage "fuzz targets, a short run" scripts/fuzz-smoke.sh
+stage "fuzz targets, a short run" scripts/fuzz-smoke.sh
+stage "kernel module: checkpatch, gcc, sparse" scripts/kernel/lint.sh
+if stage "build for the VMs" cargo build --release -p vhost-blk -p lab -p torture -p nested &&
+    stage "set-up: debug kernel" scripts/kernel/debug.sh; then
+    lab_cases "kernel module: gating cases" --kernel debug,6.12 --set gating
+fi
+stage "set-up: sid's kernel" sid_kernel
+if ! grep -q '^SKIP: ' "$work/log"; then
+    lab_cases "kernel module: sid's kernel" --kernel sid --report target/lab/sid module-reload
 fi
 finish

@@ -62,14 +62,17 @@ struct RunArgs {
     #[command(flatten)]
     vm: MachineArgs,
     /// The kernels, one after the other.
-    #[arg(long = "kernel", value_enum, default_value = "6.12")]
+    #[arg(long = "kernel", value_enum, value_delimiter = ',', default_value = "6.12")]
     kernels: Vec<KernelName>,
     /// All cases of these sets.
-    #[arg(long = "set", value_enum)]
+    #[arg(long = "set", value_enum, value_delimiter = ',')]
     sets: Vec<Set>,
     /// How often each kernel runs the cases.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// The most seconds a case may take; by default 300 for gating ones, 1800 for the others.
+    #[arg(long)]
+    timeout: Option<u64>,
     /// The folder for logs and for junit.xml.
     #[arg(long, default_value = "target/lab")]
     report: PathBuf,
@@ -260,7 +263,8 @@ fn run_cases(args: &RunArgs) -> Result<ExitCode> {
     for kernel in &args.kernels {
         let (base, payload) = args.vm.prepare(*kernel)?;
         let (shape, logs) = (args.vm.shape(), args.report.clone());
-        let runner = Runner { base: &base, shape, payload: &payload, logs };
+        let timeout = args.timeout.map(Duration::from_secs);
+        let runner = Runner { base: &base, shape, payload: &payload, logs, timeout };
         for _ in 0..args.repeat {
             outcomes.extend(runner.run(&chosen)?);
         }

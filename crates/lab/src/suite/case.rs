@@ -86,7 +86,10 @@ fn own() -> Vec<Case> {
 }
 
 fn parse(program: &str, list: &str) -> Result<Vec<Case>> {
-    list.lines().filter(|line| !line.trim().is_empty()).map(|line| parse_line(program, line)).collect()
+    list.lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| parse_line(program, line))
+        .collect()
 }
 
 fn parse_line(program: &str, line: &str) -> Result<Case> {

@@ -39,10 +39,11 @@ const BAD: [&str; 31] = [
 /// What the kernels of the lab say without having a fault: the text, and why it is none.
 ///
 /// Only for what holds in every case; a case says itself what it provokes.
-const HARMLESS: [(&str, &str); 0] = [];
+const HARMLESS: [(&str, &str); 1] =
+    [("Speculative Return Stack Overflow: WARNING: See", "the emulated CPU has no new microcode")];
 
 /// How far the stack of an expected message may begin behind it.
-const STACK_WITHIN_LINES: usize = 12;
+const STACK_WITHIN_LINES: usize = 30;
 
 /// By which a case says, on its output, which messages it provokes: a part of a line each.
 const EXPECT: &str = "EXPECT-LOG: ";
@@ -117,7 +118,7 @@ mod tests {
         let expected = expected_in("x\nEXPECT-LOG: page allocation failure\n");
         assert_eq!(findings(log, &expected), ["[ 9.0] WARNING: CPU: 0 at something"]);
         assert_eq!(findings(log, &[]).len(), 3);
-        let far = format!("{}{}[ 2.0] Call Trace:\n", &log[..46], "[ 1.5] other\n".repeat(20));
+        let far = format!("{}{}[ 2.0] Call Trace:\n", &log[..46], "[ 1.5] other\n".repeat(40));
         assert_eq!(findings(&far, &expected), ["[ 2.0] Call Trace:"]);
     }
 

@@ -133,7 +133,9 @@ mod tests {
         let path = dir.path().join("junit.xml");
         write_junit(&outcomes(), &path).unwrap();
         let text = std::fs::read_to_string(path).unwrap();
-        for part in ["lab.debug", "tests=\"3\"", "failures=\"1\"", "a &lt; b", "no device", "&amp; did"] {
+        for part in
+            ["lab.debug", "tests=\"3\"", "failures=\"1\"", "a &lt; b", "no device", "&amp; did"]
+        {
             assert!(text.contains(part), "no {part} in {text}");
         }
     }

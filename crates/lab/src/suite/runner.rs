@@ -16,7 +16,7 @@ use crate::process::TICK;
 use crate::suite::case::Case;
 use crate::suite::klog;
 use crate::suite::report::{Outcome, Verdict};
-use crate::suite::script::{leaks_case, marks, script_for};
+use crate::suite::script::{last_case, marks, script_for};
 use crate::vm::boot::{Vm, VmBase, VmShape};
 use crate::vm::payload::Payload;
 
@@ -35,7 +35,7 @@ const SKIPPED: i32 = 4;
 const TIMED_OUT: [i32; 2] = [124, 137];
 
 /// Lines of a failed case's output that are shown at once.
-const SHOWN_LINES: usize = 30;
+const SHOWN_LINES: usize = 20;
 
 /// Runs cases on one kernel.
 #[derive(Debug)]
@@ -48,6 +48,8 @@ pub struct Runner<'a> {
     pub payload: &'a Payload,
     /// Where logs go.
     pub logs: PathBuf,
+    /// The most a case may take, in place of what its set says.
+    pub timeout: Option<Duration>,
 }
 
 /// What a boot has come to.
@@ -59,12 +61,12 @@ enum Progress {
 }
 
 impl Runner<'_> {
-    /// Runs all cases and, after them, the check for leaks.
+    /// Runs all cases and, after them, the unloading of the module.
     pub fn run(&self, cases: &[&Case]) -> Result<Vec<Outcome>> {
         fs::create_dir_all(&self.logs)
             .with_context(|| format!("cannot make {}", self.logs.display()))?;
-        let leaks = leaks_case();
-        let mut pending: VecDeque<&Case> = cases.iter().copied().chain([&leaks]).collect();
+        let last = last_case();
+        let mut pending: VecDeque<&Case> = cases.iter().copied().chain([&last]).collect();
         let mut outcomes = Vec::new();
         let mut boots = 0;
         while !pending.is_empty() {
@@ -86,7 +88,7 @@ impl Runner<'_> {
         pending: &mut VecDeque<&Case>,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<()> {
-        let script = script_for(pending.iter().map(|case| (*case, case.set.timeout())));
+        let script = script_for(pending.iter().map(|case| (*case, self.timeout_of(case))));
         let mut vm = Vm::boot(self.base, &self.shape, self.payload, &script)?;
         let mut finished = Ok(());
         while let Some(case) = pending.front().copied() {
@@ -130,7 +132,7 @@ impl Runner<'_> {
             }
             let why = if vm_ended {
                 Some(report.value("fail").unwrap_or("the VM ended during the case").to_owned())
-            } else if took > case.set.timeout() + GRACE {
+            } else if took > self.timeout_of(case) + GRACE {
                 Some(format!("the VM hangs ({} s)", took.as_secs()))
             } else if began.is_none() && waiting.elapsed() > BOOT_TIMEOUT {
                 Some(format!("the VM did not come to it within {} s", BOOT_TIMEOUT.as_secs()))
@@ -138,8 +140,11 @@ impl Runner<'_> {
                 None
             };
             if let Some(why) = why {
-                let verdict = Verdict::Failed(why);
-                return Ok(Progress::Last(self.outcome(vm, case, verdict, took)?));
+                let outcome = self.outcome(vm, case, Verdict::Failed(why), took)?;
+                return Ok(Progress::Last(with_findings(
+                    outcome,
+                    &klog::findings(&vm.console(), &[]),
+                )));
             }
             std::thread::sleep(TICK);
         }
@@ -164,10 +169,7 @@ impl Runner<'_> {
         };
         let findings = klog::findings(log, &klog::expected_in(&output));
         let verdict = verdict(code, &output, &findings);
-        let mut outcome = self.outcome(vm, case, verdict, took)?;
-        for line in &findings {
-            outcome.output.push_str(&format!("== must not be in the log: {line}\n"));
-        }
+        let outcome = with_findings(self.outcome(vm, case, verdict, took)?, &findings);
         let timed_out = TIMED_OUT.contains(&code);
         Ok(if findings.is_empty() && !timed_out {
             Progress::Ended(outcome)
@@ -214,9 +216,22 @@ impl Runner<'_> {
         Ok(())
     }
 
+    fn timeout_of(&self, case: &Case) -> Duration {
+        self.timeout.unwrap_or_else(|| case.set.timeout())
+    }
+
     fn kernel(&self) -> &'static str {
         self.base.kernel().name().as_str()
     }
+}
+
+/// Says at the end of the output, where it is seen, what was found in the log.
+fn with_findings(mut outcome: Outcome, findings: &[&str]) -> Outcome {
+    if !findings.is_empty() {
+        outcome.output.push_str("== must not be in the kernel log:\n");
+        outcome.output.extend(findings.iter().map(|line| format!("{line}\n")));
+    }
+    outcome
 }
 
 /// The code in `NAME CODE`.

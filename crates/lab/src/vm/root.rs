@@ -38,7 +38,8 @@ pub(crate) const GUEST_DIR: &str = "/opt/guest";
 /// The root image, made in the cache if it is not there.
 pub(crate) fn cached(cache: &Cache, inner: &GuestBase) -> Result<PathBuf> {
     let inner_image = inner.image.path().to_string_lossy();
-    let key = key_of(&[SUITE, PACKAGES, SIZE, INIT, "partition", &inner_image, inner.kernel.release()]);
+    let key =
+        key_of(&[SUITE, PACKAGES, SIZE, INIT, "partition", &inner_image, inner.kernel.release()]);
     let entry = cache.entry(&format!("vm-root-{key}"), |staging| {
         eprintln!("lab: making the host VM's root image (about a minute)");
         build(staging, inner)
@@ -73,8 +74,7 @@ fn partitioned(file_system: &Path, disk: &Path) -> Result<()> {
     let first = fs::File::create(disk)?;
     first.write_all_at(&partition_table(sectors.try_into()?), 0)?;
     let seek = format!("seek={}", PARTITION_START >> 20);
-    let (from, to) =
-        (format!("if={}", file_system.display()), format!("of={}", disk.display()));
+    let (from, to) = (format!("if={}", file_system.display()), format!("of={}", disk.display()));
     run_to_end(&["dd", "bs=1M", "conv=sparse,notrunc", "status=none", &seek, &from, &to])?;
     first.set_len(PARTITION_START + sectors * SECTOR)?;
     Ok(())

@@ -1,0 +1,46 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# The kernel's own checks of the modules: checkpatch, gcc's and sparse's warnings (all of them
+# errors), against Debian's 6.12. Ends with 1 if there was one.
+#
+#   scripts/kernel/lint.sh
+
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=scripts/kernel/lib.sh
+. "$here/lib.sh"
+sources=$here/../../kernel
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+kdir=$("$here/headers.sh")
+tree=$("$here/source.sh" 6.12)
+private=$("$here/vhost-private.sh" "$kdir")
+
+find "$sources" -name '*.[ch]' | LC_ALL=C sort >"$work/files"
+# shellcheck disable=SC2046
+perl "$tree/scripts/checkpatch.pl" --no-tree --terse --show-types --quiet --no-summary --file \
+    $(cat "$work/files") || failed=1
+
+cp -r "$sources" "$work/kernel"
+checks="W=1 KCFLAGS=-Werror"
+if command -v sparse >/dev/null 2>&1; then
+    checks="$checks C=2"
+else
+    echo "SKIP: sparse is not installed (apt-get install sparse)"
+fi
+for module in "$work"/kernel/*/; do
+    module=${module%/}
+    [ -f "$module/Kbuild" ] || [ -f "$module/Makefile" ] || continue
+    # shellcheck disable=SC2086
+    make -s -j"$(nproc)" -C "$kdir" M="$module" VHOST_PRIVATE="$private" $checks modules \
+        >"$work/log" 2>&1 || failed=1
+    sed "s|$work/kernel|kernel|" "$work/log"
+    # sparse warns without failing; so does modpost.
+    ! grep -qiE '(warning|error):' "$work/log" || failed=1
+done
+[ "$failed" -eq 0 ] || die "the modules do not pass the kernel's checks: see above"
+note "the modules pass the kernel's checks"
