@@ -58,7 +58,8 @@ pub fn measure(args: &[String]) -> Result<Sample> {
     parse(&String::from_utf8_lossy(&output.stdout))
 }
 
-fn parse(text: &str) -> Result<Sample> {
+/// What one run of fio gave, from its JSON.
+pub fn parse(text: &str) -> Result<Sample> {
     // Notes may come before the JSON.
     let json = &text[text.find('{').context("fio printed no JSON")?..];
     let output: serde_json::Value = serde_json::from_str(json).context("fio's JSON is broken")?;

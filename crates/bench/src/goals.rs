@@ -28,7 +28,8 @@ pub struct Goal {
     pub met: bool,
 }
 
-pub(crate) fn at_least(name: String, measured: f64, bound: f64) -> Goal {
+/// A goal that is met from `bound` up.
+pub fn at_least(name: String, measured: f64, bound: f64) -> Goal {
     Goal { name, measured, wanted: format!(">= {bound}"), met: measured >= bound }
 }
 

@@ -58,12 +58,7 @@ impl Daemon {
     }
 
     /// As [`Self::start`], with a control socket for [`Self::switch`].
-    pub fn with_control(
-        program: &Path,
-        disk: &Path,
-        serial: &str,
-        plane: Plane,
-    ) -> Result<Self> {
+    pub fn with_control(program: &Path, disk: &Path, serial: &str, plane: Plane) -> Result<Self> {
         Self::start_with(program, disk, serial, plane, &[], true)
     }
 
@@ -93,7 +88,13 @@ impl Daemon {
         let program_name = program.display().to_string();
         let mut running = Running::start(&program_name, &args, &folder.path().join("log"))?;
         running.wait_for_socket(&socket)?;
-        Ok(Self { running, program: program.to_owned(), folder, serial: serial.to_owned(), stopped: false })
+        Ok(Self {
+            running,
+            program: program.to_owned(),
+            folder,
+            serial: serial.to_owned(),
+            stopped: false,
+        })
     }
 
     /// QEMU's arguments for the disk.

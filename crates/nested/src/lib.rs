@@ -9,3 +9,4 @@ pub mod daemon;
 pub mod exec;
 pub mod guest;
 pub mod kvm;
+pub mod measure;

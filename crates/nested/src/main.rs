@@ -34,6 +34,8 @@ enum Command {
         /// Its name
         case: String,
     },
+    /// Measure all ways to attach a disk in a guest, in turn
+    Bench(nested::measure::Args),
 }
 
 fn main() -> ExitCode {
@@ -67,5 +69,6 @@ fn run(cli: &Cli) -> Result<Outcome> {
             let found = Case::named(case);
             found.with_context(|| format!("no case {case}: see `nested list`"))?.run(&lab)
         }
+        Command::Bench(args) => nested::measure::run(args, &lab),
     }
 }
