@@ -9,6 +9,8 @@ use crate::load::under_load;
 use crate::module;
 use crate::target::{self, Target, check_serves, options};
 use anyhow::{Context, Result, ensure};
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -54,11 +56,26 @@ impl Drop for Fault {
     }
 }
 
-/// Lets faults hit one thread.
-fn expose(task: &Path, on: bool) -> Result<()> {
-    let path = task.join("make-it-fail");
-    std::fs::write(&path, if on { "1" } else { "0" })
-        .map_err(|_| skip("threads cannot be exposed to faults here"))
+/// A thread that faults can hit.
+struct Exposed(File);
+
+impl Exposed {
+    fn of(task: &Path) -> Result<Self> {
+        let file = File::options().write(true).open(task.join("make-it-fail"));
+        file.map(Self).map_err(|_| skip("threads cannot be exposed to faults here"))
+    }
+
+    /// Lets faults hit it, or not. The write itself may be hit.
+    fn set(&mut self, on: bool) -> Result<()> {
+        let mut outcome = Ok(());
+        for _ in 0..100 {
+            outcome = self.0.write_all(if on { b"1" } else { b"0" });
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome.context("make-it-fail")
+    }
 }
 
 /// The module's workers are threads of their owner.
@@ -99,7 +116,7 @@ pub(crate) fn memory_fails(env: &Env, setup: Setup, which: &'static str) -> Resu
     loaded(env, &disk, setup, || {
         let fault = Fault::on(which, 10, more)?;
         for worker in workers()? {
-            expose(&worker, true)?;
+            Exposed::of(&worker)?.set(true)?;
         }
         Ok(fault)
     })?;
@@ -141,11 +158,11 @@ pub(crate) fn set_up_fails(env: &Env, rounds: u64) -> Result<()> {
     {
         let more = [("task-filter", "Y"), ("ignore-gfp-wait", "N")];
         let fault = Fault::on("failslab", 3, &more)?;
-        let myself = Path::new("/proc/thread-self");
+        let mut myself = Exposed::of(Path::new("/proc/thread-self"))?;
         for _ in 0..env.rounds(rounds) {
-            expose(myself, true)?;
+            myself.set(true)?;
             let outcome = target::serve(env, &disk, &options());
-            expose(myself, false)?;
+            myself.set(false)?;
             match outcome {
                 Ok(_) => up += 1,
                 Err(_) => refused += 1,

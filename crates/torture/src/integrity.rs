@@ -4,6 +4,7 @@
 use crate::env::Env;
 use crate::fixture::Disk;
 use crate::load::{Done, Spec, memory_for, under_load};
+use crate::module;
 use crate::target::{self, Target, options};
 use anyhow::Result;
 use driver::Options;
@@ -101,4 +102,10 @@ pub(crate) fn run(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
         under_load(device, specs, |handles| handles.wait_for_progress(env.rounds(setup.requests)))?;
     tell(&done);
     Ok(())
+}
+
+/// The same while few bytes may be in flight, fewer than the largest request has.
+pub(crate) fn bounded(env: &Env, disk: Result<Disk>, setup: Setup, bytes: u64) -> Result<()> {
+    let _bound = module::Parameter::set("inflight_bytes_max", bytes)?;
+    run(env, disk, setup)
 }

@@ -6,6 +6,7 @@ use crate::env::Env;
 use crate::fixture::{run, wait_for};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::KernelDevice;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Its name in sysfs.
@@ -40,4 +41,29 @@ pub(crate) fn reload(env: &Env) -> Result<()> {
     run("rmmod", &["vhost_blk"])?;
     run("insmod", &[&path.to_string_lossy()])?;
     wait_for(KernelDevice::PATH)
+}
+
+/// A parameter of the module, changed until dropped.
+pub(crate) struct Parameter {
+    path: PathBuf,
+    before: String,
+}
+
+impl Parameter {
+    /// Changes it.
+    pub(crate) fn set(name: &str, value: u64) -> Result<Self> {
+        let path = Path::new(SYSFS).join("parameters").join(name);
+        let before = std::fs::read_to_string(&path)
+            .map_err(|_| skip(format!("the module has no parameter {name}")))?;
+        std::fs::write(&path, value.to_string()).with_context(|| path.display().to_string())?;
+        Ok(Self { path, before })
+    }
+}
+
+impl Drop for Parameter {
+    fn drop(&mut self) {
+        if let Err(why) = std::fs::write(&self.path, self.before.trim()) {
+            eprintln!("clean-up: {}: {why}", self.path.display());
+        }
+    }
 }

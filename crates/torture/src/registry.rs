@@ -117,6 +117,9 @@ const INTEGRITY: &[Case] = cases! {
     "integrity-pinned" Gating
         "the load with guest memory pinned once"
         |env| integrity::run(env, usual(), with_flags(abi::OPT_PIN_MEMORY, 200));
+    "integrity-bounded" Gating
+        "the load while fewer bytes may be in flight than one request has"
+        |env| integrity::bounded(env, usual(), Setup::usual(300), 256 << 10);
     "integrity-write-through" Full
         "the load in write-through mode on a disk with a volatile cache"
         |env| integrity::run(

@@ -60,6 +60,8 @@ pub(crate) fn null_blk_goes(env: &Env, setup: Setup, options: NullBlkOptions) ->
 fn unbound(handles: &mut Handles) -> Result<()> {
     let Some(kernel) = handles.session.kernel() else { return Ok(()) };
     ensure!(kernel.device().info()?.flags & abi::INFO_DEAD != 0, "it does not say that it is dead");
+    // This process's own descriptor would keep the driver in use.
+    kernel.close_backend();
     Ok(())
 }
 

@@ -58,7 +58,7 @@ impl Default for KernelOptions {
 #[derive(Debug)]
 pub struct KernelSession {
     device: KernelDevice,
-    backend: File,
+    backend: Option<File>,
     options: KernelOptions,
     workers: Vec<u32>,
     features: u64,
@@ -67,6 +67,7 @@ pub struct KernelSession {
 
 impl KernelSession {
     pub(crate) fn new(device: KernelDevice, backend: File, options: KernelOptions) -> Self {
+        let backend = Some(backend);
         Self { device, backend, options, workers: Vec::new(), features: 0, attached: false }
     }
 
@@ -75,15 +76,15 @@ impl KernelSession {
         &self.device
     }
 
-    /// The backend that is attached, or will be.
-    pub fn backend(&self) -> &File {
-        &self.backend
+    /// Closes the caller's own descriptor of the backend; the device has one of its own.
+    pub fn close_backend(&mut self) {
+        self.backend = None;
     }
 
     /// Attaches another backend; running queues go on with it.
     pub fn swap_backend(&mut self, backend: File) -> Result<(), Error> {
         self.device.set_backend(0, Some(backend.as_raw_fd()))?;
-        self.backend = backend;
+        self.backend = Some(backend);
         Ok(())
     }
 
@@ -135,7 +136,8 @@ impl KernelSession {
                 self.workers.push(self.device.new_worker()?);
             }
         }
-        self.device.set_backend(0, Some(self.backend.as_raw_fd()))?;
+        let backend = self.backend.as_ref().map(|backend| backend.as_raw_fd());
+        self.device.set_backend(0, backend)?;
         self.attached = true;
         Ok(())
     }
