@@ -4,7 +4,7 @@
 # What the scripts of this folder share; to be read with `.`. Each of them prints one folder on its
 # standard output, everything else on standard error, and keeps what is expensive in the cache.
 
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/vhost-blk
+cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk
 mkdir -p "$cache"
 
 note() { printf 'kernel: %s\n' "$*" >&2; }

@@ -30,9 +30,8 @@ for module in configfs vhost; do
 done
 mount -t configfs configfs /sys/kernel/config
 modprobe -q kvm_amd 2>/dev/null || modprobe -q kvm_intel 2>/dev/null
-for module in /lab/modules/vhost_blk.ko; do
-    [ ! -e "$module" ] || insmod "$module" || echo "fail cannot load $module" >"$LAB_RESULTS"
-done
+module=/lab/modules/vhost_blk.ko
+[ ! -e "$module" ] || insmod "$module" || echo "fail cannot load $module" >"$LAB_RESULTS"
 cd /root || exit
 if [ -n "$LAB_STDOUT" ]; then
     sh /lab/job >"$LAB_STDOUT" 2>"${LAB_STDERR:-$LAB_STDOUT}" </dev/null
