@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use vhost::vhost_kern::VhostKernBackend;
 use vhost::vhost_kern::vhost_binding::{
     VHOST_SET_VRING_ADDR, VHOST_SET_VRING_CALL, VHOST_SET_VRING_ERR, VHOST_SET_VRING_KICK,
@@ -22,6 +23,10 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 
 /// The device node of the module.
 pub const DEVICE_PATH: &str = "/dev/vhost-blk";
+
+/// How long a claimed block device is waited for.
+const CLAIM_WAIT_MAX: Duration = Duration::from_secs(1);
+const CLAIM_RETRY: Duration = Duration::from_millis(20);
 
 /// Which of a vring's eventfds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,10 +92,19 @@ impl VhostBlk {
         }
     }
 
-    /// Attaches the storage without starting a queue.
+    /// Attaches the storage without starting a queue. A block device that is claimed is waited for
+    /// a moment: a daemon that was killed has it until its last I/O is through.
     pub(crate) fn attach(&self, storage: BorrowedFd<'_>) -> Result<(), KernelError> {
         let file = vhost_vring_file { index: 0, fd: storage.as_raw_fd() };
-        self.set("VHOST_BLK_SET_BACKEND", abi::SET_BACKEND(), &file)
+        let deadline = Instant::now() + CLAIM_WAIT_MAX;
+        loop {
+            match self.set("VHOST_BLK_SET_BACKEND", abi::SET_BACKEND(), &file) {
+                Err(error) if error.is_busy() && Instant::now() < deadline => {
+                    std::thread::sleep(CLAIM_RETRY);
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     pub(crate) fn info(&self) -> Result<abi::Info, KernelError> {

@@ -51,7 +51,7 @@ impl KernelError {
         let remedy = match (call, source.raw_os_error()) {
             (_, Some(libc::ENOTTY)) => "load the kernel module that belongs to this program",
             ("VHOST_BLK_SET_BACKEND", Some(libc::EBUSY)) => {
-                "the block device is mounted or claimed by another program: let go of it there"
+                "the block device is mounted or claimed: let go of it there, or use --data-plane uring"
             }
             ("VHOST_SET_MEM_TABLE", Some(libc::E2BIG)) => {
                 "raise the parameter max_mem_regions of the kernel module vhost"
@@ -67,6 +67,12 @@ impl KernelError {
         let unknown = [libc::ENOTTY, libc::EINVAL, libc::EFAULT, libc::ENOSYS];
         matches!(self, KernelError::Call { source, .. }
             if source.raw_os_error().is_some_and(|code| unknown.contains(&code)))
+    }
+
+    /// Somebody else has it.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self, KernelError::Call { source, .. }
+            if source.raw_os_error() == Some(libc::EBUSY))
     }
 
     /// Memory could not be had or pinned.
