@@ -9,7 +9,7 @@ LAB = $(CARGO) run --quiet --release -p lab --
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab-shell vm-shell modules lab test bench lint
+.PHONY: help run lab-shell vm-shell modules lab test bench bench-lab lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,7 +28,7 @@ vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.1
 	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
 
 lab: programs ## All cases of the kernel module, in VMs with three kernels [KERNEL=...] [CASE=NAME]
-	@$(LAB) run --kernel $(or $(KERNEL),debug,6.12,sid) $(or $(CASE),--set gating,full,nested) $(ARGS)
+	@$(LAB) run --kernel $(or $(KERNEL),debug,6.12,sid) $(if $(CASE),"$(CASE)",--set gating,full,nested) $(ARGS)
 
 test: ## All tests; the last line counts them
 	@scripts/test.sh
@@ -37,6 +37,9 @@ bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKE
 	@scripts/setup.sh build bench
 	@$(CARGO) build --release -p vhost-blk
 	@$(CARGO) run --quiet --release -p bench -- $(ARGS)
+
+bench-lab: programs ## Measure in lab VMs: host side, path lengths, inner guests [ARGS="--quick"]
+	@scripts/bench-lab.sh $(ARGS)
 
 lint: ## Formatting, clippy, rustdoc, shell syntax, checkpatch, sparse, licences
 	@scripts/lint.sh

@@ -50,7 +50,7 @@ pub fn claim(path: &Path, format: bool) -> Result<()> {
     if let Some(content) = content_of(path)? {
         bail!(
             "{} is not empty ({content}) and the run would format it: give another disk, \
-             or say FORMAT=1 (lab run --format) to lose what is on it",
+             or say FORMAT=1 (lab demo --format) to lose what is on it",
             path.display()
         );
     }

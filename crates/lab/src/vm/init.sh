@@ -4,7 +4,7 @@
 # The host VM's first process, from the payload: mounts what the cases need, loads the modules,
 # runs the job beside it, reports its exit code on the results port, ends the machine.
 
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM="${TERM:-linux}"
+export PATH=/lab/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM="${TERM:-linux}"
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 for place in /dev/shm /run /tmp; do
