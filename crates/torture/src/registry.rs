@@ -181,9 +181,6 @@ const CONTROL: &[Case] = cases! {
     "control-swap-files" Gating
         "an image is swapped between O_DIRECT and the page cache under load"
         |env| control::swap_files(env, Setup::usual(30));
-    "control-iotlb" Gating
-        "addresses go through the IOTLB, which misses and loses entries under load"
-        |env| control::iotlb_with_misses(env, usual(), Setup::usual(100));
     "dirty-log" Gating
         "every page that the device wrote is in the dirty log"
         |env| control::dirty_log_is_complete(env, usual(), 0);
@@ -210,7 +207,7 @@ const DAEMON: &[Case] = cases! {
         |env| integrity::run(&env.over_daemon(), usual(), Setup::usual(200));
     "daemon-switch" Gating
         "a running disk moves between the kernel and the io_uring plane under load"
-        |env| over_daemon::switch_planes(env, usual(), Setup::usual(10));
+        |env| over_daemon::switch_planes(env, usual(), Setup::usual(6));
     "daemon-switch-ext4" Full
         "the same on an image on ext4, many times"
         |env| over_daemon::switch_planes(env, image(FileSystem::Ext4, true), Setup::usual(50));
@@ -225,7 +222,7 @@ const DAEMON: &[Case] = cases! {
 const LIFETIME: &[Case] = cases! {
     "owner-sigkill" Gating
         "the owner of a loaded device is killed; the module can be exchanged after"
-        |env| owner::kill_owners(env, 5);
+        |env| owner::kill_owners(env, 3);
     "owner-sigkill-50" Full
         "the same fifty times"
         |env| owner::kill_owners(env, 50);
@@ -286,12 +283,6 @@ const HOSTILE: &[Case] = cases! {
     "hostile-rings-million" Full
         "a million malformed chains, raced"
         |env| hostile::run(env, usual(), 1_000_000, true);
-    "ioctl-fuzz" Gating
-        "random ioctls with random arguments from two threads; a new device serves after"
-        |env| fuzz::run(env, 8_000);
-    "ioctl-fuzz-long" Full
-        "the same for much longer"
-        |env| fuzz::run(env, 400_000);
 };
 
 const VISIBILITY: &[Case] = cases! {
@@ -301,6 +292,19 @@ const VISIBILITY: &[Case] = cases! {
     "trace-events" Gating
         "one request is seen at each stage, in order"
         |env| visibility::trace_events(env, usual());
+};
+
+/// Last, as they make lockdep give up (see [`crate::case::expect_lockdep_limit`]).
+const WITHOUT_LOCKDEP: &[Case] = cases! {
+    "control-iotlb" Gating
+        "addresses go through the IOTLB, which misses and loses entries under load"
+        |env| control::iotlb_with_misses(env, usual(), Setup::usual(100));
+    "ioctl-fuzz" Gating
+        "random ioctls with random arguments from two threads; a new device serves after"
+        |env| fuzz::run(env, 4_000);
+    "ioctl-fuzz-long" Full
+        "the same for much longer"
+        |env| fuzz::run(env, 400_000);
 };
 
 const USUAL: NullBlkOptions = NullBlkOptions::USUAL;

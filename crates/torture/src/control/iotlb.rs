@@ -3,6 +3,7 @@
 //! loses entries all the time.
 
 use super::specs_for;
+use crate::case::expect_lockdep_limit;
 use crate::env::Env;
 use crate::fixture::Disk;
 use crate::integrity::{Setup, disk_of, tell};
@@ -67,6 +68,7 @@ fn answer(device: &KernelDevice, memory: &GuestMemory, rng: &mut Rng, iova: u64)
 /// A load whose addresses are looked up, while entries are taken away.
 pub(crate) fn iotlb_with_misses(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
     need_module()?;
+    expect_lockdep_limit();
     let disk = disk_of(env, disk)?;
     println!("on {disk}, {setup:?}");
     let (specs, options) = specs_for(env, &disk, setup);

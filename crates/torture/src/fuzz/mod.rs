@@ -5,6 +5,7 @@
 mod material;
 mod ops;
 
+use crate::case::expect_lockdep_limit;
 use crate::env::Env;
 use crate::fixture::{NullBlkOptions, null_blk};
 use crate::module;
@@ -26,6 +27,7 @@ pub(super) type Devices = Arc<Mutex<Vec<Arc<KernelDevice>>>>;
 /// `count` steps.
 pub(crate) fn run(env: &Env, count: u64) -> Result<()> {
     need_module()?;
+    expect_lockdep_limit();
     let (disk, _) = null_blk(NullBlkOptions::default())?;
     let count = env.rounds(count) / THREADS;
     let refs = module::references()?;

@@ -88,7 +88,7 @@ fn long_chains(subject: &mut Subject<'_>) -> Result<()> {
 
 fn large(subject: &mut Subject<'_>) -> Result<()> {
     for misalign in [0, 3, 512] {
-        for len in [1 << 20, (1 << 20) + 4096, 4 << 20] {
+        for len in [(1 << 20) + 4096, 4 << 20] {
             let layout = Layout { align: 4096, misalign, ..subject.device.layout() };
             carries(subject, &layout, len, len as u64 + misalign as u64)?;
         }
