@@ -22,8 +22,19 @@ macro_rules! cases {
 
 /// Cases in the order in which they are listed.
 pub(crate) const CASES: &[&[Case]] = &[
-    INTERFACE, REQUESTS, DURABILITY, NOTIFY, INTEGRITY, CONTROL, DAEMON, LIFETIME, REMOVAL, FAULTS,
-    HOSTILE, VISIBILITY,
+    INTERFACE,
+    REQUESTS,
+    DURABILITY,
+    NOTIFY,
+    INTEGRITY,
+    CONTROL,
+    DAEMON,
+    LIFETIME,
+    REMOVAL,
+    FAULTS,
+    HOSTILE,
+    VISIBILITY,
+    WITHOUT_LOCKDEP,
 ];
 
 const INTERFACE: &[Case] = cases! {
