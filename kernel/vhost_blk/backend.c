@@ -2,6 +2,7 @@
 /*
  * The storage behind a device: attaching, swapping and detaching it, and its removal.
  */
+#include <linux/cred.h>
 #include <linux/memcontrol.h>
 #include <linux/stat.h>
 
@@ -33,7 +34,7 @@ static void dead_work(struct work_struct *work)
 		/* Whoever gets vq.mutex after this sees that it is dead. */
 		mutex_lock(&q->vq.mutex);
 		mutex_unlock(&q->vq.mutex);
-		/* A queue that was swapped to another backend has nothing of this one left. */
+		/* A queue that was swapped to another backend, or stopped, has none of this one left. */
 		wait_event(q->drained, !vhost_blk_inflight(q) ||
 				       READ_ONCE(q->vq.private_data) != be);
 	}
@@ -79,7 +80,11 @@ static int open_bdev(struct vhost_blk_backend *be)
 	 * does not cross a page (null_blk writes past the end of one). Linux guests align so anyway.
 	 */
 	be->mem_mask = bdev_dma_alignment(be->bdev) | (be->lbs - 1);
-	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL;
+	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL &&
+		    bdev_nowait(be->bdev);
+	/* mark_dead() came before there was something to let go of. */
+	if (READ_ONCE(be->dead))
+		return -ENODEV;
 	/* The page cache of the device is not used from here on. */
 	sync_blockdev(be->bdev);
 	invalidate_bdev(be->bdev);
@@ -113,6 +118,7 @@ static int open_regular(struct vhost_blk_backend *be)
 	    (!be->read_only && !file->f_op->write_iter) || file->f_flags & O_APPEND)
 		return -EINVAL;
 	be->lbs = SECTOR_SIZE;
+	be->iocb_flags = file->f_iocb_flags;
 	be->direct = file->f_flags & O_DIRECT;
 	be->nowait = file->f_mode & FMODE_NOWAIT;
 	return be->direct ? direct_limits(be) : 0;
@@ -121,6 +127,7 @@ static int open_regular(struct vhost_blk_backend *be)
 /* Whom the workqueue works for. */
 static void charge_to_current(struct vhost_blk_backend *be)
 {
+	be->cred = get_current_cred();
 #ifdef CONFIG_BLK_CGROUP
 	be->blkcg_css = task_get_css(current, io_cgrp_id);
 #ifdef CONFIG_MEMCG
@@ -151,6 +158,8 @@ void vhost_blk_put_backend(struct vhost_blk_backend *be)
 		destroy_workqueue(be->wq);
 	if (be->file)
 		fput(be->file);
+	if (be->cred)
+		put_cred(be->cred);
 #ifdef CONFIG_BLK_CGROUP
 	if (be->blkcg_css)
 		css_put(be->blkcg_css);
@@ -195,16 +204,18 @@ fail:
 	return ERR_PTR(err);
 }
 
-/* Whether the descriptor names what is attached. */
+/* Whether the descriptor names what is attached, open in the same way. */
 static int same_storage(struct vhost_blk_backend *be, int fd)
 {
 	struct file *file = fget(fd);
-	bool same;
+	bool same, can_write;
 
 	if (!file)
 		return -EBADF;
+	can_write = file->f_mode & FMODE_WRITE;
 	mutex_lock(&be->lock);
-	same = be->file && file->f_mapping->host == be->file->f_mapping->host;
+	same = be->file && file->f_mapping->host == be->file->f_mapping->host &&
+	       can_write == !!(be->file->f_mode & FMODE_WRITE);
 	mutex_unlock(&be->lock);
 	fput(file);
 	return same ? 0 : -EINVAL;

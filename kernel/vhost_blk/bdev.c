@@ -9,8 +9,14 @@ static void end_bio(struct bio *bio)
 {
 	struct vhost_blk_req *req = container_of(bio, struct vhost_blk_req, bio);
 	int error = blk_status_to_errno(bio->bi_status);
+	bool polled = bio->bi_opf & REQ_POLLED;
 
 	bio_uninit(bio);
+	/* No tag, or to be split: see vhost_blk_submit_bdev(). */
+	if (unlikely(polled && error == -EAGAIN)) {
+		vhost_blk_submit_slow(req);
+		return;
+	}
 	vhost_blk_end_io(req, error);
 }
 
@@ -19,26 +25,56 @@ static bool polled(const struct vhost_blk_req *req)
 	return req->be->polls && READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
 }
 
+static blk_opf_t opf_of(const struct vhost_blk_req *req)
+{
+	if (req->type == VIRTIO_BLK_T_OUT)
+		return REQ_OP_WRITE | REQ_SYNC | REQ_IDLE | (req->durable ? REQ_FUA : 0);
+	return REQ_OP_READ;
+}
+
+static void init_bio(struct vhost_blk_req *req, blk_opf_t opf)
+{
+	bio_init(&req->bio, req->be->bdev, req->vecs, req->nr_vecs, opf);
+	req->bio.bi_vcnt = req->nr_vecs;
+	req->bio.bi_iter.bi_size = req->bytes;
+	req->bio.bi_iter.bi_sector = req->sector;
+}
+
 /**
  * vhost_blk_submit_bdev - start an IN or OUT
  * @req: the request, its pages mapped
  */
 void vhost_blk_submit_bdev(struct vhost_blk_req *req)
 {
-	blk_opf_t opf = REQ_OP_READ;
+	blk_opf_t opf = opf_of(req);
 
-	if (req->type == VIRTIO_BLK_T_OUT)
-		opf = REQ_OP_WRITE | REQ_SYNC | REQ_IDLE | (req->durable ? REQ_FUA : 0);
 	if (polled(req)) {
-		opf |= REQ_POLLED;
+		/*
+		 * It must not wait for a tag: those who hold the tags are finished only by polling,
+		 * which is what this thread would do next.
+		 */
+		opf |= REQ_POLLED | REQ_NOWAIT;
 		list_add_tail(&req->polled, &req->q->polled);
 	}
-	bio_init(&req->bio, req->be->bdev, req->vecs, req->nr_vecs, opf);
-	req->bio.bi_vcnt = req->nr_vecs;
-	req->bio.bi_iter.bi_size = req->bytes;
-	req->bio.bi_iter.bi_sector = req->sector;
+	init_bio(req, opf);
 	req->bio.bi_end_io = end_bio;
 	submit_bio(&req->bio);
+}
+
+/**
+ * vhost_blk_bdev_rw - do an IN or OUT of a block device, waiting as long as it takes
+ * @req: the request, its pages mapped
+ *
+ * Return: 0, or a negative errno.
+ */
+int vhost_blk_bdev_rw(struct vhost_blk_req *req)
+{
+	int err;
+
+	init_bio(req, opf_of(req));
+	err = submit_bio_wait(&req->bio);
+	bio_uninit(&req->bio);
+	return err;
 }
 
 /**
@@ -66,7 +102,7 @@ void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
 		/* A bio that was merged into another one, or split, has no cookie. */
 		if (READ_ONCE(req->bio.bi_cookie) == BLK_QC_T_NONE)
 			continue;
-		bio_poll(&req->bio, NULL, 0);
+		bio_poll(&req->bio, NULL, BLK_POLL_ONESHOT);
 		return;
 	}
 }

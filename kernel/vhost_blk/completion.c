@@ -27,7 +27,7 @@ void vhost_blk_end_io(struct vhost_blk_req *req, int error)
 	rcu_read_lock();
 	/*
 	 * Only the first one on the list sees to it that somebody looks; the others can rely on
-	 * that. llist_add() is a full barrier; it pairs with the one in vhost_blk_loop_end().
+	 * that. llist_add() is a full barrier; it pairs with the one in loop_end() in queue.c.
 	 */
 	if (llist_add(&req->done, &q->done) && !READ_ONCE(q->looping))
 		vhost_blk_queue_done(q);
@@ -152,23 +152,26 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 		return 0;
 	q->now_ns = local_clock();
 	llist_for_each_entry(req, list, done) {
+		/* Given up because of the close: whoever serves the ring next does it again. */
+		if (unlikely(req->error && READ_ONCE(q->blk->closing)))
+			continue;
 		vq->heads[n].id = cpu_to_vhost32(vq, req->head);
 		vq->heads[n].len = cpu_to_vhost32(vq, finish(req));
 		n++;
 	}
 
 	vhost_blk_region_batch(q, n);
-	if (vhost_blk_add_used(vq, vq->heads, n))
+	if (unlikely(vhost_blk_add_used(vq, vq->heads, n)))
 		q->broken = true;
-	vhost_blk_region_used(q, n);
+	else
+		vhost_blk_region_used(q, n);
 	trace_vhost_blk_used(q, n);
 	vhost_signal(vq->dev, vq);
 	trace_vhost_blk_notify(q, n);
 
 	q->stats.completed += n;
 	q->stats.calls++;
-	forget_all(list);
-	return n;
+	return forget_all(list);
 }
 
 /**

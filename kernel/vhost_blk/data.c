@@ -40,7 +40,7 @@ static int reserve_vecs(struct vhost_blk_req *req, unsigned int wanted)
 
 	if (likely(wanted <= req->max_vecs))
 		return 0;
-	vecs = kvmalloc_array(wanted, sizeof(*vecs), GFP_KERNEL | __GFP_NOWARN);
+	vecs = kvmalloc_array(wanted, sizeof(*vecs), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 	if (!vecs)
 		return -ENOMEM;
 	req->vecs = vecs;
@@ -148,13 +148,13 @@ static int bounce(struct vhost_blk_req *req, struct iov_iter *data)
 	req->bounced = true;
 	req->q->stats.bounced++;
 	if (req->type == VIRTIO_BLK_T_IN) {
-		req->bounce_iov = dup_iter(&req->bounce_to, data, GFP_KERNEL);
+		req->bounce_iov = dup_iter(&req->bounce_to, data, GFP_KERNEL_ACCOUNT);
 		if (!req->bounce_iov && !iter_is_ubuf(data))
 			return -ENOMEM;
 	}
 	while (left) {
 		unsigned int part = min_t(size_t, left, PAGE_SIZE);
-		struct page *page = alloc_page(GFP_KERNEL | __GFP_NOWARN);
+		struct page *page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 
 		if (!page)
 			return -ENOMEM;

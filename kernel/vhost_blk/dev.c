@@ -84,9 +84,25 @@ static int vhost_blk_close(struct inode *inode, struct file *file)
 	return 0;
 }
 
+static bool any_queue_runs(struct vhost_blk *blk)
+{
+	unsigned int i;
+	bool runs = false;
+
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX && !runs; i++) {
+		struct vhost_virtqueue *vq = &blk->queues[i].vq;
+
+		mutex_lock(&vq->mutex);
+		runs = vhost_vq_get_backend(vq);
+		mutex_unlock(&vq->mutex);
+	}
+	return runs;
+}
+
 /* Requests that were taken before the change end before it is reported. */
 static int set_features(struct vhost_blk *blk, u64 features)
 {
+	bool iotlb = features & BIT_OF(VIRTIO_F_ACCESS_PLATFORM);
 	unsigned int i;
 	int err;
 
@@ -94,12 +110,15 @@ static int set_features(struct vhost_blk *blk, u64 features)
 		return -EOPNOTSUPP;
 	if (features & BIT_OF(VHOST_F_LOG_ALL) && !vhost_log_access_ok(&blk->dev))
 		return -EFAULT;
-	if (features & BIT_OF(VIRTIO_F_ACCESS_PLATFORM)) {
-		err = vhost_init_device_iotlb(&blk->dev);
+	if (iotlb != !!blk->dev.iotlb) {
+		/* The addresses of the rings would mean something else, and nobody checked them. */
+		if (any_queue_runs(blk))
+			return -EBUSY;
+		err = iotlb ? vhost_init_device_iotlb(&blk->dev) : 0;
 		if (err)
 			return err;
-	} else {
-		vhost_clear_device_iotlb(&blk->dev);
+		if (!iotlb)
+			vhost_clear_device_iotlb(&blk->dev);
 	}
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
 		mutex_lock(&blk->queues[i].vq.mutex);
@@ -182,6 +201,8 @@ static long reset_owner(struct vhost_blk *blk)
 	vhost_blk_unpin_memory(blk);
 	blk->opt = (struct vhost_blk_options) {};
 	vhost_dev_stop(&blk->dev);
+	flush_orphans(blk);
+	vhost_dev_flush(&blk->dev);
 	vhost_dev_reset_owner(&blk->dev, umem);
 	return 0;
 }

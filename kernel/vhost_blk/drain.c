@@ -156,13 +156,22 @@ static int stop(struct vhost_blk_queue *q, bool killable)
 {
 	int err;
 
+	/*
+	 * The backend stays until nothing is in flight: to the core, a ring without one is at rest,
+	 * and it lets its addresses and size change unchecked.
+	 */
 	mutex_lock(&q->vq.mutex);
-	vhost_vq_set_backend(&q->vq, NULL);
+	q->stopping = true;
 	mutex_unlock(&q->vq.mutex);
 	err = drain(q, killable);
 	if (err)
 		return err;
+	/* The last vhost_blk_end_io() may still look at the worker, which may be freed soon. */
+	if (q->reqs)
+		synchronize_rcu_expedited();
 	mutex_lock(&q->vq.mutex);
+	vhost_vq_set_backend(&q->vq, NULL);
+	q->stopping = false;
 	free_reqs(q);
 	mutex_unlock(&q->vq.mutex);
 	return 0;
@@ -208,9 +217,9 @@ int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *b
 	bool leftovers;
 	int err;
 
-	/* Requests of a stop that was killed. */
+	/* A stop that was killed, or could not reach the rings. */
 	mutex_lock(&q->vq.mutex);
-	leftovers = q->reqs && !vhost_vq_get_backend(&q->vq);
+	leftovers = q->stopping;
 	mutex_unlock(&q->vq.mutex);
 	if (unlikely(leftovers)) {
 		err = stop(q, true);

@@ -29,7 +29,8 @@ static void init_iocb(struct vhost_blk_req *req)
 	req->iocb = (struct kiocb) {
 		.ki_filp = req->be->file,
 		.ki_pos = (loff_t)req->sector << SECTOR_SHIFT,
-		.ki_flags = req->be->file->f_iocb_flags | (req->durable ? IOCB_DSYNC : 0),
+		.ki_flags = req->be->iocb_flags | (req->durable ? IOCB_DSYNC : 0) |
+			    (req->type == VIRTIO_BLK_T_OUT ? IOCB_WRITE : 0),
 		.ki_ioprio = get_current_ioprio(),
 	};
 }
@@ -81,7 +82,8 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 	result = call_file(req, &iter);
 	if (result == -EIOCBQUEUED)
 		return;
-	if (result == -EAGAIN || result == -EOPNOTSUPP) {
+	/* EINTR: this worker's owner is being killed, which is no fault of the request. */
+	if (result == -EAGAIN || result == -EOPNOTSUPP || result == -EINTR) {
 		if (req->type == VIRTIO_BLK_T_OUT)
 			kiocb_end_write(&req->iocb);
 		vhost_blk_submit_slow(req);
@@ -117,14 +119,15 @@ int vhost_blk_file_rw(struct vhost_blk_req *req)
 
 /**
  * vhost_blk_file_zero - write zeroes where the file system has no better way
- * @file: the file
+ * @req: the request
  * @pos: first byte
  * @len: number of bytes
  *
  * Return: 0, or a negative errno.
  */
-int vhost_blk_file_zero(struct file *file, loff_t pos, loff_t len)
+int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len)
 {
+	struct file *file = req->be->file;
 	struct bio_vec vecs[VHOST_BLK_INLINE_VECS];
 	struct iov_iter iter;
 	ssize_t result = 0;
@@ -133,11 +136,11 @@ int vhost_blk_file_zero(struct file *file, loff_t pos, loff_t len)
 	for (i = 0; i < ARRAY_SIZE(vecs); i++)
 		bvec_set_page(&vecs[i], ZERO_PAGE(0), PAGE_SIZE, 0);
 	file_start_write(file);
-	while (len && !fatal_signal_pending(current)) {
+	while (len && !vhost_blk_given_up(req)) {
 		struct kiocb iocb = {
 			.ki_filp = file,
 			.ki_pos = pos,
-			.ki_flags = file->f_iocb_flags,
+			.ki_flags = req->be->iocb_flags | IOCB_WRITE,
 		};
 
 		iov_iter_bvec(&iter, ITER_SOURCE, vecs, ARRAY_SIZE(vecs),

@@ -102,6 +102,8 @@ static const char *state_of(struct vhost_blk_queue *q)
 		return "stopped";
 	if (q->broken)
 		return "faulted";
+	if (q->stopping)
+		return "stopping";
 	return q->paused ? "paused" : "running";
 }
 

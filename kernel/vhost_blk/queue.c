@@ -32,7 +32,7 @@ static u64 now(void)
 
 static bool may_take(struct vhost_blk_queue *q)
 {
-	return vhost_vq_get_backend(&q->vq) && !q->broken && !q->paused;
+	return vhost_vq_get_backend(&q->vq) && !q->broken && !q->paused && !q->stopping;
 }
 
 static void loop_begin(struct vhost_blk_queue *q, struct run *run)
@@ -56,7 +56,8 @@ static void loop_end(struct vhost_blk_queue *q, const struct run *run)
 	/* Pairs with llist_add() in vhost_blk_end_io(). */
 	smp_mb();
 	more = !llist_empty(&q->done) || !list_empty(&q->polled);
-	if (more && !run->blind)
+	/* Nobody gives IOTLB entries to a device that is being closed. */
+	if (more && (!run->blind || READ_ONCE(q->blk->closing)))
 		vhost_blk_queue_done(q);
 }
 
@@ -183,7 +184,8 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 		run.stuck = false;
 		if (may_take(q))
 			submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
-		vhost_blk_complete(q);			/* 4 completion, 5 used, 6 notify */
+		if (vhost_blk_complete(q))		/* 4 completion, 5 used, 6 notify */
+			run.stuck = false;	/* this may be the one that was waited for */
 	} while (go_on(q, &run));
 	loop_end(q, &run);
 	mutex_unlock(&q->vq.mutex);

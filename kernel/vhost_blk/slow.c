@@ -5,12 +5,16 @@
  * its completions wait for it.
  */
 #include <linux/fs.h>
+#include <linux/cred.h>
 #include <linux/falloc.h>
 #include <linux/kthread.h>
 #include <linux/memcontrol.h>
 #include <linux/sched/mm.h>
 
 #include "vhost_blk.h"
+
+/* Sectors of a range that are worked on before the device is looked at again. */
+#define RANGE_PIECE_SECTORS	(1u << 21)
 
 /**
  * vhost_blk_submit_slow - let the workqueue do a request
@@ -28,35 +32,69 @@ static int flush(const struct vhost_blk_backend *be)
 	return be->bdev ? blkdev_issue_flush(be->bdev) : vfs_fsync(be->file, 1);
 }
 
-static int bdev_range(struct vhost_blk_req *req, const struct vhost_blk_range *range)
+static int bdev_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool unmap)
 {
 	struct block_device *bdev = req->be->bdev;
 
 	switch (req->type) {
 	case VIRTIO_BLK_T_DISCARD:
-		return blkdev_issue_discard(bdev, range->sector, range->sectors, GFP_KERNEL);
+		/* The block layer takes "not supported" for success. */
+		if (!bdev_max_discard_sectors(bdev))
+			return -EOPNOTSUPP;
+		return blkdev_issue_discard(bdev, sector, sectors, GFP_KERNEL);
 	case VIRTIO_BLK_T_WRITE_ZEROES:
-		return blkdev_issue_zeroout(bdev, range->sector, range->sectors, GFP_KERNEL,
-					    range->unmap ? 0 : BLKDEV_ZERO_NOUNMAP);
+		return blkdev_issue_zeroout(bdev, sector, sectors, GFP_KERNEL,
+					    unmap ? 0 : BLKDEV_ZERO_NOUNMAP);
 	default:
-		return blkdev_issue_secure_erase(bdev, range->sector, range->sectors, GFP_KERNEL);
+		return blkdev_issue_secure_erase(bdev, sector, sectors, GFP_KERNEL);
 	}
 }
 
-static int file_range(struct vhost_blk_req *req, const struct vhost_blk_range *range)
+static int file_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool unmap)
 {
-	loff_t pos = (loff_t)range->sector << SECTOR_SHIFT;
-	loff_t len = (loff_t)range->sectors << SECTOR_SHIFT;
-	struct file *file = req->be->file;
+	loff_t pos = (loff_t)sector << SECTOR_SHIFT;
+	loff_t len = (loff_t)sectors << SECTOR_SHIFT;
 	int mode = FALLOC_FL_PUNCH_HOLE, err;
 
 	if (req->type == VIRTIO_BLK_T_SECURE_ERASE)
 		return -EOPNOTSUPP;
-	if (req->type == VIRTIO_BLK_T_WRITE_ZEROES && !range->unmap)
+	if (req->type == VIRTIO_BLK_T_WRITE_ZEROES && !unmap)
 		mode = FALLOC_FL_ZERO_RANGE;
-	err = vfs_fallocate(file, mode | FALLOC_FL_KEEP_SIZE, pos, len);
+	err = vfs_fallocate(req->be->file, mode | FALLOC_FL_KEEP_SIZE, pos, len);
 	if (err == -EOPNOTSUPP && req->type == VIRTIO_BLK_T_WRITE_ZEROES)
-		err = vhost_blk_file_zero(file, pos, len);
+		err = vhost_blk_file_zero(req, pos, len);
+	return err;
+}
+
+/**
+ * vhost_blk_given_up - whether nobody waits for a long request any more
+ * @req: the request
+ *
+ * Return: true when the device is being closed, or the storage was removed.
+ */
+bool vhost_blk_given_up(const struct vhost_blk_req *req)
+{
+	return READ_ONCE(req->q->blk->closing) || READ_ONCE(req->be->dead);
+}
+
+/* In pieces, so that closing the device need not wait for terabytes. */
+static int do_range(struct vhost_blk_req *req, const struct vhost_blk_range *range)
+{
+	u64 sector = range->sector;
+	u32 left = range->sectors;
+	int err = 0;
+
+	while (left && !err) {
+		u32 part = min_t(u32, left, RANGE_PIECE_SECTORS);
+
+		if (vhost_blk_given_up(req))
+			return -EIO;
+		err = req->be->bdev ? bdev_range(req, sector, part, range->unmap) :
+				      file_range(req, sector, part, range->unmap);
+		sector += part;
+		left -= part;
+		cond_resched();
+	}
 	return err;
 }
 
@@ -65,12 +103,8 @@ static int do_ranges(struct vhost_blk_req *req)
 	unsigned int i;
 	int err = 0;
 
-	for (i = 0; i < req->nr_ranges && !err; i++) {
-		if (!req->ranges[i].sectors)
-			continue;
-		err = req->be->bdev ? bdev_range(req, &req->ranges[i]) :
-				      file_range(req, &req->ranges[i]);
-	}
+	for (i = 0; i < req->nr_ranges && !err; i++)
+		err = do_range(req, &req->ranges[i]);
 	if (!err && req->durable)
 		err = flush(req->be);
 	return err;
@@ -81,7 +115,7 @@ static int do_slow(struct vhost_blk_req *req)
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
 	case VIRTIO_BLK_T_OUT:
-		return vhost_blk_file_rw(req);
+		return req->be->bdev ? vhost_blk_bdev_rw(req) : vhost_blk_file_rw(req);
 	case VIRTIO_BLK_T_FLUSH:
 		return flush(req->be);
 	default:
@@ -101,9 +135,12 @@ static struct mem_cgroup *owners_memcg(const struct vhost_blk_backend *be)
 void vhost_blk_slow_work(struct work_struct *work)
 {
 	struct vhost_blk_req *req = container_of(work, struct vhost_blk_req, work);
+	const struct cred *old_cred;
 	struct mem_cgroup *old;
 	int err;
 
+	/* Quotas, reserved blocks, file size: what holds for the owner. */
+	old_cred = override_creds(req->be->cred);
 	if (req->be->blkcg_css)
 		kthread_associate_blkcg(req->be->blkcg_css);
 	old = set_active_memcg(owners_memcg(req->be));
@@ -111,5 +148,6 @@ void vhost_blk_slow_work(struct work_struct *work)
 	set_active_memcg(old);
 	if (req->be->blkcg_css)
 		kthread_associate_blkcg(NULL);
+	revert_creds(old_cred);
 	vhost_blk_end_io(req, err);
 }

@@ -6,25 +6,29 @@
 #include "trace.h"
 
 /*
- * Counts @req's bytes as in flight. One request is always let through, so that a limit below the
+ * Counts @req's data as in flight. One request is always let through, so that a limit below the
  * size of a request cannot stop the disk.
  */
-static bool charge(struct vhost_blk_req *req)
+static bool charge(struct vhost_blk_req *req, unsigned int segments)
 {
 	struct vhost_blk *blk = req->q->blk;
-	u64 total = atomic64_add_return(req->bytes, &blk->inflight_bytes);
+	/* Small segments take whole pages. */
+	u32 bytes = max_t(u32, req->bytes, segments * PAGE_SIZE);
+	u64 total = atomic64_add_return(bytes, &blk->inflight_bytes);
 
-	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != req->bytes)) {
+	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != bytes)) {
 		WRITE_ONCE(req->q->starved, true);
+		/* Whoever sees starving sees starved; pairs with smp_store_mb() in uncharge(). */
+		smp_wmb();
 		/* Orders it before the subtraction; pairs with the one in uncharge(). */
 		smp_store_mb(blk->starving, true);
-		if (atomic64_sub_return(req->bytes, &blk->inflight_bytes))
+		if (atomic64_sub_return(bytes, &blk->inflight_bytes))
 			return false;
 		/* All others finished meanwhile: nobody would wake this queue. */
 		WRITE_ONCE(req->q->starved, false);
-		atomic64_add(req->bytes, &blk->inflight_bytes);
+		atomic64_add(bytes, &blk->inflight_bytes);
 	}
-	req->charged = req->bytes;
+	req->charged = bytes;
 	return true;
 }
 
@@ -58,11 +62,12 @@ static int remember_log(struct vhost_blk_req *req, const struct vhost_blk_chain 
 	if (likely(!vhost_has_feature(vq, VHOST_F_LOG_ALL)))
 		return 0;
 	req->log = kmemdup_array(vq->log, chain->log_num, sizeof(*req->log),
-				 GFP_KERNEL | __GFP_NOWARN);
+				 GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 	req->log_num = chain->log_num;
 	if (vq->iotlb) {
 		req->log_iov = kmemdup_array(vq->iov + chain->out, chain->in,
-					     sizeof(*req->log_iov), GFP_KERNEL | __GFP_NOWARN);
+					     sizeof(*req->log_iov),
+					     GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 		req->log_iov_num = chain->in;
 	}
 	if ((chain->log_num && !req->log) || (vq->iotlb && chain->in && !req->log_iov))
@@ -78,7 +83,7 @@ static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 		vhost_blk_end_io(req, 0);
 		return 0;
 	}
-	if (unlikely(!charge(req)))
+	if (unlikely(!charge(req, data->nr_segs)))
 		return -EAGAIN;
 	err = vhost_blk_map_data(req, data);
 	if (unlikely(err))
@@ -106,12 +111,11 @@ static int copy_id(struct vhost_blk_req *req, struct iov_iter *data)
 	return 0;
 }
 
-static int start(struct vhost_blk_req *req, struct iov_iter *data, unsigned int *bytes)
+static int start(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	int err;
 
 	trace_vhost_blk_submit(req, req->bytes);
-	*bytes += req->bytes;
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
 	case VIRTIO_BLK_T_OUT:
@@ -172,7 +176,7 @@ void vhost_blk_release(struct vhost_blk_req *req)
 		uncharge(req);
 }
 
-/* Memory for the log is short. A request must not go without: the migration would lose data. */
+/* Puts a chain back and sees to it that the queue tries again. */
 static int try_later(struct vhost_blk_queue *q)
 {
 	if (vhost_blk_inflight(q) == 1)
@@ -199,13 +203,18 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 	init_req(req, chain);
 	vhost_blk_region_take(q, chain->head);
 	err = vhost_blk_parse(req, chain, &data);
-	/* A refused one's status byte is logged, too. */
+	/* A refused one's status byte is logged, too: without, a migration would lose it. */
 	if (unlikely(remember_log(req, chain)))
 		err = try_later(q);
 	if (likely(!err))
-		err = start(req, &data, bytes);
-	if (likely(!err))
+		err = start(req, &data);
+	if (likely(!err)) {
+		*bytes += req->bytes;
 		return 1;
+	}
+	/* The owner is being killed; whoever serves the ring next does it. */
+	if (unlikely(fatal_signal_pending(current)))
+		err = try_later(q);
 	/* Another request in flight will finish and make the queue try again. */
 	if (err == -EAGAIN || (err == -ENOMEM && vhost_blk_inflight(q) > 1)) {
 		vhost_blk_region_untake(q, chain->head);

@@ -79,8 +79,10 @@ struct vhost_blk_pinned;
  * @nowait: a regular file that can say that it would block
  * @polls: a block device with poll queues
  * @dead: the block device was removed; set once, read under vq.mutex
+ * @iocb_flags: of @file when it was attached; the owner may change them later
  * @dead_work: lets go of a removed block device
  * @lock: serialises letting go of it with looking at it
+ * @cred: who attached it; the workqueue has no more rights than that
  * @blkcg_css: cgroup charged for I/O that the workqueue does
  * @memcg_css: cgroup charged for page cache that the workqueue makes
  */
@@ -97,8 +99,10 @@ struct vhost_blk_backend {
 	bool nowait;
 	bool polls;
 	bool dead;
+	int iocb_flags;
 	struct work_struct dead_work;
 	struct mutex lock;
+	const struct cred *cred;
 	struct cgroup_subsys_state *blkcg_css;
 	struct cgroup_subsys_state *memcg_css;
 };
@@ -281,6 +285,7 @@ struct vhost_blk_polling {
  * @looping: the loop will look at @done by itself; see vhost_blk_end_io()
  * @broken: a ring fault; nothing is taken until the queue is started again
  * @paused: nothing is taken for the moment
+ * @stopping: nothing is taken any more; being stopped, or a stop has failed
  * @blind: the rings cannot be reached before an IOTLB update
  * @starved: waits for bytes in flight of other queues
  * @gen: generation of new requests
@@ -303,6 +308,7 @@ struct vhost_blk_queue {
 	bool looping;
 	bool broken;
 	bool paused;
+	bool stopping;
 	bool blind;
 	bool starved;
 	u8 gen;
@@ -386,17 +392,19 @@ void vhost_blk_release(struct vhost_blk_req *req);
 
 /* bdev.c */
 void vhost_blk_submit_bdev(struct vhost_blk_req *req);
+int vhost_blk_bdev_rw(struct vhost_blk_req *req);
 void vhost_blk_submit_flush(struct vhost_blk_req *req);
 void vhost_blk_poll_bdev(struct vhost_blk_queue *q);
 
 /* file.c */
 void vhost_blk_submit_file(struct vhost_blk_req *req);
 int vhost_blk_file_rw(struct vhost_blk_req *req);
-int vhost_blk_file_zero(struct file *file, loff_t pos, loff_t len);
+int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len);
 
 /* slow.c */
 void vhost_blk_submit_slow(struct vhost_blk_req *req);
 void vhost_blk_slow_work(struct work_struct *work);
+bool vhost_blk_given_up(const struct vhost_blk_req *req);
 
 /* completion.c */
 void vhost_blk_end_io(struct vhost_blk_req *req, int error);

@@ -40,10 +40,14 @@
  * queue to start on the backend that is attached (the fd must name the same file or device) or,
  * with fd -1, to stop. A queue that stops finishes what it took before the ioctl returns.
  *
- * Errors: EBADF no such fd; EINVAL neither a block device nor a regular file, or another
- * file than the one attached; EBUSY the block device is mounted or claimed; ENOBUFS index
- * too large; EFAULT the vring or the memory table is wrong; EINTR killed while requests were
- * in flight; ENOMEM.
+ * The cgroups and credentials of the caller are those that I/O is charged to and checked against
+ * where the module has to do it in another context than the owner's.
+ *
+ * Errors: EPERM not the owner; EBADF no such fd, or it is not open for reading; EINVAL neither a
+ * block device nor a regular file, a file opened with O_APPEND, or (index not 0) another file or
+ * mode than that of the one attached; EBUSY the block device is mounted or claimed; ENODEV (index
+ * not 0) nothing is attached, or the device was removed meanwhile; ENOBUFS index too large; for a
+ * queue that is to start or to stop, those of VHOST_BLK_SET_QUEUE.
  */
 #define VHOST_BLK_SET_BACKEND	_IOW(VHOST_VIRTIO, 0xFF, struct vhost_vring_file)
 
@@ -60,10 +64,15 @@
  * to go on. Starting needs an attached backend and a queue that is set up. Doing what is done
  * already succeeds.
  *
- * Errors: ENOBUFS index too large; EINVAL num is neither 0 nor 1, or the ring has more than
- * %VHOST_BLK_QUEUE_SIZE_MAX descriptors; ENODEV no backend; EFAULT the vring is not set up or not
+ * Errors: EPERM not the owner; ENOBUFS index too large; EINVAL num is neither 0 nor 1, the ring has
+ * no or more than %VHOST_BLK_QUEUE_SIZE_MAX descriptors, or the in-flight region has less; ENODEV no backend; EFAULT the vring is not set up or not
  * in the memory table; EINTR killed while waiting; EAGAIN the rings cannot be reached before an
  * IOTLB update: give it, and stop again; ENOMEM.
+ *
+ * EINTR and EAGAIN are also what VHOST_SET_MEM_TABLE, VHOST_SET_FEATURES and VHOST_BLK_SET_OPTIONS
+ * (with a change of %VHOST_BLK_OPT_PIN_MEMORY) may return here: they wait for what is in flight.
+ * VHOST_SET_FEATURES changes the features even then. It refuses to switch VIRTIO_F_ACCESS_PLATFORM
+ * while a queue runs (EBUSY), and unknown features (EOPNOTSUPP).
  */
 #define VHOST_BLK_SET_QUEUE	_IOW(VHOST_VIRTIO, 0xFC, struct vhost_vring_state)
 
@@ -145,7 +154,8 @@ struct vhost_blk_info {
  *
  * May be set at any time by the owner. %VHOST_BLK_OPT_PIN_MEMORY pins all pages of the memory table
  * (now and at each VHOST_SET_MEM_TABLE) and charges them to RLIMIT_MEMLOCK (ENOMEM when that is
- * too low); it must not be used with ballooning. All other flags act on requests taken after.
+ * too low; after VHOST_SET_MEM_TABLE, the table is the new one then and pages are pinned request by
+ * request); it must not be used with ballooning. All other flags act on requests taken after.
  */
 struct vhost_blk_options {
 	__u32 size;
@@ -158,7 +168,7 @@ struct vhost_blk_options {
 
 /**
  * struct vhost_blk_inflight - the in-flight region of one queue
- * @index: the queue, which must be stopped (EBUSY)
+ * @index: the queue (ENOBUFS), which must be stopped (EBUSY)
  * @desc_num: number of entries; at least the size of the queue at its start (EINVAL there)
  * @user_addr: address in the owner of the vhost-user protocol's "inflight split" structure, 8-byte
  *	aligned (EINVAL), or 0: keep no track
