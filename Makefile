@@ -6,6 +6,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO ?= cargo
 LAB = $(CARGO) run --quiet --release -p lab --
+LAB_KERNELS = debug,6.12,sid
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
@@ -28,7 +29,7 @@ vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.1
 	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
 
 lab: programs ## All cases of the kernel module, in VMs with three kernels [KERNEL=...] [CASE=NAME]
-	@$(LAB) run --kernel $(or $(KERNEL),debug,6.12,sid) $(if $(CASE),"$(CASE)",--set gating,full,nested) $(ARGS)
+	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,full,nested) $(ARGS)
 
 test: ## All tests; the last line counts them
 	@scripts/test.sh

@@ -217,7 +217,8 @@ impl Runner<'_> {
     }
 
     fn timeout_of(&self, case: &Case) -> Duration {
-        self.timeout.unwrap_or_else(|| case.set.timeout())
+        let is_last = case.name == last_case().name;
+        self.timeout.filter(|_| !is_last).unwrap_or_else(|| case.set.timeout())
     }
 
     fn kernel(&self) -> &'static str {
@@ -243,6 +244,9 @@ fn exit_code<'a>(mut ends: impl Iterator<Item = &'a str>, name: &str) -> Option<
 }
 
 fn verdict(code: i32, output: &str, findings: &[&str]) -> Verdict {
+    if TIMED_OUT.contains(&code) {
+        return Verdict::Failed("it took too long; its log has all blocked tasks".to_owned());
+    }
     if let Some(first) = findings.first() {
         let more = findings.len() - 1;
         return Verdict::Failed(format!("in the kernel's log: {} (and {more} more)", first.trim()));
@@ -253,7 +257,6 @@ fn verdict(code: i32, output: &str, findings: &[&str]) -> Verdict {
             Some(reason) => Verdict::Skipped(reason.trim().to_owned()),
             None => Verdict::Failed("it says it was skipped (exit code 4), but not why".to_owned()),
         },
-        code if TIMED_OUT.contains(&code) => Verdict::Failed("it took too long".to_owned()),
         code => Verdict::Failed(format!("exit code {code}")),
     }
 }
@@ -266,6 +269,9 @@ mod tests {
     fn a_splat_fails_a_case_that_ended_well() {
         let found = ["[ 1.0] BUG: KASAN"];
         assert!(matches!(verdict(0, "", &found), Verdict::Failed(why) if why.contains("KASAN")));
+        assert!(
+            matches!(verdict(124, "", &found), Verdict::Failed(why) if why.contains("too long"))
+        );
         assert_eq!(verdict(0, "", &[]), Verdict::Passed);
     }
 
