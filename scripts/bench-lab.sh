@@ -1,0 +1,46 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Measures the whole project in lab VMs: the host side alone, path lengths in instructions, inner
+# guests. Prints the tables; leaves them and the JSON form in a folder.
+#
+#   bench-lab.sh [--quick] [--only host|icount|nested]... [FOLDER]
+
+set -eu
+cd "$(dirname "$0")/.."
+
+quick= only= folder=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --quick) quick=1 ;;
+        --only) shift; only="$only ${1:?--only takes host, icount or nested}" ;;
+        -*) echo "bench-lab: unknown option $1" >&2; exit 2 ;;
+        *) folder=$1 ;;
+    esac
+    shift
+done
+folder=${folder:-target/bench-lab}
+mkdir -p "$folder"
+failed=0
+
+# measure NAME LAB-OPTIONS COMMAND...: the tables go to FOLDER/NAME.md, the JSON to FOLDER/NAME.json
+measure() {
+    name=$1 options=$2
+    shift 2
+    case " ${only:-$name} " in *" $name "*) ;; *) return 0 ;; esac
+    echo "bench-lab: $name" >&2
+    # shellcheck disable=SC2086 # the options are several words
+    cargo run --quiet --release -p lab -- exec --timeout 14400 $options -- sh -c \
+        'json=/run/result.json; "$@" --json $json; code=$?; echo @@json; cat $json; exit $code' \
+        sh "$@" >"$folder/$name.out" || { echo "bench-lab: $name failed" >&2; failed=1; }
+    sed '/^@@json$/,$d' "$folder/$name.out" >"$folder/$name.md"
+    sed '1,/^@@json$/d' "$folder/$name.out" >"$folder/$name.json"
+    rm "$folder/$name.out"
+    cat "$folder/$name.md"
+}
+
+measure icount --icount /lab/bin/bench icount --check
+measure host "" /lab/bin/bench host ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
+measure nested "" /lab/bin/nested bench ${quick:+--rounds 2 --seconds 0.7 --depth 1,32 --rw randread}
+echo "bench-lab: tables and JSON are in $folder" >&2
+exit $failed
