@@ -170,8 +170,8 @@ impl Runner<'_> {
         let findings = klog::findings(log, &klog::expected_in(&output));
         let verdict = verdict(code, &output, &findings);
         let outcome = with_findings(self.outcome(vm, case, verdict, took)?, &findings);
-        let timed_out = TIMED_OUT.contains(&code);
-        Ok(if findings.is_empty() && !timed_out {
+        let spoilt = TIMED_OUT.contains(&code) || klog::spoils_the_kernel(log);
+        Ok(if findings.is_empty() && !spoilt {
             Progress::Ended(outcome)
         } else {
             Progress::Last(outcome)

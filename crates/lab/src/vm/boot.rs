@@ -150,9 +150,14 @@ fn prepare(
 
 fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     // The time stamp counter of an emulated CPU is the same for all, which kernels do not believe.
-    let clock = if base.accel == Accel::Tcg { " tsc=reliable" } else { "" };
+    // Watchdogs allow for a machine that has better to do.
+    let emulated = if base.accel == Accel::Tcg {
+        " tsc=reliable watchdog_thresh=30 rcupdate.rcu_cpu_stall_timeout=90"
+    } else {
+        ""
+    };
     let command_line = format!(
-        "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{clock}{}",
+        "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{emulated}{}",
         root::root_argument(),
         base.kernel.name().command_line()
     );
