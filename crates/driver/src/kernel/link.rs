@@ -95,7 +95,7 @@ impl KernelSession {
         Ok(())
     }
 
-    /// Workers that were made by [`Self::attach`].
+    /// Ids of the workers that were made besides the device's own.
     pub fn workers(&self) -> &[u32] {
         &self.workers
     }

@@ -13,21 +13,19 @@ pub(super) fn all(subject: &mut Subject<'_>) -> Result<()> {
     large(subject).context("large requests")
 }
 
-/// Writes in one layout, reads back plainly, reads back in that layout. Each direction's cuts are
-/// for its data; the other one's, where the data is not, are the usual ones.
-fn carries(subject: &mut Subject<'_>, layout: &Layout, len: usize, seed: u64) -> Result<()> {
+/// Writes in the first layout, reads back plainly, and in the second one.
+fn carries(
+    subject: &mut Subject<'_>,
+    [out, back]: [&Layout; 2],
+    len: usize,
+    seed: u64,
+) -> Result<()> {
     let sector = subject.at(3);
     let data = pattern(len, seed);
-    let out = Layout { writable: Cuts::Usual, ..layout.clone() };
-    subject.ends_in(&Request::write(sector, &data), &out, S_OK, 1)?;
+    subject.ends_in(&Request::write(sector, &data), out, S_OK, 1)?;
     subject.reads_as(sector, &data)?;
-    let layout = &if matches!(layout.readable, Cuts::Lengths(ref cuts) if cuts.len() > 100) {
-        Layout { readable: Cuts::Usual, ..layout.clone() }
-    } else {
-        layout.clone()
-    };
-    let read = subject.ends_in(&Request::read(sector, len), layout, S_OK, len as u32 + 1)?;
-    super::same(&read.data, &data).with_context(|| super::brief(layout))
+    let read = subject.ends_in(&Request::read(sector, len), back, S_OK, len as u32 + 1)?;
+    super::same(&read.data, &data).with_context(|| super::brief(back))
 }
 
 /// Layouts of requests of 8 KiB.
@@ -58,30 +56,33 @@ fn small(subject: &mut Subject<'_>) -> Result<()> {
     for (n, layout) in layouts().into_iter().enumerate() {
         for indirect in [false, true] {
             let layout = Layout { indirect, ..layout.clone() };
-            carries(subject, &layout, 8192, n as u64 * 2 + u64::from(indirect))?;
+            carries(subject, [&layout, &layout], 8192, n as u64 * 2 + u64::from(indirect))?;
         }
     }
     Ok(())
 }
 
-/// A header, `segments` segments of these bytes, and the status byte.
-fn chain_of(segments: usize, bytes: usize, align: usize, indirect: bool) -> Layout {
+/// Layouts for writing and for reading: a header, `segments` segments of these bytes, the status.
+fn chains_of(segments: usize, bytes: usize, layout: &Layout) -> [Layout; 2] {
     let readable = Cuts::Lengths([vec![16], vec![bytes; segments]].concat());
     let writable = Cuts::Lengths(vec![bytes; segments]);
-    Layout { readable, writable, indirect, align, misalign: 0 }
+    [Layout { readable, ..layout.clone() }, Layout { writable, ..layout.clone() }]
 }
 
 fn long_chains(subject: &mut Subject<'_>) -> Result<()> {
     for indirect in [false, true] {
+        let layout = |align, misalign| Layout { indirect, align, misalign, ..Layout::default() };
         // As many descriptors as the ring and the kernel have: header, 1022 segments, status.
-        let whole =
-            1022 * 512 / subject.disk.block_bytes as usize * subject.disk.block_bytes as usize;
-        carries(subject, &chain_of(whole / 512, 512, 512, indirect), whole, 50)?;
+        let block = subject.disk.block_bytes as usize;
+        let whole = 1022 * 512 / block * block;
+        let [out, back] = chains_of(whole / 512, 512, &layout(512, 0));
+        carries(subject, [&out, &back], whole, 50)?;
         // A page apart from each other: nothing can be joined, more than 256 vectors.
-        carries(subject, &chain_of(600, 4096, 8192, indirect), 600 * 4096, 51)?;
+        let [out, back] = chains_of(600, 4096, &layout(8192, 0));
+        carries(subject, [&out, &back], 600 * 4096, 51)?;
         // Segments that are no multiple of anything, each bounced.
-        let odd = Layout { misalign: 1, ..chain_of(1000, 513, 8, indirect) };
-        carries(subject, &odd, 504 << 10, 52)?;
+        let [out, back] = chains_of(1000, 513, &layout(8, 1));
+        carries(subject, [&out, &back], 500 << 10, 52)?;
     }
     Ok(())
 }
@@ -90,7 +91,7 @@ fn large(subject: &mut Subject<'_>) -> Result<()> {
     for misalign in [0, 3, 512] {
         for len in [(1 << 20) + 4096, 4 << 20] {
             let layout = Layout { align: 4096, misalign, ..subject.device.layout() };
-            carries(subject, &layout, len, len as u64 + misalign as u64)?;
+            carries(subject, [&layout, &layout], len, len as u64 + misalign as u64)?;
         }
     }
     Ok(())
