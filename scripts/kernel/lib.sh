@@ -7,6 +7,11 @@
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk
 mkdir -p "$cache"
 
+# For make: no type information for BPF in modules. Nobody needs it here, and a kernel whose headers
+# come with a vmlinux wants pahole for it.
+# shellcheck disable=SC2034
+without_btf=CONFIG_DEBUG_INFO_BTF_MODULES=
+
 note() { printf 'kernel: %s\n' "$*" >&2; }
 die() {
     note "$*"

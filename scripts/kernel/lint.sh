@@ -36,7 +36,7 @@ for module in "$work"/kernel/*/; do
     module=${module%/}
     [ -f "$module/Kbuild" ] || [ -f "$module/Makefile" ] || continue
     # shellcheck disable=SC2086
-    make -s -j"$(nproc)" -C "$kdir" M="$module" VHOST_PRIVATE="$private" $checks modules \
+    make -s -j"$(nproc)" -C "$kdir" M="$module" VHOST_PRIVATE="$private" $without_btf $checks modules \
         >"$work/log" 2>&1 || failed=1
     sed "s|$work/kernel|kernel|" "$work/log"
     # sparse warns without failing; so does modpost.

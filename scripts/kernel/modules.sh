@@ -22,7 +22,7 @@ fill() {
         module=${module%/}
         [ -f "$module/Kbuild" ] || [ -f "$module/Makefile" ] || continue
         # shellcheck disable=SC2086
-        nice make -s -j"$(nproc)" -C "$kdir" M="$module" VHOST_PRIVATE="$private" $arguments modules
+        nice make -s -j"$(nproc)" -C "$kdir" M="$module" VHOST_PRIVATE="$private" $without_btf $arguments modules
         cp "$module"/*.ko "$folder"
     done
 }

@@ -25,7 +25,7 @@ fill() {
     in_chroot "$1" "for module in /mnt/kernel/*/; do
         module=\${module%/}
         [ -f \$module/Kbuild ] || [ -f \$module/Makefile ] || continue
-        nice make -s -j$(nproc) -C /lib/modules/$release/build M=\$module VHOST_PRIVATE=/vhost-private $arguments modules
+        nice make -s -j$(nproc) -C /lib/modules/$release/build M=\$module VHOST_PRIVATE=/vhost-private $without_btf $arguments modules
         cp \$module/*.ko /mnt
     done"
 }
