@@ -20,6 +20,7 @@ use lab::suite::report;
 use lab::suite::runner::Runner;
 use lab::vm::boot::{Vm, VmBase, VmShape};
 use lab::vm::kernel::{KernelName, VmKernel};
+use lab::vm::machine::{self, Machine};
 use lab::vm::payload::Payload;
 
 /// What `lab exec` answers when the command could not be run to its end.
@@ -86,15 +87,18 @@ struct VmArgs {
     /// The kernel of the host VM.
     #[arg(long, value_enum, default_value = "6.12")]
     kernel: KernelName,
+    /// Which machine: one that guests run on, or one that is a guest and plugs its own disks.
+    #[arg(long = "machine", value_enum, default_value = "host")]
+    which: Machine,
     #[command(flatten)]
     machine: MachineArgs,
 }
 
 #[derive(Debug, Args)]
 struct MachineArgs {
-    /// Virtual CPUs.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
-    vcpus: u32,
+    /// Virtual CPUs [default: 2, in the guest machine 4].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    vcpus: Option<u32>,
     /// Memory in MiB.
     #[arg(long, default_value_t = 3072, value_parser = clap::value_parser!(u32).range(512..))]
     memory: u32,
@@ -169,11 +173,12 @@ impl DiskArgs {
 }
 
 impl MachineArgs {
-    fn shape(&self) -> VmShape {
-        VmShape { vcpus: self.vcpus, memory_mib: self.memory, icount: self.icount }
+    fn shape(&self, machine: Machine) -> VmShape {
+        let vcpus = self.vcpus.unwrap_or(machine.vcpus());
+        VmShape { machine, vcpus, memory_mib: self.memory, icount: self.icount }
     }
 
-    fn prepare(&self, kernel: KernelName) -> Result<(VmBase, Payload)> {
+    fn prepare(&self, kernel: KernelName, machine: Machine) -> Result<(VmBase, Payload)> {
         let lab = Lab::open()?;
         let kernel = VmKernel::cached(&lab.cache, kernel)?;
         let modules = match &self.modules {
@@ -181,6 +186,9 @@ impl MachineArgs {
             None => kernel.build_modules()?,
         };
         let mut payload = Payload::new(&modules)?;
+        if machine == Machine::Guest {
+            payload.add_program(&machine::program()?)?;
+        }
         for program in &self.add {
             payload.add_program(program)?;
         }
@@ -217,8 +225,8 @@ fn start(cli: Cli) -> Result<ExitCode> {
         Command::DemoShell(args) => demo_shell(&args)?,
         Command::Exec(args) => return exec_command(args),
         Command::Shell(args) => {
-            let (base, payload) = args.machine.prepare(args.kernel)?;
-            let shape = args.machine.shape();
+            let (base, payload) = args.machine.prepare(args.kernel, args.which)?;
+            let shape = args.machine.shape(args.which);
             Vm::boot_on_terminal(&base, &shape, &payload, Job::vm_shell().script())?;
         }
         Command::List { set } => {
@@ -234,9 +242,9 @@ fn start(cli: Cli) -> Result<ExitCode> {
 }
 
 fn exec_command(args: ExecArgs) -> Result<ExitCode> {
-    let (base, payload) = args.vm.machine.prepare(args.vm.kernel)?;
+    let (base, payload) = args.vm.machine.prepare(args.vm.kernel, args.vm.which)?;
     let options = ExecOptions {
-        shape: args.vm.machine.shape(),
+        shape: args.vm.machine.shape(args.vm.which),
         command: args.command,
         timeout: Duration::from_secs(args.timeout),
         console: args.console,
@@ -261,12 +269,19 @@ fn run_cases(args: &RunArgs) -> Result<ExitCode> {
     }
     let mut outcomes = Vec::new();
     for kernel in &args.kernels {
-        let (base, payload) = args.vm.prepare(*kernel)?;
-        let (shape, logs) = (args.vm.shape(), args.report.clone());
-        let timeout = args.timeout.map(Duration::from_secs);
-        let runner = Runner { base: &base, shape, payload: &payload, logs, timeout };
-        for _ in 0..args.repeat {
-            outcomes.extend(runner.run(&chosen)?);
+        for machine in [Machine::Host, Machine::Guest] {
+            let here: Vec<&Case> =
+                chosen.iter().copied().filter(|case| case.set.machine() == machine).collect();
+            if here.is_empty() {
+                continue;
+            }
+            let (base, payload) = args.vm.prepare(*kernel, machine)?;
+            let (shape, logs) = (args.vm.shape(machine), args.report.clone());
+            let timeout = args.timeout.map(Duration::from_secs);
+            let runner = Runner { base: &base, shape, payload: &payload, logs, timeout };
+            for _ in 0..args.repeat {
+                outcomes.extend(runner.run(&here)?);
+            }
         }
     }
     report::write_junit(&outcomes, &args.report.join("junit.xml"))?;

@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::process::run_to_end;
+use crate::vm::machine::{GUEST_PROGRAM, Machine};
 
 /// Programs that have cases, in the order in which they run.
-const PROGRAMS: [&str; 2] = ["torture", "nested"];
+const PROGRAMS: [&str; 3] = ["torture", "nested", GUEST_PROGRAM];
 
 /// When a case is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -21,6 +22,10 @@ pub enum Set {
     Full,
     /// Guests inside the VM.
     Nested,
+    /// The guest's driver, at every change.
+    Guest,
+    /// The guest's driver, the longer ones.
+    GuestFull,
 }
 
 impl Set {
@@ -30,15 +35,25 @@ impl Set {
             Set::Gating => "gating",
             Set::Full => "full",
             Set::Nested => "nested",
+            Set::Guest => "guest",
+            Set::GuestFull => "guest-full",
         }
     }
 
     /// The most that a case of the set may take; several times what it should.
     pub fn timeout(self) -> Duration {
         Duration::from_secs(match self {
-            Set::Gating => 300,
-            Set::Full | Set::Nested => 1800,
+            Set::Gating | Set::Guest => 300,
+            Set::Full | Set::Nested | Set::GuestFull => 1800,
         })
+    }
+
+    /// The machine that its cases run in.
+    pub fn machine(self) -> Machine {
+        match self {
+            Set::Gating | Set::Full | Set::Nested => Machine::Host,
+            Set::Guest | Set::GuestFull => Machine::Guest,
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::suite::klog;
 use crate::suite::report::{Outcome, Verdict};
 use crate::suite::script::{last_case, marks, script_for};
 use crate::vm::boot::{Vm, VmBase, VmShape};
+use crate::vm::machine::Machine;
 use crate::vm::payload::Payload;
 
 /// How long a boot may take; the debug kernel needs twenty seconds on an idle machine.
@@ -65,7 +66,7 @@ impl Runner<'_> {
     pub fn run(&self, cases: &[&Case]) -> Result<Vec<Outcome>> {
         fs::create_dir_all(&self.logs)
             .with_context(|| format!("cannot make {}", self.logs.display()))?;
-        let last = last_case();
+        let last = last_case(self.shape.machine);
         let mut pending: VecDeque<&Case> = cases.iter().copied().chain([&last]).collect();
         let mut outcomes = Vec::new();
         let mut boots = 0;
@@ -110,7 +111,11 @@ impl Runner<'_> {
                 break;
             }
         }
-        let console = self.logs.join(format!("{}-boot{number}.log", self.kernel()));
+        let machine = match self.shape.machine {
+            Machine::Host => "",
+            Machine::Guest => "guest-",
+        };
+        let console = self.logs.join(format!("{}-{machine}boot{number}.log", self.kernel()));
         fs::write(console, vm.console())?;
         finished
     }
@@ -217,7 +222,7 @@ impl Runner<'_> {
     }
 
     fn timeout_of(&self, case: &Case) -> Duration {
-        let is_last = case.name == last_case().name;
+        let is_last = case.name == last_case(self.shape.machine).name;
         self.timeout.filter(|_| !is_last).unwrap_or_else(|| case.set.timeout())
     }
 

@@ -15,6 +15,7 @@ use crate::guest::{GuestReport, QEMU, escaped};
 use crate::process::{OwnedChild, StopWith};
 use crate::run::Lab;
 use crate::vm::kernel::VmKernel;
+use crate::vm::machine::{Helper, Machine};
 use crate::vm::payload::Payload;
 use crate::vm::root::{self, INIT_PATH};
 
@@ -45,6 +46,8 @@ impl VmBase {
 /// The machine.
 #[derive(Debug, Clone)]
 pub struct VmShape {
+    /// Which of the machines.
+    pub machine: Machine,
     /// Virtual CPUs.
     pub vcpus: u32,
     /// Memory in MiB.
@@ -55,7 +58,8 @@ pub struct VmShape {
 
 impl Default for VmShape {
     fn default() -> Self {
-        Self { vcpus: 2, memory_mib: 3072, icount: false }
+        let machine = Machine::default();
+        Self { machine, vcpus: machine.vcpus(), memory_mib: 3072, icount: false }
     }
 }
 
@@ -63,21 +67,29 @@ impl Default for VmShape {
 #[derive(Debug)]
 pub struct Vm {
     qemu: OwnedChild,
+    files: Files,
+}
+
+/// What has to live as long as the VM.
+#[derive(Debug)]
+struct Files {
+    helper: Option<Helper>,
     dir: TempDir,
 }
 
 impl Vm {
     /// Starts the VM; `script` runs in it as soon as it has booted.
     pub fn boot(base: &VmBase, shape: &VmShape, payload: &Payload, script: &str) -> Result<Self> {
-        let (dir, mut args) = prepare(base, shape, payload, script)?;
-        let at = |name: &str| escaped(&dir.path().join(name));
+        let (files, mut args) = prepare(base, shape, payload, script)?;
+        let dir = files.dir.path();
+        let at = |name: &str| escaped(&dir.join(name));
         args.extend(["-serial".into(), format!("file:{}", at("console"))]);
         for port in ["stdout", "stderr"] {
-            fs::write(dir.path().join(port), "")?;
+            fs::write(dir.join(port), "")?;
             args.extend(port_args(port, &at(port)));
         }
-        let qemu = OwnedChild::spawn(&args, &dir.path().join("qemu"), StopWith::Kill)?;
-        Ok(Self { qemu, dir })
+        let qemu = OwnedChild::spawn(&args, &dir.join("qemu"), StopWith::Kill)?;
+        Ok(Self { qemu, files })
     }
 
     /// Boots with the VM's console on the lab's own terminal, until the VM ends.
@@ -87,7 +99,7 @@ impl Vm {
         payload: &Payload,
         script: &str,
     ) -> Result<()> {
-        let (_dir, mut args) = prepare(base, shape, payload, script)?;
+        let (_files, mut args) = prepare(base, shape, payload, script)?;
         args.extend(["-serial".into(), "mon:stdio".into()]);
         let mut qemu = OwnedChild::spawn_on_terminal(&args, StopWith::Kill)?;
         qemu.wait(Duration::from_secs(24 * 3600))?;
@@ -109,34 +121,36 @@ impl Vm {
         self.text_of("console").replace('\r', "")
     }
 
-    /// QEMU's own words, without what it says at each start.
+    /// QEMU's own words, without what it says at each start, and the helper's.
     pub fn qemu_log(&self) -> String {
         let text = self.text_of("qemu");
         let lines = text.lines().filter(|line| !line.contains("TCG doesn't support requested"));
-        lines.map(|line| format!("  qemu| {line}\n")).collect()
+        let mut log: String = lines.map(|line| format!("  qemu| {line}\n")).collect();
+        log.extend(self.files.helper.as_ref().map(Helper::log));
+        log
     }
 
     /// A reader of what the script writes to a stream, `stdout` or `stderr`.
     pub fn stream(&self, name: &str) -> Result<File> {
-        File::open(self.dir.path().join(name)).with_context(|| format!("no stream {name}"))
+        File::open(self.files.dir.path().join(name)).with_context(|| format!("no stream {name}"))
     }
 
     fn text_of(&self, name: &str) -> String {
         let mut bytes = Vec::new();
-        if let Ok(mut file) = File::open(self.dir.path().join(name)) {
+        if let Ok(mut file) = File::open(self.files.dir.path().join(name)) {
             let _ = file.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 
-/// The folder of a VM's files, which has to live as long as the VM, and QEMU's arguments.
+/// The files of a VM and QEMU's arguments.
 fn prepare(
     base: &VmBase,
     shape: &VmShape,
     payload: &Payload,
     script: &str,
-) -> Result<(TempDir, Vec<String>)> {
+) -> Result<(Files, Vec<String>)> {
     let dir = tempfile::Builder::new().prefix("lab-vm-").tempdir()?;
     fs::write(dir.path().join("results"), "")?;
     let image = dir.path().join("payload.img");
@@ -145,7 +159,12 @@ fn prepare(
     args.extend(disk_args(&[&base.root, &base.modules, &image]));
     args.extend(["-device".into(), "virtio-serial-pci".into()]);
     args.extend(port_args("results", &escaped(&dir.path().join("results"))));
-    Ok((dir, args))
+    let helper = match shape.machine {
+        Machine::Host => None,
+        Machine::Guest => Some(Helper::start()?),
+    };
+    args.extend(helper.iter().flat_map(|helper| helper.args(shape.memory_mib)));
+    Ok((Files { helper, dir }, args))
 }
 
 fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
