@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A device is given up: it vanished, it broke its rings, or it does not answer although its driver
+ * has to go. All requests end with an error, but not before the device can no longer write to
+ * their memory.
+ */
+#include "virtio_blk.h"
+
+static void fail_requests(struct virtblk_queue *q)
+{
+	struct request *rq, *requests = NULL;
+	struct virtblk_request *request;
+
+	spin_lock_irq(&q->lock);
+	while (q->vq && (request = virtqueue_detach_unused_buf(q->vq))) {
+		request->status = VIRTBLK_S_UNWRITTEN;
+		rq = blk_mq_rq_from_pdu(request);
+		rq->rq_next = requests;
+		requests = rq;
+		q->in_flight--;
+	}
+	q->full = false;
+	spin_unlock_irq(&q->lock);
+	while ((rq = requests)) {
+		requests = rq->rq_next;
+		rq->rq_next = NULL;
+		blk_mq_complete_request(rq);
+	}
+}
+
+/**
+ * virtblk_give_up() - ends all requests with errors, now and from now on
+ * @blk: its device is reset
+ *
+ * Context: may sleep.
+ */
+void virtblk_give_up(struct virtblk *blk)
+{
+	unsigned int i;
+
+	mutex_lock(&blk->vdev_mutex);
+	if (!blk->vdev || blk->dead)
+		goto out;
+	blk->dead = true;
+	dev_err(&blk->vdev->dev, "[%s] the device is given up, all I/O fails\n",
+		blk->disk->disk_name);
+	/* From here on nothing gets into a ring. */
+	virtio_break_device(blk->vdev);
+	virtio_reset_device(blk->vdev);
+	for (i = 0; i < blk->queue_count; i++) {
+		if (blk->use_bio)
+			virtblk_bio_fail_all(&blk->queues[i]);
+		else
+			fail_requests(&blk->queues[i]);
+	}
+	/* Requests that wait for a place in the ring are dispatched, and fail. */
+	if (!blk->use_bio)
+		blk_mq_start_stopped_hw_queues(blk->disk->queue, true);
+out:
+	mutex_unlock(&blk->vdev_mutex);
+}
+
+void virtblk_abort_work(struct work_struct *work)
+{
+	virtblk_give_up(container_of(work, struct virtblk, abort_work));
+}
+
+/**
+ * virtblk_check_broken() - gives the device up if it broke the rules of this ring
+ * @q: nothing was found in its used ring
+ *
+ * The virtio core marks a ring whose used entries name requests that it never had. What is in
+ * flight there would never end.
+ */
+void virtblk_check_broken(struct virtblk_queue *q)
+{
+	if (unlikely(q->vq && virtqueue_is_broken(q->vq)) && !READ_ONCE(q->blk->dead))
+		queue_work(virtblk_wq, &q->blk->abort_work);
+}

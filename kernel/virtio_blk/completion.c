@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Requests that the device has used: the interrupt, and the end of a request of the request path.
+ */
+#include "virtio_blk.h"
+
+/**
+ * virtblk_finish_rq() - gives back what a request needed on its way
+ * @rq: given back by the device
+ */
+void virtblk_finish_rq(struct request *rq)
+{
+	virtblk_free_data(blk_mq_rq_to_pdu(rq));
+}
+
+/* blk-mq's completion: on the CPU that is to run it. */
+void virtblk_complete_rq(struct request *rq)
+{
+	blk_status_t status = virtblk_status(blk_mq_rq_to_pdu(rq));
+
+	virtblk_finish_rq(rq);
+	blk_mq_end_request(rq, status);
+}
+
+/**
+ * virtblk_restart() - lets requests come again that found the ring full
+ * @q: its lock is held, and there is room
+ */
+void virtblk_restart(struct virtblk_queue *q)
+{
+	if (likely(!q->full))
+		return;
+	q->full = false;
+	blk_mq_start_stopped_hw_queues(q->blk->disk->queue, true);
+}
+
+/**
+ * virtblk_rq_reap() - takes all that the device has used, and completes it
+ * @q: of the request path
+ * @interrupt: arm the interrupt again when the ring is empty
+ *
+ * Return: how many.
+ */
+unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
+{
+	struct request *rq, *first = NULL, **last = &first;
+	struct virtblk_request *request;
+	unsigned int count = 0, len;
+	unsigned long flags;
+
+	spin_lock_irqsave(&q->lock, flags);
+	if (unlikely(!q->vq))
+		goto out;
+	do {
+		if (interrupt)
+			virtqueue_disable_cb(q->vq);
+		while ((request = virtqueue_get_buf(q->vq, &len))) {
+			rq = blk_mq_rq_from_pdu(request);
+			count++;
+			q->in_flight--;
+			rq->rq_next = NULL;
+			*last = rq;
+			last = &rq->rq_next;
+		}
+	} while (interrupt && !virtqueue_enable_cb(q->vq));
+	q->last_reap = jiffies;
+	if (count)
+		virtblk_restart(q);
+	virtblk_check_broken(q);
+out:
+	spin_unlock_irqrestore(&q->lock, flags);
+	/* Outside of the lock: what a completion starts may want it. */
+	while ((rq = first)) {
+		first = rq->rq_next;
+		rq->rq_next = NULL;
+		if (likely(!blk_should_fake_timeout(rq->q)))
+			blk_mq_complete_request(rq);
+	}
+	return count;
+}
+
+/**
+ * virtblk_interrupt() - the device says that it has used requests
+ * @vq: of a queue that is not polled
+ *
+ * Context: interrupt.
+ */
+void virtblk_interrupt(struct virtqueue *vq)
+{
+	struct virtblk *blk = vq->vdev->priv;
+	struct virtblk_queue *q = &blk->queues[vq->index];
+
+	if (blk->use_bio)
+		virtblk_bio_reap(q, true);
+	else
+		virtblk_rq_reap(q, true);
+}

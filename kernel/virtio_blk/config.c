@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What of the configuration changes while the disk is used: its capacity, by the device; the mode
+ * of its write cache, by the administrator.
+ */
+#include <linux/string_helpers.h>
+
+#include "virtio_blk.h"
+
+/* Bytes have to fit into a loff_t. */
+#define CAPACITY_MAX	((u64)LLONG_MAX >> SECTOR_SHIFT)
+
+/**
+ * virtblk_has_cache() - whether written data may be lost before it is flushed
+ * @vdev: with settled features
+ *
+ * A mode that the specification does not have is taken as a cache: a flush too many does no harm.
+ */
+bool virtblk_has_cache(struct virtio_device *vdev)
+{
+	u8 write_back;
+
+	if (virtio_cread_feature(vdev, VIRTIO_BLK_F_CONFIG_WCE, struct virtio_blk_config, wce,
+				 &write_back))
+		return virtio_has_feature(vdev, VIRTIO_BLK_F_FLUSH);
+	return write_back;
+}
+
+static int commit_cache(struct virtblk *blk, bool write_back)
+{
+	struct request_queue *queue = blk->disk->queue;
+	struct queue_limits lim = queue_limits_start_update(queue);
+	unsigned int memflags;
+	int err;
+
+	if (write_back)
+		lim.features |= BLK_FEAT_WRITE_CACHE;
+	else
+		lim.features &= ~BLK_FEAT_WRITE_CACHE;
+	memflags = virtblk_freeze_queue(queue);
+	err = queue_limits_commit_update(queue, &lim);
+	virtblk_unfreeze_queue(queue, memflags);
+	return err;
+}
+
+static void write_wce(struct virtblk *blk, bool write_back)
+{
+	virtio_cwrite8(blk->vdev, offsetof(struct virtio_blk_config, wce), write_back);
+}
+
+/**
+ * virtblk_set_cache() - changes the mode of the device's cache, as VIRTIO_BLK_F_CONFIG_WCE allows
+ * @blk: has that feature
+ * @write_back: the new mode
+ *
+ * On the way to write back, flushes come first: the block layer drops them for a disk without a
+ * cache, so nothing that it dropped them from may be in flight when the device changes. On the
+ * way to write through, they end last, after one more for what the cache still holds.
+ *
+ * Return: a negative errno.
+ */
+int virtblk_set_cache(struct virtblk *blk, bool write_back)
+{
+	int err;
+
+	if (write_back) {
+		err = commit_cache(blk, true);
+		if (err)
+			return err;
+		write_wce(blk, true);
+	} else {
+		write_wce(blk, false);
+		err = blkdev_issue_flush(blk->disk->part0);
+		if (err)
+			return err;
+	}
+	/* The device may have refused. */
+	return commit_cache(blk, virtblk_has_cache(blk->vdev));
+}
+
+/**
+ * virtblk_update_capacity() - takes over the device's capacity
+ * @blk: its device is there
+ * @resize: the disk is known already, and others are told
+ */
+void virtblk_update_capacity(struct virtblk *blk, bool resize)
+{
+	unsigned int block = queue_logical_block_size(blk->disk->queue);
+	struct virtio_device *vdev = blk->vdev;
+	char binary[10], decimal[10];
+	u64 capacity, blocks;
+
+	virtio_cread(vdev, struct virtio_blk_config, capacity, &capacity);
+	if (capacity > CAPACITY_MAX) {
+		dev_warn(&vdev->dev, "[%s] a capacity of %llu sectors is too large; taken as %llu\n",
+			 blk->disk->disk_name, capacity, CAPACITY_MAX);
+		capacity = CAPACITY_MAX;
+	}
+	blocks = DIV_ROUND_UP_ULL(capacity, block >> SECTOR_SHIFT);
+	string_get_size(blocks, block, STRING_UNITS_2, binary, sizeof(binary));
+	string_get_size(blocks, block, STRING_UNITS_10, decimal, sizeof(decimal));
+	dev_notice(&vdev->dev, "[%s] %s%llu %u-byte logical blocks (%s/%s)\n", blk->disk->disk_name,
+		   resize ? "new size: " : "", blocks, block, decimal, binary);
+	set_capacity_and_notify(blk->disk, capacity);
+}
+
+/* The device has changed its configuration. */
+void virtblk_config_work(struct work_struct *work)
+{
+	struct virtblk *blk = container_of(work, struct virtblk, config_work);
+
+	mutex_lock(&blk->vdev_mutex);
+	if (blk->vdev && !blk->dead && !READ_ONCE(blk->removing))
+		virtblk_update_capacity(blk, true);
+	mutex_unlock(&blk->vdev_mutex);
+}
+
+/**
+ * virtblk_config_changed() - the device says that its configuration has changed
+ * @vdev: from probe to removal
+ *
+ * Context: interrupt.
+ */
+void virtblk_config_changed(struct virtio_device *vdev)
+{
+	struct virtblk *blk = vdev->priv;
+
+	if (!READ_ONCE(blk->removing))
+		queue_work(virtblk_wq, &blk->config_work);
+}

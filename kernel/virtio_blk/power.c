@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The device is reset under a living disk: suspend and resume, and the reset of the PCI function.
+ */
+#include "virtio_blk.h"
+
+/**
+ * virtblk_suspend() - takes everything off the device before it is reset
+ * @vdev: works still
+ *
+ * The queue is frozen until nothing is in flight, and then made to keep what comes. It must not
+ * stay frozen: who waits to enter a frozen queue would block the suspend. Dispatchers that run are
+ * waited for, because they use the virtqueues that go (CVE-2024-57946 and what came after it).
+ *
+ * Return: 0.
+ */
+int virtblk_suspend(struct virtio_device *vdev)
+{
+	struct virtblk *blk = vdev->priv;
+	struct request_queue *queue = blk->disk->queue;
+	unsigned int memflags;
+
+	memflags = virtblk_freeze_queue(queue);
+	if (blk->use_bio)
+		virtblk_bio_stop(blk);
+	else
+		blk_mq_quiesce_queue(queue);
+	virtblk_unfreeze_queue(queue, memflags);
+
+	mutex_lock(&blk->vdev_mutex);
+	virtio_reset_device(vdev);
+	mutex_unlock(&blk->vdev_mutex);
+	cancel_work_sync(&blk->config_work);
+	cancel_delayed_work_sync(&blk->watch);
+	WRITE_ONCE(blk->watching, false);
+	cancel_work_sync(&blk->abort_work);
+	virtblk_del_queues(blk);
+	return 0;
+}
+
+/**
+ * virtblk_resume() - gives the device its queues back, and what was kept meanwhile
+ * @vdev: was reset; its features are settled again
+ *
+ * Return: a negative errno; all I/O fails then, instead of waiting.
+ */
+int virtblk_resume(struct virtio_device *vdev)
+{
+	struct virtblk *blk = vdev->priv;
+	int err;
+
+	err = virtblk_find_queues(blk);
+	if (err)
+		dev_err(&vdev->dev, "[%s] the device cannot be resumed: error %d\n",
+			blk->disk->disk_name, err);
+	else
+		virtio_device_ready(vdev);
+	if (blk->use_bio)
+		virtblk_bio_start(blk);
+	else
+		blk_mq_unquiesce_queue(blk->disk->queue);
+	/* It may have another size by now. */
+	if (!err)
+		virtblk_config_changed(vdev);
+	return err;
+}

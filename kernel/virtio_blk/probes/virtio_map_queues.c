@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Interrupt affinity is asked from virtio; later kernels ask the bus, whichever it is. */
+#include <linux/blk-mq-virtio.h>
+
+void probe(struct blk_mq_queue_map *map, struct virtio_device *vdev);
+
+void probe(struct blk_mq_queue_map *map, struct virtio_device *vdev)
+{
+	blk_mq_virtio_map_queues(map, vdev, 0);
+}

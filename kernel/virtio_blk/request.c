@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A request as the device sees it, for both paths: header, data, status byte (section 5.2.6 of
+ * virtio 1.3), and its way into the ring.
+ */
+#include "virtio_blk.h"
+
+/**
+ * virtblk_init_request() - what is the same for all uses of a request
+ * @request: the memory stays where it is until the disk goes
+ */
+void virtblk_init_request(struct virtblk_request *request)
+{
+	sg_init_one(&request->header_sg, &request->header, sizeof(request->header));
+	sg_init_one(&request->status_sg, &request->status, sizeof(request->status));
+	request->data.nents = 0;
+	request->ranges = NULL;
+	request->own_sg = false;
+}
+
+static void set_header(struct virtio_device *vdev, struct virtblk_request *request, u32 type,
+		       u64 sector, unsigned short ioprio)
+{
+	request->header.type = cpu_to_virtio32(vdev, type);
+	request->header.ioprio = cpu_to_virtio32(vdev, ioprio);
+	request->header.sector = cpu_to_virtio64(vdev, sector);
+	request->status = VIRTBLK_S_UNWRITTEN;
+	request->data.nents = 0;
+}
+
+/**
+ * virtblk_set_command() - header and direction of a block layer operation
+ * @vdev: gives the byte order
+ * @request: to be filled in
+ * @opf: operation and flags
+ * @sector: in units of 512 bytes; ignored where the specification has none
+ * @ioprio: of the submitter
+ *
+ * Return: BLK_STS_NOTSUPP for operations that virtio-blk does not have.
+ */
+blk_status_t virtblk_set_command(struct virtio_device *vdev, struct virtblk_request *request,
+				 blk_opf_t opf, sector_t sector, unsigned short ioprio)
+{
+	u32 type;
+
+	request->writes = true;
+	switch (opf & REQ_OP_MASK) {
+	case REQ_OP_READ:
+		request->writes = false;
+		type = VIRTIO_BLK_T_IN;
+		break;
+	case REQ_OP_WRITE:
+		type = VIRTIO_BLK_T_OUT;
+		break;
+	case REQ_OP_FLUSH:
+		type = VIRTIO_BLK_T_FLUSH;
+		sector = 0;
+		break;
+	case REQ_OP_DISCARD:
+		type = VIRTIO_BLK_T_DISCARD;
+		sector = 0;
+		break;
+	case REQ_OP_WRITE_ZEROES:
+		type = VIRTIO_BLK_T_WRITE_ZEROES;
+		sector = 0;
+		break;
+	case REQ_OP_SECURE_ERASE:
+		type = VIRTIO_BLK_T_SECURE_ERASE;
+		sector = 0;
+		break;
+	default:
+		return BLK_STS_NOTSUPP;
+	}
+	set_header(vdev, request, type, sector, ioprio);
+	return BLK_STS_OK;
+}
+
+static void fill_range(struct virtio_blk_discard_write_zeroes *range, blk_opf_t opf,
+		       sector_t sector, sector_t sectors)
+{
+	u32 flags = 0;
+
+	/* Only write zeroes knows the flag; a set one makes a device refuse a discard. */
+	if ((opf & REQ_OP_MASK) == REQ_OP_WRITE_ZEROES && !(opf & REQ_NOUNMAP))
+		flags = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
+	range->sector = cpu_to_le64(sector);
+	range->num_sectors = cpu_to_le32(sectors);
+	range->flags = cpu_to_le32(flags);
+}
+
+static void set_one_buffer(struct virtblk_request *request, void *buffer, unsigned int bytes)
+{
+	request->data.sgl = request->inline_sg;
+	request->data.nents = 1;
+	sg_init_one(request->data.sgl, buffer, bytes);
+}
+
+/**
+ * virtblk_set_range() - the only range of a discard, write zeroes or secure erase
+ * @request: after virtblk_set_command()
+ * @opf: operation and flags
+ * @sector: first one
+ * @sectors: how many; bios and requests are shorter than 2^32 sectors
+ */
+void virtblk_set_range(struct virtblk_request *request, blk_opf_t opf, sector_t sector,
+		       sector_t sectors)
+{
+	fill_range(&request->range, opf, sector, sectors);
+	set_one_buffer(request, &request->range, sizeof(request->range));
+}
+
+/**
+ * virtblk_set_ranges() - one range for each bio of a discard request
+ * @request: after virtblk_set_command()
+ * @rq: the discard
+ * @count: its number of ranges
+ *
+ * Return: -ENOMEM, to be tried again.
+ */
+int virtblk_set_ranges(struct virtblk_request *request, struct request *rq, unsigned int count)
+{
+	struct virtio_blk_discard_write_zeroes *ranges;
+	unsigned int filled = 0;
+	struct bio *bio;
+
+	ranges = kmalloc_array(count, sizeof(*ranges), GFP_ATOMIC);
+	if (!ranges)
+		return -ENOMEM;
+	__rq_for_each_bio(bio, rq) {
+		if (WARN_ON_ONCE(filled == count))
+			break;
+		fill_range(&ranges[filled++], rq->cmd_flags, bio->bi_iter.bi_sector,
+			   bio_sectors(bio));
+	}
+	request->ranges = ranges;
+	set_one_buffer(request, ranges, filled * sizeof(*ranges));
+	return 0;
+}
+
+/**
+ * virtblk_set_get_id() - asks for the serial number, 20 bytes into @request->id
+ * @vdev: gives the byte order
+ * @request: to be filled in
+ */
+void virtblk_set_get_id(struct virtio_device *vdev, struct virtblk_request *request)
+{
+	memset(request->id, 0, sizeof(request->id));
+	request->writes = false;
+	set_header(vdev, request, VIRTIO_BLK_T_GET_ID, 0, 0);
+	set_one_buffer(request, request->id, sizeof(request->id));
+}
+
+/**
+ * virtblk_alloc_sg() - a scatterlist for data
+ * @request: its data.sgl gets @segments entries
+ * @segments: at least 1
+ *
+ * Return: -ENOMEM, to be tried again.
+ */
+int virtblk_alloc_sg(struct virtblk_request *request, unsigned int segments)
+{
+	request->data.sgl = request->inline_sg;
+	if (segments <= VIRTBLK_INLINE_SG) {
+		sg_init_table(request->data.sgl, segments);
+		return 0;
+	}
+	if (sg_alloc_table_chained(&request->data, segments, request->inline_sg,
+				   VIRTBLK_INLINE_SG)) {
+		request->data.nents = 0;
+		return -ENOMEM;
+	}
+	request->own_sg = true;
+	return 0;
+}
+
+/**
+ * virtblk_free_data() - gives back what describes the data
+ * @request: no longer owned by the device
+ */
+void virtblk_free_data(struct virtblk_request *request)
+{
+	if (request->own_sg) {
+		sg_free_table_chained(&request->data, VIRTBLK_INLINE_SG);
+		request->own_sg = false;
+	}
+	if (unlikely(request->ranges)) {
+		kfree(request->ranges);
+		request->ranges = NULL;
+	}
+	request->data.nents = 0;
+}
+
+/**
+ * virtblk_add() - puts a request into the ring
+ * @q: its lock is held
+ * @request: complete
+ *
+ * Return: -ENOSPC if the ring is too full for it, -ENOMEM if it could not be mapped, -EIO if the
+ * device is broken or gone. The request is the caller's still, then.
+ */
+int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
+{
+	struct scatterlist *sgs[3];
+	unsigned int out = 0, in = 0;
+	int err;
+
+	lockdep_assert_held(&q->lock);
+	if (unlikely(!q->vq))
+		return -EIO;
+	/* The core would kick the device, under our lock, before it says the same. */
+	if (unlikely(!q->vq->num_free))
+		return virtqueue_is_broken(q->vq) ? -EIO : -ENOSPC;
+	sgs[out++] = &request->header_sg;
+	if (request->data.nents) {
+		if (request->writes)
+			sgs[out++] = request->data.sgl;
+		else
+			sgs[out + in++] = request->data.sgl;
+	}
+	sgs[out + in++] = &request->status_sg;
+	err = virtqueue_add_sgs(q->vq, sgs, out, in, request, GFP_ATOMIC);
+	if (likely(!err))
+		q->in_flight++;
+	return err;
+}
+
+/* Whether the device wants to be told; under the queue's lock. The kick itself costs an exit. */
+bool virtblk_kick_prepare(struct virtblk_queue *q)
+{
+	return q->vq && virtqueue_kick_prepare(q->vq);
+}
+
+/* The kick, if it was found to be needed; outside of the lock. */
+void virtblk_kick(struct virtblk_queue *q, bool kick)
+{
+	if (kick)
+		virtqueue_notify(q->vq);
+}
+
+/**
+ * virtblk_status() - what the device said of a request
+ * @request: given back by the device
+ *
+ * Anything but the two known values is an error, also no value at all.
+ */
+blk_status_t virtblk_status(const struct virtblk_request *request)
+{
+	switch (READ_ONCE(request->status)) {
+	case VIRTIO_BLK_S_OK:
+		return BLK_STS_OK;
+	case VIRTIO_BLK_S_UNSUPP:
+		return BLK_STS_NOTSUPP;
+	default:
+		return BLK_STS_IOERR;
+	}
+}

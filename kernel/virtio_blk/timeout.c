@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Requests that are not answered. They are reported and waited for: to end a request whose memory
+ * the device may still write to would be worse. Before that the used ring is looked into, in case
+ * that only the interrupt was lost.
+ */
+#include "virtio_blk.h"
+
+/* How often the watch looks, if a polled queue is busy, or only others are. */
+#define WATCH_POLLED	(HZ / 2)
+#define WATCH_OTHERS	(2 * HZ)
+/* Interrupts that are later than this are taken as lost. */
+#define LOST_AFTER	(2 * HZ)
+
+static void report_lost(struct virtblk_queue *q)
+{
+	dev_warn_ratelimited(&q->blk->vdev->dev,
+			     "[%s] queue %u: the device used requests without an interrupt\n",
+			     q->blk->disk->disk_name, q->index);
+}
+
+static void report_silent(struct virtblk_queue *q, int tag, unsigned int age_s)
+{
+	struct virtblk *blk = q->blk;
+
+	if (READ_ONCE(blk->removing)) {
+		queue_work(virtblk_wq, &blk->abort_work);
+		return;
+	}
+	if (q->last_report && time_before(jiffies, q->last_report + VIRTBLK_TIMEOUT))
+		return;
+	q->last_report = jiffies ?: 1;
+	dev_warn_ratelimited(&blk->vdev->dev,
+			     "[%s] queue %u: no answer to request %d for %u s, %u in flight\n",
+			     blk->disk->disk_name, q->index, tag, age_s, READ_ONCE(q->in_flight));
+}
+
+/**
+ * virtblk_timeout() - a request of the request path was not answered in time
+ * @rq: in flight; cannot be freed before this returns
+ *
+ * Return: BLK_EH_DONE if its completion had only been missed.
+ */
+enum blk_eh_timer_return virtblk_timeout(struct request *rq)
+{
+	struct virtblk *blk = rq->q->queuedata;
+	struct virtblk_queue *q = &blk->queues[rq->mq_hctx->queue_num];
+	u64 start_ns = rq->io_start_time_ns;
+	unsigned int age_s = rq->timeout / HZ;
+
+	virtblk_rq_reap(q, !q->polled);
+	if (blk_mq_request_completed(rq)) {
+		if (!q->polled)
+			report_lost(q);
+		return BLK_EH_DONE;
+	}
+	if (start_ns)
+		age_s = div_u64(ktime_get_ns() - start_ns, NSEC_PER_SEC);
+	report_silent(q, rq->tag, age_s);
+	return BLK_EH_RESET_TIMER;
+}
+
+/* The age of a queue's oldest request, and which one it is, or -1. Bio path. */
+static int oldest_slot(struct virtblk_queue *q, unsigned long *age)
+{
+	unsigned int i;
+	int oldest = -1;
+
+	spin_lock_irq(&q->lock);
+	for (i = 0; q->in_flight && i < q->slot_count; i++) {
+		struct virtblk_slot *slot = &q->slots[i];
+
+		if (!slot->on_ring || (oldest >= 0 && jiffies - slot->start <= *age))
+			continue;
+		oldest = i;
+		*age = jiffies - slot->start;
+	}
+	spin_unlock_irq(&q->lock);
+	return oldest;
+}
+
+static void watch_bio_queue(struct virtblk_queue *q)
+{
+	unsigned long age = 0;
+	int slot = oldest_slot(q, &age);
+	bool late = slot >= 0 && age > LOST_AFTER;
+
+	/* Also puts bios into the ring that wait for memory. */
+	if (virtblk_bio_reap(q, !q->polled) && late && !q->polled)
+		report_lost(q);
+	slot = oldest_slot(q, &age);
+	if (slot >= 0 && age > VIRTBLK_TIMEOUT)
+		report_silent(q, slot, age / HZ);
+}
+
+static void watch_queue(struct virtblk_queue *q)
+{
+	if (q->blk->use_bio)
+		watch_bio_queue(q);
+	else if (q->polled && time_after_eq(jiffies, q->last_reap + WATCH_POLLED))
+		virtblk_rq_reap(q, false);
+}
+
+static bool watched(const struct virtblk_queue *q)
+{
+	return q->blk->use_bio || q->polled;
+}
+
+static bool is_busy(struct virtblk_queue *q)
+{
+	bool busy;
+
+	spin_lock_irq(&q->lock);
+	busy = q->in_flight || !bio_list_empty(&q->waiting) || !list_empty(&q->resumed);
+	spin_unlock_irq(&q->lock);
+	return busy;
+}
+
+static unsigned long interval(const struct virtblk *blk)
+{
+	return blk->poll_count ? WATCH_POLLED : WATCH_OTHERS;
+}
+
+/**
+ * virtblk_watch() - looks after requests that nobody else looks after
+ * @work: &virtblk.watch
+ *
+ * Runs while there are any: an idle disk costs nothing.
+ */
+void virtblk_watch(struct work_struct *work)
+{
+	struct virtblk *blk = container_of(to_delayed_work(work), struct virtblk, watch);
+	bool busy = false;
+	unsigned int i;
+
+	for (i = 0; i < blk->queue_count; i++)
+		if (watched(&blk->queues[i]))
+			watch_queue(&blk->queues[i]);
+	/* Whoever adds a request after the next look at its queue finds the watch stopped. */
+	WRITE_ONCE(blk->watching, false);
+	for (i = 0; i < blk->queue_count; i++)
+		busy |= watched(&blk->queues[i]) && is_busy(&blk->queues[i]);
+	if (busy)
+		virtblk_start_watch(blk);
+}
+
+/* To be called after a request was added, outside of the queue's lock. */
+void virtblk_start_watch(struct virtblk *blk)
+{
+	if (likely(READ_ONCE(blk->watching)))
+		return;
+	WRITE_ONCE(blk->watching, true);
+	queue_delayed_work(virtblk_wq, &blk->watch, interval(blk));
+}
+
+/* Memory was short and no completion is to come: try again in a moment. */
+void virtblk_retry_soon(struct virtblk *blk)
+{
+	WRITE_ONCE(blk->watching, true);
+	mod_delayed_work(virtblk_wq, &blk->watch, max(1, HZ / 100));
+}
