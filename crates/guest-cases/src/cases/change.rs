@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What changes while the disk is used.
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use crate::case::{Case, Context};
+use crate::load::{Errors, Load};
+use crate::machine::disk::{Disk, Plug};
+use crate::mode::Mode;
+use crate::system::{LIMIT, wait_for};
+
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        name: "guest-resize",
+        short: &[Mode::Request, Mode::Bio],
+        modes: Mode::ALL,
+        has_long: true,
+        about: "a disk that gets another size under load has it for the kernel, which tells the world",
+        run: resize,
+    },
+    Case {
+        name: "guest-cache-type",
+        short: &[Mode::Bio],
+        modes: Mode::ALL,
+        has_long: true,
+        about: "the cache is switched between write-back and write-through under load",
+        run: cache_type,
+    },
+];
+
+/// Part of the disk that is always there.
+const LOAD_BYTES: u64 = 32 << 20;
+
+/// The kernel's messages about devices.
+struct Uevents(OwnedFd);
+
+impl Uevents {
+    fn listen() -> Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let kind = SocketType::DGRAM;
+        let socket = socket_with(AddressFamily::NETLINK, kind, flags, Some(KOBJECT_UEVENT))?;
+        bind(&socket, &SocketAddrNetlink::new(0, 1)).context("uevents")?;
+        Ok(Self(socket))
+    }
+
+    /// Waits for a message that has both words.
+    fn wait_for(&self, words: [&str; 2]) -> Result<()> {
+        let mut buffer = [0; 8192];
+        let end = Instant::now() + LIMIT;
+        while Instant::now() < end {
+            match recv(&self.0, &mut buffer, RecvFlags::empty()) {
+                Ok((bytes, _)) => {
+                    let text = String::from_utf8_lossy(&buffer[..bytes]).replace('\0', "\n");
+                    if words.iter().all(|word| text.lines().any(|line| line == *word)) {
+                        return Ok(());
+                    }
+                }
+                Err(rustix::io::Errno::AGAIN) => {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                Err(why) => return Err(why.into()),
+            }
+        }
+        anyhow::bail!("the kernel did not tell of {words:?}")
+    }
+}
+
+fn resize(context: &Context) -> Result<()> {
+    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let name = disk.wait_for_block()?;
+    let events = Uevents::listen()?;
+    let load = Load::start(&disk.path()?, LOAD_BYTES, 3, Errors::Fail, context.seed)?;
+    for round in 0..u64::from(context.effort.rounds) {
+        let bytes = (33 + round * 7 % 61) << 20;
+        disk.resize(bytes)?;
+        wait_for("the new size", || (disk.bytes().ok()? == bytes).then_some(()))?;
+        events.wait_for([&format!("DEVNAME={name}"), "RESIZE=1"])?;
+        load.wait_for(20)?;
+    }
+    load.finish().map(drop)
+}
+
+fn cache_type(context: &Context) -> Result<()> {
+    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let load = Load::start(&disk.path()?, LOAD_BYTES, 3, Errors::Fail, context.seed)?;
+    for round in 0..context.effort.rounds {
+        let (wanted, queue) =
+            [("write through", "write through"), ("write back", "write back")][round as usize % 2];
+        disk.set("cache_type", wanted)?;
+        ensure!(disk.attribute("cache_type")? == wanted, "cache_type is not {wanted}");
+        let seen = disk.attribute("queue/write_cache")?;
+        ensure!(seen == queue, "the block layer takes the cache for {seen}");
+        load.wait_for(20)?;
+    }
+    let refused = disk.set("cache_type", "write nothing");
+    ensure!(refused.is_err(), "a cache type that there is not was accepted");
+    load.finish().map(drop)
+}

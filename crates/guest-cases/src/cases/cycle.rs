@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The disk, its driver or the machine goes and comes again, under load.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::case::{Case, Context, skip};
+use crate::load::fio::{Background, Engine, Job};
+use crate::load::{Errors, Load};
+use crate::machine::disk::{Disk, Plug, Way};
+use crate::mode::Mode;
+use crate::system::{read, run, wait_for, write};
+
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        name: "guest-unplug",
+        short: Mode::OURS,
+        modes: Mode::ALL,
+        has_long: true,
+        about: "a disk is unplugged under load: every request ends, and the next disk works",
+        run: |context| unplug(context, Way::Orderly),
+    },
+    Case {
+        name: "guest-surprise",
+        short: Mode::OURS,
+        modes: Mode::ALL,
+        has_long: true,
+        about: "a disk loses its power under load, before the kernel knows: every request ends, and the next disk works",
+        run: |context| unplug(context, Way::Surprise),
+    },
+    Case {
+        name: "guest-button",
+        short: &[],
+        modes: Mode::INTERRUPTS,
+        has_long: false,
+        about: "a disk whose button is pressed goes in order after five seconds, under load",
+        run: button,
+    },
+    Case {
+        name: "guest-bind",
+        short: &[Mode::Request, Mode::Bio],
+        modes: Mode::ALL,
+        has_long: true,
+        about: "the driver is taken off a disk under load, and put on again",
+        run: rebind,
+    },
+    Case {
+        name: "guest-suspend",
+        short: &[Mode::Request, Mode::BioPoll],
+        modes: Mode::ALL,
+        has_long: true,
+        about: "the machine is suspended and resumed under load, and no request fails",
+        run: suspend,
+    },
+    Case {
+        name: "guest-reset",
+        short: &[],
+        modes: Mode::ALL,
+        has_long: false,
+        about: "the PCI function is reset under load, and no request fails",
+        run: reset,
+    },
+];
+
+/// A load of every kind: threads, io_uring, and polled io_uring where there are queues for it.
+struct Everything {
+    threads: Load,
+    jobs: Background,
+}
+
+impl Everything {
+    fn start(context: &Context, disk: &Disk<'_>, errors: Errors) -> Result<Self> {
+        let path = disk.path()?;
+        let threads = Load::start(&path, 32 << 20, 3, errors, context.seed)?;
+        let mut engines = vec![Engine::Uring];
+        if context.mode.polls() {
+            engines.push(Engine::Hipri);
+        }
+        let job = |engine| {
+            let how =
+                "--rw=randrw --bsrange=4k-64k --offset=32M --size=32M --time_based --runtime=600";
+            Job::new("all", &path, engine).with(how)
+        };
+        let jobs = Background::start(&engines.into_iter().map(job).collect::<Vec<_>>())?;
+        let everything = Self { threads, jobs };
+        everything.threads.wait_for(30)?;
+        Ok(everything)
+    }
+
+    /// The disk has gone: both have to end by themselves.
+    fn end(self) -> Result<()> {
+        self.threads.finish().context("threads")?;
+        self.jobs.wait()
+    }
+}
+
+fn plug_and_load<'a>(context: &'a Context) -> Result<(Disk<'a>, Everything)> {
+    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let load = Everything::start(context, &disk, Errors::End)?;
+    Ok((disk, load))
+}
+
+fn unplug(context: &Context, way: Way) -> Result<()> {
+    for round in 0..context.effort.rounds {
+        let (disk, load) = plug_and_load(context).with_context(|| format!("round {round}"))?;
+        let gone = disk.unplug(way);
+        load.end().with_context(|| format!("round {round}"))?;
+        gone.with_context(|| format!("round {round}"))?;
+    }
+    Ok(())
+}
+
+fn button(context: &Context) -> Result<()> {
+    let (mut disk, load) = plug_and_load(context)?;
+    let pci = disk.pci();
+    disk.ask_to_go()?;
+    wait_for("the kernel to let the disk go", || (!pci.exists()).then_some(()))?;
+    load.end()
+}
+
+fn rebind(context: &Context) -> Result<()> {
+    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    for round in 0..context.effort.rounds {
+        let load = Everything::start(context, &disk, Errors::End)?;
+        let unbound = disk.unbind();
+        load.end().with_context(|| format!("round {round}"))?;
+        unbound?;
+        ensure!(disk.block().is_none(), "the block device is still there");
+        disk.bind()?;
+        disk.wait_for_block()?;
+    }
+    Ok(())
+}
+
+const POWER: &str = "/sys/power";
+
+/// Suspends and resumes, by the kernel's own test of devices where it has one.
+fn sleep_once() -> Result<()> {
+    let test = Path::new(POWER).join("pm_test");
+    if test.exists() {
+        write("/sys/module/suspend/parameters/pm_test_delay", "1")?;
+        write(&test, "devices")?;
+        let slept = write(Path::new(POWER).join("state"), "freeze");
+        write(&test, "none")?;
+        return slept;
+    }
+    run("rtcwake", &["-m", "freeze", "-s", "2"]).map(drop)
+}
+
+fn suspend(context: &Context) -> Result<()> {
+    let states = read(Path::new(POWER).join("state")).unwrap_or_default();
+    if !states.split_whitespace().any(|state| state == "freeze") {
+        return Err(skip("this kernel cannot be suspended"));
+    }
+    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let mut load = Everything::start(context, &disk, Errors::Fail)?;
+    for round in 0..context.effort.rounds.min(20) {
+        sleep_once().with_context(|| format!("round {round}"))?;
+        load.threads.wait_for(30)?;
+        ensure!(load.jobs.is_running()?, "fio ended in round {round}");
+    }
+    load.threads.finish().map(drop)
+}
+
+fn reset(context: &Context) -> Result<()> {
+    let symbols = read("/proc/kallsyms")?;
+    if !symbols.lines().any(|line| line.contains("virtio_device_reset_prepare")) {
+        return Err(skip("this kernel's virtio does not tell drivers of resets"));
+    }
+    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let mut load = Everything::start(context, &disk, Errors::Fail)?;
+    for round in 0..context.effort.rounds {
+        write(disk.pci().join("reset"), "1")?;
+        load.threads.wait_for(30)?;
+        ensure!(load.jobs.is_running()?, "fio ended in round {round}");
+    }
+    load.threads.finish().map(drop)
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Swapping to the disk.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::case::{Case, Context};
+use crate::machine::disk::{Disk, Plug};
+use crate::mode::Mode;
+use crate::rng::Rng;
+use crate::system::{read, run, run_quietly};
+
+pub(crate) const CASES: &[Case] = &[Case {
+    name: "guest-swap",
+    short: &[],
+    modes: Mode::ALL,
+    has_long: false,
+    about: "processes that use several times the memory they may have live on the disk as swap, and find what they wrote",
+    run: swap,
+}];
+
+const GROUP: &str = "/sys/fs/cgroup/guest-cases";
+/// What all processes together may have, and each wants.
+const MAY_HAVE_MIB: usize = 48;
+const WANTS_MIB: usize = 64;
+const PROCESSES: usize = 2;
+
+const PAGE: usize = 4096;
+
+struct SwapOn(String);
+
+impl SwapOn {
+    fn new(device: &str) -> Result<Self> {
+        run("mkswap", &[device])?;
+        run("swapon", &[device])?;
+        Ok(Self(device.to_owned()))
+    }
+}
+
+impl Drop for SwapOn {
+    fn drop(&mut self) {
+        run_quietly("swapoff", &[&self.0]);
+    }
+}
+
+struct Group(PathBuf);
+
+impl Group {
+    fn new() -> Result<Self> {
+        let path = Path::new(GROUP);
+        crate::system::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory")?;
+        std::fs::create_dir(path).context(GROUP)?;
+        let group = Self(path.to_owned());
+        crate::system::write(path.join("memory.max"), &format!("{}M", MAY_HAVE_MIB))?;
+        Ok(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Err(why) = std::fs::remove_dir(&self.0) {
+            eprintln!("clean-up: {}: {why}", self.0.display());
+        }
+    }
+}
+
+fn swap(context: &Context) -> Result<()> {
+    let disk = Disk::plug(&context.machine, &Plug::file(512))?;
+    let on = SwapOn::new(&disk.path()?)?;
+    let group = Group::new()?;
+    let program = std::env::current_exe()?;
+    let into = format!("echo $$ >{GROUP}/cgroup.procs && exec \"$0\" eat {WANTS_MIB}");
+    let mut eaters = Vec::new();
+    for _ in 0..PROCESSES {
+        let program = program.to_string_lossy();
+        eaters.push(Command::new("sh").args(["-c", &into, &program]).spawn()?);
+    }
+    let mut failed = Vec::new();
+    for mut eater in eaters {
+        let status = eater.wait()?;
+        if !status.success() {
+            failed.push(status);
+        }
+    }
+    let events = read(group.0.join("memory.events"))?;
+    drop((group, on));
+    ensure!(failed.is_empty(), "a process that swaps: {failed:?}; {events}");
+    let swapped: u64 =
+        disk.attribute("stat")?.split_whitespace().nth(6).context("stat")?.parse()?;
+    println!("{} MiB were written to swap", swapped >> 11);
+    let least = (PROCESSES * WANTS_MIB - MAY_HAVE_MIB) as u64;
+    ensure!(swapped >> 11 >= least, "only {} MiB went to the disk", swapped >> 11);
+    Ok(())
+}
+
+/// The process: writes each page, then looks at all of them twice.
+pub(crate) fn eat(mib: usize) -> Result<()> {
+    let mut memory = vec![0_u8; mib << 20];
+    let seed = u64::from(std::process::id());
+    for (index, page) in memory.chunks_mut(PAGE).enumerate() {
+        Rng::new(seed ^ (index as u64) << 32).fill(page);
+    }
+    let mut expected = vec![0; PAGE];
+    for _ in 0..2 {
+        for (index, page) in memory.chunks(PAGE).enumerate() {
+            Rng::new(seed ^ (index as u64) << 32).fill(&mut expected);
+            if page != expected {
+                bail!("page {index} came back from swap with something else in it");
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Loads of fio.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::case::skip;
+use crate::system::run;
+
+/// Longest time in which a fio in the background must end after its disk has gone.
+const END_LIMIT: Duration = Duration::from_secs(120);
+
+/// How requests get to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// A system call each.
+    Sync,
+    /// io_uring.
+    Uring,
+    /// io_uring that polls for completions.
+    Hipri,
+}
+
+/// Arguments of a job that begin a command line.
+#[derive(Clone, Debug)]
+pub(crate) struct Job(Vec<String>);
+
+impl Job {
+    /// A job on a disk.
+    pub(crate) fn new(name: &str, path: &str, engine: Engine) -> Self {
+        let engine: &[&str] = match engine {
+            Engine::Sync => &["--ioengine=psync"],
+            Engine::Uring => &["--ioengine=io_uring", "--iodepth=32"],
+            Engine::Hipri => &["--ioengine=io_uring", "--iodepth=32", "--hipri=1"],
+        };
+        let mut words = vec![format!("--name={name}"), format!("--filename={path}")];
+        words.extend(engine.iter().map(|&word| word.to_owned()));
+        words.push("--direct=1".to_owned());
+        Self(words)
+    }
+
+    /// With more arguments, separated by spaces.
+    pub(crate) fn with(mut self, arguments: &str) -> Self {
+        self.0.extend(arguments.split_whitespace().map(str::to_owned));
+        self
+    }
+}
+
+/// Arguments by which all jobs write something that they can check, in `size` of the disk.
+pub(crate) fn verified(size_mib: u32) -> String {
+    format!(
+        "--size={size_mib}M --verify=crc32c --verify_fatal=1 --do_verify=1 --verify_state_save=0"
+    )
+}
+
+/// Runs jobs to their end; an error is what fio found.
+pub(crate) fn fio(jobs: &[Job]) -> Result<()> {
+    run("fio", &words(jobs).iter().map(String::as_str).collect::<Vec<_>>()).map(drop)
+}
+
+/// Jobs that run by themselves; dropping them ends them.
+pub(crate) struct Background {
+    child: Child,
+}
+
+impl Background {
+    /// Starts jobs.
+    pub(crate) fn start(jobs: &[Job]) -> Result<Self> {
+        let child = Command::new("fio")
+            .args(words(jobs))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        match child {
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
+                Err(skip("fio is not installed"))
+            }
+            child => Ok(Self { child: child.context("cannot run fio")? }),
+        }
+    }
+
+    /// Waits until it has ended by itself, well or not; nothing of it may stay behind.
+    pub(crate) fn wait(mut self) -> Result<()> {
+        let end = Instant::now() + END_LIMIT;
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > end {
+                bail!("fio did not end within {} s", END_LIMIT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Waits until it has ended, which it has to do well.
+    pub(crate) fn wait_for_success(mut self) -> Result<()> {
+        let mut said = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            stderr.read_to_string(&mut said)?;
+        }
+        let status = self.child.wait()?;
+        if !status.success() {
+            bail!("fio: {status}: {}", said.trim());
+        }
+        Ok(())
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // Refused where it has ended.
+        let _ = self.child.try_wait();
+    }
+}
+
+fn words(jobs: &[Job]) -> Vec<String> {
+    let common = ["--thread=1", "--group_reporting=1", "--output-format=terse"];
+    let common = common.iter().map(|&word| word.to_owned());
+    common.chain(jobs.iter().flat_map(|job| job.0.clone())).collect()
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Programs of the system, modules, files of sysfs, waiting.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::case::skip;
+
+/// Bound of every wait for the kernel; on an emulated debug kernel much takes seconds.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+const TICK: Duration = Duration::from_millis(10);
+
+/// Runs a program; returns what it printed.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = match Command::new(program).args(arguments).output() {
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
+            return Err(skip(format!("{program} is not installed")));
+        }
+        output => output.with_context(|| format!("cannot run {program}"))?,
+    };
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {}: {}: {} {said}", arguments.join(" "), output.status, why.trim());
+    }
+    Ok(said)
+}
+
+/// As [`run`], for clean-up: a failure is only told.
+pub(crate) fn run_quietly(program: &str, arguments: &[&str]) {
+    if let Err(why) = run(program, arguments) {
+        eprintln!("clean-up: {why:#}");
+    }
+}
+
+/// Loads a module, or skips the case where the kernel has none of that name.
+pub(crate) fn modprobe(module: &str) -> Result<()> {
+    run("modprobe", &["-q", module])
+        .map(drop)
+        .map_err(|_| skip(format!("this kernel has no module {module}")))
+}
+
+/// Waits until `condition` gives something.
+pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = condition() {
+            return Ok(found);
+        }
+        if Instant::now() > end {
+            bail!("waited {} s in vain: {what}", LIMIT.as_secs());
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+/// A file's text without the spaces around it.
+pub(crate) fn read(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    Ok(text.trim().to_owned())
+}
+
+/// A number in a file.
+pub(crate) fn read_number(path: impl AsRef<Path>) -> Result<u64> {
+    let path = path.as_ref();
+    read(path)?.parse().with_context(|| path.display().to_string())
+}
+
+/// Writes to a file that is there.
+pub(crate) fn write(path: impl AsRef<Path>, text: &str) -> Result<()> {
+    let path = path.as_ref();
+    if !path.exists() {
+        bail!("{} is missing", path.display());
+    }
+    fs::write(path, text).with_context(|| format!("'{text}' to {}", path.display()))
+}
+
+/// The lines that the kernel's log gets while `during` runs.
+pub(crate) fn kernel_log<T>(during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
+    let mark = format!("guest-cases: mark {:?}", Instant::now());
+    fs::write("/dev/kmsg", format!("<6>{mark}")).context("/dev/kmsg")?;
+    let result = during()?;
+    let log = run("dmesg", &[])?;
+    let at = log.rfind(&mark).context("the kernel's log has lost its mark")?;
+    Ok((result, log[at + mark.len()..].to_owned()))
+}
