@@ -41,7 +41,7 @@ void virtblk_give_up(struct virtblk *blk)
 	mutex_lock(&blk->vdev_mutex);
 	if (!blk->vdev || blk->dead)
 		goto out;
-	blk->dead = true;
+	WRITE_ONCE(blk->dead, true);
 	dev_err(&blk->vdev->dev, "[%s] the device is given up, all I/O fails\n",
 		blk->disk->disk_name);
 	/* From here on nothing gets into a ring. */

@@ -24,8 +24,7 @@ void virtblk_slot_end(struct virtblk_queue *q, struct virtblk_slot *slot, blk_st
 	for (bio = slot->bios; bio; bio = next) {
 		next = bio->bi_next;
 		bio->bi_status = status;
-		if (slot->accounted)
-			bio_end_io_acct(bio, slot->start);
+		virtblk_account_end(slot, bio);
 		bio_list_add(done, bio);
 	}
 	virtblk_put_slot(q, slot);
@@ -60,7 +59,11 @@ static unsigned int take_used(struct virtblk_queue *q, struct bio_list *done)
 	return count;
 }
 
-static void wake_throttled(struct virtblk_queue *q)
+/**
+ * virtblk_wake_throttled() - lets the next submitter on, if the list is short enough
+ * @q: its lock is not held
+ */
+void virtblk_wake_throttled(struct virtblk_queue *q)
 {
 	/* Pairs with the barrier of prepare_to_wait(): who sleeps is seen, or sees the count. */
 	if (wq_has_sleeper(&q->throttled) && READ_ONCE(q->waiting_count) <= q->slot_count)
@@ -95,7 +98,7 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 	spin_unlock_irqrestore(&q->lock, flags);
 	virtblk_kick(q, kick);
 	virtblk_end_bios(q->blk, &done);
-	wake_throttled(q);
+	virtblk_wake_throttled(q);
 	return count;
 }
 
@@ -138,5 +141,5 @@ void virtblk_bio_fail_all(struct virtblk_queue *q)
 	virtblk_bio_dispatch(q, NULL, &done);
 	spin_unlock_irq(&q->lock);
 	virtblk_end_bios(q->blk, &done);
-	wake_throttled(q);
+	virtblk_wake_throttled(q);
 }

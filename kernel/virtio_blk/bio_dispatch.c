@@ -15,18 +15,6 @@ static void unprepare(struct virtblk_queue *q, struct virtblk_slot *slot)
 	virtblk_free_data(&slot->request);
 }
 
-static void account_start(struct virtblk_queue *q, struct virtblk_slot *slot)
-{
-	struct bio *bio;
-
-	slot->start = jiffies;
-	slot->accounted = blk_queue_io_stat(q->blk->disk->queue);
-	if (!slot->accounted)
-		return;
-	for (bio = slot->bios; bio; bio = bio->bi_next)
-		bio_start_io_acct(bio);
-}
-
 /* Puts a slot's stage into the ring. After an error nothing is left but the slot itself. */
 static int slot_send(struct virtblk_queue *q, struct virtblk_slot *slot)
 {
@@ -111,7 +99,7 @@ static unsigned int send_next(struct virtblk_queue *q, struct bio_list *bios, st
 	if (likely(!err))
 		err = slot_send(q, slot);
 	if (likely(!err)) {
-		account_start(q, slot);
+		virtblk_account_start(q, slot);
 		return taken;
 	}
 	if (err == -ENOSPC || err == -ENOMEM) {

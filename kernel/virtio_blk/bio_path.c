@@ -70,11 +70,13 @@ static bool wait_turn(struct virtblk_queue *q, struct bio *bio)
 		bio_wouldblock_error(bio);
 		return false;
 	}
-	if (q->polled)
+	if (q->polled) {
 		wait_polled(q);
-	else
-		___wait_event(q->throttled, !is_crowded(q), TASK_UNINTERRUPTIBLE, 1, 0,
-			      io_schedule());
+		return true;
+	}
+	___wait_event(q->throttled, !is_crowded(q), TASK_UNINTERRUPTIBLE, 1, 0, io_schedule());
+	/* One of those that wait is woken at a time, and what this one sends may go elsewhere. */
+	virtblk_wake_throttled(q);
 	return true;
 }
 

@@ -55,6 +55,8 @@ int virtblk_resume(struct virtio_device *vdev)
 			blk->disk->disk_name, err);
 	else
 		virtio_device_ready(vdev);
+	/* Also a device that was given up has another chance after a reset. */
+	WRITE_ONCE(blk->dead, err);
 	if (blk->use_bio)
 		virtblk_bio_start(blk);
 	else

@@ -220,13 +220,12 @@ int virtblk_probe(struct virtio_device *vdev)
 	return 0;
 
 not_added:
-	put_new_disk(blk);
-no_disk:
 	WRITE_ONCE(blk->removing, true);
 	virtio_reset_device(vdev);
 	cancel_delayed_work_sync(&blk->watch);
 	cancel_work_sync(&blk->abort_work);
-	cancel_work_sync(&blk->config_work);
+	put_new_disk(blk);
+no_disk:
 	virtblk_del_queues(blk);
 	virtblk_free_queues(blk);
 no_queues:
@@ -249,7 +248,7 @@ void virtblk_remove(struct virtio_device *vdev)
 	WRITE_ONCE(blk->removing, true);
 	cancel_work_sync(&blk->config_work);
 	/* So the bus says that the device is gone: nobody will answer. */
-	if (virtqueue_is_broken(blk->queues[0].vq)) {
+	if (blk->queues[0].vq && virtqueue_is_broken(blk->queues[0].vq)) {
 		blk_mark_disk_dead(blk->disk);
 		virtblk_give_up(blk);
 	}

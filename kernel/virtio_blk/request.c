@@ -165,7 +165,7 @@ int virtblk_alloc_sg(struct virtblk_request *request, unsigned int segments)
 		return 0;
 	}
 	if (sg_alloc_table_chained(&request->data, segments, request->inline_sg,
-				   VIRTBLK_INLINE_SG)) {
+				   VIRTBLK_CHAINED_SG)) {
 		request->data.nents = 0;
 		return -ENOMEM;
 	}
@@ -180,7 +180,7 @@ int virtblk_alloc_sg(struct virtblk_request *request, unsigned int segments)
 void virtblk_free_data(struct virtblk_request *request)
 {
 	if (request->own_sg) {
-		sg_free_table_chained(&request->data, VIRTBLK_INLINE_SG);
+		sg_free_table_chained(&request->data, VIRTBLK_CHAINED_SG);
 		request->own_sg = false;
 	}
 	if (unlikely(request->ranges)) {

@@ -79,26 +79,30 @@ static int oldest_slot(struct virtblk_queue *q, unsigned long *age)
 	return oldest;
 }
 
-static void watch_bio_queue(struct virtblk_queue *q)
+/* Returns whether interrupts are missing and it is better to look again soon. */
+static bool watch_bio_queue(struct virtblk_queue *q)
 {
 	unsigned long age = 0;
 	int slot = oldest_slot(q, &age);
-	bool late = slot >= 0 && age > LOST_AFTER;
+	bool lost = slot >= 0 && age > LOST_AFTER && !q->polled;
 
 	/* Also puts bios into the ring that wait for memory. */
-	if (virtblk_bio_reap(q, !q->polled) && late && !q->polled)
+	lost &= virtblk_bio_reap(q, !q->polled) > 0;
+	if (lost)
 		report_lost(q);
 	slot = oldest_slot(q, &age);
 	if (slot >= 0 && age > VIRTBLK_TIMEOUT)
 		report_silent(q, slot, age / HZ);
+	return lost;
 }
 
-static void watch_queue(struct virtblk_queue *q)
+static bool watch_queue(struct virtblk_queue *q)
 {
 	if (q->blk->use_bio)
-		watch_bio_queue(q);
-	else if (q->polled && time_after_eq(jiffies, q->last_reap + WATCH_POLLED))
+		return watch_bio_queue(q);
+	if (q->polled && time_after_eq(jiffies, q->last_reap + WATCH_POLLED))
 		virtblk_rq_reap(q, false);
+	return false;
 }
 
 static bool watched(const struct virtblk_queue *q)
@@ -130,17 +134,19 @@ static unsigned long interval(const struct virtblk *blk)
 void virtblk_watch(struct work_struct *work)
 {
 	struct virtblk *blk = container_of(to_delayed_work(work), struct virtblk, watch);
-	bool busy = false;
+	bool busy = false, lost = false;
 	unsigned int i;
 
 	for (i = 0; i < blk->queue_count; i++)
 		if (watched(&blk->queues[i]))
-			watch_queue(&blk->queues[i]);
+			lost |= watch_queue(&blk->queues[i]);
 	/* Whoever adds a request after the next look at its queue finds the watch stopped. */
 	WRITE_ONCE(blk->watching, false);
 	for (i = 0; i < blk->queue_count; i++)
 		busy |= watched(&blk->queues[i]) && is_busy(&blk->queues[i]);
-	if (busy)
+	if (busy && lost)
+		virtblk_retry_soon(blk);
+	else if (busy)
 		virtblk_start_watch(blk);
 }
 

@@ -21,11 +21,12 @@
 
 #include "compat.h"
 
-/* Scatterlist entries inside of a request; more are allocated. */
-#ifdef CONFIG_ARCH_NO_SG_CHAIN
-#define VIRTBLK_INLINE_SG	0
-#else
+/* Scatterlist entries inside of a request; more are allocated, and chained to these if possible. */
 #define VIRTBLK_INLINE_SG	4
+#ifdef CONFIG_ARCH_NO_SG_CHAIN
+#define VIRTBLK_CHAINED_SG	0
+#else
+#define VIRTBLK_CHAINED_SG	VIRTBLK_INLINE_SG
 #endif
 /* Descriptors of a request that are not data: header and status byte. */
 #define VIRTBLK_OVERHEAD	2
@@ -319,6 +320,11 @@ void virtblk_slot_end(struct virtblk_queue *q, struct virtblk_slot *slot, blk_st
 		      struct bio_list *done);
 void virtblk_end_bios(struct virtblk *blk, struct bio_list *done);
 void virtblk_bio_fail_all(struct virtblk_queue *q);
+void virtblk_wake_throttled(struct virtblk_queue *q);
+
+/* bio_account.c */
+void virtblk_account_start(struct virtblk_queue *q, struct virtblk_slot *slot);
+void virtblk_account_end(const struct virtblk_slot *slot, struct bio *bio);
 
 /* bio_pool.c */
 int virtblk_alloc_slots(struct virtblk_queue *q);
