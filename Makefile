@@ -29,6 +29,7 @@ vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.1
 	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
 
 lab: programs ## All cases of the kernel module, in VMs with three kernels [KERNEL=...] [CASE=NAME]
+	@scripts/suite.sh
 	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,full,nested) $(ARGS)
 
 test: ## All tests; the last line counts them

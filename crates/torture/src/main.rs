@@ -24,6 +24,7 @@ mod registry;
 mod removal;
 mod requests;
 mod rng;
+mod suite;
 mod target;
 mod visibility;
 

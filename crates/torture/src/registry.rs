@@ -4,12 +4,12 @@
 use crate::case::Case;
 use crate::case::Tier::{Full, Gating};
 use crate::fixture::{
-    Disk, Dm, DmKind, FileSystem, NullBlkOptions, brd, image, loop_4096, scsi_debug,
+    Disk, Dm, DmKind, FileSystem, NullBlkOptions, brd, image, loop_4096, loop_of, scsi_debug,
 };
 use crate::integrity::Setup;
 use crate::{
     abi as interface, control, durability, faults, fixture, fuzz, hostile, integrity, notify,
-    over_daemon, owner, removal, requests, visibility,
+    over_daemon, owner, removal, requests, suite, visibility,
 };
 use anyhow::Result;
 use driver::kernel::abi;
@@ -29,6 +29,7 @@ pub(crate) const CASES: &[&[Case]] = &[
     INTEGRITY,
     CONTROL,
     DAEMON,
+    SUITE,
     LIFETIME,
     REMOVAL,
     FAULTS,
@@ -230,6 +231,24 @@ const DAEMON: &[Case] = cases! {
         |env| over_daemon::kill_daemon(env, null_blk(SLOW), Setup::usual(50));
 };
 
+const SUITE: &[Case] = cases! {
+    "suite-loop" Full
+        "the daemon's own test suite with queues on the kernel plane, on a loop device"
+        |env| suite::on_block_device(env, loop_of(512, SUITE_MIB));
+    "suite-dm" Full
+        "the same on a device-mapper device"
+        |env| suite::on_block_device(env, mapped_on(loop_of(512, SUITE_MIB)));
+    "suite-ext4" Full
+        "the same on image files on ext4"
+        |env| suite::on_images(env, FileSystem::Ext4);
+    "suite-xfs" Full
+        "the same on image files on XFS"
+        |env| suite::on_images(env, FileSystem::Xfs);
+    "suite-restart" Full
+        "the suite's killed daemons, on a disk that takes a millisecond"
+        |env| suite::restart(env, null_blk(SLOW));
+};
+
 const LIFETIME: &[Case] = cases! {
     "owner-sigkill" Gating
         "the owner of a loaded device is killed; the module can be exchanged after"
@@ -318,6 +337,9 @@ const WITHOUT_LOCKDEP: &[Case] = cases! {
         |env| fuzz::run(env, 400_000);
 };
 
+/// Size of the disk that the daemon's own tests expect.
+const SUITE_MIB: u64 = 16;
+
 const USUAL: NullBlkOptions = NullBlkOptions::USUAL;
 const BLOCKS_4096: NullBlkOptions = NullBlkOptions { block_bytes: 4096, ..USUAL };
 const POLLED: NullBlkOptions = NullBlkOptions { poll_queues: 2, ..USUAL };
@@ -338,5 +360,9 @@ fn usual() -> Result<Disk> {
 }
 
 fn mapped() -> Result<Disk> {
-    Dm::over(usual()?, "mapped", DmKind::Linear).map(|(disk, _)| disk)
+    mapped_on(usual())
+}
+
+fn mapped_on(below: Result<Disk>) -> Result<Disk> {
+    Dm::over(below?, "mapped", DmKind::Linear).map(|(disk, _)| disk)
 }

@@ -13,6 +13,9 @@ use crate::vm::root::GUEST_DIR;
 /// This project's programs that go along if they have been built beside the lab.
 const PROGRAMS: [&str; 4] = ["vhost-blk", "torture", "nested", "bench"];
 
+/// Programs whose names begin so go along, too: tests as cargo builds them (`scripts/suite.sh`).
+const SUITE: &str = "suite-";
+
 /// The VM's first process.
 const INIT: &str = include_str!("init.sh");
 
@@ -41,6 +44,7 @@ impl Payload {
         let lab = std::env::current_exe()?;
         let beside = PROGRAMS.map(|name| lab.with_file_name(name));
         payload.programs.extend(beside.into_iter().filter(|path| path.exists()));
+        payload.programs.extend(suite_beside(&lab)?);
         Ok(payload)
     }
 
@@ -73,6 +77,18 @@ impl Payload {
         let size = format!("{}M", bytes.div_ceil(1 << 20));
         debian::ext4_from(tree.path(), path, "lab-payload", &size)
     }
+}
+
+fn suite_beside(lab: &Path) -> Result<Vec<PathBuf>> {
+    let folder = lab.parent().context("a program lies in a folder")?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(SUITE) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -180,6 +180,9 @@ pub fn mem() -> plane::Plain {
 
 /// A disk in a new file below `place`; keep the folder as long as the disk.
 pub fn file(place: &str, options: FileOptions) -> (backend::File, TempDir) {
+    // In a virtual machine there is no build folder.
+    let elsewhere = plane::is_kernel() && !Path::new(place).exists();
+    let place = if elsewhere { std::env::temp_dir() } else { place.into() };
     let folder = TempDir::new_in(place).expect("a folder for the image");
     let path = folder.path().join("image.raw");
     std::fs::File::create(&path).expect("an image").set_len(DISK_BYTES).expect("its size");
