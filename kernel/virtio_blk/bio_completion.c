@@ -82,7 +82,7 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 	struct bio_list done = BIO_EMPTY_LIST;
 	unsigned int count = 0;
 	unsigned long flags;
-	bool kick;
+	bool kick, waited;
 
 	spin_lock_irqsave(&q->lock, flags);
 	if (likely(q->vq)) {
@@ -92,13 +92,16 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 			count += take_used(q, &done);
 		} while (interrupt && !virtqueue_enable_cb(q->vq));
 		q->last_reap = jiffies;
-		virtblk_check_broken(q);
+		if (!count)
+			virtblk_check_broken(q);
 	}
+	waited = q->waiting_count;
 	kick = virtblk_bio_dispatch(q, NULL, &done);
 	spin_unlock_irqrestore(&q->lock, flags);
 	virtblk_kick(q, kick);
 	virtblk_end_bios(q->blk, &done);
-	virtblk_wake_throttled(q);
+	if (unlikely(waited))
+		virtblk_wake_throttled(q);
 	return count;
 }
 

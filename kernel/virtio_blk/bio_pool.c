@@ -7,24 +7,38 @@
 
 #include "virtio_blk.h"
 
+static struct virtblk_slot *alloc_slot(struct virtblk_queue *q)
+{
+	struct virtblk_slot *slot = kzalloc(sizeof(*slot), GFP_KERNEL);
+
+	if (!slot)
+		return NULL;
+	virtblk_init_request(&slot->request);
+	list_add_tail(&slot->node, &q->free);
+	return slot;
+}
+
 /**
  * virtblk_alloc_slots() - the requests of a queue
  * @q: new; the disk's limits are known
+ *
+ * Each on its own: the device writes to them, so they must not be virtually mapped.
  *
  * Return: -ENOMEM; virtblk_free_slots() cleans up in any case.
  */
 int virtblk_alloc_slots(struct virtblk_queue *q)
 {
-	unsigned int i, count = min(virtblk_depth(q->blk), VIRTBLK_SLOTS_MAX);
+	unsigned int count = min(virtblk_depth(q->blk), VIRTBLK_SLOTS_MAX);
 
 	q->slots = kvcalloc(count, sizeof(*q->slots), GFP_KERNEL);
 	q->reserve_sg = kvcalloc(q->blk->seg_max, sizeof(*q->reserve_sg), GFP_KERNEL);
 	if (!q->slots || !q->reserve_sg)
 		return -ENOMEM;
-	q->slot_count = count;
-	for (i = 0; i < count; i++) {
-		virtblk_init_request(&q->slots[i].request);
-		list_add_tail(&q->slots[i].node, &q->free);
+	while (q->slot_count < count) {
+		q->slots[q->slot_count] = alloc_slot(q);
+		if (!q->slots[q->slot_count])
+			return -ENOMEM;
+		q->slot_count++;
 	}
 	return 0;
 }
@@ -32,11 +46,12 @@ int virtblk_alloc_slots(struct virtblk_queue *q)
 /* Nothing is in flight any more. */
 void virtblk_free_slots(struct virtblk_queue *q)
 {
+	while (q->slot_count)
+		kfree(q->slots[--q->slot_count]);
 	kvfree(q->slots);
 	kvfree(q->reserve_sg);
 	q->slots = NULL;
 	q->reserve_sg = NULL;
-	q->slot_count = 0;
 }
 
 /* A slot of one's own, or NULL; under the queue's lock. The last one used is warm: it comes first. */

@@ -22,11 +22,8 @@ void virtblk_complete_rq(struct request *rq)
 	blk_mq_end_request(rq, status);
 }
 
-/**
- * virtblk_restart() - lets requests come again that found the ring full
- * @q: its lock is held, and there is room
- */
-void virtblk_restart(struct virtblk_queue *q)
+/* There is room: lets requests come again that found the ring full. Under the queue's lock. */
+static void restart(struct virtblk_queue *q)
 {
 	if (likely(!q->full))
 		return;
@@ -35,18 +32,21 @@ void virtblk_restart(struct virtblk_queue *q)
 }
 
 /**
- * virtblk_rq_reap() - takes all that the device has used, and completes it
+ * virtblk_rq_take() - takes all that the device has used
  * @q: of the request path
  * @interrupt: arm the interrupt again when the ring is empty
+ * @first: gets the requests, linked by rq_next, in the device's order
+ *
+ * They are completed without the lock: what a completion starts may want it.
  *
  * Return: how many.
  */
-unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
+unsigned int virtblk_rq_take(struct virtblk_queue *q, bool interrupt, struct request **first)
 {
-	struct request *rq, *first = NULL, **last = &first;
 	struct virtblk_request *request;
 	unsigned int count = 0, len;
 	unsigned long flags;
+	struct request *rq;
 
 	spin_lock_irqsave(&q->lock, flags);
 	if (unlikely(!q->vq))
@@ -58,20 +58,35 @@ unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
 			rq = blk_mq_rq_from_pdu(request);
 			count++;
 			q->in_flight--;
-			rq->rq_next = NULL;
-			*last = rq;
-			last = &rq->rq_next;
+			*first = rq;
+			first = &rq->rq_next;
 		}
 	} while (interrupt && !virtqueue_enable_cb(q->vq));
 	q->last_reap = jiffies;
 	if (count)
-		virtblk_restart(q);
-	virtblk_check_broken(q);
+		restart(q);
+	else
+		virtblk_check_broken(q);
 out:
 	spin_unlock_irqrestore(&q->lock, flags);
-	/* Outside of the lock: what a completion starts may want it. */
-	while ((rq = first)) {
-		first = rq->rq_next;
+	*first = NULL;
+	return count;
+}
+
+/**
+ * virtblk_rq_reap() - takes all that the device has used, and completes it
+ * @q: of the request path
+ * @interrupt: arm the interrupt again when the ring is empty
+ *
+ * Return: how many.
+ */
+unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
+{
+	struct request *rq, *next;
+	unsigned int count = virtblk_rq_take(q, interrupt, &next);
+
+	while ((rq = next)) {
+		next = rq->rq_next;
 		rq->rq_next = NULL;
 		if (likely(!blk_should_fake_timeout(rq->q)))
 			blk_mq_complete_request(rq);

@@ -37,45 +37,44 @@ int virtblk_poll(struct blk_mq_hw_ctx *hctx, struct io_comp_batch *iob)
 {
 	struct virtblk *blk = hctx->queue->queuedata;
 	struct virtblk_queue *q = &blk->queues[hctx->queue_num];
-	struct virtblk_request *request;
-	unsigned int len;
-	unsigned long flags;
-	int found = 0;
+	struct request *rq, *next;
+	unsigned int count = virtblk_rq_take(q, false, &next);
 
-	spin_lock_irqsave(&q->lock, flags);
-	if (unlikely(!q->vq))
-		goto out;
-	while ((request = virtqueue_get_buf(q->vq, &len))) {
-		q->in_flight--;
-		found++;
-		complete_polled(blk_mq_rq_from_pdu(request), iob);
+	while ((rq = next)) {
+		next = rq->rq_next;
+		rq->rq_next = NULL;
+		complete_polled(rq, iob);
 	}
-	q->last_reap = jiffies;
-	if (found)
-		virtblk_restart(q);
-	else
-		virtblk_check_broken(q);
-out:
-	spin_unlock_irqrestore(&q->lock, flags);
-	return found;
+	return count;
 }
 
 /**
- * virtblk_poll_bio() - the same for the bio path
- * @bio: somebody's; its cookie is the queue's index
+ * virtblk_poll_bio() - completes what the device has used of a polled queue of the bio path
+ * @bio: tells the queue by its cookie
  * @iob: not used, it is for requests
  * @flags: not used: one look, however long the caller wants to spin
  *
- * The bio may be in use for something else by now, so its cookie may be anything.
+ * The bio may have ended and be in use for something else by now, on any disk; memory that RCU
+ * keeps there is all that can be relied on. A disk whose queue can be entered is not freed.
  *
  * Return: how many requests of the device were used.
  */
 int virtblk_poll_bio(struct bio *bio, struct io_comp_batch *iob, unsigned int flags)
 {
-	struct virtblk *blk = bio->bi_bdev->bd_disk->private_data;
+	struct block_device *bdev = READ_ONCE(bio->bi_bdev);
 	unsigned int index = READ_ONCE(bio->bi_cookie);
+	struct percpu_ref *usage;
+	struct virtblk *blk;
+	int found = 0;
 
-	if (index >= blk->queue_count || !blk->queues[index].polled)
+	if (!bdev || bdev->bd_disk->fops != &virtblk_bio_fops)
 		return 0;
-	return virtblk_bio_reap(&blk->queues[index], false);
+	usage = &bdev->bd_disk->queue->q_usage_counter;
+	if (!percpu_ref_tryget(usage))
+		return 0;
+	blk = bdev->bd_disk->private_data;
+	if (index < blk->queue_count && blk->queues[index].polled)
+		found = virtblk_bio_reap(&blk->queues[index], false);
+	percpu_ref_put(usage);
+	return found;
 }

@@ -68,7 +68,7 @@ static int oldest_slot(struct virtblk_queue *q, unsigned long *age)
 
 	spin_lock_irq(&q->lock);
 	for (i = 0; q->in_flight && i < q->slot_count; i++) {
-		struct virtblk_slot *slot = &q->slots[i];
+		struct virtblk_slot *slot = q->slots[i];
 
 		if (!slot->on_ring || (oldest >= 0 && jiffies - slot->start <= *age))
 			continue;

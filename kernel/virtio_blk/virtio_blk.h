@@ -152,7 +152,7 @@ struct virtblk_queue {
 	struct bio_list waiting;
 	unsigned int waiting_count;
 	wait_queue_head_t throttled;
-	struct virtblk_slot *slots;
+	struct virtblk_slot **slots;
 	unsigned int slot_count;
 	struct scatterlist *reserve_sg;
 	bool reserve_busy;
@@ -262,10 +262,10 @@ void virtblk_kick(struct virtblk_queue *q, bool kick);
 
 /* completion.c */
 void virtblk_interrupt(struct virtqueue *vq);
+unsigned int virtblk_rq_take(struct virtblk_queue *q, bool interrupt, struct request **first);
 unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt);
 void virtblk_complete_rq(struct request *rq);
 void virtblk_finish_rq(struct request *rq);
-void virtblk_restart(struct virtblk_queue *q);
 
 /* poll.c */
 int virtblk_poll(struct blk_mq_hw_ctx *hctx, struct io_comp_batch *iob);
