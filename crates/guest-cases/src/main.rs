@@ -11,6 +11,7 @@ mod cases;
 mod host;
 mod load;
 mod machine;
+mod measure;
 mod mode;
 mod protocol;
 mod registry;
@@ -50,6 +51,10 @@ enum Command {
         #[arg(long)]
         seed: Option<u64>,
     },
+    /// Compare the driver's paths and the kernel's own driver, in turn, as tables
+    Bench(measure::Args),
+    /// Count instructions of each request, in a machine whose clock counts them
+    Icount(measure::icount::Args),
     /// Serve disks to a machine's cases, until killed
     #[command(hide = true)]
     Host {
@@ -74,6 +79,8 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Command::Run { name, seed } => (name.clone(), run(&name, seed)),
+        Command::Bench(args) => ("bench".to_owned(), measure::run(&args)),
+        Command::Icount(args) => ("icount".to_owned(), measure::icount::run(&args)),
         Command::Host { folder } => ("host".to_owned(), host::run(&folder)),
         Command::Eat { mib } => ("eat".to_owned(), cases::swap::eat(mib)),
     };

@@ -17,7 +17,10 @@ pub(crate) enum Backing {
     File { bytes: u64 },
     /// The same, with so many requests a second.
     Throttled { bytes: u64, iops: u64 },
-    /// The same; requests of a kind (`read`, `write`, `flush`) fail from `sector` on, or anywhere.
+    /// QEMU's disk of zeros that takes `latency_ns` for each request, and, if there are limits,
+    /// throttled by them: properties of QEMU's `ThrottleLimits`.
+    Null { bytes: u64, latency_ns: u64, limits: Option<Value> },
+    /// As `File`; requests of a kind (`read`, `write`, `flush`) fail from `sector` on, or anywhere.
     Failing { bytes: u64, kind: &'static str, sector: Option<u64> },
     /// This project's daemon on a file in memory.
     Daemon { bytes: u64, args: Vec<String> },
@@ -59,7 +62,15 @@ impl Backing {
             Backing::File { bytes } => ready.add_file(machine, *bytes),
             Backing::Throttled { bytes, iops } => {
                 ready.add_file(machine, *bytes)?;
-                ready.add_throttle(machine, *iops)
+                ready.add_throttle(machine, &json!({ "iops-total": iops }))
+            }
+            Backing::Null { bytes, latency_ns, limits } => {
+                let options = json!({
+                    "driver": "null-co", "size": bytes, "latency-ns": latency_ns,
+                    "read-zeroes": true,
+                });
+                ready.add_node(machine, options)?;
+                limits.as_ref().map_or(Ok(()), |limits| ready.add_throttle(machine, limits))
             }
             Backing::Failing { bytes, kind, sector } => {
                 ready.add_file(machine, *bytes)?;
@@ -118,9 +129,8 @@ impl Ready {
         self.add_node(machine, options)
     }
 
-    fn add_throttle(&mut self, machine: &Machine, iops: u64) -> Result<()> {
+    fn add_throttle(&mut self, machine: &Machine, limits: &Value) -> Result<()> {
         let group = machine.fresh_name("group");
-        let limits = json!({ "iops-total": iops });
         let object = json!({ "qom-type": "throttle-group", "id": group, "limits": limits });
         machine.qemu("object-add", object)?;
         self.group = Some(group.clone());

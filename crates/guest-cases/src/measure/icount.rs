@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `guest-cases icount`: instructions of each request in the guest, all paths.
+//!
+//! In a machine with one CPU whose clock counts instructions (the lab's `--icount`) a nanosecond is
+//! an instruction. The disk answers within the kick, as far as the guest can tell, so that little
+//! of what is counted is waiting. What is counted is everything: fio, system call, block layer,
+//! driver, interrupt, wake-up.
+
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+
+use anyhow::{Result, bail};
+use clap::Args as ClapArgs;
+
+use super::load::{Length, Load};
+use super::report::{Report, Table, Unit};
+use super::{DISK_BYTES, RAM, Work, compare, finish, goals, setup};
+use crate::machine::Machine;
+use crate::machine::backing::Backing;
+use crate::machine::disk::{Disk, Plug};
+use crate::mode::{Mode, unload};
+
+/// Options of `guest-cases icount`.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct Args {
+    /// Rounds; each measures every driver once at every point
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Requests of each measurement; fio's clock has steps of a million instructions
+    #[arg(long, default_value_t = 10_000)]
+    requests: u64,
+    /// Also write everything as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Measure even though the clock does not count instructions
+    #[arg(long)]
+    any_clock: bool,
+}
+
+/// Measures and prints the table.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if available_parallelism()?.get() != 1 && !args.any_clock {
+        bail!("this machine has more than one CPU: use the lab's --icount");
+    }
+    unload()?;
+    let machine = Machine::open()?;
+    let disk = plug(&machine)?;
+    let length = Length::Requests(args.requests);
+    let direct = |rw: &str, depth| Load::direct(rw, 4096, depth, length);
+    let loads = [
+        direct("randread", 1),
+        direct("randread", 32),
+        direct("randread", 32).in_batches(16),
+        direct("read", 32).in_batches(16),
+        direct("randwrite", 32),
+    ];
+    let work: Vec<Work<'_>> = loads.into_iter().map(|load| (RAM, &disk, load)).collect();
+    let rows = compare(&work, Mode::ALL, args.rounds)?;
+    let method = "Everything from one request of 4 KiB to the next, fio included; QEMU's own work \
+                  is not counted. Polled: the turns of waiting count, too."
+        .to_owned();
+    let table = Table { title: "Instructions", method, unit: Unit::Instructions, rows };
+    let mut report = Report { setup: setup(&machine)?, ..Report::default() };
+    report.goals = goals::instructions(&table);
+    report.tables.push(table);
+    finish(&report, args.json.as_deref())
+}
+
+/// Without a thread of its own: kicks are handled before the guest goes on, and a batch is completed
+/// before the guest sees the first of it.
+fn plug(machine: &Machine) -> Result<Disk<'_>> {
+    let backing = Backing::Null { bytes: DISK_BYTES, latency_ns: 0, limits: None };
+    let plug = Plug::of(backing).with("iothread", "").with("ioeventfd", false);
+    Disk::plug_device(machine, &plug)
+}
