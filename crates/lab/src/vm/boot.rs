@@ -180,9 +180,11 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
         root::root_argument(),
         base.kernel.name().command_line()
     );
-    let sockets = shape.vcpus.max(2);
+    let vcpus = if shape.icount { 1 } else { shape.vcpus };
+    // A second one that may come: drivers have as many queues as CPUs are possible.
+    let sockets = if shape.icount && shape.machine == Machine::Host { 1 } else { vcpus.max(2) };
     // A socket each: the MP table, which a kernel without ACPI reads, knows no cores.
-    let smp = format!("cpus={},maxcpus={sockets},sockets={sockets},cores=1", shape.vcpus);
+    let smp = format!("cpus={vcpus},maxcpus={sockets},sockets={sockets},cores=1");
     let memory = format!("{}M", shape.memory_mib);
     let mut args = vec![QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"];
     args.extend(["-machine", "q35"]);
@@ -192,10 +194,9 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
         (Accel::Tcg, false) => ["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,+npt"],
     });
     if shape.icount {
-        args.extend(["-icount", "shift=0,sleep=off", "-smp", "1"]);
-    } else {
-        args.extend(["-smp", &smp]);
+        args.extend(["-icount", "shift=0,sleep=off"]);
     }
+    args.extend(["-smp", &smp]);
     let kernel = base.kernel.image().to_string_lossy();
     args.extend(["-m", &memory, "-kernel", &kernel, "-append", &command_line]);
     args.into_iter().map(str::to_owned).collect()
