@@ -55,4 +55,4 @@ release:
 .PHONY: programs
 programs:
 	@scripts/setup.sh build lab
-	@$(CARGO) build --release -p vhost-blk -p lab -p torture -p nested -p bench
+	@$(CARGO) build --release -p vhost-blk -p lab -p torture -p nested -p bench -p guest-cases

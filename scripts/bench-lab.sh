@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Measures the whole project in lab VMs: the host side alone, path lengths in instructions, inner
-# guests. Prints the tables; leaves them and the JSON form in a folder.
+# guests, the guest's driver. Prints the tables; leaves them and the JSON form in a folder.
 #
-#   bench-lab.sh [--quick] [--only host|icount|nested]... [FOLDER]
+#   bench-lab.sh [--quick] [--only host|icount|nested|guest|guest-icount]... [FOLDER]
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,7 +13,13 @@ quick= only= folder=
 while [ $# -gt 0 ]; do
     case $1 in
         --quick) quick=1 ;;
-        --only) shift; only="$only ${1:?--only takes host, icount or nested}" ;;
+        --only)
+            shift
+            case ${1:-} in
+                host | icount | nested | guest | guest-icount) only="$only $1" ;;
+                *) echo "bench-lab: --only takes a part, not '${1:-}'" >&2; exit 2 ;;
+            esac
+            ;;
         -*) echo "bench-lab: unknown option $1" >&2; exit 2 ;;
         *) folder=$1 ;;
     esac
@@ -42,5 +48,7 @@ measure() {
 measure icount --icount /lab/bin/bench icount --check
 measure host "" /lab/bin/bench host ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
 measure nested "" /lab/bin/nested bench ${quick:+--rounds 2 --seconds 0.7 --depth 1,32 --rw randread}
+measure guest-icount "--machine guest --icount" /lab/bin/guest-cases icount ${quick:+--rounds 1 --requests 3000}
+measure guest "--machine guest" /lab/bin/guest-cases bench ${quick:+--rounds 2 --seconds 0.4}
 echo "bench-lab: tables and JSON are in $folder" >&2
 exit $failed
