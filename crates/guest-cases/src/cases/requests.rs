@@ -159,7 +159,9 @@ fn nowait(context: &Context) -> Result<()> {
     let disk = Disk::plug(&context.machine, &plug)?;
     let path = disk.path()?;
     let job = Job::new("full", &path, Engine::Uring);
-    let full = Background::start(&[job.with("--rw=randread --bs=4k --time_based --runtime=8")])?;
+    let job = job.with("--rw=randread --bs=4k --time_based --runtime=8");
+    let mut full = Background::start(&[job])?;
+    full.wait_until_open(&path)?;
     let file = open_direct(&path)?;
     let mut buffer = Aligned::new(BLOCK);
     let (mut again, mut served) = (0, 0);
@@ -171,13 +173,12 @@ fn nowait(context: &Context) -> Result<()> {
             other => bail!("a read that must not wait: {other:?}"),
         }
     };
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    for _ in 0..40 {
+    while again < 10 && full.is_running()? {
         match try_one()? {
             true => served += 1,
             false => again += 1,
         }
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
     full.wait_for_success()?;
     println!("{again} were told to come again, {served} were served");

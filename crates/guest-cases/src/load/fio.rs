@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Loads of fio.
 
+use std::fs;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::case::skip;
-use crate::system::run;
+use crate::system::{run, wait_for};
 
 /// Longest time in which a fio in the background must end after its disk has gone.
 const END_LIMIT: Duration = Duration::from_secs(120);
@@ -38,7 +40,8 @@ impl Job {
         };
         let mut words = vec![format!("--name={name}"), format!("--filename={path}")];
         words.extend(engine.iter().map(|&word| word.to_owned()));
-        words.push("--direct=1".to_owned());
+        // A disk that has gone must not be replaced by a file.
+        words.extend(["--direct=1", "--allow_file_create=0"].map(str::to_owned));
         Self(words)
     }
 
@@ -81,6 +84,16 @@ impl Background {
             }
             child => Ok(Self { child: child.context("cannot run fio")? }),
         }
+    }
+
+    /// Waits until it has opened a file.
+    pub(crate) fn wait_until_open(&mut self, path: &str) -> Result<()> {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        wait_for("fio to open the disk", || {
+            let mut fds = fs::read_dir(&folder).ok()?.flatten();
+            fds.any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(path)))
+                .then_some(())
+        })
     }
 
     /// Waits until it has ended by itself, well or not; nothing of it may stay behind.

@@ -98,7 +98,9 @@ impl<'a> Disk<'a> {
 
     fn plug_ready(machine: &'a Machine, ready: Ready, plug: &Plug) -> Result<Self> {
         let free = Slot::free()?;
-        let slot = free.into_iter().next().context("no slot is free")?;
+        // Another one each time: the kernel is busy with a slot for a second after it was emptied.
+        let index = machine.plugged() % free.len().max(1);
+        let slot = free.into_iter().nth(index).context("no slot is free")?;
         let id = machine.fresh_name("disk");
         let mut device = ready.device();
         device.insert("id".to_owned(), json!(id));

@@ -28,6 +28,7 @@ pub(crate) struct Machine {
     monitor: RefCell<Monitor>,
     helper: RefCell<Line>,
     named: Cell<u32>,
+    plugged: Cell<usize>,
 }
 
 impl Machine {
@@ -35,7 +36,7 @@ impl Machine {
     pub(crate) fn open() -> Result<Self> {
         let (monitor, helper) = (Monitor::open()?, Line::open("lab.helper")?);
         let (monitor, helper) = (RefCell::new(monitor), RefCell::new(helper));
-        Ok(Self { monitor, helper, named: Cell::new(0) })
+        Ok(Self { monitor, helper, named: Cell::new(0), plugged: Cell::new(0) })
     }
 
     /// A command for QEMU.
@@ -76,6 +77,11 @@ impl Machine {
             Answer::Count(count) => Ok(count),
             other => bail!("the helper answers {what:?} with {other:?}"),
         }
+    }
+
+    /// How many disks were plugged before this one.
+    fn plugged(&self) -> usize {
+        self.plugged.replace(self.plugged.get() + 1)
     }
 
     /// A name for QEMU and the helper.

@@ -16,6 +16,7 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 const CAPABILITIES_POINTER: u64 = 0x34;
 const CAPABILITY_EXPRESS: u8 = 0x10;
 const SLOT_CONTROL: u64 = 0x18;
+const INTERRUPT_ENABLED: u16 = 0x0020;
 const POWER_INDICATOR_OFF: u16 = 0x0300;
 const POWER_CONTROLLER_OFF: u16 = 0x0400;
 
@@ -74,7 +75,10 @@ impl Slot {
     /// Waits for the kernel to be rid of what was in it.
     pub(crate) fn wait_until_empty(&self) -> Result<()> {
         let device = self.device();
-        wait_for(&format!("{} to go", device.display()), || (!device.exists()).then_some(()))
+        wait_for(&format!("{} to go", device.display()), || (!device.exists()).then_some(()))?;
+        // Switching the power off takes along whatever is in the slot by then.
+        let power = self.power();
+        wait_for("the slot's power to go", || (read(&power).ok()? == "0").then_some(()))
     }
 
     /// Switches the power off in order: the driver lets the device go first.
@@ -89,8 +93,12 @@ impl Slot {
         let at = express_capability(&config)? + SLOT_CONTROL;
         let mut control = [0; 2];
         config.read_exact_at(&mut control, at)?;
-        let off = u16::from_le_bytes(control) | POWER_INDICATOR_OFF | POWER_CONTROLLER_OFF;
-        config.write_all_at(&off.to_le_bytes(), at).context("slot control")
+        let before = u16::from_le_bytes(control) | POWER_INDICATOR_OFF;
+        let off = (before & !INTERRUPT_ENABLED) | POWER_CONTROLLER_OFF;
+        config.write_all_at(&off.to_le_bytes(), at).context("slot control")?;
+        // The kernel must find that the card is missing and not that somebody switched it off. The
+        // indicator stays off: when the kernel switches that off itself, QEMU unplugs once more.
+        config.write_all_at(&before.to_le_bytes(), at).context("slot control")
     }
 
     /// The root port that the slot belongs to: the folder that the device's lies in.
