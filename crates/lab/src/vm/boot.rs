@@ -180,9 +180,13 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
         root::root_argument(),
         base.kernel.name().command_line()
     );
-    let vcpus = if shape.icount { 1 } else { shape.vcpus };
-    // A second one that may come: drivers have as many queues as CPUs are possible.
-    let sockets = if shape.icount && shape.machine == Machine::Host { 1 } else { vcpus.max(2) };
+    let (vcpus, sockets) = match (shape.icount, shape.machine) {
+        (true, Machine::Host) => (1, 1),
+        // The second, which the measurement switches off: drivers have as many queues as CPUs are
+        // possible, and of one none may poll.
+        (true, Machine::Guest) => (2, 2),
+        (false, _) => (shape.vcpus, shape.vcpus.max(2)),
+    };
     // A socket each: the MP table, which a kernel without ACPI reads, knows no cores.
     let smp = format!("cpus={vcpus},maxcpus={sockets},sockets={sockets},cores=1");
     let memory = format!("{}M", shape.memory_mib);
