@@ -84,7 +84,8 @@ impl Table {
         let kept: Self =
             serde_json::from_str(kept).context("path-lengths.json holds no path lengths")?;
         let new = self.paths.iter().find(|path| {
-            matches!(path.who, Who::Kernel | Who::Uring) && kept.find(path.who, path.depth).is_none()
+            matches!(path.who, Who::Kernel | Who::Uring)
+                && kept.find(path.who, path.depth).is_none()
         });
         if let Some(path) = new {
             bail!("path-lengths.json has none for {}, depth {}", path.who.name(), path.depth);

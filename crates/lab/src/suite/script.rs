@@ -85,7 +85,10 @@ mod tests {
     fn the_script_is_valid_shell_and_runs_each_case_within_its_time() {
         let case = last_case(Machine::Host);
         let script = script_for([(&case, Duration::from_secs(7))]);
-        assert!(script.ends_with("case_of module-unload 7 sh /run/unload.sh vhost_blk loaded\n"), "{script}");
+        assert!(
+            script.ends_with("case_of module-unload 7 sh /run/unload.sh vhost_blk loaded\n"),
+            "{script}"
+        );
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), script).unwrap();
         crate::process::run_to_end(&["sh", "-n", &file.path().to_string_lossy()]).unwrap();
