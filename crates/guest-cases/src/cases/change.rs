@@ -16,7 +16,7 @@ use crate::system::{LIMIT, wait_for};
 pub(crate) const CASES: &[Case] = &[
     Case {
         name: "guest-resize",
-        short: &[Mode::Request, Mode::Bio],
+        short: &[Mode::Bio],
         modes: Mode::ALL,
         has_long: true,
         about: "a disk that gets another size under load has it for the kernel, which tells the world",

@@ -15,7 +15,7 @@ use crate::system::{read, wait_for, write};
 pub(crate) const CASES: &[Case] = &[
     Case {
         name: "guest-unplug",
-        short: Mode::OURS,
+        short: &[Mode::Request, Mode::BioPoll],
         modes: Mode::ALL,
         has_long: true,
         about: "a disk is unplugged under load: every request ends, and the next disk works",
@@ -23,7 +23,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "guest-surprise",
-        short: Mode::OURS,
+        short: &[Mode::RequestPoll, Mode::Bio],
         modes: Mode::ALL,
         has_long: true,
         about: "a disk loses its power under load, before the kernel knows: every request ends, and the next disk works",
@@ -39,7 +39,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "guest-bind",
-        short: &[Mode::Request, Mode::Bio],
+        short: &[Mode::Bio],
         modes: Mode::ALL,
         has_long: true,
         about: "the driver is taken off a disk under load, and put on again",

@@ -24,15 +24,15 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "guest-hostile-answers",
-        short: &[Mode::Request, Mode::Bio],
+        short: &[],
         modes: Mode::ALL,
-        has_long: true,
+        has_long: false,
         about: "wrong lengths, no status or an unknown one, interrupts without reason, no answers: the kernel lives and the disk goes",
         run: |context| each(context, ANSWERS, 64),
     },
     Case {
         name: "guest-hostile-config",
-        short: &[Mode::Request, Mode::Bio],
+        short: &[Mode::Bio],
         modes: Mode::ALL,
         has_long: true,
         about: "limits of zero, limits without bound, random configurations, a capacity that jumps: the kernel lives and the disk goes",

@@ -6,6 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ pub(super) struct Served {
 
 enum Kind {
     Daemon(Child),
-    Thread { thread: JoinHandle<()>, log: Option<Log> },
+    Thread { thread: JoinHandle<()>, stop: Arc<AtomicBool>, log: Option<Log> },
 }
 
 impl Served {
@@ -82,24 +83,25 @@ impl Served {
         })
     }
 
-    /// Serves one connection after another until the socket's file is gone.
+    /// Serves one connection after another until it is stopped.
     fn on_thread(
         socket: &Path,
         log: Option<Log>,
         mut serve: impl FnMut(UnixStream) + Send + 'static,
     ) -> Result<Self> {
         let listener = UnixListener::bind(socket)?;
-        let path = socket.to_owned();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
         let body = move || {
             for stream in listener.incoming() {
                 match stream {
-                    Ok(stream) if path.exists() => serve(stream),
+                    Ok(stream) if !stopped.load(Ordering::Acquire) => serve(stream),
                     _ => return,
                 }
             }
         };
         let thread = std::thread::Builder::new().name("device".into()).spawn(body)?;
-        Ok(Self { socket: socket.to_owned(), kind: Kind::Thread { thread, log } })
+        Ok(Self { socket: socket.to_owned(), kind: Kind::Thread { thread, stop, log } })
     }
 
     /// Where it listens.
@@ -136,10 +138,11 @@ impl Served {
                 child.wait()?;
                 let _ = fs::remove_file(&self.socket);
             }
-            Kind::Thread { thread, .. } => {
-                let waker = UnixStream::connect(&self.socket);
+            Kind::Thread { thread, stop, .. } => {
+                stop.store(true, Ordering::Release);
+                // Wakes the accept.
+                drop(UnixStream::connect(&self.socket)?);
                 fs::remove_file(&self.socket)?;
-                drop(waker);
                 if thread.join().is_err() {
                     bail!("the device's thread panicked");
                 }
