@@ -13,11 +13,11 @@ use crate::load::Op;
 const BLK_STATUS_OFFSET: usize = 16;
 const BLK_SLOT_BYTES: usize = 64;
 
-/// `struct virtio_scsi_cmd_req`: lun[8], tag (8), attribute, priority, crn, cdb[32].
+/// `struct virtio_scsi_cmd_req`: `lun[8]`, tag (8), attribute, priority, crn, `cdb[32]`.
 const SCSI_REQUEST_BYTES: usize = 51;
 const SCSI_CDB_OFFSET: usize = 19;
 /// `struct virtio_scsi_cmd_resp`: sense length (4), residual (4), qualifier (2), status, response,
-/// sense[96].
+/// `sense[96]`.
 const SCSI_RESPONSE_BYTES: usize = 108;
 const SCSI_RESPONSE_OFFSET: usize = 64;
 const SCSI_STATUS_OFFSET: usize = SCSI_RESPONSE_OFFSET + 10;
