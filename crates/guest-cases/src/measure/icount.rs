@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `guest-cases icount`: instructions of each request in the guest, all paths.
 //!
-//! In a machine with one CPU that is on, whose clock counts instructions (the lab's `--icount`) a nanosecond is
-//! an instruction. The disk answers within the kick, as far as the guest can tell, so that little
-//! of what is counted is waiting. What is counted is everything: fio, system call, block layer,
-//! driver, interrupt, wake-up.
+//! In a machine with one CPU that is on, whose clock counts instructions (the lab's `--icount`), a
+//! nanosecond is an instruction. What is counted is everything: fio, system call, block layer, driver,
+//! interrupt, wake-up. QEMU completes in its main loop while the guest goes on, so how often the guest
+//! sleeps first, and how long whoever polls waits, differs from run to run; batches differ least.
 
 use std::path::PathBuf;
 
@@ -57,7 +57,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let work: Vec<Work<'_>> = loads.into_iter().map(|load| (RAM, &disk, load)).collect();
     let rows = compare(&work, Mode::ALL, args.rounds)?;
     let method = "Everything from one request of 4 KiB to the next, fio included; QEMU's own work \
-                  is not counted. Polled: the turns of waiting count, too."
+                  is not counted. Waiting \
+                  counts too where the guest polls, and differs from run to run."
         .to_owned();
     let table = Table { title: "Instructions", method, unit: Unit::Instructions, rows };
     let mut report = Report { setup: setup(&machine)?, ..Report::default() };
@@ -76,8 +77,7 @@ fn leave_one_cpu() -> Result<()> {
     }
 }
 
-/// Without a thread of its own: kicks are handled before the guest goes on, and a batch is completed
-/// before the guest sees the first of it.
+/// Without a thread of its own: a kick is handled before the guest goes on.
 fn plug(machine: &Machine) -> Result<Disk<'_>> {
     let backing = Backing::Null { bytes: DISK_BYTES, latency_ns: 0, limits: None };
     let plug = Plug::of(backing).with("iothread", "").with("ioeventfd", false);
