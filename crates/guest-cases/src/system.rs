@@ -10,8 +10,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::case::skip;
 
-/// Bound of every wait for the kernel; on an emulated debug kernel much takes seconds.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// Bound of every wait for the kernel and for programs; on an emulated debug kernel that shares its
+/// CPUs fio alone takes a minute to start.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 const TICK: Duration = Duration::from_millis(10);
 

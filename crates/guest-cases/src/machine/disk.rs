@@ -70,6 +70,8 @@ pub(crate) enum Way {
 pub(crate) struct Disk<'a> {
     machine: &'a Machine,
     slot: Slot,
+    /// The folder of its PCI function, once it is there.
+    pci: PathBuf,
     id: String,
     ready: Ready,
     plugged: bool,
@@ -111,22 +113,28 @@ impl<'a> Disk<'a> {
             device.insert("serial".to_owned(), json!(serial_of(&id)));
         }
         device.extend(plug.more.clone());
-        let mut disk = Self { machine, slot, id, ready, plugged: false };
+        let mut disk = Self { machine, slot, pci: PathBuf::new(), id, ready, plugged: false };
+        disk.slot.prepare()?;
         machine.qemu("device_add", Value::Object(device))?;
         disk.plugged = true;
-        disk.slot.wait_until_filled()?;
+        disk.pci = disk.slot.wait_until_filled()?;
         Ok(disk)
     }
 
     /// The folder of its PCI function.
-    pub(crate) fn pci(&self) -> PathBuf {
-        self.slot.device()
+    pub(crate) fn pci(&self) -> &Path {
+        &self.pci
+    }
+
+    /// Whether the kernel's hot-plug driver has to do with it.
+    pub(crate) fn is_hot_plugged(&self) -> bool {
+        self.slot.is_hot_plugged()
     }
 
     /// The folder of its virtio device, and the device's name.
     pub(crate) fn virtio(&self) -> Result<(PathBuf, String)> {
         let pci = self.pci();
-        wait_for("a virtio device", || child(&pci, "virtio")).map(|name| (pci.join(&name), name))
+        wait_for("a virtio device", || child(pci, "virtio")).map(|name| (pci.join(&name), name))
     }
 
     /// Its name as a block device, as long as it has one.
@@ -231,7 +239,6 @@ impl<'a> Disk<'a> {
                 }
                 Way::Surprise => self.slot.cut_power()?,
             }
-            self.slot.wait_until_empty()?;
             self.plugged = false;
         }
         self.ready.remove(self.machine)
