@@ -23,7 +23,9 @@ void virtblk_slot_end(struct virtblk_queue *q, struct virtblk_slot *slot, blk_st
 	}
 	for (bio = slot->bios; bio; bio = next) {
 		next = bio->bi_next;
-		bio->bi_status = status;
+		/* A part that was split off may have failed already. */
+		if (unlikely(status))
+			bio->bi_status = status;
 		virtblk_account_end(slot, bio);
 		bio_list_add(done, bio);
 	}

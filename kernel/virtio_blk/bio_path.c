@@ -32,13 +32,17 @@ void virtblk_bio_submit_list(struct virtblk_queue *q, struct bio_list *bios)
 {
 	struct bio_list done = BIO_EMPTY_LIST;
 	unsigned long flags;
-	bool kick;
+	bool kick, waited;
 
 	spin_lock_irqsave(&q->lock, flags);
+	waited = q->waiting_count;
 	kick = virtblk_bio_dispatch(q, bios, &done);
 	spin_unlock_irqrestore(&q->lock, flags);
 	virtblk_kick(q, kick);
 	virtblk_start_watch(q->blk);
+	/* What waited may have gone with this batch, and its completions would not know. */
+	if (unlikely(waited))
+		virtblk_wake_throttled(q);
 	if (unlikely(!bio_list_empty(&done)))
 		virtblk_end_bios(q->blk, &done);
 }

@@ -105,6 +105,9 @@ void virtblk_interrupt(struct virtqueue *vq)
 	struct virtblk *blk = vq->vdev->priv;
 	struct virtblk_queue *q = &blk->queues[vq->index];
 
+	/* A device that is not to be in use yet. */
+	if (unlikely(!READ_ONCE(blk->disk)))
+		return;
 	if (blk->use_bio)
 		virtblk_bio_reap(q, true);
 	else

@@ -176,16 +176,13 @@ static int alloc_disk(struct virtblk *blk)
 	disk = blk->use_bio ? alloc_bio_disk(blk, &lim) : alloc_rq_disk(blk, &lim);
 	if (IS_ERR(disk))
 		return PTR_ERR(disk);
-	blk->disk = disk;
+	WRITE_ONCE(blk->disk, disk);
 	disk->major = virtblk_major;
 	disk->first_minor = blk->index << VIRTBLK_MINOR_BITS;
 	disk->minors = 1 << VIRTBLK_MINOR_BITS;
 	disk->private_data = blk;
 	disk->fops = blk->use_bio ? &virtblk_bio_fops : &virtblk_rq_fops;
-	err = set_disk_name(disk, blk->index);
-	if (err)
-		put_new_disk(blk);
-	return err;
+	return 0;
 }
 
 /**
@@ -207,6 +204,9 @@ int virtblk_probe(struct virtio_device *vdev)
 	err = alloc_disk(blk);
 	if (err)
 		goto no_disk;
+	err = set_disk_name(blk->disk, blk->index);
+	if (err)
+		goto not_added;
 	if (virtio_has_feature(vdev, VIRTIO_BLK_F_RO))
 		set_disk_ro(blk->disk, true);
 	virtblk_update_capacity(blk, false);
@@ -223,10 +223,15 @@ not_added:
 	WRITE_ONCE(blk->removing, true);
 	virtio_reset_device(vdev);
 	cancel_delayed_work_sync(&blk->watch);
+	/* From here on no interrupt queues the work any more, nor looks at the disk. */
+	virtblk_del_queues(blk);
 	cancel_work_sync(&blk->abort_work);
 	put_new_disk(blk);
+	goto no_virtqueues;
 no_disk:
 	virtblk_del_queues(blk);
+	cancel_work_sync(&blk->abort_work);
+no_virtqueues:
 	virtblk_free_queues(blk);
 no_queues:
 	vdev->priv = NULL;
@@ -249,8 +254,9 @@ void virtblk_remove(struct virtio_device *vdev)
 	cancel_work_sync(&blk->config_work);
 	/* So the bus says that the device is gone: nobody will answer. */
 	if (blk->queues[0].vq && virtqueue_is_broken(blk->queues[0].vq)) {
-		blk_mark_disk_dead(blk->disk);
 		virtblk_give_up(blk);
+		/* After it: it waits for what the file system has under way. */
+		blk_mark_disk_dead(blk->disk);
 	}
 	virtblk_start_watch(blk);
 	del_gendisk(blk->disk);
@@ -266,6 +272,8 @@ void virtblk_remove(struct virtio_device *vdev)
 	mutex_unlock(&blk->vdev_mutex);
 	cancel_work_sync(&blk->config_work);
 	vdev->config->del_vqs(vdev);
+	/* Only now does no interrupt queue it any more. */
+	cancel_work_sync(&blk->abort_work);
 	virtblk_free_queues(blk);
 	put_disk(blk->disk);
 }
