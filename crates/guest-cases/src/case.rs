@@ -88,3 +88,8 @@ impl std::error::Error for Skip {}
 pub(crate) fn skip(reason: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Skip(reason.into()))
 }
+
+/// Says that the kernel's log will have a line with this, and that it is meant to.
+pub(crate) fn expect_log(part: &str) {
+    println!("EXPECT-LOG: {part}");
+}

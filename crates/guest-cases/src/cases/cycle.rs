@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::case::{Case, Context, Effort, skip};
+use crate::case::{Case, Context, Effort, expect_log, skip};
 use crate::load::fio::{Background, Engine, Job};
 use crate::load::{Errors, Load};
 use crate::machine::disk::{Disk, Plug, Way};
@@ -47,9 +47,9 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "guest-suspend",
-        short: &[Mode::Request, Mode::BioPoll],
+        short: &[],
         modes: Mode::ALL,
-        has_long: true,
+        has_long: false,
         about: "the machine is suspended and resumed under load, and no request fails",
         run: suspend,
     },
@@ -170,6 +170,9 @@ fn suspend(context: &Context) -> Result<()> {
     if !Path::new(POWER).join("pm_test").exists() {
         return Err(skip("this kernel has no test of suspending (CONFIG_PM_DEBUG)"));
     }
+    // Of the root disk, not of ours: nvme in Linux 6.12 thaws its queues in another task than it
+    // froze them in, and lockdep misses the locks that it takes that for.
+    expect_log("workqueue leaked atomic, lock or RCU");
     write("/sys/module/suspend/parameters/pm_test_delay", "1")?;
     let disk = Disk::plug(&context.machine, &Plug::file(64))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;

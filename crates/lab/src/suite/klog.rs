@@ -44,13 +44,21 @@ const HARMLESS: [(&str, &str); 1] =
 
 /// Reports of lockdep that are known and not about this project: what they must and what they must
 /// not hold, and why they are none of ours.
-const KNOWN_REPORTS: [KnownReport; 1] = [KnownReport {
-    with: &["nvme_update_ns_info_block", "&q->limits_lock"],
-    // Our functions and modules; the debug kernel's own name has the word, too.
-    without: "vhost_",
-    why: "Linux before 6.14: nvme takes the lock of a queue's limits while the queue is frozen, and \
-          SCSI disks the other way round; they are different queues",
-}];
+const KNOWN_REPORTS: [KnownReport; 2] = [
+    KnownReport {
+        with: &["nvme_update_ns_info_block", "&q->limits_lock"],
+        // Our functions and modules; the debug kernel's own name has the word, too.
+        without: "vhost_",
+        why: "Linux before 6.14: nvme takes the lock of a queue's limits while the queue is \
+              frozen, and SCSI disks the other way round; they are different queues",
+    },
+    KnownReport {
+        with: &["nvme_start_freeze", "(wq_completion)async"],
+        without: "virtblk",
+        why: "Linux 6.12: nvme freezes its queues in one task of a suspend and thaws them in \
+              another, which lockdep takes for locks that are never given back",
+    },
+];
 
 struct KnownReport {
     with: &'static [&'static str],
