@@ -28,9 +28,9 @@ modules: ## Build the kernel modules [KDIR=build folder; default: Debian's newes
 vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.12|sid|debug]
 	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
 
-lab: programs ## All cases of the kernel module, in VMs with three kernels [KERNEL=...] [CASE=NAME]
+lab: programs ## All cases of the kernel modules, in VMs with three kernels [KERNEL=...] [CASE=NAME]
 	@scripts/suite.sh
-	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,full,nested) $(ARGS)
+	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,full,nested,guest,guest-full) $(ARGS)
 
 test: ## All tests; the last line counts them
 	@scripts/test.sh
