@@ -68,28 +68,6 @@ pub(crate) struct Case {
     pub(crate) has_long: bool,
     /// What it shows, in one sentence.
     pub(crate) about: &'static str,
-    /// The case. An error is a failure, or, with [`Skip`] at its root, a reason not to run.
+    /// The case. An error is a failure, or, with [`lab_case::outcome::Skip`] at its root, a reason not to run.
     pub(crate) run: fn(&Context) -> Result<()>,
-}
-
-/// Why a case cannot run here.
-#[derive(Debug)]
-pub(crate) struct Skip(pub(crate) String);
-
-impl fmt::Display for Skip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Skip {}
-
-/// An error that ends the case as skipped.
-pub(crate) fn skip(reason: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Skip(reason.into()))
-}
-
-/// Says that the kernel's log will have a line with this, and that it is meant to.
-pub(crate) fn expect_log(part: &str) {
-    println!("EXPECT-LOG: {part}");
 }

@@ -15,7 +15,6 @@ mod measure;
 mod mode;
 mod protocol;
 mod registry;
-mod rng;
 mod system;
 
 use std::path::PathBuf;
@@ -23,14 +22,12 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::Result;
-use case::{Context, Effort, Set, Skip};
+use case::{Context, Effort, Set};
 use clap::{Parser, Subcommand};
+use lab_case::outcome::exit_code;
 use machine::Machine;
 use mode::Driver;
 use registry::Row;
-
-/// Exit status of a case that cannot run here.
-const SKIPPED: u8 = 4;
 
 /// Cases for the guest's driver.
 #[derive(Debug, Parser)]
@@ -84,19 +81,7 @@ fn main() -> ExitCode {
         Command::Host { folder } => ("host".to_owned(), host::run(&folder)),
         Command::Eat { mib } => ("eat".to_owned(), cases::swap::eat(mib)),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => match why.root_cause().downcast_ref::<Skip>() {
-            Some(reason) => {
-                println!("SKIP: {reason}");
-                ExitCode::from(SKIPPED)
-            }
-            None => {
-                println!("{name}: FAILED: {why:#}");
-                ExitCode::FAILURE
-            }
-        },
-    }
+    exit_code(&name, outcome)
 }
 
 fn run(name: &str, seed: Option<u64>) -> Result<()> {

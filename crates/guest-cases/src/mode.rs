@@ -5,9 +5,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use lab_case::system::run;
 
-use crate::case::skip;
-use crate::system::run;
+use lab_case::outcome::skip;
 
 /// The module's name, the kernel's own and this project's.
 const MODULE: &str = "virtio_blk";

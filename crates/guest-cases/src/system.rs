@@ -1,50 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs of the system, modules, files of sysfs, waiting.
+//! Files of sysfs, the kernel's log, waiting.
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::case::skip;
+use lab_case::system::run;
 
 /// Bound of every wait for the kernel and for programs; on an emulated debug kernel that shares its
 /// CPUs fio alone takes a minute to start.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 const TICK: Duration = Duration::from_millis(10);
-
-/// Runs a program; returns what it printed.
-pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = match Command::new(program).args(arguments).output() {
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
-            return Err(skip(format!("{program} is not installed")));
-        }
-        output => output.with_context(|| format!("cannot run {program}"))?,
-    };
-    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    if !output.status.success() {
-        let why = String::from_utf8_lossy(&output.stderr);
-        bail!("{program} {}: {}: {} {said}", arguments.join(" "), output.status, why.trim());
-    }
-    Ok(said)
-}
-
-/// As [`run`], for clean-up: a failure is only told.
-pub(crate) fn run_quietly(program: &str, arguments: &[&str]) {
-    if let Err(why) = run(program, arguments) {
-        eprintln!("clean-up: {why:#}");
-    }
-}
-
-/// Loads a module, or skips the case where the kernel has none of that name.
-pub(crate) fn modprobe(module: &str) -> Result<()> {
-    run("modprobe", &["-q", module])
-        .map(drop)
-        .map_err(|_| skip(format!("this kernel has no module {module}")))
-}
 
 /// Waits until `condition` gives something.
 pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {

@@ -6,10 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use lab_case::outcome::skipped;
 use nested::cases::{CASES, Case, Lab, Outcome};
-
-/// The exit code that says "skipped".
-const SKIPPED: u8 = 4;
 
 /// Run inner guests with KVM inside of the lab's VM: cases and measurements of the whole stack.
 #[derive(Debug, Parser)]
@@ -41,10 +39,7 @@ enum Command {
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
         Ok(Outcome::Passed) => ExitCode::SUCCESS,
-        Ok(Outcome::Skipped(reason)) => {
-            println!("SKIP: {reason}");
-            SKIPPED.into()
-        }
+        Ok(Outcome::Skipped(reason)) => skipped(reason),
         Err(error) => {
             eprintln!("nested: {error:#}");
             ExitCode::FAILURE

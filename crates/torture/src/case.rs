@@ -2,6 +2,7 @@
 //! What a case is, and how it ends.
 
 use crate::env::Env;
+use lab_case::outcome::expect_log;
 use std::fmt;
 
 /// When a case is run.
@@ -30,30 +31,13 @@ pub(crate) struct Case {
     pub(crate) tier: Tier,
     /// What it shows, in one sentence.
     pub(crate) about: &'static str,
-    /// The case. An error is a failure, or, with [`Skip`] at its root, a reason not to run.
+    /// The case. An error is a failure, or, with [`lab_case::outcome::Skip`] at its root, a reason not to run.
     pub(crate) run: fn(&Env) -> anyhow::Result<()>,
-}
-
-/// Why a case cannot run here.
-#[derive(Debug)]
-pub(crate) struct Skip(pub(crate) String);
-
-impl fmt::Display for Skip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Skip {}
-
-/// An error that ends the case as skipped.
-pub(crate) fn skip(reason: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Skip(reason.into()))
 }
 
 /// Says that lockdep will complain about the vhost core: it locks all queues of a device at once when
 /// an IOTLB message comes, and lockdep does not know more than eight locks of a kind at once.
 pub(crate) fn expect_lockdep_limit() {
-    println!("EXPECT-LOG: looking up invalid subclass");
-    println!("EXPECT-LOG: turning off the locking correctness validator");
+    expect_log("looking up invalid subclass");
+    expect_log("turning off the locking correctness validator");
 }

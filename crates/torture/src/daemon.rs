@@ -80,7 +80,7 @@ impl Daemon {
     pub(crate) fn control(&self, words: &[&str]) -> Result<String> {
         let path = self.folder.path().join("control").to_string_lossy().into_owned();
         let program = self.program.to_string_lossy().into_owned();
-        crate::fixture::run(&program, &[&["ctl", "--control-path", &path], words].concat())
+        lab_case::system::run(&program, &[&["ctl", "--control-path", &path], words].concat())
     }
 
     /// Kills it with SIGKILL and starts a successor on the same socket.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Faults that the kernel injects (a debug kernel has them): nothing is lost but by S_IOERR.
 
-use crate::case::skip;
 use crate::env::Env;
 use crate::fixture::{NullBlkOptions, null_blk};
 use crate::integrity::{Setup, tell};
@@ -9,6 +8,7 @@ use crate::load::under_load;
 use crate::module;
 use crate::target::{self, Target, check_serves, options};
 use anyhow::{Context, Result, ensure};
+use lab_case::outcome::skip;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -23,20 +23,16 @@ mod owner;
 mod registry;
 mod removal;
 mod requests;
-mod rng;
 mod suite;
 mod target;
 mod visibility;
 
-use case::Skip;
 use clap::{Parser, Subcommand};
 use env::Env;
 use integrity::Setup;
+use lab_case::outcome::exit_code;
 use std::process::ExitCode;
 use std::time::SystemTime;
-
-/// Exit status of a case that cannot run here.
-const SKIPPED: u8 = 4;
 
 /// Cases for the kernel data plane.
 #[derive(Debug, Parser)]
@@ -91,20 +87,9 @@ fn run(name: &str, mut env: Env) -> ExitCode {
     };
     let now = || SystemTime::UNIX_EPOCH.elapsed().map_or(1, |time| time.as_nanos() as u64);
     println!("{name}: seed {}", *env.seed.get_or_insert_with(now));
-    match (case.run)(&env) {
-        Ok(()) => {
-            println!("{name}: passed");
-            ExitCode::SUCCESS
-        }
-        Err(why) => match why.root_cause().downcast_ref::<Skip>() {
-            Some(reason) => {
-                println!("SKIP: {reason}");
-                ExitCode::from(SKIPPED)
-            }
-            None => {
-                println!("{name}: FAILED: {why:#}");
-                ExitCode::FAILURE
-            }
-        },
+    let outcome = (case.run)(&env);
+    if outcome.is_ok() {
+        println!("{name}: passed");
     }
+    exit_code(name, outcome)
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The module itself: who uses it, taking it out and putting it back.
 
-use crate::case::skip;
 use crate::env::Env;
-use crate::fixture::{run, wait_for};
+use crate::fixture::wait_for;
 use anyhow::{Context, Result, ensure};
 use driver::kernel::KernelDevice;
+use lab_case::outcome::skip;
+use lab_case::system::run;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

@@ -5,11 +5,11 @@
 use crate::env::Env;
 use crate::fixture::Disk;
 use crate::integrity::disk_of;
-use crate::rng::Rng;
 use crate::target::{self, LIMIT, Target, options};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::KernelOptions;
 use driver::{Device, Options, Request};
+use lab_case::rng::Rng;
 use std::time::Instant;
 use virtio_spec::blk::S_OK;
 

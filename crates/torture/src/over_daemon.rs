@@ -5,10 +5,10 @@ use crate::env::{Env, Plane};
 use crate::fixture::Disk;
 use crate::integrity::{Setup, disk_of, tell};
 use crate::load::under_load;
-use crate::rng::Rng;
 use crate::target::{self, Target};
 use anyhow::{Context, Result, bail, ensure};
 use driver::Options;
+use lab_case::rng::Rng;
 use std::time::Duration;
 
 /// Requests on each queue between two changes.

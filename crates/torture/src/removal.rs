@@ -3,13 +3,14 @@
 //! the device goes on with another disk.
 
 use crate::env::Env;
-use crate::fixture::{Disk, Dm, DmKind, NullBlkOptions, null_blk, run, scsi_debug};
+use crate::fixture::{Disk, Dm, DmKind, NullBlkOptions, null_blk, scsi_debug};
 use crate::integrity::{Setup, tell};
 use crate::load::{Handles, Spec, under_load};
 use crate::target::{self, Target};
 use anyhow::{Context, Result, ensure};
 use driver::Request;
 use driver::kernel::abi;
+use lab_case::system::run;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use virtio_spec::blk::S_IOERR;

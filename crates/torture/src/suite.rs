@@ -5,10 +5,10 @@
 //! `suite-` and what the test is called. They choose plane and disk by the environment
 //! (`docs/testing.md`).
 
-use crate::case::skip;
 use crate::env::Env;
 use crate::fixture::{Disk, FileSystem, image};
 use anyhow::{Context, Result, ensure};
+use lab_case::outcome::skip;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

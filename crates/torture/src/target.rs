@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A disk brought up behind a driver, by whoever is to run the queues.
 
-use crate::case::skip;
 use crate::daemon::Daemon;
 use crate::env::{Env, Plane};
 use crate::fixture::Disk;
 use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelDevice, KernelOptions, abi};
 use driver::{Device, Options};
+use lab_case::outcome::skip;
 use std::path::Path;
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ pub(crate) fn serve_with(
 /// Whether a new device on `disk` serves.
 pub(crate) fn check_serves(env: &Env, disk: &Disk) -> Result<()> {
     let mut target = serve(env, disk, &options())?;
-    let data = crate::rng::Rng::new(7).bytes(64 << 10);
+    let data = lab_case::rng::Rng::new(7).bytes(64 << 10);
     target.device.write(0, &data)?;
     target.device.flush()?;
     let mut read = vec![0; data.len()];

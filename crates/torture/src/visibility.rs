@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What an administrator sees: counters in fdinfo, and trace events in the order of the stages.
 
-use crate::case::skip;
 use crate::env::Env;
 use crate::fixture::Disk;
 use crate::integrity::disk_of;
 use crate::target::{self, Target, options};
 use anyhow::{Context, Result, ensure};
 use driver::{Device, Options, Request};
+use lab_case::outcome::skip;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};

@@ -4,6 +4,7 @@
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context as _, Result, ensure};
+use lab_case::system::run;
 
 use crate::case::{Case, Context};
 use crate::load::memory::Aligned;
@@ -11,7 +12,7 @@ use crate::load::open_direct;
 use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
-use crate::system::{run, wait_for};
+use crate::system::wait_for;
 
 pub(crate) const CASES: &[Case] = &[
     Case {

@@ -4,8 +4,9 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use lab_case::outcome::{expect_log, skip};
 
-use crate::case::{Case, Context, Effort, expect_log, skip};
+use crate::case::{Case, Context, Effort};
 use crate::load::fio::{Background, Engine, Job};
 use crate::load::{Errors, Load};
 use crate::machine::disk::{Disk, Plug, Way};

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
 use crate::load::memory::Aligned;
-use crate::rng::Rng;
+use lab_case::rng::Rng;
 
 /// Largest size of the file.
 const FILE_BYTES_MAX: usize = 4 << 20;

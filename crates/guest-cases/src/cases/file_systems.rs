@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use lab_case::system::{modprobe, run, run_quietly};
 use tempfile::TempDir;
 
 use super::file_ops::FileOps;
 use crate::case::{Case, Context};
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
-use crate::system::{modprobe, run, run_quietly};
 
 pub(crate) const CASES: &[Case] = &[
     Case {
@@ -62,7 +62,7 @@ impl FileSystem {
         match self {
             Self::Ext4 => run("mkfs.ext4", &["-q", "-F", device]),
             Self::Xfs => {
-                modprobe("xfs")?;
+                modprobe("xfs", &[])?;
                 run("mkfs.xfs", &["-q", "-f", device])
             }
         }

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use lab_case::system::run;
 
 use super::file_ops::FileOps;
 use super::file_systems::{FileSystem, Mounted};
@@ -15,8 +16,7 @@ use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
 use crate::protocol::Ask;
-use crate::rng::Rng;
-use crate::system::run;
+use lab_case::rng::Rng;
 
 pub(crate) const CASES: &[Case] = &[
     Case {
@@ -60,7 +60,7 @@ fn power_cut(context: &Context, kind: FileSystem) -> Result<()> {
     let mut rng = Rng::new(context.seed);
     for _ in 0..(context.effort.steps / 33).min(30) {
         let at = begin + rng.below(end - begin + 1);
-        let (image, seed) = (format!("cut-{at}"), rng.next());
+        let (image, seed) = (format!("cut-{at}"), rng.number());
         let ask = Ask::Cut { journal: journal.clone(), image: image.clone(), at, seed };
         let cut = context.machine.ask_path(&ask)?;
         let last = durable.iter().rev().find(|durable| durable.entries <= at);

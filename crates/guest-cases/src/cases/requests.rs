@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use lab_case::system::run;
 use rustix::io::ReadWriteFlags;
 
 use crate::case::{Case, Context};
@@ -14,8 +15,7 @@ use crate::load::open_direct;
 use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
-use crate::rng::Rng;
-use crate::system::run;
+use lab_case::rng::Rng;
 
 pub(crate) const CASES: &[Case] = &[
     Case {

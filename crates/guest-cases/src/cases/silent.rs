@@ -4,13 +4,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use lab_case::system::run;
 
 use crate::case::{Case, Context};
 use crate::load::{Errors, Load};
 use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
-use crate::system::{kernel_log, run};
+use crate::system::kernel_log;
 
 pub(crate) const CASES: &[Case] = &[Case {
     name: "guest-silent",

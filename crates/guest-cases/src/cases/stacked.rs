@@ -2,13 +2,13 @@
 //! Other block devices on top of the disk.
 
 use anyhow::Result;
+use lab_case::system::{modprobe, run, run_quietly};
 
 use super::data::verify_all;
 use super::file_systems::{FileSystem, exercise};
 use crate::case::{Case, Context};
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
-use crate::system::{modprobe, run, run_quietly};
 
 pub(crate) const CASES: &[Case] = &[
     Case {
@@ -46,8 +46,8 @@ struct Crypt;
 
 impl Crypt {
     fn new(disk: &Disk<'_>) -> Result<Self> {
-        modprobe("dm_crypt")?;
-        let _ = modprobe("xts"); // Built in where it is no module.
+        modprobe("dm_crypt", &[])?;
+        let _ = modprobe("xts", &[]); // Built in where it is no module.
         let (sectors, device) = (disk.number("size")?, disk.path()?);
         let table = format!("0 {sectors} crypt aes-xts-plain64 {KEY} 0 {device} 0");
         run("dmsetup", &["create", "--noudevsync", CRYPT, "--table", &table])?;
@@ -76,7 +76,7 @@ struct Array;
 
 impl Array {
     fn new(level: &str, devices: &[&str]) -> Result<Self> {
-        modprobe(if level == "0" { "raid0" } else { "raid1" })?;
+        modprobe(if level == "0" { "raid0" } else { "raid1" }, &[])?;
         let level = format!("--level={level}");
         let mut words = vec!["--create", ARRAY, "--run", "--force", "--metadata=1.2", &level];
         words.push("--raid-devices=2");

@@ -16,7 +16,7 @@ use anyhow::Result;
 use backend::{Disk, Engine, Info, Io, IoError, IoKind, Lane, RangeLimits, Slot, Step, Token};
 
 use super::served::sized_file;
-use crate::rng::Rng;
+use lab_case::rng::Rng;
 
 const SECTOR: usize = 512;
 

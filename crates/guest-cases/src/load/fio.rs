@@ -8,9 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use lab_case::system::run;
 
-use crate::case::skip;
-use crate::system::{run, wait_for};
+use crate::system::wait_for;
+use lab_case::outcome::skip;
 
 /// Longest time in which a fio in the background must end after its disk has gone.
 const END_LIMIT: Duration = Duration::from_secs(120);

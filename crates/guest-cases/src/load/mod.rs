@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::fs::OFlags;
 
-use crate::rng::Rng;
+use lab_case::rng::Rng;
 use memory::Aligned;
 
 /// Longest time in which a load must end after it was told to, or its disk has gone.

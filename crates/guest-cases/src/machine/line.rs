@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::case::skip;
+use lab_case::outcome::skip;
 
 const PORTS: &str = "/sys/class/virtio-ports";
 

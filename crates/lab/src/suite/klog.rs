@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a kernel log must not hold.
 
+use lab_case::outcome::EXPECT_LOG;
+
 /// Any of these in a line is a finding.
 const BAD: [&str; 31] = [
     "BUG:",
@@ -85,12 +87,9 @@ const LOCKDEP_IS_OFF: [&str; 7] = [
 /// How far the stack of an expected message may begin behind it.
 const STACK_WITHIN_LINES: usize = 30;
 
-/// By which a case says, on its output, which messages it provokes: a part of a line each.
-const EXPECT: &str = "EXPECT-LOG: ";
-
 /// The messages that a case's output says it provokes.
 pub fn expected_in(output: &str) -> Vec<String> {
-    let said = output.lines().filter_map(|line| line.strip_prefix(EXPECT));
+    let said = output.lines().filter_map(|line| line.strip_prefix(EXPECT_LOG));
     said.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 

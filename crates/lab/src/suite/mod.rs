@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Many cases in host VMs: which there are, how they are run, how they are judged.
 //!
-//! * [`case`]: the cases that the programs `torture` and `nested` offer, and the lab's own.
+//! * [`case`]: the cases that the programs `torture`, `nested` and `guest-cases` offer, and the lab's own.
 //! * `script`: what one boot does: case after case, each between two marks in the kernel's log.
 //! * [`runner`]: boots, follows, and boots again after a case that took the kernel down.
 //! * [`klog`]: finds what a kernel log must not hold.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use lab_case::outcome;
 
 use crate::exec::tail_of;
 use crate::interrupt;
@@ -30,8 +31,6 @@ const GRACE: Duration = Duration::from_secs(60);
 /// How long the end mark may take through the console.
 const CONSOLE_DELAY: Duration = Duration::from_secs(10);
 
-/// The exit code of a case that cannot run here.
-const SKIPPED: i32 = 4;
 /// Exit codes of `timeout`.
 const TIMED_OUT: [i32; 2] = [124, 137];
 
@@ -248,6 +247,11 @@ fn exit_code<'a>(mut ends: impl Iterator<Item = &'a str>, name: &str) -> Option<
     })
 }
 
+/// Why the case could not run, as its output has it.
+fn reason_in(output: &str) -> Option<&str> {
+    output.lines().rev().find_map(|line| line.strip_prefix(outcome::SKIP))
+}
+
 fn verdict(code: i32, output: &str, findings: &[&str]) -> Verdict {
     if TIMED_OUT.contains(&code) {
         return Verdict::Failed("it took too long; its log has all blocked tasks".to_owned());
@@ -258,7 +262,7 @@ fn verdict(code: i32, output: &str, findings: &[&str]) -> Verdict {
     }
     match code {
         0 => Verdict::Passed,
-        SKIPPED => match output.lines().rev().find_map(|line| line.strip_prefix("SKIP: ")) {
+        code if code == i32::from(outcome::SKIPPED) => match reason_in(output) {
             Some(reason) => Verdict::Skipped(reason.trim().to_owned()),
             None => Verdict::Failed("it says it was skipped (exit code 4), but not why".to_owned()),
         },

@@ -4,10 +4,10 @@
 use crate::env::Env;
 use crate::fixture::Disk;
 use crate::integrity::disk_of;
-use crate::rng::Rng;
 use crate::target::{self, Target, options};
 use anyhow::{Context, Result, ensure};
 use driver::{Cuts, Device, DirtyLog, Layout, Options, Request};
+use lab_case::rng::Rng;
 use std::collections::BTreeSet;
 use virtio_spec::blk::S_OK;
 

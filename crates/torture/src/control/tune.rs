@@ -5,9 +5,9 @@ use super::{kernel, rounds};
 use crate::env::Env;
 use crate::fixture::Disk;
 use crate::integrity::Setup;
-use crate::rng::Rng;
 use anyhow::Result;
 use driver::kernel::abi::{self, BlkOptions};
+use lab_case::rng::Rng;
 
 /// Random changes of what may be changed at any time.
 pub(crate) fn tune(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {

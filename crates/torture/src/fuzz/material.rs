@@ -2,10 +2,10 @@
 //! What random arguments are made of: descriptors of all kinds, and memory to point at.
 
 use crate::fixture::Disk;
-use crate::rng::Rng;
 use anyhow::Result;
 use driver::GuestMemory;
 use driver::kernel::{KernelDevice, abi};
+use lab_case::rng::Rng;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -96,8 +96,8 @@ impl Material {
                     1 => (*rng.pick(&[u64::MAX - 4095, 1 << 63]), size),
                     _ => (base + offset, size),
                 };
-                let gpa = if rng.one_in(20) { rng.next() } else { n << 28 };
-                let padding = if rng.one_in(40) { rng.next() } else { 0 };
+                let gpa = if rng.one_in(20) { rng.number() } else { n << 28 };
+                let padding = if rng.one_in(40) { rng.number() } else { 0 };
                 abi::MemoryRegion { gpa, size, user, flags_padding: padding }
             })
             .collect()

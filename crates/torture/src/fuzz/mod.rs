@@ -9,10 +9,10 @@ use crate::case::expect_lockdep_limit;
 use crate::env::Env;
 use crate::fixture::{NullBlkOptions, null_blk};
 use crate::module;
-use crate::rng::Rng;
 use crate::target::{self, need_module};
 use anyhow::{Context, Result, anyhow, ensure};
 use driver::kernel::KernelDevice;
+use lab_case::rng::Rng;
 use material::Material;
 use std::sync::{Arc, Mutex};
 

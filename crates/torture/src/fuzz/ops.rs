@@ -3,10 +3,10 @@
 
 use super::Devices;
 use super::material::Material;
-use crate::rng::Rng;
 use anyhow::Result;
 use driver::kernel::abi::{self, BlkInflight, BlkInfo, BlkOptions, IotlbMsg, VringAddr, VringFile};
 use driver::kernel::{BadAddress, KernelDevice};
+use lab_case::rng::Rng;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +74,7 @@ pub(super) fn step(devices: &Devices, material: &Material, rng: &mut Rng) -> Res
 
 fn index(rng: &mut Rng) -> u32 {
     match rng.below(20) {
-        0 => rng.next() as u32,
+        0 => rng.number() as u32,
         1 => *rng.pick(&[63, 64, 65, u32::MAX, 1 << 31]),
         _ => rng.below(3) as u32,
     }
@@ -82,7 +82,7 @@ fn index(rng: &mut Rng) -> u32 {
 
 fn number(rng: &mut Rng) -> u32 {
     match rng.below(4) {
-        0 => rng.next() as u32,
+        0 => rng.number() as u32,
         1 => 1 << rng.below(17),
         _ => rng.below(2) as u32,
     }
@@ -92,7 +92,7 @@ fn number(rng: &mut Rng) -> u32 {
 fn bring_up(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<()> {
     // It may be done already.
     let _owned = device.set_owner();
-    device.set_features(device.features()? & !(1 << 33) & (rng.next() | 1 << 32))?;
+    device.set_features(device.features()? & !(1 << 33) & (rng.number() | 1 << 32))?;
     let whole = material.whole();
     device.set_mem_table(&[whole])?;
     for index in 0..2 {
@@ -112,7 +112,9 @@ fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<
     match rng.below(24) {
         0 => device.set_owner(),
         1 if rng.one_in(4) => device.reset_owner(),
-        1 | 2 => device.set_features(if rng.one_in(2) { rng.next() } else { device.features()? }),
+        1 | 2 => {
+            device.set_features(if rng.one_in(2) { rng.number() } else { device.features()? })
+        }
         3 => device.set_mem_table(&material.regions(rng)),
         4 => device.set_log_base(material.address(rng)),
         5 => device.set_log_fd(Some(material.event_fd(rng))),
@@ -130,7 +132,7 @@ fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<
         17 => info(device, rng),
         18 => odd(device, rng),
         19 => iotlb(device, material, rng),
-        20 => device.set_serial(rng.next().to_le_bytes().repeat(3)[..20].try_into().expect("20")),
+        20 => device.set_serial(rng.number().to_le_bytes().repeat(3)[..20].try_into().expect("20")),
         21 => device.next_miss(Duration::ZERO).map(drop),
         22 => {
             material.kick(rng);
@@ -161,7 +163,7 @@ fn file(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result
 fn vring_addr(material: &Material, rng: &mut Rng) -> VringAddr {
     VringAddr {
         index: index(rng),
-        flags: if rng.one_in(10) { rng.next() as u32 } else { rng.below(2) as u32 },
+        flags: if rng.one_in(10) { rng.number() as u32 } else { rng.below(2) as u32 },
         desc: material.address(rng),
         used: material.address(rng),
         avail: material.address(rng),
@@ -172,10 +174,10 @@ fn vring_addr(material: &Material, rng: &mut Rng) -> VringAddr {
 fn options(device: &KernelDevice, rng: &mut Rng) -> io::Result<()> {
     let mut options = BlkOptions::with_flags(rng.below(16) as u32);
     match rng.below(10) {
-        0 => options.size = rng.next() as u32,
-        1 => options.flags = rng.next() as u32,
-        2 => options.reserved = rng.next() as u32,
-        3 => options.max_discard_sectors = rng.next() as u32,
+        0 => options.size = rng.number() as u32,
+        1 => options.flags = rng.number() as u32,
+        2 => options.reserved = rng.number() as u32,
+        3 => options.max_discard_sectors = rng.number() as u32,
         _ => {}
     }
     device.raw(abi::BLK_SET_OPTIONS, &mut Padded { options, ..Padded::default() }).map(drop)
@@ -197,7 +199,7 @@ impl Default for Padded {
 
 fn inflight(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<()> {
     let user_addr = if rng.one_in(4) { 0 } else { material.address(rng) };
-    let desc_num = if rng.one_in(4) { rng.next() as u32 } else { rng.below(2048) as u32 };
+    let desc_num = if rng.one_in(4) { rng.number() as u32 } else { rng.below(2048) as u32 };
     let region = BlkInflight { index: index(rng), desc_num, user_addr };
     device.set_inflight(region)
 }
@@ -238,7 +240,7 @@ fn iotlb(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Resul
     let message = IotlbMsg {
         kind: if rng.one_in(10) { rng.below(4) as u32 } else { abi::IOTLB_MSG },
         iova: rng.below(1 << 24) & !0xfff,
-        size: if rng.one_in(10) { rng.next() } else { 4096 * (1 + rng.below(512)) },
+        size: if rng.one_in(10) { rng.number() } else { 4096 * (1 + rng.below(512)) },
         uaddr: material.address(rng),
         perm: rng.below(5) as u8,
         what: rng.below(7) as u8,

@@ -2,8 +2,8 @@
 //! Chains that no driver would make.
 
 use super::{CANARY_BYTES, REGION, REGION_BYTES, SIZE};
-use crate::rng::Rng;
 use driver::{Area, GuestMemory, Queue};
+use lab_case::rng::Rng;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use virtio_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
@@ -56,13 +56,13 @@ impl Chains {
                 _ => self.sound(rng, head),
             } % SIZE;
             let entry = match rng.below(200) {
-                0 => rng.next() as u16,
+                0 => rng.number() as u16,
                 1 => head.wrapping_sub(1),
                 _ => head,
             };
             self.avail.store_u16(4 + 2 * usize::from(position % SIZE), entry, Relaxed);
         }
-        let idx = if rng.one_in(50) { rng.next() as u16 } else { heads };
+        let idx = if rng.one_in(50) { rng.number() as u16 } else { heads };
         self.avail.store_u16(2, idx, Release);
     }
 
@@ -74,7 +74,7 @@ impl Chains {
             0 => self.desc.store_u64(at, self.address(rng), Relaxed),
             1 => self.desc.store_u32(at + 8, length(rng), Relaxed),
             2 => self.desc.store_u16(at + 12, rng.below(8) as u16, Relaxed),
-            3 => self.desc.store_u16(at + 14, rng.next() as u16 % (2 * SIZE), Relaxed),
+            3 => self.desc.store_u16(at + 14, rng.number() as u16 % (2 * SIZE), Relaxed),
             4 => self.tables.store_u64(table_at, self.address(rng), Relaxed),
             5 => self.tables.store_u16(table_at + 12, rng.below(8) as u16, Relaxed),
             6 => {
@@ -103,7 +103,7 @@ impl Chains {
             0 => REGION + rng.below(CANARY_BYTES),
             1 => end - rng.below(4096),
             2 => end + rng.below(CANARY_BYTES),
-            3 => rng.next(),
+            3 => rng.number(),
             4 => u64::MAX - rng.below(8192),
             5 => self.desc.gpa() + rng.below(self.desc.len() as u64),
             6 => self.avail.gpa() + rng.below(self.avail.len() as u64),
@@ -116,8 +116,8 @@ impl Chains {
     fn random_table(&self, rng: &mut Rng, table: usize) {
         for n in 0..TABLE_LEN {
             let at = 16 * (table * TABLE_LEN + n);
-            let flags = if rng.one_in(20) { rng.next() as u16 } else { rng.below(4) as u16 };
-            let next = if rng.one_in(10) { rng.next() as u16 } else { n as u16 + 1 };
+            let flags = if rng.one_in(20) { rng.number() as u16 } else { rng.below(4) as u16 };
+            let next = if rng.one_in(10) { rng.number() as u16 } else { n as u16 + 1 };
             self.tables.store_u64(at, self.address(rng), Relaxed);
             self.tables.store_u32(at + 8, length(rng), Relaxed);
             self.tables.store_u16(at + 12, flags, Relaxed);
@@ -129,9 +129,9 @@ impl Chains {
     fn random_chain(&self, rng: &mut Rng, head: u16) -> u16 {
         let count = 1 + rng.below(6) as u16;
         for n in head..head + count {
-            let flags = if rng.one_in(8) { rng.next() as u16 } else { rng.below(8) as u16 };
+            let flags = if rng.one_in(8) { rng.number() as u16 } else { rng.below(8) as u16 };
             let next = match rng.below(6) {
-                0 => rng.next() as u16,
+                0 => rng.number() as u16,
                 1 => head,
                 _ => n + 1,
             };
@@ -142,14 +142,18 @@ impl Chains {
 
     fn header(&self, rng: &mut Rng, slot: u16) -> u64 {
         let at = 64 * (usize::from(slot) % HEADERS);
-        let kinds = [0, 0, 1, 1, 4, 8, 11, 13, 14, 2, rng.next() as u32];
-        let sector = if rng.one_in(8) { rng.next() } else { rng.below(4096) };
+        let kinds = [0, 0, 1, 1, 4, 8, 11, 13, 14, 2, rng.number() as u32];
+        let sector = if rng.one_in(8) { rng.number() } else { rng.below(4096) };
         self.headers.store_u32(at, *rng.pick(&kinds), Relaxed);
         self.headers.store_u64(at + 8, sector, Relaxed);
         // A range for those that take one.
         self.headers.store_u64(at + 16, rng.below(1024), Relaxed);
         self.headers.store_u32(at + 24, rng.below(64) as u32, Relaxed);
-        self.headers.store_u32(at + 28, if rng.one_in(4) { rng.next() as u32 } else { 0 }, Relaxed);
+        self.headers.store_u32(
+            at + 28,
+            if rng.one_in(4) { rng.number() as u32 } else { 0 },
+            Relaxed,
+        );
         self.headers.gpa() + at as u64
     }
 
@@ -173,8 +177,8 @@ impl Chains {
         match rng.below(4) {
             0 => self.desc.store_u64(at, self.address(rng), Relaxed),
             1 => self.desc.store_u32(at + 8, length(rng), Relaxed),
-            2 => self.desc.store_u16(at + 12, rng.next() as u16 & 7, Relaxed),
-            _ => self.desc.store_u16(at + 14, rng.next() as u16, Relaxed),
+            2 => self.desc.store_u16(at + 12, rng.number() as u16 & 7, Relaxed),
+            _ => self.desc.store_u16(at + 14, rng.number() as u16, Relaxed),
         }
         after
     }
@@ -184,7 +188,7 @@ impl Chains {
         let table = self.tables.gpa() + 16 * (TABLE_LEN as u64) * rng.below(TABLES as u64);
         let lens = [16, 32, 48, 160, 1024, 0, 15, 17, 1 << 20, 65536 * 16, u32::MAX];
         let flags =
-            if rng.one_in(6) { rng.next() as u16 | DESC_F_INDIRECT } else { DESC_F_INDIRECT };
+            if rng.one_in(6) { rng.number() as u16 | DESC_F_INDIRECT } else { DESC_F_INDIRECT };
         let gpa = if rng.one_in(6) { self.address(rng) } else { table };
         self.put(head, gpa, *rng.pick(&lens), flags, head + 1);
         head + 1

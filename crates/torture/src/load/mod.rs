@@ -7,10 +7,10 @@ pub(crate) mod stamp;
 
 pub(crate) use many::{Handles, memory_for, under_load};
 
-use crate::rng::Rng;
 use crate::target::LIMIT;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use driver::{GuestMemory, Queue};
+use lab_case::rng::Rng;
 use slot::{Kind, Op, Slot};
 use std::collections::HashMap;
 use std::ops::Range;

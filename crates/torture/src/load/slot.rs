@@ -2,9 +2,9 @@
 //! One request's place in guest memory, and how the request is cut into segments.
 
 use super::stamp::SECTOR;
-use crate::rng::Rng;
 use anyhow::Result;
 use driver::{Area, GuestMemory, Queue, Segment};
+use lab_case::rng::Rng;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use virtio_spec::blk::{RangeSegment, ReqHeader};

@@ -2,7 +2,7 @@
 //! What a load writes: every sector says which one it is, when it was written, and is a checksum of
 //! both.
 
-use crate::rng::mix;
+use lab_case::rng::mix;
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;

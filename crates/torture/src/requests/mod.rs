@@ -8,11 +8,11 @@ mod types;
 
 use crate::env::{Env, Plane};
 use crate::fixture::Disk;
-use crate::rng::Rng;
 use crate::target::{self, Target};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Completion, Device, Layout, Options, Request};
+use lab_case::rng::Rng;
 use virtio_spec::blk::{F_DISCARD, F_SECURE_ERASE, F_WRITE_ZEROES, RangeSegment, S_OK, S_UNSUPP};
 use virtio_spec::features::bit;
 

@@ -2,9 +2,9 @@
 //! Random requests in random layouts against a model of the disk.
 
 use super::Subject;
-use crate::rng::Rng;
 use anyhow::{Context, Result};
 use driver::{Cuts, Layout, Request};
+use lab_case::rng::Rng;
 use virtio_spec::blk::{S_IOERR, S_OK, WRITE_ZEROES_F_UNMAP};
 
 /// Bytes of the disk that are used.

@@ -5,7 +5,7 @@ use virtio_spec::blk::Config;
 use zerocopy::IntoBytes;
 
 use crate::protocol::Lie;
-use crate::rng::Rng;
+use lab_case::rng::Rng;
 
 /// Sectors of a disk that tells the truth.
 const SECTORS: u64 = 64 << 11;
@@ -23,7 +23,7 @@ pub(super) fn random_config(lie: Lie, rng: &mut Rng) -> Vec<u8> {
             config.capacity = match rng.below(4) {
                 0 => 0,
                 1 => rng.below(SECTORS),
-                2 => rng.next(),
+                2 => rng.number(),
                 _ => SECTORS,
             };
         }

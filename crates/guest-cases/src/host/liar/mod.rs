@@ -30,8 +30,8 @@ use virtio_spec::features::{
 };
 
 use crate::protocol::Lie;
-use crate::rng::Rng;
 use config::random_config;
+use lab_case::rng::Rng;
 use memory::Memory;
 use ring::{Manner, Queue};
 use wire::{Channel, Code, Message};
@@ -141,7 +141,7 @@ impl Liar {
     fn start_queue(&mut self, index: u32, kick: Option<File>) -> Result<()> {
         let memory = self.memory.clone();
         let honest = Arc::clone(&self.honest);
-        let manner = Manner { lie: self.lie, honest, rng: Rng::new(self.rng.next()) };
+        let manner = Manner { lie: self.lie, honest, rng: Rng::new(self.rng.number()) };
         let queue = self.queue(index)?;
         queue.stop();
         match (memory, kick) {

@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 
 use super::memory::Memory;
 use crate::protocol::Lie;
-use crate::rng::Rng;
+use lab_case::rng::Rng;
 
 /// How often a sleeping queue looks whether it shall end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

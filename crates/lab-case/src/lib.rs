@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the programs that have cases for the lab share, and the words by which the lab understands
+//! them.
+//!
+//! * [`outcome`]: how a case says that it passed, failed, could not run, or provokes a message.
+//! * [`system`]: programs and modules of the machine it runs in.
+//! * [`rng`]: random numbers that a seed repeats.
+
+pub mod outcome;
+pub mod rng;
+pub mod system;

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a case ends, as an exit status and lines of its output.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+/// Exit status of a case that cannot run here.
+pub const SKIPPED: u8 = 4;
+
+/// Begins the line that says why it cannot.
+pub const SKIP: &str = "SKIP: ";
+
+/// Begins a line that names a message which the case provokes in the kernel's log: a part of it.
+pub const EXPECT_LOG: &str = "EXPECT-LOG: ";
+
+/// Why a case cannot run here.
+#[derive(Debug)]
+pub struct Skip(String);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// An error that ends the case as skipped.
+pub fn skip(reason: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Skip(reason.into()))
+}
+
+/// Says that the kernel's log will have a line with this, and that it is meant to.
+pub fn expect_log(part: &str) {
+    println!("{EXPECT_LOG}{part}");
+}
+
+/// Says why a case cannot run here; the program's exit status.
+pub fn skipped(reason: impl fmt::Display) -> ExitCode {
+    println!("{SKIP}{reason}");
+    ExitCode::from(SKIPPED)
+}
+
+/// The exit status of a program that ran `name`. A failure, or with [`Skip`] at its root the reason
+/// not to run, is told.
+pub fn exit_code(name: &str, outcome: Result<()>) -> ExitCode {
+    let Err(why) = outcome else { return ExitCode::SUCCESS };
+    match why.root_cause().downcast_ref::<Skip>() {
+        Some(reason) => skipped(reason),
+        None => {
+            println!("{name}: FAILED: {why:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn a_reason_to_skip_is_found_below_its_context() {
+        let outcome: Result<()> = Err(skip("no xfs")).context("while it began");
+        assert_eq!(exit_code("a-case", outcome), ExitCode::from(SKIPPED));
+    }
+
+    #[test]
+    fn any_other_error_is_a_failure_and_none_is_success() {
+        assert_eq!(exit_code("a-case", Err(anyhow::anyhow!("no"))), ExitCode::FAILURE);
+        assert_eq!(exit_code("a-case", Ok(())), ExitCode::SUCCESS);
+    }
+}
