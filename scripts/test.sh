@@ -67,6 +67,16 @@ skips_of_passed_tests() { awk '
     /^SKIP: / && in_passed && !seen { seen = 1; print "SKIP: " name ": " substr($0, 7) }
 ' "$work/log"; }
 
+# What each failed test said when it panicked, in few lines, one `FAILED: ` line for each.
+reasons_of_failed_tests() { awk '
+    /^failures:$/ { in_failed = 1 }
+    /^successes:$/ { in_failed = 0 }
+    /^---- .* stdout ----$/ { name = $2; left = 0 }
+    /^note: |^$/ { left = 0 }
+    left > 0 { print "FAILED: " name ": error: " substr($0, 1, 240); left-- }
+    in_failed && / panicked at / { left = 30 }
+' "$work/log"; }
+
 # The tests of cargo: the counts are libtest's own, but a passed test that printed `SKIP: reason`
 # counts as skipped.
 cargo_tests() {
@@ -82,6 +92,7 @@ cargo_tests() {
     cat "$work/said-skip" >>"$work/skips"
     sed -n 's/^test \(.*\) \.\.\. ignored\(.*\)/SKIP: \1\2/p' "$work/log" >>"$work/skips"
     sed -n 's/^test \(.*\) \.\.\. FAILED$/FAILED: \1/p' "$work/log" >>"$work/failures"
+    reasons_of_failed_tests >>"$work/failures"
     passed=$((passed + $(sum_of passed) - said_skip))
     skipped=$((skipped + ignored + said_skip))
     failed=$((failed + bad))

@@ -6,6 +6,11 @@
 #ifndef _VHOST_BLK_COMPAT_H
 #define _VHOST_BLK_COMPAT_H
 
+/* Otherwise a compiler option that the probes choke on would pass for an old kernel. */
+#ifndef VHOST_BLK_PROBES_WORK
+#error "probes/baseline.c does not compile: the probes say nothing about this kernel"
+#endif
+
 #include "vhost.h"
 
 /* Undo the last vhost_get_vq_desc(). */

@@ -4,7 +4,26 @@
  * has to go. All requests end with an error, but not before the device can no longer write to
  * their memory.
  */
+#include <linux/pci.h>
+
 #include "virtio_blk.h"
+
+/**
+ * virtblk_reset() - after this the device touches no memory any more
+ * @vdev: perhaps gone
+ *
+ * The virtio core waits until the device says that it is reset. A PCI function that was pulled out
+ * reads as all ones and never does; nor does it write anywhere.
+ */
+void virtblk_reset(struct virtio_device *vdev)
+{
+	struct device *parent = vdev->dev.parent;
+
+	if (parent && dev_is_pci(parent) && !pci_device_is_present(to_pci_dev(parent)))
+		virtio_break_device(vdev);
+	else
+		virtio_reset_device(vdev);
+}
 
 static void fail_requests(struct virtblk_queue *q)
 {
@@ -46,7 +65,7 @@ void virtblk_give_up(struct virtblk *blk)
 		blk->disk->disk_name);
 	/* From here on nothing gets into a ring. */
 	virtio_break_device(blk->vdev);
-	virtio_reset_device(blk->vdev);
+	virtblk_reset(blk->vdev);
 	for (i = 0; i < blk->queue_count; i++) {
 		if (blk->use_bio)
 			virtblk_bio_fail_all(&blk->queues[i]);

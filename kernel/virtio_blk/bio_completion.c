@@ -86,6 +86,8 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 	unsigned long flags;
 	bool kick, waited;
 
+	/* Whoever deletes the virtqueue waits for the kick. */
+	rcu_read_lock();
 	spin_lock_irqsave(&q->lock, flags);
 	if (likely(q->vq)) {
 		do {
@@ -101,6 +103,7 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 	kick = virtblk_bio_dispatch(q, NULL, &done);
 	spin_unlock_irqrestore(&q->lock, flags);
 	virtblk_kick(q, kick);
+	rcu_read_unlock();
 	virtblk_end_bios(q->blk, &done);
 	if (unlikely(waited))
 		virtblk_wake_throttled(q);

@@ -67,6 +67,8 @@ static bool send_resumed(struct virtblk_queue *q, struct bio_list *done)
 		list_del_init(&slot->node);
 		if (err)
 			virtblk_slot_end(q, slot, BLK_STS_IOERR, done);
+		else if (slot->stage == VIRTBLK_GET_ID)
+			list_add_tail(&slot->node, &q->asked);
 	}
 	return true;
 }

@@ -6,6 +6,11 @@
 #ifndef _VIRTBLK_COMPAT_H
 #define _VIRTBLK_COMPAT_H
 
+/* Otherwise a compiler option that the probes choke on would pass for a very old kernel. */
+#ifndef VIRTBLK_PROBES_WORK
+#error "probes/baseline.c does not compile: the probes say nothing about this kernel"
+#endif
+
 #include <linux/blk-mq.h>
 #include <linux/virtio.h>
 #ifdef VIRTBLK_HAS_VIRTIO_MAP_QUEUES

@@ -73,6 +73,14 @@ out:
 	return count;
 }
 
+/* Fault injection (io-timeout-fail): as if the device had not answered, until the timeout. */
+void virtblk_withhold(struct request *rq)
+{
+	struct virtblk_request *request = blk_mq_rq_to_pdu(rq);
+
+	WRITE_ONCE(request->withheld, true);
+}
+
 /**
  * virtblk_rq_reap() - takes all that the device has used, and completes it
  * @q: of the request path
@@ -88,7 +96,9 @@ unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
 	while ((rq = next)) {
 		next = rq->rq_next;
 		rq->rq_next = NULL;
-		if (likely(!blk_should_fake_timeout(rq->q)))
+		if (unlikely(blk_should_fake_timeout(rq->q)))
+			virtblk_withhold(rq);
+		else
 			blk_mq_complete_request(rq);
 	}
 	return count;

@@ -3,6 +3,8 @@
  * What of the configuration changes while the disk is used: its capacity, by the device; the mode
  * of its write cache, by the administrator.
  */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
 #include <linux/string_helpers.h>
 
 #include "virtio_blk.h"
@@ -54,8 +56,10 @@ static void write_wce(struct virtblk *blk, bool write_back)
  * @write_back: the new mode
  *
  * On the way to write back, flushes come first: the block layer drops them for a disk without a
- * cache, so nothing that it dropped them from may be in flight when the device changes. On the
- * way to write through, they end last, after one more for what the cache still holds.
+ * cache, and what it dropped them from has ended before the device changes. Only a bio that the
+ * block layer holds back between the two, waiting for the queue, is not covered: to write that
+ * needed FUA and to change the mode at the same time is left to the administrator's care. On the
+ * way to write through, flushes end last, after one more for what the cache still holds.
  *
  * Return: a negative errno.
  */
@@ -78,6 +82,43 @@ int virtblk_set_cache(struct virtblk *blk, bool write_back)
 	return commit_cache(blk, virtblk_has_cache(blk->vdev));
 }
 
+static bool expects_cache(struct virtblk *blk)
+{
+	return blk->disk->queue->limits.features & BLK_FEAT_WRITE_CACHE;
+}
+
+/**
+ * virtblk_restore_cache() - gives the device the mode back that it had before it was reset
+ * @blk: ready, but nothing was sent yet
+ *
+ * virtblk_config_work() follows a device that refuses.
+ */
+void virtblk_restore_cache(struct virtblk *blk)
+{
+	bool expected = expects_cache(blk);
+
+	if (!virtio_has_feature(blk->vdev, VIRTIO_BLK_F_CONFIG_WCE) ||
+	    virtblk_has_cache(blk->vdev) == expected)
+		return;
+	write_wce(blk, expected);
+	if (virtblk_has_cache(blk->vdev) != expected)
+		dev_warn(&blk->vdev->dev, "[%s] the device does not take its cache's mode back\n",
+			 blk->disk->disk_name);
+}
+
+/* Takes over the mode of a device that changed it. */
+static void follow_cache(struct virtblk *blk, bool write_back)
+{
+	int err = commit_cache(blk, write_back);
+
+	/* What was written meanwhile was not followed by flushes. */
+	if (!err && write_back)
+		err = blkdev_issue_flush(blk->disk->part0);
+	if (err)
+		pr_warn("%s: the cache's mode has changed and was not taken over: error %d\n",
+			blk->disk->disk_name, err);
+}
+
 /**
  * virtblk_update_capacity() - takes over the device's capacity
  * @blk: its device is there
@@ -96,6 +137,8 @@ void virtblk_update_capacity(struct virtblk *blk, bool resize)
 			 blk->disk->disk_name, capacity, CAPACITY_MAX);
 		capacity = CAPACITY_MAX;
 	}
+	if (resize && capacity == get_capacity(blk->disk))
+		return;
 	blocks = DIV_ROUND_UP_ULL(capacity, block >> SECTOR_SHIFT);
 	string_get_size(blocks, block, STRING_UNITS_2, binary, sizeof(binary));
 	string_get_size(blocks, block, STRING_UNITS_10, decimal, sizeof(decimal));
@@ -109,10 +152,18 @@ void virtblk_config_work(struct work_struct *work)
 {
 	struct virtblk *blk = container_of(work, struct virtblk, config_work);
 
+	bool cache, changed = false;
+
 	mutex_lock(&blk->vdev_mutex);
-	if (blk->vdev && !blk->dead && !READ_ONCE(blk->removing))
+	if (blk->vdev && !blk->dead && !blk->suspended && !READ_ONCE(blk->removing)) {
 		virtblk_update_capacity(blk, true);
+		cache = virtblk_has_cache(blk->vdev);
+		changed = cache != expects_cache(blk);
+	}
 	mutex_unlock(&blk->vdev_mutex);
+	/* Without the mutex: it waits for requests, which may have to be given up. */
+	if (unlikely(changed))
+		follow_cache(blk, cache);
 }
 
 /**

@@ -35,6 +35,7 @@ void virtblk_id_done(struct virtblk_slot *slot, blk_status_t status)
 	struct virtblk_id_wait *wait = container_of(slot, struct virtblk_id_wait, slot);
 	struct virtblk *blk = wait->blk;
 
+	list_del_init(&slot->node);
 	wait->status = status;
 	complete(&wait->answered);
 	kref_put(&wait->users, free_wait);
@@ -54,6 +55,7 @@ static int ask_by_slot(struct virtblk *blk, char *id)
 		kfree(wait);
 		return -EBUSY;
 	}
+	INIT_LIST_HEAD(&wait->slot.node);
 	kref_init(&wait->users);
 	kref_get(&wait->users);
 	init_completion(&wait->answered);

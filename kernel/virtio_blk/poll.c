@@ -20,9 +20,9 @@ static void complete_polled(struct request *rq, struct io_comp_batch *iob)
 	int error = virtblk_status(blk_mq_rq_to_pdu(rq)) ? -EIO : 0;
 
 	if (unlikely(blk_should_fake_timeout(rq->q)))
-		return;
-	if (!blk_mq_complete_request_remote(rq) &&
-	    !blk_mq_add_to_batch(rq, iob, error, complete_batch))
+		virtblk_withhold(rq);
+	else if (!blk_mq_complete_request_remote(rq) &&
+		 !blk_mq_add_to_batch(rq, iob, error, complete_batch))
 		virtblk_complete_rq(rq);
 }
 

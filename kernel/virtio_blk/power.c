@@ -20,22 +20,43 @@ int virtblk_suspend(struct virtio_device *vdev)
 	struct request_queue *queue = blk->disk->queue;
 	unsigned int memflags;
 
+	/* This work may wait for requests: it has to be through before they are kept. */
+	mutex_lock(&blk->vdev_mutex);
+	WRITE_ONCE(blk->suspended, true);
+	mutex_unlock(&blk->vdev_mutex);
+	cancel_work_sync(&blk->config_work);
+
 	memflags = virtblk_freeze_queue(queue);
 	if (blk->use_bio)
 		virtblk_bio_stop(blk);
 	else
 		blk_mq_quiesce_queue(queue);
 	virtblk_unfreeze_queue(queue, memflags);
+	/* Their requests may be done, and they be about to kick. */
+	synchronize_rcu();
 
 	mutex_lock(&blk->vdev_mutex);
-	virtio_reset_device(vdev);
+	virtblk_reset(vdev);
 	mutex_unlock(&blk->vdev_mutex);
 	cancel_work_sync(&blk->config_work);
 	cancel_delayed_work_sync(&blk->watch);
 	WRITE_ONCE(blk->watching, false);
 	cancel_work_sync(&blk->abort_work);
-	virtblk_del_queues(blk);
+	virtblk_del_queues(blk, vdev);
 	return 0;
+}
+
+/**
+ * virtblk_let_go() - lets go on what virtblk_suspend() stopped
+ * @blk: has virtqueues, or is dead: then all I/O fails
+ */
+void virtblk_let_go(struct virtblk *blk)
+{
+	WRITE_ONCE(blk->suspended, false);
+	if (blk->use_bio)
+		virtblk_bio_start(blk);
+	else
+		blk_mq_unquiesce_queue(blk->disk->queue);
 }
 
 /**
@@ -57,11 +78,11 @@ int virtblk_resume(struct virtio_device *vdev)
 		virtio_device_ready(vdev);
 	/* Also a device that was given up has another chance after a reset. */
 	WRITE_ONCE(blk->dead, err);
-	if (blk->use_bio)
-		virtblk_bio_start(blk);
-	else
-		blk_mq_unquiesce_queue(blk->disk->queue);
-	/* It may have another size by now. */
+	/* What is let go was made for the mode that the cache had. */
+	if (!err)
+		virtblk_restore_cache(blk);
+	virtblk_let_go(blk);
+	/* It may have another size by now, or have refused that mode. */
 	if (!err)
 		virtblk_config_changed(vdev);
 	return err;

@@ -221,15 +221,15 @@ int virtblk_probe(struct virtio_device *vdev)
 
 not_added:
 	WRITE_ONCE(blk->removing, true);
-	virtio_reset_device(vdev);
+	virtblk_reset(vdev);
 	cancel_delayed_work_sync(&blk->watch);
 	/* From here on no interrupt queues the work any more, nor looks at the disk. */
-	virtblk_del_queues(blk);
+	virtblk_del_queues(blk, vdev);
 	cancel_work_sync(&blk->abort_work);
 	put_new_disk(blk);
 	goto no_virtqueues;
 no_disk:
-	virtblk_del_queues(blk);
+	virtblk_del_queues(blk, vdev);
 	cancel_work_sync(&blk->abort_work);
 no_virtqueues:
 	virtblk_free_queues(blk);
@@ -252,6 +252,11 @@ void virtblk_remove(struct virtio_device *vdev)
 
 	WRITE_ONCE(blk->removing, true);
 	cancel_work_sync(&blk->config_work);
+	/* It was reset and not restored, and has no virtqueues: what waits for them fails. */
+	if (blk->suspended) {
+		WRITE_ONCE(blk->dead, true);
+		virtblk_let_go(blk);
+	}
 	/* So the bus says that the device is gone: nobody will answer. */
 	if (blk->queues[0].vq && virtqueue_is_broken(blk->queues[0].vq)) {
 		virtblk_give_up(blk);
@@ -266,12 +271,14 @@ void virtblk_remove(struct virtio_device *vdev)
 	if (!blk->use_bio)
 		blk_mq_free_tag_set(&blk->tag_set);
 
+	/* Who has put the last requests into a ring may be about to kick. */
+	synchronize_rcu();
 	mutex_lock(&blk->vdev_mutex);
-	virtio_reset_device(vdev);
+	virtblk_reset(vdev);
 	blk->vdev = NULL;
 	mutex_unlock(&blk->vdev_mutex);
 	cancel_work_sync(&blk->config_work);
-	vdev->config->del_vqs(vdev);
+	virtblk_del_queues(blk, vdev);
 	/* Only now does no interrupt queue it any more. */
 	cancel_work_sync(&blk->abort_work);
 	virtblk_free_queues(blk);

@@ -40,6 +40,7 @@ static void init_queue(struct virtblk *blk, unsigned int index)
 	snprintf(q->name, sizeof(q->name), q->polled ? "req_poll.%u" : "req.%u", index);
 	INIT_LIST_HEAD(&q->free);
 	INIT_LIST_HEAD(&q->resumed);
+	INIT_LIST_HEAD(&q->asked);
 	bio_list_init(&q->waiting);
 	init_waitqueue_head(&q->throttled);
 }
@@ -84,20 +85,23 @@ out:
 
 /**
  * virtblk_del_queues() - gives the virtqueues back
- * @blk: the device was reset, nothing is in flight
+ * @blk: nothing is in flight, nobody is about to kick
+ * @vdev: its device, reset
  *
- * What comes later finds no virtqueue, and fails.
+ * What comes later finds no virtqueue, and fails. A device whose virtqueues are gone is left alone.
  */
-void virtblk_del_queues(struct virtblk *blk)
+void virtblk_del_queues(struct virtblk *blk, struct virtio_device *vdev)
 {
 	unsigned int i;
 
+	if (!blk->queues[0].vq)
+		return;
 	for (i = 0; i < blk->queue_count; i++) {
 		spin_lock_irq(&blk->queues[i].lock);
 		blk->queues[i].vq = NULL;
 		spin_unlock_irq(&blk->queues[i].lock);
 	}
-	blk->vdev->config->del_vqs(blk->vdev);
+	vdev->config->del_vqs(vdev);
 }
 
 /* The smallest ring of all; they are usually equal. */
@@ -206,7 +210,7 @@ int virtblk_alloc_queues(struct virtblk *blk)
 	if (!err && blk->use_bio)
 		err = alloc_maps(blk);
 	if (err) {
-		virtblk_del_queues(blk);
+		virtblk_del_queues(blk, blk->vdev);
 		goto no_virtqueues;
 	}
 	return 0;

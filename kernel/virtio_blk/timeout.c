@@ -15,7 +15,7 @@
 static void report_lost(struct virtblk_queue *q)
 {
 	dev_warn_ratelimited(&q->blk->vdev->dev,
-			     "[%s] queue %u: the device used requests without an interrupt\n",
+			     "[%s] queue %u: requests were used, their interrupt is late or lost\n",
 			     q->blk->disk->disk_name, q->index);
 }
 
@@ -45,9 +45,15 @@ enum blk_eh_timer_return virtblk_timeout(struct request *rq)
 {
 	struct virtblk *blk = rq->q->queuedata;
 	struct virtblk_queue *q = &blk->queues[rq->mq_hctx->queue_num];
+	struct virtblk_request *request = blk_mq_rq_to_pdu(rq);
 	u64 start_ns = rq->io_start_time_ns;
 	unsigned int age_s = rq->timeout / HZ;
 
+	if (unlikely(READ_ONCE(request->withheld))) {
+		WRITE_ONCE(request->withheld, false);
+		blk_mq_complete_request(rq);
+		return BLK_EH_DONE;
+	}
 	virtblk_rq_reap(q, !q->polled);
 	if (blk_mq_request_completed(rq)) {
 		if (!q->polled)
@@ -60,19 +66,28 @@ enum blk_eh_timer_return virtblk_timeout(struct request *rq)
 	return BLK_EH_RESET_TIMER;
 }
 
-/* The age of a queue's oldest request, and which one it is, or -1. Bio path. */
+/*
+ * The age of a queue's oldest request, and which one it is, or -1; those for the serial number have
+ * numbers after all others. Bio path.
+ */
 static int oldest_slot(struct virtblk_queue *q, unsigned long *age)
 {
-	unsigned int i;
+	struct virtblk_slot *slot;
 	int oldest = -1;
+	unsigned int i;
 
 	spin_lock_irq(&q->lock);
 	for (i = 0; q->in_flight && i < q->slot_count; i++) {
-		struct virtblk_slot *slot = q->slots[i];
-
+		slot = q->slots[i];
 		if (!slot->on_ring || (oldest >= 0 && jiffies - slot->start <= *age))
 			continue;
 		oldest = i;
+		*age = jiffies - slot->start;
+	}
+	/* In the order in which they were asked. */
+	slot = list_first_entry_or_null(&q->asked, struct virtblk_slot, node);
+	if (slot && (oldest < 0 || jiffies - slot->start > *age)) {
+		oldest = q->slot_count;
 		*age = jiffies - slot->start;
 	}
 	spin_unlock_irq(&q->lock);

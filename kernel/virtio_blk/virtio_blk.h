@@ -49,6 +49,7 @@
  * @status: last writable buffer, one byte
  * @writes: the data buffers are read by the device
  * @own_sg: @data was allocated and has to be freed
+ * @withheld: fault injection kept its completion back, the timeout gives it
  * @range: the range of a discard, write zeroes or secure erase
  * @id: the serial number, where the device writes it (VIRTIO_BLK_T_GET_ID)
  * @ranges: more than one range, allocated; or NULL
@@ -65,6 +66,7 @@ struct virtblk_request {
 	u8 status;
 	bool writes;
 	bool own_sg;
+	bool withheld;
 	union {
 		struct virtio_blk_discard_write_zeroes range;
 		char id[VIRTIO_BLK_ID_BYTES];
@@ -88,7 +90,7 @@ enum virtblk_stage {
 /**
  * struct virtblk_slot - a request of the bio path
  * @request: what the device sees; first, because the virtqueue's token is its address
- * @node: in the queue's free list, in its list of resumed slots, or in none
+ * @node: in one of the queue's lists of slots, or in none
  * @stage: see above; changed under the queue's lock
  * @accounted: the bios were counted as in flight for iostat
  * @on_ring: the device has it; under the queue's lock
@@ -126,6 +128,7 @@ struct virtblk_slot {
  * @name: for /proc/interrupts
  * @free: bio path: slots to be used
  * @resumed: slots that have another stage to go through; before @waiting
+ * @asked: slots of VIRTBLK_GET_ID that the device has; they are not among @slots
  * @waiting: bios for which there was no slot or no place in the ring, in order
  * @waiting_count: their number
  * @throttled: submitters that wait until @waiting_count falls
@@ -149,6 +152,7 @@ struct virtblk_queue {
 
 	struct list_head free;
 	struct list_head resumed;
+	struct list_head asked;
 	struct bio_list waiting;
 	unsigned int waiting_count;
 	wait_queue_head_t throttled;
@@ -172,6 +176,7 @@ struct virtblk_queue {
  * @use_bio: the bio path, constant
  * @removing: the driver is being unbound
  * @dead: the device was given up, nothing may be sent to it; under @vdev_mutex
+ * @suspended: virtblk_suspend() was called and virtblk_resume() was not
  * @watching: @watch is scheduled
  * @seg_max: scatterlist entries of one request
  * @seg_bytes_max: bytes of an entry
@@ -193,6 +198,7 @@ struct virtblk {
 	bool use_bio;
 	bool removing;
 	bool dead;
+	bool suspended;
 	bool watching;
 	unsigned int seg_max;
 	unsigned int seg_bytes_max;
@@ -225,11 +231,12 @@ void virtblk_index_exit(void);
 /* power.c */
 int virtblk_suspend(struct virtio_device *vdev);
 int virtblk_resume(struct virtio_device *vdev);
+void virtblk_let_go(struct virtblk *blk);
 
 /* queues.c */
 int virtblk_alloc_queues(struct virtblk *blk);
 int virtblk_find_queues(struct virtblk *blk);
-void virtblk_del_queues(struct virtblk *blk);
+void virtblk_del_queues(struct virtblk *blk, struct virtio_device *vdev);
 void virtblk_free_queues(struct virtblk *blk);
 void virtblk_map_queues(struct virtblk *blk, struct blk_mq_queue_map *map, bool polled);
 unsigned int virtblk_depth(struct virtblk *blk);
@@ -241,6 +248,7 @@ int virtblk_read_limits(struct virtblk *blk, struct queue_limits *lim);
 /* config.c */
 bool virtblk_has_cache(struct virtio_device *vdev);
 int virtblk_set_cache(struct virtblk *blk, bool write_back);
+void virtblk_restore_cache(struct virtblk *blk);
 void virtblk_update_capacity(struct virtblk *blk, bool resize);
 void virtblk_config_changed(struct virtio_device *vdev);
 void virtblk_config_work(struct work_struct *work);
@@ -263,6 +271,7 @@ void virtblk_kick(struct virtblk_queue *q, bool kick);
 /* completion.c */
 void virtblk_interrupt(struct virtqueue *vq);
 unsigned int virtblk_rq_take(struct virtblk_queue *q, bool interrupt, struct request **first);
+void virtblk_withhold(struct request *rq);
 unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt);
 void virtblk_complete_rq(struct request *rq);
 void virtblk_finish_rq(struct request *rq);
@@ -280,6 +289,7 @@ void virtblk_retry_soon(struct virtblk *blk);
 /* abort.c */
 void virtblk_abort_work(struct work_struct *work);
 void virtblk_give_up(struct virtblk *blk);
+void virtblk_reset(struct virtio_device *vdev);
 void virtblk_check_broken(struct virtblk_queue *q);
 
 /* get_id.c */

@@ -223,7 +223,7 @@ fn qemu_args(base: &GuestBase, spec: &GuestSpec, dir: &Path) -> Vec<String> {
     let vcpus = smp(spec.vcpus);
     let kernel = base.kernel.vmlinuz();
     let command_line =
-        format!("root=/dev/nvme0n1 rw init={INIT_PATH} console=ttyS0 panic=-1 quiet");
+        format!("root=/dev/nvme0n1 rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 quiet");
     let mut args: Vec<String> = [QEMU, "-nodefaults", "-no-user-config", "-no-reboot"]
         .into_iter()
         .chain(["-display", "none", "-machine", machine, "-smp", &vcpus, "-m", "512M"])

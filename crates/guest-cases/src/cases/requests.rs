@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Kinds of requests, one by one, and how they fail.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -31,7 +32,7 @@ pub(crate) const CASES: &[Case] = &[
         short: &[Mode::Request, Mode::Bio],
         modes: Mode::ALL,
         has_long: false,
-        about: "a read, a write and a flush that the device fails fail for the program, and the next ones do not",
+        about: "a read, a write and a flush that the device fails, as a whole or in part, fail for the program, and the next ones do not",
         run: errors,
     },
     Case {
@@ -123,9 +124,21 @@ fn errors(context: &Context) -> Result<()> {
             file.read_exact_at(buffer.bytes(), (MIB - BLOCK) as u64).context("the block before")?;
             file.write_all_at(buffer.bytes(), (MIB + BLOCK) as u64).context("the block behind")?;
         }
+        if kind != "flush" {
+            parts(&disk, &file, kind).with_context(|| format!("in parts, {kind} fails"))?;
+        }
         ensure!(disk.attribute("inflight")?.split_whitespace().all(|count| count == "0"));
     }
     Ok(())
+}
+
+/// A request that becomes several, of which one in the middle fails, fails as a whole.
+fn parts(disk: &Disk, file: &File, kind: &str) -> Result<()> {
+    disk.set("queue/max_sectors_kb", "64")?;
+    let mut buffer = Aligned::new(MIB / 2);
+    let start = (MIB - MIB / 4) as u64;
+    expect(kind == "read", file.read_exact_at(buffer.bytes(), start)).context("read")?;
+    expect(kind == "write", file.write_all_at(buffer.bytes(), start)).context("write")
 }
 
 fn expect(fails: bool, outcome: io::Result<()>) -> Result<()> {
@@ -140,7 +153,7 @@ fn read_only(context: &Context) -> Result<()> {
     let disk = Disk::plug(&context.machine, &Plug::of(Backing::ReadOnly { bytes: 16 << 20 }))?;
     ensure!(disk.attribute("ro")? == "1", "the disk is not read-only");
     let path = disk.path()?;
-    let file = std::fs::File::open(&path)?;
+    let file = File::open(&path)?;
     let mut bytes = vec![1; MIB];
     file.read_exact_at(&mut bytes, 0)?;
     ensure!(bytes.iter().all(|byte| *byte == 0), "an empty disk is not empty");

@@ -99,7 +99,8 @@ fn raid(context: &Context, level: &str) -> Result<()> {
     ];
     let paths = [disks[0].path()?, disks[1].path()?];
     let array = Array::new(level, &[&paths[0], &paths[1]])?;
-    run("mdadm", &["--wait", ARRAY]).or_else(|_| run("true", &[]))?;
+    // An error says that there was nothing to wait for.
+    run_quietly("mdadm", &["--wait", ARRAY]);
     verify_all(context, ARRAY, 512)?;
     exercise(context, ARRAY, FileSystem::Ext4)?;
     if level == "1" {

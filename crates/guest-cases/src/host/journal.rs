@@ -145,11 +145,11 @@ impl Log {
         let image = sized_file(path, state.store.len() as u64)?;
         let seen = state.entries.len().min(usize::try_from(at)?);
         let entries = &state.entries[..seen];
-        let flushed = entries.iter().rposition(|entry| matches!(entry, Entry::Flush)).unwrap_or(0);
+        let flushed = entries.iter().rposition(|entry| matches!(entry, Entry::Flush));
         let mut rng = Rng::new(seed);
         let mut lost = 0;
         for (index, entry) in entries.iter().enumerate() {
-            lost += u64::from(!entry.apply(&image, (index > flushed).then_some(&mut rng))?);
+            lost += u64::from(!entry.apply(&image, (flushed < Some(index)).then_some(&mut rng))?);
         }
         Ok(lost)
     }

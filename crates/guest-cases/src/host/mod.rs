@@ -13,7 +13,7 @@ mod liar;
 mod served;
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::protocol::{Answer, Ask};
-use served::Served;
+use served::{Served, sized_file};
 
 /// Serves until killed.
 pub(crate) fn run(folder: &Path) -> Result<()> {
@@ -63,7 +63,7 @@ impl Helper {
         Ok(match ask {
             Ask::Image { name, bytes } => {
                 let path = self.folder.join(name);
-                File::create(&path)?.set_len(*bytes)?;
+                sized_file(&path, *bytes)?;
                 Answer::Path(path)
             }
             Ask::RemoveImage { name } => {

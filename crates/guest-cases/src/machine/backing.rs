@@ -33,7 +33,7 @@ pub(crate) enum Backing {
 }
 
 /// A backing that is ready for a device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ready {
     /// QEMU's nodes, outermost last.
     nodes: Vec<String>,
@@ -48,8 +48,7 @@ pub(crate) struct Ready {
 impl Backing {
     /// Makes it ready.
     pub(crate) fn ready(&self, machine: &Machine) -> Result<Ready> {
-        let mut ready =
-            Ready { nodes: Vec::new(), chardev: None, served: None, image: None, group: None };
+        let mut ready = Ready::default();
         let made = self.build(machine, &mut ready);
         if made.is_err() {
             ready.remove_quietly(machine);
@@ -182,8 +181,7 @@ impl Ready {
 
     /// Adds a disk on an image that is there.
     pub(crate) fn of_image(machine: &Machine, path: &Path) -> Result<Self> {
-        let mut ready =
-            Ready { nodes: Vec::new(), chardev: None, served: None, image: None, group: None };
+        let mut ready = Ready::default();
         ready.add_image_node(machine, path)?;
         Ok(ready)
     }

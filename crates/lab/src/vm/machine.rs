@@ -61,7 +61,8 @@ impl Helper {
     /// Starts the helper and waits until it listens.
     pub(crate) fn start() -> Result<Self> {
         let program = program()?;
-        let place = if Path::new(IMAGES).is_dir() { PathBuf::from(IMAGES) } else { temporary() };
+        let place =
+            if Path::new(IMAGES).is_dir() { PathBuf::from(IMAGES) } else { std::env::temp_dir() };
         let dir = tempfile::Builder::new().prefix("lab-disks-").tempdir_in(place)?;
         let args = [
             program.to_string_lossy().into_owned(),
@@ -128,8 +129,4 @@ pub fn program() -> Result<PathBuf> {
         bail!("no {}: build it (cargo build --release -p {GUEST_PROGRAM})", path.display());
     }
     path.canonicalize().context("the program's path")
-}
-
-fn temporary() -> PathBuf {
-    std::env::temp_dir()
 }
