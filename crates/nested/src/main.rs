@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use lab_case::outcome::skipped;
-use nested::cases::{CASES, Case, Lab, Outcome};
+use lab_case::outcome::exit_code;
+use nested::cases::{CASES, Case, Lab};
 
 /// Run inner guests with KVM inside of the lab's VM: cases and measurements of the whole stack.
 #[derive(Debug, Parser)]
@@ -37,17 +37,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
-        Ok(Outcome::Passed) => ExitCode::SUCCESS,
-        Ok(Outcome::Skipped(reason)) => skipped(reason),
-        Err(error) => {
-            eprintln!("nested: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("nested", run(&Cli::parse()))
 }
 
-fn run(cli: &Cli) -> Result<Outcome> {
+fn run(cli: &Cli) -> Result<()> {
     let program = match &cli.vhost_blk {
         Some(path) => path.clone(),
         None => std::env::current_exe()?.with_file_name("vhost-blk"),
@@ -58,7 +51,7 @@ fn run(cli: &Cli) -> Result<Outcome> {
             for case in CASES {
                 println!("{}\tnested\t{}", case.name, case.about);
             }
-            Ok(Outcome::Passed)
+            Ok(())
         }
         Command::Run { case } => {
             let found = Case::named(case);

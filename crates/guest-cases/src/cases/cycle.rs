@@ -155,6 +155,22 @@ fn rebind(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Another mode of the cache than before.
+fn switch_cache(disk: &Disk<'_>, round: u32) -> Result<&'static str> {
+    let cache = ["write through", "write back"][round as usize % 2];
+    disk.set("cache_type", cache)?;
+    Ok(cache)
+}
+
+/// The device has forgotten it with its reset. The kernel's own driver lets it.
+fn has_kept(context: &Context, disk: &Disk<'_>, cache: &str) -> Result<()> {
+    for name in ["cache_type", "queue/write_cache"] {
+        let seen = disk.attribute(name)?;
+        ensure!(seen == cache || context.mode.is_in_tree(), "{name} is {seen}, not {cache}");
+    }
+    Ok(())
+}
+
 const POWER: &str = "/sys/power";
 
 /// Suspends and resumes all devices, by the kernel's own test of it: what would wake an emulated
@@ -178,7 +194,9 @@ fn suspend(context: &Context) -> Result<()> {
     let disk = Disk::plug(&context.machine, &Plug::file(64))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for round in 0..context.effort.rounds.min(20) {
+        let cache = switch_cache(&disk, round)?;
         sleep_once().with_context(|| format!("round {round}"))?;
+        has_kept(context, &disk, cache).with_context(|| format!("round {round}"))?;
         load.goes_on().with_context(|| format!("round {round}"))?;
     }
     load.threads.finish().map(drop)
@@ -192,7 +210,9 @@ fn reset(context: &Context) -> Result<()> {
     let disk = Disk::plug(&context.machine, &Plug::file(64))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for round in 0..context.effort.rounds {
+        let cache = switch_cache(&disk, round)?;
         write(disk.pci().join("reset"), "1")?;
+        has_kept(context, &disk, cache).with_context(|| format!("round {round}"))?;
         load.goes_on().with_context(|| format!("round {round}"))?;
     }
     load.threads.finish().map(drop)

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use lab_case::system::run;
 
 use crate::case::{Case, Context};
@@ -11,21 +11,65 @@ use crate::load::{Errors, Load};
 use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
+use crate::protocol::Lie;
 use crate::system::kernel_log;
 
-pub(crate) const CASES: &[Case] = &[Case {
-    name: "guest-silent",
-    short: &[],
-    modes: Mode::OURS,
-    has_long: false,
-    about: "a device that stops answering is reported within a minute, and goes on when it answers again",
-    run: silent,
-}];
+pub(crate) const CASES: &[Case] = &[
+    Case {
+        name: "guest-silent",
+        short: &[],
+        modes: Mode::OURS,
+        has_long: false,
+        about: "a device that stops answering is reported within a minute, and goes on when it answers again",
+        run: silent,
+    },
+    Case {
+        name: "guest-silent-serial",
+        short: &[],
+        modes: Mode::OURS,
+        has_long: false,
+        about: "the driver leaves a device that answers neither reads nor the question for its serial number",
+        run: silent_serial,
+    },
+];
 
 /// What the driver says of it.
 const REPORT: &str = "no answer to request";
 
 const REPORT_LIMIT: Duration = Duration::from_secs(75);
+
+/// Requests that the device answers before it falls silent: more than the kernel sends by itself.
+const ANSWERED: u32 = 100;
+
+fn silent_serial(context: &Context) -> Result<()> {
+    let lie = Lie::NeverAnswers;
+    let plug = Plug::of(Backing::Liar { lie, after: ANSWERED, seed: context.seed });
+    let disk = Disk::plug(&context.machine, &plug)?;
+    let load = Load::start(&disk.path()?, 8 << 20, 1, Errors::End, context.seed)?;
+    wait_for_silence(&load);
+    let path = disk.sysfs()?.join("serial");
+    let question = std::thread::spawn(move || std::fs::read_to_string(path));
+    // It is with the device then, which has had nothing else to do.
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(!question.is_finished(), "the device has answered");
+    disk.unbind()?;
+    load.finish()?;
+    let answer = question.join().map_err(|_| anyhow!("the question's thread has panicked"))?;
+    // The file has gone with the disk, or there was no number: what counts is the end.
+    println!("the question ended with {answer:?}");
+    Ok(())
+}
+
+/// Returns when nothing was answered for two seconds.
+fn wait_for_silence(load: &Load) {
+    loop {
+        let before = load.operations();
+        std::thread::sleep(Duration::from_secs(2));
+        if load.operations() == before {
+            return;
+        }
+    }
+}
 
 fn silent(context: &Context) -> Result<()> {
     let args = vec!["--num-queues=4".to_owned()];

@@ -2,6 +2,7 @@
 //! The cases: what an inner guest lives through on a served disk.
 
 mod disk;
+mod driver;
 mod load;
 mod migrate;
 mod pause;
@@ -11,9 +12,10 @@ mod switch;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use lab_case::outcome::skip;
 
 use crate::daemon::Plane;
-use crate::guest::Image;
+use crate::guest::{Driver, Image};
 use crate::kvm;
 
 /// What the cases run with.
@@ -25,15 +27,6 @@ pub struct Lab {
     pub guest: PathBuf,
 }
 
-/// How a case ended; a failure is an error.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// All was as it has to be.
-    Passed,
-    /// It could not be tried, and why.
-    Skipped(String),
-}
-
 /// A case.
 #[derive(Clone, Copy)]
 pub struct Case {
@@ -42,6 +35,7 @@ pub struct Case {
     /// What it shows, in one sentence.
     pub about: &'static str,
     kernel: bool,
+    driver: Driver,
     run: fn(&Lab, &Image) -> Result<()>,
 }
 
@@ -51,55 +45,92 @@ pub const CASES: &[Case] = &[
         name: "power-cut-kernel",
         about: "what a guest made durable on a block device behind the kernel plane survives a power cut",
         kernel: true,
+        driver: Driver::InTree,
         run: |lab, image| power_cut::run(lab, image, Plane::Kernel, disk::Kind::Device),
     },
     Case {
         name: "power-cut-kernel-file",
         about: "what a guest made durable in an image file behind the kernel plane survives a power cut",
         kernel: true,
+        driver: Driver::InTree,
         run: |lab, image| power_cut::run(lab, image, Plane::Kernel, disk::Kind::File),
     },
     Case {
         name: "power-cut-uring",
         about: "what a guest made durable behind the io_uring plane survives a power cut",
         kernel: false,
+        driver: Driver::InTree,
         run: |lab, image| power_cut::run(lab, image, Plane::Uring, disk::Kind::Device),
     },
     Case {
         name: "migrate-kernel",
         about: "a guest that writes is migrated live from one kernel plane to another",
         kernel: true,
+        driver: Driver::InTree,
         run: |lab, image| migrate::run(lab, image, Plane::Kernel, Plane::Kernel),
     },
     Case {
         name: "migrate-kernel-to-uring",
         about: "a guest that writes is migrated live from the kernel plane to the io_uring plane",
         kernel: true,
+        driver: Driver::InTree,
         run: |lab, image| migrate::run(lab, image, Plane::Kernel, Plane::Uring),
     },
     Case {
         name: "migrate-uring",
         about: "a guest that writes is migrated live from one io_uring plane to another",
         kernel: false,
+        driver: Driver::InTree,
         run: |lab, image| migrate::run(lab, image, Plane::Uring, Plane::Uring),
     },
     Case {
         name: "pause-kernel",
         about: "a guest behind the kernel plane is paused, resumed and reset while it writes",
         kernel: true,
+        driver: Driver::InTree,
         run: |lab, image| pause::run(lab, image, Plane::Kernel),
     },
     Case {
         name: "pause-uring",
         about: "a guest behind the io_uring plane is paused, resumed and reset while it writes",
         kernel: false,
+        driver: Driver::InTree,
         run: |lab, image| pause::run(lab, image, Plane::Uring),
     },
     Case {
         name: "switch",
         about: "a running disk moves between the data planes, back and forth, while the guest writes",
         kernel: true,
+        driver: Driver::InTree,
         run: switch::run,
+    },
+    Case {
+        name: "driver-request",
+        about: "a guest boots from a disk driven by this project's driver, by requests, and what it made durable behind the kernel plane survives a power cut",
+        kernel: true,
+        driver: Driver::Own { mode: "request", parameters: "" },
+        run: |lab, image| driver::run(lab, image, "request", 0),
+    },
+    Case {
+        name: "driver-bio",
+        about: "a guest boots from a disk driven by this project's driver, by bios, and what it made durable behind the kernel plane survives a power cut",
+        kernel: true,
+        driver: Driver::Own { mode: "bio", parameters: "use_bio=1" },
+        run: |lab, image| driver::run(lab, image, "bio", 0),
+    },
+    Case {
+        name: "driver-request-poll",
+        about: "a guest boots from a disk driven by this project's driver, by requests, with a polled queue, and what it made durable behind the kernel plane survives a power cut",
+        kernel: true,
+        driver: Driver::Own { mode: "request-poll", parameters: "poll_queues=1" },
+        run: |lab, image| driver::run(lab, image, "request", 1),
+    },
+    Case {
+        name: "driver-bio-poll",
+        about: "a guest boots from a disk driven by this project's driver, by bios, with a polled queue, and what it made durable behind the kernel plane survives a power cut",
+        kernel: true,
+        driver: Driver::Own { mode: "bio-poll", parameters: "use_bio=1 poll_queues=1" },
+        run: |lab, image| driver::run(lab, image, "bio", 1),
     },
 ];
 
@@ -109,17 +140,15 @@ impl Case {
         CASES.iter().find(|case| case.name == name)
     }
 
-    /// Runs it.
-    pub fn run(&self, lab: &Lab) -> Result<Outcome> {
+    /// Runs it. An error is a failure or, with [`lab_case::outcome::Skip`] at its root, a reason not
+    /// to run.
+    pub fn run(&self, lab: &Lab) -> Result<()> {
         if self.kernel && !Path::new("/dev/vhost-blk").exists() {
-            return Ok(Outcome::Skipped("/dev/vhost-blk is missing: load vhost_blk".to_owned()));
+            return Err(skip("/dev/vhost-blk is missing: load vhost_blk"));
         }
-        let image = Image::prepare(&lab.guest)?;
-        if let Err(reason) = kvm::works(&image)? {
-            return Ok(Outcome::Skipped(reason));
-        }
-        (self.run)(lab, &image)?;
-        Ok(Outcome::Passed)
+        // Not with the driver under test: if that is what does not work, the case must fail.
+        kvm::must_work(&Image::prepare(&lab.guest, Driver::InTree)?)?;
+        (self.run)(lab, &Image::prepare(&lab.guest, self.driver)?)
     }
 }
 

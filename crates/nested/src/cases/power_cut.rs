@@ -26,6 +26,17 @@ const NOISE: &str = "fio --name=noise --filename=/run/disk/noise --size=16M --rw
 
 /// Runs the case.
 pub(super) fn run(lab: &Lab, image: &Image, plane: Plane, kind: Kind) -> Result<()> {
+    run_with(lab, image, plane, kind, |_, _| Ok(()))
+}
+
+/// Runs the case, and something else in the guest before the load begins, on the mounted disk.
+pub(super) fn run_with(
+    lab: &Lab,
+    image: &Image,
+    plane: Plane,
+    kind: Kind,
+    before: impl FnOnce(&mut Guest, &str) -> Result<()>,
+) -> Result<()> {
     let disk = Disk::create(kind)?;
     let daemon = Daemon::start(&lab.program, &disk.path(), "cut", plane, &["--num-queues=2"])?;
     let spec = GuestSpec { disks: daemon.qemu_args(2), ..GuestSpec::default() };
@@ -33,6 +44,7 @@ pub(super) fn run(lab: &Lab, image: &Image, plane: Plane, kind: Kind) -> Result<
     let node = guest.virtio_disk("cut")?;
     load::format(&mut guest, &node)?;
     load::verify_once(&mut guest)?;
+    before(&mut guest, &node)?;
     guest.ok(&format!("({NOISE}) >/run/noise.log 2>&1 &"))?;
     guest.ok(&format!("({RECORDS}) >/run/records.log 2>&1 &"))?;
     wait_until("the guest's durable files", Duration::from_secs(240), || {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use lab_case::outcome::skip;
 
 use super::cpio::Archive;
 use crate::exec::run;
@@ -14,9 +15,34 @@ use crate::exec::run;
 const INIT: &str = include_str!("init.sh");
 const AGENT: &str = include_str!("agent.sh");
 /// What the guest needs before it has its root: the driver of the root disk.
-const EARLY_MODULES: [&str; 1] = ["virtio_blk"];
+const ROOT_DRIVER: &str = "virtio_blk";
 /// Kept for further guests of the same VM.
-const INITRAMFS: &str = "/run/nested/initramfs";
+const INITRAMFS_FOLDER: &str = "/run/nested";
+/// Where the lab puts the project's own modules, built for the kernel of the outer VM.
+const OWN_MODULES: &str = "/lab/modules";
+
+/// Who drives the guest's virtio disks, the root disk among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// The kernel's own module.
+    InTree,
+    /// The project's.
+    Own {
+        /// The mode's name.
+        mode: &'static str,
+        /// Module parameters, separated by spaces.
+        parameters: &'static str,
+    },
+}
+
+impl Driver {
+    fn initramfs(self) -> PathBuf {
+        Path::new(INITRAMFS_FOLDER).join(match self {
+            Self::InTree => "initramfs".to_owned(),
+            Self::Own { mode, .. } => format!("initramfs-{mode}"),
+        })
+    }
+}
 
 /// Files that an inner guest boots from.
 #[derive(Clone, Debug)]
@@ -31,17 +57,22 @@ pub struct Image {
 
 impl Image {
     /// Takes the payload's guest folder; makes the initramfs where this VM has none yet.
-    pub fn prepare(folder: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// [`lab_case::outcome::Skip`] if the project's driver is wanted and was built for another
+    /// kernel than the guest's.
+    pub fn prepare(folder: &Path, driver: Driver) -> Result<Self> {
         let (kernel, root) = (folder.join("vmlinuz"), folder.join("root.img"));
         for file in [&kernel, &root] {
             if !file.exists() {
                 bail!("{} is missing: the lab puts it there", file.display());
             }
         }
-        let initramfs = PathBuf::from(INITRAMFS);
+        let initramfs = driver.initramfs();
         if !initramfs.exists() {
             let mount = Mount::read_only(&root)?;
-            let bytes = initramfs_from(mount.place())?;
+            let bytes = initramfs_from(mount.place(), driver)?;
             fs::create_dir_all(initramfs.parent().expect("it has a folder"))?;
             fs::write(&initramfs, bytes).context("cannot write the inner guest's initramfs")?;
         }
@@ -49,30 +80,51 @@ impl Image {
     }
 }
 
-fn initramfs_from(root: &Path) -> Result<Vec<u8>> {
+fn initramfs_from(root: &Path, driver: Driver) -> Result<Vec<u8>> {
     let busybox = fs::read(root.join("bin/busybox"))
         .context("the guest's root image has no busybox: add busybox-static to it")?;
     let mut archive = Archive::default();
-    for folder in ["bin", "modules"] {
+    for folder in ["bin", "modules", "parameters"] {
         archive.folder(folder)?;
     }
     archive.program("bin/busybox", &busybox)?;
     archive.program("init", INIT.as_bytes())?;
     archive.program("agent", AGENT.as_bytes())?;
-    for (i, module) in early_modules(root)?.iter().enumerate() {
+    let (release, mut modules) = early_modules(root)?;
+    if let Driver::Own { parameters, .. } = driver {
+        // What it needs, the kernel's own one needs as well.
+        modules.pop();
+        modules.push(own_driver(&release)?);
+        archive.program(&format!("parameters/{:02}", modules.len() - 1), parameters.as_bytes())?;
+    }
+    for (i, module) in modules.iter().enumerate() {
         archive.program(&format!("modules/{i:02}"), &plain_module(module)?)?;
     }
     Ok(archive.finish()?)
 }
 
-/// The early modules after those that they depend on. Built-in ones are left out.
-fn early_modules(root: &Path) -> Result<Vec<PathBuf>> {
+/// The project's module, if it is one for this kernel.
+fn own_driver(release: &str) -> Result<PathBuf> {
+    let module = Path::new(OWN_MODULES).join(format!("{ROOT_DRIVER}.ko"));
+    let magic = run(&["modinfo", "-F", "vermagic", &module.display().to_string()])?;
+    let built_for = magic.split_whitespace().next().unwrap_or_default();
+    if built_for != release {
+        return Err(skip(format!("the driver is built for {built_for}, the guest has {release}")));
+    }
+    Ok(module)
+}
+
+/// The guest's kernel release, and the root disk's driver after the modules that it depends on.
+/// Built-in ones are left out.
+fn early_modules(root: &Path) -> Result<(String, Vec<PathBuf>)> {
     let all = root.join("lib/modules");
     let wrong = || format!("the guest's root image has no modules in {}", all.display());
     let release = fs::read_dir(&all).with_context(wrong)?.next().with_context(wrong)??.path();
     let dependencies = fs::read_to_string(release.join("modules.dep")).with_context(wrong)?;
-    let names = EARLY_MODULES.iter().flat_map(|name| in_load_order(&dependencies, name));
-    Ok(names.map(|name| release.join(name)).collect())
+    let names = in_load_order(&dependencies, ROOT_DRIVER);
+    let modules = names.iter().map(|name| release.join(name)).collect();
+    let name = release.file_name().with_context(wrong)?;
+    Ok((name.to_string_lossy().into_owned(), modules))
 }
 
 /// Paths from `modules.dep`, dependencies first.

@@ -6,7 +6,10 @@
 /bin/busybox mkdir -p /dev /root
 /bin/busybox mount -t devtmpfs devtmpfs /dev
 for module in /modules/*; do
-    /bin/busybox insmod "$module"
+    parameters=/parameters/${module##*/}
+    [ ! -e "$parameters" ] || set -- $(/bin/busybox cat "$parameters")
+    /bin/busybox insmod "$module" "$@"
+    set --
 done
 until /bin/busybox mount -t ext4 -o ro,noload /dev/vda /root 2>/dev/null; do
     /bin/busybox sleep 0.05

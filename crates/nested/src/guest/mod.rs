@@ -7,7 +7,7 @@ mod image;
 mod qmp;
 
 pub use agent::Output;
-pub use image::{Image, Mount};
+pub use image::{Driver, Image, Mount};
 
 use std::fs;
 use std::path::{Path, PathBuf};
