@@ -22,8 +22,8 @@ use self::agent::Agent;
 use self::qmp::Qmp;
 use crate::exec::wait_until;
 
-const QEMU: &str = "qemu-system-x86_64";
-const BOOT_LIMIT: Duration = Duration::from_secs(90);
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
 const COMMAND_LIMIT: Duration = Duration::from_secs(240);
 const MIGRATION_LIMIT: Duration = Duration::from_secs(240);
 /// Readings of the dirty log before limits of speed are lifted, so that the migration ends.
@@ -207,7 +207,7 @@ fn arguments(image: &Image, spec: &GuestSpec, folder: &Path) -> Vec<String> {
          -object memory-backend-memfd,id=memory,size={memory}M,share=on \
          -kernel {kernel} -initrd {initramfs} \
          -drive if=none,id=root,file={root},format=raw,readonly=on \
-         -device virtio-blk-pci,drive=root,num-queues=1 \
+         -device virtio-blk-pci,drive=root,num-queues={vcpus} \
          -device virtio-serial-pci \
          -chardev socket,id=commands,path={commands},server=on,wait=off \
          -device virtserialport,chardev=commands,name=nested.commands \
