@@ -147,9 +147,14 @@ stage "set-up: guest kernel, root image, accelerator" cargo run --quiet -p lab -
 cargo_tests
 stage "fuzz targets, a short run" scripts/fuzz-smoke.sh
 stage "kernel module: checkpatch, gcc, sparse" scripts/kernel/lint.sh
-if stage "build for the VMs" cargo build --release -p vhost-blk -p lab -p torture -p nested &&
+if stage "build for the VMs" cargo build --release -p vhost-blk -p lab -p torture -p nested -p guest-cases &&
     stage "set-up: debug kernel" scripts/kernel/debug.sh; then
     lab_cases "kernel module: gating cases" --kernel debug,6.12 --set gating
+    lab_cases "guest driver" --kernel 6.12 --report target/lab/guest --set guest
+    # Of each kind one: the emulated debug kernel takes its time. `make lab` runs all of them on it.
+    lab_cases "guest driver: debug kernel" --kernel debug --report target/lab/guest-debug \
+        guest-verify/bio guest-ext4/request guest-errors/bio guest-unplug/request \
+        guest-surprise/bio guest-bind/bio guest-rings/bio guest-hostile-ring/request
 fi
 stage "set-up: sid's kernel" sid_kernel
 if ! grep -q '^SKIP: ' "$work/log"; then
