@@ -169,9 +169,10 @@ fn prepare(
 
 fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     // The time stamp counter of an emulated CPU is the same for all, which kernels do not believe.
-    // Watchdogs allow for a machine that has better to do.
+    // Watchdogs allow for a machine that has better to do. KVM in there goes without nested paging:
+    // that is slower in emulation, and in guests with two CPUs the kernel of this VM died of it.
     let emulated = if base.accel == Accel::Tcg {
-        " tsc=reliable watchdog_thresh=30 rcupdate.rcu_cpu_stall_timeout=90"
+        " tsc=reliable watchdog_thresh=30 rcupdate.rcu_cpu_stall_timeout=90 kvm_amd.npt=0"
     } else {
         ""
     };
