@@ -151,7 +151,6 @@ void virtblk_update_capacity(struct virtblk *blk, bool resize)
 void virtblk_config_work(struct work_struct *work)
 {
 	struct virtblk *blk = container_of(work, struct virtblk, config_work);
-
 	bool cache, changed = false;
 
 	mutex_lock(&blk->vdev_mutex);

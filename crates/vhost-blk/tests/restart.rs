@@ -127,7 +127,9 @@ fn the_same_with_a_packed_ring_and_indirect_tables() {
 fn a_stop_by_status_zero_keeps_the_position_and_the_guest_goes_on_from_there() {
     const SET_STATUS: u32 = 39;
     const PROTOCOL_F_STATUS: u64 = 1 << 16;
-    for packed in [false, true] {
+    // The kernel's data plane has no packed rings.
+    let layouts: &[bool] = if on_kernel() { &[false] } else { &[false, true] };
+    for &packed in layouts {
         let place = Place::new();
         let _daemon = Daemon::start(&mut place.serve(), &place.socket);
         let options = options(packed);
