@@ -5,18 +5,27 @@
  */
 #include "vhost_blk.h"
 
+/* EINTR: this worker's owner is being killed, which is no fault of the request. */
+static bool needs_patience(ssize_t result)
+{
+	return result == -EAGAIN || result == -EOPNOTSUPP || result == -EINTR;
+}
+
+/*
+ * At once, or in a completion: also a bio of a request that was accepted may turn out to have to
+ * wait, for a tag of the disk.
+ */
 static void file_end(struct vhost_blk_req *req, ssize_t result)
 {
 	if (req->type == VIRTIO_BLK_T_OUT)
 		kiocb_end_write(&req->iocb);
-	if (result < 0) {
-		vhost_blk_end_io(req, result);
-	} else if (result == req->bytes) {
+	/* Where a part is done, the whole is done again. */
+	if (result == req->bytes)
 		vhost_blk_end_io(req, 0);
-	} else {
-		/* A part is done; the whole is done again, with patience. */
+	else if (result >= 0 || needs_patience(result))
 		vhost_blk_submit_slow(req);
-	}
+	else
+		vhost_blk_end_io(req, result);
 }
 
 static void file_complete(struct kiocb *iocb, long result)
@@ -80,16 +89,8 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 	req->iocb.ki_flags |= IOCB_NOWAIT;
 	req->iocb.ki_complete = file_complete;
 	result = call_file(req, &iter);
-	if (result == -EIOCBQUEUED)
-		return;
-	/* EINTR: this worker's owner is being killed, which is no fault of the request. */
-	if (result == -EAGAIN || result == -EOPNOTSUPP || result == -EINTR) {
-		if (req->type == VIRTIO_BLK_T_OUT)
-			kiocb_end_write(&req->iocb);
-		vhost_blk_submit_slow(req);
-		return;
-	}
-	file_end(req, result);
+	if (result != -EIOCBQUEUED)
+		file_end(req, result);
 }
 
 /**

@@ -43,7 +43,8 @@ const ANSWERED: u32 = 100;
 
 fn silent_serial(context: &Context) -> Result<()> {
     let lie = Lie::NeverAnswers;
-    let plug = Plug::of(Backing::Liar { lie, after: ANSWERED, seed: context.seed });
+    // One queue: the device counts for each.
+    let plug = Plug::of(Backing::Liar { lie, after: ANSWERED, seed: context.seed }).queues(1);
     let disk = Disk::plug(&context.machine, &plug)?;
     let load = Load::start(&disk.path()?, 8 << 20, 1, Errors::End, context.seed)?;
     wait_for_silence(&load);
