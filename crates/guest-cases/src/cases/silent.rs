@@ -46,7 +46,8 @@ fn silent_serial(context: &Context) -> Result<()> {
     // One queue: the device counts for each.
     let plug = Plug::of(Backing::Liar { lie, after: ANSWERED, seed: context.seed }).queues(1);
     let disk = Disk::plug(&context.machine, &plug)?;
-    let load = Load::start(&disk.path()?, 8 << 20, 1, Errors::End, context.seed)?;
+    // What it reads is random.
+    let load = Load::start(&disk.path()?, 8 << 20, 1, Errors::Careless, context.seed)?;
     wait_for_silence(&load);
     let path = disk.sysfs()?.join("serial");
     let question = std::thread::spawn(move || std::fs::read_to_string(path));
