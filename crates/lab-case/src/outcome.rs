@@ -50,7 +50,7 @@ pub fn exit_code(name: &str, outcome: Result<()>) -> ExitCode {
     match why.root_cause().downcast_ref::<Skip>() {
         Some(reason) => skipped(reason),
         None => {
-            println!("{name}: FAILED: {why:#}");
+            eprintln!("{name}: FAILED: {why:#}");
             ExitCode::FAILURE
         }
     }

@@ -169,8 +169,8 @@ fn prepare(
 
 fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     // The time stamp counter of an emulated CPU is the same for all, which kernels do not believe.
-    // Watchdogs allow for a machine that has better to do. KVM in there goes without nested paging:
-    // that is slower in emulation, and in guests with two CPUs the kernel of this VM died of it.
+    // Watchdogs allow for a machine that has better to do. KVM in there goes without nested paging,
+    // which is slow in emulation, and with which this VM died of guests with two CPUs.
     let emulated = if base.accel == Accel::Tcg {
         " tsc=reliable watchdog_thresh=30 rcupdate.rcu_cpu_stall_timeout=90 kvm_amd.npt=0"
     } else {

@@ -15,7 +15,7 @@ use anyhow::Result;
 use lab_case::outcome::skip;
 
 use crate::daemon::Plane;
-use crate::guest::{Driver, Image};
+use crate::guest::{Driver, Image, OwnDriver};
 use crate::kvm;
 
 /// What the cases run with.
@@ -104,35 +104,22 @@ pub const CASES: &[Case] = &[
         driver: Driver::InTree,
         run: switch::run,
     },
-    Case {
-        name: "driver-request",
-        about: "a guest boots from a disk driven by this project's driver, by requests, and what it made durable behind the kernel plane survives a power cut",
-        kernel: true,
-        driver: Driver::Own { mode: "request", parameters: "" },
-        run: |lab, image| driver::run(lab, image, "request", 0),
-    },
-    Case {
-        name: "driver-bio",
-        about: "a guest boots from a disk driven by this project's driver, by bios, and what it made durable behind the kernel plane survives a power cut",
-        kernel: true,
-        driver: Driver::Own { mode: "bio", parameters: "use_bio=1" },
-        run: |lab, image| driver::run(lab, image, "bio", 0),
-    },
-    Case {
-        name: "driver-request-poll",
-        about: "a guest boots from a disk driven by this project's driver, by requests, with a polled queue, and what it made durable behind the kernel plane survives a power cut",
-        kernel: true,
-        driver: Driver::Own { mode: "request-poll", parameters: "poll_queues=1" },
-        run: |lab, image| driver::run(lab, image, "request", 1),
-    },
-    Case {
-        name: "driver-bio-poll",
-        about: "a guest boots from a disk driven by this project's driver, by bios, with a polled queue, and what it made durable behind the kernel plane survives a power cut",
-        kernel: true,
-        driver: Driver::Own { mode: "bio-poll", parameters: "use_bio=1 poll_queues=1" },
-        run: |lab, image| driver::run(lab, image, "bio", 1),
-    },
+    driven("driver-request", OwnDriver { bio: false, poll_queues: 0 }),
+    driven("driver-bio", OwnDriver { bio: true, poll_queues: 0 }),
+    driven("driver-request-poll", OwnDriver { bio: false, poll_queues: 1 }),
+    driven("driver-bio-poll", OwnDriver { bio: true, poll_queues: 1 }),
 ];
+
+/// A case of this project's driver in the guest.
+const fn driven(name: &'static str, driver: OwnDriver) -> Case {
+    Case {
+        name,
+        about: "a guest boots from a disk driven by this project's driver, in the mode of the case's name, and what it made durable behind the kernel plane survives a power cut",
+        kernel: true,
+        driver: Driver::Own(driver),
+        run: driver::run,
+    }
+}
 
 impl Case {
     /// Finds a case by its name.

@@ -27,19 +27,29 @@ pub enum Driver {
     /// The kernel's own module.
     InTree,
     /// The project's.
-    Own {
-        /// The mode's name.
-        mode: &'static str,
-        /// Module parameters, separated by spaces.
-        parameters: &'static str,
-    },
+    Own(OwnDriver),
+}
+
+/// The mode of the project's driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnDriver {
+    /// The bio path, otherwise requests.
+    pub bio: bool,
+    /// Polled queues.
+    pub poll_queues: u32,
+}
+
+impl OwnDriver {
+    fn parameters(self) -> String {
+        format!("use_bio={} poll_queues={}", u8::from(self.bio), self.poll_queues)
+    }
 }
 
 impl Driver {
     fn initramfs(self) -> PathBuf {
         Path::new(INITRAMFS_FOLDER).join(match self {
             Self::InTree => "initramfs".to_owned(),
-            Self::Own { mode, .. } => format!("initramfs-{mode}"),
+            Self::Own(driver) => format!("initramfs-{}", driver.parameters().replace(' ', "-")),
         })
     }
 }
@@ -53,6 +63,8 @@ pub struct Image {
     pub initramfs: PathBuf,
     /// The root image.
     pub root: PathBuf,
+    /// The driver in the initramfs.
+    pub driver: Driver,
 }
 
 impl Image {
@@ -76,7 +88,7 @@ impl Image {
             fs::create_dir_all(initramfs.parent().expect("it has a folder"))?;
             fs::write(&initramfs, bytes).context("cannot write the inner guest's initramfs")?;
         }
-        Ok(Self { kernel, initramfs, root })
+        Ok(Self { kernel, initramfs, root, driver })
     }
 }
 
@@ -91,7 +103,8 @@ fn initramfs_from(root: &Path, driver: Driver) -> Result<Vec<u8>> {
     archive.program("init", INIT.as_bytes())?;
     archive.program("agent", AGENT.as_bytes())?;
     let (release, mut modules) = early_modules(root)?;
-    if let Driver::Own { parameters, .. } = driver {
+    if let Driver::Own(driver) = driver {
+        let parameters = driver.parameters();
         // What it needs, the kernel's own one needs as well.
         modules.pop();
         modules.push(own_driver(&release)?);

@@ -7,7 +7,7 @@ mod image;
 mod qmp;
 
 pub use agent::Output;
-pub use image::{Driver, Image, Mount};
+pub use image::{Driver, Image, Mount, OwnDriver};
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use self::agent::Agent;
 use self::qmp::Qmp;
 use crate::exec::wait_until;
 
-pub(crate) const QEMU: &str = "qemu-system-x86_64";
+const QEMU: &str = "qemu-system-x86_64";
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 const COMMAND_LIMIT: Duration = Duration::from_secs(240);
 const MIGRATION_LIMIT: Duration = Duration::from_secs(240);
