@@ -12,8 +12,8 @@ static bool needs_patience(ssize_t result)
 }
 
 /*
- * At once, or in a completion: also a bio of a request that was accepted may turn out to have to
- * wait, for a tag of the disk.
+ * At once, or in a completion: a file system that finds a lock taken on its way, after it has
+ * submitted the first extents of a request, has the completion say so (iomap on XFS).
  */
 static void file_end(struct vhost_blk_req *req, ssize_t result)
 {

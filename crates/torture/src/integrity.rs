@@ -30,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) requests: u64,
     /// EVENT_IDX is not negotiated.
     pub(crate) no_event_idx: bool,
+    /// Large reads beside small writes and zeroed ranges.
+    pub(crate) fragments: bool,
 }
 
 impl Setup {
@@ -56,7 +58,8 @@ impl Setup {
         (0..u64::from(self.queues))
             .map(|n| {
                 let sectors = n * part..(n + 1) * part;
-                Spec::new(sectors, disk.unit(), REQUEST_MAX, env.seed() + n)
+                let fragments = self.fragments;
+                Spec { fragments, ..Spec::new(sectors, disk.unit(), REQUEST_MAX, env.seed() + n) }
             })
             .collect()
     }

@@ -157,6 +157,9 @@ const INTEGRITY: &[Case] = cases! {
     "integrity-xfs-cached" Full
         "the load on an image on XFS, by way of the page cache"
         |env| integrity::run(env, image(FileSystem::Xfs, false), Setup::usual(1000));
+    "integrity-xfs-fragments" Full
+        "large reads of an image on XFS whose extents change all the time: a read that meets a lock on its way is done again"
+        |env| integrity::run(env, image(FileSystem::Xfs, true), Setup { fragments: true, ..Setup::usual(40_000) });
     "integrity-long" Full
         "the load on null_blk for much longer"
         |env| integrity::run(env, usual(), Setup::usual(20_000));
@@ -344,8 +347,15 @@ const USUAL: NullBlkOptions = NullBlkOptions::USUAL;
 const BLOCKS_4096: NullBlkOptions = NullBlkOptions { block_bytes: 4096, ..USUAL };
 const POLLED: NullBlkOptions = NullBlkOptions { poll_queues: 2, ..USUAL };
 const SLOW: NullBlkOptions = NullBlkOptions { irqmode: 2, completion_ns: 1_000_000, ..USUAL };
-const MANY_QUEUES: Setup =
-    Setup { queues: 8, workers: 3, flags: 0, busyloop_us: 0, requests: 600, no_event_idx: true };
+const MANY_QUEUES: Setup = Setup {
+    queues: 8,
+    workers: 3,
+    flags: 0,
+    busyloop_us: 0,
+    requests: 600,
+    no_event_idx: true,
+    fragments: false,
+};
 
 fn with_flags(flags: u32, requests: u64) -> Setup {
     Setup { flags, ..Setup::usual(requests) }

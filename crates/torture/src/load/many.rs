@@ -74,15 +74,19 @@ impl Handles {
         Ok(handles)
     }
 
-    /// Waits until every queue has completed `count` requests more.
+    /// Waits until every queue has completed `count` requests more, as long as they go on.
     pub(crate) fn wait_for_progress(&self, count: u64) -> Result<()> {
-        let before: Vec<_> = self.progress.iter().map(|done| done.load(Relaxed)).collect();
-        let end = Instant::now() + LIMIT;
-        let grown = |(done, before): (&Arc<AtomicU64>, &u64)| done.load(Relaxed) >= before + count;
-        while !self.progress.iter().zip(&before).all(grown) {
+        let done = || self.progress.iter().map(|done| done.load(Relaxed)).collect::<Vec<_>>();
+        let before = done();
+        let (mut last, mut end) = (before.clone(), Instant::now() + LIMIT);
+        while last.iter().zip(&before).any(|(now, before)| *now < before + count) {
             ensure!(!self.failed.load(Relaxed), "a load failed");
-            ensure!(Instant::now() < end, "the load does not go on: {:?}", self.progress);
+            ensure!(Instant::now() < end, "the load does not go on: {last:?}");
             std::thread::sleep(Duration::from_millis(1));
+            let now = done();
+            if now != last {
+                (last, end) = (now, Instant::now() + LIMIT);
+            }
         }
         Ok(())
     }

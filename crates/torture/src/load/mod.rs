@@ -25,6 +25,9 @@ const SPINS: u32 = 2000;
 /// How often a load whose device may be killed looks for a call that was lost with it.
 const RENEW: Duration = Duration::from_millis(50);
 
+/// Blocks of a write where there shall be many extents.
+const FRAGMENT: u64 = 32;
+
 /// What a load does.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
@@ -42,6 +45,9 @@ pub(crate) struct Spec {
     pub(crate) calls_may_be_lost: bool,
     /// WRITE_ZEROES is among the requests.
     pub(crate) zeroes: bool,
+    /// Reads are as large as ever, writes and zeroed ranges of a few blocks, and the latter many:
+    /// an image gets many extents.
+    pub(crate) fragments: bool,
     /// Only reads: content that others have written.
     pub(crate) read_only: bool,
     /// Start of the random numbers.
@@ -60,6 +66,7 @@ impl Spec {
             errors_allowed: Arc::new(AtomicBool::new(false)),
             calls_may_be_lost: false,
             zeroes: true,
+            fragments: false,
             read_only: false,
             seed,
         }
@@ -179,11 +186,12 @@ impl Load {
     }
 
     fn choose(&mut self, slot: usize) -> (Kind, u64, u64) {
-        let Spec { unit, zeroes, read_only, .. } = self.spec;
+        let Spec { unit, zeroes, fragments, read_only, .. } = self.spec;
         let kind = match self.rng.below(20) {
             _ if read_only => Kind::Read,
             0 => Kind::Flush,
             1 if zeroes => Kind::Zeroes,
+            11..16 if fragments => Kind::Zeroes,
             2..11 => Kind::Read,
             _ => Kind::Write,
         };
@@ -191,7 +199,9 @@ impl Load {
             return (kind, 0, 0);
         }
         let blocks = (self.spec.sectors.end - self.spec.sectors.start) / unit;
-        let most = (self.slots[slot].room() as u64 / 512 / unit).min(blocks / 2).max(1);
+        let room = self.slots[slot].room() as u64 / 512 / unit;
+        let most = if fragments && kind != Kind::Read { FRAGMENT } else { room };
+        let most = most.min(blocks / 2).max(1);
         // Sizes spread evenly over their orders of magnitude.
         let order = self.rng.below(u64::from(most.ilog2()) + 1);
         let count = (1 + self.rng.below(2 << order)).min(most);
