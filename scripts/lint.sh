@@ -30,12 +30,19 @@ shell_syntax() {
     return $status
 }
 
+# A source file is read in one go: at most 500 lines.
+file_length() {
+    git ls-files -z '*.rs' '*.[ch]' '*.sh' | xargs -0 wc -l |
+        awk '$2 != "total" && $1 > 500 { print $2 ": " $1 " lines; split it"; long = 1 } END { exit long }'
+}
+
 check cargo fmt --all --check
 check cargo clippy --workspace --all-targets -- -D warnings
 check cargo fmt --manifest-path fuzz/Cargo.toml --check
 check cargo clippy --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 check shell_syntax
+check file_length
 check scripts/kernel/lint.sh
 check scripts/check-docs.sh
 if cargo deny --version >/dev/null 2>&1; then

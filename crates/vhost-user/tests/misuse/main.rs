@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Messages that no front-end should send. In every case the daemon refuses or hangs up, and the
+//! next front-end is served with its data intact.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod device;
+mod memory;
+mod messages;
+mod mischief;
+mod queues;
