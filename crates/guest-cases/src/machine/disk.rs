@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
 use super::Machine;
@@ -143,12 +143,16 @@ impl<'a> Disk<'a> {
         child(&virtio.join("block"), "vd")
     }
 
-    /// Waits for the block device to appear.
+    /// Waits for the block device, until the driver has done with it what it does first.
     pub(crate) fn wait_for_block(&self) -> Result<String> {
-        wait_for("the disk's block device", || {
+        let name = wait_for("the disk's block device", || {
             let name = self.block()?;
             Path::new("/dev").join(&name).exists().then_some(name)
-        })
+        })?;
+        // The node is there before the partitions were looked for, and before /sys/block has the
+        // disk. Binding a device that is bound is refused, once its probe is over.
+        ensure!(self.bind().is_err(), "{name} was not bound");
+        Ok(name)
     }
 
     /// Its node.
