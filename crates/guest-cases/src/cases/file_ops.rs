@@ -6,10 +6,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use lab_case::rng::Rng;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
 use crate::load::memory::Aligned;
-use lab_case::rng::Rng;
 
 /// Largest size of the file.
 const FILE_BYTES_MAX: usize = 4 << 20;

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use lab_case::rng::Rng;
 use lab_case::system::run;
 
 use super::file_ops::FileOps;
@@ -16,7 +17,6 @@ use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
 use crate::protocol::Ask;
-use lab_case::rng::Rng;
 
 pub(crate) const CASES: &[Case] = &[
     Case {

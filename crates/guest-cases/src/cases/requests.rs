@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use lab_case::rng::Rng;
 use lab_case::system::run;
 use rustix::io::ReadWriteFlags;
 
@@ -16,7 +17,6 @@ use crate::load::open_direct;
 use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
-use lab_case::rng::Rng;
 
 pub(crate) const CASES: &[Case] = &[
     Case {

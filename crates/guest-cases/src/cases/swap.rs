@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use lab_case::rng::Rng;
 use lab_case::system::{run, run_quietly};
 
 use crate::case::{Case, Context};
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
 use crate::system::read;
-use lab_case::rng::Rng;
 
 pub(crate) const CASES: &[Case] = &[Case {
     name: "guest-swap",

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use backend::{Disk, Engine, Info, Io, IoError, IoKind, Lane, RangeLimits, Slot, Step, Token};
+use lab_case::rng::Rng;
 
 use super::served::sized_file;
-use lab_case::rng::Rng;
 
 const SECTOR: usize = 512;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The configuration space of a device that lies.
 
+use lab_case::rng::Rng;
 use virtio_spec::blk::Config;
 use zerocopy::IntoBytes;
 
 use crate::protocol::Lie;
-use lab_case::rng::Rng;
 
 /// Sectors of a disk that tells the truth.
 const SECTORS: u64 = 64 << 11;

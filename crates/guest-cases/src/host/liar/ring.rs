@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use lab_case::rng::Rng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_spec::blk::{S_IOERR, S_OK};
 use virtio_spec::split::{
@@ -19,7 +20,6 @@ use zerocopy::FromBytes;
 
 use super::memory::Memory;
 use crate::protocol::Lie;
-use lab_case::rng::Rng;
 
 /// How often a sleeping queue looks whether it shall end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
