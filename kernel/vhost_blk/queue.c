@@ -137,6 +137,22 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
 	return true;
 }
 
+/*
+ * Hands what was plugged to the disk's driver. One that is done at once completes by a softirq, and
+ * a softirq that a task raises is left to ksoftirqd: two task switches a batch, and this loop would
+ * stop polling to make room for it. Where softirqs were off meanwhile, it runs here instead.
+ */
+static void unplug(const struct vhost_blk_backend *be, struct blk_plug *plug)
+{
+	if (be->unplugs_atomically)
+		local_bh_disable();
+	blk_finish_plug(plug);
+	/* Otherwise at least what is pending by now runs here. */
+	if (!be->unplugs_atomically)
+		local_bh_disable();
+	local_bh_enable();
+}
+
 /* Takes chains and starts their requests, as many as make a batch. */
 static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 {
@@ -157,7 +173,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 		/* Queues the kick handler again when it says yes. */
 		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
 	}
-	blk_finish_plug(&plug);
+	unplug(vhost_vq_get_backend(&q->vq), &plug);
 	run->batch = min(run->batch * 2, VHOST_BLK_BATCH_MAX);
 }
 

@@ -78,6 +78,7 @@ struct vhost_blk_pinned;
  * @direct: a regular file opened with O_DIRECT
  * @nowait: a regular file that can say that it would block
  * @polls: a block device with poll queues
+ * @unplugs_atomically: a block device whose driver takes plugged requests without sleeping
  * @dead: the block device was removed; set once, read under vq.mutex
  * @iocb_flags: of @file when it was attached; the owner may change them later
  * @dead_work: lets go of a removed block device
@@ -98,6 +99,7 @@ struct vhost_blk_backend {
 	bool direct;
 	bool nowait;
 	bool polls;
+	bool unplugs_atomically;
 	bool dead;
 	int iocb_flags;
 	struct work_struct dead_work;
