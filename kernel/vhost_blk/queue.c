@@ -4,6 +4,7 @@
  * kick, a completion), when it goes on, and when it sleeps.
  */
 #include <linux/sched/clock.h>
+#include <linux/sched/stat.h>
 
 #include "vhost_blk.h"
 #include "trace.h"
@@ -33,6 +34,15 @@ static u64 now(void)
 static bool may_take(struct vhost_blk_queue *q)
 {
 	return vhost_vq_get_backend(&q->vq) && !q->broken && !q->paused && !q->stopping;
+}
+
+/*
+ * A driver that waits for this very CPU cannot work while the device does: to answer the first of
+ * many requests early would only make the CPU go there and back more often.
+ */
+static unsigned int first_batch(const struct vhost_blk_queue *q)
+{
+	return q->crowded ? VHOST_BLK_BATCH_CROWDED : VHOST_BLK_BATCH_FIRST;
 }
 
 static void loop_begin(struct vhost_blk_queue *q, struct run *run)
@@ -127,7 +137,7 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
 	if (!vhost_vq_avail_empty(vq->dev, vq))
 		return true;
 	if (poll_ring(q)) {
-		run->batch = VHOST_BLK_BATCH_FIRST;
+		run->batch = first_batch(q);
 		return true;
 	}
 	/* Chains may have come between the last look and the enabling. */
@@ -174,7 +184,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
 	}
 	unplug(vhost_vq_get_backend(&q->vq), &plug);
-	run->batch = min(run->batch * 2, VHOST_BLK_BATCH_MAX);
+	run->batch = max(run->batch, min(run->batch * 2, VHOST_BLK_BATCH_MAX));
 }
 
 /**
@@ -187,7 +197,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
  */
 static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 {
-	struct run run = { .batch = VHOST_BLK_BATCH_FIRST };
+	struct run run = { .batch = first_batch(q) };
 
 	mutex_lock(&q->vq.mutex);
 	q->stats.kicks += kicked;
@@ -200,8 +210,10 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 		run.stuck = false;
 		if (may_take(q))
 			submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
-		if (vhost_blk_complete(q))		/* 4 completion, 5 used, 6 notify */
+		if (vhost_blk_complete(q)) {		/* 4 completion, 5 used, 6 notify */
 			run.stuck = false;	/* this may be the one that was waited for */
+			q->crowded = !single_task_running();
+		}
 	} while (go_on(q, &run));
 	loop_end(q, &run);
 	mutex_unlock(&q->vq.mutex);

@@ -45,6 +45,8 @@
  */
 #define VHOST_BLK_BATCH_FIRST	2u
 #define VHOST_BLK_BATCH_MAX	16u
+/* Each where the driver waits for the CPU that this loop has. */
+#define VHOST_BLK_BATCH_CROWDED	64u
 /* Data bytes of one request. */
 #define VHOST_BLK_REQUEST_BYTES_MAX	(32u << 20)
 /* Data segments of one request: what the vhost core can hold, less header and status. */
@@ -290,6 +292,7 @@ struct vhost_blk_polling {
  * @stopping: nothing is taken any more; being stopped, or a stop has failed
  * @blind: the rings cannot be reached before an IOTLB update
  * @starved: waits for bytes in flight of other queues
+ * @crowded: others waited for this CPU when the driver had been told last
  * @gen: generation of new requests
  * @inflight: requests in flight by generation
  * @drained: woken when one of them gets 0
@@ -313,6 +316,7 @@ struct vhost_blk_queue {
 	bool stopping;
 	bool blind;
 	bool starved;
+	bool crowded;
 	u8 gen;
 	atomic_t inflight[2];
 	wait_queue_head_t drained;

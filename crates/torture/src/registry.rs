@@ -159,7 +159,7 @@ const INTEGRITY: &[Case] = cases! {
         |env| integrity::run(env, image(FileSystem::Xfs, false), Setup::usual(1000));
     "integrity-xfs-fragments" Full
         "large reads of an image on XFS whose extents change all the time: a read that meets a lock on its way is done again"
-        |env| integrity::run(env, image(FileSystem::Xfs, true), Setup { fragments: true, ..Setup::usual(40_000) });
+        |env| integrity::run(env, image(FileSystem::Xfs, true), Setup { fragments: true, ..Setup::usual(20_000) });
     "integrity-long" Full
         "the load on null_blk for much longer"
         |env| integrity::run(env, usual(), Setup::usual(20_000));
