@@ -2,7 +2,6 @@
 /*
  * The storage behind a device: attaching, swapping and detaching it, and its removal.
  */
-#include <linux/blk-mq.h>
 #include <linux/cred.h>
 #include <linux/memcontrol.h>
 #include <linux/stat.h>
@@ -63,12 +62,6 @@ static const struct blk_holder_ops holder_ops = {
 	.mark_dead = mark_dead,
 };
 
-/* Below stacked devices there may be drivers that sleep. */
-static bool unplugs_atomically(struct request_queue *q)
-{
-	return queue_is_mq(q) && !(q->tag_set->flags & (BLK_MQ_F_BLOCKING | BLK_MQ_F_STACKING));
-}
-
 static int open_bdev(struct vhost_blk_backend *be)
 {
 	struct block_device *bdev = I_BDEV(be->file->f_mapping->host);
@@ -89,7 +82,6 @@ static int open_bdev(struct vhost_blk_backend *be)
 	be->mem_mask = bdev_dma_alignment(be->bdev) | (be->lbs - 1);
 	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL &&
 		    bdev_nowait(be->bdev);
-	be->unplugs_atomically = unplugs_atomically(bdev_get_queue(be->bdev));
 	/* mark_dead() came before there was something to let go of. */
 	if (READ_ONCE(be->dead))
 		return -ENODEV;

@@ -4,6 +4,7 @@
  * notify, are one call each into the vhost core: all used entries at once, one signal.
  */
 #include <linux/sched/clock.h>
+#include <linux/sched/stat.h>
 
 #include "vhost_blk.h"
 #include "trace.h"
@@ -135,6 +136,16 @@ static unsigned int forget_all(struct llist_node *list)
 	return n;
 }
 
+/* Tells the driver, and learns whether that made somebody wait for this CPU. */
+static void notify(struct vhost_blk_queue *q)
+{
+	bool alone = single_task_running();
+
+	vhost_signal(q->vq.dev, &q->vq);
+	if (alone)
+		q->crowded = !single_task_running();
+}
+
 /**
  * vhost_blk_complete - end all finished requests and tell the driver
  * @q: the queue; its vq.mutex is held by its worker
@@ -166,7 +177,7 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 	else
 		vhost_blk_region_used(q, n);
 	trace_vhost_blk_used(q, n);
-	vhost_signal(vq->dev, vq);
+	notify(q);
 	trace_vhost_blk_notify(q, n);
 
 	q->stats.completed += n;

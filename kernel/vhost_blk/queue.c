@@ -4,7 +4,6 @@
  * kick, a completion), when it goes on, and when it sleeps.
  */
 #include <linux/sched/clock.h>
-#include <linux/sched/stat.h>
 
 #include "vhost_blk.h"
 #include "trace.h"
@@ -149,18 +148,15 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
 
 /*
  * Hands what was plugged to the disk's driver. One that is done at once completes by a softirq, and
- * a softirq that a task raises is left to ksoftirqd: two task switches a batch, and this loop would
- * stop polling to make room for it. Where softirqs were off meanwhile, it runs here instead.
+ * a softirq that a task raises is left to ksoftirqd: the loop would stop polling and sleep to make
+ * room for it. It runs here instead; ksoftirqd, which was woken for it, finds nothing.
  */
-static void unplug(const struct vhost_blk_backend *be, struct blk_plug *plug)
+static void unplug(struct blk_plug *plug)
 {
-	if (be->unplugs_atomically)
-		local_bh_disable();
 	blk_finish_plug(plug);
-	/* Otherwise at least what is pending by now runs here. */
-	if (!be->unplugs_atomically)
-		local_bh_disable();
+	local_bh_disable();
 	local_bh_enable();
+	cond_resched();
 }
 
 /* Takes chains and starts their requests, as many as make a batch. */
@@ -183,7 +179,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 		/* Queues the kick handler again when it says yes. */
 		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
 	}
-	unplug(vhost_vq_get_backend(&q->vq), &plug);
+	unplug(&plug);
 	run->batch = max(run->batch, min(run->batch * 2, VHOST_BLK_BATCH_MAX));
 }
 
@@ -210,10 +206,8 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 		run.stuck = false;
 		if (may_take(q))
 			submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
-		if (vhost_blk_complete(q)) {		/* 4 completion, 5 used, 6 notify */
+		if (vhost_blk_complete(q))		/* 4 completion, 5 used, 6 notify */
 			run.stuck = false;	/* this may be the one that was waited for */
-			q->crowded = !single_task_running();
-		}
 	} while (go_on(q, &run));
 	loop_end(q, &run);
 	mutex_unlock(&q->vq.mutex);

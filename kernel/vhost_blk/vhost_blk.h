@@ -80,7 +80,6 @@ struct vhost_blk_pinned;
  * @direct: a regular file opened with O_DIRECT
  * @nowait: a regular file that can say that it would block
  * @polls: a block device with poll queues
- * @unplugs_atomically: a block device whose driver takes plugged requests without sleeping
  * @dead: the block device was removed; set once, read under vq.mutex
  * @iocb_flags: of @file when it was attached; the owner may change them later
  * @dead_work: lets go of a removed block device
@@ -101,7 +100,6 @@ struct vhost_blk_backend {
 	bool direct;
 	bool nowait;
 	bool polls;
-	bool unplugs_atomically;
 	bool dead;
 	int iocb_flags;
 	struct work_struct dead_work;
@@ -292,7 +290,7 @@ struct vhost_blk_polling {
  * @stopping: nothing is taken any more; being stopped, or a stop has failed
  * @blind: the rings cannot be reached before an IOTLB update
  * @starved: waits for bytes in flight of other queues
- * @crowded: others waited for this CPU when the driver had been told last
+ * @crowded: to tell the driver made somebody wait for this CPU
  * @gen: generation of new requests
  * @inflight: requests in flight by generation
  * @drained: woken when one of them gets 0
