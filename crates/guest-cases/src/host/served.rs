@@ -50,7 +50,8 @@ impl Served {
             .spawn()
             .with_context(|| program.display().to_string())?;
         let end = Instant::now() + START_LIMIT;
-        while !socket.exists() {
+        // Between bind and listen the file is there and nobody listens.
+        while UnixStream::connect(socket).is_err() {
             if let Some(status) = child.try_wait()? {
                 bail!("the daemon ended with {status}");
             }
