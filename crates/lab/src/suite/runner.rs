@@ -25,6 +25,8 @@ use crate::vm::payload::Payload;
 /// How long a boot may take; the debug kernel needs twenty seconds on an idle machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Boots that may end before anything of this project runs. Emulated kernels do that, rarely.
+const BOOT_RETRIES: u32 = 1;
 /// How much longer than the case's own time-out, inside the VM, the lab waits outside.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -58,6 +60,8 @@ enum Progress {
     Ended(Outcome),
     /// The next case has ended and took the VM along.
     Last(Outcome),
+    /// The VM ended while its kernel booted.
+    NotBooted,
 }
 
 impl Runner<'_> {
@@ -69,41 +73,51 @@ impl Runner<'_> {
         let mut pending: VecDeque<&Case> = cases.iter().copied().chain([&last]).collect();
         let mut outcomes = Vec::new();
         let mut boots = 0;
+        let mut retries = BOOT_RETRIES;
         while !pending.is_empty() {
             boots += 1;
             // Nothing but the check is left, and nothing has run that it could check.
             if boots > 1 && pending.len() == 1 {
                 break;
             }
-            self.one_boot(boots, &mut pending, &mut outcomes)?;
+            if !self.one_boot(boots, retries > 0, &mut pending, &mut outcomes)? {
+                println!("{}: the VM ended while it booted; once more", self.kernel());
+                boots -= 1;
+                retries -= 1;
+            }
         }
         Ok(outcomes)
     }
 
     /// Boots and follows the cases until the VM is no good any more; takes from `pending` what has
-    /// an outcome.
+    /// an outcome. Returns `false`, where it `may_retry`, if its kernel did not come up.
     fn one_boot(
         &self,
         number: usize,
+        may_retry: bool,
         pending: &mut VecDeque<&Case>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let script = script_for(pending.iter().map(|case| (*case, self.timeout_of(case))));
         let mut vm = Vm::boot(self.base, &self.shape, self.payload, &script)?;
-        let mut finished = Ok(());
+        let mut finished = Ok(true);
         while let Some(case) = pending.front().copied() {
-            let progress = match self.follow(&mut vm, case) {
+            let progress = match self.follow(&mut vm, case, may_retry) {
                 Ok(progress) => progress,
                 Err(error) => {
                     finished = Err(error);
                     break;
                 }
             };
-            pending.pop_front();
             let (outcome, goes_on) = match progress {
                 Progress::Ended(outcome) => (outcome, true),
                 Progress::Last(outcome) => (outcome, false),
+                Progress::NotBooted => {
+                    finished = Ok(false);
+                    break;
+                }
             };
+            pending.pop_front();
             self.publish(&outcome)?;
             outcomes.push(outcome);
             if !goes_on {
@@ -120,7 +134,7 @@ impl Runner<'_> {
     }
 
     /// Follows one case to its end.
-    fn follow(&self, vm: &mut Vm, case: &Case) -> Result<Progress> {
+    fn follow(&self, vm: &mut Vm, case: &Case, may_retry: bool) -> Result<Progress> {
         let mut began = None;
         let waiting = Instant::now();
         loop {
@@ -133,6 +147,11 @@ impl Runner<'_> {
             let took = began.map_or(Duration::ZERO, |at| at.elapsed());
             if let Some(code) = exit_code(report.values("end"), &case.name) {
                 return self.judge(vm, case, code, took);
+            }
+            let nothing_began = report.values("begin").next().is_none();
+            // No module of this project was there yet: this is between the kernel and the emulator.
+            if vm_ended && nothing_began && may_retry && !vm.console().contains("out-of-tree") {
+                return Ok(Progress::NotBooted);
             }
             let why = if vm_ended {
                 Some(report.value("fail").unwrap_or("the VM ended during the case").to_owned())
