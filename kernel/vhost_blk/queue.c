@@ -149,7 +149,8 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
 /*
  * Hands what was plugged to the disk's driver. One that is done at once completes by a softirq, and
  * a softirq that a task raises is left to ksoftirqd: the loop would stop polling and sleep to make
- * room for it. It runs here instead; ksoftirqd, which was woken for it, finds nothing.
+ * room for it. It runs here instead; ksoftirqd, which was woken for it, gets its turn and finds
+ * nothing.
  */
 static void unplug(struct blk_plug *plug)
 {

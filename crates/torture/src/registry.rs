@@ -116,7 +116,7 @@ const INTEGRITY: &[Case] = cases! {
         |env| integrity::run(env, null_blk(BLOCKS_4096), Setup::usual(2000));
     "integrity-many-queues" Full
         "eight queues on three workers, kicks and calls by flags instead of indices"
-        |env| integrity::run(env, usual(), MANY_QUEUES);
+        |env| integrity::run(env, usual(), Setup { queues: 8, workers: 3, no_event_idx: true, ..Setup::usual(600) });
     "integrity-brd" Full
         "the load on a RAM disk, which completes at once"
         |env| integrity::run(env, brd(), Setup::usual(2000));
@@ -347,15 +347,6 @@ const USUAL: NullBlkOptions = NullBlkOptions::USUAL;
 const BLOCKS_4096: NullBlkOptions = NullBlkOptions { block_bytes: 4096, ..USUAL };
 const POLLED: NullBlkOptions = NullBlkOptions { poll_queues: 2, ..USUAL };
 const SLOW: NullBlkOptions = NullBlkOptions { irqmode: 2, completion_ns: 1_000_000, ..USUAL };
-const MANY_QUEUES: Setup = Setup {
-    queues: 8,
-    workers: 3,
-    flags: 0,
-    busyloop_us: 0,
-    requests: 600,
-    no_event_idx: true,
-    fragments: false,
-};
 
 fn with_flags(flags: u32, requests: u64) -> Setup {
     Setup { flags, ..Setup::usual(requests) }

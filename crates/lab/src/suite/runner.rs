@@ -27,6 +27,7 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Boots that may end before anything of this project runs. Emulated kernels do that, rarely.
 const BOOT_RETRIES: u32 = 1;
+
 /// How much longer than the case's own time-out, inside the VM, the lab waits outside.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -76,13 +77,12 @@ impl Runner<'_> {
         let mut retries = BOOT_RETRIES;
         while !pending.is_empty() {
             boots += 1;
-            // Nothing but the check is left, and nothing has run that it could check.
-            if boots > 1 && pending.len() == 1 {
+            // Nothing but the check is left, and a new VM has nothing that it could check.
+            if !outcomes.is_empty() && pending.len() == 1 {
                 break;
             }
             if !self.one_boot(boots, retries > 0, &mut pending, &mut outcomes)? {
                 println!("{}: the VM ended while it booted; once more", self.kernel());
-                boots -= 1;
                 retries -= 1;
             }
         }
