@@ -59,6 +59,9 @@ fn follow(vm: &mut Vm, timeout: Duration) -> Result<()> {
         if ended {
             return Ok(());
         }
+        if vm.wake_if_stalled() {
+            eprintln!("lab: the VM stood still; its CPUs were woken by an NMI");
+        }
         interrupt::check()?;
         if Instant::now() >= deadline {
             bail!("the command did not end within {} s (--timeout)", timeout.as_secs());

@@ -129,7 +129,7 @@ impl Runner<'_> {
             Machine::Guest => "guest-",
         };
         let console = self.logs.join(format!("{}-{machine}boot{number}.log", self.kernel()));
-        fs::write(console, vm.console())?;
+        fs::write(console, format!("{}{}", vm.console(), vm.qemu_log()))?;
         finished
     }
 
@@ -140,6 +140,9 @@ impl Runner<'_> {
         loop {
             interrupt::check()?;
             let vm_ended = vm.has_ended()?;
+            if !vm_ended && vm.wake_if_stalled() {
+                println!("{}: the VM stood still; its CPUs were woken by an NMI", self.kernel());
+            }
             let report = vm.report();
             if began.is_none() && report.values("begin").any(|name| name == case.name) {
                 began = Some(Instant::now());

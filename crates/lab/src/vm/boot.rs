@@ -18,6 +18,7 @@ use crate::vm::kernel::VmKernel;
 use crate::vm::machine::{Helper, Machine};
 use crate::vm::payload::Payload;
 use crate::vm::root::{self, INIT_PATH};
+use crate::vm::stall::StallWatch;
 
 /// Everything a VM needs but the payload.
 #[derive(Debug)]
@@ -67,6 +68,8 @@ impl Default for VmShape {
 #[derive(Debug)]
 pub struct Vm {
     qemu: OwnedChild,
+    /// For emulated CPUs.
+    stall: Option<StallWatch>,
     files: Files,
 }
 
@@ -88,8 +91,11 @@ impl Vm {
             fs::write(dir.join(port), "")?;
             args.extend(port_args(port, &at(port)));
         }
+        args.extend(["-qmp".into(), format!("unix:{},server=on,wait=off", at("control"))]);
         let qemu = OwnedChild::spawn(&args, &dir.join("qemu"), StopWith::Kill)?;
-        Ok(Self { qemu, files })
+        let watch = || StallWatch::new(qemu.id(), dir.join("control"));
+        let stall = (base.accel == Accel::Tcg).then(watch);
+        Ok(Self { qemu, stall, files })
     }
 
     /// Boots with the VM's console on the lab's own terminal, until the VM ends.
@@ -111,6 +117,11 @@ impl Vm {
         Ok(self.qemu.try_wait()?.is_some())
     }
 
+    /// Wakes emulated CPUs that have stood still for long; returns whether it did.
+    pub fn wake_if_stalled(&mut self) -> bool {
+        self.stall.as_mut().is_some_and(StallWatch::look)
+    }
+
     /// What the script has reported so far.
     pub fn report(&self) -> GuestReport {
         GuestReport::parse(&self.text_of("results"))
@@ -121,12 +132,14 @@ impl Vm {
         self.text_of("console").replace('\r', "")
     }
 
-    /// QEMU's own words, without what it says at each start, and the helper's.
+    /// QEMU's own words, without what it says at each start, the helper's, and the state of CPUs
+    /// that were woken.
     pub fn qemu_log(&self) -> String {
         let text = self.text_of("qemu");
         let lines = text.lines().filter(|line| !line.contains("TCG doesn't support requested"));
         let mut log: String = lines.map(|line| format!("  qemu| {line}\n")).collect();
         log.extend(self.files.helper.as_ref().map(Helper::log));
+        log.extend(self.stall.as_ref().map(StallWatch::log));
         log
     }
 

@@ -10,9 +10,11 @@
 //! * [`root`]: its root image, the same for all kernels.
 //! * [`payload`]: what changes from run to run: modules and programs.
 //! * [`boot`]: one boot, which runs one script.
+//! * `stall`: wakes emulated CPUs that have lost an interrupt.
 
 pub mod boot;
 pub mod kernel;
 pub mod machine;
 pub mod payload;
 pub mod root;
+mod stall;

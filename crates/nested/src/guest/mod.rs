@@ -4,7 +4,6 @@
 mod agent;
 mod cpio;
 mod image;
-mod qmp;
 
 pub use agent::Output;
 pub use image::{Driver, Image, Mount, OwnDriver};
@@ -15,11 +14,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bench::process::Running;
+use lab_case::qmp::Qmp;
 use serde_json::json;
 use tempfile::TempDir;
 
 use self::agent::Agent;
-use self::qmp::Qmp;
 use crate::exec::wait_until;
 
 const QEMU: &str = "qemu-system-x86_64";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! QEMU's monitor protocol, as much as is needed here.
+//! QEMU's monitor protocol, as much as is needed here, over a Unix socket.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -9,17 +9,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+/// How long QEMU may take for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// A connection to QEMU's monitor.
 #[derive(Debug)]
-pub(super) struct Qmp {
+pub struct Qmp {
     stream: BufReader<UnixStream>,
 }
 
 impl Qmp {
     /// Connects and gets ready for commands.
-    pub(super) fn connect(socket: &Path) -> Result<Self> {
+    pub fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).context("cannot connect to QEMU's monitor")?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;
         let mut qmp = Self { stream: BufReader::new(stream) };
@@ -29,7 +30,7 @@ impl Qmp {
     }
 
     /// Runs a command and returns its result; events are passed over.
-    pub(super) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let message = json!({ "execute": command, "arguments": arguments });
         writeln!(self.stream.get_mut(), "{message}")?;
         loop {
