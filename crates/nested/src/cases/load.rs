@@ -41,7 +41,8 @@ pub(super) fn finish(guest: &mut Guest) -> Result<()> {
     let code = guest.ok("cat /run/load.code")?;
     let log = guest.ok("tail -n 30 /run/load.log")?;
     if code.trim() != "0" || !log.contains("round") {
-        bail!("the load in the guest ended with {}: {log}", code.trim());
+        let kernel = guest.ok("dmesg | tail -n 30")?;
+        bail!("the load in the guest ended with {}: {log}\n{kernel}", code.trim());
     }
     Ok(())
 }

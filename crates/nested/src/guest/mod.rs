@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use self::agent::Agent;
 use crate::exec::wait_until;
 
-const QEMU: &str = "qemu-system-x86_64";
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 const COMMAND_LIMIT: Duration = Duration::from_secs(240);
 const MIGRATION_LIMIT: Duration = Duration::from_secs(240);
