@@ -62,6 +62,7 @@ static const struct blk_holder_ops holder_ops = {
 	.mark_dead = mark_dead,
 };
 
+/* With be->lock held: mark_dead() may come as soon as the device is open. */
 static int open_bdev(struct vhost_blk_backend *be)
 {
 	struct block_device *bdev = I_BDEV(be->file->f_mapping->host);
@@ -82,7 +83,7 @@ static int open_bdev(struct vhost_blk_backend *be)
 	be->mem_mask = bdev_dma_alignment(be->bdev) | (be->lbs - 1);
 	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL &&
 		    bdev_nowait(be->bdev);
-	/* mark_dead() came before there was something to let go of. */
+	/* dead_work() waits for be->lock. */
 	if (READ_ONCE(be->dead))
 		return -ENODEV;
 	/* The page cache of the device is not used from here on. */
@@ -191,10 +192,12 @@ static struct vhost_blk_backend *open_backend(struct vhost_blk *blk, int fd)
 	if (!be->wq)
 		goto fail;
 	mode = file_inode(be->file)->i_mode;
+	mutex_lock(&be->lock);
 	if (S_ISBLK(mode))
 		err = open_bdev(be);
 	else
 		err = S_ISREG(mode) ? open_regular(be) : -EINVAL;
+	mutex_unlock(&be->lock);
 	if (err)
 		goto fail;
 	charge_to_current(be);
@@ -336,7 +339,7 @@ long vhost_blk_set_backend(struct vhost_blk *blk, const struct vhost_vring_file 
 	q = blk->queues + array_index_nospec(file->index, VHOST_BLK_QUEUES_MAX);
 	if (file->fd == VHOST_FILE_UNBIND)
 		return vhost_blk_stop_queue(q);
-	if (!blk->backend)
+	if (!blk->backend || READ_ONCE(blk->backend->dead))
 		return -ENODEV;
 	err = same_storage(blk->backend, file->fd);
 	return err ?: vhost_blk_start_queue(q, blk->backend);

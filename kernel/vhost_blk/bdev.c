@@ -9,18 +9,26 @@ static void end_bio(struct bio *bio)
 {
 	struct vhost_blk_req *req = container_of(bio, struct vhost_blk_req, bio);
 	int error = blk_status_to_errno(bio->bi_status);
-	bool polled = bio->bi_opf & REQ_POLLED;
 
 	bio_uninit(bio);
-	/* No tag, or to be split: see vhost_blk_submit_bdev(). */
-	if (unlikely(polled && error == -EAGAIN)) {
+	/*
+	 * No tag, or to be split, or no poll queue any more: see vhost_blk_submit_bdev(). The bio's
+	 * own flags do not tell: stacked drivers clear them.
+	 */
+	if (unlikely(req->nowait && (error == -EAGAIN || error == -EOPNOTSUPP))) {
 		vhost_blk_submit_slow(req);
 		return;
 	}
 	vhost_blk_end_io(req, error);
 }
 
-static bool polled(const struct vhost_blk_req *req)
+/**
+ * vhost_blk_polls - whether a request's I/O is finished by polling for it
+ * @req: the request
+ *
+ * Return: true if the queue has to poll.
+ */
+bool vhost_blk_polls(const struct vhost_blk_req *req)
 {
 	return req->be->polls && READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
 }
@@ -48,12 +56,13 @@ void vhost_blk_submit_bdev(struct vhost_blk_req *req)
 {
 	blk_opf_t opf = opf_of(req);
 
-	if (polled(req)) {
+	if (vhost_blk_polls(req)) {
 		/*
 		 * It must not wait for a tag: those who hold the tags are finished only by polling,
 		 * which is what this thread would do next.
 		 */
 		opf |= REQ_POLLED | REQ_NOWAIT;
+		req->nowait = true;
 		list_add_tail(&req->polled, &req->q->polled);
 	}
 	init_bio(req, opf);
@@ -96,9 +105,14 @@ void vhost_blk_submit_flush(struct vhost_blk_req *req)
  */
 void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
 {
-	struct vhost_blk_req *req;
+	struct vhost_blk_req *req, *next;
 
-	list_for_each_entry(req, &q->polled, polled) {
+	list_for_each_entry_safe(req, next, &q->polled, polled) {
+		/* The workqueue has it now, and announces its end. */
+		if (READ_ONCE(req->slow)) {
+			list_del_init(&req->polled);
+			continue;
+		}
 		/* A bio that was merged into another one, or split, has no cookie. */
 		if (READ_ONCE(req->bio.bi_cookie) == BLK_QC_T_NONE)
 			continue;

@@ -23,7 +23,7 @@ void vhost_blk_end_io(struct vhost_blk_req *req, int error)
 	req->error = error;
 	/*
 	 * From llist_add() on the queue may finish the request, be stopped and the device be
-	 * closed: release() in dev.c waits for this section.
+	 * closed: vhost_blk_close() waits for this section.
 	 */
 	rcu_read_lock();
 	/*
@@ -91,25 +91,34 @@ static void mark_dirty_log(struct vhost_blk_req *req)
 				req->log_iov_num);
 }
 
-/* Ends one request. Returns the length for its used entry. */
-static u32 finish(struct vhost_blk_req *req)
+/*
+ * Ends one request. Returns whether it may be published, with the length for its used entry: not
+ * when its owner is being killed and that kept it from being written. Whoever serves the ring next
+ * does it again.
+ */
+static bool finish(struct vhost_blk_req *req, u32 *written)
 {
-	u32 written = 0;
+	bool reached = true;
 
+	*written = 0;
 	if (unlikely(req->bounced))
-		vhost_blk_copy_back(req);
+		reached = vhost_blk_copy_back(req);
 	if (req->status_addr) {
-		written = 1;
+		*written = 1;
 		if (!req->error)
-			written += req->type == VIRTIO_BLK_T_IN ? req->bytes : req->written;
-		if (put_user(status_of(req->error), req->status_addr))
+			*written += req->type == VIRTIO_BLK_T_IN ? req->bytes : req->written;
+		if (put_user(status_of(req->error), req->status_addr)) {
 			vq_err(&req->q->vq, "vhost-blk: the status byte cannot be written\n");
+			reached = false;
+		}
 	}
+	if (unlikely(!reached && fatal_signal_pending(current)))
+		return false;
 	if (unlikely(req->log))
 		mark_dirty_log(req);
-	trace_vhost_blk_completion(req, written);
+	trace_vhost_blk_completion(req, *written);
 	count(req->q, req);
-	return written;
+	return true;
 }
 
 static struct llist_node *finished(struct vhost_blk_queue *q)
@@ -158,6 +167,7 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 	struct llist_node *list = finished(q);
 	struct vhost_blk_req *req;
 	unsigned int n = 0;
+	u32 written;
 
 	if (!list)
 		return 0;
@@ -166,8 +176,10 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 		/* Given up because of the close: whoever serves the ring next does it again. */
 		if (unlikely(req->error && READ_ONCE(q->blk->closing)))
 			continue;
+		if (unlikely(!finish(req, &written)))
+			continue;
 		vq->heads[n].id = cpu_to_vhost32(vq, req->head);
-		vq->heads[n].len = cpu_to_vhost32(vq, finish(req));
+		vq->heads[n].len = cpu_to_vhost32(vq, written);
 		n++;
 	}
 

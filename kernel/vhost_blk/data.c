@@ -195,22 +195,25 @@ int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data)
 /**
  * vhost_blk_copy_back - a bounced read reaches the guest
  * @req: the request, which is finished; the caller runs in the owner's memory
+ *
+ * Return: false if a buffer cannot be written; the request's error says so, too.
  */
-void vhost_blk_copy_back(struct vhost_blk_req *req)
+bool vhost_blk_copy_back(struct vhost_blk_req *req)
 {
 	unsigned int i;
 
 	if (req->type != VIRTIO_BLK_T_IN || req->error)
-		return;
+		return true;
 	for (i = 0; i < req->nr_vecs; i++) {
 		const struct bio_vec *vec = req->vecs + i;
 
 		if (copy_page_to_iter(vec->bv_page, 0, vec->bv_len, &req->bounce_to) !=
 		    vec->bv_len) {
 			req->error = -EFAULT;
-			return;
+			return false;
 		}
 	}
+	return true;
 }
 
 /**

@@ -131,7 +131,7 @@ static int set_features(struct vhost_blk *blk, u64 features)
 static int set_options(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_options opt;
-	bool pin, pinned = blk->pinned;
+	bool pin, pinned = blk->pinned, polling;
 	u32 size;
 	int err;
 
@@ -146,14 +146,19 @@ static int set_options(struct vhost_blk *blk, void __user *argp)
 		return -EINVAL;
 
 	pin = opt.flags & VHOST_BLK_OPT_PIN_MEMORY;
-	if (pin != pinned) {
+	/* One that is not polled may wait for a tag that polled ones have: they must not meet. */
+	polling = (opt.flags ^ blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
+	if (pin != pinned || polling) {
 		err = vhost_blk_pause_all(blk);
 		if (err)
 			return err;
-		if (pin)
+		if (pin && !pinned)
 			err = vhost_blk_pin_memory(blk);
-		else
+		else if (!pin)
 			vhost_blk_unpin_memory(blk);
+		/* While nothing is in flight. */
+		if (!err)
+			WRITE_ONCE(blk->opt.flags, opt.flags);
 		vhost_blk_resume_all(blk);
 		if (err)
 			return err;
@@ -200,6 +205,7 @@ static long reset_owner(struct vhost_blk *blk)
 	}
 	vhost_blk_unpin_memory(blk);
 	blk->opt = (struct vhost_blk_options) {};
+	vhost_blk_forget_regions(blk);
 	vhost_dev_stop(&blk->dev);
 	flush_orphans(blk);
 	vhost_dev_flush(&blk->dev);
@@ -310,16 +316,22 @@ static long locked_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *a
 	case VHOST_GET_BACKEND_FEATURES:
 		features = vhost_blk_backend_features;
 		return copy_to_user(argp, &features, sizeof(features)) ? -EFAULT : 0;
-	case VHOST_SET_BACKEND_FEATURES:
-		if (copy_from_user(&features, argp, sizeof(features)))
-			return -EFAULT;
-		if (features & ~vhost_blk_backend_features)
-			return -EOPNOTSUPP;
-		vhost_set_backend_features(&blk->dev, features);
-		return 0;
 	default:
 		return core_ioctl(blk, cmd, argp);
 	}
+}
+
+/* Not under dev.mutex, which the core takes by itself. */
+static long set_backend_features(struct vhost_blk *blk, void __user *argp)
+{
+	u64 features;
+
+	if (copy_from_user(&features, argp, sizeof(features)))
+		return -EFAULT;
+	if (features & ~vhost_blk_backend_features)
+		return -EOPNOTSUPP;
+	vhost_set_backend_features(&blk->dev, features);
+	return 0;
 }
 
 static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
@@ -327,6 +339,8 @@ static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long a
 	struct vhost_blk *blk = file->private_data;
 	long err;
 
+	if (cmd == VHOST_SET_BACKEND_FEATURES)
+		return set_backend_features(blk, (void __user *)arg);
 	/* Another thread may be waiting for the storage. */
 	if (mutex_lock_killable(&blk->dev.mutex))
 		return -EINTR;

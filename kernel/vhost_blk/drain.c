@@ -162,11 +162,12 @@ static int stop(struct vhost_blk_queue *q, bool killable)
 	 */
 	mutex_lock(&q->vq.mutex);
 	q->stopping = true;
+	WRITE_ONCE(q->starved, false);
 	mutex_unlock(&q->vq.mutex);
 	err = drain(q, killable);
 	if (err)
 		return err;
-	/* The last vhost_blk_end_io() may still look at the worker, which may be freed soon. */
+	/* vhost_blk_end_io() and uncharge() may still look at the worker, which may be freed soon. */
 	if (q->reqs)
 		synchronize_rcu_expedited();
 	mutex_lock(&q->vq.mutex);

@@ -135,6 +135,23 @@ int vhost_blk_set_region(struct vhost_blk *blk, const struct vhost_blk_inflight 
 }
 
 /**
+ * vhost_blk_forget_regions - addresses of one owner mean nothing in the next one's memory
+ * @blk: the device, whose queues are stopped
+ */
+void vhost_blk_forget_regions(struct vhost_blk *blk)
+{
+	unsigned int i;
+
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+		struct vhost_blk_queue *q = blk->queues + i;
+
+		mutex_lock(&q->vq.mutex);
+		q->region = (struct vhost_blk_region) {};
+		mutex_unlock(&q->vq.mutex);
+	}
+}
+
+/**
  * vhost_blk_region_ready - check the region when its queue starts
  * @q: the queue; its vq.mutex is held, its ring is set up
  *

@@ -166,6 +166,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 	struct vhost_blk_chain chain;
 	struct blk_plug plug;
 	unsigned int left = run->batch;
+	unsigned long sleeps = current->nvcsw;
 	int taken;
 
 	blk_start_plug(&plug);
@@ -179,6 +180,11 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 		}
 		/* Queues the kick handler again when it says yes. */
 		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
+		/* For want of a tag. The next may, too: first, who waits for vq.mutex gets it. */
+		if (unlikely(current->nvcsw != sleeps) && !run->yield) {
+			vhost_poll_queue(&q->vq.poll);
+			run->yield = true;
+		}
 	}
 	unplug(&plug);
 	run->batch = max(run->batch, min(run->batch * 2, VHOST_BLK_BATCH_MAX));

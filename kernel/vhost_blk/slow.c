@@ -22,7 +22,7 @@
  */
 void vhost_blk_submit_slow(struct vhost_blk_req *req)
 {
-	req->slow = true;
+	WRITE_ONCE(req->slow, true);
 	INIT_WORK(&req->work, vhost_blk_slow_work);
 	queue_work(req->be->wq, &req->work);
 }

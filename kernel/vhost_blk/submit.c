@@ -9,11 +9,11 @@
  * Counts @req's data as in flight. One request is always let through, so that a limit below the
  * size of a request cannot stop the disk.
  */
-static bool charge(struct vhost_blk_req *req, unsigned int segments)
+static bool charge(struct vhost_blk_req *req, const struct iov_iter *data)
 {
 	struct vhost_blk *blk = req->q->blk;
 	/* Small segments take whole pages. */
-	u32 bytes = max_t(u32, req->bytes, segments * PAGE_SIZE);
+	u32 bytes = iov_iter_npages(data, INT_MAX) * PAGE_SIZE;
 	u64 total = atomic64_add_return(bytes, &blk->inflight_bytes);
 
 	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != bytes)) {
@@ -44,6 +44,8 @@ static void uncharge(struct vhost_blk_req *req)
 		return;
 	/* A queue that starves from here on sets it again. */
 	smp_store_mb(blk->starving, false);
+	/* A queue that is stopped meanwhile keeps its worker until this section ends: see stop(). */
+	rcu_read_lock();
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
@@ -52,6 +54,7 @@ static void uncharge(struct vhost_blk_req *req)
 			vhost_poll_queue(&q->vq.poll);
 		}
 	}
+	rcu_read_unlock();
 }
 
 /* What was written by the driver, where, for the dirty log; vq.log is used again. */
@@ -83,7 +86,7 @@ static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 		vhost_blk_end_io(req, 0);
 		return 0;
 	}
-	if (unlikely(!charge(req, data->nr_segs)))
+	if (unlikely(!charge(req, data)))
 		return -EAGAIN;
 	err = vhost_blk_map_data(req, data);
 	if (unlikely(err))
@@ -126,7 +129,8 @@ static int start(struct vhost_blk_req *req, struct iov_iter *data)
 			vhost_blk_end_io(req, 0);
 		return err;
 	case VIRTIO_BLK_T_FLUSH:
-		if (req->be->bdev)
+		/* It would wait for a tag: see vhost_blk_submit_bdev(). */
+		if (req->be->bdev && !vhost_blk_polls(req))
 			vhost_blk_submit_flush(req);
 		else
 			vhost_blk_submit_slow(req);
@@ -149,6 +153,7 @@ static void init_req(struct vhost_blk_req *req, const struct vhost_blk_chain *ch
 	req->written = 0;
 	req->error = 0;
 	req->durable = false;
+	req->nowait = false;
 	req->slow = false;
 	req->refused = false;
 	req->start_ns = q->now_ns;

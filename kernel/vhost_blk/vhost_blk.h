@@ -83,7 +83,7 @@ struct vhost_blk_pinned;
  * @dead: the block device was removed; set once, read under vq.mutex
  * @iocb_flags: of @file when it was attached; the owner may change them later
  * @dead_work: lets go of a removed block device
- * @lock: serialises letting go of it with looking at it
+ * @lock: serialises letting go of it with opening it and looking at it
  * @cred: who attached it; the workqueue has no more rights than that
  * @blkcg_css: cgroup charged for I/O that the workqueue does
  * @memcg_css: cgroup charged for page cache that the workqueue makes
@@ -149,11 +149,11 @@ struct vhost_blk_range {
  * @written: bytes written into the chain before the status byte
  * @type: VIRTIO_BLK_T_*
  * @head: number of the chain
- * @status: VIRTIO_BLK_S_*
  * @gen: generation that the drain counts it in
  * @durable: complete only when it is on stable storage
  * @pinned: the pages in @vecs are to be unpinned
- * @slow: it went through the workqueue
+ * @nowait: it was submitted so that it does not wait, and may have to be done again
+ * @slow: it went through the workqueue, or is there
  * @refused: it was answered without I/O
  * @bounced: the pages in @vecs are the module's own
  * @error: first errno of the I/O
@@ -188,11 +188,11 @@ struct vhost_blk_req {
 	u32 written;
 	u32 type;
 	u16 head;
-	u8 status;
 	u8 gen;
 	bool durable;
 	bool pinned;
 	bool bounced;
+	bool nowait;
 	bool slow;
 	bool refused;
 	int error;
@@ -386,7 +386,7 @@ int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *cha
 
 /* data.c */
 int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data);
-void vhost_blk_copy_back(struct vhost_blk_req *req);
+bool vhost_blk_copy_back(struct vhost_blk_req *req);
 void vhost_blk_unmap_data(struct vhost_blk_req *req);
 
 /* submit.c */
@@ -395,6 +395,7 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 void vhost_blk_release(struct vhost_blk_req *req);
 
 /* bdev.c */
+bool vhost_blk_polls(const struct vhost_blk_req *req);
 void vhost_blk_submit_bdev(struct vhost_blk_req *req);
 int vhost_blk_bdev_rw(struct vhost_blk_req *req);
 void vhost_blk_submit_flush(struct vhost_blk_req *req);
@@ -423,6 +424,7 @@ void vhost_blk_region_untake(struct vhost_blk_queue *q, unsigned int head);
 void vhost_blk_region_batch(struct vhost_blk_queue *q, unsigned int count);
 void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count);
 int vhost_blk_set_region(struct vhost_blk *blk, const struct vhost_blk_inflight *inflight);
+void vhost_blk_forget_regions(struct vhost_blk *blk);
 int vhost_blk_region_ready(struct vhost_blk_queue *q);
 
 /* drain.c */

@@ -35,6 +35,8 @@ pub(crate) fn errors(env: &Env, disk: Result<Disk>) -> Result<()> {
     device.set_owner()?;
     fails("a second owner", device.set_owner(), libc::EBUSY)?;
     fails("unknown features", device.set_features(1 << 63), libc::EOPNOTSUPP)?;
+    fails("unknown backend features", device.set_backend_features(1 << 63), libc::EOPNOTSUPP)?;
+    device.set_backend_features(device.backend_features()?).context("known backend features")?;
     fails("an unknown ioctl", device.raw(0x4008_af7f, &mut 0_u64), libc::ENOTTY)?;
     backends(&device, &backend)?;
     options_and_info(&device)?;
@@ -197,5 +199,22 @@ pub(crate) fn inflight_region(_env: &Env) -> Result<()> {
         let used = area.load_u16(USED_IDX_AT, Relaxed);
         ensure!(used == round * 4, "the region's used index is {used}, not {}", round * 4);
     }
+    a_reset_forgets_the_region(device)
+}
+
+/// It is an address in the memory of the owner that was.
+fn a_reset_forgets_the_region(mut device: Device) -> Result<()> {
+    const MINE: u16 = 0xbeef;
+    let area = device.inflight().context("no region")?.area();
+    device.session().reset_device()?;
+    area.store_u16(USED_IDX_AT, MINE, Relaxed);
+    let memory = device.memory().clone();
+    device.session().share_memory(&memory, false)?;
+    device.session().attach()?;
+    device.start_queue(0)?;
+    device.write(0, &[7; 4096])?;
+    let area = device.inflight().context("no region")?.area();
+    let used = area.load_u16(USED_IDX_AT, Relaxed);
+    ensure!(used == MINE, "the next owner's device writes to the region of the one before");
     Ok(())
 }

@@ -126,6 +126,12 @@ const INTEGRITY: &[Case] = cases! {
     "integrity-poll-queues" Gating
         "the load with completions that are polled for on null_blk's poll queues"
         |env| integrity::run(env, null_blk(POLLED), with_flags(abi::OPT_IOPOLL, 200));
+    "integrity-poll-queues-flush" Gating
+        "polled completions and flushes on a disk with four tags for all, and a cache"
+        |env| integrity::run(env, null_blk(FEW_TAGS), with_flags(abi::OPT_IOPOLL, 100));
+    "integrity-poll-queues-dm" Gating
+        "polled completions by way of dm, of requests that the disk below has to split"
+        |env| integrity::run(env, mapped_on(null_blk(SPLIT)), with_flags(abi::OPT_IOPOLL, 100));
     "integrity-pinned" Gating
         "the load with guest memory pinned once"
         |env| integrity::run(env, usual(), with_flags(abi::OPT_PIN_MEMORY, 200));
@@ -346,6 +352,9 @@ const SUITE_MIB: u64 = 16;
 const USUAL: NullBlkOptions = NullBlkOptions::USUAL;
 const BLOCKS_4096: NullBlkOptions = NullBlkOptions { block_bytes: 4096, ..USUAL };
 const POLLED: NullBlkOptions = NullBlkOptions { poll_queues: 2, ..USUAL };
+const FEW_TAGS: NullBlkOptions =
+    NullBlkOptions { tags: 4, shared_tags: true, cache_mib: 16, ..POLLED };
+const SPLIT: NullBlkOptions = NullBlkOptions { max_sectors: 64, ..POLLED };
 const SLOW: NullBlkOptions = NullBlkOptions { irqmode: 2, completion_ns: 1_000_000, ..USUAL };
 
 fn with_flags(flags: u32, requests: u64) -> Setup {

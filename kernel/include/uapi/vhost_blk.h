@@ -14,6 +14,8 @@
  * VHOST_SET_VRING_NUM, _ADDR, _BASE, _KICK, _CALL; then VHOST_BLK_SET_BACKEND, or that one first
  * and VHOST_BLK_SET_QUEUE for each queue as it gets ready.
  *
+ * VHOST_RESET_OWNER detaches and forgets options and in-flight regions; the serial number stays.
+ *
  * Numbers count down from 0xff, far from the core's. The first two are those of the series of
  * 2022, so that a VMM which carries the device of that series works.
  */
@@ -65,12 +67,13 @@
  * already succeeds.
  *
  * Errors: EPERM not the owner; ENOBUFS index too large; EINVAL num is neither 0 nor 1, the ring has
- * no or more than %VHOST_BLK_QUEUE_SIZE_MAX descriptors, or the in-flight region has less; ENODEV no backend; EFAULT the vring is not set up or not
- * in the memory table; EINTR killed while waiting; EAGAIN the rings cannot be reached before an
- * IOTLB update: give it, and stop again; ENOMEM.
+ * no or more than %VHOST_BLK_QUEUE_SIZE_MAX descriptors, or the in-flight region has less; ENODEV
+ * no backend; EFAULT the vring is not set up or not in the memory table; EINTR killed while
+ * waiting; EAGAIN the rings cannot be reached before an IOTLB update: give it, and stop again;
+ * ENOMEM.
  *
  * EINTR and EAGAIN are also what VHOST_SET_MEM_TABLE, VHOST_SET_FEATURES and VHOST_BLK_SET_OPTIONS
- * (with a change of %VHOST_BLK_OPT_PIN_MEMORY) may return here: they wait for what is in flight.
+ * (with a change of %VHOST_BLK_OPT_PIN_MEMORY or %VHOST_BLK_OPT_IOPOLL) may return here: they wait for what is in flight.
  * VHOST_SET_FEATURES changes the features even then. It refuses to switch VIRTIO_F_ACCESS_PLATFORM
  * while a queue runs (EBUSY), and unknown features (EOPNOTSUPP).
  */
@@ -145,7 +148,8 @@ struct vhost_blk_info {
 
 /**
  * struct vhost_blk_options - how the disk behaves
- * @size: bytes that the caller fills in; what is beyond the module's own size must be zero (E2BIG)
+ * @size: bytes that the caller fills in, at most a page (EINVAL); what is beyond the module's own
+ *	size must be zero (E2BIG)
  * @flags: VHOST_BLK_OPT_*; unknown ones are refused (EINVAL)
  * @max_discard_sectors: larger DISCARD ranges get S_IOERR; 0: only the capacity limits them
  * @max_write_zeroes_sectors: the same for WRITE_ZEROES
