@@ -96,7 +96,9 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 			count += take_used(q, &done);
 		} while (interrupt && !virtqueue_enable_cb(q->vq));
 		q->last_reap = jiffies;
-		if (!count)
+		if (count)
+			q->last_used = jiffies;
+		else
 			virtblk_check_broken(q);
 	}
 	waited = q->waiting_count;

@@ -95,7 +95,6 @@ static unsigned int send_next(struct virtblk_queue *q, struct bio_list *bios, st
 		return 0;
 	segments = virtblk_gather(q, slot, bios, &taken);
 	slot->stage = virtblk_first_stage(slot->bios);
-	slot->error = BLK_STS_OK;
 	slot->accounted = false;
 	err = virtblk_prepare_stage(q, slot, segments);
 	if (likely(!err))

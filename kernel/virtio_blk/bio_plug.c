@@ -84,7 +84,10 @@ static void insert(struct virtblk_plug *plug, struct bio_list *bios, struct bio 
  * @q: where it would go now
  * @bio: in our hands
  *
- * Return: false if there is no plug, or no memory for it.
+ * Where the task has no plug of its own the block layer's around this one bio serves, which costs
+ * an allocation: nothing tells the two apart.
+ *
+ * Return: false if there is no plug (some kernels), or no memory for its callback.
  */
 bool virtblk_bio_plug(struct virtblk_queue *q, struct bio *bio)
 {

@@ -63,10 +63,12 @@ unsigned int virtblk_rq_take(struct virtblk_queue *q, bool interrupt, struct req
 		}
 	} while (interrupt && !virtqueue_enable_cb(q->vq));
 	q->last_reap = jiffies;
-	if (count)
+	if (count) {
+		q->last_used = jiffies;
 		restart(q);
-	else
+	} else {
 		virtblk_check_broken(q);
+	}
 out:
 	spin_unlock_irqrestore(&q->lock, flags);
 	*first = NULL;

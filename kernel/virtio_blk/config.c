@@ -50,6 +50,25 @@ static void write_wce(struct virtblk *blk, bool write_back)
 	virtio_cwrite8(blk->vdev, offsetof(struct virtio_blk_config, wce), write_back);
 }
 
+static int set_cache(struct virtblk *blk, bool write_back)
+{
+	int err;
+
+	if (write_back) {
+		err = commit_cache(blk, true);
+		if (err)
+			return err;
+		write_wce(blk, true);
+	} else {
+		write_wce(blk, false);
+		err = blkdev_issue_flush(blk->disk->part0);
+		if (err)
+			return err;
+	}
+	/* The device may have refused. */
+	return commit_cache(blk, virtblk_has_cache(blk->vdev));
+}
+
 /**
  * virtblk_set_cache() - changes the mode of the device's cache, as VIRTIO_BLK_F_CONFIG_WCE allows
  * @blk: has that feature
@@ -67,19 +86,12 @@ int virtblk_set_cache(struct virtblk *blk, bool write_back)
 {
 	int err;
 
-	if (write_back) {
-		err = commit_cache(blk, true);
-		if (err)
-			return err;
-		write_wce(blk, true);
-	} else {
-		write_wce(blk, false);
-		err = blkdev_issue_flush(blk->disk->part0);
-		if (err)
-			return err;
-	}
-	/* The device may have refused. */
-	return commit_cache(blk, virtblk_has_cache(blk->vdev));
+	/* Two at a time, or one and virtblk_config_work(), could leave a cache without flushes. */
+	if (mutex_lock_killable(&blk->cache_mutex))
+		return -EINTR;
+	err = set_cache(blk, write_back);
+	mutex_unlock(&blk->cache_mutex);
+	return err;
 }
 
 static bool expects_cache(struct virtblk *blk)
@@ -153,6 +165,7 @@ void virtblk_config_work(struct work_struct *work)
 	struct virtblk *blk = container_of(work, struct virtblk, config_work);
 	bool cache, changed = false;
 
+	mutex_lock(&blk->cache_mutex);
 	mutex_lock(&blk->vdev_mutex);
 	if (blk->vdev && !blk->dead && !blk->suspended && !READ_ONCE(blk->removing)) {
 		virtblk_update_capacity(blk, true);
@@ -160,9 +173,10 @@ void virtblk_config_work(struct work_struct *work)
 		changed = cache != expects_cache(blk);
 	}
 	mutex_unlock(&blk->vdev_mutex);
-	/* Without the mutex: it waits for requests, which may have to be given up. */
+	/* Without that mutex: it waits for requests, which may have to be given up. */
 	if (unlikely(changed))
 		follow_cache(blk, cache);
+	mutex_unlock(&blk->cache_mutex);
 }
 
 /**

@@ -4,6 +4,7 @@
  */
 #include <linux/completion.h>
 #include <linux/kref.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "virtio_blk.h"
@@ -42,6 +43,21 @@ void virtblk_id_done(struct virtblk_slot *slot, blk_status_t status)
 	percpu_ref_put(&blk->disk->queue->q_usage_counter);
 }
 
+/* As a bio enters the queue: a moment for which it is frozen is waited for. */
+static int enter_queue(struct virtblk *blk)
+{
+	struct request_queue *queue = blk->disk->queue;
+
+	while (!percpu_ref_tryget_live(&queue->q_usage_counter)) {
+		if (READ_ONCE(blk->removing) || blk_queue_dying(queue))
+			return -ENODEV;
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		schedule_timeout_killable(max(1, HZ / 100));
+	}
+	return 0;
+}
+
 static int ask_by_slot(struct virtblk *blk, char *id)
 {
 	struct virtblk_queue *q = &blk->queues[0];
@@ -51,9 +67,10 @@ static int ask_by_slot(struct virtblk *blk, char *id)
 	wait = kzalloc(sizeof(*wait), GFP_KERNEL);
 	if (!wait)
 		return -ENOMEM;
-	if (!percpu_ref_tryget_live(&blk->disk->queue->q_usage_counter)) {
+	err = enter_queue(blk);
+	if (err) {
 		kfree(wait);
-		return -EBUSY;
+		return err;
 	}
 	INIT_LIST_HEAD(&wait->slot.node);
 	kref_init(&wait->users);

@@ -53,10 +53,13 @@ int virtblk_suspend(struct virtio_device *vdev)
 void virtblk_let_go(struct virtblk *blk)
 {
 	WRITE_ONCE(blk->suspended, false);
-	if (blk->use_bio)
+	if (blk->use_bio) {
 		virtblk_bio_start(blk);
-	else
+		/* What was kept is in flight now; the watch stops by itself if nothing is. */
+		virtblk_start_watch(blk);
+	} else {
 		blk_mq_unquiesce_queue(blk->disk->queue);
+	}
 }
 
 /**

@@ -111,6 +111,7 @@ static struct virtblk *alloc_virtblk(struct virtio_device *vdev)
 	blk->index = index;
 	blk->vdev = vdev;
 	blk->use_bio = virtblk_param_use_bio();
+	mutex_init(&blk->cache_mutex);
 	mutex_init(&blk->vdev_mutex);
 	INIT_WORK(&blk->config_work, virtblk_config_work);
 	INIT_WORK(&blk->abort_work, virtblk_abort_work);
@@ -250,7 +251,9 @@ void virtblk_remove(struct virtio_device *vdev)
 {
 	struct virtblk *blk = vdev->priv;
 
-	WRITE_ONCE(blk->removing, true);
+	blk->removing_since = jiffies;
+	/* Pairs with report_silent(), which needs to know since when. */
+	smp_store_release(&blk->removing, true);
 	cancel_work_sync(&blk->config_work);
 	/* It was reset and not restored, and has no virtqueues: what waits for them fails. */
 	if (blk->suspended) {

@@ -43,6 +43,8 @@ static void init_queue(struct virtblk *blk, unsigned int index)
 	INIT_LIST_HEAD(&q->asked);
 	bio_list_init(&q->waiting);
 	init_waitqueue_head(&q->throttled);
+	q->last_reap = jiffies;
+	q->last_used = jiffies;
 }
 
 /**

@@ -207,7 +207,10 @@ int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
 	lockdep_assert_held(&q->lock);
 	if (unlikely(!q->vq))
 		return -EIO;
-	/* The core would kick the device, under our lock, before it says the same. */
+	/*
+	 * The core would kick the device, under our lock, before it says the same. It still does
+	 * where something is free, but too little for a request without an indirect table.
+	 */
 	if (unlikely(!q->vq->num_free))
 		return virtqueue_is_broken(q->vq) ? -EIO : -ENOSPC;
 	sgs[out++] = &request->header_sg;
@@ -221,6 +224,9 @@ int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
 	err = virtqueue_add_sgs(q->vq, sgs, out, in, request, GFP_ATOMIC);
 	if (likely(!err))
 		q->in_flight++;
+	/* What a packed ring says when a buffer cannot be mapped for the moment. */
+	else if (err == -EIO && !virtqueue_is_broken(q->vq))
+		err = -ENOMEM;
 	return err;
 }
 

@@ -19,11 +19,26 @@ static void report_lost(struct virtblk_queue *q)
 			     q->blk->disk->disk_name, q->index);
 }
 
+/*
+ * Whether the device has used nothing at all for long, of all that its driver waits for in order to
+ * go. One old request does not say so: a flush may take its time.
+ */
+static bool may_give_up(struct virtblk *blk)
+{
+	unsigned long quiet = jiffies - blk->removing_since;
+	unsigned int i;
+
+	for (i = 0; i < blk->queue_count; i++)
+		quiet = min(quiet, jiffies - READ_ONCE(blk->queues[i].last_used));
+	return quiet >= VIRTBLK_GIVE_UP;
+}
+
 static void report_silent(struct virtblk_queue *q, int tag, unsigned int age_s)
 {
 	struct virtblk *blk = q->blk;
 
-	if (READ_ONCE(blk->removing)) {
+	/* Pairs with virtblk_remove(), which stores removing_since first. */
+	if (smp_load_acquire(&blk->removing) && may_give_up(blk)) {
 		queue_work(virtblk_wq, &blk->abort_work);
 		return;
 	}
@@ -55,7 +70,8 @@ enum blk_eh_timer_return virtblk_timeout(struct request *rq)
 		return BLK_EH_DONE;
 	}
 	virtblk_rq_reap(q, !q->polled);
-	if (blk_mq_request_completed(rq)) {
+	/* Ended, or about to: on this CPU it is idle again by now. */
+	if (blk_mq_rq_state(rq) != MQ_RQ_IN_FLIGHT) {
 		if (!q->polled)
 			report_lost(q);
 		return BLK_EH_DONE;
@@ -67,10 +83,10 @@ enum blk_eh_timer_return virtblk_timeout(struct request *rq)
 }
 
 /*
- * The age of a queue's oldest request, and which one it is, or -1; those for the serial number have
- * numbers after all others. Bio path.
+ * Since when a queue's oldest request is under way, in jiffies, and which one it is, or -1; those
+ * for the serial number have numbers after all others. Bio path.
  */
-static int oldest_slot(struct virtblk_queue *q, unsigned long *age)
+static int oldest_slot(struct virtblk_queue *q, unsigned long *start)
 {
 	struct virtblk_slot *slot;
 	int oldest = -1;
@@ -79,35 +95,49 @@ static int oldest_slot(struct virtblk_queue *q, unsigned long *age)
 	spin_lock_irq(&q->lock);
 	for (i = 0; q->in_flight && i < q->slot_count; i++) {
 		slot = q->slots[i];
-		if (!slot->on_ring || (oldest >= 0 && jiffies - slot->start <= *age))
+		if (!slot->on_ring || (oldest >= 0 && time_after_eq(slot->start, *start)))
 			continue;
 		oldest = i;
-		*age = jiffies - slot->start;
+		*start = slot->start;
 	}
 	/* In the order in which they were asked. */
 	slot = list_first_entry_or_null(&q->asked, struct virtblk_slot, node);
-	if (slot && (oldest < 0 || jiffies - slot->start > *age)) {
+	if (slot && (oldest < 0 || time_before(slot->start, *start))) {
 		oldest = q->slot_count;
-		*age = jiffies - slot->start;
+		*start = slot->start;
 	}
 	spin_unlock_irq(&q->lock);
 	return oldest;
 }
 
+/* Whether the device still has what it had then in a slot. */
+static bool on_ring_since(struct virtblk_queue *q, int slot, unsigned long start)
+{
+	bool same = true;
+
+	spin_lock_irq(&q->lock);
+	if (slot < q->slot_count)
+		same = q->slots[slot]->on_ring && q->slots[slot]->start == start;
+	spin_unlock_irq(&q->lock);
+	return same;
+}
+
 /* Returns whether interrupts are missing and it is better to look again soon. */
 static bool watch_bio_queue(struct virtblk_queue *q)
 {
-	unsigned long age = 0;
-	int slot = oldest_slot(q, &age);
-	bool lost = slot >= 0 && age > LOST_AFTER && !q->polled;
+	unsigned long start;
+	int slot = oldest_slot(q, &start);
+	bool lost = slot >= 0 && !q->polled && time_after(jiffies, start + LOST_AFTER);
 
 	/* Also puts bios into the ring that wait for memory. */
-	lost &= virtblk_bio_reap(q, !q->polled) > 0;
+	virtblk_bio_reap(q, !q->polled);
+	/* It was there, and nobody had said so; others may have come this very moment. */
+	lost = lost && !on_ring_since(q, slot, start);
 	if (lost)
 		report_lost(q);
-	slot = oldest_slot(q, &age);
-	if (slot >= 0 && age > VIRTBLK_TIMEOUT)
-		report_silent(q, slot, age / HZ);
+	slot = oldest_slot(q, &start);
+	if (slot >= 0 && time_after(jiffies, start + VIRTBLK_TIMEOUT))
+		report_silent(q, slot, (jiffies - start) / HZ);
 	return lost;
 }
 

@@ -42,6 +42,8 @@
 #define VIRTBLK_S_UNWRITTEN	0xff
 /* A request that is not answered for this time is reported. */
 #define VIRTBLK_TIMEOUT		(30 * HZ)
+/* A device whose driver has to go, and that uses nothing for this time, is given up. */
+#define VIRTBLK_GIVE_UP		(60 * HZ)
 
 /**
  * struct virtblk_request - one request as the device sees it
@@ -95,10 +97,8 @@ enum virtblk_stage {
  * @accounted: the bios were counted as in flight for iostat
  * @on_ring: the device has it; under the queue's lock
  * @uses_reserve: its data is described by the queue's reserve
- * @error: the worst status of the stages so far
  * @start: jiffies when it was first put into the ring
  * @bios: what it carries, linked by bi_next; NULL for VIRTBLK_GET_ID
- * @waiter: who waits for VIRTBLK_GET_ID
  */
 struct virtblk_slot {
 	struct virtblk_request request;
@@ -107,10 +107,8 @@ struct virtblk_slot {
 	bool accounted;
 	bool on_ring;
 	bool uses_reserve;
-	blk_status_t error;
 	unsigned long start;
 	struct bio *bios;
-	struct virtblk_id_wait *waiter;
 };
 
 /**
@@ -124,6 +122,7 @@ struct virtblk_slot {
  * @full: request path: the hardware queue was stopped because the ring was full
  * @in_flight: requests that the device has
  * @last_reap: jiffies when somebody last looked into the used ring
+ * @last_used: jiffies when something was found there
  * @last_report: jiffies of the last report of a silent device
  * @name: for /proc/interrupts
  * @free: bio path: slots to be used
@@ -147,6 +146,7 @@ struct virtblk_queue {
 	bool full;
 	unsigned int in_flight;
 	unsigned long last_reap;
+	unsigned long last_used;
 	unsigned long last_report;
 	char name[16];
 
@@ -164,6 +164,7 @@ struct virtblk_queue {
 
 /**
  * struct virtblk - a disk
+ * @cache_mutex: held by whoever makes the cache's mode the same here and there
  * @vdev_mutex: held by whatever may run while virtblk_remove() does, to look at @vdev
  * @vdev: NULL after removal
  * @disk: lives on while somebody has it open
@@ -175,6 +176,7 @@ struct virtblk_queue {
  * @index: of the disk's name
  * @use_bio: the bio path, constant
  * @removing: the driver is being unbound
+ * @removing_since: jiffies when that began
  * @dead: the device was given up, nothing may be sent to it; under @vdev_mutex
  * @suspended: virtblk_suspend() was called and virtblk_resume() was not
  * @watching: @watch is scheduled
@@ -186,6 +188,7 @@ struct virtblk_queue {
  *	nobody polls for
  */
 struct virtblk {
+	struct mutex cache_mutex;
 	struct mutex vdev_mutex;
 	struct virtio_device *vdev;
 	struct gendisk *disk;
@@ -200,6 +203,7 @@ struct virtblk {
 	bool dead;
 	bool suspended;
 	bool watching;
+	unsigned long removing_since;
 	unsigned int seg_max;
 	unsigned int seg_bytes_max;
 	struct work_struct config_work;
