@@ -24,7 +24,7 @@ use std::time::SystemTime;
 use anyhow::Result;
 use case::{Context, Effort, Set};
 use clap::{Parser, Subcommand};
-use lab_case::outcome::exit_code;
+use lab_case::outcome::{exit_code, skip};
 use machine::Machine;
 use mode::Driver;
 use registry::Row;
@@ -47,6 +47,9 @@ enum Command {
         /// What its random numbers come from [default: the time]
         #[arg(long)]
         seed: Option<u64>,
+        /// Also if the kernel's own driver is known to fail it
+        #[arg(long)]
+        anyway: bool,
     },
     /// Compare the driver's paths and the kernel's own driver, in turn, as tables
     Bench(measure::Args),
@@ -75,7 +78,7 @@ fn main() -> ExitCode {
             }
             return ExitCode::SUCCESS;
         }
-        Command::Run { name, seed } => (name.clone(), run(&name, seed)),
+        Command::Run { name, seed, anyway } => (name.clone(), run(&name, seed, anyway)),
         Command::Bench(args) => ("bench".to_owned(), measure::run(&args)),
         Command::Icount(args) => ("icount".to_owned(), measure::icount::run(&args)),
         Command::Host { folder } => ("host".to_owned(), host::run(&folder)),
@@ -84,13 +87,16 @@ fn main() -> ExitCode {
     exit_code(&name, outcome)
 }
 
-fn run(name: &str, seed: Option<u64>) -> Result<()> {
+fn run(name: &str, seed: Option<u64>, anyway: bool) -> Result<()> {
     let Some(row) = registry::rows().find(|row| row.name() == name) else {
         anyhow::bail!("no such case: see guest-cases list");
     };
     let now = || SystemTime::UNIX_EPOCH.elapsed().map_or(1, |time| time.as_nanos() as u64);
     let seed = seed.unwrap_or_else(now);
     println!("{name}: seed {seed}");
+    if let Some(how) = cases::fails_in(row.case.name, row.mode).filter(|_| !anyway) {
+        return Err(skip(format!("the kernel's own driver fails it ({how}); --anyway runs it")));
+    }
     let machine = Machine::open()?;
     let driver = Driver::load(row.mode, &[])?;
     let effort = effort_of(&row);

@@ -120,6 +120,8 @@ pub(crate) enum Lie {
     AnswersHalf,
     /// Interrupts without reason.
     CallsAlways,
+    /// No interrupts.
+    CallsNever,
     /// Overwrites the descriptor table and the avail ring.
     ScribblesRing,
     /// Limits in the configuration that are zero.

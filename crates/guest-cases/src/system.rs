@@ -51,12 +51,43 @@ pub(crate) fn write(path: impl AsRef<Path>, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("'{text}' to {}", path.display()))
 }
 
+/// The kernel's log from a moment on.
+pub(crate) struct KernelLog {
+    mark: String,
+}
+
+impl KernelLog {
+    /// From now on.
+    pub(crate) fn mark() -> Result<Self> {
+        let mark = format!("guest-cases: mark {:?}", Instant::now());
+        // Without the end of its line nobody could read it before the next message.
+        fs::write("/dev/kmsg", format!("<6>{mark}\n")).context("/dev/kmsg")?;
+        Ok(Self { mark })
+    }
+
+    /// Its lines so far.
+    pub(crate) fn lines(&self) -> Result<String> {
+        let log = run("dmesg", &[])?;
+        let at = log.rfind(&self.mark).context("the kernel's log has lost its mark")?;
+        Ok(log[at + self.mark.len()..].to_owned())
+    }
+
+    /// Waits for a line with these words; returns whether it came in time.
+    pub(crate) fn wait_for(&self, words: &str, limit: Duration) -> Result<bool> {
+        let end = Instant::now() + limit;
+        while !self.lines()?.contains(words) {
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        Ok(true)
+    }
+}
+
 /// The lines that the kernel's log gets while `during` runs.
 pub(crate) fn kernel_log<T>(during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
-    let mark = format!("guest-cases: mark {:?}", Instant::now());
-    fs::write("/dev/kmsg", format!("<6>{mark}")).context("/dev/kmsg")?;
+    let log = KernelLog::mark()?;
     let result = during()?;
-    let log = run("dmesg", &[])?;
-    let at = log.rfind(&mark).context("the kernel's log has lost its mark")?;
-    Ok((result, log[at + mark.len()..].to_owned()))
+    Ok((result, log.lines()?))
 }

@@ -11,7 +11,7 @@ use crate::case::{Case, Context};
 use crate::load::{Errors, Load};
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
-use crate::system::{LIMIT, wait_for};
+use crate::system::{LIMIT, wait_for, write};
 
 pub(crate) const CASES: &[Case] = &[
     Case {
@@ -29,6 +29,14 @@ pub(crate) const CASES: &[Case] = &[
         has_long: true,
         about: "the cache is switched between write-back and write-through under load",
         run: cache_type,
+    },
+    Case {
+        name: "guest-cache-type-raced",
+        short: &[],
+        modes: Mode::OURS,
+        has_long: false,
+        about: "the cache is switched by two at a time, and the disk resized: device and block layer agree after",
+        run: cache_type_raced,
     },
 ];
 
@@ -98,5 +106,31 @@ fn cache_type(context: &Context) -> Result<()> {
     }
     let refused = disk.set("cache_type", "write nothing");
     ensure!(refused.is_err(), "a cache type that there is not was accepted");
+    load.finish().map(drop)
+}
+
+/// How often each of two switches the cache before they are compared.
+const SWITCHES: u32 = 20;
+
+fn cache_type_raced(context: &Context) -> Result<()> {
+    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let load = Load::start(&disk.path()?, LOAD_BYTES, 2, Errors::Fail, context.seed)?;
+    let path = disk.sysfs()?.join("cache_type");
+    let switch = |from: u32| {
+        let modes = ["write through", "write back"];
+        (from..from + SWITCHES).try_for_each(|n| write(&path, modes[n as usize % 2]))
+    };
+    for round in 0..context.effort.rounds {
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| switch(1));
+            // A change of the configuration makes the driver look at the cache's mode as well.
+            disk.resize((33 + u64::from(round)) << 20)?;
+            switch(0)?;
+            other.join().expect("no panic")
+        })?;
+        let (device, queue) = (disk.attribute("cache_type")?, disk.attribute("queue/write_cache")?);
+        ensure!(device == queue, "the device has {device}, the block layer {queue}: round {round}");
+        load.wait_for(10)?;
+    }
     load.finish().map(drop)
 }

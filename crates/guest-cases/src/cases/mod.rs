@@ -17,6 +17,19 @@ mod stacked;
 pub(crate) mod swap;
 
 use crate::case::Case;
+use crate::mode::Mode;
+
+/// What the kernel's own driver fails, and how. It would take the machine along each time.
+const IN_TREE_FAILS: &[(&str, &str)] = &[(
+    "guest-surprise",
+    "Linux 6.12: the removal waits for ever for requests that the device had when it vanished",
+)];
+
+/// Why a case is not to be run in a mode.
+pub(crate) fn fails_in(name: &str, mode: Mode) -> Option<&'static str> {
+    let of_case = IN_TREE_FAILS.iter().find(|(case, _)| *case == name && mode.is_in_tree());
+    of_case.map(|(_, how)| *how)
+}
 
 /// All of them.
 pub(crate) const ALL: &[&[Case]] = &[

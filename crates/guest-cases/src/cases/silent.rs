@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A device that does not answer for a while.
+//! A device that does not answer for a while, or answers without an interrupt.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use lab_case::system::run;
 
 use crate::case::{Case, Context};
 use crate::load::{Errors, Load};
@@ -12,7 +11,7 @@ use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
 use crate::protocol::Lie;
-use crate::system::kernel_log;
+use crate::system::KernelLog;
 
 pub(crate) const CASES: &[Case] = &[
     Case {
@@ -31,10 +30,21 @@ pub(crate) const CASES: &[Case] = &[
         about: "the driver leaves a device that answers neither reads nor the question for its serial number",
         run: silent_serial,
     },
+    Case {
+        name: "guest-lost-interrupts",
+        short: &[],
+        modes: &[Mode::Request, Mode::Bio],
+        has_long: false,
+        about: "requests whose interrupt does not come are ended and reported, also while the driver goes",
+        run: lost_interrupts,
+    },
 ];
 
-/// What the driver says of it.
+/// What the driver says of a device that gives no answers, of one that gives no interrupts, and of
+/// one that it does not wait for any more.
 const REPORT: &str = "no answer to request";
+const LOST: &str = "interrupt is late or lost";
+const GIVEN_UP: &str = "the device is given up";
 
 const REPORT_LIMIT: Duration = Duration::from_secs(75);
 
@@ -78,17 +88,30 @@ fn silent(context: &Context) -> Result<()> {
     let disk = Disk::plug(&context.machine, &Plug::of(Backing::Daemon { bytes: 64 << 20, args }))?;
     let load = Load::start(&disk.path()?, 64 << 20, 3, Errors::Fail, context.seed)?;
     load.wait_for(50)?;
-    let (reported, log) = kernel_log(|| {
-        disk.signal("STOP")?;
-        let end = Instant::now() + REPORT_LIMIT;
-        while Instant::now() < end && !run("dmesg", &[])?.contains(REPORT) {
-            std::thread::sleep(Duration::from_secs(1));
-        }
-        disk.signal("CONT")?;
-        Ok(Instant::now() < end)
-    })?;
+    let log = KernelLog::mark()?;
+    disk.signal("STOP")?;
+    let reported = log.wait_for(REPORT, REPORT_LIMIT);
+    disk.signal("CONT")?;
     load.wait_for(50)?;
     load.finish()?;
-    ensure!(reported && log.contains(REPORT), "nobody said that the device does not answer: {log}");
+    ensure!(reported?, "nobody said that the device does not answer: {}", log.lines()?);
+    Ok(())
+}
+
+fn lost_interrupts(context: &Context) -> Result<()> {
+    let backing = Backing::Liar { lie: Lie::CallsNever, after: ANSWERED, seed: context.seed };
+    let disk = Disk::plug(&context.machine, &Plug::of(backing).queues(4))?;
+    let log = KernelLog::mark()?;
+    // What it reads is random.
+    let load = Load::start(&disk.path()?, 8 << 20, 3, Errors::Careless, context.seed)?;
+    let reported = log.wait_for(LOST, REPORT_LIMIT)?;
+    disk.unbind()?;
+    let ended = load.finish()?;
+    let log = log.lines()?;
+    println!("{} went well, {} did not", ended.operations, ended.errors);
+    ensure!(reported, "nobody said that interrupts are lost: {log}");
+    for wrong in [REPORT, GIVEN_UP] {
+        ensure!(!log.contains(wrong), "a device that answers is taken for a silent one: {log}");
+    }
     Ok(())
 }

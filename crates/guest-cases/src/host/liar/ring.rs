@@ -164,7 +164,8 @@ impl Ring {
                 self.manner.count();
                 self.answer(head)?;
             }
-            if steps > 0 || self.lie == Lie::CallsAlways {
+            let asked = steps > 0 && self.lie != Lie::CallsNever;
+            if asked || self.lie == Lie::CallsAlways {
                 self.call();
             }
         }
