@@ -166,7 +166,7 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 	struct vhost_virtqueue *vq = &q->vq;
 	struct llist_node *list = finished(q);
 	struct vhost_blk_req *req;
-	unsigned int n = 0;
+	unsigned int n = 0, ended;
 	u32 written;
 
 	if (!list)
@@ -192,9 +192,11 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 	notify(q);
 	trace_vhost_blk_notify(q, n);
 
+	ended = forget_all(list);
 	q->stats.completed += n;
+	q->stats.dropped += ended - n;
 	q->stats.calls++;
-	return forget_all(list);
+	return ended;
 }
 
 /**

@@ -50,6 +50,12 @@ static void write_wce(struct virtblk *blk, bool write_back)
 	virtio_cwrite8(blk->vdev, offsetof(struct virtio_blk_config, wce), write_back);
 }
 
+static void queue_config_work(struct virtblk *blk)
+{
+	if (!READ_ONCE(blk->removing))
+		queue_work(virtblk_wq, &blk->config_work);
+}
+
 static int set_cache(struct virtblk *blk, bool write_back)
 {
 	int err;
@@ -91,6 +97,8 @@ int virtblk_set_cache(struct virtblk *blk, bool write_back)
 		return -EINTR;
 	err = set_cache(blk, write_back);
 	mutex_unlock(&blk->cache_mutex);
+	/* It may have come meanwhile, and left the mode alone. */
+	queue_config_work(blk);
 	return err;
 }
 
@@ -163,20 +171,22 @@ void virtblk_update_capacity(struct virtblk *blk, bool resize)
 void virtblk_config_work(struct work_struct *work)
 {
 	struct virtblk *blk = container_of(work, struct virtblk, config_work);
+	/* Not waited for: whoever holds it waits for requests, and the removal for this work. */
+	bool ours = mutex_trylock(&blk->cache_mutex);
 	bool cache, changed = false;
 
-	mutex_lock(&blk->cache_mutex);
 	mutex_lock(&blk->vdev_mutex);
 	if (blk->vdev && !blk->dead && !blk->suspended && !READ_ONCE(blk->removing)) {
 		virtblk_update_capacity(blk, true);
 		cache = virtblk_has_cache(blk->vdev);
-		changed = cache != expects_cache(blk);
+		changed = ours && cache != expects_cache(blk);
 	}
 	mutex_unlock(&blk->vdev_mutex);
 	/* Without that mutex: it waits for requests, which may have to be given up. */
 	if (unlikely(changed))
 		follow_cache(blk, cache);
-	mutex_unlock(&blk->cache_mutex);
+	if (ours)
+		mutex_unlock(&blk->cache_mutex);
 }
 
 /**
@@ -187,8 +197,5 @@ void virtblk_config_work(struct work_struct *work)
  */
 void virtblk_config_changed(struct virtio_device *vdev)
 {
-	struct virtblk *blk = vdev->priv;
-
-	if (!READ_ONCE(blk->removing))
-		queue_work(virtblk_wq, &blk->config_work);
+	queue_config_work(vdev->priv);
 }
