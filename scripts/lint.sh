@@ -36,6 +36,11 @@ file_length() {
         awk '$2 != "total" && $1 > 500 { print $2 ": " $1 " lines; split it"; long = 1 } END { exit long }'
 }
 
+# `make test` counts the lines `SKIP: reason` that libtest has captured, and no others.
+skips_are_counted() {
+    ! git grep -nE '"SKIP[^:]|(stderr|eprint|dbg).*SKIP' -- crates
+}
+
 check cargo fmt --all --check
 check cargo clippy --workspace --all-targets -- -D warnings
 check cargo fmt --manifest-path fuzz/Cargo.toml --check
@@ -43,6 +48,7 @@ check cargo clippy --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 check shell_syntax
 check file_length
+check skips_are_counted
 check scripts/kernel/lint.sh
 check scripts/check-docs.sh
 if cargo deny --version >/dev/null 2>&1; then

@@ -59,12 +59,12 @@ sum_of() { awk -v word="$1" '/^test result: / {
     for (i = 2; i <= NF; i++) if ($i ~ "^" word) sum += $(i - 1)
 } END { print sum + 0 }' "$work/log"; }
 
-# One line for each passed test that said why it did nothing.
-skips_of_passed_tests() { awk '
+# said_by_passed_tests WORD: one line for each passed test that printed `WORD: reason`.
+said_by_passed_tests() { awk -v word="$1: " '
     /^successes:$/ { in_passed = 1 }
     /^failures:$/ { in_passed = 0 }
     /^---- .* stdout ----$/ { name = $2; seen = 0 }
-    /^SKIP: / && in_passed && !seen { seen = 1; print "SKIP: " name ": " substr($0, 7) }
+    index($0, word) == 1 && in_passed && !seen { seen = 1; print word name ": " substr($0, length(word) + 1) }
 ' "$work/log"; }
 
 # What each failed test said when it panicked, in few lines, one `FAILED: ` line for each.
@@ -78,18 +78,20 @@ reasons_of_failed_tests() { awk '
 ' "$work/log"; }
 
 # The tests of cargo: the counts are libtest's own, but a passed test that printed `SKIP: reason`
-# counts as skipped.
+# counts as skipped. One that printed `PARTLY SKIPPED: reason` did the rest and counts as passed;
+# what it left out is told with the skips.
 cargo_tests() {
     title "cargo test --workspace"
     { cargo test --workspace --no-fail-fast -- --show-output </dev/null 2>&1; echo $? >"$work/code"; } |
         tee "$work/log" |
-        grep --line-buffered -E '^ *(Compiling|Running|Doc-tests) |^test |^error|SKIP: |panicked at'
+        grep --line-buffered -E '^ *(Compiling|Running|Doc-tests) |^test |^error|^(PARTLY )?SKIP(PED)?: |panicked at'
     code=$(cat "$work/code")
-    skips_of_passed_tests >"$work/said-skip"
+    said_by_passed_tests SKIP >"$work/said-skip"
     said_skip=$(wc -l <"$work/said-skip")
     ignored=$(sum_of ignored)
     bad=$(sum_of failed)
     cat "$work/said-skip" >>"$work/skips"
+    said_by_passed_tests "PARTLY SKIPPED" >>"$work/skips"
     sed -n 's/^test \(.*\) \.\.\. ignored\(.*\)/SKIP: \1\2/p' "$work/log" >>"$work/skips"
     sed -n 's/^test \(.*\) \.\.\. FAILED$/FAILED: \1/p' "$work/log" >>"$work/failures"
     reasons_of_failed_tests >>"$work/failures"

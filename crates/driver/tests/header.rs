@@ -166,11 +166,15 @@ fn codes_sizes_and_offsets_are_those_of_the_headers() {
     let workers = worker_values();
     let answers = answers_of(&program(&always, &workers));
     assert_eq!(answers.len(), always.len() + workers.len());
+    let mut absent = Vec::new();
     for ((name, ours), theirs) in always.iter().chain(&workers).zip(&answers) {
         if theirs == "absent" {
-            println!("SKIP: {name} is not in this system's linux/vhost.h");
+            absent.push(*name);
             continue;
         }
         assert_eq!(&ours.to_string(), theirs, "{name}");
+    }
+    if !absent.is_empty() {
+        println!("PARTLY SKIPPED: this system's linux/vhost.h has no {}", absent.join(", "));
     }
 }

@@ -43,9 +43,9 @@ fn run(env: &Env, disk: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let mut failed = Vec::new();
     for program in &programs {
         println!("== {} on {}", program.display(), disk.display());
-        // One test at a time, as all use the same disk.
+        // One test at a time, as all use the same disk; what a passed test skipped is in its output.
         let status = Command::new(program)
-            .arg("--test-threads=1")
+            .args(["--test-threads=1", "--show-output"])
             .env("VHOST_BLK_TEST_PLANE", "kernel")
             .env("VHOST_BLK_TEST_DISK", disk)
             .env("VHOST_BLK_TEST_PROGRAM", env.bin.join("vhost-blk"))

@@ -33,6 +33,14 @@ pub fn skip_on_kernel(why: &str) -> bool {
     is_kernel()
 }
 
+/// As [`skip_on_kernel`], for a part of a test. The rest of it runs, so that it counts as passed.
+pub fn skip_part_on_kernel(why: &str) -> bool {
+    if is_kernel() {
+        println!("PARTLY SKIPPED: on the kernel's data plane {why}");
+    }
+    is_kernel()
+}
+
 /// Whether there is a kernel to move queues to.
 pub fn kernel_is_there() -> bool {
     std::path::Path::new(data_plane::DEVICE_PATH).exists()
