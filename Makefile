@@ -32,7 +32,7 @@ lab: programs ## All cases of the kernel modules, in VMs with three kernels [KER
 	@scripts/suite.sh
 	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,full,nested,guest,guest-full) $(ARGS)
 
-test: ## All tests; the last line counts them
+test: ## All tests but the longer sets of the lab; the last line counts them
 	@scripts/test.sh
 
 bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKET"]

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Every test of the project, from a clean checkout, without anyone to ask. The last line of the
-# output is `N passed, N failed, N skipped`, summed over all stages; the exit code is 0 only if
-# nothing failed.
+# Every test of the project but the lab's sets full, nested and guest-full (`make lab` runs them),
+# from a clean checkout, without anyone to ask. The last line of the output is `N passed, N failed,
+# N skipped`, summed over all stages; the exit code is 0 only if nothing failed.
 
 set -u
 cd "$(dirname "$0")/.." || exit 1
