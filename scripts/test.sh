@@ -117,13 +117,14 @@ formatting() {
 
 # lab NAME ARGUMENT...: cases in host VMs; each counts by itself.
 lab_cases() {
-    title "$1"
+    name=$1
+    title "$name"
     shift
     { cargo run --quiet --release -p lab -- run "$@" </dev/null 2>&1; echo $? >"$work/code"; } |
         tee "$work/log"
     counts=$(grep -xE '[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped' "$work/log" | tail -n 1)
     if [ -z "$counts" ]; then
-        fail "lab run $* ended with code $(cat "$work/code")"
+        fail "$name ended with code $(cat "$work/code")"
         return
     fi
     # shellcheck disable=SC2086
@@ -131,6 +132,9 @@ lab_cases() {
     passed=$((passed + $1))
     failed=$((failed + $3))
     skipped=$((skipped + $5))
+    if [ "$(cat "$work/code")" -ne 0 ] && [ "$3" -eq 0 ]; then
+        fail "$name ended with code $(cat "$work/code"), though no case failed"
+    fi
     grep '^SKIP: ' "$work/log" >>"$work/skips"
     sed -n 's/^FAILED  */FAILED: /p' "$work/log" >>"$work/failures"
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The cases: programs tell them by `PROGRAM list`, a line for each: name, set, description.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +12,13 @@ use crate::vm::machine::{GUEST_PROGRAM, Machine};
 
 /// Programs that have cases, in the order in which they run.
 const PROGRAMS: [&str; 3] = ["torture", "nested", GUEST_PROGRAM];
+
+/// What cases run besides their own program.
+const DAEMON: &str = "vhost-blk";
+
+/// Makes everything that lies beside the lab.
+const BUILD: &str =
+    "cargo build --release -p vhost-blk -p torture -p nested -p bench -p guest-cases";
 
 /// When a case is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -70,15 +77,15 @@ pub struct Case {
     pub command: String,
 }
 
-/// All cases: the lab's own first, then those of the programs that lie beside the lab's.
+/// All cases: the lab's own first, then those of the programs that lie beside the lab's. None of
+/// them may be missing, or its cases would be, too.
 pub fn all(programs_dir: &Path) -> Result<Vec<Case>> {
     let mut cases = own();
+    built(programs_dir, DAEMON)?;
     for program in PROGRAMS {
-        let path = programs_dir.join(program);
-        if path.exists() {
-            let list = run_to_end(&[&path.to_string_lossy(), "list"])?;
-            cases.extend(parse(program, &list)?);
-        }
+        let path = built(programs_dir, program)?;
+        let list = run_to_end(&[&path.to_string_lossy(), "list"])?;
+        cases.extend(parse(program, &list)?);
     }
     for (index, case) in cases.iter().enumerate() {
         if cases[..index].iter().any(|other| other.name == case.name) {
@@ -86,6 +93,15 @@ pub fn all(programs_dir: &Path) -> Result<Vec<Case>> {
         }
     }
     Ok(cases)
+}
+
+/// The path of a program that has been built beside the lab.
+fn built(programs_dir: &Path, program: &str) -> Result<PathBuf> {
+    let path = programs_dir.join(program);
+    if !path.exists() {
+        bail!("{} is missing: {BUILD}", path.display());
+    }
+    Ok(path)
 }
 
 /// What needs nothing but the module.
@@ -157,6 +173,17 @@ mod tests {
         assert!(parse("torture", "a\tsometimes\tdoes it\n").is_err());
         assert!(parse("torture", "a;b\tgating\tdoes it\n").is_err());
         assert!(parse("torture", "a\tgating\n").is_err());
+    }
+
+    #[test]
+    fn a_program_that_was_not_built_is_named_with_the_line_that_builds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(DAEMON), "").unwrap();
+        let why = all(dir.path()).unwrap_err().to_string();
+        assert!(why.contains("/torture is missing: cargo build --release "), "{why}");
+        for program in PROGRAMS {
+            assert!(why.contains(&format!("-p {program}")), "{why}");
+        }
     }
 
     #[test]

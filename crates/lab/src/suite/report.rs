@@ -59,9 +59,10 @@ pub fn closing_line(outcomes: &[Outcome]) -> String {
     )
 }
 
-/// Whether none failed.
+/// Whether there are any and none failed.
 pub fn is_good(outcomes: &[Outcome]) -> bool {
-    !outcomes.iter().any(|outcome| matches!(outcome.verdict, Verdict::Failed(_)))
+    let failed = |outcome: &Outcome| matches!(outcome.verdict, Verdict::Failed(_));
+    !outcomes.is_empty() && !outcomes.iter().any(failed)
 }
 
 /// Writes the outcomes as JUnit XML, a suite for each kernel.
@@ -125,6 +126,11 @@ mod tests {
         assert_eq!(closing_line(&outcomes()), "1 passed, 1 failed, 1 skipped");
         assert!(!is_good(&outcomes()));
         assert!(is_good(&outcomes()[..1]));
+    }
+
+    #[test]
+    fn a_run_without_cases_is_not_good() {
+        assert!(!is_good(&[]));
     }
 
     #[test]
