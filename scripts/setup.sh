@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the Debian packages that the make targets need, and nothing that is there already.
+# Installs the Debian packages that the make targets need, and nothing that is there already. Rust it
+# does not install: Debian's is older than what is needed.
 #
 #   scripts/setup.sh [SET...]     (no argument: all of them)
 #
@@ -88,7 +89,16 @@ check_machine() {
     esac
 }
 
+need_cargo() {
+    command -v cargo >/dev/null 2>&1 || [ -x "$HOME/.cargo/bin/cargo" ] ||
+        die "cargo is not there: install Rust $(rust_version) or newer (https://rustup.rs), then run this again"
+}
+
+# As Cargo.toml has it.
+rust_version() { sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$(dirname "$0")/../Cargo.toml"; }
+
 main() {
+    need_cargo
     [ $# -gt 0 ] || set -- build run modules lab test bench
     needs=
     for set_name in "$@"; do
@@ -115,8 +125,6 @@ main() {
         left=$(missing_packages "$needs" | tr '\n' ' ')
         [ -z "$left" ] || die "still missing after the installation: $left"
     fi
-    command -v cargo >/dev/null 2>&1 || [ -x "$HOME/.cargo/bin/cargo" ] ||
-        die "cargo is not there: install Rust (rustup, stable tool chain), then run this again"
     say "ready ($*)"
 }
 
