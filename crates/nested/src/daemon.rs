@@ -78,7 +78,7 @@ impl Daemon {
             format!("--blk-file={}", disk.display()),
             format!("--serial={serial}"),
             format!("--data-plane={}", plane.name()),
-            // QEMU 10 lets the driver choose rings larger than its own queue-size.
+            // As large as the device's, see `qemu_args`.
             "--queue-size=1024".to_owned(),
         ];
         args.extend(more.iter().map(|&arg| arg.to_owned()));

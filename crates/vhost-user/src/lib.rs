@@ -129,3 +129,14 @@ impl Device {
         outcome
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_leaves_room_for_header_and_status_in_a_small_ring() {
+        let queue_sizes = [2, 4, 64, 128, 256, 32768];
+        assert_eq!(queue_sizes.map(seg_max), [1, 2, 62, 126, 126, 126]);
+    }
+}
