@@ -130,6 +130,38 @@ check_crates() {
     done
 }
 
+# In both lists of crates none stands above one that it uses (tests may use any).
+check_order() {
+    sed -n 's/^\* \*\*\([a-z-]*\)\*\*:.*/\1/p' ARCHITECTURE.md >"$work/listed"
+    order_of ARCHITECTURE.md
+    sed -n 's|^[a-z-]* = { path = "crates/\(.*\)" }$|\1|p' Cargo.toml >"$work/listed"
+    order_of Cargo.toml
+}
+
+order_of() {
+    : >"$work/above"
+    while read -r crate; do
+        dependencies_of "$crate" | while read -r used; do
+            [ ! -d "crates/$used" ] || grep -qxF "$used" "$work/above" ||
+                wrong "$1: $crate stands above $used, which it uses"
+        done
+        echo "$crate" >>"$work/above"
+    done <"$work/listed"
+    [ -s "$work/above" ] || wrong "$1: no list of crates was recognized"
+}
+
+dependencies_of() {
+    awk '/^\[/ { here = ($0 == "[dependencies]"); next } here && /^[a-z]/ { sub(/[. =].*/, ""); print }' \
+        "crates/$1/Cargo.toml"
+}
+
+# Every decision is in ARCHITECTURE.md.
+check_decisions() {
+    for decision in docs/decisions/0*.md; do
+        grep -qF "]($decision)" ARCHITECTURE.md || wrong "ARCHITECTURE.md: no link to $decision"
+    done
+}
+
 # Rows `| ... | `NAME` | `VALUE` | `FILE` |` against `const NAME: TYPE = VALUE;`.
 check_bounds() {
     rows=0
@@ -229,6 +261,8 @@ while read -r document; do
     done
 done <"$work/documents"
 check_crates
+check_order
+check_decisions
 check_bounds
 check_kernel_bounds
 check_protocol
