@@ -18,6 +18,10 @@ use std::sync::atomic::Ordering::Relaxed;
 const DEBUGFS: &str = "/sys/kernel/debug";
 /// Requests on each queue while faults are injected.
 const STEPS: u64 = 60;
+/// How often as many more are waited for while no fault was injected.
+const ROUNDS_MAX: u32 = 20;
+/// Faults that may be injected: more than ever are. The kernel counts down what is left.
+const TIMES: i64 = 1_000_000_000;
 
 /// A fault that is switched on until dropped.
 struct Fault(PathBuf);
@@ -30,7 +34,7 @@ impl Fault {
             return Err(skip(format!("this kernel has no {name}")));
         }
         let fault = Self(folder);
-        for (file, value) in [("verbose", "0"), ("times", "-1"), ("interval", "1")] {
+        for (file, value) in [("verbose", "0"), ("times", &TIMES.to_string()), ("interval", "1")] {
             fault.set(file, value)?;
         }
         for (file, value) in more {
@@ -43,6 +47,13 @@ impl Fault {
     fn set(&self, file: &str, value: &str) -> Result<()> {
         let path = self.0.join(file);
         std::fs::write(&path, value).with_context(|| path.display().to_string())
+    }
+
+    /// Faults that were injected since it was switched on.
+    fn injected(&self) -> Result<i64> {
+        let path = self.0.join("times");
+        let left = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        Ok(TIMES - left.trim().parse::<i64>().context("what is left of the faults")?)
     }
 }
 
@@ -106,7 +117,8 @@ pub(crate) fn bios_fail(env: &Env, setup: Setup) -> Result<()> {
     Ok(())
 }
 
-/// Memory that the workers ask for is refused.
+/// Memory that the workers ask for is refused. They ask for vectors of requests that touch more
+/// than 16 pages, and for pages where a buffer is not aligned; the load has plenty of both.
 pub(crate) fn memory_fails(env: &Env, setup: Setup, which: &'static str) -> Result<()> {
     let (disk, _) = null_blk(NullBlkOptions::default())?;
     let more: &[(&str, &str)] = match which {
@@ -123,7 +135,8 @@ pub(crate) fn memory_fails(env: &Env, setup: Setup, which: &'static str) -> Resu
     Ok(())
 }
 
-/// Loads the disk, first with faults, then without.
+/// Loads the disk, first with faults, of which there must be some, then without. Returns how many
+/// requests failed.
 fn loaded(
     env: &Env,
     disk: &crate::fixture::Disk,
@@ -139,7 +152,15 @@ fn loaded(
         let allow = |yes| specs.iter().for_each(|spec| spec.errors_allowed.store(yes, Relaxed));
         allow(true);
         let fault = inject()?;
-        handles.wait_for_progress(env.rounds(STEPS)).context("with faults")?;
+        for _ in 0..ROUNDS_MAX {
+            handles.wait_for_progress(env.rounds(STEPS)).context("with faults")?;
+            if fault.injected()? > 0 {
+                break;
+            }
+        }
+        let injected = fault.injected()?;
+        println!("{injected} faults were injected");
+        ensure!(injected > 0, "no fault was injected");
         drop(fault);
         handles.wait_for_progress(10).context("after the faults")?;
         allow(false);
@@ -168,7 +189,7 @@ pub(crate) fn set_up_fails(env: &Env, rounds: u64) -> Result<()> {
                 Err(_) => refused += 1,
             }
         }
-        drop(fault);
+        println!("{} faults were injected", fault.injected()?);
     }
     println!("{up} devices came up, {refused} did not");
     ensure!(refused > 0, "no set-up has failed");
