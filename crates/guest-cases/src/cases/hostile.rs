@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow, ensure};
 
 use crate::case::{Case, Context};
-use crate::load::{Errors, Load};
+use crate::load::{Errors, Load, Summary};
 use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug, Way};
 use crate::mode::Mode;
@@ -65,38 +65,51 @@ const CONFIG: &[Lie] = &[Lie::ConfigZero, Lie::ConfigHuge, Lie::ConfigRandom, Li
 /// How long a disk is used.
 const USE: Duration = Duration::from_millis(700);
 
-/// Every lie, and the disk goes in one way and in the other.
+/// Every lie, and the disk goes in one way and in the other. Where a device begins with the truth,
+/// at least one disk must have been used.
 fn each(context: &Context, lies: &[Lie], after: u32) -> Result<()> {
+    let mut used = 0;
     for round in 0..(context.effort.rounds / 10).max(1) {
         for (index, &lie) in lies.iter().enumerate() {
             let way =
                 if (index as u32 + round).is_multiple_of(2) { Way::Orderly } else { Way::Surprise };
             let seed = context.seed.wrapping_add(u64::from(round));
             println!("{lie:?}, {way:?}");
-            one(context, lie, after, seed, way).with_context(|| format!("{lie:?}, seed {seed}"))?;
+            used += one(context, lie, after, seed, way)
+                .with_context(|| format!("{lie:?}, seed {seed}"))?;
         }
     }
+    ensure!(after == 0 || used > 0, "no disk was used, whatever the device did");
     Ok(())
 }
 
-fn one(context: &Context, lie: Lie, after: u32, seed: u64, way: Way) -> Result<()> {
+/// One disk. Returns how many reads, writes and flushes were tried on it.
+fn one(context: &Context, lie: Lie, after: u32, seed: u64, way: Way) -> Result<u64> {
     let plug = Plug::of(Backing::Liar { lie, after, seed });
     let disk = Disk::plug_device(&context.machine, &plug)?;
     std::thread::sleep(USE);
     // A driver may have refused it.
     let size = disk.bytes().unwrap_or(0).min(16 << 20);
     let load = match disk.path() {
-        Ok(path) if size >= 8 << 20 => Load::start(&path, size, 4, Errors::Careless, seed).ok(),
-        _ => None,
+        Ok(path) if size >= 8 << 20 => Load::start(&path, size, 4, Errors::Careless, seed),
+        Ok(_) => Err(anyhow!("it has {size} bytes only")),
+        Err(why) => Err(why),
     };
-    if load.is_none() {
-        println!("  no I/O: {size} bytes");
+    if let (Lie::Nothing, Ok(load)) = (lie, &load) {
+        load.wait_for(1).context("a device that tells the truth")?;
     }
     std::thread::sleep(USE);
     let gone = disk.unplug(way);
-    if let Some(load) = load {
-        let summary = load.finish()?;
-        println!("  {} went well, {} did not", summary.operations, summary.errors);
-    }
-    gone
+    let tried = match load {
+        Ok(load) => {
+            let Summary { operations, errors } = load.finish()?;
+            println!("  {operations} went well, {errors} did not");
+            operations + errors
+        }
+        Err(why) => {
+            println!("  no I/O: {why:#}");
+            0
+        }
+    };
+    gone.map(|()| tried)
 }
