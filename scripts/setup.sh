@@ -91,7 +91,7 @@ check_machine() {
 
 need_cargo() {
     command -v cargo >/dev/null 2>&1 || [ -x "$HOME/.cargo/bin/cargo" ] ||
-        die "cargo is not there: install Rust $(rust_version) or newer (https://rustup.rs), then run this again"
+        die "cargo is not there: install Rust $(rust_version) or newer (by rustup), then run this again"
 }
 
 # As Cargo.toml has it.
