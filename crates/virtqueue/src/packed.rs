@@ -121,6 +121,7 @@ impl PackedQueue {
             return false;
         }
         let offset = usize::from(at.offset) * 16 + FLAGS_OFFSET;
+        // Acquire pairs with the release in `publish` of whoever ran the queue before.
         let flags = self.desc.load_u16(offset, Ordering::Acquire);
         (flags & DESC_F_USED != 0) == at.wrap
     }
@@ -169,6 +170,7 @@ impl PackedQueue {
         match self.unpublished {
             // The first entry of a batch is held back, and the driver stops at it.
             None => self.unpublished = Some((offset, flags)),
+            // Release pairs with the driver's acquire of each entry's flags: it sees id and length.
             Some(_) => self.desc.store_u16(at + FLAGS_OFFSET, flags, Ordering::Release),
         }
         if let Some(log) = &self.log {
@@ -198,8 +200,9 @@ impl PackedQueue {
             return false;
         }
         // Pairs with the driver's fence between writing its event suppression structure and its
-        // last look at the ring.
+        // last look at the ring: one of the two sees the other's store.
         fence(Ordering::SeqCst);
+        // Acquire pairs with the driver's release of these flags after the position they go with.
         match self.driver.load_u16(EVENT_FLAGS_OFFSET, Ordering::Acquire) & 3 {
             EVENT_DISABLE => false,
             EVENT_DESC if self.event_idx && used < u32::from(self.size) => {
@@ -221,6 +224,7 @@ impl PackedQueue {
     pub(crate) fn arm(&mut self) {
         let flags = if self.event_idx { EVENT_DESC } else { EVENT_ENABLE };
         self.device.store_u16(0, self.next_avail.bits(), Ordering::Relaxed);
+        // Release pairs with the driver's acquire of these flags: it sees the position.
         self.device.store_u16(EVENT_FLAGS_OFFSET, flags, Ordering::Release);
         self.mark_device_area();
         // Pairs with the driver's fence between publishing its flags and reading this structure:

@@ -279,6 +279,7 @@ fn start_split(setup: &QueueSetup) -> Result<SplitQueue, QueueError> {
     let bytes = split::used_ring_bytes(size);
     let used = area(setup, "used ring", setup.used_addr, bytes, split::USED_ALIGN)?;
     let next_avail = u16::try_from(setup.base).map_err(|_| QueueError::Base(setup.base))?;
+    // Acquire pairs with the release in `publish` of whoever ran the queue before.
     let next_used = used.load_u16(split::IDX_OFFSET, Ordering::Acquire);
     let used_log_addr = setup.used_log_addr.unwrap_or(used.guest_addr(0));
     Ok(SplitQueue {

@@ -6,6 +6,9 @@
 //! The front-end can write here too: what is read back, once, when a queue is opened, is checked
 //! like a ring is. While a queue runs nothing is read; what the data plane needs to know of its
 //! own doings, it keeps for itself.
+//!
+//! The release fences order the stores for one reader: the daemon that comes after this one died.
+//! Its loads need no fence, as it maps the region only after that.
 
 mod packed;
 mod part;

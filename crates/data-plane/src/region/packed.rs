@@ -193,7 +193,8 @@ impl PackedPart {
         self.part.store_u16(entry(head) + LAST_AT, last);
         self.part.store_u64(entry(head) + COUNTER_AT, self.counter);
         self.counter = self.counter.wrapping_add(1);
-        fence(Ordering::Release); // the copy is whole before it counts
+        // For the next daemon: the copy is whole before it counts.
+        fence(Ordering::Release);
         self.part.store_u8(entry(head) + INFLIGHT_AT, 1);
         self.part.store_u16(FREE_HEAD_AT, self.free_head);
         self.part.store_u16(OLD_FREE_HEAD_AT, self.free_head);
@@ -227,6 +228,7 @@ impl PackedPart {
         }
         self.part.store_u16(FREE_HEAD_AT, self.free_head);
         self.store_used(used_index, USED_IDX_AT, USED_WRAP_AT);
+        // For the next daemon: where the ring has the batch, this has it, too.
         fence(Ordering::Release);
     }
 
@@ -234,6 +236,7 @@ impl PackedPart {
         if self.batch.is_empty() {
             return;
         }
+        // For the next daemon: where entries are cleared, the ring has the batch.
         fence(Ordering::Release);
         for Taken { head, .. } in self.batch.drain(..) {
             self.part.store_u8(entry(head) + INFLIGHT_AT, 0);

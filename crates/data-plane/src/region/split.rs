@@ -64,7 +64,8 @@ impl SplitPart {
         }
         part.store_u16(DESC_NUM_AT, size);
         part.store_u16(USED_IDX_AT, used_index);
-        fence(Ordering::Release); // from here on no batch is unfinished
+        // For the next daemon, should this one die here: with this index no batch is unfinished.
+        fence(Ordering::Release);
         part.store_u16(LAST_BATCH_HEAD_AT, 0);
         part.store_u16(VERSION_AT, VERSION);
         let last = left.last().map(|head| part.load_u64(entry(*head) + COUNTER_AT));
@@ -88,8 +89,8 @@ impl SplitPart {
         self.batch.push(head);
     }
 
-    /// Release: the used ring's index is visible before the entries are cleared, and they before
-    /// `used_idx` says so; a later daemon tells by it whether the last batch was cleared.
+    /// For the next daemon: the used ring's index is there before the entries are cleared, and they
+    /// are before `used_idx` says so; it tells by it whether the last batch was cleared.
     #[inline]
     pub(super) fn published(&mut self, used_index: u16) {
         if self.batch.is_empty() {
