@@ -6,6 +6,8 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
 failed=0
 check() {
     echo "== $*"
@@ -41,6 +43,16 @@ skips_are_counted() {
     ! git grep -nE '"SKIP[^:]|(stderr|eprint|dbg).*SKIP' -- crates
 }
 
+# Where unsafe code is let in, a line `UNSAFETY: ` says why it cannot be done without.
+unsafety_is_explained() {
+    git ls-files '*.rs' | while read -r file; do
+        let_in=$(grep -cE '(expect|allow)\(unsafe_code' "$file")
+        [ "$let_in" -le "$(grep -c 'UNSAFETY: ' "$file")" ] || echo "$file: unsafe code without UNSAFETY:"
+    done >"$work/unsafety"
+    cat "$work/unsafety"
+    [ ! -s "$work/unsafety" ]
+}
+
 check cargo fmt --all --check
 check cargo clippy --workspace --all-targets -- -D warnings
 check cargo fmt --manifest-path fuzz/Cargo.toml --check
@@ -49,6 +61,7 @@ check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-
 check shell_syntax
 check file_length
 check skips_are_counted
+check unsafety_is_explained
 check scripts/kernel/lint.sh
 check scripts/check-docs.sh
 if cargo deny --version >/dev/null 2>&1; then

@@ -13,8 +13,9 @@ use std::process::Command;
 /// Has the child find `fd` under the number `number`, as a service manager would pass it.
 fn pass(command: &mut Command, fd: &impl AsRawFd, number: i32) {
     let fd = fd.as_raw_fd();
-    // SAFETY: between fork and exec only dup2 and fcntl are called, which are signal-safe.
+    // UNSAFETY: a child's descriptors are numbered between fork and exec, which has no safe form.
     #[expect(unsafe_code)]
+    // SAFETY: only dup2 and fcntl are called there, which are signal-safe.
     unsafe {
         command.pre_exec(move || {
             let done = match fd == number {

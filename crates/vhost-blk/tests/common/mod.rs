@@ -148,8 +148,9 @@ impl Daemon {
 
     pub(crate) fn signal(&self, signal: i32) {
         let id = i32::try_from(self.child.id()).unwrap();
-        // SAFETY: sends a signal to a child that has not been waited for.
+        // UNSAFETY: the standard library sends no signal but SIGKILL.
         #[expect(unsafe_code)]
+        // SAFETY: the child has not been waited for, so that the number is still its own.
         let result = unsafe { libc::kill(id, signal) };
         assert_eq!(result, 0);
     }
