@@ -25,18 +25,35 @@ void virtblk_reset(struct virtio_device *vdev)
 		virtio_reset_device(vdev);
 }
 
+/**
+ * virtblk_take_back() - takes a request back from a device that was reset
+ * @q: its lock is held
+ *
+ * The core is not asked for more than there are: before it says that there is none, it makes sure
+ * (BUG_ON) that all descriptors are free, and where chains ended it has read in descriptors that
+ * the device may have changed.
+ *
+ * Return: the next one, or NULL.
+ */
+struct virtblk_request *virtblk_take_back(struct virtblk_queue *q)
+{
+	if (!q->vq || !q->in_flight)
+		return NULL;
+	q->in_flight--;
+	return virtqueue_detach_unused_buf(q->vq);
+}
+
 static void fail_requests(struct virtblk_queue *q)
 {
 	struct request *rq, *requests = NULL;
 	struct virtblk_request *request;
 
 	spin_lock_irq(&q->lock);
-	while (q->vq && (request = virtqueue_detach_unused_buf(q->vq))) {
+	while ((request = virtblk_take_back(q))) {
 		request->status = VIRTBLK_S_UNWRITTEN;
 		rq = blk_mq_rq_from_pdu(request);
 		rq->rq_next = requests;
 		requests = rq;
-		q->in_flight--;
 	}
 	q->full = false;
 	spin_unlock_irq(&q->lock);

@@ -140,10 +140,9 @@ void virtblk_bio_fail_all(struct virtblk_queue *q)
 	struct virtblk_request *request;
 
 	spin_lock_irq(&q->lock);
-	while (q->vq && (request = virtqueue_detach_unused_buf(q->vq))) {
+	while ((request = virtblk_take_back(q))) {
 		struct virtblk_slot *slot = container_of(request, struct virtblk_slot, request);
 
-		q->in_flight--;
 		virtblk_slot_back(q, slot);
 		virtblk_slot_end(q, slot, BLK_STS_IOERR, &done);
 	}

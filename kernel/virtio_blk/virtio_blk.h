@@ -295,6 +295,7 @@ void virtblk_abort_work(struct work_struct *work);
 void virtblk_give_up(struct virtblk *blk);
 void virtblk_reset(struct virtio_device *vdev);
 void virtblk_check_broken(struct virtblk_queue *q);
+struct virtblk_request *virtblk_take_back(struct virtblk_queue *q);
 
 /* get_id.c */
 struct virtblk_id_wait;
