@@ -37,8 +37,13 @@ pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
             })?;
             presented(Arc::new(mem), args)
         }
-        (BackendKind::File, None) | (BackendKind::Null, _) => {
-            presented(Arc::new(Null::new(size)), args)
+        (BackendKind::Null, _) => presented(Arc::new(Null::new(size)), args),
+        (BackendKind::File, None) => {
+            return Err(Failure::usage(
+                "serve a disk of kind file",
+                "no image is given",
+                "give --blk-file PATH",
+            ));
         }
     };
     for spec in &args.wrap {
@@ -105,5 +110,27 @@ impl Disk for Presented {
 
     fn layers(&self) -> u8 {
         self.disk.layers()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Serve {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    #[test]
+    fn without_an_image_there_is_no_disk_and_no_null_disk_in_its_place() {
+        let args = Serve::parse_from(["serve", "--socket-path", "s"]).args;
+        let Err(failure) = open(&args) else { panic!("a disk of nothing") };
+        assert!(
+            failure.to_string().contains("no image is given; give --blk-file PATH"),
+            "{failure}"
+        );
     }
 }
