@@ -65,11 +65,18 @@ check_paths() {
         case $path in
         crates/* | scripts/* | packaging/* | docs/* | fuzz/* | kernel/* | LICENSES/* | .ci/*) ;;
         *.rs | *.sh | Makefile) ;;
+        */*) continue ;;
+        *.c)
+            # The kernel's documents name their files by the last part.
+            path=$(grep -E "^kernel/(.*/)?$path\$" "$work/files" | head -n 1)
+            [ -n "$path" ] || wrong "$1: below kernel/ there is no ${code%%:*}"
+            [ -n "$path" ] || continue
+            ;;
         *) continue ;;
         esac
         if [ ! -e "$path" ]; then
             wrong "$1: there is no $path"
-        elif [ "$code" != "$path" ] && ! grep -qE "$(definition_of "$path" "${code#*:}")" "$path"; then
+        elif [ "$code" != "${code%%:*}" ] && ! grep -qE "$(definition_of "$path" "${code#*:}")" "$path"; then
             wrong "$1: $path has no function ${code#*:}"
         fi
     done
@@ -162,28 +169,30 @@ check_decisions() {
     done
 }
 
-# Rows `| ... | `NAME` | `VALUE` | `FILE` |` against `const NAME: TYPE = VALUE;`.
+# Rows `| ... | `NAME` | `VALUE` | `FILE` |` of any document, against `const NAME: TYPE = VALUE;` or
+# `#define NAME VALUE`.
 check_bounds() {
-    rows=0
-    awk -F '`' '/^\|.*\| `[A-Z_]+` \| `.*` \| `.*` \|$/ { print $2 "\t" $4 "\t" $6 }' ARCHITECTURE.md >"$work/bounds"
+    bounds_of "$1" >"$work/bounds"
     while IFS="$(printf '\t')" read -r name value file; do
-        rows=$((rows + 1))
-        grep -E "const $name: " "$file" | grep -qF -- " = $value;" ||
-            wrong "ARCHITECTURE.md: $file does not say $name = $value"
+        case $file in
+        *.rs) rust_constant "$name" "$file" ;;
+        *) c_constant "$name" "$file" ;;
+        esac | grep -qxF -- "$value" || wrong "$1: $file does not say $name = $value"
     done <"$work/bounds"
-    [ "$rows" -ge 10 ] || wrong "ARCHITECTURE.md: the table of bounds was not recognized ($rows rows)"
 }
 
-# The same rows against `#define NAME VALUE`.
-check_kernel_bounds() {
-    rows=0
-    awk -F '`' '/^\|.*\| `[A-Z_]+` \| `.*` \| `.*` \|$/ { print $2 "\t" $4 "\t" $6 }' docs/kernel.md >"$work/bounds"
-    while IFS="$(printf '\t')" read -r name value file; do
-        rows=$((rows + 1))
-        grep -E "#define ${name}[[:space:]]" "$file" | sed 's/[[:space:]]\+/ /g' | grep -qxF -- "#define $name $value" ||
-            wrong "docs/kernel.md: $file does not say $name $value"
-    done <"$work/bounds"
-    [ "$rows" -ge 5 ] || wrong "docs/kernel.md: the table of bounds was not recognized ($rows rows)"
+bounds_of() { awk -F '`' '/^\|.*\| `[A-Z0-9_]+` \| `.*` \| `.*` \|$/ { print $2 "\t" $4 "\t" $6 }' "$1"; }
+
+# The value of a constant in a source.
+rust_constant() { sed -nE "s/.*const $1: [^=]* = (.*);\$/\\1/p" "$2"; }
+c_constant() { sed -nE "s/^#define $1[[:space:]]+(.*)/\\1/p" "$2" | sed 's/[[:space:]]\+/ /g'; }
+
+# The documents that are known to have such a table have at least so many rows.
+check_tables_of_bounds() {
+    for known in ARCHITECTURE.md:10 docs/kernel.md:5 docs/guest-driver.md:3; do
+        rows=$(bounds_of "${known%:*}" | wc -l)
+        [ "$rows" -ge "${known#*:}" ] || wrong "${known%:*}: the table of bounds was not recognized ($rows rows)"
+    done
 }
 
 # The first column of the table under a heading of a document, one a line, sorted.
@@ -256,15 +265,14 @@ for document in README ARCHITECTURE CONTRIBUTING SECURITY CHANGELOG LICENSES/REA
     [ -f "$document.md" ] || wrong "$document.md is missing"
 done
 while read -r document; do
-    for check in check_links check_paths check_targets check_options check_machine; do
+    for check in check_links check_paths check_targets check_options check_machine check_bounds; do
         $check "$document"
     done
 done <"$work/documents"
 check_crates
 check_order
 check_decisions
-check_bounds
-check_kernel_bounds
+check_tables_of_bounds
 check_protocol
 check_features
 check_options_table
