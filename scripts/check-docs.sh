@@ -129,6 +129,14 @@ check_machine() {
     done
 }
 
+# Prose has at most 120 characters a line; tables and blocks are as wide as they must be.
+check_width() {
+    awk '/^ *```/ { fenced = !fenced } { print fenced || /^ *\|/ ? "" : $0 }' "$1" |
+        LC_ALL=C.UTF-8 grep -nE '^.{121}' | while IFS=: read -r number _; do
+        wrong "$1:$number: a line of more than 120 characters"
+    done
+}
+
 # Every crate is in ARCHITECTURE.md, with its name in bold.
 check_crates() {
     for manifest in crates/*/Cargo.toml; do
@@ -265,7 +273,7 @@ for document in README ARCHITECTURE CONTRIBUTING SECURITY CHANGELOG LICENSES/REA
     [ -f "$document.md" ] || wrong "$document.md is missing"
 done
 while read -r document; do
-    for check in check_links check_paths check_targets check_options check_machine check_bounds; do
+    for check in check_links check_paths check_targets check_options check_machine check_bounds check_width; do
         $check "$document"
     done
 done <"$work/documents"
