@@ -22,7 +22,7 @@ u64 vhost_blk_backend_bytes(const struct vhost_blk_backend *be)
 	return be->bdev ? bdev_nr_bytes(be->bdev) : i_size_read(file_inode(be->file));
 }
 
-/* Waits until no request of a dead backend is in flight, and lets it go, so that it can be unbound. */
+/* Waits until no request of a dead backend is in flight, and lets go, so that it can be unbound. */
 static void dead_work(struct work_struct *work)
 {
 	struct vhost_blk_backend *be = container_of(work, struct vhost_blk_backend, dead_work);
@@ -34,7 +34,7 @@ static void dead_work(struct work_struct *work)
 		/* Whoever gets vq.mutex after this sees that it is dead. */
 		mutex_lock(&q->vq.mutex);
 		mutex_unlock(&q->vq.mutex);
-		/* A queue that was swapped to another backend, or stopped, has none of this one left. */
+		/* A queue with another backend by now, or stopped, has none of this one left. */
 		wait_event(q->drained, !vhost_blk_inflight(q) ||
 				       READ_ONCE(q->vq.private_data) != be);
 	}
@@ -77,8 +77,9 @@ static int open_bdev(struct vhost_blk_backend *be)
 	be->read_only |= bdev_read_only(be->bdev);
 	be->lbs = bdev_logical_block_size(be->bdev);
 	/*
-	 * Not only what the device wants: there are drivers which take it for granted that a block
-	 * does not cross a page (null_blk writes past the end of one). Linux guests align so anyway.
+	 * Not only what the device wants: there are drivers which take it for granted that a
+	 * block does not cross a page (null_blk writes past the end of one). Linux guests align
+	 * so anyway.
 	 */
 	be->mem_mask = bdev_dma_alignment(be->bdev) | (be->lbs - 1);
 	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL &&
@@ -105,7 +106,7 @@ static int direct_limits(struct vhost_blk_backend *be)
 	be->mem_mask = SECTOR_SIZE - 1;
 	if (stat.result_mask & STATX_DIOALIGN && stat.dio_offset_align) {
 		be->lbs = max_t(unsigned int, stat.dio_offset_align, SECTOR_SIZE);
-		/* A page's part of a buffer must be whole blocks, too: it gets a vector of its own. */
+		/* A page's part of a buffer must be whole blocks, too: it gets its own vector. */
 		be->mem_mask = (max(stat.dio_mem_align, 1u) - 1) | (be->lbs - 1);
 	}
 	return be->lbs > PAGE_SIZE ? -EINVAL : 0;

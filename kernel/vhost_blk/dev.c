@@ -128,10 +128,19 @@ static int set_features(struct vhost_blk *blk, u64 features)
 	return vhost_blk_drain_all(blk);
 }
 
+/* Read one by one by the queues, which need not see them change together. */
+static void take_options(struct vhost_blk *blk, const struct vhost_blk_options *opt)
+{
+	WRITE_ONCE(blk->opt.max_discard_sectors, opt->max_discard_sectors);
+	WRITE_ONCE(blk->opt.max_write_zeroes_sectors, opt->max_write_zeroes_sectors);
+	WRITE_ONCE(blk->opt.max_secure_erase_sectors, opt->max_secure_erase_sectors);
+	WRITE_ONCE(blk->opt.flags, opt->flags);
+}
+
 static int set_options(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_options opt;
-	bool pin, pinned = blk->pinned, polling;
+	bool pin, pinned = blk->pinned, quiet;
 	u32 size;
 	int err;
 
@@ -147,28 +156,19 @@ static int set_options(struct vhost_blk *blk, void __user *argp)
 
 	pin = opt.flags & VHOST_BLK_OPT_PIN_MEMORY;
 	/* One that is not polled may wait for a tag that polled ones have: they must not meet. */
-	polling = (opt.flags ^ blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
-	if (pin != pinned || polling) {
-		err = vhost_blk_pause_all(blk);
-		if (err)
-			return err;
-		if (pin && !pinned)
-			err = vhost_blk_pin_memory(blk);
-		else if (!pin)
-			vhost_blk_unpin_memory(blk);
-		/* While nothing is in flight. */
-		if (!err)
-			WRITE_ONCE(blk->opt.flags, opt.flags);
+	quiet = pin != pinned || (opt.flags ^ blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
+	err = quiet ? vhost_blk_pause_all(blk) : 0;
+	if (err)
+		return err;
+	if (pin && !pinned)
+		err = vhost_blk_pin_memory(blk);
+	else if (!pin)
+		vhost_blk_unpin_memory(blk);
+	if (!err)
+		take_options(blk, &opt);
+	if (quiet)
 		vhost_blk_resume_all(blk);
-		if (err)
-			return err;
-	}
-	/* Read one by one by the queues, which need not see them change together. */
-	WRITE_ONCE(blk->opt.max_discard_sectors, opt.max_discard_sectors);
-	WRITE_ONCE(blk->opt.max_write_zeroes_sectors, opt.max_write_zeroes_sectors);
-	WRITE_ONCE(blk->opt.max_secure_erase_sectors, opt.max_secure_erase_sectors);
-	WRITE_ONCE(blk->opt.flags, opt.flags);
-	return 0;
+	return err;
 }
 
 /* Where data and status bytes go was found by the old table: nothing may be in flight. */

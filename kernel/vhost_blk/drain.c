@@ -167,7 +167,7 @@ static int stop(struct vhost_blk_queue *q, bool killable)
 	err = drain(q, killable);
 	if (err)
 		return err;
-	/* vhost_blk_end_io() and uncharge() may still look at the worker, which may be freed soon. */
+	/* vhost_blk_end_io() and uncharge() may still look at the worker: it may be freed soon. */
 	if (q->reqs)
 		synchronize_rcu_expedited();
 	mutex_lock(&q->vq.mutex);

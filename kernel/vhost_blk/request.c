@@ -118,7 +118,8 @@ static int parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 li
 
 	req->ranges = &req->inline_range;
 	if (n > VHOST_BLK_INLINE_RANGES) {
-		req->ranges = kvmalloc_array(n, sizeof(*req->ranges), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+		req->ranges = kvmalloc_array(n, sizeof(*req->ranges),
+					     GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 		if (!req->ranges)
 			return -ENOMEM;
 	}

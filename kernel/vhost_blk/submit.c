@@ -44,7 +44,7 @@ static void uncharge(struct vhost_blk_req *req)
 		return;
 	/* A queue that starves from here on sets it again. */
 	smp_store_mb(blk->starving, false);
-	/* A queue that is stopped meanwhile keeps its worker until this section ends: see stop(). */
+	/* A queue stopped meanwhile keeps its worker until this section ends: see stop(). */
 	rcu_read_lock();
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;

@@ -63,8 +63,9 @@ static void wait_polled(struct virtblk_queue *q)
 }
 
 /*
- * Waits until the list is short enough again; roughly in order of arrival. What the caller has collected
- * under a plug is submitted when it sleeps. Returns false if the bio was told to come again.
+ * Waits until the list is short enough again; roughly in order of arrival. What the caller has
+ * collected under a plug is submitted when it sleeps. Returns false if the bio was told to come
+ * again.
  */
 static bool wait_turn(struct virtblk_queue *q, struct bio *bio)
 {

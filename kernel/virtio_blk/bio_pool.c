@@ -54,7 +54,7 @@ void virtblk_free_slots(struct virtblk_queue *q)
 	q->reserve_sg = NULL;
 }
 
-/* A slot of one's own, or NULL; under the queue's lock. The last one used is warm: it comes first. */
+/* A slot of one's own, or NULL; under the queue's lock. The last one used, warm, comes first. */
 struct virtblk_slot *virtblk_get_slot(struct virtblk_queue *q)
 {
 	struct virtblk_slot *slot;

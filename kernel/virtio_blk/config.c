@@ -50,12 +50,6 @@ static void write_wce(struct virtblk *blk, bool write_back)
 	virtio_cwrite8(blk->vdev, offsetof(struct virtio_blk_config, wce), write_back);
 }
 
-static void queue_config_work(struct virtblk *blk)
-{
-	if (!READ_ONCE(blk->removing))
-		queue_work(virtblk_wq, &blk->config_work);
-}
-
 static int set_cache(struct virtblk *blk, bool write_back)
 {
 	int err;
@@ -97,8 +91,8 @@ int virtblk_set_cache(struct virtblk *blk, bool write_back)
 		return -EINTR;
 	err = set_cache(blk, write_back);
 	mutex_unlock(&blk->cache_mutex);
-	/* It may have come meanwhile, and left the mode alone. */
-	queue_config_work(blk);
+	/* virtblk_config_work() may have come meanwhile, and left the mode alone. */
+	virtblk_config_changed(blk->vdev);
 	return err;
 }
 
@@ -190,12 +184,15 @@ void virtblk_config_work(struct work_struct *work)
 }
 
 /**
- * virtblk_config_changed() - the device says that its configuration has changed
+ * virtblk_config_changed() - the device's configuration has changed, or may have
  * @vdev: from probe to removal
  *
- * Context: interrupt.
+ * Context: any; interrupts among them.
  */
 void virtblk_config_changed(struct virtio_device *vdev)
 {
-	queue_config_work(vdev->priv);
+	struct virtblk *blk = vdev->priv;
+
+	if (!READ_ONCE(blk->removing))
+		queue_work(virtblk_wq, &blk->config_work);
 }

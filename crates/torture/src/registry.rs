@@ -352,8 +352,7 @@ const SUITE_MIB: u64 = 16;
 const USUAL: NullBlkOptions = NullBlkOptions::USUAL;
 const BLOCKS_4096: NullBlkOptions = NullBlkOptions { block_bytes: 4096, ..USUAL };
 const POLLED: NullBlkOptions = NullBlkOptions { poll_queues: 2, ..USUAL };
-const FEW_TAGS: NullBlkOptions =
-    NullBlkOptions { tags: 4, shared_tags: true, cache_mib: 16, ..POLLED };
+const FEW_TAGS: NullBlkOptions = NullBlkOptions { shared_tags: 4, cache_mib: 16, ..POLLED };
 const SPLIT: NullBlkOptions = NullBlkOptions { max_sectors: 64, ..POLLED };
 const SLOW: NullBlkOptions = NullBlkOptions { irqmode: 2, completion_ns: 1_000_000, ..USUAL };
 
