@@ -74,6 +74,9 @@ static int open_bdev(struct vhost_blk_backend *be)
 		return PTR_ERR(file);
 	be->bdev_file = file;
 	be->bdev = file_bdev(file);
+	/* The disk is gone, and another one has its number now. */
+	if (be->bdev != bdev)
+		return -ENODEV;
 	be->read_only |= bdev_read_only(be->bdev);
 	be->lbs = bdev_logical_block_size(be->bdev);
 	/*

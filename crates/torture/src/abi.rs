@@ -16,7 +16,8 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use virtio_spec::blk::S_OK;
 
-fn fails<T>(what: &str, outcome: io::Result<T>, errno: i32) -> Result<()> {
+/// Whether a call failed, with this errno.
+pub(crate) fn fails<T>(what: &str, outcome: io::Result<T>, errno: i32) -> Result<()> {
     let got = match &outcome {
         Ok(_) => None,
         Err(why) => errno_of(why),

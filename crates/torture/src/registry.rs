@@ -286,6 +286,12 @@ const REMOVAL: &[Case] = cases! {
     "removal-replaced" Gating
         "after its disk went away a device serves another one"
         |env| removal::replaced_after_removal(env);
+    "removal-number" Gating
+        "the descriptor of a disk that is gone does not attach the one that has its number now"
+        |_| removal::number_given_anew();
+    "removal-attach" Gating
+        "a disk comes and goes while it is attached and detached"
+        |env| removal::goes_while_attached(env);
     "dm-error" Gating
         "a device-mapper table fails everything for a while under load"
         |env| removal::mapper_fails_for_a_while(env, Setup::usual(0));

@@ -2,17 +2,21 @@
 //! The disk goes away, or fails, under load: every request ends, with S_IOERR where it must, and
 //! the device goes on with another disk.
 
+use crate::abi::fails;
 use crate::env::Env;
-use crate::fixture::{Disk, Dm, DmKind, NullBlkOptions, null_blk, scsi_debug};
+use crate::fixture::{Disk, Dm, DmKind, NullBlk, NullBlkOptions, null_blk, scsi_debug, wait_for};
 use crate::integrity::{Setup, tell};
 use crate::load::{Handles, Spec, under_load};
 use crate::target::{self, Target};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use driver::Request;
-use driver::kernel::abi;
+use driver::kernel::{KernelDevice, abi, errno_of};
 use lab_case::system::run;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use virtio_spec::blk::S_IOERR;
 
 /// Requests on each queue between two looks.
@@ -169,5 +173,76 @@ pub(crate) fn replaced_after_removal(env: &Env) -> Result<()> {
     let mut read = [0; 4096];
     device.read(0, &mut read)?;
     ensure!(read == data, "the new disk reads other bytes");
+    Ok(())
+}
+
+/// Another disk has the number of one that is gone: the old descriptor must not attach it.
+pub(crate) fn number_given_anew() -> Result<()> {
+    target::need_module()?;
+    let (disk, instance) = null_blk(NullBlkOptions::default())?;
+    let old = disk.open()?;
+    let device = KernelDevice::open()?;
+    device.set_owner()?;
+    instance.power(false)?;
+    fails("a disk that is gone", device.set_backend(0, Some(old.as_raw_fd())), libc::ENXIO)?;
+    instance.power(true)?;
+    wait_for(&disk.path)?;
+    let numbers = (old.metadata()?.rdev(), disk.path.metadata()?.rdev());
+    ensure!(numbers.0 == numbers.1, "the new disk has another number: {numbers:?}");
+    fails("another disk's number", device.set_backend(0, Some(old.as_raw_fd())), libc::ENODEV)?;
+    let new = disk.open()?;
+    Ok(device.set_backend(0, Some(new.as_raw_fd()))?)
+}
+
+/// Most time until a disk went often enough in the midst of things.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A disk comes and goes while it is attached and detached: both, or a clear error; nothing leaks.
+pub(crate) fn goes_while_attached(env: &Env) -> Result<()> {
+    target::need_module()?;
+    let (disk, instance) = null_blk(NullBlkOptions::default())?;
+    let stop = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        let flipping = scope.spawn(|| flip(&instance, &stop));
+        let outcome = attach_and_detach(&disk, env.rounds(10));
+        stop.store(true, Relaxed);
+        flipping.join().expect("a thread that flips does not panic").and(outcome)
+    });
+    outcome?;
+    instance.remove()?;
+    unload("null_blk")
+}
+
+fn flip(instance: &NullBlk, stop: &AtomicBool) -> Result<()> {
+    while !stop.load(Relaxed) {
+        instance.power(false)?;
+        instance.power(true)?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Until it was attached, was refused, and went while it was attached, `enough` times each.
+fn attach_and_detach(disk: &Disk, enough: u64) -> Result<()> {
+    let device = KernelDevice::open()?;
+    device.set_owner()?;
+    let end = Instant::now() + LIMIT;
+    let (mut attached, mut refused, mut gone) = (0, 0, 0);
+    while attached.min(refused).min(gone) < enough {
+        ensure!(Instant::now() < end, "{attached} attached, {refused} refused, {gone} gone");
+        let Ok(file) = disk.open() else { continue };
+        match device.set_backend(0, Some(file.as_raw_fd())) {
+            Ok(()) => attached += 1,
+            Err(why) if matches!(errno_of(&why), Some(libc::ENODEV | libc::ENXIO)) => {
+                refused += 1;
+                continue;
+            }
+            Err(why) => bail!("a disk that comes and goes: {why}"),
+        }
+        std::thread::sleep(Duration::from_millis(attached % 8));
+        gone += u64::from(device.info()?.flags & abi::INFO_DEAD != 0);
+        device.set_backend(0, None).context("detach")?;
+    }
+    println!("{attached} attached, {refused} refused, {gone} gone while attached");
     Ok(())
 }

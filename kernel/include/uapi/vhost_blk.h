@@ -48,8 +48,9 @@
  * Errors: EPERM not the owner; EBADF no such fd, or it is not open for reading; EINVAL neither a
  * block device nor a regular file, a file opened with O_APPEND, or (index not 0) another file or
  * mode than that of the one attached; EBUSY the block device is mounted or claimed; ENODEV (index
- * not 0) nothing is attached, or the device was removed meanwhile; ENOBUFS index too large; for a
- * queue that is to start or to stop, those of VHOST_BLK_SET_QUEUE.
+ * not 0) nothing is attached; ENODEV or ENXIO the block device was removed, even when another one
+ * has its number now; ENOBUFS index too large; for a queue that is to start or to stop, those of
+ * VHOST_BLK_SET_QUEUE.
  */
 #define VHOST_BLK_SET_BACKEND	_IOW(VHOST_VIRTIO, 0xFF, struct vhost_vring_file)
 
