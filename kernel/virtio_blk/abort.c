@@ -9,6 +9,17 @@
 #include "virtio_blk.h"
 
 /**
+ * virtblk_pulled_out() - whether the device is gone from its bus
+ * @vdev: perhaps gone
+ */
+bool virtblk_pulled_out(struct virtio_device *vdev)
+{
+	struct device *parent = vdev->dev.parent;
+
+	return parent && dev_is_pci(parent) && !pci_device_is_present(to_pci_dev(parent));
+}
+
+/**
  * virtblk_reset() - after this the device touches no memory any more
  * @vdev: perhaps gone
  *
@@ -17,9 +28,7 @@
  */
 void virtblk_reset(struct virtio_device *vdev)
 {
-	struct device *parent = vdev->dev.parent;
-
-	if (parent && dev_is_pci(parent) && !pci_device_is_present(to_pci_dev(parent)))
+	if (virtblk_pulled_out(vdev))
 		virtio_break_device(vdev);
 	else
 		virtio_reset_device(vdev);

@@ -36,9 +36,11 @@ static bool may_give_up(struct virtblk *blk)
 static void report_silent(struct virtblk_queue *q, int tag, unsigned int age_s)
 {
 	struct virtblk *blk = q->blk;
-
 	/* Pairs with virtblk_remove(), which stores removing_since first. */
-	if (smp_load_acquire(&blk->removing) && may_give_up(blk)) {
+	bool removing = smp_load_acquire(&blk->removing);
+
+	/* The bus cannot say that the device is gone while it waits for the probe. */
+	if (virtblk_pulled_out(blk->vdev) || (removing && may_give_up(blk))) {
 		queue_work(virtblk_wq, &blk->abort_work);
 		return;
 	}

@@ -293,6 +293,7 @@ void virtblk_retry_soon(struct virtblk *blk);
 /* abort.c */
 void virtblk_abort_work(struct work_struct *work);
 void virtblk_give_up(struct virtblk *blk);
+bool virtblk_pulled_out(struct virtio_device *vdev);
 void virtblk_reset(struct virtio_device *vdev);
 void virtblk_check_broken(struct virtblk_queue *q);
 struct virtblk_request *virtblk_take_back(struct virtblk_queue *q);

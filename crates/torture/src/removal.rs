@@ -215,9 +215,11 @@ pub(crate) fn goes_while_attached(env: &Env) -> Result<()> {
 
 fn flip(instance: &NullBlk, stop: &AtomicBool) -> Result<()> {
     while !stop.load(Relaxed) {
+        let begin = Instant::now();
         instance.power(false)?;
         instance.power(true)?;
-        std::thread::sleep(Duration::from_millis(5));
+        // It is there for as long as it was not.
+        std::thread::sleep(begin.elapsed());
     }
     Ok(())
 }

@@ -49,9 +49,14 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// Whether the kernel's hot-plug driver watches the slots of this machine.
+    pub(crate) fn have_hot_plug_driver() -> bool {
+        !Path::new("/proc/lockdep").exists()
+    }
+
     /// The slots that have nothing in them, in order.
     pub(crate) fn free() -> Result<Vec<Self>> {
-        let by_hand = Path::new("/proc/lockdep").exists();
+        let by_hand = !Self::have_hot_plug_driver();
         if by_hand {
             take_all()?;
         }
