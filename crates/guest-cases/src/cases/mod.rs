@@ -20,10 +20,14 @@ use crate::case::Case;
 use crate::mode::Mode;
 
 /// What the kernel's own driver fails, and how. It would take the machine along each time.
-const IN_TREE_FAILS: &[(&str, &str)] = &[(
-    "guest-surprise",
-    "Linux 6.12: the removal waits for ever for requests that the device had when it vanished",
-)];
+const IN_TREE_FAILS: &[(&str, &str)] = &[
+    ("guest-surprise", SURPRISE),
+    ("guest-hostile-answers", SURPRISE),
+    ("guest-hostile-config", SURPRISE),
+    ("guest-hostile-ring", "Linux 6.12: requests of a ring that its device broke never end"),
+];
+const SURPRISE: &str =
+    "Linux 6.12: the removal waits for ever for requests that the device had when it vanished";
 
 /// Why a case is not to be run in a mode.
 pub(crate) fn fails_in(name: &str, mode: Mode) -> Option<&'static str> {
