@@ -26,7 +26,7 @@ use crate::vm::payload::Payload;
 const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Boots that may end before anything of this project runs. Emulated kernels do that, rarely.
-const BOOT_RETRIES: u32 = 1;
+const BOOT_RETRIES: u32 = 3;
 
 /// How much longer than the case's own time-out, inside the VM, the lab waits outside.
 const GRACE: Duration = Duration::from_secs(60);
