@@ -199,6 +199,11 @@ impl Planes {
         self.packed
     }
 
+    /// Whether packed virtqueues can be served, if only after the kernel has refused them.
+    pub fn can_serve_packed(&self) -> bool {
+        self.current() == PlaneKind::Uring || self.may_fall_back()
+    }
+
     /// Whether a queue that the kernel refuses may start on the other plane.
     pub fn may_fall_back(&self) -> bool {
         self.current() == PlaneKind::Kernel && self.choice != PlaneChoice::Only(PlaneKind::Kernel)

@@ -247,9 +247,7 @@ impl Device {
         let features = self.features();
         self.session = session;
         self.session.negotiate_protocol(self.options.protocol_features)?;
-        if self.session.negotiate_features(features)? != features {
-            return Err(Error::NotOffered("all features of the daemon before it"));
-        }
+        self.session.repeat_features(features)?;
         self.start()
     }
 

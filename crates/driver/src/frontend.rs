@@ -221,12 +221,18 @@ impl Session {
     /// Second part of negotiation: sets those features that are both wanted and offered.
     pub fn negotiate_features(&mut self, wanted: u64) -> Result<u64, Error> {
         let acked = self.offered & (wanted | bit(VHOST_USER_F_PROTOCOL_FEATURES));
-        match self.kernel() {
-            Some(kernel) => kernel.set_features(acked)?,
-            None => self.frontend().set_features(acked)?,
-        }
-        self.acked = acked;
+        self.repeat_features(acked)?;
         Ok(acked)
+    }
+
+    /// Sets what another daemon offered, whatever this one does: the guest has it.
+    pub fn repeat_features(&mut self, features: u64) -> Result<(), Error> {
+        match self.kernel() {
+            Some(kernel) => kernel.set_features(features)?,
+            None => self.frontend().set_features(features)?,
+        }
+        self.acked = features;
+        Ok(())
     }
 
     /// Number of queues that the daemon supports: 1 where MQ was not negotiated.

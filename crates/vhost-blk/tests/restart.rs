@@ -122,6 +122,27 @@ fn the_same_with_a_packed_ring_and_indirect_tables() {
     killed_under_load(true, &Layout::indirect());
 }
 
+/// The daemon that follows finds a kernel module where there is one (in the lab), and would rather
+/// have the kernel run the queues.
+#[test]
+fn packed_rings_are_served_on_by_a_daemon_that_does_not_offer_them_any_more() {
+    let place = Place::new();
+    let start = |plane| {
+        let mut command = place.serve();
+        Daemon::start(command.args(["--data-plane", plane]), &place.socket)
+    };
+    let mut daemon = start("uring");
+    let mut device = Device::connect(&place.socket, &options(true)).unwrap();
+    device.write(5, &[7; 512]).unwrap();
+    daemon.signal(libc::SIGKILL);
+    daemon.wait();
+    let _daemon = start("auto");
+    device.reconnect(&place.socket).unwrap();
+    let mut data = [0; 512];
+    device.read(5, &mut data).unwrap();
+    assert_eq!(data, [7; 512]);
+}
+
 /// QEMU 7.2 stops a VM so: status 0 comes before GET_VRING_BASE.
 #[test]
 fn a_stop_by_status_zero_keeps_the_position_and_the_guest_goes_on_from_there() {

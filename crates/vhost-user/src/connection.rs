@@ -9,7 +9,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use vhost::vhost_user::{BackendReqHandler, Error};
+
+/// Longest wait for the rest of a message: whoever sends a part must not keep the operator out.
+pub(crate) const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a connection was given up.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +31,7 @@ pub(crate) fn serve(
     stream: UnixStream,
     mailbox: Option<&Mailbox>,
 ) -> Result<(), ConnectionError> {
+    stream.set_read_timeout(Some(MESSAGE_LIMIT))?;
     let peeked = stream.try_clone()?;
     let session = Arc::new(Mutex::new(Session::new(device)));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
@@ -46,6 +51,10 @@ pub(crate) fn serve(
             Err(error) => break Err(error.into()),
         };
         match step {
+            // The body did not follow its header.
+            Err(Error::SocketRetry(why)) if why.kind() == io::ErrorKind::WouldBlock => {
+                break Err(status::cut_short().into());
+            }
             Ok(()) | Err(Error::SocketRetry(_)) => {}
             Err(Error::Disconnected) => break Ok(()),
             Err(Error::ReqHandlerError(error)) => {

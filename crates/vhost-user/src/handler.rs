@@ -90,7 +90,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        let unknown = features & !self.offered();
+        let unknown = features & !(self.offered() | self.served_all_the_same());
         if unknown != 0 {
             return refused(format!("features {unknown:#x} were not offered"));
         }

@@ -55,6 +55,13 @@ impl<'a> Session<'a> {
         self.device.config.features() | own
     }
 
+    /// What is not offered, and served if it comes: packed rings that a daemon before this one
+    /// offered to this guest, because it had no kernel data plane. The guest cannot give them up.
+    pub(crate) fn served_all_the_same(&self) -> u64 {
+        let Device { options, planes, .. } = &*self.device;
+        u64::from(options.packed && planes.can_serve_packed()) << F_RING_PACKED
+    }
+
     pub(crate) fn acked(&self, number: u32) -> bool {
         self.features & bit(number) != 0
     }

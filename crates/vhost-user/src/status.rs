@@ -4,11 +4,13 @@
 // UNSAFETY: `recv` with MSG_PEEK has no safe form in the standard library.
 #![expect(unsafe_code)]
 
+use crate::connection::MESSAGE_LIMIT;
 use crate::session::Session;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 const SET_STATUS: u32 = 39;
 const GET_STATUS: u32 = 40;
@@ -74,6 +76,7 @@ pub(crate) fn handle_if_status(
 /// The next message's header, left in the stream; `None` at the end of it.
 fn peek_header(stream: &UnixStream) -> io::Result<Option<[u8; HEADER_BYTES]>> {
     let mut header = [0u8; HEADER_BYTES];
+    let mut first_part = None;
     loop {
         let flags = libc::MSG_PEEK; // which never waits for more than the first byte
         // SAFETY: the buffer is valid for the length given.
@@ -83,19 +86,30 @@ fn peek_header(stream: &UnixStream) -> io::Result<Option<[u8; HEADER_BYTES]>> {
         match usize::try_from(got) {
             Ok(0) => return Ok(None),
             Ok(HEADER_BYTES) => return Ok(Some(header)),
+            Ok(_) if first_part.get_or_insert_with(Instant::now).elapsed() > MESSAGE_LIMIT => {
+                return Err(cut_short());
+            }
             Ok(_) if more_may_come(stream)? => {}
             // A header cut short by the end of the stream.
             Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Err(_) => {
                 let error = io::Error::last_os_error();
                 match error.kind() {
-                    io::ErrorKind::Interrupted => {}
+                    // Nothing for as long as the stream waits: there may be something later.
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
                     io::ErrorKind::ConnectionReset => return Ok(None),
                     _ => return Err(error),
                 }
             }
         }
     }
+}
+
+/// Only a part of a message came within [`MESSAGE_LIMIT`].
+pub(crate) fn cut_short() -> io::Error {
+    let limit = MESSAGE_LIMIT.as_secs();
+    let why = format!("a part of a message, and nothing more for {limit} s");
+    io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 /// Waits a moment for the rest of a header that came in pieces; `false` when the front-end has hung

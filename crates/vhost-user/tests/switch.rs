@@ -9,6 +9,8 @@ use common::plane::{Plain, kernel_is_there};
 use common::{Daemon, Setup, mem};
 use data_plane::PlaneKind;
 use driver::{Options, Request};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use vhost_user::{Answer, Command, Status};
 use virtio_spec::blk::S_OK;
@@ -78,6 +80,22 @@ fn the_status_tells_planes_features_and_counts() {
     assert_eq!(count(&told, 1, "chains"), 0);
     device.session().stop_queue(1).unwrap();
     assert_eq!(status(&daemon).queues[1].plane, None);
+}
+
+#[test]
+fn a_front_end_that_sends_half_a_message_does_not_keep_the_operator_out_for_good() {
+    const SET_FEATURES: u32 = 2;
+    const VERSION: u32 = 1;
+    let header = [SET_FEATURES, VERSION, 8].map(u32::to_ne_bytes).concat();
+    let daemon = Daemon::start(Arc::new(mem()), &setup());
+    for part in [&header[..3], &header[..], &[&header[..], &[0; 4]].concat()] {
+        let mut stream = UnixStream::connect(daemon.socket()).unwrap();
+        stream.write_all(part).unwrap();
+        let told = status(&daemon);
+        assert!(!told.queues.iter().any(|queue| queue.plane.is_some()));
+        let why = daemon.next_outcome().unwrap_err();
+        println!("{} bytes: {why}", part.len());
+    }
 }
 
 #[test]

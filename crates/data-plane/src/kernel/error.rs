@@ -74,12 +74,6 @@ impl KernelError {
         matches!(self, KernelError::Call { source, .. }
             if source.raw_os_error() == Some(libc::EBUSY))
     }
-
-    /// Memory could not be had or pinned.
-    pub(crate) fn is_out_of_memory(&self) -> bool {
-        matches!(self, KernelError::Call { source, .. }
-            if source.raw_os_error() == Some(libc::ENOMEM))
-    }
 }
 
 /// An error of the `vhost` crate, in the words of this one.

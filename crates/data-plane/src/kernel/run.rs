@@ -77,7 +77,7 @@ impl Run {
             address::check_log(log, &common.memory)?;
             device.set_log_base(log.host() as u64, None).map_err(core("VHOST_SET_LOG_BASE"))?;
         }
-        let features = suits::features(spec.features, known)?;
+        let features = suits::features(spec.features, known, common.log.is_some())?;
         device.set_features(features).map_err(core("VHOST_SET_FEATURES"))?;
         let table = address::memory_table(&common.memory);
         device.set_mem_table(&table).map_err(core("VHOST_SET_MEM_TABLE"))?;
@@ -109,10 +109,9 @@ impl Run {
         let through = if self.disk.write_through() { abi::OPT_WRITE_THROUGH } else { 0 };
         self.options.flags = self.options.flags & !abi::OPT_WRITE_THROUGH | through;
         match self.device.set_options(&self.options) {
-            Err(error)
-                if error.is_out_of_memory() && self.options.flags & abi::OPT_PIN_MEMORY != 0 =>
-            {
-                tracing::warn!(%error, "guest memory cannot be pinned; raise RLIMIT_MEMLOCK to its size, or set --pin-memory off; going on without");
+            // The limit, or memory that cannot be pinned: a file of a disk's file system.
+            Err(error) if self.options.flags & abi::OPT_PIN_MEMORY != 0 => {
+                tracing::warn!(%error, "guest memory cannot be pinned; raise RLIMIT_MEMLOCK to its size and take memory that is no file on a disk, or set --pin-memory off; going on without");
                 self.options.flags &= !abi::OPT_PIN_MEMORY;
                 self.device.set_options(&self.options)
             }
@@ -168,6 +167,8 @@ impl Run {
         device.set_vring_base(at, base).map_err(core("VHOST_SET_VRING_BASE"))?;
         device.set_vring_signal(*index, Signal::Call, spec.call.as_ref())?;
         device.set_vring_signal(*index, Signal::Err, spec.err.as_ref())?;
+        // Before the kick: with one, the core waits for a grace period and for the old worker.
+        self.workers.serve(device, *index);
         device.set_vring_signal(*index, Signal::Kick, spec.kick.as_ref())?;
         let part = spec.region.as_ref().and_then(|region| region.split_part(*index, setup.size));
         device.set_inflight(&abi::Inflight {
@@ -177,7 +178,6 @@ impl Run {
         })?;
         let micros = u32::try_from(options.poll_max.as_micros()).unwrap_or(u32::MAX);
         device.set_busy_loop(*index, micros)?;
-        self.workers.serve(device, *index);
         device.set_queue(*index, true)
     }
 

@@ -26,7 +26,11 @@ const OF_QUEUES: u64 = bit(F_VERSION_1)
     | bit(blk::F_SECURE_ERASE);
 
 /// The features to set in the kernel, which knows `known`, for a driver that took `acked`.
-pub(super) fn features(acked: u64, known: u64) -> Result<u64, KernelError> {
+///
+/// LOG_ALL only with a log: without one the kernel takes the log to be at address 0, and a
+/// front-end, which chooses the guest's addresses, could have it set bits anywhere in this process.
+pub(super) fn features(acked: u64, known: u64, has_log: bool) -> Result<u64, KernelError> {
+    let acked = if has_log { acked } else { acked & !bit(VHOST_F_LOG_ALL) };
     if acked & bit(F_RING_PACKED) != 0 {
         return unsuited(
             "the guest uses packed virtqueues, and the kernel knows only split ones; \
@@ -49,10 +53,11 @@ pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), 
     if !has(abi::INFO_ATTACHED) {
         return unsuited("the kernel module attached nothing; see the kernel log (dmesg)".into());
     }
-    if kernel.capacity_sectors != disk.capacity_sectors {
+    // More is no harm: it was grown, and the guest knows of what there was at the start.
+    if kernel.capacity_sectors < disk.capacity_sectors {
         return unsuited(format!(
-            "the kernel would serve {} sectors and the disk has {}: its size is not a multiple of \
-             the logical block, or has changed; make it one",
+            "the kernel would serve {} sectors and the disk has {}: it has shrunk since the start; \
+             give it its size back, or start anew",
             kernel.capacity_sectors, disk.capacity_sectors
         ));
     }
@@ -137,14 +142,28 @@ mod tests {
     fn features_that_mean_nothing_to_queues_are_left_out() {
         let ring = bit(F_VERSION_1) | bit(F_EVENT_IDX);
         let acked = ring | bit(blk::F_CONFIG_WCE) | bit(VHOST_USER_F_PROTOCOL_FEATURES);
-        assert_eq!(features(acked, ring | bit(F_INDIRECT_DESC)).unwrap(), ring);
+        assert_eq!(features(acked, ring | bit(F_INDIRECT_DESC), false).unwrap(), ring);
+    }
+
+    #[test]
+    fn the_kernel_logs_only_where_there_is_a_log() {
+        let acked = bit(F_VERSION_1) | bit(VHOST_F_LOG_ALL);
+        assert_eq!(features(acked, u64::MAX, false).unwrap(), bit(F_VERSION_1));
+        assert_eq!(features(acked, u64::MAX, true).unwrap(), acked);
+    }
+
+    #[test]
+    fn a_disk_that_has_grown_since_the_start_suits() {
+        let (kernel, info) = seen();
+        let grown = abi::Info { capacity_sectors: kernel.capacity_sectors + 8, ..kernel };
+        disk(&grown, &info, 126).unwrap();
     }
 
     #[test]
     fn a_feature_that_the_kernel_lacks_and_packed_rings_are_refused() {
-        let why = features(bit(F_EVENT_IDX), 0).unwrap_err().to_string();
+        let why = features(bit(F_EVENT_IDX), 0, false).unwrap_err().to_string();
         assert!(why.contains("0x20000000"), "{why}");
-        let why = features(bit(F_RING_PACKED), u64::MAX).unwrap_err().to_string();
+        let why = features(bit(F_RING_PACKED), u64::MAX, false).unwrap_err().to_string();
         assert!(why.contains("--packed off"), "{why}");
     }
 }
