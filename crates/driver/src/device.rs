@@ -247,7 +247,7 @@ impl Device {
         let features = self.features();
         self.session = session;
         self.session.negotiate_protocol(self.options.protocol_features)?;
-        self.session.repeat_features(features)?;
+        self.session.set_features(features)?;
         self.start()
     }
 

@@ -221,12 +221,12 @@ impl Session {
     /// Second part of negotiation: sets those features that are both wanted and offered.
     pub fn negotiate_features(&mut self, wanted: u64) -> Result<u64, Error> {
         let acked = self.offered & (wanted | bit(VHOST_USER_F_PROTOCOL_FEATURES));
-        self.repeat_features(acked)?;
+        self.set_features(acked)?;
         Ok(acked)
     }
 
-    /// Sets what another daemon offered, whatever this one does: the guest has it.
-    pub fn repeat_features(&mut self, features: u64) -> Result<(), Error> {
+    /// Sets features as they are, offered or not: a guest keeps those that another daemon offered.
+    pub fn set_features(&mut self, features: u64) -> Result<(), Error> {
         match self.kernel() {
             Some(kernel) => kernel.set_features(features)?,
             None => self.frontend().set_features(features)?,
