@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `lab`: boots real guests on a disk served by the daemon, and host VMs for the kernel module.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -230,11 +231,13 @@ fn start(cli: Cli) -> Result<ExitCode> {
             Vm::boot_on_terminal(&base, &shape, &payload, Job::vm_shell().script())?;
         }
         Command::List { set } => {
-            for case in all_cases()? {
-                if set.is_none_or(|wanted| wanted == case.set) {
-                    println!("{}\t{}\t{}", case.name, case.set.as_str(), case.description);
-                }
-            }
+            let mut cases = all_cases()?;
+            cases.retain(|case| set.is_none_or(|wanted| wanted == case.set));
+            let row = |case: &Case| {
+                format!("{}\t{}\t{}\n", case.name, case.set.as_str(), case.description)
+            };
+            let table: String = cases.iter().map(row).collect();
+            std::io::stdout().write_all(table.as_bytes()).context("cannot write the list")?;
         }
         Command::Run(args) => return run_cases(&args),
     }

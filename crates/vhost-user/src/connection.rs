@@ -21,6 +21,10 @@ pub enum ConnectionError {
     /// The front-end sent something that the protocol or the device does not allow.
     #[error("the front-end's message was refused: {0}")]
     Refused(String),
+    /// Queues were stopped and no data plane could start them again. A front-end that connects
+    /// again gets them back, and loses nothing if it keeps an in-flight region.
+    #[error("the queues could not be started again: {0}")]
+    Lost(String),
     /// The socket failed.
     #[error("the connection failed: {0}")]
     Socket(#[from] io::Error),
@@ -40,8 +44,12 @@ pub(crate) fn serve(
             Err(error) => break Err(error.into()),
             Ok(None | Some(Came::Message)) => {}
             Ok(Some(Came::Command(mailbox))) => {
-                mailbox.handle(&mut lock(&session), true);
-                continue;
+                let mut session = lock(&session);
+                mailbox.handle(&mut session, true);
+                match session.lost.take() {
+                    Some(why) => break Err(ConnectionError::Lost(why)),
+                    None => continue,
+                }
             }
         }
         let step = match status::handle_if_status(&peeked, &session) {

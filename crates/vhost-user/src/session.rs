@@ -28,6 +28,8 @@ pub(crate) struct Session<'a> {
     pub(crate) log: Option<Arc<DirtyLog>>,
     pub(crate) inflight: Option<Arc<InflightRegion>>,
     pub(crate) writeback: Arc<AtomicBool>,
+    /// Why queues stand still that the guest believes to run: the connection is to end.
+    pub(crate) lost: Option<String>,
     status: u8,
 }
 
@@ -45,6 +47,7 @@ impl<'a> Session<'a> {
             log: None,
             inflight: None,
             writeback,
+            lost: None,
             status: 0,
         }
     }

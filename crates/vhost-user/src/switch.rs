@@ -10,7 +10,7 @@ use virtio_spec::features::F_RING_PACKED;
 
 impl Session<'_> {
     /// Moves all running queues to `to`; returns how many. When it fails, they run where they
-    /// were.
+    /// were; when they cannot, [`Session::lost`] ends the connection.
     pub(crate) fn switch(&mut self, to: PlaneKind) -> Result<usize, String> {
         let from = self.device.planes.current();
         if from == to {
@@ -39,7 +39,11 @@ impl Session<'_> {
                 tracing::warn!(plane = %to, %error, "the data plane was not switched");
                 match back {
                     Ok(()) => Err(error.to_string()),
-                    Err(worse) => Err(format!("{error}; and the old data plane says: {worse}")),
+                    Err(worse) => {
+                        let lost = format!("{error}; and the old data plane says: {worse}");
+                        self.lost = Some(lost.clone());
+                        Err(format!("{lost}; the VMM is disconnected, to start anew"))
+                    }
                 }
             }
         }
