@@ -314,20 +314,29 @@ impl Planes {
     }
 
     /// Replaces the call eventfd of a running queue, without waiting for its I/O.
-    pub fn set_call(&mut self, queue: &StartedQueue, call: Option<File>) {
+    ///
+    /// # Errors
+    /// When the kernel does not take it: the queue still calls the old one.
+    pub fn set_call(
+        &mut self,
+        queue: &StartedQueue,
+        call: Option<File>,
+    ) -> Result<(), KernelError> {
         match (queue, &mut self.kernel) {
             (StartedQueue::Uring(handle), _) => self.uring.set_call(handle, call),
-            (StartedQueue::Kernel(index), Some(kernel)) => kernel.set_call(*index, call),
+            (StartedQueue::Kernel(index), Some(kernel)) => kernel.set_call(*index, call)?,
             (StartedQueue::Kernel(_) | StartedQueue::Faulted(_), _) => {}
         }
+        Ok(())
     }
 
     /// The cache mode, which [`DiskView`] shares, has changed: the kernel is told; the daemon's
     /// own plane looks at it with every request.
-    pub fn cache_mode_changed(&mut self) {
-        if let Some(kernel) = &mut self.kernel {
-            kernel.cache_mode_changed();
-        }
+    ///
+    /// # Errors
+    /// When the kernel does not take it: its queues go on in the old mode.
+    pub fn cache_mode_changed(&mut self) -> Result<(), KernelError> {
+        self.kernel.as_mut().map_or(Ok(()), KernelPlane::cache_mode_changed)
     }
 
     /// What a queue did since it was started, by name; `kernel` is what

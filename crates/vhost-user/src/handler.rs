@@ -57,9 +57,11 @@ impl Session<'_> {
         }
     }
 
-    fn set_writeback(&mut self, on: bool) {
+    fn set_writeback(&mut self, on: bool) -> Result<()> {
         self.writeback.store(on, Ordering::Relaxed);
-        self.device.planes.cache_mode_changed();
+        let Err(why) = self.device.planes.cache_mode_changed() else { return Ok(()) };
+        tracing::warn!(%why, "the kernel did not take the cache mode: its queues start anew");
+        checked(self.while_stopped(|_| Ok(())))
     }
 
     /// Changes what a queue was set up with; a running queue is stopped for it and started again.
@@ -180,7 +182,10 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         checked(fd.as_ref().map(check_signalled).transpose())?;
         if let Some(queue) = &self.queues[index].running {
             let copy = checked(fd.as_ref().map(File::try_clone).transpose())?;
-            self.device.planes.set_call(queue, copy);
+            if let Err(why) = self.device.planes.set_call(queue, copy) {
+                tracing::warn!(queue = index, %why, "a call eventfd was not taken: starts anew");
+                return self.reconfigure(index, |queue| queue.call = fd);
+            }
         }
         self.queues[index].call = fd;
         Ok(())
@@ -231,17 +236,14 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             // The source's whole space: of the fields, only the cache mode can be taken over.
             if let Some(&mode) = CONFIG_WRITEBACK_OFFSET.checked_sub(at).and_then(|i| bytes.get(i))
             {
-                self.set_writeback(mode != 0);
+                self.set_writeback(mode != 0)?;
             }
             return Ok(());
         }
         // A driver may write before DRIVER_OK, when the front-end has not yet told its features.
         let may_write = self.features == 0 || self.acked(F_CONFIG_WCE);
         match bytes {
-            [mode] if at == CONFIG_WRITEBACK_OFFSET && may_write => {
-                self.set_writeback(*mode != 0);
-                Ok(())
-            }
+            [mode] if at == CONFIG_WRITEBACK_OFFSET && may_write => self.set_writeback(*mode != 0),
             _ => refused(format!(
                 "a write of {} bytes at {offset} of the configuration space; only `writeback` can \
                  be written, where CONFIG_WCE was negotiated",

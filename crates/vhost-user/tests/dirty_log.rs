@@ -186,3 +186,20 @@ fn logging_may_be_turned_on_and_off_under_load() {
         daemon.next_outcome().unwrap();
     }
 }
+
+#[test]
+fn log_all_without_a_log_marks_nothing_and_serves() {
+    for options in both_rings() {
+        let daemon = Daemon::of(mem());
+        let mut device = daemon.connect(&options);
+        device.write(7, &[7; 512]).unwrap();
+        let features = device.features() | bit(VHOST_F_LOG_ALL);
+        device.session().negotiate_features(features).unwrap();
+        let mut data = [0; 512];
+        for _ in 0..3 {
+            device.read(7, &mut data).unwrap();
+            assert_eq!(data, [7; 512]);
+        }
+        device.flush().unwrap();
+    }
+}

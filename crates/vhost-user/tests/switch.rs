@@ -6,10 +6,12 @@ mod common;
 
 use common::load::{Done, Loaded, under_load};
 use common::plane::{Plain, kernel_is_there};
-use common::{Daemon, Setup, mem};
+use common::{Daemon, Setup, mem, wait_until};
 use data_plane::PlaneKind;
 use driver::{Options, Request};
+use rustix::event::epoll;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use vhost_user::{Answer, Command, Status};
@@ -195,4 +197,29 @@ fn a_moved_queue_finds_what_was_made_available_while_nobody_served_it() {
     device.read(9, &mut data).unwrap();
     assert_eq!(data, [9; 512]);
     assert_eq!(status(&daemon).plane, PlaneKind::Kernel);
+}
+
+#[test]
+fn a_call_descriptor_that_the_kernel_does_not_take_moves_the_queues_to_the_other_plane() {
+    const SET_VRING_CALL: u32 = 13;
+    if !common::plane::is_kernel() {
+        println!("SKIP: with VHOST_BLK_TEST_PLANE=kernel only");
+        return;
+    }
+    let daemon = Daemon::start(Arc::new(Plain::for_kernel()), &setup());
+    let mut device = daemon.connect(&options());
+    device.write(5, &[5; 512]).unwrap();
+    assert_eq!(status(&daemon).plane, PlaneKind::Kernel);
+    // No file type, as an eventfd.
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    device.session().raw().message(SET_VRING_CALL, &[0; 8], &[epoll.as_fd()]).unwrap();
+    wait_until("the queues are moved", || status(&daemon).plane == PlaneKind::Uring);
+
+    let call = device.queue(0).queue().call_fd().try_clone().unwrap();
+    device.session().replace_call(0, &call).unwrap();
+    for queue in 0..QUEUES.into() {
+        let (read, layout) = (Request::read(5, 512), device.layout());
+        let done = device.queue(queue).execute(&read, &layout).unwrap();
+        assert_eq!((done.status, done.data), (Some(S_OK), vec![5; 512]));
+    }
 }

@@ -115,17 +115,13 @@ impl KernelPlane {
     }
 
     /// Replaces the call eventfd of a running queue.
-    pub(crate) fn set_call(&mut self, index: u16, call: Option<File>) {
-        if let Some(run) = &mut self.run {
-            run.set_call(index, call);
-        }
+    pub(crate) fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
+        self.run.as_mut().map_or(Ok(()), |run| run.set_call(index, call))
     }
 
     /// The cache mode has changed.
-    pub(crate) fn cache_mode_changed(&mut self) {
-        if let Some(run) = &mut self.run {
-            run.cache_mode_changed();
-        }
+    pub(crate) fn cache_mode_changed(&mut self) -> Result<(), KernelError> {
+        self.run.as_mut().map_or(Ok(()), Run::cache_mode_changed)
     }
 
     /// What the kernel counted, for the whole device and for each queue, while queues run.

@@ -203,20 +203,17 @@ impl Run {
         QueueStopped { base, stats, faulted: drained.is_err() }
     }
 
-    pub(super) fn set_call(&mut self, index: u16, call: Option<File>) {
-        if let Err(error) = self.device.set_vring_signal(index, Signal::Call, call.as_ref()) {
-            tracing::error!(queue = index, %error, "the kernel did not take the new call eventfd");
-        }
+    pub(super) fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
+        self.device.set_vring_signal(index, Signal::Call, call.as_ref())?;
         if let Some(held) = self.queues.get_mut(&index) {
             held.call = call;
             held.call(); // what the old eventfd may have missed
         }
+        Ok(())
     }
 
-    pub(super) fn cache_mode_changed(&mut self) {
-        if let Err(error) = self.set_options() {
-            tracing::error!(%error, "the kernel did not take the new cache mode");
-        }
+    pub(super) fn cache_mode_changed(&mut self) -> Result<(), KernelError> {
+        self.set_options()
     }
 
     pub(super) fn counters(&self) -> Vec<(String, String)> {

@@ -183,9 +183,11 @@ fn prepare(
 fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     // The time stamp counter of an emulated CPU is the same for all, which kernels do not believe.
     // Watchdogs allow for a machine that has better to do. KVM in there goes without nested paging,
-    // which is slow in emulation, and with which this VM died of guests with two CPUs.
+    // which is slow in emulation, and with which this VM died of guests with two CPUs. Nothing
+    // samples memory all the time (newer kernels do): what stands still is seen to (`stall`).
     let emulated = if base.accel == Accel::Tcg {
-        " tsc=reliable watchdog_thresh=30 rcupdate.rcu_cpu_stall_timeout=90 kvm_amd.npt=0"
+        " tsc=reliable watchdog_thresh=30 rcupdate.rcu_cpu_stall_timeout=90 kvm_amd.npt=0 \
+         damon_stat.enabled=0"
     } else {
         ""
     };
