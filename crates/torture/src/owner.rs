@@ -38,8 +38,10 @@ pub(crate) fn own(env: &Env, setup: Setup) -> Result<()> {
 /// Kills owners, `kills` of them.
 pub(crate) fn kill_owners(env: &Env, kills: u64) -> Result<()> {
     need_module()?;
-    // Some latency, so that there is something in flight at any time.
-    let slow = NullBlkOptions { irqmode: 2, completion_ns: 2_000_000, ..NullBlkOptions::default() };
+    // Some latency, so that there is something in flight at any time; small, as every owner fills it
+    // and it is read whole after each.
+    let slow =
+        NullBlkOptions { mib: 32, irqmode: 2, completion_ns: 2_000_000, ..NullBlkOptions::USUAL };
     let (disk, _) = null_blk(slow)?;
     let mut rng = Rng::new(env.seed());
     let refs = module::references()?;

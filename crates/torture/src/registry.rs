@@ -104,7 +104,7 @@ const NOTIFY: &[Case] = cases! {
         |env| notify::none_is_lost(env, usual(), 50, 3_000);
     "notify-long" Full
         "no kick and no call is lost, many more times"
-        |env| notify::none_is_lost(env, usual(), 0, 200_000);
+        |env| notify::none_is_lost(env, usual(), 0, 100_000);
 };
 
 const INTEGRITY: &[Case] = cases! {
