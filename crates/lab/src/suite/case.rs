@@ -51,7 +51,7 @@ impl Set {
     pub fn timeout(self) -> Duration {
         Duration::from_secs(match self {
             Set::Gating | Set::Guest => 300,
-            Set::Full | Set::Nested | Set::GuestFull => 1800,
+            Set::Full | Set::Nested | Set::GuestFull => 3600,
         })
     }
 
