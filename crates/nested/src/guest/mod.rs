@@ -28,7 +28,7 @@ const MIGRATION_LIMIT: Duration = Duration::from_secs(240);
 /// Readings of the dirty log before limits of speed are lifted, so that the migration ends.
 const ROUNDS_UNDER_LOAD: u64 = 4;
 /// Lines of console and log that an error shows.
-const TAIL_LINES: usize = 20;
+const TAIL_LINES: usize = 40;
 
 /// What a guest is made of.
 #[derive(Clone, Debug)]
