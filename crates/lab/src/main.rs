@@ -72,7 +72,8 @@ struct RunArgs {
     /// How often each kernel runs the cases.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// The most seconds a case may take; by default 300 for gating ones, 1800 for the others.
+    /// The most seconds a case may take; by default 300 in the sets gating and guest, 3600 in
+    /// the others.
     #[arg(long)]
     timeout: Option<u64>,
     /// The folder for logs and for junit.xml.

@@ -27,7 +27,8 @@ pub enum Answer {
     Status(Box<Status>),
     /// To [`Command::Switch`]: done; so many running queues were moved.
     Switched(usize),
-    /// To [`Command::Switch`]: not done, and why; everything is as it was.
+    /// To [`Command::Switch`]: not done, and why; everything is as it was, unless it says that the
+    /// front-end is disconnected.
     Refused(String),
 }
 

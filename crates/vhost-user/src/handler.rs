@@ -58,10 +58,13 @@ impl Session<'_> {
     }
 
     fn set_writeback(&mut self, on: bool) -> Result<()> {
-        self.writeback.store(on, Ordering::Relaxed);
+        let was = self.writeback.swap(on, Ordering::Relaxed);
         let Err(why) = self.device.planes.cache_mode_changed() else { return Ok(()) };
         tracing::warn!(%why, "the kernel did not take the cache mode: its queues start anew");
-        checked(self.while_stopped(|_| Ok(())))
+        checked(self.while_stopped(|_| Ok(()))).inspect_err(|_| {
+            // For the next connection: whatever mode the guest now believes in, its data is safe.
+            self.writeback.store(on && was, Ordering::Relaxed);
+        })
     }
 
     /// Changes what a queue was set up with; a running queue is stopped for it and started again.
@@ -176,7 +179,8 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         self.reconfigure(index, |queue| queue.kick = Some(fd))
     }
 
-    /// Goes to a running queue without stopping it: QEMU sends this at every MSI-X mask.
+    /// Goes to a running queue without stopping it, as QEMU sends this at every MSI-X mask; only a
+    /// queue whose new eventfd the kernel refuses starts anew.
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
         checked(fd.as_ref().map(check_signalled).transpose())?;

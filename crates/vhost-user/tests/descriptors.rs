@@ -12,10 +12,13 @@ use std::sync::Arc;
 use vhost_user::{Answer, Command};
 use virtio_spec::blk::S_OK;
 
+const QUEUES: u16 = 2;
+
 /// Does `act` while the process can open nothing.
 fn without_descriptors<T>(act: impl FnOnce() -> T) -> T {
     let before = getrlimit(Resource::Nofile);
-    let none = Rlimit { current: Some(0), ..before };
+    // Two may still be waited for, which is what the daemon does between two messages.
+    let none = Rlimit { current: Some(2), ..before };
     setrlimit(Resource::Nofile, none).expect("a lower limit is always allowed");
     let done = act();
     setrlimit(Resource::Nofile, before).expect("the limit of before is allowed");
@@ -28,11 +31,13 @@ fn queues_that_no_plane_can_start_again_end_the_connection_and_the_next_one_lose
         println!("SKIP: no /dev/vhost-blk: load the kernel module, or run this in the lab");
         return;
     }
-    let daemon = Daemon::start(Arc::new(Plain::for_kernel()), &Setup::default());
-    let mut device = daemon.connect(&Options { inflight: true, ..Options::default() });
+    let setup = Setup { queues: QUEUES, threads: 2, ..Setup::default() };
+    let daemon = Daemon::start(Arc::new(Plain::for_kernel()), &setup);
+    let options = Options { inflight: true, num_queues: QUEUES, ..Options::default() };
+    let mut device = daemon.connect(&options);
     let switch = |to| daemon.control().ask(Command::Switch(to)).expect("the device is there");
     let moved = switch(PlaneKind::Kernel);
-    assert!(matches!(moved, Answer::Switched(0 | 1)), "{moved:?}"); // 0: it was there
+    assert!(matches!(moved, Answer::Switched(0 | 2)), "{moved:?}"); // 0: they were there
     device.write(3, &[3; 512]).unwrap();
 
     match without_descriptors(|| switch(PlaneKind::Uring)) {
@@ -43,8 +48,12 @@ fn queues_that_no_plane_can_start_again_end_the_connection_and_the_next_one_lose
     assert!(outcome.contains("could not be started again"), "{outcome}");
 
     let layout = device.layout();
-    device.queue(0).submit(&Request::read(3, 512), &layout).unwrap();
+    for queue in 0..QUEUES.into() {
+        device.queue(queue).submit(&Request::read(3, 512), &layout).unwrap();
+    }
     device.reconnect(daemon.socket()).unwrap();
-    let (_, done) = device.queue(0).collect().unwrap();
-    assert_eq!((done.status, done.data), (Some(S_OK), vec![3; 512]));
+    for queue in 0..QUEUES.into() {
+        let (_, done) = device.queue(queue).collect().unwrap();
+        assert_eq!((done.status, done.data), (Some(S_OK), vec![3; 512]));
+    }
 }

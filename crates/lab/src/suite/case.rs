@@ -47,7 +47,7 @@ impl Set {
         }
     }
 
-    /// The most that a case of the set may take; several times what it should.
+    /// The most that a case of the set may take, on a slow machine with other work.
     pub fn timeout(self) -> Duration {
         Duration::from_secs(match self {
             Set::Gating | Set::Guest => 300,

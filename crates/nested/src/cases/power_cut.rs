@@ -49,7 +49,8 @@ pub(super) fn run_with(
     guest.ok(&format!("({RECORDS}) >/run/records.log 2>&1 &"))?;
     wait_until("the guest's durable files", Duration::from_secs(240), || {
         Ok(guest.progress()?.len() >= DURABLE_MIN)
-    })?;
+    })
+    .map_err(|error| guest.explain(error))?;
     let records = guest.progress()?;
     guest.cut_power();
     daemon.stop()?;

@@ -95,7 +95,7 @@ impl Guest {
     /// Why there is no answer, with what was said last. A guest that KVM itself gave up says nothing
     /// of its disk: on newer kernels KVM ends one whose access to a device seems to come from the
     /// delivery of an interrupt ("Suberror: 3"), which QEMU's emulation of SVM claims now and then.
-    fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
+    pub fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
         let tail = self.tail();
         let status = self.qmp.execute("query-status", json!({})).unwrap_or_default();
         match tail.lines().find(|line| line.contains("KVM internal error. Suberror: 3")) {
@@ -167,11 +167,13 @@ impl Guest {
                 }
                 _ => Ok(false),
             }
-        })?;
+        })
+        .map_err(|error| self.explain(error))?;
         wait_until("the guest's start at the destination", Duration::from_secs(60), || {
             let status = target.qmp.execute("query-status", json!({}))?;
             Ok(status["status"] == "running")
-        })?;
+        })
+        .map_err(|error| target.explain(error))?;
         Ok(Migration {
             rounds: info["ram"]["dirty-sync-count"].as_u64().unwrap_or(0),
             downtime_ms: info["downtime"].as_u64().unwrap_or(0),

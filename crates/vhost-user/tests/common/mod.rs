@@ -83,7 +83,11 @@ impl Daemon {
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
-                let outcome = device.serve(stream.expect("a front-end"));
+                let Ok(stream) = stream else {
+                    std::thread::sleep(Duration::from_millis(1)); // no descriptor, for the moment
+                    continue;
+                };
+                let outcome = device.serve(stream);
                 let _ = told.send(outcome.map_err(|why| why.to_string()));
             }
         };
