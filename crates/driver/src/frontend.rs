@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The VMM's part: vhost-user messages one by one, in the order that the caller chooses.
 
-use std::os::fd::{AsFd, AsRawFd};
+mod tracking;
+
+pub use tracking::{DirtyLog, InflightRegion};
+
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vhost::VhostBackend;
 use vhost::vhost_user::message::{
-    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
-    VhostUserProtocolFeatures,
+    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostUserMemoryRegionInfo, VringConfigData};
@@ -22,7 +23,7 @@ use zerocopy::IntoBytes;
 
 use crate::device::Error;
 use crate::kernel::KernelSession;
-use crate::memory::{Area, GuestMemory, Region};
+use crate::memory::{GuestMemory, Region};
 use crate::queue::Queue;
 use crate::raw::RawChannel;
 
@@ -32,8 +33,6 @@ const REPLY_LIMIT: Duration = Duration::from_secs(10);
 const VRING_F_LOG: u32 = 1;
 /// Configuration space up to and including the WRITE_ZEROES fields.
 const CONFIG_BYTES_OLD: usize = 60;
-/// One bit of the dirty log stands for a page of this size.
-const LOG_PAGE_BYTES: u64 = 4096;
 
 /// A VMM's side of a device: a vhost-user connection, or the kernel's device without a daemon.
 pub struct Session {
@@ -74,55 +73,6 @@ pub struct Place<'a> {
     pub call: &'a EventFd,
     /// By which the device reports a ring fault.
     pub err: Option<&'a EventFd>,
-}
-
-/// The region in which a daemon tracks its requests in flight.
-pub struct InflightRegion {
-    /// Size, offset and queues as the daemon answered.
-    pub info: VhostUserInflight,
-    memory: Arc<GuestMemory>,
-}
-
-impl InflightRegion {
-    pub(crate) fn new(info: VhostUserInflight, memory: Arc<GuestMemory>) -> Self {
-        Self { info, memory }
-    }
-
-    /// The bytes of the region.
-    pub fn area(&self) -> Area {
-        self.memory.area(self.info.mmap_offset, self.info.mmap_size as usize)
-    }
-}
-
-/// The bitmap of pages that a daemon wrote, one bit for 4 KiB.
-pub struct DirtyLog {
-    memory: Arc<GuestMemory>,
-}
-
-impl DirtyLog {
-    fn area(&self) -> Area {
-        let region = &self.memory.regions()[0];
-        self.memory.area(0, region.size() as usize)
-    }
-
-    /// Whether the page of this guest-physical address is marked.
-    pub fn is_dirty(&self, gpa: u64) -> bool {
-        let page = gpa / LOG_PAGE_BYTES;
-        let byte = self.area().load_u8((page / 8) as usize, Ordering::Acquire);
-        byte & (1 << (page % 8)) != 0
-    }
-
-    /// Guest-physical addresses of all marked pages.
-    pub fn dirty_pages(&self) -> Vec<u64> {
-        let pages = self.area().len() as u64 * 8;
-        (0..pages).map(|page| page * LOG_PAGE_BYTES).filter(|&gpa| self.is_dirty(gpa)).collect()
-    }
-
-    /// Unmarks everything.
-    pub fn clear(&self) {
-        let area = self.area();
-        (0..area.len()).for_each(|byte| area.store_u8(byte, 0, Ordering::Release));
-    }
 }
 
 impl Session {
@@ -431,54 +381,6 @@ impl Session {
             return kernel.set_config(offset, bytes);
         }
         Ok(self.frontend().set_config(offset, VhostUserConfigFlags::WRITABLE, bytes)?)
-    }
-
-    /// Whether requests in flight can be tracked in a region.
-    pub fn can_track_inflight(&mut self) -> bool {
-        let message = VhostUserProtocolFeatures::INFLIGHT_SHMFD;
-        self.kernel().is_some() || self.has_protocol(message)
-    }
-
-    /// Asks the daemon for a new in-flight region; for the kernel's device the front-end makes it.
-    pub fn get_inflight(&mut self, queues: u16, queue_size: u16) -> Result<InflightRegion, Error> {
-        if self.kernel().is_some() {
-            return KernelSession::get_inflight(queues, queue_size);
-        }
-        let wanted = VhostUserInflight::new(0, 0, queues, queue_size);
-        let (info, file) = self.frontend().get_inflight_fd(&wanted)?;
-        let memory = GuestMemory::from_file(file, info.mmap_offset + info.mmap_size)?;
-        Ok(InflightRegion { info, memory })
-    }
-
-    /// Gives the daemon an in-flight region, new or of an earlier daemon.
-    pub fn set_inflight(&mut self, region: &InflightRegion) -> Result<(), Error> {
-        if let Some(kernel) = self.kernel() {
-            return kernel.set_inflight(region);
-        }
-        let fd = region.memory.regions()[0].fd().as_raw_fd();
-        Ok(self.frontend().set_inflight_fd(&region.info, fd)?)
-    }
-
-    /// Gives the daemon a dirty log that covers `memory`. Logging starts when LOG_ALL is set and,
-    /// for the used rings, with the log flag of [`Self::set_vring_addr`].
-    pub fn set_log(&mut self, memory: &GuestMemory) -> Result<DirtyLog, Error> {
-        let end = memory.regions().iter().map(|r| r.gpa() + r.size()).max().unwrap_or(0);
-        let bytes = (end / LOG_PAGE_BYTES).div_ceil(8).max(1).next_multiple_of(LOG_PAGE_BYTES);
-        let log = DirtyLog { memory: GuestMemory::new(&[(0, bytes)])? };
-        if let Some(kernel) = self.kernel() {
-            kernel.set_log(&log.area())?;
-            return Ok(log);
-        }
-        let payload = [bytes, 0].map(u64::to_le_bytes).concat();
-        let code = FrontendReq::SET_LOG_BASE.into();
-        let region = &log.memory.regions()[0];
-        // Section "Migration": the daemon always answers this one when it gets a descriptor.
-        self.raw().message(code, &payload, &[region.fd().as_fd()])?;
-        let reply = self.raw().reply(REPLY_LIMIT)?;
-        if reply.code != code {
-            return Err(Error::Refused(FrontendReq::SET_LOG_BASE));
-        }
-        Ok(log)
     }
 
     /// Resets the device (RESET_DEVICE; in the kernel RESET_OWNER and SET_OWNER).
