@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::plane::{Plain, kernel_is_there};
+use common::plane::{Plain, kernel_or_skip};
 use common::{Daemon, Setup};
 use data_plane::PlaneKind;
 use driver::{Options, Request};
@@ -27,8 +27,7 @@ fn without_descriptors<T>(act: impl FnOnce() -> T) -> T {
 
 #[test]
 fn queues_that_no_plane_can_start_again_end_the_connection_and_the_next_one_loses_nothing() {
-    if !kernel_is_there() {
-        println!("SKIP: no /dev/vhost-blk: load the kernel module, or run this in the lab");
+    if !kernel_or_skip() {
         return;
     }
     let setup = Setup { queues: QUEUES, threads: 2, ..Setup::default() };

@@ -5,7 +5,7 @@
 mod common;
 
 use common::load::{Done, Loaded, under_load};
-use common::plane::{Plain, kernel_is_there};
+use common::plane::{Plain, kernel_or_skip};
 use common::{Daemon, Setup, mem, wait_until};
 use data_plane::PlaneKind;
 use driver::{Options, Request};
@@ -53,14 +53,6 @@ fn loaded(options: &Options, mut act: impl FnMut(&Daemon, &mut Loaded)) -> Vec<D
     drop(session);
     daemon.next_outcome().expect("the connection ends well");
     done
-}
-
-/// `false` and a line about it where there is no kernel module.
-fn kernel_or_skip() -> bool {
-    if !kernel_is_there() {
-        println!("SKIP: no /dev/vhost-blk: load the kernel module, or run this in the lab");
-    }
-    kernel_is_there()
 }
 
 #[test]

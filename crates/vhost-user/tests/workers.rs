@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::plane::{Plain, kernel_is_there};
+use common::plane::{Plain, kernel_or_skip};
 use common::{Daemon, Setup};
 use data_plane::PlaneKind;
 use driver::{Options, Request};
@@ -35,8 +35,7 @@ fn workers() -> Vec<String> {
 
 #[test]
 fn each_queue_has_a_worker_of_its_own_on_its_cpu_or_as_many_as_are_wanted() {
-    if !kernel_is_there() {
-        println!("SKIP: no /dev/vhost-blk: load the kernel module, or run this in the lab");
+    if !kernel_or_skip() {
         return;
     }
     for (threads, cpus, expected) in [

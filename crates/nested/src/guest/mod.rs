@@ -163,7 +163,7 @@ impl Guest {
             match info["status"].as_str() {
                 Some("completed") => Ok(true),
                 Some("failed" | "cancelled") => {
-                    bail!("the migration failed: {info}\n{}\n{}", self.tail(), target.tail())
+                    bail!("the migration failed: {info}\n{}", target.tail())
                 }
                 _ => Ok(false),
             }

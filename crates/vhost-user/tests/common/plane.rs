@@ -41,9 +41,13 @@ pub fn skip_part_on_kernel(why: &str) -> bool {
     is_kernel()
 }
 
-/// Whether there is a kernel to move queues to.
-pub fn kernel_is_there() -> bool {
-    std::path::Path::new(data_plane::DEVICE_PATH).exists()
+/// Whether there is a kernel to move queues to; `false`, and a line about it, where there is none.
+pub fn kernel_or_skip() -> bool {
+    let is_there = std::path::Path::new(data_plane::DEVICE_PATH).exists();
+    if !is_there {
+        println!("SKIP: no /dev/vhost-blk: load the kernel module, or run this in the lab");
+    }
+    is_there
 }
 
 /// A disk without wrappers.
