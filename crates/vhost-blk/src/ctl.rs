@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Arguments of `vhost-blk ctl`.
 #[derive(Args, Clone, Debug)]
@@ -19,6 +20,9 @@ pub struct CtlArgs {
     /// Print the daemon's answer as JSON
     #[arg(long)]
     pub json: bool,
+    /// Seconds to wait for the answer, 0 for ever. What was asked may still be done later
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub timeout: u32,
     /// What to do.
     #[command(subcommand)]
     pub action: Action,
@@ -46,12 +50,18 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
         Action::Status => ("get the status", Request::Status {}),
         Action::Switch { plane } => ("switch the data plane", Request::Switch { plane }),
     };
-    let answer = ask(&args.control_path, request).map_err(|error| {
-        Failure::run(
-            format!("ask the daemon at {}", args.control_path.display()),
-            error,
-            "see that it runs with this --control-path, as this user",
-        )
+    let patience = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
+    let answer = ask(&args.control_path, request, patience).map_err(|error| {
+        let at = format!("ask the daemon at {}", args.control_path.display());
+        match error.kind() {
+            // What a socket says whose time is up.
+            io::ErrorKind::WouldBlock => Failure::run(
+                at,
+                format!("no answer in {} s", args.timeout),
+                "it waits, as a rule for the disk to end requests: look at that, or raise --timeout",
+            ),
+            _ => Failure::run(at, error, "see that it runs with this --control-path, as this user"),
+        }
     })?;
     if let Some(why) = &answer.error {
         return Err(Failure::told(what, why));
@@ -68,8 +78,9 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::run("write the output", error, "check where stdout goes"))
 }
 
-fn ask(path: &Path, request: Request) -> io::Result<Answer> {
+fn ask(path: &Path, request: Request, patience: Option<Duration>) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(patience)?;
     let sent = stream.write_all(format!("{}\n", serde_json::to_string(&request)?).as_bytes());
     // Also when it could not be sent: a daemon that has no time says so and hangs up.
     let mut line = String::new();

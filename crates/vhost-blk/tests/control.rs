@@ -8,7 +8,7 @@ use driver::{Device, Options};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -159,6 +159,15 @@ fn a_daemon_that_is_not_there_is_named() {
     let place = Place::new();
     let line = one_line(&ctl(&place.path("nobody.sock"), &["status"]), 1);
     assert!(line.contains("nobody.sock") && line.contains("--control-path"), "{line}");
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_not_waited_for_longer_than_wanted() {
+    let place = Place::new();
+    let silent = place.path("silent.sock");
+    let _listener = UnixListener::bind(&silent).unwrap();
+    let line = one_line(&ctl(&silent, &["--timeout", "1", "status"]), 1);
+    assert!(line.contains("no answer in 1 s") && line.contains("--timeout"), "{line}");
 }
 
 #[test]
