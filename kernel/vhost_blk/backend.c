@@ -228,20 +228,16 @@ static int same_storage(struct vhost_blk_backend *be, int fd)
 	return same ? 0 : -EINVAL;
 }
 
-/* Starts the queues that are set up. */
+/* Starts the queues that are set up, which nobody changes without dev.mutex. */
 static int start_ready(struct vhost_blk *blk)
 {
 	unsigned int i;
-	bool ready;
 	int err;
 
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
-		mutex_lock(&q->vq.mutex);
-		ready = q->vq.num && q->vq.desc && q->vq.avail && q->vq.used;
-		mutex_unlock(&q->vq.mutex);
-		if (!ready)
+		if (!q->vq.num || !q->vq.desc || !q->vq.avail || !q->vq.used)
 			continue;
 		err = vhost_blk_start_queue(q, blk->backend);
 		if (err)

@@ -210,9 +210,19 @@ void vhost_blk_orphan_work(struct work_struct *work)
 {
 	struct vhost_blk_queue *q = container_of(work, struct vhost_blk_queue, orphan_work);
 
-	mutex_lock(&q->vq.mutex);
-	q->stats.dropped += forget_all(finished(q));
-	mutex_unlock(&q->vq.mutex);
+	bool polled;
+
+	for (;;) {
+		mutex_lock(&q->vq.mutex);
+		q->stats.dropped += forget_all(finished(q));
+		vhost_blk_poll_bdev(q);
+		polled = !list_empty(&q->polled);
+		mutex_unlock(&q->vq.mutex);
+		if (!polled)
+			break;
+		/* Finished by nobody else: the descriptor may be open still, somewhere. */
+		schedule_timeout_uninterruptible(1);
+	}
 }
 
 /**

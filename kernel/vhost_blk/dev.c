@@ -87,16 +87,11 @@ static int vhost_blk_close(struct inode *inode, struct file *file)
 static bool any_queue_runs(struct vhost_blk *blk)
 {
 	unsigned int i;
-	bool runs = false;
 
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX && !runs; i++) {
-		struct vhost_virtqueue *vq = &blk->queues[i].vq;
-
-		mutex_lock(&vq->mutex);
-		runs = vhost_vq_get_backend(vq);
-		mutex_unlock(&vq->mutex);
-	}
-	return runs;
+	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++)
+		if (vhost_blk_runs(blk->queues + i))
+			return true;
+	return false;
 }
 
 /* Requests that were taken before the change end before it is reported. */
@@ -121,7 +116,8 @@ static int set_features(struct vhost_blk *blk, u64 features)
 			vhost_clear_device_iotlb(&blk->dev);
 	}
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
-		mutex_lock(&blk->queues[i].vq.mutex);
+		if (mutex_lock_killable(&blk->queues[i].vq.mutex))
+			return -EINTR;
 		vhost_blk_set_acked_features(&blk->queues[i].vq, features);
 		mutex_unlock(&blk->queues[i].vq.mutex);
 	}
@@ -241,6 +237,25 @@ static int set_serial(struct vhost_blk *blk, void __user *argp)
 	return 0;
 }
 
+/*
+ * The core expects no work of a queue without backend and kick. There is some when the queue was
+ * started and stopped before its worker came to look.
+ */
+static long attach_worker(struct vhost_blk *blk, void __user *argp)
+{
+	struct vhost_vring_worker ring;
+	struct vhost_blk_queue *q;
+
+	if (copy_from_user(&ring, argp, sizeof(ring)))
+		return -EFAULT;
+	if (ring.index >= VHOST_BLK_QUEUES_MAX)
+		return -ENOBUFS;
+	q = blk->queues + array_index_nospec(ring.index, VHOST_BLK_QUEUES_MAX);
+	if (vhost_vq_has_work(&q->vq))
+		vhost_dev_flush(&blk->dev);
+	return vhost_worker_ioctl(&blk->dev, VHOST_ATTACH_VRING_WORKER, argp);
+}
+
 static long core_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
 	long err;
@@ -249,9 +264,10 @@ static long core_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *arg
 	case VHOST_SET_MEM_TABLE:
 		err = vhost_dev_check_owner(&blk->dev);
 		return err ?: set_mem_table(blk, argp);
+	case VHOST_ATTACH_VRING_WORKER:
+		return attach_worker(blk, argp);
 	case VHOST_NEW_WORKER:
 	case VHOST_FREE_WORKER:
-	case VHOST_ATTACH_VRING_WORKER:
 	case VHOST_GET_VRING_WORKER:
 		return vhost_worker_ioctl(&blk->dev, cmd, argp);
 	}

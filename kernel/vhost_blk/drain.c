@@ -12,6 +12,15 @@
 /* How often, in jiffies, a wait looks for completions that no interrupt announces. */
 #define POLL_INTERVAL	1
 
+/* A worker that waits for the disk to have a tag holds it as long. */
+static int lock_queue(struct vhost_blk_queue *q, bool killable)
+{
+	if (killable)
+		return mutex_lock_killable(&q->vq.mutex);
+	mutex_lock(&q->vq.mutex);
+	return 0;
+}
+
 static bool gen_empty(struct vhost_blk_queue *q, u8 gen)
 {
 	return !atomic_read(&q->inflight[gen]);
@@ -33,7 +42,8 @@ static int wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 		/* Whoever waits holds dev.mutex, without which no IOTLB entry can come. */
 		if (killable && READ_ONCE(q->blind))
 			return -EAGAIN;
-		mutex_lock(&q->vq.mutex);
+		if (lock_queue(q, killable))
+			return -EINTR;
 		vhost_blk_poll_bdev(q);
 		mutex_unlock(&q->vq.mutex);
 	}
@@ -49,7 +59,8 @@ static int drain(struct vhost_blk_queue *q, bool killable)
 	err = wait_gen(q, !q->gen, killable);
 	if (err)
 		return err;
-	mutex_lock(&q->vq.mutex);
+	if (lock_queue(q, killable))
+		return -EINTR;
 	old = q->gen;
 	q->gen = !old;
 	mutex_unlock(&q->vq.mutex);
@@ -83,6 +94,7 @@ int vhost_blk_drain_all(struct vhost_blk *blk)
 	return err;
 }
 
+/* Takes no lock that could be waited for: whoever drains after it does. */
 static void set_paused(struct vhost_blk *blk, bool paused)
 {
 	unsigned int i;
@@ -90,11 +102,9 @@ static void set_paused(struct vhost_blk *blk, bool paused)
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
-		mutex_lock(&q->vq.mutex);
-		q->paused = paused;
-		if (!paused && vhost_vq_get_backend(&q->vq))
+		WRITE_ONCE(q->paused, paused);
+		if (!paused && vhost_blk_runs(q))
 			vhost_poll_queue(&q->vq.poll);
-		mutex_unlock(&q->vq.mutex);
 	}
 }
 
@@ -160,7 +170,8 @@ static int stop(struct vhost_blk_queue *q, bool killable)
 	 * The backend stays until nothing is in flight: to the core, a ring without one is at rest,
 	 * and it lets its addresses and size change unchecked.
 	 */
-	mutex_lock(&q->vq.mutex);
+	if (lock_queue(q, killable))
+		return -EINTR;
 	q->stopping = true;
 	WRITE_ONCE(q->starved, false);
 	mutex_unlock(&q->vq.mutex);
@@ -215,19 +226,16 @@ static int start_locked(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
  */
 int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
 {
-	bool leftovers;
 	int err;
 
 	/* A stop that was killed, or could not reach the rings. */
-	mutex_lock(&q->vq.mutex);
-	leftovers = q->stopping;
-	mutex_unlock(&q->vq.mutex);
-	if (unlikely(leftovers)) {
+	if (unlikely(q->stopping)) {
 		err = stop(q, true);
 		if (err)
 			return err;
 	}
-	mutex_lock(&q->vq.mutex);
+	if (lock_queue(q, true))
+		return -EINTR;
 	err = start_locked(q, be);
 	mutex_unlock(&q->vq.mutex);
 	/* Chains may be there already, and their kick may be gone. */

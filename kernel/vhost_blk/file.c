@@ -71,6 +71,16 @@ static bool try_start_write(struct vhost_blk_req *req)
 	return true;
 }
 
+/*
+ * Whether it would wait all the same: a file system may honour IOCB_NOWAIT until the page cache has
+ * the data, and then write it out and flush the disk (XFS).
+ */
+static bool waits(const struct vhost_blk_req *req)
+{
+	return !req->be->nowait || (req->type == VIRTIO_BLK_T_OUT && !req->be->direct &&
+				    req->iocb.ki_flags & IOCB_DSYNC);
+}
+
 /**
  * vhost_blk_submit_file - start an IN or OUT
  * @req: the request, its pages mapped
@@ -81,7 +91,7 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 	ssize_t result;
 
 	init_iocb(req);
-	if (!req->be->nowait || (req->type == VIRTIO_BLK_T_OUT && !try_start_write(req))) {
+	if (waits(req) || (req->type == VIRTIO_BLK_T_OUT && !try_start_write(req))) {
 		vhost_blk_submit_slow(req);
 		return;
 	}

@@ -104,7 +104,7 @@ static const char *state_of(struct vhost_blk_queue *q)
 		return "faulted";
 	if (q->stopping)
 		return "stopping";
-	return q->paused ? "paused" : "running";
+	return READ_ONCE(q->paused) ? "paused" : "running";
 }
 
 static void show_queue(struct seq_file *m, struct vhost_blk_queue *q)
@@ -149,7 +149,8 @@ void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
-		mutex_lock(&q->vq.mutex);
+		if (mutex_lock_killable(&q->vq.mutex))
+			break;
 		if (q->stats.turns || vhost_vq_get_backend(&q->vq))
 			show_queue(m, q);
 		mutex_unlock(&q->vq.mutex);

@@ -32,7 +32,7 @@ static u64 now(void)
 
 static bool may_take(struct vhost_blk_queue *q)
 {
-	return vhost_vq_get_backend(&q->vq) && !q->broken && !q->paused && !q->stopping;
+	return vhost_vq_get_backend(&q->vq) && !q->broken && !READ_ONCE(q->paused) && !q->stopping;
 }
 
 /*

@@ -27,7 +27,8 @@ static bool whole_blocks(const struct vhost_blk_req *req, u64 sector, u64 sector
 
 static bool read_only(const struct vhost_blk_req *req)
 {
-	return req->be->read_only ||
+	/* Nobody below asks: a bio to a device that became read-only is written. */
+	return req->be->read_only || (req->be->bdev && bdev_read_only(req->be->bdev)) ||
 	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY;
 }
 
@@ -184,6 +185,24 @@ static int parse_type(struct vhost_blk_req *req, struct iov_iter *in, struct iov
 	}
 }
 
+static int parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+		 struct iov_iter *data)
+{
+	struct virtio_blk_outhdr hdr;
+	struct iov_iter in, out;
+
+	if (!find_status(req, chain, &in))
+		return -EIO;
+	/* From here on its size may be asked for. */
+	if (unlikely(req->be->dead))
+		return -EIO;
+	if (!copy_header(req, chain, &hdr, &out))
+		return -EIO;
+	req->type = vhost32_to_cpu(&req->q->vq, hdr.type);
+	req->sector = vhost64_to_cpu(&req->q->vq, hdr.sector);
+	return parse_type(req, &in, &out, data);
+}
+
 /**
  * vhost_blk_parse - read a request from its chain
  * @req: filled in
@@ -198,20 +217,8 @@ static int parse_type(struct vhost_blk_req *req, struct iov_iter *in, struct iov
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data)
 {
-	struct virtio_blk_outhdr hdr;
-	struct iov_iter in, out;
-	int err;
+	int err = parse(req, chain, data);
 
-	if (!find_status(req, chain, &in))
-		return -EIO;
-	/* From here on its size may be asked for. */
-	if (unlikely(req->be->dead))
-		return -EIO;
-	if (!copy_header(req, chain, &hdr, &out))
-		return -EIO;
-	req->type = vhost32_to_cpu(&req->q->vq, hdr.type);
-	req->sector = vhost64_to_cpu(&req->q->vq, hdr.sector);
-	err = parse_type(req, &in, &out, data);
 	trace_vhost_blk_request(req, err);
 	return err;
 }

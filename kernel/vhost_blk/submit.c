@@ -148,6 +148,7 @@ static void init_req(struct vhost_blk_req *req, const struct vhost_blk_chain *ch
 	req->be = vhost_vq_get_backend(&q->vq);
 	req->status_addr = NULL;
 	req->type = VIRTIO_BLK_T_IN;
+	req->sector = 0;
 	req->head = chain->head;
 	req->bytes = 0;
 	req->written = 0;

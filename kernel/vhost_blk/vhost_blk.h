@@ -365,6 +365,12 @@ static inline unsigned int vhost_blk_queue_index(const struct vhost_blk_queue *q
 	return q - q->blk->queues;
 }
 
+/* Whether a queue has a backend; under dev.mutex, without which that does not change. */
+static inline bool vhost_blk_runs(const struct vhost_blk_queue *q)
+{
+	return READ_ONCE(q->vq.private_data);
+}
+
 /* Requests in flight. */
 static inline int vhost_blk_inflight(struct vhost_blk_queue *q)
 {
