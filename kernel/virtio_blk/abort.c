@@ -112,10 +112,10 @@ void virtblk_abort_work(struct work_struct *work)
 
 /**
  * virtblk_check_broken() - gives the device up if it broke the rules of this ring
- * @q: nothing was found in its used ring
+ * @q: its used ring was looked at; its lock is held
  *
- * The virtio core marks a ring whose used entries name requests that it never had. What is in
- * flight there would never end.
+ * The virtio core marks a ring whose used entries name requests that it never had, and
+ * virtblk_get_used() one whose descriptors were changed. What is in flight there would never end.
  */
 void virtblk_check_broken(struct virtblk_queue *q)
 {

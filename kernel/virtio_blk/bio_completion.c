@@ -51,10 +51,9 @@ static void stage_done(struct virtblk_queue *q, struct virtblk_slot *slot, struc
 static unsigned int take_used(struct virtblk_queue *q, struct bio_list *done)
 {
 	struct virtblk_request *request;
-	unsigned int count = 0, len;
+	unsigned int count = 0;
 
-	while ((request = virtqueue_get_buf(q->vq, &len))) {
-		q->in_flight--;
+	while ((request = virtblk_get_used(q))) {
 		count++;
 		stage_done(q, container_of(request, struct virtblk_slot, request), done);
 	}
@@ -98,8 +97,7 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 		q->last_reap = jiffies;
 		if (count)
 			q->last_used = jiffies;
-		else
-			virtblk_check_broken(q);
+		virtblk_check_broken(q);
 	}
 	waited = q->waiting_count;
 	kick = virtblk_bio_dispatch(q, NULL, &done);

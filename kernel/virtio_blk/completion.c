@@ -44,7 +44,7 @@ static void restart(struct virtblk_queue *q)
 unsigned int virtblk_rq_take(struct virtblk_queue *q, bool interrupt, struct request **first)
 {
 	struct virtblk_request *request;
-	unsigned int count = 0, len;
+	unsigned int count = 0;
 	unsigned long flags;
 	struct request *rq;
 
@@ -54,10 +54,9 @@ unsigned int virtblk_rq_take(struct virtblk_queue *q, bool interrupt, struct req
 	do {
 		if (interrupt)
 			virtqueue_disable_cb(q->vq);
-		while ((request = virtqueue_get_buf(q->vq, &len))) {
+		while ((request = virtblk_get_used(q))) {
 			rq = blk_mq_rq_from_pdu(request);
 			count++;
-			q->in_flight--;
 			*first = rq;
 			first = &rq->rq_next;
 		}
@@ -66,9 +65,8 @@ unsigned int virtblk_rq_take(struct virtblk_queue *q, bool interrupt, struct req
 	if (count) {
 		q->last_used = jiffies;
 		restart(q);
-	} else {
-		virtblk_check_broken(q);
 	}
+	virtblk_check_broken(q);
 out:
 	spin_unlock_irqrestore(&q->lock, flags);
 	*first = NULL;

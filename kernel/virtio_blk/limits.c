@@ -71,24 +71,26 @@ static int read_segments(struct virtblk *blk, struct queue_limits *lim)
 	return 0;
 }
 
-static void read_block_size(struct virtio_device *vdev, struct queue_limits *lim)
+static int read_block_size(struct virtio_device *vdev, struct queue_limits *lim)
 {
 	u32 size;
 
 	if (virtio_cread_feature(vdev, VIRTIO_BLK_F_BLK_SIZE, struct virtio_blk_config, blk_size,
 				 &size))
-		return;
-	/* Only a hint, says the specification: requests count in units of 512 bytes. */
+		return 0;
 	if (!blk_validate_block_size(size)) {
 		lim->logical_block_size = size;
-	} else if (size > PAGE_SIZE && is_power_of_2(size)) {
-		lim->logical_block_size = PAGE_SIZE;
-		dev_warn(&vdev->dev, "blocks of %u bytes are too large; taken as %lu\n", size,
-			 PAGE_SIZE);
-	} else {
-		dev_warn(&vdev->dev, "blocks of %u bytes make no sense; taken as %u\n", size,
-			 lim->logical_block_size);
+		return 0;
 	}
+	/* A hint, says the specification; but devices that take it for more refuse parts of it. */
+	if (size > PAGE_SIZE && is_power_of_2(size)) {
+		dev_err(&vdev->dev, "blocks of %u bytes are too large for this kernel: %lu at most\n",
+			size, PAGE_SIZE);
+		return -EINVAL;
+	}
+	dev_warn(&vdev->dev, "blocks of %u bytes make no sense; taken as %u\n", size,
+		 lim->logical_block_size);
+	return 0;
 }
 
 static void read_topology(struct virtio_device *vdev, struct queue_limits *lim)
@@ -188,7 +190,9 @@ int virtblk_read_limits(struct virtblk *blk, struct queue_limits *lim)
 	err = read_segments(blk, lim);
 	if (err)
 		return err;
-	read_block_size(vdev, lim);
+	err = read_block_size(vdev, lim);
+	if (err)
+		return err;
 	read_topology(vdev, lim);
 	read_discard(blk, lim);
 	read_secure_erase(blk, lim);

@@ -66,6 +66,11 @@ static int check_parameters(void)
 		       BLK_MQ_MAX_DEPTH);
 		return -EINVAL;
 	}
+	if (use_bio && queue_depth > VIRTBLK_SLOTS_MAX) {
+		pr_err("queue_depth=%u: with use_bio=1 at most %u requests are possible\n",
+		       queue_depth, VIRTBLK_SLOTS_MAX);
+		return -EINVAL;
+	}
 	return 0;
 }
 

@@ -48,6 +48,37 @@ static void init_queue(struct virtblk *blk, unsigned int index)
 }
 
 /**
+ * virtblk_del_queues() - gives the virtqueues back
+ * @blk: nothing is in flight, nobody is about to kick
+ * @vdev: its device, reset
+ *
+ * What comes later finds no virtqueue, and fails. A device whose virtqueues are gone is left alone.
+ */
+void virtblk_del_queues(struct virtblk *blk, struct virtio_device *vdev)
+{
+	unsigned int i;
+
+	if (!blk->queues[0].vq)
+		return;
+	for (i = 0; i < blk->queue_count; i++) {
+		spin_lock_irq(&blk->queues[i].lock);
+		blk->queues[i].vq = NULL;
+		spin_unlock_irq(&blk->queues[i].lock);
+	}
+	vdev->config->del_vqs(vdev);
+}
+
+/* The smallest ring of all; they are usually equal. */
+static unsigned int ring_size(struct virtblk *blk)
+{
+	unsigned int i, size = VIRTBLK_RING_MAX;
+
+	for (i = 0; i < blk->queue_count; i++)
+		size = min(size, virtqueue_get_vring_size(blk->queues[i].vq));
+	return size;
+}
+
+/**
  * virtblk_find_queues() - gets the virtqueues from the device
  * @blk: its queues are without virtqueues: at probe, or after a reset
  *
@@ -79,41 +110,17 @@ int virtblk_find_queues(struct virtblk *blk)
 		blk->queues[i].in_flight = 0;
 		spin_unlock_irq(&blk->queues[i].lock);
 	}
+	/* Requests were made to fit. */
+	if (ring_size(blk) < blk->ring_size) {
+		dev_err(&blk->vdev->dev, "rings of %u descriptors; they had %u before\n",
+			ring_size(blk), blk->ring_size);
+		virtblk_del_queues(blk, blk->vdev);
+		err = -EINVAL;
+	}
 out:
 	kfree(vqs);
 	kfree(infos);
 	return err;
-}
-
-/**
- * virtblk_del_queues() - gives the virtqueues back
- * @blk: nothing is in flight, nobody is about to kick
- * @vdev: its device, reset
- *
- * What comes later finds no virtqueue, and fails. A device whose virtqueues are gone is left alone.
- */
-void virtblk_del_queues(struct virtblk *blk, struct virtio_device *vdev)
-{
-	unsigned int i;
-
-	if (!blk->queues[0].vq)
-		return;
-	for (i = 0; i < blk->queue_count; i++) {
-		spin_lock_irq(&blk->queues[i].lock);
-		blk->queues[i].vq = NULL;
-		spin_unlock_irq(&blk->queues[i].lock);
-	}
-	vdev->config->del_vqs(vdev);
-}
-
-/* The smallest ring of all; they are usually equal. */
-static unsigned int ring_size(struct virtblk *blk)
-{
-	unsigned int i, size = VIRTBLK_RING_MAX;
-
-	for (i = 0; i < blk->queue_count; i++)
-		size = min(size, virtqueue_get_vring_size(blk->queues[i].vq));
-	return size;
 }
 
 /**
@@ -172,6 +179,8 @@ static int fit_to_ring(struct virtblk *blk)
 	bool indirect = virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC);
 	unsigned int size = ring_size(blk);
 
+	blk->ring_size = size;
+	blk->indirect = indirect;
 	if (size > VIRTBLK_OVERHEAD)
 		blk->seg_max = size - VIRTBLK_OVERHEAD;
 	else if (indirect)

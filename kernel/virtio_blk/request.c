@@ -200,18 +200,17 @@ void virtblk_free_data(struct virtblk_request *request)
  */
 int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
 {
+	unsigned int out = 0, in = 0, needed, free;
 	struct scatterlist *sgs[3];
-	unsigned int out = 0, in = 0;
 	int err;
 
 	lockdep_assert_held(&q->lock);
 	if (unlikely(!q->vq))
 		return -EIO;
-	/*
-	 * The core would kick the device, under our lock, before it says the same. It still does
-	 * where something is free, but too little for a request without an indirect table.
-	 */
-	if (unlikely(!q->vq->num_free))
+	needed = q->blk->indirect ? 1 : request->data.nents + VIRTBLK_OVERHEAD;
+	free = q->vq->num_free;
+	/* The core would kick the device, under our lock, before it says the same. */
+	if (unlikely(free < needed))
 		return virtqueue_is_broken(q->vq) ? -EIO : -ENOSPC;
 	sgs[out++] = &request->header_sg;
 	if (request->data.nents) {
@@ -222,12 +221,40 @@ int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
 	}
 	sgs[out + in++] = &request->status_sg;
 	err = virtqueue_add_sgs(q->vq, sgs, out, in, request, GFP_ATOMIC);
-	if (likely(!err))
+	if (likely(!err)) {
+		request->descriptors = free - q->vq->num_free;
 		q->in_flight++;
-	/* What a packed ring says when a buffer cannot be mapped for the moment. */
-	else if (err == -EIO && !virtqueue_is_broken(q->vq))
+	} else if (err == -EIO && !virtqueue_is_broken(q->vq)) {
+		/* What a packed ring says when a buffer cannot be mapped for the moment. */
 		err = -ENOMEM;
+	}
 	return err;
+}
+
+/**
+ * virtblk_get_used() - takes a request that the device has used
+ * @q: its lock is held, it has a virtqueue
+ *
+ * How many descriptors come free with it, the core reads in a split ring's table, which the device
+ * may have changed. With too many of them, two requests would get one place, and the first never
+ * end: the ring is broken off before.
+ *
+ * Return: the next one, or NULL.
+ */
+struct virtblk_request *virtblk_get_used(struct virtblk_queue *q)
+{
+	unsigned int free = q->vq->num_free, len;
+	struct virtblk_request *request = virtqueue_get_buf(q->vq, &len);
+
+	if (!request)
+		return NULL;
+	q->in_flight--;
+	if (unlikely(q->vq->num_free - free != request->descriptors)) {
+		dev_err_ratelimited(&q->vq->vdev->dev, "the device changed the descriptors of %s\n",
+				    q->name);
+		__virtqueue_break(q->vq);
+	}
+	return request;
 }
 
 /* Whether the device wants to be told; under the queue's lock. The kick itself costs an exit. */

@@ -52,6 +52,7 @@
  * @writes: the data buffers are read by the device
  * @own_sg: @data was allocated and has to be freed
  * @withheld: fault injection kept its completion back, the timeout gives it
+ * @descriptors: of the ring, that it took
  * @range: the range of a discard, write zeroes or secure erase
  * @id: the serial number, where the device writes it (VIRTIO_BLK_T_GET_ID)
  * @ranges: more than one range, allocated; or NULL
@@ -69,6 +70,7 @@ struct virtblk_request {
 	bool writes;
 	bool own_sg;
 	bool withheld;
+	u16 descriptors;
 	union {
 		struct virtio_blk_discard_write_zeroes range;
 		char id[VIRTIO_BLK_ID_BYTES];
@@ -180,6 +182,8 @@ struct virtblk_queue {
  * @dead: the device was given up, nothing may be sent to it; under @vdev_mutex
  * @suspended: virtblk_suspend() was called and virtblk_resume() was not
  * @watching: @watch is scheduled
+ * @ring_size: descriptors of the smallest ring, as found at probe
+ * @indirect: a request may have its descriptors in a table, and takes one of the ring
  * @seg_max: scatterlist entries of one request
  * @seg_bytes_max: bytes of an entry
  * @config_work: looks at the capacity after a change
@@ -203,6 +207,8 @@ struct virtblk {
 	bool dead;
 	bool suspended;
 	bool watching;
+	bool indirect;
+	unsigned int ring_size;
 	unsigned long removing_since;
 	unsigned int seg_max;
 	unsigned int seg_bytes_max;
@@ -268,6 +274,7 @@ void virtblk_set_get_id(struct virtio_device *vdev, struct virtblk_request *requ
 int virtblk_alloc_sg(struct virtblk_request *request, unsigned int segments);
 void virtblk_free_data(struct virtblk_request *request);
 int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request);
+struct virtblk_request *virtblk_get_used(struct virtblk_queue *q);
 blk_status_t virtblk_status(const struct virtblk_request *request);
 bool virtblk_kick_prepare(struct virtblk_queue *q);
 void virtblk_kick(struct virtblk_queue *q, bool kick);
