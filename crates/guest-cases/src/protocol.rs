@@ -124,6 +124,8 @@ pub(crate) enum Lie {
     CallsNever,
     /// Overwrites the descriptor table and the avail ring.
     ScribblesRing,
+    /// What it has used goes on, says the descriptor table now, at another request's place.
+    ChainsJoined,
     /// Limits in the configuration that are zero.
     ConfigZero,
     /// Limits in the configuration that are as large as can be.

@@ -6,6 +6,7 @@
 
 mod abi;
 mod case;
+mod charge;
 mod control;
 mod daemon;
 mod durability;

@@ -8,8 +8,8 @@ use crate::fixture::{
 };
 use crate::integrity::Setup;
 use crate::{
-    abi as interface, control, durability, faults, fixture, fuzz, hostile, integrity, notify,
-    over_daemon, owner, removal, requests, suite, visibility,
+    abi as interface, charge, control, durability, faults, fixture, fuzz, hostile, integrity,
+    notify, over_daemon, owner, removal, requests, suite, visibility,
 };
 use anyhow::Result;
 use driver::kernel::abi;
@@ -337,6 +337,12 @@ const VISIBILITY: &[Case] = cases! {
     "trace-events" Gating
         "one request is seen at each stage, in order"
         |env| visibility::trace_events(env, usual());
+    "fdinfo-stalled" Full
+        "who reads the counters while the worker waits for a disk can be killed"
+        visibility::killed_while_it_looks;
+    "charge" Gating
+        "reads, writes and discards are counted for the owner's control group"
+        |env| charge::to_the_owner(env, usual());
 };
 
 /// Last, as they make lockdep give up (see [`crate::case::expect_lockdep_limit`]).

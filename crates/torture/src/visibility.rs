@@ -2,15 +2,17 @@
 //! What an administrator sees: counters in fdinfo, and trace events in the order of the stages.
 
 use crate::env::Env;
-use crate::fixture::Disk;
+use crate::fixture::{Disk, NullBlkOptions, null_blk};
 use crate::integrity::disk_of;
 use crate::target::{self, Target, options};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Options, Request};
 use lab_case::outcome::skip;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 use virtio_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
 
 /// The stages of a request, which are also the names of the events.
@@ -116,6 +118,17 @@ pub(crate) fn trace_events(env: &Env, disk: Result<Disk>) -> Result<()> {
     // The call comes before the event that tells of it is written.
     std::thread::sleep(std::time::Duration::from_millis(50));
     let trace = events.trace()?;
+    check_order(&trace)?;
+    // What is refused before it is understood is seen at the same stages but for the submission.
+    let half = Request { readable: vec![0; 8], writable_len: 513 };
+    let refused = device.queue(0).execute(&half, &layout)?;
+    ensure!(refused.status == Some(S_IOERR), "half a header ended with {:?}", refused.status);
+    let requests = events.trace()?.matches("vhost_blk_request:").count();
+    ensure!(requests == 2, "{requests} events of requests instead of 2:\n{}", events.trace()?);
+    Ok(())
+}
+
+fn check_order(trace: &str) -> Result<()> {
     let seen: Vec<&str> = trace
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -123,4 +136,56 @@ pub(crate) fn trace_events(env: &Env, disk: Result<Disk>) -> Result<()> {
         .collect();
     ensure!(seen == STAGES, "the stages were seen as {seen:?}:\n{trace}");
     Ok(())
+}
+
+/// Time that each request of the stalled disk takes: less than it would take for an error.
+const STALL: Duration = Duration::from_secs(3);
+/// When a reader that waits is killed.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// Tags of the stalled disk; more requests make the queue's worker wait for one, with the queue
+/// locked.
+const STALLED_TAGS: u64 = 4;
+/// Where the machine itself is slow, a round tells nothing.
+const STALLS: u32 = 4;
+
+/// Whoever looks at a queue whose worker waits for a disk can be killed.
+pub(crate) fn killed_while_it_looks(env: &Env) -> Result<()> {
+    let stalled = NullBlkOptions {
+        irqmode: 2,
+        completion_ns: STALL.as_nanos() as u64,
+        shared_tags: STALLED_TAGS,
+        ..NullBlkOptions::USUAL
+    };
+    let (disk, _) = null_blk(stalled)?;
+    let (mut device, _disk) = direct(env, Ok(disk), &options())?;
+    let fd = device.session().kernel().context("checked before")?.device().as_fd().as_raw_fd();
+    for round in 0..STALLS {
+        if stall(&mut device, fd).with_context(|| format!("round {round}"))? {
+            return Ok(());
+        }
+    }
+    bail!("a reader that was killed was gone only after the disk had answered, each time")
+}
+
+/// Whether the reader was gone before any request was finished.
+fn stall(device: &mut Device, fd: RawFd) -> Result<bool> {
+    let layout = device.layout();
+    let queue = device.queue(0);
+    for number in 0..2 * STALLED_TAGS {
+        queue.submit(&Request::read(8 * number, 4096), &layout)?;
+    }
+    let mut reader = Command::new("cat")
+        .arg(format!("/proc/{}/fdinfo/{fd}", std::process::id()))
+        .stdout(Stdio::null())
+        .spawn()?;
+    std::thread::sleep(PATIENCE);
+    let waited = reader.try_wait()?.is_none();
+    reader.kill()?;
+    reader.wait()?;
+    let in_time = queue.try_collect()?.is_none();
+    for _ in 0..2 * STALLED_TAGS - u64::from(!in_time) {
+        queue.collect()?;
+    }
+    ensure!(waited, "the reader did not wait: no request waited for a tag");
+    Ok(in_time)
 }

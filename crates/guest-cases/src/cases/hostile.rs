@@ -20,7 +20,7 @@ pub(crate) const CASES: &[Case] = &[
         short: &[Mode::Request, Mode::Bio],
         modes: Mode::ALL,
         has_long: true,
-        about: "used ids out of range, twice and at random, an index that jumps, a ring that is scribbled on: the kernel lives and the disk goes",
+        about: "used ids out of range, twice and at random, an index that jumps, a ring that is scribbled on, chains that get longer: the kernel lives and the disk goes",
         run: |context| each(context, RING, 64),
     },
     Case {
@@ -49,8 +49,14 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-const RING: &[Lie] =
-    &[Lie::IdsOutOfRange, Lie::IdsTwice, Lie::IdsRandom, Lie::IndexJumps, Lie::ScribblesRing];
+const RING: &[Lie] = &[
+    Lie::IdsOutOfRange,
+    Lie::IdsTwice,
+    Lie::IdsRandom,
+    Lie::IndexJumps,
+    Lie::ScribblesRing,
+    Lie::ChainsJoined,
+];
 const ANSWERS: &[Lie] = &[
     Lie::Nothing,
     Lie::LengthsHuge,

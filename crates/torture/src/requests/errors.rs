@@ -8,11 +8,39 @@ use crate::target::options;
 use anyhow::{Context, Result, ensure};
 use driver::kernel::abi;
 use driver::{Layout, Options, Placed, Request, Segment};
+use lab_case::system::run;
+use std::os::unix::fs::FileTypeExt;
 use virtio_spec::blk::{
     F_DISCARD, F_FLUSH, F_SECURE_ERASE, F_WRITE_ZEROES, RangeSegment, S_IOERR, S_OK, S_UNSUPP,
     T_DISCARD, WRITE_ZEROES_F_UNMAP,
 };
 use virtio_spec::features::bit;
+
+/// A block device is made read-only while it is served, and writable again. (An image has no such
+/// switch: who has it open for writing may write.)
+pub(super) fn becomes_read_only(subject: &mut Subject<'_>) -> Result<()> {
+    if !subject.disk.path.metadata()?.file_type().is_block_device() {
+        return Ok(());
+    }
+    let path = subject.disk.path.to_string_lossy().into_owned();
+    let (old, new) = (pattern(subject.len(1), 12), pattern(subject.len(1), 13));
+    subject.writes(0, &old)?;
+    run("blockdev", &["--setro", &path])?;
+    let refused = refuses_writes(subject, &new);
+    run("blockdev", &["--setrw", &path])?;
+    refused?;
+    subject.reads_as(0, &old).context("what a refused write left")?;
+    subject.writes(0, &new).context("writable again")?;
+    subject.reads_as(0, &new)
+}
+
+fn refuses_writes(subject: &mut Subject<'_>, data: &[u8]) -> Result<()> {
+    subject.ends(&Request::write(0, data), S_IOERR, 1).context("a write")?;
+    let ranges = [subject.range(0, 1, 0)];
+    let status = refusal(subject.write_zeroes_status());
+    subject.ends(&Request::write_zeroes(&ranges), status, 1).context("zeroes")?;
+    subject.ends(&Request::flush(), S_OK, 1).map(drop)
+}
 
 /// Every error that any disk has.
 pub(super) fn all(subject: &mut Subject<'_>) -> Result<()> {

@@ -169,6 +169,7 @@ pub(crate) fn all(env: &Env, disk: Result<Disk>) -> Result<()> {
     let mut subject = Subject::new(env, &disk, &target::options(), 0)?;
     layouts::all(&mut subject)?;
     model::random_requests(&mut subject, env.rounds(200))?;
+    errors::becomes_read_only(&mut subject).context("a disk that becomes read-only")?;
     drop(subject);
     errors::read_only(env, &disk)?;
     errors::not_negotiated(env, &disk)?;

@@ -25,6 +25,7 @@ use crate::protocol::Lie;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 const DESC_BYTES: u64 = 16;
+const DESC_FLAGS_OFFSET: u64 = 12;
 const USED_ELEM_BYTES: u64 = 8;
 
 /// Most descriptors that are followed.
@@ -245,6 +246,9 @@ impl Ring {
             Lie::LengthsZero => 0,
             _ => written,
         };
+        if self.lie == Lie::ChainsJoined {
+            self.join(head)?;
+        }
         self.put(id, length)?;
         if self.lie == Lie::IdsTwice {
             self.put(id, length)?;
@@ -262,6 +266,13 @@ impl Ring {
         self.memory.write(at, &[id.to_le_bytes(), length.to_le_bytes()].concat())?;
         self.used_index = self.used_index.wrapping_add(1);
         Ok(())
+    }
+
+    /// Says of a chain that another one belongs to it.
+    fn join(&self, head: u16) -> Result<()> {
+        let at = self.table + DESC_BYTES * u64::from(head % self.size) + DESC_FLAGS_OFFSET;
+        let flags = self.memory.read_u16(at)? | DESC_F_NEXT;
+        self.memory.write(at, &flags.to_le_bytes())
     }
 
     /// Overwrites what belongs to the driver.
