@@ -3,10 +3,12 @@
 //! words by which the lab understands them.
 //!
 //! * [`outcome`]: how a case says that it passed, failed, could not run, or provokes a message.
+//! * [`faults`]: faults that the kernel injects.
 //! * [`system`]: programs and modules of the machine it runs in.
 //! * [`qmp`]: QEMU's monitor.
 //! * [`rng`]: random numbers that a seed repeats.
 
+pub mod faults;
 pub mod outcome;
 pub mod qmp;
 pub mod rng;

@@ -8,64 +8,17 @@ use crate::load::under_load;
 use crate::module;
 use crate::target::{self, Target, check_serves, options};
 use anyhow::{Context, Result, ensure};
+use lab_case::faults::Fault;
 use lab_case::outcome::skip;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Where the switches are.
-const DEBUGFS: &str = "/sys/kernel/debug";
 /// Requests on each queue while faults are injected.
 const STEPS: u64 = 60;
 /// How often as many more are waited for while no fault was injected.
 const ROUNDS_MAX: u32 = 20;
-/// Faults that may be injected: more than ever are. The kernel counts down what is left.
-const TIMES: i64 = 1_000_000_000;
-
-/// A fault that is switched on until dropped.
-struct Fault(PathBuf);
-
-impl Fault {
-    /// Switches it on, with this probability in percent.
-    fn on(name: &str, percent: u32, more: &[(&str, &str)]) -> Result<Self> {
-        let folder = Path::new(DEBUGFS).join(name);
-        if !folder.exists() {
-            return Err(skip(format!("this kernel has no {name}")));
-        }
-        let fault = Self(folder);
-        for (file, value) in [("verbose", "0"), ("times", &TIMES.to_string()), ("interval", "1")] {
-            fault.set(file, value)?;
-        }
-        for (file, value) in more {
-            fault.set(file, value)?;
-        }
-        fault.set("probability", &percent.to_string())?;
-        Ok(fault)
-    }
-
-    fn set(&self, file: &str, value: &str) -> Result<()> {
-        let path = self.0.join(file);
-        std::fs::write(&path, value).with_context(|| path.display().to_string())
-    }
-
-    /// Faults that were injected since it was switched on.
-    fn injected(&self) -> Result<i64> {
-        let path = self.0.join("times");
-        let left = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        Ok(TIMES - left.trim().parse::<i64>().context("what is left of the faults")?)
-    }
-}
-
-impl Drop for Fault {
-    fn drop(&mut self) {
-        for (file, value) in [("probability", "0"), ("task-filter", "N")] {
-            if let Err(why) = self.set(file, value) {
-                eprintln!("clean-up: {why:#}");
-            }
-        }
-    }
-}
 
 /// A thread that faults can hit.
 struct Exposed(File);

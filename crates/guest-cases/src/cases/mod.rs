@@ -8,6 +8,7 @@ mod data;
 mod file_ops;
 mod file_systems;
 mod hostile;
+mod memory;
 mod order;
 mod parameters;
 mod queues;
@@ -41,6 +42,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     file_systems::CASES,
     stacked::CASES,
     swap::CASES,
+    memory::CASES,
     requests::CASES,
     accounting::CASES,
     queues::CASES,
