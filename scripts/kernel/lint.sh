@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The kernel's own checks of the modules: checkpatch, gcc's and sparse's warnings (all of them
-# errors), against Debian's 6.12. Ends with 1 if there was one.
+# errors), against Debian's 6.12, and gcc's against sid's kernel. Ends with 1 if there was one.
 #
 #   scripts/kernel/lint.sh
 
@@ -42,5 +42,11 @@ for module in "$work"/kernel/*/; do
     # sparse warns without failing; so does modpost.
     ! grep -qiE '(warning|error):' "$work/log" || failed=1
 done
+# With sid's compiler; sid.sh would fetch a whole system for it.
+if [ -d "$cache/sid" ]; then
+    "$here/sid-modules.sh" W=1 KCFLAGS=-Werror >/dev/null || failed=1
+else
+    echo "SKIP: sid's kernel is not in the cache (make test puts it there)"
+fi
 [ "$failed" -eq 0 ] || die "the modules do not pass the kernel's checks: see above"
 note "the modules pass the kernel's checks"
