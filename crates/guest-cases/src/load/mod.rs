@@ -28,6 +28,11 @@ const END_LIMIT: Duration = Duration::from_secs(120);
 const BYTES_MAX: usize = 64 << 10;
 const BLOCK: usize = 4096;
 
+/// Pause after an error where the load goes on. Threads that only fail would never let their CPUs
+/// sleep; and an emulated CPU whose timer interrupt was lost programs no other until it sleeps, so
+/// that no RCU grace period ends, and no removal (seen twice, 90 s without a tick).
+const AFTER_ERROR: Duration = Duration::from_micros(100);
+
 /// What becomes of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Errors {
@@ -167,7 +172,7 @@ impl Worker {
                     match self.errors {
                         Errors::Fail => return Err(anyhow!(why).context("under load")),
                         Errors::End => return Ok(()),
-                        Errors::Careless => {}
+                        Errors::Careless => std::thread::sleep(AFTER_ERROR),
                     }
                 }
             }
