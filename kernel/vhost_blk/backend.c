@@ -328,15 +328,14 @@ static int attach(struct vhost_blk *blk, int fd)
  */
 long vhost_blk_set_backend(struct vhost_blk *blk, const struct vhost_vring_file *file)
 {
-	struct vhost_blk_queue *q;
+	struct vhost_blk_queue *q = vhost_blk_queue_at(blk, file->index);
 	int err;
 
-	if (file->index >= VHOST_BLK_QUEUES_MAX)
+	if (!q)
 		return -ENOBUFS;
 	if (!file->index)
 		return file->fd == VHOST_FILE_UNBIND ? detach(blk) : attach(blk, file->fd);
 
-	q = blk->queues + array_index_nospec(file->index, VHOST_BLK_QUEUES_MAX);
 	if (file->fd == VHOST_FILE_UNBIND)
 		return vhost_blk_stop_queue(q);
 	if (!blk->backend || READ_ONCE(blk->backend->dead))

@@ -209,7 +209,6 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 void vhost_blk_orphan_work(struct work_struct *work)
 {
 	struct vhost_blk_queue *q = container_of(work, struct vhost_blk_queue, orphan_work);
-
 	bool polled;
 
 	for (;;) {
@@ -221,7 +220,7 @@ void vhost_blk_orphan_work(struct work_struct *work)
 		if (!polled)
 			break;
 		/* Finished by nobody else: the descriptor may be open still, somewhere. */
-		schedule_timeout_uninterruptible(1);
+		schedule_timeout_uninterruptible(VHOST_BLK_POLL_INTERVAL);
 	}
 }
 

@@ -211,13 +211,12 @@ static long reset_owner(struct vhost_blk *blk)
 
 static long set_queue(struct vhost_blk *blk, const struct vhost_vring_state *state)
 {
-	struct vhost_blk_queue *q;
+	struct vhost_blk_queue *q = vhost_blk_queue_at(blk, state->index);
 
-	if (state->index >= VHOST_BLK_QUEUES_MAX)
+	if (!q)
 		return -ENOBUFS;
 	if (state->num > 1)
 		return -EINVAL;
-	q = blk->queues + array_index_nospec(state->index, VHOST_BLK_QUEUES_MAX);
 	if (!state->num)
 		return vhost_blk_stop_queue(q);
 	if (!blk->backend)
@@ -248,9 +247,9 @@ static long attach_worker(struct vhost_blk *blk, void __user *argp)
 
 	if (copy_from_user(&ring, argp, sizeof(ring)))
 		return -EFAULT;
-	if (ring.index >= VHOST_BLK_QUEUES_MAX)
+	q = vhost_blk_queue_at(blk, ring.index);
+	if (!q)
 		return -ENOBUFS;
-	q = blk->queues + array_index_nospec(ring.index, VHOST_BLK_QUEUES_MAX);
 	if (vhost_vq_has_work(&q->vq))
 		vhost_dev_flush(&blk->dev);
 	return vhost_worker_ioctl(&blk->dev, VHOST_ATTACH_VRING_WORKER, argp);

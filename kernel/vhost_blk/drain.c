@@ -9,9 +9,6 @@
  */
 #include "vhost_blk.h"
 
-/* How often, in jiffies, a wait looks for completions that no interrupt announces. */
-#define POLL_INTERVAL	1
-
 /* A worker that waits for the disk to have a tag holds it as long. */
 static int lock_queue(struct vhost_blk_queue *q, bool killable)
 {
@@ -34,9 +31,10 @@ static int wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 	while (!gen_empty(q, gen)) {
 		if (killable)
 			left = wait_event_killable_timeout(q->drained, gen_empty(q, gen),
-							   POLL_INTERVAL);
+							   VHOST_BLK_POLL_INTERVAL);
 		else
-			left = wait_event_timeout(q->drained, gen_empty(q, gen), POLL_INTERVAL);
+			left = wait_event_timeout(q->drained, gen_empty(q, gen),
+						  VHOST_BLK_POLL_INTERVAL);
 		if (left < 0)
 			return -EINTR;
 		/* Whoever waits holds dev.mutex, without which no IOTLB entry can come. */

@@ -113,16 +113,16 @@ void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count)
  */
 int vhost_blk_set_region(struct vhost_blk *blk, const struct vhost_blk_inflight *inflight)
 {
-	struct vhost_blk_queue *q;
+	struct vhost_blk_queue *q = vhost_blk_queue_at(blk, inflight->index);
 	int err = 0;
 
-	if (inflight->index >= VHOST_BLK_QUEUES_MAX)
+	if (!q)
 		return -ENOBUFS;
 	if (inflight->user_addr & 7 || inflight->user_addr != (unsigned long)inflight->user_addr)
 		return -EINVAL;
 
-	q = blk->queues + array_index_nospec(inflight->index, VHOST_BLK_QUEUES_MAX);
-	mutex_lock(&q->vq.mutex);
+	if (mutex_lock_killable(&q->vq.mutex))
+		return -EINTR;
 	if (vhost_vq_get_backend(&q->vq) || vhost_blk_inflight(q)) {
 		err = -EBUSY;
 	} else {

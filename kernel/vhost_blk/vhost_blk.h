@@ -25,6 +25,7 @@
 #include <linux/cgroup.h>
 #include <linux/fs.h>
 #include <linux/llist.h>
+#include <linux/nospec.h>
 #include <linux/uio.h>
 #include <linux/vhost.h>
 #include <linux/virtio_blk.h>
@@ -47,6 +48,8 @@
 #define VHOST_BLK_BATCH_MAX	16u
 /* Each where the driver waits for the CPU that this loop has. */
 #define VHOST_BLK_BATCH_CROWDED	64u
+/* How often, in jiffies, completions are looked for that no interrupt announces. */
+#define VHOST_BLK_POLL_INTERVAL	1
 /* Data bytes of one request. */
 #define VHOST_BLK_REQUEST_BYTES_MAX	(32u << 20)
 /* Data segments of one request: what the vhost core can hold, less header and status. */
@@ -363,6 +366,14 @@ static inline struct vhost_blk_queue *vhost_blk_queue_of(struct vhost_virtqueue 
 static inline unsigned int vhost_blk_queue_index(const struct vhost_blk_queue *q)
 {
 	return q - q->blk->queues;
+}
+
+/* The queue of a number that userspace gave, or NULL. */
+static inline struct vhost_blk_queue *vhost_blk_queue_at(struct vhost_blk *blk, unsigned int index)
+{
+	if (index >= VHOST_BLK_QUEUES_MAX)
+		return NULL;
+	return blk->queues + array_index_nospec(index, VHOST_BLK_QUEUES_MAX);
 }
 
 /* Whether a queue has a backend; under dev.mutex, without which that does not change. */

@@ -180,7 +180,6 @@ static int fit_to_ring(struct virtblk *blk)
 	unsigned int size = ring_size(blk);
 
 	blk->ring_size = size;
-	blk->indirect = indirect;
 	if (size > VIRTBLK_OVERHEAD)
 		blk->seg_max = size - VIRTBLK_OVERHEAD;
 	else if (indirect)

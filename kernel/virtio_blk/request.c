@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * A request as the device sees it, for both paths: header, data, status byte (section 5.2.6 of
- * virtio 1.3), and its way into the ring.
+ * virtio 1.3), and its way into the ring and out of it.
  */
+#include <uapi/linux/virtio_ring.h>
+
 #include "virtio_blk.h"
 
 /**
@@ -207,7 +209,8 @@ int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
 	lockdep_assert_held(&q->lock);
 	if (unlikely(!q->vq))
 		return -EIO;
-	needed = q->blk->indirect ? 1 : request->data.nents + VIRTBLK_OVERHEAD;
+	needed = virtio_has_feature(q->vq->vdev, VIRTIO_RING_F_INDIRECT_DESC) ?
+		 1 : request->data.nents + VIRTBLK_OVERHEAD;
 	free = q->vq->num_free;
 	/* The core would kick the device, under our lock, before it says the same. */
 	if (unlikely(free < needed))

@@ -183,7 +183,6 @@ struct virtblk_queue {
  * @suspended: virtblk_suspend() was called and virtblk_resume() was not
  * @watching: @watch is scheduled
  * @ring_size: descriptors of the smallest ring, as found at probe
- * @indirect: a request may have its descriptors in a table, and takes one of the ring
  * @seg_max: scatterlist entries of one request
  * @seg_bytes_max: bytes of an entry
  * @config_work: looks at the capacity after a change
@@ -207,7 +206,6 @@ struct virtblk {
 	bool dead;
 	bool suspended;
 	bool watching;
-	bool indirect;
 	unsigned int ring_size;
 	unsigned long removing_since;
 	unsigned int seg_max;

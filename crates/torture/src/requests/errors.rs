@@ -16,32 +16,6 @@ use virtio_spec::blk::{
 };
 use virtio_spec::features::bit;
 
-/// A block device is made read-only while it is served, and writable again. (An image has no such
-/// switch: who has it open for writing may write.)
-pub(super) fn becomes_read_only(subject: &mut Subject<'_>) -> Result<()> {
-    if !subject.disk.path.metadata()?.file_type().is_block_device() {
-        return Ok(());
-    }
-    let path = subject.disk.path.to_string_lossy().into_owned();
-    let (old, new) = (pattern(subject.len(1), 12), pattern(subject.len(1), 13));
-    subject.writes(0, &old)?;
-    run("blockdev", &["--setro", &path])?;
-    let refused = refuses_writes(subject, &new);
-    run("blockdev", &["--setrw", &path])?;
-    refused?;
-    subject.reads_as(0, &old).context("what a refused write left")?;
-    subject.writes(0, &new).context("writable again")?;
-    subject.reads_as(0, &new)
-}
-
-fn refuses_writes(subject: &mut Subject<'_>, data: &[u8]) -> Result<()> {
-    subject.ends(&Request::write(0, data), S_IOERR, 1).context("a write")?;
-    let ranges = [subject.range(0, 1, 0)];
-    let status = refusal(subject.write_zeroes_status());
-    subject.ends(&Request::write_zeroes(&ranges), status, 1).context("zeroes")?;
-    subject.ends(&Request::flush(), S_OK, 1).map(drop)
-}
-
 /// Every error that any disk has.
 pub(super) fn all(subject: &mut Subject<'_>) -> Result<()> {
     outside(subject).context("outside of the disk")?;
@@ -171,15 +145,37 @@ pub(super) fn read_only(env: &Env, disk: &Disk) -> Result<()> {
     writer.writes(0, &data)?;
     drop(writer);
     let mut subject = Subject::new(env, disk, &options(), abi::OPT_READ_ONLY)?;
-    let write = Request::write(0, &vec![1; data.len()]);
-    subject.ends(&write, S_IOERR, 1).context("a write to a read-only disk")?;
+    refuses_writes(&mut subject, &vec![1; data.len()])?;
+    subject.reads_as(0, &data)
+}
+
+/// A block device is made read-only while it is served, and writable again. (An image has no such
+/// switch: who has it open for writing may write.)
+pub(super) fn becomes_read_only(subject: &mut Subject<'_>) -> Result<()> {
+    if !subject.disk.path.metadata()?.file_type().is_block_device() {
+        return Ok(());
+    }
+    let path = subject.disk.path.to_string_lossy().into_owned();
+    let (old, new) = (pattern(subject.len(1), 12), pattern(subject.len(1), 13));
+    subject.writes(0, &old)?;
+    run("blockdev", &["--setro", &path])?;
+    let refused = refuses_writes(subject, &new);
+    run("blockdev", &["--setrw", &path])?;
+    refused?;
+    subject.reads_as(0, &old).context("what a refused write left")?;
+    subject.writes(0, &new).context("writable again")?;
+    subject.reads_as(0, &new)
+}
+
+/// What writes ends with an error, the rest is served.
+fn refuses_writes(subject: &mut Subject<'_>, data: &[u8]) -> Result<()> {
+    subject.ends(&Request::write(0, data), S_IOERR, 1).context("a write to a read-only disk")?;
     let ranges = [subject.range(0, 1, 0)];
     let status = |negotiated: bool| if negotiated { S_IOERR } else { S_UNSUPP };
     let (discard, zeroes) = (subject.has(F_DISCARD), subject.has(F_WRITE_ZEROES));
     subject.ends(&Request::discard(&ranges), status(discard), 1)?;
     subject.ends(&Request::write_zeroes(&ranges), status(zeroes), 1)?;
-    subject.ends(&Request::flush(), S_OK, 1)?;
-    subject.reads_as(0, &data)
+    subject.ends(&Request::flush(), S_OK, 1).map(drop)
 }
 
 /// Commands that were not negotiated are unsupported, whatever the disk can.
