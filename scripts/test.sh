@@ -153,6 +153,7 @@ stage "set-up: guest kernel, root image, accelerator" cargo run --quiet -p lab -
 cargo_tests
 stage "fuzz targets, a short run" scripts/fuzz-smoke.sh
 stage "kernel module: checkpatch, gcc, sparse" scripts/kernel/lint.sh
+stage "kernel modules: as DKMS builds them" scripts/kernel/dkms.sh
 if stage "build for the VMs" cargo build --release -p vhost-blk -p lab -p torture -p nested -p guest-cases &&
     stage "set-up: debug kernel" scripts/kernel/debug.sh; then
     lab_cases "kernel module: gating cases" --kernel debug,6.12 --set gating

@@ -10,7 +10,7 @@ use lab_case::system::run;
 use lab_case::outcome::skip;
 
 /// The module's name, the kernel's own and this project's.
-const MODULE: &str = "virtio_blk";
+pub(crate) const MODULE: &str = "virtio_blk";
 
 /// Queues that poll, of the four that most disks have.
 pub(crate) const POLL_QUEUES: u16 = 2;
@@ -122,10 +122,7 @@ pub(crate) fn insert(mode: Mode, parameters: &[String]) -> Result<()> {
     if mode.is_in_tree() {
         return run("modprobe", &[&[MODULE], words.as_slice()].concat()).map(drop);
     }
-    let path = ours();
-    if !path.exists() {
-        return Err(skip(format!("{} is missing: build the guest driver", path.display())));
-    }
+    let path = ours()?;
     let path = path.to_string_lossy();
     run("insmod", &[&[path.as_ref()], words.as_slice()].concat()).map(drop)
 }
@@ -148,8 +145,12 @@ pub(crate) fn parameter(name: &str) -> Result<String> {
     }
 }
 
-/// This project's module.
-fn ours() -> PathBuf {
+/// This project's module; skips the case where it was not built.
+pub(crate) fn ours() -> Result<PathBuf> {
     let folder = std::env::var_os("LAB_MODULES").unwrap_or_else(|| "/lab/modules".into());
-    Path::new(&folder).join(format!("{MODULE}.ko"))
+    let path = Path::new(&folder).join(format!("{MODULE}.ko"));
+    if !path.exists() {
+        return Err(skip(format!("{} is missing: build the guest driver", path.display())));
+    }
+    Ok(path)
 }

@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use crate::case::{Case, Context};
-use crate::load::{Errors, Load};
+use crate::load::Errors;
+use crate::load::everything::Everything;
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::Mode;
 use crate::system::{LIMIT, wait_for, write};
@@ -40,8 +41,10 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-/// Part of the disk that is always there.
-const LOAD_BYTES: u64 = 32 << 20;
+/// Sizes that disks have, in turn: all that the load uses is always there.
+fn bytes_in(round: u32) -> u64 {
+    (Everything::MIB + 1 + u64::from(round) * 7 % 61) << 20
+}
 
 /// The kernel's messages about devices.
 struct Uevents(OwnedFd);
@@ -78,23 +81,23 @@ impl Uevents {
 }
 
 fn resize(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
     let name = disk.wait_for_block()?;
     let events = Uevents::listen()?;
-    let load = Load::start(&disk.path()?, LOAD_BYTES, 3, Errors::Fail, context.seed)?;
-    for round in 0..u64::from(context.effort.rounds) {
-        let bytes = (33 + round * 7 % 61) << 20;
+    let mut load = Everything::start(context, &disk, Errors::Fail)?;
+    for round in 0..context.effort.rounds {
+        let bytes = bytes_in(round);
         disk.resize(bytes)?;
         wait_for("the new size", || (disk.bytes().ok()? == bytes).then_some(()))?;
         events.wait_for([&format!("DEVNAME={name}"), "RESIZE=1"])?;
-        load.wait_for(20)?;
+        load.goes_on()?;
     }
-    load.finish().map(drop)
+    load.finish()
 }
 
 fn cache_type(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
-    let load = Load::start(&disk.path()?, LOAD_BYTES, 3, Errors::Fail, context.seed)?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for round in 0..context.effort.rounds {
         let (wanted, queue) =
             [("write through", "write through"), ("write back", "write back")][round as usize % 2];
@@ -102,19 +105,19 @@ fn cache_type(context: &Context) -> Result<()> {
         ensure!(disk.attribute("cache_type")? == wanted, "cache_type is not {wanted}");
         let seen = disk.attribute("queue/write_cache")?;
         ensure!(seen == queue, "the block layer takes the cache for {seen}");
-        load.wait_for(20)?;
+        load.goes_on()?;
     }
     let refused = disk.set("cache_type", "write nothing");
     ensure!(refused.is_err(), "a cache type that there is not was accepted");
-    load.finish().map(drop)
+    load.finish()
 }
 
 /// How often each of two switches the cache before they are compared.
 const SWITCHES: u32 = 20;
 
 fn cache_type_raced(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
-    let load = Load::start(&disk.path()?, LOAD_BYTES, 2, Errors::Fail, context.seed)?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let mut load = Everything::start(context, &disk, Errors::Fail)?;
     let path = disk.sysfs()?.join("cache_type");
     let switch = |from: u32| {
         let modes = ["write through", "write back"];
@@ -124,13 +127,13 @@ fn cache_type_raced(context: &Context) -> Result<()> {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| switch(1));
             // A change of the configuration makes the driver look at the cache's mode as well.
-            disk.resize((33 + u64::from(round)) << 20)?;
+            disk.resize(bytes_in(round))?;
             switch(0)?;
             other.join().expect("no panic")
         })?;
         let (device, queue) = (disk.attribute("cache_type")?, disk.attribute("queue/write_cache")?);
         ensure!(device == queue, "the device has {device}, the block layer {queue}: round {round}");
-        load.wait_for(10)?;
+        load.goes_on()?;
     }
-    load.finish().map(drop)
+    load.finish()
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use lab_case::outcome::{expect_log, skip};
 
-use crate::case::{Case, Context, Effort};
-use crate::load::fio::{Background, Engine, Job};
-use crate::load::{Errors, Load};
+use crate::case::{Case, Context};
+use crate::load::Errors;
+use crate::load::everything::Everything;
 use crate::machine::disk::{Disk, Plug, Way};
 use crate::mode::Mode;
 use crate::system::{read, wait_for, write};
@@ -64,58 +64,8 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-/// A load of every kind: threads, io_uring, and polled io_uring where there are queues for it.
-struct Everything {
-    threads: Load,
-    jobs: Option<Background>,
-}
-
-impl Everything {
-    fn start(context: &Context, disk: &Disk<'_>, errors: Errors) -> Result<Self> {
-        let path = disk.path()?;
-        let threads = Load::start(&path, 32 << 20, 3, errors, context.seed)?;
-        let jobs = start_jobs(context, &path)?;
-        threads.wait_for(30)?;
-        Ok(Self { threads, jobs })
-    }
-
-    /// Nothing of it has ended, and it goes on.
-    fn goes_on(&mut self) -> Result<()> {
-        self.threads.wait_for(30)?;
-        if let Some(jobs) = &mut self.jobs {
-            ensure!(jobs.is_running()?, "fio has ended");
-        }
-        Ok(())
-    }
-
-    /// The disk has gone: all have to end by themselves.
-    fn end(self) -> Result<()> {
-        self.threads.finish().context("threads")?;
-        self.jobs.map_or(Ok(()), Background::wait)
-    }
-}
-
-/// What threads cannot do; fio takes long to start, so in a short case only polling.
-fn start_jobs(context: &Context, path: &str) -> Result<Option<Background>> {
-    let mut engines = Vec::new();
-    if context.effort.rounds > Effort::SHORT.rounds {
-        engines.push(Engine::Uring);
-    }
-    if context.mode.polls() {
-        engines.push(Engine::Hipri);
-    }
-    if engines.is_empty() {
-        return Ok(None);
-    }
-    let how = "--rw=randrw --bsrange=4k-64k --offset=32M --size=32M --time_based --runtime=600";
-    let job = |engine| Job::new("all", path, engine).with(how);
-    let mut jobs = Background::start(&engines.into_iter().map(job).collect::<Vec<_>>())?;
-    jobs.wait_until_open(path)?;
-    Ok(Some(jobs))
-}
-
 fn plug_and_load<'a>(context: &'a Context) -> Result<(Disk<'a>, Everything)> {
-    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
     let load = Everything::start(context, &disk, Errors::End)?;
     Ok((disk, load))
 }
@@ -142,7 +92,7 @@ fn button(context: &Context) -> Result<()> {
 }
 
 fn rebind(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
     for round in 0..context.effort.rounds {
         let load = Everything::start(context, &disk, Errors::End)?;
         let unbound = disk.unbind();
@@ -191,15 +141,15 @@ fn suspend(context: &Context) -> Result<()> {
     // froze them in, and lockdep misses the locks that it takes that for.
     expect_log("workqueue leaked atomic, lock or RCU");
     write("/sys/module/suspend/parameters/pm_test_delay", "1")?;
-    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
-    for round in 0..context.effort.rounds.min(20) {
+    for round in 0..context.effort.rounds {
         let cache = switch_cache(&disk, round)?;
         sleep_once().with_context(|| format!("round {round}"))?;
         has_kept(context, &disk, cache).with_context(|| format!("round {round}"))?;
         load.goes_on().with_context(|| format!("round {round}"))?;
     }
-    load.threads.finish().map(drop)
+    load.finish()
 }
 
 fn reset(context: &Context) -> Result<()> {
@@ -207,7 +157,7 @@ fn reset(context: &Context) -> Result<()> {
     if !symbols.lines().any(|line| line.contains("virtio_device_reset_prepare")) {
         return Err(skip("this kernel's virtio does not tell drivers of resets"));
     }
-    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for round in 0..context.effort.rounds {
         let cache = switch_cache(&disk, round)?;
@@ -215,5 +165,5 @@ fn reset(context: &Context) -> Result<()> {
         has_kept(context, &disk, cache).with_context(|| format!("round {round}"))?;
         load.goes_on().with_context(|| format!("round {round}"))?;
     }
-    load.threads.finish().map(drop)
+    load.finish()
 }

@@ -8,6 +8,7 @@ mod data;
 mod file_ops;
 mod file_systems;
 mod hostile;
+mod installed;
 mod memory;
 mod order;
 mod parameters;
@@ -51,5 +52,6 @@ pub(crate) const ALL: &[&[Case]] = &[
     order::CASES,
     silent::CASES,
     parameters::CASES,
+    installed::CASES,
     hostile::CASES,
 ];

@@ -6,8 +6,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::case::{Case, Context};
+use crate::load::Errors;
+use crate::load::everything::Everything;
 use crate::load::fio::{Engine, Job, fio, verified};
-use crate::load::{Errors, Load};
 use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug, cpus_online};
 use crate::mode::{Mode, POLL_QUEUES};
@@ -91,21 +92,18 @@ fn counts(context: &Context) -> Result<()> {
 }
 
 fn cpus(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(64))?;
-    let load = Load::start(&disk.path()?, 64 << 20, 4, Errors::Fail, context.seed)?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for _ in 0..context.effort.rounds.min(5) {
         let mut off = Vec::new();
         for cpu in 1..cpus_online()? {
             off.push(Off::new(cpu)?);
-            load.wait_for(50)?;
+            load.goes_on()?;
         }
         drop(off);
-        load.wait_for(50)?;
+        load.goes_on()?;
     }
-    let summary = load.finish()?;
-    println!("{} operations", summary.operations);
-    ensure!(summary.errors == 0);
-    Ok(())
+    load.finish()
 }
 
 fn rings(context: &Context) -> Result<()> {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Loads: what goes on while something happens to a disk.
 //!
+//! * [`everything`]: this load and those of fio together.
 //! * [`memory`]: memory that direct I/O takes.
 //! * [`fio`]: loads of fio, checked or measured by it.
 
+pub(crate) mod everything;
 pub(crate) mod fio;
 pub(crate) mod memory;
 

@@ -5,11 +5,13 @@
 //! * [`load`]: what is measured.
 //! * [`report`], [`goals`]: what comes of it.
 //! * [`icount`]: instructions instead of times.
+//! * [`signals`]: kicks and interrupts of each request.
 
 mod goals;
 pub(crate) mod icount;
 mod load;
 mod report;
+mod signals;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +22,7 @@ use serde_json::{Value, json};
 
 use self::load::{Length, Load};
 use self::report::{Point, Report, Row, Table, Unit, name};
+use self::signals::Counter;
 use crate::machine::Machine;
 use crate::machine::backing::Backing;
 use crate::machine::disk::{Disk, Plug};
@@ -124,25 +127,44 @@ fn compare(work: &[Work<'_>], modes: &[Mode], rounds: u32) -> Result<Vec<Row>> {
         .iter()
         .flat_map(|(disk, _, load)| {
             let point = Point { disk, load: load.name.clone() };
-            modes.iter().map(move |&mode| Row { point: point.clone(), mode, samples: Vec::new() })
+            modes.iter().map(move |&mode| Row::new(point.clone(), mode))
         })
         .collect();
     for round in 0..rounds {
         for turn in 0..modes.len() {
             let which = (turn + round as usize) % modes.len();
             let mode = modes[which];
-            let driver = Driver::load(mode, &[])?;
+            let _driver = Driver::load(mode, &[])?;
             for (index, (_, disk, load)) in work.iter().enumerate() {
                 disk.wait_for_block()?;
                 let sample = load.measure(&disk.path()?, mode.polls());
                 let sample = sample.with_context(|| name(mode))?;
                 rows[index * modes.len() + which].samples.push(sample);
             }
-            drop(driver);
         }
         eprintln!("guest-cases: round {} of {rounds}", round + 1);
     }
+    match Counter::start() {
+        Ok(counter) => count(&counter, work, modes, &mut rows)?,
+        Err(why) => eprintln!("guest-cases: kicks and interrupts are not counted: {why:#}"),
+    }
     Ok(rows)
+}
+
+/// One more round, whose rates do not count.
+fn count(counter: &Counter, work: &[Work<'_>], modes: &[Mode], rows: &mut [Row]) -> Result<()> {
+    for (which, &mode) in modes.iter().enumerate() {
+        let _driver = Driver::load(mode, &[])?;
+        for (index, (_, disk, load)) in work.iter().enumerate() {
+            disk.wait_for_block()?;
+            let path = disk.path()?;
+            let signals = counter.of(disk, || load.measure(&path, mode.polls()));
+            let row = &mut rows[index * modes.len() + which];
+            row.signals = Some(signals.with_context(|| name(mode))?);
+        }
+    }
+    eprintln!("guest-cases: kicks and interrupts are counted");
+    Ok(())
 }
 
 /// The table of the kernel's commit that brought queues for polling.

@@ -8,6 +8,7 @@ use bench::host::report::goals_table;
 use bench::report::{Sample, median};
 use serde::{Serialize, Serializer};
 
+use super::signals::Signals;
 use crate::mode::Mode;
 
 /// What the figures are.
@@ -65,6 +66,15 @@ pub(super) struct Row {
     pub(super) mode: Mode,
     /// One for each round.
     pub(super) samples: Vec<Sample>,
+    /// Where the kernel could count them.
+    pub(super) signals: Option<Signals>,
+}
+
+impl Row {
+    /// Nothing was measured yet.
+    pub(super) fn new(point: Point, mode: Mode) -> Self {
+        Self { point, mode, samples: Vec::new(), signals: None }
+    }
 }
 
 /// Rows that belong together.
@@ -134,7 +144,7 @@ impl Table {
         };
         let mut text = format!(
             "\n### {}\n\n{}\n\n| disk | load | driver | {unit} | min-max | /in-tree | /base | p50 us \
-             |\n|---|---|---|---:|---:|---:|---:|---:|\n",
+             | kicks | interrupts |\n|---|---|---|---:|---:|---:|---:|---:|---:|---:|\n",
             self.title, self.method
         );
         for row in &self.rows {
@@ -143,11 +153,14 @@ impl Table {
                 None => "-".to_owned(),
             };
             let figures = row.samples.iter().map(|sample| self.in_unit(sample));
+            let signals = row.signals.map_or("- | -".to_owned(), |signals| {
+                format!("{:.3} | {:.3}", signals.kicks, signals.interrupts)
+            });
             let low = figures.clone().fold(f64::INFINITY, f64::min);
             let high = figures.fold(0.0, f64::max);
             let _ = writeln!(
                 text,
-                "| {} | {} | {} | {:.digits$} | {low:.digits$}-{high:.digits$} | {} | {} | {:.0} |",
+                "| {} | {} | {} | {:.digits$} | {low:.digits$}-{high:.digits$} | {} | {} | {:.0} | {signals} |",
                 row.point.disk,
                 row.point.load,
                 name(row.mode),
@@ -171,7 +184,7 @@ impl Report {
         text.push_str(
             "\nMedians over the rounds. `/in-tree`: over the kernel's own driver by interrupts. \
              `/base`: polled over the same driver by interrupts, the bio path over the request \
-             path.\n",
+             path. Kicks and interrupts of the device: for each request, in a round of its own.\n",
         );
         for table in &self.tables {
             text.push_str(&table.markdown());
@@ -188,7 +201,8 @@ pub(super) mod tests {
     pub(in crate::measure) fn row(disk: &'static str, load: &str, mode: Mode, iops: f64) -> Row {
         let sample =
             Sample { iops, cpu_us_per_io: 0.0, p50_us: 0.0, p99_us: 0.0, waited_percent: 0.0 };
-        Row { point: Point { disk, load: load.to_owned() }, mode, samples: vec![sample] }
+        let row = Row::new(Point { disk, load: load.to_owned() }, mode);
+        Row { samples: vec![sample], ..row }
     }
 
     fn table(unit: Unit) -> Table {

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The module where DKMS puts it, loaded by its name with parameters of the kernel's command line.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use lab_case::outcome::skip;
+use lab_case::system::{run, run_quietly};
+use tempfile::TempDir;
+
+use crate::case::{Case, Context};
+use crate::machine::disk::{Disk, Plug};
+use crate::mode::{self, Driver, MODULE, Mode};
+
+pub(crate) const CASES: &[Case] = &[Case {
+    name: "guest-installed",
+    short: &[Mode::BioPoll],
+    modes: Mode::OURS,
+    has_long: false,
+    about: "modprobe takes the module below updates, not the kernel's own, and its parameters from the command line",
+    run: by_name,
+}];
+
+const COMMAND_LINE: &str = "/proc/cmdline";
+
+fn by_name(context: &Context) -> Result<()> {
+    mode::unload()?;
+    let (root, release) = both_modules()?;
+    let root = root.path().to_string_lossy().into_owned();
+    let taken = run("modinfo", &["-b", &root, "-k", &release, "-n", MODULE])?;
+    ensure!(taken.contains("/updates/"), "modprobe would take {taken}");
+
+    let _line = CommandLine::with(&context.mode.parameters())?;
+    run("modprobe", &["-d", &root, MODULE])?;
+    let _driver = Driver;
+    let disk = Disk::plug(&context.machine, &Plug::file(16))?;
+    // The kernel's own driver has no such attributes.
+    let path = if context.mode.is_bio() { "bio" } else { "request" };
+    ensure!(disk.attribute("io_path")? == path, "io_path is {}", disk.attribute("io_path")?);
+    let polled = u64::from(if context.mode.polls() { mode::POLL_QUEUES } else { 0 });
+    ensure!(disk.number("io_poll_queues")? == polled, "{}", disk.attribute("io_poll_queues")?);
+    Ok(())
+}
+
+/// A root folder for modprobe with nothing but the kernel's own module and this project's, and the
+/// kernel's release.
+fn both_modules() -> Result<(TempDir, String)> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned();
+    let own = run("modinfo", &["-n", MODULE])?;
+    let own = Path::new(&own);
+    if !own.is_file() {
+        return Err(skip(format!("the kernel has {MODULE} built in")));
+    }
+    let root = tempfile::tempdir()?;
+    let modules = root.path().join("lib/modules").join(&release);
+    // As dkms.conf says.
+    let updates = modules.join("updates/dkms");
+    let kernel = modules.join("kernel/drivers/block");
+    fs::create_dir_all(&updates)?;
+    fs::create_dir_all(&kernel)?;
+    // Where kmod's own folder is below usr.
+    fs::create_dir(root.path().join("usr"))?;
+    std::os::unix::fs::symlink("../lib", root.path().join("usr/lib"))?;
+    fs::copy(own, kernel.join(own.file_name().context("the module's file has no name")?))?;
+    let ours = mode::ours()?;
+    fs::copy(&ours, updates.join(format!("{MODULE}.ko")))
+        .with_context(|| ours.display().to_string())?;
+    run("depmod", &["-b", &root.path().to_string_lossy(), &release])?;
+    Ok((root, release))
+}
+
+/// What modprobe takes for the kernel's command line, until dropped.
+struct CommandLine {
+    _text: tempfile::NamedTempFile,
+}
+
+impl CommandLine {
+    /// The real one and parameters of the module.
+    fn with(parameters: &[String]) -> Result<Self> {
+        let mut line = fs::read_to_string(COMMAND_LINE)?.trim().to_owned();
+        for parameter in parameters {
+            line += &format!(" {MODULE}.{parameter}");
+        }
+        let text = tempfile::NamedTempFile::new()?;
+        fs::write(text.path(), line + "\n")?;
+        run("mount", &["--bind", &text.path().to_string_lossy(), COMMAND_LINE])?;
+        Ok(Self { _text: text })
+    }
+}
+
+impl Drop for CommandLine {
+    fn drop(&mut self) {
+        run_quietly("umount", &[COMMAND_LINE]);
+    }
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A load of every kind: threads, io_uring, and polled io_uring where there are queues for it.
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::fio::{Background, Engine, Job};
+use super::{Errors, Load};
+use crate::case::{Context, Effort};
+use crate::machine::disk::Disk;
+
+const MIB: u64 = 1 << 20;
+/// What the threads use, from the disk's start on; fio has as much after it.
+const THREADS_MIB: u64 = 32;
+
+/// Loads that go on at the same time.
+pub(crate) struct Everything {
+    threads: Load,
+    jobs: Option<Background>,
+}
+
+impl Everything {
+    /// What a disk must keep of itself for this load.
+    pub(crate) const MIB: u64 = 2 * THREADS_MIB;
+
+    /// Starts it; it runs when this returns.
+    pub(crate) fn start(context: &Context, disk: &Disk<'_>, errors: Errors) -> Result<Self> {
+        let path = disk.path()?;
+        let threads = Load::start(&path, THREADS_MIB * MIB, 3, errors, context.seed)?;
+        let jobs = start_jobs(context, &path)?;
+        threads.wait_for(30)?;
+        Ok(Self { threads, jobs })
+    }
+
+    /// Nothing of it has ended, and it goes on.
+    pub(crate) fn goes_on(&mut self) -> Result<()> {
+        self.threads.wait_for(30)?;
+        if let Some(jobs) = &mut self.jobs {
+            ensure!(jobs.is_running()?, "fio has ended");
+        }
+        Ok(())
+    }
+
+    /// Ends it; until then, nothing may have failed.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.goes_on()?;
+        self.threads.finish().map(drop)
+    }
+
+    /// The disk has gone: all have to end by themselves.
+    pub(crate) fn end(self) -> Result<()> {
+        self.threads.finish().context("threads")?;
+        self.jobs.map_or(Ok(()), Background::wait)
+    }
+}
+
+/// What threads cannot do; fio takes long to start, so in a short case only polling.
+fn start_jobs(context: &Context, path: &str) -> Result<Option<Background>> {
+    let mut engines = Vec::new();
+    if context.effort.rounds > Effort::SHORT.rounds {
+        engines.push(Engine::Uring);
+    }
+    if context.mode.polls() {
+        engines.push(Engine::Hipri);
+    }
+    if engines.is_empty() {
+        return Ok(None);
+    }
+    let how = format!(
+        "--rw=randrw --bsrange=4k-64k --offset={THREADS_MIB}M --size={THREADS_MIB}M --time_based \
+         --runtime=3600"
+    );
+    let job = |engine| Job::new("all", path, engine).with(&how);
+    let mut jobs = Background::start(&engines.into_iter().map(job).collect::<Vec<_>>())?;
+    jobs.wait_until_open(path)?;
+    Ok(Some(jobs))
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Kicks and interrupts. Under KVM each costs the guest an exit or an entry, many times what it costs
+//! where the guest is emulated; so they are counted, beside the rates, in a round of its own.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::machine::disk::Disk;
+use crate::system::{read, write};
+
+const TRACING: &str = "/sys/kernel/tracing";
+const GROUP: &str = "guest_cases";
+const KICK: &str = "kick";
+/// What virtio-pci notifies a device with.
+const FUNCTION: &str = "vp_notify";
+
+/// What a load needed for each of its requests, as the submitter sees them: before any are merged.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Signals {
+    /// Notifications of the device.
+    pub(super) kicks: f64,
+    /// Interrupts of the device.
+    pub(super) interrupts: f64,
+}
+
+/// The kernel counts notifications of all virtio devices until this is dropped.
+#[derive(Debug)]
+pub(super) struct Counter;
+
+impl Counter {
+    /// Begins to count.
+    pub(super) fn start() -> Result<Self> {
+        let probes = Path::new(TRACING).join("kprobe_events");
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(&probes)
+            .with_context(|| probes.display().to_string())?;
+        file.write_all(format!("p:{GROUP}/{KICK} {FUNCTION}\n").as_bytes())
+            .with_context(|| format!("a probe of {FUNCTION}"))?;
+        let counter = Self;
+        counter.enable("1")?;
+        Ok(counter)
+    }
+
+    fn enable(&self, on: &str) -> Result<()> {
+        write(Path::new(TRACING).join("events").join(GROUP).join(KICK).join("enable"), on)
+    }
+
+    /// What `load` needs, which nobody else may disturb.
+    pub(super) fn of<T>(
+        &self,
+        disk: &Disk<'_>,
+        load: impl FnOnce() -> Result<T>,
+    ) -> Result<Signals> {
+        let before = Counts::now(disk)?;
+        load()?;
+        Ok(before.until(&Counts::now(disk)?))
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        let removed = self.enable("0").and_then(|()| {
+            let probes = Path::new(TRACING).join("kprobe_events");
+            let mut file = OpenOptions::new().append(true).open(probes)?;
+            Ok(file.write_all(format!("-:{GROUP}/{KICK}\n").as_bytes())?)
+        });
+        if let Err(why) = removed {
+            eprintln!("clean-up: {why:#}");
+        }
+    }
+}
+
+/// Counters of the kernel at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    kicks: u64,
+    interrupts: u64,
+    requests: u64,
+}
+
+impl Counts {
+    fn now(disk: &Disk<'_>) -> Result<Self> {
+        let kicks = hits(&read(Path::new(TRACING).join("kprobe_profile"))?)?;
+        let mut interrupts = 0;
+        for entry in fs::read_dir(disk.pci().join("msi_irqs"))? {
+            let folder = Path::new("/sys/kernel/irq").join(entry?.file_name());
+            interrupts += sum(&read(folder.join("per_cpu_count"))?)?;
+        }
+        Ok(Self { kicks, interrupts, requests: requests(&disk.attribute("stat")?)? })
+    }
+
+    fn until(&self, later: &Self) -> Signals {
+        let requests = (later.requests - self.requests).max(1) as f64;
+        Signals {
+            kicks: (later.kicks - self.kicks) as f64 / requests,
+            interrupts: (later.interrupts - self.interrupts) as f64 / requests,
+        }
+    }
+}
+
+/// The probe's line of kprobe_profile: name, hits, misses.
+fn hits(profile: &str) -> Result<u64> {
+    let line = profile.lines().map(str::split_whitespace);
+    let hits = line.filter_map(|mut words| (words.next()? == KICK).then(|| words.next()));
+    let hits = hits.flatten().next().with_context(|| format!("no probe {KICK} in '{profile}'"))?;
+    hits.parse().with_context(|| profile.to_owned())
+}
+
+/// Numbers with commas between them.
+fn sum(text: &str) -> Result<u64> {
+    let numbers = text.split(',').map(|word| word.trim().parse::<u64>());
+    numbers.sum::<Result<u64, _>>().with_context(|| text.to_owned())
+}
+
+/// Reads and writes that ended and those that were merged into them (Documentation/block/stat.rst).
+fn requests(stat: &str) -> Result<u64> {
+    let fields: Result<Vec<u64>, _> = stat.split_whitespace().map(str::parse).collect();
+    match fields.with_context(|| stat.to_owned())?[..] {
+        [reads, read_merges, _, _, writes, write_merges, ..] => {
+            Ok(reads + read_merges + writes + write_merges)
+        }
+        _ => anyhow::bail!("'{stat}' has too few fields"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_counters_are_understood() {
+        assert_eq!(hits("  other   7  0\n  kick   1234   5\n").unwrap(), 1234);
+        assert!(hits("  other   7  0\n").is_err());
+        assert_eq!(sum("3,0,12,1").unwrap(), 16);
+        assert_eq!(requests("10 1 80 0 20 2 160 0 0 0 0 0 0 0 0 0 0").unwrap(), 33);
+        assert!(requests("10 1 80").is_err());
+    }
+
+    #[test]
+    fn counts_are_for_each_request() {
+        let before = Counts { kicks: 100, interrupts: 50, requests: 1000 };
+        let later = Counts { kicks: 600, interrupts: 300, requests: 2000 };
+        let signals = before.until(&later);
+        assert_eq!((signals.kicks, signals.interrupts), (0.5, 0.25));
+    }
+}
