@@ -43,7 +43,7 @@ void vhost_blk_queue_done(struct vhost_blk_queue *q)
 {
 	/* A worker whose owner was killed takes no more work. */
 	if (!vhost_vq_work_queue(&q->vq, &q->done_work))
-		queue_work(system_unbound_wq, &q->orphan_work);
+		queue_delayed_work(system_unbound_wq, &q->orphan_work, 0);
 }
 
 static u8 status_of(int error)
@@ -208,20 +208,18 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
  */
 void vhost_blk_orphan_work(struct work_struct *work)
 {
-	struct vhost_blk_queue *q = container_of(work, struct vhost_blk_queue, orphan_work);
+	struct vhost_blk_queue *q =
+		container_of(to_delayed_work(work), struct vhost_blk_queue, orphan_work);
 	bool polled;
 
-	for (;;) {
-		mutex_lock(&q->vq.mutex);
-		q->stats.dropped += forget_all(finished(q));
-		vhost_blk_poll_bdev(q);
-		polled = !list_empty(&q->polled);
-		mutex_unlock(&q->vq.mutex);
-		if (!polled)
-			break;
-		/* Finished by nobody else: the descriptor may be open still, somewhere. */
-		schedule_timeout_uninterruptible(VHOST_BLK_POLL_INTERVAL);
-	}
+	mutex_lock(&q->vq.mutex);
+	q->stats.dropped += forget_all(finished(q));
+	vhost_blk_poll_bdev(q);
+	polled = !list_empty(&q->polled);
+	mutex_unlock(&q->vq.mutex);
+	/* Finished by nobody else: the descriptor may be open still, somewhere. */
+	if (polled)
+		queue_delayed_work(system_unbound_wq, &q->orphan_work, VHOST_BLK_POLL_INTERVAL);
 }
 
 /**

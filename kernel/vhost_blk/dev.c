@@ -55,12 +55,13 @@ static int vhost_blk_open(struct inode *inode, struct file *file)
 	return 0;
 }
 
-static void flush_orphans(struct vhost_blk *blk)
+/* Nothing is in flight any more, so nothing is left for them to do. */
+static void cancel_orphans(struct vhost_blk *blk)
 {
 	unsigned int i;
 
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++)
-		flush_work(&blk->queues[i].orphan_work);
+		cancel_delayed_work_sync(&blk->queues[i].orphan_work);
 }
 
 static int vhost_blk_close(struct inode *inode, struct file *file)
@@ -74,7 +75,7 @@ static int vhost_blk_close(struct inode *inode, struct file *file)
 	vhost_dev_stop(&blk->dev);
 	/* Ends vhost_blk_end_io() of the last requests, which may have queued work. */
 	synchronize_rcu();
-	flush_orphans(blk);
+	cancel_orphans(blk);
 	vhost_dev_flush(&blk->dev);
 	vhost_dev_cleanup(&blk->dev);
 	vhost_blk_unpin_memory(blk);
@@ -203,7 +204,7 @@ static long reset_owner(struct vhost_blk *blk)
 	blk->opt = (struct vhost_blk_options) {};
 	vhost_blk_forget_regions(blk);
 	vhost_dev_stop(&blk->dev);
-	flush_orphans(blk);
+	cancel_orphans(blk);
 	vhost_dev_flush(&blk->dev);
 	vhost_dev_reset_owner(&blk->dev, umem);
 	return 0;
@@ -250,7 +251,7 @@ static long attach_worker(struct vhost_blk *blk, void __user *argp)
 	q = vhost_blk_queue_at(blk, ring.index);
 	if (!q)
 		return -ENOBUFS;
-	if (vhost_vq_has_work(&q->vq))
+	if (!vhost_blk_runs(q) && !q->vq.kick && vhost_vq_has_work(&q->vq))
 		vhost_dev_flush(&blk->dev);
 	return vhost_worker_ioctl(&blk->dev, VHOST_ATTACH_VRING_WORKER, argp);
 }

@@ -100,6 +100,10 @@ static void set_paused(struct vhost_blk *blk, bool paused)
 	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
+		/*
+		 * A worker that has begun already, and so is not queued again, looks at it after
+		 * the full barrier of finished() in completion.c.
+		 */
 		WRITE_ONCE(q->paused, paused);
 		if (!paused && vhost_blk_runs(q))
 			vhost_poll_queue(&q->vq.poll);

@@ -72,13 +72,16 @@ static bool try_start_write(struct vhost_blk_req *req)
 }
 
 /*
- * Whether it would wait all the same: a file system may honour IOCB_NOWAIT until the page cache has
- * the data, and then write it out and flush the disk (XFS).
+ * Whether it would wait all the same: a file system may honour IOCB_NOWAIT until it has copied the
+ * data, and then write it out and flush the disk (XFS).
  */
 static bool waits(const struct vhost_blk_req *req)
 {
-	return !req->be->nowait || (req->type == VIRTIO_BLK_T_OUT && !req->be->direct &&
-				    req->iocb.ki_flags & IOCB_DSYNC);
+	const struct vhost_blk_backend *be = req->be;
+	bool copied = !be->direct || IS_DAX(file_inode(be->file));
+
+	return !be->nowait ||
+	       (copied && req->type == VIRTIO_BLK_T_OUT && iocb_is_dsync(&req->iocb));
 }
 
 /**

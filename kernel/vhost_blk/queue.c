@@ -243,7 +243,7 @@ void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
 	q->vq.handle_kick = handle_kick;
 	init_llist_head(&q->done);
 	vhost_work_init(&q->done_work, handle_done);
-	INIT_WORK(&q->orphan_work, vhost_blk_orphan_work);
+	INIT_DELAYED_WORK(&q->orphan_work, vhost_blk_orphan_work);
 	init_waitqueue_head(&q->drained);
 	INIT_LIST_HEAD(&q->polled);
 }

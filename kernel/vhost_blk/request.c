@@ -25,9 +25,16 @@ static bool whole_blocks(const struct vhost_blk_req *req, u64 sector, u64 sector
 	return !((sector | sectors) & ((req->be->lbs >> SECTOR_SHIFT) - 1));
 }
 
-static bool read_only(const struct vhost_blk_req *req)
+/**
+ * vhost_blk_read_only - whether the disk must not be written just now
+ * @req: a request to it
+ *
+ * Nobody below asks: a bio or a discard to a device that became read-only is carried out.
+ *
+ * Return: true for a read-only file or device, or if the owner wants it to be one.
+ */
+bool vhost_blk_read_only(const struct vhost_blk_req *req)
 {
-	/* Nobody below asks: a bio to a device that became read-only is written. */
 	return req->be->read_only || (req->be->bdev && bdev_read_only(req->be->bdev)) ||
 	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY;
 }
@@ -114,7 +121,7 @@ static int parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 li
 	unsigned int i, n = bytes / sizeof(wire);
 	int err;
 
-	if (read_only(req) || !n || bytes % sizeof(wire) || n > VHOST_BLK_RANGES_MAX)
+	if (vhost_blk_read_only(req) || !n || bytes % sizeof(wire) || n > VHOST_BLK_RANGES_MAX)
 		return -EIO;
 
 	req->ranges = &req->inline_range;
@@ -167,7 +174,7 @@ static int parse_type(struct vhost_blk_req *req, struct iov_iter *in, struct iov
 		return parse_rw(req, data);
 	case VIRTIO_BLK_T_OUT:
 		*data = *out;
-		if (read_only(req))
+		if (vhost_blk_read_only(req))
 			return -EIO;
 		req->durable = write_through(req);
 		return parse_rw(req, data);

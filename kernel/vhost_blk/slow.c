@@ -87,7 +87,7 @@ static int do_range(struct vhost_blk_req *req, const struct vhost_blk_range *ran
 	while (left && !err) {
 		u32 part = min_t(u32, left, RANGE_PIECE_SECTORS);
 
-		if (vhost_blk_given_up(req))
+		if (vhost_blk_given_up(req) || vhost_blk_read_only(req))
 			return -EIO;
 		err = req->be->bdev ? bdev_range(req, sector, part, range->unmap) :
 				      file_range(req, sector, part, range->unmap);

@@ -310,7 +310,7 @@ struct vhost_blk_queue {
 	struct vhost_blk *blk;
 	struct llist_head done;
 	struct vhost_work done_work;
-	struct work_struct orphan_work;
+	struct delayed_work orphan_work;
 	bool looping;
 	bool broken;
 	bool paused;
@@ -398,6 +398,7 @@ struct vhost_blk_req *vhost_blk_get_req(struct vhost_blk_queue *q);
 void vhost_blk_put_req(struct vhost_blk_req *req);
 
 /* request.c */
+bool vhost_blk_read_only(const struct vhost_blk_req *req);
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data);
 

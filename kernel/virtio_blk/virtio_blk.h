@@ -52,7 +52,6 @@
  * @writes: the data buffers are read by the device
  * @own_sg: @data was allocated and has to be freed
  * @withheld: fault injection kept its completion back, the timeout gives it
- * @descriptors: of the ring, that it took
  * @range: the range of a discard, write zeroes or secure erase
  * @id: the serial number, where the device writes it (VIRTIO_BLK_T_GET_ID)
  * @ranges: more than one range, allocated; or NULL
@@ -60,6 +59,7 @@
  * @status_sg: describes @status; set once
  * @data: data buffers; none if nents is 0
  * @inline_sg: first entries of @data
+ * @descriptors: of the ring, that it took; written when the device has @status, so far from it
  *
  * Its address is the token in the virtqueue. Owned by the device from virtblk_add() until the
  * virtqueue gives it back.
@@ -70,7 +70,6 @@ struct virtblk_request {
 	bool writes;
 	bool own_sg;
 	bool withheld;
-	u16 descriptors;
 	union {
 		struct virtio_blk_discard_write_zeroes range;
 		char id[VIRTIO_BLK_ID_BYTES];
@@ -80,6 +79,7 @@ struct virtblk_request {
 	struct scatterlist status_sg;
 	struct sg_table data;
 	struct scatterlist inline_sg[VIRTBLK_INLINE_SG];
+	u16 descriptors;
 };
 
 /* What a slot of the bio path is busy with. */

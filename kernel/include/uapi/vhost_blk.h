@@ -75,7 +75,8 @@
  *
  * EINTR and EAGAIN are also what VHOST_SET_MEM_TABLE, VHOST_SET_FEATURES and VHOST_BLK_SET_OPTIONS
  * (with a change of %VHOST_BLK_OPT_PIN_MEMORY or %VHOST_BLK_OPT_IOPOLL) may return here: they wait
- * for what is in flight. VHOST_SET_FEATURES changes the features even then. It refuses to switch
+ * for what is in flight. VHOST_SET_FEATURES has then changed the features of all queues, or of some
+ * where a queue was locked for long: give them again. It refuses to switch
  * VIRTIO_F_ACCESS_PLATFORM while a queue runs (EBUSY), and unknown features (EOPNOTSUPP).
  */
 #define VHOST_BLK_SET_QUEUE	_IOW(VHOST_VIRTIO, 0xFC, struct vhost_vring_state)
