@@ -4,9 +4,11 @@
 use crate::env::Env;
 use crate::fixture::{Disk, FileSystem, NullBlkOptions, image_on, null_blk};
 use crate::target::{self, Target, options};
+use crate::visibility::counters;
 use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Options};
+use lab_case::system::run;
 use std::path::PathBuf;
 use virtio_spec::blk::{F_CONFIG_WCE, F_FLUSH};
 use virtio_spec::features::bit;
@@ -53,6 +55,36 @@ pub(crate) fn file(env: &Env) -> Result<()> {
         check(env, &disk, &flushes).with_context(|| format!("direct {direct}"))?;
     }
     Ok(())
+}
+
+/// Who waits for the disk below: the queue's worker must not.
+pub(crate) fn waits(env: &Env) -> Result<()> {
+    let (below, _) = null_blk(NullBlkOptions { mib: 512, ..CACHED })?;
+    let disk = image_on(FileSystem::Xfs, below, false)?;
+    let all = options().features;
+    let mut back = device(env, &disk, 0, all)?;
+    write_all(&mut back, 1)?;
+    let count = slow(&mut back, 2)?;
+    ensure!(count < WRITES / 2, "{count} of {WRITES} writes to the page cache were handed on");
+    drop(back);
+    let count = slow(&mut device(env, &disk, abi::OPT_WRITE_THROUGH, all)?, 3)?;
+    ensure!(count == WRITES, "{count} of {WRITES} durable writes were handed on");
+    let folder = disk.path.parent().context("an image has a folder")?;
+    run("mount", &["-o", "remount,sync", &folder.to_string_lossy()])?;
+    let count = slow(&mut device(env, &disk, 0, all)?, 4)?;
+    ensure!(count == WRITES, "{count} of {WRITES} writes on a sync mount were handed on");
+    Ok(())
+}
+
+/// How many of [`WRITES`] writes the workqueue did.
+fn slow(device: &mut Device, value: u8) -> Result<u64> {
+    let count = |device: &mut Device| {
+        let counters = counters(device)?;
+        counters.get("slow").copied().context("no count of what the workqueue did")
+    };
+    let before = count(device)?;
+    write_all(device, value)?;
+    Ok(count(device)? - before)
 }
 
 fn device(env: &Env, disk: &Disk, flags: u32, features: u64) -> Result<Device> {

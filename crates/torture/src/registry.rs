@@ -93,6 +93,9 @@ const DURABILITY: &[Case] = cases! {
     "durability-file" Gating
         "when the disk below an image is told to flush its cache, and when not"
         durability::file;
+    "durability-waits" Gating
+        "writes that a file system ends only when the disk has them do not keep the queue's worker"
+        durability::waits;
 };
 
 const NOTIFY: &[Case] = cases! {
