@@ -7,9 +7,11 @@
 //! * [`system`]: programs and modules of the machine it runs in.
 //! * [`qmp`]: QEMU's monitor.
 //! * [`rng`]: random numbers that a seed repeats.
+//! * [`stat`]: what the kernel counts of a block device.
 
 pub mod faults;
 pub mod outcome;
 pub mod qmp;
 pub mod rng;
+pub mod stat;
 pub mod system;

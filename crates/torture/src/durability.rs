@@ -8,6 +8,7 @@ use crate::visibility::counters;
 use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Options};
+use lab_case::stat::Stat;
 use lab_case::system::run;
 use std::path::PathBuf;
 use virtio_spec::blk::{F_CONFIG_WCE, F_FLUSH};
@@ -18,31 +19,23 @@ const CACHED: NullBlkOptions =
     NullBlkOptions { cache_mib: 16, fua: false, ..NullBlkOptions::USUAL };
 /// Writes of each kind.
 const WRITES: u64 = 10;
-/// Field of `stat` in sysfs that counts the flushes (Documentation/block/stat.rst).
-const FLUSHES: usize = 15;
 
-/// Counts flushes of a block device.
+/// Counts flushes of a block device, by its folder in sysfs.
 struct Flushes(PathBuf);
 
 impl Flushes {
-    fn count(&self) -> Result<u64> {
-        let text = std::fs::read_to_string(&self.0)?;
-        let field = text.split_whitespace().nth(FLUSHES).context("no count of flushes")?;
-        Ok(field.parse()?)
-    }
-
     /// How many it takes to do something.
     fn of(&self, act: impl FnOnce() -> Result<()>) -> Result<u64> {
-        let before = self.count()?;
+        let before = Stat::of(&self.0)?.flushes;
         act()?;
-        Ok(self.count()? - before)
+        Ok(Stat::of(&self.0)?.flushes - before)
     }
 }
 
 /// On a block device.
 pub(crate) fn block_device(env: &Env) -> Result<()> {
     let (disk, _) = null_blk(CACHED)?;
-    let flushes = Flushes(disk.sysfs()?.join("stat"));
+    let flushes = Flushes(disk.sysfs()?);
     check(env, &disk, &flushes)
 }
 
@@ -50,7 +43,7 @@ pub(crate) fn block_device(env: &Env) -> Result<()> {
 pub(crate) fn file(env: &Env) -> Result<()> {
     for direct in [true, false] {
         let (below, _) = null_blk(NullBlkOptions { mib: 512, ..CACHED })?;
-        let flushes = Flushes(below.sysfs()?.join("stat"));
+        let flushes = Flushes(below.sysfs()?);
         let disk = image_on(FileSystem::Ext4, below, direct)?;
         check(env, &disk, &flushes).with_context(|| format!("direct {direct}"))?;
     }

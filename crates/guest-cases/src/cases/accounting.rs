@@ -4,6 +4,7 @@
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context as _, Result, ensure};
+use lab_case::stat::Stat;
 use lab_case::system::run;
 
 use crate::case::{Case, Context};
@@ -33,30 +34,12 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-/// Fields of Documentation/block/stat.rst.
-const READS: usize = 0;
-const READ_SECTORS: usize = 2;
-const WRITES: usize = 4;
-const WRITTEN_SECTORS: usize = 6;
-const IN_FLIGHT: usize = 8;
-const BUSY_MS: usize = 9;
-const DISCARDED_SECTORS: usize = 13;
-const FLUSHES: usize = 15;
-
-fn stat(disk: &Disk<'_>) -> Result<Vec<u64>> {
-    let text = disk.attribute("stat")?;
-    let fields: Result<Vec<u64>, _> = text.split_whitespace().map(str::parse).collect();
-    let fields = fields.with_context(|| text.clone())?;
-    ensure!(fields.len() > FLUSHES, "/sys/block has only {} numbers", fields.len());
-    Ok(fields)
-}
-
 fn sectors(context: &Context) -> Result<()> {
     let disk = Disk::plug(&context.machine, &Plug::file(64))?;
     let path = disk.path()?;
     let file = open_direct(&path)?;
     let mut buffer = Aligned::new(1 << 20);
-    let before = stat(&disk)?;
+    let before = disk.stat()?;
     for index in 0..40_u64 {
         file.write_all_at(&buffer.bytes()[..4096], index << 16)?;
         file.read_exact_at(&mut buffer.bytes()[..65536], index << 16)?;
@@ -66,16 +49,20 @@ fn sectors(context: &Context) -> Result<()> {
         file.sync_data()?;
     }
     run("blkdiscard", &["-f", "-o", "8M", "-l", "2M", &path])?;
-    let after = stat(&disk)?;
-    let grown = |field: usize| after[field] - before[field];
+    let after = disk.stat()?;
+    let grown = |field: fn(&Stat) -> u64| field(&after) - field(&before);
+    let read = grown(|stat| stat.read_sectors);
+    let written = grown(|stat| stat.written_sectors);
+    let discarded = grown(|stat| stat.discarded_sectors);
+    let flushes = grown(|stat| stat.flushes);
     println!("{before:?}\n{after:?}");
-    ensure!(grown(READ_SECTORS) == 40 * 128, "{} sectors read", grown(READ_SECTORS));
-    ensure!(grown(WRITTEN_SECTORS) == 40 * 8 + 4 * 2048, "{} written", grown(WRITTEN_SECTORS));
-    ensure!(grown(DISCARDED_SECTORS) == 4096, "{} discarded", grown(DISCARDED_SECTORS));
-    ensure!(grown(READS) >= 40 && grown(WRITES) >= 44, "too few requests");
-    ensure!(grown(FLUSHES) >= 4, "{} flushes", grown(FLUSHES));
-    ensure!(after[IN_FLIGHT] == 0, "{} in flight", after[IN_FLIGHT]);
-    ensure!(grown(BUSY_MS) > 0, "the disk was never busy");
+    ensure!(read == 40 * 128, "{read} sectors read");
+    ensure!(written == 40 * 8 + 4 * 2048, "{written} written");
+    ensure!(discarded == 4096, "{discarded} discarded");
+    ensure!(grown(|stat| stat.reads) >= 40 && grown(|stat| stat.writes) >= 44, "too few requests");
+    ensure!(flushes >= 4, "{flushes} flushes");
+    ensure!(after.in_flight == 0, "{} in flight", after.in_flight);
+    ensure!(grown(|stat| stat.busy_ms) > 0, "the disk was never busy");
     Ok(())
 }
 
@@ -93,7 +80,7 @@ fn in_flight(context: &Context) -> Result<()> {
         }));
     }
     let seen = wait_for("four requests in flight", || {
-        let count = stat(&disk).ok()?[IN_FLIGHT];
+        let count = disk.stat().ok()?.in_flight;
         (count == 4).then_some(count)
     });
     disk.signal("CONT")?;
@@ -101,7 +88,7 @@ fn in_flight(context: &Context) -> Result<()> {
         reader.join().ok().context("a reader panicked")??;
     }
     seen?;
-    ensure!(stat(&disk)?[IN_FLIGHT] == 0, "some are still in flight");
+    ensure!(disk.stat()?.in_flight == 0, "some are still in flight");
     ensure!(disk.attribute("inflight")?.split_whitespace().all(|count| count == "0"));
     Ok(())
 }

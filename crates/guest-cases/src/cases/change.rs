@@ -43,7 +43,7 @@ pub(crate) const CASES: &[Case] = &[
 
 /// Sizes that disks have, in turn: all that the load uses is always there.
 fn bytes_in(round: u32) -> u64 {
-    (Everything::MIB + 1 + u64::from(round) * 7 % 61) << 20
+    (Everything::DISK_MIB + 1 + u64::from(round) * 7 % 61) << 20
 }
 
 /// The kernel's messages about devices.
@@ -81,7 +81,7 @@ impl Uevents {
 }
 
 fn resize(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
     let name = disk.wait_for_block()?;
     let events = Uevents::listen()?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
@@ -96,7 +96,7 @@ fn resize(context: &Context) -> Result<()> {
 }
 
 fn cache_type(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for round in 0..context.effort.rounds {
         let (wanted, queue) =
@@ -116,7 +116,7 @@ fn cache_type(context: &Context) -> Result<()> {
 const SWITCHES: u32 = 20;
 
 fn cache_type_raced(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
     let path = disk.sysfs()?.join("cache_type");
     let switch = |from: u32| {

@@ -65,7 +65,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 fn plug_and_load<'a>(context: &'a Context) -> Result<(Disk<'a>, Everything)> {
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
     let load = Everything::start(context, &disk, Errors::End)?;
     Ok((disk, load))
 }
@@ -92,7 +92,7 @@ fn button(context: &Context) -> Result<()> {
 }
 
 fn rebind(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
     for round in 0..context.effort.rounds {
         let load = Everything::start(context, &disk, Errors::End)?;
         let unbound = disk.unbind();
@@ -141,7 +141,7 @@ fn suspend(context: &Context) -> Result<()> {
     // froze them in, and lockdep misses the locks that it takes that for.
     expect_log("workqueue leaked atomic, lock or RCU");
     write("/sys/module/suspend/parameters/pm_test_delay", "1")?;
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for round in 0..context.effort.rounds {
         let cache = switch_cache(&disk, round)?;
@@ -157,7 +157,7 @@ fn reset(context: &Context) -> Result<()> {
     if !symbols.lines().any(|line| line.contains("virtio_device_reset_prepare")) {
         return Err(skip("this kernel's virtio does not tell drivers of resets"));
     }
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for round in 0..context.effort.rounds {
         let cache = switch_cache(&disk, round)?;

@@ -9,6 +9,7 @@ use lab_case::outcome::skip;
 use lab_case::system::{run, run_quietly};
 use tempfile::TempDir;
 
+use super::parameters::shows_mode;
 use crate::case::{Case, Context};
 use crate::machine::disk::{Disk, Plug};
 use crate::mode::{self, Driver, MODULE, Mode};
@@ -36,11 +37,7 @@ fn by_name(context: &Context) -> Result<()> {
     let _driver = Driver;
     let disk = Disk::plug(&context.machine, &Plug::file(16))?;
     // The kernel's own driver has no such attributes.
-    let path = if context.mode.is_bio() { "bio" } else { "request" };
-    ensure!(disk.attribute("io_path")? == path, "io_path is {}", disk.attribute("io_path")?);
-    let polled = u64::from(if context.mode.polls() { mode::POLL_QUEUES } else { 0 });
-    ensure!(disk.number("io_poll_queues")? == polled, "{}", disk.attribute("io_poll_queues")?);
-    Ok(())
+    shows_mode(&disk, context.mode)
 }
 
 /// A root folder for modprobe with nothing but the kernel's own module and this project's, and the

@@ -66,14 +66,20 @@ fn refused(context: &Context) -> Result<()> {
 
 fn shown(context: &Context) -> Result<()> {
     let disk = Disk::plug(&context.machine, &Plug::file(16))?;
-    let path = if context.mode.is_bio() { "bio" } else { "request" };
-    ensure!(disk.attribute("io_path")? == path, "io_path is {}", disk.attribute("io_path")?);
-    let polled = if context.mode.polls() { u64::from(POLL_QUEUES) } else { 0 };
-    ensure!(disk.number("io_poll_queues")? == polled, "{}", disk.attribute("io_poll_queues")?);
+    shows_mode(&disk, context.mode)?;
     // Polled ones are among them.
     ensure!(disk.number("io_queues")? == 4, "{}", disk.attribute("io_queues")?);
     let expected = if context.mode.polls() { POLL_QUEUES.to_string() } else { "0".to_owned() };
     ensure!(mode::parameter("poll_queues")? == expected);
+    Ok(())
+}
+
+/// Whether sysfs says of a disk that this project's driver has it, and how.
+pub(super) fn shows_mode(disk: &Disk<'_>, mode: Mode) -> Result<()> {
+    let path = if mode.is_bio() { "bio" } else { "request" };
+    ensure!(disk.attribute("io_path")? == path, "io_path is {}", disk.attribute("io_path")?);
+    let polled = if mode.polls() { u64::from(POLL_QUEUES) } else { 0 };
+    ensure!(disk.number("io_poll_queues")? == polled, "{}", disk.attribute("io_poll_queues")?);
     Ok(())
 }
 

@@ -92,7 +92,7 @@ fn counts(context: &Context) -> Result<()> {
 }
 
 fn cpus(context: &Context) -> Result<()> {
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::MIB))?;
+    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
     for _ in 0..context.effort.rounds.min(5) {
         let mut off = Vec::new();

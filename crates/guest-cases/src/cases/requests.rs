@@ -99,8 +99,7 @@ fn ranges(context: &Context) -> Result<()> {
             ensure!(right, "round {round}: byte {at} and on is wrong");
         }
     }
-    let discards = disk.attribute("stat")?.split_whitespace().nth(11).context("stat")?.to_owned();
-    ensure!(discards != "0", "no discard came to the disk");
+    ensure!(disk.stat()?.discards > 0, "no discard came to the disk");
     Ok(())
 }
 

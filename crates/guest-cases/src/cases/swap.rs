@@ -88,11 +88,10 @@ fn swap(context: &Context) -> Result<()> {
     let events = read(group.0.join("memory.events"))?;
     drop((group, on));
     ensure!(failed.is_empty(), "a process that swaps: {failed:?}; {events}");
-    let swapped: u64 =
-        disk.attribute("stat")?.split_whitespace().nth(6).context("stat")?.parse()?;
-    println!("{} MiB were written to swap", swapped >> 11);
+    let swapped_mib = disk.stat()?.written_sectors >> 11;
+    println!("{swapped_mib} MiB were written to swap");
     let least = (PROCESSES * WANTS_MIB - MAY_HAVE_MIB) as u64;
-    ensure!(swapped >> 11 >= least, "only {} MiB went to the disk", swapped >> 11);
+    ensure!(swapped_mib >= least, "only {swapped_mib} MiB went to the disk");
     Ok(())
 }
 

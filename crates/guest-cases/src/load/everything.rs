@@ -19,8 +19,8 @@ pub(crate) struct Everything {
 }
 
 impl Everything {
-    /// What a disk must keep of itself for this load.
-    pub(crate) const MIB: u64 = 2 * THREADS_MIB;
+    /// The part of a disk that this load uses.
+    pub(crate) const DISK_MIB: u64 = 2 * THREADS_MIB;
 
     /// Starts it; it runs when this returns.
     pub(crate) fn start(context: &Context, disk: &Disk<'_>, errors: Errors) -> Result<Self> {

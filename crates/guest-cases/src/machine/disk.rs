@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use lab_case::stat::Stat;
 use serde_json::{Map, Value, json};
 
 use super::Machine;
@@ -175,6 +176,11 @@ impl<'a> Disk<'a> {
     /// The same as a number.
     pub(crate) fn number(&self, name: &str) -> Result<u64> {
         read_number(self.sysfs()?.join(name))
+    }
+
+    /// What the kernel counts of it.
+    pub(crate) fn stat(&self) -> Result<Stat> {
+        Stat::of(&self.sysfs()?)
     }
 
     /// Writes an attribute below /sys/block/NAME.

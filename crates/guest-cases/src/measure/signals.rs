@@ -34,13 +34,7 @@ pub(super) struct Counter;
 impl Counter {
     /// Begins to count.
     pub(super) fn start() -> Result<Self> {
-        let probes = Path::new(TRACING).join("kprobe_events");
-        let mut file = OpenOptions::new()
-            .append(true)
-            .open(&probes)
-            .with_context(|| probes.display().to_string())?;
-        file.write_all(format!("p:{GROUP}/{KICK} {FUNCTION}\n").as_bytes())
-            .with_context(|| format!("a probe of {FUNCTION}"))?;
+        change_probes(&format!("p:{GROUP}/{KICK} {FUNCTION}"))?;
         let counter = Self;
         counter.enable("1")?;
         Ok(counter)
@@ -64,15 +58,19 @@ impl Counter {
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        let removed = self.enable("0").and_then(|()| {
-            let probes = Path::new(TRACING).join("kprobe_events");
-            let mut file = OpenOptions::new().append(true).open(probes)?;
-            Ok(file.write_all(format!("-:{GROUP}/{KICK}\n").as_bytes())?)
-        });
+        let removed = self.enable("0").and_then(|()| change_probes(&format!("-:{GROUP}/{KICK}")));
         if let Err(why) = removed {
             eprintln!("clean-up: {why:#}");
         }
     }
+}
+
+/// Writes a definition behind those that are there (Documentation/trace/kprobetrace.rst).
+fn change_probes(definition: &str) -> Result<()> {
+    let path = Path::new(TRACING).join("kprobe_events");
+    let file = OpenOptions::new().append(true).open(&path);
+    file.and_then(|mut file| file.write_all(format!("{definition}\n").as_bytes()))
+        .with_context(|| format!("'{definition}' to {}", path.display()))
 }
 
 /// Counters of the kernel at one moment.
@@ -91,7 +89,7 @@ impl Counts {
             let folder = Path::new("/sys/kernel/irq").join(entry?.file_name());
             interrupts += sum(&read(folder.join("per_cpu_count"))?)?;
         }
-        Ok(Self { kicks, interrupts, requests: requests(&disk.attribute("stat")?)? })
+        Ok(Self { kicks, interrupts, requests: disk.stat()?.submitted() })
     }
 
     fn until(&self, later: &Self) -> Signals {
@@ -117,17 +115,6 @@ fn sum(text: &str) -> Result<u64> {
     numbers.sum::<Result<u64, _>>().with_context(|| text.to_owned())
 }
 
-/// Reads and writes that ended and those that were merged into them (Documentation/block/stat.rst).
-fn requests(stat: &str) -> Result<u64> {
-    let fields: Result<Vec<u64>, _> = stat.split_whitespace().map(str::parse).collect();
-    match fields.with_context(|| stat.to_owned())?[..] {
-        [reads, read_merges, _, _, writes, write_merges, ..] => {
-            Ok(reads + read_merges + writes + write_merges)
-        }
-        _ => anyhow::bail!("'{stat}' has too few fields"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,8 +124,6 @@ mod tests {
         assert_eq!(hits("  other   7  0\n  kick   1234   5\n").unwrap(), 1234);
         assert!(hits("  other   7  0\n").is_err());
         assert_eq!(sum("3,0,12,1").unwrap(), 16);
-        assert_eq!(requests("10 1 80 0 20 2 160 0 0 0 0 0 0 0 0 0 0").unwrap(), 33);
-        assert!(requests("10 1 80").is_err());
     }
 
     #[test]
