@@ -78,10 +78,12 @@ static bool try_start_write(struct vhost_blk_req *req)
 static bool waits(const struct vhost_blk_req *req)
 {
 	const struct vhost_blk_backend *be = req->be;
-	bool copied = !be->direct || IS_DAX(file_inode(be->file));
 
-	return !be->nowait ||
-	       (copied && req->type == VIRTIO_BLK_T_OUT && iocb_is_dsync(&req->iocb));
+	if (!be->nowait)
+		return true;
+	if (req->type != VIRTIO_BLK_T_OUT || !iocb_is_dsync(&req->iocb))
+		return false;
+	return !be->direct || IS_DAX(file_inode(be->file));
 }
 
 /**
