@@ -21,6 +21,7 @@ mod module;
 mod notify;
 mod over_daemon;
 mod owner;
+mod ranges;
 mod registry;
 mod removal;
 mod requests;

@@ -9,7 +9,7 @@ use crate::fixture::{
 use crate::integrity::Setup;
 use crate::{
     abi as interface, charge, control, durability, faults, fixture, fuzz, hostile, integrity,
-    notify, over_daemon, owner, removal, requests, suite, visibility,
+    notify, over_daemon, owner, ranges, removal, requests, suite, visibility,
 };
 use anyhow::Result;
 use driver::kernel::abi;
@@ -25,6 +25,7 @@ pub(crate) const CASES: &[&[Case]] = &[
     INTERFACE,
     REQUESTS,
     DURABILITY,
+    RANGES,
     NOTIFY,
     INTEGRITY,
     CONTROL,
@@ -96,6 +97,15 @@ const DURABILITY: &[Case] = cases! {
     "durability-waits" Gating
         "writes that a file system ends only when the disk has them do not keep the queue's worker"
         durability::waits;
+};
+
+const RANGES: &[Case] = cases! {
+    "discard-read-only" Gating
+        "a discard that takes long ends with an error when its disk becomes read-only"
+        ranges::become_read_only;
+    "discard-closed" Gating
+        "a discard that takes long does not keep the device from being closed"
+        ranges::closed;
 };
 
 const NOTIFY: &[Case] = cases! {

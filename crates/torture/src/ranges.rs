@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Range commands that take long: what ends them before they are done.
+
+use crate::env::Env;
+use crate::fixture::{Disk, NullBlkOptions, null_blk};
+use crate::target::{options, serve};
+use anyhow::{Result, ensure};
+use driver::{Device, Request};
+use lab_case::stat::Stat;
+use lab_case::system::run;
+use std::time::Duration;
+use virtio_spec::blk::{RangeSegment, S_IOERR};
+
+/// A disk that takes as long for each discard, however large, and lets the module send it in four
+/// pieces.
+const SLOW: NullBlkOptions = NullBlkOptions {
+    mib: 4 << 10,
+    irqmode: 2,
+    completion_ns: PIECE.as_nanos() as u64,
+    ..NullBlkOptions::USUAL
+};
+/// Less than it would take for an error.
+const PIECE: Duration = Duration::from_secs(3);
+/// By then the first piece is on its way.
+const BEGUN: Duration = Duration::from_millis(500);
+
+/// The disk becomes read-only.
+pub(crate) fn become_read_only(env: &Env) -> Result<()> {
+    let (disk, _) = null_blk(SLOW)?;
+    let mut device = discards_all(env, &disk)?;
+    let path = disk.path.to_string_lossy();
+    run("blockdev", &["--setro", &path])?;
+    let outcome = device.queue(0).collect();
+    run("blockdev", &["--setrw", &path])?;
+    let status = outcome?.1.status;
+    ensure!(status == Some(S_IOERR), "the discard ended with {status:?}");
+    was_cut_short(&disk)
+}
+
+/// Nobody waits for it any more.
+pub(crate) fn closed(env: &Env) -> Result<()> {
+    let (disk, _) = null_blk(SLOW)?;
+    drop(discards_all(env, &disk)?);
+    was_cut_short(&disk)
+}
+
+/// A device whose first queue has begun to discard all of the disk.
+fn discards_all(env: &Env, disk: &Disk) -> Result<Device> {
+    let mut device = serve(env, disk, &options())?.device;
+    let layout = device.layout();
+    let range = RangeSegment { sector: 0, num_sectors: u32::try_from(disk.sectors())?, flags: 0 };
+    device.queue(0).submit(&Request::discard(&[range]), &layout)?;
+    std::thread::sleep(BEGUN);
+    Ok(device)
+}
+
+fn was_cut_short(disk: &Disk) -> Result<()> {
+    let stat = Stat::of(&disk.sysfs()?)?;
+    println!("{stat:?}");
+    ensure!(stat.discards > 0, "no part of it came to the disk");
+    ensure!(stat.in_flight == 0, "something is in flight");
+    ensure!(stat.discarded_sectors < disk.sectors(), "the whole disk was discarded");
+    Ok(())
+}
