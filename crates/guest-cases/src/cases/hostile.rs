@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use virtio_spec::features::F_RING_PACKED;
 
 use crate::case::{Case, Context};
 use crate::load::{Errors, Load, Summary};
@@ -21,7 +22,15 @@ pub(crate) const CASES: &[Case] = &[
         modes: Mode::ALL,
         has_long: true,
         about: "used ids out of range, twice and at random, an index that jumps, a ring that is scribbled on, chains that get longer: the kernel lives and the disk goes",
-        run: |context| each(context, RING, 64),
+        run: |context| each(context, RING, &Start::after(64)),
+    },
+    Case {
+        name: "guest-hostile-packed",
+        short: &[Mode::BioPoll],
+        modes: Mode::ALL,
+        has_long: true,
+        about: "the same lies in packed virtqueues: the kernel lives and the disk goes",
+        run: |context| each(context, &[RING, TRUTH].concat(), &Start { packed: true, after: 64 }),
     },
     Case {
         name: "guest-hostile-answers",
@@ -29,7 +38,7 @@ pub(crate) const CASES: &[Case] = &[
         modes: Mode::ALL,
         has_long: false,
         about: "wrong lengths, no status or an unknown one, interrupts without reason, no answers: the kernel lives and the disk goes",
-        run: |context| each(context, ANSWERS, 64),
+        run: |context| each(context, ANSWERS, &Start::after(64)),
     },
     Case {
         name: "guest-hostile-config",
@@ -37,7 +46,7 @@ pub(crate) const CASES: &[Case] = &[
         modes: Mode::ALL,
         has_long: true,
         about: "limits of zero, limits without bound, random configurations, a capacity that jumps: the kernel lives and the disk goes",
-        run: |context| each(context, CONFIG, 0),
+        run: |context| each(context, CONFIG, &Start::after(0)),
     },
     Case {
         name: "guest-hostile-probe",
@@ -45,7 +54,7 @@ pub(crate) const CASES: &[Case] = &[
         modes: Mode::OURS,
         has_long: false,
         about: "a device that lies from the first request on can be unplugged",
-        run: |context| each(context, &[RING, ANSWERS].concat(), 0),
+        run: |context| each(context, &[RING, ANSWERS].concat(), &Start::after(0)),
     },
 ];
 
@@ -57,6 +66,8 @@ const RING: &[Lie] = &[
     Lie::ScribblesRing,
     Lie::ChainsJoined,
 ];
+/// Shows that the others are lies in a disk that works.
+const TRUTH: &[Lie] = &[Lie::Nothing];
 const ANSWERS: &[Lie] = &[
     Lie::Nothing,
     Lie::LengthsHuge,
@@ -69,49 +80,66 @@ const ANSWERS: &[Lie] = &[
 ];
 const CONFIG: &[Lie] = &[Lie::ConfigZero, Lie::ConfigHuge, Lie::ConfigRandom, Lie::CapacityJumps];
 
+/// How a device begins.
+struct Start {
+    /// With packed rings.
+    packed: bool,
+    /// How many requests it answers as it should.
+    after: u32,
+}
+
+impl Start {
+    fn after(after: u32) -> Self {
+        Self { packed: false, after }
+    }
+
+    fn plug(&self, lie: Lie, seed: u64) -> Plug {
+        let plug = Plug::of(Backing::Liar { lie, after: self.after, seed });
+        plug.with("packed", self.packed)
+    }
+}
+
 /// How long a disk is used.
 const USE: Duration = Duration::from_millis(700);
 
 /// Every lie, and the disk goes in one way and in the other. Where a device begins with the truth,
 /// at least one disk must have been used.
-fn each(context: &Context, lies: &[Lie], after: u32) -> Result<()> {
+fn each(context: &Context, lies: &[Lie], start: &Start) -> Result<()> {
     let mut used = 0;
     for round in 0..(context.effort.rounds / 10).max(1) {
         for (index, &lie) in lies.iter().enumerate() {
             let seed = context.seed.wrapping_add(u64::from(round));
             let what = || format!("{lie:?}, seed {seed}");
-            if after == 0 && matches!(lie, Lie::NeverAnswers | Lie::AnswersHalf) {
-                silent_from_the_start(context, lie, seed).with_context(what)?;
+            if start.after == 0 && matches!(lie, Lie::NeverAnswers | Lie::AnswersHalf) {
+                silent_from_the_start(context, start, lie, seed).with_context(what)?;
                 continue;
             }
             let way =
                 if (index as u32 + round).is_multiple_of(2) { Way::Orderly } else { Way::Surprise };
             println!("{lie:?}, {way:?}");
-            used += one(context, lie, after, seed, way).with_context(what)?;
+            used += one(context, start, lie, seed, way).with_context(what)?;
         }
     }
-    ensure!(after == 0 || used > 0, "no disk was used, whatever the device did");
+    ensure!(start.after == 0 || used > 0, "no disk was used, whatever the device did");
     Ok(())
 }
 
 /// The driver waits in its probe, which the kernel's hot-plug driver waits for: it can only be pulled
 /// out. Nothing may open its node, which would wait, too.
-fn silent_from_the_start(context: &Context, lie: Lie, seed: u64) -> Result<()> {
+fn silent_from_the_start(context: &Context, start: &Start, lie: Lie, seed: u64) -> Result<()> {
     if !Slot::have_hot_plug_driver() {
         println!("{lie:?}: not here, where the case itself plugs and would wait with the driver");
         return Ok(());
     }
     println!("{lie:?}, pulled out");
-    let plug = Plug::of(Backing::Liar { lie, after: 0, seed });
-    let disk = Disk::plug_device(&context.machine, &plug)?;
+    let disk = Disk::plug_device(&context.machine, &start.plug(lie, seed))?;
     std::thread::sleep(USE);
     disk.unplug(Way::Surprise)
 }
 
 /// One disk. Returns how many reads, writes and flushes were tried on it.
-fn one(context: &Context, lie: Lie, after: u32, seed: u64, way: Way) -> Result<u64> {
-    let plug = Plug::of(Backing::Liar { lie, after, seed });
-    let disk = Disk::plug_device(&context.machine, &plug)?;
+fn one(context: &Context, start: &Start, lie: Lie, seed: u64, way: Way) -> Result<u64> {
+    let disk = Disk::plug_device(&context.machine, &start.plug(lie, seed))?;
     std::thread::sleep(USE);
     // A driver may have refused it.
     let size = disk.bytes().unwrap_or(0).min(16 << 20);
@@ -122,6 +150,7 @@ fn one(context: &Context, lie: Lie, after: u32, seed: u64, way: Way) -> Result<u
     };
     if let (Lie::Nothing, Ok(load)) = (lie, &load) {
         load.wait_for(1).context("a device that tells the truth")?;
+        ensure!(disk.has_feature(F_RING_PACKED)? == start.packed, "another kind of ring");
     }
     std::thread::sleep(USE);
     let gone = disk.unplug(way);

@@ -26,8 +26,10 @@ const IN_TREE_FAILS: &[(&str, &str)] = &[
     ("guest-surprise", SURPRISE),
     ("guest-hostile-answers", SURPRISE),
     ("guest-hostile-config", SURPRISE),
-    ("guest-hostile-ring", "Linux 6.12: requests of a ring that its device broke never end"),
+    ("guest-hostile-ring", BROKEN),
+    ("guest-hostile-packed", BROKEN),
 ];
+const BROKEN: &str = "Linux 6.12: requests of a ring that its device broke never end";
 const SURPRISE: &str =
     "Linux 6.12: the removal waits for ever for requests that the device had when it vanished";
 

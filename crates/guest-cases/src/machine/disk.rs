@@ -138,6 +138,12 @@ impl<'a> Disk<'a> {
         wait_for("a virtio device", || child(pci, "virtio")).map(|name| (pci.join(&name), name))
     }
 
+    /// Whether the driver has taken a feature, by its bit's number.
+    pub(crate) fn has_feature(&self, bit: u32) -> Result<bool> {
+        let (virtio, _) = self.virtio()?;
+        Ok(read(virtio.join("features"))?.chars().nth(bit as usize) == Some('1'))
+    }
+
     /// Its name as a block device, as long as it has one.
     pub(crate) fn block(&self) -> Option<String> {
         let (virtio, _) = self.virtio().ok()?;

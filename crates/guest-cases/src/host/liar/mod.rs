@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A vhost-user block device that lies, to see what a driver makes of it.
 //!
-//! Only as much of a device as a driver needs to come up: split rings, reads that give random
-//! bytes, writes that vanish. Everything else is the [`Lie`].
+//! Only as much of a device as a driver needs to come up: reads that give random bytes, writes that
+//! vanish. Everything else is the [`Lie`].
 //!
 //! * [`wire`]: messages of the front-end.
 //! * [`memory`]: guest memory.
 //! * [`ring`]: queues, each on a thread.
+//! * [`split`], [`packed`]: the two kinds of rings.
 //! * [`config`]: the configuration space.
 
 mod config;
 mod memory;
+mod packed;
 mod ring;
+mod split;
 mod wire;
 
 use std::fs::File;
@@ -26,7 +29,7 @@ use virtio_spec::blk::{
     F_TOPOLOGY, F_WRITE_ZEROES,
 };
 use virtio_spec::features::{
-    F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, VHOST_USER_F_PROTOCOL_FEATURES, bit,
+    F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, F_VERSION_1, VHOST_USER_F_PROTOCOL_FEATURES, bit,
 };
 
 use crate::protocol::Lie;
@@ -52,6 +55,7 @@ pub(super) fn serve(stream: &UnixStream, lie: Lie, after: u32, seed: u64) -> Res
         lie,
         honest: Arc::new(AtomicU32::new(after)),
         rng: Rng::new(seed),
+        packed: false,
         memory: None,
         queues: (0..QUEUES).map(|_| Queue::default()).collect(),
         backend: None,
@@ -71,6 +75,8 @@ struct Liar {
     /// How many requests are still answered as they should be.
     honest: Arc<AtomicU32>,
     rng: Rng,
+    /// The rings are packed ones.
+    packed: bool,
     memory: Option<Arc<Memory>>,
     queues: Vec<Queue>,
     /// Where the device may say something by itself.
@@ -102,6 +108,7 @@ impl Liar {
 
     fn set(&mut self, message: &mut Message) -> Result<()> {
         match message.code {
+            Code::SetFeatures => self.packed = message.quad(0)? & bit(F_RING_PACKED) != 0,
             Code::SetMemTable => {
                 self.memory = Some(Arc::new(Memory::map(&message.payload, &mut message.fds)?));
             }
@@ -111,7 +118,7 @@ impl Liar {
             }
             Code::SetVringBase => {
                 let (index, base) = message.state()?;
-                self.queue(index)?.next = base as u16;
+                self.queue(index)?.base = base;
             }
             Code::SetVringAddr => {
                 let index = message.word(0)?;
@@ -142,10 +149,11 @@ impl Liar {
         let memory = self.memory.clone();
         let honest = Arc::clone(&self.honest);
         let manner = Manner { lie: self.lie, honest, rng: Rng::new(self.rng.number()) };
+        let packed = self.packed;
         let queue = self.queue(index)?;
         queue.stop();
         match (memory, kick) {
-            (Some(memory), Some(kick)) => queue.start(memory, kick, manner),
+            (Some(memory), Some(kick)) => queue.start(memory, kick, packed, manner),
             _ => Ok(()),
         }
     }
@@ -154,7 +162,7 @@ impl Liar {
         let index = message.word(0)?;
         let queue = self.queue(index)?;
         queue.stop();
-        Ok([index.to_le_bytes(), u32::from(queue.next).to_le_bytes()].concat())
+        Ok([index.to_le_bytes(), queue.base.to_le_bytes()].concat())
     }
 
     /// The payload of an answer to GET_CONFIG: what was asked for and the bytes.
@@ -195,6 +203,7 @@ fn features() -> u64 {
         F_SECURE_ERASE,
         F_INDIRECT_DESC,
         F_EVENT_IDX,
+        F_RING_PACKED,
         VHOST_USER_F_PROTOCOL_FEATURES,
         F_VERSION_1,
     ]

@@ -4,35 +4,57 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::memory::Memory;
+use super::packed::Packed;
+use super::split::Split;
+use crate::protocol::Lie;
 use anyhow::{Result, bail};
 use lab_case::rng::Rng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_spec::blk::{S_IOERR, S_OK};
-use virtio_spec::split::{
-    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, IDX_OFFSET, RING_OFFSET,
-};
-use zerocopy::FromBytes;
-
-use super::memory::Memory;
-use crate::protocol::Lie;
 
 /// How often a sleeping queue looks whether it shall end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-const DESC_BYTES: u64 = 16;
-const DESC_FLAGS_OFFSET: u64 = 12;
-const USED_ELEM_BYTES: u64 = 8;
-
-/// Most descriptors that are followed.
-const CHAIN_MAX: usize = 1024;
-
 /// A status byte that the specification does not know.
 const STATUS_UNKNOWN: u8 = 0xab;
+
+/// A buffer of a request.
+pub(super) struct Part {
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    pub(super) writable: bool,
+}
+
+/// A request as the ring has it.
+pub(super) struct Chain {
+    pub(super) id: u16,
+    /// Places that it takes in the ring of used ones.
+    pub(super) places: u16,
+    /// None, where the guest itself wrote nonsense, because its ring was scribbled on.
+    pub(super) parts: Vec<Part>,
+}
+
+/// What split and packed rings have in common.
+pub(super) trait Format: Send {
+    /// The next request, if there is one.
+    fn take(&mut self, memory: &Memory) -> Result<Option<Chain>>;
+    /// Gives a used entry with these values for a chain.
+    fn put(&mut self, memory: &Memory, id: u32, len: u32, chain: &Chain) -> Result<()>;
+    /// Shows the driver what was put, and `jump` entries that were not.
+    fn publish(&mut self, memory: &Memory, jump: u16) -> Result<()>;
+    /// Makes a chain look as if it went on.
+    fn join(&mut self, memory: &Memory, chain: &Chain) -> Result<()>;
+    /// Overwrites what belongs to the driver.
+    fn scribble(&mut self, memory: &Memory, rng: &mut Rng) -> Result<()>;
+    /// Where the device is, as GET_VRING_BASE says it.
+    fn base(&self) -> u32;
+}
 
 /// How a device behaves.
 pub(super) struct Manner {
@@ -62,8 +84,8 @@ impl Manner {
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) size: u16,
-    /// The next entry of the avail ring.
-    pub(super) next: u16,
+    /// Where the device begins, as SET_VRING_BASE says it.
+    pub(super) base: u32,
     addresses: [u64; 3],
     call: Arc<Mutex<Option<File>>>,
     running: Option<Running>,
@@ -71,12 +93,13 @@ pub(super) struct Queue {
 
 struct Running {
     stop: Arc<AtomicBool>,
-    next: Arc<AtomicU16>,
+    base: Arc<AtomicU32>,
     thread: JoinHandle<()>,
 }
 
 impl Queue {
-    /// Descriptor table, used ring, avail ring: the order of the message.
+    /// Descriptor table, used ring, avail ring: the order of the message. (Of a packed ring: the
+    /// ring, the device's area, the driver's area.)
     pub(super) fn set_addresses(&mut self, addresses: [u64; 3]) {
         self.addresses = addresses;
     }
@@ -85,33 +108,38 @@ impl Queue {
         *self.call.lock().unwrap_or_else(PoisonError::into_inner) = call;
     }
 
-    pub(super) fn start(&mut self, memory: Arc<Memory>, kick: File, manner: Manner) -> Result<()> {
-        if self.size == 0 {
+    pub(super) fn start(
+        &mut self,
+        memory: Arc<Memory>,
+        kick: File,
+        packed: bool,
+        manner: Manner,
+    ) -> Result<()> {
+        let (size, base) = (self.size, self.base);
+        if size == 0 {
             bail!("a queue without a size");
         }
-        let [table, used, avail] = self.addresses;
-        let mut ring = Ring {
-            table: memory.guest_address(table)?,
-            used: memory.guest_address(used)?,
-            avail: memory.guest_address(avail)?,
-            memory,
-            size: self.size,
-            next: self.next,
-            used_index: self.next,
-            call: Arc::clone(&self.call),
-            lie: Lie::Nothing,
-            manner,
+        let mut addresses = self.addresses;
+        for address in &mut addresses {
+            *address = memory.guest_address(*address)?;
+        }
+        let format: Box<dyn Format> = if packed {
+            Box::new(Packed::new(size, base, addresses))
+        } else {
+            Box::new(Split::new(size, base, addresses))
         };
-        let (stop, next) = (Arc::default(), Arc::new(AtomicU16::new(self.next)));
-        let (stopped, position) = (Arc::clone(&stop), Arc::clone(&next));
+        let mut ring =
+            Ring { format, memory, size, call: Arc::clone(&self.call), lie: Lie::Nothing, manner };
+        let (stop, base) = (Arc::default(), Arc::new(AtomicU32::new(base)));
+        let (stopped, position) = (Arc::clone(&stop), Arc::clone(&base));
         let body = move || {
             if let Err(why) = ring.run(&kick, &stopped) {
                 eprintln!("helper: liar: a queue ends: {why:#}");
             }
-            position.store(ring.next, Ordering::Release);
+            position.store(ring.format.base(), Ordering::Release);
         };
         let thread = std::thread::Builder::new().name("liar".into()).spawn(body)?;
-        self.running = Some(Running { stop, next, thread });
+        self.running = Some(Running { stop, base, thread });
         Ok(())
     }
 
@@ -119,7 +147,7 @@ impl Queue {
         if let Some(running) = self.running.take() {
             running.stop.store(true, Ordering::Release);
             let _ = running.thread.join(); // A panic was told on the log.
-            self.next = running.next.load(Ordering::Acquire);
+            self.base = running.base.load(Ordering::Acquire);
         }
     }
 }
@@ -132,12 +160,8 @@ impl Drop for Queue {
 
 struct Ring {
     memory: Arc<Memory>,
-    table: u64,
-    used: u64,
-    avail: u64,
+    format: Box<dyn Format>,
     size: u16,
-    next: u16,
-    used_index: u16,
     call: Arc<Mutex<Option<File>>>,
     /// What the request at hand is lied about.
     lie: Lie,
@@ -154,16 +178,13 @@ impl Ring {
             }
             self.lie = self.manner.lie();
             self.scribble()?;
-            let end = self.memory.read_u16(self.avail + IDX_OFFSET as u64)?;
             let mut steps = 0;
-            while self.next != end && steps <= self.size {
-                let at = self.avail + RING_OFFSET as u64 + 2 * u64::from(self.next % self.size);
-                let head = self.memory.read_u16(at)?;
-                self.next = self.next.wrapping_add(1);
+            while steps <= self.size {
+                let Some(chain) = self.format.take(&self.memory)? else { break };
                 steps += 1;
                 self.lie = self.manner.lie();
                 self.manner.count();
-                self.answer(head)?;
+                self.answer(&chain)?;
             }
             let asked = steps > 0 && self.lie != Lie::CallsNever;
             if asked || self.lie == Lie::CallsAlways {
@@ -174,7 +195,7 @@ impl Ring {
     }
 
     /// One request: what it wants done does not matter.
-    fn answer(&mut self, head: u16) -> Result<()> {
+    fn answer(&mut self, chain: &Chain) -> Result<()> {
         let silent = match self.lie {
             Lie::NeverAnswers => true,
             Lie::AnswersHalf => self.manner.rng.one_in(2),
@@ -184,62 +205,37 @@ impl Ring {
             return Ok(());
         }
         // A guest that writes nonsense itself, because its ring was scribbled on.
-        let written = self.fill(head).unwrap_or(1);
-        self.push(head, written)
+        let written = self.fill(chain).unwrap_or(1);
+        self.push(chain, written)
     }
 
     /// Writes random data and the status byte; returns how much was written.
-    fn fill(&mut self, head: u16) -> Result<u32> {
-        let chain = self.chain(head)?;
-        let mut writable = chain.iter().filter(|desc| desc.flags & DESC_F_WRITE != 0).peekable();
-        let mut written = 0;
-        while let Some(desc) = writable.next() {
-            written += desc.len;
+    fn fill(&mut self, chain: &Chain) -> Result<u32> {
+        let mut writable = chain.parts.iter().filter(|part| part.writable).peekable();
+        let mut written = 0_u32;
+        while let Some(part) = writable.next() {
+            written = written.wrapping_add(part.len);
             if writable.peek().is_some() {
-                let mut bytes = vec![0; desc.len.min(1 << 20) as usize];
-                self.manner.rng.fill(&mut bytes);
-                self.memory.write(desc.addr, &bytes)?;
-            } else if self.lie != Lie::StatusNotWritten && desc.len > 0 {
+                let bytes = self.manner.rng.bytes(part.len.min(1 << 20) as usize);
+                self.memory.write(part.addr, &bytes)?;
+            } else if self.lie != Lie::StatusNotWritten && part.len > 0 {
                 let status = match self.lie {
                     Lie::StatusUnknown => STATUS_UNKNOWN,
                     Lie::Nothing => S_OK,
                     _ if self.manner.rng.one_in(16) => S_IOERR,
                     _ => S_OK,
                 };
-                self.memory.write(desc.addr + u64::from(desc.len) - 1, &[status])?;
+                self.memory.write(part.addr.wrapping_add(u64::from(part.len) - 1), &[status])?;
             }
         }
         Ok(written)
     }
 
-    fn chain(&self, head: u16) -> Result<Vec<Desc>> {
-        let (mut table, mut entries) = (self.table, u32::from(self.size));
-        let (mut at, mut chain) = (head, Vec::new());
-        while chain.len() < CHAIN_MAX {
-            if u32::from(at) >= entries {
-                bail!("a descriptor beyond its table");
-            }
-            let mut bytes = [0; DESC_BYTES as usize];
-            self.memory.read(table + DESC_BYTES * u64::from(at), &mut bytes)?;
-            let Ok(desc) = Desc::read_from_bytes(&bytes) else { bail!("a descriptor's size") };
-            if desc.flags & DESC_F_INDIRECT != 0 {
-                (table, entries, at) = (desc.addr, desc.len / DESC_BYTES as u32, 0);
-                continue;
-            }
-            chain.push(desc);
-            if desc.flags & DESC_F_NEXT == 0 {
-                return Ok(chain);
-            }
-            at = desc.next;
-        }
-        bail!("a chain without end")
-    }
-
-    fn push(&mut self, head: u16, written: u32) -> Result<()> {
+    fn push(&mut self, chain: &Chain, written: u32) -> Result<()> {
         let id = match self.lie {
-            Lie::IdsOutOfRange => u32::from(self.size) + self.manner.rng.below(1 << 20) as u32,
+            Lie::IdsOutOfRange => u32::from(self.size) + self.manner.rng.below(1 << 15) as u32,
             Lie::IdsRandom => self.manner.rng.below(self.size.into()) as u32,
-            _ => head.into(),
+            _ => chain.id.into(),
         };
         let length = match self.lie {
             Lie::LengthsHuge => u32::MAX,
@@ -247,44 +243,24 @@ impl Ring {
             _ => written,
         };
         if self.lie == Lie::ChainsJoined {
-            self.join(head)?;
+            self.format.join(&self.memory, chain)?;
         }
-        self.put(id, length)?;
+        self.format.put(&self.memory, id, length, chain)?;
         if self.lie == Lie::IdsTwice {
-            self.put(id, length)?;
+            self.format.put(&self.memory, id, length, chain)?;
         }
-        let mut index = self.used_index;
+        let mut jump = 0;
         if self.lie == Lie::IndexJumps && self.manner.rng.one_in(8) {
-            index = index.wrapping_add(self.manner.rng.below(u16::MAX.into()) as u16);
+            jump = self.manner.rng.below(u16::MAX.into()) as u16;
         }
-        self.memory.write(self.used + IDX_OFFSET as u64, &index.to_le_bytes())
+        self.format.publish(&self.memory, jump)
     }
 
-    fn put(&mut self, id: u32, length: u32) -> Result<()> {
-        let slot = u64::from(self.used_index % self.size);
-        let at = self.used + RING_OFFSET as u64 + USED_ELEM_BYTES * slot;
-        self.memory.write(at, &[id.to_le_bytes(), length.to_le_bytes()].concat())?;
-        self.used_index = self.used_index.wrapping_add(1);
-        Ok(())
-    }
-
-    /// Says of a chain that another one belongs to it.
-    fn join(&self, head: u16) -> Result<()> {
-        let at = self.table + DESC_BYTES * u64::from(head % self.size) + DESC_FLAGS_OFFSET;
-        let flags = self.memory.read_u16(at)? | DESC_F_NEXT;
-        self.memory.write(at, &flags.to_le_bytes())
-    }
-
-    /// Overwrites what belongs to the driver.
     fn scribble(&mut self) -> Result<()> {
-        if self.lie != Lie::ScribblesRing || !self.manner.rng.one_in(8) {
-            return Ok(());
+        if self.lie == Lie::ScribblesRing && self.manner.rng.one_in(8) {
+            self.format.scribble(&self.memory, &mut self.manner.rng)?;
         }
-        let mut bytes = [0; 16];
-        self.manner.rng.fill(&mut bytes);
-        let slot = self.manner.rng.below(self.size.into());
-        self.memory.write(self.table + DESC_BYTES * slot, &bytes)?;
-        self.memory.write(self.avail + RING_OFFSET as u64 + 2 * slot, &bytes[..2])
+        Ok(())
     }
 
     fn call(&self) {

@@ -31,6 +31,7 @@ const NO_FILE: u64 = 1 << 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
     GetFeatures,
+    SetFeatures,
     SetMemTable,
     SetVringNum,
     SetVringAddr,
@@ -49,6 +50,7 @@ impl Code {
     fn from_wire(code: u32) -> Self {
         match code {
             1 => Self::GetFeatures,
+            2 => Self::SetFeatures,
             5 => Self::SetMemTable,
             8 => Self::SetVringNum,
             9 => Self::SetVringAddr,
