@@ -62,10 +62,44 @@ static void wait_polled(struct virtblk_queue *q)
 		}
 }
 
+/* A submitter that sleeps. */
+struct virtblk_turn {
+	struct wait_queue_entry entry;
+	bool granted;
+};
+
+/* The turn is that of who is woken, whoever comes and fills the list before it runs. */
+static int grant_turn(struct wait_queue_entry *entry, unsigned int mode, int flags, void *key)
+{
+	/* Before it is woken: pairs with the barrier of set_current_state() in sleep_in_order(). */
+	WRITE_ONCE(container_of(entry, struct virtblk_turn, entry)->granted, true);
+	return autoremove_wake_function(entry, mode, flags, key);
+}
+
+static void sleep_in_order(struct virtblk_queue *q)
+{
+	struct virtblk_turn turn = {
+		.entry = {
+			.private = current,
+			.func = grant_turn,
+			.entry = LIST_HEAD_INIT(turn.entry.entry),
+		},
+	};
+
+	prepare_to_wait_exclusive(&q->throttled, &turn.entry, TASK_UNINTERRUPTIBLE);
+	/* If the list was emptied meanwhile, nobody else may look for sleepers any more. */
+	virtblk_wake_throttled(q);
+	while (!READ_ONCE(turn.granted)) {
+		io_schedule();
+		set_current_state(TASK_UNINTERRUPTIBLE);
+	}
+	finish_wait(&q->throttled, &turn.entry);
+}
+
 /*
- * Waits until the list is short enough again; roughly in order of arrival. What the caller has
- * collected under a plug is submitted when it sleeps. Returns false if the bio was told to come
- * again.
+ * Waits until the list is short enough again. Those that sleep are let on in order of arrival. What
+ * the caller has collected under a plug is submitted when it sleeps. Returns false if the bio was
+ * told to come again.
  */
 static bool wait_turn(struct virtblk_queue *q, struct bio *bio)
 {
@@ -79,7 +113,7 @@ static bool wait_turn(struct virtblk_queue *q, struct bio *bio)
 		wait_polled(q);
 		return true;
 	}
-	___wait_event(q->throttled, !is_crowded(q), TASK_UNINTERRUPTIBLE, 1, 0, io_schedule());
+	sleep_in_order(q);
 	/* One of those that wait is woken at a time, and what this one sends may go elsewhere. */
 	virtblk_wake_throttled(q);
 	return true;

@@ -17,6 +17,7 @@ mod requests;
 mod silent;
 mod stacked;
 pub(crate) mod swap;
+mod turns;
 
 use crate::case::Case;
 use crate::mode::Mode;
@@ -49,6 +50,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     requests::CASES,
     accounting::CASES,
     queues::CASES,
+    turns::CASES,
     change::CASES,
     cycle::CASES,
     order::CASES,
