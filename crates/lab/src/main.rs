@@ -51,9 +51,9 @@ enum Command {
     Shell(VmArgs),
     /// Lists the cases.
     List {
-        /// Only those of this set.
-        #[arg(long, value_enum)]
-        set: Option<Set>,
+        /// Only those of these sets.
+        #[arg(long = "set", value_enum, value_delimiter = ',')]
+        sets: Vec<Set>,
     },
     /// Runs cases in host VMs; the last line counts them.
     Run(RunArgs),
@@ -231,9 +231,9 @@ fn start(cli: Cli) -> Result<ExitCode> {
             let shape = args.machine.shape(args.which);
             Vm::boot_on_terminal(&base, &shape, &payload, Job::vm_shell().script())?;
         }
-        Command::List { set } => {
+        Command::List { sets } => {
             let mut cases = all_cases()?;
-            cases.retain(|case| set.is_none_or(|wanted| wanted == case.set));
+            cases.retain(|case| sets.is_empty() || sets.contains(&case.set));
             let row = |case: &Case| {
                 format!("{}\t{}\t{}\n", case.name, case.set.as_str(), case.description)
             };
