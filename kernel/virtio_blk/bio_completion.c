@@ -61,13 +61,13 @@ static unsigned int take_used(struct virtblk_queue *q, struct bio_list *done)
 }
 
 /**
- * virtblk_wake_throttled() - lets the next submitter on, if the list is short enough
- * @q: its lock is not held
+ * virtblk_wake_throttled() - lets the next submitter that sleeps on
+ * @q: its list was short enough when the caller looked; its lock is not held
  */
 void virtblk_wake_throttled(struct virtblk_queue *q)
 {
 	/* Pairs with the barrier of prepare_to_wait(): who sleeps is seen, or sees the count. */
-	if (wq_has_sleeper(&q->throttled) && READ_ONCE(q->waiting_count) <= q->slot_count)
+	if (wq_has_sleeper(&q->throttled))
 		wake_up(&q->throttled);
 }
 
@@ -83,7 +83,7 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 	struct bio_list done = BIO_EMPTY_LIST;
 	unsigned int count = 0;
 	unsigned long flags;
-	bool kick, waited;
+	bool kick, waited, room;
 
 	/* Whoever deletes the virtqueue waits for the kick. */
 	rcu_read_lock();
@@ -101,12 +101,13 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 	}
 	waited = q->waiting_count;
 	kick = virtblk_bio_dispatch(q, NULL, &done);
+	room = waited && !virtblk_bio_is_crowded(q);
 	spin_unlock_irqrestore(&q->lock, flags);
 	virtblk_kick(q, kick);
+	if (unlikely(room))
+		virtblk_wake_throttled(q);
 	rcu_read_unlock();
 	virtblk_end_bios(q->blk, &done);
-	if (unlikely(waited))
-		virtblk_wake_throttled(q);
 	return count;
 }
 
@@ -147,6 +148,6 @@ void virtblk_bio_fail_all(struct virtblk_queue *q)
 	/* What waits finds a broken ring, and fails. */
 	virtblk_bio_dispatch(q, NULL, &done);
 	spin_unlock_irq(&q->lock);
-	virtblk_end_bios(q->blk, &done);
 	virtblk_wake_throttled(q);
+	virtblk_end_bios(q->blk, &done);
 }

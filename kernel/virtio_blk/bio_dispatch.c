@@ -121,21 +121,32 @@ static void wait_in_list(struct virtblk_queue *q, struct bio_list *bios)
 	bio_list_merge_init(&q->waiting, bios);
 }
 
-/* There is no ring, and there will not be one. */
-static void fail_waiting(struct virtblk_queue *q, struct bio_list *done)
+static void fail_bios(struct bio_list *bios, struct bio_list *done)
+{
+	struct bio *bio;
+
+	while ((bio = bio_list_pop(bios))) {
+		bio->bi_status = BLK_STS_IOERR;
+		bio_list_add(done, bio);
+	}
+}
+
+/*
+ * There is no ring, and there will not be one. New bios are not counted among those that wait, not
+ * even for a moment: whoever saw that count might sleep, and nobody would know.
+ */
+static void fail_all(struct virtblk_queue *q, struct bio_list *bios, struct bio_list *done)
 {
 	struct virtblk_slot *slot;
-	struct bio *bio;
 
 	while ((slot = list_first_entry_or_null(&q->resumed, struct virtblk_slot, node))) {
 		list_del_init(&slot->node);
 		virtblk_slot_end(q, slot, BLK_STS_IOERR, done);
 	}
-	while ((bio = bio_list_pop(&q->waiting))) {
-		bio->bi_status = BLK_STS_IOERR;
-		bio_list_add(done, bio);
-	}
+	fail_bios(&q->waiting, done);
 	q->waiting_count = 0;
+	if (bios)
+		fail_bios(bios, done);
 }
 
 static void send_waiting(struct virtblk_queue *q, struct bio_list *done)
@@ -164,11 +175,13 @@ bool virtblk_bio_dispatch(struct virtblk_queue *q, struct bio_list *bios, struct
 	bool may_send = true;
 
 	lockdep_assert_held(&q->lock);
-	if (unlikely(q->stopped || !q->vq)) {
+	if (unlikely(q->stopped)) {
 		if (bios)
 			wait_in_list(q, bios);
-		if (!q->stopped)
-			fail_waiting(q, done);
+		return false;
+	}
+	if (unlikely(!q->vq)) {
+		fail_all(q, bios, done);
 		return false;
 	}
 	if (unlikely(!list_empty(&q->resumed)))

@@ -32,30 +32,26 @@ void virtblk_bio_submit_list(struct virtblk_queue *q, struct bio_list *bios)
 {
 	struct bio_list done = BIO_EMPTY_LIST;
 	unsigned long flags;
-	bool kick, waited;
+	bool kick, waited, room;
 
 	spin_lock_irqsave(&q->lock, flags);
 	waited = q->waiting_count;
 	kick = virtblk_bio_dispatch(q, bios, &done);
+	room = waited && !virtblk_bio_is_crowded(q);
 	spin_unlock_irqrestore(&q->lock, flags);
 	virtblk_kick(q, kick);
 	virtblk_start_watch(q->blk);
 	/* What waited may have gone with this batch, and its completions would not know. */
-	if (unlikely(waited))
+	if (unlikely(room))
 		virtblk_wake_throttled(q);
 	if (unlikely(!bio_list_empty(&done)))
 		virtblk_end_bios(q->blk, &done);
 }
 
-static bool is_crowded(struct virtblk_queue *q)
-{
-	return READ_ONCE(q->waiting_count) > q->slot_count;
-}
-
 /* Nobody else may be polling, so we do. */
 static void wait_polled(struct virtblk_queue *q)
 {
-	while (is_crowded(q))
+	while (virtblk_bio_is_crowded(q))
 		if (!virtblk_bio_reap(q, false)) {
 			set_current_state(TASK_UNINTERRUPTIBLE);
 			io_schedule_timeout(1);
@@ -88,7 +84,8 @@ static void sleep_in_order(struct virtblk_queue *q)
 
 	prepare_to_wait_exclusive(&q->throttled, &turn.entry, TASK_UNINTERRUPTIBLE);
 	/* If the list was emptied meanwhile, nobody else may look for sleepers any more. */
-	virtblk_wake_throttled(q);
+	if (!virtblk_bio_is_crowded(q))
+		virtblk_wake_throttled(q);
 	while (!READ_ONCE(turn.granted)) {
 		io_schedule();
 		set_current_state(TASK_UNINTERRUPTIBLE);
@@ -103,7 +100,7 @@ static void sleep_in_order(struct virtblk_queue *q)
  */
 static bool wait_turn(struct virtblk_queue *q, struct bio *bio)
 {
-	if (likely(!is_crowded(q)))
+	if (likely(!virtblk_bio_is_crowded(q)))
 		return true;
 	if (bio->bi_opf & REQ_NOWAIT) {
 		bio_wouldblock_error(bio);
@@ -115,7 +112,8 @@ static bool wait_turn(struct virtblk_queue *q, struct bio *bio)
 	}
 	sleep_in_order(q);
 	/* One of those that wait is woken at a time, and what this one sends may go elsewhere. */
-	virtblk_wake_throttled(q);
+	if (!virtblk_bio_is_crowded(q))
+		virtblk_wake_throttled(q);
 	return true;
 }
 

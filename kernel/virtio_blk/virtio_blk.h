@@ -315,6 +315,12 @@ void virtblk_bio_stop(struct virtblk *blk);
 void virtblk_bio_start(struct virtblk *blk);
 struct virtblk_queue *virtblk_bio_queue(struct virtblk *blk, bool polled);
 
+/* More bios wait than the ring takes. */
+static inline bool virtblk_bio_is_crowded(const struct virtblk_queue *q)
+{
+	return READ_ONCE(q->waiting_count) > q->slot_count;
+}
+
 /* bio_dispatch.c */
 bool virtblk_bio_dispatch(struct virtblk_queue *q, struct bio_list *bios, struct bio_list *done);
 void virtblk_slot_back(struct virtblk_queue *q, struct virtblk_slot *slot);
