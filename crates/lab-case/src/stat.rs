@@ -4,7 +4,10 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
+
+/// Numbers up to the last one that is looked at.
+const FIELDS: usize = 16;
 
 /// Counters since the device is there, but for what is in flight. Sectors have 512 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,40 +46,21 @@ impl Stat {
 
     fn parse(text: &str) -> Result<Self> {
         let fields: Result<Vec<u64>, _> = text.split_whitespace().map(str::parse).collect();
-        match fields.with_context(|| text.to_owned())?[..] {
-            [
-                reads,
-                read_merges,
-                read_sectors,
-                _,
-                writes,
-                write_merges,
-                written_sectors,
-                _,
-                in_flight,
-                busy_ms,
-                _,
-                discards,
-                _,
-                discarded_sectors,
-                _,
-                flushes,
-                ..,
-            ] => Ok(Self {
-                reads,
-                read_merges,
-                read_sectors,
-                writes,
-                write_merges,
-                written_sectors,
-                in_flight,
-                busy_ms,
-                discards,
-                discarded_sectors,
-                flushes,
-            }),
-            _ => bail!("'{}' has too few numbers", text.trim()),
-        }
+        let fields = fields.with_context(|| text.to_owned())?;
+        ensure!(fields.len() >= FIELDS, "'{}' has too few numbers", text.trim());
+        Ok(Self {
+            reads: fields[0],
+            read_merges: fields[1],
+            read_sectors: fields[2],
+            writes: fields[4],
+            write_merges: fields[5],
+            written_sectors: fields[6],
+            in_flight: fields[8],
+            busy_ms: fields[9],
+            discards: fields[11],
+            discarded_sectors: fields[13],
+            flushes: fields[15],
+        })
     }
 
     /// Reads and writes as their submitters counted them: before any were merged.
