@@ -74,6 +74,49 @@ static void fail_requests(struct virtblk_queue *q)
 }
 
 /**
+ * virtblk_await_start() - from here on, and until virtblk_started(), no device is given up
+ * @blk: the probe, or the resume, is about to return
+ *
+ * After either the virtio core looks at the device's status, and starts a device that is not
+ * started. That of one that was just reset because it was given up is not; and whoever waits for
+ * that reset would then find the device started, and wait for ever.
+ */
+void virtblk_await_start(struct virtblk *blk)
+{
+	mutex_lock(&blk->vdev_mutex);
+	blk->starting = true;
+	mutex_unlock(&blk->vdev_mutex);
+	/* The core keeps this back until it has looked: virtblk_config_work() comes after it. */
+	virtio_config_changed(blk->vdev);
+}
+
+/**
+ * virtblk_started() - the virtio core is done with the device's status
+ * @blk: has its device; nobody deletes its virtqueues meanwhile
+ *
+ * Context: may sleep.
+ */
+void virtblk_started(struct virtblk *blk)
+{
+	bool was_starting;
+	unsigned int i;
+
+	mutex_lock(&blk->vdev_mutex);
+	was_starting = blk->starting;
+	blk->starting = false;
+	/* It was given up while it was probed, and so the core has started it after its reset. */
+	if (was_starting && blk->dead)
+		virtblk_reset(blk->vdev);
+	mutex_unlock(&blk->vdev_mutex);
+	/* It was to be given up meanwhile. */
+	for (i = 0; was_starting && i < blk->queue_count; i++) {
+		spin_lock_irq(&blk->queues[i].lock);
+		virtblk_check_broken(&blk->queues[i]);
+		spin_unlock_irq(&blk->queues[i].lock);
+	}
+}
+
+/**
  * virtblk_give_up() - ends all requests with errors, now and from now on
  * @blk: its device is reset
  *
@@ -84,7 +127,7 @@ void virtblk_give_up(struct virtblk *blk)
 	unsigned int i;
 
 	mutex_lock(&blk->vdev_mutex);
-	if (!blk->vdev || blk->dead)
+	if (!blk->vdev || blk->dead || blk->starting)
 		goto out;
 	WRITE_ONCE(blk->dead, true);
 	dev_err(&blk->vdev->dev, "[%s] the device is given up, all I/O fails\n",

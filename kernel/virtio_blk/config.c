@@ -161,14 +161,15 @@ void virtblk_update_capacity(struct virtblk *blk, bool resize)
 	set_capacity_and_notify(blk->disk, capacity);
 }
 
-/* The device has changed its configuration. */
+/* The device has changed its configuration, or was started. */
 void virtblk_config_work(struct work_struct *work)
 {
 	struct virtblk *blk = container_of(work, struct virtblk, config_work);
-	/* Not waited for: whoever holds it waits for requests, and the removal for this work. */
-	bool ours = mutex_trylock(&blk->cache_mutex);
-	bool cache, changed = false;
+	bool ours, cache, changed = false;
 
+	virtblk_started(blk);
+	/* Not waited for: whoever holds it waits for requests, and the removal for this work. */
+	ours = mutex_trylock(&blk->cache_mutex);
 	mutex_lock(&blk->vdev_mutex);
 	if (blk->vdev && !blk->dead && !blk->suspended && !READ_ONCE(blk->removing)) {
 		virtblk_update_capacity(blk, true);

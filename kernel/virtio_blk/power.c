@@ -25,6 +25,7 @@ int virtblk_suspend(struct virtio_device *vdev)
 	WRITE_ONCE(blk->suspended, true);
 	mutex_unlock(&blk->vdev_mutex);
 	cancel_work_sync(&blk->config_work);
+	virtblk_started(blk);
 
 	memflags = virtblk_freeze_queue(queue);
 	if (blk->use_bio)
@@ -82,11 +83,11 @@ int virtblk_resume(struct virtio_device *vdev)
 	/* Also a device that was given up has another chance after a reset. */
 	WRITE_ONCE(blk->dead, err);
 	/* What is let go was made for the mode that the cache had. */
-	if (!err)
+	if (!err) {
 		virtblk_restore_cache(blk);
+		/* It may also have another size by now, or have refused that mode. */
+		virtblk_await_start(blk);
+	}
 	virtblk_let_go(blk);
-	/* It may have another size by now, or have refused that mode. */
-	if (!err)
-		virtblk_config_changed(vdev);
 	return err;
 }

@@ -218,6 +218,7 @@ int virtblk_probe(struct virtio_device *vdev)
 	err = device_add_disk(&vdev->dev, blk->disk, virtblk_attr_groups);
 	if (err)
 		goto not_added;
+	virtblk_await_start(blk);
 	return 0;
 
 not_added:
@@ -255,6 +256,7 @@ void virtblk_remove(struct virtio_device *vdev)
 	/* Pairs with report_silent(), which needs to know since when. */
 	smp_store_release(&blk->removing, true);
 	cancel_work_sync(&blk->config_work);
+	virtblk_started(blk);
 	/* It was reset and not restored, and has no virtqueues: what waits for them fails. */
 	if (blk->suspended) {
 		WRITE_ONCE(blk->dead, true);

@@ -181,6 +181,7 @@ struct virtblk_queue {
  * @removing_since: jiffies when that began
  * @dead: the device was given up, nothing may be sent to it; under @vdev_mutex
  * @suspended: virtblk_suspend() was called and virtblk_resume() was not
+ * @starting: the virtio core may yet start the device, see virtblk_await_start(); under @vdev_mutex
  * @watching: @watch is scheduled
  * @ring_size: descriptors of the smallest ring, as found at probe
  * @seg_max: scatterlist entries of one request
@@ -205,6 +206,7 @@ struct virtblk {
 	bool removing;
 	bool dead;
 	bool suspended;
+	bool starting;
 	bool watching;
 	unsigned int ring_size;
 	unsigned long removing_since;
@@ -297,6 +299,8 @@ void virtblk_retry_soon(struct virtblk *blk);
 
 /* abort.c */
 void virtblk_abort_work(struct work_struct *work);
+void virtblk_await_start(struct virtblk *blk);
+void virtblk_started(struct virtblk *blk);
 void virtblk_give_up(struct virtblk *blk);
 bool virtblk_pulled_out(struct virtio_device *vdev);
 void virtblk_reset(struct virtio_device *vdev);

@@ -15,6 +15,7 @@ mod measure;
 mod mode;
 mod protocol;
 mod registry;
+mod symbols;
 mod system;
 
 use std::path::PathBuf;

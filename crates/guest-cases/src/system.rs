@@ -51,6 +51,30 @@ pub(crate) fn write(path: impl AsRef<Path>, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("'{text}' to {}", path.display()))
 }
 
+/// A file of the kernel that has another value until dropped.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    path: &'static str,
+    before: String,
+}
+
+impl Setting {
+    /// Gives it that value.
+    pub(crate) fn change(path: &'static str, value: &str) -> Result<Self> {
+        let before = read(path)?;
+        write(path, value)?;
+        Ok(Self { path, before })
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        if let Err(why) = write(self.path, &self.before) {
+            eprintln!("clean-up: {why:#}");
+        }
+    }
+}
+
 /// The kernel's log from a moment on.
 pub(crate) struct KernelLog {
     mark: String,

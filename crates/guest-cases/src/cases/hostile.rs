@@ -14,6 +14,7 @@ use crate::machine::disk::{Disk, Plug, Way};
 use crate::machine::slot::Slot;
 use crate::mode::Mode;
 use crate::protocol::Lie;
+use crate::system::{read, wait_for};
 
 pub(crate) const CASES: &[Case] = &[
     Case {
@@ -55,6 +56,14 @@ pub(crate) const CASES: &[Case] = &[
         has_long: false,
         about: "a device that lies from the first request on can be unplugged",
         run: |context| each(context, &[RING, ANSWERS].concat(), &Start::after(0)),
+    },
+    Case {
+        name: "guest-hostile-start",
+        short: &[Mode::Request, Mode::Bio],
+        modes: Mode::OURS,
+        has_long: true,
+        about: "a device that breaks its ring while it is probed is reset, is not started again, and goes",
+        run: start,
     },
 ];
 
@@ -121,6 +130,22 @@ fn each(context: &Context, lies: &[Lie], start: &Start) -> Result<()> {
         }
     }
     ensure!(start.after == 0 || used > 0, "no disk was used, whatever the device did");
+    Ok(())
+}
+
+/// The virtio core starts a device that is not started when it was probed, and ours was just reset.
+/// What goes wrong then depends on which of the two comes first.
+fn start(context: &Context) -> Result<()> {
+    for round in 0..context.effort.rounds {
+        let plug = Start::after(0).plug(Lie::IdsTwice, context.seed);
+        let disk = Disk::plug(&context.machine, &plug)?;
+        let status = disk.virtio()?.0.join("status");
+        wait_for("the device to be reset", || (read(&status).ok()? == "0x00000000").then_some(()))
+            .with_context(|| format!("round {round}: its status is {:?}", read(&status)))?;
+        // The slot is busy for a moment after it was filled.
+        std::thread::sleep(USE);
+        disk.unplug(Way::Orderly)?;
+    }
     Ok(())
 }
 

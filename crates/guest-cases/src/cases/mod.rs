@@ -12,6 +12,7 @@ mod installed;
 mod memory;
 mod order;
 mod parameters;
+mod power;
 mod queues;
 mod requests;
 mod silent;
@@ -53,6 +54,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     turns::CASES,
     change::CASES,
     cycle::CASES,
+    power::CASES,
     order::CASES,
     silent::CASES,
     parameters::CASES,

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where a module's functions are, as far as it takes to know them in a stack.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result};
+use lab_case::faults::Fault;
+
+use crate::system::read;
+
+/// The addresses of a module's functions, in order.
+#[derive(Debug)]
+pub(crate) struct Symbols {
+    module: String,
+    functions: Vec<(u64, String)>,
+}
+
+/// Code from its first byte to that of the function after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Code(Range<u64>);
+
+impl Symbols {
+    /// Those of a module that is loaded.
+    pub(crate) fn of(module: &str) -> Result<Self> {
+        Ok(Self::parse(module, &read("/proc/kallsyms")?))
+    }
+
+    fn parse(module: &str, symbols: &str) -> Self {
+        let of_module = format!("[{module}]");
+        let mut functions: Vec<(u64, String)> = symbols
+            .lines()
+            .filter_map(|line| {
+                let mut words = line.split_whitespace();
+                let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
+                let is_function = matches!(kind, "t" | "T") && words.next() == Some(&of_module);
+                let address = u64::from_str_radix(address, 16).ok()?;
+                is_function.then(|| (address, name.to_owned()))
+            })
+            .collect();
+        functions.sort_unstable();
+        Self { module: module.to_owned(), functions }
+    }
+
+    fn code(&self, first: usize, after: usize) -> Option<Code> {
+        let (start, end) = (self.functions.get(first)?.0, self.functions.get(after)?.0);
+        Some(Code(start..end))
+    }
+
+    /// All of them, but the last: nobody knows where that one ends.
+    pub(crate) fn all(&self) -> Result<Code> {
+        let code = self.code(0, self.functions.len().saturating_sub(1));
+        let code = code.filter(|code| !code.0.is_empty());
+        code.with_context(|| format!("the kernel does not say where {} is", self.module))
+    }
+
+    /// One of them.
+    pub(crate) fn function(&self, name: &str) -> Result<Code> {
+        let at = self.functions.iter().position(|(_, known)| known == name);
+        let code = at.and_then(|at| {
+            let start = self.functions[at].0;
+            let after = self.functions.iter().position(|(address, _)| *address > start)?;
+            self.code(at, after)
+        });
+        code.with_context(|| format!("the kernel does not say where {} has {name}", self.module))
+    }
+}
+
+/// What memory is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// What is asked for where nobody can wait for it.
+    Atomic,
+    /// Any.
+    Any,
+}
+
+impl Code {
+    /// Refuses so many percent of the memory that this code asks for, or what it calls.
+    ///
+    /// # Errors
+    /// A skip where this kernel does not have it.
+    pub(crate) fn refuse_memory(&self, refused: Refused, percent: u32) -> Result<Fault> {
+        let waiting_is_spared = if refused == Refused::Atomic { "Y" } else { "N" };
+        let only_there = [
+            ("ignore-gfp-wait", waiting_is_spared),
+            ("require-start", &*format!("{:#x}", self.0.start)),
+            ("require-end", &*format!("{:#x}", self.0.end)),
+        ];
+        Fault::on("failslab", percent, &only_there)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYMBOLS: &str = "ffffffffc0100040 t second\t[virtio_blk]\n\
+                           ffffffff81000000 T of_the_kernel\n\
+                           ffffffffc0100000 t first\t[virtio_blk]\n\
+                           ffffffffc0100010 t alias_of_it\t[virtio_blk]\n\
+                           ffffffffc0100010 t first_and_half\t[virtio_blk]\n\
+                           ffffffffc0100020 d data\t[virtio_blk]\n\
+                           ffffffffc0100080 t third\t[virtio_blk]\n\
+                           ffffffffc0200000 t other\t[nvme]\n";
+
+    #[test]
+    fn a_function_ends_where_the_next_one_begins() {
+        let symbols = Symbols::parse("virtio_blk", SYMBOLS);
+        let code = |name| symbols.function(name).ok().map(|code| code.0);
+        assert_eq!(code("first"), Some(0xffff_ffff_c010_0000..0xffff_ffff_c010_0010));
+        assert_eq!(code("alias_of_it"), Some(0xffff_ffff_c010_0010..0xffff_ffff_c010_0040));
+        assert_eq!((code("third"), code("data"), code("other")), (None, None, None));
+    }
+
+    #[test]
+    fn all_of_a_module_is_from_its_first_function_to_its_last() {
+        let all = |module| Symbols::parse(module, SYMBOLS).all().ok().map(|code| code.0);
+        assert_eq!(all("virtio_blk"), Some(0xffff_ffff_c010_0000..0xffff_ffff_c010_0080));
+        assert_eq!(all("missing"), None);
+    }
+}
