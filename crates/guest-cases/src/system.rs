@@ -9,21 +9,29 @@ use anyhow::{Context, Result, bail};
 
 use lab_case::system::run;
 
-/// Bound of every wait for the kernel and for programs; on an emulated debug kernel that shares its
-/// CPUs fio alone takes a minute to start.
+/// Bound of every wait for the kernel.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 const TICK: Duration = Duration::from_millis(10);
 
 /// Waits until `condition` gives something.
-pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
-    let end = Instant::now() + LIMIT;
+pub(crate) fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> Result<T> {
+    wait_up_to(LIMIT, what, condition)
+}
+
+/// The same with another bound.
+pub(crate) fn wait_up_to<T>(
+    limit: Duration,
+    what: &str,
+    mut condition: impl FnMut() -> Option<T>,
+) -> Result<T> {
+    let end = Instant::now() + limit;
     loop {
         if let Some(found) = condition() {
             return Ok(found);
         }
         if Instant::now() > end {
-            bail!("waited {} s in vain: {what}", LIMIT.as_secs());
+            bail!("waited {} s in vain: {what}", limit.as_secs());
         }
         std::thread::sleep(TICK);
     }

@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use lab_case::system::run;
 
-use crate::system::wait_for;
+use crate::system::wait_up_to;
 use lab_case::outcome::skip;
 
 /// Longest time in which a fio in the background must end after its disk has gone.
 const END_LIMIT: Duration = Duration::from_secs(120);
+
+/// Longest time in which fio must start: two minutes were seen, on an emulated debug kernel that
+/// shared its CPUs with two more machines.
+const START_LIMIT: Duration = Duration::from_secs(300);
 
 /// How requests get to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +94,7 @@ impl Background {
     /// Waits until it has opened a file.
     pub(crate) fn wait_until_open(&mut self, path: &str) -> Result<()> {
         let folder = format!("/proc/{}/fd", self.child.id());
-        wait_for("fio to open the disk", || {
+        wait_up_to(START_LIMIT, "fio to open the disk", || {
             let mut fds = fs::read_dir(&folder).ok()?.flatten();
             fds.any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(path)))
                 .then_some(())
