@@ -79,7 +79,8 @@ static void fail_requests(struct virtblk_queue *q)
  *
  * After either the virtio core looks at the device's status, and starts a device that is not
  * started. That of one that was just reset because it was given up is not; and whoever waits for
- * that reset would then find the device started, and wait for ever.
+ * that reset would then find the device started, and wait for ever. The same holds before the
+ * driver itself starts a device, new or resumed.
  */
 void virtblk_await_start(struct virtblk *blk)
 {
@@ -91,7 +92,7 @@ void virtblk_await_start(struct virtblk *blk)
 }
 
 /**
- * virtblk_started() - the virtio core is done with the device's status
+ * virtblk_started() - the device was started, and may be given up
  * @blk: has its device; nobody deletes its virtqueues meanwhile
  *
  * Context: may sleep.

@@ -5,6 +5,7 @@
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/sched/mm.h>
 #include <linux/string_helpers.h>
 
 #include "virtio_blk.h"
@@ -86,13 +87,13 @@ int virtblk_set_cache(struct virtblk *blk, bool write_back)
 {
 	int err;
 
-	/* Two at a time, or one and virtblk_config_work(), could leave a cache without flushes. */
+	/* Two at a time, or one and virtblk_cache_work(), could leave a cache without flushes. */
 	if (mutex_lock_killable(&blk->cache_mutex))
 		return -EINTR;
 	err = set_cache(blk, write_back);
 	mutex_unlock(&blk->cache_mutex);
-	/* virtblk_config_work() may have come meanwhile, and left the mode alone. */
-	virtblk_config_changed(blk->vdev);
+	/* virtblk_cache_work() may have come meanwhile, and left the mode alone. */
+	virtio_config_changed(blk->vdev);
 	return err;
 }
 
@@ -105,7 +106,7 @@ static bool expects_cache(struct virtblk *blk)
  * virtblk_restore_cache() - gives the device the mode back that it had before it was reset
  * @blk: ready, but nothing was sent yet
  *
- * virtblk_config_work() follows a device that refuses.
+ * virtblk_cache_work() follows a device that refuses.
  */
 void virtblk_restore_cache(struct virtblk *blk)
 {
@@ -161,27 +162,60 @@ void virtblk_update_capacity(struct virtblk *blk, bool resize)
 	set_capacity_and_notify(blk->disk, capacity);
 }
 
+/* Under the mutex of the device. */
+static bool is_usable(const struct virtblk *blk)
+{
+	return blk->vdev && !blk->dead && !blk->suspended && !READ_ONCE(blk->removing);
+}
+
 /* The device has changed its configuration, or was started. */
 void virtblk_config_work(struct work_struct *work)
 {
 	struct virtblk *blk = container_of(work, struct virtblk, config_work);
-	bool ours, cache, changed = false;
+	unsigned int noio;
 
 	virtblk_started(blk);
-	/* Not waited for: whoever holds it waits for requests, and the removal for this work. */
-	ours = mutex_trylock(&blk->cache_mutex);
+	/* Memory must not wait for a request that has to be given up, which takes that mutex. */
+	noio = memalloc_noio_save();
 	mutex_lock(&blk->vdev_mutex);
-	if (blk->vdev && !blk->dead && !blk->suspended && !READ_ONCE(blk->removing)) {
+	if (is_usable(blk))
 		virtblk_update_capacity(blk, true);
+	mutex_unlock(&blk->vdev_mutex);
+	memalloc_noio_restore(noio);
+	/* Not on the workqueue of those that end requests: it waits for requests. */
+	queue_work(system_unbound_wq, &blk->cache_work);
+}
+
+/* The device's cache may have another mode. */
+void virtblk_cache_work(struct work_struct *work)
+{
+	struct virtblk *blk = container_of(work, struct virtblk, cache_work);
+	bool cache, changed = false;
+
+	/* Not waited for: whoever holds it waits for requests, and the removal for this work. */
+	if (!mutex_trylock(&blk->cache_mutex))
+		return;
+	mutex_lock(&blk->vdev_mutex);
+	if (is_usable(blk)) {
 		cache = virtblk_has_cache(blk->vdev);
-		changed = ours && cache != expects_cache(blk);
+		changed = cache != expects_cache(blk);
 	}
 	mutex_unlock(&blk->vdev_mutex);
 	/* Without that mutex: it waits for requests, which may have to be given up. */
 	if (unlikely(changed))
 		follow_cache(blk, cache);
-	if (ours)
-		mutex_unlock(&blk->cache_mutex);
+	mutex_unlock(&blk->cache_mutex);
+}
+
+/**
+ * virtblk_cancel_config() - waits until nobody looks at the configuration any more
+ * @blk: no longer looked at: suspended, or being removed
+ */
+void virtblk_cancel_config(struct virtblk *blk)
+{
+	cancel_work_sync(&blk->config_work);
+	/* Queued by the other. */
+	cancel_work_sync(&blk->cache_work);
 }
 
 /**

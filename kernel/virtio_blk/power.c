@@ -4,6 +4,31 @@
  */
 #include "virtio_blk.h"
 
+/* Lets go on what virtblk_suspend() stopped. A disk without virtqueues is dead: all I/O fails. */
+static void let_go(struct virtblk *blk)
+{
+	WRITE_ONCE(blk->suspended, false);
+	if (blk->use_bio) {
+		virtblk_bio_start(blk);
+		/* What was kept is in flight now; the watch stops by itself if nothing is. */
+		virtblk_start_watch(blk);
+	} else {
+		blk_mq_unquiesce_queue(blk->disk->queue);
+	}
+}
+
+/**
+ * virtblk_fail_kept() - fails what was kept for a resume that did not come
+ * @blk: if it is suspended, the virtio core could not restore it, and it has no virtqueues
+ */
+void virtblk_fail_kept(struct virtblk *blk)
+{
+	if (!blk->suspended)
+		return;
+	WRITE_ONCE(blk->dead, true);
+	let_go(blk);
+}
+
 /**
  * virtblk_suspend() - takes everything off the device before it is reset
  * @vdev: works still
@@ -20,11 +45,12 @@ int virtblk_suspend(struct virtio_device *vdev)
 	struct request_queue *queue = blk->disk->queue;
 	unsigned int memflags;
 
-	/* This work may wait for requests: it has to be through before they are kept. */
+	virtblk_fail_kept(blk);
 	mutex_lock(&blk->vdev_mutex);
 	WRITE_ONCE(blk->suspended, true);
 	mutex_unlock(&blk->vdev_mutex);
-	cancel_work_sync(&blk->config_work);
+	/* It may wait for requests: it has to be through before they are kept. */
+	virtblk_cancel_config(blk);
 	virtblk_started(blk);
 
 	memflags = virtblk_freeze_queue(queue);
@@ -38,29 +64,14 @@ int virtblk_suspend(struct virtio_device *vdev)
 
 	mutex_lock(&blk->vdev_mutex);
 	virtblk_reset(vdev);
+	blk->starting = true;
 	mutex_unlock(&blk->vdev_mutex);
-	cancel_work_sync(&blk->config_work);
+	virtblk_cancel_config(blk);
 	cancel_delayed_work_sync(&blk->watch);
 	WRITE_ONCE(blk->watching, false);
 	cancel_work_sync(&blk->abort_work);
 	virtblk_del_queues(blk, vdev);
 	return 0;
-}
-
-/**
- * virtblk_let_go() - lets go on what virtblk_suspend() stopped
- * @blk: has virtqueues, or is dead: then all I/O fails
- */
-void virtblk_let_go(struct virtblk *blk)
-{
-	WRITE_ONCE(blk->suspended, false);
-	if (blk->use_bio) {
-		virtblk_bio_start(blk);
-		/* What was kept is in flight now; the watch stops by itself if nothing is. */
-		virtblk_start_watch(blk);
-	} else {
-		blk_mq_unquiesce_queue(blk->disk->queue);
-	}
 }
 
 /**
@@ -88,6 +99,8 @@ int virtblk_resume(struct virtio_device *vdev)
 		/* It may also have another size by now, or have refused that mode. */
 		virtblk_await_start(blk);
 	}
-	virtblk_let_go(blk);
+	let_go(blk);
+	if (err)
+		virtblk_started(blk);
 	return err;
 }

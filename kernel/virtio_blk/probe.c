@@ -111,9 +111,11 @@ static struct virtblk *alloc_virtblk(struct virtio_device *vdev)
 	blk->index = index;
 	blk->vdev = vdev;
 	blk->use_bio = virtblk_param_use_bio();
+	blk->starting = true;
 	mutex_init(&blk->cache_mutex);
 	mutex_init(&blk->vdev_mutex);
 	INIT_WORK(&blk->config_work, virtblk_config_work);
+	INIT_WORK(&blk->cache_work, virtblk_cache_work);
 	INIT_WORK(&blk->abort_work, virtblk_abort_work);
 	INIT_DELAYED_WORK(&blk->watch, virtblk_watch);
 	vdev->priv = blk;
@@ -215,6 +217,7 @@ int virtblk_probe(struct virtio_device *vdev)
 		 blk->use_bio ? "bio" : "request", blk->queue_count - blk->poll_count,
 		 blk->poll_count);
 	virtio_device_ready(vdev);
+	virtblk_started(blk);
 	err = device_add_disk(&vdev->dev, blk->disk, virtblk_attr_groups);
 	if (err)
 		goto not_added;
@@ -255,13 +258,9 @@ void virtblk_remove(struct virtio_device *vdev)
 	blk->removing_since = jiffies;
 	/* Pairs with report_silent(), which needs to know since when. */
 	smp_store_release(&blk->removing, true);
-	cancel_work_sync(&blk->config_work);
+	virtblk_cancel_config(blk);
 	virtblk_started(blk);
-	/* It was reset and not restored, and has no virtqueues: what waits for them fails. */
-	if (blk->suspended) {
-		WRITE_ONCE(blk->dead, true);
-		virtblk_let_go(blk);
-	}
+	virtblk_fail_kept(blk);
 	/* So the bus says that the device is gone: nobody will answer. */
 	if (blk->queues[0].vq && virtqueue_is_broken(blk->queues[0].vq)) {
 		virtblk_give_up(blk);
@@ -282,7 +281,7 @@ void virtblk_remove(struct virtio_device *vdev)
 	virtblk_reset(vdev);
 	blk->vdev = NULL;
 	mutex_unlock(&blk->vdev_mutex);
-	cancel_work_sync(&blk->config_work);
+	virtblk_cancel_config(blk);
 	virtblk_del_queues(blk, vdev);
 	/* Only now does no interrupt queue it any more. */
 	cancel_work_sync(&blk->abort_work);

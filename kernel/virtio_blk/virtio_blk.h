@@ -181,12 +181,13 @@ struct virtblk_queue {
  * @removing_since: jiffies when that began
  * @dead: the device was given up, nothing may be sent to it; under @vdev_mutex
  * @suspended: virtblk_suspend() was called and virtblk_resume() was not
- * @starting: the virtio core may yet start the device, see virtblk_await_start(); under @vdev_mutex
+ * @starting: the device is yet to be started, see virtblk_await_start(); under @vdev_mutex
  * @watching: @watch is scheduled
  * @ring_size: descriptors of the smallest ring, as found at probe
  * @seg_max: scatterlist entries of one request
  * @seg_bytes_max: bytes of an entry
- * @config_work: looks at the capacity after a change
+ * @config_work: looks at the capacity after a change; must not wait for requests
+ * @cache_work: looks at the cache's mode after that
  * @abort_work: gives the device up
  * @watch: bio path: looks for requests that are not answered; both: for polled requests that
  *	nobody polls for
@@ -213,6 +214,7 @@ struct virtblk {
 	unsigned int seg_max;
 	unsigned int seg_bytes_max;
 	struct work_struct config_work;
+	struct work_struct cache_work;
 	struct work_struct abort_work;
 	struct delayed_work watch;
 };
@@ -241,7 +243,7 @@ void virtblk_index_exit(void);
 /* power.c */
 int virtblk_suspend(struct virtio_device *vdev);
 int virtblk_resume(struct virtio_device *vdev);
-void virtblk_let_go(struct virtblk *blk);
+void virtblk_fail_kept(struct virtblk *blk);
 
 /* queues.c */
 int virtblk_alloc_queues(struct virtblk *blk);
@@ -262,6 +264,8 @@ void virtblk_restore_cache(struct virtblk *blk);
 void virtblk_update_capacity(struct virtblk *blk, bool resize);
 void virtblk_config_changed(struct virtio_device *vdev);
 void virtblk_config_work(struct work_struct *work);
+void virtblk_cache_work(struct work_struct *work);
+void virtblk_cancel_config(struct virtblk *blk);
 
 /* request.c */
 void virtblk_init_request(struct virtblk_request *request);

@@ -123,6 +123,16 @@ impl Load {
         Ok(())
     }
 
+    /// Waits until so many reads, writes and flushes have failed.
+    pub(crate) fn wait_for_errors(&self, count: u64) -> Result<()> {
+        let end = Instant::now() + END_LIMIT;
+        while self.shared.errors.load(Ordering::Relaxed) < count {
+            ensure!(Instant::now() < end, "an I/O does not end, or does not fail");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Ends all threads, if they have not ended by themselves.
     pub(crate) fn finish(self) -> Result<Summary> {
         self.stop.store(true, Ordering::Relaxed);
