@@ -54,7 +54,7 @@ static void mark_dead(struct block_device *bdev, bool surprise)
 	struct vhost_blk_backend *be = bdev->bd_holder;
 
 	WRITE_ONCE(be->dead, true);
-	queue_work(system_unbound_wq, &be->dead_work);
+	queue_work(vhost_blk_system_wq, &be->dead_work);
 	mutex_unlock(&bdev->bd_holder_lock);
 }
 

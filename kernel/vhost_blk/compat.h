@@ -11,7 +11,16 @@
 #error "probes/baseline.c does not compile: the probes say nothing about this kernel"
 #endif
 
+#include <linux/workqueue.h>
+
 #include "vhost.h"
+
+/* For work that may wait, on any CPU. */
+#ifdef VHOST_BLK_HAS_DFL_WQ
+#define vhost_blk_system_wq	system_dfl_wq
+#else
+#define vhost_blk_system_wq	system_unbound_wq
+#endif
 
 /* Undo the last vhost_get_vq_desc(). */
 static inline void vhost_blk_discard_desc(struct vhost_virtqueue *vq)

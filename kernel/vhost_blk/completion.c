@@ -43,7 +43,7 @@ void vhost_blk_queue_done(struct vhost_blk_queue *q)
 {
 	/* A worker whose owner was killed takes no more work. */
 	if (!vhost_vq_work_queue(&q->vq, &q->done_work))
-		queue_delayed_work(system_unbound_wq, &q->orphan_work, 0);
+		queue_delayed_work(vhost_blk_system_wq, &q->orphan_work, 0);
 }
 
 static u8 status_of(int error)
@@ -219,7 +219,7 @@ void vhost_blk_orphan_work(struct work_struct *work)
 	mutex_unlock(&q->vq.mutex);
 	/* Finished by nobody else: the descriptor may be open still, somewhere. */
 	if (polled)
-		queue_delayed_work(system_unbound_wq, &q->orphan_work, VHOST_BLK_POLL_INTERVAL);
+		queue_delayed_work(vhost_blk_system_wq, &q->orphan_work, VHOST_BLK_POLL_INTERVAL);
 }
 
 /**

@@ -13,6 +13,7 @@
 
 #include <linux/blk-mq.h>
 #include <linux/virtio.h>
+#include <linux/workqueue.h>
 #ifdef VIRTBLK_HAS_VIRTIO_MAP_QUEUES
 #include <linux/blk-mq-virtio.h>
 #endif
@@ -27,6 +28,13 @@
 #define virtblk_node_t	int
 #else
 #define virtblk_node_t	unsigned int
+#endif
+
+/* For work that may wait, on any CPU. */
+#ifdef VIRTBLK_HAS_DFL_WQ
+#define virtblk_system_wq	system_dfl_wq
+#else
+#define virtblk_system_wq	system_unbound_wq
 #endif
 
 static inline unsigned int virtblk_freeze_queue(struct request_queue *queue)

@@ -183,7 +183,7 @@ void virtblk_config_work(struct work_struct *work)
 	mutex_unlock(&blk->vdev_mutex);
 	memalloc_noio_restore(noio);
 	/* Not on the workqueue of those that end requests: it waits for requests. */
-	queue_work(system_unbound_wq, &blk->cache_work);
+	queue_work(virtblk_system_wq, &blk->cache_work);
 }
 
 /* The device's cache may have another mode. */
