@@ -12,8 +12,18 @@ export PATH
 export CARGO_TERM_COLOR=never
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'exec >&3 2>&3; wait; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM HUP
+
+# All output is kept, with what failed cases of the lab wrote: a clean checkout is often thrown away
+# after its tests. The newest five stay; their names are times.
+all_logs=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk/test-logs
+logs=$all_logs/$(date -u +%Y%m%d-%H%M%S)-$$
+exec 3>&1
+mkdir -p "$logs" && mkfifo "$work/output" || exit 1
+tee -i "$logs/output.log" <"$work/output" &
+exec >"$work/output" 2>&1
+find "$all_logs" -mindepth 1 -maxdepth 1 | sort -r | tail -n +6 | xargs -r rm -rf
 
 passed=0
 failed=0
@@ -28,6 +38,7 @@ finish() {
     echo
     [ ! -s "$work/skips" ] || sort -u "$work/skips"
     [ ! -s "$work/failures" ] || cat "$work/failures"
+    echo "all of this output: $logs"
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ]
     exit
@@ -87,7 +98,7 @@ cargo_tests() {
     title "cargo test --workspace"
     { cargo test --workspace --no-fail-fast -- --show-output </dev/null 2>&1; echo $? >"$work/code"; } |
         tee "$work/log" |
-        grep --line-buffered -E '^ *(Compiling|Running|Doc-tests) |^test |^error|^(PARTLY )?SKIP(PED)?: |panicked at'
+        grep --line-buffered -E '^ *(Compiling|Running|Doc-tests) |^test |^error|^(PARTLY )?SKIP(PED)?: '
     code=$(cat "$work/code")
     said_by_passed_tests SKIP >"$work/said-skip"
     said_skip=$(wc -l <"$work/said-skip")
@@ -140,6 +151,7 @@ lab_cases() {
     fi
     grep '^SKIP: ' "$work/log" >>"$work/skips"
     sed -n 's/^FAILED  */FAILED: /p' "$work/log" >>"$work/failures"
+    sed -n 's/^  | all of it: //p' "$work/log" | xargs -r -d '\n' cp -t "$logs"
 }
 
 # Debian sid is not always to be had; what was fetched before will do.
