@@ -92,7 +92,7 @@ void virtblk_await_start(struct virtblk *blk)
 }
 
 /**
- * virtblk_started() - the device was started, and may be given up
+ * virtblk_started() - nobody is going to start the device any more, and it may be given up
  * @blk: has its device; nobody deletes its virtqueues meanwhile
  *
  * Context: may sleep.
@@ -109,8 +109,10 @@ void virtblk_started(struct virtblk *blk)
 	if (was_starting && blk->dead)
 		virtblk_reset(blk->vdev);
 	mutex_unlock(&blk->vdev_mutex);
-	/* It was to be given up meanwhile. */
-	for (i = 0; was_starting && i < blk->queue_count; i++) {
+	if (!was_starting)
+		return;
+	/* It may have been to be given up meanwhile. */
+	for (i = 0; i < blk->queue_count; i++) {
 		spin_lock_irq(&blk->queues[i].lock);
 		virtblk_check_broken(&blk->queues[i]);
 		spin_unlock_irq(&blk->queues[i].lock);

@@ -86,21 +86,18 @@ int virtblk_resume(struct virtio_device *vdev)
 	int err;
 
 	err = virtblk_find_queues(blk);
-	if (err)
-		dev_err(&vdev->dev, "[%s] the device cannot be resumed: error %d\n",
-			blk->disk->disk_name, err);
-	else
-		virtio_device_ready(vdev);
 	/* Also a device that was given up has another chance after a reset. */
 	WRITE_ONCE(blk->dead, err);
-	/* What is let go was made for the mode that the cache had. */
-	if (!err) {
+	if (err) {
+		dev_err(&vdev->dev, "[%s] the device cannot be resumed: error %d\n",
+			blk->disk->disk_name, err);
+	} else {
+		virtio_device_ready(vdev);
+		/* What is let go was made for the mode that the cache had. */
 		virtblk_restore_cache(blk);
 		/* It may also have another size by now, or have refused that mode. */
 		virtblk_await_start(blk);
 	}
 	let_go(blk);
-	if (err)
-		virtblk_started(blk);
 	return err;
 }
