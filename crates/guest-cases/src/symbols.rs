@@ -41,26 +41,20 @@ impl Symbols {
         Self { module: module.to_owned(), functions }
     }
 
-    fn code(&self, first: usize, after: usize) -> Option<Code> {
-        let (start, end) = (self.functions.get(first)?.0, self.functions.get(after)?.0);
-        Some(Code(start..end))
-    }
-
     /// All of them, but the last: nobody knows where that one ends.
     pub(crate) fn all(&self) -> Result<Code> {
-        let code = self.code(0, self.functions.len().saturating_sub(1));
+        let ends = self.functions.first().zip(self.functions.last());
+        let code = ends.map(|((first, _), (last, _))| Code(*first..*last));
         let code = code.filter(|code| !code.0.is_empty());
         code.with_context(|| format!("the kernel does not say where {} is", self.module))
     }
 
     /// One of them.
     pub(crate) fn function(&self, name: &str) -> Result<Code> {
-        let at = self.functions.iter().position(|(_, known)| known == name);
-        let code = at.and_then(|at| {
-            let start = self.functions[at].0;
-            let after = self.functions.iter().position(|(address, _)| *address > start)?;
-            self.code(at, after)
-        });
+        let start = self.functions.iter().find(|(_, known)| known == name).map(|(at, _)| *at);
+        // Several names may be of one place.
+        let end = self.functions.iter().map(|(at, _)| *at).find(|&at| Some(at) > start);
+        let code = start.zip(end).map(|(start, end)| Code(start..end));
         code.with_context(|| format!("the kernel does not say where {} has {name}", self.module))
     }
 }

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::fs::OFlags;
 
+use crate::system;
 use lab_case::rng::Rng;
 use memory::Aligned;
 
@@ -125,12 +126,8 @@ impl Load {
 
     /// Waits until so many reads, writes and flushes have failed.
     pub(crate) fn wait_for_errors(&self, count: u64) -> Result<()> {
-        let end = Instant::now() + END_LIMIT;
-        while self.shared.errors.load(Ordering::Relaxed) < count {
-            ensure!(Instant::now() < end, "an I/O does not end, or does not fail");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        let errors = || self.shared.errors.load(Ordering::Relaxed);
+        system::wait_for("all I/O to end and to fail", || (errors() >= count).then_some(()))
     }
 
     /// Ends all threads, if they have not ended by themselves.
