@@ -2,18 +2,15 @@
 //! The module itself: who uses it, taking it out and putting it back.
 
 use crate::env::Env;
-use crate::fixture::wait_for;
-use anyhow::{Context, Result, ensure};
+use crate::fixture::{wait_for, wait_until};
+use anyhow::{Context, Result};
 use driver::kernel::KernelDevice;
 use lab_case::outcome::skip;
 use lab_case::system::run;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// Its name in sysfs.
 const SYSFS: &str = "/sys/module/vhost_blk";
-/// Longest wait for the last user to be gone.
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// How many use the module.
 pub(crate) fn references() -> Result<u64> {
@@ -24,12 +21,8 @@ pub(crate) fn references() -> Result<u64> {
 
 /// Waits until no more than `count` use it.
 pub(crate) fn wait_for_references(count: u64) -> Result<()> {
-    let end = Instant::now() + LIMIT;
-    while references()? > count {
-        ensure!(Instant::now() < end, "the module is still used {} times", references()?);
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+    let look = || Ok((references()? <= count).then_some(()));
+    wait_until(&format!("the module to be used {count} times at most"), look)
 }
 
 /// Takes the module out and puts it back; it must not be used by then.

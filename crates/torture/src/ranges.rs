@@ -2,7 +2,7 @@
 //! Range commands that take long: what ends them before they are done.
 
 use crate::env::Env;
-use crate::fixture::{Disk, NullBlkOptions, null_blk};
+use crate::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
 use crate::target::{options, serve};
 use anyhow::{Result, ensure};
 use driver::{Device, Request};
@@ -21,8 +21,6 @@ const SLOW: NullBlkOptions = NullBlkOptions {
 };
 /// Less than it would take for an error.
 const PIECE: Duration = Duration::from_secs(3);
-/// By then the first piece is on its way.
-const BEGUN: Duration = Duration::from_millis(500);
 
 /// The disk becomes read-only.
 pub(crate) fn become_read_only(env: &Env) -> Result<()> {
@@ -50,12 +48,18 @@ fn discards_all(env: &Env, disk: &Disk) -> Result<Device> {
     let layout = device.layout();
     let range = RangeSegment { sector: 0, num_sectors: u32::try_from(disk.sectors())?, flags: 0 };
     device.queue(0).submit(&Request::discard(&[range]), &layout)?;
-    std::thread::sleep(BEGUN);
+    wait_until("the first piece to be on its way", || {
+        Ok((stat(disk)?.in_flight > 0).then_some(()))
+    })?;
     Ok(device)
 }
 
+fn stat(disk: &Disk) -> Result<Stat> {
+    Stat::of(&disk.sysfs()?)
+}
+
 fn was_cut_short(disk: &Disk) -> Result<()> {
-    let stat = Stat::of(&disk.sysfs()?)?;
+    let stat = stat(disk)?;
     println!("{stat:?}");
     ensure!(stat.discards > 0, "no part of it came to the disk");
     ensure!(stat.in_flight == 0, "something is in flight");

@@ -2,7 +2,7 @@
 //! What an administrator sees: counters in fdinfo, and trace events in the order of the stages.
 
 use crate::env::Env;
-use crate::fixture::{Disk, NullBlkOptions, null_blk};
+use crate::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
 use crate::integrity::disk_of;
 use crate::target::{self, Target, options};
 use anyhow::{Context, Result, bail, ensure};
@@ -116,8 +116,10 @@ pub(crate) fn trace_events(env: &Env, disk: Result<Disk>) -> Result<()> {
     let read = device.queue(0).execute(&Request::read(0, 4096), &layout)?;
     ensure!(read.status == Some(S_OK), "the read ended with {:?}", read.status);
     // The call comes before the event that tells of it is written.
-    std::thread::sleep(std::time::Duration::from_millis(50));
-    let trace = events.trace()?;
+    let last = format!("vhost_blk_{}:", STAGES[STAGES.len() - 1]);
+    let trace = wait_until("the event of the last stage", || {
+        Ok(Some(events.trace()?).filter(|trace| trace.contains(&last)))
+    })?;
     check_order(&trace)?;
     // What is refused before it is understood is seen at the same stages but for the submission.
     let half = Request { readable: vec![0; 8], writable_len: 513 };
