@@ -21,7 +21,7 @@ all_logs=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk/test-logs
 logs=$all_logs/$(date -u +%Y%m%d-%H%M%S)-$$
 exec 3>&1
 mkdir -p "$logs" && mkfifo "$work/output" || exit 1
-tee -i "$logs/output.log" <"$work/output" &
+(trap '' INT TERM HUP && exec tee "$logs/output.log" <"$work/output") & # ends after all others
 exec >"$work/output" 2>&1
 find "$all_logs" -mindepth 1 -maxdepth 1 | sort -r | tail -n +6 | xargs -r rm -rf
 
