@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use lab_case::system::run;
+use lab_case::wait;
 
 /// Bound of every wait for the kernel.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
-
-const TICK: Duration = Duration::from_millis(10);
 
 /// Waits until `condition` gives something.
 pub(crate) fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> Result<T> {
@@ -25,16 +24,7 @@ pub(crate) fn wait_up_to<T>(
     what: &str,
     mut condition: impl FnMut() -> Option<T>,
 ) -> Result<T> {
-    let end = Instant::now() + limit;
-    loop {
-        if let Some(found) = condition() {
-            return Ok(found);
-        }
-        if Instant::now() > end {
-            bail!("waited {} s in vain: {what}", limit.as_secs());
-        }
-        std::thread::sleep(TICK);
-    }
+    wait::wait_until(limit, what, || Ok(condition()))
 }
 
 /// A file's text without the spaces around it.

@@ -8,6 +8,7 @@
 //! * [`qmp`]: QEMU's monitor.
 //! * [`rng`]: random numbers that a seed repeats.
 //! * [`stat`]: what the kernel counts of a block device.
+//! * [`wait`]: until something is there.
 
 pub mod faults;
 pub mod outcome;
@@ -15,3 +16,4 @@ pub mod qmp;
 pub mod rng;
 pub mod stat;
 pub mod system;
+pub mod wait;

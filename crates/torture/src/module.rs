@@ -23,6 +23,7 @@ pub(crate) fn references() -> Result<u64> {
 pub(crate) fn wait_for_references(count: u64) -> Result<()> {
     let look = || Ok((references()? <= count).then_some(()));
     wait_until(&format!("the module to be used {count} times at most"), look)
+        .with_context(|| format!("it is used {:?} times", references().ok()))
 }
 
 /// Takes the module out and puts it back; it must not be used by then.
