@@ -4,6 +4,7 @@
  */
 #include <linux/cred.h>
 #include <linux/memcontrol.h>
+#include <linux/pagemap.h>
 #include <linux/stat.h>
 
 #include "vhost_blk.h"
@@ -22,38 +23,43 @@ u64 vhost_blk_backend_bytes(const struct vhost_blk_backend *be)
 	return be->bdev ? bdev_nr_bytes(be->bdev) : i_size_read(file_inode(be->file));
 }
 
-/* Waits until no request of a dead backend is in flight, and lets go, so that it can be unbound. */
+/* Drains the requests of a dead backend and releases it, so that its driver can be unbound. */
 static void dead_work(struct work_struct *work)
 {
 	struct vhost_blk_backend *be = container_of(work, struct vhost_blk_backend, dead_work);
+	struct file *bdev_file, *file;
 	unsigned int i;
 
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+	for (i = 0; i < be->blk->num_queues; i++) {
 		struct vhost_blk_queue *q = be->blk->queues + i;
 
-		/* Whoever gets vq.mutex after this sees that it is dead. */
+		/* The next holder of vq.mutex sees that it is dead. */
 		mutex_lock(&q->vq.mutex);
 		mutex_unlock(&q->vq.mutex);
-		/* A queue with another backend by now, or stopped, has none of this one left. */
-		wait_event(q->drained, !vhost_blk_inflight(q) ||
-				       READ_ONCE(q->vq.private_data) != be);
+		/* A stopped queue, or one with a new backend, has no request of this one. */
+		wait_event(q->drained,
+			   (vhost_blk_gen_empty(q, 0) && vhost_blk_gen_empty(q, 1)) ||
+			   READ_ONCE(q->vq.private_data) != be);
 	}
 	mutex_lock(&be->lock);
-	if (be->bdev_file)
-		bdev_fput(be->bdev_file);
+	bdev_file = be->bdev_file;
 	be->bdev_file = NULL;
-	if (be->file)
-		fput(be->file);
+	file = be->file;
 	be->file = NULL;
 	mutex_unlock(&be->lock);
+	if (bdev_file)
+		bdev_fput(bdev_file);
+	if (file)
+		fput(file);
 }
 
-/* Called with bd_holder_lock held, which it must give up: the block layer's rule. */
+/* Called with bd_holder_lock held, which it must release: the block layer's rule. */
 static void mark_dead(struct block_device *bdev, bool surprise)
 {
 	struct vhost_blk_backend *be = bdev->bd_holder;
 
 	WRITE_ONCE(be->dead, true);
+	vhost_blk_note_failure(be->blk, VHOST_BLK_FAILURE_REMOVED, -ENODEV, U64_MAX);
 	queue_work(vhost_blk_system_wq, &be->dead_work);
 	mutex_unlock(&bdev->bd_holder_lock);
 }
@@ -62,7 +68,7 @@ static const struct blk_holder_ops holder_ops = {
 	.mark_dead = mark_dead,
 };
 
-/* With be->lock held: mark_dead() may come as soon as the device is open. */
+/* With be->lock held: mark_dead() may run as soon as the device is open. */
 static int open_bdev(struct vhost_blk_backend *be)
 {
 	struct block_device *bdev = I_BDEV(be->file->f_mapping->host);
@@ -74,20 +80,23 @@ static int open_bdev(struct vhost_blk_backend *be)
 		return PTR_ERR(file);
 	be->bdev_file = file;
 	be->bdev = file_bdev(file);
-	/* The disk is gone, and another one has its number now. */
+	/* A driver that does not know zones would write to forbidden sectors. */
+	if (bdev_is_zoned(be->bdev))
+		return -EOPNOTSUPP;
+	/* The disk is gone, and another one has its number. */
 	if (be->bdev != bdev)
 		return -ENODEV;
 	be->read_only |= bdev_read_only(be->bdev);
 	be->lbs = bdev_logical_block_size(be->bdev);
 	/*
-	 * Not only what the device wants: there are drivers which take it for granted that a
-	 * block does not cross a page (null_blk writes past the end of one). Linux guests align
-	 * so anyway.
+	 * Stricter than the device's own limit: some drivers rely on blocks that do not cross a
+	 * page (null_blk writes past the end of one). Linux guests align buffers like this
+	 * anyway.
 	 */
 	be->mem_mask = bdev_dma_alignment(be->bdev) | (be->lbs - 1);
 	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL &&
 		    bdev_nowait(be->bdev);
-	/* dead_work() waits for be->lock. */
+	/* dead_work() takes be->lock. */
 	if (READ_ONCE(be->dead))
 		return -ENODEV;
 	/* The page cache of the device is not used from here on. */
@@ -96,7 +105,7 @@ static int open_bdev(struct vhost_blk_backend *be)
 	return 0;
 }
 
-/* What O_DIRECT wants of offset and memory. */
+/* O_DIRECT's alignment of offset and memory. */
 static int direct_limits(struct vhost_blk_backend *be)
 {
 	struct kstat stat;
@@ -109,7 +118,7 @@ static int direct_limits(struct vhost_blk_backend *be)
 	be->mem_mask = SECTOR_SIZE - 1;
 	if (stat.result_mask & STATX_DIOALIGN && stat.dio_offset_align) {
 		be->lbs = max_t(unsigned int, stat.dio_offset_align, SECTOR_SIZE);
-		/* A page's part of a buffer must be whole blocks, too: it gets its own vector. */
+		/* Each page's part of a buffer gets its own vector, so it must be whole blocks. */
 		be->mem_mask = (max(stat.dio_mem_align, 1u) - 1) | (be->lbs - 1);
 	}
 	return be->lbs > PAGE_SIZE ? -EINVAL : 0;
@@ -126,10 +135,11 @@ static int open_regular(struct vhost_blk_backend *be)
 	be->iocb_flags = file->f_iocb_flags;
 	be->direct = file->f_flags & O_DIRECT;
 	be->nowait = file->f_mode & FMODE_NOWAIT;
+	be->wb_err = filemap_sample_wb_err(file->f_mapping);
 	return be->direct ? direct_limits(be) : 0;
 }
 
-/* Whom the workqueue works for. */
+/* The owner's credentials and cgroups, which the workqueue uses. */
 static void charge_to_current(struct vhost_blk_backend *be)
 {
 	be->cred = get_current_cred();
@@ -142,17 +152,17 @@ static void charge_to_current(struct vhost_blk_backend *be)
 }
 
 /**
- * vhost_blk_put_backend - let go of a backend that no queue uses
+ * vhost_blk_put_backend - release a backend that no queue uses
  * @be: the backend, or NULL
  */
 void vhost_blk_put_backend(struct vhost_blk_backend *be)
 {
 	if (!be)
 		return;
-	/* Closed first, so that no removal is announced any more. */
+	/* Closed first: no removal is announced after this. */
 	mutex_lock(&be->lock);
 	if (be->bdev_file) {
-		/* Others may have read what is stale now. */
+		/* Other readers may have filled it with data that is stale now. */
 		invalidate_bdev(be->bdev);
 		bdev_fput(be->bdev_file);
 	}
@@ -211,7 +221,7 @@ fail:
 	return ERR_PTR(err);
 }
 
-/* Whether the descriptor names what is attached, open in the same way. */
+/* True if the descriptor is the attached file or device, opened with the same flags. */
 static int same_storage(struct vhost_blk_backend *be, int fd)
 {
 	struct file *file = fget(fd);
@@ -228,13 +238,13 @@ static int same_storage(struct vhost_blk_backend *be, int fd)
 	return same ? 0 : -EINVAL;
 }
 
-/* Starts the queues that are set up, which nobody changes without dev.mutex. */
+/* Starts the queues that are set up; dev.mutex protects their set-up. */
 static int start_ready(struct vhost_blk *blk)
 {
 	unsigned int i;
 	int err;
 
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
 		if (!q->vq.num || !q->vq.desc || !q->vq.avail || !q->vq.used)
@@ -246,20 +256,24 @@ static int start_ready(struct vhost_blk *blk)
 	return 0;
 }
 
-static int stop_queues(struct vhost_blk *blk)
+/* Readers under backend_mutex see the new backend from here on. */
+static void publish_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 {
-	unsigned int i;
-	int err;
-
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
-		err = vhost_blk_stop_queue(blk->queues + i);
-		if (err)
-			return err;
-	}
-	return 0;
+	mutex_lock(&blk->backend_mutex);
+	blk->backend = be;
+	mutex_unlock(&blk->backend_mutex);
 }
 
-/* All queues that run go on with @be. Nothing is in flight at the moment of the change. */
+/* A file that is attached over itself keeps its lost writes. Nothing is in flight. */
+static void inherit_sync_error(struct vhost_blk_backend *be, const struct vhost_blk_backend *old)
+{
+	if (!old || old->bdev || be->bdev || file_inode(old->file) != file_inode(be->file))
+		return;
+	be->wb_err = old->wb_err;
+	be->sync_error = old->sync_error;
+}
+
+/* Moves all running queues to @be. No request is in flight during the change. */
 static int swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 {
 	struct vhost_blk_backend *old = blk->backend;
@@ -269,7 +283,8 @@ static int swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 	err = vhost_blk_pause_all(blk);
 	if (err)
 		return err;
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+	inherit_sync_error(be, old);
+	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_virtqueue *vq = &blk->queues[i].vq;
 
 		mutex_lock(&vq->mutex);
@@ -277,7 +292,7 @@ static int swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 			vhost_vq_set_backend(vq, be);
 		mutex_unlock(&vq->mutex);
 	}
-	blk->backend = be;
+	publish_backend(blk, be);
 	vhost_blk_resume_all(blk);
 	vhost_blk_put_backend(old);
 	return 0;
@@ -285,12 +300,14 @@ static int swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 
 static int detach(struct vhost_blk *blk)
 {
-	int err = stop_queues(blk);
+	struct vhost_blk_backend *old;
+	int err = vhost_blk_stop_all(blk);
 
 	if (err)
 		return err;
-	vhost_blk_put_backend(blk->backend);
-	blk->backend = NULL;
+	old = blk->backend;
+	publish_backend(blk, NULL);
+	vhost_blk_put_backend(old);
 	return 0;
 }
 
@@ -300,7 +317,7 @@ static int attach(struct vhost_blk *blk, int fd)
 	struct vhost_blk_backend *be;
 	int err;
 
-	/* The same block device again cannot be claimed twice, and need not be. */
+	/* The attached block device cannot be claimed twice, and need not be. */
 	if (blk->backend && !READ_ONCE(blk->backend->dead) &&
 	    blk->backend->bdev && !same_storage(blk->backend, fd))
 		return start_ready(blk);
@@ -313,7 +330,7 @@ static int attach(struct vhost_blk *blk, int fd)
 		return err;
 	}
 	err = start_ready(blk);
-	/* A swap leaves the queues on the new backend; a first attach is complete, or nothing. */
+	/* After a swap the new backend stays; a failed first attach is undone. */
 	if (err && first)
 		detach(blk);
 	return err;

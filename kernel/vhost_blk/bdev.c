@@ -12,10 +12,11 @@ static void end_bio(struct bio *bio)
 
 	bio_uninit(bio);
 	/*
-	 * No tag, or to be split, or no poll queue any more: see vhost_blk_submit_bdev(). The bio's
-	 * own flags do not tell: stacked drivers clear them.
+	 * No tag, a bio to split, or a lost poll queue: see vhost_blk_submit_bdev(). The bio's own
+	 * flags are no test, because stacked drivers clear them. Or no memory: see may_repeat().
 	 */
-	if (unlikely(req->nowait && (error == -EAGAIN || error == -EOPNOTSUPP))) {
+	if (unlikely(error == -ENOMEM ||
+		     (req->nowait && (error == -EAGAIN || error == -EOPNOTSUPP)))) {
 		vhost_blk_submit_slow(req);
 		return;
 	}
@@ -23,7 +24,7 @@ static void end_bio(struct bio *bio)
 }
 
 /**
- * vhost_blk_polls - whether a request's I/O is finished by polling for it
+ * vhost_blk_polls - true if a request's I/O completes only by polling
  * @req: the request
  *
  * Return: true if the queue has to poll.
@@ -58,8 +59,8 @@ void vhost_blk_submit_bdev(struct vhost_blk_req *req)
 
 	if (vhost_blk_polls(req)) {
 		/*
-		 * It must not wait for a tag: those who hold the tags are finished only by polling,
-		 * which is what this thread would do next.
+		 * It must not wait for a tag: only polling, which is this thread's next step,
+		 * completes the requests that hold the tags.
 		 */
 		opf |= REQ_POLLED | REQ_NOWAIT;
 		req->nowait = true;
@@ -71,7 +72,7 @@ void vhost_blk_submit_bdev(struct vhost_blk_req *req)
 }
 
 /**
- * vhost_blk_bdev_rw - do an IN or OUT of a block device, waiting as long as it takes
+ * vhost_blk_bdev_rw - do an IN or OUT of a block device; may sleep
  * @req: the request, its pages mapped
  *
  * Return: 0, or a negative errno.
@@ -90,7 +91,7 @@ int vhost_blk_bdev_rw(struct vhost_blk_req *req)
  * vhost_blk_submit_flush - start a FLUSH
  * @req: the request
  *
- * An empty write with a preflush: REQ_OP_FLUSH bios are not for drivers of the layer above.
+ * Submits an empty write with a preflush; only the block layer itself makes REQ_OP_FLUSH bios.
  */
 void vhost_blk_submit_flush(struct vhost_blk_req *req)
 {
@@ -100,7 +101,7 @@ void vhost_blk_submit_flush(struct vhost_blk_req *req)
 }
 
 /**
- * vhost_blk_poll_bdev - look for completions that no interrupt announces
+ * vhost_blk_poll_bdev - reap completions that have no interrupt
  * @q: the queue; its vq.mutex is held
  */
 void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
@@ -108,7 +109,7 @@ void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
 	struct vhost_blk_req *req, *next;
 
 	list_for_each_entry_safe(req, next, &q->polled, polled) {
-		/* The workqueue has it now, and announces its end. */
+		/* The workqueue has it now, and reports its completion. */
 		if (READ_ONCE(req->slow)) {
 			list_del_init(&req->polled);
 			continue;

@@ -7,21 +7,24 @@
 #include "vhost_blk.h"
 #include "trace.h"
 
-/* The queue is at fault: nothing more is taken, what is in flight completes. */
-static void fault(struct vhost_blk_queue *q, int error)
+/**
+ * vhost_blk_fault - stop taking from a faulty ring; requests in flight still complete
+ * @q: the queue; its vq.mutex is held
+ */
+void vhost_blk_fault(struct vhost_blk_queue *q)
 {
-	q->broken = true;
-	vq_err(&q->vq, "vhost-blk: queue %u stops: malformed chain or ring (%d)\n",
-	       vhost_blk_queue_index(q), error);
+	if (q->state == VHOST_BLK_RUNNING || q->state == VHOST_BLK_PAUSED)
+		vhost_blk_set_state(q, VHOST_BLK_FAULTED);
 }
 
 /**
  * vhost_blk_take_chain - take the next chain
- * @q: the queue; its vq.mutex is held
+ * @q: the queue, which runs; its vq.mutex is held, and its notifications are disabled: only
+ *	submit_batch() in queue.c may call this
  * @chain: filled in
  *
- * Return: 1; 0 when there is none, or the ring is faulty; -EAGAIN when none can be taken before a
- * completion or an IOTLB update, either of which runs the loop again.
+ * Return: 1; 0 if there is none, or the ring is faulty; -EAGAIN if a completion or an IOTLB update
+ * has to come first. Both run the loop again.
  */
 int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chain)
 {
@@ -38,7 +41,9 @@ int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chai
 	if (unlikely(head < 0)) {
 		if (head == -EAGAIN)
 			return -EAGAIN;
-		fault(q, head);
+		vhost_blk_fault(q);
+		vq_err(vq, "vhost-blk: queue %u stops: malformed chain or ring (%d)\n",
+		       vhost_blk_queue_index(q), head);
 		return 0;
 	}
 	if (head == vq->num)
@@ -62,21 +67,24 @@ struct vhost_blk_req *vhost_blk_get_req(struct vhost_blk_queue *q)
 
 	q->free = req->next_free;
 	req->gen = q->gen;
-	atomic_inc(&q->inflight[req->gen]);
+	WRITE_ONCE(q->inflight[req->gen], q->inflight[req->gen] + 1);
 	return req;
 }
 
 /**
- * vhost_blk_put_req - give a request back; wakes whoever waits for the last one
- * @req: the request, which holds no resources
+ * vhost_blk_put_req - return a request to the free list; the last one wakes the drain
+ * @req: the request, which holds no resources; its queue's vq.mutex is held
  */
 void vhost_blk_put_req(struct vhost_blk_req *req)
 {
 	struct vhost_blk_queue *q = req->q;
+	unsigned int left = q->inflight[req->gen] - 1;
 
 	req->next_free = q->free;
 	q->free = req;
-	if (atomic_dec_and_test(&q->inflight[req->gen]))
+	/* Last use of the request. Pairs with vhost_blk_gen_empty(). */
+	smp_store_release(&q->inflight[req->gen], left);
+	if (!left)
 		wake_up_all(&q->drained);
 }
 

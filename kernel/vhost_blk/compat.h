@@ -6,7 +6,7 @@
 #ifndef _VHOST_BLK_COMPAT_H
 #define _VHOST_BLK_COMPAT_H
 
-/* Otherwise a compiler option that the probes choke on would pass for an old kernel. */
+/* Without this test, a compiler option that breaks the probes would look like an old kernel. */
 #ifndef VHOST_BLK_PROBES_WORK
 #error "probes/baseline.c does not compile: the probes say nothing about this kernel"
 #endif

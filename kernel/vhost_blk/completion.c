@@ -22,13 +22,13 @@ void vhost_blk_end_io(struct vhost_blk_req *req, int error)
 
 	req->error = error;
 	/*
-	 * From llist_add() on the queue may finish the request, be stopped and the device be
-	 * closed: vhost_blk_close() waits for this section.
+	 * After llist_add() the queue may finish the request, it may stop, and the device may
+	 * close: vhost_blk_close() waits for this section.
 	 */
 	rcu_read_lock();
 	/*
-	 * Only the first one on the list sees to it that somebody looks; the others can rely on
-	 * that. llist_add() is a full barrier; it pairs with the one in loop_end() in queue.c.
+	 * Only the first entry of the list queues the work, which handles the later ones too.
+	 * llist_add() is a full barrier; it pairs with the one in loop_end() in queue.c.
 	 */
 	if (llist_add(&req->done, &q->done) && !READ_ONCE(q->looping))
 		vhost_blk_queue_done(q);
@@ -36,12 +36,12 @@ void vhost_blk_end_io(struct vhost_blk_req *req, int error)
 }
 
 /**
- * vhost_blk_queue_done - see to it that finished I/O is looked at
+ * vhost_blk_queue_done - queue the work that ends finished I/O
  * @q: the queue
  */
 void vhost_blk_queue_done(struct vhost_blk_queue *q)
 {
-	/* A worker whose owner was killed takes no more work. */
+	/* The worker of a killed owner accepts no work. */
 	if (!vhost_vq_work_queue(&q->vq, &q->done_work))
 		queue_delayed_work(vhost_blk_system_wq, &q->orphan_work, 0);
 }
@@ -60,41 +60,45 @@ static u8 status_of(int error)
 
 static void count(struct vhost_blk_queue *q, const struct vhost_blk_req *req)
 {
-	/* The clocks of two CPUs may differ a little. */
+	/* The clocks of two CPUs may differ slightly. */
 	u64 us = max_t(s64, q->now_ns - req->start_ns, 0) / NSEC_PER_USEC;
 
 	q->stats.latency[min_t(unsigned int, fls64(us), VHOST_BLK_LATENCY_BUCKETS - 1)]++;
 	q->stats.slow += req->slow;
-	if (req->error)
+	if (unlikely(req->error)) {
 		q->stats.failed += !req->refused;
-	else if (req->type == VIRTIO_BLK_T_IN)
+		if (!req->refused)
+			vhost_blk_request_failed(req);
+	} else if (req->type == VIRTIO_BLK_T_IN) {
 		q->stats.read_bytes += req->bytes;
-	else if (req->type == VIRTIO_BLK_T_OUT)
+	} else if (req->type == VIRTIO_BLK_T_OUT) {
 		q->stats.write_bytes += req->bytes;
+	}
 }
 
-/* Pages the device (or a copy) wrote to, and the status byte. */
+/* Marks the pages that the device (or a copy) wrote to, and the status byte. */
 static void mark_dirty_log(struct vhost_blk_req *req)
 {
 	struct vhost_virtqueue *vq = &req->q->vq;
 	u64 bytes = 0;
 	unsigned int i;
 
-	/* The log may have been switched off meanwhile. */
+	/* The log may be off by now. */
 	if (!vhost_has_feature(vq, VHOST_F_LOG_ALL))
 		return;
 	for (i = 0; i < req->log_num; i++)
 		bytes += req->log[i].len;
-	/* The length must be exact: the core has a BUG() for one that is larger. */
-	if (bytes && (!vq->iotlb || req->log_iov))
-		vhost_log_write(vq, req->log, req->log_num, bytes, req->log_iov,
-				req->log_iov_num);
+	/* The length must be exact: the core has a BUG() for a larger one. */
+	if (!bytes || (vq->iotlb && !req->log_iov))
+		return;
+	if (vhost_log_write(vq, req->log, req->log_num, bytes, req->log_iov,
+			    req->log_iov_num) < 0)
+		vq_err(vq, "vhost-blk: the dirty log cannot be written: pages may be missing in it\n");
 }
 
 /*
- * Ends one request. Returns whether it may be published, with the length for its used entry: not
- * when its owner is being killed and that kept it from being written. Whoever serves the ring next
- * does it again.
+ * Ends one request. Returns true, and the length of its used entry, if it may be published. It may
+ * not if a fatal signal to its owner prevented a write; the ring's next server replays it.
  */
 static bool finish(struct vhost_blk_req *req, u32 *written)
 {
@@ -129,7 +133,7 @@ static struct llist_node *finished(struct vhost_blk_queue *q)
 	return list && list->next ? llist_reverse_order(list) : list;
 }
 
-/* Gives back what finished requests hold; the driver need not wait for that. */
+/* Releases the resources of finished requests, after the call: the driver need not wait. */
 static unsigned int forget_all(struct llist_node *list)
 {
 	struct vhost_blk_req *req, *next;
@@ -145,7 +149,7 @@ static unsigned int forget_all(struct llist_node *list)
 	return n;
 }
 
-/* Tells the driver, and learns whether that made somebody wait for this CPU. */
+/* Calls the driver, and notes whether that made another task wait for this CPU. */
 static void notify(struct vhost_blk_queue *q)
 {
 	bool alone = single_task_running();
@@ -155,25 +159,16 @@ static void notify(struct vhost_blk_queue *q)
 		q->crowded = !single_task_running();
 }
 
-/**
- * vhost_blk_complete - end all finished requests and tell the driver
- * @q: the queue; its vq.mutex is held by its worker
- *
- * Return: how many there were.
- */
-unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
+/* Ends requests; their used entries go to vq.heads from @n on. Returns their end. */
+static unsigned int finish_all(struct vhost_blk_queue *q, struct llist_node *list, unsigned int n)
 {
 	struct vhost_virtqueue *vq = &q->vq;
-	struct llist_node *list = finished(q);
 	struct vhost_blk_req *req;
-	unsigned int n = 0, ended;
 	u32 written;
 
-	if (!list)
-		return 0;
 	q->now_ns = local_clock();
 	llist_for_each_entry(req, list, done) {
-		/* Given up because of the close: whoever serves the ring next does it again. */
+		/* Abandoned because of the close: the ring's next server replays it. */
 		if (unlikely(req->error && READ_ONCE(q->blk->closing)))
 			continue;
 		if (unlikely(!finish(req, &written)))
@@ -182,29 +177,91 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 		vq->heads[n].len = cpu_to_vhost32(vq, written);
 		n++;
 	}
+	return n;
+}
+
+/* Stages 5 and 6 for the first @n entries of vq.heads. */
+static void publish(struct vhost_blk_queue *q, unsigned int n)
+{
+	struct vhost_virtqueue *vq = &q->vq;
 
 	vhost_blk_region_batch(q, n);
 	if (unlikely(vhost_blk_add_used(vq, vq->heads, n)))
-		q->broken = true;
+		vhost_blk_fault(q);
 	else
 		vhost_blk_region_used(q, n);
 	trace_vhost_blk_used(q, n);
 	notify(q);
 	trace_vhost_blk_notify(q, n);
-
-	ended = forget_all(list);
 	q->stats.completed += n;
-	q->stats.dropped += ended - n;
 	q->stats.calls++;
+}
+
+/**
+ * vhost_blk_complete - end all finished requests and tell the driver
+ * @q: the queue, with no settled entries; its vq.mutex is held by its worker
+ *
+ * Return: how many there were.
+ */
+unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
+{
+	struct llist_node *list = finished(q);
+	unsigned int n, ended;
+
+	if (!list)
+		return 0;
+	n = finish_all(q, list, 0);
+	publish(q, n);
+	ended = forget_all(list);
+	q->stats.dropped += ended - n;
 	return ended;
+}
+
+/**
+ * vhost_blk_settle - end all finished requests while the rings cannot be reached
+ * @q: the queue; its vq.mutex is held by its worker
+ *
+ * The addresses of a request were translated when it was taken, so all steps are possible except
+ * the used entry, which stays in vq.heads. So a drain, and with it an IOTLB invalidation, waits
+ * only for the storage.
+ */
+void vhost_blk_settle(struct vhost_blk_queue *q)
+{
+	struct llist_node *list = finished(q);
+	unsigned int before = q->settled;
+
+	if (!list)
+		return;
+	q->settled = finish_all(q, list, before);
+	q->stats.dropped += forget_all(list) - (q->settled - before);
+}
+
+/**
+ * vhost_blk_publish_settled - publish used entries of requests that ended without the rings
+ * @q: the queue, whose rings can be reached; its vq.mutex is held by its worker
+ */
+void vhost_blk_publish_settled(struct vhost_blk_queue *q)
+{
+	publish(q, q->settled);
+	q->settled = 0;
+}
+
+/**
+ * vhost_blk_drop_settled - drop settled entries: no more IOTLB entries will come
+ * @q: the queue; its vq.mutex is held
+ */
+void vhost_blk_drop_settled(struct vhost_blk_queue *q)
+{
+	q->stats.dropped += q->settled;
+	q->settled = 0;
 }
 
 /**
  * vhost_blk_orphan_work - end requests whose worker is gone
  * @work: the queue's
  *
- * The owner was killed. There is nobody to tell, and its memory may be gone: what is left is to
- * let go of the pages.
+ * The owner was killed. No driver is there to call, and its memory may be gone, so this only
+ * releases the pages.
  */
 void vhost_blk_orphan_work(struct work_struct *work)
 {
@@ -217,17 +274,7 @@ void vhost_blk_orphan_work(struct work_struct *work)
 	vhost_blk_poll_bdev(q);
 	polled = !list_empty(&q->polled);
 	mutex_unlock(&q->vq.mutex);
-	/* Finished by nobody else: the descriptor may be open still, somewhere. */
+	/* Only this work finishes it: the descriptor may still be open elsewhere. */
 	if (polled)
 		queue_delayed_work(vhost_blk_system_wq, &q->orphan_work, VHOST_BLK_POLL_INTERVAL);
-}
-
-/**
- * vhost_blk_drop_if_closing - do not wait for an IOTLB entry that nobody can give any more
- * @q: the queue; its vq.mutex is held
- */
-void vhost_blk_drop_if_closing(struct vhost_blk_queue *q)
-{
-	if (READ_ONCE(q->blk->closing))
-		q->stats.dropped += forget_all(finished(q));
 }

@@ -3,8 +3,8 @@
  * The pages of a request's data, in one form for all backends: an array of bio_vec. They are
  *   - pinned for this request (iov_iter_extract_pages), or
  *   - looked up in the memory table that is pinned as a whole, or
- *   - the module's own, copied from or to the guest's ("bounced"), where a buffer does not suit the
- *     device.
+ *   - the module's own, copied from or to the guest's ("bounced"), if a buffer is not aligned for
+ *     the device.
  */
 #include "vhost_blk.h"
 
@@ -19,7 +19,7 @@ static void free_bounce(struct vhost_blk_req *req)
 {
 	while (req->nr_vecs)
 		__free_page(req->vecs[--req->nr_vecs].bv_page);
-	kfree(req->bounce_iov);
+	vhost_blk_free(req, req->bounce_iov);
 	req->bounce_iov = NULL;
 	req->bounced = false;
 }
@@ -27,7 +27,7 @@ static void free_bounce(struct vhost_blk_req *req)
 static void free_vecs(struct vhost_blk_req *req)
 {
 	if (req->vecs != req->inline_vecs)
-		kvfree(req->vecs);
+		vhost_blk_free(req, req->vecs);
 	req->vecs = req->inline_vecs;
 	req->max_vecs = VHOST_BLK_INLINE_VECS;
 	req->nr_vecs = 0;
@@ -40,7 +40,7 @@ static int reserve_vecs(struct vhost_blk_req *req, unsigned int wanted)
 
 	if (likely(wanted <= req->max_vecs))
 		return 0;
-	vecs = kvmalloc_array(wanted, sizeof(*vecs), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	vecs = vhost_blk_alloc(req, wanted, sizeof(*vecs));
 	if (!vecs)
 		return -ENOMEM;
 	req->vecs = vecs;
@@ -48,7 +48,7 @@ static int reserve_vecs(struct vhost_blk_req *req, unsigned int wanted)
 	return 0;
 }
 
-/* Adds part of a page; joins it to the one before where they are neighbours in one folio. */
+/* Adds part of a page; joins it to the part before if they are neighbours in one folio. */
 static void add_page(struct vhost_blk_req *req, struct page *page, unsigned int offset,
 		     unsigned int len)
 {
@@ -68,8 +68,8 @@ static void add_page(struct vhost_blk_req *req, struct page *page, unsigned int 
 }
 
 /*
- * Whether the device can take the buffers as they are, and how many pages they touch. The page
- * cache takes anything.
+ * Returns true if the buffers are aligned for the device, and the number of pages they touch. The
+ * page cache accepts any alignment.
  */
 static bool suits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
 			 unsigned int *pages)
@@ -90,7 +90,7 @@ static bool suits_device(const struct vhost_blk_req *req, const struct iov_iter 
 	return !bits || (!req->be->bdev && !req->be->direct);
 }
 
-/* The pages of the pinned memory table. Returns false when some of the data is not in it. */
+/* Looks the pages up in the pinned memory table. Returns false if some of them are not in it. */
 static bool look_pages_up(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	struct vhost_blk_pinned *pinned = req->q->blk->pinned;
@@ -141,38 +141,75 @@ static int pin_pages(struct vhost_blk_req *req, struct iov_iter *data)
 	return 0;
 }
 
+/* The reason why the copy at @data failed: lack of memory (try again), or a missing address. */
+static int why_unreachable(const struct iov_iter *data, bool write)
+{
+	struct page *page;
+	int got;
+
+	got = pin_user_pages_fast((unsigned long)iter_iov_addr(data), 1, write ? FOLL_WRITE : 0,
+				  &page);
+	if (got > 0)
+		unpin_user_page(page);
+	return got > 0 || got == -ENOMEM ? -ENOMEM : -EFAULT;
+}
+
+/* Keeps the destination of a bounced read: vq.iov is reused before its end. */
+static int remember_buffers(struct vhost_blk_req *req, const struct iov_iter *data)
+{
+	struct iov_iter at = *data;
+	struct iovec *iov;
+	size_t missing;
+
+	/* The chain cannot return to the ring after this. */
+	missing = fault_in_iov_iter_writeable(&at, iov_iter_count(&at));
+	if (missing) {
+		iov_iter_advance(&at, iov_iter_count(&at) - missing);
+		return why_unreachable(&at, true);
+	}
+	iov = vhost_blk_alloc(req, data->nr_segs, sizeof(*iov));
+	if (!iov)
+		return -ENOMEM;
+	memcpy(iov, iter_iov(data), data->nr_segs * sizeof(*iov));
+	iov_iter_init(&req->bounce_to, ITER_DEST, iov, data->nr_segs,
+		      data->iov_offset + iov_iter_count(data));
+	iov_iter_advance(&req->bounce_to, data->iov_offset);
+	req->bounce_iov = iov;
+	return 0;
+}
+
 static int bounce(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	size_t left = iov_iter_count(data);
+	int err;
 
 	req->bounced = true;
-	req->q->stats.bounced++;
-	if (req->type == VIRTIO_BLK_T_IN) {
-		req->bounce_iov = dup_iter(&req->bounce_to, data, GFP_KERNEL_ACCOUNT);
-		if (!req->bounce_iov && !iter_is_ubuf(data))
-			return -ENOMEM;
-	}
+	err = req->type == VIRTIO_BLK_T_IN ? remember_buffers(req, data) : 0;
+	if (err)
+		return err;
 	while (left) {
 		unsigned int part = min_t(size_t, left, PAGE_SIZE);
-		struct page *page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+		struct page *page = vhost_blk_alloc_page(req->q);
 
 		if (!page)
 			return -ENOMEM;
 		bvec_set_page(&req->vecs[req->nr_vecs++], page, part, 0);
 		if (req->type == VIRTIO_BLK_T_OUT &&
 		    copy_page_from_iter(page, 0, part, data) != part)
-			return -EFAULT;
+			return why_unreachable(data, false);
 		left -= part;
 	}
+	vhost_blk_drop_pages(req->q);
+	req->q->stats.bounced++;
 	return 0;
 }
 
 /**
  * vhost_blk_map_data - find the pages of an IN or OUT
- * @req: the request; its bytes are more than none
+ * @req: the request; its bytes are not 0
  * @data: its buffers
  *
- * Return: 0; -ENOMEM to try again; -EFAULT when a buffer is not there. On failure nothing is held.
+ * Return: 0; -ENOMEM to try again; -EFAULT if a buffer is missing. On failure it holds nothing.
  */
 int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data)
 {
@@ -187,13 +224,16 @@ int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data)
 		err = bounce(req, data);
 	else if (!req->q->blk->pinned || !look_pages_up(req, data))
 		err = pin_pages(req, data);
-	if (unlikely(err))
+	if (unlikely(err)) {
+		if (req->bounced && err == -ENOMEM)
+			vhost_blk_keep_pages(req);
 		vhost_blk_unmap_data(req);
+	}
 	return err;
 }
 
 /**
- * vhost_blk_copy_back - a bounced read reaches the guest
+ * vhost_blk_copy_back - copy a bounced read to the guest
  * @req: the request, which is finished; the caller runs in the owner's memory
  *
  * Return: false if a buffer cannot be written; the request's error says so, too.
@@ -217,7 +257,7 @@ bool vhost_blk_copy_back(struct vhost_blk_req *req)
 }
 
 /**
- * vhost_blk_unmap_data - let the pages of a request go
+ * vhost_blk_unmap_data - release the pages of a request
  * @req: the request, which is finished
  *
  * May sleep.

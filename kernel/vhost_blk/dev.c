@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * /dev/vhost-blk: open, close, ioctls. All but the ones of include/uapi/vhost_blk.h are the vhost
- * core's; this file says what must stand still while the core makes a change.
+ * /dev/vhost-blk: open, close, the ioctls of include/uapi/vhost_blk.h. All others are the vhost
+ * core's: see core.c.
  */
 #include <linux/compat.h>
 #include <linux/miscdevice.h>
@@ -13,16 +13,8 @@
 #include "trace.h"
 
 #define BIT_OF(feature)	(1ULL << (feature))
-
-static const u64 vhost_blk_features =
-	BIT_OF(VIRTIO_F_VERSION_1) | BIT_OF(VIRTIO_F_ANY_LAYOUT) |
-	BIT_OF(VIRTIO_RING_F_INDIRECT_DESC) | BIT_OF(VIRTIO_RING_F_EVENT_IDX) |
-	BIT_OF(VIRTIO_F_ACCESS_PLATFORM) | BIT_OF(VHOST_F_LOG_ALL) |
-	BIT_OF(VIRTIO_BLK_F_SEG_MAX) | BIT_OF(VIRTIO_BLK_F_RO) | BIT_OF(VIRTIO_BLK_F_BLK_SIZE) |
-	BIT_OF(VIRTIO_BLK_F_FLUSH) | BIT_OF(VIRTIO_BLK_F_TOPOLOGY) |
-	BIT_OF(VIRTIO_BLK_F_CONFIG_WCE) | BIT_OF(VIRTIO_BLK_F_MQ) |
-	BIT_OF(VIRTIO_BLK_F_DISCARD) | BIT_OF(VIRTIO_BLK_F_WRITE_ZEROES) |
-	BIT_OF(VIRTIO_BLK_F_SECURE_ERASE);
+/* The lowest number of our own ioctls; the vhost core's are all below. */
+#define OWN_NR_MIN	0xf0
 
 static const u64 vhost_blk_backend_features = BIT_OF(VHOST_BACKEND_F_IOTLB_MSG_V2);
 
@@ -31,101 +23,112 @@ module_param_named(inflight_bytes_max, vhost_blk_inflight_max, ulong, 0644);
 MODULE_PARM_DESC(inflight_bytes_max,
 		 "most data bytes of a device in flight, whose pages are pinned; more wait in the ring");
 
+/*
+ * Copies a structure that may be shorter or longer than the module's own: missing bytes are zero,
+ * unknown bytes must be zero. @first is its first published size, @given the caller's size.
+ */
+static int copy_growable(void *to, size_t known, size_t first, void __user *argp, size_t given)
+{
+	if (given < first || given > PAGE_SIZE)
+		return -EINVAL;
+	return copy_struct_from_user(to, known, argp, given);
+}
+
+/* The vhost core's part has a fixed number of queues: made when that number is known. */
+static int make_device(struct vhost_blk *blk, unsigned int num_queues)
+{
+	unsigned int i;
+
+	lockdep_assert_held(&blk->make_mutex);
+	blk->queues = kvcalloc(num_queues, sizeof(*blk->queues), GFP_KERNEL_ACCOUNT);
+	if (!blk->queues)
+		return -ENOMEM;
+	for (i = 0; i < num_queues; i++) {
+		vhost_blk_queue_init(blk, blk->queues + i);
+		blk->vqs[i] = &blk->queues[i].vq;
+	}
+	vhost_dev_init(&blk->dev, blk->vqs, num_queues, UIO_MAXIOV, VHOST_BLK_WEIGHT,
+		       VHOST_BLK_BYTE_WEIGHT, true, NULL);
+	/* A reader that sees the number sees the device; pairs with its smp_load_acquire(). */
+	smp_store_release(&blk->num_queues, num_queues);
+	return 0;
+}
+
+/* Makes the device with all queues, unless it exists. */
+static int need_device(struct vhost_blk *blk)
+{
+	int err = 0;
+
+	/* Pairs with make_device(). */
+	if (likely(smp_load_acquire(&blk->num_queues)))
+		return 0;
+	mutex_lock(&blk->make_mutex);
+	if (!blk->num_queues)
+		err = make_device(blk, VHOST_BLK_QUEUES_MAX);
+	mutex_unlock(&blk->make_mutex);
+	return err;
+}
+
+static int set_num_queues(struct vhost_blk *blk, void __user *argp, size_t given)
+{
+	u32 num_queues;
+	int err;
+
+	err = copy_growable(&num_queues, sizeof(num_queues), sizeof(num_queues), argp, given);
+	if (err)
+		return err;
+	if (!num_queues || num_queues > VHOST_BLK_QUEUES_MAX)
+		return -EINVAL;
+	mutex_lock(&blk->make_mutex);
+	err = blk->num_queues ? -EBUSY : make_device(blk, num_queues);
+	mutex_unlock(&blk->make_mutex);
+	return err;
+}
+
 static int vhost_blk_open(struct inode *inode, struct file *file)
 {
 	struct vhost_blk *blk;
-	unsigned int i;
 
 	blk = kvzalloc(sizeof(*blk), GFP_KERNEL_ACCOUNT);
 	if (!blk)
 		return -ENOMEM;
-	blk->queues = kvcalloc(VHOST_BLK_QUEUES_MAX, sizeof(*blk->queues), GFP_KERNEL_ACCOUNT);
-	if (!blk->queues) {
-		kvfree(blk);
-		return -ENOMEM;
-	}
+	mutex_init(&blk->make_mutex);
+	mutex_init(&blk->backend_mutex);
 	spin_lock_init(&blk->serial_lock);
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
-		vhost_blk_queue_init(blk, blk->queues + i);
-		blk->vqs[i] = &blk->queues[i].vq;
-	}
-	vhost_dev_init(&blk->dev, blk->vqs, VHOST_BLK_QUEUES_MAX, UIO_MAXIOV, VHOST_BLK_WEIGHT,
-		       VHOST_BLK_BYTE_WEIGHT, true, NULL);
+	spin_lock_init(&blk->failure_lock);
 	file->private_data = blk;
 	return 0;
 }
 
-/* Nothing is in flight any more, so nothing is left for them to do. */
-static void cancel_orphans(struct vhost_blk *blk)
+static void unmake_device(struct vhost_blk *blk)
 {
-	unsigned int i;
-
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++)
-		cancel_delayed_work_sync(&blk->queues[i].orphan_work);
+	WRITE_ONCE(blk->closing, true);
+	mutex_lock(&blk->dev.mutex);
+	vhost_blk_close_all(blk);
+	mutex_unlock(&blk->dev.mutex);
+	vhost_dev_stop(&blk->dev);
+	/* Waits for vhost_blk_end_io() of the last requests, which may have queued work. */
+	synchronize_rcu();
+	vhost_blk_cancel_orphans(blk);
+	vhost_dev_flush(&blk->dev);
+	vhost_dev_cleanup(&blk->dev);
+	vhost_blk_unpin_memory(blk);
+	vhost_blk_put_backend(blk->backend);
+	kvfree(blk->queues);
 }
 
 static int vhost_blk_close(struct inode *inode, struct file *file)
 {
 	struct vhost_blk *blk = file->private_data;
 
-	WRITE_ONCE(blk->closing, true);
-	mutex_lock(&blk->dev.mutex);
-	vhost_blk_stop_all(blk);
-	mutex_unlock(&blk->dev.mutex);
-	vhost_dev_stop(&blk->dev);
-	/* Ends vhost_blk_end_io() of the last requests, which may have queued work. */
-	synchronize_rcu();
-	cancel_orphans(blk);
-	vhost_dev_flush(&blk->dev);
-	vhost_dev_cleanup(&blk->dev);
-	vhost_blk_unpin_memory(blk);
-	vhost_blk_put_backend(blk->backend);
-	kvfree(blk->queues);
+	if (blk->num_queues)
+		unmake_device(blk);
+	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
 	kvfree(blk);
 	return 0;
 }
 
-static bool any_queue_runs(struct vhost_blk *blk)
-{
-	unsigned int i;
-
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++)
-		if (vhost_blk_runs(blk->queues + i))
-			return true;
-	return false;
-}
-
-/* Requests that were taken before the change end before it is reported. */
-static int set_features(struct vhost_blk *blk, u64 features)
-{
-	bool iotlb = features & BIT_OF(VIRTIO_F_ACCESS_PLATFORM);
-	unsigned int i;
-	int err;
-
-	if (features & ~vhost_blk_features)
-		return -EOPNOTSUPP;
-	if (features & BIT_OF(VHOST_F_LOG_ALL) && !vhost_log_access_ok(&blk->dev))
-		return -EFAULT;
-	if (iotlb != !!blk->dev.iotlb) {
-		/* The addresses of the rings would mean something else, and nobody checked them. */
-		if (any_queue_runs(blk))
-			return -EBUSY;
-		err = iotlb ? vhost_init_device_iotlb(&blk->dev) : 0;
-		if (err)
-			return err;
-		if (!iotlb)
-			vhost_clear_device_iotlb(&blk->dev);
-	}
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
-		if (mutex_lock_killable(&blk->queues[i].vq.mutex))
-			return -EINTR;
-		vhost_blk_set_acked_features(&blk->queues[i].vq, features);
-		mutex_unlock(&blk->queues[i].vq.mutex);
-	}
-	return vhost_blk_drain_all(blk);
-}
-
-/* Read one by one by the queues, which need not see them change together. */
+/* The queues read them one by one; they need not change together. */
 static void take_options(struct vhost_blk *blk, const struct vhost_blk_options *opt)
 {
 	WRITE_ONCE(blk->opt.max_discard_sectors, opt->max_discard_sectors);
@@ -143,16 +146,15 @@ static int set_options(struct vhost_blk *blk, void __user *argp)
 
 	if (get_user(size, (u32 __user *)argp))
 		return -EFAULT;
-	if (size < offsetofend(struct vhost_blk_options, flags) || size > PAGE_SIZE)
-		return -EINVAL;
-	err = copy_struct_from_user(&opt, sizeof(opt), argp, size);
+	err = copy_growable(&opt, sizeof(opt), offsetofend(struct vhost_blk_options, flags), argp,
+			    size);
 	if (err)
 		return err;
 	if (opt.flags & ~VHOST_BLK_OPTIONS || opt.reserved)
 		return -EINVAL;
 
 	pin = opt.flags & VHOST_BLK_OPT_PIN_MEMORY;
-	/* One that is not polled may wait for a tag that polled ones have: they must not meet. */
+	/* Unpolled requests may wait for the tags of polled ones: never mix them. */
 	quiet = pin != pinned || (opt.flags ^ blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
 	err = quiet ? vhost_blk_pause_all(blk) : 0;
 	if (err)
@@ -166,48 +168,6 @@ static int set_options(struct vhost_blk *blk, void __user *argp)
 	if (quiet)
 		vhost_blk_resume_all(blk);
 	return err;
-}
-
-/* Where data and status bytes go was found by the old table: nothing may be in flight. */
-static long set_mem_table(struct vhost_blk *blk, void __user *argp)
-{
-	bool pin = blk->opt.flags & VHOST_BLK_OPT_PIN_MEMORY;
-	long err;
-	int pin_err = 0;
-
-	err = vhost_blk_pause_all(blk);
-	if (err)
-		return err;
-	vhost_blk_unpin_memory(blk);
-	err = vhost_dev_ioctl(&blk->dev, VHOST_SET_MEM_TABLE, argp);
-	if (pin)
-		pin_err = vhost_blk_pin_memory(blk);
-	vhost_blk_resume_all(blk);
-	return err ?: pin_err;
-}
-
-static long reset_owner(struct vhost_blk *blk)
-{
-	const struct vhost_vring_file detach = { .index = 0, .fd = VHOST_FILE_UNBIND };
-	struct vhost_iotlb *umem;
-	long err;
-
-	umem = vhost_dev_reset_owner_prepare();
-	if (!umem)
-		return -ENOMEM;
-	err = vhost_blk_set_backend(blk, &detach);
-	if (err) {
-		vhost_iotlb_free(umem);
-		return err;
-	}
-	vhost_blk_unpin_memory(blk);
-	blk->opt = (struct vhost_blk_options) {};
-	vhost_blk_forget_regions(blk);
-	vhost_dev_stop(&blk->dev);
-	cancel_orphans(blk);
-	vhost_dev_flush(&blk->dev);
-	vhost_dev_reset_owner(&blk->dev, umem);
-	return 0;
 }
 
 static long set_queue(struct vhost_blk *blk, const struct vhost_vring_state *state)
@@ -225,119 +185,99 @@ static long set_queue(struct vhost_blk *blk, const struct vhost_vring_state *sta
 	return vhost_blk_start_queue(q, blk->backend);
 }
 
-static int set_serial(struct vhost_blk *blk, void __user *argp)
+static int set_serial(struct vhost_blk *blk, void __user *argp, size_t given)
 {
 	u8 serial[VHOST_BLK_SERIAL_BYTES];
+	int err = copy_growable(serial, sizeof(serial), sizeof(serial), argp, given);
 
-	if (copy_from_user(serial, argp, sizeof(serial)))
-		return -EFAULT;
+	if (err)
+		return err;
 	spin_lock(&blk->serial_lock);
 	memcpy(blk->serial, serial, sizeof(serial));
 	spin_unlock(&blk->serial_lock);
 	return 0;
 }
 
-/*
- * The core expects no work of a queue without backend and kick. There is some when the queue was
- * started and stopped before its worker came to look.
- */
-static long attach_worker(struct vhost_blk *blk, void __user *argp)
-{
-	struct vhost_vring_worker ring;
-	struct vhost_blk_queue *q;
-
-	if (copy_from_user(&ring, argp, sizeof(ring)))
-		return -EFAULT;
-	q = vhost_blk_queue_at(blk, ring.index);
-	if (!q)
-		return -ENOBUFS;
-	if (!vhost_blk_runs(q) && !q->vq.kick && vhost_vq_has_work(&q->vq))
-		vhost_dev_flush(&blk->dev);
-	return vhost_worker_ioctl(&blk->dev, VHOST_ATTACH_VRING_WORKER, argp);
-}
-
-static long core_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
-{
-	long err;
-
-	switch (cmd) {
-	case VHOST_SET_MEM_TABLE:
-		err = vhost_dev_check_owner(&blk->dev);
-		return err ?: set_mem_table(blk, argp);
-	case VHOST_ATTACH_VRING_WORKER:
-		return attach_worker(blk, argp);
-	case VHOST_NEW_WORKER:
-	case VHOST_FREE_WORKER:
-	case VHOST_GET_VRING_WORKER:
-		return vhost_worker_ioctl(&blk->dev, cmd, argp);
-	}
-	err = vhost_dev_ioctl(&blk->dev, cmd, argp);
-	if (err == -ENOIOCTLCMD)
-		err = vhost_vring_ioctl(&blk->dev, cmd, argp);
-	return err;
-}
-
-/* What only the owner may do. */
+/* Our own ioctls, for the owner only. */
 static long owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
-	struct vhost_blk_inflight inflight;
-	struct vhost_vring_state state;
-	struct vhost_vring_file file;
+	union {
+		struct vhost_vring_file file;
+		struct vhost_vring_state state;
+		struct vhost_blk_inflight inflight;
+		__s32 fd;
+	} arg;
+	size_t given = _IOC_SIZE(cmd);
 	long err = vhost_dev_check_owner(&blk->dev);
 
 	if (err)
 		return err;
-	switch (cmd) {
-	case VHOST_BLK_SET_BACKEND:
-		if (copy_from_user(&file, argp, sizeof(file)))
-			return -EFAULT;
-		return vhost_blk_set_backend(blk, &file);
-	case VHOST_BLK_SET_QUEUE:
-		if (copy_from_user(&state, argp, sizeof(state)))
-			return -EFAULT;
-		return set_queue(blk, &state);
-	case VHOST_BLK_SET_OPTIONS:
-		return set_options(blk, argp);
-	case VHOST_BLK_SET_INFLIGHT:
-		if (copy_from_user(&inflight, argp, sizeof(inflight)))
-			return -EFAULT;
-		return vhost_blk_set_region(blk, &inflight);
+	switch (_IOC_NR(cmd)) {
+	case _IOC_NR(VHOST_BLK_SET_BACKEND):
+		err = copy_growable(&arg, sizeof(arg.file), sizeof(arg.file), argp, given);
+		return err ?: vhost_blk_set_backend(blk, &arg.file);
+	case _IOC_NR(VHOST_BLK_SET_QUEUE):
+		err = copy_growable(&arg, sizeof(arg.state), sizeof(arg.state), argp, given);
+		return err ?: set_queue(blk, &arg.state);
+	case _IOC_NR(VHOST_BLK_SET_INFLIGHT):
+		err = copy_growable(&arg, sizeof(arg.inflight), sizeof(arg.inflight), argp, given);
+		return err ?: vhost_blk_set_region(blk, &arg.inflight);
+	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
+		err = copy_growable(&arg, sizeof(arg.fd), sizeof(arg.fd), argp, given);
+		return err ?: vhost_blk_set_failure_event(blk, arg.fd);
 	default:
-		return reset_owner(blk);
+		return set_options(blk, argp);
 	}
 }
 
-static long locked_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
+/* By number: the size of a structure is part of its ioctl's code, and may grow. */
+static long own_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
+{
+	switch (_IOC_NR(cmd)) {
+	case _IOC_NR(VHOST_BLK_SET_BACKEND):
+	case _IOC_NR(VHOST_BLK_SET_QUEUE):
+	case _IOC_NR(VHOST_BLK_SET_INFLIGHT):
+	case _IOC_NR(VHOST_BLK_SET_OPTIONS):
+	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
+		return owner_ioctl(blk, cmd, argp);
+	}
+	return -ENOTTY;
+}
+
+static bool is_own(unsigned int cmd)
+{
+	return _IOC_TYPE(cmd) == VHOST_VIRTIO && _IOC_NR(cmd) >= OWN_NR_MIN;
+}
+
+/* Ioctls that need neither the device nor dev.mutex, and so never wait for storage. */
+static long unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
 	u64 features;
 
 	switch (cmd) {
-	case VHOST_BLK_SET_BACKEND:
-	case VHOST_BLK_SET_QUEUE:
-	case VHOST_BLK_SET_OPTIONS:
-	case VHOST_BLK_SET_INFLIGHT:
-	case VHOST_RESET_OWNER:
-		return owner_ioctl(blk, cmd, argp);
-	case VHOST_BLK_SET_SERIAL:
-		return set_serial(blk, argp);
-	case VHOST_BLK_GET_INFO:
-		return vhost_blk_get_info(blk, argp);
 	case VHOST_GET_FEATURES:
 		features = vhost_blk_features;
 		return copy_to_user(argp, &features, sizeof(features)) ? -EFAULT : 0;
-	case VHOST_SET_FEATURES:
-		if (copy_from_user(&features, argp, sizeof(features)))
-			return -EFAULT;
-		return set_features(blk, features);
 	case VHOST_GET_BACKEND_FEATURES:
 		features = vhost_blk_backend_features;
 		return copy_to_user(argp, &features, sizeof(features)) ? -EFAULT : 0;
-	default:
-		return core_ioctl(blk, cmd, argp);
 	}
+	if (!is_own(cmd))
+		return -ENOIOCTLCMD;
+	switch (_IOC_NR(cmd)) {
+	case _IOC_NR(VHOST_BLK_SET_NUM_QUEUES):
+		return set_num_queues(blk, argp, _IOC_SIZE(cmd));
+	case _IOC_NR(VHOST_BLK_SET_SERIAL):
+		return set_serial(blk, argp, _IOC_SIZE(cmd));
+	case _IOC_NR(VHOST_BLK_GET_INFO):
+		return vhost_blk_get_info(blk, argp);
+	case _IOC_NR(VHOST_BLK_GET_FAILURE):
+		return vhost_blk_get_failure(blk, argp);
+	}
+	return -ENOIOCTLCMD;
 }
 
-/* Not under dev.mutex, which the core takes by itself. */
+/* Not under dev.mutex, which the core takes itself. */
 static long set_backend_features(struct vhost_blk *blk, void __user *argp)
 {
 	u64 features;
@@ -353,36 +293,87 @@ static long set_backend_features(struct vhost_blk *blk, void __user *argp)
 static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct vhost_blk *blk = file->private_data;
+	void __user *argp = (void __user *)arg;
 	long err;
 
-	if (cmd == VHOST_SET_BACKEND_FEATURES)
-		return set_backend_features(blk, (void __user *)arg);
-	/* Another thread may be waiting for the storage. */
-	if (mutex_lock_killable(&blk->dev.mutex))
-		return -EINTR;
-	err = locked_ioctl(blk, cmd, (void __user *)arg);
-	mutex_unlock(&blk->dev.mutex);
+	err = unlocked_ioctl(blk, cmd, argp);
+	if (err != -ENOIOCTLCMD)
+		return err;
+	err = need_device(blk);
+	if (err)
+		return err;
+	/* The ioctl may take the mutex of a queue that polls. */
+	atomic_inc(&blk->ioctls);
+	if (cmd == VHOST_SET_BACKEND_FEATURES) {
+		err = set_backend_features(blk, argp);
+	} else if (mutex_lock_killable(&blk->dev.mutex)) {
+		/* Another thread may hold it and wait for the storage. */
+		err = -EINTR;
+	} else {
+		err = is_own(cmd) ? own_ioctl(blk, cmd, argp) : vhost_blk_core_ioctl(blk, cmd, argp);
+		mutex_unlock(&blk->dev.mutex);
+	}
+	atomic_dec(&blk->ioctls);
 	return err == -ENOIOCTLCMD ? -ENOTTY : err;
 }
 
 static ssize_t vhost_blk_read_iter(struct kiocb *iocb, struct iov_iter *to)
 {
 	struct vhost_blk *blk = iocb->ki_filp->private_data;
+	int err = need_device(blk);
 
+	if (err)
+		return err;
 	return vhost_chr_read_iter(&blk->dev, to, iocb->ki_filp->f_flags & O_NONBLOCK);
 }
 
+/* Drains the requests with addresses that were translated before this. */
+static int await_invalidation(struct vhost_blk *blk)
+{
+	int err;
+
+	if (mutex_lock_killable(&blk->dev.mutex))
+		return -EINTR;
+	err = vhost_blk_drain_all(blk);
+	mutex_unlock(&blk->dev.mutex);
+	return err;
+}
+
+/*
+ * An IOTLB message of either version; they differ in the second word. The core removes entries, but
+ * does not know our requests in flight. The message is copied once, so that the core and this
+ * function see the same bytes.
+ */
 static ssize_t vhost_blk_write_iter(struct kiocb *iocb, struct iov_iter *from)
 {
 	struct vhost_blk *blk = iocb->ki_filp->private_data;
+	struct vhost_msg_v2 msg = {};
+	struct kvec vec = { .iov_base = &msg };
+	int err = need_device(blk);
+	struct iov_iter copy;
+	ssize_t done;
 
-	return vhost_chr_write_iter(&blk->dev, from);
+	static_assert(sizeof(msg) == sizeof(struct vhost_msg) &&
+		      offsetof(struct vhost_msg_v2, iotlb) == offsetof(struct vhost_msg, iotlb));
+	if (err)
+		return err;
+	vec.iov_len = copy_from_iter(&msg, sizeof(msg), from);
+	iov_iter_kvec(&copy, ITER_SOURCE, &vec, 1, vec.iov_len);
+	/* The core takes the mutexes of all queues. */
+	atomic_inc(&blk->ioctls);
+	done = vhost_chr_write_iter(&blk->dev, &copy);
+	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_INVALIDATE && await_invalidation(blk))
+		done = -EINTR;
+	atomic_dec(&blk->ioctls);
+	return done;
 }
 
 static __poll_t vhost_blk_poll(struct file *file, poll_table *wait)
 {
 	struct vhost_blk *blk = file->private_data;
 
+	if (need_device(blk))
+		return EPOLLERR;
 	return vhost_chr_poll(file, &blk->dev, wait);
 }
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Starts, pauses and stops queues, and waits for what is in flight. All of it under dev.mutex, so
- * that one thread at a time does it; vq.mutex is taken for moments only, as the completions that
- * are waited for need it.
+ * Starts, pauses and stops queues, and drains requests in flight. dev.mutex serializes all of it.
+ * vq.mutex is held for moments only, because completions need it. state.h has the table of states.
  *
- * A queue counts its requests in two generations. Waiting turns to the other one and waits until
- * the old one is empty, so that a queue which goes on taking chains cannot keep the waiter waiting.
+ * A queue counts its requests in two generations. A drain switches new requests to the other
+ * generation and waits until the old one is empty, so that a queue which continues to take chains
+ * cannot delay the drain.
  */
 #include "vhost_blk.h"
 
-/* A worker that waits for the disk to have a tag holds it as long. */
+/* Killable: a worker that waits for a tag of the disk holds vq.mutex as long. */
 static int lock_queue(struct vhost_blk_queue *q, bool killable)
 {
 	if (killable)
@@ -18,28 +18,21 @@ static int lock_queue(struct vhost_blk_queue *q, bool killable)
 	return 0;
 }
 
-static bool gen_empty(struct vhost_blk_queue *q, u8 gen)
-{
-	return !atomic_read(&q->inflight[gen]);
-}
-
-/* Waits until a generation is empty. Polled I/O is looked after here, as the worker may be gone. */
+/* Waits until a generation is empty. Polls for polled I/O, because the worker may be gone. */
 static int wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 {
 	long left;
 
-	while (!gen_empty(q, gen)) {
+	while (!vhost_blk_gen_empty(q, gen)) {
 		if (killable)
-			left = wait_event_killable_timeout(q->drained, gen_empty(q, gen),
+			left = wait_event_killable_timeout(q->drained,
+							   vhost_blk_gen_empty(q, gen),
 							   VHOST_BLK_POLL_INTERVAL);
 		else
-			left = wait_event_timeout(q->drained, gen_empty(q, gen),
+			left = wait_event_timeout(q->drained, vhost_blk_gen_empty(q, gen),
 						  VHOST_BLK_POLL_INTERVAL);
 		if (left < 0)
 			return -EINTR;
-		/* Whoever waits holds dev.mutex, without which no IOTLB entry can come. */
-		if (killable && READ_ONCE(q->blind))
-			return -EAGAIN;
 		if (lock_queue(q, killable))
 			return -EINTR;
 		vhost_blk_poll_bdev(q);
@@ -53,7 +46,7 @@ static int drain(struct vhost_blk_queue *q, bool killable)
 	u8 old;
 	int err;
 
-	/* Left by a drain that was killed. */
+	/* A killed drain left it. Only drains change the generation, so dev.mutex is enough. */
 	err = wait_gen(q, !q->gen, killable);
 	if (err)
 		return err;
@@ -66,74 +59,90 @@ static int drain(struct vhost_blk_queue *q, bool killable)
 }
 
 /**
- * vhost_blk_drain - wait until everything that was taken so far is complete
- * @q: the queue, which may go on meanwhile
+ * vhost_blk_drain_all - drain all requests that were taken so far
+ * @blk: the device, whose queues may go on meanwhile
  *
- * Return: 0; -EINTR when killed; -EAGAIN when the rings cannot be reached before an IOTLB update.
- */
-int vhost_blk_drain(struct vhost_blk_queue *q)
-{
-	return drain(q, true);
-}
-
-/**
- * vhost_blk_drain_all - vhost_blk_drain() for all queues
- * @blk: the device
+ * Needs no IOTLB update for unreachable rings: see vhost_blk_settle().
  *
- * Return: as vhost_blk_drain().
+ * Return: 0; -EINTR if killed.
  */
 int vhost_blk_drain_all(struct vhost_blk *blk)
 {
 	unsigned int i;
 	int err = 0;
 
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX && !err; i++)
-		err = vhost_blk_drain(blk->queues + i);
+	for (i = 0; i < blk->num_queues && !err; i++)
+		if (vhost_blk_runs(blk->queues + i))
+			err = drain(blk->queues + i, true);
 	return err;
 }
 
-/* Takes no lock that could be waited for: whoever drains after it does. */
-static void set_paused(struct vhost_blk *blk, bool paused)
+static int pause(struct vhost_blk_queue *q)
 {
-	unsigned int i;
-
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
-		struct vhost_blk_queue *q = blk->queues + i;
-
-		/*
-		 * A worker that has begun already, and so is not queued again, looks at it after
-		 * the full barrier of finished() in completion.c.
-		 */
-		WRITE_ONCE(q->paused, paused);
-		if (!paused && vhost_blk_runs(q))
-			vhost_poll_queue(&q->vq.poll);
-	}
+	if (lock_queue(q, true))
+		return -EINTR;
+	if (q->state == VHOST_BLK_RUNNING)
+		vhost_blk_set_state(q, VHOST_BLK_PAUSED);
+	mutex_unlock(&q->vq.mutex);
+	return 0;
 }
 
 /**
- * vhost_blk_pause_all - take nothing any more, and wait for what was taken
+ * vhost_blk_pause_all - stop taking chains, and drain
  * @blk: the device
  *
- * Return: as vhost_blk_drain(); nothing is paused on failure.
+ * Return: as vhost_blk_drain_all(); nothing is paused on failure.
  */
 int vhost_blk_pause_all(struct vhost_blk *blk)
 {
-	int err;
+	unsigned int i;
+	int err = 0;
 
-	set_paused(blk, true);
-	err = vhost_blk_drain_all(blk);
+	for (i = 0; i < blk->num_queues && !err; i++)
+		if (vhost_blk_runs(blk->queues + i))
+			err = pause(blk->queues + i);
+	if (!err)
+		err = vhost_blk_drain_all(blk);
 	if (err)
-		set_paused(blk, false);
+		vhost_blk_resume_all(blk);
 	return err;
 }
 
+static void resume(struct vhost_blk_queue *q)
+{
+	bool paused;
+
+	/* Short, also after SIGKILL: the worker of a paused queue waits for no tag. */
+	mutex_lock(&q->vq.mutex);
+	paused = q->state == VHOST_BLK_PAUSED;
+	if (paused)
+		vhost_blk_set_state(q, VHOST_BLK_RUNNING);
+	mutex_unlock(&q->vq.mutex);
+	/* Kicks had no effect during the pause. */
+	if (paused)
+		vhost_poll_queue(&q->vq.poll);
+}
+
 /**
- * vhost_blk_resume_all - the reverse of vhost_blk_pause_all(); looks at all rings at once
+ * vhost_blk_resume_all - undo vhost_blk_pause_all(); runs the loop of each queue
  * @blk: the device
  */
 void vhost_blk_resume_all(struct vhost_blk *blk)
 {
-	set_paused(blk, false);
+	unsigned int i;
+
+	/* A ring fault ends PAUSED, too, so the test needs vq.mutex. */
+	for (i = 0; i < blk->num_queues; i++)
+		if (READ_ONCE(blk->queues[i].state) == VHOST_BLK_PAUSED)
+			resume(blk->queues + i);
+}
+
+static void free_reqs(struct vhost_blk_queue *q)
+{
+	vhost_blk_empty_reserve(q);
+	kvfree(q->reqs);
+	q->reqs = NULL;
+	q->free = NULL;
 }
 
 static int alloc_reqs(struct vhost_blk_queue *q)
@@ -141,8 +150,10 @@ static int alloc_reqs(struct vhost_blk_queue *q)
 	unsigned int i;
 
 	q->reqs = kvcalloc(q->vq.num, sizeof(*q->reqs), GFP_KERNEL_ACCOUNT);
-	if (!q->reqs)
+	if (!q->reqs || vhost_blk_fill_reserve(q)) {
+		free_reqs(q);
 		return -ENOMEM;
+	}
 	q->free = NULL;
 	for (i = q->vq.num; i--;) {
 		struct vhost_blk_req *req = q->reqs + i;
@@ -157,37 +168,73 @@ static int alloc_reqs(struct vhost_blk_queue *q)
 	return 0;
 }
 
-static void free_reqs(struct vhost_blk_queue *q)
+/*
+ * The backend stays until no request is in flight: the core takes a ring without one for stopped,
+ * and allows unchecked changes of its addresses and size.
+ */
+static int begin_stop(struct vhost_blk_queue *q, bool killable)
 {
-	kvfree(q->reqs);
-	q->reqs = NULL;
-	q->free = NULL;
-}
-
-static int stop(struct vhost_blk_queue *q, bool killable)
-{
-	int err;
-
-	/*
-	 * The backend stays until nothing is in flight: to the core, a ring without one is at rest,
-	 * and it lets its addresses and size change unchecked.
-	 */
 	if (lock_queue(q, killable))
 		return -EINTR;
-	q->stopping = true;
+	vhost_blk_set_state(q, VHOST_BLK_STOPPING);
 	WRITE_ONCE(q->starved, false);
 	mutex_unlock(&q->vq.mutex);
-	err = drain(q, killable);
+	return 0;
+}
+
+/* Drains, and checks that all used entries are published: the position must be exact. */
+static int await_stop(struct vhost_blk_queue *q, bool killable)
+{
+	int err = drain(q, killable);
+
 	if (err)
 		return err;
-	/* vhost_blk_end_io() and uncharge() may still look at the worker: it may be freed soon. */
-	if (q->reqs)
-		synchronize_rcu_expedited();
+	if (lock_queue(q, killable))
+		return -EINTR;
+	/* After the close no IOTLB entries come. */
+	if (!killable)
+		vhost_blk_drop_settled(q);
+	err = q->settled ? -EAGAIN : 0;
+	mutex_unlock(&q->vq.mutex);
+	return err;
+}
+
+static void end_stop(struct vhost_blk_queue *q)
+{
 	mutex_lock(&q->vq.mutex);
 	vhost_vq_set_backend(&q->vq, NULL);
-	q->stopping = false;
+	vhost_blk_set_state(q, VHOST_BLK_STOPPED);
 	free_reqs(q);
 	mutex_unlock(&q->vq.mutex);
+}
+
+/* Stops those of the @count queues from @first on that are not stopped. */
+static int stop(struct vhost_blk_queue *first, unsigned int count, bool killable)
+{
+	struct vhost_blk_queue *q, *end = first + count;
+	bool any = false;
+	int err;
+
+	for (q = first; q < end; q++) {
+		if (!vhost_blk_runs(q))
+			continue;
+		any = true;
+		err = begin_stop(q, killable);
+		if (err)
+			return err;
+	}
+	if (!any)
+		return 0;
+	for (q = first; q < end; q++) {
+		err = vhost_blk_runs(q) ? await_stop(q, killable) : 0;
+		if (err)
+			return err;
+	}
+	/* vhost_blk_end_io() and uncharge() may still use the worker, which is freed soon. */
+	synchronize_rcu_expedited();
+	for (q = first; q < end; q++)
+		if (vhost_blk_runs(q))
+			end_stop(q);
 	return 0;
 }
 
@@ -196,8 +243,6 @@ static int start_locked(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
 	struct vhost_virtqueue *vq = &q->vq;
 	int err;
 
-	if (vhost_vq_get_backend(vq))
-		return 0;
 	if (!vq->num || vq->num > VHOST_BLK_QUEUE_SIZE_MAX)
 		return -EINVAL;
 	if (!vhost_vq_is_setup(vq))
@@ -205,23 +250,24 @@ static int start_locked(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
 	err = alloc_reqs(q);
 	if (err)
 		return err;
+	vhost_blk_set_state(q, VHOST_BLK_RUNNING);
 	vhost_vq_set_backend(vq, be);
 	err = vhost_vq_init_access(vq);
 	if (!err)
 		err = vhost_blk_region_ready(q);
 	if (err) {
 		vhost_vq_set_backend(vq, NULL);
+		vhost_blk_set_state(q, VHOST_BLK_STOPPED);
 		free_reqs(q);
 		return err;
 	}
-	q->broken = false;
 	q->poll = (struct vhost_blk_polling) {};
 	return 0;
 }
 
 /**
- * vhost_blk_start_queue - let a queue serve
- * @q: the queue; nothing happens when it does already
+ * vhost_blk_start_queue - start a queue
+ * @q: the queue; nothing happens when it does already, or is at fault
  * @be: the attached backend
  *
  * Return: 0, or a negative errno as in VHOST_BLK_SET_QUEUE.
@@ -230,49 +276,59 @@ int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *b
 {
 	int err;
 
-	/* A stop that was killed, or could not reach the rings. */
-	if (unlikely(q->stopping)) {
-		err = stop(q, true);
+	/* Left by a stop that was killed, or could not reach the rings. */
+	if (unlikely(READ_ONCE(q->state) == VHOST_BLK_STOPPING)) {
+		err = stop(q, 1, true);
 		if (err)
 			return err;
 	}
+	if (vhost_blk_runs(q))
+		return 0;
 	if (lock_queue(q, true))
 		return -EINTR;
 	err = start_locked(q, be);
 	mutex_unlock(&q->vq.mutex);
-	/* Chains may be there already, and their kick may be gone. */
+	/* Chains may be there already, and their kick may be lost. */
 	if (!err)
 		vhost_poll_queue(&q->vq.poll);
 	return err;
 }
 
 /**
- * vhost_blk_stop_queue - take nothing any more, finish what was taken
+ * vhost_blk_stop_queue - stop taking chains, and drain
  * @q: the queue; nothing happens when it is stopped already
  *
- * Return: as vhost_blk_drain(); on failure the queue takes nothing, but some is in flight.
+ * Return: 0; -EINTR if killed; -EAGAIN if the rings cannot be reached before an IOTLB update. On
+ * failure the queue takes no chains, and taken ones may be unfinished.
  */
 int vhost_blk_stop_queue(struct vhost_blk_queue *q)
 {
-	return stop(q, true);
+	return stop(q, 1, true);
 }
 
 /**
- * vhost_blk_stop_all - stop all queues for good, waiting as long as it takes
+ * vhost_blk_stop_all - vhost_blk_stop_queue() for all queues
+ * @blk: the device
+ *
+ * Return: as vhost_blk_stop_queue(); on failure some or all queues take no chains.
+ */
+int vhost_blk_stop_all(struct vhost_blk *blk)
+{
+	return stop(blk->queues, blk->num_queues, true);
+}
+
+/**
+ * vhost_blk_close_all - stop all queues for good; waits for the storage without a limit
  * @blk: the device, whose last descriptor is gone
  *
- * The wait is for the storage only: I/O that is under way could reach the disk after the next
- * owner's, and change what that one wrote.
+ * I/O in flight could otherwise reach the disk after the next owner's writes, and overwrite them.
  */
-void vhost_blk_stop_all(struct vhost_blk *blk)
+void vhost_blk_close_all(struct vhost_blk *blk)
 {
 	unsigned int i;
 
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
-		struct vhost_blk_queue *q = blk->queues + i;
-
-		if (!llist_empty(&q->done))
-			vhost_blk_queue_done(q);
-		stop(q, false);
-	}
+	for (i = 0; i < blk->num_queues; i++)
+		if (!llist_empty(&blk->queues[i].done))
+			vhost_blk_queue_done(blk->queues + i);
+	stop(blk->queues, blk->num_queues, false);
 }

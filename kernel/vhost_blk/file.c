@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Stage 3 for regular files: one kiocb a request. First with IOCB_NOWAIT on the queue's worker;
- * what would block goes to the workqueue.
+ * Stage 3 for regular files: one kiocb a request. First with IOCB_NOWAIT on the queue's worker; I/O
+ * that would block goes to the workqueue.
  */
+#include <linux/fsnotify.h>
+
 #include "vhost_blk.h"
 
-/* EINTR: this worker's owner is being killed, which is no fault of the request. */
+/* EINTR: a fatal signal to the worker's owner, not a fault of the request. */
 static bool needs_patience(ssize_t result)
 {
-	return result == -EAGAIN || result == -EOPNOTSUPP || result == -EINTR;
+	return result == -EAGAIN || result == -EOPNOTSUPP || result == -EINTR || result == -ENOMEM;
 }
 
 /*
- * At once, or in a completion: a file system that finds a lock taken on its way, after it has
- * submitted the first extents of a request, has the completion say so (iomap on XFS).
+ * Immediately, or in a completion: a file system that meets a held lock after it has submitted the
+ * first extents of a request reports it in the completion (iomap on XFS).
  */
 static void file_end(struct vhost_blk_req *req, ssize_t result)
 {
 	if (req->type == VIRTIO_BLK_T_OUT)
 		kiocb_end_write(&req->iocb);
-	/* Where a part is done, the whole is done again. */
+	/* A part may be done; the workqueue repeats the whole request. */
 	if (result == req->bytes)
 		vhost_blk_end_io(req, 0);
 	else if (result >= 0 || needs_patience(result))
@@ -44,13 +46,19 @@ static void init_iocb(struct vhost_blk_req *req)
 	};
 }
 
-static ssize_t call_file(struct vhost_blk_req *req, struct iov_iter *iter)
+/* vfs_iocb_iter_write() without its kiocb_start_write(), which waits: see try_start_write(). */
+static ssize_t write_started(struct vhost_blk_req *req, struct iov_iter *iter)
 {
 	struct file *file = req->be->file;
+	ssize_t result;
 
-	if (req->type == VIRTIO_BLK_T_OUT)
-		return file->f_op->write_iter(&req->iocb, iter);
-	return file->f_op->read_iter(&req->iocb, iter);
+	result = rw_verify_area(WRITE, file, &req->iocb.ki_pos, req->bytes);
+	if (result < 0)
+		return result;
+	result = file->f_op->write_iter(&req->iocb, iter);
+	if (result > 0)
+		fsnotify_modify(file);
+	return result;
 }
 
 static void init_iter(struct vhost_blk_req *req, struct iov_iter *iter)
@@ -72,8 +80,8 @@ static bool try_start_write(struct vhost_blk_req *req)
 }
 
 /*
- * Whether it would wait all the same: a file system may honour IOCB_NOWAIT until it has copied the
- * data, and then write it out and flush the disk (XFS).
+ * True if it would wait in spite of IOCB_NOWAIT: a file system may honour the flag until it has
+ * copied the data, and then write it out and flush the disk (XFS).
  */
 static bool waits(const struct vhost_blk_req *req)
 {
@@ -103,16 +111,19 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 	init_iter(req, &iter);
 	req->iocb.ki_flags |= IOCB_NOWAIT;
 	req->iocb.ki_complete = file_complete;
-	result = call_file(req, &iter);
+	if (req->type == VIRTIO_BLK_T_OUT)
+		result = write_started(req, &iter);
+	else
+		result = vfs_iocb_iter_read(req->be->file, &req->iocb, &iter);
 	if (result != -EIOCBQUEUED)
 		file_end(req, result);
 }
 
 /**
- * vhost_blk_file_rw - do an IN or OUT of a file, waiting as long as it takes
+ * vhost_blk_file_rw - do an IN or OUT of a file; may sleep
  * @req: the request, its pages mapped
  *
- * Return: 0, or a negative errno; -EIO when the file ends inside the range.
+ * Return: 0, or a negative errno; -EIO if the file ends inside the range.
  */
 int vhost_blk_file_rw(struct vhost_blk_req *req)
 {
@@ -123,10 +134,9 @@ int vhost_blk_file_rw(struct vhost_blk_req *req)
 	init_iter(req, &iter);
 	do {
 		if (req->type == VIRTIO_BLK_T_OUT)
-			kiocb_start_write(&req->iocb);
-		result = call_file(req, &iter);
-		if (req->type == VIRTIO_BLK_T_OUT)
-			kiocb_end_write(&req->iocb);
+			result = vfs_iocb_iter_write(req->be->file, &req->iocb, &iter);
+		else
+			result = vfs_iocb_iter_read(req->be->file, &req->iocb, &iter);
 	} while (result > 0 && iov_iter_count(&iter));
 	if (result < 0)
 		return result;
@@ -134,7 +144,7 @@ int vhost_blk_file_rw(struct vhost_blk_req *req)
 }
 
 /**
- * vhost_blk_file_zero - write zeroes where the file system has no better way
+ * vhost_blk_file_zero - write zeroes for a file system without a better way
  * @req: the request
  * @pos: first byte
  * @len: number of bytes
@@ -151,7 +161,6 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len)
 
 	for (i = 0; i < ARRAY_SIZE(vecs); i++)
 		bvec_set_page(&vecs[i], ZERO_PAGE(0), PAGE_SIZE, 0);
-	file_start_write(file);
 	while (len && !vhost_blk_given_up(req)) {
 		struct kiocb iocb = {
 			.ki_filp = file,
@@ -161,13 +170,12 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len)
 
 		iov_iter_bvec(&iter, ITER_SOURCE, vecs, ARRAY_SIZE(vecs),
 			      min_t(loff_t, len, sizeof(vecs) / sizeof(*vecs) * PAGE_SIZE));
-		result = file->f_op->write_iter(&iocb, &iter);
+		result = vfs_iocb_iter_write(file, &iocb, &iter);
 		if (result <= 0)
 			break;
 		pos += result;
 		len -= result;
 		cond_resched();
 	}
-	file_end_write(file);
 	return result < 0 ? result : len ? -EIO : 0;
 }

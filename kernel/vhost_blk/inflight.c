@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The in-flight region: a structure of the vhost-user protocol ("inflight split") in the owner's
- * memory, from which whoever serves the ring next can tell which chains were taken and not used
- * when this owner died. Writes to it that fail are the owner's loss.
+ * memory. It tells the ring's next server which chains were taken and not used when this owner
+ * died. A write to it that fails harms only the owner.
  *
- * A batch of completions is made known in four steps, so that it is clear at any moment what was
- * used: link the batch and point last_batch_head at it; publish used.idx; clear the marks; repeat
- * used.idx in the region.
+ * A batch of completions is recorded in four steps, so that the used chains are known at any
+ * moment: link the batch and point last_batch_head at it; publish used.idx; clear the marks; copy
+ * used.idx to the region.
  */
 #include "vhost_blk.h"
 
@@ -38,7 +38,7 @@ void vhost_blk_region_take(struct vhost_blk_queue *q, unsigned int head)
 	if (likely(!region))
 		return;
 	put_user(++q->region.counter, &region->desc[head].counter);
-	/* The number is there before the mark; read by the owner's successor. */
+	/* The number is visible before the mark; pairs with the owner's successor. */
 	smp_wmb();
 	put_user(1, &region->desc[head].inflight);
 }
@@ -79,7 +79,7 @@ void vhost_blk_region_batch(struct vhost_blk_queue *q, unsigned int count)
 		last = head_of(q, n);
 	}
 	put_user(last, &region->last_batch_head);
-	/* All of it is there before used.idx; read by the owner's successor. */
+	/* The batch is visible before used.idx; pairs with the owner's successor. */
 	smp_wmb();
 }
 
@@ -95,11 +95,11 @@ void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count)
 
 	if (likely(!region))
 		return;
-	/* used.idx is there before a mark is cleared; read by the owner's successor. */
+	/* used.idx is visible before a mark is cleared; pairs with the owner's successor. */
 	smp_wmb();
 	for (n = 0; n < count; n++)
 		put_user(0, &region->desc[head_of(q, n)].inflight);
-	/* No mark is left when the indices agree; read by the owner's successor. */
+	/* The marks are clear before the indices agree; pairs with the owner's successor. */
 	smp_wmb();
 	put_user(q->vq.last_used_idx, &region->used_idx);
 }
@@ -123,7 +123,7 @@ int vhost_blk_set_region(struct vhost_blk *blk, const struct vhost_blk_inflight 
 
 	if (mutex_lock_killable(&q->vq.mutex))
 		return -EINTR;
-	if (vhost_vq_get_backend(&q->vq) || vhost_blk_inflight(q)) {
+	if (q->state != VHOST_BLK_STOPPED) {
 		err = -EBUSY;
 	} else {
 		q->region.user = (void __user *)(unsigned long)inflight->user_addr;
@@ -135,14 +135,14 @@ int vhost_blk_set_region(struct vhost_blk *blk, const struct vhost_blk_inflight 
 }
 
 /**
- * vhost_blk_forget_regions - addresses of one owner mean nothing in the next one's memory
+ * vhost_blk_forget_regions - forget all regions: their addresses are those of the old owner
  * @blk: the device, whose queues are stopped
  */
 void vhost_blk_forget_regions(struct vhost_blk *blk)
 {
 	unsigned int i;
 
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
 		mutex_lock(&q->vq.mutex);
@@ -155,7 +155,7 @@ void vhost_blk_forget_regions(struct vhost_blk *blk)
  * vhost_blk_region_ready - check the region when its queue starts
  * @q: the queue; its vq.mutex is held, its ring is set up
  *
- * Return: 0; -EINVAL when it has less entries than the ring; -EFAULT when it cannot be written.
+ * Return: 0; -EINVAL if it has fewer entries than the ring; -EFAULT if it cannot be written.
  */
 int vhost_blk_region_ready(struct vhost_blk_queue *q)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What can be seen from outside: VHOST_BLK_GET_INFO, and the counters in fdinfo.
+ * The device as seen from outside: VHOST_BLK_GET_INFO, and the counters in fdinfo.
  */
 #include <linux/seq_file.h>
 
@@ -57,7 +57,7 @@ static void backend_info(struct vhost_blk_info *info, struct vhost_blk_backend *
 	}
 	mutex_unlock(&be->lock);
 
-	/* Longer ranges are split below. */
+	/* Lower layers split longer ranges. */
 	info->max_discard_sectors = U32_MAX;
 	info->max_write_zeroes_sectors = U32_MAX;
 	info->max_secure_erase_sectors = U32_MAX;
@@ -69,7 +69,7 @@ static void backend_info(struct vhost_blk_info *info, struct vhost_blk_backend *
 
 /**
  * vhost_blk_get_info - VHOST_BLK_GET_INFO
- * @blk: the device; its dev.mutex is held
+ * @blk: the device
  * @argp: the argument
  *
  * Return: 0, or a negative errno.
@@ -80,6 +80,8 @@ int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp)
 		.size = sizeof(info),
 		.option_flags = VHOST_BLK_OPTIONS,
 		.queues_max = VHOST_BLK_QUEUES_MAX,
+		/* Pairs with make_device(). */
+		.num_queues = smp_load_acquire(&blk->num_queues) ?: VHOST_BLK_QUEUES_MAX,
 		.queue_size_max = VHOST_BLK_QUEUE_SIZE_MAX,
 		.seg_max = VHOST_BLK_SEG_MAX,
 		.request_bytes_max = VHOST_BLK_REQUEST_BYTES_MAX,
@@ -91,34 +93,33 @@ int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp)
 		return -EFAULT;
 	if (size < offsetofend(struct vhost_blk_info, flags))
 		return -EINVAL;
+	mutex_lock(&blk->backend_mutex);
 	if (blk->backend)
 		backend_info(&info, blk->backend);
+	mutex_unlock(&blk->backend_mutex);
 	return copy_to_user(argp, &info, min_t(u32, size, sizeof(info))) ? -EFAULT : 0;
 }
 
-static const char *state_of(struct vhost_blk_queue *q)
-{
-	if (!vhost_vq_get_backend(&q->vq))
-		return "stopped";
-	if (q->broken)
-		return "faulted";
-	if (q->stopping)
-		return "stopping";
-	return READ_ONCE(q->paused) ? "paused" : "running";
-}
+static const char *const state_names[] = {
+	[VHOST_BLK_STOPPED] = "stopped",
+	[VHOST_BLK_RUNNING] = "running",
+	[VHOST_BLK_PAUSED] = "paused",
+	[VHOST_BLK_FAULTED] = "faulted",
+	[VHOST_BLK_STOPPING] = "stopping",
+};
 
 static void show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 {
 	const struct vhost_blk_stats *s = &q->stats;
 	unsigned int n = vhost_blk_queue_index(q), i;
 
-	seq_printf(m, "queue%u:\t%s size=%u inflight=%d chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
-		   n, state_of(q), q->vq.num, vhost_blk_inflight(q), s->chains, s->completed,
+	seq_printf(m, "queue%u:\t%s size=%u inflight=%u chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
+		   n, state_names[q->state], q->vq.num, vhost_blk_inflight(q), s->chains, s->completed,
 		   s->refused, s->failed, s->dropped, s->read_bytes, s->write_bytes);
 	seq_printf(m, " kicks=%llu turns=%llu calls=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
 		   s->kicks, s->turns, s->calls, s->bounced, s->slow, s->polls, s->polls_won,
 		   !!q->poll.score);
-	/* "N=count": requests that took less than N microseconds, and not less than N / 2. */
+	/* "N=count": requests that took at least N / 2 and less than N microseconds. */
 	seq_printf(m, "latency%u_us:\t", n);
 	for (i = 0; i < VHOST_BLK_LATENCY_BUCKETS; i++)
 		if (s->latency[i])
@@ -128,32 +129,35 @@ static void show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 
 /**
  * vhost_blk_show_fdinfo - the device's lines in /proc/PID/fdinfo/FD
- * @m: where to
+ * @m: destination
  * @file: the open device
  */
 void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 {
 	struct vhost_blk *blk = file->private_data;
+	/* Pairs with make_device(). */
+	unsigned int i, num_queues = smp_load_acquire(&blk->num_queues);
 	struct vhost_blk_backend *be;
-	unsigned int i;
 
-	if (mutex_lock_killable(&blk->dev.mutex))
-		return;
+	/* Not dev.mutex, which a drain may hold for as long as the storage takes. */
+	mutex_lock(&blk->backend_mutex);
 	be = blk->backend;
 	seq_printf(m, "backend:\t%s%s%s\n",
 		   !be ? "none" : be->bdev ? "block-device" : "file",
 		   be && be->read_only ? " read-only" : "",
 		   be && READ_ONCE(be->dead) ? " removed" : "");
+	mutex_unlock(&blk->backend_mutex);
 	seq_printf(m, "inflight_bytes:\t%lld\n", (long long)atomic64_read(&blk->inflight_bytes));
-	seq_printf(m, "memory_pinned:\t%d\n", !!blk->pinned);
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+	seq_printf(m, "memory_pinned:\t%d\n", !!READ_ONCE(blk->pinned));
+	atomic_inc(&blk->ioctls);
+	for (i = 0; i < num_queues; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
 		if (mutex_lock_killable(&q->vq.mutex))
 			break;
-		if (q->stats.turns || vhost_vq_get_backend(&q->vq))
+		if (q->stats.turns || q->state != VHOST_BLK_STOPPED)
 			show_queue(m, q);
 		mutex_unlock(&q->vq.mutex);
 	}
-	mutex_unlock(&blk->dev.mutex);
+	atomic_dec(&blk->ioctls);
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The mode with guest memory pinned once: the pages of the whole memory table are looked up and
- * charged to RLIMIT_MEMLOCK when it is set, so that a request only has to find its own among them.
+ * charged to RLIMIT_MEMLOCK when it is set, so that a request only looks its pages up.
  *
- * It must not be used with ballooning: a page that the guest gave back stays pinned here, and I/O
- * would go to it instead of to the one that took its place.
+ * Do not use it with ballooning: a page that the guest gave back stays pinned here, and I/O would
+ * go to it instead of its replacement.
  */
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
+#include <linux/vmalloc.h>
 
 #include "vhost_blk.h"
 
@@ -19,7 +20,7 @@
  * @start: its first address in the owner
  * @nr_pages: its size
  * @done: pages that are pinned
- * @writable: whether the driver may have the device write there
+ * @writable: the device may write there
  * @pages: the pages
  */
 struct vhost_blk_pinned_region {
@@ -32,7 +33,7 @@ struct vhost_blk_pinned_region {
 
 /**
  * struct vhost_blk_pinned - a pinned memory table
- * @mm: whose limit is charged
+ * @mm: owner of the charged limit
  * @charged: pages charged
  * @nr: number of regions
  * @regions: the regions
@@ -52,7 +53,7 @@ static void free_pinned(struct vhost_blk_pinned *pinned)
 		struct vhost_blk_pinned_region *region = pinned->regions + i;
 
 		unpin_user_pages_dirty_lock(region->pages, region->done, region->writable);
-		kvfree(region->pages);
+		vfree(region->pages);
 	}
 	account_locked_vm(pinned->mm, pinned->charged, false);
 	mmdrop(pinned->mm);
@@ -63,8 +64,15 @@ static int pin_region(struct vhost_blk_pinned_region *region)
 {
 	unsigned int flags = FOLL_LONGTERM | (region->writable ? FOLL_WRITE : 0);
 
-	region->pages = kvmalloc_array(region->nr_pages, sizeof(*region->pages),
-				       GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+	/* The owner has not mapped that much: a table that lies must not cost its array. */
+	if (region->nr_pages > READ_ONCE(current->mm->total_vm))
+		return -EFAULT;
+	/*
+	 * kvmalloc() refuses more than INT_MAX, which is a terabyte's array. An owner whose limit
+	 * permits an array for which there is no memory must not bring the OOM killer.
+	 */
+	region->pages = __vmalloc(array_size(region->nr_pages, sizeof(*region->pages)),
+				  GFP_KERNEL_ACCOUNT | __GFP_NOWARN | __GFP_RETRY_MAYFAIL);
 	if (!region->pages)
 		return -ENOMEM;
 	while (region->done < region->nr_pages) {
@@ -95,7 +103,7 @@ static unsigned int count_regions(struct vhost_iotlb *table)
 	return n;
 }
 
-/* Whole pages of each region; a part of a page at an end is left to pinning by request. */
+/* Whole pages of each region; requests pin a part of a page at an end themselves. */
 static void describe_regions(struct vhost_blk_pinned *pinned, struct vhost_iotlb *table)
 {
 	struct vhost_iotlb_map *map;
@@ -116,8 +124,8 @@ static void describe_regions(struct vhost_blk_pinned *pinned, struct vhost_iotlb
  * vhost_blk_pin_memory - pin the memory table
  * @blk: the device, all queues paused; its dev.mutex is held
  *
- * Return: 0; -EPERM by another process than the owner; -ENOMEM above RLIMIT_MEMLOCK; or what
- * pinning failed with.
+ * Return: 0; -EPERM for a process other than the owner; -ENOMEM above RLIMIT_MEMLOCK; or the
+ * error of pinning.
  */
 int vhost_blk_pin_memory(struct vhost_blk *blk)
 {
@@ -153,7 +161,7 @@ int vhost_blk_pin_memory(struct vhost_blk *blk)
 }
 
 /**
- * vhost_blk_unpin_memory - let the memory table go
+ * vhost_blk_unpin_memory - unpin the memory table
  * @blk: the device, all queues paused or stopped; its dev.mutex is held
  */
 void vhost_blk_unpin_memory(struct vhost_blk *blk)

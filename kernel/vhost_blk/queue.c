@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The loop: vhost_blk_serve() is the whole life of a request. Around it: when the loop runs (a
- * kick, a completion), when it goes on, and when it sleeps.
+ * The loop: vhost_blk_serve() is the whole life of a request. A kick or a completion runs it; the
+ * functions around it decide when it continues and when it sleeps.
  */
 #include <linux/sched/clock.h>
 
 #include "vhost_blk.h"
 #include "trace.h"
 
-/* Score of polling: how sure it is that work comes soon after a batch. */
+/* Largest score of polling; a high score means that work comes soon after a batch. */
 #define SCORE_FIRST	2
 #define SCORE_MAX	8
-/* Sleeps between two trials: at first, and when trials fail again and again. */
+/* Sleeps between two trials: the first number, and the largest after failed trials. */
 #define TRIAL_MIN	16
 #define TRIAL_MAX	1024
 
-/* What one run of the loop did. */
+/* State of one run of the loop. */
 struct run {
 	unsigned int chains;
 	unsigned int bytes;
-	unsigned int batch;	/* chains to start before finished ones are looked at */
+	unsigned int batch;	/* chains to start before completions are reaped */
 	bool yield;	/* other work of this worker is due; the queue is queued again */
-	bool stuck;	/* no chain can be taken until a completion, or an IOTLB entry */
+	bool stuck;	/* needs a completion or an IOTLB entry before the next chain */
 	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
 };
 
@@ -30,14 +30,9 @@ static u64 now(void)
 	return local_clock();
 }
 
-static bool may_take(struct vhost_blk_queue *q)
-{
-	return vhost_vq_get_backend(&q->vq) && !q->broken && !READ_ONCE(q->paused) && !q->stopping;
-}
-
 /*
- * A driver that waits for this very CPU cannot work while the device does: to answer the first of
- * many requests early would only make the CPU go there and back more often.
+ * A driver that waits for this CPU cannot work in parallel with the device: early answers to the
+ * first of many requests would only add task switches.
  */
 static unsigned int first_batch(const struct vhost_blk_queue *q)
 {
@@ -46,34 +41,30 @@ static unsigned int first_batch(const struct vhost_blk_queue *q)
 
 static void loop_begin(struct vhost_blk_queue *q, struct run *run)
 {
+	WRITE_ONCE(q->looping, true);
 	/* Asks for the missing entries; the core kicks the queue when they come. */
 	run->blind = q->vq.iotlb && !vq_meta_prefetch(&q->vq);
-	WRITE_ONCE(q->blind, run->blind);
 	if (unlikely(run->blind))
-		vhost_blk_drop_if_closing(q);
-	WRITE_ONCE(q->looping, true);
-	if (may_take(q) && !run->blind)
-		vhost_disable_notify(q->vq.dev, &q->vq);
+		vhost_blk_settle(q);
+	else if (unlikely(q->settled))
+		vhost_blk_publish_settled(q);
 }
 
 /* From here on a completion runs the loop again. */
 static void loop_end(struct vhost_blk_queue *q, const struct run *run)
 {
-	bool more;
-
 	WRITE_ONCE(q->looping, false);
 	/* Pairs with llist_add() in vhost_blk_end_io(). */
 	smp_mb();
-	more = !llist_empty(&q->done) || !list_empty(&q->polled);
-	/* Nobody gives IOTLB entries to a device that is being closed. */
-	if (more && (!run->blind || READ_ONCE(q->blk->closing)))
+	/* Without the rings it would spin for polled I/O; a drain polls for it, too. */
+	if (!llist_empty(&q->done) || (!run->blind && !list_empty(&q->polled)))
 		vhost_blk_queue_done(q);
 }
 
 /*
- * Polling pays when most polls find work, which only polling can tell: a sleep takes as long as the
- * wake-up does, too. So one sleep of many is replaced by a poll, as a trial; a few polls in vain
- * end the polling. A queue that sleeps costs nothing: every poll follows work.
+ * Polling pays if most polls find work, and only a trial shows that: the length of a sleep includes
+ * the wake-up. So a poll replaces one sleep of many, as a trial; a few polls without work end the
+ * polling. An idle queue costs nothing: every poll follows work.
  */
 static bool poll_wanted(struct vhost_blk_queue *q)
 {
@@ -100,7 +91,7 @@ static void poll_learn(struct vhost_blk_queue *q, bool won)
 	poll->until_trial = poll->interval;
 }
 
-/* Polls for new chains and completions, if that paid lately. */
+/* Polls for new chains and completions, if that paid recently. */
 static bool poll_ring(struct vhost_blk_queue *q)
 {
 	struct vhost_virtqueue *vq = &q->vq;
@@ -112,7 +103,8 @@ static bool poll_ring(struct vhost_blk_queue *q)
 	end = now() + (u64)vq->busyloop_timeout * NSEC_PER_USEC;
 	do {
 		won = !llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq);
-		if (won || need_resched() || signal_pending(current) || vhost_vq_has_work(vq))
+		if (won || need_resched() || signal_pending(current) || vhost_vq_has_work(vq) ||
+		    atomic_read(&q->blk->ioctls))	/* may need vq.mutex */
 			break;
 		cpu_relax();
 	} while (now() < end);
@@ -120,7 +112,7 @@ static bool poll_ring(struct vhost_blk_queue *q)
 	return won;
 }
 
-/* Whether the loop goes round once more; otherwise kicks are enabled, where one can help. */
+/* True if the loop takes another turn; otherwise enables kicks, if a kick can help. */
 static bool go_on(struct vhost_blk_queue *q, struct run *run)
 {
 	struct vhost_virtqueue *vq = &q->vq;
@@ -131,7 +123,7 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
 		vhost_blk_poll_bdev(q);
 	if (!llist_empty(&q->done))
 		return true;
-	if (run->stuck || !may_take(q) || !list_empty(&q->polled))
+	if (run->stuck || q->state != VHOST_BLK_RUNNING || !list_empty(&q->polled))
 		return false;
 	if (!vhost_vq_avail_empty(vq->dev, vq))
 		return true;
@@ -139,18 +131,14 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
 		run->batch = first_batch(q);
 		return true;
 	}
-	/* Chains may have come between the last look and the enabling. */
-	if (!vhost_enable_notify(vq->dev, vq))
-		return false;
-	vhost_disable_notify(vq->dev, vq);
-	return true;
+	/* Chains may have come between the last check and the enabling. */
+	return vhost_enable_notify(vq->dev, vq);
 }
 
 /*
- * Hands what was plugged to the disk's driver. One that is done at once completes by a softirq, and
- * a softirq that a task raises is left to ksoftirqd: the loop would stop polling and sleep to make
- * room for it. It runs here instead; ksoftirqd, which was woken for it, gets its turn and finds
- * nothing.
+ * Hands the plugged bios to the disk's driver. A driver with immediate completion uses a softirq,
+ * and a softirq that a task raises is left to ksoftirqd: the loop would stop polling and sleep to
+ * let it run. It runs here instead; ksoftirqd, already woken, then runs and finds no work.
  */
 static void unplug(struct blk_plug *plug)
 {
@@ -160,7 +148,11 @@ static void unplug(struct blk_plug *plug)
 	cond_resched();
 }
 
-/* Takes chains and starts their requests, as many as make a batch. */
+/*
+ * Takes a batch of chains and starts their requests. No other function takes chains: here the queue
+ * is RUNNING until vq.mutex is released, and notifications are disabled. With notifications enabled
+ * vhost_get_vq_desc() stops the machine.
+ */
 static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 {
 	struct vhost_blk_chain chain;
@@ -169,6 +161,9 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 	unsigned long sleeps = current->nvcsw;
 	int taken;
 
+	if (q->state != VHOST_BLK_RUNNING)
+		return;
+	vhost_disable_notify(q->vq.dev, &q->vq);
 	blk_start_plug(&plug);
 	while (left-- && !run->yield) {
 		taken = vhost_blk_take_chain(q, &chain);		/* 1 chain */
@@ -178,9 +173,9 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 			run->stuck = taken < 0;
 			break;
 		}
-		/* Queues the kick handler again when it says yes. */
+		/* Queues the kick handler again if it returns true. */
 		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
-		/* For want of a tag. The next may, too: first, who waits for vq.mutex gets it. */
+		/* It slept for a tag, and the next one may, too: waiters of vq.mutex go first. */
 		if (unlikely(current->nvcsw != sleeps) && !run->yield) {
 			vhost_poll_queue(&q->vq.poll);
 			run->yield = true;
@@ -193,10 +188,10 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 /**
  * vhost_blk_serve - the life of all requests of a queue
  * @q: the queue
- * @kicked: the driver asked for it
+ * @kicked: run by a kick of the driver
  *
- * Runs on the queue's worker, in the owner's memory. Goes round until nothing is left to do, or
- * until other queues of the worker are due.
+ * Runs on the queue's worker, in the owner's memory. Repeats until no work is left, or until other
+ * queues of the worker are due.
  */
 static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 {
@@ -211,10 +206,9 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 		q->stats.turns++;
 		q->now_ns = now();
 		run.stuck = false;
-		if (may_take(q))
-			submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
+		submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
 		if (vhost_blk_complete(q))		/* 4 completion, 5 used, 6 notify */
-			run.stuck = false;	/* this may be the one that was waited for */
+			run.stuck = false;	/* its resources may be the missing ones */
 	} while (go_on(q, &run));
 	loop_end(q, &run);
 	mutex_unlock(&q->vq.mutex);
@@ -245,5 +239,6 @@ void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
 	vhost_work_init(&q->done_work, handle_done);
 	INIT_DELAYED_WORK(&q->orphan_work, vhost_blk_orphan_work);
 	init_waitqueue_head(&q->drained);
+	vhost_blk_init_reserve(q);
 	INIT_LIST_HEAD(&q->polled);
 }

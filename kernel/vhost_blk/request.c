@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Stage 2, request: copies the header (and the ranges of a range command) once, checks the copy,
- * and says where the data and the status byte are. Virtio 1.3, section 5.2.6.
+ * and locates the data and the status byte. Virtio 1.3, section 5.2.6.
  */
 #include "vhost_blk.h"
 #include "trace.h"
@@ -19,19 +19,19 @@ static bool on_disk(const struct vhost_blk_req *req, u64 sector, u64 sectors)
 	return !check_add_overflow(sector, sectors, &end) && end <= capacity(req);
 }
 
-/* Whether whole logical blocks are meant. */
+/* True if the range is a whole number of logical blocks. */
 static bool whole_blocks(const struct vhost_blk_req *req, u64 sector, u64 sectors)
 {
 	return !((sector | sectors) & ((req->be->lbs >> SECTOR_SHIFT) - 1));
 }
 
 /**
- * vhost_blk_read_only - whether the disk must not be written just now
+ * vhost_blk_read_only - true if the disk must not be written now
  * @req: a request to it
  *
- * Nobody below asks: a bio or a discard to a device that became read-only is carried out.
+ * No lower layer checks: a bio or a discard to a device that became read-only is carried out.
  *
- * Return: true for a read-only file or device, or if the owner wants it to be one.
+ * Return: true for a read-only file or device, or if the owner set the option.
  */
 bool vhost_blk_read_only(const struct vhost_blk_req *req)
 {
@@ -74,7 +74,7 @@ static bool copy_header(struct vhost_blk_req *req, const struct vhost_blk_chain 
 	const struct iovec *iov = req->q->vq.iov;
 	size_t bytes = iov_length(iov, chain->out);
 
-	/* In a buffer of its own, as drivers do: much shorter. */
+	/* The usual layout, a header in its own buffer: a shorter path. */
 	if (likely(chain->out && iov->iov_len == sizeof(*hdr))) {
 		iov_iter_init(out, ITER_SOURCE, iov + 1, chain->out - 1, bytes - sizeof(*hdr));
 		return !copy_from_user(hdr, iov->iov_base, sizeof(*hdr));
@@ -105,7 +105,8 @@ static int parse_range(const struct vhost_blk_req *req, struct vhost_blk_range *
 		return -EOPNOTSUPP;
 	range->sector = le64_to_cpu(wire->sector);
 	range->sectors = le32_to_cpu(wire->num_sectors);
-	range->unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
+	range->unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP &&
+		       !(READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_NO_UNMAP);
 	if ((limit && range->sectors > limit) ||
 	    !on_disk(req, range->sector, range->sectors) ||
 	    !whole_blocks(req, range->sector, range->sectors))
@@ -113,7 +114,7 @@ static int parse_range(const struct vhost_blk_req *req, struct vhost_blk_range *
 	return 0;
 }
 
-/* All ranges are checked before any is worked on. */
+/* All ranges are checked before the first one starts. */
 static int parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 limit)
 {
 	size_t bytes = iov_iter_count(data);
@@ -126,8 +127,7 @@ static int parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 li
 
 	req->ranges = &req->inline_range;
 	if (n > VHOST_BLK_INLINE_RANGES) {
-		req->ranges = kvmalloc_array(n, sizeof(*req->ranges),
-					     GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+		req->ranges = vhost_blk_alloc(req, n, sizeof(*req->ranges));
 		if (!req->ranges)
 			return -ENOMEM;
 	}
@@ -143,7 +143,7 @@ static int parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 li
 	return 0;
 }
 
-/* Only what was negotiated is honoured. */
+/* Only negotiated features are honoured. */
 static int parse_range_command(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	struct vhost_virtqueue *vq = &req->q->vq;
@@ -200,7 +200,7 @@ static int parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 
 	if (!find_status(req, chain, &in))
 		return -EIO;
-	/* From here on its size may be asked for. */
+	/* Its size is available from here on. */
 	if (unlikely(req->be->dead))
 		return -EIO;
 	if (!copy_header(req, chain, &hdr, &out))
@@ -216,10 +216,9 @@ static int parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
  * @chain: the chain, whose elements are in vq.iov
  * @data: set to the data buffers of IN, OUT and GET_ID
  *
- * Nothing but the header and the ranges is read, nothing is written.
+ * Reads only the header and the ranges, and writes nothing.
  *
- * Return: 0, or how the request ends: -EOPNOTSUPP for S_UNSUPP, -ENOMEM to try again, anything
- * else for S_IOERR.
+ * Return: 0; -EOPNOTSUPP for S_UNSUPP, -ENOMEM to try again, any other errno for S_IOERR.
  */
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data)

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Stage 3 for what may sleep for long: range commands, flushes of files, file I/O that would block.
- * It runs on the backend's workqueue, charged to the owner's cgroup, so that neither the queue nor
- * its completions wait for it.
+ * Stage 3 of operations that may sleep for long: range commands, flushes of files, file I/O that
+ * would block. They run on the backend's workqueue, charged to the owner's cgroup, so that neither
+ * the queue nor its completions wait for them.
  */
 #include <linux/fs.h>
 #include <linux/cred.h>
 #include <linux/falloc.h>
 #include <linux/kthread.h>
 #include <linux/memcontrol.h>
+#include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 
 #include "vhost_blk.h"
 
-/* Sectors of a range that are worked on before the device is looked at again. */
+/* Sectors of a range between two checks of the device. */
 #define RANGE_PIECE_SECTORS	(1u << 21)
+/* Time between two tries of I/O without memory. */
+#define RETRY_INTERVAL	msecs_to_jiffies(10)
 
 /**
- * vhost_blk_submit_slow - let the workqueue do a request
+ * vhost_blk_submit_slow - pass a request to the workqueue
  * @req: the request
  */
 void vhost_blk_submit_slow(struct vhost_blk_req *req)
@@ -27,9 +30,27 @@ void vhost_blk_submit_slow(struct vhost_blk_req *req)
 	queue_work(req->be->wq, &req->work);
 }
 
-static int flush(const struct vhost_blk_backend *be)
+/*
+ * An fsync tells of a lost write once, and the page counts as clean from then on. So a file whose
+ * sync failed has no successful FLUSH any more; be->wb_err finds failures that somebody else was
+ * told of, too: a durable write, or another program's fsync.
+ */
+static int flush_file(struct vhost_blk_backend *be)
 {
-	return be->bdev ? blkdev_issue_flush(be->bdev) : vfs_fsync(be->file, 1);
+	int err = READ_ONCE(be->sync_error);
+
+	if (!err)
+		err = vfs_fsync(be->file, 1);
+	if (!err)
+		err = filemap_check_wb_err(be->file->f_mapping, be->wb_err);
+	if (err)
+		WRITE_ONCE(be->sync_error, err);
+	return err;
+}
+
+static int flush(struct vhost_blk_backend *be)
+{
+	return be->bdev ? blkdev_issue_flush(be->bdev) : flush_file(be);
 }
 
 static int bdev_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool unmap)
@@ -38,7 +59,7 @@ static int bdev_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool u
 
 	switch (req->type) {
 	case VIRTIO_BLK_T_DISCARD:
-		/* The block layer takes "not supported" for success. */
+		/* The block layer treats "not supported" as success. */
 		if (!bdev_max_discard_sectors(bdev))
 			return -EOPNOTSUPP;
 		return blkdev_issue_discard(bdev, sector, sectors, GFP_KERNEL);
@@ -67,14 +88,28 @@ static int file_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool u
 }
 
 /**
- * vhost_blk_given_up - whether nobody waits for a long request any more
+ * vhost_blk_given_up - true if a long request has lost its purpose
  * @req: the request
  *
- * Return: true when the device is being closed, or the storage was removed.
+ * Return: true if the device is being closed, or the storage was removed.
  */
 bool vhost_blk_given_up(const struct vhost_blk_req *req)
 {
 	return READ_ONCE(req->q->blk->closing) || READ_ONCE(req->be->dead);
+}
+
+/*
+ * True if I/O that failed for lack of memory can be repeated later. I/O with an fsync cannot: fsync
+ * reports lost writes only once, and lack of memory may have lost them.
+ */
+static bool may_repeat(const struct vhost_blk_req *req)
+{
+	if (!req->be->bdev && (req->durable || req->type == VIRTIO_BLK_T_FLUSH))
+		return false;
+	if (vhost_blk_given_up(req))
+		return false;
+	schedule_timeout_uninterruptible(RETRY_INTERVAL);
+	return true;
 }
 
 /* In pieces, so that closing the device need not wait for terabytes. */
@@ -91,6 +126,10 @@ static int do_range(struct vhost_blk_req *req, const struct vhost_blk_range *ran
 			return -EIO;
 		err = req->be->bdev ? bdev_range(req, sector, part, range->unmap) :
 				      file_range(req, sector, part, range->unmap);
+		if (err == -ENOMEM && may_repeat(req)) {
+			err = 0;
+			continue;
+		}
 		sector += part;
 		left -= part;
 		cond_resched();
@@ -110,7 +149,7 @@ static int do_ranges(struct vhost_blk_req *req)
 	return err;
 }
 
-static int do_slow(struct vhost_blk_req *req)
+static int do_once(struct vhost_blk_req *req)
 {
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
@@ -123,13 +162,23 @@ static int do_slow(struct vhost_blk_req *req)
 	}
 }
 
+static int do_slow(struct vhost_blk_req *req)
+{
+	int err;
+
+	do
+		err = do_once(req);
+	while (err == -ENOMEM && may_repeat(req));
+	return err;
+}
+
 static struct mem_cgroup *owners_memcg(const struct vhost_blk_backend *be)
 {
 	return be->memcg_css ? mem_cgroup_from_css(be->memcg_css) : NULL;
 }
 
 /**
- * vhost_blk_slow_work - do a request, waiting as long as it takes
+ * vhost_blk_slow_work - do a request; may sleep
  * @work: the request's
  */
 void vhost_blk_slow_work(struct work_struct *work)
@@ -139,7 +188,7 @@ void vhost_blk_slow_work(struct work_struct *work)
 	struct mem_cgroup *old;
 	int err;
 
-	/* Quotas, reserved blocks, file size: what holds for the owner. */
+	/* The owner's limits apply: quotas, reserved blocks, file size. */
 	old_cred = override_creds(req->be->cred);
 	if (req->be->blkcg_css)
 		kthread_associate_blkcg(req->be->blkcg_css);

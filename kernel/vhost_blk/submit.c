@@ -6,25 +6,25 @@
 #include "trace.h"
 
 /*
- * Counts @req's data as in flight. One request is always let through, so that a limit below the
- * size of a request cannot stop the disk.
+ * Counts @req's data as in flight. One request always passes, so that a limit below the size of a
+ * request cannot stop the disk.
  */
 static bool charge(struct vhost_blk_req *req, const struct iov_iter *data)
 {
 	struct vhost_blk *blk = req->q->blk;
-	/* Small segments take whole pages. */
-	u32 bytes = iov_iter_npages(data, INT_MAX) * PAGE_SIZE;
+	/* A small segment counts as a whole page. A large request has one piece in flight. */
+	u32 bytes = iov_iter_npages(data, VHOST_BLK_PIECE_PAGES) * PAGE_SIZE;
 	u64 total = atomic64_add_return(bytes, &blk->inflight_bytes);
 
 	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != bytes)) {
 		WRITE_ONCE(req->q->starved, true);
-		/* Whoever sees starving sees starved; pairs with smp_store_mb() in uncharge(). */
+		/* A reader of starving sees starved; pairs with smp_store_mb() in uncharge(). */
 		smp_wmb();
-		/* Orders it before the subtraction; pairs with the one in uncharge(). */
+		/* Before the subtraction; pairs with the subtraction in uncharge(). */
 		smp_store_mb(blk->starving, true);
 		if (atomic64_sub_return(bytes, &blk->inflight_bytes))
 			return false;
-		/* All others finished meanwhile: nobody would wake this queue. */
+		/* All other requests have finished: none would wake this queue. */
 		WRITE_ONCE(req->q->starved, false);
 		atomic64_add(bytes, &blk->inflight_bytes);
 	}
@@ -42,11 +42,11 @@ static void uncharge(struct vhost_blk_req *req)
 	req->charged = 0;
 	if (likely(!READ_ONCE(blk->starving)))
 		return;
-	/* A queue that starves from here on sets it again. */
+	/* A queue that starves after this sets it again. */
 	smp_store_mb(blk->starving, false);
-	/* A queue stopped meanwhile keeps its worker until this section ends: see stop(). */
+	/* A queue that stops now keeps its worker until this section ends: see stop(). */
 	rcu_read_lock();
-	for (i = 0; i < VHOST_BLK_QUEUES_MAX; i++) {
+	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 
 		if (READ_ONCE(q->starved)) {
@@ -57,25 +57,77 @@ static void uncharge(struct vhost_blk_req *req)
 	rcu_read_unlock();
 }
 
-/* What was written by the driver, where, for the dirty log; vq.log is used again. */
+/* Copies the dirty log's entries of the chain: vq.log is reused. */
 static int remember_log(struct vhost_blk_req *req, const struct vhost_blk_chain *chain)
 {
 	struct vhost_virtqueue *vq = &req->q->vq;
 
 	if (likely(!vhost_has_feature(vq, VHOST_F_LOG_ALL)))
 		return 0;
-	req->log = kmemdup_array(vq->log, chain->log_num, sizeof(*req->log),
-				 GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
-	req->log_num = chain->log_num;
-	if (vq->iotlb) {
-		req->log_iov = kmemdup_array(vq->iov + chain->out, chain->in,
-					     sizeof(*req->log_iov),
-					     GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
-		req->log_iov_num = chain->in;
-	}
-	if ((chain->log_num && !req->log) || (vq->iotlb && chain->in && !req->log_iov))
+	req->log = vhost_blk_alloc(req, chain->log_num, sizeof(*req->log));
+	if (!req->log)
 		return -ENOMEM;
+	memcpy(req->log, vq->log, chain->log_num * sizeof(*req->log));
+	req->log_num = chain->log_num;
+	if (!vq->iotlb)
+		return 0;
+	req->log_iov = vhost_blk_alloc(req, chain->in, sizeof(*req->log_iov));
+	if (!req->log_iov)
+		return -ENOMEM;
+	memcpy(req->log_iov, vq->iov + chain->out, chain->in * sizeof(*req->log_iov));
+	req->log_iov_num = chain->in;
 	return 0;
+}
+
+/* Moves @data's first piece, of req->bytes bytes at req->sector, and waits for it. */
+static int move_piece(struct vhost_blk_req *req, const struct iov_iter *data)
+{
+	struct iov_iter piece = *data;
+	int err;
+
+	iov_iter_truncate(&piece, req->bytes);
+	err = vhost_blk_map_data(req, &piece);
+	if (err)
+		return err;
+	req->error = req->be->bdev ? vhost_blk_bdev_rw(req) : vhost_blk_file_rw(req);
+	if (req->bounced)
+		vhost_blk_copy_back(req);
+	vhost_blk_unmap_data(req);
+	return 0;
+}
+
+/*
+ * A request that is larger than a piece is firmware's, which reads whole files with one descriptor.
+ * The worker moves it piece by piece, so that it takes no more memory than other requests. A try
+ * that ends early for want of memory is repeated as a whole.
+ */
+static int submit_large(struct vhost_blk_req *req, struct iov_iter *data)
+{
+	u64 first_sector = req->sector;
+	u32 total = req->bytes;
+	int err = 0;
+
+	while (iov_iter_count(data) && !err && !req->error) {
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		if (vhost_blk_given_up(req)) {
+			req->error = -EIO;
+			break;
+		}
+		req->bytes = min_t(size_t, iov_iter_count(data), VHOST_BLK_PIECE_BYTES);
+		err = move_piece(req, data);
+		iov_iter_advance(data, req->bytes);
+		req->sector += req->bytes >> SECTOR_SHIFT;
+		cond_resched();
+	}
+	req->sector = first_sector;
+	req->bytes = total;
+	/* A second fsync would not tell of the lost write. */
+	if (req->error == -ENOMEM && (req->be->bdev || !req->durable))
+		err = -ENOMEM;
+	if (!err)
+		vhost_blk_end_io(req, req->error);
+	return err;
 }
 
 static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
@@ -88,6 +140,8 @@ static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 	}
 	if (unlikely(!charge(req, data)))
 		return -EAGAIN;
+	if (unlikely(req->bytes > VHOST_BLK_PIECE_BYTES))
+		return submit_large(req, data);
 	err = vhost_blk_map_data(req, data);
 	if (unlikely(err))
 		return err;
@@ -98,7 +152,7 @@ static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 	return 0;
 }
 
-/* The serial number, cut to what the driver has room for. */
+/* The serial number, cut to the driver's buffer. */
 static int copy_id(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	struct vhost_blk *blk = req->q->blk;
@@ -161,33 +215,25 @@ static void init_req(struct vhost_blk_req *req, const struct vhost_blk_chain *ch
 }
 
 /**
- * vhost_blk_release - give all back that a request holds beside its pages
+ * vhost_blk_release - release the resources of a request except its pages
  * @req: the request, whose pages are unmapped
  */
 void vhost_blk_release(struct vhost_blk_req *req)
 {
 	if (req->log || req->log_iov) {
-		kfree(req->log);
-		kfree(req->log_iov);
+		vhost_blk_free(req, req->log);
+		vhost_blk_free(req, req->log_iov);
 		req->log = NULL;
 		req->log_iov = NULL;
 	}
 	if (req->ranges) {
 		if (req->ranges != &req->inline_range)
-			kvfree(req->ranges);
+			vhost_blk_free(req, req->ranges);
 		req->ranges = NULL;
 		req->nr_ranges = 0;
 	}
 	if (req->charged)
 		uncharge(req);
-}
-
-/* Puts a chain back and sees to it that the queue tries again. */
-static int try_later(struct vhost_blk_queue *q)
-{
-	if (vhost_blk_inflight(q) == 1)
-		vhost_poll_queue(&q->vq.poll);
-	return -EAGAIN;
 }
 
 /**
@@ -196,8 +242,8 @@ static int try_later(struct vhost_blk_queue *q)
  * @chain: the chain
  * @bytes: increased by the data bytes
  *
- * Return: 1; -EAGAIN when the chain had to be put back, for want of memory or of bytes in flight: a
- * completion runs the loop again.
+ * Return: 1; -EAGAIN if the chain was put back for lack of memory or of bytes in flight. A
+ * completion or a timer then runs the loop again.
  */
 int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *chain,
 		      unsigned int *bytes)
@@ -209,20 +255,19 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 	init_req(req, chain);
 	vhost_blk_region_take(q, chain->head);
 	err = vhost_blk_parse(req, chain, &data);
-	/* A refused one's status byte is logged, too: without, a migration would lose it. */
+	/* The status byte of a refused request is logged, too, or a migration would lose it. */
 	if (unlikely(remember_log(req, chain)))
-		err = try_later(q);
+		err = -ENOMEM;
 	if (likely(!err))
 		err = start(req, &data);
 	if (likely(!err)) {
 		*bytes += req->bytes;
 		return 1;
 	}
-	/* The owner is being killed; whoever serves the ring next does it. */
-	if (unlikely(fatal_signal_pending(current)))
-		err = try_later(q);
-	/* Another request in flight will finish and make the queue try again. */
-	if (err == -EAGAIN || (err == -ENOMEM && vhost_blk_inflight(q) > 1)) {
+	/* The owner is being killed; the ring's next server replays it. */
+	if (err == -ENOMEM || fatal_signal_pending(current))
+		err = vhost_blk_try_later(q);
+	if (err == -EAGAIN) {
 		vhost_blk_region_untake(q, chain->head);
 		vhost_blk_release(req);
 		vhost_blk_put_back_chain(q, req);

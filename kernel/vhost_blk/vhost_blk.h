@@ -6,16 +6,18 @@
  *
  *   chain.c       take a chain from the avail ring
  *   request.c     copy and check its header and ranges
- *   submit.c      start the I/O (data.c: its pages; bdev.c: bios; file.c: kiocbs; slow.c: what may
- *                 sleep for long)
- *   completion.c  collect finished I/O, status byte; used entries in one go; one call
+ *   submit.c      start the I/O (data.c: its pages; bdev.c: bios; file.c: kiocbs; slow.c: I/O that
+ *                 may sleep for long)
+ *   completion.c  reap finished I/O, status byte; used entries at once; one call
  *
- * queue.c holds the loop through them, drain.c starts and stops queues, dev.c is the user
- * interface.
+ * queue.c holds the loop through them, drain.c starts and stops queues (state.h: their states),
+ * reserve.c has memory for emergencies, failure.c reports a failing backend to the owner,
+ * dev.c is the user interface (core.c: the vhost core's part of it).
  *
  * Locks, outermost first: dev.mutex (control plane) -> vq.mutex (everything about a ring, and the
- * requests of its queue). A request that was submitted belongs to the block layer or the file
- * system until vhost_blk_end_io(), and to its queue again from then on.
+ * requests of its queue). State that must be readable meanwhile has its own locks, held for
+ * moments: backend_mutex -> the backend's, serial_lock, failure_lock. A submitted request belongs
+ * to the block layer or the file system until vhost_blk_end_io(), and to its queue after that.
  */
 #ifndef _VHOST_BLK_H
 #define _VHOST_BLK_H
@@ -34,37 +36,43 @@
 
 #include "vhost.h"	/* drivers/vhost/vhost.h of the kernel that is built for */
 #include "compat.h"
+#include "reserve.h"
+#include "state.h"
+#include "stats.h"
 #include "../include/uapi/vhost_blk.h"
 
-/* Chains served before the worker looks after its other queues. */
+/* Chains served before the worker serves its other queues. */
 #define VHOST_BLK_WEIGHT	256
-/* Bytes moved before it does. */
+/* Bytes moved before the worker serves its other queues. */
 #define VHOST_BLK_BYTE_WEIGHT	(16 << 20)
 /*
- * Chains started before finished ones are looked at: few at first, so that the driver gets to work
- * while the device does; then more, as long as the ring has more.
+ * Chains started before completions are reaped: few at first, so that the driver works in parallel
+ * with the device; then more, while the ring has more.
  */
 #define VHOST_BLK_BATCH_FIRST	2u
 #define VHOST_BLK_BATCH_MAX	16u
-/* Each where the driver waits for the CPU that this loop has. */
+/* The same if the driver waits for the CPU of this loop. */
 #define VHOST_BLK_BATCH_CROWDED	64u
-/* How often, in jiffies, completions are looked for that no interrupt announces. */
+/* Interval, in jiffies, of the poll for completions that have no interrupt. */
 #define VHOST_BLK_POLL_INTERVAL	1
-/* Data bytes of one request. */
-#define VHOST_BLK_REQUEST_BYTES_MAX	(32u << 20)
-/* Data segments of one request: what the vhost core can hold, less header and status. */
+/* Data bytes of one request: what UEFI's driver (OVMF) reads at once. */
+#define VHOST_BLK_REQUEST_BYTES_MAX	(1u << 30)
+/* Data bytes that a large request has in flight. */
+#define VHOST_BLK_PIECE_BYTES	(32u << 20)
+/* Data segments of one request: the vhost core's limit, less header and status. */
 #define VHOST_BLK_SEG_MAX	(UIO_MAXIOV - 2)
+/* Pages of a piece: all its bytes, and a part of a page more at each border between segments. */
+#define VHOST_BLK_PIECE_PAGES	(VHOST_BLK_PIECE_BYTES / PAGE_SIZE + VHOST_BLK_SEG_MAX + 1)
 /* Segments that need no allocation. */
 #define VHOST_BLK_INLINE_VECS	16
 /* Ranges that need no allocation. */
 #define VHOST_BLK_INLINE_RANGES	1
 /* Pages looked up at once. */
 #define VHOST_BLK_PAGES_CHUNK	32
-/* Options that are known. */
+/* Known options. */
 #define VHOST_BLK_OPTIONS	(VHOST_BLK_OPT_WRITE_THROUGH | VHOST_BLK_OPT_READ_ONLY | \
-				 VHOST_BLK_OPT_IOPOLL | VHOST_BLK_OPT_PIN_MEMORY)
-/* Powers of two of microseconds in the latency histogram; the last one takes all above. */
-#define VHOST_BLK_LATENCY_BUCKETS	24
+				 VHOST_BLK_OPT_IOPOLL | VHOST_BLK_OPT_PIN_MEMORY | \
+				 VHOST_BLK_OPT_NO_UNMAP)
 
 struct vhost_blk;
 struct vhost_blk_queue;
@@ -73,21 +81,24 @@ struct vhost_blk_pinned;
 /**
  * struct vhost_blk_backend - the storage behind a device
  * @blk: the device
- * @file: what the owner attached
+ * @file: file or device that the owner attached
  * @bdev_file: the module's own, exclusive open of a block device; NULL: regular file, or removed
  * @bdev: the block device, or NULL
- * @wq: runs what may sleep for long
+ * @wq: runs operations that may sleep for long
  * @mem_mask: bits that must be zero in a buffer's address, else it is bounced
  * @lbs: logical block size in bytes
- * @read_only: nothing that writes is let through
+ * @read_only: refuses requests that write
  * @direct: a regular file opened with O_DIRECT
- * @nowait: a regular file that can say that it would block
+ * @nowait: a regular file that honours IOCB_NOWAIT
  * @polls: a block device with poll queues
- * @dead: the block device was removed; set once, read under vq.mutex
+ * @dead: the block device was removed; set once. dead_work() in backend.c takes each vq.mutex after
+ *	that, so a run of the loop that begins later sees it
  * @iocb_flags: of @file when it was attached; the owner may change them later
- * @dead_work: lets go of a removed block device
- * @lock: serialises letting go of it with opening it and looking at it
- * @cred: who attached it; the workqueue has no more rights than that
+ * @wb_err: write-back errors of @file that an earlier backend was told of
+ * @sync_error: errno of the first failed sync of @file; every later FLUSH fails with it
+ * @dead_work: releases a removed block device
+ * @lock: serialises its release with its open and its readers
+ * @cred: credentials of the owner that attached it; the workqueue uses them
  * @blkcg_css: cgroup charged for I/O that the workqueue does
  * @memcg_css: cgroup charged for page cache that the workqueue makes
  */
@@ -105,6 +116,8 @@ struct vhost_blk_backend {
 	bool polls;
 	bool dead;
 	int iocb_flags;
+	errseq_t wb_err;
+	int sync_error;
 	struct work_struct dead_work;
 	struct mutex lock;
 	const struct cred *cred;
@@ -129,7 +142,7 @@ struct vhost_blk_chain {
 /**
  * struct vhost_blk_range - one range of a DISCARD, WRITE_ZEROES or SECURE_ERASE
  * @sector: its first 512-byte sector
- * @sectors: how many
+ * @sectors: number of 512-byte sectors
  * @unmap: WRITE_ZEROES may free the space
  */
 struct vhost_blk_range {
@@ -142,10 +155,10 @@ struct vhost_blk_range {
  * struct vhost_blk_req - a request in flight
  * @next_free: in the queue's free list
  * @done: in the queue's list of finished ones
- * @polled: in the queue's list of I/O to poll for
+ * @polled: entry in the queue's list of polled I/O
  * @q: its queue
  * @be: its backend, valid until the request is finished
- * @status_addr: where the status byte goes, or NULL
+ * @status_addr: address of the status byte, or NULL
  * @sector: first 512-byte sector
  * @bytes: data bytes
  * @charged: bytes that count as in flight
@@ -153,10 +166,10 @@ struct vhost_blk_range {
  * @type: VIRTIO_BLK_T_*
  * @head: number of the chain
  * @gen: generation that the drain counts it in
- * @durable: complete only when it is on stable storage
- * @pinned: the pages in @vecs are to be unpinned
- * @nowait: it was submitted so that it does not wait, and may have to be done again
- * @slow: it went through the workqueue, or is there
+ * @durable: completes only on stable storage
+ * @pinned: the pages in @vecs must be unpinned
+ * @nowait: submitted with NOWAIT; it may have to be repeated
+ * @slow: it is or was on the workqueue
  * @refused: it was answered without I/O
  * @bounced: the pages in @vecs are the module's own
  * @error: first errno of the I/O
@@ -164,14 +177,14 @@ struct vhost_blk_range {
  * @vecs: the data's pages
  * @nr_vecs: used elements of @vecs
  * @max_vecs: room in @vecs
- * @bounce_to: where a bounced read goes at the end
+ * @bounce_to: destination of a bounced read
  * @bounce_iov: memory of @bounce_to
- * @log: what to mark in the dirty log, or NULL
+ * @log: entries to mark in the dirty log, or NULL
  * @log_num: entries of @log
- * @log_iov: the same as host addresses, where an IOTLB is in use
+ * @log_iov: the same as host addresses, with an IOTLB
  * @log_iov_num: entries of @log_iov
  * @ranges: ranges of a range command
- * @nr_ranges: how many
+ * @nr_ranges: their number
  * @work: for the workqueue
  * @bio: the block I/O
  * @iocb: the file I/O
@@ -221,42 +234,6 @@ struct vhost_blk_req {
 };
 
 /**
- * struct vhost_blk_stats - counters of a queue; under vq.mutex
- * @chains: chains taken
- * @completed: chains put into the used ring
- * @refused: requests that were answered without I/O because they are wrong or not supported
- * @failed: requests whose I/O failed
- * @dropped: requests that ended after their owner was killed: no used entry
- * @kicks: times the handler ran because of a kick
- * @turns: times the loop went round
- * @calls: batches after which the call eventfd was tried
- * @bounced: requests copied because their buffers do not suit the device
- * @slow: requests that went through the workqueue
- * @polls: times the handler polled before sleeping
- * @polls_won: times that brought work
- * @read_bytes: data read by successful requests
- * @write_bytes: data written by successful requests
- * @latency: finished requests by log2 of microseconds from taken to published
- */
-struct vhost_blk_stats {
-	u64 chains;
-	u64 completed;
-	u64 refused;
-	u64 failed;
-	u64 dropped;
-	u64 kicks;
-	u64 turns;
-	u64 calls;
-	u64 bounced;
-	u64 slow;
-	u64 polls;
-	u64 polls_won;
-	u64 read_bytes;
-	u64 write_bytes;
-	u64 latency[VHOST_BLK_LATENCY_BUCKETS];
-};
-
-/**
  * struct vhost_blk_region - the in-flight region of a queue
  * @user: its address in the owner, or NULL
  * @desc_num: its entries
@@ -269,8 +246,8 @@ struct vhost_blk_region {
 };
 
 /**
- * struct vhost_blk_polling - whether a queue polls before it sleeps; see queue.c
- * @score: 0: it does not; up for polls that found work, down for the others
+ * struct vhost_blk_polling - adaptive polling of a queue; see queue.c
+ * @score: 0: no polling; up for polls that found work, down for the others
  * @interval: sleeps between two trials
  * @until_trial: sleeps until the next one
  */
@@ -285,24 +262,27 @@ struct vhost_blk_polling {
  * @vq: the vhost core's part
  * @blk: the device
  * @done: finished I/O, pushed from any context
- * @done_work: runs the loop for it
- * @orphan_work: ends it when the owner was killed
- * @looping: the loop will look at @done by itself; see vhost_blk_end_io()
- * @broken: a ring fault; nothing is taken until the queue is started again
- * @paused: nothing is taken for the moment
- * @stopping: nothing is taken any more; being stopped, or a stop has failed
- * @blind: the rings cannot be reached before an IOTLB update
- * @starved: waits for bytes in flight of other queues
- * @crowded: to tell the driver made somebody wait for this CPU
- * @gen: generation of new requests
- * @inflight: requests in flight by generation
- * @drained: woken when one of them gets 0
+ * @done_work: runs the loop for @done
+ * @orphan_work: ends @done after the owner was killed
+ * @state: see state.h; under vq.mutex
+ * @looping: the loop will reap @done without a wake-up. Apart from @state, because completions
+ *	read it in any context, without a lock: see vhost_blk_end_io()
+ * @starved: waits for bytes in flight of other queues, which clear it without this queue's lock:
+ *	see charge() in submit.c
+ * @crowded: the last call made another task wait for this CPU; only the size of batches depends
+ *	on it
+ * @gen: generation of new requests; under vq.mutex, changed by drains only
+ * @inflight: requests in flight by generation; changed under vq.mutex
+ * @settled: used entries in vq.heads that wait until the rings can be reached; under vq.mutex; 0
+ *	while chains are taken
+ * @drained: woken when a generation is empty
  * @reqs: all requests
  * @free: the unused ones
- * @polled: I/O in flight that nobody but us looks after
- * @poll: whether to poll before sleeping
+ * @polled: I/O in flight that only this queue polls for
+ * @poll: state of adaptive polling
  * @now_ns: the time at the start of the batch
- * @region: where taken chains are marked
+ * @region: the in-flight region, which marks taken chains
+ * @reserve: memory for one request if the allocator has none
  * @stats: counters
  */
 struct vhost_blk_queue {
@@ -311,15 +291,13 @@ struct vhost_blk_queue {
 	struct llist_head done;
 	struct vhost_work done_work;
 	struct delayed_work orphan_work;
+	enum vhost_blk_state state;
 	bool looping;
-	bool broken;
-	bool paused;
-	bool stopping;
-	bool blind;
 	bool starved;
 	bool crowded;
 	u8 gen;
-	atomic_t inflight[2];
+	unsigned int inflight[2];
+	unsigned int settled;
 	wait_queue_head_t drained;
 	struct vhost_blk_req *reqs;
 	struct vhost_blk_req *free;
@@ -327,28 +305,43 @@ struct vhost_blk_queue {
 	struct vhost_blk_polling poll;
 	u64 now_ns;
 	struct vhost_blk_region region;
+	struct vhost_blk_reserve reserve;
 	struct vhost_blk_stats stats;
 };
 
 /**
  * struct vhost_blk - an open /dev/vhost-blk
+ * @make_mutex: the device is made under it, once
+ * @num_queues: number of queues; 0: only this structure exists yet
  * @dev: the vhost core's part
- * @vqs: what it wants of the queues
+ * @vqs: its array of the queues
  * @queues: the queues
- * @backend: the storage; under dev.mutex, and by vq.private_data under vq.mutex
+ * @backend: the storage; changed under dev.mutex and @backend_mutex; by vq.private_data under
+ *	vq.mutex
+ * @backend_mutex: keeps @backend, for moments only
+ * @ioctls: number of running and waiting ioctls; no queue polls meanwhile
  * @inflight_bytes: data bytes in flight
- * @closing: the last file descriptor is gone
- * @starving: some queue waits for @inflight_bytes to go down
- * @opt: options; fields are read one by one
+ * @closing: the last file descriptor is gone; set once, so it is read without a lock
+ * @starving: some queue waits for @inflight_bytes to go down; see charge() in submit.c
+ * @opt: options; changed under dev.mutex. A request reads each field once, without a lock, so that
+ *	they need not change together; but the flags that must be the same for all requests in
+ *	flight (IOPOLL, PIN_MEMORY) are changed only while all queues are paused
  * @serial: GET_ID answer
  * @serial_lock: protects @serial
  * @pinned: the pinned memory table, or NULL; changed only while all queues are paused
+ * @failure: failures since the owner last fetched them
+ * @failure_event: signalled by the first failure, or NULL
+ * @failure_lock: protects both
  */
 struct vhost_blk {
+	struct mutex make_mutex;
+	unsigned int num_queues;
 	struct vhost_dev dev;
 	struct vhost_virtqueue *vqs[VHOST_BLK_QUEUES_MAX];
 	struct vhost_blk_queue *queues;
 	struct vhost_blk_backend *backend;
+	struct mutex backend_mutex;
+	atomic_t ioctls;
 	atomic64_t inflight_bytes;
 	bool closing;
 	bool starving;
@@ -356,6 +349,9 @@ struct vhost_blk {
 	u8 serial[VHOST_BLK_SERIAL_BYTES];
 	spinlock_t serial_lock;
 	struct vhost_blk_pinned *pinned;
+	struct vhost_blk_failure failure;
+	struct eventfd_ctx *failure_event;
+	spinlock_t failure_lock;
 };
 
 static inline struct vhost_blk_queue *vhost_blk_queue_of(struct vhost_virtqueue *vq)
@@ -371,27 +367,41 @@ static inline unsigned int vhost_blk_queue_index(const struct vhost_blk_queue *q
 /* The queue of a number that userspace gave, or NULL. */
 static inline struct vhost_blk_queue *vhost_blk_queue_at(struct vhost_blk *blk, unsigned int index)
 {
-	if (index >= VHOST_BLK_QUEUES_MAX)
+	if (index >= blk->num_queues)
 		return NULL;
-	return blk->queues + array_index_nospec(index, VHOST_BLK_QUEUES_MAX);
+	return blk->queues + array_index_nospec(index, blk->num_queues);
 }
 
-/* Whether a queue has a backend; under dev.mutex, without which that does not change. */
+static inline void vhost_blk_set_state(struct vhost_blk_queue *q, enum vhost_blk_state state)
+{
+	lockdep_assert_held(&q->vq.mutex);
+	WRITE_ONCE(q->state, state);
+}
+
+/* True if a queue is not stopped; dev.mutex protects that. */
 static inline bool vhost_blk_runs(const struct vhost_blk_queue *q)
 {
-	return READ_ONCE(q->vq.private_data);
+	return READ_ONCE(q->state) != VHOST_BLK_STOPPED;
 }
 
-/* Requests in flight. */
-static inline int vhost_blk_inflight(struct vhost_blk_queue *q)
+/* True if no request of a generation is in flight. */
+static inline bool vhost_blk_gen_empty(const struct vhost_blk_queue *q, u8 gen)
 {
-	return atomic_read(&q->inflight[0]) + atomic_read(&q->inflight[1]);
+	/* Pairs with the release in vhost_blk_put_req(), their last use. */
+	return !smp_load_acquire(&q->inflight[gen]);
+}
+
+/* Requests in flight; under vq.mutex. */
+static inline unsigned int vhost_blk_inflight(const struct vhost_blk_queue *q)
+{
+	return q->inflight[0] + q->inflight[1];
 }
 
 /* queue.c */
 void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q);
 
 /* chain.c */
+void vhost_blk_fault(struct vhost_blk_queue *q);
 int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chain);
 void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *req);
 struct vhost_blk_req *vhost_blk_get_req(struct vhost_blk_queue *q);
@@ -432,9 +442,11 @@ bool vhost_blk_given_up(const struct vhost_blk_req *req);
 /* completion.c */
 void vhost_blk_end_io(struct vhost_blk_req *req, int error);
 unsigned int vhost_blk_complete(struct vhost_blk_queue *q);
+void vhost_blk_settle(struct vhost_blk_queue *q);
+void vhost_blk_publish_settled(struct vhost_blk_queue *q);
+void vhost_blk_drop_settled(struct vhost_blk_queue *q);
 void vhost_blk_queue_done(struct vhost_blk_queue *q);
 void vhost_blk_orphan_work(struct work_struct *work);
-void vhost_blk_drop_if_closing(struct vhost_blk_queue *q);
 
 /* inflight.c */
 void vhost_blk_region_take(struct vhost_blk_queue *q, unsigned int head);
@@ -448,8 +460,8 @@ int vhost_blk_region_ready(struct vhost_blk_queue *q);
 /* drain.c */
 int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *be);
 int vhost_blk_stop_queue(struct vhost_blk_queue *q);
-void vhost_blk_stop_all(struct vhost_blk *blk);
-int vhost_blk_drain(struct vhost_blk_queue *q);
+int vhost_blk_stop_all(struct vhost_blk *blk);
+void vhost_blk_close_all(struct vhost_blk *blk);
 int vhost_blk_drain_all(struct vhost_blk *blk);
 int vhost_blk_pause_all(struct vhost_blk *blk);
 void vhost_blk_resume_all(struct vhost_blk *blk);
@@ -463,6 +475,17 @@ u64 vhost_blk_backend_bytes(const struct vhost_blk_backend *be);
 int vhost_blk_pin_memory(struct vhost_blk *blk);
 void vhost_blk_unpin_memory(struct vhost_blk *blk);
 struct page *vhost_blk_pinned_page(struct vhost_blk_pinned *pinned, unsigned long addr, bool write);
+
+/* failure.c */
+void vhost_blk_request_failed(const struct vhost_blk_req *req);
+void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sector);
+int vhost_blk_set_failure_event(struct vhost_blk *blk, int fd);
+int vhost_blk_get_failure(struct vhost_blk *blk, void __user *argp);
+
+/* core.c */
+void vhost_blk_cancel_orphans(struct vhost_blk *blk);
+long vhost_blk_core_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp);
+extern const u64 vhost_blk_features;
 
 /* info.c */
 int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp);

@@ -10,14 +10,22 @@
  * The user interface of /dev/vhost-blk: the vhost core's ioctls (owner, features, memory table,
  * dirty log, vrings, workers, busy-loop timeout, IOTLB messages), and the ones below.
  *
- * Order: VHOST_SET_OWNER; VHOST_SET_FEATURES; VHOST_SET_MEM_TABLE; for each queue
+ * Order: VHOST_BLK_SET_NUM_QUEUES; VHOST_SET_OWNER; VHOST_SET_FEATURES; VHOST_SET_MEM_TABLE; for each queue
  * VHOST_SET_VRING_NUM, _ADDR, _BASE, _KICK, _CALL; then VHOST_BLK_SET_BACKEND, or that one first
  * and VHOST_BLK_SET_QUEUE for each queue as it gets ready.
  *
- * VHOST_RESET_OWNER detaches and forgets options and in-flight regions; the serial number stays.
+ * VHOST_RESET_OWNER detaches and forgets options, in-flight regions and the failure eventfd; the
+ * serial number and the number of queues stay.
  *
- * Numbers count down from 0xff, far from the core's. The first two are those of the series of
- * 2022, so that a VMM which carries the device of that series works.
+ * Numbers count down from 0xff, far from the core's: of type VHOST_VIRTIO, 0xf0 to 0xff are the
+ * module's. The first two are those of the series of 2022, so that a VMM which carries the device of
+ * that series works.
+ *
+ * Structures may grow at their end. The module tells its ioctls apart by type and number alone,
+ * whatever size is encoded in the code (ENOTTY: it does not know the number). The size of the
+ * argument is that of its field "size" where it has one, otherwise the encoded one. A structure
+ * that is longer than the module's is taken if the rest is zero (E2BIG), one that is shorter as if
+ * the rest was zero; EINVAL: shorter than when it was published, or longer than a page.
  */
 
 /** VHOST_BLK_QUEUES_MAX - most virtqueues of a device */
@@ -26,6 +34,8 @@
 #define VHOST_BLK_QUEUE_SIZE_MAX	1024
 /** VHOST_BLK_SERIAL_BYTES - size of the GET_ID answer */
 #define VHOST_BLK_SERIAL_BYTES		20
+/** VHOST_BLK_BUSYLOOP_US_MAX - most microseconds of VHOST_SET_VRING_BUSYLOOP_TIMEOUT (EINVAL) */
+#define VHOST_BLK_BUSYLOOP_US_MAX	1000000
 /** VHOST_BLK_RANGES_MAX - most ranges of a DISCARD, WRITE_ZEROES or SECURE_ERASE request */
 #define VHOST_BLK_RANGES_MAX		256
 
@@ -47,7 +57,8 @@
  *
  * Errors: EPERM not the owner; EBADF no such fd, or it is not open for reading; EINVAL neither a
  * block device nor a regular file, a file opened with O_APPEND, or (index not 0) another file or
- * mode than that of the one attached; EBUSY the block device is mounted or claimed; ENODEV (index
+ * mode than that of the one attached; EOPNOTSUPP a zoned block device; EBUSY the block device is
+ * mounted or claimed; ENODEV (index
  * not 0) nothing is attached; ENODEV or ENXIO the block device was removed, even when another one
  * has its number now; ENOBUFS index too large; for a queue that is to start or to stop, those of
  * VHOST_BLK_SET_QUEUE.
@@ -73,9 +84,9 @@
  * waiting; EAGAIN the rings cannot be reached before an IOTLB update: give it, and stop again;
  * ENOMEM.
  *
- * EINTR and EAGAIN are also what VHOST_SET_MEM_TABLE, VHOST_SET_FEATURES and VHOST_BLK_SET_OPTIONS
- * (with a change of %VHOST_BLK_OPT_PIN_MEMORY or %VHOST_BLK_OPT_IOPOLL) may return here: they wait
- * for what is in flight. VHOST_SET_FEATURES has then changed the features of all queues, or of some
+ * VHOST_SET_MEM_TABLE, VHOST_SET_FEATURES and VHOST_BLK_SET_OPTIONS (with a change of
+ * %VHOST_BLK_OPT_PIN_MEMORY or %VHOST_BLK_OPT_IOPOLL) wait for requests in flight, too, and may
+ * return EINTR. VHOST_SET_FEATURES has then changed the features of all queues, or of some
  * where a queue was locked for long: give them again. It refuses to switch
  * VIRTIO_F_ACCESS_PLATFORM while a queue runs (EBUSY), and unknown features (EOPNOTSUPP).
  */
@@ -86,6 +97,31 @@
 
 /** VHOST_BLK_SET_INFLIGHT - where to keep track of taken chains; see &vhost_blk_inflight */
 #define VHOST_BLK_SET_INFLIGHT	_IOW(VHOST_VIRTIO, 0xFA, struct vhost_blk_inflight)
+
+/**
+ * VHOST_BLK_SET_NUM_QUEUES - how many queues the device has, at most %VHOST_BLK_QUEUES_MAX
+ *
+ * Without it, it has %VHOST_BLK_QUEUES_MAX, each of which takes some 60 KiB of memory from
+ * VHOST_SET_OWNER on. It must come before all other ioctls but VHOST_BLK_GET_INFO,
+ * VHOST_GET_FEATURES, VHOST_GET_BACKEND_FEATURES, VHOST_BLK_SET_SERIAL and VHOST_BLK_GET_FAILURE.
+ * There is no way to change it.
+ *
+ * Errors: EINVAL 0 or too many; EBUSY the device has its queues already; ENOMEM.
+ */
+#define VHOST_BLK_SET_NUM_QUEUES	_IOW(VHOST_VIRTIO, 0xF9, __u32)
+
+/**
+ * VHOST_BLK_SET_FAILURE_EVENT - set the eventfd that tells the owner of failures; -1: none
+ *
+ * It is signalled when the first failure since the last VHOST_BLK_GET_FAILURE is noted, and now if
+ * there is one already.
+ *
+ * Errors: EPERM not the owner; EBADF no such fd; EINVAL no eventfd.
+ */
+#define VHOST_BLK_SET_FAILURE_EVENT	_IOW(VHOST_VIRTIO, 0xF8, __s32)
+
+/** VHOST_BLK_GET_FAILURE - what has failed since the last time; see &vhost_blk_failure */
+#define VHOST_BLK_GET_FAILURE	_IOWR(VHOST_VIRTIO, 0xF7, struct vhost_blk_failure)
 
 /* Flags of &vhost_blk_info. */
 #define VHOST_BLK_INFO_ATTACHED		(1u << 0)	/* the fields about the backend are valid */
@@ -119,6 +155,8 @@
  * @max_discard_sectors: out: most sectors of one DISCARD range
  * @max_write_zeroes_sectors: out: most sectors of one WRITE_ZEROES range
  * @max_secure_erase_sectors: out: most sectors of one SECURE_ERASE range
+ * @num_queues: out: queues that this device has, or would have without VHOST_BLK_SET_NUM_QUEUES;
+ *	0: the module is too old to tell
  */
 struct vhost_blk_info {
 	__u32 size;
@@ -139,7 +177,7 @@ struct vhost_blk_info {
 	__u32 max_discard_sectors;
 	__u32 max_write_zeroes_sectors;
 	__u32 max_secure_erase_sectors;
-	__u32 reserved;
+	__u32 num_queues;
 };
 
 /* Flags of &vhost_blk_options. */
@@ -147,11 +185,11 @@ struct vhost_blk_info {
 #define VHOST_BLK_OPT_READ_ONLY		(1u << 1)	/* refuse what writes */
 #define VHOST_BLK_OPT_IOPOLL		(1u << 2)	/* poll the device's poll queues */
 #define VHOST_BLK_OPT_PIN_MEMORY	(1u << 3)	/* pin the memory table once */
+#define VHOST_BLK_OPT_NO_UNMAP		(1u << 4)	/* WRITE_ZEROES never frees space */
 
 /**
  * struct vhost_blk_options - how the disk behaves
- * @size: bytes that the caller fills in, at most a page (EINVAL); what is beyond the module's own
- *	size must be zero (E2BIG)
+ * @size: bytes that the caller fills in, at least 8
  * @flags: VHOST_BLK_OPT_*; unknown ones are refused (EINVAL)
  * @max_discard_sectors: larger DISCARD ranges get S_IOERR; 0: only the capacity limits them
  * @max_write_zeroes_sectors: the same for WRITE_ZEROES
@@ -187,6 +225,39 @@ struct vhost_blk_inflight {
 	__u32 index;
 	__u32 desc_num;
 	__u64 user_addr;
+};
+
+/* Kinds of &vhost_blk_failure. */
+#define VHOST_BLK_FAILURE_IO		(1u << 0)	/* an I/O error that is none of the below */
+#define VHOST_BLK_FAILURE_REMOVED	(1u << 1)	/* the block device was removed */
+#define VHOST_BLK_FAILURE_NO_SPACE	(1u << 2)	/* ENOSPC, EDQUOT: no space for a write */
+#define VHOST_BLK_FAILURE_TIMEOUT	(1u << 3)	/* ETIMEDOUT: the device did not answer */
+#define VHOST_BLK_FAILURE_READ_ONLY	(1u << 4)	/* EROFS: a write to what became read-only */
+/*
+ * A sync of the file failed, and completed writes may be lost. Every FLUSH of this backend fails
+ * from now on, also after the same file was attached over it.
+ */
+#define VHOST_BLK_FAILURE_SYNC		(1u << 5)
+
+/**
+ * struct vhost_blk_failure - how the backend failed since the last VHOST_BLK_GET_FAILURE
+ * @size: in: bytes the caller has room for, at least 8 (EINVAL); out: bytes that the module knows.
+ *	The smaller number of bytes is written.
+ * @kinds: out: VHOST_BLK_FAILURE_* of all failures; 0: there was none
+ * @count: out: requests that failed
+ * @sector: out: first sector of the first one; all ones: the failure was no request's
+ * @error: out: errno of the first failure, positive
+ * @reserved: out: 0
+ *
+ * Requests that the module refuses because the driver made them wrong are no failures.
+ */
+struct vhost_blk_failure {
+	__u32 size;
+	__u32 kinds;
+	__u64 count;
+	__u64 sector;
+	__u32 error;
+	__u32 reserved;
 };
 
 #endif /* _UAPI_VHOST_BLK_H */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What every kernel has: if this does not compile, the other probes say nothing. */
+/* Present in every kernel: if this does not compile, the other probes are meaningless. */
 #include "vhost.h"
 
 bool probe(struct vhost_virtqueue *vq);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* vhost_discard_vq_desc() wants to know the number of ring descriptors, too. */
+/* vhost_discard_vq_desc() has a parameter for the number of ring descriptors. */
 #include "vhost.h"
 
 void probe(struct vhost_virtqueue *vq);

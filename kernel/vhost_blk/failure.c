@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Reports failures of the backend to its owner: an eventfd that is signalled once, and a record
+ * that grows until the owner fetches it.
+ */
+#include <linux/eventfd.h>
+#include <linux/pagemap.h>
+
+#include "vhost_blk.h"
+
+/**
+ * vhost_blk_note_failure - add a failure to the record; the first one wakes the owner
+ * @blk: the device
+ * @kind: VHOST_BLK_FAILURE_*
+ * @error: a negative errno
+ * @sector: of the request; U64_MAX: no request failed
+ */
+void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sector)
+{
+	struct vhost_blk_failure *failure = &blk->failure;
+
+	spin_lock(&blk->failure_lock);
+	if (!failure->kinds) {
+		failure->error = -error;
+		failure->sector = sector;
+		if (blk->failure_event)
+			eventfd_signal(blk->failure_event);
+	}
+	failure->kinds |= kind;
+	failure->count += sector != U64_MAX;
+	spin_unlock(&blk->failure_lock);
+}
+
+/*
+ * True if a failed request of a file may have lost earlier writes. A write that fails for the other
+ * reasons fails before anything is sent to the storage; flush_file() finds write-back that failed
+ * beside it.
+ */
+static bool lost_sync(const struct vhost_blk_req *req)
+{
+	if (req->be->bdev || (req->type != VIRTIO_BLK_T_FLUSH && !req->durable))
+		return false;
+	switch (req->error) {
+	case -ENOSPC:
+	case -EDQUOT:
+	case -EFBIG:
+	case -EROFS:
+	case -EINVAL:
+	case -EFAULT:
+	case -ENOMEM:
+	case -EPERM:
+		return req->type == VIRTIO_BLK_T_FLUSH;
+	default:
+		return true;
+	}
+}
+
+/**
+ * vhost_blk_request_failed - note that the I/O of a request failed
+ * @req: the request
+ */
+void vhost_blk_request_failed(const struct vhost_blk_req *req)
+{
+	u32 kind = VHOST_BLK_FAILURE_IO;
+
+	switch (req->error) {
+	case -EOPNOTSUPP:
+		return;
+	case -ENODEV:
+	case -ENXIO:
+		kind = VHOST_BLK_FAILURE_REMOVED;
+		break;
+	case -ENOSPC:
+	case -EDQUOT:
+		kind = VHOST_BLK_FAILURE_NO_SPACE;
+		break;
+	case -ETIMEDOUT:
+		kind = VHOST_BLK_FAILURE_TIMEOUT;
+		break;
+	case -EROFS:
+		kind = VHOST_BLK_FAILURE_READ_ONLY;
+		break;
+	}
+	if (lost_sync(req)) {
+		WRITE_ONCE(req->be->sync_error, req->error);
+		kind |= VHOST_BLK_FAILURE_SYNC;
+	}
+	vhost_blk_note_failure(req->q->blk, kind, req->error, req->sector);
+}
+
+/**
+ * vhost_blk_set_failure_event - VHOST_BLK_SET_FAILURE_EVENT
+ * @blk: the device
+ * @fd: an eventfd, or VHOST_FILE_UNBIND
+ *
+ * Return: 0, or a negative errno.
+ */
+int vhost_blk_set_failure_event(struct vhost_blk *blk, int fd)
+{
+	struct eventfd_ctx *event = NULL;
+
+	if (fd != VHOST_FILE_UNBIND)
+		event = eventfd_ctx_fdget(fd);
+	if (IS_ERR(event))
+		return PTR_ERR(event);
+	spin_lock(&blk->failure_lock);
+	swap(event, blk->failure_event);
+	if (blk->failure.kinds && blk->failure_event)
+		eventfd_signal(blk->failure_event);
+	spin_unlock(&blk->failure_lock);
+	if (event)
+		eventfd_ctx_put(event);
+	return 0;
+}
+
+/**
+ * vhost_blk_get_failure - VHOST_BLK_GET_FAILURE
+ * @blk: the device
+ * @argp: the argument
+ *
+ * Return: 0, or a negative errno.
+ */
+int vhost_blk_get_failure(struct vhost_blk *blk, void __user *argp)
+{
+	struct vhost_blk_failure failure;
+	u32 size;
+
+	if (get_user(size, (u32 __user *)argp))
+		return -EFAULT;
+	if (size < offsetofend(struct vhost_blk_failure, kinds))
+		return -EINVAL;
+	/* Before the record is cleared. */
+	if (fault_in_writeable(argp, min_t(u32, size, sizeof(failure))))
+		return -EFAULT;
+	spin_lock(&blk->failure_lock);
+	failure = blk->failure;
+	blk->failure = (struct vhost_blk_failure) {};
+	spin_unlock(&blk->failure_lock);
+	failure.size = sizeof(failure);
+	return copy_to_user(argp, &failure, min_t(u32, size, sizeof(failure))) ? -EFAULT : 0;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef _VHOST_BLK_STATS_H
+#define _VHOST_BLK_STATS_H
+
+#include <linux/types.h>
+
+/* Powers of two of microseconds in the latency histogram; the last one counts all above. */
+#define VHOST_BLK_LATENCY_BUCKETS	24
+
+/**
+ * struct vhost_blk_stats - counters of a queue; under vq.mutex
+ * @chains: chains taken
+ * @completed: chains put into the used ring
+ * @refused: requests that were answered without I/O because they are wrong or not supported
+ * @failed: requests whose I/O failed
+ * @dropped: requests that ended after their owner was killed: no used entry
+ * @kicks: times the handler ran because of a kick
+ * @turns: turns of the loop
+ * @calls: batches with an attempt to signal the call eventfd
+ * @bounced: requests copied because their buffers are not aligned
+ * @slow: requests that went through the workqueue
+ * @polls: times the handler polled before sleeping
+ * @polls_won: polls that found work
+ * @read_bytes: data read by successful requests
+ * @write_bytes: data written by successful requests
+ * @latency: finished requests by log2 of microseconds from taken to published
+ */
+struct vhost_blk_stats {
+	u64 chains;
+	u64 completed;
+	u64 refused;
+	u64 failed;
+	u64 dropped;
+	u64 kicks;
+	u64 turns;
+	u64 calls;
+	u64 bounced;
+	u64 slow;
+	u64 polls;
+	u64 polls_won;
+	u64 read_bytes;
+	u64 write_bytes;
+	u64 latency[VHOST_BLK_LATENCY_BUCKETS];
+};
+
+#endif /* _VHOST_BLK_STATS_H */
