@@ -1,19 +1,127 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The bio path: bios go to the ring of this CPU's queue without requests, tags and scheduler.
+ * The bio path: bios go to the ring of this CPU's queue without requests, tags and scheduler. They
+ * are throttled and collected under the task's plug here; bio_ring.c sends and completes them.
  *
- * What does not fit waits in the queue's list, in order, and is put into the ring by completions.
- * Such a list could grow without end, and one writer could keep all readers waiting; so a submitter
- * sleeps while the list is longer than the ring, or is told to come again, if it may not sleep.
+ * Bios without room in the ring wait in the queue's list, in order, and completions send them. The
+ * list is bounded: a submitter sleeps while it is longer than the ring, or gets EAGAIN if it may
+ * not sleep. So one writer cannot keep all readers waiting.
  *
- * Each bio in our hands holds a reference of the queue's usage counter, as requests do of blk-mq:
+ * Each bio in the driver holds a reference of the queue's usage counter, as blk-mq's requests do:
  * freezing the queue waits for all of them.
  */
+#include <linux/slab.h>
 
 #include "virtio_blk.h"
 
-/* The queue that this CPU uses; it may be another CPU the next moment, which does no harm. */
-struct virtblk_queue *virtblk_bio_queue(struct virtblk *blk, bool polled)
+/* A plug submits when it holds so many bios. */
+#define PLUG_BIOS_MAX	64
+/* A bio of this size submits its plug at once, as with blk-mq: it does not gain by waiting. */
+#define PLUG_BYTES_MAX	(128 << 10)
+/* Sequential streams that a plug tells apart. */
+#define PLUG_STREAMS	4
+
+/**
+ * struct virtblk_plug - the bios that a task has collected for one disk
+ * @cb: the block layer's part; its data is the disk
+ * @bios: bios for queues with interrupts, and bios for polled queues
+ * @tails: the last bio of the latest streams; a bio that continues one is inserted after it
+ * @next_tail: the oldest of them
+ * @count: of all bios
+ * @holds_queue: has a reference of the queue's usage counter
+ * @poll_queue: the queue of the polled bios, as their cookies say
+ */
+struct virtblk_plug {
+	struct blk_plug_cb cb;
+	struct bio_list bios[2];
+	struct bio *tails[PLUG_STREAMS];
+	unsigned int next_tail;
+	unsigned int count;
+	bool holds_queue;
+	struct virtblk_queue *poll_queue;
+};
+
+/**
+ * struct virtblk_sleeper - a throttled submitter
+ * @entry: in the queue's list of sleepers
+ * @woken: it may go on, even if the list of waiting bios is long again
+ */
+struct virtblk_sleeper {
+	struct wait_queue_entry entry;
+	bool woken;
+};
+
+/*
+ * Slots are allocated with the disk, so that I/O needs no memory to make progress: swap, and disks
+ * below device-mapper, must not need any.
+ */
+
+/* The memory node of the CPUs that use the queue. */
+static int queue_node(const struct virtblk_queue *q)
+{
+	const struct blk_mq_queue_map *map = &q->blk->maps[q->polled];
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu)
+		if (map->mq_map[cpu] == q->index)
+			return cpu_to_node(cpu);
+	return NUMA_NO_NODE;
+}
+
+static struct virtblk_slot *alloc_slot(struct virtblk_queue *q, int node)
+{
+	struct virtblk_slot *slot = kzalloc_node(sizeof(*slot), GFP_KERNEL, node);
+
+	if (!slot)
+		return NULL;
+	virtblk_init_request(&slot->request);
+	slot->index = q->slot_count;
+	list_add_tail(&slot->node, &q->free);
+	return slot;
+}
+
+/**
+ * virtblk_alloc_slots() - allocates the slots of a queue
+ * @q: new; the disk's limits are known
+ *
+ * Each is allocated on its own: the device writes to them, so they must not be in vmalloc's memory.
+ *
+ * Return: 0, or -ENOMEM; virtblk_free_slots() cleans up in any case.
+ */
+int virtblk_alloc_slots(struct virtblk_queue *q)
+{
+	unsigned int count = q->blk->depth;
+	int node = queue_node(q);
+
+	q->slots = kvcalloc(count, sizeof(*q->slots), GFP_KERNEL);
+	q->reserve_sg = kvcalloc(q->blk->seg_max, sizeof(*q->reserve_sg), GFP_KERNEL);
+	if (!q->slots || !q->reserve_sg)
+		return -ENOMEM;
+	while (q->slot_count < count) {
+		q->slots[q->slot_count] = alloc_slot(q, node);
+		if (!q->slots[q->slot_count])
+			return -ENOMEM;
+		q->slot_count++;
+	}
+	return 0;
+}
+
+/**
+ * virtblk_free_slots() - frees the slots of a queue
+ * @q: nothing is in flight
+ */
+void virtblk_free_slots(struct virtblk_queue *q)
+{
+	while (q->slot_count)
+		kfree(q->slots[--q->slot_count]);
+	kvfree(q->slots);
+	kvfree(q->reserve_sg);
+	q->slots = NULL;
+	q->reserve_sg = NULL;
+}
+
+/* The queue that this CPU uses. If the task moves to another CPU meanwhile, it still works. */
+static struct virtblk_queue *current_queue(struct virtblk *blk, bool polled)
 {
 	const struct blk_mq_queue_map *map =
 		&blk->maps[polled ? VIRTBLK_MAP_POLL : VIRTBLK_MAP_INTERRUPT];
@@ -21,104 +129,153 @@ struct virtblk_queue *virtblk_bio_queue(struct virtblk *blk, bool polled)
 	return &blk->queues[map->mq_map[raw_smp_processor_id()]];
 }
 
-/**
- * virtblk_bio_submit_list() - gives bios to the device, with one kick
- * @q: the queue
- * @bios: in our hands; empty afterwards
- *
- * Context: does not sleep; the caller holds a reference of the queue's usage counter.
+/*
+ * Plugging. Bios that a task submits under one plug are collected, so that they share a kick, and
+ * adjacent ones a request. The block layer ends the plug when the task says so, and when it sleeps.
  */
-void virtblk_bio_submit_list(struct virtblk_queue *q, struct bio_list *bios)
-{
-	struct bio_list done = BIO_EMPTY_LIST;
-	unsigned long flags;
-	bool kick, waited, room;
 
-	spin_lock_irqsave(&q->lock, flags);
-	waited = q->waiting_count;
-	kick = virtblk_bio_dispatch(q, bios, &done);
-	room = waited && !virtblk_bio_is_crowded(q);
-	spin_unlock_irqrestore(&q->lock, flags);
-	virtblk_kick(q, kick);
-	virtblk_start_watch(q->blk);
-	/* What waited may have gone with this batch, and its completions would not know. */
-	if (unlikely(room))
-		virtblk_wake_throttled(q);
-	if (unlikely(!bio_list_empty(&done)))
-		virtblk_end_bios(q->blk, &done);
+static void submit_plug(struct virtblk_plug *plug)
+{
+	struct virtblk *blk = plug->cb.data;
+
+	if (!bio_list_empty(&plug->bios[0]))
+		virtblk_bio_submit(current_queue(blk, false), &plug->bios[0]);
+	if (!bio_list_empty(&plug->bios[1]))
+		virtblk_bio_submit(plug->poll_queue, &plug->bios[1]);
+	memset(plug->tails, 0, sizeof(plug->tails));
+	plug->count = 0;
 }
 
-/* Nobody else may be polling, so we do. */
-static void wait_polled(struct virtblk_queue *q)
+/* May run while the task goes to sleep, so it must not sleep itself. */
+static void unplug(struct blk_plug_cb *cb, bool from_schedule)
 {
-	while (virtblk_bio_is_crowded(q))
+	struct virtblk_plug *plug = container_of(cb, struct virtblk_plug, cb);
+	struct virtblk *blk = cb->data;
+
+	submit_plug(plug);
+	kfree(plug);
+	/* Kept the virtqueues until after the kick. */
+	percpu_ref_put(&blk->disk->queue->q_usage_counter);
+}
+
+/* Inserts a bio after the one that it continues, if that is the last one of a stream. */
+static void insert(struct virtblk_plug *plug, struct bio_list *bios, struct bio *bio)
+{
+	unsigned int i;
+
+	for (i = 0; i < PLUG_STREAMS; i++) {
+		struct bio *tail = plug->tails[i];
+
+		if (!tail || !virtblk_can_merge(tail, bio))
+			continue;
+		bio->bi_next = tail->bi_next;
+		tail->bi_next = bio;
+		if (bios->tail == tail)
+			bios->tail = bio;
+		plug->tails[i] = bio;
+		return;
+	}
+	bio_list_add(bios, bio);
+	plug->tails[plug->next_tail++ % PLUG_STREAMS] = bio;
+}
+
+/*
+ * Collects a bio under the task's plug. A task without a plug has the block layer's own one around
+ * this single bio; nothing tells the two apart, so such a bio costs an allocation. Returns false if
+ * there is no plug (some kernels), or no memory for its callback.
+ */
+static bool collect(struct virtblk_queue *q, struct bio *bio)
+{
+	struct virtblk *blk = q->blk;
+	struct blk_plug_cb *cb = blk_check_plugged(unplug, blk, sizeof(struct virtblk_plug));
+	struct virtblk_plug *plug;
+
+	if (unlikely(!cb))
+		return false;
+	plug = container_of(cb, struct virtblk_plug, cb);
+	if (!plug->holds_queue) {
+		plug->holds_queue = true;
+		percpu_ref_get(&blk->disk->queue->q_usage_counter);
+	}
+	if (bio->bi_opf & REQ_POLLED) {
+		if (!plug->poll_queue)
+			plug->poll_queue = q;
+		/* A task unplugs before it polls. */
+		WRITE_ONCE(bio->bi_cookie, plug->poll_queue->index);
+		insert(plug, &plug->bios[1], bio);
+	} else {
+		insert(plug, &plug->bios[0], bio);
+	}
+	if (++plug->count >= PLUG_BIOS_MAX || bio->bi_iter.bi_size >= PLUG_BYTES_MAX)
+		submit_plug(plug);
+	return true;
+}
+
+/* Polls until the list is shorter: perhaps no other task does. */
+static void poll_until_room(struct virtblk_queue *q)
+{
+	while (virtblk_bio_is_congested(q))
 		if (!virtblk_bio_reap(q, false)) {
 			set_current_state(TASK_UNINTERRUPTIBLE);
 			io_schedule_timeout(1);
 		}
 }
 
-/* A submitter that sleeps. */
-struct virtblk_turn {
-	struct wait_queue_entry entry;
-	bool granted;
-};
-
-/* The turn is that of who is woken, whoever comes and fills the list before it runs. */
-static int grant_turn(struct wait_queue_entry *entry, unsigned int mode, int flags, void *key)
+/* A woken submitter goes on even if others fill the list before it runs. */
+static int wake_sleeper(struct wait_queue_entry *entry, unsigned int mode, int flags, void *key)
 {
-	/* Before it is woken: pairs with the barrier of set_current_state() in sleep_in_order(). */
-	WRITE_ONCE(container_of(entry, struct virtblk_turn, entry)->granted, true);
+	/* Before the wake-up: pairs with the barrier of set_current_state() in sleep_in_order(). */
+	WRITE_ONCE(container_of(entry, struct virtblk_sleeper, entry)->woken, true);
 	return autoremove_wake_function(entry, mode, flags, key);
 }
 
+/* Sleeps until a completion has made room. Sleepers are woken in order of arrival. */
 static void sleep_in_order(struct virtblk_queue *q)
 {
-	struct virtblk_turn turn = {
+	struct virtblk_sleeper sleeper = {
 		.entry = {
 			.private = current,
-			.func = grant_turn,
-			.entry = LIST_HEAD_INIT(turn.entry.entry),
+			.func = wake_sleeper,
+			.entry = LIST_HEAD_INIT(sleeper.entry.entry),
 		},
 	};
 
-	prepare_to_wait_exclusive(&q->throttled, &turn.entry, TASK_UNINTERRUPTIBLE);
-	/* If the list was emptied meanwhile, nobody else may look for sleepers any more. */
-	if (!virtblk_bio_is_crowded(q))
+	prepare_to_wait_exclusive(&q->throttled, &sleeper.entry, TASK_UNINTERRUPTIBLE);
+	/* If the list was emptied meanwhile, no completion is left to wake sleepers. */
+	if (!virtblk_bio_is_congested(q))
 		virtblk_wake_throttled(q);
-	while (!READ_ONCE(turn.granted)) {
+	while (!READ_ONCE(sleeper.woken)) {
 		io_schedule();
 		set_current_state(TASK_UNINTERRUPTIBLE);
 	}
-	finish_wait(&q->throttled, &turn.entry);
+	finish_wait(&q->throttled, &sleeper.entry);
 }
 
 /*
- * Waits until the list is short enough again. Those that sleep are let on in order of arrival. What
- * the caller has collected under a plug is submitted when it sleeps. Returns false if the bio was
- * told to come again.
+ * Waits while too many bios wait. Sleeping submits the bios that the task has collected under a
+ * plug. Returns false if the bio ended with EAGAIN instead.
  */
-static bool wait_turn(struct virtblk_queue *q, struct bio *bio)
+static bool throttle(struct virtblk_queue *q, struct bio *bio)
 {
-	if (likely(!virtblk_bio_is_crowded(q)))
+	if (likely(!virtblk_bio_is_congested(q)))
 		return true;
 	if (bio->bi_opf & REQ_NOWAIT) {
 		bio_wouldblock_error(bio);
 		return false;
 	}
 	if (q->polled) {
-		wait_polled(q);
+		poll_until_room(q);
 		return true;
 	}
 	sleep_in_order(q);
-	/* One of those that wait is woken at a time, and what this one sends may go elsewhere. */
-	if (!virtblk_bio_is_crowded(q))
+	/* One sleeper is woken at a time, and this one may submit to another queue. */
+	if (!virtblk_bio_is_congested(q))
 		virtblk_wake_throttled(q);
 	return true;
 }
 
 /**
- * virtblk_submit_bio() - the block layer gives a bio
+ * virtblk_submit_bio() - submits a bio
  * @bio: for the disk or a partition, already remapped
  *
  * Context: may sleep, unless the bio says REQ_NOWAIT.
@@ -132,19 +289,54 @@ void virtblk_submit_bio(struct bio *bio)
 	bio = bio_split_to_limits(bio);
 	if (unlikely(!bio))
 		return;
-	q = virtblk_bio_queue(blk, bio->bi_opf & REQ_POLLED);
-	if (!wait_turn(q, bio))
+	q = current_queue(blk, bio->bi_opf & REQ_POLLED);
+	if (!throttle(q, bio))
 		return;
 	if (bio->bi_opf & REQ_POLLED)
 		WRITE_ONCE(bio->bi_cookie, q->index);
 	percpu_ref_get(&blk->disk->queue->q_usage_counter);
-	if (virtblk_bio_plug(q, bio))
+	if (collect(q, bio))
 		return;
 	bio_list_add(&one, bio);
-	virtblk_bio_submit_list(q, &one);
+	virtblk_bio_submit(q, &one);
 }
 
-/* Nothing is in flight, and nothing gets into the rings until virtblk_bio_start(). */
+/**
+ * virtblk_poll_bio() - completes the used requests of a polled queue
+ * @bio: its cookie tells the queue
+ * @iob: not used, it is for requests
+ * @flags: not used: this looks once, however long the caller wants to spin
+ *
+ * The bio may have ended, and may be in use for any disk by now; only its memory is sure to exist,
+ * by RCU. Another disk's operations are not read: their module may be gone. A disk of ours is not
+ * freed while its queue can be entered.
+ *
+ * Return: the number of used requests.
+ */
+int virtblk_poll_bio(struct bio *bio, struct io_comp_batch *iob, unsigned int flags)
+{
+	struct block_device *bdev = READ_ONCE(bio->bi_bdev);
+	unsigned int index = READ_ONCE(bio->bi_cookie);
+	struct percpu_ref *usage;
+	struct virtblk *blk;
+	int found = 0;
+
+	if (!bdev || bdev->bd_disk->fops != &virtblk_bio_fops)
+		return 0;
+	usage = &bdev->bd_disk->queue->q_usage_counter;
+	if (!percpu_ref_tryget(usage))
+		return 0;
+	blk = bdev->bd_disk->private_data;
+	if (index < blk->queue_count && blk->queues[index].polled)
+		found = virtblk_bio_reap(&blk->queues[index], false);
+	percpu_ref_put(usage);
+	return found;
+}
+
+/**
+ * virtblk_bio_stop() - keeps bios out of the rings until virtblk_bio_start()
+ * @blk: its queue is frozen, nothing is in flight
+ */
 void virtblk_bio_stop(struct virtblk *blk)
 {
 	unsigned int i;
@@ -156,7 +348,10 @@ void virtblk_bio_stop(struct virtblk *blk)
 	}
 }
 
-/* What came meanwhile is sent, or fails if the virtqueues did not come back. */
+/**
+ * virtblk_bio_start() - sends the bios that were held back
+ * @blk: if it has no virtqueues, the bios fail
+ */
 void virtblk_bio_start(struct virtblk *blk)
 {
 	unsigned int i;

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Differences between kernels, found by compiling probes/ at build time (see Kbuild), not by
- * version numbers: distributions and stable series take changes back.
+ * version numbers: distributions and stable series backport changes.
  */
 #ifndef _VIRTBLK_COMPAT_H
 #define _VIRTBLK_COMPAT_H
 
-/* Otherwise a compiler option that the probes choke on would pass for a very old kernel. */
+/* Otherwise a compiler option that breaks all probes would look like a very old kernel. */
 #ifndef VIRTBLK_PROBES_WORK
 #error "probes/baseline.c does not compile: the probes say nothing about this kernel"
 #endif
 
 #include <linux/blk-mq.h>
 #include <linux/virtio.h>
-#include <linux/workqueue.h>
 #ifdef VIRTBLK_HAS_VIRTIO_MAP_QUEUES
 #include <linux/blk-mq-virtio.h>
 #endif
@@ -24,17 +23,17 @@
 #define VIRTBLK_TAG_SET_FLAGS	0
 #endif
 
+/* The smallest limit of a segment's length, in bytes, that the block layer takes. */
+#ifdef VIRTBLK_HAS_MIN_SEGMENT_SIZE
+#define VIRTBLK_SEG_BYTES_MIN	4096UL
+#else
+#define VIRTBLK_SEG_BYTES_MIN	PAGE_SIZE
+#endif
+
 #ifdef VIRTBLK_INIT_REQUEST_INT_NODE
 #define virtblk_node_t	int
 #else
 #define virtblk_node_t	unsigned int
-#endif
-
-/* For work that may wait, on any CPU. */
-#ifdef VIRTBLK_HAS_DFL_WQ
-#define virtblk_system_wq	system_dfl_wq
-#else
-#define virtblk_system_wq	system_unbound_wq
 #endif
 
 static inline unsigned int virtblk_freeze_queue(struct request_queue *queue)
@@ -65,7 +64,7 @@ static inline int virtblk_map_sg(struct request *rq, struct scatterlist *sg)
 #endif
 }
 
-/* Map CPUs to queues as the interrupts of the queues are spread. */
+/* Maps CPUs to queues as the interrupts of the queues are spread. */
 static inline void virtblk_map_by_affinity(struct blk_mq_queue_map *map, struct virtio_device *vdev)
 {
 #ifdef VIRTBLK_HAS_VIRTIO_MAP_QUEUES

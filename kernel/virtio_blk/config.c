@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What of the configuration changes while the disk is used: its capacity, by the device; the mode
- * of its write cache, by the administrator.
+ * The configuration space (section 5.2.4 of virtio 1.3), the block layer's limits that follow from
+ * it, its changes while the disk is used, and the attributes in /sys/block/vdX. The device is not
+ * trusted: values that make no sense are replaced, with a message.
  */
-#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
-
+#include <linux/hdreg.h>
 #include <linux/sched/mm.h>
 #include <linux/string_helpers.h>
 
@@ -12,14 +12,177 @@
 
 /* Bytes have to fit into a loff_t. */
 #define CAPACITY_MAX	((u64)LLONG_MAX >> SECTOR_SHIFT)
+/* Larger than any real disk's; also keeps the arithmetic below 32 bits. */
+#define BLOCK_EXP_MAX	11
+
+#define read_config(vdev, field, value)	\
+	virtio_cread(vdev, struct virtio_blk_config, field, value)
 
 /**
- * virtblk_has_cache() - whether written data may be lost before it is flushed
- * @vdev: with settled features
+ * virtblk_validate() - checks the device before features are settled
+ * @vdev: about to be probed
  *
- * A mode that the specification does not have is taken as a cache: a flush too many does no harm.
+ * Without the feature, host-aware devices are plain disks, and so are those without zones.
+ * Host-managed ones are refused: a driver has to know their zones to write to them.
+ *
+ * Return: 0, -EINVAL if there is no configuration, -EOPNOTSUPP for host-managed zones.
  */
-bool virtblk_has_cache(struct virtio_device *vdev)
+int virtblk_validate(struct virtio_device *vdev)
+{
+	u8 model;
+
+	if (!vdev->config->get) {
+		dev_err(&vdev->dev, "the device has no configuration to be read\n");
+		return -EINVAL;
+	}
+	if (!virtio_has_feature(vdev, VIRTIO_BLK_F_ZONED))
+		return 0;
+	read_config(vdev, zoned.model, &model);
+	if (model != VIRTIO_BLK_Z_NONE && model != VIRTIO_BLK_Z_HA) {
+		dev_err(&vdev->dev, "zoned disks (model %u) are not supported by this driver\n",
+			model);
+		return -EOPNOTSUPP;
+	}
+	__virtio_clear_bit(vdev, VIRTIO_BLK_F_ZONED);
+	return 0;
+}
+
+static int read_segments(struct virtblk *blk, struct queue_limits *lim)
+{
+	struct virtio_device *vdev = blk->vdev;
+	size_t dma_max = virtio_max_dma_size(vdev);
+	u32 seg_max = 1, size_max = 0;
+
+	virtio_cread_feature(vdev, VIRTIO_BLK_F_SEG_MAX, struct virtio_blk_config, seg_max,
+			     &seg_max);
+	if (!seg_max) {
+		dev_warn(&vdev->dev, "the device wants requests of 0 segments; taken as 1\n");
+		seg_max = 1;
+	}
+	blk->seg_max = min(seg_max, blk->seg_max);
+	blk->seg_bytes_max = min_t(size_t, dma_max, U32_MAX);
+	if (!virtio_cread_feature(vdev, VIRTIO_BLK_F_SIZE_MAX, struct virtio_blk_config, size_max,
+				  &size_max) && !size_max)
+		dev_warn(&vdev->dev, "the device wants segments of 0 bytes; taken as no limit\n");
+	if (size_max)
+		blk->seg_bytes_max = min(size_max, blk->seg_bytes_max);
+	if (blk->seg_bytes_max < VIRTBLK_SEG_BYTES_MIN) {
+		dev_err(&vdev->dev, "segments of at most %u bytes are too small; %lu are needed\n",
+			blk->seg_bytes_max, VIRTBLK_SEG_BYTES_MIN);
+		return -EINVAL;
+	}
+	lim->max_segments = blk->seg_max;
+	lim->max_segment_size = blk->seg_bytes_max;
+	lim->max_hw_sectors = UINT_MAX;
+	return 0;
+}
+
+static int read_block_size(struct virtio_device *vdev, struct queue_limits *lim)
+{
+	u32 size;
+
+	if (virtio_cread_feature(vdev, VIRTIO_BLK_F_BLK_SIZE, struct virtio_blk_config, blk_size,
+				 &size))
+		return 0;
+	if (!blk_validate_block_size(size)) {
+		lim->logical_block_size = size;
+		return 0;
+	}
+	/* The specification has it as a hint, but some devices refuse parts of such a block. */
+	if (size > PAGE_SIZE && is_power_of_2(size)) {
+		dev_err(&vdev->dev, "blocks of %u bytes are too large for this kernel: %lu at most\n",
+			size, PAGE_SIZE);
+		return -EINVAL;
+	}
+	dev_warn(&vdev->dev, "blocks of %u bytes make no sense; taken as %u\n", size,
+		 lim->logical_block_size);
+	return 0;
+}
+
+static void read_topology(struct virtio_device *vdev, struct queue_limits *lim)
+{
+	u32 block = lim->logical_block_size;
+	u8 exponent, alignment;
+	u16 io_min;
+	u32 io_opt;
+
+	if (!virtio_has_feature(vdev, VIRTIO_BLK_F_TOPOLOGY))
+		return;
+	read_config(vdev, physical_block_exp, &exponent);
+	read_config(vdev, alignment_offset, &alignment);
+	read_config(vdev, min_io_size, &io_min);
+	read_config(vdev, opt_io_size, &io_opt);
+	if (exponent > BLOCK_EXP_MAX) {
+		dev_warn(&vdev->dev, "physical blocks of 2^%u blocks make no sense; ignored\n",
+			 exponent);
+		exponent = 0;
+	}
+	if (alignment >= 1u << exponent) {
+		if (alignment)
+			dev_warn(&vdev->dev, "an offset of %u blocks makes no sense; ignored\n",
+				 alignment);
+		alignment = 0;
+	}
+	lim->physical_block_size = block << exponent;
+	lim->alignment_offset = block * alignment;
+	lim->io_min = block * io_min;
+	if (io_opt <= UINT_MAX / block)
+		lim->io_opt = block * io_opt;
+	else
+		dev_warn(&vdev->dev, "I/O of %u blocks makes no sense; ignored\n", io_opt);
+}
+
+/* Returns 0 if the bytes do not fit. */
+static u32 sectors_to_bytes(struct virtio_device *vdev, u32 sectors)
+{
+	if (sectors <= UINT_MAX >> SECTOR_SHIFT)
+		return sectors << SECTOR_SHIFT;
+	dev_warn(&vdev->dev, "a granularity of %u sectors makes no sense; ignored\n", sectors);
+	return 0;
+}
+
+static void read_discard(struct virtblk *blk, struct queue_limits *lim)
+{
+	struct virtio_device *vdev = blk->vdev;
+	u32 sectors, segments, alignment;
+
+	if (!virtio_has_feature(vdev, VIRTIO_BLK_F_DISCARD))
+		return;
+	read_config(vdev, max_discard_sectors, &sectors);
+	read_config(vdev, max_discard_seg, &segments);
+	read_config(vdev, discard_sector_alignment, &alignment);
+	/* Devices use 0 for no limit. */
+	lim->max_hw_discard_sectors = sectors ?: UINT_MAX;
+	lim->max_discard_segments = min(segments ?: blk->seg_max, VIRTBLK_RANGES_MAX);
+	lim->discard_granularity = sectors_to_bytes(vdev, alignment) ?: lim->logical_block_size;
+}
+
+static void read_secure_erase(struct virtblk *blk, struct queue_limits *lim)
+{
+	struct virtio_device *vdev = blk->vdev;
+	u32 sectors, segments, alignment;
+
+	if (!virtio_has_feature(vdev, VIRTIO_BLK_F_SECURE_ERASE))
+		return;
+	read_config(vdev, max_secure_erase_sectors, &sectors);
+	read_config(vdev, max_secure_erase_seg, &segments);
+	read_config(vdev, secure_erase_sector_alignment, &alignment);
+	if (!sectors || !segments || !sectors_to_bytes(vdev, alignment)) {
+		dev_warn(&vdev->dev, "limits of secure erase of 0 make no sense; it is not used\n");
+		return;
+	}
+	lim->max_secure_erase_sectors = sectors;
+	/* The block layer has one granularity for both. */
+	alignment = sectors_to_bytes(vdev, alignment);
+	if (!lim->discard_granularity || alignment < lim->discard_granularity)
+		lim->discard_granularity = alignment;
+}
+
+/*
+ * Returns true if written data may be lost before it is flushed. A mode that the specification does
+ * not have counts as a cache: a flush too many does no harm.
+ */
+static bool has_cache(struct virtio_device *vdev)
 {
 	u8 write_back;
 
@@ -29,115 +192,79 @@ bool virtblk_has_cache(struct virtio_device *vdev)
 	return write_back;
 }
 
-static int commit_cache(struct virtblk *blk, bool write_back)
-{
-	struct request_queue *queue = blk->disk->queue;
-	struct queue_limits lim = queue_limits_start_update(queue);
-	unsigned int memflags;
-	int err;
-
-	if (write_back)
-		lim.features |= BLK_FEAT_WRITE_CACHE;
-	else
-		lim.features &= ~BLK_FEAT_WRITE_CACHE;
-	memflags = virtblk_freeze_queue(queue);
-	err = queue_limits_commit_update(queue, &lim);
-	virtblk_unfreeze_queue(queue, memflags);
-	return err;
-}
-
-static void write_wce(struct virtblk *blk, bool write_back)
-{
-	virtio_cwrite8(blk->vdev, offsetof(struct virtio_blk_config, wce), write_back);
-}
-
-static int set_cache(struct virtblk *blk, bool write_back)
-{
-	int err;
-
-	if (write_back) {
-		err = commit_cache(blk, true);
-		if (err)
-			return err;
-		write_wce(blk, true);
-	} else {
-		write_wce(blk, false);
-		err = blkdev_issue_flush(blk->disk->part0);
-		if (err)
-			return err;
-	}
-	/* The device may have refused. */
-	return commit_cache(blk, virtblk_has_cache(blk->vdev));
-}
-
 /**
- * virtblk_set_cache() - changes the mode of the device's cache, as VIRTIO_BLK_F_CONFIG_WCE allows
- * @blk: has that feature
- * @write_back: the new mode
+ * virtblk_read_limits() - reads the device's limits
+ * @blk: has its virtqueues; its seg_max is the limit of these
+ * @lim: gets the limits of the disk
  *
- * On the way to write back, flushes come first: the block layer drops them for a disk without a
- * cache, and what it dropped them from has ended before the device changes. Only a bio that the
- * block layer holds back between the two, waiting for the queue, is not covered: to write that
- * needed FUA and to change the mode at the same time is left to the administrator's care. On the
- * way to write through, flushes end last, after one more for what the cache still holds.
- *
- * Return: a negative errno.
+ * Return: 0, or -EINVAL if no limits of the block layer describe the device.
  */
-int virtblk_set_cache(struct virtblk *blk, bool write_back)
+int virtblk_read_limits(struct virtblk *blk, struct queue_limits *lim)
 {
+	struct virtio_device *vdev = blk->vdev;
+	u32 sectors;
 	int err;
 
-	/* Two at a time, or one and virtblk_cache_work(), could leave a cache without flushes. */
-	if (mutex_lock_killable(&blk->cache_mutex))
-		return -EINTR;
-	err = set_cache(blk, write_back);
-	mutex_unlock(&blk->cache_mutex);
-	/* virtblk_cache_work() may have come meanwhile, and left the mode alone. */
-	virtio_config_changed(blk->vdev);
-	return err;
-}
-
-static bool expects_cache(struct virtblk *blk)
-{
-	return blk->disk->queue->limits.features & BLK_FEAT_WRITE_CACHE;
-}
-
-/**
- * virtblk_restore_cache() - gives the device the mode back that it had before it was reset
- * @blk: ready, but nothing was sent yet
- *
- * virtblk_cache_work() follows a device that refuses.
- */
-void virtblk_restore_cache(struct virtblk *blk)
-{
-	bool expected = expects_cache(blk);
-
-	if (!virtio_has_feature(blk->vdev, VIRTIO_BLK_F_CONFIG_WCE) ||
-	    virtblk_has_cache(blk->vdev) == expected)
-		return;
-	write_wce(blk, expected);
-	if (virtblk_has_cache(blk->vdev) != expected)
-		dev_warn(&blk->vdev->dev, "[%s] the device does not take its cache's mode back\n",
-			 blk->disk->disk_name);
-}
-
-/* Takes over the mode of a device that changed it. */
-static void follow_cache(struct virtblk *blk, bool write_back)
-{
-	int err = commit_cache(blk, write_back);
-
-	/* What was written meanwhile was not followed by flushes. */
-	if (!err && write_back)
-		err = blkdev_issue_flush(blk->disk->part0);
+	lim->features = BLK_FEAT_ROTATIONAL;
+	lim->logical_block_size = SECTOR_SIZE;
+	err = read_segments(blk, lim);
 	if (err)
-		pr_warn("%s: the cache's mode has changed and was not taken over: error %d\n",
-			blk->disk->disk_name, err);
+		return err;
+	err = read_block_size(vdev, lim);
+	if (err)
+		return err;
+	read_topology(vdev, lim);
+	read_discard(blk, lim);
+	read_secure_erase(blk, lim);
+	if (virtio_has_feature(vdev, VIRTIO_BLK_F_WRITE_ZEROES)) {
+		read_config(vdev, max_write_zeroes_sectors, &sectors);
+		lim->max_write_zeroes_sectors = sectors ?: UINT_MAX;
+	}
+	if (has_cache(vdev))
+		lim->features |= BLK_FEAT_WRITE_CACHE;
+	if (!blk->use_bio)
+		return 0;
+	/* blk-mq sets these for its disks. */
+	lim->features |= BLK_FEAT_IO_STAT | BLK_FEAT_NOWAIT;
+	if (blk->poll_count)
+		lim->features |= BLK_FEAT_POLL;
+	/* The bio path sends one range per request. */
+	lim->max_discard_segments = min_t(u16, lim->max_discard_segments, 1);
+	return 0;
 }
 
 /**
- * virtblk_update_capacity() - takes over the device's capacity
- * @blk: its device is there
- * @resize: the disk is known already, and others are told
+ * virtblk_read_geometry() - reads the geometry that the device claims
+ * @blk: perhaps removed
+ * @geo: gets it
+ *
+ * Return: 0, or -ENXIO if the device is gone.
+ */
+int virtblk_read_geometry(struct virtblk *blk, struct hd_geometry *geo)
+{
+	int err = 0;
+
+	mutex_lock(&blk->vdev_mutex);
+	if (blk->state == VIRTBLK_GONE) {
+		err = -ENXIO;
+	} else if (virtio_has_feature(blk->vdev, VIRTIO_BLK_F_GEOMETRY)) {
+		read_config(blk->vdev, geometry.cylinders, &geo->cylinders);
+		read_config(blk->vdev, geometry.heads, &geo->heads);
+		read_config(blk->vdev, geometry.sectors, &geo->sectors);
+	} else {
+		/* The usual geometry of disks that have none. */
+		geo->heads = 1 << 6;
+		geo->sectors = 1 << 5;
+		geo->cylinders = get_capacity(blk->disk) >> 11;
+	}
+	mutex_unlock(&blk->vdev_mutex);
+	return err;
+}
+
+/**
+ * virtblk_update_capacity() - sets the disk's capacity to the device's
+ * @blk: has its device
+ * @resize: the disk is in use; only a change is reported
  */
 void virtblk_update_capacity(struct virtblk *blk, bool resize)
 {
@@ -162,72 +289,225 @@ void virtblk_update_capacity(struct virtblk *blk, bool resize)
 	set_capacity_and_notify(blk->disk, capacity);
 }
 
-/* Under the mutex of the device. */
-static bool is_usable(const struct virtblk *blk)
-{
-	return blk->vdev && !blk->dead && !blk->suspended && !READ_ONCE(blk->removing);
-}
-
-/* The device has changed its configuration, or was started. */
-void virtblk_config_work(struct work_struct *work)
-{
-	struct virtblk *blk = container_of(work, struct virtblk, config_work);
-	unsigned int noio;
-
-	virtblk_started(blk);
-	/* Memory must not wait for a request that has to be given up, which takes that mutex. */
-	noio = memalloc_noio_save();
-	mutex_lock(&blk->vdev_mutex);
-	if (is_usable(blk))
-		virtblk_update_capacity(blk, true);
-	mutex_unlock(&blk->vdev_mutex);
-	memalloc_noio_restore(noio);
-	/* Not on the workqueue of those that end requests: it waits for requests. */
-	queue_work(virtblk_system_wq, &blk->cache_work);
-}
-
-/* The device's cache may have another mode. */
-void virtblk_cache_work(struct work_struct *work)
-{
-	struct virtblk *blk = container_of(work, struct virtblk, cache_work);
-	bool cache, changed = false;
-
-	/* Not waited for: whoever holds it waits for requests, and the removal for this work. */
-	if (!mutex_trylock(&blk->cache_mutex))
-		return;
-	mutex_lock(&blk->vdev_mutex);
-	if (is_usable(blk)) {
-		cache = virtblk_has_cache(blk->vdev);
-		changed = cache != expects_cache(blk);
-	}
-	mutex_unlock(&blk->vdev_mutex);
-	/* Without that mutex: it waits for requests, which may have to be given up. */
-	if (unlikely(changed))
-		follow_cache(blk, cache);
-	mutex_unlock(&blk->cache_mutex);
-}
-
 /**
- * virtblk_cancel_config() - waits until nobody looks at the configuration any more
- * @blk: no longer looked at: suspended, or being removed
- */
-void virtblk_cancel_config(struct virtblk *blk)
-{
-	cancel_work_sync(&blk->config_work);
-	/* Queued by the other. */
-	cancel_work_sync(&blk->cache_work);
-}
-
-/**
- * virtblk_config_changed() - the device's configuration has changed, or may have
- * @vdev: from probe to removal
+ * virtblk_config_changed() - looks at the configuration after a change
+ * @vdev: scanned, and neither suspended nor being removed: the virtio core sees to that
  *
- * Context: any; interrupts among them.
+ * Context: any, interrupts too.
  */
 void virtblk_config_changed(struct virtio_device *vdev)
 {
 	struct virtblk *blk = vdev->priv;
 
-	if (!READ_ONCE(blk->removing))
-		queue_work(virtblk_wq, &blk->config_work);
+	queue_work(virtblk_wq, &blk->config_work);
 }
+
+/**
+ * virtblk_config_work() - the device has changed its configuration, or was resumed
+ * @work: &virtblk.config_work
+ *
+ * The virtio core keeps this back until it has looked at the status of a resumed device.
+ */
+void virtblk_config_work(struct work_struct *work)
+{
+	struct virtblk *blk = container_of(work, struct virtblk, config_work);
+	unsigned int noio;
+
+	/* Reclaim must not wait for a request that virtblk_give_up() fails under the same mutex. */
+	noio = memalloc_noio_save();
+	mutex_lock(&blk->vdev_mutex);
+	if (blk->state == VIRTBLK_RESUMED) {
+		virtblk_set_state(blk, VIRTBLK_LIVE);
+		/* A ring may have broken while the device could not be given up. */
+		queue_work(virtblk_wq, &blk->abort_work);
+	}
+	if (blk->state == VIRTBLK_LIVE)
+		virtblk_update_capacity(blk, true);
+	mutex_unlock(&blk->vdev_mutex);
+	memalloc_noio_restore(noio);
+}
+
+static int commit_cache(struct virtblk *blk, bool write_back)
+{
+	struct request_queue *queue = blk->disk->queue;
+	struct queue_limits lim = queue_limits_start_update(queue);
+	unsigned int memflags;
+	int err;
+
+	if (write_back)
+		lim.features |= BLK_FEAT_WRITE_CACHE;
+	else
+		lim.features &= ~BLK_FEAT_WRITE_CACHE;
+	memflags = virtblk_freeze_queue(queue);
+	err = queue_limits_commit_update(queue, &lim);
+	virtblk_unfreeze_queue(queue, memflags);
+	return err;
+}
+
+static void write_wce(struct virtblk *blk, bool write_back)
+{
+	virtio_cwrite8(blk->vdev, offsetof(struct virtio_blk_config, wce), write_back);
+}
+
+/*
+ * Changes the mode of the device's cache. On the way to write back the disk has flushes first: the
+ * block layer drops them for a disk without a cache, and freezing waits for writes without flushes
+ * before the device changes. Not covered is a FUA write that the block layer holds back meanwhile,
+ * because the queue is frozen: whoever needs it must not change the mode at the same time. On the
+ * way to write through the disk has flushes longest, and one more follows for the data in the
+ * cache.
+ */
+static int change_cache(struct virtblk *blk, bool write_back)
+{
+	int err;
+
+	if (write_back) {
+		err = commit_cache(blk, true);
+		if (err)
+			return err;
+		write_wce(blk, true);
+	} else {
+		write_wce(blk, false);
+		err = blkdev_issue_flush(blk->disk->part0);
+		if (err)
+			return err;
+	}
+	/* The device may have refused. */
+	return commit_cache(blk, has_cache(blk->vdev));
+}
+
+static bool is_suspended(struct virtblk *blk)
+{
+	bool suspended;
+
+	mutex_lock(&blk->vdev_mutex);
+	suspended = blk->state == VIRTBLK_SUSPENDED;
+	mutex_unlock(&blk->vdev_mutex);
+	return suspended;
+}
+
+static int set_cache(struct virtblk *blk, bool write_back)
+{
+	int err = -EBUSY;
+
+	/* Suspend takes it, too: until it is released the device is not reset. */
+	if (mutex_lock_killable(&blk->cache_mutex))
+		return -EINTR;
+	if (!is_suspended(blk))
+		err = change_cache(blk, write_back);
+	mutex_unlock(&blk->cache_mutex);
+	return err;
+}
+
+/**
+ * virtblk_restore_cache() - gives a device that was reset the cache mode of its disk
+ * @blk: ready, but suspended still: no request was sent, and set_cache() refuses
+ *
+ * Return: 0, or -EIO if the device keeps a cache that the disk does not flush.
+ */
+int virtblk_restore_cache(struct virtblk *blk)
+{
+	bool expected = blk->disk->queue->limits.features & BLK_FEAT_WRITE_CACHE;
+
+	if (!virtio_has_feature(blk->vdev, VIRTIO_BLK_F_CONFIG_WCE) ||
+	    has_cache(blk->vdev) == expected)
+		return 0;
+	write_wce(blk, expected);
+	if (has_cache(blk->vdev) == expected)
+		return 0;
+	dev_warn(&blk->vdev->dev, "[%s] the device does not take its cache's mode back\n",
+		 blk->disk->disk_name);
+	/* Flushes without a cache do no harm. */
+	return expected ? 0 : -EIO;
+}
+
+static const char *const cache_types[] = { "write through", "write back" };
+
+static struct virtblk *blk_of(struct device *dev)
+{
+	return dev_to_disk(dev)->private_data;
+}
+
+static ssize_t serial_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	char id[VIRTIO_BLK_ID_BYTES + 1];
+	struct virtblk *blk = blk_of(dev);
+	int err;
+
+	id[VIRTIO_BLK_ID_BYTES] = '\0';
+	err = blk->use_bio ? virtblk_bio_get_id(blk, id) : virtblk_rq_get_id(blk, id);
+	/* A device may have none. */
+	if (err == -EIO || err == -EOPNOTSUPP)
+		return 0;
+	return err ?: sysfs_emit(buf, "%s", id);
+}
+static DEVICE_ATTR_RO(serial);
+
+static ssize_t cache_type_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%s\n", cache_types[has_cache(blk_of(dev)->vdev)]);
+}
+
+static ssize_t cache_type_store(struct device *dev, struct device_attribute *attr, const char *buf,
+				size_t count)
+{
+	struct virtblk *blk = blk_of(dev);
+	int type = sysfs_match_string(cache_types, buf);
+	int err;
+
+	if (type < 0)
+		return type;
+	/* The mode of the file does not stop root. */
+	if (!virtio_has_feature(blk->vdev, VIRTIO_BLK_F_CONFIG_WCE))
+		return -EOPNOTSUPP;
+	err = set_cache(blk, type);
+	return err ?: count;
+}
+static DEVICE_ATTR_RW(cache_type);
+
+static ssize_t io_path_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%s\n", blk_of(dev)->use_bio ? "bio" : "request");
+}
+static DEVICE_ATTR_RO(io_path);
+
+static ssize_t io_queues_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%u\n", blk_of(dev)->queue_count);
+}
+static DEVICE_ATTR_RO(io_queues);
+
+static ssize_t io_poll_queues_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%u\n", blk_of(dev)->poll_count);
+}
+static DEVICE_ATTR_RO(io_poll_queues);
+
+static struct attribute *attrs[] = {
+	&dev_attr_serial.attr,
+	&dev_attr_cache_type.attr,
+	&dev_attr_io_path.attr,
+	&dev_attr_io_queues.attr,
+	&dev_attr_io_poll_queues.attr,
+	NULL,
+};
+
+static umode_t is_visible(struct kobject *kobj, struct attribute *attr, int index)
+{
+	struct virtblk *blk = blk_of(kobj_to_dev(kobj));
+
+	if (attr == &dev_attr_cache_type.attr &&
+	    !virtio_has_feature(blk->vdev, VIRTIO_BLK_F_CONFIG_WCE))
+		return 0444;
+	return attr->mode;
+}
+
+static const struct attribute_group attr_group = {
+	.attrs = attrs,
+	.is_visible = is_visible,
+};
+
+const struct attribute_group *virtblk_attr_groups[] = {
+	&attr_group,
+	NULL,
+};

@@ -1,77 +1,329 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The module: parameters, the ids of devices it drives, registration. A drop-in for the kernel's
- * own virtio_blk: same names, same parameters, and two more ways to do I/O.
+ * The module, and the life of a disk from probe to removal. A drop-in for the kernel's own
+ * virtio_blk: same names, same parameters, and two more ways to do I/O.
  */
-#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
-
+#include <linux/hdreg.h>
+#include <linux/idr.h>
 #include <linux/module.h>
+#include <linux/slab.h>
 
 #include "virtio_blk.h"
+
+#define DISK_PREFIX	"vd"
 
 static bool use_bio;
 module_param(use_bio, bool, 0444);
 MODULE_PARM_DESC(use_bio,
 		 "Give bios to the device without requests, tags and scheduler. Default: 0.");
 
-static unsigned int num_request_queues;
-module_param(num_request_queues, uint, 0644);
-MODULE_PARM_DESC(num_request_queues,
-		 "At most so many queues for a disk; never more than CPUs. 0: no limit. Default: 0.");
-
-static unsigned int poll_queues;
-module_param(poll_queues, uint, 0644);
-MODULE_PARM_DESC(poll_queues,
-		 "So many of a disk's queues are polled, without interrupts; not all. Default: 0.");
-
-static unsigned int queue_depth;
-module_param(queue_depth, uint, 0444);
-MODULE_PARM_DESC(queue_depth,
-		 "Requests of a queue at once; 0: as many as its ring holds. Default: 0.");
-
-int virtblk_major;
 struct workqueue_struct *virtblk_wq;
+static int virtblk_major;
+static enum cpuhp_state virtblk_cpu_state;
+static DEFINE_IDA(disk_indexes);
 
-unsigned int virtblk_param_queues(void)
+/* Names the disk vda to vdz, vdaa and so on: numbers of base 26 without a zero. */
+static int set_disk_name(struct gendisk *disk, unsigned int index)
 {
-	unsigned int wanted = READ_ONCE(num_request_queues);
+	char letters[8];
+	char *first = letters + sizeof(letters) - 1;
 
-	return min_not_zero(wanted, nr_cpu_ids);
-}
-
-unsigned int virtblk_param_poll_queues(void)
-{
-	return READ_ONCE(poll_queues);
-}
-
-unsigned int virtblk_param_depth(void)
-{
-	return queue_depth;
-}
-
-bool virtblk_param_use_bio(void)
-{
-	return use_bio;
-}
-
-static int check_parameters(void)
-{
-	if (num_request_queues && poll_queues >= num_request_queues) {
-		pr_err("poll_queues=%u leaves no queue with interrupts of num_request_queues=%u\n",
-		       poll_queues, num_request_queues);
-		return -EINVAL;
+	*first = '\0';
+	for (;;) {
+		if (first == letters)
+			return -EINVAL;
+		*--first = 'a' + index % 26;
+		if (index < 26)
+			break;
+		index = index / 26 - 1;
 	}
-	if (queue_depth > BLK_MQ_MAX_DEPTH) {
-		pr_err("queue_depth=%u: at most %u requests are possible\n", queue_depth,
-		       BLK_MQ_MAX_DEPTH);
-		return -EINVAL;
-	}
-	if (use_bio && queue_depth > VIRTBLK_SLOTS_MAX) {
-		pr_err("queue_depth=%u: with use_bio=1 at most %u requests are possible\n",
-		       queue_depth, VIRTBLK_SLOTS_MAX);
-		return -EINVAL;
-	}
+	snprintf(disk->disk_name, sizeof(disk->disk_name), DISK_PREFIX "%s", first);
 	return 0;
+}
+
+#ifdef VIRTBLK_GETGEO_TAKES_DISK
+static int virtblk_getgeo(struct gendisk *disk, struct hd_geometry *geo)
+{
+	return virtblk_read_geometry(disk->private_data, geo);
+}
+#else
+static int virtblk_getgeo(struct block_device *bdev, struct hd_geometry *geo)
+{
+	return virtblk_read_geometry(bdev->bd_disk->private_data, geo);
+}
+#endif
+
+static void free_virtblk(struct virtblk *blk)
+{
+	ida_free(&disk_indexes, blk->index);
+	mutex_destroy(&blk->cache_mutex);
+	mutex_destroy(&blk->vdev_mutex);
+	kfree(blk);
+}
+
+/* The last user has closed the disk, perhaps long after its device was removed. */
+static void virtblk_free_disk(struct gendisk *disk)
+{
+	free_virtblk(disk->private_data);
+}
+
+static const struct block_device_operations virtblk_rq_fops = {
+	.owner = THIS_MODULE,
+	.getgeo = virtblk_getgeo,
+	.free_disk = virtblk_free_disk,
+};
+
+const struct block_device_operations virtblk_bio_fops = {
+	.owner = THIS_MODULE,
+	.submit_bio = virtblk_submit_bio,
+	.poll_bio = virtblk_poll_bio,
+	.getgeo = virtblk_getgeo,
+	.free_disk = virtblk_free_disk,
+};
+
+static const struct blk_mq_ops virtblk_mq_ops = {
+	.queue_rq = virtblk_queue_rq,
+#ifdef VIRTBLK_HAS_RQ_LIST
+	.queue_rqs = virtblk_queue_rqs,
+#endif
+	.commit_rqs = virtblk_commit_rqs,
+	.init_request = virtblk_init_rq,
+	.complete = virtblk_complete_rq,
+	.timeout = virtblk_timeout,
+	.map_queues = virtblk_rq_map_queues,
+	.poll = virtblk_poll,
+};
+
+static struct virtblk *alloc_virtblk(struct virtio_device *vdev)
+{
+	struct virtblk *blk = kzalloc(sizeof(*blk), GFP_KERNEL);
+	int index;
+
+	if (!blk)
+		return ERR_PTR(-ENOMEM);
+	index = ida_alloc_max(&disk_indexes, (1 << (MINORBITS - VIRTBLK_MINOR_BITS)) - 1,
+			      GFP_KERNEL);
+	if (index < 0) {
+		kfree(blk);
+		return ERR_PTR(index);
+	}
+	blk->index = index;
+	blk->vdev = vdev;
+	blk->state = VIRTBLK_NEW;
+	blk->use_bio = use_bio;
+	mutex_init(&blk->cache_mutex);
+	mutex_init(&blk->vdev_mutex);
+	INIT_WORK(&blk->config_work, virtblk_config_work);
+	INIT_WORK(&blk->abort_work, virtblk_abort_work);
+	INIT_DELAYED_WORK(&blk->watchdog, virtblk_watchdog);
+	vdev->priv = blk;
+	return blk;
+}
+
+static struct gendisk *alloc_rq_disk(struct virtblk *blk, struct queue_limits *lim)
+{
+	struct blk_mq_tag_set *set = &blk->tag_set;
+	struct gendisk *disk;
+	int err;
+
+	set->ops = &virtblk_mq_ops;
+	set->queue_depth = blk->depth;
+	set->numa_node = NUMA_NO_NODE;
+	set->flags = VIRTBLK_TAG_SET_FLAGS;
+	set->cmd_size = sizeof(struct virtblk_request);
+	set->driver_data = blk;
+	set->timeout = VIRTBLK_TIMEOUT;
+	set->nr_hw_queues = blk->queue_count;
+	/* The map of polled queues is the third one. */
+	set->nr_maps = blk->poll_count ? HCTX_MAX_TYPES : 1;
+	err = blk_mq_alloc_tag_set(set);
+	if (err)
+		return ERR_PTR(err);
+	disk = blk_mq_alloc_disk(set, lim, blk);
+	if (IS_ERR(disk))
+		blk_mq_free_tag_set(set);
+	return disk;
+}
+
+static struct gendisk *alloc_bio_disk(struct virtblk *blk, struct queue_limits *lim)
+{
+	unsigned int i;
+	int err;
+
+	for (i = 0; i < blk->queue_count; i++) {
+		err = virtblk_alloc_slots(&blk->queues[i]);
+		if (err)
+			return ERR_PTR(err);
+	}
+	return blk_alloc_disk(lim, NUMA_NO_NODE);
+}
+
+static int alloc_disk(struct virtblk *blk)
+{
+	struct queue_limits lim = { };
+	struct gendisk *disk;
+	int err;
+
+	err = virtblk_read_limits(blk, &lim);
+	if (err)
+		return err;
+	disk = blk->use_bio ? alloc_bio_disk(blk, &lim) : alloc_rq_disk(blk, &lim);
+	if (IS_ERR(disk))
+		return PTR_ERR(disk);
+	disk->major = virtblk_major;
+	disk->first_minor = blk->index << VIRTBLK_MINOR_BITS;
+	disk->minors = 1 << VIRTBLK_MINOR_BITS;
+	disk->private_data = blk;
+	disk->fops = blk->use_bio ? &virtblk_bio_fops : &virtblk_rq_fops;
+	/* Pairs with handle_interrupt(), which needs all of it. */
+	smp_store_release(&blk->disk, disk);
+	return 0;
+}
+
+/* Frees a disk that was not added: the block layer does not call virtblk_free_disk() for it. */
+static void put_new_disk(struct virtblk *blk)
+{
+	put_disk(blk->disk);
+	if (!blk->use_bio)
+		blk_mq_free_tag_set(&blk->tag_set);
+}
+
+/* The bio path looks after its queues when CPUs go offline; blk-mq does so for the request path. */
+static void follow_cpus(struct virtblk *blk)
+{
+	if (blk->use_bio)
+		cpuhp_state_add_instance_nocalls(virtblk_cpu_state, &blk->cpu_node);
+}
+
+static void unfollow_cpus(struct virtblk *blk)
+{
+	if (blk->use_bio)
+		cpuhp_state_remove_instance_nocalls(virtblk_cpu_state, &blk->cpu_node);
+}
+
+/**
+ * virtblk_probe() - makes a disk of a device, without I/O
+ * @vdev: with settled features
+ *
+ * virtblk_scan() adds the disk.
+ *
+ * Return: 0, or a negative errno.
+ */
+static int virtblk_probe(struct virtio_device *vdev)
+{
+	struct virtblk *blk = alloc_virtblk(vdev);
+	int err;
+
+	if (IS_ERR(blk))
+		return PTR_ERR(blk);
+	err = virtblk_alloc_queues(blk);
+	if (err)
+		goto no_queues;
+	err = alloc_disk(blk);
+	if (err)
+		goto no_disk;
+	err = set_disk_name(blk->disk, blk->index);
+	if (err)
+		goto no_disk;
+	if (virtio_has_feature(vdev, VIRTIO_BLK_F_RO))
+		set_disk_ro(blk->disk, true);
+	dev_info(&vdev->dev, "[%s] %s path, %u/%u interrupt/polled queues\n", blk->disk->disk_name,
+		 blk->use_bio ? "bio" : "request", blk->queue_count - blk->poll_count,
+		 blk->poll_count);
+	return 0;
+
+no_disk:
+	virtblk_reset(vdev);
+	virtblk_del_queues(blk, vdev);
+	/* No interrupt queues it any more, or uses the disk. */
+	cancel_work_sync(&blk->abort_work);
+	if (blk->disk)
+		put_new_disk(blk);
+	virtblk_free_queues(blk);
+no_queues:
+	vdev->priv = NULL;
+	free_virtblk(blk);
+	return err;
+}
+
+/**
+ * virtblk_scan() - adds the disk, which reads its partition table
+ * @vdev: probed, and started by the virtio core
+ *
+ * The core does not touch the device's status after this call starts. So the device may be given up
+ * from here on: it may break its ring, vanish, or be silent, from the first request on.
+ */
+static void virtblk_scan(struct virtio_device *vdev)
+{
+	struct virtblk *blk = vdev->priv;
+	int err;
+
+	mutex_lock(&blk->vdev_mutex);
+	virtblk_set_state(blk, VIRTBLK_LIVE);
+	mutex_unlock(&blk->vdev_mutex);
+	/* A ring may have broken before, without any request. */
+	queue_work(virtblk_wq, &blk->abort_work);
+	/* Not before: a device that was not started does not tell of changes. */
+	virtblk_update_capacity(blk, false);
+	err = device_add_disk(&vdev->dev, blk->disk, virtblk_attr_groups);
+	if (err) {
+		/* The probe has succeeded already: the driver keeps a device without a disk. */
+		dev_err(&vdev->dev, "[%s] the disk cannot be added: error %d\n",
+			blk->disk->disk_name, err);
+		return;
+	}
+	blk->added = true;
+	follow_cpus(blk);
+}
+
+static void remove_disk(struct virtblk *blk)
+{
+	/* The bus breaks the rings of a device that is gone: it will not answer. */
+	if (virtblk_give_up(blk))
+		/* Afterwards: this waits for the file system's I/O. */
+		blk_mark_disk_dead(blk->disk);
+	del_gendisk(blk->disk);
+	unfollow_cpus(blk);
+}
+
+/**
+ * virtblk_remove() - removes the disk: the device goes, or another driver takes it
+ * @vdev: may be gone already, with requests in flight
+ *
+ * All requests end, by the device or with an error; virtblk_give_up() is for devices without
+ * answers.
+ */
+static void virtblk_remove(struct virtio_device *vdev)
+{
+	struct virtblk *blk = vdev->priv;
+
+	virtblk_fail_held(blk);
+	virtblk_begin_drain(blk);
+	if (blk->added)
+		remove_disk(blk);
+	cancel_delayed_work_sync(&blk->watchdog);
+	cancel_work_sync(&blk->abort_work);
+	if (blk->added && !blk->use_bio)
+		blk_mq_free_tag_set(&blk->tag_set);
+
+	/* Waits for submitters of requests that have ended: they may still kick. */
+	synchronize_rcu();
+	mutex_lock(&blk->vdev_mutex);
+	virtblk_reset(vdev);
+	virtblk_hide_status(vdev);
+	blk->vdev = NULL;
+	virtblk_set_state(blk, VIRTBLK_GONE);
+	mutex_unlock(&blk->vdev_mutex);
+	virtblk_del_queues(blk, vdev);
+	/* Again: until the virtqueues were deleted an interrupt could queue it. */
+	cancel_work_sync(&blk->abort_work);
+	virtblk_free_queues(blk);
+	if (blk->added) {
+		put_disk(blk->disk);
+	} else {
+		put_new_disk(blk);
+		free_virtblk(blk);
+	}
 }
 
 static const struct virtio_device_id id_table[] = {
@@ -79,7 +331,7 @@ static const struct virtio_device_id id_table[] = {
 	{ 0 },
 };
 
-/* VIRTIO_BLK_F_ZONED is looked at and then cleared, by virtblk_validate(). */
+/* virtblk_validate() looks at VIRTIO_BLK_F_ZONED, and then clears it. */
 static const unsigned int features[] = {
 	VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_RO,
 	VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_CONFIG_WCE,
@@ -103,6 +355,7 @@ static struct virtio_driver virtblk_driver = {
 	.id_table = id_table,
 	.validate = virtblk_validate,
 	.probe = virtblk_probe,
+	.scan = virtblk_scan,
 	.remove = virtblk_remove,
 	.config_changed = virtblk_config_changed,
 #ifdef CONFIG_PM_SLEEP
@@ -119,10 +372,6 @@ static int __init virtblk_init(void)
 {
 	int err;
 
-	err = check_parameters();
-	if (err)
-		return err;
-	/* Retries and aborts are what I/O may wait for when memory is short. */
 	virtblk_wq = alloc_workqueue("virtio-blk", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	if (!virtblk_wq)
 		return -ENOMEM;
@@ -131,12 +380,19 @@ static int __init virtblk_init(void)
 		err = virtblk_major;
 		goto no_major;
 	}
+	err = cpuhp_setup_state_multi(CPUHP_BP_PREPARE_DYN, "block/virtio_blk:dead", NULL,
+				      virtblk_cpu_dead);
+	if (err < 0)
+		goto no_cpus;
+	virtblk_cpu_state = err;
 	err = register_virtio_driver(&virtblk_driver);
 	if (err)
 		goto no_driver;
 	return 0;
 
 no_driver:
+	cpuhp_remove_multi_state(virtblk_cpu_state);
+no_cpus:
 	unregister_blkdev(virtblk_major, "virtblk");
 no_major:
 	destroy_workqueue(virtblk_wq);
@@ -146,9 +402,10 @@ no_major:
 static void __exit virtblk_exit(void)
 {
 	unregister_virtio_driver(&virtblk_driver);
+	cpuhp_remove_multi_state(virtblk_cpu_state);
 	unregister_blkdev(virtblk_major, "virtblk");
 	destroy_workqueue(virtblk_wq);
-	virtblk_index_exit();
+	ida_destroy(&disk_indexes);
 }
 
 module_init(virtblk_init);

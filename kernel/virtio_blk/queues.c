@@ -1,17 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The virtqueues of a disk: how many, which of them are polled, which CPU uses which.
+ * The virtqueues of a disk: their number, those that are polled, the queue of each CPU, interrupts.
  */
 #include <linux/interrupt.h>
+#include <linux/moduleparam.h>
 #include <linux/slab.h>
 #include <uapi/linux/virtio_ring.h>
 
 #include "virtio_blk.h"
 
+static unsigned int num_request_queues;
+module_param(num_request_queues, uint, 0644);
+MODULE_PARM_DESC(num_request_queues,
+		 "At most so many queues for a disk; never more than CPUs. 0: no limit. Default: 0.");
+
+static unsigned int poll_queues;
+module_param(poll_queues, uint, 0644);
+MODULE_PARM_DESC(poll_queues,
+		 "So many of a disk's queues are polled, without interrupts; not all. Default: 0.");
+
+static unsigned int queue_depth;
+module_param(queue_depth, uint, 0444);
+MODULE_PARM_DESC(queue_depth,
+		 "Requests of a queue at once; 0: as many as its ring holds. Default: 0.");
+
 static int count_queues(struct virtblk *blk)
 {
 	struct virtio_device *vdev = blk->vdev;
-	unsigned int wanted = virtblk_param_poll_queues();
+	unsigned int most = min_not_zero(READ_ONCE(num_request_queues), nr_cpu_ids);
+	unsigned int wanted = READ_ONCE(poll_queues);
 	u16 offered = 1;
 
 	/* Leaves 1 if the device has no such field. */
@@ -20,12 +37,13 @@ static int count_queues(struct virtblk *blk)
 		dev_err(&vdev->dev, "the device offers several queues and then has none\n");
 		return -EINVAL;
 	}
-	blk->queue_count = min_t(unsigned int, offered, virtblk_param_queues());
+	blk->queue_count = min_t(unsigned int, offered, most);
 	blk->poll_count = min(wanted, blk->queue_count - 1);
+	/* The probe does not fail because of it: this may be the root disk. */
 	if (blk->poll_count < wanted)
 		dev_warn(&vdev->dev,
-			 "only %u of %u polled queues: of %u queues one needs interrupts\n",
-			 blk->poll_count, wanted, blk->queue_count);
+			 "poll_queues=%u: %u are polled, because one of %u queues needs interrupts\n",
+			 wanted, blk->poll_count, blk->queue_count);
 	return 0;
 }
 
@@ -39,8 +57,10 @@ static void init_queue(struct virtblk *blk, unsigned int index)
 	q->polled = index >= blk->queue_count - blk->poll_count;
 	snprintf(q->name, sizeof(q->name), q->polled ? "req_poll.%u" : "req.%u", index);
 	INIT_LIST_HEAD(&q->free);
-	INIT_LIST_HEAD(&q->resumed);
-	INIT_LIST_HEAD(&q->asked);
+	INIT_LIST_HEAD(&q->ring);
+	INIT_LIST_HEAD(&q->requeued);
+	INIT_LIST_HEAD(&q->flush_joined);
+	INIT_LIST_HEAD(&q->flush_waiting);
 	bio_list_init(&q->waiting);
 	init_waitqueue_head(&q->throttled);
 	q->last_reap = jiffies;
@@ -48,11 +68,11 @@ static void init_queue(struct virtblk *blk, unsigned int index)
 }
 
 /**
- * virtblk_del_queues() - gives the virtqueues back
- * @blk: nothing is in flight, nobody is about to kick
+ * virtblk_del_queues() - deletes the virtqueues
+ * @blk: nothing is in flight, and no kick is to come
  * @vdev: its device, reset
  *
- * What comes later finds no virtqueue, and fails. A device whose virtqueues are gone is left alone.
+ * Later I/O finds no virtqueue, and fails. Does nothing if the virtqueues are gone already.
  */
 void virtblk_del_queues(struct virtblk *blk, struct virtio_device *vdev)
 {
@@ -68,7 +88,7 @@ void virtblk_del_queues(struct virtblk *blk, struct virtio_device *vdev)
 	vdev->config->del_vqs(vdev);
 }
 
-/* The smallest ring of all; they are usually equal. */
+/* Descriptors of the smallest ring; usually all have the same size. */
 static unsigned int ring_size(struct virtblk *blk)
 {
 	unsigned int i, size = VIRTBLK_RING_MAX;
@@ -78,11 +98,26 @@ static unsigned int ring_size(struct virtblk *blk)
 	return size;
 }
 
+/* The device has used requests. Context: interrupt. */
+static void handle_interrupt(struct virtqueue *vq)
+{
+	struct virtblk *blk = vq->vdev->priv;
+	struct virtblk_queue *q = &blk->queues[vq->index];
+
+	/* The disk is not set up yet. Pairs with alloc_disk(). */
+	if (unlikely(!smp_load_acquire(&blk->disk)))
+		return;
+	if (blk->use_bio)
+		virtblk_bio_reap(q, true);
+	else
+		virtblk_rq_reap(q, true);
+}
+
 /**
  * virtblk_find_queues() - gets the virtqueues from the device
- * @blk: its queues are without virtqueues: at probe, or after a reset
+ * @blk: its queues have no virtqueues: at probe, or after a reset
  *
- * Return: a negative errno; then there are no virtqueues.
+ * Return: 0, or a negative errno; then there are no virtqueues.
  */
 int virtblk_find_queues(struct virtblk *blk)
 {
@@ -99,7 +134,7 @@ int virtblk_find_queues(struct virtblk *blk)
 	for (i = 0; i < blk->queue_count; i++) {
 		infos[i].name = blk->queues[i].name;
 		/* No callback: no interrupt. */
-		infos[i].callback = blk->queues[i].polled ? NULL : virtblk_interrupt;
+		infos[i].callback = blk->queues[i].polled ? NULL : handle_interrupt;
 	}
 	err = virtio_find_vqs(blk->vdev, blk->queue_count, vqs, infos, &affinity);
 	if (err)
@@ -108,9 +143,10 @@ int virtblk_find_queues(struct virtblk *blk)
 		spin_lock_irq(&blk->queues[i].lock);
 		blk->queues[i].vq = vqs[i];
 		blk->queues[i].in_flight = 0;
+		blk->queues[i].broken = false;
 		spin_unlock_irq(&blk->queues[i].lock);
 	}
-	/* Requests were made to fit. */
+	/* The disk's limits are those of the rings at probe. */
 	if (ring_size(blk) < blk->ring_size) {
 		dev_err(&blk->vdev->dev, "rings of %u descriptors; they had %u before\n",
 			ring_size(blk), blk->ring_size);
@@ -123,30 +159,24 @@ out:
 	return err;
 }
 
-/**
- * virtblk_depth() - how many requests a queue can have at once
- * @blk: has its virtqueues
- */
-unsigned int virtblk_depth(struct virtblk *blk)
+/* Sets the number of requests that a queue can have at once. */
+static void set_depth(struct virtblk *blk)
 {
-	unsigned int depth = virtblk_param_depth();
+	unsigned int most = blk->use_bio ? VIRTBLK_SLOTS_MAX : BLK_MQ_MAX_DEPTH;
+	unsigned int wanted = queue_depth;
+	unsigned int depth = wanted ?: ring_size(blk);
 
-	if (depth)
-		return depth;
-	depth = ring_size(blk);
-	/* A request takes at least two descriptors, if they are not in a table of their own. */
-	if (!virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC))
+	/* Without indirect tables a request takes at least two descriptors of the ring. */
+	if (!wanted && !virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC))
 		depth /= 2;
-	return clamp(depth, 1u, (unsigned int)BLK_MQ_MAX_DEPTH);
+	blk->depth = clamp(depth, 1u, most);
+	if (blk->depth < wanted)
+		dev_warn(&blk->vdev->dev, "queue_depth=%u: taken as %u, the most that is possible\n",
+			 wanted, blk->depth);
 }
 
-/**
- * virtblk_map_queues() - which queue each CPU uses
- * @blk: has its virtqueues
- * @map: its mq_map has an entry for each possible CPU
- * @polled: the map is that of the polled queues
- */
-void virtblk_map_queues(struct virtblk *blk, struct blk_mq_queue_map *map, bool polled)
+/* Maps each CPU to the queue that it uses. */
+static void map_queues(struct virtblk *blk, struct blk_mq_queue_map *map, bool polled)
 {
 	unsigned int with_interrupts = blk->queue_count - blk->poll_count;
 
@@ -160,6 +190,21 @@ void virtblk_map_queues(struct virtblk *blk, struct blk_mq_queue_map *map, bool 
 		virtblk_map_by_affinity(map, blk->vdev);
 }
 
+/**
+ * virtblk_rq_map_queues() - maps each CPU to the queues that it uses
+ * @set: of a disk of the request path
+ */
+void virtblk_rq_map_queues(struct blk_mq_tag_set *set)
+{
+	struct virtblk *blk = set->driver_data;
+
+	map_queues(blk, &set->map[HCTX_TYPE_DEFAULT], false);
+	if (set->nr_maps <= HCTX_TYPE_POLL)
+		return;
+	set->map[HCTX_TYPE_READ].nr_queues = 0;
+	map_queues(blk, &set->map[HCTX_TYPE_POLL], true);
+}
+
 static int alloc_maps(struct virtblk *blk)
 {
 	unsigned int i;
@@ -168,12 +213,12 @@ static int alloc_maps(struct virtblk *blk)
 		blk->maps[i].mq_map = kcalloc(nr_cpu_ids, sizeof(unsigned int), GFP_KERNEL);
 		if (!blk->maps[i].mq_map)
 			return -ENOMEM;
-		virtblk_map_queues(blk, &blk->maps[i], i == VIRTBLK_MAP_POLL);
+		map_queues(blk, &blk->maps[i], i == VIRTBLK_MAP_POLL);
 	}
 	return 0;
 }
 
-/* Sets the limit of data descriptors that rings of this size can always take. */
+/* Limits the data descriptors of a request to those that fit into each ring. */
 static int fit_to_ring(struct virtblk *blk)
 {
 	bool indirect = virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC);
@@ -188,17 +233,17 @@ static int fit_to_ring(struct virtblk *blk)
 		dev_err(&blk->vdev->dev, "a ring of %u descriptors cannot take a request\n", size);
 		return -EINVAL;
 	}
-	/* The request path may ask for more if there are tables; see virtblk_read_limits(). */
+	/* With indirect tables the device's own limit counts; see virtblk_read_limits(). */
 	if (indirect && !blk->use_bio)
 		blk->seg_max = VIRTBLK_RING_MAX - VIRTBLK_OVERHEAD;
 	return 0;
 }
 
 /**
- * virtblk_alloc_queues() - all that a disk needs to do I/O, but for its limits
+ * virtblk_alloc_queues() - sets up queues, virtqueues and the maps of CPUs
  * @blk: new
  *
- * Return: a negative errno; then there is nothing to be freed.
+ * Return: 0, or a negative errno; then there is nothing to free.
  */
 int virtblk_alloc_queues(struct virtblk *blk)
 {
@@ -216,6 +261,7 @@ int virtblk_alloc_queues(struct virtblk *blk)
 	err = virtblk_find_queues(blk);
 	if (err)
 		goto no_virtqueues;
+	set_depth(blk);
 	err = fit_to_ring(blk);
 	if (!err && blk->use_bio)
 		err = alloc_maps(blk);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * A request as the device sees it, for both paths: header, data, status byte (section 5.2.6 of
- * virtio 1.3), and its way into the ring and out of it.
+ * virtio 1.3), its way into the ring and out of it, and the work items that look after it.
  */
 #include <uapi/linux/virtio_ring.h>
 
 #include "virtio_blk.h"
 
 /**
- * virtblk_init_request() - what is the same for all uses of a request
- * @request: the memory stays where it is until the disk goes
+ * virtblk_init_request() - sets up the fields that all uses of a request share
+ * @request: its memory keeps its address until the disk is removed
  */
 void virtblk_init_request(struct virtblk_request *request)
 {
@@ -31,14 +31,14 @@ static void set_header(struct virtio_device *vdev, struct virtblk_request *reque
 }
 
 /**
- * virtblk_set_command() - header and direction of a block layer operation
+ * virtblk_set_command() - sets header and direction of a block layer operation
  * @vdev: gives the byte order
  * @request: to be filled in
  * @opf: operation and flags
  * @sector: in units of 512 bytes; ignored where the specification has none
  * @ioprio: of the submitter
  *
- * Return: BLK_STS_NOTSUPP for operations that virtio-blk does not have.
+ * Return: BLK_STS_NOTSUPP for operations that virtio-blk does not have, else BLK_STS_OK.
  */
 blk_status_t virtblk_set_command(struct virtio_device *vdev, struct virtblk_request *request,
 				 blk_opf_t opf, sector_t sector, unsigned short ioprio)
@@ -82,7 +82,7 @@ static void fill_range(struct virtio_blk_discard_write_zeroes *range, blk_opf_t 
 {
 	u32 flags = 0;
 
-	/* Only write zeroes knows the flag; a set one makes a device refuse a discard. */
+	/* Only write zeroes has the flag: a device refuses a discard with it. */
 	if ((opf & REQ_OP_MASK) == REQ_OP_WRITE_ZEROES && !(opf & REQ_NOUNMAP))
 		flags = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
 	range->sector = cpu_to_le64(sector);
@@ -98,11 +98,11 @@ static void set_one_buffer(struct virtblk_request *request, void *buffer, unsign
 }
 
 /**
- * virtblk_set_range() - the only range of a discard, write zeroes or secure erase
+ * virtblk_set_range() - sets the only range of a discard, write zeroes or secure erase
  * @request: after virtblk_set_command()
  * @opf: operation and flags
- * @sector: first one
- * @sectors: how many; bios and requests are shorter than 2^32 sectors
+ * @sector: first sector
+ * @sectors: their number; bios and requests are shorter than 2^32 sectors
  */
 void virtblk_set_range(struct virtblk_request *request, blk_opf_t opf, sector_t sector,
 		       sector_t sectors)
@@ -112,12 +112,12 @@ void virtblk_set_range(struct virtblk_request *request, blk_opf_t opf, sector_t 
 }
 
 /**
- * virtblk_set_ranges() - one range for each bio of a discard request
+ * virtblk_set_ranges() - sets one range for each bio of a discard request
  * @request: after virtblk_set_command()
  * @rq: the discard
  * @count: its number of ranges
  *
- * Return: -ENOMEM, to be tried again.
+ * Return: 0, or -ENOMEM: the caller tries again later.
  */
 int virtblk_set_ranges(struct virtblk_request *request, struct request *rq, unsigned int count)
 {
@@ -140,7 +140,7 @@ int virtblk_set_ranges(struct virtblk_request *request, struct request *rq, unsi
 }
 
 /**
- * virtblk_set_get_id() - asks for the serial number, 20 bytes into @request->id
+ * virtblk_set_get_id() - makes a query of the serial number, 20 bytes into @request->id
  * @vdev: gives the byte order
  * @request: to be filled in
  */
@@ -153,11 +153,11 @@ void virtblk_set_get_id(struct virtio_device *vdev, struct virtblk_request *requ
 }
 
 /**
- * virtblk_alloc_sg() - a scatterlist for data
+ * virtblk_alloc_sg() - allocates a scatterlist for data
  * @request: its data.sgl gets @segments entries
  * @segments: at least 1
  *
- * Return: -ENOMEM, to be tried again.
+ * Return: 0, or -ENOMEM: the caller tries again later.
  */
 int virtblk_alloc_sg(struct virtblk_request *request, unsigned int segments)
 {
@@ -176,7 +176,7 @@ int virtblk_alloc_sg(struct virtblk_request *request, unsigned int segments)
 }
 
 /**
- * virtblk_free_data() - gives back what describes the data
+ * virtblk_free_data() - frees the memory that describes the data
  * @request: no longer owned by the device
  */
 void virtblk_free_data(struct virtblk_request *request)
@@ -193,12 +193,12 @@ void virtblk_free_data(struct virtblk_request *request)
 }
 
 /**
- * virtblk_add() - puts a request into the ring
+ * virtblk_add() - adds a request to the ring
  * @q: its lock is held
  * @request: complete
  *
- * Return: -ENOSPC if the ring is too full for it, -ENOMEM if it could not be mapped, -EIO if the
- * device is broken or gone. The request is the caller's still, then.
+ * Return: 0; -ENOSPC if the ring has too little room, -ENOMEM if the data could not be mapped, -EIO
+ * if the device is broken or gone. After an error the caller still owns the request.
  */
 int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
 {
@@ -212,7 +212,7 @@ int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
 	needed = virtio_has_feature(q->vq->vdev, VIRTIO_RING_F_INDIRECT_DESC) ?
 		 1 : request->data.nents + VIRTBLK_OVERHEAD;
 	free = q->vq->num_free;
-	/* The core would kick the device, under our lock, before it says the same. */
+	/* The core would return the same, but kick the device first, under our lock. */
 	if (unlikely(free < needed))
 		return virtqueue_is_broken(q->vq) ? -EIO : -ENOSPC;
 	sgs[out++] = &request->header_sg;
@@ -228,19 +228,19 @@ int virtblk_add(struct virtblk_queue *q, struct virtblk_request *request)
 		request->descriptors = free - q->vq->num_free;
 		q->in_flight++;
 	} else if (err == -EIO && !virtqueue_is_broken(q->vq)) {
-		/* What a packed ring says when a buffer cannot be mapped for the moment. */
+		/* A packed ring says so when a buffer cannot be mapped for the moment. */
 		err = -ENOMEM;
 	}
 	return err;
 }
 
 /**
- * virtblk_get_used() - takes a request that the device has used
+ * virtblk_get_used() - takes a request from the used ring
  * @q: its lock is held, it has a virtqueue
  *
- * How many descriptors come free with it, the core reads in a split ring's table, which the device
- * may have changed. With too many of them, two requests would get one place, and the first never
- * end: the ring is broken off before.
+ * For a split ring the core reads the number of descriptors that become free in the descriptor
+ * table, where the device may have changed it. Too many of them would give one descriptor to two
+ * requests, and the first would never end. So the ring is broken when the number has changed.
  *
  * Return: the next one, or NULL.
  */
@@ -260,33 +260,73 @@ struct virtblk_request *virtblk_get_used(struct virtblk_queue *q)
 	return request;
 }
 
-/* Whether the device wants to be told; under the queue's lock. The kick itself costs an exit. */
-bool virtblk_kick_prepare(struct virtblk_queue *q)
+/**
+ * virtblk_detach() - takes a request back from a device that was reset
+ * @q: its lock is held
+ *
+ * The core must not be asked for more requests than there are. Before it answers that there is
+ * none, it checks (BUG_ON) that all descriptors are free, and it has read the ends of chains in
+ * descriptors that the device may have changed.
+ *
+ * Return: the next one, or NULL.
+ */
+struct virtblk_request *virtblk_detach(struct virtblk_queue *q)
 {
-	return q->vq && virtqueue_kick_prepare(q->vq);
-}
-
-/* The kick, if it was found to be needed; outside of the lock. */
-void virtblk_kick(struct virtblk_queue *q, bool kick)
-{
-	if (kick)
-		virtqueue_notify(q->vq);
+	lockdep_assert_held(&q->lock);
+	if (!q->vq || !q->in_flight)
+		return NULL;
+	q->in_flight--;
+	return virtqueue_detach_unused_buf(q->vq);
 }
 
 /**
- * virtblk_status() - what the device said of a request
- * @request: given back by the device
+ * virtblk_check_broken() - has the device given up if this ring is broken
+ * @q: its used ring was looked at; its lock is held
  *
- * Anything but the two known values is an error, also no value at all.
+ * The virtio core breaks a ring whose used entries name requests that it never had, and
+ * virtblk_get_used() one whose descriptors were changed. Requests in flight there would never end.
  */
-blk_status_t virtblk_status(const struct virtblk_request *request)
+void virtblk_check_broken(struct virtblk_queue *q)
 {
-	switch (READ_ONCE(request->status)) {
-	case VIRTIO_BLK_S_OK:
-		return BLK_STS_OK;
-	case VIRTIO_BLK_S_UNSUPP:
-		return BLK_STS_NOTSUPP;
-	default:
-		return BLK_STS_IOERR;
-	}
+	lockdep_assert_held(&q->lock);
+	if (likely(!q->vq || !virtqueue_is_broken(q->vq)) || q->broken)
+		return;
+	q->broken = true;
+	queue_work(virtblk_wq, &q->blk->abort_work);
+}
+
+static unsigned long watchdog_interval(const struct virtblk *blk)
+{
+	return blk->poll_count ? VIRTBLK_WATCH_POLLED : VIRTBLK_WATCH_OTHERS;
+}
+
+/**
+ * virtblk_start_watchdog() - lets the watchdog run as long as requests are in flight
+ * @blk: a request was added to one of its rings
+ *
+ * Context: without the queue's lock.
+ */
+void virtblk_start_watchdog(struct virtblk *blk)
+{
+	/* Not pending: it does not run, or may have looked at the request's queue already. */
+	if (unlikely(!delayed_work_pending(&blk->watchdog)))
+		queue_delayed_work(virtblk_wq, &blk->watchdog, watchdog_interval(blk));
+}
+
+/**
+ * virtblk_retry_soon() - has the watchdog look at all queues in a moment
+ * @blk: one of its queues will get no completion that would do the same
+ */
+void virtblk_retry_soon(struct virtblk *blk)
+{
+	mod_delayed_work(virtblk_wq, &blk->watchdog, max(1, HZ / 100));
+}
+
+/**
+ * virtblk_dispatch_soon() - has the watchdog go on at once with bios that wait
+ * @blk: has more of them than may be sent with interrupts off
+ */
+void virtblk_dispatch_soon(struct virtblk *blk)
+{
+	mod_delayed_work(virtblk_wq, &blk->watchdog, 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What every kernel has: if this does not compile, the other probes say nothing. */
+/* Every kernel has these: if this does not compile, the other probes say nothing. */
 #include <linux/blk-mq.h>
 #include <linux/hdreg.h>
 #include <linux/virtio.h>

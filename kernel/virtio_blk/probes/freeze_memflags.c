@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Freezing a queue gives flags that unfreezing takes. */
+/* Freezing a queue returns flags for unfreezing it. */
 #include <linux/blk-mq.h>
 
 void probe(struct request_queue *queue);

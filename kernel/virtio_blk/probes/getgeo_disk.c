@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The geometry is asked for a disk, no longer for a block device. */
+/* getgeo() takes a disk, no longer a block device. */
 #include <linux/blkdev.h>
 #include <linux/hdreg.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Interrupt affinity is asked from virtio; later kernels ask the bus, whichever it is. */
+/* Virtio tells the interrupts' affinity; in later kernels the bus does. */
 #include <linux/blk-mq-virtio.h>
 
 void probe(struct blk_mq_queue_map *map, struct virtio_device *vdev);
