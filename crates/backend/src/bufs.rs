@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The memory of one I/O: a borrowed list of `iovec`s that name guest memory.
 //!
-//! Guest memory is shared with a running guest, so it is never borrowed as a Rust slice: bytes are
-//! copied in and out by `ptr::copy`, or handed to the kernel as an `iovec`.
-// UNSAFETY: the list borrows memory whose lifetime spans asynchronous I/O, which no safe type can
-// express; the promise is made once, in `BufList::new`.
+//! The guest changes its memory while this code runs, so no Rust slice borrows it: `ptr::copy`
+//! moves bytes in and out, or the kernel gets an `iovec`.
+// UNSAFETY: the list borrows memory for the duration of asynchronous I/O, which no safe type can
+// express. The caller of `BufList::new` guarantees it once.
 #![expect(unsafe_code)]
 
 use libc::iovec;
 
-/// A list of memory segments, valid as promised to [`BufList::new`].
+/// A list of memory segments. The caller of [`BufList::new`] guarantees its validity.
 #[derive(Clone, Copy, Debug)]
 pub struct BufList {
     iovs: *mut iovec,
@@ -20,11 +20,11 @@ impl BufList {
     /// No memory at all.
     pub const EMPTY: BufList = BufList { iovs: std::ptr::null_mut(), count: 0 };
 
-    /// Makes a list of `count` segments at `iovs`.
+    /// A list of the `count` segments at `iovs`.
     ///
     /// # Safety
-    /// Until the I/O that uses the list is done, `iovs` points to `count` iovecs that nobody else
-    /// touches, and each of them names memory that stays mapped (writable for a read).
+    /// Until the I/O that uses the list completes, `iovs` points to `count` iovecs that no other
+    /// code accesses, and each of them names memory that stays mapped (writable for a read).
     pub unsafe fn new(iovs: *mut iovec, count: usize) -> Self {
         BufList { iovs, count: u32::try_from(count).expect("a chain has at most 32768 segments") }
     }
@@ -34,26 +34,27 @@ impl BufList {
         if self.count == 0 {
             return &[];
         }
-        // SAFETY: promised to `new`.
+        // SAFETY: the caller of `new` guarantees it.
         unsafe { std::slice::from_raw_parts(self.iovs, self.count as usize) }
     }
 
-    /// Sum of the segments' lengths in bytes.
+    /// Total length of the segments in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.iovs().iter().map(|iov| iov.iov_len as u64).sum()
     }
 
-    /// Whether every segment's address and length is a multiple of `align` (a power of two).
+    /// Returns whether the address of every segment is a multiple of `address_align` and its length
+    /// a multiple of `len_align` (bytes; powers of two).
     pub fn is_aligned(&self, address_align: usize, len_align: usize) -> bool {
         self.iovs().iter().all(|iov| {
             (iov.iov_base as usize) & (address_align - 1) == 0 && iov.iov_len & (len_align - 1) == 0
         })
     }
 
-    /// Drops the first `bytes` (all of them at most) after a short transfer.
+    /// Removes the first `bytes` bytes, or all if there are fewer, after a short transfer.
     pub fn advance(&mut self, mut bytes: usize) {
         while self.count > 0 {
-            // SAFETY: promised to `new`; `count` is above 0.
+            // SAFETY: the caller of `new` guarantees it; `count` is above 0.
             let first = unsafe { &mut *self.iovs };
             if bytes < first.iov_len {
                 first.iov_base = first.iov_base.cast::<u8>().wrapping_add(bytes).cast();
@@ -66,41 +67,43 @@ impl BufList {
         }
     }
 
-    /// The first `count_max` segments: what one system call takes (`IOV_MAX`).
+    /// The first `count_max` segments; one system call takes at most `IOV_MAX`.
     pub fn first(&self, count_max: u32) -> BufList {
         BufList { iovs: self.iovs, count: self.count.min(count_max) }
     }
 
-    /// Copies up to `to.len()` bytes out of the segments, from byte `skip` on; returns how many.
+    /// Copies up to `to.len()` bytes from the segments, from byte `skip` on. Returns the number of
+    /// bytes copied.
     pub fn copy_out(&self, skip: u64, to: &mut [u8]) -> usize {
         // SAFETY: `to` is writable for its length.
         unsafe { self.copy_out_raw(skip, to.as_mut_ptr(), to.len()) }
     }
 
-    /// Copies up to `from.len()` bytes into the segments, from byte `skip` on; returns how many.
+    /// Copies up to `from.len()` bytes into the segments, from byte `skip` on. Returns the number
+    /// of bytes copied.
     pub fn copy_in(&self, skip: u64, from: &[u8]) -> usize {
         // SAFETY: `from` is readable for its length.
         unsafe { self.copy_in_raw(skip, from.as_ptr(), from.len()) }
     }
 
-    /// [`BufList::copy_out`] to memory that others may use at the same time.
+    /// [`BufList::copy_out`] to memory that other threads may access at the same time.
     ///
     /// # Safety
     /// `to` is mapped and writable for `len` bytes.
     pub unsafe fn copy_out_raw(&self, skip: u64, to: *mut u8, len: usize) -> usize {
         self.for_each_piece(skip, len, |base, at, len| {
-            // SAFETY: `base..base+len` lies in a segment (promised to `new`), `at + len` in `to`.
+            // SAFETY: `base..base+len` lies in a segment (see `new`), `at + len` in `to`.
             unsafe { std::ptr::copy(base.cast_const(), to.add(at), len) }
         })
     }
 
-    /// [`BufList::copy_in`] from memory that others may use at the same time.
+    /// [`BufList::copy_in`] from memory that other threads may access at the same time.
     ///
     /// # Safety
     /// `from` is mapped and readable for `len` bytes.
     pub unsafe fn copy_in_raw(&self, skip: u64, from: *const u8, len: usize) -> usize {
         self.for_each_piece(skip, len, |base, at, len| {
-            // SAFETY: `base..base+len` lies in a segment (promised to `new`), `at + len` in `from`.
+            // SAFETY: `base..base+len` lies in a segment (see `new`), `at + len` in `from`.
             unsafe { std::ptr::copy(from.add(at), base, len) }
         })
     }
@@ -108,12 +111,13 @@ impl BufList {
     /// Fills every segment with zeroes.
     pub fn fill_zero(&self) {
         self.for_each_piece(0, usize::MAX, |base, _, len| {
-            // SAFETY: `base..base+len` lies in a segment (promised to `new`).
+            // SAFETY: `base..base+len` lies in a segment (see `new`).
             unsafe { std::ptr::write_bytes(base, 0, len) }
         });
     }
 
-    /// Calls `visit(base, position, len)` for the pieces of `[skip, skip + want)`.
+    /// Calls `visit(base, position, len)` for each piece of `[skip, skip + want)`. Returns the
+    /// total length of the pieces.
     fn for_each_piece(
         &self,
         mut skip: u64,

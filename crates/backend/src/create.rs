@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making a new raw image.
+//! Creates raw images.
 
 use crate::file::sys;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How much of the image is taken from the file system at once.
+/// Allocation of a new image's space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
-    /// Nothing: blocks are allocated as they are written.
+    /// The file system allocates blocks when they are written.
     Sparse,
-    /// Everything (`fallocate`): writing cannot fail for want of space.
+    /// `fallocate` allocates all blocks at once: a later write cannot fail for lack of space.
     Full,
 }
 
-/// Why an image cannot be made.
+/// Errors of [`create`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
-    /// A file of that name is there.
+    /// A file of that name exists.
     #[error("{}: exists already and is not overwritten; remove it or choose another name", .path.display())]
     Exists {
         /// The image.
         path: PathBuf,
     },
-    /// No room for it.
+    /// The file system has too little space.
     #[error("{}: not enough space for {size_bytes} bytes; free some, or make the image sparse", .path.display())]
     NoSpace {
         /// The image.
         path: PathBuf,
-        /// What was asked for.
+        /// Requested size in bytes.
         size_bytes: u64,
     },
     /// The file system has no `fallocate`.
@@ -39,35 +39,34 @@ pub enum CreateError {
         /// The image.
         path: PathBuf,
     },
-    /// Larger than the file system's largest file.
+    /// The size exceeds the maximum file size of the file system.
     #[error("{}: {size_bytes} bytes are more than its file system allows; choose a smaller size", .path.display())]
     TooLarge {
         /// The image.
         path: PathBuf,
-        /// What was asked for.
+        /// Requested size in bytes.
         size_bytes: u64,
     },
-    /// Anything else.
-    #[error("{}: cannot be made: {source}", .path.display())]
+    /// Any other error.
+    #[error("{}: cannot be created: {source}", .path.display())]
     Failed {
         /// The image.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
-/// Makes a raw image of zeroes that reads as `size_bytes` bytes. What was made of it is removed
-/// if it fails.
+/// Creates a raw image of `size_bytes` zero bytes. Removes an incomplete image if this fails.
 ///
 /// # Errors
-/// Each [`CreateError`] names the cause and what to do about it.
+/// [`CreateError`]; its text names the cause and the remedy.
 pub fn create(path: &Path, size_bytes: u64, allocation: Allocation) -> Result<(), CreateError> {
     let error = |why| error_of(path, size_bytes, why);
     let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(error)?;
     let made = make(&file, size_bytes, allocation);
     if made.is_err() {
-        // The first failure is the one to tell.
+        // The caller gets the first error; a failed removal adds nothing.
         let _ = fs::remove_file(path);
     }
     made.map_err(error)
@@ -92,25 +91,26 @@ fn error_of(path: &Path, size_bytes: u64, source: io::Error) -> CreateError {
     }
 }
 
-/// Why a text is not a disk size.
+/// Errors of [`parse_size`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizeError {
     /// Not a number with a unit.
     #[error("`{0}` is not a size; give bytes, or a whole number with K, M, G or T, such as 10G")]
     Malformed(String),
-    /// Zero or part of a sector.
-    #[error("size `{0}` is not a multiple of 512 bytes above 0; give such as 512K or 10G")]
+    /// 0, or not a multiple of 512 bytes.
+    #[error("size `{0}` is not a multiple of 512 bytes above 0; give one such as 512K or 10G")]
     NotSectors(String),
-    /// More than any file has.
+    /// More than the maximum size of a file.
     #[error("size `{0}` is too large; the limit is 8388607T")]
     TooLarge(String),
 }
 
-/// Reads a size such as `10G`: bytes, or K, M, G, T as powers of 1024; whole sectors above 0.
+/// Parses a size such as `10G` and returns it in bytes. The units K, M, G and T are powers of 1024.
+/// The size is a multiple of 512 bytes above 0.
 ///
 /// # Errors
-/// Each [`SizeError`] says what to write instead.
+/// [`SizeError`]; its text names a valid form.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a lane may ask of its thread's engine.
+//! The asynchronous operations that a lane may start on its thread's engine.
 
 use crate::bufs::BufList;
 use crate::io::Slot;
@@ -9,36 +9,38 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIndex(pub u32);
 
-/// Tells whose op completed: the io's slot and the lane layer (0 innermost) that pushed it.
+/// Identifies a completed operation: the slot of its I/O, and the lane layer (0 is the innermost)
+/// that pushed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The io.
+    /// Slot of the I/O.
     pub slot: Slot,
-    /// The layer that gets the event.
+    /// Layer that receives the event.
     pub layer: u8,
 }
 
 /// One asynchronous operation. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// `preadv`. The buffers (and their list) stay in place until the event.
+    /// `preadv`. The buffers and their list stay in place until the event.
     Read {
         /// File to read.
         file: FileIndex,
-        /// Where to.
+        /// Destination.
         bufs: BufList,
         /// Position in the file.
         offset: u64,
     },
-    /// `pwritev2`, with `RWF_DSYNC` if `dsync`. The buffers stay in place until the event.
+    /// `pwritev2`, with `RWF_DSYNC` if `dsync`. The buffers and their list stay in place until the
+    /// event.
     Write {
         /// File to write.
         file: FileIndex,
-        /// Where from.
+        /// Source.
         bufs: BufList,
         /// Position in the file.
         offset: u64,
-        /// Durable before the event.
+        /// The data is durable before the event.
         dsync: bool,
     },
     /// `fdatasync`.
@@ -57,16 +59,26 @@ pub enum Op {
         /// Length of the range.
         len: u64,
     },
-    /// An event with result 0 after this time.
+    /// The ioctl `BLKDISCARD`: it leaves the content of a block device's range unspecified. Linux
+    /// 6.12 and later do it asynchronously; older kernels answer `EOPNOTSUPP`.
+    Discard {
+        /// The block device.
+        file: FileIndex,
+        /// Start of the range.
+        offset: u64,
+        /// Length of the range.
+        len: u64,
+    },
+    /// Delivers an event with result 0 after a delay.
     Timer {
-        /// How long.
+        /// Time until the event.
         delay: Duration,
     },
 }
 
-/// The thread's engine. Pushing never fails for want of room: the engine submits when it must.
+/// The engine of one data-plane thread. A full engine submits and then accepts the operation.
 pub trait Engine {
-    /// Takes `op`; its result comes back as [`crate::Lane::event`] with `token`. One op per
-    /// (slot, layer) is outstanding at a time.
+    /// Accepts `op`. The engine's owner delivers the result to [`crate::Lane::event`] with `token`.
+    /// At most one operation of a (slot, layer) pair is outstanding.
     fn push(&mut self, op: Op, token: Token);
 }

@@ -2,55 +2,60 @@
 //! One backend I/O and its outcome.
 
 use crate::bufs::BufList;
+use std::num::NonZeroU64;
 
-/// Names an [`Io`] in flight; smaller than the bound given to the engine.
+/// Identifies an [`Io`] in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
-/// What is asked of the storage.
+/// Kinds of I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoKind {
-    /// Fill the buffers from the range.
+    /// Reads the range into the buffers.
     Read,
-    /// Store the buffers in the range.
+    /// Writes the buffers to the range.
     Write,
-    /// Make every write that completed before `start` durable.
+    /// Makes every write that completed before `start` durable. After a failed flush every later
+    /// flush fails, because completed writes may be lost.
     Flush,
-    /// The content of the range is no longer needed.
+    /// Declares the content of the range unneeded.
     Discard,
-    /// The range reads as zeroes afterwards.
+    /// Fills the range with zeroes.
     WriteZeroes {
-        /// The space may be freed.
+        /// The storage may free the space.
         unmap: bool,
     },
-    /// The range is erased so that it cannot be recovered.
+    /// Erases the range so that its content cannot be recovered.
     SecureErase,
 }
 
-/// One backend I/O. The progress fields belong to the lane.
+/// One backend I/O. The lane owns the fields from `done_bytes` on.
 #[derive(Debug)]
 pub struct Io {
-    /// What to do.
+    /// Kind of the I/O.
     pub kind: IoKind,
     /// Start of the range in bytes.
     pub offset_bytes: u64,
-    /// Length of the range in bytes (0 for a flush); for Read and Write equal to the buffers' sum.
+    /// Length of the range in bytes (0 for a flush). Of a Read or Write: total length of the
+    /// buffers.
     pub len_bytes: u64,
-    /// Complete only when the effect is on stable storage (write-through).
+    /// The I/O completes only when its effect is on stable storage (write-through).
     pub durable: bool,
     /// Memory of a Read or Write.
     pub bufs: BufList,
-    /// Lane: bytes of the range done so far.
+    /// Lane: bytes of the range that are done.
     pub done_bytes: u64,
-    /// Lane: resource held for this io (bounce buffer number), if any.
+    /// Lane: the resource that this I/O holds (number of a bounce buffer, or of a file to sync).
     pub held: Option<u16>,
-    /// Innermost lane: step of a sequence of ops, 0 at start. Wrappers tell their own events by
-    /// [`crate::Token::layer`] and need no state here.
+    /// Lane: position in the queue of overlapping writers.
+    pub ticket: Option<NonZeroU64>,
+    /// Innermost lane: current step of a sequence of operations; 0 at the start. Wrappers recognize
+    /// their own events by [`crate::Token::layer`] and need no state here.
     pub stage: u8,
 }
 
 impl Io {
-    /// An I/O that has not been started.
+    /// An I/O that has not started.
     pub fn new(kind: IoKind, offset_bytes: u64, len_bytes: u64, bufs: BufList) -> Self {
         Io {
             kind,
@@ -60,42 +65,43 @@ impl Io {
             bufs,
             done_bytes: 0,
             held: None,
+            ticket: None,
             stage: 0,
         }
     }
 
-    /// Whether the range lies inside a storage of `capacity_bytes`.
+    /// Returns whether the range lies inside a disk of `capacity_bytes` bytes.
     pub fn fits(&self, capacity_bytes: u64) -> bool {
         self.offset_bytes.checked_add(self.len_bytes).is_some_and(|end| end <= capacity_bytes)
     }
 
-    /// Whether the I/O changes stored data.
+    /// Returns whether the I/O changes stored data.
     pub fn writes(&self) -> bool {
         !matches!(self.kind, IoKind::Read | IoKind::Flush)
     }
 }
 
-/// Why an I/O failed.
+/// Errors of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IoError {
-    /// The storage answered with this errno.
+    /// The storage returned this errno.
     #[error("storage error: {}", std::io::Error::from_raw_os_error(*.0))]
     Errno(i32),
-    /// The storage ended before the range did (the file was truncated).
+    /// The range extends beyond the end of the storage (for example of a truncated file).
     #[error("the storage ends inside the range")]
     EndOfStorage,
-    /// The storage cannot do this kind of I/O.
+    /// The storage does not support this kind of I/O.
     #[error("not supported by this storage")]
     Unsupported,
 }
 
-/// What became of a `start` or an `event`.
+/// Outcome of [`crate::Lane::start`] and [`crate::Lane::event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a finished io must be completed"]
 pub enum Step {
-    /// Finished; the lane has forgotten the io.
+    /// The I/O ended; the lane keeps no state of it.
     Done(Result<(), IoError>),
-    /// An event for this slot will follow.
+    /// An event for this slot follows.
     Pending,
     /// Not started; see [`crate::Lane::start`].
     Busy,

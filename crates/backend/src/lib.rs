@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The storage contract.
 //!
-//! A [`Disk`] is the control plane's handle on something that stores blocks. Every data-plane
-//! thread opens its own [`Lane`] of it and is its only user, so that a lane needs no lock.
+//! A [`Disk`] is the control plane's handle on block storage. Every data-plane thread opens its
+//! own [`Lane`] of the disk and is its only user: a lane needs no lock.
 //!
-//! A lane does not wait and owns no ring: [`Lane::start`] either finishes an [`Io`] at once or
-//! pushes an [`Op`] into the thread's [`Engine`] (io_uring in the data plane), and
-//! [`Lane::event`] is told the result. Wrappers ([`wrap`]) are lanes around lanes.
+//! A lane does not wait and owns no ring. [`Lane::start`] either completes an [`Io`] at once or
+//! pushes an [`Op`] to the thread's [`Engine`] (io_uring in the data plane), and [`Lane::event`]
+//! gets the result. Wrappers ([`wrap`]) are lanes around lanes.
 //!
-//! What is absent: virtqueues, guest-physical addresses, status bytes, threads.
+//! This crate does not know virtqueues, guest-physical addresses or status bytes, and starts no
+//! thread.
 
 pub mod bufs;
 #[cfg(feature = "conformance")]
@@ -35,16 +36,16 @@ use std::os::fd::{BorrowedFd, RawFd};
 /// Limits of one range command (DISCARD, WRITE_ZEROES, SECURE_ERASE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeLimits {
-    /// Most 512-byte sectors of one range.
+    /// Maximum length of one range in 512-byte sectors.
     pub sectors_max: u32,
-    /// Alignment of a range that takes full effect, in 512-byte sectors (at least 1).
+    /// Alignment of a range that has its full effect, in 512-byte sectors (at least 1).
     pub align_sectors: u32,
 }
 
-/// What a disk is and can do; constant while it is served.
+/// Properties of a disk; constant while it is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// One line for people: kind and path.
+    /// Kind and path in one line of text.
     pub description: String,
     /// Capacity in 512-byte sectors.
     pub capacity_sectors: u64,
@@ -52,16 +53,16 @@ pub struct Info {
     pub logical_block_bytes: u32,
     /// Smallest unit written without read-modify-write, in bytes; a multiple of the logical block.
     pub physical_block_bytes: u32,
-    /// Suggested minimum and optimal I/O size in bytes; 0 where unknown.
+    /// Suggested minimum I/O size in bytes; 0 if unknown.
     pub io_min_bytes: u32,
-    /// See `io_min_bytes`.
+    /// Suggested optimal I/O size in bytes; 0 if unknown.
     pub io_opt_bytes: u32,
-    /// Alignment in bytes that the storage wants of memory (1 where it does not care).
-    /// A lane accepts any alignment; what does not fit is bounced.
+    /// Alignment of memory in bytes that needs no bounce buffer; 1 if any alignment does. A lane
+    /// accepts every alignment.
     pub memory_align_bytes: u32,
-    /// Write commands are refused.
+    /// The disk refuses every I/O that changes data.
     pub read_only: bool,
-    /// A FLUSH has something to do: completed writes may sit in a volatile cache.
+    /// Completed writes may be in a volatile cache until a FLUSH.
     pub volatile_cache: bool,
     /// DISCARD is supported, within these limits.
     pub discard: Option<RangeLimits>,
@@ -71,12 +72,12 @@ pub struct Info {
     pub write_zeroes_unmaps: bool,
     /// SECURE_ERASE is supported, within these limits.
     pub secure_erase: Option<RangeLimits>,
-    /// The device has poll queues, so that an `IOPOLL` ring completes without interrupts.
+    /// The device has poll queues: an `IOPOLL` ring completes I/O without interrupts.
     pub io_poll: bool,
 }
 
 impl Info {
-    /// A disk without hardware: nothing to align to, every range command, no volatile cache.
+    /// A disk without hardware: no alignment, every range command, no volatile cache.
     fn without_hardware(description: &str, capacity_bytes: u64, range_sectors_max: u32) -> Self {
         let any_range = Some(RangeLimits { sectors_max: range_sectors_max, align_sectors: 1 });
         Info {
@@ -98,59 +99,65 @@ impl Info {
     }
 }
 
-/// Something that stores blocks, as the control plane sees it.
+/// Block storage, as the control plane sees it.
 pub trait Disk: Send + Sync {
-    /// What the disk is and can do.
+    /// Properties of the disk.
     fn info(&self) -> Info;
 
-    /// Opens the handle of one data-plane thread; called on that thread.
+    /// Opens the lane of the calling data-plane thread.
     ///
     /// # Errors
-    /// When a resource of the lane (descriptor, bounce memory) cannot be had.
+    /// The error of the system call, if the lane gets no file descriptor or no memory.
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>>;
 
-    /// How many layers of [`Lane`] one `open_lane` stacks; a wrapper adds one. The innermost
-    /// lane is layer 0.
+    /// Number of layers of a [`Lane`] from `open_lane`. The innermost lane is layer 0; each wrapper
+    /// adds one layer.
     fn layers(&self) -> u8 {
         1
     }
 
-    /// The open file or block device in which the disk's bytes lie as they are, so that the kernel
-    /// may serve them instead of a [`Lane`].
+    /// The open file or block device with the plain content of the disk. The kernel data plane
+    /// serves it without a [`Lane`].
     ///
     /// # Errors
-    /// Why there is none, and what to do about it, in words.
+    /// The reason and the remedy as text, if the kernel cannot serve this disk.
     fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
         Err("only a plain file or block device can be given to the kernel; use --backend file \
              without --wrap")
+    }
+
+    /// Takes note that a sync of [`Disk::kernel_file`] failed while the kernel served it: no FLUSH
+    /// of this disk may succeed any more. `errno` is the first failure's.
+    fn sync_failed(&self, errno: i32) {
+        let _ = errno;
     }
 }
 
 /// One thread's handle on a disk.
 ///
-/// The caller keeps `io` (and the memory its buffers name) in place from `start` until
-/// [`Step::Done`], passes the same `slot` with it, and uses a slot for one `Io` at a time.
-/// `io` was checked by the caller: its range lies inside the capacity and within the limits of
-/// [`Info`], and nothing that writes is sent to a read-only disk. A lane must still not panic for
-/// any value in it.
+/// The caller keeps `io` and the memory of its buffers in place from `start` until [`Step::Done`],
+/// passes the same `slot` with it, and uses a slot for one `Io` at a time. The caller has checked
+/// `io`: its range lies inside the capacity and within the limits of [`Info`], and a read-only disk
+/// gets no write. A lane must not panic even for an unchecked `io`.
 pub trait Lane {
-    /// Files to register with the engine, once, in the order of [`FileIndex`].
+    /// Files to register with the engine once, in the order of [`FileIndex`].
     fn files(&self) -> Vec<RawFd> {
         Vec::new()
     }
 
-    /// Whether `start` moves the data itself, which takes long against the rest of a request: the
-    /// first of several completions is then worth publishing before the next is started.
+    /// Returns whether `start` copies the data itself. The copy takes most of the time of a
+    /// request, so the data plane publishes the first completion of a batch before it starts the
+    /// next request.
     fn moves_data_itself(&self) -> bool {
         false
     }
 
-    /// Starts `io`. [`Step::Busy`] means: not started, no resource now; call `start` again after
-    /// the next completion of this lane. It is only returned while another `Io` of this lane is
+    /// Starts `io`. Returns [`Step::Busy`] if a resource is missing: the caller repeats `start`
+    /// after the next completion of this lane. A lane returns it only while another `Io` is
     /// pending.
     fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step;
 
-    /// Takes the result of an op that this lane pushed for `token.slot`: the return value of the
-    /// system call, or a negative errno. Never returns [`Step::Busy`].
+    /// Handles the result of an operation that this lane pushed for `token.slot`: the return value
+    /// of the system call, or a negative errno. Does not return [`Step::Busy`].
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step;
 }

@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The image lock, byte for byte as QEMU takes it, so that QEMU and this daemon exclude each
-//! other.
+//! The image lock. It uses the same bytes as QEMU: QEMU and this daemon exclude each other.
 //!
-//! Two groups of bytes of the image are locked shared: byte 100+n says "I use permission n", byte
-//! 200+n says "nobody else may use permission n". After taking its own, each side looks whether
-//! somebody uses what it does not share, or does not share what it uses. The locks belong to the
-//! open file description and vanish with it.
+//! Each program takes shared locks on two groups of bytes of the image: byte 100+n means "this
+//! program uses permission n", byte 200+n means "no other program may use permission n". Then it
+//! checks the bytes of the other programs for a conflict. The locks belong to the open file
+//! description, which may outlive the process: `ImageFile` releases them explicitly.
 
 mod holder;
 mod ofd;
 
 use std::fs::File;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const USED_BASE: u64 = 100;
 const NOT_SHARED_BASE: u64 = 200;
 
-/// QEMU's permissions that matter between processes; the number is the byte's place.
+/// Permissions of QEMU that apply between processes; the number selects the byte.
 const CONSISTENT_READ: u64 = 0;
 const WRITE: u64 = 1;
 const RESIZE: u64 = 3;
 
-/// What the image is used for.
+/// Use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Any number of readers, no writer.
+    /// Any number of readers and no writer.
     Read,
-    /// One writer, and nobody who counts on the content staying as it is.
+    /// One writer, and no reader that needs constant content.
     Write,
 }
 
 impl Access {
-    /// What a disk needs that is read-only or not.
+    /// The access that a disk needs.
     pub fn of(read_only: bool) -> Self {
         if read_only { Access::Read } else { Access::Write }
     }
@@ -44,21 +44,40 @@ impl Access {
         }
     }
 
-    /// The same for both: nobody else may write or resize, anybody may read who bears what the
-    /// others use.
+    /// Permissions that no other program may use: write and resize, for either access.
     fn not_shared(self) -> &'static [u64] {
         &[WRITE, RESIZE]
     }
 }
 
-/// How often a locked image is tried.
+/// An open image; dropping it releases its locks. Closing it does not suffice: an io_uring with
+/// this registered file keeps the open file description until the kernel has destroyed the ring,
+/// some time after the process has ended.
+#[derive(Debug)]
+pub(crate) struct ImageFile(pub(crate) File);
+
+impl Deref for ImageFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for ImageFile {
+    fn drop(&mut self) {
+        release(&self.0);
+    }
+}
+
+/// Interval between attempts to lock an image.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Why an image cannot be locked.
+/// Errors of [`lock_image`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Somebody else uses it.
+    /// Another program uses the image.
     #[error(
         "{}: in use by {}; stop that, or give `--lock off` to share the image knowingly \
          (two writers destroy a file system)",
@@ -68,23 +87,23 @@ pub enum LockError {
     InUse {
         /// The image.
         path: PathBuf,
-        /// The program and process, where it can be found.
+        /// Name and process id of the other program, if they are known.
         holder: Option<String>,
     },
-    /// The file system cannot lock.
-    #[error("{}: cannot be locked: {source}; give `--lock off` if nobody else uses it", .path.display())]
+    /// The file system does not support the lock.
+    #[error("{}: cannot be locked: {source}; give `--lock off` if no other program uses it", .path.display())]
     Refused {
         /// The image.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: std::io::Error,
     },
 }
 
-/// Locks the image open as `file`, for as long as the open file description lives.
+/// Locks the image `file` for the lifetime of the open file description. `path` is for the error.
 ///
 /// # Errors
-/// [`LockError::InUse`] names the holder where the system tells; no lock is kept then.
+/// [`LockError`]; no lock is held then.
 pub fn lock_image(file: &File, path: &Path, access: Access) -> Result<(), LockError> {
     let outcome = take_and_check(file, access);
     if !matches!(outcome, Ok(true)) {
@@ -97,8 +116,8 @@ pub fn lock_image(file: &File, path: &Path, access: Access) -> Result<(), LockEr
     }
 }
 
-/// As [`lock_image`], but waits for `patience` while the image is in use: a daemon that was killed
-/// keeps its lock until the kernel has carried out what it submitted.
+/// As [`lock_image`], but waits up to `patience` while the image is in use: a killed daemon holds
+/// its lock until the kernel has completed its I/O.
 ///
 /// # Errors
 /// As [`lock_image`].
@@ -119,8 +138,8 @@ pub fn lock_image_within(
     }
 }
 
-/// Whether the lock was had. Both sides take before they look, so that of two that start at once
-/// at least one sees the other.
+/// Returns whether the lock was taken. Every program takes its locks before it checks the others:
+/// of two that start at the same time at least one sees the other.
 fn take_and_check(file: &File, access: Access) -> std::io::Result<bool> {
     let used = access.used().iter();
     let not_shared = access.not_shared().iter();
@@ -140,7 +159,7 @@ fn take_and_check(file: &File, access: Access) -> std::io::Result<bool> {
 
 fn release(file: &File) {
     for base in [USED_BASE, NOT_SHARED_BASE] {
-        // Nothing can be done about a failure, and closing the file releases them too.
+        // A failure has no remedy; the last close releases the locks in any case.
         let _ = ofd::unlock(file, base, RESIZE + 1);
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk in the daemon's own memory; its content is gone with it.
+//! A disk in the daemon's own memory. Its content is lost when the daemon ends.
 //!
-//! Lanes copy without any lock: two requests in flight on the same sectors leave a mix of both,
-//! as on real hardware.
+//! Lanes copy without a lock: two requests in flight for the same sectors leave a mix of both, as
+//! on real hardware.
 
 mod map;
 
@@ -10,18 +10,18 @@ use crate::{Disk, Engine, Info, Io, IoError, IoKind, Lane, Slot, Step, Token};
 use map::Map;
 use std::sync::Arc;
 
-/// See the module's head.
+/// A disk in memory.
 #[derive(Clone, Debug)]
 pub struct Mem {
     map: Arc<Map>,
 }
 
 impl Mem {
-    /// A zeroed disk of `size_bytes`, rounded down to whole sectors. Memory is taken as it is
-    /// written.
+    /// A zeroed disk of `size_bytes` bytes, rounded down to whole sectors. Writes allocate the
+    /// memory.
     ///
     /// # Errors
-    /// When the address space cannot be had.
+    /// The error of `mmap`.
     pub fn new(size_bytes: u64) -> std::io::Result<Self> {
         Ok(Mem { map: Arc::new(Map::new(size_bytes & !511)?) })
     }
@@ -29,7 +29,7 @@ impl Mem {
 
 impl Disk for Mem {
     fn info(&self) -> Info {
-        // One range at a time, so that a queue is not held up for long.
+        // A range is short (1 GiB): it delays the queue for a bounded time.
         Info::without_hardware("mem (lost at exit)", self.map.len(), 1 << 21)
     }
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that stores nothing and finishes everything at once, for measuring the path to it.
+//! A disk that stores nothing and completes every I/O at once, to measure the path to it.
 //!
-//! A read leaves its buffers as they are: what a guest reads is what it had in memory before.
+//! A read does not change its buffers: the guest reads the previous content of its own memory.
 
 use crate::{Disk, Engine, Info, Io, IoError, Lane, Slot, Step, Token};
 
-/// See the module's head.
+/// A disk that stores nothing.
 #[derive(Clone, Debug)]
 pub struct Null {
     capacity_bytes: u64,
 }
 
 impl Null {
-    /// A null disk of `size_bytes`, rounded down to whole sectors.
+    /// A null disk of `size_bytes` bytes, rounded down to whole sectors.
     pub fn new(size_bytes: u64) -> Self {
         Null { capacity_bytes: size_bytes & !511 }
     }

@@ -4,8 +4,8 @@
 mod common;
 
 use backend::conformance::{Quirks, SyncEngine, Target};
-use backend::{File, FileOptions, Mem, Null, conformance, conformance_without_data};
-use common::{DISK, LoopDevice, TMPFS, file_target};
+use backend::{Disk, File, FileOptions, Mem, Null, conformance, conformance_without_data};
+use common::{DISK, LoopDevice, Mounted, TMPFS, file_target};
 
 const SIZE: u64 = 16 << 20;
 
@@ -40,6 +40,19 @@ fn nervous() -> Quirks {
     Quirks { interrupts: true, newest_first: true, ..Quirks::default() }
 }
 
+/// An image of `size` bytes where O_DIRECT wants blocks of 4096 bytes.
+fn coarse_target(mkfs: &str, size: u64) -> Result<Target, String> {
+    let mounted = Mounted::with_4k_sectors(mkfs)?;
+    let file = File::open(mounted.image(size), direct()).expect("the image opens");
+    assert_eq!(file.info().logical_block_bytes, 512);
+    Ok(Target::new(file).keeping(mounted))
+}
+
+fn coarse_and_nervous() -> Result<Target, String> {
+    let target = coarse_target("mkfs.ext4", SIZE + 512 * 3)?;
+    Ok(target.run_by(|| Box::new(SyncEngine::with_quirks(nervous()))))
+}
+
 conformance_without_data!(null, Ok(Target::new(Null::new(SIZE))));
 conformance!(mem, Ok(Target::new(Mem::new(SIZE).unwrap())));
 
@@ -55,3 +68,7 @@ conformance!(direct_loop_device_with_512_byte_blocks, loop_target(512));
 conformance!(direct_file_with_short_transfers, quirky(short(), direct()));
 conformance!(cached_file_with_short_transfers, quirky(short(), cached()));
 conformance!(direct_file_with_interrupts_out_of_order, quirky(nervous(), direct()));
+
+conformance!(small_blocks_on_4k_direct_io, coarse_target("mkfs.ext4", SIZE));
+conformance!(small_blocks_on_4k_direct_io_of_xfs, coarse_target("mkfs.xfs", SIZE));
+conformance!(small_blocks_on_4k_direct_io_with_a_tail_out_of_order, coarse_and_nervous());

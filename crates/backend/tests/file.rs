@@ -58,6 +58,20 @@ fn discard_can_be_switched_off() {
 }
 
 #[test]
+fn without_discard_a_thick_image_stays_thick() {
+    let image = image(DISK, MIB);
+    let options = FileOptions { discard: false, ..FileOptions::default() };
+    let file = File::open(&image.path, options).expect("the image opens");
+    assert!(!file.info().write_zeroes_unmaps);
+    let mut rig = Rig::new(&Target::new(file));
+    rig.write(0, &vec![0xaa; MIB as usize]);
+    let zeroes = IoKind::WriteZeroes { unmap: true };
+    assert_eq!(rig.run(&mut Request::command(zeroes, 0, MIB)), Ok(()));
+    assert!(rig.read(0, MIB as usize) == vec![0; MIB as usize]);
+    assert!(allocated_bytes(&image.path) >= MIB, "space was freed");
+}
+
+#[test]
 fn a_read_only_disk_offers_nothing_that_writes_and_takes_no_write() {
     let image = image(DISK, MIB);
     let file = File::open(&image.path, read_only()).expect("the image opens");

@@ -13,17 +13,22 @@ const FAILED: fn(i32) -> Step = |errno| Step::Done(Err(IoError::Errno(errno)));
 const FINE: Step = Step::Done(Ok(()));
 
 struct Bench {
+    disk: File,
     lane: Box<dyn Lane>,
     engine: ManualEngine,
     _image: Image,
 }
 
 fn bench() -> Bench {
+    bench_with(FileOptions::default())
+}
+
+fn bench_with(options: FileOptions) -> Bench {
     let image = Image::new(DISK, 16 << 20).expect("an image can be made");
-    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
-    assert!(!file.fell_back_from_direct(), "the build folder's file system has O_DIRECT");
-    let lane = file.open_lane().expect("the lane opens");
-    Bench { lane, engine: ManualEngine::new(), _image: image }
+    let disk = File::open(&image.path, options).expect("the image opens");
+    assert!(!disk.fell_back_from_direct(), "the build folder's file system has O_DIRECT");
+    let lane = disk.open_lane().expect("the lane opens");
+    Bench { disk, lane, engine: ManualEngine::new(), _image: image }
 }
 
 impl Bench {
@@ -78,9 +83,16 @@ fn mode_of(op: Op) -> i32 {
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
+/// A lane's files to sync, behind the file itself and the one for its tail.
+const SYNC_FILES: std::ops::Range<u32> = 2..6;
+
+fn is_sync(op: Op) -> bool {
+    matches!(op, Op::Fdatasync { file: FileIndex(number) } if SYNC_FILES.contains(&number))
+}
+
 #[test]
-fn a_lane_has_one_file() {
-    assert_eq!(bench().lane.files().len(), 1);
+fn a_lane_names_all_files_that_its_ops_use() {
+    assert_eq!(bench().lane.files().len(), SYNC_FILES.end as usize);
 }
 
 #[test]
@@ -154,8 +166,91 @@ fn flush_is_one_fdatasync() {
     let mut bench = bench();
     let mut io = command(IoKind::Flush, 0);
     let op = bench.started(&mut io);
-    assert!(matches!(op, Op::Fdatasync { file: FileIndex(0) }), "{op:?}");
+    assert!(is_sync(op), "{op:?}");
     assert_eq!(bench.event(&mut io, 0), FINE);
+}
+
+/// Results of syncs that were started together, each on a file of its own.
+fn sync_all(bench: &mut Bench, results: &[i32]) -> Vec<Step> {
+    let mut ios: Vec<Io> = results.iter().map(|_| command(IoKind::Flush, 0)).collect();
+    let files: Vec<Op> = ios.iter_mut().map(|io| bench.started(io)).collect();
+    for (n, op) in files.iter().enumerate() {
+        assert!(is_sync(*op), "{op:?}");
+        assert!(files[..n].iter().all(|other| format!("{other:?}") != format!("{op:?}")));
+    }
+    ios.iter_mut().zip(results).map(|(io, result)| bench.event(io, *result)).collect()
+}
+
+#[test]
+fn a_failed_sync_is_never_forgotten_on_any_lane() {
+    let mut bench = bench();
+    let mut other = bench.disk.open_lane().expect("the lane opens");
+    let mut running = command(IoKind::Flush, 0);
+    assert_eq!(other.start(&mut running, Slot(1), &mut bench.engine), Step::Pending);
+    let (_, token) = bench.engine.take_one();
+    assert_eq!(sync_all(&mut bench, &[0, -libc::EIO]), [FINE, FAILED(libc::EIO)]);
+    // One that ran meanwhile was told of success by the kernel, and is not believed.
+    assert_eq!(other.event(&mut running, token, 0, &mut bench.engine), FAILED(libc::EIO));
+    for _ in 0..2 {
+        let mut again = command(IoKind::Flush, 0);
+        assert_eq!(other.start(&mut again, Slot(1), &mut bench.engine), FAILED(libc::EIO));
+        assert_eq!(bench.start(&mut command(IoKind::Flush, 0)), FAILED(libc::EIO));
+    }
+    assert!(bench.engine.pushed.is_empty(), "no sync is tried any more");
+    assert!(bench.disk.kernel_file().is_err(), "the kernel's data plane would forget it");
+    let mut memory = Memory::new(&[512], 0);
+    let mut write = Io::new(IoKind::Write, 0, 512, memory.bufs());
+    bench.started(&mut write);
+    assert_eq!(bench.event(&mut write, 512), FINE);
+}
+
+#[test]
+fn a_failed_sync_of_a_write_through_command_is_remembered_too() {
+    let zeroes = IoKind::WriteZeroes { unmap: false };
+    let mut bench_of_zeroes = bench();
+    let mut io = Io { durable: true, ..command(zeroes, 8192) };
+    bench_of_zeroes.started(&mut io);
+    bench_of_zeroes.continued(&mut io, 0);
+    assert_eq!(bench_of_zeroes.event(&mut io, -libc::EIO), FAILED(libc::EIO));
+    assert_eq!(bench_of_zeroes.start(&mut command(IoKind::Flush, 0)), FAILED(libc::EIO));
+    // Without space nothing was sent to the storage, so nothing that was there is lost.
+    for (errno, flushes) in [(libc::EIO, false), (libc::ENOSPC, true)] {
+        let (mut bench, mut memory) = (bench(), Memory::new(&[512], 0));
+        let mut io = Io { durable: true, ..Io::new(IoKind::Write, 0, 512, memory.bufs()) };
+        bench.started(&mut io);
+        assert_eq!(bench.event(&mut io, -errno), FAILED(errno));
+        let flush = bench.start(&mut command(IoKind::Flush, 0));
+        assert_eq!(flush, if flushes { Step::Pending } else { FAILED(errno) });
+    }
+}
+
+#[test]
+fn a_write_through_write_of_the_page_cache_is_a_write_and_a_sync() {
+    let mut bench = bench_with(FileOptions { direct: false, ..FileOptions::default() });
+    let mut memory = Memory::new(&[512], 0);
+    let mut io = Io { durable: true, ..Io::new(IoKind::Write, 0, 512, memory.bufs()) };
+    let op = bench.started(&mut io);
+    assert!(matches!(op, Op::Write { dsync: false, .. }), "{op:?}");
+    let op = bench.continued(&mut io, 512);
+    assert!(is_sync(op), "{op:?}");
+    assert_eq!(bench.event(&mut io, -libc::ENOSPC), FAILED(libc::ENOSPC));
+    assert_eq!(bench.start(&mut command(IoKind::Flush, 0)), FAILED(libc::ENOSPC));
+}
+
+#[test]
+fn more_syncs_than_files_wait_for_one() {
+    let mut bench = bench();
+    let mut ios: Vec<Io> = SYNC_FILES.map(|_| command(IoKind::Flush, 0)).collect();
+    for io in &mut ios {
+        bench.started(io);
+    }
+    let mut late = command(IoKind::Flush, 0);
+    assert!(matches!(bench.started(&mut late), Op::Timer { .. }));
+    assert!(matches!(bench.continued(&mut late, 0), Op::Timer { .. }));
+    assert_eq!(bench.event(&mut ios[2], 0), FINE);
+    let op = bench.continued(&mut late, 0);
+    assert!(is_sync(op), "{op:?}");
+    assert_eq!(bench.event(&mut late, 0), FINE);
 }
 
 #[test]
@@ -176,7 +271,7 @@ fn a_durable_zeroing_syncs_after_it() {
         let mut io = Io { durable: true, ..command(kind, 8192) };
         bench.started(&mut io);
         let op = bench.continued(&mut io, 0);
-        assert!(matches!(op, Op::Fdatasync { file: FileIndex(0) }), "{op:?}");
+        assert!(is_sync(op), "{op:?}");
         assert_eq!(bench.event(&mut io, 0), FINE);
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cases; each takes a fresh target of 8 MiB at least.
+//! The cases. Each takes a fresh target of at least 8 MiB.
 
 pub use super::model::agrees_with_a_plain_vector;
 use super::{Request, Rig, Target};
 use crate::{IoError, IoKind, RangeLimits};
 
-/// Bytes that differ from block to block and within one.
+/// Bytes that differ between blocks and within each block.
 pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -25,7 +25,7 @@ fn capacity(rig: &Rig) -> u64 {
     rig.info.capacity_sectors * 512
 }
 
-/// The constants of [`crate::Info`] fit each other.
+/// The values of [`crate::Info`] are consistent.
 pub fn describes_itself_consistently(target: &Target) {
     let info = target.disk.info();
     let block = info.logical_block_bytes;
@@ -45,7 +45,7 @@ pub fn describes_itself_consistently(target: &Target) {
     assert_eq!(info, target.disk.info(), "the description does not change");
 }
 
-/// Nothing to move is no error, even at the very end.
+/// An empty transfer succeeds, even at the end of the disk.
 pub fn a_zero_length_io_succeeds(target: &Target) {
     let mut rig = Rig::new(target);
     let end = capacity(&rig);
@@ -55,7 +55,7 @@ pub fn a_zero_length_io_succeeds(target: &Target) {
     }
 }
 
-/// A range that leaves the disk is refused, changes nothing and does not make it larger.
+/// The disk refuses a range beyond its end, and neither its content nor its size changes.
 pub fn nothing_lies_behind_the_end(target: &Target) {
     let mut rig = Rig::new(target);
     let (block, end) = (block(&rig), capacity(&rig));
@@ -81,7 +81,7 @@ pub fn nothing_lies_behind_the_end(target: &Target) {
     assert_eq!(target.disk.info().capacity_sectors * 512, end);
 }
 
-/// A disk that stores nothing leaves a read's memory as it is.
+/// Returns whether a read changes the buffers: a disk that stores nothing leaves them unchanged.
 fn keeps_data(rig: &mut Rig) -> bool {
     let mut request = Request::read(0, &[block(rig)], 0);
     let untouched = request.memory.as_ref().expect("a read has memory").content();
@@ -89,7 +89,7 @@ fn keeps_data(rig: &mut Rig) -> bool {
     request.memory.expect("a read has memory").content() != untouched
 }
 
-/// Values that a caller never sends end with an outcome, and the disk goes on.
+/// An I/O that violates the contract ends with an outcome, and the disk stays usable.
 pub fn odd_values_do_no_harm(target: &Target) {
     let mut rig = Rig::new(target);
     let kinds = [
@@ -105,7 +105,7 @@ pub fn odd_values_do_no_harm(target: &Target) {
         for (offset, len) in
             [(1, 511), (513, 1), (0, 1), (u64::MAX, u64::MAX), (0, u64::MAX), (512, 0), (0, 4096)]
         {
-            // No memory at all, whatever the length says.
+            // The I/O has a length and no memory.
             let _outcome = rig.run(&mut Request::command(kind, offset, len));
         }
     }
@@ -113,7 +113,7 @@ pub fn odd_values_do_no_harm(target: &Target) {
     let _still_reads = rig.read(0, block);
 }
 
-/// FLUSH on an idle disk, and again.
+/// Two FLUSHes on an idle disk succeed.
 pub fn flush_succeeds(target: &Target) {
     let mut rig = Rig::new(target);
     for _ in 0..2 {
@@ -121,7 +121,7 @@ pub fn flush_succeeds(target: &Target) {
     }
 }
 
-/// What [`crate::Info`] does not offer is answered by `Unsupported`.
+/// The disk answers `Unsupported` to each command that [`crate::Info`] does not offer.
 pub fn unsupported_commands_say_so(target: &Target) {
     let mut rig = Rig::new(target);
     let len = block(&rig) as u64;
@@ -136,7 +136,7 @@ pub fn unsupported_commands_say_so(target: &Target) {
     }
 }
 
-/// The plainest case.
+/// A read returns the written data.
 pub fn reads_back_what_was_written(target: &Target) {
     let mut rig = Rig::new(target);
     let block = block(&rig);
@@ -147,7 +147,7 @@ pub fn reads_back_what_was_written(target: &Target) {
     }
 }
 
-/// Segments that start at any address.
+/// Segments may start at any address.
 pub fn takes_memory_of_any_alignment(target: &Target) {
     let mut rig = Rig::new(target);
     let len = 4 * block(&rig);
@@ -161,7 +161,7 @@ pub fn takes_memory_of_any_alignment(target: &Target) {
     }
 }
 
-/// Segments of odd and zero lengths.
+/// Segments may have odd and zero lengths.
 pub fn takes_segments_of_any_split(target: &Target) {
     let mut rig = Rig::new(target);
     let block = block(&rig);
@@ -184,7 +184,7 @@ pub fn takes_segments_of_any_split(target: &Target) {
     }
 }
 
-/// More than `IOV_MAX` (1024) aligned segments.
+/// A transfer may have more than `IOV_MAX` (1024) aligned segments.
 pub fn takes_more_segments_than_one_system_call(target: &Target) {
     let mut rig = Rig::new(target);
     let block = block(&rig);
@@ -196,7 +196,7 @@ pub fn takes_more_segments_than_one_system_call(target: &Target) {
     assert!(read.memory.expect("set above").content() == data);
 }
 
-/// More than a bounce buffer takes.
+/// A transfer may be larger than a bounce buffer.
 pub fn splits_large_unaligned_transfers(target: &Target) {
     let mut rig = Rig::new(target);
     let len = (1 << 20) + block(&rig);
@@ -207,7 +207,7 @@ pub fn splits_large_unaligned_transfers(target: &Target) {
     assert!(read.memory.expect("set above").content() == data);
 }
 
-/// Write-through of each kind that writes, direct and bounced.
+/// Each kind of I/O that writes supports write-through, direct and bounced.
 pub fn durable_writes_are_read_back(target: &Target) {
     let mut rig = Rig::new(target);
     let len = 2 * block(&rig);
@@ -223,10 +223,10 @@ pub fn durable_writes_are_read_back(target: &Target) {
     assert!(rig.read(0, len) == vec![0; len]);
 }
 
-/// A range command over the middle of written data; returns what the range reads as.
+/// Runs a range command on the middle of written data; returns the content of the range.
 fn run_in_the_middle(rig: &mut Rig, kind: IoKind, limits: RangeLimits) -> Vec<u8> {
     let unit = (limits.align_sectors as usize * 512).next_multiple_of(block(rig));
-    // Odd enough that no fall-back can do it in whole chunks only.
+    // The range is not a multiple of the chunks of any fallback method.
     let middle = unit * (200 * 1024 / unit + 3).min(limits.sectors_max as usize * 512 / unit);
     let data = pattern(unit + middle + unit, 3);
     rig.write(0, &data);
@@ -243,15 +243,24 @@ fn all_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 
-/// WRITE_ZEROES, with and without unmap.
+/// Checks that the disk refuses a command that it does not offer; the case counts as skipped.
+fn not_applicable(rig: &mut Rig, kind: IoKind) {
+    let refused = rig.run(&mut Request::command(kind, 0, block(rig) as u64));
+    assert_eq!(refused, Err(IoError::Unsupported), "{kind:?} is not offered");
+    println!("SKIP: not applicable, the disk does not offer {kind:?}");
+}
+
+/// WRITE_ZEROES zeroes its range, with and without unmap.
 pub fn write_zeroes_zeroes_its_range_only(target: &Target) {
     let mut rig = Rig::new(target);
-    let Some(limits) = rig.info.write_zeroes else { return };
+    let Some(limits) = rig.info.write_zeroes else {
+        return not_applicable(&mut rig, IoKind::WriteZeroes { unmap: false });
+    };
     for unmap in [false, true] {
         let kind = IoKind::WriteZeroes { unmap };
         assert!(all_zero(&run_in_the_middle(&mut rig, kind, limits)), "unmap {unmap}");
     }
-    // A range of one block, which need not have the alignment that is best.
+    // A range of one block, which may be smaller than the preferred alignment.
     let (block, data) = (block(&rig), pattern(3 * block(&rig), 4));
     rig.write(0, &data);
     let kind = IoKind::WriteZeroes { unmap: true };
@@ -261,10 +270,12 @@ pub fn write_zeroes_zeroes_its_range_only(target: &Target) {
     assert!(all_zero(&after[block..2 * block]));
 }
 
-/// DISCARD keeps the size and the neighbours, and the range can be written again.
+/// DISCARD keeps the size and the adjacent data, and the range can be written again.
 pub fn discard_touches_its_range_only(target: &Target) {
     let mut rig = Rig::new(target);
-    let Some(limits) = rig.info.discard else { return };
+    let Some(limits) = rig.info.discard else {
+        return not_applicable(&mut rig, IoKind::Discard);
+    };
     let end = capacity(&rig);
     let _any_content = run_in_the_middle(&mut rig, IoKind::Discard, limits);
     let len = (end - (1 << 20)).min(u64::from(limits.sectors_max) * 512);
@@ -276,15 +287,17 @@ pub fn discard_touches_its_range_only(target: &Target) {
     assert!(rig.read(last, data.len()) == data);
 }
 
-/// SECURE_ERASE, where there is one.
+/// SECURE_ERASE erases its range, if the disk offers it.
 pub fn secure_erase_zeroes_its_range_only(target: &Target) {
     let mut rig = Rig::new(target);
-    let Some(limits) = rig.info.secure_erase else { return };
+    let Some(limits) = rig.info.secure_erase else {
+        return not_applicable(&mut rig, IoKind::SecureErase);
+    };
     let content = run_in_the_middle(&mut rig, IoKind::SecureErase, limits);
     assert!(all_zero(&content), "erased data can be read");
 }
 
-/// The edges of the range.
+/// The first and the last block can be written and read.
 pub fn serves_its_first_and_last_block(target: &Target) {
     let mut rig = Rig::new(target);
     let len = block(&rig);
@@ -296,7 +309,7 @@ pub fn serves_its_first_and_last_block(target: &Target) {
     }
 }
 
-/// More in flight than there are bounce buffers, aligned and not, in one go.
+/// More I/Os than bounce buffers may be in flight, aligned and unaligned.
 pub fn many_ios_in_flight_end_once_each(target: &Target) {
     let mut rig = Rig::new(target);
     let len = block(&rig) * 2;
@@ -318,7 +331,7 @@ pub fn many_ios_in_flight_end_once_each(target: &Target) {
     }
 }
 
-/// Two threads' lanes are handles on one disk.
+/// The lanes of two threads access the same disk.
 pub fn lanes_see_each_others_writes(target: &Target) {
     let (mut one, mut other) = (Rig::new(target), Rig::new(target));
     let len = block(&one);
@@ -329,5 +342,31 @@ pub fn lanes_see_each_others_writes(target: &Target) {
         let data = pattern(len, n + 100);
         other.write(len as u64, &data);
         assert!(one.read(len as u64, len) == data);
+    }
+}
+
+/// Concurrent writes of adjacent blocks by several lanes are not lost, for any block size of the
+/// storage.
+pub fn writers_of_neighbouring_blocks_lose_nothing(target: &Target) {
+    const WRITERS: usize = 4;
+    const ROUNDS: u64 = 40;
+    let block = target.disk.info().logical_block_bytes as usize;
+    let data = |writer: usize, round: u64| pattern(block, round * WRITERS as u64 + writer as u64);
+    let (disk, engine) = (&target.disk, &target.engine);
+    let write = |writer: usize| {
+        let mut rig = Rig::of(&**disk, engine);
+        for round in 0..ROUNDS {
+            rig.write((writer * block) as u64, &data(writer, round));
+            let mine = rig.read((writer * block) as u64, block);
+            assert!(mine == data(writer, round), "writer {writer} lost its round {round}");
+        }
+    };
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS).map(|n| scope.spawn(move || write(n))).collect();
+        writers.into_iter().for_each(|writer| writer.join().expect("a writer"));
+    });
+    let after = Rig::new(target).read(0, WRITERS * block);
+    for (writer, found) in after.chunks(block).enumerate() {
+        assert!(found == data(writer, ROUNDS - 1), "writer {writer} lost its last write");
     }
 }

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An engine that only remembers: the test plays the kernel and invents the results.
+//! An engine that only records operations: the test supplies the results.
 
 use crate::{Engine, Op, Token};
 
-/// See the module's head.
+/// An engine that only records operations.
 #[derive(Debug, Default)]
 pub struct ManualEngine {
-    /// What was pushed and not yet taken, oldest first.
+    /// Pushed operations that the test has not taken, oldest first.
     pub pushed: Vec<(Op, Token)>,
 }
 
 impl ManualEngine {
-    /// An engine with nothing pushed.
+    /// An engine without operations.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the only op that was pushed; panics if there is another number of them.
+    /// Takes the only pushed operation; panics if there is not exactly one.
     pub fn take_one(&mut self) -> (Op, Token) {
         assert_eq!(self.pushed.len(), 1, "one op was to be pushed: {:?}", self.pushed);
         self.pushed.remove(0)

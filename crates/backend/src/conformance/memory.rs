@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory of a test's io: segments of any length and alignment, with guard bytes between them.
-// UNSAFETY: the segments are handed to lanes by address.
+//! Memory of a test's I/O: segments of any length and alignment, with guard bytes between them.
+// UNSAFETY: passes the addresses of the segments to lanes.
 #![expect(unsafe_code)]
 
 use crate::BufList;
@@ -10,7 +10,7 @@ use std::ops::Range;
 const GUARD: u8 = 0xee;
 const PAGE: usize = 4096;
 
-/// See the module's head.
+/// Segments with guard bytes between them.
 pub struct Memory {
     bytes: Vec<u8>,
     pieces: Vec<Range<usize>>,
@@ -18,7 +18,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Segments of these lengths, each at `misalign` bytes (below 4096) behind a page's start.
+    /// Segments of these lengths, each at `misalign` bytes (below 4096) after the start of a page.
     pub fn new(lens: &[usize], misalign: usize) -> Memory {
         let room: usize = lens.iter().map(|len| len.next_multiple_of(PAGE) + 2 * PAGE).sum();
         let bytes = vec![GUARD; room + 2 * PAGE];
@@ -41,17 +41,17 @@ impl Memory {
         }
     }
 
-    /// What the segments hold.
+    /// Content of the segments.
     pub fn content(&self) -> Vec<u8> {
         self.pieces.iter().flat_map(|piece| &self.bytes[piece.clone()]).copied().collect()
     }
 
-    /// Sum of the segments' lengths.
+    /// Total length of the segments in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.len() as u64).sum()
     }
 
-    /// The list to hand to a lane; `self` must not be touched until the io is done.
+    /// The list for a lane. The caller must not access `self` until the I/O completes.
     pub fn bufs(&mut self) -> BufList {
         let base = self.bytes.as_mut_ptr();
         let segment = |piece: &Range<usize>| iovec {
@@ -59,11 +59,11 @@ impl Memory {
             iov_len: piece.len(),
         };
         self.iovs = self.pieces.iter().map(segment).collect();
-        // SAFETY: the list and its memory live in `self`, which the rig keeps until the io is done.
+        // SAFETY: `self` owns the list and its memory; the rig keeps it until the I/O completes.
         unsafe { BufList::new(self.iovs.as_mut_ptr(), self.iovs.len()) }
     }
 
-    /// Panics if a byte outside the segments was changed.
+    /// Panics if a byte outside the segments has changed.
     pub fn check_guards(&self) {
         let mut at = 0;
         for piece in &self.pieces {

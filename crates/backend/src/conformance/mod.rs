@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every disk must do, whatever its kind, through whatever engine.
+//! The conformance suite: requirements for every kind of disk on every engine.
 //!
-//! `conformance!(name, target)` makes a test module of all cases; `target` is an expression of
-//! type `Result<Target, String>` that makes a fresh disk, or tells why it cannot be had here.
+//! `conformance!(name, target)` makes a test module of all cases. `target` is an expression of type
+//! `Result<Target, String>`: a fresh disk, or the reason to skip the test on this machine.
 
 pub mod cases;
 mod manual_engine;
@@ -23,36 +23,39 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An engine as the suite drives it.
+/// An engine that the suite can drive.
 pub trait TestEngine: Engine {
-    /// Registers a lane's files; called once, before anything is pushed.
+    /// Registers the files of a lane; called once, before the first operation.
     ///
     /// # Errors
-    /// When the engine cannot take them.
+    /// The error of the engine.
     fn register(&mut self, files: &[RawFd]) -> io::Result<()>;
 
-    /// Submits what was pushed and waits for the next event; `None` when nothing is outstanding,
-    /// or after `limit`.
+    /// Submits the pushed operations and waits for the next event. Returns `None` if no operation
+    /// is outstanding, and after `limit`.
     fn next_event(&mut self, limit: Duration) -> Option<(Token, i32)>;
 }
 
-/// A disk under test, of 8 MiB at least, that nobody else uses.
+/// Makes an engine on the thread that uses it.
+pub type MakeEngine = Box<dyn Fn() -> Box<dyn TestEngine> + Send + Sync>;
+
+/// A disk under test of at least 8 MiB, without any other user.
 pub struct Target {
     /// The disk.
     pub disk: Arc<dyn Disk>,
-    /// Makes an engine for each lane.
-    pub engine: Box<dyn Fn() -> Box<dyn TestEngine>>,
-    /// What must live as long as the disk, for example its file.
+    /// Makes the engine of each lane.
+    pub engine: MakeEngine,
+    /// Values that must outlive the disk, for example its file.
     pub keep: Box<dyn Any>,
 }
 
 impl Target {
-    /// A target run by [`SyncEngine`].
+    /// A target on a [`SyncEngine`].
     pub fn new(disk: impl Disk + 'static) -> Target {
         Target::of(Arc::new(disk))
     }
 
-    /// A target of a shared disk run by [`SyncEngine`].
+    /// A target of a shared disk on a [`SyncEngine`].
     pub fn of(disk: Arc<dyn Disk>) -> Target {
         Target { disk, engine: Box::new(|| Box::new(SyncEngine::new())), keep: Box::new(()) }
     }
@@ -62,13 +65,16 @@ impl Target {
         Target { keep: Box::new(guard), ..self }
     }
 
-    /// The same disk run by other engines.
-    pub fn run_by(self, engine: impl Fn() -> Box<dyn TestEngine> + 'static) -> Target {
+    /// The same disk on other engines.
+    pub fn run_by(
+        self,
+        engine: impl Fn() -> Box<dyn TestEngine> + Send + Sync + 'static,
+    ) -> Target {
         Target { engine: Box::new(engine), ..self }
     }
 }
 
-/// Runs `case`, or says why not.
+/// Runs `case`, or prints the reason to skip it.
 pub fn run_case(target: Result<Target, String>, case: fn(&Target)) {
     match target {
         Ok(target) => case(&target),
@@ -102,13 +108,14 @@ macro_rules! conformance {
                 serves_its_first_and_last_block,
                 many_ios_in_flight_end_once_each,
                 lanes_see_each_others_writes,
+                writers_of_neighbouring_blocks_lose_nothing,
                 agrees_with_a_plain_vector,
             ]
         );
     };
 }
 
-/// The cases of [`conformance!`] that a disk passes which keeps no data.
+/// The cases of [`conformance!`] for a disk that stores no data.
 #[macro_export]
 macro_rules! conformance_without_data {
     ($name:ident, $target:expr) => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random ios compared with a plain vector of bytes.
+//! Compares random I/Os with a model, a vector of bytes.
 
 use super::cases::pattern;
 use super::{Request, Rig, Target};
@@ -23,7 +23,7 @@ enum Command {
 type Step = (Command, usize, usize);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // Cuts are places within the range, in parts of 1000.
+    // Cuts are positions within the range, in thousandths.
     let split = || prop_oneof![Just(vec![]), prop::collection::vec(0..1000usize, 0..6)];
     let misalign = || prop_oneof![3 => Just(0usize), 1 => 0..4096usize];
     let command = prop_oneof![
@@ -39,7 +39,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec((command, range).prop_map(|(c, (first, count))| (c, first, count)), 1..30)
 }
 
-/// Segment lengths for `total` bytes, cut at `cuts` thousandths.
+/// Segment lengths of `total` bytes, split at `cuts` thousandths.
 fn segments(total: usize, cuts: &[usize]) -> Vec<usize> {
     let mut places: Vec<usize> = cuts.iter().map(|cut| total * cut / 1000).collect();
     places.push(total);
@@ -48,7 +48,7 @@ fn segments(total: usize, cuts: &[usize]) -> Vec<usize> {
     places.into_iter().map(|to| to - std::mem::replace(&mut from, to)).collect()
 }
 
-/// Any sequence of ios leaves the disk as it would leave a vector.
+/// After any sequence of I/Os the disk equals the model.
 pub fn agrees_with_a_plain_vector(target: &Target) {
     let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
     let mut rig = Rig::new(target);
@@ -64,7 +64,7 @@ pub fn agrees_with_a_plain_vector(target: &Target) {
             compare(&rig.read(0, BLOCKS * block), &model)
         })
         .unwrap_or_else(|why| panic!("{why}"));
-    // A lane that lived through all of it is still good.
+    // One lane stays usable through all sequences.
     let _still_reads = rig.read(0, rig_block(target));
 }
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs ios on one lane and checks what the contract says of it on the way.
+//! Runs I/Os on one lane and checks the contract of [`Lane`].
 
 use super::memory::Memory;
-use super::{Target, TestEngine};
-use crate::{BufList, Info, Io, IoError, IoKind, Lane, Slot, Step};
+use super::{MakeEngine, Target, TestEngine};
+use crate::{BufList, Disk, Info, Io, IoError, IoKind, Lane, Slot, Step};
 use std::time::Duration;
 
-/// An io with the memory it needs.
+/// An I/O with its memory.
 pub struct Request {
-    /// What to do.
+    /// Kind of the I/O.
     pub kind: IoKind,
-    /// Where, in bytes.
+    /// Start of the range in bytes.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Length of the range in bytes.
     pub len: u64,
     /// Write-through.
     pub durable: bool,
@@ -42,7 +42,7 @@ impl Request {
         Request { kind, offset, len, durable: false, memory: None }
     }
 
-    /// The same, complete only when it is on stable storage.
+    /// The same as a write-through I/O.
     pub fn durable(self) -> Request {
         Request { durable: true, ..self }
     }
@@ -53,34 +53,39 @@ impl Request {
     }
 }
 
-/// One lane with an engine of its own.
+/// One lane with its own engine.
 pub struct Rig {
     lane: Box<dyn Lane>,
     engine: Box<dyn TestEngine>,
-    /// What the disk says of itself.
+    /// Properties of the disk.
     pub info: Info,
     layers: u8,
 }
 
-/// An io that was not completed within this time is lost.
+/// Time limit for the completion of an I/O.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Rig {
     /// Opens a lane of the target's disk.
     pub fn new(target: &Target) -> Rig {
-        let disk = &target.disk;
+        Rig::of(&*target.disk, &target.engine)
+    }
+
+    /// Opens a lane of `disk`, on the thread that uses it.
+    pub fn of(disk: &dyn Disk, engine: &MakeEngine) -> Rig {
         let lane = disk.open_lane().expect("the lane opens");
-        let mut engine = (target.engine)();
+        let mut engine = engine();
         engine.register(&lane.files()).expect("the engine takes the lane's files");
         Rig { lane, engine, info: disk.info(), layers: disk.layers() }
     }
 
-    /// Runs one io to its end.
+    /// Runs one I/O to its end.
     pub fn run(&mut self, request: &mut Request) -> Result<(), IoError> {
         self.run_all(std::slice::from_mut(request)).remove(0)
     }
 
-    /// Starts all, in order, and runs until every one has ended. Outcomes in the order given.
+    /// Starts all I/Os in order and runs until every one has ended. Returns the outcomes in the
+    /// same order.
     pub fn run_all(&mut self, requests: &mut [Request]) -> Vec<Result<(), IoError>> {
         let mut ios: Vec<Io> = requests.iter_mut().map(Request::make_io).collect();
         let mut outcomes: Vec<Option<Result<(), IoError>>> = vec![None; ios.len()];
@@ -111,7 +116,7 @@ impl Rig {
         outcomes.into_iter().map(|outcome| outcome.expect("every io ended")).collect()
     }
 
-    /// Hands events to the lane until one ends an io.
+    /// Delivers events to the lane until an I/O ends.
     fn next_done(&mut self, ios: &mut [Io], pending: &[bool]) -> (usize, Result<(), IoError>) {
         loop {
             let (token, result) =

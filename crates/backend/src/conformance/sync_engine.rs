@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An engine that executes each op by a plain system call, for tests without io_uring.
-// UNSAFETY: preadv2 and pwritev2 take the raw segments that an op names.
+//! An engine that executes each operation as a system call, for tests without io_uring.
+// UNSAFETY: preadv2 and pwritev2 take the raw segments of an operation.
 #![expect(unsafe_code)]
 
 use super::TestEngine;
@@ -12,35 +12,35 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Ways in which a real engine may behave, to be met by every lane.
+/// Behaviour that a real engine may show and that every lane must handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quirks {
-    /// Reads and writes move this many bytes at most.
+    /// Maximum bytes that one read or write transfers.
     pub transfer_bytes_max: Option<usize>,
-    /// Every op fails with `EINTR` the first time.
+    /// Every operation fails with `EINTR` the first time.
     pub interrupts: bool,
-    /// The op pushed last is executed and reported first.
+    /// The engine executes and reports the last pushed operation first.
     pub newest_first: bool,
 }
 
-/// See the module's head. An op is executed when its event is asked for.
+/// An engine of system calls. It executes an operation when the caller asks for an event.
 #[derive(Debug, Default)]
 pub struct SyncEngine {
     files: Vec<File>,
     queue: VecDeque<(Op, Token)>,
     timers: Vec<(Instant, Token)>,
     quirks: Quirks,
-    /// Whether the op about to be executed was already interrupted.
+    /// The next operation was already interrupted once.
     interrupted: bool,
 }
 
 impl SyncEngine {
-    /// An engine that behaves in order and at once.
+    /// An engine without interruptions, short transfers or reordering.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An engine that behaves as told.
+    /// An engine with this behaviour.
     pub fn with_quirks(quirks: Quirks) -> Self {
         SyncEngine { quirks, ..Self::default() }
     }
@@ -60,6 +60,9 @@ impl SyncEngine {
             Op::Fallocate { file, mode, offset, len } => {
                 as_result(sys::fallocate(&self.files[file.0 as usize], mode, offset, len))
             }
+            Op::Discard { file, offset, len } => {
+                as_result(sys::device_discard(&self.files[file.0 as usize], offset, len))
+            }
             Op::Timer { .. } => 0,
         }
     }
@@ -73,7 +76,7 @@ impl SyncEngine {
             room -= iov.iov_len;
         }
         let (fd, count) = (self.files[file as usize].as_raw_fd(), iovs.len() as i32);
-        // SAFETY: the op's maker promised that the segments are valid until its event.
+        // SAFETY: the segments are valid until the event of the operation (see `BufList::new`).
         let moved = unsafe {
             match write {
                 true => libc::pwritev2(fd, iovs.as_ptr(), count, offset as i64, flags),
@@ -114,7 +117,7 @@ impl Engine for SyncEngine {
 impl TestEngine for SyncEngine {
     fn register(&mut self, files: &[RawFd]) -> io::Result<()> {
         for &fd in files {
-            // SAFETY: the lane keeps its files open while it is being registered.
+            // SAFETY: the lane keeps its files open during the registration.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             self.files.push(File::from(fd.try_clone_to_owned()?));
         }

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lane's bounded pool of aligned buffers, for memory that O_DIRECT does not take.
-// UNSAFETY: buffers are allocated with an alignment, handed to the kernel by address, and copied
-// to and from guest memory.
+//! A lane's bounded pool of aligned buffers, for transfers with an alignment that O_DIRECT refuses.
+// UNSAFETY: allocates aligned buffers, passes their addresses to the kernel, and copies to and from
+// guest memory.
 #![expect(unsafe_code)]
 
 use crate::{BufList, IoError};
 use libc::iovec;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// Buffers of a lane: so many unaligned transfers run at once, the others wait.
+/// Buffers of a lane; it bounds the unaligned transfers that run at the same time.
 pub(super) const BUFFERS: u16 = 4;
-/// Size of one buffer: a larger transfer takes several ops.
+/// Size of one buffer. A larger transfer takes several operations.
 pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
-/// The pool. A buffer is allocated when it is first taken and kept.
+/// The pool. The first use of a buffer allocates it; the pool keeps it.
 pub(super) struct BouncePool {
     layout: Layout,
-    /// One list of one segment for each buffer, with the base address null until allocated.
+    /// One segment for each buffer; its base address is null until the buffer is allocated.
     segments: Box<[iovec]>,
     free: Vec<u16>,
 }
 
 impl BouncePool {
-    /// A pool of buffers aligned to `align` bytes (a power of two) at least.
+    /// A pool of buffers with an alignment of at least `align` bytes (a power of two).
     pub(super) fn new(align: usize) -> Self {
         let layout = Layout::from_size_align(BUFFER_BYTES, align.max(4096))
             .expect("alignment is a power of two of at most a block");
@@ -34,7 +34,7 @@ impl BouncePool {
         }
     }
 
-    /// Takes a buffer; `None` while all are taken.
+    /// Takes a buffer; `None` while all are in use.
     pub(super) fn take(&mut self) -> Result<Option<u16>, IoError> {
         let Some(&number) = self.free.last() else { return Ok(None) };
         let segment = &mut self.segments[usize::from(number)];
@@ -49,34 +49,47 @@ impl BouncePool {
         Ok(Some(number))
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer to the pool.
     pub(super) fn give(&mut self, number: u16) {
         debug_assert!(!self.free.contains(&number));
         self.free.push(number);
     }
 
-    /// The buffer as the memory of one op of up to `len` bytes.
+    /// The buffer as the memory of one operation of up to `len` bytes.
     pub(super) fn chunk(&mut self, number: u16, len: u64) -> BufList {
         let segment = &mut self.segments[usize::from(number)];
         segment.iov_len = usize::try_from(len).unwrap_or(BUFFER_BYTES).min(BUFFER_BYTES);
-        // SAFETY: the list lives in a box and the buffer in the pool; the number's holder alone
-        // uses them until its op is done.
+        // SAFETY: the box owns the list and the pool owns the buffer. Only the holder of the number
+        // uses them until its operation completes.
         unsafe { BufList::new(segment, 1) }
     }
 
-    /// Copies what the op will write from `bufs`.
-    pub(super) fn load(&mut self, number: u16, bufs: &BufList) {
-        let segment = &self.segments[usize::from(number)];
-        // SAFETY: the buffer has `iov_len` bytes at least and no op is using it.
-        unsafe { bufs.copy_out_raw(0, segment.iov_base.cast(), segment.iov_len) };
+    /// Copies `len` bytes of `bufs` into the buffer, from its byte `at` on.
+    pub(super) fn load(&mut self, number: u16, at: usize, len: u64, bufs: &BufList) {
+        let (base, len) = self.part(number, at, len);
+        // SAFETY: `base..base + len` lies in the buffer and no op is using it.
+        unsafe { bufs.copy_out_raw(0, base, len) };
     }
 
-    /// Copies the `len` bytes that the op has read to `bufs`.
-    pub(super) fn unload(&self, number: u16, len: u64, bufs: &BufList) {
-        let segment = &self.segments[usize::from(number)];
-        let len = usize::try_from(len).unwrap_or(BUFFER_BYTES).min(segment.iov_len);
-        // SAFETY: the buffer has `iov_len` bytes at least and its op is done.
-        unsafe { bufs.copy_in_raw(0, segment.iov_base.cast_const().cast(), len) };
+    /// Copies `len` bytes of the buffer, from its byte `at` on, to `bufs`.
+    pub(super) fn unload(&self, number: u16, at: usize, len: u64, bufs: &BufList) {
+        let (base, len) = self.part(number, at, len);
+        // SAFETY: `base..base + len` lies in the buffer and its op is done.
+        unsafe { bufs.copy_in_raw(0, base, len) };
+    }
+
+    /// Zeroes `len` bytes of the buffer, from its byte `at` on.
+    pub(super) fn zero(&mut self, number: u16, at: usize, len: u64) {
+        let (base, len) = self.part(number, at, len);
+        // SAFETY: `base..base + len` lies in the buffer and no op is using it.
+        unsafe { base.write_bytes(0, len) };
+    }
+
+    /// Address and length of a part of a taken buffer, limited to the size of the buffer.
+    fn part(&self, number: u16, at: usize, len: u64) -> (*mut u8, usize) {
+        let at = at.min(BUFFER_BYTES);
+        let len = usize::try_from(len).unwrap_or(BUFFER_BYTES).min(BUFFER_BYTES - at);
+        (self.segments[usize::from(number)].iov_base.cast::<u8>().wrapping_add(at), len)
     }
 }
 
@@ -84,7 +97,7 @@ impl Drop for BouncePool {
     fn drop(&mut self) {
         for segment in &self.segments {
             if !segment.iov_base.is_null() {
-                // SAFETY: allocated in `take` with this layout.
+                // SAFETY: `take` allocated it with this layout.
                 unsafe { dealloc(segment.iov_base.cast(), self.layout) };
             }
         }

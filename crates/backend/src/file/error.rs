@@ -1,51 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a file cannot be served.
+//! Errors of opening a file or block device.
 
 use crate::lock::LockError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a file cannot be served, and what to do about it.
+/// Errors of [`super::File::open`]; each text names the cause and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("{}: no such file; make one with `vhost-blk create {} SIZE`", .path.display(), .path.display())]
     Missing {
-        /// Where it should be.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// Opening for writing is not allowed.
+    /// The permissions do not allow writing.
     #[error("{}: cannot be opened for writing ({source}); use --read-only, or change its permissions", .path.display())]
     NotWritable {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// Opening failed.
+    /// The file cannot be opened.
     #[error("{}: cannot be opened: {source}", .path.display())]
     Open {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// It cannot be locked.
+    /// The file cannot be locked.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// A directory, socket, character device ...
+    /// The path names a directory, a socket, a character device or another unsupported file type.
     #[error("{}: neither a regular file nor a block device; give an image or a disk", .path.display())]
     Kind {
         /// The file.
         path: PathBuf,
     },
-    /// Its size, block size or alignment cannot be found out.
-    #[error("{}: cannot find out its size and block size: {source}; try --direct off", .path.display())]
+    /// The size, block size or alignment cannot be determined.
+    #[error("{}: cannot determine its size and block size: {source}; try --direct off", .path.display())]
     Probe {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The device refuses writes.
@@ -54,7 +54,7 @@ pub enum FileError {
         /// The device.
         path: PathBuf,
     },
-    /// There is not one whole block in it.
+    /// The file is smaller than one logical block.
     #[error("{}: smaller than one block of {block} bytes; make it larger, for example with `truncate -s 1G`", .path.display())]
     Empty {
         /// The file.
@@ -62,20 +62,20 @@ pub enum FileError {
         /// Logical block size in bytes.
         block: u32,
     },
-    /// Not a block size.
+    /// The requested logical block size is invalid.
     #[error("logical block size {wanted} is not a power of two from 512 to 65536; use 512 or 4096")]
     BlockSize {
-        /// What was asked for.
+        /// Requested size in bytes.
         wanted: u32,
     },
-    /// The storage has larger blocks than wanted.
-    #[error("{}: a logical block of {wanted} bytes is smaller than the storage's {least}; use --logical-block-size {least}, or for an image file --direct off", .path.display())]
+    /// The device has larger logical blocks than requested.
+    #[error("{}: a logical block of {wanted} bytes is smaller than the device's {least}; use --logical-block-size {least}", .path.display())]
     BlockTooSmall {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// Requested size in bytes.
         wanted: u32,
-        /// Least possible size.
+        /// Minimum size in bytes.
         least: u32,
     },
 }

@@ -1,99 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One thread's handle on a file: which ops an io becomes, and what follows from each result.
+//! One thread's handle on a file: turns an I/O into operations and handles their results.
+//!
+//! [`Stage`] is the state of an I/O. A read has the stage `Transfer` only. A write or zeroing may
+//! change from each of its stages to `Sync`:
+//!
+//! ```text
+//! WaitRange -> Transfer  <-> Fill -> Store      part of a block: read, modify, write back
+//!           -> ZeroWrite <-> Fill -> Store
+//!           -> Punch -> ZeroRange -> ZeroWrite  if the file system refuses the previous one
+//!           -> WaitSync <-> Sync
+//! ```
 
 use super::bounce::BouncePool;
-use super::sys;
+use super::piece::{DirectAlign, widened};
+use super::range_lock::RangeLock;
+use super::results::Next;
+use super::sync::{self, SyncFailure, SyncFiles};
 use super::zeroes::ZeroLists;
-use crate::{BufList, Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
+use crate::lock::ImageFile;
+use crate::{Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-const FILE: FileIndex = FileIndex(0);
-/// Segments that one system call takes.
-const SEGMENTS_MAX: u32 = libc::UIO_MAXIOV as u32;
-/// EAGAIN and EINTR in a row before the io fails with them.
-const RETRIES_MAX: u8 = 15;
-/// System calls made at once for one io, before the rest goes through the engine.
+pub(super) const FILE: FileIndex = FileIndex(0);
+/// The same file through the page cache, for its tail (see [`super::piece`]).
+pub(super) const CACHED: FileIndex = FileIndex(1);
+/// The first of the files to sync.
+pub(super) const SYNC_FIRST: u32 = 2;
+/// Maximum synchronous system calls for one I/O in a row; the engine runs the rest.
 const NOW_MAX: u32 = 8;
 
-const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-
-/// What the io's outstanding op is; [`Io::stage`] holds it beside the retry count.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+/// The outstanding operation of an I/O. [`Io::stage`] holds it together with the retry count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
     Transfer = 0,
     Punch = 1,
     ZeroRange = 2,
     ZeroWrite = 3,
+    /// A sync; `Io::held` is the number of its file.
     Sync = 4,
+    /// Reads a block before a part of it is written.
+    Fill = 5,
+    /// Writes that block back.
+    Store = 6,
+    /// Timer: an earlier writer of the same blocks is not done.
+    WaitRange = 7,
+    /// Timer: all files to sync are in use.
+    WaitSync = 8,
+    /// Discard command of a device.
+    Discard = 9,
 }
 
 impl Stage {
-    fn of(io: &Io) -> Stage {
+    pub(super) fn of(io: &Io) -> Stage {
         match io.stage & 15 {
             0 => Stage::Transfer,
             1 => Stage::Punch,
             2 => Stage::ZeroRange,
             3 => Stage::ZeroWrite,
-            _ => Stage::Sync,
+            4 => Stage::Sync,
+            5 => Stage::Fill,
+            6 => Stage::Store,
+            7 => Stage::WaitRange,
+            8 => Stage::WaitSync,
+            _ => Stage::Discard,
         }
     }
 
-    fn retries(io: &Io) -> u8 {
+    pub(super) fn retries(io: &Io) -> u8 {
         io.stage >> 4
     }
 
-    fn with_retries(self, retries: u8) -> u8 {
+    pub(super) fn with_retries(self, retries: u8) -> u8 {
         self as u8 | retries << 4
     }
 }
 
-/// What an io does after an op's result.
-enum Next {
-    /// Another op, by its stage and progress.
-    Op,
-    End(Result<(), IoError>),
+/// The operation that carries out a DISCARD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DiscardBy {
+    /// `fallocate`: the range reads as zeroes afterwards.
+    Punch,
+    /// The command of the device: the content of the range is unspecified afterwards.
+    Command,
 }
 
-/// What a lane needs to know of its file.
+/// Properties of the file that a lane needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneLimits {
     pub(super) capacity_bytes: u64,
     pub(super) logical_block_bytes: u32,
-    /// Opened with O_DIRECT, which wants this alignment of memory; `None` also where the file
-    /// lies in memory, which wants none.
-    pub(super) direct_memory_align: Option<u32>,
-    pub(super) discard: bool,
-    /// The file lies in memory: see [`FileLane::run_now`].
+    /// Alignment that O_DIRECT needs. `None` without O_DIRECT, and for a file in memory.
+    pub(super) direct: Option<DirectAlign>,
+    /// Start of the last block of O_DIRECT in bytes, if the file ends inside it.
+    pub(super) tail: u64,
+    pub(super) read_only: bool,
+    /// Operation of a DISCARD, if it is offered.
+    pub(super) discard: Option<DiscardBy>,
+    /// WRITE_ZEROES may free space.
+    pub(super) unmap: bool,
+    /// The file is in memory: see [`FileLane::run_now`].
     pub(super) in_memory: bool,
 }
 
-/// See the module's head.
+/// State shared by all lanes of a disk.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) file: ImageFile,
+    /// For the log.
+    pub(super) name: String,
+    pub(super) sync_failure: SyncFailure,
+    pub(super) writers: RangeLock,
+}
+
+/// The lane of a [`super::File`].
 pub(super) struct FileLane {
-    file: Arc<File>,
-    limits: LaneLimits,
-    bounce: BouncePool,
-    zeroes: ZeroLists,
-    can_punch: bool,
-    can_zero_range: bool,
+    pub(super) shared: Arc<Shared>,
+    pub(super) limits: LaneLimits,
+    pub(super) cached: Option<File>,
+    pub(super) sync_files: SyncFiles,
+    pub(super) bounce: BouncePool,
+    pub(super) zeroes: ZeroLists,
+    pub(super) can_punch: bool,
+    pub(super) can_zero_range: bool,
 }
 
 impl FileLane {
-    pub(super) fn new(file: Arc<File>, limits: LaneLimits) -> Self {
-        let align = limits.direct_memory_align.unwrap_or(1).max(limits.logical_block_bytes);
-        FileLane {
-            file,
+    pub(super) fn new(shared: Arc<Shared>, limits: LaneLimits) -> io::Result<Self> {
+        let align = limits.direct.map_or(1, |align| align.memory.max(align.write));
+        let has_tail = limits.tail < limits.capacity_bytes;
+        let open_again = || sync::open_again(&shared.file, limits.read_only);
+        Ok(FileLane {
+            cached: has_tail.then(open_again).transpose()?,
+            sync_files: SyncFiles::of(&shared.file, limits.read_only)?,
+            shared,
             limits,
             bounce: BouncePool::new(align as usize),
             zeroes: ZeroLists::new(),
-            can_punch: true,
+            can_punch: limits.unmap,
             can_zero_range: true,
-        }
+        })
     }
 
-    /// Refuses what no caller that keeps the contract sends.
+    /// Refuses an I/O that violates the contract of [`Lane`].
     fn check(&self, io: &Io) -> Result<(), IoError> {
         if (io.offset_bytes | io.len_bytes) & u64::from(self.limits.logical_block_bytes - 1) != 0 {
             return Err(IoError::Errno(libc::EINVAL));
@@ -104,18 +155,22 @@ impl FileLane {
         Ok(())
     }
 
-    fn first_stage(&self, io: &Io) -> Result<Stage, IoError> {
+    pub(super) fn first_stage(&self, io: &Io) -> Result<Stage, IoError> {
         match io.kind {
             IoKind::Read | IoKind::Write => Ok(Stage::Transfer),
             IoKind::Flush => Ok(Stage::Sync),
-            IoKind::Discard if self.limits.discard => Ok(Stage::Punch),
             IoKind::WriteZeroes { unmap } => Ok(self.zeroing_stage(unmap)),
-            IoKind::Discard | IoKind::SecureErase => Err(IoError::Unsupported),
+            IoKind::Discard => match self.limits.discard {
+                Some(DiscardBy::Punch) => Ok(Stage::Punch),
+                Some(DiscardBy::Command) => Ok(Stage::Discard),
+                None => Err(IoError::Unsupported),
+            },
+            IoKind::SecureErase => Err(IoError::Unsupported),
         }
     }
 
-    /// The best way to zero a range that the file system has not refused yet.
-    fn zeroing_stage(&self, unmap: bool) -> Stage {
+    /// The best method to zero a range that the file system has not refused yet.
+    pub(super) fn zeroing_stage(&self, unmap: bool) -> Stage {
         match unmap {
             true if self.can_punch => Stage::Punch,
             _ if self.can_zero_range => Stage::ZeroRange,
@@ -123,27 +178,77 @@ impl FileLane {
         }
     }
 
-    /// Takes a bounce buffer if the io needs one; false if none is free.
-    fn hold_bounce(&mut self, io: &mut Io) -> Result<bool, IoError> {
-        let Some(align) = self.limits.direct_memory_align else { return Ok(true) };
-        if io.bufs.is_aligned(align as usize, self.limits.logical_block_bytes as usize) {
-            return Ok(true);
+    /// The alignment of positions and lengths in bytes that O_DIRECT needs for this I/O.
+    pub(super) fn wanted_align(&self, io: &Io) -> u32 {
+        match (self.limits.direct, io.kind) {
+            (Some(direct), IoKind::Read) => direct.read,
+            (Some(direct), _) => direct.write,
+            (None, _) => 1,
         }
-        io.held = self.bounce.take()?;
-        Ok(io.held.is_some())
+    }
+
+    /// Returns whether the I/O begins or ends inside a block of O_DIRECT.
+    fn has_parts(&self, io: &Io) -> bool {
+        let align = u64::from(self.wanted_align(io));
+        (io.offset_bytes | io.len_bytes) & (align - 1) != 0
+    }
+
+    /// Takes a bounce buffer if the I/O needs one; returns `false` if none is free.
+    fn hold_bounce(&mut self, io: &mut Io) -> Result<bool, IoError> {
+        let Some(direct) = self.limits.direct else { return Ok(true) };
+        let parts = self.has_parts(io);
+        let needed = match io.kind {
+            IoKind::Read | IoKind::Write => {
+                let align = self.wanted_align(io) as usize;
+                parts || !io.bufs.is_aligned(direct.memory as usize, align)
+            }
+            IoKind::WriteZeroes { .. } => parts,
+            IoKind::Flush | IoKind::Discard | IoKind::SecureErase => false,
+        };
+        if needed {
+            io.held = self.bounce.take()?;
+        }
+        Ok(!needed || io.held.is_some())
+    }
+
+    /// Queues an I/O that changes data, if writers of this file may have to wait for each other.
+    /// Returns whether the I/O may proceed.
+    fn enter_writers(&self, io: &mut Io) -> bool {
+        let align = self.wanted_align(io);
+        if !io.writes() || align <= self.limits.logical_block_bytes {
+            return true;
+        }
+        let modifies = self.has_parts(io) && io.kind != IoKind::Discard;
+        let range = widened(&(io.offset_bytes..io.offset_bytes + io.len_bytes), align);
+        let ticket = self.shared.writers.enter(range, modifies);
+        io.ticket = Some(ticket);
+        self.shared.writers.may_proceed(ticket)
     }
 
     fn finish(&mut self, io: &mut Io, outcome: Result<(), IoError>) -> Step {
-        if let Some(number) = io.held.take() {
-            self.bounce.give(number);
-        }
+        self.release(io);
         Step::Done(outcome)
     }
 
-    /// Goes on with the io until it has ended or waits for an op.
-    fn go_on(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+    /// Releases the resources that the I/O holds.
+    pub(super) fn release(&mut self, io: &mut Io) {
+        match (io.held.take(), Stage::of(io)) {
+            (Some(number), Stage::Sync) => self.sync_files.give(number),
+            (Some(number), _) => self.bounce.give(number),
+            (None, _) => {}
+        }
+        if let Some(ticket) = io.ticket.take() {
+            self.shared.writers.leave(ticket);
+        }
+    }
+
+    /// Advances the I/O until it ends or waits for an operation.
+    fn advance(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         for _ in 0..NOW_MAX {
-            let op = self.next_op(io);
+            let op = match self.next_op(io) {
+                Ok(op) => op,
+                Err(why) => return self.finish(io, Err(why)),
+            };
             let Some(result) = self.run_now(io, &op) else {
                 return self.push(op, slot, engine);
             };
@@ -151,137 +256,23 @@ impl FileLane {
                 return self.finish(io, outcome);
             }
         }
-        let op = self.next_op(io);
-        self.push(op, slot, engine)
+        match self.next_op(io) {
+            Ok(op) => self.push(op, slot, engine),
+            Err(why) => self.finish(io, Err(why)),
+        }
     }
 
     fn push(&self, op: Op, slot: Slot, engine: &mut dyn Engine) -> Step {
         engine.push(op, Token { slot, layer: 0 });
         Step::Pending
     }
-
-    fn next_op(&mut self, io: &Io) -> Op {
-        let offset = io.offset_bytes + io.done_bytes;
-        let (whole, dsync) = ((io.offset_bytes, io.len_bytes), io.durable);
-        let fallocate = |mode| Op::Fallocate { file: FILE, mode, offset: whole.0, len: whole.1 };
-        match Stage::of(io) {
-            Stage::Transfer if io.kind == IoKind::Read => {
-                Op::Read { file: FILE, bufs: self.transfer_bufs(io), offset }
-            }
-            Stage::Transfer => {
-                Op::Write { file: FILE, bufs: self.transfer_bufs(io), offset, dsync }
-            }
-            Stage::Punch => fallocate(PUNCH),
-            Stage::ZeroRange => fallocate(ZERO_RANGE),
-            Stage::ZeroWrite => {
-                let bufs = self.zeroes.first_part_of(io.len_bytes - io.done_bytes);
-                Op::Write { file: FILE, bufs, offset, dsync }
-            }
-            Stage::Sync => Op::Fdatasync { file: FILE },
-        }
-    }
-
-    /// Runs a read or write of a file in memory here and now: io_uring would hand it to a kernel
-    /// thread, as tmpfs does not say that it never blocks, and that takes longer than the copy.
-    fn run_now(&self, io: &Io, op: &Op) -> Option<i32> {
-        if !self.limits.in_memory || Stage::of(io) != Stage::Transfer {
-            return None;
-        }
-        match *op {
-            Op::Read { bufs, offset, .. } => Some(sys::read_now(&self.file, &bufs, offset)),
-            Op::Write { bufs, offset, dsync, .. } => {
-                Some(sys::write_now(&self.file, &bufs, offset, dsync))
-            }
-            _ => None,
-        }
-    }
-
-    /// The memory of the next op: the io's own, or its bounce buffer.
-    fn transfer_bufs(&mut self, io: &Io) -> BufList {
-        let Some(number) = io.held else { return io.bufs.first(SEGMENTS_MAX) };
-        let chunk = self.bounce.chunk(number, io.len_bytes - io.done_bytes);
-        if io.kind == IoKind::Write {
-            self.bounce.load(number, &io.bufs);
-        }
-        chunk
-    }
-
-    /// What follows from the result of an op.
-    fn take_result(&mut self, io: &mut Io, result: i32) -> Next {
-        if result < 0 {
-            return self.failed(io, -result);
-        }
-        match Stage::of(io) {
-            Stage::Transfer | Stage::ZeroWrite => self.moved(io, result as u64),
-            Stage::Punch | Stage::ZeroRange if io.durable => {
-                io.stage = Stage::Sync.with_retries(0);
-                Next::Op
-            }
-            Stage::Punch | Stage::ZeroRange | Stage::Sync => Next::End(Ok(())),
-        }
-    }
-
-    /// A read or write (also of zeroes) moved `moved` bytes.
-    fn moved(&mut self, io: &mut Io, moved: u64) -> Next {
-        let moved = match self.limits.direct_memory_align {
-            // A direct transfer goes on at a block's boundary only.
-            Some(_) => moved & !u64::from(self.limits.logical_block_bytes - 1),
-            None => moved,
-        };
-        if moved == 0 {
-            let read = io.kind == IoKind::Read;
-            return Next::End(Err(if read {
-                IoError::EndOfStorage
-            } else {
-                IoError::Errno(libc::EIO)
-            }));
-        }
-        if let (Some(number), IoKind::Read) = (io.held, io.kind) {
-            self.bounce.unload(number, moved, &io.bufs);
-        }
-        io.done_bytes += moved;
-        if io.done_bytes >= io.len_bytes {
-            return Next::End(Ok(()));
-        }
-        let stage = Stage::of(io);
-        if stage == Stage::Transfer {
-            io.bufs.advance(moved as usize);
-        }
-        io.stage = stage.with_retries(0);
-        Next::Op
-    }
-
-    fn failed(&mut self, io: &mut Io, errno: i32) -> Next {
-        let (stage, retries) = (Stage::of(io), Stage::retries(io));
-        match errno {
-            libc::EAGAIN | libc::EINTR if retries < RETRIES_MAX => {
-                io.stage = stage.with_retries(retries + 1);
-                Next::Op
-            }
-            libc::EOPNOTSUPP if stage == Stage::Punch || stage == Stage::ZeroRange => {
-                self.refused(io, stage)
-            }
-            _ => Next::End(Err(IoError::Errno(errno))),
-        }
-    }
-
-    /// The file system does not know this `fallocate`: the next best way, remembered.
-    fn refused(&mut self, io: &mut Io, stage: Stage) -> Next {
-        match stage {
-            Stage::Punch => self.can_punch = false,
-            _ => self.can_zero_range = false,
-        }
-        let IoKind::WriteZeroes { unmap } = io.kind else {
-            return Next::End(Err(IoError::Unsupported));
-        };
-        io.stage = self.zeroing_stage(unmap).with_retries(0);
-        Next::Op
-    }
 }
 
 impl Lane for FileLane {
     fn files(&self) -> Vec<RawFd> {
-        vec![self.file.as_raw_fd()]
+        let data = self.shared.file.as_raw_fd();
+        let cached = self.cached.as_ref().map_or(data, AsRawFd::as_raw_fd);
+        [data, cached].into_iter().chain(self.sync_files.fds()).collect()
     }
 
     fn moves_data_itself(&self) -> bool {
@@ -296,21 +287,75 @@ impl Lane for FileLane {
         if io.len_bytes == 0 && stage != Stage::Sync {
             return Step::Done(Ok(()));
         }
-        if stage == Stage::Transfer {
-            match self.hold_bounce(io) {
-                Ok(true) => {}
-                Ok(false) => return Step::Busy,
-                Err(why) => return Step::Done(Err(why)),
-            }
+        match self.hold_bounce(io) {
+            Ok(true) => {}
+            Ok(false) => return Step::Busy,
+            Err(why) => return Step::Done(Err(why)),
         }
+        let stage = if self.enter_writers(io) { stage } else { Stage::WaitRange };
         io.stage = stage.with_retries(0);
-        self.go_on(io, slot, engine)
+        self.advance(io, slot, engine)
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
         match self.take_result(io, result) {
             Next::End(outcome) => self.finish(io, outcome),
-            Next::Op => self.go_on(io, token.slot, engine),
+            Next::Op => self.advance(io, token.slot, engine),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Pushed(Vec<Op>);
+
+    impl Engine for Pushed {
+        fn push(&mut self, op: Op, _: Token) {
+            self.0.push(op);
+        }
+    }
+
+    fn lane_that_discards_by(discard: DiscardBy) -> FileLane {
+        let shared = Shared {
+            file: ImageFile(tempfile::tempfile().expect("a file")),
+            name: String::new(),
+            sync_failure: SyncFailure::default(),
+            writers: RangeLock::default(),
+        };
+        let limits = LaneLimits {
+            capacity_bytes: 1 << 20,
+            logical_block_bytes: 512,
+            direct: None,
+            tail: u64::MAX,
+            read_only: false,
+            discard: Some(discard),
+            unmap: true,
+            in_memory: false,
+        };
+        FileLane::new(Arc::new(shared), limits).expect("a lane")
+    }
+
+    #[test]
+    fn a_device_that_cannot_zero_is_discarded_by_its_own_command() {
+        for (durable, errno) in [(false, 0), (true, 0), (false, libc::EOPNOTSUPP)] {
+            let mut lane = lane_that_discards_by(DiscardBy::Command);
+            let mut engine = Pushed::default();
+            let io = Io::new(IoKind::Discard, 4096, 8192, crate::BufList::EMPTY);
+            let mut io = Io { durable, ..io };
+            assert_eq!(lane.start(&mut io, Slot(0), &mut engine), Step::Pending);
+            let op = engine.0.pop();
+            let range = (4096, 8192);
+            assert!(matches!(op, Some(Op::Discard { offset, len, .. }) if (offset, len) == range));
+            let token = Token { slot: Slot(0), layer: 0 };
+            let step = lane.event(&mut io, token, -errno, &mut engine);
+            match (durable, errno) {
+                (true, _) => assert!(matches!(engine.0.pop(), Some(Op::Fdatasync { .. }))),
+                (_, 0) => assert_eq!(step, Step::Done(Ok(()))),
+                _ => assert_eq!(step, Step::Done(Err(IoError::Unsupported))),
+            }
         }
     }
 }

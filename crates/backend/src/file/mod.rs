@@ -4,37 +4,45 @@
 mod bounce;
 mod error;
 mod lane;
+mod ops;
+mod piece;
 mod probe;
+mod range_lock;
+mod results;
+mod sync;
 pub(crate) mod sys;
 mod zeroes;
 
 pub use error::FileError;
 
-use crate::lock::{self, Access, LockError};
+use crate::lock::{self, Access, ImageFile, LockError};
 use crate::{Disk, Info, Lane};
-use lane::{FileLane, LaneLimits};
+use lane::{FileLane, LaneLimits, Shared};
 use probe::Facts;
+use range_lock::RangeLock;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use sync::SyncFailure;
 
-/// How to open a [`File`].
+/// Options of [`File::open`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileOptions {
-    /// Refuse everything that writes.
+    /// Refuse every I/O that changes data.
     pub read_only: bool,
-    /// Bypass the host's page cache (`O_DIRECT`) if the file system can.
+    /// Bypass the host's page cache (`O_DIRECT`) if the file system supports it.
     pub direct: bool,
-    /// Logical block size to present; the storage's own if `None`.
+    /// Logical block size in bytes. `None`: the block size of a device, and 512 for a file; a guest
+    /// then finds the same disk on every file system.
     pub logical_block_bytes: Option<u32>,
-    /// Offer DISCARD where the storage can.
+    /// Free space if the storage supports it: offer DISCARD, and let WRITE_ZEROES unmap.
     pub discard: bool,
-    /// Lock the image as QEMU does (see [`crate::lock`]) before anything of it is tried, waiting
-    /// so long for another user to go.
+    /// Lock the image as QEMU does (see [`crate::lock`]) before any other access, and wait up to
+    /// this time for another program to release it.
     pub lock: Option<Duration>,
 }
 
@@ -50,28 +58,29 @@ impl Default for FileOptions {
     }
 }
 
-/// See the module's head.
+/// A disk in a regular file or on a block device.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
-    file: Arc<fs::File>,
+    shared: Arc<Shared>,
     info: Info,
     limits: LaneLimits,
     fell_back_from_direct: bool,
-    /// A block device whose page cache is in use.
+    /// A block device that is open without O_DIRECT.
     cached_device: bool,
     notices: Vec<String>,
 }
 
 impl File {
-    /// Opens the file or block device at `path` and looks at what it can do.
+    /// Opens the file or block device at `path` and probes its properties.
     ///
     /// # Errors
-    /// Each [`FileError`] names the cause and what to do about it.
+    /// [`FileError`]; its text names the cause and the remedy.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<File, FileError> {
         let path = path.as_ref();
         check_kind(path)?;
         let (file, direct) = open_file(path, &options)?;
+        let file = ImageFile(file);
         if let Some(patience) = options.lock {
             lock::lock_image_within(patience, &file, path, Access::of(options.read_only))?;
         }
@@ -80,7 +89,7 @@ impl File {
         if facts.read_only && !options.read_only {
             return Err(FileError::ReadOnlyDevice { path: path.into() });
         }
-        let block = logical_block(path, &options, &facts, direct)?;
+        let block = logical_block(path, &options, &facts)?;
         let capacity_bytes = facts.size_bytes & !u64::from(block - 1);
         if capacity_bytes == 0 {
             return Err(FileError::Empty { path: path.into(), block });
@@ -88,41 +97,55 @@ impl File {
         let limits = LaneLimits {
             capacity_bytes,
             logical_block_bytes: block,
-            direct_memory_align: facts.memory_align,
+            direct: facts.direct,
+            tail: facts.size_bytes & !u64::from(facts.direct.map_or(1, |align| align.write) - 1),
+            read_only: options.read_only,
+            discard: (options.discard && facts.discard.is_some() && !options.read_only)
+                .then_some(facts.discard_by),
+            unmap: options.discard && facts.zeroing_unmaps && !options.read_only,
             in_memory: facts.in_memory,
-            discard: options.discard && facts.discard.is_some() && !options.read_only,
         };
         let fell_back_from_direct = options.direct && !direct;
+        let mut notices = notices(path, &facts, &limits, fell_back_from_direct);
+        if !facts.is_device {
+            notices.extend(partition_table_notice(path, &file, block));
+        }
         Ok(File {
             path: path.into(),
-            file: Arc::new(file),
+            shared: Arc::new(Shared {
+                file,
+                name: path.display().to_string(),
+                sync_failure: SyncFailure::default(),
+                writers: RangeLock::default(),
+            }),
             info: describe(path, direct, &options, &facts, &limits),
             limits,
             fell_back_from_direct,
             cached_device: facts.is_device && !direct,
-            notices: notices(path, &facts, &limits, fell_back_from_direct),
+            notices,
         })
     }
 
-    /// `O_DIRECT` was wanted and the file system refused it.
+    /// Returns whether the file system refused `O_DIRECT`.
     pub fn fell_back_from_direct(&self) -> bool {
         self.fell_back_from_direct
     }
 
-    /// What the user should know of how the file was opened, one line each.
+    /// Notices for the user about this file, one line each.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
 
-    /// Locks the image as QEMU does (see [`crate::lock`]), until the disk and its lanes are gone.
+    /// Locks the image as QEMU does (see [`crate::lock`]), until the disk and its lanes are
+    /// dropped.
     ///
     /// # Errors
-    /// When another program uses the image.
+    /// [`LockError`], for example if another program uses the image.
     pub fn lock(&self) -> Result<(), LockError> {
-        lock::lock_image(&self.file, &self.path, Access::of(self.info.read_only))
+        lock::lock_image(&self.shared.file, &self.path, Access::of(self.info.read_only))
     }
 
-    /// Where the file is.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -134,18 +157,28 @@ impl Disk for File {
     }
 
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
-        Ok(Box::new(FileLane::new(Arc::clone(&self.file), self.limits)))
+        Ok(Box::new(FileLane::new(Arc::clone(&self.shared), self.limits)?))
     }
 
     fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
-        match self.cached_device {
-            true => Err("the kernel serves a block device around the page cache; use --direct on"),
-            false => Ok(self.file.as_fd()),
+        if self.cached_device {
+            return Err("the kernel serves a block device without the page cache; use --direct on");
         }
+        if self.shared.sync_failure.check().is_err() {
+            return Err(
+                "a sync of the disk has failed, and the kernel data plane would not report it; \
+                 check the storage and restart the daemon",
+            );
+        }
+        Ok(self.shared.file.as_fd())
+    }
+
+    fn sync_failed(&self, errno: i32) {
+        self.shared.sync_failure.remember(errno, &self.shared.name);
     }
 }
 
-/// Before opening, which would hang on a FIFO.
+/// Checks the file type before the file is opened: opening a FIFO would block.
 fn check_kind(path: &Path) -> Result<(), FileError> {
     let opening = |source| FileError::open(path, source, true);
     let kind = fs::metadata(path).map_err(opening)?.file_type();
@@ -155,7 +188,7 @@ fn check_kind(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// The open file, and whether it is direct.
+/// Opens the file; also returns whether it is open with O_DIRECT.
 fn open_file(path: &Path, options: &FileOptions) -> Result<(fs::File, bool), FileError> {
     let open = |flags| {
         let mut open = fs::OpenOptions::new();
@@ -171,17 +204,12 @@ fn open_file(path: &Path, options: &FileOptions) -> Result<(fs::File, bool), Fil
     Ok((open(0).map_err(failed)?, false))
 }
 
-fn logical_block(
-    path: &Path,
-    options: &FileOptions,
-    facts: &Facts,
-    direct: bool,
-) -> Result<u32, FileError> {
+fn logical_block(path: &Path, options: &FileOptions, facts: &Facts) -> Result<u32, FileError> {
     let wanted = options.logical_block_bytes.unwrap_or(facts.logical_block);
     if !wanted.is_power_of_two() || !(512..=65536).contains(&wanted) {
         return Err(FileError::BlockSize { wanted });
     }
-    if wanted < facts.logical_block && (direct || facts.is_device) {
+    if wanted < facts.logical_block {
         let (path, least) = (path.into(), facts.logical_block);
         return Err(FileError::BlockTooSmall { path, wanted, least });
     }
@@ -210,12 +238,12 @@ fn describe(
         physical_block_bytes: facts.physical_block.max(block),
         io_min_bytes: facts.io_min,
         io_opt_bytes: facts.io_opt,
-        memory_align_bytes: limits.direct_memory_align.unwrap_or(1),
+        memory_align_bytes: limits.direct.map_or(1, |align| align.memory),
         read_only: options.read_only,
         volatile_cache: facts.volatile_cache,
-        discard: facts.discard.filter(|_| limits.discard).map(aligned),
+        discard: facts.discard.filter(|_| limits.discard.is_some()).map(aligned),
         write_zeroes: writable.then(|| aligned(facts.zeroing)),
-        write_zeroes_unmaps: writable && facts.zeroing_unmaps,
+        write_zeroes_unmaps: limits.unmap,
         secure_erase: None,
         io_poll: facts.io_poll,
     }
@@ -226,17 +254,42 @@ fn notices(path: &Path, facts: &Facts, limits: &LaneLimits, fell_back: bool) -> 
     let mut notices = Vec::new();
     if fell_back {
         notices.push(format!(
-            "the file system of {path} refuses O_DIRECT: going through the host's page cache \
+            "the file system of {path} refuses O_DIRECT: using the host's page cache \
              (`--direct off` silences this)"
+        ));
+    }
+    let block = limits.logical_block_bytes;
+    if let Some(wanted) = limits.direct.map(|align| align.write).filter(|&wanted| wanted > block) {
+        notices.push(format!(
+            "O_DIRECT wants blocks of {wanted} bytes for {path} and the guest has {block}: \
+             smaller writes are slow (a new disk may use --logical-block-size {wanted})"
         ));
     }
     let rest = facts.size_bytes - limits.capacity_bytes;
     if rest > 0 {
-        let block = limits.logical_block_bytes;
         notices.push(format!(
             "the last {rest} bytes of {path} are not served: its size is not a multiple of the \
              logical block of {block} bytes"
         ));
     }
     notices
+}
+
+/// A warning if the partition table of the image is for another logical block size than the
+/// guest's: the guest would not find it.
+fn partition_table_notice(path: &Path, file: &fs::File, block: u32) -> Option<String> {
+    const SIGNATURE: &[u8; 8] = b"EFI PART";
+    let cached = sync::open_again(file, true).ok()?;
+    let is_at = |block: u32| {
+        let mut found = [0; SIGNATURE.len()];
+        cached.read_exact_at(&mut found, block.into()).is_ok() && &found == SIGNATURE
+    };
+    let made_for = [512, 4096].into_iter().find(|&other| is_at(other))?;
+    (made_for != block && !is_at(block)).then(|| {
+        format!(
+            "the partition table of {} is for blocks of {made_for} bytes, and the guest does not \
+             find it with blocks of {block}: use --logical-block-size {made_for}",
+            path.display()
+        )
+    })
 }

@@ -1,40 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an open file or block device is and can do.
+//! Probes the properties of an open file or block device.
 
-use super::sys::{self, DirectAlign};
+use super::lane::DiscardBy;
+use super::piece::DirectAlign;
+use super::sys;
 use crate::RangeLimits;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 
-/// One range command at a time is bounded to 1 GiB, so that stopping a queue does not wait long.
+/// Maximum length of a range command in sectors (1 GiB); it bounds the time to stop a queue.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
-/// Largest alignment that is tried and believed.
+/// Maximum alignment in bytes that is tried and accepted.
 const ALIGN_MAX: u32 = 64 << 10;
 
-/// Facts about the storage; `logical_block` is the least it can do.
+/// Properties of the storage.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) size_bytes: u64,
     pub(super) is_device: bool,
-    /// A regular file on a file system that lives in memory.
+    /// A regular file on a file system in memory.
     pub(super) in_memory: bool,
     pub(super) read_only: bool,
+    /// Minimum logical block size in bytes.
     pub(super) logical_block: u32,
     pub(super) physical_block: u32,
     pub(super) io_min: u32,
     pub(super) io_opt: u32,
-    /// With O_DIRECT, and unless it is in memory: alignment of memory.
-    pub(super) memory_align: Option<u32>,
+    /// Alignment that O_DIRECT needs. `None` without O_DIRECT, and for a file in memory.
+    pub(super) direct: Option<DirectAlign>,
     pub(super) volatile_cache: bool,
     pub(super) discard: Option<RangeLimits>,
+    pub(super) discard_by: DiscardBy,
     pub(super) zeroing: RangeLimits,
     pub(super) zeroing_unmaps: bool,
     pub(super) io_poll: bool,
 }
 
-/// Looks at `file`, which is open with O_DIRECT if `direct`.
+/// Probes `file`, which is open with O_DIRECT if `direct`.
 pub(super) fn probe(file: &File, direct: bool, writable: bool) -> io::Result<Facts> {
     let meta = file.metadata()?;
     if meta.file_type().is_block_device() {
@@ -52,9 +56,10 @@ fn probe_regular(
 ) -> io::Result<Facts> {
     let align = if direct { Some(direct_align(file)?) } else { None };
     let in_memory = sys::is_in_memory(file);
-    let logical_block = align.map_or(512, |align| align.offset.max(512));
     let fs_block = u32::try_from(meta.blksize()).ok().filter(|size| size.is_power_of_two());
-    let physical_block = fs_block.unwrap_or(512).min(4096).max(logical_block);
+    // The physical block tells the guest the alignment of O_DIRECT; smaller writes are only slower.
+    let physical_block =
+        fs_block.unwrap_or(512).min(4096).max(align.map_or(512, |align| align.write));
     let ranges =
         RangeLimits { sectors_max: RANGE_SECTORS_MAX, align_sectors: physical_block / 512 };
     let can_punch = writable && can_punch(file, meta.len());
@@ -63,44 +68,48 @@ fn probe_regular(
         is_device: false,
         in_memory,
         read_only: false,
-        logical_block,
+        logical_block: 512,
         physical_block,
         io_min: 0,
         io_opt: 0,
-        // Nothing is transferred by DMA there, whatever reads of trial said.
-        memory_align: align.filter(|_| !in_memory).map(|align| align.memory),
+        // A file in memory uses no DMA: the result of the trial reads does not apply.
+        direct: align.filter(|_| !in_memory),
         volatile_cache: true,
         discard: can_punch.then_some(ranges),
+        discard_by: DiscardBy::Punch,
         zeroing: ranges,
         zeroing_unmaps: can_punch,
         io_poll: false,
     })
 }
 
-/// Tries it on a block after the end, where there is nothing to lose.
+/// Tries to punch a hole in a block after the end of the file, which holds no data.
 fn can_punch(file: &File, size_bytes: u64) -> bool {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     sys::fallocate(file, mode, size_bytes.next_multiple_of(4096), 4096).is_ok()
 }
 
-/// Asks the file system, and where it does not know, tries reads of growing alignment.
+/// Asks the file system for the alignment. If it does not know it, tries reads of growing
+/// alignment.
 fn direct_align(file: &File) -> io::Result<DirectAlign> {
     let sane = |n: u32| n.is_power_of_two() && n <= ALIGN_MAX;
     if let Some(said) = sys::statx_direct_align(file)
         && sane(said.memory)
-        && sane(said.offset)
+        && sane(said.write)
     {
-        return Ok(said);
+        let write = said.write.max(512);
+        let read = if sane(said.read) { said.read.clamp(512, write) } else { write };
+        return Ok(DirectAlign { memory: said.memory, write, read });
     }
     let mut memory = vec![0u8; 3 * ALIGN_MAX as usize];
     let base = memory.as_ptr().align_offset(2 * ALIGN_MAX as usize);
     let mut align = 512;
     loop {
-        // At `base + align` the address is a multiple of `align` and of nothing larger.
+        // The address `base + align` is a multiple of `align` and of no larger power of two.
         let at = base % (2 * ALIGN_MAX as usize) + align as usize;
         let end = (at + align as usize).min(memory.len());
         match file.read_at(&mut memory[at.min(end)..end], 0) {
-            Ok(_) => return Ok(DirectAlign { memory: align, offset: align }),
+            Ok(_) => return Ok(DirectAlign { memory: align, write: align, read: align }),
             Err(why) if why.raw_os_error() == Some(libc::EINVAL) && align < 4096 => align *= 2,
             Err(why) => return Err(why),
         }
@@ -117,9 +126,10 @@ fn probe_device(file: &File, device: u64, direct: bool) -> io::Result<Facts> {
         sectors_max: u32::try_from(sectors_max).unwrap_or(u32::MAX).min(RANGE_SECTORS_MAX),
         align_sectors: align_sectors(align_bytes),
     };
-    // Linux discards a device's range by zeroing it with unmap (fallocate), so both must be there.
     let unmaps = queue.number("write_zeroes_max_bytes") > 0;
-    let discards = unmaps && queue.number("discard_max_bytes") > 0;
+    let discard_by = if unmaps { DiscardBy::Punch } else { DiscardBy::Command };
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let discards = queue.number("discard_max_bytes") > 0 && (unmaps || has_async_discard(&release));
     let said = if direct { sys::statx_direct_align(file) } else { None };
     Ok(Facts {
         size_bytes: sys::device_bytes(file)?,
@@ -130,16 +140,31 @@ fn probe_device(file: &File, device: u64, direct: bool) -> io::Result<Facts> {
         physical_block: sys::device_physical_block(file)?.max(logical_block),
         io_min: queue.number("minimum_io_size") as u32,
         io_opt: queue.number("optimal_io_size") as u32,
-        memory_align: direct.then(|| said.map_or(logical_block, |align| align.memory)),
+        direct: direct.then(|| DirectAlign {
+            memory: said.map_or(logical_block, |align| align.memory),
+            write: logical_block,
+            read: logical_block,
+        }),
         volatile_cache: !direct || queue.text("write_cache") != "write through",
         discard: discards.then(|| limits(u64::MAX, queue.number("discard_granularity"))),
+        discard_by,
         zeroing: limits(u64::MAX, 0),
         zeroing_unmaps: unmaps,
         io_poll: direct && queue.number("io_poll") > 0,
     })
 }
 
-/// `/sys/dev/block/MAJOR:MINOR/queue` of a disk, or of the disk that a partition lies on.
+/// Returns whether a kernel of this release discards asynchronously (Linux 6.12). `fallocate`
+/// discards only on a device that can zero ranges.
+fn has_async_discard(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (6, 12),
+        _ => false,
+    }
+}
+
+/// `/sys/dev/block/MAJOR:MINOR/queue` of a disk, or of the disk of a partition.
 struct Queue(PathBuf);
 
 impl Queue {
@@ -147,19 +172,34 @@ impl Queue {
         let (major, minor) = (libc::major(device), libc::minor(device));
         let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
         let own = node.join("queue");
-        // The node is a symbolic link, so the parent has to be found behind it.
+        // The node is a symbolic link: the disk is the parent of its target.
         let of_disk = || Some(fs::canonicalize(&node).ok()?.parent()?.join("queue"));
         Queue(if own.exists() { own } else { of_disk().unwrap_or(own) })
     }
 
-    /// The attribute, or an empty text.
+    /// The value of the attribute; empty if it cannot be read.
     fn text(&self, attribute: &str) -> String {
         let text = fs::read_to_string(self.0.join(attribute)).unwrap_or_default();
         text.trim().to_owned()
     }
 
-    /// The attribute, or 0.
+    /// The value of the attribute as a number; 0 if it cannot be read.
     fn number(&self, attribute: &str) -> u64 {
         self.text(attribute).parse().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_discards_asynchronously_from_6_12_on() {
+        for release in ["6.12.0", "6.18.44-generic", "7.0-rc1", "10.1"] {
+            assert!(has_async_discard(release), "{release}");
+        }
+        for release in ["6.11.9", "6.1.0-40-amd64", "5.15.0", "", "next"] {
+            assert!(!has_async_discard(release), "{release}");
+        }
     }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The system calls that `std` does not wrap.
-// UNSAFETY: ioctl, statx and fallocate are foreign functions; each is wrapped in a safe function.
+// UNSAFETY: ioctl, statx and fallocate are foreign functions; a safe function wraps each.
 #![expect(unsafe_code)]
 
+use super::piece::DirectAlign;
 use crate::BufList;
 use std::fs::File;
 use std::io;
@@ -26,12 +27,24 @@ pub(super) fn device_physical_block(file: &File) -> io::Result<u32> {
     ioctl_get(file, libc::BLKPBSZGET, 0u32)
 }
 
-/// Whether a block device refuses writes.
+/// Returns whether a block device is read-only.
 pub(super) fn device_is_read_only(file: &File) -> io::Result<bool> {
     ioctl_get(file, BLKROGET, 0u32).map(|flag| flag != 0)
 }
 
-/// `T` is the type that the ioctl writes.
+/// Discards a range of a block device.
+#[cfg(feature = "conformance")]
+pub(crate) fn device_discard(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    const BLKDISCARD: libc::Ioctl = 0x1277; // _IO(0x12, 119)
+    let range = [offset, len];
+    // SAFETY: the request reads two 64-bit numbers.
+    match unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Runs an ioctl that writes a value of type `T`.
 fn ioctl_get<T>(file: &File, request: libc::Ioctl, mut value: T) -> io::Result<T> {
     // SAFETY: `value` has the size that each request of this file writes.
     match unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut value) } {
@@ -40,28 +53,22 @@ fn ioctl_get<T>(file: &File, request: libc::Ioctl, mut value: T) -> io::Result<T
     }
 }
 
-/// What O_DIRECT wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DirectAlign {
-    /// Of memory addresses.
-    pub(super) memory: u32,
-    /// Of positions and lengths.
-    pub(super) offset: u32,
-}
-
-/// What the file system says that O_DIRECT wants; `None` where it does not say.
+/// The alignment of O_DIRECT that the file system reports; `None` if it reports none.
 pub(super) fn statx_direct_align(file: &File) -> Option<DirectAlign> {
     // SAFETY: all zeroes are a valid statx structure.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
     let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
+    let wanted = libc::STATX_DIOALIGN | libc::STATX_DIO_READ_ALIGN;
     // SAFETY: the path is a C string and `stat` is writable.
-    let refused = unsafe {
-        libc::statx(file.as_raw_fd(), path, flags, libc::STATX_DIOALIGN, &raw mut stat) != 0
-    };
+    let refused = unsafe { libc::statx(file.as_raw_fd(), path, flags, wanted, &raw mut stat) != 0 };
     let said = !refused && stat.stx_mask & libc::STATX_DIOALIGN != 0;
-    (said && stat.stx_dio_mem_align > 0 && stat.stx_dio_offset_align > 0).then_some(DirectAlign {
+    // Linux 6.14 reports a smaller alignment for reads, for example of XFS with shared blocks.
+    let read_said = stat.stx_mask & libc::STATX_DIO_READ_ALIGN != 0;
+    let write = stat.stx_dio_offset_align;
+    (said && stat.stx_dio_mem_align > 0 && write > 0).then_some(DirectAlign {
         memory: stat.stx_dio_mem_align,
-        offset: stat.stx_dio_offset_align,
+        write,
+        read: if read_said { stat.stx_dio_read_offset_align } else { write },
     })
 }
 
@@ -76,7 +83,7 @@ pub(crate) fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Re
     }
 }
 
-/// Whether the file lies in memory (tmpfs, ramfs, hugetlbfs).
+/// Returns whether the file is in memory (tmpfs, ramfs, hugetlbfs).
 pub(super) fn is_in_memory(file: &File) -> bool {
     // SAFETY: all zeroes are a valid statfs structure.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
@@ -86,22 +93,23 @@ pub(super) fn is_in_memory(file: &File) -> bool {
     known && matches!(stat.f_type, libc::TMPFS_MAGIC | libc::HUGETLBFS_MAGIC | RAMFS_MAGIC)
 }
 
-/// `preadv` (or `pread`), with its result as io_uring gives it: bytes, or a negative errno.
+/// Calls `preadv` or `pread`. The result has the form of io_uring: number of bytes, or negative
+/// errno.
 pub(super) fn read_now(file: &File, bufs: &BufList, offset: u64) -> i32 {
     let (iovs, fd) = (bufs.iovs(), file.as_raw_fd());
     if let [iov] = iovs {
-        // SAFETY: as below; saves the kernel the copy of the list.
+        // SAFETY: as below. `pread` avoids the kernel's copy of the list.
         return result(unsafe { libc::pread(fd, iov.iov_base, iov.iov_len, offset as i64) });
     }
-    // SAFETY: the list is valid as promised to `BufList::new`.
+    // SAFETY: the caller of `BufList::new` guarantees that the list is valid.
     result(unsafe { libc::preadv(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64) })
 }
 
-/// `pwritev2`, with its result as io_uring gives it.
+/// Calls `pwritev2`. The result has the form of io_uring.
 pub(super) fn write_now(file: &File, bufs: &BufList, offset: u64, dsync: bool) -> i32 {
     let (iovs, fd) = (bufs.iovs(), file.as_raw_fd());
     let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-    // SAFETY: the list is valid as promised to `BufList::new`.
+    // SAFETY: the caller of `BufList::new` guarantees that the list is valid.
     result(unsafe { libc::pwritev2(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64, flags) })
 }
 

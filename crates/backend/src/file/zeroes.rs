@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Zeroes to write where the file system cannot zero a range by itself.
-// UNSAFETY: a static buffer is handed to the kernel by address.
+//! Zeroes to write if the file system cannot zero a range.
+// UNSAFETY: passes the address of a static buffer to the kernel.
 #![expect(unsafe_code)]
 
 use crate::BufList;
@@ -8,15 +8,15 @@ use libc::iovec;
 
 const ZERO_BYTES: usize = 64 << 10;
 const SECTOR_BYTES: usize = 512;
-/// Full segments of one op, so that an op writes 4 MiB at most.
+/// Maximum full segments of one operation (4 MiB).
 const FULL_SEGMENTS: usize = 64;
 
 #[repr(C, align(4096))]
 struct Zeroes([u8; ZERO_BYTES]);
 static ZEROES: Zeroes = Zeroes([0; ZERO_BYTES]);
 
-/// Ready lists of segments that all name the same zeroes; never changed, so any number of ops
-/// may use them at once.
+/// Prepared lists of segments that all name the same zeroes. They are constant: any number of
+/// operations may use them at the same time.
 pub(super) struct ZeroLists {
     /// Segments of 64 KiB each.
     full: Box<[iovec]>,
@@ -35,15 +35,15 @@ impl ZeroLists {
         }
     }
 
-    /// Zeroes for the first part of a range of `len` bytes (a multiple of 512); only to be written
-    /// from, never advanced.
+    /// Zeroes for the first part of a range of `len` bytes (a multiple of 512). The caller must
+    /// only write from the list, and must not advance it.
     pub(super) fn first_part_of(&self, len: u64) -> BufList {
         let full = (len / ZERO_BYTES as u64).min(FULL_SEGMENTS as u64) as usize;
         let (list, count) = match full {
             0 => (&self.by_sectors[len as usize / SECTOR_BYTES], 1),
             _ => (&self.full[0], full),
         };
-        // SAFETY: the lists live in boxes of the lane, which outlives its ops, and their memory is
+        // SAFETY: boxes of the lane, which outlives its operations, own the lists; the memory is
         // static. Writes only read it, and no lane advances this list.
         unsafe { BufList::new(std::ptr::from_ref(list).cast_mut(), count) }
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who holds a lock, for the error message.
+//! Finds the holder of a lock for the error message.
 //!
-//! The kernel does not tell the process of a lock of an open file description, neither to
-//! `fcntl` nor in `/proc/locks`, but `/proc/PID/fdinfo` shows the locks of each descriptor.
+//! Neither `fcntl` nor `/proc/locks` shows the process of a lock of an open file description, but
+//! `/proc/PID/fdinfo` shows the locks of each descriptor.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Name and process id of the first other descriptor found that holds a lock on `file`'s image.
+/// Name and process id of the first process found that holds a lock on the image `file`.
 pub(super) fn of_locks_on(file: &File) -> Option<String> {
     let image = file.metadata().ok()?;
     let image = (image.dev(), image.ino());

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An anonymous mapping that many lanes copy to and from at once.
-// UNSAFETY: the memory is written by several threads without a lock, as guest memory is, so it is
-// reached by raw pointers only; every access is checked against the mapping's length here.
+//! An anonymous mapping that many lanes copy to and from at the same time.
+// UNSAFETY: several threads write the memory without a lock, so only raw pointers access it. This
+// file checks every access against the length of the mapping.
 #![expect(unsafe_code)]
 
 use crate::BufList;
 use std::io;
 
-/// Zeroed memory; every method panics on a range outside it.
+/// Zeroed memory. Every method panics for a range outside it.
 #[derive(Debug)]
 pub(super) struct Map {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: the memory is never borrowed, only copied to and from by raw pointers.
+// SAFETY: no code borrows the memory; raw pointers copy to and from it.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -57,7 +57,7 @@ impl Map {
         unsafe { std::ptr::write_bytes(to, 0, len) };
     }
 
-    /// Zeroes the range and gives its whole pages back to the system.
+    /// Zeroes the range and returns its whole pages to the system.
     pub(super) fn free(&self, offset: u64, len: u64) {
         const PAGE: u64 = 4096;
         let first_page = offset.next_multiple_of(PAGE);
@@ -72,7 +72,7 @@ impl Map {
         // SAFETY: `range` checked it; private anonymous pages read as zeroes after this.
         let refused = unsafe { libc::madvise(pages.cast(), pages_len, libc::MADV_DONTNEED) } != 0;
         if refused {
-            // For example pages locked in memory.
+            // The kernel refuses, for example, locked pages.
             self.fill_zero(first_page, end_page - first_page);
         }
     }
@@ -87,7 +87,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: mapped in `new` with this length; nobody has a pointer any more.
+            // SAFETY: `new` mapped it with this length; no pointer to it is left.
             unsafe { libc::munmap(self.base.cast(), self.len) };
         }
     }

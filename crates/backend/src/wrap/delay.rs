@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk whose completions come later.
+//! A disk that delays completions.
 
 use super::OpSet;
 use super::slots::BySlot;
@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Holds the outcome of chosen ios back for a fixed time.
+/// Delays the outcome of selected I/Os by a fixed time.
 pub struct Delay {
     inner: Arc<dyn Disk>,
     delay: Duration,
@@ -17,7 +17,7 @@ pub struct Delay {
 }
 
 impl Delay {
-    /// Adds `delay` to each of `ops`.
+    /// Adds `delay` to each I/O of the kinds `ops`.
     pub fn new(inner: Arc<dyn Disk>, delay: Duration, ops: OpSet) -> Self {
         Delay { inner, delay, ops }
     }
@@ -48,12 +48,12 @@ struct DelayLane {
     layer: u8,
     delay: Duration,
     ops: OpSet,
-    /// What the inner lane answered, until the time is over.
+    /// Outcomes of the inner lane, until their time is over.
     outcomes: BySlot<Result<(), IoError>>,
 }
 
 impl DelayLane {
-    fn hold(&mut self, step: Step, io: &Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+    fn delay(&mut self, step: Step, io: &Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         match step {
             Step::Done(outcome) if self.ops.has(io.kind) => {
                 self.outcomes.put(slot, outcome);
@@ -72,7 +72,7 @@ impl Lane for DelayLane {
 
     fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         let step = self.inner.start(io, slot, engine);
-        self.hold(step, io, slot, engine)
+        self.delay(step, io, slot, engine)
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
@@ -81,6 +81,6 @@ impl Lane for DelayLane {
             return Step::Done(outcome.expect("only a held outcome has a timer"));
         }
         let step = self.inner.event(io, token, result, engine);
-        self.hold(step, io, token.slot, engine)
+        self.delay(step, io, token.slot, engine)
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that fails as told.
+//! A disk that fails selected I/Os.
 
 use super::OpSet;
 use super::wrapped_info;
@@ -9,20 +9,20 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which ios fail, and how.
+/// Selects the I/Os that fail, and their error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultRule {
     /// Kinds that fail.
     pub ops: OpSet,
-    /// Only ios that touch these sectors; a flush touches none. `None`: anywhere.
+    /// Sectors that a failing I/O touches; a flush touches none. `None`: every sector.
     pub sectors: Option<RangeInclusive<u64>>,
-    /// Only every so many of the ios that the rest of the rule chooses; 1 for all of them.
+    /// Interval of failures among the I/Os that match `ops` and `sectors`; 1: all of them fail.
     pub every: u64,
-    /// What they fail with.
+    /// Error of the failing I/Os.
     pub error: IoError,
 }
 
-/// Fails the ios that its rule chooses, before the inner disk sees them.
+/// Fails the I/Os that match its rule; the inner disk does not see them.
 pub struct Fault {
     inner: Arc<dyn Disk>,
     shared: Arc<Shared>,
@@ -30,12 +30,12 @@ pub struct Fault {
 
 struct Shared {
     rule: FaultRule,
-    /// Ios that matched, over all lanes.
+    /// Number of I/Os of all lanes that matched.
     matched: AtomicU64,
 }
 
 impl Fault {
-    /// A disk that fails by `rule`.
+    /// A disk around `inner` that fails I/Os by `rule`.
     pub fn new(inner: Arc<dyn Disk>, rule: FaultRule) -> Self {
         Fault { inner, shared: Arc::new(Shared { rule, matched: AtomicU64::new(0) }) }
     }
@@ -88,7 +88,7 @@ impl Lane for FaultLane {
         }
         let step = self.inner.start(io, slot, engine);
         if step == Step::Busy {
-            // It comes again and is counted then.
+            // The caller repeats the start, which counts it.
             matched.fetch_sub(1, Ordering::Relaxed);
         }
         step

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that goes no faster than told.
+//! A disk with a limited rate.
 //!
-//! Each rate is a clock of its own: the time at which the next io may start. An io moves the clock
-//! on by its cost and waits for the time it found there, so that ios start in the order in which
-//! they came, over all lanes. An idle clock falls behind by the burst at most.
+//! Each rate has a clock: the time at which the next I/O may start. An I/O advances the clock by
+//! its cost and waits for the previous time of the clock. I/Os of all lanes therefore start in the
+//! order of their arrival. An idle clock is behind the time by the burst at most.
 
 use super::wrapped_info;
 use crate::{Disk, Engine, Info, Io, IoKind, Lane, Op, Slot, Step, Token};
@@ -14,21 +14,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const NANOS: u128 = 1_000_000_000;
-/// When the inner lane is busy although the io's time has come.
+/// Interval between attempts to start an I/O while the inner lane is busy.
 const BUSY_RETRY: Duration = Duration::from_micros(100);
 
 /// The rates of a [`Limit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rates {
-    /// Ios a second, of any kind.
+    /// I/Os per second, of any kind.
     pub ios: Option<NonZeroU64>,
-    /// Bytes read or written a second.
+    /// Bytes read or written per second.
     pub bytes: Option<NonZeroU64>,
-    /// How much of unused time may be made up for.
+    /// Unused time that later I/Os may catch up on.
     pub burst: Duration,
 }
 
-/// Delays the start of ios to keep the rates, over all lanes.
+/// Delays the start of I/Os so that all lanes together keep the rates.
 pub struct Limit {
     inner: Arc<dyn Disk>,
     shared: Arc<Shared>,
@@ -37,14 +37,14 @@ pub struct Limit {
 struct Shared {
     rates: Rates,
     capacity_bytes: u64,
-    /// Clocks count from here.
+    /// Origin of the clocks.
     epoch: Instant,
     ios: Clock,
     bytes: Clock,
 }
 
 impl Limit {
-    /// A disk that keeps `rates`.
+    /// A disk around `inner` that keeps `rates`.
     pub fn new(inner: Arc<dyn Disk>, rates: Rates) -> Self {
         let shared = Shared {
             rates,
@@ -75,12 +75,13 @@ impl Disk for Limit {
     }
 }
 
-/// The time in nanoseconds since the epoch at which the next io may start.
+/// The time at which the next I/O may start, in nanoseconds since `Shared::epoch`.
 #[derive(Default)]
 struct Clock(AtomicU64);
 
 impl Clock {
-    /// Moves the clock on by the time that `count` takes at `rate` a second; how long to wait.
+    /// Advances the clock by the time that `count` units take at `rate` units per second. Returns
+    /// the time to wait in nanoseconds.
     fn reserve(&self, now: u64, burst: u64, count: u64, rate: NonZeroU64) -> u64 {
         let cost = u128::from(count) * NANOS / u128::from(rate.get());
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
@@ -88,7 +89,7 @@ impl Clock {
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |clock| {
             Some(start_of(clock).saturating_add(cost))
         });
-        // The closure never refuses, so both arms are the value before.
+        // The closure always returns a value: both arms are the previous value.
         start_of(before.unwrap_or_else(|clock| clock)).saturating_sub(now)
     }
 }
@@ -98,7 +99,7 @@ impl Shared {
         let now = self.epoch.elapsed().as_nanos() as u64;
         let burst = self.rates.burst.as_nanos() as u64;
         let moved = match io.kind {
-            // What the disk is going to refuse moves nothing.
+            // The disk refuses an I/O outside its capacity: no byte moves.
             IoKind::Read | IoKind::Write if io.fits(self.capacity_bytes) => io.len_bytes,
             _ => 0,
         };
@@ -120,7 +121,7 @@ impl LimitLane {
         Step::Pending
     }
 
-    /// Starts an io whose time has come; it has paid, so it must not be refused any more.
+    /// Starts an I/O after its wait. Its cost is charged: a busy inner lane must not refuse it.
     fn start_inner(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         match self.inner.start(io, slot, engine) {
             Step::Busy => self.wait(BUSY_RETRY, slot, engine),

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks around a disk: they delay, fail, limit or record what passes through them.
+//! Disks around a disk: they delay, fail, limit or record I/Os.
 //!
 //! A wrapper's lane is one layer above its inner lane. It pushes timers with its own layer number
-//! and hands every other event inward. For tests and diagnosis: they may allocate or lock.
+//! and passes every other event to the inner lane. Wrappers are for tests and diagnosis: they may
+//! allocate and lock.
 
 mod delay;
 mod fault;
+mod lie;
 mod limit;
 mod ops;
 mod record;
@@ -21,7 +23,7 @@ pub use spec::{SpecError, from_spec};
 
 use crate::{Disk, Info};
 
-/// The inner disk's facts, with the wrapper's name added to the description.
+/// The properties of the inner disk, with the wrapper's name added to the description.
 fn wrapped_info(inner: &dyn Disk, wrapper: &str) -> Info {
     let info = inner.info();
     Info { description: format!("{}, {wrapper}", info.description), ..info }

@@ -13,7 +13,7 @@ impl OpSet {
     /// Every kind.
     pub const ALL: OpSet = OpSet(0b11_1111);
 
-    /// The kinds named in a text such as `read+write`, or `all`.
+    /// Parses a text such as `read+write`, or `all`.
     pub fn parse(text: &str) -> Option<OpSet> {
         if text == "all" {
             return Some(OpSet::ALL);
@@ -22,7 +22,7 @@ impl OpSet {
         text.split('+').try_fold(OpSet(0), |set, name| Some(OpSet(set.0 | bit(name)?)))
     }
 
-    /// Whether the set has this kind.
+    /// Returns whether the set contains this kind.
     pub fn has(self, kind: IoKind) -> bool {
         self.0 & 1 << place(kind) != 0
     }

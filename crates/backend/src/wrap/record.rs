@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that notes what happens in which order.
+//! A disk that records the order of events.
 //!
-//! A start is noted before the inner disk sees the io, an end after the inner disk has told it.
-//! So an end that is noted before a start has truly come before it, on any lane.
+//! A lane records a start before the inner disk sees the I/O, and an end after the inner disk has
+//! reported it. An end that is recorded before a start therefore preceded it, on any lane.
 
 use super::ops;
 use super::slots::BySlot;
@@ -14,33 +14,33 @@ use std::io::{self, Write};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What happened to an io.
+/// Event of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It is handed to the inner disk.
+    /// The inner disk gets the I/O.
     Start,
-    /// It has ended.
+    /// The I/O ended.
     End(Result<(), IoError>),
-    /// The inner disk was busy: its start did not happen; it comes again under a new number.
+    /// The inner disk was busy and did not start the I/O. A later start has a new number.
     Withdrawn,
 }
 
 /// One line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Number of the io, in the order of starts.
+    /// Number of the I/O, in the order of starts.
     pub number: u64,
-    /// What happened.
+    /// Event.
     pub phase: Phase,
-    /// The io's kind.
+    /// Kind of the I/O.
     pub kind: IoKind,
     /// First sector.
     pub sector: u64,
     /// Length in sectors.
     pub sectors: u64,
-    /// Whether it was write-through.
+    /// The I/O is write-through.
     pub durable: bool,
-    /// FNV-1a (64 bits) of the data of a write, as it was at its start.
+    /// FNV-1a (64 bits) of the data of a write at its start.
     pub checksum: Option<u64>,
 }
 
@@ -67,12 +67,12 @@ impl fmt::Display for Entry {
     }
 }
 
-/// Where the entries go; clones share it.
+/// Destination of the entries. Clones share it.
 #[derive(Clone)]
 pub struct Log(Arc<Mutex<Sink>>);
 
 struct Sink {
-    /// Number of the next io.
+    /// Number of the next I/O.
     next: u64,
     target: Output,
     error: Option<io::Error>,
@@ -92,7 +92,7 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The entries so far; empty for a log that goes to a file.
+    /// The recorded entries; empty for a log in a file.
     pub fn entries(&self) -> Vec<Entry> {
         match &self.sink().target {
             Output::Memory(entries) => entries.clone(),
@@ -100,12 +100,12 @@ impl Log {
         }
     }
 
-    /// Takes the error that ended writing to the log's file, if there was one.
+    /// Takes the error that ended the log in a file, if there was one.
     pub fn take_error(&self) -> Option<io::Error> {
         self.sink().error.take()
     }
 
-    /// Notes a start under the next number.
+    /// Records a start under the next number.
     fn note_start(&self, mut entry: Entry) -> Entry {
         let mut sink = self.sink();
         entry.number = sink.next;
@@ -129,19 +129,19 @@ impl Sink {
     }
 }
 
-/// Notes the order of starts and ends.
+/// Records the order of starts and ends.
 pub struct Record {
     inner: Arc<dyn Disk>,
     log: Log,
 }
 
 impl Record {
-    /// Records in memory without bound, for a test to read.
+    /// Records in memory without a bound, for tests.
     pub fn in_memory(inner: Arc<dyn Disk>) -> Self {
         Record { inner, log: Log::new(Output::Memory(Vec::new())) }
     }
 
-    /// Records as lines of text at the end of `file`.
+    /// Appends lines of text to `file`.
     pub fn to_file(inner: Arc<dyn Disk>, file: File) -> Self {
         Record { inner, log: Log::new(Output::Lines(file)) }
     }
@@ -213,7 +213,7 @@ impl Lane for RecordLane {
     }
 }
 
-/// FNV-1a of 64 bits.
+/// 64-bit FNV-1a.
 fn checksum(bufs: &BufList) -> u64 {
     let mut piece = [0; 4096];
     let (mut sum, mut at) = (0xcbf2_9ce4_8422_2325_u64, 0);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a wrapper's lane remembers of each io in flight.
+//! State of a wrapper's lane for each I/O in flight.
 
 use crate::Slot;
 
-/// One value for each slot; grows when a slot is used for the first time.
+/// One value for each slot. The first use of a slot grows the list.
 pub(super) struct BySlot<T>(Vec<Option<T>>);
 
 impl<T> BySlot<T> {

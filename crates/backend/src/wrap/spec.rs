@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Wrappers as the user writes them: `NAME:KEY=VALUE,KEY=VALUE`.
+//! Wrapper specifications of the form `NAME:KEY=VALUE,KEY=VALUE`.
 
+use super::lie::Lie;
 use super::{Delay, Fault, FaultRule, Limit, OpSet, Rates, Record};
 use crate::{Disk, IoError};
 use std::fs::OpenOptions;
@@ -11,11 +12,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// More than anybody needs; keeps layer numbers small.
+/// Maximum layers of a disk; keeps layer numbers small.
 const LAYERS_MAX: u8 = 16;
 const HOUR_US: u64 = 3_600_000_000;
 
-/// Why a wrapper's specification cannot be used.
+/// Errors in a wrapper's specification.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -27,9 +28,9 @@ pub enum SpecError {
     NotKeyValue {
         /// Name of the wrapper.
         wrapper: &'static str,
-        /// What is wrong.
+        /// The malformed part.
         part: String,
-        /// What could be there.
+        /// The known keys.
         known: &'static str,
     },
     /// No such key.
@@ -37,12 +38,12 @@ pub enum SpecError {
     UnknownKey {
         /// Name of the wrapper.
         wrapper: &'static str,
-        /// What is wrong.
+        /// The unknown key.
         key: String,
-        /// What could be there.
+        /// The known keys.
         known: &'static str,
     },
-    /// The same key again.
+    /// A repeated key.
     #[error("wrapper {wrapper}: `{key}` is given twice; give it once")]
     Repeated {
         /// Name of the wrapper.
@@ -50,7 +51,7 @@ pub enum SpecError {
         /// The key.
         key: &'static str,
     },
-    /// A key that must be there.
+    /// A missing key.
     #[error("wrapper {wrapper}: needs {key}")]
     Missing {
         /// Name of the wrapper.
@@ -58,43 +59,43 @@ pub enum SpecError {
         /// The key, with an example.
         key: &'static str,
     },
-    /// A value that makes no sense.
+    /// An invalid value.
     #[error("wrapper {wrapper}: {key}={value} is not {expected}")]
     BadValue {
         /// Name of the wrapper.
         wrapper: &'static str,
         /// The key.
         key: &'static str,
-        /// What is wrong.
+        /// The invalid value.
         value: String,
-        /// What it should be.
+        /// Description of a valid value.
         expected: &'static str,
     },
-    /// The log's file.
+    /// The file of the log cannot be opened.
     #[error("wrapper record: cannot write {}: {source}", .path.display())]
     Record {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// Too many wrappers around each other.
+    /// Too many wrappers.
     #[error("more than {LAYERS_MAX} wrappers around one disk; use fewer")]
     TooMany,
 }
 
-/// Wraps `inner` as `spec` says:
+/// Wraps `inner` as specified by `spec`:
 ///
-/// * `delay:us=100,ops=read+write` - completions come so many microseconds later
-/// * `fault:ops=write,sectors=0-7,every=1,errno=EIO` - chosen ios fail
-/// * `limit:iops=1000,mbps=50,burst-ms=10` - ios and MB (10^6 bytes) a second
-/// * `record:path=FILE` - order of starts and ends, added to FILE as lines
+/// * `delay:us=100,ops=read+write` - delays completions by so many microseconds
+/// * `fault:ops=write,sectors=0-7,every=1,errno=EIO` - fails selected I/Os
+/// * `limit:iops=1000,mbps=50,burst-ms=10` - limits I/Os and MB (10^6 bytes) per second
+/// * `record:path=FILE` - appends the order of starts and ends to FILE
 ///
-/// `ops` is `all` unless given: `read`, `write`, `flush`, `discard`, `write-zeroes` and
-/// `secure-erase`, joined by `+`.
+/// The default of `ops` is `all`; other values are `read`, `write`, `flush`, `discard`,
+/// `write-zeroes` and `secure-erase`, joined by `+`.
 ///
 /// # Errors
-/// Each [`SpecError`] says what to write instead.
+/// [`SpecError`]; its text names a valid form.
 pub fn from_spec(spec: &str, inner: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, SpecError> {
     if inner.layers() > LAYERS_MAX {
         return Err(SpecError::TooMany);
@@ -114,6 +115,8 @@ pub fn from_spec(spec: &str, inner: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, Spec
             limit(Values::parse("limit", rest, &["iops", "mbps", "burst-ms"], known)?, inner)
         }
         "record" => record(Values::parse("record", rest, &["path"], "path")?, inner),
+        // Only for negative controls of tests; the help does not list it.
+        "lie" => Ok(Arc::new(Lie::new(inner, Values::parse("lie", rest, &["ops"], "ops")?.ops()?))),
         _ => Err(SpecError::UnknownWrapper(name.into())),
     }
 }
@@ -213,7 +216,7 @@ impl Values {
         Ok(Values { wrapper, values })
     }
 
-    /// The key's value as `read` understands it, if it is there.
+    /// The value of `key`, parsed by `read`; `None` if the key is missing.
     fn map<T>(
         &self,
         key: &'static str,

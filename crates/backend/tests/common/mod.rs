@@ -5,16 +5,17 @@
 use backend::conformance::Target;
 use backend::{File, FileOptions};
 use std::fs;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A folder of this build's, on a real file system.
+/// A folder of this build on a real file system.
 pub(crate) const DISK: &str = env!("CARGO_TARGET_TMPDIR");
-/// A folder in memory, which every Linux has.
+/// A folder in memory. Every Linux has it.
 pub(crate) const TMPFS: &str = "/dev/shm";
 
-/// An image that is gone when dropped.
+/// An image file, deleted on drop.
 pub(crate) struct Image {
     pub(crate) path: PathBuf,
     _folder: TempDir,
@@ -45,12 +46,12 @@ pub(crate) struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Attaches a fresh image, or tells why it cannot be done here.
+    /// Attaches a fresh image. If that is impossible here, the error names the reason.
     pub(crate) fn new(size: u64, block: u32) -> Result<LoopDevice, String> {
         Self::attach(size, block, &[])
     }
 
-    /// The same, refusing writes.
+    /// As [`Self::new`] with blocks of 512 bytes, but read-only.
     pub(crate) fn read_only(size: u64) -> Result<LoopDevice, String> {
         Self::attach(size, 512, &["--read-only"])
     }
@@ -78,7 +79,56 @@ impl Drop for LoopDevice {
     }
 }
 
-/// How many bytes of the file are allocated.
+/// A file system on a loop device of 4096-byte sectors, as on a host with 4Kn disks: O_DIRECT
+/// refuses anything smaller there. Unmounted when dropped.
+pub(crate) struct Mounted {
+    pub(crate) folder: TempDir,
+    _device: LoopDevice,
+}
+
+impl Mounted {
+    /// Formats and mounts a loop device with `mkfs` (`mkfs.ext4`, `mkfs.xfs`). If that is
+    /// impossible here, the error names the reason.
+    pub(crate) fn with_4k_sectors(mkfs: &str) -> Result<Mounted, String> {
+        let device = LoopDevice::new(320 << 20, 4096)?;
+        let folder = TempDir::new_in(DISK).map_err(|why| why.to_string())?;
+        run(Command::new(mkfs).arg("-q").arg(&device.path))?;
+        run(Command::new("mount").arg(&device.path).arg(folder.path()))?;
+        let mounted = Mounted { folder, _device: device };
+        let image = mounted.image(4096);
+        let small = fs::OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&image);
+        let memory = [0; 1024];
+        let from = memory.as_ptr().align_offset(512);
+        let write = small.map_err(|why| why.to_string())?.write_at(&memory[from..from + 512], 0);
+        assert!(write.is_err(), "O_DIRECT takes 512 bytes on {mkfs} with 4096-byte sectors");
+        fs::remove_file(image).map_err(|why| why.to_string())?;
+        Ok(mounted)
+    }
+
+    /// Creates a sparse image in the file system.
+    pub(crate) fn image(&self, size: u64) -> PathBuf {
+        let path = self.folder.path().join("image.raw");
+        let file = fs::File::create(&path).expect("an image can be made");
+        file.set_len(size).expect("its size can be set");
+        path
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(why) = run(Command::new("umount").arg(self.folder.path())) {
+            eprintln!("{} stays mounted: {why}", self.folder.path().display());
+        }
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|why| format!("{command:?}: {why}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    output.status.success().then_some(()).ok_or_else(|| format!("{command:?}: {}", said.trim()))
+}
+
+/// Allocated bytes of the file.
 pub(crate) fn allocated_bytes(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     fs::metadata(path).expect("the image is there").blocks() * 512
