@@ -1,52 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many requests that finish at once (refused, or by storage that does not wait) are gathered
-//! before they are published.
+//! The batch of completions that a queue collects before it publishes them.
 //!
-//! The driver works on what is published while the thread goes on. Where a request takes long
-//! (storage that moves the data itself), the first is published alone, so that a driver that
-//! sleeps wakes up early, and while there is more to take the batch doubles, so that a deep queue
-//! pays for few publications.
+//! It applies to requests that complete at once: refused ones, and those of storage that does not
+//! wait. The driver handles published requests while the thread continues. If a request takes long
+//! (storage that copies the data itself), the queue publishes the first one alone, which wakes a
+//! sleeping driver early. The batch then doubles while more chains are available, so that a deep
+//! queue needs few publications.
 
-/// The largest batch; measured best for a null disk and for files in memory.
+/// Maximum requests of a batch; measured as best for a null disk and for files in memory.
 const BATCH_MAX: u32 = 8;
+/// Data bytes that end a batch: a thread whose storage copies the data itself then checks its mail.
+const BATCH_BYTES_MAX: u64 = 32 << 20;
 
 /// One queue's batch.
 #[derive(Debug)]
 pub(crate) struct Batch {
     unpublished: u32,
+    unpublished_bytes: u64,
     limit: u32,
     first_limit: u32,
 }
 
 impl Batch {
-    /// `slow_start`: publish the first request alone.
+    /// An empty batch. `slow_start`: publish the first request alone.
     pub(crate) fn new(slow_start: bool) -> Self {
         let first_limit = if slow_start { 1 } else { BATCH_MAX };
-        Batch { unpublished: 0, limit: first_limit, first_limit }
+        Batch { unpublished: 0, unpublished_bytes: 0, limit: first_limit, first_limit }
     }
 
-    /// A chain was pushed to the used ring.
+    /// Counts a chain that was pushed to the used ring.
     #[inline]
     pub(crate) fn pushed(&mut self) {
         self.unpublished += 1;
     }
 
-    /// Time to publish.
+    /// Counts the data bytes of a request.
     #[inline]
-    pub(crate) fn is_full(&self) -> bool {
-        self.unpublished >= self.limit
+    pub(crate) fn moved(&mut self, bytes: u64) {
+        self.unpublished_bytes += bytes;
     }
 
-    /// What was pushed is published.
+    /// Returns whether the batch must be published now.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.unpublished >= self.limit || self.unpublished_bytes >= BATCH_BYTES_MAX
+    }
+
+    /// Starts a new batch after a publication.
     #[inline]
     pub(crate) fn published(&mut self) {
-        if self.is_full() {
+        self.unpublished_bytes = 0;
+        if self.unpublished >= self.limit {
             self.limit = (self.limit * 2).min(BATCH_MAX);
         }
         self.unpublished = 0;
     }
 
-    /// The driver has made nothing more available.
+    /// Resets the size of the batch: no further chain is available.
     #[inline]
     pub(crate) fn emptied(&mut self) {
         self.limit = self.first_limit;
@@ -79,6 +89,17 @@ mod tests {
         let mut batch = Batch::new(false);
         batch.emptied();
         assert_eq!(fill(&mut batch), BATCH_MAX);
+    }
+
+    #[test]
+    fn much_data_ends_a_batch() {
+        let mut batch = Batch::new(false);
+        batch.moved(BATCH_BYTES_MAX - 512);
+        assert!(!batch.is_full());
+        batch.moved(512);
+        assert!(batch.is_full());
+        batch.published();
+        assert!(!batch.is_full());
     }
 
     #[test]

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every disk passes the backend's suite on the real io_uring engine as well.
+//! Runs the backend's conformance suite on the io_uring engine.
 
 use crate::event::Event;
 use crate::uring::Uring;
 use backend::conformance::{Target, TestEngine};
 use backend::wrap::{Delay, Fault, FaultRule, Limit, OpSet, Rates, Record};
-use backend::{Disk, Engine, File, FileOptions, IoError, Mem, Null, Op, Token};
+use backend::{Disk, Engine, File, FileIndex, FileOptions, IoError, Mem, Null, Op, Slot, Token};
 use backend::{conformance, conformance_without_data};
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;
-/// A folder in memory, which every Linux has.
+/// A folder in memory.
 const TMPFS: &str = "/dev/shm";
 
-/// The data plane's engine, waited on as the suite wants it.
+/// Adapts the data plane's engine to the suite.
 struct Waited {
     uring: Uring,
     events: VecDeque<(Token, i32)>,
@@ -63,7 +64,7 @@ impl TestEngine for Waited {
             self.uring.submit();
             self.reap();
         }
-        // A wait may end without an event (EINTR); the loop of the data plane goes on then, too.
+        // A wait may end without an event (EINTR): repeat it, like the loop of the data plane.
         let deadline = Instant::now() + limit;
         while self.events.is_empty() && Instant::now() < deadline {
             self.uring.wait(Some(limit));
@@ -79,7 +80,7 @@ fn on_uring(target: Target) -> Target {
     target.run_by(|| Box::new(Waited::new()))
 }
 
-/// Where this program lies: a real file system.
+/// The folder of this program, on a real file system.
 fn beside_the_program() -> PathBuf {
     let program = std::env::current_exe().expect("this program has a path");
     program.parent().expect("it lies in a folder").to_owned()
@@ -97,7 +98,7 @@ fn file(place: impl AsRef<Path>, options: FileOptions) -> Result<Target, String>
     Ok(on_uring(Target::new(disk).keeping(folder)))
 }
 
-/// A direct file with something around it.
+/// A direct file with a wrapper.
 fn wrapped(wrap: impl Fn(Arc<dyn Disk>) -> Arc<dyn Disk>) -> Result<Target, String> {
     let (disk, folder) = image(Path::new(TMPFS), direct())?;
     Ok(on_uring(Target::of(wrap(Arc::new(disk))).keeping(folder)))
@@ -128,7 +129,7 @@ fn recorded(disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
     Arc::new(Record::in_memory(disk))
 }
 
-/// With a rule that never applies.
+/// A wrapper with a rule that never applies.
 fn faultless(disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
     let error = IoError::Errno(libc::EIO);
     let sectors = Some(u64::MAX - 1..=u64::MAX - 1);
@@ -147,3 +148,51 @@ conformance!(limited_file, wrapped(limited));
 conformance!(recorded_file, wrapped(recorded));
 conformance!(faultless_file, wrapped(faultless));
 conformance!(wrapped_four_times, wrapped(|disk| recorded(limited(faultless(delayed(disk))))));
+
+/// A loop device over a file; dropping it detaches it.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn over(image: &Path) -> Option<LoopDevice> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(image).output();
+        match made {
+            Ok(made) if made.status.success() => {
+                Some(LoopDevice(String::from_utf8_lossy(&made.stdout).trim().into()))
+            }
+            other => {
+                println!("SKIP: losetup: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_block_device_is_discarded_without_waiting() {
+    let folder = TempDir::new_in(beside_the_program()).expect("a folder");
+    let image = folder.path().join("image.raw");
+    fs::write(&image, vec![0xaa; SIZE as usize]).expect("an image");
+    let Some(device) = LoopDevice::over(&image) else { return };
+    let file = fs::OpenOptions::new().write(true).open(&device.0).expect("the device opens");
+    let mut engine = Waited::new();
+    engine.register(&[file.as_raw_fd()]).expect("the engine takes the file");
+    let token = Token { slot: Slot(7), layer: 0 };
+    let (offset, len) = (SIZE / 4, SIZE / 2);
+    engine.push(Op::Discard { file: FileIndex(0), offset, len }, token);
+    let event = engine.next_event(Duration::from_secs(30));
+    if event == Some((token, -libc::EOPNOTSUPP)) {
+        return println!("SKIP: this kernel is older than Linux 6.12");
+    }
+    assert_eq!(event, Some((token, 0)));
+    let found = fs::read(&device.0).expect("the device can be read");
+    let (before, rest) = found.split_at(offset as usize);
+    let (range, behind) = rest.split_at(len as usize);
+    assert!(before.iter().chain(behind).all(|byte| *byte == 0xaa), "it changed its neighbours");
+    assert!(range.iter().all(|byte| *byte == 0), "a loop device punches a hole");
+}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a completion of the ring stands for, packed into its 64 bits of user data.
+//! The meaning of a ring completion, packed into its 64 bits of user data.
 
 use backend::{Slot, Token};
 
@@ -9,26 +9,26 @@ const TAG_MAIL: u64 = 2;
 const TAG_IGNORED: u64 = 3;
 const TAG_TIMER: u64 = 4;
 
-/// What a completion stands for.
+/// The meaning of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A lane's operation ended.
     Lane(Token),
-    /// A lane's timer ran out.
+    /// A lane's timer expired.
     Timer(Token),
     /// The kick eventfd of a queue was signalled.
     Kick {
         /// The worker's number of the queue.
         queue: u16,
-        /// The poll goes on; without it, it has ended.
+        /// The poll stays armed; `false`: it has ended.
         armed: bool,
     },
-    /// The control plane has mail for the worker.
+    /// The control plane sent mail to the worker.
     Mail {
-        /// The poll goes on.
+        /// The poll stays armed.
         armed: bool,
     },
-    /// Nothing to do.
+    /// A completion without effect.
     Ignored,
 }
 
@@ -65,13 +65,13 @@ fn token_of(data: u64) -> Token {
     Token { slot: Slot(data as u32), layer: (data >> 32) as u8 }
 }
 
-/// Packs the worker's number of a queue and an entry of its in-flight table.
+/// Packs the worker's number of a queue and the index of an entry of its in-flight table.
 #[inline]
 pub(crate) fn slot_of(queue: u16, entry: u16) -> Slot {
     Slot(u32::from(queue) << 16 | u32::from(entry))
 }
 
-/// The opposite of [`slot_of`].
+/// The inverse of [`slot_of`].
 #[inline]
 pub(crate) fn queue_and_entry(slot: Slot) -> (usize, u16) {
     ((slot.0 >> 16) as usize, slot.0 as u16)

@@ -1,38 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data plane: moves the requests of started queues, in user space or by the kernel.
+//! The data plane: serves the requests of running queues, in user space or by the kernel.
 //!
-//! Read `worker.rs` first: one turn of its loop shows the whole life of a request. Each of its
-//! stages has a file behind it: *chain* and *used* are `virtqueue`'s, *request* and *completion*
-//! are `virtio-blk`'s, *submit* is `submit.rs`, *notify* is `running.rs`.
+//! Read `worker.rs` first: one turn of its loop shows the whole life of a request. Each stage has its
+//! own code: *chain* and *used* in `virtqueue`, *request* and *completion* in `virtio-blk`, *submit* in
+//! `submit.rs`, *notify* in `running.rs`.
 //!
-//! [`Planes`] stands before this plane and the other one, the kernel module's (`kernel/`).
+//! A data plane implements `DataPlane` (`plane.rs`): `uring_plane.rs` is this one, `kernel/` the one
+//! of the kernel module. [`PlaneSelector`] selects one of them for a device.
 //!
-//! What is absent: sockets and vhost-user messages. The control plane hands complete queues in
-//! ([`Planes::start_queue`]) and gets their state back ([`Planes::stop_queue`]); between the
-//! two a queue belongs to one thread and nothing changes it.
+//! This crate handles no socket and no vhost-user message. The control plane starts complete queues
+//! ([`PlaneSelector::start_queue`]) and gets their state back ([`PlaneSelector::stop_queues`]). Between
+//! the two a queue belongs to one thread, and nothing changes it.
 
 mod affinity;
 mod batch;
 #[cfg(test)]
 mod conformance;
+mod error;
 mod event;
-mod inflight;
 mod kernel;
+mod mail;
 mod plane;
-mod planes;
 mod poll;
 mod poll_ring;
 mod region;
+mod request_table;
 mod running;
+mod selector;
 mod submit;
 mod transfer;
 mod uring;
+mod uring_plane;
 mod worker;
 
-pub use kernel::{DEVICE_PATH, KernelError, KernelOptions, kernel_suits};
-pub use plane::{
-    DataPlane, IoPoll, PlaneOptions, QueueHandle, QueueStart, QueueStopped, StartError,
-};
-pub use planes::{PlaneChoice, PlaneKind, Planes, QueueSpec, QueueStartError, StartedQueue};
+pub use error::{KernelError, QueueStartError, StartError};
+pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
+pub use plane::{IoPoll, PlaneKind, QueueSetup, QueueStats, QueueStopped};
 pub use region::{InflightRegion, queue_region_bytes};
-pub use running::QueueStats;
+pub use selector::{PlaneChoice, PlaneSelector, QueueHandle};
+pub use uring_plane::{UringOptions, UringPlane};

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Adaptive polling: how long an idle thread looks at its rings before it sleeps.
+//! Adaptive polling: the time that an idle thread polls its rings before it sleeps.
 //!
-//! A short sleep suggests that looking on would have found the work sooner, so the thread tries;
-//! how long a sleep would have been without the cost of waking up is not known, and that cost
-//! differs a hundredfold between hosts. So a trial decides: polling goes on while most polls find
-//! work, and else pauses, for longer each time. A long sleep ends it at once.
+//! A short sleep suggests that polling would have found the work sooner. The cost of a wake-up is
+//! part of a sleep, is unknown, and differs by a factor of a hundred between hosts. Therefore a
+//! trial decides: the thread continues to poll while most polls find work, and otherwise pauses,
+//! for longer each time. A long sleep ends polling at once.
 
 use std::time::{Duration, Instant};
 
-/// What a wake-up may cost on a slow host (a halted virtual CPU).
+/// Maximum cost of a wake-up on a slow host (a halted virtual CPU).
 const WAKE_UP_MAX: Duration = Duration::from_micros(100);
-/// Polls that find work must be more than twice as many as those that do not: each hit scores
-/// one, each miss costs two, a trial starts with a little credit, and at nothing it ends.
+/// Polls must find work more than twice as often as not: a hit adds one to the score, a miss
+/// subtracts two. A trial starts with a small score and ends at 0.
 const SCORE_TRIAL: u32 = 3;
 const SCORE_MAX: u32 = 8;
 const SCORE_MISS: u32 = 2;
-/// Sleeps without polling after a trial that failed: the first time, and at most.
+/// Sleeps without polling after a failed trial: minimum and maximum.
 const PAUSE_SLEEPS_MIN: u32 = 8;
 const PAUSE_SLEEPS_MAX: u32 = 1024;
-/// Looks at the rings between two looks at the clock.
+/// Polls between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
 
 /// One thread's polling state.
 #[derive(Debug)]
 pub(crate) struct AdaptivePoll {
     max: Duration,
-    /// Look for work before sleeping.
+    /// The thread polls before it sleeps.
     polling: bool,
-    /// Looks since there was work last.
+    /// Polls since the last work.
     looks: u32,
     idle_since: Option<Instant>,
     score: u32,
@@ -48,7 +48,7 @@ impl AdaptivePoll {
         }
     }
 
-    /// There was work: if it was looked for, looking paid.
+    /// Records that there was work: a poll that preceded it is a hit.
     #[inline]
     pub(crate) fn worked(&mut self) {
         if self.looks > 0 {
@@ -61,7 +61,7 @@ impl AdaptivePoll {
         }
     }
 
-    /// There was no work: whether to look again rather than sleep.
+    /// Records that there was no work. Returns whether to poll again; `false`: sleep.
     #[inline]
     pub(crate) fn look_again(&mut self) -> bool {
         if !self.polling {
@@ -75,7 +75,7 @@ impl AdaptivePoll {
         since.elapsed() < self.max
     }
 
-    /// A sleep lasted `slept`: decides whether to poll before the next one.
+    /// Records a sleep of the duration `slept` and decides whether to poll before the next one.
     pub(crate) fn slept(&mut self, slept: Duration) {
         let missed = std::mem::take(&mut self.looks) > 0;
         self.idle_since = None;

@@ -1,41 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `IOPOLL` ring: reads and writes of a device with poll queues, completed by polling the
-//! device instead of by its interrupts. Such a ring takes nothing else, so kicks, timers and the
-//! other operations stay in the thread's main ring, and the thread does not sleep while I/O is in
-//! flight here.
-// UNSAFETY: submission entries carry raw addresses whose owners promise that they stay in place
-// until the completion (`BufList::new`).
+//! The `IOPOLL` ring: reads and writes of a device with poll queues. The kernel polls the device
+//! for completions instead of waiting for interrupts. Such a ring accepts no other operation:
+//! kicks, timers and other operations stay in the thread's main ring, and the thread does not sleep
+//! while I/O is in flight here.
+// UNSAFETY: submission entries contain raw addresses. The caller of `BufList::new` guarantees that
+// the memory stays in place until the completion.
 #![expect(unsafe_code)]
 
 use crate::event::Event;
-use crate::uring::{CQ_ENTRIES, GETEVENTS, SQ_ENTRIES};
 use io_uring::{IoUring, squeue};
 use std::io;
 use std::os::fd::RawFd;
 
-/// See the module's head.
+/// `IORING_ENTER_GETEVENTS`: run deferred completions, and poll a polled device.
+pub(crate) const GETEVENTS: u32 = 1;
+
+/// A ring for polled reads and writes.
 pub(crate) struct PollRing {
     ring: IoUring,
     queued: u32,
     in_flight: usize,
-    /// The device cannot be polled after all.
+    /// The device does not support polling.
     refused: bool,
-    /// Retries to come of transfers that found no tag, which the main ring can wait for.
+    /// Number of next transfers for the main ring: retries of transfers that found no free tag.
     detours: usize,
 }
 
 impl PollRing {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// A ring with these numbers of submission and completion entries.
+    pub(crate) fn new(sq_entries: u32, cq_entries: u32) -> io::Result<Self> {
         let sized = || {
             let mut builder = IoUring::builder();
-            builder.setup_cqsize(CQ_ENTRIES).setup_iopoll();
+            builder.setup_cqsize(cq_entries).setup_iopoll();
             builder
         };
         let ring = sized()
             .setup_single_issuer()
             .setup_defer_taskrun()
-            .build(SQ_ENTRIES)
-            .or_else(|_| sized().build(SQ_ENTRIES))?;
+            .build(sq_entries)
+            .or_else(|_| sized().build(sq_entries))?;
         Ok(PollRing { ring, queued: 0, in_flight: 0, refused: false, detours: 0 })
     }
 
@@ -43,13 +46,18 @@ impl PollRing {
         self.ring.submitter().register_files(files)
     }
 
-    /// Whether there is I/O in flight (or to submit).
+    pub(crate) fn unregister_files(&self) {
+        // It fails only if no file is registered.
+        let _ = self.ring.submitter().unregister_files();
+    }
+
+    /// Returns whether I/O is in flight or waits for submission.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         self.in_flight > 0
     }
 
-    /// Whether the next transfer goes here; otherwise it goes to the main ring.
+    /// Returns whether the next transfer belongs here; `false`: it belongs to the main ring.
     #[inline]
     pub(crate) fn takes_next(&mut self) -> bool {
         let detour = self.detours > 0;
@@ -67,14 +75,14 @@ impl PollRing {
         self.in_flight += 1;
     }
 
-    /// Submits what was pushed and polls the device once.
+    /// Submits the pushed entries and polls the device once.
     #[inline]
     pub(crate) fn poll(&mut self) {
         if self.in_flight == 0 {
             return;
         }
         let queued = self.queued;
-        // SAFETY: the entries were made by `push`, whose callers keep their memory.
+        // SAFETY: callers of `push` keep the memory of the entries.
         let entered =
             unsafe { self.ring.submitter().enter::<libc::sigset_t>(queued, 0, GETEVENTS, None) };
         match entered.as_ref().map_err(io::Error::raw_os_error) {
@@ -90,12 +98,12 @@ impl PollRing {
             self.in_flight -= 1;
             let mut result = entry.result();
             if result == -libc::EOPNOTSUPP && !self.refused {
-                tracing::warn!("the device's queues cannot be polled: going on with interrupts");
+                tracing::warn!("the device's queues cannot be polled: using interrupts");
                 self.refused = true;
             }
             if matches!(-result, libc::EOPNOTSUPP | libc::EAGAIN) {
                 self.detours += 1;
-                result = -libc::EAGAIN; // the lane tries again, and the main ring waits
+                result = -libc::EAGAIN; // the lane retries, and the main ring waits for a tag
             }
             events.push((Event::from_user_data(entry.user_data(), false), result));
         }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A started queue as its thread owns it.
+//! A queue that runs on a thread of the io_uring data plane.
 
 use crate::batch::Batch;
-use crate::inflight::Inflight;
-use crate::plane::{QueueStart, QueueStopped};
+use crate::plane::{QueueSetup, QueueStats, QueueStopped};
 use crate::region::QueueRegion;
+use crate::request_table::{RequestTable, Taken};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs::File;
@@ -12,67 +12,61 @@ use std::io::Write;
 use std::sync::mpsc::Sender;
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
 use virtqueue::chain::StatusByte;
-use virtqueue::{Resubmit, VirtQueue};
+use virtqueue::{Resubmit, RingFault, VirtQueue};
 
-/// What a queue did while it was started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueStats {
-    /// Chains taken.
-    pub chains: u64,
-    /// Of these, answered without being carried out.
-    pub refused: u64,
-    /// Kicks received.
-    pub kicks: u64,
-    /// Calls sent.
-    pub calls: u64,
-}
+/// Data bytes in flight of one queue at which it takes no further chain. A stop waits for at most
+/// this plus one request.
+const INFLIGHT_BYTES_MAX: u64 = 512 << 20;
 
-/// A started queue.
+/// A queue that runs; its thread owns it.
 pub(crate) struct RunningQueue {
     pub(crate) ring: VirtQueue,
-    pub(crate) inflight: Inflight,
+    pub(crate) requests: RequestTable,
     pub(crate) disk: DiskView,
     pub(crate) kick: Option<File>,
     pub(crate) call: Option<File>,
     pub(crate) stats: QueueStats,
     /// A poll of the kick eventfd is outstanding.
     pub(crate) kick_armed: bool,
-    /// Polls of it that ended since a chain was taken last.
+    /// Polls of the kick eventfd that ended since the last taken chain.
     pub(crate) kick_rearms: u32,
-    /// Chains pushed and not yet published.
+    /// Pushed and unpublished chains.
     pub(crate) batch: Batch,
-    /// Kicks are asked for.
+    /// The driver is asked for kicks.
     pub(crate) armed: bool,
-    /// The ring is broken: take nothing more.
+    /// A ring fault occurred: the queue takes no further chain.
     pub(crate) faulted: bool,
     /// The control plane waits for the queue to drain.
     pub(crate) stopping: Option<Sender<QueueStopped>>,
+    /// Data bytes of the requests in flight.
+    inflight_bytes: u64,
     err: Option<File>,
     region: Option<QueueRegion>,
-    /// Chains that an earlier daemon left in flight; taken before any other.
+    /// Chains that a previous daemon left in flight; the queue takes them before any other.
     resubmit: VecDeque<Resubmit>,
     index: u16,
 }
 
 impl RunningQueue {
-    pub(crate) fn new(start: QueueStart, slow_start: bool) -> Self {
-        let QueueStart { index, mut ring, layout, disk, kick, call, err, region } = start;
+    pub(crate) fn new(setup: QueueSetup, mut ring: VirtQueue, slow_start: bool) -> Self {
+        let layout = setup.ring.layout;
+        let QueueSetup { index, disk, kick, call, err, region, .. } = setup;
         let wanted = region.is_some();
         let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
         if wanted && opened.is_none() {
             tracing::warn!(
                 queue = index,
-                "the in-flight region has no room for this queue: it is not kept"
+                "the in-flight region has no room for this queue: its requests are not tracked"
             );
         }
         let (region, left) = opened.unzip();
         let resubmit = VecDeque::from(left.unwrap_or_default());
         if !resubmit.is_empty() {
             let chains = resubmit.len();
-            tracing::info!(queue = index, chains, "takes up what an earlier daemon left in flight");
+            tracing::info!(queue = index, chains, "resubmits the requests of a previous daemon");
         }
         RunningQueue {
-            inflight: Inflight::new(ring.size()),
+            requests: RequestTable::new(ring.size()),
             ring,
             disk,
             kick,
@@ -84,6 +78,7 @@ impl RunningQueue {
             armed: true,
             faulted: false,
             stopping: None,
+            inflight_bytes: 0,
             err,
             region,
             resubmit,
@@ -93,19 +88,23 @@ impl RunningQueue {
 
     /// Stage *chain*: takes a chain into a free entry of the in-flight table.
     #[inline]
-    pub(crate) fn take(&mut self) -> Option<u16> {
+    pub(crate) fn take(&mut self) -> Option<Taken> {
         if !self.resubmit.is_empty() {
-            return self.take_again();
+            return self.take_resubmitted();
         }
-        let entry = self.inflight.next_free()?;
-        match self.ring.take(&mut entry.chain) {
-            Ok(Some(head)) => {
+        let (ring, region) = (&mut self.ring, &mut self.region);
+        let taken = self.requests.take(|chain| {
+            let head = ring.take(chain)?;
+            if let (Some(head), Some(region)) = (&head, region) {
+                region.taken(head, chain);
+            }
+            Ok::<_, RingFault>(head)
+        });
+        match taken {
+            Ok(Some(taken)) => {
                 self.stats.chains += 1;
                 self.kick_rearms = 0;
-                if let Some(region) = &mut self.region {
-                    region.taken(&head, &entry.chain);
-                }
-                Some(self.inflight.claim(head))
+                Some(taken)
             }
             Ok(None) => None,
             Err(fault) => {
@@ -116,16 +115,20 @@ impl RunningQueue {
     }
 
     #[cold]
-    fn take_again(&mut self) -> Option<u16> {
-        let entry = self.inflight.next_free()?;
-        let again = self.resubmit.pop_front()?;
-        match self.ring.take_again(&again, &mut entry.chain) {
-            Ok(head) => {
-                self.stats.chains += 1;
-                if let Some(region) = &mut self.region {
-                    region.taken_again(&head);
-                }
-                Some(self.inflight.claim(head))
+    fn take_resubmitted(&mut self) -> Option<Taken> {
+        let (ring, region, resubmit) = (&mut self.ring, &mut self.region, &mut self.resubmit);
+        let taken = self.requests.take(|chain| {
+            let Some(again) = resubmit.pop_front() else { return Ok(None) };
+            let head = ring.take_resubmitted(&again, chain)?;
+            if let Some(region) = region {
+                region.taken_resubmitted(&head);
+            }
+            Ok::<_, RingFault>(Some(head))
+        });
+        match taken {
+            Ok(taken) => {
+                self.stats.chains += u64::from(taken.is_some());
+                taken
             }
             Err(fault) => {
                 self.fault(&fault);
@@ -134,37 +137,38 @@ impl RunningQueue {
         }
     }
 
-    /// Stage *request*: header copied and checked, from here on trusted.
+    /// Stage *request*: copies and checks the header. Later stages trust the copy.
     #[inline]
-    pub(crate) fn parse(&mut self, index: u16) -> Result<(), Refused> {
-        let entry = self.inflight.entry(index);
+    pub(crate) fn parse(&mut self, taken: &Taken) -> Result<Request, Refused> {
+        let entry = self.requests.entry(taken.index());
         let request = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges)?;
-        entry.request = Some(request);
-        Ok(())
+        self.inflight_bytes += request.kind.data_bytes();
+        Ok(request)
     }
 
-    /// Stage *completion* of a request that is answered without being carried out.
+    /// Stage *completion* of a refused request.
     #[cold]
-    pub(crate) fn refuse(&mut self, index: u16, refused: Refused) {
+    pub(crate) fn refuse(&mut self, taken: Taken, refused: Refused) {
         self.stats.refused += 1;
         let status_addr = refused.status.as_ref().and_then(StatusByte::guest_addr);
         let written_bytes = refused.write();
         if let (Some(log), Some(addr)) = (self.ring.log(), status_addr) {
             log.mark(addr, 1);
         }
-        self.push_used(index, written_bytes);
+        self.push_used(taken, written_bytes);
     }
 
-    /// Whether the queue may take chains now.
+    /// Returns whether the queue may take chains now.
     #[inline]
     pub(crate) fn may_take(&self) -> bool {
-        !self.faulted && (self.stopping.is_none() || !self.resubmit.is_empty())
+        let wanted = self.stopping.is_none() || !self.resubmit.is_empty();
+        !self.faulted && wanted && self.inflight_bytes < INFLIGHT_BYTES_MAX
     }
 
-    /// Whether there is a chain to take.
+    /// Returns whether the queue can take a chain now.
     #[inline]
     pub(crate) fn has_work(&mut self) -> bool {
-        if !self.may_take() || self.inflight.next_free().is_none() {
+        if !self.may_take() || !self.requests.has_free() {
             return false;
         }
         match self.ring.has_avail() {
@@ -176,18 +180,19 @@ impl RunningQueue {
         }
     }
 
-    /// Stage *completion*: status byte and written length of a request that was carried out.
+    /// Stage *completion* of a request that was carried out: status byte and written length.
     #[inline]
-    pub(crate) fn complete(&mut self, index: u16, kind: Kind, completion: Completion) {
-        let entry = self.inflight.entry(index);
-        let request = entry.request.take().expect("the request was parsed");
-        let status_addr = request.status.guest_addr();
-        let written_bytes = completion.write(request.status);
-        // Marked after it was written: a page that is marked before is sent as it was.
+    pub(crate) fn complete(&mut self, taken: Taken, request: Request, completion: Completion) {
+        let Request { kind, status } = request;
+        self.inflight_bytes -= kind.data_bytes();
+        self.batch.moved(kind.data_bytes());
+        let status_addr = status.guest_addr();
+        let written_bytes = completion.write(status);
+        // Mark after the write: migration may send a page between an earlier mark and the write.
         if let Some(log) = self.ring.log() {
             let mut left =
                 if matches!(kind, Kind::Read { .. } | Kind::GetId) { u64::MAX } else { 0 };
-            for &(addr, len) in entry.chain.written() {
+            for &(addr, len) in self.requests.entry(taken.index()).chain.written() {
                 log.mark(addr, len.min(left));
                 left -= len.min(left);
             }
@@ -195,13 +200,13 @@ impl RunningQueue {
                 log.mark(addr, 1);
             }
         }
-        self.push_used(index, written_bytes);
+        self.push_used(taken, written_bytes);
     }
 
-    /// Stage *used*: pays the debt; the driver sees it after [`RunningQueue::publish`].
+    /// Stage *used*: returns the chain. The driver sees it after [`RunningQueue::publish`].
     #[inline]
-    pub(crate) fn push_used(&mut self, index: u16, written_bytes: u32) {
-        let head = self.inflight.release(index);
+    fn push_used(&mut self, taken: Taken, written_bytes: u32) {
+        let head = self.requests.release(taken);
         if let Some(region) = &mut self.region {
             region.pushing(&head);
         }
@@ -209,7 +214,7 @@ impl RunningQueue {
         self.batch.pushed();
     }
 
-    /// Stage *used*, second half: publishes everything pushed.
+    /// Stage *used*, second half: publishes all pushed chains.
     #[inline]
     pub(crate) fn publish(&mut self) {
         self.batch.published();
@@ -222,7 +227,7 @@ impl RunningQueue {
         }
     }
 
-    /// Stage *notify*: calls the driver if it asked.
+    /// Stage *notify*: calls the driver if it asked for a call.
     #[inline]
     pub(crate) fn notify_if_asked(&mut self) {
         if self.ring.needs_call() {
@@ -230,7 +235,7 @@ impl RunningQueue {
         }
     }
 
-    /// Signals the call eventfd. A full counter (EAGAIN) is a call that is already pending.
+    /// Signals the call eventfd. A full counter (EAGAIN) means that a call is pending.
     pub(crate) fn call(&mut self) {
         if let Some(call) = &mut self.call {
             self.stats.calls += 1;
@@ -238,8 +243,8 @@ impl RunningQueue {
         }
     }
 
-    /// Asks for a kick at the next chain; returns whether one came in meanwhile. To be repeated
-    /// before every sleep: the event index stands for one position of the ring.
+    /// Asks for a kick at the next chain. Returns whether a chain is already available. The thread
+    /// calls this before every sleep, because the event index names a single position of the ring.
     pub(crate) fn arm(&mut self) -> bool {
         if self.may_take() {
             self.ring.arm();
@@ -248,7 +253,7 @@ impl RunningQueue {
         self.has_work()
     }
 
-    /// Asks for no kicks while the thread looks at the ring anyway.
+    /// Asks for no kicks while the thread polls the ring.
     #[inline]
     pub(crate) fn suppress(&mut self) {
         if self.armed {
@@ -257,7 +262,8 @@ impl RunningQueue {
         }
     }
 
-    /// The guest broke the ring: stop taking, tell the front-end, finish what is in flight.
+    /// Handles a ring fault: takes no further chain, signals the front-end, completes the requests
+    /// in flight.
     #[cold]
     pub(crate) fn fault(&mut self, fault: &dyn Display) {
         tracing::error!(queue = self.index, %fault, "ring fault: the queue is stopped; reset the device to go on");
@@ -268,12 +274,12 @@ impl RunningQueue {
         }
     }
 
-    /// Nothing is in flight and no poll of the kick is outstanding.
+    /// Returns whether no request is in flight and no poll of the kick eventfd is outstanding.
     pub(crate) fn is_drained(&self) -> bool {
-        self.inflight.is_empty() && self.resubmit.is_empty() && !self.kick_armed
+        self.requests.is_empty() && self.resubmit.is_empty() && !self.kick_armed
     }
 
-    /// What the control plane gets back.
+    /// The state for the control plane.
     pub(crate) fn state(&self) -> QueueStopped {
         QueueStopped { base: self.ring.base(), stats: self.stats, faulted: self.faulted }
     }

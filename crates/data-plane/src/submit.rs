@@ -1,96 +1,121 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stage *submit*: turns a request into backend I/O and starts it.
-// UNSAFETY: the buffer list of an I/O borrows the segments of its in-flight entry until it is done.
+// UNSAFETY: the buffer list of an I/O borrows the segments of its in-flight entry until it
+// completes.
 #![expect(unsafe_code)]
 
-use crate::event::slot_of;
-use crate::inflight::Entry;
+use crate::event::{queue_and_entry, slot_of};
+use crate::request_table::{Entry, Submitted, Taken};
 use crate::running::RunningQueue;
 use crate::uring::Uring;
 use backend::{BufList, Io, IoError, IoKind, Lane, Slot, Step, Token};
 use std::collections::VecDeque;
-use virtio_blk::{Completion, Kind, Range};
+use virtio_blk::{Completion, Kind, Range, Request};
 
 const SECTOR_BYTES: u64 = virtio_spec::blk::SECTOR_BYTES;
 
-/// The storage side of a thread: its lane, its ring, and the I/Os that found no resource.
+/// The storage of a thread: its lane, its ring and the stalled I/Os.
 pub(crate) struct Storage {
     pub(crate) lane: Box<dyn Lane>,
     pub(crate) engine: Uring,
-    /// Entries whose `start` answered [`Step::Busy`], oldest first.
+    /// Entries whose `start` returned [`Step::Busy`], oldest first.
     pub(crate) stalled: VecDeque<Slot>,
 }
 
 impl Storage {
-    /// Starts entry `index` of `queue` (the thread's `number`), which may finish at once.
+    /// Starts the I/O of a request of `queue` (the thread's queue `number`), which may complete at
+    /// once.
     #[inline]
-    pub(crate) fn submit(&mut self, queue: &mut RunningQueue, number: u16, index: u16) {
-        let entry = queue.inflight.entry(index);
-        let kind = entry.request.as_ref().expect("the request was parsed").kind;
-        loop {
-            let Some(io) = next_io(entry, kind) else {
-                let id_bytes = give_id(entry, kind, queue.disk.id());
-                return queue.complete(index, kind, Completion::of(kind, Ok(()), id_bytes));
-            };
-            let io = entry.io.insert(io);
-            match self.lane.start(io, slot_of(number, index), &mut self.engine) {
-                Step::Done(Ok(())) if has_ranges(kind) => {}
-                Step::Done(result) => {
-                    return queue.complete(index, kind, Completion::of(kind, result, 0));
-                }
-                Step::Pending => return,
-                Step::Busy => return self.stalled.push_back(slot_of(number, index)),
-            }
+    pub(crate) fn submit(
+        &mut self,
+        queue: &mut RunningQueue,
+        number: u16,
+        taken: Taken,
+        request: Request,
+    ) {
+        let (slot, kind) = (slot_of(number, taken.index()), request.kind);
+        let entry = queue.requests.entry(taken.index());
+        let Some(io) = next_io(entry, kind) else {
+            let id_bytes = give_id(entry, kind, queue.disk.id());
+            return queue.complete(taken, request, Completion::of(kind, Ok(()), id_bytes));
+        };
+        let submitted = entry.submitted.insert(Submitted { taken, request, io });
+        match self.lane.start(&mut submitted.io, slot, &mut self.engine) {
+            Step::Done(result) if has_ranges(kind) => self.next_range(queue, slot, kind, result),
+            Step::Done(result) => finish(queue, slot, result),
+            Step::Pending => {}
+            Step::Busy => self.stalled.push_back(slot),
         }
     }
 
-    /// Starts a stalled I/O again; `false` when it found no resource still.
-    pub(crate) fn retry(&mut self, queue: &mut RunningQueue, slot: Slot, index: u16) -> bool {
-        let entry = queue.inflight.entry(index);
-        let io = entry.io.as_mut().expect("a stalled entry has an I/O");
+    /// Repeats the start of a stalled I/O. Returns `false` if the lane is still busy.
+    pub(crate) fn retry(&mut self, queue: &mut RunningQueue, slot: Slot) -> bool {
+        let (_, index) = queue_and_entry(slot);
+        let io = &mut queue.requests.submitted(index).io;
         match self.lane.start(io, slot, &mut self.engine) {
             Step::Busy => return false,
             Step::Pending => {}
-            Step::Done(result) => self.done(queue, slot, index, result),
+            Step::Done(result) => self.done(queue, slot, result),
         }
         true
     }
 
-    /// Hands the lane the result of an operation it pushed.
+    /// Delivers the result of an operation to the lane.
     #[inline]
-    pub(crate) fn event(
-        &mut self,
-        queue: &mut RunningQueue,
-        token: Token,
-        index: u16,
-        result: i32,
-    ) {
-        let entry = queue.inflight.entry(index);
-        let io = entry.io.as_mut().expect("an operation belongs to an I/O");
+    pub(crate) fn event(&mut self, queue: &mut RunningQueue, token: Token, result: i32) {
+        let (_, index) = queue_and_entry(token.slot);
+        let io = &mut queue.requests.submitted(index).io;
         if let Step::Done(result) = self.lane.event(io, token, result, &mut self.engine) {
-            self.done(queue, token.slot, index, result);
+            self.done(queue, token.slot, result);
         }
     }
 
-    /// An I/O ended: goes on with the request's next range, or completes the request.
+    /// Handles the end of an I/O: starts the next range of the request, or completes the request.
     #[inline]
-    fn done(
+    fn done(&mut self, queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
+        let (_, index) = queue_and_entry(slot);
+        let kind = queue.requests.submitted(index).request.kind;
+        // A discard is advisory: a stop does not wait for the rest of its ranges.
+        let skipped = queue.stopping.is_some() && matches!(kind, Kind::Discard { .. });
+        match has_ranges(kind) && !skipped {
+            true => self.next_range(queue, slot, kind, result),
+            false => finish(queue, slot, result),
+        }
+    }
+
+    /// After the end of a range: starts the next one, or completes the request.
+    fn next_range(
         &mut self,
         queue: &mut RunningQueue,
         slot: Slot,
-        index: u16,
-        result: Result<(), IoError>,
+        kind: Kind,
+        mut result: Result<(), IoError>,
     ) {
-        let entry = queue.inflight.entry(index);
-        let kind = entry.request.as_ref().expect("the request was parsed").kind;
-        if result.is_ok() && has_ranges(kind) {
-            return self.submit(queue, (slot.0 >> 16) as u16, index);
+        let (_, index) = queue_and_entry(slot);
+        while result.is_ok() {
+            let Some(io) = next_io(queue.requests.entry(index), kind) else { break };
+            let current = &mut queue.requests.submitted(index).io;
+            *current = io;
+            result = match self.lane.start(current, slot, &mut self.engine) {
+                Step::Done(result) => result,
+                Step::Pending => return,
+                Step::Busy => return self.stalled.push_back(slot),
+            };
         }
-        queue.complete(index, kind, Completion::of(kind, result, 0));
+        finish(queue, slot, result);
     }
 }
 
-/// The next I/O of a request; `None` when it needs none (any more).
+/// Completes a submitted request.
+#[inline]
+fn finish(queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
+    let (_, index) = queue_and_entry(slot);
+    let Submitted { taken, request, .. } = queue.requests.finish(index);
+    let completion = Completion::of(request.kind, result, 0);
+    queue.complete(taken, request, completion);
+}
+
+/// The next I/O of a request; `None` if it needs no further one.
 #[inline]
 fn next_io(entry: &mut Entry, kind: Kind) -> Option<Io> {
     match kind {
@@ -113,7 +138,7 @@ fn next_io(entry: &mut Entry, kind: Kind) -> Option<Io> {
     }
 }
 
-/// Whether one request of this kind may be several I/Os.
+/// Returns whether a request of this kind may need several I/Os.
 #[inline]
 fn has_ranges(kind: Kind) -> bool {
     matches!(kind, Kind::Discard { .. } | Kind::WriteZeroes { .. } | Kind::SecureErase)
@@ -131,7 +156,7 @@ fn range_io(entry: &mut Entry, durable: bool, kind: impl Fn(&Range) -> IoKind) -
     }
 }
 
-/// Copies the id string for a GET_ID; returns how many bytes fitted.
+/// Copies the device id for a GET_ID; returns the number of bytes copied.
 fn give_id(entry: &mut Entry, kind: Kind, id: &[u8]) -> u32 {
     match kind {
         Kind::GetId => borrow(entry.chain.writable()).copy_in(0, id) as u32,
@@ -141,7 +166,7 @@ fn give_id(entry: &mut Entry, kind: Kind, id: &[u8]) -> u32 {
 
 #[inline]
 fn borrow(segments: &mut [libc::iovec]) -> BufList {
-    // SAFETY: the segments belong to an entry of the in-flight table, which is not moved nor
-    // reused until its request completes; the queue keeps the guest's memory mapped until then.
+    // SAFETY: the segments belong to an entry of the in-flight table, which neither moves nor is
+    // reused until its request completes. The queue keeps the guest's memory mapped until then.
     unsafe { BufList::new(segments.as_mut_ptr(), segments.len()) }
 }

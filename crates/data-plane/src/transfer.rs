@@ -6,10 +6,11 @@ use io_uring::opcode;
 use io_uring::squeue::Entry;
 use io_uring::types::Fixed;
 
-/// The kernel's bound on one transfer (MAX_RW_COUNT); the rest is a short transfer.
+/// Maximum bytes of one transfer in the kernel (MAX_RW_COUNT); a longer one is a short transfer.
 const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
-/// The entry of `op`, a read or a write; `fixed` is the registered buffer that holds its memory.
+/// The entry of `op`, a read or a write. `fixed` is the index of the registered buffer that
+/// contains its memory.
 #[inline]
 pub(crate) fn transfer(op: &Op, fixed: Option<u16>) -> Entry {
     let (write, file, bufs, at, flags) = match *op {

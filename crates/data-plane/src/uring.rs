@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread's io_uring: lane operations, kicks and mail, awaited together.
-// UNSAFETY: submission entries carry raw addresses whose owners promise that they stay in place
-// until the completion (`BufList::new`, and this struct for timers and registered buffers).
+//! The thread's io_uring: waits for lane operations, kicks and mail together.
+// UNSAFETY: submission entries contain raw addresses. The caller of `BufList::new`, and this struct
+// for timers and registered buffers, keep the memory in place until the completion.
 #![expect(unsafe_code)]
 
+use crate::affinity::cpu_set;
 use crate::event::Event;
-use crate::poll_ring::PollRing;
+use crate::poll_ring::{GETEVENTS, PollRing};
 use crate::transfer::transfer;
 use backend::{BufList, Engine, Op, Token};
 use io_uring::types::{CancelBuilder, Fixed, FsyncFlags, SubmitArgs, Timespec};
@@ -15,12 +16,12 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 use virtqueue::GuestMemory;
 
-/// Entries of the submission ring; a batch that is larger is submitted in pieces.
-pub(crate) const SQ_ENTRIES: u32 = 256;
-/// Entries of the completion ring. More completions than this are kept by the kernel.
-pub(crate) const CQ_ENTRIES: u32 = 4096;
-/// `IORING_ENTER_GETEVENTS`: run deferred completions, and poll a polled device.
-pub(crate) const GETEVENTS: u32 = 1;
+/// Entries of the submission ring. A larger batch takes several submissions.
+const SQ_ENTRIES: u32 = 256;
+/// Entries of the completion ring. The kernel keeps further completions.
+const CQ_ENTRIES: u32 = 4096;
+/// Maximum kernel threads of a ring for blocking operations (`io-wq`), of either kind.
+const IO_WORKERS_MAX: u32 = 16;
 /// io_uring's limit on one registered buffer.
 const FIXED_BUFFER_BYTES_MAX: u64 = 1 << 30;
 
@@ -44,7 +45,7 @@ pub(crate) struct Uring {
 }
 
 impl Uring {
-    /// Sets a ring up for the calling thread, with the best mode that the kernel has.
+    /// Sets up a ring for the calling thread, in the best mode that the kernel supports.
     pub(crate) fn new(iopoll: bool) -> io::Result<Self> {
         let ring = build_ring()?;
         let mut probe = Probe::new();
@@ -53,7 +54,7 @@ impl Uring {
             && probe.is_supported(opcode::ReadvFixed::CODE)
             && probe.is_supported(opcode::WritevFixed::CODE);
         let timers = vec![Timespec::new(); SQ_ENTRIES as usize + 1];
-        let poll_ring = if iopoll { Some(PollRing::new()?) } else { None };
+        let poll_ring = if iopoll { Some(PollRing::new(SQ_ENTRIES, CQ_ENTRIES)?) } else { None };
         Ok(Uring {
             ring,
             timers,
@@ -65,7 +66,18 @@ impl Uring {
         })
     }
 
-    /// Registers the lane's files; their position is their [`backend::FileIndex`].
+    /// Bounds the kernel threads that work for the calling thread, and pins them to `cpus` (empty:
+    /// to no CPU).
+    pub(crate) fn bound_io_workers(&self, cpus: &[usize]) -> io::Result<()> {
+        let submitter = self.ring.submitter();
+        submitter.register_iowq_max_workers(&mut [IO_WORKERS_MAX; 2])?;
+        match cpus {
+            [] => Ok(()),
+            cpus => submitter.register_iowq_aff(&cpu_set(cpus)?),
+        }
+    }
+
+    /// Registers the files of the lane; the position of each is its [`backend::FileIndex`].
     pub(crate) fn register_files(&mut self, files: &[RawFd]) -> io::Result<()> {
         if files.is_empty() {
             return Ok(());
@@ -76,11 +88,23 @@ impl Uring {
         self.ring.submitter().register_files(files)
     }
 
-    /// Replaces the registered buffers by the regions of `memory`. The regions stay mapped until
-    /// the next call.
+    /// Unregisters the files of the lane. Otherwise the kernel holds them, and keeps the file
+    /// system busy, until it has destroyed the ring, some time after the process has ended. No
+    /// operation on the files may be in flight.
+    pub(crate) fn unregister_files(&mut self) {
+        if let Some(poll_ring) = &self.poll_ring {
+            poll_ring.unregister_files();
+        }
+        // It fails only if no file is registered.
+        let _ = self.ring.submitter().unregister_files();
+    }
+
+    /// Registers the regions of `memory` as buffers in place of the previous ones. The caller keeps
+    /// the regions mapped until the next call.
     ///
     /// # Errors
-    /// Mostly ENOMEM: RLIMIT_MEMLOCK. The ring then works without registered buffers.
+    /// The error of the system call, usually ENOMEM because of RLIMIT_MEMLOCK. The ring then works
+    /// without registered buffers.
     pub(crate) fn register_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
         self.unregister_memory();
         let (mut iovecs, mut fixed) = (Vec::new(), Vec::new());
@@ -96,23 +120,23 @@ impl Uring {
                 offset += len;
             }
         }
-        // SAFETY: the buffers are shared mappings that the caller keeps until the next call.
+        // SAFETY: the caller keeps the shared mappings until the next call.
         unsafe { self.ring.submitter().register_buffers(&iovecs)? };
         self.fixed = fixed;
         Ok(())
     }
 
-    /// Forgets the registered buffers.
+    /// Unregisters the buffers.
     pub(crate) fn unregister_memory(&mut self) {
         if !self.fixed.is_empty() {
             self.fixed.clear();
-            // Fails only when nothing is registered.
+            // It fails only if no buffer is registered.
             let _ = self.ring.submitter().unregister_buffers();
         }
     }
 
-    /// Asks for an event at every signal of an eventfd. The counter is never read: the poll is
-    /// edge-triggered and stays armed, so that a kick costs no system call.
+    /// Requests an event for every signal of an eventfd. The poll is edge-triggered and stays
+    /// armed; no code reads the counter, so a kick costs no system call.
     pub(crate) fn poll_eventfd(&mut self, fd: RawFd, event: Event) {
         let entry = opcode::PollAdd::new(io_uring::types::Fd(fd), libc::POLLIN as u32)
             .multi(true)
@@ -121,7 +145,7 @@ impl Uring {
         self.push_entry(&entry);
     }
 
-    /// Cancels what [`Uring::poll_eventfd`] asked; the event comes once more, final.
+    /// Cancels a poll of [`Uring::poll_eventfd`]; a final event follows.
     pub(crate) fn cancel(&mut self, event: Event) {
         let target = CancelBuilder::user_data(event.to_user_data());
         let entry =
@@ -129,8 +153,8 @@ impl Uring {
         self.push_entry(&entry);
     }
 
-    /// Submits what was pushed, without waiting; at most one system call, none when there is
-    /// nothing to submit and the kernel holds no completion back.
+    /// Submits the pushed entries without waiting. Makes at most one system call, and none if there
+    /// is nothing to submit and the kernel holds back no completion.
     #[inline]
     pub(crate) fn submit(&mut self) {
         if let Some(poll_ring) = &mut self.poll_ring {
@@ -142,7 +166,7 @@ impl Uring {
         self.enter(0, None);
     }
 
-    /// Submits what was pushed and waits for an event, or for `timeout`.
+    /// Submits the pushed entries and waits for an event or the timeout.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) {
         self.enter(1, timeout);
     }
@@ -150,7 +174,7 @@ impl Uring {
     fn enter(&mut self, want: usize, timeout: Option<Duration>) {
         let result = match timeout {
             None => {
-                // SAFETY: the entries were made by `push_entry`, whose callers keep their memory.
+                // SAFETY: callers of `push_entry` keep the memory of the entries.
                 unsafe {
                     let queued = self.queued;
                     self.ring.submitter().enter::<libc::sigset_t>(
@@ -173,13 +197,13 @@ impl Uring {
                 Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => {
                     self.queued = self.ring.submission().len() as u32;
                 }
-                // The ring is this thread's only way to work: a bug or a broken kernel.
+                // Without the ring the thread cannot work: this is a bug or a broken kernel.
                 _ => panic!("io_uring_enter failed: {error}"),
             },
         }
     }
 
-    /// Takes the completions that are there into `events`, oldest first.
+    /// Moves the available completions to `events`, oldest first.
     #[inline]
     pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>) {
         if let Some(poll_ring) = &mut self.poll_ring {
@@ -189,7 +213,7 @@ impl Uring {
             let more = io_uring::cqueue::more(entry.flags());
             let event = Event::from_user_data(entry.user_data(), more);
             events.push(match (event, entry.result()) {
-                // A timer's success is ETIME; for anything else it is an error of the device.
+                // ETIME is the success of a timer, and an error for any other operation.
                 (Event::Timer(token), result) if result == -libc::ETIME => (Event::Lane(token), 0),
                 (Event::Timer(token), result) => (Event::Lane(token), result),
                 other => other,
@@ -197,7 +221,7 @@ impl Uring {
         }
     }
 
-    /// Whether a completion is there to reap, or held back by the kernel until asked for.
+    /// Returns whether a completion is available, or the kernel holds one back until the next call.
     #[inline]
     pub(crate) fn has_events(&mut self) -> bool {
         if self.poll_ring.as_ref().is_some_and(PollRing::is_busy) {
@@ -215,7 +239,7 @@ impl Uring {
         self.queued += 1;
     }
 
-    /// The registered buffer to use for a transfer, if any.
+    /// The index of the registered buffer for a transfer, if there is one.
     #[inline]
     fn fixed_index(&self, bufs: &BufList) -> Option<u16> {
         if self.fixed.is_empty() || (bufs.iovs().len() > 1 && !self.vectored_fixed) {
@@ -231,8 +255,8 @@ impl Uring {
     }
 
     fn timer(&mut self, delay: Duration) -> squeue::Entry {
-        // The kernel reads the time at submission; there is a cell for each unsubmitted entry, and
-        // one for the entry to come.
+        // The kernel reads the time at the submission. There is a cell for each unsubmitted entry,
+        // and one for the next entry.
         self.next_timer = (self.next_timer + 1) % self.timers.len();
         let cell = &mut self.timers[self.next_timer];
         *cell = Timespec::from(delay);
@@ -259,6 +283,7 @@ impl Engine for Uring {
             Op::Fallocate { file, mode, offset, len } => {
                 opcode::Fallocate::new(Fixed(file.0), len).offset(offset).mode(mode).build()
             }
+            Op::Discard { file, offset, len } => discard(file.0, offset, len),
             Op::Timer { delay } => {
                 let entry = self.timer(delay).user_data(Event::Timer(token).to_user_data());
                 return self.push_entry(&entry);
@@ -268,8 +293,17 @@ impl Engine for Uring {
     }
 }
 
-/// The best mode that the kernel has: completions run only when this thread asks (6.1), else only
-/// when it enters the kernel anyway (5.19), else as they come.
+/// `BLOCK_URING_CMD_DISCARD` (Linux 6.12), with the range in `addr` and `addr3`.
+fn discard(file: u32, offset: u64, len: u64) -> squeue::Entry {
+    const BLOCK_URING_CMD_DISCARD: u32 = 0x1200; // _IO(0x12, 0)
+    let mut addr3 = [0; 16]; // the entry's first 8 command bytes
+    addr3[..8].copy_from_slice(&len.to_ne_bytes());
+    let command = opcode::UringCmd16::new(Fixed(file), BLOCK_URING_CMD_DISCARD);
+    command.addr(Some(offset)).cmd(addr3).build()
+}
+
+/// Builds a ring in the best mode that the kernel supports. Completions run only when this thread
+/// asks (Linux 6.1), else only when it enters the kernel (5.19), else at any time.
 fn build_ring() -> io::Result<IoUring> {
     let sized = || {
         let mut builder = IoUring::builder();
@@ -283,7 +317,7 @@ fn build_ring() -> io::Result<IoUring> {
         .build(SQ_ENTRIES)
         .or_else(|_| sized().setup_coop_taskrun().setup_taskrun_flag().build(SQ_ENTRIES))
         .or_else(|_| sized().build(SQ_ENTRIES))?;
-    // Only saves a look-up of the ring's descriptor at each system call (5.18).
+    // This only avoids the lookup of the ring's descriptor at each system call (5.18).
     let _ = ring.submitter().register_ring_fd();
     Ok(ring)
 }

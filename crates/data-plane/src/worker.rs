@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! THE loop: one thread, its ring, and the queues that it runs.
+//! The loop of the io_uring data plane: one thread, its ring, and its queues.
 //!
-//! [`Worker::turn`] is the whole life of a request, in the six stage words of the project.
+//! [`Worker::turn`] shows the whole life of a request in the six stage words of the project.
 
 use crate::event::{Event, queue_and_entry};
-use crate::plane::{Mail, QueueStart};
+use crate::mail::Mail;
+use crate::plane::{QueueSetup, QueueStopped};
 use crate::poll::AdaptivePoll;
 use crate::running::RunningQueue;
 use crate::submit::Storage;
 use std::os::fd::AsRawFd;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
+use virtqueue::VirtQueue;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Most chains taken from a queue before the others get their turn and completions go out.
+/// Maximum chains that a queue takes before the thread serves the other queues and publishes
+/// completions.
 const BATCH_CHAINS_MAX: usize = 32;
-/// How often in a row, without a chain, the wait for a kick may have to be renewed. An eventfd's
-/// goes on by itself; a descriptor that ends it at once would keep the thread busy for ever.
+/// Maximum polls of a kick descriptor that end in a row without a chain. The poll of an eventfd
+/// stays armed; a descriptor that ends each poll at once would keep the thread busy forever.
 const KICK_REARMS_MAX: u32 = 1000;
-/// A queue without a kick eventfd is looked at this often while its thread sleeps.
+/// Interval at which a sleeping thread polls a queue without a kick eventfd.
 const KICKLESS_LOOK: Duration = Duration::from_micros(100);
 
 /// One data-plane thread.
@@ -52,7 +55,7 @@ impl Worker {
         }
     }
 
-    /// Runs until the control plane says so.
+    /// Runs until the control plane ends the thread.
     pub(crate) fn run(mut self) {
         self.storage.engine.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
         while !self.exit {
@@ -64,10 +67,11 @@ impl Worker {
                 self.sleep();
             }
         }
+        self.storage.engine.unregister_files();
     }
 
     /// One turn: take all, submit once, reap all, publish once, call once. Returns whether there
-    /// was anything to do.
+    /// was work.
     fn turn(&mut self) -> bool {
         let mut worked = false;
         let Worker { queues, storage, .. } = self;
@@ -78,16 +82,16 @@ impl Worker {
                     break;
                 }
                 // 1 chain
-                let Some(index) = queue.take() else {
+                let Some(taken) = queue.take() else {
                     queue.batch.emptied();
                     break;
                 };
                 // 2 request
-                match queue.parse(index) {
-                    // 3 submit; the whole batch enters the kernel below, once
-                    Ok(()) => storage.submit(queue, number, index),
+                match queue.parse(&taken) {
+                    // 3 submit; one system call below passes the whole batch to the kernel
+                    Ok(request) => storage.submit(queue, number, taken, request),
                     // 4 completion of a refused request
-                    Err(refused) => queue.refuse(index, refused),
+                    Err(refused) => queue.refuse(taken, refused),
                 }
                 worked = true;
             }
@@ -95,7 +99,7 @@ impl Worker {
         storage.engine.submit();
         storage.engine.reap(&mut self.events);
         worked |= !self.events.is_empty();
-        // 4 completion of what the storage finished
+        // 4 completion of requests that the storage has finished
         self.handle_events();
         for queue in self.queues.iter_mut().flatten() {
             // 5 used
@@ -114,25 +118,25 @@ impl Worker {
         for (event, result) in events.drain(..) {
             match event {
                 Event::Lane(token) => {
-                    let (number, index) = queue_and_entry(token.slot);
+                    let (number, _) = queue_and_entry(token.slot);
                     let queue = self.queues[number].as_mut().expect("a draining queue stays");
-                    self.storage.event(queue, token, index, result);
+                    self.storage.event(queue, token, result);
                 }
                 Event::Kick { queue, armed } => self.kicked(queue, armed, result),
                 Event::Mail { armed } => self.open_mail(armed),
-                Event::Timer(_) | Event::Ignored => {} // timers come as lane events
+                Event::Timer(_) | Event::Ignored => {} // `reap` turns timers into lane events
             }
         }
         self.events = events; // keeps the allocation
         self.retry_stalled();
     }
 
-    /// Starts stalled I/Os again, in order, until one finds no resource still.
+    /// Repeats the start of stalled I/Os in order, until the lane is busy again.
     fn retry_stalled(&mut self) {
         while let Some(&slot) = self.storage.stalled.front() {
-            let (number, index) = queue_and_entry(slot);
+            let (number, _) = queue_and_entry(slot);
             let queue = self.queues[number].as_mut().expect("a draining queue stays");
-            if !self.storage.retry(queue, slot, index) {
+            if !self.storage.retry(queue, slot) {
                 return;
             }
             self.storage.stalled.pop_front();
@@ -166,12 +170,12 @@ impl Worker {
         }
     }
 
-    /// Asks for kicks and sleeps until there is something to do.
+    /// Asks for kicks and sleeps until there is work.
     fn sleep(&mut self) {
         if self.storage.engine.has_events() {
             return;
         }
-        // A stalled I/O keeps new chains out, and waits for a completion that will come.
+        // With a stalled I/O the queues take no chain: sleep until the completion it waits for.
         if self.storage.stalled.is_empty() && self.arm() {
             return;
         }
@@ -183,8 +187,8 @@ impl Worker {
         self.queues.iter_mut().flatten().for_each(RunningQueue::suppress);
     }
 
-    /// Asks all queues for kicks; returns whether a chain came in meanwhile, and asks for none
-    /// then.
+    /// Asks for kicks for all queues. If a chain is already available, withdraws the request and
+    /// returns `true`.
     fn arm(&mut self) -> bool {
         let found = self.queues.iter_mut().flatten().any(RunningQueue::arm);
         if found {
@@ -202,14 +206,15 @@ impl Worker {
         while let Ok(mail) = self.mail.try_recv() {
             match mail {
                 Mail::Start(start, reply) => {
-                    // The control plane waits for the answer; if it is gone, so is the queue.
-                    let _ = reply.send(self.start_queue(*start));
+                    // The control plane waits for the answer; it can only be gone with the queue.
+                    let (setup, ring) = *start;
+                    let _ = reply.send(self.start_queue(setup, ring));
                 }
                 Mail::Stop(number, reply) => self.stop_queue(number, reply),
                 Mail::SetCall(number, call) => {
                     if let Some(queue) = &mut self.queues[usize::from(number)] {
                         queue.call = call;
-                        queue.call(); // what the old eventfd may have missed
+                        queue.call(); // the old eventfd may have missed a call
                     }
                 }
                 Mail::Stats(number, reply) => {
@@ -231,10 +236,12 @@ impl Worker {
         }
     }
 
-    /// Takes a queue over; chains that wait in it are found by the next turn, without a kick.
-    fn start_queue(&mut self, start: QueueStart) -> u16 {
-        let mut queue = RunningQueue::new(start, self.storage.lane.moves_data_itself());
-        queue.call(); // what an earlier run of the queue may have left uncalled
+    /// Takes ownership of a queue. The next turn finds waiting chains without a kick.
+    fn start_queue(&mut self, setup: QueueSetup, ring: VirtQueue) -> u16 {
+        let mut queue = RunningQueue::new(setup, ring, self.storage.lane.moves_data_itself());
+        if queue.ring.may_wait_for_call() {
+            queue.call();
+        }
         let free = self.queues.iter().position(Option::is_none);
         let number = free.unwrap_or_else(|| {
             self.queues.push(None);
@@ -245,7 +252,7 @@ impl Worker {
         number as u16
     }
 
-    fn stop_queue(&mut self, number: u16, reply: std::sync::mpsc::Sender<crate::QueueStopped>) {
+    fn stop_queue(&mut self, number: u16, reply: Sender<QueueStopped>) {
         let Some(queue) = &mut self.queues[usize::from(number)] else { return };
         queue.stopping = Some(reply);
         self.stops += 1;
@@ -254,7 +261,7 @@ impl Worker {
         }
     }
 
-    /// Gives drained queues back to the control plane.
+    /// Returns drained queues to the control plane.
     #[cold]
     fn finish_stops(&mut self) {
         for queue in &mut self.queues {
@@ -262,7 +269,7 @@ impl Worker {
             if let Some(mut stopped) = queue.take_if(drained) {
                 self.stops -= 1;
                 let (state, reply) = (stopped.state(), stopped.stopping.take());
-                drop(stopped); // the guest's memory is let go before the control plane goes on
+                drop(stopped); // release guest memory before the control plane continues
                 if let Some(reply) = reply {
                     let _ = reply.send(state);
                 }

@@ -6,7 +6,7 @@ use backend::IoError;
 use virtio_spec::blk;
 use virtqueue::chain::StatusByte;
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// `S_OK`, `S_IOERR` or `S_UNSUPP`.
@@ -16,8 +16,8 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// The completion of `kind` after the backend answered `result`; `id_bytes` were copied for a
-    /// GET_ID. A failed read counts no data: the driver must not look at it.
+    /// The completion of a request of kind `kind` with the backend's `result`. `id_bytes` is the
+    /// number of bytes copied for a GET_ID. A failed read has no data (section 5.2.6.2).
     #[inline]
     pub fn of(kind: Kind, result: Result<(), IoError>, id_bytes: u32) -> Self {
         match (result, kind) {
@@ -31,7 +31,7 @@ impl Completion {
         }
     }
 
-    /// Writes the status byte; returns the written length for the used ring.
+    /// Writes the status byte. Returns the written length in bytes for the used ring.
     #[inline]
     pub fn write(self, status: StatusByte) -> u32 {
         status.write(self.code);
@@ -40,7 +40,8 @@ impl Completion {
 }
 
 impl Refused {
-    /// Writes the status byte, where there is one; returns the written length for the used ring.
+    /// Writes the status byte, if the chain has one. Returns the written length in bytes for the
+    /// used ring.
     pub fn write(self) -> u32 {
         match self.status {
             Some(status) => Completion { code: self.code, data_bytes: 0 }.write(status),

@@ -6,29 +6,34 @@ use virtio_spec::blk::{self, Config};
 use virtio_spec::features::{self, bit};
 use zerocopy::IntoBytes;
 
-/// Most ranges of one DISCARD, WRITE_ZEROES or SECURE_ERASE.
+/// Maximum ranges of one DISCARD, WRITE_ZEROES or SECURE_ERASE. The configuration space announces
+/// them for DISCARD only: the ranges of the others together are bounded like a single range.
 pub const MAX_RANGES: u32 = 32;
+/// Maximum length of a data segment that the configuration space announces, in bytes. With a
+/// `seg_max` of 126 a request stays below 32 MiB, the maximum of the kernel data plane.
+pub const SEGMENT_BYTES_MAX: u32 = 256 << 10;
 
-/// What the device shows to drivers.
+/// The properties of the device that drivers see.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// What the storage is.
+    /// Properties of the storage.
     pub info: Info,
     /// Number of request queues.
     pub num_queues: u16,
-    /// Most data segments of a request.
+    /// Maximum data segments of a request.
     pub seg_max: u32,
     /// Offer the packed layout.
     pub packed: bool,
 }
 
 impl DeviceConfig {
-    /// The virtio feature bits offered.
+    /// The offered feature bits (sections 5.2.3 and 6).
     pub fn features(&self) -> u64 {
         let info = &self.info;
         let mut offered = bit(features::F_VERSION_1)
             | bit(features::F_INDIRECT_DESC)
             | bit(features::F_EVENT_IDX)
+            | bit(blk::F_SIZE_MAX)
             | bit(blk::F_SEG_MAX)
             | bit(blk::F_BLK_SIZE)
             | bit(blk::F_TOPOLOGY)
@@ -44,12 +49,13 @@ impl DeviceConfig {
         offered
     }
 
-    /// The configuration space; `writeback` is the cache mode of the moment.
+    /// The configuration space (section 5.2.4). `writeback` is the current cache mode.
     pub fn space(&self, writeback: bool) -> Vec<u8> {
         let info = &self.info;
         let blocks = |bytes: u32| bytes / info.logical_block_bytes;
         let mut config = Config {
             capacity: info.capacity_sectors.to_le(),
+            size_max: SEGMENT_BYTES_MAX.to_le(),
             seg_max: self.seg_max.to_le(),
             blk_size: info.logical_block_bytes.to_le(),
             physical_block_exp: blocks(info.physical_block_bytes).max(1).ilog2() as u8,
@@ -66,12 +72,12 @@ impl DeviceConfig {
         }
         if let Some(limits) = info.write_zeroes {
             config.max_write_zeroes_sectors = limits.sectors_max.to_le();
-            config.max_write_zeroes_seg = MAX_RANGES.to_le();
+            config.max_write_zeroes_seg = 1u32.to_le();
             config.write_zeroes_may_unmap = u8::from(info.write_zeroes_unmaps);
         }
         if let Some(limits) = info.secure_erase {
             config.max_secure_erase_sectors = limits.sectors_max.to_le();
-            config.max_secure_erase_seg = MAX_RANGES.to_le();
+            config.max_secure_erase_seg = 1u32.to_le();
             config.secure_erase_sector_alignment = limits.align_sectors.to_le();
         }
         config.as_bytes().to_vec()

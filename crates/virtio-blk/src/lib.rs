@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a descriptor chain means to a block device (virtio 1.3, section 5.2).
+//! Block device requests in descriptor chains (virtio 1.3, section 5.2).
 //!
-//! [`Request::parse`] (stage *request*) is the one place that distrusts the driver's words; what
-//! it lets through is in range and allowed. [`Completion`] (stage *completion*) is what goes back.
+//! [`Request::parse`] (stage *request*) is the only code that checks the driver's request: every
+//! [`Request`] is in range and allowed. [`Completion`] (stage *completion*) is the answer.
 //!
-//! What is absent: I/O. Nothing here starts, waits or fails.
+//! This crate does no I/O: it does not wait, and no function fails because of the storage.
 
 #![forbid(unsafe_code)]
 
@@ -13,5 +13,7 @@ mod config;
 mod request;
 
 pub use completion::Completion;
-pub use config::{DeviceConfig, MAX_RANGES};
-pub use request::{DiskView, Kind, Range, RangeList, Refused, Request, id_bytes};
+pub use config::{DeviceConfig, MAX_RANGES, SEGMENT_BYTES_MAX};
+pub use request::{
+    DiskView, Kind, REQUEST_BYTES_MAX, Range, RangeList, Refused, Request, id_bytes,
+};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stage *request*: header copied once, checked against the disk, turned into a type.
+//! Stage *request*: copies the header once, checks it against the disk, and returns a type.
 
 use crate::config::MAX_RANGES;
 use backend::{Info, RangeLimits};
@@ -11,10 +11,17 @@ use virtqueue::Chain;
 use virtqueue::chain::StatusByte;
 use zerocopy::FromBytes;
 
-/// What a queue knows of its disk; made at start from the *negotiated* features.
+/// Maximum data bytes of one IN or OUT. Drivers that negotiate SIZE_MAX stay below 32 MiB. UEFI
+/// firmware (OVMF) negotiates neither SIZE_MAX nor SEG_MAX, and reads up to 1 GiB of a file at
+/// once.
+pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
+
+/// The properties of the disk for one queue; derived from the *negotiated* features at its start.
 #[derive(Clone, Debug)]
 pub struct DiskView {
     capacity_sectors: u64,
+    /// Sectors of a logical block: a power of two.
+    block_sectors: u64,
     read_only: bool,
     flush: bool,
     discard: Option<RangeLimits>,
@@ -25,12 +32,13 @@ pub struct DiskView {
 }
 
 impl DiskView {
-    /// The view of a disk by a driver that negotiated `features`. `writeback` is the cache mode,
-    /// which the driver may change at any time where it negotiated CONFIG_WCE.
+    /// The view of a driver that negotiated `features`. `writeback` is the cache mode; the driver
+    /// may change it at any time if it negotiated CONFIG_WCE.
     pub fn new(info: &Info, features: u64, writeback: Arc<AtomicBool>, serial: &str) -> Self {
         let acked = |number: u32| features & bit(number) != 0;
         DiskView {
             capacity_sectors: info.capacity_sectors,
+            block_sectors: u64::from(info.logical_block_bytes) / SECTOR_BYTES,
             read_only: info.read_only,
             flush: acked(blk::F_FLUSH),
             discard: info.discard.filter(|_| acked(blk::F_DISCARD)),
@@ -46,21 +54,23 @@ impl DiskView {
         &self.id
     }
 
-    /// Section 5.2.6.2: without FLUSH, or with the cache in write-through mode, a write completes
-    /// only when it is durable.
+    /// Returns whether a write must be durable before it completes: the driver did not negotiate
+    /// FLUSH, or the cache is in write-through mode (section 5.2.6.2).
     #[inline]
     pub fn write_through(&self) -> bool {
         !self.flush || !self.writeback.load(Ordering::Relaxed)
     }
 
-    /// Whether `[sector, sector + sectors)` lies on the disk.
+    /// Returns whether `[sector, sector + sectors)` lies on the disk and consists of whole logical
+    /// blocks.
     #[inline]
     fn holds(&self, sector: u64, sectors: u64) -> bool {
-        sector.checked_add(sectors).is_some_and(|end| end <= self.capacity_sectors)
+        let whole = (sector | sectors) & (self.block_sectors - 1) == 0;
+        whole && sector.checked_add(sectors).is_some_and(|end| end <= self.capacity_sectors)
     }
 }
 
-/// `serial` as the 20 bytes of GET_ID: cut or padded with zeroes (section 5.2.6).
+/// The 20 bytes of GET_ID for `serial`, truncated or padded with zeroes (section 5.2.6).
 pub fn id_bytes(serial: &str) -> [u8; blk::ID_BYTES] {
     let mut id = [0; blk::ID_BYTES];
     for (to, from) in id.iter_mut().zip(serial.bytes()) {
@@ -69,18 +79,18 @@ pub fn id_bytes(serial: &str) -> [u8; blk::ID_BYTES] {
     id
 }
 
-/// A range on the disk, inside its capacity.
+/// A range inside the capacity of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
     /// First sector.
     pub sector: u64,
     /// Number of sectors.
     pub sectors: u32,
-    /// WRITE_ZEROES: the space may be freed.
+    /// WRITE_ZEROES: the storage may free the space.
     pub unmap: bool,
 }
 
-/// The checked ranges of one request; reused, so that it allocates at most once.
+/// The checked ranges of one request. Later requests reuse it: it allocates at most once.
 #[derive(Debug, Default)]
 pub struct RangeList {
     ranges: Vec<Range>,
@@ -88,7 +98,7 @@ pub struct RangeList {
 }
 
 impl RangeList {
-    /// The next range to work on.
+    /// The next range to carry out; `None` after the last one.
     pub fn next_range(&mut self) -> Option<Range> {
         let range = self.ranges.get(self.next).copied();
         self.next += 1;
@@ -106,49 +116,94 @@ impl RangeList {
     }
 }
 
-/// What a request asks for. In range and allowed, by construction.
+/// The kind and the arguments of a request (section 5.2.6). They are in range and allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Fill the chain's writable segments.
+    /// Reads the disk into the chain's writable segments.
     Read {
         /// First sector.
         sector: u64,
-        /// Bytes; a multiple of 512.
+        /// Length in bytes; a multiple of 512.
         bytes: u64,
     },
-    /// Store the chain's readable segments.
+    /// Writes the chain's readable segments to the disk.
     Write {
         /// First sector.
         sector: u64,
-        /// Bytes; a multiple of 512.
+        /// Length in bytes; a multiple of 512.
         bytes: u64,
-        /// Durable before completion.
+        /// The data is durable before the completion.
         durable: bool,
     },
-    /// Make completed writes durable.
+    /// Makes completed writes durable.
     Flush,
-    /// The ranges are in the [`RangeList`].
+    /// Discards the ranges of the [`RangeList`].
     Discard {
-        /// Durable before completion.
+        /// The effect is durable before the completion.
         durable: bool,
     },
-    /// The ranges are in the [`RangeList`].
+    /// Zeroes the ranges of the [`RangeList`].
     WriteZeroes {
-        /// Durable before completion.
+        /// The effect is durable before the completion.
         durable: bool,
     },
-    /// The ranges are in the [`RangeList`].
+    /// Erases the ranges of the [`RangeList`].
     SecureErase,
-    /// Copy the id into the chain's writable segments.
+    /// Copies the device id into the chain's writable segments.
     GetId,
 }
 
-/// A request that may be carried out.
+impl Kind {
+    /// Bytes of data that the request transfers.
+    #[inline]
+    pub fn data_bytes(self) -> u64 {
+        match self {
+            Kind::Read { bytes, .. } | Kind::Write { bytes, .. } => bytes,
+            _ => 0,
+        }
+    }
+}
+
+/// Reasons to refuse a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RequestError {
+    /// Section 5.2.6: the chain is shorter than the header.
+    #[error("the request has no complete header")]
+    NoHeader,
+    /// The type, a flag or the command is unknown or was not negotiated.
+    #[error("the request is not supported")]
+    Unsupported,
+    /// Section 5.2.6.2: a write to a read-only disk.
+    #[error("the disk is read-only")]
+    ReadOnly,
+    /// The data or a range is outside the disk, or not whole logical blocks.
+    #[error("the range is outside the disk or not whole logical blocks")]
+    Range,
+    /// The list of ranges is empty, incomplete or too long.
+    #[error("the list of ranges is malformed")]
+    RangeList,
+    /// The data, a range or all ranges together exceed a limit.
+    #[error("the request is too large")]
+    TooLarge,
+}
+
+impl RequestError {
+    /// The status byte of the refused request.
+    #[inline]
+    fn code(self) -> u8 {
+        match self {
+            RequestError::Unsupported => blk::S_UNSUPP,
+            _ => blk::S_IOERR,
+        }
+    }
+}
+
+/// A valid request.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do.
+    /// Kind and arguments.
     pub kind: Kind,
-    /// Where the outcome goes.
+    /// Place of the status byte.
     pub status: StatusByte,
 }
 
@@ -157,16 +212,16 @@ pub struct Request {
 pub struct Refused {
     /// `S_IOERR` or `S_UNSUPP`.
     pub code: u8,
-    /// Where the code goes; `None` when the chain has no writable byte.
+    /// Place of the status byte; `None` if the chain has no writable byte.
     pub status: Option<StatusByte>,
 }
 
 impl Request {
-    /// Reads the request in `chain`, cutting header and status byte off it, so that the data
-    /// segments are left. Nothing but the header (and the ranges) is read, nothing is written.
+    /// Parses the request in `chain` and removes header, ranges and status byte: the data segments
+    /// are left. Reads only the header and the ranges, and writes nothing.
     ///
     /// # Errors
-    /// [`Refused`], with the status that the driver is to see.
+    /// [`Refused`], with the status for the driver.
     #[inline]
     pub fn parse(
         chain: &mut Chain,
@@ -178,11 +233,11 @@ impl Request {
         };
         let kind = chain
             .take_front::<{ blk::REQ_HEADER_BYTES }>()
-            .ok_or(blk::S_IOERR)
+            .ok_or(RequestError::NoHeader)
             .and_then(|bytes| parse_kind(header(bytes), chain, disk, ranges));
         match kind {
             Ok(kind) => Ok(Request { kind, status }),
-            Err(code) => Err(Refused { code, status: Some(status) }),
+            Err(error) => Err(Refused { code: error.code(), status: Some(status) }),
         }
     }
 }
@@ -199,7 +254,7 @@ fn parse_kind(
     chain: &mut Chain,
     disk: &DiskView,
     ranges: &mut RangeList,
-) -> Result<Kind, u8> {
+) -> Result<Kind, RequestError> {
     let sector = header.sector;
     match header.kind {
         blk::T_IN => {
@@ -207,65 +262,89 @@ fn parse_kind(
             Ok(Kind::Read { sector, bytes })
         }
         blk::T_OUT => {
-            refuse_if(disk.read_only, blk::S_IOERR)?;
+            refuse_if(disk.read_only, RequestError::ReadOnly)?;
             let bytes = checked_bytes(chain.readable_bytes(), sector, disk)?;
             Ok(Kind::Write { sector, bytes, durable: disk.write_through() })
         }
         blk::T_FLUSH if disk.flush => Ok(Kind::Flush),
         blk::T_GET_ID => Ok(Kind::GetId),
         blk::T_DISCARD => {
-            parse_ranges(chain, disk, disk.discard, false, ranges)?;
+            parse_ranges(chain, disk, disk.discard, header.kind, ranges)?;
             Ok(Kind::Discard { durable: disk.write_through() })
         }
         blk::T_WRITE_ZEROES => {
-            parse_ranges(chain, disk, disk.write_zeroes, true, ranges)?;
+            parse_ranges(chain, disk, disk.write_zeroes, header.kind, ranges)?;
             Ok(Kind::WriteZeroes { durable: disk.write_through() })
         }
         blk::T_SECURE_ERASE => {
-            parse_ranges(chain, disk, disk.secure_erase, false, ranges)?;
+            parse_ranges(chain, disk, disk.secure_erase, header.kind, ranges)?;
             Ok(Kind::SecureErase)
         }
-        _ => Err(blk::S_UNSUPP),
+        _ => Err(RequestError::Unsupported),
     }
 }
 
 #[inline]
-fn refuse_if(condition: bool, code: u8) -> Result<(), u8> {
-    if condition { Err(code) } else { Ok(()) }
+fn refuse_if(condition: bool, error: RequestError) -> Result<(), RequestError> {
+    if condition { Err(error) } else { Ok(()) }
 }
 
-/// Section 5.2.6.1: data is a multiple of 512 bytes and lies on the disk.
+/// Checks the data of an IN or OUT: whole logical blocks inside the disk (section 5.2.6.1), and at
+/// most [`REQUEST_BYTES_MAX`] bytes.
 #[inline]
-fn checked_bytes(bytes: u64, sector: u64, disk: &DiskView) -> Result<u64, u8> {
+fn checked_bytes(bytes: u64, sector: u64, disk: &DiskView) -> Result<u64, RequestError> {
     let whole = bytes.is_multiple_of(SECTOR_BYTES);
     let fits = disk.holds(sector, bytes / SECTOR_BYTES);
-    if whole && fits { Ok(bytes) } else { Err(blk::S_IOERR) }
+    refuse_if(!whole || !fits, RequestError::Range)?;
+    refuse_if(bytes > REQUEST_BYTES_MAX, RequestError::TooLarge)?;
+    Ok(bytes)
 }
 
-/// Section 5.2.6.2: all ranges are checked before any is worked on.
+/// Checks all ranges before any of them is carried out (section 5.2.6.2). The total length of the
+/// ranges is bounded, too, except of a DISCARD.
 fn parse_ranges(
     chain: &mut Chain,
     disk: &DiskView,
     limits: Option<RangeLimits>,
-    unmap_allowed: bool,
+    kind: u32,
     ranges: &mut RangeList,
-) -> Result<(), u8> {
-    let limits = limits.ok_or(blk::S_UNSUPP)?;
-    refuse_if(disk.read_only, blk::S_IOERR)?;
+) -> Result<(), RequestError> {
+    let limits = limits.ok_or(RequestError::Unsupported)?;
+    let allowed = if kind == blk::T_WRITE_ZEROES { blk::WRITE_ZEROES_F_UNMAP } else { 0 };
+    // A stop of the queue skips the rest of a DISCARD, but waits for the other commands.
+    let ranges_max = if kind == blk::T_DISCARD { MAX_RANGES } else { 1 };
+    let sum_max = u64::from(limits.sectors_max) * u64::from(ranges_max);
+    refuse_if(disk.read_only, RequestError::ReadOnly)?;
     let bytes = chain.readable_bytes();
     let size = blk::RANGE_SEGMENT_BYTES as u64;
-    refuse_if(bytes == 0 || !bytes.is_multiple_of(size), blk::S_IOERR)?;
-    refuse_if(bytes / size > u64::from(MAX_RANGES), blk::S_IOERR)?;
+    refuse_if(bytes == 0 || !bytes.is_multiple_of(size), RequestError::RangeList)?;
+    refuse_if(bytes / size > u64::from(MAX_RANGES), RequestError::RangeList)?;
     ranges.clear();
+    let mut sum = 0;
     while let Some(bytes) = chain.take_front::<{ blk::RANGE_SEGMENT_BYTES }>() {
         let wire = blk::RangeSegment::read_from_bytes(&bytes).expect("the array has its size");
         let (sector, sectors) = (u64::from_le(wire.sector), u32::from_le(wire.num_sectors));
         let flags = u32::from_le(wire.flags);
-        let allowed = if unmap_allowed { blk::WRITE_ZEROES_F_UNMAP } else { 0 };
-        refuse_if(flags & !allowed != 0, blk::S_UNSUPP)?;
-        refuse_if(sectors > limits.sectors_max, blk::S_IOERR)?;
-        refuse_if(!disk.holds(sector, u64::from(sectors)), blk::S_IOERR)?;
+        refuse_if(flags & !allowed != 0, RequestError::Unsupported)?;
+        refuse_if(sectors > limits.sectors_max, RequestError::TooLarge)?;
+        sum += u64::from(sectors);
+        refuse_if(!disk.holds(sector, u64::from(sectors)), RequestError::Range)?;
         ranges.push(Range { sector, sectors, unmap: flags != 0 });
     }
-    Ok(())
+    refuse_if(sum > sum_max, RequestError::TooLarge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backend::{Disk, Null};
+
+    #[test]
+    fn a_request_of_more_than_1_gib_is_refused() {
+        let info = Null::new(1 << 40).info();
+        let disk = DiskView::new(&info, 0, Arc::default(), "");
+        assert_eq!(checked_bytes(1 << 30, 8, &disk), Ok(1 << 30));
+        let refused = checked_bytes((1 << 30) + 512, 8, &disk);
+        assert_eq!(refused.map_err(RequestError::code), Err(blk::S_IOERR));
+    }
 }

@@ -19,24 +19,25 @@ fn le(bytes: &[u8]) -> u64 {
 fn every_field_lies_at_its_offset() {
     let space = config(info()).space(true);
     // Offset, length, value; what is not named is 0.
-    let fields: [(usize, usize, u64); 17] = [
-        (0, 8, 1000), // capacity
-        (12, 4, 126), // seg_max
-        (20, 4, 512), // blk_size
-        (24, 1, 3),   // physical_block_exp: 4096 = 512 << 3
-        (26, 2, 8),   // min_io_size in blocks
-        (28, 4, 128), // opt_io_size in blocks
-        (32, 1, 1),   // writeback
-        (34, 2, 4),   // num_queues
-        (36, 4, 100), // max_discard_sectors
-        (40, 4, 32),  // max_discard_seg
-        (44, 4, 8),   // discard_sector_alignment
-        (48, 4, 200), // max_write_zeroes_sectors
-        (52, 4, 32),  // max_write_zeroes_seg
-        (56, 1, 1),   // write_zeroes_may_unmap
-        (60, 4, 300), // max_secure_erase_sectors
-        (64, 4, 32),  // max_secure_erase_seg
-        (68, 4, 16),  // secure_erase_sector_alignment
+    let fields: [(usize, usize, u64); 18] = [
+        (0, 8, 1000),    // capacity
+        (8, 4, 262_144), // size_max
+        (12, 4, 126),    // seg_max
+        (20, 4, 512),    // blk_size
+        (24, 1, 3),      // physical_block_exp: 4096 = 512 << 3
+        (26, 2, 8),      // min_io_size in blocks
+        (28, 4, 128),    // opt_io_size in blocks
+        (32, 1, 1),      // writeback
+        (34, 2, 4),      // num_queues
+        (36, 4, 100),    // max_discard_sectors
+        (40, 4, 32),     // max_discard_seg
+        (44, 4, 8),      // discard_sector_alignment
+        (48, 4, 200),    // max_write_zeroes_sectors
+        (52, 4, 1),      // max_write_zeroes_seg
+        (56, 1, 1),      // write_zeroes_may_unmap
+        (60, 4, 300),    // max_secure_erase_sectors
+        (64, 4, 1),      // max_secure_erase_seg
+        (68, 4, 16),     // secure_erase_sector_alignment
     ];
     assert_eq!(space.len(), 72);
     let mut rest = space.clone();
@@ -45,6 +46,12 @@ fn every_field_lies_at_its_offset() {
         rest[offset..offset + len].fill(0);
     }
     assert_eq!(rest, [0; 72]);
+}
+
+#[test]
+fn requests_that_the_limits_allow_are_below_the_kernels_bound() {
+    let space = config(info()).space(true);
+    assert!(le(&space[8..12]) * le(&space[12..16]) < 32 << 20);
 }
 
 #[test]
@@ -84,8 +91,9 @@ fn minimum_io_too_large_for_its_field_is_left_out() {
     assert_eq!(le(&config(info).space(true)[26..28]), 0);
 }
 
-/// SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE; INDIRECT_DESC, EVENT_IDX, VERSION_1.
-const ALWAYS: u64 = 1 << 2 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 28 | 1 << 29 | 1 << 32;
+/// SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE; INDIRECT_DESC, EVENT_IDX, VERSION_1.
+const ALWAYS: u64 =
+    1 << 1 | 1 << 2 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 28 | 1 << 29 | 1 << 32;
 
 #[test]
 fn full_disk_offers_these_bits_and_no_other() {

@@ -151,6 +151,34 @@ fn no_range_or_half_a_range_gets_ioerr() {
 }
 
 #[test]
+fn parts_of_logical_blocks_get_ioerr_before_any_range_is_worked_on() {
+    let info = backend::Info { logical_block_bytes: 4096, ..info() };
+    let disk = DiskView::new(&info, ALL, Arc::new(AtomicBool::new(true)), "");
+    for (sector, sectors) in [(1, 8), (8, 7), (4, 8), (8, 1)] {
+        for kind in [T_DISCARD, T_WRITE_ZEROES, T_SECURE_ERASE] {
+            let ranges = [range(0, 8, 0), range(sector, sectors, 0)].concat();
+            refused(Guest::plain(&ranged(kind, &ranges), 1), &disk, 1, S_IOERR);
+        }
+        let bytes = sectors as usize * 512;
+        let read = Guest::plain(&header(T_IN, sector), bytes + 1);
+        refused(read, &disk, bytes + 1, S_IOERR);
+        refused(Guest::plain(&write(sector, bytes), 1), &disk, 1, S_IOERR);
+    }
+    assert!(Guest::plain(&header(T_IN, 8), 4097).parse(&disk).is_ok());
+}
+
+#[test]
+fn ranges_that_have_to_be_done_are_bounded_as_a_whole() {
+    let two = |most: u32| [range(0, most - 50, 0), range(500, 50, 0)].concat();
+    for (kind, most) in [(T_WRITE_ZEROES, 200), (T_SECURE_ERASE, 300)] {
+        assert!(Guest::plain(&ranged(kind, &two(most)), 1).parse(&view(ALL)).is_ok());
+        plain(&ranged(kind, &two(most + 1)), 1, S_IOERR);
+    }
+    let all = [range(0, 100, 0), range(500, 100, 0)].concat();
+    assert!(Guest::plain(&ranged(T_DISCARD, &all), 1).parse(&view(ALL)).is_ok());
+}
+
+#[test]
 fn too_many_ranges_get_ioerr() {
     let ranges: Vec<u8> = (0..=MAX_RANGES).flat_map(|i| range(i.into(), 1, 0)).collect();
     for kind in [T_DISCARD, T_WRITE_ZEROES, T_SECURE_ERASE] {

@@ -3,7 +3,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Section 5.2.4: a sector is 512 bytes, always.
+/// Section 5.2.4: a sector always has 512 bytes.
 pub const SECTOR_BYTES: u64 = 512;
 /// Section 5.2.6: the length of the GET_ID answer.
 pub const ID_BYTES: usize = 20;
@@ -66,7 +66,7 @@ pub const S_UNSUPP: u8 = 2;
 /// Section 5.2.6: WRITE_ZEROES may deallocate the range.
 pub const WRITE_ZEROES_F_UNMAP: u32 = 1;
 
-/// Section 5.2.6: the fixed head of every request, device-readable.
+/// Section 5.2.6: the fixed header of every request, device-readable.
 #[repr(C)]
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -144,7 +144,7 @@ pub struct Config {
     pub max_write_zeroes_sectors: u32,
     /// Most ranges of one WRITE_ZEROES (F_WRITE_ZEROES).
     pub max_write_zeroes_seg: u32,
-    /// 1 where WRITE_ZEROES with unmap may deallocate (F_WRITE_ZEROES).
+    /// 1 if WRITE_ZEROES with unmap may deallocate (F_WRITE_ZEROES).
     pub write_zeroes_may_unmap: u8,
     /// Reserved.
     pub unused1: [u8; 3],

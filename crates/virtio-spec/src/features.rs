@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reserved feature bits (section 6), as bit *numbers*. [`bit`] makes the mask.
+//! Reserved feature bits (section 6), as bit *numbers*. [`bit`] converts a number to its mask.
 
 /// The mask of a feature bit number.
 pub const fn bit(number: u32) -> u64 {
@@ -18,7 +18,7 @@ pub const F_VERSION_1: u32 = 32;
 pub const F_ACCESS_PLATFORM: u32 = 33;
 /// Section 6: the packed virtqueue layout.
 pub const F_RING_PACKED: u32 = 34;
-/// Section 6: buffers are used in the order in which they were made available.
+/// Section 6: the device uses buffers in the order in which the driver made them available.
 pub const F_IN_ORDER: u32 = 35;
 
 /// vhost, not virtio: log every write to guest memory in the dirty log.

@@ -49,10 +49,10 @@ pub const DESC_ALIGN: u64 = 16;
 /// Section 2.8.10.1: alignment of the event suppression structures in bytes.
 pub const EVENT_ALIGN: u64 = 4;
 
-/// Bytes of the descriptor ring of a queue of `size` descriptors.
+/// Bytes of the descriptor ring of a queue of `size` descriptors (section 2.8.10.1).
 pub const fn desc_ring_bytes(size: u16) -> usize {
     16 * size as usize
 }
 
-/// Bytes of one event suppression structure.
+/// Bytes of one event suppression structure (section 2.8.14).
 pub const EVENT_BYTES: usize = 4;

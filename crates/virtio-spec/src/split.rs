@@ -37,7 +37,7 @@ pub struct Desc {
     pub len: u32,
     /// `DESC_F_*`.
     pub flags: u16,
-    /// Index of the next descriptor where `DESC_F_NEXT` is set.
+    /// Index of the next descriptor, if `DESC_F_NEXT` is set.
     pub next: u16,
 }
 
@@ -53,7 +53,7 @@ pub struct UsedElem {
     pub len: u32,
 }
 
-/// Bytes of the descriptor table of a queue of `size` descriptors.
+/// Bytes of the descriptor table of a queue of `size` descriptors (section 2.7).
 pub const fn desc_table_bytes(size: u16) -> usize {
     16 * size as usize
 }

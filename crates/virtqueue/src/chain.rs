@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stage *chain*: a descriptor chain, copied and checked.
-// UNSAFETY: indirect tables are read, and the request's edges copied, through raw pointers.
+// UNSAFETY: reads indirect tables, headers and status bytes through raw pointers.
 #![expect(unsafe_code)]
 
 use crate::RingFault;
@@ -10,12 +10,12 @@ use libc::iovec;
 use virtio_spec::packed;
 use virtio_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
-/// Most descriptors of a chain where the queue has fewer: Linux drivers fill indirect tables by
+/// Maximum descriptors of a chain in a queue that has fewer: Linux drivers size indirect tables by
 /// `seg_max`, not by the queue size.
 pub const CHAIN_DESCRIPTORS_MIN_BOUND: u32 = 1024;
 
-/// A chain taken from the ring and not yet given back: a debt paid exactly once, by
-/// [`crate::VirtQueue::push_used`], or written off by name with [`ChainHead::abandon`].
+/// A chain that was taken from the ring and not yet returned. It must be returned exactly once, by
+/// [`crate::VirtQueue::push_used`], or given up explicitly with [`ChainHead::abandon`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a taken chain must reach the used ring"]
 pub struct ChainHead {
@@ -24,52 +24,53 @@ pub struct ChainHead {
 }
 
 impl ChainHead {
-    /// Split: index of the head descriptor. Packed: the buffer id.
+    /// The index of the head descriptor (split) or the buffer id (packed).
     pub fn id(&self) -> u16 {
         self.id
     }
 
-    /// Descriptors that the chain takes in the ring (an indirect table takes one).
+    /// Descriptors that the chain occupies in the ring (an indirect table occupies one).
     pub fn ring_descriptors(&self) -> u16 {
         self.descs
     }
 
-    /// Gives the chain up without telling the driver: only when the queue itself is given up.
+    /// Drops the chain without returning it to the driver. Allowed only when the queue itself is
+    /// abandoned.
     pub fn abandon(self) {}
 }
 
-/// A chain's memory: device-readable segments, then device-writable ones. The buffer is reused
-/// from request to request, so that taking a chain allocates nothing once it has grown.
+/// The memory of a chain: device-readable segments, then device-writable ones. The buffer is
+/// reused from request to request: once it has grown, taking a chain allocates nothing.
 #[derive(Debug, Default)]
 pub struct Chain {
     iovs: Vec<iovec>,
-    /// Guest-physical address and length of each writable segment, where dirty logging is on.
+    /// Guest-physical address and length in bytes of each writable segment, if dirty logging is on.
     written: Vec<(u64, u64)>,
     readable_count: usize,
     readable_bytes: u64,
     writable_bytes: u64,
-    /// Packed: the chain's descriptors in the ring, where they are to be kept.
+    /// Packed: copies of the chain's ring descriptors, if the set-up asks for them.
     ring_descs: Vec<packed::Desc>,
     log_writes: bool,
     limit: u32,
     seen: u32,
 }
 
-// SAFETY: the iovecs are only addresses; the mappings they name are kept alive by the queue.
+// SAFETY: the iovecs are only addresses; the queue keeps the mappings that they name alive.
 unsafe impl Send for Chain {}
 
 impl Chain {
-    /// A buffer with room for `segments` before it must grow.
+    /// A buffer with room for `segments` segments.
     pub fn with_capacity(segments: usize) -> Self {
         Chain { iovs: Vec::with_capacity(segments), ..Chain::default() }
     }
 
-    /// Bytes that the device may read.
+    /// Device-readable bytes that are left.
     pub fn readable_bytes(&self) -> u64 {
         self.readable_bytes
     }
 
-    /// Bytes that the device may write.
+    /// Device-writable bytes that are left.
     pub fn writable_bytes(&self) -> u64 {
         self.writable_bytes
     }
@@ -91,18 +92,19 @@ impl Chain {
         self.seen = 0;
     }
 
-    /// Keeps a copy of a descriptor of the ring.
+    /// Stores a copy of a ring descriptor.
     pub(crate) fn keep(&mut self, desc: packed::Desc) {
         self.ring_descs.push(desc);
     }
 
-    /// The chain's descriptors in a packed ring, where [`crate::QueueSetup::keep_descriptors`]
-    /// asked for them: the used entries overwrite them.
+    /// Copies of the chain's descriptors in a packed ring, if
+    /// [`crate::RingSetup::keep_descriptors`] is set. Used entries overwrite the originals.
     pub fn ring_descriptors(&self) -> &[packed::Desc] {
         &self.ring_descs
     }
 
-    /// Adds the buffer of one descriptor. Empty buffers count but carry nothing.
+    /// Adds the buffer of one descriptor. An empty buffer counts as a descriptor and adds no
+    /// segment.
     #[inline]
     pub(crate) fn add(
         &mut self,
@@ -143,7 +145,7 @@ impl Chain {
         if let Some(last) = self.iovs.last_mut().filter(|_| !first_of_kind)
             && last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == host
         {
-            last.iov_len += len as usize; // the driver's pages are often neighbours
+            last.iov_len += len as usize; // pages of the driver are often adjacent
             return;
         }
         self.iovs.push(iovec { iov_base: host.cast(), iov_len: len as usize });
@@ -152,8 +154,8 @@ impl Chain {
         }
     }
 
-    /// Adds the buffers of an indirect table (sections 2.7.5.3 and 2.8.8). In a packed queue the
-    /// table is used in order and only its WRITE flags count.
+    /// Adds the buffers of an indirect table (sections 2.7.5.3 and 2.8.8). A packed queue uses the
+    /// table in order and only the WRITE flags of its entries count.
     pub(crate) fn add_indirect(
         &mut self,
         table: &Desc,
@@ -190,8 +192,8 @@ impl Chain {
         }
     }
 
-    /// Cuts `N` bytes off the front of the readable part, each read once; `None` when it has
-    /// fewer. The segments shrink accordingly.
+    /// Removes the first `N` bytes of the readable part and returns a copy; each byte is read once.
+    /// Returns `None` and changes nothing if fewer than `N` bytes are readable.
     #[inline]
     pub fn take_front<const N: usize>(&mut self) -> Option<[u8; N]> {
         if self.readable_bytes < N as u64 {
@@ -226,14 +228,15 @@ impl Chain {
         copy
     }
 
-    /// Cuts the last writable byte off: where the status byte goes. `None` when there is none.
+    /// Removes the last writable byte, the place of the status byte (section 5.2.6). Returns `None`
+    /// if the chain has no writable byte.
     #[inline]
     pub fn take_status(&mut self) -> Option<StatusByte> {
         if self.writable_bytes == 0 {
             return None;
         }
         self.writable_bytes -= 1;
-        // Segments are never empty when added, and only this method shortens writable ones.
+        // Segments are not empty when they are added, and only this method shortens writable ones.
         let last = self.iovs.last_mut()?;
         last.iov_len -= 1;
         let host = last.iov_base.cast::<u8>().wrapping_add(last.iov_len);
@@ -247,48 +250,50 @@ impl Chain {
         Some(StatusByte { host, addr })
     }
 
-    /// The readable segments left.
+    /// The remaining readable segments.
     #[inline]
     pub fn readable(&mut self) -> &mut [iovec] {
         let readable = &mut self.iovs[..self.readable_count];
-        // `take_front` leaves the segments that it used up, empty, in front.
+        // `take_front` leaves consumed segments, which are empty, at the front.
         let start = readable.iter().position(|iov| iov.iov_len > 0).unwrap_or(readable.len());
         &mut readable[start..]
     }
 
-    /// The writable segments left.
+    /// The remaining writable segments.
     #[inline]
     pub fn writable(&mut self) -> &mut [iovec] {
         &mut self.iovs[self.readable_count..]
     }
 
-    /// Guest-physical ranges of the writable part; filled only where dirty logging is on.
+    /// Guest-physical address and length in bytes of each writable range. Empty unless dirty
+    /// logging is on.
     pub fn written(&self) -> &[(u64, u64)] {
         &self.written
     }
 }
 
-/// Where a request's status byte goes.
+/// The place of a request's status byte.
 #[derive(Debug)]
 pub struct StatusByte {
     host: *mut u8,
     addr: Option<u64>,
 }
 
-// SAFETY: only an address; the queue keeps its mapping alive.
+// SAFETY: it holds only an address; the queue keeps the mapping alive.
 unsafe impl Send for StatusByte {}
 
 impl StatusByte {
-    /// Guest-physical address, where dirty logging is on.
+    /// The guest-physical address, if dirty logging is on.
     pub fn guest_addr(&self) -> Option<u64> {
         self.addr
     }
 
-    /// Stores the status. The used ring's release store makes it visible before the used entry.
+    /// Stores the status. The release store of the used ring makes it visible before the used
+    /// entry.
     #[inline]
     pub fn write(self, status: u8) {
-        // SAFETY: made by `Chain::take_status` from a mapped, device-writable byte; the queue
-        // that holds the mapping is stopped only after its chains were completed.
+        // SAFETY: `Chain::take_status` took the address of a mapped, device-writable byte. The
+        // queue holds the mapping, and stops only after its chains have completed.
         unsafe { self.host.write_volatile(status) }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The dirty log of live migration (vhost-user, "Migration"): one bit per 4096 bytes of guest
-//! memory, set after the device wrote there.
+//! The dirty log of live migration (vhost-user, "Migration"): one bit for each 4096 bytes of guest
+//! memory. The device sets a bit after it has written to that page.
 // UNSAFETY: the log is memory shared with the front-end.
 #![expect(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
 use vm_memory::{FileOffset, MmapRegion};
 
-/// Bytes of guest memory that one bit stands for.
+/// Bytes of guest memory that one bit covers.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// A mapped dirty log.
@@ -21,10 +21,10 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `len` bytes of `file` from `offset` on.
+    /// Maps `len` bytes of `file` from byte `offset` on.
     ///
     /// # Errors
-    /// A file that is too short, or a failed `mmap`.
+    /// [`MemoryError::Map`] if `len` is 0, the file is too short, or `mmap` fails.
     pub fn map(file: File, offset: u64, len: u64) -> Result<Self, MemoryError> {
         let failed = |cause: String| MemoryError::Map { addr: 0, cause };
         let end = offset
@@ -43,7 +43,7 @@ impl DirtyLog {
         Ok(DirtyLog { mapping, offset: offset as usize, len: len as usize })
     }
 
-    /// This process's address of the first byte.
+    /// The address of the first byte in this process.
     pub fn host(&self) -> *mut u8 {
         self.mapping.as_ptr().wrapping_add(self.offset)
     }
@@ -54,8 +54,8 @@ impl DirtyLog {
         self.len
     }
 
-    /// Marks the pages of `len` bytes at guest-physical `addr`. Pages beyond the log are outside
-    /// what the front-end migrates and are ignored, as the kernel's vhost does.
+    /// Marks the pages of `len` bytes at guest-physical address `addr`. Ignores pages beyond the
+    /// log: the front-end does not migrate them. The vhost code of the kernel does the same.
     pub fn mark(&self, addr: u64, len: u64) {
         if len == 0 {
             return;
@@ -68,7 +68,7 @@ impl DirtyLog {
             }
             // SAFETY: `offset + byte` lies in the mapping, which `self` keeps alive.
             let cell = unsafe { AtomicU8::from_ptr(self.mapping.as_ptr().add(self.offset + byte)) };
-            // Release: the front-end that reads and clears the bit must see the data.
+            // Release: a front-end that reads and clears the bit sees the data.
             cell.fetch_or(1 << (page % 8), Ordering::Release);
         }
     }

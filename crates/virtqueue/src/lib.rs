@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The device side of virtqueues (virtio 1.3, sections 2.7 and 2.8).
 //!
-//! The order of a request's life here: [`VirtQueue::take`] (stage *chain*), and after the data
-//! plane has done the work, [`VirtQueue::push_used`] and [`VirtQueue::publish`] (stage *used*) and
+//! A request passes through these calls: [`VirtQueue::take`] (stage *chain*); after the data plane
+//! has done the work, [`VirtQueue::push_used`] and [`VirtQueue::publish`] (stage *used*) and
 //! [`VirtQueue::needs_call`] (stage *notify*).
 //!
-//! What is absent: files, threads, eventfds, and any knowledge of what a chain means.
+//! This crate opens no file, starts no thread and uses no eventfd. It does not interpret the
+//! content of a chain.
 
 pub mod chain;
 pub mod dirty_log;
@@ -19,19 +20,20 @@ mod split;
 pub use chain::{Chain, ChainHead};
 pub use dirty_log::DirtyLog;
 pub use memory::{GuestMemory, MemoryError, Region};
-pub use queue::{Layout, QueueError, QueueSetup, Resubmit, VirtQueue};
+pub use queue::{Layout, QueueError, Resubmit, RingSetup, VirtQueue};
 
-/// The guest broke the queue's protocol. The queue stops; chains in flight still complete.
+/// A violation of the queue's protocol by the guest. The queue stops taking chains; chains in
+/// flight still complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
-    /// Section 2.7.13: more chains made available than the queue has descriptors.
+    /// Section 2.7.13: the driver made more chains available than the queue has descriptors.
     #[error("the avail index jumped to {avail_idx}, {ahead} entries ahead of {next_avail}")]
     AvailIndex {
-        /// What the driver wrote.
+        /// Index that the driver wrote.
         avail_idx: u16,
-        /// What the device takes next.
+        /// Index of the next entry that the device takes.
         next_avail: u16,
-        /// Their distance.
+        /// Distance in entries.
         ahead: u16,
     },
     /// A descriptor index beyond the table.
@@ -42,13 +44,13 @@ pub enum RingFault {
         /// Descriptors in the table.
         size: u16,
     },
-    /// Section 2.7.5.3.1: a chain that loops or is longer than a chain may be.
+    /// Section 2.7.5.3.1: a chain that loops or exceeds the maximum length.
     #[error("a descriptor chain is longer than {limit} descriptors")]
     ChainTooLong {
-        /// The bound.
+        /// Maximum length in descriptors.
         limit: u32,
     },
-    /// Section 2.7.4.2: a device-readable buffer behind a device-writable one.
+    /// Section 2.7.4.2: a device-readable buffer after a device-writable one.
     #[error("a device-readable descriptor follows a device-writable one")]
     ReadableAfterWritable,
     /// A buffer or table outside the guest's memory.
@@ -59,7 +61,10 @@ pub enum RingFault {
         /// Length in bytes.
         len: u64,
     },
-    /// Section 2.7.5.3: an indirect descriptor where none is allowed, or a malformed table.
+    /// A chain of a previous daemon is of the other ring layout.
+    #[error("a chain in flight is not of the layout of its ring")]
+    WrongLayout,
+    /// Section 2.7.5.3: an indirect descriptor that is not allowed here, or a malformed table.
     #[error("a malformed indirect descriptor (table of {len} bytes)")]
     Indirect {
         /// Length of the table in bytes.

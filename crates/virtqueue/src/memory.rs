@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guest memory table: which guest-physical address is mapped where in this process.
-// UNSAFETY: a region hands out raw pointers into a mapping shared with the guest.
+//! The guest memory table: maps guest-physical addresses to addresses of this process.
+// UNSAFETY: a region returns raw pointers into a mapping that is shared with the guest.
 #![expect(unsafe_code)]
 
+use rustix::mm::{Advice, madvise};
 use std::fs::File;
 use std::sync::Arc;
 use vm_memory::{FileOffset, MmapRegion};
 
-/// Why a memory table was refused.
+/// Reasons to refuse a memory table or a dirty log.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// A region without bytes.
+    /// A region with a length of 0.
     #[error("memory region at {0:#x} has no bytes")]
     Empty(u64),
     /// A region that wraps the address space.
     #[error("memory region at {0:#x} wraps the address space")]
     Wraps(u64),
-    /// Two regions share guest-physical addresses.
+    /// Two regions that share guest-physical addresses.
     #[error("memory regions at {0:#x} and {1:#x} overlap")]
     Overlap(u64, u64),
     /// The file could not be mapped.
@@ -24,7 +25,7 @@ pub enum MemoryError {
     Map {
         /// Guest-physical address.
         addr: u64,
-        /// What `mmap` (or the check of the file's size) said.
+        /// Error of `mmap` or of the check of the file's size.
         cause: String,
     },
 }
@@ -40,18 +41,19 @@ pub struct Region {
     _mapping: Arc<MmapRegion>,
 }
 
-// SAFETY: the pointer names the shared mapping that `_mapping` keeps alive; it may be used from any
+// SAFETY: the pointer names the shared mapping that `_mapping` keeps alive, and is valid in every
 // thread.
 unsafe impl Send for Region {}
-// SAFETY: as above; all access goes through volatile or atomic operations or the kernel.
+// SAFETY: as above; every access is volatile, atomic or made by the kernel.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `len` bytes of `file` from `file_offset` on as guest memory at `guest_addr`, which the
-    /// front-end knows as `user_addr`.
+    /// Maps `len` bytes of `file` from byte `file_offset` on as guest memory at guest-physical
+    /// address `guest_addr`; `user_addr` is its address in the front-end (vhost-user,
+    /// SET_MEM_TABLE).
     ///
     /// # Errors
-    /// An empty or wrapping region, a file that is too short, or a failed `mmap`.
+    /// [`MemoryError`] if the region is empty or wraps, the file is too short, or `mmap` fails.
     pub fn map(
         guest_addr: u64,
         user_addr: u64,
@@ -71,7 +73,7 @@ impl Region {
         let map_len = usize::try_from(map_len).map_err(|_| wraps)?;
         let failed = |cause: String| MemoryError::Map { addr: guest_addr, cause };
         refuse_short_file(&file, map_len as u64).map_err(failed)?;
-        // Mapped from the file's start: an offset inside a huge page could not be mapped alone.
+        // Map from the start of the file: `mmap` refuses an offset inside a huge page.
         let mapping = MmapRegion::build(
             Some(FileOffset::new(file, 0)),
             map_len,
@@ -79,6 +81,10 @@ impl Region {
             libc::MAP_SHARED | libc::MAP_NORESERVE,
         )
         .map_err(|e| failed(e.to_string()))?;
+        // Keep guest memory out of core dumps of this process.
+        // SAFETY: the range is the whole new mapping; the advice changes no content.
+        unsafe { madvise(mapping.as_ptr().cast(), map_len, Advice::LinuxDontDump) }
+            .map_err(|e| failed(e.to_string()))?;
         let host = mapping.as_ptr().wrapping_add(file_offset as usize);
         Ok(Region { guest_addr, user_addr, len, host, _mapping: Arc::new(mapping) })
     }
@@ -88,7 +94,7 @@ impl Region {
         self.guest_addr
     }
 
-    /// The front-end's address of the first byte.
+    /// Address of the first byte in the front-end.
     pub fn user_addr(&self) -> u64 {
         self.user_addr
     }
@@ -99,7 +105,7 @@ impl Region {
         self.len
     }
 
-    /// This process's address of the first byte.
+    /// Address of the first byte in this process.
     pub fn host(&self) -> *mut u8 {
         self.host
     }
@@ -109,17 +115,17 @@ impl Region {
     }
 }
 
-/// The guest's memory; immutable, so that a running queue can share it without a lock.
+/// The memory of the guest. It is immutable: a running queue shares it without a lock.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     regions: Vec<Region>,
 }
 
 impl GuestMemory {
-    /// Makes a table of regions.
+    /// Builds a table of regions.
     ///
     /// # Errors
-    /// [`MemoryError::Overlap`] when two regions share guest-physical addresses.
+    /// [`MemoryError::Overlap`] if two regions share guest-physical addresses.
     pub fn new(mut regions: Vec<Region>) -> Result<Self, MemoryError> {
         regions.sort_by_key(|region| region.guest_addr);
         for pair in regions.windows(2) {
@@ -135,8 +141,8 @@ impl GuestMemory {
         &self.regions
     }
 
-    /// Where `addr` is mapped and how many of `len` bytes follow it in the same region. `hint`
-    /// remembers the region found last.
+    /// Returns the address of guest-physical `addr` in this process, and the number of the `len`
+    /// bytes from there on that lie in the same region. `hint` caches the index of the last region.
     #[inline]
     pub fn locate(&self, addr: u64, len: u64, hint: &mut usize) -> Option<(*mut u8, u64)> {
         let region = match self.regions.get(*hint) {
@@ -144,7 +150,7 @@ impl GuestMemory {
             _ => self.search(addr, hint)?,
         };
         let offset = addr - region.guest_addr;
-        // `offset < region.len`, so that the address stays inside the mapping.
+        // `offset < region.len`: the address stays inside the mapping.
         Some((region.host.wrapping_add(offset as usize), len.min(region.len - offset)))
     }
 
@@ -156,8 +162,8 @@ impl GuestMemory {
         Some(region)
     }
 
-    /// The region and the offset in it of `len` bytes at the *front-end's* address `user_addr`;
-    /// ring addresses are given so (vhost-user, SET_VRING_ADDR).
+    /// Returns the region of the `len` bytes at *front-end* address `user_addr`, and their offset
+    /// in it. Ring addresses are front-end addresses (vhost-user, SET_VRING_ADDR).
     pub fn locate_user(&self, user_addr: u64, len: u64) -> Option<(&Region, u64)> {
         self.regions.iter().find_map(|region| {
             let offset = user_addr.checked_sub(region.user_addr)?;
@@ -166,7 +172,8 @@ impl GuestMemory {
     }
 }
 
-/// `mmap` takes a length beyond the file's end, and the first access there is a SIGBUS.
+/// Refuses a file that ends before byte `end`: `mmap` would accept it, and the first access beyond
+/// the end of the file would raise SIGBUS.
 pub(crate) fn refuse_short_file(file: &File, end: u64) -> Result<(), String> {
     let metadata = file.metadata().map_err(|e| e.to_string())?;
     match metadata.len() {
@@ -175,10 +182,10 @@ pub(crate) fn refuse_short_file(file: &File, end: u64) -> Result<(), String> {
     }
 }
 
-/// Copies `N` bytes of guest memory at `from`, each read once.
+/// Copies `N` bytes of guest memory at `from`; each byte is read once.
 ///
 /// # Safety
-/// `from` names `N` mapped bytes.
+/// `from` points to `N` mapped bytes.
 #[inline]
 pub(crate) unsafe fn read_once<const N: usize>(from: *const u8) -> [u8; N] {
     let mut copy = [0; N];
@@ -195,4 +202,22 @@ pub(crate) unsafe fn read_once<const N: usize>(from: *const u8) -> [u8; N] {
         }
     }
     copy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_dump_has_nothing_of_the_guests_memory() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let region = Region::map(0, 0, 4096, file, 4096).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", region.host() as usize - 4096);
+        let flags = |line: &&str| line.starts_with("VmFlags:");
+        let mut mapping = maps.lines().skip_while(|line| !line.starts_with(&start));
+        let flags = mapping.find(flags).expect("the mapping is listed");
+        assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
+    }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stage *notify*: the event-index comparison (section 2.7.10).
 
-/// Whether an index that moved from `old` to `new` passed `event`: the other side asked to be
-/// told when entry `event` is filled.
+/// Returns whether an index that moved from `old` to `new` passed `event`, the entry at which the
+/// other side asked for a notification.
 #[inline]
 pub(crate) fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

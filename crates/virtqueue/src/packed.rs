@@ -18,7 +18,9 @@ use virtio_spec::split;
 /// Byte offsets in a descriptor and in an event suppression structure.
 const LEN_OFFSET: usize = 8;
 const ID_OFFSET: usize = 12;
-const FLAGS_OFFSET: usize = 14;
+pub(crate) const FLAGS_OFFSET: usize = 14;
+/// The base of a new ring: both wrap counters are 1 (section 2.8.1).
+pub(crate) const BASE_OF_NEW: u32 = 0x8000_8000;
 const EVENT_FLAGS_OFFSET: usize = 2;
 
 /// Decodes a descriptor of the ring.
@@ -67,7 +69,7 @@ pub(crate) struct PackedQueue {
     pub(crate) keep_descriptors: bool,
     pub(crate) next_avail: Position,
     pub(crate) next_used: Position,
-    /// First unpublished used entry: where it is and the flags that will publish it.
+    /// Offset of the first unpublished used entry, and the flags that will publish it.
     pub(crate) unpublished: Option<(u16, u16)>,
     /// Descriptors used since a call was last considered.
     pub(crate) used_since_call: u32,
@@ -77,7 +79,7 @@ pub(crate) struct PackedQueue {
 }
 
 impl PackedQueue {
-    /// Whether the descriptor at the next position was made available (section 2.8.1).
+    /// Returns whether the descriptor at the next position is available (section 2.8.1).
     #[inline]
     pub(crate) fn has_avail(&self) -> bool {
         let at = usize::from(self.next_avail.offset) * 16 + FLAGS_OFFSET;
@@ -98,7 +100,7 @@ impl PackedQueue {
         Ok(Some(head))
     }
 
-    pub(crate) fn take_again(
+    pub(crate) fn take_resubmitted(
         &mut self,
         descs: &[Desc],
         chain: &mut Chain,
@@ -114,14 +116,15 @@ impl PackedQueue {
         Err(RingFault::ChainTooLong { limit: u32::from(taken) })
     }
 
-    /// Whether the entry at `at` was published as used: the used bit is of its lap. The avail bit
-    /// tells nothing, as the driver may have made the descriptor available again since.
+    /// Returns whether the entry at `at` was published as used: its used bit equals the wrap
+    /// counter. The avail bit proves nothing: the driver may have made the descriptor available
+    /// again.
     pub(crate) fn was_used_at(&self, at: Position) -> bool {
         if at.offset >= self.size {
             return false;
         }
         let offset = usize::from(at.offset) * 16 + FLAGS_OFFSET;
-        // Acquire pairs with the release in `publish` of whoever ran the queue before.
+        // Acquire pairs with the release in `publish` of the previous owner of the queue.
         let flags = self.desc.load_u16(offset, Ordering::Acquire);
         (flags & DESC_F_USED != 0) == at.wrap
     }
@@ -139,7 +142,7 @@ impl PackedQueue {
         Err(RingFault::ChainTooLong { limit: u32::from(self.size) })
     }
 
-    /// Adds the chain's descriptor number `position` (from 1); returns whether it is the last.
+    /// Adds descriptor number `position` (from 1) of the chain; returns whether it is the last.
     #[inline]
     fn add(&mut self, desc: Desc, position: u16, chain: &mut Chain) -> Result<bool, RingFault> {
         if self.keep_descriptors {
@@ -168,7 +171,7 @@ impl PackedQueue {
             flags |= DESC_F_WRITE; // section 2.8.4: `len` is valid
         }
         match self.unpublished {
-            // The first entry of a batch is held back, and the driver stops at it.
+            // The driver stops at the first entry of a batch until `publish` writes its flags.
             None => self.unpublished = Some((offset, flags)),
             // Release pairs with the driver's acquire of each entry's flags: it sees id and length.
             Some(_) => self.desc.store_u16(at + FLAGS_OFFSET, flags, Ordering::Release),
@@ -188,7 +191,7 @@ impl PackedQueue {
             let at = usize::from(offset) * 16 + FLAGS_OFFSET;
             self.desc.store_u16(at, flags, Ordering::Release);
             if let Some(log) = &self.log {
-                log.mark(self.desc.guest_addr(at), 2); // after the write, or it may be missed
+                log.mark(self.desc.guest_addr(at), 2); // after the write: a mark before may be lost
             }
         }
     }
@@ -199,10 +202,10 @@ impl PackedQueue {
         if used == 0 {
             return false;
         }
-        // Pairs with the driver's fence between writing its event suppression structure and its
-        // last look at the ring: one of the two sees the other's store.
+        // Pairs with the driver's fence between its write of the event suppression structure and
+        // its last read of the ring: one side sees the store of the other.
         fence(Ordering::SeqCst);
-        // Acquire pairs with the driver's release of these flags after the position they go with.
+        // Acquire pairs with the driver's release store of the flags after the position.
         match self.driver.load_u16(EVENT_FLAGS_OFFSET, Ordering::Acquire) & 3 {
             EVENT_DISABLE => false,
             EVENT_DESC if self.event_idx && used < u32::from(self.size) => {
@@ -220,6 +223,14 @@ impl PackedQueue {
         }
     }
 
+    /// See [`crate::VirtQueue::may_wait_for_call`]. With EVENT_DESC the answer depends on the last
+    /// call, which is not known here: it counts as a request for a call.
+    pub(crate) fn may_wait_for_call(&self) -> bool {
+        // Pairs as in `needs_call`, for entries that the previous owner published.
+        fence(Ordering::SeqCst);
+        self.driver.load_u16(EVENT_FLAGS_OFFSET, Ordering::Acquire) & 3 != EVENT_DISABLE
+    }
+
     /// Asks for a kick at the next chain.
     pub(crate) fn arm(&mut self) {
         let flags = if self.event_idx { EVENT_DESC } else { EVENT_ENABLE };
@@ -227,8 +238,8 @@ impl PackedQueue {
         // Release pairs with the driver's acquire of these flags: it sees the position.
         self.device.store_u16(EVENT_FLAGS_OFFSET, flags, Ordering::Release);
         self.mark_device_area();
-        // Pairs with the driver's fence between publishing its flags and reading this structure:
-        // the caller looks at the ring once more after this.
+        // Pairs with the driver's fence between its store of the flags and its read of this
+        // structure. The caller reads the ring once more after this.
         fence(Ordering::SeqCst);
     }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A started virtqueue of either layout, and what it takes to start one.
+//! A started virtqueue of either layout, and the set-up that a start needs.
 
 use crate::RingFault;
 use crate::chain::{Chain, ChainHead};
 use crate::dirty_log::DirtyLog;
 use crate::memory::GuestMemory;
-use crate::packed::{PackedQueue, Position};
+use crate::packed::{BASE_OF_NEW, FLAGS_OFFSET, PackedQueue, Position};
 use crate::ring_area::RingArea;
 use crate::split::SplitQueue;
 use std::sync::Arc;
@@ -21,34 +21,33 @@ pub enum Layout {
     Packed,
 }
 
-/// A chain that an earlier daemon took and did not give back (vhost-user, "Inflight I/O
-/// tracking").
+/// A chain that a previous daemon took and did not return (vhost-user, "Inflight I/O tracking").
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resubmit {
-    /// Split: the head; the table still holds the chain.
+    /// Split: the head. The descriptor table still holds the chain.
     Split {
         /// Index of the head descriptor.
         head: u16,
     },
-    /// Packed: the descriptors as they stood in the ring.
+    /// Packed: copies of the ring descriptors.
     Packed {
         /// In ring order; at least one.
         descs: Vec<packed::Desc>,
     },
 }
 
-/// Why a queue cannot be started as it was set up.
+/// Errors in the set-up of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// Section 2.7: a split queue's size is a power of two; neither may exceed 32768.
+    /// Sections 2.7 and 2.8: the size of a split queue is a power of two; the maximum is 32768.
     #[error("queue size {0} is not valid (a split queue wants a power of two up to 32768)")]
     Size(u16),
-    /// An area that does not lie in one region of guest memory, or is not aligned.
+    /// An area that is not aligned or does not lie in one region of guest memory.
     #[error("the {area} at {addr:#x} is outside guest memory or not aligned")]
     Area {
-        /// Which of the three.
+        /// Name of the area.
         area: &'static str,
-        /// The front-end's address of it.
+        /// Its address in the front-end.
         addr: u64,
     },
     /// A base that points outside a packed ring.
@@ -56,22 +55,22 @@ pub enum QueueError {
     Base(u32),
 }
 
-/// All that a queue needs; complete or it does not start.
+/// The complete set-up of a queue.
 #[derive(Clone, Debug)]
-pub struct QueueSetup {
+pub struct RingSetup {
     /// The guest's memory.
     pub memory: Arc<GuestMemory>,
     /// Split or packed, as negotiated.
     pub layout: Layout,
     /// Number of descriptors.
     pub size: u16,
-    /// The front-end's address of the descriptor table (packed: the descriptor ring).
+    /// Address in the front-end of the descriptor table (packed: the descriptor ring).
     pub desc_addr: u64,
-    /// ... of the avail ring (packed: the driver event suppression structure).
+    /// Address in the front-end of the avail ring (packed: the driver event suppression structure).
     pub avail_addr: u64,
-    /// ... of the used ring (packed: the device event suppression structure).
+    /// Address in the front-end of the used ring (packed: the device event suppression structure).
     pub used_addr: u64,
-    /// Where to go on, as in vhost-user's SET_VRING_BASE.
+    /// First position to serve, in the form of vhost-user's SET_VRING_BASE.
     pub base: u32,
     /// INDIRECT_DESC was negotiated.
     pub indirect: bool,
@@ -81,11 +80,12 @@ pub struct QueueSetup {
     pub keep_descriptors: bool,
     /// The dirty log, while the front-end asks for logging.
     pub log: Option<Arc<DirtyLog>>,
-    /// Guest-physical address of the used ring for the dirty log (split), where given.
+    /// Guest-physical address of the used ring for the dirty log (split), if the front-end gave
+    /// one.
     pub used_log_addr: Option<u64>,
 }
 
-/// A started virtqueue. Owned by one data-plane thread until it is stopped.
+/// A started virtqueue. One data-plane thread owns it until it is stopped.
 #[derive(Debug)]
 pub struct VirtQueue {
     ring: Ring,
@@ -107,11 +107,11 @@ macro_rules! each_layout {
 }
 
 impl VirtQueue {
-    /// Checks the set-up and starts the queue where `setup.base` says.
+    /// Checks the set-up and starts the queue at `setup.base`.
     ///
     /// # Errors
-    /// [`QueueError`]; nothing was touched then.
-    pub fn start(setup: &QueueSetup) -> Result<Self, QueueError> {
+    /// [`QueueError`] if the set-up is wrong; guest memory is unchanged then.
+    pub fn start(setup: &RingSetup) -> Result<Self, QueueError> {
         let ring = match setup.layout {
             Layout::Split => Ring::Split(start_split(setup)?),
             Layout::Packed => Ring::Packed(start_packed(setup)?),
@@ -119,35 +119,38 @@ impl VirtQueue {
         Ok(VirtQueue { ring })
     }
 
-    /// Stage *chain*: takes the next available chain into `chain`; `None` when there is none.
+    /// Stage *chain*: takes the next available chain into `chain`. Returns `None` if no chain is
+    /// available.
     ///
     /// # Errors
-    /// [`RingFault`]: the queue must stop taking; nothing was taken.
+    /// [`RingFault`]: no chain was taken, and the caller must take no further chain.
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<ChainHead>, RingFault> {
         each_layout!(self, queue => queue.take(chain))
     }
 
-    /// Takes a chain again that an earlier daemon took.
+    /// Takes a chain again that a previous daemon left in flight.
     ///
     /// # Errors
-    /// As [`VirtQueue::take`]; also when it is of the other layout.
+    /// As [`VirtQueue::take`]; also if the chain is of the other layout.
     #[cold]
-    pub fn take_again(
+    pub fn take_resubmitted(
         &mut self,
         again: &Resubmit,
         chain: &mut Chain,
     ) -> Result<ChainHead, RingFault> {
         match (&mut self.ring, again) {
-            (Ring::Split(queue), Resubmit::Split { head }) => queue.take_again(*head, chain),
-            (Ring::Packed(queue), Resubmit::Packed { descs }) => queue.take_again(descs, chain),
-            _ => Err(RingFault::ChainTooLong { limit: 0 }),
+            (Ring::Split(queue), Resubmit::Split { head }) => queue.take_resubmitted(*head, chain),
+            (Ring::Packed(queue), Resubmit::Packed { descs }) => {
+                queue.take_resubmitted(descs, chain)
+            }
+            _ => Err(RingFault::WrongLayout),
         }
     }
 
-    /// Moves the queue to where an earlier daemon left it: its used index (in the form of
-    /// [`VirtQueue::used_index`]) and the chains that it had taken. A split queue reads its used
-    /// index from the ring and ignores the one given.
+    /// Moves the queue to the position of a previous daemon: `used_index` in the form of
+    /// [`VirtQueue::used_index`], plus the chains that it had `taken`. A split queue reads its used
+    /// index from the ring and ignores `used_index`.
     pub fn resume(&mut self, used_index: u16, taken: &[Resubmit]) {
         match &mut self.ring {
             Ring::Split(queue) => {
@@ -166,8 +169,8 @@ impl VirtQueue {
         }
     }
 
-    /// Packed: whether the entry at `position` (as in [`VirtQueue::used_index`]) was published as
-    /// used. A split queue answers `false`.
+    /// Returns whether the entry at `position` (in the form of [`VirtQueue::used_index`]) of a
+    /// packed queue was published as used. Returns `false` for a split queue.
     pub fn was_used_at(&self, position: u16) -> bool {
         match &self.ring {
             Ring::Split(_) => false,
@@ -175,7 +178,7 @@ impl VirtQueue {
         }
     }
 
-    /// Whether a chain is available.
+    /// Returns whether a chain is available.
     ///
     /// # Errors
     /// As [`VirtQueue::take`].
@@ -187,8 +190,8 @@ impl VirtQueue {
         }
     }
 
-    /// Stage *used*: gives a chain back, with the bytes written into it. The driver sees it after
-    /// [`VirtQueue::publish`].
+    /// Stage *used*: returns a chain into which the device wrote `written_bytes` bytes. The driver
+    /// sees it after [`VirtQueue::publish`].
     #[inline]
     pub fn push_used(&mut self, head: ChainHead, written_bytes: u32) {
         each_layout!(self, queue => queue.push_used(&head, written_bytes))
@@ -200,14 +203,21 @@ impl VirtQueue {
         each_layout!(self, queue => queue.publish())
     }
 
-    /// Stage *notify*: whether the driver asked to be called for what was published since this
-    /// was last asked.
+    /// Stage *notify*: returns whether the driver asked for a call for an entry that was published
+    /// since the previous call of this function (sections 2.7.7 and 2.8.7).
     #[inline]
     pub fn needs_call(&mut self) -> bool {
         each_layout!(self, queue => queue.needs_call())
     }
 
-    /// Asks for a kick at the next chain. Look at [`VirtQueue::has_avail`] once more afterwards.
+    /// Returns whether the driver may wait for a call for an entry that a previous owner of the
+    /// queue published without a call. Returns `false` if the driver asked for no calls.
+    pub fn may_wait_for_call(&mut self) -> bool {
+        each_layout!(self, queue => queue.may_wait_for_call())
+    }
+
+    /// Asks for a kick at the next chain. The caller must check [`VirtQueue::has_avail`] once more
+    /// afterwards.
     pub fn arm(&mut self) {
         each_layout!(self, queue => queue.arm())
     }
@@ -225,7 +235,7 @@ impl VirtQueue {
         }
     }
 
-    /// Where the queue would go on, as in vhost-user's GET_VRING_BASE.
+    /// The next position to serve, in the form of vhost-user's GET_VRING_BASE.
     pub fn base(&self) -> u32 {
         match &self.ring {
             Ring::Split(queue) => u32::from(queue.next_avail),
@@ -235,7 +245,7 @@ impl VirtQueue {
         }
     }
 
-    /// The used index as published (split), or the next used position (packed); the in-flight
+    /// The index of the next used entry (split) or the next used position (packed). The in-flight
     /// region records it.
     pub fn used_index(&self) -> u16 {
         match &self.ring {
@@ -254,7 +264,7 @@ impl VirtQueue {
 }
 
 fn area(
-    setup: &QueueSetup,
+    setup: &RingSetup,
     name: &'static str,
     addr: u64,
     len: usize,
@@ -267,7 +277,7 @@ fn area(
         .ok_or(QueueError::Area { area: name, addr })
 }
 
-fn start_split(setup: &QueueSetup) -> Result<SplitQueue, QueueError> {
+fn start_split(setup: &RingSetup) -> Result<SplitQueue, QueueError> {
     let size = setup.size;
     if !size.is_power_of_two() || size > split::QUEUE_SIZE_MAX {
         return Err(QueueError::Size(size));
@@ -279,7 +289,7 @@ fn start_split(setup: &QueueSetup) -> Result<SplitQueue, QueueError> {
     let bytes = split::used_ring_bytes(size);
     let used = area(setup, "used ring", setup.used_addr, bytes, split::USED_ALIGN)?;
     let next_avail = u16::try_from(setup.base).map_err(|_| QueueError::Base(setup.base))?;
-    // Acquire pairs with the release in `publish` of whoever ran the queue before.
+    // Acquire pairs with the release in `publish` of the previous owner of the queue.
     let next_used = used.load_u16(split::IDX_OFFSET, Ordering::Acquire);
     let used_log_addr = setup.used_log_addr.unwrap_or(used.guest_addr(0));
     Ok(SplitQueue {
@@ -300,7 +310,7 @@ fn start_split(setup: &QueueSetup) -> Result<SplitQueue, QueueError> {
     })
 }
 
-fn start_packed(setup: &QueueSetup) -> Result<PackedQueue, QueueError> {
+fn start_packed(setup: &RingSetup) -> Result<PackedQueue, QueueError> {
     let size = setup.size;
     if size == 0 || size > split::QUEUE_SIZE_MAX {
         return Err(QueueError::Size(size));
@@ -310,9 +320,14 @@ fn start_packed(setup: &QueueSetup) -> Result<PackedQueue, QueueError> {
     let event = packed::EVENT_BYTES;
     let driver = area(setup, "driver area", setup.avail_addr, event, packed::EVENT_ALIGN)?;
     let device = area(setup, "device area", setup.used_addr, event, packed::EVENT_ALIGN)?;
-    let next_avail = Position::from_bits(setup.base as u16);
-    // Front-ends that know only 16 bits of base leave the used half 0; then nothing is in flight.
-    let next_used = match (setup.base >> 16) as u16 {
+    // User Mode Linux sends base 0 for a new ring, in which the wrap counters are 1. A ring that
+    // has wrapped to position 0 is no new ring: the used bit of its first entry is set.
+    let flags = desc.load_u16(FLAGS_OFFSET, Ordering::Relaxed);
+    let is_new = setup.base == 0 && flags & packed::DESC_F_USED == 0;
+    let base = if is_new { BASE_OF_NEW } else { setup.base };
+    let next_avail = Position::from_bits(base as u16);
+    // A front-end with a 16-bit base leaves the used half 0; no chain is in flight then.
+    let next_used = match (base >> 16) as u16 {
         0 => next_avail,
         bits => Position::from_bits(bits),
     };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A ring area: a checked window of guest memory with atomic and single-read accessors.
-// UNSAFETY: the window is memory shared with the guest; every access is checked against its length
-// and alignment here, so that the rings themselves need no unsafe code.
+// UNSAFETY: the window is memory shared with the guest. This file checks every access against the
+// length and the alignment; the ring code itself is safe.
 #![expect(unsafe_code)]
 
 use crate::memory::{Region, read_once};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// `len` bytes of one region, at an address that is a multiple of `align` (at least 2).
+/// `len` bytes of one region. The address is a multiple of at least 2.
 #[derive(Debug)]
 pub(crate) struct RingArea {
     base: *mut u8,
@@ -17,12 +17,12 @@ pub(crate) struct RingArea {
     _region: Region,
 }
 
-// SAFETY: the window is shared memory kept alive by `_region`; access is atomic or volatile.
+// SAFETY: `_region` keeps the shared memory mapped; every access is atomic or volatile.
 unsafe impl Send for RingArea {}
 
 impl RingArea {
-    /// The window of `len` bytes at `offset` in `region`; `None` when it does not lie in the
-    /// region or is not aligned to `align`.
+    /// The window of `len` bytes at byte `offset` of `region`. `None` if it does not lie in the
+    /// region or its address is not a multiple of `align`.
     pub(crate) fn new(region: &Region, offset: u64, len: usize, align: u64) -> Option<Self> {
         let end = offset.checked_add(len as u64)?;
         let base = region.host().wrapping_add(usize::try_from(offset).ok()?);
@@ -49,7 +49,7 @@ impl RingArea {
 
     #[inline]
     pub(crate) fn load_u16(&self, offset: usize, order: Ordering) -> u16 {
-        // SAFETY: `at` checked bounds and alignment (the base is aligned to at least 2).
+        // SAFETY: `at` checked the bounds and the alignment (the base is a multiple of 2).
         u16::from_le(unsafe { AtomicU16::from_ptr(self.at(offset)) }.load(order))
     }
 
@@ -59,7 +59,7 @@ impl RingArea {
         unsafe { AtomicU16::from_ptr(self.at(offset)) }.store(value.to_le(), order);
     }
 
-    /// For areas aligned to 4 or more: two 32-bit words, each stored once, in no order.
+    /// Stores two 32-bit words, each once, in no order. The area must be aligned to at least 4.
     #[inline]
     pub(crate) fn store_u32_pair(&self, offset: usize, first: u32, second: u32) {
         debug_assert!((self.base as usize).is_multiple_of(4));
@@ -70,7 +70,7 @@ impl RingArea {
             .store(second.to_le(), Ordering::Relaxed);
     }
 
-    /// For areas aligned to 4 or more.
+    /// The area must be aligned to at least 4.
     #[inline]
     pub(crate) fn store_u32(&self, offset: usize, value: u32) {
         debug_assert!((self.base as usize).is_multiple_of(4));
@@ -78,14 +78,14 @@ impl RingArea {
         unsafe { AtomicU32::from_ptr(self.at(offset)) }.store(value.to_le(), Ordering::Relaxed);
     }
 
-    /// The 16 bytes of descriptor `index`, read once; for areas aligned to 16.
+    /// Reads the 16 bytes of descriptor `index` once. The area must be aligned to 16.
     #[inline]
     pub(crate) fn load_desc(&self, index: u16) -> [u8; 16] {
         let at: *mut u64 = self.at(usize::from(index) * 16);
         assert!(usize::from(index) * 16 + 16 <= self.len);
         debug_assert!((self.base as usize).is_multiple_of(8));
         let mut copy = [0; 16];
-        // SAFETY: both words lie in the area; it is aligned to 16.
+        // SAFETY: both words lie in the area, which is aligned to 16.
         let low = unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Relaxed);
         // SAFETY: as above.
         let high = unsafe { AtomicU64::from_ptr(at.add(1)) }.load(Ordering::Relaxed);
@@ -95,12 +95,12 @@ impl RingArea {
     }
 }
 
-/// The 16 bytes at `table + index * 16`, read once, at any alignment.
+/// Reads the 16 bytes at `table + index * 16` once, at any alignment.
 ///
 /// # Safety
-/// The table has more than `index` descriptors of mapped memory.
+/// The table has more than `index` descriptors, in mapped memory.
 #[inline]
 pub(crate) unsafe fn load_indirect(table: *const u8, index: usize) -> [u8; 16] {
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller guarantees it.
     unsafe { read_once(table.add(index * 16)) }
 }

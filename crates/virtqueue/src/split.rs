@@ -23,7 +23,7 @@ pub(crate) struct SplitQueue {
     pub(crate) event_idx: bool,
     /// Next avail entry to take.
     pub(crate) next_avail: u16,
-    /// `avail.idx` as last read: entries before it may be taken.
+    /// `avail.idx` as last read; the device may take the entries before it.
     pub(crate) seen_avail: u16,
     /// Next used entry to fill.
     pub(crate) next_used: u16,
@@ -37,7 +37,7 @@ pub(crate) struct SplitQueue {
 }
 
 impl SplitQueue {
-    /// Whether the driver has made a chain available that was not taken yet.
+    /// Returns whether the driver has made a chain available that was not taken yet.
     #[inline]
     pub(crate) fn has_avail(&mut self) -> Result<bool, RingFault> {
         if self.next_avail != self.seen_avail {
@@ -66,7 +66,7 @@ impl SplitQueue {
         Ok(Some(ChainHead { id: head, descs: 1 }))
     }
 
-    pub(crate) fn take_again(
+    pub(crate) fn take_resubmitted(
         &mut self,
         head: u16,
         chain: &mut Chain,
@@ -107,8 +107,8 @@ impl SplitQueue {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Release pairs with the driver's acquire of `used.idx`: it sees entries, status bytes and
-    /// data that were written before.
+    /// Release pairs with the driver's acquire of `used.idx`: the driver sees the entries, the
+    /// status bytes and the data that were written before.
     #[inline]
     pub(crate) fn publish(&mut self) {
         if self.published != self.next_used {
@@ -125,12 +125,26 @@ impl SplitQueue {
             return false;
         }
         self.called = new;
-        // Pairs with the driver's fence between storing `used_event` (or the flag) and its last
-        // look at `used.idx`: one of the two sees the other's store.
+        // Pairs with the driver's fence between its store of `used_event` (or the flag) and its
+        // last read of `used.idx`: one side sees the store of the other.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let used_event = RING_OFFSET + 2 * usize::from(self.size);
             passed(self.avail.load_u16(used_event, Ordering::Relaxed), new, old)
+        } else {
+            self.avail.load_u16(0, Ordering::Relaxed) & AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+
+    /// See [`crate::VirtQueue::may_wait_for_call`].
+    pub(crate) fn may_wait_for_call(&self) -> bool {
+        // Pairs as in `needs_call`, for entries that the previous owner published.
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            // The last call is not known here: any entry of the last lap may lack one.
+            let used_event = RING_OFFSET + 2 * usize::from(self.size);
+            let event = self.avail.load_u16(used_event, Ordering::Relaxed);
+            passed(event, self.published, self.published.wrapping_sub(self.size))
         } else {
             self.avail.load_u16(0, Ordering::Relaxed) & AVAIL_F_NO_INTERRUPT == 0
         }
@@ -146,12 +160,12 @@ impl SplitQueue {
             self.used.store_u16(0, 0, Ordering::Relaxed);
             self.mark_used(0, 2);
         }
-        // Pairs with the driver's fence between publishing `avail.idx` and reading `avail_event`:
-        // the caller looks at `avail.idx` once more after this.
+        // Pairs with the driver's fence between its store of `avail.idx` and its read of
+        // `avail_event`. The caller reads `avail.idx` once more after this.
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for no kicks. With EVENT_IDX nothing is to do: `avail_event` stays behind.
+    /// Asks for no kicks. With EVENT_IDX there is nothing to store: `avail_event` stays behind.
     pub(crate) fn suppress(&mut self) {
         if !self.event_idx {
             self.used.store_u16(0, USED_F_NO_NOTIFY, Ordering::Relaxed);
@@ -162,7 +176,7 @@ impl SplitQueue {
     #[inline]
     fn mark_used(&self, offset: usize, len: u64) {
         if let Some((log, used_addr)) = &self.log {
-            // The front-end names the address, and may name any.
+            // The front-end chooses this address freely: it may be near the maximum.
             log.mark(used_addr.saturating_add(offset as u64), len);
         }
     }

@@ -7,7 +7,7 @@ mod common;
 use common::{Arena, HIGH, LOW, RINGS, TABLES, USER_BASE, dirty_log, drain_log, memfd};
 use std::fs::File;
 use std::sync::Arc;
-use virtqueue::{Chain, ChainHead, DirtyLog, Layout, QueueSetup, VirtQueue};
+use virtqueue::{Chain, ChainHead, DirtyLog, Layout, RingSetup, VirtQueue};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -34,7 +34,7 @@ fn logged(
     };
     let base = if layout == Layout::Packed { 0x8000_8000 } else { 0 };
     let setup = arena.setup(layout, size, areas);
-    let setup = QueueSetup { base, event_idx, log: Some(log), ..setup };
+    let setup = RingSetup { base, event_idx, log: Some(log), ..setup };
     (VirtQueue::start(&setup).unwrap(), areas, file)
 }
 
@@ -174,7 +174,7 @@ fn split_used_ring_is_logged_where_the_front_end_says() {
     let areas = common::split_areas(8);
     let elsewhere = LOW + 0x3000;
     let setup = arena.setup(Layout::Split, 8, areas);
-    let setup = QueueSetup { log: Some(log), used_log_addr: Some(elsewhere), ..setup };
+    let setup = RingSetup { log: Some(log), used_log_addr: Some(elsewhere), ..setup };
     let mut queue = VirtQueue::start(&setup).unwrap();
     queue.arm();
     assert_eq!(drain_log(&file), [page(elsewhere)]);
@@ -219,7 +219,7 @@ fn ring_is_logged_by_guest_address_though_set_up_by_the_front_ends() {
     let arena = Arena::new();
     let (log, file) = dirty_log(PAGES);
     let areas = common::split_areas(8);
-    let setup = QueueSetup { log: Some(Arc::clone(&log)), ..arena.setup(Layout::Split, 8, areas) };
+    let setup = RingSetup { log: Some(Arc::clone(&log)), ..arena.setup(Layout::Split, 8, areas) };
     assert_eq!(setup.used_addr, areas[2] + USER_BASE);
     VirtQueue::start(&setup).unwrap().arm();
     assert_eq!(drain_log(&file), [page(areas[2])]);

@@ -9,7 +9,7 @@ use proptest::sample::Index;
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
-use virtqueue::{Chain, ChainHead, Layout, QueueSetup, Region, VirtQueue};
+use virtqueue::{Chain, ChainHead, Layout, Region, RingSetup, VirtQueue};
 
 /// The driver's ring; the two types have the same methods and no trait.
 enum Ring {
@@ -74,7 +74,7 @@ impl World {
         let table = virtqueue::GuestMemory::new(regions.collect()).unwrap();
         let addresses = on!(&ring, ring => ring.addresses());
         let [desc_addr, avail_addr, used_addr] = addresses.map(|gpa| memory.user_address(gpa));
-        let setup = QueueSetup {
+        let setup = RingSetup {
             memory: Arc::new(table),
             layout: if packed { Layout::Packed } else { Layout::Split },
             size,

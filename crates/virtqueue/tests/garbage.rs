@@ -8,7 +8,7 @@ use common::reference::{Found, Ring};
 use common::{Arena, DATA_END, HIGH, LOW, RINGS, TABLES, TABLES_BORDER};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use virtqueue::{Chain, Layout, QueueSetup, VirtQueue};
+use virtqueue::{Chain, Layout, RingSetup, VirtQueue};
 
 const AVAIL: u16 = 1 << 7;
 const SIZE: u16 = 8;
@@ -102,7 +102,7 @@ proptest! {
         }
         arena.write_u16(areas[1] + 2, base.wrapping_add(ahead));
         let setup = arena.setup(Layout::Split, SIZE, areas);
-        let setup = QueueSetup { base: base.into(), indirect, event_idx, ..setup };
+        let setup = RingSetup { base: base.into(), indirect, event_idx, ..setup };
         let mut queue = VirtQueue::start(&setup).unwrap();
         // The used ring may be a buffer of the driver's too: let the device's writes count.
         let ring = Ring { arena: &arena, size: SIZE, areas, indirect };
@@ -126,7 +126,7 @@ proptest! {
         arena.write(TABLES, &table.concat());
         let half = u32::from(offset) | u32::from(wrap) << 15;
         let setup = arena.setup(Layout::Packed, 11, areas);
-        let setup = QueueSetup { base: half * 0x1_0001, indirect, event_idx, ..setup };
+        let setup = RingSetup { base: half * 0x1_0001, indirect, event_idx, ..setup };
         let mut queue = VirtQueue::start(&setup).unwrap();
         let ring = Ring { arena: &arena, size: 11, areas, indirect };
         take_all(&arena, &mut queue, |queue| {
@@ -150,7 +150,7 @@ proptest! {
         arena.write(RINGS, &noise);
         let areas = [RINGS, RINGS + 0x100, RINGS + 0x200];
         let base = if packed { base & 0x8000_8000 } else { base & 0xffff };
-        let setup = QueueSetup { base, event_idx: true, ..arena.setup(layout, size, areas) };
+        let setup = RingSetup { base, event_idx: true, ..arena.setup(layout, size, areas) };
         let mut queue = VirtQueue::start(&setup).unwrap();
         let mut chain = Chain::default();
         for _ in 0..100 {

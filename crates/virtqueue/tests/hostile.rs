@@ -6,7 +6,7 @@ mod common;
 
 use common::reference::{INDIRECT, NEXT, WRITE};
 use common::{Arena, DATA_END, HIGH, LOW, REGIONS, RINGS, Ranges, TABLES, TABLES_BORDER};
-use virtqueue::{Chain, Layout, QueueError, QueueSetup, RingFault, VirtQueue};
+use virtqueue::{Chain, Layout, QueueError, RingFault, RingSetup, VirtQueue};
 
 const AVAIL: u16 = 1 << 7;
 const SIZE: u16 = 8;
@@ -24,7 +24,7 @@ impl Split {
         Self::with(|setup| setup)
     }
 
-    fn with(change: impl Fn(QueueSetup) -> QueueSetup) -> Self {
+    fn with(change: impl Fn(RingSetup) -> RingSetup) -> Self {
         let arena = Arena::new();
         let areas = common::split_areas(SIZE);
         let queue = VirtQueue::start(&change(arena.setup(Layout::Split, SIZE, areas))).unwrap();
@@ -97,7 +97,7 @@ fn head_or_next_beyond_the_table_is_a_fault() {
 #[test]
 fn avail_index_that_jumps_over_the_queue_is_a_fault() {
     for (avail_idx, base) in [(SIZE + 1, 0), (0xffff, 0), (3, 4), (SIZE, 0xffff)] {
-        let mut split = Split::with(|setup| QueueSetup { base, ..setup });
+        let mut split = Split::with(|setup| RingSetup { base, ..setup });
         split.arena.write_u16(split.areas[1] + 2, avail_idx);
         let next_avail = base as u16;
         let ahead = avail_idx.wrapping_sub(next_avail);
@@ -110,7 +110,7 @@ fn avail_index_that_jumps_over_the_queue_is_a_fault() {
 
 #[test]
 fn avail_index_a_whole_queue_ahead_is_legal() {
-    let mut split = Split::with(|setup| QueueSetup { base: 0xfffe, ..setup });
+    let mut split = Split::with(|setup| RingSetup { base: 0xfffe, ..setup });
     split.arena.write_u16(split.areas[1] + 2, 0xfffe_u16.wrapping_add(SIZE));
     assert_eq!(split.queue.has_avail(), Ok(true));
 }
@@ -204,7 +204,7 @@ fn table_in_a_table_is_a_fault() {
 
 #[test]
 fn table_is_a_fault_where_indirect_was_not_negotiated() {
-    let mut split = Split::with(|setup| QueueSetup { indirect: false, ..setup });
+    let mut split = Split::with(|setup| RingSetup { indirect: false, ..setup });
     split.arena.write_desc(TABLES, 0, (LOW, 1), 0, 0);
     split.desc(0, (TABLES, 16), INDIRECT, 0);
     assert_eq!(split.fault(0), RingFault::Indirect { len: 16 });
@@ -272,7 +272,7 @@ fn table_longer_than_the_queue_allows_is_a_fault_also_packed() {
         arena.write_desc(table, index, (LOW, 1), 0, 0);
     }
     let setup = arena.setup(Layout::Packed, 16, areas);
-    let setup = QueueSetup { base: 0x8000_8000, ..setup };
+    let setup = RingSetup { base: 0x8000_8000, ..setup };
     let mut queue = VirtQueue::start(&setup).unwrap();
     arena.write(areas[0], &table.to_le_bytes());
     arena.write(areas[0] + 8, &(16u32 * 1024).to_le_bytes());
@@ -292,7 +292,7 @@ fn packed_chain_without_an_end_is_a_fault() {
     let arena = Arena::new();
     let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
     let setup = arena.setup(Layout::Packed, SIZE, areas);
-    let mut queue = VirtQueue::start(&QueueSetup { base: 0x8003_8003, ..setup }).unwrap();
+    let mut queue = VirtQueue::start(&RingSetup { base: 0x8003_8003, ..setup }).unwrap();
     for index in 0..u64::from(SIZE) {
         arena.write_u16(RINGS + 16 * index + 14, AVAIL | NEXT);
     }
@@ -306,7 +306,7 @@ fn packed_table_behind_a_descriptor_is_a_fault() {
     let arena = Arena::new();
     let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
     let setup = arena.setup(Layout::Packed, SIZE, areas);
-    let mut queue = VirtQueue::start(&QueueSetup { base: 0x8000_8000, ..setup }).unwrap();
+    let mut queue = VirtQueue::start(&RingSetup { base: 0x8000_8000, ..setup }).unwrap();
     arena.write_u16(RINGS + 14, AVAIL | NEXT);
     arena.write(RINGS + 16, &TABLES.to_le_bytes());
     arena.write(RINGS + 24, &16u32.to_le_bytes());
@@ -351,6 +351,6 @@ fn ring_areas_that_leave_their_region_are_refused() {
 fn base_of_more_than_16_bits_is_refused_for_a_split_queue() {
     let arena = Arena::new();
     let setup = arena.setup(Layout::Split, SIZE, common::split_areas(SIZE));
-    let started = VirtQueue::start(&QueueSetup { base: 0x1_0000, ..setup });
+    let started = VirtQueue::start(&RingSetup { base: 0x1_0000, ..setup });
     assert_eq!(started.unwrap_err(), QueueError::Base(0x1_0000));
 }

@@ -10,7 +10,7 @@ use common::{Arena, DATA_END, HIGH, LOW, RINGS, TABLES, USER_BASE};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use virtqueue::{Chain, ChainHead, Layout, QueueError, QueueSetup, VirtQueue};
+use virtqueue::{Chain, ChainHead, Layout, QueueError, RingSetup, VirtQueue};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -66,7 +66,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(EVENT_ENABLE),
         1 => Just(EVENT_DISABLE),
         4 => Just(EVENT_DESC),
-        1 => Just(0xfffc | EVENT_DISABLE), // reserved bits count for nothing
+        1 => Just(0xfffc | EVENT_DISABLE), // the device ignores reserved bits
     ];
     let complete = (vec((any::<Index>(), any::<u32>()), 0..8), -70i32..70, flags)
         .prop_map(|(picks, event_ahead, flags)| Op::Complete { picks, event_ahead, flags });
@@ -79,7 +79,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The driver's book of one chain.
+/// The driver's record of one chain.
 #[derive(Clone, Debug)]
 struct Open {
     found: Found,
@@ -108,8 +108,13 @@ impl World {
     fn new(size: u16, start: u64, event_idx: bool) -> Self {
         let arena = Arena::new();
         let areas = [RINGS, RINGS + 0x8000, RINGS + 0x9000];
+        // The state after the previous laps: used by the device, nothing available.
+        for back in 1..=u64::from(size).min(start) {
+            let flags = if lap_wrap(start - back, size) { AVAIL | USED } else { 0 };
+            arena.write_u16(areas[0] + 16 * ((start - back) % u64::from(size)) + 14, flags);
+        }
         let world = World {
-            device: VirtQueue::start(&QueueSetup {
+            device: VirtQueue::start(&RingSetup {
                 base: base_at(start, size),
                 event_idx,
                 ..arena.setup(Layout::Packed, size, areas)
@@ -128,17 +133,12 @@ impl World {
             used_at: start,
             collected: start,
         };
-        // The ring as the laps before left it: used by the device, nothing available.
-        for back in 1..=u64::from(size).min(start) {
-            let flags = if world.wrap(start - back) { AVAIL | USED } else { 0 };
-            world.arena.write_u16(world.desc(start - back) + 14, flags);
-        }
         world.compare();
         world
     }
 
     fn wrap(&self, position: u64) -> bool {
-        (position / u64::from(self.size)).is_multiple_of(2)
+        lap_wrap(position, self.size)
     }
 
     fn desc(&self, position: u64) -> u64 {
@@ -187,7 +187,7 @@ impl World {
         } else {
             buffers
         };
-        // Backwards, so that the head's flags come last, as a driver must.
+        // In reverse order, so that the head's flags are written last, as a driver must do.
         for (i, &(buffer, flags)) in ring.iter().enumerate().rev() {
             let i = i as u64;
             let position = self.added + i;
@@ -260,7 +260,7 @@ impl World {
         self.collected < self.added && (flags & AVAIL != 0) == wrap && (flags & USED != 0) == wrap
     }
 
-    /// The driver's part: collects used chains, in whatever order they come.
+    /// The driver's side: collects used chains in any order.
     fn collect(&mut self) {
         while self.shows_used() {
             let at = self.desc(self.collected);
@@ -289,17 +289,21 @@ impl World {
     }
 }
 
-fn off_wrap(position: u64, size: u16) -> u16 {
-    let lap = position / u64::from(size);
-    (position % u64::from(size)) as u16 | if lap.is_multiple_of(2) { 0x8000 } else { 0 }
+/// The wrap counter at a position.
+fn lap_wrap(position: u64, size: u16) -> bool {
+    (position / u64::from(size)).is_multiple_of(2)
 }
 
-/// Both halves of a vring base: nothing is in flight.
+fn off_wrap(position: u64, size: u16) -> u16 {
+    (position % u64::from(size)) as u16 | if lap_wrap(position, size) { 0x8000 } else { 0 }
+}
+
+/// Both halves of a vring base, with nothing in flight.
 fn base_at(position: u64, size: u16) -> u32 {
     u32::from(off_wrap(position, size)) * 0x1_0001
 }
 
-/// Whether a place with the event's offset and wrap counter was used among `[old, new)`.
+/// True if a place with the event's offset and wrap counter was used in `[old, new)`.
 fn event_passed(event: u64, old: u64, new: u64, size: u16) -> bool {
     (old..new).any(|position| off_wrap(position, size) == off_wrap(event, size))
 }
@@ -326,7 +330,7 @@ fn kept_descriptors_are_those_of_the_ring() {
     let arena = Arena::new();
     let areas = [RINGS, RINGS + 0x8000, RINGS + 0x9000];
     let setup = arena.setup(Layout::Packed, 4, areas);
-    let setup = QueueSetup { keep_descriptors: true, base: 0x8000_8000, ..setup };
+    let setup = RingSetup { keep_descriptors: true, base: 0x8000_8000, ..setup };
     let mut device = VirtQueue::start(&setup).unwrap();
     // `addr, len, id, flags`: written by hand.
     let words = [(LOW, 16u32, 9u16, AVAIL | NEXT), (LOW + 64, 32, 5, AVAIL | WRITE)];
@@ -351,7 +355,7 @@ fn base_outside_the_ring_is_refused() {
     let areas = [RINGS, RINGS + 0x8000, RINGS + 0x9000];
     let setup = arena.setup(Layout::Packed, 8, areas);
     for base in [0x8000_8008, 0x8008_8000, 0x7fff_ffff] {
-        let setup = QueueSetup { base, ..setup.clone() };
+        let setup = RingSetup { base, ..setup.clone() };
         assert_eq!(VirtQueue::start(&setup).unwrap_err(), QueueError::Base(base));
     }
 }
@@ -362,7 +366,7 @@ fn packed_sizes_need_not_be_powers_of_two_but_have_bounds() {
     let areas = [RINGS, RINGS + 0x8000, RINGS + 0x9000];
     for (size, fine) in [(1, true), (5, true), (0, false), (32769, false)] {
         let setup = arena.setup(Layout::Packed, size, areas);
-        let started = VirtQueue::start(&QueueSetup { base: 0x8000_8000, ..setup });
+        let started = VirtQueue::start(&RingSetup { base: 0x8000_8000, ..setup });
         assert_eq!(started.err(), (!fine).then_some(QueueError::Size(size)));
     }
 }
@@ -380,7 +384,7 @@ fn misaligned_or_foreign_areas_are_refused_by_name() {
     ];
     for (areas, name) in cases {
         let setup = arena.setup(Layout::Packed, 8, areas);
-        let error = VirtQueue::start(&QueueSetup { base: 0x8000_8000, ..setup }).unwrap_err();
+        let error = VirtQueue::start(&RingSetup { base: 0x8000_8000, ..setup }).unwrap_err();
         let QueueError::Area { area, addr } = error else { panic!("{error}") };
         assert_eq!(area, name);
         assert!(areas.contains(&(addr - USER_BASE)));

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Arena, LOW, RINGS, TABLES};
 use virtio_spec::packed::Desc;
-use virtqueue::{Chain, Layout, QueueSetup, Resubmit, RingFault, VirtQueue};
+use virtqueue::{Chain, Layout, Resubmit, RingFault, RingSetup, VirtQueue};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -23,7 +23,7 @@ fn split(arena: &Arena, used_idx: u16) -> VirtQueue {
 fn packed(arena: &Arena) -> VirtQueue {
     let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
     let setup = arena.setup(Layout::Packed, 7, areas);
-    VirtQueue::start(&QueueSetup { base: 0x8000_8000, ..setup }).unwrap()
+    VirtQueue::start(&RingSetup { base: 0x8000_8000, ..setup }).unwrap()
 }
 
 fn desc(addr: u64, len: u32, id: u16, flags: u16) -> Desc {
@@ -46,7 +46,7 @@ fn split_chain_is_taken_again_without_moving_the_queue() {
     let again = Resubmit::Split { head: 5 };
     queue.resume(4, std::slice::from_ref(&again));
     let mut chain = Chain::default();
-    let head = queue.take_again(&again, &mut chain).unwrap();
+    let head = queue.take_resubmitted(&again, &mut chain).unwrap();
     assert_eq!((head.id(), queue.base()), (5, 5));
     assert_eq!(arena.chain_ranges(&mut chain), (vec![(LOW, 16)], vec![(LOW + 64, 513)]));
     queue.push_used(head, 513);
@@ -60,7 +60,7 @@ fn split_chain_is_taken_again_without_moving_the_queue() {
 fn split_head_that_makes_no_sense_is_a_fault() {
     let arena = Arena::new();
     let mut queue = split(&arena, 0);
-    let fault = queue.take_again(&Resubmit::Split { head: 8 }, &mut Chain::default());
+    let fault = queue.take_resubmitted(&Resubmit::Split { head: 8 }, &mut Chain::default());
     assert_eq!(fault, Err(RingFault::DescriptorIndex { index: 8, size: 8 }));
 }
 
@@ -82,7 +82,7 @@ fn packed_chain_is_taken_again_from_its_copy_not_from_the_ring() {
     arena.write(RINGS, &[0xff; 7 * 16]);
     let descs = vec![desc(LOW, 16, 0xdead, NEXT), desc(LOW + 64, 513, 3, WRITE)];
     let mut chain = Chain::default();
-    let head = queue.take_again(&Resubmit::Packed { descs }, &mut chain).unwrap();
+    let head = queue.take_resubmitted(&Resubmit::Packed { descs }, &mut chain).unwrap();
     assert_eq!((head.id(), head.ring_descriptors()), (3, 2));
     assert_eq!(arena.chain_ranges(&mut chain), (vec![(LOW, 16)], vec![(LOW + 64, 513)]));
     head.abandon();
@@ -97,7 +97,7 @@ fn packed_indirect_chain_is_taken_again_from_its_table() {
     arena.write_desc(TABLES, 1, (LOW + 64, 1), 0xdead, WRITE);
     let descs = vec![desc(TABLES, 32, 6, INDIRECT)];
     let mut chain = Chain::default();
-    let head = queue.take_again(&Resubmit::Packed { descs }, &mut chain).unwrap();
+    let head = queue.take_resubmitted(&Resubmit::Packed { descs }, &mut chain).unwrap();
     assert_eq!((head.id(), head.ring_descriptors()), (6, 1));
     assert_eq!(arena.chain_ranges(&mut chain), (vec![(LOW, 16)], vec![(LOW + 64, 1)]));
     head.abandon();
@@ -110,7 +110,7 @@ fn packed_copy_without_an_end_or_of_nothing_is_a_fault() {
     for descs in [vec![], vec![desc(LOW, 1, 0, NEXT)], vec![desc(LOW, 1, 0, NEXT); 7]] {
         let limit = descs.len() as u32;
         let again = Resubmit::Packed { descs };
-        let fault = queue.take_again(&again, &mut Chain::default());
+        let fault = queue.take_resubmitted(&again, &mut Chain::default());
         assert_eq!(fault, Err(RingFault::ChainTooLong { limit }));
     }
 }
@@ -119,9 +119,9 @@ fn packed_copy_without_an_end_or_of_nothing_is_a_fault() {
 fn chain_of_the_other_layout_is_a_fault() {
     let arena = Arena::new();
     let other = Resubmit::Packed { descs: vec![desc(LOW, 1, 0, 0)] };
-    assert!(split(&arena, 0).take_again(&other, &mut Chain::default()).is_err());
+    assert!(split(&arena, 0).take_resubmitted(&other, &mut Chain::default()).is_err());
     let other = Resubmit::Split { head: 0 };
-    assert!(packed(&arena).take_again(&other, &mut Chain::default()).is_err());
+    assert!(packed(&arena).take_resubmitted(&other, &mut Chain::default()).is_err());
 }
 
 #[test]

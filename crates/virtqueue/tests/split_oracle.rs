@@ -9,7 +9,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use virtio_queue::{Queue, QueueT};
-use virtqueue::{Chain, ChainHead, Layout, QueueSetup, VirtQueue};
+use virtqueue::{Chain, ChainHead, Layout, RingSetup, VirtQueue};
 use vm_memory::{Address, GuestAddress};
 
 const NEXT: u16 = 1;
@@ -103,7 +103,7 @@ impl World {
             arena.write_u16(at + 2, base);
         }
         let setup = arena.setup(Layout::Split, size, areas);
-        let setup = QueueSetup { base: u32::from(base), event_idx, ..setup };
+        let setup = RingSetup { base: u32::from(base), event_idx, ..setup };
         let mut oracle = Queue::new(size).unwrap();
         oracle.try_set_desc_table_address(GuestAddress(areas[0])).unwrap();
         oracle.try_set_avail_ring_address(GuestAddress(areas[1])).unwrap();

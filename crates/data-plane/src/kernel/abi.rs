@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kernel/include/uapi/vhost_blk.h`, and what the vhost core has beyond the `vhost` crate:
-//! constants and structures, in the header's order. A test compiles the header and compares.
+//! Constants and structures of `kernel/include/uapi/vhost_blk.h` in the header's order, and those
+//! of the vhost core that the `vhost` crate lacks. A test compiles the header and compares.
 
 use vhost::vhost_kern::vhost_binding::{VHOST, vhost_vring_file, vhost_vring_state};
 use virtio_spec::blk::ID_BYTES;
 use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
 
-/// Most descriptors of a virtqueue that runs.
+/// Maximum descriptors of a running virtqueue.
 pub(crate) const QUEUE_SIZE_MAX: u32 = 1024;
 
 pub(crate) const INFO_ATTACHED: u32 = 1 << 0;
@@ -20,6 +20,14 @@ pub(crate) const OPT_WRITE_THROUGH: u32 = 1 << 0;
 pub(crate) const OPT_READ_ONLY: u32 = 1 << 1;
 pub(crate) const OPT_IOPOLL: u32 = 1 << 2;
 pub(crate) const OPT_PIN_MEMORY: u32 = 1 << 3;
+pub(crate) const OPT_NO_UNMAP: u32 = 1 << 4;
+
+pub(crate) const FAILURE_IO: u32 = 1 << 0;
+pub(crate) const FAILURE_REMOVED: u32 = 1 << 1;
+pub(crate) const FAILURE_NO_SPACE: u32 = 1 << 2;
+pub(crate) const FAILURE_TIMEOUT: u32 = 1 << 3;
+pub(crate) const FAILURE_READ_ONLY: u32 = 1 << 4;
+pub(crate) const FAILURE_SYNC: u32 = 1 << 5;
 
 /// `struct vhost_blk_info`: limits and features of the module and the attached file.
 #[repr(C)]
@@ -43,10 +51,10 @@ pub(crate) struct Info {
     pub(crate) max_discard_sectors: u32,
     pub(crate) max_write_zeroes_sectors: u32,
     pub(crate) max_secure_erase_sectors: u32,
-    pub(crate) reserved: u32,
+    pub(crate) num_queues: u32,
 }
 
-/// `struct vhost_blk_options`: how the disk behaves.
+/// `struct vhost_blk_options`: behaviour of the disk.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
@@ -55,6 +63,18 @@ pub(crate) struct Options {
     pub(crate) max_discard_sectors: u32,
     pub(crate) max_write_zeroes_sectors: u32,
     pub(crate) max_secure_erase_sectors: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `struct vhost_blk_failure`: failures of the backend since the previous query.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) size: u32,
+    pub(crate) kinds: u32,
+    pub(crate) count: u64,
+    pub(crate) sector: u64,
+    pub(crate) error: u32,
     pub(crate) reserved: u32,
 }
 
@@ -88,6 +108,9 @@ ioctl_iowr_nr!(GET_INFO, VHOST, 0xfd, Info);
 ioctl_iow_nr!(SET_QUEUE, VHOST, 0xfc, vhost_vring_state);
 ioctl_iow_nr!(SET_OPTIONS, VHOST, 0xfb, Options);
 ioctl_iow_nr!(SET_INFLIGHT, VHOST, 0xfa, Inflight);
+ioctl_iow_nr!(SET_NUM_QUEUES, VHOST, 0xf9, u32);
+ioctl_iow_nr!(SET_FAILURE_EVENT, VHOST, 0xf8, i32);
+ioctl_iowr_nr!(GET_FAILURE, VHOST, 0xf7, Failure);
 ioctl_ior_nr!(NEW_WORKER, VHOST, 0x08, WorkerState);
 ioctl_iow_nr!(ATTACH_VRING_WORKER, VHOST, 0x15, VringWorker);
 ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
@@ -101,7 +124,7 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    /// Every number of this module with the C expression that it mirrors.
+    /// Every number of this module with its C expression.
     fn mirrored() -> Vec<(&'static str, u64)> {
         macro_rules! structure {
             ($name:literal, $type:ty: $($field:ident),*) => {
@@ -125,26 +148,38 @@ mod tests {
             ("VHOST_BLK_OPT_READ_ONLY", OPT_READ_ONLY.into()),
             ("VHOST_BLK_OPT_IOPOLL", OPT_IOPOLL.into()),
             ("VHOST_BLK_OPT_PIN_MEMORY", OPT_PIN_MEMORY.into()),
+            ("VHOST_BLK_OPT_NO_UNMAP", OPT_NO_UNMAP.into()),
             ("VHOST_BLK_SET_BACKEND", SET_BACKEND()),
             ("VHOST_BLK_SET_SERIAL", SET_SERIAL()),
             ("VHOST_BLK_GET_INFO", GET_INFO()),
             ("VHOST_BLK_SET_QUEUE", SET_QUEUE()),
             ("VHOST_BLK_SET_OPTIONS", SET_OPTIONS()),
             ("VHOST_BLK_SET_INFLIGHT", SET_INFLIGHT()),
+            ("VHOST_BLK_SET_NUM_QUEUES", SET_NUM_QUEUES()),
+            ("VHOST_BLK_SET_FAILURE_EVENT", SET_FAILURE_EVENT()),
+            ("VHOST_BLK_GET_FAILURE", GET_FAILURE()),
+            ("VHOST_BLK_FAILURE_IO", FAILURE_IO.into()),
+            ("VHOST_BLK_FAILURE_REMOVED", FAILURE_REMOVED.into()),
+            ("VHOST_BLK_FAILURE_NO_SPACE", FAILURE_NO_SPACE.into()),
+            ("VHOST_BLK_FAILURE_TIMEOUT", FAILURE_TIMEOUT.into()),
+            ("VHOST_BLK_FAILURE_READ_ONLY", FAILURE_READ_ONLY.into()),
+            ("VHOST_BLK_FAILURE_SYNC", FAILURE_SYNC.into()),
             ("VHOST_SET_VRING_BUSYLOOP_TIMEOUT", SET_VRING_BUSYLOOP_TIMEOUT()),
         ];
         all.extend(structure!("vhost_blk_info", Info: size, flags, option_flags, queues_max,
             queue_size_max, seg_max, request_bytes_max, inflight_bytes_max, capacity_sectors,
             logical_block_bytes, physical_block_bytes, io_min_bytes, io_opt_bytes,
             memory_align_bytes, discard_align_sectors, max_discard_sectors,
-            max_write_zeroes_sectors, max_secure_erase_sectors, reserved));
+            max_write_zeroes_sectors, max_secure_erase_sectors, num_queues));
+        all.extend(structure!("vhost_blk_failure", Failure: size, kinds, count, sector, error,
+            reserved));
         all.extend(structure!("vhost_blk_options", Options: size, flags, max_discard_sectors,
             max_write_zeroes_sectors, max_secure_erase_sectors, reserved));
         all.extend(structure!("vhost_blk_inflight", Inflight: index, desc_num, user_addr));
         all
     }
 
-    /// What a C compiler makes of the expressions, with the project's header.
+    /// The values of the C expressions, compiled with the project's header.
     fn compiled(expressions: &[&str]) -> BTreeMap<String, u64> {
         let folder = tempfile::tempdir().unwrap();
         let (source, program) = (folder.path().join("abi.c"), folder.path().join("abi"));
@@ -184,7 +219,7 @@ mod tests {
         }
     }
 
-    /// Older C libraries' linux/vhost.h lacks them: the numbers are those of Linux 6.5 and later.
+    /// The numbers of Linux 6.5 and later; the linux/vhost.h of older C libraries lacks them.
     #[test]
     fn the_worker_ioctls_have_the_cores_codes() {
         assert_eq!(NEW_WORKER(), 0x8004_af08);

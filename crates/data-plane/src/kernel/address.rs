@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where things are for the kernel: in this process's addresses, checked against the mappings they
-//! must lie in. The kernel itself only checks that an address is one of user space: what a
-//! front-end may choose freely (a ring's place, the place of its log) must not lead elsewhere in
-//! this process.
+//! Translates addresses for the kernel to addresses of this process, and checks that they lie in
+//! the right mapping. The kernel only checks that an address belongs to user space. A front-end
+//! chooses the addresses of rings and of their log freely: they must not name other memory of this
+//! process.
 
-use super::error::KernelError;
+use crate::error::KernelError;
 use vhost::VhostUserMemoryRegionInfo;
 use vhost::vhost_kern::vhost_binding::{VHOST_VRING_F_LOG, vhost_vring_addr};
 use virtio_spec::split;
 use virtqueue::dirty_log::PAGE_BYTES;
-use virtqueue::{DirtyLog, GuestMemory, QueueSetup};
+use virtqueue::{DirtyLog, GuestMemory, RingSetup};
 
 fn unsuited<T>(why: impl Into<String>) -> Result<T, KernelError> {
     Err(KernelError::Unsuited(why.into()))
 }
 
-/// The memory table in the daemon's addresses.
+/// The memory table with addresses of this process.
 pub(super) fn memory_table(memory: &GuestMemory) -> Vec<VhostUserMemoryRegionInfo> {
     let regions = memory.regions().iter();
     regions
@@ -28,8 +28,8 @@ pub(super) fn memory_table(memory: &GuestMemory) -> Vec<VhostUserMemoryRegionInf
         .collect()
 }
 
-/// The three areas of a split queue, and where its used ring is logged.
-pub(super) fn vring(index: u16, setup: &QueueSetup) -> Result<vhost_vring_addr, KernelError> {
+/// The three areas of a split queue, and the log address of its used ring.
+pub(super) fn vring(index: u16, setup: &RingSetup) -> Result<vhost_vring_addr, KernelError> {
     let place = |name: &str, addr: u64, len: usize| {
         let found = setup.memory.locate_user(addr, len as u64);
         found.ok_or_else(|| {
@@ -59,8 +59,8 @@ pub(super) fn vring(index: u16, setup: &QueueSetup) -> Result<vhost_vring_addr, 
     Ok(addr)
 }
 
-/// The dirty log must have a bit for every page of guest memory: the kernel would set those of
-/// the others behind its end.
+/// Checks that the dirty log has a bit for every page of guest memory: the kernel would set missing
+/// bits beyond the end of the log.
 pub(super) fn check_log(log: &DirtyLog, memory: &GuestMemory) -> Result<(), KernelError> {
     memory
         .regions()
@@ -94,9 +94,9 @@ mod tests {
         file
     }
 
-    fn setup() -> QueueSetup {
+    fn setup() -> RingSetup {
         let region = Region::map(GUEST, USER, LEN, memory_file(LEN + 4096), 4096).unwrap();
-        QueueSetup {
+        RingSetup {
             memory: Arc::new(GuestMemory::new(vec![region]).unwrap()),
             layout: Layout::Split,
             size: 256,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's counters as it tells them in `fdinfo` of the open device: a line for each queue,
-//! `queueN: STATE name=count name=count ...`, and some for the whole device.
+//! Parses the kernel's counters in `fdinfo` of the open device: a line for each queue of the form
+//! `queueN: STATE name=count name=count ...`, and lines for the whole device.
 
-use crate::QueueStats;
+use crate::plane::QueueStats;
 
-/// The lines of the module, without those that every open file has.
+/// The lines of the module, without the lines that every open file has.
 pub(super) fn of_fdinfo(text: &str) -> Vec<(String, String)> {
     const OF_EVERY_FILE: [&str; 4] = ["pos", "flags", "mnt_id", "ino"];
     let pairs = text.lines().filter_map(|line| line.split_once(':'));
@@ -12,8 +12,8 @@ pub(super) fn of_fdinfo(text: &str) -> Vec<(String, String)> {
     pairs.filter(|(name, _)| !OF_EVERY_FILE.contains(&name.as_str())).collect()
 }
 
-/// The counts of one queue, by name, among `lines`.
-pub(crate) fn of_queue(lines: &[(String, String)], index: u16) -> Vec<(String, u64)> {
+/// The counters of one queue in `lines`, by name.
+pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> Vec<(String, u64)> {
     let name = format!("queue{index}");
     let line = lines.iter().find(|(known, _)| *known == name);
     let words = line.into_iter().flat_map(|(_, value)| value.split_whitespace());
@@ -21,7 +21,7 @@ pub(crate) fn of_queue(lines: &[(String, String)], index: u16) -> Vec<(String, u
     pairs.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?))).collect()
 }
 
-/// As far as the two planes count the same.
+/// The counters that both data planes have.
 pub(super) fn stats(counts: &[(String, u64)]) -> QueueStats {
     let of = |name: &str| counts.iter().find(|(known, _)| known == name).map_or(0, |pair| pair.1);
     QueueStats {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One open `/dev/vhost-blk` and its ioctls. The vhost core's are the `vhost` crate's, where they
-//! fit: that crate cannot detach an eventfd, and wants to translate ring addresses itself.
-// UNSAFETY: ioctls; the structures are those of `abi.rs`, and the kernel copies them.
+//! An open `/dev/vhost-blk` and its ioctls. The `vhost` crate provides most ioctls of the vhost
+//! core, but cannot detach an eventfd, and translates ring addresses itself.
+// UNSAFETY: makes ioctls with the structures of `abi.rs`, which the kernel copies.
 #![expect(unsafe_code)]
 
 use super::abi;
-use super::error::KernelError;
+use crate::error::KernelError;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -19,16 +19,17 @@ use vhost::vhost_kern::vhost_binding::{
 };
 use virtio_spec::blk::ID_BYTES;
 use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 
 /// The device node of the module.
 pub const DEVICE_PATH: &str = "/dev/vhost-blk";
 
-/// How long a claimed block device is waited for.
+/// Maximum wait for a claimed block device.
 const CLAIM_WAIT_MAX: Duration = Duration::from_secs(1);
 const CLAIM_RETRY: Duration = Duration::from_millis(20);
 
-/// Which of a vring's eventfds.
+/// The eventfds of a vring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
     Kick,
@@ -36,12 +37,12 @@ pub(crate) enum Signal {
     Err,
 }
 
-/// See the module's head. Closing it stops and drains everything.
+/// An open device. Closing it stops and drains all queues.
 #[derive(Debug)]
 pub(crate) struct VhostBlk {
     file: File,
-    /// The `vhost` crate wants to know guest memory to translate ring addresses. They come
-    /// translated here, see [`VhostBlk::set_vring_addr`].
+    /// Empty guest memory for the `vhost` crate, which would use it to translate ring addresses.
+    /// [`VhostBlk::set_vring_addr`] takes translated ones.
     no_memory: Arc<GuestMemoryMmap>,
 }
 
@@ -72,7 +73,7 @@ impl VhostBlk {
         request: libc::Ioctl,
         value: &T,
     ) -> Result<(), KernelError> {
-        // SAFETY: `value` lives through the call; each caller passes the ioctl's own type.
+        // SAFETY: `value` outlives the call; each caller passes the type of the ioctl.
         match unsafe { ioctl_with_ref(self, request, value) } {
             code if code < 0 => Err(KernelError::call(what, io::Error::last_os_error())),
             _ => Ok(()),
@@ -92,8 +93,8 @@ impl VhostBlk {
         }
     }
 
-    /// Attaches the storage without starting a queue. A block device that is claimed is waited for
-    /// a moment: a daemon that was killed has it until its last I/O is through.
+    /// Attaches the storage without starting a queue. Waits up to [`CLAIM_WAIT_MAX`] for a claimed
+    /// block device: a killed daemon holds it until its last I/O completes.
     pub(crate) fn attach(&self, storage: BorrowedFd<'_>) -> Result<(), KernelError> {
         let file = vhost_vring_file { index: 0, fd: storage.as_raw_fd() };
         let deadline = Instant::now() + CLAIM_WAIT_MAX;
@@ -105,6 +106,36 @@ impl VhostBlk {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// Sets the number of queues; this must be the first ioctl.
+    pub(crate) fn set_num_queues(&self, count: u32) -> Result<(), KernelError> {
+        self.set("VHOST_BLK_SET_NUM_QUEUES", abi::SET_NUM_QUEUES(), &count)
+    }
+
+    /// Sets the eventfd that the kernel signals after a failure of the storage.
+    pub(crate) fn set_failure_event(&self, event: &EventFd) -> Result<(), KernelError> {
+        let request = abi::SET_FAILURE_EVENT();
+        self.set("VHOST_BLK_SET_FAILURE_EVENT", request, &event.as_raw_fd())
+    }
+
+    /// The failures of the storage since the previous query.
+    pub(crate) fn failure(&self) -> Result<abi::Failure, KernelError> {
+        let size = size_of::<abi::Failure>() as u32;
+        let mut failure = abi::Failure { size, ..abi::Failure::default() };
+        self.get("VHOST_BLK_GET_FAILURE", abi::GET_FAILURE(), &mut failure)?;
+        Ok(failure)
+    }
+
+    /// Duplicates the descriptor of the device.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(VhostBlk { file: self.file.try_clone()?, no_memory: Arc::clone(&self.no_memory) })
+    }
+
+    /// Stops all queues and detaches the storage.
+    pub(crate) fn detach(&self) -> Result<(), KernelError> {
+        let file = vhost_vring_file { index: 0, fd: -1 };
+        self.set("VHOST_BLK_SET_BACKEND", abi::SET_BACKEND(), &file)
     }
 
     pub(crate) fn info(&self) -> Result<abi::Info, KernelError> {
@@ -131,7 +162,7 @@ impl VhostBlk {
         self.set("VHOST_BLK_SET_INFLIGHT", abi::SET_INFLIGHT(), inflight)
     }
 
-    /// The areas' addresses are this process's.
+    /// Sets the addresses of the areas, which are addresses of this process.
     pub(crate) fn set_vring_addr(&self, addr: &vhost_vring_addr) -> Result<(), KernelError> {
         self.set("VHOST_SET_VRING_ADDR", VHOST_SET_VRING_ADDR(), addr)
     }
@@ -151,7 +182,7 @@ impl VhostBlk {
         self.set(what, request, &file)
     }
 
-    /// How long to look at the ring before kicks are asked for again.
+    /// Sets the time in microseconds that the kernel polls the ring before it asks for kicks again.
     pub(crate) fn set_busy_loop(&self, index: u16, micros: u32) -> Result<(), KernelError> {
         let state = vhost_vring_state { index: index.into(), num: micros };
         let request = abi::SET_VRING_BUSYLOOP_TIMEOUT();
@@ -169,7 +200,7 @@ impl VhostBlk {
         self.set("VHOST_ATTACH_VRING_WORKER", abi::ATTACH_VRING_WORKER(), &worker)
     }
 
-    /// What the kernel tells of the open device: one `name:\tvalue` a line.
+    /// The `fdinfo` of the open device: lines of the form `name:\tvalue`.
     pub(crate) fn fdinfo(&self) -> io::Result<String> {
         std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.file.as_raw_fd()))
     }

@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data plane in the kernel: programs `/dev/vhost-blk` with what the control plane knows, and
-//! takes queues back with the exact position of their rings.
+//! The kernel data plane: programs `/dev/vhost-blk` with the set-up of queues, and gets the
+//! position of their rings back when they stop.
 //!
-//! The device is opened when the first queue starts and closed when the last one stops: what
-//! changes only while all queues are stopped (guest memory, features, dirty log) needs no other
-//! care, and nothing of a front-end outlives its queues.
+//! The first queue that starts opens the device, and the last one that stops closes it. State that
+//! changes only while all queues are stopped (guest memory, features, dirty log) therefore needs no
+//! update, and no state of a front-end outlives its queues.
 //!
-//! What is absent: requests. No ring is read here.
+//! This module handles no request and reads no ring.
 
 mod abi;
 mod address;
+mod compat;
+mod counters;
 mod device;
-mod error;
-mod suits;
+mod failures;
+mod memlock;
+mod run;
 mod workers;
 
-pub(crate) mod counters;
-mod run;
-
 pub use device::DEVICE_PATH;
-pub use error::KernelError;
 
-use crate::planes::QueueSpec;
-use crate::{IoPoll, QueueStopped};
+use crate::error::{self, KernelError, QueueStartError};
+use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueStopped};
 use backend::Disk;
 use device::VhostBlk;
 use run::Run;
@@ -31,41 +30,44 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use vhost::VhostBackend;
+use virtqueue::{GuestMemory, Layout, VirtQueue};
 
-/// How the kernel runs the queues.
+/// Options of the kernel data plane.
 #[derive(Clone, Debug)]
 pub struct KernelOptions {
-    /// The module's device node; [`DEVICE_PATH`] as a rule.
+    /// The module's device node, usually [`DEVICE_PATH`].
     pub path: PathBuf,
-    /// Number of workers; queues are spread over them.
+    /// Number of workers; queues are distributed over them.
     pub workers: usize,
-    /// CPUs to pin the workers to, in turn; empty: none is pinned.
+    /// CPUs to pin the workers to, in turn; empty: no worker is pinned.
     pub cpus: Vec<usize>,
-    /// Longest time to look at a ring before kicks are asked for again; zero: not at all.
+    /// Maximum time to poll a ring before the kernel asks for kicks again; zero: no polling.
     pub poll_max: Duration,
-    /// Pin guest memory once.
+    /// Pin guest memory.
     pub pin_memory: bool,
-    /// Poll the block device's poll queues.
+    /// Use the block device's poll queues.
     pub iopoll: IoPoll,
-    /// Most data segments of a request that the device offers.
+    /// Maximum data segments of a request that the device offers.
     pub seg_max: u32,
-    /// Largest queue that a front-end may set up.
+    /// Number of queues of the device.
+    pub num_queues: u16,
+    /// Maximum descriptors of a queue.
     pub queue_size_max: u16,
 }
 
-/// Whether the kernel could run the queues of `disk` now; the storage is attached for a moment.
+/// Checks that the kernel can run the queues of `disk` now. Attaches the storage briefly.
 ///
 /// # Errors
-/// Why not, and what to do about it.
-pub fn kernel_suits(disk: Arc<dyn Disk>, options: KernelOptions) -> Result<(), KernelError> {
-    KernelPlane::new(disk, options).probe()
+/// [`KernelError`]; its text names the cause and the remedy.
+pub fn check_kernel(disk: Arc<dyn Disk>, options: KernelOptions) -> Result<(), KernelError> {
+    KernelPlane::new(disk, options).check()
 }
 
-/// The kernel's data plane of one disk.
+/// The kernel data plane of one disk.
 pub(crate) struct KernelPlane {
     disk: Arc<dyn Disk>,
     options: KernelOptions,
-    /// While queues run.
+    /// The open device while queues run.
     run: Option<Run>,
 }
 
@@ -73,9 +75,11 @@ impl KernelPlane {
     pub(crate) fn new(disk: Arc<dyn Disk>, options: KernelOptions) -> Self {
         KernelPlane { disk, options, run: None }
     }
+}
 
-    /// Whether the kernel could run this disk's queues now: attaches the storage for a moment.
-    pub(crate) fn probe(&self) -> Result<(), KernelError> {
+impl DataPlane for KernelPlane {
+    /// Attaches the storage briefly.
+    fn check(&self) -> Result<(), KernelError> {
         if u32::from(self.options.queue_size_max) > abi::QUEUE_SIZE_MAX {
             return Err(KernelError::Unsuited(format!(
                 "--queue-size is {}, and the kernel takes queues of up to {} descriptors; \
@@ -86,46 +90,59 @@ impl KernelPlane {
         }
         let storage = self.disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
         let device = VhostBlk::open(&self.options.path)?;
+        device.set_num_queues(1)?;
         device.set_owner().map_err(error::of_core("VHOST_SET_OWNER"))?;
         device.attach(storage)?;
-        suits::disk(&device.info()?, &self.disk.info(), self.options.seg_max)
+        compat::disk(&device.info()?, &self.disk.info(), self.options.seg_max)
     }
 
-    /// Starts a queue at `spec.setup.base`. Nothing of it is left when this fails.
-    pub(crate) fn start_queue(&mut self, spec: &QueueSpec) -> Result<(), KernelError> {
+    /// The kernel gets guest memory with the first queue.
+    fn set_memory(&mut self, _: Option<Arc<GuestMemory>>) {}
+
+    fn start_queue(&mut self, setup: QueueSetup) -> Result<(), QueueStartError> {
+        let mut ring = VirtQueue::start(&setup.ring)?;
+        if setup.ring.layout == Layout::Packed {
+            let why = "the guest uses packed virtqueues; set --packed off and restart its device";
+            return Err(KernelError::Unsuited(why.into()).into());
+        }
+        let call = ring.may_wait_for_call();
         let run = match self.run.take() {
             Some(run) => self.run.insert(run),
-            None => self.run.insert(Run::begin(&*self.disk, &self.options, spec)?),
+            None => self.run.insert(Run::begin(&self.disk, &self.options, &setup)?),
         };
-        let started = run.start_queue(&self.options, spec);
+        let started = run.start_queue(&self.options, &setup, call);
         if started.is_err() && run.is_idle() {
             self.run = None;
         }
-        started
+        Ok(started?)
     }
 
-    /// Takes a queue back: what is in flight completes first.
-    pub(crate) fn stop_queue(&mut self, index: u16) -> QueueStopped {
-        let run = self.run.as_mut().expect("a started queue keeps its run");
-        let stopped = run.stop_queue(index);
+    /// If these are all running queues, one ioctl stops and drains them together.
+    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueStopped> {
+        let Some(run) = &mut self.run else { return Vec::new() };
+        if run.is_all(indices.len()) {
+            run.stop_all();
+        }
+        let stopped = indices.iter().map(|index| run.stop_queue(*index)).collect();
         if run.is_idle() {
             self.run = None;
         }
         stopped
     }
 
-    /// Replaces the call eventfd of a running queue.
-    pub(crate) fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
+    fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
         self.run.as_mut().map_or(Ok(()), |run| run.set_call(index, call))
     }
 
-    /// The cache mode has changed.
-    pub(crate) fn cache_mode_changed(&mut self) -> Result<(), KernelError> {
+    fn cache_mode_changed(&mut self) -> Result<(), KernelError> {
         self.run.as_mut().map_or(Ok(()), Run::cache_mode_changed)
     }
 
-    /// What the kernel counted, for the whole device and for each queue, while queues run.
-    pub(crate) fn counters(&self) -> Vec<(String, String)> {
+    fn device_counters(&self) -> Vec<(String, String)> {
         self.run.as_ref().map(Run::counters).unwrap_or_default()
+    }
+
+    fn queue_counters(&self, index: u16, device: &[(String, String)]) -> Vec<(String, u64)> {
+        counters::of_queue(device, index)
     }
 }

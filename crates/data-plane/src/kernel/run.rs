@@ -2,12 +2,12 @@
 //! The open device while queues run on it.
 
 use super::device::{Signal, VhostBlk};
-use super::error::{self, KernelError};
+use super::failures::FailureWatch;
 use super::workers::Workers;
-use super::{KernelOptions, abi, address, counters, suits};
-use crate::IoPoll;
-use crate::planes::QueueSpec;
-use crate::{InflightRegion, QueueStopped};
+use super::{KernelOptions, abi, address, compat, counters, memlock};
+use crate::error::{self, KernelError};
+use crate::plane::{IoPoll, QueueSetup, QueueStopped};
+use crate::region::InflightRegion;
 use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,19 +17,21 @@ use vhost::VhostBackend;
 use virtio_blk::DiskView;
 use virtqueue::{DirtyLog, GuestMemory};
 
-/// See the module's head.
+/// The open device while queues run on it. Fields are dropped in this order.
 pub(super) struct Run {
-    // The first field: closing the device drains it, and only then may mappings go.
+    /// It has a descriptor of the device, and ends before the device is closed.
+    _failures: FailureWatch,
+    // Closing the device drains it; the mappings below must outlive it.
     device: VhostBlk,
     workers: Workers,
     disk: DiskView,
     options: abi::Options,
-    /// What was set for all queues.
+    /// Settings of all queues.
     common: Common,
     queues: BTreeMap<u16, Held>,
 }
 
-/// What all queues of a run have in common, kept mapped.
+/// Settings that all queues of a run share; keeps memory and log mapped.
 struct Common {
     features: u64,
     memory: Arc<GuestMemory>,
@@ -37,55 +39,55 @@ struct Common {
 }
 
 impl Common {
-    fn of(spec: &QueueSpec) -> Self {
-        let setup = &spec.setup;
-        let memory = Arc::clone(&setup.memory);
-        Common { features: spec.features, memory, log: setup.log.clone() }
+    fn of(setup: &QueueSetup) -> Self {
+        let memory = Arc::clone(&setup.ring.memory);
+        Common { features: setup.features, memory, log: setup.ring.log.clone() }
     }
 
-    fn is_that_of(&self, spec: &QueueSpec) -> bool {
-        let same_log = match (&self.log, &spec.setup.log) {
+    fn is_that_of(&self, setup: &QueueSetup) -> bool {
+        let same_log = match (&self.log, &setup.ring.log) {
             (Some(ours), Some(its)) => Arc::ptr_eq(ours, its),
             (ours, its) => ours.is_none() && its.is_none(),
         };
-        self.features == spec.features && Arc::ptr_eq(&self.memory, &spec.setup.memory) && same_log
+        self.features == setup.features && Arc::ptr_eq(&self.memory, &setup.ring.memory) && same_log
     }
 }
 
-/// What a running queue needs to be there.
+/// Resources that a running queue needs.
 struct Held {
     call: Option<File>,
     _region: Option<Arc<InflightRegion>>,
 }
 
 impl Run {
-    /// Opens the device and makes everything but the queues ready.
+    /// Opens the device and sets up everything except the queues.
     pub(super) fn begin(
-        disk: &dyn Disk,
+        disk: &Arc<dyn Disk>,
         options: &KernelOptions,
-        spec: &QueueSpec,
+        setup: &QueueSetup,
     ) -> Result<Run, KernelError> {
         let core = error::of_core;
         let storage = disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
         let device = VhostBlk::open(&options.path)?;
+        device.set_num_queues(options.num_queues.into())?;
         let mut workers = Workers::before_owner(options.workers, &options.cpus);
         device.set_owner().map_err(core("VHOST_SET_OWNER"))?;
         workers.owned();
         let known = device.get_features().map_err(core("VHOST_GET_FEATURES"))?;
-        let common = Common::of(spec);
+        let common = Common::of(setup);
         if let Some(log) = &common.log {
             address::check_log(log, &common.memory)?;
             device.set_log_base(log.host() as u64, None).map_err(core("VHOST_SET_LOG_BASE"))?;
         }
-        let features = suits::features(spec.features, known, common.log.is_some())?;
+        let features = compat::features(setup.features, known, common.log.is_some())?;
         device.set_features(features).map_err(core("VHOST_SET_FEATURES"))?;
         let table = address::memory_table(&common.memory);
         device.set_mem_table(&table).map_err(core("VHOST_SET_MEM_TABLE"))?;
         device.attach(storage)?;
         let info = device.info()?;
-        suits::disk(&info, &disk.info(), options.seg_max)?;
-        device.set_serial(spec.disk.id())?;
-        let flags = wanted_flags(disk, options, &info);
+        compat::disk(&info, &disk.info(), options.seg_max)?;
+        device.set_serial(setup.disk.id())?;
+        let flags = wanted_flags(&**disk, options, &info);
         let limits = disk.info();
         let sectors = |range: Option<backend::RangeLimits>| range.map_or(0, |it| it.sectors_max);
         let set = abi::Options {
@@ -96,22 +98,29 @@ impl Run {
             max_secure_erase_sectors: sectors(limits.secure_erase),
             reserved: 0,
         };
-        let queues = BTreeMap::new();
-        let mut run =
-            Run { device, workers, disk: spec.disk.clone(), options: set, common, queues };
+        let mut run = Run {
+            _failures: FailureWatch::start(&device, Arc::clone(disk))?,
+            device,
+            workers,
+            disk: setup.disk.clone(),
+            options: set,
+            common,
+            queues: BTreeMap::new(),
+        };
         run.set_options()?;
         Ok(run)
     }
 
-    /// Sets the options with the cache mode of the moment; goes on unpinned where memory cannot be
-    /// pinned.
+    /// Sets the options with the current cache mode. If memory cannot be pinned, continues without
+    /// pinning.
     fn set_options(&mut self) -> Result<(), KernelError> {
         let through = if self.disk.write_through() { abi::OPT_WRITE_THROUGH } else { 0 };
         self.options.flags = self.options.flags & !abi::OPT_WRITE_THROUGH | through;
         match self.device.set_options(&self.options) {
-            // The limit, or memory that cannot be pinned: a file of a disk's file system.
             Err(error) if self.options.flags & abi::OPT_PIN_MEMORY != 0 => {
-                tracing::warn!(%error, "guest memory cannot be pinned; raise RLIMIT_MEMLOCK to its size and take memory that is no file on a disk, or set --pin-memory off; going on without");
+                let bytes = self.common.memory.regions().iter().map(|region| region.len()).sum();
+                let remedy = pin_remedy(&error, bytes, memlock::room());
+                tracing::warn!(%error, "guest memory cannot be pinned; {remedy}, or set --pin-memory off; continuing without");
                 self.options.flags &= !abi::OPT_PIN_MEMORY;
                 self.device.set_options(&self.options)
             }
@@ -123,57 +132,67 @@ impl Run {
         self.queues.is_empty()
     }
 
+    /// Returns whether exactly `count` queues run.
+    pub(super) fn is_all(&self, count: usize) -> bool {
+        self.queues.len() == count
+    }
+
     pub(super) fn start_queue(
         &mut self,
         options: &KernelOptions,
-        spec: &QueueSpec,
+        setup: &QueueSetup,
+        call: bool,
     ) -> Result<(), KernelError> {
-        if !self.common.is_that_of(spec) {
+        if !self.common.is_that_of(setup) {
             let why = "guest memory, features or dirty log changed while other queues run";
             return Err(KernelError::Unsuited(why.into()));
         }
-        if spec.kick.is_none() {
-            let why = "the queue has no kick eventfd, and the kernel does not poll for ever";
+        if setup.kick.is_none() {
+            let why = "the queue has no kick eventfd, and the kernel does not poll forever";
             return Err(KernelError::Unsuited(why.into()));
         }
-        let started = self.set_up(options, spec);
+        let started = self.set_up(options, setup);
         if let Err(error) = started {
-            self.unset(spec.index);
+            self.unset(setup.index);
             return Err(error);
         }
-        // Without a descriptor for a copy, one call may be missed: the kernel has its own.
-        let call = spec.call.as_ref().and_then(|call| call.try_clone().ok());
-        let mut held = Held { call, _region: spec.region.clone() };
-        held.call(); // what an earlier run of the queue may have left uncalled
-        self.queues.insert(spec.index, held);
+        // If no descriptor is left for the copy, the guest may miss one call; the kernel has its
+        // own.
+        let copy = setup.call.as_ref().and_then(|call| call.try_clone().ok());
+        let mut held = Held { call: copy, _region: setup.region.clone() };
+        if call {
+            held.call();
+        }
+        self.queues.insert(setup.index, held);
         Ok(())
     }
 
-    fn set_up(&mut self, options: &KernelOptions, spec: &QueueSpec) -> Result<(), KernelError> {
+    fn set_up(&mut self, options: &KernelOptions, setup: &QueueSetup) -> Result<(), KernelError> {
         let core = error::of_core;
-        let QueueSpec { index, setup, .. } = spec;
+        let QueueSetup { index, ring, .. } = setup;
         let at = usize::from(*index);
         let device = &self.device;
-        if u32::from(setup.size) > abi::QUEUE_SIZE_MAX {
+        if u32::from(ring.size) > abi::QUEUE_SIZE_MAX {
             return Err(KernelError::Unsuited(format!(
                 "a queue of {} descriptors, and the kernel takes {}; lower the VMM's queue-size",
-                setup.size,
+                ring.size,
                 abi::QUEUE_SIZE_MAX
             )));
         }
-        let base = setup.base as u16; // a split queue's, which was checked
-        device.set_vring_num(at, setup.size).map_err(core("VHOST_SET_VRING_NUM"))?;
-        device.set_vring_addr(&address::vring(*index, setup)?)?;
+        let base = ring.base as u16; // `VirtQueue::start` checked the base of a split queue
+        device.set_vring_num(at, ring.size).map_err(core("VHOST_SET_VRING_NUM"))?;
+        device.set_vring_addr(&address::vring(*index, ring)?)?;
         device.set_vring_base(at, base).map_err(core("VHOST_SET_VRING_BASE"))?;
-        device.set_vring_signal(*index, Signal::Call, spec.call.as_ref())?;
-        device.set_vring_signal(*index, Signal::Err, spec.err.as_ref())?;
-        // Before the kick: with one, the core waits for a grace period and for the old worker.
+        device.set_vring_signal(*index, Signal::Call, setup.call.as_ref())?;
+        device.set_vring_signal(*index, Signal::Err, setup.err.as_ref())?;
+        // Before the kick is set: with a kick, the core waits for a grace period and the old
+        // worker.
         self.workers.serve(device, *index);
-        device.set_vring_signal(*index, Signal::Kick, spec.kick.as_ref())?;
-        let part = spec.region.as_ref().and_then(|region| region.split_part(*index, setup.size));
+        device.set_vring_signal(*index, Signal::Kick, setup.kick.as_ref())?;
+        let part = setup.region.as_ref().and_then(|region| region.split_part(*index, ring.size));
         device.set_inflight(&abi::Inflight {
             index: (*index).into(),
-            desc_num: part.map_or(0, |_| setup.size.into()),
+            desc_num: part.map_or(0, |_| ring.size.into()),
             user_addr: part.unwrap_or(0),
         })?;
         let micros = u32::try_from(options.poll_max.as_micros()).unwrap_or(u32::MAX);
@@ -181,12 +200,21 @@ impl Run {
         device.set_queue(*index, true)
     }
 
-    /// Lets go of the queue's eventfds.
+    /// Detaches the eventfds of a queue.
     fn unset(&self, index: u16) {
         for signal in [Signal::Kick, Signal::Call, Signal::Err] {
             if let Err(error) = self.device.set_vring_signal(index, signal, None) {
                 tracing::debug!(queue = index, ?signal, %error, "an eventfd stays set");
             }
+        }
+    }
+
+    /// Stops and drains all queues by one ioctl: the kernel stops each of them before it drains
+    /// any. The caller still has to stop them one by one. This detaches the storage and ends the
+    /// run.
+    pub(super) fn stop_all(&self) {
+        if let Err(error) = self.device.detach() {
+            tracing::error!(%error, "the kernel did not stop all queues at once");
         }
     }
 
@@ -196,7 +224,7 @@ impl Run {
             tracing::error!(queue = index, %error, "the kernel did not stop the queue");
         }
         let base = self.device.get_vring_base(usize::from(index));
-        let base = base.expect("a vring's base can always be had");
+        let base = base.expect("VHOST_GET_VRING_BASE of a valid index does not fail");
         self.unset(index);
         let stats = counters::stats(&counters::of_queue(&self.counters(), index));
         self.queues.remove(&index);
@@ -207,7 +235,7 @@ impl Run {
         self.device.set_vring_signal(index, Signal::Call, call.as_ref())?;
         if let Some(held) = self.queues.get_mut(&index) {
             held.call = call;
-            held.call(); // what the old eventfd may have missed
+            held.call(); // the old eventfd may have missed a call
         }
         Ok(())
     }
@@ -229,7 +257,21 @@ impl Held {
     }
 }
 
-/// The flags but that of the cache mode.
+/// The remedy if `bytes` bytes of guest memory cannot be pinned. The kernel returns ENOMEM both for
+/// the limit, which leaves `room` bytes, and for a lack of memory.
+fn pin_remedy(error: &KernelError, bytes: u64, room: Option<u64>) -> String {
+    match (error.errno(), room) {
+        (Some(libc::ENOMEM), Some(room)) if room < bytes => format!(
+            "{} MiB are wanted and RLIMIT_MEMLOCK leaves {} MiB: raise it (LimitMEMLOCK=)",
+            bytes >> 20,
+            room >> 20
+        ),
+        (Some(libc::ENOMEM), _) => "the kernel has no memory for it: free some".into(),
+        _ => "use guest memory that is no file on a disk".into(),
+    }
+}
+
+/// The option flags, except the one of the cache mode.
 fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u32 {
     let poll = match options.iopoll {
         IoPoll::Auto => info.flags & abi::INFO_POLL_QUEUES != 0,
@@ -240,14 +282,38 @@ fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u
         (abi::OPT_READ_ONLY, disk.info().read_only),
         (abi::OPT_IOPOLL, poll),
         (abi::OPT_PIN_MEMORY, options.pin_memory),
+        (abi::OPT_NO_UNMAP, compat::keeps_space(&disk.info())),
     ];
     let flags = wanted.iter().filter(|(_, on)| *on).fold(0, |flags, (flag, _)| flags | flag);
     let unknown = flags & !info.option_flags;
     if unknown != 0 {
         tracing::warn!(
             options = format_args!("{unknown:#x}"),
-            "this kernel module does not know some options: they have no effect"
+            "this kernel module does not support some options: they have no effect"
         );
     }
     flags & info.option_flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_blamed_only_where_it_is_too_low() {
+        let failed = |errno| {
+            KernelError::call("VHOST_BLK_SET_OPTIONS", std::io::Error::from_raw_os_error(errno))
+        };
+        let text = pin_remedy(&failed(libc::ENOMEM), 8 << 30, Some(64 << 20));
+        assert_eq!(
+            text,
+            "8192 MiB are wanted and RLIMIT_MEMLOCK leaves 64 MiB: raise it (LimitMEMLOCK=)"
+        );
+        for room in [None, Some(8 << 30)] {
+            let text = pin_remedy(&failed(libc::ENOMEM), 8 << 30, room);
+            assert!(text.contains("the kernel has no memory"), "{text}");
+        }
+        let text = pin_remedy(&failed(libc::EFAULT), 8 << 30, Some(0));
+        assert!(text.contains("no file on a disk"), "{text}");
+    }
 }

@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel threads that run the queues: vhost's workers, which are threads of this process
-//! called `vhost-` and a number. The first comes with the device.
+//! The kernel threads that run the queues: the workers of vhost. They are threads of this process
+//! named `vhost-` plus a number. The kernel starts the first one with the device.
 
 use super::device::VhostBlk;
 use crate::affinity;
 use std::collections::HashSet;
 use std::fs;
 
-/// The workers of one open device; queues are spread over them in turn.
+/// The workers of one open device; queues are distributed over them in turn.
 #[derive(Debug)]
 pub(super) struct Workers {
-    /// Their ids; the first is the device's own, `None` the ones that are not made yet.
+    /// Ids of the workers. `None`: the device's first worker, and workers that do not exist yet.
     slots: Vec<Option<u32>>,
     cpus: Vec<usize>,
-    /// Threads that were there before the last worker.
+    /// Threads that existed before the last worker.
     known: HashSet<i32>,
-    /// The vhost core cannot make more than one.
+    /// The vhost core supports only one worker.
     only_one: bool,
 }
 
 impl Workers {
-    /// To be made before the device gets its owner, and with it its first worker.
+    /// Must precede VHOST_SET_OWNER, which starts the first worker.
     pub(super) fn before_owner(count: usize, cpus: &[usize]) -> Self {
         let slots = vec![None; count.max(1)];
         Workers { slots, cpus: cpus.to_vec(), known: vhost_threads(), only_one: false }
     }
 
-    /// The device has its owner.
+    /// Pins the first worker, after VHOST_SET_OWNER.
     pub(super) fn owned(&mut self) {
         self.pin_new(0);
     }
 
-    /// Gives queue `index` its worker; where there can only be one, that one runs it.
+    /// Attaches queue `index` to its worker, or leaves it to the only worker.
     pub(super) fn serve(&mut self, device: &VhostBlk, index: u16) {
         let slot = usize::from(index) % self.slots.len();
         if slot == 0 || self.only_one {
@@ -46,7 +46,7 @@ impl Workers {
             device.attach_worker(index, id)
         });
         if let Err(error) = attached {
-            tracing::warn!(queue = index, %error, "no kernel worker of its own: queues share one");
+            tracing::warn!(queue = index, %error, "the queue has no own kernel worker and shares one");
             self.only_one = error.is_unknown_call();
         }
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The in-flight region (vhost-user, "Inflight I/O tracking"): shared memory in which the data
-//! plane keeps, for every queue, which chains it has taken and not given back, so that a later
-//! daemon can finish them. Kept true from the first request on.
+//! plane records the chains in flight of every queue, so that a later daemon can complete them. It
+//! is valid from the first request on.
 //!
-//! The front-end can write here too: what is read back, once, when a queue is opened, is checked
-//! like a ring is. While a queue runs nothing is read; what the data plane needs to know of its
-//! own doings, it keeps for itself.
+//! The front-end can write to the region, too. The data plane reads it once, when a queue starts,
+//! and checks it like a ring. While a queue runs, the data plane only writes it and uses its own
+//! copy of the state.
 //!
-//! The release fences order the stores for one reader: the daemon that comes after this one died.
-//! Its loads need no fence, as it maps the region only after that.
+//! The release fences order the stores for one reader: the daemon that follows this one. Its loads
+//! need no fence, because it maps the region after this one has ended.
 
 mod packed;
 mod part;
@@ -23,10 +23,10 @@ use vm_memory::{FileOffset, MmapRegion};
 
 /// Version of the layout.
 const VERSION: u16 = 1;
-/// A queue's part is a multiple of this, as other back-ends lay it out.
+/// Alignment of the size of a queue's part; other back-ends use the same layout.
 const PART_ALIGN_BYTES: usize = 64;
 
-/// Bytes that one queue needs in the region.
+/// Size of one queue's part of the region in bytes.
 pub fn queue_region_bytes(layout: Layout, queue_size: u16) -> usize {
     let bytes = match layout {
         Layout::Split => split::bytes(queue_size),
@@ -40,17 +40,19 @@ pub fn queue_region_bytes(layout: Layout, queue_size: u16) -> usize {
 pub struct InflightRegion {
     mapping: MmapRegion,
     offset: usize,
-    queue_size: u16,
+    /// Bytes of one queue's part.
+    part_bytes: usize,
     num_queues: u16,
 }
 
 impl InflightRegion {
-    /// Maps `len` bytes of `file` from `offset` on as the region of `num_queues` queues of at most
-    /// `queue_size` descriptors.
+    /// Maps `len` bytes of `file` from byte `offset` on as the region of `num_queues` queues of at
+    /// least `queue_size` descriptors. The queues share the region in equal parts, so a region with
+    /// more room than the front-end asked for keeps larger queues, too.
     ///
     /// # Errors
-    /// A length too small for the queues, an offset that is not a multiple of 8, or a failed
-    /// `mmap`.
+    /// An error if the length is too small for the queues, the offset is not a multiple of 8, or
+    /// `mmap` fails.
     pub fn map(
         file: File,
         offset: u64,
@@ -74,23 +76,30 @@ impl InflightRegion {
             libc::MAP_SHARED,
         )
         .map_err(|e| io::Error::other(e.to_string()))?;
-        let offset = offset as usize; // `end` fits, so this does
-        Ok(Arc::new(InflightRegion { mapping, offset, queue_size, num_queues }))
+        let offset = offset as usize; // it is at most `end`, which fits
+        let part_bytes = len as usize / usize::from(num_queues.max(1));
+        let part_bytes = part_bytes - part_bytes % PART_ALIGN_BYTES;
+        Ok(Arc::new(InflightRegion { mapping, offset, part_bytes, num_queues }))
     }
 }
 
 impl InflightRegion {
-    /// This process's address of the part of split queue `index`, where it has room for `size`
-    /// descriptors.
+    /// Address in this process of the part of split queue `index`; `None` if it has no room for
+    /// `size` descriptors.
     pub(crate) fn split_part(&self, index: u16, size: u16) -> Option<u64> {
-        let fits = index < self.num_queues && size <= self.queue_size;
-        let start = usize::from(index) * queue_region_bytes(Layout::Split, self.queue_size);
-        // `map` made sure that there is room for all queues.
-        fits.then(|| self.mapping.as_ptr() as u64 + (self.offset + start) as u64)
+        let start = self.part_start(index, Layout::Split, size)?;
+        Some(self.mapping.as_ptr() as u64 + (self.offset + start) as u64)
+    }
+
+    /// Bytes before the part of queue `index`, where it has room for `size` descriptors.
+    fn part_start(&self, index: u16, layout: Layout, size: u16) -> Option<usize> {
+        let fits = index < self.num_queues && queue_region_bytes(layout, size) <= self.part_bytes;
+        // All parts lie in the mapping, as `part_bytes` is rounded down.
+        fits.then(|| usize::from(index) * self.part_bytes)
     }
 }
 
-/// One queue's part of the region, as its data-plane thread keeps it.
+/// One queue's part of the region, owned by the thread of the queue.
 #[derive(Debug)]
 pub(crate) enum QueueRegion {
     Split(split::SplitPart),
@@ -98,9 +107,9 @@ pub(crate) enum QueueRegion {
 }
 
 impl QueueRegion {
-    /// The part of queue `index`, made ready for `ring`, and the chains that an earlier daemon
-    /// left in flight in it, which are to be taken again first; `ring` is moved behind them.
-    /// `None` when the region has no room for the queue.
+    /// Opens the part of queue `index`. Returns it with the chains that a previous daemon left in
+    /// flight, and moves `ring` behind them: the caller must take these chains again first. Returns
+    /// `None` if the region has no room for the queue.
     pub(crate) fn open(
         region: &Arc<InflightRegion>,
         layout: Layout,
@@ -108,13 +117,9 @@ impl QueueRegion {
         ring: &mut VirtQueue,
     ) -> Option<(Self, Vec<Resubmit>)> {
         let size = ring.size();
-        if index >= region.num_queues || size > region.queue_size {
-            return None;
-        }
-        let len = queue_region_bytes(layout, region.queue_size);
-        let part = Part::new(region, usize::from(index) * len, len)?;
-        // The earlier daemon's word counts, where there was one: the front-end's base does not
-        // know how far it came.
+        let start = region.part_start(index, layout, size)?;
+        let part = Part::new(region, start, region.part_bytes)?;
+        // The record of a previous daemon overrides the front-end's base, which may be outdated.
         let (opened, left) = match layout {
             Layout::Split => {
                 let (part, heads) = split::SplitPart::open(part, size, ring.used_index());
@@ -147,14 +152,14 @@ impl QueueRegion {
         Some((opened, left))
     }
 
-    /// A chain was taken again: as [`QueueRegion::taken`], where the part does not hold it yet.
-    pub(crate) fn taken_again(&mut self, head: &ChainHead) {
+    /// Records a chain that was taken again. A packed part already contains it.
+    pub(crate) fn taken_resubmitted(&mut self, head: &ChainHead) {
         if let QueueRegion::Split(part) = self {
             part.taken(head.id());
         }
     }
 
-    /// A chain was taken: it is in flight from now on.
+    /// Records a taken chain: it is in flight from now on.
     #[inline]
     pub(crate) fn taken(&mut self, head: &ChainHead, chain: &Chain) {
         match self {
@@ -163,7 +168,7 @@ impl QueueRegion {
         }
     }
 
-    /// A chain is about to be pushed to the used ring.
+    /// Records a chain before it is pushed to the used ring.
     #[inline]
     pub(crate) fn pushing(&mut self, head: &ChainHead) {
         match self {
@@ -172,7 +177,7 @@ impl QueueRegion {
         }
     }
 
-    /// The pushed chains are about to be published; the used index will be `used_index`.
+    /// Prepares the publication of the pushed chains, after which the used index is `used_index`.
     #[inline]
     pub(crate) fn publishing(&mut self, used_index: u16) {
         if let QueueRegion::Packed(part) = self {
@@ -180,7 +185,7 @@ impl QueueRegion {
         }
     }
 
-    /// The pushed chains were published; the used index is `used_index`.
+    /// Clears the pushed chains after their publication; the used index is `used_index`.
     #[inline]
     pub(crate) fn published(&mut self, used_index: u16) {
         match self {

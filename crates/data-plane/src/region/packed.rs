@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A packed queue's part: `QueueRegionPacked` and `DescStatePacked` of the vhost-user
-//! specification. The used entries overwrite the ring, so the descriptors are kept here.
+//! specification. It contains copies of the descriptors, because used entries overwrite the ring.
 
 use super::{Part, VERSION};
 use std::sync::atomic::{Ordering, fence};
@@ -45,25 +45,25 @@ struct Taken {
     last: u16,
 }
 
-/// What an earlier daemon left.
+/// The state that a previous daemon left.
 pub(super) struct Left {
     pub(super) used_index: u16,
-    /// The chains in flight, in the order they were taken.
+    /// The chains in flight, in the order in which they were taken.
     pub(super) chains: Vec<LeftChain>,
 }
 
-/// A chain that an earlier daemon left in flight.
+/// A chain that a previous daemon left in flight.
 pub(super) struct LeftChain {
-    /// Its descriptors, as they stood in the ring.
+    /// Copies of its ring descriptors.
     pub(super) descs: Vec<Desc>,
-    /// Where the part holds them.
+    /// Their entries in the part.
     entries: Vec<u16>,
     counter: u64,
 }
 
-/// Reads what an earlier daemon left of a queue of `size` descriptors; `None` when nothing was
-/// written yet, or nothing that makes sense. `was_used` tells whether the ring's entry at a used
-/// position was published.
+/// Reads the state that a previous daemon left of a queue of `size` descriptors; `None` if there is
+/// none or it is invalid. `was_used` returns whether the ring's entry at a used position was
+/// published.
 pub(super) fn left(part: &Part, size: u16, was_used: impl Fn(u16) -> bool) -> Option<Left> {
     if part.load_u16(VERSION_AT) != VERSION || part.load_u16(DESC_NUM_AT) != size {
         return None;
@@ -73,7 +73,7 @@ pub(super) fn left(part: &Part, size: u16, was_used: impl Fn(u16) -> bool) -> Op
     };
     let old = position(OLD_USED_IDX_AT, OLD_USED_WRAP_AT);
     let new = position(USED_IDX_AT, USED_WRAP_AT);
-    // The last batch went out, or is rolled back.
+    // The last batch was published, or is rolled back.
     let committed = new != old && was_used(old);
     let used_index = if committed { new } else { old };
     let mut free = part.load_u16(if committed { FREE_HEAD_AT } else { OLD_FREE_HEAD_AT });
@@ -94,8 +94,8 @@ pub(super) fn left(part: &Part, size: u16, was_used: impl Fn(u16) -> bool) -> Op
     sane.then_some(Left { used_index, chains })
 }
 
-/// The chain whose head entry is `head`; `None` when it makes no sense. Each
-/// entry belongs to one chain: `claimed` has those that are free or another's.
+/// Reads the chain with the head entry `head`; `None` if it is invalid. Each entry belongs to at
+/// most one chain: `claimed` marks the entries that are free or belong to another chain.
 fn chain(part: &Part, size: u16, head: u16, claimed: &mut [bool]) -> Option<LeftChain> {
     let count = part.load_u16(entry(head) + NUM_AT);
     let counter = part.load_u64(entry(head) + COUNTER_AT);
@@ -122,19 +122,19 @@ fn chain(part: &Part, size: u16, head: u16, claimed: &mut [bool]) -> Option<Left
 pub(crate) struct PackedPart {
     part: Part,
     counter: u64,
-    /// The free list, as it stands in the part.
+    /// Copy of the free list in the part.
     next: Vec<u16>,
     free_head: u16,
     free_count: usize,
     taken: Vec<Taken>,
-    /// Pushed and not yet published.
+    /// Pushed and unpublished chains.
     batch: Vec<Taken>,
 }
 
 impl PackedPart {
-    /// Makes the part ready for a queue of `size` descriptors whose used position is `used_index`
-    /// and in which `left` is in flight. Those entries stay as they are: they are nowhere else,
-    /// should this daemon end now. The others become the free list.
+    /// Prepares the part for a queue of `size` descriptors with the used position `used_index` and
+    /// the chains `left` in flight. Keeps the entries of these chains: no other record of them
+    /// exists if this daemon ends now. All other entries become the free list.
     pub(super) fn open(part: Part, size: u16, used_index: u16, left: &[LeftChain]) -> Self {
         let capacity = usize::from(size);
         let mut next = vec![size; capacity];
@@ -171,8 +171,8 @@ impl PackedPart {
         self.part.store_u8(wrap_at, u8::from(used_index & 0x8000 != 0));
     }
 
-    /// Copies the ring's descriptors of a chain. A driver that makes more available than the ring
-    /// holds, or reuses an id, gets no entry: its own chains are then not recoverable.
+    /// Records the ring descriptors of a chain. A driver that makes more descriptors available than
+    /// the ring holds, or reuses an id, gets no entry: its chains are then not recoverable.
     pub(super) fn taken(&mut self, id: u16, descs: &[Desc]) {
         if descs.is_empty() || descs.len() > self.free_count {
             return;
@@ -193,7 +193,7 @@ impl PackedPart {
         self.part.store_u16(entry(head) + LAST_AT, last);
         self.part.store_u64(entry(head) + COUNTER_AT, self.counter);
         self.counter = self.counter.wrapping_add(1);
-        // For the next daemon: the copy is whole before it counts.
+        // For the next daemon: the copy is complete before it is valid.
         fence(Ordering::Release);
         self.part.store_u8(entry(head) + INFLIGHT_AT, 1);
         self.part.store_u16(FREE_HEAD_AT, self.free_head);
@@ -201,16 +201,17 @@ impl PackedPart {
         self.taken.push(Taken { id, head, last });
     }
 
-    /// The entries stay as they are until the batch goes out: a later daemon may have to roll the
-    /// batch back.
+    /// Adds a chain to the batch. Its entries do not change until the publication: a later daemon
+    /// may have to roll the batch back.
     pub(super) fn pushing(&mut self, id: u16) {
         if let Some(at) = self.taken.iter().position(|taken| taken.id == id) {
             self.batch.push(self.taken.swap_remove(at));
         }
     }
 
-    /// Frees the batch's entries and moves `used_idx` before the ring's flags change: a later
-    /// daemon looks at the ring to tell whether the batch went out, and commits or rolls back.
+    /// Frees the entries of the batch and advances `used_idx` before the ring's flags change. A
+    /// later daemon reads the ring to determine whether the batch was published, and commits or
+    /// rolls back.
     pub(super) fn publishing(&mut self, used_index: u16) {
         if self.batch.is_empty() {
             return;
@@ -228,7 +229,7 @@ impl PackedPart {
         }
         self.part.store_u16(FREE_HEAD_AT, self.free_head);
         self.store_used(used_index, USED_IDX_AT, USED_WRAP_AT);
-        // For the next daemon: where the ring has the batch, this has it, too.
+        // For the next daemon: if the ring has the batch, the part has it, too.
         fence(Ordering::Release);
     }
 
@@ -236,7 +237,7 @@ impl PackedPart {
         if self.batch.is_empty() {
             return;
         }
-        // For the next daemon: where entries are cleared, the ring has the batch.
+        // For the next daemon: if entries are cleared, the ring has the batch.
         fence(Ordering::Release);
         for Taken { head, .. } in self.batch.drain(..) {
             self.part.store_u8(entry(head) + INFLIGHT_AT, 0);

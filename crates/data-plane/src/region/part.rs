@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checked stores to one queue's part of the in-flight region.
-// UNSAFETY: the region is memory shared with the front-end; every store goes through `cell`, which
-// checks it against the part.
+// UNSAFETY: the region is memory shared with the front-end. `cell` checks every access against the
+// part.
 #![expect(unsafe_code)]
 
 use super::InflightRegion;
@@ -17,7 +17,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The part at `start` (a multiple of 64) of the region; `None` when it does not fit.
+    /// The part at byte `start` (a multiple of 64) of the region; `None` if it does not fit.
     pub(super) fn new(region: &Arc<InflightRegion>, start: usize, len: usize) -> Option<Self> {
         let start = region.offset + start;
         let fits = start + len <= region.mapping.size();
@@ -33,7 +33,7 @@ impl Part {
 
     #[inline]
     pub(super) fn store_u8(&self, offset: usize, value: u8) {
-        // SAFETY: `cell` checked the bounds; the region keeps the mapping.
+        // SAFETY: `cell` checked the bounds; the region keeps the memory mapped.
         unsafe { AtomicU8::from_ptr(self.cell(offset)) }.store(value, Ordering::Relaxed);
     }
 

@@ -25,7 +25,7 @@ fn entry(head: u16) -> usize {
     HEADER_BYTES + ENTRY_BYTES * usize::from(head)
 }
 
-/// Clears the batch that was published when the earlier daemon ended before it could.
+/// Clears the batch that a previous daemon published but did not clear.
 fn finish_last_batch(part: &Part, size: u16, used_index: u16) {
     let published = used_index.wrapping_sub(part.load_u16(USED_IDX_AT));
     let mut head = part.load_u16(LAST_BATCH_HEAD_AT);
@@ -43,14 +43,14 @@ pub(crate) struct SplitPart {
     part: Part,
     counter: u64,
     last_batch_head: u16,
-    /// Heads pushed and not yet published.
+    /// Heads of pushed and unpublished chains.
     batch: Vec<u16>,
 }
 
 impl SplitPart {
-    /// Makes the part ready for a queue of `size` descriptors whose used index is `used_index`,
-    /// and returns the heads that an earlier daemon left in flight, in the order it took them;
-    /// `None` where there was no earlier one. They stay marked.
+    /// Prepares the part for a queue of `size` descriptors with the used index `used_index`.
+    /// Returns the heads that a previous daemon left in flight, in the order in which it took them,
+    /// and keeps their marks; `None` if there was no previous daemon.
     pub(super) fn open(part: Part, size: u16, used_index: u16) -> (Self, Option<Vec<u16>>) {
         let mut left = Vec::new();
         let known = part.load_u16(VERSION_AT) == VERSION && part.load_u16(DESC_NUM_AT) == size;
@@ -64,7 +64,7 @@ impl SplitPart {
         }
         part.store_u16(DESC_NUM_AT, size);
         part.store_u16(USED_IDX_AT, used_index);
-        // For the next daemon, should this one die here: with this index no batch is unfinished.
+        // For the next daemon, if this one ends here: with this index no batch is unfinished.
         fence(Ordering::Release);
         part.store_u16(LAST_BATCH_HEAD_AT, 0);
         part.store_u16(VERSION_AT, VERSION);
@@ -89,8 +89,9 @@ impl SplitPart {
         self.batch.push(head);
     }
 
-    /// For the next daemon: the used ring's index is there before the entries are cleared, and they
-    /// are before `used_idx` says so; it tells by it whether the last batch was cleared.
+    /// For the next daemon: the index of the used ring is stored before the entries are cleared,
+    /// and they are cleared before `used_idx` changes. `used_idx` thus shows whether the last batch
+    /// was cleared.
     #[inline]
     pub(super) fn published(&mut self, used_index: u16) {
         if self.batch.is_empty() {

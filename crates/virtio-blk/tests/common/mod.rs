@@ -8,11 +8,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use virtio_blk::{DiskView, RangeList, Refused, Request};
-use virtqueue::{Chain, GuestMemory, Layout, QueueSetup, Region, VirtQueue};
+use virtqueue::{Chain, GuestMemory, Layout, Region, RingSetup, VirtQueue};
 
 /// Sectors of the disk.
 pub const CAPACITY: u64 = 1000;
-/// Where the readable and the writable bytes begin; the rings are below.
+/// Addresses of the readable and of the writable bytes; the rings are below.
 pub const READABLE: u64 = 0x4000;
 pub const WRITABLE: u64 = 0x8000;
 const END: u64 = 0x2_0000;
@@ -64,7 +64,7 @@ pub fn view(features: u64) -> DiskView {
 
 pub fn header(kind: u32, sector: u64) -> Vec<u8> {
     let mut bytes = kind.to_le_bytes().to_vec();
-    bytes.extend(0xfeed_beef_u32.to_le_bytes()); // reserved: counts for nothing
+    bytes.extend(0xfeed_beef_u32.to_le_bytes()); // reserved: the device ignores it
     bytes.extend(sector.to_le_bytes());
     bytes
 }
@@ -76,7 +76,7 @@ pub fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     bytes
 }
 
-/// `len` cut into descriptors of these lengths; what is left is the last one.
+/// Cuts `len` into descriptors of these lengths; the remainder is the last one.
 pub fn cut(len: usize, cuts: &[usize]) -> Vec<usize> {
     let mut left = len;
     let mut pieces: Vec<usize> = Vec::new();
@@ -101,7 +101,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// `readable` bytes in descriptors of these lengths, then writable ones.
+    /// Lays out `readable` bytes in descriptors of these lengths, then writable ones.
     pub fn new(readable: &[u8], readable_cuts: &[usize], writable_cuts: &[usize]) -> Self {
         let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let file = File::from(fd);
@@ -129,7 +129,7 @@ impl Guest {
         file.write_all_at(&1u16.to_le_bytes(), AREAS[1] + 2).unwrap();
         let region = Region::map(0, 0, END, file.try_clone().unwrap(), 0).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
-        let setup = QueueSetup {
+        let setup = RingSetup {
             memory: Arc::clone(&memory),
             layout: Layout::Split,
             size: SIZE,
@@ -175,7 +175,7 @@ impl Guest {
         (0..after.len()).filter(changed).map(|i| (i as u64, after[i])).collect()
     }
 
-    /// Start and length of the data that is left to read or to write.
+    /// Start and length of the data that remains to be read or written.
     pub fn data(&mut self, writable: bool) -> (u64, u64) {
         let host = self.memory.regions()[0].host() as u64;
         let segments = if writable { self.chain.writable() } else { self.chain.readable() };

@@ -7,10 +7,10 @@ pub mod reference;
 use libc::iovec;
 use std::fs::File;
 use std::sync::Arc;
-use virtqueue::{Chain, DirtyLog, GuestMemory, Layout, QueueSetup, Region};
+use virtqueue::{Chain, DirtyLog, GuestMemory, Layout, Region, RingSetup};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
-/// Data: two regions without a gap between them, the first one later in the file.
+/// Data: two regions without a gap between them; the first one has the higher file offset.
 pub const LOW: u64 = 0x10_0000;
 pub const HIGH: u64 = 0x18_0000;
 pub const DATA_END: u64 = 0x20_0000;
@@ -30,10 +30,10 @@ pub const REGIONS: [(u64, u64, u64); 5] = [
     (RINGS, RINGS_LEN, 0x13_0000),
 ];
 
-/// What the front-end's addresses are ahead of guest-physical ones.
+/// Difference between the front-end's addresses and guest-physical ones.
 pub const USER_BASE: u64 = 0x7a00_0000_0000;
 
-/// Guest-physical address and length of each.
+/// Guest-physical address and length of each range.
 pub type Ranges = Vec<(u64, u64)>;
 
 /// The memory, as the device under test and as rust-vmm's queue map it.
@@ -54,7 +54,7 @@ impl Arena {
         Self::with_regions(&REGIONS)
     }
 
-    /// Regions by ascending address.
+    /// Makes a memory with these regions, by ascending address.
     pub fn with_regions(regions: &[(u64, u64, u64)]) -> Self {
         let end = regions.iter().map(|&(_, len, offset)| len + offset).max().unwrap();
         let file = memfd(end.next_multiple_of(4096));
@@ -72,9 +72,9 @@ impl Arena {
         }
     }
 
-    pub fn setup(&self, layout: Layout, size: u16, areas: [u64; 3]) -> QueueSetup {
+    pub fn setup(&self, layout: Layout, size: u16, areas: [u64; 3]) -> RingSetup {
         let [desc_addr, avail_addr, used_addr] = areas.map(|gpa| gpa.wrapping_add(USER_BASE));
-        QueueSetup {
+        RingSetup {
             memory: Arc::clone(&self.device),
             layout,
             size,
@@ -113,7 +113,7 @@ impl Arena {
         u16::from_le_bytes(self.read(gpa, 2).try_into().unwrap())
     }
 
-    /// A descriptor of a split queue or of an indirect table.
+    /// Writes a descriptor of a split queue or of an indirect table.
     pub fn write_desc(
         &self,
         table: u64,
@@ -130,14 +130,14 @@ impl Arena {
         self.write(table + 16 * u64::from(index), &bytes);
     }
 
-    /// The whole of guest memory.
+    /// A copy of the whole guest memory.
     pub fn snapshot(&self) -> Vec<Vec<u8>> {
         let regions = self.device.regions().iter();
         regions.map(|region| self.read(region.guest_addr(), region.len() as usize)).collect()
     }
 
-    /// Guest-physical ranges that iovecs name, neighbours joined. Panics where a byte of them is
-    /// not guest memory.
+    /// Guest-physical ranges that the iovecs name, with neighbours joined. Panics if one of their
+    /// bytes is not guest memory.
     pub fn ranges_of(&self, iovs: &[iovec]) -> Ranges {
         let mut pieces = Vec::new();
         for iov in iovs {
@@ -179,7 +179,7 @@ pub fn sum(ranges: &[(u64, u64)]) -> u64 {
     ranges.iter().map(|(_, len)| len).sum()
 }
 
-/// Where the areas of a split queue of `size` lie in [`RINGS`], one page each at least.
+/// Addresses of the areas of a split queue of `size` in [`RINGS`], at least one page each.
 pub fn split_areas(size: u16) -> [u64; 3] {
     let size = u64::from(size);
     let avail = (RINGS + 16 * size).next_multiple_of(4096);
@@ -193,7 +193,7 @@ pub fn dirty_log(pages: u64) -> (Arc<DirtyLog>, File) {
     (Arc::new(DirtyLog::map(file.try_clone().unwrap(), 0, len).unwrap()), file)
 }
 
-/// The numbers of the pages marked in a log; clears it.
+/// Returns the numbers of the pages marked in a log and clears the log.
 pub fn drain_log(file: &File) -> Vec<u64> {
     use std::os::unix::fs::FileExt;
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What sections 2.7 and 2.8 say a device finds in a ring, written down as plainly as possible:
+//! A plain model of the rings that a device reads, by sections 2.7 and 2.8 of the specification:
 //! no pointers, no caches, nothing shared with the code under test but the bound on long chains.
 
 use super::{Arena, joined};

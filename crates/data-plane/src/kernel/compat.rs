@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether the kernel can stand in for the daemon's own data plane without the guest noticing:
-//! what the device promised in its configuration space and features must hold on either plane.
+//! Checks that the kernel data plane is compatible with the device: the properties in the
+//! configuration space and the features must hold on both data planes.
 
 use super::abi;
-use super::error::KernelError;
+use crate::error::KernelError;
 use backend::Info;
 use virtio_spec::blk;
 use virtio_spec::features::{
@@ -14,7 +14,7 @@ fn unsuited<T>(why: String) -> Result<T, KernelError> {
     Err(KernelError::Unsuited(why))
 }
 
-/// Feature bits with a meaning for whoever runs the queues.
+/// Feature bits that affect the queues.
 const OF_QUEUES: u64 = bit(F_VERSION_1)
     | bit(F_INDIRECT_DESC)
     | bit(F_EVENT_IDX)
@@ -25,10 +25,10 @@ const OF_QUEUES: u64 = bit(F_VERSION_1)
     | bit(blk::F_WRITE_ZEROES)
     | bit(blk::F_SECURE_ERASE);
 
-/// The features to set in the kernel, which knows `known`, for a driver that took `acked`.
+/// The features to set in a kernel that supports `known`, for a driver that negotiated `acked`.
 ///
-/// LOG_ALL only with a log: without one the kernel takes the log to be at address 0, and a
-/// front-end, which chooses the guest's addresses, could have it set bits anywhere in this process.
+/// LOG_ALL needs a log: without one the kernel would use a log at address 0. A front-end chooses
+/// the guest's addresses and could then set bits anywhere in this process.
 pub(super) fn features(acked: u64, known: u64, has_log: bool) -> Result<u64, KernelError> {
     let acked = if has_log { acked } else { acked & !bit(VHOST_F_LOG_ALL) };
     if acked & bit(F_RING_PACKED) != 0 {
@@ -47,13 +47,18 @@ pub(super) fn features(acked: u64, known: u64, has_log: bool) -> Result<u64, Ker
     }
 }
 
-/// Compares the attached file as the kernel sees it with the disk as the guest sees it.
+/// True if the disk tells the guest that no command frees space.
+pub(super) fn keeps_space(disk: &Info) -> bool {
+    disk.write_zeroes.is_some() && !disk.write_zeroes_unmaps && disk.discard.is_none()
+}
+
+/// Compares the properties of the attached file with the disk that the guest sees.
 pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), KernelError> {
     let has = |flag: u32| kernel.flags & flag != 0;
     if !has(abi::INFO_ATTACHED) {
         return unsuited("the kernel module attached nothing; see the kernel log (dmesg)".into());
     }
-    // More is no harm: it was grown, and the guest knows of what there was at the start.
+    // A larger file is compatible: it has grown, and the guest uses the capacity at the start.
     if kernel.capacity_sectors < disk.capacity_sectors {
         return unsuited(format!(
             "the kernel would serve {} sectors and the disk has {}: it has shrunk since the start; \
@@ -63,7 +68,8 @@ pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), 
     }
     if kernel.logical_block_bytes > disk.logical_block_bytes {
         return unsuited(format!(
-            "the kernel wants blocks of {} bytes and the disk has {}; set --logical-block-size {0}",
+            "the kernel wants blocks of {} bytes and the guest has {}; use --data-plane uring, or \
+             for a new disk --logical-block-size {0}",
             kernel.logical_block_bytes, disk.logical_block_bytes
         ));
     }
@@ -76,6 +82,15 @@ pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), 
     }
     if has(abi::INFO_READ_ONLY) && !disk.read_only {
         return unsuited("the kernel may only read the disk; check that it is writable".into());
+    }
+    let can_keep_space = kernel.option_flags & abi::OPT_NO_UNMAP != 0;
+    if keeps_space(disk) && has(abi::INFO_DISCARD) && !can_keep_space {
+        return unsuited(
+            "the guest was told that WRITE_ZEROES keeps its space, and the kernel module is too \
+             old for that; load the one that belongs to this program, use --data-plane uring, or \
+             --discard on"
+                .into(),
+        );
     }
     let commands = [
         ("DISCARD", disk.discard.is_some(), abi::INFO_DISCARD),
@@ -136,6 +151,19 @@ mod tests {
             let why = disk(&kernel, &info, 126).unwrap_err().to_string();
             assert!(why.contains(words), "{why}");
         }
+    }
+
+    #[test]
+    fn a_disk_that_must_stay_thick_suits_a_module_that_keeps_space() {
+        let (kernel, info) = seen();
+        let thick = Info { discard: None, write_zeroes_unmaps: false, ..info };
+        let why = disk(&kernel, &thick, 126).unwrap_err().to_string();
+        assert!(why.contains("--discard on"), "{why}");
+        let keeps = abi::Info { option_flags: abi::OPT_NO_UNMAP, ..kernel };
+        disk(&keeps, &thick, 126).unwrap();
+        let cannot = abi::Info { flags: kernel.flags & !abi::INFO_DISCARD, ..kernel };
+        disk(&cannot, &thick, 126).unwrap();
+        disk(&cannot, &Info { write_zeroes: None, ..thick }, 126).unwrap();
     }
 
     #[test]

@@ -1,10 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why the kernel does not run a disk's queues, and what to do about it.
+//! Errors of the data planes. Their texts name the cause and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use virtqueue::QueueError;
 
-/// See the module's head. Displays as `WHY; WHAT TO DO` in one line.
+/// Errors of the start of the io_uring data plane.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The kernel refuses an io_uring.
+    #[error(
+        "cannot set an io_uring up: {0}; allow it (sysctl kernel.io_uring_disabled=0, and no \
+         seccomp filter or container profile against it)"
+    )]
+    Uring(io::Error),
+    /// The disk cannot be opened for a thread.
+    #[error("cannot open the disk for a data-plane thread: {0}")]
+    Lane(io::Error),
+    /// io_uring refuses the disk's file.
+    #[error("cannot register the disk's file with io_uring: {0}")]
+    Register(io::Error),
+    /// No thread or eventfd is left.
+    #[error("cannot start a data-plane thread: {0}; raise the limits on threads and open files")]
+    Thread(io::Error),
+    /// A thread cannot be pinned to this CPU.
+    #[error("cannot pin a data-plane thread to CPU {0}: {1}; name CPUs this process may use")]
+    Cpu(usize, io::Error),
+}
+
+/// Errors of the start of a queue.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueStartError {
+    /// The set-up by the front-end is wrong, for either plane.
+    #[error("{0}")]
+    Ring(#[from] QueueError),
+    /// No file descriptor is left.
+    #[error("no descriptor is left: {0}")]
+    Descriptor(#[from] io::Error),
+    /// The kernel cannot run the queue; the io_uring plane can.
+    #[error("the kernel data plane cannot run it: {0}")]
+    Kernel(#[from] KernelError),
+}
+
+/// An error of the kernel data plane. Displays as `CAUSE; REMEDY` in one line.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The device node cannot be opened.
@@ -12,22 +50,22 @@ pub enum KernelError {
     Open {
         /// The device node.
         path: PathBuf,
-        /// Why.
+        /// Error of the system call.
         source: io::Error,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
-    /// Something about the disk, the queue or the front-end that the kernel cannot do.
+    /// The kernel does not support the disk, the queue or the front-end.
     #[error("{0}")]
     Unsuited(String),
     /// An ioctl failed.
     #[error("{call}: {source}; {remedy}")]
     Call {
-        /// Its name.
+        /// Name of the ioctl.
         call: &'static str,
-        /// Why.
+        /// Error of the ioctl.
         source: io::Error,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
 }
@@ -53,30 +91,43 @@ impl KernelError {
             ("VHOST_BLK_SET_BACKEND", Some(libc::EBUSY)) => {
                 "the block device is mounted or claimed: let go of it there, or use --data-plane uring"
             }
+            ("VHOST_BLK_SET_BACKEND", Some(libc::EOPNOTSUPP)) => {
+                "the block device is zoned, and a guest would not know: use another one"
+            }
             ("VHOST_SET_MEM_TABLE", Some(libc::E2BIG)) => {
                 "raise the parameter max_mem_regions of the kernel module vhost"
             }
-            (_, Some(libc::ENOMEM)) => "free some memory, or raise the memlock limit",
+            (_, Some(libc::ENOMEM)) => "free some memory",
             _ => "see the kernel log (dmesg)",
         };
         KernelError::Call { call, source, remedy }
     }
 
-    /// The kernel does not know the ioctl, or not for this device.
+    /// Returns whether the kernel does not support the ioctl for this device.
     pub(crate) fn is_unknown_call(&self) -> bool {
         let unknown = [libc::ENOTTY, libc::EINVAL, libc::EFAULT, libc::ENOSYS];
         matches!(self, KernelError::Call { source, .. }
             if source.raw_os_error().is_some_and(|code| unknown.contains(&code)))
     }
 
-    /// Somebody else has it.
+    /// The errno of the system call.
+    pub(crate) fn errno(&self) -> Option<i32> {
+        match self {
+            KernelError::Call { source, .. } | KernelError::Open { source, .. } => {
+                source.raw_os_error()
+            }
+            KernelError::Unsuited(_) => None,
+        }
+    }
+
+    /// Returns whether the error is EBUSY.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self, KernelError::Call { source, .. }
             if source.raw_os_error() == Some(libc::EBUSY))
     }
 }
 
-/// An error of the `vhost` crate, in the words of this one.
+/// Converts an error of the `vhost` crate.
 pub(crate) fn of_core(call: &'static str) -> impl Fn(vhost::Error) -> KernelError {
     move |error| match error {
         vhost::Error::IoctlError(source) => KernelError::call(call, source),
@@ -113,5 +164,8 @@ mod tests {
         assert!(text.contains("mounted or claimed"), "{text}");
         let text = KernelError::call("VHOST_SET_OWNER", busy()).to_string();
         assert!(text.contains("dmesg"), "{text}");
+        let zoned = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        let text = KernelError::call("VHOST_BLK_SET_BACKEND", zoned).to_string();
+        assert!(text.contains("is zoned"), "{text}");
     }
 }

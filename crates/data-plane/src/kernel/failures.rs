@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Logs failures of the storage of the kernel's queues, whose requests the daemon does not see: at
+//! most one line per second, for all failures since the previous line. Tells the disk of a failed
+//! sync, so that the daemon's own queues fail every FLUSH, too.
+
+use super::abi;
+use super::device::VhostBlk;
+use crate::error::KernelError;
+use backend::Disk;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use vmm_sys_util::eventfd::EventFd;
+
+/// Minimum time between two lines.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The thread that waits for failures; dropping this value ends it.
+#[derive(Debug)]
+pub(super) struct FailureWatch {
+    event: EventFd,
+    /// Dropped to end the thread.
+    running: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FailureWatch {
+    pub(super) fn start(device: &VhostBlk, disk: Arc<dyn Disk>) -> Result<Self, KernelError> {
+        let failed = |source| KernelError::call("watching for failures", source);
+        let event = EventFd::new(libc::EFD_CLOEXEC).map_err(failed)?;
+        device.set_failure_event(&event)?;
+        let (running, ended) = mpsc::channel();
+        let (waited, device) =
+            (event.try_clone().map_err(failed)?, device.try_clone().map_err(failed)?);
+        let thread = std::thread::Builder::new()
+            .name("kernel-failures".into())
+            .spawn(move || watch(&device, &*disk, &waited, &ended))
+            .map_err(failed)?;
+        Ok(FailureWatch { event, running: Some(running), thread: Some(thread) })
+    }
+}
+
+impl Drop for FailureWatch {
+    fn drop(&mut self) {
+        drop(self.running.take());
+        let woken = self.event.write(1);
+        if let (Ok(()), Some(thread)) = (woken, self.thread.take()) {
+            let _ended = thread.join();
+        }
+    }
+}
+
+/// Logs failures until the sender of `ended` is dropped.
+fn watch(device: &VhostBlk, disk: &dyn Disk, event: &EventFd, ended: &mpsc::Receiver<()>) {
+    while event.read().is_ok() {
+        match device.failure() {
+            Ok(failure) if failure.kinds != 0 => {
+                tracing::error!("{}", line_of(&failure));
+                if failure.kinds & abi::FAILURE_SYNC != 0 {
+                    disk.sync_failed(failure.error as i32);
+                }
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%error, "the storage failed, and the kernel gives no details")
+            }
+        }
+        if ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+    }
+}
+
+/// The log line of failures: the most serious kind, and the first failed sector.
+fn line_of(failure: &abi::Failure) -> String {
+    let kinds = [
+        (abi::FAILURE_REMOVED, "the block device was removed; serve another one"),
+        (abi::FAILURE_NO_SPACE, "no space is left for the image; make some"),
+        (abi::FAILURE_TIMEOUT, "the storage does not answer"),
+        (abi::FAILURE_READ_ONLY, "the storage became read-only"),
+        (abi::FAILURE_IO, "I/O errors; see the kernel log (dmesg)"),
+    ];
+    let kind = kinds.iter().find(|(bit, _)| failure.kinds & bit != 0);
+    let why = std::io::Error::from_raw_os_error(failure.error as i32);
+    let what = kind.map_or("see the kernel log (dmesg)", |(_, text)| text);
+    match (failure.count, failure.sector) {
+        (count, u64::MAX) => format!("the disk fails: {what} ({count} requests failed)"),
+        (count, sector) => format!(
+            "the disk fails: {what} ({count} requests failed, the first at sector {sector}: {why})"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(kinds: u32, error: i32, sector: u64) -> abi::Failure {
+        abi::Failure { kinds, count: 3, sector, error: error as u32, ..abi::Failure::default() }
+    }
+
+    #[test]
+    fn a_line_tells_the_gravest_kind_the_count_and_the_first_failure() {
+        let text = line_of(&failure(abi::FAILURE_IO, libc::EIO, 77));
+        assert!(text.starts_with("the disk fails: I/O errors; see the kernel log"), "{text}");
+        assert!(
+            text.contains("(3 requests failed, the first at sector 77: Input/output"),
+            "{text}"
+        );
+        let text = line_of(&failure(abi::FAILURE_IO | abi::FAILURE_NO_SPACE, libc::ENOSPC, 0));
+        assert!(text.contains("no space is left") && text.contains("sector 0: No space"), "{text}");
+        let removed = abi::FAILURE_IO | abi::FAILURE_NO_SPACE | abi::FAILURE_REMOVED;
+        let text = line_of(&failure(removed, libc::ENODEV, u64::MAX));
+        assert!(text.contains("was removed") && text.ends_with("(3 requests failed)"), "{text}");
+        assert!(line_of(&failure(abi::FAILURE_TIMEOUT, libc::ETIMEDOUT, 1)).contains("answer"));
+        assert!(line_of(&failure(abi::FAILURE_READ_ONLY, libc::EROFS, 1)).contains("read-only"));
+    }
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Selects the data plane of a device's queues: the kernel or the daemon's io_uring threads. All
+//! queues of a device run on the same plane.
+
+use crate::error::{KernelError, QueueStartError};
+use crate::kernel::{KernelOptions, KernelPlane};
+use crate::plane::{DataPlane, PlaneKind, QueueSetup, QueueStopped};
+use crate::region::QueueRegion;
+use crate::uring_plane::UringPlane;
+use backend::Disk;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+use virtqueue::{GuestMemory, Layout, VirtQueue};
+
+/// The choice of the data plane by the user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlaneChoice {
+    /// The kernel if it can run the queues, otherwise io_uring; also later.
+    Auto,
+    /// Always this one.
+    Only(PlaneKind),
+}
+
+/// A running queue of a device.
+#[derive(Debug)]
+#[must_use = "a running queue must be stopped"]
+pub struct QueueHandle {
+    index: u16,
+    plane: PlaneKind,
+}
+
+impl QueueHandle {
+    /// The data plane on which the queue was started.
+    pub fn plane(&self) -> PlaneKind {
+        self.plane
+    }
+}
+
+/// A data plane and the reason for its selection.
+#[derive(Clone)]
+struct Selection {
+    plane: PlaneKind,
+    reason: String,
+}
+
+/// The data planes of one disk, and the selected one.
+pub struct PlaneSelector {
+    uring: UringPlane,
+    kernel: Option<KernelPlane>,
+    choice: PlaneChoice,
+    packed: bool,
+    /// The selection for the queues of the next front-end.
+    preferred: Selection,
+    current: Selection,
+    memory: Option<Arc<GuestMemory>>,
+    /// Queues that a ring fault stopped before they reached the kernel.
+    faulted: BTreeMap<u16, QueueStopped>,
+}
+
+/// A selector without the kernel data plane.
+impl From<UringPlane> for PlaneSelector {
+    fn from(uring: UringPlane) -> Self {
+        let choice = PlaneChoice::Only(PlaneKind::Uring);
+        let reason = "there is no other".to_owned();
+        Self::with(uring, None, choice, Selection { plane: PlaneKind::Uring, reason })
+    }
+}
+
+impl PlaneSelector {
+    /// Both planes of a disk; `uring` was started for it.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the choice is the kernel alone and it cannot run this disk.
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        uring: UringPlane,
+        options: KernelOptions,
+        choice: PlaneChoice,
+    ) -> Result<Self, KernelError> {
+        let node = options.path.display().to_string();
+        let kernel = KernelPlane::new(disk, options);
+        let (plane, reason) = match choice {
+            PlaneChoice::Auto => match kernel.check() {
+                Ok(()) => (PlaneKind::Kernel, format!("{node} is there and suits the disk")),
+                Err(error) => (PlaneKind::Uring, error.to_string()),
+            },
+            PlaneChoice::Only(kind) => {
+                if kind == PlaneKind::Kernel {
+                    kernel.check()?;
+                }
+                (kind, "--data-plane says so".to_owned())
+            }
+        };
+        Ok(Self::with(uring, Some(kernel), choice, Selection { plane, reason }))
+    }
+
+    fn with(
+        uring: UringPlane,
+        kernel: Option<KernelPlane>,
+        choice: PlaneChoice,
+        preferred: Selection,
+    ) -> Self {
+        PlaneSelector {
+            uring,
+            kernel,
+            choice,
+            // The properties that the guest sees must not depend on the plane it starts on.
+            packed: preferred.plane == PlaneKind::Uring,
+            current: preferred.clone(),
+            preferred,
+            memory: None,
+            faulted: BTreeMap::new(),
+        }
+    }
+
+    fn plane(&self, kind: PlaneKind) -> &dyn DataPlane {
+        match (kind, &self.kernel) {
+            (PlaneKind::Kernel, Some(kernel)) => kernel,
+            _ => &self.uring,
+        }
+    }
+
+    fn plane_mut(&mut self, kind: PlaneKind) -> &mut dyn DataPlane {
+        match (kind, &mut self.kernel) {
+            (PlaneKind::Kernel, Some(kernel)) => kernel,
+            _ => &mut self.uring,
+        }
+    }
+
+    /// The data plane of new queues.
+    pub fn current(&self) -> PlaneKind {
+        self.current.plane
+    }
+
+    /// The reason for the current data plane.
+    pub fn why(&self) -> &str {
+        &self.current.reason
+    }
+
+    /// Returns whether packed virtqueues may be offered: the kernel does not support them.
+    pub fn packed(&self) -> bool {
+        self.packed
+    }
+
+    /// Returns whether packed virtqueues can be served, possibly after the kernel has refused them.
+    pub fn can_serve_packed(&self) -> bool {
+        self.current() == PlaneKind::Uring || self.may_fall_back()
+    }
+
+    /// Returns whether a queue that the kernel refuses may start on the io_uring plane.
+    pub fn may_fall_back(&self) -> bool {
+        self.current() == PlaneKind::Kernel && self.choice != PlaneChoice::Only(PlaneKind::Kernel)
+    }
+
+    /// Checks that queues can start on `kind` now.
+    ///
+    /// # Errors
+    /// [`KernelError`] if it is the kernel and it cannot run this disk.
+    pub fn check(&self, kind: PlaneKind) -> Result<(), KernelError> {
+        if kind == PlaneKind::Kernel && self.kernel.is_none() {
+            return Err(KernelError::Unsuited("this program was started without it".into()));
+        }
+        self.plane(kind).check()
+    }
+
+    /// Selects `kind` for new queues, for the given reason. The caller has checked `kind`. No queue
+    /// may run.
+    pub fn move_to(&mut self, kind: PlaneKind, reason: &str) {
+        let current = self.current();
+        if current != kind {
+            let memory = self.memory.clone();
+            self.plane_mut(current).set_memory(None);
+            self.plane_mut(kind).set_memory(memory);
+        }
+        self.current = Selection { plane: kind, reason: reason.to_owned() };
+    }
+
+    /// Selects the current plane for the queues of the next front-end, too.
+    pub fn prefer_current(&mut self) {
+        self.preferred.clone_from(&self.current);
+    }
+
+    /// Returns to the preferred plane after a front-end has disconnected. No queue may run.
+    pub fn start_over(&mut self) {
+        let Selection { plane, reason } = self.preferred.clone();
+        self.move_to(plane, &reason);
+    }
+
+    /// Replaces guest memory (`None`: removes it). No queue may run.
+    pub fn set_memory(&mut self, memory: Option<Arc<GuestMemory>>) {
+        self.memory.clone_from(&memory);
+        self.plane_mut(self.current()).set_memory(memory);
+    }
+
+    /// Starts a queue on the current plane.
+    ///
+    /// # Errors
+    /// [`QueueStartError`]; the queue is unchanged then.
+    pub fn start_queue(&mut self, mut setup: QueueSetup) -> Result<QueueHandle, QueueStartError> {
+        let handle = QueueHandle { index: setup.index, plane: self.current() };
+        if handle.plane == PlaneKind::Kernel
+            && let Some(stopped) = self.recover(&mut setup)?
+        {
+            self.faulted.insert(handle.index, stopped);
+            return Ok(handle);
+        }
+        self.plane_mut(handle.plane).start_queue(setup)?;
+        Ok(handle)
+    }
+
+    /// Completes the requests that a previous daemon left in flight, on the io_uring plane, and moves
+    /// `setup` behind them: the kernel writes the in-flight region, but does not read it. Returns the
+    /// state of the queue if a ring fault stopped it.
+    fn recover(&mut self, setup: &mut QueueSetup) -> Result<Option<QueueStopped>, QueueStartError> {
+        let mut ring = VirtQueue::start(&setup.ring)?;
+        let Some(region) = setup.region.as_ref().filter(|_| setup.ring.layout == Layout::Split)
+        else {
+            return Ok(None);
+        };
+        let opened = QueueRegion::open(region, Layout::Split, setup.index, &mut ring);
+        let Some((_, left)) = opened else {
+            tracing::warn!(
+                queue = setup.index,
+                "the in-flight region has no room for this queue: its requests are not tracked"
+            );
+            setup.region = None;
+            return Ok(None);
+        };
+        setup.ring.base = ring.base();
+        if left.is_empty() {
+            return Ok(None);
+        }
+        self.uring.start_queue(setup.try_clone()?)?;
+        let stopped = self.uring.stop_queues(&[setup.index]);
+        let stopped = stopped.into_iter().next().expect("one state for one queue");
+        setup.ring.base = stopped.base;
+        Ok(stopped.faulted.then_some(stopped))
+    }
+
+    /// Stops queues: none of them takes a further chain, and their requests in flight complete.
+    /// Returns their states in the same order. All queues stop before the first wait: this takes as
+    /// long as the slowest queue.
+    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>) -> Vec<QueueStopped> {
+        let mut stopped = std::mem::take(&mut self.faulted);
+        for kind in [PlaneKind::Kernel, PlaneKind::Uring] {
+            let runs =
+                |queue: &&QueueHandle| queue.plane == kind && !stopped.contains_key(&queue.index);
+            let indices: Vec<u16> = queues.iter().filter(runs).map(|queue| queue.index).collect();
+            let states = self.plane_mut(kind).stop_queues(&indices);
+            stopped.extend(indices.into_iter().zip(states));
+        }
+        let state = |queue: QueueHandle| {
+            stopped.remove(&queue.index).expect("each running queue has a state")
+        };
+        let states = queues.into_iter().map(state).collect();
+        self.faulted = stopped; // those that were not asked for
+        states
+    }
+
+    /// Replaces the call eventfd of a running queue without waiting for its I/O.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the kernel refuses it: the queue keeps the old one.
+    pub fn set_call(&mut self, queue: &QueueHandle, call: Option<File>) -> Result<(), KernelError> {
+        if self.faulted.contains_key(&queue.index) {
+            return Ok(());
+        }
+        self.plane_mut(queue.plane).set_call(queue.index, call)
+    }
+
+    /// Applies a change of the cache mode, which [`virtio_blk::DiskView`] shares.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the kernel refuses it: its queues keep the old mode.
+    pub fn cache_mode_changed(&mut self) -> Result<(), KernelError> {
+        self.plane_mut(self.current()).cache_mode_changed()
+    }
+
+    /// Name and value of each counter of a running queue. `device` is the result of
+    /// [`PlaneSelector::device_counters`].
+    pub fn queue_counters(
+        &self,
+        queue: &QueueHandle,
+        device: &[(String, String)],
+    ) -> Vec<(String, u64)> {
+        if self.faulted.contains_key(&queue.index) {
+            return Vec::new();
+        }
+        self.plane(queue.plane).queue_counters(queue.index, device)
+    }
+
+    /// Name and value of each counter of the kernel module, while it runs queues.
+    pub fn device_counters(&self) -> Vec<(String, String)> {
+        self.plane(self.current()).device_counters()
+    }
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The io_uring data plane: the control plane's handle on its threads.
+
+use crate::error::{KernelError, QueueStartError, StartError};
+use crate::mail::{Answer, Mail, Postbox};
+use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueStats, QueueStopped};
+use crate::submit::Storage;
+use crate::uring::Uring;
+use crate::worker::Worker;
+use backend::Disk;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use virtqueue::{GuestMemory, VirtQueue};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Options of the io_uring data plane.
+#[derive(Clone, Debug)]
+pub struct UringOptions {
+    /// Number of threads; queues are distributed over them.
+    pub threads: usize,
+    /// CPUs to pin the threads to, in turn; empty: no thread is pinned.
+    pub cpus: Vec<usize>,
+    /// Maximum time to poll before a thread sleeps; zero: no polling.
+    pub poll_max: Duration,
+    /// Register guest memory as fixed buffers, which pins it.
+    pub pin_memory: bool,
+    /// Use of an `IOPOLL` ring for reads and writes.
+    pub iopoll: IoPoll,
+}
+
+/// The io_uring data plane of one disk. Dropping it ends its threads; stop all queues before.
+pub struct UringPlane {
+    threads: Vec<Thread>,
+    queues: BTreeMap<u16, Place>,
+    pin_memory: bool,
+    /// Kept while it is registered.
+    memory: Option<Arc<GuestMemory>>,
+}
+
+struct Thread {
+    postbox: Postbox,
+    handle: Option<JoinHandle<()>>,
+}
+
+/// The thread of a running queue, and the thread's number of the queue.
+#[derive(Clone, Copy)]
+struct Place {
+    thread: usize,
+    number: u16,
+}
+
+impl UringPlane {
+    /// Starts the threads, each with its ring and its lane of `disk`.
+    ///
+    /// # Errors
+    /// [`StartError`]; the threads that have started end.
+    pub fn new(disk: Arc<dyn Disk>, options: &UringOptions) -> Result<Self, StartError> {
+        let mut plane = UringPlane {
+            threads: Vec::new(),
+            queues: BTreeMap::new(),
+            pin_memory: options.pin_memory,
+            memory: None,
+        };
+        let iopoll = match options.iopoll {
+            IoPoll::Auto => disk.info().io_poll,
+            IoPoll::On => true,
+            IoPoll::Off => false,
+        };
+        for number in 0..options.threads.max(1) {
+            let cpu = options.cpus.get(number % options.cpus.len().max(1)).copied();
+            let cpus = options.cpus.clone();
+            let setup = WorkerSetup { cpu, cpus, iopoll, poll_max: options.poll_max };
+            let thread = start_thread(Arc::clone(&disk), number, setup)?;
+            plane.threads.push(thread);
+        }
+        Ok(plane)
+    }
+
+    fn place(&self, index: u16) -> (&Postbox, u16) {
+        let Place { thread, number } = self.queues[&index];
+        (&self.threads[thread].postbox, number)
+    }
+}
+
+impl DataPlane for UringPlane {
+    fn check(&self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn set_memory(&mut self, memory: Option<Arc<GuestMemory>>) {
+        if !self.pin_memory {
+            return;
+        }
+        for thread in &self.threads {
+            let result = thread.postbox.ask(|reply| Mail::Memory(memory.clone(), reply));
+            if let Err(error) = result {
+                tracing::warn!(%error, "guest memory cannot be pinned; raise RLIMIT_MEMLOCK to its size, or set --pin-memory off; continuing without");
+            }
+        }
+        self.memory = memory; // unmap the old memory only after the threads have unregistered it
+    }
+
+    fn start_queue(&mut self, setup: QueueSetup) -> Result<(), QueueStartError> {
+        let ring = VirtQueue::start(&setup.ring)?;
+        let (index, thread) = (setup.index, usize::from(setup.index) % self.threads.len());
+        let queue = Box::new((setup, ring));
+        let number = self.threads[thread].postbox.ask(|reply| Mail::Start(queue, reply));
+        self.queues.insert(index, Place { thread, number });
+        Ok(())
+    }
+
+    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueStopped> {
+        let stop = |index: &u16| {
+            let (postbox, number) = self.place(*index);
+            postbox.request(|reply| Mail::Stop(number, reply))
+        };
+        let answers: Vec<Answer<QueueStopped>> = indices.iter().map(stop).collect();
+        let stopped = answers.into_iter().map(Answer::wait).collect();
+        self.queues.retain(|index, _| !indices.contains(index));
+        stopped
+    }
+
+    fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
+        let (postbox, number) = self.place(index);
+        postbox.send(Mail::SetCall(number, call));
+        Ok(())
+    }
+
+    /// The threads read the cache mode with every request.
+    fn cache_mode_changed(&mut self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn device_counters(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    fn queue_counters(&self, index: u16, _: &[(String, String)]) -> Vec<(String, u64)> {
+        let (postbox, number) = self.place(index);
+        let stats = postbox.ask(|reply| Mail::Stats(number, reply));
+        let QueueStats { chains, refused, kicks, calls } = stats;
+        [("chains", chains), ("refused", refused), ("kicks", kicks), ("calls", calls)]
+            .map(|(name, count)| (name.to_owned(), count))
+            .to_vec()
+    }
+}
+
+impl Drop for UringPlane {
+    fn drop(&mut self) {
+        for thread in &self.threads {
+            thread.postbox.send(Mail::Exit);
+        }
+        for thread in &mut self.threads {
+            if let Some(handle) = thread.handle.take() {
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+/// Aborts the program if the thread panics: unwinding would free memory that the kernel still
+/// writes to.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// The set-up of one thread.
+struct WorkerSetup {
+    /// CPU of the thread.
+    cpu: Option<usize>,
+    /// CPUs of the kernel threads that work for it; empty: all.
+    cpus: Vec<usize>,
+    iopoll: bool,
+    poll_max: Duration,
+}
+
+fn start_thread(
+    disk: Arc<dyn Disk>,
+    number: usize,
+    setup: WorkerSetup,
+) -> Result<Thread, StartError> {
+    let wake = EventFd::new(EFD_NONBLOCK).map_err(StartError::Thread)?;
+    let worker_fd = wake.try_clone().map_err(StartError::Thread)?;
+    let (postbox, inbox) = Postbox::new(wake);
+    let (started, outcome) = channel();
+    let body = move || {
+        let _guard = AbortOnPanic;
+        match build_worker(&*disk, &setup, inbox, worker_fd) {
+            Ok(worker) => {
+                let _ = started.send(Ok(()));
+                worker.run();
+            }
+            Err(error) => {
+                let _ = started.send(Err(error));
+            }
+        }
+    };
+    let name = format!("vhost-blk-{number}");
+    let handle = std::thread::Builder::new().name(name).spawn(body).map_err(StartError::Thread)?;
+    outcome.recv().expect("the thread reports its start")?;
+    Ok(Thread { postbox, handle: Some(handle) })
+}
+
+/// Builds the worker on its own thread, because rings and lanes belong to the thread that made them.
+fn build_worker(
+    disk: &dyn Disk,
+    setup: &WorkerSetup,
+    inbox: Receiver<Mail>,
+    mail_fd: EventFd,
+) -> Result<Worker, StartError> {
+    if let Some(cpu) = setup.cpu {
+        crate::affinity::pin_this_thread(cpu).map_err(|error| StartError::Cpu(cpu, error))?;
+    }
+    let mut engine = Uring::new(setup.iopoll).map_err(StartError::Uring)?;
+    if let Err(error) = engine.bound_io_workers(&setup.cpus) {
+        tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus; Linux 5.15 can do that");
+    }
+    let lane = disk.open_lane().map_err(StartError::Lane)?;
+    engine.register_files(&lane.files()).map_err(StartError::Register)?;
+    let storage = Storage { lane, engine, stalled: VecDeque::new() };
+    Ok(Worker::new(storage, setup.poll_max, inbox, mail_fd))
+}
