@@ -16,7 +16,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "vhost-blk", version, subcommand_required = true, disable_help_subcommand = true)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -28,7 +28,7 @@ pub enum Command {
     Create(create::CreateArgs),
     /// Ask a running daemon for its status, or switch its data plane
     Ctl(ctl::CtlArgs),
-    /// Look at this machine and say what will and will not work
+    /// Check what works on this machine
     Doctor(doctor::DoctorArgs),
     /// Write man pages, shell completions or the table of options
     Generate(generate::GenerateArgs),
@@ -36,7 +36,7 @@ pub enum Command {
     Serve(Box<ServeArgs>),
 }
 
-/// What `--print-capabilities` answers.
+/// The output of `--print-capabilities`.
 pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
 
 /// Runs the program with `args` (the first is the program's name).
@@ -53,23 +53,23 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => {
-            // Nothing can be done if stderr is gone.
+            // A failed write to stderr has no remedy.
             let _ = writeln!(std::io::stderr(), "vhost-blk: {failure}");
             failure.exit_code()
         }
     }
 }
 
-/// What a command line leads to other than a command.
+/// The answer to a command line without a valid command.
 #[derive(Debug)]
 pub enum Answer {
     /// Help or version, for stdout.
     Text(String),
-    /// It is wrong.
+    /// The command line is wrong.
     Failure(Failure),
 }
 
-/// Reads `args` and the configuration file they name.
+/// Parses `args` and the configuration file that they name.
 ///
 /// # Errors
 /// See [`Answer`].
@@ -129,7 +129,7 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
     .map(|()| ExitCode::SUCCESS)
 }
 
-/// QEMU's convention: options without a command are options of `serve`.
+/// Adds the command `serve` to options without a command (QEMU's convention).
 fn with_command(mut args: Vec<OsString>) -> Vec<OsString> {
     if args.is_empty() {
         args.push("vhost-blk".into());
@@ -153,7 +153,7 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-/// With colours only where a terminal shows them.
+/// The text of `error`, with colours if stdout is a terminal.
 fn styled(error: &clap::Error) -> String {
     use std::io::IsTerminal;
     match std::io::stdout().is_terminal() {

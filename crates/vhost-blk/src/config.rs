@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The configuration file: every option of `serve` by its long name.
 //!
-//! The file is turned into command-line arguments, so that both have one parser and one set of
-//! checks; what the command line gives, the file does not.
+//! The file becomes command-line arguments: both have the same parser and the same checks. The
+//! command line overrides the file.
 
 use crate::failure::Failure;
 use clap::parser::ValueSource;
@@ -11,16 +11,17 @@ use std::ffi::OsString;
 use std::path::Path;
 use toml::Value;
 
-/// Options that name the same thing: one of them on the command line silences the others.
+/// Options that exclude each other: one of them on the command line overrides all of them in the
+/// file.
 const SOCKET_CHOICES: [&str; 2] = ["fd", "socket-path"];
 
-/// Options that make no sense in a file.
+/// Options that a file must not contain.
 const COMMAND_LINE_ONLY: [&str; 3] = ["config", "help", "print-capabilities"];
 
-/// Arguments for what `path` sets and the command line (`given`) does not.
+/// The arguments that the file `path` sets and the command line (`given`) does not.
 ///
 /// # Errors
-/// When the file cannot be read, or a key or value is wrong.
+/// [`Failure`] if the file cannot be read, or a key or value is wrong.
 pub fn arguments(
     path: &Path,
     serve: &Command,
@@ -39,12 +40,12 @@ pub fn arguments(
     let mut wanted = Vec::new();
     for (key, value) in &table {
         let these = one_option(path, key, value)?;
-        if !silenced(key, given) {
+        if !is_overridden(key, given) {
             wanted.extend(these.iter().cloned());
         }
         arguments.extend(these);
     }
-    // The values are checked alone first, so that the message can name the file.
+    // Check the values of the file separately: the message then names the file.
     let alone = [OsString::from("serve")].into_iter().chain(arguments);
     serve.clone().try_get_matches_from(alone).map_err(|error| {
         Failure::from_clap(&format!("the configuration {shown}"), " serve", &error)
@@ -52,7 +53,7 @@ pub fn arguments(
     Ok(wanted)
 }
 
-/// The keys that a file may have, sorted.
+/// The valid keys of a file, sorted.
 pub fn known_keys(serve: &Command) -> Vec<&str> {
     let mut keys: Vec<&str> = serve.get_arguments().filter_map(|arg| arg.get_long()).collect();
     keys.retain(|key| !COMMAND_LINE_ONLY.contains(key));
@@ -71,8 +72,8 @@ fn check_keys(path: &Path, serve: &Command, table: &toml::Table) -> Result<(), F
     }
 }
 
-/// Whether the command line decides what `key` would.
-fn silenced(key: &str, given: &ArgMatches) -> bool {
+/// Returns whether the command line overrides `key`.
+fn is_overridden(key: &str, given: &ArgMatches) -> bool {
     let on_command_line =
         |key: &str| given.value_source(&key.replace('-', "_")) == Some(ValueSource::CommandLine);
     match SOCKET_CHOICES.contains(&key) {
@@ -81,7 +82,7 @@ fn silenced(key: &str, given: &ArgMatches) -> bool {
     }
 }
 
-/// `key = value` as arguments.
+/// Converts `key = value` to arguments.
 fn one_option(path: &Path, key: &str, value: &Value) -> Result<Vec<OsString>, Failure> {
     let argument = |text: &str| OsString::from(format!("--{key}={text}"));
     match value {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `vhost-blk create`: makes a raw image file.
+//! `vhost-blk create`: creates a raw image file.
 
 use crate::failure::Failure;
 use crate::values::{self, Size};
@@ -15,24 +15,24 @@ pub struct CreateArgs {
     /// Its size in bytes, or with K, M, G or T
     #[arg(value_parser = values::size)]
     pub size: Size,
-    /// Whether to reserve the space now
+    /// Reserve the space now
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub preallocate: Preallocate,
 }
 
-/// Whether the space of a new image is reserved.
+/// Reservation of a new image's space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Preallocate {
     /// Reserve all of it, zeroed.
     Full,
-    /// A sparse file: space is taken as it is written.
+    /// A sparse file: writes allocate its space.
     Off,
 }
 
 /// Runs `vhost-blk create`.
 ///
 /// # Errors
-/// When the file exists or cannot be made; nothing is left behind then.
+/// [`Failure`] if the file exists or cannot be created. No incomplete file remains.
 pub fn create(args: &CreateArgs) -> Result<(), Failure> {
     let allocation = match args.preallocate {
         Preallocate::Full => Allocation::Full,

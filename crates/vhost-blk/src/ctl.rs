@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `vhost-blk ctl`: asks a running daemon by its control socket.
+//! `vhost-blk ctl`: sends a command to the control socket of a running daemon.
 
 use crate::control::wire::{Answer, PlaneName, Request};
 use crate::failure::Failure;
@@ -20,23 +20,23 @@ pub struct CtlArgs {
     /// Print the daemon's answer as JSON
     #[arg(long)]
     pub json: bool,
-    /// Seconds to wait for the answer, 0 for ever. What was asked may still be done later
+    /// Seconds to wait for the answer, 0: no limit. The daemon may still carry out the command later
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub timeout: u32,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub action: Action,
 }
 
-/// What a running daemon can be asked.
+/// Commands for a running daemon.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum Action {
-    /// Say which data plane runs the queues and why, and what they did
+    /// Show the data plane of the queues, the reason for it, and their counters
     Status,
-    /// Move the queues to a data plane while the guest runs; nothing is lost, and where it cannot
-    /// be done they stay
+    /// Move the queues to another data plane while the guest runs. No request is lost. If the move
+    /// fails, the queues stay on their data plane
     Switch {
-        /// Where to
+        /// The new data plane
         plane: PlaneName,
     },
 }
@@ -44,7 +44,7 @@ pub enum Action {
 /// Runs `vhost-blk ctl`.
 ///
 /// # Errors
-/// When there is no daemon, or it says no.
+/// [`Failure`] if no daemon answers, or it refuses the command.
 pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
     let (what, request) = match args.action {
         Action::Status => ("get the status", Request::Status {}),
@@ -54,11 +54,11 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
     let answer = ask(&args.control_path, request, patience).map_err(|error| {
         let at = format!("ask the daemon at {}", args.control_path.display());
         match error.kind() {
-            // What a socket says whose time is up.
+            // The read timeout of the socket.
             io::ErrorKind::WouldBlock => Failure::run(
                 at,
                 format!("no answer in {} s", args.timeout),
-                "it waits, as a rule for the disk to end requests: look at that, or raise --timeout",
+                "check the disk, whose requests the daemon waits for, or raise --timeout",
             ),
             _ => Failure::run(at, error, "see that it runs with this --control-path, as this user"),
         }
@@ -82,7 +82,7 @@ fn ask(path: &Path, request: Request, patience: Option<Duration>) -> io::Result<
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(patience)?;
     let sent = stream.write_all(format!("{}\n", serde_json::to_string(&request)?).as_bytes());
-    // Also when it could not be sent: a daemon that has no time says so and hangs up.
+    // Read even after a failed write: a busy daemon sends its answer and closes the connection.
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
     if line.is_empty() {

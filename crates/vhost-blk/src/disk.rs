@@ -7,26 +7,29 @@ use crate::values::{BackendKind, LockMode};
 use backend::file::{File, FileError, FileOptions};
 use backend::mem::Mem;
 use backend::null::Null;
-use backend::{Disk, Info, Lane};
+use backend::{Disk, Info, Lane, LockError};
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a locked image is waited for.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum wait for a locked image: a killed daemon holds its lock until the kernel has completed
+/// its I/O. A service manager that restarts the daemon at most five times in ten seconds does not
+/// reach its limit during this wait.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// An open disk.
 pub struct Opened {
-    /// The disk, in its wrappers.
+    /// The disk with its wrappers.
     pub disk: Arc<dyn Disk>,
-    /// What the user should know: an option that could not be had and what is done instead.
+    /// Notices for the user, for example about an option without effect.
     pub notices: Vec<String>,
 }
 
-/// Opens, locks and wraps the disk of `args`, which were checked.
+/// Opens, locks and wraps the disk of `args`. The caller has checked `args`.
 ///
 /// # Errors
-/// When the storage cannot be opened or is in use, or a wrapper's description is wrong.
+/// [`Failure`] if the storage cannot be opened or is in use, or a wrapper's specification is wrong.
 pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
     let size = args.size.map_or(0, |size| size.0);
     let mut opened = match (args.backend, &args.blk_file) {
@@ -59,14 +62,24 @@ pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
 }
 
 fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
-    let options = FileOptions {
+    let mut options = FileOptions {
         read_only: args.read_only.is_on(),
         direct: args.direct.is_on(),
         logical_block_bytes: args.logical_block_size,
         discard: args.discard.is_on(),
-        lock: (args.lock == LockMode::Auto).then_some(LOCK_PATIENCE),
+        lock: (args.lock == LockMode::Auto).then_some(Duration::ZERO),
     };
-    let file = File::open(path, options).map_err(|error| match error {
+    let mut opened = File::open(path, options.clone());
+    if let Err(FileError::Lock(LockError::InUse { holder, .. })) = &opened {
+        let holder = holder.as_deref().unwrap_or("an unknown program");
+        let limit = LOCK_PATIENCE.as_secs();
+        let image = path.display();
+        let line = format!("vhost-blk: waits for {image}, in use by {holder}, {limit} s at most");
+        let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
+        options.lock = Some(LOCK_PATIENCE);
+        opened = File::open(path, options);
+    }
+    let file = opened.map_err(|error| match error {
         FileError::Lock(error) => Failure::told("lock the image", error),
         error => Failure::told("open the disk", error),
     })?;
@@ -74,7 +87,7 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
     Ok(Opened { disk: Arc::new(file), notices })
 }
 
-/// A disk that takes no options of its own, with the ones that every disk has.
+/// Applies the options that every disk has to a disk without options of its own.
 fn presented(disk: Arc<dyn Disk>, args: &ServeArgs) -> Opened {
     let mut info = disk.info();
     info.read_only |= args.read_only.is_on();

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The glue to the layers below: the data planes and a vhost-user device for a disk.
+//! Starts the data planes and a vhost-user device for a disk.
 
 use crate::failure::Failure;
 use crate::options::ServeArgs;
 use crate::values::{Cache, IoPoll, Plane};
 use backend::Disk;
-use data_plane::{DataPlane, KernelOptions, PlaneChoice, PlaneKind, PlaneOptions, Planes};
+use data_plane::{KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use vhost_user::{Control, Device, DeviceOptions};
+use vhost_user::{Control, Device, DeviceOptions, Next};
 
 /// Serves front-ends, one at a time.
 pub struct Server {
@@ -17,11 +17,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the data plane's threads, and chooses the plane.
+    /// Starts the threads of the io_uring data plane and selects the data plane.
     ///
     /// # Errors
-    /// When a thread's io_uring or a resource of the disk cannot be had, or the kernel's plane is
-    /// wanted and cannot be had.
+    /// [`Failure`] if a thread gets no io_uring or no resource of the disk, or the kernel data
+    /// plane is required and unavailable.
     pub fn start(disk: Arc<dyn Disk>, args: &ServeArgs) -> Result<Server, Failure> {
         if args.iopoll == IoPoll::On && !disk.info().io_poll {
             return Err(Failure::run(
@@ -30,7 +30,7 @@ impl Server {
                 "use --iopoll auto",
             ));
         }
-        let options = PlaneOptions {
+        let options = UringOptions {
             threads: args.thread_count(),
             cpus: args.cpus.clone().map(|list| list.0).unwrap_or_default(),
             poll_max: args.poll_max(),
@@ -41,8 +41,8 @@ impl Server {
                 IoPoll::Off => data_plane::IoPoll::Off,
             },
         };
-        let plane = DataPlane::new(Arc::clone(&disk), &options).map_err(|error| {
-            Failure::run("start the data plane", error, "see what vhost-blk doctor says")
+        let plane = UringPlane::new(Arc::clone(&disk), &options).map_err(|error| {
+            Failure::run("start the data plane", error, "see the output of vhost-blk doctor")
         })?;
         let kernel = KernelOptions {
             path: data_plane::DEVICE_PATH.into(),
@@ -52,9 +52,10 @@ impl Server {
             pin_memory: options.pin_memory,
             iopoll: options.iopoll,
             seg_max: vhost_user::seg_max(args.queue_size),
+            num_queues: args.queues(),
             queue_size_max: args.queue_size,
         };
-        let planes = Planes::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
+        let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
         let options = DeviceOptions {
             num_queues: args.queues(),
@@ -66,35 +67,35 @@ impl Server {
         Ok(Server { device: Device::new(disk, planes, options) })
     }
 
-    /// The plane that queues start on, and why.
+    /// The data plane of new queues, and the reason for it.
     pub fn plane(&self) -> (PlaneKind, &str) {
         (self.device.planes().current(), self.device.planes().why())
     }
 
-    /// Something to ask the device things with.
+    /// A handle that sends commands to the device.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// The error of the system call, if no file descriptor is left.
     pub fn control(&mut self) -> std::io::Result<Control> {
         self.device.control()
     }
 
-    /// Readable when [`Server::answer`] has something to do, if it ever has.
+    /// A descriptor that is readable while [`Server::answer`] has commands to handle.
     pub fn control_fd(&self) -> Option<BorrowedFd<'_>> {
         self.device.control_fd()
     }
 
-    /// Answers what was asked while no front-end is connected.
+    /// Handles commands while no front-end is connected.
     pub fn answer(&mut self) {
         self.device.answer();
     }
 
-    /// Serves one front-end until it is gone.
+    /// Serves one front-end until it disconnects or must make room for the `next` one.
     ///
     /// # Errors
-    /// Why the connection ended other than by the front-end leaving, in words.
-    pub fn serve(&mut self, stream: UnixStream) -> Result<(), String> {
-        self.device.serve(stream).map_err(|error| error.to_string())
+    /// The reason as text, if the connection ended for another reason.
+    pub fn serve(&mut self, stream: UnixStream, next: Option<Next<'_>>) -> Result<(), String> {
+        self.device.serve(stream, next).map_err(|error| error.to_string())
     }
 }
 

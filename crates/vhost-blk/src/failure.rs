@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why the program gives up: one line that names the cause and the remedy, and an exit code.
+//! The outermost form of an error: one line with cause and remedy, and an exit code.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// A reason to stop. Displays as one line: `cannot WHAT: WHY; REMEDY`.
+/// An error that ends the program. Displays as one line: `cannot WHAT: WHY; REMEDY`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     line: String,
@@ -12,12 +12,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Something outside the command line is in the way (exit code 1).
+    /// An error outside the command line (exit code 1).
     pub fn run(what: impl fmt::Display, why: impl fmt::Display, remedy: impl fmt::Display) -> Self {
         Failure { line: one_line(&format!("cannot {what}: {why}; {remedy}")), code: 1 }
     }
 
-    /// The command line or the configuration file is wrong (exit code 2).
+    /// An error in the command line or the configuration file (exit code 2).
     pub fn usage(
         what: impl fmt::Display,
         why: impl fmt::Display,
@@ -31,7 +31,7 @@ impl Failure {
         Failure { line: one_line(&format!("cannot {what}: {why}")), code: 1 }
     }
 
-    /// What clap has to say about the arguments of `command` read from `source`, in one line.
+    /// The error of clap about the arguments of `command` from `source`, in one line.
     pub fn from_clap(source: &str, command: &str, error: &clap::Error) -> Self {
         let text = error.to_string();
         let told: Vec<&str> = text
@@ -59,7 +59,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Control characters (a line break in a file name, say) become spaces.
+/// Replaces control characters (for example a line break in a file name) by spaces.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

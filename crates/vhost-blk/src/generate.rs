@@ -4,6 +4,7 @@
 
 use crate::cli::Cli;
 use crate::failure::Failure;
+use crate::man;
 use clap::{Arg, Args, Command, CommandFactory, Subcommand};
 use clap_complete::Shell;
 use std::fmt::Write as _;
@@ -13,12 +14,12 @@ use std::path::{Path, PathBuf};
 /// Arguments of `vhost-blk generate`.
 #[derive(Args, Debug)]
 pub struct GenerateArgs {
-    /// What to write.
+    /// The output to write.
     #[command(subcommand)]
     pub what: What,
 }
 
-/// What can be written.
+/// The outputs that `generate` can write.
 #[derive(Debug, Subcommand)]
 pub enum What {
     /// Print a shell's completion script
@@ -57,12 +58,10 @@ fn completions(shell: Shell) -> Vec<u8> {
 }
 
 fn man_pages(dir: &Path) -> Result<(), Failure> {
-    std::fs::create_dir_all(dir)
-        .and_then(|()| clap_mangen::generate_to(Cli::command(), dir))
-        .map_err(|error| {
-            let what = format!("write man pages into {}", dir.display());
-            Failure::run(what, error, "choose a folder that may be written")
-        })
+    man::write_pages(dir).map_err(|error| {
+        let what = format!("write man pages into {}", dir.display());
+        Failure::run(what, error, "choose a folder that may be written")
+    })
 }
 
 /// `docs/options.md`.

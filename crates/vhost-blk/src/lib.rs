@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The program: command line, configuration file, socket, signals and the glue that puts a disk,
-//! a data plane and a vhost-user device together.
+//! The program: command line, configuration file, socket and signals. It connects a disk, a data
+//! plane and a vhost-user device.
 //!
-//! What is absent: vhost-user messages, virtqueues, block I/O.
+//! This crate handles no vhost-user message and no virtqueue, and does no block I/O.
 
 pub mod cli;
 pub mod config;
@@ -15,6 +15,7 @@ pub mod engine;
 pub mod failure;
 pub mod generate;
 pub mod log;
+pub mod man;
 pub mod notify;
 pub mod options;
 pub mod os;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tells the service manager how far the program is (`sd_notify(3)`).
+//! Reports the state of the program to the service manager (`sd_notify(3)`).
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 /// Sends `state` (such as `READY=1`) to the service manager, if there is one.
 ///
 /// # Errors
-/// When there is one that cannot be reached.
+/// The error of the system call, if the service manager cannot be reached.
 pub fn notify(state: &str) -> io::Result<()> {
     match std::env::var_os("NOTIFY_SOCKET") {
         Some(name) if !name.is_empty() => send(&name, state),

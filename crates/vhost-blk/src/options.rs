@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The options of `serve`: the one definition behind the command line, the configuration file,
-//! the man pages, the completions and `docs/options.md`.
+//! The options of `serve`: the only definition for the command line, the configuration file, the
+//! man pages, the completions and `docs/options.md`.
 
 use crate::failure::Failure;
 use crate::values::{
@@ -27,17 +27,18 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH", help_heading = "Socket")]
     pub socket_path: Option<PathBuf>,
 
-    /// What stores the blocks
+    /// Kind of storage
     #[arg(long, value_name = "KIND", default_value = "file", help_heading = "Disk")]
     pub backend: BackendKind,
     /// Raw image file or block device to serve
     #[arg(long, value_name = "PATH", help_heading = "Disk")]
     pub blk_file: Option<PathBuf>,
-    /// Whether a completed write may wait in a volatile cache until the guest's FLUSH
+    /// Durability of a completed write. writeback: it may be in a volatile cache until the guest's
+    /// FLUSH; writethrough: it is on stable storage
     #[arg(long, value_name = "MODE", default_value = "writeback", help_heading = "Disk")]
     pub cache: Cache,
-    /// Bypass the page cache (O_DIRECT); where the file system refuses, the daemon says so and
-    /// goes through the page cache
+    /// Bypass the page cache (O_DIRECT); if the file system refuses it, the daemon logs a warning
+    /// and uses the page cache
     #[arg(
         long,
         value_name = "on|off",
@@ -46,7 +47,7 @@ pub struct ServeArgs {
         help_heading = "Disk"
     )]
     pub direct: OnOff,
-    /// Offer DISCARD where the storage can free space
+    /// Free space if the storage supports it: offer DISCARD, and let WRITE_ZEROES unmap
     #[arg(
         long,
         value_name = "on|off",
@@ -58,7 +59,8 @@ pub struct ServeArgs {
     /// Lock the image against other writers, the way QEMU does
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Disk")]
     pub lock: LockMode,
-    /// Logical block size that the guest sees, 512 or 4096 [default: the storage's own]
+    /// Logical block size that the guest sees, 512 or 4096 [default: a block device's own, else
+    /// 512]
     #[arg(long, value_name = "BYTES", value_parser = values::logical_block, help_heading = "Disk")]
     pub logical_block_size: Option<u32>,
     /// Refuse writes
@@ -78,10 +80,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SPEC", help_heading = "Disk")]
     pub wrap: Vec<String>,
 
-    /// Most virtqueues [default: number of CPUs, at most 64]
+    /// Number of virtqueues [default: number of CPUs, at most 64]
     #[arg(long, value_name = "N", value_parser = values::num_queues, help_heading = "Queues")]
     pub num_queues: Option<u16>,
-    /// Offer packed virtqueues; not offered where the kernel may run the queues, which knows only
+    /// Offer packed virtqueues; not offered if the kernel may run the queues, which supports only
     /// split ones
     #[arg(
         long,
@@ -92,15 +94,15 @@ pub struct ServeArgs {
     )]
     pub packed: OnOff,
     /// Largest virtqueue: a power of two from 2 to 32768
-    #[arg(long, value_name = "N", default_value = "256", value_parser = values::queue_size,
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = values::queue_size,
           help_heading = "Queues")]
     pub queue_size: u16,
 
     /// Bind the data plane's threads to these CPUs, in turn; a list such as 0-3,6
     #[arg(long, value_name = "LIST", value_parser = values::cpus, help_heading = "Data plane")]
     pub cpus: Option<CpuList>,
-    /// Who runs the queues. auto: the kernel module where it is loaded and suits the disk, and
-    /// the daemon itself otherwise
+    /// The data plane that runs the queues. auto: the kernel module if it is loaded and supports
+    /// the disk, else the daemon itself
     #[arg(long, value_name = "PLANE", default_value = "auto", help_heading = "Data plane")]
     pub data_plane: Plane,
     /// Poll the storage device for completions (only for devices that have poll queues)
@@ -117,8 +119,8 @@ pub struct ServeArgs {
         help_heading = "Data plane"
     )]
     pub pin_memory: OnOff,
-    /// Longest time in microseconds that a thread polls before it sleeps; it polls only while
-    /// that pays. 0: never
+    /// Maximum time in microseconds that a thread polls before it sleeps; it polls only while
+    /// polls find work. 0: never
     #[arg(long, value_name = "N", default_value = "50", value_parser = values::poll_max_us,
           help_heading = "Data plane")]
     pub poll_max_us: u32,
@@ -135,25 +137,25 @@ pub struct ServeArgs {
     /// plane. Only this user can use it
     #[arg(long, value_name = "PATH", help_heading = "General")]
     pub control_path: Option<PathBuf>,
-    /// How a log line looks
+    /// Format of log lines
     #[arg(long, value_name = "FORMAT", default_value = "text", help_heading = "General")]
     pub log_format: LogFormat,
-    /// How much is logged, on stderr
+    /// Minimum severity of log lines on stderr
     #[arg(long, value_name = "LEVEL", default_value = "info", help_heading = "General")]
     pub log_level: LogLevel,
-    /// Print what this program can do as JSON and exit; other options are ignored
+    /// Print the capabilities of this program as JSON and exit; other options are ignored
     #[arg(long, help_heading = "General")]
     pub print_capabilities: bool,
 }
 
-/// Most threads unless `--threads` says more.
+/// Maximum default number of threads.
 const THREADS_DEFAULT_MAX: usize = 4;
 
 impl ServeArgs {
-    /// Checks what no single option's parser can see.
+    /// Checks the combination of options.
     ///
     /// # Errors
-    /// When options contradict each other or one is missing.
+    /// [`Failure`] if options contradict each other or one is missing.
     pub fn check(&self) -> Result<(), Failure> {
         self.check_disk()?;
         if self.control_path.is_some() && self.control_path == self.socket_path {
@@ -167,7 +169,7 @@ impl ServeArgs {
         if file_wanted && self.socket_path.is_none() {
             return Err(Failure::usage(
                 "set the mode or group of the socket",
-                "they belong to a socket file that this process makes",
+                "they apply only to a socket file that this process creates",
                 "give --socket-path, or drop --socket-mode and --socket-group",
             ));
         }
@@ -199,8 +201,8 @@ impl ServeArgs {
         self.num_queues.unwrap_or(cpus.min(values::NUM_QUEUES_MAX))
     }
 
-    /// Number of the kernel's workers, where it runs the queues: they sleep while there is
-    /// nothing to do, and one for each queue lets every queue use another CPU.
+    /// Number of workers of the kernel data plane. Idle workers sleep, and one for each queue lets
+    /// every queue use another CPU.
     pub fn worker_count(&self) -> usize {
         self.threads.unwrap_or_else(|| usize::from(self.queues()))
     }
@@ -212,7 +214,7 @@ impl ServeArgs {
             .unwrap_or_else(|| usize::from(self.queues()).min(cpus).min(THREADS_DEFAULT_MAX))
     }
 
-    /// Longest polling.
+    /// Maximum polling time.
     pub fn poll_max(&self) -> Duration {
         Duration::from_micros(self.poll_max_us.into())
     }

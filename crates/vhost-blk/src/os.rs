@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The few system calls that std does not offer safely.
+//! Safe wrappers of system calls that `std` lacks.
 // UNSAFETY: an inherited descriptor number, `poll` and `getgrnam_r` have no safe std form.
 #![expect(unsafe_code)]
 
@@ -7,24 +7,24 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Takes over a descriptor that this process inherited; children do not inherit it further.
+/// Takes ownership of an inherited descriptor. Children of this process do not inherit it.
 ///
 /// # Errors
-/// When `fd` is not open.
+/// The error of the system call, if `fd` is not open.
 pub fn inherited_fd(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: sets a flag of a descriptor; fails with EBADF if there is none of this number.
+    // SAFETY: sets a flag of a descriptor; fails with EBADF if it is not open.
     if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is open, and its number was given to this process to own; it is
-    // taken once, at start-up.
+    // SAFETY: the descriptor is open and was passed to this process, which takes it once, at
+    // start-up.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits until one of the descriptors is readable (or at its end); tells which are.
+/// Waits until a descriptor is readable or at its end. Returns for each whether it is.
 ///
 /// # Errors
-/// When `poll` fails other than by a signal.
+/// The error of `poll`, except EINTR.
 pub fn wait_readable<const N: usize>(fds: [BorrowedFd; N]) -> io::Result<[bool; N]> {
     let entry =
         |fd: BorrowedFd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -39,10 +39,10 @@ pub fn wait_readable<const N: usize>(fds: [BorrowedFd; N]) -> io::Result<[bool; 
     Ok(fds.map(|fd| fd.revents != 0))
 }
 
-/// The number of the group called `name`; `None` if there is none.
+/// The id of the group `name`; `None` if the group does not exist.
 ///
 /// # Errors
-/// When the group database cannot be read.
+/// The error of the group database.
 pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     const BUFFER_BYTES_MAX: usize = 1 << 20;
     let Ok(name) = CString::new(name) else { return Ok(None) };
@@ -51,7 +51,7 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
         // SAFETY: all-zero is a valid `group` (null pointers).
         let mut group: libc::group = unsafe { std::mem::zeroed() };
         let mut found = std::ptr::null_mut();
-        // SAFETY: every pointer is to a live local of the right type; `buffer` has that length.
+        // SAFETY: every pointer names a live local of the right type; `buffer` has that length.
         let errno = unsafe {
             libc::getgrnam_r(
                 name.as_ptr(),
@@ -64,7 +64,7 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
         match errno {
             0 => return Ok((!found.is_null()).then_some(group.gr_gid)),
             libc::ERANGE if buffer.len() < BUFFER_BYTES_MAX => buffer.resize(buffer.len() * 4, 0),
-            // What the C library answers where the name does not exist.
+            // Answers of C libraries for an unknown name.
             libc::ENOENT | libc::ESRCH => return Ok(None),
             errno => return Err(io::Error::from_raw_os_error(errno)),
         }

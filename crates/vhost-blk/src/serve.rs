@@ -4,6 +4,7 @@
 
 use crate::engine::Server;
 use crate::failure::Failure;
+use crate::log::OncePerSecond;
 use crate::options::ServeArgs;
 use crate::signals::Stop;
 use crate::socket::{Endpoint, Source};
@@ -14,17 +15,20 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use vhost_user::Next;
 
-/// Wait after a failed `accept`, which fails for want of descriptors and would fail again.
+/// Wait after a failed `accept`: if no descriptor is left, the next one would fail, too.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Permission bits of the control socket: whoever may use it may stop the disk for a while.
+/// Maximum time until the first message of a front-end while another one waits.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// Permission bits of the control socket: its commands can interrupt the disk.
 const CONTROL_MODE: u32 = 0o600;
 
-/// Serves until SIGTERM or SIGINT, or until the connection given by `--fd` ends.
+/// Serves until SIGTERM or SIGINT, or until the connection of `--fd` ends.
 ///
 /// # Errors
-/// When something needed cannot be had; nothing is left behind then.
+/// [`Failure`] if the start fails. No socket file remains.
 pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     args.check()?;
     let source = Source::choose(args)?;
@@ -63,18 +67,20 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
         threads = args.thread_count(),
         "serving"
     );
-    tell("READY=1");
+    notify_manager("READY=1");
     match endpoint {
         Endpoint::Listening(listener, _) => serve_all(&mut server, &listener, &stop),
-        Endpoint::Connected(stream) => serve_one(&mut server, stream, &stop),
+        Endpoint::Connected(stream) => {
+            serve_one(&mut server, stream, None, &stop, &mut OncePerSecond::default());
+        }
     }
-    tell("STOPPING=1");
+    notify_manager("STOPPING=1");
     drop(server);
     remove();
     Ok(())
 }
 
-/// Made last: whoever finds the control socket finds the other one, too.
+/// Creates the control socket. It is the last one: its existence implies that of the other.
 fn listen_for_commands(
     path: &Path,
     server: &mut Server,
@@ -88,10 +94,12 @@ fn listen_for_commands(
     control::start(listener, control)
 }
 
-/// Front-ends come one after another; others wait in the socket's backlog.
+/// Serves one front-end after another; others wait in the backlog of the socket.
 fn serve_all(server: &mut Server, listener: &UnixListener, stop: &Stop) {
+    let mut endings = OncePerSecond::default();
+    let next = Next { listener: listener.as_fd(), patience: SILENCE_MAX };
     while !stop.asked() {
-        // Without a control socket there is nothing more to wait for than the other two.
+        // Without a control socket the array repeats another descriptor.
         let control = server.control_fd().unwrap_or(stop.as_fd());
         match os::wait_readable([listener.as_fd(), stop.as_fd(), control]) {
             Ok([_, true, _]) => return,
@@ -108,7 +116,7 @@ fn serve_all(server: &mut Server, listener: &UnixListener, stop: &Stop) {
             }
         }
         match listener.accept() {
-            Ok((stream, _)) => serve_one(server, stream, stop),
+            Ok((stream, _)) => serve_one(server, stream, Some(next), stop, &mut endings),
             Err(error) => {
                 tracing::error!(%error, "accepting a front-end failed");
                 std::thread::sleep(ACCEPT_RETRY);
@@ -117,23 +125,35 @@ fn serve_all(server: &mut Server, listener: &UnixListener, stop: &Stop) {
     }
 }
 
-fn serve_one(server: &mut Server, stream: UnixStream, stop: &Stop) {
+fn serve_one(
+    server: &mut Server,
+    stream: UnixStream,
+    next: Option<Next<'_>>,
+    stop: &Stop,
+    endings: &mut OncePerSecond,
+) {
     if let Err(error) = stop.watch(&stream) {
         tracing::error!(%error, "no descriptor is left for a front-end");
         return;
     }
     tracing::info!("front-end connected");
-    let outcome = server.serve(stream);
+    let outcome = server.serve(stream, next);
     stop.forget();
     match outcome {
         Ok(()) => tracing::info!("front-end disconnected"),
-        Err(_) if stop.asked() => tracing::info!("front-end told to go"),
-        Err(error) => tracing::warn!(error, "connection ended"),
+        Err(_) if stop.asked() => {
+            tracing::info!("front-end disconnected by the stop")
+        }
+        Err(error) => match endings.due(Instant::now()) {
+            Some(0) => tracing::warn!(error, "connection ended"),
+            Some(not_shown) => tracing::warn!(error, not_shown, "connection ended"),
+            None => {}
+        },
     }
 }
 
-fn tell(state: &str) {
+fn notify_manager(state: &str) {
     if let Err(error) = notify::notify(state) {
-        tracing::warn!(%error, state, "the service manager cannot be told");
+        tracing::warn!(%error, state, "cannot notify the service manager");
     }
 }

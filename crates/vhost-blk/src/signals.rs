@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SIGTERM and SIGINT: accept no more, end the connection, drain, leave.
+//! Handles SIGTERM and SIGINT: stop accepting, end the connection, drain, exit.
 
 use crate::failure::Failure;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -11,15 +11,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long draining may take before the program leaves without it. What the guest was told is
-/// done is done by then; what is still in flight it was never told.
+/// Maximum time to drain; then the program exits with I/O in flight. The guest has seen no
+/// completion of that I/O.
 const DRAIN_MAX: Duration = Duration::from_millis(900);
 
-/// Knows whether the program was asked to stop.
+/// The state of a requested stop.
 #[derive(Debug)]
 pub struct Stop {
     state: Arc<Mutex<State>>,
-    /// Readable (at its end) once the program was asked to stop.
+    /// Readable (at its end) after a request to stop.
     asked: UnixStream,
 }
 
@@ -30,10 +30,10 @@ struct State {
 }
 
 impl Stop {
-    /// Takes over SIGTERM and SIGINT. `last` runs if the program has to leave without draining.
+    /// Installs handlers for SIGTERM and SIGINT. `last` runs before an exit without a drain.
     ///
     /// # Errors
-    /// When the signals or descriptors cannot be had.
+    /// [`Failure`] if no thread or descriptor is left.
     pub fn install(last: impl Fn() + Send + 'static) -> Result<Stop, Failure> {
         let failed =
             |error: io::Error| Failure::run("wait for signals", error, "raise the limits (ulimit)");
@@ -53,7 +53,7 @@ impl Stop {
             drop(ask);
             tracing::info!(signal, "asked to stop");
             std::thread::sleep(DRAIN_MAX);
-            tracing::warn!("leaving with I/O in flight: the storage did not finish it in time");
+            tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
             last();
             std::process::exit(0);
         };
@@ -61,21 +61,20 @@ impl Stop {
         Ok(Stop { state, asked })
     }
 
-    /// Whether the program was asked to stop.
+    /// Returns whether a stop was requested.
     pub fn asked(&self) -> bool {
         lock(&self.state).asked
     }
 
-    /// Readable once the program was asked to stop.
+    /// A descriptor that is readable after a request to stop.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.asked.as_fd()
     }
 
-    /// From now on `connection` is shut down when the program is asked to stop, or at once if it
-    /// already was.
+    /// Shuts `connection` down at a request to stop, or at once if there was one.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// The error of the system call, if no file descriptor is left.
     pub fn watch(&self, connection: &UnixStream) -> io::Result<()> {
         let copy = connection.try_clone()?;
         let mut state = lock(&self.state);
@@ -86,7 +85,7 @@ impl Stop {
         Ok(())
     }
 
-    /// The connection is over.
+    /// Ends [`Stop::watch`] for the connection.
     pub fn forget(&self) {
         lock(&self.state).connection = None;
     }

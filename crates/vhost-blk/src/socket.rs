@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where front-ends come from: a socket file of our own, or a socket that was passed in.
+//! The source of front-ends: a socket file of this process, or a passed socket.
 
 use crate::failure::Failure;
 use crate::options::ServeArgs;
@@ -13,36 +13,36 @@ use std::path::PathBuf;
 /// First descriptor that a service manager passes.
 const LISTEN_FDS_START: RawFd = 3;
 
-/// Which socket to serve.
+/// The socket to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A socket file to be made.
+    /// A socket file to create.
     Path {
         /// Its path.
         path: PathBuf,
         /// Permission bits.
         mode: u32,
-        /// Group, if it is to be set.
+        /// Group to set.
         group: Option<u32>,
     },
-    /// An inherited descriptor, and how it was named.
+    /// An inherited descriptor, and the option or variable that named it.
     Fd(RawFd, &'static str),
 }
 
 /// An open source of front-ends.
 #[derive(Debug)]
 pub enum Endpoint {
-    /// Front-ends are accepted one after another; the file is ours to remove, if there is one.
+    /// A listening socket, and its file if this process created one.
     Listening(UnixListener, Option<SocketFile>),
-    /// There is one front-end.
+    /// The connection of a single front-end.
     Connected(UnixStream),
 }
 
 impl Source {
-    /// Picks the one source that the options and the environment name.
+    /// Selects the only source that the options and the environment name.
     ///
     /// # Errors
-    /// When there is none, more than one, or one that cannot be.
+    /// [`Failure`] if they name no source, several sources or an invalid one.
     pub fn choose(args: &ServeArgs) -> Result<Source, Failure> {
         let passed = passed_sockets()?;
         match (&args.socket_path, args.fd, passed) {
@@ -75,7 +75,7 @@ impl Source {
     /// Opens the source.
     ///
     /// # Errors
-    /// When the socket cannot be made or is not one that front-ends can come from.
+    /// [`Failure`] if the socket cannot be created or is of a wrong type.
     pub fn open(&self) -> Result<Endpoint, Failure> {
         match self {
             Source::Path { path, mode, group } => {
@@ -87,7 +87,7 @@ impl Source {
     }
 }
 
-/// Whether a service manager passed a socket to this very process (`sd_listen_fds(3)`).
+/// Returns whether a service manager passed a socket to this process (`sd_listen_fds(3)`).
 fn passed_sockets() -> Result<bool, Failure> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     if number("LISTEN_PID") != Some(std::process::id()) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The socket file: never stolen from a live process, never connectable before its permissions
-//! are set, removed at the end if it is still ours.
+//! The socket file. This process never replaces the socket of a live process, sets the permissions
+//! before the first connection, and removes the file at the end if it is still its own.
 //!
-//! Two daemons that start at once for one path are put in order by a lock on the directory, which
-//! (unlike a lock file) leaves nothing behind. It is held while a file is examined and replaced,
-//! not while it is served: the kernel knows who listens, and tells by `connect`.
+//! A lock on the directory serializes daemons that start for the same path; unlike a lock file it
+//! leaves nothing behind. A daemon holds it only while it examines and replaces the file: later
+//! `connect` shows whether a process listens.
 
 use crate::failure::Failure;
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -16,16 +16,16 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Connections that may wait while one is served.
+/// Maximum connections that wait while one is served.
 const BACKLOG: i32 = 16;
-/// Longest path that the kernel takes (`sun_path` less its closing 0).
+/// Maximum length of a path in bytes (`sun_path` without the terminating 0).
 const PATH_BYTES_MAX: usize = 107;
-/// How long another process may examine the directory: at the start, and at the end.
+/// Maximum wait for the lock on the directory, at the start and at the end.
 const START_WAIT_MAX: Duration = Duration::from_secs(5);
 const END_WAIT_MAX: Duration = Duration::from_millis(50);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// A socket file that this process made; see [`SocketFile::remove`].
+/// A socket file that this process created; see [`SocketFile::remove`].
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -33,9 +33,9 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Removes the file if it is still the one that was made.
+    /// Removes the file if it is still the one that this process created.
     pub fn remove(&self) {
-        // Removing goes on without the lock, too: the identity is what counts.
+        // Remove it even without the lock: the identity of the file decides.
         let _lock = lock_directory(&self.path, END_WAIT_MAX);
         let ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
@@ -51,10 +51,10 @@ impl Drop for SocketFile {
     }
 }
 
-/// Makes a socket file at `path` and listens on it.
+/// Creates a socket file at `path` and listens on it.
 ///
 /// # Errors
-/// When the path is taken by something other than a stale socket, or the file cannot be made.
+/// [`Failure`] if `path` is neither free nor a stale socket, or the file cannot be created.
 pub fn listen(
     path: &Path,
     mode: u32,
@@ -78,7 +78,7 @@ pub fn listen(
     let made = fs::symlink_metadata(path).map_err(system)?;
     let file = SocketFile { path: path.into(), identity: (made.dev(), made.ino()) };
     let finish = || -> Result<(), Failure> {
-        // Nobody can connect before `listen`.
+        // No process can connect before `listen`.
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(system)?;
         if group.is_some() {
             std::os::unix::fs::chown(path, None, group).map_err(|error| {
@@ -95,7 +95,7 @@ pub fn listen(
     Ok((UnixListener::from(OwnedFd::from(socket)), file))
 }
 
-/// Makes sure that nothing is at `path`: removes a stale socket, refuses anything else.
+/// Removes a stale socket at `path`; refuses any other existing file.
 fn clear(path: &Path) -> Result<(), Failure> {
     let failed = |why: &dyn std::fmt::Display, remedy: &str| {
         Failure::run(format!("listen on {}", path.display()), why, remedy)
@@ -121,13 +121,13 @@ fn clear(path: &Path) -> Result<(), Failure> {
                 failed(&format!("a stale socket is there and stays: {error}"), "remove it")
             }),
         Err(error) => Err(failed(
-            &format!("a socket is there and whether it is served cannot be told: {error}"),
+            &format!("a socket is there, and its state is unknown: {error}"),
             "choose another path or remove it",
         )),
     }
 }
 
-/// `Ok` if someone listens on the socket.
+/// Returns `Ok` if a process listens on the socket.
 fn probe(path: &Path) -> io::Result<()> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the values of options may be: each parser accepts or says what would be accepted.
+//! The types and parsers of option values. The error of each parser names the valid values.
 
 use clap::ValueEnum;
 use std::fmt;
@@ -15,7 +15,7 @@ pub enum OnOff {
 }
 
 impl OnOff {
-    /// Whether it is `on`.
+    /// Returns whether the value is `on`.
     pub fn is_on(self) -> bool {
         self == OnOff::On
     }
@@ -28,23 +28,23 @@ pub enum BackendKind {
     File,
     /// Memory of the daemon, lost at its end.
     Mem,
-    /// Nothing: reads leave the guest's memory as it is, writes go nowhere.
+    /// No storage: reads leave the guest's memory unchanged, writes have no effect.
     Null,
 }
 
-/// What happens to a completed write.
+/// State of a completed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Cache {
-    /// It may sit in a volatile cache until a FLUSH.
+    /// It may be in a volatile cache until a FLUSH.
     Writeback,
     /// It is on stable storage.
     Writethrough,
 }
 
-/// Who runs the queues.
+/// The data plane that runs the queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Plane {
-    /// The best there is.
+    /// The kernel module if it supports the disk, else the daemon.
     Auto,
     /// The kernel module.
     Kernel,
@@ -52,27 +52,27 @@ pub enum Plane {
     Uring,
 }
 
-/// Whether to reap completions by polling the storage device.
+/// Use of the storage device's poll queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IoPoll {
-    /// Where the device has poll queues.
+    /// Poll if the device has poll queues.
     Auto,
-    /// Always; start-up fails where it cannot be had.
+    /// Always; the start fails if the device has no poll queues.
     On,
     /// Never.
     Off,
 }
 
-/// The locking of the image against other writers.
+/// Lock of the image against other writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LockMode {
-    /// As QEMU does it.
+    /// The same lock as QEMU.
     Auto,
     /// No lock.
     Off,
 }
 
-/// How much is logged.
+/// Minimum severity of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lower")]
 #[expect(missing_docs, reason = "the names are the usual ones")]
@@ -84,20 +84,20 @@ pub enum LogLevel {
     Trace,
 }
 
-/// How a log line looks.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// For people.
+    /// Plain text.
     Text,
 }
 
-/// A list of CPU numbers, sorted, without repetition, all of them online.
+/// A sorted list of different CPU numbers; all of these CPUs are online.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList(pub Vec<usize>);
 
-/// A size in bytes, shown the way it was counted.
+/// A size in bytes; displayed with its largest whole unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
@@ -116,10 +116,10 @@ pub fn num_queues(text: &str) -> Result<u16, String> {
     in_range(text, 1, u64::from(NUM_QUEUES_MAX)).map(|n| n as u16)
 }
 
-/// Most virtqueues that one disk may have.
+/// Maximum virtqueues of one disk.
 pub const NUM_QUEUES_MAX: u16 = 64;
 
-/// Most data-plane threads.
+/// Maximum data-plane threads.
 pub const THREADS_MAX: usize = 64;
 
 /// A number of data-plane threads.
@@ -135,7 +135,7 @@ pub fn queue_size(text: &str) -> Result<u16, String> {
     }
 }
 
-/// Longest polling in microseconds.
+/// A polling time in microseconds.
 pub fn poll_max_us(text: &str) -> Result<u32, String> {
     in_range(text, 0, 1_000_000).map(|n| n as u32)
 }
@@ -149,7 +149,7 @@ pub fn logical_block(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A serial number as GET_ID carries it.
+/// A serial number for GET_ID: at most 20 printable ASCII characters.
 pub fn serial(text: &str) -> Result<String, String> {
     if text.len() > 20 {
         return Err(format!("it has {} bytes; give at most 20", text.len()));
@@ -192,7 +192,7 @@ pub fn cpus(text: &str) -> Result<CpuList, String> {
     Ok(CpuList(list))
 }
 
-/// The numbers of a kernel-style list; `None` if it is not one or is unreasonably long.
+/// The numbers of a list in the kernel's format; `None` if it is malformed or too long.
 fn parse_cpu_list(text: &str) -> Option<Vec<usize>> {
     const CPUS_MAX: usize = 8192;
     let mut cpus = Vec::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the options mean for a guest, seen by the project's own driver through the socket.
+//! Effects of the options on a guest, seen by the project's own driver through the socket.
 
 mod common;
 

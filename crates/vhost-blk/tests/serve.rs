@@ -50,7 +50,7 @@ fn sigterm_ends_a_silent_front_ends_connection() {
     let place = Place::new();
     let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
     let mut front_end = UnixStream::connect(&place.socket).unwrap();
-    daemon.log_line("disconnected"); // The one that looked whether the socket is there.
+    daemon.log_line("disconnected"); // `Daemon::start` connected once, as a probe.
     daemon.log_line("front-end connected");
     daemon.signal(libc::SIGTERM);
     assert_eq!(daemon.wait().code(), Some(0));
@@ -272,10 +272,40 @@ fn an_image_that_a_daemon_serves_is_not_served_twice() {
     let _first = Daemon::start(&mut place.serve(), &place.socket);
     let mut second = program();
     second.arg("--blk-file").arg(&place.image).arg("--socket-path").arg(place.path("other.sock"));
-    let line = one_line(&finish(&mut second), 1);
-    assert!(line.contains("disk.img"), "{line}");
+    let output = finish(&mut second);
+    let text = String::from_utf8(output.stderr).unwrap();
+    let [waits, refused] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(waits.contains("waits for") && waits.contains("5 s at most"), "{waits}");
+    assert!(refused.starts_with("vhost-blk: cannot lock the image"), "{refused}");
+    assert!(refused.contains("disk.img") && refused.contains("--lock off"), "{refused}");
     assert!(!place.path("other.sock").exists());
 
     second.args(["--lock", "off"]);
     Daemon::start(&mut second, &place.path("other.sock"));
+}
+
+#[test]
+fn a_front_end_that_says_nothing_makes_room_for_one_that_waits() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
+    daemon.log_line("disconnected"); // `Daemon::start` connected once, as a probe.
+    let silent = UnixStream::connect(&place.socket).unwrap();
+    daemon.log_line("front-end connected");
+    let mut device = driver::Device::connect(&place.socket, &driver::Options::default()).unwrap();
+    device.write(0, &[1; 512]).unwrap();
+    let line = daemon.log_line("connection ended");
+    assert!(line.contains("said nothing"), "{line}");
+    drop(silent);
+}
+
+#[test]
+fn what_a_front_end_did_wrong_is_logged_by_name() {
+    const SET_VRING_NUM: u32 = 8;
+    let place = Place::new();
+    let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
+    let channel = driver::RawChannel::connect(&place.socket).unwrap();
+    channel.message(SET_VRING_NUM, &[0; 4], &[]).unwrap();
+    let line = daemon.log_line("connection ended");
+    assert!(line.contains("SET_VRING_NUM: size: 4 bytes of payload"), "{line}");
 }

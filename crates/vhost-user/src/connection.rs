@@ -1,49 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One connection, from the first message to the last.
+//! Serves one connection.
 
 use crate::Device;
 use crate::control::Mailbox;
-use crate::session::Session;
-use crate::status;
-use rustix::event::{PollFd, PollFlags, poll};
+use crate::error::ConnectionError;
+use crate::message::{self, MESSAGE_LIMIT};
+use crate::peeked;
+use crate::session::{Session, lock};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-/// Longest wait for the rest of a message: whoever sends a part must not keep the operator out.
-pub(crate) const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
-
-/// Why a connection was given up.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectionError {
-    /// The front-end sent something that the protocol or the device does not allow.
-    #[error("the front-end's message was refused: {0}")]
-    Refused(String),
-    /// Queues were stopped and no data plane could start them again. A front-end that connects
-    /// again gets them back, and loses nothing if it keeps an in-flight region.
-    #[error("the queues could not be started again: {0}")]
-    Lost(String),
-    /// The socket failed.
-    #[error("the connection failed: {0}")]
-    Socket(#[from] io::Error),
+/// Waiting front-ends; one of them replaces a silent front-end.
+#[derive(Clone, Copy, Debug)]
+pub struct Next<'a> {
+    /// The listening socket: readable while a front-end waits.
+    pub listener: BorrowedFd<'a>,
+    /// Maximum time between the connection and the first message while another front-end waits.
+    /// QEMU may take long (it allocates the guest's memory first): without another front-end there
+    /// is no limit.
+    pub patience: Duration,
 }
 
 pub(crate) fn serve(
     device: &mut Device,
     stream: UnixStream,
+    next: Option<Next<'_>>,
     mailbox: Option<&Mailbox>,
 ) -> Result<(), ConnectionError> {
     stream.set_read_timeout(Some(MESSAGE_LIMIT))?;
     let peeked = stream.try_clone()?;
     let session = Arc::new(Mutex::new(Session::new(device)));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+    let mut first = next.map(|next| (next.listener, Instant::now() + next.patience));
     let result = loop {
-        match mailbox.map(|mailbox| wait(&peeked, mailbox)).transpose() {
+        match wait(&peeked, mailbox, first) {
             Err(error) => break Err(error.into()),
-            Ok(None | Some(Came::Message)) => {}
-            Ok(Some(Came::Command(mailbox))) => {
+            Ok(Wakeup::Message) => first = None,
+            Ok(Wakeup::Next) => break Err(ConnectionError::Silent),
+            Ok(Wakeup::Command(mailbox)) => {
                 let mut session = lock(&session);
                 mailbox.handle(&mut session, true);
                 match session.lost.take() {
@@ -52,52 +51,81 @@ pub(crate) fn serve(
                 }
             }
         }
-        let step = match status::handle_if_status(&peeked, &session) {
-            Ok(status::Peeked::Handled) => continue,
-            Ok(status::Peeked::Other) => handler.handle_request(),
-            Ok(status::Peeked::End) => break Ok(()),
-            Err(error) => break Err(error.into()),
-        };
-        match step {
-            // The body did not follow its header.
-            Err(Error::SocketRetry(why)) if why.kind() == io::ErrorKind::WouldBlock => {
-                break Err(status::cut_short().into());
-            }
-            Ok(()) | Err(Error::SocketRetry(_)) => {}
-            Err(Error::Disconnected) => break Ok(()),
-            Err(Error::ReqHandlerError(error)) => {
-                break Err(ConnectionError::Refused(error.to_string()));
-            }
-            Err(error) => break Err(ConnectionError::Refused(error.to_string())),
+        match handle(&peeked, &session, &mut handler) {
+            Ok(true) => {}
+            Ok(false) => break Ok(()),
+            Err(error) => break Err(error),
         }
     };
     lock(&session).end();
     result
 }
 
-fn lock<'a, 'b>(session: &'a Mutex<Session<'b>>) -> MutexGuard<'a, Session<'b>> {
-    session.lock().unwrap_or_else(PoisonError::into_inner)
+/// Handles one message; returns `false` at the end of the connection.
+fn handle<'a>(
+    stream: &UnixStream,
+    session: &Mutex<Session<'a>>,
+    handler: &mut BackendReqHandler<Mutex<Session<'a>>>,
+) -> Result<bool, ConnectionError> {
+    let Some(header) = message::peek(stream)? else { return Ok(false) };
+    if peeked::handle(&header, stream, session)? {
+        return Ok(true);
+    }
+    let refused = |why: String| Err(ConnectionError::Refused(format!("{}: {why}", header.name())));
+    match handler.handle_request() {
+        // The payload did not follow the header.
+        Err(Error::SocketRetry(why)) if why.kind() == io::ErrorKind::WouldBlock => {
+            Err(message::cut_short().into())
+        }
+        Ok(()) | Err(Error::SocketRetry(_)) => Ok(true),
+        Err(Error::Disconnected) => Ok(false),
+        Err(Error::ReqHandlerError(error)) => refused(error.to_string()),
+        // The library reports most errors alike: find errors of the header here.
+        Err(error) => match header.flaw() {
+            Some(flaw) => refused(flaw.to_string()),
+            None => refused(format!("payload or descriptors: {error}")),
+        },
+    }
 }
 
-/// What the connection's thread woke up for.
-enum Came<'a> {
-    /// A message of the front-end, or its end.
+/// An event that wakes the thread of the connection.
+enum Wakeup<'a> {
+    /// A message of the front-end, or the end of the stream.
     Message,
-    /// Something from the operator.
+    /// A command of the operator.
     Command(&'a Mailbox),
+    /// Another front-end waits, and this one is silent.
+    Next,
 }
 
-/// Sleeps until there is something to do. A front-end that says much does not keep the operator
-/// out: commands come first, and each is one message's delay.
-fn wait<'a>(stream: &UnixStream, mailbox: &'a Mailbox) -> io::Result<Came<'a>> {
+/// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay the
+/// operator by more than one message. `first` applies until the first message: after its time,
+/// another waiting front-end is an event.
+fn wait<'a>(
+    stream: &UnixStream,
+    mailbox: Option<&'a Mailbox>,
+    first: Option<(BorrowedFd<'_>, Instant)>,
+) -> io::Result<Wakeup<'a>> {
     let readable = PollFlags::IN;
-    let mut fds = [PollFd::new(stream, readable), PollFd::new(mailbox, readable)];
     loop {
-        match poll(&mut fds, None) {
-            Ok(_) if !fds[1].revents().is_empty() => return Ok(Came::Command(mailbox)),
-            Ok(_) if !fds[0].revents().is_empty() => return Ok(Came::Message),
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        let left = first.map(|(_, until)| until.saturating_duration_since(Instant::now()));
+        let timeout = left.filter(|left| !left.is_zero());
+        let mut fds = vec![PollFd::new(stream, readable)];
+        fds.extend(mailbox.map(|mailbox| PollFd::new(mailbox, readable)));
+        if let (Some((listener, _)), None) = (first, timeout) {
+            fds.push(PollFd::from_borrowed_fd(listener, readable));
+        }
+        let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
             Err(error) => return Err(error.into()),
+        }
+        let is_ready = |at: usize| !fds[at].revents().is_empty();
+        match mailbox {
+            Some(mailbox) if is_ready(1) => return Ok(Wakeup::Command(mailbox)),
+            _ if is_ready(0) => return Ok(Wakeup::Message),
+            _ => return Ok(Wakeup::Next),
         }
     }
 }

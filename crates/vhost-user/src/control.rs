@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an operator asks of a running device, and the answers.
+//! Commands of an operator to a running device, and their answers.
 //!
-//! Commands come as mail to the thread that serves the connection, which handles them between two
-//! messages of the front-end: no lock, and no message sees half a change.
+//! The thread that serves the connection receives commands as mail and handles them between two
+//! messages of the front-end. This needs no lock, and no message sees a partial change.
 
 use crate::session::Session;
 use data_plane::PlaneKind;
@@ -11,60 +11,60 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// What is asked.
+/// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// How things are.
+    /// Gets the state of the device.
     Status,
-    /// Moves the running queues to a plane, and those of later front-ends.
+    /// Moves the running queues and the queues of later front-ends to a data plane.
     Switch(PlaneKind),
 }
 
-/// What is answered.
+/// The answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// To [`Command::Status`].
+    /// Answer to [`Command::Status`].
     Status(Box<Status>),
-    /// To [`Command::Switch`]: done; so many running queues were moved.
+    /// [`Command::Switch`] succeeded: number of moved queues.
     Switched(usize),
-    /// To [`Command::Switch`]: not done, and why; everything is as it was, unless it says that the
-    /// front-end is disconnected.
+    /// [`Command::Switch`] failed for this reason. The state is unchanged, unless the text says
+    /// that the front-end is disconnected.
     Refused(String),
 }
 
 /// The state of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The disk in a few words.
+    /// Description of the disk.
     pub disk: String,
-    /// The plane that queues run on.
+    /// Data plane of the queues.
     pub plane: PlaneKind,
-    /// Why it is this one.
+    /// Reason for this data plane.
     pub why: String,
-    /// Whether a front-end is connected.
+    /// A front-end is connected.
     pub connected: bool,
-    /// The features that it and the driver took.
+    /// Negotiated features.
     pub features: u64,
-    /// Whether the guest has the write-back cache switched on.
+    /// The write-back cache is on.
     pub writeback: bool,
-    /// All queues, by number.
+    /// All queues, by index.
     pub queues: Vec<QueueStatus>,
-    /// What the kernel module tells of itself, line by line, while it runs queues.
+    /// Name and value of each counter of the kernel module, while it runs queues.
     pub kernel_counters: Vec<(String, String)>,
 }
 
 /// The state of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueStatus {
-    /// The plane that runs it, if it runs.
+    /// Data plane of a running queue.
     pub plane: Option<PlaneKind>,
-    /// Its descriptors; 0 before the front-end said it.
+    /// Number of descriptors; 0 before the front-end has set it.
     pub size: u16,
-    /// What it did since it was started, by name.
+    /// Name and value of each counter since the start of the queue.
     pub counts: Vec<(String, u64)>,
 }
 
-/// Asks a device things, from any thread.
+/// Sends commands to a device from any thread.
 #[derive(Debug)]
 pub struct Control {
     mail: Sender<Mail>,
@@ -77,7 +77,7 @@ struct Mail {
     reply: Sender<Answer>,
 }
 
-/// The device's end.
+/// The device's end of the commands.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     inbox: Receiver<Mail>,
@@ -86,7 +86,7 @@ pub(crate) struct Mailbox {
 }
 
 impl Control {
-    /// Asks and waits for the answer; `None` when the device is gone.
+    /// Sends a command and waits for the answer; `None` if the device no longer exists.
     pub fn ask(&self, command: Command) -> Option<Answer> {
         let (reply, answer) = channel();
         self.mail.send(Mail { command, reply }).ok()?;
@@ -94,10 +94,10 @@ impl Control {
         answer.recv().ok()
     }
 
-    /// Another one, for another thread.
+    /// A second handle, for another thread.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// The error of the system call, if no file descriptor is left.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Control { mail: self.mail.clone(), wake: self.wake.try_clone()? })
     }
@@ -113,18 +113,18 @@ impl Mailbox {
         Ok(Control { mail: self.mail.clone(), wake: self.wake.try_clone()? })
     }
 
-    /// Handles all that came.
+    /// Handles all pending commands.
     pub(crate) fn handle(&self, session: &mut Session<'_>, connected: bool) {
-        let _ = self.wake.read(); // EAGAIN: somebody else's reason to look
+        let _ = self.wake.read(); // EAGAIN: there was no signal
         while let Ok(Mail { command, reply }) = self.inbox.try_recv() {
             let answer = match command {
                 Command::Status => Answer::Status(Box::new(session.report(connected))),
                 Command::Switch(to) => match session.switch(to) {
                     Ok(moved) => Answer::Switched(moved),
-                    Err(why) => Answer::Refused(why),
+                    Err(error) => Answer::Refused(error.to_string()),
                 },
             };
-            let _ = reply.send(answer); // whoever asked may be gone
+            let _ = reply.send(answer); // the sender may no longer wait
         }
     }
 }
@@ -135,9 +135,9 @@ impl AsFd for Mailbox {
     }
 }
 
-// UNSAFETY: `EventFd` lends its descriptor only as a number.
+// UNSAFETY: `EventFd` provides its descriptor only as a number.
 #[expect(unsafe_code)]
 fn borrow(eventfd: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor is open as long as the eventfd that is borrowed.
+    // SAFETY: the descriptor is open as long as the borrowed eventfd.
     unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) }
 }

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of descriptors that came from the front-end.
+//! Checks of descriptors from the front-end.
 
-use crate::session::refusal;
+use crate::error::refusal;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 
-/// Refuses a regular file (memfd, hugetlbfs) that ends inside `len` bytes from `offset` on: it can
-/// be mapped, but touching what lies behind its end would kill the daemon.
+/// Refuses a regular file (memfd, hugetlbfs) that has fewer than `len` bytes from byte `offset` on:
+/// it can be mapped, but an access beyond its end would kill the daemon (SIGBUS).
 pub(crate) fn check_holds(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let metadata = file.metadata()?;
     let end = offset.checked_add(len);
@@ -19,19 +23,33 @@ pub(crate) fn check_holds(file: &File, offset: u64, len: u64) -> io::Result<()> 
     Ok(())
 }
 
-/// Refuses what is no eventfd: those have no file type. A socket might be the front-end's own end of
-/// the connection, which would never end then; a file is always "signalled".
+/// Returns whether `fd` is an end of a pair of UNIX stream sockets. The front-end's end of the
+/// connection is not: its peer has the name of the daemon's socket.
+pub(crate) fn is_socket_pair(fd: &File) -> io::Result<bool> {
+    let is_stream =
+        socket_domain(fd) == Ok(AddressFamily::UNIX) && socket_type(fd) == Ok(SocketType::STREAM);
+    let peer = || UnixStream::from(OwnedFd::from(fd.try_clone()?)).peer_addr();
+    Ok(is_stream && peer().is_ok_and(|peer| peer.is_unnamed()))
+}
+
+/// Refuses a descriptor with a file type; an eventfd has none. A socket may be the front-end's own
+/// end of the connection, which would then never end. A regular file is always readable.
 pub(crate) fn check_eventfd(fd: &File) -> io::Result<()> {
     match rustix::fs::fstat(fd)?.st_mode & libc::S_IFMT {
         0 => Ok(()),
-        _ => Err(refusal("a kick, call or err descriptor that is not an eventfd")),
+        _ => Err(refusal(
+            "a kick, call or err descriptor of a kind that is not taken: give an eventfd",
+        )),
     }
 }
 
-/// [`check_eventfd`], and makes writes return at once: an eventfd that its owner has filled up
-/// would stop the data-plane thread that calls.
+/// As [`check_eventfd`], but accepts an end of a socket pair: User Mode Linux uses it like an
+/// eventfd and reads 8 bytes. Makes writes non-blocking: a full descriptor would block the
+/// data-plane thread.
 pub(crate) fn check_signalled(fd: &File) -> io::Result<()> {
-    check_eventfd(fd)?;
+    if !is_socket_pair(fd)? {
+        check_eventfd(fd)?;
+    }
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One small function per vhost-user message.
+//! One function for each vhost-user message.
 
 use crate::descriptor::{check_eventfd, check_holds, check_signalled};
-use crate::inflight;
+use crate::error::refusal;
+use crate::inflight_region;
 use crate::mem_table::{MemTable, SLOTS_MAX};
 use crate::queue_setup::{QueueSlot, VringAddr};
-use crate::session::{Session, refusal};
+use crate::session::Session;
 use data_plane::InflightRegion;
 use std::fs::File;
 use std::io;
@@ -27,6 +28,7 @@ fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::LOG_SHMFD
         | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::BACKEND_REQ
         | VhostUserProtocolFeatures::CONFIG
         | VhostUserProtocolFeatures::INFLIGHT_SHMFD
         | VhostUserProtocolFeatures::RESET_DEVICE
@@ -60,16 +62,16 @@ impl Session<'_> {
     fn set_writeback(&mut self, on: bool) -> Result<()> {
         let was = self.writeback.swap(on, Ordering::Relaxed);
         let Err(why) = self.device.planes.cache_mode_changed() else { return Ok(()) };
-        tracing::warn!(%why, "the kernel did not take the cache mode: its queues start anew");
+        tracing::warn!(%why, "the kernel refused the cache mode: its queues restart");
         checked(self.while_stopped(|_| Ok(()))).inspect_err(|_| {
-            // For the next connection: whatever mode the guest now believes in, its data is safe.
+            // The guest's mode is unknown now: write-through is safe for the next connection.
             self.writeback.store(on && was, Ordering::Relaxed);
         })
     }
 
-    /// Changes what a queue was set up with; a running queue is stopped for it and started again.
+    /// Changes the set-up of a queue. Stops a running queue before and restarts it afterwards.
     fn reconfigure(&mut self, index: usize, change: impl FnOnce(&mut QueueSlot)) -> Result<()> {
-        self.stop(index);
+        self.stop([index]);
         change(&mut self.queues[index]);
         checked(self.try_start(index))
     }
@@ -95,7 +97,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        let unknown = features & !(self.offered() | self.served_all_the_same());
+        let unknown = features & !(self.offered() | self.accepted_unoffered());
         if unknown != 0 {
             return refused(format!("features {unknown:#x} were not offered"));
         }
@@ -109,7 +111,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
                 Ok(())
             }))?;
         }
-        // Without protocol features there is no SET_VRING_ENABLE: rings are enabled from the start.
+        // Without protocol features there is no SET_VRING_ENABLE: rings start enabled.
         if features & bit(VHOST_USER_F_PROTOCOL_FEATURES) == 0 {
             self.queues.iter_mut().for_each(|queue| queue.enabled = true);
         }
@@ -168,7 +170,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     /// Stops the queue; it starts again only with a new SET_VRING_KICK.
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let at = self.index(index)?;
-        self.stop(at);
+        self.stop([at]);
         self.queues[at].kick = None;
         Ok(VhostUserVringState::new(index, self.queues[at].base))
     }
@@ -179,15 +181,15 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         self.reconfigure(index, |queue| queue.kick = Some(fd))
     }
 
-    /// Goes to a running queue without stopping it, as QEMU sends this at every MSI-X mask; only a
-    /// queue whose new eventfd the kernel refuses starts anew.
+    /// Does not stop a running queue, because QEMU sends this at every MSI-X mask. Restarts the
+    /// queue only if the kernel refuses the new eventfd.
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = self.index(index.into())?;
         checked(fd.as_ref().map(check_signalled).transpose())?;
         if let Some(queue) = &self.queues[index].running {
             let copy = checked(fd.as_ref().map(File::try_clone).transpose())?;
             if let Err(why) = self.device.planes.set_call(queue, copy) {
-                tracing::warn!(queue = index, %why, "a call eventfd was not taken: starts anew");
+                tracing::warn!(queue = index, %why, "the kernel refused a call eventfd: restarts");
                 return self.reconfigure(index, |queue| queue.call = fd);
             }
         }
@@ -226,7 +228,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         self.reconfigure(index, |queue| queue.enabled = enable)
     }
 
-    /// Fields beyond the ones this device has read as zero (virtio 1.3, section 2.5).
+    /// Fields beyond those of this device read as zero (virtio 1.3, section 2.5).
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
         let mut space = self.device.config.space(self.writeback.load(Ordering::Relaxed));
         let (start, end) = (offset as usize, offset as usize + size as usize);
@@ -237,14 +239,14 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     fn set_config(&mut self, offset: u32, bytes: &[u8], flags: VhostUserConfigFlags) -> Result<()> {
         let at = offset as usize;
         if flags.contains(VhostUserConfigFlags::LIVE_MIGRATION) {
-            // The source's whole space: of the fields, only the cache mode can be taken over.
+            // The whole space of the migration source; only the cache mode is applied.
             if let Some(&mode) = CONFIG_WRITEBACK_OFFSET.checked_sub(at).and_then(|i| bytes.get(i))
             {
                 self.set_writeback(mode != 0)?;
             }
             return Ok(());
         }
-        // A driver may write before DRIVER_OK, when the front-end has not yet told its features.
+        // A driver may write before DRIVER_OK, before the front-end has sent its features.
         let may_write = self.features == 0 || self.acked(F_CONFIG_WCE);
         match bytes {
             [mode] if at == CONFIG_WRITEBACK_OFFSET && may_write => self.set_writeback(*mode != 0),
@@ -261,7 +263,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if usize::from(wanted.num_queues) > limits.0 || wanted.queue_size > limits.1 {
             return refused("an in-flight region for more or larger queues than this device has");
         }
-        checked(inflight::make(wanted, self.layout()))
+        checked(inflight_region::make(wanted, self.layout(), limits.1))
     }
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
@@ -270,7 +272,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         let region =
             checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
         checked(self.while_stopped(|session| {
-            session.inflight = Some(region);
+            session.inflight_region = Some(region);
             Ok(())
         }))
     }

@@ -1,30 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The control plane: what vhost-user messages mean to a block device.
+//! The control plane: handles the vhost-user messages of a block device.
 //!
-//! The wire protocol is the `vhost` crate's. A [`Device`] lives as long as the program, a
-//! `Session` as long as a connection. Messages only gather state; a queue starts when its set-up
-//! is complete (`queue_setup.rs`), and belongs to the data plane until it is stopped. A message
-//! that changes what a running queue relies on stops the queue, changes it, and starts it again.
+//! The `vhost` crate implements the wire protocol. A [`Device`] lives as long as the program, a
+//! `Session` as long as a connection. Messages only collect state: a queue starts when its set-up
+//! is complete (`queue_setup.rs`), and belongs to the data plane until it stops. A message that
+//! changes the set-up of a running queue stops the queue, changes the set-up, and restarts the
+//! queue.
 //!
-//! What is absent: requests. No message handler reads a virtqueue.
+//! This crate handles no request: no message handler reads a virtqueue.
 
 mod connection;
 mod control;
 mod descriptor;
+mod error;
 mod handler;
-mod inflight;
+mod inflight_region;
 mod mem_table;
+mod message;
+mod peeked;
 mod queue_setup;
 mod session;
-mod status;
 mod switch;
 
-pub use connection::ConnectionError;
+pub use connection::Next;
 pub use control::{Answer, Command, Control, QueueStatus, Status};
+pub use error::ConnectionError;
 
 use backend::Disk;
 use control::Mailbox;
-use data_plane::Planes;
+use data_plane::PlaneSelector;
 use session::Session;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -33,24 +37,24 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use virtio_blk::DeviceConfig;
 
-/// Data segments of a request: what QEMU's own devices say with a queue of 128, so that a guest
-/// can migrate between them.
+/// Maximum data segments of a request. QEMU's own devices have the same value with a queue of 128
+/// descriptors, so that a guest can migrate between them.
 pub const SEG_MAX: u32 = 126;
-/// Most queues of a device.
+/// Maximum queues of a device.
 pub const QUEUES_MAX: u16 = 64;
 
-/// Data segments of a request that a device with queues of up to `queue_size_max` offers: header
-/// and status take a descriptor each.
+/// The `seg_max` of a device with queues of up to `queue_size_max` descriptors: header and status
+/// take one descriptor each.
 pub fn seg_max(queue_size_max: u16) -> u32 {
     SEG_MAX.min(u32::from(queue_size_max).saturating_sub(2)).max(1)
 }
 
-/// What a device shows to its front-end.
+/// Options of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
     /// Number of request queues, 1 to [`QUEUES_MAX`].
     pub num_queues: u16,
-    /// Largest queue that a front-end may set up.
+    /// Maximum descriptors of a queue.
     pub queue_size_max: u16,
     /// The GET_ID answer; at most 20 bytes.
     pub serial: String,
@@ -64,17 +68,20 @@ pub struct DeviceOptions {
 pub struct Device {
     config: DeviceConfig,
     options: DeviceOptions,
-    planes: Planes,
-    /// Where an operator's commands come in, if they may.
+    planes: PlaneSelector,
+    /// Receives commands of an operator, after [`Device::control`].
     mailbox: Option<Mailbox>,
-    /// The cache mode; kept from connection to connection, as a front-end that connects anew does
-    /// not say it again.
+    /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
     writeback: Arc<AtomicBool>,
 }
 
 impl Device {
-    /// Makes a device of a disk and the data planes that were started for it.
-    pub fn new(disk: Arc<dyn Disk>, planes: impl Into<Planes>, options: DeviceOptions) -> Self {
+    /// A device of a disk and the data planes that were started for it.
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        planes: impl Into<PlaneSelector>,
+        options: DeviceOptions,
+    ) -> Self {
         let planes = planes.into();
         let config = DeviceConfig {
             info: disk.info(),
@@ -87,15 +94,15 @@ impl Device {
     }
 
     /// The data planes.
-    pub fn planes(&self) -> &Planes {
+    pub fn planes(&self) -> &PlaneSelector {
         &self.planes
     }
 
-    /// Something to ask the device things with. They are answered while a front-end is served,
-    /// and in [`Device::answer`].
+    /// A handle that sends commands to the device. [`Device::serve`] and [`Device::answer`] handle
+    /// them.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// The error of the system call, if no file descriptor is left.
     pub fn control(&mut self) -> io::Result<Control> {
         let mailbox = match self.mailbox.take() {
             Some(mailbox) => mailbox,
@@ -104,12 +111,13 @@ impl Device {
         self.mailbox.insert(mailbox).control()
     }
 
-    /// Readable when [`Device::answer`] has something to do; `None` before [`Device::control`].
+    /// A descriptor that is readable while [`Device::answer`] has commands to handle; `None` before
+    /// [`Device::control`].
     pub fn control_fd(&self) -> Option<BorrowedFd<'_>> {
         self.mailbox.as_ref().map(Mailbox::as_fd)
     }
 
-    /// Answers what was asked while no front-end is connected.
+    /// Handles commands while no front-end is connected.
     pub fn answer(&mut self) {
         if let Some(mailbox) = self.mailbox.take() {
             mailbox.handle(&mut Session::new(self), false);
@@ -117,14 +125,19 @@ impl Device {
         }
     }
 
-    /// Serves one front-end until it disconnects or the stream is shut down. All its queues are
-    /// stopped and drained, and its memory is unmapped, when this returns.
+    /// Serves one front-end until it disconnects or the stream is shut down. Then stops and drains
+    /// its queues and unmaps its memory. A silent front-end must make room for the `next` one.
     ///
     /// # Errors
-    /// [`ConnectionError`] when the front-end broke the protocol; the next one may be served.
-    pub fn serve(&mut self, stream: UnixStream) -> Result<(), ConnectionError> {
+    /// [`ConnectionError`], for example if the front-end violates the protocol. The device can
+    /// serve the next front-end.
+    pub fn serve(
+        &mut self,
+        stream: UnixStream,
+        next: Option<Next<'_>>,
+    ) -> Result<(), ConnectionError> {
         let mailbox = self.mailbox.take();
-        let outcome = connection::serve(self, stream, mailbox.as_ref());
+        let outcome = connection::serve(self, stream, next, mailbox.as_ref());
         self.mailbox = mailbox;
         outcome
     }

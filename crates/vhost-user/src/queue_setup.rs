@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One queue's set-up as messages gather it: complete, and the queue starts; or nothing happens.
+//! The set-up of one queue, as messages collect it. The queue starts when the set-up is complete.
 
-use data_plane::StartedQueue;
+use data_plane::QueueHandle;
 use std::fs::File;
 
-/// Where the three areas are, in the front-end's addresses (SET_VRING_ADDR).
+/// The addresses of the three areas in the front-end (SET_VRING_ADDR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VringAddr {
     pub(crate) desc: u64,
     pub(crate) avail: u64,
     pub(crate) used: u64,
-    /// Guest-physical address of the used ring, where writes to it are to be logged.
+    /// Guest-physical address of the used ring, if the front-end asks for logging of its writes.
     pub(crate) used_log: Option<u64>,
 }
 
-/// What is known of a queue.
+/// The state of one queue.
 #[derive(Debug, Default)]
 pub(crate) struct QueueSlot {
     pub(crate) size: u16,
     pub(crate) addr: Option<VringAddr>,
     pub(crate) base: u32,
-    /// SET_VRING_KICK came: with an eventfd, or without (polled).
+    /// SET_VRING_KICK was received, with an eventfd or without one (polled).
     pub(crate) kick: Option<Option<File>>,
     pub(crate) call: Option<File>,
     pub(crate) err: Option<File>,
     pub(crate) enabled: bool,
-    /// While the data plane owns the queue.
-    pub(crate) running: Option<StartedQueue>,
+    /// The queue runs on a data plane.
+    pub(crate) running: Option<QueueHandle>,
 }
 
 impl QueueSlot {
-    /// The areas, when everything that a start needs is there.
+    /// The areas, if the set-up is complete and the queue does not run.
     pub(crate) fn ready(&self) -> Option<VringAddr> {
         let complete = self.enabled && self.size > 0 && self.kick.is_some();
         self.addr.filter(|_| complete && self.running.is_none())

@@ -2,20 +2,21 @@
 //! The state of one connection, and the start and stop of its queues.
 
 use crate::Device;
+use crate::error::refusal;
 use crate::mem_table::MemTable;
 use crate::queue_setup::QueueSlot;
-use data_plane::{InflightRegion, QueueSpec, QueueStartError};
+use data_plane::{InflightRegion, QueueSetup, QueueStartError, QueueStats};
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use virtio_blk::DiskView;
 use virtio_spec::features::{
     F_EVENT_IDX, F_INDIRECT_DESC, F_RING_PACKED, VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES,
     bit,
 };
-use virtqueue::{DirtyLog, GuestMemory, Layout, QueueSetup};
+use virtqueue::{DirtyLog, GuestMemory, Layout, RingSetup};
 
 /// One connection's state.
 pub(crate) struct Session<'a> {
@@ -26,9 +27,11 @@ pub(crate) struct Session<'a> {
     pub(crate) table: MemTable,
     memory: Arc<GuestMemory>,
     pub(crate) log: Option<Arc<DirtyLog>>,
-    pub(crate) inflight: Option<Arc<InflightRegion>>,
+    pub(crate) inflight_region: Option<Arc<InflightRegion>>,
     pub(crate) writeback: Arc<AtomicBool>,
-    /// Why queues stand still that the guest believes to run: the connection is to end.
+    /// The channel for requests of the back-end. There are none yet: it is only kept open.
+    _backend_req: Option<File>,
+    /// The reason to end the connection: queues that run for the guest are stopped.
     pub(crate) lost: Option<String>,
     status: u8,
 }
@@ -45,8 +48,9 @@ impl<'a> Session<'a> {
             table: MemTable::default(),
             memory: Arc::default(),
             log: None,
-            inflight: None,
+            inflight_region: None,
             writeback,
+            _backend_req: None,
             lost: None,
             status: 0,
         }
@@ -58,9 +62,9 @@ impl<'a> Session<'a> {
         self.device.config.features() | own
     }
 
-    /// What is not offered, and served if it comes: packed rings that a daemon before this one
-    /// offered to this guest, because it had no kernel data plane. The guest cannot give them up.
-    pub(crate) fn served_all_the_same(&self) -> u64 {
+    /// Features that are not offered but accepted: packed rings that a previous daemon without the
+    /// kernel data plane offered to this guest, which cannot give them up.
+    pub(crate) fn accepted_unoffered(&self) -> u64 {
         let Device { options, planes, .. } = &*self.device;
         u64::from(options.packed && planes.can_serve_packed()) << F_RING_PACKED
     }
@@ -73,8 +77,8 @@ impl<'a> Session<'a> {
         if self.acked(F_RING_PACKED) { Layout::Packed } else { Layout::Split }
     }
 
-    /// Starts queue `index` if its set-up is complete; otherwise nothing happens. Where the kernel
-    /// does not take it, all queues go to the other plane if they may.
+    /// Starts queue `index` if its set-up is complete. If the kernel refuses it, moves all queues
+    /// to the other data plane if that is allowed.
     pub(crate) fn try_start(&mut self, index: usize) -> io::Result<()> {
         match self.start_once(index) {
             Ok(()) => Ok(()),
@@ -85,11 +89,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// All that a data plane needs to start queue `index`; `None` while something is missing.
-    pub(crate) fn spec(&self, index: usize) -> io::Result<Option<QueueSpec>> {
+    /// The complete set-up of queue `index`; `None` if it is incomplete or the queue runs.
+    pub(crate) fn setup(&self, index: usize) -> io::Result<Option<QueueSetup>> {
         let Some(addr) = self.queues[index].ready() else { return Ok(None) };
         let slot = &self.queues[index];
-        let setup = QueueSetup {
+        let ring = RingSetup {
             memory: Arc::clone(&self.memory),
             layout: self.layout(),
             size: slot.size,
@@ -99,45 +103,51 @@ impl<'a> Session<'a> {
             base: slot.base,
             indirect: self.acked(F_INDIRECT_DESC),
             event_idx: self.acked(F_EVENT_IDX),
-            keep_descriptors: self.inflight.is_some(),
+            keep_descriptors: self.inflight_region.is_some(),
             log: self.log.clone().filter(|_| self.acked(VHOST_F_LOG_ALL)),
             used_log_addr: addr.used_log,
         };
         let duplicate = |file: &Option<File>| file.as_ref().map(File::try_clone).transpose();
         let info = &self.device.config.info;
         let serial = &self.device.options.serial;
-        Ok(Some(QueueSpec {
+        Ok(Some(QueueSetup {
             index: index as u16,
-            setup,
+            ring,
             features: self.features,
             disk: DiskView::new(info, self.features, Arc::clone(&self.writeback), serial),
             kick: duplicate(slot.kick.as_ref().unwrap_or(&None))?,
             call: duplicate(&slot.call)?,
             err: duplicate(&slot.err)?,
-            region: self.inflight.clone(),
+            region: self.inflight_region.clone(),
         }))
     }
 
-    /// Stops queue `index` and drains it; its base is where it would go on. Returns whether it
-    /// was running.
-    pub(crate) fn stop(&mut self, index: usize) -> bool {
-        let Some(handle) = self.queues[index].running.take() else { return false };
-        let stopped = self.device.planes.stop_queue(handle);
-        let stats = stopped.stats;
-        tracing::debug!(
-            queue = index,
-            base = stopped.base,
-            chains = stats.chains,
-            refused = stats.refused,
-            kicks = stats.kicks,
-            calls = stats.calls,
-            "stopped"
-        );
-        self.queues[index].base = stopped.base;
-        true
+    /// Stops and drains the running queues among `which`, and stores their bases. Returns the
+    /// indices of the stopped queues.
+    pub(crate) fn stop(&mut self, which: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let (mut indices, mut handles) = (Vec::new(), Vec::new());
+        for index in which {
+            if let Some(handle) = self.queues[index].running.take() {
+                indices.push(index);
+                handles.push(handle);
+            }
+        }
+        let all_stopped = self.device.planes.stop_queues(handles);
+        for (&queue, stopped) in indices.iter().zip(all_stopped) {
+            let QueueStats { chains, refused, kicks, calls } = stopped.stats;
+            let base = stopped.base;
+            tracing::debug!(queue, base, chains, refused, kicks, calls, "stopped");
+            self.queues[queue].base = base;
+        }
+        indices
     }
 
-    /// Stops the queues that run, makes a change they rely on, and starts them again.
+    /// [`Session::stop`] for all queues.
+    pub(crate) fn stop_running(&mut self) -> Vec<usize> {
+        self.stop(0..self.queues.len())
+    }
+
+    /// Stops the running queues, makes a change that affects them, and restarts them.
     pub(crate) fn while_stopped(
         &mut self,
         change: impl FnOnce(&mut Self) -> io::Result<()>,
@@ -147,7 +157,7 @@ impl<'a> Session<'a> {
         stopped.into_iter().try_for_each(|index| self.try_start(index))
     }
 
-    /// Replaces the memory table; refuses one whose regions overlap, and keeps the old one then.
+    /// Replaces the memory table. Refuses overlapping regions and keeps the old table then.
     pub(crate) fn set_table(&mut self, table: MemTable) -> io::Result<()> {
         let memory = table.to_memory().map_err(refusal)?;
         self.while_stopped(|session| {
@@ -156,70 +166,66 @@ impl<'a> Session<'a> {
             session.memory = memory;
             Ok(())
         })?;
-        // Queues whose rings lie in memory that is only now known.
+        // Start queues with rings in the new memory.
         (0..self.queues.len()).try_for_each(|index| self.try_start(index))
     }
 
-    /// RESET_OWNER, which the specification says to ignore or to disable all rings at.
+    /// RESET_OWNER: disables all rings, as the specification allows.
     pub(crate) fn disable_rings(&mut self) {
-        for index in 0..self.queues.len() {
-            self.stop(index);
-            self.queues[index].enabled = false;
-        }
+        self.stop_running();
+        self.queues.iter_mut().for_each(|queue| queue.enabled = false);
     }
 
-    /// RESET_DEVICE: the device is as new; the memory table stays. So does the cache mode: the
-    /// front-end shows the mode of its own copy of the configuration space, so that write-through
-    /// must not end here unasked.
+    /// RESET_DEVICE: resets the device except the memory table and the cache mode. The front-end
+    /// shows the mode of its own copy of the configuration space: a reset must not end
+    /// write-through.
     pub(crate) fn reset(&mut self) {
         // Without protocol features there is no SET_VRING_ENABLE.
         let negotiated = self.features != 0;
         let enabled = negotiated && !self.acked(VHOST_USER_F_PROTOCOL_FEATURES);
-        for index in 0..self.queues.len() {
-            self.stop(index);
-            self.queues[index] = QueueSlot { enabled, ..QueueSlot::default() };
-        }
-        // It tells of rings that are no more; the front-end gives one again at the next start.
-        self.inflight = None;
+        self.stop_running();
+        self.queues.fill_with(|| QueueSlot { enabled, ..QueueSlot::default() });
+        // It records rings that no longer exist; the front-end sends a region at the next start.
+        self.inflight_region = None;
         self.status = 0;
     }
 
-    /// The connection ended: stops everything and lets the guest's memory go.
+    /// Handles the end of the connection: stops all queues and unmaps guest memory.
     pub(crate) fn end(&mut self) {
         self.reset();
         self.memory = Arc::default();
         self.table = MemTable::default();
+        self._backend_req = None;
         self.device.planes.set_memory(None);
         self.device.planes.start_over();
     }
 
-    pub(crate) fn status_negotiated(&self) -> bool {
-        self.protocol_features & VhostUserProtocolFeatures::STATUS.bits() != 0
+    pub(crate) fn has_protocol(&self, feature: VhostUserProtocolFeatures) -> bool {
+        self.protocol_features & feature.bits() != 0
     }
 
-    pub(crate) fn reply_ack_negotiated(&self) -> bool {
-        self.protocol_features & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0
+    /// SET_BACKEND_REQ_FD: replaces the channel.
+    pub(crate) fn set_backend_req(&mut self, channel: File) {
+        self._backend_req = Some(channel);
     }
 
     pub(crate) fn status(&self) -> u8 {
         self.status
     }
 
-    /// Status 0 stops the rings, but does not forget them: QEMU 7.2 sends it whenever it stops a
-    /// VM, *before* it asks for the rings' positions by GET_VRING_BASE. As after that message,
-    /// they start again only with a new SET_VRING_KICK.
+    /// SET_STATUS. Status 0 stops the rings and keeps their set-up: QEMU 7.2 sends it when it stops
+    /// a VM, *before* it asks for the positions by GET_VRING_BASE. The rings restart only after a
+    /// new SET_VRING_KICK, as after that message.
     pub(crate) fn set_status(&mut self, status: u8) {
         if status == 0 {
-            for index in 0..self.queues.len() {
-                self.stop(index);
-                self.queues[index].kick = None;
-            }
+            self.stop_running();
+            self.queues.iter_mut().for_each(|queue| queue.kick = None);
         }
         self.status = status;
     }
 }
 
-/// An error that the front-end caused.
-pub(crate) fn refusal(cause: impl ToString) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, cause.to_string())
+/// Locks the session of a connection.
+pub(crate) fn lock<'a, 'b>(session: &'a Mutex<Session<'b>>) -> MutexGuard<'a, Session<'b>> {
+    session.lock().unwrap_or_else(PoisonError::into_inner)
 }

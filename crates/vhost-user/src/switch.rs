@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Moving the queues of a running device from one data plane to the other.
+//! Moves the queues of a running device from one data plane to the other.
 
 use crate::control::{QueueStatus, Status};
-use crate::session::{Session, refusal};
-use data_plane::{KernelError, PlaneKind, QueueStartError, StartedQueue};
+use crate::error::{SwitchError, refusal};
+use crate::session::Session;
+use data_plane::{KernelError, PlaneKind, QueueHandle, QueueStartError};
 use std::io;
 use std::sync::atomic::Ordering;
 use virtio_spec::features::F_RING_PACKED;
 
 impl Session<'_> {
-    /// Moves all running queues to `to`; returns how many. When it fails, they run where they
-    /// were; when they cannot, [`Session::lost`] ends the connection.
-    pub(crate) fn switch(&mut self, to: PlaneKind) -> Result<usize, String> {
+    /// Moves all running queues to `to` and returns their number. If this fails, restarts them on
+    /// the old data plane; if that fails, too, [`Session::lost`] ends the connection.
+    pub(crate) fn switch(&mut self, to: PlaneKind) -> Result<usize, SwitchError> {
         let from = self.device.planes.current();
         if from == to {
             self.device.planes.prefer_current();
             return Ok(0);
         }
         if to == PlaneKind::Kernel && self.acked(F_RING_PACKED) {
-            return Err("the guest uses packed virtqueues, and the kernel knows only split ones; \
-                        set --packed off and restart the guest's device"
-                .into());
+            return Err(SwitchError::Packed);
         }
-        // Tried before anything is stopped.
-        self.device.planes.check(to).map_err(|why| why.to_string())?;
+        // Check it before any queue stops.
+        self.device.planes.check(to)?;
         let (was, queues) = (self.device.planes.why().to_owned(), self.stop_running());
         self.device.planes.move_to(to, "the control socket says so");
         match queues.iter().try_for_each(|&index| self.start_once(index)) {
@@ -38,18 +37,18 @@ impl Session<'_> {
                 let back = queues.iter().try_for_each(|&index| self.start_once(index));
                 tracing::warn!(plane = %to, %error, "the data plane was not switched");
                 match back {
-                    Ok(()) => Err(error.to_string()),
+                    Ok(()) => Err(error.into()),
                     Err(worse) => {
                         let lost = format!("{error}; and the old data plane says: {worse}");
                         self.lost = Some(lost.clone());
-                        Err(format!("{lost}; the VMM is disconnected, to start anew"))
+                        Err(SwitchError::Lost(lost))
                     }
                 }
             }
         }
     }
 
-    /// The kernel refused queue `index`: all queues go to the daemon's own plane.
+    /// Moves all queues to the io_uring data plane after the kernel refused queue `index`.
     pub(crate) fn fall_back(&mut self, index: usize, why: &KernelError) -> io::Result<()> {
         tracing::warn!(queue = index, %why, "the kernel refused a queue: data plane: uring");
         let mut queues = self.stop_running();
@@ -59,32 +58,27 @@ impl Session<'_> {
         queues.iter().try_for_each(|&index| self.start_once(index)).map_err(refusal)
     }
 
-    /// Starts queue `index`, if its set-up is complete, on the current plane and no other.
+    /// Starts queue `index` on the current data plane if its set-up is complete.
     pub(crate) fn start_once(&mut self, index: usize) -> Result<(), QueueStartError> {
-        let Some(spec) = self.spec(index)? else { return Ok(()) };
+        let Some(setup) = self.setup(index)? else { return Ok(()) };
         let plane = self.device.planes.current();
-        let (size, base) = (spec.setup.size, spec.setup.base);
-        tracing::debug!(queue = index, size, base, layout = ?spec.setup.layout, %plane, "starts");
-        self.queues[index].running = Some(self.device.planes.start_queue(spec)?);
+        let (size, base) = (setup.ring.size, setup.ring.base);
+        tracing::debug!(queue = index, size, base, layout = ?setup.ring.layout, %plane, "starts");
+        self.queues[index].running = Some(self.device.planes.start_queue(setup)?);
         Ok(())
     }
 
-    /// Stops the queues that run; returns which.
-    pub(crate) fn stop_running(&mut self) -> Vec<usize> {
-        (0..self.queues.len()).filter(|&index| self.stop(index)).collect()
-    }
-
-    /// For [`crate::Command::Status`].
+    /// The answer to [`crate::Command::Status`].
     pub(crate) fn report(&self, connected: bool) -> Status {
         let device = &*self.device;
-        let kernel = device.planes.kernel_counters();
+        let kernel = device.planes.device_counters();
         let queues = self.queues.iter().map(|slot| QueueStatus {
-            plane: slot.running.as_ref().map(StartedQueue::plane),
+            plane: slot.running.as_ref().map(QueueHandle::plane),
             size: slot.size,
             counts: slot
                 .running
                 .as_ref()
-                .map(|queue| device.planes.queue_counts(queue, &kernel))
+                .map(|queue| device.planes.queue_counters(queue, &kernel))
                 .unwrap_or_default(),
         });
         Status {

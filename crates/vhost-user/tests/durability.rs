@@ -25,7 +25,7 @@ fn write_back() -> (Daemon, Log) {
     recorded(&Setup::default())
 }
 
-/// Whether the next write, discard and write zeroes are write-through; all must be alike.
+/// True if the next write, discard and write zeroes are write-through; all three must agree.
 fn next_are_durable(device: &mut Device, log: &Log) -> bool {
     let before = log.entries().len();
     device.write(8, &[1; 512]).unwrap();

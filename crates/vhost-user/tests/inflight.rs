@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The in-flight region is true at every moment it can be observed, and what it says is taken up.
-//! Its layout is read here from the vhost-user specification, "Inflight I/O tracking".
+//! The in-flight region is true at every moment it can be observed, and the device resumes from it.
+//! The tests read its layout from the vhost-user specification, "Inflight I/O tracking".
 
 mod common;
 
@@ -11,12 +11,14 @@ use driver::{Area, Device, Options, Request};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use vhost::VhostBackend;
 use virtio_spec::blk::S_OK;
 use virtio_spec::packed::DESC_F_USED;
 
 const SIZE: usize = 128;
+const QUEUES: usize = 2;
 
-/// One queue's part.
+/// One queue's part of the region.
 struct Part {
     area: Area,
     start: usize,
@@ -27,8 +29,9 @@ struct Part {
 impl Part {
     fn of(device: &Device, queue: usize, packed: bool) -> Self {
         let bytes = if packed { 32 + 32 * SIZE } else { 16 + 16 * SIZE };
-        let start = queue * bytes.next_multiple_of(64);
         let area = device.inflight().expect("a region is used").area();
+        // The queues share the region in equal parts, which are multiples of 64 bytes.
+        let start = queue * (area.len() / QUEUES / 64 * 64);
         assert!(start + bytes <= area.len(), "the region has room for queue {queue}");
         Part { area, start, bytes, packed }
     }
@@ -53,7 +56,7 @@ impl Part {
         found
     }
 
-    /// Where the marks of entries in flight are.
+    /// Offsets of the marks of entries in flight.
     fn marked(&self) -> Vec<usize> {
         let entries = (0..SIZE).map(|index| self.entry(index));
         entries.filter(|at| self.area.load_u8(*at, Acquire) == 1).collect()
@@ -75,9 +78,10 @@ impl Part {
 
 fn gated(options: &Options) -> (Daemon, Device, Permits) {
     let (disk, permits) = Gate::new(Arc::new(mem()));
-    let setup = Setup { queues: 2, ..Setup::default() };
+    let queues = QUEUES as u16;
+    let setup = Setup { queues, ..Setup::default() };
     let daemon = Daemon::start(Arc::new(disk), &setup);
-    let options = Options { inflight: true, num_queues: 2, ..options.clone() };
+    let options = Options { inflight: true, num_queues: queues, ..options.clone() };
     let device = daemon.connect(&options);
     (daemon, device, permits)
 }
@@ -92,7 +96,7 @@ fn chains_in_flight_are_marked_in_order_until_they_are_given_back() {
             part.check_header();
             assert!(part.in_flight().is_empty());
             let mut returned = 0;
-            // More than once around the ring.
+            // More than one lap of the ring.
             for round in 0..40 {
                 let queue = device.queue(index);
                 let mut ids: Vec<_> = (0..8)
@@ -142,7 +146,8 @@ fn a_chain_is_marked_before_the_disk_sees_it_and_cleared_only_after_it_is_used()
             wait_until("the disk sees it", || log.entries().len() == 2 * round + 1);
             assert_eq!(part.ids(), [id], "round {round}: the disk works on it");
             let mark = part.marked()[0];
-            // Where the device says that the chain is used: the quickest look there is.
+            // The place at which the device marks the chain as used: the earliest observation
+            // possible.
             let (area, at) = match device.queue(0).queue().ring() {
                 driver::Ring::Split(ring) => (ring.areas()[2].clone(), 2),
                 driver::Ring::Packed(ring) => (ring.areas()[0].clone(), 16 * (round % SIZE) + 14),
@@ -176,7 +181,7 @@ fn chains_that_an_earlier_daemon_left_are_done_once_and_in_order() {
             .map(|n| device.queue(0).add(&Request::write(n, &[n as u8 + 1; 512]), &layout).unwrap())
             .collect();
         device.queue(0).queue().publish();
-        // As if the first two had been taken, and the daemon had died.
+        // The state after a daemon took the first two and died.
         for (n, id) in ids.iter().enumerate().take(2) {
             if options.packed {
                 leave_packed(&mut device, &part, n);
@@ -201,7 +206,7 @@ fn chains_that_an_earlier_daemon_left_are_done_once_and_in_order() {
     }
 }
 
-/// Copies descriptor `n` of the ring into entry `n`, as a daemon that took it would have.
+/// Copies descriptor `n` of the ring into entry `n`, as a daemon that took it would have done.
 fn leave_packed(device: &mut Device, part: &Part, n: usize) {
     let [ring, ..] = device.queue(0).queue().packed().areas();
     let (from, at) = (16 * n, part.entry(n));
@@ -217,6 +222,32 @@ fn leave_packed(device: &mut Device, part: &Part, n: usize) {
     part.area.store_u16(14, n as u16 + 1, Relaxed);
 }
 
+/// QEMU 10.0.13 asks for a region of 128 descriptors and sets up queues of 1024.
+#[test]
+fn a_queue_larger_than_the_region_was_asked_for_is_kept() {
+    for options in common::both_rings() {
+        let options =
+            Options { queue_size: SIZE as u16, inflight_queue_size: SIZE as u16 / 8, ..options };
+        let (_daemon, mut device, permits) = gated(&options);
+        let layout = device.layout();
+        for index in 0..QUEUES {
+            let part = Part::of(&device, index, options.packed);
+            part.check_header();
+            let queue = device.queue(index);
+            let ids: Vec<_> = (0..40)
+                .map(|sector| queue.submit(&Request::read(sector, 512), &layout).unwrap())
+                .collect();
+            wait_until("all are marked", || part.ids() == ids);
+        }
+        permits.open();
+        for index in 0..QUEUES {
+            for _ in 0..40 {
+                device.queue(index).collect().unwrap();
+            }
+        }
+    }
+}
+
 #[test]
 fn a_region_full_of_garbage_does_no_harm() {
     for options in common::both_rings() {
@@ -227,7 +258,7 @@ fn a_region_full_of_garbage_does_no_harm() {
             device.session().stop_queue(0).unwrap();
             let garbage = common::pattern(part.bytes - 12, seed);
             part.area.write(part.start + 12, &garbage);
-            // The daemon may refuse the queue, or find it broken; it must go on serving.
+            // The daemon may refuse the queue or report it as broken; it must go on serving.
             let _either = device.start_queue(0);
             drop(device);
             let _how = daemon.next_outcome();
@@ -250,5 +281,23 @@ fn a_reset_forgets_the_region() {
         }
         device.start_queue(0).unwrap();
         device.write(7, &[7; 512]).unwrap();
+    }
+}
+
+/// QEMU does not know the position of a packed ring when it connects again: the ring does not tell,
+/// and QEMU sends an outdated position. The region knows it, with or without requests in flight.
+#[test]
+fn a_packed_position_of_the_region_counts_even_with_nothing_in_flight() {
+    for options in common::both_rings().into_iter().filter(|options| options.packed) {
+        let (_daemon, mut device, permits) = gated(&options);
+        permits.open();
+        (0..5).for_each(|sector| device.write(sector, &[1; 512]).unwrap());
+        let layout = device.layout();
+        device.session().stop_queue(0).unwrap();
+        device.session().set_vring_base(0, 0x8000_8000).unwrap();
+        let kick = device.queue(0).queue().kick_fd().try_clone().unwrap();
+        device.session().frontend().set_vring_kick(0, &kick).unwrap();
+        let completion = device.queue(0).execute(&Request::read(4, 512), &layout).unwrap();
+        assert_eq!(completion.data, [1; 512]);
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reconnections leak nothing. Alone in its program, as it counts what the whole process has.
+//! Reconnections leak nothing. The test is alone in its program, because it counts resources of the
+//! whole process.
 
 mod common;
 
@@ -10,7 +11,7 @@ use driver::{Options, Request};
 use std::fs;
 use std::sync::Arc;
 
-/// What the process has.
+/// Resources of the process.
 #[derive(Debug)]
 struct Holdings {
     descriptors: usize,
@@ -29,7 +30,7 @@ impl Holdings {
         Holdings {
             descriptors: entries("/proc/self/fd"),
             threads: entries("/proc/self/task"),
-            // The heap of each thread may grow in pieces; shared memory is what could leak.
+            // The heap of each thread may grow in pieces; only shared memory can leak.
             mappings: maps
                 .lines()
                 .filter(|line| line.split(' ').nth(1).is_some_and(shared))
@@ -59,17 +60,17 @@ fn connect_and_leave(daemon: &Daemon, round: usize) {
         device.queue(index).execute(&write, &layout).unwrap();
     }
     match round % 4 {
-        // In the middle of requests.
+        // Disconnects in the middle of requests.
         0 => (0..8).for_each(|sector| {
             device.queue(0).submit(&Request::read(sector, 4096), &layout).unwrap();
         }),
         1 => drop(device.session().stop_queue(0).unwrap()),
-        // In the middle of a message, with descriptors.
+        // Disconnects in the middle of a message with descriptors.
         2 => {
             let fds = [memory.regions()[0].fd(); 4];
             device.session().raw().send_bytes(&[5, 0, 0, 0, 1, 0, 0, 0], &fds).unwrap();
         }
-        // By a message that is refused, with descriptors.
+        // Disconnects after a message with descriptors that the daemon refuses.
         _ => {
             let fds = [memory.regions()[0].fd(); 2];
             device.session().raw().message(12, &[0; 8], &fds).unwrap();
@@ -84,7 +85,7 @@ fn two_hundred_reconnections_leave_no_descriptor_thread_mapping_or_memory_behind
     let (disk, _folder) = file(TMPFS, FileOptions::default());
     let setup = Setup { queues: 2, threads: 2, pin_memory: true, ..Setup::default() };
     let daemon = Daemon::start(Arc::new(disk), &setup);
-    // Buffers that are kept have their size by then.
+    // Buffers that are kept have reached their final size by then.
     (0..20).for_each(|round| connect_and_leave(&daemon, round));
     let before = Holdings::count();
     (0..200).for_each(|round| connect_and_leave(&daemon, round));

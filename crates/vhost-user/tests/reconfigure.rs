@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages that change what running queues rely on, while the queues are loaded: nothing is lost,
-//! nothing is done twice, every byte is verified.
+//! Messages that change the state under running queues, while the queues are loaded: no request is
+//! lost or done twice, and every byte is verified.
 
 mod common;
 
-use backend::wrap::{Phase, Record};
+use backend::wrap::{Phase, Record, from_spec};
 use backend::{FileOptions, IoKind};
 use common::gate::Gate;
 use common::load::{Done, Loaded, under_load};
-use common::{Daemon, Setup, TMPFS, both_rings, file, layouts, mem, wait_until};
-use driver::{GuestMemory, Options, Request};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use common::{Daemon, Setup, TMPFS, both_rings, every_ring, file, layouts, mem, wait_until};
+use driver::{GuestMemory, Layout, Options, QueueSetup, Request, RequestQueue};
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use vhost::VhostBackend;
 use virtio_spec::blk::S_OK;
 
@@ -23,8 +27,8 @@ fn two_threads() -> Setup {
     Setup { queues: QUEUES, threads: 2, ..Setup::default() }
 }
 
-/// Runs `act` again and again under the load of two queues, on a direct file, with split and with
-/// packed rings.
+/// Runs `act` repeatedly under the load of two queues, on a direct file, with split and with packed
+/// rings.
 fn again_and_again(setup: &Setup, options: &Options, mut act: impl FnMut(&mut Loaded, usize)) {
     for packed in layouts() {
         let (disk, _folder) = file(TMPFS, FileOptions::default());
@@ -74,7 +78,7 @@ fn call_eventfds_swapped_under_load_lose_no_completion() {
     again_and_again(&two_threads(), &Options::default(), |loaded, time| {
         let index = time % 2;
         loaded.session.frontend().set_vring_call(index, &loaded.calls[index]).unwrap();
-        // Without an eventfd the driver may fall asleep; setting it again has to wake it up.
+        // Without an eventfd the driver may fall asleep; a new eventfd has to wake it up.
         loaded.session.remove_call(index).unwrap();
         loaded.session.frontend().set_vring_call(index, &loaded.calls[index]).unwrap();
     });
@@ -152,8 +156,8 @@ fn stopping_waits_for_the_requests_in_flight() {
         let base = device.session().stop_queue(0).unwrap();
         opener.join().unwrap();
         let expected = if options.packed { 0x8004_8004 } else { 4 };
-        // Through indirect tables each request takes one descriptor. It may be that the queue was
-        // stopped before it took any.
+        // Through indirect tables each request takes one descriptor. The queue may have stopped
+        // before it took any.
         let before = if options.packed { 0x8000_8000 } else { 0 };
         assert!((before..=expected).contains(&base), "{base:#x}");
         device.session().set_vring_base(0, base).unwrap();
@@ -161,6 +165,143 @@ fn stopping_waits_for_the_requests_in_flight() {
         device.session().frontend().set_vring_kick(0, &queue).unwrap();
         for _ in 0..4 {
             assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
+        }
+    }
+}
+
+/// Keeps one request in flight until the device serves none any more, and notes each completion.
+fn one_after_another(
+    mut queue: RequestQueue,
+    number: usize,
+    log: &Mutex<Vec<usize>>,
+    end: &AtomicBool,
+) {
+    while queue.submit(&Request::read(0, 512), &Layout::default()).is_ok() {
+        while queue.try_collect().unwrap().is_none() {
+            if end.load(Ordering::Acquire) {
+                return;
+            }
+            if queue.queue().arm_calls() {
+                queue.queue().wait_call_for(Duration::from_millis(1)).unwrap();
+            }
+        }
+        log.lock().unwrap().push(number);
+    }
+}
+
+#[test]
+fn queues_that_are_stopped_together_stop_taking_before_one_is_waited_for() {
+    const QUEUES: usize = 8;
+    // A long delay, compared with the daemon's own time.
+    let disk = from_spec("delay:us=50000", Arc::new(mem())).unwrap();
+    let setup = Setup { queues: QUEUES as u16, threads: 2, ..Setup::default() };
+    let daemon = Daemon::start(disk, &setup);
+    let options = Options { num_queues: QUEUES as u16, ..Options::default() };
+    let (mut session, queues) = daemon.connect(&options).into_parts();
+    let (log, end) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let threads: Vec<_> = (0..)
+        .zip(queues)
+        .map(|(number, queue)| {
+            let (log, end) = (Arc::clone(&log), Arc::clone(&end));
+            std::thread::spawn(move || one_after_another(queue, number, &log, &end))
+        })
+        .collect();
+    wait_until("all are served", || log.lock().unwrap().len() >= 2 * QUEUES);
+    session.frontend().reset_owner().unwrap();
+    // The daemon answers only after the queues have stopped.
+    session.config().unwrap();
+    end.store(true, Ordering::Release);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let log = log.lock().unwrap();
+    let first_to_stop = log.iter().rposition(|&number| number == 0).unwrap();
+    for number in 1..QUEUES {
+        // Requests in flight, and those that ended while the first queue had none in flight.
+        let later = log[first_to_stop..].iter().filter(|&&other| other == number).count();
+        assert!(
+            later <= 2,
+            "queue {number} completed {later} after the first queue's last: {log:?}"
+        );
+    }
+}
+
+#[test]
+fn a_queue_that_starts_calls_only_a_driver_that_may_wait_for_it() {
+    for options in every_ring() {
+        let daemon = Daemon::of(mem());
+        let untouched = Options { setup: QueueSetup::Untouched, ..options.clone() };
+        let mut device = daemon.connect(&untouched);
+        let layout = device.layout();
+        device.queue(0).queue().suppress_calls();
+        if options.event_idx && !options.packed {
+            // No other value asks for no call; the driver may wait for the entry before.
+            device.queue(0).queue().split().write_used_event(0x4000);
+        }
+        device.start().unwrap();
+        assert!(!device.queue(0).queue().take_call().unwrap(), "asked for none: {options:?}");
+        device.write(0, &[1; 512]).unwrap();
+
+        // The call for a request is lost: the restarted queue repeats it.
+        assert!(device.queue(0).queue().arm_calls());
+        let _ = device.queue(0).queue().take_call();
+        device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+        device.queue(0).queue().wait_call().unwrap();
+        let _ = device.queue(0).queue().take_call();
+        let base = device.session().stop_queue(0).unwrap();
+        device.session().set_vring_base(0, base).unwrap();
+        let kick = device.queue(0).queue().kick_fd().try_clone().unwrap();
+        device.session().frontend().set_vring_kick(0, &kick).unwrap();
+        device.session().config().unwrap(); // answered after it has started
+        assert!(device.queue(0).queue().take_call().unwrap(), "may wait: {options:?}");
+    }
+}
+
+/// User Mode Linux has no eventfds that interrupt it.
+#[test]
+fn a_socket_pair_may_stand_for_a_call_eventfd_and_may_be_full() {
+    const SET_VRING_CALL: u32 = 13;
+    for options in both_rings() {
+        let daemon = Daemon::of(mem());
+        let mut device = daemon.connect(&options);
+        let (mut reader, writer) = UnixStream::pair().unwrap();
+        let index = 0u64.to_ne_bytes();
+        device.session().raw().message(SET_VRING_CALL, &index, &[writer.as_fd()]).unwrap();
+        device.session().config().unwrap();
+        let mut calls = [0; 8];
+        reader.read_exact(&mut calls).unwrap(); // for calls that the eventfd before may have missed
+        assert!(device.queue(0).queue().arm_calls());
+        let layout = device.layout();
+        device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+        reader.read_exact(&mut calls).unwrap();
+        assert_eq!(u64::from_ne_bytes(calls), 1);
+        assert_eq!(device.queue(0).try_collect().unwrap().unwrap().1.status, Some(S_OK));
+
+        // The daemon has made the shared socket end non-blocking, also for this test.
+        while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
+        for _ in 0..3 {
+            assert!(device.queue(0).queue().arm_calls());
+            device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+            wait_until("the request is done", || device.queue(0).try_collect().unwrap().is_some());
+        }
+    }
+}
+
+/// User Mode Linux sends 0 as the start of a new packed ring, where the wrap bits should be 1.
+#[test]
+fn a_new_packed_ring_may_be_said_to_start_at_zero_and_one_that_came_round_to_it_is_told_apart() {
+    const SIZE: u16 = 8;
+    for packed in layouts().into_iter().filter(|&packed| packed) {
+        let daemon = Daemon::of(mem());
+        let mut device =
+            daemon.connect(&Options { packed, queue_size: SIZE, ..Options::default() });
+        let kick = device.queue(0).queue().kick_fd().try_clone().unwrap();
+        device.session().stop_queue(0).unwrap();
+        for _lap in 0..2 {
+            device.session().set_vring_base(0, 0).unwrap();
+            device.session().frontend().set_vring_kick(0, &kick).unwrap();
+            // Through indirect tables each request takes one descriptor.
+            (0..SIZE.into()).for_each(|sector| device.write(sector, &[7; 512]).unwrap());
+            let base = device.session().stop_queue(0).unwrap();
+            assert!([0, 0x8000_8000].contains(&base), "a whole lap: {base:#x}");
         }
     }
 }
@@ -177,7 +318,7 @@ fn a_disabled_queue_takes_nothing() {
         device.session().enable(0, false).unwrap();
         device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
         device.queue(0).queue().kick();
-        // The thread that serves both queues has been around.
+        // The thread of both queues has completed a pass.
         for _ in 0..20 {
             device.queue(1).execute(&Request::flush(), &layout).unwrap();
         }

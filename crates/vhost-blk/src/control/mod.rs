@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The control socket: one JSON request a line, one JSON answer a line.
+//! The control socket: one JSON request per line, one JSON answer per line.
 //!
-//! Connections have threads of their own, which only read, ask the device and write; the device
+//! Each connection has its own thread, which only reads, asks the device and writes. The device
 //! answers on the thread that serves the front-end, between two messages.
 
 pub mod wire;
@@ -14,17 +14,17 @@ use std::time::Duration;
 use vhost_user::Control;
 use wire::{Answer, Request};
 
-/// Longest request.
+/// Maximum length of a request.
 const REQUEST_BYTES_MAX: usize = 4096;
-/// Operators that are served at once; more are told to come again.
+/// Maximum connections at the same time; further ones get an error.
 const CONNECTIONS_MAX: usize = 8;
-/// Wait after a failed `accept`, which fails for want of descriptors and would fail again.
+/// Wait after a failed `accept`: if no descriptor is left, the next one would fail, too.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves `listener` until the process ends.
 ///
 /// # Errors
-/// When no thread can be had.
+/// [`Failure`] if no thread can be started.
 pub fn start(listener: UnixListener, control: Control) -> Result<(), Failure> {
     let body = move || accept_all(&listener, &control);
     let spawned = std::thread::Builder::new().name("control".into()).spawn(body);
@@ -37,7 +37,7 @@ fn accept_all(listener: &UnixListener, control: &Control) {
     let open = Arc::new(());
     loop {
         let accepted = listener.accept().and_then(|(stream, _)| {
-            // One for this thread, one for each connection.
+            // One reference of this thread, one of each connection.
             if Arc::strong_count(&open) > CONNECTIONS_MAX {
                 let why = format!("{CONNECTIONS_MAX} others are connected; try again later");
                 return Answer::refused(why).write(&stream);
@@ -58,7 +58,7 @@ fn accept_all(listener: &UnixListener, control: &Control) {
     }
 }
 
-/// Answers one request after another until the other side has no more.
+/// Answers one request after another until the client closes the connection.
 fn converse(mut stream: &UnixStream, control: &Control) -> io::Result<()> {
     let mut reader = BufReader::new(stream);
     loop {

@@ -31,11 +31,11 @@ impl From<PlaneName> for PlaneKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// How things are.
+    /// Gets the state of the device.
     Status {},
     /// Moves the running queues.
     Switch {
-        /// Where to.
+        /// The new data plane.
         plane: PlaneName,
     },
 }
@@ -52,29 +52,29 @@ impl From<Request> for Command {
 /// A line from the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Whether it was done.
+    /// The request succeeded.
     pub ok: bool,
-    /// Why not.
+    /// The error of a failed request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// To `status`.
+    /// The answer to `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<Value>,
-    /// To `switch`: running queues that were moved.
+    /// The answer to `switch`: number of moved queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moved_queues: Option<usize>,
 }
 
 impl Answer {
-    /// Not done.
+    /// The answer to a failed request.
     pub fn refused(why: impl Into<String>) -> Self {
         Answer { ok: false, error: Some(why.into()), status: None, moved_queues: None }
     }
 
-    /// Sends it as one line.
+    /// Sends the answer as one line.
     ///
     /// # Errors
-    /// When the other side is gone.
+    /// The error of the system call.
     pub fn write(&self, mut stream: &UnixStream) -> io::Result<()> {
         let mut line = serde_json::to_vec(self)?;
         line.push(b'\n');

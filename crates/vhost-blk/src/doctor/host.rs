@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel, its limits, and the CPUs.
+//! The kernel, its limits and the CPUs.
 
 use super::{Finding, Outcome};
 use crate::options;

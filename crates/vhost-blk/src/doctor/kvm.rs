@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! KVM: the device node says little, so a kernel is really booted.
+//! KVM: boots a kernel, because an open device node does not prove that guests work.
 
 use super::vmm::QEMU;
 use super::{Finding, Outcome};
@@ -11,9 +11,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const BOOT_MAX: Duration = Duration::from_secs(10);
-/// How deep kernels are looked for below the cache folder.
+/// Maximum depth of the search for kernels below the cache folder.
 const DEPTH_MAX: u32 = 4;
-/// A kernel that finds no root file system says one of these after it has brought up everything.
+/// Messages of a kernel without a root file system at the end of its start.
 const BOOTED: [&str; 3] = ["Unable to mount root", "Cannot open root device", "No working init"];
 const EMULATE: &str = "use -accel tcg (slow), or a machine where KVM works";
 
@@ -84,11 +84,11 @@ fn boot(kernel: &Path) -> Boot {
     }
 }
 
-/// A child process that does not outlive this value.
+/// A child process; dropping this value kills it.
 struct Running(Child);
 
 impl Running {
-    /// What it says on both outputs, line by line, until both are closed.
+    /// The lines of both outputs, until both are closed.
     fn lines(&mut self) -> mpsc::Receiver<String> {
         let (sender, receiver) = mpsc::channel();
         let outputs: [Option<Box<dyn std::io::Read + Send>>; 2] = [
@@ -121,7 +121,7 @@ fn find_kernel() -> Option<PathBuf> {
     cache.into_iter().chain([PathBuf::from("/boot")]).find_map(|dir| kernel_below(&dir, DEPTH_MAX))
 }
 
-/// A readable `vmlinuz*` in `dir` or below; the last by name, which is the newest as a rule.
+/// A readable `vmlinuz*` in `dir` or below: the last by name, which is usually the newest.
 fn kernel_below(dir: &Path, depth: u32) -> Option<PathBuf> {
     let mut entries: Vec<PathBuf> =
         fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();

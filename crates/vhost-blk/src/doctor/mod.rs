@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `vhost-blk doctor`: looks at the machine and says what will and will not work.
+//! `vhost-blk doctor`: checks the machine and reports what works.
 
 mod host;
 mod kvm;
@@ -19,27 +19,27 @@ use std::process::ExitCode;
 /// Arguments of `vhost-blk doctor`.
 #[derive(Args, Clone, Debug)]
 pub struct DoctorArgs {
-    /// Image or block device to look at, too; it is only read
+    /// Image or block device to check as well; it is only read
     #[arg(long, value_name = "PATH")]
     pub blk_file: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Virtqueues that are meant to be served
+    /// Intended number of virtqueues
     #[arg(long, value_name = "N", value_parser = values::num_queues)]
     pub num_queues: Option<u16>,
 }
 
-/// How a check went.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Works.
+    /// It works.
     Ok,
-    /// Nothing is wrong; good to know.
+    /// Information without a problem.
     Info,
-    /// Serving works, something else does not.
+    /// A problem that does not prevent serving.
     Warn,
-    /// Serving does not work.
+    /// A problem that prevents serving.
     Fail,
 }
 
@@ -54,16 +54,16 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What one check found.
+/// The finding of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The check's name.
+    /// Name of the check.
     pub check: &'static str,
-    /// How it went.
+    /// Result.
     pub outcome: Outcome,
-    /// In plain words.
+    /// Description of the result.
     pub message: String,
-    /// What to do about it; empty where there is nothing to do.
+    /// Remedy; empty if none is needed.
     pub remedy: String,
 }
 
@@ -88,7 +88,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Runs `vhost-blk doctor`: exit code 0 if serving would work.
+/// Runs `vhost-blk doctor`. The exit code is 0 if serving would work.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
     let mut findings = vec![host::kernel(), uring::io_uring()];
     match &args.blk_file {
@@ -108,7 +108,7 @@ pub fn doctor(args: &DoctorArgs) -> ExitCode {
     ]);
     let works = findings.iter().all(|finding| finding.outcome != Outcome::Fail);
     let report = if args.json { as_json(&findings, works) } else { as_text(&findings, works) };
-    // A reader that has seen enough is no failure of the machine.
+    // A closed pipe is no failure of the machine.
     let _ = std::io::stdout().write_all(report.as_bytes());
     if works { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel module: whether it is loaded, may be used, and takes the image.
+//! The kernel module: checks that it is loaded, accessible, and accepts the image.
 
 use super::{Finding, Outcome};
 use backend::file::{File, FileOptions};
@@ -30,7 +30,7 @@ pub(super) fn module(image: Option<&Path>) -> Finding {
     }
 }
 
-/// Attaches the image for a moment, without a queue.
+/// Attaches the image briefly, without a queue.
 fn takes(image: &Path) -> Finding {
     let options = FileOptions { read_only: true, ..FileOptions::default() };
     let disk = match File::open(image, options) {
@@ -45,9 +45,10 @@ fn takes(image: &Path) -> Finding {
         pin_memory: false,
         iopoll: IoPoll::Off,
         seg_max: vhost_user::SEG_MAX,
+        num_queues: 1,
         queue_size_max: 256,
     };
-    match data_plane::kernel_suits(Arc::new(disk), options) {
+    match data_plane::check_kernel(Arc::new(disk), options) {
         Ok(()) => {
             Finding::new(CHECK, Outcome::Ok, format!("{DEVICE_PATH} takes {}", image.display()))
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The image: really opened, really read, never written.
+//! The image: opens and reads it, and never writes it.
 
 use super::{Finding, Outcome};
 use backend::Disk;
@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Large enough an alignment for any storage.
+/// An alignment in bytes that suffices for any storage.
 const BLOCK_BYTES: usize = 4096;
 
 pub(super) fn direct(path: &Path) -> Finding {
@@ -29,7 +29,13 @@ pub(super) fn direct(path: &Path) -> Finding {
         Ok(()) => {
             let sectors = disk.info().capacity_sectors;
             let message = format!("read a block of {shown} ({sectors} sectors) with it");
-            Finding::new("o_direct", Outcome::Ok, message)
+            match disk.notices() {
+                [] => Finding::new("o_direct", Outcome::Ok, message),
+                notices => {
+                    let message = format!("{message}; {}", notices.join("; "));
+                    Finding::new("o_direct", Outcome::Warn, message)
+                }
+            }
         }
         Err(error) => {
             Finding::new("o_direct", Outcome::Fail, format!("reading {shown} failed: {error}"))
@@ -45,7 +51,7 @@ fn read_a_block(path: &Path) -> io::Result<()> {
     file.read_at(&mut memory[start..start + BLOCK_BYTES], 0).map(|_| ())
 }
 
-/// Takes the lock that serving would take, and lets go at once.
+/// Takes the same lock as `serve`, and releases it at once.
 pub(super) fn lock(path: &Path) -> Finding {
     let taken = std::fs::File::open(path).map(|file| lock_image(&file, path, Access::Write));
     match taken {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! io_uring: sets up real rings.
+//! io_uring: sets up rings.
 
 use super::{Finding, Outcome};
 use io_uring::{IoUring, cqueue, opcode, squeue};
@@ -46,7 +46,7 @@ fn unusable(error: &io::Error) -> Finding {
     Finding::new("io_uring", Outcome::Fail, format!("cannot be set up: {error}")).remedy(remedy)
 }
 
-/// Operations of the data plane that the kernel does not have.
+/// Operations of the data plane that the kernel lacks.
 fn missing_operations(ring: &IoUring) -> Vec<&'static str> {
     let mut probe = io_uring::register::Probe::new();
     if ring.submitter().register_probe(&mut probe).is_err() {

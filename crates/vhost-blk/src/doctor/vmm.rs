@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The VMM that would connect.
+//! The VMM.
 
 use super::{Finding, Outcome};
 use std::process::Command;
 
-/// QEMU for this machine's guests.
+/// Name of the QEMU program.
 pub(super) const QEMU: &str = "qemu-system-x86_64";
 
 pub(super) fn qemu() -> Finding {

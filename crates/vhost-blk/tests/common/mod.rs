@@ -168,6 +168,11 @@ impl Daemon {
         }
     }
 
+    /// As [`Daemon::wait`], without a pause between the end and the return.
+    pub(crate) fn wait_at_once(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+
     /// The next log line with `words` in it.
     #[track_caller]
     pub(crate) fn log_line(&mut self, words: &str) -> String {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk whose completions wait until the test lets them through.
+//! A disk whose completions wait until the test releases them.
 
 use backend::{Disk, Engine, Info, Io, IoError, Lane, Op, Slot, Step, Token};
 use std::collections::HashMap;
@@ -8,20 +8,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How often a waiting completion looks for leave.
+/// Interval at which a waiting completion checks for a permit.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Lets as many I/Os complete as the test permits.
+/// The permits of a [`Gate`]: one for each completion.
 #[derive(Clone)]
 pub struct Permits(Arc<AtomicU64>);
 
 impl Permits {
-    /// Lets `count` more through.
+    /// Releases `count` more completions.
     pub fn release(&self, count: u64) {
         self.0.fetch_add(count, Ordering::AcqRel);
     }
 
-    /// Lets everything through from now on.
+    /// Releases all completions from now on.
     pub fn open(&self) {
         self.0.store(u64::MAX / 2, Ordering::Release);
     }
@@ -32,7 +32,7 @@ impl Permits {
     }
 }
 
-/// See the module's head.
+/// A disk that holds back completions until [`Permits`] release them.
 pub struct Gate {
     inner: Arc<dyn Disk>,
     permits: Permits,

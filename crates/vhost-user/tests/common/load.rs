@@ -14,24 +14,24 @@ use vmm_sys_util::eventfd::EventFd;
 /// Most sectors of a request of the mixed load: 1 MiB.
 pub const SECTORS_MAX: u64 = 2048;
 
-/// What a load did.
+/// Counters of a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     pub writes: u64,
     pub reads: u64,
 }
 
-/// A load on one queue over sectors that nobody else writes.
+/// A load on one queue, over sectors without another writer.
 pub struct Load {
     queue: RequestQueue,
     layout: Layout,
     sectors: Range<u64>,
     depth: usize,
     sectors_max: u64,
-    /// Generation of each sector, from the first of the range on.
+    /// Generation of each sector of the range, in order.
     generations: Vec<u32>,
     generation: u32,
-    /// The scratch memory is used up: start nothing until all is taken back.
+    /// The scratch memory is used up: the load starts no request until none is in flight.
     draining: bool,
     in_flight: HashMap<u16, InFlight>,
     seed: u64,
@@ -63,12 +63,12 @@ impl Load {
         }
     }
 
-    /// Requests of up to this many sectors.
+    /// Limits requests to this many sectors.
     pub fn of_up_to(self, sectors_max: u64) -> Self {
         Load { sectors_max, ..self }
     }
 
-    /// Runs while `go_on` says so, then takes everything back, and reads the whole range.
+    /// Runs until `go_on` returns false, then collects all requests and reads the whole range.
     pub fn run(mut self, mut go_on: impl FnMut(&Done) -> bool) -> (Done, RequestQueue) {
         while go_on(&self.done) {
             self.draining &= !self.in_flight.is_empty();
@@ -91,7 +91,7 @@ impl Load {
         (self.seed >> 11) % below
     }
 
-    /// Adds a request that overlaps none in flight; `false` when the try found no room.
+    /// Adds a request that overlaps none in flight; `false` if this attempt found no room.
     fn start_one(&mut self) -> bool {
         let room = self.sectors.end - self.sectors.start;
         let small = self.random(4) != 0;
@@ -118,7 +118,7 @@ impl Load {
                 self.in_flight.insert(id, InFlight { write, sector, count });
                 true
             }
-            // The scratch memory starts anew once all is taken back.
+            // The scratch memory starts anew when no request is in flight.
             Err(driver::Error::NoScratch(_)) => {
                 assert!(!self.in_flight.is_empty(), "the scratch memory is too small");
                 self.generations[first..first + count as usize].copy_from_slice(&before);
@@ -147,7 +147,7 @@ impl Load {
         }
     }
 
-    /// What the sectors hold now.
+    /// The content that the sectors must have now.
     fn expected(&self, sector: u64, count: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count as usize * 512);
         for sector in sector..sector + count {
@@ -181,7 +181,7 @@ fn sector_content(sector: u64, generation: u32) -> Vec<u8> {
     content
 }
 
-/// What is left of a device whose queues are loaded: the connection, and each queue's descriptors.
+/// The parts of a device under load: the connection, and each queue's descriptors.
 pub struct Loaded {
     pub session: Session,
     pub memory: Arc<GuestMemory>,
@@ -204,8 +204,8 @@ impl Loaded {
     }
 }
 
-/// Loads all queues of a device, each from a thread of its own, while `act` does as it likes.
-/// Returns what each queue did, everything verified.
+/// Loads all queues of a device, each from its own thread, while `act` runs. Verifies everything
+/// and returns the counters of each queue.
 pub fn under_load(
     mut device: Device,
     num_queues: usize,

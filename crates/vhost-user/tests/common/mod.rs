@@ -7,8 +7,11 @@ pub mod load;
 pub mod plane;
 
 use backend::{Disk, FileOptions};
-use data_plane::{DataPlane, IoPoll, KernelOptions, PlaneChoice, PlaneKind, PlaneOptions, Planes};
+use data_plane::{
+    IoPoll, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane,
+};
 use driver::{Device, Options, RawChannel};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,18 +20,18 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use vhost_user::{Control, DeviceOptions};
+use vhost_user::{Control, DeviceOptions, Next};
 
-/// Bound of every wait; never reached when all is well.
+/// Bound of every wait; a passing test never reaches it.
 pub const LIMIT: Duration = Duration::from_secs(20);
-/// A folder of this build's, on a real file system.
+/// A folder of this build on a real file system.
 pub const DISK: &str = env!("CARGO_TARGET_TMPDIR");
-/// A folder in memory, which every Linux has.
+/// A folder in memory. Every Linux has it.
 pub const TMPFS: &str = "/dev/shm";
-/// Size of most disks here.
+/// Size of most disks in these tests.
 pub const DISK_BYTES: u64 = 16 << 20;
 
-/// How the daemon is set up.
+/// Set-up of the daemon.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub queues: u16,
@@ -39,6 +42,8 @@ pub struct Setup {
     pub pin_memory: bool,
     pub cpus: Vec<usize>,
     pub poll_max: Duration,
+    /// Time that a front-end may be silent while another one waits.
+    pub patience: Duration,
 }
 
 impl Default for Setup {
@@ -52,6 +57,7 @@ impl Default for Setup {
             pin_memory: false,
             cpus: Vec::new(),
             poll_max: Duration::from_micros(20),
+            patience: LIMIT,
         }
     }
 }
@@ -79,15 +85,16 @@ impl Daemon {
         let body = move || {
             let mut device = make_device(disk, &setup);
             let _ = made.send(device.control().expect("a descriptor"));
+            let next = Next { listener: listener.as_fd(), patience: setup.patience };
             for stream in listener.incoming() {
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
                 let Ok(stream) = stream else {
-                    std::thread::sleep(Duration::from_millis(1)); // no descriptor, for the moment
+                    std::thread::sleep(Duration::from_millis(1)); // no free descriptor right now
                     continue;
                 };
-                let outcome = device.serve(stream);
+                let outcome = device.serve(stream, Some(next));
                 let _ = told.send(outcome.map_err(|why| why.to_string()));
             }
         };
@@ -97,12 +104,12 @@ impl Daemon {
         Daemon { socket, stop, outcomes, control, thread, _folder: folder }
     }
 
-    /// Serves `disk` as the defaults say.
+    /// Serves `disk` with the default set-up.
     pub fn of(disk: impl Disk + 'static) -> Self {
         Self::start(Arc::new(disk), &Setup::default())
     }
 
-    /// Its socket.
+    /// The daemon's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -112,17 +119,17 @@ impl Daemon {
         Device::connect(&self.socket, options).expect("the device comes up")
     }
 
-    /// A front-end that may say anything.
+    /// A front-end that sends arbitrary messages.
     pub fn raw(&self) -> RawChannel {
         RawChannel::connect(&self.socket).expect("the daemon listens")
     }
 
-    /// Asks the device while a front-end is connected.
+    /// Control handle of the device, usable while a front-end is connected.
     pub fn control(&self) -> &Control {
         &self.control
     }
 
-    /// How the next connection ended, in the order of connections.
+    /// Outcome of the next connection, in the order of connections.
     pub fn next_outcome(&self) -> Result<(), String> {
         self.outcomes.recv_timeout(LIMIT).expect("the connection ends")
     }
@@ -131,7 +138,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // Wakes the accept; refused where the thread is gone.
+        // Wakes the accept; the connection is refused if the thread has ended.
         drop(std::os::unix::net::UnixStream::connect(&self.socket));
         let ended = self.thread.take().expect("joined once").join();
         if !std::thread::panicking() {
@@ -141,14 +148,14 @@ impl Drop for Daemon {
 }
 
 fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
-    let options = PlaneOptions {
+    let options = UringOptions {
         threads: setup.threads,
         cpus: setup.cpus.clone(),
         poll_max: setup.poll_max,
         pin_memory: setup.pin_memory,
         iopoll: IoPoll::Off,
     };
-    let plane = DataPlane::new(Arc::clone(&disk), &options).expect("the data plane starts");
+    let plane = UringPlane::new(Arc::clone(&disk), &options).expect("the data plane starts");
     let kernel = KernelOptions {
         path: data_plane::DEVICE_PATH.into(),
         workers: setup.threads,
@@ -157,15 +164,17 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
         pin_memory: setup.pin_memory,
         iopoll: IoPoll::Off,
         seg_max: vhost_user::seg_max(setup.queue_size_max),
+        num_queues: setup.queues,
         queue_size_max: setup.queue_size_max,
     };
     let choice = match plane::is_kernel() {
         true => PlaneChoice::Auto,
         false => PlaneChoice::Only(PlaneKind::Uring),
     };
-    let planes = Planes::new(Arc::clone(&disk), plane, kernel, choice).expect("a data plane");
+    let planes =
+        PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice).expect("a data plane");
     if plane::is_kernel() && planes.current() != PlaneKind::Kernel {
-        println!("NOTE: not on the kernel's data plane: {}", planes.why());
+        println!("PARTLY SKIPPED: not on the kernel's data plane: {}", planes.why());
     }
     let options = DeviceOptions {
         num_queues: setup.queues,
@@ -184,7 +193,7 @@ pub fn mem() -> plane::Plain {
 
 /// A disk in a new file below `place`; keep the folder as long as the disk.
 pub fn file(place: &str, options: FileOptions) -> (backend::File, TempDir) {
-    // In a virtual machine there is no build folder.
+    // A virtual machine has no build folder.
     let elsewhere = plane::is_kernel() && !Path::new(place).exists();
     let place = if elsewhere { std::env::temp_dir() } else { place.into() };
     let folder = TempDir::new_in(place).expect("a folder for the image");
@@ -212,12 +221,12 @@ pub fn both_rings() -> Vec<Options> {
     layouts().iter().map(|&packed| Options { packed, ..Options::default() }).collect()
 }
 
-/// Whether rings are packed: no and yes; the kernel has only split ones.
+/// Values of `packed` to test: split and packed rings; the kernel has only split ones.
 pub fn layouts() -> Vec<bool> {
     if plane::is_kernel() { vec![false] } else { vec![false, true] }
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that differ from offset to offset and from seed to seed.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len.next_multiple_of(8));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data plane that the tests run on, chosen from outside, so that the same programs run on the
-//! kernel's in a virtual machine that has the module:
+//! The data plane of the tests, chosen from outside, so that the same programs also run on the
+//! kernel's plane in a virtual machine that has the module:
 //!
-//! * `VHOST_BLK_TEST_PLANE=kernel`: queues start on the kernel's plane where the test's disk suits
+//! * `VHOST_BLK_TEST_PLANE=kernel`: queues start on the kernel's plane if the test's disk suits
 //!   it; a test with wrappers around its disk says so and runs on the daemon's own.
-//! * `VHOST_BLK_TEST_DISK=PATH`: where disks "in memory" lie then: a folder for image files, or a
-//!   block device of 16 MiB (which is overwritten; run with `--test-threads=1`).
+//! * `VHOST_BLK_TEST_DISK=PATH`: in that case, the place of "in memory" disks: a folder for
+//!   image files, or a block device of 16 MiB (overwritten; run with `--test-threads=1`).
 
 use super::DISK_BYTES;
 use backend::{Disk, File, FileOptions, Info, Lane, Mem};
@@ -15,7 +15,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// Whether the tests are to run on the kernel's plane.
+/// True if the tests run on the kernel's plane.
 pub fn is_kernel() -> bool {
     match std::env::var("VHOST_BLK_TEST_PLANE").as_deref() {
         Ok("kernel") => true,
@@ -24,8 +24,8 @@ pub fn is_kernel() -> bool {
     }
 }
 
-/// `true`, and a line about it, where the tests run on the kernel's plane, which differs because of
-/// `why`.
+/// Returns `true` and prints a line if the tests run on the kernel's plane, which differs because
+/// of `why`.
 pub fn skip_on_kernel(why: &str) -> bool {
     if is_kernel() {
         println!("SKIP: on the kernel's data plane {why}");
@@ -33,7 +33,7 @@ pub fn skip_on_kernel(why: &str) -> bool {
     is_kernel()
 }
 
-/// As [`skip_on_kernel`], for a part of a test. The rest of it runs, so that it counts as passed.
+/// As [`skip_on_kernel`], for a part of a test. The other parts run, so the test counts as passed.
 pub fn skip_part_on_kernel(why: &str) -> bool {
     if is_kernel() {
         println!("PARTLY SKIPPED: on the kernel's data plane {why}");
@@ -41,7 +41,7 @@ pub fn skip_part_on_kernel(why: &str) -> bool {
     is_kernel()
 }
 
-/// Whether there is a kernel to move queues to; `false`, and a line about it, where there is none.
+/// Returns `true` if queues can move to a kernel; else prints a line and returns `false`.
 pub fn kernel_or_skip() -> bool {
     let is_there = std::path::Path::new(data_plane::DEVICE_PATH).exists();
     if !is_there {
@@ -57,7 +57,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// In memory, or, for the kernel, where the environment says.
+    /// A disk in memory or, for the kernel, at the place that the environment names.
     pub fn new() -> Self {
         match is_kernel() {
             true => Plain::for_kernel(),
@@ -68,7 +68,7 @@ impl Plain {
         }
     }
 
-    /// In a file or on a block device of zeroes.
+    /// A disk of zeroes in a file or on a block device.
     pub fn for_kernel() -> Self {
         let place =
             std::env::var_os("VHOST_BLK_TEST_DISK").map_or_else(std::env::temp_dir, PathBuf::from);

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod backend_req;
 mod device;
 mod memory;
 mod messages;

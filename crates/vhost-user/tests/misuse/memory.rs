@@ -79,6 +79,22 @@ fn tables_whose_number_of_regions_is_wrong_are_refused() {
     });
 }
 
+/// User Mode Linux sends room for two regions and uses one.
+#[test]
+fn a_table_may_have_room_for_more_regions_than_it_uses() {
+    let region = longs(&[0, MEMORY_BYTES, USER, 0]);
+    let table = |room: usize| [words(&[1, 0]), region.clone(), vec![0xff; room]].concat();
+    each(Mischief::negotiated, &[32, 31 * 32], |m, &room| {
+        m.accepts(SET_MEM_TABLE, &table(room), &[m.memory_fd()]);
+    });
+    each(Mischief::negotiated, &[1, 31, 33, 32 * 32, 0x1000], |m, &room| {
+        m.refuses(SET_MEM_TABLE, &table(room), &[m.memory_fd()]);
+    });
+    each(Mischief::negotiated, &[0, 2], |m, &count| {
+        m.refuses(SET_MEM_TABLE, &table(32), &vec![m.memory_fd(); count]);
+    });
+}
+
 #[test]
 fn a_region_that_is_not_there_cannot_be_removed() {
     let cases = [[0, 4096, USER, 0], [0, MEMORY_BYTES, USER + 1, 0], [1, MEMORY_BYTES, USER, 0]];

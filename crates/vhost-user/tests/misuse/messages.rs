@@ -24,6 +24,7 @@ fn messages_of_features_that_were_not_negotiated_are_refused() {
     let config = [words(&[0, 8, 0]), vec![0; 8]].concat();
     let cases = [
         (17, vec![]),
+        (21, vec![]),
         (34, vec![]),
         (36, vec![]),
         (GET_STATUS, vec![]),
@@ -153,4 +154,25 @@ fn a_second_owner_and_a_second_negotiation_do_no_harm() {
         m.accepts(SET_FEATURES, &longs(&[features & !(1 << 34 | 1 << 26)]), &[]);
         assert_ne!(m.ask(GET_PROTOCOL_FEATURES), 0);
     });
+}
+
+#[test]
+fn a_refusal_names_the_message_the_field_and_the_reason() {
+    let reasons = [
+        (SET_VRING_NUM, FLAG_VERSION, vec![0; 4], "SET_VRING_NUM: size: 4 bytes of payload"),
+        (SET_MEM_TABLE, FLAG_VERSION, vec![0; 8], "SET_MEM_TABLE: size: 8 bytes of payload"),
+        (SET_OWNER, 2, vec![], "SET_OWNER: flags: version 2"),
+        (SET_OWNER, FLAG_VERSION | FLAG_REPLY, vec![], "SET_OWNER: flags: 0x4"),
+        (99, FLAG_VERSION, vec![], "message 99: code"),
+        (SET_VRING_NUM, FLAG_VERSION, words(&[9, 128]), "SET_VRING_NUM: queue 9 of 2"),
+        (SET_VRING_KICK, FLAG_VERSION, longs(&[0]), "SET_VRING_KICK: payload or descriptors: "),
+        (SET_MEM_TABLE, FLAG_VERSION, [words(&[1, 0]), vec![0; 32]].concat(), "descriptors for 1"),
+    ];
+    let daemon = daemon();
+    for (code, flags, payload, reason) in reasons {
+        let m = Mischief::negotiated(&daemon);
+        m.channel.send(code, flags, payload.len() as u32, &payload, &[]).unwrap();
+        let why = daemon.next_outcome().unwrap_err();
+        assert!(why.contains(reason), "{why}");
+    }
 }

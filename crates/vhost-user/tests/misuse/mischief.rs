@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A front-end that says what it likes.
+//! A front-end that sends arbitrary messages.
 
 use crate::common::{Daemon, LIMIT, Setup, mem, pattern};
 use driver::{GuestMemory, Options, RawChannel};
@@ -36,7 +36,7 @@ pub(crate) const FLAG_VERSION: u32 = 1;
 pub(crate) const FLAG_REPLY: u32 = 4;
 pub(crate) const FLAG_NEED_REPLY: u32 = 8;
 pub(crate) const NO_FD: u64 = 1 << 8;
-/// The user address of the guest's memory, as the messages here claim it.
+/// The user address of the guest's memory that these messages claim.
 pub(crate) const USER: u64 = 0x5_0000_0000;
 pub(crate) const MEMORY_BYTES: u64 = 1 << 20;
 
@@ -48,7 +48,7 @@ pub(crate) fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|long| long.to_le_bytes()).collect()
 }
 
-/// What the daemon made of a message.
+/// The daemon's reaction to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Accepted,
@@ -56,7 +56,7 @@ pub(crate) enum Answer {
     HungUp,
 }
 
-/// A front-end that has come as far as the test wants.
+/// A front-end, set up as far as the test needs.
 pub(crate) struct Mischief {
     pub(crate) channel: RawChannel,
     pub(crate) memory: Arc<GuestMemory>,
@@ -64,7 +64,7 @@ pub(crate) struct Mischief {
 }
 
 impl Mischief {
-    /// Everything offered is negotiated.
+    /// Negotiates every offered feature.
     pub(crate) fn negotiated(daemon: &Daemon) -> Self {
         let channel = daemon.raw();
         let memory = GuestMemory::new(&[(0, MEMORY_BYTES)]).unwrap();
@@ -79,7 +79,7 @@ impl Mischief {
         this
     }
 
-    /// ... and its memory is known.
+    /// As [`Self::negotiated`], and shares memory.
     pub(crate) fn with_memory(daemon: &Daemon) -> Self {
         let this = Self::negotiated(daemon);
         let table = [words(&[1, 0]), longs(&[0, MEMORY_BYTES, USER, 0])].concat();
@@ -87,7 +87,7 @@ impl Mischief {
         this
     }
 
-    /// ... and queue 0 runs.
+    /// As [`Self::with_memory`], and starts queue 0.
     pub(crate) fn running(daemon: &Daemon) -> Self {
         let this = Self::with_memory(daemon);
         this.accepts(SET_VRING_NUM, &words(&[0, 128]), &[]);
@@ -145,8 +145,8 @@ impl Mischief {
         assert_ne!(self.says(code, payload, fds), Answer::Accepted, "message {code}: {payload:?}");
     }
 
-    /// A message that is answered by more than a number: it must not be. An answer to GET_CONFIG
-    /// without any of the space is a refusal.
+    /// Checks that the message gets no answer beyond a number. An answer to GET_CONFIG without any
+    /// of the space is a refusal.
     fn gives_nothing(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.channel.message(code, payload, fds).unwrap();
         let reply = self.channel.reply(LIMIT);
@@ -185,7 +185,8 @@ pub(crate) fn daemon() -> Daemon {
     daemon
 }
 
-/// The daemon ends the connection before, and serves the next one with the data intact.
+/// Checks that the daemon ends the previous connection and serves the next one with the data
+/// intact.
 pub(crate) fn serves_the_next(daemon: &Daemon, options: &Options) {
     let _how_it_ended = daemon.next_outcome();
     let mut device = daemon.connect(options);
@@ -197,7 +198,7 @@ pub(crate) fn serves_the_next(daemon: &Daemon, options: &Options) {
     daemon.next_outcome().expect("a good front-end leaves well");
 }
 
-/// Runs each act on a connection of its own.
+/// Runs each act on its own connection.
 pub(crate) fn each<T>(bring_up: fn(&Daemon) -> Mischief, cases: &[T], act: impl Fn(&Mischief, &T)) {
     let daemon = daemon();
     for case in cases {

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Small file systems and loop devices, which need root.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Runs a program that has to succeed; returns what it printed.
+#[track_caller]
+pub(crate) fn run(words: &[&str]) -> String {
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {}", words.join(" "), said.trim());
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// Says why a test cannot run, where the user may not mount.
+pub(crate) fn may_not_mount() -> bool {
+    let root = run(&["id", "-u"]) == "0";
+    if !root {
+        println!("SKIP: only root can mount");
+    }
+    !root
+}
+
+/// A mounted file system; unmounted when dropped.
+pub(crate) struct Mount {
+    pub(crate) place: TempDir,
+}
+
+impl Mount {
+    /// A file system in memory with room for `mib` MiB.
+    pub(crate) fn tmpfs(mib: u64) -> Mount {
+        Mount::new(&["-t", "tmpfs", "-o", &format!("size={mib}M"), "none"])
+    }
+
+    /// ext4 on an image of `mib` MiB in `folder`, on a loop device that goes with the mount.
+    pub(crate) fn ext4(folder: &Path, mib: u64) -> Mount {
+        let image = folder.join("ext4");
+        std::fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
+        let image = image.to_str().unwrap();
+        run(&["mkfs.ext4", "-q", "-F", image]);
+        Mount::new(&["-o", "loop", image])
+    }
+
+    fn new(words: &[&str]) -> Mount {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().to_str().unwrap();
+        run(&[&["mount"], words, &[path]].concat());
+        Mount { place }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // A daemon's io_uring releases its files a moment after the process has ended.
+        let unmounted = Command::new("umount").arg("--lazy").arg(self.place.path()).status();
+        if !unmounted.is_ok_and(|status| status.success()) {
+            eprintln!("{} stays mounted", self.place.path().display());
+        }
+    }
+}
+
+/// A loop device over a file; detached when dropped.
+pub(crate) struct LoopDevice {
+    pub(crate) path: PathBuf,
+}
+
+impl LoopDevice {
+    pub(crate) fn new(file: &Path) -> LoopDevice {
+        let path = run(&["losetup", "--find", "--show", file.to_str().unwrap()]);
+        LoopDevice { path: path.into() }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detached = Command::new("losetup").arg("--detach").arg(&self.path).status();
+        if !detached.is_ok_and(|status| status.success()) {
+            eprintln!("{} stays attached", self.path.display());
+        }
+    }
+}

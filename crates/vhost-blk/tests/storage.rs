@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Storage that is full, fails, shrinks or is very large, as a guest sees it.
+
+mod common;
+#[path = "common/mount.rs"]
+mod mount;
+
+use common::{Daemon, program};
+use driver::{Device, Error, Options};
+use mount::{LoopDevice, Mount, may_not_mount, run};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+use virtio_spec::blk::S_IOERR;
+
+const MIB: u64 = 1 << 20;
+const TIB: u64 = 1 << 40;
+/// Sectors of a MiB.
+const SECTORS: u64 = MIB / 512;
+
+/// A daemon for `disk` on the io_uring plane, and a guest on it.
+fn served(disk: &Path, options: &[&str]) -> (tempfile::TempDir, Daemon, Device) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("disk.sock");
+    let mut command = program();
+    command.args(["serve", "--data-plane", "uring", "--num-queues", "1", "--blk-file"]);
+    command.arg(disk).arg("--socket-path").arg(&socket).args(options);
+    let daemon = Daemon::start(&mut command, &socket);
+    let options = Options { limit: Duration::from_secs(60), ..Options::default() };
+    let guest = Device::connect(&socket, &options).unwrap();
+    (folder, daemon, guest)
+}
+
+fn is_ioerr(result: Result<(), Error>) -> bool {
+    match result {
+        Ok(()) => false,
+        Err(Error::Status(Some(S_IOERR))) => true,
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[track_caller]
+fn reads_as(guest: &mut Device, sector: u64, byte: u8) {
+    let mut data = vec![0; 4096];
+    guest.read(sector, &mut data).unwrap();
+    assert!(data.iter().all(|&found| found == byte), "sector {sector} holds {}", data[0]);
+}
+
+/// Writes whole MiBs until the file system has no room; goes on after a file beside the image is
+/// deleted.
+fn full_and_free_again(mount: &Mount, direct: &str) {
+    let (image, filler) = (mount.path("image"), mount.path("filler"));
+    File::create(&image).unwrap().set_len(256 * MIB).unwrap();
+    std::fs::write(&filler, vec![1; 8 << 20]).unwrap();
+    let (_folder, mut daemon, mut guest) = served(&image, &["--direct", direct]);
+    let data = vec![7; MIB as usize];
+    let mut at = 0;
+    while !is_ioerr(guest.write(at * SECTORS, &data)) {
+        at += 1;
+        assert!(at < 256, "a file system of less than that took 256 MiB");
+    }
+    assert!(at > 0, "it is full from the start");
+    // The next write is refused too. Existing data stays, and can be overwritten.
+    assert!(is_ioerr(guest.write(at * SECTORS, &data)));
+    reads_as(&mut guest, (at - 1) * SECTORS, 7);
+    guest.write(0, &vec![8; 4096]).unwrap();
+    reads_as(&mut guest, 0, 8);
+    guest.flush().unwrap();
+    std::fs::remove_file(&filler).unwrap();
+    for n in at..at + 4 {
+        guest.write(n * SECTORS, &data).unwrap();
+    }
+    guest.flush().unwrap();
+    reads_as(&mut guest, (at + 3) * SECTORS + SECTORS - 8, 7);
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    let mut found = vec![0; 4096];
+    File::open(&image).unwrap().read_exact_at(&mut found, at * MIB).unwrap();
+    assert_eq!(found, [7; 4096]);
+}
+
+#[test]
+fn a_sparse_image_on_a_full_tmpfs_refuses_writes_until_there_is_room() {
+    if !may_not_mount() {
+        full_and_free_again(&Mount::tmpfs(24), "off");
+    }
+}
+
+#[test]
+fn a_sparse_image_on_a_full_ext4_refuses_writes_until_there_is_room() {
+    if !may_not_mount() {
+        let folder = tempfile::tempdir().unwrap();
+        full_and_free_again(&Mount::ext4(folder.path(), 48), "on");
+    }
+}
+
+/// A loop device whose file has no room fails the writeback of the page cache and reports the error
+/// once: the acknowledged data is lost, even if the next writeback succeeds.
+#[test]
+fn after_an_fsync_that_failed_every_flush_fails() {
+    if may_not_mount() {
+        return;
+    }
+    let below = Mount::tmpfs(8);
+    let file = below.path("disk");
+    File::create(&file).unwrap().set_len(64 * MIB).unwrap();
+    let disk = LoopDevice::new(&file);
+    let (_folder, mut daemon, mut guest) = served(&disk.path, &["--direct", "off"]);
+    guest.write(0, &vec![1; 4096]).unwrap();
+    guest.flush().unwrap();
+    for n in 0..16 {
+        guest.write(n * SECTORS, &vec![2; MIB as usize]).unwrap();
+    }
+    assert!(is_ioerr(guest.flush()), "16 MiB are durable on 8");
+    run(&["mount", "-o", "remount,size=64M", below.place.path().to_str().unwrap()]);
+    for n in 0..3 {
+        guest.write(n * 8, &vec![3; 4096]).unwrap();
+        assert!(is_ioerr(guest.flush()), "FLUSH {n} forgets that writes were lost");
+    }
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+}
+
+#[test]
+fn an_image_truncated_under_the_daemon_loses_that_part_and_nothing_else() {
+    for direct in ["on", "off"] {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let image = folder.path().join("image");
+        File::create(&image).unwrap().set_len(4 * MIB).unwrap();
+        let (_folder, mut daemon, mut guest) = served(&image, &["--direct", direct]);
+        for n in 0..4 {
+            guest.write(n * SECTORS, &vec![n as u8 + 1; MIB as usize]).unwrap();
+        }
+        File::options().write(true).open(&image).unwrap().set_len(2 * MIB).unwrap();
+        // A lost block reads as an error or zeroes, never as the content of another part.
+        let mut data = vec![9; 4096];
+        for sector in [2 * SECTORS, 3 * SECTORS + 8, 4 * SECTORS - 8, 2 * SECTORS - 4] {
+            match guest.read(sector, &mut data) {
+                Ok(()) => assert!(data[2048..].iter().all(|&byte| byte == 0), "sector {sector}"),
+                Err(Error::Status(Some(S_IOERR))) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
+        reads_as(&mut guest, SECTORS, 2);
+        guest.flush().unwrap();
+        File::options().write(true).open(&image).unwrap().set_len(4 * MIB).unwrap();
+        guest.write(3 * SECTORS, &vec![5; 4096]).unwrap();
+        reads_as(&mut guest, 3 * SECTORS, 5);
+        reads_as(&mut guest, 2 * SECTORS, 0);
+        daemon.signal(libc::SIGTERM);
+        assert_eq!(daemon.wait().code(), Some(0));
+    }
+}
+
+/// Both ends and the edges of 32 bits of a disk, in sectors and in blocks of 4096 bytes.
+fn is_right_everywhere(disk: &Path, bytes: u64) {
+    let places = [0, 2 * TIB - 4096, 2 * TIB, 16 * TIB - 4096, 16 * TIB, bytes - 4096];
+    let places: Vec<u64> = places.into_iter().filter(|at| at + 4096 <= bytes).collect();
+    let (_folder, daemon, mut guest) = served(disk, &[]);
+    assert_eq!(guest.capacity_sectors().unwrap(), bytes / 512);
+    for (n, at) in (1..).zip(&places) {
+        guest.write(at / 512, &[n; 4096]).unwrap();
+    }
+    guest.flush().unwrap();
+    for (n, at) in (1..).zip(&places) {
+        reads_as(&mut guest, at / 512, n);
+        let mut found = [0; 4096];
+        File::open(disk).unwrap().read_exact_at(&mut found, *at).unwrap();
+        assert_eq!(found, [n; 4096], "byte {at} of the disk");
+    }
+    assert!(is_ioerr(guest.write(bytes / 512 - 4, &[1; 4096])), "a write beyond the end");
+    guest.write_zeroes(bytes / 512 - 8, 8, 0).unwrap();
+    reads_as(&mut guest, bytes / 512 - 8, 0);
+    drop(daemon);
+}
+
+#[test]
+fn images_of_3_and_17_tib_are_right_to_their_last_byte() {
+    for bytes in [3 * TIB, 17 * TIB] {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let image = folder.path().join("image");
+        File::create(&image).unwrap().set_len(bytes).unwrap();
+        is_right_everywhere(&image, bytes);
+    }
+}
+
+#[test]
+fn block_devices_of_3_and_17_tib_are_right_to_their_last_byte() {
+    if may_not_mount() {
+        return;
+    }
+    for bytes in [3 * TIB, 17 * TIB] {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = folder.path().join("disk");
+        File::create(&file).unwrap().set_len(bytes).unwrap();
+        is_right_everywhere(&LoopDevice::new(&file).path, bytes);
+    }
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Errors of the control plane.
+
+use data_plane::{KernelError, QueueStartError};
+use std::io;
+
+/// Errors that end a connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The front-end sent a message that the protocol or the device does not allow.
+    #[error("the front-end's message was refused: {0}")]
+    Refused(String),
+    /// The front-end sent no message, and another one waited.
+    #[error("the front-end said nothing, and another one waits")]
+    Silent,
+    /// Queues were stopped and no data plane could start them again. A front-end can connect again;
+    /// it loses no request if it keeps an in-flight region.
+    #[error("the queues could not be started again: {0}")]
+    Lost(String),
+    /// The socket failed.
+    #[error("the connection failed: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// Errors of a move of the queues to another data plane.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SwitchError {
+    /// The kernel does not support the guest's packed virtqueues.
+    #[error(
+        "the guest uses packed virtqueues, and the kernel knows only split ones; set --packed off \
+         and restart the guest's device"
+    )]
+    Packed,
+    /// The kernel cannot run the disk.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A queue did not start; the queues run on the old data plane.
+    #[error(transparent)]
+    Start(#[from] QueueStartError),
+    /// No data plane could start the queues.
+    #[error("{0}; the VMM is disconnected and can connect again")]
+    Lost(String),
+}
+
+/// Errors in the header of a message. Each names the field, its value and the valid values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum HeaderError {
+    /// Another version of the protocol.
+    #[error("flags: version {found}, and it is {expected}")]
+    Version {
+        /// The version in the header.
+        found: u32,
+        /// The version of the protocol.
+        expected: u32,
+    },
+    /// Flags that a request must not have.
+    #[error("flags: {0:#x} in a request")]
+    Flags(u32),
+    /// An unknown request code.
+    #[error("code: not known")]
+    Code,
+    /// A payload of a wrong fixed size, in bytes.
+    #[error("size: {size} bytes of payload, and it takes {expected}")]
+    Size {
+        /// The size in the header.
+        size: u32,
+        /// The size of the message.
+        expected: usize,
+    },
+    /// A payload outside the bounds of the message, in bytes.
+    #[error("size: {size} bytes of payload, and it takes {least} to {most}")]
+    Bounds {
+        /// The size in the header.
+        size: u32,
+        /// The minimum size of the message.
+        least: usize,
+        /// The maximum size of the message.
+        most: usize,
+    },
+}
+
+/// The error of a message that the device refuses.
+pub(crate) fn refusal(cause: impl ToString) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, cause.to_string())
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Messages as bytes: peeks at the header of each message, and reads those messages that the
+//! `vhost` crate does not handle (`docs/decisions/0004-status-is-peeked.md`).
+
+use crate::error::HeaderError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg,
+};
+use std::fs::File;
+use std::io::{self, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use vhost::vhost_user::message::{
+    FrontendReq, MAX_ATTACHED_FD_ENTRIES, VhostUserInflight, VhostUserLog, VhostUserMemory,
+    VhostUserMemoryRegion, VhostUserSingleMemoryRegion, VhostUserVringAddr,
+};
+
+/// Maximum wait for the rest of a message; it bounds the delay of an operator's command.
+pub(crate) const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Request code, flags, payload size (vhost-user, "Header").
+const HEADER_BYTES: usize = 12;
+const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 3;
+const FLAG_REPLY: u32 = 1 << 2;
+const FLAG_NEED_REPLY: u32 = 1 << 3;
+
+/// A message's header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    pub(crate) code: u32,
+    flags: u32,
+    size: u32,
+}
+
+impl Header {
+    fn parse(bytes: &[u8; HEADER_BYTES]) -> Self {
+        let word = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        Header { code: word(0), flags: word(4), size: word(8) }
+    }
+
+    /// The request's name in the specification.
+    pub(crate) fn name(&self) -> String {
+        let known = FrontendReq::try_from(self.code);
+        known.map_or_else(|()| format!("message {}", self.code), |code| format!("{code:?}"))
+    }
+
+    pub(crate) fn wants_ack(&self) -> bool {
+        self.flags & FLAG_NEED_REPLY != 0
+    }
+
+    /// The error of the header, if there is one: field, value and valid values.
+    pub(crate) fn flaw(&self) -> Option<HeaderError> {
+        let Header { code, flags, size } = *self;
+        if flags & VERSION_MASK != VERSION {
+            let found = flags & VERSION_MASK;
+            return Some(HeaderError::Version { found, expected: VERSION });
+        }
+        let not_allowed = flags & !(VERSION_MASK | FLAG_NEED_REPLY);
+        if not_allowed != 0 {
+            return Some(HeaderError::Flags(not_allowed));
+        }
+        let Ok(known) = FrontendReq::try_from(code) else {
+            return Some(HeaderError::Code);
+        };
+        let (least, most) = payload_bytes(known)?;
+        match (least..=most).contains(&(size as usize)) {
+            true => None,
+            false if least == most => Some(HeaderError::Size { size, expected: least }),
+            false => Some(HeaderError::Bounds { size, least, most }),
+        }
+    }
+}
+
+/// Minimum and maximum payload in bytes, if the size of the message is fixed or bounded.
+fn payload_bytes(code: FrontendReq) -> Option<(usize, usize)> {
+    use FrontendReq as Req;
+    const TABLE: usize = size_of::<VhostUserMemory>();
+    const REGION: usize = size_of::<VhostUserMemoryRegion>();
+    let exactly = |bytes: usize| Some((bytes, bytes));
+    match code {
+        Req::GET_FEATURES | Req::SET_OWNER | Req::RESET_OWNER | Req::GET_PROTOCOL_FEATURES => {
+            exactly(0)
+        }
+        Req::GET_QUEUE_NUM | Req::SET_BACKEND_REQ_FD | Req::RESET_DEVICE => exactly(0),
+        Req::GET_MAX_MEM_SLOTS | Req::GET_STATUS => exactly(0),
+        Req::SET_FEATURES | Req::SET_PROTOCOL_FEATURES | Req::SET_STATUS => exactly(8),
+        Req::SET_VRING_NUM | Req::SET_VRING_BASE | Req::GET_VRING_BASE => exactly(8),
+        Req::SET_VRING_KICK | Req::SET_VRING_CALL | Req::SET_VRING_ERR => exactly(8),
+        Req::SET_VRING_ENABLE => exactly(8),
+        Req::SET_VRING_ADDR => exactly(size_of::<VhostUserVringAddr>()),
+        Req::SET_MEM_TABLE => Some((TABLE + REGION, TABLE + MAX_ATTACHED_FD_ENTRIES * REGION)),
+        Req::ADD_MEM_REG | Req::REM_MEM_REG => exactly(size_of::<VhostUserSingleMemoryRegion>()),
+        Req::SET_LOG_BASE => exactly(size_of::<VhostUserLog>()),
+        Req::GET_INFLIGHT_FD | Req::SET_INFLIGHT_FD => exactly(size_of::<VhostUserInflight>()),
+        _ => None,
+    }
+}
+
+/// Waits for the next message and returns its header, which stays in the stream. Returns `None` at
+/// the end of the stream.
+pub(crate) fn peek(stream: &UnixStream) -> io::Result<Option<Header>> {
+    use rustix::io::Errno;
+    let mut header = [0u8; HEADER_BYTES];
+    let mut first_part = None;
+    loop {
+        // This waits for the first byte only.
+        match recv(stream, &mut header, RecvFlags::PEEK) {
+            Ok((_, 0)) => return Ok(None),
+            Ok((_, HEADER_BYTES)) => return Ok(Some(Header::parse(&header))),
+            Ok(_) if first_part.get_or_insert_with(Instant::now).elapsed() > MESSAGE_LIMIT => {
+                return Err(cut_short());
+            }
+            Ok(_) if more_may_come(stream)? => {}
+            // The stream ends inside a header.
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            // The stream's read timeout: wait on.
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Reads a message with a valid header (see [`Header::flaw`]). Returns its payload and descriptors.
+pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u8>, Vec<File>)> {
+    let end = Instant::now() + MESSAGE_LIMIT;
+    let mut bytes = vec![0; HEADER_BYTES + header.size as usize];
+    let (mut got, mut files) = (0, Vec::new());
+    while got < bytes.len() {
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut rest = [IoSliceMut::new(&mut bytes[got..])];
+        let part = match recvmsg(stream, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(part) => part,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(rustix::io::Errno::AGAIN) => return Err(cut_short()),
+            Err(error) => return Err(error.into()),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                files.extend(fds.map(File::from));
+            }
+        }
+        let too_many = part.flags.contains(ReturnFlags::CTRUNC);
+        if too_many || files.len() > MAX_ATTACHED_FD_ENTRIES {
+            let why = format!("a message with more than {MAX_ATTACHED_FD_ENTRIES} descriptors");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        match part.bytes {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            _ if Instant::now() > end => return Err(cut_short()),
+            bytes => got += bytes,
+        }
+    }
+    Ok((bytes.split_off(HEADER_BYTES), files))
+}
+
+/// Answers a message with a number.
+pub(crate) fn reply(mut stream: &UnixStream, header: &Header, value: u64) -> io::Result<()> {
+    let mut reply = Vec::with_capacity(HEADER_BYTES + 8);
+    for word in [header.code, VERSION | FLAG_REPLY, 8] {
+        reply.extend_from_slice(&word.to_ne_bytes());
+    }
+    reply.extend_from_slice(&value.to_ne_bytes());
+    stream.write_all(&reply)
+}
+
+/// The error of a message that is incomplete after [`MESSAGE_LIMIT`].
+pub(crate) fn cut_short() -> io::Error {
+    let limit = MESSAGE_LIMIT.as_secs();
+    let why = format!("a part of a message, and nothing more for {limit} s");
+    io::Error::new(io::ErrorKind::TimedOut, why)
+}
+
+/// Waits briefly for the rest of a partial header; returns `false` if the front-end has hung up. It
+/// does not poll for data, because the part that is already there would end the wait at once.
+fn more_may_come(stream: &UnixStream) -> io::Result<bool> {
+    let mut hang_up = [PollFd::new(stream, PollFlags::RDHUP)];
+    let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    match poll(&mut hang_up, Some(&moment)) {
+        Ok(0) | Err(rustix::io::Errno::INTR) => Ok(true),
+        Ok(_) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

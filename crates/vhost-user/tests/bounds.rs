@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bounds on the work of a stop and of a request, with a hostile driver.
+
+mod common;
+
+use backend::Null;
+use common::gate::Gate;
+use common::{Daemon, Setup, both_rings, wait_until};
+use driver::{Device, Options, Placed, Segment};
+use std::sync::Arc;
+use vhost_user::{Answer, Command};
+use virtio_spec::blk::{S_IOERR, S_OK, T_OUT};
+
+/// The piece of memory that is named again and again.
+const PIECE: u32 = 2 << 20;
+/// Pieces of 1 GiB.
+const GIB: usize = 512;
+
+/// Guest memory with room for a piece.
+fn roomy(options: Options) -> Options {
+    Options { regions: vec![(0, 64 << 20)], ..options }
+}
+
+/// Chains that the first queue has taken. Its thread answers between two turns.
+fn taken(daemon: &Daemon) -> u64 {
+    let Some(Answer::Status(status)) = daemon.control().ask(Command::Status) else {
+        panic!("the device is there");
+    };
+    let chains = status.queues[0].counts.iter().find(|(name, _)| name == "chains");
+    chains.expect("a running queue counts its chains").1
+}
+
+/// A write of so many pieces.
+fn huge_write(device: &Device, pieces: usize) -> Placed {
+    let memory = device.memory();
+    let (header, data) = (memory.alloc(16, 16), memory.alloc(PIECE as usize, 4096));
+    memory.write(header, &[&T_OUT.to_le_bytes()[..], &[0; 12]].concat());
+    let mut segments = vec![Segment::readable(header, 16)];
+    segments.extend(vec![Segment::readable(data, PIECE); pieces]);
+    segments.push(Segment::writable(memory.alloc(1, 1), 1));
+    Placed { segments }
+}
+
+#[test]
+fn a_stop_waits_for_a_bounded_amount_of_data() {
+    for options in both_rings() {
+        let (gate, permits) = Gate::new(Arc::new(Null::new(1 << 40)));
+        let daemon = Daemon::start(Arc::new(gate), &Setup::default());
+        let mut device = daemon.connect(&roomy(options));
+        let write = huge_write(&device, GIB / 8);
+        for _ in 0..32 {
+            device.queue(0).add_placed(write.clone(), true).unwrap();
+        }
+        device.queue(0).queue().publish();
+        device.queue(0).queue().kick();
+        wait_until("512 MiB are in flight", || taken(&daemon) >= 4);
+        let in_flight = taken(&daemon);
+        let opener = std::thread::spawn(move || permits.open());
+        device.session().stop_queue(0).unwrap();
+        opener.join().unwrap();
+        assert_eq!(in_flight, 4, "more than 512 MiB were in flight");
+    }
+}
+
+#[test]
+fn firmware_may_read_1_gib_at_once_and_nobody_more() {
+    for options in both_rings() {
+        let daemon = Daemon::of(Null::new(1 << 40));
+        let mut device = daemon.connect(&roomy(options));
+        for (pieces, status) in [(GIB, S_OK), (GIB + 1, S_IOERR), (GIB, S_OK)] {
+            let write = huge_write(&device, pieces);
+            device.queue(0).add_placed(write, true).unwrap();
+            device.queue(0).queue().publish();
+            device.queue(0).queue().kick();
+            assert_eq!(device.queue(0).collect().unwrap().1.status, Some(status), "{pieces}");
+        }
+    }
+}
