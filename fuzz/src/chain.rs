@@ -3,17 +3,17 @@
 
 use crate::Rng;
 use crate::guest::{Guest, USER_BASE};
-use virtqueue::{Chain, Layout, QueueSetup, VirtQueue};
+use virtqueue::{Chain, Layout, RingSetup, VirtQueue};
 
 /// Options in front of the memory's content.
 const OPTIONS: usize = 8;
 /// The ring areas, inside the first region; a queue of 64 fits.
 const AREAS: [u64; 3] = [0, 0x400, 0x500];
 const SIZES: [u16; 8] = [1, 2, 4, 7, 16, 33, 64, 16];
-/// More chains than a broken driver can make the device take before a ring repeats itself.
+/// Bound on the chains of one input; larger than any ring, so that a repetition is reached.
 const TAKES_MAX: usize = 200;
 
-/// The body.
+/// Builds the queue from the bytes and walks its chains.
 pub fn chain(data: &[u8]) {
     let Some((options, contents)) = data.split_at_checked(OPTIONS) else { return };
     let guest = Guest::new(contents);
@@ -52,12 +52,12 @@ pub fn chain(data: &[u8]) {
     queue.suppress();
 }
 
-fn setup_of(guest: &Guest, options: &[u8]) -> QueueSetup {
+fn setup_of(guest: &Guest, options: &[u8]) -> RingSetup {
     let flag = |bit: u8| options[0] & (1 << bit) != 0;
     let [desc_addr, avail_addr, used_addr] = AREAS.map(|gpa| gpa + USER_BASE);
     let base = u32::from_le_bytes([options[2], options[3], options[4], options[5]]);
     let layout = if flag(0) { Layout::Packed } else { Layout::Split };
-    QueueSetup {
+    RingSetup {
         memory: guest.memory.clone(),
         layout,
         size: SIZES[usize::from(options[1] % 8)],
@@ -75,7 +75,7 @@ fn setup_of(guest: &Guest, options: &[u8]) -> QueueSetup {
     }
 }
 
-/// What the request stage does with every chain.
+/// Parses a chain as the request stage does.
 fn edges(guest: &Guest, chain: &mut Chain) {
     let status = chain.take_status();
     guest.check(chain);

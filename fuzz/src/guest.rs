@@ -11,10 +11,10 @@ use virtqueue::{Chain, DirtyLog, GuestMemory, Region};
 const REGIONS: [(u64, u64, u64); 3] =
     [(0, 0x4000, 0x8000), (0x4000, 0x4000, 0), (0x1_0000, 0x1000, 0x4000)];
 const FILE_BYTES: u64 = 0xc000;
-/// What the front-end's addresses are ahead of guest-physical ones.
+/// Offset of the front-end's addresses from guest-physical ones.
 pub(crate) const USER_BASE: u64 = 0x10_0000_0000;
 
-/// The memory.
+/// Guest memory with its file.
 pub(crate) struct Guest {
     file: File,
     pub(crate) memory: Arc<GuestMemory>,

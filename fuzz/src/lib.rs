@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fuzz targets as plain functions: each takes any bytes and panics where an invariant breaks.
+//! Fuzz targets as plain functions: each takes any bytes and panics if an invariant breaks.
 //!
 //! [`TARGETS`] pairs each body with a maker of valid inputs, which [`mutate::mutate`] then breaks,
 //! so that a short run reaches deep code without a corpus.
@@ -21,13 +21,13 @@ pub use rng::Rng;
 pub struct Target {
     /// Its name, as libFuzzer's binary is called.
     pub name: &'static str,
-    /// The body.
+    /// Runs one input.
     pub body: fn(&[u8]),
     /// Makes a valid input.
     pub seed: fn(&mut Rng) -> Vec<u8>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 3] = [
     Target { name: "chain", body: chain::chain, seed: chain::seed },
     Target { name: "request", body: request::request, seed: request::seed },

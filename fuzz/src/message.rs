@@ -8,7 +8,7 @@
 
 use crate::guest::memfd;
 use backend::Mem;
-use data_plane::{DataPlane, IoPoll, PlaneOptions};
+use data_plane::{IoPoll, UringOptions, UringPlane};
 use driver::RawChannel;
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
@@ -28,8 +28,8 @@ pub(crate) const EVENT: u8 = 1;
 pub(crate) const SHORT_FILE: u8 = 2;
 const NULL_DEVICE: u8 = 3;
 const PIPE: u8 = 4;
-/// Everything goes into the socket before the device looks: it must fit its buffers, and so must
-/// the replies.
+/// All messages are sent before the device reads: they must fit into the socket's buffers, and so
+/// must the replies.
 const MESSAGES_MAX: usize = 40;
 const FDS_MAX: u8 = 9;
 
@@ -37,36 +37,36 @@ thread_local! {
     static DEVICE: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
-/// The body.
+/// Plays the script against a device.
 pub fn message(data: &[u8]) {
-    // Refusing is fine; not coming back, or panicking, is not.
+    // A refusal is correct; a hang or a panic is a finding.
     let _ = converse(data);
 }
 
-/// What became of the connection, and guest memory; `None`: there is no script.
+/// Result of the connection, and guest memory; `None`: the bytes hold no script.
 fn converse(data: &[u8]) -> Option<(Result<(), ConnectionError>, File)> {
     let (memory, script) = guest_memory(data)?;
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-    // A device that never answers is found by the time limit of the run, not here.
+    // The time limit of the run finds a device that never answers.
     ours.set_write_timeout(Some(Duration::from_secs(5))).expect("a time limit");
     let channel = RawChannel::from_stream(ours);
     send_all(&channel, &memory, script);
     channel.stream().shutdown(Shutdown::Write).expect("an end");
     let result =
-        DEVICE.with_borrow_mut(|device| device.get_or_insert_with(new_device).serve(theirs));
+        DEVICE.with_borrow_mut(|device| device.get_or_insert_with(new_device).serve(theirs, None));
     Some((result, memory))
 }
 
 fn new_device() -> Device {
     let disk = Arc::new(Mem::new(1 << 20).expect("memory for a disk"));
-    let options = PlaneOptions {
+    let options = UringOptions {
         threads: 1,
         cpus: Vec::new(),
         poll_max: Duration::ZERO,
         pin_memory: false,
         iopoll: IoPoll::Off,
     };
-    let plane = DataPlane::new(disk.clone(), &options).expect("a data plane");
+    let plane = UringPlane::new(disk.clone(), &options).expect("a data plane");
     let options = DeviceOptions {
         num_queues: 2,
         queue_size_max: 256,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scripts of true conversations for the `message` target: a front-end as QEMU is one, with
-//! requests that wait in guest memory.
+//! Valid scripts for the `message` target: a front-end that behaves like QEMU, with requests in
+//! guest memory.
 
 use crate::Rng;
 use crate::message::{EVENT, MEMORY, MEMORY_BYTES, SHORT_FILE};
 
-/// What the front-end's addresses are ahead of guest-physical ones.
+/// Offset of the front-end's addresses from guest-physical ones.
 const USER_BASE: u64 = 0x7000_0000_0000;
 const SIZE: u16 = 16;
 const DESC: u64 = 0;
@@ -50,7 +50,7 @@ fn words(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// A whole conversation.
+/// A complete connection, from the set-up to the stop.
 pub(crate) fn seed(rng: &mut Rng) -> Vec<u8> {
     let packed = rng.one_in(2);
     let memory = guest_memory(rng, packed);
@@ -139,7 +139,7 @@ fn anything_else(script: &mut Script, rng: &mut Rng) {
     }
 }
 
-/// A ring with requests that wait: read, write, flush, id, discard.
+/// A ring with available requests: read, write, flush, id, discard.
 fn guest_memory(rng: &mut Rng, packed: bool) -> Vec<u8> {
     let mut memory = vec![0; HEADERS as usize + 0x100];
     let mut put = |at: u64, bytes: &[u8]| {

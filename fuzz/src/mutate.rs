@@ -3,7 +3,7 @@
 
 use crate::Rng;
 
-/// Values at which arithmetic goes wrong.
+/// Values at the limits of arithmetic.
 const EDGES: [u64; 16] = [
     0,
     1,

@@ -7,7 +7,7 @@ use backend::{Info, RangeLimits};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use virtio_blk::{DiskView, Kind, MAX_RANGES, RangeList, Request};
-use virtqueue::{Chain, Layout, QueueSetup, VirtQueue};
+use virtqueue::{Chain, Layout, RingSetup, VirtQueue};
 
 const CAPACITY: u64 = 2048;
 const LIMIT: u32 = 256;
@@ -19,7 +19,7 @@ const WRITABLE: usize = 0x4800;
 /// descriptor lengths.
 const OPTIONS: usize = 4 + 12;
 
-/// The body.
+/// Parses the request and checks the result.
 pub fn request(data: &[u8]) {
     let Some((options, readable)) = data.split_at_checked(OPTIONS) else { return };
     let Some(mut chain_in_memory) = Placed::new(options, readable) else { return };
@@ -49,7 +49,7 @@ pub fn request(data: &[u8]) {
     assert!(changed <= 1, "more than the status byte was written");
 }
 
-/// A request that was let through is in range and allowed.
+/// An accepted request is in range and allowed.
 fn check(kind: Kind, chain: &Chain, ranges: &mut RangeList, options: &[u8]) {
     let read_only = options[2] & 1 != 0;
     let on_disk = |sector: u64, bytes: u64| {
@@ -69,14 +69,16 @@ fn check(kind: Kind, chain: &Chain, ranges: &mut RangeList, options: &[u8]) {
         Kind::Flush | Kind::GetId => {}
         Kind::Discard { .. } | Kind::WriteZeroes { .. } | Kind::SecureErase => {
             assert!(!read_only);
-            let mut count = 0;
+            let (mut count, mut sum) = (0, 0);
             while let Some(range) = ranges.next_range() {
                 count += 1;
+                sum += range.sectors;
                 assert!(range.sectors <= LIMIT);
                 assert!(!range.unmap || matches!(kind, Kind::WriteZeroes { .. }));
                 on_disk(range.sector, u64::from(range.sectors) * 512);
             }
             assert!((1..=MAX_RANGES).contains(&count));
+            assert!(sum <= LIMIT || matches!(kind, Kind::Discard { .. }));
         }
     }
 }
@@ -111,7 +113,7 @@ struct Placed {
 }
 
 impl Placed {
-    /// `None`: no byte at all, which is no chain.
+    /// `None`: the chain would be empty.
     fn new(options: &[u8], readable: &[u8]) -> Option<Self> {
         let readable = &readable[..readable.len().min(0x3000)];
         let mut memory = vec![0; 0x8000];
@@ -150,9 +152,9 @@ impl Placed {
     }
 }
 
-fn setup(guest: &Guest) -> QueueSetup {
+fn setup(guest: &Guest) -> RingSetup {
     let [desc_addr, avail_addr, used_addr] = AREAS.map(|gpa| gpa + USER_BASE);
-    QueueSetup {
+    RingSetup {
         memory: guest.memory.clone(),
         layout: Layout::Split,
         size: SIZE,
@@ -168,7 +170,7 @@ fn setup(guest: &Guest) -> QueueSetup {
     }
 }
 
-/// A request that is fine, in some layout.
+/// A valid request, in a random layout.
 pub(crate) fn seed(rng: &mut Rng) -> Vec<u8> {
     let kind = rng.pick(&[0u32, 0, 1, 1, 4, 8, 11, 13, 14]);
     let mut data = vec![0xff, 0xff, rng.pick(&[0, 2, 2, 2, 3]), 0];

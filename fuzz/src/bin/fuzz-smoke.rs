@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs the fuzz targets on pseudo-random inputs, a bounded number of them, the same for the same
-//! seed. Each target runs in a process of its own, so that any end of it (panic, signal, no end at
-//! all) is caught and named with the iteration that reproduces it.
+//! seed. Each target runs in its own process, so that a panic, a signal or a hang is caught and
+//! reported with the iteration that reproduces it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -24,7 +24,7 @@ struct Args {
     target: Option<String>,
     iterations: Option<u64>,
     first: u64,
-    /// Where a child notes the iteration that it is at.
+    /// The file in which a child records its iteration.
     progress: Option<String>,
 }
 
@@ -75,7 +75,7 @@ fn number(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| format!("{text} is no number"))
 }
 
-/// What a target does in about 6 seconds on a small machine.
+/// Iterations of about 6 seconds on a small machine.
 fn default_iterations(target: &Target) -> u64 {
     match target.name {
         "message" => 100_000,
@@ -83,7 +83,7 @@ fn default_iterations(target: &Target) -> u64 {
     }
 }
 
-/// The child's part.
+/// Runs the iterations in the child.
 fn run(target: &Target, args: &Args, progress: &str) {
     let note = File::options().write(true).open(progress).expect("the progress file");
     let iterations = args.iterations.unwrap_or(default_iterations(target));
@@ -108,7 +108,7 @@ fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("the list of descriptors").count()
 }
 
-/// Runs a target in a child; says how it went.
+/// Runs a target in a child; returns its result.
 fn supervise(target: &Target, args: &Args) -> bool {
     let progress = std::env::temp_dir().join(format!("fuzz-smoke-{}", std::process::id()));
     std::fs::write(&progress, [0; 8]).expect("a progress file");
@@ -144,7 +144,7 @@ fn reached(progress: &std::path::Path) -> u64 {
     bytes.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// How the child ended; `None`: it had to be killed, as one iteration did not end.
+/// Exit status of the child; `None`: it was killed because one iteration did not end.
 fn wait(mut child: Child, progress: &std::path::Path) -> Option<ExitStatus> {
     let (mut last, mut since) = (u64::MAX, Instant::now());
     loop {

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! CPU time and placement of processes.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// The scheduler's times of a process, summed over its living threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Time on a CPU.
+    pub busy: Duration,
+    /// Time ready to run while another task had the CPU.
+    pub waited: Duration,
+}
+
+impl Times {
+    /// The increase since an earlier reading. Threads that ended in the meantime count as nothing.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            busy: self.busy.saturating_sub(earlier.busy),
+            waited: self.waited.saturating_sub(earlier.waited),
+        }
+    }
+}
+
+/// Reads the times of a process (`schedstat`).
+pub fn times(pid: u32) -> Result<Times> {
+    let mut sum = Times::default();
+    for task in tasks(pid)? {
+        // A thread may end between the listing and the reading; its time is lost, but the run
+        // continues.
+        let Ok(text) = fs::read_to_string(format!("/proc/{pid}/task/{task}/schedstat")) else {
+            continue;
+        };
+        let task = parse_schedstat(&text)?;
+        sum.busy += task.busy;
+        sum.waited += task.waited;
+    }
+    Ok(sum)
+}
+
+/// Reads the times of the vhost workers among the threads of a process.
+pub fn vhost_times(pid: u32) -> Result<Times> {
+    let mut sum = Times::default();
+    for task in vhost_tasks(pid)? {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{task}/schedstat"))?;
+        let task = parse_schedstat(&text)?;
+        sum.busy += task.busy;
+        sum.waited += task.waited;
+    }
+    Ok(sum)
+}
+
+/// Pins the vhost workers among the threads of a process.
+pub fn pin_vhost(pid: u32, cpus: &[usize]) -> Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    for task in vhost_tasks(pid)? {
+        let thread = Pid::from_raw(task as i32).context("thread id 0")?;
+        sched_setaffinity(Some(thread), &cpu_set(cpus)).context("cannot move a vhost worker")?;
+    }
+    Ok(())
+}
+
+fn vhost_tasks(pid: u32) -> Result<Vec<u32>> {
+    let is_worker = |task: &u32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/task/{task}/comm"));
+        name.is_ok_and(|name| name.starts_with("vhost-"))
+    };
+    Ok(tasks(pid)?.into_iter().filter(is_worker).collect())
+}
+
+/// CPU time of all tasks on the machine since it started, in steps of 10 ms.
+pub fn machine_busy() -> Result<Duration> {
+    let text = fs::read_to_string("/proc/stat")?;
+    parse_machine(&text).context("/proc/stat has an unknown form")
+}
+
+fn parse_machine(text: &str) -> Option<Duration> {
+    let line = text.lines().next()?.strip_prefix("cpu ")?;
+    let ticks: Vec<u64> = line.split_whitespace().map_while(|t| t.parse().ok()).collect();
+    // user, nice, system, (idle, waiting,) interrupts, soft interrupts
+    let busy = [0, 1, 2, 5, 6].iter().map(|&i| ticks.get(i)).sum::<Option<u64>>()?;
+    Some(Duration::from_millis(busy * 10))
+}
+
+/// Reads the times of the calling thread.
+pub fn thread_times() -> Result<Times> {
+    parse_schedstat(&fs::read_to_string("/proc/thread-self/schedstat")?)
+}
+
+fn parse_schedstat(text: &str) -> Result<Times> {
+    let mut fields = text.split_whitespace().map(str::parse::<u64>);
+    let mut next = || -> Result<Duration> {
+        Ok(Duration::from_nanos(fields.next().context("schedstat has too few fields")??))
+    };
+    Ok(Times { busy: next()?, waited: next()? })
+}
+
+fn tasks(pid: u32) -> Result<Vec<u32>> {
+    let directory = format!("/proc/{pid}/task");
+    let entries =
+        fs::read_dir(&directory).with_context(|| format!("process {pid} is not running"))?;
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+fn cpu_set(cpus: &[usize]) -> CpuSet {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu));
+    set
+}
+
+/// Pins the calling thread if a CPU is given.
+pub fn pin_this_thread(cpu: Option<usize>) -> Result<()> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    sched_setaffinity(None, &cpu_set(&[cpu])).with_context(|| format!("cannot run on CPU {cpu}"))
+}
+
+/// Pins all threads of a process if CPUs are given.
+pub fn pin_process(pid: u32, cpus: &[usize]) -> Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let set = cpu_set(cpus);
+    for task in tasks(pid)? {
+        let thread = Pid::from_raw(task as i32).context("thread id 0")?;
+        let moved = sched_setaffinity(Some(thread), &set);
+        // Kernel workers (io_uring) may refuse, and any thread but the first may have ended.
+        if task == pid {
+            moved.with_context(|| format!("cannot move process {pid} to CPUs {cpus:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Parses `0-2,5`; `none` is the empty list.
+pub fn parse_list(text: &str) -> Result<CpuList, String> {
+    if text == "none" {
+        return Ok(CpuList(Vec::new()));
+    }
+    let number = |t: &str| t.parse::<usize>().map_err(|_| format!("`{t}` is not a CPU number"));
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        match part.split_once('-') {
+            None => cpus.push(number(part)?),
+            Some((first, last)) => cpus.extend(number(first)?..=number(last)?),
+        }
+    }
+    if cpus.is_empty() { Err("no CPUs in the list".to_owned()) } else { Ok(CpuList(cpus)) }
+}
+
+/// CPU numbers of one command-line option.
+#[derive(Clone, Debug)]
+pub struct CpuList(pub Vec<usize>);
+
+/// CPUs that this process may use.
+pub fn usable() -> Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    let cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
+    if cpus.is_empty() {
+        bail!("this process may use no CPU");
+    }
+    Ok(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_take_numbers_and_ranges() {
+        assert_eq!(parse_list("0-2,5").unwrap().0, [0, 1, 2, 5]);
+        assert!(parse_list("none").unwrap().0.is_empty());
+        assert_eq!(parse_list("a").unwrap_err(), "`a` is not a CPU number");
+    }
+
+    #[test]
+    fn time_of_the_machine_leaves_idle_time_out() {
+        let text = "cpu  1 2 3 1000 1000 4 5 1000 0 0\ncpu0 9 9\n";
+        assert_eq!(parse_machine(text), Some(Duration::from_millis(150)));
+        assert_eq!(parse_machine("cpu  1 2\n"), None);
+    }
+
+    #[test]
+    fn cpu_time_of_this_process_grows_with_work() {
+        let pid = std::process::id();
+        let before = times(pid).unwrap();
+        let mut sum = 0_u64;
+        while times(pid).unwrap().since(&before).busy.is_zero() {
+            sum = std::hint::black_box(sum + 1);
+        }
+        assert!(times(pid).unwrap().busy > before.busy);
+    }
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The compared servers inside of a VM: both planes of the daemon, qemu-storage-daemon, vhost-scsi.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use kit::daemon::Daemon;
+use kit::null_blk::NullBlk;
+use serde::{Deserialize, Serialize};
+
+use crate::client::Client;
+use crate::cpu::{self, Times};
+use crate::load::Load;
+use crate::rig::{ScsiTarget, Speed, null_blk};
+
+/// A measured server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Who {
+    /// `vhost-blk serve --data-plane kernel`.
+    Kernel,
+    /// `vhost-blk serve --data-plane uring`.
+    Uring,
+    /// qemu-storage-daemon with an iothread, aio=native.
+    QsdNative,
+    /// qemu-storage-daemon with an iothread, aio=io_uring.
+    QsdUring,
+    /// The kernel's vhost-scsi over LIO's iblock.
+    VhostScsi,
+}
+
+impl Who {
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "vhost-blk kernel",
+            Self::Uring => "vhost-blk io_uring",
+            Self::QsdNative => "qsd native",
+            Self::QsdUring => "qsd io_uring",
+            Self::VhostScsi => "vhost-scsi",
+        }
+    }
+
+    /// True for a variant of qemu-storage-daemon.
+    pub fn is_qsd(self) -> bool {
+        matches!(self, Self::QsdNative | Self::QsdUring)
+    }
+}
+
+/// The programs and their settings.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// The `vhost-blk` program.
+    pub ours: PathBuf,
+    /// Further arguments of `vhost-blk serve`.
+    pub ours_args: Vec<String>,
+    /// Folder for sockets and logs.
+    pub folder: PathBuf,
+    /// True if servers may poll before they sleep, which is their default.
+    pub polling: bool,
+}
+
+/// A running subject with its own device.
+#[derive(Debug)]
+pub struct Subject {
+    /// The server's kind.
+    pub who: Who,
+    /// Command line, for the report.
+    pub command_line: String,
+    // Dropped in this order: server, target, device.
+    server: Server,
+    device: NullBlk,
+}
+
+#[derive(Debug)]
+enum Server {
+    Daemon(Daemon),
+    Scsi { target: ScsiTarget, disk_bytes: u64 },
+}
+
+impl Subject {
+    /// Creates the device and starts the server.
+    pub fn start(who: Who, programs: &Programs, speed: Speed, queues: u16) -> Result<Self> {
+        let device = null_blk(&format!("bench{}", who as u8), SIZE_MIB, queues, speed)?;
+        let (server, command_line) = match who {
+            Who::VhostScsi => scsi(device.device())?,
+            _ => daemon(who, programs, device.device(), queues)?,
+        };
+        Ok(Self { who, command_line, server, device })
+    }
+
+    /// Connects a client to the subject.
+    pub fn connect(&self, load: &Load) -> Result<Client> {
+        match &self.server {
+            Server::Daemon(daemon) => Client::connect(&daemon.socket().display().to_string(), load),
+            Server::Scsi { target, disk_bytes } => {
+                Client::connect_scsi(target.wwpn(), *disk_bytes, load)
+            }
+        }
+    }
+
+    /// Moves the subject's threads to these CPUs; a client must be connected.
+    pub fn pin(&self, cpus: &[usize]) -> Result<()> {
+        match &self.server {
+            Server::Daemon(daemon) => cpu::pin_process(daemon.id(), cpus),
+            Server::Scsi { .. } => cpu::pin_vhost(std::process::id(), cpus),
+        }
+    }
+
+    /// CPU time of the subject's threads, the kernel's vhost workers among them.
+    pub fn times(&self) -> Result<Times> {
+        match &self.server {
+            // Since Linux 6.4 the workers of its vhost device are threads of the process.
+            Server::Daemon(daemon) => cpu::times(daemon.id()),
+            Server::Scsi { .. } => cpu::vhost_times(std::process::id()),
+        }
+    }
+
+    /// Its device node.
+    pub fn device(&self) -> &Path {
+        self.device.device()
+    }
+}
+
+const SIZE_MIB: u64 = 1024;
+
+fn scsi(device: &Path) -> Result<(Server, String)> {
+    let target = ScsiTarget::create(1, device)?;
+    let name = device.file_name().context("a device has a name")?.to_string_lossy();
+    let sectors = fs::read_to_string(format!("/sys/block/{name}/size"))?;
+    let disk_bytes = sectors.trim().parse::<u64>()? * 512;
+    let text = format!("iblock on {}, target {}", device.display(), target.wwpn());
+    Ok((Server::Scsi { target, disk_bytes }, text))
+}
+
+fn daemon(who: Who, programs: &Programs, device: &Path, queues: u16) -> Result<(Server, String)> {
+    let name = who.name().replace(' ', "-");
+    let socket = programs.folder.join(format!("{name}.sock"));
+    let _ = fs::remove_file(&socket);
+    let (program, args) = match who {
+        Who::Kernel => ours(programs, device, &socket, queues, "kernel"),
+        Who::Uring => ours(programs, device, &socket, queues, "uring"),
+        Who::QsdNative => qsd(programs, device, &socket, queues, "native"),
+        Who::QsdUring => qsd(programs, device, &socket, queues, "io_uring"),
+        Who::VhostScsi => bail!("vhost-scsi has no daemon"),
+    };
+    let args = [program].into_iter().chain(args).collect();
+    let daemon = Daemon::start(args, &socket, &socket.with_extension("log"))?;
+    let command_line = daemon.command_line();
+    Ok((Server::Daemon(daemon), command_line))
+}
+
+fn ours(
+    programs: &Programs,
+    device: &Path,
+    socket: &Path,
+    queues: u16,
+    plane: &str,
+) -> (String, Vec<String>) {
+    let mut args = vec![
+        "serve".to_owned(),
+        format!("--socket-path={}", socket.display()),
+        format!("--blk-file={}", device.display()),
+        format!("--num-queues={queues}"),
+        format!("--data-plane={plane}"),
+    ];
+    if !programs.polling {
+        args.push("--poll-max-us=0".to_owned());
+    }
+    args.extend(programs.ours_args.iter().cloned());
+    (programs.ours.display().to_string(), args)
+}
+
+fn qsd(
+    programs: &Programs,
+    device: &Path,
+    socket: &Path,
+    queues: u16,
+    aio: &str,
+) -> (String, Vec<String>) {
+    let thread = if programs.polling { "" } else { ",poll-max-ns=0" };
+    let args = [
+        "--object".to_owned(),
+        format!("iothread,id=thread{thread}"),
+        "--blockdev".to_owned(),
+        format!(
+            "driver=host_device,node-name=disk,filename={},aio={aio},cache.direct=on",
+            device.display()
+        ),
+        "--export".to_owned(),
+        format!(
+            "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},\
+             writable=on,num-queues={queues},iothread=thread",
+            socket.display()
+        ),
+    ];
+    ("qemu-storage-daemon".to_owned(), args.to_vec())
+}

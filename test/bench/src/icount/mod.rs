@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `bench icount`: path lengths in instructions.
+//!
+//! In a VM with one CPU whose clock counts instructions (QEMU's `-icount shift=0,sleep=off`) a
+//! nanosecond is an instruction, and two runs agree. Nothing polls here: every request takes the
+//! whole path, with kick, wake-up and call.
+
+mod stages;
+mod table;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args as ClapArgs;
+
+use self::table::{Path, Table};
+use crate::cpu;
+use crate::host::subject::{Programs, Subject, Who};
+use crate::load::{Chains, Load, Mode, Op};
+use crate::rig::Speed;
+use crate::worker::Until;
+
+/// The reference for `--check`: the output of `--json` on the lab's 6.12 kernel.
+const KEPT: &str = include_str!("../../path-lengths.json");
+/// Requests before the measured ones.
+const WARM_UP_IOS: u64 = 300;
+
+/// Options of `bench icount`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Args {
+    /// Requests of each measurement
+    #[arg(long, default_value_t = 2000)]
+    ios: u64,
+    /// Requests in flight
+    #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,32")]
+    depths: Vec<u16>,
+    /// The measured servers
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "kernel,uring,qsd-native,qsd-uring,vhost-scsi"
+    )]
+    who: Vec<Who>,
+    /// A further argument of `vhost-blk serve`; may be repeated
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    ours_arg: Vec<String>,
+    /// Also write the path lengths as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Compare with the path lengths kept in `test/bench/path-lengths.json`; a longer path of this
+    /// project is a failure
+    #[arg(long)]
+    check: bool,
+    /// Percent by which a path may grow
+    #[arg(long, default_value_t = 3.0)]
+    tolerance: f64,
+    /// Measure even though the clock does not count instructions
+    #[arg(long)]
+    any_clock: bool,
+}
+
+/// Measures and prints the tables.
+pub fn run(args: &Args) -> Result<()> {
+    let mut args = args.clone();
+    if cpu::usable()?.len() != 1 && !args.any_clock {
+        bail!("this VM has more than one CPU: use the lab's --icount");
+    }
+    let (mut programs, _folder) = crate::host::programs(&mut args.who, &args.ours_arg)?;
+    programs.polling = false;
+    let mut table = Table::default();
+    for &who in &args.who {
+        table.paths.extend(lengths(&args, &programs, who)?);
+    }
+    println!("{}", table.markdown());
+    if args.who.contains(&Who::Kernel) {
+        println!("{}", per_stage(&args, &programs)?);
+    }
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&table)? + "\n";
+        fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if args.check { table.check(KEPT, args.tolerance) } else { Ok(()) }
+}
+
+fn load(depth: u16) -> Load {
+    Load {
+        op: Op::Randread,
+        block_bytes: 4096,
+        depth,
+        mode: Mode::Event,
+        queues: 1,
+        queue_size: 256,
+        packed: false,
+        chains: Chains::Auto,
+        cpus: Vec::new(),
+    }
+}
+
+/// Path lengths of one subject at all depths.
+fn lengths(args: &Args, programs: &Programs, who: Who) -> Result<Vec<Path>> {
+    let subject = Subject::start(who, programs, Speed::Null, 1)
+        .with_context(|| format!("starting {}", who.name()))?;
+    args.depths.iter().map(|&depth| length(args, &subject, depth)).collect()
+}
+
+fn length(args: &Args, subject: &Subject, depth: u16) -> Result<Path> {
+    let mut client = subject.connect(&load(depth))?;
+    client.run_until(Until::Ios(WARM_UP_IOS), &[])?;
+    let before = subject.times()?;
+    let outcome = client.run_until(Until::Ios(args.ios), &[])?;
+    let server = subject.times()?.since(&before).busy;
+    let each = |time: std::time::Duration| time.as_nanos() as f64 / outcome.ios as f64;
+    Ok(Path {
+        who: subject.who,
+        depth,
+        whole: each(outcome.elapsed).round(),
+        client: each(outcome.busy).round(),
+        server: each(server).round(),
+    })
+}
+
+/// The kernel plane's instructions at each stage, by its trace events, with one request in flight.
+fn per_stage(args: &Args, programs: &Programs) -> Result<String> {
+    let subject = Subject::start(Who::Kernel, programs, Speed::Null, 1)?;
+    let mut client = subject.connect(&load(1))?;
+    client.run_until(Until::Ios(WARM_UP_IOS), &[])?;
+    let plain = client.run_until(Until::Ios(args.ios), &[])?;
+    let tracing = stages::Tracing::start()?;
+    let traced = client.run_until(Until::Ios(args.ios.min(500)), &[])?;
+    let text = tracing.finish()?;
+    let each = |o: &crate::load::Outcome| o.elapsed.as_nanos() as f64 / o.ios as f64;
+    stages::table(&text, each(&plain), each(&traced))
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Measures vhost-user-blk servers natively, without a guest, and compares them. The program is
+//! `bench`; this library is its parts, from the load up.
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod compare;
+pub mod cpu;
+pub mod disk;
+pub mod fio;
+pub mod goals;
+pub mod host;
+pub mod icount;
+pub mod load;
+pub mod report;
+pub mod rig;
+pub mod scaling;
+pub mod server;
+pub mod setup;
+pub mod socket;
+pub mod vhost_scsi;
+pub mod wire;
+pub mod worker;

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The parameters of a load and its results.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// Wait of the client on an empty used ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Arm calls and sleep on the call eventfd.
+    Event,
+    /// Poll the used ring, calls suppressed.
+    Spin,
+}
+
+/// Random reads or random writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// Random reads.
+    Randread,
+    /// Random writes.
+    Randwrite,
+}
+
+/// Layout of requests in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Chains {
+    /// Indirect tables if negotiated, as Linux guests use them.
+    Auto,
+    /// Descriptors in the ring.
+    Direct,
+}
+
+/// One point of measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct Load {
+    /// Reads or writes.
+    pub op: Op,
+    /// Bytes of each request.
+    pub block_bytes: u32,
+    /// Requests in flight on each queue.
+    pub depth: u16,
+    /// Wait of the client.
+    pub mode: Mode,
+    /// Queues, each with a client thread.
+    pub queues: u16,
+    /// Descriptors of each queue.
+    pub queue_size: u16,
+    /// Packed rings.
+    pub packed: bool,
+    /// Direct or indirect chains.
+    pub chains: Chains,
+    /// CPUs of the client threads, taken in turn; none: not pinned.
+    pub cpus: Vec<usize>,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Completed requests.
+    pub ios: u64,
+    /// From the first submission to the last completion.
+    pub elapsed: Duration,
+    /// Latency of each request.
+    pub latency_ns: Histogram<u64>,
+    /// Time that the client's threads were ready to run while another task had their CPU.
+    pub waited: Duration,
+    /// Time that the client's threads were on a CPU.
+    pub busy: Duration,
+}
+
+impl Outcome {
+    /// Requests a second.
+    pub fn iops(&self) -> f64 {
+        self.ios as f64 / self.elapsed.as_secs_f64()
+    }
+}

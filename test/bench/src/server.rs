@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The compared servers: ours, qemu-storage-daemon in its variants, and peers.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use kit::daemon::Daemon;
+use serde::Serialize;
+
+use crate::cpu;
+
+/// Backing storage of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Storage {
+    /// A file opened with O_DIRECT.
+    File,
+    /// Nothing: requests complete at once.
+    Null,
+}
+
+/// Family of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// `vhost-blk serve`.
+    Ours,
+    /// qemu-storage-daemon.
+    Qsd,
+    /// Any other server that runs already.
+    Peer,
+}
+
+/// A server to start, or one that runs.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Name in the tables.
+    pub name: String,
+    /// Family of the server.
+    pub family: Family,
+    /// Program and arguments; none for a peer.
+    command: Option<(String, Vec<String>)>,
+    socket: PathBuf,
+}
+
+/// A running server, ready for measurement.
+#[derive(Debug)]
+pub struct Server {
+    /// Name in the tables.
+    pub name: String,
+    /// Family of the server.
+    pub family: Family,
+    /// Path of its socket.
+    pub socket: String,
+    /// Process id.
+    pub pid: u32,
+    /// The command line that started it, or the place where it was found.
+    pub command_line: String,
+    _daemon: Option<Daemon>,
+}
+
+/// Paths and sizes for the command lines.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `vhost-blk` program; none: only peers are measured.
+    pub ours: Option<PathBuf>,
+    /// Further arguments of `vhost-blk serve`.
+    pub ours_args: Vec<String>,
+    /// qemu-storage-daemon program; none: not installed or not wanted.
+    pub qsd: Option<String>,
+    /// Bytes of the disks.
+    pub size_bytes: u64,
+    /// The disk file.
+    pub file: PathBuf,
+    /// Folder for sockets and logs.
+    pub folder: PathBuf,
+    /// Number of queues that servers offer.
+    pub queues: u16,
+}
+
+impl Settings {
+    /// All servers of one kind of storage, without peers.
+    pub fn specs(&self, storage: Storage) -> Vec<Spec> {
+        let mut specs = Vec::new();
+        if let Some(program) = &self.ours {
+            specs.push(self.ours(program, storage));
+        }
+        if let Some(program) = &self.qsd {
+            let variants: &[(&str, &str)] = match storage {
+                Storage::Null => &[("qsd null-co", "")],
+                Storage::File => &[("qsd native", "native"), ("qsd io_uring", "io_uring")],
+            };
+            for (name, aio) in variants {
+                specs.push(self.qsd(program, name, storage, aio, false));
+                specs.push(self.qsd(program, &format!("{name} +iothread"), storage, aio, true));
+            }
+        }
+        specs
+    }
+
+    fn socket(&self, storage: Storage, name: &str) -> PathBuf {
+        let storage = if storage == Storage::File { "file" } else { "null" };
+        self.folder.join(format!("{storage}-{}.sock", name.replace([' ', '+'], "-")))
+    }
+
+    fn ours(&self, program: &Path, storage: Storage) -> Spec {
+        let socket = self.socket(storage, "ours");
+        let mut args = vec![
+            "serve".to_owned(),
+            format!("--socket-path={}", socket.display()),
+            format!("--num-queues={}", self.queues),
+        ];
+        match storage {
+            Storage::File => args.push(format!("--blk-file={}", self.file.display())),
+            Storage::Null => {
+                args.extend(["--backend=null".to_owned(), format!("--size={}", self.size_bytes)]);
+            }
+        }
+        args.extend(self.ours_args.iter().cloned());
+        let command = Some((program.display().to_string(), args));
+        Spec { name: "ours".to_owned(), family: Family::Ours, command, socket }
+    }
+
+    fn qsd(&self, program: &str, name: &str, storage: Storage, aio: &str, thread: bool) -> Spec {
+        let socket = self.socket(storage, name);
+        let blockdev = match storage {
+            // Like our null disk: a read leaves its buffers unchanged.
+            Storage::Null => {
+                format!("driver=null-co,node-name=disk,size={},read-zeroes=off", self.size_bytes)
+            }
+            // All servers share the file in turn, and only one of them may hold the lock.
+            Storage::File => format!(
+                "driver=file,node-name=disk,filename={},aio={aio},cache.direct=on,locking=off",
+                self.file.display()
+            ),
+        };
+        let mut export = format!(
+            "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},\
+             writable=on,num-queues={}",
+            socket.display(),
+            self.queues
+        );
+        let mut args = vec!["--blockdev".to_owned(), blockdev];
+        if thread {
+            args.extend(["--object".to_owned(), "iothread,id=thread".to_owned()]);
+            export.push_str(",iothread=thread");
+        }
+        args.extend(["--export".to_owned(), export]);
+        let command = Some((program.to_owned(), args));
+        Spec { name: name.to_owned(), family: Family::Qsd, command, socket }
+    }
+}
+
+impl Spec {
+    /// A server that runs already.
+    pub fn peer(name: &str, socket: &str) -> Self {
+        let (name, socket) = (name.to_owned(), socket.into());
+        Self { name, family: Family::Peer, command: None, socket }
+    }
+
+    /// True if the server is measured with two queues: ours, and for comparison the variant of
+    /// qemu-storage-daemon with its own thread.
+    pub fn scales(&self) -> bool {
+        self.family == Family::Ours
+            || ["qsd native +iothread", "qsd null-co +iothread"].contains(&self.name.as_str())
+    }
+
+    /// Starts the server and moves it to its CPUs; a peer is only looked up and left in place.
+    pub fn start(&self, cpus: &[usize]) -> Result<Server> {
+        let socket = self.socket.display().to_string();
+        let (name, family) = (self.name.clone(), self.family);
+        let Some((program, args)) = &self.command else {
+            let pid = listener_pid(&socket)?;
+            let command_line = format!("(runs already, pid {pid}, socket {socket})");
+            return Ok(Server { name, family, socket, pid, command_line, _daemon: None });
+        };
+        let args = [program.clone()].into_iter().chain(args.iter().cloned()).collect();
+        let daemon = Daemon::start(args, &self.socket, &self.socket.with_extension("log"))?;
+        let pid = daemon.id();
+        cpu::pin_process(pid, cpus)?;
+        let command_line = daemon.command_line();
+        Ok(Server { name, family, socket, pid, command_line, _daemon: Some(daemon) })
+    }
+}
+
+/// The process that listens on a socket, as the kernel recorded it.
+pub fn listener_pid(socket: &str) -> Result<u32> {
+    let stream =
+        UnixStream::connect(socket).with_context(|| format!("cannot connect to {socket}"))?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    Ok(peer.pid.as_raw_nonzero().get() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            ours: Some("vhost-blk".into()),
+            ours_args: vec!["--threads=1".to_owned()],
+            qsd: Some("qemu-storage-daemon".to_owned()),
+            size_bytes: 1 << 30,
+            file: "disk".into(),
+            folder: "folder".into(),
+            queues: 2,
+        }
+    }
+
+    #[test]
+    fn a_file_is_served_by_ours_and_four_variants_of_qsd() {
+        let names: Vec<_> = settings().specs(Storage::File).into_iter().map(|s| s.name).collect();
+        let expected = [
+            "ours",
+            "qsd native",
+            "qsd native +iothread",
+            "qsd io_uring",
+            "qsd io_uring +iothread",
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn sockets_of_all_servers_differ() {
+        let mut specs = settings().specs(Storage::File);
+        specs.extend(settings().specs(Storage::Null));
+        let mut sockets: Vec<_> = specs.iter().map(|s| s.socket.clone()).collect();
+        let count = sockets.len();
+        sockets.sort();
+        sockets.dedup();
+        assert_eq!(sockets.len(), count);
+    }
+}

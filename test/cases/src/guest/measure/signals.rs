@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Kicks and interrupts. Under KVM each costs the guest an exit or an entry, many times the cost in
+//! an emulated guest. So they are counted in a separate round, beside the rates.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::guest::machine::disk::Disk;
+use crate::guest::system::{read, write};
+
+const TRACING: &str = "/sys/kernel/tracing";
+const GROUP: &str = "guest_cases";
+const KICK: &str = "kick";
+/// virtio-pci's function that notifies a device.
+const FUNCTION: &str = "vp_notify";
+
+/// Signals per request of a load, as the submitter counts requests: before merges.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Signals {
+    /// Notifications of the device.
+    pub(super) kicks: f64,
+    /// Interrupts of the device.
+    pub(super) interrupts: f64,
+}
+
+/// Makes the kernel count notifications of all virtio devices until dropped.
+#[derive(Debug)]
+pub(super) struct Counter;
+
+impl Counter {
+    /// Starts counting.
+    pub(super) fn start() -> Result<Self> {
+        change_probes(&format!("p:{GROUP}/{KICK} {FUNCTION}"))?;
+        let counter = Self;
+        counter.enable("1")?;
+        Ok(counter)
+    }
+
+    fn enable(&self, on: &str) -> Result<()> {
+        write(Path::new(TRACING).join("events").join(GROUP).join(KICK).join("enable"), on)
+    }
+
+    /// Counts the signals of `load`, during which no other virtio device may be used.
+    pub(super) fn of<T>(
+        &self,
+        disk: &Disk<'_>,
+        load: impl FnOnce() -> Result<T>,
+    ) -> Result<Signals> {
+        let before = Counts::now(disk)?;
+        load()?;
+        Ok(before.until(&Counts::now(disk)?))
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        let removed = self.enable("0").and_then(|()| change_probes(&format!("-:{GROUP}/{KICK}")));
+        if let Err(why) = removed {
+            eprintln!("clean-up: {why:#}");
+        }
+    }
+}
+
+/// Appends a definition to the existing ones (Documentation/trace/kprobetrace.rst).
+fn change_probes(definition: &str) -> Result<()> {
+    let path = Path::new(TRACING).join("kprobe_events");
+    let file = OpenOptions::new().append(true).open(&path);
+    file.and_then(|mut file| file.write_all(format!("{definition}\n").as_bytes()))
+        .with_context(|| format!("'{definition}' to {}", path.display()))
+}
+
+/// The kernel's counters at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    kicks: u64,
+    interrupts: u64,
+    requests: u64,
+}
+
+impl Counts {
+    fn now(disk: &Disk<'_>) -> Result<Self> {
+        let kicks = hits(&read(Path::new(TRACING).join("kprobe_profile"))?)?;
+        let mut interrupts = 0;
+        for entry in fs::read_dir(disk.pci().join("msi_irqs"))? {
+            let folder = Path::new("/sys/kernel/irq").join(entry?.file_name());
+            interrupts += sum(&read(folder.join("per_cpu_count"))?)?;
+        }
+        Ok(Self { kicks, interrupts, requests: disk.stat()?.submitted() })
+    }
+
+    fn until(&self, later: &Self) -> Signals {
+        let requests = (later.requests - self.requests).max(1) as f64;
+        Signals {
+            kicks: (later.kicks - self.kicks) as f64 / requests,
+            interrupts: (later.interrupts - self.interrupts) as f64 / requests,
+        }
+    }
+}
+
+/// Hits of the probe, from its line of kprobe_profile: name, hits, misses.
+fn hits(profile: &str) -> Result<u64> {
+    let line = profile.lines().map(str::split_whitespace);
+    let hits = line.filter_map(|mut words| (words.next()? == KICK).then(|| words.next()));
+    let hits = hits.flatten().next().with_context(|| format!("no probe {KICK} in '{profile}'"))?;
+    hits.parse().with_context(|| profile.to_owned())
+}
+
+/// Sum of the numbers in a comma-separated list.
+fn sum(text: &str) -> Result<u64> {
+    let numbers = text.split(',').map(|word| word.trim().parse::<u64>());
+    numbers.sum::<Result<u64, _>>().with_context(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_counters_are_understood() {
+        assert_eq!(hits("  other   7  0\n  kick   1234   5\n").unwrap(), 1234);
+        assert!(hits("  other   7  0\n").is_err());
+        assert_eq!(sum("3,0,12,1").unwrap(), 16);
+    }
+
+    #[test]
+    fn counts_are_for_each_request() {
+        let before = Counts { kicks: 100, interrupts: 50, requests: 1000 };
+        let later = Counts { kicks: 600, interrupts: 300, requests: 2000 };
+        let signals = before.until(&later);
+        assert_eq!((signals.kicks, signals.interrupts), (0.5, 0.25));
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! ACCESS_PLATFORM: the device translates every address by its IOTLB, which starts empty and loses
+//! entries repeatedly.
+
+use super::specs_for;
+use crate::host::abi::fails;
+use crate::host::env::Env;
+use crate::host::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
+use crate::host::integrity::{Setup, disk_of, tell};
+use crate::host::load::under_load;
+use crate::host::target::{LIMIT, need_module, options};
+use crate::host::visibility::counters;
+use anyhow::{Context, Result, anyhow, ensure};
+use driver::kernel::{KernelDevice, KernelOptions, abi};
+use driver::{Device, GuestMemory, Layout, Options, QueueSetup, Request};
+use kit::rng::Rng;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use virtio_spec::blk::S_OK;
+use virtio_spec::features::{F_ACCESS_PLATFORM, bit};
+
+/// Guest-physical address of the start of guest memory.
+const GPA: u64 = 1 << 20;
+
+/// The VMM's IOMMU, which answers misses.
+struct Iommu {
+    stop: Arc<AtomicBool>,
+    misses: Arc<AtomicU64>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Iommu {
+    fn start(device: KernelDevice, memory: Arc<GuestMemory>, seed: u64) -> Self {
+        let (stop, misses) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, count) = (stop.clone(), misses.clone());
+        let thread = std::thread::spawn(move || {
+            let mut rng = Rng::new(seed);
+            while !stopped.load(Relaxed) {
+                let Some(miss) = device.next_miss(Duration::from_millis(20))? else { continue };
+                ensure!(miss.what == abi::IOTLB_MISS, "an IOTLB message of type {}", miss.what);
+                count.fetch_add(1, Relaxed);
+                answer(&device, &memory, &mut rng, miss.iova)?;
+            }
+            Ok(())
+        });
+        Self { stop, misses, thread }
+    }
+
+    fn end(self) -> Result<u64> {
+        self.stop.store(true, Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the IOMMU panicked"))??;
+        Ok(self.misses.load(Relaxed))
+    }
+}
+
+/// Maps a range of random size around the address.
+fn answer(device: &KernelDevice, memory: &GuestMemory, rng: &mut Rng, iova: u64) -> Result<()> {
+    let region = &memory.regions()[0];
+    let piece = 4096_u64 << rng.below(9);
+    let start = (iova / piece * piece).max(region.gpa());
+    let end = (start + piece).min(region.gpa() + region.size());
+    ensure!((start..end).contains(&iova), "a miss at {iova:#x}, where there is no memory");
+    let user = memory.user_address(start);
+    device.map_iotlb(start, end - start, user, abi::ACCESS_RW).context("IOTLB update")
+}
+
+/// Runs a load whose addresses are translated, while entries are removed.
+pub(crate) fn iotlb_with_misses(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
+    need_module()?;
+    let disk = disk_of(env, disk)?;
+    println!("on {disk}, {setup:?}");
+    let (specs, options) = specs_for(env, &disk, setup);
+    let features = options.features | bit(F_ACCESS_PLATFORM);
+    // A ring at address 0 looks like a ring without an address.
+    let regions = vec![(GPA, options.regions[0].1)];
+    let options = Options { features, regions, setup: QueueSetup::Untouched, ..options };
+    // The core locks all queues at once for a message, and lockdep knows of eight such locks.
+    let kernel = KernelOptions { num_queues: Some(setup.queues.into()), ..setup.kernel() };
+    let mut device = Device::open_kernel(disk.open()?, &options, &kernel)?;
+    ensure!(device.features() & bit(F_ACCESS_PLATFORM) != 0, "ACCESS_PLATFORM is not offered");
+    let memory = device.memory().clone();
+    let clone = |device: &mut Device| -> Result<KernelDevice> {
+        let kernel = device.session().kernel().context("no kernel device")?;
+        Ok(kernel.device().try_clone()?)
+    };
+    let iommu = Iommu::start(clone(&mut device)?, memory.clone(), env.seed());
+    let invalidations = clone(&mut device)?;
+    // The vhost core reads the used rings at the start, and does not wait for their entries.
+    for queue in 0..usize::from(setup.queues) {
+        let [.., used] = device.queue(queue).queue().addresses();
+        let page = used / 4096 * 4096;
+        invalidations.map_iotlb(page, 4096, memory.user_address(page), abi::ACCESS_RW)?;
+    }
+    device.start()?;
+    let mut rng = Rng::new(env.seed() ^ 2);
+    let count = env.rounds(setup.requests);
+    let done = under_load(device, specs, |handles| {
+        for round in 0..count {
+            let size = 4096_u64 << rng.below(11);
+            let iova = GPA + rng.below(memory.regions()[0].size() / 4096) * 4096;
+            invalidations.unmap_iotlb(iova, size)?;
+            handles.wait_for_progress(1).with_context(|| format!("after {round} invalidations"))?;
+        }
+        Ok(())
+    });
+    let misses = iommu.end()?;
+    tell(&done?);
+    println!("{misses} misses");
+    ensure!(misses > 2, "there were no misses: the IOTLB was not used");
+    Ok(())
+}
+
+/// Time of each request on the disk of the case that invalidates entries during a request.
+const SLOW_NS: u64 = 500_000_000;
+/// Bytes of each such request.
+const SLOW_BYTES: usize = 64 << 10;
+
+/// An invalidation returns when no request in flight uses the old addresses, even if it removes the
+/// rings' addresses too. The used entries follow when the rings' addresses are back.
+pub(crate) fn invalidation_waits(env: &Env) -> Result<()> {
+    need_module()?;
+    let slow = NullBlkOptions { irqmode: 2, completion_ns: SLOW_NS, ..NullBlkOptions::USUAL };
+    let (disk, _) = null_blk(slow)?;
+    let data = Rng::new(env.seed()).bytes(SLOW_BYTES);
+    std::fs::write(&disk.path, &data).context("filling the disk")?;
+    let defaults = options();
+    let options = Options {
+        features: defaults.features | bit(F_ACCESS_PLATFORM),
+        regions: vec![(GPA, 8 << 20)],
+        scratch_bytes: 1 << 20,
+        setup: QueueSetup::Untouched,
+        ..defaults
+    };
+    let kernel = KernelOptions { num_queues: Some(1), ..KernelOptions::default() };
+    let mut device = Device::open_kernel(disk.open()?, &options, &kernel)?;
+    let iommu = device.session().kernel().context("no kernel device")?.device().try_clone()?;
+    map_all(&iommu, device.memory())?;
+    device.start()?;
+    let mut in_flight = 0;
+    for round in 0..3 {
+        in_flight += u64::from(invalidated(&mut device, &iommu, &data, round)?);
+        if round == 2 {
+            fails("a stop without rings", iommu.set_queue(0, false), libc::EAGAIN)?;
+        }
+        map_all(&iommu, device.memory())?;
+        let (_, read) = device.queue(0).collect().with_context(|| format!("round {round}"))?;
+        ensure!(read.status == Some(S_OK) && read.data == data, "status {:?}", read.status);
+    }
+    iommu.set_queue(0, false).context("a stop with rings")?;
+    let (base, used) = (iommu.vring_base(0)?, device.queue(0).queue().split().used_idx());
+    ensure!(base as u16 == used, "the queue stopped at {base}, its used index is {used}");
+    ensure!(in_flight > 0, "no request was in flight when its addresses were taken away");
+    Ok(())
+}
+
+/// Removes all addresses while a read is in flight, after `earlier` other reads. Returns whether
+/// the read was in flight at that moment.
+fn invalidated(
+    device: &mut Device,
+    iommu: &KernelDevice,
+    data: &[u8],
+    earlier: u64,
+) -> Result<bool> {
+    // The misalignment makes the device copy the data to the guest at the end, by address.
+    let layout = Layout { misalign: 64, ..device.layout() };
+    let placed = device.queue(0).place(&Request::read(0, data.len()), &layout)?;
+    let [.., buffer, status] = &placed.segments[..] else { unreachable!("data and status") };
+    let memory = device.memory().clone();
+    let buffer = memory.area(buffer.gpa, data.len());
+    let status = memory.area(status.gpa, 1);
+    device.queue(0).add_placed(placed, layout.indirect)?;
+    device.queue(0).queue().publish();
+    device.queue(0).queue().kick_if_asked();
+    let taken = || Ok((counters(device)?["chains"] > earlier).then_some(()));
+    wait_until("the read to be taken", taken)?;
+    let before = status.to_vec(0, 1)[0];
+    let region = &memory.regions()[0];
+    iommu.unmap_iotlb(region.gpa(), region.size())?;
+    let after = status.to_vec(0, 1)[0];
+    ensure!(after == S_OK, "the status byte is {after:#x} after the invalidation");
+    ensure!(buffer.to_vec(0, data.len()) == data, "the data is not there after the invalidation");
+    let miss = iommu.next_miss(LIMIT)?.context("the device does not ask for its rings")?;
+    ensure!(miss.what == abi::IOTLB_MISS, "an IOTLB message of type {}", miss.what);
+    Ok(before != S_OK)
+}
+
+fn map_all(iommu: &KernelDevice, memory: &GuestMemory) -> Result<()> {
+    let region = &memory.regions()[0];
+    let (gpa, size) = (region.gpa(), region.size());
+    Ok(iommu.map_iotlb(gpa, size, memory.user_address(gpa), abi::ACCESS_RW)?)
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The dirty log contains every page that the device wrote: memory is compared with a copy.
+
+use crate::host::env::Env;
+use crate::host::fixture::Disk;
+use crate::host::integrity::disk_of;
+use crate::host::target::{self, Target, options};
+use anyhow::{Context, Result, ensure};
+use driver::{Cuts, Device, DirtyLog, Layout, Options, Request};
+use kit::rng::Rng;
+use std::collections::BTreeSet;
+use virtio_spec::blk::S_OK;
+
+/// Bytes of a page of the log.
+const PAGE: usize = 4096;
+
+/// Runs random requests under LOG_ALL; every page whose content changed must be marked, unless only
+/// the driver wrote there.
+pub(crate) fn dirty_log_is_complete(env: &Env, disk: Result<Disk>, flags: u32) -> Result<()> {
+    let disk = disk_of(env, disk)?;
+    let kernel = driver::kernel::KernelOptions {
+        options: driver::kernel::abi::BlkOptions::with_flags(flags),
+        ..Default::default()
+    };
+    for event_idx in [false, true] {
+        let options = Options { event_idx, scratch_bytes: 4 << 20, ..options() };
+        let Target { mut device, daemon: _daemon } =
+            target::serve_with(env, &disk, &options, &kernel)?;
+        let data = Rng::new(env.seed()).bytes(2 << 20);
+        device.write(0, &data)?;
+        let log = device.start_log()?;
+        let mut rng = Rng::new(env.seed() ^ 1);
+        let count = env.rounds(60);
+        for n in 0..count {
+            one(&mut device, &log, &mut rng, disk.block_bytes)
+                .with_context(|| format!("request {n} of seed {}", env.seed()))?;
+        }
+        ends(&mut device, &log)?;
+    }
+    Ok(())
+}
+
+fn image_of(device: &Device) -> Vec<u8> {
+    let region = &device.memory().regions()[0];
+    device.memory().area(region.gpa(), region.size() as usize).to_vec(0, region.size() as usize)
+}
+
+fn one(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Result<()> {
+    let len = (block * (1 + rng.below((256 << 10) / block))) as usize;
+    let request = match rng.below(8) {
+        0 => Request::get_id(),
+        1 => Request::flush(),
+        2 => Request::new(0x7777, 0, &[], len),
+        3 => Request::read(u64::MAX - 8, len),
+        _ => Request::read(rng.below(512) * (block / 512), len),
+    };
+    let layout = Layout {
+        writable: Cuts::Every(300 + rng.below(9000) as usize),
+        align: *rng.pick(&[1, 512, 4096]),
+        misalign: if rng.one_in(2) { rng.below(4096) as usize } else { 0 },
+        ..device.layout()
+    };
+    // Placed before the copy, so that later changes come from the device, or from the ring.
+    let placed = device.queue(0).place(&request, &layout)?;
+    log.clear();
+    let before = image_of(device);
+    device.queue(0).add_placed(placed, layout.indirect)?;
+    device.queue(0).queue().publish();
+    device.queue(0).queue().kick_if_asked();
+    device.queue(0).collect()?;
+    let after = image_of(device);
+    // Pages that the driver writes: descriptors, indirect tables, the avail ring. The device writes
+    // none of them, except perhaps a page shared with the used ring, which is checked separately.
+    let own: BTreeSet<usize> = driver_pages(device);
+    let used = device.queue(0).queue().addresses()[2] as usize;
+    for (page, (before, after)) in before.chunks(PAGE).zip(after.chunks(PAGE)).enumerate() {
+        let changed = before != after;
+        let marked = log.is_dirty((page * PAGE) as u64);
+        ensure!(!changed || marked || own.contains(&page), "page {page} changed and is not marked");
+    }
+    ensure!(log.is_dirty(used as u64), "the used ring at {used:#x} is not marked");
+    let marked = log.dirty_pages().len();
+    ensure!(marked * PAGE < after.len() / 2, "{marked} pages are marked: that says nothing");
+    Ok(())
+}
+
+/// Pages of the ring and of later allocations from guest memory (indirect tables).
+fn driver_pages(device: &mut Device) -> BTreeSet<usize> {
+    let [desc, avail, _] = device.queue(0).queue().addresses().map(|gpa| gpa as usize / PAGE);
+    let tables = device.memory().alloc(1, 1) as usize / PAGE;
+    // The scratch memory lies between the ring and the tables; tables are allocated on demand.
+    (desc..=avail).chain(tables.saturating_sub(64)..=tables).collect()
+}
+
+/// Checks that nothing is marked without LOG_ALL.
+fn ends(device: &mut Device, log: &DirtyLog) -> Result<()> {
+    use virtio_spec::features::{VHOST_F_LOG_ALL, bit};
+    let features = device.features() & !bit(VHOST_F_LOG_ALL);
+    device.session().negotiate_features(features)?;
+    log.clear();
+    let layout = device.layout();
+    let read = device.queue(0).execute(&Request::read(0, 8192), &layout)?;
+    ensure!(read.status == Some(S_OK), "a read ended with {:?}", read.status);
+    let used = device.queue(0).queue().addresses()[2] / PAGE as u64 * PAGE as u64;
+    // The used ring is still logged, because it has its own flag.
+    let marked: Vec<_> = log.dirty_pages().into_iter().filter(|&gpa| gpa != used).collect();
+    ensure!(marked.is_empty(), "still marked without LOG_ALL: {marked:x?}");
+    Ok(())
+}

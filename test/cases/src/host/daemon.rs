@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk serve` as a process of the case.
+
+use crate::host::env::{Env, Plane};
+use crate::host::fixture::Disk;
+use crate::host::target::{SERIAL, need_module};
+use anyhow::{Context, Result, ensure};
+use driver::kernel::abi;
+use kit::daemon::Daemon as Process;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Longest time for the daemon to exit, far above the needs of emulation and KASAN.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// Failed exits of this process's daemons.
+static BAD_ENDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Fails if a daemon of the case crashed, or did not exit in order when it was told to.
+///
+/// # Errors
+/// The failed exits.
+pub(crate) fn all_ended_well() -> Result<()> {
+    let bad = BAD_ENDS.lock().expect("no thread panics while it adds one");
+    ensure!(bad.is_empty(), "{}", bad.join("; "));
+    Ok(())
+}
+
+/// A running daemon. Drop tells it to exit; [`all_ended_well`] judges the exit.
+pub(crate) struct Daemon {
+    // Ends before its folder is removed.
+    process: Process,
+    program: PathBuf,
+    folder: TempDir,
+}
+
+impl Daemon {
+    /// Starts the daemon over `disk`; `flags` are options of the kernel device that the daemon has
+    /// too.
+    pub(crate) fn start(env: &Env, disk: &Disk, queues: u16, flags: u32) -> Result<Self> {
+        let folder = tempfile::tempdir().context("cannot make a folder for the socket")?;
+        let on = |yes: bool| if yes { "on" } else { "off" };
+        let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+        let mut arguments: Vec<String> = [
+            ("--socket-path", path("socket")),
+            ("--blk-file", disk.path.to_string_lossy().into_owned()),
+            ("--direct", on(disk.direct || disk.path.starts_with("/dev")).into()),
+            ("--data-plane", if env.plane == Plane::Uring { "uring" } else { "kernel" }.into()),
+            ("--num-queues", queues.to_string()),
+            ("--queue-size", "1024".into()),
+            ("--serial", SERIAL.into()),
+            ("--lock", "off".into()),
+            ("--packed", "off".into()),
+        ]
+        .into_iter()
+        .flat_map(|(name, value)| [name.to_string(), value])
+        .collect();
+        arguments.push(format!("--read-only={}", on(flags & abi::OPT_READ_ONLY != 0)));
+        let through = flags & abi::OPT_WRITE_THROUGH != 0;
+        arguments.push(format!("--cache={}", if through { "writethrough" } else { "writeback" }));
+        if let Some(wrap) = &env.wrap {
+            arguments.extend(["--wrap".into(), wrap.clone()]);
+        }
+        if env.plane == Plane::Kernel {
+            need_module()?;
+            arguments.extend(["--control-path".into(), path("control")]);
+        }
+        let program = env.bin.join("vhost-blk");
+        let begin = [program.to_string_lossy().into_owned(), "serve".into()];
+        let end = ["--log-level".into(), "warn".into()];
+        let arguments = begin.into_iter().chain(arguments).chain(end).collect();
+        let (socket, log) = (folder.path().join("socket"), folder.path().join("log"));
+        let process = Process::start_echoed(arguments, &socket, &log)?;
+        Ok(Self { process, program, folder })
+    }
+
+    /// A connection to the daemon.
+    pub(crate) fn connect(&self) -> Result<UnixStream> {
+        UnixStream::connect(self.process.socket()).context("cannot connect to the daemon")
+    }
+
+    /// Sends a command to the running daemon through its control socket.
+    pub(crate) fn control(&self, words: &[&str]) -> Result<String> {
+        let path = self.folder.path().join("control").to_string_lossy().into_owned();
+        let program = self.program.to_string_lossy().into_owned();
+        kit::system::run(&program, &[&["ctl", "--control-path", &path], words].concat())
+    }
+
+    /// Kills the daemon with SIGKILL and starts a successor on the same socket.
+    pub(crate) fn replace(&mut self) -> Result<()> {
+        self.process.replace_killed()
+    }
+
+    /// Lines of the daemon's log, so far, that contain these words.
+    pub(crate) fn lines_with(&self, words: &str) -> Vec<String> {
+        let log = self.process.log();
+        log.lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
+    }
+
+    /// True while the daemon runs.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        matches!(self.process.is_running(), Ok(true))
+    }
+}
+
+/// Tells a daemon to exit, which it must do in order.
+fn terminate(process: &mut Process) -> Result<()> {
+    ensure!(process.is_running()?, "the daemon had ended before");
+    process.stop(STOP_LIMIT)
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(why) = terminate(&mut self.process) {
+            BAD_ENDS.lock().expect("no thread panics while it adds one").push(format!("{why:#}"));
+        }
+    }
+}

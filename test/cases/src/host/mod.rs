@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cases of the host machine: `/dev/vhost-blk`, and the daemon that drives it.
+//!
+//! * [`mod@env`]: the environment, from the command line.
+//! * [`disks`], [`fixture`]: disks to serve.
+//! * [`target`]: a disk behind a driver; [`daemon`]: the same through the daemon.
+//! * [`load`]: requests on all queues, with every sector verified.
+//! * [`module`]: the module itself.
+//!
+//! Each other module has cases.
+
+pub(crate) mod daemon;
+pub(crate) mod env;
+pub(crate) mod owner;
+
+mod abi;
+mod charge;
+mod control;
+mod disks;
+mod durability;
+mod failure;
+mod faults;
+mod fixture;
+mod fuzz;
+mod hostile;
+mod integrity;
+mod load;
+mod module;
+mod notify;
+mod over_daemon;
+mod power_loss;
+mod ranges;
+mod removal;
+mod requests;
+mod suite;
+mod target;
+mod visibility;

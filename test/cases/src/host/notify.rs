@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Kicks and calls: none is lost, at any time. The requests need no disk. One or two at a time are
+//! in flight, with pauses that sometimes match the time after which the device sleeps.
+
+use crate::case::cases;
+use crate::host::disks::usual;
+use crate::host::env::Env;
+use crate::host::fixture::Disk;
+use crate::host::integrity::disk_of;
+use crate::host::target::{self, LIMIT, Target, options};
+use anyhow::{Context, Result, ensure};
+use driver::kernel::KernelOptions;
+use driver::{Device, Options, Request};
+use kit::rng::Rng;
+use kit::set::Set::{Full, Gating};
+use std::time::Instant;
+use virtio_spec::blk::S_OK;
+
+cases! { Host;
+    "notify", Gating,
+        "no kick and no call is lost, whenever it comes",
+        |env| none_is_lost(env, usual(), 0, 8_000);
+    "notify-busy-loop", Gating,
+        "no kick and no call is lost while the device polls before it sleeps",
+        |env| none_is_lost(env, usual(), 50, 3_000);
+    "notify-long", Full,
+        "no kick and no call is lost, many more times",
+        |env| none_is_lost(env, usual(), 0, 100_000);
+}
+
+/// Longest pause, in iterations of an empty loop.
+const PAUSE_MAX: u64 = 6000;
+
+/// Runs `count` requests in each combination: with event index and without, asleep and polling.
+pub(crate) fn none_is_lost(
+    env: &Env,
+    disk: Result<Disk>,
+    busyloop_us: u32,
+    count: u64,
+) -> Result<()> {
+    let disk = disk_of(env, disk)?;
+    let kernel = KernelOptions { busyloop_us, ..KernelOptions::default() };
+    let mut rng = Rng::new(env.seed());
+    for event_idx in [true, false] {
+        let options = Options { event_idx, ..options() };
+        let Target { mut device, daemon: _daemon } =
+            target::serve_with(env, &disk, &options, &kernel)?;
+        let count = env.rounds(count);
+        polled(&mut device, &mut rng, count)
+            .with_context(|| format!("polled, event index {event_idx}"))?;
+        asleep(&mut device, &mut rng, count)
+            .with_context(|| format!("asleep, event index {event_idx}"))?;
+    }
+    Ok(())
+}
+
+fn pause(rng: &mut Rng) {
+    let most = if rng.one_in(2) { PAUSE_MAX } else { PAUSE_MAX / 30 };
+    for _ in 0..rng.below(most) {
+        std::hint::spin_loop();
+    }
+}
+
+/// The driver polls the used ring, so a kick that the device misses leaves the request in the ring.
+fn polled(device: &mut Device, rng: &mut Rng, count: u64) -> Result<()> {
+    let layout = device.layout();
+    let queue = device.queue(0);
+    for n in 0..count {
+        queue.queue().suppress_calls();
+        queue.submit(&Request::get_id(), &layout)?;
+        let end = Instant::now() + LIMIT;
+        let mut polls = 0_u32;
+        loop {
+            if let Some((_, completion)) = queue.try_collect()? {
+                ensure!(completion.status == Some(S_OK), "status {:?}", completion.status);
+                break;
+            }
+            polls = polls.wrapping_add(1);
+            let late = polls.is_multiple_of(1024) && Instant::now() > end;
+            ensure!(!late, "request {n} stays in the ring: its kick was lost");
+            std::hint::spin_loop();
+        }
+        pause(rng);
+    }
+    Ok(())
+}
+
+/// The driver sleeps, so a call that the device omits leaves it asleep.
+fn asleep(device: &mut Device, rng: &mut Rng, count: u64) -> Result<()> {
+    let layout = device.layout();
+    let queue = device.queue(0);
+    for n in 0..count {
+        let requests = 1 + rng.below(2);
+        for _ in 0..requests {
+            queue.submit(&Request::get_id(), &layout)?;
+            pause(rng);
+        }
+        for _ in 0..requests {
+            let (_, completion) = queue.collect().with_context(|| format!("round {n}"))?;
+            ensure!(completion.status == Some(S_OK), "status {:?}", completion.status);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel plane through the daemon: a change of the data plane under load, and the daemon's
+//! death.
+
+use crate::case::cases;
+use crate::host::disks::{SLOW, disk_like, slow_and_cached, usual};
+use crate::host::env::{Env, Plane};
+use crate::host::fixture::{Disk, FileSystem, image};
+use crate::host::integrity::{Setup, disk_of, tell};
+use crate::host::load::under_load;
+use crate::host::target::{self, Target};
+use crate::host::{integrity, requests};
+use anyhow::{Context, Result, bail, ensure};
+use driver::Options;
+use kit::rng::Rng;
+use kit::set::Set::{Full, Gating};
+use std::time::Duration;
+
+cases! { Host;
+    "daemon-requests", Gating,
+        "every request type, layout and error on null_blk, by way of the daemon's kernel plane",
+        |env| requests::all(&env.over_daemon(), usual());
+    "daemon-requests-ext4", Full,
+        "the same on an image on ext4",
+        |env| requests::all(&env.over_daemon(), image(FileSystem::Ext4, true));
+    "daemon-integrity", Gating,
+        "two queues, every sector verified, by way of the daemon's kernel plane",
+        |env| integrity::run(&env.over_daemon(), usual(), Setup::usual(200));
+    "daemon-switch", Gating,
+        "a running disk moves between the kernel and the io_uring plane under load",
+        |env| switch_planes(env, usual(), Setup::usual(6));
+    "daemon-switch-ext4", Full,
+        "the same on an image on ext4, many times",
+        |env| switch_planes(env, image(FileSystem::Ext4, true), Setup::usual(50));
+    "daemon-sigkill", Gating,
+        "the daemon is killed under load; a successor takes up what was in flight",
+        |env| kill_daemon(env, usual(), Setup::usual(6));
+    "daemon-sigkill-uring", Gating,
+        "the daemon is killed under load while it runs the queues itself; a successor takes up what was in flight",
+        |env| kill_daemon(&env.on(Plane::Uring), usual(), Setup::usual(4));
+    "daemon-sigkill-slow", Gating,
+        "the daemon is killed while an image on ext4 on a slow disk is written by way of the page cache",
+        |env| kill_daemon(env, slow_and_cached(), Setup::usual(3));
+    "daemon-sigkill-slow-uring", Gating,
+        "the same while it runs the queues itself",
+        |env| kill_daemon(&env.on(Plane::Uring), slow_and_cached(), Setup::usual(3));
+    "daemon-sigkill-50", Full,
+        "the same fifty times, on a disk that takes a millisecond",
+        |env| kill_daemon(env, disk_like(SLOW), Setup::usual(50));
+}
+
+/// Requests on each queue between two changes.
+const STEP: u64 = 5;
+
+/// The queues of a running disk move between the planes and back.
+pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
+    let env = &Env { plane: Plane::Kernel, ..env.clone() };
+    let disk = disk_of(env, disk)?;
+    println!("on {disk}, {setup:?}");
+    let specs = setup.specs(env, &disk);
+    let Target { device, daemon } = target::serve(env, &disk, &setup.options(&specs))?;
+    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let done = under_load(device, specs, |handles| {
+        for round in 0..env.rounds(setup.requests) {
+            let plane = if round % 2 == 0 { "uring" } else { "kernel" };
+            handles.wait_for_progress(STEP).with_context(|| format!("before round {round}"))?;
+            daemon.control(&["switch", plane]).with_context(|| format!("round {round}"))?;
+            let status = daemon.control(&["status"])?;
+            ensure!(status.contains(plane), "after a switch to {plane} the daemon says: {status}");
+        }
+        handles.wait_for_progress(STEP).context("after the last switch")
+    })?;
+    tell(&done);
+    Ok(())
+}
+
+/// Kills the daemon with SIGKILL repeatedly, under load; its successor replays the requests in
+/// flight.
+pub(crate) fn kill_daemon(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
+    let env = &env.over_daemon();
+    let disk = disk_of(env, disk)?;
+    println!("on {disk}, {setup:?}");
+    let mut specs = setup.specs(env, &disk);
+    specs.iter_mut().for_each(|spec| spec.calls_may_be_lost = true);
+    let options = Options { inflight: true, ..setup.options(&specs) };
+    let Target { device, daemon } = target::serve(env, &disk, &options)?;
+    ensure!(device.inflight().is_some(), "the daemon has no in-flight region");
+    let Some(mut daemon) = daemon else { bail!("there is no daemon") };
+    let mut rng = Rng::new(env.seed() ^ 3);
+    let done = under_load(device, specs, |handles| {
+        for round in 0..env.rounds(setup.requests) {
+            handles.wait_for_progress(STEP).with_context(|| format!("before kill {round}"))?;
+            std::thread::sleep(Duration::from_micros(rng.below(20_000)));
+            daemon.replace().with_context(|| format!("kill {round}"))?;
+            handles.reconnect(daemon.connect()?).with_context(|| format!("after kill {round}"))?;
+        }
+        handles.wait_for_progress(STEP).context("after the last kill")
+    })?;
+    tell(&done);
+    ensure!(daemon.is_alive(), "the last daemon died");
+    Ok(())
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Range commands that take long, and events that end them early.
+
+use crate::case::cases;
+use crate::host::env::Env;
+use crate::host::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
+use crate::host::target::{options, serve};
+use anyhow::{Result, ensure};
+use driver::{Device, Request};
+use kit::set::Set::Gating;
+use kit::stat::Stat;
+use kit::system::run;
+use std::time::Duration;
+use virtio_spec::blk::{RangeSegment, S_IOERR};
+
+cases! { Host;
+    "discard-read-only", Gating,
+        "a discard that takes long ends with an error when its disk becomes read-only",
+        become_read_only;
+    "discard-closed", Gating,
+        "a discard that takes long does not keep the device from being closed",
+        closed;
+}
+
+/// A disk on which each discard takes the same time, whatever its size, and to which the module
+/// sends the discard in four pieces.
+const SLOW: NullBlkOptions = NullBlkOptions {
+    mib: 4 << 10,
+    irqmode: 2,
+    completion_ns: PIECE.as_nanos() as u64,
+    ..NullBlkOptions::USUAL
+};
+/// Time of a piece, shorter than the timeout of the disk.
+const PIECE: Duration = Duration::from_secs(3);
+
+/// The disk becomes read-only.
+pub(crate) fn become_read_only(env: &Env) -> Result<()> {
+    let (disk, _) = null_blk(SLOW)?;
+    let mut device = discards_all(env, &disk)?;
+    let path = disk.path.to_string_lossy();
+    run("blockdev", &["--setro", &path])?;
+    let outcome = device.queue(0).collect();
+    run("blockdev", &["--setrw", &path])?;
+    let status = outcome?.1.status;
+    ensure!(status == Some(S_IOERR), "the discard ended with {status:?}");
+    was_cut_short(&disk)
+}
+
+/// The device is closed, so nothing waits for the command.
+pub(crate) fn closed(env: &Env) -> Result<()> {
+    let (disk, _) = null_blk(SLOW)?;
+    drop(discards_all(env, &disk)?);
+    was_cut_short(&disk)
+}
+
+/// A device whose first queue has begun to discard the whole disk.
+fn discards_all(env: &Env, disk: &Disk) -> Result<Device> {
+    let mut device = serve(env, disk, &options())?.device;
+    let layout = device.layout();
+    let range = RangeSegment { sector: 0, num_sectors: u32::try_from(disk.sectors())?, flags: 0 };
+    device.queue(0).submit(&Request::discard(&[range]), &layout)?;
+    wait_until("the first piece to be on its way", || {
+        Ok((stat(disk)?.in_flight > 0).then_some(()))
+    })?;
+    Ok(device)
+}
+
+fn stat(disk: &Disk) -> Result<Stat> {
+    Stat::of(&disk.sysfs()?)
+}
+
+fn was_cut_short(disk: &Disk) -> Result<()> {
+    let stat = stat(disk)?;
+    println!("{stat:?}");
+    ensure!(stat.discards > 0, "no part of it came to the disk");
+    ensure!(stat.in_flight == 0, "something is in flight");
+    ensure!(stat.discarded_sectors < disk.sectors(), "the whole disk was discarded");
+    Ok(())
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests larger than the module's largest piece (32 MiB), as firmware sends them.
+
+use super::{pattern, same};
+use crate::case::cases;
+use crate::host::disks::usual;
+use crate::host::env::Env;
+use crate::host::fixture::{Disk, FileSystem, image};
+use crate::host::target::{self, Target, options};
+use anyhow::{Context, Result, ensure};
+use driver::{Device, Layout, Options, Request};
+use kit::set::Set::Gating;
+use virtio_spec::blk::{S_IOERR, S_OK};
+
+cases! { Host;
+    "requests-large", Gating,
+        "requests of more than the module moves at a time, on null_blk",
+        |env| large(env, usual());
+    "requests-large-file", Gating,
+        "requests of more than the module moves at a time, on an image opened with O_DIRECT",
+        |env| large(env, image(FileSystem::Ext4, true));
+}
+
+/// One whole piece, a part of another, and an odd end.
+const BYTES: usize = (40 << 20) + 4096;
+/// First sector of the requests.
+const SECTOR: u64 = 8;
+/// Bytes of the small requests that check the data.
+const CHUNK: usize = 1 << 20;
+
+/// Writes and reads large requests, in buffers that the disk can use directly and in others.
+fn large(env: &Env, disk: Result<Disk>) -> Result<()> {
+    let disk = disk?;
+    println!("on {disk}");
+    let options = Options { scratch_bytes: 64 << 20, ..options() };
+    let Target { mut device, daemon: _daemon } = target::serve(env, &disk, &options)?;
+    for (seed, misalign) in [(1, 0), (2, 3)] {
+        let layout = Layout { misalign, ..device.layout() };
+        moves(&mut device, &layout, seed).with_context(|| format!("misaligned by {misalign}"))?;
+    }
+    // The disk ends inside the second piece.
+    let layout = device.layout();
+    let beyond = Request::read(disk.sectors() - (34 << 11), BYTES);
+    let status = device.queue(0).execute(&beyond, &layout)?.status;
+    ensure!(status == Some(S_IOERR), "a read beyond the end ended with {status:?}");
+    Ok(())
+}
+
+fn moves(device: &mut Device, layout: &Layout, seed: u64) -> Result<()> {
+    let data = pattern(BYTES, seed);
+    let wrote = device.queue(0).execute(&Request::write(SECTOR, &data), layout)?;
+    let got = (wrote.status, wrote.written);
+    ensure!(got == (Some(S_OK), 1), "the write ended with {got:?}");
+    for (n, expected) in data.chunks(CHUNK).enumerate() {
+        let mut found = vec![0; expected.len()];
+        device.read(SECTOR + (n * CHUNK / 512) as u64, &mut found)?;
+        same(&found, expected).with_context(|| format!("MiB {n} of the write"))?;
+    }
+    let read = device.queue(0).execute(&Request::read(SECTOR, BYTES), layout)?;
+    let got = (read.status, read.written);
+    ensure!(got == (Some(S_OK), BYTES as u32 + 1), "the read ended with {got:?}");
+    same(&read.data, &data).context("the read")
+}

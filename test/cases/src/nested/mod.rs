@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cases and measurements with guests inside the VM: the whole stack, with real KVM, ioeventfds and
+//! irqfds.
+//!
+//! * [`guest`]: an inner guest; [`load`]: the load on its disk.
+//! * [`disk`], [`daemon`]: the served disk and its daemon.
+//! * [`kvm`]: a check that guests run here at all.
+//! * [`measure`]: a comparison of all ways to attach a disk.
+//!
+//! Each other module has cases.
+
+mod daemon;
+mod disk;
+mod driver;
+mod guest;
+mod guest_killed;
+mod kvm;
+mod load;
+pub(crate) mod measure;
+mod migrate;
+mod pause;
+mod reconnect;
+mod switch;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use kit::outcome::skip;
+
+use guest::{Driver, Image};
+
+/// Folder in which the lab puts the inner guest's files.
+pub(crate) const GUEST_FOLDER: &str = "/lab/guest";
+
+/// Files that the lab has put into the VM.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Lab {
+    /// Folder with the project's programs
+    #[arg(long, value_name = "DIR", default_value = "/lab/bin")]
+    pub(crate) bin: PathBuf,
+    /// Folder with the inner guest's vmlinuz and root.img
+    #[arg(long, value_name = "FOLDER", default_value = GUEST_FOLDER)]
+    pub(crate) guest: PathBuf,
+}
+
+impl Lab {
+    /// The daemon's program.
+    fn program(&self) -> PathBuf {
+        self.bin.join("vhost-blk")
+    }
+}
+
+/// Needs of a case.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    module: bool,
+    driver: Driver,
+}
+
+impl Needs {
+    /// KVM only.
+    const NOTHING: Self = Self { module: false, driver: Driver::InTree };
+    /// The host's module.
+    const MODULE: Self = Self { module: true, ..Self::NOTHING };
+}
+
+/// Inputs of a case.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// The daemon's program.
+    program: PathBuf,
+    /// Boot files of inner guests.
+    image: Image,
+}
+
+/// Runs a case, or skips it if the VM lacks one of its needs.
+pub(crate) fn run(needs: Needs, body: fn(&Setup) -> Result<()>, lab: &Lab) -> Result<()> {
+    if needs.module && !Path::new("/dev/vhost-blk").exists() {
+        return Err(skip("/dev/vhost-blk is missing: load vhost_blk"));
+    }
+    // Not with the driver under test: a failure of that driver must fail the case.
+    kvm::must_work(&Image::prepare(&lab.guest, Driver::InTree)?)?;
+    body(&Setup { program: lab.program(), image: Image::prepare(&lab.guest, needs.driver)? })
+}

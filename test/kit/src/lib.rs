@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Code that the test programs share, and the messages between cases and the lab.
+//!
+//! * [`outcome`]: outcomes of a case (passed, failed, could not run), and messages it provokes.
+//! * [`disks`]: requests of cases in the guest machine to the lab, which serves their disks.
+//! * [`faults`]: faults that the kernel injects.
+//! * [`process`]: child processes, [`interrupt`] the signals that end all of them.
+//! * [`daemon`]: a vhost-user-blk server on a socket.
+//! * [`null_blk`]: devices in memory.
+//! * [`system`]: programs and modules of the machine it runs in.
+//! * [`qmp`]: QEMU's monitor.
+//! * [`rng`]: random numbers that a seed repeats.
+//! * [`set`]: when cases run.
+//! * [`stat`]: the kernel's counters of a block device.
+//! * [`wait`]: waits until a condition holds.
+
+pub mod daemon;
+pub mod disks;
+pub mod faults;
+pub mod interrupt;
+pub mod null_blk;
+pub mod outcome;
+pub mod process;
+pub mod qmp;
+pub mod rng;
+pub mod set;
+pub mod stat;
+pub mod system;
+pub mod wait;

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The sets that cases belong to: when a case runs, in which machine, and for how long at most.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+/// When a case is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Set {
+    /// At every change: short, also on the debug kernel.
+    Gating,
+    /// The longer ones.
+    Full,
+    /// Guests inside the VM.
+    Nested,
+    /// The guest's driver, at every change.
+    Guest,
+    /// The guest's driver, the longer ones.
+    GuestFull,
+}
+
+impl Set {
+    /// The word in lists and options.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Set::Gating => "gating",
+            Set::Full => "full",
+            Set::Nested => "nested",
+            Set::Guest => "guest",
+            Set::GuestFull => "guest-full",
+        }
+    }
+
+    /// The most that a case of the set may take, on a slow machine with other work.
+    pub fn timeout(self) -> Duration {
+        Duration::from_secs(match self {
+            Set::Gating | Set::Guest => 300,
+            Set::Full | Set::Nested | Set::GuestFull => 3600,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_in_lists_is_the_one_that_options_take() {
+        for set in Set::value_variants() {
+            assert_eq!(Set::from_str(set.as_str(), false), Ok(*set));
+        }
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Runs cases in as few boots as possible: one, and another after each case that crashed the
+//! kernel, left a finding in its log, or made lockdep give up.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::suite::case::Case;
+use crate::suite::follow::{Followed, Progress};
+use crate::suite::report::{Outcome, Verdict};
+use crate::suite::script::{script_for, unload_case};
+use crate::vm::boot::{Vm, VmBase, VmShape};
+use crate::vm::machine::Machine;
+use crate::vm::payload::Payload;
+
+/// Boots that may end before this project's code runs. Emulated kernels rarely do that.
+const BOOT_RETRIES: u32 = 3;
+
+/// Lines of a failed case's output to show at once.
+const SHOWN_LINES: usize = 20;
+
+/// Runs cases on one kernel.
+#[derive(Debug)]
+pub struct Runner<'a> {
+    /// The files that the VM boots from.
+    pub base: &'a VmBase,
+    /// The machine.
+    pub shape: VmShape,
+    /// The programs and modules for the VM.
+    pub payload: &'a Payload,
+    /// The folder for logs.
+    pub logs: PathBuf,
+    /// Time limit of a case, in place of its set's.
+    pub timeout: Option<Duration>,
+}
+
+impl Runner<'_> {
+    /// Runs all cases. Each boot ends with the unloading of the module, which counts as a case; if
+    /// a boot ends earlier, the unloading counts as failed.
+    pub fn run(&self, cases: &[&Case]) -> Result<Vec<Outcome>> {
+        fs::create_dir_all(&self.logs)
+            .with_context(|| format!("cannot make {}", self.logs.display()))?;
+        let mut pending: VecDeque<&Case> = cases.iter().copied().collect();
+        let mut outcomes = Vec::new();
+        let mut boots = 0;
+        let mut retries = BOOT_RETRIES;
+        while !pending.is_empty() {
+            boots += 1;
+            if !self.one_boot(boots, retries > 0, &mut pending, &mut outcomes)? {
+                println!("{}: the VM ended while it booted; once more", self.kernel());
+                retries -= 1;
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Boots and follows the cases until the VM is unusable, then the unloading; removes from
+    /// `pending` the cases with an outcome. Returns `false` if the kernel did not come up and the
+    /// caller `may_retry`.
+    fn one_boot(
+        &self,
+        number: usize,
+        may_retry: bool,
+        pending: &mut VecDeque<&Case>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<bool> {
+        let unload = unload_case(self.shape.machine, self.base.kernel().name());
+        let script = script_for(pending.iter().map(|case| (*case, self.timeout_of(case))), &unload);
+        let vm = Vm::boot(self.base, &self.shape, self.payload, &script)?;
+        let mut boot = Followed::new(vm, self.base.kernel().name());
+        let finished = self.cases_of(&mut boot, may_retry, pending, outcomes);
+        let finished = match finished {
+            Ok(BootEnd::NotBooted) => Ok(false),
+            Ok(end) => self.unload_of(&mut boot, &unload, number, &end, outcomes).map(|()| true),
+            Err(error) => Err(error),
+        };
+        let machine = match self.shape.machine {
+            Machine::Host => "",
+            Machine::Nested => "nested-",
+            Machine::Guest => "guest-",
+        };
+        let console = self.logs.join(format!("{}-{machine}boot{number}.log", self.kernel()));
+        fs::write(console, boot.console())?;
+        finished
+    }
+
+    /// Follows the cases of a boot.
+    fn cases_of(
+        &self,
+        boot: &mut Followed,
+        may_retry: bool,
+        pending: &mut VecDeque<&Case>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<BootEnd> {
+        while let Some(case) = pending.front().copied() {
+            let (outcome, end) = match boot.follow(case, self.timeout_of(case), may_retry)? {
+                Progress::Ended(outcome) => (outcome, None),
+                Progress::Spoilt(outcome) => (outcome, Some(BootEnd::Unloads)),
+                Progress::Last(outcome) => (outcome, Some(BootEnd::ThrownAway(case.name.clone()))),
+                Progress::NotBooted => return Ok(BootEnd::NotBooted),
+            };
+            pending.pop_front();
+            self.publish(&outcome)?;
+            outcomes.push(outcome);
+            if let Some(end) = end {
+                return Ok(end);
+            }
+        }
+        Ok(BootEnd::Unloads)
+    }
+
+    /// The outcome of the check at the end of a boot.
+    fn unload_of(
+        &self,
+        boot: &mut Followed,
+        unload: &Case,
+        number: usize,
+        end: &BootEnd,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<()> {
+        let mut outcome = match end {
+            BootEnd::ThrownAway(case) => {
+                let why = format!("not checked: the VM was thrown away after {case}");
+                boot.outcome(unload, Verdict::Failed(why), Duration::ZERO)?
+            }
+            _ => match boot.follow(unload, unload.set.timeout(), false)? {
+                Progress::Ended(outcome) | Progress::Spoilt(outcome) => {
+                    boot.follow_to_the_end(outcome)?
+                }
+                Progress::Last(outcome) => outcome,
+                Progress::NotBooted => unreachable!("it is not to be booted again"),
+            },
+        };
+        if number > 1 {
+            outcome.name = format!("{}/boot{number}", unload.name);
+        }
+        self.publish(&outcome)?;
+        outcomes.push(outcome);
+        Ok(())
+    }
+
+    /// Prints the outcome of a case and stores its output.
+    fn publish(&self, outcome: &Outcome) -> Result<()> {
+        println!("{outcome}");
+        for reason in &outcome.left_out {
+            println!("PARTLY SKIPPED: {} {}: {reason}", self.kernel(), outcome.name);
+        }
+        let name = format!("{}-{}.log", self.kernel(), outcome.name.replace('/', "_"));
+        let path = self.logs.join(name);
+        fs::write(&path, &outcome.output)?;
+        if matches!(outcome.verdict, Verdict::Failed(_)) {
+            let lines: Vec<&str> = outcome.output.lines().collect();
+            for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
+                println!("  | {line}");
+            }
+            println!("  | all of it: {}", path.display());
+        }
+        Ok(())
+    }
+
+    fn timeout_of(&self, case: &Case) -> Duration {
+        self.timeout.unwrap_or_else(|| case.set.timeout())
+    }
+
+    fn kernel(&self) -> &'static str {
+        self.base.kernel().name().as_str()
+    }
+}
+
+/// The end of a boot's cases.
+enum BootEnd {
+    /// The VM continues with the unloading.
+    Unloads,
+    /// After this case the VM is unusable.
+    ThrownAway(String),
+    /// The VM ended while its kernel booted.
+    NotBooted,
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The machines, and the additional parts of the guest machine.
+//!
+//! The *host machine* is one that guests would run on. The *nested machine* is the same in another
+//! QEMU, and guests do run in it. The *guest machine* is itself the guest: it has empty PCI Express
+//! slots and a line to QEMU's monitor, by which the cases inside plug virtio disks. A helper on the
+//! real machine serves the disks that are not QEMU's own; the cases have a line to it, too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use kit::set::Set;
+use tempfile::TempDir;
+
+use crate::guest::escaped;
+use kit::interrupt;
+use kit::process::{OwnedChild, StopWith, TICK};
+
+/// Empty slots of the guest machine, numbered from 1.
+const SLOTS: u32 = 8;
+
+/// Folder for images of plugged disks, in memory.
+const IMAGES: &str = "/dev/shm";
+
+const HELPER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The kind of machine to boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Machine {
+    /// One that guests run on: for the host's module.
+    #[default]
+    Host,
+    /// The same, with guests inside: emulated by a QEMU under which they come up.
+    Nested,
+    /// One that is a guest: for the guest's driver.
+    Guest,
+}
+
+impl Machine {
+    /// The machine that the cases of a set run in.
+    pub fn of(set: Set) -> Self {
+        match set {
+            Set::Gating | Set::Full => Machine::Host,
+            Set::Nested => Machine::Nested,
+            Set::Guest | Set::GuestFull => Machine::Guest,
+        }
+    }
+
+    /// Default number of virtual CPUs.
+    pub fn vcpus(self) -> u32 {
+        match self {
+            Machine::Host | Machine::Nested => 2,
+            Machine::Guest => 4,
+        }
+    }
+}
+
+/// The helper of a guest machine; on drop it ends and its images are removed.
+#[derive(Debug)]
+pub(crate) struct Helper {
+    // Dropped before its folder.
+    _child: OwnedChild,
+    dir: TempDir,
+}
+
+impl Helper {
+    /// Starts the helper and waits until it listens.
+    pub(crate) fn start() -> Result<Self> {
+        let program = std::env::current_exe()?;
+        let place =
+            if Path::new(IMAGES).is_dir() { PathBuf::from(IMAGES) } else { std::env::temp_dir() };
+        let dir = tempfile::Builder::new().prefix("lab-disks-").tempdir_in(place)?;
+        let args = [
+            program.to_string_lossy().into_owned(),
+            "serve-disks".to_owned(),
+            "--folder".to_owned(),
+            dir.path().to_string_lossy().into_owned(),
+        ];
+        let log = dir.path().join("helper.log");
+        let mut child = OwnedChild::spawn(&args, &log, StopWith::Kill)?;
+        let deadline = Instant::now() + HELPER_TIMEOUT;
+        while !dir.path().join("helper").exists() {
+            interrupt::check()?;
+            if child.try_wait()?.is_some() || Instant::now() > deadline {
+                let said = fs::read_to_string(&log).unwrap_or_default();
+                bail!("the helper does not start: {said}");
+            }
+            std::thread::sleep(TICK);
+        }
+        Ok(Self { _child: child, dir })
+    }
+
+    /// Its output.
+    pub(crate) fn log(&self) -> String {
+        let bytes = fs::read(self.dir.path().join("helper.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).lines().map(|line| format!("  helper| {line}\n")).collect()
+    }
+
+    /// QEMU's arguments: memory that disk servers can map, slots, both lines. They follow the
+    /// device of serial ports.
+    pub(crate) fn args(&self, memory_mib: u32) -> Vec<String> {
+        let at = |name: &str| escaped(&self.dir.path().join(name));
+        let mut args = vec![
+            "-object".to_owned(),
+            format!("memory-backend-memfd,id=memory,size={memory_mib}M,share=on"),
+            "-machine".to_owned(),
+            "memory-backend=memory".to_owned(),
+            "-object".to_owned(),
+            "iothread,id=disks".to_owned(),
+            // The kernel itself handles the slots, as on a machine without ACPI.
+            "-global".to_owned(),
+            "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off".to_owned(),
+        ];
+        for slot in 1..=SLOTS {
+            args.push("-device".to_owned());
+            args.push(format!("pcie-root-port,id=slot{slot},chassis={slot},slot={slot}"));
+        }
+        args.push("-chardev".to_owned());
+        args.push(format!("socket,id=monitor,path={},server=on,wait=off", at("monitor")));
+        args.extend(["-mon".to_owned(), "chardev=monitor,mode=control".to_owned()]);
+        for (name, socket) in [("monitor", at("monitor")), ("helper", at("helper"))] {
+            args.push("-chardev".to_owned());
+            args.push(format!("socket,id=line-{name},path={socket}"));
+            args.push("-device".to_owned());
+            args.push(format!("virtserialport,chardev=line-{name},name=lab.{name}"));
+        }
+        args
+    }
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Emulated CPUs that sleep although they have work.
+//!
+//! With guests inside, a virtual CPU of an emulated VM loses an interrupt now and then: both CPUs
+//! are halted, a kernel thread is due on one of them, and nothing ever wakes it. The suspect is
+//! QEMU's emulation of VMRUN: it changes the set of the CPU's pending interrupts without the lock
+//! under which other threads add to it (`helper_vmrun`, QEMU 7.2). A non-maskable interrupt ends
+//! the halt, and the kernel finds its work. It repairs nothing else: after a wake-up lost by
+//! software the CPUs find no work.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use kit::qmp::Qmp;
+use serde_json::json;
+
+/// Time that a VM must stand still before it is woken. A VM that only waits looks the same, but a
+/// wake-up does it no harm. Cases do not wait so long; waits for guests are longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Interval between two readings of the process's CPU time.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// CPU time between two readings below which the VM stands still.
+const STILL: Duration = Duration::from_millis(50);
+
+/// Maximum number of wake-ups of a VM; after them it runs into its time-out.
+const WAKES: u32 = 5;
+
+/// Monitor commands that show the CPUs before they are woken.
+const STATE: [&str; 3] = ["info registers -a", "info lapic 0", "info lapic 1"];
+
+/// Watches the process of an emulated VM, and wakes its CPUs.
+#[derive(Debug)]
+pub(crate) struct StallWatch {
+    pid: u32,
+    control: PathBuf,
+    looked: Instant,
+    used: Duration,
+    still: Duration,
+    woken: u32,
+    log: String,
+}
+
+impl StallWatch {
+    /// Watches QEMU's process, whose monitor listens at `control`.
+    pub(crate) fn new(pid: u32, control: PathBuf) -> Self {
+        let used = processor_time(pid);
+        let (looked, still) = (Instant::now(), Duration::ZERO);
+        Self { pid, control, looked, used, still, woken: 0, log: String::new() }
+    }
+
+    /// Wakes the CPUs if the VM has stood still for long; returns true if it did. Call it
+    /// repeatedly.
+    pub(crate) fn look(&mut self) -> bool {
+        let passed = self.looked.elapsed();
+        if passed < LOOK {
+            return false;
+        }
+        let used = processor_time(self.pid);
+        let stood = used.saturating_sub(self.used) < STILL;
+        self.still = if stood { self.still + passed } else { Duration::ZERO };
+        (self.looked, self.used) = (Instant::now(), used);
+        if self.still < PATIENCE || self.woken == WAKES {
+            return false;
+        }
+        self.still = Duration::ZERO;
+        self.woken += 1;
+        let state = wake(&self.control);
+        let _ = match &state {
+            Ok(state) => write!(self.log, "== stood still; woken by an NMI\n{state}"),
+            // The VM may have ended in the meantime.
+            Err(error) => writeln!(self.log, "== stood still; cannot be woken: {error:#}"),
+        };
+        state.is_ok()
+    }
+
+    /// The states of the CPUs before each wake-up.
+    pub(crate) fn log(&self) -> &str {
+        &self.log
+    }
+}
+
+/// CPU time of all threads of a process; zero if it has ended.
+fn processor_time(pid: u32) -> Duration {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Duration::ZERO };
+    let of_task = |path: &Path| -> Option<u64> {
+        fs::read_to_string(path.join("schedstat")).ok()?.split(' ').next()?.parse().ok()
+    };
+    Duration::from_nanos(tasks.flatten().filter_map(|task| of_task(&task.path())).sum())
+}
+
+/// Sends all CPUs a non-maskable interrupt; returns their state before it.
+fn wake(control: &Path) -> Result<String> {
+    let mut monitor = Qmp::connect(control)?;
+    let mut state = String::new();
+    for command in STATE {
+        let arguments = json!({ "command-line": command });
+        let said = monitor.execute("human-monitor-command", arguments)?;
+        state.push_str(said.as_str().unwrap_or_default());
+    }
+    monitor.execute("inject-nmi", json!({}))?;
+    Ok(state.replace('\r', ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_works_uses_time_and_one_that_is_gone_none() {
+        let before = processor_time(std::process::id());
+        let end = Instant::now() + Duration::from_secs(60);
+        while processor_time(std::process::id()) == before {
+            assert!(Instant::now() < end, "a process that works for a minute used no time");
+        }
+        assert_eq!(processor_time(u32::MAX), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_vm_is_not_woken_at_the_first_look() {
+        let mut watch = StallWatch::new(std::process::id(), PathBuf::from("/nowhere"));
+        assert!(!watch.look());
+        assert!(watch.log().is_empty());
+    }
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Shared parts of the tests with real guests: the lab, and the daemon built from the sources.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use lab::run::Lab;
+
+pub(crate) static LAB: LazyLock<Lab> = LazyLock::new(|| {
+    let lab = Lab::open().unwrap_or_else(|error| panic!("the lab cannot be set up: {error:#}"));
+    eprintln!("accelerator: {}: {}", lab.choice.accel, lab.choice.reason);
+    lab
+});
+
+/// The daemon as it stands in the sources, from the folder where this test was built.
+pub(crate) fn build_daemon() -> PathBuf {
+    let folder = Path::new(env!("CARGO_BIN_EXE_lab")).parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "-p", "vhost-blk", "--bin", "vhost-blk"]);
+    if folder.ends_with("release") {
+        build.arg("--release");
+    }
+    build.arg("--target-dir").arg(folder.parent().unwrap());
+    assert!(build.status().unwrap().success(), "the daemon does not build");
+    folder.join("vhost-blk")
+}
+
+/// QEMU's arguments for a disk with two queues; `more` goes to the socket.
+pub(crate) fn disk_args(socket: &Path, more: &str) -> Vec<String> {
+    let chardev = format!("socket,id=disk,path={}{more}", socket.display());
+    let device = "vhost-user-blk-pci,chardev=disk,num-queues=2".into();
+    vec!["-chardev".into(), chardev, "-device".into(), device]
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Memory is plugged into a running guest in stock QEMU, under load: the daemon gets a new memory
+//! table, and requests go to the new memory.
+
+mod common;
+
+use common::{LAB, build_daemon, disk_args};
+use kit::qmp::Qmp;
+use lab::disk;
+use lab::guest::{Guest, GuestDisk, GuestSpec};
+use lab::job::Job;
+use lab::run::GUEST_PATIENCE;
+use lab::server::{Server, ServerCommand};
+use serde_json::json;
+
+/// Pages of the page cache come from memory that is onlined as movable first, so that reads fill
+/// it; the zone says how much of it is free.
+const JOB: &str = r#"
+free_of_movable() { awk '/^Node/ { movable = /Movable/ } movable && /nr_free_pages/ { n += $2 }
+    END { print n + 0 }' /proc/zoneinfo; }
+load() {
+    fio --name=verify --filename=/mnt/verify.dat --size=64m --direct="$1" --ioengine=io_uring \
+        --iodepth=16 --rw=randwrite --bsrange=4k-128k --randrepeat=0 --verify=crc32c \
+        --verify_fatal=1 --do_verify=1 --output=/run/verify.txt ||
+        { cat /run/verify.txt; fail "fio found data that is not what it wrote"; }
+}
+stage make the file system
+mkfs.ext4 -q -F "$disk"
+mount "$disk" /mnt
+stage load while memory is plugged
+echo online_movable >/sys/devices/system/memory/auto_online_blocks
+say "ready"
+load 1
+stage wait for the memory
+tries=0
+until [ "$(free_of_movable)" -gt 20000 ]; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 300 ] || fail "no memory was plugged in"
+    sleep 0.1
+done
+before=$(free_of_movable)
+stage load with the new memory
+load 0
+echo 3 >/proc/sys/vm/drop_caches
+direct=$(dd if=/mnt/verify.dat bs=1M iflag=direct status=none | sha256sum)
+cached=$(sha256sum </mnt/verify.dat)
+[ "$direct" = "$cached" ] || fail "a read into the new memory brings other bytes"
+[ "$(free_of_movable)" -lt $((before - 8000)) ] || fail "the new memory was not used"
+stage check the file system
+umount /mnt
+e2fsck -fn "$disk" || fail "e2fsck found errors"
+"#;
+
+#[test]
+fn memory_that_is_plugged_in_under_load_is_served_like_the_rest() {
+    let folder = tempfile::tempdir_in(LAB.cache.dir()).unwrap();
+    let path = folder.path().join("disk");
+    disk::create(&path, disk::DISK_BYTES).unwrap();
+    let server = Server::start(&ServerCommand::daemon(&build_daemon()), &path, 2).unwrap();
+    let monitor = folder.path().join("monitor");
+    let mut args = disk_args(&server.socket(), "");
+    args.extend(["-m".into(), "512M,slots=2,maxmem=2G".into(), "-qmp".into()]);
+    args.push(format!("unix:{},server=on,wait=off", monitor.display()));
+    let spec = GuestSpec {
+        accel: LAB.choice.accel,
+        vcpus: 2,
+        disk: Some(GuestDisk::Arguments(args)),
+        job: Job::on_disk(JOB),
+    };
+    let mut guest = Guest::boot(&LAB.base, &spec).unwrap();
+    guest.wait_for("ready", GUEST_PATIENCE).unwrap_or_else(|error| panic!("{error:#}"));
+    let mut qmp = Qmp::connect(&monitor).unwrap();
+    let memory = json!({
+        "qom-type": "memory-backend-memfd", "id": "more", "size": 256 << 20, "share": true
+    });
+    qmp.execute("object-add", memory).unwrap();
+    let module = json!({ "driver": "pc-dimm", "id": "module", "memdev": "more" });
+    qmp.execute("device_add", module).unwrap();
+    if let Err(error) = guest.finish(GUEST_PATIENCE) {
+        panic!("{error:#}\nthe daemon's log:\n{}", server.log());
+    }
+    server.stop().unwrap();
+    disk::check_ext4(&path).unwrap();
+}
