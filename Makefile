@@ -10,10 +10,13 @@ LAB_KERNELS = debug,6.12,sid
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab-shell vm-shell modules lab test bench bench-lab lint
+.PHONY: help setup run lab-shell vm-shell modules lab test bench bench-lab lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## Install the Debian packages that all targets need; removes nothing [ARGS=--dry-run: only show]
+	@scripts/setup.sh $(ARGS)
 
 run: release ## A real guest formats, writes, verifies and measures a served disk [DISK=path FORMAT=1]
 	@$(LAB) demo $(LAB_DISK) $(if $(filter 1 yes true,$(FORMAT)),--format) $(ARGS)
@@ -37,8 +40,8 @@ test: ## All tests but the longer sets of the lab; the last line counts them
 
 bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKET"]
 	@scripts/setup.sh build bench
-	@$(CARGO) build --release -p vhost-blk
-	@$(CARGO) run --quiet --release -p bench -- $(ARGS)
+	@$(CARGO) build --release -p vhost-blk -p lab
+	@qemu=$$($(LAB) qemu-path) && PATH="$$PATH$${qemu:+:$$qemu}" $(CARGO) run --quiet --release -p bench -- $(ARGS)
 
 bench-lab: programs ## Measure in lab VMs: host side, path lengths, inner guests [ARGS="--quick"]
 	@scripts/bench-lab.sh $(ARGS)
@@ -55,4 +58,4 @@ release:
 .PHONY: programs
 programs:
 	@scripts/setup.sh build lab
-	@$(CARGO) build --release -p vhost-blk -p lab -p torture -p nested -p bench -p guest-cases
+	@$(CARGO) build --release -p vhost-blk -p lab -p cases -p bench

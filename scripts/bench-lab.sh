@@ -48,8 +48,8 @@ measure() {
 measure icount --icount /lab/bin/bench icount --check
 measure host "" /lab/bin/bench host ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
 measure queues "--vcpus 4" /lab/bin/bench host --queues 1,2,4 --depth 32 --mode event ${quick:+--rounds 2 --seconds 0.4}
-measure nested "" /lab/bin/nested bench ${quick:+--rounds 2 --seconds 0.7 --depth 1,32 --rw randread}
-measure guest-icount "--machine guest --icount" /lab/bin/guest-cases icount ${quick:+--rounds 1 --requests 3000}
-measure guest "--machine guest" /lab/bin/guest-cases bench ${quick:+--rounds 2 --seconds 0.4}
+measure nested "--machine nested" /lab/bin/cases nested-bench ${quick:+--rounds 2 --seconds 0.7 --depth 1,32 --rw randread}
+measure guest-icount "--machine guest --icount" /lab/bin/cases guest-icount ${quick:+--rounds 1 --requests 3000}
+measure guest "--machine guest" /lab/bin/cases guest-bench ${quick:+--rounds 2 --seconds 0.4}
 echo "bench-lab: tables and JSON are in $folder" >&2
 exit $failed

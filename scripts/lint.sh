@@ -19,7 +19,7 @@ check() {
 
 shell_syntax() {
     status=0
-    scripts="scripts/*.sh scripts/kernel/*.sh crates/lab/src/*.sh crates/lab/src/vm/*.sh .ci/run"
+    scripts="scripts/*.sh scripts/kernel/*.sh test/lab/src/*.sh test/lab/src/vm/*.sh .ci/run"
     for script in $scripts; do
         sh -n "$script" || status=1
     done
@@ -32,18 +32,20 @@ shell_syntax() {
     return $status
 }
 
-# A source file is read in one go: at most 500 lines.
+# A source file has at most 500 lines. The guest driver's have twice as many: the hot functions of a
+# path are static in one file, so that the compiler joins them.
 file_length() {
     git ls-files -z '*.rs' '*.[ch]' '*.sh' | xargs -0 wc -l |
-        awk '$2 != "total" && $1 > 500 { print $2 ": " $1 " lines; split it"; long = 1 } END { exit long }'
+        awk '{ most = $2 ~ /^kernel\/virtio_blk\// ? 1000 : 500 }
+            $2 != "total" && $1 > most { print $2 ": " $1 " lines; split it"; long = 1 } END { exit long }'
 }
 
 # `make test` counts the lines `SKIP: reason` that libtest has captured, and no others.
 skips_are_counted() {
-    ! git grep -nE '"SKIP[^:]|(stderr|eprint|dbg).*SKIP' -- crates
+    ! git grep -nE '"SKIP[^:]|(stderr|eprint|dbg).*SKIP' -- crates test
 }
 
-# Where unsafe code is let in, a line `UNSAFETY: ` says why it cannot be done without.
+# Each permission for unsafe code has a line `UNSAFETY: ` with its reason.
 unsafety_is_explained() {
     git ls-files '*.rs' | while read -r file; do
         let_in=$(grep -cE '(expect|allow)\(unsafe_code' "$file")
@@ -64,6 +66,7 @@ check skips_are_counted
 check unsafety_is_explained
 check scripts/kernel/lint.sh
 check scripts/check-docs.sh
+check scripts/check-prose.sh
 if cargo deny --version >/dev/null 2>&1; then
     # Advisories would need the network.
     check cargo deny --offline check licenses bans sources

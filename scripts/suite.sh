@@ -4,8 +4,8 @@
 # Builds the daemon's own test programs and puts them beside the others as `suite-NAME`, so that
 # the lab takes them into its VMs, where they run on the kernel's data plane (`suite-*` cases).
 #
-# Built with all checks of a debug build, but optimized a little: an emulated CPU takes up to four
-# times as long for those of `make test`, and linking them as a release takes minutes for each.
+# Built with all checks of a debug build, but optimized a little: an emulated CPU needs up to
+# four times as long for those of `make test`, and a release build links for minutes each.
 #
 #   scripts/suite.sh
 

@@ -15,7 +15,7 @@ work=$(mktemp -d)
 trap 'exec >&3 2>&3; wait; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM HUP
 
-# All output is kept, with what failed cases of the lab wrote: a clean checkout is often thrown away
+# All output is kept, with the logs of the lab's failed cases: a clean checkout is often deleted
 # after its tests. The newest five stay; their names are times.
 all_logs=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk/test-logs
 logs=$all_logs/$(date -u +%Y%m%d-%H%M%S)-$$
@@ -30,14 +30,17 @@ failed=0
 skipped=0
 : >"$work/skips"
 : >"$work/failures"
+: >"$work/times"
 
 title() { printf '\n== %s (%s)\n' "$1" "$(date -u +%H:%M:%S)"; }
 
-# Ends everything: what was skipped and why, what failed, the closing line.
+# Prints the skips with their reasons, the failures and the closing line, and ends the script.
 finish() {
     echo
-    [ ! -s "$work/skips" ] || sort -u "$work/skips"
+    [ ! -s "$work/skips" ] || { echo "skipped, as scripts/expected-skips.txt expects:"; sort -u "$work/skips"; }
     [ ! -s "$work/failures" ] || cat "$work/failures"
+    echo "the longest:"
+    sort -rn "$work/times" | head -n 12
     echo "all of this output: $logs"
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ]
@@ -49,23 +52,86 @@ fail() {
     echo "FAILED: $*" >>"$work/failures"
 }
 
-# stage NAME COMMAND...: one test, judged by its exit code; a line `SKIP: reason` makes it skipped,
-# a line `PARTLY SKIPPED: reason` is told with the skips.
-stage() {
-    name=$1
+# limited MINUTES COMMAND...: runs a command; ends it, with all its processes, after its time.
+limited() {
+    minutes=$1
     shift
+    # The shell starts background commands with SIGINT ignored.
+    env --default-signal=INT,QUIT timeout --kill-after=60 "${minutes}m" "$@" </dev/null 2>&1 &
+    limited_pid=$!
+    trap 'kill "$limited_pid" 2>/dev/null; exit 130' INT TERM HUP
+    wait "$limited_pid"
+}
+
+# run MINUTES COMMAND...: runs a command; its output goes to our own and to $work/log, its exit code
+# to $work/code.
+run() { { limited "$@"; echo $? >"$work/code"; } | tee "$work/log"; }
+
+# why_failed NAME MINUTES: says that a time limit has ended it, or its exit code.
+why_failed() {
+    case $(cat "$work/code") in
+    124 | 137) echo "$1: it took more than $2 minutes and was ended" ;;
+    *) echo "$1: exit code $(cat "$work/code")" ;;
+    esac
+}
+
+# unexpected_skips PLACE: prints the lines `NAME: REASON` of its input that expected-skips.txt does
+# not have.
+unexpected_skips() { awk -v place="$1" '
+    function is_named(name, pattern) {
+        if (sub(/\*$/, "", pattern)) return index(name, pattern) == 1
+        if (sub(/^\*/, "", pattern))
+            return length(name) >= length(pattern) &&
+                substr(name, length(name) - length(pattern) + 1) == pattern
+        return name == pattern
+    }
+    NR == FNR && /^#/ { next }
+    NR == FNR { if ($1 == place) { names[++n] = $2; sub(/^[^ ]+ [^ ]+ /, ""); reasons[n] = $0 } next }
+    {
+        name = substr($0, 1, index($0, ": ") - 1)
+        for (i = 1; i <= n; i++)
+            if (is_named(name, names[i]) && index($0, reasons[i])) next
+        print
+    }' scripts/expected-skips.txt -; }
+
+# not_expected PLACE FILE: counts each line of FILE, `NAME: REASON`, that the list does not have as
+# failed; $new is how many there are.
+not_expected() {
+    unexpected_skips "$1" <"$2" >"$work/new"
+    new=$(wc -l <"$work/new")
+    failed=$((failed + new))
+    sed 's|^|FAILED: a skip that scripts/expected-skips.txt does not have: |' "$work/new" \
+        >>"$work/failures"
+}
+
+# took NAME: records the time since $began.
+took() { printf '%6d s  %s\n' $(($(date +%s) - began)) "$1" >>"$work/times"; }
+
+# stage MINUTES NAME COMMAND...: one test, judged by its exit code; a line `SKIP: reason` makes it
+# skipped, a line `PARTLY SKIPPED: reason` is listed with the skips. Both must be expected.
+stage() {
+    minutes=$1
+    name=$2
+    shift 2
     title "$name"
-    { "$@" </dev/null 2>&1; echo $? >"$work/code"; } | tee "$work/log"
+    began=$(date +%s)
+    run "$minutes" "$@"
+    took "$name"
     if [ "$(cat "$work/code")" -ne 0 ]; then
-        fail "$name"
+        fail "$(why_failed "$name" "$minutes")"
+        return 1
+    fi
+    place=$(echo "$name" | tr ' ' '_')
+    sed -nE "s/^(PARTLY )?SKIP(PED)?: /$place: /p" "$work/log" >"$work/said"
+    not_expected stage "$work/said"
+    if [ "$new" -gt 0 ]; then
         return 1
     elif grep -q '^SKIP: ' "$work/log"; then
         skipped=$((skipped + 1))
-        grep '^SKIP: ' "$work/log" >>"$work/skips"
     else
         passed=$((passed + 1))
-        grep '^PARTLY SKIPPED: ' "$work/log" >>"$work/skips"
     fi
+    grep -E '^(PARTLY )?SKIP(PED)?: ' "$work/log" >>"$work/skips"
     return 0
 }
 
@@ -81,7 +147,7 @@ said_by_passed_tests() { awk -v word="$1: " '
     index($0, word) == 1 && in_passed && !seen { seen = 1; print word name ": " substr($0, length(word) + 1) }
 ' "$work/log"; }
 
-# What each failed test said when it panicked, in few lines, one `FAILED: ` line for each.
+# The panic messages of failed tests, a few lines each, with `FAILED: ` in front.
 reasons_of_failed_tests() { awk '
     /^failures:$/ { in_failed = 1 }
     /^successes:$/ { in_failed = 0 }
@@ -93,52 +159,51 @@ reasons_of_failed_tests() { awk '
 
 # The tests of cargo: the counts are libtest's own, but a passed test that printed `SKIP: reason`
 # counts as skipped. One that printed `PARTLY SKIPPED: reason` did the rest and counts as passed;
-# what it left out is told with the skips.
+# its missing part is listed with the skips.
 cargo_tests() {
     title "cargo test --workspace"
-    { cargo test --workspace --no-fail-fast -- --show-output </dev/null 2>&1; echo $? >"$work/code"; } |
-        tee "$work/log" |
+    began=$(date +%s)
+    run "$1" cargo test --workspace --no-fail-fast -- --show-output |
         grep --line-buffered -E '^ *(Compiling|Running|Doc-tests) |^test |^error|^(PARTLY )?SKIP(PED)?: '
-    code=$(cat "$work/code")
-    said_by_passed_tests SKIP >"$work/said-skip"
-    said_skip=$(wc -l <"$work/said-skip")
-    ignored=$(sum_of ignored)
+    took "cargo test --workspace"
+    said_by_passed_tests SKIP | sed 's/^SKIP: //' >"$work/said-skip"
+    sed -n 's/^test \(.*\) \.\.\. ignored\(.*\)/\1: ignored\2/p' "$work/log" >"$work/ignored"
+    said_by_passed_tests "PARTLY SKIPPED" | sed 's/^PARTLY SKIPPED: //' >"$work/said-part"
+    passed=$((passed + $(sum_of passed) - $(wc -l <"$work/said-skip")))
+    skipped=$((skipped + $(cat "$work/said-skip" "$work/ignored" | wc -l)))
     bad=$(sum_of failed)
-    cat "$work/said-skip" >>"$work/skips"
-    said_by_passed_tests "PARTLY SKIPPED" >>"$work/skips"
-    sed -n 's/^test \(.*\) \.\.\. ignored\(.*\)/SKIP: \1\2/p' "$work/log" >>"$work/skips"
+    failed=$((failed + bad))
+    # An unexpected skip counts as failed, not as skipped or passed.
+    for list in said-skip ignored; do
+        not_expected cargo "$work/$list"
+        skipped=$((skipped - new))
+    done
+    not_expected cargo "$work/said-part"
+    passed=$((passed - new))
+    sed 's/^/SKIP: /' "$work/said-skip" "$work/ignored" >>"$work/skips"
+    sed 's/^/PARTLY SKIPPED: /' "$work/said-part" >>"$work/skips"
     sed -n 's/^test \(.*\) \.\.\. FAILED$/FAILED: \1/p' "$work/log" >>"$work/failures"
     reasons_of_failed_tests >>"$work/failures"
-    passed=$((passed + $(sum_of passed) - said_skip))
-    skipped=$((skipped + ignored + said_skip))
-    failed=$((failed + bad))
-    if [ "$code" -ne 0 ]; then
-        # A build that fails, or a test program that dies, counts nothing by itself.
-        [ "$bad" -gt 0 ] || fail "cargo test ended with code $code"
+    if [ "$(cat "$work/code")" -ne 0 ]; then
+        # A failed build, or a test program that dies, has no counts of its own.
+        [ "$bad" -gt 0 ] || fail "$(why_failed "cargo test" "$1")"
         echo "---- the whole output of the failed cargo test:"
         cat "$work/log"
     fi
 }
 
-# shellcheck disable=SC2317
-formatting() {
-    cargo fmt --version >/dev/null 2>&1 || {
-        echo "SKIP: rustfmt is not installed (rustup component add rustfmt)"
-        return 0
-    }
-    cargo fmt --all --check
-}
-
-# lab NAME ARGUMENT...: cases in host VMs; each counts by itself.
+# lab_cases MINUTES NAME ARGUMENT...: cases in host VMs; each counts by itself.
 lab_cases() {
-    name=$1
+    minutes=$1
+    name=$2
+    shift 2
     title "$name"
-    shift
-    { cargo run --quiet --release -p lab -- run "$@" </dev/null 2>&1; echo $? >"$work/code"; } |
-        tee "$work/log"
+    began=$(date +%s)
+    run "$minutes" cargo run --quiet --release -p lab -- run "$@"
+    took "$name"
     counts=$(grep -xE '[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped' "$work/log" | tail -n 1)
     if [ -z "$counts" ]; then
-        fail "$name ended with code $(cat "$work/code")"
+        fail "$(why_failed "$name" "$minutes")"
         return
     fi
     # shellcheck disable=SC2086
@@ -149,38 +214,44 @@ lab_cases() {
     if [ "$(cat "$work/code")" -ne 0 ] && [ "$3" -eq 0 ]; then
         fail "$name ended with code $(cat "$work/code"), though no case failed"
     fi
-    grep '^SKIP: ' "$work/log" >>"$work/skips"
+    grep -E '^(PARTLY )?SKIP(PED)?: ' "$work/log" >>"$work/skips"
     sed -n 's/^FAILED  */FAILED: /p' "$work/log" >>"$work/failures"
     sed -n 's/^  | all of it: //p' "$work/log" | xargs -r -d '\n' cp -t "$logs"
 }
 
-# Debian sid is not always to be had; what was fetched before will do.
-# shellcheck disable=SC2317
-sid_kernel() {
-    scripts/kernel/sid.sh || echo "SKIP: sid's kernel cannot be fetched, nothing was tested on it"
-}
-
-stage "set-up: packages" scripts/setup.sh test || finish
-stage "formatting" formatting
-stage "documents" scripts/check-docs.sh
-stage "build" cargo build --workspace --all-targets || finish
-stage "set-up: guest kernel, root image, accelerator" cargo run --quiet -p lab -- fetch || finish
-cargo_tests
-stage "fuzz targets, a short run" scripts/fuzz-smoke.sh
-stage "set-up: sid's kernel" sid_kernel
+# The limits are for hangs: several times the duration on a machine with two cores.
+stage 20 "set-up: packages" scripts/setup.sh test || finish
+# shellcheck disable=SC2016
+stage 5 "formatting" sh -c 'if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check
+    else echo "SKIP: rustfmt is not installed (rustup component add rustfmt)"; fi'
+stage 5 "documents" scripts/check-docs.sh
+stage 5 "prose" scripts/check-prose.sh
+stage 45 "build" cargo build --workspace --all-targets || finish
+stage 45 "set-up: QEMU, guest kernel, root image, accelerator" cargo run --quiet -p lab -- fetch || finish
+# Programs of QEMU that are not installed.
+qemu=$(cargo run --quiet -p lab -- qemu-path)
+PATH=$PATH${qemu:+:$qemu}
+# Debian sid is not always available; the cached kernel is sufficient.
+stage 30 "set-up: sid's kernel" sh -c \
+    'scripts/kernel/sid.sh || echo "SKIP: sid is not to be had, nothing was tested on its kernel"'
 has_sid=$(grep -q '^SKIP: ' "$work/log" || echo yes)
-stage "kernel module: checkpatch, gcc, sparse" scripts/kernel/lint.sh
-stage "kernel modules: as DKMS builds them" scripts/kernel/dkms.sh
-if stage "build for the VMs" cargo build --release -p vhost-blk -p lab -p torture -p nested -p guest-cases &&
-    stage "set-up: debug kernel" scripts/kernel/debug.sh; then
-    lab_cases "kernel module: gating cases" --kernel debug,6.12 --set gating
-    lab_cases "guest driver" --kernel 6.12 --report target/lab/guest --set guest
-    # Of each kind one: the emulated debug kernel takes its time. `make lab` runs all of them on it.
-    lab_cases "guest driver: debug kernel" --kernel debug --report target/lab/guest-debug \
+stage 15 "kernel module: checkpatch, gcc, sparse" scripts/kernel/lint.sh
+stage 15 "kernel modules: as DKMS builds them" scripts/kernel/dkms.sh
+stage 15 "fuzz targets, a short run" scripts/fuzz-smoke.sh
+cargo_tests 60
+if stage 45 "build for the VMs" cargo build --release -p vhost-blk -p lab -p cases &&
+    stage 60 "set-up: debug kernel" scripts/kernel/debug.sh; then
+    lab_cases 60 "kernel module: gating cases" --kernel 6.12,debug --set gating
+    # File systems below the image take too long on the emulated debug kernel.
+    lab_cases 20 "losses of power below a file system" --kernel 6.12 --report target/lab/power \
+        power-loss-ext4 power-loss-lies
+    lab_cases 45 "guest driver" --kernel 6.12 --report target/lab/guest --set guest
+    # One of each kind, because the emulated debug kernel is slow. `make lab` runs all of them on it.
+    lab_cases 45 "guest driver: debug kernel" --kernel debug --report target/lab/guest-debug \
         guest-verify/bio guest-ext4/request guest-errors/bio guest-unplug/request \
         guest-surprise/bio guest-bind/bio guest-rings/bio guest-hostile-ring/request
 fi
 if [ -n "$has_sid" ]; then
-    lab_cases "kernel module: sid's kernel" --kernel sid --report target/lab/sid module-reload
+    lab_cases 15 "kernel module: sid's kernel" --kernel sid --report target/lab/sid module-reload
 fi
 finish

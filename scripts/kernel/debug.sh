@@ -22,7 +22,7 @@ kernel_make() {
     make -s -C "$source" O="$output" ARCH=x86_64 "$@"
 }
 
-# Every line of the fragment must have survived: kconfig drops what it cannot have without a word.
+# Every line of the fragment must have survived: kconfig drops unusable options without a message.
 check_config() {
     lost=$(grep -E '^CONFIG_|^# CONFIG_' "$fragment" | while read -r line; do
         case $line in
@@ -44,7 +44,7 @@ fill() {
     nice make -s -C "$source" O="$build" ARCH=x86_64 -j"$(nproc)" bzImage modules
     kernel_make "$build" INSTALL_MOD_PATH="$1" modules_install
     cp "$build/arch/x86/boot/bzImage" "$build/vmlinux" "$1"
-    # What external modules need stays: headers, configuration, symbol versions, tools.
+    # External modules need the rest: headers, configuration, symbol versions, tools.
     find "$build" -path "$build/scripts" -prune -o -path "$build/tools" -prune -o -type f \
         \( -name '*.o' -o -name '*.a' -o -name '*.ko' -o -name '*.cmd' -o -name 'vmlinux*' \) \
         ! -name 'vmlinux.lds' -exec rm {} +

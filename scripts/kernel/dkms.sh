@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds both modules as a machine with DKMS would, from what packaging/*/install.sh put in place,
-# for Debian's 6.12 or the kernel of a build folder. Nothing gets installed.
+# Builds both modules as a machine with DKMS would, from the files of packaging/*/install.sh, for
+# Debian's 6.12 or the kernel of a build folder. Installs nothing.
 #
 #   scripts/kernel/dkms.sh [KDIR]
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints a folder to build modules in (KDIR) for one of Debian's kernels; nothing gets installed.
+# Prints a folder to build modules in (KDIR) for one of Debian's kernels; installs nothing.
 #
 #   scripts/kernel/headers.sh [RELEASE]     as `uname -r` says it; default: the newest 6.12 for
-#                                           virtual machines
+#                                           virtual machines whose source there is, too
 
 set -eu
 # shellcheck source=scripts/kernel/lib.sh
@@ -12,7 +12,7 @@ set -eu
 
 meta=linux-headers-6.12-cloud-amd64
 
-# The packages a headers package needs to be of use, with their versions.
+# The packages that a headers package depends on, with their versions.
 parts() {
     echo "$package=$version"
     apt-cache show "$package=$version" | sed -n 's/^Depends: //p' | head -n 1 | tr ',' '\n' |
@@ -32,10 +32,40 @@ fill() {
         "$1/usr/src/$package/Makefile"
 }
 
+# The newest version of the default whose source, which has vhost.h, is available too. During the
+# update of a mirror one of the two is ahead of the other.
+newest_with_source() {
+    newest=$(candidate "$meta")
+    apt-cache madison "$meta" | awk '{ print $3 }' | sort -Vr | while read -r one; do
+        has_vhost_h "$one" || continue
+        [ "$one" = "$newest" ] ||
+            note "apt has no source of $meta $newest (an update of the mirror?): taking $one"
+        echo "$one"
+        break
+    done
+}
+
+# The newest headers in the cache whose vhost.h is there.
+newest_in_cache() {
+    for folder in "$cache"/headers-6.12.*-cloud-amd64/usr/src/linux-headers-*-cloud-amd64; do
+        if [ -d "$folder" ] && has_vhost_h "$(debian_version "$folder")"; then echo "$folder"; fi
+    done | sort -V | tail -n 1
+}
+
 package=
-[ $# -eq 0 ] || package=linux-headers-$1
-version=$(candidate "${package:-$meta}")
-[ -n "$version" ] || die "apt offers no ${package:-$meta}: add Debian's main and security repositories to its sources, or give KDIR"
+if [ $# -gt 0 ]; then
+    package=linux-headers-$1
+    version=$(candidate "$package")
+else
+    version=$(newest_with_source)
+    known=$(newest_in_cache)
+    if [ -z "$version" ] && [ -n "$known" ]; then
+        note "apt has no $meta with its source (an update of the mirror?): taking what the cache has"
+        echo "$known"
+        exit
+    fi
+fi
+[ -n "$version" ] || die "apt offers no ${package:-$meta with the linux-source-6.12 of its version}: add Debian's main and security repositories to its sources, try again when the mirror's update is over, or give KDIR"
 [ -n "$package" ] || package=$(apt-cache show "$meta=$version" | sed -n 's/^Depends: //p' |
     tr ',' '\n' | awk '$1 ~ /^linux-headers-/ { print $1; exit }')
 release=${package#linux-headers-}

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=sh
 #
-# What the scripts of this folder share; to be read with `.`. Each of them prints one folder on its
-# standard output, everything else on standard error, and keeps what is expensive in the cache.
+# Shared functions of the scripts of this folder; source it with `.`. Each script prints one folder
+# on its standard output, its messages on standard error, and keeps expensive results in the cache.
 
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk
 mkdir -p "$cache"
 
-# For make: no type information for BPF in modules. Nobody needs it here, and a kernel whose headers
-# come with a vmlinux wants pahole for it.
+# For make: no type information for BPF in modules. It has no use here, and needs pahole if the
+# kernel's headers come with a vmlinux.
 # shellcheck disable=SC2034
 without_btf=CONFIG_DEBUG_INFO_BTF_MODULES=
 
@@ -19,9 +19,9 @@ die() {
 }
 
 # entry NAME COMMAND...: prints the cache folder NAME. If it is not there, COMMAND fills a folder
-# beside it (its last argument), which is then renamed: an entry is there whole or not at all. The
-# lock is the one that the lab's own cache takes. Must not be called where the shell ignores
-# errors (before || or &&, in a condition).
+# beside it (its last argument), which is then renamed: an entry is complete or absent. The
+# lock is that of the lab's own cache. Do not call it if the shell ignores errors (before || or &&,
+# in a condition).
 entry() {
     entry_name=$1
     shift
@@ -39,7 +39,7 @@ build_entry() {
     [ ! -d "$cache/$entry_name" ] || return 0
     rm -rf "$staging"
     mkdir "$staging"
-    # A shell of its own, in which errors end it.
+    # A subshell, which ends at an error.
     set +e
     (set -e && exec 9>&- >&2 && "$@" "$staging")
     status=$?
@@ -94,4 +94,18 @@ candidate() {
         [ "$try" = second ] || apt-get -q update >&2 || true
     done
     printf '%s\n' "$found"
+}
+
+# debian_version KDIR: Debian's package version, from the kernel's build files; nothing if it is not
+# Debian's.
+debian_version() {
+    sed -n 's/^#define LINUX_PACKAGE_ID " Debian \(.*\)"$/\1/p' "$1/include/generated/package.h" \
+        2>/dev/null || true
+}
+
+# has_vhost_h VERSION: true if the vhost.h of this package version is cached or can be fetched.
+has_vhost_h() {
+    [ -f "$cache/source-$1/drivers/vhost/vhost.h" ] || [ -f "$cache/vhost-h-$1/vhost.h" ] ||
+        apt-cache madison "linux-source-$(echo "$1" | cut -d. -f1-2)" | awk '{ print $3 }' |
+        grep -qxF "$1"
 }

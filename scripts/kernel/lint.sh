@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# The kernel's own checks of the modules: checkpatch, gcc's and sparse's warnings (all of them
-# errors), against Debian's 6.12, and gcc's against sid's kernel. Ends with 1 if there was one.
+# The kernel's own checks of the modules: checkpatch, gcc's and sparse's warnings against Debian's
+# 6.12, all of them errors. Against sid's kernel gcc's warnings are reported, but only an error fails,
+# because compiler and headers change there while the modules do not.
 #
 #   scripts/kernel/lint.sh
 
@@ -44,7 +45,13 @@ for module in "$work"/kernel/*/; do
 done
 # With sid's compiler; sid.sh would fetch a whole system for it.
 if [ -d "$cache/sid" ]; then
-    "$here/sid-modules.sh" W=1 KCFLAGS=-Werror >/dev/null || failed=1
+    if "$here/sid-modules.sh" W=1 KCFLAGS=-Werror >/dev/null; then
+        :
+    elif "$here/sid-modules.sh" W=1 >/dev/null; then
+        echo "PARTLY SKIPPED: warnings of sid's compiler, see above, fail on 6.12 only"
+    else
+        failed=1
+    fi
 else
     echo "PARTLY SKIPPED: sid's kernel is not in the cache (make test puts it there)"
 fi

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds the kernel modules and prints the folder that holds the .ko files. The checkout stays
-# clean: the build happens in a copy in the cache, named after all that goes into it.
+# clean: the build happens in a copy in the cache, named after all its inputs.
 #
 #   scripts/kernel/modules.sh [KDIR] [MAKE-ARGUMENT...]     for example: W=1 KCFLAGS=-Werror
 #

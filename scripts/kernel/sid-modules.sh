@@ -12,7 +12,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/lib.sh"
 sources=${MODULE_SOURCES:-$here/../../kernel}
 
-# In a mount namespace of its own, so that nothing stays mounted: objtool needs /proc.
+# In its own mount namespace, so that nothing stays mounted: objtool needs /proc.
 in_chroot() {
     # shellcheck disable=SC2016
     unshare --mount sh -ec 'mount -t proc proc "$1/proc"; mount --bind "$2" "$1/mnt"; shift 2; exec "$@"' \

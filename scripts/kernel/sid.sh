@@ -12,10 +12,10 @@ set -eu
 
 packages=gcc,make,kmod,xz-utils,libelf1t64,linux-headers-cloud-amd64,linux-image-cloud-amd64
 
-# The index of a mirror may be past its date; its signature is checked all the same.
+# The index of a mirror may be past its date; its signature is still checked.
 no_date='Acquire::Check-Valid-Until "false"'
 
-# Run in the chroot while its apt still has its index: only that knows the exact version.
+# Runs in the chroot while its apt still has its index, the only source of the exact version.
 # shellcheck disable=SC2016
 take_vhost_h='
     version=$(sed -n "s/^#define LINUX_PACKAGE_ID \" Debian \(.*\)\"$/\1/p" \

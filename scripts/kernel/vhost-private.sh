@@ -26,12 +26,6 @@ fill() {
     rm -r "$1/.package"
 }
 
-# Debian's package version, from what the kernel was built with.
-debian_version() {
-    sed -n 's/^#define LINUX_PACKAGE_ID " Debian \(.*\)"$/\1/p' "$kdir/include/generated/package.h" \
-        2>/dev/null || true
-}
-
 kdir=${1:?the kernel build folder (KDIR) is needed}
 [ -f "$kdir/Makefile" ] || die "$kdir is no kernel build folder: it has no Makefile"
 if [ -n "${VHOST_PRIVATE:-}" ]; then
@@ -42,12 +36,11 @@ elif [ -f "$kdir/source/drivers/vhost/vhost.h" ]; then
 elif [ -f "$kdir/drivers/vhost/vhost.h" ]; then
     folder=$kdir/drivers/vhost
 else
-    version=$(debian_version)
+    version=$(debian_version "$kdir")
     [ -n "$version" ] || die "$kdir is not Debian's and has no drivers/vhost/vhost.h: give VHOST_PRIVATE=FOLDER, with the vhost.h of exactly this kernel"
     series=$(echo "$version" | cut -d. -f1-2)
-    apt-cache madison "linux-source-$series" | awk '{ print $3 }' | grep -qxF "$version" ||
-        [ -f "$cache/source-$version/drivers/vhost/vhost.h" ] || [ -f "$cache/vhost-h-$version/vhost.h" ] ||
-        die "apt has no linux-source-$series $version, which has the vhost.h of this kernel: run apt-get update, take the kernel that apt offers ($(candidate "linux-source-$series")), or give VHOST_PRIVATE=FOLDER"
+    has_vhost_h "$version" ||
+        die "apt has no linux-source-$series $version, which has the vhost.h of this kernel: run apt-get update (while a mirror is being updated, later), take the kernel that apt offers ($(candidate "linux-source-$series")), or give VHOST_PRIVATE=FOLDER"
     folder=$(entry "vhost-h-$version" fill)
 fi
 [ $# -lt 2 ] || {
