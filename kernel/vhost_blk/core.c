@@ -4,18 +4,16 @@
  */
 #include "vhost_blk.h"
 
-#define BIT_OF(feature)	(1ULL << (feature))
-
 /* Features of the device and of the vhost core. */
 const u64 vhost_blk_features =
-	BIT_OF(VIRTIO_F_VERSION_1) | BIT_OF(VIRTIO_F_ANY_LAYOUT) |
-	BIT_OF(VIRTIO_RING_F_INDIRECT_DESC) | BIT_OF(VIRTIO_RING_F_EVENT_IDX) |
-	BIT_OF(VIRTIO_F_ACCESS_PLATFORM) | BIT_OF(VHOST_F_LOG_ALL) |
-	BIT_OF(VIRTIO_BLK_F_SEG_MAX) | BIT_OF(VIRTIO_BLK_F_RO) | BIT_OF(VIRTIO_BLK_F_BLK_SIZE) |
-	BIT_OF(VIRTIO_BLK_F_FLUSH) | BIT_OF(VIRTIO_BLK_F_TOPOLOGY) |
-	BIT_OF(VIRTIO_BLK_F_CONFIG_WCE) | BIT_OF(VIRTIO_BLK_F_MQ) |
-	BIT_OF(VIRTIO_BLK_F_DISCARD) | BIT_OF(VIRTIO_BLK_F_WRITE_ZEROES) |
-	BIT_OF(VIRTIO_BLK_F_SECURE_ERASE);
+	BIT_ULL(VIRTIO_F_VERSION_1) | BIT_ULL(VIRTIO_F_ANY_LAYOUT) |
+	BIT_ULL(VIRTIO_RING_F_INDIRECT_DESC) | BIT_ULL(VIRTIO_RING_F_EVENT_IDX) |
+	BIT_ULL(VIRTIO_F_ACCESS_PLATFORM) | BIT_ULL(VHOST_F_LOG_ALL) |
+	BIT_ULL(VIRTIO_BLK_F_SEG_MAX) | BIT_ULL(VIRTIO_BLK_F_RO) | BIT_ULL(VIRTIO_BLK_F_BLK_SIZE) |
+	BIT_ULL(VIRTIO_BLK_F_FLUSH) | BIT_ULL(VIRTIO_BLK_F_TOPOLOGY) |
+	BIT_ULL(VIRTIO_BLK_F_CONFIG_WCE) | BIT_ULL(VIRTIO_BLK_F_MQ) |
+	BIT_ULL(VIRTIO_BLK_F_DISCARD) | BIT_ULL(VIRTIO_BLK_F_WRITE_ZEROES) |
+	BIT_ULL(VIRTIO_BLK_F_SECURE_ERASE);
 
 /**
  * vhost_blk_cancel_orphans - end the works that end requests without a worker
@@ -42,13 +40,13 @@ static bool any_queue_runs(struct vhost_blk *blk)
 /* Drains the requests that were taken before the change. */
 static int set_features(struct vhost_blk *blk, u64 features)
 {
-	bool iotlb = features & BIT_OF(VIRTIO_F_ACCESS_PLATFORM);
+	bool iotlb = features & BIT_ULL(VIRTIO_F_ACCESS_PLATFORM);
 	unsigned int i;
 	int err;
 
 	if (features & ~vhost_blk_features)
 		return -EOPNOTSUPP;
-	if (features & BIT_OF(VHOST_F_LOG_ALL) && !vhost_log_access_ok(&blk->dev))
+	if (features & BIT_ULL(VHOST_F_LOG_ALL) && !vhost_log_access_ok(&blk->dev))
 		return -EFAULT;
 	if (iotlb != !!blk->dev.iotlb) {
 		/* The addresses of the rings would change their meaning without a check. */

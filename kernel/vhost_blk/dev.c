@@ -12,11 +12,10 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
-#define BIT_OF(feature)	(1ULL << (feature))
 /* The lowest number of our own ioctls; the vhost core's are all below. */
 #define OWN_NR_MIN	0xf0
 
-static const u64 vhost_blk_backend_features = BIT_OF(VHOST_BACKEND_F_IOTLB_MSG_V2);
+static const u64 vhost_blk_backend_features = BIT_ULL(VHOST_BACKEND_F_IOTLB_MSG_V2);
 
 unsigned long vhost_blk_inflight_max = 256UL << 20;
 module_param_named(inflight_bytes_max, vhost_blk_inflight_max, ulong, 0644);

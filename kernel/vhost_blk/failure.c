@@ -32,13 +32,14 @@ void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sect
 }
 
 /*
- * True if a failed request of a file may have lost earlier writes. A write that fails for the other
- * reasons fails before anything is sent to the storage; flush_file() finds write-back that failed
- * beside it.
+ * True if a durable write to a file failed in its sync, which may have lost earlier writes. A write
+ * that fails for the other reasons fails before anything is sent to the storage. Flushes, also
+ * those after range commands, are flush_file()'s: it keeps their errors, and finds write-back that
+ * failed beside a write.
  */
-static bool lost_sync(const struct vhost_blk_req *req)
+static bool write_lost_sync(const struct vhost_blk_req *req)
 {
-	if (req->be->bdev || (req->type != VIRTIO_BLK_T_FLUSH && !req->durable))
+	if (req->be->bdev || req->type != VIRTIO_BLK_T_OUT || !req->durable)
 		return false;
 	switch (req->error) {
 	case -ENOSPC:
@@ -49,7 +50,7 @@ static bool lost_sync(const struct vhost_blk_req *req)
 	case -EFAULT:
 	case -ENOMEM:
 	case -EPERM:
-		return req->type == VIRTIO_BLK_T_FLUSH;
+		return false;
 	default:
 		return true;
 	}
@@ -81,10 +82,10 @@ void vhost_blk_request_failed(const struct vhost_blk_req *req)
 		kind = VHOST_BLK_FAILURE_READ_ONLY;
 		break;
 	}
-	if (lost_sync(req)) {
+	if (write_lost_sync(req))
 		WRITE_ONCE(req->be->sync_error, req->error);
+	if (READ_ONCE(req->be->sync_error) && (req->type == VIRTIO_BLK_T_FLUSH || req->durable))
 		kind |= VHOST_BLK_FAILURE_SYNC;
-	}
 	vhost_blk_note_failure(req->q->blk, kind, req->error, req->sector);
 }
 

@@ -10,9 +10,9 @@
  * The user interface of /dev/vhost-blk: the vhost core's ioctls (owner, features, memory table,
  * dirty log, vrings, workers, busy-loop timeout, IOTLB messages), and the ones below.
  *
- * Order: VHOST_BLK_SET_NUM_QUEUES; VHOST_SET_OWNER; VHOST_SET_FEATURES; VHOST_SET_MEM_TABLE; for each queue
- * VHOST_SET_VRING_NUM, _ADDR, _BASE, _KICK, _CALL; then VHOST_BLK_SET_BACKEND, or that one first
- * and VHOST_BLK_SET_QUEUE for each queue as it gets ready.
+ * Order: VHOST_BLK_SET_NUM_QUEUES; VHOST_SET_OWNER; VHOST_SET_FEATURES; VHOST_SET_MEM_TABLE; for
+ * each queue VHOST_SET_VRING_NUM, _ADDR, _BASE, _KICK, _CALL; then VHOST_BLK_SET_BACKEND, or that
+ * one first and VHOST_BLK_SET_QUEUE for each queue as it gets ready.
  *
  * VHOST_RESET_OWNER detaches and forgets options, in-flight regions and the failure eventfd; the
  * serial number and the number of queues stay.
@@ -58,10 +58,9 @@
  * Errors: EPERM not the owner; EBADF no such fd, or it is not open for reading; EINVAL neither a
  * block device nor a regular file, a file opened with O_APPEND, or (index not 0) another file or
  * mode than that of the one attached; EOPNOTSUPP a zoned block device; EBUSY the block device is
- * mounted or claimed; ENODEV (index
- * not 0) nothing is attached; ENODEV or ENXIO the block device was removed, even when another one
- * has its number now; ENOBUFS index too large; for a queue that is to start or to stop, those of
- * VHOST_BLK_SET_QUEUE.
+ * mounted or claimed; ENODEV (index not 0) nothing is attached; ENODEV or ENXIO the block device
+ * was removed, even when another one has its number now; ENOBUFS index too large; for a queue that
+ * is to start or to stop, those of VHOST_BLK_SET_QUEUE.
  */
 #define VHOST_BLK_SET_BACKEND	_IOW(VHOST_VIRTIO, 0xFF, struct vhost_vring_file)
 

@@ -39,6 +39,9 @@ cases! { Host;
     "durability-lost-write", Gating,
         "after a sync of an image that failed every FLUSH fails, on either plane",
         lost_write;
+    "durability-failed-range", Gating,
+        "a durable DISCARD of an image that fails without a sync loses nothing, and FLUSHes succeed",
+        failed_range;
 }
 
 /// A disk with a volatile cache that needs a flush, even for a FUA write.
@@ -170,6 +173,28 @@ pub(crate) fn lost_write(env: &Env) -> Result<()> {
         ensure!(daemon.control(&["switch", "kernel"]).is_err(), "the kernel would forget it");
         Ok(())
     })
+}
+
+/// A DISCARD of a part of a block has to read the block first. If that fails nothing was synced, so
+/// nothing was lost.
+pub(crate) fn failed_range(env: &Env) -> Result<()> {
+    expect_io_errors();
+    expect_log("EXT4-fs");
+    let (below, _) = null_blk(NullBlkOptions { mib: 512, ..NullBlkOptions::USUAL })?;
+    let (below, dm) = Dm::over(below, "failing", DmKind::Linear)?;
+    let disk = image_on(FileSystem::Ext4WithoutJournal, below, false)?;
+    let env = env.on(Plane::Direct);
+    let mut target = target(&env, &disk, abi::OPT_WRITE_THROUGH, options().features)?;
+    target.device.write(0, &[1; 4096])?;
+    std::fs::write("/proc/sys/vm/drop_caches", "3")?;
+    dm.become_kind(DmKind::Error)?;
+    let discarded = target.device.discard(1, 1);
+    dm.become_kind(DmKind::Linear)?;
+    ensure!(discarded.is_err(), "the DISCARD did not fail");
+    let kernel = target.device.session().kernel().context("a kernel device")?.device();
+    let kinds = kernel.failure()?.kinds;
+    ensure!(kinds == abi::FAILURE_IO, "the owner is told of {kinds:#x}");
+    flush_ends(&mut target.device, S_OK)
 }
 
 fn flush_ends(device: &mut Device, status: u8) -> Result<()> {
