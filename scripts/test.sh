@@ -30,6 +30,7 @@ failed=0
 skipped=0
 : >"$work/skips"
 : >"$work/failures"
+: >"$work/boots"
 : >"$work/times"
 
 title() { printf '\n== %s (%s)\n' "$1" "$(date -u +%H:%M:%S)"; }
@@ -39,6 +40,7 @@ finish() {
     echo
     [ ! -s "$work/skips" ] || { echo "skipped, as scripts/expected-skips.txt expects:"; sort -u "$work/skips"; }
     [ ! -s "$work/failures" ] || cat "$work/failures"
+    cat "$work/boots"
     echo "the longest:"
     sort -rn "$work/times" | head -n 12
     echo "all of this output: $logs"
@@ -192,7 +194,8 @@ cargo_tests() {
     fi
 }
 
-# lab_cases MINUTES NAME ARGUMENT...: cases in host VMs; each counts by itself.
+# lab_cases MINUTES NAME ARGUMENT...: cases in host VMs; each counts by itself. A VM that does not
+# come up is booted again; the last lines say so, and its log is kept with those of failed cases.
 lab_cases() {
     minutes=$1
     name=$2
@@ -216,6 +219,7 @@ lab_cases() {
     fi
     grep -E '^(PARTLY )?SKIP(PED)?: ' "$work/log" >>"$work/skips"
     sed -n 's/^FAILED  */FAILED: /p' "$work/log" >>"$work/failures"
+    grep '^BOOTED AGAIN: ' "$work/log" >>"$work/boots"
     sed -n 's/^  | all of it: //p' "$work/log" | xargs -r -d '\n' cp -t "$logs"
 }
 

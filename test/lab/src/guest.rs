@@ -85,6 +85,11 @@ impl GuestReport {
         Self { lines: lines.collect() }
     }
 
+    /// True if nothing was reported.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
     /// All values reported under `word`, in order.
     pub fn values<'a, 'b>(&'a self, word: &'b str) -> impl Iterator<Item = &'a str> + use<'a, 'b> {
         self.lines.iter().filter(move |(w, _)| w == word).map(|(_, value)| value.as_str())

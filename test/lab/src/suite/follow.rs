@@ -9,6 +9,7 @@ use anyhow::Result;
 use kit::outcome;
 
 use crate::exec::tail_of;
+use crate::guest::GuestReport;
 use crate::suite::case::Case;
 use crate::suite::klog::{self, LogReader};
 use crate::suite::report::{Outcome, Verdict};
@@ -39,8 +40,8 @@ pub(crate) enum Progress {
     Spoilt(Outcome),
     /// The case has ended and took the VM along.
     Last(Outcome),
-    /// The VM ended while its kernel booted.
-    NotBooted,
+    /// The VM did not come up, for this reason; none of this project's code ran in it.
+    NotBooted(String),
 }
 
 /// A running VM and the position up to which its log was read.
@@ -84,13 +85,6 @@ impl Followed {
             if let Some(code) = exit_code(report.values("end"), &case.name) {
                 return self.judge(case, code, took);
             }
-            let nothing_began = report.values("begin").next().is_none();
-            // This project's modules were not loaded yet: the fault is the kernel's or the
-            // emulator's.
-            if vm_ended && nothing_began && may_retry && !self.vm.console().contains("out-of-tree")
-            {
-                return Ok(Progress::NotBooted);
-            }
             let why = if vm_ended {
                 Some(report.value("fail").unwrap_or("the VM ended during the case").to_owned())
             } else if took > timeout + GRACE {
@@ -101,6 +95,10 @@ impl Followed {
                 None
             };
             if let Some(why) = why {
+                self.vm.note_cpus()?;
+                if may_retry && is_booting(&report, &self.vm.console()) {
+                    return Ok(Progress::NotBooted(why));
+                }
                 let outcome = self.outcome(case, Verdict::Failed(why), took)?;
                 let findings = self.log.rest(&self.vm.console());
                 return Ok(Progress::Last(with_findings(outcome, &findings)));
@@ -191,6 +189,12 @@ impl Followed {
     }
 }
 
+/// True until the VM reports its first step and loads the first module of this project: a fault
+/// before that is the kernel's or the emulator's.
+fn is_booting(report: &GuestReport, console: &str) -> bool {
+    report.is_empty() && !console.contains("out-of-tree")
+}
+
 /// Polls until `done` is true or `limit` has passed.
 fn wait_for(limit: Duration, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + limit;
@@ -247,6 +251,19 @@ fn verdict(code: i32, output: &str, findings: &[String]) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_boot_has_failed_by_itself_only_before_any_code_of_ours() {
+        let nothing = GuestReport::default();
+        assert!(is_booting(&nothing, "[ 2.5] nvme nvme0: pci function"));
+        assert!(!is_booting(
+            &nothing,
+            "[ 5.2] vhost_blk: loading out-of-tree module taints kernel."
+        ));
+        for said in ["begin first", "fail cannot load vhost_blk.ko"] {
+            assert!(!is_booting(&GuestReport::parse(said), ""), "{said}");
+        }
+    }
 
     #[test]
     fn a_splat_fails_a_case_that_ended_well() {

@@ -17,7 +17,8 @@ use crate::vm::boot::{Vm, VmBase, VmShape};
 use crate::vm::machine::Machine;
 use crate::vm::payload::Payload;
 
-/// Boots that may end before this project's code runs. Emulated kernels rarely do that.
+/// Boots that may fail before this project's code runs. Emulated kernels rarely do that: one boot
+/// in some hundreds ends or hangs, whatever is tested later.
 const BOOT_RETRIES: u32 = 3;
 
 /// Lines of a failed case's output to show at once.
@@ -50,32 +51,30 @@ impl Runner<'_> {
         let mut retries = BOOT_RETRIES;
         while !pending.is_empty() {
             boots += 1;
-            if !self.one_boot(boots, retries > 0, &mut pending, &mut outcomes)? {
-                println!("{}: the VM ended while it booted; once more", self.kernel());
-                retries -= 1;
-            }
+            let end = self.one_boot(boots, retries > 0, &mut pending, &mut outcomes)?;
+            retries -= u32::from(matches!(end, BootEnd::NotBooted(_)));
         }
         Ok(outcomes)
     }
 
     /// Boots and follows the cases until the VM is unusable, then the unloading; removes from
-    /// `pending` the cases with an outcome. Returns `false` if the kernel did not come up and the
-    /// caller `may_retry`.
+    /// `pending` the cases with an outcome. `may_retry` if a kernel that does not come up is no
+    /// failure yet.
     fn one_boot(
         &self,
         number: usize,
         may_retry: bool,
         pending: &mut VecDeque<&Case>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Result<bool> {
+    ) -> Result<BootEnd> {
         let unload = unload_case(self.shape.machine, self.base.kernel().name());
         let script = script_for(pending.iter().map(|case| (*case, self.timeout_of(case))), &unload);
         let vm = Vm::boot(self.base, &self.shape, self.payload, &script)?;
         let mut boot = Followed::new(vm, self.base.kernel().name());
         let finished = self.cases_of(&mut boot, may_retry, pending, outcomes);
         let finished = match finished {
-            Ok(BootEnd::NotBooted) => Ok(false),
-            Ok(end) => self.unload_of(&mut boot, &unload, number, &end, outcomes).map(|()| true),
+            Ok(BootEnd::NotBooted(why)) => Ok(BootEnd::NotBooted(why)),
+            Ok(end) => self.unload_of(&mut boot, &unload, number, &end, outcomes).map(|()| end),
             Err(error) => Err(error),
         };
         let machine = match self.shape.machine {
@@ -84,7 +83,11 @@ impl Runner<'_> {
             Machine::Guest => "guest-",
         };
         let console = self.logs.join(format!("{}-{machine}boot{number}.log", self.kernel()));
-        fs::write(console, boot.console())?;
+        fs::write(&console, boot.console())?;
+        if let Ok(BootEnd::NotBooted(why)) = &finished {
+            println!("BOOTED AGAIN: {}: {why}", self.kernel());
+            println!("  | all of it: {}", console.display());
+        }
         finished
     }
 
@@ -101,7 +104,7 @@ impl Runner<'_> {
                 Progress::Ended(outcome) => (outcome, None),
                 Progress::Spoilt(outcome) => (outcome, Some(BootEnd::Unloads)),
                 Progress::Last(outcome) => (outcome, Some(BootEnd::ThrownAway(case.name.clone()))),
-                Progress::NotBooted => return Ok(BootEnd::NotBooted),
+                Progress::NotBooted(why) => return Ok(BootEnd::NotBooted(why)),
             };
             pending.pop_front();
             self.publish(&outcome)?;
@@ -132,7 +135,7 @@ impl Runner<'_> {
                     boot.follow_to_the_end(outcome)?
                 }
                 Progress::Last(outcome) => outcome,
-                Progress::NotBooted => unreachable!("it is not to be booted again"),
+                Progress::NotBooted(_) => unreachable!("it is not to be booted again"),
             },
         };
         if number > 1 {
@@ -177,6 +180,6 @@ enum BootEnd {
     Unloads,
     /// After this case the VM is unusable.
     ThrownAway(String),
-    /// The VM ended while its kernel booted.
-    NotBooted,
+    /// The kernel did not come up, for this reason.
+    NotBooted(String),
 }

@@ -128,6 +128,14 @@ impl Vm {
         self.stall.as_mut().is_some_and(StallWatch::look)
     }
 
+    /// Adds the state of emulated CPUs to QEMU's output, if the machine still runs.
+    pub fn note_cpus(&mut self) -> Result<()> {
+        if !self.has_ended()? {
+            self.stall.iter_mut().for_each(StallWatch::note_cpus);
+        }
+        Ok(())
+    }
+
     /// The script's reports so far.
     pub fn report(&self) -> GuestReport {
         GuestReport::parse(&self.text_of("results"))
@@ -139,7 +147,7 @@ impl Vm {
     }
 
     /// QEMU's own output, without its usual lines at each start; also the helper's output, and the
-    /// state of CPUs that were woken.
+    /// states of CPUs that hung.
     pub fn qemu_log(&self) -> String {
         let text = self.text_of("qemu");
         let lines = text.lines().filter(|line| !line.contains("TCG doesn't support requested"));

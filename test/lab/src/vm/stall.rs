@@ -10,6 +10,7 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -30,8 +31,11 @@ const STILL: Duration = Duration::from_millis(50);
 /// Maximum number of wake-ups of a VM; after them it runs into its time-out.
 const WAKES: u32 = 5;
 
-/// Monitor commands that show the CPUs before they are woken.
+/// Monitor commands that show the CPUs.
 const STATE: [&str; 3] = ["info registers -a", "info lapic 0", "info lapic 1"];
+
+/// Readings of the CPUs of a machine that hangs: one that runs shows other registers in each.
+const READINGS: u32 = 3;
 
 /// Watches the process of an emulated VM, and wakes its CPUs.
 #[derive(Debug)]
@@ -70,15 +74,28 @@ impl StallWatch {
         self.still = Duration::ZERO;
         self.woken += 1;
         let state = wake(&self.control);
-        let _ = match &state {
-            Ok(state) => write!(self.log, "== stood still; woken by an NMI\n{state}"),
-            // The VM may have ended in the meantime.
-            Err(error) => writeln!(self.log, "== stood still; cannot be woken: {error:#}"),
-        };
-        state.is_ok()
+        let is_woken = state.is_ok();
+        self.write("stood still; woken by an NMI", state);
+        is_woken
     }
 
-    /// The states of the CPUs before each wake-up.
+    /// Adds the state of the CPUs to the log, for a machine that hangs.
+    pub(crate) fn note_cpus(&mut self) {
+        for _ in 0..READINGS {
+            let state = Qmp::connect(&self.control).and_then(|mut monitor| state(&mut monitor));
+            self.write("hangs", state);
+        }
+    }
+
+    fn write(&mut self, heading: &str, state: Result<String>) {
+        let _ = match state {
+            Ok(state) => write!(self.log, "== {heading}\n{state}"),
+            // The VM may have ended in the meantime.
+            Err(error) => writeln!(self.log, "== {heading}; no state of its CPUs: {error:#}"),
+        };
+    }
+
+    /// The states of the CPUs so far.
     pub(crate) fn log(&self) -> &str {
         &self.log
     }
@@ -96,13 +113,19 @@ fn processor_time(pid: u32) -> Duration {
 /// Sends all CPUs a non-maskable interrupt; returns their state before it.
 fn wake(control: &Path) -> Result<String> {
     let mut monitor = Qmp::connect(control)?;
+    let state = state(&mut monitor)?;
+    monitor.execute("inject-nmi", json!({}))?;
+    Ok(state)
+}
+
+/// The registers and interrupts of all CPUs.
+fn state(monitor: &mut Qmp<UnixStream>) -> Result<String> {
     let mut state = String::new();
     for command in STATE {
         let arguments = json!({ "command-line": command });
         let said = monitor.execute("human-monitor-command", arguments)?;
         state.push_str(said.as_str().unwrap_or_default());
     }
-    monitor.execute("inject-nmi", json!({}))?;
     Ok(state.replace('\r', ""))
 }
 
