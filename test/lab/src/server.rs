@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use kit::daemon::Daemon;
 use tempfile::TempDir;
 
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The command of a server: words, in which `{socket}`, `{disk}` and `{queues}` stand for values.
 #[derive(Debug, Clone)]

@@ -12,11 +12,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 
 use self::report::{Idle, Point, Report, Row, Sample};
-use self::subject::{Programs, Subject, Who};
+use self::subject::{Programs, Servers, Subject, Who};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::rig::Speed;
 use crate::{cpu, fio, setup};
@@ -45,17 +45,8 @@ pub struct Args {
     /// Microseconds that each request takes on the slow device; 0: no slow device
     #[arg(long, default_value_t = 200)]
     slow_us: u32,
-    /// The measured servers
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "kernel,uring,qsd-native,qsd-uring,vhost-scsi"
-    )]
-    who: Vec<Who>,
-    /// A further argument of `vhost-blk serve`; may be repeated
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    ours_arg: Vec<String>,
+    #[command(flatten)]
+    servers: Servers,
     /// Also write everything as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -81,30 +72,10 @@ impl Args {
     }
 }
 
-/// Removes the subjects that cannot be measured here from `who`; returns the programs of the
-/// others.
-pub(crate) fn programs(
-    who: &mut Vec<Who>,
-    ours_args: &[String],
-) -> Result<(Programs, tempfile::TempDir)> {
-    let folder = tempfile::Builder::new().prefix("bench-").tempdir()?;
-    let ours = std::env::current_exe()?.with_file_name("vhost-blk");
-    if !ours.exists() {
-        bail!("{} is not there: build vhost-blk", ours.display());
-    }
-    if who.contains(&Who::Kernel) && !PathBuf::from("/dev/vhost-blk").exists() {
-        eprintln!("bench: /dev/vhost-blk is missing: the kernel plane is left out");
-        who.retain(|&who| who != Who::Kernel);
-    }
-    let ours_args = ours_args.to_vec();
-    let path = folder.path().to_owned();
-    Ok((Programs { ours, ours_args, folder: path, polling: true }, folder))
-}
-
 /// Runs the comparison and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let mut args = args.clone();
-    let (programs, _folder) = programs(&mut args.who, &args.ours_arg)?;
+    let (programs, _folder) = args.servers.programs()?;
     let mut report = Report { setup: setup::describe(), ..Report::default() };
     let ours = programs.ours.display().to_string();
     for program in [ours.as_str(), "qemu-storage-daemon"] {
@@ -137,7 +108,7 @@ fn compare(
         Subject::start(who, programs, speed, queues)
             .with_context(|| format!("starting {}", who.name()))
     };
-    let subjects = args.who.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let subjects = args.servers.who.iter().map(start).collect::<Result<Vec<_>>>()?;
     for subject in subjects.iter().filter(|_| queues == 1) {
         let name = format!("{}, {}", subject.who.name(), speed.name());
         report.setup.push((name, subject.command_line.clone()));

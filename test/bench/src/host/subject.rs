@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use kit::daemon::Daemon;
 use kit::null_blk::NullBlk;
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
 use crate::client::Client;
 use crate::cpu::{self, Times};
@@ -46,6 +47,40 @@ impl Who {
     /// True for a variant of qemu-storage-daemon.
     pub fn is_qsd(self) -> bool {
         matches!(self, Self::QsdNative | Self::QsdUring)
+    }
+}
+
+/// The options that choose the measured servers.
+#[derive(Clone, Debug, Args)]
+pub struct Servers {
+    /// The measured servers
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "kernel,uring,qsd-native,qsd-uring,vhost-scsi"
+    )]
+    pub who: Vec<Who>,
+    /// A further argument of `vhost-blk serve`; may be repeated
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    ours_arg: Vec<String>,
+}
+
+impl Servers {
+    /// Removes the servers that cannot be measured here; returns the programs of the others.
+    pub fn programs(&mut self) -> Result<(Programs, TempDir)> {
+        let folder = tempfile::Builder::new().prefix("bench-").tempdir()?;
+        let ours = std::env::current_exe()?.with_file_name("vhost-blk");
+        if !ours.exists() {
+            bail!("{} is not there: build vhost-blk", ours.display());
+        }
+        if self.who.contains(&Who::Kernel) && !Path::new("/dev/vhost-blk").exists() {
+            eprintln!("bench: /dev/vhost-blk is missing: the kernel plane is left out");
+            self.who.retain(|&who| who != Who::Kernel);
+        }
+        let ours_args = self.ours_arg.clone();
+        let path = folder.path().to_owned();
+        Ok((Programs { ours, ours_args, folder: path, polling: true }, folder))
     }
 }
 

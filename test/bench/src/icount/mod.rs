@@ -16,7 +16,7 @@ use clap::Args as ClapArgs;
 
 use self::table::{Path, Table};
 use crate::cpu;
-use crate::host::subject::{Programs, Subject, Who};
+use crate::host::subject::{Programs, Servers, Subject, Who};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::rig::Speed;
 use crate::worker::Until;
@@ -35,17 +35,8 @@ pub struct Args {
     /// Requests in flight
     #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,32")]
     depths: Vec<u16>,
-    /// The measured servers
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "kernel,uring,qsd-native,qsd-uring,vhost-scsi"
-    )]
-    who: Vec<Who>,
-    /// A further argument of `vhost-blk serve`; may be repeated
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    ours_arg: Vec<String>,
+    #[command(flatten)]
+    servers: Servers,
     /// Also write the path lengths as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -67,14 +58,14 @@ pub fn run(args: &Args) -> Result<()> {
     if cpu::usable()?.len() != 1 && !args.any_clock {
         bail!("this VM has more than one CPU: use the lab's --icount");
     }
-    let (mut programs, _folder) = crate::host::programs(&mut args.who, &args.ours_arg)?;
+    let (mut programs, _folder) = args.servers.programs()?;
     programs.polling = false;
     let mut table = Table::default();
-    for &who in &args.who {
+    for &who in &args.servers.who {
         table.paths.extend(lengths(&args, &programs, who)?);
     }
     println!("{}", table.markdown());
-    if args.who.contains(&Who::Kernel) {
+    if args.servers.who.contains(&Who::Kernel) {
         println!("{}", per_stage(&args, &programs)?);
     }
     if let Some(path) = &args.json {

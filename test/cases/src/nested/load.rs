@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use crate::nested::daemon::Daemon;
+use crate::nested::disk::Disk;
 use crate::nested::guest::Guest;
 use kit::wait::wait_until_so;
 
@@ -72,4 +74,14 @@ pub(super) fn finish(guest: &mut Guest) -> Result<()> {
         bail!("the load in the guest ended with {}: {log}\n{kernel}", code.trim());
     }
     Ok(())
+}
+
+/// Ends a case: all data verifies once more in the guest, the daemon stops in order, and the file
+/// system on the disk is sound.
+pub(super) fn end(mut guest: Guest, daemon: Daemon, disk: &Disk) -> Result<()> {
+    verify_once(&mut guest)?;
+    guest.ok("umount /run/disk")?;
+    guest.cut_power();
+    daemon.stop()?;
+    disk.check()
 }

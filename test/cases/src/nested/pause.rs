@@ -52,11 +52,7 @@ fn run(setup: &Setup, plane: Plane) -> Result<()> {
         guest.ok(&format!("mount {node} /run/disk"))?;
         load::check_kept(&mut guest)?;
     }
-    load::verify_once(&mut guest)?;
-    guest.ok("umount /run/disk")?;
-    guest.cut_power();
-    daemon.stop()?;
-    disk.check()?;
+    load::end(guest, daemon, &disk)?;
     println!(
         "{PAUSES} pauses and {RESETS} resets under a load that verified itself; \
          what was synced before is whole"

@@ -39,11 +39,7 @@ fn run(setup: &Setup, plane: Plane) -> Result<()> {
         daemon.replace().with_context(|| format!("kill {kill}"))?;
     }
     load::finish(&mut guest)?;
-    load::verify_once(&mut guest)?;
-    guest.ok("umount /run/disk")?;
-    guest.cut_power();
-    daemon.stop()?;
-    disk.check()?;
+    load::end(guest, daemon, &disk)?;
     println!("{KILLS} daemons killed under load; all data verified");
     Ok(())
 }

@@ -41,11 +41,7 @@ fn on(setup: &Setup, disk: &Disk) -> Result<()> {
         daemon.switch(if i % 2 == 0 { Plane::Kernel } else { Plane::Uring })?;
     }
     load::finish(&mut guest)?;
-    load::verify_once(&mut guest)?;
-    guest.ok("umount /run/disk")?;
-    guest.cut_power();
-    daemon.stop()?;
-    disk.check()?;
+    load::end(guest, daemon, disk)?;
     println!("{SWITCHES} switches of {} under load; all data verified", disk.path().display());
     Ok(())
 }
