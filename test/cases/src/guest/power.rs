@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kit::outcome::{expect_log, skip};
+use kit::outcome::{expect_io_errors, expect_log, skip};
 
 use crate::case::cases;
 use crate::guest::load::everything::Everything;
@@ -112,6 +112,7 @@ const GIVEN_UP: &str = "the device is given up";
 /// Tests a device that answers nothing until it is reset. The page cache writes to it, because a
 /// program that waits for a disk cannot be frozen, which would prevent the suspend.
 fn cured_by(context: &Context, reset: &dyn Fn(&Disk<'_>) -> Result<()>) -> Result<()> {
+    expect_io_errors();
     let _at_once = Setting::change("/proc/sys/vm/dirty_background_ratio", "0")?;
     let lie = Lie::SilentUntilReset;
     let plug = Plug::of(Backing::Liar { lie, after: ANSWERED, seed: context.seed });
@@ -150,6 +151,7 @@ const REQUESTS_A_SECOND: u64 = 20;
 /// to write than the disk does in that time, and much more than the queue holds, so it waits for a
 /// full queue when the resume fails.
 fn resume_fails(context: &Context) -> Result<()> {
+    expect_io_errors();
     let _short = prepare_to_sleep()?;
     let _no_sync = Setting::change("/sys/power/sync_on_suspend", "0")?;
     let _at_once = Setting::change("/proc/sys/vm/dirty_background_ratio", "0")?;
