@@ -13,10 +13,7 @@ mkdir -p "$cache"
 without_btf=CONFIG_DEBUG_INFO_BTF_MODULES=
 
 note() { printf 'kernel: %s\n' "$*" >&2; }
-die() {
-    note "$*"
-    exit 1
-}
+die() { note "$*"; exit 1; }
 
 # entry NAME COMMAND...: prints the cache folder NAME. If it is not there, COMMAND fills a folder
 # beside it (its last argument), which is then renamed: an entry is complete or absent. The
@@ -32,10 +29,7 @@ entry() {
 build_entry() {
     staging=$cache/.building-$entry_name
     exec 9>"$cache/.lock-$entry_name"
-    flock -n 9 || {
-        note "another process is making $entry_name, waiting for it"
-        flock 9
-    }
+    flock -n 9 || { note "another process is making $entry_name, waiting for it"; flock 9; }
     [ ! -d "$cache/$entry_name" ] || return 0
     rm -rf "$staging"
     mkdir "$staging"
@@ -44,10 +38,8 @@ build_entry() {
     (set -e && exec 9>&- >&2 && "$@" "$staging")
     status=$?
     set -e
-    [ "$status" -eq 0 ] || {
-        rm -rf "$staging"
-        die "cannot make $entry_name in $cache: see above"
-    }
+    [ "$status" -eq 0 ] || rm -rf "$staging"
+    [ "$status" -eq 0 ] || die "cannot make $entry_name in $cache: see above"
     mv -T "$staging" "$cache/$entry_name"
     exec 9>&-
 }
@@ -73,9 +65,7 @@ drop_old() {
 }
 
 # download PACKAGE[=VERSION] FOLDER: puts the .deb into FOLDER without installing it.
-download() {
-    (cd "$2" && apt-get -q -o APT::Sandbox::User=root download "$1" >&2)
-}
+download() { (cd "$2" && apt-get -q -o APT::Sandbox::User=root download "$1" >&2); }
 
 # unpack PACKAGE[=VERSION] FOLDER: downloads a package and unpacks it into FOLDER.
 unpack() {
@@ -88,9 +78,8 @@ unpack() {
 # candidate PACKAGE: the version that apt would take; the index is refreshed if it knows none.
 candidate() {
     for try in first second; do
-        found=$(apt-cache policy "$1" | sed -n 's/^ *Candidate: //p')
-        [ -z "$found" ] || [ "$found" = "(none)" ] || break
-        found=
+        found=$(apt-cache policy "$1" | sed -n '/(none)/d; s/^ *Candidate: //p')
+        [ -z "$found" ] || break
         [ "$try" = second ] || apt-get -q update >&2 || true
     done
     printf '%s\n' "$found"
@@ -106,6 +95,5 @@ debian_version() {
 # has_vhost_h VERSION: true if the vhost.h of this package version is cached or can be fetched.
 has_vhost_h() {
     [ -f "$cache/source-$1/drivers/vhost/vhost.h" ] || [ -f "$cache/vhost-h-$1/vhost.h" ] ||
-        apt-cache madison "linux-source-$(echo "$1" | cut -d. -f1-2)" | awk '{ print $3 }' |
-        grep -qxF "$1"
+        apt-cache madison "linux-source-$(echo "$1" | cut -d. -f1-2)" | grep -qF " $1 |"
 }
