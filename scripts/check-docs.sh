@@ -119,7 +119,7 @@ is_serve_option() {
 is_other_option() {
     field=$(printf '%s' "$1" | tr - _)
     grep -qE "^ +(pub )?$field: |long = \"$1\"" crates/vhost-blk/src/create.rs \
-        crates/vhost-blk/src/doctor/mod.rs test/bench/src/*.rs test/lab/src/main.rs
+        crates/vhost-blk/src/doctor/mod.rs test/bench/src/*.rs test/lab/src/cli.rs
 }
 
 # No path of one machine.

@@ -5,7 +5,7 @@
 //! Nothing here but [`disks`] knows how the daemon works. It is started as a program, attached to QEMU as any
 //! user would attach it, and judged by what a Linux guest sees.
 //!
-//! The parts, in the order in which a run uses them:
+//! [`cli`] has the command line. The parts, in the order in which a run uses them:
 //!
 //! * [`cache`]: expensive files (guest kernel, root image), made once and kept.
 //! * [`qemu`]: the installed QEMU, or a private one if that is too old.
@@ -29,6 +29,7 @@
 
 pub mod accel;
 pub mod cache;
+pub mod cli;
 mod debian;
 pub mod disk;
 pub mod disks;
