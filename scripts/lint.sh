@@ -65,7 +65,7 @@ check file_length
 check skips_are_counted
 check unsafety_is_explained
 check scripts/kernel/lint.sh
-check scripts/check-docs.sh
+check cargo test --quiet -p docs
 check scripts/check-prose.sh
 if cargo deny --version >/dev/null 2>&1; then
     # Advisories would need the network.

@@ -228,7 +228,6 @@ stage 20 "set-up: packages" scripts/setup.sh test || finish
 # shellcheck disable=SC2016
 stage 5 "formatting" sh -c 'if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check
     else echo "SKIP: rustfmt is not installed (rustup component add rustfmt)"; fi'
-stage 5 "documents" scripts/check-docs.sh
 stage 5 "prose" scripts/check-prose.sh
 stage 45 "build" cargo build --workspace --all-targets || finish
 stage 45 "set-up: QEMU, guest kernel, root image, accelerator" cargo run --quiet -p lab -- fetch || finish

@@ -10,4 +10,5 @@ mod device;
 mod memory;
 mod messages;
 mod mischief;
+mod page;
 mod queues;

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Each document says only what is true of the files and programs.
+
+use clap::{Args, Command, CommandFactory};
+use docs::{Document, documents, files, read, root};
+use regex::Regex;
+use std::collections::HashSet;
+use std::path::Path;
+
+/// Checks each document. `flaws` returns the sentences that are not true in it.
+fn each_document(flaws: impl Fn(&Document) -> Vec<String>) {
+    let found: Vec<String> = documents()
+        .iter()
+        .flat_map(|document| {
+            flaws(document).into_iter().map(|flaw| format!("{}: {flaw}", document.path))
+        })
+        .collect();
+    assert!(found.is_empty(), "{} flaws:\n{}", found.len(), found.join("\n"));
+}
+
+fn regex(pattern: &str) -> Regex {
+    Regex::new(pattern).expect("a valid pattern")
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let outside = regex("^(https?|mailto):");
+    each_document(|document| {
+        let inside = document.links.iter().filter(|link| !outside.is_match(link));
+        inside.filter_map(|link| flaw_of_link(document, link)).collect()
+    });
+}
+
+fn flaw_of_link(document: &Document, link: &str) -> Option<String> {
+    let (path, heading) = match link.split_once('#') {
+        Some((path, heading)) => (path, Some(heading)),
+        None => (link, None),
+    };
+    let here = root().join(&document.path);
+    let target = match path {
+        "" => here,
+        _ => here.parent().expect("a file is in a folder").join(path),
+    };
+    if !target.exists() {
+        return Some(format!("the link {link} leads to nothing"));
+    }
+    let heading = heading?;
+    let text = std::fs::read_to_string(&target).unwrap_or_default();
+    let has_heading = Document::parse(path, &text).anchors().any(|anchor| anchor == heading);
+    (!has_heading).then(|| format!("no heading for the link {link}"))
+}
+
+#[test]
+fn named_files_exist_and_define_the_named_functions() {
+    let (files, path) = (files(), regex("^([A-Za-z0-9_.@/-]+?)(?::([a-z0-9_]+))?$"));
+    each_document(|document| {
+        let parts = document.codes.iter().filter_map(|code| path.captures(code));
+        parts
+            .filter_map(|parts| {
+                let function = parts.get(2).map(|function| function.as_str());
+                flaw_of_path(&files, &parts[1], function)
+            })
+            .collect()
+    });
+}
+
+fn flaw_of_path(files: &[String], named: &str, function: Option<&str>) -> Option<String> {
+    let ours = "^(crates|test|scripts|packaging|docs|fuzz|kernel|LICENSES|\\.ci)/";
+    let path = if regex(ours).is_match(named)
+        || !named.contains('/') && (regex(r"\.(rs|sh)$").is_match(named) || named == "Makefile")
+    {
+        named.to_string()
+    } else if !named.contains('/') && named.ends_with(".c") {
+        // The documents of the kernel name its files by the last part.
+        let last = format!("/{named}");
+        let found = files.iter().find(|file| file.starts_with("kernel/") && file.ends_with(&last));
+        match found {
+            Some(file) => file.clone(),
+            None => return Some(format!("below kernel/ there is no {named}")),
+        }
+    } else {
+        return None;
+    };
+    if !root().join(&path).exists() {
+        return Some(format!("there is no {path}"));
+    }
+    let function = function?;
+    let definition = match Path::new(&path).extension().and_then(|extension| extension.to_str()) {
+        Some("c" | "h") => format!(r"(?m)^[a-z].*[ *]{function}\("),
+        _ => format!(r"\bfn {function}\b"),
+    };
+    let is_defined = regex(&definition).is_match(&read(&path));
+    (!is_defined).then(|| format!("{path} has no function {function}"))
+}
+
+#[test]
+fn named_make_targets_exist() {
+    let (target, makefile) = (regex("^ *make ([a-z][a-z-]*)"), read("Makefile"));
+    let rules: HashSet<&str> =
+        makefile.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name).collect();
+    each_document(|document| {
+        let lines = document.codes.iter().cloned().chain(document.block_lines());
+        lines
+            .filter_map(|line| target.captures(&line).map(|found| found[1].to_string()))
+            .filter(|target| !rules.contains(target.as_str()))
+            .map(|target| format!("the Makefile has no target {target}"))
+            .collect()
+    });
+}
+
+/// The long options of a command, without those of its subcommands.
+fn options_of(command: &Command) -> HashSet<String> {
+    let own = command.get_arguments().filter_map(clap::Arg::get_long_and_visible_aliases);
+    own.flatten().chain(["help"]).map(|long| format!("--{long}")).collect()
+}
+
+/// The long options of a command and its subcommands.
+fn all_options_of(command: &Command) -> HashSet<String> {
+    let below = command.get_subcommands().flat_map(all_options_of);
+    options_of(command).into_iter().chain(below).collect()
+}
+
+/// The options of `bench` and its subcommands.
+fn bench() -> Command {
+    let bench = bench::compare::Args::augment_args(Command::new("bench"));
+    let with = |bench: Command, command| bench.subcommand(command);
+    let bench = with(bench, bench::socket::Args::augment_args(Command::new("socket")));
+    let bench = with(bench, bench::host::Args::augment_args(Command::new("host")));
+    with(bench, bench::icount::Args::augment_args(Command::new("icount")))
+}
+
+#[test]
+fn options_of_a_command_line_are_options_of_its_command() {
+    let program = vhost_blk::cli::Cli::command();
+    let (call, option) = (regex("vhost-blk ([a-z]+) (.*)"), regex("--[a-z][a-z-]*"));
+    each_document(|document| {
+        let mut flaws = Vec::new();
+        for line in document.codes.iter().cloned().chain(document.block_lines()) {
+            let Some(call) = call.captures(&line) else { continue };
+            let Some(command) = program.find_subcommand(&call[1]) else { continue };
+            let known = all_options_of(command);
+            let used = option.find_iter(&call[2]).map(|option| option.as_str());
+            for option in used.filter(|option| !known.contains(*option)) {
+                flaws.push(format!("vhost-blk {} has no option {option}", &call[1]));
+            }
+        }
+        flaws
+    });
+}
+
+#[test]
+fn an_option_alone_is_one_of_some_program() {
+    let programs = [vhost_blk::cli::Cli::command(), lab::cli::Cli::command(), bench()];
+    let known: HashSet<String> = programs.iter().flat_map(all_options_of).collect();
+    let option = regex("^--[a-z][a-z-]*");
+    each_document(|document| {
+        let used = document.codes.iter().filter_map(|code| option.find(code));
+        used.filter(|option| !known.contains(option.as_str()))
+            .map(|option| format!("no program has an option {}", option.as_str()))
+            .collect()
+    });
+}
+
+#[test]
+fn no_path_is_of_one_machine() {
+    let path = regex("(?:^|[^a-zA-Z0-9_.])/(?:work|root|home)/");
+    each_document(|document| {
+        let lines = document.text.lines().filter(|line| path.is_match(line));
+        lines.map(|line| format!("a path of one machine: {line}")).collect()
+    });
+}
+
+#[test]
+fn lines_of_text_have_at_most_120_characters() {
+    each_document(|document| {
+        let long = document.text_lines().filter(|(_, line)| line.chars().count() > 120);
+        long.map(|(number, _)| format!("line {number} has more than 120 characters")).collect()
+    });
+}
+
+/// The rows of a document that end with the name of a constant, its value and its file.
+fn bounds(document: &Document) -> Vec<[&str; 3]> {
+    let name = regex("^[A-Z0-9_]+$");
+    let rows = document.tables.iter().flat_map(|table| &table.rows);
+    rows.filter_map(|row| {
+        let [.., constant, value, file] = row.as_slice() else { return None };
+        Some([constant.only_code()?, value.only_code()?, file.only_code()?])
+    })
+    .filter(|[constant, ..]| name.is_match(constant))
+    .collect()
+}
+
+#[test]
+fn bounds_have_the_values_of_their_constants() {
+    let spaces = regex(r"\s+");
+    each_document(|document| {
+        let is_true = |[name, value, file]: &[&str; 3]| {
+            let definition = match file.ends_with(".rs") {
+                true => regex(&format!(r"(?m)\bconst {name}: [^=]* = (.*);$")),
+                false => regex(&format!(r"(?m)^#define {name}\s+(.*)$")),
+            };
+            root().join(file).is_file()
+                && definition
+                    .captures_iter(&read(file))
+                    .any(|found| spaces.replace_all(&found[1], " ") == *value)
+        };
+        let wrong = bounds(document).into_iter().filter(|bound| !is_true(bound));
+        wrong.map(|[name, value, file]| format!("{file} does not say {name} = {value}")).collect()
+    });
+}
+
+#[test]
+fn the_tables_of_bounds_are_recognized() {
+    for (path, least) in [("docs/bounds.md", 30), ("docs/kernel.md", 5)] {
+        let rows = bounds(&Document::parse(path, &read(path))).len();
+        assert!(rows >= least, "{path}: {rows} rows of bounds");
+    }
+}
