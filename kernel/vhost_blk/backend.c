@@ -10,7 +10,7 @@
 #include "vhost_blk.h"
 
 /* Most sleeping operations at once. */
-#define SLOW_MAX	64
+#define VHOST_BLK_SLOW_MAX	64
 
 /**
  * vhost_blk_backend_bytes - size of the storage, as of now
@@ -24,7 +24,7 @@ u64 vhost_blk_backend_bytes(const struct vhost_blk_backend *be)
 }
 
 /* Drains the requests of a dead backend and releases it, so that its driver can be unbound. */
-static void dead_work(struct work_struct *work)
+static void vhost_blk_dead_work(struct work_struct *work)
 {
 	struct vhost_blk_backend *be = container_of(work, struct vhost_blk_backend, dead_work);
 	struct file *bdev_file, *file;
@@ -54,7 +54,7 @@ static void dead_work(struct work_struct *work)
 }
 
 /* Called with bd_holder_lock held, which it must release: the block layer's rule. */
-static void mark_dead(struct block_device *bdev, bool surprise)
+static void vhost_blk_mark_dead(struct block_device *bdev, bool surprise)
 {
 	struct vhost_blk_backend *be = bdev->bd_holder;
 
@@ -64,18 +64,18 @@ static void mark_dead(struct block_device *bdev, bool surprise)
 	mutex_unlock(&bdev->bd_holder_lock);
 }
 
-static const struct blk_holder_ops holder_ops = {
-	.mark_dead = mark_dead,
+static const struct blk_holder_ops vhost_blk_holder_ops = {
+	.mark_dead = vhost_blk_mark_dead,
 };
 
-/* With be->lock held: mark_dead() may run as soon as the device is open. */
-static int open_bdev(struct vhost_blk_backend *be)
+/* With be->lock held: vhost_blk_mark_dead() may run as soon as the device is open. */
+static int vhost_blk_open_bdev(struct vhost_blk_backend *be)
 {
 	struct block_device *bdev = I_BDEV(be->file->f_mapping->host);
 	blk_mode_t mode = BLK_OPEN_READ | (be->read_only ? 0 : BLK_OPEN_WRITE);
 	struct file *file;
 
-	file = bdev_file_open_by_dev(bdev->bd_dev, mode, be, &holder_ops);
+	file = bdev_file_open_by_dev(bdev->bd_dev, mode, be, &vhost_blk_holder_ops);
 	if (IS_ERR(file))
 		return PTR_ERR(file);
 	be->bdev_file = file;
@@ -96,7 +96,7 @@ static int open_bdev(struct vhost_blk_backend *be)
 	be->mem_mask = bdev_dma_alignment(be->bdev) | (be->lbs - 1);
 	be->polls = bdev_get_queue(be->bdev)->limits.features & BLK_FEAT_POLL &&
 		    bdev_nowait(be->bdev);
-	/* dead_work() takes be->lock. */
+	/* vhost_blk_dead_work() takes be->lock. */
 	if (READ_ONCE(be->dead))
 		return -ENODEV;
 	/* The page cache of the device is not used from here on. */
@@ -106,7 +106,7 @@ static int open_bdev(struct vhost_blk_backend *be)
 }
 
 /* O_DIRECT's alignment of offset and memory. */
-static int direct_limits(struct vhost_blk_backend *be)
+static int vhost_blk_direct_limits(struct vhost_blk_backend *be)
 {
 	struct kstat stat;
 	int err;
@@ -124,7 +124,7 @@ static int direct_limits(struct vhost_blk_backend *be)
 	return be->lbs > PAGE_SIZE ? -EINVAL : 0;
 }
 
-static int open_regular(struct vhost_blk_backend *be)
+static int vhost_blk_open_regular(struct vhost_blk_backend *be)
 {
 	struct file *file = be->file;
 
@@ -136,11 +136,11 @@ static int open_regular(struct vhost_blk_backend *be)
 	be->direct = file->f_flags & O_DIRECT;
 	be->nowait = file->f_mode & FMODE_NOWAIT;
 	be->wb_err = filemap_sample_wb_err(file->f_mapping);
-	return be->direct ? direct_limits(be) : 0;
+	return be->direct ? vhost_blk_direct_limits(be) : 0;
 }
 
 /* The owner's credentials and cgroups, which the workqueue uses. */
-static void charge_to_current(struct vhost_blk_backend *be)
+static void vhost_blk_charge_to_current(struct vhost_blk_backend *be)
 {
 	be->cred = get_current_cred();
 #ifdef CONFIG_BLK_CGROUP
@@ -184,7 +184,7 @@ void vhost_blk_put_backend(struct vhost_blk_backend *be)
 	kfree(be);
 }
 
-static struct vhost_blk_backend *open_backend(struct vhost_blk *blk, int fd)
+static struct vhost_blk_backend *vhost_blk_open_backend(struct vhost_blk *blk, int fd)
 {
 	struct vhost_blk_backend *be;
 	umode_t mode;
@@ -194,7 +194,7 @@ static struct vhost_blk_backend *open_backend(struct vhost_blk *blk, int fd)
 	if (!be)
 		return ERR_PTR(-ENOMEM);
 	be->blk = blk;
-	INIT_WORK(&be->dead_work, dead_work);
+	INIT_WORK(&be->dead_work, vhost_blk_dead_work);
 	mutex_init(&be->lock);
 	err = -EBADF;
 	be->file = fget(fd);
@@ -202,19 +202,19 @@ static struct vhost_blk_backend *open_backend(struct vhost_blk *blk, int fd)
 		goto fail;
 	be->read_only = !(be->file->f_mode & FMODE_WRITE);
 	err = -ENOMEM;
-	be->wq = alloc_workqueue("vhost_blk", WQ_UNBOUND | WQ_MEM_RECLAIM, SLOW_MAX);
+	be->wq = alloc_workqueue("vhost_blk", WQ_UNBOUND | WQ_MEM_RECLAIM, VHOST_BLK_SLOW_MAX);
 	if (!be->wq)
 		goto fail;
 	mode = file_inode(be->file)->i_mode;
 	mutex_lock(&be->lock);
 	if (S_ISBLK(mode))
-		err = open_bdev(be);
+		err = vhost_blk_open_bdev(be);
 	else
-		err = S_ISREG(mode) ? open_regular(be) : -EINVAL;
+		err = S_ISREG(mode) ? vhost_blk_open_regular(be) : -EINVAL;
 	mutex_unlock(&be->lock);
 	if (err)
 		goto fail;
-	charge_to_current(be);
+	vhost_blk_charge_to_current(be);
 	return be;
 fail:
 	vhost_blk_put_backend(be);
@@ -222,7 +222,7 @@ fail:
 }
 
 /* True if the descriptor is the attached file or device, opened with the same flags. */
-static int same_storage(struct vhost_blk_backend *be, int fd)
+static int vhost_blk_same_storage(struct vhost_blk_backend *be, int fd)
 {
 	struct file *file = fget(fd);
 	bool same, can_write;
@@ -239,7 +239,7 @@ static int same_storage(struct vhost_blk_backend *be, int fd)
 }
 
 /* Starts the queues that are set up; dev.mutex protects their set-up. */
-static int start_ready(struct vhost_blk *blk)
+static int vhost_blk_start_ready(struct vhost_blk *blk)
 {
 	unsigned int i;
 	int err;
@@ -257,7 +257,7 @@ static int start_ready(struct vhost_blk *blk)
 }
 
 /* Readers under backend_mutex see the new backend from here on. */
-static void publish_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
+static void vhost_blk_publish_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 {
 	mutex_lock(&blk->backend_mutex);
 	blk->backend = be;
@@ -265,7 +265,8 @@ static void publish_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 }
 
 /* A file that is attached over itself keeps its lost writes. Nothing is in flight. */
-static void inherit_sync_error(struct vhost_blk_backend *be, const struct vhost_blk_backend *old)
+static void vhost_blk_inherit_sync_error(struct vhost_blk_backend *be,
+					 const struct vhost_blk_backend *old)
 {
 	if (!old || old->bdev || be->bdev || file_inode(old->file) != file_inode(be->file))
 		return;
@@ -274,7 +275,7 @@ static void inherit_sync_error(struct vhost_blk_backend *be, const struct vhost_
 }
 
 /* Moves all running queues to @be. No request is in flight during the change. */
-static int swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
+static int vhost_blk_swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 {
 	struct vhost_blk_backend *old = blk->backend;
 	unsigned int i;
@@ -283,7 +284,7 @@ static int swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 	err = vhost_blk_pause_all(blk);
 	if (err)
 		return err;
-	inherit_sync_error(be, old);
+	vhost_blk_inherit_sync_error(be, old);
 	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_virtqueue *vq = &blk->queues[i].vq;
 
@@ -292,13 +293,13 @@ static int swap_backend(struct vhost_blk *blk, struct vhost_blk_backend *be)
 			vhost_vq_set_backend(vq, be);
 		mutex_unlock(&vq->mutex);
 	}
-	publish_backend(blk, be);
+	vhost_blk_publish_backend(blk, be);
 	vhost_blk_resume_all(blk);
 	vhost_blk_put_backend(old);
 	return 0;
 }
 
-static int detach(struct vhost_blk *blk)
+static int vhost_blk_detach(struct vhost_blk *blk)
 {
 	struct vhost_blk_backend *old;
 	int err = vhost_blk_stop_all(blk);
@@ -306,12 +307,12 @@ static int detach(struct vhost_blk *blk)
 	if (err)
 		return err;
 	old = blk->backend;
-	publish_backend(blk, NULL);
+	vhost_blk_publish_backend(blk, NULL);
 	vhost_blk_put_backend(old);
 	return 0;
 }
 
-static int attach(struct vhost_blk *blk, int fd)
+static int vhost_blk_attach(struct vhost_blk *blk, int fd)
 {
 	bool first = !blk->backend;
 	struct vhost_blk_backend *be;
@@ -319,20 +320,20 @@ static int attach(struct vhost_blk *blk, int fd)
 
 	/* The attached block device cannot be claimed twice, and need not be. */
 	if (blk->backend && !READ_ONCE(blk->backend->dead) &&
-	    blk->backend->bdev && !same_storage(blk->backend, fd))
-		return start_ready(blk);
-	be = open_backend(blk, fd);
+	    blk->backend->bdev && !vhost_blk_same_storage(blk->backend, fd))
+		return vhost_blk_start_ready(blk);
+	be = vhost_blk_open_backend(blk, fd);
 	if (IS_ERR(be))
 		return PTR_ERR(be);
-	err = swap_backend(blk, be);
+	err = vhost_blk_swap_backend(blk, be);
 	if (err) {
 		vhost_blk_put_backend(be);
 		return err;
 	}
-	err = start_ready(blk);
+	err = vhost_blk_start_ready(blk);
 	/* After a swap the new backend stays; a failed first attach is undone. */
 	if (err && first)
-		detach(blk);
+		vhost_blk_detach(blk);
 	return err;
 }
 
@@ -351,12 +352,13 @@ long vhost_blk_set_backend(struct vhost_blk *blk, const struct vhost_vring_file 
 	if (!q)
 		return -ENOBUFS;
 	if (!file->index)
-		return file->fd == VHOST_FILE_UNBIND ? detach(blk) : attach(blk, file->fd);
+		return file->fd == VHOST_FILE_UNBIND ? vhost_blk_detach(blk) :
+						       vhost_blk_attach(blk, file->fd);
 
 	if (file->fd == VHOST_FILE_UNBIND)
 		return vhost_blk_stop_queue(q);
 	if (!blk->backend || READ_ONCE(blk->backend->dead))
 		return -ENODEV;
-	err = same_storage(blk->backend, file->fd);
+	err = vhost_blk_same_storage(blk->backend, file->fd);
 	return err ?: vhost_blk_start_queue(q, blk->backend);
 }

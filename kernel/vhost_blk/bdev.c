@@ -5,7 +5,7 @@
  */
 #include "vhost_blk.h"
 
-static void end_bio(struct bio *bio)
+static void vhost_blk_end_bio(struct bio *bio)
 {
 	struct vhost_blk_req *req = container_of(bio, struct vhost_blk_req, bio);
 	int error = blk_status_to_errno(bio->bi_status);
@@ -13,7 +13,8 @@ static void end_bio(struct bio *bio)
 	bio_uninit(bio);
 	/*
 	 * No tag, a bio to split, or a lost poll queue: see vhost_blk_submit_bdev(). The bio's own
-	 * flags are no test, because stacked drivers clear them. Or no memory: see may_repeat().
+	 * flags are no test, because stacked drivers clear them. Or no memory: see
+	 * vhost_blk_may_repeat().
 	 */
 	if (unlikely(error == -ENOMEM ||
 		     (req->nowait && (error == -EAGAIN || error == -EOPNOTSUPP)))) {
@@ -34,14 +35,14 @@ bool vhost_blk_polls(const struct vhost_blk_req *req)
 	return req->be->polls && READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_IOPOLL;
 }
 
-static blk_opf_t opf_of(const struct vhost_blk_req *req)
+static blk_opf_t vhost_blk_opf(const struct vhost_blk_req *req)
 {
 	if (req->type == VIRTIO_BLK_T_OUT)
 		return REQ_OP_WRITE | REQ_SYNC | REQ_IDLE | (req->durable ? REQ_FUA : 0);
 	return REQ_OP_READ;
 }
 
-static void init_bio(struct vhost_blk_req *req, blk_opf_t opf)
+static void vhost_blk_init_bio(struct vhost_blk_req *req, blk_opf_t opf)
 {
 	bio_init(&req->bio, req->be->bdev, req->vecs, req->nr_vecs, opf);
 	req->bio.bi_vcnt = req->nr_vecs;
@@ -55,7 +56,7 @@ static void init_bio(struct vhost_blk_req *req, blk_opf_t opf)
  */
 void vhost_blk_submit_bdev(struct vhost_blk_req *req)
 {
-	blk_opf_t opf = opf_of(req);
+	blk_opf_t opf = vhost_blk_opf(req);
 
 	if (vhost_blk_polls(req)) {
 		/*
@@ -66,8 +67,8 @@ void vhost_blk_submit_bdev(struct vhost_blk_req *req)
 		req->nowait = true;
 		list_add_tail(&req->polled, &req->q->polled);
 	}
-	init_bio(req, opf);
-	req->bio.bi_end_io = end_bio;
+	vhost_blk_init_bio(req, opf);
+	req->bio.bi_end_io = vhost_blk_end_bio;
 	submit_bio(&req->bio);
 }
 
@@ -81,7 +82,7 @@ int vhost_blk_bdev_rw(struct vhost_blk_req *req)
 {
 	int err;
 
-	init_bio(req, opf_of(req));
+	vhost_blk_init_bio(req, vhost_blk_opf(req));
 	err = submit_bio_wait(&req->bio);
 	bio_uninit(&req->bio);
 	return err;
@@ -96,7 +97,7 @@ int vhost_blk_bdev_rw(struct vhost_blk_req *req)
 void vhost_blk_submit_flush(struct vhost_blk_req *req)
 {
 	bio_init(&req->bio, req->be->bdev, NULL, 0, REQ_OP_WRITE | REQ_PREFLUSH);
-	req->bio.bi_end_io = end_bio;
+	req->bio.bi_end_io = vhost_blk_end_bio;
 	submit_bio(&req->bio);
 }
 

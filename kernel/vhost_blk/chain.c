@@ -20,7 +20,7 @@ void vhost_blk_fault(struct vhost_blk_queue *q)
 /**
  * vhost_blk_take_chain - take the next chain
  * @q: the queue, which runs; its vq.mutex is held, and its notifications are disabled: only
- *	submit_batch() in queue.c may call this
+ *	vhost_blk_submit_batch() may call this
  * @chain: filled in
  *
  * Return: 1; 0 if there is none, or the ring is faulty; -EAGAIN if a completion or an IOTLB update

@@ -28,7 +28,7 @@ void vhost_blk_end_io(struct vhost_blk_req *req, int error)
 	rcu_read_lock();
 	/*
 	 * Only the first entry of the list queues the work, which handles the later ones too.
-	 * llist_add() is a full barrier; it pairs with the one in loop_end() in queue.c.
+	 * llist_add() is a full barrier; it pairs with the one in vhost_blk_loop_end().
 	 */
 	if (llist_add(&req->done, &q->done) && !READ_ONCE(q->looping))
 		vhost_blk_queue_done(q);
@@ -46,7 +46,7 @@ void vhost_blk_queue_done(struct vhost_blk_queue *q)
 		queue_delayed_work(vhost_blk_system_wq, &q->orphan_work, 0);
 }
 
-static u8 status_of(int error)
+static u8 vhost_blk_status(int error)
 {
 	switch (error) {
 	case 0:
@@ -58,7 +58,7 @@ static u8 status_of(int error)
 	}
 }
 
-static void count(struct vhost_blk_queue *q, const struct vhost_blk_req *req)
+static void vhost_blk_count_req(struct vhost_blk_queue *q, const struct vhost_blk_req *req)
 {
 	/* The clocks of two CPUs may differ slightly. */
 	u64 us = max_t(s64, q->now_ns - req->start_ns, 0) / NSEC_PER_USEC;
@@ -77,7 +77,7 @@ static void count(struct vhost_blk_queue *q, const struct vhost_blk_req *req)
 }
 
 /* Marks the pages that the device (or a copy) wrote to, and the status byte. */
-static void mark_dirty_log(struct vhost_blk_req *req)
+static void vhost_blk_log_dirty(struct vhost_blk_req *req)
 {
 	struct vhost_virtqueue *vq = &req->q->vq;
 	u64 bytes = 0;
@@ -100,7 +100,7 @@ static void mark_dirty_log(struct vhost_blk_req *req)
  * Ends one request. Returns true, and the length of its used entry, if it may be published. It may
  * not if a fatal signal to its owner prevented a write; the ring's next server replays it.
  */
-static bool finish(struct vhost_blk_req *req, u32 *written)
+static bool vhost_blk_finish(struct vhost_blk_req *req, u32 *written)
 {
 	bool reached = true;
 
@@ -111,7 +111,7 @@ static bool finish(struct vhost_blk_req *req, u32 *written)
 		*written = 1;
 		if (!req->error)
 			*written += req->type == VIRTIO_BLK_T_IN ? req->bytes : req->written;
-		if (put_user(status_of(req->error), req->status_addr)) {
+		if (put_user(vhost_blk_status(req->error), req->status_addr)) {
 			vq_err(&req->q->vq, "vhost-blk: the status byte cannot be written\n");
 			reached = false;
 		}
@@ -119,13 +119,13 @@ static bool finish(struct vhost_blk_req *req, u32 *written)
 	if (unlikely(!reached && fatal_signal_pending(current)))
 		return false;
 	if (unlikely(req->log))
-		mark_dirty_log(req);
+		vhost_blk_log_dirty(req);
 	trace_vhost_blk_completion(req, *written);
-	count(req->q, req);
+	vhost_blk_count_req(req->q, req);
 	return true;
 }
 
-static struct llist_node *finished(struct vhost_blk_queue *q)
+static struct llist_node *vhost_blk_take_done(struct vhost_blk_queue *q)
 {
 	struct llist_node *list = llist_del_all(&q->done);
 
@@ -134,7 +134,7 @@ static struct llist_node *finished(struct vhost_blk_queue *q)
 }
 
 /* Releases the resources of finished requests, after the call: the driver need not wait. */
-static unsigned int forget_all(struct llist_node *list)
+static unsigned int vhost_blk_put_all(struct llist_node *list)
 {
 	struct vhost_blk_req *req, *next;
 	unsigned int n = 0;
@@ -150,7 +150,7 @@ static unsigned int forget_all(struct llist_node *list)
 }
 
 /* Calls the driver, and notes whether that made another task wait for this CPU. */
-static void notify(struct vhost_blk_queue *q)
+static void vhost_blk_notify(struct vhost_blk_queue *q)
 {
 	bool alone = single_task_running();
 
@@ -160,7 +160,8 @@ static void notify(struct vhost_blk_queue *q)
 }
 
 /* Ends requests; their used entries go to vq.heads from @n on. Returns their end. */
-static unsigned int finish_all(struct vhost_blk_queue *q, struct llist_node *list, unsigned int n)
+static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist_node *list,
+					 unsigned int n)
 {
 	struct vhost_virtqueue *vq = &q->vq;
 	struct vhost_blk_req *req;
@@ -171,7 +172,7 @@ static unsigned int finish_all(struct vhost_blk_queue *q, struct llist_node *lis
 		/* Abandoned because of the close: the ring's next server replays it. */
 		if (unlikely(req->error && READ_ONCE(q->blk->closing)))
 			continue;
-		if (unlikely(!finish(req, &written)))
+		if (unlikely(!vhost_blk_finish(req, &written)))
 			continue;
 		vq->heads[n].id = cpu_to_vhost32(vq, req->head);
 		vq->heads[n].len = cpu_to_vhost32(vq, written);
@@ -181,7 +182,7 @@ static unsigned int finish_all(struct vhost_blk_queue *q, struct llist_node *lis
 }
 
 /* Stages 5 and 6 for the first @n entries of vq.heads. */
-static void publish(struct vhost_blk_queue *q, unsigned int n)
+static void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n)
 {
 	struct vhost_virtqueue *vq = &q->vq;
 
@@ -191,7 +192,7 @@ static void publish(struct vhost_blk_queue *q, unsigned int n)
 	else
 		vhost_blk_region_used(q, n);
 	trace_vhost_blk_used(q, n);
-	notify(q);
+	vhost_blk_notify(q);
 	trace_vhost_blk_notify(q, n);
 	q->stats.completed += n;
 	q->stats.calls++;
@@ -205,14 +206,14 @@ static void publish(struct vhost_blk_queue *q, unsigned int n)
  */
 unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 {
-	struct llist_node *list = finished(q);
+	struct llist_node *list = vhost_blk_take_done(q);
 	unsigned int n, ended;
 
 	if (!list)
 		return 0;
-	n = finish_all(q, list, 0);
-	publish(q, n);
-	ended = forget_all(list);
+	n = vhost_blk_finish_all(q, list, 0);
+	vhost_blk_publish(q, n);
+	ended = vhost_blk_put_all(list);
 	q->stats.dropped += ended - n;
 	return ended;
 }
@@ -227,13 +228,13 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
  */
 void vhost_blk_settle(struct vhost_blk_queue *q)
 {
-	struct llist_node *list = finished(q);
+	struct llist_node *list = vhost_blk_take_done(q);
 	unsigned int before = q->settled;
 
 	if (!list)
 		return;
-	q->settled = finish_all(q, list, before);
-	q->stats.dropped += forget_all(list) - (q->settled - before);
+	q->settled = vhost_blk_finish_all(q, list, before);
+	q->stats.dropped += vhost_blk_put_all(list) - (q->settled - before);
 }
 
 /**
@@ -242,7 +243,7 @@ void vhost_blk_settle(struct vhost_blk_queue *q)
  */
 void vhost_blk_publish_settled(struct vhost_blk_queue *q)
 {
-	publish(q, q->settled);
+	vhost_blk_publish(q, q->settled);
 	q->settled = 0;
 }
 
@@ -270,7 +271,7 @@ void vhost_blk_orphan_work(struct work_struct *work)
 	bool polled;
 
 	mutex_lock(&q->vq.mutex);
-	q->stats.dropped += forget_all(finished(q));
+	q->stats.dropped += vhost_blk_put_all(vhost_blk_take_done(q));
 	vhost_blk_poll_bdev(q);
 	polled = !list_empty(&q->polled);
 	mutex_unlock(&q->vq.mutex);

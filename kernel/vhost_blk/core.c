@@ -27,7 +27,7 @@ void vhost_blk_cancel_orphans(struct vhost_blk *blk)
 		cancel_delayed_work_sync(&blk->queues[i].orphan_work);
 }
 
-static bool any_queue_runs(struct vhost_blk *blk)
+static bool vhost_blk_any_runs(struct vhost_blk *blk)
 {
 	unsigned int i;
 
@@ -38,7 +38,7 @@ static bool any_queue_runs(struct vhost_blk *blk)
 }
 
 /* Drains the requests that were taken before the change. */
-static int set_features(struct vhost_blk *blk, u64 features)
+static int vhost_blk_set_features(struct vhost_blk *blk, u64 features)
 {
 	bool iotlb = features & BIT_ULL(VIRTIO_F_ACCESS_PLATFORM);
 	unsigned int i;
@@ -50,7 +50,7 @@ static int set_features(struct vhost_blk *blk, u64 features)
 		return -EFAULT;
 	if (iotlb != !!blk->dev.iotlb) {
 		/* The addresses of the rings would change their meaning without a check. */
-		if (any_queue_runs(blk))
+		if (vhost_blk_any_runs(blk))
 			return -EBUSY;
 		err = iotlb ? vhost_init_device_iotlb(&blk->dev) : 0;
 		if (err)
@@ -68,7 +68,7 @@ static int set_features(struct vhost_blk *blk, u64 features)
 }
 
 /* The old table translated the addresses of requests in flight: drains them. */
-static long set_mem_table(struct vhost_blk *blk, void __user *argp)
+static long vhost_blk_set_mem_table(struct vhost_blk *blk, void __user *argp)
 {
 	bool pin = blk->opt.flags & VHOST_BLK_OPT_PIN_MEMORY;
 	long err;
@@ -85,7 +85,7 @@ static long set_mem_table(struct vhost_blk *blk, void __user *argp)
 	return err ?: pin_err;
 }
 
-static long reset_owner(struct vhost_blk *blk)
+static long vhost_blk_reset_owner(struct vhost_blk *blk)
 {
 	const struct vhost_vring_file detach = { .index = 0, .fd = VHOST_FILE_UNBIND };
 	struct vhost_iotlb *umem;
@@ -114,7 +114,7 @@ static long reset_owner(struct vhost_blk *blk)
  * The core expects no work of a queue without backend and kick. Some is left if the queue was
  * started and stopped before its worker ran.
  */
-static long attach_worker(struct vhost_blk *blk, void __user *argp)
+static long vhost_blk_attach_worker(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_vring_worker ring;
 	struct vhost_blk_queue *q;
@@ -130,7 +130,7 @@ static long attach_worker(struct vhost_blk *blk, void __user *argp)
 }
 
 /* The core accepts any time. */
-static long set_busyloop_timeout(struct vhost_blk *blk, void __user *argp)
+static long vhost_blk_set_busyloop_timeout(struct vhost_blk *blk, void __user *argp)
 {
 	long err = vhost_dev_check_owner(&blk->dev);
 	struct vhost_vring_state state;
@@ -169,17 +169,17 @@ long vhost_blk_core_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *
 	case VHOST_SET_FEATURES:
 		if (copy_from_user(&features, argp, sizeof(features)))
 			return -EFAULT;
-		return set_features(blk, features);
+		return vhost_blk_set_features(blk, features);
 	case VHOST_SET_VRING_BUSYLOOP_TIMEOUT:
-		return set_busyloop_timeout(blk, argp);
+		return vhost_blk_set_busyloop_timeout(blk, argp);
 	case VHOST_RESET_OWNER:
 		err = vhost_dev_check_owner(&blk->dev);
-		return err ?: reset_owner(blk);
+		return err ?: vhost_blk_reset_owner(blk);
 	case VHOST_SET_MEM_TABLE:
 		err = vhost_dev_check_owner(&blk->dev);
-		return err ?: set_mem_table(blk, argp);
+		return err ?: vhost_blk_set_mem_table(blk, argp);
 	case VHOST_ATTACH_VRING_WORKER:
-		return attach_worker(blk, argp);
+		return vhost_blk_attach_worker(blk, argp);
 	case VHOST_NEW_WORKER:
 	case VHOST_FREE_WORKER:
 	case VHOST_GET_VRING_WORKER:

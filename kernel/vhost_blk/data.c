@@ -8,14 +8,14 @@
  */
 #include "vhost_blk.h"
 
-static void unpin_vec(const struct bio_vec *vec, bool dirty)
+static void vhost_blk_unpin_vec(const struct bio_vec *vec, bool dirty)
 {
 	unsigned int pages = DIV_ROUND_UP(vec->bv_offset + vec->bv_len, PAGE_SIZE);
 
 	unpin_user_page_range_dirty_lock(vec->bv_page, pages, dirty);
 }
 
-static void free_bounce(struct vhost_blk_req *req)
+static void vhost_blk_free_bounce(struct vhost_blk_req *req)
 {
 	while (req->nr_vecs)
 		__free_page(req->vecs[--req->nr_vecs].bv_page);
@@ -24,7 +24,7 @@ static void free_bounce(struct vhost_blk_req *req)
 	req->bounced = false;
 }
 
-static void free_vecs(struct vhost_blk_req *req)
+static void vhost_blk_free_vecs(struct vhost_blk_req *req)
 {
 	if (req->vecs != req->inline_vecs)
 		vhost_blk_free(req, req->vecs);
@@ -34,7 +34,7 @@ static void free_vecs(struct vhost_blk_req *req)
 	req->pinned = false;
 }
 
-static int reserve_vecs(struct vhost_blk_req *req, unsigned int wanted)
+static int vhost_blk_reserve_vecs(struct vhost_blk_req *req, unsigned int wanted)
 {
 	struct bio_vec *vecs;
 
@@ -49,8 +49,8 @@ static int reserve_vecs(struct vhost_blk_req *req, unsigned int wanted)
 }
 
 /* Adds part of a page; joins it to the part before if they are neighbours in one folio. */
-static void add_page(struct vhost_blk_req *req, struct page *page, unsigned int offset,
-		     unsigned int len)
+static void vhost_blk_add_page(struct vhost_blk_req *req, struct page *page, unsigned int offset,
+			       unsigned int len)
 {
 	struct bio_vec *last = req->vecs + req->nr_vecs - 1;
 
@@ -71,8 +71,8 @@ static void add_page(struct vhost_blk_req *req, struct page *page, unsigned int 
  * Returns true if the buffers are aligned for the device, and the number of pages they touch. The
  * page cache accepts any alignment.
  */
-static bool suits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
-			 unsigned int *pages)
+static bool vhost_blk_suits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
+				   unsigned int *pages)
 {
 	const struct iovec *iov = iter_iov(data);
 	size_t left = iov_iter_count(data);
@@ -91,7 +91,7 @@ static bool suits_device(const struct vhost_blk_req *req, const struct iov_iter 
 }
 
 /* Looks the pages up in the pinned memory table. Returns false if some of them are not in it. */
-static bool look_pages_up(struct vhost_blk_req *req, struct iov_iter *data)
+static bool vhost_blk_look_up_pages(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	struct vhost_blk_pinned *pinned = req->q->blk->pinned;
 	struct iov_iter i = *data;
@@ -109,7 +109,7 @@ static bool look_pages_up(struct vhost_blk_req *req, struct iov_iter *data)
 				return false;
 			}
 			part = min_t(size_t, len, PAGE_SIZE - offset);
-			add_page(req, page, offset, part);
+			vhost_blk_add_page(req, page, offset, part);
 			len = part;
 		}
 		iov_iter_advance(&i, len);
@@ -117,7 +117,7 @@ static bool look_pages_up(struct vhost_blk_req *req, struct iov_iter *data)
 	return true;
 }
 
-static int pin_pages(struct vhost_blk_req *req, struct iov_iter *data)
+static int vhost_blk_pin_pages(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	struct page *chunk[VHOST_BLK_PAGES_CHUNK], **pages = chunk;
 	size_t offset;
@@ -133,7 +133,7 @@ static int pin_pages(struct vhost_blk_req *req, struct iov_iter *data)
 		for (i = 0; bytes; i++) {
 			unsigned int part = min_t(size_t, bytes, PAGE_SIZE - offset);
 
-			add_page(req, chunk[i], offset, part);
+			vhost_blk_add_page(req, chunk[i], offset, part);
 			bytes -= part;
 			offset = 0;
 		}
@@ -142,7 +142,7 @@ static int pin_pages(struct vhost_blk_req *req, struct iov_iter *data)
 }
 
 /* The reason why the copy at @data failed: lack of memory (try again), or a missing address. */
-static int why_unreachable(const struct iov_iter *data, bool write)
+static int vhost_blk_unreachable_error(const struct iov_iter *data, bool write)
 {
 	struct page *page;
 	int got;
@@ -155,7 +155,7 @@ static int why_unreachable(const struct iov_iter *data, bool write)
 }
 
 /* Keeps the destination of a bounced read: vq.iov is reused before its end. */
-static int remember_buffers(struct vhost_blk_req *req, const struct iov_iter *data)
+static int vhost_blk_save_buffers(struct vhost_blk_req *req, const struct iov_iter *data)
 {
 	struct iov_iter at = *data;
 	struct iovec *iov;
@@ -165,7 +165,7 @@ static int remember_buffers(struct vhost_blk_req *req, const struct iov_iter *da
 	missing = fault_in_iov_iter_writeable(&at, iov_iter_count(&at));
 	if (missing) {
 		iov_iter_advance(&at, iov_iter_count(&at) - missing);
-		return why_unreachable(&at, true);
+		return vhost_blk_unreachable_error(&at, true);
 	}
 	iov = vhost_blk_alloc(req, data->nr_segs, sizeof(*iov));
 	if (!iov)
@@ -178,13 +178,13 @@ static int remember_buffers(struct vhost_blk_req *req, const struct iov_iter *da
 	return 0;
 }
 
-static int bounce(struct vhost_blk_req *req, struct iov_iter *data)
+static int vhost_blk_bounce(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	size_t left = iov_iter_count(data);
 	int err;
 
 	req->bounced = true;
-	err = req->type == VIRTIO_BLK_T_IN ? remember_buffers(req, data) : 0;
+	err = req->type == VIRTIO_BLK_T_IN ? vhost_blk_save_buffers(req, data) : 0;
 	if (err)
 		return err;
 	while (left) {
@@ -196,7 +196,7 @@ static int bounce(struct vhost_blk_req *req, struct iov_iter *data)
 		bvec_set_page(&req->vecs[req->nr_vecs++], page, part, 0);
 		if (req->type == VIRTIO_BLK_T_OUT &&
 		    copy_page_from_iter(page, 0, part, data) != part)
-			return why_unreachable(data, false);
+			return vhost_blk_unreachable_error(data, false);
 		left -= part;
 	}
 	vhost_blk_drop_pages(req->q);
@@ -214,16 +214,16 @@ static int bounce(struct vhost_blk_req *req, struct iov_iter *data)
 int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	unsigned int pages;
-	bool suits = suits_device(req, data, &pages);
+	bool suits = vhost_blk_suits_device(req, data, &pages);
 	int err;
 
-	err = reserve_vecs(req, suits ? pages : DIV_ROUND_UP(req->bytes, PAGE_SIZE));
+	err = vhost_blk_reserve_vecs(req, suits ? pages : DIV_ROUND_UP(req->bytes, PAGE_SIZE));
 	if (unlikely(err))
 		return err;
 	if (unlikely(!suits))
-		err = bounce(req, data);
-	else if (!req->q->blk->pinned || !look_pages_up(req, data))
-		err = pin_pages(req, data);
+		err = vhost_blk_bounce(req, data);
+	else if (!req->q->blk->pinned || !vhost_blk_look_up_pages(req, data))
+		err = vhost_blk_pin_pages(req, data);
 	if (unlikely(err)) {
 		if (req->bounced && err == -ENOMEM)
 			vhost_blk_keep_pages(req);
@@ -268,9 +268,9 @@ void vhost_blk_unmap_data(struct vhost_blk_req *req)
 	unsigned int i;
 
 	if (req->bounced)
-		free_bounce(req);
+		vhost_blk_free_bounce(req);
 	else if (req->pinned)
 		for (i = 0; i < req->nr_vecs; i++)
-			unpin_vec(req->vecs + i, dirty);
-	free_vecs(req);
+			vhost_blk_unpin_vec(req->vecs + i, dirty);
+	vhost_blk_free_vecs(req);
 }

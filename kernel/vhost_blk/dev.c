@@ -13,7 +13,7 @@
 #include "trace.h"
 
 /* The lowest number of our own ioctls; the vhost core's are all below. */
-#define OWN_NR_MIN	0xf0
+#define VHOST_BLK_OWN_NR_MIN	0xf0
 
 static const u64 vhost_blk_backend_features = BIT_ULL(VHOST_BACKEND_F_IOTLB_MSG_V2);
 
@@ -26,7 +26,8 @@ MODULE_PARM_DESC(inflight_bytes_max,
  * Copies a structure that may be shorter or longer than the module's own: missing bytes are zero,
  * unknown bytes must be zero. @first is its first published size, @given the caller's size.
  */
-static int copy_growable(void *to, size_t known, size_t first, void __user *argp, size_t given)
+static int vhost_blk_copy_arg(void *to, size_t known, size_t first, void __user *argp,
+			      size_t given)
 {
 	if (given < first || given > PAGE_SIZE)
 		return -EINVAL;
@@ -34,7 +35,7 @@ static int copy_growable(void *to, size_t known, size_t first, void __user *argp
 }
 
 /* The vhost core's part has a fixed number of queues: made when that number is known. */
-static int make_device(struct vhost_blk *blk, unsigned int num_queues)
+static int vhost_blk_make_device(struct vhost_blk *blk, unsigned int num_queues)
 {
 	unsigned int i;
 
@@ -54,32 +55,32 @@ static int make_device(struct vhost_blk *blk, unsigned int num_queues)
 }
 
 /* Makes the device with all queues, unless it exists. */
-static int need_device(struct vhost_blk *blk)
+static int vhost_blk_need_device(struct vhost_blk *blk)
 {
 	int err = 0;
 
-	/* Pairs with make_device(). */
+	/* Pairs with vhost_blk_make_device(). */
 	if (likely(smp_load_acquire(&blk->num_queues)))
 		return 0;
 	mutex_lock(&blk->make_mutex);
 	if (!blk->num_queues)
-		err = make_device(blk, VHOST_BLK_QUEUES_MAX);
+		err = vhost_blk_make_device(blk, VHOST_BLK_QUEUES_MAX);
 	mutex_unlock(&blk->make_mutex);
 	return err;
 }
 
-static int set_num_queues(struct vhost_blk *blk, void __user *argp, size_t given)
+static int vhost_blk_set_num_queues(struct vhost_blk *blk, void __user *argp, size_t given)
 {
 	u32 num_queues;
 	int err;
 
-	err = copy_growable(&num_queues, sizeof(num_queues), sizeof(num_queues), argp, given);
+	err = vhost_blk_copy_arg(&num_queues, sizeof(num_queues), sizeof(num_queues), argp, given);
 	if (err)
 		return err;
 	if (!num_queues || num_queues > VHOST_BLK_QUEUES_MAX)
 		return -EINVAL;
 	mutex_lock(&blk->make_mutex);
-	err = blk->num_queues ? -EBUSY : make_device(blk, num_queues);
+	err = blk->num_queues ? -EBUSY : vhost_blk_make_device(blk, num_queues);
 	mutex_unlock(&blk->make_mutex);
 	return err;
 }
@@ -99,7 +100,7 @@ static int vhost_blk_open(struct inode *inode, struct file *file)
 	return 0;
 }
 
-static void unmake_device(struct vhost_blk *blk)
+static void vhost_blk_unmake_device(struct vhost_blk *blk)
 {
 	WRITE_ONCE(blk->closing, true);
 	mutex_lock(&blk->dev.mutex);
@@ -121,14 +122,14 @@ static int vhost_blk_close(struct inode *inode, struct file *file)
 	struct vhost_blk *blk = file->private_data;
 
 	if (blk->num_queues)
-		unmake_device(blk);
+		vhost_blk_unmake_device(blk);
 	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
 	kvfree(blk);
 	return 0;
 }
 
 /* The queues read them one by one; they need not change together. */
-static void take_options(struct vhost_blk *blk, const struct vhost_blk_options *opt)
+static void vhost_blk_take_options(struct vhost_blk *blk, const struct vhost_blk_options *opt)
 {
 	WRITE_ONCE(blk->opt.max_discard_sectors, opt->max_discard_sectors);
 	WRITE_ONCE(blk->opt.max_write_zeroes_sectors, opt->max_write_zeroes_sectors);
@@ -136,7 +137,7 @@ static void take_options(struct vhost_blk *blk, const struct vhost_blk_options *
 	WRITE_ONCE(blk->opt.flags, opt->flags);
 }
 
-static int set_options(struct vhost_blk *blk, void __user *argp)
+static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_options opt;
 	bool pin, pinned = blk->pinned, quiet;
@@ -145,8 +146,8 @@ static int set_options(struct vhost_blk *blk, void __user *argp)
 
 	if (get_user(size, (u32 __user *)argp))
 		return -EFAULT;
-	err = copy_growable(&opt, sizeof(opt), offsetofend(struct vhost_blk_options, flags), argp,
-			    size);
+	err = vhost_blk_copy_arg(&opt, sizeof(opt), offsetofend(struct vhost_blk_options, flags),
+				 argp, size);
 	if (err)
 		return err;
 	if (opt.flags & ~VHOST_BLK_OPTIONS || opt.reserved)
@@ -163,13 +164,13 @@ static int set_options(struct vhost_blk *blk, void __user *argp)
 	else if (!pin)
 		vhost_blk_unpin_memory(blk);
 	if (!err)
-		take_options(blk, &opt);
+		vhost_blk_take_options(blk, &opt);
 	if (quiet)
 		vhost_blk_resume_all(blk);
 	return err;
 }
 
-static long set_queue(struct vhost_blk *blk, const struct vhost_vring_state *state)
+static long vhost_blk_set_queue(struct vhost_blk *blk, const struct vhost_vring_state *state)
 {
 	struct vhost_blk_queue *q = vhost_blk_queue_at(blk, state->index);
 
@@ -184,10 +185,10 @@ static long set_queue(struct vhost_blk *blk, const struct vhost_vring_state *sta
 	return vhost_blk_start_queue(q, blk->backend);
 }
 
-static int set_serial(struct vhost_blk *blk, void __user *argp, size_t given)
+static int vhost_blk_set_serial(struct vhost_blk *blk, void __user *argp, size_t given)
 {
 	u8 serial[VHOST_BLK_SERIAL_BYTES];
-	int err = copy_growable(serial, sizeof(serial), sizeof(serial), argp, given);
+	int err = vhost_blk_copy_arg(serial, sizeof(serial), sizeof(serial), argp, given);
 
 	if (err)
 		return err;
@@ -198,7 +199,7 @@ static int set_serial(struct vhost_blk *blk, void __user *argp, size_t given)
 }
 
 /* Our own ioctls, for the owner only. */
-static long owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
+static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
 	union {
 		struct vhost_vring_file file;
@@ -213,24 +214,25 @@ static long owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *ar
 		return err;
 	switch (_IOC_NR(cmd)) {
 	case _IOC_NR(VHOST_BLK_SET_BACKEND):
-		err = copy_growable(&arg, sizeof(arg.file), sizeof(arg.file), argp, given);
+		err = vhost_blk_copy_arg(&arg, sizeof(arg.file), sizeof(arg.file), argp, given);
 		return err ?: vhost_blk_set_backend(blk, &arg.file);
 	case _IOC_NR(VHOST_BLK_SET_QUEUE):
-		err = copy_growable(&arg, sizeof(arg.state), sizeof(arg.state), argp, given);
-		return err ?: set_queue(blk, &arg.state);
+		err = vhost_blk_copy_arg(&arg, sizeof(arg.state), sizeof(arg.state), argp, given);
+		return err ?: vhost_blk_set_queue(blk, &arg.state);
 	case _IOC_NR(VHOST_BLK_SET_INFLIGHT):
-		err = copy_growable(&arg, sizeof(arg.inflight), sizeof(arg.inflight), argp, given);
+		err = vhost_blk_copy_arg(&arg, sizeof(arg.inflight), sizeof(arg.inflight), argp,
+					 given);
 		return err ?: vhost_blk_set_region(blk, &arg.inflight);
 	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
-		err = copy_growable(&arg, sizeof(arg.fd), sizeof(arg.fd), argp, given);
+		err = vhost_blk_copy_arg(&arg, sizeof(arg.fd), sizeof(arg.fd), argp, given);
 		return err ?: vhost_blk_set_failure_event(blk, arg.fd);
 	default:
-		return set_options(blk, argp);
+		return vhost_blk_set_options(blk, argp);
 	}
 }
 
 /* By number: the size of a structure is part of its ioctl's code, and may grow. */
-static long own_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
+static long vhost_blk_own_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
 	switch (_IOC_NR(cmd)) {
 	case _IOC_NR(VHOST_BLK_SET_BACKEND):
@@ -238,18 +240,18 @@ static long own_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp
 	case _IOC_NR(VHOST_BLK_SET_INFLIGHT):
 	case _IOC_NR(VHOST_BLK_SET_OPTIONS):
 	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
-		return owner_ioctl(blk, cmd, argp);
+		return vhost_blk_owner_ioctl(blk, cmd, argp);
 	}
 	return -ENOTTY;
 }
 
-static bool is_own(unsigned int cmd)
+static bool vhost_blk_is_own(unsigned int cmd)
 {
-	return _IOC_TYPE(cmd) == VHOST_VIRTIO && _IOC_NR(cmd) >= OWN_NR_MIN;
+	return _IOC_TYPE(cmd) == VHOST_VIRTIO && _IOC_NR(cmd) >= VHOST_BLK_OWN_NR_MIN;
 }
 
 /* Ioctls that need neither the device nor dev.mutex, and so never wait for storage. */
-static long unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
+static long vhost_blk_unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
 	u64 features;
 
@@ -261,13 +263,13 @@ static long unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user 
 		features = vhost_blk_backend_features;
 		return copy_to_user(argp, &features, sizeof(features)) ? -EFAULT : 0;
 	}
-	if (!is_own(cmd))
+	if (!vhost_blk_is_own(cmd))
 		return -ENOIOCTLCMD;
 	switch (_IOC_NR(cmd)) {
 	case _IOC_NR(VHOST_BLK_SET_NUM_QUEUES):
-		return set_num_queues(blk, argp, _IOC_SIZE(cmd));
+		return vhost_blk_set_num_queues(blk, argp, _IOC_SIZE(cmd));
 	case _IOC_NR(VHOST_BLK_SET_SERIAL):
-		return set_serial(blk, argp, _IOC_SIZE(cmd));
+		return vhost_blk_set_serial(blk, argp, _IOC_SIZE(cmd));
 	case _IOC_NR(VHOST_BLK_GET_INFO):
 		return vhost_blk_get_info(blk, argp);
 	case _IOC_NR(VHOST_BLK_GET_FAILURE):
@@ -277,7 +279,7 @@ static long unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user 
 }
 
 /* Not under dev.mutex, which the core takes itself. */
-static long set_backend_features(struct vhost_blk *blk, void __user *argp)
+static long vhost_blk_set_backend_features(struct vhost_blk *blk, void __user *argp)
 {
 	u64 features;
 
@@ -295,21 +297,22 @@ static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long a
 	void __user *argp = (void __user *)arg;
 	long err;
 
-	err = unlocked_ioctl(blk, cmd, argp);
+	err = vhost_blk_unlocked_ioctl(blk, cmd, argp);
 	if (err != -ENOIOCTLCMD)
 		return err;
-	err = need_device(blk);
+	err = vhost_blk_need_device(blk);
 	if (err)
 		return err;
 	/* The ioctl may take the mutex of a queue that polls. */
 	atomic_inc(&blk->ioctls);
 	if (cmd == VHOST_SET_BACKEND_FEATURES) {
-		err = set_backend_features(blk, argp);
+		err = vhost_blk_set_backend_features(blk, argp);
 	} else if (mutex_lock_killable(&blk->dev.mutex)) {
 		/* Another thread may hold it and wait for the storage. */
 		err = -EINTR;
 	} else {
-		err = is_own(cmd) ? own_ioctl(blk, cmd, argp) : vhost_blk_core_ioctl(blk, cmd, argp);
+		err = vhost_blk_is_own(cmd) ? vhost_blk_own_ioctl(blk, cmd, argp) :
+					      vhost_blk_core_ioctl(blk, cmd, argp);
 		mutex_unlock(&blk->dev.mutex);
 	}
 	atomic_dec(&blk->ioctls);
@@ -319,7 +322,7 @@ static long vhost_blk_ioctl(struct file *file, unsigned int cmd, unsigned long a
 static ssize_t vhost_blk_read_iter(struct kiocb *iocb, struct iov_iter *to)
 {
 	struct vhost_blk *blk = iocb->ki_filp->private_data;
-	int err = need_device(blk);
+	int err = vhost_blk_need_device(blk);
 
 	if (err)
 		return err;
@@ -327,7 +330,7 @@ static ssize_t vhost_blk_read_iter(struct kiocb *iocb, struct iov_iter *to)
 }
 
 /* Drains the requests with addresses that were translated before this. */
-static int await_invalidation(struct vhost_blk *blk)
+static int vhost_blk_await_invalidation(struct vhost_blk *blk)
 {
 	int err;
 
@@ -348,7 +351,7 @@ static ssize_t vhost_blk_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	struct vhost_blk *blk = iocb->ki_filp->private_data;
 	struct vhost_msg_v2 msg = {};
 	struct kvec vec = { .iov_base = &msg };
-	int err = need_device(blk);
+	int err = vhost_blk_need_device(blk);
 	struct iov_iter copy;
 	ssize_t done;
 
@@ -361,7 +364,8 @@ static ssize_t vhost_blk_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	/* The core takes the mutexes of all queues. */
 	atomic_inc(&blk->ioctls);
 	done = vhost_chr_write_iter(&blk->dev, &copy);
-	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_INVALIDATE && await_invalidation(blk))
+	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_INVALIDATE &&
+	    vhost_blk_await_invalidation(blk))
 		done = -EINTR;
 	atomic_dec(&blk->ioctls);
 	return done;
@@ -371,7 +375,7 @@ static __poll_t vhost_blk_poll(struct file *file, poll_table *wait)
 {
 	struct vhost_blk *blk = file->private_data;
 
-	if (need_device(blk))
+	if (vhost_blk_need_device(blk))
 		return EPOLLERR;
 	return vhost_chr_poll(file, &blk->dev, wait);
 }

@@ -10,7 +10,7 @@
 #include "vhost_blk.h"
 
 /* Killable: a worker that waits for a tag of the disk holds vq.mutex as long. */
-static int lock_queue(struct vhost_blk_queue *q, bool killable)
+static int vhost_blk_lock_queue(struct vhost_blk_queue *q, bool killable)
 {
 	if (killable)
 		return mutex_lock_killable(&q->vq.mutex);
@@ -19,7 +19,7 @@ static int lock_queue(struct vhost_blk_queue *q, bool killable)
 }
 
 /* Waits until a generation is empty. Polls for polled I/O, because the worker may be gone. */
-static int wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
+static int vhost_blk_wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 {
 	long left;
 
@@ -33,7 +33,7 @@ static int wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 						  VHOST_BLK_POLL_INTERVAL);
 		if (left < 0)
 			return -EINTR;
-		if (lock_queue(q, killable))
+		if (vhost_blk_lock_queue(q, killable))
 			return -EINTR;
 		vhost_blk_poll_bdev(q);
 		mutex_unlock(&q->vq.mutex);
@@ -41,21 +41,21 @@ static int wait_gen(struct vhost_blk_queue *q, u8 gen, bool killable)
 	return 0;
 }
 
-static int drain(struct vhost_blk_queue *q, bool killable)
+static int vhost_blk_drain(struct vhost_blk_queue *q, bool killable)
 {
 	u8 old;
 	int err;
 
 	/* A killed drain left it. Only drains change the generation, so dev.mutex is enough. */
-	err = wait_gen(q, !q->gen, killable);
+	err = vhost_blk_wait_gen(q, !q->gen, killable);
 	if (err)
 		return err;
-	if (lock_queue(q, killable))
+	if (vhost_blk_lock_queue(q, killable))
 		return -EINTR;
 	old = q->gen;
 	q->gen = !old;
 	mutex_unlock(&q->vq.mutex);
-	return wait_gen(q, old, killable);
+	return vhost_blk_wait_gen(q, old, killable);
 }
 
 /**
@@ -73,13 +73,13 @@ int vhost_blk_drain_all(struct vhost_blk *blk)
 
 	for (i = 0; i < blk->num_queues && !err; i++)
 		if (vhost_blk_runs(blk->queues + i))
-			err = drain(blk->queues + i, true);
+			err = vhost_blk_drain(blk->queues + i, true);
 	return err;
 }
 
-static int pause(struct vhost_blk_queue *q)
+static int vhost_blk_pause(struct vhost_blk_queue *q)
 {
-	if (lock_queue(q, true))
+	if (vhost_blk_lock_queue(q, true))
 		return -EINTR;
 	if (q->state == VHOST_BLK_RUNNING)
 		vhost_blk_set_state(q, VHOST_BLK_PAUSED);
@@ -100,7 +100,7 @@ int vhost_blk_pause_all(struct vhost_blk *blk)
 
 	for (i = 0; i < blk->num_queues && !err; i++)
 		if (vhost_blk_runs(blk->queues + i))
-			err = pause(blk->queues + i);
+			err = vhost_blk_pause(blk->queues + i);
 	if (!err)
 		err = vhost_blk_drain_all(blk);
 	if (err)
@@ -108,7 +108,7 @@ int vhost_blk_pause_all(struct vhost_blk *blk)
 	return err;
 }
 
-static void resume(struct vhost_blk_queue *q)
+static void vhost_blk_resume(struct vhost_blk_queue *q)
 {
 	bool paused;
 
@@ -134,10 +134,10 @@ void vhost_blk_resume_all(struct vhost_blk *blk)
 	/* A ring fault ends PAUSED, too, so the test needs vq.mutex. */
 	for (i = 0; i < blk->num_queues; i++)
 		if (READ_ONCE(blk->queues[i].state) == VHOST_BLK_PAUSED)
-			resume(blk->queues + i);
+			vhost_blk_resume(blk->queues + i);
 }
 
-static void free_reqs(struct vhost_blk_queue *q)
+static void vhost_blk_free_reqs(struct vhost_blk_queue *q)
 {
 	vhost_blk_empty_reserve(q);
 	kvfree(q->reqs);
@@ -145,13 +145,13 @@ static void free_reqs(struct vhost_blk_queue *q)
 	q->free = NULL;
 }
 
-static int alloc_reqs(struct vhost_blk_queue *q)
+static int vhost_blk_alloc_reqs(struct vhost_blk_queue *q)
 {
 	unsigned int i;
 
 	q->reqs = kvcalloc(q->vq.num, sizeof(*q->reqs), GFP_KERNEL_ACCOUNT);
 	if (!q->reqs || vhost_blk_fill_reserve(q)) {
-		free_reqs(q);
+		vhost_blk_free_reqs(q);
 		return -ENOMEM;
 	}
 	q->free = NULL;
@@ -172,9 +172,9 @@ static int alloc_reqs(struct vhost_blk_queue *q)
  * The backend stays until no request is in flight: the core takes a ring without one for stopped,
  * and allows unchecked changes of its addresses and size.
  */
-static int begin_stop(struct vhost_blk_queue *q, bool killable)
+static int vhost_blk_begin_stop(struct vhost_blk_queue *q, bool killable)
 {
-	if (lock_queue(q, killable))
+	if (vhost_blk_lock_queue(q, killable))
 		return -EINTR;
 	vhost_blk_set_state(q, VHOST_BLK_STOPPING);
 	WRITE_ONCE(q->starved, false);
@@ -183,13 +183,13 @@ static int begin_stop(struct vhost_blk_queue *q, bool killable)
 }
 
 /* Drains, and checks that all used entries are published: the position must be exact. */
-static int await_stop(struct vhost_blk_queue *q, bool killable)
+static int vhost_blk_await_stop(struct vhost_blk_queue *q, bool killable)
 {
-	int err = drain(q, killable);
+	int err = vhost_blk_drain(q, killable);
 
 	if (err)
 		return err;
-	if (lock_queue(q, killable))
+	if (vhost_blk_lock_queue(q, killable))
 		return -EINTR;
 	/* After the close no IOTLB entries come. */
 	if (!killable)
@@ -199,17 +199,17 @@ static int await_stop(struct vhost_blk_queue *q, bool killable)
 	return err;
 }
 
-static void end_stop(struct vhost_blk_queue *q)
+static void vhost_blk_end_stop(struct vhost_blk_queue *q)
 {
 	mutex_lock(&q->vq.mutex);
 	vhost_vq_set_backend(&q->vq, NULL);
 	vhost_blk_set_state(q, VHOST_BLK_STOPPED);
-	free_reqs(q);
+	vhost_blk_free_reqs(q);
 	mutex_unlock(&q->vq.mutex);
 }
 
 /* Stops those of the @count queues from @first on that are not stopped. */
-static int stop(struct vhost_blk_queue *first, unsigned int count, bool killable)
+static int vhost_blk_stop(struct vhost_blk_queue *first, unsigned int count, bool killable)
 {
 	struct vhost_blk_queue *q, *end = first + count;
 	bool any = false;
@@ -219,26 +219,26 @@ static int stop(struct vhost_blk_queue *first, unsigned int count, bool killable
 		if (!vhost_blk_runs(q))
 			continue;
 		any = true;
-		err = begin_stop(q, killable);
+		err = vhost_blk_begin_stop(q, killable);
 		if (err)
 			return err;
 	}
 	if (!any)
 		return 0;
 	for (q = first; q < end; q++) {
-		err = vhost_blk_runs(q) ? await_stop(q, killable) : 0;
+		err = vhost_blk_runs(q) ? vhost_blk_await_stop(q, killable) : 0;
 		if (err)
 			return err;
 	}
-	/* vhost_blk_end_io() and uncharge() may still use the worker, which is freed soon. */
+	/* vhost_blk_end_io() and vhost_blk_uncharge() may still use the worker, freed soon. */
 	synchronize_rcu_expedited();
 	for (q = first; q < end; q++)
 		if (vhost_blk_runs(q))
-			end_stop(q);
+			vhost_blk_end_stop(q);
 	return 0;
 }
 
-static int start_locked(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
+static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
 {
 	struct vhost_virtqueue *vq = &q->vq;
 	int err;
@@ -247,7 +247,7 @@ static int start_locked(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
 		return -EINVAL;
 	if (!vhost_vq_is_setup(vq))
 		return -EFAULT;
-	err = alloc_reqs(q);
+	err = vhost_blk_alloc_reqs(q);
 	if (err)
 		return err;
 	vhost_blk_set_state(q, VHOST_BLK_RUNNING);
@@ -258,7 +258,7 @@ static int start_locked(struct vhost_blk_queue *q, struct vhost_blk_backend *be)
 	if (err) {
 		vhost_vq_set_backend(vq, NULL);
 		vhost_blk_set_state(q, VHOST_BLK_STOPPED);
-		free_reqs(q);
+		vhost_blk_free_reqs(q);
 		return err;
 	}
 	q->poll = (struct vhost_blk_polling) {};
@@ -278,15 +278,15 @@ int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *b
 
 	/* Left by a stop that was killed, or could not reach the rings. */
 	if (unlikely(READ_ONCE(q->state) == VHOST_BLK_STOPPING)) {
-		err = stop(q, 1, true);
+		err = vhost_blk_stop(q, 1, true);
 		if (err)
 			return err;
 	}
 	if (vhost_blk_runs(q))
 		return 0;
-	if (lock_queue(q, true))
+	if (vhost_blk_lock_queue(q, true))
 		return -EINTR;
-	err = start_locked(q, be);
+	err = vhost_blk_start_locked(q, be);
 	mutex_unlock(&q->vq.mutex);
 	/* Chains may be there already, and their kick may be lost. */
 	if (!err)
@@ -303,7 +303,7 @@ int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *b
  */
 int vhost_blk_stop_queue(struct vhost_blk_queue *q)
 {
-	return stop(q, 1, true);
+	return vhost_blk_stop(q, 1, true);
 }
 
 /**
@@ -314,7 +314,7 @@ int vhost_blk_stop_queue(struct vhost_blk_queue *q)
  */
 int vhost_blk_stop_all(struct vhost_blk *blk)
 {
-	return stop(blk->queues, blk->num_queues, true);
+	return vhost_blk_stop(blk->queues, blk->num_queues, true);
 }
 
 /**
@@ -330,5 +330,5 @@ void vhost_blk_close_all(struct vhost_blk *blk)
 	for (i = 0; i < blk->num_queues; i++)
 		if (!llist_empty(&blk->queues[i].done))
 			vhost_blk_queue_done(blk->queues + i);
-	stop(blk->queues, blk->num_queues, false);
+	vhost_blk_stop(blk->queues, blk->num_queues, false);
 }

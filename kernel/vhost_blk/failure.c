@@ -34,10 +34,10 @@ void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sect
 /*
  * True if a durable write to a file failed in its sync, which may have lost earlier writes. A write
  * that fails for the other reasons fails before anything is sent to the storage. Flushes, also
- * those after range commands, are flush_file()'s: it keeps their errors, and finds write-back that
- * failed beside a write.
+ * those after range commands, are vhost_blk_flush_file()'s: it keeps their errors, and finds
+ * write-back that failed beside a write.
  */
-static bool write_lost_sync(const struct vhost_blk_req *req)
+static bool vhost_blk_lost_sync(const struct vhost_blk_req *req)
 {
 	if (req->be->bdev || req->type != VIRTIO_BLK_T_OUT || !req->durable)
 		return false;
@@ -82,7 +82,7 @@ void vhost_blk_request_failed(const struct vhost_blk_req *req)
 		kind = VHOST_BLK_FAILURE_READ_ONLY;
 		break;
 	}
-	if (write_lost_sync(req))
+	if (vhost_blk_lost_sync(req))
 		WRITE_ONCE(req->be->sync_error, req->error);
 	if (READ_ONCE(req->be->sync_error) && (req->type == VIRTIO_BLK_T_FLUSH || req->durable))
 		kind |= VHOST_BLK_FAILURE_SYNC;

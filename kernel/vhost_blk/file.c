@@ -8,7 +8,7 @@
 #include "vhost_blk.h"
 
 /* EINTR: a fatal signal to the worker's owner, not a fault of the request. */
-static bool needs_patience(ssize_t result)
+static bool vhost_blk_needs_patience(ssize_t result)
 {
 	return result == -EAGAIN || result == -EOPNOTSUPP || result == -EINTR || result == -ENOMEM;
 }
@@ -17,25 +17,25 @@ static bool needs_patience(ssize_t result)
  * Immediately, or in a completion: a file system that meets a held lock after it has submitted the
  * first extents of a request reports it in the completion (iomap on XFS).
  */
-static void file_end(struct vhost_blk_req *req, ssize_t result)
+static void vhost_blk_file_end(struct vhost_blk_req *req, ssize_t result)
 {
 	if (req->type == VIRTIO_BLK_T_OUT)
 		kiocb_end_write(&req->iocb);
 	/* A part may be done; the workqueue repeats the whole request. */
 	if (result == req->bytes)
 		vhost_blk_end_io(req, 0);
-	else if (result >= 0 || needs_patience(result))
+	else if (result >= 0 || vhost_blk_needs_patience(result))
 		vhost_blk_submit_slow(req);
 	else
 		vhost_blk_end_io(req, result);
 }
 
-static void file_complete(struct kiocb *iocb, long result)
+static void vhost_blk_file_complete(struct kiocb *iocb, long result)
 {
-	file_end(container_of(iocb, struct vhost_blk_req, iocb), result);
+	vhost_blk_file_end(container_of(iocb, struct vhost_blk_req, iocb), result);
 }
 
-static void init_iocb(struct vhost_blk_req *req)
+static void vhost_blk_init_iocb(struct vhost_blk_req *req)
 {
 	req->iocb = (struct kiocb) {
 		.ki_filp = req->be->file,
@@ -46,8 +46,11 @@ static void init_iocb(struct vhost_blk_req *req)
 	};
 }
 
-/* vfs_iocb_iter_write() without its kiocb_start_write(), which waits: see try_start_write(). */
-static ssize_t write_started(struct vhost_blk_req *req, struct iov_iter *iter)
+/*
+ * vfs_iocb_iter_write() without its kiocb_start_write(), which waits: see
+ * vhost_blk_try_start_write().
+ */
+static ssize_t vhost_blk_write_started(struct vhost_blk_req *req, struct iov_iter *iter)
 {
 	struct file *file = req->be->file;
 	ssize_t result;
@@ -61,14 +64,14 @@ static ssize_t write_started(struct vhost_blk_req *req, struct iov_iter *iter)
 	return result;
 }
 
-static void init_iter(struct vhost_blk_req *req, struct iov_iter *iter)
+static void vhost_blk_init_iter(struct vhost_blk_req *req, struct iov_iter *iter)
 {
 	iov_iter_bvec(iter, req->type == VIRTIO_BLK_T_OUT ? ITER_SOURCE : ITER_DEST, req->vecs,
 		      req->nr_vecs, req->bytes);
 }
 
 /* Like kiocb_start_write(), but does not wait for a frozen file system. */
-static bool try_start_write(struct vhost_blk_req *req)
+static bool vhost_blk_try_start_write(struct vhost_blk_req *req)
 {
 	struct super_block *sb = file_inode(req->be->file)->i_sb;
 
@@ -83,7 +86,7 @@ static bool try_start_write(struct vhost_blk_req *req)
  * True if it would wait in spite of IOCB_NOWAIT: a file system may honour the flag until it has
  * copied the data, and then write it out and flush the disk (XFS).
  */
-static bool waits(const struct vhost_blk_req *req)
+static bool vhost_blk_waits(const struct vhost_blk_req *req)
 {
 	const struct vhost_blk_backend *be = req->be;
 
@@ -103,20 +106,21 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 	struct iov_iter iter;
 	ssize_t result;
 
-	init_iocb(req);
-	if (waits(req) || (req->type == VIRTIO_BLK_T_OUT && !try_start_write(req))) {
+	vhost_blk_init_iocb(req);
+	if (vhost_blk_waits(req) ||
+	    (req->type == VIRTIO_BLK_T_OUT && !vhost_blk_try_start_write(req))) {
 		vhost_blk_submit_slow(req);
 		return;
 	}
-	init_iter(req, &iter);
+	vhost_blk_init_iter(req, &iter);
 	req->iocb.ki_flags |= IOCB_NOWAIT;
-	req->iocb.ki_complete = file_complete;
+	req->iocb.ki_complete = vhost_blk_file_complete;
 	if (req->type == VIRTIO_BLK_T_OUT)
-		result = write_started(req, &iter);
+		result = vhost_blk_write_started(req, &iter);
 	else
 		result = vfs_iocb_iter_read(req->be->file, &req->iocb, &iter);
 	if (result != -EIOCBQUEUED)
-		file_end(req, result);
+		vhost_blk_file_end(req, result);
 }
 
 /**
@@ -130,8 +134,8 @@ int vhost_blk_file_rw(struct vhost_blk_req *req)
 	struct iov_iter iter;
 	ssize_t result;
 
-	init_iocb(req);
-	init_iter(req, &iter);
+	vhost_blk_init_iocb(req);
+	vhost_blk_init_iter(req, &iter);
 	do {
 		if (req->type == VIRTIO_BLK_T_OUT)
 			result = vfs_iocb_iter_write(req->be->file, &req->iocb, &iter);

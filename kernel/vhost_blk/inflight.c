@@ -54,7 +54,7 @@ void vhost_blk_region_untake(struct vhost_blk_queue *q, unsigned int head)
 		put_user(0, &q->region.user->desc[head].inflight);
 }
 
-static u16 head_of(struct vhost_blk_queue *q, unsigned int n)
+static u16 vhost_blk_head_of(struct vhost_blk_queue *q, unsigned int n)
 {
 	return vhost32_to_cpu(&q->vq, q->vq.heads[n].id);
 }
@@ -75,8 +75,8 @@ void vhost_blk_region_batch(struct vhost_blk_queue *q, unsigned int count)
 	if (get_user(last, &region->last_batch_head))
 		return;
 	for (n = 0; n < count; n++) {
-		put_user(last, &region->desc[head_of(q, n)].next);
-		last = head_of(q, n);
+		put_user(last, &region->desc[vhost_blk_head_of(q, n)].next);
+		last = vhost_blk_head_of(q, n);
 	}
 	put_user(last, &region->last_batch_head);
 	/* The batch is visible before used.idx; pairs with the owner's successor. */
@@ -98,7 +98,7 @@ void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count)
 	/* used.idx is visible before a mark is cleared; pairs with the owner's successor. */
 	smp_wmb();
 	for (n = 0; n < count; n++)
-		put_user(0, &region->desc[head_of(q, n)].inflight);
+		put_user(0, &region->desc[vhost_blk_head_of(q, n)].inflight);
 	/* The marks are clear before the indices agree; pairs with the owner's successor. */
 	smp_wmb();
 	put_user(q->vq.last_used_idx, &region->used_idx);

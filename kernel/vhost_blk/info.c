@@ -6,7 +6,7 @@
 
 #include "vhost_blk.h"
 
-static void bdev_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
+static void vhost_blk_bdev_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
 {
 	struct block_device *bdev = be->bdev;
 
@@ -26,7 +26,7 @@ static void bdev_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
 		max_t(u32, bdev_discard_granularity(bdev), SECTOR_SIZE) >> SECTOR_SHIFT;
 }
 
-static void file_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
+static void vhost_blk_file_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
 {
 	struct inode *inode = file_inode(be->file);
 
@@ -37,7 +37,7 @@ static void file_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
 	info->discard_align_sectors = i_blocksize(inode) >> SECTOR_SHIFT;
 }
 
-static void backend_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
+static void vhost_blk_backend_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
 {
 	info->flags |= VHOST_BLK_INFO_ATTACHED;
 	if (be->read_only)
@@ -51,9 +51,9 @@ static void backend_info(struct vhost_blk_info *info, struct vhost_blk_backend *
 	} else {
 		info->capacity_sectors = vhost_blk_backend_bytes(be) >> SECTOR_SHIFT;
 		if (be->bdev)
-			bdev_info(info, be);
+			vhost_blk_bdev_info(info, be);
 		else
-			file_info(info, be);
+			vhost_blk_file_info(info, be);
 	}
 	mutex_unlock(&be->lock);
 
@@ -80,7 +80,7 @@ int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp)
 		.size = sizeof(info),
 		.option_flags = VHOST_BLK_OPTIONS,
 		.queues_max = VHOST_BLK_QUEUES_MAX,
-		/* Pairs with make_device(). */
+		/* Pairs with vhost_blk_make_device(). */
 		.num_queues = smp_load_acquire(&blk->num_queues) ?: VHOST_BLK_QUEUES_MAX,
 		.queue_size_max = VHOST_BLK_QUEUE_SIZE_MAX,
 		.seg_max = VHOST_BLK_SEG_MAX,
@@ -95,12 +95,12 @@ int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp)
 		return -EINVAL;
 	mutex_lock(&blk->backend_mutex);
 	if (blk->backend)
-		backend_info(&info, blk->backend);
+		vhost_blk_backend_info(&info, blk->backend);
 	mutex_unlock(&blk->backend_mutex);
 	return copy_to_user(argp, &info, min_t(u32, size, sizeof(info))) ? -EFAULT : 0;
 }
 
-static const char *const state_names[] = {
+static const char *const vhost_blk_state_names[] = {
 	[VHOST_BLK_STOPPED] = "stopped",
 	[VHOST_BLK_RUNNING] = "running",
 	[VHOST_BLK_PAUSED] = "paused",
@@ -108,14 +108,14 @@ static const char *const state_names[] = {
 	[VHOST_BLK_STOPPING] = "stopping",
 };
 
-static void show_queue(struct seq_file *m, struct vhost_blk_queue *q)
+static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 {
 	const struct vhost_blk_stats *s = &q->stats;
 	unsigned int n = vhost_blk_queue_index(q), i;
 
 	seq_printf(m, "queue%u:\t%s size=%u inflight=%u chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
-		   n, state_names[q->state], q->vq.num, vhost_blk_inflight(q), s->chains, s->completed,
-		   s->refused, s->failed, s->dropped, s->read_bytes, s->write_bytes);
+		   n, vhost_blk_state_names[q->state], q->vq.num, vhost_blk_inflight(q), s->chains,
+		   s->completed, s->refused, s->failed, s->dropped, s->read_bytes, s->write_bytes);
 	seq_printf(m, " kicks=%llu turns=%llu calls=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
 		   s->kicks, s->turns, s->calls, s->bounced, s->slow, s->polls, s->polls_won,
 		   !!q->poll.score);
@@ -135,7 +135,7 @@ static void show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 {
 	struct vhost_blk *blk = file->private_data;
-	/* Pairs with make_device(). */
+	/* Pairs with vhost_blk_make_device(). */
 	unsigned int i, num_queues = smp_load_acquire(&blk->num_queues);
 	struct vhost_blk_backend *be;
 
@@ -156,7 +156,7 @@ void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 		if (mutex_lock_killable(&q->vq.mutex))
 			break;
 		if (q->stats.turns || q->state != VHOST_BLK_STOPPED)
-			show_queue(m, q);
+			vhost_blk_show_queue(m, q);
 		mutex_unlock(&q->vq.mutex);
 	}
 	atomic_dec(&blk->ioctls);

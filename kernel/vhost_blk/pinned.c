@@ -13,7 +13,7 @@
 #include "vhost_blk.h"
 
 /* Pages pinned with mmap_lock held. */
-#define PIN_CHUNK	512
+#define VHOST_BLK_PIN_CHUNK	512
 
 /**
  * struct vhost_blk_pinned_region - one region of the memory table
@@ -45,7 +45,7 @@ struct vhost_blk_pinned {
 	struct vhost_blk_pinned_region regions[];
 };
 
-static void free_pinned(struct vhost_blk_pinned *pinned)
+static void vhost_blk_free_pinned(struct vhost_blk_pinned *pinned)
 {
 	unsigned int i;
 
@@ -60,7 +60,7 @@ static void free_pinned(struct vhost_blk_pinned *pinned)
 	kvfree(pinned);
 }
 
-static int pin_region(struct vhost_blk_pinned_region *region)
+static int vhost_blk_pin_region(struct vhost_blk_pinned_region *region)
 {
 	unsigned int flags = FOLL_LONGTERM | (region->writable ? FOLL_WRITE : 0);
 
@@ -77,7 +77,7 @@ static int pin_region(struct vhost_blk_pinned_region *region)
 		return -ENOMEM;
 	while (region->done < region->nr_pages) {
 		unsigned long want = min_t(unsigned long, region->nr_pages - region->done,
-					   PIN_CHUNK);
+					   VHOST_BLK_PIN_CHUNK);
 		int got;
 
 		if (fatal_signal_pending(current))
@@ -92,7 +92,7 @@ static int pin_region(struct vhost_blk_pinned_region *region)
 	return 0;
 }
 
-static unsigned int count_regions(struct vhost_iotlb *table)
+static unsigned int vhost_blk_count_regions(struct vhost_iotlb *table)
 {
 	struct vhost_iotlb_map *map;
 	unsigned int n = 0;
@@ -104,7 +104,7 @@ static unsigned int count_regions(struct vhost_iotlb *table)
 }
 
 /* Whole pages of each region; requests pin a part of a page at an end themselves. */
-static void describe_regions(struct vhost_blk_pinned *pinned, struct vhost_iotlb *table)
+static void vhost_blk_describe_regions(struct vhost_blk_pinned *pinned, struct vhost_iotlb *table)
 {
 	struct vhost_iotlb_map *map;
 
@@ -138,11 +138,11 @@ int vhost_blk_pin_memory(struct vhost_blk *blk)
 		return 0;
 	if (current->mm != blk->dev.mm)
 		return -EPERM;
-	nr = count_regions(table);
+	nr = vhost_blk_count_regions(table);
 	pinned = kvzalloc(struct_size(pinned, regions, nr), GFP_KERNEL_ACCOUNT);
 	if (!pinned)
 		return -ENOMEM;
-	describe_regions(pinned, table);
+	vhost_blk_describe_regions(pinned, table);
 	err = account_locked_vm(current->mm, pinned->charged, true);
 	if (err) {
 		kvfree(pinned);
@@ -151,9 +151,9 @@ int vhost_blk_pin_memory(struct vhost_blk *blk)
 	pinned->mm = current->mm;
 	mmgrab(pinned->mm);
 	for (i = 0; i < nr && !err; i++)
-		err = pinned->regions[i].nr_pages ? pin_region(pinned->regions + i) : 0;
+		err = pinned->regions[i].nr_pages ? vhost_blk_pin_region(pinned->regions + i) : 0;
 	if (err) {
-		free_pinned(pinned);
+		vhost_blk_free_pinned(pinned);
 		return err;
 	}
 	blk->pinned = pinned;
@@ -170,7 +170,7 @@ void vhost_blk_unpin_memory(struct vhost_blk *blk)
 
 	blk->pinned = NULL;
 	if (pinned)
-		free_pinned(pinned);
+		vhost_blk_free_pinned(pinned);
 }
 
 /**

@@ -9,14 +9,14 @@
 #include "trace.h"
 
 /* Largest score of polling; a high score means that work comes soon after a batch. */
-#define SCORE_FIRST	2
-#define SCORE_MAX	8
+#define VHOST_BLK_SCORE_FIRST	2
+#define VHOST_BLK_SCORE_MAX	8
 /* Sleeps between two trials: the first number, and the largest after failed trials. */
-#define TRIAL_MIN	16
-#define TRIAL_MAX	1024
+#define VHOST_BLK_TRIAL_MIN	16
+#define VHOST_BLK_TRIAL_MAX	1024
 
 /* State of one run of the loop. */
-struct run {
+struct vhost_blk_run {
 	unsigned int chains;
 	unsigned int bytes;
 	unsigned int batch;	/* chains to start before completions are reaped */
@@ -25,7 +25,7 @@ struct run {
 	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
 };
 
-static u64 now(void)
+static u64 vhost_blk_now(void)
 {
 	return local_clock();
 }
@@ -34,12 +34,12 @@ static u64 now(void)
  * A driver that waits for this CPU cannot work in parallel with the device: early answers to the
  * first of many requests would only add task switches.
  */
-static unsigned int first_batch(const struct vhost_blk_queue *q)
+static unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
 {
 	return q->crowded ? VHOST_BLK_BATCH_CROWDED : VHOST_BLK_BATCH_FIRST;
 }
 
-static void loop_begin(struct vhost_blk_queue *q, struct run *run)
+static void vhost_blk_loop_begin(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {
 	WRITE_ONCE(q->looping, true);
 	/* Asks for the missing entries; the core kicks the queue when they come. */
@@ -51,7 +51,7 @@ static void loop_begin(struct vhost_blk_queue *q, struct run *run)
 }
 
 /* From here on a completion runs the loop again. */
-static void loop_end(struct vhost_blk_queue *q, const struct run *run)
+static void vhost_blk_loop_end(struct vhost_blk_queue *q, const struct vhost_blk_run *run)
 {
 	WRITE_ONCE(q->looping, false);
 	/* Pairs with llist_add() in vhost_blk_end_io(). */
@@ -66,7 +66,7 @@ static void loop_end(struct vhost_blk_queue *q, const struct run *run)
  * the wake-up. So a poll replaces one sleep of many, as a trial; a few polls without work end the
  * polling. An idle queue costs nothing: every poll follows work.
  */
-static bool poll_wanted(struct vhost_blk_queue *q)
+static bool vhost_blk_poll_wanted(struct vhost_blk_queue *q)
 {
 	if (!q->vq.busyloop_timeout)
 		return false;
@@ -75,45 +75,46 @@ static bool poll_wanted(struct vhost_blk_queue *q)
 	return !q->poll.until_trial--;
 }
 
-static void poll_learn(struct vhost_blk_queue *q, bool won)
+static void vhost_blk_poll_learn(struct vhost_blk_queue *q, bool won)
 {
 	struct vhost_blk_polling *poll = &q->poll;
 
 	q->stats.polls++;
 	q->stats.polls_won += won;
 	if (won) {
-		poll->score = poll->score ? min(poll->score + 1, SCORE_MAX) : SCORE_FIRST;
-		poll->interval = TRIAL_MIN;
+		poll->score = poll->score ? min(poll->score + 1, VHOST_BLK_SCORE_MAX) :
+					    VHOST_BLK_SCORE_FIRST;
+		poll->interval = VHOST_BLK_TRIAL_MIN;
 		return;
 	}
 	poll->score = max(poll->score - 2, 0);
-	poll->interval = clamp(poll->interval * 2, TRIAL_MIN, TRIAL_MAX);
+	poll->interval = clamp(poll->interval * 2, VHOST_BLK_TRIAL_MIN, VHOST_BLK_TRIAL_MAX);
 	poll->until_trial = poll->interval;
 }
 
 /* Polls for new chains and completions, if that paid recently. */
-static bool poll_ring(struct vhost_blk_queue *q)
+static bool vhost_blk_poll_ring(struct vhost_blk_queue *q)
 {
 	struct vhost_virtqueue *vq = &q->vq;
 	bool won = false;
 	u64 end;
 
-	if (!poll_wanted(q))
+	if (!vhost_blk_poll_wanted(q))
 		return false;
-	end = now() + (u64)vq->busyloop_timeout * NSEC_PER_USEC;
+	end = vhost_blk_now() + (u64)vq->busyloop_timeout * NSEC_PER_USEC;
 	do {
 		won = !llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq);
 		if (won || need_resched() || signal_pending(current) || vhost_vq_has_work(vq) ||
 		    atomic_read(&q->blk->ioctls))	/* may need vq.mutex */
 			break;
 		cpu_relax();
-	} while (now() < end);
-	poll_learn(q, won);
+	} while (vhost_blk_now() < end);
+	vhost_blk_poll_learn(q, won);
 	return won;
 }
 
 /* True if the loop takes another turn; otherwise enables kicks, if a kick can help. */
-static bool go_on(struct vhost_blk_queue *q, struct run *run)
+static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {
 	struct vhost_virtqueue *vq = &q->vq;
 
@@ -127,8 +128,8 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
 		return false;
 	if (!vhost_vq_avail_empty(vq->dev, vq))
 		return true;
-	if (poll_ring(q)) {
-		run->batch = first_batch(q);
+	if (vhost_blk_poll_ring(q)) {
+		run->batch = vhost_blk_first_batch(q);
 		return true;
 	}
 	/* Chains may have come between the last check and the enabling. */
@@ -140,7 +141,7 @@ static bool go_on(struct vhost_blk_queue *q, struct run *run)
  * and a softirq that a task raises is left to ksoftirqd: the loop would stop polling and sleep to
  * let it run. It runs here instead; ksoftirqd, already woken, then runs and finds no work.
  */
-static void unplug(struct blk_plug *plug)
+static void vhost_blk_unplug(struct blk_plug *plug)
 {
 	blk_finish_plug(plug);
 	local_bh_disable();
@@ -153,7 +154,7 @@ static void unplug(struct blk_plug *plug)
  * is RUNNING until vq.mutex is released, and notifications are disabled. With notifications enabled
  * vhost_get_vq_desc() stops the machine.
  */
-static void submit_batch(struct vhost_blk_queue *q, struct run *run)
+static void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {
 	struct vhost_blk_chain chain;
 	struct blk_plug plug;
@@ -181,7 +182,7 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
 			run->yield = true;
 		}
 	}
-	unplug(&plug);
+	vhost_blk_unplug(&plug);
 	run->batch = max(run->batch, min(run->batch * 2, VHOST_BLK_BATCH_MAX));
 }
 
@@ -195,33 +196,33 @@ static void submit_batch(struct vhost_blk_queue *q, struct run *run)
  */
 static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 {
-	struct run run = { .batch = first_batch(q) };
+	struct vhost_blk_run run = { .batch = vhost_blk_first_batch(q) };
 
 	mutex_lock(&q->vq.mutex);
 	q->stats.kicks += kicked;
-	loop_begin(q, &run);
+	vhost_blk_loop_begin(q, &run);
 	do {
 		if (unlikely(run.blind))
 			break;
 		q->stats.turns++;
-		q->now_ns = now();
+		q->now_ns = vhost_blk_now();
 		run.stuck = false;
-		submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
+		vhost_blk_submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
 		if (vhost_blk_complete(q))		/* 4 completion, 5 used, 6 notify */
 			run.stuck = false;	/* its resources may be the missing ones */
-	} while (go_on(q, &run));
-	loop_end(q, &run);
+	} while (vhost_blk_go_on(q, &run));
+	vhost_blk_loop_end(q, &run);
 	mutex_unlock(&q->vq.mutex);
 }
 
-static void handle_kick(struct vhost_work *work)
+static void vhost_blk_handle_kick(struct vhost_work *work)
 {
 	struct vhost_virtqueue *vq = container_of(work, struct vhost_virtqueue, poll.work);
 
 	vhost_blk_serve(vhost_blk_queue_of(vq), true);
 }
 
-static void handle_done(struct vhost_work *work)
+static void vhost_blk_handle_done(struct vhost_work *work)
 {
 	vhost_blk_serve(container_of(work, struct vhost_blk_queue, done_work), false);
 }
@@ -234,9 +235,9 @@ static void handle_done(struct vhost_work *work)
 void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
 {
 	q->blk = blk;
-	q->vq.handle_kick = handle_kick;
+	q->vq.handle_kick = vhost_blk_handle_kick;
 	init_llist_head(&q->done);
-	vhost_work_init(&q->done_work, handle_done);
+	vhost_work_init(&q->done_work, vhost_blk_handle_done);
 	INIT_DELAYED_WORK(&q->orphan_work, vhost_blk_orphan_work);
 	init_waitqueue_head(&q->drained);
 	vhost_blk_init_reserve(q);

@@ -7,20 +7,20 @@
 #include "trace.h"
 
 /* Sectors of the disk, as of now: it may grow. */
-static u64 capacity(const struct vhost_blk_req *req)
+static u64 vhost_blk_capacity(const struct vhost_blk_req *req)
 {
 	return vhost_blk_backend_bytes(req->be) >> SECTOR_SHIFT;
 }
 
-static bool on_disk(const struct vhost_blk_req *req, u64 sector, u64 sectors)
+static bool vhost_blk_on_disk(const struct vhost_blk_req *req, u64 sector, u64 sectors)
 {
 	u64 end;
 
-	return !check_add_overflow(sector, sectors, &end) && end <= capacity(req);
+	return !check_add_overflow(sector, sectors, &end) && end <= vhost_blk_capacity(req);
 }
 
 /* True if the range is a whole number of logical blocks. */
-static bool whole_blocks(const struct vhost_blk_req *req, u64 sector, u64 sectors)
+static bool vhost_blk_whole_blocks(const struct vhost_blk_req *req, u64 sector, u64 sectors)
 {
 	return !((sector | sectors) & ((req->be->lbs >> SECTOR_SHIFT) - 1));
 }
@@ -40,7 +40,7 @@ bool vhost_blk_read_only(const struct vhost_blk_req *req)
 }
 
 /* Without FLUSH, or with the cache in write-through mode, a write is durable when it completes. */
-static bool write_through(const struct vhost_blk_req *req)
+static bool vhost_blk_write_through(const struct vhost_blk_req *req)
 {
 	return !vhost_has_feature(&req->q->vq, VIRTIO_BLK_F_FLUSH) ||
 	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_WRITE_THROUGH;
@@ -50,8 +50,8 @@ static bool write_through(const struct vhost_blk_req *req)
  * Finds the status byte, the last device-writable one, and sets @in up for the writable bytes
  * before it.
  */
-static bool find_status(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
-			struct iov_iter *in)
+static bool vhost_blk_find_status(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+				  struct iov_iter *in)
 {
 	const struct iovec *iov = req->q->vq.iov + chain->out;
 	size_t bytes = iov_length(iov, chain->in);
@@ -68,8 +68,8 @@ static bool find_status(struct vhost_blk_req *req, const struct vhost_blk_chain 
 }
 
 /* Copies the header, and sets @out up for the readable bytes after it. */
-static bool copy_header(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
-			struct virtio_blk_outhdr *hdr, struct iov_iter *out)
+static bool vhost_blk_copy_header(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+				  struct virtio_blk_outhdr *hdr, struct iov_iter *out)
 {
 	const struct iovec *iov = req->q->vq.iov;
 	size_t bytes = iov_length(iov, chain->out);
@@ -83,20 +83,21 @@ static bool copy_header(struct vhost_blk_req *req, const struct vhost_blk_chain 
 	return copy_from_iter_full(hdr, sizeof(*hdr), out);
 }
 
-static int parse_rw(struct vhost_blk_req *req, const struct iov_iter *data)
+static int vhost_blk_parse_rw(struct vhost_blk_req *req, const struct iov_iter *data)
 {
 	size_t bytes = iov_iter_count(data);
 	u64 sectors = bytes >> SECTOR_SHIFT;
 
 	if (bytes > VHOST_BLK_REQUEST_BYTES_MAX || bytes & (SECTOR_SIZE - 1) ||
-	    !on_disk(req, req->sector, sectors) || !whole_blocks(req, req->sector, sectors))
+	    !vhost_blk_on_disk(req, req->sector, sectors) ||
+	    !vhost_blk_whole_blocks(req, req->sector, sectors))
 		return -EIO;
 	req->bytes = bytes;
 	return 0;
 }
 
-static int parse_range(const struct vhost_blk_req *req, struct vhost_blk_range *range,
-		       const struct virtio_blk_discard_write_zeroes *wire, u32 limit)
+static int vhost_blk_parse_range(const struct vhost_blk_req *req, struct vhost_blk_range *range,
+				 const struct virtio_blk_discard_write_zeroes *wire, u32 limit)
 {
 	u32 flags = le32_to_cpu(wire->flags);
 	u32 known = req->type == VIRTIO_BLK_T_WRITE_ZEROES ? VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP : 0;
@@ -108,14 +109,14 @@ static int parse_range(const struct vhost_blk_req *req, struct vhost_blk_range *
 	range->unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP &&
 		       !(READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_NO_UNMAP);
 	if ((limit && range->sectors > limit) ||
-	    !on_disk(req, range->sector, range->sectors) ||
-	    !whole_blocks(req, range->sector, range->sectors))
+	    !vhost_blk_on_disk(req, range->sector, range->sectors) ||
+	    !vhost_blk_whole_blocks(req, range->sector, range->sectors))
 		return -EIO;
 	return 0;
 }
 
 /* All ranges are checked before the first one starts. */
-static int parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 limit)
+static int vhost_blk_parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 limit)
 {
 	size_t bytes = iov_iter_count(data);
 	struct virtio_blk_discard_write_zeroes wire;
@@ -134,17 +135,17 @@ static int parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 li
 	for (i = 0; i < n; i++) {
 		if (!copy_from_iter_full(&wire, sizeof(wire), data))
 			return -EIO;
-		err = parse_range(req, &req->ranges[i], &wire, limit);
+		err = vhost_blk_parse_range(req, &req->ranges[i], &wire, limit);
 		if (err)
 			return err;
 	}
 	req->nr_ranges = n;
-	req->durable = write_through(req);
+	req->durable = vhost_blk_write_through(req);
 	return 0;
 }
 
 /* Only negotiated features are honoured. */
-static int parse_range_command(struct vhost_blk_req *req, struct iov_iter *data)
+static int vhost_blk_parse_range_command(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	struct vhost_virtqueue *vq = &req->q->vq;
 	struct vhost_blk_options *opt = &req->q->blk->opt;
@@ -153,31 +154,31 @@ static int parse_range_command(struct vhost_blk_req *req, struct iov_iter *data)
 	case VIRTIO_BLK_T_DISCARD:
 		if (!vhost_has_feature(vq, VIRTIO_BLK_F_DISCARD))
 			return -EOPNOTSUPP;
-		return parse_ranges(req, data, READ_ONCE(opt->max_discard_sectors));
+		return vhost_blk_parse_ranges(req, data, READ_ONCE(opt->max_discard_sectors));
 	case VIRTIO_BLK_T_WRITE_ZEROES:
 		if (!vhost_has_feature(vq, VIRTIO_BLK_F_WRITE_ZEROES))
 			return -EOPNOTSUPP;
-		return parse_ranges(req, data, READ_ONCE(opt->max_write_zeroes_sectors));
+		return vhost_blk_parse_ranges(req, data, READ_ONCE(opt->max_write_zeroes_sectors));
 	default:
 		if (!vhost_has_feature(vq, VIRTIO_BLK_F_SECURE_ERASE))
 			return -EOPNOTSUPP;
-		return parse_ranges(req, data, READ_ONCE(opt->max_secure_erase_sectors));
+		return vhost_blk_parse_ranges(req, data, READ_ONCE(opt->max_secure_erase_sectors));
 	}
 }
 
-static int parse_type(struct vhost_blk_req *req, struct iov_iter *in, struct iov_iter *out,
-		      struct iov_iter *data)
+static int vhost_blk_parse_type(struct vhost_blk_req *req, struct iov_iter *in,
+				struct iov_iter *out, struct iov_iter *data)
 {
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
 		*data = *in;
-		return parse_rw(req, data);
+		return vhost_blk_parse_rw(req, data);
 	case VIRTIO_BLK_T_OUT:
 		*data = *out;
 		if (vhost_blk_read_only(req))
 			return -EIO;
-		req->durable = write_through(req);
-		return parse_rw(req, data);
+		req->durable = vhost_blk_write_through(req);
+		return vhost_blk_parse_rw(req, data);
 	case VIRTIO_BLK_T_FLUSH:
 		return vhost_has_feature(&req->q->vq, VIRTIO_BLK_F_FLUSH) ? 0 : -EOPNOTSUPP;
 	case VIRTIO_BLK_T_GET_ID:
@@ -186,28 +187,28 @@ static int parse_type(struct vhost_blk_req *req, struct iov_iter *in, struct iov
 	case VIRTIO_BLK_T_DISCARD:
 	case VIRTIO_BLK_T_WRITE_ZEROES:
 	case VIRTIO_BLK_T_SECURE_ERASE:
-		return parse_range_command(req, out);
+		return vhost_blk_parse_range_command(req, out);
 	default:
 		return -EOPNOTSUPP;
 	}
 }
 
-static int parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
-		 struct iov_iter *data)
+static int vhost_blk_parse_chain(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+				 struct iov_iter *data)
 {
 	struct virtio_blk_outhdr hdr;
 	struct iov_iter in, out;
 
-	if (!find_status(req, chain, &in))
+	if (!vhost_blk_find_status(req, chain, &in))
 		return -EIO;
 	/* Its size is available from here on. */
 	if (unlikely(req->be->dead))
 		return -EIO;
-	if (!copy_header(req, chain, &hdr, &out))
+	if (!vhost_blk_copy_header(req, chain, &hdr, &out))
 		return -EIO;
 	req->type = vhost32_to_cpu(&req->q->vq, hdr.type);
 	req->sector = vhost64_to_cpu(&req->q->vq, hdr.sector);
-	return parse_type(req, &in, &out, data);
+	return vhost_blk_parse_type(req, &in, &out, data);
 }
 
 /**
@@ -223,7 +224,7 @@ static int parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data)
 {
-	int err = parse(req, chain, data);
+	int err = vhost_blk_parse_chain(req, chain, data);
 
 	trace_vhost_blk_request(req, err);
 	return err;

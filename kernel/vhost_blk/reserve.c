@@ -13,15 +13,15 @@
 #include "vhost_blk.h"
 
 /* Between two tries of a queue that has nothing in flight. */
-#define RETRY_INTERVAL	msecs_to_jiffies(10)
+#define VHOST_BLK_RESERVE_INTERVAL	msecs_to_jiffies(10)
 
 /* Arrays of one request: pages, dirty log, the log as addresses, a copy of its iovecs. */
-#define RESERVE_BYTES	(VHOST_BLK_PIECE_PAGES * sizeof(struct bio_vec) + \
-			 UIO_MAXIOV * (sizeof(struct vhost_log) + 2 * sizeof(struct iovec)))
+#define VHOST_BLK_RESERVE_BYTES	(VHOST_BLK_PIECE_PAGES * sizeof(struct bio_vec) + \
+				 UIO_MAXIOV * (sizeof(struct vhost_log) + 2 * sizeof(struct iovec)))
 
-static_assert(VHOST_BLK_RANGES_MAX * sizeof(struct vhost_blk_range) <= RESERVE_BYTES);
+static_assert(VHOST_BLK_RANGES_MAX * sizeof(struct vhost_blk_range) <= VHOST_BLK_RESERVE_BYTES);
 
-static void retry_work(struct work_struct *work)
+static void vhost_blk_retry_work(struct work_struct *work)
 {
 	struct vhost_blk_reserve *reserve =
 		container_of(to_delayed_work(work), struct vhost_blk_reserve, retry_work);
@@ -36,7 +36,7 @@ static void retry_work(struct work_struct *work)
 void vhost_blk_init_reserve(struct vhost_blk_queue *q)
 {
 	INIT_LIST_HEAD(&q->reserve.pages);
-	INIT_DELAYED_WORK(&q->reserve.retry_work, retry_work);
+	INIT_DELAYED_WORK(&q->reserve.retry_work, vhost_blk_retry_work);
 }
 
 /**
@@ -47,11 +47,11 @@ void vhost_blk_init_reserve(struct vhost_blk_queue *q)
  */
 int vhost_blk_fill_reserve(struct vhost_blk_queue *q)
 {
-	q->reserve.memory = kvmalloc(RESERVE_BYTES, GFP_KERNEL_ACCOUNT);
+	q->reserve.memory = kvmalloc(VHOST_BLK_RESERVE_BYTES, GFP_KERNEL_ACCOUNT);
 	return q->reserve.memory ? 0 : -ENOMEM;
 }
 
-static void free_pages_kept(struct vhost_blk_queue *q)
+static void vhost_blk_free_kept_pages(struct vhost_blk_queue *q)
 {
 	struct page *page, *next;
 
@@ -67,7 +67,7 @@ static void free_pages_kept(struct vhost_blk_queue *q)
 void vhost_blk_empty_reserve(struct vhost_blk_queue *q)
 {
 	cancel_delayed_work_sync(&q->reserve.retry_work);
-	free_pages_kept(q);
+	vhost_blk_free_kept_pages(q);
 	kvfree(q->reserve.memory);
 	q->reserve.memory = NULL;
 }
@@ -89,7 +89,7 @@ void *vhost_blk_alloc(struct vhost_blk_req *req, size_t n, size_t size)
 		return memory;
 	if (reserve->parts && reserve->req != req)
 		return NULL;
-	if (WARN_ON_ONCE(array_size(n, size) > RESERVE_BYTES - reserve->used))
+	if (WARN_ON_ONCE(array_size(n, size) > VHOST_BLK_RESERVE_BYTES - reserve->used))
 		return NULL;
 	memory = reserve->memory + reserve->used;
 	reserve->used += n * size;
@@ -107,7 +107,7 @@ void vhost_blk_free(struct vhost_blk_req *req, const void *memory)
 {
 	struct vhost_blk_reserve *reserve = &req->q->reserve;
 
-	if (likely(memory < reserve->memory || memory >= reserve->memory + RESERVE_BYTES))
+	if (likely(memory < reserve->memory || memory >= reserve->memory + VHOST_BLK_RESERVE_BYTES))
 		kvfree(memory);
 	else if (!--reserve->parts)
 		reserve->used = 0;
@@ -146,7 +146,7 @@ void vhost_blk_keep_pages(struct vhost_blk_req *req)
 void vhost_blk_drop_pages(struct vhost_blk_queue *q)
 {
 	if (unlikely(!list_empty(&q->reserve.pages)))
-		free_pages_kept(q);
+		vhost_blk_free_kept_pages(q);
 }
 
 /**
@@ -158,6 +158,7 @@ void vhost_blk_drop_pages(struct vhost_blk_queue *q)
 int vhost_blk_try_later(struct vhost_blk_queue *q)
 {
 	if (vhost_blk_inflight(q) == 1)
-		queue_delayed_work(vhost_blk_system_wq, &q->reserve.retry_work, RETRY_INTERVAL);
+		queue_delayed_work(vhost_blk_system_wq, &q->reserve.retry_work,
+				   VHOST_BLK_RESERVE_INTERVAL);
 	return -EAGAIN;
 }

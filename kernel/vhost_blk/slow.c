@@ -15,9 +15,9 @@
 #include "vhost_blk.h"
 
 /* Sectors of a range between two checks of the device. */
-#define RANGE_PIECE_SECTORS	(1u << 21)
+#define VHOST_BLK_RANGE_PIECE_SECTORS	(1u << 21)
 /* Time between two tries of I/O without memory. */
-#define RETRY_INTERVAL	msecs_to_jiffies(10)
+#define VHOST_BLK_SLOW_INTERVAL	msecs_to_jiffies(10)
 
 /**
  * vhost_blk_submit_slow - pass a request to the workqueue
@@ -35,7 +35,7 @@ void vhost_blk_submit_slow(struct vhost_blk_req *req)
  * sync failed has no successful FLUSH any more; be->wb_err finds failures that somebody else was
  * told of, too: a durable write, or another program's fsync.
  */
-static int flush_file(struct vhost_blk_backend *be)
+static int vhost_blk_flush_file(struct vhost_blk_backend *be)
 {
 	int err = READ_ONCE(be->sync_error);
 
@@ -48,12 +48,12 @@ static int flush_file(struct vhost_blk_backend *be)
 	return err;
 }
 
-static int flush(struct vhost_blk_backend *be)
+static int vhost_blk_flush(struct vhost_blk_backend *be)
 {
-	return be->bdev ? blkdev_issue_flush(be->bdev) : flush_file(be);
+	return be->bdev ? blkdev_issue_flush(be->bdev) : vhost_blk_flush_file(be);
 }
 
-static int bdev_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool unmap)
+static int vhost_blk_bdev_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool unmap)
 {
 	struct block_device *bdev = req->be->bdev;
 
@@ -71,7 +71,7 @@ static int bdev_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool u
 	}
 }
 
-static int file_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool unmap)
+static int vhost_blk_file_range(struct vhost_blk_req *req, u64 sector, u32 sectors, bool unmap)
 {
 	loff_t pos = (loff_t)sector << SECTOR_SHIFT;
 	loff_t len = (loff_t)sectors << SECTOR_SHIFT;
@@ -102,31 +102,31 @@ bool vhost_blk_given_up(const struct vhost_blk_req *req)
  * True if I/O that failed for lack of memory can be repeated later. I/O with an fsync cannot: fsync
  * reports lost writes only once, and lack of memory may have lost them.
  */
-static bool may_repeat(const struct vhost_blk_req *req)
+static bool vhost_blk_may_repeat(const struct vhost_blk_req *req)
 {
 	if (!req->be->bdev && (req->durable || req->type == VIRTIO_BLK_T_FLUSH))
 		return false;
 	if (vhost_blk_given_up(req))
 		return false;
-	schedule_timeout_uninterruptible(RETRY_INTERVAL);
+	schedule_timeout_uninterruptible(VHOST_BLK_SLOW_INTERVAL);
 	return true;
 }
 
 /* In pieces, so that closing the device need not wait for terabytes. */
-static int do_range(struct vhost_blk_req *req, const struct vhost_blk_range *range)
+static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_range *range)
 {
 	u64 sector = range->sector;
 	u32 left = range->sectors;
 	int err = 0;
 
 	while (left && !err) {
-		u32 part = min_t(u32, left, RANGE_PIECE_SECTORS);
+		u32 part = min_t(u32, left, VHOST_BLK_RANGE_PIECE_SECTORS);
 
 		if (vhost_blk_given_up(req) || vhost_blk_read_only(req))
 			return -EIO;
-		err = req->be->bdev ? bdev_range(req, sector, part, range->unmap) :
-				      file_range(req, sector, part, range->unmap);
-		if (err == -ENOMEM && may_repeat(req)) {
+		err = req->be->bdev ? vhost_blk_bdev_range(req, sector, part, range->unmap) :
+				      vhost_blk_file_range(req, sector, part, range->unmap);
+		if (err == -ENOMEM && vhost_blk_may_repeat(req)) {
 			err = 0;
 			continue;
 		}
@@ -137,42 +137,42 @@ static int do_range(struct vhost_blk_req *req, const struct vhost_blk_range *ran
 	return err;
 }
 
-static int do_ranges(struct vhost_blk_req *req)
+static int vhost_blk_do_ranges(struct vhost_blk_req *req)
 {
 	unsigned int i;
 	int err = 0;
 
 	for (i = 0; i < req->nr_ranges && !err; i++)
-		err = do_range(req, &req->ranges[i]);
+		err = vhost_blk_do_range(req, &req->ranges[i]);
 	if (!err && req->durable)
-		err = flush(req->be);
+		err = vhost_blk_flush(req->be);
 	return err;
 }
 
-static int do_once(struct vhost_blk_req *req)
+static int vhost_blk_do_once(struct vhost_blk_req *req)
 {
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
 	case VIRTIO_BLK_T_OUT:
 		return req->be->bdev ? vhost_blk_bdev_rw(req) : vhost_blk_file_rw(req);
 	case VIRTIO_BLK_T_FLUSH:
-		return flush(req->be);
+		return vhost_blk_flush(req->be);
 	default:
-		return do_ranges(req);
+		return vhost_blk_do_ranges(req);
 	}
 }
 
-static int do_slow(struct vhost_blk_req *req)
+static int vhost_blk_do_slow(struct vhost_blk_req *req)
 {
 	int err;
 
 	do
-		err = do_once(req);
-	while (err == -ENOMEM && may_repeat(req));
+		err = vhost_blk_do_once(req);
+	while (err == -ENOMEM && vhost_blk_may_repeat(req));
 	return err;
 }
 
-static struct mem_cgroup *owners_memcg(const struct vhost_blk_backend *be)
+static struct mem_cgroup *vhost_blk_owner_memcg(const struct vhost_blk_backend *be)
 {
 	return be->memcg_css ? mem_cgroup_from_css(be->memcg_css) : NULL;
 }
@@ -192,8 +192,8 @@ void vhost_blk_slow_work(struct work_struct *work)
 	old_cred = override_creds(req->be->cred);
 	if (req->be->blkcg_css)
 		kthread_associate_blkcg(req->be->blkcg_css);
-	old = set_active_memcg(owners_memcg(req->be));
-	err = do_slow(req);
+	old = set_active_memcg(vhost_blk_owner_memcg(req->be));
+	err = vhost_blk_do_slow(req);
 	set_active_memcg(old);
 	if (req->be->blkcg_css)
 		kthread_associate_blkcg(NULL);

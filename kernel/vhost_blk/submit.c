@@ -9,7 +9,7 @@
  * Counts @req's data as in flight. One request always passes, so that a limit below the size of a
  * request cannot stop the disk.
  */
-static bool charge(struct vhost_blk_req *req, const struct iov_iter *data)
+static bool vhost_blk_charge(struct vhost_blk_req *req, const struct iov_iter *data)
 {
 	struct vhost_blk *blk = req->q->blk;
 	/* A small segment counts as a whole page. A large request has one piece in flight. */
@@ -18,9 +18,12 @@ static bool charge(struct vhost_blk_req *req, const struct iov_iter *data)
 
 	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != bytes)) {
 		WRITE_ONCE(req->q->starved, true);
-		/* A reader of starving sees starved; pairs with smp_store_mb() in uncharge(). */
+		/*
+		 * A reader of starving sees starved; pairs with smp_store_mb() in
+		 * vhost_blk_uncharge().
+		 */
 		smp_wmb();
-		/* Before the subtraction; pairs with the subtraction in uncharge(). */
+		/* Before the subtraction; pairs with the subtraction in vhost_blk_uncharge(). */
 		smp_store_mb(blk->starving, true);
 		if (atomic64_sub_return(bytes, &blk->inflight_bytes))
 			return false;
@@ -32,19 +35,19 @@ static bool charge(struct vhost_blk_req *req, const struct iov_iter *data)
 	return true;
 }
 
-static void uncharge(struct vhost_blk_req *req)
+static void vhost_blk_uncharge(struct vhost_blk_req *req)
 {
 	struct vhost_blk *blk = req->q->blk;
 	unsigned int i;
 
-	/* A full barrier; pairs with smp_store_mb() in charge(). */
+	/* A full barrier; pairs with smp_store_mb() in vhost_blk_charge(). */
 	atomic64_sub_return(req->charged, &blk->inflight_bytes);
 	req->charged = 0;
 	if (likely(!READ_ONCE(blk->starving)))
 		return;
 	/* A queue that starves after this sets it again. */
 	smp_store_mb(blk->starving, false);
-	/* A queue that stops now keeps its worker until this section ends: see stop(). */
+	/* A queue that stops now keeps its worker until this section ends: see vhost_blk_stop(). */
 	rcu_read_lock();
 	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
@@ -58,7 +61,7 @@ static void uncharge(struct vhost_blk_req *req)
 }
 
 /* Copies the dirty log's entries of the chain: vq.log is reused. */
-static int remember_log(struct vhost_blk_req *req, const struct vhost_blk_chain *chain)
+static int vhost_blk_save_log(struct vhost_blk_req *req, const struct vhost_blk_chain *chain)
 {
 	struct vhost_virtqueue *vq = &req->q->vq;
 
@@ -80,7 +83,7 @@ static int remember_log(struct vhost_blk_req *req, const struct vhost_blk_chain 
 }
 
 /* Moves @data's first piece, of req->bytes bytes at req->sector, and waits for it. */
-static int move_piece(struct vhost_blk_req *req, const struct iov_iter *data)
+static int vhost_blk_move_piece(struct vhost_blk_req *req, const struct iov_iter *data)
 {
 	struct iov_iter piece = *data;
 	int err;
@@ -101,7 +104,7 @@ static int move_piece(struct vhost_blk_req *req, const struct iov_iter *data)
  * The worker moves it piece by piece, so that it takes no more memory than other requests. A try
  * that ends early for want of memory is repeated as a whole.
  */
-static int submit_large(struct vhost_blk_req *req, struct iov_iter *data)
+static int vhost_blk_submit_large(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	u64 first_sector = req->sector;
 	u32 total = req->bytes;
@@ -115,7 +118,7 @@ static int submit_large(struct vhost_blk_req *req, struct iov_iter *data)
 			break;
 		}
 		req->bytes = min_t(size_t, iov_iter_count(data), VHOST_BLK_PIECE_BYTES);
-		err = move_piece(req, data);
+		err = vhost_blk_move_piece(req, data);
 		iov_iter_advance(data, req->bytes);
 		req->sector += req->bytes >> SECTOR_SHIFT;
 		cond_resched();
@@ -130,7 +133,7 @@ static int submit_large(struct vhost_blk_req *req, struct iov_iter *data)
 	return err;
 }
 
-static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
+static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	int err;
 
@@ -138,10 +141,10 @@ static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 		vhost_blk_end_io(req, 0);
 		return 0;
 	}
-	if (unlikely(!charge(req, data)))
+	if (unlikely(!vhost_blk_charge(req, data)))
 		return -EAGAIN;
 	if (unlikely(req->bytes > VHOST_BLK_PIECE_BYTES))
-		return submit_large(req, data);
+		return vhost_blk_submit_large(req, data);
 	err = vhost_blk_map_data(req, data);
 	if (unlikely(err))
 		return err;
@@ -153,7 +156,7 @@ static int submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 }
 
 /* The serial number, cut to the driver's buffer. */
-static int copy_id(struct vhost_blk_req *req, struct iov_iter *data)
+static int vhost_blk_copy_id(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	struct vhost_blk *blk = req->q->blk;
 	u8 id[VHOST_BLK_SERIAL_BYTES];
@@ -168,7 +171,7 @@ static int copy_id(struct vhost_blk_req *req, struct iov_iter *data)
 	return 0;
 }
 
-static int start(struct vhost_blk_req *req, struct iov_iter *data)
+static int vhost_blk_start(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	int err;
 
@@ -176,9 +179,9 @@ static int start(struct vhost_blk_req *req, struct iov_iter *data)
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
 	case VIRTIO_BLK_T_OUT:
-		return submit_rw(req, data);
+		return vhost_blk_submit_rw(req, data);
 	case VIRTIO_BLK_T_GET_ID:
-		err = copy_id(req, data);
+		err = vhost_blk_copy_id(req, data);
 		if (!err)
 			vhost_blk_end_io(req, 0);
 		return err;
@@ -195,7 +198,7 @@ static int start(struct vhost_blk_req *req, struct iov_iter *data)
 	}
 }
 
-static void init_req(struct vhost_blk_req *req, const struct vhost_blk_chain *chain)
+static void vhost_blk_init_req(struct vhost_blk_req *req, const struct vhost_blk_chain *chain)
 {
 	struct vhost_blk_queue *q = req->q;
 
@@ -233,7 +236,7 @@ void vhost_blk_release(struct vhost_blk_req *req)
 		req->nr_ranges = 0;
 	}
 	if (req->charged)
-		uncharge(req);
+		vhost_blk_uncharge(req);
 }
 
 /**
@@ -252,14 +255,14 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 	struct iov_iter data;
 	int err;
 
-	init_req(req, chain);
+	vhost_blk_init_req(req, chain);
 	vhost_blk_region_take(q, chain->head);
 	err = vhost_blk_parse(req, chain, &data);
 	/* The status byte of a refused request is logged, too, or a migration would lose it. */
-	if (unlikely(remember_log(req, chain)))
+	if (unlikely(vhost_blk_save_log(req, chain)))
 		err = -ENOMEM;
 	if (likely(!err))
-		err = start(req, &data);
+		err = vhost_blk_start(req, &data);
 	if (likely(!err)) {
 		*bytes += req->bytes;
 		return 1;

@@ -91,7 +91,7 @@ struct vhost_blk_pinned;
  * @direct: a regular file opened with O_DIRECT
  * @nowait: a regular file that honours IOCB_NOWAIT
  * @polls: a block device with poll queues
- * @dead: the block device was removed; set once. dead_work() in backend.c takes each vq.mutex after
+ * @dead: the block device was removed; set once. vhost_blk_dead_work() takes each vq.mutex after
  *	that, so a run of the loop that begins later sees it
  * @iocb_flags: of @file when it was attached; the owner may change them later
  * @wb_err: write-back errors of @file that an earlier backend was told of
@@ -268,7 +268,7 @@ struct vhost_blk_polling {
  * @looping: the loop will reap @done without a wake-up. Apart from @state, because completions
  *	read it in any context, without a lock: see vhost_blk_end_io()
  * @starved: waits for bytes in flight of other queues, which clear it without this queue's lock:
- *	see charge() in submit.c
+ *	see vhost_blk_charge()
  * @crowded: the last call made another task wait for this CPU; only the size of batches depends
  *	on it
  * @gen: generation of new requests; under vq.mutex, changed by drains only
@@ -322,7 +322,7 @@ struct vhost_blk_queue {
  * @ioctls: number of running and waiting ioctls; no queue polls meanwhile
  * @inflight_bytes: data bytes in flight
  * @closing: the last file descriptor is gone; set once, so it is read without a lock
- * @starving: some queue waits for @inflight_bytes to go down; see charge() in submit.c
+ * @starving: some queue waits for @inflight_bytes to go down; see vhost_blk_charge()
  * @opt: options; changed under dev.mutex. A request reads each field once, without a lock, so that
  *	they need not change together; but the flags that must be the same for all requests in
  *	flight (IOPOLL, PIN_MEMORY) are changed only while all queues are paused
