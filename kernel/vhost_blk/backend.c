@@ -7,7 +7,8 @@
 #include <linux/pagemap.h>
 #include <linux/stat.h>
 
-#include "vhost_blk.h"
+#include "backend.h"
+#include "queue.h"
 
 /* Most sleeping operations at once. */
 #define VHOST_BLK_SLOW_MAX	64

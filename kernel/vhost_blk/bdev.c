@@ -3,7 +3,8 @@
  * Stage 3 for block devices: one bio a request, inside the request, over the request's own vectors.
  * The block layer splits it to the device's limits. Nothing is allocated.
  */
-#include "vhost_blk.h"
+#include "backend.h"
+#include "stages.h"
 
 static void vhost_blk_end_bio(struct bio *bio)
 {

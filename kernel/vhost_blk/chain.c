@@ -4,7 +4,7 @@
  * descriptors and translates them into vq.iov: device-readable elements first, then
  * device-writable ones.
  */
-#include "vhost_blk.h"
+#include "stages.h"
 #include "trace.h"
 
 /**

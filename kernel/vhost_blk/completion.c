@@ -6,7 +6,7 @@
 #include <linux/sched/clock.h>
 #include <linux/sched/stat.h>
 
-#include "vhost_blk.h"
+#include "stages.h"
 #include "trace.h"
 
 /**

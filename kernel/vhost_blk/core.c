@@ -2,7 +2,10 @@
 /*
  * The vhost core's ioctls, and the pauses and drains that its changes need.
  */
-#include "vhost_blk.h"
+#include <linux/virtio_blk.h>
+
+#include "backend.h"
+#include "queue.h"
 
 /* Features of the device and of the vhost core. */
 const u64 vhost_blk_features =

@@ -6,7 +6,8 @@
  *   - the module's own, copied from or to the guest's ("bounced"), if a buffer is not aligned for
  *     the device.
  */
-#include "vhost_blk.h"
+#include "backend.h"
+#include "stages.h"
 
 static void vhost_blk_unpin_vec(const struct bio_vec *vec, bool dirty)
 {

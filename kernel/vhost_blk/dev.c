@@ -7,7 +7,8 @@
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 
-#include "vhost_blk.h"
+#include "backend.h"
+#include "queue.h"
 
 #define CREATE_TRACE_POINTS
 #include "trace.h"

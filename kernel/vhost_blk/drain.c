@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Starts, pauses and stops queues, and drains requests in flight. dev.mutex serializes all of it.
- * vq.mutex is held for moments only, because completions need it. state.h has the table of states.
+ * vq.mutex is held for moments only, because completions need it. vhost_blk.h has the table of states.
  *
  * A queue counts its requests in two generations. A drain switches new requests to the other
  * generation and waits until the old one is empty, so that a queue which continues to take chains
  * cannot delay the drain.
  */
-#include "vhost_blk.h"
+#include "stages.h"
 
 /* Killable: a worker that waits for a tag of the disk holds vq.mutex as long. */
 static int vhost_blk_lock_queue(struct vhost_blk_queue *q, bool killable)

@@ -6,7 +6,8 @@
 #include <linux/eventfd.h>
 #include <linux/pagemap.h>
 
-#include "vhost_blk.h"
+#include "backend.h"
+#include "stages.h"
 
 /**
  * vhost_blk_note_failure - add a failure to the record; the first one wakes the owner

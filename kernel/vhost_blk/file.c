@@ -5,7 +5,8 @@
  */
 #include <linux/fsnotify.h>
 
-#include "vhost_blk.h"
+#include "backend.h"
+#include "stages.h"
 
 /* EINTR: a fatal signal to the worker's owner, not a fault of the request. */
 static bool vhost_blk_needs_patience(ssize_t result)

@@ -8,7 +8,7 @@
  * moment: link the batch and point last_batch_head at it; publish used.idx; clear the marks; copy
  * used.idx to the region.
  */
-#include "vhost_blk.h"
+#include "stages.h"
 
 struct vhost_blk_region_desc {
 	u8 inflight;

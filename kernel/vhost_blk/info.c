@@ -4,7 +4,8 @@
  */
 #include <linux/seq_file.h>
 
-#include "vhost_blk.h"
+#include "backend.h"
+#include "queue.h"
 
 static void vhost_blk_bdev_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
 {

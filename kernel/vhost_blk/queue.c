@@ -3,10 +3,10 @@
  * The loop: vhost_blk_serve() is the whole life of a request. A kick or a completion runs it; the
  * functions around it decide when it continues and when it sleeps.
  */
+#include <linux/blkdev.h>
 #include <linux/sched/clock.h>
 
-#include "vhost_blk.h"
-#include "trace.h"
+#include "stages.h"
 
 /* Largest score of polling; a high score means that work comes soon after a batch. */
 #define VHOST_BLK_SCORE_FIRST	2

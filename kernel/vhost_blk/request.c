@@ -3,7 +3,8 @@
  * Stage 2, request: copies the header (and the ranges of a range command) once, checks the copy,
  * and locates the data and the status byte. Virtio 1.3, section 5.2.6.
  */
-#include "vhost_blk.h"
+#include "backend.h"
+#include "stages.h"
 #include "trace.h"
 
 /* Sectors of the disk, as of now: it may grow. */

@@ -10,7 +10,7 @@
  *
  * vq.mutex protects all of it.
  */
-#include "vhost_blk.h"
+#include "queue.h"
 
 /* Between two tries of a queue that has nothing in flight. */
 #define VHOST_BLK_RESERVE_INTERVAL	msecs_to_jiffies(10)

@@ -12,7 +12,8 @@
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 
-#include "vhost_blk.h"
+#include "backend.h"
+#include "stages.h"
 
 /* Sectors of a range between two checks of the device. */
 #define VHOST_BLK_RANGE_PIECE_SECTORS	(1u << 21)

@@ -2,7 +2,8 @@
 /*
  * Stage 3, submit: starts the I/O of a request. It may be finished when this returns.
  */
-#include "vhost_blk.h"
+#include "backend.h"
+#include "stages.h"
 #include "trace.h"
 
 /*

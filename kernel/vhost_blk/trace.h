@@ -10,7 +10,7 @@
 
 #include <linux/tracepoint.h>
 
-#include "vhost_blk.h"
+#include "queue.h"
 
 TRACE_EVENT(vhost_blk_chain,
 	TP_PROTO(struct vhost_blk_queue *q, const struct vhost_blk_chain *chain),

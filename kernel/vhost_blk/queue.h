@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef _VHOST_BLK_QUEUE_H
+#define _VHOST_BLK_QUEUE_H
+
+#include <linux/llist.h>
+#include <linux/nospec.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+
+#include "request.h"
+#include "reserve.h"
+#include "stats.h"
+
+struct vhost_blk_region_split;
+
+/**
+ * enum vhost_blk_state - state of a queue
+ * @VHOST_BLK_STOPPED: has no backend and no request
+ * @VHOST_BLK_RUNNING: takes chains
+ * @VHOST_BLK_PAUSED: takes none while an ioctl changes what requests refer to
+ * @VHOST_BLK_FAULTED: takes none, because its ring is faulty
+ * @VHOST_BLK_STOPPING: takes none; a stop drains, or was interrupted
+ *
+ * The head of vhost_blk.h has the table of transitions.
+ */
+enum vhost_blk_state {
+	VHOST_BLK_STOPPED,
+	VHOST_BLK_RUNNING,
+	VHOST_BLK_PAUSED,
+	VHOST_BLK_FAULTED,
+	VHOST_BLK_STOPPING,
+};
+
+/**
+ * struct vhost_blk_region - the in-flight region of a queue
+ * @user: its address in the owner, or NULL
+ * @desc_num: its entries
+ * @counter: last submission number given
+ */
+struct vhost_blk_region {
+	struct vhost_blk_region_split __user *user;
+	unsigned int desc_num;
+	u64 counter;
+};
+
+/**
+ * struct vhost_blk_polling - adaptive polling of a queue; see queue.c
+ * @score: 0: no polling; up for polls that found work, down for the others
+ * @interval: sleeps between two trials
+ * @until_trial: sleeps until the next one
+ */
+struct vhost_blk_polling {
+	int score;
+	int interval;
+	int until_trial;
+};
+
+/**
+ * struct vhost_blk_queue - a virtqueue and its requests
+ * @vq: the vhost core's part
+ * @blk: the device
+ * @done: finished I/O, pushed from any context
+ * @done_work: runs the loop for @done
+ * @orphan_work: ends @done after the owner was killed
+ * @state: see the head of vhost_blk.h; under vq.mutex
+ * @looping: the loop will reap @done without a wake-up. Apart from @state, because completions
+ *	read it in any context, without a lock: see vhost_blk_end_io()
+ * @starved: waits for bytes in flight of other queues, which clear it without this queue's lock:
+ *	see vhost_blk_charge()
+ * @crowded: the last call made another task wait for this CPU; only the size of batches depends
+ *	on it
+ * @gen: generation of new requests; under vq.mutex, changed by drains only
+ * @inflight: requests in flight by generation; changed under vq.mutex
+ * @settled: used entries in vq.heads that wait until the rings can be reached; under vq.mutex; 0
+ *	while chains are taken
+ * @drained: woken when a generation is empty
+ * @reqs: all requests
+ * @free: the unused ones
+ * @polled: I/O in flight that only this queue polls for
+ * @poll: state of adaptive polling
+ * @now_ns: the time at the start of the batch
+ * @region: the in-flight region, which marks taken chains
+ * @reserve: memory for one request if the allocator has none
+ * @stats: counters
+ */
+struct vhost_blk_queue {
+	struct vhost_virtqueue vq;
+	struct vhost_blk *blk;
+	struct llist_head done;
+	struct vhost_work done_work;
+	struct delayed_work orphan_work;
+	enum vhost_blk_state state;
+	bool looping;
+	bool starved;
+	bool crowded;
+	u8 gen;
+	unsigned int inflight[2];
+	unsigned int settled;
+	wait_queue_head_t drained;
+	struct vhost_blk_req *reqs;
+	struct vhost_blk_req *free;
+	struct list_head polled;
+	struct vhost_blk_polling poll;
+	u64 now_ns;
+	struct vhost_blk_region region;
+	struct vhost_blk_reserve reserve;
+	struct vhost_blk_stats stats;
+};
+
+static inline struct vhost_blk_queue *vhost_blk_queue_of(struct vhost_virtqueue *vq)
+{
+	return container_of(vq, struct vhost_blk_queue, vq);
+}
+
+static inline unsigned int vhost_blk_queue_index(const struct vhost_blk_queue *q)
+{
+	return q - q->blk->queues;
+}
+
+/* The queue of a number that userspace gave, or NULL. */
+static inline struct vhost_blk_queue *vhost_blk_queue_at(struct vhost_blk *blk, unsigned int index)
+{
+	if (index >= blk->num_queues)
+		return NULL;
+	return blk->queues + array_index_nospec(index, blk->num_queues);
+}
+
+static inline void vhost_blk_set_state(struct vhost_blk_queue *q, enum vhost_blk_state state)
+{
+	lockdep_assert_held(&q->vq.mutex);
+	WRITE_ONCE(q->state, state);
+}
+
+/* True if a queue is not stopped; dev.mutex protects that. */
+static inline bool vhost_blk_runs(const struct vhost_blk_queue *q)
+{
+	return READ_ONCE(q->state) != VHOST_BLK_STOPPED;
+}
+
+/* True if no request of a generation is in flight. */
+static inline bool vhost_blk_gen_empty(const struct vhost_blk_queue *q, u8 gen)
+{
+	/* Pairs with the release in vhost_blk_put_req(), their last use. */
+	return !smp_load_acquire(&q->inflight[gen]);
+}
+
+/* Requests in flight; under vq.mutex. */
+static inline unsigned int vhost_blk_inflight(const struct vhost_blk_queue *q)
+{
+	return q->inflight[0] + q->inflight[1];
+}
+
+/* queue.c */
+void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q);
+
+/* drain.c */
+int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *be);
+int vhost_blk_stop_queue(struct vhost_blk_queue *q);
+
+/* inflight.c */
+int vhost_blk_region_ready(struct vhost_blk_queue *q);
+
+#endif /* _VHOST_BLK_QUEUE_H */

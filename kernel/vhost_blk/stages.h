@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The functions of the stages, in the order of a request's life.
+ */
+#ifndef _VHOST_BLK_STAGES_H
+#define _VHOST_BLK_STAGES_H
+
+#include "queue.h"
+
+/* chain.c */
+void vhost_blk_fault(struct vhost_blk_queue *q);
+int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chain);
+void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *req);
+struct vhost_blk_req *vhost_blk_get_req(struct vhost_blk_queue *q);
+void vhost_blk_put_req(struct vhost_blk_req *req);
+
+/* request.c */
+bool vhost_blk_read_only(const struct vhost_blk_req *req);
+int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+		    struct iov_iter *data);
+
+/* submit.c */
+int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *chain,
+		     unsigned int *bytes);
+void vhost_blk_release(struct vhost_blk_req *req);
+
+/* data.c */
+int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data);
+bool vhost_blk_copy_back(struct vhost_blk_req *req);
+void vhost_blk_unmap_data(struct vhost_blk_req *req);
+
+/* bdev.c */
+bool vhost_blk_polls(const struct vhost_blk_req *req);
+void vhost_blk_submit_bdev(struct vhost_blk_req *req);
+int vhost_blk_bdev_rw(struct vhost_blk_req *req);
+void vhost_blk_submit_flush(struct vhost_blk_req *req);
+void vhost_blk_poll_bdev(struct vhost_blk_queue *q);
+
+/* file.c */
+void vhost_blk_submit_file(struct vhost_blk_req *req);
+int vhost_blk_file_rw(struct vhost_blk_req *req);
+int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len);
+
+/* slow.c */
+void vhost_blk_submit_slow(struct vhost_blk_req *req);
+void vhost_blk_slow_work(struct work_struct *work);
+bool vhost_blk_given_up(const struct vhost_blk_req *req);
+
+/* completion.c */
+void vhost_blk_end_io(struct vhost_blk_req *req, int error);
+void vhost_blk_queue_done(struct vhost_blk_queue *q);
+unsigned int vhost_blk_complete(struct vhost_blk_queue *q);
+void vhost_blk_settle(struct vhost_blk_queue *q);
+void vhost_blk_publish_settled(struct vhost_blk_queue *q);
+void vhost_blk_drop_settled(struct vhost_blk_queue *q);
+void vhost_blk_orphan_work(struct work_struct *work);
+
+/* failure.c */
+void vhost_blk_request_failed(const struct vhost_blk_req *req);
+
+/* inflight.c */
+void vhost_blk_region_take(struct vhost_blk_queue *q, unsigned int head);
+void vhost_blk_region_untake(struct vhost_blk_queue *q, unsigned int head);
+void vhost_blk_region_batch(struct vhost_blk_queue *q, unsigned int count);
+void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count);
+
+#endif /* _VHOST_BLK_STAGES_H */
