@@ -8,16 +8,6 @@
 #include "trace.h"
 
 /**
- * vhost_blk_fault - stop taking from a faulty ring; requests in flight still complete
- * @q: the queue; its vq.mutex is held
- */
-void vhost_blk_fault(struct vhost_blk_queue *q)
-{
-	if (q->state == VHOST_BLK_RUNNING || q->state == VHOST_BLK_PAUSED)
-		vhost_blk_set_state(q, VHOST_BLK_FAULTED);
-}
-
-/**
  * vhost_blk_take_chain - take the next chain
  * @q: the queue, which runs; its vq.mutex is held, and its notifications are disabled: only
  *	vhost_blk_submit_batch() may call this
@@ -53,39 +43,6 @@ int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chai
 	q->stats.chains++;
 	trace_vhost_blk_chain(q, chain);
 	return 1;
-}
-
-/**
- * vhost_blk_get_req - take a request from the free list, which is not empty
- * @q: the queue; its vq.mutex is held
- *
- * Return: the request, counted as in flight.
- */
-struct vhost_blk_req *vhost_blk_get_req(struct vhost_blk_queue *q)
-{
-	struct vhost_blk_req *req = q->free;
-
-	q->free = req->next_free;
-	req->gen = q->gen;
-	WRITE_ONCE(q->inflight[req->gen], q->inflight[req->gen] + 1);
-	return req;
-}
-
-/**
- * vhost_blk_put_req - return a request to the free list; the last one wakes the drain
- * @req: the request, which holds no resources; its queue's vq.mutex is held
- */
-void vhost_blk_put_req(struct vhost_blk_req *req)
-{
-	struct vhost_blk_queue *q = req->q;
-	unsigned int left = q->inflight[req->gen] - 1;
-
-	req->next_free = q->free;
-	q->free = req;
-	/* Last use of the request. Pairs with vhost_blk_gen_empty(). */
-	smp_store_release(&q->inflight[req->gen], left);
-	if (!left)
-		wake_up_all(&q->drained);
 }
 
 /**

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Stage 4, completion: collects finished I/O and writes the status byte. Stages 5 and 6, used and
- * notify, are one call each into the vhost core: all used entries at once, one signal.
+ * Stage 4, completion: collects finished I/O and writes the status byte.
  */
 #include <linux/sched/clock.h>
-#include <linux/sched/stat.h>
 
 #include "stages.h"
 #include "trace.h"
@@ -149,16 +147,6 @@ static unsigned int vhost_blk_put_all(struct llist_node *list)
 	return n;
 }
 
-/* Calls the driver, and notes whether that made another task wait for this CPU. */
-static void vhost_blk_notify(struct vhost_blk_queue *q)
-{
-	bool alone = single_task_running();
-
-	vhost_signal(q->vq.dev, &q->vq);
-	if (alone)
-		q->crowded = !single_task_running();
-}
-
 /* Ends requests; their used entries go to vq.heads from @n on. Returns their end. */
 static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist_node *list,
 					 unsigned int n)
@@ -179,23 +167,6 @@ static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist
 		n++;
 	}
 	return n;
-}
-
-/* Stages 5 and 6 for the first @n entries of vq.heads. */
-static void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n)
-{
-	struct vhost_virtqueue *vq = &q->vq;
-
-	vhost_blk_region_batch(q, n);
-	if (unlikely(vhost_blk_add_used(vq, vq->heads, n)))
-		vhost_blk_fault(q);
-	else
-		vhost_blk_region_used(q, n);
-	trace_vhost_blk_used(q, n);
-	vhost_blk_notify(q);
-	trace_vhost_blk_notify(q, n);
-	q->stats.completed += n;
-	q->stats.calls++;
 }
 
 /**
@@ -235,26 +206,6 @@ void vhost_blk_settle(struct vhost_blk_queue *q)
 		return;
 	q->settled = vhost_blk_finish_all(q, list, before);
 	q->stats.dropped += vhost_blk_put_all(list) - (q->settled - before);
-}
-
-/**
- * vhost_blk_publish_settled - publish used entries of requests that ended without the rings
- * @q: the queue, whose rings can be reached; its vq.mutex is held by its worker
- */
-void vhost_blk_publish_settled(struct vhost_blk_queue *q)
-{
-	vhost_blk_publish(q, q->settled);
-	q->settled = 0;
-}
-
-/**
- * vhost_blk_drop_settled - drop settled entries: no more IOTLB entries will come
- * @q: the queue; its vq.mutex is held
- */
-void vhost_blk_drop_settled(struct vhost_blk_queue *q)
-{
-	q->stats.dropped += q->settled;
-	q->settled = 0;
 }
 
 /**

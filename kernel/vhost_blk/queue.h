@@ -44,7 +44,7 @@ struct vhost_blk_region {
 };
 
 /**
- * struct vhost_blk_polling - adaptive polling of a queue; see queue.c
+ * struct vhost_blk_polling - adaptive polling of a queue; see poll.c
  * @score: 0: no polling; up for polls that found work, down for the others
  * @interval: sleeps between two trials
  * @until_trial: sleeps until the next one
@@ -131,6 +131,16 @@ static inline void vhost_blk_set_state(struct vhost_blk_queue *q, enum vhost_blk
 	WRITE_ONCE(q->state, state);
 }
 
+/**
+ * vhost_blk_fault - stop taking from a faulty ring; requests in flight still complete
+ * @q: the queue; its vq.mutex is held
+ */
+static inline void vhost_blk_fault(struct vhost_blk_queue *q)
+{
+	if (q->state == VHOST_BLK_RUNNING || q->state == VHOST_BLK_PAUSED)
+		vhost_blk_set_state(q, VHOST_BLK_FAULTED);
+}
+
 /* True if a queue is not stopped; dev.mutex protects that. */
 static inline bool vhost_blk_runs(const struct vhost_blk_queue *q)
 {
@@ -148,6 +158,39 @@ static inline bool vhost_blk_gen_empty(const struct vhost_blk_queue *q, u8 gen)
 static inline unsigned int vhost_blk_inflight(const struct vhost_blk_queue *q)
 {
 	return q->inflight[0] + q->inflight[1];
+}
+
+/**
+ * vhost_blk_get_req - take a request from the free list, which is not empty
+ * @q: the queue; its vq.mutex is held
+ *
+ * Return: the request, counted as in flight.
+ */
+static inline struct vhost_blk_req *vhost_blk_get_req(struct vhost_blk_queue *q)
+{
+	struct vhost_blk_req *req = q->free;
+
+	q->free = req->next_free;
+	req->gen = q->gen;
+	WRITE_ONCE(q->inflight[req->gen], q->inflight[req->gen] + 1);
+	return req;
+}
+
+/**
+ * vhost_blk_put_req - return a request to the free list; the last one wakes the drain
+ * @req: the request, which holds no resources; its queue's vq.mutex is held
+ */
+static inline void vhost_blk_put_req(struct vhost_blk_req *req)
+{
+	struct vhost_blk_queue *q = req->q;
+	unsigned int left = q->inflight[req->gen] - 1;
+
+	req->next_free = q->free;
+	q->free = req;
+	/* Last use of the request. Pairs with vhost_blk_gen_empty(). */
+	smp_store_release(&q->inflight[req->gen], left);
+	if (!left)
+		wake_up_all(&q->drained);
 }
 
 /* queue.c */

@@ -8,11 +8,8 @@
 #include "queue.h"
 
 /* chain.c */
-void vhost_blk_fault(struct vhost_blk_queue *q);
 int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chain);
 void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *req);
-struct vhost_blk_req *vhost_blk_get_req(struct vhost_blk_queue *q);
-void vhost_blk_put_req(struct vhost_blk_req *req);
 
 /* request.c */
 bool vhost_blk_read_only(const struct vhost_blk_req *req);
@@ -51,17 +48,32 @@ void vhost_blk_end_io(struct vhost_blk_req *req, int error);
 void vhost_blk_queue_done(struct vhost_blk_queue *q);
 unsigned int vhost_blk_complete(struct vhost_blk_queue *q);
 void vhost_blk_settle(struct vhost_blk_queue *q);
-void vhost_blk_publish_settled(struct vhost_blk_queue *q);
-void vhost_blk_drop_settled(struct vhost_blk_queue *q);
 void vhost_blk_orphan_work(struct work_struct *work);
 
 /* failure.c */
 void vhost_blk_request_failed(const struct vhost_blk_req *req);
+
+/* used.c */
+void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n);
+void vhost_blk_publish_settled(struct vhost_blk_queue *q);
+void vhost_blk_drop_settled(struct vhost_blk_queue *q);
 
 /* inflight.c */
 void vhost_blk_region_take(struct vhost_blk_queue *q, unsigned int head);
 void vhost_blk_region_untake(struct vhost_blk_queue *q, unsigned int head);
 void vhost_blk_region_batch(struct vhost_blk_queue *q, unsigned int count);
 void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count);
+
+/* poll.c; see there. The usual answer costs no call. */
+static inline bool vhost_blk_poll_wanted(struct vhost_blk_queue *q)
+{
+	if (!q->vq.busyloop_timeout)
+		return false;
+	if (q->poll.score)
+		return true;
+	return !q->poll.until_trial--;
+}
+
+bool vhost_blk_poll_ring(struct vhost_blk_queue *q);
 
 #endif /* _VHOST_BLK_STAGES_H */

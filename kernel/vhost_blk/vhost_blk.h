@@ -5,6 +5,7 @@
  * vhost_blk_serve() in queue.c shows the life of a request, which goes down this list:
  *
  *   queue.c       the loop through all stages
+ *   batch.h       the stages 1 to 3 for a few chains at once
  *   chain.c       1 take a chain from the avail ring
  *   request.c     2 copy and check its header and ranges
  *   submit.c      3 start the I/O
@@ -12,18 +13,19 @@
  *     bdev.c        block devices: bios
  *     file.c        regular files: kiocbs
  *     slow.c        I/O that may sleep for long
- *   completion.c  4 reap finished I/O, status byte; 5 used, 6 notify; give everything back
+ *   completion.c  4 reap finished I/O, write the status byte; after 6, give everything back
+ *   used.c        5 publish used entries, 6 call the driver
  *
- * vhost_blk_end_io() in completion.c is where all I/O ends. The stages are helped by inflight.c
- * (marks of taken chains), reserve.c (memory for emergencies) and failure.c (reports a failing
- * backend to the owner).
+ * vhost_blk_end_io() in completion.c is where all I/O ends. The stages are helped by poll.c (wait
+ * for work without a sleep), inflight.c (marks of taken chains), reserve.c (memory for emergencies)
+ * and failure.c (reports a failing backend to the owner).
  *
  * The control plane, from the outside in: dev.c is the user interface, core.c the vhost core's part
  * of it, info.c describes the device, backend.c attaches storage, pinned.c pins the memory table,
  * drain.c starts, pauses and stops queues.
  *
  * The headers; each one includes only those before it: vhost_blk.h the device, backend.h its
- * storage, request.h a request, queue.h a queue, stages.h the functions of the stages.
+ * storage, request.h a request, queue.h a queue, stages.h the functions of the stages, batch.h.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees
  * one state from begin to end. Transitions, by row from and by column to:

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Adaptive polling of the ring, in place of a sleep.
+ *
+ * Polling pays if most polls find work, and only a trial shows that: the length of a sleep includes
+ * the wake-up. So a poll replaces one sleep of many, as a trial; a few polls without work end the
+ * polling. An idle queue costs nothing: every poll follows work.
+ */
+#include <linux/sched/clock.h>
+
+#include "stages.h"
+
+/* Largest score of polling; a high score means that work comes soon after a batch. */
+#define VHOST_BLK_SCORE_FIRST	2
+#define VHOST_BLK_SCORE_MAX	8
+/* Sleeps between two trials: the first number, and the largest after failed trials. */
+#define VHOST_BLK_TRIAL_MIN	16
+#define VHOST_BLK_TRIAL_MAX	1024
+
+static void vhost_blk_poll_learn(struct vhost_blk_queue *q, bool won)
+{
+	struct vhost_blk_polling *poll = &q->poll;
+
+	q->stats.polls++;
+	q->stats.polls_won += won;
+	if (won) {
+		poll->score = poll->score ? min(poll->score + 1, VHOST_BLK_SCORE_MAX) :
+					    VHOST_BLK_SCORE_FIRST;
+		poll->interval = VHOST_BLK_TRIAL_MIN;
+		return;
+	}
+	poll->score = max(poll->score - 2, 0);
+	poll->interval = clamp(poll->interval * 2, VHOST_BLK_TRIAL_MIN, VHOST_BLK_TRIAL_MAX);
+	poll->until_trial = poll->interval;
+}
+
+/**
+ * vhost_blk_poll_ring - poll for new chains and completions
+ * @q: the queue, for which vhost_blk_poll_wanted() is true; its vq.mutex is held by its worker
+ *
+ * Return: true if there are some; false after busyloop_timeout, or if others need the CPU.
+ */
+bool vhost_blk_poll_ring(struct vhost_blk_queue *q)
+{
+	struct vhost_virtqueue *vq = &q->vq;
+	bool won = false;
+	u64 end;
+
+	end = local_clock() + (u64)vq->busyloop_timeout * NSEC_PER_USEC;
+	do {
+		won = !llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq);
+		if (won || need_resched() || signal_pending(current) || vhost_vq_has_work(vq) ||
+		    atomic_read(&q->blk->ioctls))	/* may need vq.mutex */
+			break;
+		cpu_relax();
+	} while (local_clock() < end);
+	vhost_blk_poll_learn(q, won);
+	return won;
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Stages 5 and 6, used and notify: one call each into the vhost core for all requests that ended
+ * together.
+ */
+#include <linux/sched/stat.h>
+
+#include "stages.h"
+#include "trace.h"
+
+/* Calls the driver, and notes whether that made another task wait for this CPU. */
+static void vhost_blk_notify(struct vhost_blk_queue *q)
+{
+	bool alone = single_task_running();
+
+	vhost_signal(q->vq.dev, &q->vq);
+	if (alone)
+		q->crowded = !single_task_running();
+}
+
+/**
+ * vhost_blk_publish - publish used entries and call the driver
+ * @q: the queue, whose rings can be reached; its vq.mutex is held by its worker
+ * @n: number of entries, the first ones of vq.heads
+ */
+void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n)
+{
+	struct vhost_virtqueue *vq = &q->vq;
+
+	vhost_blk_region_batch(q, n);
+	if (unlikely(vhost_blk_add_used(vq, vq->heads, n)))
+		vhost_blk_fault(q);
+	else
+		vhost_blk_region_used(q, n);
+	trace_vhost_blk_used(q, n);
+	vhost_blk_notify(q);
+	trace_vhost_blk_notify(q, n);
+	q->stats.completed += n;
+	q->stats.calls++;
+}
+
+/**
+ * vhost_blk_publish_settled - publish used entries of requests that ended without the rings
+ * @q: the queue, whose rings can be reached; its vq.mutex is held by its worker
+ */
+void vhost_blk_publish_settled(struct vhost_blk_queue *q)
+{
+	vhost_blk_publish(q, q->settled);
+	q->settled = 0;
+}
+
+/**
+ * vhost_blk_drop_settled - drop settled entries: no more IOTLB entries will come
+ * @q: the queue; its vq.mutex is held
+ */
+void vhost_blk_drop_settled(struct vhost_blk_queue *q)
+{
+	q->stats.dropped += q->settled;
+	q->settled = 0;
+}
