@@ -28,6 +28,7 @@ mod load;
 mod module;
 mod notify;
 mod over_daemon;
+mod pinned;
 mod power_loss;
 mod ranges;
 mod removal;
