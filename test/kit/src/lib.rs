@@ -4,6 +4,8 @@
 //! * [`outcome`]: outcomes of a case (passed, failed, could not run), and messages it provokes.
 //! * [`disks`]: requests of cases in the guest machine to the lab, which serves their disks.
 //! * [`faults`]: faults that the kernel injects.
+//! * [`fio`]: fio's jobs and results.
+//! * [`metric`]: measurements, [`report`] their tables, goals and JSON.
 //! * [`process`]: child processes, [`interrupt`] the signals that end all of them.
 //! * [`daemon`]: a vhost-user-blk server on a socket.
 //! * [`null_blk`]: devices in memory.
@@ -17,11 +19,14 @@
 pub mod daemon;
 pub mod disks;
 pub mod faults;
+pub mod fio;
 pub mod interrupt;
+pub mod metric;
 pub mod null_blk;
 pub mod outcome;
 pub mod process;
 pub mod qmp;
+pub mod report;
 pub mod rng;
 pub mod set;
 pub mod stat;
