@@ -8,7 +8,7 @@ use kit::stat::Stat;
 use kit::system::run;
 
 use crate::case::cases;
-use crate::guest::load::fio::{Engine, Job, fio};
+use crate::guest::load::fio::{Engine, fio};
 use crate::guest::load::memory::Aligned;
 use crate::guest::load::open_direct;
 use crate::guest::machine::backing::Backing;
@@ -70,7 +70,7 @@ fn merges(context: &Context) -> Result<()> {
     let path = disk.path()?;
     for (rw, sectors) in [("read", 0), ("write", REQUESTS * 8)] {
         let before = disk.stat()?;
-        let job = Job::new("merges", &path, Engine::Uring).with(&format!(
+        let job = Engine::Uring.job("merges", &path).with(&format!(
             "--rw={rw} --bs=4k --number_ios={REQUESTS} --iodepth_batch_submit={BATCH} \
              --iodepth_batch_complete_min={BATCH}"
         ));

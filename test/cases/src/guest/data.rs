@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use crate::case::cases;
-use crate::guest::load::fio::{Engine, Job, fio, verified};
+use crate::guest::load::fio::{Engine, fio, verified};
 use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug};
 use crate::guest::mode::Mode;
@@ -62,7 +62,7 @@ pub(crate) fn verify_all(context: &Context, path: &str, block: u32) -> Result<()
     }
     let mut mixed = Vec::new();
     for (index, &engine) in engines.iter().enumerate() {
-        let job = |name: &str| Job::new(name, path, engine).with(&size);
+        let job = |name: &str| engine.job(name, path).with(&size);
         fio(&[job("random").with(&format!("--rw=randwrite --bsrange={block}-64k"))])?;
         fio(&[job("sequential").with("--rw=write --bs=128k")])?;
         fio(&[job("large").with("--rw=write --bs=1M")])?;

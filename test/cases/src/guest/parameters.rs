@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 
 use crate::case::cases;
-use crate::guest::load::fio::{Engine, Job, fio, verified};
+use crate::guest::load::fio::{Engine, fio, verified};
 use crate::guest::machine::disk::{Disk, Plug};
 use crate::guest::mode::{self, Driver, MODULE, Mode, POLL_QUEUES};
 use crate::guest::system::{kernel_log, write};
@@ -86,7 +86,7 @@ fn contradictory(context: &Context) -> Result<()> {
         for words in [&format!("poll_queues={number}"), POLL_BOUNDED, DEPTH_BOUNDED] {
             ensure!(log.matches(words).count() == 1, "not said once: '{words}': {log}");
         }
-        let job = Job::new("bounded", &disk.path()?, Engine::Uring);
+        let job = Engine::Uring.job("bounded", &disk.path()?);
         fio(&[job.with(&verified(4)).with("--rw=randwrite --bs=4k")])?;
     }
     Ok(())

@@ -9,7 +9,7 @@ use kit::outcome::skip_part;
 use crate::case::cases;
 use crate::guest::load::Errors;
 use crate::guest::load::everything::Everything;
-use crate::guest::load::fio::{Engine, Job, fio, verified};
+use crate::guest::load::fio::{Engine, fio, verified};
 use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug, cpus_online};
 use crate::guest::mode::{Driver, Mode, POLL_QUEUES};
@@ -66,7 +66,7 @@ fn counts(context: &Context) -> Result<()> {
             let how = if has_polled { engine(context.mode) } else { Engine::Uring };
             let jobs = [Engine::Sync, how].into_iter().zip([0, 16]).map(|(engine, offset)| {
                 let size = verified(4);
-                let job = Job::new("queues", &path, engine);
+                let job = engine.job("queues", &path);
                 job.with(&format!("{size} --rw=randwrite --bs=4k --offset={offset}M --numjobs=1"))
             });
             fio(&jobs.collect::<Vec<_>>()).context(what)?;
@@ -146,9 +146,9 @@ fn ring(context: &Context, size: u16, indirect: bool) -> Result<()> {
     let disk = Disk::plug(&context.machine, &plug.with("indirect_desc", indirect))?;
     let path = disk.path()?;
     ensure!(Path::new(&path).exists());
-    let job = |engine, rw: &str, offset: u32| {
+    let job = |engine: Engine, rw: &str, offset: u32| {
         let how = format!("{} --rw={rw} --bsrange=4k-64k --offset={offset}M", verified(8));
-        Job::new("ring", &path, engine).with(&how).with("--iodepth=64")
+        engine.job("ring", &path).with(&how).with("--iodepth=64")
     };
     fio(&[
         job(Engine::Uring, "randwrite", 0),

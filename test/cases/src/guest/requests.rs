@@ -12,7 +12,7 @@ use kit::system::run;
 use rustix::io::ReadWriteFlags;
 
 use crate::case::cases;
-use crate::guest::load::fio::{Background, Engine, Job};
+use crate::guest::load::fio::{Background, Engine};
 use crate::guest::load::memory::Aligned;
 use crate::guest::load::open_direct;
 use crate::guest::machine::backing::Backing;
@@ -148,7 +148,7 @@ fn nowait(context: &Context) -> Result<()> {
     let _driver = Driver::load(context.mode, &["queue_depth=4"])?;
     let disk = Disk::plug(&context.machine, &Plug::of(backing).queues(1))?;
     let path = disk.path()?;
-    let job = Job::new("full", &path, Engine::Uring);
+    let job = Engine::Uring.job("full", &path);
     let job = job.with("--rw=randread --bs=4k --time_based --runtime=8");
     let mut full = Background::start(&[job])?;
     full.wait_until_open(&path)?;

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::fio::{Background, Engine, Job};
+use super::fio::{Background, Engine};
 use super::{Errors, Load};
 use crate::guest::machine::disk::Disk;
 use crate::guest::{Context, Effort};
@@ -70,7 +70,7 @@ fn start_jobs(context: &Context, path: &str) -> Result<Option<Background>> {
         "--rw=randrw --bsrange=4k-64k --offset={THREADS_MIB}M --size={THREADS_MIB}M --time_based \
          --runtime=3600"
     );
-    let job = |engine| Job::new("all", path, engine).with(&how);
+    let job = |engine: Engine| engine.job("all", path).with(&how);
     let mut jobs = Background::start(&engines.into_iter().map(job).collect::<Vec<_>>())?;
     jobs.wait_until_open(path)?;
     Ok(Some(jobs))

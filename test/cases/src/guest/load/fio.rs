@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use kit::fio::Job;
 use kit::system::run;
 
 use crate::guest::system::wait_up_to;
@@ -31,29 +32,16 @@ pub(crate) enum Engine {
     Hipri,
 }
 
-/// The arguments of one job, which begin a command line.
-#[derive(Clone, Debug)]
-pub(crate) struct Job(Vec<String>);
-
-impl Job {
+impl Engine {
     /// A job on a disk.
-    pub(crate) fn new(name: &str, path: &str, engine: Engine) -> Self {
-        let engine: &[&str] = match engine {
-            Engine::Sync => &["--ioengine=psync"],
-            Engine::Uring => &["--ioengine=io_uring", "--iodepth=32"],
-            Engine::Hipri => &["--ioengine=io_uring", "--iodepth=32", "--hipri=1"],
+    pub(crate) fn job(self, name: &str, path: &str) -> Job {
+        let engine = match self {
+            Self::Sync => "--ioengine=psync",
+            Self::Uring => "--ioengine=io_uring --iodepth=32",
+            Self::Hipri => "--ioengine=io_uring --iodepth=32 --hipri=1",
         };
-        let mut words = vec![format!("--name={name}"), format!("--filename={path}")];
-        words.extend(engine.iter().map(|&word| word.to_owned()));
         // A file must not replace a disk that was removed.
-        words.extend(["--direct=1", "--allow_file_create=0"].map(str::to_owned));
-        Self(words)
-    }
-
-    /// Adds arguments, separated by spaces.
-    pub(crate) fn with(mut self, arguments: &str) -> Self {
-        self.0.extend(arguments.split_whitespace().map(str::to_owned));
-        self
+        Job::new(name, path).with(engine).with("--direct=1 --allow_file_create=0")
     }
 }
 
@@ -143,5 +131,5 @@ impl Drop for Background {
 fn words(jobs: &[Job]) -> Vec<String> {
     let common = ["--thread=1", "--group_reporting=1", "--output-format=terse"];
     let common = common.iter().map(|&word| word.to_owned());
-    common.chain(jobs.iter().flat_map(|job| job.0.clone())).collect()
+    common.chain(jobs.iter().flat_map(|job| job.arguments().to_vec())).collect()
 }

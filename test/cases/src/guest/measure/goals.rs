@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Goals of the guest driver.
 
-use bench::goals::{Goal, at_least};
+use kit::metric::{IOPS, Row, Set};
+use kit::report::Goal;
 
-use super::report::{Row, Table, Unit, name};
+use super::report::{INSTRUCTIONS, base, in_tree, name};
 use super::{FAST, RAM, SLOW};
 use crate::guest::mode::Mode;
 
@@ -19,32 +20,32 @@ const BIO_SLOW_MIN: f64 = 0.98;
 const REQUEST_MIN: f64 = 1.0;
 
 /// Goals of polling, for each of this project's drivers at each number of jobs.
-pub(super) fn polled(table: &Table) -> Vec<Goal> {
-    let ours = [Mode::RequestPoll, Mode::BioPoll];
-    let rows = table.rows.iter().filter(|row| ours.contains(&row.mode));
+pub(super) fn polled(set: &Set) -> Vec<Goal> {
+    let ours = [Mode::RequestPoll, Mode::BioPoll].map(name);
+    let rows = set.rows().iter().filter(|row| ours.contains(&row.subject.as_str()));
     rows.filter_map(|row| {
-        let base = table.base(row)?;
-        let name = format!("{}: {} over {}", place(row), name(row.mode), name(base.mode));
-        Some(at_least(name, table.ratio(row, base), POLLED_MIN))
+        let base = base(set, row)?;
+        let name = format!("{}: {} over {}", place(row), row.subject, base.subject);
+        Some(Goal::at_least(name, row.over(base, IOPS), POLLED_MIN))
     })
     .collect()
 }
 
 /// Goals of both paths against each other and against the kernel's own driver.
-pub(super) fn paths(table: &Table) -> Vec<Goal> {
+pub(super) fn paths(set: &Set) -> Vec<Goal> {
     let mut goals = Vec::new();
-    for row in table.rows.iter().filter(|row| row.mode == Mode::Bio) {
-        let bound = match (row.point.disk, row.point.load.as_str()) {
+    for row in set.of(name(Mode::Bio)) {
+        let bound = match (row.label("disk"), row.label("load")) {
             (SLOW, _) => BIO_SLOW_MIN,
             (RAM, load) if is_plain(load, "read") => BIO_SEQ_READ_MIN,
             (RAM, load) if is_plain(load, "randwrite") => BIO_RAND_WRITE_MIN,
             _ => continue,
         };
-        let Some(base) = table.base(row) else { continue };
+        let Some(base) = base(set, row) else { continue };
         let name = format!("{}: bio over request", place(row));
-        goals.push(at_least(name, table.ratio(row, base), bound));
+        goals.push(Goal::at_least(name, row.over(base, IOPS), bound));
     }
-    goals.extend([RAM, FAST, SLOW].into_iter().filter_map(|disk| request(table, disk)));
+    goals.extend([RAM, FAST, SLOW].into_iter().filter_map(|disk| request(set, disk)));
     goals
 }
 
@@ -56,98 +57,88 @@ fn is_plain(load: &str, rw: &str) -> bool {
 
 /// The request path against the kernel's own driver, for all loads of a disk together: a single
 /// load shows no difference but noise.
-fn request(table: &Table, disk: &str) -> Option<Goal> {
-    let rows = table.rows.iter().filter(|row| row.point.disk == disk);
-    let rows = rows.filter(|row| row.mode == Mode::Request);
-    let ratios: Vec<f64> = rows.filter_map(|row| over_in_tree(table, row)).collect();
+fn request(set: &Set, disk: &str) -> Option<Goal> {
+    let rows = set.of(name(Mode::Request)).filter(|row| row.label("disk") == disk);
+    let ratios: Vec<f64> =
+        rows.filter_map(|row| Some(row.over(in_tree(set, row)?, IOPS))).collect();
     if ratios.is_empty() {
         return None;
     }
     let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
     let name = format!("{disk}: request over in-tree, mean of {} loads", ratios.len());
-    Some(at_least(name, mean, REQUEST_MIN))
-}
-
-fn over_in_tree(table: &Table, row: &Row) -> Option<f64> {
-    Some(table.ratio(row, table.at(&row.point, Mode::InTree)?))
+    Some(Goal::at_least(name, mean, REQUEST_MIN))
 }
 
 /// Goals of fewer instructions: the request path against the kernel's own driver, the bio path
 /// against the request path, polling against interrupts.
-pub(super) fn instructions(table: &Table) -> Vec<Goal> {
-    assert_eq!(table.unit, Unit::Instructions, "a table of instructions");
-    let ours = table.rows.iter().filter(|row| !row.mode.is_in_tree());
+pub(super) fn instructions(set: &Set) -> Vec<Goal> {
+    let theirs = [Mode::InTree, Mode::InTreePoll].map(name);
+    let ours = set.rows().iter().filter(|row| !theirs.contains(&row.subject.as_str()));
     let goals = ours.filter_map(|row| {
-        let in_tree = || table.at(&row.point, Mode::InTree);
-        let base = if row.mode == Mode::Request { in_tree() } else { table.base(row) }?;
-        let name = format!("{}: {} over {}", place(row), name(row.mode), name(base.mode));
-        let measured = table.ratio(row, base);
-        Some(Goal { name, measured, wanted: "<= 1".to_owned(), met: measured <= 1.0 })
+        let is_request = row.subject == name(Mode::Request);
+        let base = if is_request { in_tree(set, row) } else { base(set, row) }?;
+        let name = format!("{}: {} over {}", place(row), row.subject, base.subject);
+        Some(Goal::at_most(name, row.over(base, INSTRUCTIONS), 1.0))
     });
     goals.collect()
 }
 
 fn place(row: &Row) -> String {
-    format!("{}, {}", row.point.disk, row.point.load)
+    format!("{}, {}", row.label("disk"), row.label("load"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guest::measure::report::tests::row;
-
-    fn table(unit: Unit, rows: Vec<Row>) -> Table {
-        Table { title: "", method: String::new(), unit, rows }
-    }
+    use crate::guest::measure::report::tests::measured;
 
     #[test]
     fn the_bio_path_has_other_bounds_on_other_disks_and_none_on_the_fast_one() {
         let points = [(RAM, "read, depth 32"), (SLOW, "write, buffered"), (FAST, "read, depth 32")];
-        let both = |(disk, load)| {
-            [(Mode::Request, 100.0), (Mode::Bio, 99.0)]
-                .map(|(mode, iops)| row(disk, load, mode, iops))
-        };
-        let table = table(Unit::Kiops, points.into_iter().flat_map(both).collect());
-        let goals = paths(&table);
+        let both =
+            |(disk, load)| [(disk, load, Mode::Request, 100.0), (disk, load, Mode::Bio, 99.0)];
+        let rows: Vec<_> = points.into_iter().flat_map(both).collect();
+        let goals = paths(&measured(IOPS, &rows));
         let outcome: Vec<_> = goals.iter().map(|g| (g.wanted.as_str(), g.met)).collect();
         assert_eq!(outcome, [(">= 1.28", false), (">= 0.98", true)]);
     }
 
     #[test]
     fn the_request_path_is_judged_over_all_loads_of_a_disk() {
-        let rows = |load, ours| {
-            [(Mode::InTree, 100.0), (Mode::Request, ours)]
-                .map(|(mode, iops)| row(RAM, load, mode, iops))
-        };
-        let all = [rows("a", 200.0), rows("b", 50.0)].into_iter().flatten().collect();
-        let goals = paths(&table(Unit::Kiops, all));
+        let rows =
+            |load, ours| [(RAM, load, Mode::InTree, 100.0), (RAM, load, Mode::Request, ours)];
+        let goals = paths(&measured(IOPS, &[rows("a", 200.0), rows("b", 50.0)].concat()));
         assert_eq!(goals.len(), 1);
         assert!((goals[0].measured - 1.0).abs() < 1e-9, "{goals:?}");
-        let worse = rows("a", 99.0).into_iter().collect();
-        assert!(!paths(&table(Unit::Kiops, worse))[0].met);
+        assert!(!paths(&measured(IOPS, &rows("a", 99.0)))[0].met);
     }
 
     #[test]
     fn polling_must_gain_more_than_an_eighth() {
-        let rows = vec![
-            row(RAM, "a", Mode::Bio, 100.0),
-            row(RAM, "a", Mode::BioPoll, 113.0),
-            row(RAM, "b", Mode::Request, 100.0),
-            row(RAM, "b", Mode::RequestPoll, 115.0),
-        ];
-        let met: Vec<_> = polled(&table(Unit::Kiops, rows)).iter().map(|g| g.met).collect();
+        let set = measured(
+            IOPS,
+            &[
+                (RAM, "a", Mode::Bio, 100.0),
+                (RAM, "a", Mode::BioPoll, 113.0),
+                (RAM, "b", Mode::Request, 100.0),
+                (RAM, "b", Mode::RequestPoll, 115.0),
+            ],
+        );
+        let met: Vec<_> = polled(&set).iter().map(|g| g.met).collect();
         assert_eq!(met, [false, true]);
     }
 
     #[test]
     fn a_longer_path_misses() {
-        let rows = vec![
-            row(RAM, "a", Mode::InTree, 100.0),
-            row(RAM, "a", Mode::Request, 100.0),
-            row(RAM, "a", Mode::Bio, 90.0),
-        ];
-        let met: Vec<_> =
-            instructions(&table(Unit::Instructions, rows)).iter().map(|g| g.met).collect();
+        let set = measured(
+            INSTRUCTIONS,
+            &[
+                (RAM, "a", Mode::InTree, 100.0),
+                (RAM, "a", Mode::Request, 100.0),
+                (RAM, "a", Mode::Bio, 110.0),
+            ],
+        );
+        let met: Vec<_> = instructions(&set).iter().map(|g| g.met).collect();
         assert_eq!(met, [true, false]);
     }
 }

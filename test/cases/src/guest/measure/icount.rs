@@ -10,10 +10,12 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args as ClapArgs;
+use kit::metric::{Figures, P50};
+use kit::report::Report;
 
 use super::load::{Length, Load};
-use super::report::{Report, Table, Unit};
-use super::{DISK_BYTES, RAM, Work, compare, finish, goals, setup};
+use super::report::{INSTRUCTIONS, section};
+use super::{DISK_BYTES, RAM, Work, compare, goals, setup};
 use crate::guest::machine::Machine;
 use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug};
@@ -55,16 +57,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         direct("randwrite", 32),
     ];
     let work: Vec<Work<'_>> = loads.into_iter().map(|load| (RAM, &disk, load)).collect();
-    let rows = compare(&work, Mode::ALL, args.rounds)?;
+    let set = compare(&work, Mode::ALL, args.rounds, instructions)?;
     let method = "Everything from one request of 4 KiB to the next, fio included; QEMU's own work \
-                  is not counted. Waiting \
-                  counts too where the guest polls, and differs from run to run."
-        .to_owned();
-    let table = Table { title: "Instructions", method, unit: Unit::Instructions, rows };
-    let mut report = Report { setup: setup(&machine)?, ..Report::default() };
-    report.goals = goals::instructions(&table);
-    report.tables.push(table);
-    finish(&report, args.json.as_deref())
+                  is not counted. Waiting counts too where the guest polls, and differs from run \
+                  to run.";
+    let mut report = Report::new("The guest's driver: set-up", setup(&machine)?);
+    report.goals = goals::instructions(&set);
+    report.sections.push(section("Instructions", method, INSTRUCTIONS, &set));
+    report.publish(args.json.as_deref())
+}
+
+/// Instructions and latency of a load.
+fn instructions(disk: &Disk<'_>, load: &Load, mode: Mode) -> Result<Figures> {
+    let outcome = load.measure(&disk.path()?, mode.polls())?;
+    // The clock's nanosecond is an instruction.
+    Ok(vec![(INSTRUCTIONS, 1e9 / outcome.iops), (P50, outcome.p50_us)])
 }
 
 /// Switches the second CPU off; it exists only to give the driver a second queue.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measured loads: fio's command lines, and its results.
+//! Measured loads.
 
-use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use bench::report::Sample;
+use anyhow::{Context, Result};
+use kit::fio::{Job, Outcome};
 
 /// Seconds by which a load may exceed its expected time before it counts as hung.
 const GRACE_S: f64 = 300.0;
@@ -63,42 +63,24 @@ impl Load {
         self
     }
 
-    /// fio's arguments; with `hipri`, fio polls for completions.
-    pub(super) fn arguments(&self, path: &str, hipri: bool) -> Vec<String> {
-        let mut words = format!(
-            "--name=load --filename={path} --allow_file_create=0 --thread=1 --group_reporting=1 \
-             --norandommap --output-format=json {}",
-            self.words
-        );
-        words += &match self.length {
-            Length::Seconds(seconds) => {
-                let ms = (seconds * 1e3) as u64;
-                format!(" --time_based --runtime={ms}ms --ramp_time={RAMP_MS}ms --randrepeat=0")
-            }
-            Length::Requests(count) => format!(" --number_ios={count}"),
-            Length::Kib(kib) => format!(" --size={kib}k"),
-        };
-        if hipri {
-            words += " --hipri=1";
+    /// fio's job; with `hipri`, it polls for completions.
+    fn job(&self, path: &str, hipri: bool) -> Job {
+        let job = Job::new("load", path)
+            .with("--allow_file_create=0 --thread=1 --group_reporting=1 --norandommap")
+            .with(&self.words)
+            .with(if hipri { "--hipri=1" } else { "" });
+        match self.length {
+            Length::Seconds(seconds) => job.timed(seconds, RAMP_MS),
+            Length::Requests(count) => job.with(&format!("--number_ios={count}")),
+            Length::Kib(kib) => job.with(&format!("--size={kib}k")),
         }
-        words.split_whitespace().map(str::to_owned).collect()
     }
 
     /// Runs the load once.
-    pub(super) fn measure(&self, path: &str, hipri: bool) -> Result<Sample> {
+    pub(super) fn measure(&self, path: &str, hipri: bool) -> Result<Outcome> {
         let expected = if let Length::Seconds(seconds) = self.length { seconds } else { 0.0 };
-        let output = Command::new("timeout")
-            .args(["--kill-after=5", &format!("{}", expected + GRACE_S), "fio"])
-            .args(self.arguments(path, hipri))
-            .stdin(Stdio::null())
-            .output()
-            .context("cannot run fio")?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let why = said.lines().next().unwrap_or("no reason given");
-            bail!("{}: fio: {}: {why}", self.name, output.status);
-        }
-        bench::fio::parse(&String::from_utf8_lossy(&output.stdout)).context(self.name.clone())
+        let limit = Duration::from_secs_f64(expected + GRACE_S);
+        self.job(path, hipri).measure(limit).with_context(|| self.name.clone())
     }
 }
 
@@ -110,15 +92,15 @@ mod tests {
     fn a_load_says_in_its_name_what_differs() {
         let load = Load::direct("read", 4096, 32, Length::Seconds(0.5)).in_batches(16).jobs(2);
         assert_eq!(load.name, "read, depth 32, batches of 16, 2 jobs");
-        let words = load.arguments("/dev/vda", true);
+        let job = load.job("/dev/vda", true);
         for word in ["--iodepth_batch_submit=16", "--numjobs=2", "--runtime=500ms", "--hipri=1"] {
-            assert!(words.iter().any(|known| known == word), "{word}");
+            assert!(job.arguments().iter().any(|known| known == word), "{word}");
         }
     }
 
     #[test]
     fn a_buffered_load_waits_for_the_disk_and_is_not_bounded_by_time() {
-        let words = Load::buffered("write", 64).arguments("/dev/vda", false).join(" ");
+        let words = Load::buffered("write", 64).job("/dev/vda", false).command_line();
         assert!(words.contains("--end_fsync=1") && words.contains("--size=64k"), "{words}");
         assert!(!words.contains("--time_based") && !words.contains("--hipri"), "{words}");
     }

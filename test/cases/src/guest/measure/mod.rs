@@ -3,7 +3,7 @@
 //! kernel's own driver on the same disks in one boot, in turn.
 //!
 //! * [`load`]: measured loads.
-//! * [`report`], [`goals`]: results and their judgement.
+//! * [`report`], [`goals`]: tables and their judgement.
 //! * [`icount`]: instructions instead of time.
 //! * [`signals`]: kicks and interrupts per request.
 
@@ -13,15 +13,16 @@ mod load;
 mod report;
 mod signals;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Args as ClapArgs, ValueEnum};
+use kit::metric::{Figures, IOPS, P50, Point, Set, point};
+use kit::report::{Report, Section};
 use serde_json::{Value, json};
 
 use self::load::{Length, Load};
-use self::report::{Point, Report, Row, Table, Unit, name};
+use self::report::{name, section};
 use self::signals::Counter;
 use crate::guest::machine::Machine;
 use crate::guest::machine::backing::Backing;
@@ -77,18 +78,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // A loaded driver would bind the disks when they are plugged.
     unload()?;
     let machine = Machine::open()?;
-    let mut report = Report { setup: setup(&machine)?, ..Report::default() };
+    let mut report = Report::new("The guest's driver: set-up", setup(&machine)?);
     if args.parts.contains(&Part::Polled) {
         let table = polled(args, &machine)?;
-        report.goals.extend(goals::polled(&table));
-        report.tables.push(table);
+        report.goals.extend(goals::polled(&table.rows));
+        report.sections.push(table);
     }
     if args.parts.contains(&Part::Paths) {
         let table = paths(args, &machine)?;
-        report.goals.extend(goals::paths(&table));
-        report.tables.push(table);
+        report.goals.extend(goals::paths(&table.rows));
+        report.sections.push(table);
     }
-    finish(&report, args.json.as_deref())
+    report.publish(args.json.as_deref())
 }
 
 fn setup(machine: &Machine) -> Result<Vec<(String, String)>> {
@@ -98,16 +99,6 @@ fn setup(machine: &Machine) -> Result<Vec<(String, String)>> {
     let kvm = machine.qemu("query-kvm", json!({}))?;
     setup.push(("KVM".to_owned(), kvm["enabled"].to_string()));
     Ok(setup)
-}
-
-/// Prints the report and writes its JSON form.
-fn finish(report: &Report, json: Option<&Path>) -> Result<()> {
-    println!("{}", report.markdown());
-    if let Some(path) = json {
-        let text = serde_json::to_string_pretty(report)? + "\n";
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
 }
 
 /// Plugs a disk of zeros, without a driver so far.
@@ -121,47 +112,59 @@ fn plug<'a>(machine: &'a Machine, latency_ns: u64, limits: Option<Value>) -> Res
     Disk::plug_device(machine, &plug)
 }
 
+fn point_of((disk, _, load): &Work<'_>) -> Point {
+    point(&[("disk", disk), ("load", &load.name)])
+}
+
+/// Rate and latency of a load.
+fn rate(disk: &Disk<'_>, load: &Load, mode: Mode) -> Result<Figures> {
+    let outcome = load.measure(&disk.path()?, mode.polls())?;
+    Ok(vec![(IOPS, outcome.iops), (P50, outcome.p50_us)])
+}
+
 /// Measures all drivers with all of the work, in turn, round by round. Each round begins with
 /// another driver.
-fn compare(work: &[Work<'_>], modes: &[Mode], rounds: u32) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = work
-        .iter()
-        .flat_map(|(disk, _, load)| {
-            let point = Point { disk, load: load.name.clone() };
-            modes.iter().map(move |&mode| Row::new(point.clone(), mode))
-        })
-        .collect();
+fn compare(
+    work: &[Work<'_>],
+    modes: &[Mode],
+    rounds: u32,
+    measure: impl Fn(&Disk<'_>, &Load, Mode) -> Result<Figures>,
+) -> Result<Set> {
+    let mut set = Set::default();
+    for work in work {
+        // Rows in the order of points, then of drivers.
+        modes.iter().for_each(|&mode| set.add(name(mode), &point_of(work), Figures::new()));
+    }
     for round in 0..rounds {
         for turn in 0..modes.len() {
-            let which = (turn + round as usize) % modes.len();
-            let mode = modes[which];
+            let mode = modes[(turn + round as usize) % modes.len()];
             let _driver = Driver::load(mode, &[])?;
-            for (index, (_, disk, load)) in work.iter().enumerate() {
+            for work in work {
+                let (_, disk, load) = work;
                 disk.wait_for_block()?;
-                let sample = load.measure(&disk.path()?, mode.polls());
-                let sample = sample.with_context(|| name(mode))?;
-                rows[index * modes.len() + which].samples.push(sample);
+                let figures = measure(disk, load, mode).with_context(|| name(mode))?;
+                set.add(name(mode), &point_of(work), figures);
             }
         }
         eprintln!("guest-bench: round {} of {rounds}", round + 1);
     }
     match Counter::start() {
-        Ok(counter) => count(&counter, work, modes, &mut rows)?,
+        Ok(counter) => count(&counter, work, modes, &mut set)?,
         Err(why) => eprintln!("guest-bench: kicks and interrupts are not counted: {why:#}"),
     }
-    Ok(rows)
+    Ok(set)
 }
 
 /// Counts signals in one more round, whose rates are ignored.
-fn count(counter: &Counter, work: &[Work<'_>], modes: &[Mode], rows: &mut [Row]) -> Result<()> {
-    for (which, &mode) in modes.iter().enumerate() {
+fn count(counter: &Counter, work: &[Work<'_>], modes: &[Mode], set: &mut Set) -> Result<()> {
+    for &mode in modes {
         let _driver = Driver::load(mode, &[])?;
-        for (index, (_, disk, load)) in work.iter().enumerate() {
+        for work in work {
+            let (_, disk, load) = work;
             disk.wait_for_block()?;
             let path = disk.path()?;
             let signals = counter.of(disk, || load.measure(&path, mode.polls()));
-            let row = &mut rows[index * modes.len() + which];
-            row.signals = Some(signals.with_context(|| name(mode))?);
+            set.add(name(mode), &point_of(work), signals.with_context(|| name(mode))?);
         }
     }
     eprintln!("guest-bench: kicks and interrupts are counted");
@@ -169,21 +172,20 @@ fn count(counter: &Counter, work: &[Work<'_>], modes: &[Mode], rows: &mut [Row])
 }
 
 /// The table of the kernel commit that added queues for polling.
-fn polled(args: &Args, machine: &Machine) -> Result<Table> {
+fn polled(args: &Args, machine: &Machine) -> Result<Section> {
     let disk = plug(machine, 0, None)?;
     let length = Length::Seconds(args.seconds);
     let loads = [1, 2, 4].map(|jobs| Load::direct("randread", 512, 64, length).jobs(jobs));
     let work: Vec<Work<'_>> = loads.into_iter().map(|load| (RAM, &disk, load)).collect();
-    let rows = compare(&work, Mode::ALL, args.rounds)?;
+    let set = compare(&work, Mode::ALL, args.rounds, rate)?;
     let method = "Direct random reads of 512 bytes through io_uring, 64 in flight for each job; a \
                   disk of zeros with four queues. Polled: two of them poll, and fio does (`hipri`, \
-                  which the kernel refuses without such queues)."
-        .to_owned();
-    Ok(Table { title: "Polled against interrupts", method, unit: Unit::Kiops, rows })
+                  which the kernel refuses without such queues).";
+    Ok(section("Polled against interrupts", method, IOPS, &set))
 }
 
 /// The table of the patch of 2012 that added the bio path.
-fn paths(args: &Args, machine: &Machine) -> Result<Table> {
+fn paths(args: &Args, machine: &Machine) -> Result<Section> {
     let limits = json!({ "iops-total": SLOW_REQUESTS, "bps-total": SLOW_BYTES });
     let mut disks = Vec::new();
     for (name, latency_ns, limits) in
@@ -198,7 +200,7 @@ fn paths(args: &Args, machine: &Machine) -> Result<Table> {
         let loads = if *name == SLOW { slow_loads(args) } else { loads(args.seconds) };
         work.extend(loads.into_iter().map(|load| (*name, disk, load)));
     }
-    let rows = compare(&work, Mode::INTERRUPTS, args.rounds)?;
+    let set = compare(&work, Mode::INTERRUPTS, args.rounds, rate)?;
     let method = format!(
         "Requests of 4 KiB, direct through io_uring by one job or through the page cache; four \
          queues, interrupts. `{RAM}`: takes no time; `{FAST}`: {} us each; `{SLOW}`: \
@@ -206,7 +208,7 @@ fn paths(args: &Args, machine: &Machine) -> Result<Table> {
         FAST_NS / 1000,
         SLOW_BYTES >> 20
     );
-    Ok(Table { title: "Bio against request", method, unit: Unit::Kiops, rows })
+    Ok(section("Bio against request", &method, IOPS, &set))
 }
 
 /// Single requests, and sequential requests in batches, which can be merged.

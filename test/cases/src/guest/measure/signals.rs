@@ -7,8 +7,9 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use kit::metric::Figures;
 
+use super::report::{INTERRUPTS, KICKS};
 use crate::guest::machine::disk::Disk;
 use crate::guest::system::{read, write};
 
@@ -17,15 +18,6 @@ const GROUP: &str = "guest_cases";
 const KICK: &str = "kick";
 /// virtio-pci's function that notifies a device.
 const FUNCTION: &str = "vp_notify";
-
-/// Signals per request of a load, as the submitter counts requests: before merges.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Signals {
-    /// Notifications of the device.
-    pub(super) kicks: f64,
-    /// Interrupts of the device.
-    pub(super) interrupts: f64,
-}
 
 /// Makes the kernel count notifications of all virtio devices until dropped.
 #[derive(Debug)]
@@ -49,7 +41,7 @@ impl Counter {
         &self,
         disk: &Disk<'_>,
         load: impl FnOnce() -> Result<T>,
-    ) -> Result<Signals> {
+    ) -> Result<Figures> {
         let before = Counts::now(disk)?;
         load()?;
         Ok(before.until(&Counts::now(disk)?))
@@ -92,12 +84,12 @@ impl Counts {
         Ok(Self { kicks, interrupts, requests: disk.stat()?.submitted() })
     }
 
-    fn until(&self, later: &Self) -> Signals {
+    fn until(&self, later: &Self) -> Figures {
         let requests = (later.requests - self.requests).max(1) as f64;
-        Signals {
-            kicks: (later.kicks - self.kicks) as f64 / requests,
-            interrupts: (later.interrupts - self.interrupts) as f64 / requests,
-        }
+        vec![
+            (KICKS, (later.kicks - self.kicks) as f64 / requests),
+            (INTERRUPTS, (later.interrupts - self.interrupts) as f64 / requests),
+        ]
     }
 }
 
@@ -130,7 +122,6 @@ mod tests {
     fn counts_are_for_each_request() {
         let before = Counts { kicks: 100, interrupts: 50, requests: 1000 };
         let later = Counts { kicks: 600, interrupts: 300, requests: 2000 };
-        let signals = before.until(&later);
-        assert_eq!((signals.kicks, signals.interrupts), (0.5, 0.25));
+        assert_eq!(before.until(&later), [(KICKS, 0.5), (INTERRUPTS, 0.25)]);
     }
 }
