@@ -7,7 +7,6 @@ use anyhow::{Result, bail};
 use bench::rig::{ScsiTarget, Speed, null_blk};
 use clap::ValueEnum;
 use kit::null_blk::NullBlk;
-use serde::Serialize;
 use serde_json::json;
 
 use crate::nested::daemon::{Daemon, Plane};
@@ -16,8 +15,7 @@ use crate::nested::guest::Guest;
 const SIZE_MIB: u64 = 1024;
 
 /// A way to attach a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Way {
     /// vhost-user-blk, the daemon's kernel plane.
     Kernel,
@@ -35,7 +33,7 @@ pub(super) enum Way {
 
 impl Way {
     /// Name in tables.
-    pub(super) fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Kernel => "vhost-blk kernel",
             Self::Uring => "vhost-blk io_uring",
@@ -44,11 +42,6 @@ impl Way {
             Self::QemuMapping => "QEMU vq-mapping",
             Self::VhostScsi => "vhost-scsi",
         }
-    }
-
-    /// QEMU's own virtio-blk device.
-    pub(super) fn is_qemu(self) -> bool {
-        matches!(self, Self::QemuNative | Self::QemuUring | Self::QemuMapping)
     }
 
     /// The disk's name in QEMU and in the guest.
@@ -62,6 +55,11 @@ impl Way {
             Self::VhostScsi => "scsi",
         }
     }
+}
+
+/// True for the name of one of QEMU's own virtio-blk devices.
+pub(super) fn is_qemu(name: &str) -> bool {
+    [Way::QemuNative, Way::QemuUring, Way::QemuMapping].iter().any(|way| way.name() == name)
 }
 
 /// A disk on a separate device, ready for QEMU.

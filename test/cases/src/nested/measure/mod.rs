@@ -5,20 +5,25 @@
 mod attach;
 mod report;
 
-use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::rig::{Speed, null_blk};
-use bench::{fio, setup};
+use bench::setup;
 use clap::Args as ClapArgs;
+use kit::fio::{Job, Outcome};
+use kit::metric::{IOPS, Set, point};
+use kit::report::Report;
 
 use self::attach::{Attached, Way};
-use self::report::{Point, Report, Row};
+use self::report::{NO_GUEST, judge, section};
 use crate::nested::Lab;
 use crate::nested::guest::{Driver, Guest, GuestSpec, Image};
 use crate::nested::kvm;
-use kit::process::run_to_end;
+
+/// Longest time for a measurement without a guest.
+const BARE_LIMIT: Duration = Duration::from_secs(600);
 
 /// Options of `cases nested-bench`.
 #[derive(Clone, Debug, ClapArgs)]
@@ -63,21 +68,18 @@ pub(crate) fn run(args: &Args, lab: &Lab) -> Result<()> {
     attach::possible(&mut args.way)?;
     let image = Image::prepare(&lab.guest, Driver::InTree)?;
     kvm::must_work(&image)?;
-    let mut report = Report { setup: setup::describe(), ..Report::default() };
+    let mut report = Report::new("In a guest: set-up", setup::describe());
     report.setup.push(("QEMU".to_owned(), setup::version("qemu-system-x86_64")));
+    let mut set = Set::default();
     for speed in speeds(&args) {
         for &vcpus in &args.vcpus {
-            let rows = measure(&args, lab, &image, speed, vcpus);
-            report.rows.extend(rows.with_context(|| format!("{} {vcpus} vcpus", speed.name()))?);
+            measure(&args, lab, &image, (speed, vcpus), &mut set)
+                .with_context(|| format!("{} {vcpus} vcpus", speed.name()))?;
         }
     }
-    report.judge();
-    println!("{}", report.markdown());
-    if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&report)?;
-        fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    report.goals = judge(&set, &Speed::Capped(args.capped_mib).name());
+    report.sections.push(section(&set));
+    report.publish(args.json.as_deref())
 }
 
 fn speeds(args: &Args) -> Vec<Speed> {
@@ -88,69 +90,48 @@ fn speeds(args: &Args) -> Vec<Speed> {
 }
 
 /// Measures all ways on one kind of device, in one guest.
-fn measure(args: &Args, lab: &Lab, image: &Image, speed: Speed, vcpus: u16) -> Result<Vec<Row>> {
+fn measure(
+    args: &Args,
+    lab: &Lab,
+    image: &Image,
+    (speed, vcpus): (Speed, u16),
+    set: &mut Set,
+) -> Result<()> {
     let start = |&way: &Way| {
         let what = || format!("attaching {}", way.name());
         Attached::start(way, &lab.program(), speed, vcpus).with_context(what)
     };
     let disks = args.way.iter().map(start).collect::<Result<Vec<_>>>()?;
     let bare = null_blk("nested-bare", 1024, vcpus, speed)?;
+    let bare_node = bare.device().display().to_string();
     let arguments = disks.iter().flat_map(|disk| disk.args.clone()).collect();
     let spec = GuestSpec { vcpus, memory_mib: 512, disks: arguments, incoming: false };
     let mut guest = Guest::boot(image, &spec)?;
     let nodes = disks.iter().map(|disk| disk.node(&mut guest)).collect::<Result<Vec<_>>>()?;
-    let points = points(args, speed, vcpus);
-    let row = |point: &Point, way| Row { point: point.clone(), way, iops: Vec::new() };
-    let all_ways = || disks.iter().map(|disk| Some(disk.way)).chain([None]);
-    let mut rows: Vec<_> =
-        points.iter().flat_map(|point| all_ways().map(|way| row(point, way))).collect();
+    let device = speed.name();
     for round in 0..args.rounds {
-        let mut next = rows.iter_mut();
-        for point in &points {
-            for node in &nodes {
-                let text = guest.ok(&fio_command(args, point, node).join(" "))?;
-                next.next().expect("a row for each disk").iops.push(fio::parse(&text)?.iops);
+        for rw in &args.rw {
+            for depth in &args.depths {
+                let labels =
+                    point(&[("device", &device), ("rw", rw), ("vcpus", &vcpus), ("depth", depth)]);
+                let job = |node: &str| job(args, node, rw, *depth, vcpus);
+                for (disk, node) in disks.iter().zip(&nodes) {
+                    let outcome = Outcome::parse(&guest.ok(&job(node).command_line())?)?;
+                    set.add(disk.way.name(), &labels, vec![(IOPS, outcome.iops)]);
+                }
+                let outcome = job(&bare_node).measure(BARE_LIMIT)?;
+                set.add(NO_GUEST, &labels, vec![(IOPS, outcome.iops)]);
             }
-            let command = fio_command(args, point, &bare.device().display().to_string());
-            let words: Vec<_> = command.iter().map(String::as_str).collect();
-            let text = run_to_end(&words)?;
-            next.next().expect("a row without guest").iops.push(fio::parse(&text)?.iops);
         }
-        eprintln!(
-            "nested: {}, {vcpus} vcpus, round {} of {}",
-            speed.name(),
-            round + 1,
-            args.rounds
-        );
+        eprintln!("nested: {device}, {vcpus} vcpus, round {} of {}", round + 1, args.rounds);
     }
     guest.cut_power();
-    disks.into_iter().try_for_each(Attached::stop)?;
-    Ok(rows)
+    disks.into_iter().try_for_each(Attached::stop)
 }
 
-fn points(args: &Args, speed: Speed, vcpus: u16) -> Vec<Point> {
-    let mut points = Vec::new();
-    for rw in &args.rw {
-        for &depth in &args.depths {
-            points.push(Point {
-                device: speed.name(),
-                device_is_limit: matches!(speed, Speed::Capped(_)),
-                rw: rw.clone(),
-                vcpus,
-                depth,
-            });
-        }
-    }
-    points
-}
-
-fn fio_command(args: &Args, point: &Point, node: &str) -> Vec<String> {
-    let (rw, depth, jobs) = (&point.rw, point.depth, point.vcpus);
-    let runtime = (args.seconds * 1e3) as u64;
-    let text = format!(
-        "fio --name=bench --filename={node} --rw={rw} --bs=4k --iodepth={depth} --numjobs={jobs} \
-         --group_reporting --ioengine=io_uring --direct=1 --time_based --runtime={runtime}ms \
-         --ramp_time=300ms --norandommap --randrepeat=0 --output-format=json"
-    );
-    text.split_whitespace().map(str::to_owned).collect()
+fn job(args: &Args, node: &str, rw: &str, depth: u16, jobs: u16) -> Job {
+    Job::new("bench", node).timed(args.seconds, 300).with(&format!(
+        "--rw={rw} --bs=4k --iodepth={depth} --numjobs={jobs} --group_reporting \
+         --ioengine=io_uring --direct=1"
+    ))
 }
