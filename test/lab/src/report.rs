@@ -1,106 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measurements of the guest and the table that compares them.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Context, Result};
+use kit::fio::Outcome;
+use kit::metric::{IOPS, Point, Row, Set, point};
 
 use crate::guest::GuestReport;
 
-/// One kind of load: fio's pattern and iodepth.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Load {
-    /// fio's `rw=`.
-    pub pattern: String,
-    /// fio's `iodepth=`.
-    pub depth: u32,
-}
-
-/// I/O per second for each load, as one guest measured it.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Measurement {
-    iops: BTreeMap<Load, f64>,
-}
-
-impl Measurement {
-    /// Reads the `fio` lines of a guest.
-    pub fn from_report(report: &GuestReport) -> Result<Self> {
-        let mut iops = BTreeMap::new();
-        for line in report.values("fio") {
-            let (load, value) = parse_line(line).context("fio's report cannot be read")?;
-            iops.insert(load, value);
-        }
-        Ok(Self { iops })
-    }
-}
-
-/// Reads `PATTERN DEPTH JSON`.
-fn parse_line(line: &str) -> Result<(Load, f64)> {
+/// Reads `PATTERN DEPTH JSON`: a load and its requests a second.
+fn parse_line(line: &str) -> Result<(Point, f64)> {
     let mut parts = line.splitn(3, ' ');
-    let pattern = parts.next().context("no pattern")?.to_owned();
-    let depth = parts.next().context("no iodepth")?.parse()?;
-    // fio may print notes before its JSON.
-    let text = parts.next().context("no report")?;
-    let text = &text[text.find('{').context("no JSON")?..];
-    let json: serde_json::Value = serde_json::from_str(text)?;
-    let direction = if pattern.ends_with("read") { "read" } else { "write" };
-    let iops = json["jobs"][0][direction]["iops"].as_f64().context("no iops")?;
-    Ok((Load { pattern, depth }, iops))
+    let pattern = parts.next().context("no pattern")?;
+    let depth: u32 = parts.next().context("no iodepth")?.parse()?;
+    let outcome = Outcome::parse(parts.next().context("no report")?)?;
+    Ok((point(&[("pattern", &pattern), ("depth", &depth)]), outcome.iops))
 }
 
-/// Both sides of the comparison, each as a list of measurements.
+/// Both sides of the comparison.
 #[derive(Debug, Clone, Default)]
 pub struct Comparison {
     /// The name of the server that was measured.
-    pub server: String,
-    /// The disk served by it.
-    pub ours: Vec<Measurement>,
-    /// QEMU's own virtio-blk, by its `aio=` setting.
-    pub qemu: BTreeMap<&'static str, Vec<Measurement>>,
+    server: String,
+    /// The server, and QEMU's own virtio-blk by its `aio=` setting.
+    loads: Set,
 }
 
 /// Measurements on each side from which a claim may follow: with this many, all of one side are
 /// better than all of the other by chance in less than one comparison of a hundred.
 const ROUNDS_FOR_A_CLAIM: usize = 5;
 
-/// The summary of repeated measurements of one load, in I/O per second.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Spread {
-    count: usize,
-    least: f64,
-    median: f64,
-    most: f64,
-}
-
-impl Spread {
-    /// `None` if no run has the load.
-    fn of(runs: &[Measurement], load: &Load) -> Option<Self> {
-        let mut values: Vec<f64> =
-            runs.iter().filter_map(|run| run.iops.get(load)).copied().collect();
-        values.sort_by(f64::total_cmp);
-        let (least, most) = (*values.first()?, *values.last()?);
-        let count = values.len();
-        let median = (values[(count - 1) / 2] + values[count / 2]) / 2.0;
-        Some(Self { count, least, median, most })
+impl Comparison {
+    /// A comparison of this server without measurements.
+    pub fn new(server: &str) -> Self {
+        Self { server: server.to_owned(), loads: Set::default() }
     }
 
-    /// The statement that the difference to `other` allows.
-    fn against(self, other: Self) -> &'static str {
-        let apart = self.least > other.most || self.most < other.least;
-        match (apart, self.count.min(other.count) >= ROUNDS_FOR_A_CLAIM) {
-            (false, _) => "within the noise",
-            (true, false) => "too few rounds",
-            (true, true) if self.median > other.median => "faster",
-            (true, true) => "slower",
+    /// Adds what a guest measured on the server, or on QEMU's device with this `aio=`.
+    pub fn add(&mut self, aio: Option<&str>, report: &GuestReport) -> Result<()> {
+        for line in report.values("fio") {
+            let (load, iops) = parse_line(line).context("fio's report cannot be read")?;
+            self.add_one(aio, &load, iops);
         }
+        Ok(())
+    }
+
+    fn add_one(&mut self, aio: Option<&str>, load: &Point, iops: f64) {
+        let subject = aio.map_or(self.server.clone(), |aio| format!("{QEMU}{aio}"));
+        self.loads.add(&subject, load, vec![(IOPS, iops)]);
     }
 }
 
-impl fmt::Display for Spread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{:.0} ({:.0}-{:.0})", self.median, self.least, self.most))
+/// The beginning of the names of QEMU's devices.
+const QEMU: &str = "QEMU aio=";
+
+/// The statement that the difference of two rows allows.
+fn verdict(ours: &Row, other: &Row) -> &'static str {
+    let ((least, most), (other_least, other_most)) = (ours.range(IOPS), other.range(IOPS));
+    let apart = least > other_most || most < other_least;
+    let rounds = ours.values(IOPS).len().min(other.values(IOPS).len());
+    match (apart, rounds >= ROUNDS_FOR_A_CLAIM) {
+        (false, _) => "within the noise",
+        (true, false) => "too few rounds",
+        (true, true) if ours.median(IOPS) > other.median(IOPS) => "faster",
+        (true, true) => "slower",
     }
+}
+
+fn spread(row: &Row) -> String {
+    let (least, most) = row.range(IOPS);
+    format!("{:.0} ({least:.0}-{most:.0})", row.median(IOPS))
 }
 
 impl fmt::Display for Comparison {
@@ -110,18 +80,13 @@ impl fmt::Display for Comparison {
             "  {:<20} {:>22} {:>22} {:>6}  {:<17} QEMU's aio=",
             "4 KiB, IOPS", self.server, "QEMU virtio-blk", "ratio", "difference"
         )?;
-        let loads = self.ours.first().map(|first| first.iops.keys()).into_iter().flatten();
-        for load in loads {
-            let best = self
-                .qemu
-                .iter()
-                .filter_map(|(aio, runs)| Some((*aio, Spread::of(runs, load)?)))
-                .max_by(|left, right| left.1.median.total_cmp(&right.1.median));
-            let (Some(ours), Some((aio, qemu))) = (Spread::of(&self.ours, load), best) else {
-                continue;
-            };
-            let name = format!("{} iodepth {}", load.pattern, load.depth);
-            let (ratio, verdict) = (ours.median / qemu.median, ours.against(qemu));
+        for ours in self.loads.of(&self.server) {
+            let best = self.loads.most(&ours.point, IOPS, |name| name.starts_with(QEMU));
+            let Some(best) = best else { continue };
+            let name = format!("{} iodepth {}", ours.label("pattern"), ours.label("depth"));
+            let (ratio, verdict) = (ours.over(best, IOPS), verdict(ours, best));
+            let aio = best.subject.trim_start_matches(QEMU);
+            let (ours, qemu) = (spread(ours), spread(best));
             writeln!(f, "  {name:<20} {ours:>22} {qemu:>22} {ratio:>6.2}  {verdict:<17} {aio}")?;
         }
         writeln!(
@@ -136,27 +101,23 @@ impl fmt::Display for Comparison {
 mod tests {
     use super::*;
 
-    fn measured(iops: f64) -> Measurement {
-        let load = Load { pattern: "randread".into(), depth: 1 };
-        Measurement { iops: [(load, iops)].into() }
-    }
-
     #[test]
-    fn iops_are_read_from_the_direction_that_the_pattern_names() {
-        let json = r#"note {"jobs":[{"read":{"iops":1.5},"write":{"iops":2.5}}]}"#;
+    fn a_line_of_the_guest_gives_a_load_and_its_rate() {
+        let json = r#"note {"jobs":[{"usr_cpu": 1.0, "sys_cpu": 1.0, "read": {"total_ios": 0},
+            "write": {"total_ios": 9, "iops": 2.5,
+            "clat_ns": {"percentile": {"50.000000": 1, "99.000000": 2}}}}]}"#;
         let (load, iops) = parse_line(&format!("randwrite 32 {json}")).unwrap();
-        assert_eq!((load.pattern.as_str(), load.depth, iops), ("randwrite", 32, 2.5));
-        assert_eq!(parse_line(&format!("randread 1 {json}")).unwrap().1, 1.5);
+        assert_eq!((load["pattern"].as_str(), load["depth"].as_str()), ("randwrite", "32"));
+        assert_eq!(iops, 2.5);
         assert!(parse_line("randread 1 nothing").is_err());
     }
 
     fn compared(ours: &[f64], native: &[f64]) -> String {
-        let all = |values: &[f64]| values.iter().copied().map(measured).collect();
-        let comparison = Comparison {
-            server: "vhost-blk".to_owned(),
-            ours: all(ours),
-            qemu: [("io_uring", vec![measured(50.0)]), ("native", all(native))].into(),
-        };
+        let load = point(&[("pattern", &"randread"), ("depth", &1)]);
+        let mut comparison = Comparison::new("vhost-blk");
+        comparison.add_one(Some("io_uring"), &load, 50.0);
+        ours.iter().for_each(|&iops| comparison.add_one(None, &load, iops));
+        native.iter().for_each(|&iops| comparison.add_one(Some("native"), &load, iops));
         comparison.to_string().lines().nth(1).unwrap().to_owned()
     }
 
@@ -177,14 +138,5 @@ mod tests {
         assert!(compared(&high[..2], &low[..2]).contains("too few rounds"));
         let overlapping = [109.0, 106.0, 107.0, 108.0, 103.5];
         assert!(compared(&overlapping, &low).contains("within the noise"));
-    }
-
-    #[test]
-    fn the_median_of_an_even_number_is_between_the_middle_two() {
-        let runs = [measured(1.0), measured(9.0), measured(3.0), measured(5.0)];
-        let load = Load { pattern: "randread".into(), depth: 1 };
-        let median = |runs: &[Measurement]| Spread::of(runs, &load).unwrap().median;
-        assert_eq!((median(&runs), median(&runs[..3])), (4.0, 3.0));
-        assert_eq!(Spread::of(&[], &load), None);
     }
 }

@@ -15,7 +15,7 @@ use crate::image::RootImage;
 use crate::job::Job;
 use crate::kernel::GuestKernel;
 use crate::qemu::Qemu;
-use crate::report::{Comparison, Measurement};
+use crate::report::Comparison;
 use crate::server::{Server, ServerCommand};
 use kit::interrupt;
 
@@ -156,7 +156,7 @@ fn verify(lab: &Lab, options: &RunOptions, disk: &Path) -> Result<String> {
 /// Measures by turns on the served disk and on QEMU's own device over the same disk.
 fn compare(lab: &Lab, options: &RunOptions, disk: &Path) -> Result<Comparison> {
     let name = options.server.name();
-    let mut comparison = Comparison { server: name.clone(), ..Comparison::default() };
+    let mut comparison = Comparison::new(&name);
     // One virtual CPU under emulation: the host's other CPUs are for the device.
     let vcpus = if lab.choice.accel == Accel::Kvm { 2 } else { 1 };
     for round in 0..options.rounds {
@@ -168,18 +168,14 @@ fn compare(lab: &Lab, options: &RunOptions, disk: &Path) -> Result<Comparison> {
             let turn_name = turn.map_or(name.clone(), |aio| format!("QEMU virtio-blk aio={aio}"));
             println!("round {} of {}: measure on {turn_name} ...", round + 1, options.rounds);
             let job = Job::measure(options.seconds);
-            match turn {
-                None => {
-                    let report = on_daemon(lab, options, disk, vcpus, job)?;
-                    comparison.ours.push(Measurement::from_report(&report)?);
-                }
+            let report = match turn {
+                None => on_daemon(lab, options, disk, vcpus, job)?,
                 Some(aio) => {
                     let own = GuestDisk::VirtioBlk { path: disk.to_owned(), aio };
-                    let report = lab.run_guest(vcpus, own, job)?;
-                    let measurement = Measurement::from_report(&report)?;
-                    comparison.qemu.entry(aio).or_default().push(measurement);
+                    lab.run_guest(vcpus, own, job)?
                 }
-            }
+            };
+            comparison.add(turn, &report)?;
         }
     }
     Ok(comparison)
