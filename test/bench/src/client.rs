@@ -14,7 +14,7 @@ use virtio_spec::features::bit;
 use crate::cpu;
 use crate::load::{Chains, Load, Op, Outcome};
 use crate::vhost_scsi::ScsiSession;
-use crate::wire::Wire;
+use crate::wire::{Wire, memory_bytes};
 use crate::worker::{SILENCE_LIMIT, Until, Worker};
 
 /// A run of counted requests may take this long (under emulation).
@@ -121,13 +121,4 @@ fn workers(
 ) -> Result<Vec<Worker>> {
     let queues = queues.into_iter().zip(0..);
     queues.map(|(queue, i)| Worker::new(queue, load, wire, features, blocks, i)).collect()
-}
-
-/// Guest memory for so many queues: requests, then ring and indirect tables (64 bytes a descriptor
-/// each, amply).
-pub(crate) fn memory_bytes(load: &Load, queues: u16, wire: Wire) -> u64 {
-    let slot_bytes = wire.slot_bytes() + load.block_bytes.next_multiple_of(4096) as usize;
-    let queue_bytes =
-        usize::from(load.depth) * slot_bytes + usize::from(load.queue_size) * 128 + (64 << 10);
-    (usize::from(queues) * queue_bytes).next_multiple_of(2 << 20) as u64
 }

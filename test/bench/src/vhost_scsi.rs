@@ -9,9 +9,8 @@ use driver::kernel::{KernelDevice, regions_of};
 use driver::{GuestMemory, Queue};
 use virtio_spec::features::{F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, bit};
 
-use crate::client::memory_bytes;
 use crate::load::{Chains, Load};
-use crate::wire::Wire;
+use crate::wire::{Wire, memory_bytes};
 
 /// Control and event queue come before those for commands.
 const COMMAND_QUEUES_FROM: u16 = 2;

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use driver::{Area, Segment};
 use virtio_spec::blk::{S_OK, T_IN, T_OUT};
 
-use crate::load::Op;
+use crate::load::{Load, Op};
 
 /// virtio-blk: header of 16 bytes, status byte behind it; a cache line for each request.
 const BLK_STATUS_OFFSET: usize = 16;
@@ -123,4 +123,13 @@ impl Wire {
         }
         Ok(())
     }
+}
+
+/// Guest memory for so many queues: requests, then ring and indirect tables (64 bytes a descriptor
+/// each, amply).
+pub(crate) fn memory_bytes(load: &Load, queues: u16, wire: Wire) -> u64 {
+    let slot_bytes = wire.slot_bytes() + load.block_bytes.next_multiple_of(4096) as usize;
+    let queue_bytes =
+        usize::from(load.depth) * slot_bytes + usize::from(load.queue_size) * 128 + (64 << 10);
+    (usize::from(queues) * queue_bytes).next_multiple_of(2 << 20) as u64
 }

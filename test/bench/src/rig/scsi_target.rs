@@ -8,8 +8,6 @@ use anyhow::{Context, Result};
 use kit::null_blk::configfs;
 use kit::system::modprobe;
 
-use super::{make_folder, set};
-
 /// A vhost-scsi target; removed on drop.
 #[derive(Debug)]
 pub struct ScsiTarget {
@@ -75,4 +73,13 @@ impl Drop for ScsiTarget {
             }
         }
     }
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    fs::create_dir(path).with_context(|| format!("cannot make {}", path.display()))
+}
+
+fn set(folder: &Path, name: &str, value: &str) -> Result<()> {
+    let path = folder.join(name);
+    fs::write(&path, value).with_context(|| format!("cannot write {value} to {}", path.display()))
 }
