@@ -4,18 +4,15 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bare;
 pub mod client;
 pub mod compare;
 pub mod cpu;
 pub mod disk;
-pub mod fio;
-pub mod goals;
 pub mod host;
 pub mod icount;
 pub mod load;
-pub mod report;
 pub mod rig;
-pub mod scaling;
 pub mod server;
 pub mod setup;
 pub mod socket;

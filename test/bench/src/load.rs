@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The parameters of a load and its results.
 
+use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use kit::metric::{Figures, IOPS, P50, P99};
 
 /// Wait of the client on an empty used ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// Arm calls and sleep on the call eventfd.
     Event,
@@ -17,9 +17,14 @@ pub enum Mode {
     Spin,
 }
 
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(if *self == Self::Event { "event" } else { "spin" })
+    }
+}
+
 /// Random reads or random writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Op {
     /// Random reads.
     Randread,
@@ -27,9 +32,14 @@ pub enum Op {
     Randwrite,
 }
 
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(if *self == Self::Randread { "randread" } else { "randwrite" })
+    }
+}
+
 /// Layout of requests in the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Chains {
     /// Indirect tables if negotiated, as Linux guests use them.
     Auto,
@@ -38,7 +48,7 @@ pub enum Chains {
 }
 
 /// One point of measurement.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Load {
     /// Reads or writes.
     pub op: Op,
@@ -79,5 +89,21 @@ impl Outcome {
     /// Requests a second.
     pub fn iops(&self) -> f64 {
         self.ios as f64 / self.elapsed.as_secs_f64()
+    }
+
+    /// A latency in microseconds.
+    pub fn quantile_us(&self, quantile: f64) -> f64 {
+        self.latency_ns.value_at_quantile(quantile) as f64 / 1e3
+    }
+
+    /// Rate and latencies.
+    pub fn figures(&self) -> Figures {
+        let [p50, p99] = [0.5, 0.99].map(|quantile| self.quantile_us(quantile));
+        vec![(IOPS, self.iops()), (P50, p50), (P99, p99)]
+    }
+
+    /// The share of each request in a time, in microseconds.
+    pub fn us_per_io(&self, time: Duration) -> f64 {
+        time.as_secs_f64() * 1e6 / self.ios as f64
     }
 }

@@ -1,18 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The compared servers: ours, qemu-storage-daemon in its variants, and peers.
 
+use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use kit::daemon::Daemon;
-use serde::Serialize;
 
 use crate::cpu;
 
+/// Our server's name.
+pub const OURS: &str = "ours";
+/// The name of fio on the same file, without any server.
+pub const BARE_FIO: &str = "bare fio io_uring";
+
+/// True for the name of a variant of qemu-storage-daemon.
+pub fn is_qsd(name: &str) -> bool {
+    name.starts_with("qsd ")
+}
+
 /// Backing storage of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// A file opened with O_DIRECT.
     File,
@@ -20,16 +29,10 @@ pub enum Storage {
     Null,
 }
 
-/// Family of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// `vhost-blk serve`.
-    Ours,
-    /// qemu-storage-daemon.
-    Qsd,
-    /// Any other server that runs already.
-    Peer,
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(if *self == Self::File { "file" } else { "null" })
+    }
 }
 
 /// A server to start, or one that runs.
@@ -37,8 +40,6 @@ pub enum Family {
 pub struct Spec {
     /// Name in the tables.
     pub name: String,
-    /// Family of the server.
-    pub family: Family,
     /// Program and arguments; none for a peer.
     command: Option<(String, Vec<String>)>,
     socket: PathBuf,
@@ -49,15 +50,13 @@ pub struct Spec {
 pub struct Server {
     /// Name in the tables.
     pub name: String,
-    /// Family of the server.
-    pub family: Family,
     /// Path of its socket.
     pub socket: String,
     /// Process id.
     pub pid: u32,
     /// The command line that started it, or the place where it was found.
     pub command_line: String,
-    _daemon: Option<Daemon>,
+    daemon: Option<Daemon>,
 }
 
 /// Paths and sizes for the command lines.
@@ -100,7 +99,6 @@ impl Settings {
     }
 
     fn socket(&self, storage: Storage, name: &str) -> PathBuf {
-        let storage = if storage == Storage::File { "file" } else { "null" };
         self.folder.join(format!("{storage}-{}.sock", name.replace([' ', '+'], "-")))
     }
 
@@ -119,7 +117,7 @@ impl Settings {
         }
         args.extend(self.ours_args.iter().cloned());
         let command = Some((program.display().to_string(), args));
-        Spec { name: "ours".to_owned(), family: Family::Ours, command, socket }
+        Spec { name: OURS.to_owned(), command, socket }
     }
 
     fn qsd(&self, program: &str, name: &str, storage: Storage, aio: &str, thread: bool) -> Spec {
@@ -148,7 +146,7 @@ impl Settings {
         }
         args.extend(["--export".to_owned(), export]);
         let command = Some((program.to_owned(), args));
-        Spec { name: name.to_owned(), family: Family::Qsd, command, socket }
+        Spec { name: name.to_owned(), command, socket }
     }
 }
 
@@ -156,31 +154,37 @@ impl Spec {
     /// A server that runs already.
     pub fn peer(name: &str, socket: &str) -> Self {
         let (name, socket) = (name.to_owned(), socket.into());
-        Self { name, family: Family::Peer, command: None, socket }
+        Self { name, command: None, socket }
     }
 
     /// True if the server is measured with two queues: ours, and for comparison the variant of
     /// qemu-storage-daemon with its own thread.
     pub fn scales(&self) -> bool {
-        self.family == Family::Ours
-            || ["qsd native +iothread", "qsd null-co +iothread"].contains(&self.name.as_str())
+        [OURS, "qsd native +iothread", "qsd null-co +iothread"].contains(&self.name.as_str())
     }
 
     /// Starts the server and moves it to its CPUs; a peer is only looked up and left in place.
     pub fn start(&self, cpus: &[usize]) -> Result<Server> {
         let socket = self.socket.display().to_string();
-        let (name, family) = (self.name.clone(), self.family);
+        let name = self.name.clone();
         let Some((program, args)) = &self.command else {
             let pid = listener_pid(&socket)?;
             let command_line = format!("(runs already, pid {pid}, socket {socket})");
-            return Ok(Server { name, family, socket, pid, command_line, _daemon: None });
+            return Ok(Server { name, socket, pid, command_line, daemon: None });
         };
         let args = [program.clone()].into_iter().chain(args.iter().cloned()).collect();
         let daemon = Daemon::start(args, &self.socket, &self.socket.with_extension("log"))?;
         let pid = daemon.id();
         cpu::pin_process(pid, cpus)?;
         let command_line = daemon.command_line();
-        Ok(Server { name, family, socket, pid, command_line, _daemon: Some(daemon) })
+        Ok(Server { name, socket, pid, command_line, daemon: Some(daemon) })
+    }
+}
+
+impl Server {
+    /// Moves a server that was started here, and threads that it has started for a connection.
+    pub fn pin(&self, cpus: &[usize]) -> Result<()> {
+        if self.daemon.is_some() { cpu::pin_process(self.pid, cpus) } else { Ok(()) }
     }
 }
 

@@ -99,18 +99,15 @@ fn measure(args: &Args, depth: u16) -> Result<()> {
     let outcome = client.run(Duration::from_secs_f64(args.seconds), &args.client_cpus.0)?;
     let after = args.pid.map(cpu::times).transpose()?;
     let spent = before.zip(after).map(|(before, after)| after.since(&before));
-    let cpu = spent.map_or_else(
-        || "-".to_owned(),
-        |spent| format!("{:.3}", spent.busy.as_secs_f64() * 1e6 / outcome.ios as f64),
-    );
+    let cpu = spent
+        .map_or_else(|| "-".to_owned(), |spent| format!("{:.3}", outcome.us_per_io(spent.busy)));
     // Includes the server's wait if its process is known.
     let waited = outcome.waited + spent.map_or(Duration::ZERO, |spent| spent.waited);
-    let quantile_us = |q| outcome.latency_ns.value_at_quantile(q) as f64 / 1e3;
     println!(
         "{depth:>6} {:>10.1} {cpu:>12} {:>10.1} {:>10.1} {:>11.0}",
         outcome.iops() / 1e3,
-        quantile_us(0.5),
-        quantile_us(0.99),
+        outcome.quantile_us(0.5),
+        outcome.quantile_us(0.99),
         100.0 * waited.as_secs_f64() / outcome.elapsed.as_secs_f64(),
     );
     Ok(())

@@ -167,7 +167,8 @@ impl Report {
 
     /// The report as Markdown.
     pub fn markdown(&self) -> String {
-        let mut text = format!("## {}\n\n", self.title);
+        let mut text = format!("## {}\n", self.title);
+        text.push_str(if self.setup.is_empty() { "" } else { "\n" });
         for (name, value) in &self.setup {
             let _ = writeln!(text, "- {name}: `{value}`");
         }

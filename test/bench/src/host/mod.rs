@@ -5,21 +5,29 @@
 //! the path itself.
 
 mod goals;
-pub mod report;
 pub mod subject;
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
+use kit::fio;
+use kit::metric::{CPU, Figures, IDLE_CPU, IOPS, Metric, P50, P99, Point, Set, point};
+use kit::report::{Column, Report, Section};
 
-use self::report::{Idle, Point, Report, Row, Sample};
-use self::subject::{Programs, Servers, Subject, Who};
+use self::subject::{Programs, Servers, Subject, Who, is_qsd};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::rig::Speed;
-use crate::{cpu, fio, setup};
+use crate::{bare, cpu, setup};
+
+/// CPU time of the whole VM without the client, for each request.
+const MACHINE: Metric = Metric::new("machine", "us");
+
+const METHOD: &str = "Medians over the rounds. `/qsd`, `/scsi`: rate over the best variant of \
+    qemu-storage-daemon, over vhost-scsi. CPU: threads of the server, vhost workers among them; \
+    VM: everything but the client. CPUs `apart`: the client on one, the server on another; \
+    `shared`: both on as many CPUs as there are queues.";
 
 /// Options of `bench host`.
 #[derive(Clone, Debug, ClapArgs)]
@@ -52,14 +60,54 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
+/// The load and the place of a measurement.
+#[derive(Clone, Copy, Debug)]
+struct Spot {
+    speed: Speed,
+    mode: Mode,
+    queues: u16,
+    depth: u16,
+    /// Client and server have the same CPUs, one for each queue.
+    shared_cpus: bool,
+}
+
+impl Spot {
+    fn point(&self) -> Point {
+        let Self { mode, queues, depth, .. } = self;
+        let cpus = if self.shared_cpus { "shared" } else { "apart" };
+        point(&[
+            ("device", &self.speed.name()),
+            ("client", mode),
+            ("queues", queues),
+            ("CPUs", &cpus),
+            ("depth", depth),
+        ])
+    }
+
+    /// The point of bare fio, which has no client to wait.
+    fn bare(&self) -> Point {
+        let mut point = self.point();
+        point.remove("client");
+        point
+    }
+}
+
+/// Everything that was measured.
+#[derive(Default)]
+struct Results {
+    setup: Vec<(String, String)>,
+    points: Set,
+    idle: Set,
+}
+
 impl Args {
-    pub(crate) fn load(&self, point: &Point, cpus: &[usize]) -> Load {
+    fn load(&self, spot: &Spot, cpus: &[usize]) -> Load {
         Load {
             op: self.op,
             block_bytes: 4096,
-            depth: point.depth,
-            mode: point.mode.unwrap_or(Mode::Event),
-            queues: point.queues,
+            depth: spot.depth,
+            mode: spot.mode,
+            queues: spot.queues,
             queue_size: 256,
             packed: false,
             chains: Chains::Auto,
@@ -76,24 +124,47 @@ impl Args {
 pub fn run(args: &Args) -> Result<()> {
     let mut args = args.clone();
     let (programs, _folder) = args.servers.programs()?;
-    let mut report = Report { setup: setup::describe(), ..Report::default() };
+    let mut results = Results { setup: setup::describe(), ..Results::default() };
     let ours = programs.ours.display().to_string();
     for program in [ours.as_str(), "qemu-storage-daemon"] {
-        report.setup.push((program.to_owned(), setup::version(program)));
+        results.setup.push((program.to_owned(), setup::version(program)));
     }
     let slow = (args.slow_us > 0).then_some(Speed::Slow(args.slow_us));
     for speed in [Some(Speed::Null), slow].into_iter().flatten() {
         for &queues in &args.queues {
-            compare(&args, &programs, speed, queues, &mut report)?;
+            compare(&args, &programs, speed, queues, &mut results)?;
         }
     }
-    goals::judge(&mut report, &Speed::Null.name());
-    println!("{}", report.markdown());
-    if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&report)?;
-        fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    report(results).publish(args.json.as_deref())
+}
+
+fn report(results: Results) -> Report {
+    let Results { setup, points, idle } = results;
+    let mut report = Report::new("Host side alone: set-up", setup);
+    report.sections.push(Section::new("Measurements", METHOD, &points, &columns(&points)));
+    let columns = [Column::subject("server"), Column::median("CPU %", IDLE_CPU, 1.0, 3)];
+    report.sections.push(Section::new("Idle, a client connected", "", &idle, &columns));
+    goals::judge(&points, &idle, &Speed::Null.name(), &mut report);
+    report
+}
+
+fn columns(set: &Set) -> Vec<Column<'_>> {
+    let scsi = Who::VhostScsi.name();
+    vec![
+        Column::label("device"),
+        Column::label("client"),
+        Column::count("queues"),
+        Column::label("CPUs"),
+        Column::count("depth"),
+        Column::subject("server"),
+        Column::median("kIOPS", IOPS, 1e3, 1),
+        Column::over("/qsd", IOPS, 2, |row| set.most(&row.point, IOPS, is_qsd)),
+        Column::over("/scsi", IOPS, 2, move |row| set.at(scsi, &row.point)),
+        Column::median("CPU us/IO", CPU, 1.0, 1),
+        Column::median("VM us/IO", MACHINE, 1.0, 1),
+        Column::median("p50 us", P50, 1.0, 0),
+        Column::median("p99 us", P99, 1.0, 0),
+    ]
 }
 
 /// Measures all servers on one kind of device with one number of queues, in turn, round by round.
@@ -102,87 +173,68 @@ fn compare(
     programs: &Programs,
     speed: Speed,
     queues: u16,
-    report: &mut Report,
+    results: &mut Results,
 ) -> Result<()> {
     let start = |&who: &Who| {
         Subject::start(who, programs, speed, queues)
             .with_context(|| format!("starting {}", who.name()))
     };
     let subjects = args.servers.who.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let device = speed.name();
     for subject in subjects.iter().filter(|_| queues == 1) {
-        let name = format!("{}, {}", subject.who.name(), speed.name());
-        report.setup.push((name, subject.command_line.clone()));
+        let name = format!("{}, {device}", subject.who.name());
+        results.setup.push((name, subject.command_line.clone()));
     }
-    let points = points(args, speed, queues)?;
-    let row = |point: &Point, who| Row { point: point.clone(), who, samples: Vec::new() };
-    let mut rows: Vec<_> = points
-        .iter()
-        .flat_map(|point| subjects.iter().map(|subject| row(point, Some(subject.who))))
-        .collect();
-    let mut bare: Vec<_> =
-        args.depths.iter().map(|&depth| row(&bare_point(speed, depth), None)).collect();
+    let spots = spots(args, speed, queues)?;
+    let with_fio = queues == 1 && fio::installed();
     for round in 0..args.rounds {
-        let mut next = rows.iter_mut();
-        for point in &points {
+        for spot in &spots {
             for subject in &subjects {
-                let row = next.next().expect("one row for each point and subject");
-                row.samples.push(sample(args, subject, point)?);
+                let what = || format!("measuring {} at depth {}", subject.who.name(), spot.depth);
+                let figures = sample(args, subject, spot).with_context(what)?;
+                results.points.add(subject.who.name(), &spot.point(), figures);
             }
         }
-        for row in bare.iter_mut().filter(|_| queues == 1 && fio::installed()) {
-            row.samples.push(bare_sample(args, &subjects[0], row.point.depth)?);
+        for &depth in args.depths.iter().filter(|_| with_fio) {
+            let spot = Spot { speed, mode: Mode::Event, queues: 1, depth, shared_cpus: false };
+            results.points.add("bare fio", &spot.bare(), bare(args, &subjects[0], &spot)?);
         }
-        eprintln!(
-            "bench: {}, {queues} queues, round {} of {}",
-            speed.name(),
-            round + 1,
-            args.rounds
-        );
+        eprintln!("bench: {device}, {queues} queues, round {} of {}", round + 1, args.rounds);
     }
     if speed == Speed::Null && queues == 1 {
-        report.idle = subjects.iter().map(|subject| idle(args, subject)).collect::<Result<_>>()?;
+        for subject in &subjects {
+            results.idle.add(subject.who.name(), &Point::new(), idle(args, subject)?);
+        }
     }
-    rows.extend(bare.into_iter().filter(|row| !row.samples.is_empty()));
-    report.rows.extend(rows);
     Ok(())
 }
 
 /// The points to measure. One queue: client and server on separate CPUs, and once on a shared one.
 /// More queues: shared CPUs only.
-fn points(args: &Args, speed: Speed, queues: u16) -> Result<Vec<Point>> {
+fn spots(args: &Args, speed: Speed, queues: u16) -> Result<Vec<Spot>> {
     let cpus = cpu::usable()?.len();
-    let mut points = Vec::new();
+    let mut spots = Vec::new();
     for &depth in &args.depths {
         for &mode in &args.modes {
-            let point = |shared_cpus| Point {
-                device: speed.name(),
-                mode: Some(mode),
-                queues,
-                depth,
-                shared_cpus,
-            };
+            let spot = |shared_cpus| Spot { speed, mode, queues, depth, shared_cpus };
             if queues == 1 {
-                points.push(point(false));
+                spots.push(spot(false));
             }
             // A spinning client would leave a shared CPU to no other thread.
             let scales = mode == Mode::Event && depth >= 32 && usize::from(queues) <= cpus;
             if scales && args.queues.len() > 1 {
-                points.push(point(true));
+                spots.push(spot(true));
             }
         }
     }
-    Ok(points)
-}
-
-fn bare_point(speed: Speed, depth: u16) -> Point {
-    Point { device: speed.name(), mode: None, queues: 1, depth, shared_cpus: false }
+    Ok(spots)
 }
 
 /// CPUs of client and server.
-fn cpus(point: &Point) -> Result<[Vec<usize>; 2]> {
+fn cpus(spot: &Spot) -> Result<[Vec<usize>; 2]> {
     let usable = cpu::usable()?;
-    if point.shared_cpus {
-        let shared = usable[..usize::from(point.queues).min(usable.len())].to_vec();
+    if spot.shared_cpus {
+        let shared = usable[..usize::from(spot.queues).min(usable.len())].to_vec();
         return Ok([shared.clone(), shared]);
     }
     Ok(match usable.as_slice() {
@@ -191,55 +243,40 @@ fn cpus(point: &Point) -> Result<[Vec<usize>; 2]> {
     })
 }
 
-fn sample(args: &Args, subject: &Subject, point: &Point) -> Result<Sample> {
-    let what = || format!("measuring {} at depth {}", subject.who.name(), point.depth);
-    sample_once(args, subject, point).with_context(what)
-}
-
 /// Connects, warms up, measures, hangs up.
-fn sample_once(args: &Args, subject: &Subject, point: &Point) -> Result<Sample> {
-    let [client_cpus, server_cpus] = cpus(point)?;
-    let mut client = subject.connect(&args.load(point, &client_cpus))?;
+fn sample(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
+    let [client_cpus, server_cpus] = cpus(spot)?;
+    let mut client = subject.connect(&args.load(spot, &client_cpus))?;
     subject.pin(&server_cpus)?;
     client.run(args.duration() / 5, &client_cpus)?;
     let (before, machine) = (subject.times()?, cpu::machine_busy()?);
     let outcome = client.run(args.duration(), &client_cpus)?;
     let spent = subject.times()?.since(&before).busy;
     let all = cpu::machine_busy()?.saturating_sub(machine).saturating_sub(outcome.busy);
-    let each = |time: Duration| time.as_secs_f64() * 1e6 / outcome.ios as f64;
-    let quantile_us = |q| outcome.latency_ns.value_at_quantile(q) as f64 / 1e3;
-    Ok(Sample {
-        iops: outcome.iops(),
-        cpu_us: each(spent),
-        machine_us: each(all),
-        p50_us: quantile_us(0.5),
-        p99_us: quantile_us(0.99),
-    })
+    let mut figures = outcome.figures();
+    figures.extend([(CPU, outcome.us_per_io(spent)), (MACHINE, outcome.us_per_io(all))]);
+    Ok(figures)
 }
 
-fn bare_sample(args: &Args, subject: &Subject, depth: u16) -> Result<Sample> {
-    let cpus = cpu::usable()?;
-    let server = cpus.get(1).copied().into_iter().collect::<Vec<_>>();
-    let device = subject.device();
-    let got = fio::measure(&fio::arguments(device, args.op, 4096, depth, &server, args.seconds))?;
-    Ok(Sample {
-        iops: got.iops,
-        cpu_us: got.cpu_us_per_io,
-        machine_us: got.cpu_us_per_io,
-        p50_us: got.p50_us,
-        p99_us: got.p99_us,
-    })
+fn bare(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
+    let second = cpu::usable()?.get(1).copied();
+    let cpus: Vec<_> = second.into_iter().collect();
+    let outcome = bare::measure(subject.device(), &args.load(spot, &[]), &cpus, args.seconds)?;
+    let mut figures = bare::figures(&outcome);
+    figures.push((MACHINE, outcome.cpu_us()));
+    Ok(figures)
 }
 
 /// CPU time with a client that has worked for a moment and then does nothing.
-fn idle(args: &Args, subject: &Subject) -> Result<Idle> {
-    let point = Point { mode: Some(Mode::Event), ..bare_point(Speed::Null, 1) };
-    let mut client = subject.connect(&args.load(&point, &[]))?;
+fn idle(args: &Args, subject: &Subject) -> Result<Figures> {
+    let mode = Mode::Event;
+    let spot = Spot { speed: Speed::Null, mode, queues: 1, depth: 1, shared_cpus: false };
+    let mut client = subject.connect(&args.load(&spot, &[]))?;
     client.run(args.duration() / 5, &[])?;
     std::thread::sleep(Duration::from_millis(500));
     let time = Duration::from_secs(3);
     let before = subject.times()?;
     std::thread::sleep(time);
     let busy = subject.times()?.since(&before).busy;
-    Ok(Idle { who: subject.who, cpu_percent: 100.0 * busy.as_secs_f64() / time.as_secs_f64() })
+    Ok(vec![(IDLE_CPU, 100.0 * busy.as_secs_f64() / time.as_secs_f64())])
 }

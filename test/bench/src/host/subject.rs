@@ -8,7 +8,6 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use kit::daemon::Daemon;
 use kit::null_blk::NullBlk;
-use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::client::Client;
@@ -17,8 +16,7 @@ use crate::load::Load;
 use crate::rig::{ScsiTarget, Speed, null_blk};
 
 /// A measured server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Who {
     /// `vhost-blk serve --data-plane kernel`.
     Kernel,
@@ -34,7 +32,7 @@ pub enum Who {
 
 impl Who {
     /// Name in tables.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Kernel => "vhost-blk kernel",
             Self::Uring => "vhost-blk io_uring",
@@ -43,11 +41,11 @@ impl Who {
             Self::VhostScsi => "vhost-scsi",
         }
     }
+}
 
-    /// True for a variant of qemu-storage-daemon.
-    pub fn is_qsd(self) -> bool {
-        matches!(self, Self::QsdNative | Self::QsdUring)
-    }
+/// True for the name of a variant of qemu-storage-daemon.
+pub(super) fn is_qsd(name: &str) -> bool {
+    [Who::QsdNative, Who::QsdUring].iter().any(|who| who.name() == name)
 }
 
 /// The options that choose the measured servers.

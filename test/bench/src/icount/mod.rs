@@ -8,13 +8,14 @@
 mod stages;
 mod table;
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
+use kit::metric::{Figures, Set, point};
+use kit::report::{Report, Section};
 
-use self::table::{Path, Table};
+use self::table::{CLIENT, SERVER, WHOLE};
 use crate::cpu;
 use crate::host::subject::{Programs, Servers, Subject, Who};
 use crate::load::{Chains, Load, Mode, Op};
@@ -60,19 +61,19 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let (mut programs, _folder) = args.servers.programs()?;
     programs.polling = false;
-    let mut table = Table::default();
+    let mut paths = Set::default();
     for &who in &args.servers.who {
-        table.paths.extend(lengths(&args, &programs, who)?);
+        lengths(&args, &programs, who, &mut paths)?;
     }
-    println!("{}", table.markdown());
-    if args.servers.who.contains(&Who::Kernel) {
-        println!("{}", per_stage(&args, &programs)?);
-    }
-    if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&table)? + "\n";
-        fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    if args.check { table.check(KEPT, args.tolerance) } else { Ok(()) }
+    let mut report = Report::new("Instructions", Vec::new());
+    report.sections.push(table::section(&paths));
+    report.goals = table::goals(&paths);
+    let stages = args.servers.who.contains(&Who::Kernel).then(|| per_stage(&args, &programs));
+    // A trace that cannot be read is an error after the report of the path lengths.
+    let stages = stages.transpose().map(|section| report.sections.extend(section));
+    report.publish(args.json.as_deref())?;
+    stages?;
+    if args.check { table::check(&paths, KEPT, args.tolerance) } else { Ok(()) }
 }
 
 fn load(depth: u16) -> Load {
@@ -90,30 +91,28 @@ fn load(depth: u16) -> Load {
 }
 
 /// Path lengths of one subject at all depths.
-fn lengths(args: &Args, programs: &Programs, who: Who) -> Result<Vec<Path>> {
+fn lengths(args: &Args, programs: &Programs, who: Who, paths: &mut Set) -> Result<()> {
     let subject = Subject::start(who, programs, Speed::Null, 1)
         .with_context(|| format!("starting {}", who.name()))?;
-    args.depths.iter().map(|&depth| length(args, &subject, depth)).collect()
+    for depth in &args.depths {
+        let figures = length(args, &subject, *depth)?;
+        paths.add(who.name(), &point(&[("depth", depth)]), figures);
+    }
+    Ok(())
 }
 
-fn length(args: &Args, subject: &Subject, depth: u16) -> Result<Path> {
+fn length(args: &Args, subject: &Subject, depth: u16) -> Result<Figures> {
     let mut client = subject.connect(&load(depth))?;
     client.run_until(Until::Ios(WARM_UP_IOS), &[])?;
     let before = subject.times()?;
     let outcome = client.run_until(Until::Ios(args.ios), &[])?;
     let server = subject.times()?.since(&before).busy;
-    let each = |time: std::time::Duration| time.as_nanos() as f64 / outcome.ios as f64;
-    Ok(Path {
-        who: subject.who,
-        depth,
-        whole: each(outcome.elapsed).round(),
-        client: each(outcome.busy).round(),
-        server: each(server).round(),
-    })
+    let each = |time: std::time::Duration| (time.as_nanos() as f64 / outcome.ios as f64).round();
+    Ok(vec![(WHOLE, each(outcome.elapsed)), (CLIENT, each(outcome.busy)), (SERVER, each(server))])
 }
 
 /// The kernel plane's instructions at each stage, by its trace events, with one request in flight.
-fn per_stage(args: &Args, programs: &Programs) -> Result<String> {
+fn per_stage(args: &Args, programs: &Programs) -> Result<Section> {
     let subject = Subject::start(Who::Kernel, programs, Speed::Null, 1)?;
     let mut client = subject.connect(&load(1))?;
     client.run_until(Until::Ios(WARM_UP_IOS), &[])?;
@@ -122,5 +121,5 @@ fn per_stage(args: &Args, programs: &Programs) -> Result<String> {
     let traced = client.run_until(Until::Ios(args.ios.min(500)), &[])?;
     let text = tracing.finish()?;
     let each = |o: &crate::load::Outcome| o.elapsed.as_nanos() as f64 / o.ios as f64;
-    stages::table(&text, each(&plain), each(&traced))
+    stages::section(&text, each(&plain), each(&traced))
 }

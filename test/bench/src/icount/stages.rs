@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Path lengths between the module's trace events.
 
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-
-use crate::report::median;
+use kit::metric::{Metric, Set, median, point};
+use kit::report::{Column, Section};
 
 /// The trace events in a request's order, one request in flight.
 const STAGES: [&str; 6] = ["chain", "request", "submit", "completion", "used", "notify"];
+
+/// Instructions from one event to the next.
+const LENGTH: Metric = Metric::new("length", "instructions");
 
 /// Trace events of the module, on until finished or dropped.
 #[derive(Debug)]
@@ -66,7 +68,7 @@ fn events(trace: &str) -> Vec<(usize, f64)> {
 }
 
 /// The table: from each event to the next, the events' own cost taken off.
-pub(super) fn table(trace: &str, plain: f64, traced: f64) -> Result<String> {
+pub(super) fn section(trace: &str, plain: f64, traced: f64) -> Result<Section> {
     let events = events(trace);
     let mut spans: Vec<Vec<f64>> = vec![Vec::new(); STAGES.len()];
     for pair in events.windows(2) {
@@ -79,19 +81,26 @@ pub(super) fn table(trace: &str, plain: f64, traced: f64) -> Result<String> {
         bail!("the trace lacks a stage: {} events in all", events.len());
     }
     let each_event = (traced - plain) / STAGES.len() as f64;
-    let mut text = format!(
-        "### Kernel plane, stage by stage\n\nOne request in flight: {plain:.0} instructions, \
-         {traced:.0} with tracing; an event costs {each_event:.0}, which is taken off. Medians.\n\n\
-         | from | to | instructions |\n|---|---|---:|\n"
-    );
+    let mut set = Set::default();
     for (i, span) in spans.iter().enumerate() {
-        let length = median(span.iter().copied()) - each_event;
         let to = STAGES.get(i + 1).copied().unwrap_or("the next chain (client, kick, wake-up)");
-        let _ = writeln!(text, "| {} | {to} | {:.0} |", STAGES[i], length);
+        let length = median(span.iter().copied()) - each_event;
+        let point = point(&[("from", &STAGES[i]), ("to", &to)]);
+        set.add("vhost-blk kernel", &point, vec![(LENGTH, length)]);
     }
     let whole: Vec<f64> = chains(&events).windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let _ = writeln!(text, "\nFrom chain to chain, median with tracing: {:.0}", median(whole));
-    Ok(text)
+    let method = format!(
+        "One request in flight: {plain:.0} instructions, {traced:.0} with tracing; an event costs \
+         {each_event:.0}, which is taken off. Medians. From chain to chain, median with tracing: \
+         {:.0}",
+        median(whole)
+    );
+    let columns = [
+        Column::label("from"),
+        Column::label("to"),
+        Column::median("instructions", LENGTH, 1.0, 0),
+    ];
+    Ok(Section::new("Kernel plane, stage by stage", &method, &set, &columns))
 }
 
 fn chains(events: &[(usize, f64)]) -> Vec<f64> {
@@ -108,18 +117,19 @@ mod tests {
         for (request, base) in [(0, 0), (1, 60_000)] {
             for (i, stage) in STAGES.iter().enumerate() {
                 let at = 5_000_000 + base + 10_000 * i;
-                let _ =
-                    writeln!(trace, " vhost-1-2 [000] ..... {at}: vhost_blk_{stage}: {request}");
+                trace += &format!(" vhost-1-2 [000] ..... {at}: vhost_blk_{stage}: {request}\n");
             }
         }
-        let table = table(&trace, 54_000.0, 60_000.0).unwrap();
-        assert!(table.contains("| chain | request | 9000 |"), "{table}");
-        assert!(table.contains("median with tracing: 60000"), "{table}");
+        let section = section(&trace, 54_000.0, 60_000.0).unwrap();
+        let row = &section.rows.rows()[0];
+        assert_eq!([row.label("from"), row.label("to")], ["chain", "request"]);
+        assert_eq!(row.median(LENGTH), 9000.0);
+        assert!(section.method.contains("median with tracing: 60000"), "{}", section.method);
     }
 
     #[test]
     fn a_trace_without_a_stage_is_an_error() {
         let trace = " a [000] ... 1000001: vhost_blk_chain: x\n";
-        assert!(table(trace, 1.0, 2.0).unwrap_err().to_string().contains("lacks a stage"));
+        assert!(section(trace, 1.0, 2.0).unwrap_err().to_string().contains("lacks a stage"));
     }
 }

@@ -3,11 +3,9 @@
 
 use anyhow::Result;
 use kit::null_blk::NullBlk;
-use serde::Serialize;
 
 /// Speed of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speed {
     /// As fast as the block layer.
     Null,

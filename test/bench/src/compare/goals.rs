@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The goals of the io_uring plane.
+//!
+//! Each goal compares with the best variant of qemu-storage-daemon at the same point: the fastest
+//! one for rates, the one with the least CPU time for CPU time.
+
+use kit::metric::{CPU, IDLE_CPU, IOPS, Row, Set};
+use kit::report::Goal;
+
+use crate::server::{BARE_FIO, OURS, is_qsd};
+
+/// Idle CPU of a server with a connected client, in percent of one core.
+const IDLE_PERCENT_MAX: f64 = 0.1;
+/// Two queues on two cores: least gain over one queue that counts as scaling.
+const SCALING_MIN: f64 = 1.5;
+
+/// All goals for which there are measurements.
+pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    for ours in points.of(OURS) {
+        goals.extend(rate_against_qsd(points, ours));
+        goals.extend(rate_against_fio(points, ours));
+        goals.extend(cpu_against_qsd(points, ours));
+    }
+    goals.extend(idle.of(OURS).map(|row| {
+        let name = format!("idle CPU percent, {}", row.label("storage"));
+        Goal::below(name, row.median(IDLE_CPU), IDLE_PERCENT_MAX)
+    }));
+    goals.extend(two_queues(scaling));
+    goals
+}
+
+fn name(what: &str, ours: &Row, other: &Row) -> String {
+    let [storage, depth, client] = ["storage", "depth", "client"].map(|label| ours.label(label));
+    format!("{what}, {storage} depth {depth} {client}: ours over {}", other.subject)
+}
+
+fn rate_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
+    let best = points.most(&ours.point, IOPS, is_qsd)?;
+    let bound = match ["storage", "depth", "client"].map(|label| ours.label(label)) {
+        [_, "1", "event"] => 2.0,
+        [_, "1", _] => 1.0,
+        ["file", "32", _] => 1.5,
+        ["null", ..] => 1.0,
+        _ => return None,
+    };
+    Some(Goal::at_least(name("rate", ours, best), ours.over(best, IOPS), bound))
+}
+
+fn rate_against_fio(points: &Set, ours: &Row) -> Option<Goal> {
+    let same = |label, bare: &Row| bare.label(label) == ours.label(label);
+    let bare = points
+        .of(BARE_FIO)
+        .find(|bare| same("storage", bare) && same("depth", bare) && bare.label("depth") == "32")?;
+    Some(Goal::at_least(name("rate", ours, bare), ours.over(bare, IOPS), 0.9))
+}
+
+fn cpu_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
+    let least = points.least(&ours.point, CPU, is_qsd)?;
+    Some(Goal::below(name("CPU per I/O", ours, least), ours.over(least, CPU), 1.0))
+}
+
+fn two_queues(scaling: &Set) -> impl Iterator<Item = Goal> {
+    scaling.of(OURS).filter(|row| row.label("queues") == "1").filter_map(|one| {
+        let mut point = one.point.clone();
+        point.insert("queues".to_owned(), "2".to_owned());
+        let two = scaling.at(OURS, &point)?;
+        let name = format!("two queues on two cores over one, {}", one.label("storage"));
+        Some(Goal::at_least(name, two.over(one, IOPS), SCALING_MIN))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kit::metric::point;
+
+    fn measured(rows: &[(&str, u16, f64, f64)]) -> Set {
+        let mut set = Set::default();
+        for (server, depth, rate, cpu) in rows {
+            let client = if *server == BARE_FIO { "-" } else { "event" };
+            let labels: [(&str, &dyn std::fmt::Display); 3] =
+                [("storage", &"file"), ("depth", depth), ("client", &client)];
+            set.add(server, &point(&labels), vec![(IOPS, *rate), (CPU, *cpu)]);
+        }
+        set
+    }
+
+    fn goals(points: &Set) -> Vec<Goal> {
+        judge(points, &Set::default(), &Set::default())
+    }
+
+    #[test]
+    fn rates_are_compared_with_the_fastest_and_cpu_with_the_thriftiest_variant() {
+        let rows =
+            [(OURS, 32, 150.0, 3.0), ("qsd fast", 32, 100.0, 5.0), ("qsd thrifty", 32, 50.0, 2.0)];
+        let outcome: Vec<_> = goals(&measured(&rows)).iter().map(|g| (g.measured, g.met)).collect();
+        assert_eq!(outcome, [(1.5, true), (1.5, false)]);
+    }
+
+    #[test]
+    fn bare_fio_bounds_depth_32_only() {
+        let rows = [(OURS, 32, 80.0, 1.0), (OURS, 4, 10.0, 1.0), (BARE_FIO, 32, 100.0, 1.0)];
+        let goals = goals(&measured(&rows));
+        assert_eq!(goals.len(), 1);
+        assert!(!goals[0].met);
+    }
+
+    #[test]
+    fn an_idle_server_may_use_less_than_a_tenth_of_a_percent() {
+        let mut idle = Set::default();
+        for (storage, percent) in [("file", 0.05), ("null", 0.1)] {
+            idle.add(OURS, &point(&[("storage", &storage)]), vec![(IDLE_CPU, percent)]);
+        }
+        let goals = judge(&Set::default(), &Set::default(), &idle);
+        assert_eq!([goals[0].met, goals[1].met], [true, false]);
+    }
+
+    #[test]
+    fn two_queues_are_compared_with_one_on_the_same_storage() {
+        let mut scaling = Set::default();
+        for (storage, queues, rate) in [("file", 1, 10.0), ("null", 1, 10.0), ("null", 2, 14.0)] {
+            let labels: [(&str, &dyn std::fmt::Display); 2] =
+                [("storage", &storage), ("queues", &queues)];
+            scaling.add(OURS, &point(&labels), vec![(IOPS, rate)]);
+        }
+        let goals = judge(&Set::default(), &scaling, &Set::default());
+        assert_eq!(goals.len(), 1);
+        assert_eq!((goals[0].measured, goals[0].met), (1.4, false));
+    }
+}
