@@ -39,18 +39,21 @@ const NESTING_SUITE: &str = "bookworm";
 
 const PACKAGES: &str = "qemu-system-x86,qemu-system-common,qemu-utils";
 
-/// Runs an unpacked program with the loader and libraries that it was built with. QEMU looks for
-/// its firmware beside its program file, which here is the loader, so the wrapper passes the
-/// folders.
+/// Runs an unpacked program with the loader and libraries that it was built with. They lie in `lib`
+/// and `usr/lib` up to Debian 12, and in `usr/lib` since. QEMU looks for its firmware beside its
+/// program file, which here is the loader, so the wrapper passes the folders.
 const WRAPPER: &str = r#"#!/bin/sh
 tree=$(dirname "$(dirname "$(readlink -f "$0")")")
 libraries=$tree/usr/lib/x86_64-linux-gnu
+old_libraries=$tree/lib/x86_64-linux-gnu
+loader=$libraries/ld-linux-x86-64.so.2
+[ -e "$loader" ] || loader=$old_libraries/ld-linux-x86-64.so.2
 program=${0##*/}
 export QEMU_MODULE_DIR="$libraries/qemu"
 case $program in
 qemu-system-*) set -- -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" -L "$tree/usr/lib/ipxe/qemu" "$@" ;;
 esac
-exec "$libraries/ld-linux-x86-64.so.2" --argv0 "$program" --library-path "$libraries" "$tree/usr/bin/$program" "$@"
+exec "$loader" --argv0 "$program" --library-path "$libraries:$old_libraries" "$tree/usr/bin/$program" "$@"
 "#;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -222,6 +225,23 @@ mod tests {
         for (version, tcg) in [("7.2.22", "tcg,thread=single"), ("8.1.0", "tcg,thread=multi")] {
             let (_dir, program) = fake(version);
             assert_eq!(Qemu::at(&program).unwrap().tcg(), tcg);
+        }
+    }
+
+    #[test]
+    fn an_unpacked_program_finds_its_loader_where_its_release_has_it() {
+        for libraries in ["lib", "usr/lib"] {
+            let tree = tempfile::tempdir().unwrap();
+            let (bin, libraries) = (tree.path().join("bin"), tree.path().join(libraries));
+            let libraries = libraries.join("x86_64-linux-gnu");
+            fs::create_dir_all(&libraries).unwrap();
+            fs::create_dir(&bin).unwrap();
+            let loader = libraries.join("ld-linux-x86-64.so.2");
+            debian::install_program(&loader, "#!/bin/sh\necho \"$@\"\n").unwrap();
+            debian::install_program(&bin.join("qemu-img"), WRAPPER).unwrap();
+            let said = run_to_end(&[&bin.join("qemu-img").to_string_lossy(), "info"]).unwrap();
+            assert!(said.contains(&libraries.display().to_string()), "{said}");
+            assert!(said.trim_end().ends_with("usr/bin/qemu-img info"), "{said}");
         }
     }
 
