@@ -31,6 +31,8 @@ static void vhost_blk_dead_work(struct work_struct *work)
 	struct file *bdev_file, *file;
 	unsigned int i;
 
+	/* A queue that polls keeps its vq.mutex. */
+	atomic_inc(&be->blk->ioctls);
 	for (i = 0; i < be->blk->num_queues; i++) {
 		struct vhost_blk_queue *q = be->blk->queues + i;
 
@@ -42,6 +44,7 @@ static void vhost_blk_dead_work(struct work_struct *work)
 			   (vhost_blk_gen_empty(q, 0) && vhost_blk_gen_empty(q, 1)) ||
 			   READ_ONCE(q->vq.private_data) != be);
 	}
+	atomic_dec(&be->blk->ioctls);
 	mutex_lock(&be->lock);
 	bdev_file = be->bdev_file;
 	be->bdev_file = NULL;

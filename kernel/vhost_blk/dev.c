@@ -104,6 +104,8 @@ static int vhost_blk_open(struct inode *inode, struct file *file)
 static void vhost_blk_unmake_device(struct vhost_blk *blk)
 {
 	WRITE_ONCE(blk->closing, true);
+	/* A queue that polls keeps its vq.mutex. */
+	atomic_inc(&blk->ioctls);
 	mutex_lock(&blk->dev.mutex);
 	vhost_blk_close_all(blk);
 	mutex_unlock(&blk->dev.mutex);
@@ -227,9 +229,10 @@ static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void 
 	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
 		err = vhost_blk_copy_arg(&arg, sizeof(arg.fd), sizeof(arg.fd), argp, given);
 		return err ?: vhost_blk_set_failure_event(blk, arg.fd);
-	default:
+	case _IOC_NR(VHOST_BLK_SET_OPTIONS):
 		return vhost_blk_set_options(blk, argp);
 	}
+	return -ENOTTY;
 }
 
 /* By number: the size of a structure is part of its ioctl's code, and may grow. */

@@ -107,10 +107,17 @@ void vhost_blk_free(struct vhost_blk_req *req, const void *memory)
 {
 	struct vhost_blk_reserve *reserve = &req->q->reserve;
 
-	if (likely(memory < reserve->memory || memory >= reserve->memory + VHOST_BLK_RESERVE_BYTES))
+	if (likely(memory < reserve->memory ||
+		   memory >= reserve->memory + VHOST_BLK_RESERVE_BYTES)) {
 		kvfree(memory);
-	else if (!--reserve->parts)
-		reserve->used = 0;
+		return;
+	}
+	/*
+	 * A piece of a large request frees its arrays in the reverse order of their allocation;
+	 * nothing is allocated while a request that has ended frees all the others.
+	 */
+	reserve->parts--;
+	reserve->used = reserve->parts ? memory - reserve->memory : 0;
 }
 
 /**

@@ -110,7 +110,8 @@ struct vhost_blk_queue;
  * @backend: the storage; changed under dev.mutex and @backend_mutex; by vq.private_data under
  *	vq.mutex
  * @backend_mutex: keeps @backend, for moments only
- * @ioctls: number of running and waiting ioctls; no queue polls meanwhile
+ * @ioctls: number of tasks that may wait for a vq.mutex (ioctls, removal, close); no queue polls
+ *	meanwhile
  * @inflight_bytes: data bytes in flight
  * @closing: the last file descriptor is gone; set once, so it is read without a lock
  * @starving: some queue waits for @inflight_bytes to go down; see vhost_blk_charge()
