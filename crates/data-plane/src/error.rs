@@ -89,7 +89,7 @@ impl KernelError {
         let remedy = match (call, source.raw_os_error()) {
             (_, Some(libc::ENOTTY)) => "load the kernel module that belongs to this program",
             ("VHOST_BLK_SET_BACKEND", Some(libc::EBUSY)) => {
-                "the block device is mounted or claimed: let go of it there, or use --data-plane uring"
+                "the block device is mounted or claimed: release it there"
             }
             ("VHOST_BLK_SET_BACKEND", Some(libc::EOPNOTSUPP)) => {
                 "the block device is zoned, and a guest would not know: use another one"

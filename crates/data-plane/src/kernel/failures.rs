@@ -35,7 +35,7 @@ impl FailureWatch {
             (event.try_clone().map_err(failed)?, device.try_clone().map_err(failed)?);
         let thread = std::thread::Builder::new()
             .name("kernel-failures".into())
-            .spawn(move || watch(&device, &*disk, &waited, &ended))
+            .spawn(move || watch(|| device.failure(), &*disk, &waited, &ended))
             .map_err(failed)?;
         Ok(FailureWatch { event, running: Some(running), thread: Some(thread) })
     }
@@ -51,23 +51,33 @@ impl Drop for FailureWatch {
     }
 }
 
-/// Logs failures until the sender of `ended` is dropped.
-fn watch(device: &VhostBlk, disk: &dyn Disk, event: &EventFd, ended: &mpsc::Receiver<()>) {
+/// Logs failures until the sender of `ended` is dropped. Asks once more after that, when the queues
+/// have drained: a sync that failed since the last line must not be forgotten.
+fn watch(
+    failures: impl Fn() -> Result<abi::Failure, KernelError>,
+    disk: &dyn Disk,
+    event: &EventFd,
+    ended: &mpsc::Receiver<()>,
+) {
     while event.read().is_ok() {
-        match device.failure() {
-            Ok(failure) if failure.kinds != 0 => {
-                tracing::error!("{}", line_of(&failure));
-                if failure.kinds & abi::FAILURE_SYNC != 0 {
-                    disk.sync_failed(failure.error as i32);
-                }
-            }
-            Ok(_) => {}
-            Err(error) => {
-                tracing::error!(%error, "the storage failed, and the kernel gives no details")
+        tell(failures(), disk);
+        if ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Disconnected) {
+            return tell(failures(), disk);
+        }
+    }
+}
+
+fn tell(failures: Result<abi::Failure, KernelError>, disk: &dyn Disk) {
+    match failures {
+        Ok(failure) if failure.kinds != 0 => {
+            tracing::error!("{}", line_of(&failure));
+            if failure.kinds & abi::FAILURE_SYNC != 0 {
+                disk.sync_failed(failure.error as i32);
             }
         }
-        if ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Disconnected) {
-            return;
+        Ok(_) => {}
+        Err(error) => {
+            tracing::error!(%error, "the storage failed, and the kernel gives no details")
         }
     }
 }
@@ -95,9 +105,49 @@ fn line_of(failure: &abi::Failure) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use backend::Null;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     fn failure(kinds: u32, error: i32, sector: u64) -> abi::Failure {
         abi::Failure { kinds, count: 3, sector, error: error as u32, ..abi::Failure::default() }
+    }
+
+    /// A disk that counts the failed syncs that it is told of.
+    #[derive(Default)]
+    struct Told(AtomicU32);
+
+    impl Disk for Told {
+        fn info(&self) -> backend::Info {
+            Null::new(1 << 20).info()
+        }
+
+        fn open_lane(&self) -> std::io::Result<Box<dyn backend::Lane>> {
+            Null::new(1 << 20).open_lane()
+        }
+
+        fn sync_failed(&self, _errno: i32) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_sync_that_fails_right_before_the_end_is_not_forgotten() {
+        let (disk, event) = (Told::default(), EventFd::new(libc::EFD_CLOEXEC).unwrap());
+        let (running, ended) = mpsc::channel();
+        // The first answer ends the wait for the next line; the sync fails after it.
+        let answers = Mutex::new(vec![
+            failure(abi::FAILURE_IO | abi::FAILURE_SYNC, libc::EIO, 8),
+            failure(abi::FAILURE_IO, libc::EIO, 0),
+        ]);
+        let running = Mutex::new(Some(running));
+        let next = || {
+            drop(running.lock().unwrap().take());
+            Ok(answers.lock().unwrap().pop().expect("it asks twice"))
+        };
+        event.write(1).unwrap();
+        watch(next, &disk, &event, &ended);
+        assert_eq!(disk.0.load(Ordering::Relaxed), 1);
     }
 
     #[test]
