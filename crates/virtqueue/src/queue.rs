@@ -310,6 +310,15 @@ fn start_split(setup: &RingSetup) -> Result<SplitQueue, QueueError> {
     })
 }
 
+/// Returns whether nothing was ever used in a packed ring. User Mode Linux sends base 0 for a new
+/// ring, in which the wrap counters are 1. A ring that has wrapped to position 0 has the used bit in
+/// some entry of its last lap: not in all, because a chain has one used entry for all its
+/// descriptors.
+fn is_new(desc: &RingArea, size: u16) -> bool {
+    let flags = |index| desc.load_u16(index * 16 + FLAGS_OFFSET, Ordering::Relaxed);
+    (0..usize::from(size)).all(|index| flags(index) & packed::DESC_F_USED == 0)
+}
+
 fn start_packed(setup: &RingSetup) -> Result<PackedQueue, QueueError> {
     let size = setup.size;
     if size == 0 || size > split::QUEUE_SIZE_MAX {
@@ -320,11 +329,7 @@ fn start_packed(setup: &RingSetup) -> Result<PackedQueue, QueueError> {
     let event = packed::EVENT_BYTES;
     let driver = area(setup, "driver area", setup.avail_addr, event, packed::EVENT_ALIGN)?;
     let device = area(setup, "device area", setup.used_addr, event, packed::EVENT_ALIGN)?;
-    // User Mode Linux sends base 0 for a new ring, in which the wrap counters are 1. A ring that
-    // has wrapped to position 0 is no new ring: the used bit of its first entry is set.
-    let flags = desc.load_u16(FLAGS_OFFSET, Ordering::Relaxed);
-    let is_new = setup.base == 0 && flags & packed::DESC_F_USED == 0;
-    let base = if is_new { BASE_OF_NEW } else { setup.base };
+    let base = if setup.base == 0 && is_new(&desc, size) { BASE_OF_NEW } else { setup.base };
     let next_avail = Position::from_bits(base as u16);
     // A front-end with a 16-bit base leaves the used half 0; no chain is in flight then.
     let next_used = match (base >> 16) as u16 {

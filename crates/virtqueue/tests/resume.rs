@@ -143,3 +143,19 @@ fn packed_entry_counts_as_used_also_after_the_driver_made_it_available_again() {
     });
     assert_eq!(seen.map(|(_, used)| used), [false, false, true, true], "{seen:?}");
 }
+
+/// A front-end gives base 0 for a ring that has wrapped to its start, too. Of a chain of three
+/// direct descriptors at the end of a lap only the first entry is marked as used.
+#[test]
+fn packed_ring_that_wrapped_to_the_start_is_no_new_one() {
+    const AVAIL: u16 = 1 << 7;
+    const USED: u16 = 1 << 15;
+    let arena = Arena::new();
+    let areas = [RINGS, RINGS + 0x1000, RINGS + 0x2000];
+    let base = || VirtQueue::start(&arena.setup(Layout::Packed, 8, areas)).unwrap().base();
+    assert_eq!(base(), 0x8000_8000, "a ring in which nothing was used");
+    for (index, flags) in (0..8).zip([AVAIL, AVAIL, AVAIL | USED, AVAIL, AVAIL, AVAIL | USED]) {
+        arena.write_desc(RINGS, index, (LOW, 16), index, flags);
+    }
+    assert_eq!(base(), 0, "a ring that has wrapped");
+}
