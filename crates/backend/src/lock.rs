@@ -9,8 +9,9 @@
 mod holder;
 mod ofd;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::ops::Deref;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -90,6 +91,16 @@ pub enum LockError {
         /// Name and process id of the other program, if they are known.
         holder: Option<String>,
     },
+    /// A block device belongs to the host.
+    #[error(
+        "{}: mounted, or claimed by RAID, LVM, swap or another program of this host, and a second \
+         writer destroys its data; release it there, or give `--read-only`",
+        .path.display()
+    )]
+    Claimed {
+        /// The device.
+        path: PathBuf,
+    },
     /// The file system does not support the lock.
     #[error("{}: cannot be locked: {source}; give `--lock off` if no other program uses it", .path.display())]
     Refused {
@@ -135,6 +146,27 @@ pub fn lock_image_within(
             }
             outcome => return outcome,
         }
+    }
+}
+
+/// Checks that nothing on this host has claimed the block device at `path`, as a mounted file system
+/// has. Waits up to `patience`: the kernel gives a killed daemon's claim up after its last I/O.
+///
+/// # Errors
+/// [`LockError::Claimed`].
+pub fn check_unclaimed_within(patience: Duration, path: &Path) -> Result<(), LockError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+        match opened {
+            Err(why) if why.raw_os_error() == Some(libc::EBUSY) => {}
+            // The caller has it open already; another error says nothing of claims.
+            _ => return Ok(()),
+        }
+        if Instant::now() >= deadline {
+            return Err(LockError::Claimed { path: path.into() });
+        }
+        std::thread::sleep(RETRY);
     }
 }
 

@@ -70,8 +70,14 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         lock: (args.lock == LockMode::Auto).then_some(Duration::ZERO),
     };
     let mut opened = File::open(path, options.clone());
-    if let Err(FileError::Lock(LockError::InUse { holder, .. })) = &opened {
-        let holder = holder.as_deref().unwrap_or("an unknown program");
+    let holder = match &opened {
+        Err(FileError::Lock(LockError::InUse { holder, .. })) => {
+            Some(holder.as_deref().unwrap_or("an unknown program"))
+        }
+        Err(FileError::Lock(LockError::Claimed { .. })) => Some("the host's kernel"),
+        _ => None,
+    };
+    if let Some(holder) = holder {
         let limit = LOCK_PATIENCE.as_secs();
         let image = path.display();
         let line = format!("vhost-blk: waits for {image}, in use by {holder}, {limit} s at most");

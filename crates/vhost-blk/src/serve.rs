@@ -32,6 +32,7 @@ const CONTROL_MODE: u32 = 0o600;
 pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     args.check()?;
     let source = Source::choose(args)?;
+    log::start(args.log_level, args.log_format);
     let socket_files = Arc::new(Mutex::new(Vec::new()));
     let last = Arc::clone(&socket_files);
     let remove = move || last.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -50,7 +51,6 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
         let listening = listen_for_commands(path, &mut server, &socket_files);
         listening.inspect_err(|_| remove())?;
     }
-    log::start(args.log_level, args.log_format);
     for notice in opened.notices {
         tracing::warn!("{notice}");
     }

@@ -197,3 +197,28 @@ fn block_devices_of_3_and_17_tib_are_right_to_their_last_byte() {
         is_right_everywhere(&LoopDevice::new(&file).path, bytes);
     }
 }
+
+/// Only `--lock off` lets two writers at a file system, and a reader may look on.
+#[test]
+fn a_mounted_block_device_is_not_served_for_writing() {
+    if may_not_mount() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    File::create(&image).unwrap().set_len(16 * MIB).unwrap();
+    run(&["mkfs.ext4", "-q", "-F", image.to_str().unwrap()]);
+    let disk = LoopDevice::new(&image);
+    let mount = Mount::of(&disk.path);
+    let socket = folder.path().join("disk.sock");
+    let mut command = program();
+    command.args(["serve", "--data-plane", "uring", "--blk-file"]).arg(&disk.path);
+    let output = command.arg("--socket-path").arg(&socket).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("mounted, or claimed") && said.contains("--read-only"), "{said}");
+    assert!(!socket.exists());
+    drop(served(&disk.path, &["--read-only"]));
+    drop(mount);
+    drop(served(&disk.path, &[]));
+}

@@ -127,9 +127,10 @@ fn probe_device(file: &File, device: u64, direct: bool) -> io::Result<Facts> {
         align_sectors: align_sectors(align_bytes),
     };
     let unmaps = queue.number("write_zeroes_max_bytes") > 0;
-    let discard_by = if unmaps { DiscardBy::Punch } else { DiscardBy::Command };
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let discards = queue.number("discard_max_bytes") > 0 && (unmaps || has_async_discard(&release));
+    let has_command = has_async_discard(&release);
+    let discard_by = if has_command { DiscardBy::Command } else { DiscardBy::Punch };
+    let discards = queue.number("discard_max_bytes") > 0 && (unmaps || has_command);
     let said = if direct { sys::statx_direct_align(file) } else { None };
     Ok(Facts {
         size_bytes: sys::device_bytes(file)?,
@@ -154,8 +155,8 @@ fn probe_device(file: &File, device: u64, direct: bool) -> io::Result<Facts> {
     })
 }
 
-/// Returns whether a kernel of this release discards asynchronously (Linux 6.12). `fallocate`
-/// discards only on a device that can zero ranges.
+/// Returns whether a kernel of this release discards asynchronously (Linux 6.12). Without that,
+/// `fallocate` zeroes the range, if the device can; a device need not free the space then.
 fn has_async_discard(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {

@@ -81,6 +81,8 @@ struct Sink {
 enum Output {
     Memory(Vec<Entry>),
     Lines(File),
+    /// A file that could not be written; later entries are dropped.
+    Ended,
 }
 
 impl Log {
@@ -96,7 +98,7 @@ impl Log {
     pub fn entries(&self) -> Vec<Entry> {
         match &self.sink().target {
             Output::Memory(entries) => entries.clone(),
-            Output::Lines(_) => Vec::new(),
+            Output::Lines(_) | Output::Ended => Vec::new(),
         }
     }
 
@@ -121,10 +123,12 @@ impl Sink {
             Output::Memory(entries) => entries.push(entry),
             Output::Lines(file) => {
                 if let Err(why) = file.write_all(format!("{entry}\n").as_bytes()) {
+                    tracing::error!(%why, "the record of the I/O ends here; make room and restart");
                     self.error = Some(why);
-                    self.target = Output::Memory(Vec::new());
+                    self.target = Output::Ended;
                 }
             }
+            Output::Ended => {}
         }
     }
 }

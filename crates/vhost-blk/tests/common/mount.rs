@@ -44,6 +44,11 @@ impl Mount {
         Mount::new(&["-o", "loop", image])
     }
 
+    /// The file system on a block device.
+    pub(crate) fn of(device: &Path) -> Mount {
+        Mount::new(&[device.to_str().unwrap()])
+    }
+
     fn new(words: &[&str]) -> Mount {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().to_str().unwrap();
