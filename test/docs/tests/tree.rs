@@ -5,6 +5,7 @@ use docs::{Document, files, read, root};
 use regex::Regex;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
+use std::fs;
 use toml::{Spanned, Value};
 
 /// Dependencies with their places in the manifest.
@@ -121,4 +122,14 @@ fn each_source_names_its_licence_at_the_top() {
         assert!(root().join(&text).is_file(), "{text} is missing");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_file_has_the_marks_of_an_unfinished_merge() {
+    let mark = Regex::new("(?m)^(<{7}|>{7}) ").expect("a valid pattern");
+    let is_text = |file: &&String| fs::read(root().join(file)).is_ok_and(|it| !it.contains(&0));
+    let files = files();
+    let marked: Vec<_> =
+        files.iter().filter(is_text).filter(|file| mark.is_match(&read(file))).collect();
+    assert!(marked.is_empty(), "merges were not finished: {marked:?}");
 }

@@ -130,7 +130,7 @@ impl Default for Options {
             regions: Vec::new(),
             huge_pages: false,
             scratch_bytes: 8 << 20,
-            limit: Duration::from_secs(10),
+            limit: Duration::from_secs(60),
             setup: QueueSetup::Started,
         }
     }

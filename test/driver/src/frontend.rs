@@ -28,7 +28,7 @@ use crate::queue::Queue;
 use crate::raw::RawChannel;
 
 /// Time that a daemon may take for an answer.
-const REPLY_LIMIT: Duration = Duration::from_secs(10);
+const REPLY_LIMIT: Duration = Duration::from_secs(60);
 /// VHOST_VRING_F_LOG: writes to the used ring are logged.
 const VRING_F_LOG: u32 = 1;
 /// Configuration space up to and including the WRITE_ZEROES fields.

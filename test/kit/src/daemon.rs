@@ -108,6 +108,7 @@ fn listening(args: &[String], socket: &Path, log: &Path, echoed: bool) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixListener;
 
     #[test]
     fn a_server_that_ends_at_once_is_reported_with_its_words() {
@@ -117,5 +118,18 @@ mod tests {
             let error = start(args, &dir.path().join("s"), &dir.path().join("log")).unwrap_err();
             assert!(format!("{error:#}").contains("no-such-file"), "{error:#}");
         }
+    }
+
+    #[test]
+    fn a_server_that_does_not_end_well_is_an_error_with_its_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        // The test listens in its place.
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let script = "trap 'echo it is broken; exit 1' TERM; while :; do sleep 0.05; done";
+        let args = ["sh", "-c", script].map(str::to_owned).to_vec();
+        let mut daemon = Daemon::start(args, &socket, &dir.path().join("log")).unwrap();
+        let error = daemon.stop(Duration::from_secs(60)).unwrap_err();
+        assert!(format!("{error:#}").contains("it is broken"), "{error:#}");
     }
 }

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use vhost_user::{Control, DeviceOptions, Next};
 
 /// Bound of every wait; a passing test never reaches it.
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(60);
 /// A folder of this build on a real file system.
 pub const DISK: &str = env!("CARGO_TARGET_TMPDIR");
 /// A folder in memory. Every Linux has it.

@@ -52,6 +52,7 @@ fn unplug(context: &Context, way: Way) -> Result<()> {
 /// The registers of a legacy device are I/O ports, which read as all ones if there is no device.
 /// (In QEMU, memory without a device reads as zero.)
 fn surprise_legacy(context: &Context) -> Result<()> {
+    expect_io_errors();
     let plug = Plug::file(Everything::DISK_MIB);
     let plug = plug.with("disable-legacy", "off").with("disable-modern", true);
     for round in 0..context.effort.rounds.min(5) {

@@ -190,6 +190,12 @@ pub(crate) fn sizes(env: &Env, disk: Result<Disk>) -> Result<()> {
         argument[bytes / 4 + 1] = 1;
         fails(name, call(&mut argument, bytes + 8), libc::E2BIG)?;
     }
+    let fresh = KernelDevice::open()?;
+    let set = |argument: &mut [u32; 3]| {
+        fresh.raw(with_size(abi::BLK_SET_NUM_QUEUES, size_of_val(argument)), argument)
+    };
+    fails("SET_NUM_QUEUES", set(&mut [2, 0, 1]), libc::E2BIG)?;
+    set(&mut [2, 0, 0]).context("zeroes behind SET_NUM_QUEUES")?;
     // The module never passes unknown numbers of its own range to the core.
     for nr in 0xf0..0xf7 {
         let unknown = with_size(0xc000_af00 | nr, 8);

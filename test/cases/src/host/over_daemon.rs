@@ -20,6 +20,9 @@ cases! { Host;
     "daemon-requests", Gating,
         "every request type, layout and error on null_blk, by way of the daemon's kernel plane",
         |env| requests::all(&env.over_daemon(), usual());
+    "daemon-requests-uring", Gating,
+        "the same by way of the daemon's io_uring plane",
+        |env| requests::all(&env.on(Plane::Uring), usual());
     "daemon-requests-ext4", Full,
         "the same on an image on ext4",
         |env| requests::all(&env.over_daemon(), image(FileSystem::Ext4, true));

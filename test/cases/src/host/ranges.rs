@@ -2,16 +2,18 @@
 //! Range commands that take long, and events that end them early.
 
 use crate::case::cases;
-use crate::host::env::Env;
-use crate::host::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
-use crate::host::target::{options, serve};
+use crate::host::env::{Env, Plane};
+use crate::host::fixture::{Disk, FileSystem, NullBlkOptions, image, null_blk, wait_until};
+use crate::host::target::{options, serve, serve_with};
 use anyhow::{Result, ensure};
+use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Request};
 use kit::set::Set::Gating;
 use kit::stat::Stat;
 use kit::system::run;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
-use virtio_spec::blk::{RangeSegment, S_IOERR};
+use virtio_spec::blk::{RangeSegment, S_IOERR, WRITE_ZEROES_F_UNMAP};
 
 cases! { Host;
     "discard-read-only", Gating,
@@ -20,6 +22,9 @@ cases! { Host;
     "discard-closed", Gating,
         "a discard that takes long does not keep the device from being closed",
         closed;
+    "write-zeroes-no-unmap", Gating,
+        "a WRITE_ZEROES that may unmap keeps the space of an image whose owner forbids unmapping",
+        no_unmap;
 }
 
 /// A disk on which each discard takes the same time, whatever its size, and to which the module
@@ -32,6 +37,8 @@ const SLOW: NullBlkOptions = NullBlkOptions {
 };
 /// Time of a piece, shorter than the timeout of the disk.
 const PIECE: Duration = Duration::from_secs(3);
+/// Bytes to zero.
+const BYTES: usize = 1 << 20;
 
 /// The disk becomes read-only.
 pub(crate) fn become_read_only(env: &Env) -> Result<()> {
@@ -51,6 +58,30 @@ pub(crate) fn closed(env: &Env) -> Result<()> {
     let (disk, _) = null_blk(SLOW)?;
     drop(discards_all(env, &disk)?);
     was_cut_short(&disk)
+}
+
+/// The image keeps its blocks with the option, and loses them without it.
+pub(crate) fn no_unmap(env: &Env) -> Result<()> {
+    let disk = image(FileSystem::Ext4, true)?;
+    let blocks = || -> Result<u64> { Ok(std::fs::metadata(&disk.path)?.blocks()) };
+    for (flags, keeps) in [(abi::OPT_NO_UNMAP, true), (0, false)] {
+        let kernel = KernelOptions {
+            options: abi::BlkOptions::with_flags(flags),
+            ..KernelOptions::default()
+        };
+        let mut device = serve_with(&env.on(Plane::Direct), &disk, &options(), &kernel)?.device;
+        device.write(0, &[1; BYTES])?;
+        device.flush()?;
+        let before = blocks()?;
+        device.write_zeroes(0, (BYTES / 512) as u32, WRITE_ZEROES_F_UNMAP)?;
+        device.flush()?;
+        let lost = before - blocks()?;
+        ensure!((lost == 0) == keeps, "with the options {flags:#x} it lost {lost} blocks");
+        let mut data = vec![1; BYTES];
+        device.read(0, &mut data)?;
+        ensure!(data.iter().all(|&byte| byte == 0), "not all is zero");
+    }
+    Ok(())
 }
 
 /// A device whose first queue has begun to discard the whole disk.

@@ -234,7 +234,7 @@ impl Caller {
     /// Makes one of the changes that a VMM can make, or at least request, on a running queue.
     fn vring(&mut self, queue: u32) -> Result<()> {
         let (kick, call) = (&self.kicks[queue as usize], &self.calls[queue as usize]);
-        match self.rng.below(5) {
+        match self.rng.below(6) {
             0 => {
                 self.device.set_kick(queue, None)?;
                 self.device.set_kick(queue, Some(kick.as_raw_fd()))?;
@@ -247,10 +247,17 @@ impl Caller {
             }
             2 => self.device.set_busyloop(queue, *self.rng.pick(&[0, 20, 200]))?,
             3 => self.set_addresses(queue, false)?,
+            4 => {
+                self.device.set_err(queue, Some(call.as_raw_fd()))?;
+                self.device.set_err(queue, None)?;
+            }
             _ => {
-                let outcome = self.device.set_vring_num(queue, 8);
-                let errno = outcome.as_ref().err().and_then(errno_of);
-                anyhow::ensure!(errno == Some(libc::EBUSY), "size of a running queue: {outcome:?}");
+                for outcome in
+                    [self.device.set_vring_num(queue, 8), self.device.set_vring_base(queue, 0)]
+                {
+                    let errno = outcome.as_ref().err().and_then(errno_of);
+                    anyhow::ensure!(errno == Some(libc::EBUSY), "of a running queue: {outcome:?}");
+                }
             }
         }
         Ok(())
