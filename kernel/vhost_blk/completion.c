@@ -74,24 +74,72 @@ static void vhost_blk_count_req(struct vhost_blk_queue *q, const struct vhost_bl
 	}
 }
 
-/* Marks the pages that the device (or a copy) wrote to, and the status byte. */
+/* Bytes from the start of the buffers that may have been written, also if the request failed. */
+static u64 vhost_blk_dirty_bytes(const struct vhost_blk_req *req)
+{
+	switch (req->type) {
+	case VIRTIO_BLK_T_IN:
+		return req->bytes;
+	case VIRTIO_BLK_T_GET_ID:
+		return VHOST_BLK_SERIAL_BYTES;
+	default:
+		return 0;
+	}
+}
+
+/* Cuts host addresses down to @bytes; returns how many remain. */
+static unsigned int vhost_blk_cut_iovs(struct iovec *iov, unsigned int n, u64 bytes)
+{
+	unsigned int i;
+
+	for (i = 0; i < n && bytes; i++) {
+		iov[i].iov_len = min_t(u64, iov[i].iov_len, bytes);
+		bytes -= iov[i].iov_len;
+	}
+	return i;
+}
+
+/*
+ * Marks the pages of the data that may have been written, and that of the status byte: the last one
+ * of the buffers. The buffers as a whole may have terabytes, if descriptors name the same memory,
+ * and the core marks them page by page.
+ */
 static void vhost_blk_log_dirty(struct vhost_blk_req *req)
 {
 	struct vhost_virtqueue *vq = &req->q->vq;
-	u64 bytes = 0;
-	unsigned int i;
+	struct vhost_log status = {};
+	struct iovec status_iov = {};
+	u64 total = 0, bytes;
+	unsigned int i, iovs;
+	int err = 0;
 
 	/* The log may be off by now. */
 	if (!vhost_has_feature(vq, VHOST_F_LOG_ALL))
 		return;
-	for (i = 0; i < req->log_num; i++)
-		bytes += req->log[i].len;
-	/* The length must be exact: the core has a BUG() for a larger one. */
-	if (!bytes || (vq->iotlb && !req->log_iov))
+	for (i = 0; i < req->log_num; i++) {
+		total += req->log[i].len;
+		if (req->log[i].len)
+			status.addr = req->log[i].addr + req->log[i].len - 1;
+	}
+	if (!total || (vq->iotlb && !req->log_iov))
 		return;
-	if (vhost_log_write(vq, req->log, req->log_num, bytes, req->log_iov,
-			    req->log_iov_num) < 0)
+	status.len = 1;
+	for (i = 0; i < req->log_iov_num; i++) {
+		if (!req->log_iov[i].iov_len)
+			continue;
+		status_iov.iov_base = req->log_iov[i].iov_base + req->log_iov[i].iov_len - 1;
+		status_iov.iov_len = 1;
+	}
+	/* The core has a BUG() for more than the entries have. */
+	bytes = min(vhost_blk_dirty_bytes(req), total - 1);
+	iovs = vhost_blk_cut_iovs(req->log_iov, req->log_iov_num, bytes);
+	if (bytes)
+		err = vhost_log_write(vq, req->log, req->log_num, bytes, req->log_iov, iovs);
+	if (err >= 0)
+		err = vhost_log_write(vq, &status, 1, 1, &status_iov, 1);
+	if (err < 0)
 		vq_err(vq, "vhost-blk: the dirty log cannot be written: pages may be missing in it\n");
+	cond_resched();
 }
 
 /*

@@ -34,9 +34,9 @@ void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sect
 
 /*
  * True if a durable write to a file failed in its sync, which may have lost earlier writes. A write
- * that fails for the other reasons fails before anything is sent to the storage. Flushes, also
- * those after range commands, are vhost_blk_flush_file()'s: it keeps their errors, and finds
- * write-back that failed beside a write.
+ * that fails for the other reasons sent nothing to the storage, or met a write-back error, which
+ * be->wb_err keeps for the next FLUSH. Flushes, also those after range commands, are
+ * vhost_blk_flush_file()'s, which keeps their errors.
  */
 static bool vhost_blk_lost_sync(const struct vhost_blk_req *req)
 {

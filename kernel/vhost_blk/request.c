@@ -203,7 +203,7 @@ static int vhost_blk_parse_chain(struct vhost_blk_req *req, const struct vhost_b
 	if (!vhost_blk_find_status(req, chain, &in))
 		return -EIO;
 	/* Its size is available from here on. */
-	if (unlikely(req->be->dead))
+	if (unlikely(READ_ONCE(req->be->dead)))
 		return -EIO;
 	if (!vhost_blk_copy_header(req, chain, &hdr, &out))
 		return -EIO;

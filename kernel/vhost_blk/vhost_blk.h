@@ -24,8 +24,9 @@
  * of it, info.c describes the device, backend.c attaches storage, pinned.c pins the memory table,
  * drain.c starts, pauses and stops queues.
  *
- * The headers; each one includes only those before it: vhost_blk.h the device, backend.h its
+ * The headers; each of these includes only those before it: vhost_blk.h the device, backend.h its
  * storage, request.h a request, queue.h a queue, stages.h the functions of the stages, batch.h.
+ * compat.h, reserve.h, stats.h and trace.h stand beside them.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees
  * one state from begin to end. Transitions, by row from and by column to:
