@@ -74,6 +74,22 @@ pub(super) fn read(path: &Path) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
+/// Positions from `from` on at which a FLUSH begins that at least half as many writes wait for as
+/// for any other. A cut there loses something almost certainly.
+pub(super) fn full_caches(log: &[Entry], from: usize) -> Vec<usize> {
+    let (mut waiting, mut flushes) = (0, Vec::new());
+    for (at, entry) in log.iter().enumerate() {
+        if entry.flush && waiting > 0 && at >= from {
+            flushes.push((at, waiting));
+        }
+        waiting = if entry.flush { 0 } else { waiting };
+        waiting += u32::from(!entry.fua && !entry.data.is_empty());
+    }
+    let most = flushes.iter().map(|&(_, waiting)| waiting).max().unwrap_or(0);
+    flushes.retain(|&(_, waiting)| waiting * 2 >= most);
+    flushes.into_iter().map(|(at, _)| at).collect()
+}
+
 /// Content that is certainly on the disk.
 struct Image {
     bytes: Vec<u8>,
@@ -200,6 +216,15 @@ mod tests {
             lost_once |= cut.lost == 1;
         }
         assert!(lost_once);
+    }
+
+    #[test]
+    fn a_full_cache_is_right_before_a_flush_of_many_writes() {
+        let w = || write(0, 1, false);
+        let log = [w(), flush(), w(), w(), flush(), write(0, 1, true), flush(), w(), w(), w(), w()];
+        assert_eq!(full_caches(&log, 0), [1, 4]);
+        assert_eq!(full_caches(&log, 2), [4]);
+        assert!(full_caches(&log, 5).is_empty());
     }
 
     #[test]

@@ -181,10 +181,12 @@ fn marks(log: &[Entry], count: usize) -> Result<Vec<usize>> {
 }
 
 /// Positions of the power cuts, in ascending order. Every second cut is right after a promise, when
-/// all promised data must be present.
+/// all promised data must be present; every fourth one is where the disk's cache holds most.
 fn cuts(log: &[Entry], marks: &[usize], count: u64, rng: &mut Rng) -> Vec<usize> {
-    let mut cut = |n: u64| match n % 2 {
-        0 => rng.pick(marks) + 1,
+    let full = log::full_caches(log, marks[0] + 1);
+    let mut cut = |n: u64| match n % 4 {
+        0 | 2 => rng.pick(marks) + 1,
+        1 if !full.is_empty() => *rng.pick(&full),
         _ => marks[0] + 1 + rng.below((log.len() - marks[0]) as u64) as usize,
     };
     let mut cuts: Vec<_> = (0..count).map(&mut cut).collect();
