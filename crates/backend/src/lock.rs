@@ -11,7 +11,7 @@ mod ofd;
 
 use std::fs::{File, OpenOptions};
 use std::ops::Deref;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -111,16 +111,21 @@ pub enum LockError {
     },
 }
 
-/// Locks the image `file` for the lifetime of the open file description. `path` is for the error.
+/// Locks the image `file` for the lifetime of the open file description, which `path` names. A
+/// writer is also refused a block device that something on this host has claimed, as a mounted file
+/// system has.
 ///
 /// # Errors
 /// [`LockError`]; no lock is held then.
 pub fn lock_image(file: &File, path: &Path, access: Access) -> Result<(), LockError> {
     let outcome = take_and_check(file, access);
-    if !matches!(outcome, Ok(true)) {
+    let is_claimed =
+        matches!(outcome, Ok(true)) && access == Access::Write && is_claimed(file, path);
+    if is_claimed || !matches!(outcome, Ok(true)) {
         release(file);
     }
     match outcome {
+        Ok(true) if is_claimed => Err(LockError::Claimed { path: path.into() }),
         Ok(true) => Ok(()),
         Ok(false) => Err(LockError::InUse { path: path.into(), holder: holder::of_locks_on(file) }),
         Err(source) => Err(LockError::Refused { path: path.into(), source }),
@@ -128,7 +133,7 @@ pub fn lock_image(file: &File, path: &Path, access: Access) -> Result<(), LockEr
 }
 
 /// As [`lock_image`], but waits up to `patience` while the image is in use: a killed daemon holds
-/// its lock until the kernel has completed its I/O.
+/// its lock, and its claim, until the kernel has completed its I/O.
 ///
 /// # Errors
 /// As [`lock_image`].
@@ -141,7 +146,9 @@ pub fn lock_image_within(
     let deadline = Instant::now() + patience;
     loop {
         match lock_image(file, path, access) {
-            Err(LockError::InUse { .. }) if Instant::now() < deadline => {
+            Err(LockError::InUse { .. } | LockError::Claimed { .. })
+                if Instant::now() < deadline =>
+            {
                 std::thread::sleep(RETRY);
             }
             outcome => return outcome,
@@ -149,24 +156,13 @@ pub fn lock_image_within(
     }
 }
 
-/// Checks that nothing on this host has claimed the block device at `path`, as a mounted file system
-/// has. Waits up to `patience`: the kernel gives a killed daemon's claim up after its last I/O.
-///
-/// # Errors
-/// [`LockError::Claimed`].
-pub fn check_unclaimed_within(patience: Duration, path: &Path) -> Result<(), LockError> {
-    let deadline = Instant::now() + patience;
-    loop {
+/// Returns whether the kernel refuses an exclusive open of a block device.
+fn is_claimed(file: &File, path: &Path) -> bool {
+    let is_device = file.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
+    is_device && {
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
-        match opened {
-            Err(why) if why.raw_os_error() == Some(libc::EBUSY) => {}
-            // The caller has it open already; another error says nothing of claims.
-            _ => return Ok(()),
-        }
-        if Instant::now() >= deadline {
-            return Err(LockError::Claimed { path: path.into() });
-        }
-        std::thread::sleep(RETRY);
+        // The file is open already; another error says nothing of claims.
+        opened.is_err_and(|why| why.raw_os_error() == Some(libc::EBUSY))
     }
 }
 

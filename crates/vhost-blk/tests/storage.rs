@@ -218,6 +218,9 @@ fn a_mounted_block_device_is_not_served_for_writing() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("mounted, or claimed") && said.contains("--read-only"), "{said}");
     assert!(!socket.exists());
+    let output = program().args(["doctor", "--blk-file"]).arg(&disk.path).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("mounted, or claimed"), "{said}");
     drop(served(&disk.path, &["--read-only"]));
     drop(mount);
     drop(served(&disk.path, &[]));

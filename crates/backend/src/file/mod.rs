@@ -89,9 +89,6 @@ impl File {
         if facts.read_only && !options.read_only {
             return Err(FileError::ReadOnlyDevice { path: path.into() });
         }
-        if let Some(patience) = options.lock.filter(|_| facts.is_device && !options.read_only) {
-            lock::check_unclaimed_within(patience, path)?;
-        }
         let block = logical_block(path, &options, &facts)?;
         let capacity_bytes = facts.size_bytes & !u64::from(block - 1);
         if capacity_bytes == 0 {

@@ -56,7 +56,7 @@ pub(super) fn lock(path: &Path) -> Finding {
     let taken = std::fs::File::open(path).map(|file| lock_image(&file, path, Access::Write));
     match taken {
         Ok(Ok(())) => Finding::new("lock", Outcome::Ok, "nobody else uses the image"),
-        Ok(Err(error @ LockError::InUse { .. })) => {
+        Ok(Err(error @ (LockError::InUse { .. } | LockError::Claimed { .. }))) => {
             Finding::new("lock", Outcome::Fail, error.to_string())
         }
         Ok(Err(error)) => Finding::new("lock", Outcome::Warn, error.to_string()),
