@@ -139,8 +139,7 @@ impl Set {
         metric: Metric,
         chosen: impl Fn(&str) -> bool,
     ) -> Option<&Row> {
-        let rows = self.rows.iter().filter(|row| row.point == *point && chosen(&row.subject));
-        rows.max_by(|a, b| a.median(metric).total_cmp(&b.median(metric)))
+        self.chosen(point, chosen).max_by(|a, b| a.median(metric).total_cmp(&b.median(metric)))
     }
 
     /// The row at a point with the least median among the chosen subjects.
@@ -150,8 +149,11 @@ impl Set {
         metric: Metric,
         chosen: impl Fn(&str) -> bool,
     ) -> Option<&Row> {
-        let rows = self.rows.iter().filter(|row| row.point == *point && chosen(&row.subject));
-        rows.min_by(|a, b| a.median(metric).total_cmp(&b.median(metric)))
+        self.chosen(point, chosen).min_by(|a, b| a.median(metric).total_cmp(&b.median(metric)))
+    }
+
+    fn chosen(&self, point: &Point, chosen: impl Fn(&str) -> bool) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(move |row| row.point == *point && chosen(&row.subject))
     }
 }
 
