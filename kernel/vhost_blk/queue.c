@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The loop: vhost_blk_serve() is the whole life of a request. A kick or a completion runs it; the
- * functions around it decide when it continues and when it sleeps. batch.h has the batches, poll.c
+ * functions around it decide when it continues and when it sleeps. batch.c has the batches, poll.c
  * the polling.
  */
 #include <linux/sched/clock.h>
 
-#include "batch.h"
 #include "stages.h"
+
+/*
+ * A driver that waits for this CPU cannot work in parallel with the device: early answers to the
+ * first of many requests would only add task switches.
+ */
+static unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
+{
+	return q->crowded ? VHOST_BLK_BATCH_CROWDED : VHOST_BLK_BATCH_FIRST;
+}
 
 static void vhost_blk_loop_begin(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {

@@ -7,6 +7,19 @@
 
 #include "queue.h"
 
+/* State of one run of the loop. */
+struct vhost_blk_run {
+	unsigned int chains;
+	unsigned int bytes;
+	unsigned int batch;	/* chains to start before completions are reaped */
+	bool yield;	/* other work of this worker is due; the queue is queued again */
+	bool stuck;	/* needs a completion or an IOTLB entry before the next chain */
+	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
+};
+
+/* batch.c */
+void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run);
+
 /* chain.c */
 int vhost_blk_take_chain(struct vhost_blk_queue *q, struct vhost_blk_chain *chain);
 void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *req);

@@ -5,7 +5,7 @@
  * vhost_blk_serve() in queue.c shows the life of a request, which goes down this list:
  *
  *   queue.c       the loop through all stages
- *   batch.h       the stages 1 to 3 for a few chains at once
+ *   batch.c       the stages 1 to 3 for a few chains at once
  *   chain.c       1 take a chain from the avail ring
  *   request.c     2 copy and check its header and ranges
  *   submit.c      3 start the I/O
@@ -25,7 +25,7 @@
  * drain.c starts, pauses and stops queues.
  *
  * The headers; each of these includes only those before it: vhost_blk.h the device, backend.h its
- * storage, request.h a request, queue.h a queue, stages.h the functions of the stages, batch.h.
+ * storage, request.h a request, queue.h a queue, stages.h the functions of the stages.
  * compat.h, reserve.h, stats.h and trace.h stand beside them.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees

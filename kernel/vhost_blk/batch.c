@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Batches: the chains that are taken and started before completions are reaped.
+ */
+#include <linux/blkdev.h>
+#include <linux/sched.h>
+
+#include "stages.h"
+
+/*
+ * Hands the plugged bios to the disk's driver. A driver with immediate completion uses a softirq,
+ * and a softirq that a task raises is left to ksoftirqd: the loop would stop polling and sleep to
+ * let it run. It runs here instead; ksoftirqd, already woken, then runs and finds no work.
+ */
+static void vhost_blk_unplug(struct blk_plug *plug)
+{
+	blk_finish_plug(plug);
+	local_bh_disable();
+	local_bh_enable();
+	cond_resched();
+}
+
+/**
+ * vhost_blk_submit_batch - take a batch of chains and start their requests
+ * @q: the queue; vq.mutex is held
+ * @run: the run of the loop
+ *
+ * No other function takes chains: here the queue is RUNNING until vq.mutex is released, and
+ * notifications are disabled. With notifications enabled vhost_get_vq_desc() stops the machine.
+ */
+void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run)
+{
+	struct vhost_blk_chain chain;
+	struct blk_plug plug;
+	unsigned int left = run->batch;
+	unsigned long sleeps = current->nvcsw;
+	int taken;
+
+	if (q->state != VHOST_BLK_RUNNING)
+		return;
+	vhost_disable_notify(q->vq.dev, &q->vq);
+	blk_start_plug(&plug);
+	while (left-- && !run->yield) {
+		taken = vhost_blk_take_chain(q, &chain);		/* 1 chain */
+		if (taken > 0)
+			taken = vhost_blk_submit(q, &chain, &run->bytes);	/* 2, 3 */
+		if (taken <= 0) {
+			run->stuck = taken < 0;
+			break;
+		}
+		/* Queues the kick handler again if it returns true. */
+		run->yield = vhost_exceeds_weight(&q->vq, ++run->chains, run->bytes);
+		/* It slept for a tag, and the next one may, too: waiters of vq.mutex go first. */
+		if (unlikely(current->nvcsw != sleeps) && !run->yield) {
+			vhost_poll_queue(&q->vq.poll);
+			run->yield = true;
+		}
+	}
+	vhost_blk_unplug(&plug);
+	run->batch = max(run->batch, min(run->batch * 2, VHOST_BLK_BATCH_MAX));
+}
