@@ -106,7 +106,7 @@ impl AccelChoice {
 
 fn boots_under_kvm(base: &GuestBase) -> Result<()> {
     let job = Job::without_disk("true\n");
-    let spec = GuestSpec { accel: Accel::Kvm, vcpus: 1, disk: None, job };
+    let spec = GuestSpec { accel: Accel::Kvm, vcpus: 1, disks: Vec::new(), job };
     Guest::boot(base, &spec)?.finish(BOOT_TIMEOUT)?;
     Ok(())
 }

@@ -31,7 +31,7 @@ pub struct GuestBase {
     pub image: RootImage,
 }
 
-/// The disk under test, as the guest's `/dev/vda`.
+/// A disk under test.
 #[derive(Debug, Clone)]
 pub enum GuestDisk {
     /// QEMU connects to a daemon.
@@ -41,7 +41,8 @@ pub enum GuestDisk {
     },
     /// The given QEMU arguments.
     Arguments(Vec<String>),
-    /// QEMU's own virtio-blk device with an iothread, for comparison.
+    /// QEMU's own virtio-blk device with an iothread, for comparison: without a lock, because the
+    /// daemon serves the same disk.
     VirtioBlk {
         /// The image or block device.
         path: PathBuf,
@@ -57,8 +58,8 @@ pub struct GuestSpec {
     pub accel: Accel,
     /// Virtual CPUs, and as many virtqueues.
     pub vcpus: u32,
-    /// The disk under test, if the job needs one.
-    pub disk: Option<GuestDisk>,
+    /// The disks under test; the first one is the guest's `/dev/vda`.
+    pub disks: Vec<GuestDisk>,
     /// The job that the guest runs.
     pub job: Job,
 }
@@ -137,7 +138,16 @@ impl Guest {
 
     /// Waits until the job has succeeded. A job that fails, or reports nothing for `patience`, is
     /// an error with the output of QEMU and of the guest's kernel.
-    pub fn finish(mut self, patience: Duration) -> Result<GuestReport> {
+    pub fn finish(self, patience: Duration) -> Result<GuestReport> {
+        self.finish_watched(patience, |_, _| ())
+    }
+
+    /// As [`Guest::finish`]; `watch` gets the word and the value of each report when it comes.
+    pub fn finish_watched(
+        mut self,
+        patience: Duration,
+        mut watch: impl FnMut(&str, &str),
+    ) -> Result<GuestReport> {
         let mut lines_seen = 0;
         let mut deadline = Instant::now() + patience;
         let status = loop {
@@ -147,6 +157,7 @@ impl Guest {
             interrupt::check()?;
             let report = self.report();
             if report.lines.len() > lines_seen {
+                report.lines[lines_seen..].iter().for_each(|(word, value)| watch(word, value));
                 lines_seen = report.lines.len();
                 deadline = Instant::now() + patience;
             }
@@ -241,9 +252,7 @@ fn qemu_args(base: &GuestBase, spec: &GuestSpec, dir: &Path) -> Vec<String> {
         .collect();
     args.extend(["-kernel".into(), kernel.display().to_string(), "-append".into(), command_line]);
     args.extend(root_and_job_args(base.image.path(), dir));
-    if let Some(disk) = &spec.disk {
-        args.extend(disk_args(disk, spec.vcpus));
-    }
+    args.extend(spec.disks.iter().flat_map(|disk| disk_args(disk, spec.vcpus)));
     args
 }
 
@@ -285,15 +294,15 @@ fn disk_args(disk: &GuestDisk, queues: u32) -> Vec<String> {
             let driver = if crate::disk::is_block_device(path) { "host_device" } else { "file" };
             vec![
                 "-object".into(),
-                "iothread,id=io0".into(),
+                format!("iothread,id=thread-{aio}"),
                 "-blockdev".into(),
                 format!(
-                    "driver={driver},node-name=disk,filename={},cache.direct=on,aio={aio},\
-                     discard=unmap",
+                    "driver={driver},node-name={aio},filename={},locking=off,cache.direct=on,\
+                     aio={aio},discard=unmap",
                     escaped(path)
                 ),
                 "-device".into(),
-                format!("virtio-blk-pci,drive=disk,iothread=io0,num-queues={queues}"),
+                format!("virtio-blk-pci,drive={aio},iothread=thread-{aio},num-queues={queues}"),
             ]
         }
     }

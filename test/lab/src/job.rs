@@ -61,19 +61,26 @@ e2fsck -fn "$disk" || fail "e2fsck found errors"
 say "verified $(du -sm /usr/bin | cut -f1) MiB of files and 48 MiB by fio"
 "#;
 
+/// `$turns` has the disks in the order of their turns, by number.
 const MEASURE: &str = r#"
-mount "$disk" /mnt
-for pattern in randread randwrite; do
-    for depth in 1 32; do
-        stage "measure $pattern iodepth $depth"
-        fio --name=measure --filename=/mnt/measure.dat --rw="$pattern" --bs=4k \
-            --iodepth="$depth" --direct=1 --ioengine=io_uring --time_based \
-            --runtime="$seconds" --ramp_time=1 --output-format=json --output=/run/fio.json ||
-            fail "fio $pattern iodepth $depth"
-        say "fio $pattern $depth $(tr -d '\n' </run/fio.json)"
+measure() {
+    mount "$2" /mnt
+    for pattern in randread randwrite; do
+        for depth in 1 32; do
+            stage "measure $pattern iodepth $depth"
+            fio --name=measure --filename=/mnt/measure.dat --rw="$pattern" --bs=4k \
+                --iodepth="$depth" --direct=1 --ioengine=io_uring --time_based \
+                --runtime="$seconds" --ramp_time=1 --output-format=json --output=/run/fio.json ||
+                fail "fio $pattern iodepth $depth"
+            say "fio $1 $pattern $depth $(tr -d '\n' </run/fio.json)"
+        done
     done
+    umount /mnt
+}
+for number in $turns; do
+    say "turn $number"
+    measure "$number" "/dev/vd$(echo "$number" | tr 012 abc)"
 done
-umount /mnt
 "#;
 
 const WRITE_UNTIL_KILLED: &str = r#"
@@ -132,9 +139,12 @@ impl Job {
         Self::on_disk(&format!("measure_mib={MEASURE_MIB}\n{VERIFY}"))
     }
 
-    /// Measures 4 KiB random I/O on the disk that [`Job::format_and_verify`] left.
-    pub fn measure(seconds: u32) -> Self {
-        Self::on_disk(&format!("seconds={seconds}\n{MEASURE}"))
+    /// Measures 4 KiB random I/O on the disk that [`Job::format_and_verify`] left, by the guest's
+    /// disks with these numbers in this order, one after the other. They are ways to the same disk:
+    /// a file system that one has unmounted is mounted by the next.
+    pub fn measure(seconds: u32, turns: &[usize]) -> Self {
+        let turns: Vec<String> = turns.iter().map(usize::to_string).collect();
+        Self::on_disk(&format!("seconds={seconds}\nturns='{}'\n{MEASURE}", turns.join(" ")))
     }
 
     /// Writes without end; reports `writing` once writes are in full progress.
@@ -175,7 +185,7 @@ mod tests {
     fn every_script_is_valid_shell() {
         let jobs = [
             Job::format_and_verify(),
-            Job::measure(2),
+            Job::measure(2, &[0, 1, 1, 0]),
             Job::write_until_killed(),
             Job::check_after_power_cut(),
             Job::shell(),

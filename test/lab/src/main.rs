@@ -161,8 +161,8 @@ fn demo_shell(args: &DiskArgs) -> Result<()> {
     println!("disk:        {}", path.display());
     let vcpus = 2;
     let server = Server::start(&command, &path, vcpus)?;
-    let disk = Some(GuestDisk::VhostUser { socket: server.socket() });
-    let spec = GuestSpec { accel: lab.choice.accel, vcpus, disk, job: Job::shell() };
+    let disks = vec![GuestDisk::VhostUser { socket: server.socket() }];
+    let spec = GuestSpec { accel: lab.choice.accel, vcpus, disks, job: Job::shell() };
     Guest::boot_on_terminal(&lab.base, &spec)?;
     server.stop()
 }

@@ -9,21 +9,21 @@ use kit::metric::{IOPS, Point, Row, Set, point};
 
 use crate::guest::GuestReport;
 
-/// Reads `PATTERN DEPTH JSON`: a load and its requests a second.
-fn parse_line(line: &str) -> Result<(Point, f64)> {
-    let mut parts = line.splitn(3, ' ');
+/// Reads `DISK PATTERN DEPTH JSON`: the number of a disk, a load and its requests a second.
+fn parse_line(line: &str) -> Result<(usize, Point, f64)> {
+    let mut parts = line.splitn(4, ' ');
+    let disk = parts.next().context("no disk")?.parse()?;
     let pattern = parts.next().context("no pattern")?;
     let depth: u32 = parts.next().context("no iodepth")?.parse()?;
     let outcome = Outcome::parse(parts.next().context("no report")?)?;
-    Ok((point(&[("pattern", &pattern), ("depth", &depth)]), outcome.iops))
+    Ok((disk, point(&[("pattern", &pattern), ("depth", &depth)]), outcome.iops))
 }
 
 /// Both sides of the comparison.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Comparison {
-    /// The name of the server that was measured.
-    server: String,
-    /// The server, and QEMU's own virtio-blk by its `aio=` setting.
+    /// The disks by number: the server's, then QEMU's own virtio-blk by its `aio=` settings.
+    names: Vec<String>,
     loads: Set,
 }
 
@@ -32,28 +32,36 @@ pub struct Comparison {
 const ROUNDS_FOR_A_CLAIM: usize = 5;
 
 impl Comparison {
-    /// A comparison of this server without measurements.
-    pub fn new(server: &str) -> Self {
-        Self { server: server.to_owned(), loads: Set::default() }
+    /// A comparison without measurements: of a server and of QEMU's own device with each `aio`.
+    pub fn new(server: &str, aio: &[&str]) -> Self {
+        let own = aio.iter().map(|aio| format!("{QEMU}{aio}"));
+        Self { names: [server.to_owned()].into_iter().chain(own).collect(), loads: Set::default() }
     }
 
-    /// Adds what a guest measured on the server, or on QEMU's device with this `aio=`.
-    pub fn add(&mut self, aio: Option<&str>, report: &GuestReport) -> Result<()> {
+    /// The names of the disks, by number.
+    pub fn names(&self) -> Vec<String> {
+        self.names.clone()
+    }
+
+    /// Adds the measurements of a guest.
+    pub fn add(&mut self, report: &GuestReport) -> Result<()> {
         for line in report.values("fio") {
-            let (load, iops) = parse_line(line).context("fio's report cannot be read")?;
-            self.add_one(aio, &load, iops);
+            let (disk, load, iops) = parse_line(line).context("fio's report cannot be read")?;
+            self.add_one(disk, &load, iops)?;
         }
         Ok(())
     }
 
-    fn add_one(&mut self, aio: Option<&str>, load: &Point, iops: f64) {
-        let subject = aio.map_or(self.server.clone(), |aio| format!("{QEMU}{aio}"));
-        self.loads.add(&subject, load, vec![(IOPS, iops)]);
+    fn add_one(&mut self, disk: usize, load: &Point, iops: f64) -> Result<()> {
+        let name =
+            self.names.get(disk).with_context(|| format!("no disk has the number {disk}"))?;
+        self.loads.add(name, load, vec![(IOPS, iops)]);
+        Ok(())
     }
 }
 
 /// The beginning of the names of QEMU's devices.
-const QEMU: &str = "QEMU aio=";
+const QEMU: &str = "QEMU virtio-blk aio=";
 
 /// The statement that the difference of two rows allows.
 fn verdict(ours: &Row, other: &Row) -> &'static str {
@@ -78,9 +86,9 @@ impl fmt::Display for Comparison {
         writeln!(
             f,
             "  {:<20} {:>22} {:>22} {:>6}  {:<17} QEMU's aio=",
-            "4 KiB, IOPS", self.server, "QEMU virtio-blk", "ratio", "difference"
+            "4 KiB, IOPS", self.names[0], "QEMU virtio-blk", "ratio", "difference"
         )?;
-        for ours in self.loads.of(&self.server) {
+        for ours in self.loads.of(&self.names[0]) {
             let best = self.loads.most(&ours.point, IOPS, |name| name.starts_with(QEMU));
             let Some(best) = best else { continue };
             let name = format!("{} iodepth {}", ours.label("pattern"), ours.label("depth"));
@@ -106,18 +114,20 @@ mod tests {
         let json = r#"note {"jobs":[{"usr_cpu": 1.0, "sys_cpu": 1.0, "read": {"total_ios": 0},
             "write": {"total_ios": 9, "iops": 2.5,
             "clat_ns": {"percentile": {"50.000000": 1, "99.000000": 2}}}}]}"#;
-        let (load, iops) = parse_line(&format!("randwrite 32 {json}")).unwrap();
+        let (disk, load, iops) = parse_line(&format!("2 randwrite 32 {json}")).unwrap();
+        assert_eq!(disk, 2);
         assert_eq!((load["pattern"].as_str(), load["depth"].as_str()), ("randwrite", "32"));
         assert_eq!(iops, 2.5);
-        assert!(parse_line("randread 1 nothing").is_err());
+        assert!(parse_line("0 randread 1 nothing").is_err());
     }
 
     fn compared(ours: &[f64], native: &[f64]) -> String {
         let load = point(&[("pattern", &"randread"), ("depth", &1)]);
-        let mut comparison = Comparison::new("vhost-blk");
-        comparison.add_one(Some("io_uring"), &load, 50.0);
-        ours.iter().for_each(|&iops| comparison.add_one(None, &load, iops));
-        native.iter().for_each(|&iops| comparison.add_one(Some("native"), &load, iops));
+        let mut comparison = Comparison::new("vhost-blk", &["io_uring", "native"]);
+        for (disk, values) in [(0, ours), (1, &[50.0]), (2, native)] {
+            values.iter().for_each(|&iops| comparison.add_one(disk, &load, iops).unwrap());
+        }
+        assert!(comparison.add_one(3, &load, 1.0).is_err());
         comparison.to_string().lines().nth(1).unwrap().to_owned()
     }
 

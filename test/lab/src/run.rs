@@ -50,10 +50,17 @@ impl Lab {
         Ok(Self { cache, base, choice })
     }
 
-    /// Boots a guest on a served disk and waits until its job has succeeded.
-    pub fn run_guest(&self, vcpus: u32, disk: GuestDisk, job: Job) -> Result<GuestReport> {
-        let spec = GuestSpec { accel: self.choice.accel, vcpus, disk: Some(disk), job };
-        Guest::boot(&self.base, &spec)?.finish(GUEST_PATIENCE)
+    /// Boots a guest on these disks and waits until its job has succeeded.
+    /// `watch` gets the word and the value of each of its reports.
+    fn run_guest(
+        &self,
+        vcpus: u32,
+        disks: Vec<GuestDisk>,
+        job: Job,
+        watch: impl FnMut(&str, &str),
+    ) -> Result<GuestReport> {
+        let spec = GuestSpec { accel: self.choice.accel, vcpus, disks, job };
+        Guest::boot(&self.base, &spec)?.finish_watched(GUEST_PATIENCE, watch)
     }
 }
 
@@ -147,50 +154,53 @@ fn claim_disk(cache: &Cache, options: &RunOptions) -> Result<(PathBuf, Option<Fi
 /// A guest formats the served disk and reads back the data it wrote; then e2fsck checks it from
 /// outside.
 fn verify(lab: &Lab, options: &RunOptions, disk: &Path) -> Result<String> {
-    let vcpus = 2;
-    let report = on_daemon(lab, options, disk, vcpus, Job::format_and_verify())?;
+    let job = Job::format_and_verify();
+    let report = on_daemon(lab, options, disk, (2, Vec::new()), job, |_, _| ())?;
     disk::check_ext4(disk)?;
     Ok(report.value("verified").context("the guest did not say what it verified")?.to_owned())
 }
 
-/// Measures by turns on the served disk and on QEMU's own device over the same disk.
+/// Measures by turns on the served disk and on QEMU's own devices over the same disk, in one guest.
 fn compare(lab: &Lab, options: &RunOptions, disk: &Path) -> Result<Comparison> {
-    let name = options.server.name();
-    let mut comparison = Comparison::new(&name);
     // One virtual CPU under emulation: the host's other CPUs are for the device.
     let vcpus = if lab.choice.accel == Accel::Kvm { 2 } else { 1 };
-    for round in 0..options.rounds {
-        let mut turns = [None, Some(QEMU_AIO[0]), Some(QEMU_AIO[1])];
-        if round % 2 == 1 {
-            turns.reverse();
+    let own = QEMU_AIO.map(|aio| GuestDisk::VirtioBlk { path: disk.to_owned(), aio }).to_vec();
+    let mut comparison = Comparison::new(&options.server.name(), &QEMU_AIO);
+    let turns: Vec<usize> = (0..options.rounds).flat_map(order).collect();
+    let names = comparison.names();
+    let mut done = 0;
+    let progress = |word: &str, number: &str| {
+        if word == "turn" {
+            let name = number.parse().ok().and_then(|number: usize| names.get(number));
+            let (round, name) = (done / names.len() + 1, name.map_or("?", String::as_str));
+            println!("round {round} of {}: measure on {name} ...", options.rounds);
+            done += 1;
         }
-        for turn in turns {
-            let turn_name = turn.map_or(name.clone(), |aio| format!("QEMU virtio-blk aio={aio}"));
-            println!("round {} of {}: measure on {turn_name} ...", round + 1, options.rounds);
-            let job = Job::measure(options.seconds);
-            let report = match turn {
-                None => on_daemon(lab, options, disk, vcpus, job)?,
-                Some(aio) => {
-                    let own = GuestDisk::VirtioBlk { path: disk.to_owned(), aio };
-                    lab.run_guest(vcpus, own, job)?
-                }
-            };
-            comparison.add(turn, &report)?;
-        }
-    }
+    };
+    let job = Job::measure(options.seconds, &turns);
+    let report = on_daemon(lab, options, disk, (vcpus, own), job, progress)?;
+    comparison.add(&report)?;
     Ok(comparison)
 }
 
-/// Starts the daemon, runs one guest on it, stops the daemon.
+/// The order of the disks in a round: each round is the reverse of the one before it.
+fn order(round: u32) -> Vec<usize> {
+    let disks = 0..1 + QEMU_AIO.len();
+    if round.is_multiple_of(2) { disks.collect() } else { disks.rev().collect() }
+}
+
+/// Starts the daemon, runs one guest on it and on the `others`, stops the daemon.
 fn on_daemon(
     lab: &Lab,
     options: &RunOptions,
     disk: &Path,
-    vcpus: u32,
+    (vcpus, others): (u32, Vec<GuestDisk>),
     job: Job,
+    watch: impl FnMut(&str, &str),
 ) -> Result<GuestReport> {
     let server = Server::start(&options.server, disk, vcpus)?;
-    let guest = lab.run_guest(vcpus, GuestDisk::VhostUser { socket: server.socket() }, job);
+    let served = GuestDisk::VhostUser { socket: server.socket() };
+    let guest = lab.run_guest(vcpus, [vec![served], others].concat(), job, watch);
     // An interrupted run prints no logs.
     interrupt::check()?;
     let report =

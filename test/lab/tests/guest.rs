@@ -41,8 +41,8 @@ impl Rig {
     }
 
     fn boot(&self, vcpus: u32, job: Job) -> Guest {
-        let disk = Some(GuestDisk::VhostUser { socket: self.server.socket() });
-        let spec = GuestSpec { accel: LAB.choice.accel, vcpus, disk, job };
+        let disks = vec![GuestDisk::VhostUser { socket: self.server.socket() }];
+        let spec = GuestSpec { accel: LAB.choice.accel, vcpus, disks, job };
         Guest::boot(&LAB.base, &spec).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
@@ -175,7 +175,7 @@ fn a_qemu_that_dies_at_once_is_quoted() {
     );
     let base = GuestBase { qemu: Qemu::at(&path).unwrap(), ..LAB.base.clone() };
     let (accel, job) = (LAB.choice.accel, Job::without_disk("true\n"));
-    let guest = Guest::boot(&base, &GuestSpec { accel, vcpus: 1, disk: None, job }).unwrap();
+    let guest = Guest::boot(&base, &GuestSpec { accel, vcpus: 1, disks: Vec::new(), job }).unwrap();
     let error = guest.finish(GUEST_PATIENCE).unwrap_err().to_string();
     let first = error.lines().next().unwrap();
     assert!(first.contains("MSR 0x10a") && first.contains("SIGABRT"), "{error}");
@@ -185,7 +185,7 @@ fn a_qemu_that_dies_at_once_is_quoted() {
 fn an_oops_of_the_guests_kernel_is_the_reason_and_is_shown() {
     let job =
         Job::without_disk("echo stage crash >\"$LAB_RESULTS\"\necho c >/proc/sysrq-trigger\n");
-    let spec = GuestSpec { accel: LAB.choice.accel, vcpus: 1, disk: None, job };
+    let spec = GuestSpec { accel: LAB.choice.accel, vcpus: 1, disks: Vec::new(), job };
     let guest = Guest::boot(&LAB.base, &spec).unwrap();
     let error = guest.finish(GUEST_PATIENCE).unwrap_err().to_string();
     let first = error.lines().next().unwrap();

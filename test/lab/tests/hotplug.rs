@@ -64,7 +64,7 @@ fn memory_that_is_plugged_in_under_load_is_served_like_the_rest() {
     let spec = GuestSpec {
         accel: LAB.choice.accel,
         vcpus: 2,
-        disk: Some(GuestDisk::Arguments(args)),
+        disks: vec![GuestDisk::Arguments(args)],
         job: Job::on_disk(JOB),
     };
     let mut guest = Guest::boot(&LAB.base, &spec).unwrap();

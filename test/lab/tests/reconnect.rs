@@ -50,7 +50,7 @@ fn a_guest_that_writes_finds_all_its_data_right_while_its_daemon_is_killed_again
     let spec = GuestSpec {
         accel: LAB.choice.accel,
         vcpus: 2,
-        disk: Some(GuestDisk::Arguments(disk_args(&daemon.socket(), ",reconnect=1"))),
+        disks: vec![GuestDisk::Arguments(disk_args(&daemon.socket(), ",reconnect=1"))],
         job: rounds(KILLS),
     };
     let guest = Guest::boot(&LAB.base, &spec).unwrap();
