@@ -11,6 +11,7 @@
 //! * [`null_blk`]: devices in memory.
 //! * [`system`]: programs and modules of the machine it runs in.
 //! * [`qmp`]: QEMU's monitor.
+//! * [`port`]: a virtio serial port with a time limit.
 //! * [`rng`]: random numbers that a seed repeats.
 //! * [`set`]: when cases run.
 //! * [`stat`]: the kernel's counters of a block device.
@@ -24,6 +25,7 @@ pub mod interrupt;
 pub mod metric;
 pub mod null_blk;
 pub mod outcome;
+pub mod port;
 pub mod process;
 pub mod qmp;
 pub mod report;

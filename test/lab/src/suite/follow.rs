@@ -95,7 +95,7 @@ impl Followed {
                 None
             };
             if let Some(why) = why {
-                self.vm.note_cpus()?;
+                self.vm.note_state()?;
                 if may_retry && is_booting(&report, &self.vm.console()) {
                     return Ok(Progress::NotBooted(why));
                 }
@@ -121,6 +121,9 @@ impl Followed {
                 Ok(findings) => (self.verdict(case, code, &output, &findings), findings),
                 Err(lost) => (Verdict::Failed(lost), self.log.rest(&self.vm.console())),
             };
+        if let Verdict::Failed(_) = &verdict {
+            self.vm.note_state()?;
+        }
         let is_sane = findings.is_empty() && !TIMED_OUT.contains(&code);
         let mut outcome = with_findings(self.outcome(case, verdict, took)?, &findings);
         self.judge_left_out(&mut outcome, &output);

@@ -128,10 +128,10 @@ impl Vm {
         self.stall.as_mut().is_some_and(StallWatch::look)
     }
 
-    /// Adds the state of emulated CPUs to QEMU's output, if the machine still runs.
-    pub fn note_cpus(&mut self) -> Result<()> {
+    /// Adds the state of an emulated machine to QEMU's output, if it still runs.
+    pub fn note_state(&mut self) -> Result<()> {
         if !self.has_ended()? {
-            self.stall.iter_mut().for_each(StallWatch::note_cpus);
+            self.stall.iter_mut().for_each(StallWatch::note_state);
         }
         Ok(())
     }
@@ -147,7 +147,7 @@ impl Vm {
     }
 
     /// QEMU's own output, without its usual lines at each start; also the helper's output, and the
-    /// states of CPUs that hung.
+    /// states of emulated machines that hung.
     pub fn qemu_log(&self) -> String {
         let text = self.text_of("qemu");
         let lines = text.lines().filter(|line| !line.contains("TCG doesn't support requested"));

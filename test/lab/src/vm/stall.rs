@@ -31,10 +31,10 @@ const STILL: Duration = Duration::from_millis(50);
 /// Maximum number of wake-ups of a VM; after them it runs into its time-out.
 const WAKES: u32 = 5;
 
-/// Monitor commands that show the CPUs.
-const STATE: [&str; 3] = ["info registers -a", "info lapic 0", "info lapic 1"];
+/// Maximum number of queues of a device whose state is read: those of the serial ports.
+const QUEUES: u32 = 12;
 
-/// Readings of the CPUs of a machine that hangs: one that runs shows other registers in each.
+/// Readings of a machine that hangs: one that runs shows other registers in each.
 const READINGS: u32 = 3;
 
 /// Watches the process of an emulated VM, and wakes its CPUs.
@@ -79,11 +79,11 @@ impl StallWatch {
         is_woken
     }
 
-    /// Adds the state of the CPUs to the log, for a machine that hangs.
-    pub(crate) fn note_cpus(&mut self) {
+    /// Adds the state of CPUs and serial ports to the log, for a machine that hangs.
+    pub(crate) fn note_state(&mut self) {
         for _ in 0..READINGS {
             let state = Qmp::connect(&self.control).and_then(|mut monitor| state(&mut monitor));
-            self.write("hangs", state);
+            self.write("the state of the machine", state);
         }
     }
 
@@ -118,15 +118,31 @@ fn wake(control: &Path) -> Result<String> {
     Ok(state)
 }
 
-/// The registers and interrupts of all CPUs.
+/// The registers and interrupts of all CPUs, and the rings of the serial ports.
 fn state(monitor: &mut Qmp<UnixStream>) -> Result<String> {
-    let mut state = String::new();
-    for command in STATE {
-        let arguments = json!({ "command-line": command });
-        let said = monitor.execute("human-monitor-command", arguments)?;
-        state.push_str(said.as_str().unwrap_or_default());
+    let mut state = human(monitor, "info registers -a")?;
+    let cpus = monitor.execute("query-cpus-fast", json!({}))?;
+    for number in 0..cpus.as_array().map_or(0, Vec::len) {
+        state += &human(monitor, &format!("info lapic {number}"))?;
     }
-    Ok(state.replace('\r', ""))
+    let devices = human(monitor, "info virtio")?;
+    for path in devices.lines().filter_map(|line| line.strip_suffix(" [virtio-serial]")) {
+        for queue in 0..QUEUES {
+            let command = format!("info virtio-queue-status {} {queue}", path.trim());
+            let said = human(monitor, &command)?;
+            let shown = |line: &&str| {
+                ["name", "_idx", "avail", "used"].iter().any(|word| line.contains(word))
+            };
+            state.extend(said.lines().filter(shown).map(|line| format!("queue {queue}: {line}\n")));
+        }
+    }
+    Ok(state)
+}
+
+/// What the monitor shows on a command for humans.
+fn human(monitor: &mut Qmp<UnixStream>, command: &str) -> Result<String> {
+    let said = monitor.execute("human-monitor-command", json!({ "command-line": command }))?;
+    Ok(said.as_str().unwrap_or_default().replace('\r', ""))
 }
 
 #[cfg(test)]

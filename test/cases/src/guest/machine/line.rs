@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A line out of the machine: a virtio serial port, opened by name.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use kit::outcome::skip;
+use kit::port::Port;
 
 const PORTS: &str = "/sys/class/virtio-ports";
 
 /// An open port, which only one process can open at a time.
 #[derive(Debug)]
 pub(crate) struct Line {
-    port: BufReader<File>,
+    port: BufReader<Port>,
     name: &'static str,
 }
 
@@ -31,7 +32,7 @@ impl Line {
         port.write_all(format!("{text}\n").as_bytes()).with_context(|| name.to_owned())
     }
 
-    /// Reads a line without a time limit, because the lab limits the time of the case.
+    /// Reads a line.
     pub(crate) fn hear(&mut self) -> Result<String> {
         let mut line = String::new();
         if self.port.read_line(&mut line).with_context(|| self.name.to_owned())? == 0 {
@@ -42,12 +43,11 @@ impl Line {
 }
 
 /// Opens the port `name`, or skips the case if the machine has none.
-pub(super) fn port(name: &str) -> Result<File> {
+pub(super) fn port(name: &str) -> Result<Port> {
     let path = find(name)
         .with_context(|| PORTS.to_owned())?
         .ok_or_else(|| skip(format!("no port {name}: run it in the lab's guest machine")))?;
-    let port = OpenOptions::new().read(true).write(true).open(&path);
-    port.with_context(|| path.display().to_string())
+    Port::open(&path).with_context(|| path.display().to_string())
 }
 
 fn find(name: &str) -> std::io::Result<Option<PathBuf>> {

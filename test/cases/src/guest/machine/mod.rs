@@ -12,20 +12,20 @@ mod line;
 pub(crate) mod slot;
 
 use std::cell::{Cell, RefCell};
-use std::fs::File;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use kit::disks::{Answer, Ask};
+use kit::port::Port;
 use kit::qmp::Qmp;
 use line::Line;
 
 /// Lines to the monitor and the helper, and a source of unused names.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    monitor: RefCell<Qmp<File>>,
+    monitor: RefCell<Qmp<Port>>,
     helper: RefCell<Line>,
     named: Cell<u32>,
     plugged: Cell<usize>,
@@ -58,7 +58,8 @@ impl Machine {
     pub(crate) fn ask(&self, what: &Ask) -> Result<Answer> {
         let mut helper = self.helper.borrow_mut();
         helper.say(&serde_json::to_string(what)?)?;
-        match serde_json::from_str(&helper.hear()?)? {
+        let said = helper.hear().with_context(|| format!("the helper's answer to {what:?}"))?;
+        match serde_json::from_str(&said)? {
             Answer::Error(why) => bail!("the helper says: {why}"),
             answer => Ok(answer),
         }
