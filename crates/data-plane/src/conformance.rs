@@ -36,7 +36,7 @@ impl Waited {
 
     fn reap(&mut self) {
         let mut events = Vec::new();
-        self.uring.reap(&mut events);
+        self.uring.reap(&mut events, usize::MAX);
         self.events.extend(events.into_iter().map(|(event, result)| match event {
             Event::Lane(token) => (token, result),
             other => panic!("nobody asked for {other:?}"),

@@ -23,6 +23,7 @@ mod mail;
 mod plane;
 mod poll;
 mod poll_ring;
+mod portion;
 mod region;
 mod request_table;
 mod running;

@@ -203,13 +203,20 @@ impl Uring {
         }
     }
 
-    /// Moves the available completions to `events`, oldest first.
+    /// Number of pushed entries that the kernel does not have yet.
     #[inline]
-    pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>) {
+    pub(crate) fn queued(&self) -> usize {
+        self.queued as usize
+    }
+
+    /// Moves at most `max` of the available completions to `events`, oldest first; those of an
+    /// `IOPOLL` ring are not counted.
+    #[inline]
+    pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>, max: usize) {
         if let Some(poll_ring) = &mut self.poll_ring {
             poll_ring.reap(events);
         }
-        for entry in self.ring.completion() {
+        for entry in self.ring.completion().take(max) {
             let more = io_uring::cqueue::more(entry.flags());
             let event = Event::from_user_data(entry.user_data(), more);
             events.push(match (event, entry.result()) {

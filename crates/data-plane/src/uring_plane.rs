@@ -4,6 +4,7 @@
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::mail::{Answer, Mail, Postbox};
 use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueStats, QueueStopped};
+use crate::portion::Portion;
 use crate::submit::Storage;
 use crate::uring::Uring;
 use crate::worker::Worker;
@@ -26,6 +27,9 @@ pub struct UringOptions {
     pub cpus: Vec<usize>,
     /// Maximum time to poll before a thread sleeps; zero: no polling.
     pub poll_max: Duration,
+    /// Requests that a queue hands to the storage, and completions that a thread shows to drivers,
+    /// at a time; `None`: each thread finds the best number.
+    pub portion: Option<usize>,
     /// Register guest memory as fixed buffers, which pins it.
     pub pin_memory: bool,
     /// Use of an `IOPOLL` ring for reads and writes.
@@ -73,7 +77,13 @@ impl UringPlane {
         for number in 0..options.threads.max(1) {
             let cpu = options.cpus.get(number % options.cpus.len().max(1)).copied();
             let cpus = options.cpus.clone();
-            let setup = WorkerSetup { cpu, cpus, iopoll, poll_max: options.poll_max };
+            let setup = WorkerSetup {
+                cpu,
+                cpus,
+                iopoll,
+                poll_max: options.poll_max,
+                portion: options.portion,
+            };
             let thread = start_thread(Arc::clone(&disk), number, setup)?;
             plane.threads.push(thread);
         }
@@ -182,6 +192,7 @@ struct WorkerSetup {
     cpus: Vec<usize>,
     iopoll: bool,
     poll_max: Duration,
+    portion: Option<usize>,
 }
 
 fn start_thread(
@@ -228,5 +239,5 @@ fn build_worker(
     let lane = disk.open_lane().map_err(StartError::Lane)?;
     engine.register_files(&lane.files()).map_err(StartError::Register)?;
     let storage = Storage { lane, engine, stalled: VecDeque::new() };
-    Ok(Worker::new(storage, setup.poll_max, inbox, mail_fd))
+    Ok(Worker::new(storage, setup.poll_max, Portion::new(setup.portion), inbox, mail_fd))
 }

@@ -7,6 +7,7 @@ use crate::event::{Event, queue_and_entry};
 use crate::mail::Mail;
 use crate::plane::{QueueSetup, QueueStopped};
 use crate::poll::AdaptivePoll;
+use crate::portion::Portion;
 use crate::running::RunningQueue;
 use crate::submit::Storage;
 use std::os::fd::AsRawFd;
@@ -16,7 +17,7 @@ use virtqueue::VirtQueue;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Maximum chains that a queue takes before the thread serves the other queues and publishes
-/// completions.
+/// completions; a portion of I/O to submit ends it sooner.
 const BATCH_CHAINS_MAX: usize = 32;
 /// Maximum polls of a kick descriptor that end in a row without a chain. The poll of an eventfd
 /// stays armed; a descriptor that ends each poll at once would keep the thread busy forever.
@@ -29,6 +30,7 @@ pub(crate) struct Worker {
     queues: Vec<Option<RunningQueue>>,
     storage: Storage,
     poll: AdaptivePoll,
+    portion: Portion,
     events: Vec<(Event, i32)>,
     mail: Receiver<Mail>,
     mail_fd: EventFd,
@@ -40,6 +42,7 @@ impl Worker {
     pub(crate) fn new(
         storage: Storage,
         poll_max: Duration,
+        portion: Portion,
         mail: Receiver<Mail>,
         mail_fd: EventFd,
     ) -> Self {
@@ -47,6 +50,7 @@ impl Worker {
             queues: Vec::new(),
             storage,
             poll: AdaptivePoll::new(poll_max),
+            portion,
             events: Vec::with_capacity(256),
             mail,
             mail_fd,
@@ -70,16 +74,21 @@ impl Worker {
         self.storage.engine.unregister_files();
     }
 
-    /// One turn: take all, submit once, reap all, publish once, call once. Returns whether there
-    /// was work.
+    /// One turn: take a portion, submit it, reap a portion, publish once, call once. Returns whether
+    /// there was work.
     fn turn(&mut self) -> bool {
         let mut worked = false;
+        let portion = self.portion.size();
         let Worker { queues, storage, .. } = self;
         for (number, queue) in (0u16..).zip(queues.iter_mut()) {
             let Some(queue) = queue else { continue };
+            let full = storage.engine.queued() + portion;
             for _ in 0..BATCH_CHAINS_MAX {
                 if !queue.may_take() || queue.batch.is_full() || !storage.stalled.is_empty() {
                     break;
+                }
+                if storage.engine.queued() >= full {
+                    break; // the device starts on these while the thread takes more
                 }
                 // 1 chain
                 let Some(taken) = queue.take() else {
@@ -96,8 +105,10 @@ impl Worker {
                 worked = true;
             }
         }
+        let submitted = storage.engine.queued();
         storage.engine.submit();
-        storage.engine.reap(&mut self.events);
+        storage.engine.reap(&mut self.events, portion);
+        self.portion.turned(submitted, self.events.len());
         worked |= !self.events.is_empty();
         // 4 completion of requests that the storage has finished
         self.handle_events();

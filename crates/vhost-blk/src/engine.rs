@@ -34,6 +34,7 @@ impl Server {
             threads: args.thread_count(),
             cpus: args.cpus.clone().map(|list| list.0).unwrap_or_default(),
             poll_max: args.poll_max(),
+            portion: args.batch_size.0,
             pin_memory: args.pin_memory.is_on(),
             iopoll: match args.iopoll {
                 IoPoll::Auto => data_plane::IoPoll::Auto,

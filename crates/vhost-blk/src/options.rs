@@ -4,7 +4,8 @@
 
 use crate::failure::Failure;
 use crate::values::{
-    self, BackendKind, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel, OnOff, Plane, Size,
+    self, BackendKind, BatchSize, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel, OnOff,
+    Plane, Size,
 };
 use clap::Args;
 use std::path::PathBuf;
@@ -98,6 +99,12 @@ pub struct ServeArgs {
           help_heading = "Queues")]
     pub queue_size: u16,
 
+    /// Requests that a queue hands to the storage, and completions that it shows to the guest, at a
+    /// time, from 1 to 32. auto: each thread tries which number is fastest. Only for I/O that
+    /// io_uring does
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = values::batch_size,
+          help_heading = "Data plane")]
+    pub batch_size: BatchSize,
     /// Bind the data plane's threads to these CPUs, in turn; a list such as 0-3,6
     #[arg(long, value_name = "LIST", value_parser = values::cpus, help_heading = "Data plane")]
     pub cpus: Option<CpuList>,

@@ -121,6 +121,8 @@ pub const NUM_QUEUES_MAX: u16 = 64;
 
 /// Maximum data-plane threads.
 pub const THREADS_MAX: usize = 64;
+/// Maximum size of a batch: a turn of the loop takes no more chains of a queue.
+const BATCH_SIZE_MAX: u64 = 32;
 
 /// A number of data-plane threads.
 pub fn threads(text: &str) -> Result<usize, String> {
@@ -132,6 +134,21 @@ pub fn queue_size(text: &str) -> Result<u16, String> {
     match text.parse::<u16>() {
         Ok(n) if n.is_power_of_two() && (2..=32768).contains(&n) => Ok(n),
         _ => Err("give a power of two from 2 to 32768".into()),
+    }
+}
+
+/// A number of requests; `None`: found by trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchSize(pub Option<usize>);
+
+/// A batch size.
+pub fn batch_size(text: &str) -> Result<BatchSize, String> {
+    match text {
+        "auto" => Ok(BatchSize(None)),
+        _ => match in_range(text, 1, BATCH_SIZE_MAX) {
+            Ok(n) => Ok(BatchSize(Some(n as usize))),
+            Err(range) => Err(format!("{range}, or auto")),
+        },
     }
 }
 

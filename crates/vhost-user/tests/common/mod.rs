@@ -152,6 +152,7 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
         threads: setup.threads,
         cpus: setup.cpus.clone(),
         poll_max: setup.poll_max,
+        portion: None,
         pin_memory: setup.pin_memory,
         iopoll: IoPoll::Off,
     };

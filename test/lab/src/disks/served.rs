@@ -142,6 +142,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         threads: 2,
         cpus: cpus.clone(),
         poll_max,
+        portion: None,
         pin_memory: false,
         iopoll: IoPoll::Off,
     };
