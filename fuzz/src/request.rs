@@ -67,7 +67,7 @@ fn check(kind: Kind, chain: &Chain, ranges: &mut RangeList, options: &[u8]) {
             on_disk(sector, bytes);
         }
         Kind::Flush | Kind::GetId => {}
-        Kind::Discard { .. } | Kind::WriteZeroes { .. } | Kind::SecureErase => {
+        Kind::Discard { .. } | Kind::WriteZeroes { .. } | Kind::SecureErase { .. } => {
             assert!(!read_only);
             let (mut count, mut sum) = (0, 0);
             while let Some(range) = ranges.next_range() {

@@ -14,8 +14,8 @@ use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
 use virtqueue::chain::StatusByte;
 use virtqueue::{Resubmit, RingFault, VirtQueue};
 
-/// Data bytes in flight of one queue at which it takes no further chain. A stop waits for at most
-/// this plus one request.
+/// Bytes in flight of one queue, of data and of ranges, at which it takes no further chain. A stop
+/// waits for at most this plus one request.
 const INFLIGHT_BYTES_MAX: u64 = 512 << 20;
 
 /// A queue that runs; its thread owns it.
@@ -38,7 +38,7 @@ pub(crate) struct RunningQueue {
     pub(crate) faulted: bool,
     /// The control plane waits for the queue to drain.
     pub(crate) stopping: Option<Sender<QueueStopped>>,
-    /// Data bytes of the requests in flight.
+    /// Bytes of the requests in flight: [`Kind::inflight_bytes`].
     inflight_bytes: u64,
     err: Option<File>,
     region: Option<QueueRegion>,
@@ -142,7 +142,7 @@ impl RunningQueue {
     pub(crate) fn parse(&mut self, taken: &Taken) -> Result<Request, Refused> {
         let entry = self.requests.entry(taken.index());
         let request = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges)?;
-        self.inflight_bytes += request.kind.data_bytes();
+        self.inflight_bytes += request.kind.inflight_bytes();
         Ok(request)
     }
 
@@ -184,7 +184,7 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn complete(&mut self, taken: Taken, request: Request, completion: Completion) {
         let Request { kind, status } = request;
-        self.inflight_bytes -= kind.data_bytes();
+        self.inflight_bytes -= kind.inflight_bytes();
         self.batch.moved(kind.data_bytes());
         let status_addr = status.guest_addr();
         let written_bytes = completion.write(status);

@@ -130,18 +130,18 @@ fn next_io(entry: &mut Entry, kind: Kind) -> Option<Io> {
             Some(Io { durable, ..io })
         }
         Kind::Flush => Some(Io::new(IoKind::Flush, 0, 0, BufList::EMPTY)),
-        Kind::Discard { durable } => range_io(entry, durable, |_| IoKind::Discard),
-        Kind::WriteZeroes { durable } => {
+        Kind::Discard { durable, .. } => range_io(entry, durable, |_| IoKind::Discard),
+        Kind::WriteZeroes { durable, .. } => {
             range_io(entry, durable, |range| IoKind::WriteZeroes { unmap: range.unmap })
         }
-        Kind::SecureErase => range_io(entry, true, |_| IoKind::SecureErase),
+        Kind::SecureErase { .. } => range_io(entry, true, |_| IoKind::SecureErase),
     }
 }
 
 /// Returns whether a request of this kind may need several I/Os.
 #[inline]
 fn has_ranges(kind: Kind) -> bool {
-    matches!(kind, Kind::Discard { .. } | Kind::WriteZeroes { .. } | Kind::SecureErase)
+    matches!(kind, Kind::Discard { .. } | Kind::WriteZeroes { .. } | Kind::SecureErase { .. })
 }
 
 fn range_io(entry: &mut Entry, durable: bool, kind: impl Fn(&Range) -> IoKind) -> Option<Io> {

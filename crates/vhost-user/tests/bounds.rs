@@ -6,10 +6,11 @@ mod common;
 use backend::Null;
 use common::gate::Gate;
 use common::{Daemon, Setup, both_rings, wait_until};
-use driver::{Device, Options, Placed, Segment};
+use driver::{Device, Options, Placed, Request, Segment};
 use std::sync::Arc;
 use vhost_user::{Answer, Command};
-use virtio_spec::blk::{S_IOERR, S_OK, T_OUT};
+use virtio_blk::{DISCARDED_SECTORS_MAX, ZEROED_SECTORS_MAX};
+use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, T_OUT};
 
 /// The piece of memory that is named again and again.
 const PIECE: u32 = 2 << 20;
@@ -59,6 +60,52 @@ fn a_stop_waits_for_a_bounded_amount_of_data() {
         device.session().stop_queue(0).unwrap();
         opener.join().unwrap();
         assert_eq!(in_flight, 4, "more than 512 MiB were in flight");
+    }
+}
+
+/// A gate before a disk without end, and a driver whose queue is full of `request` and one read.
+/// Checks that the queue is stopped with `expected` chains in flight.
+fn check_in_flight(expected: u64, request: &Request, options: Options) {
+    let (gate, permits) = Gate::new(Arc::new(Null::new(1 << 50)));
+    let daemon = Daemon::start(Arc::new(gate), &Setup::default());
+    let mut device = daemon.connect(&Options { scratch_bytes: 1 << 20, ..options });
+    let layout = device.layout();
+    let mut requests = vec![request; 127];
+    let read = Request::read(0, 4096);
+    requests.push(&read);
+    for request in requests {
+        device.queue(0).add(request, &layout).unwrap();
+    }
+    device.queue(0).queue().publish();
+    device.queue(0).queue().kick();
+    wait_until("the bound is reached", || taken(&daemon) >= expected);
+    let in_flight = taken(&daemon);
+    let opener = std::thread::spawn(move || permits.open());
+    device.session().stop_queue(0).unwrap();
+    opener.join().unwrap();
+    assert_eq!(in_flight, expected, "{request:?}");
+}
+
+fn range(sectors: u32) -> [RangeSegment; 1] {
+    [RangeSegment { sector: 0, num_sectors: sectors, flags: 0 }]
+}
+
+#[test]
+fn a_stop_waits_for_a_bounded_length_of_ranges() {
+    const MIB: u32 = 2048;
+    for options in both_rings() {
+        check_in_flight(8, &Request::write_zeroes(&range(64 * MIB)), options.clone());
+        check_in_flight(8, &Request::secure_erase(&range(64 * MIB)), options.clone());
+        check_in_flight(8, &Request::discard(&range(1024 * MIB)), options);
+    }
+}
+
+#[test]
+fn a_queue_full_of_announced_ranges_keeps_no_read_waiting() {
+    for options in both_rings() {
+        let zeroes = Request::write_zeroes(&range(ZEROED_SECTORS_MAX));
+        check_in_flight(128, &zeroes, options.clone());
+        check_in_flight(128, &Request::discard(&range(DISCARDED_SECTORS_MAX)), options);
     }
 }
 

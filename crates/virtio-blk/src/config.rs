@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The configuration space and the feature bits that a disk offers (sections 5.2.3 and 5.2.4).
 
-use backend::Info;
+use backend::{Info, RangeLimits};
 use virtio_spec::blk::{self, Config};
 use virtio_spec::features::{self, bit};
 use zerocopy::IntoBytes;
@@ -12,6 +12,13 @@ pub const MAX_RANGES: u32 = 32;
 /// Maximum length of a data segment that the configuration space announces, in bytes. With a
 /// `seg_max` of 126 a request stays below 32 MiB, the maximum of the kernel data plane.
 pub const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+/// Maximum sectors of a WRITE_ZEROES or SECURE_ERASE range that the configuration space announces
+/// (4 MiB): a full queue of 128 stays within the data plane's bound on bytes in flight, so that reads
+/// behind it do not wait. Advice, like SIZE_MAX: a guest that was started by a daemon with larger
+/// limits may use those of [`Info`].
+pub const ZEROED_SECTORS_MAX: u32 = 8 << 10;
+/// The same for a DISCARD range (64 MiB), of which 16 bytes count as one byte in flight.
+pub const DISCARDED_SECTORS_MAX: u32 = 128 << 10;
 
 /// The properties of the device that drivers see.
 #[derive(Clone, Debug)]
@@ -66,20 +73,26 @@ impl DeviceConfig {
             ..Config::default()
         };
         if let Some(limits) = info.discard {
-            config.max_discard_sectors = limits.sectors_max.to_le();
+            config.max_discard_sectors = announced(limits, DISCARDED_SECTORS_MAX).to_le();
             config.max_discard_seg = MAX_RANGES.to_le();
             config.discard_sector_alignment = limits.align_sectors.to_le();
         }
         if let Some(limits) = info.write_zeroes {
-            config.max_write_zeroes_sectors = limits.sectors_max.to_le();
+            config.max_write_zeroes_sectors = announced(limits, ZEROED_SECTORS_MAX).to_le();
             config.max_write_zeroes_seg = 1u32.to_le();
             config.write_zeroes_may_unmap = u8::from(info.write_zeroes_unmaps);
         }
         if let Some(limits) = info.secure_erase {
-            config.max_secure_erase_sectors = limits.sectors_max.to_le();
+            config.max_secure_erase_sectors = announced(limits, ZEROED_SECTORS_MAX).to_le();
             config.max_secure_erase_seg = 1u32.to_le();
             config.secure_erase_sector_alignment = limits.align_sectors.to_le();
         }
         config.as_bytes().to_vec()
     }
+}
+
+/// The announced length of a range in sectors. Storage with a larger alignment does nothing for
+/// shorter ranges.
+fn announced(limits: RangeLimits, sectors_max: u32) -> u32 {
+    limits.sectors_max.min(sectors_max.max(limits.align_sectors))
 }

@@ -13,7 +13,10 @@ mod config;
 mod request;
 
 pub use completion::Completion;
-pub use config::{DeviceConfig, MAX_RANGES, SEGMENT_BYTES_MAX};
+pub use config::{
+    DISCARDED_SECTORS_MAX, DeviceConfig, MAX_RANGES, SEGMENT_BYTES_MAX, ZEROED_SECTORS_MAX,
+};
 pub use request::{
-    DiskView, Kind, REQUEST_BYTES_MAX, Range, RangeList, Refused, Request, id_bytes,
+    DISCARDED_PER_WRITTEN, DiskView, Kind, REQUEST_BYTES_MAX, Range, RangeList, Refused, Request,
+    id_bytes,
 };

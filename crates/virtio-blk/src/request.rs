@@ -16,6 +16,9 @@ use zerocopy::FromBytes;
 /// once.
 pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
+/// Bytes of a DISCARD that count as one byte in flight.
+pub const DISCARDED_PER_WRITTEN: u64 = 16;
+
 /// The properties of the disk for one queue; derived from the *negotiated* features at its start.
 #[derive(Clone, Debug)]
 pub struct DiskView {
@@ -139,16 +142,23 @@ pub enum Kind {
     Flush,
     /// Discards the ranges of the [`RangeList`].
     Discard {
+        /// Length of the longest range in bytes.
+        longest_bytes: u64,
         /// The effect is durable before the completion.
         durable: bool,
     },
     /// Zeroes the ranges of the [`RangeList`].
     WriteZeroes {
+        /// Length of all ranges in bytes.
+        bytes: u64,
         /// The effect is durable before the completion.
         durable: bool,
     },
     /// Erases the ranges of the [`RangeList`].
-    SecureErase,
+    SecureErase {
+        /// Length of all ranges in bytes.
+        bytes: u64,
+    },
     /// Copies the device id into the chain's writable segments.
     GetId,
 }
@@ -160,6 +170,17 @@ impl Kind {
         match self {
             Kind::Read { bytes, .. } | Kind::Write { bytes, .. } => bytes,
             _ => 0,
+        }
+    }
+
+    /// Bytes that the request adds to the queue's bound on I/O in flight, for which a stop waits. A
+    /// stop waits for one range of a DISCARD only, and storage discards faster than it writes.
+    #[inline]
+    pub fn inflight_bytes(self) -> u64 {
+        match self {
+            Kind::WriteZeroes { bytes, .. } | Kind::SecureErase { bytes } => bytes,
+            Kind::Discard { longest_bytes, .. } => longest_bytes / DISCARDED_PER_WRITTEN,
+            transfer => transfer.data_bytes(),
         }
     }
 }
@@ -269,16 +290,18 @@ fn parse_kind(
         blk::T_FLUSH if disk.flush => Ok(Kind::Flush),
         blk::T_GET_ID => Ok(Kind::GetId),
         blk::T_DISCARD => {
-            parse_ranges(chain, disk, disk.discard, header.kind, ranges)?;
-            Ok(Kind::Discard { durable: disk.write_through() })
+            let sizes = parse_ranges(chain, disk, disk.discard, header.kind, ranges)?;
+            let longest_bytes = sizes.longest * SECTOR_BYTES;
+            Ok(Kind::Discard { longest_bytes, durable: disk.write_through() })
         }
         blk::T_WRITE_ZEROES => {
-            parse_ranges(chain, disk, disk.write_zeroes, header.kind, ranges)?;
-            Ok(Kind::WriteZeroes { durable: disk.write_through() })
+            let sizes = parse_ranges(chain, disk, disk.write_zeroes, header.kind, ranges)?;
+            let bytes = sizes.sum * SECTOR_BYTES;
+            Ok(Kind::WriteZeroes { bytes, durable: disk.write_through() })
         }
         blk::T_SECURE_ERASE => {
-            parse_ranges(chain, disk, disk.secure_erase, header.kind, ranges)?;
-            Ok(Kind::SecureErase)
+            let sizes = parse_ranges(chain, disk, disk.secure_erase, header.kind, ranges)?;
+            Ok(Kind::SecureErase { bytes: sizes.sum * SECTOR_BYTES })
         }
         _ => Err(RequestError::Unsupported),
     }
@@ -300,6 +323,12 @@ fn checked_bytes(bytes: u64, sector: u64, disk: &DiskView) -> Result<u64, Reques
     Ok(bytes)
 }
 
+/// Lengths of a list of ranges in sectors.
+struct RangeSizes {
+    sum: u64,
+    longest: u64,
+}
+
 /// Checks all ranges before any of them is carried out (section 5.2.6.2). The total length of the
 /// ranges is bounded, too, except of a DISCARD.
 fn parse_ranges(
@@ -308,7 +337,7 @@ fn parse_ranges(
     limits: Option<RangeLimits>,
     kind: u32,
     ranges: &mut RangeList,
-) -> Result<(), RequestError> {
+) -> Result<RangeSizes, RequestError> {
     let limits = limits.ok_or(RequestError::Unsupported)?;
     let allowed = if kind == blk::T_WRITE_ZEROES { blk::WRITE_ZEROES_F_UNMAP } else { 0 };
     // A stop of the queue skips the rest of a DISCARD, but waits for the other commands.
@@ -320,18 +349,20 @@ fn parse_ranges(
     refuse_if(bytes == 0 || !bytes.is_multiple_of(size), RequestError::RangeList)?;
     refuse_if(bytes / size > u64::from(MAX_RANGES), RequestError::RangeList)?;
     ranges.clear();
-    let mut sum = 0;
+    let mut sizes = RangeSizes { sum: 0, longest: 0 };
     while let Some(bytes) = chain.take_front::<{ blk::RANGE_SEGMENT_BYTES }>() {
         let wire = blk::RangeSegment::read_from_bytes(&bytes).expect("the array has its size");
         let (sector, sectors) = (u64::from_le(wire.sector), u32::from_le(wire.num_sectors));
         let flags = u32::from_le(wire.flags);
         refuse_if(flags & !allowed != 0, RequestError::Unsupported)?;
         refuse_if(sectors > limits.sectors_max, RequestError::TooLarge)?;
-        sum += u64::from(sectors);
+        sizes.sum += u64::from(sectors);
+        sizes.longest = sizes.longest.max(u64::from(sectors));
         refuse_if(!disk.holds(sector, u64::from(sectors)), RequestError::Range)?;
         ranges.push(Range { sector, sectors, unmap: flags != 0 });
     }
-    refuse_if(sum > sum_max, RequestError::TooLarge)
+    refuse_if(sizes.sum > sum_max, RequestError::TooLarge)?;
+    Ok(sizes)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use backend::Info;
+use backend::{Info, RangeLimits};
 use common::info;
 use virtio_blk::{DeviceConfig, DiskView, id_bytes};
 
@@ -52,6 +52,18 @@ fn every_field_lies_at_its_offset() {
 fn requests_that_the_limits_allow_are_below_the_kernels_bound() {
     let space = config(info()).space(true);
     assert!(le(&space[8..12]) * le(&space[12..16]) < 32 << 20);
+}
+
+#[test]
+fn announced_ranges_are_short_unless_the_storage_wants_longer_ones() {
+    let field = |info: &Info, at: usize| le(&config(info.clone()).space(true)[at..at + 4]);
+    let limits = |align_sectors| Some(RangeLimits { sectors_max: 1 << 21, align_sectors });
+    let [discard, zeroes, erase] = [36, 48, 60];
+    let any =
+        Info { discard: limits(8), write_zeroes: limits(1), secure_erase: limits(1), ..info() };
+    assert_eq!([discard, zeroes, erase].map(|at| field(&any, at)), [128 << 10, 8 << 10, 8 << 10]);
+    let coarse = Info { discard: limits(1 << 20), ..any };
+    assert_eq!(field(&coarse, discard), 1 << 20);
 }
 
 #[test]

@@ -26,9 +26,9 @@ fn requests() -> Vec<(Vec<u8>, usize, Kind)> {
         (header(T_FLUSH, u64::MAX), 0, Kind::Flush),
         (header(T_GET_ID, 0), 20, Kind::GetId),
         (header(T_GET_ID, 0), 3, Kind::GetId),
-        (with(T_DISCARD, ranges()), 0, Kind::Discard { durable: false }),
-        (with(T_WRITE_ZEROES, ranges()), 0, Kind::WriteZeroes { durable: false }),
-        (with(T_SECURE_ERASE, ranges()), 0, Kind::SecureErase),
+        (with(T_DISCARD, ranges()), 0, Kind::Discard { longest_bytes: 16 << 9, durable: false }),
+        (with(T_WRITE_ZEROES, ranges()), 0, Kind::WriteZeroes { bytes: 18 << 9, durable: false }),
+        (with(T_SECURE_ERASE, ranges()), 0, Kind::SecureErase { bytes: 18 << 9 }),
     ]
 }
 
@@ -114,7 +114,7 @@ fn unmap_flag_of_write_zeroes_is_kept_range_by_range() {
     let bytes = [header(T_WRITE_ZEROES, 0), range(1, 2, 1), range(3, 4, 0)].concat();
     let mut guest = Guest::plain(&bytes, 1);
     let kind = guest.parse(&view(ALL)).unwrap().kind;
-    assert_eq!(kind, Kind::WriteZeroes { durable: false });
+    assert_eq!(kind, Kind::WriteZeroes { bytes: 6 << 9, durable: false });
     assert_eq!(guest.ranges.next_range(), Some(Range { sector: 1, sectors: 2, unmap: true }));
     assert_eq!(guest.ranges.next_range(), Some(Range { sector: 3, sectors: 4, unmap: false }));
     assert_eq!(guest.ranges.next_range(), None);

@@ -219,8 +219,8 @@ fn write_is_durable_without_flush_or_in_write_through_mode_only() {
         for bytes in &bytes {
             let kind = Guest::plain(bytes, 1).parse(&disk).unwrap().kind;
             let (Kind::Write { durable, .. }
-            | Kind::Discard { durable }
-            | Kind::WriteZeroes { durable }) = kind
+            | Kind::Discard { durable, .. }
+            | Kind::WriteZeroes { durable, .. }) = kind
             else {
                 panic!("{kind:?}")
             };
@@ -249,7 +249,8 @@ fn failed_io_counts_no_data() {
     assert_eq!((failed.code, failed.data_bytes), (S_IOERR, 0));
     let failed = Completion::of(read, Err(backend::IoError::Errno(5)), 0);
     assert_eq!((failed.code, failed.data_bytes), (S_IOERR, 0));
-    let unsupported = Completion::of(Kind::SecureErase, Err(backend::IoError::Unsupported), 0);
+    let unsupported =
+        Completion::of(Kind::SecureErase { bytes: 0 }, Err(backend::IoError::Unsupported), 0);
     assert_eq!((unsupported.code, unsupported.data_bytes), (S_UNSUPP, 0));
 }
 

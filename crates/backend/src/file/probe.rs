@@ -10,7 +10,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 
-/// Maximum length of a range command in sectors (1 GiB); it bounds the time to stop a queue.
+/// Maximum length of a range command in sectors (1 GiB). The device announces less; see
+/// `virtio_blk::ZEROED_SECTORS_MAX`.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
 /// Maximum alignment in bytes that is tried and accepted.
 const ALIGN_MAX: u32 = 64 << 10;
