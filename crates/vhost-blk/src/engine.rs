@@ -98,6 +98,11 @@ impl Server {
     pub fn serve(&mut self, stream: UnixStream, next: Option<Next<'_>>) -> Result<(), String> {
         self.device.serve(stream, next).map_err(|error| error.to_string())
     }
+
+    /// The front-end that takes the place of a silent one.
+    pub fn take_waiting(&mut self) -> Option<UnixStream> {
+        self.device.take_waiting()
+    }
 }
 
 fn choice(plane: Plane) -> PlaneChoice {

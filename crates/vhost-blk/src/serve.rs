@@ -116,7 +116,13 @@ fn serve_all(server: &mut Server, listener: &UnixListener, stop: &Stop) {
             }
         }
         match listener.accept() {
-            Ok((stream, _)) => serve_one(server, stream, Some(next), stop, &mut endings),
+            Ok((stream, _)) => {
+                let mut front_end = Some(stream);
+                while let Some(stream) = front_end {
+                    serve_one(server, stream, Some(next), stop, &mut endings);
+                    front_end = server.take_waiting();
+                }
+            }
             Err(error) => {
                 tracing::error!(%error, "accepting a front-end failed");
                 std::thread::sleep(ACCEPT_RETRY);

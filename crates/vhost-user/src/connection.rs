@@ -8,12 +8,16 @@ use crate::message::{self, MESSAGE_LIMIT};
 use crate::peeked;
 use crate::session::{Session, lock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SocketFlags;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use vhost::vhost_user::{BackendReqHandler, Error};
+
+/// Pause after a failed `accept`: if no descriptor is left, the next one would fail, too.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Waiting front-ends; one of them replaces a silent front-end.
 #[derive(Clone, Copy, Debug)]
@@ -37,11 +41,19 @@ pub(crate) fn serve(
     let session = Arc::new(Mutex::new(Session::new(device)));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     let mut first = next.map(|next| (next.listener, Instant::now() + next.patience));
+    let mut waiting = None;
     let result = loop {
         match wait(&peeked, mailbox, first) {
             Err(error) => break Err(error.into()),
             Ok(Wakeup::Message) => first = None,
-            Ok(Wakeup::Next) => break Err(ConnectionError::Silent),
+            Ok(Wakeup::Next(stream)) => {
+                waiting = Some(stream);
+                break Err(ConnectionError::Silent);
+            }
+            Ok(Wakeup::NextFailed) => {
+                first = first.map(|(listener, _)| (listener, Instant::now() + ACCEPT_RETRY));
+                continue;
+            }
             Ok(Wakeup::Command(mailbox)) => {
                 let mut session = lock(&session);
                 mailbox.handle(&mut session, true);
@@ -57,7 +69,9 @@ pub(crate) fn serve(
             Err(error) => break Err(error),
         }
     };
-    lock(&session).end();
+    let mut session = lock(&session);
+    session.end();
+    session.device.waiting = waiting;
     result
 }
 
@@ -68,6 +82,9 @@ fn handle<'a>(
     handler: &mut BackendReqHandler<Mutex<Session<'a>>>,
 ) -> Result<bool, ConnectionError> {
     let Some(header) = message::peek(stream)? else { return Ok(false) };
+    if !message::has_room_for_reply(stream)? {
+        return Err(ConnectionError::Deaf { seconds: MESSAGE_LIMIT.as_secs() });
+    }
     if peeked::handle(&header, stream, session)? {
         return Ok(true);
     }
@@ -95,12 +112,14 @@ enum Wakeup<'a> {
     /// A command of the operator.
     Command(&'a Mailbox),
     /// Another front-end waits, and this one is silent.
-    Next,
+    Next(UnixStream),
+    /// The waiting front-end cannot be accepted.
+    NextFailed,
 }
 
 /// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay the
 /// operator by more than one message. `first` applies until the first message: after its time,
-/// another waiting front-end is an event.
+/// another waiting front-end is an event, unless it has hung up while it waited.
 fn wait<'a>(
     stream: &UnixStream,
     mailbox: Option<&'a Mailbox>,
@@ -125,7 +144,23 @@ fn wait<'a>(
         match mailbox {
             Some(mailbox) if is_ready(1) => return Ok(Wakeup::Command(mailbox)),
             _ if is_ready(0) => return Ok(Wakeup::Message),
-            _ => return Ok(Wakeup::Next),
+            _ => {}
+        }
+        let Some((listener, _)) = first else { continue };
+        match accept(listener) {
+            Ok(waiting) if !has_hung_up(&waiting) => return Ok(Wakeup::Next(waiting)),
+            Ok(_) => {}
+            Err(_) => return Ok(Wakeup::NextFailed),
         }
     }
+}
+
+fn accept(listener: BorrowedFd<'_>) -> io::Result<UnixStream> {
+    Ok(rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?.into())
+}
+
+/// Returns whether the peer has closed its end.
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

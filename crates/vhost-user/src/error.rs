@@ -13,6 +13,12 @@ pub enum ConnectionError {
     /// The front-end sent no message, and another one waited.
     #[error("the front-end said nothing, and another one waits")]
     Silent,
+    /// The front-end leaves answers unread, and the socket has no room for another one.
+    #[error("the front-end has read no answer for {seconds} s; restart the VMM")]
+    Deaf {
+        /// Time that the answer waited.
+        seconds: u64,
+    },
     /// Queues were stopped and no data plane could start them again. A front-end can connect again;
     /// it loses no request if it keeps an in-flight region.
     #[error("the queues could not be started again: {0}")]

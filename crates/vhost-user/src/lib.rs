@@ -73,6 +73,8 @@ pub struct Device {
     mailbox: Option<Mailbox>,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
     writeback: Arc<AtomicBool>,
+    /// The front-end that replaces a silent one.
+    waiting: Option<UnixStream>,
 }
 
 impl Device {
@@ -90,7 +92,7 @@ impl Device {
             packed: options.packed && planes.packed(),
         };
         let writeback = Arc::new(AtomicBool::new(options.writeback));
-        Device { config, options, planes, mailbox: None, writeback }
+        Device { config, options, planes, mailbox: None, writeback, waiting: None }
     }
 
     /// The data planes.
@@ -126,7 +128,8 @@ impl Device {
     }
 
     /// Serves one front-end until it disconnects or the stream is shut down. Then stops and drains
-    /// its queues and unmaps its memory. A silent front-end must make room for the `next` one.
+    /// its queues and unmaps its memory. A silent front-end must make room for the `next` one, which
+    /// [`Device::take_waiting`] returns.
     ///
     /// # Errors
     /// [`ConnectionError`], for example if the front-end violates the protocol. The device can
@@ -140,6 +143,12 @@ impl Device {
         let outcome = connection::serve(self, stream, next, mailbox.as_ref());
         self.mailbox = mailbox;
         outcome
+    }
+
+    /// The front-end that [`Device::serve`] has accepted in place of a silent one. It is served
+    /// before those in the backlog.
+    pub fn take_waiting(&mut self) -> Option<UnixStream> {
+        self.waiting.take()
     }
 }
 

@@ -17,7 +17,8 @@ use vhost::vhost_user::message::{
     VhostUserMemoryRegion, VhostUserSingleMemoryRegion, VhostUserVringAddr,
 };
 
-/// Maximum wait for the rest of a message; it bounds the delay of an operator's command.
+/// Maximum wait for the rest of a message, and for room for its reply; it bounds the delay of an
+/// operator's command.
 pub(crate) const MESSAGE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Request code, flags, payload size (vhost-user, "Header").
@@ -159,6 +160,21 @@ pub(crate) fn receive(stream: &UnixStream, header: &Header) -> io::Result<(Vec<u
         }
     }
     Ok((bytes.split_off(HEADER_BYTES), files))
+}
+
+/// Waits until the socket has room for a reply. Returns `false` if the front-end reads none. A UNIX
+/// socket is ready for writing while three quarters of its buffer are free, so that the reply fits.
+pub(crate) fn has_room_for_reply(stream: &UnixStream) -> io::Result<bool> {
+    let end = Instant::now() + MESSAGE_LIMIT;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(stream, PollFlags::OUT)], Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Answers a message with a number.

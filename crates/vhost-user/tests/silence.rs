@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A front-end that connects and says nothing.
+//! A front-end that connects and says nothing, or reads nothing.
 
 mod common;
 
 use common::{Daemon, Setup, mem};
-use driver::Options;
+use driver::{Options, RawChannel};
 use std::sync::Arc;
 use std::time::Duration;
 use vhost_user::{Answer, Command};
@@ -41,4 +41,53 @@ fn a_silent_front_end_stays_while_nobody_waits() {
     drop(silent);
     daemon.next_outcome().unwrap();
     drop(waiting);
+}
+
+/// A daemon without patience that serves a silent front-end. Two others wait: one has hung up.
+fn served_silent(next: impl FnOnce(&Daemon)) -> (Daemon, RawChannel) {
+    let setup = Setup { patience: Duration::ZERO, ..Setup::default() };
+    let daemon = Daemon::start(Arc::new(mem()), &setup);
+    let first = daemon.raw();
+    first.message(GET_FEATURES, &[], &[]).unwrap();
+    assert!(first.reply(common::LIMIT).unwrap().value().is_some());
+    let silent = daemon.raw();
+    drop(daemon.raw());
+    next(&daemon);
+    drop(first);
+    daemon.next_outcome().unwrap();
+    (daemon, silent)
+}
+
+#[test]
+fn a_connection_that_was_closed_while_it_waited_evicts_nobody() {
+    let (daemon, silent) = served_silent(|_| {});
+    // The daemon has time to evict it; with too little time the test passes, too.
+    std::thread::sleep(Duration::from_millis(50));
+    silent.message(GET_FEATURES, &[], &[]).unwrap();
+    assert!(silent.reply(common::LIMIT).unwrap().value().is_some());
+    drop(silent);
+    daemon.next_outcome().unwrap();
+}
+
+#[test]
+fn a_live_connection_behind_a_closed_one_is_served() {
+    let mut waiting = None;
+    let (daemon, silent) = served_silent(|daemon| waiting = Some(daemon.raw()));
+    let waiting = waiting.unwrap();
+    let why = daemon.next_outcome().unwrap_err();
+    assert!(why.contains("said nothing"), "{why}");
+    assert!(silent.hangs_up_within(common::LIMIT).unwrap());
+    waiting.message(GET_FEATURES, &[], &[]).unwrap();
+    assert!(waiting.reply(common::LIMIT).unwrap().value().is_some());
+}
+
+#[test]
+fn a_front_end_that_reads_no_answers_is_disconnected() {
+    let daemon = Daemon::of(mem());
+    let deaf = daemon.raw();
+    deaf.stream().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    while deaf.message(GET_FEATURES, &[], &[]).is_ok() {}
+    let why = daemon.next_outcome().unwrap_err();
+    assert!(why.contains("has read no answer"), "{why}");
+    daemon.connect(&Options::default()).write(0, &[1; 512]).unwrap();
 }

@@ -94,8 +94,12 @@ impl Daemon {
                     std::thread::sleep(Duration::from_millis(1)); // no free descriptor right now
                     continue;
                 };
-                let outcome = device.serve(stream, Some(next));
-                let _ = told.send(outcome.map_err(|why| why.to_string()));
+                let mut front_end = Some(stream);
+                while let Some(stream) = front_end {
+                    let outcome = device.serve(stream, Some(next));
+                    let _ = told.send(outcome.map_err(|why| why.to_string()));
+                    front_end = device.take_waiting();
+                }
             }
         };
         let thread = std::thread::Builder::new().name("daemon".into()).spawn(body);
