@@ -238,19 +238,33 @@ fn a_write_through_write_of_the_page_cache_is_a_write_and_a_sync() {
 }
 
 #[test]
-fn more_syncs_than_files_wait_for_one() {
+fn more_syncs_than_files_wait_in_order_and_without_a_timer() {
     let mut bench = bench();
     let mut ios: Vec<Io> = SYNC_FILES.map(|_| command(IoKind::Flush, 0)).collect();
     for io in &mut ios {
         bench.started(io);
     }
-    let mut late = command(IoKind::Flush, 0);
-    assert!(matches!(bench.started(&mut late), Op::Timer { .. }));
-    assert!(matches!(bench.continued(&mut late, 0), Op::Timer { .. }));
+    let mut late: Vec<Io> = (0..3).map(|_| command(IoKind::Flush, 0)).collect();
+    for (io, slot) in late.iter_mut().zip([20, 10, 30]) {
+        assert_eq!(bench.lane.start(io, Slot(slot), &mut bench.engine), Step::Pending);
+        assert!(bench.engine.pushed.is_empty(), "it waits for an event, not for a time");
+    }
+    // The end of each sync starts the next one.
     assert_eq!(bench.event(&mut ios[2], 0), FINE);
-    let op = bench.continued(&mut late, 0);
-    assert!(is_sync(op), "{op:?}");
-    assert_eq!(bench.event(&mut late, 0), FINE);
+    for (n, slot) in [20, 10, 30].into_iter().enumerate() {
+        let (op, token) = bench.engine.take_one();
+        assert!(is_sync(op), "{op:?}");
+        assert_eq!(token, Token { slot: Slot(slot), layer: 0 });
+        let step = bench.lane.event(&mut late[n], token, -libc::EINTR, &mut bench.engine);
+        assert_eq!((step, bench.engine.take_one().1), (Step::Pending, token), "it is repeated");
+        assert_eq!(bench.lane.event(&mut late[n], token, 0, &mut bench.engine), FINE);
+    }
+    assert!(bench.engine.pushed.is_empty());
+    // No file is lost: one is free, and the next sync waits again.
+    let mut again = command(IoKind::Flush, 0);
+    bench.started(&mut again);
+    assert_eq!(bench.start(&mut command(IoKind::Flush, 0)), Step::Pending);
+    assert!(bench.engine.pushed.is_empty());
 }
 
 #[test]

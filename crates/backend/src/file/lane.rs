@@ -8,7 +8,7 @@
 //! WaitRange -> Transfer  <-> Fill -> Store      part of a block: read, modify, write back
 //!           -> ZeroWrite <-> Fill -> Store
 //!           -> Punch -> ZeroRange -> ZeroWrite  if the file system refuses the previous one
-//!           -> WaitSync <-> Sync
+//!           -> WaitSync -> Sync
 //! ```
 
 use super::bounce::BouncePool;
@@ -18,7 +18,7 @@ use super::results::Next;
 use super::sync::{self, SyncFailure, SyncFiles};
 use super::zeroes::ZeroLists;
 use crate::lock::ImageFile;
-use crate::{Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
+use crate::{Engine, FileIndex, Io, IoError, IoKind, Lane, Slot, Step, Token};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -47,7 +47,8 @@ pub(super) enum Stage {
     Store = 6,
     /// Timer: an earlier writer of the same blocks is not done.
     WaitRange = 7,
-    /// Timer: all files to sync are in use.
+    /// All files to sync are in use. The I/O that releases one starts this sync ([`SyncFiles`]): the
+    /// next event is that of the sync.
     WaitSync = 8,
     /// Discard command of a device.
     Discard = 9,
@@ -225,17 +226,26 @@ impl FileLane {
         self.shared.writers.may_proceed(ticket)
     }
 
-    fn finish(&mut self, io: &mut Io, outcome: Result<(), IoError>) -> Step {
+    fn finish(
+        &mut self,
+        io: &mut Io,
+        outcome: Result<(), IoError>,
+        engine: &mut dyn Engine,
+    ) -> Step {
+        if Stage::of(io) == Stage::Sync
+            && let Some(number) = io.held.take()
+            && let Some(next) = self.sync_files.give(number)
+        {
+            engine.push(Self::sync_op(number), Token { slot: next, layer: 0 });
+        }
         self.release(io);
         Step::Done(outcome)
     }
 
-    /// Releases the resources that the I/O holds.
+    /// Releases the bounce buffer and the place among the writers that the I/O holds.
     pub(super) fn release(&mut self, io: &mut Io) {
-        match (io.held.take(), Stage::of(io)) {
-            (Some(number), Stage::Sync) => self.sync_files.give(number),
-            (Some(number), _) => self.bounce.give(number),
-            (None, _) => {}
+        if let Some(number) = io.held.take() {
+            self.bounce.give(number);
         }
         if let Some(ticket) = io.ticket.take() {
             self.shared.writers.leave(ticket);
@@ -244,26 +254,21 @@ impl FileLane {
 
     /// Advances the I/O until it ends or waits for an operation.
     fn advance(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
-        for _ in 0..NOW_MAX {
-            let op = match self.next_op(io) {
-                Ok(op) => op,
-                Err(why) => return self.finish(io, Err(why)),
+        for calls in 0.. {
+            let op = match self.next_op(io, slot) {
+                Ok(Some(op)) => op,
+                Ok(None) => break, // the release of a file continues it
+                Err(why) => return self.finish(io, Err(why), engine),
             };
-            let Some(result) = self.run_now(io, &op) else {
-                return self.push(op, slot, engine);
+            let now = if calls < NOW_MAX { self.run_now(io, &op) } else { None };
+            let Some(result) = now else {
+                engine.push(op, Token { slot, layer: 0 });
+                break;
             };
             if let Next::End(outcome) = self.take_result(io, result) {
-                return self.finish(io, outcome);
+                return self.finish(io, outcome, engine);
             }
         }
-        match self.next_op(io) {
-            Ok(op) => self.push(op, slot, engine),
-            Err(why) => self.finish(io, Err(why)),
-        }
-    }
-
-    fn push(&self, op: Op, slot: Slot, engine: &mut dyn Engine) -> Step {
-        engine.push(op, Token { slot, layer: 0 });
         Step::Pending
     }
 }
@@ -298,8 +303,12 @@ impl Lane for FileLane {
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
+        if Stage::of(io) == Stage::WaitSync {
+            io.held = self.sync_files.given_to(token.slot);
+            io.stage = Stage::Sync.with_retries(0);
+        }
         match self.take_result(io, result) {
-            Next::End(outcome) => self.finish(io, outcome),
+            Next::End(outcome) => self.finish(io, outcome, engine),
             Next::Op => self.advance(io, token.slot, engine),
         }
     }
@@ -308,6 +317,7 @@ impl Lane for FileLane {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Op;
 
     #[derive(Default)]
     struct Pushed(Vec<Op>);

@@ -4,24 +4,25 @@
 use super::lane::{CACHED, FILE, FileLane, SYNC_FIRST, Stage};
 use super::piece::{WritePiece, widened, write_piece};
 use super::sys;
-use crate::{FileIndex, Io, IoError, IoKind, Op};
+use crate::{FileIndex, Io, IoError, IoKind, Op, Slot};
 use std::ops::Range;
 use std::time::Duration;
 
 /// Maximum segments of one system call.
 const SEGMENTS_MAX: u32 = libc::UIO_MAXIOV as u32;
-/// Interval at which a waiting I/O checks its condition (see [`super::range_lock`],
-/// [`super::sync`]). The other I/O may belong to another thread, which cannot wake this one.
+/// Interval at which a waiting writer checks its condition (see [`super::range_lock`]). The other
+/// writer may belong to another thread, which cannot wake this one.
 const RECHECK: Duration = Duration::from_micros(50);
 
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 impl FileLane {
-    pub(super) fn next_op(&mut self, io: &mut Io) -> Result<Op, IoError> {
+    /// The next operation; `None` if the I/O waits for a file to sync.
+    pub(super) fn next_op(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         let (offset, len) = (io.offset_bytes, io.len_bytes);
         let fallocate = |mode| Op::Fallocate { file: FILE, mode, offset, len };
-        Ok(match Stage::of(io) {
+        Ok(Some(match Stage::of(io) {
             Stage::Transfer if io.kind == IoKind::Read => self.read_op(io),
             Stage::Transfer | Stage::ZeroWrite => self.write_op(io),
             Stage::Fill => self.block_op(io, false),
@@ -29,9 +30,9 @@ impl FileLane {
             Stage::Punch => fallocate(PUNCH),
             Stage::Discard => Op::Discard { file: FILE, offset, len },
             Stage::ZeroRange => fallocate(ZERO_RANGE),
-            Stage::Sync => return self.sync_op(io),
-            Stage::WaitRange | Stage::WaitSync => Op::Timer { delay: RECHECK },
-        })
+            Stage::Sync | Stage::WaitSync => return self.start_sync(io, slot),
+            Stage::WaitRange => Op::Timer { delay: RECHECK },
+        }))
     }
 
     /// The remaining bytes of the range.
@@ -92,19 +93,20 @@ impl FileLane {
         }
     }
 
-    /// A sync, or a timer while no file is free. Fails if an earlier sync has failed.
-    fn sync_op(&mut self, io: &mut Io) -> Result<Op, IoError> {
+    /// A sync; `None` if it waits for a file. Fails if an earlier sync has failed.
+    fn start_sync(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         self.shared.sync_failure.check()?;
         if io.held.is_none() {
-            io.held = self.sync_files.take();
+            io.held = self.sync_files.take(slot);
         }
-        match io.held {
-            Some(number) => Ok(Op::Fdatasync { file: FileIndex(SYNC_FIRST + u32::from(number)) }),
-            None => {
-                io.stage = Stage::WaitSync.with_retries(0);
-                Ok(Op::Timer { delay: RECHECK })
-            }
+        if io.held.is_none() {
+            io.stage = Stage::WaitSync.with_retries(0);
         }
+        Ok(io.held.map(Self::sync_op))
+    }
+
+    pub(super) fn sync_op(number: u16) -> Op {
+        Op::Fdatasync { file: FileIndex(SYNC_FIRST + u32::from(number)) }
     }
 
     /// Returns whether a write-through write is a write plus a separate sync. With the page cache,

@@ -28,9 +28,8 @@ impl FileLane {
             Stage::Fill => self.filled(io, result as u64),
             Stage::Store => self.stored(io, result as u64),
             Stage::Punch | Stage::ZeroRange | Stage::Discard => self.written(io, true),
-            Stage::Sync => Next::End(self.shared.sync_failure.check()),
+            Stage::Sync | Stage::WaitSync => Next::End(self.shared.sync_failure.check()),
             Stage::WaitRange => self.waited(io),
-            Stage::WaitSync => Self::go_to(io, Stage::Sync),
         }
     }
 

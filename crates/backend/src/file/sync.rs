@@ -7,7 +7,8 @@
 //! recorded for the disk ([`SyncFailure`]): every later sync on any lane fails until the image is
 //! reopened.
 
-use crate::IoError;
+use crate::{IoError, Slot};
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -51,31 +52,57 @@ pub(super) fn may_be_of_a_sync(errno: i32) -> bool {
     ![EBADF, EDQUOT, EFAULT, EFBIG, EINVAL, ENOMEM, ENOSPC, EPERM].contains(&errno)
 }
 
-/// A lane's pool of open files for syncs.
+/// A lane's pool of open files for syncs. I/Os that find none free wait in order: a file that is
+/// returned goes to the first of them.
 pub(super) struct SyncFiles {
     files: Vec<File>,
     free: Vec<u16>,
+    /// No file is free while an I/O waits.
+    waiting: VecDeque<Slot>,
+    /// Files of I/Os that have waited, until the event of their sync.
+    given: Vec<(Slot, u16)>,
 }
 
 impl SyncFiles {
     pub(super) fn of(file: &File, read_only: bool) -> io::Result<Self> {
         let files = (0..SYNC_FILES).map(|_| open_again(file, read_only));
-        Ok(SyncFiles { files: files.collect::<Result<_, _>>()?, free: (0..SYNC_FILES).collect() })
+        Ok(SyncFiles {
+            files: files.collect::<Result<_, _>>()?,
+            free: (0..SYNC_FILES).collect(),
+            waiting: VecDeque::new(),
+            given: Vec::with_capacity(SYNC_FILES.into()),
+        })
     }
 
     pub(super) fn fds(&self) -> impl Iterator<Item = RawFd> {
         self.files.iter().map(AsRawFd::as_raw_fd)
     }
 
-    /// Takes a file; `None` while all are in use.
-    pub(super) fn take(&mut self) -> Option<u16> {
-        self.free.pop()
+    /// Takes a file. `None` while all are in use: the I/O of `slot` waits.
+    pub(super) fn take(&mut self, slot: Slot) -> Option<u16> {
+        let number = self.free.pop();
+        if number.is_none() {
+            self.waiting.push_back(slot);
+        }
+        number
     }
 
-    /// Returns a file to the pool.
-    pub(super) fn give(&mut self, number: u16) {
+    /// Returns a file to the pool, or gives it to the I/O that has waited longest. The caller starts
+    /// the sync of that one.
+    pub(super) fn give(&mut self, number: u16) -> Option<Slot> {
         debug_assert!(!self.free.contains(&number));
-        self.free.push(number);
+        let next = self.waiting.pop_front();
+        match next {
+            Some(slot) => self.given.push((slot, number)),
+            None => self.free.push(number),
+        }
+        next
+    }
+
+    /// The file that an I/O was given while it waited.
+    pub(super) fn given_to(&mut self, slot: Slot) -> Option<u16> {
+        let at = self.given.iter().position(|(owner, _)| *owner == slot)?;
+        Some(self.given.swap_remove(at).1)
     }
 }
 
