@@ -20,6 +20,7 @@ mod error;
 mod event;
 mod kernel;
 mod mail;
+mod once_per_second;
 mod plane;
 mod poll;
 mod poll_ring;
@@ -36,6 +37,7 @@ mod worker;
 
 pub use error::{KernelError, QueueStartError, StartError};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
+pub use once_per_second::OncePerSecond;
 pub use plane::{IoPoll, PlaneKind, QueueSetup, QueueStats, QueueStopped};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use selector::{PlaneChoice, PlaneSelector, QueueHandle};

@@ -2,6 +2,7 @@
 //! A queue that runs on a thread of the io_uring data plane.
 
 use crate::batch::Batch;
+use crate::once_per_second::OncePerSecond;
 use crate::plane::{QueueSetup, QueueStats, QueueStopped};
 use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
@@ -10,6 +11,8 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 use std::sync::mpsc::Sender;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
 use virtqueue::chain::StatusByte;
 use virtqueue::{Resubmit, RingFault, VirtQueue};
@@ -266,7 +269,7 @@ impl RunningQueue {
     /// in flight.
     #[cold]
     pub(crate) fn fault(&mut self, fault: &dyn Display) {
-        tracing::error!(queue = self.index, %fault, "ring fault: the queue is stopped; reset the device to go on");
+        log_fault(self.index, fault);
         self.faulted = true;
         self.resubmit.clear();
         if let Some(err) = &mut self.err {
@@ -282,5 +285,18 @@ impl RunningQueue {
     /// The state for the control plane.
     pub(crate) fn state(&self) -> QueueStopped {
         QueueStopped { base: self.ring.base(), stats: self.stats, faulted: self.faulted }
+    }
+}
+
+/// Logs a ring fault. A guest can reset its device and break the ring again in a loop, and its queues
+/// do not outlive a reset: the limit is that of the process.
+#[cold]
+fn log_fault(queue: u16, fault: &dyn Display) {
+    const TEXT: &str = "ring fault: the queue is stopped; reset the device to go on";
+    static LINES: Mutex<OncePerSecond> = Mutex::new(OncePerSecond::new());
+    match LINES.lock().unwrap_or_else(PoisonError::into_inner).due(Instant::now()) {
+        Some(0) => tracing::error!(queue, %fault, "{TEXT}"),
+        Some(not_shown) => tracing::error!(queue, %fault, not_shown, "{TEXT}"),
+        None => {}
     }
 }

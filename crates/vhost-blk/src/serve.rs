@@ -4,13 +4,12 @@
 
 use crate::engine::Server;
 use crate::failure::Failure;
-use crate::log::OncePerSecond;
 use crate::options::ServeArgs;
 use crate::signals::Stop;
 use crate::socket::{Endpoint, Source};
 use crate::socket_file::SocketFile;
 use crate::{control, disk, log, notify, os, socket_file};
-use data_plane::PlaneKind;
+use data_plane::{OncePerSecond, PlaneKind};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Has the child find `fd` under the number `number`, as a service manager would pass it.
 fn pass(command: &mut Command, fd: &impl AsRawFd, number: i32) {
@@ -308,4 +309,26 @@ fn what_a_front_end_did_wrong_is_logged_by_name() {
     channel.message(SET_VRING_NUM, &[0; 4], &[]).unwrap();
     let line = daemon.log_line("connection ended");
     assert!(line.contains("SET_VRING_NUM: size: 4 bytes of payload"), "{line}");
+}
+
+#[test]
+fn a_guest_that_breaks_its_ring_in_a_loop_does_not_flood_the_log() {
+    const ROUNDS: usize = 50;
+    let place = Place::new();
+    let mut daemon = Daemon::start(&mut place.serve(), &place.socket);
+    let mut device = driver::Device::connect(&place.socket, &driver::Options::default()).unwrap();
+    let begin = Instant::now();
+    for _ in 0..ROUNDS {
+        device.queue(0).queue().split().write_avail_idx(0x7fff);
+        device.queue(0).queue().kick();
+        assert!(device.queue(0).queue().wait_err(Duration::from_secs(60)).unwrap());
+        device.session().stop_queue(0).unwrap();
+        device.queue(0).queue().split().reset();
+        device.start_queue(0).unwrap();
+    }
+    let due_max = begin.elapsed().as_secs() as usize + 2;
+    drop(device);
+    daemon.signal(libc::SIGTERM);
+    let lines = daemon.rest_of_stderr().matches("ring fault: the queue is stopped").count();
+    assert!((1..=due_max).contains(&lines), "{lines} lines of {ROUNDS} faults, {due_max} due");
 }
