@@ -172,8 +172,7 @@ impl Drop for UringPlane {
     }
 }
 
-/// Aborts the program if the thread panics: unwinding would free memory that the kernel still
-/// writes to.
+/// Aborts the program if the thread panics.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -182,6 +181,13 @@ impl Drop for AbortOnPanic {
             std::process::abort();
         }
     }
+}
+
+/// Runs `body` on `owner`. Aborts the program if it panics: unwinding would free memory that the
+/// kernel still writes to. The guard is a local variable, so it is dropped before `owner`.
+fn run_or_abort<T>(mut owner: T, body: impl FnOnce(&mut T)) {
+    let _guard = AbortOnPanic;
+    body(&mut owner);
 }
 
 /// The set-up of one thread.
@@ -204,16 +210,13 @@ fn start_thread(
     let worker_fd = wake.try_clone().map_err(StartError::Thread)?;
     let (postbox, inbox) = Postbox::new(wake);
     let (started, outcome) = channel();
-    let body = move || {
-        let _guard = AbortOnPanic;
-        match build_worker(&*disk, &setup, inbox, worker_fd) {
-            Ok(worker) => {
-                let _ = started.send(Ok(()));
-                worker.run();
-            }
-            Err(error) => {
-                let _ = started.send(Err(error));
-            }
+    let body = move || match build_worker(&*disk, &setup, inbox, worker_fd) {
+        Ok(worker) => {
+            let _ = started.send(Ok(()));
+            run_or_abort(worker, Worker::run);
+        }
+        Err(error) => {
+            let _ = started.send(Err(error));
         }
     };
     let name = format!("vhost-blk-{number}");
@@ -240,4 +243,39 @@ fn build_worker(
     engine.register_files(&lane.files()).map_err(StartError::Register)?;
     let storage = Storage { lane, engine, stalled: VecDeque::new() };
     Ok(Worker::new(storage, setup.poll_max, Portion::new(setup.portion), inbox, mail_fd))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    /// Path of the file that the owner makes when it is dropped.
+    const MARK: &str = "VHOST_BLK_TEST_ABORT_MARK";
+
+    struct Owner(PathBuf);
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            std::fs::write(&self.0, "dropped").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_panic_aborts_before_the_memory_of_requests_is_freed() {
+        if let Some(mark) = std::env::var_os(MARK) {
+            return run_or_abort(Owner(mark.into()), |_| panic!("on purpose"));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("mark");
+        let test = std::thread::current().name().unwrap().to_owned();
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let output = again.args(["--exact", &test]).env(MARK, &mark).output().unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+        assert!(!mark.exists(), "the owner was dropped");
+        run_or_abort(Owner(mark.clone()), |_| ());
+        assert!(mark.exists());
+    }
 }

@@ -60,7 +60,7 @@ impl Worker {
     }
 
     /// Runs until the control plane ends the thread.
-    pub(crate) fn run(mut self) {
+    pub(crate) fn run(&mut self) {
         self.storage.engine.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
         while !self.exit {
             if self.turn() {
