@@ -231,3 +231,11 @@ fn a_file_that_may_not_be_written_says_so() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_file_that_cannot_be_opened_gets_a_remedy() {
+    let name = "x".repeat(300);
+    let error = File::open(&name, FileOptions::default()).expect_err("too long a name");
+    assert!(matches!(error, FileError::Open { .. }), "{error}");
+    assert!(error.to_string().contains("; check the path"), "{error}");
+}

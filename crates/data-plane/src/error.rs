@@ -15,10 +15,10 @@ pub enum StartError {
     )]
     Uring(io::Error),
     /// The disk cannot be opened for a thread.
-    #[error("cannot open the disk for a data-plane thread: {0}")]
+    #[error("cannot open the disk for a data-plane thread: {0}; raise the limit on open files")]
     Lane(io::Error),
     /// io_uring refuses the disk's file.
-    #[error("cannot register the disk's file with io_uring: {0}")]
+    #[error("cannot register the disk's file with io_uring: {0}; raise the limit on open files")]
     Register(io::Error),
     /// No thread or eventfd is left.
     #[error("cannot start a data-plane thread: {0}; raise the limits on threads and open files")]
@@ -35,7 +35,7 @@ pub enum QueueStartError {
     #[error("{0}")]
     Ring(#[from] QueueError),
     /// No file descriptor is left.
-    #[error("no descriptor is left: {0}")]
+    #[error("no descriptor is left: {0}; raise the limit on open files")]
     Descriptor(#[from] io::Error),
     /// The kernel cannot run the queue; the io_uring plane can.
     #[error("the kernel data plane cannot run it: {0}")]

@@ -11,7 +11,7 @@ pub enum ConnectionError {
     #[error("the front-end's message was refused: {0}")]
     Refused(String),
     /// The front-end sent no message, and another one waited.
-    #[error("the front-end said nothing, and another one waits")]
+    #[error("the front-end said nothing, and another one waits; find its process")]
     Silent,
     /// The front-end leaves answers unread, and the socket has no room for another one.
     #[error("the front-end has read no answer for {seconds} s; restart the VMM")]
@@ -21,10 +21,10 @@ pub enum ConnectionError {
     },
     /// Queues were stopped and no data plane could start them again. A front-end can connect again;
     /// it loses no request if it keeps an in-flight region.
-    #[error("the queues could not be started again: {0}")]
+    #[error("the queues could not be started again: {0}; connect again")]
     Lost(String),
     /// The socket failed.
-    #[error("the connection failed: {0}")]
+    #[error("the connection failed: {0}; connect again")]
     Socket(#[from] io::Error),
 }
 

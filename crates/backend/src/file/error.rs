@@ -24,7 +24,7 @@ pub enum FileError {
         source: io::Error,
     },
     /// The file cannot be opened.
-    #[error("{}: cannot be opened: {source}", .path.display())]
+    #[error("{}: cannot be opened: {source}; check the path, its permissions and the storage below it", .path.display())]
     Open {
         /// The file.
         path: PathBuf,

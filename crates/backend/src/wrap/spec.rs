@@ -52,7 +52,7 @@ pub enum SpecError {
         key: &'static str,
     },
     /// A missing key.
-    #[error("wrapper {wrapper}: needs {key}")]
+    #[error("wrapper {wrapper}: needs {key}; add it")]
     Missing {
         /// Name of the wrapper.
         wrapper: &'static str,
@@ -72,7 +72,7 @@ pub enum SpecError {
         expected: &'static str,
     },
     /// The file of the log cannot be opened.
-    #[error("wrapper record: cannot write {}: {source}", .path.display())]
+    #[error("wrapper record: cannot write {}: {source}; name a file that this user may write", .path.display())]
     Record {
         /// The file.
         path: PathBuf,
