@@ -155,7 +155,21 @@ static int vhost_blk_unreachable_error(const struct iov_iter *data, bool write)
 	return got > 0 || got == -ENOMEM ? -ENOMEM : -EFAULT;
 }
 
-/* Keeps the destination of a bounced read: vq.iov is reused before its end. */
+/**
+ * vhost_blk_save_iter - copy buffers, because vq.iov is reused
+ * @to: set to the copy
+ * @iov: its memory: data->nr_segs elements
+ * @data: the buffers
+ */
+void vhost_blk_save_iter(struct iov_iter *to, struct iovec *iov, const struct iov_iter *data)
+{
+	memcpy(iov, iter_iov(data), data->nr_segs * sizeof(*iov));
+	iov_iter_init(to, data->data_source, iov, data->nr_segs,
+		      data->iov_offset + iov_iter_count(data));
+	iov_iter_advance(to, data->iov_offset);
+}
+
+/* Keeps the destination of a bounced read. */
 static int vhost_blk_save_buffers(struct vhost_blk_req *req, const struct iov_iter *data)
 {
 	struct iov_iter at = *data;
@@ -171,10 +185,7 @@ static int vhost_blk_save_buffers(struct vhost_blk_req *req, const struct iov_it
 	iov = vhost_blk_alloc(req, data->nr_segs, sizeof(*iov));
 	if (!iov)
 		return -ENOMEM;
-	memcpy(iov, iter_iov(data), data->nr_segs * sizeof(*iov));
-	iov_iter_init(&req->bounce_to, ITER_DEST, iov, data->nr_segs,
-		      data->iov_offset + iov_iter_count(data));
-	iov_iter_advance(&req->bounce_to, data->iov_offset);
+	vhost_blk_save_iter(&req->bounce_to, iov, data);
 	req->bounce_iov = iov;
 	return 0;
 }

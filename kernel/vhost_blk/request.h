@@ -10,6 +10,8 @@
 
 #include "vhost_blk.h"
 
+struct vhost_blk_large;
+
 /**
  * struct vhost_blk_chain - a chain that was taken
  * @head: its number in the ring
@@ -68,6 +70,7 @@ struct vhost_blk_range {
  * @log_num: entries of @log
  * @log_iov: the same as host addresses, with an IOTLB
  * @log_iov_num: entries of @log_iov
+ * @large: the buffers of a request that is larger than a piece
  * @ranges: ranges of a range command
  * @nr_ranges: their number
  * @work: for the workqueue
@@ -107,6 +110,7 @@ struct vhost_blk_req {
 	unsigned int log_num;
 	struct iovec *log_iov;
 	unsigned int log_iov_num;
+	struct vhost_blk_large *large;
 	struct vhost_blk_range *ranges;
 	unsigned int nr_ranges;
 	struct work_struct work;

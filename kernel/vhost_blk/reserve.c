@@ -15,9 +15,13 @@
 /* Between two tries of a queue that has nothing in flight. */
 #define VHOST_BLK_RESERVE_INTERVAL	msecs_to_jiffies(10)
 
-/* Arrays of one request: pages, dirty log, the log as addresses, a copy of its iovecs. */
+/*
+ * Arrays of one request: pages, dirty log, the log as addresses, the buffers of a large request, and
+ * those of a bounced read.
+ */
 #define VHOST_BLK_RESERVE_BYTES	(VHOST_BLK_PIECE_PAGES * sizeof(struct bio_vec) + \
-				 UIO_MAXIOV * (sizeof(struct vhost_log) + 2 * sizeof(struct iovec)))
+				 UIO_MAXIOV * (sizeof(struct vhost_log) + 3 * sizeof(struct iovec)) + \
+				 VHOST_BLK_LARGE_BYTES)
 
 static_assert(VHOST_BLK_RANGES_MAX * sizeof(struct vhost_blk_range) <= VHOST_BLK_RESERVE_BYTES);
 

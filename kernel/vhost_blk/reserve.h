@@ -6,6 +6,9 @@
 #include <linux/types.h>
 #include <linux/workqueue.h>
 
+/* Room for struct vhost_blk_large without its memory. */
+#define VHOST_BLK_LARGE_BYTES	64
+
 struct page;
 struct vhost_blk_queue;
 struct vhost_blk_req;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Stage 3 of operations that may sleep for long: range commands, flushes of files, file I/O that
- * would block. They run on the backend's workqueue, charged to the owner's cgroup, so that neither
+ * would block, large requests. They run on the backend's workqueue, charged to the owner's cgroup, so that neither
  * the queue nor its completions wait for them.
  */
 #include <linux/fs.h>
@@ -99,11 +99,16 @@ bool vhost_blk_given_up(const struct vhost_blk_req *req)
 	return READ_ONCE(req->q->blk->closing) || READ_ONCE(req->be->dead);
 }
 
-/*
- * True if I/O that failed for lack of memory can be repeated later. I/O with an fsync cannot: fsync
- * reports lost writes only once, and lack of memory may have lost them.
+/**
+ * vhost_blk_may_repeat - wait, and allow to repeat I/O that failed for lack of memory
+ * @req: the request
+ *
+ * I/O with an fsync cannot be repeated: fsync reports lost writes only once, and lack of memory may
+ * have lost them.
+ *
+ * Return: false if the I/O has failed.
  */
-static bool vhost_blk_may_repeat(const struct vhost_blk_req *req)
+bool vhost_blk_may_repeat(const struct vhost_blk_req *req)
 {
 	if (!req->be->bdev && (req->durable || req->type == VIRTIO_BLK_T_FLUSH))
 		return false;
@@ -167,6 +172,8 @@ static int vhost_blk_do_slow(struct vhost_blk_req *req)
 {
 	int err;
 
+	if (req->bytes > VHOST_BLK_PIECE_BYTES)
+		return vhost_blk_do_large(req);
 	do
 		err = vhost_blk_do_once(req);
 	while (err == -ENOMEM && vhost_blk_may_repeat(req));

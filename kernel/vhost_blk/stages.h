@@ -34,7 +34,12 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 		     unsigned int *bytes);
 void vhost_blk_release(struct vhost_blk_req *req);
 
+/* large.c */
+int vhost_blk_submit_large(struct vhost_blk_req *req, const struct iov_iter *data);
+int vhost_blk_do_large(struct vhost_blk_req *req);
+
 /* data.c */
+void vhost_blk_save_iter(struct iov_iter *to, struct iovec *iov, const struct iov_iter *data);
 int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data);
 bool vhost_blk_copy_back(struct vhost_blk_req *req);
 void vhost_blk_unmap_data(struct vhost_blk_req *req);
@@ -55,6 +60,7 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len);
 void vhost_blk_submit_slow(struct vhost_blk_req *req);
 void vhost_blk_slow_work(struct work_struct *work);
 bool vhost_blk_given_up(const struct vhost_blk_req *req);
+bool vhost_blk_may_repeat(const struct vhost_blk_req *req);
 
 /* completion.c */
 void vhost_blk_end_io(struct vhost_blk_req *req, int error);

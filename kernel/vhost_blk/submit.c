@@ -83,57 +83,6 @@ static int vhost_blk_save_log(struct vhost_blk_req *req, const struct vhost_blk_
 	return 0;
 }
 
-/* Moves @data's first piece, of req->bytes bytes at req->sector, and waits for it. */
-static int vhost_blk_move_piece(struct vhost_blk_req *req, const struct iov_iter *data)
-{
-	struct iov_iter piece = *data;
-	int err;
-
-	iov_iter_truncate(&piece, req->bytes);
-	err = vhost_blk_map_data(req, &piece);
-	if (err)
-		return err;
-	req->error = req->be->bdev ? vhost_blk_bdev_rw(req) : vhost_blk_file_rw(req);
-	if (req->bounced)
-		vhost_blk_copy_back(req);
-	vhost_blk_unmap_data(req);
-	return 0;
-}
-
-/*
- * A request that is larger than a piece is firmware's, which reads whole files with one descriptor.
- * The worker moves it piece by piece, so that it takes no more memory than other requests. A try
- * that ends early for want of memory is repeated as a whole.
- */
-static int vhost_blk_submit_large(struct vhost_blk_req *req, struct iov_iter *data)
-{
-	u64 first_sector = req->sector;
-	u32 total = req->bytes;
-	int err = 0;
-
-	while (iov_iter_count(data) && !err && !req->error) {
-		if (fatal_signal_pending(current))
-			return -EINTR;
-		if (vhost_blk_given_up(req)) {
-			req->error = -EIO;
-			break;
-		}
-		req->bytes = min_t(size_t, iov_iter_count(data), VHOST_BLK_PIECE_BYTES);
-		err = vhost_blk_move_piece(req, data);
-		iov_iter_advance(data, req->bytes);
-		req->sector += req->bytes >> SECTOR_SHIFT;
-		cond_resched();
-	}
-	req->sector = first_sector;
-	req->bytes = total;
-	/* A second fsync would not tell of the lost write. */
-	if (req->error == -ENOMEM && (req->be->bdev || !req->durable))
-		err = -ENOMEM;
-	if (!err)
-		vhost_blk_end_io(req, req->error);
-	return err;
-}
-
 static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	int err;

@@ -4,12 +4,14 @@
 use super::{pattern, same};
 use crate::case::cases;
 use crate::host::disks::usual;
-use crate::host::env::Env;
+use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Disk, FileSystem, image};
 use crate::host::target::{self, Target, options};
+use crate::host::visibility::counters;
 use anyhow::{Context, Result, ensure};
 use driver::{Device, Layout, Options, Request};
 use kit::set::Set::Gating;
+use kit::system::run;
 use virtio_spec::blk::{S_IOERR, S_OK};
 
 cases! { Host;
@@ -19,6 +21,9 @@ cases! { Host;
     "requests-large-file", Gating,
         "requests of more than the module moves at a time, on an image opened with O_DIRECT",
         |env| large(env, image(FileSystem::Ext4, true));
+    "requests-large-frozen", Gating,
+        "a large write that waits for a frozen file system keeps no other request waiting",
+        |env| frozen(&env.on(Plane::Direct));
 }
 
 /// One whole piece, a part of another, and an odd end.
@@ -60,4 +65,40 @@ fn moves(device: &mut Device, layout: &Layout, seed: u64) -> Result<()> {
     let got = (read.status, read.written);
     ensure!(got == (Some(S_OK), BYTES as u32 + 1), "the read ended with {got:?}");
     same(&read.data, &data).context("the read")
+}
+
+/// Reads beside the write that waits.
+const READS: usize = 3;
+
+/// Starts a large write on a frozen file system: the queue serves reads, and answers questions.
+fn frozen(env: &Env) -> Result<()> {
+    let disk = image(FileSystem::Ext4, true)?;
+    println!("on {disk}");
+    let options = Options { scratch_bytes: 64 << 20, ..options() };
+    let Target { mut device, daemon: _daemon } = target::serve(env, &disk, &options)?;
+    let folder = disk.path.parent().context("the image has no folder")?.to_string_lossy();
+    let data = pattern(BYTES, 3);
+    run("fsfreeze", &["--freeze", &folder])?;
+    let served = beside_a_write_that_waits(&mut device, &data);
+    run("fsfreeze", &["--unfreeze", &folder])?;
+    served.context("while the file system is frozen")?;
+    let (_, wrote) = device.queue(0).collect().context("after the thaw")?;
+    ensure!(wrote.status == Some(S_OK), "the write ended with {:?}", wrote.status);
+    let mut found = vec![0; CHUNK];
+    device.read(SECTOR, &mut found)?;
+    same(&found, &data[..CHUNK])
+}
+
+fn beside_a_write_that_waits(device: &mut Device, data: &[u8]) -> Result<()> {
+    let layout = device.layout();
+    let write = device.queue(0).submit(&Request::write(SECTOR, data), &layout)?;
+    for n in 0..READS {
+        device.queue(0).submit(&Request::read(0, 4096), &layout)?;
+        let (id, read) = device.queue(0).collect().with_context(|| format!("read {n}"))?;
+        ensure!(id != write, "the write has ended");
+        ensure!(read.status == Some(S_OK), "read {n} ended with {:?}", read.status);
+    }
+    let inflight = counters(device)?.get("inflight").copied();
+    ensure!(inflight == Some(1), "{inflight:?} requests are in flight, not the write alone");
+    Ok(())
 }
