@@ -81,8 +81,14 @@
 #define VHOST_BLK_PIECE_BYTES	(32u << 20)
 /* Data segments of one request: the vhost core's limit, less header and status. */
 #define VHOST_BLK_SEG_MAX	(UIO_MAXIOV - 2)
-/* Pages of a piece: all its bytes, and a part of a page more at each border between segments. */
-#define VHOST_BLK_PIECE_PAGES	(VHOST_BLK_PIECE_BYTES / PAGE_SIZE + VHOST_BLK_SEG_MAX + 1)
+/* Memory that the data of a request lies in: all of a chain but header or status byte. */
+#define VHOST_BLK_DATA_SEGS_MAX	(UIO_MAXIOV - 1)
+/*
+ * Pages of a piece. A segment of L bytes at offset O of a page touches (O + L) / PAGE_SIZE pages,
+ * rounded up: with O = PAGE_SIZE - 1 and L = n * PAGE_SIZE + 2 that is n + 2. So each segment has
+ * less than two pages more than its bytes need.
+ */
+#define VHOST_BLK_PIECE_PAGES	(VHOST_BLK_PIECE_BYTES / PAGE_SIZE + 2 * VHOST_BLK_DATA_SEGS_MAX)
 /* Segments that need no allocation. */
 #define VHOST_BLK_INLINE_VECS	16
 /* Ranges that need no allocation. */
