@@ -13,7 +13,8 @@
  * @completed: chains put into the used ring
  * @refused: requests that were answered without I/O because they are wrong or not supported
  * @failed: requests whose I/O failed
- * @dropped: requests that ended after their owner was killed: no used entry
+ * @dropped: requests that ended without a used entry: their owner was killed, or the ring could not
+ *	be written
  * @kicks: times the handler ran because of a kick
  * @turns: turns of the loop
  * @calls: batches with an attempt to signal the call eventfd

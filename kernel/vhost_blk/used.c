@@ -20,7 +20,7 @@ static void vhost_blk_notify(struct vhost_blk_queue *q)
 
 /**
  * vhost_blk_publish - publish used entries and call the driver
- * @q: the queue, whose rings can be reached; its vq.mutex is held by its worker
+ * @q: the queue, whose rings can be reached; its vq.mutex is held in the owner's memory
  * @n: number of entries, the first ones of vq.heads
  */
 void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n)
@@ -28,10 +28,12 @@ void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n)
 	struct vhost_virtqueue *vq = &q->vq;
 
 	vhost_blk_region_batch(q, n);
-	if (unlikely(vhost_blk_add_used(vq, vq->heads, n)))
+	if (unlikely(vhost_blk_add_used(vq, vq->heads, n))) {
 		vhost_blk_fault(q);
-	else
-		vhost_blk_region_used(q, n);
+		q->stats.dropped += n;
+		return;
+	}
+	vhost_blk_region_used(q, n);
 	trace_vhost_blk_used(q, n);
 	vhost_blk_notify(q);
 	trace_vhost_blk_notify(q, n);
@@ -41,7 +43,7 @@ void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n)
 
 /**
  * vhost_blk_publish_settled - publish used entries of requests that ended without the rings
- * @q: the queue, whose rings can be reached; its vq.mutex is held by its worker
+ * @q: the queue, whose rings can be reached; its vq.mutex is held in the owner's memory
  */
 void vhost_blk_publish_settled(struct vhost_blk_queue *q)
 {
