@@ -182,6 +182,16 @@ static int vhost_blk_begin_stop(struct vhost_blk_queue *q, bool killable)
 	return 0;
 }
 
+/*
+ * Publishes settled entries if an IOTLB update has made the rings reachable. The update itself wakes
+ * the worker only if the owner has read the question that it answers. Asks for missing entries.
+ */
+static void vhost_blk_try_publish_settled(struct vhost_blk_queue *q)
+{
+	if (q->settled && vq_meta_prefetch(&q->vq))
+		vhost_blk_publish_settled(q);
+}
+
 /* Drains, and checks that all used entries are published: the position must be exact. */
 static int vhost_blk_await_stop(struct vhost_blk_queue *q, bool killable)
 {
@@ -191,8 +201,10 @@ static int vhost_blk_await_stop(struct vhost_blk_queue *q, bool killable)
 		return err;
 	if (vhost_blk_lock_queue(q, killable))
 		return -EINTR;
-	/* After the close no IOTLB entries come. */
-	if (!killable)
+	/* An ioctl runs in the owner's memory. After the close no IOTLB entries come. */
+	if (killable)
+		vhost_blk_try_publish_settled(q);
+	else
 		vhost_blk_drop_settled(q);
 	err = q->settled ? -EAGAIN : 0;
 	mutex_unlock(&q->vq.mutex);

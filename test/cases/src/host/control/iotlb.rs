@@ -118,41 +118,101 @@ const SLOW_NS: u64 = 500_000_000;
 /// Bytes of each such request.
 const SLOW_BYTES: usize = 64 << 10;
 
-/// An invalidation returns when no request in flight uses the old addresses, even if it removes the
-/// rings' addresses too. The used entries follow when the rings' addresses are back.
-pub(crate) fn invalidation_waits(env: &Env) -> Result<()> {
+/// A disk with slow reads, a device whose addresses are translated and mapped, its IOMMU, and the
+/// data at the start of the disk.
+fn slow_device(env: &Env) -> Result<(Disk, Device, KernelDevice, Vec<u8>)> {
     need_module()?;
     let slow = NullBlkOptions { irqmode: 2, completion_ns: SLOW_NS, ..NullBlkOptions::USUAL };
     let (disk, _) = null_blk(slow)?;
     let data = Rng::new(env.seed()).bytes(SLOW_BYTES);
     std::fs::write(&disk.path, &data).context("filling the disk")?;
-    let defaults = options();
+    let (device, iommu) = mapped_device(&disk, Options { scratch_bytes: 1 << 20, ..options() })?;
+    Ok((disk, device, iommu, data))
+}
+
+/// A device whose addresses are translated and mapped, and its IOMMU.
+pub(super) fn mapped_device(disk: &Disk, options: Options) -> Result<(Device, KernelDevice)> {
     let options = Options {
-        features: defaults.features | bit(F_ACCESS_PLATFORM),
-        regions: vec![(GPA, 8 << 20)],
-        scratch_bytes: 1 << 20,
+        features: options.features | bit(F_ACCESS_PLATFORM),
+        regions: vec![(GPA, 16 << 20)],
         setup: QueueSetup::Untouched,
-        ..defaults
+        ..options
     };
     let kernel = KernelOptions { num_queues: Some(1), ..KernelOptions::default() };
     let mut device = Device::open_kernel(disk.open()?, &options, &kernel)?;
     let iommu = device.session().kernel().context("no kernel device")?.device().try_clone()?;
     map_all(&iommu, device.memory())?;
     device.start()?;
+    Ok((device, iommu))
+}
+
+/// An invalidation returns when no request in flight uses the old addresses, even if it removes the
+/// rings' addresses too. The used entries follow when the rings' addresses are back.
+pub(crate) fn invalidation_waits(env: &Env) -> Result<()> {
+    let (_disk, mut device, iommu, data) = slow_device(env)?;
     let mut in_flight = 0;
     for round in 0..3 {
         in_flight += u64::from(invalidated(&mut device, &iommu, &data, round)?);
+        asks_for_rings(&iommu)?;
         if round == 2 {
             fails("a stop without rings", iommu.set_queue(0, false), libc::EAGAIN)?;
         }
         map_all(&iommu, device.memory())?;
-        let (_, read) = device.queue(0).collect().with_context(|| format!("round {round}"))?;
-        ensure!(read.status == Some(S_OK) && read.data == data, "status {:?}", read.status);
+        ends_well(&mut device, &data).with_context(|| format!("round {round}"))?;
     }
+    stops(&mut device, &iommu)?;
+    ensure!(in_flight > 0, "no request was in flight when its addresses were taken away");
+    Ok(())
+}
+
+/// A stop succeeds once the rings are mapped again, even if nobody has read that the device asked
+/// for them: the core then wakes no worker.
+pub(crate) fn stop_after_update(env: &Env) -> Result<()> {
+    let (_disk, mut device, iommu, data) = slow_device(env)?;
+    invalidated(&mut device, &iommu, &data, 0)?;
+    fails("a stop without rings", iommu.set_queue(0, false), libc::EAGAIN)?;
+    map_all(&iommu, device.memory())?;
+    stops(&mut device, &iommu)?;
+    ends_well(&mut device, &data)
+}
+
+/// An address of the owner at which nothing is.
+const NOTHING: u64 = 4096;
+
+/// A used entry that cannot be written counts as dropped, not as completed.
+pub(crate) fn used_ring_lost(env: &Env) -> Result<()> {
+    let (_disk, mut device, iommu, data) = slow_device(env)?;
+    invalidated(&mut device, &iommu, &data, 0)?;
+    asks_for_rings(&iommu)?;
+    let region = device.memory().regions()[0].clone();
+    iommu.map_iotlb(region.gpa(), region.size(), NOTHING, abi::ACCESS_RW)?;
+    let (completed, dropped) = wait_until("the request to be counted", || {
+        let counters = counters(&mut device)?;
+        let (completed, dropped) = (counters["completed"], counters["dropped"]);
+        Ok((completed + dropped > 0).then_some((completed, dropped)))
+    })?;
+    ensure!((completed, dropped) == (0, 1), "{completed} completed, {dropped} dropped");
+    iommu.set_queue(0, false).context("a stop")?;
+    Ok(())
+}
+
+/// The queue stops, at the position of its used ring.
+fn stops(device: &mut Device, iommu: &KernelDevice) -> Result<()> {
     iommu.set_queue(0, false).context("a stop with rings")?;
     let (base, used) = (iommu.vring_base(0)?, device.queue(0).queue().split().used_idx());
     ensure!(base as u16 == used, "the queue stopped at {base}, its used index is {used}");
-    ensure!(in_flight > 0, "no request was in flight when its addresses were taken away");
+    Ok(())
+}
+
+fn ends_well(device: &mut Device, data: &[u8]) -> Result<()> {
+    let (_, read) = device.queue(0).collect()?;
+    ensure!(read.status == Some(S_OK) && read.data == data, "status {:?}", read.status);
+    Ok(())
+}
+
+fn asks_for_rings(iommu: &KernelDevice) -> Result<()> {
+    let miss = iommu.next_miss(LIMIT)?.context("the device does not ask for its rings")?;
+    ensure!(miss.what == abi::IOTLB_MISS, "an IOTLB message of type {}", miss.what);
     Ok(())
 }
 
@@ -182,8 +242,6 @@ fn invalidated(
     let after = status.to_vec(0, 1)[0];
     ensure!(after == S_OK, "the status byte is {after:#x} after the invalidation");
     ensure!(buffer.to_vec(0, data.len()) == data, "the data is not there after the invalidation");
-    let miss = iommu.next_miss(LIMIT)?.context("the device does not ask for its rings")?;
-    ensure!(miss.what == abi::IOTLB_MISS, "an IOTLB message of type {}", miss.what);
     Ok(before != S_OK)
 }
 

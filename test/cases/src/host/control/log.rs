@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The dirty log contains every page that the device wrote: memory is compared with a copy.
 
+use super::iotlb::mapped_device;
+use crate::host::disks::usual;
 use crate::host::env::Env;
 use crate::host::fixture::Disk;
 use crate::host::integrity::disk_of;
 use crate::host::target::{self, Target, options};
 use anyhow::{Context, Result, ensure};
+use driver::kernel::regions_of;
 use driver::{Cuts, Device, DirtyLog, Layout, Options, Request};
 use kit::rng::Rng;
 use std::collections::BTreeSet;
@@ -26,18 +29,43 @@ pub(crate) fn dirty_log_is_complete(env: &Env, disk: Result<Disk>, flags: u32) -
         let options = Options { event_idx, scratch_bytes: 4 << 20, ..options() };
         let Target { mut device, daemon: _daemon } =
             target::serve_with(env, &disk, &options, &kernel)?;
-        let data = Rng::new(env.seed()).bytes(2 << 20);
-        device.write(0, &data)?;
-        let log = device.start_log()?;
-        let mut rng = Rng::new(env.seed() ^ 1);
-        let count = env.rounds(60);
-        for n in 0..count {
-            one(&mut device, &log, &mut rng, disk.block_bytes)
-                .with_context(|| format!("request {n} of seed {}", env.seed()))?;
-        }
-        ends(&mut device, &log)?;
+        is_complete(env, &mut device, disk.block_bytes)?;
     }
     Ok(())
+}
+
+/// The same where the driver's addresses differ from the guest-physical ones: the log has the
+/// latter, which start at 0 here.
+pub(crate) fn dirty_log_with_iotlb(env: &Env) -> Result<()> {
+    let disk = usual()?;
+    for event_idx in [false, true] {
+        let options = Options { event_idx, scratch_bytes: 4 << 20, ..options() };
+        let (mut device, iommu) = mapped_device(&disk, options)?;
+        let mut table = regions_of(device.memory());
+        table[0].gpa = 0;
+        iommu.set_mem_table(&table)?;
+        is_complete(env, &mut device, disk.block_bytes)?;
+    }
+    Ok(())
+}
+
+fn is_complete(env: &Env, device: &mut Device, block: u64) -> Result<()> {
+    let data = Rng::new(env.seed()).bytes(2 << 20);
+    device.write(0, &data)?;
+    let log = device.start_log()?;
+    let mut rng = Rng::new(env.seed() ^ 1);
+    let count = env.rounds(60);
+    for n in 0..count {
+        one(device, &log, &mut rng, block)
+            .with_context(|| format!("request {n} of seed {}", env.seed()))?;
+    }
+    ends(device, &log)
+}
+
+/// Address of queue 0's used ring in the log, which begins with the first byte of memory.
+fn used_ring(device: &mut Device) -> u64 {
+    let start = device.memory().regions()[0].gpa();
+    device.queue(0).queue().addresses()[2] - start
 }
 
 fn image_of(device: &Device) -> Vec<u8> {
@@ -73,13 +101,13 @@ fn one(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Result
     // Pages that the driver writes: descriptors, indirect tables, the avail ring. The device writes
     // none of them, except perhaps a page shared with the used ring, which is checked separately.
     let own: BTreeSet<usize> = driver_pages(device);
-    let used = device.queue(0).queue().addresses()[2] as usize;
+    let used = used_ring(device);
     for (page, (before, after)) in before.chunks(PAGE).zip(after.chunks(PAGE)).enumerate() {
         let changed = before != after;
         let marked = log.is_dirty((page * PAGE) as u64);
         ensure!(!changed || marked || own.contains(&page), "page {page} changed and is not marked");
     }
-    ensure!(log.is_dirty(used as u64), "the used ring at {used:#x} is not marked");
+    ensure!(log.is_dirty(used), "the used ring at {used:#x} is not marked");
     let marked = log.dirty_pages().len();
     ensure!(marked * PAGE < after.len() / 2, "{marked} pages are marked: that says nothing");
     // The pages of the status byte and of the used ring. To mark whole buffers would cost minutes
@@ -91,8 +119,10 @@ fn one(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Result
 
 /// Pages of the ring and of later allocations from guest memory (indirect tables).
 fn driver_pages(device: &mut Device) -> BTreeSet<usize> {
-    let [desc, avail, _] = device.queue(0).queue().addresses().map(|gpa| gpa as usize / PAGE);
-    let tables = device.memory().alloc(1, 1) as usize / PAGE;
+    let start = device.memory().regions()[0].gpa();
+    let page = |gpa: u64| (gpa - start) as usize / PAGE;
+    let [desc, avail, _] = device.queue(0).queue().addresses().map(page);
+    let tables = page(device.memory().alloc(1, 1));
     // The scratch memory lies between the ring and the tables; tables are allocated on demand.
     (desc..=avail).chain(tables.saturating_sub(64)..=tables).collect()
 }
@@ -106,7 +136,7 @@ fn ends(device: &mut Device, log: &DirtyLog) -> Result<()> {
     let layout = device.layout();
     let read = device.queue(0).execute(&Request::read(0, 8192), &layout)?;
     ensure!(read.status == Some(S_OK), "a read ended with {:?}", read.status);
-    let used = device.queue(0).queue().addresses()[2] / PAGE as u64 * PAGE as u64;
+    let used = used_ring(device) / PAGE as u64 * PAGE as u64;
     // The used ring is still logged, because it has its own flag.
     let marked: Vec<_> = log.dirty_pages().into_iter().filter(|&gpa| gpa != used).collect();
     ensure!(marked.is_empty(), "still marked without LOG_ALL: {marked:x?}");

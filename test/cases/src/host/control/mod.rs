@@ -8,8 +8,8 @@ mod race;
 mod swap;
 mod tune;
 
-pub(crate) use iotlb::{invalidation_waits, iotlb_with_misses};
-pub(crate) use log::dirty_log_is_complete;
+pub(crate) use iotlb::{invalidation_waits, iotlb_with_misses, stop_after_update, used_ring_lost};
+pub(crate) use log::{dirty_log_is_complete, dirty_log_with_iotlb};
 pub(crate) use swap::{swap_files, swap_mapped};
 pub(crate) use tune::tune;
 
@@ -62,9 +62,18 @@ cases! { Host;
     "iotlb-invalidation", Gating,
         "an IOTLB invalidation waits for the requests that use the old addresses",
         invalidation_waits;
+    "iotlb-stop", Gating,
+        "a queue stops after an IOTLB update that answers no question of the device",
+        stop_after_update;
+    "iotlb-used-ring-lost", Gating,
+        "used entries that cannot be written do not count as completed",
+        used_ring_lost;
     "dirty-log", Gating,
         "every page that the device wrote is in the dirty log",
         |env| dirty_log_is_complete(env, usual(), 0);
+    "dirty-log-iotlb", Gating,
+        "every page that the device wrote is in the dirty log, where addresses are translated",
+        dirty_log_with_iotlb;
     "dirty-log-pinned", Full,
         "every page that the device wrote is in the dirty log, with pinned memory",
         |env| dirty_log_is_complete(env, usual(), abi::OPT_PIN_MEMORY);
