@@ -113,7 +113,7 @@ pub(crate) struct Load {
 impl Load {
     /// Creates a load on sectors that contain only zeroes.
     pub(crate) fn new(queue: Queue, memory: &Arc<GuestMemory>, spec: Spec) -> Self {
-        let slots = spec.rooms.iter().map(|&room| Slot::new(memory, room)).collect();
+        let slots = spec.rooms.iter().map(|&room| Slot::new(memory, room, spec.unit)).collect();
         let sectors = vec![Known::Is(0); (spec.sectors.end - spec.sectors.start) as usize];
         let rng = Rng::new(spec.seed);
         let by_id = HashMap::new();

@@ -10,9 +10,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use virtio_spec::blk::{RangeSegment, ReqHeader};
 use zerocopy::IntoBytes;
 
-/// Bytes before a slot's data: header, one range, status byte.
-const HEAD_BYTES: usize = 64;
-const STATUS_AT: usize = 48;
+/// Bytes before a slot's data: header, ranges, status byte.
+const HEAD_BYTES: usize = 256;
+const STATUS_AT: usize = 192;
+/// Most ranges of a WRITE_ZEROES.
+const RANGES_MAX: u64 = 8;
 /// Content of the status byte before the device writes it.
 const NO_STATUS: u8 = 0xee;
 /// Most data segments of a request: the indirect tables in guest memory have room for them.
@@ -44,6 +46,8 @@ impl Op {
 
 /// Memory for one request.
 pub(super) struct Slot {
+    /// Sectors per logical block.
+    unit: u64,
     head: Area,
     data: Area,
     /// Offset of the data of the request in flight.
@@ -57,9 +61,9 @@ impl Slot {
         HEAD_BYTES + room + 3 * 4096
     }
 
-    pub(super) fn new(memory: &Arc<GuestMemory>, room: usize) -> Self {
+    pub(super) fn new(memory: &Arc<GuestMemory>, room: usize, unit: u64) -> Self {
         let head = memory.alloc_area(HEAD_BYTES, 64);
-        Self { head, data: memory.alloc_area(room + 4096, 4096), offset: 0, op: None }
+        Self { unit, head, data: memory.alloc_area(room + 4096, 4096), offset: 0, op: None }
     }
 
     /// Room for data, in bytes.
@@ -86,19 +90,32 @@ impl Slot {
         };
         let sector = if op.kind == Kind::Flush { 0 } else { op.sector };
         self.head.write(0, ReqHeader { kind, reserved: 0, sector }.as_bytes());
-        let range = RangeSegment { sector: op.sector, num_sectors: op.count as u32, flags: 0 };
-        self.head.write(16, range.as_bytes());
+        let ranges = if op.kind == Kind::Zeroes { self.ranges(rng, op) } else { Vec::new() };
+        self.head.write(16, ranges.as_bytes());
         self.head.store_u8(STATUS_AT, NO_STATUS, Relaxed);
         self.data.write(self.offset, data);
-        let segments = self.segments(rng, op, indirect);
+        let segments = self.segments(rng, op, ranges.len(), indirect);
         let id = if indirect { queue.add_indirect(&segments) } else { queue.add(&segments) }?;
         self.op = Some(op);
         Ok(id)
     }
 
-    fn segments(&self, rng: &mut Rng, op: Op, indirect: bool) -> Vec<Segment> {
+    /// The sectors of a WRITE_ZEROES as one range or, half of the time, as several.
+    fn ranges(&self, rng: &mut Rng, op: Op) -> Vec<RangeSegment> {
+        let blocks = op.count / self.unit;
+        let count = if rng.one_in(2) { 1 } else { (2 + rng.below(RANGES_MAX - 1)).min(blocks) };
+        let edge = |n| op.sector + blocks * n / count * self.unit;
+        (0..count)
+            .map(|n| {
+                let num_sectors = (edge(n + 1) - edge(n)) as u32;
+                RangeSegment { sector: edge(n), num_sectors, flags: 0 }
+            })
+            .collect()
+    }
+
+    fn segments(&self, rng: &mut Rng, op: Op, ranges: usize, indirect: bool) -> Vec<Segment> {
         let head = self.head.gpa();
-        let header = if op.kind == Kind::Zeroes { 32 } else { 16 };
+        let header = (16 + ranges * size_of::<RangeSegment>()) as u32;
         let mut segments = vec![Segment::readable(head, header)];
         let mut left = match op.kind {
             Kind::Read | Kind::Write => op.count as usize * SECTOR,
