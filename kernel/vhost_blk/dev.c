@@ -21,7 +21,7 @@ static const u64 vhost_blk_backend_features = BIT_ULL(VHOST_BACKEND_F_IOTLB_MSG_
 unsigned long vhost_blk_inflight_max = 256UL << 20;
 module_param_named(inflight_bytes_max, vhost_blk_inflight_max, ulong, 0644);
 MODULE_PARM_DESC(inflight_bytes_max,
-		 "most data bytes of a device in flight, whose pages are pinned; more wait in the ring");
+		 "most data bytes of a device in flight, whose pages are pinned, and most bytes that it zeroes at once; more wait in the ring");
 
 /*
  * Copies a structure that may be shorter or longer than the module's own: missing bytes are zero,

@@ -149,6 +149,8 @@ void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 		   be && READ_ONCE(be->dead) ? " removed" : "");
 	mutex_unlock(&blk->backend_mutex);
 	seq_printf(m, "inflight_bytes:\t%lld\n", (long long)atomic64_read(&blk->inflight_bytes));
+	seq_printf(m, "inflight_range_bytes:\t%lld\n",
+		   (long long)atomic64_read(&blk->inflight_range_bytes));
 	seq_printf(m, "memory_pinned:\t%d\n", !!READ_ONCE(blk->pinned));
 	atomic_inc(&blk->ioctls);
 	for (i = 0; i < num_queues; i++) {

@@ -116,7 +116,26 @@ static int vhost_blk_parse_range(const struct vhost_blk_req *req, struct vhost_b
 	return 0;
 }
 
-/* All ranges are checked before the first one starts. */
+/**
+ * vhost_blk_range_sectors - the length of a range command
+ * @req: the request
+ *
+ * Return: the sum of its ranges.
+ */
+u64 vhost_blk_range_sectors(const struct vhost_blk_req *req)
+{
+	u64 sectors = 0;
+	unsigned int i;
+
+	for (i = 0; i < req->nr_ranges; i++)
+		sectors += req->ranges[i].sectors;
+	return sectors;
+}
+
+/*
+ * All ranges are checked before the first one starts. @limit holds for each of them and, unless a
+ * stop skips them, for their sum.
+ */
 static int vhost_blk_parse_ranges(struct vhost_blk_req *req, struct iov_iter *data, u32 limit)
 {
 	size_t bytes = iov_iter_count(data);
@@ -141,6 +160,8 @@ static int vhost_blk_parse_ranges(struct vhost_blk_req *req, struct iov_iter *da
 			return err;
 	}
 	req->nr_ranges = n;
+	if (limit && req->type != VIRTIO_BLK_T_DISCARD && vhost_blk_range_sectors(req) > limit)
+		return -EIO;
 	req->durable = vhost_blk_write_through(req);
 	return 0;
 }

@@ -88,7 +88,7 @@ struct vhost_blk_req {
 	u8 __user *status_addr;
 	u64 sector;
 	u32 bytes;
-	u32 charged;
+	u64 charged;
 	u32 written;
 	u32 type;
 	u16 head;

@@ -118,6 +118,13 @@ bool vhost_blk_may_repeat(const struct vhost_blk_req *req)
 	return true;
 }
 
+/* A DISCARD is a hint: a stop or a pause need not wait for the rest of it. */
+static bool vhost_blk_skips_rest(const struct vhost_blk_req *req)
+{
+	return req->type == VIRTIO_BLK_T_DISCARD &&
+	       READ_ONCE(req->q->state) != VHOST_BLK_RUNNING;
+}
+
 /* In pieces, so that closing the device need not wait for terabytes. */
 static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_range *range)
 {
@@ -130,6 +137,8 @@ static int vhost_blk_do_range(struct vhost_blk_req *req, const struct vhost_blk_
 
 		if (vhost_blk_given_up(req) || vhost_blk_read_only(req))
 			return -EIO;
+		if (vhost_blk_skips_rest(req))
+			return 0;
 		err = req->be->bdev ? vhost_blk_bdev_range(req, sector, part, range->unmap) :
 				      vhost_blk_file_range(req, sector, part, range->unmap);
 		if (err == -ENOMEM && vhost_blk_may_repeat(req)) {

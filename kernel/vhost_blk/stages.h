@@ -26,6 +26,7 @@ void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *r
 
 /* request.c */
 bool vhost_blk_read_only(const struct vhost_blk_req *req);
+u64 vhost_blk_range_sectors(const struct vhost_blk_req *req);
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data);
 

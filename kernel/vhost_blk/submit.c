@@ -7,15 +7,13 @@
 #include "trace.h"
 
 /*
- * Counts @req's data as in flight. One request always passes, so that a limit below the size of a
+ * Counts bytes of @req as in flight. One request always passes, so that a limit below the size of a
  * request cannot stop the disk.
  */
-static bool vhost_blk_charge(struct vhost_blk_req *req, const struct iov_iter *data)
+static bool vhost_blk_charge(struct vhost_blk_req *req, atomic64_t *inflight, u64 bytes)
 {
 	struct vhost_blk *blk = req->q->blk;
-	/* A small segment counts as a whole page. A large request has one piece in flight. */
-	u32 bytes = iov_iter_npages(data, VHOST_BLK_PIECE_PAGES) * PAGE_SIZE;
-	u64 total = atomic64_add_return(bytes, &blk->inflight_bytes);
+	u64 total = atomic64_add_return(bytes, inflight);
 
 	if (unlikely(total > READ_ONCE(vhost_blk_inflight_max) && total != bytes)) {
 		WRITE_ONCE(req->q->starved, true);
@@ -26,23 +24,23 @@ static bool vhost_blk_charge(struct vhost_blk_req *req, const struct iov_iter *d
 		smp_wmb();
 		/* Before the subtraction; pairs with the subtraction in vhost_blk_uncharge(). */
 		smp_store_mb(blk->starving, true);
-		if (atomic64_sub_return(bytes, &blk->inflight_bytes))
+		if (atomic64_sub_return(bytes, inflight))
 			return false;
 		/* All other requests have finished: none would wake this queue. */
 		WRITE_ONCE(req->q->starved, false);
-		atomic64_add(bytes, &blk->inflight_bytes);
+		atomic64_add(bytes, inflight);
 	}
 	req->charged = bytes;
 	return true;
 }
 
-static void vhost_blk_uncharge(struct vhost_blk_req *req)
+static void vhost_blk_uncharge(struct vhost_blk_req *req, atomic64_t *inflight)
 {
 	struct vhost_blk *blk = req->q->blk;
 	unsigned int i;
 
 	/* A full barrier; pairs with smp_store_mb() in vhost_blk_charge(). */
-	atomic64_sub_return(req->charged, &blk->inflight_bytes);
+	atomic64_sub_return(req->charged, inflight);
 	req->charged = 0;
 	if (likely(!READ_ONCE(blk->starving)))
 		return;
@@ -85,13 +83,16 @@ static int vhost_blk_save_log(struct vhost_blk_req *req, const struct vhost_blk_
 
 static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 {
+	u64 bytes;
 	int err;
 
 	if (unlikely(!req->bytes)) {
 		vhost_blk_end_io(req, 0);
 		return 0;
 	}
-	if (unlikely(!vhost_blk_charge(req, data)))
+	/* A small segment counts as a whole page. A large request has one piece in flight. */
+	bytes = (u64)iov_iter_npages(data, VHOST_BLK_PIECE_PAGES) * PAGE_SIZE;
+	if (unlikely(!vhost_blk_charge(req, &req->q->blk->inflight_bytes, bytes)))
 		return -EAGAIN;
 	if (unlikely(req->bytes > VHOST_BLK_PIECE_BYTES))
 		return vhost_blk_submit_large(req, data);
@@ -102,6 +103,20 @@ static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 		vhost_blk_submit_bdev(req);
 	else
 		vhost_blk_submit_file(req);
+	return 0;
+}
+
+/*
+ * Waits in the ring while many bytes are being zeroed: a stop waits for those. They count apart from
+ * data, which a long command would keep waiting in the rings of all queues.
+ */
+static int vhost_blk_submit_zeroes(struct vhost_blk_req *req)
+{
+	u64 bytes = vhost_blk_range_sectors(req) << SECTOR_SHIFT;
+
+	if (!vhost_blk_charge(req, &req->q->blk->inflight_range_bytes, bytes))
+		return -EAGAIN;
+	vhost_blk_submit_slow(req);
 	return 0;
 }
 
@@ -142,9 +157,12 @@ static int vhost_blk_start(struct vhost_blk_req *req, struct iov_iter *data)
 		else
 			vhost_blk_submit_slow(req);
 		return 0;
-	default:
+	case VIRTIO_BLK_T_DISCARD:
+		/* A stop skips the rest of it. */
 		vhost_blk_submit_slow(req);
 		return 0;
+	default:
+		return vhost_blk_submit_zeroes(req);
 	}
 }
 
@@ -167,6 +185,16 @@ static void vhost_blk_init_req(struct vhost_blk_req *req, const struct vhost_blk
 	req->start_ns = q->now_ns;
 }
 
+static void vhost_blk_release_ranges(struct vhost_blk_req *req)
+{
+	if (req->ranges != &req->inline_range)
+		vhost_blk_free(req, req->ranges);
+	req->ranges = NULL;
+	req->nr_ranges = 0;
+	if (req->charged)
+		vhost_blk_uncharge(req, &req->q->blk->inflight_range_bytes);
+}
+
 /**
  * vhost_blk_release - release the resources of a request except its pages
  * @req: the request, whose pages are unmapped
@@ -179,14 +207,10 @@ void vhost_blk_release(struct vhost_blk_req *req)
 		req->log = NULL;
 		req->log_iov = NULL;
 	}
-	if (req->ranges) {
-		if (req->ranges != &req->inline_range)
-			vhost_blk_free(req, req->ranges);
-		req->ranges = NULL;
-		req->nr_ranges = 0;
-	}
+	if (unlikely(req->ranges))
+		vhost_blk_release_ranges(req);
 	if (req->charged)
-		vhost_blk_uncharge(req);
+		vhost_blk_uncharge(req, &req->q->blk->inflight_bytes);
 }
 
 /**

@@ -121,8 +121,9 @@ struct vhost_blk_queue;
  * @ioctls: number of tasks that may wait for a vq.mutex (ioctls, removal, close); no queue polls
  *	meanwhile
  * @inflight_bytes: data bytes in flight
+ * @inflight_range_bytes: bytes that WRITE_ZEROES and SECURE_ERASE in flight name
  * @closing: the last file descriptor is gone; set once, so it is read without a lock
- * @starving: some queue waits for @inflight_bytes to go down; see vhost_blk_charge()
+ * @starving: some queue waits for bytes in flight to go down; see vhost_blk_charge()
  * @opt: options; changed under dev.mutex. A request reads each field once, without a lock, so that
  *	they need not change together; but the flags that must be the same for all requests in
  *	flight (IOPOLL, PIN_MEMORY) are changed only while all queues are paused
@@ -143,6 +144,7 @@ struct vhost_blk {
 	struct mutex backend_mutex;
 	atomic_t ioctls;
 	atomic64_t inflight_bytes;
+	atomic64_t inflight_range_bytes;
 	bool closing;
 	bool starving;
 	struct vhost_blk_options opt;

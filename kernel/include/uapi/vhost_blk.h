@@ -74,7 +74,7 @@
  * VHOST_BLK_SET_QUEUE - start (num 1) or stop (num 0) one queue
  *
  * Stopping waits until what was taken is complete; VHOST_GET_VRING_BASE then tells exactly where
- * to go on. Starting needs an attached backend and a queue that is set up. Doing what is done
+ * to go on. The rest of a DISCARD is skipped, successfully. Starting needs an attached backend and a queue that is set up. Doing what is done
  * already succeeds.
  *
  * Errors: EPERM not the owner; ENOBUFS index too large; EINVAL num is neither 0 nor 1, the ring has
@@ -143,7 +143,8 @@
  * @queue_size_max: out: %VHOST_BLK_QUEUE_SIZE_MAX
  * @seg_max: out: most data segments of a request
  * @request_bytes_max: out: most data bytes of a request; larger ones get S_IOERR
- * @inflight_bytes_max: out: most data bytes of a device in flight; more wait in the ring
+ * @inflight_bytes_max: out: most data bytes of a device in flight, and, counted apart, most bytes
+ *	of its WRITE_ZEROES and SECURE_ERASE; more wait in the ring
  * @capacity_sectors: out: size of the backend in 512-byte sectors
  * @logical_block_bytes: out: smallest addressable unit
  * @physical_block_bytes: out: smallest unit written without read-modify-write
@@ -191,7 +192,8 @@ struct vhost_blk_info {
  * @size: bytes that the caller fills in, at least 8
  * @flags: VHOST_BLK_OPT_*; unknown ones are refused (EINVAL)
  * @max_discard_sectors: larger DISCARD ranges get S_IOERR; 0: only the capacity limits them
- * @max_write_zeroes_sectors: the same for WRITE_ZEROES
+ * @max_write_zeroes_sectors: larger WRITE_ZEROES requests (the sum of their ranges) get S_IOERR; 0:
+ *	only the capacity limits their ranges, and a stop may wait for long
  * @max_secure_erase_sectors: the same for SECURE_ERASE
  * @reserved: must be 0
  *

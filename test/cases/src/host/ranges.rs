@@ -2,10 +2,14 @@
 //! Range commands that take long, and events that end them early.
 
 use crate::case::cases;
+use crate::host::disks::usual;
 use crate::host::env::{Env, Plane};
-use crate::host::fixture::{Disk, FileSystem, NullBlkOptions, image, null_blk, wait_until};
+use crate::host::fixture::{
+    DISK_BYTES, Disk, Dm, DmKind, FileSystem, NullBlkOptions, image, null_blk, wait_until,
+};
 use crate::host::target::{options, serve, serve_with};
-use anyhow::{Result, ensure};
+use crate::host::visibility::counters;
+use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Request};
 use kit::set::Set::Gating;
@@ -13,7 +17,7 @@ use kit::stat::Stat;
 use kit::system::run;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
-use virtio_spec::blk::{RangeSegment, S_IOERR, WRITE_ZEROES_F_UNMAP};
+use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, WRITE_ZEROES_F_UNMAP};
 
 cases! { Host;
     "discard-read-only", Gating,
@@ -22,6 +26,15 @@ cases! { Host;
     "discard-closed", Gating,
         "a discard that takes long does not keep the device from being closed",
         closed;
+    "discard-stopped", Gating,
+        "a stop does not wait for the rest of a discard that takes long",
+        stopped;
+    "write-zeroes-bounded", Gating,
+        "a queue takes no more WRITE_ZEROES while many bytes are being zeroed",
+        |env| bounded(&env.on(Plane::Direct));
+    "write-zeroes-sum", Gating,
+        "a WRITE_ZEROES whose ranges are larger than the limit together is refused",
+        |env| sum_is_limited(&env.on(Plane::Direct));
     "write-zeroes-no-unmap", Gating,
         "a WRITE_ZEROES that may unmap keeps the space of an image whose owner forbids unmapping",
         no_unmap;
@@ -58,6 +71,80 @@ pub(crate) fn closed(env: &Env) -> Result<()> {
     let (disk, _) = null_blk(SLOW)?;
     drop(discards_all(env, &disk)?);
     was_cut_short(&disk)
+}
+
+/// The queue is stopped: the discard ends early, and well, because it is a hint.
+pub(crate) fn stopped(env: &Env) -> Result<()> {
+    let (disk, _) = null_blk(SLOW)?;
+    let mut device = discards_all(env, &disk)?;
+    device.session().stop_queue(0)?;
+    let status = device.queue(0).collect()?.1.status;
+    ensure!(status == Some(S_OK), "the discard ended with {status:?}");
+    was_cut_short(&disk)
+}
+
+/// Bytes that a device zeroes at once: the default of the module's `inflight_bytes_max`.
+const ZEROED_BYTES: u64 = 256 << 20;
+/// WRITE_ZEROES that the driver makes available, each of the whole disk.
+const ZEROES: u64 = 6;
+/// Time in which a queue takes all that it is going to take.
+const TAKES: Duration = Duration::from_millis(500);
+
+/// The disk keeps all requests for a while.
+pub(crate) fn bounded(env: &Env) -> Result<()> {
+    let (disk, dm) = Dm::over(usual()?, "zeroed", DmKind::Linear)?;
+    let mut device = serve(env, &disk, &options())?.device;
+    dm.suspend()?;
+    let taken = takes_some(&mut device, &disk);
+    dm.resume()?;
+    let wanted = ZEROED_BYTES / DISK_BYTES;
+    let taken = taken?;
+    ensure!(taken == wanted, "{taken} requests were taken, not {wanted}");
+    for n in 0..ZEROES {
+        let status = device.queue(0).collect().with_context(|| format!("request {n}"))?.1.status;
+        ensure!(status == Some(S_OK), "request {n} ended with {status:?}");
+    }
+    Ok(())
+}
+
+fn takes_some(device: &mut Device, disk: &Disk) -> Result<u64> {
+    let layout = device.layout();
+    let range = RangeSegment { sector: 0, num_sectors: u32::try_from(disk.sectors())?, flags: 0 };
+    for _ in 0..ZEROES {
+        device.queue(0).submit(&Request::write_zeroes(&[range]), &layout)?;
+    }
+    let mut inflight = || Ok(counters(device)?["inflight"]);
+    wait_until("requests to be taken", || Ok((inflight()? > 0).then_some(())))?;
+    std::thread::sleep(TAKES);
+    inflight()
+}
+
+/// Largest WRITE_ZEROES that the owner allows.
+const LIMIT_SECTORS: u32 = 64;
+
+/// The limit holds for the ranges together.
+pub(crate) fn sum_is_limited(env: &Env) -> Result<()> {
+    let disk = usual()?;
+    let limited = abi::BlkOptions {
+        max_write_zeroes_sectors: LIMIT_SECTORS,
+        max_discard_sectors: LIMIT_SECTORS,
+        ..abi::BlkOptions::with_flags(0)
+    };
+    let kernel = KernelOptions { options: limited, ..KernelOptions::default() };
+    let mut device = serve_with(env, &disk, &options(), &kernel)?.device;
+    let range = |sector, num_sectors| RangeSegment { sector, num_sectors, flags: 0 };
+    let (half, more) = (LIMIT_SECTORS / 2, LIMIT_SECTORS / 2 + 8);
+    let cases = [
+        (Request::write_zeroes(&[range(0, half), range(512, half)]), S_OK),
+        (Request::write_zeroes(&[range(0, half), range(512, more)]), S_IOERR),
+        (Request::discard(&[range(0, half), range(512, more)]), S_OK),
+    ];
+    let layout = device.layout();
+    for (n, (request, expected)) in cases.iter().enumerate() {
+        let status = device.queue(0).execute(request, &layout)?.status;
+        ensure!(status == Some(*expected), "request {n} ended with {status:?}");
+    }
+    Ok(())
 }
 
 /// The image keeps its blocks with the option, and loses them without it.
