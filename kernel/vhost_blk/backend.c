@@ -335,7 +335,10 @@ static int vhost_blk_attach(struct vhost_blk *blk, int fd)
 		return err;
 	}
 	err = vhost_blk_start_ready(blk);
-	/* After a swap the new backend stays; a failed first attach is undone. */
+	/*
+	 * After a swap the new backend stays; a failed first attach is undone. Only SIGKILL prevents
+	 * that, until the close: no IOTLB message unmaps a ring while this holds dev.mutex.
+	 */
 	if (err && first)
 		vhost_blk_detach(blk);
 	return err;

@@ -295,6 +295,11 @@ pub(crate) fn old_order(env: &Env, disk: Result<Disk>) -> Result<()> {
     device.session().share_memory(&memory, false)?;
     device.set_up_queues()?;
     let layout = device.layout();
+    // The first queue starts, the second one does not: nothing stays attached.
+    kernel(&mut device)?.set_vring_num(1, 2 * abi::BLK_QUEUE_SIZE_MAX)?;
+    fails("a queue that is too large", kernel(&mut device)?.set_backend(0, fd), libc::EINVAL)?;
+    fails("a queue after that", kernel(&mut device)?.set_queue(0, true), libc::ENODEV)?;
+    kernel(&mut device)?.set_vring_num(1, options.queue_size.into())?;
     for round in 0..3 {
         kernel(&mut device)?.set_backend(0, fd).context("start all")?;
         for queue in 0..2 {
