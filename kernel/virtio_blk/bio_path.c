@@ -15,11 +15,11 @@
 #include "virtio_blk.h"
 
 /* A plug submits when it holds so many bios. */
-#define PLUG_BIOS_MAX	64
+#define VIRTBLK_PLUG_BIOS_MAX	64
 /* A bio of this size submits its plug at once, as with blk-mq: it does not gain by waiting. */
-#define PLUG_BYTES_MAX	(128 << 10)
+#define VIRTBLK_PLUG_BYTES_MAX	(128 << 10)
 /* Sequential streams that a plug tells apart. */
-#define PLUG_STREAMS	4
+#define VIRTBLK_PLUG_STREAMS	4
 
 /**
  * struct virtblk_plug - the bios that a task has collected for one disk
@@ -34,7 +34,7 @@
 struct virtblk_plug {
 	struct blk_plug_cb cb;
 	struct bio_list bios[2];
-	struct bio *tails[PLUG_STREAMS];
+	struct bio *tails[VIRTBLK_PLUG_STREAMS];
 	unsigned int next_tail;
 	unsigned int count;
 	bool holds_queue;
@@ -57,7 +57,7 @@ struct virtblk_sleeper {
  */
 
 /* The memory node of the CPUs that use the queue. */
-static int queue_node(const struct virtblk_queue *q)
+static int virtblk_queue_node(const struct virtblk_queue *q)
 {
 	const struct blk_mq_queue_map *map = &q->blk->maps[q->polled];
 	unsigned int cpu;
@@ -68,7 +68,7 @@ static int queue_node(const struct virtblk_queue *q)
 	return NUMA_NO_NODE;
 }
 
-static struct virtblk_slot *alloc_slot(struct virtblk_queue *q, int node)
+static struct virtblk_slot *virtblk_alloc_slot(struct virtblk_queue *q, int node)
 {
 	struct virtblk_slot *slot = kzalloc_node(sizeof(*slot), GFP_KERNEL, node);
 
@@ -91,14 +91,14 @@ static struct virtblk_slot *alloc_slot(struct virtblk_queue *q, int node)
 int virtblk_alloc_slots(struct virtblk_queue *q)
 {
 	unsigned int count = q->blk->depth;
-	int node = queue_node(q);
+	int node = virtblk_queue_node(q);
 
 	q->slots = kvcalloc(count, sizeof(*q->slots), GFP_KERNEL);
 	q->reserve_sg = kvcalloc(q->blk->seg_max, sizeof(*q->reserve_sg), GFP_KERNEL);
 	if (!q->slots || !q->reserve_sg)
 		return -ENOMEM;
 	while (q->slot_count < count) {
-		q->slots[q->slot_count] = alloc_slot(q, node);
+		q->slots[q->slot_count] = virtblk_alloc_slot(q, node);
 		if (!q->slots[q->slot_count])
 			return -ENOMEM;
 		q->slot_count++;
@@ -121,7 +121,7 @@ void virtblk_free_slots(struct virtblk_queue *q)
 }
 
 /* The queue that this CPU uses. If the task moves to another CPU meanwhile, it still works. */
-static struct virtblk_queue *current_queue(struct virtblk *blk, bool polled)
+static struct virtblk_queue *virtblk_current_queue(struct virtblk *blk, bool polled)
 {
 	const struct blk_mq_queue_map *map =
 		&blk->maps[polled ? VIRTBLK_MAP_POLL : VIRTBLK_MAP_INTERRUPT];
@@ -134,12 +134,12 @@ static struct virtblk_queue *current_queue(struct virtblk *blk, bool polled)
  * adjacent ones a request. The block layer ends the plug when the task says so, and when it sleeps.
  */
 
-static void submit_plug(struct virtblk_plug *plug)
+static void virtblk_submit_plug(struct virtblk_plug *plug)
 {
 	struct virtblk *blk = plug->cb.data;
 
 	if (!bio_list_empty(&plug->bios[0]))
-		virtblk_bio_submit(current_queue(blk, false), &plug->bios[0]);
+		virtblk_bio_submit(virtblk_current_queue(blk, false), &plug->bios[0]);
 	if (!bio_list_empty(&plug->bios[1]))
 		virtblk_bio_submit(plug->poll_queue, &plug->bios[1]);
 	memset(plug->tails, 0, sizeof(plug->tails));
@@ -147,23 +147,23 @@ static void submit_plug(struct virtblk_plug *plug)
 }
 
 /* May run while the task goes to sleep, so it must not sleep itself. */
-static void unplug(struct blk_plug_cb *cb, bool from_schedule)
+static void virtblk_unplug(struct blk_plug_cb *cb, bool from_schedule)
 {
 	struct virtblk_plug *plug = container_of(cb, struct virtblk_plug, cb);
 	struct virtblk *blk = cb->data;
 
-	submit_plug(plug);
+	virtblk_submit_plug(plug);
 	kfree(plug);
 	/* Kept the virtqueues until after the kick. */
 	percpu_ref_put(&blk->disk->queue->q_usage_counter);
 }
 
 /* Inserts a bio after the one that it continues, if that is the last one of a stream. */
-static void insert(struct virtblk_plug *plug, struct bio_list *bios, struct bio *bio)
+static void virtblk_plug_bio(struct virtblk_plug *plug, struct bio_list *bios, struct bio *bio)
 {
 	unsigned int i;
 
-	for (i = 0; i < PLUG_STREAMS; i++) {
+	for (i = 0; i < VIRTBLK_PLUG_STREAMS; i++) {
 		struct bio *tail = plug->tails[i];
 
 		if (!tail || !virtblk_can_merge(tail, bio))
@@ -176,7 +176,7 @@ static void insert(struct virtblk_plug *plug, struct bio_list *bios, struct bio 
 		return;
 	}
 	bio_list_add(bios, bio);
-	plug->tails[plug->next_tail++ % PLUG_STREAMS] = bio;
+	plug->tails[plug->next_tail++ % VIRTBLK_PLUG_STREAMS] = bio;
 }
 
 /*
@@ -184,12 +184,13 @@ static void insert(struct virtblk_plug *plug, struct bio_list *bios, struct bio 
  * this single bio; nothing tells the two apart, so such a bio costs an allocation. Returns false if
  * there is no plug (some kernels), or no memory for its callback.
  */
-static bool collect(struct virtblk_queue *q, struct bio *bio)
+static bool virtblk_collect(struct virtblk_queue *q, struct bio *bio)
 {
 	struct virtblk *blk = q->blk;
-	struct blk_plug_cb *cb = blk_check_plugged(unplug, blk, sizeof(struct virtblk_plug));
 	struct virtblk_plug *plug;
+	struct blk_plug_cb *cb;
 
+	cb = blk_check_plugged(virtblk_unplug, blk, sizeof(*plug));
 	if (unlikely(!cb))
 		return false;
 	plug = container_of(cb, struct virtblk_plug, cb);
@@ -202,17 +203,18 @@ static bool collect(struct virtblk_queue *q, struct bio *bio)
 			plug->poll_queue = q;
 		/* A task unplugs before it polls. */
 		WRITE_ONCE(bio->bi_cookie, plug->poll_queue->index);
-		insert(plug, &plug->bios[1], bio);
+		virtblk_plug_bio(plug, &plug->bios[1], bio);
 	} else {
-		insert(plug, &plug->bios[0], bio);
+		virtblk_plug_bio(plug, &plug->bios[0], bio);
 	}
-	if (++plug->count >= PLUG_BIOS_MAX || bio->bi_iter.bi_size >= PLUG_BYTES_MAX)
-		submit_plug(plug);
+	if (++plug->count >= VIRTBLK_PLUG_BIOS_MAX ||
+	    bio->bi_iter.bi_size >= VIRTBLK_PLUG_BYTES_MAX)
+		virtblk_submit_plug(plug);
 	return true;
 }
 
 /* Polls until the list is shorter: perhaps no other task does. */
-static void poll_until_room(struct virtblk_queue *q)
+static void virtblk_poll_until_room(struct virtblk_queue *q)
 {
 	while (virtblk_bio_is_congested(q))
 		if (!virtblk_bio_reap(q, false)) {
@@ -222,20 +224,24 @@ static void poll_until_room(struct virtblk_queue *q)
 }
 
 /* A woken submitter goes on even if others fill the list before it runs. */
-static int wake_sleeper(struct wait_queue_entry *entry, unsigned int mode, int flags, void *key)
+static int virtblk_wake_sleeper(struct wait_queue_entry *entry, unsigned int mode, int flags,
+				void *key)
 {
-	/* Before the wake-up: pairs with the barrier of set_current_state() in sleep_in_order(). */
+	/*
+	 * Before the wake-up: pairs with the barrier of set_current_state() in
+	 * virtblk_sleep_in_order().
+	 */
 	WRITE_ONCE(container_of(entry, struct virtblk_sleeper, entry)->woken, true);
 	return autoremove_wake_function(entry, mode, flags, key);
 }
 
 /* Sleeps until a completion has made room. Sleepers are woken in order of arrival. */
-static void sleep_in_order(struct virtblk_queue *q)
+static void virtblk_sleep_in_order(struct virtblk_queue *q)
 {
 	struct virtblk_sleeper sleeper = {
 		.entry = {
 			.private = current,
-			.func = wake_sleeper,
+			.func = virtblk_wake_sleeper,
 			.entry = LIST_HEAD_INIT(sleeper.entry.entry),
 		},
 	};
@@ -255,7 +261,7 @@ static void sleep_in_order(struct virtblk_queue *q)
  * Waits while too many bios wait. Sleeping submits the bios that the task has collected under a
  * plug. Returns false if the bio ended with EAGAIN instead.
  */
-static bool throttle(struct virtblk_queue *q, struct bio *bio)
+static bool virtblk_throttle(struct virtblk_queue *q, struct bio *bio)
 {
 	if (likely(!virtblk_bio_is_congested(q)))
 		return true;
@@ -264,10 +270,10 @@ static bool throttle(struct virtblk_queue *q, struct bio *bio)
 		return false;
 	}
 	if (q->polled) {
-		poll_until_room(q);
+		virtblk_poll_until_room(q);
 		return true;
 	}
-	sleep_in_order(q);
+	virtblk_sleep_in_order(q);
 	/* One sleeper is woken at a time, and this one may submit to another queue. */
 	if (!virtblk_bio_is_congested(q))
 		virtblk_wake_throttled(q);
@@ -289,13 +295,13 @@ void virtblk_submit_bio(struct bio *bio)
 	bio = bio_split_to_limits(bio);
 	if (unlikely(!bio))
 		return;
-	q = current_queue(blk, bio->bi_opf & REQ_POLLED);
-	if (!throttle(q, bio))
+	q = virtblk_current_queue(blk, bio->bi_opf & REQ_POLLED);
+	if (!virtblk_throttle(q, bio))
 		return;
 	if (bio->bi_opf & REQ_POLLED)
 		WRITE_ONCE(bio->bi_cookie, q->index);
 	percpu_ref_get(&blk->disk->queue->q_usage_counter);
-	if (collect(q, bio))
+	if (virtblk_collect(q, bio))
 		return;
 	bio_list_add(&one, bio);
 	virtblk_bio_submit(q, &one);

@@ -3,7 +3,7 @@
  * The bio path between its lists and the ring. Requests of the bio path are called slots.
  *
  *	virtblk_bio_submit()	prepares bios without the queue's lock, dispatches, kicks
- *	dispatch()		adds to the ring: slots in flight, then waiting bios, then new ones
+ *	virtblk_dispatch()	adds to the ring: slots in flight, then waiting bios, then new ones
  *	virtblk_bio_reap()	takes used requests: next stage, or end of bios; dispatches, kicks
  *
  * Adjacent bios share a slot, as a scheduler merges adjacent requests: on a slow disk the number of
@@ -18,11 +18,11 @@
 #include "virtio_blk.h"
 
 /* Requests made of waiting bios in one dispatch, with interrupts off. */
-#define WAITING_BATCH	16
+#define VIRTBLK_WAITING_BATCH	16
 /* Merged bios have these flags in common. */
-#define SAME_FLAGS	(REQ_OP_MASK | REQ_POLLED)
+#define VIRTBLK_SAME_FLAGS	(REQ_OP_MASK | REQ_POLLED)
 /* Merged bios have none of these flags. */
-#define ALONE_FLAGS	REQ_NOMERGE_FLAGS
+#define VIRTBLK_ALONE_FLAGS	REQ_NOMERGE_FLAGS
 
 /**
  * struct virtblk_batch - new bios on their way into the ring
@@ -57,7 +57,7 @@ struct virtblk_id_query {
  * @first: the lower one
  * @second: the higher one
  *
- * gather() checks the limits of length.
+ * virtblk_gather() checks the limits of length.
  *
  * Return: true if both may share a request.
  */
@@ -65,15 +65,15 @@ bool virtblk_can_merge(const struct bio *first, const struct bio *second)
 {
 	if (bio_end_sector(first) != second->bi_iter.bi_sector)
 		return false;
-	if ((first->bi_opf ^ second->bi_opf) & SAME_FLAGS ||
-	    (first->bi_opf | second->bi_opf) & ALONE_FLAGS)
+	if ((first->bi_opf ^ second->bi_opf) & VIRTBLK_SAME_FLAGS ||
+	    (first->bi_opf | second->bi_opf) & VIRTBLK_ALONE_FLAGS)
 		return false;
 	return (bio_op(first) == REQ_OP_READ || bio_op(first) == REQ_OP_WRITE) &&
 	       first->bi_ioprio == second->bi_ioprio;
 }
 
 /* Scatterlist entries that a bio's data needs at most. */
-static unsigned int bio_segments_max(const struct virtblk *blk, struct bio *bio)
+static unsigned int virtblk_bio_segments(const struct virtblk *blk, struct bio *bio)
 {
 	unsigned int segments = 0;
 	struct bvec_iter iter;
@@ -91,19 +91,19 @@ static unsigned int bio_segments_max(const struct virtblk *blk, struct bio *bio)
  * Gives a free slot the first bio of a list and those that continue it. @taken gets their number.
  * Returns the scatterlist entries of all, at most.
  */
-static unsigned int gather(struct virtblk_queue *q, struct virtblk_slot *slot,
-			   struct bio_list *bios, unsigned int *taken)
+static unsigned int virtblk_gather(struct virtblk_queue *q, struct virtblk_slot *slot,
+				   struct bio_list *bios, unsigned int *taken)
 {
 	struct virtblk *blk = q->blk;
 	unsigned int sectors_max = queue_max_sectors(blk->disk->queue);
 	struct bio *next, *last = bio_list_pop(bios);
-	unsigned int segments = bio_segments_max(blk, last);
+	unsigned int segments = virtblk_bio_segments(blk, last);
 	unsigned int sectors = bio_sectors(last);
 
 	slot->bios = last;
 	*taken = 1;
 	while ((next = bio_list_peek(bios)) && virtblk_can_merge(last, next)) {
-		unsigned int more = bio_segments_max(blk, next);
+		unsigned int more = virtblk_bio_segments(blk, next);
 
 		if (segments + more > blk->seg_max || sectors + bio_sectors(next) > sectors_max)
 			break;
@@ -117,20 +117,20 @@ static unsigned int gather(struct virtblk_queue *q, struct virtblk_slot *slot,
 	return segments;
 }
 
-/* Counts the scatterlist entries of a slot's data again, as gather() did. */
-static unsigned int slot_segments(struct virtblk_queue *q, struct virtblk_slot *slot)
+/* Counts the scatterlist entries of a slot's data again, as virtblk_gather() did. */
+static unsigned int virtblk_slot_segments(struct virtblk_queue *q, struct virtblk_slot *slot)
 {
 	unsigned int segments = 0;
 	struct bio *bio;
 
 	for (bio = slot->bios; bio; bio = bio->bi_next)
-		segments += bio_segments_max(q->blk, bio);
+		segments += virtblk_bio_segments(q->blk, bio);
 	return segments;
 }
 
 /* Adds bytes that are contiguous in memory. Returns the entry that was written last. */
-static struct scatterlist *add_vec(struct virtblk_request *request, struct scatterlist *sg,
-				   const struct bio_vec *vec, unsigned int bytes_max)
+static struct scatterlist *virtblk_add_vec(struct virtblk_request *request, struct scatterlist *sg,
+					   const struct bio_vec *vec, unsigned int bytes_max)
 {
 	phys_addr_t at = page_to_phys(vec->bv_page) + vec->bv_offset;
 	unsigned int left = vec->bv_len;
@@ -151,8 +151,8 @@ static struct scatterlist *add_vec(struct virtblk_request *request, struct scatt
 	return sg;
 }
 
-static int alloc_sg(struct virtblk_queue *q, struct virtblk_slot *slot, unsigned int segments,
-		    bool locked)
+static int virtblk_slot_alloc_sg(struct virtblk_queue *q, struct virtblk_slot *slot,
+				 unsigned int segments, bool locked)
 {
 	if (likely(!virtblk_alloc_sg(&slot->request, segments)))
 		return 0;
@@ -167,8 +167,8 @@ static int alloc_sg(struct virtblk_queue *q, struct virtblk_slot *slot, unsigned
 }
 
 /* Describes the data of a slot's bios. */
-static int map_bios(struct virtblk_queue *q, struct virtblk_slot *slot, unsigned int segments,
-		    bool locked)
+static int virtblk_map_bios(struct virtblk_queue *q, struct virtblk_slot *slot,
+			    unsigned int segments, bool locked)
 {
 	struct virtblk_request *request = &slot->request;
 	struct scatterlist *sg = NULL;
@@ -176,12 +176,12 @@ static int map_bios(struct virtblk_queue *q, struct virtblk_slot *slot, unsigned
 	struct bio_vec vec;
 	struct bio *bio;
 
-	if (alloc_sg(q, slot, segments, locked))
+	if (virtblk_slot_alloc_sg(q, slot, segments, locked))
 		return -ENOMEM;
 	request->data.nents = 0;
 	for (bio = slot->bios; bio; bio = bio->bi_next)
 		bio_for_each_bvec(vec, bio, iter)
-			sg = add_vec(request, sg, &vec, q->blk->seg_bytes_max);
+			sg = virtblk_add_vec(request, sg, &vec, q->blk->seg_bytes_max);
 	sg_mark_end(sg);
 	return 0;
 }
@@ -191,8 +191,8 @@ static int map_bios(struct virtblk_queue *q, struct virtblk_slot *slot, unsigned
  * reserve may be used. Returns 0; -ENOMEM if the caller has to try again, under the lock or after a
  * completion; -EOPNOTSUPP for operations that virtio-blk does not have.
  */
-static int prepare_stage(struct virtblk_queue *q, struct virtblk_slot *slot, unsigned int segments,
-			 bool locked)
+static int virtblk_prepare_stage(struct virtblk_queue *q, struct virtblk_slot *slot,
+				 unsigned int segments, bool locked)
 {
 	struct virtblk_request *request = &slot->request;
 	/* Stays while a bio or a query of the serial number holds the queue's usage counter. */
@@ -207,13 +207,13 @@ static int prepare_stage(struct virtblk_queue *q, struct virtblk_slot *slot, uns
 				bio->bi_ioprio))
 		return -EOPNOTSUPP;
 	if (segments)
-		return map_bios(q, slot, segments, locked);
+		return virtblk_map_bios(q, slot, segments, locked);
 	virtblk_set_range(request, bio->bi_opf, bio->bi_iter.bi_sector, bio_sectors(bio));
 	return 0;
 }
 
 /* Frees the memory of a slot's stage, which the device does not have. Its bios stay. */
-static void unprepare(struct virtblk_queue *q, struct virtblk_slot *slot)
+static void virtblk_unprepare(struct virtblk_queue *q, struct virtblk_slot *slot)
 {
 	if (unlikely(slot->uses_reserve)) {
 		slot->uses_reserve = false;
@@ -226,7 +226,7 @@ static void unprepare(struct virtblk_queue *q, struct virtblk_slot *slot)
  * Counts a slot's bios as in flight for iostat. As with blk-mq they are one I/O of the first one's
  * partition, the others are merges, and flushes without data are counted apart.
  */
-static void account_start(struct virtblk_queue *q, struct virtblk_slot *slot)
+static void virtblk_account_start(struct virtblk_queue *q, struct virtblk_slot *slot)
 {
 	struct bio *first = slot->bios, *bio;
 
@@ -243,7 +243,7 @@ static void account_start(struct virtblk_queue *q, struct virtblk_slot *slot)
 	part_stat_unlock();
 }
 
-static void account_flush(struct block_device *part, unsigned long duration)
+static void virtblk_account_flush(struct block_device *part, unsigned long duration)
 {
 	part_stat_lock();
 	part_stat_inc(part, ios[STAT_FLUSH]);
@@ -252,7 +252,7 @@ static void account_flush(struct block_device *part, unsigned long duration)
 }
 
 /* Counts a slot's bios as ended for iostat. */
-static void account_end(const struct virtblk_slot *slot)
+static void virtblk_account_end(const struct virtblk_slot *slot)
 {
 	struct bio *first = slot->bios, *bio;
 	unsigned int sectors = 0;
@@ -264,11 +264,11 @@ static void account_end(const struct virtblk_slot *slot)
 	if (likely(sectors))
 		bdev_end_io_acct(first->bi_bdev, bio_op(first), sectors, slot->start);
 	else
-		account_flush(first->bi_bdev->bd_disk->part0, jiffies - slot->start);
+		virtblk_account_flush(first->bi_bdev->bd_disk->part0, jiffies - slot->start);
 }
 
 /* Returns a free slot or NULL. The last one used, with warm caches, comes first. */
-static struct virtblk_slot *get_slot(struct virtblk_queue *q)
+static struct virtblk_slot *virtblk_get_slot(struct virtblk_queue *q)
 {
 	struct virtblk_slot *slot;
 
@@ -280,7 +280,7 @@ static struct virtblk_slot *get_slot(struct virtblk_queue *q)
 }
 
 /* Frees a slot, which may be in another list still. */
-static void put_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
+static void virtblk_put_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
 {
 	lockdep_assert_held(&q->lock);
 	slot->stage = VIRTBLK_FREE;
@@ -288,12 +288,12 @@ static void put_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
 	list_move(&slot->node, &q->free);
 }
 
-static void free_query(struct kref *users)
+static void virtblk_free_query(struct kref *users)
 {
 	kfree(container_of(users, struct virtblk_id_query, users));
 }
 
-static void end_query(struct virtblk_slot *slot, blk_status_t status)
+static void virtblk_end_query(struct virtblk_slot *slot, blk_status_t status)
 {
 	struct virtblk_id_query *query = container_of(slot, struct virtblk_id_query, slot);
 	struct virtblk *blk = query->blk;
@@ -301,21 +301,21 @@ static void end_query(struct virtblk_slot *slot, blk_status_t status)
 	list_del_init(&slot->node);
 	query->status = status;
 	complete(&query->answered);
-	kref_put(&query->users, free_query);
+	kref_put(&query->users, virtblk_free_query);
 	percpu_ref_put(&blk->disk->queue->q_usage_counter);
 }
 
 /* All stages of a slot have ended, or one has failed: moves its bios to @done. */
-static void end_slot(struct virtblk_queue *q, struct virtblk_slot *slot, blk_status_t status,
-		     struct bio_list *done)
+static void virtblk_end_slot(struct virtblk_queue *q, struct virtblk_slot *slot,
+			     blk_status_t status, struct bio_list *done)
 {
 	struct bio *bio, *next;
 
 	if (unlikely(slot->stage == VIRTBLK_GET_ID)) {
-		end_query(slot, status);
+		virtblk_end_query(slot, status);
 		return;
 	}
-	account_end(slot);
+	virtblk_account_end(slot);
 	for (bio = slot->bios; bio; bio = next) {
 		next = bio->bi_next;
 		/* A part that was split off may have failed already. */
@@ -323,14 +323,14 @@ static void end_slot(struct virtblk_queue *q, struct virtblk_slot *slot, blk_sta
 			bio->bi_status = status;
 		bio_list_add(done, bio);
 	}
-	put_slot(q, slot);
+	virtblk_put_slot(q, slot);
 }
 
 /*
  * Gives bios back to their owners. The disk may be freed as soon as the last one has ended. Without
  * the queue's lock.
  */
-static void end_bios(struct virtblk *blk, struct bio_list *done)
+static void virtblk_end_bios(struct virtblk *blk, struct bio_list *done)
 {
 	struct percpu_ref *usage = &blk->disk->queue->q_usage_counter;
 	struct bio *bio;
@@ -353,7 +353,7 @@ static void end_bios(struct virtblk *blk, struct bio_list *done)
  * none, and a flush that was on its way when that changed does no harm.
  */
 
-static enum virtblk_stage first_stage(const struct bio *bio)
+static enum virtblk_stage virtblk_first_stage(const struct bio *bio)
 {
 	if (bio->bi_opf & REQ_PREFLUSH || !bio_sectors(bio))
 		return VIRTBLK_PREFLUSH;
@@ -361,7 +361,7 @@ static enum virtblk_stage first_stage(const struct bio *bio)
 }
 
 /* The stage after one that has succeeded; VIRTBLK_FREE if that was the last one. */
-static enum virtblk_stage next_stage(const struct virtblk_slot *slot)
+static enum virtblk_stage virtblk_next_stage(const struct virtblk_slot *slot)
 {
 	const struct bio *bio = slot->bios;
 
@@ -374,14 +374,14 @@ static enum virtblk_stage next_stage(const struct virtblk_slot *slot)
 }
 
 /* A slot has come to a stage that is a T_FLUSH. */
-static void queue_flush(struct virtblk_queue *q, struct virtblk_slot *slot)
+static void virtblk_queue_flush(struct virtblk_queue *q, struct virtblk_slot *slot)
 {
 	lockdep_assert_held(&q->lock);
 	list_move_tail(&slot->node, &q->flush_waiting);
 }
 
 /* Starts the next T_FLUSH, for all slots that wait for one, unless another is in flight. */
-static void start_flush(struct virtblk_queue *q)
+static void virtblk_start_flush(struct virtblk_queue *q)
 {
 	if (q->flush || list_empty(&q->flush_waiting))
 		return;
@@ -390,30 +390,30 @@ static void start_flush(struct virtblk_queue *q)
 	list_splice_init(&q->flush_waiting, &q->flush_joined);
 }
 
-static void advance(struct virtblk_queue *q, struct virtblk_slot *slot, blk_status_t status,
-		    struct bio_list *done)
+static void virtblk_advance(struct virtblk_queue *q, struct virtblk_slot *slot, blk_status_t status,
+			    struct bio_list *done)
 {
 	enum virtblk_stage next = VIRTBLK_FREE;
 
 	if (likely(!status) && slot->stage != VIRTBLK_GET_ID)
-		next = next_stage(slot);
+		next = virtblk_next_stage(slot);
 	if (likely(next == VIRTBLK_FREE)) {
-		end_slot(q, slot, status, done);
+		virtblk_end_slot(q, slot, status, done);
 		return;
 	}
 	slot->stage = next;
 	if (next == VIRTBLK_DATA)
 		list_move_tail(&slot->node, &q->requeued);
 	else
-		queue_flush(q, slot);
+		virtblk_queue_flush(q, slot);
 }
 
 /*
  * A stage has ended: the slot goes on to its next one, or its bios to @done. The status of a
  * T_FLUSH is that of all slots that it serves.
  */
-static void end_stage(struct virtblk_queue *q, struct virtblk_slot *slot, blk_status_t status,
-		      struct bio_list *done)
+static void virtblk_end_stage(struct virtblk_queue *q, struct virtblk_slot *slot,
+			      blk_status_t status, struct bio_list *done)
 {
 	struct virtblk_slot *joined, *next;
 	LIST_HEAD(served);
@@ -422,9 +422,9 @@ static void end_stage(struct virtblk_queue *q, struct virtblk_slot *slot, blk_st
 		q->flush = NULL;
 		list_splice_init(&q->flush_joined, &served);
 	}
-	advance(q, slot, status, done);
+	virtblk_advance(q, slot, status, done);
 	list_for_each_entry_safe(joined, next, &served, node)
-		advance(q, joined, status, done);
+		virtblk_advance(q, joined, status, done);
 }
 
 /*
@@ -433,12 +433,12 @@ static void end_stage(struct virtblk_queue *q, struct virtblk_slot *slot, blk_st
  */
 
 /* Adds a slot's stage to the ring. After an error nothing but the slot itself is left. */
-static int send_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
+static int virtblk_send_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
 {
 	int err = virtblk_add(q, &slot->request);
 
 	if (unlikely(err)) {
-		unprepare(q, slot);
+		virtblk_unprepare(q, slot);
 		return err;
 	}
 	slot->sent = jiffies;
@@ -446,24 +446,24 @@ static int send_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
 	return 0;
 }
 
-static bool is_temporary(int err)
+static bool virtblk_is_temporary(int err)
 {
 	return err == -ENOSPC || err == -ENOMEM;
 }
 
-static bool has_requeued(const struct virtblk_queue *q)
+static bool virtblk_has_requeued(const struct virtblk_queue *q)
 {
 	return !list_empty(&q->requeued) || !list_empty(&q->flush_waiting);
 }
 
 /* Sends the next stages of slots in flight. They go first: they hold slots that bios wait for. */
-static bool send_requeued(struct virtblk_queue *q, struct bio_list *done)
+static bool virtblk_send_requeued(struct virtblk_queue *q, struct bio_list *done)
 {
 	struct virtblk_slot *slot;
 	int err;
 
 	for (;;) {
-		start_flush(q);
+		virtblk_start_flush(q);
 		slot = list_first_entry_or_null(&q->requeued, struct virtblk_slot, node);
 		if (!slot)
 			return true;
@@ -471,18 +471,18 @@ static bool send_requeued(struct virtblk_queue *q, struct bio_list *done)
 		if (slot->stage == VIRTBLK_GET_ID)
 			virtblk_set_get_id(q->blk->vdev, &slot->request);
 		else
-			err = prepare_stage(q, slot, slot_segments(q, slot), true);
+			err = virtblk_prepare_stage(q, slot, virtblk_slot_segments(q, slot), true);
 		if (!err)
-			err = send_slot(q, slot);
-		if (is_temporary(err))
+			err = virtblk_send_slot(q, slot);
+		if (virtblk_is_temporary(err))
 			return false;
 		if (err)
-			end_stage(q, slot, BLK_STS_IOERR, done);
+			virtblk_end_stage(q, slot, BLK_STS_IOERR, done);
 	}
 }
 
 /* Puts the bios of a slot that was not sent back at the head of a list. */
-static void put_back(struct virtblk_slot *slot, struct bio_list *bios)
+static void virtblk_put_back(struct virtblk_slot *slot, struct bio_list *bios)
 {
 	struct bio_list taken;
 
@@ -495,67 +495,68 @@ static void put_back(struct virtblk_slot *slot, struct bio_list *bios)
 }
 
 /* Gives a slot the first bios of a list, and prepares their data if they begin with that stage. */
-static int prepare_next(struct virtblk_queue *q, struct virtblk_slot *slot, struct bio_list *bios,
-			bool locked, unsigned int *taken)
+static int virtblk_prepare_next(struct virtblk_queue *q, struct virtblk_slot *slot,
+				struct bio_list *bios, bool locked, unsigned int *taken)
 {
-	unsigned int segments = gather(q, slot, bios, taken);
+	unsigned int segments = virtblk_gather(q, slot, bios, taken);
 
-	slot->stage = first_stage(slot->bios);
+	slot->stage = virtblk_first_stage(slot->bios);
 	slot->accounted = false;
 	if (unlikely(slot->stage != VIRTBLK_DATA))
 		return 0;
-	return prepare_stage(q, slot, segments, locked);
+	return virtblk_prepare_stage(q, slot, segments, locked);
 }
 
-/* Begins the first stage of a prepared slot. Fails as send_slot() does. */
-static int start_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
+/* Begins the first stage of a prepared slot. Fails as virtblk_send_slot() does. */
+static int virtblk_start_slot(struct virtblk_queue *q, struct virtblk_slot *slot)
 {
 	int err = 0;
 
 	if (likely(slot->stage == VIRTBLK_DATA))
-		err = send_slot(q, slot);
+		err = virtblk_send_slot(q, slot);
 	else
-		queue_flush(q, slot);
+		virtblk_queue_flush(q, slot);
 	if (likely(!err))
-		account_start(q, slot);
+		virtblk_account_start(q, slot);
 	return err;
 }
 
 /* Sends the next request of a list. Returns the number of its bios, 0 if they have to wait. */
-static unsigned int send_next(struct virtblk_queue *q, struct bio_list *bios, struct bio_list *done)
+static unsigned int virtblk_send_next(struct virtblk_queue *q, struct bio_list *bios,
+				      struct bio_list *done)
 {
-	struct virtblk_slot *slot = get_slot(q);
+	struct virtblk_slot *slot = virtblk_get_slot(q);
 	unsigned int taken;
 	int err;
 
 	if (unlikely(!slot))
 		return 0;
-	err = prepare_next(q, slot, bios, true, &taken);
+	err = virtblk_prepare_next(q, slot, bios, true, &taken);
 	if (likely(!err))
-		err = start_slot(q, slot);
+		err = virtblk_start_slot(q, slot);
 	if (likely(!err))
 		return taken;
-	if (is_temporary(err)) {
-		put_back(slot, bios);
-		put_slot(q, slot);
+	if (virtblk_is_temporary(err)) {
+		virtblk_put_back(slot, bios);
+		virtblk_put_slot(q, slot);
 		return 0;
 	}
-	end_slot(q, slot, err == -EOPNOTSUPP ? BLK_STS_NOTSUPP : BLK_STS_IOERR, done);
+	virtblk_end_slot(q, slot, err == -EOPNOTSUPP ? BLK_STS_NOTSUPP : BLK_STS_IOERR, done);
 	return taken;
 }
 
 /* Sends waiting bios. Returns false if the others have to wait for room. */
-static bool send_waiting(struct virtblk_queue *q, struct bio_list *done)
+static bool virtblk_send_waiting(struct virtblk_queue *q, struct bio_list *done)
 {
 	unsigned int taken, count;
 
 	for (count = 0; !bio_list_empty(&q->waiting); count++) {
 		/* This may be an interrupt. */
-		if (count == WAITING_BATCH) {
+		if (count == VIRTBLK_WAITING_BATCH) {
 			virtblk_dispatch_soon(q->blk);
 			return true;
 		}
-		taken = send_next(q, &q->waiting, done);
+		taken = virtblk_send_next(q, &q->waiting, done);
 		if (!taken)
 			return false;
 		q->waiting_count -= taken;
@@ -564,45 +565,46 @@ static bool send_waiting(struct virtblk_queue *q, struct bio_list *done)
 }
 
 /* Sends new bios. Returns false if the others have to wait for room. */
-static bool send_batch(struct virtblk_queue *q, struct virtblk_batch *batch, struct bio_list *done)
+static bool virtblk_send_batch(struct virtblk_queue *q, struct virtblk_batch *batch,
+			       struct bio_list *done)
 {
 	struct virtblk_slot *slot;
 	int err;
 
 	while ((slot = list_first_entry_or_null(&batch->ready, struct virtblk_slot, node))) {
-		err = start_slot(q, slot);
-		if (is_temporary(err))
+		err = virtblk_start_slot(q, slot);
+		if (virtblk_is_temporary(err))
 			return false;
 		if (unlikely(err))
-			end_slot(q, slot, BLK_STS_IOERR, done);
+			virtblk_end_slot(q, slot, BLK_STS_IOERR, done);
 	}
 	while (unlikely(!bio_list_empty(batch->bios)))
-		if (!send_next(q, batch->bios, done))
+		if (!virtblk_send_next(q, batch->bios, done))
 			return false;
 	return true;
 }
 
 /* Makes bios of prepared slots that were not sent, in order. */
-static void undo_batch(struct virtblk_queue *q, struct virtblk_batch *batch)
+static void virtblk_undo_batch(struct virtblk_queue *q, struct virtblk_batch *batch)
 {
 	struct virtblk_slot *slot, *before;
 
 	list_for_each_entry_safe_reverse(slot, before, &batch->ready, node) {
-		unprepare(q, slot);
-		put_back(slot, batch->bios);
-		put_slot(q, slot);
+		virtblk_unprepare(q, slot);
+		virtblk_put_back(slot, batch->bios);
+		virtblk_put_slot(q, slot);
 	}
 }
 
-static void put_spare(struct virtblk_queue *q, struct virtblk_batch *batch)
+static void virtblk_put_spare(struct virtblk_queue *q, struct virtblk_batch *batch)
 {
 	struct virtblk_slot *slot, *next;
 
 	list_for_each_entry_safe(slot, next, &batch->spare, node)
-		put_slot(q, slot);
+		virtblk_put_slot(q, slot);
 }
 
-static void add_waiting(struct virtblk_queue *q, struct bio_list *bios)
+static void virtblk_add_waiting(struct virtblk_queue *q, struct bio_list *bios)
 {
 	struct bio *bio;
 
@@ -611,7 +613,7 @@ static void add_waiting(struct virtblk_queue *q, struct bio_list *bios)
 	bio_list_merge_init(&q->waiting, bios);
 }
 
-static void fail_bios(struct bio_list *bios, struct bio_list *done)
+static void virtblk_fail_bios(struct bio_list *bios, struct bio_list *done)
 {
 	struct bio *bio;
 
@@ -626,21 +628,22 @@ static void fail_bios(struct bio_list *bios, struct bio_list *done)
  * even for a moment, because a submitter that saw the count might sleep, and no completion would
  * wake it.
  */
-static void fail_without_ring(struct virtblk_queue *q, struct bio_list *bios, struct bio_list *done)
+static void virtblk_fail_without_ring(struct virtblk_queue *q, struct bio_list *bios,
+				      struct bio_list *done)
 {
 	struct virtblk_slot *slot;
 
 	for (;;) {
-		start_flush(q);
+		virtblk_start_flush(q);
 		slot = list_first_entry_or_null(&q->requeued, struct virtblk_slot, node);
 		if (!slot)
 			break;
-		end_stage(q, slot, BLK_STS_IOERR, done);
+		virtblk_end_stage(q, slot, BLK_STS_IOERR, done);
 	}
-	fail_bios(&q->waiting, done);
+	virtblk_fail_bios(&q->waiting, done);
 	q->waiting_count = 0;
 	if (bios)
-		fail_bios(bios, done);
+		virtblk_fail_bios(bios, done);
 }
 
 /*
@@ -648,40 +651,40 @@ static void fail_without_ring(struct virtblk_queue *q, struct bio_list *bios, st
  * which may be NULL and has no bios afterwards. @done gets bios that failed; the caller ends them
  * without the lock. Returns the virtqueue to be kicked, or NULL.
  */
-static struct virtqueue *dispatch(struct virtblk_queue *q, struct virtblk_batch *batch,
-				  struct bio_list *done)
+static struct virtqueue *virtblk_dispatch(struct virtblk_queue *q, struct virtblk_batch *batch,
+					  struct bio_list *done)
 {
 	unsigned int before = q->in_flight;
 	bool has_ring = !q->stopped && q->vq, may_send = true;
 
 	lockdep_assert_held(&q->lock);
 	if (batch && unlikely(!list_empty(&batch->spare)))
-		put_spare(q, batch);
+		virtblk_put_spare(q, batch);
 	if (likely(has_ring)) {
-		if (unlikely(has_requeued(q)))
-			may_send = send_requeued(q, done);
+		if (unlikely(virtblk_has_requeued(q)))
+			may_send = virtblk_send_requeued(q, done);
 		if (unlikely(!bio_list_empty(&q->waiting)) && may_send)
-			may_send = send_waiting(q, done);
+			may_send = virtblk_send_waiting(q, done);
 		if (batch && may_send && bio_list_empty(&q->waiting))
-			may_send = send_batch(q, batch, done);
+			may_send = virtblk_send_batch(q, batch, done);
 		/* Flushes of the batch: other bios may wait for their slots. */
-		if (unlikely(has_requeued(q)))
-			send_requeued(q, done);
+		if (unlikely(virtblk_has_requeued(q)))
+			virtblk_send_requeued(q, done);
 	}
 	if (batch && unlikely(!list_empty(&batch->ready)))
-		undo_batch(q, batch);
+		virtblk_undo_batch(q, batch);
 	if (unlikely(!q->vq) && !q->stopped)
-		fail_without_ring(q, batch ? batch->bios : NULL, done);
+		virtblk_fail_without_ring(q, batch ? batch->bios : NULL, done);
 	else if (batch && unlikely(!bio_list_empty(batch->bios)))
-		add_waiting(q, batch->bios);
+		virtblk_add_waiting(q, batch->bios);
 	/* No completion will come to send the others. */
-	if (unlikely(!q->in_flight && (q->waiting_count || has_requeued(q))) && !q->stopped)
+	if (unlikely(!q->in_flight && (q->waiting_count || virtblk_has_requeued(q))) && !q->stopped)
 		virtblk_retry_soon(q->blk);
 	return q->in_flight != before ? virtblk_kick_prepare(q) : NULL;
 }
 
 /* Reserves slots for all bios, as far as there are any, and none if other bios wait. */
-static void reserve_slots(struct virtblk_queue *q, struct virtblk_batch *batch)
+static void virtblk_reserve_slots(struct virtblk_queue *q, struct virtblk_batch *batch)
 {
 	struct virtblk_slot *slot;
 	struct bio *bio;
@@ -697,24 +700,24 @@ static void reserve_slots(struct virtblk_queue *q, struct virtblk_batch *batch)
 }
 
 /*
- * Makes requests of new bios as far as possible without the lock. dispatch() prepares the others,
- * and frees slots that are not needed.
+ * Makes requests of new bios as far as possible without the lock. virtblk_dispatch() prepares the
+ * others, and frees slots that are not needed.
  */
-static void prepare_batch(struct virtblk_queue *q, struct virtblk_batch *batch)
+static void virtblk_prepare_batch(struct virtblk_queue *q, struct virtblk_batch *batch)
 {
 	struct virtblk_slot *slot;
 	unsigned long flags;
 	unsigned int taken;
 
 	spin_lock_irqsave(&q->lock, flags);
-	reserve_slots(q, batch);
+	virtblk_reserve_slots(q, batch);
 	spin_unlock_irqrestore(&q->lock, flags);
 	while (!bio_list_empty(batch->bios)) {
 		slot = list_first_entry_or_null(&batch->spare, struct virtblk_slot, node);
 		if (unlikely(!slot))
 			return;
-		if (unlikely(prepare_next(q, slot, batch->bios, false, &taken))) {
-			put_back(slot, batch->bios);
+		if (unlikely(virtblk_prepare_next(q, slot, batch->bios, false, &taken))) {
+			virtblk_put_back(slot, batch->bios);
 			return;
 		}
 		list_move_tail(&slot->node, &batch->ready);
@@ -754,10 +757,10 @@ void virtblk_bio_submit(struct virtblk_queue *q, struct bio_list *bios)
 	unsigned long flags;
 	bool waited, room;
 
-	prepare_batch(q, &batch);
+	virtblk_prepare_batch(q, &batch);
 	spin_lock_irqsave(&q->lock, flags);
 	waited = q->waiting_count;
-	kick = dispatch(q, &batch, &done);
+	kick = virtblk_dispatch(q, &batch, &done);
 	room = waited && !virtblk_bio_is_congested(q);
 	spin_unlock_irqrestore(&q->lock, flags);
 	virtblk_kick(kick);
@@ -766,10 +769,10 @@ void virtblk_bio_submit(struct virtblk_queue *q, struct bio_list *bios)
 	if (unlikely(room))
 		virtblk_wake_throttled(q);
 	if (unlikely(!bio_list_empty(&done)))
-		end_bios(q->blk, &done);
+		virtblk_end_bios(q->blk, &done);
 }
 
-static unsigned int take_used(struct virtblk_queue *q, struct bio_list *done)
+static unsigned int virtblk_bio_take_used(struct virtblk_queue *q, struct bio_list *done)
 {
 	struct virtblk_request *request;
 	struct virtblk_slot *slot;
@@ -778,14 +781,14 @@ static unsigned int take_used(struct virtblk_queue *q, struct bio_list *done)
 	while ((request = virtblk_get_used(q))) {
 		count++;
 		slot = container_of(request, struct virtblk_slot, request);
-		unprepare(q, slot);
-		end_stage(q, slot, virtblk_status(request), done);
+		virtblk_unprepare(q, slot);
+		virtblk_end_stage(q, slot, virtblk_status(request), done);
 	}
 	return count;
 }
 
 /* Looks into the used ring once. Returns whether another look is due: the interrupt is off then. */
-static bool reap_once(struct virtblk_queue *q, bool interrupt, unsigned int *total)
+static bool virtblk_bio_reap_once(struct virtblk_queue *q, bool interrupt, unsigned int *total)
 {
 	struct bio_list done = BIO_EMPTY_LIST;
 	bool waited, room, again = false;
@@ -799,7 +802,7 @@ static bool reap_once(struct virtblk_queue *q, bool interrupt, unsigned int *tot
 	if (likely(q->vq)) {
 		if (interrupt)
 			virtqueue_disable_cb(q->vq);
-		count = take_used(q, &done);
+		count = virtblk_bio_take_used(q, &done);
 		*total += count;
 		if (interrupt)
 			again = !virtblk_arm(q, count);
@@ -809,14 +812,14 @@ static bool reap_once(struct virtblk_queue *q, bool interrupt, unsigned int *tot
 		virtblk_check_broken(q);
 	}
 	waited = q->waiting_count;
-	kick = dispatch(q, NULL, &done);
+	kick = virtblk_dispatch(q, NULL, &done);
 	room = waited && !virtblk_bio_is_congested(q);
 	spin_unlock_irqrestore(&q->lock, flags);
 	virtblk_kick(kick);
 	if (unlikely(room))
 		virtblk_wake_throttled(q);
 	rcu_read_unlock();
-	end_bios(q->blk, &done);
+	virtblk_end_bios(q->blk, &done);
 	return again;
 }
 
@@ -831,7 +834,7 @@ unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 {
 	unsigned int count = 0;
 
-	while (reap_once(q, interrupt, &count))
+	while (virtblk_bio_reap_once(q, interrupt, &count))
 		;
 	return count;
 }
@@ -849,18 +852,18 @@ void virtblk_bio_fail_all(struct virtblk_queue *q)
 	while ((request = virtblk_detach(q))) {
 		struct virtblk_slot *slot = container_of(request, struct virtblk_slot, request);
 
-		unprepare(q, slot);
-		end_stage(q, slot, BLK_STS_IOERR, &done);
+		virtblk_unprepare(q, slot);
+		virtblk_end_stage(q, slot, BLK_STS_IOERR, &done);
 	}
 	/* Bios that wait find a broken ring, and fail. */
-	dispatch(q, NULL, &done);
+	virtblk_dispatch(q, NULL, &done);
 	spin_unlock_irq(&q->lock);
 	virtblk_wake_throttled(q);
-	end_bios(q->blk, &done);
+	virtblk_end_bios(q->blk, &done);
 }
 
 /* Enters the queue as a bio does: waits while it is frozen. */
-static int enter_queue(struct virtblk *blk)
+static int virtblk_enter_queue(struct virtblk *blk)
 {
 	struct request_queue *queue = blk->disk->queue;
 
@@ -874,7 +877,7 @@ static int enter_queue(struct virtblk *blk)
 	return 0;
 }
 
-static struct virtblk_id_query *alloc_query(struct virtblk *blk)
+static struct virtblk_id_query *virtblk_alloc_query(struct virtblk *blk)
 {
 	struct virtblk_id_query *query = kzalloc(sizeof(*query), GFP_KERNEL);
 
@@ -900,12 +903,12 @@ static struct virtblk_id_query *alloc_query(struct virtblk *blk)
 int virtblk_bio_get_id(struct virtblk *blk, char *id)
 {
 	struct virtblk_queue *q = &blk->queues[0];
-	struct virtblk_id_query *query = alloc_query(blk);
+	struct virtblk_id_query *query = virtblk_alloc_query(blk);
 	int err;
 
 	if (!query)
 		return -ENOMEM;
-	err = enter_queue(blk);
+	err = virtblk_enter_queue(blk);
 	if (err)
 		goto out;
 	kref_get(&query->users);
@@ -921,6 +924,6 @@ int virtblk_bio_get_id(struct virtblk *blk, char *id)
 	if (!err)
 		memcpy(id, query->slot.request.id, VIRTIO_BLK_ID_BYTES);
 out:
-	kref_put(&query->users, free_query);
+	kref_put(&query->users, virtblk_free_query);
 	return err;
 }

@@ -11,11 +11,11 @@
 #include "virtio_blk.h"
 
 /* Bytes have to fit into a loff_t. */
-#define CAPACITY_MAX	((u64)LLONG_MAX >> SECTOR_SHIFT)
+#define VIRTBLK_CAPACITY_MAX	((u64)LLONG_MAX >> SECTOR_SHIFT)
 /* Larger than any real disk's; also keeps the arithmetic below 32 bits. */
-#define BLOCK_EXP_MAX	11
+#define VIRTBLK_BLOCK_EXP_MAX	11
 
-#define read_config(vdev, field, value)	\
+#define virtblk_read_config(vdev, field, value)	\
 	virtio_cread(vdev, struct virtio_blk_config, field, value)
 
 /**
@@ -37,7 +37,7 @@ int virtblk_validate(struct virtio_device *vdev)
 	}
 	if (!virtio_has_feature(vdev, VIRTIO_BLK_F_ZONED))
 		return 0;
-	read_config(vdev, zoned.model, &model);
+	virtblk_read_config(vdev, zoned.model, &model);
 	if (model != VIRTIO_BLK_Z_NONE && model != VIRTIO_BLK_Z_HA) {
 		dev_err(&vdev->dev, "zoned disks (model %u) are not supported by this driver\n",
 			model);
@@ -47,7 +47,7 @@ int virtblk_validate(struct virtio_device *vdev)
 	return 0;
 }
 
-static int read_segments(struct virtblk *blk, struct queue_limits *lim)
+static int virtblk_read_segments(struct virtblk *blk, struct queue_limits *lim)
 {
 	struct virtio_device *vdev = blk->vdev;
 	size_t dma_max = virtio_max_dma_size(vdev);
@@ -77,7 +77,7 @@ static int read_segments(struct virtblk *blk, struct queue_limits *lim)
 	return 0;
 }
 
-static int read_block_size(struct virtio_device *vdev, struct queue_limits *lim)
+static int virtblk_read_block_size(struct virtio_device *vdev, struct queue_limits *lim)
 {
 	u32 size;
 
@@ -99,7 +99,7 @@ static int read_block_size(struct virtio_device *vdev, struct queue_limits *lim)
 	return 0;
 }
 
-static void read_topology(struct virtio_device *vdev, struct queue_limits *lim)
+static void virtblk_read_topology(struct virtio_device *vdev, struct queue_limits *lim)
 {
 	u32 block = lim->logical_block_size;
 	u8 exponent, alignment;
@@ -108,11 +108,11 @@ static void read_topology(struct virtio_device *vdev, struct queue_limits *lim)
 
 	if (!virtio_has_feature(vdev, VIRTIO_BLK_F_TOPOLOGY))
 		return;
-	read_config(vdev, physical_block_exp, &exponent);
-	read_config(vdev, alignment_offset, &alignment);
-	read_config(vdev, min_io_size, &io_min);
-	read_config(vdev, opt_io_size, &io_opt);
-	if (exponent > BLOCK_EXP_MAX) {
+	virtblk_read_config(vdev, physical_block_exp, &exponent);
+	virtblk_read_config(vdev, alignment_offset, &alignment);
+	virtblk_read_config(vdev, min_io_size, &io_min);
+	virtblk_read_config(vdev, opt_io_size, &io_opt);
+	if (exponent > VIRTBLK_BLOCK_EXP_MAX) {
 		dev_warn(&vdev->dev, "physical blocks of 2^%u blocks make no sense; ignored\n",
 			 exponent);
 		exponent = 0;
@@ -133,7 +133,7 @@ static void read_topology(struct virtio_device *vdev, struct queue_limits *lim)
 }
 
 /* Returns 0 if the bytes do not fit. */
-static u32 sectors_to_bytes(struct virtio_device *vdev, u32 sectors)
+static u32 virtblk_sectors_to_bytes(struct virtio_device *vdev, u32 sectors)
 {
 	if (sectors <= UINT_MAX >> SECTOR_SHIFT)
 		return sectors << SECTOR_SHIFT;
@@ -141,39 +141,40 @@ static u32 sectors_to_bytes(struct virtio_device *vdev, u32 sectors)
 	return 0;
 }
 
-static void read_discard(struct virtblk *blk, struct queue_limits *lim)
+static void virtblk_read_discard(struct virtblk *blk, struct queue_limits *lim)
 {
 	struct virtio_device *vdev = blk->vdev;
 	u32 sectors, segments, alignment;
 
 	if (!virtio_has_feature(vdev, VIRTIO_BLK_F_DISCARD))
 		return;
-	read_config(vdev, max_discard_sectors, &sectors);
-	read_config(vdev, max_discard_seg, &segments);
-	read_config(vdev, discard_sector_alignment, &alignment);
+	virtblk_read_config(vdev, max_discard_sectors, &sectors);
+	virtblk_read_config(vdev, max_discard_seg, &segments);
+	virtblk_read_config(vdev, discard_sector_alignment, &alignment);
 	/* Devices use 0 for no limit. */
 	lim->max_hw_discard_sectors = sectors ?: UINT_MAX;
 	lim->max_discard_segments = min(segments ?: blk->seg_max, VIRTBLK_RANGES_MAX);
-	lim->discard_granularity = sectors_to_bytes(vdev, alignment) ?: lim->logical_block_size;
+	lim->discard_granularity = virtblk_sectors_to_bytes(vdev, alignment) ?:
+				   lim->logical_block_size;
 }
 
-static void read_secure_erase(struct virtblk *blk, struct queue_limits *lim)
+static void virtblk_read_secure_erase(struct virtblk *blk, struct queue_limits *lim)
 {
 	struct virtio_device *vdev = blk->vdev;
 	u32 sectors, segments, alignment;
 
 	if (!virtio_has_feature(vdev, VIRTIO_BLK_F_SECURE_ERASE))
 		return;
-	read_config(vdev, max_secure_erase_sectors, &sectors);
-	read_config(vdev, max_secure_erase_seg, &segments);
-	read_config(vdev, secure_erase_sector_alignment, &alignment);
-	if (!sectors || !segments || !sectors_to_bytes(vdev, alignment)) {
+	virtblk_read_config(vdev, max_secure_erase_sectors, &sectors);
+	virtblk_read_config(vdev, max_secure_erase_seg, &segments);
+	virtblk_read_config(vdev, secure_erase_sector_alignment, &alignment);
+	if (!sectors || !segments || !virtblk_sectors_to_bytes(vdev, alignment)) {
 		dev_warn(&vdev->dev, "limits of secure erase of 0 make no sense; it is not used\n");
 		return;
 	}
 	lim->max_secure_erase_sectors = sectors;
 	/* The block layer has one granularity for both. */
-	alignment = sectors_to_bytes(vdev, alignment);
+	alignment = virtblk_sectors_to_bytes(vdev, alignment);
 	if (!lim->discard_granularity || alignment < lim->discard_granularity)
 		lim->discard_granularity = alignment;
 }
@@ -182,7 +183,7 @@ static void read_secure_erase(struct virtblk *blk, struct queue_limits *lim)
  * Returns true if written data may be lost before it is flushed. A mode that the specification does
  * not have counts as a cache: a flush too many does no harm.
  */
-static bool has_cache(struct virtio_device *vdev)
+static bool virtblk_has_cache(struct virtio_device *vdev)
 {
 	u8 write_back;
 
@@ -207,20 +208,20 @@ int virtblk_read_limits(struct virtblk *blk, struct queue_limits *lim)
 
 	lim->features = BLK_FEAT_ROTATIONAL;
 	lim->logical_block_size = SECTOR_SIZE;
-	err = read_segments(blk, lim);
+	err = virtblk_read_segments(blk, lim);
 	if (err)
 		return err;
-	err = read_block_size(vdev, lim);
+	err = virtblk_read_block_size(vdev, lim);
 	if (err)
 		return err;
-	read_topology(vdev, lim);
-	read_discard(blk, lim);
-	read_secure_erase(blk, lim);
+	virtblk_read_topology(vdev, lim);
+	virtblk_read_discard(blk, lim);
+	virtblk_read_secure_erase(blk, lim);
 	if (virtio_has_feature(vdev, VIRTIO_BLK_F_WRITE_ZEROES)) {
-		read_config(vdev, max_write_zeroes_sectors, &sectors);
+		virtblk_read_config(vdev, max_write_zeroes_sectors, &sectors);
 		lim->max_write_zeroes_sectors = sectors ?: UINT_MAX;
 	}
-	if (has_cache(vdev))
+	if (virtblk_has_cache(vdev))
 		lim->features |= BLK_FEAT_WRITE_CACHE;
 	if (!blk->use_bio)
 		return 0;
@@ -248,9 +249,9 @@ int virtblk_read_geometry(struct virtblk *blk, struct hd_geometry *geo)
 	if (blk->state == VIRTBLK_GONE) {
 		err = -ENXIO;
 	} else if (virtio_has_feature(blk->vdev, VIRTIO_BLK_F_GEOMETRY)) {
-		read_config(blk->vdev, geometry.cylinders, &geo->cylinders);
-		read_config(blk->vdev, geometry.heads, &geo->heads);
-		read_config(blk->vdev, geometry.sectors, &geo->sectors);
+		virtblk_read_config(blk->vdev, geometry.cylinders, &geo->cylinders);
+		virtblk_read_config(blk->vdev, geometry.heads, &geo->heads);
+		virtblk_read_config(blk->vdev, geometry.sectors, &geo->sectors);
 	} else {
 		/* The usual geometry of disks that have none. */
 		geo->heads = 1 << 6;
@@ -274,10 +275,10 @@ void virtblk_update_capacity(struct virtblk *blk, bool resize)
 	u64 capacity, blocks;
 
 	virtio_cread(vdev, struct virtio_blk_config, capacity, &capacity);
-	if (capacity > CAPACITY_MAX) {
+	if (capacity > VIRTBLK_CAPACITY_MAX) {
 		dev_warn(&vdev->dev, "[%s] a capacity of %llu sectors is too large; taken as %llu\n",
-			 blk->disk->disk_name, capacity, CAPACITY_MAX);
-		capacity = CAPACITY_MAX;
+			 blk->disk->disk_name, capacity, VIRTBLK_CAPACITY_MAX);
+		capacity = VIRTBLK_CAPACITY_MAX;
 	}
 	if (resize && capacity == get_capacity(blk->disk))
 		return;
@@ -327,7 +328,7 @@ void virtblk_config_work(struct work_struct *work)
 	memalloc_noio_restore(noio);
 }
 
-static int commit_cache(struct virtblk *blk, bool write_back)
+static int virtblk_commit_cache(struct virtblk *blk, bool write_back)
 {
 	struct request_queue *queue = blk->disk->queue;
 	struct queue_limits lim = queue_limits_start_update(queue);
@@ -344,7 +345,7 @@ static int commit_cache(struct virtblk *blk, bool write_back)
 	return err;
 }
 
-static void write_wce(struct virtblk *blk, bool write_back)
+static void virtblk_write_wce(struct virtblk *blk, bool write_back)
 {
 	virtio_cwrite8(blk->vdev, offsetof(struct virtio_blk_config, wce), write_back);
 }
@@ -357,26 +358,26 @@ static void write_wce(struct virtblk *blk, bool write_back)
  * way to write through the disk has flushes longest, and one more follows for the data in the
  * cache.
  */
-static int change_cache(struct virtblk *blk, bool write_back)
+static int virtblk_change_cache(struct virtblk *blk, bool write_back)
 {
 	int err;
 
 	if (write_back) {
-		err = commit_cache(blk, true);
+		err = virtblk_commit_cache(blk, true);
 		if (err)
 			return err;
-		write_wce(blk, true);
+		virtblk_write_wce(blk, true);
 	} else {
-		write_wce(blk, false);
+		virtblk_write_wce(blk, false);
 		err = blkdev_issue_flush(blk->disk->part0);
 		if (err)
 			return err;
 	}
 	/* The device may have refused. */
-	return commit_cache(blk, has_cache(blk->vdev));
+	return virtblk_commit_cache(blk, virtblk_has_cache(blk->vdev));
 }
 
-static bool is_suspended(struct virtblk *blk)
+static bool virtblk_is_suspended(struct virtblk *blk)
 {
 	bool suspended;
 
@@ -386,22 +387,22 @@ static bool is_suspended(struct virtblk *blk)
 	return suspended;
 }
 
-static int set_cache(struct virtblk *blk, bool write_back)
+static int virtblk_set_cache(struct virtblk *blk, bool write_back)
 {
 	int err = -EBUSY;
 
 	/* Suspend takes it, too: until it is released the device is not reset. */
 	if (mutex_lock_killable(&blk->cache_mutex))
 		return -EINTR;
-	if (!is_suspended(blk))
-		err = change_cache(blk, write_back);
+	if (!virtblk_is_suspended(blk))
+		err = virtblk_change_cache(blk, write_back);
 	mutex_unlock(&blk->cache_mutex);
 	return err;
 }
 
 /**
  * virtblk_restore_cache() - gives a device that was reset the cache mode of its disk
- * @blk: ready, but suspended still: no request was sent, and set_cache() refuses
+ * @blk: ready, but suspended still: no request was sent, and virtblk_set_cache() refuses
  *
  * Return: 0, or -EIO if the device keeps a cache that the disk does not flush.
  */
@@ -410,10 +411,10 @@ int virtblk_restore_cache(struct virtblk *blk)
 	bool expected = blk->disk->queue->limits.features & BLK_FEAT_WRITE_CACHE;
 
 	if (!virtio_has_feature(blk->vdev, VIRTIO_BLK_F_CONFIG_WCE) ||
-	    has_cache(blk->vdev) == expected)
+	    virtblk_has_cache(blk->vdev) == expected)
 		return 0;
-	write_wce(blk, expected);
-	if (has_cache(blk->vdev) == expected)
+	virtblk_write_wce(blk, expected);
+	if (virtblk_has_cache(blk->vdev) == expected)
 		return 0;
 	dev_warn(&blk->vdev->dev, "[%s] the device does not take its cache's mode back\n",
 		 blk->disk->disk_name);
@@ -421,9 +422,9 @@ int virtblk_restore_cache(struct virtblk *blk)
 	return expected ? 0 : -EIO;
 }
 
-static const char *const cache_types[] = { "write through", "write back" };
+static const char *const virtblk_cache_types[] = { "write through", "write back" };
 
-static struct virtblk *blk_of(struct device *dev)
+static struct virtblk *virtblk_of(struct device *dev)
 {
 	return dev_to_disk(dev)->private_data;
 }
@@ -431,7 +432,7 @@ static struct virtblk *blk_of(struct device *dev)
 static ssize_t serial_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
 	char id[VIRTIO_BLK_ID_BYTES + 1];
-	struct virtblk *blk = blk_of(dev);
+	struct virtblk *blk = virtblk_of(dev);
 	int err;
 
 	id[VIRTIO_BLK_ID_BYTES] = '\0';
@@ -445,14 +446,16 @@ static DEVICE_ATTR_RO(serial);
 
 static ssize_t cache_type_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	return sysfs_emit(buf, "%s\n", cache_types[has_cache(blk_of(dev)->vdev)]);
+	struct virtblk *blk = virtblk_of(dev);
+
+	return sysfs_emit(buf, "%s\n", virtblk_cache_types[virtblk_has_cache(blk->vdev)]);
 }
 
 static ssize_t cache_type_store(struct device *dev, struct device_attribute *attr, const char *buf,
 				size_t count)
 {
-	struct virtblk *blk = blk_of(dev);
-	int type = sysfs_match_string(cache_types, buf);
+	struct virtblk *blk = virtblk_of(dev);
+	int type = sysfs_match_string(virtblk_cache_types, buf);
 	int err;
 
 	if (type < 0)
@@ -460,30 +463,30 @@ static ssize_t cache_type_store(struct device *dev, struct device_attribute *att
 	/* The mode of the file does not stop root. */
 	if (!virtio_has_feature(blk->vdev, VIRTIO_BLK_F_CONFIG_WCE))
 		return -EOPNOTSUPP;
-	err = set_cache(blk, type);
+	err = virtblk_set_cache(blk, type);
 	return err ?: count;
 }
 static DEVICE_ATTR_RW(cache_type);
 
 static ssize_t io_path_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	return sysfs_emit(buf, "%s\n", blk_of(dev)->use_bio ? "bio" : "request");
+	return sysfs_emit(buf, "%s\n", virtblk_of(dev)->use_bio ? "bio" : "request");
 }
 static DEVICE_ATTR_RO(io_path);
 
 static ssize_t io_queues_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	return sysfs_emit(buf, "%u\n", blk_of(dev)->queue_count);
+	return sysfs_emit(buf, "%u\n", virtblk_of(dev)->queue_count);
 }
 static DEVICE_ATTR_RO(io_queues);
 
 static ssize_t io_poll_queues_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	return sysfs_emit(buf, "%u\n", blk_of(dev)->poll_count);
+	return sysfs_emit(buf, "%u\n", virtblk_of(dev)->poll_count);
 }
 static DEVICE_ATTR_RO(io_poll_queues);
 
-static struct attribute *attrs[] = {
+static struct attribute *virtblk_attrs[] = {
 	&dev_attr_serial.attr,
 	&dev_attr_cache_type.attr,
 	&dev_attr_io_path.attr,
@@ -492,9 +495,9 @@ static struct attribute *attrs[] = {
 	NULL,
 };
 
-static umode_t is_visible(struct kobject *kobj, struct attribute *attr, int index)
+static umode_t virtblk_attr_mode(struct kobject *kobj, struct attribute *attr, int index)
 {
-	struct virtblk *blk = blk_of(kobj_to_dev(kobj));
+	struct virtblk *blk = virtblk_of(kobj_to_dev(kobj));
 
 	if (attr == &dev_attr_cache_type.attr &&
 	    !virtio_has_feature(blk->vdev, VIRTIO_BLK_F_CONFIG_WCE))
@@ -502,12 +505,12 @@ static umode_t is_visible(struct kobject *kobj, struct attribute *attr, int inde
 	return attr->mode;
 }
 
-static const struct attribute_group attr_group = {
-	.attrs = attrs,
-	.is_visible = is_visible,
+static const struct attribute_group virtblk_attr_group = {
+	.attrs = virtblk_attrs,
+	.is_visible = virtblk_attr_mode,
 };
 
 const struct attribute_group *virtblk_attr_groups[] = {
-	&attr_group,
+	&virtblk_attr_group,
 	NULL,
 };

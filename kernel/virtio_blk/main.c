@@ -10,7 +10,7 @@
 
 #include "virtio_blk.h"
 
-#define DISK_PREFIX	"vd"
+#define VIRTBLK_DISK_PREFIX	"vd"
 
 static bool use_bio;
 module_param(use_bio, bool, 0444);
@@ -20,10 +20,10 @@ MODULE_PARM_DESC(use_bio,
 struct workqueue_struct *virtblk_wq;
 static int virtblk_major;
 static enum cpuhp_state virtblk_cpu_state;
-static DEFINE_IDA(disk_indexes);
+static DEFINE_IDA(virtblk_disk_indexes);
 
 /* Names the disk vda to vdz, vdaa and so on: numbers of base 26 without a zero. */
-static int set_disk_name(struct gendisk *disk, unsigned int index)
+static int virtblk_set_disk_name(struct gendisk *disk, unsigned int index)
 {
 	char letters[8];
 	char *first = letters + sizeof(letters) - 1;
@@ -37,7 +37,7 @@ static int set_disk_name(struct gendisk *disk, unsigned int index)
 			break;
 		index = index / 26 - 1;
 	}
-	snprintf(disk->disk_name, sizeof(disk->disk_name), DISK_PREFIX "%s", first);
+	snprintf(disk->disk_name, sizeof(disk->disk_name), VIRTBLK_DISK_PREFIX "%s", first);
 	return 0;
 }
 
@@ -53,9 +53,9 @@ static int virtblk_getgeo(struct block_device *bdev, struct hd_geometry *geo)
 }
 #endif
 
-static void free_virtblk(struct virtblk *blk)
+static void virtblk_free(struct virtblk *blk)
 {
-	ida_free(&disk_indexes, blk->index);
+	ida_free(&virtblk_disk_indexes, blk->index);
 	mutex_destroy(&blk->cache_mutex);
 	mutex_destroy(&blk->vdev_mutex);
 	kfree(blk);
@@ -64,7 +64,7 @@ static void free_virtblk(struct virtblk *blk)
 /* The last user has closed the disk, perhaps long after its device was removed. */
 static void virtblk_free_disk(struct gendisk *disk)
 {
-	free_virtblk(disk->private_data);
+	virtblk_free(disk->private_data);
 }
 
 static const struct block_device_operations virtblk_rq_fops = {
@@ -94,14 +94,14 @@ static const struct blk_mq_ops virtblk_mq_ops = {
 	.poll = virtblk_poll,
 };
 
-static struct virtblk *alloc_virtblk(struct virtio_device *vdev)
+static struct virtblk *virtblk_alloc(struct virtio_device *vdev)
 {
 	struct virtblk *blk = kzalloc(sizeof(*blk), GFP_KERNEL);
 	int index;
 
 	if (!blk)
 		return ERR_PTR(-ENOMEM);
-	index = ida_alloc_max(&disk_indexes, (1 << (MINORBITS - VIRTBLK_MINOR_BITS)) - 1,
+	index = ida_alloc_max(&virtblk_disk_indexes, (1 << (MINORBITS - VIRTBLK_MINOR_BITS)) - 1,
 			      GFP_KERNEL);
 	if (index < 0) {
 		kfree(blk);
@@ -120,7 +120,7 @@ static struct virtblk *alloc_virtblk(struct virtio_device *vdev)
 	return blk;
 }
 
-static struct gendisk *alloc_rq_disk(struct virtblk *blk, struct queue_limits *lim)
+static struct gendisk *virtblk_alloc_rq_disk(struct virtblk *blk, struct queue_limits *lim)
 {
 	struct blk_mq_tag_set *set = &blk->tag_set;
 	struct gendisk *disk;
@@ -145,7 +145,7 @@ static struct gendisk *alloc_rq_disk(struct virtblk *blk, struct queue_limits *l
 	return disk;
 }
 
-static struct gendisk *alloc_bio_disk(struct virtblk *blk, struct queue_limits *lim)
+static struct gendisk *virtblk_alloc_bio_disk(struct virtblk *blk, struct queue_limits *lim)
 {
 	unsigned int i;
 	int err;
@@ -158,7 +158,7 @@ static struct gendisk *alloc_bio_disk(struct virtblk *blk, struct queue_limits *
 	return blk_alloc_disk(lim, NUMA_NO_NODE);
 }
 
-static int alloc_disk(struct virtblk *blk)
+static int virtblk_alloc_disk(struct virtblk *blk)
 {
 	struct queue_limits lim = { };
 	struct gendisk *disk;
@@ -167,7 +167,7 @@ static int alloc_disk(struct virtblk *blk)
 	err = virtblk_read_limits(blk, &lim);
 	if (err)
 		return err;
-	disk = blk->use_bio ? alloc_bio_disk(blk, &lim) : alloc_rq_disk(blk, &lim);
+	disk = blk->use_bio ? virtblk_alloc_bio_disk(blk, &lim) : virtblk_alloc_rq_disk(blk, &lim);
 	if (IS_ERR(disk))
 		return PTR_ERR(disk);
 	disk->major = virtblk_major;
@@ -175,13 +175,13 @@ static int alloc_disk(struct virtblk *blk)
 	disk->minors = 1 << VIRTBLK_MINOR_BITS;
 	disk->private_data = blk;
 	disk->fops = blk->use_bio ? &virtblk_bio_fops : &virtblk_rq_fops;
-	/* Pairs with handle_interrupt(), which needs all of it. */
+	/* Pairs with virtblk_interrupt(), which needs all of it. */
 	smp_store_release(&blk->disk, disk);
 	return 0;
 }
 
 /* Frees a disk that was not added: the block layer does not call virtblk_free_disk() for it. */
-static void put_new_disk(struct virtblk *blk)
+static void virtblk_put_new_disk(struct virtblk *blk)
 {
 	put_disk(blk->disk);
 	if (!blk->use_bio)
@@ -189,13 +189,13 @@ static void put_new_disk(struct virtblk *blk)
 }
 
 /* The bio path looks after its queues when CPUs go offline; blk-mq does so for the request path. */
-static void follow_cpus(struct virtblk *blk)
+static void virtblk_follow_cpus(struct virtblk *blk)
 {
 	if (blk->use_bio)
 		cpuhp_state_add_instance_nocalls(virtblk_cpu_state, &blk->cpu_node);
 }
 
-static void unfollow_cpus(struct virtblk *blk)
+static void virtblk_unfollow_cpus(struct virtblk *blk)
 {
 	if (blk->use_bio)
 		cpuhp_state_remove_instance_nocalls(virtblk_cpu_state, &blk->cpu_node);
@@ -211,7 +211,7 @@ static void unfollow_cpus(struct virtblk *blk)
  */
 static int virtblk_probe(struct virtio_device *vdev)
 {
-	struct virtblk *blk = alloc_virtblk(vdev);
+	struct virtblk *blk = virtblk_alloc(vdev);
 	int err;
 
 	if (IS_ERR(blk))
@@ -219,10 +219,10 @@ static int virtblk_probe(struct virtio_device *vdev)
 	err = virtblk_alloc_queues(blk);
 	if (err)
 		goto no_queues;
-	err = alloc_disk(blk);
+	err = virtblk_alloc_disk(blk);
 	if (err)
 		goto no_disk;
-	err = set_disk_name(blk->disk, blk->index);
+	err = virtblk_set_disk_name(blk->disk, blk->index);
 	if (err)
 		goto no_disk;
 	if (virtio_has_feature(vdev, VIRTIO_BLK_F_RO))
@@ -238,11 +238,11 @@ no_disk:
 	/* No interrupt queues it any more, or uses the disk. */
 	cancel_work_sync(&blk->abort_work);
 	if (blk->disk)
-		put_new_disk(blk);
+		virtblk_put_new_disk(blk);
 	virtblk_free_queues(blk);
 no_queues:
 	vdev->priv = NULL;
-	free_virtblk(blk);
+	virtblk_free(blk);
 	return err;
 }
 
@@ -273,17 +273,17 @@ static void virtblk_scan(struct virtio_device *vdev)
 		return;
 	}
 	blk->added = true;
-	follow_cpus(blk);
+	virtblk_follow_cpus(blk);
 }
 
-static void remove_disk(struct virtblk *blk)
+static void virtblk_remove_disk(struct virtblk *blk)
 {
 	/* The bus breaks the rings of a device that is gone: it will not answer. */
 	if (virtblk_give_up(blk))
 		/* Afterwards: this waits for the file system's I/O. */
 		blk_mark_disk_dead(blk->disk);
 	del_gendisk(blk->disk);
-	unfollow_cpus(blk);
+	virtblk_unfollow_cpus(blk);
 }
 
 /**
@@ -300,7 +300,7 @@ static void virtblk_remove(struct virtio_device *vdev)
 	virtblk_fail_held(blk);
 	virtblk_begin_drain(blk);
 	if (blk->added)
-		remove_disk(blk);
+		virtblk_remove_disk(blk);
 	cancel_delayed_work_sync(&blk->watchdog);
 	cancel_work_sync(&blk->abort_work);
 	if (blk->added && !blk->use_bio)
@@ -321,25 +321,25 @@ static void virtblk_remove(struct virtio_device *vdev)
 	if (blk->added) {
 		put_disk(blk->disk);
 	} else {
-		put_new_disk(blk);
-		free_virtblk(blk);
+		virtblk_put_new_disk(blk);
+		virtblk_free(blk);
 	}
 }
 
-static const struct virtio_device_id id_table[] = {
+static const struct virtio_device_id virtblk_id_table[] = {
 	{ VIRTIO_ID_BLOCK, VIRTIO_DEV_ANY_ID },
 	{ 0 },
 };
 
 /* virtblk_validate() looks at VIRTIO_BLK_F_ZONED, and then clears it. */
-static const unsigned int features[] = {
+static const unsigned int virtblk_features[] = {
 	VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_RO,
 	VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_CONFIG_WCE,
 	VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES,
 	VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_ZONED,
 };
 
-static const unsigned int features_legacy[] = {
+static const unsigned int virtblk_features_legacy[] = {
 	VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_RO,
 	VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_CONFIG_WCE,
 	VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES,
@@ -347,12 +347,12 @@ static const unsigned int features_legacy[] = {
 };
 
 static struct virtio_driver virtblk_driver = {
-	.feature_table = features,
-	.feature_table_size = ARRAY_SIZE(features),
-	.feature_table_legacy = features_legacy,
-	.feature_table_size_legacy = ARRAY_SIZE(features_legacy),
+	.feature_table = virtblk_features,
+	.feature_table_size = ARRAY_SIZE(virtblk_features),
+	.feature_table_legacy = virtblk_features_legacy,
+	.feature_table_size_legacy = ARRAY_SIZE(virtblk_features_legacy),
 	.driver.name = KBUILD_MODNAME,
-	.id_table = id_table,
+	.id_table = virtblk_id_table,
 	.validate = virtblk_validate,
 	.probe = virtblk_probe,
 	.scan = virtblk_scan,
@@ -405,12 +405,12 @@ static void __exit virtblk_exit(void)
 	cpuhp_remove_multi_state(virtblk_cpu_state);
 	unregister_blkdev(virtblk_major, "virtblk");
 	destroy_workqueue(virtblk_wq);
-	ida_destroy(&disk_indexes);
+	ida_destroy(&virtblk_disk_indexes);
 }
 
 module_init(virtblk_init);
 module_exit(virtblk_exit);
 
-MODULE_DEVICE_TABLE(virtio, id_table);
+MODULE_DEVICE_TABLE(virtio, virtblk_id_table);
 MODULE_DESCRIPTION("Virtio block driver with a request path, a bio path and polled queues");
 MODULE_LICENSE("GPL");

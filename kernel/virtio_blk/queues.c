@@ -24,7 +24,7 @@ module_param(queue_depth, uint, 0444);
 MODULE_PARM_DESC(queue_depth,
 		 "Requests of a queue at once; 0: as many as its ring holds. Default: 0.");
 
-static int count_queues(struct virtblk *blk)
+static int virtblk_count_queues(struct virtblk *blk)
 {
 	struct virtio_device *vdev = blk->vdev;
 	unsigned int most = min_not_zero(READ_ONCE(num_request_queues), nr_cpu_ids);
@@ -47,7 +47,7 @@ static int count_queues(struct virtblk *blk)
 	return 0;
 }
 
-static void init_queue(struct virtblk *blk, unsigned int index)
+static void virtblk_init_queue(struct virtblk *blk, unsigned int index)
 {
 	struct virtblk_queue *q = &blk->queues[index];
 
@@ -89,7 +89,7 @@ void virtblk_del_queues(struct virtblk *blk, struct virtio_device *vdev)
 }
 
 /* Descriptors of the smallest ring; usually all have the same size. */
-static unsigned int ring_size(struct virtblk *blk)
+static unsigned int virtblk_ring_size(struct virtblk *blk)
 {
 	unsigned int i, size = VIRTBLK_RING_MAX;
 
@@ -99,12 +99,12 @@ static unsigned int ring_size(struct virtblk *blk)
 }
 
 /* The device has used requests. Context: interrupt. */
-static void handle_interrupt(struct virtqueue *vq)
+static void virtblk_interrupt(struct virtqueue *vq)
 {
 	struct virtblk *blk = vq->vdev->priv;
 	struct virtblk_queue *q = &blk->queues[vq->index];
 
-	/* The disk is not set up yet. Pairs with alloc_disk(). */
+	/* The disk is not set up yet. Pairs with virtblk_alloc_disk(). */
 	if (unlikely(!smp_load_acquire(&blk->disk)))
 		return;
 	if (blk->use_bio)
@@ -134,7 +134,7 @@ int virtblk_find_queues(struct virtblk *blk)
 	for (i = 0; i < blk->queue_count; i++) {
 		infos[i].name = blk->queues[i].name;
 		/* No callback: no interrupt. */
-		infos[i].callback = blk->queues[i].polled ? NULL : handle_interrupt;
+		infos[i].callback = blk->queues[i].polled ? NULL : virtblk_interrupt;
 	}
 	err = virtio_find_vqs(blk->vdev, blk->queue_count, vqs, infos, &affinity);
 	if (err)
@@ -147,9 +147,9 @@ int virtblk_find_queues(struct virtblk *blk)
 		spin_unlock_irq(&blk->queues[i].lock);
 	}
 	/* The disk's limits are those of the rings at probe. */
-	if (ring_size(blk) < blk->ring_size) {
+	if (virtblk_ring_size(blk) < blk->ring_size) {
 		dev_err(&blk->vdev->dev, "rings of %u descriptors; they had %u before\n",
-			ring_size(blk), blk->ring_size);
+			virtblk_ring_size(blk), blk->ring_size);
 		virtblk_del_queues(blk, blk->vdev);
 		err = -EINVAL;
 	}
@@ -160,11 +160,11 @@ out:
 }
 
 /* Sets the number of requests that a queue can have at once. */
-static void set_depth(struct virtblk *blk)
+static void virtblk_set_depth(struct virtblk *blk)
 {
 	unsigned int most = blk->use_bio ? VIRTBLK_SLOTS_MAX : BLK_MQ_MAX_DEPTH;
 	unsigned int wanted = queue_depth;
-	unsigned int depth = wanted ?: ring_size(blk);
+	unsigned int depth = wanted ?: virtblk_ring_size(blk);
 
 	/* Without indirect tables a request takes at least two descriptors of the ring. */
 	if (!wanted && !virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC))
@@ -176,7 +176,7 @@ static void set_depth(struct virtblk *blk)
 }
 
 /* Maps each CPU to the queue that it uses. */
-static void map_queues(struct virtblk *blk, struct blk_mq_queue_map *map, bool polled)
+static void virtblk_map_queues(struct virtblk *blk, struct blk_mq_queue_map *map, bool polled)
 {
 	unsigned int with_interrupts = blk->queue_count - blk->poll_count;
 
@@ -198,14 +198,14 @@ void virtblk_rq_map_queues(struct blk_mq_tag_set *set)
 {
 	struct virtblk *blk = set->driver_data;
 
-	map_queues(blk, &set->map[HCTX_TYPE_DEFAULT], false);
+	virtblk_map_queues(blk, &set->map[HCTX_TYPE_DEFAULT], false);
 	if (set->nr_maps <= HCTX_TYPE_POLL)
 		return;
 	set->map[HCTX_TYPE_READ].nr_queues = 0;
-	map_queues(blk, &set->map[HCTX_TYPE_POLL], true);
+	virtblk_map_queues(blk, &set->map[HCTX_TYPE_POLL], true);
 }
 
-static int alloc_maps(struct virtblk *blk)
+static int virtblk_alloc_maps(struct virtblk *blk)
 {
 	unsigned int i;
 
@@ -213,16 +213,16 @@ static int alloc_maps(struct virtblk *blk)
 		blk->maps[i].mq_map = kcalloc(nr_cpu_ids, sizeof(unsigned int), GFP_KERNEL);
 		if (!blk->maps[i].mq_map)
 			return -ENOMEM;
-		map_queues(blk, &blk->maps[i], i == VIRTBLK_MAP_POLL);
+		virtblk_map_queues(blk, &blk->maps[i], i == VIRTBLK_MAP_POLL);
 	}
 	return 0;
 }
 
 /* Limits the data descriptors of a request to those that fit into each ring. */
-static int fit_to_ring(struct virtblk *blk)
+static int virtblk_fit_to_ring(struct virtblk *blk)
 {
 	bool indirect = virtio_has_feature(blk->vdev, VIRTIO_RING_F_INDIRECT_DESC);
-	unsigned int size = ring_size(blk);
+	unsigned int size = virtblk_ring_size(blk);
 
 	blk->ring_size = size;
 	if (size > VIRTBLK_OVERHEAD)
@@ -250,21 +250,21 @@ int virtblk_alloc_queues(struct virtblk *blk)
 	unsigned int i;
 	int err;
 
-	err = count_queues(blk);
+	err = virtblk_count_queues(blk);
 	if (err)
 		return err;
 	blk->queues = kcalloc(blk->queue_count, sizeof(*blk->queues), GFP_KERNEL);
 	if (!blk->queues)
 		return -ENOMEM;
 	for (i = 0; i < blk->queue_count; i++)
-		init_queue(blk, i);
+		virtblk_init_queue(blk, i);
 	err = virtblk_find_queues(blk);
 	if (err)
 		goto no_virtqueues;
-	set_depth(blk);
-	err = fit_to_ring(blk);
+	virtblk_set_depth(blk);
+	err = virtblk_fit_to_ring(blk);
 	if (!err && blk->use_bio)
-		err = alloc_maps(blk);
+		err = virtblk_alloc_maps(blk);
 	if (err) {
 		virtblk_del_queues(blk, blk->vdev);
 		goto no_virtqueues;

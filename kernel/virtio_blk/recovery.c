@@ -17,10 +17,10 @@
 #include "virtio_blk.h"
 
 /* A completion that is later than this without an interrupt counts as a lost interrupt. */
-#define LOST_AFTER	(2 * HZ)
+#define VIRTBLK_LOST_AFTER	(2 * HZ)
 
 /* Surprise removal: the device is gone from its bus. */
-static bool is_removed(struct virtio_device *vdev)
+static bool virtblk_is_removed(struct virtio_device *vdev)
 {
 	struct device *parent = vdev->dev.parent;
 
@@ -36,27 +36,27 @@ static bool is_removed(struct virtio_device *vdev)
  */
 void virtblk_reset(struct virtio_device *vdev)
 {
-	if (is_removed(vdev))
+	if (virtblk_is_removed(vdev))
 		virtio_break_device(vdev);
 	else
 		virtio_reset_device(vdev);
 }
 
 /* The virtio core's operations for a device that is gone, and those that it had. */
-struct hidden_status {
+struct virtblk_hidden_status {
 	struct virtio_config_ops ops;
 	const struct virtio_config_ops *real;
 	struct virtio_device *vdev;
 };
 
-static u8 no_status(struct virtio_device *vdev)
+static u8 virtblk_no_status(struct virtio_device *vdev)
 {
 	return 0;
 }
 
-static void show_status(void *data)
+static void virtblk_show_status(void *data)
 {
-	struct hidden_status *hidden = data;
+	struct virtblk_hidden_status *hidden = data;
 
 	hidden->vdev->config = hidden->real;
 	kfree(hidden);
@@ -72,18 +72,18 @@ static void show_status(void *data)
  */
 void virtblk_hide_status(struct virtio_device *vdev)
 {
-	struct hidden_status *hidden;
+	struct virtblk_hidden_status *hidden;
 
-	if (!is_removed(vdev))
+	if (!virtblk_is_removed(vdev))
 		return;
 	hidden = kmalloc(sizeof(*hidden), GFP_KERNEL);
 	if (!hidden)
 		return;
 	hidden->ops = *vdev->config;
-	hidden->ops.get_status = no_status;
+	hidden->ops.get_status = virtblk_no_status;
 	hidden->real = vdev->config;
 	hidden->vdev = vdev;
-	if (devm_add_action(&vdev->dev, show_status, hidden))
+	if (devm_add_action(&vdev->dev, virtblk_show_status, hidden))
 		kfree(hidden);
 	else
 		vdev->config = &hidden->ops;
@@ -94,7 +94,7 @@ void virtblk_hide_status(struct virtio_device *vdev)
  * used nothing at all for long during a drain. One old request is not enough: a flush may take its
  * time.
  */
-static bool is_hopeless(struct virtblk *blk)
+static bool virtblk_is_hopeless(struct virtblk *blk)
 {
 	unsigned long quiet = jiffies - blk->drain_start;
 	bool broken = false, busy = false;
@@ -111,16 +111,16 @@ static bool is_hopeless(struct virtblk *blk)
 	}
 	if (blk->state == VIRTBLK_DRAINING && busy && quiet >= VIRTBLK_GIVE_UP)
 		return true;
-	return broken || is_removed(blk->vdev);
+	return broken || virtblk_is_removed(blk->vdev);
 }
 
-static bool may_give_up(const struct virtblk *blk)
+static bool virtblk_may_give_up(const struct virtblk *blk)
 {
 	return blk->state == VIRTBLK_LIVE || blk->state == VIRTBLK_DRAINING;
 }
 
 /* Resets the device and ends all requests with an error, now and later. */
-static void give_up(struct virtblk *blk)
+static void virtblk_kill(struct virtblk *blk)
 {
 	unsigned int i;
 
@@ -154,8 +154,8 @@ bool virtblk_give_up(struct virtblk *blk)
 	bool dead;
 
 	mutex_lock(&blk->vdev_mutex);
-	if (may_give_up(blk) && is_hopeless(blk))
-		give_up(blk);
+	if (virtblk_may_give_up(blk) && virtblk_is_hopeless(blk))
+		virtblk_kill(blk);
 	dead = blk->state == VIRTBLK_DEAD;
 	mutex_unlock(&blk->vdev_mutex);
 	return dead;
@@ -170,7 +170,7 @@ void virtblk_abort_work(struct work_struct *work)
 	virtblk_give_up(container_of(work, struct virtblk, abort_work));
 }
 
-static void report_lost_interrupt(struct virtblk_queue *q)
+static void virtblk_report_lost_interrupt(struct virtblk_queue *q)
 {
 	dev_warn_ratelimited(&q->blk->vdev->dev,
 			     "[%s] queue %u: requests were used, their interrupt is late or lost\n",
@@ -178,7 +178,7 @@ static void report_lost_interrupt(struct virtblk_queue *q)
 }
 
 /* Reports an overdue request, once per VIRTBLK_TIMEOUT for a queue. */
-static void report_overdue(struct virtblk_queue *q, int tag, unsigned int age_s)
+static void virtblk_report_overdue(struct virtblk_queue *q, int tag, unsigned int age_s)
 {
 	struct virtblk *blk = q->blk;
 
@@ -191,13 +191,13 @@ static void report_overdue(struct virtblk_queue *q, int tag, unsigned int age_s)
 }
 
 /* A request is overdue: reports it, and has the device given up if it is hopeless. */
-static void handle_overdue(struct virtblk_queue *q, int tag, unsigned int age_s)
+static void virtblk_handle_overdue(struct virtblk_queue *q, int tag, unsigned int age_s)
 {
-	report_overdue(q, tag, age_s);
+	virtblk_report_overdue(q, tag, age_s);
 	queue_work(virtblk_wq, &q->blk->abort_work);
 }
 
-static unsigned int age_s(const struct request *rq)
+static unsigned int virtblk_age_s(const struct request *rq)
 {
 	u64 start_ns = rq->io_start_time_ns;
 
@@ -217,7 +217,7 @@ enum blk_eh_timer_return virtblk_timeout(struct request *rq)
 	struct virtblk *blk = rq->q->queuedata;
 	struct virtblk_queue *q = &blk->queues[rq->mq_hctx->queue_num];
 	struct virtblk_request *request = blk_mq_rq_to_pdu(rq);
-	unsigned int age = age_s(rq);
+	unsigned int age = virtblk_age_s(rq);
 
 	if (unlikely(READ_ONCE(request->fake_timeout))) {
 		WRITE_ONCE(request->fake_timeout, false);
@@ -228,10 +228,10 @@ enum blk_eh_timer_return virtblk_timeout(struct request *rq)
 	/* Completed, or about to be: on this CPU it is idle again by now. */
 	if (blk_mq_rq_state(rq) != MQ_RQ_IN_FLIGHT) {
 		if (!q->polled)
-			report_lost_interrupt(q);
+			virtblk_report_lost_interrupt(q);
 		return BLK_EH_DONE;
 	}
-	handle_overdue(q, rq->tag, age);
+	virtblk_handle_overdue(q, rq->tag, age);
 	return BLK_EH_RESET_TIMER;
 }
 
@@ -247,7 +247,7 @@ struct virtblk_oldest {
 	unsigned long sent;
 };
 
-static struct virtblk_oldest find_oldest(struct virtblk_queue *q)
+static struct virtblk_oldest virtblk_find_oldest(struct virtblk_queue *q)
 {
 	struct virtblk_oldest oldest = { };
 	struct virtblk_slot *slot;
@@ -261,7 +261,7 @@ static struct virtblk_oldest find_oldest(struct virtblk_queue *q)
 }
 
 /* No online CPU uses the queue: where the kernel spreads interrupts, its interrupt is off. */
-static bool is_orphan(const struct virtblk_queue *q)
+static bool virtblk_is_orphan(const struct virtblk_queue *q)
 {
 	const struct blk_mq_queue_map *map = &q->blk->maps[VIRTBLK_MAP_INTERRUPT];
 	unsigned int cpu;
@@ -276,46 +276,47 @@ static bool is_orphan(const struct virtblk_queue *q)
  * Returns true if an old request was in the used ring, for which no interrupt had come. A younger
  * one may have been used at this very moment.
  */
-static bool has_lost_interrupt(const struct virtblk_queue *q, const struct virtblk_oldest *before,
-			       const struct virtblk_oldest *after)
+static bool virtblk_has_lost_interrupt(const struct virtblk_queue *q,
+				       const struct virtblk_oldest *before,
+				       const struct virtblk_oldest *after)
 {
 	bool gone = !after->exists || after->slot != before->slot || after->sent != before->sent;
 
 	return before->exists && gone && !q->polled &&
-	       time_after(jiffies, before->sent + LOST_AFTER);
+	       time_after(jiffies, before->sent + VIRTBLK_LOST_AFTER);
 }
 
 /* Returns whether interrupts are missing, so that the next look should be soon. */
-static bool watch_bio_queue(struct virtblk_queue *q)
+static bool virtblk_watch_bio_queue(struct virtblk_queue *q)
 {
-	struct virtblk_oldest before = find_oldest(q), after;
+	struct virtblk_oldest before = virtblk_find_oldest(q), after;
 
 	/* Completes polled requests that nobody polls for, and sends bios that wait for memory. */
 	virtblk_bio_reap(q, !q->polled);
-	after = find_oldest(q);
+	after = virtblk_find_oldest(q);
 	if (after.exists && time_after(jiffies, after.sent + VIRTBLK_TIMEOUT))
-		handle_overdue(q, after.slot, (jiffies - after.sent) / HZ);
-	if (is_orphan(q))
+		virtblk_handle_overdue(q, after.slot, (jiffies - after.sent) / HZ);
+	if (virtblk_is_orphan(q))
 		return after.exists;
-	if (!has_lost_interrupt(q, &before, &after))
+	if (!virtblk_has_lost_interrupt(q, &before, &after))
 		return false;
-	report_lost_interrupt(q);
+	virtblk_report_lost_interrupt(q);
 	return true;
 }
 
 /* Completes polled requests that nobody polls for. */
-static void watch_polled_queue(struct virtblk_queue *q)
+static void virtblk_watch_polled_queue(struct virtblk_queue *q)
 {
 	if (q->polled && time_after_eq(jiffies, q->last_reap + VIRTBLK_WATCH_POLLED))
 		virtblk_rq_reap(q, false);
 }
 
-static bool is_watched(const struct virtblk_queue *q)
+static bool virtblk_is_watched(const struct virtblk_queue *q)
 {
 	return q->blk->use_bio || q->polled;
 }
 
-static bool is_busy(struct virtblk_queue *q)
+static bool virtblk_is_busy(struct virtblk_queue *q)
 {
 	bool busy;
 
@@ -339,13 +340,13 @@ void virtblk_watchdog(struct work_struct *work)
 
 	for (i = 0; i < blk->queue_count; i++) {
 		if (blk->use_bio)
-			lost |= watch_bio_queue(&blk->queues[i]);
+			lost |= virtblk_watch_bio_queue(&blk->queues[i]);
 		else
-			watch_polled_queue(&blk->queues[i]);
+			virtblk_watch_polled_queue(&blk->queues[i]);
 	}
 	/* A request that is added after the next look at its queue starts the watchdog again. */
 	for (i = 0; i < blk->queue_count; i++)
-		busy |= is_watched(&blk->queues[i]) && is_busy(&blk->queues[i]);
+		busy |= virtblk_is_watched(&blk->queues[i]) && virtblk_is_busy(&blk->queues[i]);
 	if (busy && lost)
 		virtblk_retry_soon(blk);
 	else if (busy)
@@ -389,7 +390,7 @@ void virtblk_begin_drain(struct virtblk *blk)
 }
 
 /* Releases the I/O that virtblk_suspend() holds back. Without virtqueues it fails. */
-static void release_io(struct virtblk *blk)
+static void virtblk_release_io(struct virtblk *blk)
 {
 	if (blk->use_bio) {
 		virtblk_bio_start(blk);
@@ -414,7 +415,7 @@ void virtblk_fail_held(struct virtblk *blk)
 		virtblk_set_state(blk, VIRTBLK_DEAD);
 	mutex_unlock(&blk->vdev_mutex);
 	if (suspended)
-		release_io(blk);
+		virtblk_release_io(blk);
 }
 
 /**
@@ -462,7 +463,7 @@ int virtblk_suspend(struct virtio_device *vdev)
 }
 
 /* Gives the device its virtqueues and its cache mode back. After an error it has no virtqueues. */
-static int restart_device(struct virtblk *blk)
+static int virtblk_restart_device(struct virtblk *blk)
 {
 	int err = virtblk_find_queues(blk);
 
@@ -492,7 +493,7 @@ static int restart_device(struct virtblk *blk)
 int virtblk_resume(struct virtio_device *vdev)
 {
 	struct virtblk *blk = vdev->priv;
-	int err = restart_device(blk);
+	int err = virtblk_restart_device(blk);
 
 	if (err)
 		dev_err(&vdev->dev, "[%s] the device cannot be resumed: error %d\n",
@@ -503,6 +504,6 @@ int virtblk_resume(struct virtio_device *vdev)
 	if (!err)
 		/* The capacity may have changed, too. */
 		virtio_config_changed(vdev);
-	release_io(blk);
+	virtblk_release_io(blk);
 	return err;
 }

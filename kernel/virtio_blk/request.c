@@ -20,8 +20,8 @@ void virtblk_init_request(struct virtblk_request *request)
 	request->own_sg = false;
 }
 
-static void set_header(struct virtio_device *vdev, struct virtblk_request *request, u32 type,
-		       u64 sector, unsigned short ioprio)
+static void virtblk_set_header(struct virtio_device *vdev, struct virtblk_request *request,
+			       u32 type, u64 sector, unsigned short ioprio)
 {
 	request->header.type = cpu_to_virtio32(vdev, type);
 	request->header.ioprio = cpu_to_virtio32(vdev, ioprio);
@@ -73,12 +73,12 @@ blk_status_t virtblk_set_command(struct virtio_device *vdev, struct virtblk_requ
 	default:
 		return BLK_STS_NOTSUPP;
 	}
-	set_header(vdev, request, type, sector, ioprio);
+	virtblk_set_header(vdev, request, type, sector, ioprio);
 	return BLK_STS_OK;
 }
 
-static void fill_range(struct virtio_blk_discard_write_zeroes *range, blk_opf_t opf,
-		       sector_t sector, sector_t sectors)
+static void virtblk_fill_range(struct virtio_blk_discard_write_zeroes *range, blk_opf_t opf,
+			       sector_t sector, sector_t sectors)
 {
 	u32 flags = 0;
 
@@ -90,7 +90,8 @@ static void fill_range(struct virtio_blk_discard_write_zeroes *range, blk_opf_t 
 	range->flags = cpu_to_le32(flags);
 }
 
-static void set_one_buffer(struct virtblk_request *request, void *buffer, unsigned int bytes)
+static void virtblk_set_one_buffer(struct virtblk_request *request, void *buffer,
+				   unsigned int bytes)
 {
 	request->data.sgl = request->inline_sg;
 	request->data.nents = 1;
@@ -107,8 +108,8 @@ static void set_one_buffer(struct virtblk_request *request, void *buffer, unsign
 void virtblk_set_range(struct virtblk_request *request, blk_opf_t opf, sector_t sector,
 		       sector_t sectors)
 {
-	fill_range(&request->range, opf, sector, sectors);
-	set_one_buffer(request, &request->range, sizeof(request->range));
+	virtblk_fill_range(&request->range, opf, sector, sectors);
+	virtblk_set_one_buffer(request, &request->range, sizeof(request->range));
 }
 
 /**
@@ -131,11 +132,11 @@ int virtblk_set_ranges(struct virtblk_request *request, struct request *rq, unsi
 	__rq_for_each_bio(bio, rq) {
 		if (WARN_ON_ONCE(filled == count))
 			break;
-		fill_range(&ranges[filled++], rq->cmd_flags, bio->bi_iter.bi_sector,
-			   bio_sectors(bio));
+		virtblk_fill_range(&ranges[filled++], rq->cmd_flags, bio->bi_iter.bi_sector,
+				   bio_sectors(bio));
 	}
 	request->ranges = ranges;
-	set_one_buffer(request, ranges, filled * sizeof(*ranges));
+	virtblk_set_one_buffer(request, ranges, filled * sizeof(*ranges));
 	return 0;
 }
 
@@ -148,8 +149,8 @@ void virtblk_set_get_id(struct virtio_device *vdev, struct virtblk_request *requ
 {
 	memset(request->id, 0, sizeof(request->id));
 	request->writes = false;
-	set_header(vdev, request, VIRTIO_BLK_T_GET_ID, 0, 0);
-	set_one_buffer(request, request->id, sizeof(request->id));
+	virtblk_set_header(vdev, request, VIRTIO_BLK_T_GET_ID, 0, 0);
+	virtblk_set_one_buffer(request, request->id, sizeof(request->id));
 }
 
 /**
@@ -295,7 +296,7 @@ void virtblk_check_broken(struct virtblk_queue *q)
 	queue_work(virtblk_wq, &q->blk->abort_work);
 }
 
-static unsigned long watchdog_interval(const struct virtblk *blk)
+static unsigned long virtblk_watchdog_interval(const struct virtblk *blk)
 {
 	return blk->poll_count ? VIRTBLK_WATCH_POLLED : VIRTBLK_WATCH_OTHERS;
 }
@@ -310,7 +311,7 @@ void virtblk_start_watchdog(struct virtblk *blk)
 {
 	/* Not pending: it does not run, or may have looked at the request's queue already. */
 	if (unlikely(!delayed_work_pending(&blk->watchdog)))
-		queue_delayed_work(virtblk_wq, &blk->watchdog, watchdog_interval(blk));
+		queue_delayed_work(virtblk_wq, &blk->watchdog, virtblk_watchdog_interval(blk));
 }
 
 /**

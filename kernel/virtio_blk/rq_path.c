@@ -6,14 +6,14 @@
  */
 #include "virtio_blk.h"
 
-static struct virtblk_queue *queue_of(const struct blk_mq_hw_ctx *hctx)
+static struct virtblk_queue *virtblk_queue_of(const struct blk_mq_hw_ctx *hctx)
 {
 	struct virtblk *blk = hctx->queue->queuedata;
 
 	return &blk->queues[hctx->queue_num];
 }
 
-static blk_status_t map_ranges(struct request *rq, struct virtblk_request *request)
+static blk_status_t virtblk_map_ranges(struct request *rq, struct virtblk_request *request)
 {
 	unsigned int count = blk_rq_nr_discard_segments(rq);
 
@@ -25,7 +25,7 @@ static blk_status_t map_ranges(struct request *rq, struct virtblk_request *reque
 	return BLK_STS_OK;
 }
 
-static blk_status_t map_data(struct request *rq, struct virtblk_request *request)
+static blk_status_t virtblk_map_data(struct request *rq, struct virtblk_request *request)
 {
 	unsigned int segments = blk_rq_nr_phys_segments(rq);
 
@@ -38,7 +38,7 @@ static blk_status_t map_data(struct request *rq, struct virtblk_request *request
 }
 
 /* Does all that needs no lock. After a status other than OK there is nothing to undo. */
-static blk_status_t prepare(struct request *rq)
+static blk_status_t virtblk_prepare_rq(struct request *rq)
 {
 	struct virtblk *blk = rq->q->queuedata;
 	struct virtblk_request *request = blk_mq_rq_to_pdu(rq);
@@ -55,11 +55,11 @@ static blk_status_t prepare(struct request *rq)
 	switch (req_op(rq)) {
 	case REQ_OP_READ:
 	case REQ_OP_WRITE:
-		return map_data(rq, request);
+		return virtblk_map_data(rq, request);
 	case REQ_OP_FLUSH:
 		return BLK_STS_OK;
 	default:
-		return map_ranges(rq, request);
+		return virtblk_map_ranges(rq, request);
 	}
 }
 
@@ -67,7 +67,7 @@ static blk_status_t prepare(struct request *rq)
  * Adds a request to the ring, and starts it only then, because blk-mq wants a refused request back
  * unstarted. It cannot be completed in between: that takes the same lock.
  */
-static int submit(struct virtblk_queue *q, struct request *rq)
+static int virtblk_submit_rq(struct virtblk_queue *q, struct request *rq)
 {
 	struct virtblk_request *request = blk_mq_rq_to_pdu(rq);
 	int err = virtblk_add(q, request);
@@ -84,7 +84,7 @@ static int submit(struct virtblk_queue *q, struct request *rq)
  * completion to come, or if memory was short. BLK_STS_RESOURCE lets it do so in any case, in case
  * it missed the completion; BLK_STS_DEV_RESOURCE would rely on it.
  */
-static blk_status_t refused(struct virtblk_queue *q, struct blk_mq_hw_ctx *hctx, int err)
+static blk_status_t virtblk_refused(struct virtblk_queue *q, struct blk_mq_hw_ctx *hctx, int err)
 {
 	if (err == -ENOSPC && q->in_flight) {
 		q->full = true;
@@ -102,19 +102,19 @@ static blk_status_t refused(struct virtblk_queue *q, struct blk_mq_hw_ctx *hctx,
  */
 blk_status_t virtblk_queue_rq(struct blk_mq_hw_ctx *hctx, const struct blk_mq_queue_data *bd)
 {
-	struct virtblk_queue *q = queue_of(hctx);
+	struct virtblk_queue *q = virtblk_queue_of(hctx);
 	struct virtqueue *kick = NULL;
 	unsigned long flags;
 	blk_status_t status;
 	int err;
 
-	status = prepare(bd->rq);
+	status = virtblk_prepare_rq(bd->rq);
 	if (unlikely(status))
 		return status;
 	spin_lock_irqsave(&q->lock, flags);
-	err = submit(q, bd->rq);
+	err = virtblk_submit_rq(q, bd->rq);
 	if (unlikely(err))
-		status = refused(q, hctx, err);
+		status = virtblk_refused(q, hctx, err);
 	if (bd->last || err)
 		kick = virtblk_kick_prepare(q);
 	spin_unlock_irqrestore(&q->lock, flags);
@@ -130,7 +130,7 @@ blk_status_t virtblk_queue_rq(struct blk_mq_hw_ctx *hctx, const struct blk_mq_qu
  */
 void virtblk_commit_rqs(struct blk_mq_hw_ctx *hctx)
 {
-	struct virtblk_queue *q = queue_of(hctx);
+	struct virtblk_queue *q = virtblk_queue_of(hctx);
 	struct virtqueue *kick;
 	unsigned long flags;
 
@@ -142,7 +142,8 @@ void virtblk_commit_rqs(struct blk_mq_hw_ctx *hctx)
 
 #ifdef VIRTBLK_HAS_RQ_LIST
 /* Requests without room in the ring are left for queue_rq(), in order. */
-static void submit_batch(struct virtblk_queue *q, struct rq_list *batch, struct rq_list *rest)
+static void virtblk_submit_batch(struct virtblk_queue *q, struct rq_list *batch,
+				 struct rq_list *rest)
 {
 	struct virtqueue *kick;
 	struct request *rq;
@@ -151,7 +152,7 @@ static void submit_batch(struct virtblk_queue *q, struct rq_list *batch, struct 
 
 	spin_lock_irqsave(&q->lock, flags);
 	while ((rq = rq_list_pop(batch))) {
-		if (fits && !submit(q, rq))
+		if (fits && !virtblk_submit_rq(q, rq))
 			continue;
 		if (fits)
 			fits = false;
@@ -177,15 +178,15 @@ void virtblk_queue_rqs(struct rq_list *list)
 	struct request *rq;
 
 	while ((rq = rq_list_pop(list))) {
-		struct virtblk_queue *next = queue_of(rq->mq_hctx);
+		struct virtblk_queue *next = virtblk_queue_of(rq->mq_hctx);
 
 		if (q && q != next)
-			submit_batch(q, &batch, &rest);
+			virtblk_submit_batch(q, &batch, &rest);
 		q = next;
-		rq_list_add_tail(prepare(rq) == BLK_STS_OK ? &batch : &rest, rq);
+		rq_list_add_tail(virtblk_prepare_rq(rq) == BLK_STS_OK ? &batch : &rest, rq);
 	}
 	if (!rq_list_empty(&batch))
-		submit_batch(q, &batch, &rest);
+		virtblk_submit_batch(q, &batch, &rest);
 	*list = rest;
 }
 #endif
@@ -222,7 +223,7 @@ void virtblk_complete_rq(struct request *rq)
 }
 
 /* There is room in the ring: restarts the hardware queue. Under the queue's lock. */
-static void restart(struct virtblk_queue *q)
+static void virtblk_restart(struct virtblk_queue *q)
 {
 	if (likely(!q->full))
 		return;
@@ -236,7 +237,8 @@ static void restart(struct virtblk_queue *q)
  * NULL if the interrupt is left alone; else the interrupt is off or armed afterwards, and @again
  * asks the caller to complete the requests and to take again. Returns their number.
  */
-static unsigned int take_used(struct virtblk_queue *q, bool *again, struct request **first)
+static unsigned int virtblk_rq_take_used(struct virtblk_queue *q, bool *again,
+					 struct request **first)
 {
 	struct virtblk_request *request;
 	unsigned int count = 0;
@@ -261,7 +263,7 @@ static unsigned int take_used(struct virtblk_queue *q, bool *again, struct reque
 	q->last_reap = jiffies;
 	if (count) {
 		q->last_used = jiffies;
-		restart(q);
+		virtblk_restart(q);
 	}
 	virtblk_check_broken(q);
 out:
@@ -271,7 +273,7 @@ out:
 }
 
 /* Fault injection (io-timeout-fail): holds a completion back until virtblk_timeout(). */
-static void fake_timeout(struct request *rq)
+static void virtblk_fake_timeout(struct request *rq)
 {
 	struct virtblk_request *request = blk_mq_rq_to_pdu(rq);
 
@@ -292,12 +294,12 @@ unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
 	bool again = false;
 
 	do {
-		count += take_used(q, interrupt ? &again : NULL, &next);
+		count += virtblk_rq_take_used(q, interrupt ? &again : NULL, &next);
 		while ((rq = next)) {
 			next = rq->rq_next;
 			rq->rq_next = NULL;
 			if (unlikely(blk_should_fake_timeout(rq->q)))
-				fake_timeout(rq);
+				virtblk_fake_timeout(rq);
 			else
 				blk_mq_complete_request(rq);
 		}
@@ -305,7 +307,7 @@ unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
 	return count;
 }
 
-static void complete_batch(struct io_comp_batch *iob)
+static void virtblk_complete_batch(struct io_comp_batch *iob)
 {
 	struct request *rq;
 
@@ -315,15 +317,15 @@ static void complete_batch(struct io_comp_batch *iob)
 }
 
 /* Completes a request at once or with the batch, which cannot hold errors. */
-static void complete_polled(struct request *rq, struct io_comp_batch *iob)
+static void virtblk_complete_polled(struct request *rq, struct io_comp_batch *iob)
 {
 	/* Negative: kernels differ in the type of this argument, int or bool. */
 	int error = virtblk_status(blk_mq_rq_to_pdu(rq)) ? -EIO : 0;
 
 	if (unlikely(blk_should_fake_timeout(rq->q)))
-		fake_timeout(rq);
+		virtblk_fake_timeout(rq);
 	else if (!blk_mq_complete_request_remote(rq) &&
-		 !blk_mq_add_to_batch(rq, iob, error, complete_batch))
+		 !blk_mq_add_to_batch(rq, iob, error, virtblk_complete_batch))
 		virtblk_complete_rq(rq);
 }
 
@@ -337,12 +339,12 @@ static void complete_polled(struct request *rq, struct io_comp_batch *iob)
 int virtblk_poll(struct blk_mq_hw_ctx *hctx, struct io_comp_batch *iob)
 {
 	struct request *rq, *next;
-	unsigned int count = take_used(queue_of(hctx), NULL, &next);
+	unsigned int count = virtblk_rq_take_used(virtblk_queue_of(hctx), NULL, &next);
 
 	while ((rq = next)) {
 		next = rq->rq_next;
 		rq->rq_next = NULL;
-		complete_polled(rq, iob);
+		virtblk_complete_polled(rq, iob);
 	}
 	return count;
 }
