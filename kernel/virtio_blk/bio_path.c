@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The bio path: bios go to the ring of this CPU's queue without requests, tags and scheduler. They
- * are throttled and collected under the task's plug here; bio_ring.c sends and completes them.
+ * are throttled and collected under the task's plug here; bio_dispatch.c sends them, bio_reap.c
+ * completes them.
  *
  * Bios without room in the ring wait in the queue's list, in order, and completions send them. The
  * list is bounded: a submitter sleeps while it is longer than the ring, or gets EAGAIN if it may
@@ -50,75 +51,6 @@ struct virtblk_sleeper {
 	struct wait_queue_entry entry;
 	bool woken;
 };
-
-/*
- * Slots are allocated with the disk, so that I/O needs no memory to make progress: swap, and disks
- * below device-mapper, must not need any.
- */
-
-/* The memory node of the CPUs that use the queue. */
-static int virtblk_queue_node(const struct virtblk_queue *q)
-{
-	const struct blk_mq_queue_map *map = &q->blk->maps[q->polled];
-	unsigned int cpu;
-
-	for_each_possible_cpu(cpu)
-		if (map->mq_map[cpu] == q->index)
-			return cpu_to_node(cpu);
-	return NUMA_NO_NODE;
-}
-
-static struct virtblk_slot *virtblk_alloc_slot(struct virtblk_queue *q, int node)
-{
-	struct virtblk_slot *slot = kzalloc_node(sizeof(*slot), GFP_KERNEL, node);
-
-	if (!slot)
-		return NULL;
-	virtblk_init_request(&slot->request);
-	slot->index = q->slot_count;
-	list_add_tail(&slot->node, &q->free);
-	return slot;
-}
-
-/**
- * virtblk_alloc_slots() - allocates the slots of a queue
- * @q: new; the disk's limits are known
- *
- * Each is allocated on its own: the device writes to them, so they must not be in vmalloc's memory.
- *
- * Return: 0, or -ENOMEM; virtblk_free_slots() cleans up in any case.
- */
-int virtblk_alloc_slots(struct virtblk_queue *q)
-{
-	unsigned int count = q->blk->depth;
-	int node = virtblk_queue_node(q);
-
-	q->slots = kvcalloc(count, sizeof(*q->slots), GFP_KERNEL);
-	q->reserve_sg = kvcalloc(q->blk->seg_max, sizeof(*q->reserve_sg), GFP_KERNEL);
-	if (!q->slots || !q->reserve_sg)
-		return -ENOMEM;
-	while (q->slot_count < count) {
-		q->slots[q->slot_count] = virtblk_alloc_slot(q, node);
-		if (!q->slots[q->slot_count])
-			return -ENOMEM;
-		q->slot_count++;
-	}
-	return 0;
-}
-
-/**
- * virtblk_free_slots() - frees the slots of a queue
- * @q: nothing is in flight
- */
-void virtblk_free_slots(struct virtblk_queue *q)
-{
-	while (q->slot_count)
-		kfree(q->slots[--q->slot_count]);
-	kvfree(q->slots);
-	kvfree(q->reserve_sg);
-	q->slots = NULL;
-	q->reserve_sg = NULL;
-}
 
 /* The queue that this CPU uses. If the task moves to another CPU meanwhile, it still works. */
 static struct virtblk_queue *virtblk_current_queue(struct virtblk *blk, bool polled)

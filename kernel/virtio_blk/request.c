@@ -324,8 +324,8 @@ void virtblk_retry_soon(struct virtblk *blk)
 }
 
 /**
- * virtblk_dispatch_soon() - has the watchdog go on at once with bios that wait
- * @blk: has more of them than may be sent with interrupts off
+ * virtblk_dispatch_soon() - has the watchdog dispatch at once
+ * @blk: has more waiting bios than may be sent with interrupts off, or a query
  */
 void virtblk_dispatch_soon(struct virtblk *blk)
 {

@@ -8,7 +8,11 @@
  *	queues.c	virtqueues, the CPUs that use them, interrupts
  *	rq_path.c	request path: blk-mq gives requests
  *	bio_path.c	bio path: bios from the block layer, throttled and plugged
- *	bio_ring.c	bio path: merging, flushes, dispatch to the ring, completion, accounting
+ *	bio_reap.c	bio path: completion
+ *	bio_dispatch.c	bio path: dispatch of new bios, waiting bios and next stages
+ *	bio_stage.c	bio path: stages of a slot, flushes, accounting, the end of its bios
+ *	bio_slot.c	bio path: pool of slots, merging of bios, their scatterlists
+ *	bio_query.c	bio path: query of the serial number
  *	request.c	one request as the device sees it, into the ring and out of it
  *	compat.h	differences between kernels
  *
@@ -16,9 +20,9 @@
  * &virtblk.watchdog; recovery.c runs both.
  *
  * The stages of a request have the project's six names, seen from the driver: a chain is made of a
- * request (request.c) and submitted to the ring (rq_path.c or bio_ring.c); its completion is taken
- * from the used ring (virtblk_rq_reap(), virtblk_bio_reap()); notify is the kick, once per batch
- * and outside of the queue's lock.
+ * request (request.c) and submitted to the ring (rq_path.c or bio_dispatch.c); its completion is
+ * taken from the used ring (virtblk_rq_reap(), virtblk_bio_reap()); notify is the kick, once per
+ * batch and outside of the queue's lock.
  */
 #ifndef _VIRTBLK_H
 #define _VIRTBLK_H
@@ -290,6 +294,7 @@ struct virtblk {
 enum { VIRTBLK_MAP_INTERRUPT, VIRTBLK_MAP_POLL };
 
 struct hd_geometry;
+struct virtblk_batch;
 
 /* Retries and aborts run here: I/O may wait for them when memory is short. */
 extern struct workqueue_struct *virtblk_wq;
@@ -350,24 +355,50 @@ int virtblk_rq_get_id(struct virtblk *blk, char *id);
 /* bio_path.c */
 void virtblk_submit_bio(struct bio *bio);
 int virtblk_poll_bio(struct bio *bio, struct io_comp_batch *iob, unsigned int flags);
-int virtblk_alloc_slots(struct virtblk_queue *q);
-void virtblk_free_slots(struct virtblk_queue *q);
 void virtblk_bio_stop(struct virtblk *blk);
 void virtblk_bio_start(struct virtblk *blk);
 
-/* bio_ring.c */
-bool virtblk_can_merge(const struct bio *first, const struct bio *second);
-void virtblk_bio_submit(struct virtblk_queue *q, struct bio_list *bios);
+/* bio_reap.c */
 unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt);
 void virtblk_bio_fail_all(struct virtblk_queue *q);
+
+/* bio_dispatch.c */
+void virtblk_bio_submit(struct virtblk_queue *q, struct bio_list *bios);
+struct virtqueue *virtblk_dispatch(struct virtblk_queue *q, struct virtblk_batch *batch,
+				   struct bio_list *done);
 void virtblk_wake_throttled(struct virtblk_queue *q);
-int virtblk_bio_get_id(struct virtblk *blk, char *id);
 
 /* More bios wait than the ring takes. */
 static inline bool virtblk_bio_is_congested(const struct virtblk_queue *q)
 {
 	return READ_ONCE(q->waiting_count) > q->slot_count;
 }
+
+/* bio_stage.c */
+void virtblk_account_start(struct virtblk_queue *q, struct virtblk_slot *slot);
+void virtblk_queue_flush(struct virtblk_queue *q, struct virtblk_slot *slot);
+void virtblk_start_flush(struct virtblk_queue *q);
+void virtblk_end_stage(struct virtblk_queue *q, struct virtblk_slot *slot, blk_status_t status,
+		       struct bio_list *done);
+void virtblk_end_slot(struct virtblk_queue *q, struct virtblk_slot *slot, blk_status_t status,
+		      struct bio_list *done);
+void virtblk_end_bios(struct virtblk *blk, struct bio_list *done);
+
+/* bio_slot.c */
+int virtblk_alloc_slots(struct virtblk_queue *q);
+void virtblk_free_slots(struct virtblk_queue *q);
+struct virtblk_slot *virtblk_get_slot(struct virtblk_queue *q);
+void virtblk_put_slot(struct virtblk_queue *q, struct virtblk_slot *slot);
+bool virtblk_can_merge(const struct bio *first, const struct bio *second);
+int virtblk_prepare_next(struct virtblk_queue *q, struct virtblk_slot *slot, struct bio_list *bios,
+			 bool locked, unsigned int *taken);
+int virtblk_prepare_requeued(struct virtblk_queue *q, struct virtblk_slot *slot);
+void virtblk_unprepare(struct virtblk_queue *q, struct virtblk_slot *slot);
+void virtblk_put_back(struct virtblk_slot *slot, struct bio_list *bios);
+
+/* bio_query.c */
+int virtblk_bio_get_id(struct virtblk *blk, char *id);
+void virtblk_end_query(struct virtblk_slot *slot, blk_status_t status);
 
 /* request.c */
 void virtblk_init_request(struct virtblk_request *request);
