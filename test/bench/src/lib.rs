@@ -9,6 +9,7 @@ pub mod client;
 pub mod compare;
 pub mod cpu;
 pub mod disk;
+mod goals;
 pub mod host;
 pub mod icount;
 pub mod load;

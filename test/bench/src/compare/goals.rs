@@ -4,13 +4,12 @@
 //! Each goal compares with the best variant of qemu-storage-daemon at the same point: the fastest
 //! one for rates, the one with the least CPU time for CPU time.
 
-use kit::metric::{CPU, IDLE_CPU, IOPS, Row, Set};
+use kit::metric::{CPU, IOPS, Row, Set};
 use kit::report::Goal;
 
+use crate::goals;
 use crate::server::{BARE_FIO, OURS, is_qsd};
 
-/// Idle CPU of a server with a connected client, in percent of one core.
-const IDLE_PERCENT_MAX: f64 = 0.1;
 /// Two queues on two cores: least gain over one queue that counts as scaling.
 const SCALING_MIN: f64 = 1.5;
 
@@ -22,10 +21,7 @@ pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
         goals.extend(rate_against_fio(points, ours));
         goals.extend(cpu_against_qsd(points, ours));
     }
-    goals.extend(idle.of(OURS).map(|row| {
-        let name = format!("idle CPU percent, {}", row.label("storage"));
-        Goal::below(name, row.median(IDLE_CPU), IDLE_PERCENT_MAX)
-    }));
+    goals.extend(idle.of(OURS).map(|row| goals::idle(row.label("storage"), row)));
     goals.extend(two_queues(scaling));
     goals
 }
@@ -73,7 +69,7 @@ fn two_queues(scaling: &Set) -> impl Iterator<Item = Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kit::metric::point;
+    use kit::metric::{IDLE_CPU, point};
 
     fn measured(rows: &[(&str, u16, f64, f64)]) -> Set {
         let mut set = Set::default();

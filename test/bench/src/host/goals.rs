@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The goals of the kernel plane on the host side only.
 
-use kit::metric::{IDLE_CPU, IOPS, Row, Set};
+use kit::metric::{IOPS, Row, Set};
 use kit::report::{Goal, Report};
 
 use super::subject::{Who, is_qsd};
+use crate::goals;
 
 /// Rate over the best qemu-storage-daemon at 32 requests in flight.
 const OVER_QSD_DEEP: f64 = 5.0;
@@ -14,8 +15,6 @@ const OVER_QSD_SINGLE: f64 = 2.0;
 const OVER_2022: f64 = 1.3;
 /// Two queues with two workers over one queue with one.
 const SCALING_MIN: f64 = 1.7;
-/// Idle CPU in percent.
-const IDLE_PERCENT_MAX: f64 = 0.1;
 
 /// Ratios of a port of the 2022 design to Linux 6.12 to the best qemu-storage-daemon 10.0 in the
 /// same boot on null_blk, 4 KiB random reads (depth, client, ratio; the middle of its range).
@@ -34,10 +33,7 @@ pub(super) fn judge(points: &Set, idle: &Set, null: &str, report: &mut Report) {
     let rows = || points.of(kernel).filter(|row| row.label("device") == null);
     let apart = rows().filter(|row| row.label("CPUs") == "apart");
     report.goals.extend(apart.flat_map(|row| over_qsd(points, row)));
-    report.goals.extend(idle.of(kernel).map(|row| {
-        let name = "idle CPU percent, kernel plane".to_owned();
-        Goal::below(name, row.median(IDLE_CPU), IDLE_PERCENT_MAX)
-    }));
+    report.goals.extend(idle.of(kernel).map(|row| goals::idle("kernel plane", row)));
     let shared: Vec<_> = rows().filter(|row| row.label("CPUs") == "shared").collect();
     let scaling = scaling(&shared);
     if scaling.is_empty() {

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Goals that several comparisons share.
+
+use kit::metric::{IDLE_CPU, Row};
+use kit::report::Goal;
+
+/// Idle CPU of a server with a connected client, in percent of one core.
+const IDLE_PERCENT_MAX: f64 = 0.1;
+
+/// The goal for a server without requests.
+pub(crate) fn idle(what: &str, row: &Row) -> Goal {
+    Goal::below(format!("idle CPU percent, {what}"), row.median(IDLE_CPU), IDLE_PERCENT_MAX)
+}
