@@ -10,143 +10,20 @@ cd "$(dirname "$0")/.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin
 export PATH
 export CARGO_TERM_COLOR=never
-
-work=$(mktemp -d)
-trap 'exec >&3 2>&3; wait; rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM HUP
-
-# All output is kept, with the logs of the lab's failed cases: a clean checkout is often deleted
-# after its tests. The newest five stay; their names are times.
-all_logs=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/vhost-blk/test-logs
-logs=$all_logs/$(date -u +%Y%m%d-%H%M%S)-$$
-exec 3>&1
-mkdir -p "$logs" && mkfifo "$work/output" || exit 1
-(trap '' INT TERM HUP && exec tee "$logs/output.log" <"$work/output") & # ends after all others
-exec >"$work/output" 2>&1
-find "$all_logs" -mindepth 1 -maxdepth 1 | sort -r | tail -n +6 | xargs -r rm -rf
-
-passed=0
-failed=0
-skipped=0
-: >"$work/skips"
-: >"$work/failures"
-: >"$work/boots"
-: >"$work/times"
-
-title() { printf '\n== %s (%s)\n' "$1" "$(date -u +%H:%M:%S)"; }
-
-# Prints the skips with their reasons, the failures and the closing line, and ends the script.
-finish() {
-    echo
-    [ ! -s "$work/skips" ] || { echo "skipped, as scripts/expected-skips.txt expects:"; sort -u "$work/skips"; }
-    [ ! -s "$work/failures" ] || cat "$work/failures"
-    cat "$work/boots"
-    echo "the longest:"
-    sort -rn "$work/times" | head -n 12
-    echo "all of this output: $logs"
-    echo "$passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
-
-fail() {
-    failed=$((failed + 1))
-    echo "FAILED: $*" >>"$work/failures"
-}
-
-# limited MINUTES COMMAND...: runs a command; ends it, with all its processes, after its time.
-limited() {
-    minutes=$1
-    shift
-    # The shell starts background commands with SIGINT ignored.
-    env --default-signal=INT,QUIT timeout --kill-after=60 "${minutes}m" "$@" </dev/null 2>&1 &
-    limited_pid=$!
-    trap 'kill "$limited_pid" 2>/dev/null; exit 130' INT TERM HUP
-    wait "$limited_pid"
-}
-
-# run MINUTES COMMAND...: runs a command; its output goes to our own and to $work/log, its exit code
-# to $work/code.
-run() { { limited "$@"; echo $? >"$work/code"; } | tee "$work/log"; }
-
-# why_failed NAME MINUTES: says that a time limit has ended it, or its exit code.
-why_failed() {
-    case $(cat "$work/code") in
-    124 | 137) echo "$1: it took more than $2 minutes and was ended" ;;
-    *) echo "$1: exit code $(cat "$work/code")" ;;
-    esac
-}
-
-# unexpected_skips PLACE: prints the lines `NAME: REASON` of its input that expected-skips.txt does
-# not have.
-unexpected_skips() { awk -v place="$1" '
-    function is_named(name, pattern) {
-        if (sub(/\*$/, "", pattern)) return index(name, pattern) == 1
-        if (sub(/^\*/, "", pattern))
-            return length(name) >= length(pattern) &&
-                substr(name, length(name) - length(pattern) + 1) == pattern
-        return name == pattern
-    }
-    NR == FNR && /^#/ { next }
-    NR == FNR { if ($1 == place) { names[++n] = $2; sub(/^[^ ]+ [^ ]+ /, ""); reasons[n] = $0 } next }
-    {
-        name = substr($0, 1, index($0, ": ") - 1)
-        for (i = 1; i <= n; i++)
-            if (is_named(name, names[i]) && index($0, reasons[i])) next
-        print
-    }' scripts/expected-skips.txt -; }
-
-# not_expected PLACE FILE: counts each line of FILE, `NAME: REASON`, that the list does not have as
-# failed; $new is how many there are.
-not_expected() {
-    unexpected_skips "$1" <"$2" >"$work/new"
-    new=$(wc -l <"$work/new")
-    failed=$((failed + new))
-    sed 's|^|FAILED: a skip that scripts/expected-skips.txt does not have: |' "$work/new" \
-        >>"$work/failures"
-}
-
-# took NAME: records the time since $began.
-took() { printf '%6d s  %s\n' $(($(date +%s) - began)) "$1" >>"$work/times"; }
-
-# stage MINUTES NAME COMMAND...: one test, judged by its exit code; a line `SKIP: reason` makes it
-# skipped, a line `PARTLY SKIPPED: reason` is listed with the skips. Both must be expected.
-stage() {
-    minutes=$1
-    name=$2
-    shift 2
-    title "$name"
-    began=$(date +%s)
-    run "$minutes" "$@"
-    took "$name"
-    if [ "$(cat "$work/code")" -ne 0 ]; then
-        fail "$(why_failed "$name" "$minutes")"
-        return 1
-    fi
-    place=$(echo "$name" | tr ' ' '_')
-    sed -nE "s/^(PARTLY )?SKIP(PED)?: /$place: /p" "$work/log" >"$work/said"
-    not_expected stage "$work/said"
-    if [ "$new" -gt 0 ]; then
-        return 1
-    elif grep -q '^SKIP: ' "$work/log"; then
-        skipped=$((skipped + 1))
-    else
-        passed=$((passed + 1))
-    fi
-    grep -E '^(PARTLY )?SKIP(PED)?: ' "$work/log" >>"$work/skips"
-    return 0
-}
+# shellcheck source=scripts/stages.sh
+. scripts/stages.sh
+limit_run $((85 * 60))
 
 sum_of() { awk -v word="$1" '/^test result: / {
     for (i = 2; i <= NF; i++) if ($i ~ "^" word) sum += $(i - 1)
 } END { print sum + 0 }' "$work/log"; }
 
-# said_by_passed_tests WORD: one line for each passed test that printed `WORD: reason`.
+# said_by_passed_tests WORD: a line `NAME: REASON` for each passed test that printed `WORD: REASON`.
 said_by_passed_tests() { awk -v word="$1: " '
     /^successes:$/ { in_passed = 1 }
     /^failures:$/ { in_passed = 0 }
     /^---- .* stdout ----$/ { name = $2; seen = 0 }
-    index($0, word) == 1 && in_passed && !seen { seen = 1; print word name ": " substr($0, length(word) + 1) }
+    index($0, word) == 1 && in_passed && !seen { seen = 1; print name ": " substr($0, length(word) + 1) }
 ' "$work/log"; }
 
 # The panic messages of failed tests, a few lines each, with `FAILED: ` in front.
@@ -163,14 +40,13 @@ reasons_of_failed_tests() { awk '
 # counts as skipped. One that printed `PARTLY SKIPPED: reason` did the rest and counts as passed;
 # its missing part is listed with the skips.
 cargo_tests() {
-    title "cargo test --workspace"
-    began=$(date +%s)
-    run "$1" cargo test --workspace --no-fail-fast -- --show-output |
+    begin "$1" "cargo test --workspace"
+    run cargo test --workspace --no-fail-fast -- --show-output |
         grep --line-buffered -E '^ *(Compiling|Running|Doc-tests) |^test |^error|^(PARTLY )?SKIP(PED)?: '
-    took "cargo test --workspace"
-    said_by_passed_tests SKIP | sed 's/^SKIP: //' >"$work/said-skip"
+    ended
+    said_by_passed_tests SKIP >"$work/said-skip"
     sed -n 's/^test \(.*\) \.\.\. ignored\(.*\)/\1: ignored\2/p' "$work/log" >"$work/ignored"
-    said_by_passed_tests "PARTLY SKIPPED" | sed 's/^PARTLY SKIPPED: //' >"$work/said-part"
+    said_by_passed_tests "PARTLY SKIPPED" >"$work/said-part"
     passed=$((passed + $(sum_of passed) - $(wc -l <"$work/said-skip")))
     skipped=$((skipped + $(cat "$work/said-skip" "$work/ignored" | wc -l)))
     bad=$(sum_of failed)
@@ -186,9 +62,9 @@ cargo_tests() {
     sed 's/^/PARTLY SKIPPED: /' "$work/said-part" >>"$work/skips"
     sed -n 's/^test \(.*\) \.\.\. FAILED$/FAILED: \1/p' "$work/log" >>"$work/failures"
     reasons_of_failed_tests >>"$work/failures"
-    if [ "$(cat "$work/code")" -ne 0 ]; then
+    if [ "$code" -ne 0 ]; then
         # A failed build, or a test program that dies, has no counts of its own.
-        [ "$bad" -gt 0 ] || fail "$(why_failed "cargo test" "$1")"
+        [ "$bad" -gt 0 ] || fail_stage
         echo "---- the whole output of the failed cargo test:"
         cat "$work/log"
     fi
@@ -197,16 +73,13 @@ cargo_tests() {
 # lab_cases MINUTES NAME ARGUMENT...: cases in host VMs; each counts by itself. A VM that does not
 # come up is booted again; the last lines say so, and its log is kept with those of failed cases.
 lab_cases() {
-    minutes=$1
-    name=$2
+    begin "$1" "$2"
     shift 2
-    title "$name"
-    began=$(date +%s)
-    run "$minutes" cargo run --quiet --release -p lab -- run "$@"
-    took "$name"
+    run cargo run --quiet --release -p lab -- run "$@"
+    ended
     counts=$(grep -xE '[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped' "$work/log" | tail -n 1)
     if [ -z "$counts" ]; then
-        fail "$(why_failed "$name" "$minutes")"
+        fail_stage
         return
     fi
     # shellcheck disable=SC2086
@@ -214,8 +87,8 @@ lab_cases() {
     passed=$((passed + $1))
     failed=$((failed + $3))
     skipped=$((skipped + $5))
-    if [ "$(cat "$work/code")" -ne 0 ] && [ "$3" -eq 0 ]; then
-        fail "$name ended with code $(cat "$work/code"), though no case failed"
+    if [ "$code" -ne 0 ] && [ "$3" -eq 0 ]; then
+        fail "$name ended with code $code, though no case failed"
     fi
     grep -E '^(PARTLY )?SKIP(PED)?: ' "$work/log" >>"$work/skips"
     sed -n 's/^FAILED  */FAILED: /p' "$work/log" >>"$work/failures"
