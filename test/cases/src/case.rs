@@ -102,6 +102,7 @@ const ORDER: &[&str] = &[
     "guest::requests",
     "guest::accounting",
     "guest::queues",
+    "guest::cpus",
     "guest::turns",
     "guest::change",
     "guest::cycle",

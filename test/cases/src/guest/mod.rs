@@ -12,6 +12,7 @@
 
 mod accounting;
 mod change;
+mod cpus;
 mod cycle;
 mod data;
 mod file_ops;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers of queues, CPUs and descriptors.
+//! Numbers of queues and descriptors.
 
 use std::path::Path;
 
@@ -7,47 +7,20 @@ use anyhow::{Context as _, Result, ensure};
 use kit::outcome::skip_part;
 
 use crate::case::cases;
-use crate::guest::load::Errors;
-use crate::guest::load::everything::Everything;
+use crate::guest::cpus::Off;
 use crate::guest::load::fio::{Engine, fio, verified};
 use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug, cpus_online};
 use crate::guest::mode::{Driver, Mode, POLL_QUEUES};
-use crate::guest::system::{KernelLog, write};
 use crate::guest::{Context, Modes};
 
 cases! { Guest;
     "guest-queues", Modes::of(Mode::ALL),
         "disks with 1 to 8 queues hold what was written, with 1 to 4 CPUs",
         counts;
-    "guest-cpus", Modes::of(Mode::ALL),
-        "CPUs go and come under load, and nothing is lost",
-        cpus;
     "guest-rings", Modes::of(Mode::ALL).at_every_change(&[Mode::Bio]).and_long(),
         "rings of 2 to 1024 descriptors hold more requests than fit, with and without indirect tables",
         rings;
-}
-
-/// A CPU that is offline until dropped.
-struct Off(u32);
-
-impl Off {
-    fn new(cpu: u32) -> Result<Self> {
-        write(online(cpu), "0")?;
-        Ok(Self(cpu))
-    }
-}
-
-impl Drop for Off {
-    fn drop(&mut self) {
-        if let Err(why) = write(online(self.0), "1") {
-            eprintln!("clean-up: {why:#}");
-        }
-    }
-}
-
-fn online(cpu: u32) -> String {
-    format!("/sys/devices/system/cpu/cpu{cpu}/online")
 }
 
 fn engine(mode: Mode) -> Engine {
@@ -75,28 +48,6 @@ fn counts(context: &Context) -> Result<()> {
             off.push(Off::new(left - 1)?);
         }
     }
-    Ok(())
-}
-
-/// The driver's message about used requests that were not completed for two seconds.
-const LOST: &str = "interrupt is late or lost";
-
-fn cpus(context: &Context) -> Result<()> {
-    let log = KernelLog::mark()?;
-    let disk = Disk::plug(&context.machine, &Plug::file(Everything::DISK_MIB))?;
-    let mut load = Everything::start(context, &disk, Errors::Fail)?;
-    for _ in 0..context.effort.rounds.min(5) {
-        let mut off = Vec::new();
-        for cpu in 1..cpus_online()? {
-            off.push(Off::new(cpu)?);
-            load.goes_on()?;
-        }
-        drop(off);
-        load.goes_on()?;
-    }
-    load.finish()?;
-    let log = log.lines()?;
-    ensure!(!log.contains(LOST), "requests waited for a CPU that was switched off: {log}");
     Ok(())
 }
 

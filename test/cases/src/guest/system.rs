@@ -40,6 +40,17 @@ pub(crate) fn read_number(path: impl AsRef<Path>) -> Result<u64> {
     read(path)?.parse().with_context(|| path.display().to_string())
 }
 
+/// Number of interrupts so far, of all CPUs.
+pub(crate) fn interrupts(irq: &str) -> Result<u64> {
+    sum(&read(format!("/sys/kernel/irq/{irq}/per_cpu_count"))?)
+}
+
+/// Sum of the numbers in a comma-separated list.
+fn sum(text: &str) -> Result<u64> {
+    let numbers = text.split(',').map(|word| word.trim().parse::<u64>());
+    numbers.sum::<Result<u64, _>>().with_context(|| text.to_owned())
+}
+
 /// Writes to an existing file.
 pub(crate) fn write(path: impl AsRef<Path>, text: &str) -> Result<()> {
     let path = path.as_ref();
@@ -112,4 +123,14 @@ pub(crate) fn kernel_log<T>(during: impl FnOnce() -> Result<T>) -> Result<(T, St
     let log = KernelLog::mark()?;
     let result = during()?;
     Ok((result, log.lines()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupts_are_those_of_all_cpus() {
+        assert_eq!(sum("3,0,12,1").unwrap(), 16);
+    }
 }

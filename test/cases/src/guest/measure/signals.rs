@@ -11,7 +11,7 @@ use kit::metric::Figures;
 
 use super::report::{INTERRUPTS, KICKS};
 use crate::guest::machine::disk::Disk;
-use crate::guest::system::{read, write};
+use crate::guest::system::{self, read, write};
 
 const TRACING: &str = "/sys/kernel/tracing";
 const GROUP: &str = "guest_cases";
@@ -78,8 +78,7 @@ impl Counts {
         let kicks = hits(&read(Path::new(TRACING).join("kprobe_profile"))?)?;
         let mut interrupts = 0;
         for entry in fs::read_dir(disk.pci().join("msi_irqs"))? {
-            let folder = Path::new("/sys/kernel/irq").join(entry?.file_name());
-            interrupts += sum(&read(folder.join("per_cpu_count"))?)?;
+            interrupts += system::interrupts(&entry?.file_name().to_string_lossy())?;
         }
         Ok(Self { kicks, interrupts, requests: disk.stat()?.submitted() })
     }
@@ -101,12 +100,6 @@ fn hits(profile: &str) -> Result<u64> {
     hits.parse().with_context(|| profile.to_owned())
 }
 
-/// Sum of the numbers in a comma-separated list.
-fn sum(text: &str) -> Result<u64> {
-    let numbers = text.split(',').map(|word| word.trim().parse::<u64>());
-    numbers.sum::<Result<u64, _>>().with_context(|| text.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +108,6 @@ mod tests {
     fn the_kernels_counters_are_understood() {
         assert_eq!(hits("  other   7  0\n  kick   1234   5\n").unwrap(), 1234);
         assert!(hits("  other   7  0\n").is_err());
-        assert_eq!(sum("3,0,12,1").unwrap(), 16);
     }
 
     #[test]
