@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Stage 3 of operations that may sleep for long: range commands, flushes of files, file I/O that
- * would block, large requests. They run on the backend's workqueue, charged to the owner's cgroup, so that neither
- * the queue nor its completions wait for them.
+ * would block, large requests. They run on the backend's workqueue, charged to the owner's cgroup,
+ * so that neither the queue nor its completions wait for them.
  */
 #include <linux/fs.h>
 #include <linux/cred.h>
