@@ -269,7 +269,7 @@ fn bad_specifications_say_what_to_write_instead() {
     let table = [
         ("dealy:us=1", "there is no wrapper `dealy`; known are delay, fault, limit and record"),
         ("", "there is no wrapper ``; known are delay, fault, limit and record"),
-        ("delay", "wrapper delay: needs us=MICROSECONDS"),
+        ("delay", "wrapper delay: needs us=MICROSECONDS; add it"),
         ("delay:us=", "wrapper delay: us= is not a whole number from 1 to 3600000000 (an hour)"),
         ("delay:us=0", "wrapper delay: us=0 is not a whole number from 1 to 3600000000 (an hour)"),
         (
@@ -294,13 +294,14 @@ fn bad_specifications_say_what_to_write_instead() {
             "fault:errno=EBLA",
             "wrapper fault: errno=EBLA is not EIO, ENOSPC, ETIMEDOUT, another errno or its number",
         ),
-        ("limit:", "wrapper limit: needs iops=NUMBER or mbps=NUMBER"),
+        ("limit:", "wrapper limit: needs iops=NUMBER or mbps=NUMBER; add it"),
         ("limit:mbps=x", "wrapper limit: mbps=x is not a whole number above 0"),
-        ("record", "wrapper record: needs path=FILE"),
+        ("record", "wrapper record: needs path=FILE; add it"),
         ("record:path=", "wrapper record: path= is not a path"),
         (
             "record:path=/dev/null/x",
-            "wrapper record: cannot write /dev/null/x: Not a directory (os error 20)",
+            "wrapper record: cannot write /dev/null/x: Not a directory (os error 20); name a file \
+             that this user may write",
         ),
     ];
     for (spec, wanted) in table {

@@ -97,7 +97,7 @@ impl Worker {
                 };
                 // 2 request
                 match queue.parse(&taken) {
-                    // 3 submit; one system call below passes the whole batch to the kernel
+                    // 3 submit; one system call below passes all of them to the kernel
                     Ok(request) => storage.submit(queue, number, taken, request),
                     // 4 completion of a refused request
                     Err(refused) => queue.refuse(taken, refused),

@@ -110,9 +110,10 @@ fn value_of(option: &Arg) -> String {
     let choices: Vec<String> =
         option.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
     let value = match choices.is_empty() {
-        false => choices.join("\\|"),
+        false => choices.join("|"),
         true => option.get_value_names().map_or("VALUE", |names| names[0].as_str()).to_owned(),
     };
+    let value = value.replace('|', "\\|");
     match option.get_num_args().is_some_and(|range| range.min_values() == 0) {
         true => format!("[={value}]"),
         false => format!(" {value}"),

@@ -78,6 +78,7 @@ fn a_socket_on_the_command_line_replaces_the_files_socket() {
 /// A right value for every option but the sockets and the image.
 const EVERYTHING: &str = "\
 backend = 'file'
+batch-size = 8
 cache = 'writethrough'
 cpus = 0
 data-plane = 'uring'
