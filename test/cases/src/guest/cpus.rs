@@ -30,7 +30,7 @@ const LOST: &str = "interrupt is late or lost";
 /// than the driver's watchdog takes to find a completion without an interrupt.
 const LATENCY_MS: u64 = 500;
 /// Requests of another CPU, one after the other. A stranded request ends before the last of them.
-const WITNESSES: usize = 2;
+const WITNESSES: usize = 3;
 
 /// A CPU that is offline until dropped.
 pub(crate) struct Off(u32);
