@@ -63,6 +63,7 @@ fn new_device() -> Device {
         threads: 1,
         cpus: Vec::new(),
         poll_max: Duration::ZERO,
+        portion: None,
         pin_memory: false,
         iopoll: IoPoll::Off,
     };

@@ -37,7 +37,7 @@ pub(crate) struct Portion {
     /// Position of the present size in [`SIZES`].
     chosen: usize,
     trial: Option<Trial>,
-    /// Whether the next trial is of a smaller size.
+    /// The next trial is of a smaller size.
     smaller_next: bool,
     pause: u32,
     next_pause: u32,
@@ -63,8 +63,8 @@ struct Trial {
 }
 
 impl Trial {
-    /// Whether the present window uses the candidate. The order is ABBA, so that a steady change of
-    /// the load affects both sizes alike.
+    /// Returns whether the present window uses the candidate. The order is ABBA, so that a steady
+    /// change of the load affects both sizes alike.
     fn uses_candidate(&self) -> bool {
         matches!(self.windows % 4, 1 | 2)
     }

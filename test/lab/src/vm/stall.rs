@@ -139,7 +139,7 @@ fn state(monitor: &mut Qmp<UnixStream>) -> Result<String> {
     Ok(state)
 }
 
-/// What the monitor shows on a command for humans.
+/// The output of a monitor command for humans.
 fn human(monitor: &mut Qmp<UnixStream>, command: &str) -> Result<String> {
     let said = monitor.execute("human-monitor-command", json!({ "command-line": command }))?;
     Ok(said.as_str().unwrap_or_default().replace('\r', ""))
