@@ -6,6 +6,7 @@
 //! trial decides: the thread continues to poll while most polls find work, and otherwise pauses,
 //! for longer each time. A long sleep ends polling at once.
 
+use crate::backoff::Backoff;
 use std::time::{Duration, Instant};
 
 /// Maximum cost of a wake-up on a slow host (a halted virtual CPU).
@@ -31,8 +32,8 @@ pub(crate) struct AdaptivePoll {
     looks: u32,
     idle_since: Option<Instant>,
     score: u32,
-    pause_sleeps: u32,
-    next_pause_sleeps: u32,
+    /// The pause after a failed trial, in sleeps.
+    pause: Backoff,
 }
 
 impl AdaptivePoll {
@@ -43,8 +44,7 @@ impl AdaptivePoll {
             looks: 0,
             idle_since: None,
             score: 0,
-            pause_sleeps: 0,
-            next_pause_sleeps: PAUSE_SLEEPS_MIN,
+            pause: Backoff::new(PAUSE_SLEEPS_MIN, PAUSE_SLEEPS_MAX),
         }
     }
 
@@ -56,7 +56,7 @@ impl AdaptivePoll {
             self.idle_since = None;
             self.score = (self.score + 1).min(SCORE_MAX);
             if self.score == SCORE_MAX {
-                self.next_pause_sleeps = PAUSE_SLEEPS_MIN;
+                self.pause.reset();
             }
         }
     }
@@ -83,9 +83,7 @@ impl AdaptivePoll {
             self.polling = false;
         } else if missed {
             self.miss();
-        } else if self.pause_sleeps > 0 {
-            self.pause_sleeps -= 1;
-        } else if !self.polling {
+        } else if !self.pause.pass() && !self.polling {
             self.polling = true;
             self.score = SCORE_TRIAL;
         }
@@ -95,8 +93,7 @@ impl AdaptivePoll {
         self.score = self.score.saturating_sub(SCORE_MISS);
         if self.score == 0 {
             self.polling = false;
-            self.pause_sleeps = self.next_pause_sleeps;
-            self.next_pause_sleeps = (self.next_pause_sleeps * 2).min(PAUSE_SLEEPS_MAX);
+            self.pause.begin();
         }
     }
 }

@@ -9,6 +9,7 @@
 //! trial decides: windows of time with the present and with another size take turns, and the rates
 //! of completion are compared. The other size has to win clearly.
 
+use crate::backoff::Backoff;
 use std::time::{Duration, Instant};
 
 /// Portion sizes, in requests.
@@ -39,19 +40,25 @@ pub(crate) struct Portion {
     trial: Option<Trial>,
     /// The next trial is of a smaller size.
     smaller_next: bool,
-    pause: u32,
-    next_pause: u32,
+    /// The pause between two trials, in windows.
+    pause: Backoff,
     window: Window,
 }
 
 /// The completions since the window began.
 #[derive(Debug)]
 struct Window {
-    since: Option<Instant>,
+    since: Instant,
     turns: u32,
     requests: usize,
     /// The most requests or completions of a turn.
     largest: usize,
+}
+
+impl Window {
+    fn since(since: Instant) -> Self {
+        Window { since, turns: 0, requests: 0, largest: 0 }
+    }
 }
 
 /// Rates of the present size and of the candidate.
@@ -73,14 +80,15 @@ impl Trial {
 impl Portion {
     /// A portion that adapts, or has a `fixed` size.
     pub(crate) fn new(fixed: Option<usize>) -> Self {
+        let mut pause = Backoff::new(PAUSE_WINDOWS_MIN, PAUSE_WINDOWS_MAX);
+        pause.begin();
         Portion {
             fixed,
             chosen: 0,
             trial: None,
             smaller_next: false,
-            pause: PAUSE_WINDOWS_MIN,
-            next_pause: PAUSE_WINDOWS_MIN * 2,
-            window: Window { since: None, turns: 0, requests: 0, largest: 0 },
+            pause,
+            window: Window::since(Instant::now()),
         }
     }
 
@@ -112,14 +120,14 @@ impl Portion {
 
     #[cold]
     fn look(&mut self, now: Instant) {
-        let elapsed = now - *self.window.since.get_or_insert(now);
+        let elapsed = now - self.window.since;
         if elapsed < WINDOW || (self.window.requests < WINDOW_REQUESTS_MIN && elapsed < WINDOW_MAX)
         {
             return;
         }
         let rate = self.window.requests as f64 / elapsed.as_secs_f64();
         let says_something = elapsed < WINDOW_MAX && self.window.largest >= SIZES[0];
-        self.window = Window { since: Some(now), turns: 0, requests: 0, largest: 0 };
+        self.window = Window::since(now);
         if says_something {
             self.measured(rate);
         } else {
@@ -130,8 +138,7 @@ impl Portion {
     /// Records the rate of a window.
     fn measured(&mut self, rate: f64) {
         let Some(trial) = &mut self.trial else {
-            self.pause = self.pause.saturating_sub(1);
-            if self.pause == 0 {
+            if !self.pause.pass() {
                 self.begin_trial();
             }
             return;
@@ -157,12 +164,11 @@ impl Portion {
         if other > present * GAIN {
             tracing::debug!(from = SIZES[self.chosen], to = SIZES[candidate], "portion size");
             self.chosen = candidate;
-            self.next_pause = PAUSE_WINDOWS_MIN;
+            self.pause.reset();
         } else {
             self.smaller_next = !self.smaller_next;
         }
-        self.pause = self.next_pause;
-        self.next_pause = (self.next_pause * 2).min(PAUSE_WINDOWS_MAX);
+        self.pause.begin();
     }
 }
 
@@ -234,7 +240,7 @@ mod tests {
             }
         }
         assert!(portion.trial.is_none());
-        assert_eq!(portion.pause, PAUSE_WINDOWS_MIN);
+        assert_eq!(portion.pause, Portion::new(None).pause);
     }
 
     #[test]
