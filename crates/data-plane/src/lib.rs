@@ -43,3 +43,4 @@ pub use plane::{IoPoll, PlaneKind, QueueSetup, QueueStats, QueueStopped};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use selector::{PlaneChoice, PlaneSelector, QueueHandle};
 pub use uring_plane::{UringOptions, UringPlane};
+pub use worker::BATCH_CHAINS_MAX;

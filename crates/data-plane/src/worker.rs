@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Maximum chains that a queue takes before the thread serves the other queues and publishes
 /// completions; a portion of I/O to submit ends it sooner.
-const BATCH_CHAINS_MAX: usize = 32;
+pub const BATCH_CHAINS_MAX: usize = 32;
 /// Maximum polls of a kick descriptor that end in a row without a chain. The poll of an eventfd
 /// stays armed; a descriptor that ends each poll at once would keep the thread busy forever.
 const KICK_REARMS_MAX: u32 = 1000;

@@ -2,6 +2,7 @@
 //! The types and parsers of option values. The error of each parser names the valid values.
 
 use clap::ValueEnum;
+use data_plane::BATCH_CHAINS_MAX;
 use std::fmt;
 
 /// `on` or `off`.
@@ -121,8 +122,6 @@ pub const NUM_QUEUES_MAX: u16 = 64;
 
 /// Maximum data-plane threads.
 pub const THREADS_MAX: usize = 64;
-/// Maximum size of a batch: a turn of the loop takes no more chains of a queue.
-const BATCH_SIZE_MAX: u64 = 32;
 
 /// A number of data-plane threads.
 pub fn threads(text: &str) -> Result<usize, String> {
@@ -145,7 +144,7 @@ pub struct BatchSize(pub Option<usize>);
 pub fn batch_size(text: &str) -> Result<BatchSize, String> {
     match text {
         "auto" => Ok(BatchSize(None)),
-        _ => match in_range(text, 1, BATCH_SIZE_MAX) {
+        _ => match in_range(text, 1, BATCH_CHAINS_MAX as u64) {
             Ok(n) => Ok(BatchSize(Some(n as usize))),
             Err(range) => Err(format!("{range}, or auto")),
         },
@@ -244,6 +243,17 @@ mod tests {
         assert_eq!(queue_size("32768"), Ok(32768));
         for wrong in ["0", "1", "3", "65536", "-2", "many", ""] {
             assert!(queue_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_batch_is_at_most_what_a_turn_takes() {
+        assert_eq!(batch_size("auto"), Ok(BatchSize(None)));
+        assert_eq!(batch_size("1"), Ok(BatchSize(Some(1))));
+        assert_eq!(batch_size("32"), Ok(BatchSize(Some(32))));
+        for wrong in ["0", "33", "-1", "many", ""] {
+            let why = batch_size(wrong).unwrap_err();
+            assert!(why.contains("32") && why.contains("auto"), "{wrong}: {why}");
         }
     }
 
