@@ -15,10 +15,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use vhost_user::Next;
+use vhost_user::{ACCEPT_RETRY, Next};
 
-/// Wait after a failed `accept`: if no descriptor is left, the next one would fail, too.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Maximum time until the first message of a front-end while another one waits.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Permission bits of the control socket: its commands can interrupt the disk.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// Pause after a failed `accept`: if no descriptor is left, the next one would fail, too.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Waiting front-ends; one of them replaces a silent front-end.
 #[derive(Clone, Copy, Debug)]

@@ -22,7 +22,7 @@ mod queue_setup;
 mod session;
 mod switch;
 
-pub use connection::Next;
+pub use connection::{ACCEPT_RETRY, Next};
 pub use control::{Answer, Command, Control, QueueStatus, Status};
 pub use error::ConnectionError;
 

@@ -10,16 +10,13 @@ use crate::failure::Failure;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::time::Duration;
-use vhost_user::Control;
+use vhost_user::{ACCEPT_RETRY, Control};
 use wire::{Answer, Request};
 
 /// Maximum length of a request.
 const REQUEST_BYTES_MAX: usize = 4096;
 /// Maximum connections at the same time; further ones get an error.
 const CONNECTIONS_MAX: usize = 8;
-/// Wait after a failed `accept`: if no descriptor is left, the next one would fail, too.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves `listener` until the process ends.
 ///
