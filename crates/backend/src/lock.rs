@@ -119,14 +119,14 @@ pub enum LockError {
 /// [`LockError`]; no lock is held then.
 pub fn lock_image(file: &File, path: &Path, access: Access) -> Result<(), LockError> {
     let outcome = take_and_check(file, access);
-    let is_claimed =
-        matches!(outcome, Ok(true)) && access == Access::Write && is_claimed(file, path);
-    if is_claimed || !matches!(outcome, Ok(true)) {
-        release(file);
+    let is_claimed = || access == Access::Write && is_claimed(file, path);
+    if matches!(outcome, Ok(true)) && !is_claimed() {
+        return Ok(());
     }
+    // Before the holder is looked up: it must not be this process.
+    release(file);
     match outcome {
-        Ok(true) if is_claimed => Err(LockError::Claimed { path: path.into() }),
-        Ok(true) => Ok(()),
+        Ok(true) => Err(LockError::Claimed { path: path.into() }),
         Ok(false) => Err(LockError::InUse { path: path.into(), holder: holder::of_locks_on(file) }),
         Err(source) => Err(LockError::Refused { path: path.into(), source }),
     }
