@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use kit::system;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -143,15 +144,11 @@ pub fn parse_list(text: &str) -> Result<CpuList, String> {
     if text == "none" {
         return Ok(CpuList(Vec::new()));
     }
-    let number = |t: &str| t.parse::<usize>().map_err(|_| format!("`{t}` is not a CPU number"));
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        match part.split_once('-') {
-            None => cpus.push(number(part)?),
-            Some((first, last)) => cpus.extend(number(first)?..=number(last)?),
-        }
+    match system::cpu_list(text) {
+        Ok(cpus) if cpus.is_empty() => Err("no CPUs in the list".to_owned()),
+        Ok(cpus) => Ok(CpuList(cpus)),
+        Err(why) => Err(why.to_string()),
     }
-    if cpus.is_empty() { Err("no CPUs in the list".to_owned()) } else { Ok(CpuList(cpus)) }
 }
 
 /// CPU numbers of one command-line option.
@@ -175,6 +172,7 @@ mod tests {
     #[test]
     fn cpu_lists_take_numbers_and_ranges() {
         assert_eq!(parse_list("0-2,5").unwrap().0, [0, 1, 2, 5]);
+        assert_eq!(parse_list("3-1").unwrap_err(), "no CPUs in the list");
         assert!(parse_list("none").unwrap().0.is_empty());
         assert_eq!(parse_list("a").unwrap_err(), "`a` is not a CPU number");
     }

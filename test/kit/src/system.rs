@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Programs of the system, and the kernel's modules.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::outcome::skip;
 use crate::process::run_to_end;
@@ -24,4 +24,29 @@ pub fn modprobe(module: &str, parameters: &[&str]) -> Result<()> {
     run("modprobe", &arguments)
         .map(drop)
         .map_err(|_| skip(format!("this kernel has no module {module}")))
+}
+
+/// The numbers of a list of CPUs as the kernel writes it, such as `0-2,5`.
+pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
+    let number = |text: &str| {
+        text.trim().parse::<usize>().with_context(|| format!("`{text}` is not a CPU number"))
+    };
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        cpus.extend(number(first)?..=number(last)?);
+    }
+    Ok(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_have_numbers_and_ranges() {
+        assert_eq!(cpu_list("0-2,5\n").unwrap(), [0, 1, 2, 5]);
+        assert_eq!(cpu_list("a").unwrap_err().to_string(), "`a` is not a CPU number");
+        assert!(cpu_list("").is_err());
+    }
 }

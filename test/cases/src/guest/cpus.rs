@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use kit::system::cpu_list;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::case::cases;
@@ -33,10 +34,10 @@ const LATENCY_MS: u64 = 500;
 const WITNESSES: usize = 3;
 
 /// A CPU that is offline until dropped.
-pub(crate) struct Off(u32);
+pub(crate) struct Off(usize);
 
 impl Off {
-    pub(crate) fn new(cpu: u32) -> Result<Self> {
+    pub(crate) fn new(cpu: usize) -> Result<Self> {
         write(online(cpu), "0")?;
         Ok(Self(cpu))
     }
@@ -50,7 +51,7 @@ impl Drop for Off {
     }
 }
 
-fn online(cpu: u32) -> String {
+fn online(cpu: usize) -> String {
     format!("/sys/devices/system/cpu/cpu{cpu}/online")
 }
 
@@ -65,12 +66,12 @@ fn cpus(context: &Context) -> Result<()> {
     let path = probed.path()?;
     let count = cpus_online()?;
     let mut load = Everything::start(context, &disk, Errors::Fail)?;
-    let mut check = |online: u32| {
+    let mut check = |online: usize| {
         load.goes_on()?;
         interrupts_arrive(&queues, &path, online)
             .with_context(|| format!("with the CPUs below {online} online"))
     };
-    for _ in 0..context.effort.rounds.min(3) {
+    for _ in 0..context.effort.rounds.min(5) {
         let mut off = Vec::new();
         for cpu in (1..count).rev() {
             off.push(strand(&probed, &path, cpu)?);
@@ -92,7 +93,7 @@ fn cpus(context: &Context) -> Result<()> {
 struct Queue {
     irq: String,
     /// The CPUs that use the queue.
-    cpus: Vec<u32>,
+    cpus: Vec<usize>,
 }
 
 impl Queue {
@@ -102,7 +103,7 @@ impl Queue {
             let irq = entry?.file_name().to_string_lossy().into_owned();
             // The other interrupt is that of the configuration.
             if read(format!("/sys/kernel/irq/{irq}/actions"))?.contains("-req.") {
-                let cpus = list(&read(format!("/proc/irq/{irq}/smp_affinity_list"))?)?;
+                let cpus = cpu_list(&read(format!("/proc/irq/{irq}/smp_affinity_list"))?)?;
                 queues.push(Self { irq, cpus });
             }
         }
@@ -110,18 +111,8 @@ impl Queue {
     }
 }
 
-/// The numbers in a list such as `0-1,3`.
-fn list(text: &str) -> Result<Vec<u32>> {
-    let mut numbers = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        numbers.extend(first.parse::<u32>()?..=last.parse()?);
-    }
-    Ok(numbers)
-}
-
 /// Sends a request from a CPU of each queue, all at once, and waits for the queues' interrupts.
-fn interrupts_arrive(queues: &[Queue], path: &str, online: u32) -> Result<()> {
+fn interrupts_arrive(queues: &[Queue], path: &str, online: usize) -> Result<()> {
     let mut sent = Vec::new();
     for queue in queues {
         let Some(&cpu) = queue.cpus.iter().find(|&&cpu| cpu < online) else { continue };
@@ -137,7 +128,7 @@ fn interrupts_arrive(queues: &[Queue], path: &str, online: u32) -> Result<()> {
 
 /// Switches a CPU off that has a request in flight, and checks that the request does not wait for
 /// the CPU's interrupt: it ends before later requests of another CPU.
-fn strand(disk: &Disk<'_>, path: &str, cpu: u32) -> Result<Off> {
+fn strand(disk: &Disk<'_>, path: &str, cpu: usize) -> Result<Off> {
     let stranded = read_on(cpu, path)?;
     wait_for("a request in flight", || (disk.stat().ok()?.in_flight > 0).then_some(()))?;
     let off = Off::new(cpu)?;
@@ -150,11 +141,11 @@ fn strand(disk: &Disk<'_>, path: &str, cpu: u32) -> Result<Off> {
 }
 
 /// Reads a block, past the page cache, by a thread that runs on one CPU.
-fn read_on(cpu: u32, path: &str) -> Result<JoinHandle<Result<()>>> {
+fn read_on(cpu: usize, path: &str) -> Result<JoinHandle<Result<()>>> {
     let file = open_direct(path)?;
     Ok(std::thread::spawn(move || {
         let mut only = CpuSet::new();
-        only.set(cpu as usize);
+        only.set(cpu);
         sched_setaffinity(None, &only)?;
         let mut buffer = Aligned::new(4096);
         Ok(file.read_exact_at(buffer.bytes(), 0)?)
@@ -163,15 +154,4 @@ fn read_on(cpu: u32, path: &str) -> Result<JoinHandle<Result<()>>> {
 
 fn join(reader: JoinHandle<Result<()>>) -> Result<()> {
     reader.join().map_err(|_| anyhow!("a thread has panicked"))?
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_list_has_numbers_and_ranges() {
-        assert_eq!(list("0-2,5").unwrap(), [0, 1, 2, 5]);
-        assert!(list("").is_err());
-    }
 }

@@ -4,8 +4,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use kit::stat::Stat;
+use kit::system::cpu_list;
 use serde_json::{Map, Value, json};
 
 use super::Machine;
@@ -298,16 +299,6 @@ fn child(folder: &Path, prefix: &str) -> Option<String> {
 }
 
 /// The number of online CPUs.
-pub(crate) fn cpus_online() -> Result<u32> {
-    let list = read("/sys/devices/system/cpu/online")?;
-    let mut count = 0;
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) = (first.parse()?, last.parse()?);
-        if last < first {
-            bail!("strange list of CPUs: {list}");
-        }
-        count += last - first + 1;
-    }
-    Ok(count)
+pub(crate) fn cpus_online() -> Result<usize> {
+    Ok(cpu_list(&read("/sys/devices/system/cpu/online")?)?.len())
 }
