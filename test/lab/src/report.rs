@@ -39,8 +39,8 @@ impl Comparison {
     }
 
     /// The names of the disks, by number.
-    pub fn names(&self) -> Vec<String> {
-        self.names.clone()
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// Adds the measurements of a guest.
