@@ -206,8 +206,13 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     } else {
         ""
     };
+    // The guest machine's emulator loses timer interrupts. A counted machine has no use for the
+    // heartbeat: it would count, too.
+    let has_heartbeat =
+        base.accel == Accel::Tcg && shape.machine == Machine::Guest && !shape.icount;
+    let heartbeat = if has_heartbeat { " lab.heartbeat" } else { "" };
     let command_line = format!(
-        "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{}{emulated}{}",
+        "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{}{emulated}{heartbeat}{}",
         root::root_argument(),
         base.accel.kernel_args(),
         base.kernel.name().command_line()
