@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mail between the control plane and the threads of the io_uring data plane.
 
-use crate::plane::{QueueSetup, QueueStats, QueueStopped};
+use crate::plane::{QueueSetup, QueueStopped};
+use crate::stats::QueueStats;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 
 use crate::error::{KernelError, QueueStartError};
 use crate::region::InflightRegion;
+use crate::stats::QueueStats;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -109,19 +110,6 @@ impl QueueSetup {
             region: self.region.clone(),
         })
     }
-}
-
-/// Counters of a queue since its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueStats {
-    /// Taken chains.
-    pub chains: u64,
-    /// Refused requests among them.
-    pub refused: u64,
-    /// Received kicks.
-    pub kicks: u64,
-    /// Sent calls.
-    pub calls: u64,
 }
 
 /// The state of a stopped queue; no request of it is in flight.

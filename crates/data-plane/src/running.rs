@@ -3,9 +3,10 @@
 
 use crate::batch::Batch;
 use crate::once_per_second::OncePerSecond;
-use crate::plane::{QueueSetup, QueueStats, QueueStopped};
+use crate::plane::{QueueSetup, QueueStopped};
 use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
+use crate::stats::QueueStats;
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs::File;
@@ -14,6 +15,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
+use virtio_spec::blk;
 use virtqueue::chain::StatusByte;
 use virtqueue::{Resubmit, RingFault, VirtQueue};
 
@@ -189,6 +191,12 @@ impl RunningQueue {
         let Request { kind, status } = request;
         self.inflight_bytes -= kind.inflight_bytes();
         self.batch.moved(kind.data_bytes());
+        match kind {
+            _ if completion.code != blk::S_OK => self.stats.failed += 1,
+            Kind::Read { bytes, .. } => self.stats.read_bytes += bytes,
+            Kind::Write { bytes, .. } => self.stats.write_bytes += bytes,
+            _ => {}
+        }
         let status_addr = status.guest_addr();
         let written_bytes = completion.write(status);
         // Mark after the write: migration may send a page between an earlier mark and the write.
@@ -214,6 +222,7 @@ impl RunningQueue {
             region.pushing(&head);
         }
         self.ring.push_used(head, written_bytes);
+        self.stats.completed += 1;
         self.batch.pushed();
     }
 

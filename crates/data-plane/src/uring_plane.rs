@@ -3,8 +3,9 @@
 
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::mail::{Answer, Mail, Postbox};
-use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueStats, QueueStopped};
+use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueStopped};
 use crate::portion::Portion;
+use crate::stats::QueueStats;
 use crate::submit::Storage;
 use crate::uring::Uring;
 use crate::worker::Worker;
@@ -151,11 +152,10 @@ impl DataPlane for UringPlane {
 
     fn queue_counters(&self, index: u16, _: &[(String, String)]) -> Vec<(String, u64)> {
         let (postbox, number) = self.place(index);
-        let stats = postbox.ask(|reply| Mail::Stats(number, reply));
-        let QueueStats { chains, refused, kicks, calls } = stats;
-        [("chains", chains), ("refused", refused), ("kicks", kicks), ("calls", calls)]
-            .map(|(name, count)| (name.to_owned(), count))
-            .to_vec()
+        let stats: QueueStats = postbox.ask(|reply| Mail::Stats(number, reply));
+        let mut counts = stats.counters();
+        counts.push(("inflight".to_owned(), stats.chains - stats.completed));
+        counts
     }
 }
 

@@ -5,7 +5,7 @@
 //! messages of the front-end. This needs no lock, and no message sees a partial change.
 
 use crate::session::Session;
-use data_plane::PlaneKind;
+use data_plane::{PlaneKind, QueueStats};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -41,8 +41,12 @@ pub struct Status {
     pub plane: PlaneKind,
     /// Reason for this data plane.
     pub why: String,
+    /// Size of the disk.
+    pub capacity_bytes: u64,
     /// A front-end is connected.
     pub connected: bool,
+    /// Number of front-ends so far.
+    pub front_ends: u64,
     /// Negotiated features.
     pub features: u64,
     /// The write-back cache is on.
@@ -62,6 +66,8 @@ pub struct QueueStatus {
     pub size: u16,
     /// Name and value of each counter since the start of the queue.
     pub counts: Vec<(String, u64)>,
+    /// Counters of all its starts together, on both data planes.
+    pub total: QueueStats,
 }
 
 /// Sends commands to a device from any thread.

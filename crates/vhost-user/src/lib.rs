@@ -28,7 +28,7 @@ pub use error::ConnectionError;
 
 use backend::Disk;
 use control::Mailbox;
-use data_plane::PlaneSelector;
+use data_plane::{PlaneSelector, QueueStats};
 use session::Session;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -75,6 +75,10 @@ pub struct Device {
     writeback: Arc<AtomicBool>,
     /// The front-end that replaces a silent one.
     waiting: Option<UnixStream>,
+    /// Number of front-ends so far.
+    front_ends: u64,
+    /// Counters of each queue, from its starts that have ended.
+    stopped_stats: Vec<QueueStats>,
 }
 
 impl Device {
@@ -92,7 +96,17 @@ impl Device {
             packed: options.packed && planes.packed(),
         };
         let writeback = Arc::new(AtomicBool::new(options.writeback));
-        Device { config, options, planes, mailbox: None, writeback, waiting: None }
+        let stopped_stats = vec![QueueStats::default(); options.num_queues.into()];
+        Device {
+            config,
+            options,
+            planes,
+            mailbox: None,
+            writeback,
+            waiting: None,
+            front_ends: 0,
+            stopped_stats,
+        }
     }
 
     /// The data planes.
@@ -139,6 +153,7 @@ impl Device {
         stream: UnixStream,
         next: Option<Next<'_>>,
     ) -> Result<(), ConnectionError> {
+        self.front_ends += 1;
         let mailbox = self.mailbox.take();
         let outcome = connection::serve(self, stream, next, mailbox.as_ref());
         self.mailbox = mailbox;

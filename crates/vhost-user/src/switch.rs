@@ -4,9 +4,10 @@
 use crate::control::{QueueStatus, Status};
 use crate::error::{SwitchError, refusal};
 use crate::session::Session;
-use data_plane::{KernelError, PlaneKind, QueueHandle, QueueStartError};
+use data_plane::{KernelError, PlaneKind, QueueHandle, QueueStartError, QueueStats};
 use std::io;
 use std::sync::atomic::Ordering;
+use virtio_spec::blk::SECTOR_BYTES;
 use virtio_spec::features::F_RING_PACKED;
 
 impl Session<'_> {
@@ -72,20 +73,21 @@ impl Session<'_> {
     pub(crate) fn report(&self, connected: bool) -> Status {
         let device = &*self.device;
         let kernel = device.planes.device_counters();
-        let queues = self.queues.iter().map(|slot| QueueStatus {
-            plane: slot.running.as_ref().map(QueueHandle::plane),
-            size: slot.size,
-            counts: slot
-                .running
-                .as_ref()
-                .map(|queue| device.planes.queue_counters(queue, &kernel))
-                .unwrap_or_default(),
+        let queues = self.queues.iter().zip(&device.stopped_stats).map(|(slot, stopped)| {
+            let running = slot.running.as_ref();
+            let counts = running.map(|queue| device.planes.queue_counters(queue, &kernel));
+            let counts = counts.unwrap_or_default();
+            let mut total = *stopped;
+            total += QueueStats::of_counters(&counts);
+            QueueStatus { plane: running.map(QueueHandle::plane), size: slot.size, counts, total }
         });
         Status {
             disk: device.config.info.description.clone(),
             plane: device.planes.current(),
             why: device.planes.why().to_owned(),
+            capacity_bytes: device.config.info.capacity_sectors * SECTOR_BYTES,
             connected,
+            front_ends: device.front_ends,
             features: self.features,
             writeback: self.writeback.load(Ordering::Relaxed),
             queues: queues.collect(),

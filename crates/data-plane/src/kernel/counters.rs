@@ -2,8 +2,6 @@
 //! Parses the kernel's counters in `fdinfo` of the open device: a line for each queue of the form
 //! `queueN: STATE name=count name=count ...`, and lines for the whole device.
 
-use crate::plane::QueueStats;
-
 /// The lines of the module, without the lines that every open file has.
 pub(super) fn of_fdinfo(text: &str) -> Vec<(String, String)> {
     const OF_EVERY_FILE: [&str; 4] = ["pos", "flags", "mnt_id", "ino"];
@@ -21,20 +19,10 @@ pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> Vec<(String, u
     pairs.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?))).collect()
 }
 
-/// The counters that both data planes have.
-pub(super) fn stats(counts: &[(String, u64)]) -> QueueStats {
-    let of = |name: &str| counts.iter().find(|(known, _)| known == name).map_or(0, |pair| pair.1);
-    QueueStats {
-        chains: of("chains"),
-        refused: of("refused"),
-        kicks: of("kicks"),
-        calls: of("calls"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::QueueStats;
 
     #[test]
     fn the_lines_of_a_queue_are_taken_apart() {
@@ -47,8 +35,9 @@ mod tests {
         assert_eq!(names, ["backend", "queue0", "queue1", "latency1_us"]);
         let counts = of_queue(&lines, 1);
         assert_eq!(counts.first().unwrap(), &("size".to_owned(), 128));
-        let expected = QueueStats { chains: 17, refused: 2, kicks: 3, calls: 4 };
-        assert_eq!(stats(&counts), expected);
+        let expected =
+            QueueStats { chains: 17, refused: 2, kicks: 3, calls: 4, ..QueueStats::default() };
+        assert_eq!(QueueStats::of_counters(&counts), expected);
         assert_eq!(of_queue(&lines, 2), []);
     }
 

@@ -8,6 +8,7 @@ use super::{KernelOptions, abi, address, compat, counters, memlock};
 use crate::error::{self, KernelError};
 use crate::plane::{IoPoll, QueueSetup, QueueStopped};
 use crate::region::InflightRegion;
+use crate::stats::QueueStats;
 use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -226,7 +227,7 @@ impl Run {
         let base = self.device.get_vring_base(usize::from(index));
         let base = base.expect("VHOST_GET_VRING_BASE of a valid index does not fail");
         self.unset(index);
-        let stats = counters::stats(&counters::of_queue(&self.counters(), index));
+        let stats = QueueStats::of_counters(&counters::of_queue(&self.counters(), index));
         self.queues.remove(&index);
         QueueStopped { base, stats, faulted: drained.is_err() }
     }

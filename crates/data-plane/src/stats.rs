@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Counters that both data planes have.
+
+use std::ops::AddAssign;
+
+/// Counters of a queue since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Taken chains.
+    pub chains: u64,
+    /// Chains put into the used ring.
+    pub completed: u64,
+    /// Requests that were answered without I/O, because they are wrong or not supported.
+    pub refused: u64,
+    /// Requests whose I/O failed.
+    pub failed: u64,
+    /// Bytes that successful reads have read.
+    pub read_bytes: u64,
+    /// Bytes that successful writes have written.
+    pub write_bytes: u64,
+    /// Received kicks.
+    pub kicks: u64,
+    /// Sent calls.
+    pub calls: u64,
+}
+
+impl QueueStats {
+    /// Names of the counters, in the order of the fields. The kernel module has the same.
+    const NAMES: [&str; 8] =
+        ["chains", "completed", "refused", "failed", "read_bytes", "write_bytes", "kicks", "calls"];
+
+    fn values(&mut self) -> [&mut u64; 8] {
+        let Self { chains, completed, refused, failed, read_bytes, write_bytes, kicks, calls } =
+            self;
+        [chains, completed, refused, failed, read_bytes, write_bytes, kicks, calls]
+    }
+
+    /// Name and value of each counter.
+    pub fn counters(mut self) -> Vec<(String, u64)> {
+        let values = self.values().into_iter();
+        Self::NAMES.iter().zip(values).map(|(name, value)| (name.to_string(), *value)).collect()
+    }
+
+    /// The counters among `counts`. A missing one is 0.
+    pub fn of_counters(counts: &[(String, u64)]) -> Self {
+        let mut stats = QueueStats::default();
+        for (name, value) in Self::NAMES.iter().zip(stats.values()) {
+            *value = counts.iter().find(|(known, _)| known == name).map_or(0, |pair| pair.1);
+        }
+        stats
+    }
+}
+
+impl AddAssign for QueueStats {
+    fn add_assign(&mut self, mut more: Self) {
+        for (own, more) in self.values().into_iter().zip(more.values()) {
+            *own += *more;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_by_name_give_the_same_counters() {
+        let stats = QueueStats {
+            chains: 1,
+            completed: 2,
+            refused: 3,
+            failed: 4,
+            read_bytes: 5,
+            write_bytes: 6,
+            kicks: 7,
+            calls: 8,
+        };
+        let mut counts = stats.counters();
+        assert_eq!(counts[4], ("read_bytes".to_owned(), 5));
+        counts.reverse();
+        assert_eq!(QueueStats::of_counters(&counts), stats);
+        assert_eq!(QueueStats::of_counters(&[]), QueueStats::default());
+    }
+
+    #[test]
+    fn counters_add_up() {
+        let mut sum = QueueStats { chains: 1, calls: 2, ..QueueStats::default() };
+        sum += QueueStats { chains: 10, failed: 20, ..QueueStats::default() };
+        assert_eq!(sum, QueueStats { chains: 11, failed: 20, calls: 2, ..QueueStats::default() });
+    }
+}
