@@ -16,6 +16,7 @@ pub mod failure;
 pub mod generate;
 pub mod log;
 pub mod man;
+pub mod metrics;
 pub mod notify;
 pub mod options;
 pub mod os;

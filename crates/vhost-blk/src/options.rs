@@ -4,8 +4,8 @@
 
 use crate::failure::Failure;
 use crate::values::{
-    self, BackendKind, BatchSize, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel, OnOff,
-    Plane, Size,
+    self, BackendKind, BatchSize, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel,
+    MetricsAddress, OnOff, Plane, Size,
 };
 use clap::Args;
 use std::path::PathBuf;
@@ -150,6 +150,12 @@ pub struct ServeArgs {
     /// Minimum severity of log lines on stderr
     #[arg(long, value_name = "LEVEL", default_value = "info", help_heading = "General")]
     pub log_level: LogLevel,
+    /// Serve counters of the disk over HTTP at /metrics, in the OpenMetrics format: on a UNIX socket
+    /// that only this user can use, or on a TCP port, which needs no authentication: prefer a
+    /// loopback address
+    #[arg(long, value_name = "unix:PATH|ADDR:PORT", value_parser = values::metrics,
+          help_heading = "General")]
+    pub metrics: Option<MetricsAddress>,
     /// Print the capabilities of this program as JSON and exit; other options are ignored
     #[arg(long, help_heading = "General")]
     pub print_capabilities: bool,
@@ -165,13 +171,7 @@ impl ServeArgs {
     /// [`Failure`] if options contradict each other or one is missing.
     pub fn check(&self) -> Result<(), Failure> {
         self.check_disk()?;
-        if self.control_path.is_some() && self.control_path == self.socket_path {
-            return Err(Failure::usage(
-                "listen for front-ends and for commands",
-                "--socket-path and --control-path are the same",
-                "choose another --control-path",
-            ));
-        }
+        self.check_paths()?;
         let file_wanted = self.socket_mode.is_some() || self.socket_group.is_some();
         if file_wanted && self.socket_path.is_none() {
             return Err(Failure::usage(
@@ -179,6 +179,31 @@ impl ServeArgs {
                 "they apply only to a socket file that this process creates",
                 "give --socket-path, or drop --socket-mode and --socket-group",
             ));
+        }
+        Ok(())
+    }
+
+    /// Checks that each socket file has a path of its own.
+    fn check_paths(&self) -> Result<(), Failure> {
+        let metrics = match &self.metrics {
+            Some(MetricsAddress::Unix(path)) => Some(path),
+            _ => None,
+        };
+        let control = self.control_path.as_ref();
+        let socket = self.socket_path.as_ref();
+        let pairs = [
+            ("--socket-path", socket, "--control-path", control),
+            ("--socket-path", socket, "--metrics", metrics),
+            ("--control-path", control, "--metrics", metrics),
+        ];
+        for (one, its_path, other, other_path) in pairs {
+            if its_path.is_some() && its_path == other_path {
+                return Err(Failure::usage(
+                    format!("listen for {one} and {other}"),
+                    "both have the same path",
+                    format!("choose another {other}"),
+                ));
+            }
         }
         Ok(())
     }

@@ -8,7 +8,8 @@ use crate::options::ServeArgs;
 use crate::signals::Stop;
 use crate::socket::{Endpoint, Source};
 use crate::socket_file::SocketFile;
-use crate::{control, disk, log, notify, os, socket_file};
+use crate::values::MetricsAddress;
+use crate::{control, disk, log, metrics, notify, os, socket_file};
 use data_plane::{OncePerSecond, PlaneKind};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -48,6 +49,10 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
         let listening = listen_for_commands(path, &mut server, &socket_files);
         listening.inspect_err(|_| remove())?;
     }
+    if let Some(address) = &args.metrics {
+        let listening = listen_for_scrapes(address, &mut server, &socket_files);
+        listening.inspect_err(|_| remove())?;
+    }
     for notice in opened.notices {
         tracing::warn!("{notice}");
     }
@@ -77,7 +82,21 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Creates the control socket. It is the last one: its existence implies that of the other.
+/// Creates the metrics socket. It is the last one: its existence implies that of the others.
+fn listen_for_scrapes(
+    address: &MetricsAddress,
+    server: &mut Server,
+    socket_files: &Mutex<Vec<SocketFile>>,
+) -> Result<(), Failure> {
+    let (listener, file) = metrics::Listener::open(address)?;
+    socket_files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
+    let control = server.control().map_err(|error| {
+        Failure::run("serve metrics", error, "raise the limit on open files (ulimit -n)")
+    })?;
+    listener.start(control)
+}
+
+/// Creates the control socket. Its existence implies that of the front-ends' socket.
 fn listen_for_commands(
     path: &Path,
     server: &mut Server,

@@ -4,6 +4,8 @@
 use clap::ValueEnum;
 use data_plane::BATCH_CHAINS_MAX;
 use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// `on` or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -151,6 +153,35 @@ pub fn batch_size(text: &str) -> Result<BatchSize, String> {
     }
 }
 
+/// The address of the metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// A UNIX socket to create.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            MetricsAddress::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+/// An address of metrics: `unix:PATH`, or a numeric address with a port.
+pub fn metrics(text: &str) -> Result<MetricsAddress, String> {
+    match text.strip_prefix("unix:") {
+        Some("") => Err("give a path after unix:".into()),
+        Some(path) => Ok(MetricsAddress::Unix(path.into())),
+        None => text.parse().map(MetricsAddress::Tcp).map_err(|_| {
+            "give unix:PATH, or an address and a port such as 127.0.0.1:9100 or [::1]:9100".into()
+        }),
+    }
+}
+
 /// A polling time in microseconds.
 pub fn poll_max_us(text: &str) -> Result<u32, String> {
     in_range(text, 0, 1_000_000).map(|n| n as u32)
@@ -254,6 +285,16 @@ mod tests {
         for wrong in ["0", "33", "-1", "many", ""] {
             let why = batch_size(wrong).unwrap_err();
             assert!(why.contains("32") && why.contains("auto"), "{wrong}: {why}");
+        }
+    }
+
+    #[test]
+    fn metrics_have_a_path_or_a_numeric_address_with_a_port() {
+        for right in ["unix:/run/disk.metrics", "127.0.0.1:9100", "[::1]:0"] {
+            assert_eq!(metrics(right).unwrap().to_string(), right);
+        }
+        for wrong in ["", "unix:", "9100", "127.0.0.1", "localhost:9100", "1.2.3.4:70000"] {
+            assert!(metrics(wrong).unwrap_err().starts_with("give "), "{wrong}");
         }
     }
 

@@ -89,6 +89,7 @@ lock = 'auto'
 log-format = 'json'
 log-level = 'debug'
 logical-block-size = 4096
+metrics = '127.0.0.1:0'
 num-queues = 1
 packed = true
 pin-memory = 'off'

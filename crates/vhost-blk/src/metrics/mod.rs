@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--metrics`: counters of the disk over HTTP, for Prometheus and other collectors.
+//!
+//! The device gathers the counters for each scrape; nothing runs between two scrapes. One thread
+//! serves one scrape after another. A client gets a bounded time, so that a silent one delays the
+//! others and holds no descriptor for long.
+
+mod http;
+mod page;
+
+use crate::failure::Failure;
+use crate::socket_file::{self, SocketFile};
+use crate::values::MetricsAddress;
+use socket2::Socket;
+use std::net::TcpListener;
+use vhost_user::{ACCEPT_RETRY, Answer, Command, Control};
+
+/// Permission bits of a metrics socket.
+const SOCKET_MODE: u32 = 0o600;
+
+/// A listening metrics socket.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    /// The address with the port that the kernel chose for port 0.
+    address: MetricsAddress,
+}
+
+impl Listener {
+    /// Listens on `address`. Also returns the socket file, if it has one.
+    ///
+    /// # Errors
+    /// [`Failure`] if the address is not free, or not an address of this machine.
+    pub fn open(address: &MetricsAddress) -> Result<(Listener, Option<SocketFile>), Failure> {
+        match address {
+            MetricsAddress::Unix(path) => {
+                let (listener, file) = socket_file::listen(path, SOCKET_MODE, None)?;
+                Ok((Listener { socket: listener.into(), address: address.clone() }, Some(file)))
+            }
+            MetricsAddress::Tcp(wanted) => {
+                let bound = TcpListener::bind(wanted).and_then(|listener| {
+                    let address = MetricsAddress::Tcp(listener.local_addr()?);
+                    Ok(Listener { socket: listener.into(), address })
+                });
+                let failed = |why| {
+                    Failure::run(
+                        format!("listen for scrapes on {wanted}"),
+                        why,
+                        "choose a free port and an address of this machine for --metrics",
+                    )
+                };
+                Ok((bound.map_err(failed)?, None))
+            }
+        }
+    }
+
+    /// Serves scrapes until the process ends.
+    ///
+    /// # Errors
+    /// [`Failure`] if no thread can be started.
+    pub fn start(self, control: Control) -> Result<(), Failure> {
+        tracing::info!(address = %self.address, "metrics");
+        let body = move || self.serve(&control);
+        let spawned = std::thread::Builder::new().name("metrics".into()).spawn(body);
+        spawned.map(drop).map_err(|error| {
+            Failure::run("serve metrics", error, "raise the limit on threads (ulimit -u)")
+        })
+    }
+
+    fn serve(&self, control: &Control) {
+        let scrape = || match control.ask(Command::Status)? {
+            Answer::Status(status) => Some(page::of(&status)),
+            Answer::Switched(_) | Answer::Refused(_) => None,
+        };
+        loop {
+            match self.socket.accept() {
+                Ok((client, _)) => {
+                    if let Err(error) = http::answer(&client, scrape) {
+                        tracing::debug!(%error, "a scrape failed");
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a scrape failed");
+                    std::thread::sleep(ACCEPT_RETRY);
+                }
+            }
+        }
+    }
+}

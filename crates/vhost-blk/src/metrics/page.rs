@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The metrics of a disk as OpenMetrics text.
+
+use data_plane::QueueStats;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+use vhost_user::{QueueStatus, Status};
+
+/// The label of a queue.
+type Labels = [(&'static str, String); 1];
+
+/// A counter of a queue: name, unit, meaning, value.
+type QueueCounter = (&'static str, Option<Unit>, &'static str, fn(&QueueStats) -> u64);
+
+/// The counters of each queue. They include starts that have ended: a connection or a switch of the
+/// data plane resets none.
+const QUEUE_COUNTERS: [QueueCounter; 8] = [
+    ("queue_requests", None, "Requests taken from the queue", |stats| stats.chains),
+    ("queue_completed_requests", None, "Requests returned to the guest", |stats| stats.completed),
+    ("queue_refused_requests", None, "Wrong or unsupported requests", |stats| stats.refused),
+    ("queue_failed_requests", None, "Requests whose I/O failed", |stats| stats.failed),
+    ("queue_read", Some(Unit::Bytes), "Data read by the guest", |stats| stats.read_bytes),
+    ("queue_written", Some(Unit::Bytes), "Data written by the guest", |stats| stats.write_bytes),
+    ("queue_kicks", None, "Notifications from the guest", |stats| stats.kicks),
+    ("queue_calls", None, "Notifications to the guest", |stats| stats.calls),
+];
+
+/// The page for this status.
+pub(super) fn of(status: &Status) -> String {
+    let mut registry = Registry::with_prefix("vhost_blk");
+    let about = [
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("disk", status.disk.clone()),
+        ("data_plane", status.plane.to_string()),
+    ];
+    registry.register("disk", "The disk and its data plane", Info::new(about.to_vec()));
+    let gauge = |value: u64| {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        gauge
+    };
+    let capacity = gauge(status.capacity_bytes);
+    registry.register_with_unit("capacity", "Size of the disk", Unit::Bytes, capacity);
+    let connected = gauge(status.connected.into());
+    registry.register("front_end_connected", "A front-end is connected", connected);
+    let writeback = gauge(status.writeback.into());
+    registry.register("writeback", "The write-back cache is on", writeback);
+    let front_ends = Counter::<u64>::default();
+    front_ends.inc_by(status.front_ends);
+    registry.register("front_ends", "Front-ends since the start of the daemon", front_ends);
+    add_queues(&mut registry, &status.queues);
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("a string grows");
+    text
+}
+
+fn add_queues(registry: &mut Registry, queues: &[QueueStatus]) {
+    let label = |index: usize| -> Labels { [("queue", index.to_string())] };
+    let running = Family::<Labels, Gauge>::default();
+    let inflight = Family::<Labels, Gauge>::default();
+    for (index, queue) in queues.iter().enumerate() {
+        running.get_or_create(&label(index)).set(queue.plane.is_some().into());
+        let count = queue.counts.iter().find(|(name, _)| name == "inflight");
+        let count = count.map_or(0, |(_, count)| i64::try_from(*count).unwrap_or(i64::MAX));
+        inflight.get_or_create(&label(index)).set(count);
+    }
+    registry.register("queue_running", "The queue runs", running);
+    registry.register("queue_inflight_requests", "Requests in flight", inflight);
+    for (name, unit, help, value) in QUEUE_COUNTERS {
+        let family = Family::<Labels, Counter>::default();
+        for (index, queue) in queues.iter().enumerate() {
+            family.get_or_create(&label(index)).inc_by(value(&queue.total));
+        }
+        match unit {
+            Some(unit) => registry.register_with_unit(name, help, unit, family),
+            None => registry.register(name, help, family),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use data_plane::PlaneKind;
+
+    fn page() -> String {
+        let total = QueueStats { chains: 7, read_bytes: 4096, calls: 3, ..QueueStats::default() };
+        let counts = vec![("chains".to_owned(), 2), ("inflight".to_owned(), 5)];
+        of(&Status {
+            disk: "file \"a\\b\".img".into(),
+            plane: PlaneKind::Uring,
+            why: "--data-plane says so".into(),
+            capacity_bytes: 1 << 20,
+            connected: true,
+            front_ends: 2,
+            features: 0,
+            writeback: false,
+            queues: vec![
+                QueueStatus { plane: Some(PlaneKind::Uring), size: 128, counts, total },
+                QueueStatus {
+                    plane: None,
+                    size: 0,
+                    counts: Vec::new(),
+                    total: QueueStats::default(),
+                },
+            ],
+            kernel_counters: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn the_page_has_the_totals_of_each_queue() {
+        let page = page();
+        for line in [
+            "vhost_blk_capacity_bytes 1048576",
+            "vhost_blk_front_end_connected 1",
+            "vhost_blk_writeback 0",
+            "vhost_blk_front_ends_total 2",
+            "vhost_blk_queue_running{queue=\"1\"} 0",
+            "vhost_blk_queue_inflight_requests{queue=\"0\"} 5",
+            "vhost_blk_queue_requests_total{queue=\"0\"} 7",
+            "vhost_blk_queue_read_bytes_total{queue=\"0\"} 4096",
+            "vhost_blk_queue_calls_total{queue=\"1\"} 0",
+        ] {
+            assert!(page.lines().any(|known| known == line), "{line} is not in:\n{page}");
+        }
+        assert!(page.contains(r#"disk="file \"a\\b\".img""#), "{page}");
+        assert!(page.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn the_documents_name_each_metric() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let page = page();
+        let samples = page.lines().filter(|line| !line.starts_with('#'));
+        let mut names: Vec<&str> =
+            samples.map(|line| line.split(['{', ' ']).next().unwrap()).collect();
+        names.dedup();
+        assert_eq!(names.len(), 5 + 2 + QUEUE_COUNTERS.len());
+        for name in names {
+            assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
+        }
+    }
+}
