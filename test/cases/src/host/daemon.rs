@@ -7,6 +7,7 @@ use crate::host::target::{SERIAL, need_module};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::abi;
 use kit::daemon::Daemon as Process;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -67,6 +68,7 @@ impl Daemon {
         if env.plane == Plane::Kernel {
             need_module()?;
             arguments.extend(["--control-path".into(), path("control")]);
+            arguments.extend(["--metrics".into(), format!("unix:{}", path("metrics"))]);
         }
         let program = env.bin.join("vhost-blk");
         let begin = [program.to_string_lossy().into_owned(), "serve".into()];
@@ -87,6 +89,20 @@ impl Daemon {
         let path = self.folder.path().join("control").to_string_lossy().into_owned();
         let program = self.program.to_string_lossy().into_owned();
         kit::system::run(&program, &[&["ctl", "--control-path", &path], words].concat())
+    }
+
+    /// Sum of a metric over all queues.
+    pub(crate) fn total(&self, metric: &str) -> Result<u64> {
+        let mut stream = UnixStream::connect(self.folder.path().join("metrics"))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page)?;
+        let start = format!("vhost_blk_{metric}{{");
+        let samples = page.lines().filter(|line| line.starts_with(&start));
+        let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        let values: Vec<u64> = values.collect();
+        ensure!(!values.is_empty(), "no metric {metric} in:\n{page}");
+        Ok(values.iter().sum())
     }
 
     /// Kills the daemon with SIGKILL and starts a successor on the same socket.

@@ -30,7 +30,7 @@ cases! { Host;
         "two queues, every sector verified, by way of the daemon's kernel plane",
         |env| integrity::run(&env.over_daemon(), usual(), Setup::usual(200));
     "daemon-switch", Gating,
-        "a running disk moves between the kernel and the io_uring plane under load",
+        "a running disk moves between the kernel and the io_uring plane under load, and its metrics count on",
         |env| switch_planes(env, usual(), Setup::usual(6));
     "daemon-switch-ext4", Full,
         "the same on an image on ext4, many times",
@@ -63,6 +63,7 @@ pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
     let specs = setup.specs(env, &disk);
     let Target { device, daemon } = target::serve(env, &disk, &setup.options(&specs))?;
     let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let mut requests = 0;
     let done = under_load(device, specs, |handles| {
         for round in 0..env.rounds(setup.requests) {
             let plane = if round % 2 == 0 { "uring" } else { "kernel" };
@@ -70,10 +71,16 @@ pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
             daemon.control(&["switch", plane]).with_context(|| format!("round {round}"))?;
             let status = daemon.control(&["status"])?;
             ensure!(status.contains(plane), "after a switch to {plane} the daemon says: {status}");
+            let now = daemon.total("queue_requests_total")?;
+            ensure!(now >= requests + STEP, "{requests} requests, and {now} after a switch");
+            requests = now;
         }
         handles.wait_for_progress(STEP).context("after the last switch")
     })?;
     tell(&done);
+    let (taken, returned) =
+        (daemon.total("queue_requests_total")?, daemon.total("queue_completed_requests_total")?);
+    ensure!(taken == returned, "{taken} requests were taken and {returned} returned");
     Ok(())
 }
 
