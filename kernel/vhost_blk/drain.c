@@ -274,6 +274,7 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 		return err;
 	}
 	q->poll = (struct vhost_blk_polling) {};
+	q->stats = (struct vhost_blk_stats) {};
 	return 0;
 }
 

@@ -8,7 +8,7 @@
 #define VHOST_BLK_LATENCY_BUCKETS	24
 
 /**
- * struct vhost_blk_stats - counters of a queue; under vq.mutex
+ * struct vhost_blk_stats - counters of a queue since its start; under vq.mutex
  * @chains: chains taken
  * @completed: chains put into the used ring
  * @refused: requests that were answered without I/O because they are wrong or not supported
