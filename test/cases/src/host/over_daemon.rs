@@ -3,18 +3,20 @@
 //! death.
 
 use crate::case::cases;
+use crate::host::daemon::Daemon;
 use crate::host::disks::{SLOW, disk_like, slow_and_cached, usual};
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Disk, FileSystem, image};
 use crate::host::integrity::{Setup, disk_of, tell};
-use crate::host::load::under_load;
-use crate::host::target::{self, Target};
+use crate::host::load::{Done, under_load};
+use crate::host::target::{self, Target, options};
 use crate::host::{integrity, requests};
 use anyhow::{Context, Result, bail, ensure};
-use driver::Options;
+use driver::{Options, Request};
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating};
 use std::time::Duration;
+use virtio_spec::blk::S_OK;
 
 cases! { Host;
     "daemon-requests", Gating,
@@ -32,6 +34,9 @@ cases! { Host;
     "daemon-switch", Gating,
         "a running disk moves between the kernel and the io_uring plane under load, and its metrics count on",
         |env| switch_planes(env, usual(), Setup::usual(6));
+    "daemon-metrics", Gating,
+        "metrics count each request once while a queue of the kernel plane stops and starts beside another",
+        |env| toggle_queue(env, usual());
     "daemon-switch-ext4", Full,
         "the same on an image on ext4, many times",
         |env| switch_planes(env, image(FileSystem::Ext4, true), Setup::usual(50));
@@ -71,16 +76,58 @@ pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
             daemon.control(&["switch", plane]).with_context(|| format!("round {round}"))?;
             let status = daemon.control(&["status"])?;
             ensure!(status.contains(plane), "after a switch to {plane} the daemon says: {status}");
-            let now = daemon.total("queue_requests_total")?;
+            let now = daemon.total("queue_completed_requests_total")?;
             ensure!(now >= requests + STEP, "{requests} requests, and {now} after a switch");
             requests = now;
         }
         handles.wait_for_progress(STEP).context("after the last switch")
     })?;
     tell(&done);
-    let (taken, returned) =
-        (daemon.total("queue_requests_total")?, daemon.total("queue_completed_requests_total")?);
-    ensure!(taken == returned, "{taken} requests were taken and {returned} returned");
+    check_totals(&daemon, &done)
+}
+
+/// Stops and starts a queue of the kernel plane while the other one runs.
+pub(crate) fn toggle_queue(env: &Env, disk: Result<Disk>) -> Result<()> {
+    let env = &Env { plane: Plane::Kernel, ..env.clone() };
+    let disk = disk_of(env, disk)?;
+    println!("on {disk}");
+    let options = Options { num_queues: 2, ..options() };
+    let Target { mut device, daemon } = target::serve(env, &disk, &options)?;
+    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let layout = device.layout();
+    let mut sent = 0;
+    for round in 0..5 {
+        for queue in 0..2 {
+            let done = device.queue(queue).execute(&Request::read(0, 4096), &layout)?;
+            ensure!(
+                done.status == Some(S_OK),
+                "round {round}: queue {queue} says {:?}",
+                done.status
+            );
+            sent += 1;
+        }
+        device.session().enable(1, false)?;
+        device.session().enable(1, true)?;
+        for (metric, expected) in [
+            ("queue_requests_total", sent),
+            ("queue_completed_requests_total", sent),
+            ("queue_read_bytes_total", sent * 4096),
+            ("queue_inflight_requests", 0),
+        ] {
+            let total = daemon.total(metric)?;
+            ensure!(total == expected, "round {round}: {metric} is {total}, not {expected}");
+        }
+    }
+    Ok(())
+}
+
+/// Compares the daemon's totals with the requests of the driver.
+fn check_totals(daemon: &Daemon, done: &[Done]) -> Result<()> {
+    let sent: u64 = done.iter().map(|done| done.requests).sum();
+    for metric in ["queue_requests_total", "queue_completed_requests_total"] {
+        let total = daemon.total(metric)?;
+        ensure!(total == sent, "{metric} is {total}, and the driver sent {sent}");
+    }
     Ok(())
 }
 
