@@ -40,7 +40,7 @@ mod worker;
 pub use error::{KernelError, QueueStartError, StartError};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
 pub use once_per_second::OncePerSecond;
-pub use plane::{IoPoll, PlaneKind, QueueSetup, QueueStopped};
+pub use plane::{IoPoll, PlaneKind, QueueSetup, QueueState};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use selector::{PlaneChoice, PlaneSelector, QueueHandle};
 pub use stats::QueueStats;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mail between the control plane and the threads of the io_uring data plane.
 
-use crate::plane::{QueueSetup, QueueStopped};
-use crate::stats::QueueStats;
+use crate::plane::{QueueSetup, QueueState};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -13,9 +12,9 @@ use vmm_sys_util::eventfd::EventFd;
 /// A command of the control plane to a thread. Numbers are the thread's numbers of its queues.
 pub(crate) enum Mail {
     Start(Box<(QueueSetup, VirtQueue)>, Sender<u16>),
-    Stop(u16, Sender<QueueStopped>),
+    Stop(u16, Sender<QueueState>),
     SetCall(u16, Option<File>),
-    Stats(u16, Sender<QueueStats>),
+    State(u16, Sender<QueueState>),
     Memory(Option<Arc<GuestMemory>>, Sender<io::Result<()>>),
     Exit,
 }

@@ -29,7 +29,7 @@ pub(crate) trait DataPlane {
     /// Stops the running queues `indices`: first none of them takes a further chain, then their
     /// requests in flight complete. The time is that of the slowest queue. Returns their states in
     /// the same order.
-    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueStopped>;
+    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState>;
 
     /// Replaces the call eventfd of a running queue without waiting for its I/O.
     fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError>;
@@ -38,9 +38,10 @@ pub(crate) trait DataPlane {
     fn cache_mode_changed(&mut self) -> Result<(), KernelError>;
 
     /// Name and value of each counter of the device, while queues run.
-    fn device_counters(&self) -> Vec<(String, String)>;
+    fn device_counters(&self) -> io::Result<Vec<(String, String)>>;
 
-    /// Name and value of each counter of a running queue. `device` is the result of
+    /// Name and value of each counter of a running queue: those of [`QueueStats`], `inflight`,
+    /// `faulted` (0 or 1), and others of the plane. `device` is the result of
     /// [`DataPlane::device_counters`].
     fn queue_counters(&self, index: u16, device: &[(String, String)]) -> Vec<(String, u64)>;
 }
@@ -112,13 +113,23 @@ impl QueueSetup {
     }
 }
 
-/// The state of a stopped queue; no request of it is in flight.
+/// The state of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueStopped {
+pub struct QueueState {
     /// The next position to serve, in the form of vhost-user's GET_VRING_BASE.
     pub base: u32,
     /// Counters of the queue.
     pub stats: QueueStats,
     /// A ring fault stopped the queue.
     pub faulted: bool,
+}
+
+impl QueueState {
+    /// Name and value of each counter, as [`DataPlane::queue_counters`] returns them.
+    pub(crate) fn counters(&self) -> Vec<(String, u64)> {
+        let mut counts = self.stats.counters();
+        counts.push(("inflight".to_owned(), self.stats.chains - self.stats.completed));
+        counts.push(("faulted".to_owned(), self.faulted.into()));
+        counts
+    }
 }

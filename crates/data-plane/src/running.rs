@@ -3,7 +3,7 @@
 
 use crate::batch::Batch;
 use crate::once_per_second::OncePerSecond;
-use crate::plane::{QueueSetup, QueueStopped};
+use crate::plane::{QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
 use crate::stats::QueueStats;
@@ -42,7 +42,7 @@ pub(crate) struct RunningQueue {
     /// A ring fault occurred: the queue takes no further chain.
     pub(crate) faulted: bool,
     /// The control plane waits for the queue to drain.
-    pub(crate) stopping: Option<Sender<QueueStopped>>,
+    pub(crate) stopping: Option<Sender<QueueState>>,
     /// Bytes of the requests in flight: [`Kind::inflight_bytes`].
     inflight_bytes: u64,
     err: Option<File>,
@@ -292,8 +292,8 @@ impl RunningQueue {
     }
 
     /// The state for the control plane.
-    pub(crate) fn state(&self) -> QueueStopped {
-        QueueStopped { base: self.ring.base(), stats: self.stats, faulted: self.faulted }
+    pub(crate) fn state(&self) -> QueueState {
+        QueueState { base: self.ring.base(), stats: self.stats, faulted: self.faulted }
     }
 }
 

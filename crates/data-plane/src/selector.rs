@@ -4,12 +4,14 @@
 
 use crate::error::{KernelError, QueueStartError};
 use crate::kernel::{KernelOptions, KernelPlane};
-use crate::plane::{DataPlane, PlaneKind, QueueSetup, QueueStopped};
+use crate::plane::{DataPlane, PlaneKind, QueueSetup, QueueState};
 use crate::region::QueueRegion;
+use crate::stats::QueueStats;
 use crate::uring_plane::UringPlane;
 use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use virtqueue::{GuestMemory, Layout, VirtQueue};
 
@@ -28,12 +30,18 @@ pub enum PlaneChoice {
 pub struct QueueHandle {
     index: u16,
     plane: PlaneKind,
+    recovered: QueueStats,
 }
 
 impl QueueHandle {
     /// The data plane on which the queue was started.
     pub fn plane(&self) -> PlaneKind {
         self.plane
+    }
+
+    /// Counters of the requests that another plane completed for it before its start.
+    pub fn recovered(&self) -> QueueStats {
+        self.recovered
     }
 }
 
@@ -55,7 +63,7 @@ pub struct PlaneSelector {
     current: Selection,
     memory: Option<Arc<GuestMemory>>,
     /// Queues that a ring fault stopped before they reached the kernel.
-    faulted: BTreeMap<u16, QueueStopped>,
+    faulted: BTreeMap<u16, QueueState>,
 }
 
 /// A selector without the kernel data plane.
@@ -198,21 +206,25 @@ impl PlaneSelector {
     /// # Errors
     /// [`QueueStartError`]; the queue is unchanged then.
     pub fn start_queue(&mut self, mut setup: QueueSetup) -> Result<QueueHandle, QueueStartError> {
-        let handle = QueueHandle { index: setup.index, plane: self.current() };
-        if handle.plane == PlaneKind::Kernel
+        let (index, plane) = (setup.index, self.current());
+        let mut handle = QueueHandle { index, plane, recovered: QueueStats::default() };
+        if plane == PlaneKind::Kernel
             && let Some(stopped) = self.recover(&mut setup)?
         {
-            self.faulted.insert(handle.index, stopped);
-            return Ok(handle);
+            if stopped.faulted {
+                self.faulted.insert(index, stopped);
+                return Ok(handle);
+            }
+            handle.recovered = stopped.stats;
         }
-        self.plane_mut(handle.plane).start_queue(setup)?;
+        self.plane_mut(plane).start_queue(setup)?;
         Ok(handle)
     }
 
     /// Completes the requests that a previous daemon left in flight, on the io_uring plane, and moves
     /// `setup` behind them: the kernel writes the in-flight region, but does not read it. Returns the
-    /// state of the queue if a ring fault stopped it.
-    fn recover(&mut self, setup: &mut QueueSetup) -> Result<Option<QueueStopped>, QueueStartError> {
+    /// state of the queue behind them; `None`: there were none.
+    fn recover(&mut self, setup: &mut QueueSetup) -> Result<Option<QueueState>, QueueStartError> {
         let mut ring = VirtQueue::start(&setup.ring)?;
         let Some(region) = setup.region.as_ref().filter(|_| setup.ring.layout == Layout::Split)
         else {
@@ -235,13 +247,13 @@ impl PlaneSelector {
         let stopped = self.uring.stop_queues(&[setup.index]);
         let stopped = stopped.into_iter().next().expect("one state for one queue");
         setup.ring.base = stopped.base;
-        Ok(stopped.faulted.then_some(stopped))
+        Ok(Some(stopped))
     }
 
     /// Stops queues: none of them takes a further chain, and their requests in flight complete.
     /// Returns their states in the same order. All queues stop before the first wait: this takes as
     /// long as the slowest queue.
-    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>) -> Vec<QueueStopped> {
+    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>) -> Vec<QueueState> {
         let mut stopped = std::mem::take(&mut self.faulted);
         for kind in [PlaneKind::Kernel, PlaneKind::Uring] {
             let runs =
@@ -284,14 +296,17 @@ impl PlaneSelector {
         queue: &QueueHandle,
         device: &[(String, String)],
     ) -> Vec<(String, u64)> {
-        if self.faulted.contains_key(&queue.index) {
-            return Vec::new();
+        if let Some(state) = self.faulted.get(&queue.index) {
+            return state.counters();
         }
         self.plane(queue.plane).queue_counters(queue.index, device)
     }
 
     /// Name and value of each counter of the kernel module, while it runs queues.
-    pub fn device_counters(&self) -> Vec<(String, String)> {
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn device_counters(&self) -> io::Result<Vec<(String, String)>> {
         self.plane(self.current()).device_counters()
     }
 }

@@ -3,15 +3,15 @@
 
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::mail::{Answer, Mail, Postbox};
-use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueStopped};
+use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueState};
 use crate::portion::Portion;
-use crate::stats::QueueStats;
 use crate::submit::Storage;
 use crate::uring::Uring;
 use crate::worker::Worker;
 use backend::Disk;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
@@ -124,12 +124,12 @@ impl DataPlane for UringPlane {
         Ok(())
     }
 
-    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueStopped> {
+    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState> {
         let stop = |index: &u16| {
             let (postbox, number) = self.place(*index);
             postbox.request(|reply| Mail::Stop(number, reply))
         };
-        let answers: Vec<Answer<QueueStopped>> = indices.iter().map(stop).collect();
+        let answers: Vec<Answer<QueueState>> = indices.iter().map(stop).collect();
         let stopped = answers.into_iter().map(Answer::wait).collect();
         self.queues.retain(|index, _| !indices.contains(index));
         stopped
@@ -146,16 +146,13 @@ impl DataPlane for UringPlane {
         Ok(())
     }
 
-    fn device_counters(&self) -> Vec<(String, String)> {
-        Vec::new()
+    fn device_counters(&self) -> io::Result<Vec<(String, String)>> {
+        Ok(Vec::new())
     }
 
     fn queue_counters(&self, index: u16, _: &[(String, String)]) -> Vec<(String, u64)> {
         let (postbox, number) = self.place(index);
-        let stats: QueueStats = postbox.ask(|reply| Mail::Stats(number, reply));
-        let mut counts = stats.counters();
-        counts.push(("inflight".to_owned(), stats.chains - stats.completed));
-        counts
+        postbox.ask(|reply| Mail::State(number, reply)).counters()
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::event::{Event, queue_and_entry};
 use crate::mail::Mail;
-use crate::plane::{QueueSetup, QueueStopped};
+use crate::plane::{QueueSetup, QueueState};
 use crate::poll::AdaptivePoll;
 use crate::portion::Portion;
 use crate::running::RunningQueue;
@@ -228,9 +228,9 @@ impl Worker {
                         queue.call(); // the old eventfd may have missed a call
                     }
                 }
-                Mail::Stats(number, reply) => {
+                Mail::State(number, reply) => {
                     let queue = self.queues[usize::from(number)].as_ref();
-                    let _ = reply.send(queue.map_or_else(Default::default, |queue| queue.stats));
+                    let _ = reply.send(queue.expect("the queue runs").state());
                 }
                 Mail::Memory(memory, reply) => {
                     let result = match memory {
@@ -263,7 +263,7 @@ impl Worker {
         number as u16
     }
 
-    fn stop_queue(&mut self, number: u16, reply: Sender<QueueStopped>) {
+    fn stop_queue(&mut self, number: u16, reply: Sender<QueueState>) {
         let Some(queue) = &mut self.queues[usize::from(number)] else { return };
         queue.stopping = Some(reply);
         self.stops += 1;

@@ -27,8 +27,8 @@ pub enum Answer {
     Status(Box<Status>),
     /// [`Command::Switch`] succeeded: number of moved queues.
     Switched(usize),
-    /// [`Command::Switch`] failed for this reason. The state is unchanged, unless the text says
-    /// that the front-end is disconnected.
+    /// The command failed for this reason. The state is unchanged, unless the text says that the
+    /// front-end is disconnected.
     Refused(String),
 }
 
@@ -64,7 +64,8 @@ pub struct QueueStatus {
     pub plane: Option<PlaneKind>,
     /// Number of descriptors; 0 before the front-end has set it.
     pub size: u16,
-    /// Name and value of each counter since the start of the queue.
+    /// Name and value of each counter since the start of the queue; `inflight` and `faulted` (0 or 1)
+    /// are those of now.
     pub counts: Vec<(String, u64)>,
     /// Counters of all its starts together, on both data planes.
     pub total: QueueStats,
@@ -124,7 +125,12 @@ impl Mailbox {
         let _ = self.wake.read(); // EAGAIN: there was no signal
         while let Ok(Mail { command, reply }) = self.inbox.try_recv() {
             let answer = match command {
-                Command::Status => Answer::Status(Box::new(session.report(connected))),
+                Command::Status => match session.report(connected) {
+                    Ok(status) => Answer::Status(Box::new(status)),
+                    Err(error) => Answer::Refused(format!(
+                        "the counters of the kernel module cannot be read: {error}; try again"
+                    )),
+                },
                 Command::Switch(to) => match session.switch(to) {
                     Ok(moved) => Answer::Switched(moved),
                     Err(error) => Answer::Refused(error.to_string()),

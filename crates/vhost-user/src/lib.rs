@@ -77,8 +77,8 @@ pub struct Device {
     waiting: Option<UnixStream>,
     /// Number of front-ends so far.
     front_ends: u64,
-    /// Counters of each queue, from its starts that have ended.
-    stopped_stats: Vec<QueueStats>,
+    /// Counters of each queue without those of its present start.
+    earlier_stats: Vec<QueueStats>,
 }
 
 impl Device {
@@ -96,7 +96,7 @@ impl Device {
             packed: options.packed && planes.packed(),
         };
         let writeback = Arc::new(AtomicBool::new(options.writeback));
-        let stopped_stats = vec![QueueStats::default(); options.num_queues.into()];
+        let earlier_stats = vec![QueueStats::default(); options.num_queues.into()];
         Device {
             config,
             options,
@@ -105,7 +105,7 @@ impl Device {
             writeback,
             waiting: None,
             front_ends: 0,
-            stopped_stats,
+            earlier_stats,
         }
     }
 

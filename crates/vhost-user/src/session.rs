@@ -135,7 +135,7 @@ impl<'a> Session<'a> {
         let all_stopped = self.device.planes.stop_queues(handles);
         for (&queue, stopped) in indices.iter().zip(all_stopped) {
             let QueueStats { chains, refused, kicks, calls, .. } = stopped.stats;
-            self.device.stopped_stats[queue] += stopped.stats;
+            self.device.earlier_stats[queue] += stopped.stats;
             let base = stopped.base;
             tracing::debug!(queue, base, chains, refused, kicks, calls, "stopped");
             self.queues[queue].base = base;

@@ -65,23 +65,28 @@ impl Session<'_> {
         let plane = self.device.planes.current();
         let (size, base) = (setup.ring.size, setup.ring.base);
         tracing::debug!(queue = index, size, base, layout = ?setup.ring.layout, %plane, "starts");
-        self.queues[index].running = Some(self.device.planes.start_queue(setup)?);
+        let started = self.device.planes.start_queue(setup)?;
+        self.device.earlier_stats[index] += started.recovered();
+        self.queues[index].running = Some(started);
         Ok(())
     }
 
     /// The answer to [`crate::Command::Status`].
-    pub(crate) fn report(&self, connected: bool) -> Status {
+    ///
+    /// # Errors
+    /// The kernel module's counters cannot be read.
+    pub(crate) fn report(&self, connected: bool) -> io::Result<Status> {
         let device = &*self.device;
-        let kernel = device.planes.device_counters();
-        let queues = self.queues.iter().zip(&device.stopped_stats).map(|(slot, stopped)| {
+        let kernel = device.planes.device_counters()?;
+        let queues = self.queues.iter().zip(&device.earlier_stats).map(|(slot, earlier)| {
             let running = slot.running.as_ref();
             let counts = running.map(|queue| device.planes.queue_counters(queue, &kernel));
             let counts = counts.unwrap_or_default();
-            let mut total = *stopped;
+            let mut total = *earlier;
             total += QueueStats::of_counters(&counts);
             QueueStatus { plane: running.map(QueueHandle::plane), size: slot.size, counts, total }
         });
-        Status {
+        Ok(Status {
             disk: device.config.info.description.clone(),
             plane: device.planes.current(),
             why: device.planes.why().to_owned(),
@@ -92,6 +97,6 @@ impl Session<'_> {
             writeback: self.writeback.load(Ordering::Relaxed),
             queues: queues.collect(),
             kernel_counters: kernel,
-        }
+        })
     }
 }

@@ -10,13 +10,14 @@ pub(super) fn of_fdinfo(text: &str) -> Vec<(String, String)> {
     pairs.filter(|(name, _)| !OF_EVERY_FILE.contains(&name.as_str())).collect()
 }
 
-/// The counters of one queue in `lines`, by name.
+/// The counters of one queue in `lines`, by name, and `faulted` from its state.
 pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> Vec<(String, u64)> {
     let name = format!("queue{index}");
-    let line = lines.iter().find(|(known, _)| *known == name);
-    let words = line.into_iter().flat_map(|(_, value)| value.split_whitespace());
-    let pairs = words.filter_map(|word| word.split_once('='));
-    pairs.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?))).collect()
+    let Some((_, line)) = lines.iter().find(|(known, _)| *known == name) else { return Vec::new() };
+    let pairs = line.split_whitespace().filter_map(|word| word.split_once('='));
+    let counts = pairs.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?)));
+    let faulted = line.split_whitespace().next() == Some("faulted");
+    counts.chain([("faulted".to_owned(), faulted.into())]).collect()
 }
 
 #[cfg(test)]
@@ -28,7 +29,7 @@ mod tests {
     fn the_lines_of_a_queue_are_taken_apart() {
         let text = "pos:\t0\nflags:\t02100002\nmnt_id:\t27\nino:\t5\nbackend:\tfile\n\
                     queue0:\trunning size=128 chains=1 kicks=9\n\
-                    queue1:\trunning size=128 inflight=-1 chains=17 refused=2 kicks=3 calls=4\n\
+                    queue1:\tfaulted size=128 inflight=-1 chains=17 refused=2 kicks=3 calls=4\n\
                     latency1_us:\t8=15 16=2 \n";
         let lines = of_fdinfo(text);
         let names: Vec<&str> = lines.iter().map(|(name, _)| name.as_str()).collect();
@@ -38,6 +39,8 @@ mod tests {
         let expected =
             QueueStats { chains: 17, refused: 2, kicks: 3, calls: 4, ..QueueStats::default() };
         assert_eq!(QueueStats::of_counters(&counts), expected);
+        assert_eq!(counts.last().unwrap(), &("faulted".to_owned(), 1));
+        assert_eq!(of_queue(&lines, 0).last().unwrap(), &("faulted".to_owned(), 0));
         assert_eq!(of_queue(&lines, 2), []);
     }
 

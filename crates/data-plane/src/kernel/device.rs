@@ -200,8 +200,9 @@ impl VhostBlk {
         self.set("VHOST_ATTACH_VRING_WORKER", abi::ATTACH_VRING_WORKER(), &worker)
     }
 
-    /// The `fdinfo` of the open device: lines of the form `name:\tvalue`.
-    pub(crate) fn fdinfo(&self) -> io::Result<String> {
-        std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.file.as_raw_fd()))
+    /// Opens the `fdinfo` of the open device: lines of the form `name:\tvalue`.
+    pub(crate) fn fdinfo(&self) -> Result<File, KernelError> {
+        let opened = File::open(format!("/proc/self/fdinfo/{}", self.file.as_raw_fd()));
+        opened.map_err(|why| KernelError::call("open of fdinfo", why))
     }
 }

@@ -21,11 +21,12 @@ mod workers;
 pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
-use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueStopped};
+use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueState};
 use backend::Disk;
 use device::VhostBlk;
 use run::Run;
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,7 +119,7 @@ impl DataPlane for KernelPlane {
     }
 
     /// If these are all running queues, one ioctl stops and drains them together.
-    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueStopped> {
+    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState> {
         let Some(run) = &mut self.run else { return Vec::new() };
         if run.is_all(indices.len()) {
             run.stop_all();
@@ -138,8 +139,8 @@ impl DataPlane for KernelPlane {
         self.run.as_mut().map_or(Ok(()), Run::cache_mode_changed)
     }
 
-    fn device_counters(&self) -> Vec<(String, String)> {
-        self.run.as_ref().map(Run::counters).unwrap_or_default()
+    fn device_counters(&self) -> io::Result<Vec<(String, String)>> {
+        self.run.as_ref().map_or_else(|| Ok(Vec::new()), Run::counters)
     }
 
     fn queue_counters(&self, index: u16, device: &[(String, String)]) -> Vec<(String, u64)> {

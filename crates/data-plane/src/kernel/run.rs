@@ -6,13 +6,13 @@ use super::failures::FailureWatch;
 use super::workers::Workers;
 use super::{KernelOptions, abi, address, compat, counters, memlock};
 use crate::error::{self, KernelError};
-use crate::plane::{IoPoll, QueueSetup, QueueStopped};
+use crate::plane::{IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
 use crate::stats::QueueStats;
 use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Read, Seek, Write};
 use std::sync::Arc;
 use vhost::VhostBackend;
 use virtio_blk::DiskView;
@@ -24,6 +24,8 @@ pub(super) struct Run {
     _failures: FailureWatch,
     // Closing the device drains it; the mappings below must outlive it.
     device: VhostBlk,
+    /// Opened once, so that no lack of descriptors hides the counters.
+    fdinfo: File,
     workers: Workers,
     disk: DiskView,
     options: abi::Options,
@@ -101,6 +103,7 @@ impl Run {
         };
         let mut run = Run {
             _failures: FailureWatch::start(&device, Arc::clone(disk))?,
+            fdinfo: device.fdinfo()?,
             device,
             workers,
             disk: setup.disk.clone(),
@@ -219,7 +222,7 @@ impl Run {
         }
     }
 
-    pub(super) fn stop_queue(&mut self, index: u16) -> QueueStopped {
+    pub(super) fn stop_queue(&mut self, index: u16) -> QueueState {
         let drained = self.device.set_queue(index, false);
         if let Err(error) = &drained {
             tracing::error!(queue = index, %error, "the kernel did not stop the queue");
@@ -227,9 +230,13 @@ impl Run {
         let base = self.device.get_vring_base(usize::from(index));
         let base = base.expect("VHOST_GET_VRING_BASE of a valid index does not fail");
         self.unset(index);
-        let stats = QueueStats::of_counters(&counters::of_queue(&self.counters(), index));
+        let lines = self.counters().unwrap_or_else(|error| {
+            tracing::warn!(queue = index, %error, "the totals lack the counters of this run");
+            Vec::new()
+        });
+        let stats = QueueStats::of_counters(&counters::of_queue(&lines, index));
         self.queues.remove(&index);
-        QueueStopped { base, stats, faulted: drained.is_err() }
+        QueueState { base, stats, faulted: drained.is_err() }
     }
 
     pub(super) fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
@@ -245,8 +252,11 @@ impl Run {
         self.set_options()
     }
 
-    pub(super) fn counters(&self) -> Vec<(String, String)> {
-        self.device.fdinfo().map(|text| counters::of_fdinfo(&text)).unwrap_or_default()
+    pub(super) fn counters(&self) -> io::Result<Vec<(String, String)>> {
+        let (mut fdinfo, mut text) = (&self.fdinfo, String::new());
+        fdinfo.rewind()?;
+        fdinfo.read_to_string(&mut text)?;
+        Ok(counters::of_fdinfo(&text))
     }
 }
 
