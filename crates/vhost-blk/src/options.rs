@@ -150,9 +150,8 @@ pub struct ServeArgs {
     /// Minimum severity of log lines on stderr
     #[arg(long, value_name = "LEVEL", default_value = "info", help_heading = "General")]
     pub log_level: LogLevel,
-    /// Serve counters of the disk over HTTP at /metrics, in the OpenMetrics format: on a UNIX socket
-    /// that only this user can use, or on a TCP port, which needs no authentication: prefer a
-    /// loopback address
+    /// Serve counters of the disk over HTTP at /metrics, in the OpenMetrics format, on a UNIX socket
+    /// of mode 0600 or on a TCP port without authentication (prefer a loopback address)
     #[arg(long, value_name = "unix:PATH|ADDR:PORT", value_parser = values::metrics,
           help_heading = "General")]
     pub metrics: Option<MetricsAddress>,

@@ -12,8 +12,10 @@ const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=u
 const HEAD_BYTES_MAX: usize = 8192;
 /// Maximum header fields of a request.
 const FIELDS_MAX: usize = 64;
-/// Maximum time to read a request, and maximum time until the kernel takes a part of the answer.
+/// Maximum time to read a request, and maximum time to send the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Status line of the answer to a method that does not read.
+const NOT_ALLOWED: &str = "405 Method Not Allowed";
 
 /// The target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,29 +28,55 @@ enum Asked {
     Other(&'static str),
 }
 
-/// Reads a request from `client` and answers it. `page` makes the page; `None`: the device is gone.
-pub(super) fn answer(client: &Socket, page: impl FnOnce() -> Option<String>) -> io::Result<()> {
-    client.set_write_timeout(Some(PATIENCE))?;
+/// Reads a request from `client` and answers it. `page` makes the page; its error is the reason why
+/// there is none.
+pub(super) fn answer(
+    client: &Socket,
+    page: impl FnOnce() -> Result<String, String>,
+) -> io::Result<()> {
+    let asked = read(client, Instant::now() + PATIENCE)?;
+    let text = compose(asked, page);
     let deadline = Instant::now() + PATIENCE;
-    let asked = read(client, deadline)?;
+    write(client, text.as_bytes(), deadline)?;
+    // The answer has arrived, or the client no longer wants it.
+    let _ = discard_rest(client, deadline);
+    Ok(())
+}
+
+fn compose(asked: Asked, page: impl FnOnce() -> Result<String, String>) -> String {
     let (status, media_type, body) = match asked {
         Asked::Other(status) => (status, "text/plain", format!("{status}; GET /metrics\n")),
         Asked::Page | Asked::Head => match page() {
-            Some(page) => ("200 OK", MEDIA_TYPE, page),
-            None => ("503 Service Unavailable", "text/plain", "the daemon ends\n".to_owned()),
+            Ok(page) => ("200 OK", MEDIA_TYPE, page),
+            Err(why) => ("503 Service Unavailable", "text/plain", format!("{why}\n")),
         },
     };
+    let allow = if status == NOT_ALLOWED { "Allow: GET, HEAD\r\n" } else { "" };
     let mut text = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n\
+        "HTTP/1.1 {status}\r\n{allow}Content-Type: {media_type}\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n",
         body.len()
     );
     if asked != Asked::Head {
         text += &body;
     }
-    (&*client).write_all(text.as_bytes())?;
-    if let Asked::Other(_) = asked {
-        discard_rest(client, deadline)?;
+    text
+}
+
+/// The time left until `deadline`: at least a millisecond, because a socket takes 0 as no limit.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left < Duration::from_millis(1) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Sends all of `text` before `deadline`.
+fn write(mut client: &Socket, mut text: &[u8], deadline: Instant) -> io::Result<()> {
+    while !text.is_empty() {
+        client.set_write_timeout(Some(left(deadline)?))?;
+        match client.write(text)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            bytes => text = &text[bytes..],
+        }
     }
     Ok(())
 }
@@ -63,11 +91,7 @@ fn discard_rest(client: &Socket, deadline: Instant) -> io::Result<()> {
 
 /// Reads up to `deadline`. 0 bytes: the end of the stream.
 fn read_part(mut client: &Socket, part: &mut [u8], deadline: Instant) -> io::Result<usize> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    client.set_read_timeout(Some(left))?;
+    client.set_read_timeout(Some(left(deadline)?))?;
     client.read(part)
 }
 
@@ -104,7 +128,7 @@ fn parse(head: &[u8]) -> Option<Asked> {
         (Some("GET"), "/metrics") => Asked::Page,
         (Some("HEAD"), "/metrics") => Asked::Head,
         (Some("GET" | "HEAD"), _) => Asked::Other("404 Not Found"),
-        _ => Asked::Other("405 Method Not Allowed"),
+        _ => Asked::Other(NOT_ALLOWED),
     })
 }
 
@@ -119,7 +143,7 @@ mod tests {
         assert_eq!(of("GET /metrics?name=a"), Some(Asked::Page));
         assert_eq!(of("HEAD /metrics"), Some(Asked::Head));
         assert_eq!(of("GET /"), Some(Asked::Other("404 Not Found")));
-        assert_eq!(of("POST /metrics"), Some(Asked::Other("405 Method Not Allowed")));
+        assert_eq!(of("POST /metrics"), Some(Asked::Other(NOT_ALLOWED)));
         assert_eq!(parse(b"GET /metrics HTTP/1.1\r\nHo"), None);
         assert_eq!(parse(b"\0\x01"), Some(Asked::Other("400 Bad Request")));
     }

@@ -2,8 +2,8 @@
 //! `--metrics`: counters of the disk over HTTP, for Prometheus and other collectors.
 //!
 //! The device gathers the counters for each scrape; nothing runs between two scrapes. One thread
-//! serves one scrape after another. A client gets a bounded time, so that a silent one delays the
-//! others and holds no descriptor for long.
+//! serves the clients in turn. Each client has a bounded time to ask and to read the answer: a
+//! silent one delays the next by that time, and holds its descriptor no longer.
 
 mod http;
 mod page;
@@ -68,9 +68,10 @@ impl Listener {
     }
 
     fn serve(&self, control: &Control) {
-        let scrape = || match control.ask(Command::Status)? {
-            Answer::Status(status) => Some(page::of(&status)),
-            Answer::Switched(_) | Answer::Refused(_) => None,
+        let scrape = || match control.ask(Command::Status) {
+            Some(Answer::Status(status)) => Ok(page::of(&status)),
+            Some(Answer::Refused(why)) => Err(why),
+            Some(Answer::Switched(_)) | None => Err("the daemon is about to end".to_owned()),
         };
         loop {
             match self.socket.accept() {

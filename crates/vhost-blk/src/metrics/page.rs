@@ -29,6 +29,12 @@ const QUEUE_COUNTERS: [QueueCounter; 8] = [
     ("queue_calls", None, "Notifications to the guest", |stats| stats.calls),
 ];
 
+/// The gauges of each running queue: name, meaning, name of the count in [`QueueStatus::counts`].
+const QUEUE_GAUGES: [(&str, &str, &str); 2] = [
+    ("queue_inflight_requests", "Requests in flight", "inflight"),
+    ("queue_faulted", "A ring fault stopped the queue until the device is reset", "faulted"),
+];
+
 /// The page for this status.
 pub(super) fn of(status: &Status) -> String {
     let mut registry = Registry::with_prefix("vhost_blk");
@@ -61,15 +67,19 @@ pub(super) fn of(status: &Status) -> String {
 fn add_queues(registry: &mut Registry, queues: &[QueueStatus]) {
     let label = |index: usize| -> Labels { [("queue", index.to_string())] };
     let running = Family::<Labels, Gauge>::default();
-    let inflight = Family::<Labels, Gauge>::default();
     for (index, queue) in queues.iter().enumerate() {
         running.get_or_create(&label(index)).set(queue.plane.is_some().into());
-        let count = queue.counts.iter().find(|(name, _)| name == "inflight");
-        let count = count.map_or(0, |(_, count)| i64::try_from(*count).unwrap_or(i64::MAX));
-        inflight.get_or_create(&label(index)).set(count);
     }
-    registry.register("queue_running", "The queue runs", running);
-    registry.register("queue_inflight_requests", "Requests in flight", inflight);
+    registry.register("queue_running", "A data plane has the queue", running);
+    for (name, help, count_name) in QUEUE_GAUGES {
+        let family = Family::<Labels, Gauge>::default();
+        for (index, queue) in queues.iter().enumerate() {
+            let count = queue.counts.iter().find(|(known, _)| known == count_name);
+            let count = count.map_or(0, |(_, count)| i64::try_from(*count).unwrap_or(i64::MAX));
+            family.get_or_create(&label(index)).set(count);
+        }
+        registry.register(name, help, family);
+    }
     for (name, unit, help, value) in QUEUE_COUNTERS {
         let family = Family::<Labels, Counter>::default();
         for (index, queue) in queues.iter().enumerate() {
@@ -89,7 +99,8 @@ mod tests {
 
     fn page() -> String {
         let total = QueueStats { chains: 7, read_bytes: 4096, calls: 3, ..QueueStats::default() };
-        let counts = vec![("chains".to_owned(), 2), ("inflight".to_owned(), 5)];
+        let counts = [("chains", 2), ("inflight", 5), ("faulted", 1)];
+        let counts = counts.map(|(name, count)| (name.to_owned(), count)).to_vec();
         of(&Status {
             disk: "file \"a\\b\".img".into(),
             plane: PlaneKind::Uring,
@@ -122,6 +133,7 @@ mod tests {
             "vhost_blk_front_ends_total 2",
             "vhost_blk_queue_running{queue=\"1\"} 0",
             "vhost_blk_queue_inflight_requests{queue=\"0\"} 5",
+            "vhost_blk_queue_faulted{queue=\"0\"} 1",
             "vhost_blk_queue_requests_total{queue=\"0\"} 7",
             "vhost_blk_queue_read_bytes_total{queue=\"0\"} 4096",
             "vhost_blk_queue_calls_total{queue=\"1\"} 0",
@@ -141,7 +153,7 @@ mod tests {
         let mut names: Vec<&str> =
             samples.map(|line| line.split(['{', ' ']).next().unwrap()).collect();
         names.dedup();
-        assert_eq!(names.len(), 5 + 2 + QUEUE_COUNTERS.len());
+        assert_eq!(names.len(), 5 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len());
         for name in names {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
         }
