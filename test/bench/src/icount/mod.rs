@@ -61,6 +61,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let (mut programs, _folder) = args.servers.programs()?;
     programs.polling = false;
+    // The daemon's trials of batch sizes begin with a small one and take longer than a measurement.
+    if !programs.ours_args.iter().any(|arg| arg.starts_with("--batch-size")) {
+        programs.ours_args.push("--batch-size=32".to_owned());
+    }
     let mut paths = Set::default();
     for &who in &args.servers.who {
         lengths(&args, &programs, who, &mut paths)?;
