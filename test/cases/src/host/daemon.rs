@@ -53,7 +53,6 @@ impl Daemon {
             ("--num-queues", queues.to_string()),
             ("--queue-size", "1024".into()),
             ("--serial", SERIAL.into()),
-            ("--lock", "off".into()),
             ("--packed", "off".into()),
         ]
         .into_iter()
