@@ -144,18 +144,41 @@ mod tests {
         assert!(page.ends_with("# EOF\n"));
     }
 
-    #[test]
-    fn the_documents_name_each_metric() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
-        let text = std::fs::read_to_string(path).unwrap();
+    fn names() -> Vec<String> {
         let page = page();
         let samples = page.lines().filter(|line| !line.starts_with('#'));
-        let mut names: Vec<&str> =
-            samples.map(|line| line.split(['{', ' ']).next().unwrap()).collect();
+        let mut names: Vec<String> =
+            samples.map(|line| line.split(['{', ' ']).next().unwrap().to_owned()).collect();
         names.dedup();
+        names
+    }
+
+    fn file(path: &str) -> String {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        std::fs::read_to_string(format!("{root}/{path}")).unwrap()
+    }
+
+    #[test]
+    fn the_documents_name_each_metric() {
+        let (text, names) = (file("docs/operations.md"), names());
         assert_eq!(names.len(), 5 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len());
         for name in names {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
+        }
+    }
+
+    #[test]
+    fn alerts_and_dashboard_use_metrics_that_exist() {
+        let names = names();
+        let dashboard = file("packaging/grafana/vhost-blk.json");
+        serde_json::from_str::<serde_json::Value>(&dashboard).unwrap();
+        for text in [file("packaging/prometheus/vhost-blk.rules.yml"), dashboard] {
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let used: Vec<&str> = words.filter(|word| word.starts_with("vhost_blk_")).collect();
+            assert!(used.len() > 3, "{used:?}");
+            for word in used {
+                assert!(names.iter().any(|name| name == word), "there is no metric {word}");
+            }
         }
     }
 }
