@@ -30,18 +30,12 @@ pub enum PlaneChoice {
 pub struct QueueHandle {
     index: u16,
     plane: PlaneKind,
-    recovered: QueueStats,
 }
 
 impl QueueHandle {
     /// The data plane on which the queue was started.
     pub fn plane(&self) -> PlaneKind {
         self.plane
-    }
-
-    /// Counters of the requests that another plane completed for it before its start.
-    pub fn recovered(&self) -> QueueStats {
-        self.recovered
     }
 }
 
@@ -64,6 +58,8 @@ pub struct PlaneSelector {
     memory: Option<Arc<GuestMemory>>,
     /// Queues that a ring fault stopped before they reached the kernel.
     faulted: BTreeMap<u16, QueueState>,
+    /// Counters of requests that the io_uring plane completed for a queue of the kernel.
+    recovered: QueueStats,
 }
 
 /// A selector without the kernel data plane.
@@ -119,6 +115,7 @@ impl PlaneSelector {
             preferred,
             memory: None,
             faulted: BTreeMap::new(),
+            recovered: QueueStats::default(),
         }
     }
 
@@ -206,19 +203,24 @@ impl PlaneSelector {
     /// # Errors
     /// [`QueueStartError`]; the queue is unchanged then.
     pub fn start_queue(&mut self, mut setup: QueueSetup) -> Result<QueueHandle, QueueStartError> {
-        let (index, plane) = (setup.index, self.current());
-        let mut handle = QueueHandle { index, plane, recovered: QueueStats::default() };
-        if plane == PlaneKind::Kernel
+        let handle = QueueHandle { index: setup.index, plane: self.current() };
+        if handle.plane == PlaneKind::Kernel
             && let Some(stopped) = self.recover(&mut setup)?
         {
             if stopped.faulted {
-                self.faulted.insert(index, stopped);
+                self.faulted.insert(handle.index, stopped);
                 return Ok(handle);
             }
-            handle.recovered = stopped.stats;
+            self.recovered += stopped.stats;
         }
-        self.plane_mut(plane).start_queue(setup)?;
+        self.plane_mut(handle.plane).start_queue(setup)?;
         Ok(handle)
+    }
+
+    /// Takes the counters of the requests that [`PlaneSelector::start_queue`] completed itself since
+    /// the previous call, also if it failed: the plane of the queue does not count them.
+    pub fn take_recovered(&mut self) -> QueueStats {
+        std::mem::take(&mut self.recovered)
     }
 
     /// Completes the requests that a previous daemon left in flight, on the io_uring plane, and moves

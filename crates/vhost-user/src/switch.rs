@@ -65,9 +65,9 @@ impl Session<'_> {
         let plane = self.device.planes.current();
         let (size, base) = (setup.ring.size, setup.ring.base);
         tracing::debug!(queue = index, size, base, layout = ?setup.ring.layout, %plane, "starts");
-        let started = self.device.planes.start_queue(setup)?;
-        self.device.earlier_stats[index] += started.recovered();
-        self.queues[index].running = Some(started);
+        let started = self.device.planes.start_queue(setup);
+        self.device.earlier_stats[index] += self.device.planes.take_recovered();
+        self.queues[index].running = Some(started?);
         Ok(())
     }
 
