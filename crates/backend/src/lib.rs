@@ -21,6 +21,7 @@ pub mod io;
 pub mod lock;
 pub mod mem;
 pub mod null;
+pub mod resize;
 pub mod wrap;
 
 pub use bufs::BufList;
@@ -30,6 +31,7 @@ pub use io::{Io, IoError, IoKind, Slot, Step};
 pub use lock::LockError;
 pub use mem::Mem;
 pub use null::Null;
+pub use resize::ResizeError;
 
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -42,7 +44,7 @@ pub struct RangeLimits {
     pub align_sectors: u32,
 }
 
-/// Properties of a disk; constant while it is served.
+/// Properties of a disk; constant while it is served, except the capacity ([`Disk::resize`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// Kind and path in one line of text.
@@ -103,6 +105,16 @@ impl Info {
 pub trait Disk: Send + Sync {
     /// Properties of the disk.
     fn info(&self) -> Info;
+
+    /// Enlarges the storage to `bytes` bytes, or adopts its present size (`None`). [`Disk::info`]
+    /// tells the new capacity at once. A lane keeps the capacity with which it was opened.
+    ///
+    /// # Errors
+    /// [`ResizeError`]; the capacity is unchanged then.
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        let _ = bytes;
+        Err(ResizeError::Fixed)
+    }
 
     /// Opens the lane of the calling data-plane thread.
     ///

@@ -9,6 +9,7 @@ mod piece;
 mod probe;
 mod range_lock;
 mod results;
+mod size;
 mod sync;
 pub(crate) mod sys;
 mod zeroes;
@@ -16,16 +17,17 @@ mod zeroes;
 pub use error::FileError;
 
 use crate::lock::{self, Access, ImageFile, LockError};
-use crate::{Disk, Info, Lane};
+use crate::{Disk, Info, Lane, ResizeError};
 use lane::{FileLane, LaneLimits, Shared};
 use probe::Facts;
 use range_lock::RangeLock;
+use size::Size;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::SyncFailure;
 
@@ -63,8 +65,11 @@ impl Default for FileOptions {
 pub struct File {
     path: PathBuf,
     shared: Arc<Shared>,
+    /// The properties at the opening; the size of now is in `size`.
     info: Info,
     limits: LaneLimits,
+    size: Mutex<Size>,
+    is_device: bool,
     fell_back_from_direct: bool,
     /// A block device that is open without O_DIRECT.
     cached_device: bool,
@@ -90,15 +95,15 @@ impl File {
             return Err(FileError::ReadOnlyDevice { path: path.into() });
         }
         let block = logical_block(path, &options, &facts)?;
-        let capacity_bytes = facts.size_bytes & !u64::from(block - 1);
-        if capacity_bytes == 0 {
+        let size = Size::of(facts.size_bytes, block, facts.direct);
+        if size.capacity_bytes == 0 {
             return Err(FileError::Empty { path: path.into(), block });
         }
         let limits = LaneLimits {
-            capacity_bytes,
+            capacity_bytes: size.capacity_bytes,
             logical_block_bytes: block,
             direct: facts.direct,
-            tail: facts.size_bytes & !u64::from(facts.direct.map_or(1, |align| align.write) - 1),
+            tail: size.tail,
             read_only: options.read_only,
             discard: (options.discard && facts.discard.is_some() && !options.read_only)
                 .then_some(facts.discard_by),
@@ -120,6 +125,8 @@ impl File {
             }),
             info: describe(path, direct, &options, &facts, &limits),
             limits,
+            size: Mutex::new(size),
+            is_device: facts.is_device,
             fell_back_from_direct,
             cached_device: facts.is_device && !direct,
             notices,
@@ -153,11 +160,18 @@ impl File {
 
 impl Disk for File {
     fn info(&self) -> Info {
-        self.info.clone()
+        let capacity_sectors = self.size().capacity_bytes / 512;
+        Info { capacity_sectors, ..self.info.clone() }
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        self.set_size(bytes)
     }
 
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
-        Ok(Box::new(FileLane::new(Arc::clone(&self.shared), self.limits)?))
+        let Size { capacity_bytes, tail } = self.size();
+        let limits = LaneLimits { capacity_bytes, tail, ..self.limits };
+        Ok(Box::new(FileLane::new(Arc::clone(&self.shared), limits)?))
     }
 
     fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {

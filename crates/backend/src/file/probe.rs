@@ -39,6 +39,15 @@ pub(super) struct Facts {
     pub(super) io_poll: bool,
 }
 
+/// The present size of a file or block device in bytes.
+pub(super) fn size_bytes(file: &File) -> io::Result<u64> {
+    let meta = file.metadata()?;
+    match meta.file_type().is_block_device() {
+        true => sys::device_bytes(file),
+        false => Ok(meta.len()),
+    }
+}
+
 /// Probes `file`, which is open with O_DIRECT if `direct`.
 pub(super) fn probe(file: &File, direct: bool, writable: bool) -> io::Result<Facts> {
     let meta = file.metadata()?;

@@ -4,7 +4,7 @@
 use super::OpSet;
 use super::slots::BySlot;
 use super::wrapped_info;
-use crate::{Disk, Engine, Info, Io, IoError, Lane, Op, Slot, Step, Token};
+use crate::{Disk, Engine, Info, Io, IoError, Lane, Op, ResizeError, Slot, Step, Token};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,10 @@ impl Delay {
 impl Disk for Delay {
     fn info(&self) -> Info {
         wrapped_info(&*self.inner, "delayed")
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
     }
 
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {

@@ -3,7 +3,7 @@
 
 use super::OpSet;
 use super::wrapped_info;
-use crate::{Disk, Engine, Info, Io, IoError, Lane, Slot, Step, Token};
+use crate::{Disk, Engine, Info, Io, IoError, Lane, ResizeError, Slot, Step, Token};
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -44,6 +44,10 @@ impl Fault {
 impl Disk for Fault {
     fn info(&self) -> Info {
         wrapped_info(&*self.inner, "with faults")
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
     }
 
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {

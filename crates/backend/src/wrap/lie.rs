@@ -2,7 +2,7 @@
 //! A disk that reports success without doing the I/O: the negative control of durability tests.
 
 use super::{OpSet, wrapped_info};
-use crate::{Disk, Engine, Info, Io, Lane, Slot, Step, Token};
+use crate::{Disk, Engine, Info, Io, Lane, ResizeError, Slot, Step, Token};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -21,6 +21,10 @@ impl Lie {
 impl Disk for Lie {
     fn info(&self) -> Info {
         wrapped_info(&*self.inner, "lying")
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
     }
 
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {

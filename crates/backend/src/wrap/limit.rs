@@ -6,7 +6,7 @@
 //! order of their arrival. An idle clock is behind the time by the burst at most.
 
 use super::wrapped_info;
-use crate::{Disk, Engine, Info, Io, IoKind, Lane, Op, Slot, Step, Token};
+use crate::{Disk, Engine, Info, Io, IoKind, Lane, Op, ResizeError, Slot, Step, Token};
 use std::num::NonZeroU64;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -36,7 +36,6 @@ pub struct Limit {
 
 struct Shared {
     rates: Rates,
-    capacity_bytes: u64,
     /// Origin of the clocks.
     epoch: Instant,
     ios: Clock,
@@ -46,13 +45,8 @@ struct Shared {
 impl Limit {
     /// A disk around `inner` that keeps `rates`.
     pub fn new(inner: Arc<dyn Disk>, rates: Rates) -> Self {
-        let shared = Shared {
-            rates,
-            capacity_bytes: inner.info().capacity_sectors * 512,
-            epoch: Instant::now(),
-            ios: Clock::default(),
-            bytes: Clock::default(),
-        };
+        let shared =
+            Shared { rates, epoch: Instant::now(), ios: Clock::default(), bytes: Clock::default() };
         Limit { inner, shared: Arc::new(shared) }
     }
 }
@@ -62,10 +56,15 @@ impl Disk for Limit {
         wrapped_info(&*self.inner, "limited")
     }
 
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(LimitLane {
             inner: self.inner.open_lane()?,
             layer: self.inner.layers(),
+            capacity_bytes: self.inner.info().capacity_sectors * 512,
             shared: Arc::clone(&self.shared),
         }))
     }
@@ -95,12 +94,13 @@ impl Clock {
 }
 
 impl Shared {
-    fn reserve(&self, io: &Io) -> Duration {
+    /// The time that `io`, an I/O of a disk of `capacity_bytes`, has to wait.
+    fn reserve(&self, io: &Io, capacity_bytes: u64) -> Duration {
         let now = self.epoch.elapsed().as_nanos() as u64;
         let burst = self.rates.burst.as_nanos() as u64;
         let moved = match io.kind {
             // The disk refuses an I/O outside its capacity: no byte moves.
-            IoKind::Read | IoKind::Write if io.fits(self.capacity_bytes) => io.len_bytes,
+            IoKind::Read | IoKind::Write if io.fits(capacity_bytes) => io.len_bytes,
             _ => 0,
         };
         let ios = self.rates.ios.map_or(0, |rate| self.ios.reserve(now, burst, 1, rate));
@@ -112,6 +112,7 @@ impl Shared {
 struct LimitLane {
     inner: Box<dyn Lane>,
     layer: u8,
+    capacity_bytes: u64,
     shared: Arc<Shared>,
 }
 
@@ -136,7 +137,7 @@ impl Lane for LimitLane {
     }
 
     fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
-        let delay = self.shared.reserve(io);
+        let delay = self.shared.reserve(io, self.capacity_bytes);
         match delay.is_zero() {
             true => self.start_inner(io, slot, engine),
             false => self.wait(delay, slot, engine),

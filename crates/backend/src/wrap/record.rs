@@ -7,7 +7,9 @@
 use super::ops;
 use super::slots::BySlot;
 use super::wrapped_info;
-use crate::{BufList, Disk, Engine, Info, Io, IoError, IoKind, Lane, Slot, Step, Token};
+use crate::{
+    BufList, Disk, Engine, Info, Io, IoError, IoKind, Lane, ResizeError, Slot, Step, Token,
+};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
@@ -159,6 +161,10 @@ impl Record {
 impl Disk for Record {
     fn info(&self) -> Info {
         wrapped_info(&*self.inner, "recorded")
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
     }
 
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {

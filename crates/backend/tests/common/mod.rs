@@ -42,7 +42,7 @@ pub(crate) fn file_target(place: &str, size: u64, options: FileOptions) -> Resul
 /// A loop device over an image, detached when dropped.
 pub(crate) struct LoopDevice {
     pub(crate) path: PathBuf,
-    _image: Image,
+    image: Image,
 }
 
 impl LoopDevice {
@@ -66,7 +66,14 @@ impl LoopDevice {
             return Err(String::from_utf8_lossy(&made.stderr).trim().to_owned());
         }
         let path = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
-        Ok(LoopDevice { path, _image: image })
+        Ok(LoopDevice { path, image })
+    }
+}
+
+impl LoopDevice {
+    /// The file of the device.
+    pub(crate) fn file(&self) -> &Path {
+        &self.image.path
     }
 }
 
