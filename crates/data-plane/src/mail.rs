@@ -2,6 +2,7 @@
 //! The mail between the control plane and the threads of the io_uring data plane.
 
 use crate::plane::{QueueSetup, QueueState};
+use backend::Disk;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ pub(crate) enum Mail {
     Stop(u16, Sender<QueueState>),
     SetCall(u16, Option<File>),
     State(u16, Sender<QueueState>),
+    /// Open the lane of the disk anew. No queue runs.
+    OpenLane(Arc<dyn Disk>, Sender<io::Result<()>>),
     Memory(Option<Arc<GuestMemory>>, Sender<io::Result<()>>),
     Exit,
 }

@@ -8,7 +8,7 @@
 #![expect(unsafe_code)]
 
 use crate::event::Event;
-use io_uring::{IoUring, squeue};
+use io_uring::{IoUring, Submitter, squeue};
 use std::io;
 use std::os::fd::RawFd;
 
@@ -40,6 +40,10 @@ impl PollRing {
             .build(sq_entries)
             .or_else(|_| sized().build(sq_entries))?;
         Ok(PollRing { ring, queued: 0, in_flight: 0, refused: false, detours: 0 })
+    }
+
+    pub(crate) fn submitter(&self) -> Submitter<'_> {
+        self.ring.submitter()
     }
 
     pub(crate) fn register_files(&self, files: &[RawFd]) -> io::Result<()> {

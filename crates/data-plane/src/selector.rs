@@ -198,6 +198,15 @@ impl PlaneSelector {
         self.plane_mut(self.current()).set_memory(memory);
     }
 
+    /// Makes both planes adopt the present capacity of the disk. No queue may run: the kernel
+    /// plane opens the storage with the next one.
+    ///
+    /// # Errors
+    /// The error of a thread that cannot open the disk again, and keeps the old capacity.
+    pub fn adopt_capacity(&self) -> io::Result<()> {
+        self.uring.reopen_lanes()
+    }
+
     /// Starts a queue on the current plane.
     ///
     /// # Errors

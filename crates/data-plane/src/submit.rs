@@ -8,8 +8,9 @@ use crate::event::{queue_and_entry, slot_of};
 use crate::request_table::{Entry, Submitted, Taken};
 use crate::running::RunningQueue;
 use crate::uring::Uring;
-use backend::{BufList, Io, IoError, IoKind, Lane, Slot, Step, Token};
+use backend::{BufList, Disk, Io, IoError, IoKind, Lane, Slot, Step, Token};
 use std::collections::VecDeque;
+use std::io;
 use virtio_blk::{Completion, Kind, Range, Request};
 
 const SECTOR_BYTES: u64 = virtio_spec::blk::SECTOR_BYTES;
@@ -23,6 +24,15 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
+    /// Replaces the lane by a new one of the same disk, which has its present capacity. Keeps the
+    /// old lane if this fails. No I/O may be in flight.
+    pub(crate) fn open_lane(&mut self, disk: &dyn Disk) -> io::Result<()> {
+        let lane = disk.open_lane()?;
+        self.engine.replace_files(&self.lane.files(), &lane.files())?;
+        self.lane = lane;
+        Ok(())
+    }
+
     /// Starts the I/O of a request of `queue` (the thread's queue `number`), which may complete at
     /// once.
     #[inline]

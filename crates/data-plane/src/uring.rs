@@ -88,6 +88,31 @@ impl Uring {
         self.ring.submitter().register_files(files)
     }
 
+    /// Replaces the registered files `old` of a lane by the same number of files of another one.
+    /// Keeps the old ones if this fails. No operation on the files may be in flight.
+    pub(crate) fn replace_files(&mut self, old: &[RawFd], new: &[RawFd]) -> io::Result<()> {
+        assert_eq!(old.len(), new.len(), "lanes of a disk have the same number of files");
+        let replaced = self.update_files(new);
+        if replaced.is_err() {
+            self.update_files(old).expect("open files can be registered again");
+        }
+        replaced
+    }
+
+    fn update_files(&self, files: &[RawFd]) -> io::Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        let poll_ring = self.poll_ring.as_ref().map(PollRing::submitter);
+        for submitter in poll_ring.into_iter().chain([self.ring.submitter()]) {
+            let updated = submitter.register_files_update(0, files)?;
+            if updated < files.len() {
+                return Err(io::Error::other("the kernel replaced only some registered files"));
+            }
+        }
+        Ok(())
+    }
+
     /// Unregisters the files of the lane. Otherwise the kernel holds them, and keeps the file
     /// system busy, until it has destroyed the ring, some time after the process has ended. No
     /// operation on the files may be in flight.

@@ -39,6 +39,7 @@ pub struct UringOptions {
 
 /// The io_uring data plane of one disk. Dropping it ends its threads; stop all queues before.
 pub struct UringPlane {
+    disk: Arc<dyn Disk>,
     threads: Vec<Thread>,
     queues: BTreeMap<u16, Place>,
     pin_memory: bool,
@@ -65,6 +66,7 @@ impl UringPlane {
     /// [`StartError`]; the threads that have started end.
     pub fn new(disk: Arc<dyn Disk>, options: &UringOptions) -> Result<Self, StartError> {
         let mut plane = UringPlane {
+            disk: Arc::clone(&disk),
             threads: Vec::new(),
             queues: BTreeMap::new(),
             pin_memory: options.pin_memory,
@@ -89,6 +91,20 @@ impl UringPlane {
             plane.threads.push(thread);
         }
         Ok(plane)
+    }
+
+    /// Opens the lane of each thread anew, so that it has the present capacity of the disk. No queue
+    /// may run.
+    ///
+    /// # Errors
+    /// The first error of a thread, which keeps its old lane.
+    pub fn reopen_lanes(&self) -> io::Result<()> {
+        let reopen = |thread: &Thread| {
+            thread.postbox.request(|reply| Mail::OpenLane(Arc::clone(&self.disk), reply))
+        };
+        let answers: Vec<_> = self.threads.iter().map(reopen).collect();
+        let outcomes: Vec<_> = answers.into_iter().map(Answer::wait).collect();
+        outcomes.into_iter().collect()
     }
 
     fn place(&self, index: u16) -> (&Postbox, u16) {

@@ -232,6 +232,10 @@ impl Worker {
                     let queue = self.queues[usize::from(number)].as_ref();
                     let _ = reply.send(queue.expect("the queue runs").state());
                 }
+                Mail::OpenLane(disk, reply) => {
+                    assert!(self.queues.iter().all(Option::is_none), "no queue runs");
+                    let _ = reply.send(self.storage.open_lane(&*disk));
+                }
                 Mail::Memory(memory, reply) => {
                     let result = match memory {
                         Some(memory) => self.storage.engine.register_memory(&memory),
