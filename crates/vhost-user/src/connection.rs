@@ -2,6 +2,7 @@
 //! Serves one connection.
 
 use crate::Device;
+use crate::backend_channel::QUIET;
 use crate::control::Mailbox;
 use crate::error::ConnectionError;
 use crate::message::{self, MESSAGE_LIMIT};
@@ -43,8 +44,13 @@ pub(crate) fn serve(
     let mut first = next.map(|next| (next.listener, Instant::now() + next.patience));
     let mut waiting = None;
     let result = loop {
-        match wait(&peeked, mailbox, first) {
+        let tells = lock(&session).owes_config_change();
+        match wait(&peeked, mailbox, first, tells.then_some(QUIET)) {
             Err(error) => break Err(error.into()),
+            Ok(Wakeup::Quiet) => {
+                lock(&session).announce_config_change();
+                continue;
+            }
             Ok(Wakeup::Message) => first = None,
             Ok(Wakeup::Next(stream)) => {
                 waiting = Some(stream);
@@ -115,15 +121,19 @@ enum Wakeup<'a> {
     Next(UnixStream),
     /// The waiting front-end cannot be accepted.
     NextFailed,
+    /// There was no other event for the given time.
+    Quiet,
 }
 
 /// Sleeps until there is an event. Commands precede messages: a busy front-end does not delay the
 /// operator by more than one message. `first` applies until the first message: after its time,
-/// another waiting front-end is an event, unless it has hung up while it waited.
+/// another waiting front-end is an event, unless it has hung up while it waited. After `quiet`
+/// without another event, that is an event.
 fn wait<'a>(
     stream: &UnixStream,
     mailbox: Option<&'a Mailbox>,
     first: Option<(BorrowedFd<'_>, Instant)>,
+    quiet: Option<Duration>,
 ) -> io::Result<Wakeup<'a>> {
     let readable = PollFlags::IN;
     loop {
@@ -134,8 +144,11 @@ fn wait<'a>(
         if let (Some((listener, _)), None) = (first, timeout) {
             fds.push(PollFd::from_borrowed_fd(listener, readable));
         }
-        let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+        // There is no `first` while queues run, and no `quiet` before.
+        let timeout = timeout.or(quiet).map(Timespec::try_from).transpose();
+        let timeout = timeout.map_err(io::Error::other)?;
         match poll(&mut fds, timeout.as_ref()) {
+            Ok(0) if quiet.is_some() => return Ok(Wakeup::Quiet),
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
             Ok(_) => {}
             Err(error) => return Err(error.into()),

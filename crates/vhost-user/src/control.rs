@@ -6,6 +6,7 @@
 
 use crate::session::Session;
 use data_plane::{PlaneKind, QueueStats};
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,6 +19,12 @@ pub enum Command {
     Status,
     /// Moves the running queues and the queues of later front-ends to a data plane.
     Switch(PlaneKind),
+    /// Enlarges the disk to so many bytes, or adopts the present size of its storage (`None`).
+    Resize(Option<u64>),
+    /// Takes no request from now on. The ones in flight complete first.
+    Pause,
+    /// Ends [`Command::Pause`].
+    Resume,
 }
 
 /// The answer to a command.
@@ -27,6 +34,10 @@ pub enum Answer {
     Status(Box<Status>),
     /// [`Command::Switch`] succeeded: number of moved queues.
     Switched(usize),
+    /// [`Command::Resize`] succeeded: capacity of the disk in bytes.
+    Resized(u64),
+    /// [`Command::Pause`] or [`Command::Resume`] succeeded: whether it changed anything.
+    Changed(bool),
     /// The command failed for this reason. The state is unchanged, unless the text says that the
     /// front-end is disconnected.
     Refused(String),
@@ -45,6 +56,8 @@ pub struct Status {
     pub capacity_bytes: u64,
     /// A front-end is connected.
     pub connected: bool,
+    /// No request is taken until [`Command::Resume`].
+    pub paused: bool,
     /// Number of front-ends so far.
     pub front_ends: u64,
     /// Negotiated features.
@@ -124,20 +137,29 @@ impl Mailbox {
     pub(crate) fn handle(&self, session: &mut Session<'_>, connected: bool) {
         let _ = self.wake.read(); // EAGAIN: there was no signal
         while let Ok(Mail { command, reply }) = self.inbox.try_recv() {
-            let answer = match command {
-                Command::Status => match session.report(connected) {
-                    Ok(status) => Answer::Status(Box::new(status)),
-                    Err(error) => Answer::Refused(format!(
-                        "the counters of the kernel module cannot be read: {error}; try again"
-                    )),
-                },
-                Command::Switch(to) => match session.switch(to) {
-                    Ok(moved) => Answer::Switched(moved),
-                    Err(error) => Answer::Refused(error.to_string()),
-                },
-            };
+            let answer = carry_out(session, command, connected);
             let _ = reply.send(answer); // the sender may no longer wait
         }
+    }
+}
+
+fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> Answer {
+    let refused = |error: &dyn Display| Answer::Refused(error.to_string());
+    match command {
+        Command::Status => match session.report(connected) {
+            Ok(status) => Answer::Status(Box::new(status)),
+            Err(error) => Answer::Refused(format!(
+                "the counters of the kernel module cannot be read: {error}; try again"
+            )),
+        },
+        Command::Switch(to) => {
+            session.switch(to).map_or_else(|error| refused(&error), Answer::Switched)
+        }
+        Command::Resize(bytes) => {
+            session.resize(bytes).map_or_else(|error| refused(&error), Answer::Resized)
+        }
+        Command::Pause => Answer::Changed(session.pause()),
+        Command::Resume => session.resume().map_or_else(|error| refused(&error), Answer::Changed),
     }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Errors of the control plane.
 
+use backend::ResizeError;
 use data_plane::{KernelError, QueueStartError};
 use std::io;
 
@@ -46,6 +47,22 @@ pub(crate) enum SwitchError {
     /// No data plane could start the queues.
     #[error("{0}; the VMM is disconnected and can connect again")]
     Lost(String),
+}
+
+/// Errors of a command that stops the queues for a while.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OperateError {
+    /// The disk does not get this size; nothing is changed.
+    #[error(transparent)]
+    Resize(#[from] ResizeError),
+    /// The storage has the new size, and the device has the old one.
+    #[error("the disk cannot be opened again with its new size: {0}; repeat the command")]
+    Lane(io::Error),
+    /// No data plane could start the queues.
+    #[error(
+        "the queues could not be started again: {0}; the VMM is disconnected and can connect again"
+    )]
+    Lost(io::Error),
 }
 
 /// Errors in the header of a message. Each names the field, its value and the valid values.

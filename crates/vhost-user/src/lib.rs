@@ -9,6 +9,7 @@
 //!
 //! This crate handles no request: no message handler reads a virtqueue.
 
+mod backend_channel;
 mod connection;
 mod control;
 mod descriptor;
@@ -17,6 +18,7 @@ mod handler;
 mod inflight_region;
 mod mem_table;
 mod message;
+mod operate;
 mod peeked;
 mod queue_setup;
 mod session;
@@ -66,9 +68,12 @@ pub struct DeviceOptions {
 
 /// A block device that serves one front-end at a time.
 pub struct Device {
+    disk: Arc<dyn Disk>,
     config: DeviceConfig,
     options: DeviceOptions,
     planes: PlaneSelector,
+    /// No queue runs until the operator resumes the device.
+    paused: bool,
     /// Receives commands of an operator, after [`Device::control`].
     mailbox: Option<Mailbox>,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
@@ -98,9 +103,11 @@ impl Device {
         let writeback = Arc::new(AtomicBool::new(options.writeback));
         let earlier_stats = vec![QueueStats::default(); options.num_queues.into()];
         Device {
+            disk,
             config,
             options,
             planes,
+            paused: false,
             mailbox: None,
             writeback,
             waiting: None,

@@ -4,8 +4,7 @@
 //!
 //! * SET_STATUS and GET_STATUS, which the crate does not support;
 //! * SET_MEM_TABLE, which it refuses if the message has room for unused regions, as that of User
-//!   Mode
-//!   Linux does;
+//!   Mode Linux does;
 //! * SET_BACKEND_REQ_FD, for which it provides a channel without CONFIG_CHANGE.
 
 use crate::descriptor::is_socket_pair;
@@ -78,7 +77,7 @@ fn act(
             let regions = regions(payload, files.len())?;
             session.set_mem_table(&regions, files, None).map_err(io::Error::from)?;
         }
-        _ => session.set_backend_req(channel(files)?),
+        _ => session.backend_channel.replace(channel(files)?),
     }
     Ok(None)
 }

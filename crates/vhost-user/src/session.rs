@@ -2,6 +2,7 @@
 //! The state of one connection, and the start and stop of its queues.
 
 use crate::Device;
+use crate::backend_channel::BackendChannel;
 use crate::error::refusal;
 use crate::mem_table::MemTable;
 use crate::queue_setup::QueueSlot;
@@ -29,8 +30,7 @@ pub(crate) struct Session<'a> {
     pub(crate) log: Option<Arc<DirtyLog>>,
     pub(crate) inflight_region: Option<Arc<InflightRegion>>,
     pub(crate) writeback: Arc<AtomicBool>,
-    /// The channel for requests of the back-end. There are none yet: it is only kept open.
-    _backend_req: Option<File>,
+    pub(crate) backend_channel: BackendChannel,
     /// The reason to end the connection: queues that run for the guest are stopped.
     pub(crate) lost: Option<String>,
     status: u8,
@@ -50,7 +50,7 @@ impl<'a> Session<'a> {
             log: None,
             inflight_region: None,
             writeback,
-            _backend_req: None,
+            backend_channel: BackendChannel::default(),
             lost: None,
             status: 0,
         }
@@ -196,18 +196,13 @@ impl<'a> Session<'a> {
         self.reset();
         self.memory = Arc::default();
         self.table = MemTable::default();
-        self._backend_req = None;
+        self.backend_channel = BackendChannel::default();
         self.device.planes.set_memory(None);
         self.device.planes.start_over();
     }
 
     pub(crate) fn has_protocol(&self, feature: VhostUserProtocolFeatures) -> bool {
         self.protocol_features & feature.bits() != 0
-    }
-
-    /// SET_BACKEND_REQ_FD: replaces the channel.
-    pub(crate) fn set_backend_req(&mut self, channel: File) {
-        self._backend_req = Some(channel);
     }
 
     pub(crate) fn status(&self) -> u8 {

@@ -59,8 +59,12 @@ impl Session<'_> {
         queues.iter().try_for_each(|&index| self.start_once(index)).map_err(refusal)
     }
 
-    /// Starts queue `index` on the current data plane if its set-up is complete.
+    /// Starts queue `index` on the current data plane if its set-up is complete and the device is not
+    /// paused.
     pub(crate) fn start_once(&mut self, index: usize) -> Result<(), QueueStartError> {
+        if self.device.paused {
+            return Ok(());
+        }
         let Some(setup) = self.setup(index)? else { return Ok(()) };
         let plane = self.device.planes.current();
         let (size, base) = (setup.ring.size, setup.ring.base);
@@ -92,6 +96,7 @@ impl Session<'_> {
             why: device.planes.why().to_owned(),
             capacity_bytes: device.config.info.capacity_sectors * SECTOR_BYTES,
             connected,
+            paused: device.paused,
             front_ends: device.front_ends,
             features: self.features,
             writeback: self.writeback.load(Ordering::Relaxed),

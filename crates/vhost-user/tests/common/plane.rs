@@ -8,7 +8,7 @@
 //!   image files, or a block device of 16 MiB (overwritten; run with `--test-threads=1`).
 
 use super::DISK_BYTES;
-use backend::{Disk, File, FileOptions, Info, Lane, Mem};
+use backend::{Disk, File, FileOptions, Info, Lane, Mem, ResizeError};
 use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileTypeExt;
@@ -98,6 +98,10 @@ impl Plain {
 impl Disk for Plain {
     fn info(&self) -> Info {
         self.disk.info()
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        self.disk.resize(bytes)
     }
 
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {

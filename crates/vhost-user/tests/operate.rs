@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Commands to a device that serves: pause, resume and resize under load.
+
+mod common;
+
+use backend::{Disk, FileOptions};
+use common::load::under_load;
+use common::plane::Plain;
+use common::{DISK, DISK_BYTES, Daemon, Setup, file, mem, wait_until};
+use driver::{Device, Options, Request};
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use vhost_user::{Answer, Command, Status};
+use virtio_spec::blk::{S_IOERR, S_OK};
+
+const QUEUES: u16 = 2;
+const ROUNDS: u64 = 10;
+const SET_BACKEND_REQ_FD: u32 = 21;
+/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, no payload.
+const CONFIG_CHANGE: [u8; 12] = [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+
+fn setup() -> Setup {
+    Setup { queues: QUEUES, threads: 2, ..Setup::default() }
+}
+
+fn options() -> Options {
+    let protocol_features =
+        Options::default().protocol_features | VhostUserProtocolFeatures::BACKEND_REQ.bits();
+    Options { num_queues: QUEUES, protocol_features, ..Options::default() }
+}
+
+fn ask(daemon: &Daemon, command: Command) -> Answer {
+    daemon.control().ask(command).expect("the device is there")
+}
+
+fn status(daemon: &Daemon) -> Status {
+    match ask(daemon, Command::Status) {
+        Answer::Status(status) => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn chains(daemon: &Daemon) -> u64 {
+    status(daemon).queues.iter().map(|queue| queue.total.chains).sum()
+}
+
+/// Gives the daemon a channel for its own messages.
+fn give_channel(device: &mut Device) -> UnixStream {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let raw = device.session().raw();
+    raw.message(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap();
+    ours.set_read_timeout(Some(common::LIMIT)).unwrap();
+    ours
+}
+
+/// The next message of the daemon.
+fn next_message(channel: &mut UnixStream) -> [u8; 12] {
+    let mut message = [0; 12];
+    channel.read_exact(&mut message).expect("a message");
+    message
+}
+
+#[track_caller]
+fn stays_silent(channel: &mut UnixStream) {
+    channel.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let read = channel.read(&mut [0; 12]);
+    assert!(
+        read.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock),
+        "{read:?}"
+    );
+    channel.set_read_timeout(Some(common::LIMIT)).unwrap();
+}
+
+fn capacity_read(device: &mut Device) -> u64 {
+    u64::from_le(device.session().config().unwrap().capacity) * 512
+}
+
+fn execute(device: &mut Device, request: &Request) -> Option<u8> {
+    let layout = device.layout();
+    device.queue(0).execute(request, &layout).unwrap().status
+}
+
+#[test]
+fn a_paused_device_takes_no_request_and_a_resumed_one_goes_on() {
+    for packed in common::layouts() {
+        let daemon = Daemon::start(Arc::new(Plain::new()), &setup());
+        let device = daemon.connect(&Options { packed, ..options() });
+        let (done, session) = under_load(device, QUEUES.into(), |loaded| {
+            for round in 0..ROUNDS {
+                loaded.wait_for_progress(3);
+                assert_eq!(ask(&daemon, Command::Pause), Answer::Changed(true), "{round}");
+                assert_eq!(ask(&daemon, Command::Pause), Answer::Changed(false));
+                let told = status(&daemon);
+                assert!(told.paused && told.queues.iter().all(|queue| queue.plane.is_none()));
+                let before = chains(&daemon);
+                std::thread::sleep(Duration::from_millis(5));
+                assert_eq!(chains(&daemon), before);
+                assert_eq!(ask(&daemon, Command::Resume), Answer::Changed(true));
+                assert_eq!(ask(&daemon, Command::Resume), Answer::Changed(false));
+            }
+            loaded.wait_for_progress(3);
+        });
+        assert!(done.iter().all(|done| done.reads + done.writes >= 3 * ROUNDS));
+        drop(session);
+        daemon.next_outcome().expect("the connection ends well");
+    }
+}
+
+#[test]
+fn a_pause_outlives_connections_and_changes_of_the_queues() {
+    let daemon = Daemon::start(Arc::new(mem()), &setup());
+    let mut device = daemon.connect(&options());
+    device.write(1, &[1; 512]).unwrap();
+    ask(&daemon, Command::Pause);
+    // Messages change a paused queue and start none.
+    device.session().enable(0, false).unwrap();
+    device.session().enable(0, true).unwrap();
+    assert_eq!(device.session().stop_queue(1).unwrap(), 0);
+    assert!(status(&daemon).queues.iter().all(|queue| queue.plane.is_none()));
+    drop(device);
+    daemon.next_outcome().unwrap();
+    let mut device = daemon.connect(&options());
+    let layout = device.layout();
+    device.queue(0).submit(&Request::read(1, 512), &layout).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(status(&daemon).queues[0].plane, None);
+    ask(&daemon, Command::Resume);
+    assert_eq!(device.queue(0).collect().unwrap().1.data, [1; 512]);
+    assert!(status(&daemon).queues.iter().all(|queue| queue.plane.is_some()));
+}
+
+#[test]
+fn a_disk_grows_under_load_and_the_front_end_is_told() {
+    for place in [DISK, common::TMPFS] {
+        let (disk, _folder) = file(place, FileOptions::default());
+        let daemon = Daemon::start(Arc::new(disk), &setup());
+        let mut device = daemon.connect(&options());
+        assert_eq!(capacity_read(&mut device), DISK_BYTES);
+        let mut channel = give_channel(&mut device);
+        stays_silent(&mut channel);
+        let (_, mut session) = under_load(device, QUEUES.into(), |loaded| {
+            for round in 1..=ROUNDS {
+                let bytes = DISK_BYTES + round * 4096;
+                loaded.wait_for_progress(3);
+                assert_eq!(ask(&daemon, Command::Resize(Some(bytes))), Answer::Resized(bytes));
+                assert_eq!(status(&daemon).capacity_bytes, bytes);
+                assert_eq!(next_message(&mut channel), CONFIG_CHANGE);
+            }
+            loaded.wait_for_progress(3);
+        });
+        let read = u64::from_le(session.config().unwrap().capacity) * 512;
+        assert_eq!(read, DISK_BYTES + ROUNDS * 4096);
+        stays_silent(&mut channel);
+        drop(session);
+        daemon.next_outcome().expect("the connection ends well");
+    }
+}
+
+#[test]
+fn requests_reach_the_new_end_and_not_beyond() {
+    let (disk, _folder) = file(DISK, FileOptions::default());
+    let daemon = Daemon::start(Arc::new(disk), &setup());
+    let mut device = daemon.connect(&options());
+    let beyond = Request::write(DISK_BYTES / 512, &[3; 4096]);
+    assert_eq!(execute(&mut device, &beyond), Some(S_IOERR));
+    ask(&daemon, Command::Resize(Some(DISK_BYTES + 4096)));
+    assert_eq!(execute(&mut device, &beyond), Some(S_OK));
+    let past = Request::read(DISK_BYTES / 512 + 8, 512);
+    assert_eq!(execute(&mut device, &past), Some(S_IOERR));
+    let mut data = [0; 4096];
+    device.read(DISK_BYTES / 512, &mut data).unwrap();
+    assert_eq!(data, [3; 4096]);
+}
+
+#[test]
+fn a_front_end_that_starts_its_queues_after_the_growth_is_told_then() {
+    let (disk, _folder) = file(DISK, FileOptions::default());
+    let daemon = Daemon::start(Arc::new(disk), &setup());
+    let options = Options { setup: driver::QueueSetup::Untouched, ..options() };
+    let mut device = daemon.connect(&options);
+    let mut channel = give_channel(&mut device);
+    ask(&daemon, Command::Resize(Some(DISK_BYTES * 2)));
+    stays_silent(&mut channel);
+    let memory = device.memory().clone();
+    device.session().share_memory(&memory, false).unwrap();
+    device.start_queue(0).unwrap();
+    assert_eq!(next_message(&mut channel), CONFIG_CHANGE);
+    stays_silent(&mut channel);
+}
+
+#[test]
+fn a_paused_device_grows_and_the_front_end_is_told_after_the_resume() {
+    let (disk, _folder) = file(DISK, FileOptions::default());
+    let daemon = Daemon::start(Arc::new(disk), &setup());
+    let mut device = daemon.connect(&options());
+    capacity_read(&mut device);
+    let mut channel = give_channel(&mut device);
+    ask(&daemon, Command::Pause);
+    let grown = DISK_BYTES + (1 << 20);
+    assert_eq!(ask(&daemon, Command::Resize(Some(grown))), Answer::Resized(grown));
+    stays_silent(&mut channel);
+    ask(&daemon, Command::Resume);
+    assert_eq!(next_message(&mut channel), CONFIG_CHANGE);
+    assert_eq!(execute(&mut device, &Request::write(grown / 512 - 1, &[1; 512])), Some(S_OK));
+}
+
+#[test]
+fn a_channel_that_nobody_reads_delays_no_growth() {
+    let (disk, _folder) = file(DISK, FileOptions::default());
+    let daemon = Daemon::start(Arc::new(disk), &setup());
+    let mut device = daemon.connect(&options());
+    let (unread, given) = UnixStream::pair().unwrap();
+    given.set_nonblocking(true).unwrap();
+    while rustix::io::write(&given, &[0; 4096]).is_ok() {}
+    let raw = device.session().raw();
+    raw.message(SET_BACKEND_REQ_FD, &[], &[given.as_fd()]).unwrap();
+    for round in 1..=3 {
+        ask(&daemon, Command::Resize(Some(DISK_BYTES + round * 4096)));
+        std::thread::sleep(Duration::from_millis(100));
+        device.write(DISK_BYTES / 512 + round * 8 - 1, &[1; 512]).unwrap();
+    }
+    drop(unread);
+    ask(&daemon, Command::Resize(Some(DISK_BYTES * 2)));
+    wait_until("it grows", || status(&daemon).capacity_bytes == DISK_BYTES * 2);
+    device.write(0, &[1; 512]).unwrap();
+}
+
+#[test]
+fn a_growth_that_fails_changes_nothing_for_the_guest() {
+    let disk = Arc::new(backend::Null::new(DISK_BYTES));
+    let daemon = Daemon::start(disk, &setup());
+    let mut device = daemon.connect(&options());
+    match ask(&daemon, Command::Resize(Some(DISK_BYTES * 2))) {
+        Answer::Refused(why) => assert!(why.contains("--size"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    device.write(0, &[1; 512]).unwrap();
+    assert_eq!(status(&daemon).capacity_bytes, DISK_BYTES);
+    // It never stopped: the counts go on.
+    assert_eq!(chains(&daemon), 1);
+}
+
+/// A disk whose lanes cannot be opened any more.
+struct Closed {
+    disk: backend::File,
+    closed: std::sync::atomic::AtomicBool,
+}
+
+impl Disk for Closed {
+    fn info(&self) -> backend::Info {
+        self.disk.info()
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), backend::ResizeError> {
+        self.disk.resize(bytes)
+    }
+
+    fn open_lane(&self) -> std::io::Result<Box<dyn backend::Lane>> {
+        match self.closed.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Err(std::io::Error::from_raw_os_error(libc::EMFILE)),
+            false => self.disk.open_lane(),
+        }
+    }
+}
+
+#[test]
+fn without_descriptors_the_guest_keeps_the_old_size_and_a_repetition_succeeds() {
+    let (disk, _folder) = file(DISK, FileOptions::default());
+    let disk = Arc::new(Closed { disk, closed: false.into() });
+    let daemon = Daemon::start(disk.clone(), &setup());
+    let mut device = daemon.connect(&options());
+    disk.closed.store(true, std::sync::atomic::Ordering::Relaxed);
+    let grown = DISK_BYTES * 2;
+    match ask(&daemon, Command::Resize(Some(grown))) {
+        Answer::Refused(why) => assert!(why.contains("repeat the command"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(capacity_read(&mut device), DISK_BYTES);
+    device.write(0, &[1; 512]).unwrap();
+    disk.closed.store(false, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(ask(&daemon, Command::Resize(Some(grown))), Answer::Resized(grown));
+    assert_eq!(capacity_read(&mut device), grown);
+    device.write(grown / 512 - 1, &[1; 512]).unwrap();
+}
