@@ -3,8 +3,9 @@
 
 use crate::control::wire::{Answer, PlaneName, Request};
 use crate::failure::Failure;
+use crate::values::{self, Size};
 use clap::{Args, Subcommand};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -39,6 +40,19 @@ pub enum Action {
         /// The new data plane
         plane: PlaneName,
     },
+    /// Enlarge the disk while the guest runs. The guest sees the new size at once if the VMM passes
+    /// it on (QEMU does). A disk cannot shrink
+    Resize {
+        /// The new size of the image, in bytes or with K, M, G or T. Without it the disk adopts the
+        /// present size of its image or block device
+        #[arg(value_parser = values::size)]
+        size: Option<Size>,
+    },
+    /// Complete the requests in flight and take no other one. The guest's requests wait; the image
+    /// stays open and locked
+    Pause,
+    /// End a pause
+    Resume,
 }
 
 /// Runs `vhost-blk ctl`.
@@ -49,6 +63,11 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
     let (what, request) = match args.action {
         Action::Status => ("get the status", Request::Status {}),
         Action::Switch { plane } => ("switch the data plane", Request::Switch { plane }),
+        Action::Resize { size } => {
+            ("resize the disk", Request::Resize { bytes: size.map(|size| size.0) })
+        }
+        Action::Pause => ("pause the disk", Request::Pause {}),
+        Action::Resume => ("resume the disk", Request::Resume {}),
     };
     let patience = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
     let answer = ask(&args.control_path, request, patience).map_err(|error| {
@@ -66,13 +85,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
     if let Some(why) = &answer.error {
         return Err(Failure::told(what, why));
     }
-    let text = match (&answer.status, answer.moved_queues) {
-        (Some(status), _) if args.json => format!("{status}\n"),
-        (Some(status), _) => status_text(status),
-        (None, Some(queues)) if args.json => format!("{{\"moved_queues\":{queues}}}\n"),
-        (None, Some(queues)) => format!("done; {queues} running queues were moved\n"),
-        (None, None) => String::new(),
-    };
+    let text = if args.json { answer_json(answer) } else { answer_text(&answer) };
     io::stdout()
         .write_all(text.as_bytes())
         .map_err(|error| Failure::run("write the output", error, "check where stdout goes"))
@@ -92,6 +105,33 @@ fn ask(path: &Path, request: Request, patience: Option<Duration>) -> io::Result<
     Ok(serde_json::from_str(&line)?)
 }
 
+/// The answer as one line of JSON: the status itself, or the fields of another answer.
+fn answer_json(answer: Answer) -> String {
+    let value = answer.status.unwrap_or_else(|| {
+        json!({
+            "moved_queues": answer.moved_queues,
+            "capacity_bytes": answer.capacity_bytes,
+            "changed": answer.changed,
+        })
+    });
+    let fields = value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    format!("{}\n", Value::from_iter(fields.map(|(name, value)| (name.clone(), value.clone()))))
+}
+
+fn answer_text(answer: &Answer) -> String {
+    match answer {
+        Answer { status: Some(status), .. } => status_text(status),
+        Answer { moved_queues: Some(queues), .. } => {
+            format!("done; {queues} running queues were moved\n")
+        }
+        Answer { capacity_bytes: Some(bytes), .. } => {
+            format!("done; the disk has {bytes} bytes ({})\n", Size(*bytes))
+        }
+        Answer { changed: Some(false), .. } => "nothing to do\n".to_owned(),
+        _ => "done\n".to_owned(),
+    }
+}
+
 fn status_text(status: &Value) -> String {
     let word = |name: &str| match &status[name] {
         Value::String(text) => text.clone(),
@@ -103,6 +143,8 @@ fn status_text(status: &Value) -> String {
         writeln!(text, "{name:<12}{value}").expect("a string grows");
     };
     line("disk", word("disk"));
+    line("size", format!("{} bytes", word("capacity_bytes")));
+    line("state", either("paused", "paused: no request is taken", "serving").into());
     line("data plane", format!("{} ({})", word("data_plane"), word("why")));
     line("front-end", either("front_end_connected", "connected", "none").into());
     line("features", word("features"));
@@ -126,12 +168,12 @@ fn status_text(status: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn a_status_is_told_line_by_line() {
         let status = json!({
-            "disk": "file a.img (direct)", "data_plane": "uring", "why": "--data-plane says so",
+            "disk": "file a.img (direct)", "capacity_bytes": 4096, "paused": false,
+            "data_plane": "uring", "why": "--data-plane says so",
             "front_end_connected": true, "features": "0x3", "writeback": false,
             "queues": [
                 {"index": 0, "runs_on": "uring", "size": 256, "chains": 7, "refused": 0,
@@ -142,6 +184,8 @@ mod tests {
         });
         let expected = "\
 disk        file a.img (direct)
+size        4096 bytes
+state       serving
 data plane  uring (--data-plane says so)
 front-end   connected
 features    0x3

@@ -14,6 +14,7 @@ pub mod doctor;
 pub mod engine;
 pub mod failure;
 pub mod generate;
+pub mod growth;
 pub mod log;
 pub mod man;
 pub mod metrics;

@@ -29,6 +29,9 @@ const FAILED: (u8, &str) = (1, "Failure; one line on standard error has the caus
 const MISUSED: (u8, &str) = (2, "The command line is wrong.");
 const USUAL: &[(u8, &str)] = &[DONE, FAILED, MISUSED];
 
+const CONTROL_SOCKET: &[(&str, &str)] =
+    &[("PATH", "The control socket of a daemon (--control-path), mode 0600.")];
+
 /// One page for each command.
 pub const PAGES: &[Page] = &[
     Page {
@@ -75,21 +78,58 @@ pub const PAGES: &[Page] = &[
     Page {
         command: "vhost-blk ctl",
         statuses: USUAL,
-        files: &[("PATH", "The control socket of a daemon (--control-path), mode 0600.")],
+        files: CONTROL_SOCKET,
         examples: &[
             ("Print the state of a disk:", "vhost-blk ctl --control-path disk.ctl status"),
             ("Move it to io_uring:", "vhost-blk ctl --control-path disk.ctl switch uring"),
         ],
         see_also: &[
+            ("vhost-blk-ctl-pause", "1"),
+            ("vhost-blk-ctl-resize", "1"),
+            ("vhost-blk-ctl-resume", "1"),
             ("vhost-blk-ctl-status", "1"),
             ("vhost-blk-ctl-switch", "1"),
             ("vhost-blk-serve", "1"),
         ],
     },
     Page {
+        command: "vhost-blk ctl pause",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[(
+            "Keep an image unchanged, to copy it:",
+            "vhost-blk ctl --control-path disk.ctl pause",
+        )],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-resume", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl resize",
+        statuses: &[
+            DONE,
+            (1, "Failure. The disk has its old size; standard error has the reason."),
+            MISUSED,
+        ],
+        files: CONTROL_SOCKET,
+        examples: &[
+            ("Enlarge an image to 40 GiB:", "vhost-blk ctl --control-path disk.ctl resize 40G"),
+            (
+                "Take up the size of an image that was enlarged by other means:",
+                "vhost-blk ctl --control-path disk.ctl resize",
+            ),
+        ],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1"), ("lvextend", "8")],
+    },
+    Page {
+        command: "vhost-blk ctl resume",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[("End a pause:", "vhost-blk ctl --control-path disk.ctl resume")],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-pause", "1")],
+    },
+    Page {
         command: "vhost-blk ctl status",
         statuses: USUAL,
-        files: &[("PATH", "The control socket of a daemon (--control-path), mode 0600.")],
+        files: CONTROL_SOCKET,
         examples: &[
             ("Print the state of a disk:", "vhost-blk ctl --control-path disk.ctl status"),
             ("The same for programs:", "vhost-blk ctl --control-path disk.ctl --json status"),
@@ -103,7 +143,7 @@ pub const PAGES: &[Page] = &[
             (1, "Failure. The queues run where they were; standard error has the reason."),
             MISUSED,
         ],
-        files: &[("PATH", "The control socket of a daemon (--control-path), mode 0600.")],
+        files: CONTROL_SOCKET,
         examples: &[
             (
                 "Move a running disk to the kernel:",

@@ -8,15 +8,15 @@ use crate::options::ServeArgs;
 use crate::signals::Stop;
 use crate::socket::{Endpoint, Source};
 use crate::socket_file::SocketFile;
-use crate::values::MetricsAddress;
-use crate::{control, disk, log, metrics, notify, os, socket_file};
+use crate::values::{BackendKind, MetricsAddress};
+use crate::{control, disk, growth, log, metrics, notify, os, socket_file};
 use data_plane::{OncePerSecond, PlaneKind};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use vhost_user::{ACCEPT_RETRY, Next};
+use vhost_user::{ACCEPT_RETRY, Control, Next};
 
 /// Maximum time until the first message of a front-end while another one waits.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
@@ -52,6 +52,11 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     if let Some(address) = &args.metrics {
         let listening = listen_for_scrapes(address, &mut server, &socket_files);
         listening.inspect_err(|_| remove())?;
+    }
+    if let (BackendKind::File, Some(path)) = (args.backend, &args.blk_file) {
+        let watching = control_of(&mut server, "watch the size of the device")
+            .and_then(|control| growth::watch(path, control));
+        watching.inspect_err(|_| remove())?;
     }
     for notice in opened.notices {
         tracing::warn!("{notice}");
@@ -90,10 +95,7 @@ fn listen_for_scrapes(
 ) -> Result<(), Failure> {
     let (listener, file) = metrics::Listener::open(address)?;
     socket_files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
-    let control = server.control().map_err(|error| {
-        Failure::run("serve metrics", error, "raise the limit on open files (ulimit -n)")
-    })?;
-    listener.start(control)
+    listener.start(control_of(server, "serve metrics")?)
 }
 
 /// Creates the control socket. Its existence implies that of the front-ends' socket.
@@ -104,10 +106,13 @@ fn listen_for_commands(
 ) -> Result<(), Failure> {
     let (listener, file) = socket_file::listen(path, CONTROL_MODE, None)?;
     socket_files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
-    let control = server.control().map_err(|error| {
-        Failure::run("listen for commands", error, "raise the limit on open files (ulimit -n)")
-    })?;
-    control::start(listener, control)
+    control::start(listener, control_of(server, "listen for commands")?)
+}
+
+/// A handle that sends commands to the device, for the task `what`.
+fn control_of(server: &mut Server, what: &str) -> Result<Control, Failure> {
+    let remedy = "raise the limit on open files (ulimit -n)";
+    server.control().map_err(|error| Failure::run(what, error, remedy))
 }
 
 /// Serves one front-end after another; others wait in the backlog of the socket.

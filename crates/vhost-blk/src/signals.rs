@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Handles SIGTERM and SIGINT: stop accepting, end the connection, drain, exit.
+//! Handles SIGTERM and SIGINT: stop accepting, end the connection, drain, exit. Ignores SIGXFSZ.
 
 use crate::failure::Failure;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::io;
 use std::net::Shutdown;
@@ -30,7 +30,7 @@ struct State {
 }
 
 impl Stop {
-    /// Installs handlers for SIGTERM and SIGINT. `last` runs before an exit without a drain.
+    /// Installs handlers for SIGTERM and SIGINT, and one that ignores SIGXFSZ. `last` runs before an exit without a drain.
     ///
     /// # Errors
     /// [`Failure`] if no thread or descriptor is left.
@@ -38,6 +38,9 @@ impl Stop {
         let failed =
             |error: io::Error| Failure::run("wait for signals", error, "raise the limits (ulimit)");
         let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
+        // A write or a growth beyond the limit on file sizes then fails with EFBIG, instead of
+        // ending the process.
+        signal_hook::flag::register(SIGXFSZ, Arc::default()).map_err(failed)?;
         let (asked, ask) = UnixStream::pair().map_err(failed)?;
         let state = Arc::new(Mutex::new(State::default()));
         let shared = Arc::clone(&state);

@@ -205,3 +205,70 @@ fn the_kernel_data_plane_without_the_module_names_the_module() {
     let line = one_line(&common::finish(&mut command), 1);
     assert!(line.contains("modprobe vhost_blk"), "{line}");
 }
+
+#[test]
+fn a_disk_grows_while_it_is_served() {
+    let place = Place::new();
+    let (_daemon, control) = served(&place);
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    let output = ctl(&control, &["resize", "3M"]);
+    assert_eq!(stdout(&output), "done; the disk has 3145728 bytes (3M)\n");
+    device.write(3 * 2048 - 1, &[7; 512]).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&place.image).unwrap().set_len(4 << 20).unwrap();
+    let output = ctl(&control, &["--json", "resize"]);
+    assert_eq!(stdout(&output), "{\"capacity_bytes\":4194304}\n");
+    assert_eq!(status(&control)["capacity_bytes"], 4 << 20);
+    let text = stdout(&ctl(&control, &["status"]));
+    assert!(text.contains("size        4194304 bytes\nstate       serving\n"), "{text}");
+    device.write(4 * 2048 - 1, &[7; 512]).unwrap();
+    let line = one_line(&ctl(&control, &["resize", "1M"]), 1);
+    assert!(line.contains("resize the disk") && line.contains("cut its end off"), "{line}");
+    for wrong in ["1X", "-1", ""] {
+        assert_eq!(ctl(&control, &["resize", wrong]).status.code(), Some(2), "{wrong}");
+    }
+    assert_eq!(status(&control)["capacity_bytes"], 4 << 20);
+}
+
+#[test]
+fn a_growth_beyond_the_limit_on_file_sizes_fails_and_so_does_a_write_there() {
+    let place = Place::new();
+    let control = place.path("control.sock");
+    let mut served = place.serve();
+    served.args(["--data-plane", "uring", "--control-path"]).arg(&control);
+    // Blocks of 512 bytes: 512 KiB, half of the image.
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -f 1024; exec \"$@\"", "sh"]);
+    command.arg(served.get_program()).args(served.get_args());
+    let mut daemon = Daemon::start(&mut command, &control);
+    let line = one_line(&ctl(&control, &["resize", "2M"]), 1);
+    assert!(line.contains("LimitFSIZE="), "{line}");
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    device.write(0, &[1; 512]).unwrap();
+    assert!(device.write(1024, &[1; 512]).is_err());
+    device.write(1, &[1; 512]).unwrap();
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+}
+
+#[test]
+fn a_pause_keeps_requests_waiting_until_the_resume_and_ends_with_the_daemon() {
+    let place = Place::new();
+    let (mut daemon, control) = served(&place);
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    let layout = device.layout();
+    assert_eq!(stdout(&ctl(&control, &["pause"])), "done\n");
+    assert_eq!(stdout(&ctl(&control, &["pause"])), "nothing to do\n");
+    let request = driver::Request::write(5, &[5; 512]);
+    device.queue(0).submit(&request, &layout).unwrap();
+    let told = status(&control);
+    assert_eq!(
+        (&told["paused"], &told["queues"][0]["runs_on"]),
+        (&Value::Bool(true), &Value::Null)
+    );
+    assert!(stdout(&ctl(&control, &["status"])).contains("state       paused"));
+    assert_eq!(stdout(&ctl(&control, &["--json", "resume"])), "{\"changed\":true}\n");
+    device.queue(0).collect().unwrap();
+    ctl(&control, &["pause"]);
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+}

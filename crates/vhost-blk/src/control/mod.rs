@@ -74,8 +74,7 @@ fn converse(mut stream: &UnixStream, control: &Control) -> io::Result<()> {
                 None => Answer::refused("the daemon is about to end"),
             },
             Err(error) => Answer::refused(format!(
-                "{error}; send {{\"command\":\"status\"}} or \
-                 {{\"command\":\"switch\",\"plane\":\"kernel\"}}"
+                "{error}; send {{\"command\":\"status\"}}, for example; docs/operations.md has all"
             )),
         };
         answer.write(stream)?;

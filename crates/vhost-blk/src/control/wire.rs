@@ -38,6 +38,16 @@ pub enum Request {
         /// The new data plane.
         plane: PlaneName,
     },
+    /// Enlarges the disk.
+    Resize {
+        /// The new size in bytes; without it, the present size of the storage.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+    },
+    /// Takes no request until the resume.
+    Pause {},
+    /// Ends a pause.
+    Resume {},
 }
 
 impl From<Request> for Command {
@@ -45,12 +55,15 @@ impl From<Request> for Command {
         match request {
             Request::Status {} => Command::Status,
             Request::Switch { plane } => Command::Switch(plane.into()),
+            Request::Resize { bytes } => Command::Resize(bytes),
+            Request::Pause {} => Command::Pause,
+            Request::Resume {} => Command::Resume,
         }
     }
 }
 
 /// A line from the daemon.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// The request succeeded.
     pub ok: bool,
@@ -63,12 +76,18 @@ pub struct Answer {
     /// The answer to `switch`: number of moved queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moved_queues: Option<usize>,
+    /// The answer to `resize`: capacity of the disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity_bytes: Option<u64>,
+    /// The answer to `pause` and `resume`: `false` if the disk was in that state before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changed: Option<bool>,
 }
 
 impl Answer {
     /// The answer to a failed request.
     pub fn refused(why: impl Into<String>) -> Self {
-        Answer { ok: false, error: Some(why.into()), status: None, moved_queues: None }
+        Answer { error: Some(why.into()), ..Answer::default() }
     }
 
     /// Sends the answer as one line.
@@ -84,12 +103,14 @@ impl Answer {
 
 impl From<vhost_user::Answer> for Answer {
     fn from(answer: vhost_user::Answer) -> Self {
-        let done = Answer { ok: true, error: None, status: None, moved_queues: None };
+        let done = Answer { ok: true, ..Answer::default() };
         match answer {
             vhost_user::Answer::Status(status) => {
                 Answer { status: Some(status_value(&status)), ..done }
             }
             vhost_user::Answer::Switched(queues) => Answer { moved_queues: Some(queues), ..done },
+            vhost_user::Answer::Resized(bytes) => Answer { capacity_bytes: Some(bytes), ..done },
+            vhost_user::Answer::Changed(changed) => Answer { changed: Some(changed), ..done },
             vhost_user::Answer::Refused(why) => Answer::refused(why),
         }
     }
@@ -103,7 +124,9 @@ fn status_value(status: &Status) -> Value {
         "disk": status.disk,
         "data_plane": status.plane.to_string(),
         "why": status.why,
+        "capacity_bytes": status.capacity_bytes,
         "front_end_connected": status.connected,
+        "paused": status.paused,
         "features": format!("{:#x}", status.features),
         "writeback": status.writeback,
         "queues": queues.collect::<Vec<_>>(),
@@ -141,6 +164,9 @@ mod tests {
         assert_eq!(parsed(r#"{"command":"status"}"#).unwrap(), Request::Status {});
         let switch = parsed(r#"{"command":"switch","plane":"uring"}"#).unwrap();
         assert_eq!(Command::from(switch), Command::Switch(PlaneKind::Uring));
+        let resize = |text| Command::from(parsed(text).unwrap());
+        assert_eq!(resize(r#"{"command":"resize","bytes":4096}"#), Command::Resize(Some(4096)));
+        assert_eq!(resize(r#"{"command":"resize"}"#), Command::Resize(None));
     }
 
     #[test]
@@ -153,6 +179,9 @@ mod tests {
             r#"{"command":"switch","plane":"auto"}"#,
             r#"{"command":"switch","plane":"kernel","force":true}"#,
             r#"{"command":"status"} x"#,
+            r#"{"command":"resize","bytes":-1}"#,
+            r#"{"command":"resize","bytes":"1G"}"#,
+            r#"{"command":"pause","seconds":1}"#,
         ] {
             assert!(parsed(text).is_err(), "{text}");
         }

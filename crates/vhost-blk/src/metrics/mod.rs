@@ -71,7 +71,7 @@ impl Listener {
         let scrape = || match control.ask(Command::Status) {
             Some(Answer::Status(status)) => Ok(page::of(&status)),
             Some(Answer::Refused(why)) => Err(why),
-            Some(Answer::Switched(_)) | None => Err("the daemon is about to end".to_owned()),
+            _ => Err("the daemon is about to end".to_owned()),
         };
         loop {
             match self.socket.accept() {

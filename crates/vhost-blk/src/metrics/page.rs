@@ -53,6 +53,11 @@ pub(super) fn of(status: &Status) -> String {
     registry.register_with_unit("capacity", "Size of the disk", Unit::Bytes, capacity);
     let connected = gauge(status.connected.into());
     registry.register("front_end_connected", "A front-end is connected", connected);
+    registry.register(
+        "paused",
+        "No request is taken until the resume",
+        gauge(status.paused.into()),
+    );
     let writeback = gauge(status.writeback.into());
     registry.register("writeback", "The write-back cache is on", writeback);
     let front_ends = Counter::<u64>::default();
@@ -107,6 +112,7 @@ mod tests {
             why: "--data-plane says so".into(),
             capacity_bytes: 1 << 20,
             connected: true,
+            paused: false,
             front_ends: 2,
             features: 0,
             writeback: false,
@@ -129,6 +135,7 @@ mod tests {
         for line in [
             "vhost_blk_capacity_bytes 1048576",
             "vhost_blk_front_end_connected 1",
+            "vhost_blk_paused 0",
             "vhost_blk_writeback 0",
             "vhost_blk_front_ends_total 2",
             "vhost_blk_queue_running{queue=\"1\"} 0",
@@ -161,7 +168,7 @@ mod tests {
     #[test]
     fn the_documents_name_each_metric() {
         let (text, names) = (file("docs/operations.md"), names());
-        assert_eq!(names.len(), 5 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len());
+        assert_eq!(names.len(), 6 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len());
         for name in names {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
         }
