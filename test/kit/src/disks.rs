@@ -35,6 +35,13 @@ pub enum Ask {
         /// The signal.
         signal: String,
     },
+    /// Send a command to a daemon, as `vhost-blk ctl` does.
+    Control {
+        /// The socket's name.
+        name: String,
+        /// Command and arguments.
+        words: Vec<String>,
+    },
     /// Start a disk in memory that records all writes and flushes in order; answered by the
     /// socket's path.
     Journal {

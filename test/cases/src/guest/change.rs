@@ -4,12 +4,15 @@
 use anyhow::{Context as _, Result, ensure};
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use crate::case::cases;
 use crate::guest::load::Errors;
 use crate::guest::load::everything::Everything;
+use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug};
 use crate::guest::mode::Mode;
 use crate::guest::system::{LIMIT, wait_for, write};
@@ -19,6 +22,9 @@ cases! { Guest;
     "guest-resize", Modes::of(Mode::ALL).at_every_change(&[Mode::Bio]).and_long(),
         "a disk that gets another size under load has it for the kernel, which tells the world",
         resize;
+    "guest-resize-daemon", Modes::of(Mode::ALL).at_every_change(&[Mode::Bio]).and_long(),
+        "a disk of this project's daemon grows under load, and after a pause, and the kernel sees it at once",
+        resize_daemon;
     "guest-cache-type", Modes::of(Mode::ALL).at_every_change(&[Mode::Bio]).and_long(),
         "the cache is switched between write-back and write-through under load",
         cache_type;
@@ -78,6 +84,34 @@ fn resize(context: &Context) -> Result<()> {
         events.wait_for([&format!("DEVNAME={name}"), "RESIZE=1"])?;
         load.goes_on()?;
     }
+    load.finish()
+}
+
+fn resize_daemon(context: &Context) -> Result<()> {
+    let args = vec!["--num-queues=4".to_owned()];
+    let bytes_at = |round: u32| (Everything::DISK_MIB + u64::from(round)) << 20;
+    let disk =
+        Disk::plug(&context.machine, &Plug::of(Backing::Daemon { bytes: bytes_at(0), args }))?;
+    let name = disk.wait_for_block()?;
+    let events = Uevents::listen()?;
+    let mut load = Everything::start(context, &disk, Errors::Fail)?;
+    for round in 1..=context.effort.rounds {
+        let paused = round % 2 == 0;
+        if paused {
+            disk.control(&["pause"])?;
+        }
+        disk.resize(bytes_at(round))?;
+        if paused {
+            disk.control(&["resume"])?;
+        }
+        wait_for("the new size", || (disk.bytes().ok()? == bytes_at(round)).then_some(()))?;
+        events.wait_for([&format!("DEVNAME={name}"), "RESIZE=1"])?;
+        load.goes_on()?;
+    }
+    let last = OpenOptions::new().read(true).write(true).open(disk.path()?)?;
+    let (offset, data) = (bytes_at(context.effort.rounds) - 4096, [0x5a; 4096]);
+    last.write_all_at(&data, offset)?;
+    last.sync_all()?;
     load.finish()
 }
 

@@ -64,10 +64,10 @@ impl Daemon {
         if let Some(wrap) = &env.wrap {
             arguments.extend(["--wrap".into(), wrap.clone()]);
         }
+        arguments.extend(["--control-path".into(), path("control")]);
+        arguments.extend(["--metrics".into(), format!("unix:{}", path("metrics"))]);
         if env.plane == Plane::Kernel {
             need_module()?;
-            arguments.extend(["--control-path".into(), path("control")]);
-            arguments.extend(["--metrics".into(), format!("unix:{}", path("metrics"))]);
         }
         let program = env.bin.join("vhost-blk");
         let begin = [program.to_string_lossy().into_owned(), "serve".into()];

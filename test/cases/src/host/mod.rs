@@ -27,6 +27,7 @@ mod integrity;
 mod load;
 mod module;
 mod notify;
+mod operate;
 mod over_daemon;
 mod pinned;
 mod power_loss;

@@ -86,6 +86,10 @@ impl Helper {
                 self.of(name)?.signal(signal)?;
                 Answer::Done
             }
+            Ask::Control { name, words } => {
+                self.of(name)?.control(words)?;
+                Answer::Done
+            }
             Ask::Count { journal } => Answer::Count(self.of(journal)?.log()?.entries()),
             Ask::Hold { journal, held } => {
                 self.of(journal)?.log()?.hold(*held);

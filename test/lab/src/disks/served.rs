@@ -36,12 +36,18 @@ enum Kind {
     Thread { thread: JoinHandle<()>, stop: Arc<AtomicBool>, log: Option<Log> },
 }
 
+/// Path of a daemon's control socket.
+fn control_of(socket: &Path) -> PathBuf {
+    socket.with_extension("control")
+}
+
 impl Served {
     /// Starts the daemon that lies beside this program, with more arguments.
     pub(super) fn daemon(socket: &Path, log: &Path, args: &[String]) -> Result<Self> {
         let program = std::env::current_exe()?.with_file_name("vhost-blk");
         let mut words = vec![program.to_string_lossy().into_owned(), "serve".to_owned()];
         words.push(format!("--socket-path={}", socket.display()));
+        words.push(format!("--control-path={}", control_of(socket).display()));
         words.extend(args.iter().cloned());
         let daemon = Daemon::start_echoed(words, socket, log)?;
         Ok(Self { socket: socket.to_owned(), kind: Kind::Daemon(daemon) })
@@ -112,6 +118,17 @@ impl Served {
             other => bail!("no signal {other} here"),
         };
         daemon.signal(signal)
+    }
+
+    /// Sends a command to a daemon.
+    pub(super) fn control(&self, words: &[String]) -> Result<()> {
+        let Kind::Daemon(_) = &self.kind else { bail!("only a daemon takes commands") };
+        let program = std::env::current_exe()?.with_file_name("vhost-blk");
+        let control = control_of(&self.socket);
+        let (program, control) = (program.to_string_lossy(), control.to_string_lossy());
+        let start: [&str; 4] = [&program, "ctl", "--control-path", &control];
+        let words: Vec<&str> = start.into_iter().chain(words.iter().map(String::as_str)).collect();
+        kit::process::run_to_end(&words).map(drop)
     }
 
     /// Ends the server; its front-end has disconnected.

@@ -216,8 +216,18 @@ impl<'a> Disk<'a> {
 
     /// Changes the size.
     pub(crate) fn resize(&self, bytes: u64) -> Result<()> {
-        let node = self.ready.innermost().context("only disks in files can be resized")?;
+        let Some(node) = self.ready.innermost() else {
+            return self.control(&["resize", &bytes.to_string()]);
+        };
         self.machine.qemu("block_resize", json!({ "node-name": node, "size": bytes }))?;
+        Ok(())
+    }
+
+    /// Sends a command to the daemon that serves the disk.
+    pub(crate) fn control(&self, words: &[&str]) -> Result<()> {
+        let name = self.served()?.to_owned();
+        let words = words.iter().map(|&word| word.to_owned()).collect();
+        self.machine.ask(&Ask::Control { name, words })?;
         Ok(())
     }
 
