@@ -11,6 +11,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const GET: &str = "GET /metrics HTTP/1.1\r\nHost: disk\r\n\r\n";
@@ -183,6 +184,34 @@ fn a_client_that_does_not_read_is_dropped() {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     assert!(ask(stream, GET).ends_with("# EOF\n"));
+}
+
+#[test]
+fn a_client_that_sends_a_little_at_a_time_does_not_keep_others_waiting() {
+    let place = Place::new();
+    let (_daemon, path) = served(&place, &[]);
+    // Before its answer, and after it.
+    for start in ["GET /metrics HTTP/1.1\r\nslow: ", GET] {
+        let slow = UnixStream::connect(&path).unwrap();
+        (&slow).write_all(start.as_bytes()).unwrap();
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Each byte restarts a limit that counts from the last progress.
+                while !end.load(Ordering::Relaxed) && (&slow).write_all(b"x").is_ok() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+            let stream = UnixStream::connect(&path).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+            let mut page = String::new();
+            let read = (&stream).write_all(GET.as_bytes());
+            let read = read.and_then(|()| (&stream).read_to_string(&mut page));
+            end.store(true, Ordering::Relaxed);
+            read.unwrap();
+            assert!(page.ends_with("# EOF\n"));
+        });
+    }
 }
 
 #[test]

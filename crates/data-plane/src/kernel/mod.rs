@@ -124,7 +124,7 @@ impl DataPlane for KernelPlane {
         if run.is_all(indices.len()) {
             run.stop_all();
         }
-        let stopped = indices.iter().map(|index| run.stop_queue(*index)).collect();
+        let stopped = run.stop_queues(indices);
         if run.is_idle() {
             self.run = None;
         }

@@ -222,7 +222,24 @@ impl Run {
         }
     }
 
-    pub(super) fn stop_queue(&mut self, index: u16) -> QueueState {
+    /// Stops queues; returns their states in the same order.
+    pub(super) fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState> {
+        let stopped: Vec<(u32, bool)> =
+            indices.iter().map(|index| self.stop_queue(*index)).collect();
+        // A stopped queue keeps its counters until its next start.
+        let lines = self.counters().unwrap_or_else(|error| {
+            tracing::warn!(queues = ?indices, %error, "the totals lack the counters of this run");
+            Vec::new()
+        });
+        let state = |(index, (base, faulted)): (&u16, (u32, bool))| {
+            let stats = QueueStats::of_counters(&counters::of_queue(&lines, *index));
+            QueueState { base, stats, faulted }
+        };
+        indices.iter().zip(stopped).map(state).collect()
+    }
+
+    /// Stops a queue; returns its position, and whether it cannot be drained.
+    fn stop_queue(&mut self, index: u16) -> (u32, bool) {
         let drained = self.device.set_queue(index, false);
         if let Err(error) = &drained {
             tracing::error!(queue = index, %error, "the kernel did not stop the queue");
@@ -230,13 +247,8 @@ impl Run {
         let base = self.device.get_vring_base(usize::from(index));
         let base = base.expect("VHOST_GET_VRING_BASE of a valid index does not fail");
         self.unset(index);
-        let lines = self.counters().unwrap_or_else(|error| {
-            tracing::warn!(queue = index, %error, "the totals lack the counters of this run");
-            Vec::new()
-        });
-        let stats = QueueStats::of_counters(&counters::of_queue(&lines, index));
         self.queues.remove(&index);
-        QueueState { base, stats, faulted: drained.is_err() }
+        (base, drained.is_err())
     }
 
     pub(super) fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {

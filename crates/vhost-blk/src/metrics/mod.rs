@@ -46,7 +46,8 @@ impl Listener {
                     Failure::run(
                         format!("listen for scrapes on {wanted}"),
                         why,
-                        "choose a free port and an address of this machine for --metrics",
+                        "choose a free port and an address of this machine for --metrics; the unit \
+                         vhost-blk@ has no network unless a drop-in gives it one",
                     )
                 };
                 Ok((bound.map_err(failed)?, None))
