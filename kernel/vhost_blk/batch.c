@@ -41,6 +41,10 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 	vhost_disable_notify(q->vq.dev, &q->vq);
 	blk_start_plug(&plug);
 	while (left-- && !run->yield) {
+		if (!vhost_blk_limit_admits(q)) {
+			run->stuck = true;
+			break;
+		}
 		taken = vhost_blk_take_chain(q, &chain);		/* 1 chain */
 		if (taken > 0)
 			taken = vhost_blk_submit(q, &chain, &run->bytes);	/* 2, 3 */

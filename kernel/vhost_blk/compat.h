@@ -11,6 +11,7 @@
 #error "probes/baseline.c does not compile: the probes say nothing about this kernel"
 #endif
 
+#include <linux/hrtimer.h>
 #include <linux/workqueue.h>
 
 #include "vhost.h"
@@ -21,6 +22,18 @@
 #else
 #define vhost_blk_system_wq	system_unbound_wq
 #endif
+
+/* Prepare a timer of the monotonic clock that is started with relative times. */
+static inline void vhost_blk_hrtimer_setup(struct hrtimer *timer,
+					   enum hrtimer_restart (*function)(struct hrtimer *))
+{
+#ifdef VHOST_BLK_HAS_HRTIMER_SETUP
+	hrtimer_setup(timer, function, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
+#else
+	hrtimer_init(timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
+	timer->function = function;
+#endif
+}
 
 /* Undo the last vhost_get_vq_desc(). */
 static inline void vhost_blk_discard_desc(struct vhost_virtqueue *vq)

@@ -91,6 +91,7 @@ static long vhost_blk_set_mem_table(struct vhost_blk *blk, void __user *argp)
 static long vhost_blk_reset_owner(struct vhost_blk *blk)
 {
 	const struct vhost_vring_file detach = { .index = 0, .fd = VHOST_FILE_UNBIND };
+	const struct vhost_blk_options none = {};
 	struct vhost_iotlb *umem;
 	long err;
 
@@ -103,7 +104,8 @@ static long vhost_blk_reset_owner(struct vhost_blk *blk)
 		return err;
 	}
 	vhost_blk_unpin_memory(blk);
-	blk->opt = (struct vhost_blk_options) {};
+	vhost_blk_limit_set(blk, &none);
+	blk->opt = none;
 	vhost_blk_forget_regions(blk);
 	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
 	vhost_dev_stop(&blk->dev);

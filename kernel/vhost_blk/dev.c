@@ -97,6 +97,7 @@ static int vhost_blk_open(struct inode *inode, struct file *file)
 	mutex_init(&blk->backend_mutex);
 	spin_lock_init(&blk->serial_lock);
 	spin_lock_init(&blk->failure_lock);
+	vhost_blk_limit_init(blk);
 	file->private_data = blk;
 	return 0;
 }
@@ -138,6 +139,10 @@ static void vhost_blk_take_options(struct vhost_blk *blk, const struct vhost_blk
 	WRITE_ONCE(blk->opt.max_write_zeroes_sectors, opt->max_write_zeroes_sectors);
 	WRITE_ONCE(blk->opt.max_secure_erase_sectors, opt->max_secure_erase_sectors);
 	WRITE_ONCE(blk->opt.flags, opt->flags);
+	vhost_blk_limit_set(blk, opt);
+	blk->opt.limit_iops = opt->limit_iops;
+	blk->opt.limit_bytes = opt->limit_bytes;
+	blk->opt.limit_burst_ms = opt->limit_burst_ms;
 }
 
 static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
@@ -153,7 +158,8 @@ static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 				 argp, size);
 	if (err)
 		return err;
-	if (opt.flags & ~VHOST_BLK_OPTIONS || opt.reserved)
+	if (opt.flags & ~VHOST_BLK_OPTIONS || opt.reserved ||
+	    opt.limit_burst_ms > VHOST_BLK_LIMIT_BURST_MS_MAX)
 		return -EINVAL;
 
 	pin = opt.flags & VHOST_BLK_OPT_PIN_MEMORY;

@@ -179,6 +179,8 @@ static int vhost_blk_begin_stop(struct vhost_blk_queue *q, bool killable)
 	vhost_blk_set_state(q, VHOST_BLK_STOPPING);
 	WRITE_ONCE(q->starved, false);
 	mutex_unlock(&q->vq.mutex);
+	/* Only a loop that takes chains starts it. Its callback uses the worker. */
+	hrtimer_cancel(&q->turn.timer);
 	return 0;
 }
 
@@ -274,6 +276,7 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 		return err;
 	}
 	q->poll = (struct vhost_blk_polling) {};
+	q->turn.closed_until = 0;
 	q->stats = (struct vhost_blk_stats) {};
 	return 0;
 }

@@ -118,4 +118,5 @@ void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
 	init_waitqueue_head(&q->drained);
 	vhost_blk_init_reserve(q);
 	INIT_LIST_HEAD(&q->polled);
+	vhost_blk_limit_init_queue(q);
 }

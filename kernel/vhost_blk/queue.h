@@ -78,6 +78,7 @@ struct vhost_blk_polling {
  * @free: the unused ones
  * @polled: I/O in flight that only this queue polls for
  * @poll: state of adaptive polling
+ * @turn: the queue's view of the limits
  * @now_ns: the time at the start of the batch
  * @region: the in-flight region, which marks taken chains
  * @reserve: memory for one request if the allocator has none
@@ -101,6 +102,7 @@ struct vhost_blk_queue {
 	struct vhost_blk_req *free;
 	struct list_head polled;
 	struct vhost_blk_polling poll;
+	struct vhost_blk_turn turn;
 	u64 now_ns;
 	struct vhost_blk_region region;
 	struct vhost_blk_reserve reserve;

@@ -13,7 +13,7 @@ struct vhost_blk_run {
 	unsigned int bytes;
 	unsigned int batch;	/* chains to start before completions are reaped */
 	bool yield;	/* other work of this worker is due; the queue is queued again */
-	bool stuck;	/* needs a completion or an IOTLB entry before the next chain */
+	bool stuck;	/* a completion, an IOTLB entry or a timer comes before the next chain */
 	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
 };
 
@@ -69,6 +69,12 @@ void vhost_blk_queue_done(struct vhost_blk_queue *q);
 unsigned int vhost_blk_complete(struct vhost_blk_queue *q);
 void vhost_blk_settle(struct vhost_blk_queue *q);
 void vhost_blk_orphan_work(struct work_struct *work);
+
+/* limit.c; see there. Without a limit the answer costs no call. */
+static inline bool vhost_blk_limit_admits(struct vhost_blk_queue *q)
+{
+	return likely(!READ_ONCE(q->blk->limit.set)) || vhost_blk_limit_look(q);
+}
 
 /* failure.c */
 void vhost_blk_request_failed(const struct vhost_blk_req *req);

@@ -18,6 +18,7 @@
  * @kicks: times the handler ran because of a kick
  * @turns: turns of the loop
  * @calls: batches with an attempt to signal the call eventfd
+ * @throttled: waits for a limit
  * @bounced: requests copied because their buffers are not aligned
  * @slow: requests that went through the workqueue
  * @polls: times the handler polled before sleeping
@@ -35,6 +36,7 @@ struct vhost_blk_stats {
 	u64 kicks;
 	u64 turns;
 	u64 calls;
+	u64 throttled;
 	u64 bounced;
 	u64 slow;
 	u64 polls;

@@ -213,6 +213,17 @@ void vhost_blk_release(struct vhost_blk_req *req)
 		vhost_blk_uncharge(req, &req->q->blk->inflight_bytes);
 }
 
+/* Bytes that the limits count. Storage discards faster than it writes. */
+static u64 vhost_blk_moved_bytes(const struct vhost_blk_req *req)
+{
+	u64 bytes;
+
+	if (likely(!req->nr_ranges))
+		return req->bytes;
+	bytes = vhost_blk_range_sectors(req) << SECTOR_SHIFT;
+	return req->type == VIRTIO_BLK_T_DISCARD ? bytes / VHOST_BLK_DISCARDED_PER_WRITTEN : bytes;
+}
+
 /**
  * vhost_blk_submit - make a request of a chain and start it
  * @q: the queue; its vq.mutex is held and a request is free
@@ -227,11 +238,13 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 {
 	struct vhost_blk_req *req = vhost_blk_get_req(q);
 	struct iov_iter data;
+	u64 moved;
 	int err;
 
 	vhost_blk_init_req(req, chain);
 	vhost_blk_region_take(q, chain->head);
 	err = vhost_blk_parse(req, chain, &data);
+	moved = err ? 0 : vhost_blk_moved_bytes(req);
 	/* The status byte of a refused request is logged, too, or a migration would lose it. */
 	if (unlikely(vhost_blk_save_log(req, chain)))
 		err = -ENOMEM;
@@ -239,6 +252,8 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 		err = vhost_blk_start(req, &data);
 	if (likely(!err)) {
 		*bytes += req->bytes;
+		if (unlikely(READ_ONCE(q->blk->limit.set)))
+			vhost_blk_limit_took(q, moved);
 		return 1;
 	}
 	/* The owner is being killed; the ring's next server replays it. */
@@ -253,5 +268,7 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 	req->refused = true;
 	q->stats.refused++;
 	vhost_blk_end_io(req, err);
+	if (unlikely(READ_ONCE(q->blk->limit.set)))
+		vhost_blk_limit_took(q, 0);
 	return 1;
 }

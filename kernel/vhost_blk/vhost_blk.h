@@ -18,8 +18,8 @@
  *   used.c        5 publish used entries, 6 call the driver
  *
  * vhost_blk_end_io() in completion.c is where all I/O ends. The stages are helped by poll.c (wait
- * for work without a sleep), inflight.c (marks of taken chains), reserve.c (memory for emergencies)
- * and failure.c (reports a failing backend to the owner).
+ * for work without a sleep), limit.c (limits on the rate), inflight.c (marks of taken chains),
+ * reserve.c (memory for emergencies) and failure.c (reports a failing backend to the owner).
  *
  * The control plane, from the outside in: dev.c is the user interface, core.c the vhost core's part
  * of it, info.c describes the device, backend.c attaches storage, pinned.c pins the memory table,
@@ -27,7 +27,7 @@
  *
  * The headers; each of these includes only those before it: vhost_blk.h the device, backend.h its
  * storage, request.h a request, queue.h a queue, stages.h the functions of the stages.
- * compat.h, reserve.h, stats.h and trace.h stand beside them.
+ * compat.h, limit.h, reserve.h, stats.h and trace.h stand beside them.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees
  * one state from begin to end. Transitions, by row from and by column to:
@@ -46,8 +46,8 @@
  *
  * Locks, outermost first: dev.mutex (control plane) -> vq.mutex (everything about a ring, and the
  * requests of its queue). State that must be readable meanwhile has its own locks, held for
- * moments: backend_mutex -> the backend's, serial_lock, failure_lock. A submitted request belongs
- * to the block layer or the file system until vhost_blk_end_io(), and to its queue after that.
+ * moments: backend_mutex -> the backend's, serial_lock, failure_lock, limit.lock. A submitted request
+ * belongs to the block layer or the file system until vhost_blk_end_io(), and to its queue after that.
  */
 #ifndef _VHOST_BLK_H
 #define _VHOST_BLK_H
@@ -59,6 +59,7 @@
 
 #include "vhost.h"	/* drivers/vhost/vhost.h of the kernel that is built for */
 #include "compat.h"
+#include "limit.h"
 #include "../include/uapi/vhost_blk.h"
 
 /* Chains served before the worker serves its other queues. */
@@ -93,6 +94,8 @@
 #define VHOST_BLK_INLINE_VECS	16
 /* Ranges that need no allocation. */
 #define VHOST_BLK_INLINE_RANGES	1
+/* Discarded bytes that count as one byte for the limits. */
+#define VHOST_BLK_DISCARDED_PER_WRITTEN	16
 /* Pages looked up at once. */
 #define VHOST_BLK_PAGES_CHUNK	32
 /* Known options. */
@@ -127,6 +130,7 @@ struct vhost_blk_queue;
  * @opt: options; changed under dev.mutex. A request reads each field once, without a lock, so that
  *	they need not change together; but the flags that must be the same for all requests in
  *	flight (IOPOLL, PIN_MEMORY) are changed only while all queues are paused
+ * @limit: limits on the rate
  * @serial: GET_ID answer
  * @serial_lock: protects @serial
  * @pinned: the pinned memory table, or NULL; changed only while all queues are paused
@@ -148,6 +152,7 @@ struct vhost_blk {
 	bool closing;
 	bool starving;
 	struct vhost_blk_options opt;
+	struct vhost_blk_limit limit;
 	u8 serial[VHOST_BLK_SERIAL_BYTES];
 	spinlock_t serial_lock;
 	struct vhost_blk_pinned *pinned;

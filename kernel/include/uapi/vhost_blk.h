@@ -36,6 +36,8 @@
 #define VHOST_BLK_SERIAL_BYTES		20
 /** VHOST_BLK_BUSYLOOP_US_MAX - most microseconds of VHOST_SET_VRING_BUSYLOOP_TIMEOUT (EINVAL) */
 #define VHOST_BLK_BUSYLOOP_US_MAX	1000000
+/** VHOST_BLK_LIMIT_BURST_MS_MAX - most milliseconds of vhost_blk_options.limit_burst_ms */
+#define VHOST_BLK_LIMIT_BURST_MS_MAX	3600000
 /** VHOST_BLK_RANGES_MAX - most ranges of a DISCARD, WRITE_ZEROES or SECURE_ERASE request */
 #define VHOST_BLK_RANGES_MAX		256
 
@@ -196,11 +198,21 @@ struct vhost_blk_info {
  *	only the capacity limits their ranges, and a stop may wait for long
  * @max_secure_erase_sectors: the same for SECURE_ERASE
  * @reserved: must be 0
+ * @limit_iops: most requests a second of all queues together; 0: no limit
+ * @limit_bytes: most bytes a second that they read, write or zero, and a sixteenth of the bytes that
+ *	they discard; 0: no limit
+ * @limit_burst_ms: unused time that later requests may catch up on; 0: 100; at least 10, at most
+ *	%VHOST_BLK_LIMIT_BURST_MS_MAX (EINVAL)
+ * @limit_debt_ms: if the limits change: time until the first request may be taken
  *
  * May be set at any time by the owner. %VHOST_BLK_OPT_PIN_MEMORY pins all pages of the memory table
  * (now and at each VHOST_SET_MEM_TABLE) and charges them to RLIMIT_MEMLOCK (ENOMEM when that is
  * too low; after VHOST_SET_MEM_TABLE, the table is the new one then and pages are pinned request by
  * request); it must not be used with ballooning. All other flags act on requests taken after.
+ *
+ * A limit makes requests wait in the ring, never in flight, and delays no stop. One request may exceed
+ * it; the next ones wait for as long as it takes to make up for that. New limits forgive the debt of
+ * the old ones.
  */
 struct vhost_blk_options {
 	__u32 size;
@@ -209,6 +221,10 @@ struct vhost_blk_options {
 	__u32 max_write_zeroes_sectors;
 	__u32 max_secure_erase_sectors;
 	__u32 reserved;
+	__u64 limit_iops;
+	__u64 limit_bytes;
+	__u32 limit_burst_ms;
+	__u32 limit_debt_ms;
 };
 
 /**

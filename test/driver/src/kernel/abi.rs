@@ -294,6 +294,14 @@ wire! {
         max_secure_erase_sectors: u32,
         /// Zero.
         reserved: u32,
+        /// Requests per second; 0: no limit.
+        limit_iops: u64,
+        /// Bytes per second; 0: no limit.
+        limit_bytes: u64,
+        /// Burst in milliseconds; 0: the default.
+        limit_burst_ms: u32,
+        /// Time in milliseconds until the first request.
+        limit_debt_ms: u32,
     }
 
     /// `struct vhost_blk_failure`; see the header for the fields.
