@@ -112,6 +112,18 @@ pub enum SizeError {
 /// # Errors
 /// [`SizeError`]; its text names a valid form.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
+    let bytes = parse_bytes(text)?;
+    match bytes % 512 == 0 && bytes > 0 {
+        true => Ok(bytes),
+        false => Err(SizeError::NotSectors(text.into())),
+    }
+}
+
+/// Parses a number of bytes such as `10G`, as [`parse_size`] does, but of any value.
+///
+/// # Errors
+/// [`SizeError`]; its text names a valid form.
+pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
         "" => 0,
@@ -130,8 +142,5 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     if i64::try_from(bytes).is_err() {
         return Err(too_large());
     }
-    match bytes % 512 == 0 && bytes > 0 {
-        true => Ok(bytes),
-        false => Err(SizeError::NotSectors(text.into())),
-    }
+    Ok(bytes)
 }

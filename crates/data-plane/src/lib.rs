@@ -20,6 +20,7 @@ mod conformance;
 mod error;
 mod event;
 mod kernel;
+mod limits;
 mod mail;
 mod once_per_second;
 mod plane;
@@ -39,6 +40,7 @@ mod worker;
 
 pub use error::{KernelError, QueueStartError, StartError};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
+pub use limits::Limits;
 pub use once_per_second::OncePerSecond;
 pub use plane::{IoPoll, PlaneKind, QueueSetup, QueueState};
 pub use region::{InflightRegion, queue_region_bytes};

@@ -16,6 +16,8 @@ pub(crate) enum Mail {
     Stop(u16, Sender<QueueState>),
     SetCall(u16, Option<File>),
     State(u16, Sender<QueueState>),
+    /// The limits of the disk have changed.
+    Limits,
     /// Open the lane of the disk anew. No queue runs.
     OpenLane(Arc<dyn Disk>, Sender<io::Result<()>>),
     Memory(Option<Arc<GuestMemory>>, Sender<io::Result<()>>),

@@ -2,6 +2,7 @@
 //! A queue that runs on a thread of the io_uring data plane.
 
 use crate::batch::Batch;
+use crate::limits::{Limiter, Turn};
 use crate::once_per_second::OncePerSecond;
 use crate::plane::{QueueSetup, QueueState};
 use crate::region::QueueRegion;
@@ -12,8 +13,8 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use virtio_blk::{Completion, DiskView, Kind, Refused, Request};
 use virtio_spec::blk;
 use virtqueue::chain::StatusByte;
@@ -43,6 +44,8 @@ pub(crate) struct RunningQueue {
     pub(crate) faulted: bool,
     /// The control plane waits for the queue to drain.
     pub(crate) stopping: Option<Sender<QueueState>>,
+    limiter: Arc<Limiter>,
+    turn: Turn,
     /// Bytes of the requests in flight: [`Kind::inflight_bytes`].
     inflight_bytes: u64,
     err: Option<File>,
@@ -53,7 +56,12 @@ pub(crate) struct RunningQueue {
 }
 
 impl RunningQueue {
-    pub(crate) fn new(setup: QueueSetup, mut ring: VirtQueue, slow_start: bool) -> Self {
+    pub(crate) fn new(
+        setup: QueueSetup,
+        mut ring: VirtQueue,
+        slow_start: bool,
+        limiter: Arc<Limiter>,
+    ) -> Self {
         let layout = setup.ring.layout;
         let QueueSetup { index, disk, kick, call, err, region, .. } = setup;
         let wanted = region.is_some();
@@ -83,6 +91,8 @@ impl RunningQueue {
             armed: true,
             faulted: false,
             stopping: None,
+            limiter,
+            turn: Turn::default(),
             inflight_bytes: 0,
             err,
             region,
@@ -146,9 +156,27 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn parse(&mut self, taken: &Taken) -> Result<Request, Refused> {
         let entry = self.requests.entry(taken.index());
-        let request = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges)?;
-        self.inflight_bytes += request.kind.inflight_bytes();
-        Ok(request)
+        let parsed = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges);
+        let bytes = parsed.as_ref().map_or(0, |request| request.kind.inflight_bytes());
+        self.inflight_bytes += bytes;
+        self.stats.throttled += u64::from(self.turn.took(&self.limiter, bytes));
+        parsed
+    }
+
+    /// Looks at the limits of the disk. The thread calls this before it takes chains.
+    #[inline]
+    pub(crate) fn look_at_limits(&mut self) {
+        self.stats.throttled += u64::from(self.turn.look(&self.limiter));
+    }
+
+    /// The rest of the time that the queue waits for a limit; `None`: it waits for none.
+    pub(crate) fn throttled_for(&self) -> Option<Duration> {
+        self.turn.wait(&self.limiter)
+    }
+
+    /// Ends a wait for limits that have changed.
+    pub(crate) fn limits_changed(&mut self) {
+        self.turn.reset();
     }
 
     /// Stage *completion* of a refused request.
@@ -163,10 +191,11 @@ impl RunningQueue {
         self.push_used(taken, written_bytes);
     }
 
-    /// Returns whether the queue may take chains now.
+    /// Returns whether the queue may take chains now. A stop waits for chains to resubmit, so no limit
+    /// delays those.
     #[inline]
     pub(crate) fn may_take(&self) -> bool {
-        let wanted = self.stopping.is_none() || !self.resubmit.is_empty();
+        let wanted = self.stopping.is_none() && self.turn.is_open() || !self.resubmit.is_empty();
         !self.faulted && wanted && self.inflight_bytes < INFLIGHT_BYTES_MAX
     }
 

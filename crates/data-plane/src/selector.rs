@@ -4,6 +4,7 @@
 
 use crate::error::{KernelError, QueueStartError};
 use crate::kernel::{KernelOptions, KernelPlane};
+use crate::limits::Limits;
 use crate::plane::{DataPlane, PlaneKind, QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::stats::QueueStats;
@@ -205,6 +206,18 @@ impl PlaneSelector {
     /// The error of a thread that cannot open the disk again, and keeps the old capacity.
     pub fn adopt_capacity(&self) -> io::Result<()> {
         self.uring.reopen_lanes()
+    }
+
+    /// Replaces the limits of the disk on both planes.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the kernel runs queues and refuses the limits: the old ones hold.
+    pub fn set_limits(&mut self, limits: &Limits) -> Result<(), KernelError> {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.set_limits(limits)?;
+        }
+        self.uring.set_limits(limits);
+        Ok(())
     }
 
     /// Starts a queue on the current plane.

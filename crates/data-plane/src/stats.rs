@@ -22,17 +22,28 @@ pub struct QueueStats {
     pub kicks: u64,
     /// Sent calls.
     pub calls: u64,
+    /// Waits for a limit of the disk.
+    pub throttled: u64,
 }
 
 impl QueueStats {
     /// Names of the counters, in the order of the fields. The kernel module has the same.
-    const NAMES: [&str; 8] =
-        ["chains", "completed", "refused", "failed", "read_bytes", "write_bytes", "kicks", "calls"];
+    const NAMES: [&str; 9] = [
+        "chains",
+        "completed",
+        "refused",
+        "failed",
+        "read_bytes",
+        "write_bytes",
+        "kicks",
+        "calls",
+        "throttled",
+    ];
 
-    fn values(&mut self) -> [&mut u64; 8] {
-        let Self { chains, completed, refused, failed, read_bytes, write_bytes, kicks, calls } =
-            self;
-        [chains, completed, refused, failed, read_bytes, write_bytes, kicks, calls]
+    fn values(&mut self) -> [&mut u64; 9] {
+        let Self { chains, completed, refused, failed, read_bytes, write_bytes, .. } = self;
+        let Self { kicks, calls, throttled, .. } = self;
+        [chains, completed, refused, failed, read_bytes, write_bytes, kicks, calls, throttled]
     }
 
     /// Name and value of each counter.
@@ -74,6 +85,7 @@ mod tests {
             write_bytes: 6,
             kicks: 7,
             calls: 8,
+            throttled: 9,
         };
         let mut counts = stats.counters();
         assert_eq!(counts[4], ("read_bytes".to_owned(), 5));

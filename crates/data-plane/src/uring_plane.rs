@@ -2,6 +2,7 @@
 //! The io_uring data plane: the control plane's handle on its threads.
 
 use crate::error::{KernelError, QueueStartError, StartError};
+use crate::limits::{Limiter, Limits};
 use crate::mail::{Answer, Mail, Postbox};
 use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueState};
 use crate::portion::Portion;
@@ -40,6 +41,7 @@ pub struct UringOptions {
 /// The io_uring data plane of one disk. Dropping it ends its threads; stop all queues before.
 pub struct UringPlane {
     disk: Arc<dyn Disk>,
+    limiter: Arc<Limiter>,
     threads: Vec<Thread>,
     queues: BTreeMap<u16, Place>,
     pin_memory: bool,
@@ -67,6 +69,7 @@ impl UringPlane {
     pub fn new(disk: Arc<dyn Disk>, options: &UringOptions) -> Result<Self, StartError> {
         let mut plane = UringPlane {
             disk: Arc::clone(&disk),
+            limiter: Arc::new(Limiter::new()),
             threads: Vec::new(),
             queues: BTreeMap::new(),
             pin_memory: options.pin_memory,
@@ -86,6 +89,7 @@ impl UringPlane {
                 iopoll,
                 poll_max: options.poll_max,
                 portion: options.portion,
+                limiter: Arc::clone(&plane.limiter),
             };
             let thread = start_thread(Arc::clone(&disk), number, setup)?;
             plane.threads.push(thread);
@@ -105,6 +109,12 @@ impl UringPlane {
         let answers: Vec<_> = self.threads.iter().map(reopen).collect();
         let outcomes: Vec<_> = answers.into_iter().map(Answer::wait).collect();
         outcomes.into_iter().collect()
+    }
+
+    /// Replaces the limits of the disk.
+    pub fn set_limits(&self, limits: &Limits) {
+        self.limiter.set(limits);
+        self.threads.iter().for_each(|thread| thread.postbox.send(Mail::Limits));
     }
 
     fn place(&self, index: u16) -> (&Postbox, u16) {
@@ -212,6 +222,7 @@ struct WorkerSetup {
     iopoll: bool,
     poll_max: Duration,
     portion: Option<usize>,
+    limiter: Arc<Limiter>,
 }
 
 fn start_thread(
@@ -255,7 +266,8 @@ fn build_worker(
     let lane = disk.open_lane().map_err(StartError::Lane)?;
     engine.register_files(&lane.files()).map_err(StartError::Register)?;
     let storage = Storage { lane, engine, stalled: VecDeque::new() };
-    Ok(Worker::new(storage, setup.poll_max, Portion::new(setup.portion), inbox, mail_fd))
+    let limiter = Arc::clone(&setup.limiter);
+    Ok(Worker::new(storage, limiter, setup.poll_max, Portion::new(setup.portion), inbox, mail_fd))
 }
 
 #[cfg(test)]

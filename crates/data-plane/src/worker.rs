@@ -4,6 +4,7 @@
 //! [`Worker::turn`] shows the whole life of a request in the six stage words of the project.
 
 use crate::event::{Event, queue_and_entry};
+use crate::limits::Limiter;
 use crate::mail::Mail;
 use crate::plane::{QueueSetup, QueueState};
 use crate::poll::AdaptivePoll;
@@ -11,6 +12,7 @@ use crate::portion::Portion;
 use crate::running::RunningQueue;
 use crate::submit::Storage;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use virtqueue::VirtQueue;
@@ -29,6 +31,7 @@ const KICKLESS_LOOK: Duration = Duration::from_micros(100);
 pub(crate) struct Worker {
     queues: Vec<Option<RunningQueue>>,
     storage: Storage,
+    limiter: Arc<Limiter>,
     poll: AdaptivePoll,
     portion: Portion,
     events: Vec<(Event, i32)>,
@@ -41,6 +44,7 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(
         storage: Storage,
+        limiter: Arc<Limiter>,
         poll_max: Duration,
         portion: Portion,
         mail: Receiver<Mail>,
@@ -49,6 +53,7 @@ impl Worker {
         Worker {
             queues: Vec::new(),
             storage,
+            limiter,
             poll: AdaptivePoll::new(poll_max),
             portion,
             events: Vec::with_capacity(256),
@@ -82,6 +87,7 @@ impl Worker {
         let Worker { queues, storage, .. } = self;
         for (number, queue) in (0u16..).zip(queues.iter_mut()) {
             let Some(queue) = queue else { continue };
+            queue.look_at_limits();
             let full = storage.engine.queued() + portion;
             for _ in 0..BATCH_CHAINS_MAX {
                 if !queue.may_take() || queue.batch.is_full() || !storage.stalled.is_empty() {
@@ -191,7 +197,9 @@ impl Worker {
             return;
         }
         let kickless = |queue: &RunningQueue| queue.kick.is_none() && queue.may_take();
-        let timeout = self.queues.iter().flatten().any(kickless).then_some(KICKLESS_LOOK);
+        let kickless = self.queues.iter().flatten().any(kickless).then_some(KICKLESS_LOOK);
+        let throttled = self.queues.iter().flatten().filter_map(RunningQueue::throttled_for).min();
+        let timeout = kickless.into_iter().chain(throttled).min();
         let before = Instant::now();
         self.storage.engine.wait(timeout);
         self.poll.slept(before.elapsed());
@@ -232,6 +240,9 @@ impl Worker {
                     let queue = self.queues[usize::from(number)].as_ref();
                     let _ = reply.send(queue.expect("the queue runs").state());
                 }
+                Mail::Limits => {
+                    self.queues.iter_mut().flatten().for_each(RunningQueue::limits_changed);
+                }
                 Mail::OpenLane(disk, reply) => {
                     assert!(self.queues.iter().all(Option::is_none), "no queue runs");
                     let _ = reply.send(self.storage.open_lane(&*disk));
@@ -253,7 +264,9 @@ impl Worker {
 
     /// Takes ownership of a queue. The next turn finds waiting chains without a kick.
     fn start_queue(&mut self, setup: QueueSetup, ring: VirtQueue) -> u16 {
-        let mut queue = RunningQueue::new(setup, ring, self.storage.lane.moves_data_itself());
+        let slow_start = self.storage.lane.moves_data_itself();
+        let limiter = Arc::clone(&self.limiter);
+        let mut queue = RunningQueue::new(setup, ring, slow_start, limiter);
         if queue.ring.may_wait_for_call() {
             queue.call();
         }

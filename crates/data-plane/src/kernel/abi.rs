@@ -64,6 +64,10 @@ pub(crate) struct Options {
     pub(crate) max_write_zeroes_sectors: u32,
     pub(crate) max_secure_erase_sectors: u32,
     pub(crate) reserved: u32,
+    pub(crate) limit_iops: u64,
+    pub(crate) limit_bytes: u64,
+    pub(crate) limit_burst_ms: u32,
+    pub(crate) limit_debt_ms: u32,
 }
 
 /// `struct vhost_blk_failure`: failures of the backend since the previous query.
@@ -174,7 +178,8 @@ mod tests {
         all.extend(structure!("vhost_blk_failure", Failure: size, kinds, count, sector, error,
             reserved));
         all.extend(structure!("vhost_blk_options", Options: size, flags, max_discard_sectors,
-            max_write_zeroes_sectors, max_secure_erase_sectors, reserved));
+            max_write_zeroes_sectors, max_secure_erase_sectors, reserved, limit_iops,
+            limit_bytes, limit_burst_ms, limit_debt_ms));
         all.extend(structure!("vhost_blk_inflight", Inflight: index, desc_num, user_addr));
         all
     }

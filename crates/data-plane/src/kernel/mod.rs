@@ -21,6 +21,7 @@ mod workers;
 pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
+use crate::limits::Limits;
 use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueState};
 use backend::Disk;
 use device::VhostBlk;
@@ -29,7 +30,7 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vhost::VhostBackend;
 use virtqueue::{GuestMemory, Layout, VirtQueue};
 
@@ -54,6 +55,8 @@ pub struct KernelOptions {
     pub num_queues: u16,
     /// Maximum descriptors of a queue.
     pub queue_size_max: u16,
+    /// Limits of the disk.
+    pub limits: Limits,
 }
 
 /// Checks that the kernel can run the queues of `disk` now. Attaches the storage briefly.
@@ -70,11 +73,26 @@ pub(crate) struct KernelPlane {
     options: KernelOptions,
     /// The open device while queues run.
     run: Option<Run>,
+    /// The time at which a request may be taken again, if the last run ended in debt: a driver that
+    /// resets its device pays the debt.
+    debt_until: Option<Instant>,
 }
 
 impl KernelPlane {
     pub(crate) fn new(disk: Arc<dyn Disk>, options: KernelOptions) -> Self {
-        KernelPlane { disk, options, run: None }
+        KernelPlane { disk, options, run: None, debt_until: None }
+    }
+}
+
+impl KernelPlane {
+    /// Replaces the limits of the disk; forgives the debt of the old ones.
+    pub(crate) fn set_limits(&mut self, limits: &Limits) -> Result<(), KernelError> {
+        if let Some(run) = &mut self.run {
+            run.set_limits(limits)?;
+        }
+        self.options.limits = *limits;
+        self.debt_until = None;
+        Ok(())
     }
 }
 
@@ -94,7 +112,11 @@ impl DataPlane for KernelPlane {
         device.set_num_queues(1)?;
         device.set_owner().map_err(error::of_core("VHOST_SET_OWNER"))?;
         device.attach(storage)?;
-        compat::disk(&device.info()?, &self.disk.info(), self.options.seg_max)
+        compat::disk(&device.info()?, &self.disk.info(), self.options.seg_max)?;
+        match self.options.limits.is_set() {
+            true => run::check_limits(&device, &self.options.limits),
+            false => Ok(()),
+        }
     }
 
     /// The kernel gets guest memory with the first queue.
@@ -109,7 +131,12 @@ impl DataPlane for KernelPlane {
         let call = ring.may_wait_for_call();
         let run = match self.run.take() {
             Some(run) => self.run.insert(run),
-            None => self.run.insert(Run::begin(&self.disk, &self.options, &setup)?),
+            None => {
+                let debt =
+                    self.debt_until.map(|until| until.saturating_duration_since(Instant::now()));
+                let debt_ms = debt.map_or(0, |debt| debt.as_millis() as u32);
+                self.run.insert(Run::begin(&self.disk, &self.options, &setup, debt_ms)?)
+            }
         };
         let started = run.start_queue(&self.options, &setup, call);
         if started.is_err() && run.is_idle() {
@@ -126,6 +153,8 @@ impl DataPlane for KernelPlane {
         }
         let stopped = run.stop_queues(indices);
         if run.is_idle() {
+            let debt = Duration::from_millis(run.limit_debt_ms().into());
+            self.debt_until = Some(Instant::now() + debt);
             self.run = None;
         }
         stopped

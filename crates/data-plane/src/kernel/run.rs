@@ -6,6 +6,7 @@ use super::failures::FailureWatch;
 use super::workers::Workers;
 use super::{KernelOptions, abi, address, compat, counters, memlock};
 use crate::error::{self, KernelError};
+use crate::limits::Limits;
 use crate::plane::{IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
 use crate::stats::QueueStats;
@@ -13,6 +14,7 @@ use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use vhost::VhostBackend;
 use virtio_blk::DiskView;
@@ -63,11 +65,13 @@ struct Held {
 }
 
 impl Run {
-    /// Opens the device and sets up everything except the queues.
+    /// Opens the device and sets up everything except the queues. The first request waits for
+    /// `debt_ms` milliseconds if there is a limit.
     pub(super) fn begin(
         disk: &Arc<dyn Disk>,
         options: &KernelOptions,
         setup: &QueueSetup,
+        debt_ms: u32,
     ) -> Result<Run, KernelError> {
         let core = error::of_core;
         let storage = disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
@@ -94,12 +98,12 @@ impl Run {
         let limits = disk.info();
         let sectors = |range: Option<backend::RangeLimits>| range.map_or(0, |it| it.sectors_max);
         let set = abi::Options {
-            size: size_of::<abi::Options>() as u32,
             flags,
             max_discard_sectors: sectors(limits.discard),
             max_write_zeroes_sectors: sectors(limits.write_zeroes),
             max_secure_erase_sectors: sectors(limits.secure_erase),
-            reserved: 0,
+            limit_debt_ms: debt_ms,
+            ..limit_options(&options.limits)
         };
         let mut run = Run {
             _failures: FailureWatch::start(&device, Arc::clone(disk))?,
@@ -128,7 +132,7 @@ impl Run {
                 self.options.flags &= !abi::OPT_PIN_MEMORY;
                 self.device.set_options(&self.options)
             }
-            outcome => outcome,
+            outcome => outcome.map_err(of_old_module),
         }
     }
 
@@ -264,11 +268,61 @@ impl Run {
         self.set_options()
     }
 
+    /// Replaces the limits of the disk.
+    pub(super) fn set_limits(&mut self, limits: &Limits) -> Result<(), KernelError> {
+        let before = self.options;
+        let wanted = limit_options(limits);
+        self.options.limit_iops = wanted.limit_iops;
+        self.options.limit_bytes = wanted.limit_bytes;
+        self.options.limit_burst_ms = wanted.limit_burst_ms;
+        self.options.limit_debt_ms = 0;
+        self.set_options().inspect_err(|_| self.options = before)
+    }
+
+    /// Time in milliseconds until a request may be taken.
+    pub(super) fn limit_debt_ms(&self) -> u32 {
+        let lines = self.counters().unwrap_or_default();
+        let line = lines.iter().find(|(name, _)| name == "limit_debt_ms");
+        line.and_then(|(_, text)| text.parse::<u64>().ok())
+            .map_or(0, |debt| u32::try_from(debt).unwrap_or(u32::MAX))
+    }
+
     pub(super) fn counters(&self) -> io::Result<Vec<(String, String)>> {
         let (mut fdinfo, mut text) = (&self.fdinfo, String::new());
         fdinfo.rewind()?;
         fdinfo.read_to_string(&mut text)?;
         Ok(counters::of_fdinfo(&text))
+    }
+}
+
+/// Checks that the module can limit the rate.
+pub(super) fn check_limits(device: &VhostBlk, limits: &Limits) -> Result<(), KernelError> {
+    device.set_options(&limit_options(limits)).map_err(of_old_module)
+}
+
+/// Names the cause if a module refuses options that it does not know.
+fn of_old_module(error: KernelError) -> KernelError {
+    match error.errno() {
+        Some(libc::E2BIG) => KernelError::Unsuited(
+            "the kernel module is too old to limit the rate; load the one that belongs to this \
+             program, or use --data-plane uring"
+                .into(),
+        ),
+        _ => error,
+    }
+}
+
+/// Options with these limits, and nothing else.
+pub(super) fn limit_options(limits: &Limits) -> abi::Options {
+    let set = limits.is_set();
+    let burst_ms = u32::try_from(limits.burst.as_millis()).unwrap_or(u32::MAX);
+    abi::Options {
+        size: size_of::<abi::Options>() as u32,
+        limit_iops: limits.iops.map_or(0, NonZeroU64::get),
+        limit_bytes: limits.bytes.map_or(0, NonZeroU64::get),
+        // All zeroes for a module that does not know the fields.
+        limit_burst_ms: if set { burst_ms } else { 0 },
+        ..abi::Options::default()
     }
 }
 
