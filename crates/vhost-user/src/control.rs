@@ -5,7 +5,7 @@
 //! messages of the front-end. This needs no lock, and no message sees a partial change.
 
 use crate::session::Session;
-use data_plane::{PlaneKind, QueueStats};
+use data_plane::{Limits, PlaneKind, QueueStats};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -25,6 +25,8 @@ pub enum Command {
     Pause,
     /// Ends [`Command::Pause`].
     Resume,
+    /// Replaces the limits of the disk.
+    Limit(Limits),
 }
 
 /// The answer to a command.
@@ -36,7 +38,8 @@ pub enum Answer {
     Switched(usize),
     /// [`Command::Resize`] succeeded: capacity of the disk in bytes.
     Resized(u64),
-    /// [`Command::Pause`] or [`Command::Resume`] succeeded: whether it changed anything.
+    /// [`Command::Pause`], [`Command::Resume`] or [`Command::Limit`] succeeded: whether it changed
+    /// anything.
     Changed(bool),
     /// The command failed for this reason. The state is unchanged, unless the text says that the
     /// front-end is disconnected.
@@ -58,6 +61,8 @@ pub struct Status {
     pub connected: bool,
     /// No request is taken until [`Command::Resume`].
     pub paused: bool,
+    /// Limits of the disk.
+    pub limits: Limits,
     /// Number of front-ends so far.
     pub front_ends: u64,
     /// Negotiated features.
@@ -159,6 +164,9 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
             session.resize(bytes).map_or_else(|error| refused(&error), Answer::Resized)
         }
         Command::Pause => Answer::Changed(session.pause()),
+        Command::Limit(limits) => {
+            session.limit(limits).map_or_else(|error| refused(&error), Answer::Changed)
+        }
         Command::Resume => session.resume().map_or_else(|error| refused(&error), Answer::Changed),
     }
 }

@@ -30,7 +30,7 @@ pub use error::ConnectionError;
 
 use backend::Disk;
 use control::Mailbox;
-use data_plane::{PlaneSelector, QueueStats};
+use data_plane::{KernelError, Limits, PlaneSelector, QueueStats};
 use session::Session;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -74,6 +74,7 @@ pub struct Device {
     planes: PlaneSelector,
     /// No queue runs until the operator resumes the device.
     paused: bool,
+    limits: Limits,
     /// Receives commands of an operator, after [`Device::control`].
     mailbox: Option<Mailbox>,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
@@ -108,12 +109,23 @@ impl Device {
             options,
             planes,
             paused: false,
+            limits: Limits::NONE,
             mailbox: None,
             writeback,
             waiting: None,
             front_ends: 0,
             earlier_stats,
         }
+    }
+
+    /// Replaces the limits of the disk.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the kernel runs queues and refuses them: the old ones hold.
+    pub fn set_limits(&mut self, limits: Limits) -> Result<(), KernelError> {
+        self.planes.set_limits(&limits)?;
+        self.limits = limits;
+        Ok(())
     }
 
     /// The data planes.

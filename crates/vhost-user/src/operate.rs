@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands that stop the queues of a running device for a moment or for longer: resize, pause and
-//! resume.
+//! Commands to a running device: resize, pause and resume, which stop its queues, and limits.
 //!
 //! A paused device keeps its state for later front-ends, too. Messages change the set-up of its
 //! queues as usual, and no queue starts before the resume ([`Session::start_once`]).
 
 use crate::error::OperateError;
 use crate::session::Session;
+use data_plane::{KernelError, Limits};
 use virtio_spec::blk::SECTOR_BYTES;
 
 impl Session<'_> {
@@ -47,6 +47,16 @@ impl Session<'_> {
             adopted.map_err(OperateError::Lane)?;
         }
         Ok(after * SECTOR_BYTES)
+    }
+
+    /// Replaces the limits of the disk. Returns whether they differ from the old ones.
+    pub(crate) fn limit(&mut self, limits: Limits) -> Result<bool, KernelError> {
+        if limits == self.device.limits {
+            return Ok(false);
+        }
+        self.device.set_limits(limits)?;
+        tracing::info!(iops = ?limits.iops, bytes = ?limits.bytes, burst = ?limits.burst, "limits");
+        Ok(true)
     }
 
     /// Capacity that the device has for the guest.

@@ -97,6 +97,7 @@ impl Session<'_> {
             capacity_bytes: device.config.info.capacity_sectors * SECTOR_BYTES,
             connected,
             paused: device.paused,
+            limits: device.limits,
             front_ends: device.front_ends,
             features: self.features,
             writeback: self.writeback.load(Ordering::Relaxed),

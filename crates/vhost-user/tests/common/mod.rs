@@ -8,7 +8,7 @@ pub mod plane;
 
 use backend::{Disk, FileOptions};
 use data_plane::{
-    IoPoll, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane,
+    IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane,
 };
 use driver::{Device, Options, RawChannel};
 use std::os::fd::AsFd;
@@ -171,6 +171,7 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
         seg_max: vhost_user::seg_max(setup.queue_size_max),
         num_queues: setup.queues,
         queue_size_max: setup.queue_size_max,
+        limits: Limits::NONE,
     };
     let choice = match plane::is_kernel() {
         true => PlaneChoice::Auto,

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Limits on the rate of a disk. The tests check that a disk is not faster than its limit; how close
+//! it comes depends on the machine.
+
+mod common;
+
+use common::load::under_load;
+use common::plane::Plain;
+use common::{Daemon, Setup};
+use data_plane::Limits;
+use driver::{Options, Request};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use vhost_user::{Answer, Command, Status};
+use virtio_spec::blk::S_OK;
+
+const QUEUES: u16 = 2;
+const MIB: u64 = 1 << 20;
+
+fn setup(threads: usize) -> Setup {
+    Setup { queues: QUEUES, threads, ..Setup::default() }
+}
+
+fn options() -> Options {
+    Options { num_queues: QUEUES, ..Options::default() }
+}
+
+fn limits(iops: u64, bytes: u64) -> Limits {
+    let burst = Limits::BURST_MIN;
+    Limits { iops: NonZeroU64::new(iops), bytes: NonZeroU64::new(bytes), burst }
+}
+
+#[track_caller]
+fn limit(daemon: &Daemon, limits: Limits) {
+    let answer = daemon.control().ask(Command::Limit(limits)).expect("the device is there");
+    assert_eq!(answer, Answer::Changed(true));
+}
+
+fn status(daemon: &Daemon) -> Status {
+    match daemon.control().ask(Command::Status).expect("the device is there") {
+        Answer::Status(status) => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs a load until each queue has done `progress` requests. Returns the requests of each queue in
+/// that time, and the time.
+fn rate(threads: usize, limits: Limits, progress: u64) -> (Vec<u64>, Duration) {
+    let daemon = Daemon::start(Arc::new(Plain::new()), &setup(threads));
+    let mut measured = None;
+    let chains =
+        || -> Vec<u64> { status(&daemon).queues.iter().map(|queue| queue.total.chains).collect() };
+    let device = daemon.connect(&options());
+    limit(&daemon, limits);
+    under_load(device, QUEUES.into(), |loaded| {
+        loaded.wait_for_progress(1);
+        let (before, start) = (chains(), Instant::now());
+        loaded.wait_for_progress(progress);
+        let took = start.elapsed();
+        let counts = chains().iter().zip(&before).map(|(now, before)| now - before).collect();
+        measured = Some((counts, took));
+        let throttled: u64 = status(&daemon).queues.iter().map(|q| q.total.throttled).sum();
+        assert!(throttled > 0, "no queue waited");
+        limit(&daemon, Limits::NONE);
+    });
+    measured.expect("it was measured")
+}
+
+#[test]
+fn a_disk_takes_no_more_requests_than_its_limit() {
+    for threads in [1, 2] {
+        let (counts, took) = rate(threads, limits(500, 0), 60);
+        let all: u64 = counts.iter().sum();
+        // The burst, the time of the two readings, and one request of debt for each queue.
+        let most = 500.0 * (took.as_secs_f64() + 0.02) + 2.0;
+        assert!(all as f64 <= most, "{all} requests in {took:?}, and at most {most} were allowed");
+    }
+}
+
+#[test]
+fn queues_share_a_limit_so_that_none_starves() {
+    for threads in [1, 2] {
+        let (counts, took) = rate(threads, limits(2000, 0), 200);
+        let (least, all) = (*counts.iter().min().unwrap(), counts.iter().sum::<u64>());
+        assert!(least * 5 >= all, "{counts:?} in {took:?}");
+    }
+}
+
+#[test]
+fn a_disk_moves_no_more_bytes_than_its_limit() {
+    let daemon = Daemon::start(Arc::new(Plain::new()), &setup(1));
+    let mut device = daemon.connect(&options());
+    limit(&daemon, limits(0, 8 * MIB));
+    let start = Instant::now();
+    for part in 0..5 {
+        device.write(part * 1024, &vec![1; 512 << 10]).unwrap();
+    }
+    // The last of the 512 KiB is debt.
+    let least = Duration::from_millis(4 * 1000 / 16) - Limits::BURST_MIN;
+    assert!(start.elapsed() >= least, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_queue_in_debt_stops_at_once_and_a_new_limit_forgives_the_debt() {
+    let daemon = Daemon::start(Arc::new(Plain::new()), &setup(1));
+    let mut device = daemon.connect(&options());
+    let layout = device.layout();
+    // A debt of eleven days.
+    limit(&daemon, limits(0, 1));
+    device.write(0, &vec![7; 1 << 20]).unwrap();
+    device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+    assert_eq!(daemon.control().ask(Command::Pause), Some(Answer::Changed(true)));
+    assert_eq!(daemon.control().ask(Command::Resume), Some(Answer::Changed(true)));
+    device.session().stop_queue(0).unwrap();
+    device.start_queue(0).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(status(&daemon).queues[0].total.chains, 1, "the debt was forgotten");
+    limit(&daemon, limits(0, 100 * MIB));
+    let done = device.queue(0).collect().unwrap().1;
+    assert_eq!((done.status, done.data), (Some(S_OK), vec![7; 512]));
+}
+
+#[test]
+fn limits_outlive_connections_and_the_status_has_them() {
+    let daemon = Daemon::start(Arc::new(Plain::new()), &setup(1));
+    let wanted = limits(300, 5 * MIB);
+    let device = daemon.connect(&options());
+    limit(&daemon, wanted);
+    let again = daemon.control().ask(Command::Limit(wanted));
+    assert_eq!(again, Some(Answer::Changed(false)));
+    drop(device);
+    daemon.next_outcome().unwrap();
+    let _device = daemon.connect(&options());
+    assert_eq!(status(&daemon).limits, wanted);
+}
