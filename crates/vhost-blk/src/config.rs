@@ -98,6 +98,7 @@ fn one_option(path: &Path, key: &str, value: &Value) -> Result<Vec<OsString>, Fa
         }
         Value::String(text) => Ok(vec![argument(text)]),
         Value::Integer(number) => Ok(vec![argument(&number.to_string())]),
+        Value::Float(number) => Ok(vec![argument(&number.to_string())]),
         Value::Boolean(yes) => Ok(vec![argument(if *yes { "on" } else { "off" })]),
         other => {
             let why = format!("`{key}` is of type {}", other.type_str());

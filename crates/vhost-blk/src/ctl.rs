@@ -3,11 +3,12 @@
 
 use crate::control::wire::{Answer, PlaneName, Request};
 use crate::failure::Failure;
-use crate::values::{self, Size};
+use crate::values::{self, Burst, Size};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
+use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -53,6 +54,23 @@ pub enum Action {
     Pause,
     /// End a pause
     Resume,
+    /// Limit the rate of the disk, in place of its present limits. Requests that exceed it wait in
+    /// the guest's queues
+    #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
+    Limit {
+        /// Requests per second at most, of any kind
+        #[arg(long, value_name = "N", value_parser = values::iops, group = "limits")]
+        iops: Option<NonZeroU64>,
+        /// Bytes per second that requests read, write or zero at most, with K, M, G or T
+        #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, group = "limits")]
+        bandwidth: Option<NonZeroU64>,
+        /// Unused time, in seconds, that requests may catch up on: 0.01 to 3600
+        #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = values::burst)]
+        burst_seconds: Burst,
+        /// No limit
+        #[arg(long, group = "limits", conflicts_with_all = ["iops", "bandwidth"])]
+        none: bool,
+    },
 }
 
 /// Runs `vhost-blk ctl`.
@@ -68,6 +86,10 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
         }
         Action::Pause => ("pause the disk", Request::Pause {}),
         Action::Resume => ("resume the disk", Request::Resume {}),
+        Action::Limit { iops, bandwidth, burst_seconds, none: _ } => {
+            let burst_ms = u32::try_from(burst_seconds.0.as_millis()).ok();
+            ("limit the disk", Request::Limit { iops, bandwidth, burst_ms })
+        }
     };
     let patience = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
     let answer = ask(&args.control_path, request, patience).map_err(|error| {
@@ -132,6 +154,15 @@ fn answer_text(answer: &Answer) -> String {
     }
 }
 
+fn limits_text(limits: &Value) -> String {
+    let iops = limits["iops"].as_u64().map(|iops| format!("{iops} requests/s"));
+    let bytes = limits["bandwidth"].as_u64().map(|bytes| format!("{}B/s", Size(bytes)));
+    match iops.into_iter().chain(bytes).collect::<Vec<_>>() {
+        none if none.is_empty() => "none".to_owned(),
+        some => format!("{}, burst {} ms", some.join(", "), limits["burst_ms"]),
+    }
+}
+
 fn status_text(status: &Value) -> String {
     let word = |name: &str| match &status[name] {
         Value::String(text) => text.clone(),
@@ -145,6 +176,7 @@ fn status_text(status: &Value) -> String {
     line("disk", word("disk"));
     line("size", format!("{} bytes", word("capacity_bytes")));
     line("state", either("paused", "paused: no request is taken", "serving").into());
+    line("limits", limits_text(&status["limits"]));
     line("data plane", format!("{} ({})", word("data_plane"), word("why")));
     line("front-end", either("front_end_connected", "connected", "none").into());
     line("features", word("features"));
@@ -173,6 +205,7 @@ mod tests {
     fn a_status_is_told_line_by_line() {
         let status = json!({
             "disk": "file a.img (direct)", "capacity_bytes": 4096, "paused": false,
+            "limits": {"iops": 1000, "bandwidth": 50 << 20, "burst_ms": 100},
             "data_plane": "uring", "why": "--data-plane says so",
             "front_end_connected": true, "features": "0x3", "writeback": false,
             "queues": [
@@ -186,6 +219,7 @@ mod tests {
 disk        file a.img (direct)
 size        4096 bytes
 state       serving
+limits      1000 requests/s, 50MB/s, burst 100 ms
 data plane  uring (--data-plane says so)
 front-end   connected
 features    0x3

@@ -55,6 +55,7 @@ impl Server {
             seg_max: vhost_user::seg_max(args.queue_size),
             num_queues: args.queues(),
             queue_size_max: args.queue_size,
+            limits: args.limits(),
         };
         let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
@@ -65,7 +66,11 @@ impl Server {
             packed: args.packed.is_on(),
             writeback: args.cache == Cache::Writeback,
         };
-        Ok(Server { device: Device::new(disk, planes, options) })
+        let mut device = Device::new(disk, planes, options);
+        device
+            .set_limits(args.limits())
+            .map_err(|error| Failure::told("limit the rate of the disk", error))?;
+        Ok(Server { device })
     }
 
     /// The data plane of new queues, and the reason for it.

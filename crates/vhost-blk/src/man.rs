@@ -84,6 +84,7 @@ pub const PAGES: &[Page] = &[
             ("Move it to io_uring:", "vhost-blk ctl --control-path disk.ctl switch uring"),
         ],
         see_also: &[
+            ("vhost-blk-ctl-limit", "1"),
             ("vhost-blk-ctl-pause", "1"),
             ("vhost-blk-ctl-resize", "1"),
             ("vhost-blk-ctl-resume", "1"),
@@ -91,6 +92,23 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-switch", "1"),
             ("vhost-blk-serve", "1"),
         ],
+    },
+    Page {
+        command: "vhost-blk ctl limit",
+        statuses: &[
+            DONE,
+            (1, "Failure. The old limits hold; standard error has the reason."),
+            MISUSED,
+        ],
+        files: CONTROL_SOCKET,
+        examples: &[
+            (
+                "Allow 5000 requests and 200 MiB a second:",
+                "vhost-blk ctl --control-path disk.ctl limit --iops 5000 --bandwidth 200M",
+            ),
+            ("Remove the limits:", "vhost-blk ctl --control-path disk.ctl limit --none"),
+        ],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
     },
     Page {
         command: "vhost-blk ctl pause",

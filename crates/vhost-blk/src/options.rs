@@ -4,10 +4,12 @@
 
 use crate::failure::Failure;
 use crate::values::{
-    self, BackendKind, BatchSize, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel,
+    self, BackendKind, BatchSize, Burst, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel,
     MetricsAddress, OnOff, Plane, Size,
 };
 use clap::Args;
+use data_plane::Limits;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -80,6 +82,17 @@ pub struct ServeArgs {
     /// record:path=FILE (may be repeated, the last one is outermost)
     #[arg(long, value_name = "SPEC", help_heading = "Disk")]
     pub wrap: Vec<String>,
+
+    /// Bytes per second that requests read, write or zero at most, with K, M, G or T
+    #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, help_heading = "Limits")]
+    pub limit_bandwidth: Option<NonZeroU64>,
+    /// Unused time, in seconds, that requests may catch up on when the disk has limits: 0.01 to 3600
+    #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = values::burst,
+          help_heading = "Limits")]
+    pub limit_burst: Burst,
+    /// Requests per second at most, of any kind
+    #[arg(long, value_name = "N", value_parser = values::iops, help_heading = "Limits")]
+    pub limit_iops: Option<NonZeroU64>,
 
     /// Number of virtqueues [default: number of CPUs, at most 64]
     #[arg(long, value_name = "N", value_parser = values::num_queues, help_heading = "Queues")]
@@ -224,6 +237,12 @@ impl ServeArgs {
             _ => return Ok(()),
         };
         Err(Failure::usage(what, why, remedy))
+    }
+
+    /// Limits of the disk.
+    pub fn limits(&self) -> Limits {
+        let (iops, bytes) = (self.limit_iops, self.limit_bandwidth);
+        Limits { iops, bytes, burst: self.limit_burst.0 }
     }
 
     /// Number of virtqueues offered.

@@ -2,10 +2,12 @@
 //! The types and parsers of option values. The error of each parser names the valid values.
 
 use clap::ValueEnum;
-use data_plane::BATCH_CHAINS_MAX;
+use data_plane::{BATCH_CHAINS_MAX, Limits};
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// `on` or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -223,6 +225,33 @@ pub fn fd(text: &str) -> Result<i32, String> {
 /// A size in bytes with an optional K, M, G or T (powers of 1024).
 pub fn size(text: &str) -> Result<Size, String> {
     backend::create::parse_size(text).map(Size).map_err(|error| error.to_string())
+}
+
+/// Time that requests may catch up on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Burst(pub Duration);
+
+/// A burst in seconds.
+pub fn burst(text: &str) -> Result<Burst, String> {
+    let (min, max) = (Limits::BURST_MIN.as_secs_f64(), Limits::BURST_MAX.as_secs_f64());
+    match text.parse::<f64>() {
+        Ok(seconds) if (min..=max).contains(&seconds) => {
+            Ok(Burst(Duration::from_secs_f64(seconds)))
+        }
+        _ => Err(format!("give a number of seconds from {min} to {max}")),
+    }
+}
+
+/// A number of requests per second.
+pub fn iops(text: &str) -> Result<NonZeroU64, String> {
+    let count = in_range(text, 1, 1_000_000_000)?;
+    NonZeroU64::new(count).ok_or_else(|| "give at least 1".to_owned())
+}
+
+/// A number of bytes per second, with an optional K, M, G or T.
+pub fn rate_of_bytes(text: &str) -> Result<NonZeroU64, String> {
+    let bytes = backend::create::parse_bytes(text).map_err(|error| error.to_string())?;
+    NonZeroU64::new(bytes).ok_or_else(|| "give at least 1".to_owned())
 }
 
 /// A list of CPUs such as `0-3,6`; all of them must be online.

@@ -44,7 +44,8 @@ fn a_file_cannot_name_another_file() {
 fn a_wrong_value_is_refused_with_the_files_name() {
     refused("queue-size = 100", &["--queue-size", "power of two"]);
     refused("direct = 'yes'", &["--direct", "on, off"]);
-    refused("threads = 1.5", &["threads", "float"]);
+    refused("threads = 1.5", &["--threads", "from 1 to 64"]);
+    refused("threads = 1979-05-27", &["threads", "datetime"]);
     refused("wrap = [1]", &["wrap", "string"]);
 }
 
@@ -85,6 +86,9 @@ data-plane = 'uring'
 direct = false
 discard = 'off'
 iopoll = 'off'
+limit-bandwidth = '1G'
+limit-burst = 0.5
+limit-iops = 100000
 lock = 'auto'
 log-format = 'json'
 log-level = 'debug'

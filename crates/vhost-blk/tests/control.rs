@@ -272,3 +272,32 @@ fn a_pause_keeps_requests_waiting_until_the_resume_and_ends_with_the_daemon() {
     daemon.signal(libc::SIGTERM);
     assert_eq!(daemon.wait().code(), Some(0));
 }
+
+#[test]
+fn limits_are_set_at_the_start_and_changed_while_the_disk_is_served() {
+    let place = Place::new();
+    let control = place.path("control.sock");
+    let mut command = place.serve();
+    command.args(["--data-plane", "uring", "--limit-iops", "1000", "--limit-bandwidth", "5M"]);
+    let _daemon = Daemon::start(command.arg("--control-path").arg(&control), &control);
+    let text = || stdout(&ctl(&control, &["status"]));
+    assert!(text().contains("limits      1000 requests/s, 5MB/s, burst 100 ms"), "{}", text());
+    let limit = ["limit", "--iops", "20", "--burst-seconds", "1.5"];
+    assert_eq!(stdout(&ctl(&control, &limit)), "done\n");
+    assert_eq!(stdout(&ctl(&control, &limit)), "nothing to do\n");
+    let told = serde_json::json!({"iops": 20, "bandwidth": null, "burst_ms": 1500});
+    assert_eq!(status(&control)["limits"], told);
+    assert_eq!(stdout(&ctl(&control, &["--json", "limit", "--none"])), "{\"changed\":true}\n");
+    assert!(text().contains("limits      none"), "{}", text());
+    for wrong in [
+        &["limit"][..],
+        &["limit", "--iops", "0"],
+        &["limit", "--bandwidth", "0"],
+        &["limit", "--iops", "1", "--burst-seconds", "0.001"],
+        &["limit", "--iops", "1", "--burst-seconds", "1h"],
+        &["limit", "--iops", "1", "--none"],
+    ] {
+        assert_eq!(ctl(&control, wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    assert_eq!(answer(&control, "{\"command\":\"limit\",\"iops\":0}\n")["ok"], false);
+}

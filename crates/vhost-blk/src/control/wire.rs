@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The JSON of the control socket.
 
-use data_plane::PlaneKind;
+use data_plane::{Limits, PlaneKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
+use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 use vhost_user::{Command, QueueStatus, Status};
 
 /// A data plane by name.
@@ -48,6 +50,18 @@ pub enum Request {
     Pause {},
     /// Ends a pause.
     Resume {},
+    /// Replaces the limits of the disk. A missing one is none.
+    Limit {
+        /// Requests per second.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        iops: Option<NonZeroU64>,
+        /// Bytes per second.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bandwidth: Option<NonZeroU64>,
+        /// Burst in milliseconds, 10 to 3600000.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        burst_ms: Option<u32>,
+    },
 }
 
 impl From<Request> for Command {
@@ -58,6 +72,13 @@ impl From<Request> for Command {
             Request::Resize { bytes } => Command::Resize(bytes),
             Request::Pause {} => Command::Pause,
             Request::Resume {} => Command::Resume,
+            Request::Limit { iops, bandwidth, burst_ms } => {
+                let burst = burst_ms.map_or(Limits::BURST_DEFAULT, |burst_ms| {
+                    Duration::from_millis(burst_ms.into())
+                        .clamp(Limits::BURST_MIN, Limits::BURST_MAX)
+                });
+                Command::Limit(Limits { iops, bytes: bandwidth, burst })
+            }
         }
     }
 }
@@ -127,6 +148,11 @@ fn status_value(status: &Status) -> Value {
         "capacity_bytes": status.capacity_bytes,
         "front_end_connected": status.connected,
         "paused": status.paused,
+        "limits": {
+            "iops": status.limits.iops,
+            "bandwidth": status.limits.bytes,
+            "burst_ms": status.limits.burst.as_millis() as u64,
+        },
         "features": format!("{:#x}", status.features),
         "writeback": status.writeback,
         "queues": queues.collect::<Vec<_>>(),

@@ -3,7 +3,7 @@
 
 use super::{Finding, Outcome};
 use backend::file::{File, FileOptions};
-use data_plane::{DEVICE_PATH, IoPoll, KernelOptions};
+use data_plane::{DEVICE_PATH, IoPoll, KernelOptions, Limits};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -47,6 +47,7 @@ fn takes(image: &Path) -> Finding {
         seg_max: vhost_user::SEG_MAX,
         num_queues: 1,
         queue_size_max: 256,
+        limits: Limits::NONE,
     };
     match data_plane::check_kernel(Arc::new(disk), options) {
         Ok(()) => {

@@ -8,6 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+use std::num::NonZeroU64;
 use vhost_user::{QueueStatus, Status};
 
 /// The label of a queue.
@@ -18,7 +19,7 @@ type QueueCounter = (&'static str, Option<Unit>, &'static str, fn(&QueueStats) -
 
 /// The counters of each queue. They include starts that have ended: a connection or a switch of the
 /// data plane resets none.
-const QUEUE_COUNTERS: [QueueCounter; 8] = [
+const QUEUE_COUNTERS: [QueueCounter; 9] = [
     ("queue_requests", None, "Requests taken from the queue", |stats| stats.chains),
     ("queue_completed_requests", None, "Requests returned to the guest", |stats| stats.completed),
     ("queue_refused_requests", None, "Wrong or unsupported requests", |stats| stats.refused),
@@ -27,6 +28,7 @@ const QUEUE_COUNTERS: [QueueCounter; 8] = [
     ("queue_written", Some(Unit::Bytes), "Data written by the guest", |stats| stats.write_bytes),
     ("queue_kicks", None, "Notifications from the guest", |stats| stats.kicks),
     ("queue_calls", None, "Notifications to the guest", |stats| stats.calls),
+    ("queue_limit_waits", None, "Waits for a limit of the disk", |stats| stats.throttled),
 ];
 
 /// The gauges of each running queue: name, meaning, name of the count in [`QueueStatus::counts`].
@@ -58,6 +60,11 @@ pub(super) fn of(status: &Status) -> String {
         "No request is taken until the resume",
         gauge(status.paused.into()),
     );
+    let rate = |limit: Option<NonZeroU64>| gauge(limit.map_or(0, NonZeroU64::get));
+    let help = "Most requests a second; 0: no limit";
+    registry.register("limit_iops", help, rate(status.limits.iops));
+    let help = "Most bytes a second; 0: no limit";
+    registry.register("limit_bandwidth", help, rate(status.limits.bytes));
     let writeback = gauge(status.writeback.into());
     registry.register("writeback", "The write-back cache is on", writeback);
     let front_ends = Counter::<u64>::default();
@@ -100,7 +107,7 @@ fn add_queues(registry: &mut Registry, queues: &[QueueStatus]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use data_plane::PlaneKind;
+    use data_plane::{Limits, PlaneKind};
 
     fn page() -> String {
         let total = QueueStats { chains: 7, read_bytes: 4096, calls: 3, ..QueueStats::default() };
@@ -113,6 +120,7 @@ mod tests {
             capacity_bytes: 1 << 20,
             connected: true,
             paused: false,
+            limits: Limits { iops: NonZeroU64::new(500), ..Limits::NONE },
             front_ends: 2,
             features: 0,
             writeback: false,
@@ -136,6 +144,8 @@ mod tests {
             "vhost_blk_capacity_bytes 1048576",
             "vhost_blk_front_end_connected 1",
             "vhost_blk_paused 0",
+            "vhost_blk_limit_iops 500",
+            "vhost_blk_limit_bandwidth 0",
             "vhost_blk_writeback 0",
             "vhost_blk_front_ends_total 2",
             "vhost_blk_queue_running{queue=\"1\"} 0",
@@ -168,7 +178,7 @@ mod tests {
     #[test]
     fn the_documents_name_each_metric() {
         let (text, names) = (file("docs/operations.md"), names());
-        assert_eq!(names.len(), 6 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len());
+        assert_eq!(names.len(), 8 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len());
         for name in names {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
         }
