@@ -108,6 +108,8 @@ fn options_and_info(device: &KernelDevice) -> Result<()> {
     fails("unknown flags", set(BlkOptions::with_flags(1 << 31)), libc::EINVAL)?;
     let reserved = BlkOptions { reserved: 1, ..BlkOptions::with_flags(0) };
     fails("the reserved field", set(reserved), libc::EINVAL)?;
+    let burst = BlkOptions { limit_burst_ms: 3_600_001, ..BlkOptions::with_flags(0) };
+    fails("a burst of more than an hour", set(burst), libc::EINVAL)?;
     let size = size_of::<Longer>() as u32;
     let options = BlkOptions { size, ..BlkOptions::with_flags(0) };
     let mut longer = Longer { options, more: 0 };

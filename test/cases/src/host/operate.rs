@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands of an operator to a daemon under load: resize and pause, on both planes.
+//! Commands of an operator to a daemon under load: resize, pause and limits, on both planes.
 
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
@@ -8,8 +8,10 @@ use crate::host::integrity::{Setup, tell};
 use crate::host::load::under_load;
 use crate::host::target::{self, Target, options};
 use anyhow::{Context, Result, bail, ensure};
-use driver::Device;
+use driver::{Device, Request};
 use kit::set::Set::Gating;
+use std::time::{Duration, Instant};
+use virtio_spec::blk::S_OK;
 
 cases! { Host;
     "daemon-resize", Gating,
@@ -24,6 +26,12 @@ cases! { Host;
     "daemon-pause-uring", Gating,
         "a disk is paused and resumed under load on the io_uring plane",
         |env| pause(&env.on(Plane::Uring));
+    "daemon-limit", Gating,
+        "a disk of the kernel plane keeps its limits, and a driver that resets its queues pays its debt",
+        |env| limit(&env.over_daemon());
+    "daemon-limit-uring", Gating,
+        "the same on the io_uring plane",
+        |env| limit(&env.on(Plane::Uring));
 }
 
 /// Requests on each queue between two commands.
@@ -109,5 +117,61 @@ fn pause(env: &Env) -> Result<()> {
     tell(&done);
     let sent: u64 = done.iter().map(|done| done.requests).sum();
     ensure!(requests()? == sent, "{} requests, and the driver sent {sent}", requests()?);
+    Ok(())
+}
+
+/// Requests a second, and the number of requests that are measured.
+const IOPS: u64 = 500;
+const MEASURED: u64 = 100;
+
+fn limit(env: &Env) -> Result<()> {
+    let disk = image(FileSystem::Ext4, true)?;
+    keeps_rate(env, &disk).context("rate")?;
+    pays_debt(env, &disk).context("debt")
+}
+
+/// Checks that a disk is not faster than its limit.
+fn keeps_rate(env: &Env, disk: &Disk) -> Result<()> {
+    let setup = Setup::usual(1);
+    let specs = setup.specs(env, disk);
+    let Target { device, daemon } = target::serve(env, disk, &setup.options(&specs))?;
+    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let requests = || daemon.total("queue_requests_total");
+    let done = under_load(device, specs, |handles| {
+        handles.wait_for_progress(STEP).context("without a limit")?;
+        daemon.control(&["limit", "--iops", &IOPS.to_string(), "--burst-seconds", "0.01"])?;
+        let (start, before) = (Instant::now(), requests()?);
+        handles.wait_for_progress(MEASURED).context("with a limit")?;
+        let (all, took) = (requests()? - before, start.elapsed());
+        let most = IOPS as f64 * (took.as_secs_f64() + 0.01) + f64::from(setup.queues);
+        println!("{all} requests in {took:?}, at most {most:.0} allowed");
+        ensure!(all as f64 <= most, "{all} requests in {took:?} at {IOPS} a second");
+        ensure!(daemon.total("queue_limit_waits_total")? > 0, "no queue waited");
+        daemon.control(&["limit", "--none"])?;
+        handles.wait_for_progress(MEASURED).context("without a limit again")
+    })?;
+    tell(&done);
+    Ok(())
+}
+
+/// Checks that neither a pause nor a stop of all queues forgives a debt, or waits for it.
+fn pays_debt(env: &Env, disk: &Disk) -> Result<()> {
+    let Target { mut device, daemon } = target::serve(env, disk, &options())?;
+    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let layout = device.layout();
+    daemon.control(&["limit", "--bandwidth", "1"])?;
+    let data = vec![0x5a; 1 << 20];
+    device.write(0, &data)?;
+    device.queue(0).submit(&Request::read(0, 4096), &layout)?;
+    daemon.control(&["pause"])?;
+    daemon.control(&["resume"])?;
+    device.session().stop_queue(0)?;
+    device.start_queue(0)?;
+    std::thread::sleep(Duration::from_millis(200));
+    let taken = daemon.total("queue_requests_total")?;
+    ensure!(taken == 1, "{taken} requests were taken in debt");
+    daemon.control(&["limit", "--iops", "100000"])?;
+    let done = device.queue(0).collect()?.1;
+    ensure!(done.status == Some(S_OK) && done.data == data[..4096], "{:?}", done.status);
     Ok(())
 }

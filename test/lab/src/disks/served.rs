@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use backend::Disk;
 use data_plane::{
-    IoPoll, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane,
+    IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane,
 };
 use rustix::process::Signal;
 use vhost_user::{Device, DeviceOptions};
@@ -174,6 +174,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         seg_max: vhost_user::seg_max(QUEUE_SIZE_MAX),
         num_queues: QUEUES,
         queue_size_max: QUEUE_SIZE_MAX,
+        limits: Limits::NONE,
     };
     let choice = PlaneChoice::Only(PlaneKind::Uring);
     let planes = PlaneSelector::new(Arc::clone(disk), plane, kernel, choice)?;

@@ -176,6 +176,12 @@ fn options(device: &KernelDevice, rng: &mut Rng) -> io::Result<()> {
         1 => options.flags = rng.number() as u32,
         2 => options.reserved = rng.number() as u32,
         3 => options.max_discard_sectors = rng.number() as u32,
+        4 => {
+            options.limit_iops = 1000 + rng.below(1_000_000);
+            options.limit_bytes = rng.number();
+            options.limit_burst_ms = rng.number() as u32;
+            options.limit_debt_ms = rng.below(100) as u32;
+        }
         _ => {}
     }
     device.raw(abi::BLK_SET_OPTIONS, &mut Padded { options, ..Padded::default() }).map(drop)
