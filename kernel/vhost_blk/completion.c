@@ -56,12 +56,38 @@ static u8 vhost_blk_status(int error)
 	}
 }
 
+static void vhost_blk_count_latency(struct vhost_blk_queue *q, const struct vhost_blk_req *req)
+{
+	struct vhost_blk_latency *latency;
+	enum vhost_blk_op op;
+	u64 us;
+
+	switch (req->type) {
+	case VIRTIO_BLK_T_IN:
+		op = VHOST_BLK_OP_READ;
+		break;
+	case VIRTIO_BLK_T_OUT:
+		op = VHOST_BLK_OP_WRITE;
+		break;
+	case VIRTIO_BLK_T_FLUSH:
+		op = VHOST_BLK_OP_FLUSH;
+		break;
+	case VIRTIO_BLK_T_GET_ID:
+		return;
+	default:
+		op = VHOST_BLK_OP_DISCARD;
+	}
+	latency = q->stats.latency + op;
+	/* The clocks of two CPUs may differ slightly. */
+	us = max_t(s64, q->now_ns - req->start_ns, 0) / NSEC_PER_USEC;
+	latency->count[min_t(unsigned int, fls64(us), VHOST_BLK_LATENCY_BUCKETS - 1)]++;
+	latency->sum_us += us;
+}
+
 static void vhost_blk_count_req(struct vhost_blk_queue *q, const struct vhost_blk_req *req)
 {
-	/* The clocks of two CPUs may differ slightly. */
-	u64 us = max_t(s64, q->now_ns - req->start_ns, 0) / NSEC_PER_USEC;
-
-	q->stats.latency[min_t(unsigned int, fls64(us), VHOST_BLK_LATENCY_BUCKETS - 1)]++;
+	if (likely(!req->refused))
+		vhost_blk_count_latency(q, req);
 	q->stats.slow += req->slow;
 	if (unlikely(req->error)) {
 		q->stats.failed += !req->refused;

@@ -109,10 +109,17 @@ static const char *const vhost_blk_state_names[] = {
 	[VHOST_BLK_STOPPING] = "stopping",
 };
 
+static const char *const vhost_blk_op_names[VHOST_BLK_OPS] = {
+	[VHOST_BLK_OP_READ] = "read",
+	[VHOST_BLK_OP_WRITE] = "write",
+	[VHOST_BLK_OP_FLUSH] = "flush",
+	[VHOST_BLK_OP_DISCARD] = "discard",
+};
+
 static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 {
 	const struct vhost_blk_stats *s = &q->stats;
-	unsigned int n = vhost_blk_queue_index(q), i;
+	unsigned int n = vhost_blk_queue_index(q), op, i;
 
 	seq_printf(m, "queue%u:\t%s size=%u inflight=%u chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
 		   n, vhost_blk_state_names[q->state], q->vq.num, vhost_blk_inflight(q), s->chains,
@@ -121,11 +128,14 @@ static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 		   s->kicks, s->turns, s->calls, s->throttled, s->bounced, s->slow, s->polls, s->polls_won,
 		   !!q->poll.score);
 	/* "N=count": requests that took at least N / 2 and less than N microseconds. */
-	seq_printf(m, "latency%u_us:\t", n);
-	for (i = 0; i < VHOST_BLK_LATENCY_BUCKETS; i++)
-		if (s->latency[i])
-			seq_printf(m, "%u=%llu ", 1u << i, s->latency[i]);
-	seq_putc(m, '\n');
+	for (op = 0; op < VHOST_BLK_OPS; op++) {
+		seq_printf(m, "latency%u_%s_us:\tsum=%llu", n, vhost_blk_op_names[op],
+			   s->latency[op].sum_us);
+		for (i = 0; i < VHOST_BLK_LATENCY_BUCKETS; i++)
+			if (s->latency[op].count[i])
+				seq_printf(m, " %u=%llu", 1u << i, s->latency[op].count[i]);
+		seq_putc(m, '\n');
+	}
 }
 
 /**

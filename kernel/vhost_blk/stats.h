@@ -7,6 +7,25 @@
 /* Powers of two of microseconds in the latency histogram; the last one counts all above. */
 #define VHOST_BLK_LATENCY_BUCKETS	24
 
+/* Operations whose latencies are counted apart. */
+enum vhost_blk_op {
+	VHOST_BLK_OP_READ,
+	VHOST_BLK_OP_WRITE,
+	VHOST_BLK_OP_FLUSH,
+	VHOST_BLK_OP_DISCARD,	/* and WRITE_ZEROES, SECURE_ERASE */
+	VHOST_BLK_OPS
+};
+
+/**
+ * struct vhost_blk_latency - latencies of an operation, from taken to published
+ * @count: finished requests by log2 of microseconds
+ * @sum_us: sum of the latencies
+ */
+struct vhost_blk_latency {
+	u64 count[VHOST_BLK_LATENCY_BUCKETS];
+	u64 sum_us;
+};
+
 /**
  * struct vhost_blk_stats - counters of a queue since its start; under vq.mutex
  * @chains: chains taken
@@ -25,7 +44,7 @@
  * @polls_won: polls that found work
  * @read_bytes: data read by successful requests
  * @write_bytes: data written by successful requests
- * @latency: finished requests by log2 of microseconds from taken to published
+ * @latency: by operation; without refused requests and GET_ID
  */
 struct vhost_blk_stats {
 	u64 chains;
@@ -43,7 +62,7 @@ struct vhost_blk_stats {
 	u64 polls_won;
 	u64 read_bytes;
 	u64 write_bytes;
-	u64 latency[VHOST_BLK_LATENCY_BUCKETS];
+	struct vhost_blk_latency latency[VHOST_BLK_OPS];
 };
 
 #endif /* _VHOST_BLK_STATS_H */
