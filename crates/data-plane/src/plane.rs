@@ -40,10 +40,8 @@ pub(crate) trait DataPlane {
     /// Name and value of each counter of the device, while queues run.
     fn device_counters(&self) -> io::Result<Vec<(String, String)>>;
 
-    /// Name and value of each counter of a running queue: those of [`QueueStats`], `inflight`,
-    /// `faulted` (0 or 1), and others of the plane. `device` is the result of
-    /// [`DataPlane::device_counters`].
-    fn queue_counters(&self, index: u16, device: &[(String, String)]) -> Vec<(String, u64)>;
+    /// A running queue as it is now. `device` is the result of [`DataPlane::device_counters`].
+    fn queue_report(&self, index: u16, device: &[(String, String)]) -> QueueReport;
 }
 
 /// The two data planes.
@@ -125,11 +123,36 @@ pub struct QueueState {
 }
 
 impl QueueState {
-    /// Name and value of each counter, as [`DataPlane::queue_counters`] returns them.
-    pub(crate) fn counters(&self) -> Vec<(String, u64)> {
+    pub(crate) fn report(&self) -> QueueReport {
+        QueueReport {
+            stats: self.stats,
+            inflight: self.stats.chains - self.stats.completed,
+            faulted: self.faulted,
+            more: Vec::new(),
+        }
+    }
+}
+
+/// A running queue as it is now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueReport {
+    /// Counters since the start of the queue.
+    pub stats: QueueStats,
+    /// Requests in flight.
+    pub inflight: u64,
+    /// A ring fault stopped the queue.
+    pub faulted: bool,
+    /// Name and value of each further counter of the plane.
+    pub more: Vec<(String, u64)>,
+}
+
+impl QueueReport {
+    /// Name and value of everything except the latencies; `faulted` is 0 or 1.
+    pub fn counters(&self) -> Vec<(String, u64)> {
         let mut counts = self.stats.counters();
-        counts.push(("inflight".to_owned(), self.stats.chains - self.stats.completed));
+        counts.push(("inflight".to_owned(), self.inflight));
         counts.push(("faulted".to_owned(), self.faulted.into()));
+        counts.extend(self.more.iter().cloned());
         counts
     }
 }

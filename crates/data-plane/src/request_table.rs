@@ -2,6 +2,7 @@
 //! The table of a queue's requests in flight. A request changes its type with its stage: [`Taken`]
 //! (stage *chain*), [`Request`] (stage *request*), [`Submitted`] (stage *submit*).
 
+use crate::latency::Nanos;
 use backend::Io;
 use virtio_blk::{RangeList, Request};
 use virtqueue::{Chain, ChainHead};
@@ -17,6 +18,8 @@ const SEGMENTS_INITIAL: usize = 34;
 #[must_use = "a taken chain must reach the used ring"]
 pub(crate) struct Taken {
     index: u16,
+    /// Time at which the chain was taken.
+    pub(crate) at: Nanos,
     head: ChainHead,
 }
 
@@ -79,7 +82,7 @@ impl RequestTable {
             return Ok(None);
         };
         self.free.pop();
-        Ok(Some(Taken { index, head }))
+        Ok(Some(Taken { index, at: 0, head }))
     }
 
     #[inline]
@@ -125,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_submitted_request_takes_no_more_room_than_its_parts_in_an_entry() {
-        type Parts = (Option<ChainHead>, Option<Request>, Option<Io>);
+        type Parts = (Nanos, Option<ChainHead>, Option<Request>, Option<Io>);
         assert!(size_of::<Option<Submitted>>() <= size_of::<Parts>());
     }
 }

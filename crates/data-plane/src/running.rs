@@ -2,6 +2,7 @@
 //! A queue that runs on a thread of the io_uring data plane.
 
 use crate::batch::Batch;
+use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::{Limiter, Turn};
 use crate::once_per_second::OncePerSecond;
 use crate::plane::{QueueSetup, QueueState};
@@ -46,6 +47,8 @@ pub(crate) struct RunningQueue {
     pub(crate) stopping: Option<Sender<QueueState>>,
     limiter: Arc<Limiter>,
     turn: Turn,
+    /// Operation and time of taking of each pushed and unpublished request.
+    unpublished: Vec<(Operation, Nanos)>,
     /// Bytes of the requests in flight: [`Kind::inflight_bytes`].
     inflight_bytes: u64,
     err: Option<File>,
@@ -93,6 +96,7 @@ impl RunningQueue {
             stopping: None,
             limiter,
             turn: Turn::default(),
+            unpublished: Vec::with_capacity(64),
             inflight_bytes: 0,
             err,
             region,
@@ -103,10 +107,17 @@ impl RunningQueue {
 
     /// Stage *chain*: takes a chain into a free entry of the in-flight table.
     #[inline]
-    pub(crate) fn take(&mut self) -> Option<Taken> {
-        if !self.resubmit.is_empty() {
-            return self.take_resubmitted();
-        }
+    pub(crate) fn take(&mut self, clock: &mut Clock) -> Option<Taken> {
+        let mut taken = match self.resubmit.is_empty() {
+            true => self.take_next(),
+            false => self.take_resubmitted(),
+        }?;
+        taken.at = clock.recent();
+        Some(taken)
+    }
+
+    #[inline]
+    fn take_next(&mut self) -> Option<Taken> {
         let (ring, region) = (&mut self.ring, &mut self.region);
         let taken = self.requests.take(|chain| {
             let head = ring.take(chain)?;
@@ -226,6 +237,9 @@ impl RunningQueue {
             Kind::Write { bytes, .. } => self.stats.write_bytes += bytes,
             _ => {}
         }
+        if let Some(operation) = Operation::of(kind) {
+            self.unpublished.push((operation, taken.at));
+        }
         let status_addr = status.guest_addr();
         let written_bytes = completion.write(status);
         // Mark after the write: migration may send a page between an earlier mark and the write.
@@ -255,9 +269,23 @@ impl RunningQueue {
         self.batch.pushed();
     }
 
+    /// Counts the latencies of the requests that were pushed.
+    #[inline]
+    fn count_latencies(&mut self, clock: &mut Clock) {
+        if self.unpublished.is_empty() {
+            return;
+        }
+        let now = clock.read();
+        for &(operation, taken_at) in &self.unpublished {
+            self.stats.latencies.add(operation, now.saturating_sub(taken_at));
+        }
+        self.unpublished.clear();
+    }
+
     /// Stage *used*, second half: publishes all pushed chains.
     #[inline]
-    pub(crate) fn publish(&mut self) {
+    pub(crate) fn publish(&mut self, clock: &mut Clock) {
+        self.count_latencies(clock);
         self.batch.published();
         if let Some(region) = &mut self.region {
             region.publishing(self.ring.used_index());

@@ -5,7 +5,7 @@
 use crate::error::{KernelError, QueueStartError};
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limits::Limits;
-use crate::plane::{DataPlane, PlaneKind, QueueSetup, QueueState};
+use crate::plane::{DataPlane, PlaneKind, QueueReport, QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::stats::QueueStats;
 use crate::uring_plane::UringPlane;
@@ -313,17 +313,12 @@ impl PlaneSelector {
         self.plane_mut(self.current()).cache_mode_changed()
     }
 
-    /// Name and value of each counter of a running queue. `device` is the result of
-    /// [`PlaneSelector::device_counters`].
-    pub fn queue_counters(
-        &self,
-        queue: &QueueHandle,
-        device: &[(String, String)],
-    ) -> Vec<(String, u64)> {
+    /// A running queue as it is now. `device` is the result of [`PlaneSelector::device_counters`].
+    pub fn queue_report(&self, queue: &QueueHandle, device: &[(String, String)]) -> QueueReport {
         if let Some(state) = self.faulted.get(&queue.index) {
-            return state.counters();
+            return state.report();
         }
-        self.plane(queue.plane).queue_counters(queue.index, device)
+        self.plane(queue.plane).queue_report(queue.index, device)
     }
 
     /// Name and value of each counter of the kernel module, while it runs queues.

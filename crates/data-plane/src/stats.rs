@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Counters that both data planes have.
 
+use crate::latency::Latencies;
 use std::ops::AddAssign;
 
 /// Counters of a queue since its start.
@@ -24,6 +25,8 @@ pub struct QueueStats {
     pub calls: u64,
     /// Waits for a limit of the disk.
     pub throttled: u64,
+    /// Latencies of completed requests.
+    pub latencies: Latencies,
 }
 
 impl QueueStats {
@@ -46,13 +49,18 @@ impl QueueStats {
         [chains, completed, refused, failed, read_bytes, write_bytes, kicks, calls, throttled]
     }
 
-    /// Name and value of each counter.
+    /// Returns whether a counter has this name.
+    pub(crate) fn has(name: &str) -> bool {
+        Self::NAMES.contains(&name)
+    }
+
+    /// Name and value of each counter, without the latencies.
     pub fn counters(mut self) -> Vec<(String, u64)> {
         let values = self.values().into_iter();
         Self::NAMES.iter().zip(values).map(|(name, value)| (name.to_string(), *value)).collect()
     }
 
-    /// The counters among `counts`. A missing one is 0.
+    /// The counters among `counts`. A missing one is 0; latencies are no counters.
     pub fn of_counters(counts: &[(String, u64)]) -> Self {
         let mut stats = QueueStats::default();
         for (name, value) in Self::NAMES.iter().zip(stats.values()) {
@@ -67,6 +75,7 @@ impl AddAssign for QueueStats {
         for (own, more) in self.values().into_iter().zip(more.values()) {
             *own += *more;
         }
+        self.latencies += more.latencies;
     }
 }
 
@@ -86,6 +95,7 @@ mod tests {
             kicks: 7,
             calls: 8,
             throttled: 9,
+            latencies: Latencies::default(),
         };
         let mut counts = stats.counters();
         assert_eq!(counts[4], ("read_bytes".to_owned(), 5));

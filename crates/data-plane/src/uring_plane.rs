@@ -4,7 +4,7 @@
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::limits::{Limiter, Limits};
 use crate::mail::{Answer, Mail, Postbox};
-use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueState};
+use crate::plane::{DataPlane, IoPoll, QueueReport, QueueSetup, QueueState};
 use crate::portion::Portion;
 use crate::submit::Storage;
 use crate::uring::Uring;
@@ -176,9 +176,9 @@ impl DataPlane for UringPlane {
         Ok(Vec::new())
     }
 
-    fn queue_counters(&self, index: u16, _: &[(String, String)]) -> Vec<(String, u64)> {
+    fn queue_report(&self, index: u16, _: &[(String, String)]) -> QueueReport {
         let (postbox, number) = self.place(index);
-        postbox.ask(|reply| Mail::State(number, reply)).counters()
+        postbox.ask(|reply| Mail::State(number, reply)).report()
     }
 }
 

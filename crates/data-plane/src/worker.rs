@@ -4,6 +4,7 @@
 //! [`Worker::turn`] shows the whole life of a request in the six stage words of the project.
 
 use crate::event::{Event, queue_and_entry};
+use crate::latency::Clock;
 use crate::limits::Limiter;
 use crate::mail::Mail;
 use crate::plane::{QueueSetup, QueueState};
@@ -14,7 +15,7 @@ use crate::submit::Storage;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use virtqueue::VirtQueue;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -32,6 +33,7 @@ pub(crate) struct Worker {
     queues: Vec<Option<RunningQueue>>,
     storage: Storage,
     limiter: Arc<Limiter>,
+    clock: Clock,
     poll: AdaptivePoll,
     portion: Portion,
     events: Vec<(Event, i32)>,
@@ -54,6 +56,7 @@ impl Worker {
             queues: Vec::new(),
             storage,
             limiter,
+            clock: Clock::default(),
             poll: AdaptivePoll::new(poll_max),
             portion,
             events: Vec::with_capacity(256),
@@ -70,7 +73,10 @@ impl Worker {
         while !self.exit {
             if self.turn() {
                 self.poll.worked();
-            } else if self.poll.look_again() {
+                continue;
+            }
+            self.clock.forget();
+            if self.poll.look_again() {
                 std::hint::spin_loop();
             } else {
                 self.sleep();
@@ -84,7 +90,7 @@ impl Worker {
     fn turn(&mut self) -> bool {
         let mut worked = false;
         let portion = self.portion.size();
-        let Worker { queues, storage, .. } = self;
+        let Worker { queues, storage, clock, .. } = self;
         for (number, queue) in (0u16..).zip(queues.iter_mut()) {
             let Some(queue) = queue else { continue };
             queue.look_at_limits();
@@ -97,7 +103,7 @@ impl Worker {
                     break; // the device starts on these while the thread takes more
                 }
                 // 1 chain
-                let Some(taken) = queue.take() else {
+                let Some(taken) = queue.take(clock) else {
                     queue.batch.emptied();
                     break;
                 };
@@ -120,7 +126,7 @@ impl Worker {
         self.handle_events();
         for queue in self.queues.iter_mut().flatten() {
             // 5 used
-            queue.publish();
+            queue.publish(&mut self.clock);
             // 6 notify
             queue.notify_if_asked();
         }
@@ -200,9 +206,9 @@ impl Worker {
         let kickless = self.queues.iter().flatten().any(kickless).then_some(KICKLESS_LOOK);
         let throttled = self.queues.iter().flatten().filter_map(RunningQueue::throttled_for).min();
         let timeout = kickless.into_iter().chain(throttled).min();
-        let before = Instant::now();
+        let before = self.clock.read();
         self.storage.engine.wait(timeout);
-        self.poll.slept(before.elapsed());
+        self.poll.slept(Duration::from_nanos(self.clock.read().saturating_sub(before)));
         self.queues.iter_mut().flatten().for_each(RunningQueue::suppress);
     }
 

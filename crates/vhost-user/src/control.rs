@@ -5,7 +5,7 @@
 //! messages of the front-end. This needs no lock, and no message sees a partial change.
 
 use crate::session::Session;
-use data_plane::{Limits, PlaneKind, QueueStats};
+use data_plane::{Limits, PlaneKind, QueueReport, QueueStats};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -82,9 +82,8 @@ pub struct QueueStatus {
     pub plane: Option<PlaneKind>,
     /// Number of descriptors; 0 before the front-end has set it.
     pub size: u16,
-    /// Name and value of each counter since the start of the queue; `inflight` and `faulted` (0 or 1)
-    /// are those of now.
-    pub counts: Vec<(String, u64)>,
+    /// A running queue, with its counters since its start.
+    pub running: Option<QueueReport>,
     /// Counters of all its starts together, on both data planes.
     pub total: QueueStats,
 }

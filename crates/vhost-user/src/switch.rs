@@ -4,7 +4,7 @@
 use crate::control::{QueueStatus, Status};
 use crate::error::{SwitchError, refusal};
 use crate::session::Session;
-use data_plane::{KernelError, PlaneKind, QueueHandle, QueueStartError, QueueStats};
+use data_plane::{KernelError, PlaneKind, QueueHandle, QueueStartError};
 use std::io;
 use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
@@ -83,12 +83,12 @@ impl Session<'_> {
         let device = &*self.device;
         let kernel = device.planes.device_counters()?;
         let queues = self.queues.iter().zip(&device.earlier_stats).map(|(slot, earlier)| {
+            let plane = slot.running.as_ref().map(QueueHandle::plane);
             let running = slot.running.as_ref();
-            let counts = running.map(|queue| device.planes.queue_counters(queue, &kernel));
-            let counts = counts.unwrap_or_default();
+            let running = running.map(|queue| device.planes.queue_report(queue, &kernel));
             let mut total = *earlier;
-            total += QueueStats::of_counters(&counts);
-            QueueStatus { plane: running.map(QueueHandle::plane), size: slot.size, counts, total }
+            total += running.as_ref().map(|report| report.stats).unwrap_or_default();
+            QueueStatus { plane, size: slot.size, running, total }
         });
         Ok(Status {
             disk: device.config.info.description.clone(),

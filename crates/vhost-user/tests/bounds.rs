@@ -27,8 +27,7 @@ fn taken(daemon: &Daemon) -> u64 {
     let Some(Answer::Status(status)) = daemon.control().ask(Command::Status) else {
         panic!("the device is there");
     };
-    let chains = status.queues[0].counts.iter().find(|(name, _)| name == "chains");
-    chains.expect("a running queue counts its chains").1
+    status.queues[0].running.as_ref().expect("the queue runs").stats.chains
 }
 
 /// A write of so many pieces.

@@ -7,7 +7,7 @@ mod common;
 use common::load::{Done, Loaded, under_load};
 use common::plane::{Plain, kernel_or_skip};
 use common::{Daemon, Setup, mem, wait_until};
-use data_plane::PlaneKind;
+use data_plane::{Operation, PlaneKind};
 use driver::{Options, Request};
 use rustix::event::epoll;
 use std::io::Write;
@@ -41,7 +41,7 @@ fn switch(daemon: &Daemon, to: PlaneKind) -> Answer {
 }
 
 fn count(status: &Status, queue: usize, name: &str) -> u64 {
-    let counts = &status.queues[queue].counts;
+    let counts = status.queues[queue].running.as_ref().expect("it runs").counters();
     counts.iter().find(|(known, _)| known == name).expect("it is counted").1
 }
 
@@ -214,4 +214,41 @@ fn a_call_descriptor_that_the_kernel_does_not_take_moves_the_queues_to_the_other
         let done = device.queue(queue).execute(&read, &layout).unwrap();
         assert_eq!((done.status, done.data), (Some(S_OK), vec![5; 512]));
     }
+}
+
+#[test]
+fn the_latency_of_each_request_is_counted_by_its_operation() {
+    let daemon = Daemon::start(Arc::new(Plain::new()), &setup());
+    let mut device = daemon.connect(&options());
+    for round in 0..7 {
+        device.write(round, &[1; 512]).unwrap();
+        if round < 5 {
+            device.read(round, &mut [0; 512]).unwrap();
+        }
+        if round < 3 {
+            device.flush().unwrap();
+        }
+    }
+    let latencies = status(&daemon).queues[0].total.latencies;
+    let counts = Operation::ALL.map(|operation| latencies.of(operation).count());
+    assert_eq!(counts, [5, 7, 3, 0]);
+    // The counters outlive the queue.
+    device.session().stop_queue(0).unwrap();
+    assert_eq!(status(&daemon).queues[0].total.latencies, latencies);
+}
+
+#[test]
+fn a_slow_request_is_in_a_high_bucket() {
+    let delay = std::time::Duration::from_millis(40);
+    let ops = backend::wrap::OpSet::ALL;
+    let disk = Arc::new(backend::wrap::Delay::new(Arc::new(mem()), delay, ops));
+    let daemon = Daemon::start(disk, &setup());
+    let mut device = daemon.connect(&options());
+    device.write(0, &[1; 512]).unwrap();
+    let latencies = status(&daemon).queues[0].total.latencies;
+    let write = latencies.of(Operation::Write);
+    assert!(write.sum_us >= 40_000, "{write:?}");
+    // Below 2^15 us there is nothing.
+    assert_eq!(write.buckets[..16].iter().sum::<u64>(), 0, "{write:?}");
+    assert_eq!(write.count(), 1);
 }

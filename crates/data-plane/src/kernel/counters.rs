@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parses the kernel's counters in `fdinfo` of the open device: a line for each queue of the form
-//! `queueN: STATE name=count name=count ...`, and lines for the whole device.
+//! `queueN: STATE name=count name=count ...`, its latencies, and lines for the whole device.
+
+use crate::latency::{LATENCY_BUCKETS, Latencies, Operation};
+use crate::plane::QueueReport;
+use crate::stats::QueueStats;
 
 /// The lines of the module, without the lines that every open file has.
 pub(super) fn of_fdinfo(text: &str) -> Vec<(String, String)> {
@@ -10,38 +14,76 @@ pub(super) fn of_fdinfo(text: &str) -> Vec<(String, String)> {
     pairs.filter(|(name, _)| !OF_EVERY_FILE.contains(&name.as_str())).collect()
 }
 
-/// The counters of one queue in `lines`, by name, and `faulted` from its state.
-pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> Vec<(String, u64)> {
-    let name = format!("queue{index}");
-    let Some((_, line)) = lines.iter().find(|(known, _)| *known == name) else { return Vec::new() };
-    let pairs = line.split_whitespace().filter_map(|word| word.split_once('='));
-    let counts = pairs.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?)));
+/// One queue in `lines`. Missing counters are 0.
+pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> QueueReport {
+    let Some(line) = find(lines, &format!("queue{index}")) else { return QueueReport::default() };
+    let mut counts: Vec<(String, u64)> = counts_of(line).collect();
+    let mut stats = QueueStats::of_counters(&counts);
+    stats.latencies = latencies(lines, index);
+    let inflight = counts.iter().find(|(name, _)| name == "inflight").map_or(0, |pair| pair.1);
+    counts.retain(|(name, _)| name != "inflight" && !QueueStats::has(name));
     let faulted = line.split_whitespace().next() == Some("faulted");
-    counts.chain([("faulted".to_owned(), faulted.into())]).collect()
+    QueueReport { stats, inflight, faulted, more: counts }
+}
+
+fn find<'a>(lines: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    lines.iter().find(|(known, _)| known == name).map(|(_, line)| line.as_str())
+}
+
+/// The words `name=count` of a line.
+fn counts_of(line: &str) -> impl Iterator<Item = (String, u64)> {
+    let pairs = line.split_whitespace().filter_map(|word| word.split_once('='));
+    pairs.filter_map(|(name, count)| Some((name.to_owned(), count.parse().ok()?)))
+}
+
+/// Lines `latencyN_OPERATION_us: sum=S BOUND=COUNT ...`.
+fn latencies(lines: &[(String, String)], index: u16) -> Latencies {
+    let mut latencies = Latencies::default();
+    for operation in Operation::ALL {
+        let line = find(lines, &format!("latency{index}_{}_us", operation.name()));
+        let histogram = &mut latencies.0[operation as usize];
+        for (name, count) in counts_of(line.unwrap_or_default()) {
+            match name.parse::<u64>() {
+                Ok(bound) if bound.is_power_of_two() => {
+                    let bucket = (bound.ilog2() as usize).min(LATENCY_BUCKETS - 1);
+                    histogram.buckets[bucket] += count;
+                }
+                _ if name == "sum" => histogram.sum_us = count,
+                _ => {}
+            }
+        }
+    }
+    latencies
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::QueueStats;
 
     #[test]
     fn the_lines_of_a_queue_are_taken_apart() {
         let text = "pos:\t0\nflags:\t02100002\nmnt_id:\t27\nino:\t5\nbackend:\tfile\n\
                     queue0:\trunning size=128 chains=1 kicks=9\n\
-                    queue1:\tfaulted size=128 inflight=-1 chains=17 refused=2 kicks=3 calls=4\n\
-                    latency1_us:\t8=15 16=2 \n";
+                    queue1:\tfaulted size=128 inflight=3 chains=17 refused=2 kicks=3 calls=4\n\
+                    latency1_write_us:\tsum=99 8=15 16=2 8388608=1 \n";
         let lines = of_fdinfo(text);
         let names: Vec<&str> = lines.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["backend", "queue0", "queue1", "latency1_us"]);
-        let counts = of_queue(&lines, 1);
-        assert_eq!(counts.first().unwrap(), &("size".to_owned(), 128));
-        let expected =
-            QueueStats { chains: 17, refused: 2, kicks: 3, calls: 4, ..QueueStats::default() };
-        assert_eq!(QueueStats::of_counters(&counts), expected);
-        assert_eq!(counts.last().unwrap(), &("faulted".to_owned(), 1));
-        assert_eq!(of_queue(&lines, 0).last().unwrap(), &("faulted".to_owned(), 0));
-        assert_eq!(of_queue(&lines, 2), []);
+        assert_eq!(names, ["backend", "queue0", "queue1", "latency1_write_us"]);
+        let report = of_queue(&lines, 1);
+        let mut latencies = Latencies::default();
+        let written = &mut latencies.0[Operation::Write as usize];
+        written.sum_us = 99;
+        (written.buckets[3], written.buckets[4], written.buckets[23]) = (15, 2, 1);
+        let stats = QueueStats { chains: 17, refused: 2, kicks: 3, calls: 4, ..Default::default() };
+        let expected = QueueReport {
+            stats: QueueStats { latencies, ..stats },
+            inflight: 3,
+            faulted: true,
+            more: vec![("size".to_owned(), 128)],
+        };
+        assert_eq!(report, expected);
+        assert!(!of_queue(&lines, 0).faulted);
+        assert_eq!(of_queue(&lines, 2), QueueReport::default());
     }
 
     #[test]

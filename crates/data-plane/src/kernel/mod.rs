@@ -22,7 +22,7 @@ pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
 use crate::limits::Limits;
-use crate::plane::{DataPlane, IoPoll, QueueSetup, QueueState};
+use crate::plane::{DataPlane, IoPoll, QueueReport, QueueSetup, QueueState};
 use backend::Disk;
 use device::VhostBlk;
 use run::Run;
@@ -172,7 +172,7 @@ impl DataPlane for KernelPlane {
         self.run.as_ref().map_or_else(|| Ok(Vec::new()), Run::counters)
     }
 
-    fn queue_counters(&self, index: u16, device: &[(String, String)]) -> Vec<(String, u64)> {
+    fn queue_report(&self, index: u16, device: &[(String, String)]) -> QueueReport {
         counters::of_queue(device, index)
     }
 }

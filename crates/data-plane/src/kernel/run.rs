@@ -9,7 +9,6 @@ use crate::error::{self, KernelError};
 use crate::limits::Limits;
 use crate::plane::{IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
-use crate::stats::QueueStats;
 use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -235,9 +234,10 @@ impl Run {
             tracing::warn!(queues = ?indices, %error, "the totals lack the counters of this run");
             Vec::new()
         });
-        let state = |(index, (base, faulted)): (&u16, (u32, bool))| {
-            let stats = QueueStats::of_counters(&counters::of_queue(&lines, *index));
-            QueueState { base, stats, faulted }
+        let state = |(index, (base, faulted)): (&u16, (u32, bool))| QueueState {
+            base,
+            stats: counters::of_queue(&lines, *index).stats,
+            faulted,
         };
         indices.iter().zip(stopped).map(state).collect()
     }
