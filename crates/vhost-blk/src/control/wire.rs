@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The JSON of the control socket.
 
-use data_plane::{Limits, PlaneKind};
+use data_plane::{Histogram, Limits, Operation, PlaneKind, QueueReport};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
@@ -171,10 +171,32 @@ fn queue_value(index: usize, queue: &QueueStatus) -> Value {
         "runs_on": queue.plane.map(|plane| plane.to_string()),
         "size": queue.size,
     });
-    for (name, count) in &queue.counts {
-        value[name] = (*count).into();
+    for (name, count) in queue.running.iter().flat_map(QueueReport::counters) {
+        value[name] = count.into();
     }
+    let latencies = Operation::ALL.map(|operation| {
+        let histogram = queue.total.latencies.of(operation);
+        (operation.name().to_owned(), latency_value(histogram))
+    });
+    value["latency"] = Value::Object(latencies.into_iter().collect());
     value
+}
+
+/// Number and mean of requests, and the bounds below which half and 99 % of them are.
+fn latency_value(histogram: &Histogram) -> Value {
+    let count = histogram.count();
+    let mean = histogram.sum_us.checked_div(count);
+    let below = |percent: u64| {
+        let wanted = (count * percent).div_ceil(100);
+        let mut seen = 0;
+        let full = |requests: &u64| {
+            seen += requests;
+            seen >= wanted
+        };
+        let bound = histogram.buckets.iter().position(full).and_then(Histogram::bound)?;
+        (count > 0).then_some(bound.as_micros() as u64)
+    };
+    json!({"count": count, "mean_us": mean, "p50_below_us": below(50), "p99_below_us": below(99)})
 }
 
 #[cfg(test)]
@@ -211,6 +233,20 @@ mod tests {
         ] {
             assert!(parsed(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn latencies_are_told_by_the_bounds_of_their_buckets() {
+        let mut histogram = Histogram::default();
+        let nothing = json!({
+            "count": 0, "mean_us": null, "p50_below_us": null, "p99_below_us": null
+        });
+        assert_eq!(latency_value(&histogram), nothing);
+        (histogram.buckets[4], histogram.buckets[10], histogram.sum_us) = (98, 2, 4000);
+        let told = json!({"count": 100, "mean_us": 40, "p50_below_us": 16, "p99_below_us": 1024});
+        assert_eq!(latency_value(&histogram), told);
+        histogram.buckets[23] = 100;
+        assert_eq!(latency_value(&histogram)["p99_below_us"], Value::Null);
     }
 
     #[test]

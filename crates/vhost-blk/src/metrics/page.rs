@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The metrics of a disk as OpenMetrics text.
 
-use data_plane::QueueStats;
+use data_plane::{Histogram, Latencies, Operation, QueueReport, QueueStats};
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -31,10 +34,14 @@ const QUEUE_COUNTERS: [QueueCounter; 9] = [
     ("queue_limit_waits", None, "Waits for a limit of the disk", |stats| stats.throttled),
 ];
 
-/// The gauges of each running queue: name, meaning, name of the count in [`QueueStatus::counts`].
-const QUEUE_GAUGES: [(&str, &str, &str); 2] = [
-    ("queue_inflight_requests", "Requests in flight", "inflight"),
-    ("queue_faulted", "A ring fault stopped the queue until the device is reset", "faulted"),
+/// A gauge of a running queue: name, meaning, value.
+type QueueGauge = (&'static str, &'static str, fn(&QueueReport) -> u64);
+
+const QUEUE_GAUGES: [QueueGauge; 2] = [
+    ("queue_inflight_requests", "Requests in flight", |report| report.inflight),
+    ("queue_faulted", "A ring fault stopped the queue until the device is reset", |report| {
+        report.faulted.into()
+    }),
 ];
 
 /// The page for this status.
@@ -71,6 +78,8 @@ pub(super) fn of(status: &Status) -> String {
     front_ends.inc_by(status.front_ends);
     registry.register("front_ends", "Front-ends since the start of the daemon", front_ends);
     add_queues(&mut registry, &status.queues);
+    let latencies = status.queues.iter().map(|queue| queue.total.latencies).collect();
+    registry.register_collector(Box::new(QueueLatencies(latencies)));
     let mut text = String::new();
     encode(&mut text, &registry).expect("a string grows");
     text
@@ -83,12 +92,11 @@ fn add_queues(registry: &mut Registry, queues: &[QueueStatus]) {
         running.get_or_create(&label(index)).set(queue.plane.is_some().into());
     }
     registry.register("queue_running", "A data plane has the queue", running);
-    for (name, help, count_name) in QUEUE_GAUGES {
+    for (name, help, value) in QUEUE_GAUGES {
         let family = Family::<Labels, Gauge>::default();
         for (index, queue) in queues.iter().enumerate() {
-            let count = queue.counts.iter().find(|(known, _)| known == count_name);
-            let count = count.map_or(0, |(_, count)| i64::try_from(*count).unwrap_or(i64::MAX));
-            family.get_or_create(&label(index)).set(count);
+            let count = queue.running.as_ref().map_or(0, value);
+            family.get_or_create(&label(index)).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
         registry.register(name, help, family);
     }
@@ -104,6 +112,33 @@ fn add_queues(registry: &mut Registry, queues: &[QueueStatus]) {
     }
 }
 
+/// The latencies of all queues, by operation.
+#[derive(Debug)]
+struct QueueLatencies(Vec<Latencies>);
+
+impl Collector for QueueLatencies {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = "Time from the taking of a request to its return, by operation";
+        let (unit, kind) = (Unit::Seconds, MetricType::Histogram);
+        let mut family = encoder.encode_descriptor("queue_latency", help, Some(&unit), kind)?;
+        for (index, latencies) in self.0.iter().enumerate() {
+            for operation in Operation::ALL {
+                let labels =
+                    [("queue", index.to_string()), ("operation", operation.name().to_owned())];
+                let histogram = latencies.of(operation);
+                let bound =
+                    |bucket| Histogram::bound(bucket).map_or(f64::INFINITY, |b| b.as_secs_f64());
+                let counts = histogram.buckets.iter().enumerate();
+                let buckets: Vec<_> = counts.map(|(i, count)| (bound(i), *count)).collect();
+                let (sum, count) = (histogram.sum_us as f64 / 1e6, histogram.count());
+                let mut metric = family.encode_family(&labels)?;
+                metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,8 +146,10 @@ mod tests {
 
     fn page() -> String {
         let total = QueueStats { chains: 7, read_bytes: 4096, calls: 3, ..QueueStats::default() };
-        let counts = [("chains", 2), ("inflight", 5), ("faulted", 1)];
-        let counts = counts.map(|(name, count)| (name.to_owned(), count)).to_vec();
+        let mut total = total;
+        let written = &mut total.latencies.0[Operation::Write as usize];
+        (written.buckets[3], written.buckets[23], written.sum_us) = (6, 1, 2_500_000);
+        let report = QueueReport { inflight: 5, faulted: true, ..QueueReport::default() };
         of(&Status {
             disk: "file \"a\\b\".img".into(),
             plane: PlaneKind::Uring,
@@ -125,13 +162,13 @@ mod tests {
             features: 0,
             writeback: false,
             queues: vec![
-                QueueStatus { plane: Some(PlaneKind::Uring), size: 128, counts, total },
                 QueueStatus {
-                    plane: None,
-                    size: 0,
-                    counts: Vec::new(),
-                    total: QueueStats::default(),
+                    plane: Some(PlaneKind::Uring),
+                    size: 128,
+                    running: Some(report),
+                    total,
                 },
+                QueueStatus { plane: None, size: 0, running: None, total: QueueStats::default() },
             ],
             kernel_counters: Vec::new(),
         })
@@ -154,6 +191,10 @@ mod tests {
             "vhost_blk_queue_requests_total{queue=\"0\"} 7",
             "vhost_blk_queue_read_bytes_total{queue=\"0\"} 4096",
             "vhost_blk_queue_calls_total{queue=\"1\"} 0",
+            "vhost_blk_queue_latency_seconds_sum{queue=\"0\",operation=\"write\"} 2.5",
+            "vhost_blk_queue_latency_seconds_count{queue=\"0\",operation=\"write\"} 7",
+            "vhost_blk_queue_latency_seconds_bucket{le=\"0.000008\",queue=\"0\",operation=\"write\"} 6",
+            "vhost_blk_queue_latency_seconds_bucket{le=\"+Inf\",queue=\"0\",operation=\"write\"} 7",
         ] {
             assert!(page.lines().any(|known| known == line), "{line} is not in:\n{page}");
         }
@@ -166,6 +207,7 @@ mod tests {
         let samples = page.lines().filter(|line| !line.starts_with('#'));
         let mut names: Vec<String> =
             samples.map(|line| line.split(['{', ' ']).next().unwrap().to_owned()).collect();
+        names.sort();
         names.dedup();
         names
     }
@@ -178,7 +220,7 @@ mod tests {
     #[test]
     fn the_documents_name_each_metric() {
         let (text, names) = (file("docs/operations.md"), names());
-        assert_eq!(names.len(), 8 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len());
+        assert_eq!(names.len(), 8 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len() + 3);
         for name in names {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
         }
