@@ -60,7 +60,7 @@ impl Daemon {
         Self::start_with(program, disk, serial, plane, more, false)
     }
 
-    /// Like [`Self::start`], with a control socket for [`Self::switch`].
+    /// Like [`Self::start`], with a control socket for [`Self::control`].
     pub(crate) fn with_control(
         program: &Path,
         disk: &Path,
@@ -135,8 +135,15 @@ impl Daemon {
 
     /// Moves the running queues to another data plane.
     pub(crate) fn switch(&self, plane: Plane) -> Result<()> {
+        self.control(&["switch", plane.name()])
+    }
+
+    /// Sends a command to the control socket.
+    pub(crate) fn control(&self, words: &[&str]) -> Result<()> {
         let (program, control) = (self.program.display().to_string(), self.folder.path());
-        run_to_end(&[&program, "ctl", &control_arg(control), "switch", plane.name()]).map(drop)
+        let control = control_arg(control);
+        let start: [&str; 3] = [&program, "ctl", &control];
+        run_to_end(&[&start[..], words].concat()).map(drop)
     }
 }
 
