@@ -144,7 +144,11 @@ impl Turn {
     #[inline]
     pub(crate) fn look(&mut self, limiter: &Limiter) -> bool {
         self.limited = limiter.is_set();
-        self.limited && self.look_at_clock(limiter)
+        if !self.limited {
+            self.closed_until = 0;
+            return false;
+        }
+        self.look_at_clock(limiter)
     }
 
     fn look_at_clock(&mut self, limiter: &Limiter) -> bool {
@@ -251,5 +255,8 @@ mod tests {
         limiter.set(&limits);
         one.reset();
         assert!(!one.look(&limiter) && one.is_open());
+        assert!(one.took(&limiter, 60_000));
+        limiter.set(&Limits::NONE);
+        assert!(!one.look(&limiter) && one.is_open(), "it waits for a limit that is gone");
     }
 }
