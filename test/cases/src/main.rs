@@ -53,9 +53,6 @@ enum Command {
     /// Own a device and load it until killed (other cases use this)
     #[command(hide = true)]
     Own(Env),
-    /// Wake all CPUs once a second, until the machine ends (the emulated guest machine uses this)
-    #[command(hide = true)]
-    Heartbeat,
     /// Use memory and check its content (other cases use this)
     #[command(hide = true)]
     Eat {
@@ -95,7 +92,6 @@ fn main() -> ExitCode {
             ("guest-icount".to_owned(), guest::measure::icount::run(&args))
         }
         Command::Own(env) => ("own".to_owned(), host::owner::own(&env)),
-        Command::Heartbeat => ("heartbeat".to_owned(), guest::heartbeat::beat()),
         Command::Eat { mib } => ("eat".to_owned(), guest::swap::eat(mib)),
     };
     exit_code(&name, outcome)

@@ -18,7 +18,6 @@ mod data;
 mod file_ops;
 mod file_systems;
 mod flushes;
-pub(crate) mod heartbeat;
 mod hostile;
 mod installed;
 mod load;

@@ -32,10 +32,6 @@ mount -t configfs configfs /sys/kernel/config
 modprobe -q kvm_amd 2>/dev/null || modprobe -q kvm_intel 2>/dev/null
 module=/lab/modules/vhost_blk.ko
 [ ! -e "$module" ] || insmod "$module" || echo "fail cannot load $module" >"$LAB_RESULTS"
-# An emulated machine loses timer interrupts (docs/lab.md).
-if grep -qw lab.heartbeat /proc/cmdline && [ -x /lab/bin/cases ]; then
-    cases heartbeat &
-fi
 cd /root || exit
 if [ -n "$LAB_STDOUT" ]; then
     sh /lab/job >"$LAB_STDOUT" 2>"${LAB_STDERR:-$LAB_STDOUT}" </dev/null
