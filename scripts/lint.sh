@@ -40,7 +40,7 @@ file_length() {
             $2 != "total" && $1 > most { print $2 ": " $1 " lines; split it"; long = 1 } END { exit long }'
 }
 
-# `make test` counts the lines `SKIP: reason` that libtest has captured, and no others.
+# `make test` counts the lines `SKIP: reason` of the captured standard output, and no others.
 skips_are_counted() {
     ! git grep -nE '"SKIP[^:]|(stderr|eprint|dbg).*SKIP' -- crates test
 }

@@ -14,6 +14,7 @@
 //! * [`port`]: a virtio serial port with a time limit.
 //! * [`rng`]: random numbers that a seed repeats.
 //! * [`set`]: when cases run.
+//! * [`skips`]: the skips that are expected.
 //! * [`stat`]: the kernel's counters of a block device.
 //! * [`wait`]: waits until a condition holds.
 
@@ -31,6 +32,7 @@ pub mod qmp;
 pub mod report;
 pub mod rng;
 pub mod set;
+pub mod skips;
 pub mod stat;
 pub mod system;
 pub mod wait;

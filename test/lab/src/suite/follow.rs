@@ -14,11 +14,11 @@ use crate::suite::case::Case;
 use crate::suite::klog::{self, LogReader};
 use crate::suite::report::{Outcome, Verdict};
 use crate::suite::script::marks;
-use crate::suite::skips;
 use crate::vm::boot::Vm;
 use crate::vm::kernel::KernelName;
 use kit::interrupt;
 use kit::process::TICK;
+use kit::skips;
 
 /// Time limit of a boot; the debug kernel needs twenty seconds on an idle machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -137,7 +137,9 @@ impl Followed {
 
     fn verdict(&self, case: &Case, code: i32, output: &str, findings: &[String]) -> Verdict {
         match verdict(code, output, findings) {
-            Verdict::Skipped(why) if !skips::is_expected(self.kernel, &case.name, &why) => {
+            Verdict::Skipped(why)
+                if !skips::is_expected(self.kernel.as_str(), &case.name, &why) =>
+            {
                 Verdict::Failed(unexpected(&why))
             }
             verdict => verdict,
@@ -152,7 +154,7 @@ impl Followed {
         let said = output.lines().filter_map(|line| line.strip_prefix(outcome::PARTLY_SKIPPED));
         outcome.left_out = said.map(|why| why.trim().to_owned()).collect();
         outcome.left_out.dedup();
-        let is_new = |why: &&String| !skips::is_expected(self.kernel, &outcome.name, why);
+        let is_new = |why: &&String| !skips::is_expected(self.kernel.as_str(), &outcome.name, why);
         if let Some(why) = outcome.left_out.iter().find(is_new) {
             outcome.verdict = Verdict::Failed(unexpected(why));
         }

@@ -6,7 +6,6 @@
 //! * [`runner`]: boots, and boots again after a case that took the kernel down.
 //! * `follow`: follows the cases of one boot and judges them.
 //! * [`klog`]: finds what a kernel log must not hold.
-//! * `skips`: the skips that are expected.
 //! * [`report`]: the closing line, and the same for machines.
 
 pub mod case;
@@ -15,4 +14,3 @@ pub mod klog;
 pub mod report;
 pub mod runner;
 pub(crate) mod script;
-pub(crate) mod skips;

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The list of steps. Each limit is for hangs: several times the duration on two cores.
+
+use anyhow::Result;
+
+use crate::run::{Passed, Run};
+
+/// A part of the `gating` set, one case of each kind: the emulated debug kernel is slow. `make lab`
+/// runs all of them on it.
+const GUEST_CASES_ON_DEBUG: &[&str] = &[
+    "guest-verify/bio",
+    "guest-ext4/request",
+    "guest-errors/bio",
+    "guest-unplug/request",
+    "guest-surprise/bio",
+    "guest-bind/bio",
+    "guest-rings/bio",
+    "guest-hostile-ring/request",
+];
+
+const FORMATTING: &str = "if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check
+    else echo 'SKIP: rustfmt is not installed (rustup component add rustfmt)'; fi";
+/// Debian sid is not always available; the cached kernel is sufficient.
+const SID: &str =
+    "scripts/kernel/sid.sh || echo 'SKIP: sid is not to be had, nothing was tested on its kernel'";
+
+/// Runs all steps, but none that needs a failed one.
+///
+/// # Errors
+/// The run was interrupted, or a log cannot be written.
+pub fn run_all(run: &mut Run) -> Result<()> {
+    run.step(5, "formatting", &["sh", "-c", FORMATTING])?;
+    run.step(5, "prose", &["scripts/check-prose.sh"])?;
+    let build = ["cargo", "build", "--workspace", "--all-targets"];
+    if run.step(45, "build", &build)? == Passed::No {
+        return Ok(());
+    }
+    let fetch = ["cargo", "run", "--quiet", "-p", "lab", "--", "fetch"];
+    let name = "set-up: QEMU, guest kernel, root image, accelerator";
+    if run.step(45, name, &fetch)? == Passed::No {
+        return Ok(());
+    }
+    run.add_to_path(&["cargo", "run", "--quiet", "-p", "lab", "--", "qemu-path"])?;
+    let sid = run.step(30, "set-up: sid's kernel", &["sh", "-c", SID])?;
+    run.step(15, "kernel module: checkpatch, gcc, sparse", &["scripts/kernel/lint.sh"])?;
+    run.step(15, "kernel modules: as DKMS builds them", &["scripts/kernel/dkms.sh"])?;
+    run.step(15, "fuzz targets, a short run", &["scripts/fuzz-smoke.sh"])?;
+    run.cargo_tests(60)?;
+    run_lab(run, sid)
+}
+
+/// Runs the cases in VMs.
+fn run_lab(run: &mut Run, sid: Passed) -> Result<()> {
+    let mut build = vec!["cargo", "build", "--release"];
+    build.extend(["-p", "vhost-blk", "-p", "lab", "-p", "cases"]);
+    if run.step(45, "build for the VMs", &build)? == Passed::No {
+        return Ok(());
+    }
+    if run.step(60, "set-up: debug kernel", &["scripts/kernel/debug.sh"])? != Passed::No {
+        let gating = ["--kernel", "6.12,debug", "--set", "gating"];
+        run.lab_cases(60, "kernel module: gating cases", "gating", &gating)?;
+        // File systems below the image take too long on the emulated debug kernel.
+        let power = ["--kernel", "6.12", "power-loss-ext4", "power-loss-lies"];
+        run.lab_cases(20, "losses of power below a file system", "power", &power)?;
+        let guest = ["--kernel", "6.12", "--set", "guest"];
+        run.lab_cases(45, "guest driver", "guest", &guest)?;
+        let debug = [&["--kernel", "debug"], GUEST_CASES_ON_DEBUG].concat();
+        run.lab_cases(45, "guest driver: debug kernel", "guest-debug", &debug)?;
+    }
+    if sid == Passed::Yes {
+        let reload = ["--kernel", "sid", "module-reload"];
+        run.lab_cases(15, "kernel module: sid's kernel", "sid", &reload)?;
+    }
+    Ok(())
+}
