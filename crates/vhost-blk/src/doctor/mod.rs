@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk doctor`: checks the machine and reports what works.
 
+mod device;
 mod host;
 mod kvm;
 mod module;
@@ -92,7 +93,10 @@ impl fmt::Display for Finding {
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
     let mut findings = vec![host::kernel(), uring::io_uring()];
     match &args.blk_file {
-        Some(path) => findings.extend([storage::direct(path), storage::lock(path)]),
+        Some(path) => {
+            findings.extend([storage::direct(path), storage::lock(path)]);
+            findings.extend(device::device(path));
+        }
         None => findings.push(
             Finding::new("o_direct", Outcome::Info, "not tried: no image is given")
                 .remedy("give --blk-file PATH"),

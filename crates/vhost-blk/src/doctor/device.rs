@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The block device below a disk, as sysfs describes it: its name, paths, queues and cache.
+
+use super::{Finding, Outcome};
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Folder of the stable names.
+const BY_ID: &str = "/dev/disk/by-id";
+
+/// Checks the block device `path`; nothing for a file.
+pub(super) fn device(path: &Path) -> Vec<Finding> {
+    let Ok(metadata) = path.metadata() else { return Vec::new() };
+    if !metadata.file_type().is_block_device() {
+        return Vec::new();
+    }
+    let number = metadata.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let Ok(sysfs) = link.canonicalize() else {
+        let message = format!("there is no {}", link.display());
+        return vec![Finding::new("device", Outcome::Warn, message).remedy("mount /sys")];
+    };
+    let mut findings = vec![name(path, Path::new(BY_ID)), queues(&sysfs)];
+    findings.extend(nvme_paths(&sysfs).or_else(|| dm_paths(&sysfs)));
+    findings
+}
+
+/// Judges the name: those of the kernel can change with a restart of the machine.
+fn name(path: &Path, by_id: &Path) -> Finding {
+    let shown = path.display();
+    if path.starts_with(by_id) || path.starts_with("/dev/mapper") {
+        return Finding::new("device_name", Outcome::Ok, format!("{shown} is stable"));
+    }
+    let target = path.canonicalize().ok();
+    let is_same = |link: &PathBuf| target.is_some() && link.canonicalize().ok() == target;
+    let links = fs::read_dir(by_id).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut stable: Vec<PathBuf> = links.filter(is_same).collect();
+    stable.sort();
+    match stable.first() {
+        Some(link) => {
+            let message = format!("{shown} can become another device when the machine restarts");
+            Finding::new("device_name", Outcome::Warn, message)
+                .remedy(format!("give --blk-file {}", link.display()))
+        }
+        None => Finding::new("device_name", Outcome::Info, format!("{shown} has no stable name")),
+    }
+}
+
+/// Describes the queues, the cache and the range commands of the device.
+fn queues(sysfs: &Path) -> Finding {
+    let queue = sysfs.join("queue");
+    let text = |name: &str| read(&queue.join(name)).unwrap_or_else(|| "unknown".to_owned());
+    let offered = |name: &str| match read(&queue.join(name)).as_deref() {
+        Some("0") | None => "no",
+        Some(_) => "yes",
+    };
+    let hardware = fs::read_dir(sysfs.join("mq")).map_or(0, Iterator::count);
+    let hardware = match hardware {
+        0 => "no hardware queues of its own".to_owned(),
+        count => format!("{count} hardware queues of {} requests", text("nr_requests")),
+    };
+    let message = format!(
+        "{hardware}, scheduler {}, cache {}, discard {}, write zeroes {}",
+        scheduler(&text("scheduler")),
+        text("write_cache"),
+        offered("discard_max_bytes"),
+        offered("write_zeroes_max_bytes"),
+    );
+    Finding::new("device", Outcome::Info, message)
+}
+
+/// The chosen scheduler of a line such as `[none] mq-deadline`.
+fn scheduler(line: &str) -> &str {
+    let chosen = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    chosen.map_or(line, |(chosen, _)| chosen)
+}
+
+/// A controller of an NVMe subsystem.
+struct Controller {
+    name: String,
+    transport: String,
+    state: String,
+    /// Seconds without a connection after which the host gives the controller up, or `off`.
+    loss: Option<String>,
+    /// Seconds without a connection after which requests fail, or `off`.
+    fast_fail: Option<String>,
+}
+
+impl Controller {
+    fn read(folder: &Path) -> Option<Controller> {
+        let text = |name: &str| read(&folder.join(name));
+        Some(Controller {
+            name: folder.file_name()?.to_str()?.to_owned(),
+            transport: text("transport")?,
+            state: text("state")?,
+            loss: text("ctrl_loss_tmo"),
+            fast_fail: text("fast_io_fail_tmo"),
+        })
+    }
+
+    fn is_live(&self) -> bool {
+        self.state == "live"
+    }
+}
+
+/// Judges the paths of an NVMe namespace over a network; `None` for other devices.
+fn nvme_paths(sysfs: &Path) -> Option<Finding> {
+    let subsystem = sysfs.join("device");
+    let entries = fs::read_dir(&subsystem).ok()?.flatten().map(|entry| entry.path());
+    let mut controllers: Vec<_> = entries.filter_map(|path| Controller::read(&path)).collect();
+    controllers.sort_by(|a, b| a.name.cmp(&b.name));
+    controllers.retain(|controller| !matches!(controller.transport.as_str(), "pcie" | "loop"));
+    let first = controllers.first()?;
+    let each = controllers.iter().map(|c| format!("{} {} {}", c.name, c.transport, c.state));
+    let policy = read(&subsystem.join("iopolicy")).unwrap_or_else(|| "unknown".to_owned());
+    let seconds = |value: &Option<String>| match value.as_deref() {
+        Some("off") | None => "never".to_owned(),
+        Some(seconds) => format!("after {seconds} s"),
+    };
+    let message = format!(
+        "{}; policy {policy}; without a path requests fail {}, and the device disappears {}",
+        each.collect::<Vec<_>>().join(", "),
+        seconds(&first.fast_fail),
+        seconds(&first.loss),
+    );
+    let live = controllers.iter().filter(|controller| controller.is_live()).count();
+    Some(match live {
+        0 => Finding::new("device_paths", Outcome::Fail, message)
+            .remedy("check the target and the network; requests wait until a path is live"),
+        1 => Finding::new("device_paths", Outcome::Warn, message)
+            .remedy("connect a second path, so that the loss of one stops no guest"),
+        _ => Finding::new("device_paths", Outcome::Ok, message),
+    })
+}
+
+/// Judges the paths of a device-mapper multipath device; `None` for other devices.
+fn dm_paths(sysfs: &Path) -> Option<Finding> {
+    read(&sysfs.join("dm/uuid")).filter(|uuid| uuid.starts_with("mpath-"))?;
+    let slaves = fs::read_dir(sysfs.join("slaves")).ok()?.flatten();
+    let mut paths: Vec<_> = slaves.map(|slave| slave.path()).collect();
+    paths.sort();
+    let state = |path: &PathBuf| {
+        let state = read(&path.join("device/state")).unwrap_or_else(|| "unknown".to_owned());
+        format!("{} {state}", path.file_name().unwrap_or_default().to_string_lossy())
+    };
+    let message = format!("multipath: {}", paths.iter().map(state).collect::<Vec<_>>().join(", "));
+    Some(match paths.len() {
+        0 => Finding::new("device_paths", Outcome::Fail, "multipath without a path")
+            .remedy("see multipath -ll"),
+        1 => Finding::new("device_paths", Outcome::Warn, message)
+            .remedy("add a second path, so that the loss of one stops no guest"),
+        _ => Finding::new("device_paths", Outcome::Ok, message),
+    })
+}
+
+fn read(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes files below a new folder.
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        }
+        root
+    }
+
+    fn controllers(states: [&str; 2]) -> tempfile::TempDir {
+        tree(&[
+            ("device/iopolicy", "numa"),
+            ("device/nvme1/transport", "tcp"),
+            ("device/nvme1/state", states[0]),
+            ("device/nvme1/ctrl_loss_tmo", "600"),
+            ("device/nvme1/fast_io_fail_tmo", "off"),
+            ("device/nvme2/transport", "tcp"),
+            ("device/nvme2/state", states[1]),
+        ])
+    }
+
+    #[test]
+    fn paths_of_nvme_are_judged_by_their_number() {
+        let outcome = |states| nvme_paths(controllers(states).path()).unwrap().outcome;
+        assert_eq!(outcome(["live", "live"]), Outcome::Ok);
+        assert_eq!(outcome(["live", "connecting"]), Outcome::Warn);
+        assert_eq!(outcome(["connecting", "connecting"]), Outcome::Fail);
+        let finding = nvme_paths(controllers(["live", "connecting"]).path()).unwrap();
+        let wanted = "nvme1 tcp live, nvme2 tcp connecting; policy numa; without a path requests \
+                      fail never, and the device disappears after 600 s";
+        assert_eq!(finding.message, wanted);
+    }
+
+    #[test]
+    fn a_local_device_has_no_paths_to_judge() {
+        let files = [("device/nvme0/transport", "pcie"), ("device/nvme0/state", "live")];
+        assert_eq!(nvme_paths(tree(&files).path()), None);
+        assert_eq!(nvme_paths(tree(&[("size", "1")]).path()), None);
+        assert_eq!(dm_paths(tree(&[("dm/uuid", "LVM-abc")]).path()), None);
+    }
+
+    #[test]
+    fn multipath_of_the_device_mapper_is_judged_by_its_slaves() {
+        let mut files = vec![("dm/uuid", "mpath-360"), ("slaves/sda/device/state", "running")];
+        let one = dm_paths(tree(&files).path()).unwrap();
+        assert_eq!((one.outcome, one.message.as_str()), (Outcome::Warn, "multipath: sda running"));
+        files.push(("slaves/sdb/device/state", "offline"));
+        let two = dm_paths(tree(&files).path()).unwrap();
+        assert_eq!(two.message, "multipath: sda running, sdb offline");
+    }
+
+    #[test]
+    fn queues_and_commands_are_described() {
+        let device = tree(&[
+            ("mq/0/cpu_list", "0"),
+            ("mq/1/cpu_list", "1"),
+            ("queue/nr_requests", "1023"),
+            ("queue/scheduler", "[none] mq-deadline"),
+            ("queue/write_cache", "write back"),
+            ("queue/discard_max_bytes", "4096"),
+            ("queue/write_zeroes_max_bytes", "0"),
+        ]);
+        let wanted = "2 hardware queues of 1023 requests, scheduler none, cache write back, \
+                      discard yes, write zeroes no";
+        assert_eq!(queues(device.path()).message, wanted);
+    }
+
+    #[test]
+    fn a_stable_name_is_recommended() {
+        let folder = tree(&[("dev", ""), ("by-id/other", "")]);
+        let (device, by_id) = (folder.path().join("dev"), folder.path().join("by-id"));
+        assert_eq!(name(&device, &by_id).outcome, Outcome::Info);
+        let link = by_id.join("nvme-serial");
+        std::os::unix::fs::symlink(&device, &link).unwrap();
+        let finding = name(&device, &by_id);
+        assert_eq!(finding.outcome, Outcome::Warn);
+        assert_eq!(finding.remedy, format!("give --blk-file {}", link.display()));
+        assert_eq!(name(&link, &by_id).outcome, Outcome::Ok);
+    }
+}
