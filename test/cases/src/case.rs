@@ -79,6 +79,7 @@ const ORDER: &[&str] = &[
     "host::control",
     "host::control::race",
     "host::over_daemon",
+    "host::engines",
     "host::suite",
     "host::owner",
     "host::removal",

@@ -18,6 +18,7 @@ mod charge;
 mod control;
 mod disks;
 mod durability;
+mod engines;
 mod failure;
 mod faults;
 mod fixture;
