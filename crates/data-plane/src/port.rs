@@ -245,3 +245,126 @@ fn update_buffer(submitter: &Submitter<'_>, place: u32, buffer: &libc::iovec) ->
     // SAFETY: the caller of `register_memory` keeps the shared mappings until they are unregistered.
     unsafe { submitter.register_buffers_update(place, buffer, None) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+    use backend::{Engine, FileIndex, Op, Slot, Token};
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use virtqueue::Region;
+
+    const PAGE: usize = 4096;
+
+    fn file_of(byte: u8) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[byte; PAGE]).unwrap();
+        file
+    }
+
+    fn memory() -> GuestMemory {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 * PAGE as u64).unwrap();
+        GuestMemory::new(vec![Region::map(0, 0, 2 * PAGE as u64, file, 0).unwrap()]).unwrap()
+    }
+
+    /// Reads a page of the disk's file `index` to `to`; returns its first byte or the error.
+    fn read(uring: &mut Uring, disk: u16, index: u32, to: *mut u8) -> Result<u8, i32> {
+        let mut segment = libc::iovec { iov_base: to.cast(), iov_len: PAGE };
+        // SAFETY: the segment and the memory live until the completion below.
+        let bufs = unsafe { BufList::new(&mut segment, 1) };
+        let token = Token { slot: Slot(3), layer: 0 };
+        uring.of_disk(disk).push(Op::Read { file: FileIndex(index), bufs, offset: 0 }, token);
+        let mut events = Vec::new();
+        while events.is_empty() {
+            uring.wait(None);
+            uring.reap(&mut events, 1);
+        }
+        let (event, result) = events[0];
+        assert_eq!(event, Event::Lane { disk, token });
+        match result {
+            // SAFETY: `to` is a page.
+            0.. => Ok(unsafe { to.read_volatile() }),
+            error => Err(error),
+        }
+    }
+
+    #[test]
+    fn each_disk_counts_its_own_files_and_a_removed_ones_places_are_used_again() {
+        let mut uring = Uring::new().unwrap();
+        let files: Vec<File> = (0..6).map(file_of).collect();
+        let fds: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut page = [0; PAGE];
+        let to = page.as_mut_ptr();
+        uring.open_port(0, &fds[0..2], false).unwrap();
+        uring.open_port(1, &fds[2..4], false).unwrap();
+        assert_eq!(read(&mut uring, 0, 1, to), Ok(1));
+        assert_eq!(read(&mut uring, 1, 0, to), Ok(2));
+        uring.close_port(0);
+        assert_eq!(read(&mut uring, 0, 0, to), Err(-libc::EBADF));
+        assert_eq!(read(&mut uring, 1, 1, to), Ok(3));
+        uring.open_port(0, &fds[4..6], false).unwrap();
+        assert_eq!(uring.ports[0].files, 0..2);
+        assert_eq!(read(&mut uring, 0, 1, to), Ok(5));
+        uring.replace_files(1, &fds[2..4], &fds[0..2]).unwrap();
+        assert_eq!(read(&mut uring, 1, 1, to), Ok(1));
+        assert_eq!(read(&mut uring, 0, 0, to), Ok(4));
+    }
+
+    #[test]
+    fn disks_without_room_in_the_table_are_refused_and_others_stay() {
+        let mut uring = Uring::new().unwrap();
+        let file = file_of(7);
+        uring.open_port(0, &[file.as_raw_fd()], false).unwrap();
+        let many = vec![file.as_raw_fd(); uring.files.size() as usize];
+        let error = uring.open_port(1, &many, false).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+        uring.open_port(2, &[file.as_raw_fd(), 99_999_999], false).unwrap_err();
+        uring.open_port(2, &[file.as_raw_fd()], false).unwrap();
+        assert_eq!(uring.ports[2].files, 1..2, "a refused disk leaves its places");
+        assert_eq!(read(&mut uring, 0, 0, [0; PAGE].as_mut_ptr()), Ok(7));
+    }
+
+    #[test]
+    fn two_disks_have_pinned_memory_and_one_keeps_it_when_the_other_goes() {
+        let mut uring = Uring::new().unwrap();
+        let (file, memories) = (file_of(9), [memory(), memory(), memory()]);
+        for disk in [0, 1] {
+            uring.open_port(disk, &[file.as_raw_fd()], false).unwrap();
+            if let Err(error) = uring.register_memory(disk, &memories[usize::from(disk)]) {
+                return println!("SKIP: this user may not pin memory: {error}");
+            }
+        }
+        let host = memories.each_ref().map(|memory| memory.regions()[0].host());
+        let pinned = |uring: &Uring, disk: usize, at: *mut u8| {
+            let mut segment = libc::iovec { iov_base: at.cast(), iov_len: PAGE };
+            // SAFETY: the list is used in this function only.
+            uring.ports[disk].fixed_index(&unsafe { BufList::new(&mut segment, 1) }, true)
+        };
+        assert_eq!([0, 1].map(|disk| pinned(&uring, disk, host[disk])), [Some(0), Some(1)]);
+        assert_eq!(pinned(&uring, 0, host[1]), None, "the memory of another guest");
+        assert_eq!(read(&mut uring, 0, 0, host[0]), Ok(9));
+        uring.register_memory(0, &memories[2]).unwrap();
+        assert_eq!((pinned(&uring, 0, host[0]), pinned(&uring, 0, host[2])), (None, Some(0)));
+        uring.close_port(0);
+        assert_eq!(read(&mut uring, 1, 0, host[1]), Ok(9));
+        assert_eq!(pinned(&uring, 1, host[1]), Some(1));
+    }
+
+    #[test]
+    fn the_polling_ring_exists_while_a_disk_wants_it() {
+        let mut uring = Uring::new().unwrap();
+        let file = file_of(1);
+        for (disk, iopoll) in [(0, false), (1, true), (2, true)] {
+            assert_eq!(uring.poll_ring.is_some(), disk == 2);
+            uring.open_port(disk, &[file.as_raw_fd()], iopoll).unwrap();
+        }
+        assert_eq!(read(&mut uring, 0, 0, [0; PAGE].as_mut_ptr()), Ok(1));
+        uring.close_port(2);
+        assert!(uring.poll_ring.is_some());
+        uring.close_port(1);
+        assert!(uring.poll_ring.is_none());
+    }
+}

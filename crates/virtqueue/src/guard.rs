@@ -33,13 +33,15 @@ struct Entry {
 }
 
 impl Entry {
-    const FREE: Entry = Entry {
-        version: AtomicU32::new(0),
-        start: AtomicUsize::new(0),
-        end: AtomicUsize::new(0),
-        page_bytes: AtomicUsize::new(0),
-        lost: AtomicBool::new(false),
-    };
+    const fn free() -> Self {
+        Entry {
+            version: AtomicU32::new(0),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            page_bytes: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+        }
+    }
 
     /// Changes the entry. The caller holds the lock of [`FREE`].
     fn set(&self, pages: Range<usize>, page_bytes: usize) {
@@ -66,7 +68,7 @@ impl Entry {
     }
 }
 
-static ENTRIES: [Entry; MAPPINGS_MAX] = [const { Entry::FREE }; MAPPINGS_MAX];
+static ENTRIES: [Entry; MAPPINGS_MAX] = [const { Entry::free() }; MAPPINGS_MAX];
 /// Number of entries that were ever in use; those behind are free.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Freed entries below [`USED`]. The lock orders all changes of entries.
