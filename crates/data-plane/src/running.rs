@@ -31,7 +31,8 @@ pub(crate) struct RunningQueue {
     pub(crate) id: QueueId,
     /// See [`crate::worker::parking`].
     pub(crate) is_active: bool,
-    /// The queue became active or returned a chain since the thread last looked for idle queues.
+    /// The queue became active, or took or returned a chain, since the thread last looked for idle
+    /// queues.
     pub(crate) recent: bool,
     pub(crate) ring: VirtQueue,
     pub(crate) requests: RequestTable,
@@ -139,6 +140,7 @@ impl RunningQueue {
         match taken {
             Ok(Some(taken)) => {
                 self.stats.chains += 1;
+                self.recent = true;
                 self.kick_rearms = 0;
                 Some(taken)
             }

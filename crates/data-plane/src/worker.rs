@@ -206,9 +206,9 @@ impl Worker {
         }
     }
 
-    /// Parks the active queues and sleeps until there is work.
+    /// Asks for kicks and sleeps until there is work.
     fn sleep(&mut self) {
-        if self.engine.has_events() || self.active.park_all(&mut self.disks) {
+        if self.engine.has_events() || self.active.arm(&mut self.disks) {
             return;
         }
         let timeout = self.timeout();
@@ -218,7 +218,7 @@ impl Worker {
         self.active.suppress(&mut self.disks);
     }
 
-    /// The time after which a queue that stays active has to be looked at; `None`: there is none.
+    /// The time after which an active queue has to be looked at; `None`: there is none.
     fn timeout(&mut self) -> Option<Duration> {
         let wait = |&id: &QueueId| {
             let (queue, _) = self.disks.queue(id);

@@ -4,7 +4,8 @@
 //!
 //! | State | Active | Driver is asked for kicks | Next state |
 //! |---|---|---|---|
-//! | polled | yes | no | parked, after turns without a chain or before a sleep |
+//! | polled | yes | no | parked, after turns or a sleep without a chain |
+//! | asleep | yes | yes | polled, when the thread wakes up |
 //! | parked | no | yes | polled, by a kick or a completion |
 //! | held: faulted, stopping, full, or its disk is stalled | no | no | polled, by a completion, or when its disk is no longer stalled |
 //! | waits for a limit | yes | no | polled, when the time has come |
@@ -16,8 +17,8 @@ use super::disks::Disks;
 use crate::event::QueueId;
 use crate::running::RunningQueue;
 
-/// Turns with work after which a queue without work is parked. A thread without any work parks its
-/// queues when it sleeps, so that it can poll them before.
+/// Turns with work after which a queue without work is parked. A thread without any work parks no
+/// queue before it sleeps, so that it can poll them.
 const IDLE_TURNS: u32 = 64;
 
 /// The active queues.
@@ -78,9 +79,9 @@ impl ActiveQueues {
         });
     }
 
-    /// Asks for kicks for all active queues and parks them. If a chain is already available,
-    /// withdraws the requests, parks none, and returns `true`.
-    pub(super) fn park_all(&mut self, disks: &mut Disks) -> bool {
+    /// Asks for kicks for all active queues, and parks those without work since the previous sleep.
+    /// If a chain is already available, withdraws the requests, parks none, and returns `true`.
+    pub(super) fn arm(&mut self, disks: &mut Disks) -> bool {
         let found = self.ids.iter().any(|&id| {
             let (queue, storage) = disks.queue(id);
             !storage.is_stalled() && queue.arm()
@@ -91,7 +92,8 @@ impl ActiveQueues {
         }
         self.ids.retain(|&id| {
             let (queue, storage) = disks.queue(id);
-            queue.is_active = !storage.is_stalled() && queue.waits_for_time();
+            let recent = std::mem::take(&mut queue.recent);
+            queue.is_active = recent || !storage.is_stalled() && queue.waits_for_time();
             queue.is_active
         });
         false
