@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The storage contract.
 //!
-//! A [`Disk`] is the control plane's handle on block storage. Every data-plane thread opens its
-//! own [`Lane`] of the disk and is its only user: a lane needs no lock.
+//! A [`Disk`] is the control plane's handle on block storage. The control plane opens and drops a
+//! [`Lane`] of the disk for each data-plane thread, which may block. In between the thread is the
+//! only user of its lane: a lane needs no lock.
 //!
 //! A lane does not wait and owns no ring. [`Lane::start`] either completes an [`Io`] at once or
 //! pushes an [`Op`] to the thread's [`Engine`] (io_uring in the data plane), and [`Lane::event`]
@@ -116,7 +117,7 @@ pub trait Disk: Send + Sync {
         Err(ResizeError::Fixed)
     }
 
-    /// Opens the lane of the calling data-plane thread.
+    /// Opens a lane for one data-plane thread.
     ///
     /// # Errors
     /// The error of the system call, if the lane gets no file descriptor or no memory.
@@ -151,7 +152,7 @@ pub trait Disk: Send + Sync {
 /// passes the same `slot` with it, and uses a slot for one `Io` at a time. The caller has checked
 /// `io`: its range lies inside the capacity and within the limits of [`Info`], and a read-only disk
 /// gets no write. A lane must not panic even for an unchecked `io`.
-pub trait Lane {
+pub trait Lane: Send {
     /// Files to register with the engine once, in the order of [`FileIndex`].
     fn files(&self) -> Vec<RawFd> {
         Vec::new()

@@ -30,7 +30,7 @@ struct Waited {
 
 impl Waited {
     fn new() -> Self {
-        let uring = Uring::new(false).expect("an io_uring");
+        let uring = Uring::new().expect("an io_uring");
         Waited { uring, events: VecDeque::new(), outstanding: 0 }
     }
 
@@ -38,7 +38,7 @@ impl Waited {
         let mut events = Vec::new();
         self.uring.reap(&mut events, usize::MAX);
         self.events.extend(events.into_iter().map(|(event, result)| match event {
-            Event::Lane(token) => (token, result),
+            Event::Lane { token, .. } => (token, result),
             other => panic!("nobody asked for {other:?}"),
         }));
     }
@@ -47,13 +47,13 @@ impl Waited {
 impl Engine for Waited {
     fn push(&mut self, op: Op, token: Token) {
         self.outstanding += 1;
-        self.uring.push(op, token);
+        self.uring.of_disk(0).push(op, token);
     }
 }
 
 impl TestEngine for Waited {
     fn register(&mut self, files: &[RawFd]) -> io::Result<()> {
-        self.uring.register_files(files)
+        self.uring.open_port(0, files, false)
     }
 
     fn next_event(&mut self, limit: Duration) -> Option<(Token, i32)> {

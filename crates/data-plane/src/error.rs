@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Errors of the data planes. Their texts name the cause and the remedy.
 
+use crate::worker::DISKS_MAX;
 use std::io;
 use std::path::{Path, PathBuf};
 use virtqueue::QueueError;
@@ -20,6 +21,9 @@ pub enum StartError {
     /// io_uring refuses the disk's file.
     #[error("cannot register the disk's file with io_uring: {0}; raise the limit on open files")]
     Register(io::Error),
+    /// The threads have as many disks as they can have.
+    #[error("the data-plane threads have {DISKS_MAX} disks already; serve it by another daemon")]
+    Full,
     /// No thread or eventfd is left.
     #[error("cannot start a data-plane thread: {0}; raise the limits on threads and open files")]
     Thread(io::Error),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The meaning of a ring completion, packed into its 64 bits of user data.
 
+use crate::request_table::DEPTH_MAX;
 use backend::{Slot, Token};
 
 const TAG_LANE: u64 = 0;
@@ -9,17 +10,29 @@ const TAG_MAIL: u64 = 2;
 const TAG_IGNORED: u64 = 3;
 const TAG_TIMER: u64 = 4;
 
+/// Bits of a slot that hold the index of an entry of a queue's in-flight table. Slots are dense:
+/// wrappers keep a list with a place for each slot.
+const ENTRY_BITS: u32 = DEPTH_MAX.ilog2();
+
+/// A queue of a thread: the thread's number of the disk, and the disk's number of the queue on this
+/// thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueId {
+    pub(crate) disk: u16,
+    pub(crate) queue: u16,
+}
+
 /// The meaning of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A lane's operation ended.
-    Lane(Token),
-    /// A lane's timer expired.
-    Timer(Token),
+    /// An operation of the lane of `disk` ended.
+    Lane { disk: u16, token: Token },
+    /// A timer of the lane of `disk` expired.
+    Timer { disk: u16, token: Token },
     /// The kick eventfd of a queue was signalled.
     Kick {
-        /// The worker's number of the queue.
-        queue: u16,
+        /// The queue.
+        queue: QueueId,
         /// The poll stays armed; `false`: it has ended.
         armed: bool,
     },
@@ -35,9 +48,11 @@ pub(crate) enum Event {
 impl Event {
     pub(crate) fn to_user_data(self) -> u64 {
         match self {
-            Event::Lane(token) => TAG_LANE << 56 | token_bits(token),
-            Event::Timer(token) => TAG_TIMER << 56 | token_bits(token),
-            Event::Kick { queue, .. } => TAG_KICK << 56 | u64::from(queue),
+            Event::Lane { disk, token } => TAG_LANE << 56 | disk_bits(disk) | token_bits(token),
+            Event::Timer { disk, token } => TAG_TIMER << 56 | disk_bits(disk) | token_bits(token),
+            Event::Kick { queue: QueueId { disk, queue }, .. } => {
+                TAG_KICK << 56 | disk_bits(disk) | u64::from(queue)
+            }
             Event::Mail { .. } => TAG_MAIL << 56,
             Event::Ignored => TAG_IGNORED << 56,
         }
@@ -46,13 +61,25 @@ impl Event {
     #[inline]
     pub(crate) fn from_user_data(data: u64, armed: bool) -> Self {
         match data >> 56 {
-            TAG_LANE => Event::Lane(token_of(data)),
-            TAG_TIMER => Event::Timer(token_of(data)),
-            TAG_KICK => Event::Kick { queue: data as u16, armed },
+            TAG_LANE => Event::Lane { disk: disk_of(data), token: token_of(data) },
+            TAG_TIMER => Event::Timer { disk: disk_of(data), token: token_of(data) },
+            TAG_KICK => {
+                Event::Kick { queue: QueueId { disk: disk_of(data), queue: data as u16 }, armed }
+            }
             TAG_MAIL => Event::Mail { armed },
             _ => Event::Ignored,
         }
     }
+}
+
+#[inline]
+fn disk_bits(disk: u16) -> u64 {
+    u64::from(disk) << 40
+}
+
+#[inline]
+fn disk_of(data: u64) -> u16 {
+    (data >> 40) as u16
 }
 
 #[inline]
@@ -65,16 +92,17 @@ fn token_of(data: u64) -> Token {
     Token { slot: Slot(data as u32), layer: (data >> 32) as u8 }
 }
 
-/// Packs the worker's number of a queue and the index of an entry of its in-flight table.
+/// Packs the disk's number of a queue and the index of an entry of its in-flight table.
 #[inline]
 pub(crate) fn slot_of(queue: u16, entry: u16) -> Slot {
-    Slot(u32::from(queue) << 16 | u32::from(entry))
+    debug_assert!(entry < DEPTH_MAX);
+    Slot(u32::from(queue) << ENTRY_BITS | u32::from(entry))
 }
 
 /// The inverse of [`slot_of`].
 #[inline]
-pub(crate) fn queue_and_entry(slot: Slot) -> (usize, u16) {
-    ((slot.0 >> 16) as usize, slot.0 as u16)
+pub(crate) fn queue_and_entry(slot: Slot) -> (u16, u16) {
+    ((slot.0 >> ENTRY_BITS) as u16, (slot.0 & ((1 << ENTRY_BITS) - 1)) as u16)
 }
 
 #[cfg(test)]
@@ -83,16 +111,17 @@ mod tests {
 
     #[test]
     fn user_data_gives_the_event_back() {
-        let token = Token { slot: slot_of(63, 32767), layer: 7 };
+        let token = Token { slot: slot_of(63, DEPTH_MAX - 1), layer: 7 };
+        let queue = QueueId { disk: 4095, queue: 9 };
         let events = [
-            Event::Lane(token),
-            Event::Timer(token),
-            Event::Kick { queue: 9, armed: true },
+            Event::Lane { disk: 4095, token },
+            Event::Timer { disk: 1, token },
+            Event::Kick { queue, armed: true },
             Event::Mail { armed: true },
             Event::Ignored,
         ];
         let back = events.map(|event| Event::from_user_data(event.to_user_data(), true));
         assert_eq!(back, events);
-        assert_eq!(queue_and_entry(token.slot), (63, 32767));
+        assert_eq!(queue_and_entry(token.slot), (63, DEPTH_MAX - 1));
     }
 }

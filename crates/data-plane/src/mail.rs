@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mail between the control plane and the threads of the io_uring data plane.
 
+use crate::error::StartError;
+use crate::event::QueueId;
+use crate::limits::Limiter;
 use crate::plane::{QueueSetup, QueueState};
-use backend::Disk;
+use backend::Lane;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -10,18 +13,29 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use virtqueue::{GuestMemory, VirtQueue};
 use vmm_sys_util::eventfd::EventFd;
 
-/// A command of the control plane to a thread. Numbers are the thread's numbers of its queues.
+/// A command of the control plane to a thread. Numbers of disks and queues are those of the thread.
 pub(crate) enum Mail {
-    Start(Box<(QueueSetup, VirtQueue)>, Sender<u16>),
-    Stop(u16, Sender<QueueState>),
-    SetCall(u16, Option<File>),
-    State(u16, Sender<QueueState>),
-    /// The limits of the disk have changed.
-    Limits,
-    /// Open the lane of the disk anew. No queue runs.
-    OpenLane(Arc<dyn Disk>, Sender<io::Result<()>>),
-    Memory(Option<Arc<GuestMemory>>, Sender<io::Result<()>>),
+    AddDisk(AddDisk, Sender<Result<u16, StartError>>),
+    /// Remove a disk and return its lane. No queue of the disk runs.
+    RemoveDisk(u16, Sender<Box<dyn Lane>>),
+    /// Replace the lane of a disk and return the lane that is not in use. No queue of the disk runs.
+    ReplaceLane(u16, Box<dyn Lane>, Sender<(Box<dyn Lane>, io::Result<()>)>),
+    Memory(u16, Option<Arc<GuestMemory>>, Sender<io::Result<()>>),
+    /// The limits of a disk have changed.
+    Limits(u16),
+    Start(u16, Box<(QueueSetup, VirtQueue)>, Sender<QueueId>),
+    Stop(QueueId, Sender<QueueState>),
+    SetCall(QueueId, Option<File>),
+    State(QueueId, Sender<QueueState>),
     Exit,
+}
+
+/// A disk for a thread.
+pub(crate) struct AddDisk {
+    pub(crate) lane: Box<dyn Lane>,
+    pub(crate) limiter: Arc<Limiter>,
+    /// Reads and writes are polled.
+    pub(crate) iopoll: bool,
 }
 
 /// The pending answer of a thread.

@@ -8,9 +8,9 @@
 #![expect(unsafe_code)]
 
 use crate::event::Event;
+use crate::port::Port;
 use io_uring::{IoUring, Submitter, squeue};
 use std::io;
-use std::os::fd::RawFd;
 
 /// `IORING_ENTER_GETEVENTS`: run deferred completions, and poll a polled device.
 pub(crate) const GETEVENTS: u32 = 1;
@@ -20,10 +20,6 @@ pub(crate) struct PollRing {
     ring: IoUring,
     queued: u32,
     in_flight: usize,
-    /// The device does not support polling.
-    refused: bool,
-    /// Number of next transfers for the main ring: retries of transfers that found no free tag.
-    detours: usize,
 }
 
 impl PollRing {
@@ -39,34 +35,17 @@ impl PollRing {
             .setup_defer_taskrun()
             .build(sq_entries)
             .or_else(|_| sized().build(sq_entries))?;
-        Ok(PollRing { ring, queued: 0, in_flight: 0, refused: false, detours: 0 })
+        Ok(PollRing { ring, queued: 0, in_flight: 0 })
     }
 
     pub(crate) fn submitter(&self) -> Submitter<'_> {
         self.ring.submitter()
     }
 
-    pub(crate) fn register_files(&self, files: &[RawFd]) -> io::Result<()> {
-        self.ring.submitter().register_files(files)
-    }
-
-    pub(crate) fn unregister_files(&self) {
-        // It fails only if no file is registered.
-        let _ = self.ring.submitter().unregister_files();
-    }
-
     /// Returns whether I/O is in flight or waits for submission.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         self.in_flight > 0
-    }
-
-    /// Returns whether the next transfer belongs here; `false`: it belongs to the main ring.
-    #[inline]
-    pub(crate) fn takes_next(&mut self) -> bool {
-        let detour = self.detours > 0;
-        self.detours -= usize::from(detour);
-        !detour && !self.refused
     }
 
     #[inline]
@@ -96,20 +75,17 @@ impl PollRing {
         self.queued = self.ring.submission().len() as u32;
     }
 
+    /// Moves all completions to `events`. `ports` has the disks of the thread.
     #[inline]
-    pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>) {
+    pub(crate) fn reap(&mut self, ports: &mut [Port], events: &mut Vec<(Event, i32)>) {
         for entry in self.ring.completion() {
             self.in_flight -= 1;
+            let event = Event::from_user_data(entry.user_data(), false);
             let mut result = entry.result();
-            if result == -libc::EOPNOTSUPP && !self.refused {
-                tracing::warn!("the device's queues cannot be polled: using interrupts");
-                self.refused = true;
+            if let Event::Lane { disk, .. } = event {
+                result = ports[usize::from(disk)].polled(result);
             }
-            if matches!(-result, libc::EOPNOTSUPP | libc::EAGAIN) {
-                self.detours += 1;
-                result = -libc::EAGAIN; // the lane retries, and the main ring waits for a tag
-            }
-            events.push((Event::from_user_data(entry.user_data(), false), result));
+            events.push((event, result));
         }
     }
 }

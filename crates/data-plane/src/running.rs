@@ -2,6 +2,7 @@
 //! A queue that runs on a thread of the io_uring data plane.
 
 use crate::batch::Batch;
+use crate::event::QueueId;
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::{Limiter, Turn};
 use crate::once_per_second::OncePerSecond;
@@ -27,6 +28,12 @@ const INFLIGHT_BYTES_MAX: u64 = 512 << 20;
 
 /// A queue that runs; its thread owns it.
 pub(crate) struct RunningQueue {
+    pub(crate) id: QueueId,
+    /// See [`crate::worker::parking`].
+    pub(crate) is_active: bool,
+    /// The queue became active, or took or returned a chain, since the thread last looked for idle
+    /// queues.
+    pub(crate) recent: bool,
     pub(crate) ring: VirtQueue,
     pub(crate) requests: RequestTable,
     pub(crate) disk: DiskView,
@@ -60,6 +67,7 @@ pub(crate) struct RunningQueue {
 
 impl RunningQueue {
     pub(crate) fn new(
+        id: QueueId,
         setup: QueueSetup,
         mut ring: VirtQueue,
         slow_start: bool,
@@ -82,6 +90,9 @@ impl RunningQueue {
             tracing::info!(queue = index, chains, "resubmits the requests of a previous daemon");
         }
         RunningQueue {
+            id,
+            is_active: false,
+            recent: false,
             requests: RequestTable::new(ring.size()),
             ring,
             disk,
@@ -129,6 +140,7 @@ impl RunningQueue {
         match taken {
             Ok(Some(taken)) => {
                 self.stats.chains += 1;
+                self.recent = true;
                 self.kick_rearms = 0;
                 Some(taken)
             }
@@ -183,6 +195,16 @@ impl RunningQueue {
     /// The rest of the time that the queue waits for a limit; `None`: it waits for none.
     pub(crate) fn throttled_for(&self) -> Option<Duration> {
         self.turn.wait(&self.limiter)
+    }
+
+    /// Returns whether the thread must look at the queue again after some time, without a kick.
+    pub(crate) fn waits_for_time(&self) -> bool {
+        self.is_kickless() || !self.turn.is_open()
+    }
+
+    /// Returns whether the queue takes chains without a kick eventfd.
+    pub(crate) fn is_kickless(&self) -> bool {
+        self.kick.is_none() && self.may_take()
     }
 
     /// Ends a wait for limits that have changed.
@@ -266,6 +288,7 @@ impl RunningQueue {
         }
         self.ring.push_used(head, written_bytes);
         self.stats.completed += 1;
+        self.recent = true;
         self.batch.pushed();
     }
 
@@ -312,8 +335,8 @@ impl RunningQueue {
         }
     }
 
-    /// Asks for a kick at the next chain. Returns whether a chain is already available. The thread
-    /// calls this before every sleep, because the event index names a single position of the ring.
+    /// Asks for a kick at the next chain. Returns whether a chain is already available. The event
+    /// index names one position of the ring, so this is repeated after each taken chain.
     pub(crate) fn arm(&mut self) -> bool {
         if self.may_take() {
             self.ring.arm();

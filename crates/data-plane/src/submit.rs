@@ -8,50 +8,77 @@ use crate::event::{queue_and_entry, slot_of};
 use crate::request_table::{Entry, Submitted, Taken};
 use crate::running::RunningQueue;
 use crate::uring::Uring;
-use backend::{BufList, Disk, Io, IoError, IoKind, Lane, Slot, Step, Token};
+use backend::{BufList, Io, IoError, IoKind, Lane, Slot, Step, Token};
 use std::collections::VecDeque;
 use std::io;
 use virtio_blk::{Completion, Kind, Range, Request};
 
 const SECTOR_BYTES: u64 = virtio_spec::blk::SECTOR_BYTES;
 
-/// The storage of a thread: its lane, its ring and the stalled I/Os.
+/// The storage of a disk on a thread: its lane and the stalled I/Os.
 pub(crate) struct Storage {
-    pub(crate) lane: Box<dyn Lane>,
-    pub(crate) engine: Uring,
+    /// The thread's number of the disk.
+    disk: u16,
+    lane: Box<dyn Lane>,
     /// Entries whose `start` returned [`Step::Busy`], oldest first.
     pub(crate) stalled: VecDeque<Slot>,
 }
 
 impl Storage {
-    /// Replaces the lane by a new one of the same disk, which has its present capacity. Keeps the
-    /// old lane if this fails. No I/O may be in flight.
-    pub(crate) fn open_lane(&mut self, disk: &dyn Disk) -> io::Result<()> {
-        let lane = disk.open_lane()?;
-        self.engine.replace_files(&self.lane.files(), &lane.files())?;
-        self.lane = lane;
-        Ok(())
+    pub(crate) fn new(disk: u16, lane: Box<dyn Lane>) -> Self {
+        Storage { disk, lane, stalled: VecDeque::new() }
     }
 
-    /// Starts the I/O of a request of `queue` (the thread's queue `number`), which may complete at
-    /// once.
+    /// See [`Lane::moves_data_itself`].
+    pub(crate) fn moves_data_itself(&self) -> bool {
+        self.lane.moves_data_itself()
+    }
+
+    /// Returns whether an I/O waits for a resource of the lane: the queues of the disk take no chain.
+    #[inline]
+    pub(crate) fn is_stalled(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
+    /// Replaces the lane by a new one of the same disk, which has its present capacity. Returns the
+    /// old lane; returns the new one if this fails. No I/O may be in flight.
+    pub(crate) fn replace_lane(
+        &mut self,
+        engine: &mut Uring,
+        lane: Box<dyn Lane>,
+    ) -> (Box<dyn Lane>, io::Result<()>) {
+        match engine.replace_files(self.disk, &self.lane.files(), &lane.files()) {
+            Ok(()) => (std::mem::replace(&mut self.lane, lane), Ok(())),
+            Err(error) => (lane, Err(error)),
+        }
+    }
+
+    /// Unregisters the lane and returns it. No I/O may be in flight.
+    pub(crate) fn close(self, engine: &mut Uring) -> Box<dyn Lane> {
+        engine.close_port(self.disk);
+        self.lane
+    }
+
+    /// Starts the I/O of a request of `queue`, which may complete at once.
     #[inline]
     pub(crate) fn submit(
         &mut self,
+        engine: &mut Uring,
         queue: &mut RunningQueue,
-        number: u16,
         taken: Taken,
         request: Request,
     ) {
-        let (slot, kind) = (slot_of(number, taken.index()), request.kind);
+        let (slot, kind) = (slot_of(queue.id.queue, taken.index()), request.kind);
         let entry = queue.requests.entry(taken.index());
         let Some(io) = next_io(entry, kind) else {
             let id_bytes = give_id(entry, kind, queue.disk.id());
             return queue.complete(taken, request, Completion::of(kind, Ok(()), id_bytes));
         };
         let submitted = entry.submitted.insert(Submitted { taken, request, io });
-        match self.lane.start(&mut submitted.io, slot, &mut self.engine) {
-            Step::Done(result) if has_ranges(kind) => self.next_range(queue, slot, kind, result),
+        match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {
+            Step::Done(result) if has_ranges(kind) => {
+                self.next_range(engine, queue, slot, kind, result)
+            }
             Step::Done(result) => finish(queue, slot, result),
             Step::Pending => {}
             Step::Busy => self.stalled.push_back(slot),
@@ -59,36 +86,55 @@ impl Storage {
     }
 
     /// Repeats the start of a stalled I/O. Returns `false` if the lane is still busy.
-    pub(crate) fn retry(&mut self, queue: &mut RunningQueue, slot: Slot) -> bool {
+    pub(crate) fn retry(
+        &mut self,
+        engine: &mut Uring,
+        queue: &mut RunningQueue,
+        slot: Slot,
+    ) -> bool {
         let (_, index) = queue_and_entry(slot);
         let io = &mut queue.requests.submitted(index).io;
-        match self.lane.start(io, slot, &mut self.engine) {
+        match self.lane.start(io, slot, &mut engine.of_disk(self.disk)) {
             Step::Busy => return false,
             Step::Pending => {}
-            Step::Done(result) => self.done(queue, slot, result),
+            Step::Done(result) => self.done(engine, queue, slot, result),
         }
         true
     }
 
     /// Delivers the result of an operation to the lane.
     #[inline]
-    pub(crate) fn event(&mut self, queue: &mut RunningQueue, token: Token, result: i32) {
+    pub(crate) fn event(
+        &mut self,
+        engine: &mut Uring,
+        queue: &mut RunningQueue,
+        token: Token,
+        result: i32,
+    ) {
         let (_, index) = queue_and_entry(token.slot);
         let io = &mut queue.requests.submitted(index).io;
-        if let Step::Done(result) = self.lane.event(io, token, result, &mut self.engine) {
-            self.done(queue, token.slot, result);
+        if let Step::Done(result) =
+            self.lane.event(io, token, result, &mut engine.of_disk(self.disk))
+        {
+            self.done(engine, queue, token.slot, result);
         }
     }
 
     /// Handles the end of an I/O: starts the next range of the request, or completes the request.
     #[inline]
-    fn done(&mut self, queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
+    fn done(
+        &mut self,
+        engine: &mut Uring,
+        queue: &mut RunningQueue,
+        slot: Slot,
+        result: Result<(), IoError>,
+    ) {
         let (_, index) = queue_and_entry(slot);
         let kind = queue.requests.submitted(index).request.kind;
         // A discard is advisory: a stop does not wait for the rest of its ranges.
         let skipped = queue.stopping.is_some() && matches!(kind, Kind::Discard { .. });
         match has_ranges(kind) && !skipped {
-            true => self.next_range(queue, slot, kind, result),
+            true => self.next_range(engine, queue, slot, kind, result),
             false => finish(queue, slot, result),
         }
     }
@@ -96,6 +142,7 @@ impl Storage {
     /// After the end of a range: starts the next one, or completes the request.
     fn next_range(
         &mut self,
+        engine: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
         kind: Kind,
@@ -106,7 +153,7 @@ impl Storage {
             let Some(io) = next_io(queue.requests.entry(index), kind) else { break };
             let current = &mut queue.requests.submitted(index).io;
             *current = io;
-            result = match self.lane.start(current, slot, &mut self.engine) {
+            result = match self.lane.start(current, slot, &mut engine.of_disk(self.disk)) {
                 Step::Done(result) => result,
                 Step::Pending => return,
                 Step::Busy => return self.stalled.push_back(slot),

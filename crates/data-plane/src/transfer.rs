@@ -9,10 +9,10 @@ use io_uring::types::Fixed;
 /// Maximum bytes of one transfer in the kernel (MAX_RW_COUNT); a longer one is a short transfer.
 const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
-/// The entry of `op`, a read or a write. `fixed` is the index of the registered buffer that
-/// contains its memory.
+/// The entry of `op`, a read or a write. `files` is the place of the lane's first file in the table
+/// of registered files, `fixed` the index of the registered buffer that contains the memory.
 #[inline]
-pub(crate) fn transfer(op: &Op, fixed: Option<u16>) -> Entry {
+pub(crate) fn transfer(op: &Op, files: u32, fixed: Option<u16>) -> Entry {
     let (write, file, bufs, at, flags) = match *op {
         Op::Read { file, bufs, offset } => (false, file, bufs, offset, 0),
         Op::Write { file, bufs, offset, dsync } => {
@@ -20,7 +20,7 @@ pub(crate) fn transfer(op: &Op, fixed: Option<u16>) -> Entry {
         }
         _ => unreachable!("only reads and writes are transfers"),
     };
-    let (file, iovs) = (Fixed(file.0), bufs.iovs());
+    let (file, iovs) = (Fixed(files + file.0), bufs.iovs());
     if let [iov] = iovs {
         let len = iov.iov_len.min(TRANSFER_BYTES_MAX) as u32;
         let base = iov.iov_base.cast::<u8>();

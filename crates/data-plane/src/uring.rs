@@ -1,52 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread's io_uring: waits for lane operations, kicks and mail together.
 // UNSAFETY: submission entries contain raw addresses. The caller of `BufList::new`, and this struct
-// for timers and registered buffers, keep the memory in place until the completion.
+// for timers, keep the memory in place until the completion.
 #![expect(unsafe_code)]
 
 use crate::affinity::cpu_set;
 use crate::event::Event;
 use crate::poll_ring::{GETEVENTS, PollRing};
+use crate::port::{self, Port};
+use crate::table::Table;
 use crate::transfer::transfer;
-use backend::{BufList, Engine, Op, Token};
+use backend::{Engine, Op, Token};
 use io_uring::types::{CancelBuilder, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
-use virtqueue::GuestMemory;
 
 /// Entries of the submission ring. A larger batch takes several submissions.
-const SQ_ENTRIES: u32 = 256;
+pub(crate) const SQ_ENTRIES: u32 = 256;
 /// Entries of the completion ring. The kernel keeps further completions.
-const CQ_ENTRIES: u32 = 4096;
+pub(crate) const CQ_ENTRIES: u32 = 4096;
 /// Maximum kernel threads of a ring for blocking operations (`io-wq`), of either kind.
 const IO_WORKERS_MAX: u32 = 16;
-/// io_uring's limit on one registered buffer.
-const FIXED_BUFFER_BYTES_MAX: u64 = 1 << 30;
-
-/// One registered buffer.
-#[derive(Clone, Copy, Debug)]
-struct FixedBuffer {
-    start: usize,
-    end: usize,
-    index: u16,
-}
-
 /// One thread's ring.
 pub(crate) struct Uring {
-    ring: IoUring,
+    pub(crate) ring: IoUring,
     timers: Vec<Timespec>,
     next_timer: usize,
-    fixed: Vec<FixedBuffer>,
+    /// By the thread's number of the disk.
+    pub(crate) ports: Vec<Port>,
+    /// Places for files in both rings.
+    pub(crate) files: Table,
+    /// Places for buffers; made when a disk pins memory.
+    pub(crate) buffers: Option<Table>,
     vectored_fixed: bool,
     queued: u32,
-    poll_ring: Option<PollRing>,
+    /// Exists while a disk wants it.
+    pub(crate) poll_ring: Option<PollRing>,
 }
 
 impl Uring {
     /// Sets up a ring for the calling thread, in the best mode that the kernel supports.
-    pub(crate) fn new(iopoll: bool) -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let ring = build_ring()?;
         let mut probe = Probe::new();
         let probed = ring.submitter().register_probe(&mut probe).is_ok();
@@ -54,15 +50,17 @@ impl Uring {
             && probe.is_supported(opcode::ReadvFixed::CODE)
             && probe.is_supported(opcode::WritevFixed::CODE);
         let timers = vec![Timespec::new(); SQ_ENTRIES as usize + 1];
-        let poll_ring = if iopoll { Some(PollRing::new(SQ_ENTRIES, CQ_ENTRIES)?) } else { None };
+        let files = port::register_table(&ring.submitter())?;
         Ok(Uring {
             ring,
             timers,
             next_timer: 0,
-            fixed: Vec::new(),
+            ports: Vec::new(),
+            files,
+            buffers: None,
             vectored_fixed,
             queued: 0,
-            poll_ring,
+            poll_ring: None,
         })
     }
 
@@ -74,89 +72,6 @@ impl Uring {
         match cpus {
             [] => Ok(()),
             cpus => submitter.register_iowq_aff(&cpu_set(cpus)?),
-        }
-    }
-
-    /// Registers the files of the lane; the position of each is its [`backend::FileIndex`].
-    pub(crate) fn register_files(&mut self, files: &[RawFd]) -> io::Result<()> {
-        if files.is_empty() {
-            return Ok(());
-        }
-        if let Some(poll_ring) = &self.poll_ring {
-            poll_ring.register_files(files)?;
-        }
-        self.ring.submitter().register_files(files)
-    }
-
-    /// Replaces the registered files `old` of a lane by the same number of files of another one.
-    /// Keeps the old ones if this fails. No operation on the files may be in flight.
-    pub(crate) fn replace_files(&mut self, old: &[RawFd], new: &[RawFd]) -> io::Result<()> {
-        assert_eq!(old.len(), new.len(), "lanes of a disk have the same number of files");
-        let replaced = self.update_files(new);
-        if replaced.is_err() {
-            self.update_files(old).expect("open files can be registered again");
-        }
-        replaced
-    }
-
-    fn update_files(&self, files: &[RawFd]) -> io::Result<()> {
-        if files.is_empty() {
-            return Ok(());
-        }
-        let poll_ring = self.poll_ring.as_ref().map(PollRing::submitter);
-        for submitter in poll_ring.into_iter().chain([self.ring.submitter()]) {
-            let updated = submitter.register_files_update(0, files)?;
-            if updated < files.len() {
-                return Err(io::Error::other("the kernel replaced only some registered files"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Unregisters the files of the lane. Otherwise the kernel holds them, and keeps the file
-    /// system busy, until it has destroyed the ring, some time after the process has ended. No
-    /// operation on the files may be in flight.
-    pub(crate) fn unregister_files(&mut self) {
-        if let Some(poll_ring) = &self.poll_ring {
-            poll_ring.unregister_files();
-        }
-        // It fails only if no file is registered.
-        let _ = self.ring.submitter().unregister_files();
-    }
-
-    /// Registers the regions of `memory` as buffers in place of the previous ones. The caller keeps
-    /// the regions mapped until the next call.
-    ///
-    /// # Errors
-    /// The error of the system call, usually ENOMEM because of RLIMIT_MEMLOCK. The ring then works
-    /// without registered buffers.
-    pub(crate) fn register_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
-        self.unregister_memory();
-        let (mut iovecs, mut fixed) = (Vec::new(), Vec::new());
-        for region in memory.regions() {
-            let mut offset = 0;
-            while offset < region.len() {
-                let len = (region.len() - offset).min(FIXED_BUFFER_BYTES_MAX);
-                let base = region.host().wrapping_add(offset as usize);
-                let index = u16::try_from(iovecs.len()).map_err(|_| io::ErrorKind::OutOfMemory)?;
-                let start = base as usize;
-                fixed.push(FixedBuffer { start, end: start + len as usize, index });
-                iovecs.push(libc::iovec { iov_base: base.cast(), iov_len: len as usize });
-                offset += len;
-            }
-        }
-        // SAFETY: the caller keeps the shared mappings until the next call.
-        unsafe { self.ring.submitter().register_buffers(&iovecs)? };
-        self.fixed = fixed;
-        Ok(())
-    }
-
-    /// Unregisters the buffers.
-    pub(crate) fn unregister_memory(&mut self) {
-        if !self.fixed.is_empty() {
-            self.fixed.clear();
-            // It fails only if no buffer is registered.
-            let _ = self.ring.submitter().unregister_buffers();
         }
     }
 
@@ -239,15 +154,16 @@ impl Uring {
     #[inline]
     pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>, max: usize) {
         if let Some(poll_ring) = &mut self.poll_ring {
-            poll_ring.reap(events);
+            poll_ring.reap(&mut self.ports, events);
         }
         for entry in self.ring.completion().take(max) {
             let more = io_uring::cqueue::more(entry.flags());
             let event = Event::from_user_data(entry.user_data(), more);
             events.push(match (event, entry.result()) {
                 // ETIME is the success of a timer, and an error for any other operation.
-                (Event::Timer(token), result) if result == -libc::ETIME => (Event::Lane(token), 0),
-                (Event::Timer(token), result) => (Event::Lane(token), result),
+                (Event::Timer { disk, token }, result) => {
+                    (Event::Lane { disk, token }, if result == -libc::ETIME { 0 } else { result })
+                }
                 other => other,
             });
         }
@@ -271,21 +187,6 @@ impl Uring {
         self.queued += 1;
     }
 
-    /// The index of the registered buffer for a transfer, if there is one.
-    #[inline]
-    fn fixed_index(&self, bufs: &BufList) -> Option<u16> {
-        if self.fixed.is_empty() || (bufs.iovs().len() > 1 && !self.vectored_fixed) {
-            return None;
-        }
-        let inside = |buffer: &&FixedBuffer| {
-            bufs.iovs().iter().all(|iov| {
-                let start = iov.iov_base as usize;
-                start >= buffer.start && start + iov.iov_len <= buffer.end
-            })
-        };
-        self.fixed.iter().find(inside).map(|buffer| buffer.index)
-    }
-
     fn timer(&mut self, delay: Duration) -> squeue::Entry {
         // The kernel reads the time at the submission. There is a cell for each unsubmitted entry,
         // and one for the next entry.
@@ -296,32 +197,51 @@ impl Uring {
     }
 }
 
-impl Engine for Uring {
+/// The engine of one disk's lane.
+pub(crate) struct LaneEngine<'a> {
+    uring: &'a mut Uring,
+    disk: u16,
+}
+
+impl Uring {
+    /// The engine of the lane of the thread's disk `disk`.
+    #[inline]
+    pub(crate) fn of_disk(&mut self, disk: u16) -> LaneEngine<'_> {
+        LaneEngine { uring: self, disk }
+    }
+}
+
+impl Engine for LaneEngine<'_> {
     #[inline]
     fn push(&mut self, op: Op, token: Token) {
-        let user_data = Event::Lane(token).to_user_data();
+        let (uring, disk) = (&mut *self.uring, self.disk);
+        let port = &mut uring.ports[usize::from(disk)];
+        let files = port.first_file();
+        let user_data = Event::Lane { disk, token }.to_user_data();
         let entry = match op {
             Op::Read { bufs, .. } | Op::Write { bufs, .. } => {
-                if let Some(poll_ring) = &mut self.poll_ring
-                    && poll_ring.takes_next()
+                if let Some(poll_ring) = &mut uring.poll_ring
+                    && port.polls_next()
                 {
-                    return poll_ring.push(&transfer(&op, None).user_data(user_data));
+                    return poll_ring.push(&transfer(&op, files, None).user_data(user_data));
                 }
-                transfer(&op, self.fixed_index(&bufs))
+                transfer(&op, files, port.fixed_index(&bufs, uring.vectored_fixed))
             }
             Op::Fdatasync { file } => {
-                opcode::Fsync::new(Fixed(file.0)).flags(FsyncFlags::DATASYNC).build()
+                opcode::Fsync::new(Fixed(files + file.0)).flags(FsyncFlags::DATASYNC).build()
             }
             Op::Fallocate { file, mode, offset, len } => {
-                opcode::Fallocate::new(Fixed(file.0), len).offset(offset).mode(mode).build()
+                let file = Fixed(files + file.0);
+                opcode::Fallocate::new(file, len).offset(offset).mode(mode).build()
             }
-            Op::Discard { file, offset, len } => discard(file.0, offset, len),
+            Op::Discard { file, offset, len } => discard(files + file.0, offset, len),
             Op::Timer { delay } => {
-                let entry = self.timer(delay).user_data(Event::Timer(token).to_user_data());
-                return self.push_entry(&entry);
+                let user_data = Event::Timer { disk, token }.to_user_data();
+                let entry = uring.timer(delay).user_data(user_data);
+                return uring.push_entry(&entry);
             }
         };
-        self.push_entry(&entry.user_data(user_data));
+        uring.push_entry(&entry.user_data(user_data));
     }
 }
 

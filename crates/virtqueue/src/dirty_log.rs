@@ -5,9 +5,9 @@
 #![expect(unsafe_code)]
 
 use crate::memory::{MemoryError, refuse_short_file};
+use crate::shared_mapping::SharedMapping;
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
-use vm_memory::{FileOffset, MmapRegion};
 
 /// Bytes of guest memory that one bit covers.
 pub const PAGE_BYTES: u64 = 4096;
@@ -15,7 +15,7 @@ pub const PAGE_BYTES: u64 = 4096;
 /// A mapped dirty log.
 #[derive(Debug)]
 pub struct DirtyLog {
-    mapping: MmapRegion,
+    mapping: SharedMapping,
     offset: usize,
     len: usize,
 }
@@ -33,13 +33,7 @@ impl DirtyLog {
             .filter(|_| len > 0)
             .ok_or_else(|| failed(format!("a dirty log of {len} bytes at {offset}")))?;
         refuse_short_file(&file, end as u64).map_err(failed)?;
-        let mapping = MmapRegion::build(
-            Some(FileOffset::new(file, 0)),
-            end,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-        )
-        .map_err(|e| failed(e.to_string()))?;
+        let mapping = SharedMapping::map(file, end).map_err(failed)?;
         Ok(DirtyLog { mapping, offset: offset as usize, len: len as usize })
     }
 

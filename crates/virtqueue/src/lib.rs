@@ -6,21 +6,24 @@
 //! [`VirtQueue::needs_call`] (stage *notify*).
 //!
 //! This crate opens no file, starts no thread and uses no eventfd. It does not interpret the
-//! content of a chain.
+//! content of a chain. It handles SIGBUS from the first mapping on.
 
 pub mod chain;
 pub mod dirty_log;
+mod guard;
 pub mod memory;
 mod notify;
 mod packed;
 mod queue;
 mod ring_area;
+mod shared_mapping;
 mod split;
 
 pub use chain::{Chain, ChainHead};
 pub use dirty_log::DirtyLog;
 pub use memory::{GuestMemory, MemoryError, Region};
 pub use queue::{Layout, QueueError, Resubmit, RingSetup, VirtQueue};
+pub use shared_mapping::SharedMapping;
 
 /// A violation of the queue's protocol by the guest. The queue stops taking chains; chains in
 /// flight still complete.
@@ -61,6 +64,9 @@ pub enum RingFault {
         /// Length in bytes.
         len: u64,
     },
+    /// The front-end has truncated the file of the guest's memory.
+    #[error("guest memory was truncated")]
+    MemoryLost,
     /// A chain of a previous daemon is of the other ring layout.
     #[error("a chain in flight is not of the layout of its ring")]
     WrongLayout,

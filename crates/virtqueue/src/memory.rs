@@ -3,10 +3,10 @@
 // UNSAFETY: a region returns raw pointers into a mapping that is shared with the guest.
 #![expect(unsafe_code)]
 
-use rustix::mm::{Advice, madvise};
+use crate::guard;
+use crate::shared_mapping::SharedMapping;
 use std::fs::File;
 use std::sync::Arc;
-use vm_memory::{FileOffset, MmapRegion};
 
 /// Reasons to refuse a memory table or a dirty log.
 #[derive(Debug, thiserror::Error)]
@@ -38,10 +38,10 @@ pub struct Region {
     len: u64,
     host: *mut u8,
     /// Keeps `host` mapped.
-    _mapping: Arc<MmapRegion>,
+    mapping: Arc<SharedMapping>,
 }
 
-// SAFETY: the pointer names the shared mapping that `_mapping` keeps alive, and is valid in every
+// SAFETY: the pointer names the shared mapping that `mapping` keeps alive, and is valid in every
 // thread.
 unsafe impl Send for Region {}
 // SAFETY: as above; every access is volatile, atomic or made by the kernel.
@@ -73,20 +73,9 @@ impl Region {
         let map_len = usize::try_from(map_len).map_err(|_| wraps)?;
         let failed = |cause: String| MemoryError::Map { addr: guest_addr, cause };
         refuse_short_file(&file, map_len as u64).map_err(failed)?;
-        // Map from the start of the file: `mmap` refuses an offset inside a huge page.
-        let mapping = MmapRegion::build(
-            Some(FileOffset::new(file, 0)),
-            map_len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_NORESERVE,
-        )
-        .map_err(|e| failed(e.to_string()))?;
-        // Keep guest memory out of core dumps of this process.
-        // SAFETY: the range is the whole new mapping; the advice changes no content.
-        unsafe { madvise(mapping.as_ptr().cast(), map_len, Advice::LinuxDontDump) }
-            .map_err(|e| failed(e.to_string()))?;
+        let mapping = SharedMapping::map(file, map_len).map_err(failed)?;
         let host = mapping.as_ptr().wrapping_add(file_offset as usize);
-        Ok(Region { guest_addr, user_addr, len, host, _mapping: Arc::new(mapping) })
+        Ok(Region { guest_addr, user_addr, len, host, mapping: Arc::new(mapping) })
     }
 
     /// Guest-physical address of the first byte.
@@ -139,6 +128,12 @@ impl GuestMemory {
     /// The regions, by ascending guest-physical address.
     pub fn regions(&self) -> &[Region] {
         &self.regions
+    }
+
+    /// Returns whether an access found that the front-end has truncated a part of the memory.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        guard::any_lost() && self.regions.iter().any(|region| region.mapping.is_lost())
     }
 
     /// Returns the address of guest-physical `addr` in this process, and the number of the `len`

@@ -126,7 +126,18 @@ impl VirtQueue {
     /// [`RingFault`]: no chain was taken, and the caller must take no further chain.
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<ChainHead>, RingFault> {
-        each_layout!(self, queue => queue.take(chain))
+        let taken = each_layout!(self, queue => queue.take(chain));
+        if self.memory().is_lost() {
+            return Err(RingFault::MemoryLost); // the chain may consist of zeroes in place of pages
+        }
+        taken
+    }
+
+    fn memory(&self) -> &GuestMemory {
+        match &self.ring {
+            Ring::Split(queue) => &queue.memory,
+            Ring::Packed(queue) => &queue.memory,
+        }
     }
 
     /// Takes a chain again that a previous daemon left in flight.
@@ -184,10 +195,14 @@ impl VirtQueue {
     /// As [`VirtQueue::take`].
     #[inline]
     pub fn has_avail(&mut self) -> Result<bool, RingFault> {
-        match &mut self.ring {
+        let available = match &mut self.ring {
             Ring::Split(queue) => queue.has_avail(),
             Ring::Packed(queue) => Ok(queue.has_avail()),
+        };
+        if self.memory().is_lost() {
+            return Err(RingFault::MemoryLost);
         }
+        available
     }
 
     /// Stage *used*: returns a chain into which the device wrote `written_bytes` bytes. The driver

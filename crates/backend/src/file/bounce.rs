@@ -21,6 +21,9 @@ pub(super) struct BouncePool {
     free: Vec<u16>,
 }
 
+// SAFETY: the pool owns its buffers; the addresses are valid in every thread.
+unsafe impl Send for BouncePool {}
+
 impl BouncePool {
     /// A pool of buffers with an alignment of at least `align` bytes (a power of two).
     pub(super) fn new(align: usize) -> Self {

@@ -24,6 +24,9 @@ pub(super) struct ZeroLists {
     by_sectors: Box<[iovec]>,
 }
 
+// SAFETY: the lists are constant, and the addresses in them are those of static memory.
+unsafe impl Send for ZeroLists {}
+
 impl ZeroLists {
     pub(super) fn new() -> Self {
         let segment = |iov_len| iovec { iov_base: (&raw const ZEROES).cast_mut().cast(), iov_len };

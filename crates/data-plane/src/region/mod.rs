@@ -18,8 +18,7 @@ use part::Part;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use virtqueue::{Chain, ChainHead, Layout, Resubmit, VirtQueue};
-use vm_memory::{FileOffset, MmapRegion};
+use virtqueue::{Chain, ChainHead, Layout, Resubmit, SharedMapping, VirtQueue};
 
 /// Version of the layout.
 const VERSION: u16 = 1;
@@ -38,7 +37,7 @@ pub fn queue_region_bytes(layout: Layout, queue_size: u16) -> usize {
 /// A mapped region for all queues.
 #[derive(Debug)]
 pub struct InflightRegion {
-    mapping: MmapRegion,
+    mapping: SharedMapping,
     offset: usize,
     /// Bytes of one queue's part.
     part_bytes: usize,
@@ -69,13 +68,8 @@ impl InflightRegion {
             return Err(bad("the in-flight region is too small for its queues"));
         }
         let end = offset.checked_add(len).and_then(|end| usize::try_from(end).ok());
-        let mapping = MmapRegion::build(
-            Some(FileOffset::new(file, 0)),
-            end.ok_or_else(|| bad("the in-flight region is too large"))?,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-        )
-        .map_err(|e| io::Error::other(e.to_string()))?;
+        let end = end.ok_or_else(|| bad("the in-flight region is too large"))?;
+        let mapping = SharedMapping::map(file, end).map_err(io::Error::other)?;
         let offset = offset as usize; // it is at most `end`, which fits
         let part_bytes = len as usize / usize::from(num_queues.max(1));
         let part_bytes = part_bytes - part_bytes % PART_ALIGN_BYTES;

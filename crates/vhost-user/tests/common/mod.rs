@@ -5,10 +5,12 @@
 pub mod gate;
 pub mod load;
 pub mod plane;
+pub mod turnstile;
 
 use backend::{Disk, FileOptions};
 use data_plane::{
     IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane,
+    UringPool,
 };
 use driver::{Device, Options, RawChannel};
 use std::os::fd::AsFd;
@@ -73,8 +75,14 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Serves `disk`.
+    /// Serves `disk` by threads of its own.
     pub fn start(disk: Arc<dyn Disk>, setup: &Setup) -> Self {
+        Self::in_pool(disk, setup, &pool(setup))
+    }
+
+    /// Serves `disk` by the threads of `pool`.
+    pub fn in_pool(disk: Arc<dyn Disk>, setup: &Setup, pool: &UringPool) -> Self {
+        let plane = pool.add_disk(Arc::clone(&disk)).expect("the data plane takes the disk");
         let folder = tempfile::tempdir().expect("a folder for the socket");
         let socket = folder.path().join("socket");
         let listener = UnixListener::bind(&socket).expect("the socket is bound");
@@ -83,7 +91,7 @@ impl Daemon {
         let (made, control) = channel();
         let (setup, stopped) = (setup.clone(), Arc::clone(&stop));
         let body = move || {
-            let mut device = make_device(disk, &setup);
+            let mut device = make_device(disk, &setup, plane);
             let _ = made.send(device.control().expect("a descriptor"));
             let next = Next { listener: listener.as_fd(), patience: setup.patience };
             for stream in listener.incoming() {
@@ -151,7 +159,8 @@ impl Drop for Daemon {
     }
 }
 
-fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
+/// Data-plane threads for any number of disks.
+pub fn pool(setup: &Setup) -> UringPool {
     let options = UringOptions {
         threads: setup.threads,
         cpus: setup.cpus.clone(),
@@ -160,7 +169,10 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
         pin_memory: setup.pin_memory,
         iopoll: IoPoll::Off,
     };
-    let plane = UringPlane::new(Arc::clone(&disk), &options).expect("the data plane starts");
+    UringPool::new(&options).expect("the data plane starts")
+}
+
+fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_user::Device {
     let kernel = KernelOptions {
         path: data_plane::DEVICE_PATH.into(),
         workers: setup.threads,

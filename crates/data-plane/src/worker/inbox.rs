@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The mail of the control plane, as the thread handles it between two turns.
+
+use super::disks::DiskOnThread;
+use super::{Worker, arm_kick};
+use crate::error::StartError;
+use crate::event::{Event, QueueId};
+use crate::mail::{AddDisk, Mail};
+use crate::plane::{QueueSetup, QueueState};
+use crate::running::RunningQueue;
+use crate::submit::Storage;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use virtqueue::VirtQueue;
+
+impl Worker {
+    #[cold]
+    pub(super) fn open_mail(&mut self, armed: bool) {
+        if !armed {
+            let event = Event::Mail { armed: true };
+            self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), event);
+        }
+        // The control plane waits for each answer, so that no `send` of one fails.
+        while let Ok(mail) = self.mail.try_recv() {
+            match mail {
+                Mail::AddDisk(disk, reply) => {
+                    let _ = reply.send(self.add_disk(disk));
+                }
+                Mail::RemoveDisk(number, reply) => {
+                    let disk = self.disks.remove(number).expect("it was added");
+                    assert!(disk.is_idle(), "no queue of the disk runs");
+                    let _ = reply.send(disk.storage.close(&mut self.engine));
+                }
+                Mail::ReplaceLane(number, lane, reply) => {
+                    let disk = self.disks.disk(number);
+                    assert!(disk.is_idle(), "no queue of the disk runs");
+                    let _ = reply.send(disk.storage.replace_lane(&mut self.engine, lane));
+                }
+                Mail::Memory(disk, memory, reply) => {
+                    let result = match memory {
+                        Some(memory) => self.engine.register_memory(disk, &memory),
+                        None => {
+                            self.engine.unregister_memory(disk);
+                            Ok(())
+                        }
+                    };
+                    let _ = reply.send(result);
+                }
+                Mail::Limits(disk) => {
+                    self.disks.disk(disk).queues().for_each(RunningQueue::limits_changed);
+                }
+                Mail::Start(disk, start, reply) => {
+                    let (setup, ring) = *start;
+                    let _ = reply.send(self.start_queue(disk, setup, ring));
+                }
+                Mail::Stop(id, reply) => self.stop_queue(id, reply),
+                Mail::SetCall(id, call) => {
+                    let (queue, _) = self.disks.queue(id);
+                    queue.call = call;
+                    queue.call(); // the old eventfd may have missed a call
+                }
+                Mail::State(id, reply) => {
+                    let _ = reply.send(self.disks.queue(id).0.state());
+                }
+                Mail::Exit => self.exit = true,
+            }
+        }
+    }
+
+    fn add_disk(&mut self, disk: AddDisk) -> Result<u16, StartError> {
+        let AddDisk { lane, limiter, iopoll } = disk;
+        let number = self.disks.free_disk().ok_or(StartError::Full)?;
+        self.engine.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
+        self.disks.insert(number, DiskOnThread::new(Storage::new(number, lane), limiter));
+        Ok(number)
+    }
+
+    /// Takes ownership of a queue. The next turn finds waiting chains without a kick.
+    fn start_queue(&mut self, number: u16, setup: QueueSetup, ring: VirtQueue) -> QueueId {
+        let disk = self.disks.disk(number);
+        let slow_start = disk.storage.moves_data_itself();
+        let id = QueueId { disk: number, queue: disk.free_queue() };
+        let mut queue = RunningQueue::new(id, setup, ring, slow_start, Arc::clone(&disk.limiter));
+        if queue.ring.may_wait_for_call() {
+            queue.call();
+        }
+        arm_kick(&mut self.engine, &mut queue);
+        self.running += 1;
+        self.active.reserve(self.running);
+        self.active.wake(&mut queue);
+        disk.insert(id.queue, queue);
+        id
+    }
+
+    fn stop_queue(&mut self, id: QueueId, reply: Sender<QueueState>) {
+        let (queue, _) = self.disks.queue(id);
+        queue.stopping = Some(reply);
+        self.stopping.push(id);
+        self.active.wake(queue); // chains to resubmit are taken before the queue stops
+        if queue.kick_armed {
+            self.engine.cancel(Event::Kick { queue: id, armed: true });
+        }
+    }
+
+    /// Returns drained queues to the control plane.
+    #[inline]
+    pub(super) fn finish_stops(&mut self) {
+        if !self.stopping.is_empty() {
+            self.finish_drained();
+        }
+    }
+
+    #[cold]
+    fn finish_drained(&mut self) {
+        let Worker { disks, active, stopping, running, .. } = self;
+        stopping.retain(|&id| {
+            if !disks.queue(id).0.is_drained() {
+                return true;
+            }
+            let mut stopped = disks.disk(id.disk).remove(id.queue).expect("it runs");
+            active.remove(id);
+            *running -= 1;
+            let (state, reply) = (stopped.state(), stopped.stopping.take());
+            drop(stopped); // release guest memory before the control plane continues
+            if let Some(reply) = reply {
+                let _ = reply.send(state);
+            }
+            false
+        });
+    }
+}

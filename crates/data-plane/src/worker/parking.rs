@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The active queues of a thread: those that it looks at in every turn. All others are parked and
+//! cost nothing.
+//!
+//! | State | Active | Driver is asked for kicks | Next state |
+//! |---|---|---|---|
+//! | polled | yes | no | parked, after turns or a sleep without a chain |
+//! | asleep | yes | yes | polled, when the thread wakes up |
+//! | parked | no | yes | polled, by a kick or a completion |
+//! | held: faulted, stopping, full, or its disk is stalled | no | no | polled, by a completion, or when its disk is no longer stalled |
+//! | waits for a limit | yes | no | polled, when the time has come |
+//! | without a kick eventfd | yes | no matter | it is looked at each [`super::KICKLESS_LOOK`] |
+//!
+//! No kick is lost: a queue is armed and then looked at once more before it is parked.
+
+use super::disks::Disks;
+use crate::event::QueueId;
+use crate::running::RunningQueue;
+
+/// Turns with work after which a queue without work is parked. A thread without any work parks no
+/// queue before it sleeps, so that it can poll them.
+const IDLE_TURNS: u32 = 64;
+
+/// The active queues.
+#[derive(Default)]
+pub(super) struct ActiveQueues {
+    ids: Vec<QueueId>,
+    /// Turns with work since the last look for idle queues.
+    turns: u32,
+}
+
+impl ActiveQueues {
+    #[inline]
+    pub(super) fn ids(&self) -> &[QueueId] {
+        &self.ids
+    }
+
+    /// Reserves room for another queue, so that no request allocates.
+    pub(super) fn reserve(&mut self, running: usize) {
+        self.ids.reserve(running.saturating_sub(self.ids.len()));
+    }
+
+    /// Makes a queue active.
+    #[inline]
+    pub(super) fn wake(&mut self, queue: &mut RunningQueue) {
+        if !queue.is_active {
+            queue.is_active = true;
+            queue.recent = true;
+            queue.suppress();
+            self.ids.push(queue.id);
+        }
+    }
+
+    /// Removes a queue that has stopped.
+    pub(super) fn remove(&mut self, id: QueueId) {
+        self.ids.retain(|active| *active != id);
+    }
+
+    /// Counts a turn with work, and sometimes parks the queues that had none.
+    #[inline]
+    pub(super) fn worked(&mut self, disks: &mut Disks) {
+        self.turns += 1;
+        if self.turns >= IDLE_TURNS {
+            self.turns = 0;
+            self.park_idle(disks);
+        }
+    }
+
+    fn park_idle(&mut self, disks: &mut Disks) {
+        self.ids.retain(|&id| {
+            let (queue, storage) = disks.queue(id);
+            let recent = std::mem::take(&mut queue.recent);
+            queue.is_active =
+                recent || queue.waits_for_time() || !storage.is_stalled() && queue.arm();
+            if queue.is_active {
+                queue.suppress();
+            }
+            queue.is_active
+        });
+    }
+
+    /// Asks for kicks for all active queues, and parks those without work since the previous sleep.
+    /// If a chain is already available, withdraws the requests, parks none, and returns `true`.
+    pub(super) fn arm(&mut self, disks: &mut Disks) -> bool {
+        let found = self.ids.iter().any(|&id| {
+            let (queue, storage) = disks.queue(id);
+            !storage.is_stalled() && queue.arm()
+        });
+        if found {
+            self.suppress(disks);
+            return true;
+        }
+        self.ids.retain(|&id| {
+            let (queue, storage) = disks.queue(id);
+            let recent = std::mem::take(&mut queue.recent);
+            queue.is_active = recent || !storage.is_stalled() && queue.waits_for_time();
+            queue.is_active
+        });
+        false
+    }
+
+    /// Asks for no kicks for all active queues.
+    pub(super) fn suppress(&self, disks: &mut Disks) {
+        self.ids.iter().for_each(|&id| disks.queue(id).0.suppress());
+    }
+}
