@@ -4,7 +4,7 @@
 use crate::failure::Failure;
 use crate::options::ServeArgs;
 use crate::values::{Cache, IoPoll, Plane};
-use backend::Disk;
+use backend::{Disk, ImageLock};
 use data_plane::{KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -17,12 +17,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the threads of the io_uring data plane and selects the data plane.
+    /// Starts the threads of the io_uring data plane and selects the data plane. `lock` is the lock
+    /// of the image, and whether it is held.
     ///
     /// # Errors
     /// [`Failure`] if a thread gets no io_uring or no resource of the disk, or the kernel data
     /// plane is required and unavailable.
-    pub fn start(disk: Arc<dyn Disk>, args: &ServeArgs) -> Result<Server, Failure> {
+    pub fn start(
+        disk: Arc<dyn Disk>,
+        lock: Option<(ImageLock, bool)>,
+        args: &ServeArgs,
+    ) -> Result<Server, Failure> {
         if args.iopoll == IoPoll::On && !disk.info().io_poll {
             return Err(Failure::run(
                 "poll the storage device",
@@ -70,6 +75,9 @@ impl Server {
         device
             .set_limits(args.limits())
             .map_err(|error| Failure::told("limit the rate of the disk", error))?;
+        if let Some((lock, held)) = lock {
+            device.follow_lock(lock, held);
+        }
         Ok(Server { device })
     }
 

@@ -59,6 +59,16 @@ pub struct ServeArgs {
         help_heading = "Disk"
     )]
     pub discard: OnOff,
+    /// Wait for a guest that migrates from another daemon with the same image: lock the image only
+    /// when the guest arrives, and write nothing before
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "off",
+        hide_possible_values = true,
+        help_heading = "Disk"
+    )]
+    pub incoming: OnOff,
     /// Lock the image against other writers, the way QEMU does
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Disk")]
     pub lock: LockMode,
@@ -234,9 +244,21 @@ impl ServeArgs {
             (BackendKind::Null | BackendKind::Mem, _, None) => {
                 ("it needs a size", "give --size SIZE")
             }
-            _ => return Ok(()),
+            _ => return self.check_incoming(),
         };
         Err(Failure::usage(what, why, remedy))
+    }
+
+    fn check_incoming(&self) -> Result<(), Failure> {
+        let locks = self.backend == BackendKind::File && self.lock == LockMode::Auto;
+        if locks || !self.incoming.is_on() {
+            return Ok(());
+        }
+        Err(Failure::usage(
+            "wait for a guest that migrates",
+            "--incoming on delays the lock of an image, and nothing is locked",
+            "drop --incoming, or serve a file without --lock off",
+        ))
     }
 
     /// Limits of the disk.

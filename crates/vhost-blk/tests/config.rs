@@ -85,6 +85,7 @@ cpus = 0
 data-plane = 'uring'
 direct = false
 discard = 'off'
+incoming = 'on'
 iopoll = 'off'
 limit-bandwidth = '1G'
 limit-burst = 0.5

@@ -63,6 +63,8 @@ pub struct Status {
     pub paused: bool,
     /// Limits of the disk.
     pub limits: Limits,
+    /// The lock of the image.
+    pub image_lock: ImageLockState,
     /// Number of front-ends so far.
     pub front_ends: u64,
     /// Negotiated features.
@@ -73,6 +75,17 @@ pub struct Status {
     pub queues: Vec<QueueStatus>,
     /// Name and value of each counter of the kernel module, while it runs queues.
     pub kernel_counters: Vec<(String, String)>,
+}
+
+/// The lock of a device's image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageLockState {
+    /// The device locks nothing.
+    Off,
+    /// The device holds the lock.
+    Held,
+    /// The device waits for a guest, or its guest has migrated away: it writes nothing.
+    Released,
 }
 
 /// The state of a queue.

@@ -167,11 +167,13 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         self.reconfigure(index, |queue| queue.base = base)
     }
 
-    /// Stops the queue; it starts again only with a new SET_VRING_KICK.
+    /// Stops the queue; it starts again only with a new SET_VRING_KICK. The last stop of a migration
+    /// gives up the lock of the image.
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let at = self.index(index)?;
         self.stop([at]);
         self.queues[at].kick = None;
+        self.hand_image_over();
         Ok(VhostUserVringState::new(index, self.queues[at].base))
     }
 

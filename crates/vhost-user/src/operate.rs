@@ -33,6 +33,9 @@ impl Session<'_> {
     /// Enlarges the disk to `bytes` bytes, or adopts the present size of its storage. Returns the
     /// capacity in bytes.
     pub(crate) fn resize(&mut self, bytes: Option<u64>) -> Result<u64, OperateError> {
+        if bytes.is_some() && self.is_image_released() {
+            return Err(OperateError::Released);
+        }
         self.device.disk.resize(bytes)?;
         let info = self.device.disk.info();
         let (before, after) = (self.capacity_sectors(), info.capacity_sectors);

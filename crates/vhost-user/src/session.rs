@@ -7,6 +7,7 @@ use crate::error::refusal;
 use crate::mem_table::MemTable;
 use crate::queue_setup::QueueSlot;
 use data_plane::{InflightRegion, QueueSetup, QueueStartError, QueueStats};
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -77,15 +78,19 @@ impl<'a> Session<'a> {
         if self.acked(F_RING_PACKED) { Layout::Packed } else { Layout::Split }
     }
 
-    /// Starts queue `index` if its set-up is complete. If the kernel refuses it, moves all queues
-    /// to the other data plane if that is allowed.
+    /// Starts queue `index` if its set-up is complete. Takes the lock of the image before. If the
+    /// kernel refuses the queue, moves all queues to the other data plane if that is allowed.
     pub(crate) fn try_start(&mut self, index: usize) -> io::Result<()> {
+        let cannot = |error: &dyn Display| refusal(format!("queue {index} cannot start: {error}"));
+        if !self.device.paused && self.queues[index].ready().is_some() {
+            self.hold_image().map_err(|error| cannot(&error))?;
+        }
         match self.start_once(index) {
             Ok(()) => Ok(()),
             Err(QueueStartError::Kernel(why)) if self.device.planes.may_fall_back() => {
                 self.fall_back(index, &why)
             }
-            Err(error) => Err(refusal(format!("queue {index} cannot start: {error}"))),
+            Err(error) => Err(cannot(&error)),
         }
     }
 

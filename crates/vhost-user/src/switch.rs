@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Moves the queues of a running device from one data plane to the other.
 
-use crate::control::{QueueStatus, Status};
+use crate::control::{ImageLockState, QueueStatus, Status};
 use crate::error::{SwitchError, refusal};
 use crate::session::Session;
 use data_plane::{KernelError, PlaneKind, QueueHandle, QueueStartError};
@@ -98,6 +98,11 @@ impl Session<'_> {
             connected,
             paused: device.paused,
             limits: device.limits,
+            image_lock: match &device.image_lock {
+                None => ImageLockState::Off,
+                Some(lock) if lock.held => ImageLockState::Held,
+                Some(_) => ImageLockState::Released,
+            },
             front_ends: device.front_ends,
             features: self.features,
             writeback: self.writeback.load(Ordering::Relaxed),

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use vhost_user::{Command, QueueStatus, Status};
+use vhost_user::{Command, ImageLockState, QueueStatus, Status};
 
 /// A data plane by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -152,6 +152,11 @@ fn status_value(status: &Status) -> Value {
             "iops": status.limits.iops,
             "bandwidth": status.limits.bytes,
             "burst_ms": status.limits.burst.as_millis() as u64,
+        },
+        "image_lock": match status.image_lock {
+            ImageLockState::Off => "off",
+            ImageLockState::Held => "held",
+            ImageLockState::Released => "released",
         },
         "features": format!("{:#x}", status.features),
         "writeback": status.writeback,

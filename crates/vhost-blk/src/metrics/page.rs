@@ -158,6 +158,7 @@ mod tests {
             connected: true,
             paused: false,
             limits: Limits { iops: NonZeroU64::new(500), ..Limits::NONE },
+            image_lock: vhost_user::ImageLockState::Held,
             front_ends: 2,
             features: 0,
             writeback: false,
