@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mail between the control plane and the threads of the io_uring data plane.
 
-use crate::plane::{QueueSetup, QueueState};
+use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use backend::Disk;
 use std::fs::File;
 use std::io;
@@ -13,11 +13,13 @@ use vmm_sys_util::eventfd::EventFd;
 /// A command of the control plane to a thread. Numbers are the thread's numbers of its queues.
 pub(crate) enum Mail {
     Start(Box<(QueueSetup, VirtQueue)>, Sender<u16>),
-    Stop(u16, Sender<QueueState>),
+    Stop(u16, KeptRequests, Sender<QueueState>),
     SetCall(u16, Option<File>),
     State(u16, Sender<QueueState>),
     /// The limits of the disk have changed.
     Limits,
+    /// The disk is no longer halted.
+    Wake,
     /// Open the lane of the disk anew. No queue runs.
     OpenLane(Arc<dyn Disk>, Sender<io::Result<()>>),
     Memory(Option<Arc<GuestMemory>>, Sender<io::Result<()>>),

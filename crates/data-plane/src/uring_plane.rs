@@ -4,7 +4,7 @@
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::limits::{Limiter, Limits};
 use crate::mail::{Answer, Mail, Postbox};
-use crate::plane::{DataPlane, IoPoll, QueueReport, QueueSetup, QueueState};
+use crate::plane::{DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState};
 use crate::portion::Portion;
 use crate::submit::Storage;
 use crate::uring::Uring;
@@ -117,6 +117,11 @@ impl UringPlane {
         self.threads.iter().for_each(|thread| thread.postbox.send(Mail::Limits));
     }
 
+    /// Makes the threads look at the health of the disk again.
+    pub fn wake(&self) {
+        self.threads.iter().for_each(|thread| thread.postbox.send(Mail::Wake));
+    }
+
     fn place(&self, index: u16) -> (&Postbox, u16) {
         let Place { thread, number } = self.queues[&index];
         (&self.threads[thread].postbox, number)
@@ -150,10 +155,10 @@ impl DataPlane for UringPlane {
         Ok(())
     }
 
-    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState> {
+    fn stop_queues(&mut self, indices: &[u16], kept: KeptRequests) -> Vec<QueueState> {
         let stop = |index: &u16| {
             let (postbox, number) = self.place(*index);
-            postbox.request(|reply| Mail::Stop(number, reply))
+            postbox.request(|reply| Mail::Stop(number, kept, reply))
         };
         let answers: Vec<Answer<QueueState>> = indices.iter().map(stop).collect();
         let stopped = answers.into_iter().map(Answer::wait).collect();

@@ -7,7 +7,7 @@ use crate::event::{Event, queue_and_entry};
 use crate::latency::Clock;
 use crate::limits::Limiter;
 use crate::mail::Mail;
-use crate::plane::{QueueSetup, QueueState};
+use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use crate::poll::AdaptivePoll;
 use crate::portion::Portion;
 use crate::running::RunningQueue;
@@ -93,7 +93,7 @@ impl Worker {
         let Worker { queues, storage, clock, .. } = self;
         for (number, queue) in (0u16..).zip(queues.iter_mut()) {
             let Some(queue) = queue else { continue };
-            queue.look_at_limits();
+            queue.look_at_disk(clock);
             let full = storage.engine.queued() + portion;
             for _ in 0..BATCH_CHAINS_MAX {
                 if !queue.may_take() || queue.batch.is_full() || !storage.stalled.is_empty() {
@@ -205,8 +205,10 @@ impl Worker {
         let kickless = |queue: &RunningQueue| queue.kick.is_none() && queue.may_take();
         let kickless = self.queues.iter().flatten().any(kickless).then_some(KICKLESS_LOOK);
         let throttled = self.queues.iter().flatten().filter_map(RunningQueue::throttled_for).min();
-        let timeout = kickless.into_iter().chain(throttled).min();
         let before = self.clock.read();
+        let stall = |queue: &RunningQueue| queue.stall_check_in(before);
+        let stalls = self.queues.iter().flatten().filter_map(stall);
+        let timeout = kickless.into_iter().chain(throttled).chain(stalls).min();
         self.storage.engine.wait(timeout);
         self.poll.slept(Duration::from_nanos(self.clock.read().saturating_sub(before)));
         self.queues.iter_mut().flatten().for_each(RunningQueue::suppress);
@@ -235,7 +237,7 @@ impl Worker {
                     let (setup, ring) = *start;
                     let _ = reply.send(self.start_queue(setup, ring));
                 }
-                Mail::Stop(number, reply) => self.stop_queue(number, reply),
+                Mail::Stop(number, kept, reply) => self.stop_queue(number, kept, reply),
                 Mail::SetCall(number, call) => {
                     if let Some(queue) = &mut self.queues[usize::from(number)] {
                         queue.call = call;
@@ -249,6 +251,7 @@ impl Worker {
                 Mail::Limits => {
                     self.queues.iter_mut().flatten().for_each(RunningQueue::limits_changed);
                 }
+                Mail::Wake => {} // the next turn looks at the health of the disk
                 Mail::OpenLane(disk, reply) => {
                     assert!(self.queues.iter().all(Option::is_none), "no queue runs");
                     let _ = reply.send(self.storage.open_lane(&*disk));
@@ -286,9 +289,10 @@ impl Worker {
         number as u16
     }
 
-    fn stop_queue(&mut self, number: u16, reply: Sender<QueueState>) {
+    fn stop_queue(&mut self, number: u16, kept: KeptRequests, reply: Sender<QueueState>) {
         let Some(queue) = &mut self.queues[usize::from(number)] else { return };
         queue.stopping = Some(reply);
+        queue.ends_kept = kept;
         self.stops += 1;
         if queue.kick_armed {
             self.storage.engine.cancel(Event::Kick { queue: number, armed: true });
@@ -299,10 +303,13 @@ impl Worker {
     #[cold]
     fn finish_stops(&mut self) {
         for queue in &mut self.queues {
+            if let Some(queue) = queue.as_mut().filter(|queue| queue.stopping.is_some()) {
+                queue.end_kept(&mut self.clock);
+            }
             let drained = |queue: &mut RunningQueue| queue.stopping.is_some() && queue.is_drained();
             if let Some(mut stopped) = queue.take_if(drained) {
                 self.stops -= 1;
-                let (state, reply) = (stopped.state(), stopped.stopping.take());
+                let (state, reply) = (stopped.final_state(), stopped.stopping.take());
                 drop(stopped); // release guest memory before the control plane continues
                 if let Some(reply) = reply {
                     let _ = reply.send(state);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Starts the data planes and a vhost-user device for a disk.
 
+use crate::daemon_only::DaemonOnly;
 use crate::failure::Failure;
 use crate::options::ServeArgs;
-use crate::values::{Cache, IoPoll, Plane};
+use crate::values::{Cache, IoPoll, OnError, Plane};
 use backend::{Disk, ImageLock};
-use data_plane::{KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane};
+use data_plane::{
+    ErrorPolicy, Health, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions,
+    UringPlane,
+};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -62,7 +66,11 @@ impl Server {
             queue_size_max: args.queue_size,
             limits: args.limits(),
         };
-        let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
+        let for_kernel: Arc<dyn Disk> = match args.daemon_only() {
+            Some(why) => Arc::new(DaemonOnly { inner: Arc::clone(&disk), why }),
+            None => Arc::clone(&disk),
+        };
+        let planes = PlaneSelector::new(for_kernel, plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
         let options = DeviceOptions {
             num_queues: args.queues(),
@@ -75,6 +83,7 @@ impl Server {
         device
             .set_limits(args.limits())
             .map_err(|error| Failure::told("limit the rate of the disk", error))?;
+        device.set_health(Arc::new(health(args)));
         if let Some((lock, held)) = lock {
             device.follow_lock(lock, held);
         }
@@ -116,6 +125,15 @@ impl Server {
     pub fn take_waiting(&mut self) -> Option<UnixStream> {
         self.device.take_waiting()
     }
+}
+
+fn health(args: &ServeArgs) -> Health {
+    let policy = match args.on_error {
+        OnError::Report => ErrorPolicy::Report,
+        OnError::Stop => ErrorPolicy::Stop,
+        OnError::Enospc => ErrorPolicy::Enospc,
+    };
+    Health::new(policy, args.io_timeout.map(|limit| limit.0))
 }
 
 fn choice(plane: Plane) -> PlaneChoice {

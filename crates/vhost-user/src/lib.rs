@@ -31,7 +31,7 @@ pub use error::ConnectionError;
 
 use backend::{Disk, ImageLock};
 use control::Mailbox;
-use data_plane::{KernelError, Limits, PlaneSelector, QueueStats};
+use data_plane::{Health, KernelError, Limits, PlaneSelector, QueueStats};
 use image_lock::FollowedLock;
 use session::Session;
 use std::io;
@@ -76,6 +76,8 @@ pub struct Device {
     planes: PlaneSelector,
     /// No queue runs until the operator resumes the device.
     paused: bool,
+    /// It halts the disk after errors; the threads of the data plane share it.
+    health: Arc<Health>,
     limits: Limits,
     /// The lock of the image, if the device takes it and gives it up.
     image_lock: Option<FollowedLock>,
@@ -113,6 +115,7 @@ impl Device {
             options,
             planes,
             paused: false,
+            health: Arc::default(),
             limits: Limits::NONE,
             image_lock: None,
             mailbox: None,
@@ -131,6 +134,12 @@ impl Device {
         self.planes.set_limits(&limits)?;
         self.limits = limits;
         Ok(())
+    }
+
+    /// Replaces the health of the disk, with its policy for errors. No queue may run. The kernel plane
+    /// does not use it: the caller keeps a disk that can halt off that plane.
+    pub fn set_health(&mut self, health: Arc<Health>) {
+        self.health = health;
     }
 
     /// Makes the device take `lock` before a queue starts, and give it up when a guest migrates

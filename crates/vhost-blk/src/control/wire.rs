@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use vhost_user::{Command, ImageLockState, QueueStatus, Status};
 
 /// A data plane by name.
@@ -148,6 +148,12 @@ fn status_value(status: &Status) -> Value {
         "capacity_bytes": status.capacity_bytes,
         "front_end_connected": status.connected,
         "paused": status.paused,
+        "halted": status.health.halt.as_ref().map(|halt| {
+            json!({ "reason": halt.reason, "since_unix_s": unix_seconds(halt.since) })
+        }),
+        "halts": status.health.halts,
+        "stalled_queues": status.health.stalled.keys().collect::<Vec<_>>(),
+        "stalls": status.health.stalls,
         "limits": {
             "iops": status.limits.iops,
             "bandwidth": status.limits.bytes,
@@ -168,6 +174,10 @@ fn status_value(status: &Status) -> Value {
         value["kernel"] = Value::Object(lines);
     }
     value
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn queue_value(index: usize, queue: &QueueStatus) -> Value {
