@@ -27,7 +27,7 @@ pub mod wrap;
 
 pub use bufs::BufList;
 pub use engine::{Engine, FileIndex, Op, Token};
-pub use file::{File, FileError, FileOptions};
+pub use file::{File, FileError, FileOptions, ImageLock};
 pub use io::{Io, IoError, IoKind, Slot, Step};
 pub use lock::LockError;
 pub use mem::Mem;

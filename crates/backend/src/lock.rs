@@ -185,7 +185,7 @@ fn take_and_check(file: &File, access: Access) -> std::io::Result<bool> {
     Ok(true)
 }
 
-fn release(file: &File) {
+pub(crate) fn release(file: &File) {
     for base in [USED_BASE, NOT_SHARED_BASE] {
         // A failure has no remedy; the last close releases the locks in any case.
         let _ = ofd::unlock(file, base, RESIZE + 1);

@@ -4,7 +4,7 @@
 use crate::error::StartError;
 use crate::event::QueueId;
 use crate::limits::Limiter;
-use crate::plane::{QueueSetup, QueueState};
+use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use backend::Lane;
 use std::fs::File;
 use std::io;
@@ -24,7 +24,9 @@ pub(crate) enum Mail {
     /// The limits of a disk have changed.
     Limits(u16),
     Start(u16, Box<(QueueSetup, VirtQueue)>, Sender<QueueId>),
-    Stop(QueueId, Sender<QueueState>),
+    /// A disk is no longer halted.
+    Wake(u16),
+    Stop(QueueId, KeptRequests, Sender<QueueState>),
     SetCall(QueueId, Option<File>),
     State(QueueId, Sender<QueueState>),
     Exit,

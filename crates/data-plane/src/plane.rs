@@ -2,6 +2,7 @@
 //! The interface of a data plane, and the types that cross it.
 
 use crate::error::{KernelError, QueueStartError};
+use crate::health::Health;
 use crate::region::InflightRegion;
 use crate::stats::QueueStats;
 use std::fmt;
@@ -9,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use virtio_blk::DiskView;
-use virtqueue::{GuestMemory, RingSetup};
+use virtqueue::{GuestMemory, Resubmit, RingSetup};
 
 /// A data plane: runs the queues of one disk.
 ///
@@ -27,9 +28,9 @@ pub(crate) trait DataPlane {
     fn start_queue(&mut self, setup: QueueSetup) -> Result<(), QueueStartError>;
 
     /// Stops the running queues `indices`: first none of them takes a further chain, then their
-    /// requests in flight complete. The time is that of the slowest queue. Returns their states in
-    /// the same order.
-    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState>;
+    /// requests in flight complete, except those that a halted disk keeps. The time is that of the
+    /// slowest queue. Returns their states in the same order.
+    fn stop_queues(&mut self, indices: &[u16], kept: KeptRequests) -> Vec<QueueState>;
 
     /// Replaces the call eventfd of a running queue without waiting for its I/O.
     fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError>;
@@ -93,6 +94,10 @@ pub struct QueueSetup {
     pub err: Option<File>,
     /// Region that records the chains in flight.
     pub region: Option<Arc<InflightRegion>>,
+    /// The health of the disk.
+    pub health: Arc<Health>,
+    /// Requests that the previous start of the queue has left: [`QueueState::left`].
+    pub kept: Vec<Resubmit>,
 }
 
 impl QueueSetup {
@@ -107,12 +112,26 @@ impl QueueSetup {
             call: copy(&self.call)?,
             err: copy(&self.err)?,
             region: self.region.clone(),
+            health: Arc::clone(&self.health),
+            kept: self.kept.clone(),
         })
     }
 }
 
-/// The state of a queue.
+/// The end of the requests that a halted disk keeps, when their queue stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptRequests {
+    /// They are carried out after the next start of the queue. The in-flight region records them, or
+    /// [`QueueState::left`] if there is none.
+    Carry,
+    /// The front-end is gone: they stay in the in-flight region; without one they get an error.
+    Leave,
+    /// They get an error: the queue may start elsewhere, or never.
+    Answer,
+}
+
+/// The state of a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueState {
     /// The next position to serve, in the form of vhost-user's GET_VRING_BASE.
     pub base: u32,
@@ -120,6 +139,10 @@ pub struct QueueState {
     pub stats: QueueStats,
     /// A ring fault stopped the queue.
     pub faulted: bool,
+    /// Requests that wait for the end of a halt, or were left in flight by a previous daemon.
+    pub kept: u64,
+    /// After a stop with [`KeptRequests::Carry`]: the requests for [`QueueSetup::kept`].
+    pub left: Vec<Resubmit>,
 }
 
 impl QueueState {
@@ -128,6 +151,7 @@ impl QueueState {
             stats: self.stats,
             inflight: self.stats.chains - self.stats.completed,
             faulted: self.faulted,
+            kept: self.kept,
             more: Vec::new(),
         }
     }
@@ -142,6 +166,8 @@ pub struct QueueReport {
     pub inflight: u64,
     /// A ring fault stopped the queue.
     pub faulted: bool,
+    /// Requests that wait for the end of a halt, or were left in flight by a previous daemon.
+    pub kept: u64,
     /// Name and value of each further counter of the plane.
     pub more: Vec<(String, u64)>,
 }
@@ -152,6 +178,7 @@ impl QueueReport {
         let mut counts = self.stats.counters();
         counts.push(("inflight".to_owned(), self.inflight));
         counts.push(("faulted".to_owned(), self.faulted.into()));
+        counts.push(("kept".to_owned(), self.kept));
         counts.extend(self.more.iter().cloned());
         counts
     }

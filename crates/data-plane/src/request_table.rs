@@ -109,6 +109,12 @@ impl RequestTable {
         taken.head
     }
 
+    /// The time at which the oldest request in flight was taken.
+    pub(crate) fn oldest(&self) -> Option<Nanos> {
+        let submitted = self.entries.iter().filter_map(|entry| entry.submitted.as_ref());
+        submitted.map(|submitted| submitted.taken.at).min()
+    }
+
     /// Returns whether an entry is free.
     #[inline]
     pub(crate) fn has_free(&self) -> bool {

@@ -3,13 +3,16 @@
 
 use crate::batch::Batch;
 use crate::event::QueueId;
+use crate::health::{Health, Verdict};
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::{Limiter, Turn};
 use crate::once_per_second::OncePerSecond;
-use crate::plane::{QueueSetup, QueueState};
+use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
+use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
+use backend::IoError;
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs::File;
@@ -52,6 +55,12 @@ pub(crate) struct RunningQueue {
     pub(crate) faulted: bool,
     /// The control plane waits for the queue to drain.
     pub(crate) stopping: Option<Sender<QueueState>>,
+    /// The end of kept requests at the stop.
+    pub(crate) ends_kept: KeptRequests,
+    health: Arc<Health>,
+    /// The disk was halted when the thread last looked.
+    halted: bool,
+    stall: StallWatch,
     limiter: Arc<Limiter>,
     turn: Turn,
     /// Operation and time of taking of each pushed and unpublished request.
@@ -60,7 +69,8 @@ pub(crate) struct RunningQueue {
     inflight_bytes: u64,
     err: Option<File>,
     region: Option<QueueRegion>,
-    /// Chains that a previous daemon left in flight; the queue takes them before any other.
+    /// Chains that a previous daemon left in flight, or that failed and halted the disk; the queue
+    /// takes them before any other.
     resubmit: VecDeque<Resubmit>,
     index: u16,
 }
@@ -74,7 +84,7 @@ impl RunningQueue {
         limiter: Arc<Limiter>,
     ) -> Self {
         let layout = setup.ring.layout;
-        let QueueSetup { index, disk, kick, call, err, region, .. } = setup;
+        let QueueSetup { index, disk, kick, call, err, region, health, kept, .. } = setup;
         let wanted = region.is_some();
         let opened = region.and_then(|region| QueueRegion::open(&region, layout, index, &mut ring));
         if wanted && opened.is_none() {
@@ -84,8 +94,11 @@ impl RunningQueue {
             );
         }
         let (region, left) = opened.unzip();
-        let resubmit = VecDeque::from(left.unwrap_or_default());
-        if !resubmit.is_empty() {
+        let mut resubmit = VecDeque::from(left.unwrap_or_default());
+        if !kept.is_empty() {
+            ring.resume((setup.ring.base >> 16) as u16, &kept);
+            resubmit.extend(kept);
+        } else if !resubmit.is_empty() {
             let chains = resubmit.len();
             tracing::info!(queue = index, chains, "resubmits the requests of a previous daemon");
         }
@@ -105,6 +118,10 @@ impl RunningQueue {
             armed: true,
             faulted: false,
             stopping: None,
+            ends_kept: KeptRequests::Carry,
+            halted: health.is_halted(),
+            stall: StallWatch::new(health.io_timeout()),
+            health,
             limiter,
             turn: Turn::default(),
             unpublished: Vec::with_capacity(64),
@@ -186,10 +203,36 @@ impl RunningQueue {
         parsed
     }
 
-    /// Looks at the limits of the disk. The thread calls this before it takes chains.
+    /// Looks at the limits and the health of the disk. The thread calls this before it takes chains.
     #[inline]
-    pub(crate) fn look_at_limits(&mut self) {
+    pub(crate) fn look_at_disk(&mut self, clock: &mut Clock) {
+        self.halted = self.health.is_halted();
+        if self.stall.is_on() {
+            self.look_for_stall(clock);
+        }
         self.stats.throttled += u64::from(self.turn.look(&self.limiter));
+    }
+
+    fn look_for_stall(&mut self, clock: &mut Clock) {
+        let now = clock.recent();
+        if !self.stall.is_due(now) {
+            return;
+        }
+        match self.stall.check(self.requests.oldest(), now) {
+            Some(StallChange::Began(age)) => self.health.stalled(self.index, age),
+            Some(StallChange::Ended) => self.health.recovered(self.index),
+            None => {}
+        }
+    }
+
+    /// Time until the queue must look for a stall or its end; `None`: no request is in flight.
+    pub(crate) fn stall_check_in(&self, now: Nanos) -> Option<Duration> {
+        self.stall.due_in(now).filter(|_| self.may_stall())
+    }
+
+    /// Returns whether a stall can begin or end.
+    fn may_stall(&self) -> bool {
+        self.stall.is_stalled() || !self.requests.is_empty()
     }
 
     /// The rest of the time that the queue waits for a limit; `None`: it waits for none.
@@ -199,7 +242,7 @@ impl RunningQueue {
 
     /// Returns whether the thread must look at the queue again after some time, without a kick.
     pub(crate) fn waits_for_time(&self) -> bool {
-        self.is_kickless() || !self.turn.is_open()
+        self.is_kickless() || !self.turn.is_open() || self.stall.is_on() && self.may_stall()
     }
 
     /// Returns whether the queue takes chains without a kick eventfd.
@@ -229,7 +272,7 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn may_take(&self) -> bool {
         let wanted = self.stopping.is_none() && self.turn.is_open() || !self.resubmit.is_empty();
-        !self.faulted && wanted && self.inflight_bytes < INFLIGHT_BYTES_MAX
+        !self.faulted && !self.halted && wanted && self.inflight_bytes < INFLIGHT_BYTES_MAX
     }
 
     /// Returns whether the queue can take a chain now.
@@ -245,6 +288,54 @@ impl RunningQueue {
                 false
             }
         }
+    }
+
+    /// Judges the failed I/O of a request. Halts the disk if its policy says so; returns whether the
+    /// request must be kept.
+    #[cold]
+    pub(crate) fn halts(&mut self, kind: Kind, error: IoError) -> bool {
+        let verdict = self.health.judge(kind, error);
+        if verdict != Verdict::Report {
+            self.health.halt(kind, error);
+            self.halted = true;
+        }
+        verdict == Verdict::Keep
+    }
+
+    /// Keeps a failed request: its chain stays in flight, and is taken again after the halt.
+    #[cold]
+    pub(crate) fn keep(&mut self, taken: Taken, request: Request) {
+        self.inflight_bytes -= request.kind.inflight_bytes();
+        self.stats.chains -= 1; // counted again when it is taken again
+        let index = taken.index();
+        let head = self.requests.release(taken);
+        let again = self.ring.keep(head, &self.requests.entry(index).chain);
+        self.resubmit.push_back(again);
+    }
+
+    /// Answers kept requests with an error, if the stop wants that and the disk is halted.
+    #[cold]
+    pub(crate) fn end_kept(&mut self, clock: &mut Clock) {
+        let answers = match self.ends_kept {
+            KeptRequests::Carry => false,
+            KeptRequests::Leave => self.region.is_none(),
+            KeptRequests::Answer => true,
+        };
+        if !self.halted || !answers || self.resubmit.is_empty() {
+            return;
+        }
+        while let Some(mut taken) = self.take_resubmitted() {
+            taken.at = clock.recent();
+            match self.parse(&taken) {
+                Ok(request) => {
+                    let failed = Completion::of(request.kind, Err(IoError::Errno(libc::EIO)), 0);
+                    self.complete(taken, request, failed);
+                }
+                Err(refused) => self.refuse(taken, refused),
+            }
+        }
+        self.publish(clock);
+        self.notify_if_asked();
     }
 
     /// Stage *completion* of a request that was carried out: status byte and written length.
@@ -368,12 +459,30 @@ impl RunningQueue {
 
     /// Returns whether no request is in flight and no poll of the kick eventfd is outstanding.
     pub(crate) fn is_drained(&self) -> bool {
-        self.requests.is_empty() && self.resubmit.is_empty() && !self.kick_armed
+        let resubmitted = self.resubmit.is_empty() || self.halted;
+        self.requests.is_empty() && resubmitted && !self.kick_armed
     }
 
     /// The state for the control plane.
     pub(crate) fn state(&self) -> QueueState {
-        QueueState { base: self.ring.base(), stats: self.stats, faulted: self.faulted }
+        QueueState {
+            base: self.ring.base(),
+            stats: self.stats,
+            faulted: self.faulted,
+            kept: self.resubmit.len() as u64,
+            left: Vec::new(),
+        }
+    }
+
+    /// The state at the end of the stop.
+    pub(crate) fn final_state(&mut self) -> QueueState {
+        if self.stall.check(None, 0) == Some(StallChange::Ended) {
+            self.health.recovered(self.index);
+        }
+        let state = self.state();
+        // The region records the chains.
+        let left = if self.region.is_some() { VecDeque::new() } else { self.resubmit.split_off(0) };
+        QueueState { left: left.into(), ..state }
     }
 }
 

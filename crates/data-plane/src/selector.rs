@@ -5,7 +5,7 @@
 use crate::error::{KernelError, QueueStartError};
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limits::Limits;
-use crate::plane::{DataPlane, PlaneKind, QueueReport, QueueSetup, QueueState};
+use crate::plane::{DataPlane, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::stats::QueueStats;
 use crate::uring_plane::UringPlane;
@@ -268,22 +268,27 @@ impl PlaneSelector {
             return Ok(None);
         }
         self.uring.start_queue(setup.try_clone()?)?;
-        let stopped = self.uring.stop_queues(&[setup.index]);
+        let stopped = self.uring.stop_queues(&[setup.index], KeptRequests::Carry);
         let stopped = stopped.into_iter().next().expect("one state for one queue");
         setup.ring.base = stopped.base;
         Ok(Some(stopped))
     }
 
+    /// Makes the queues carry out the requests that they keep, after the end of a halt.
+    pub fn retry_kept(&self) {
+        self.uring.wake();
+    }
+
     /// Stops queues: none of them takes a further chain, and their requests in flight complete.
     /// Returns their states in the same order. All queues stop before the first wait: this takes as
-    /// long as the slowest queue.
-    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>) -> Vec<QueueState> {
+    /// long as the slowest queue. Requests that a halted disk keeps end as `kept` says.
+    pub fn stop_queues(&mut self, queues: Vec<QueueHandle>, kept: KeptRequests) -> Vec<QueueState> {
         let mut stopped = std::mem::take(&mut self.faulted);
         for kind in [PlaneKind::Kernel, PlaneKind::Uring] {
             let runs =
                 |queue: &&QueueHandle| queue.plane == kind && !stopped.contains_key(&queue.index);
             let indices: Vec<u16> = queues.iter().filter(runs).map(|queue| queue.index).collect();
-            let states = self.plane_mut(kind).stop_queues(&indices);
+            let states = self.plane_mut(kind).stop_queues(&indices, kept);
             stopped.extend(indices.into_iter().zip(states));
         }
         let state = |queue: QueueHandle| {

@@ -168,6 +168,11 @@ impl Storage {
 fn finish(queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
     let (_, index) = queue_and_entry(slot);
     let Submitted { taken, request, .. } = queue.requests.finish(index);
+    if let Err(error) = result
+        && queue.halts(request.kind, error)
+    {
+        return queue.keep(taken, request);
+    }
     let completion = Completion::of(request.kind, result, 0);
     queue.complete(taken, request, completion);
 }

@@ -5,7 +5,7 @@ use crate::error::{KernelError, QueueStartError, StartError};
 use crate::event::QueueId;
 use crate::limits::{Limiter, Limits};
 use crate::mail::{AddDisk, Answer, Mail, Postbox};
-use crate::plane::{DataPlane, IoPoll, QueueReport, QueueSetup, QueueState};
+use crate::plane::{DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
 use backend::{Disk, Lane};
 use std::collections::BTreeMap;
@@ -102,6 +102,11 @@ impl UringPlane {
         self.threads().for_each(|(postbox, number)| postbox.send(Mail::Limits(number)));
     }
 
+    /// Makes the queues look at the health of the disk again.
+    pub fn wake(&self) {
+        self.threads().for_each(|(postbox, number)| postbox.send(Mail::Wake(number)));
+    }
+
     fn place(&self, index: u16) -> (&Postbox, QueueId) {
         let Place { thread, id } = self.queues[&index];
         (self.pool.postbox(thread), id)
@@ -136,10 +141,10 @@ impl DataPlane for UringPlane {
         Ok(())
     }
 
-    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState> {
+    fn stop_queues(&mut self, indices: &[u16], kept: KeptRequests) -> Vec<QueueState> {
         let stop = |index: &u16| {
             let (postbox, id) = self.place(*index);
-            postbox.request(|reply| Mail::Stop(id, reply))
+            postbox.request(|reply| Mail::Stop(id, kept, reply))
         };
         let answers: Vec<Answer<QueueState>> = indices.iter().map(stop).collect();
         let stopped = answers.into_iter().map(Answer::wait).collect();
@@ -171,7 +176,7 @@ impl DataPlane for UringPlane {
 impl Drop for UringPlane {
     fn drop(&mut self) {
         let running: Vec<u16> = self.queues.keys().copied().collect();
-        self.stop_queues(&running);
+        self.stop_queues(&running, KeptRequests::Leave);
         let remove = |(postbox, number): (&Postbox, u16)| {
             postbox.request(|reply| Mail::RemoveDisk(number, reply))
         };

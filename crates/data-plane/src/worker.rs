@@ -10,7 +10,7 @@ mod parking;
 pub(crate) use disks::DISKS_MAX;
 
 use crate::event::{Event, QueueId, queue_and_entry};
-use crate::latency::Clock;
+use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
 use crate::poll::AdaptivePoll;
 use crate::portion::Portion;
@@ -100,7 +100,7 @@ impl Worker {
         let Worker { disks, active, engine, clock, .. } = self;
         for &id in active.ids() {
             let (queue, storage) = disks.queue(id);
-            queue.look_at_limits();
+            queue.look_at_disk(clock);
             let full = engine.queued() + portion;
             for _ in 0..BATCH_CHAINS_MAX {
                 if !queue.may_take() || queue.batch.is_full() || storage.is_stalled() {
@@ -211,19 +211,20 @@ impl Worker {
         if self.engine.has_events() || self.active.arm(&mut self.disks) {
             return;
         }
-        let timeout = self.timeout();
         let before = self.clock.read();
+        let timeout = self.timeout(before);
         self.engine.wait(timeout);
         self.poll.slept(Duration::from_nanos(self.clock.read().saturating_sub(before)));
         self.active.suppress(&mut self.disks);
     }
 
     /// The time after which an active queue has to be looked at; `None`: there is none.
-    fn timeout(&mut self) -> Option<Duration> {
+    fn timeout(&mut self, now: Nanos) -> Option<Duration> {
         let wait = |&id: &QueueId| {
             let (queue, _) = self.disks.queue(id);
             let kickless = queue.is_kickless().then_some(KICKLESS_LOOK);
-            kickless.into_iter().chain(queue.throttled_for()).min()
+            let stall = queue.stall_check_in(now);
+            kickless.into_iter().chain(queue.throttled_for()).chain(stall).min()
         };
         self.active.ids().iter().filter_map(wait).min()
     }

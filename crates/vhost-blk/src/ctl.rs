@@ -52,7 +52,8 @@ pub enum Action {
     /// Complete the requests in flight and take no other one. The guest's requests wait; the image
     /// stays open and locked
     Pause,
-    /// End a pause
+    /// End a pause, and the halt of a disk whose storage failed: the requests that it keeps are tried
+    /// again
     Resume,
     /// Limit the rate of the disk, in place of its present limits. Requests that exceed it wait in
     /// the guest's queues
@@ -163,6 +164,15 @@ fn limits_text(limits: &Value) -> String {
     }
 }
 
+fn state_text(status: &Value) -> String {
+    match (status["halted"]["reason"].as_str(), status["paused"] == true) {
+        (Some(why), false) => format!("halted: {why}"),
+        (Some(why), true) => format!("paused and halted: {why}"),
+        (None, true) => "paused: no request is taken".to_owned(),
+        (None, false) => "serving".to_owned(),
+    }
+}
+
 fn status_text(status: &Value) -> String {
     let word = |name: &str| match &status[name] {
         Value::String(text) => text.clone(),
@@ -175,7 +185,10 @@ fn status_text(status: &Value) -> String {
     };
     line("disk", word("disk"));
     line("size", format!("{} bytes", word("capacity_bytes")));
-    line("state", either("paused", "paused: no request is taken", "serving").into());
+    line("state", state_text(status));
+    if let Some(queues) = status["stalled_queues"].as_array().filter(|list| !list.is_empty()) {
+        line("stalled", format!("the storage does not answer, queues {}", json!(queues)));
+    }
     line("limits", limits_text(&status["limits"]));
     line("data plane", format!("{} ({})", word("data_plane"), word("why")));
     line("front-end", either("front_end_connected", "connected", "none").into());
@@ -230,5 +243,21 @@ kernel      backend: file
 kernel      queue0: running chains=3
 ";
         assert_eq!(status_text(&status), expected);
+    }
+
+    #[test]
+    fn a_halt_and_a_stall_are_told() {
+        let mut status = json!({
+            "paused": true, "halted": {"reason": "a flush failed: no space"},
+            "stalled_queues": [1, 3],
+        });
+        let text = status_text(&status);
+        assert!(
+            text.contains("state       paused and halted: a flush failed: no space\n"),
+            "{text}"
+        );
+        assert!(text.contains("the storage does not answer, queues [1,3]\n"), "{text}");
+        status["paused"] = false.into();
+        assert!(status_text(&status).contains("state       halted: a flush"), "{text}");
     }
 }

@@ -7,7 +7,7 @@ use crate::values::{BackendKind, LockMode};
 use backend::file::{File, FileError, FileOptions};
 use backend::mem::Mem;
 use backend::null::Null;
-use backend::{Disk, Info, Lane, LockError};
+use backend::{Disk, ImageLock, Info, Lane, LockError};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Opened {
     /// The disk with its wrappers.
     pub disk: Arc<dyn Disk>,
+    /// The lock of the image, and whether it is held; `None`: nothing is locked.
+    pub lock: Option<(ImageLock, bool)>,
     /// Notices for the user, for example about an option without effect.
     pub notices: Vec<String>,
 }
@@ -62,12 +64,14 @@ pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
 }
 
 fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
+    let follows = args.lock == LockMode::Auto;
+    let locks_at_start = follows && !args.incoming.is_on();
     let mut options = FileOptions {
         read_only: args.read_only.is_on(),
         direct: args.direct.is_on(),
         logical_block_bytes: args.logical_block_size,
         discard: args.discard.is_on(),
-        lock: (args.lock == LockMode::Auto).then_some(Duration::ZERO),
+        lock: locks_at_start.then_some(Duration::ZERO),
     };
     let mut opened = File::open(path, options.clone());
     let holder = match &opened {
@@ -90,7 +94,8 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         error => Failure::told("open the disk", error),
     })?;
     let notices = file.notices().to_vec();
-    Ok(Opened { disk: Arc::new(file), notices })
+    let lock = follows.then(|| (file.image_lock(), locks_at_start));
+    Ok(Opened { disk: Arc::new(file), lock, notices })
 }
 
 /// Applies the options that every disk has to a disk without options of its own.
@@ -109,7 +114,8 @@ fn presented(disk: Arc<dyn Disk>, args: &ServeArgs) -> Opened {
         (info.discard, info.write_zeroes, info.secure_erase) = (None, None, None);
         info.write_zeroes_unmaps = false;
     }
-    Opened { disk: Arc::new(Presented { disk, info }), notices: Vec::new() }
+    let disk = Arc::new(Presented { disk, info });
+    Opened { disk, lock: None, notices: Vec::new() }
 }
 
 /// A disk with another description.

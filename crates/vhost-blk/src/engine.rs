@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Starts the data planes and a vhost-user device for a disk.
 
+use crate::daemon_only::DaemonOnly;
 use crate::failure::Failure;
 use crate::options::ServeArgs;
-use crate::values::{Cache, IoPoll, Plane};
-use backend::Disk;
-use data_plane::{KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane};
+use crate::values::{Cache, IoPoll, OnError, Plane};
+use backend::{Disk, ImageLock};
+use data_plane::{
+    ErrorPolicy, Health, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions,
+    UringPlane,
+};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -17,12 +21,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the threads of the io_uring data plane and selects the data plane.
+    /// Starts the threads of the io_uring data plane and selects the data plane. `lock` is the lock
+    /// of the image, and whether it is held.
     ///
     /// # Errors
     /// [`Failure`] if a thread gets no io_uring or no resource of the disk, or the kernel data
     /// plane is required and unavailable.
-    pub fn start(disk: Arc<dyn Disk>, args: &ServeArgs) -> Result<Server, Failure> {
+    pub fn start(
+        disk: Arc<dyn Disk>,
+        lock: Option<(ImageLock, bool)>,
+        args: &ServeArgs,
+    ) -> Result<Server, Failure> {
         if args.iopoll == IoPoll::On && !disk.info().io_poll {
             return Err(Failure::run(
                 "poll the storage device",
@@ -57,7 +66,11 @@ impl Server {
             queue_size_max: args.queue_size,
             limits: args.limits(),
         };
-        let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
+        let for_kernel: Arc<dyn Disk> = match args.daemon_only() {
+            Some(why) => Arc::new(DaemonOnly { inner: Arc::clone(&disk), why }),
+            None => Arc::clone(&disk),
+        };
+        let planes = PlaneSelector::new(for_kernel, plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
         let options = DeviceOptions {
             num_queues: args.queues(),
@@ -70,6 +83,10 @@ impl Server {
         device
             .set_limits(args.limits())
             .map_err(|error| Failure::told("limit the rate of the disk", error))?;
+        device.set_health(Arc::new(health(args)));
+        if let Some((lock, held)) = lock {
+            device.follow_lock(lock, held);
+        }
         Ok(Server { device })
     }
 
@@ -108,6 +125,15 @@ impl Server {
     pub fn take_waiting(&mut self) -> Option<UnixStream> {
         self.device.take_waiting()
     }
+}
+
+fn health(args: &ServeArgs) -> Health {
+    let policy = match args.on_error {
+        OnError::Report => ErrorPolicy::Report,
+        OnError::Stop => ErrorPolicy::Stop,
+        OnError::Enospc => ErrorPolicy::Enospc,
+    };
+    Health::new(policy, args.io_timeout.map(|limit| limit.0))
 }
 
 fn choice(plane: Plane) -> PlaneChoice {

@@ -9,6 +9,7 @@ pub mod config;
 pub mod control;
 pub mod create;
 pub mod ctl;
+mod daemon_only;
 pub mod disk;
 pub mod doctor;
 pub mod engine;

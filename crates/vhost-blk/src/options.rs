@@ -4,8 +4,8 @@
 
 use crate::failure::Failure;
 use crate::values::{
-    self, BackendKind, BatchSize, Burst, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel,
-    MetricsAddress, OnOff, Plane, Size,
+    self, BackendKind, BatchSize, Burst, Cache, CpuList, IoPoll, IoTimeout, LockMode, LogFormat,
+    LogLevel, MetricsAddress, OnError, OnOff, Plane, Size,
 };
 use clap::Args;
 use data_plane::Limits;
@@ -59,6 +59,20 @@ pub struct ServeArgs {
         help_heading = "Disk"
     )]
     pub discard: OnOff,
+    /// Wait for a guest that migrates from another daemon with the same image: lock the image only
+    /// when the guest arrives, and write nothing before
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "off",
+        hide_possible_values = true,
+        help_heading = "Disk"
+    )]
+    pub incoming: OnOff,
+    /// Tell when the storage has not answered a request for so many seconds, 0.1 to 86400. Only on the
+    /// daemon's own data plane
+    #[arg(long, value_name = "SECONDS", value_parser = values::io_timeout, help_heading = "Disk")]
+    pub io_timeout: Option<IoTimeout>,
     /// Lock the image against other writers, the way QEMU does
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Disk")]
     pub lock: LockMode,
@@ -66,6 +80,11 @@ pub struct ServeArgs {
     /// 512]
     #[arg(long, value_name = "BYTES", value_parser = values::logical_block, help_heading = "Disk")]
     pub logical_block_size: Option<u32>,
+    /// Effect of an error of the storage. report: the guest gets it; stop: the disk halts and keeps
+    /// the request, until `vhost-blk ctl resume`; enospc: it halts if no space is left, and the guest
+    /// gets other errors. Only on the daemon's own data plane, except report
+    #[arg(long, value_name = "POLICY", default_value = "report", help_heading = "Disk")]
+    pub on_error: OnError,
     /// Refuse writes
     #[arg(long, value_name = "on|off", default_value = "off", default_missing_value = "on",
           num_args = 0..=1, require_equals = true, hide_possible_values = true,
@@ -234,9 +253,37 @@ impl ServeArgs {
             (BackendKind::Null | BackendKind::Mem, _, None) => {
                 ("it needs a size", "give --size SIZE")
             }
-            _ => return Ok(()),
+            _ => return self.check_incoming(),
         };
         Err(Failure::usage(what, why, remedy))
+    }
+
+    fn check_incoming(&self) -> Result<(), Failure> {
+        let locks = self.backend == BackendKind::File && self.lock == LockMode::Auto;
+        if locks || !self.incoming.is_on() {
+            return Ok(());
+        }
+        Err(Failure::usage(
+            "wait for a guest that migrates",
+            "--incoming on delays the lock of an image, and nothing is locked",
+            "drop --incoming, or serve a file without --lock off",
+        ))
+    }
+
+    /// The reason why the kernel data plane cannot run the disk, if an option of this command line
+    /// is one.
+    pub fn daemon_only(&self) -> Option<&'static str> {
+        match (self.on_error, self.io_timeout) {
+            (OnError::Stop | OnError::Enospc, _) => Some(
+                "the kernel data plane reports each error to the guest; use --on-error report or \
+                 --data-plane uring",
+            ),
+            (OnError::Report, Some(_)) => Some(
+                "the kernel data plane does not watch the time of requests; drop --io-timeout or \
+                 use --data-plane uring",
+            ),
+            (OnError::Report, None) => None,
+        }
     }
 
     /// Limits of the disk.

@@ -37,7 +37,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let stop = Stop::install(remove.clone())?;
     let opened = disk::open(args)?;
     let info = opened.disk.info();
-    let mut server = Server::start(opened.disk, args)?;
+    let mut server = Server::start(opened.disk, opened.lock, args)?;
     let endpoint = match source.open()? {
         Endpoint::Connected(stream) => Endpoint::Connected(stream),
         Endpoint::Listening(listener, file) => {

@@ -227,6 +227,35 @@ pub fn size(text: &str) -> Result<Size, String> {
     backend::create::parse_size(text).map(Size).map_err(|error| error.to_string())
 }
 
+/// Effect of an error of the storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnError {
+    /// The guest gets it.
+    Report,
+    /// The disk halts.
+    Stop,
+    /// The disk halts if the storage has no space; the guest gets other errors.
+    Enospc,
+}
+
+/// Longest time limit of a request.
+const IO_TIMEOUT_MAX: Duration = Duration::from_secs(86400);
+
+/// Time limit of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoTimeout(pub Duration);
+
+/// A time limit in seconds.
+pub fn io_timeout(text: &str) -> Result<IoTimeout, String> {
+    let (min, max) = (0.1, IO_TIMEOUT_MAX.as_secs_f64());
+    match text.parse::<f64>() {
+        Ok(seconds) if (min..=max).contains(&seconds) => {
+            Ok(IoTimeout(Duration::from_secs_f64(seconds)))
+        }
+        _ => Err(format!("give a number of seconds from {min} to {max}")),
+    }
+}
+
 /// Time that requests may catch up on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Burst(pub Duration);

@@ -5,7 +5,7 @@
 //! messages of the front-end. This needs no lock, and no message sees a partial change.
 
 use crate::session::Session;
-use data_plane::{Limits, PlaneKind, QueueReport, QueueStats};
+use data_plane::{HealthReport, Limits, PlaneKind, QueueReport, QueueStats};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -23,7 +23,7 @@ pub enum Command {
     Resize(Option<u64>),
     /// Takes no request from now on. The ones in flight complete first.
     Pause,
-    /// Ends [`Command::Pause`].
+    /// Ends [`Command::Pause`] and a halt by an error: the requests that failed are tried again.
     Resume,
     /// Replaces the limits of the disk.
     Limit(Limits),
@@ -61,8 +61,12 @@ pub struct Status {
     pub connected: bool,
     /// No request is taken until [`Command::Resume`].
     pub paused: bool,
+    /// Halts by errors of the storage, and requests that it does not answer.
+    pub health: HealthReport,
     /// Limits of the disk.
     pub limits: Limits,
+    /// The lock of the image.
+    pub image_lock: ImageLockState,
     /// Number of front-ends so far.
     pub front_ends: u64,
     /// Negotiated features.
@@ -73,6 +77,17 @@ pub struct Status {
     pub queues: Vec<QueueStatus>,
     /// Name and value of each counter of the kernel module, while it runs queues.
     pub kernel_counters: Vec<(String, String)>,
+}
+
+/// The lock of a device's image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageLockState {
+    /// The device locks nothing.
+    Off,
+    /// The device holds the lock.
+    Held,
+    /// The device waits for a guest, or its guest has migrated away: it writes nothing.
+    Released,
 }
 
 /// The state of a queue.
@@ -162,7 +177,7 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
         Command::Resize(bytes) => {
             session.resize(bytes).map_or_else(|error| refused(&error), Answer::Resized)
         }
-        Command::Pause => Answer::Changed(session.pause()),
+        Command::Pause => session.pause().map_or_else(|error| refused(&error), Answer::Changed),
         Command::Limit(limits) => {
             session.limit(limits).map_or_else(|error| refused(&error), Answer::Changed)
         }

@@ -55,6 +55,12 @@ pub(crate) enum OperateError {
     /// The disk does not get this size; nothing is changed.
     #[error(transparent)]
     Resize(#[from] ResizeError),
+    /// Another program may use the image.
+    #[error(
+        "the guest runs elsewhere, so this daemon does not hold the lock of the image; grow the \
+         disk there"
+    )]
+    Released,
     /// The storage has the new size, and the device has the old one.
     #[error("the disk cannot be opened again with its new size: {0}; repeat the command")]
     Lane(io::Error),

@@ -7,7 +7,7 @@ use crate::inflight_region;
 use crate::mem_table::{MemTable, SLOTS_MAX};
 use crate::queue_setup::{QueueSlot, VringAddr};
 use crate::session::Session;
-use data_plane::InflightRegion;
+use data_plane::{InflightRegion, KeptRequests};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Session<'_> {
         let was = self.writeback.swap(on, Ordering::Relaxed);
         let Err(why) = self.device.planes.cache_mode_changed() else { return Ok(()) };
         tracing::warn!(%why, "the kernel refused the cache mode: its queues restart");
-        checked(self.while_stopped(|_| Ok(()))).inspect_err(|_| {
+        checked(self.while_stopped(KeptRequests::Carry, |_| Ok(()))).inspect_err(|_| {
             // The guest's mode is unknown now: write-through is safe for the next connection.
             self.writeback.store(on && was, Ordering::Relaxed);
         })
@@ -71,7 +71,7 @@ impl Session<'_> {
 
     /// Changes the set-up of a queue. Stops a running queue before and restarts it afterwards.
     fn reconfigure(&mut self, index: usize, change: impl FnOnce(&mut QueueSlot)) -> Result<()> {
-        self.stop([index]);
+        self.stop([index], KeptRequests::Carry);
         change(&mut self.queues[index]);
         checked(self.try_start(index))
     }
@@ -106,7 +106,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             return refused("the ring layout cannot change while a queue runs");
         }
         if features != self.features {
-            checked(self.while_stopped(|session| {
+            checked(self.while_stopped(KeptRequests::Carry, |session| {
                 session.features = features;
                 Ok(())
             }))?;
@@ -167,11 +167,13 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         self.reconfigure(index, |queue| queue.base = base)
     }
 
-    /// Stops the queue; it starts again only with a new SET_VRING_KICK.
+    /// Stops the queue; it starts again only with a new SET_VRING_KICK. The last stop of a migration
+    /// gives up the lock of the image.
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let at = self.index(index)?;
-        self.stop([at]);
+        self.stop([at], KeptRequests::Answer);
         self.queues[at].kick = None;
+        self.hand_image_over();
         Ok(VhostUserVringState::new(index, self.queues[at].base))
     }
 
@@ -225,6 +227,9 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         if self.queues[index].enabled == enable {
             return Ok(());
         }
+        if !enable {
+            self.stop([index], KeptRequests::Answer);
+        }
         self.reconfigure(index, |queue| queue.enabled = enable)
     }
 
@@ -272,7 +277,8 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         checked(check_holds(&file, mmap_offset, mmap_size))?;
         let region =
             checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
-        checked(self.while_stopped(|session| {
+        // The old region records kept requests, and the new one does not.
+        checked(self.while_stopped(KeptRequests::Answer, |session| {
             session.inflight_region = Some(region);
             Ok(())
         }))
@@ -307,7 +313,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         checked(check_holds(&file, log.mmap_offset, log.mmap_size))?;
         let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size)
             .map_err(|e| Error::ReqHandlerError(refusal(e)))?;
-        checked(self.while_stopped(|session| {
+        checked(self.while_stopped(KeptRequests::Carry, |session| {
             session.log = Some(Arc::new(log));
             Ok(())
         }))

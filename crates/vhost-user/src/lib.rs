@@ -15,6 +15,7 @@ mod control;
 mod descriptor;
 mod error;
 mod handler;
+mod image_lock;
 mod inflight_region;
 mod mem_table;
 mod message;
@@ -25,12 +26,13 @@ mod session;
 mod switch;
 
 pub use connection::{ACCEPT_RETRY, Next};
-pub use control::{Answer, Command, Control, QueueStatus, Status};
+pub use control::{Answer, Command, Control, ImageLockState, QueueStatus, Status};
 pub use error::ConnectionError;
 
-use backend::Disk;
+use backend::{Disk, ImageLock};
 use control::Mailbox;
-use data_plane::{KernelError, Limits, PlaneSelector, QueueStats};
+use data_plane::{Health, KernelError, Limits, PlaneSelector, QueueStats};
+use image_lock::FollowedLock;
 use session::Session;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -74,7 +76,11 @@ pub struct Device {
     planes: PlaneSelector,
     /// No queue runs until the operator resumes the device.
     paused: bool,
+    /// It halts the disk after errors; the threads of the data plane share it.
+    health: Arc<Health>,
     limits: Limits,
+    /// The lock of the image, if the device takes it and gives it up.
+    image_lock: Option<FollowedLock>,
     /// Receives commands of an operator, after [`Device::control`].
     mailbox: Option<Mailbox>,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
@@ -109,7 +115,9 @@ impl Device {
             options,
             planes,
             paused: false,
+            health: Arc::default(),
             limits: Limits::NONE,
+            image_lock: None,
             mailbox: None,
             writeback,
             waiting: None,
@@ -126,6 +134,18 @@ impl Device {
         self.planes.set_limits(&limits)?;
         self.limits = limits;
         Ok(())
+    }
+
+    /// Replaces the health of the disk, with its policy for errors. No queue may run. The kernel plane
+    /// does not use it: the caller keeps a disk that can halt off that plane.
+    pub fn set_health(&mut self, health: Arc<Health>) {
+        self.health = health;
+    }
+
+    /// Makes the device take `lock` before a queue starts, and give it up when a guest migrates
+    /// away. `held`: it is held now.
+    pub fn follow_lock(&mut self, lock: ImageLock, held: bool) {
+        self.image_lock = Some(FollowedLock { lock, held });
     }
 
     /// The data planes.

@@ -1,43 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Commands to a running device: resize, pause and resume, which stop its queues, and limits.
 //!
-//! A paused device keeps its state for later front-ends, too. Messages change the set-up of its
-//! queues as usual, and no queue starts before the resume ([`Session::start_once`]).
+//! The operator pauses a device, and an error of the storage halts it ([`data_plane::Health`]). Both
+//! states hold for later front-ends, too, and messages change the set-up of queues as usual:
+//!
+//! | Paused | Halted | Queues | Requests that failed | Leaves by |
+//! |---|---|---|---|---|
+//! | no | no | run | none | pause, error |
+//! | yes | no | are stopped; none starts | none | resume |
+//! | no | yes | run, and take no request | are kept in flight on their queues | pause, resume |
+//! | yes | yes | as halted: a pause has nothing to stop | the same | resume |
+//!
+//! A resume ends both. It tries the kept requests again, and a new failure halts the device again. A
+//! queue of a halted device that is stopped for a moment takes its kept requests along
+//! ([`KeptRequests`]).
 
 use crate::error::OperateError;
 use crate::session::Session;
-use data_plane::{KernelError, Limits};
+use data_plane::{KeptRequests, KernelError, Limits};
 use virtio_spec::blk::SECTOR_BYTES;
 
 impl Session<'_> {
-    /// Stops all queues; their requests in flight complete. Returns whether they ran before.
-    pub(crate) fn pause(&mut self) -> bool {
+    /// Returns whether a queue may start: see the table above.
+    pub(crate) fn may_start(&self) -> bool {
+        !self.device.paused || self.device.health.is_halted()
+    }
+
+    /// Stops all queues; their requests in flight complete. Queues of a halted device start again,
+    /// with the requests that it keeps. Returns whether the device was not paused before.
+    pub(crate) fn pause(&mut self) -> Result<bool, OperateError> {
         let ran = !std::mem::replace(&mut self.device.paused, true);
-        let stopped = self.stop_running();
+        let stopped = self.stop_running(KeptRequests::Carry);
         if ran {
             tracing::info!(queues = stopped.len(), "paused: no request is taken until the resume");
         }
-        ran
+        self.restart(stopped)?;
+        Ok(ran)
     }
 
-    /// Starts the queues that are ready. Returns whether the device was paused.
+    /// Ends a pause and a halt, and starts the queues that are ready. Returns whether the device was
+    /// paused or halted.
     pub(crate) fn resume(&mut self) -> Result<bool, OperateError> {
         let was_paused = std::mem::replace(&mut self.device.paused, false);
+        let was_halted = self.device.health.resume();
+        if was_halted {
+            self.device.planes.retry_kept();
+        }
         self.restart((0..self.queues.len()).collect())?;
         if was_paused {
             tracing::info!("resumed");
         }
-        Ok(was_paused)
+        Ok(was_paused || was_halted)
     }
 
     /// Enlarges the disk to `bytes` bytes, or adopts the present size of its storage. Returns the
     /// capacity in bytes.
     pub(crate) fn resize(&mut self, bytes: Option<u64>) -> Result<u64, OperateError> {
+        if bytes.is_some() && self.is_image_released() {
+            return Err(OperateError::Released);
+        }
         self.device.disk.resize(bytes)?;
         let info = self.device.disk.info();
         let (before, after) = (self.capacity_sectors(), info.capacity_sectors);
         if before != after {
-            let stopped = self.stop_running();
+            let stopped = self.stop_running(KeptRequests::Carry);
             let adopted = self.device.planes.adopt_capacity();
             if adopted.is_ok() {
                 self.device.config.info = info;

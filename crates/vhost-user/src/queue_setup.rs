@@ -3,6 +3,7 @@
 
 use data_plane::QueueHandle;
 use std::fs::File;
+use virtqueue::Resubmit;
 
 /// The addresses of the three areas in the front-end (SET_VRING_ADDR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(crate) struct QueueSlot {
     pub(crate) call: Option<File>,
     pub(crate) err: Option<File>,
     pub(crate) enabled: bool,
+    /// Requests that a halted disk kept when the queue stopped. It starts with them.
+    pub(crate) kept: Vec<Resubmit>,
     /// The queue runs on a data plane.
     pub(crate) running: Option<QueueHandle>,
 }

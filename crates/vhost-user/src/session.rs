@@ -6,7 +6,8 @@ use crate::backend_channel::BackendChannel;
 use crate::error::refusal;
 use crate::mem_table::MemTable;
 use crate::queue_setup::QueueSlot;
-use data_plane::{InflightRegion, QueueSetup, QueueStartError, QueueStats};
+use data_plane::{InflightRegion, KeptRequests, QueueSetup, QueueStartError, QueueStats};
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -77,15 +78,19 @@ impl<'a> Session<'a> {
         if self.acked(F_RING_PACKED) { Layout::Packed } else { Layout::Split }
     }
 
-    /// Starts queue `index` if its set-up is complete. If the kernel refuses it, moves all queues
-    /// to the other data plane if that is allowed.
+    /// Starts queue `index` if its set-up is complete. Takes the lock of the image before. If the
+    /// kernel refuses the queue, moves all queues to the other data plane if that is allowed.
     pub(crate) fn try_start(&mut self, index: usize) -> io::Result<()> {
+        let cannot = |error: &dyn Display| refusal(format!("queue {index} cannot start: {error}"));
+        if self.may_start() && self.queues[index].ready().is_some() {
+            self.hold_image().map_err(|error| cannot(&error))?;
+        }
         match self.start_once(index) {
             Ok(()) => Ok(()),
             Err(QueueStartError::Kernel(why)) if self.device.planes.may_fall_back() => {
                 self.fall_back(index, &why)
             }
-            Err(error) => Err(refusal(format!("queue {index} cannot start: {error}"))),
+            Err(error) => Err(cannot(&error)),
         }
     }
 
@@ -103,7 +108,7 @@ impl<'a> Session<'a> {
             base: slot.base,
             indirect: self.acked(F_INDIRECT_DESC),
             event_idx: self.acked(F_EVENT_IDX),
-            keep_descriptors: self.inflight_region.is_some(),
+            keep_descriptors: self.inflight_region.is_some() || self.device.health.can_halt(),
             log: self.log.clone().filter(|_| self.acked(VHOST_F_LOG_ALL)),
             used_log_addr: addr.used_log,
         };
@@ -119,12 +124,18 @@ impl<'a> Session<'a> {
             call: duplicate(&slot.call)?,
             err: duplicate(&slot.err)?,
             region: self.inflight_region.clone(),
+            health: Arc::clone(&self.device.health),
+            kept: slot.kept.clone(),
         }))
     }
 
-    /// Stops and drains the running queues among `which`, and stores their bases. Returns the
-    /// indices of the stopped queues.
-    pub(crate) fn stop(&mut self, which: impl IntoIterator<Item = usize>) -> Vec<usize> {
+    /// Stops and drains the running queues among `which`, and stores their bases. The requests that a
+    /// halted disk keeps end as `kept` says. Returns the indices of the stopped queues.
+    pub(crate) fn stop(
+        &mut self,
+        which: impl IntoIterator<Item = usize>,
+        kept: KeptRequests,
+    ) -> Vec<usize> {
         let (mut indices, mut handles) = (Vec::new(), Vec::new());
         for index in which {
             if let Some(handle) = self.queues[index].running.take() {
@@ -132,28 +143,30 @@ impl<'a> Session<'a> {
                 handles.push(handle);
             }
         }
-        let all_stopped = self.device.planes.stop_queues(handles);
+        let all_stopped = self.device.planes.stop_queues(handles, kept);
         for (&queue, stopped) in indices.iter().zip(all_stopped) {
             let QueueStats { chains, refused, kicks, calls, .. } = stopped.stats;
             self.device.earlier_stats[queue] += stopped.stats;
             let base = stopped.base;
             tracing::debug!(queue, base, chains, refused, kicks, calls, "stopped");
             self.queues[queue].base = base;
+            self.queues[queue].kept = stopped.left;
         }
         indices
     }
 
     /// [`Session::stop`] for all queues.
-    pub(crate) fn stop_running(&mut self) -> Vec<usize> {
-        self.stop(0..self.queues.len())
+    pub(crate) fn stop_running(&mut self, kept: KeptRequests) -> Vec<usize> {
+        self.stop(0..self.queues.len(), kept)
     }
 
     /// Stops the running queues, makes a change that affects them, and restarts them.
     pub(crate) fn while_stopped(
         &mut self,
+        kept: KeptRequests,
         change: impl FnOnce(&mut Self) -> io::Result<()>,
     ) -> io::Result<()> {
-        let stopped = self.stop_running();
+        let stopped = self.stop_running(kept);
         change(self)?;
         stopped.into_iter().try_for_each(|index| self.try_start(index))
     }
@@ -161,7 +174,7 @@ impl<'a> Session<'a> {
     /// Replaces the memory table. Refuses overlapping regions and keeps the old table then.
     pub(crate) fn set_table(&mut self, table: MemTable) -> io::Result<()> {
         let memory = table.to_memory().map_err(refusal)?;
-        self.while_stopped(|session| {
+        self.while_stopped(KeptRequests::Carry, |session| {
             session.device.planes.set_memory(Some(Arc::clone(&memory)));
             session.table = table;
             session.memory = memory;
@@ -173,7 +186,7 @@ impl<'a> Session<'a> {
 
     /// RESET_OWNER: disables all rings, as the specification allows.
     pub(crate) fn disable_rings(&mut self) {
-        self.stop_running();
+        self.stop_running(KeptRequests::Answer);
         self.queues.iter_mut().for_each(|queue| queue.enabled = false);
     }
 
@@ -184,7 +197,7 @@ impl<'a> Session<'a> {
         // Without protocol features there is no SET_VRING_ENABLE.
         let negotiated = self.features != 0;
         let enabled = negotiated && !self.acked(VHOST_USER_F_PROTOCOL_FEATURES);
-        self.stop_running();
+        self.stop_running(KeptRequests::Answer);
         self.queues.fill_with(|| QueueSlot { enabled, ..QueueSlot::default() });
         // It records rings that no longer exist; the front-end sends a region at the next start.
         self.inflight_region = None;
@@ -193,6 +206,7 @@ impl<'a> Session<'a> {
 
     /// Handles the end of the connection: stops all queues and unmaps guest memory.
     pub(crate) fn end(&mut self) {
+        self.stop_running(KeptRequests::Leave);
         self.reset();
         self.memory = Arc::default();
         self.table = MemTable::default();
@@ -214,7 +228,7 @@ impl<'a> Session<'a> {
     /// new SET_VRING_KICK, as after that message.
     pub(crate) fn set_status(&mut self, status: u8) {
         if status == 0 {
-            self.stop_running();
+            self.stop_running(KeptRequests::Answer);
             self.queues.iter_mut().for_each(|queue| queue.kick = None);
         }
         self.status = status;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Moves the queues of a running device from one data plane to the other.
 
-use crate::control::{QueueStatus, Status};
+use crate::control::{ImageLockState, QueueStatus, Status};
 use crate::error::{SwitchError, refusal};
 use crate::session::Session;
-use data_plane::{KernelError, PlaneKind, QueueHandle, QueueStartError};
+use data_plane::{KeptRequests, KernelError, PlaneKind, QueueHandle, QueueStartError};
 use std::io;
 use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
@@ -24,7 +24,8 @@ impl Session<'_> {
         }
         // Check it before any queue stops.
         self.device.planes.check(to)?;
-        let (was, queues) = (self.device.planes.why().to_owned(), self.stop_running());
+        let (was, queues) =
+            (self.device.planes.why().to_owned(), self.stop_running(KeptRequests::Carry));
         self.device.planes.move_to(to, "the control socket says so");
         match queues.iter().try_for_each(|&index| self.start_once(index)) {
             Ok(()) => {
@@ -33,7 +34,7 @@ impl Session<'_> {
                 Ok(queues.len())
             }
             Err(error) => {
-                self.stop_running();
+                self.stop_running(KeptRequests::Carry);
                 self.device.planes.move_to(from, &was);
                 let back = queues.iter().try_for_each(|&index| self.start_once(index));
                 tracing::warn!(plane = %to, %error, "the data plane was not switched");
@@ -52,17 +53,17 @@ impl Session<'_> {
     /// Moves all queues to the io_uring data plane after the kernel refused queue `index`.
     pub(crate) fn fall_back(&mut self, index: usize, why: &KernelError) -> io::Result<()> {
         tracing::warn!(queue = index, %why, "the kernel refused a queue: data plane: uring");
-        let mut queues = self.stop_running();
+        let mut queues = self.stop_running(KeptRequests::Carry);
         queues.push(index);
         let because = format!("the kernel refused queue {index}: {why}");
         self.device.planes.move_to(PlaneKind::Uring, &because);
         queues.iter().try_for_each(|&index| self.start_once(index)).map_err(refusal)
     }
 
-    /// Starts queue `index` on the current data plane if its set-up is complete and the device is not
-    /// paused.
+    /// Starts queue `index` on the current data plane if its set-up is complete and a queue
+    /// [may start](Session::may_start).
     pub(crate) fn start_once(&mut self, index: usize) -> Result<(), QueueStartError> {
-        if self.device.paused {
+        if !self.may_start() {
             return Ok(());
         }
         let Some(setup) = self.setup(index)? else { return Ok(()) };
@@ -72,6 +73,7 @@ impl Session<'_> {
         let started = self.device.planes.start_queue(setup);
         self.device.earlier_stats[index] += self.device.planes.take_recovered();
         self.queues[index].running = Some(started?);
+        self.queues[index].kept.clear();
         Ok(())
     }
 
@@ -97,7 +99,13 @@ impl Session<'_> {
             capacity_bytes: device.config.info.capacity_sectors * SECTOR_BYTES,
             connected,
             paused: device.paused,
+            health: device.health.report(),
             limits: device.limits,
+            image_lock: match &device.image_lock {
+                None => ImageLockState::Off,
+                Some(lock) if lock.held => ImageLockState::Held,
+                Some(_) => ImageLockState::Released,
+            },
             front_ends: device.front_ends,
             features: self.features,
             writeback: self.writeback.load(Ordering::Relaxed),

@@ -140,7 +140,17 @@ impl VirtQueue {
         }
     }
 
-    /// Takes a chain again that a previous daemon left in flight.
+    /// Keeps a taken chain in flight, to be taken again by [`VirtQueue::take_resubmitted`]. A packed
+    /// queue needs [`RingSetup::keep_descriptors`].
+    #[cold]
+    pub fn keep(&self, head: ChainHead, chain: &Chain) -> Resubmit {
+        match &self.ring {
+            Ring::Split(_) => Resubmit::Split { head: head.id() },
+            Ring::Packed(_) => Resubmit::Packed { descs: chain.ring_descriptors().to_vec() },
+        }
+    }
+
+    /// Takes a chain again that a previous daemon left in flight, or that was kept.
     ///
     /// # Errors
     /// As [`VirtQueue::take`]; also if the chain is of the other layout.

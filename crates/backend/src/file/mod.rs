@@ -3,6 +3,7 @@
 
 mod bounce;
 mod error;
+mod image_lock;
 mod lane;
 mod ops;
 mod piece;
@@ -15,6 +16,7 @@ pub(crate) mod sys;
 mod zeroes;
 
 pub use error::FileError;
+pub use image_lock::ImageLock;
 
 use crate::lock::{self, Access, ImageFile, LockError};
 use crate::{Disk, Info, Lane, ResizeError};
@@ -150,6 +152,12 @@ impl File {
     /// [`LockError`], for example if another program uses the image.
     pub fn lock(&self) -> Result<(), LockError> {
         lock::lock_image(&self.shared.file, &self.path, Access::of(self.info.read_only))
+    }
+
+    /// A handle on the lock that [`File::lock`] takes.
+    pub fn image_lock(&self) -> ImageLock {
+        let access = Access::of(self.info.read_only);
+        ImageLock { shared: Arc::clone(&self.shared), path: self.path.clone(), access }
     }
 
     /// The path that was opened.

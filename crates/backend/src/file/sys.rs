@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The system calls that `std` does not wrap.
-// UNSAFETY: ioctl, statx and fallocate are foreign functions; a safe function wraps each.
+// UNSAFETY: ioctl, statx, fallocate and posix_fadvise are foreign functions; a safe function wraps each.
 #![expect(unsafe_code)]
 
 use super::piece::DirectAlign;
@@ -81,6 +81,12 @@ pub(crate) fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Re
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
+}
+
+/// Drops the clean pages of the file from the page cache.
+pub(super) fn drop_cached_pages(file: &File) {
+    // It is advice: a failure has no effect. SAFETY: no memory is passed.
+    let _ = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
 /// Returns whether the file is in memory (tmpfs, ramfs, hugetlbfs).

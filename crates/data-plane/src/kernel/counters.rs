@@ -23,7 +23,7 @@ pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> QueueReport {
     let inflight = counts.iter().find(|(name, _)| name == "inflight").map_or(0, |pair| pair.1);
     counts.retain(|(name, _)| name != "inflight" && !QueueStats::has(name));
     let faulted = line.split_whitespace().next() == Some("faulted");
-    QueueReport { stats, inflight, faulted, more: counts }
+    QueueReport { stats, inflight, faulted, kept: 0, more: counts }
 }
 
 fn find<'a>(lines: &'a [(String, String)], name: &str) -> Option<&'a str> {
@@ -79,6 +79,7 @@ mod tests {
             stats: QueueStats { latencies, ..stats },
             inflight: 3,
             faulted: true,
+            kept: 0,
             more: vec![("size".to_owned(), 128)],
         };
         assert_eq!(report, expected);

@@ -22,7 +22,7 @@ pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
 use crate::limits::Limits;
-use crate::plane::{DataPlane, IoPoll, QueueReport, QueueSetup, QueueState};
+use crate::plane::{DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState};
 use backend::Disk;
 use device::VhostBlk;
 use run::Run;
@@ -145,8 +145,9 @@ impl DataPlane for KernelPlane {
         Ok(started?)
     }
 
-    /// If these are all running queues, one ioctl stops and drains them together.
-    fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState> {
+    /// If these are all running queues, one ioctl stops and drains them together. No error halts a
+    /// disk on this plane.
+    fn stop_queues(&mut self, indices: &[u16], _: KeptRequests) -> Vec<QueueState> {
         let Some(run) = &mut self.run else { return Vec::new() };
         if run.is_all(indices.len()) {
             run.stop_all();

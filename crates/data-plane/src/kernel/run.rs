@@ -238,6 +238,8 @@ impl Run {
             base,
             stats: counters::of_queue(&lines, *index).stats,
             faulted,
+            kept: 0,
+            left: Vec::new(),
         };
         indices.iter().zip(stopped).map(state).collect()
     }

@@ -6,7 +6,7 @@ use super::{Worker, arm_kick};
 use crate::error::StartError;
 use crate::event::{Event, QueueId};
 use crate::mail::{AddDisk, Mail};
-use crate::plane::{QueueSetup, QueueState};
+use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use crate::running::RunningQueue;
 use crate::submit::Storage;
 use std::os::fd::AsRawFd;
@@ -54,7 +54,11 @@ impl Worker {
                     let (setup, ring) = *start;
                     let _ = reply.send(self.start_queue(disk, setup, ring));
                 }
-                Mail::Stop(id, reply) => self.stop_queue(id, reply),
+                Mail::Wake(disk) => {
+                    // The next turn looks at the health of the disk.
+                    self.disks.disk(disk).queues().for_each(|queue| self.active.wake(queue));
+                }
+                Mail::Stop(id, kept, reply) => self.stop_queue(id, kept, reply),
                 Mail::SetCall(id, call) => {
                     let (queue, _) = self.disks.queue(id);
                     queue.call = call;
@@ -93,9 +97,10 @@ impl Worker {
         id
     }
 
-    fn stop_queue(&mut self, id: QueueId, reply: Sender<QueueState>) {
+    fn stop_queue(&mut self, id: QueueId, kept: KeptRequests, reply: Sender<QueueState>) {
         let (queue, _) = self.disks.queue(id);
         queue.stopping = Some(reply);
+        queue.ends_kept = kept;
         self.stopping.push(id);
         self.active.wake(queue); // chains to resubmit are taken before the queue stops
         if queue.kick_armed {
@@ -113,15 +118,17 @@ impl Worker {
 
     #[cold]
     fn finish_drained(&mut self) {
-        let Worker { disks, active, stopping, running, .. } = self;
+        let Worker { disks, active, stopping, running, clock, .. } = self;
         stopping.retain(|&id| {
-            if !disks.queue(id).0.is_drained() {
+            let (queue, _) = disks.queue(id);
+            queue.end_kept(clock);
+            if !queue.is_drained() {
                 return true;
             }
             let mut stopped = disks.disk(id.disk).remove(id.queue).expect("it runs");
             active.remove(id);
             *running -= 1;
-            let (state, reply) = (stopped.state(), stopped.stopping.take());
+            let (state, reply) = (stopped.final_state(), stopped.stopping.take());
             drop(stopped); // release guest memory before the control plane continues
             if let Some(reply) = reply {
                 let _ = reply.send(state);

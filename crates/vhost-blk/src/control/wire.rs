@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
-use vhost_user::{Command, QueueStatus, Status};
+use std::time::{Duration, SystemTime};
+use vhost_user::{Command, ImageLockState, QueueStatus, Status};
 
 /// A data plane by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -148,10 +148,21 @@ fn status_value(status: &Status) -> Value {
         "capacity_bytes": status.capacity_bytes,
         "front_end_connected": status.connected,
         "paused": status.paused,
+        "halted": status.health.halt.as_ref().map(|halt| {
+            json!({ "reason": halt.reason, "since_unix_s": unix_seconds(halt.since) })
+        }),
+        "halts": status.health.halts,
+        "stalled_queues": status.health.stalled.keys().collect::<Vec<_>>(),
+        "stalls": status.health.stalls,
         "limits": {
             "iops": status.limits.iops,
             "bandwidth": status.limits.bytes,
             "burst_ms": status.limits.burst.as_millis() as u64,
+        },
+        "image_lock": match status.image_lock {
+            ImageLockState::Off => "off",
+            ImageLockState::Held => "held",
+            ImageLockState::Released => "released",
         },
         "features": format!("{:#x}", status.features),
         "writeback": status.writeback,
@@ -163,6 +174,10 @@ fn status_value(status: &Status) -> Value {
         value["kernel"] = Value::Object(lines);
     }
     value
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn queue_value(index: usize, queue: &QueueStatus) -> Value {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The metrics of a disk as OpenMetrics text.
 
-use data_plane::{Histogram, Latencies, Operation, QueueReport, QueueStats};
+use data_plane::{HealthReport, Histogram, Latencies, Operation, QueueReport, QueueStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -37,11 +37,12 @@ const QUEUE_COUNTERS: [QueueCounter; 9] = [
 /// A gauge of a running queue: name, meaning, value.
 type QueueGauge = (&'static str, &'static str, fn(&QueueReport) -> u64);
 
-const QUEUE_GAUGES: [QueueGauge; 2] = [
+const QUEUE_GAUGES: [QueueGauge; 3] = [
     ("queue_inflight_requests", "Requests in flight", |report| report.inflight),
     ("queue_faulted", "A ring fault stopped the queue until the device is reset", |report| {
         report.faulted.into()
     }),
+    ("queue_kept_requests", "Requests that wait for the end of a halt", |report| report.kept),
 ];
 
 /// The page for this status.
@@ -53,11 +54,6 @@ pub(super) fn of(status: &Status) -> String {
         ("data_plane", status.plane.to_string()),
     ];
     registry.register("disk", "The disk and its data plane", Info::new(about.to_vec()));
-    let gauge = |value: u64| {
-        let gauge = Gauge::<i64>::default();
-        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-        gauge
-    };
     let capacity = gauge(status.capacity_bytes);
     registry.register_with_unit("capacity", "Size of the disk", Unit::Bytes, capacity);
     let connected = gauge(status.connected.into());
@@ -67,6 +63,7 @@ pub(super) fn of(status: &Status) -> String {
         "No request is taken until the resume",
         gauge(status.paused.into()),
     );
+    add_health(&mut registry, &status.health);
     let rate = |limit: Option<NonZeroU64>| gauge(limit.map_or(0, NonZeroU64::get));
     let help = "Most requests a second; 0: no limit";
     registry.register("limit_iops", help, rate(status.limits.iops));
@@ -74,8 +71,7 @@ pub(super) fn of(status: &Status) -> String {
     registry.register("limit_bandwidth", help, rate(status.limits.bytes));
     let writeback = gauge(status.writeback.into());
     registry.register("writeback", "The write-back cache is on", writeback);
-    let front_ends = Counter::<u64>::default();
-    front_ends.inc_by(status.front_ends);
+    let front_ends = counter(status.front_ends);
     registry.register("front_ends", "Front-ends since the start of the daemon", front_ends);
     add_queues(&mut registry, &status.queues);
     let latencies = status.queues.iter().map(|queue| queue.total.latencies).collect();
@@ -83,6 +79,27 @@ pub(super) fn of(status: &Status) -> String {
     let mut text = String::new();
     encode(&mut text, &registry).expect("a string grows");
     text
+}
+
+fn gauge(value: u64) -> Gauge {
+    let gauge = Gauge::default();
+    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+    gauge
+}
+
+fn counter(value: u64) -> Counter {
+    let counter = Counter::default();
+    counter.inc_by(value);
+    counter
+}
+
+fn add_health(registry: &mut Registry, health: &HealthReport) {
+    let halted = gauge(health.halt.is_some().into());
+    registry.register("halted", "An error of the storage has halted the disk", halted);
+    registry.register("halts", "Halts by errors of the storage", counter(health.halts));
+    let stalled = gauge(health.stalled.len() as u64);
+    registry.register("stalled_queues", "Queues with a request beyond --io-timeout", stalled);
+    registry.register("stalls", "Requests beyond --io-timeout", counter(health.stalls));
 }
 
 fn add_queues(registry: &mut Registry, queues: &[QueueStatus]) {
@@ -158,6 +175,8 @@ mod tests {
             connected: true,
             paused: false,
             limits: Limits { iops: NonZeroU64::new(500), ..Limits::NONE },
+            health: HealthReport { halts: 3, ..HealthReport::default() },
+            image_lock: vhost_user::ImageLockState::Held,
             front_ends: 2,
             features: 0,
             writeback: false,
@@ -181,6 +200,11 @@ mod tests {
             "vhost_blk_capacity_bytes 1048576",
             "vhost_blk_front_end_connected 1",
             "vhost_blk_paused 0",
+            "vhost_blk_halted 0",
+            "vhost_blk_halts_total 3",
+            "vhost_blk_stalled_queues 0",
+            "vhost_blk_stalls_total 0",
+            "vhost_blk_queue_kept_requests{queue=\"1\"} 0",
             "vhost_blk_limit_iops 500",
             "vhost_blk_limit_bandwidth 0",
             "vhost_blk_writeback 0",
@@ -220,7 +244,7 @@ mod tests {
     #[test]
     fn the_documents_name_each_metric() {
         let (text, names) = (file("docs/operations.md"), names());
-        assert_eq!(names.len(), 8 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len() + 3);
+        assert_eq!(names.len(), 12 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len() + 3);
         for name in names {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
         }

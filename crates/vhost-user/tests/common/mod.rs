@@ -2,6 +2,7 @@
 //! The daemon's core on a thread of the test: a device with its data plane behind a socket.
 #![allow(dead_code, unreachable_pub)] // Not every test program uses all of this.
 
+pub mod broken;
 pub mod gate;
 pub mod load;
 pub mod plane;
@@ -9,8 +10,8 @@ pub mod turnstile;
 
 use backend::{Disk, FileOptions};
 use data_plane::{
-    IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane,
-    UringPool,
+    ErrorPolicy, Health, IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector,
+    UringOptions, UringPlane, UringPool,
 };
 use driver::{Device, Options, RawChannel};
 use std::os::fd::AsFd;
@@ -46,6 +47,8 @@ pub struct Setup {
     pub poll_max: Duration,
     /// Time that a front-end may be silent while another one waits.
     pub patience: Duration,
+    pub on_error: ErrorPolicy,
+    pub io_timeout: Option<Duration>,
 }
 
 impl Default for Setup {
@@ -60,6 +63,8 @@ impl Default for Setup {
             cpus: Vec::new(),
             poll_max: Duration::from_micros(20),
             patience: LIMIT,
+            on_error: ErrorPolicy::Report,
+            io_timeout: None,
         }
     }
 }
@@ -201,7 +206,9 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_u
         packed: setup.packed,
         writeback: setup.writeback,
     };
-    vhost_user::Device::new(disk, planes, options)
+    let mut device = vhost_user::Device::new(disk, planes, options);
+    device.set_health(Arc::new(Health::new(setup.on_error, setup.io_timeout)));
+    device
 }
 
 /// A disk in memory; for the kernel's plane see [`plane::Plain`].

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest migrates live from one QEMU and daemon to another over one image, while it writes.
+//! A guest migrates live from one QEMU and daemon to another over one image, while it writes. The
+//! lock of the image follows it: the target's daemon starts no queue before the source's gives it up.
 
 use anyhow::{Result, bail};
 use serde_json::json;
@@ -30,10 +31,10 @@ const CACHED_READS: &str = "while [ ! -e /run/stop ]; do \
 /// Runs the case.
 fn run(setup: &Setup, from: Plane, to: Plane) -> Result<()> {
     let disk = Disk::create(Kind::File)?;
-    let more = ["--num-queues=2", "--lock=off"];
+    let queues = "--num-queues=2";
     let daemons = [
-        Daemon::start(&setup.program, &disk.path(), "moved", from, &more)?,
-        Daemon::start(&setup.program, &disk.path(), "moved", to, &more)?,
+        Daemon::start(&setup.program, &disk.path(), "moved", from, &[queues])?,
+        Daemon::start(&setup.program, &disk.path(), "moved", to, &[queues, "--incoming=on"])?,
     ];
     let spec = |daemon: &Daemon, incoming| GuestSpec {
         disks: daemon.qemu_args(2),

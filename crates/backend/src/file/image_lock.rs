@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The lock of an open image, for an owner that takes it and gives it up while the image is open: the
+//! lock follows a guest that migrates.
+
+use super::lane::Shared;
+use super::sys;
+use crate::lock::{self, Access, LockError};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A handle on the lock. Dropping it changes nothing: the open image releases the lock at its end.
+#[derive(Clone, Debug)]
+pub struct ImageLock {
+    pub(super) shared: Arc<Shared>,
+    pub(super) path: PathBuf,
+    pub(super) access: Access,
+}
+
+impl ImageLock {
+    /// Takes the lock; waits up to `patience` for another program to release it. Afterwards reads
+    /// see the last writes of that program: clean pages of the page cache are dropped.
+    ///
+    /// # Errors
+    /// [`LockError`]; the lock is not held then.
+    pub fn take(&self, patience: Duration) -> Result<(), LockError> {
+        lock::lock_image_within(patience, &self.shared.file, &self.path, self.access)?;
+        sys::drop_cached_pages(&self.shared.file);
+        Ok(())
+    }
+
+    /// Makes all completed writes durable and releases the lock. No I/O may be in flight.
+    ///
+    /// # Errors
+    /// The errno of a sync that failed, now or earlier: a completed write may be lost, so this
+    /// program keeps the lock, and no other one goes on with the image unnoticed.
+    pub fn give_up(&self) -> io::Result<()> {
+        let Shared { file, sync_failure, name, .. } = &*self.shared;
+        if self.access == Access::Write {
+            if let Err(error) = file.sync_data() {
+                sync_failure.remember(error.raw_os_error().unwrap_or(libc::EIO), name);
+            }
+            sync_failure.check().map_err(io::Error::other)?;
+        }
+        lock::release(file);
+        Ok(())
+    }
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The health of a disk's storage, as its queues find it: halted by an error, or stalled.
+//!
+//! All threads of a disk share one [`Health`]. A request whose error halts the disk stays in flight
+//! ([`Verdict::Keep`]), and no queue takes a chain until [`Health::resume`]. The queues then carry
+//! the kept requests out before any other.
+
+use backend::IoError;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+use virtio_blk::Kind;
+
+/// Errors of the storage that halt the disk; all others reach the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorPolicy {
+    /// None.
+    #[default]
+    Report,
+    /// Every error.
+    Stop,
+    /// ENOSPC.
+    Enospc,
+}
+
+/// A halt of the disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Halt {
+    /// The request that failed, and its error.
+    pub reason: String,
+    /// Time of the halt.
+    pub since: SystemTime,
+}
+
+/// A change of the health.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HealthEvent {
+    /// The disk halts for this reason.
+    Halted(String),
+    /// The operator has ended the halt.
+    Resumed,
+    /// A request of this queue has exceeded the time limit.
+    Stalled(u16),
+    /// No request of this queue exceeds the time limit any more.
+    Recovered(u16),
+}
+
+/// A function that gets each change, on a thread of the data plane or of the control plane. It must
+/// not wait.
+pub type HealthHook = Box<dyn Fn(&HealthEvent) + Send + Sync>;
+
+/// A copy of the state for the operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HealthReport {
+    /// The present halt.
+    pub halt: Option<Halt>,
+    /// Number of halts so far.
+    pub halts: u64,
+    /// Queues with a request beyond the time limit, and the time at which it was found.
+    pub stalled: BTreeMap<u16, SystemTime>,
+    /// Number of stalls so far.
+    pub stalls: u64,
+}
+
+/// The health of a disk.
+#[derive(Default)]
+pub struct Health {
+    policy: ErrorPolicy,
+    io_timeout: Option<Duration>,
+    /// Copy of `report.halt.is_some()` for the threads.
+    halted: AtomicBool,
+    /// A failed FLUSH has halted the disk. Later ones fail by the same loss.
+    flush_failed: AtomicBool,
+    report: Mutex<HealthReport>,
+    hook: OnceLock<HealthHook>,
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (policy, report) = (&self.policy, &self.report);
+        let mut shown = f.debug_struct("Health");
+        shown.field("policy", policy).field("report", report).finish_non_exhaustive()
+    }
+}
+
+/// The end of a failed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It completes with the error.
+    Report,
+    /// It completes with the error, and the disk halts.
+    ReportAndHalt,
+    /// It stays in flight, and the disk halts.
+    Keep,
+}
+
+impl Health {
+    /// The health of a disk. `io_timeout` is the time after which a request in flight is a stall;
+    /// `None`: never.
+    pub fn new(policy: ErrorPolicy, io_timeout: Option<Duration>) -> Self {
+        Health { policy, io_timeout, ..Health::default() }
+    }
+
+    /// Sets the function that gets each change. Only the first one is used.
+    pub fn set_hook(&self, hook: HealthHook) {
+        let _ = self.hook.set(hook);
+    }
+
+    /// The state for the operator.
+    pub fn report(&self) -> HealthReport {
+        self.lock().clone()
+    }
+
+    /// Returns whether the disk is halted.
+    #[inline]
+    pub fn is_halted(&self) -> bool {
+        self.halted.load(Relaxed)
+    }
+
+    /// Returns whether an error can halt the disk.
+    pub fn can_halt(&self) -> bool {
+        self.policy != ErrorPolicy::Report
+    }
+
+    /// Ends a halt. Returns whether there was one.
+    pub fn resume(&self) -> bool {
+        let resumed = {
+            let mut report = self.lock();
+            self.halted.store(false, Relaxed);
+            report.halt.take().is_some()
+        };
+        if resumed {
+            tracing::info!("the halt has ended: the requests that failed are tried again");
+            self.tell(&HealthEvent::Resumed);
+        }
+        resumed
+    }
+
+    pub(crate) fn io_timeout(&self) -> Option<Duration> {
+        self.io_timeout
+    }
+
+    /// Judges the failed I/O of a request.
+    ///
+    /// A FLUSH is never kept: the loss of a completed write cannot be made good by another sync,
+    /// and a daemon that carries it out after a restart would report success.
+    pub(crate) fn judge(&self, kind: Kind, error: IoError) -> Verdict {
+        let halts = match (self.policy, error) {
+            (ErrorPolicy::Report, _) | (_, IoError::Unsupported) => false,
+            (ErrorPolicy::Stop, _) => true,
+            (ErrorPolicy::Enospc, error) => error == IoError::Errno(libc::ENOSPC),
+        };
+        match (halts, kind) {
+            (false, _) => Verdict::Report,
+            (true, Kind::Flush) => match self.flush_failed.swap(true, Relaxed) {
+                false => Verdict::ReportAndHalt,
+                true => Verdict::Report,
+            },
+            (true, _) => Verdict::Keep,
+        }
+    }
+
+    /// Halts the disk because a request of this kind has failed. Only the first failure is told.
+    pub(crate) fn halt(&self, kind: Kind, error: IoError) {
+        let reason = {
+            let mut report = self.lock();
+            if report.halt.is_some() {
+                return;
+            }
+            let reason = format!("{} failed: {error}", name(kind));
+            report.halt = Some(Halt { reason: reason.clone(), since: SystemTime::now() });
+            report.halts += 1;
+            self.halted.store(true, Relaxed);
+            reason
+        };
+        tracing::error!(
+            reason,
+            "the disk is halted: the guest's requests wait; mend the storage, then resume the disk"
+        );
+        self.tell(&HealthEvent::Halted(reason));
+    }
+
+    /// Takes note that a request of a queue is in flight for longer than the time limit.
+    pub(crate) fn stalled(&self, queue: u16, age: Duration) {
+        {
+            let mut report = self.lock();
+            report.stalled.insert(queue, SystemTime::now());
+            report.stalls += 1;
+        }
+        let seconds = age.as_secs();
+        tracing::error!(queue, seconds, "the storage does not answer: a request is in flight");
+        self.tell(&HealthEvent::Stalled(queue));
+    }
+
+    /// Takes note that no request of a queue is beyond the time limit any more.
+    pub(crate) fn recovered(&self, queue: u16) {
+        self.lock().stalled.remove(&queue);
+        tracing::info!(queue, "the storage answers again");
+        self.tell(&HealthEvent::Recovered(queue));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HealthReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, event: &HealthEvent) {
+        if let Some(hook) = self.hook.get() {
+            hook(event);
+        }
+    }
+}
+
+fn name(kind: Kind) -> String {
+    match kind {
+        Kind::Read { sector, bytes } => format!("a read of {bytes} bytes at sector {sector}"),
+        Kind::Write { sector, bytes, .. } => format!("a write of {bytes} bytes at sector {sector}"),
+        Kind::Flush => "a flush".to_owned(),
+        Kind::Discard { .. } => "a discard".to_owned(),
+        Kind::WriteZeroes { .. } => "a write of zeroes".to_owned(),
+        Kind::SecureErase { .. } => "a secure erase".to_owned(),
+        Kind::GetId => "a request for the id".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    const WRITE: Kind = Kind::Write { sector: 8, bytes: 512, durable: false };
+    const NO_SPACE: IoError = IoError::Errno(libc::ENOSPC);
+    const BROKEN: IoError = IoError::Errno(libc::EIO);
+
+    #[test]
+    fn the_policy_decides_which_errors_halt() {
+        use ErrorPolicy::{Enospc, Report, Stop};
+        for (policy, error, verdict) in [
+            (Report, NO_SPACE, Verdict::Report),
+            (Enospc, NO_SPACE, Verdict::Keep),
+            (Enospc, BROKEN, Verdict::Report),
+            (Enospc, IoError::EndOfStorage, Verdict::Report),
+            (Stop, NO_SPACE, Verdict::Keep),
+            (Stop, BROKEN, Verdict::Keep),
+            (Stop, IoError::EndOfStorage, Verdict::Keep),
+            (Stop, IoError::Unsupported, Verdict::Report),
+        ] {
+            assert_eq!(
+                Health::new(policy, None).judge(WRITE, error),
+                verdict,
+                "{policy:?} {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failed_flush_reaches_the_guest_and_halts_once() {
+        let health = Health::new(ErrorPolicy::Stop, None);
+        assert_eq!(health.judge(Kind::Flush, BROKEN), Verdict::ReportAndHalt);
+        assert_eq!(health.judge(Kind::Flush, BROKEN), Verdict::Report);
+    }
+
+    #[test]
+    fn each_change_is_told_once() {
+        let health = Health::new(ErrorPolicy::Stop, None);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::clone(&told);
+        health.set_hook(Box::new(move |event| events.lock().unwrap().push(event.clone())));
+        for _ in 0..3 {
+            health.halt(WRITE, BROKEN);
+        }
+        assert!(health.is_halted());
+        assert!(health.report().halt.unwrap().reason.contains("sector 8"));
+        assert!(health.resume() && !health.resume() && !health.is_halted());
+        health.stalled(3, Duration::from_secs(9));
+        assert_eq!(health.report().stalled.len(), 1);
+        health.recovered(3);
+        let HealthReport { halt, halts, stalled, stalls } = health.report();
+        assert_eq!((halt, halts, stalled.len(), stalls), (None, 1, 0, 1));
+        let told = told.lock().unwrap();
+        assert!(matches!(told[0], HealthEvent::Halted(_)), "{told:?}");
+        let rest = [HealthEvent::Resumed, HealthEvent::Stalled(3), HealthEvent::Recovered(3)];
+        assert_eq!(told[1..], rest);
+    }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A disk that fails while the test wants it to.
+
+use backend::{Disk, Engine, Info, Io, IoError, Lane, Op, ResizeError, Slot, Step, Token};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+/// Time of an I/O that fails by an event.
+const DELAY: Duration = Duration::from_millis(20);
+
+/// The error of each I/O.
+#[derive(Clone)]
+pub struct Trouble(Arc<AtomicI32>);
+
+impl Trouble {
+    /// Fails all I/O with `errno`; 0: none.
+    pub fn set(&self, errno: i32) {
+        self.0.store(errno, Ordering::Release);
+    }
+
+    fn get(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::Acquire)).filter(|errno| *errno != 0)
+    }
+}
+
+/// A disk in front of `inner`.
+pub struct Broken {
+    inner: Arc<dyn Disk>,
+    trouble: Trouble,
+    by_event: bool,
+}
+
+impl Broken {
+    /// A disk that works. It fails I/O after a while (`by_event`) or at once.
+    pub fn new(inner: Arc<dyn Disk>, by_event: bool) -> (Self, Trouble) {
+        let trouble = Trouble(Arc::default());
+        (Broken { inner, trouble: trouble.clone(), by_event }, trouble)
+    }
+}
+
+impl Disk for Broken {
+    fn info(&self) -> Info {
+        self.inner.info()
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        self.inner.resize(bytes)
+    }
+
+    fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
+        Ok(Box::new(BrokenLane {
+            inner: self.inner.open_lane()?,
+            layer: self.inner.layers(),
+            trouble: self.trouble.clone(),
+            by_event: self.by_event,
+        }))
+    }
+
+    fn layers(&self) -> u8 {
+        self.inner.layers() + 1
+    }
+}
+
+struct BrokenLane {
+    inner: Box<dyn Lane>,
+    layer: u8,
+    trouble: Trouble,
+    by_event: bool,
+}
+
+impl Lane for BrokenLane {
+    fn files(&self) -> Vec<RawFd> {
+        self.inner.files()
+    }
+
+    fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        if self.by_event {
+            engine.push(Op::Timer { delay: DELAY }, Token { slot, layer: self.layer });
+            return Step::Pending;
+        }
+        match self.trouble.get() {
+            Some(errno) => Step::Done(Err(IoError::Errno(errno))),
+            None => self.inner.start(io, slot, engine),
+        }
+    }
+
+    fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
+        if token.layer != self.layer {
+            return self.inner.event(io, token, result, engine);
+        }
+        match self.trouble.get() {
+            Some(errno) => Step::Done(Err(IoError::Errno(errno))),
+            None => self.inner.start(io, token.slot, engine),
+        }
+    }
+}
