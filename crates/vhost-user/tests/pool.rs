@@ -11,6 +11,7 @@ use common::load::under_load;
 use common::plane::skip_on_kernel;
 use common::turnstile::Turnstile;
 use common::{DISK, Daemon, LIMIT, Setup, file, mem, pool, wait_until};
+use data_plane::StartError;
 use driver::{Device, Options, Request};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -118,6 +119,18 @@ fn disks_come_and_go_while_another_one_is_under_load() {
         }
     });
     assert!(done.iter().all(|done| done.reads > 0 && done.writes > 0), "{done:?}");
+}
+
+#[test]
+fn the_threads_refuse_the_disk_after_the_last_one_and_take_it_when_another_one_goes() {
+    let pool = pool(&Setup { threads: 1, ..Setup::default() });
+    let disk: Arc<dyn Disk> = Arc::new(backend::Null::new(1 << 20));
+    let add = || pool.add_disk(Arc::clone(&disk));
+    let mut planes: Vec<_> = (0..4096).map(|_| add().expect("there is room")).collect();
+    assert!(matches!(add(), Err(StartError::Full)));
+    planes.swap_remove(17);
+    planes.push(add().expect("there is room again"));
+    assert!(matches!(add(), Err(StartError::Full)));
 }
 
 #[test]
