@@ -251,7 +251,10 @@ impl Worker {
                 Mail::Limits => {
                     self.queues.iter_mut().flatten().for_each(RunningQueue::limits_changed);
                 }
-                Mail::Wake => {} // the next turn looks at the health of the disk
+                Mail::Wake => {
+                    let Worker { queues, clock, .. } = self;
+                    queues.iter_mut().flatten().for_each(|queue| queue.look_at_disk(clock));
+                }
                 Mail::OpenLane(disk, reply) => {
                     assert!(self.queues.iter().all(Option::is_none), "no queue runs");
                     let _ = reply.send(self.storage.open_lane(&*disk));
