@@ -134,6 +134,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         let limit = self.device.options.queue_size_max;
         match u16::try_from(num) {
             Ok(size) if size > 0 && size <= limit => {
+                self.stop([index], KeptRequests::Answer); // another ring does not have them
                 self.reconfigure(index, |queue| queue.size = size)
             }
             _ => refused(format!("a queue of {num} descriptors; at most --queue-size {limit}")),
@@ -164,6 +165,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let index = self.index(index)?;
+        self.stop([index], KeptRequests::Answer);
         self.reconfigure(index, |queue| queue.base = base)
     }
 

@@ -298,7 +298,7 @@ fn a_stop_by_the_front_end_answers_what_is_kept() {
     }
     for options in common::both_rings() {
         for inflight in [false, true] {
-            for stop in ["base", "enable", "reset owner"] {
+            for stop in ["base", "enable", "num", "reset owner"] {
                 let rig =
                     Rig::new(ErrorPolicy::Stop, true, Options { inflight, ..options.clone() });
                 let mut device = rig.guest();
@@ -307,6 +307,7 @@ fn a_stop_by_the_front_end_answers_what_is_kept() {
                 for queue in 0..QUEUES.into() {
                     match stop {
                         "base" => drop(device.session().stop_queue(queue).unwrap().to_string()),
+                        "num" => device.session().frontend().set_vring_num(queue, 64).unwrap(),
                         "enable" => device.session().enable(queue, false).unwrap(),
                         _ => device.session().frontend().reset_owner().unwrap(),
                     }

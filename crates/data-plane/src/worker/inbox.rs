@@ -55,8 +55,11 @@ impl Worker {
                     let _ = reply.send(self.start_queue(disk, setup, ring));
                 }
                 Mail::Wake(disk) => {
-                    // The next turn looks at the health of the disk.
-                    self.disks.disk(disk).queues().for_each(|queue| self.active.wake(queue));
+                    let Worker { disks, active, clock, .. } = self;
+                    disks.disk(disk).queues().for_each(|queue| {
+                        queue.look_at_disk(clock); // a stop may follow in the same mail
+                        active.wake(queue);
+                    });
                 }
                 Mail::Stop(id, kept, reply) => self.stop_queue(id, kept, reply),
                 Mail::SetCall(id, call) => {
