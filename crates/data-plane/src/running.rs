@@ -227,12 +227,12 @@ impl RunningQueue {
 
     /// Time until the queue must look for a stall or its end; `None`: no request is in flight.
     pub(crate) fn stall_check_in(&self, now: Nanos) -> Option<Duration> {
-        self.stall.due_in(now).filter(|_| self.may_stall())
+        self.stall.due_in(now).filter(|_| self.watches_io())
     }
 
-    /// Returns whether a stall can begin or end.
-    fn may_stall(&self) -> bool {
-        self.stall.is_stalled() || !self.requests.is_empty()
+    /// Returns whether the thread must look at the age of the requests in flight.
+    pub(crate) fn watches_io(&self) -> bool {
+        self.stall.is_on() && (self.stall.is_stalled() || !self.requests.is_empty())
     }
 
     /// The rest of the time that the queue waits for a limit; `None`: it waits for none.
@@ -242,7 +242,7 @@ impl RunningQueue {
 
     /// Returns whether the thread must look at the queue again after some time, without a kick.
     pub(crate) fn waits_for_time(&self) -> bool {
-        self.is_kickless() || !self.turn.is_open() || self.stall.is_on() && self.may_stall()
+        self.is_kickless() || !self.turn.is_open()
     }
 
     /// Returns whether the queue takes chains without a kick eventfd.

@@ -221,10 +221,12 @@ impl Worker {
     /// The time after which an active queue has to be looked at; `None`: there is none.
     fn timeout(&mut self, now: Nanos) -> Option<Duration> {
         let wait = |&id: &QueueId| {
-            let (queue, _) = self.disks.queue(id);
+            let (queue, storage) = self.disks.queue(id);
             let kickless = queue.is_kickless().then_some(KICKLESS_LOOK);
-            let stall = queue.stall_check_in(now);
-            kickless.into_iter().chain(queue.throttled_for()).chain(stall).min()
+            // A queue of a stalled disk takes no chain, whatever the time is.
+            let chain = kickless.into_iter().chain(queue.throttled_for()).min();
+            let chain = chain.filter(|_| !storage.is_stalled());
+            chain.into_iter().chain(queue.stall_check_in(now)).min()
         };
         self.active.ids().iter().filter_map(wait).min()
     }

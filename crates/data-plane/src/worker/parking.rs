@@ -70,8 +70,10 @@ impl ActiveQueues {
         self.ids.retain(|&id| {
             let (queue, storage) = disks.queue(id);
             let recent = std::mem::take(&mut queue.recent);
-            queue.is_active =
-                recent || queue.waits_for_time() || !storage.is_stalled() && queue.arm();
+            queue.is_active = recent
+                || queue.watches_io()
+                || queue.waits_for_time()
+                || !storage.is_stalled() && queue.arm();
             if queue.is_active {
                 queue.suppress();
             }
@@ -93,7 +95,8 @@ impl ActiveQueues {
         self.ids.retain(|&id| {
             let (queue, storage) = disks.queue(id);
             let recent = std::mem::take(&mut queue.recent);
-            queue.is_active = recent || !storage.is_stalled() && queue.waits_for_time();
+            let waits = !storage.is_stalled() && queue.waits_for_time();
+            queue.is_active = recent || queue.watches_io() || waits;
             queue.is_active
         });
         false
