@@ -5,55 +5,23 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use kit::sched::{tasks, threads};
 use kit::system;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// The scheduler's times of a process, summed over its living threads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Times {
-    /// Time on a CPU.
-    pub busy: Duration,
-    /// Time ready to run while another task had the CPU.
-    pub waited: Duration,
-}
+pub use kit::sched::Times;
 
-impl Times {
-    /// The increase since an earlier reading. Threads that ended in the meantime count as nothing.
-    pub fn since(&self, earlier: &Self) -> Self {
-        Self {
-            busy: self.busy.saturating_sub(earlier.busy),
-            waited: self.waited.saturating_sub(earlier.waited),
-        }
-    }
-}
-
-/// Reads the times of a process (`schedstat`).
+/// Reads the times of a process, summed over its living threads.
 pub fn times(pid: u32) -> Result<Times> {
-    let mut sum = Times::default();
-    for task in tasks(pid)? {
-        // A thread may end between the listing and the reading; its time is lost, but the run
-        // continues.
-        let Ok(text) = fs::read_to_string(format!("/proc/{pid}/task/{task}/schedstat")) else {
-            continue;
-        };
-        let task = parse_schedstat(&text)?;
-        sum.busy += task.busy;
-        sum.waited += task.waited;
-    }
-    Ok(sum)
+    Ok(threads(pid)?.into_iter().map(|(_, times)| times).sum())
 }
 
 /// Reads the times of the vhost workers among the threads of a process.
 pub fn vhost_times(pid: u32) -> Result<Times> {
-    let mut sum = Times::default();
-    for task in vhost_tasks(pid)? {
-        let text = fs::read_to_string(format!("/proc/{pid}/task/{task}/schedstat"))?;
-        let task = parse_schedstat(&text)?;
-        sum.busy += task.busy;
-        sum.waited += task.waited;
-    }
-    Ok(sum)
+    let workers = vhost_tasks(pid)?;
+    let of_workers = threads(pid)?.into_iter().filter(|(task, _)| workers.contains(task));
+    Ok(of_workers.map(|(_, times)| times).sum())
 }
 
 /// Pins the vhost workers among the threads of a process.
@@ -88,26 +56,6 @@ fn parse_machine(text: &str) -> Option<Duration> {
     // user, nice, system, (idle, waiting,) interrupts, soft interrupts
     let busy = [0, 1, 2, 5, 6].iter().map(|&i| ticks.get(i)).sum::<Option<u64>>()?;
     Some(Duration::from_millis(busy * 10))
-}
-
-/// Reads the times of the calling thread.
-pub fn thread_times() -> Result<Times> {
-    parse_schedstat(&fs::read_to_string("/proc/thread-self/schedstat")?)
-}
-
-fn parse_schedstat(text: &str) -> Result<Times> {
-    let mut fields = text.split_whitespace().map(str::parse::<u64>);
-    let mut next = || -> Result<Duration> {
-        Ok(Duration::from_nanos(fields.next().context("schedstat has too few fields")??))
-    };
-    Ok(Times { busy: next()?, waited: next()? })
-}
-
-fn tasks(pid: u32) -> Result<Vec<u32>> {
-    let directory = format!("/proc/{pid}/task");
-    let entries =
-        fs::read_dir(&directory).with_context(|| format!("process {pid} is not running"))?;
-    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
 fn cpu_set(cpus: &[usize]) -> CpuSet {

@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use virtio_spec::blk::SECTOR_BYTES;
 use virtio_spec::features::{F_EVENT_IDX, F_INDIRECT_DESC, bit};
 
-use crate::cpu;
+use crate::cpu::Times;
 use crate::load::{Load, Mode, Outcome};
 use crate::wire::Wire;
 
@@ -119,7 +119,7 @@ impl Worker {
     /// Keeps `depth` requests in flight until the end, then takes the last ones back.
     pub(crate) fn run(&mut self, until: Until) -> Result<Outcome> {
         let mut latency_ns = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)?;
-        let times = cpu::thread_times()?;
+        let times = Times::of_this_thread()?;
         let begin = Instant::now();
         let (mut now, mut last, mut ios, mut polls) = (begin, begin, 0, 0);
         let (end, ios_max) = match until {
@@ -148,7 +148,7 @@ impl Worker {
                 self.quiet_calls();
             }
         }
-        let spent = cpu::thread_times()?.since(&times);
+        let spent = Times::of_this_thread()?.since(&times);
         let (waited, busy) = (spent.waited, spent.busy);
         Ok(Outcome { ios, elapsed: now - begin, latency_ns, waited, busy })
     }

@@ -13,6 +13,7 @@
 //! * [`qmp`]: QEMU's monitor.
 //! * [`port`]: a virtio serial port with a time limit.
 //! * [`rng`]: random numbers that a seed repeats.
+//! * [`sched`]: CPU time of threads, and time-outs that a busy machine extends.
 //! * [`set`]: when cases run.
 //! * [`skips`]: the skips that are expected.
 //! * [`stat`]: the kernel's counters of a block device.
@@ -31,6 +32,7 @@ pub mod process;
 pub mod qmp;
 pub mod report;
 pub mod rng;
+pub mod sched;
 pub mod set;
 pub mod skips;
 pub mod stat;

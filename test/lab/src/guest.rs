@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tempfile::TempDir;
@@ -19,6 +19,7 @@ use crate::kernel::GuestKernel;
 use crate::qemu::Qemu;
 use kit::interrupt;
 use kit::process::{OwnedChild, StopWith, TICK};
+use kit::sched::Patience;
 
 /// The parts that all guests share.
 #[derive(Debug, Clone)]
@@ -149,7 +150,7 @@ impl Guest {
         mut watch: impl FnMut(&str, &str),
     ) -> Result<GuestReport> {
         let mut lines_seen = 0;
-        let mut deadline = Instant::now() + patience;
+        let mut time = Patience::new(self.qemu.id(), patience);
         let status = loop {
             if let Some(status) = self.qemu.try_wait()? {
                 break status;
@@ -159,9 +160,9 @@ impl Guest {
             if report.lines.len() > lines_seen {
                 report.lines[lines_seen..].iter().for_each(|(word, value)| watch(word, value));
                 lines_seen = report.lines.len();
-                deadline = Instant::now() + patience;
+                time.renew();
             }
-            if Instant::now() >= deadline {
+            if time.is_over() {
                 let (stage, seconds) = (report.stage(), patience.as_secs());
                 bail!("the guest hangs in stage '{stage}' ({seconds} s)\n{}", self.remains().log());
             }
@@ -179,7 +180,7 @@ impl Guest {
 
     /// Waits until the guest has reported `word`.
     pub fn wait_for(&mut self, word: &str, timeout: Duration) -> Result<()> {
-        let deadline = Instant::now() + timeout;
+        let time = Patience::new(self.qemu.id(), timeout);
         while self.report().value(word).is_none() {
             interrupt::check()?;
             if let Some(status) = self.qemu.try_wait()? {
@@ -187,7 +188,7 @@ impl Guest {
                 let why = remains.failure(&self.report(), status).unwrap_or_default();
                 bail!("the guest ended before it said '{word}': {why}\n{}", remains.log());
             }
-            if Instant::now() >= deadline {
+            if time.is_over() {
                 bail!(
                     "the guest did not say '{word}' within {} s\n{}",
                     timeout.as_secs(),

@@ -9,7 +9,6 @@
 //! software the CPUs find no work.
 
 use std::fmt::Write;
-use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -103,11 +102,8 @@ impl StallWatch {
 
 /// CPU time of all threads of a process; zero if it has ended.
 fn processor_time(pid: u32) -> Duration {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Duration::ZERO };
-    let of_task = |path: &Path| -> Option<u64> {
-        fs::read_to_string(path.join("schedstat")).ok()?.split(' ').next()?.parse().ok()
-    };
-    Duration::from_nanos(tasks.flatten().filter_map(|task| of_task(&task.path())).sum())
+    let threads = kit::sched::threads(pid).unwrap_or_default();
+    threads.iter().map(|(_, times)| times.busy).sum()
 }
 
 /// Sends all CPUs a non-maskable interrupt; returns their state before it.
