@@ -25,7 +25,7 @@ mod session;
 mod switch;
 
 pub use connection::{ACCEPT_RETRY, Next};
-pub use control::{Answer, Command, Control, QueueStatus, Status};
+pub use control::{Answer, Command, Control, Notice, Posted, QueueStatus, Status};
 pub use error::ConnectionError;
 
 use backend::Disk;
@@ -66,6 +66,9 @@ pub struct DeviceOptions {
     pub writeback: bool,
 }
 
+/// Receives notices; must not block.
+type Observer = Box<dyn Fn(Notice) + Send>;
+
 /// A block device that serves one front-end at a time.
 pub struct Device {
     disk: Arc<dyn Disk>,
@@ -77,6 +80,8 @@ pub struct Device {
     limits: Limits,
     /// Receives commands of an operator, after [`Device::control`].
     mailbox: Option<Mailbox>,
+    /// Is told of each change, after [`Device::observe`].
+    observer: Option<Observer>,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
     writeback: Arc<AtomicBool>,
     /// The front-end that replaces a silent one.
@@ -111,10 +116,22 @@ impl Device {
             paused: false,
             limits: Limits::NONE,
             mailbox: None,
+            observer: None,
             writeback,
             waiting: None,
             front_ends: 0,
             earlier_stats,
+        }
+    }
+
+    /// Calls `observer` after each change, on the thread of the device. It must not block.
+    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) {
+        self.observer = Some(Box::new(observer));
+    }
+
+    fn tell(&self, notice: Notice) {
+        if let Some(observer) = &self.observer {
+            observer(notice);
         }
     }
 
