@@ -2,14 +2,14 @@
 //! Starts the data planes and a vhost-user device for a disk.
 
 use crate::failure::Failure;
-use crate::options::ServeArgs;
+use crate::options::{DiskArgs, ProcessArgs};
 use crate::values::{Cache, IoPoll, Plane};
 use backend::Disk;
 use data_plane::{KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use vhost_user::{Control, Device, DeviceOptions, Next};
+use vhost_user::{Control, Device, DeviceOptions, Next, Notice};
 
 /// Serves front-ends, one at a time.
 pub struct Server {
@@ -22,41 +22,21 @@ impl Server {
     /// # Errors
     /// [`Failure`] if a thread gets no io_uring or no resource of the disk, or the kernel data
     /// plane is required and unavailable.
-    pub fn start(disk: Arc<dyn Disk>, args: &ServeArgs) -> Result<Server, Failure> {
-        if args.iopoll == IoPoll::On && !disk.info().io_poll {
+    pub fn start(
+        disk: Arc<dyn Disk>,
+        args: &DiskArgs,
+        process: &ProcessArgs,
+    ) -> Result<Server, Failure> {
+        if process.iopoll == IoPoll::On && !disk.info().io_poll {
             return Err(Failure::run(
                 "poll the storage device",
                 format!("{} has no poll queues", disk.info().description),
                 "use --iopoll auto",
             ));
         }
-        let options = UringOptions {
-            threads: args.thread_count(),
-            cpus: args.cpus.clone().map(|list| list.0).unwrap_or_default(),
-            poll_max: args.poll_max(),
-            portion: args.batch_size.0,
-            pin_memory: args.pin_memory.is_on(),
-            iopoll: match args.iopoll {
-                IoPoll::Auto => data_plane::IoPoll::Auto,
-                IoPoll::On => data_plane::IoPoll::On,
-                IoPoll::Off => data_plane::IoPoll::Off,
-            },
-        };
-        let plane = UringPlane::new(Arc::clone(&disk), &options).map_err(|error| {
-            Failure::run("start the data plane", error, "see the output of vhost-blk doctor")
-        })?;
-        let kernel = KernelOptions {
-            path: data_plane::DEVICE_PATH.into(),
-            workers: args.worker_count(),
-            cpus: options.cpus,
-            poll_max: options.poll_max,
-            pin_memory: options.pin_memory,
-            iopoll: options.iopoll,
-            seg_max: vhost_user::seg_max(args.queue_size),
-            num_queues: args.queues(),
-            queue_size_max: args.queue_size,
-            limits: args.limits(),
-        };
+        let uring = uring_options(process, args.queues());
+        let kernel = kernel_options(&uring, args, process);
+        let plane = plane_for(Arc::clone(&disk), &uring)?;
         let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
         let options = DeviceOptions {
@@ -71,6 +51,11 @@ impl Server {
             .set_limits(args.limits())
             .map_err(|error| Failure::told("limit the rate of the disk", error))?;
         Ok(Server { device })
+    }
+
+    /// Calls `observer` after each change of the disk.
+    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) {
+        self.device.observe(observer);
     }
 
     /// The data plane of new queues, and the reason for it.
@@ -107,6 +92,43 @@ impl Server {
     /// The front-end that takes the place of a silent one.
     pub fn take_waiting(&mut self) -> Option<UnixStream> {
         self.device.take_waiting()
+    }
+}
+
+/// The io_uring data plane of a disk: the only place that makes one.
+fn plane_for(disk: Arc<dyn Disk>, options: &UringOptions) -> Result<UringPlane, Failure> {
+    UringPlane::new(disk, options).map_err(|error| {
+        Failure::run("start the data plane", error, "see the output of vhost-blk doctor")
+    })
+}
+
+fn uring_options(process: &ProcessArgs, queues: u16) -> UringOptions {
+    UringOptions {
+        threads: process.thread_count(queues),
+        cpus: process.cpus.clone().map(|list| list.0).unwrap_or_default(),
+        poll_max: process.poll_max(),
+        portion: process.batch_size.0,
+        pin_memory: process.pin_memory.is_on(),
+        iopoll: match process.iopoll {
+            IoPoll::Auto => data_plane::IoPoll::Auto,
+            IoPoll::On => data_plane::IoPoll::On,
+            IoPoll::Off => data_plane::IoPoll::Off,
+        },
+    }
+}
+
+fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) -> KernelOptions {
+    KernelOptions {
+        path: data_plane::DEVICE_PATH.into(),
+        workers: process.worker_count(args.queues()),
+        cpus: uring.cpus.clone(),
+        poll_max: uring.poll_max,
+        pin_memory: uring.pin_memory,
+        iopoll: uring.iopoll,
+        seg_max: vhost_user::seg_max(args.queue_size),
+        num_queues: args.queues(),
+        queue_size_max: args.queue_size,
+        limits: args.limits(),
     }
 }
 

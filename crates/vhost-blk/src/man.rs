@@ -30,7 +30,7 @@ const MISUSED: (u8, &str) = (2, "The command line is wrong.");
 const USUAL: &[(u8, &str)] = &[DONE, FAILED, MISUSED];
 
 const CONTROL_SOCKET: &[(&str, &str)] =
-    &[("PATH", "The control socket of a daemon (--control-path), mode 0600.")];
+    &[("PATH", "The control socket of a daemon (--control-path).")];
 
 /// One page for each command.
 pub const PAGES: &[Page] = &[
@@ -56,6 +56,7 @@ pub const PAGES: &[Page] = &[
         see_also: &[
             ("vhost-blk-create", "1"),
             ("vhost-blk-ctl", "1"),
+            ("vhost-blk-daemon", "1"),
             ("vhost-blk-doctor", "1"),
             ("vhost-blk-generate", "1"),
             ("vhost-blk-serve", "1"),
@@ -77,21 +78,73 @@ pub const PAGES: &[Page] = &[
     },
     Page {
         command: "vhost-blk ctl",
+        statuses: &[
+            DONE,
+            (
+                1,
+                "The daemon refused the command or cannot be reached; standard error has the reason.",
+            ),
+            (2, "The command line, or an option of a new disk, is wrong."),
+        ],
+        files: CONTROL_SOCKET,
+        examples: &[
+            ("Show all disks:", "vhost-blk ctl --control-path vhost-blk.ctl list"),
+            ("Print the state of the only disk:", "vhost-blk ctl --control-path disk.ctl status"),
+        ],
+        see_also: &[
+            ("vhost-blk-ctl-add", "1"),
+            ("vhost-blk-ctl-events", "1"),
+            ("vhost-blk-ctl-limit", "1"),
+            ("vhost-blk-ctl-list", "1"),
+            ("vhost-blk-ctl-log-level", "1"),
+            ("vhost-blk-ctl-pause", "1"),
+            ("vhost-blk-ctl-reload", "1"),
+            ("vhost-blk-ctl-remove", "1"),
+            ("vhost-blk-ctl-resize", "1"),
+            ("vhost-blk-ctl-resume", "1"),
+            ("vhost-blk-ctl-set-cache", "1"),
+            ("vhost-blk-ctl-stats", "1"),
+            ("vhost-blk-ctl-status", "1"),
+            ("vhost-blk-ctl-stop", "1"),
+            ("vhost-blk-ctl-switch", "1"),
+            ("vhost-blk-daemon", "1"),
+            ("vhost-blk-serve", "1"),
+        ],
+    },
+    Page {
+        command: "vhost-blk ctl add",
+        statuses: &[
+            DONE,
+            (1, "Failure. Nothing of the disk remains; standard error has the reason."),
+            MISUSED,
+        ],
+        files: CONTROL_SOCKET,
+        examples: &[
+            (
+                "Serve another image:",
+                "vhost-blk ctl --control-path vhost-blk.ctl add data --blk-file data.img --socket-path /run/data.sock",
+            ),
+            (
+                "Pass the image to a daemon that cannot see its path:",
+                "vhost-blk ctl --control-path vhost-blk.ctl add data --pass-file --blk-file data.img --socket-path /run/data.sock",
+            ),
+        ],
+        see_also: &[
+            ("vhost-blk-ctl", "1"),
+            ("vhost-blk-ctl-remove", "1"),
+            ("vhost-blk-ctl-list", "1"),
+            ("vhost-blk-serve", "1"),
+        ],
+    },
+    Page {
+        command: "vhost-blk ctl events",
         statuses: USUAL,
         files: CONTROL_SOCKET,
         examples: &[
-            ("Print the state of a disk:", "vhost-blk ctl --control-path disk.ctl status"),
-            ("Move it to io_uring:", "vhost-blk ctl --control-path disk.ctl switch uring"),
+            ("Print changes as they happen:", "vhost-blk ctl --control-path vhost-blk.ctl events"),
+            ("The same for programs:", "vhost-blk ctl --control-path vhost-blk.ctl --json events"),
         ],
-        see_also: &[
-            ("vhost-blk-ctl-limit", "1"),
-            ("vhost-blk-ctl-pause", "1"),
-            ("vhost-blk-ctl-resize", "1"),
-            ("vhost-blk-ctl-resume", "1"),
-            ("vhost-blk-ctl-status", "1"),
-            ("vhost-blk-ctl-switch", "1"),
-            ("vhost-blk-serve", "1"),
-        ],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
     },
     Page {
         command: "vhost-blk ctl limit",
@@ -104,11 +157,31 @@ pub const PAGES: &[Page] = &[
         examples: &[
             (
                 "Allow 5000 requests and 200 MiB a second:",
-                "vhost-blk ctl --control-path disk.ctl limit --iops 5000 --bandwidth 200M",
+                "vhost-blk ctl --control-path vhost-blk.ctl limit data --iops 5000 --bandwidth 200M",
             ),
-            ("Remove the limits:", "vhost-blk ctl --control-path disk.ctl limit --none"),
+            (
+                "Remove the limits of the only disk:",
+                "vhost-blk ctl --control-path vhost-blk.ctl limit --none",
+            ),
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl list",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[("Show all disks:", "vhost-blk ctl --control-path vhost-blk.ctl list")],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl log-level",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[(
+            "See each message of the VMMs:",
+            "vhost-blk ctl --control-path vhost-blk.ctl log-level debug",
+        )],
+        see_also: &[("vhost-blk-ctl", "1")],
     },
     Page {
         command: "vhost-blk ctl pause",
@@ -116,9 +189,37 @@ pub const PAGES: &[Page] = &[
         files: CONTROL_SOCKET,
         examples: &[(
             "Keep an image unchanged, to copy it:",
-            "vhost-blk ctl --control-path disk.ctl pause",
+            "vhost-blk ctl --control-path vhost-blk.ctl pause data",
         )],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-resume", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl reload",
+        statuses: &[
+            DONE,
+            (1, "Failure, or a disk could not be treated; the output names it."),
+            MISUSED,
+        ],
+        files: CONTROL_SOCKET,
+        examples: &[(
+            "Use changed configuration files:",
+            "vhost-blk ctl --control-path vhost-blk.ctl reload",
+        )],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-list", "1"), ("vhost-blk-daemon", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl remove",
+        statuses: &[
+            DONE,
+            (1, "Failure. The disk goes later if its storage takes longer."),
+            MISUSED,
+        ],
+        files: CONTROL_SOCKET,
+        examples: &[(
+            "Stop serving a disk:",
+            "vhost-blk ctl --control-path vhost-blk.ctl remove data",
+        )],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-add", "1")],
     },
     Page {
         command: "vhost-blk ctl resize",
@@ -129,10 +230,13 @@ pub const PAGES: &[Page] = &[
         ],
         files: CONTROL_SOCKET,
         examples: &[
-            ("Enlarge an image to 40 GiB:", "vhost-blk ctl --control-path disk.ctl resize 40G"),
+            (
+                "Enlarge an image to 40 GiB:",
+                "vhost-blk ctl --control-path vhost-blk.ctl resize data 40G",
+            ),
             (
                 "Take up the size of an image that was enlarged by other means:",
-                "vhost-blk ctl --control-path disk.ctl resize",
+                "vhost-blk ctl --control-path vhost-blk.ctl resize data",
             ),
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1"), ("lvextend", "8")],
@@ -141,18 +245,55 @@ pub const PAGES: &[Page] = &[
         command: "vhost-blk ctl resume",
         statuses: USUAL,
         files: CONTROL_SOCKET,
-        examples: &[("End a pause:", "vhost-blk ctl --control-path disk.ctl resume")],
+        examples: &[("End a pause:", "vhost-blk ctl --control-path vhost-blk.ctl resume data")],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-pause", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl set-cache",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[(
+            "Make each completed write durable:",
+            "vhost-blk ctl --control-path vhost-blk.ctl set-cache data writethrough",
+        )],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl stats",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[(
+            "Print the counters of a disk:",
+            "vhost-blk ctl --control-path vhost-blk.ctl stats data",
+        )],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
     },
     Page {
         command: "vhost-blk ctl status",
         statuses: USUAL,
         files: CONTROL_SOCKET,
         examples: &[
-            ("Print the state of a disk:", "vhost-blk ctl --control-path disk.ctl status"),
-            ("The same for programs:", "vhost-blk ctl --control-path disk.ctl --json status"),
+            (
+                "Print the state of a disk:",
+                "vhost-blk ctl --control-path vhost-blk.ctl status data",
+            ),
+            (
+                "The same for programs:",
+                "vhost-blk ctl --control-path vhost-blk.ctl --json status data",
+            ),
         ],
-        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-switch", "1")],
+        see_also: &[
+            ("vhost-blk-ctl", "1"),
+            ("vhost-blk-ctl-list", "1"),
+            ("vhost-blk-ctl-stats", "1"),
+        ],
+    },
+    Page {
+        command: "vhost-blk ctl stop",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[("Stop the daemon:", "vhost-blk ctl --control-path vhost-blk.ctl stop")],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-remove", "1")],
     },
     Page {
         command: "vhost-blk ctl switch",
@@ -165,14 +306,37 @@ pub const PAGES: &[Page] = &[
         examples: &[
             (
                 "Move a running disk to the kernel:",
-                "vhost-blk ctl --control-path disk.ctl switch kernel",
+                "vhost-blk ctl --control-path vhost-blk.ctl switch data kernel",
             ),
             (
                 "Move it back, and wait for slow storage without a limit:",
-                "vhost-blk ctl --control-path disk.ctl --timeout 0 switch uring",
+                "vhost-blk ctl --control-path vhost-blk.ctl --timeout 0 switch data uring",
             ),
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+    },
+    Page {
+        command: "vhost-blk daemon",
+        statuses: &[
+            (0, "It was stopped by SIGTERM, SIGINT or vhost-blk ctl stop."),
+            FAILED,
+            MISUSED,
+        ],
+        files: &[
+            ("DIR/NAME.toml", "Options of the disk NAME (--config-dir)."),
+            (
+                "PATH",
+                "The control socket (--control-path), mode 0600 unless options say otherwise.",
+            ),
+        ],
+        examples: &[
+            ("Serve disks that commands add:", "vhost-blk daemon --control-path vhost-blk.ctl"),
+            (
+                "Serve the disks of a folder, with four threads:",
+                "vhost-blk daemon --control-path vhost-blk.ctl --config-dir disks --threads 4",
+            ),
+        ],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-serve", "1")],
     },
     Page {
         command: "vhost-blk doctor",

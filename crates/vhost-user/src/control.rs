@@ -11,7 +11,9 @@ use data_plane::{Limits, PlaneKind, QueueReport, QueueStats};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{
+    Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel,
+};
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -132,6 +134,12 @@ struct Mail {
 pub struct Posted(Option<Receiver<Answer>>);
 
 impl Posted {
+    /// Returns whether there will be no answer: the device no longer exists.
+    pub fn is_lost(&self) -> bool {
+        let Some(answer) = &self.0 else { return true };
+        matches!(answer.try_recv(), Err(TryRecvError::Disconnected))
+    }
+
     /// Waits for the answer, or as long as `patience`. `None`: the device no longer exists, or the
     /// time has passed.
     pub fn wait(&self, patience: Option<Duration>) -> Option<Answer> {
