@@ -54,8 +54,11 @@ impl Server {
     }
 
     /// Calls `observer` after each change of the disk.
-    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) {
-        self.device.observe(observer);
+    ///
+    /// # Errors
+    /// The error of the system call, if no file descriptor is left.
+    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) -> std::io::Result<()> {
+        self.device.observe(observer)
     }
 
     /// The data plane of new queues, and the reason for it.

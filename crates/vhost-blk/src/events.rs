@@ -146,6 +146,10 @@ fn event(disk: &str, change: &Change) -> Event {
                 set("limits", limits_value(limits));
                 "limited"
             }
+            Notice::Faulted(queue) => {
+                set("queue", (*queue).into());
+                "faulted"
+            }
             Notice::CacheSet(writeback) => {
                 set("writeback", (*writeback).into());
                 "cache_set"

@@ -72,6 +72,8 @@ pub enum Notice {
     Limited(Limits),
     /// The write-back cache is on or off.
     CacheSet(bool),
+    /// A ring fault has stopped this queue until the guest resets the device.
+    Faulted(u16),
 }
 
 /// The state of a device.

@@ -14,6 +14,7 @@ mod connection;
 mod control;
 mod descriptor;
 mod error;
+mod faults;
 mod handler;
 mod inflight_region;
 mod mem_table;
@@ -32,6 +33,7 @@ use backend::Disk;
 use control::Mailbox;
 use data_plane::{KernelError, Limits, PlaneSelector, QueueStats};
 use session::Session;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -82,6 +84,8 @@ pub struct Device {
     mailbox: Option<Mailbox>,
     /// Is told of each change, after [`Device::observe`].
     observer: Option<Observer>,
+    /// Signalled by all queues at a ring fault, if there is an observer.
+    faults: Option<File>,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
     writeback: Arc<AtomicBool>,
     /// The front-end that replaces a silent one.
@@ -117,6 +121,7 @@ impl Device {
             limits: Limits::NONE,
             mailbox: None,
             observer: None,
+            faults: None,
             writeback,
             waiting: None,
             front_ends: 0,
@@ -125,8 +130,13 @@ impl Device {
     }
 
     /// Calls `observer` after each change, on the thread of the device. It must not block.
-    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) {
+    ///
+    /// # Errors
+    /// The error of the system call, if no file descriptor is left.
+    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) -> io::Result<()> {
+        self.faults = Some(faults::signal()?);
         self.observer = Some(Box::new(observer));
+        Ok(())
     }
 
     fn tell(&self, notice: Notice) {

@@ -24,6 +24,8 @@ pub(crate) struct QueueSlot {
     pub(crate) kick: Option<Option<File>>,
     pub(crate) call: Option<File>,
     pub(crate) err: Option<File>,
+    /// The front-end knows of the ring fault of the running queue.
+    pub(crate) fault_told: bool,
     pub(crate) enabled: bool,
     /// The queue runs on a data plane.
     pub(crate) running: Option<QueueHandle>,

@@ -74,6 +74,7 @@ impl Session<'_> {
         let started = self.device.planes.start_queue(setup);
         self.device.earlier_stats[index] += self.device.planes.take_recovered();
         self.queues[index].running = Some(started?);
+        self.queues[index].fault_told = false;
         Ok(())
     }
 

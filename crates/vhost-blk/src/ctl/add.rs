@@ -142,7 +142,8 @@ mod tests {
         let fields = fields.split("\n)").next().unwrap().lines().filter(|line| line.contains(':'));
         let mut told: Vec<String> =
             fields.map(|line| line.trim().split(':').next().unwrap().to_owned()).collect();
-        (names.sort(), told.sort());
+        names.sort();
+        told.sort();
         assert_eq!(told, names);
     }
 }

@@ -99,7 +99,7 @@ impl Disks {
                 Slot::Served(entry) if entry.device.is_some_and(&changed) => Some((name, entry)),
                 _ => None,
             });
-            let post = |(name, entry): (&String, &Entry)| {
+            let post = |(name, entry): (&String, &Box<Entry>)| {
                 (name.clone(), entry.control.post(Command::Resize(None)))
             };
             served.map(post).collect()

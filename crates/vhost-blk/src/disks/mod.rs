@@ -13,22 +13,18 @@
 
 mod front_ends;
 pub mod growth;
+mod opening;
 pub mod reload;
 
-use crate::disk;
-use crate::engine::Server;
+pub use opening::Opened;
+
 use crate::events::{Change, Events};
 use crate::failure::{Failure, Sort};
 use crate::options::{DiskArgs, ProcessArgs};
-use crate::socket::{Endpoint, Source};
+use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
-use crate::values::BackendKind;
-use backend::Info;
-use data_plane::{OncePerSecond, PlaneKind};
-use front_ends::FrontEnds;
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -97,7 +93,7 @@ struct State {
 
 enum Slot {
     Starting,
-    Served(Entry),
+    Served(Box<Entry>),
 }
 
 /// A served disk.
@@ -108,16 +104,6 @@ struct Entry {
     control: Arc<Control>,
     socket: Option<Arc<SocketFile>>,
     device: Option<(u32, u32)>,
-}
-
-/// A disk that is about to be served.
-pub struct Opened {
-    server: Server,
-    endpoint: Endpoint,
-    entry: Entry,
-    info: Info,
-    notices: Vec<String>,
-    reservation: Reservation,
 }
 
 /// A name that is taken for a disk; free again after the drop.
@@ -163,17 +149,6 @@ impl Disks {
         self.launch(self.prepare(disk, &source)?)
     }
 
-    /// Opens a disk and its socket. It is served after [`Disks::launch`].
-    ///
-    /// # Errors
-    /// As [`Disks::add`].
-    pub fn prepare(self: &Arc<Self>, disk: NewDisk, source: &Source) -> Result<Opened, Failure> {
-        disk.args.check()?;
-        self.process.check_socket(disk.args.socket_path.as_ref())?;
-        let reservation = self.reserve(&disk.name)?;
-        self.span(&disk.name).in_scope(|| self.open(disk, source, reservation))
-    }
-
     /// The disk of the log lines of a thread. A process with one disk does not name it.
     fn span(&self, name: &str) -> tracing::Span {
         match self.mode {
@@ -204,76 +179,6 @@ impl Disks {
             }
         };
         Err(Failure::run(format!("add the disk {name}"), why, remedy))
-    }
-
-    /// Opens the disk, its data planes and its socket.
-    fn open(
-        &self,
-        disk: NewDisk,
-        source: &Source,
-        reservation: Reservation,
-    ) -> Result<Opened, Failure> {
-        let NewDisk { name, args, origin, image } = disk;
-        let failed = |error: io::Error| {
-            Failure::run(
-                format!("serve {name}"),
-                error,
-                "raise the limit on open files (ulimit -n)",
-            )
-        };
-        let disk::Opened { disk, notices } = disk::open(&args, image.as_ref())?;
-        let info = disk.info();
-        let mut server = Server::start(disk, &args, &self.process)?;
-        let control = Arc::new(server.control().map_err(failed)?);
-        let stop = Arc::new(Stop::new().map_err(failed)?);
-        let (events, of_disk) = (Arc::clone(&self.events), name.clone());
-        server.observe(move |notice| events.tell(&of_disk, &Change::Device(notice)));
-        let (endpoint, socket) = match source.open()? {
-            Endpoint::Listening(listener, file) => (Endpoint::Listening(listener, None), file),
-            connected => (connected, None),
-        };
-        let path = args.blk_file.as_deref().filter(|_| args.backend == BackendKind::File);
-        let device = path.and_then(growth::device_number);
-        let socket = socket.map(Arc::new);
-        let entry = Entry { args, origin, stop, control, socket, device };
-        Ok(Opened { server, endpoint, entry, info, notices, reservation })
-    }
-
-    /// Serves a disk that [`Disks::prepare`] opened.
-    ///
-    /// # Errors
-    /// As [`Disks::add`].
-    pub fn launch(self: &Arc<Self>, opened: Opened) -> Result<(), Failure> {
-        let name = opened.reservation.name.clone();
-        let span = self.span(&name);
-        if opened.entry.device.is_some() {
-            growth::watch(self)?;
-        }
-        span.in_scope(|| opened.log(&self.process));
-        let Opened { server, endpoint, entry, reservation, .. } = opened;
-        let front_ends = FrontEnds {
-            disk: name.clone(),
-            server,
-            stop: Arc::clone(&entry.stop),
-            events: Arc::clone(&self.events),
-            endings: OncePerSecond::default(),
-        };
-        let served = reservation.enter(entry)?;
-        let body = move || {
-            // Dropped in the opposite order: the device before the entry.
-            let _served = served;
-            let mut front_ends = front_ends;
-            let _span = span.entered();
-            match endpoint {
-                Endpoint::Listening(listener, _) => front_ends.serve_all(&listener),
-                Endpoint::Connected(stream) => front_ends.serve_one(stream, None),
-            }
-        };
-        let spawned = std::thread::Builder::new().name("disk".into()).spawn(body);
-        spawned.map(drop).map_err(|error| {
-            let remedy = "raise the limit on threads (ulimit -u)";
-            Failure::run(format!("serve {name}"), error, remedy)
-        })
     }
 
     /// Stops a disk and waits until it is drained and closed, as long as `go_on` says so. The disk
@@ -434,26 +339,6 @@ impl State {
     }
 }
 
-impl Opened {
-    fn log(&self, process: &ProcessArgs) {
-        let Opened { server, entry: Entry { args, .. }, info, notices, .. } = self;
-        notices.iter().for_each(|notice| tracing::warn!("{notice}"));
-        let (plane, why) = server.plane();
-        tracing::info!(%plane, why, "data plane");
-        if plane == PlaneKind::Kernel && args.packed.is_on() {
-            tracing::info!("packed virtqueues are not offered: the kernel data plane has none");
-        }
-        tracing::info!(
-            disk = info.description.as_str(),
-            capacity_sectors = info.capacity_sectors,
-            read_only = info.read_only,
-            queues = args.queues(),
-            threads = process.thread_count(args.queues()),
-            "serving"
-        );
-    }
-}
-
 impl Reservation {
     /// Enters the disk in the table. It leaves it when the result is dropped.
     fn enter(self, entry: Entry) -> Result<Served, Failure> {
@@ -464,7 +349,7 @@ impl Reservation {
             let why = "the daemon is about to end";
             return Err(Failure::run(format!("add the disk {name}"), why, "start it again"));
         }
-        state.table.insert(name.clone(), Slot::Served(entry));
+        state.table.insert(name.clone(), Slot::Served(Box::new(entry)));
         drop(state);
         disks.events.tell(&name, &Change::Added);
         Ok(Served { disks, name })

@@ -69,6 +69,22 @@ fn each_change_of_a_disk_is_an_event_with_its_disk() {
 }
 
 #[test]
+fn a_ring_fault_is_an_event_with_its_queue_and_once() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut guest = rig.guest("a");
+    let mut raw = subscribed(&rig);
+    // More chains than the ring has entries.
+    guest.queue(0).queue().split().write_avail_idx(0x8000);
+    guest.queue(0).queue().kick();
+    let event = next(&mut raw);
+    assert_eq!((&event["event"], &event["queue"]), (&json!("faulted"), &json!(0)));
+    guest.queue(0).queue().kick();
+    rig.ok("pause a");
+    assert_eq!(next(&mut raw)["event"], "paused");
+}
+
+#[test]
 fn a_subscriber_that_does_not_read_loses_events_and_is_told_how_many() {
     // Log lines would fill the pipe that this test does not read.
     let rig = Rig::with(&["--log-level", "error"]);
