@@ -16,11 +16,11 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use vhost_user::{Control, DeviceOptions, Next};
+use vhost_user::{Control, DeviceOptions, Next, Notice};
 
 /// Bound of every wait; a passing test never reaches it.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -44,6 +44,8 @@ pub struct Setup {
     pub poll_max: Duration,
     /// Time that a front-end may be silent while another one waits.
     pub patience: Duration,
+    /// Receives notices of changes; err eventfds are then signalled by way of the device.
+    pub notices: Option<Sender<Notice>>,
 }
 
 impl Default for Setup {
@@ -58,6 +60,7 @@ impl Default for Setup {
             cpus: Vec::new(),
             poll_max: Duration::from_micros(20),
             patience: LIMIT,
+            notices: None,
         }
     }
 }
@@ -189,7 +192,15 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup) -> vhost_user::Device {
         packed: setup.packed,
         writeback: setup.writeback,
     };
-    vhost_user::Device::new(disk, planes, options)
+    let mut device = vhost_user::Device::new(disk, planes, options);
+    if let Some(notices) = &setup.notices {
+        let notices = notices.clone();
+        let tell = move |notice| {
+            let _ = notices.send(notice); // the test may have ended
+        };
+        device.observe(tell).expect("a descriptor");
+    }
+    device
 }
 
 /// A disk in memory; for the kernel's plane see [`plane::Plain`].
