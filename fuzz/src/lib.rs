@@ -4,6 +4,7 @@
 //! [`TARGETS`] pairs each body with a maker of valid inputs, which [`mutate::mutate`] then breaks,
 //! so that a short run reaches deep code without a corpus.
 
+mod call;
 mod chain;
 mod guest;
 mod message;
@@ -12,6 +13,7 @@ pub mod mutate;
 mod request;
 mod rng;
 
+pub use call::call;
 pub use chain::chain;
 pub use message::message;
 pub use request::request;
@@ -28,7 +30,8 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 3] = [
+pub const TARGETS: [Target; 4] = [
+    Target { name: "call", body: call::call, seed: call::seed },
     Target { name: "chain", body: chain::chain, seed: chain::seed },
     Target { name: "request", body: request::request, seed: request::seed },
     Target { name: "message", body: message::message, seed: message_seed::seed },

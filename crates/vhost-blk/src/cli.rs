@@ -2,8 +2,8 @@
 //! The command line.
 
 use crate::failure::Failure;
-use crate::options::ServeArgs;
-use crate::{config, create, ctl, doctor, generate, serve};
+use crate::options::{DaemonArgs, ServeArgs};
+use crate::{config, create, ctl, daemon, doctor, generate};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
@@ -26,8 +26,10 @@ pub struct Cli {
 pub enum Command {
     /// Make a raw image file
     Create(create::CreateArgs),
-    /// Ask a running daemon for its status, or switch its data plane
-    Ctl(ctl::CtlArgs),
+    /// Ask a running daemon for the state of its disks, change them, add and remove some
+    Ctl(Box<ctl::CtlArgs>),
+    /// Serve many disks, which come and go while it runs
+    Daemon(Box<DaemonArgs>),
     /// Check what works on this machine
     Doctor(doctor::DoctorArgs),
     /// Write man pages, shell completions or the table of options
@@ -106,7 +108,7 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
             Answer::Failure(Failure::usage(
                 "read the command line",
                 "no command is given",
-                "give serve, create, ctl, doctor or generate, and see vhost-blk --help",
+                "give serve, daemon, create, ctl, doctor or generate, and see vhost-blk --help",
             ))
         }
         _ => {
@@ -124,7 +126,8 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor(args) => return Ok(doctor::doctor(&args)),
         Command::Generate(args) => generate::generate(&args),
-        Command::Serve(args) => serve::serve(&args),
+        Command::Daemon(args) => daemon::daemon(&args),
+        Command::Serve(args) => daemon::serve(&args),
     }
     .map(|()| ExitCode::SUCCESS)
 }

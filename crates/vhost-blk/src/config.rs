@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The configuration file: every option of `serve` by its long name.
+//! The configuration file: every option of `serve` by its long name. A disk of `daemon` has a file
+//! with the options of one disk, or the same table in a command.
 //!
 //! The file becomes command-line arguments: both have the same parser and the same checks. The
-//! command line overrides the file.
+//! command line of `serve` overrides the file.
 
 use crate::failure::Failure;
+use crate::options::DiskArgs;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Command};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::ffi::OsString;
 use std::path::Path;
 use toml::Value;
@@ -27,19 +29,13 @@ pub fn arguments(
     serve: &Command,
     given: &ArgMatches,
 ) -> Result<Vec<OsString>, Failure> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::run(format!("read the configuration {shown}"), error, "check --config")
-    })?;
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        let line = error.span().map_or(1, |at| 1 + text[..at.start].matches('\n').count());
-        wrong(path, format!("line {line}: {}", error.message()), "write KEY = VALUE lines (TOML)")
-    })?;
-    check_keys(path, serve, &table)?;
+    let table = read(path, "check --config")?;
+    let source = &source_of(path);
+    check_keys(source, serve, &table)?;
     let mut arguments = Vec::new();
     let mut wanted = Vec::new();
     for (key, value) in &table {
-        let these = one_option(path, key, value)?;
+        let these = one_option(source, key, value)?;
         if !is_overridden(key, given) {
             wanted.extend(these.iter().cloned());
         }
@@ -47,10 +43,52 @@ pub fn arguments(
     }
     // Check the values of the file separately: the message then names the file.
     let alone = [OsString::from("serve")].into_iter().chain(arguments);
-    serve.clone().try_get_matches_from(alone).map_err(|error| {
-        Failure::from_clap(&format!("the configuration {shown}"), " serve", &error)
-    })?;
+    serve
+        .clone()
+        .try_get_matches_from(alone)
+        .map_err(|error| Failure::from_clap(source, " serve", &error))?;
     Ok(wanted)
+}
+
+/// The options of a disk from its file.
+///
+/// # Errors
+/// [`Failure`] if the file cannot be read, or a key or value is wrong.
+pub fn disk_of_file(path: &Path) -> Result<DiskArgs, Failure> {
+    disk_of_table(&source_of(path), &read(path, "check its permissions")?)
+}
+
+/// The options of a disk from a table of `source`.
+///
+/// # Errors
+/// [`Failure`] if a key or value is wrong, or options contradict each other.
+pub fn disk_of_table(source: &str, table: &toml::Table) -> Result<DiskArgs, Failure> {
+    let command = DiskArgs::augment_args(Command::new("disk").no_binary_name(true));
+    check_keys(source, &command, table)?;
+    let mut arguments = Vec::new();
+    for (key, value) in table {
+        arguments.extend(one_option(source, key, value)?);
+    }
+    let of_clap = |error| Failure::from_clap(source, " serve", &error);
+    let matches = command.try_get_matches_from(arguments).map_err(of_clap)?;
+    let args = DiskArgs::from_arg_matches(&matches).map_err(of_clap)?;
+    args.check()?;
+    Ok(args)
+}
+
+fn source_of(path: &Path) -> String {
+    format!("the configuration {}", path.display())
+}
+
+fn read(path: &Path, remedy: &str) -> Result<toml::Table, Failure> {
+    let source = source_of(path);
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::run(format!("read {source}"), error, remedy))?;
+    text.parse().map_err(|error: toml::de::Error| {
+        let line = error.span().map_or(1, |at| 1 + text[..at.start].matches('\n').count());
+        let why = format!("line {line}: {}", error.message());
+        wrong(&source, why, "write KEY = VALUE lines (TOML)")
+    })
 }
 
 /// The valid keys of a file, sorted.
@@ -61,13 +99,13 @@ pub fn known_keys(serve: &Command) -> Vec<&str> {
     keys
 }
 
-fn check_keys(path: &Path, serve: &Command, table: &toml::Table) -> Result<(), Failure> {
+fn check_keys(source: &str, serve: &Command, table: &toml::Table) -> Result<(), Failure> {
     let known = known_keys(serve);
     match table.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
         Some(key) => {
             let remedy = format!("use one of {}", known.join(", "));
-            Err(wrong(path, format!("unknown key `{key}`"), remedy))
+            Err(wrong(source, format!("unknown key `{key}`"), remedy))
         }
     }
 }
@@ -83,18 +121,18 @@ fn is_overridden(key: &str, given: &ArgMatches) -> bool {
 }
 
 /// Converts `key = value` to arguments.
-fn one_option(path: &Path, key: &str, value: &Value) -> Result<Vec<OsString>, Failure> {
+fn one_option(source: &str, key: &str, value: &Value) -> Result<Vec<OsString>, Failure> {
     let argument = |text: &str| OsString::from(format!("--{key}={text}"));
     match value {
         Value::Array(items) if key == "wrap" => items
             .iter()
             .map(|item| match item {
                 Value::String(text) => Ok(argument(text)),
-                _ => Err(wrong(path, "`wrap` has an item that is no string", "quote each item")),
+                _ => Err(wrong(source, "`wrap` has an item that is no string", "quote each item")),
             })
             .collect(),
         Value::Integer(_) if key == "socket-mode" => {
-            Err(wrong(path, "`socket-mode` is a number", "quote it: \"0660\""))
+            Err(wrong(source, "`socket-mode` is a number", "quote it: \"0660\""))
         }
         Value::String(text) => Ok(vec![argument(text)]),
         Value::Integer(number) => Ok(vec![argument(&number.to_string())]),
@@ -102,11 +140,11 @@ fn one_option(path: &Path, key: &str, value: &Value) -> Result<Vec<OsString>, Fa
         Value::Boolean(yes) => Ok(vec![argument(if *yes { "on" } else { "off" })]),
         other => {
             let why = format!("`{key}` is of type {}", other.type_str());
-            Err(wrong(path, why, "give a string, a number or true/false"))
+            Err(wrong(source, why, "give a string, a number or true/false"))
         }
     }
 }
 
-fn wrong(path: &Path, why: impl std::fmt::Display, remedy: impl std::fmt::Display) -> Failure {
-    Failure::usage(format!("use the configuration {}", path.display()), why, remedy)
+fn wrong(source: &str, why: impl std::fmt::Display, remedy: impl std::fmt::Display) -> Failure {
+    Failure::usage(format!("use {source}"), why, remedy)
 }

@@ -2,13 +2,14 @@
 //! Opens the disk that the options describe.
 
 use crate::failure::Failure;
-use crate::options::ServeArgs;
+use crate::options::DiskArgs;
 use crate::values::{BackendKind, LockMode};
 use backend::file::{File, FileError, FileOptions};
 use backend::mem::Mem;
 use backend::null::Null;
 use backend::{Disk, ImageLock, Info, Lane, LockError};
 use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,14 +29,15 @@ pub struct Opened {
     pub notices: Vec<String>,
 }
 
-/// Opens, locks and wraps the disk of `args`. The caller has checked `args`.
+/// Opens, locks and wraps the disk of `args`. The caller has checked `args`. With `image`, a passed
+/// descriptor, `--blk-file` is only its name.
 ///
 /// # Errors
 /// [`Failure`] if the storage cannot be opened or is in use, or a wrapper's specification is wrong.
-pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
+pub fn open(args: &DiskArgs, image: Option<&OwnedFd>) -> Result<Opened, Failure> {
     let size = args.size.map_or(0, |size| size.0);
     let mut opened = match (args.backend, &args.blk_file) {
-        (BackendKind::File, Some(path)) => open_file(path, args)?,
+        (BackendKind::File, Some(path)) => open_file(path, image, args)?,
         (BackendKind::Mem, _) => {
             let mem = Mem::new(size).map_err(|error| {
                 Failure::run("get memory for the disk", error, "give a smaller --size")
@@ -63,7 +65,9 @@ pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
     Ok(opened)
 }
 
-fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
+fn open_file(path: &Path, image: Option<&OwnedFd>, args: &DiskArgs) -> Result<Opened, Failure> {
+    let passed = image.map(|image| format!("/proc/self/fd/{}", image.as_raw_fd()));
+    let opened_path = passed.as_ref().map_or(path, Path::new);
     let follows = args.lock == LockMode::Auto;
     let locks_at_start = follows && !args.incoming.is_on();
     let mut options = FileOptions {
@@ -73,7 +77,7 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         discard: args.discard.is_on(),
         lock: locks_at_start.then_some(Duration::ZERO),
     };
-    let mut opened = File::open(path, options.clone());
+    let mut opened = File::open_as(opened_path, path, options.clone());
     let holder = match &opened {
         Err(FileError::Lock(LockError::InUse { holder, .. })) => {
             Some(holder.as_deref().unwrap_or("an unknown program"))
@@ -87,7 +91,7 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         let line = format!("vhost-blk: waits for {image}, in use by {holder}, {limit} s at most");
         let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
         options.lock = Some(LOCK_PATIENCE);
-        opened = File::open(path, options);
+        opened = File::open_as(opened_path, path, options);
     }
     let file = opened.map_err(|error| match error {
         FileError::Lock(error) => Failure::told("lock the image", error),
@@ -99,7 +103,7 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
 }
 
 /// Applies the options that every disk has to a disk without options of its own.
-fn presented(disk: Arc<dyn Disk>, args: &ServeArgs) -> Opened {
+fn presented(disk: Arc<dyn Disk>, args: &DiskArgs) -> Opened {
     let mut info = disk.info();
     info.read_only |= args.read_only.is_on();
     if let Some(block) = args.logical_block_size {
@@ -146,13 +150,13 @@ mod tests {
     #[derive(Parser)]
     struct Serve {
         #[command(flatten)]
-        args: ServeArgs,
+        args: DiskArgs,
     }
 
     #[test]
     fn without_an_image_there_is_no_disk_and_no_null_disk_in_its_place() {
         let args = Serve::parse_from(["serve", "--socket-path", "s"]).args;
-        let Err(failure) = open(&args) else { panic!("a disk of nothing") };
+        let Err(failure) = open(&args, None) else { panic!("a disk of nothing") };
         assert!(
             failure.to_string().contains("no image is given; give --blk-file PATH"),
             "{failure}"

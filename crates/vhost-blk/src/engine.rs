@@ -3,26 +3,27 @@
 
 use crate::daemon_only::DaemonOnly;
 use crate::failure::Failure;
-use crate::options::ServeArgs;
+use crate::options::{DiskArgs, ProcessArgs};
 use crate::values::{Cache, IoPoll, OnError, Plane};
 use backend::{Disk, ImageLock};
 use data_plane::{
-    ErrorPolicy, Health, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions,
-    UringPlane,
+    ErrorPolicy, Health, HealthEvent, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector,
+    StartError, UringOptions, UringPool,
 };
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use vhost_user::{Control, Device, DeviceOptions, Next};
+use vhost_user::{Control, Device, DeviceOptions, Next, Notice};
 
 /// Serves front-ends, one at a time.
 pub struct Server {
     device: Device,
+    health: Arc<Health>,
 }
 
 impl Server {
-    /// Starts the threads of the io_uring data plane and selects the data plane. `lock` is the lock
-    /// of the image, and whether it is held.
+    /// Adds the disk to the threads of the io_uring data plane and selects the data plane. `lock` is
+    /// the lock of the image, and whether it is held.
     ///
     /// # Errors
     /// [`Failure`] if a thread gets no io_uring or no resource of the disk, or the kernel data
@@ -30,42 +31,20 @@ impl Server {
     pub fn start(
         disk: Arc<dyn Disk>,
         lock: Option<(ImageLock, bool)>,
-        args: &ServeArgs,
+        args: &DiskArgs,
+        process: &ProcessArgs,
+        pool: &UringPool,
     ) -> Result<Server, Failure> {
-        if args.iopoll == IoPoll::On && !disk.info().io_poll {
+        if process.iopoll == IoPoll::On && !disk.info().io_poll {
             return Err(Failure::run(
                 "poll the storage device",
                 format!("{} has no poll queues", disk.info().description),
                 "use --iopoll auto",
             ));
         }
-        let options = UringOptions {
-            threads: args.thread_count(),
-            cpus: args.cpus.clone().map(|list| list.0).unwrap_or_default(),
-            poll_max: args.poll_max(),
-            portion: args.batch_size.0,
-            pin_memory: args.pin_memory.is_on(),
-            iopoll: match args.iopoll {
-                IoPoll::Auto => data_plane::IoPoll::Auto,
-                IoPoll::On => data_plane::IoPoll::On,
-                IoPoll::Off => data_plane::IoPoll::Off,
-            },
-        };
-        let plane = UringPlane::new(Arc::clone(&disk), &options).map_err(|error| {
-            Failure::run("start the data plane", error, "see the output of vhost-blk doctor")
-        })?;
-        let kernel = KernelOptions {
-            path: data_plane::DEVICE_PATH.into(),
-            workers: args.worker_count(),
-            cpus: options.cpus,
-            poll_max: options.poll_max,
-            pin_memory: options.pin_memory,
-            iopoll: options.iopoll,
-            seg_max: vhost_user::seg_max(args.queue_size),
-            num_queues: args.queues(),
-            queue_size_max: args.queue_size,
-            limits: args.limits(),
-        };
+        let uring = uring_options(process, args.queues());
+        let kernel = kernel_options(&uring, args, process);
+        let plane = pool.add_disk(Arc::clone(&disk)).map_err(start_failed)?;
         let for_kernel: Arc<dyn Disk> = match args.daemon_only() {
             Some(why) => Arc::new(DaemonOnly { inner: Arc::clone(&disk), why }),
             None => Arc::clone(&disk),
@@ -83,11 +62,26 @@ impl Server {
         device
             .set_limits(args.limits())
             .map_err(|error| Failure::told("limit the rate of the disk", error))?;
-        device.set_health(Arc::new(health(args)));
+        let health = Arc::new(health(args));
+        device.set_health(Arc::clone(&health));
         if let Some((lock, held)) = lock {
             device.follow_lock(lock, held);
         }
-        Ok(Server { device })
+        Ok(Server { device, health })
+    }
+
+    /// Calls `observer` after each change of the disk.
+    ///
+    /// # Errors
+    /// The error of the system call, if no file descriptor is left.
+    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) -> std::io::Result<()> {
+        self.device.observe(observer)
+    }
+
+    /// Calls `observer` after each change of the health of the disk, from any thread. It must not
+    /// wait.
+    pub fn observe_health(&self, observer: impl Fn(&HealthEvent) + Send + Sync + 'static) {
+        self.health.set_hook(Box::new(observer));
     }
 
     /// The data plane of new queues, and the reason for it.
@@ -127,13 +121,55 @@ impl Server {
     }
 }
 
-fn health(args: &ServeArgs) -> Health {
+/// Starts the threads of the io_uring data plane, for disks with so many queues.
+///
+/// # Errors
+/// [`Failure`] if a thread gets no io_uring.
+pub fn start_pool(process: &ProcessArgs, queues: u16) -> Result<UringPool, Failure> {
+    UringPool::new(&uring_options(process, queues)).map_err(start_failed)
+}
+
+fn start_failed(error: StartError) -> Failure {
+    Failure::run("start the data plane", error, "see the output of vhost-blk doctor")
+}
+
+fn health(args: &DiskArgs) -> Health {
     let policy = match args.on_error {
         OnError::Report => ErrorPolicy::Report,
         OnError::Stop => ErrorPolicy::Stop,
         OnError::Enospc => ErrorPolicy::Enospc,
     };
     Health::new(policy, args.io_timeout.map(|limit| limit.0))
+}
+
+fn uring_options(process: &ProcessArgs, queues: u16) -> UringOptions {
+    UringOptions {
+        threads: process.thread_count(queues),
+        cpus: process.cpus.clone().map(|list| list.0).unwrap_or_default(),
+        poll_max: process.poll_max(),
+        portion: process.batch_size.0,
+        pin_memory: process.pin_memory.is_on(),
+        iopoll: match process.iopoll {
+            IoPoll::Auto => data_plane::IoPoll::Auto,
+            IoPoll::On => data_plane::IoPoll::On,
+            IoPoll::Off => data_plane::IoPoll::Off,
+        },
+    }
+}
+
+fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) -> KernelOptions {
+    KernelOptions {
+        path: data_plane::DEVICE_PATH.into(),
+        workers: process.worker_count(args.queues()),
+        cpus: uring.cpus.clone(),
+        poll_max: uring.poll_max,
+        pin_memory: uring.pin_memory,
+        iopoll: uring.iopoll,
+        seg_max: vhost_user::seg_max(args.queue_size),
+        num_queues: args.queues(),
+        queue_size_max: args.queue_size,
+        limits: args.limits(),
+    }
 }
 
 fn choice(plane: Plane) -> PlaneChoice {

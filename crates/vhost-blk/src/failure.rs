@@ -4,17 +4,39 @@
 use std::fmt;
 use std::process::ExitCode;
 
-/// An error that ends the program. Displays as one line: `cannot WHAT: WHY; REMEDY`.
+/// The sort of an error, for an exit code or an error of the control protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    /// A failure at run time.
+    Run,
+    /// An error in the command line, the configuration or the options of a disk.
+    Usage,
+    /// There is no disk of this name.
+    NoSuchDisk,
+}
+
+/// An error that ends the program or a command. Displays as one line: `cannot WHAT: WHY; REMEDY`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    line: String,
-    code: u8,
+    /// The failed act.
+    pub what: String,
+    /// The cause.
+    pub why: String,
+    /// The remedy; empty if `why` has it.
+    pub remedy: String,
+    /// The sort of the error.
+    pub sort: Sort,
 }
 
 impl Failure {
     /// An error outside the command line (exit code 1).
     pub fn run(what: impl fmt::Display, why: impl fmt::Display, remedy: impl fmt::Display) -> Self {
-        Failure { line: one_line(&format!("cannot {what}: {why}; {remedy}")), code: 1 }
+        Failure {
+            what: one_line(&what.to_string()),
+            why: one_line(&why.to_string()),
+            remedy: one_line(&remedy.to_string()),
+            sort: Sort::Run,
+        }
     }
 
     /// An error in the command line or the configuration file (exit code 2).
@@ -23,12 +45,14 @@ impl Failure {
         why: impl fmt::Display,
         remedy: impl fmt::Display,
     ) -> Self {
-        Failure { code: 2, ..Failure::run(what, why, remedy) }
+        Failure { sort: Sort::Usage, ..Failure::run(what, why, remedy) }
     }
 
     /// As [`Failure::run`], where `why` already ends with the remedy.
     pub fn told(what: impl fmt::Display, why: impl fmt::Display) -> Self {
-        Failure { line: one_line(&format!("cannot {what}: {why}")), code: 1 }
+        let told = why.to_string();
+        let (why, remedy) = told.rsplit_once("; ").unwrap_or((&told, ""));
+        Failure::run(what, why, remedy)
     }
 
     /// The error of clap about the arguments of `command` from `source`, in one line.
@@ -47,13 +71,15 @@ impl Failure {
 
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(self.code)
+        ExitCode::from(if self.sort == Sort::Usage { 2 } else { 1 })
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.line)
+        let Failure { what, why, remedy, .. } = self;
+        write!(f, "cannot {what}: {why}")?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, "; {remedy}") }
     }
 }
 
@@ -72,5 +98,13 @@ mod tests {
     fn a_line_break_in_a_cause_does_not_break_the_line() {
         let failure = Failure::run("open a\nb", "it is odd", "rename it");
         assert_eq!(failure.to_string(), "cannot open a b: it is odd; rename it");
+    }
+
+    #[test]
+    fn a_told_cause_is_parted_from_its_remedy_and_reads_the_same() {
+        let failure = Failure::told("switch", "a; and b; do c");
+        assert_eq!((&*failure.why, &*failure.remedy), ("a; and b", "do c"));
+        assert_eq!(failure.to_string(), "cannot switch: a; and b; do c");
+        assert_eq!(Failure::told("switch", "a").to_string(), "cannot switch: a");
     }
 }

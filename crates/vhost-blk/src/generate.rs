@@ -77,6 +77,12 @@ pub fn options_page() -> String {
          `queue-size = 256` or `direct = \"off\"`; `wrap` may be an array. The\ncommand line \
          wins over the file.\n",
     );
+    page.push_str(
+        "\nThe options under Socket, Disk, Limits, Queues and `--data-plane` belong to one disk: a file \
+         `NAME.toml` of\n`vhost-blk daemon --config-dir` and `vhost-blk ctl add` take them. The \
+         others belong to the process, and\n`vhost-blk daemon` takes them, but not `--fd`, `--config`, \
+         `--name` and `--print-capabilities`.\n",
+    );
     let mut headings: Vec<&str> = Vec::new();
     for option in serve.get_arguments() {
         let heading = option.get_help_heading().unwrap_or("Other");
@@ -93,7 +99,9 @@ pub fn options_page() -> String {
 
 fn write_section(page: &mut String, serve: &Command, heading: &str) {
     let _ = write!(page, "\n## {heading}\n\n| Option | Default | Meaning |\n|---|---|---|\n");
-    for option in serve.get_arguments() {
+    let mut options: Vec<&Arg> = serve.get_arguments().collect();
+    options.sort_by_key(|option| option.get_long());
+    for option in options {
         let here = option.get_help_heading().unwrap_or("Other") == heading;
         if let (true, Some(long)) = (here && option.get_id() != "help", option.get_long()) {
             let (default, meaning) = default_and_meaning(option);

@@ -3,26 +3,45 @@
 
 use crate::values::{LogFormat, LogLevel};
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, fmt, reload};
+
+/// Changes the level of the running program.
+static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Starts logging; called once.
 pub fn start(level: LogLevel, format: LogFormat) {
-    let level = match level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    };
-    let builder = tracing_subscriber::fmt()
-        .with_max_level(level)
+    let (filter, handle) = reload::Layer::new(filter_of(level));
+    let lines = fmt::layer()
         // A report of a failed log line would go to stderr and panic if stderr is a closed pipe.
         // Lose the line and keep the disk.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
-    match format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_span_list(false).boxed(),
+    };
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    let _ = LEVEL.set(handle); // it is the first call
+}
+
+/// Changes the minimum severity of log lines.
+pub fn set_level(level: LogLevel) {
+    if let Some(handle) = LEVEL.get() {
+        let _ = handle.modify(|filter| *filter = filter_of(level)); // the subscriber is global
+    }
+}
+
+fn filter_of(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
     }
 }

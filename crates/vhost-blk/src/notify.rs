@@ -18,6 +18,13 @@ pub fn notify(state: &str) -> io::Result<()> {
     }
 }
 
+/// The state of a reload that begins (`Type=notify-reload`).
+pub fn reloading() -> String {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let microseconds = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+    format!("RELOADING=1\nMONOTONIC_USEC={microseconds}")
+}
+
 fn send(name: &OsStr, state: &str) -> io::Result<()> {
     let address = match name.as_bytes() {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,

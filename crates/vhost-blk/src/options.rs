@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The options of `serve`: the only definition for the command line, the configuration file, the
-//! man pages, the completions and `docs/options.md`.
+//! The options of `serve`, `daemon` and `ctl add`: the only definition for the command line, the
+//! configuration file, the control protocol, the man pages, the completions and `docs/options.md`.
 
 use crate::failure::Failure;
 use crate::values::{
@@ -13,13 +13,9 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Options of `vhost-blk serve`. Alphabetical within each heading.
-#[derive(Args, Clone, Debug)]
-pub struct ServeArgs {
-    /// Serve a socket that this process inherited: a listening one, or a connected one (then the
-    /// daemon ends with the connection)
-    #[arg(long, value_name = "N", value_parser = values::fd, help_heading = "Socket")]
-    pub fd: Option<i32>,
+/// Options of one disk. Alphabetical within each heading.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct DiskArgs {
     /// Group of the socket file, by name or number
     #[arg(long, value_name = "GROUP", help_heading = "Socket")]
     pub socket_group: Option<String>,
@@ -131,6 +127,15 @@ pub struct ServeArgs {
           help_heading = "Queues")]
     pub queue_size: u16,
 
+    /// The data plane that runs the queues. auto: the kernel module if it is loaded and supports
+    /// the disk, else the daemon itself
+    #[arg(long, value_name = "PLANE", default_value = "auto", help_heading = "Data plane")]
+    pub data_plane: Plane,
+}
+
+/// Options of a process, for all of its disks. Alphabetical within each heading.
+#[derive(Args, Clone, Debug)]
+pub struct ProcessArgs {
     /// Requests that a queue hands to the storage, and completions that it shows to the guest, at a
     /// time, from 1 to 32. auto: each thread tries which number is fastest. Only for I/O that
     /// io_uring does
@@ -140,10 +145,6 @@ pub struct ServeArgs {
     /// Bind the data plane's threads to these CPUs, in turn; a list such as 0-3,6
     #[arg(long, value_name = "LIST", value_parser = values::cpus, help_heading = "Data plane")]
     pub cpus: Option<CpuList>,
-    /// The data plane that runs the queues. auto: the kernel module if it is loaded and supports
-    /// the disk, else the daemon itself
-    #[arg(long, value_name = "PLANE", default_value = "auto", help_heading = "Data plane")]
-    pub data_plane: Plane,
     /// Poll the storage device for completions (only for devices that have poll queues)
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Data plane")]
     pub iopoll: IoPoll,
@@ -168,12 +169,14 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = values::threads, help_heading = "Data plane")]
     pub threads: Option<usize>,
 
-    /// Take options from this TOML file: same names without the dashes in front. The command
-    /// line wins
-    #[arg(long, value_name = "FILE", help_heading = "General")]
-    pub config: Option<PathBuf>,
-    /// Listen for commands of `vhost-blk ctl` on this UNIX socket: status, switch of the data
-    /// plane. Only this user can use it
+    /// Group of the control socket, by name or number: its members may do everything that
+    /// `vhost-blk ctl` can
+    #[arg(long, value_name = "GROUP", help_heading = "General")]
+    pub control_group: Option<String>,
+    /// Permission bits of the control socket, octal [default: 0600, with --control-group 0660]
+    #[arg(long, value_name = "MODE", value_parser = values::socket_mode, help_heading = "General")]
+    pub control_mode: Option<u32>,
+    /// Listen for commands of `vhost-blk ctl` (Varlink, io.vhostblk) on this UNIX socket
     #[arg(long, value_name = "PATH", help_heading = "General")]
     pub control_path: Option<PathBuf>,
     /// Format of log lines
@@ -182,14 +185,52 @@ pub struct ServeArgs {
     /// Minimum severity of log lines on stderr
     #[arg(long, value_name = "LEVEL", default_value = "info", help_heading = "General")]
     pub log_level: LogLevel,
-    /// Serve counters of the disk over HTTP at /metrics, in the OpenMetrics format, on a UNIX socket
+    /// Serve counters of the disks over HTTP at /metrics, in the OpenMetrics format, on a UNIX socket
     /// of mode 0600 or on a TCP port without authentication (prefer a loopback address)
     #[arg(long, value_name = "unix:PATH|ADDR:PORT", value_parser = values::metrics,
           help_heading = "General")]
     pub metrics: Option<MetricsAddress>,
+}
+
+/// Options of `vhost-blk serve`.
+#[derive(Args, Clone, Debug)]
+#[command(next_display_order = None)]
+pub struct ServeArgs {
+    /// Options of the disk.
+    #[command(flatten)]
+    pub disk: DiskArgs,
+    /// Options of the process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    /// Serve a socket that this process inherited: a listening one, or a connected one (then the
+    /// daemon ends with the connection)
+    #[arg(long, value_name = "N", value_parser = values::fd, help_heading = "Socket")]
+    pub fd: Option<i32>,
+
+    /// Take options from this TOML file: same names without the dashes in front. The command
+    /// line wins
+    #[arg(long, value_name = "FILE", help_heading = "General")]
+    pub config: Option<PathBuf>,
+    /// Name of the disk, for commands and metrics: letters, digits, `.`, `_` and `-`
+    #[arg(long, value_name = "NAME", default_value = "disk", value_parser = values::disk_name,
+          help_heading = "General")]
+    pub name: String,
     /// Print the capabilities of this program as JSON and exit; other options are ignored
     #[arg(long, help_heading = "General")]
     pub print_capabilities: bool,
+}
+
+/// Options of `vhost-blk daemon`.
+#[derive(Args, Clone, Debug)]
+#[command(next_display_order = None)]
+pub struct DaemonArgs {
+    /// Options of the process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    /// Serve each disk that a file NAME.toml in this folder describes, with the options of serve
+    /// that belong to one disk. SIGHUP and `vhost-blk ctl reload` read the folder again
+    #[arg(long, value_name = "DIR", help_heading = "General")]
+    pub config_dir: Option<PathBuf>,
 }
 
 /// Maximum default number of threads.
@@ -201,8 +242,19 @@ impl ServeArgs {
     /// # Errors
     /// [`Failure`] if options contradict each other or one is missing.
     pub fn check(&self) -> Result<(), Failure> {
-        self.check_disk()?;
-        self.check_paths()?;
+        self.disk.check()?;
+        self.process.check()?;
+        self.process.check_socket(self.disk.socket_path.as_ref())
+    }
+}
+
+impl DiskArgs {
+    /// Checks the combination of options.
+    ///
+    /// # Errors
+    /// [`Failure`] if options contradict each other or one is missing.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.check_storage()?;
         let file_wanted = self.socket_mode.is_some() || self.socket_group.is_some();
         if file_wanted && self.socket_path.is_none() {
             return Err(Failure::usage(
@@ -214,32 +266,7 @@ impl ServeArgs {
         Ok(())
     }
 
-    /// Checks that each socket file has a path of its own.
-    fn check_paths(&self) -> Result<(), Failure> {
-        let metrics = match &self.metrics {
-            Some(MetricsAddress::Unix(path)) => Some(path),
-            _ => None,
-        };
-        let control = self.control_path.as_ref();
-        let socket = self.socket_path.as_ref();
-        let pairs = [
-            ("--socket-path", socket, "--control-path", control),
-            ("--socket-path", socket, "--metrics", metrics),
-            ("--control-path", control, "--metrics", metrics),
-        ];
-        for (one, its_path, other, other_path) in pairs {
-            if its_path.is_some() && its_path == other_path {
-                return Err(Failure::usage(
-                    format!("listen for {one} and {other}"),
-                    "both have the same path",
-                    format!("choose another {other}"),
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_disk(&self) -> Result<(), Failure> {
+    fn check_storage(&self) -> Result<(), Failure> {
         let kind = format!("{:?}", self.backend).to_lowercase();
         let what = format!("serve a disk of kind {kind}");
         let (why, remedy) = match (self.backend, &self.blk_file, self.size) {
@@ -297,24 +324,75 @@ impl ServeArgs {
         let cpus = u16::try_from(host_cpus()).unwrap_or(u16::MAX);
         self.num_queues.unwrap_or(cpus.min(values::NUM_QUEUES_MAX))
     }
+}
 
-    /// Number of workers of the kernel data plane. Idle workers sleep, and one for each queue lets
-    /// every queue use another CPU.
-    pub fn worker_count(&self) -> usize {
-        self.threads.unwrap_or_else(|| usize::from(self.queues()))
+impl ProcessArgs {
+    /// Number of workers of the kernel data plane for a disk with so many queues. Idle workers
+    /// sleep, and one for each queue lets every queue use another CPU.
+    pub fn worker_count(&self, queues: u16) -> usize {
+        self.threads.unwrap_or_else(|| usize::from(queues))
     }
 
-    /// Number of data-plane threads.
-    pub fn thread_count(&self) -> usize {
+    /// Number of data-plane threads for so many queues.
+    pub fn thread_count(&self, queues: u16) -> usize {
         let cpus = self.cpus.as_ref().map_or_else(host_cpus, |list| list.0.len());
-        self.threads
-            .unwrap_or_else(|| usize::from(self.queues()).min(cpus).min(THREADS_DEFAULT_MAX))
+        self.threads.unwrap_or_else(|| usize::from(queues).min(cpus).min(THREADS_DEFAULT_MAX))
     }
 
     /// Maximum polling time.
     pub fn poll_max(&self) -> Duration {
         Duration::from_micros(self.poll_max_us.into())
     }
+
+    /// The path of the metrics, if they have one.
+    pub fn metrics_path(&self) -> Option<&PathBuf> {
+        match &self.metrics {
+            Some(MetricsAddress::Unix(path)) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Checks that each socket file has a path of its own, and that the control socket exists if
+    /// it has options.
+    ///
+    /// # Errors
+    /// [`Failure`] if the options contradict each other.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.control_path.is_some() && self.control_path.as_ref() == self.metrics_path() {
+            return Err(same_path("--control-path", "--metrics"));
+        }
+        let wanted = self.control_mode.is_some() || self.control_group.is_some();
+        if wanted && self.control_path.is_none() {
+            return Err(Failure::usage(
+                "set the mode or group of the control socket",
+                "there is none",
+                "give --control-path, or drop --control-mode and --control-group",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that the socket of a disk has not the path of a socket of the process.
+    ///
+    /// # Errors
+    /// [`Failure`] if it has.
+    pub fn check_socket(&self, socket: Option<&PathBuf>) -> Result<(), Failure> {
+        if socket.is_some() && socket == self.control_path.as_ref() {
+            return Err(same_path("--socket-path", "--control-path"));
+        }
+        if socket.is_some() && socket == self.metrics_path() {
+            return Err(same_path("--socket-path", "--metrics"));
+        }
+        Ok(())
+    }
+}
+
+fn same_path(one: &str, other: &str) -> Failure {
+    Failure::usage(
+        format!("listen for {one} and {other}"),
+        "both have the same path",
+        format!("choose another {other}"),
+    )
 }
 
 /// CPUs that this process may use.

@@ -2,7 +2,7 @@
 //! The source of front-ends: a socket file of this process, or a passed socket.
 
 use crate::failure::Failure;
-use crate::options::ServeArgs;
+use crate::options::{DiskArgs, ServeArgs};
 use crate::os;
 use crate::socket_file::{self, SocketFile};
 use socket2::{Domain, Socket, Type};
@@ -45,13 +45,8 @@ impl Source {
     /// [`Failure`] if they name no source, several sources or an invalid one.
     pub fn choose(args: &ServeArgs) -> Result<Source, Failure> {
         let passed = passed_sockets()?;
-        match (&args.socket_path, args.fd, passed) {
-            (Some(path), None, false) => {
-                let group = args.socket_group.as_deref().map(group_number).transpose()?;
-                let default_mode = if group.is_some() { 0o660 } else { 0o600 };
-                let mode = args.socket_mode.unwrap_or(default_mode);
-                Ok(Source::Path { path: path.clone(), mode, group })
-            }
+        match (&args.disk.socket_path, args.fd, passed) {
+            (Some(_), None, false) => Source::of_disk(&args.disk),
             (None, Some(fd), false) => Ok(Source::Fd(fd, "--fd")),
             (None, None, true) => Ok(Source::Fd(LISTEN_FDS_START, "LISTEN_FDS")),
             (None, None, false) => Err(Failure::usage(
@@ -70,6 +65,23 @@ impl Source {
                 "give one of them",
             )),
         }
+    }
+
+    /// The socket file of a disk.
+    ///
+    /// # Errors
+    /// [`Failure`] if the options name no path, or an unknown group.
+    pub fn of_disk(args: &DiskArgs) -> Result<Source, Failure> {
+        let Some(path) = args.socket_path.clone() else {
+            return Err(Failure::usage(
+                "choose a socket",
+                "none is given",
+                "give --socket-path PATH",
+            ));
+        };
+        let (mode, group) =
+            access(args.socket_mode, args.socket_group.as_deref(), "--socket-group")?;
+        Ok(Source::Path { path, mode, group })
     }
 
     /// Opens the source.
@@ -104,9 +116,23 @@ fn passed_sockets() -> Result<bool, Failure> {
     }
 }
 
-fn group_number(name: &str) -> Result<u32, Failure> {
+/// Permission bits and group of a socket file, whose group `option` names.
+///
+/// # Errors
+/// [`Failure`] if the group is unknown.
+pub fn access(
+    mode: Option<u32>,
+    group: Option<&str>,
+    option: &str,
+) -> Result<(u32, Option<u32>), Failure> {
+    let group = group.map(|name| group_number(name, option)).transpose()?;
+    let default = if group.is_some() { 0o660 } else { 0o600 };
+    Ok((mode.unwrap_or(default), group))
+}
+
+fn group_number(name: &str, option: &str) -> Result<u32, Failure> {
     let failed = |why: String, remedy: &str| {
-        Err(Failure::usage(format!("use --socket-group {name}"), why, remedy))
+        Err(Failure::usage(format!("use {option} {name}"), why, remedy))
     };
     if let Ok(number) = name.parse::<u32>() {
         return Ok(number);

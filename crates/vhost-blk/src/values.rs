@@ -198,6 +198,21 @@ pub fn logical_block(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Maximum length of the name of a disk.
+const DISK_NAME_MAX: usize = 64;
+
+/// The name of a disk.
+pub fn disk_name(text: &str) -> Result<String, String> {
+    let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    match first && text.len() <= DISK_NAME_MAX && text.bytes().all(is_known) {
+        true => Ok(text.into()),
+        false => Err(format!(
+            "give 1 to {DISK_NAME_MAX} letters, digits, `.`, `_` and `-`, first a letter or digit"
+        )),
+    }
+}
+
 /// A serial number for GET_ID: at most 20 printable ASCII characters.
 pub fn serial(text: &str) -> Result<String, String> {
     if text.len() > 20 {
@@ -368,6 +383,16 @@ mod tests {
         assert_eq!(parse_cpu_list("6,0-2,1"), Some(vec![0, 1, 2, 6]));
         for wrong in ["", "a", "3-1", "0-99999999999", "0,,1", "1-"] {
             assert_eq!(parse_cpu_list(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_fit_for_a_label_and_a_file() {
+        for right in ["a", "0", "db-1.data_2", &"x".repeat(64)] {
+            assert!(disk_name(right).is_ok(), "{right}");
+        }
+        for wrong in ["", ".", "-a", "_a", "a b", "a/b", "é", "a\0", &"x".repeat(65)] {
+            assert!(disk_name(wrong).is_err(), "{wrong}");
         }
     }
 

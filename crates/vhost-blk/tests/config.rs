@@ -96,6 +96,7 @@ log-format = 'json'
 log-level = 'debug'
 logical-block-size = 4096
 metrics = '127.0.0.1:0'
+name = 'db'
 num-queues = 1
 on-error = 'stop'
 packed = true
@@ -132,5 +133,8 @@ fn the_test_above_leaves_no_key_out() {
     let tried: Vec<&str> =
         EVERYTHING.lines().map(|line| line.split(" = ").next().unwrap()).collect();
     let rest: Vec<&str> = known.filter(|key| !tried.contains(key)).collect();
-    assert_eq!(rest, ["blk-file", "control-path", "fd", "size", "socket-path"]);
+    assert_eq!(
+        rest,
+        ["blk-file", "control-group", "control-mode", "control-path", "fd", "size", "socket-path"]
+    );
 }

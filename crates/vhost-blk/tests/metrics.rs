@@ -61,7 +61,10 @@ fn scrape(path: &Path) -> String {
 /// The value of a metric of queue 0, or of one without a queue.
 #[track_caller]
 fn value(page: &str, name: &str) -> u64 {
-    let names = [format!("vhost_blk_{name}{{queue=\"0\"}} "), format!("vhost_blk_{name} ")];
+    let names = [
+        format!("vhost_blk_{name}{{disk=\"disk\",queue=\"0\"}} "),
+        format!("vhost_blk_{name}{{disk=\"disk\"}} "),
+    ];
     let of = |line: &str| names.iter().find_map(|name| line.strip_prefix(name)?.parse().ok());
     page.lines().find_map(of).unwrap_or_else(|| panic!("no {name} in:\n{page}"))
 }
@@ -130,7 +133,7 @@ fn a_tcp_port_is_logged_and_serves_the_same_page() {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let answer = ask(stream, GET);
-    assert!(answer.contains("\nvhost_blk_capacity_bytes 1048576\n"), "{answer}");
+    assert!(answer.contains("\nvhost_blk_capacity_bytes{disk=\"disk\"} 1048576\n"), "{answer}");
 }
 
 #[test]

@@ -39,6 +39,11 @@ impl BackendChannel {
         self.known_sectors = Some(capacity_sectors);
     }
 
+    /// The configuration space has changed: the front-end has to be told.
+    pub(crate) fn knows_nothing(&mut self) {
+        self.known_sectors = None;
+    }
+
     fn send_config_change(&mut self) -> io::Result<()> {
         let Some(channel) = &mut self.channel else { return Ok(()) };
         let message = [CONFIG_CHANGE, VERSION, 0].map(u32::to_ne_bytes).concat();

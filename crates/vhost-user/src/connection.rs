@@ -10,6 +10,7 @@ use crate::peeked;
 use crate::session::{Session, lock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
+use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -39,16 +40,22 @@ pub(crate) fn serve(
 ) -> Result<(), ConnectionError> {
     stream.set_read_timeout(Some(MESSAGE_LIMIT))?;
     let peeked = stream.try_clone()?;
+    let faults = device.faults.as_ref().map(File::try_clone).transpose()?;
+    let commands = Commands { mailbox, faults: faults.as_ref() };
     let session = Arc::new(Mutex::new(Session::new(device)));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     let mut first = next.map(|next| (next.listener, Instant::now() + next.patience));
     let mut waiting = None;
     let result = loop {
         let tells = lock(&session).owes_config_change();
-        match wait(&peeked, mailbox, first, tells.then_some(QUIET)) {
+        match wait(&peeked, commands, first, tells.then_some(QUIET)) {
             Err(error) => break Err(error.into()),
             Ok(Wakeup::Quiet) => {
                 lock(&session).announce_config_change();
+                continue;
+            }
+            Ok(Wakeup::Fault) => {
+                lock(&session).pass_faults_on();
                 continue;
             }
             Ok(Wakeup::Message) => first = None,
@@ -111,12 +118,21 @@ fn handle<'a>(
     }
 }
 
+/// The sources of events besides the front-end, if the device has them.
+#[derive(Clone, Copy)]
+struct Commands<'a> {
+    mailbox: Option<&'a Mailbox>,
+    faults: Option<&'a File>,
+}
+
 /// An event that wakes the thread of the connection.
 enum Wakeup<'a> {
     /// A message of the front-end, or the end of the stream.
     Message,
     /// A command of the operator.
     Command(&'a Mailbox),
+    /// A queue has faulted.
+    Fault,
     /// Another front-end waits, and this one is silent.
     Next(UnixStream),
     /// The waiting front-end cannot be accepted.
@@ -131,7 +147,7 @@ enum Wakeup<'a> {
 /// without another event, that is an event.
 fn wait<'a>(
     stream: &UnixStream,
-    mailbox: Option<&'a Mailbox>,
+    Commands { mailbox, faults }: Commands<'a>,
     first: Option<(BorrowedFd<'_>, Instant)>,
     quiet: Option<Duration>,
 ) -> io::Result<Wakeup<'a>> {
@@ -141,6 +157,7 @@ fn wait<'a>(
         let timeout = left.filter(|left| !left.is_zero());
         let mut fds = vec![PollFd::new(stream, readable)];
         fds.extend(mailbox.map(|mailbox| PollFd::new(mailbox, readable)));
+        fds.extend(faults.map(|faults| PollFd::new(faults, readable)));
         if let (Some((listener, _)), None) = (first, timeout) {
             fds.push(PollFd::from_borrowed_fd(listener, readable));
         }
@@ -156,6 +173,9 @@ fn wait<'a>(
         let is_ready = |at: usize| !fds[at].revents().is_empty();
         match mailbox {
             Some(mailbox) if is_ready(1) => return Ok(Wakeup::Command(mailbox)),
+            _ if faults.is_some() && is_ready(1 + usize::from(mailbox.is_some())) => {
+                return Ok(Wakeup::Fault);
+            }
             _ if is_ready(0) => return Ok(Wakeup::Message),
             _ => {}
         }

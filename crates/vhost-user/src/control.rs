@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands of an operator to a running device, and their answers.
+//! Commands of an operator to a running device, their answers, and notices of its changes.
 //!
 //! The thread that serves the connection receives commands as mail and handles them between two
-//! messages of the front-end. This needs no lock, and no message sees a partial change.
+//! messages of the front-end. This needs no lock, and no message sees a partial change. A device
+//! that waits for its storage answers late: its mailbox is bounded, and the sender can limit its
+//! wait.
 
 use crate::session::Session;
 use data_plane::{HealthReport, Limits, PlaneKind, QueueReport, QueueStats};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{
+    Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel,
+};
+use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Maximum commands that wait for a device.
+const MAILBOX_MAX: usize = 64;
 
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +35,9 @@ pub enum Command {
     Resume,
     /// Replaces the limits of the disk.
     Limit(Limits),
+    /// Sets the cache mode: write-back if `true`. The guest keeps the mode that it has read, so that
+    /// only a change to write-through is safe while a front-end is connected.
+    SetCache(bool),
 }
 
 /// The answer to a command.
@@ -38,12 +49,31 @@ pub enum Answer {
     Switched(usize),
     /// [`Command::Resize`] succeeded: capacity of the disk in bytes.
     Resized(u64),
-    /// [`Command::Pause`], [`Command::Resume`] or [`Command::Limit`] succeeded: whether it changed
-    /// anything.
+    /// [`Command::Pause`], [`Command::Resume`], [`Command::Limit`] or [`Command::SetCache`]
+    /// succeeded: whether it changed anything.
     Changed(bool),
     /// The command failed for this reason. The state is unchanged, unless the text says that the
     /// front-end is disconnected.
     Refused(String),
+}
+
+/// A change of a device. [`crate::Device::observe`] receives it from the thread of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// No request is taken until the resume.
+    Paused,
+    /// The pause has ended.
+    Resumed,
+    /// The queues have another data plane.
+    Switched(PlaneKind),
+    /// The disk has so many bytes.
+    Resized(u64),
+    /// The disk has other limits.
+    Limited(Limits),
+    /// The write-back cache is on or off.
+    CacheSet(bool),
+    /// A ring fault has stopped this queue until the guest resets the device.
+    Faulted(u16),
 }
 
 /// The state of a device.
@@ -106,7 +136,7 @@ pub struct QueueStatus {
 /// Sends commands to a device from any thread.
 #[derive(Debug)]
 pub struct Control {
-    mail: Sender<Mail>,
+    mail: SyncSender<Mail>,
     wake: EventFd,
 }
 
@@ -116,21 +146,57 @@ struct Mail {
     reply: Sender<Answer>,
 }
 
+/// A command that was sent.
+#[derive(Debug)]
+pub struct Posted(Option<Receiver<Answer>>);
+
+impl Posted {
+    /// Returns whether there will be no answer: the device no longer exists.
+    pub fn is_lost(&self) -> bool {
+        let Some(answer) = &self.0 else { return true };
+        matches!(answer.try_recv(), Err(TryRecvError::Disconnected))
+    }
+
+    /// Waits for the answer, or as long as `patience`. `None`: the device no longer exists, or the
+    /// time has passed.
+    pub fn wait(&self, patience: Option<Duration>) -> Option<Answer> {
+        let answer = self.0.as_ref()?;
+        match patience {
+            None => answer.recv().ok(),
+            Some(patience) => answer.recv_timeout(patience).ok(),
+        }
+    }
+}
+
 /// The device's end of the commands.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     inbox: Receiver<Mail>,
-    mail: Sender<Mail>,
+    mail: SyncSender<Mail>,
     wake: EventFd,
 }
 
 impl Control {
     /// Sends a command and waits for the answer; `None` if the device no longer exists.
     pub fn ask(&self, command: Command) -> Option<Answer> {
+        self.post(command).wait(None)
+    }
+
+    /// Sends a command. The device carries it out even if the answer is not waited for.
+    pub fn post(&self, command: Command) -> Posted {
         let (reply, answer) = channel();
-        self.mail.send(Mail { command, reply }).ok()?;
-        self.wake.write(1).ok()?;
-        answer.recv().ok()
+        match self.mail.try_send(Mail { command, reply }) {
+            Ok(()) => Posted(self.wake.write(1).ok().map(|()| answer)),
+            Err(TrySendError::Disconnected(_)) => Posted(None),
+            Err(TrySendError::Full(Mail { reply, .. })) => {
+                let why = format!(
+                    "{MAILBOX_MAX} commands wait for this disk already, whose storage does not \
+                     answer; check the storage"
+                );
+                let _ = reply.send(Answer::Refused(why)); // `answer` is alive
+                Posted(Some(answer))
+            }
+        }
     }
 
     /// A second handle, for another thread.
@@ -144,7 +210,7 @@ impl Control {
 
 impl Mailbox {
     pub(crate) fn new() -> io::Result<Self> {
-        let (mail, inbox) = channel();
+        let (mail, inbox) = sync_channel(MAILBOX_MAX);
         Ok(Mailbox { inbox, mail, wake: EventFd::new(EFD_NONBLOCK)? })
     }
 
@@ -180,6 +246,9 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
         Command::Pause => session.pause().map_or_else(|error| refused(&error), Answer::Changed),
         Command::Limit(limits) => {
             session.limit(limits).map_or_else(|error| refused(&error), Answer::Changed)
+        }
+        Command::SetCache(on) => {
+            session.set_cache(on, connected).map_or_else(|error| refused(&error), Answer::Changed)
         }
         Command::Resume => session.resume().map_or_else(|error| refused(&error), Answer::Changed),
     }

@@ -64,6 +64,12 @@ pub(crate) enum OperateError {
     /// The storage has the new size, and the device has the old one.
     #[error("the disk cannot be opened again with its new size: {0}; repeat the command")]
     Lane(io::Error),
+    /// The guest may rely on write-through mode.
+    #[error(
+        "a guest that started in write-through mode sends no FLUSH and would lose writes in a power \
+         cut; set write-back in the guest, or stop its VMM first"
+    )]
+    NoFlush,
     /// No data plane could start the queues.
     #[error(
         "the queues could not be started again: {0}; the VMM is disconnected and can connect again"

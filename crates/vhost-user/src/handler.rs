@@ -59,16 +59,6 @@ impl Session<'_> {
         }
     }
 
-    fn set_writeback(&mut self, on: bool) -> Result<()> {
-        let was = self.writeback.swap(on, Ordering::Relaxed);
-        let Err(why) = self.device.planes.cache_mode_changed() else { return Ok(()) };
-        tracing::warn!(%why, "the kernel refused the cache mode: its queues restart");
-        checked(self.while_stopped(KeptRequests::Carry, |_| Ok(()))).inspect_err(|_| {
-            // The guest's mode is unknown now: write-through is safe for the next connection.
-            self.writeback.store(on && was, Ordering::Relaxed);
-        })
-    }
-
     /// Changes the set-up of a queue. Stops a running queue before and restarts it afterwards.
     fn reconfigure(&mut self, index: usize, change: impl FnOnce(&mut QueueSlot)) -> Result<()> {
         self.stop([index], KeptRequests::Carry);
@@ -250,14 +240,16 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
             // The whole space of the migration source; only the cache mode is applied.
             if let Some(&mode) = CONFIG_WRITEBACK_OFFSET.checked_sub(at).and_then(|i| bytes.get(i))
             {
-                self.set_writeback(mode != 0)?;
+                checked(self.set_writeback(mode != 0))?;
             }
             return Ok(());
         }
         // A driver may write before DRIVER_OK, before the front-end has sent its features.
         let may_write = self.features == 0 || self.acked(F_CONFIG_WCE);
         match bytes {
-            [mode] if at == CONFIG_WRITEBACK_OFFSET && may_write => self.set_writeback(*mode != 0),
+            [mode] if at == CONFIG_WRITEBACK_OFFSET && may_write => {
+                checked(self.set_writeback(*mode != 0))
+            }
             _ => refused(format!(
                 "a write of {} bytes at {offset} of the configuration space; only `writeback` can \
                  be written, where CONFIG_WCE was negotiated",

@@ -14,6 +14,7 @@ mod connection;
 mod control;
 mod descriptor;
 mod error;
+mod faults;
 mod handler;
 mod image_lock;
 mod inflight_region;
@@ -26,7 +27,7 @@ mod session;
 mod switch;
 
 pub use connection::{ACCEPT_RETRY, Next};
-pub use control::{Answer, Command, Control, ImageLockState, QueueStatus, Status};
+pub use control::{Answer, Command, Control, ImageLockState, Notice, Posted, QueueStatus, Status};
 pub use error::ConnectionError;
 
 use backend::{Disk, ImageLock};
@@ -34,6 +35,7 @@ use control::Mailbox;
 use data_plane::{Health, KernelError, Limits, PlaneSelector, QueueStats};
 use image_lock::FollowedLock;
 use session::Session;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -68,6 +70,9 @@ pub struct DeviceOptions {
     pub writeback: bool,
 }
 
+/// Receives notices; must not block.
+type Observer = Box<dyn Fn(Notice) + Send>;
+
 /// A block device that serves one front-end at a time.
 pub struct Device {
     disk: Arc<dyn Disk>,
@@ -83,6 +88,10 @@ pub struct Device {
     image_lock: Option<FollowedLock>,
     /// Receives commands of an operator, after [`Device::control`].
     mailbox: Option<Mailbox>,
+    /// Is told of each change, after [`Device::observe`].
+    observer: Option<Observer>,
+    /// Signalled by all queues at a ring fault, if there is an observer.
+    faults: Option<File>,
     /// The cache mode. It outlives connections: a front-end that reconnects does not send it again.
     writeback: Arc<AtomicBool>,
     /// The front-end that replaces a silent one.
@@ -119,10 +128,28 @@ impl Device {
             limits: Limits::NONE,
             image_lock: None,
             mailbox: None,
+            observer: None,
+            faults: None,
             writeback,
             waiting: None,
             front_ends: 0,
             earlier_stats,
+        }
+    }
+
+    /// Calls `observer` after each change, on the thread of the device. It must not block.
+    ///
+    /// # Errors
+    /// The error of the system call, if no file descriptor is left.
+    pub fn observe(&mut self, observer: impl Fn(Notice) + Send + 'static) -> io::Result<()> {
+        self.faults = Some(faults::signal()?);
+        self.observer = Some(Box::new(observer));
+        Ok(())
+    }
+
+    fn tell(&self, notice: Notice) {
+        if let Some(observer) = &self.observer {
+            observer(notice);
         }
     }
 

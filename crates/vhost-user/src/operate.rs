@@ -15,9 +15,12 @@
 //! queue of a halted device that is stopped for a moment takes its kept requests along
 //! ([`KeptRequests`]).
 
+use crate::control::Notice;
 use crate::error::OperateError;
 use crate::session::Session;
 use data_plane::{KeptRequests, KernelError, Limits};
+use std::io;
+use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
 
 impl Session<'_> {
@@ -33,6 +36,7 @@ impl Session<'_> {
         let stopped = self.stop_running(KeptRequests::Carry);
         if ran {
             tracing::info!(queues = stopped.len(), "paused: no request is taken until the resume");
+            self.device.tell(Notice::Paused);
         }
         self.restart(stopped)?;
         Ok(ran)
@@ -49,6 +53,7 @@ impl Session<'_> {
         self.restart((0..self.queues.len()).collect())?;
         if was_paused {
             tracing::info!("resumed");
+            self.device.tell(Notice::Resumed);
         }
         Ok(was_paused || was_halted)
     }
@@ -68,6 +73,7 @@ impl Session<'_> {
             if adopted.is_ok() {
                 self.device.config.info = info;
                 tracing::info!(before, after, "the disk has another capacity, in sectors");
+                self.device.tell(Notice::Resized(after * SECTOR_BYTES));
             }
             self.restart(stopped)?;
             adopted.map_err(OperateError::Lane)?;
@@ -82,7 +88,44 @@ impl Session<'_> {
         }
         self.device.set_limits(limits)?;
         tracing::info!(iops = ?limits.iops, bytes = ?limits.bytes, burst = ?limits.burst, "limits");
+        self.device.tell(Notice::Limited(limits));
         Ok(true)
+    }
+
+    /// Sets the cache mode and tells the front-end. Returns whether it was another one.
+    ///
+    /// A guest that was started in write-through mode sends no FLUSH: write-back mode would lose its
+    /// writes in a power cut.
+    pub(crate) fn set_cache(&mut self, on: bool, connected: bool) -> Result<bool, OperateError> {
+        if on == self.writeback.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        if on && connected {
+            return Err(OperateError::NoFlush);
+        }
+        self.set_writeback(on).map_err(|error| {
+            self.lost = Some(error.to_string());
+            OperateError::Lost(error)
+        })?;
+        self.backend_channel.knows_nothing();
+        tracing::info!(writeback = on, "cache mode");
+        Ok(true)
+    }
+
+    /// Sets the cache mode, by a command or a message.
+    pub(crate) fn set_writeback(&mut self, on: bool) -> io::Result<()> {
+        let was = self.writeback.swap(on, Ordering::Relaxed);
+        if let Err(why) = self.device.planes.cache_mode_changed() {
+            tracing::warn!(%why, "the kernel refused the cache mode: its queues restart");
+            self.while_stopped(KeptRequests::Carry, |_| Ok(())).inspect_err(|_| {
+                // The guest's mode is unknown now: write-through is safe for the next connection.
+                self.writeback.store(on && was, Ordering::Relaxed);
+            })?;
+        }
+        if on != was {
+            self.device.tell(Notice::CacheSet(on));
+        }
+        Ok(())
     }
 
     /// Capacity that the device has for the guest.

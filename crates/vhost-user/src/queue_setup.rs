@@ -25,6 +25,8 @@ pub(crate) struct QueueSlot {
     pub(crate) kick: Option<Option<File>>,
     pub(crate) call: Option<File>,
     pub(crate) err: Option<File>,
+    /// The front-end knows of the ring fault of the running queue.
+    pub(crate) fault_told: bool,
     pub(crate) enabled: bool,
     /// Requests that a halted disk kept when the queue stopped. It starts with them.
     pub(crate) kept: Vec<Resubmit>,

@@ -122,7 +122,7 @@ impl<'a> Session<'a> {
             disk: DiskView::new(info, self.features, Arc::clone(&self.writeback), serial),
             kick: duplicate(slot.kick.as_ref().unwrap_or(&None))?,
             call: duplicate(&slot.call)?,
-            err: duplicate(&slot.err)?,
+            err: self.err_of(index)?,
             region: self.inflight_region.clone(),
             health: Arc::clone(&self.device.health),
             kept: slot.kept.clone(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Moves the queues of a running device from one data plane to the other.
 
-use crate::control::{ImageLockState, QueueStatus, Status};
+use crate::control::{ImageLockState, Notice, QueueStatus, Status};
 use crate::error::{SwitchError, refusal};
 use crate::session::Session;
 use data_plane::{KeptRequests, KernelError, PlaneKind, QueueHandle, QueueStartError};
@@ -31,6 +31,7 @@ impl Session<'_> {
             Ok(()) => {
                 self.device.planes.prefer_current();
                 tracing::info!(plane = %to, queues = queues.len(), "the data plane was switched");
+                self.device.tell(Notice::Switched(to));
                 Ok(queues.len())
             }
             Err(error) => {
@@ -57,6 +58,7 @@ impl Session<'_> {
         queues.push(index);
         let because = format!("the kernel refused queue {index}: {why}");
         self.device.planes.move_to(PlaneKind::Uring, &because);
+        self.device.tell(Notice::Switched(PlaneKind::Uring));
         queues.iter().try_for_each(|&index| self.start_once(index)).map_err(refusal)
     }
 
@@ -74,6 +76,7 @@ impl Session<'_> {
         self.device.earlier_stats[index] += self.device.planes.take_recovered();
         self.queues[index].running = Some(started?);
         self.queues[index].kept.clear();
+        self.queues[index].fault_told = false;
         Ok(())
     }
 

@@ -7,14 +7,16 @@ use backend::{Disk, FileOptions};
 use common::load::under_load;
 use common::plane::Plain;
 use common::{DISK, DISK_BYTES, Daemon, Setup, file, mem, wait_until};
+use data_plane::Limits;
 use driver::{Device, Options, Request};
 use std::io::Read;
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
-use vhost_user::{Answer, Command, Status};
+use vhost_user::{Answer, Command, Notice, Status};
 use virtio_spec::blk::{S_IOERR, S_OK};
 
 const QUEUES: u16 = 2;
@@ -206,6 +208,51 @@ fn a_paused_device_grows_and_the_front_end_is_told_after_the_resume() {
     ask(&daemon, Command::Resume);
     assert_eq!(next_message(&mut channel), CONFIG_CHANGE);
     assert_eq!(execute(&mut device, &Request::write(grown / 512 - 1, &[1; 512])), Some(S_OK));
+}
+
+#[test]
+fn write_through_holds_at_once_and_the_front_end_is_told_and_write_back_is_refused() {
+    let (notices, told) = std::sync::mpsc::channel();
+    let setup = Setup { notices: Some(notices), ..setup() };
+    let daemon = Daemon::start(Arc::new(mem()), &setup);
+    let mut device = daemon.connect(&options());
+    assert_eq!(device.session().config().unwrap().writeback, 1);
+    let mut channel = give_channel(&mut device);
+    assert_eq!(ask(&daemon, Command::SetCache(true)), Answer::Changed(false));
+    assert_eq!(ask(&daemon, Command::SetCache(false)), Answer::Changed(true));
+    assert_eq!(next_message(&mut channel), CONFIG_CHANGE);
+    assert_eq!(device.session().config().unwrap().writeback, 0);
+    let Answer::Refused(why) = ask(&daemon, Command::SetCache(true)) else { panic!("changed") };
+    assert!(why.contains("sends no FLUSH"), "{why}");
+    assert!(!status(&daemon).writeback);
+    let notices: Vec<_> = told.try_iter().collect();
+    assert_eq!(notices, [Notice::CacheSet(false)]);
+}
+
+#[test]
+fn changes_are_told_once_and_commands_without_effect_are_not() {
+    let (notices, told) = std::sync::mpsc::channel();
+    let setup = Setup { notices: Some(notices), ..setup() };
+    let (disk, _folder) = file(DISK, FileOptions::default());
+    let daemon = Daemon::start(Arc::new(disk), &setup);
+    let _device = daemon.connect(&options());
+    let limits = Limits { iops: NonZeroU64::new(5), ..Limits::NONE };
+    for _ in 0..2 {
+        ask(&daemon, Command::Pause);
+        ask(&daemon, Command::Pause);
+        ask(&daemon, Command::Resume);
+        ask(&daemon, Command::Resize(Some(2 * DISK_BYTES)));
+        ask(&daemon, Command::Limit(limits));
+    }
+    let expected = [
+        Notice::Paused,
+        Notice::Resumed,
+        Notice::Resized(2 * DISK_BYTES),
+        Notice::Limited(limits),
+        Notice::Paused,
+        Notice::Resumed,
+    ];
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), expected);
 }
 
 #[test]

@@ -63,6 +63,20 @@ fn one_descriptor(device: &mut Device, gpa: u64, len: u32, flags: u16, next: u16
 }
 
 #[test]
+fn an_observer_is_told_of_the_faulted_queue_and_the_front_end_is_signalled_all_the_same() {
+    let (notices, told) = std::sync::mpsc::channel();
+    let setup = Setup { notices: Some(notices), ..two_queues() };
+    let daemon = Daemon::start(Arc::new(mem()), &setup);
+    for _ in 0..2 {
+        breaks_one_queue_only(&daemon, &options(false), |device| {
+            device.queue(0).queue().split().write_avail_idx(0x8000);
+        });
+        assert_eq!(told.recv_timeout(LIMIT), Ok(vhost_user::Notice::Faulted(0)));
+    }
+    assert!(told.try_recv().is_err(), "told twice");
+}
+
+#[test]
 fn an_avail_index_that_jumps_stops_the_queue() {
     for jump in [129, 0x7fff, 0x8000] {
         split_breaks(|device| device.queue(0).queue().split().write_avail_idx(1 + jump));

@@ -84,9 +84,17 @@ impl File {
     /// # Errors
     /// [`FileError`]; its text names the cause and the remedy.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<File, FileError> {
-        let path = path.as_ref();
-        check_kind(path)?;
-        let (file, direct) = open_file(path, &options)?;
+        File::open_as(path.as_ref(), path.as_ref(), options)
+    }
+
+    /// As [`File::open`] for a descriptor that another process passed: `opened` is its path below
+    /// `/proc/self/fd`. Descriptions and messages name `path` instead.
+    ///
+    /// # Errors
+    /// As [`File::open`].
+    pub fn open_as(opened: &Path, path: &Path, options: FileOptions) -> Result<File, FileError> {
+        check_kind(opened)?;
+        let (file, direct) = open_file(opened, &options)?;
         let file = ImageFile(file);
         if let Some(patience) = options.lock {
             lock::lock_image_within(patience, &file, path, Access::of(options.read_only))?;

@@ -1,48 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The control socket: one JSON request per line, one JSON answer per line.
+//! The control socket: the Varlink interface `io.vhostblk`.
 //!
-//! Each connection has its own thread, which only reads, asks the device and writes. The device
-//! answers on the thread that serves the front-end, between two messages.
+//! Each connection has its own thread, which only reads, asks the disks and writes. A disk answers on
+//! its own thread, between two messages of its front-end.
 
-pub mod wire;
+mod client;
+pub mod codec;
+mod methods;
+pub mod protocol;
+mod values;
 
+use crate::disks::Disks;
+use crate::events::Subscription;
 use crate::failure::Failure;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use crate::os;
+use client::Client;
+use codec::{CALL_BYTES_MAX, Channel, CodecError};
+use methods::Done;
+use protocol::Call;
+use rustix::process::{Signal, getpid, kill_process};
+use serde_json::{Value, json};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use vhost_user::{ACCEPT_RETRY, Control};
-use wire::{Answer, Request};
+use std::time::Duration;
+use vhost_user::ACCEPT_RETRY;
 
-/// Maximum length of a request.
-const REQUEST_BYTES_MAX: usize = 4096;
 /// Maximum connections at the same time; further ones get an error.
-const CONNECTIONS_MAX: usize = 8;
+const CONNECTIONS_MAX: usize = 32;
+/// Maximum time to the next call, from its connection or the previous reply.
+const CALL_MAX: Duration = Duration::from_secs(60);
+/// Maximum time in which a client has to take a reply.
+const REPLY_MAX: Duration = Duration::from_secs(60);
 
 /// Serves `listener` until the process ends.
 ///
 /// # Errors
 /// [`Failure`] if no thread can be started.
-pub fn start(listener: UnixListener, control: Control) -> Result<(), Failure> {
-    let body = move || accept_all(&listener, &control);
+pub fn start(listener: UnixListener, disks: Arc<Disks>) -> Result<(), Failure> {
+    let body = move || accept_all(&listener, &disks);
     let spawned = std::thread::Builder::new().name("control".into()).spawn(body);
     spawned.map(drop).map_err(|error| {
         Failure::run("listen for commands", error, "raise the limit on threads (ulimit -u)")
     })
 }
 
-fn accept_all(listener: &UnixListener, control: &Control) {
+fn accept_all(listener: &UnixListener, disks: &Arc<Disks>) {
     let open = Arc::new(());
     loop {
         let accepted = listener.accept().and_then(|(stream, _)| {
+            let channel = Channel::new(stream, CALL_BYTES_MAX);
             // One reference of this thread, one of each connection.
             if Arc::strong_count(&open) > CONNECTIONS_MAX {
-                let why = format!("{CONNECTIONS_MAX} others are connected; try again later");
-                return Answer::refused(why).write(&stream);
+                refuse(&channel, format!("{CONNECTIONS_MAX} others are connected"));
+                return Ok(());
             }
-            let (control, mine) = (control.try_clone()?, Arc::clone(&open));
+            let (disks, mine) = (Arc::clone(disks), Arc::clone(&open));
             let body = move || {
                 let _mine = mine;
-                if let Err(error) = converse(&stream, &control) {
+                let mut channel = channel;
+                if let Err(error) = converse(&mut channel, &disks) {
                     tracing::debug!(%error, "a control connection ended");
                 }
             };
@@ -55,29 +72,64 @@ fn accept_all(listener: &UnixListener, control: &Control) {
     }
 }
 
-/// Answers one request after another until the client closes the connection.
-fn converse(mut stream: &UnixStream, control: &Control) -> io::Result<()> {
-    let mut reader = BufReader::new(stream);
+/// Tells a client that its connection ends. Does not wait for it.
+fn refuse(channel: &Channel, why: String) {
+    let failure = Failure::run("serve the control connection", why, "try again later");
+    let _ = channel.send(&protocol::error(failure.into()), &[], Some(Duration::from_millis(10)));
+}
+
+/// Answers one call after another until the client closes the connection.
+fn converse(channel: &mut Channel, disks: &Arc<Disks>) -> Result<(), CodecError> {
     loop {
-        let mut line = Vec::new();
-        reader.by_ref().take(REQUEST_BYTES_MAX as u64 + 1).read_until(b'\n', &mut line)?;
-        if line.is_empty() {
+        let message = match channel.receive(Some(CALL_MAX)) {
+            Ok(Some(message)) => message,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                let why = Failure::run("read the call", &error, "see docs/operations.md");
+                let _ = channel.send(&protocol::error(why.into()), &[], Some(ACCEPT_RETRY));
+                return Err(error);
+            }
+        };
+        let Some(call) = Call::of(message.value) else {
+            refuse(channel, "a message is no Varlink call".into());
+            return Ok(());
+        };
+        let is_oneway = call.oneway;
+        let stream: UnixStream = channel.stream().try_clone()?;
+        let done = methods::carry_out(disks, &Client::of(&stream)?, call, message.descriptors);
+        let reply = match done {
+            Ok(Done::Reply(parameters)) => protocol::reply(parameters, false),
+            Ok(Done::Stop) => return stop(channel),
+            Ok(Done::Events) => return follow(channel, disks),
+            Err(error) => protocol::error(error),
+        };
+        if !is_oneway {
+            channel.send(&reply, &[], Some(REPLY_MAX))?;
+        }
+    }
+}
+
+/// Replies, and ends the daemon as SIGTERM does.
+fn stop(channel: &Channel) -> Result<(), CodecError> {
+    let sent = channel.send(&protocol::reply(json!({}), false), &[], Some(ACCEPT_RETRY));
+    kill_process(getpid(), Signal::TERM).map_err(std::io::Error::from)?;
+    sent
+}
+
+/// Sends events until the client closes the connection.
+fn follow(channel: &Channel, disks: &Disks) -> Result<(), CodecError> {
+    let subscription: Subscription = disks.events.subscribe()?;
+    let send =
+        |parameters: Value| channel.send(&protocol::reply(parameters, true), &[], Some(REPLY_MAX));
+    send(json!({}))?;
+    loop {
+        // A client that sends something is not waited for: it has no other call to make here.
+        let [has_event, is_done] = os::wait_readable([subscription.as_fd(), channel.as_fd()])?;
+        if is_done {
             return Ok(());
         }
-        if line.len() > REQUEST_BYTES_MAX {
-            let why = format!("a request of more than {REQUEST_BYTES_MAX} bytes");
-            return Answer::refused(why).write(stream);
+        if has_event {
+            subscription.take().into_iter().try_for_each(|event| send(json!({"event": event})))?;
         }
-        let answer = match serde_json::from_slice::<Request>(&line) {
-            Ok(request) => match control.ask(request.into()) {
-                Some(answer) => Answer::from(answer),
-                None => Answer::refused("the daemon is about to end"),
-            },
-            Err(error) => Answer::refused(format!(
-                "{error}; send {{\"command\":\"status\"}}, for example; docs/operations.md has all"
-            )),
-        };
-        answer.write(stream)?;
-        stream.flush()?;
     }
 }

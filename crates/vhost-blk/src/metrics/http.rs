@@ -28,12 +28,8 @@ enum Asked {
     Other(&'static str),
 }
 
-/// Reads a request from `client` and answers it. `page` makes the page; its error is the reason why
-/// there is none.
-pub(super) fn answer(
-    client: &Socket,
-    page: impl FnOnce() -> Result<String, String>,
-) -> io::Result<()> {
+/// Reads a request from `client` and answers it. `page` makes the page.
+pub(super) fn answer(client: &Socket, page: impl FnOnce() -> String) -> io::Result<()> {
     let asked = read(client, Instant::now() + PATIENCE)?;
     let text = compose(asked, page);
     let deadline = Instant::now() + PATIENCE;
@@ -43,13 +39,10 @@ pub(super) fn answer(
     Ok(())
 }
 
-fn compose(asked: Asked, page: impl FnOnce() -> Result<String, String>) -> String {
+fn compose(asked: Asked, page: impl FnOnce() -> String) -> String {
     let (status, media_type, body) = match asked {
         Asked::Other(status) => (status, "text/plain", format!("{status}; GET /metrics\n")),
-        Asked::Page | Asked::Head => match page() {
-            Ok(page) => ("200 OK", MEDIA_TYPE, page),
-            Err(why) => ("503 Service Unavailable", "text/plain", format!("{why}\n")),
-        },
+        Asked::Page | Asked::Head => ("200 OK", MEDIA_TYPE, page()),
     };
     let allow = if status == NOT_ALLOWED { "Allow: GET, HEAD\r\n" } else { "" };
     let mut text = format!(

@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--metrics`: counters of the disk over HTTP, for Prometheus and other collectors.
+//! `--metrics`: counters of the disks over HTTP, for Prometheus and other collectors.
 //!
-//! The device gathers the counters for each scrape; nothing runs between two scrapes. One thread
+//! The disks gather the counters for each scrape; nothing runs between two scrapes. A disk whose
+//! storage hangs does not answer: it is marked after a bounded wait, and the others are on the page. One thread
 //! serves the clients in turn. Each client has a bounded time to ask and to read the answer: a
 //! silent one delays the next by that time, and holds its descriptor no longer.
 
 mod http;
 mod page;
 
+use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::socket_file::{self, SocketFile};
 use crate::values::MetricsAddress;
 use socket2::Socket;
 use std::net::TcpListener;
-use vhost_user::{ACCEPT_RETRY, Answer, Command, Control};
+use std::sync::Arc;
+use std::time::Duration;
+use vhost_user::ACCEPT_RETRY;
 
 /// Permission bits of a metrics socket.
 const SOCKET_MODE: u32 = 0o600;
+
+/// Maximum wait for the disks at a scrape.
+const DISKS_ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A listening metrics socket.
 #[derive(Debug)]
@@ -59,21 +66,17 @@ impl Listener {
     ///
     /// # Errors
     /// [`Failure`] if no thread can be started.
-    pub fn start(self, control: Control) -> Result<(), Failure> {
+    pub fn start(self, disks: Arc<Disks>) -> Result<(), Failure> {
         tracing::info!(address = %self.address, "metrics");
-        let body = move || self.serve(&control);
+        let body = move || self.serve(&disks);
         let spawned = std::thread::Builder::new().name("metrics".into()).spawn(body);
         spawned.map(drop).map_err(|error| {
             Failure::run("serve metrics", error, "raise the limit on threads (ulimit -u)")
         })
     }
 
-    fn serve(&self, control: &Control) {
-        let scrape = || match control.ask(Command::Status) {
-            Some(Answer::Status(status)) => Ok(page::of(&status)),
-            Some(Answer::Refused(why)) => Err(why),
-            _ => Err("the daemon is about to end".to_owned()),
-        };
+    fn serve(&self, disks: &Disks) {
+        let scrape = || page::of(&disks.statuses(DISKS_ANSWER_MAX));
         loop {
             match self.socket.accept() {
                 Ok((client, _)) => {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The metrics of a disk as OpenMetrics text.
+//! The metrics of all disks as OpenMetrics text.
 
-use data_plane::{HealthReport, Histogram, Latencies, Operation, QueueReport, QueueStats};
+use crate::disks::Row;
+use data_plane::{Histogram, Latencies, Operation, QueueReport, QueueStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -9,13 +10,15 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::num::NonZeroU64;
 use vhost_user::{QueueStatus, Status};
 
-/// The label of a queue.
-type Labels = [(&'static str, String); 1];
+/// The label of a disk.
+type DiskLabels = [(&'static str, String); 1];
+
+/// The labels of a queue.
+type Labels = [(&'static str, String); 2];
 
 /// A counter of a queue: name, unit, meaning, value.
 type QueueCounter = (&'static str, Option<Unit>, &'static str, fn(&QueueStats) -> u64);
@@ -45,83 +48,124 @@ const QUEUE_GAUGES: [QueueGauge; 3] = [
     ("queue_kept_requests", "Requests that wait for the end of a halt", |report| report.kept),
 ];
 
-/// The page for this status.
-pub(super) fn of(status: &Status) -> String {
+/// A gauge of a disk: name, unit, meaning, value.
+type DiskGauge = (&'static str, Option<Unit>, &'static str, fn(&Status) -> u64);
+
+const DISK_GAUGES: [DiskGauge; 8] = [
+    ("capacity", Some(Unit::Bytes), "Size of the disk", |status| status.capacity_bytes),
+    ("front_end_connected", None, "A front-end is connected", |status| status.connected.into()),
+    ("paused", None, "No request is taken until the resume", |status| status.paused.into()),
+    ("halted", None, "An error of the storage has halted the disk", |status| {
+        status.health.halt.is_some().into()
+    }),
+    ("stalled_queues", None, "Queues with a request beyond --io-timeout", |status| {
+        status.health.stalled.len() as u64
+    }),
+    ("limit_iops", None, "Most requests a second; 0: no limit", |status| rate(status.limits.iops)),
+    ("limit_bandwidth", None, "Most bytes a second; 0: no limit", |status| {
+        rate(status.limits.bytes)
+    }),
+    ("writeback", None, "The write-back cache is on", |status| status.writeback.into()),
+];
+
+/// A counter of a disk: name, meaning, value.
+type DiskCounter = (&'static str, &'static str, fn(&Status) -> u64);
+
+const DISK_COUNTERS: [DiskCounter; 3] = [
+    ("front_ends", "Front-ends since the start of the disk", |status| status.front_ends),
+    ("halts", "Halts by errors of the storage", |status| status.health.halts),
+    ("stalls", "Requests beyond --io-timeout", |status| status.health.stalls),
+];
+
+fn rate(limit: Option<NonZeroU64>) -> u64 {
+    limit.map_or(0, NonZeroU64::get)
+}
+
+/// The page for these disks. One that has not answered is marked, and has no other metric.
+pub(super) fn of(rows: &[Row]) -> String {
     let mut registry = Registry::with_prefix("vhost_blk");
-    let about = [
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("disk", status.disk.clone()),
-        ("data_plane", status.plane.to_string()),
-    ];
-    registry.register("disk", "The disk and its data plane", Info::new(about.to_vec()));
-    let capacity = gauge(status.capacity_bytes);
-    registry.register_with_unit("capacity", "Size of the disk", Unit::Bytes, capacity);
-    let connected = gauge(status.connected.into());
-    registry.register("front_end_connected", "A front-end is connected", connected);
-    registry.register(
-        "paused",
-        "No request is taken until the resume",
-        gauge(status.paused.into()),
-    );
-    add_health(&mut registry, &status.health);
-    let rate = |limit: Option<NonZeroU64>| gauge(limit.map_or(0, NonZeroU64::get));
-    let help = "Most requests a second; 0: no limit";
-    registry.register("limit_iops", help, rate(status.limits.iops));
-    let help = "Most bytes a second; 0: no limit";
-    registry.register("limit_bandwidth", help, rate(status.limits.bytes));
-    let writeback = gauge(status.writeback.into());
-    registry.register("writeback", "The write-back cache is on", writeback);
-    let front_ends = counter(status.front_ends);
-    registry.register("front_ends", "Front-ends since the start of the daemon", front_ends);
-    add_queues(&mut registry, &status.queues);
-    let latencies = status.queues.iter().map(|queue| queue.total.latencies).collect();
-    registry.register_collector(Box::new(QueueLatencies(latencies)));
+    let up = Family::<DiskLabels, Gauge>::default();
+    for row in rows {
+        up.get_or_create(&disk_label(&row.name)).set(row.status.is_some().into());
+    }
+    registry.register("disk_up", "The disk has answered within two seconds", up);
+    let disks: Vec<(&str, &Status)> =
+        rows.iter().filter_map(|row| Some((&*row.name, row.status.as_deref()?))).collect();
+    add_disks(&mut registry, &disks);
+    add_queues(&mut registry, &disks);
+    let latencies = disks.iter().map(|(name, status)| {
+        ((*name).to_owned(), status.queues.iter().map(|queue| queue.total.latencies).collect())
+    });
+    registry.register_collector(Box::new(QueueLatencies(latencies.collect())));
     let mut text = String::new();
     encode(&mut text, &registry).expect("a string grows");
     text
 }
 
-fn gauge(value: u64) -> Gauge {
-    let gauge = Gauge::default();
-    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-    gauge
+fn disk_label(name: &str) -> DiskLabels {
+    [("disk", name.to_owned())]
 }
 
-fn counter(value: u64) -> Counter {
-    let counter = Counter::default();
-    counter.inc_by(value);
-    counter
-}
-
-fn add_health(registry: &mut Registry, health: &HealthReport) {
-    let halted = gauge(health.halt.is_some().into());
-    registry.register("halted", "An error of the storage has halted the disk", halted);
-    registry.register("halts", "Halts by errors of the storage", counter(health.halts));
-    let stalled = gauge(health.stalled.len() as u64);
-    registry.register("stalled_queues", "Queues with a request beyond --io-timeout", stalled);
-    registry.register("stalls", "Requests beyond --io-timeout", counter(health.stalls));
-}
-
-fn add_queues(registry: &mut Registry, queues: &[QueueStatus]) {
-    let label = |index: usize| -> Labels { [("queue", index.to_string())] };
-    let running = Family::<Labels, Gauge>::default();
-    for (index, queue) in queues.iter().enumerate() {
-        running.get_or_create(&label(index)).set(queue.plane.is_some().into());
+fn add_disks(registry: &mut Registry, disks: &[(&str, &Status)]) {
+    let about = Family::<[(&str, String); 4], Gauge>::default();
+    for (name, status) in disks {
+        let labels = [
+            ("disk", (*name).to_owned()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("image", status.disk.clone()),
+            ("data_plane", status.plane.to_string()),
+        ];
+        about.get_or_create(&labels).set(1);
     }
+    registry.register("disk_info", "The disk and its data plane", about);
+    for (name, unit, help, value) in DISK_GAUGES {
+        let family = Family::<DiskLabels, Gauge>::default();
+        for (disk, status) in disks {
+            let value = i64::try_from(value(status)).unwrap_or(i64::MAX);
+            family.get_or_create(&disk_label(disk)).set(value);
+        }
+        match unit {
+            Some(unit) => registry.register_with_unit(name, help, unit, family),
+            None => registry.register(name, help, family),
+        }
+    }
+    for (name, help, value) in DISK_COUNTERS {
+        let family = Family::<DiskLabels, Counter>::default();
+        for (disk, status) in disks {
+            family.get_or_create(&disk_label(disk)).inc_by(value(status));
+        }
+        registry.register(name, help, family);
+    }
+}
+
+/// Calls `each` for each queue with its labels.
+fn for_queues(disks: &[(&str, &Status)], mut each: impl FnMut(&Labels, &QueueStatus)) {
+    for (disk, status) in disks {
+        for (index, queue) in status.queues.iter().enumerate() {
+            each(&[("disk", (*disk).to_owned()), ("queue", index.to_string())], queue);
+        }
+    }
+}
+
+fn add_queues(registry: &mut Registry, disks: &[(&str, &Status)]) {
+    let running = Family::<Labels, Gauge>::default();
+    for_queues(disks, |labels, queue| {
+        running.get_or_create(labels).set(queue.plane.is_some().into());
+    });
     registry.register("queue_running", "A data plane has the queue", running);
     for (name, help, value) in QUEUE_GAUGES {
         let family = Family::<Labels, Gauge>::default();
-        for (index, queue) in queues.iter().enumerate() {
+        for_queues(disks, |labels, queue| {
             let count = queue.running.as_ref().map_or(0, value);
-            family.get_or_create(&label(index)).set(i64::try_from(count).unwrap_or(i64::MAX));
-        }
+            family.get_or_create(labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        });
         registry.register(name, help, family);
     }
     for (name, unit, help, value) in QUEUE_COUNTERS {
         let family = Family::<Labels, Counter>::default();
-        for (index, queue) in queues.iter().enumerate() {
-            family.get_or_create(&label(index)).inc_by(value(&queue.total));
-        }
+        for_queues(disks, |labels, queue| {
+            family.get_or_create(labels).inc_by(value(&queue.total));
+        });
         match unit {
             Some(unit) => registry.register_with_unit(name, help, unit, family),
             None => registry.register(name, help, family),
@@ -129,19 +173,25 @@ fn add_queues(registry: &mut Registry, queues: &[QueueStatus]) {
     }
 }
 
-/// The latencies of all queues, by operation.
+/// The latencies of the queues of each disk, by operation.
 #[derive(Debug)]
-struct QueueLatencies(Vec<Latencies>);
+struct QueueLatencies(Vec<(String, Vec<Latencies>)>);
 
 impl Collector for QueueLatencies {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let help = "Time from the taking of a request to its return, by operation";
         let (unit, kind) = (Unit::Seconds, MetricType::Histogram);
         let mut family = encoder.encode_descriptor("queue_latency", help, Some(&unit), kind)?;
-        for (index, latencies) in self.0.iter().enumerate() {
+        let queues = self.0.iter().flat_map(|(disk, queues)| {
+            queues.iter().enumerate().map(move |(index, latencies)| (disk, index, latencies))
+        });
+        for (disk, index, latencies) in queues {
             for operation in Operation::ALL {
-                let labels =
-                    [("queue", index.to_string()), ("operation", operation.name().to_owned())];
+                let labels = [
+                    ("disk", disk.clone()),
+                    ("queue", index.to_string()),
+                    ("operation", operation.name().to_owned()),
+                ];
                 let histogram = latencies.of(operation);
                 let bound =
                     |bucket| Histogram::bound(bucket).map_or(f64::INFINITY, |b| b.as_secs_f64());
@@ -159,7 +209,10 @@ impl Collector for QueueLatencies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use data_plane::{Limits, PlaneKind};
+    use crate::disks::Origin;
+    use crate::options::DiskArgs;
+    use clap::{Args, FromArgMatches};
+    use data_plane::{HealthReport, Limits, PlaneKind};
 
     fn page() -> String {
         let total = QueueStats { chains: 7, read_bytes: 4096, calls: 3, ..QueueStats::default() };
@@ -167,7 +220,7 @@ mod tests {
         let written = &mut total.latencies.0[Operation::Write as usize];
         (written.buckets[3], written.buckets[23], written.sum_us) = (6, 1, 2_500_000);
         let report = QueueReport { inflight: 5, faulted: true, ..QueueReport::default() };
-        of(&Status {
+        let status = Status {
             disk: "file \"a\\b\".img".into(),
             plane: PlaneKind::Uring,
             why: "--data-plane says so".into(),
@@ -190,39 +243,55 @@ mod tests {
                 QueueStatus { plane: None, size: 0, running: None, total: QueueStats::default() },
             ],
             kernel_counters: Vec::new(),
-        })
+        };
+        let row = |name: &str, status| Row {
+            name: name.to_owned(),
+            args: args(),
+            origin: Origin::Command,
+            stopping: false,
+            status,
+        };
+        of(&[row("a", Some(Box::new(status))), row("b", None)])
+    }
+
+    fn args() -> DiskArgs {
+        let command = DiskArgs::augment_args(clap::Command::new("disk"));
+        DiskArgs::from_arg_matches(&command.get_matches_from(["disk"])).unwrap()
     }
 
     #[test]
     fn the_page_has_the_totals_of_each_queue() {
         let page = page();
         for line in [
-            "vhost_blk_capacity_bytes 1048576",
-            "vhost_blk_front_end_connected 1",
-            "vhost_blk_paused 0",
-            "vhost_blk_halted 0",
-            "vhost_blk_halts_total 3",
-            "vhost_blk_stalled_queues 0",
-            "vhost_blk_stalls_total 0",
-            "vhost_blk_queue_kept_requests{queue=\"1\"} 0",
-            "vhost_blk_limit_iops 500",
-            "vhost_blk_limit_bandwidth 0",
-            "vhost_blk_writeback 0",
-            "vhost_blk_front_ends_total 2",
-            "vhost_blk_queue_running{queue=\"1\"} 0",
-            "vhost_blk_queue_inflight_requests{queue=\"0\"} 5",
-            "vhost_blk_queue_faulted{queue=\"0\"} 1",
-            "vhost_blk_queue_requests_total{queue=\"0\"} 7",
-            "vhost_blk_queue_read_bytes_total{queue=\"0\"} 4096",
-            "vhost_blk_queue_calls_total{queue=\"1\"} 0",
-            "vhost_blk_queue_latency_seconds_sum{queue=\"0\",operation=\"write\"} 2.5",
-            "vhost_blk_queue_latency_seconds_count{queue=\"0\",operation=\"write\"} 7",
-            "vhost_blk_queue_latency_seconds_bucket{le=\"0.000008\",queue=\"0\",operation=\"write\"} 6",
-            "vhost_blk_queue_latency_seconds_bucket{le=\"+Inf\",queue=\"0\",operation=\"write\"} 7",
+            "vhost_blk_disk_up{disk=\"a\"} 1",
+            "vhost_blk_disk_up{disk=\"b\"} 0",
+            "vhost_blk_capacity_bytes{disk=\"a\"} 1048576",
+            "vhost_blk_front_end_connected{disk=\"a\"} 1",
+            "vhost_blk_paused{disk=\"a\"} 0",
+            "vhost_blk_halted{disk=\"a\"} 0",
+            "vhost_blk_halts_total{disk=\"a\"} 3",
+            "vhost_blk_stalled_queues{disk=\"a\"} 0",
+            "vhost_blk_stalls_total{disk=\"a\"} 0",
+            "vhost_blk_queue_kept_requests{disk=\"a\",queue=\"1\"} 0",
+            "vhost_blk_limit_iops{disk=\"a\"} 500",
+            "vhost_blk_limit_bandwidth{disk=\"a\"} 0",
+            "vhost_blk_writeback{disk=\"a\"} 0",
+            "vhost_blk_front_ends_total{disk=\"a\"} 2",
+            "vhost_blk_queue_running{disk=\"a\",queue=\"1\"} 0",
+            "vhost_blk_queue_inflight_requests{disk=\"a\",queue=\"0\"} 5",
+            "vhost_blk_queue_faulted{disk=\"a\",queue=\"0\"} 1",
+            "vhost_blk_queue_requests_total{disk=\"a\",queue=\"0\"} 7",
+            "vhost_blk_queue_read_bytes_total{disk=\"a\",queue=\"0\"} 4096",
+            "vhost_blk_queue_calls_total{disk=\"a\",queue=\"1\"} 0",
+            "vhost_blk_queue_latency_seconds_sum{disk=\"a\",queue=\"0\",operation=\"write\"} 2.5",
+            "vhost_blk_queue_latency_seconds_count{disk=\"a\",queue=\"0\",operation=\"write\"} 7",
+            "vhost_blk_queue_latency_seconds_bucket{le=\"0.000008\",disk=\"a\",queue=\"0\",operation=\"write\"} 6",
+            "vhost_blk_queue_latency_seconds_bucket{le=\"+Inf\",disk=\"a\",queue=\"0\",operation=\"write\"} 7",
         ] {
             assert!(page.lines().any(|known| known == line), "{line} is not in:\n{page}");
         }
-        assert!(page.contains(r#"disk="file \"a\\b\".img""#), "{page}");
+        assert!(page.contains(r#"image="file \"a\\b\".img""#), "{page}");
+        assert_eq!(page.matches("disk=\"b\"").count(), 1, "{page}");
         assert!(page.ends_with("# EOF\n"));
     }
 
@@ -244,7 +313,16 @@ mod tests {
     #[test]
     fn the_documents_name_each_metric() {
         let (text, names) = (file("docs/operations.md"), names());
-        assert_eq!(names.len(), 12 + 1 + QUEUE_GAUGES.len() + QUEUE_COUNTERS.len() + 3);
+        assert_eq!(
+            names.len(),
+            DISK_GAUGES.len()
+                + DISK_COUNTERS.len()
+                + 2
+                + 1
+                + QUEUE_GAUGES.len()
+                + QUEUE_COUNTERS.len()
+                + 3
+        );
         for name in names {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
         }

@@ -203,3 +203,9 @@ impl Drop for Daemon {
         let _ = self.child.wait();
     }
 }
+
+/// Sends bytes and a descriptor with them.
+pub(crate) fn send_with_descriptor(stream: &UnixStream, bytes: &[u8], descriptor: i32) {
+    use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+    stream.send_with_fd(bytes, descriptor).unwrap();
+}

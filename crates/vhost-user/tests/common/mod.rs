@@ -19,11 +19,11 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use vhost_user::{Control, DeviceOptions, Next};
+use vhost_user::{Control, DeviceOptions, Next, Notice};
 
 /// Bound of every wait; a passing test never reaches it.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -49,6 +49,8 @@ pub struct Setup {
     pub patience: Duration,
     pub on_error: ErrorPolicy,
     pub io_timeout: Option<Duration>,
+    /// Receives notices of changes; err eventfds are then signalled by way of the device.
+    pub notices: Option<Sender<Notice>>,
 }
 
 impl Default for Setup {
@@ -65,6 +67,7 @@ impl Default for Setup {
             patience: LIMIT,
             on_error: ErrorPolicy::Report,
             io_timeout: None,
+            notices: None,
         }
     }
 }
@@ -208,6 +211,13 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_u
     };
     let mut device = vhost_user::Device::new(disk, planes, options);
     device.set_health(Arc::new(Health::new(setup.on_error, setup.io_timeout)));
+    if let Some(notices) = &setup.notices {
+        let notices = notices.clone();
+        let tell = move |notice| {
+            let _ = notices.send(notice); // the test may have ended
+        };
+        device.observe(tell).expect("a descriptor");
+    }
     device
 }
 

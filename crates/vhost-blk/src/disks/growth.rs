@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notices that the served block device has another size, and makes the disk take it up.
+//! Notices that a served block device has another size, and makes its disks take it up.
 //!
 //! The kernel announces a change of a block device's size to all listeners (a uevent with the action
 //! `change`). A listener costs nothing while nothing changes.
 
+use super::{Disks, Entry, Slot};
 use crate::failure::Failure;
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvfrom, socket_with};
@@ -12,19 +13,26 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use vhost_user::{Answer, Command, Control};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use vhost_user::{Answer, Command};
 
 /// Group of the kernel's own messages.
 const GROUP_KERNEL: u32 = 1;
+/// Maximum wait for the answers of the disks; a later refusal is not logged.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// Maximum size of a message; the kernel's own limit is smaller.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
-/// Watches the block device at `path` until the process ends; does nothing for another file.
+/// Watches the block devices of all disks until the process ends. Starts once.
 ///
 /// # Errors
 /// [`Failure`] if no thread can be started.
-pub fn watch(path: &Path, control: Control) -> Result<(), Failure> {
-    let Some(device) = device_number(path) else { return Ok(()) };
+pub(super) fn watch(disks: &Arc<Disks>) -> Result<(), Failure> {
+    if disks.watched.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
     let socket = match listen() {
         Ok(socket) => socket,
         Err(error) => {
@@ -36,22 +44,21 @@ pub fn watch(path: &Path, control: Control) -> Result<(), Failure> {
             return Ok(());
         }
     };
+    let of_thread = Arc::clone(disks);
     let spawned = std::thread::Builder::new().name("growth".into()).spawn(move || {
-        if let Err(error) = follow(&socket, device, &control) {
-            tracing::warn!(%error, "a new size of the device is not noticed any more");
+        if let Err(error) = follow(&socket, &of_thread) {
+            tracing::warn!(%error, "a new size of a device is not noticed any more");
         }
     });
     spawned.map(drop).map_err(|error| {
-        Failure::run(
-            "watch the size of the device",
-            error,
-            "raise the limit on threads (ulimit -u)",
-        )
+        disks.watched.store(false, Ordering::Relaxed);
+        let remedy = "raise the limit on threads (ulimit -u)";
+        Failure::run("watch the size of the device", error, remedy)
     })
 }
 
 /// Major and minor number of a block device.
-fn device_number(path: &Path) -> Option<(u32, u32)> {
+pub(super) fn device_number(path: &Path) -> Option<(u32, u32)> {
     let meta = fs::metadata(path).ok().filter(|meta| meta.file_type().is_block_device())?;
     Some((libc::major(meta.rdev()), libc::minor(meta.rdev())))
 }
@@ -64,22 +71,44 @@ fn listen() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn follow(socket: &OwnedFd, device: (u32, u32), control: &Control) -> io::Result<()> {
+fn follow(socket: &OwnedFd, disks: &Disks) -> io::Result<()> {
     use rustix::io::Errno;
     let mut message = vec![0; MESSAGE_BYTES_MAX];
     loop {
-        let is_change = match recvfrom(socket, &mut message, RecvFlags::empty()) {
-            Ok((bytes, _, from)) => is_of_kernel(from) && is_change_of(&message[..bytes], device),
+        match recvfrom(socket, &mut message, RecvFlags::empty()) {
+            Ok((bytes, _, from)) => {
+                let message = &message[..bytes];
+                if is_of_kernel(from) {
+                    disks.adopt_sizes(|device| is_change_of(message, device));
+                }
+            }
             // Messages were lost.
-            Err(Errno::NOBUFS) => true,
-            Err(Errno::INTR) => false,
+            Err(Errno::NOBUFS) => disks.adopt_sizes(|_| true),
+            Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Disks {
+    /// Makes the disks on the block devices that `changed` selects adopt their sizes.
+    fn adopt_sizes(&self, changed: impl Fn((u32, u32)) -> bool) {
+        let posted: Vec<_> = {
+            let state = self.lock();
+            let served = state.table.iter().filter_map(|(name, slot)| match slot {
+                Slot::Served(entry) if entry.device.is_some_and(&changed) => Some((name, entry)),
+                _ => None,
+            });
+            let post = |(name, entry): (&String, &Box<Entry>)| {
+                (name.clone(), entry.control.post(Command::Resize(None)))
+            };
+            served.map(post).collect()
         };
-        if is_change {
-            match control.ask(Command::Resize(None)) {
-                Some(Answer::Refused(why)) => tracing::warn!(why, "the device changed"),
-                Some(_) => {}
-                None => return Ok(()),
+        let deadline = Instant::now() + ANSWER_MAX;
+        for (disk, posted) in posted {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Some(Answer::Refused(why)) = posted.wait(Some(left)) {
+                tracing::warn!(disk, why, "the device changed");
             }
         }
     }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The peer of a control connection.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// A connected client.
+pub(super) struct Client<'a> {
+    stream: &'a UnixStream,
+    pid: i32,
+    uid: u32,
+}
+
+impl<'a> Client<'a> {
+    /// Interval of the look at the connection during a long command.
+    pub(super) const LOOK: Duration = Duration::from_secs(1);
+
+    /// The client at the other end of `stream`.
+    pub(super) fn of(stream: &'a UnixStream) -> std::io::Result<Self> {
+        let peer = socket_peercred(stream)?;
+        let pid = peer.pid.as_raw_nonzero().get();
+        Ok(Client { stream, pid, uid: peer.uid.as_raw() })
+    }
+
+    /// Logs a command that changes something.
+    pub(super) fn log(&self, method: &str, disk: &str) {
+        let (pid, uid) = (self.pid, self.uid);
+        tracing::info!(method, disk, pid, uid, "command");
+    }
+
+    /// Returns whether the client still waits.
+    pub(super) fn is_connected(&self) -> bool {
+        let mut fds = [PollFd::new(self.stream, PollFlags::RDHUP)];
+        !poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The methods of the interface.
+
+use super::client::Client;
+use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
+use super::values::{status_value, summary_value, totals_value};
+use crate::config;
+use crate::disks::{Disks, Mode, NewDisk, Origin};
+use crate::failure::Failure;
+use crate::log;
+use crate::values::{Cache, LogLevel, disk_name};
+use clap::ValueEnum;
+use data_plane::{Limits, PlaneKind};
+use serde_json::{Map, Value, json};
+use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+use vhost_user::{Answer, Command, Status};
+
+/// Maximum wait of `List` for the disks.
+const LIST_MAX: Duration = Duration::from_secs(2);
+
+/// The result of a call.
+pub(super) enum Done {
+    /// One reply with these parameters.
+    Reply(Value),
+    /// An empty reply, and the daemon ends.
+    Stop,
+    /// A stream of events follows.
+    Events,
+}
+
+/// Carries out a call.
+pub(super) fn carry_out(
+    disks: &Arc<Disks>,
+    client: &Client<'_>,
+    mut call: Call,
+    descriptors: Vec<OwnedFd>,
+) -> Result<Done, CallError> {
+    let method = call.method.clone();
+    let (interface, name) = method.rsplit_once('.').unwrap_or(("", &method));
+    match interface {
+        INTERFACE => {}
+        SERVICE => return service(name, call).map(Done::Reply),
+        other => return Err(CallError::InterfaceNotFound(other.to_owned())),
+    }
+    let done = match name {
+        "Add" => add(disks, client, &mut call, descriptors)?,
+        "List" => {
+            call.no_more()?;
+            let rows = disks.statuses(LIST_MAX);
+            json!({"disks": rows.iter().map(summary_value).collect::<Vec<_>>()})
+        }
+        "Reload" => reload(disks, client, &call)?,
+        "SetLogLevel" => set_log_level(client, &mut call)?,
+        "Stop" => {
+            call.no_more()?;
+            client.log("Stop", "");
+            return Ok(Done::Stop);
+        }
+        "Events" => {
+            call.no_more()?;
+            return if call.more { Ok(Done::Events) } else { Err(CallError::ExpectedMore) };
+        }
+        _ => of_disk(disks, client, name, &mut call)?,
+    };
+    Ok(Done::Reply(done))
+}
+
+/// The methods of `org.varlink.service`.
+fn service(name: &str, mut call: Call) -> Result<Value, CallError> {
+    let done = match name {
+        "GetInfo" => json!({
+            "vendor": "vhost-blk",
+            "product": "vhost-blk",
+            "version": env!("CARGO_PKG_VERSION"),
+            "url": "",
+            "interfaces": [SERVICE, INTERFACE],
+        }),
+        "GetInterfaceDescription" => match &*call.required("interface", text)? {
+            INTERFACE => json!({"description": protocol::DESCRIPTION}),
+            SERVICE => json!({"description": protocol::SERVICE_DESCRIPTION}),
+            other => return Err(CallError::InterfaceNotFound(other.to_owned())),
+        },
+        _ => return Err(CallError::MethodNotFound(name.to_owned())),
+    };
+    call.no_more()?;
+    Ok(done)
+}
+
+/// The methods of one disk.
+fn of_disk(
+    disks: &Disks,
+    client: &Client<'_>,
+    method: &str,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    let (what, command) = match method {
+        "Remove" => ("remove", None),
+        "Status" => ("get the status of", Some(Command::Status)),
+        "Stats" => ("get the counters of", Some(Command::Status)),
+        "Resize" => {
+            let bytes = call.optional("bytes", Value::as_u64)?;
+            ("resize", Some(Command::Resize(bytes)))
+        }
+        "Limit" => ("limit", Some(Command::Limit(limits(call)?))),
+        "Pause" => ("pause", Some(Command::Pause)),
+        "Resume" => ("resume", Some(Command::Resume)),
+        "Switch" => {
+            let plane = |value: &Value| match value.as_str()? {
+                "kernel" => Some(PlaneKind::Kernel),
+                "uring" => Some(PlaneKind::Uring),
+                _ => None,
+            };
+            ("switch the data plane of", Some(Command::Switch(call.required("plane", plane)?)))
+        }
+        "SetCache" => {
+            let mode = call.required("mode", word::<Cache>)?;
+            let on = mode == Cache::Writeback;
+            ("set the cache mode of", Some(Command::SetCache(on)))
+        }
+        _ => return Err(CallError::MethodNotFound(method.to_owned())),
+    };
+    call.no_more()?;
+    let name = disks.resolve(wanted.as_deref())?;
+    if command != Some(Command::Status) {
+        client.log(method, &name);
+    }
+    let Some(command) = command else {
+        only_many(disks, "remove a disk")?;
+        disks.remove(&name, || client.is_connected())?;
+        return Ok(json!({}));
+    };
+    let what = format!("{what} the disk {name}");
+    match ask(disks, client, &name, command, &what)? {
+        Answer::Status(status) => Ok(told(method, &name, &status)),
+        Answer::Switched(queues) => Ok(json!({"moved_queues": queues})),
+        Answer::Resized(bytes) => Ok(json!({"capacity_bytes": bytes})),
+        Answer::Changed(changed) => Ok(json!({"changed": changed})),
+        Answer::Refused(why) => Err(Failure::told(what, why).into()),
+    }
+}
+
+fn told(method: &str, name: &str, status: &Status) -> Value {
+    match method {
+        "Stats" => json!({"name": name, "queues": totals_value(status)}),
+        _ => json!({"status": status_value(name, status)}),
+    }
+}
+
+/// Waits for the answer of a disk as long as the client is connected.
+fn ask(
+    disks: &Disks,
+    client: &Client<'_>,
+    name: &str,
+    command: Command,
+    what: &str,
+) -> Result<Answer, Failure> {
+    let posted = disks.post(name, command)?;
+    loop {
+        if let Some(answer) = posted.wait(Some(Client::LOOK)) {
+            return Ok(answer);
+        }
+        if posted.is_lost() {
+            return Err(Failure::run(what, "it has gone meanwhile", "see vhost-blk ctl list"));
+        }
+        if !client.is_connected() {
+            let remedy = "check the storage of the disk";
+            return Err(Failure::run(what, "the client has not waited for it", remedy));
+        }
+    }
+}
+
+fn add(
+    disks: &Arc<Disks>,
+    client: &Client<'_>,
+    call: &mut Call,
+    mut descriptors: Vec<OwnedFd>,
+) -> Result<Value, CallError> {
+    let name = call.required("name", |value| disk_name(value.as_str()?).ok())?;
+    let table = call.required("options", options)?;
+    let index = call.optional("image", Value::as_u64)?;
+    call.no_more()?;
+    let image = match index.map(|index| index as usize) {
+        None => None,
+        Some(index) if index < descriptors.len() => Some(descriptors.swap_remove(index)),
+        Some(_) => return Err(CallError::InvalidParameter("image".into())),
+    };
+    only_many(disks, "add a disk")?;
+    client.log("Add", &name);
+    let args = config::disk_of_table(&format!("the options of the disk {name}"), &table)?;
+    disks.add(NewDisk { name, args, origin: Origin::Command, image })?;
+    Ok(json!({}))
+}
+
+/// The options of a new disk as the table of a configuration file.
+fn options(value: &Value) -> Option<toml::Table> {
+    let given: Map<String, Value> = value.as_object()?.clone();
+    let options = given.into_iter().filter(|(_, value)| !value.is_null());
+    let entry = |(name, value): (String, Value)| {
+        toml::Value::try_from(value).ok().map(|value| (name.replace('_', "-"), value))
+    };
+    options.map(entry).collect()
+}
+
+fn limits(call: &mut Call) -> Result<Limits, CallError> {
+    let count = |value: &Value| NonZeroU64::new(value.as_u64()?);
+    let iops = call.optional("iops", count)?;
+    let bytes = call.optional("bandwidth", count)?;
+    let burst = call.optional("burst_ms", |value| {
+        let burst = Duration::from_millis(value.as_u64()?);
+        (Limits::BURST_MIN..=Limits::BURST_MAX).contains(&burst).then_some(burst)
+    })?;
+    Ok(Limits { iops, bytes, burst: burst.unwrap_or(Limits::BURST_DEFAULT) })
+}
+
+fn reload(disks: &Arc<Disks>, client: &Client<'_>, call: &Call) -> Result<Value, CallError> {
+    call.no_more()?;
+    client.log("Reload", "");
+    let reports = disks.reload()?;
+    let change = |report: &crate::disks::reload::Report| {
+        json!({
+            "disk": report.disk,
+            "outcome": report.outcome.name(),
+            "reason": report.reason,
+        })
+    };
+    Ok(json!({"changes": reports.iter().map(change).collect::<Vec<_>>()}))
+}
+
+fn set_log_level(client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {
+    let level = call.required("level", word::<LogLevel>)?;
+    call.no_more()?;
+    client.log("SetLogLevel", "");
+    log::set_level(level);
+    Ok(json!({}))
+}
+
+/// A parameter with the words of an option.
+fn word<T: ValueEnum>(value: &Value) -> Option<T> {
+    T::from_str(value.as_str()?, false).ok()
+}
+
+fn only_many(disks: &Disks, what: &str) -> Result<(), Failure> {
+    match disks.mode {
+        Mode::Many(_) => Ok(()),
+        Mode::One => Err(Failure::run(
+            what,
+            "`vhost-blk serve` has one disk from its start to its end",
+            "use vhost-blk daemon",
+        )),
+    }
+}

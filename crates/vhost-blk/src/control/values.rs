@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The types of the interface as JSON.
+
+use crate::disks::{Origin, Row};
+use crate::events::limits_value;
+use data_plane::{Histogram, Latencies, Operation, QueueReport};
+use serde_json::{Map, Value, json};
+use std::time::SystemTime;
+use vhost_user::{ImageLockState, QueueStatus, Status};
+
+/// The state of a disk (`Status`).
+pub(super) fn status_value(name: &str, status: &Status) -> Value {
+    let queues = status.queues.iter().enumerate().map(|(index, queue)| queue_value(index, queue));
+    let mut value = json!({
+        "name": name,
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "disk": status.disk,
+        "data_plane": status.plane.to_string(),
+        "why": status.why,
+        "capacity_bytes": status.capacity_bytes,
+        "front_end_connected": status.connected,
+        "front_ends": status.front_ends,
+        "paused": status.paused,
+        "halted": status.health.halt.as_ref().map(|halt| {
+            json!({ "reason": halt.reason, "since_unix_s": unix_seconds(halt.since) })
+        }),
+        "halts": status.health.halts,
+        "stalled_queues": status.health.stalled.keys().collect::<Vec<_>>(),
+        "stalls": status.health.stalls,
+        "limits": limits_value(&status.limits),
+        "image_lock": match status.image_lock {
+            ImageLockState::Off => "off",
+            ImageLockState::Held => "held",
+            ImageLockState::Released => "released",
+        },
+        "features": format!("{:#x}", status.features),
+        "writeback": status.writeback,
+        "queues": queues.collect::<Vec<_>>(),
+    });
+    if !status.kernel_counters.is_empty() {
+        let lines = status.kernel_counters.iter();
+        let lines: Map<_, _> = lines.map(|(name, text)| (name.clone(), json!(text))).collect();
+        value["kernel"] = Value::Object(lines);
+    }
+    value
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn queue_value(index: usize, queue: &QueueStatus) -> Value {
+    let mut value = json!({
+        "index": index,
+        "runs_on": queue.plane.map(|plane| plane.to_string()),
+        "size": queue.size,
+    });
+    for (name, count) in queue.running.iter().flat_map(QueueReport::counters) {
+        value[name] = count.into();
+    }
+    value["latency"] = latencies_value(&queue.total.latencies);
+    value
+}
+
+/// The counters of all queues since the start of the disk (`QueueTotals`).
+pub(super) fn totals_value(status: &Status) -> Value {
+    let totals = status.queues.iter().enumerate().map(|(index, queue)| {
+        let mut value = json!({"index": index});
+        for (name, count) in queue.total.counters() {
+            value[name] = count.into();
+        }
+        value["latency"] = latencies_value(&queue.total.latencies);
+        value
+    });
+    Value::Array(totals.collect())
+}
+
+/// A row of the list of disks (`Summary`).
+pub(super) fn summary_value(row: &Row) -> Value {
+    let status = row.status.as_deref();
+    let state = match status {
+        _ if row.stopping => "stopping",
+        None => "silent",
+        Some(status) if status.health.halt.is_some() => "halted",
+        Some(status) if status.paused => "paused",
+        Some(_) => "serving",
+    };
+    json!({
+        "name": row.name,
+        "origin": if row.origin == Origin::Folder { "folder" } else { "command" },
+        "socket": row.args.socket_path,
+        "disk": status.map(|status| &status.disk),
+        "state": state,
+        "capacity_bytes": status.map(|status| status.capacity_bytes),
+        "data_plane": status.map(|status| status.plane.to_string()),
+        "front_end_connected": status.map(|status| status.connected),
+    })
+}
+
+fn latencies_value(latencies: &Latencies) -> Value {
+    let each = Operation::ALL
+        .map(|operation| (operation.name().to_owned(), latency_value(latencies.of(operation))));
+    Value::Object(each.into_iter().collect())
+}
+
+/// Number and mean of requests, and the bounds below which half and 99 % of them are.
+fn latency_value(histogram: &Histogram) -> Value {
+    let count = histogram.count();
+    let mean = histogram.sum_us.checked_div(count);
+    let below = |percent: u64| {
+        let wanted = (count * percent).div_ceil(100);
+        let mut seen = 0;
+        let full = |requests: &u64| {
+            seen += requests;
+            seen >= wanted
+        };
+        let bound = histogram.buckets.iter().position(full).and_then(Histogram::bound)?;
+        (count > 0).then_some(bound.as_micros() as u64)
+    };
+    json!({"count": count, "mean_us": mean, "p50_below_us": below(50), "p99_below_us": below(99)})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_told_by_the_bounds_of_their_buckets() {
+        let mut histogram = Histogram::default();
+        let nothing = json!({
+            "count": 0, "mean_us": null, "p50_below_us": null, "p99_below_us": null
+        });
+        assert_eq!(latency_value(&histogram), nothing);
+        (histogram.buckets[4], histogram.buckets[10], histogram.sum_us) = (98, 2, 4000);
+        let told = json!({"count": 100, "mean_us": 40, "p50_below_us": 16, "p99_below_us": 1024});
+        assert_eq!(latency_value(&histogram), told);
+        histogram.buckets[23] = 100;
+        assert_eq!(latency_value(&histogram)["p99_below_us"], Value::Null);
+    }
+}

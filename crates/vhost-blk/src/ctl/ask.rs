@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The client's end of the control socket.
+
+use crate::control::codec::{Channel, CodecError, REPLY_BYTES_MAX};
+use crate::control::protocol::{INTERFACE, result};
+use crate::failure::Failure;
+use serde_json::{Value, json};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// A connection to a daemon.
+pub(super) struct Asker<'a> {
+    path: &'a Path,
+    channel: Channel,
+    patience: Option<Duration>,
+}
+
+impl<'a> Asker<'a> {
+    /// Connects to the daemon at `path`. Each reply has to arrive within `patience`.
+    pub(super) fn connect(path: &'a Path, patience: Option<Duration>) -> Result<Self, Failure> {
+        let stream = UnixStream::connect(path).map_err(|error| unreachable_at(path, &error))?;
+        Ok(Asker { path, channel: Channel::new(stream, REPLY_BYTES_MAX), patience })
+    }
+
+    /// Calls a method, passes a descriptor, and returns the parameters of the reply.
+    pub(super) fn ask(
+        &mut self,
+        what: &str,
+        method: &str,
+        parameters: &Value,
+        descriptor: Option<&OwnedFd>,
+    ) -> Result<Value, Failure> {
+        let call = json!({"method": format!("{INTERFACE}.{method}"), "parameters": parameters});
+        let descriptors: Vec<_> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
+        // Read even after a failed send: a busy daemon sends an error and closes the connection.
+        let sent = self.channel.send(&call, &descriptors, self.patience);
+        match self.receive(self.patience)? {
+            Some(reply) => result(reply, what),
+            None => {
+                sent.map_err(|error| self.failed(&error))?;
+                Err(unreachable_at(self.path, &"it ended without an answer"))
+            }
+        }
+    }
+
+    /// Calls `each` for each event until the daemon ends.
+    pub(super) fn events(
+        mut self,
+        mut each: impl FnMut(&Value) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let what = "receive events";
+        let call = json!({"method": format!("{INTERFACE}.Events"), "more": true});
+        self.channel.send(&call, &[], self.patience).map_err(|error| self.failed(&error))?;
+        let mut patience = self.patience;
+        while let Some(reply) = self.receive(patience)? {
+            // The first one only says that the subscription holds.
+            patience = None;
+            match result(reply, what)?.get("event") {
+                None | Some(Value::Null) => {}
+                Some(event) => each(event)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, patience: Option<Duration>) -> Result<Option<Value>, Failure> {
+        let received = self.channel.receive(patience);
+        received.map(|message| message.map(|it| it.value)).map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &CodecError) -> Failure {
+        match error {
+            CodecError::Socket(why) if why.kind() == io::ErrorKind::WouldBlock => Failure::run(
+                format!("ask the daemon at {}", self.path.display()),
+                format!("no answer in {} s", self.patience.unwrap_or_default().as_secs()),
+                "check the disk, whose requests the daemon waits for, or raise --timeout",
+            ),
+            other => unreachable_at(self.path, other),
+        }
+    }
+}
+
+fn unreachable_at(path: &Path, why: &dyn std::fmt::Display) -> Failure {
+    Failure::run(
+        format!("ask the daemon at {}", path.display()),
+        why,
+        "see that it runs with this --control-path, as this user",
+    )
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk ctl`: sends a command to the control socket of a running daemon.
+
+mod add;
+mod ask;
+mod text;
+
+use crate::failure::Failure;
+use crate::values::{self, Burst, Cache, LogLevel, Size};
+use add::AddArgs;
+use ask::Asker;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Arguments of `vhost-blk ctl`.
+#[derive(Args, Clone, Debug)]
+pub struct CtlArgs {
+    /// The daemon's --control-path
+    #[arg(long, value_name = "PATH")]
+    pub control_path: PathBuf,
+    /// Print the daemon's answer as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Seconds to wait for the answer, 0: no limit. The daemon may still carry out the command later
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub timeout: u32,
+    /// The command.
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+/// A data plane by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PlaneName {
+    /// The kernel module
+    Kernel,
+    /// The daemon's own io_uring threads
+    Uring,
+}
+
+/// The name of a disk.
+#[derive(Args, Clone, Debug)]
+pub struct Named {
+    /// The disk; may be left out if the daemon has one disk
+    #[arg(value_parser = values::disk_name)]
+    pub name: Option<String>,
+}
+
+/// Commands for a running daemon.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Action {
+    /// Serve another disk, with the options of serve
+    Add(Box<AddArgs>),
+    /// Print the changes of all disks as they happen, until this program is stopped
+    Events,
+    /// Limit the rate of a disk, in place of its present limits. Requests that exceed it wait in the
+    /// guest's queues
+    #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
+    Limit {
+        /// The disk.
+        #[command(flatten)]
+        disk: Named,
+        /// Requests per second at most, of any kind
+        #[arg(long, value_name = "N", value_parser = values::iops, group = "limits")]
+        iops: Option<NonZeroU64>,
+        /// Bytes per second that requests read, write or zero at most, with K, M, G or T
+        #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, group = "limits")]
+        bandwidth: Option<NonZeroU64>,
+        /// Unused time, in seconds, that requests may catch up on: 0.01 to 3600
+        #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = values::burst)]
+        burst_seconds: Burst,
+        /// No limit
+        #[arg(long, group = "limits", conflicts_with_all = ["iops", "bandwidth"])]
+        none: bool,
+    },
+    /// Show all disks
+    List,
+    /// Change the minimum severity of the daemon's log lines
+    LogLevel {
+        /// The severity
+        level: LogLevel,
+    },
+    /// Complete the requests in flight of a disk and take no other one. The guest's requests wait;
+    /// the image stays open and locked
+    Pause(Named),
+    /// Read the folder of configuration files again, as SIGHUP does. Adds, removes and changes the
+    /// disks whose files have changed, and prints the treatment of each
+    Reload,
+    /// Complete the requests in flight of a disk, close it, and remove its socket
+    Remove(Named),
+    /// Enlarge a disk while the guest runs. The guest sees the new size at once if the VMM passes it
+    /// on (QEMU does). A disk cannot shrink
+    Resize {
+        /// The disk, and the new size of its image in bytes or with K, M, G or T. Without a size the
+        /// disk adopts the present size of its image or block device. One word that may be a size is
+        /// one
+        #[arg(value_name = "NAME|SIZE", num_args = 0..=2)]
+        words: Vec<String>,
+    },
+    /// End a pause
+    Resume(Named),
+    /// Set the cache mode of a disk. writeback is refused while a front-end is connected
+    #[command(allow_missing_positional = true)]
+    SetCache {
+        /// The disk; may be left out if the daemon has one disk
+        #[arg(value_parser = values::disk_name)]
+        name: Option<String>,
+        /// The mode
+        #[arg(required = true)]
+        mode: Cache,
+    },
+    /// Show the counters of the queues of a disk, since it is served
+    Stats(Named),
+    /// Show the data plane of the queues of a disk, the reason for it, and their counters
+    Status(Named),
+    /// Stop the daemon, as SIGTERM does
+    Stop,
+    /// Move the queues of a disk to another data plane while the guest runs. No request is lost. If
+    /// the move fails, the queues stay on their data plane
+    #[command(allow_missing_positional = true)]
+    Switch {
+        /// The disk; may be left out if the daemon has one disk
+        #[arg(value_parser = values::disk_name)]
+        name: Option<String>,
+        /// The new data plane
+        #[arg(required = true)]
+        plane: PlaneName,
+    },
+}
+
+/// A call, and the form of its reply.
+struct Call {
+    what: &'static str,
+    method: &'static str,
+    parameters: Value,
+    /// The member of the reply that `--json` prints; all of it if empty.
+    member: &'static str,
+    text: fn(&Value) -> String,
+}
+
+impl Call {
+    fn new(what: &'static str, method: &'static str, parameters: Value) -> Call {
+        Call { what, method, parameters, member: "", text: text::done }
+    }
+}
+
+/// Runs `vhost-blk ctl`.
+///
+/// # Errors
+/// [`Failure`] if no daemon answers, or it refuses the command.
+pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
+    let patience = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
+    let connect = || Asker::connect(&args.control_path, patience);
+    match &args.action {
+        Action::Events => connect()?.events(|event| print_event(event, args.json)),
+        Action::Add(add) => {
+            let (parameters, image) = add.parameters()?;
+            let reply = connect()?.ask("add the disk", "Add", &parameters, image.as_ref())?;
+            print(&shown(&Call::new("", "", Value::Null), &reply, args.json))
+        }
+        other => {
+            let call = call(other)?;
+            let reply = connect()?.ask(call.what, call.method, &call.parameters, None)?;
+            print(&shown(&call, &reply, args.json))?;
+            match failed_changes(&reply) {
+                0 => Ok(()),
+                failed => Err(Failure::run(
+                    "use all of the configuration",
+                    format!("{failed} disks failed"),
+                    "see the list above",
+                )),
+            }
+        }
+    }
+}
+
+/// Number of disks that a reload could not treat.
+fn failed_changes(reply: &Value) -> usize {
+    let changes = reply["changes"].as_array().into_iter().flatten();
+    changes.filter(|change| change["outcome"] == "failed").count()
+}
+
+fn call(action: &Action) -> Result<Call, Failure> {
+    let of = |disk: &Named| json!({"name": disk.name});
+    Ok(match action {
+        Action::Limit { disk, iops, bandwidth, burst_seconds, none: _ } => {
+            let burst_ms = burst_seconds.0.as_millis() as u64;
+            let parameters = json!({
+                "name": disk.name, "iops": iops, "bandwidth": bandwidth, "burst_ms": burst_ms,
+            });
+            Call::new("limit the disk", "Limit", parameters)
+        }
+        Action::List => Call {
+            text: text::list,
+            member: "disks",
+            ..Call::new("list the disks", "List", json!({}))
+        },
+        Action::LogLevel { level } => {
+            Call::new("set the log level", "SetLogLevel", json!({"level": word(*level)}))
+        }
+        Action::Pause(disk) => Call::new("pause the disk", "Pause", of(disk)),
+        Action::Reload => Call {
+            text: text::changes,
+            member: "changes",
+            ..Call::new("read the configuration again", "Reload", json!({}))
+        },
+        Action::Remove(disk) => Call::new("remove the disk", "Remove", of(disk)),
+        Action::Resize { words } => Call::new("resize the disk", "Resize", resize(words)?),
+        Action::Resume(disk) => Call::new("resume the disk", "Resume", of(disk)),
+        Action::SetCache { name, mode } => {
+            let parameters = json!({"name": name, "mode": word(*mode)});
+            Call::new("set the cache mode", "SetCache", parameters)
+        }
+        Action::Stats(disk) => {
+            Call { text: text::stats, ..Call::new("get the counters", "Stats", of(disk)) }
+        }
+        Action::Status(disk) => Call {
+            text: |reply| text::status(&reply["status"]),
+            member: "status",
+            ..Call::new("get the status", "Status", of(disk))
+        },
+        Action::Stop => Call::new("stop the daemon", "Stop", json!({})),
+        Action::Switch { name, plane } => {
+            let parameters = json!({"name": name, "plane": word(*plane)});
+            Call::new("switch the data plane", "Switch", parameters)
+        }
+        Action::Add(_) | Action::Events => unreachable!("they are no simple calls"),
+    })
+}
+
+/// The word of a value on the command line.
+fn word<T: ValueEnum>(value: T) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Name and size among the words of `resize`.
+fn resize(words: &[String]) -> Result<Value, Failure> {
+    let usage = |why: String| {
+        let remedy = "give [NAME] [SIZE], such as 40G; see vhost-blk ctl resize --help";
+        Failure::usage("resize the disk", why, remedy)
+    };
+    let size = |text: &String| -> Result<u64, Failure> {
+        values::size(text).map(|Size(bytes)| bytes).map_err(|why| usage(format!("{text}: {why}")))
+    };
+    let name = |text: &String| -> Result<String, Failure> {
+        values::disk_name(text).map_err(|why| usage(format!("{text}: {why}")))
+    };
+    Ok(match words {
+        [] => json!({}),
+        [one] => match size(one) {
+            Ok(bytes) => json!({"bytes": bytes}),
+            // A word that begins as a number is a wrong size rather than a name.
+            Err(failure) if !one.starts_with(|c: char| c.is_ascii_alphabetic()) => {
+                return Err(failure);
+            }
+            Err(_) => json!({"name": name(one)?}),
+        },
+        [first, second, ..] => json!({"name": name(first)?, "bytes": size(second)?}),
+    })
+}
+
+fn shown(call: &Call, reply: &Value, as_json: bool) -> String {
+    if !as_json {
+        return (call.text)(reply);
+    }
+    let value = if call.member.is_empty() { reply } else { &reply[call.member] };
+    format!("{value}\n")
+}
+
+fn print_event(event: &Value, as_json: bool) -> Result<(), Failure> {
+    print(&if as_json { format!("{event}\n") } else { text::event(event) })
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout();
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .map_err(|error| Failure::run("write the output", error, "check where stdout goes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_resize_are_name_and_size_or_one_of_them() {
+        let of = |words: &[&str]| resize(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
+        assert_eq!(of(&[]).unwrap(), json!({}));
+        assert_eq!(of(&["4K"]).unwrap(), json!({"bytes": 4096}));
+        assert_eq!(of(&["db"]).unwrap(), json!({"name": "db"}));
+        assert_eq!(of(&["4K", "8K"]).unwrap(), json!({"name": "4K", "bytes": 8192}));
+        for wrong in [&["1X"][..], &["-1"], &[""], &["a", "b"], &["a/b"], &["a", ""]] {
+            assert!(of(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Replies of the daemon as text for people.
+
+use crate::values::Size;
+use serde_json::Value;
+use std::fmt::Write as _;
+
+/// The text of a string, or the JSON of another value; `-` for null.
+fn word(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// The reply to a command that has no table.
+pub(super) fn done(reply: &Value) -> String {
+    if let Some(queues) = reply["moved_queues"].as_u64() {
+        return format!("done; {queues} running queues were moved\n");
+    }
+    if let Some(bytes) = reply["capacity_bytes"].as_u64() {
+        return format!("done; the disk has {bytes} bytes ({})\n", Size(bytes));
+    }
+    match reply["changed"].as_bool() {
+        Some(false) => "nothing to do\n".to_owned(),
+        _ => "done\n".to_owned(),
+    }
+}
+
+/// The disks, one in each line.
+pub(super) fn list(reply: &Value) -> String {
+    let mut rows =
+        vec![["NAME", "STATE", "FRONT-END", "PLANE", "SIZE", "SOCKET"].map(String::from)];
+    for disk in reply["disks"].as_array().into_iter().flatten() {
+        let front_end = match disk["front_end_connected"].as_bool() {
+            Some(true) => "connected",
+            Some(false) => "none",
+            None => "-",
+        };
+        let size = disk["capacity_bytes"].as_u64();
+        rows.push([
+            word(&disk["name"]),
+            word(&disk["state"]),
+            front_end.to_owned(),
+            word(&disk["data_plane"]),
+            size.map_or("-".to_owned(), |size| Size(size).to_string()),
+            word(&disk["socket"]),
+        ]);
+    }
+    table(&rows)
+}
+
+/// The counters of the queues of a disk, one queue in each line.
+pub(super) fn stats(reply: &Value) -> String {
+    const COUNTERS: [&str; 9] = [
+        "index",
+        "chains",
+        "failed",
+        "refused",
+        "read_bytes",
+        "write_bytes",
+        "kicks",
+        "calls",
+        "throttled",
+    ];
+    let mut rows = vec![
+        [
+            "QUEUE",
+            "REQUESTS",
+            "FAILED",
+            "REFUSED",
+            "READ",
+            "WRITTEN",
+            "KICKS",
+            "CALLS",
+            "LIMITED",
+            "READ-P99-US",
+            "WRITE-P99-US",
+        ]
+        .map(String::from)
+        .to_vec(),
+    ];
+    for queue in reply["queues"].as_array().into_iter().flatten() {
+        let mut row: Vec<String> = COUNTERS.iter().map(|name| word(&queue[name])).collect();
+        for operation in ["read", "write"] {
+            row.push(word(&queue["latency"][operation]["p99_below_us"]));
+        }
+        rows.push(row);
+    }
+    table(&rows)
+}
+
+/// The treatment of each disk at a reload.
+pub(super) fn changes(reply: &Value) -> String {
+    let changes = reply["changes"].as_array();
+    let mut text = String::new();
+    for change in changes.into_iter().flatten() {
+        let _ = write!(text, "{}: {}", word(&change["disk"]), word(&change["outcome"]));
+        let reason = change["reason"].as_str().map(|reason| format!(": {reason}"));
+        text += &reason.unwrap_or_default();
+        text += "\n";
+    }
+    if text.is_empty() { "nothing to do\n".to_owned() } else { text }
+}
+
+/// An event in a line.
+pub(super) fn event(event: &Value) -> String {
+    let mut text =
+        format!("{} {} {}", word(&event["time_ms"]), word(&event["disk"]), word(&event["event"]));
+    for (name, value) in event.as_object().into_iter().flatten() {
+        if !["time_ms", "disk", "event"].contains(&&**name) {
+            let _ = write!(text, " {name}={}", word(value));
+        }
+    }
+    text + "\n"
+}
+
+/// Columns of equal width.
+fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
+    let columns = rows.first().map_or(0, |row| row.as_ref().len());
+    let width = |at: usize| rows.iter().map(|row| row.as_ref()[at].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.as_ref().iter().zip(&widths);
+        let line: String = cells.map(|(cell, width)| format!("{cell:<width$}  ")).collect();
+        text += line.trim_end();
+        text += "\n";
+    }
+    text
+}
+
+fn limits_text(limits: &Value) -> String {
+    let iops = limits["iops"].as_u64().map(|iops| format!("{iops} requests/s"));
+    let bytes = limits["bandwidth"].as_u64().map(|bytes| format!("{}B/s", Size(bytes)));
+    match iops.into_iter().chain(bytes).collect::<Vec<_>>() {
+        none if none.is_empty() => "none".to_owned(),
+        some => format!("{}, burst {} ms", some.join(", "), limits["burst_ms"]),
+    }
+}
+
+fn state_text(status: &Value) -> String {
+    match (status["halted"]["reason"].as_str(), status["paused"] == true) {
+        (Some(why), false) => format!("halted: {why}"),
+        (Some(why), true) => format!("paused and halted: {why}"),
+        (None, true) => "paused: no request is taken".to_owned(),
+        (None, false) => "serving".to_owned(),
+    }
+}
+
+/// The state of a disk.
+pub(super) fn status(status: &Value) -> String {
+    let word = |name: &str| word(&status[name]);
+    let either = |name: &str, yes, no| if status[name] == true { yes } else { no };
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        writeln!(text, "{name:<12}{value}").expect("a string grows");
+    };
+    line("name", word("name"));
+    line("disk", word("disk"));
+    line("size", format!("{} bytes", word("capacity_bytes")));
+    line("state", state_text(status));
+    if let Some(queues) = status["stalled_queues"].as_array().filter(|list| !list.is_empty()) {
+        let queues: Vec<_> = queues.iter().map(Value::to_string).collect();
+        line("stalled", format!("the storage does not answer, queues {}", queues.join(", ")));
+    }
+    line("limits", limits_text(&status["limits"]));
+    line("data plane", format!("{} ({})", word("data_plane"), word("why")));
+    line("front-end", either("front_end_connected", "connected", "none").into());
+    line("features", word("features"));
+    line("cache", either("writeback", "writeback", "writethrough").into());
+    for queue in status["queues"].as_array().into_iter().flatten() {
+        let counts = ["chains", "refused", "kicks", "calls"];
+        let counts =
+            counts.iter().filter_map(|name| Some(format!(", {} {name}", queue.get(name)?)));
+        let state = match queue["runs_on"].as_str() {
+            Some(plane) => format!("runs on {plane}, {} descriptors", queue["size"]),
+            None => "stopped".to_owned(),
+        };
+        line(&format!("queue {}", queue["index"]), state + &counts.collect::<String>());
+    }
+    for (name, told) in status["kernel"].as_object().into_iter().flatten() {
+        line("kernel", format!("{name}: {}", told.as_str().unwrap_or_default()));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_status_is_told_line_by_line() {
+        let told = json!({
+            "name": "a", "disk": "file a.img (direct)", "capacity_bytes": 4096, "paused": false,
+            "limits": {"iops": 1000, "bandwidth": 50 << 20, "burst_ms": 100},
+            "data_plane": "uring", "why": "--data-plane says so",
+            "front_end_connected": true, "features": "0x3", "writeback": false,
+            "queues": [
+                {"index": 0, "runs_on": "uring", "size": 256, "chains": 7, "refused": 0,
+                 "kicks": 3, "calls": 2},
+                {"index": 1, "runs_on": null, "size": 0},
+            ],
+            "kernel": {"backend": "file", "queue0": "running chains=3"},
+        });
+        let expected = "\
+name        a
+disk        file a.img (direct)
+size        4096 bytes
+state       serving
+limits      1000 requests/s, 50MB/s, burst 100 ms
+data plane  uring (--data-plane says so)
+front-end   connected
+features    0x3
+cache       writethrough
+queue 0     runs on uring, 256 descriptors, 7 chains, 0 refused, 3 kicks, 2 calls
+queue 1     stopped
+kernel      backend: file
+kernel      queue0: running chains=3
+";
+        assert_eq!(status(&told), expected);
+    }
+
+    #[test]
+    fn a_halt_and_a_stall_are_told() {
+        let mut told = json!({
+            "paused": true, "halted": {"reason": "a flush failed: no space"},
+            "stalled_queues": [1, 3],
+        });
+        let text = status(&told);
+        assert!(
+            text.contains("state       paused and halted: a flush failed: no space\n"),
+            "{text}"
+        );
+        assert!(text.contains("the storage does not answer, queues 1, 3\n"), "{text}");
+        told["paused"] = false.into();
+        assert!(status(&told).contains("state       halted: a flush"), "{text}");
+    }
+}

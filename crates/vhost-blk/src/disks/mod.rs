@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The disks of this process, by name. Each has a thread and a device of its own.
+//!
+//! One lock protects the table. Nobody holds it while a disk is opened, drained or asked, so that a
+//! disk whose storage hangs delays no other. States of a name in the table:
+//!
+//! | State | Begins | Ends |
+//! |---|---|---|
+//! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`] |
+//! | starting | [`Disks::add`]: the name is taken, the adding thread opens the disk | its success or failure |
+//! | served | the thread of the disk runs | its end, after a stop or the end of `--fd` |
+//! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread |
+
+mod front_ends;
+pub mod growth;
+mod opening;
+pub mod reload;
+
+pub use opening::Opened;
+
+use crate::engine;
+use crate::events::{Change, Events};
+use crate::failure::{Failure, Sort};
+use crate::options::{DiskArgs, ProcessArgs};
+use crate::socket::Source;
+use crate::socket_file::SocketFile;
+use crate::stop::Stop;
+use data_plane::UringPool;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use vhost_user::{Answer, Command, Control, Posted, Status};
+
+/// Maximum disks of a process.
+pub const DISKS_MAX: usize = 1024;
+
+/// Interval of the question whether to go on waiting.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The way in which disks come and go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `serve`: one disk from start to end.
+    One,
+    /// `daemon`: any number, and the folder of their configuration files.
+    Many(Option<PathBuf>),
+}
+
+/// The source of a disk's options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A command, or the command line of `serve`.
+    Command,
+    /// A file of the configuration folder.
+    Folder,
+}
+
+/// A disk to add.
+pub struct NewDisk {
+    /// Its name.
+    pub name: String,
+    /// Its options.
+    pub args: DiskArgs,
+    /// The source of the options.
+    pub origin: Origin,
+    /// The descriptor of its image, if a client passed one.
+    pub image: Option<OwnedFd>,
+}
+
+/// The disks of this process.
+pub struct Disks {
+    /// Options of the process.
+    pub process: ProcessArgs,
+    /// The way in which disks come and go.
+    pub mode: Mode,
+    /// Events of the disks.
+    pub events: Arc<Events>,
+    state: Mutex<State>,
+    /// A disk has gone, or the process stops.
+    changed: Condvar,
+    /// The sizes of block devices are watched.
+    watched: AtomicBool,
+    /// One reload at a time.
+    reloading: Mutex<()>,
+    /// The threads of all disks, after the first disk.
+    pool: Mutex<Option<UringPool>>,
+}
+
+#[derive(Default)]
+struct State {
+    stopping: bool,
+    table: BTreeMap<String, Slot>,
+}
+
+enum Slot {
+    Starting,
+    Served(Box<Entry>),
+}
+
+/// A served disk.
+struct Entry {
+    args: DiskArgs,
+    origin: Origin,
+    stop: Arc<Stop>,
+    control: Arc<Control>,
+    socket: Option<Arc<SocketFile>>,
+    device: Option<(u32, u32)>,
+}
+
+/// A name that is taken for a disk; free again after the drop.
+struct Reservation {
+    disks: Arc<Disks>,
+    name: String,
+}
+
+/// A row of [`Disks::statuses`].
+pub struct Row {
+    /// Name of the disk.
+    pub name: String,
+    /// Its options.
+    pub args: DiskArgs,
+    /// The source of its options.
+    pub origin: Origin,
+    /// A stop was requested.
+    pub stopping: bool,
+    /// Its status; `None` if it did not answer in time.
+    pub status: Option<Box<Status>>,
+}
+
+impl Disks {
+    /// No disk yet.
+    pub fn new(process: ProcessArgs, mode: Mode) -> Arc<Disks> {
+        Arc::new(Disks {
+            process,
+            mode,
+            events: Arc::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            watched: AtomicBool::new(false),
+            reloading: Mutex::default(),
+            pool: Mutex::default(),
+        })
+    }
+
+    /// Opens and serves a disk on the socket that its options name.
+    ///
+    /// # Errors
+    /// [`Failure`] if it cannot be served. Nothing of it remains.
+    pub fn add(self: &Arc<Self>, disk: NewDisk) -> Result<(), Failure> {
+        let source = Source::of_disk(&disk.args)?;
+        self.launch(self.prepare(disk, &source)?)
+    }
+
+    /// The threads that all disks share. They start with the first disk, which has so many queues.
+    fn pool(&self, queues: u16) -> Result<UringPool, Failure> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = &*pool {
+            return Ok(pool.clone());
+        }
+        let queues = if self.mode == Mode::One { queues } else { u16::MAX };
+        Ok(pool.insert(engine::start_pool(&self.process, queues)?).clone())
+    }
+
+    /// The disk of the log lines of a thread. A process with one disk does not name it.
+    fn span(&self, name: &str) -> tracing::Span {
+        match self.mode {
+            Mode::One => tracing::Span::none(),
+            Mode::Many(_) => tracing::error_span!(parent: None, "disk", name),
+        }
+    }
+
+    /// Takes a name that is free.
+    fn reserve(self: &Arc<Self>, name: &str) -> Result<Reservation, Failure> {
+        let mut state = self.lock();
+        let (why, remedy) = match state.table.get(name) {
+            _ if state.stopping => ("the daemon is about to end", "start it again"),
+            Some(Slot::Starting) => ("a disk of this name is being added", "choose another name"),
+            Some(Slot::Served(entry)) if entry.stop.asked() => (
+                "a disk of this name is being removed",
+                "wait until it is gone, or check its storage",
+            ),
+            Some(Slot::Served(_)) => {
+                ("there is a disk of this name", "choose another name, or remove that disk")
+            }
+            None if state.table.len() >= DISKS_MAX => {
+                ("there are as many disks as one process serves", "start another daemon")
+            }
+            None => {
+                state.table.insert(name.to_owned(), Slot::Starting);
+                return Ok(Reservation { disks: Arc::clone(self), name: name.to_owned() });
+            }
+        };
+        Err(Failure::run(format!("add the disk {name}"), why, remedy))
+    }
+
+    /// Stops a disk and waits until it is drained and closed, as long as `go_on` says so. The disk
+    /// goes later if its storage takes longer.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, or it has not gone.
+    pub fn remove(&self, name: &str, go_on: impl Fn() -> bool) -> Result<(), Failure> {
+        let mut state = self.lock();
+        let stop = Arc::clone(&state.entry(name)?.stop);
+        stop.request();
+        while state.entry(name).is_ok_and(|entry| Arc::ptr_eq(&entry.stop, &stop)) {
+            if !go_on() {
+                return Err(Failure::run(
+                    format!("remove the disk {name} now"),
+                    "its storage has not completed the requests in flight",
+                    "check the storage; the disk goes as soon as they are complete",
+                ));
+            }
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// Requests the stop of all disks, and lets no other begin.
+    pub fn stop(&self) {
+        let mut state = self.lock();
+        state.stopping = true;
+        for slot in state.table.values() {
+            if let Slot::Served(entry) = slot {
+                entry.stop.request();
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Returns whether [`Disks::stop`] was called.
+    pub fn is_stopping(&self) -> bool {
+        self.lock().stopping
+    }
+
+    /// Waits until all disks have gone; if they come and go, also until [`Disks::stop`].
+    pub fn wait(&self) {
+        let is_done =
+            |state: &State| state.table.is_empty() && (state.stopping || self.mode == Mode::One);
+        let mut state = self.lock();
+        while !is_done(&state) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Removes the socket files, for an exit without a drain.
+    pub fn remove_socket_files(&self) {
+        let of_slot = |slot: &Slot| match slot {
+            Slot::Served(entry) => entry.socket.clone(),
+            Slot::Starting => None,
+        };
+        let files: Vec<_> = self.lock().table.values().filter_map(of_slot).collect();
+        files.iter().for_each(|file| file.remove());
+    }
+
+    /// Removes a disk from the table, and its socket file before: [`Disks::remove_socket_files`]
+    /// finds each file that is still there.
+    fn leave(&self, name: &str) {
+        let file = self.lock().entry(name).ok().and_then(|entry| entry.socket.clone());
+        if let Some(file) = file {
+            file.remove();
+        }
+        // Dropped without the lock.
+        let gone = self.lock().table.remove(name);
+        drop(gone);
+        self.changed.notify_all();
+    }
+
+    /// The name of the wanted disk, or of the only one.
+    ///
+    /// # Errors
+    /// [`Failure`] if it does not exist, or none is wanted among several.
+    pub fn resolve(&self, wanted: Option<&str>) -> Result<String, Failure> {
+        let state = self.lock();
+        match (wanted, state.table.len()) {
+            (Some(name), _) => state.entry(name).map(|_| name.to_owned()),
+            (None, 1) => {
+                let name = state.table.keys().next().expect("there is one").clone();
+                state.entry(&name).map(|_| name)
+            }
+            (None, count) => Err(Failure {
+                sort: Sort::NoSuchDisk,
+                ..Failure::run(
+                    "choose the disk",
+                    format!("none is named, and there are {count}"),
+                    "name one; vhost-blk ctl list shows them",
+                )
+            }),
+        }
+    }
+
+    /// Sends a command to a disk.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk.
+    pub fn post(&self, name: &str, command: Command) -> Result<Posted, Failure> {
+        Ok(self.lock().entry(name)?.control.post(command))
+    }
+
+    /// The state of all disks that answer within `patience`. The others delay nothing but this.
+    pub fn statuses(&self, patience: Duration) -> Vec<Row> {
+        let posted: Vec<_> = {
+            let state = self.lock();
+            let served = state.table.iter().filter_map(|(name, slot)| match slot {
+                Slot::Served(entry) => Some((name, entry)),
+                Slot::Starting => None,
+            });
+            served
+                .map(|(name, entry)| (entry.row(name), entry.control.post(Command::Status)))
+                .collect()
+        };
+        let deadline = Instant::now() + patience;
+        let answered = posted.into_iter().map(|(row, posted)| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let status = match posted.wait(Some(left)) {
+                Some(Answer::Status(status)) => Some(status),
+                _ => None,
+            };
+            Row { status, ..row }
+        });
+        answered.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn row(&self, name: &str) -> Row {
+        Row {
+            name: name.to_owned(),
+            args: self.args.clone(),
+            origin: self.origin,
+            stopping: self.stop.asked(),
+            status: None,
+        }
+    }
+}
+
+impl State {
+    /// A served disk.
+    fn entry(&self, name: &str) -> Result<&Entry, Failure> {
+        let (why, remedy) = match self.table.get(name) {
+            Some(Slot::Served(entry)) => return Ok(entry),
+            Some(Slot::Starting) => ("it is being added", "try again later"),
+            None => ("there is none of this name", "see vhost-blk ctl list"),
+        };
+        let failure = Failure::run(format!("find the disk {name}"), why, remedy);
+        Err(Failure { sort: Sort::NoSuchDisk, ..failure })
+    }
+}
+
+impl Reservation {
+    /// Enters the disk in the table. It leaves it when the result is dropped.
+    fn enter(self, entry: Entry) -> Result<Served, Failure> {
+        let (disks, name) = (Arc::clone(&self.disks), self.name.clone());
+        let mut state = disks.lock();
+        if state.stopping {
+            drop(state);
+            let why = "the daemon is about to end";
+            return Err(Failure::run(format!("add the disk {name}"), why, "start it again"));
+        }
+        state.table.insert(name.clone(), Slot::Served(Box::new(entry)));
+        drop(state);
+        disks.events.tell(&name, &Change::Added);
+        Ok(Served { disks, name })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = self.disks.lock();
+        // Only this reservation can be the one of the name.
+        if matches!(state.table.get(&self.name), Some(Slot::Starting)) {
+            state.table.remove(&self.name);
+        }
+        drop(state);
+        self.disks.changed.notify_all();
+    }
+}
+
+/// The end of a disk's thread, which has dropped the device: the image is unlocked.
+struct Served {
+    disks: Arc<Disks>,
+    name: String,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.disks.events.tell(&self.name, &Change::Removed);
+        self.disks.leave(&self.name);
+    }
+}

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Disks come and go, and each verb does its work or says why not.
+
+use crate::common::{self, Daemon, program};
+use crate::rig::{Rig, run_line};
+use driver::Request;
+use serde_json::{Value, json};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+#[test]
+fn disks_are_added_served_and_removed_and_leave_nothing() {
+    let rig = Rig::new();
+    assert_eq!(rig.names(), [""; 0]);
+    rig.add("a", "--serial first");
+    rig.add("b", "");
+    assert_eq!(rig.names(), ["a", "b"]);
+    for name in ["a", "b"] {
+        rig.guest(name).write(1, &[name.as_bytes()[0]; 512]).unwrap();
+    }
+    assert_eq!(rig.guest("a").get_id().unwrap()[..5], *b"first");
+    for name in ["a", "b"] {
+        let image = std::fs::read(rig.path(&format!("{name}.img"))).unwrap();
+        assert_eq!(image[512..1024], [name.as_bytes()[0]; 512]);
+    }
+    let _connected = rig.guest("a");
+    assert_eq!(rig.ok("remove a"), "done\n");
+    assert_eq!(rig.names(), ["b"]);
+    assert!(!rig.path("a.sock").exists());
+    // The lock is free, and the name.
+    rig.ok("add a --blk-file a.img --socket-path a.sock --num-queues 1");
+    rig.guest("a").read(1, &mut [0; 512]).unwrap();
+}
+
+#[test]
+fn a_disk_that_does_not_start_says_why_and_hurts_no_other() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut guest = rig.guest("a");
+    for (words, code, reason) in [
+        ("add a --blk-file disk.img --socket-path x.sock", 1, "there is a disk of this name"),
+        ("add b --blk-file a.img --socket-path x.sock", 1, "in use by"),
+        ("add b --blk-file none.img --socket-path x.sock", 1, "none.img"),
+        ("add b --blk-file disk.img --socket-path a.sock", 1, "another process serves"),
+        ("add b --blk-file disk.img --socket-path ctl", 2, "same path"),
+        ("add b --blk-file disk.img", 2, "--socket-path"),
+        ("add b --socket-path x.sock", 2, "--blk-file"),
+        ("add b --blk-file disk.img --socket-path x.sock --queue-size 3", 2, "power of two"),
+        ("add b/c --blk-file disk.img --socket-path x.sock", 2, "letters, digits"),
+        ("add b --blk-file disk.img --socket-path x.sock --threads 2", 2, "--threads"),
+    ] {
+        let line = rig.refused(words, code);
+        assert!(line.contains(reason), "{words}: {line}");
+        assert!(!rig.path("x.sock").exists(), "{words}");
+    }
+    assert_eq!(rig.names(), ["a"]);
+    guest.write(0, &[1; 512]).unwrap();
+    // Nothing of the failed ones holds the image.
+    rig.ok("add b --blk-file disk.img --socket-path x.sock --num-queues 1");
+}
+
+#[test]
+fn verbs_for_a_disk_that_is_not_there_or_not_named_say_so() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    rig.add("b", "");
+    for verb in [
+        "remove",
+        "status",
+        "stats",
+        "resize",
+        "pause",
+        "resume",
+        "limit --iops 1",
+        "switch uring",
+        "set-cache writethrough",
+    ] {
+        let line = rig.refused(verb, 1);
+        assert!(line.contains("none is named, and there are 2"), "{verb}: {line}");
+    }
+    for verb in [
+        "remove c",
+        "status c",
+        "stats c",
+        "resize c",
+        "pause c",
+        "resume c",
+        "limit c --iops 1",
+        "switch c uring",
+        "set-cache c writeback",
+    ] {
+        let line = rig.refused(verb, 1);
+        assert!(line.contains("disk c: there is none of this name"), "{verb}: {line}");
+    }
+    assert_eq!(rig.names(), ["a", "b"]);
+}
+
+#[test]
+fn verbs_change_their_disk_only() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    rig.add("b", "");
+    rig.ok("resize a 2M");
+    rig.ok("limit a --iops 77");
+    rig.ok("set-cache a writethrough");
+    rig.ok("pause a");
+    let (a, b) = (rig.json("status a"), rig.json("status b"));
+    let of = |status: &Value| {
+        json!([
+            status["capacity_bytes"],
+            status["limits"]["iops"],
+            status["writeback"],
+            status["paused"]
+        ])
+    };
+    assert_eq!(of(&a), json!([2 << 20, 77, false, true]));
+    assert_eq!(of(&b), json!([1 << 20, null, true, false]));
+    assert!(rig.ok("list").contains("a     paused   none       uring  2M"), "{}", rig.ok("list"));
+    rig.ok("resume a");
+    assert!(rig.refused("resize a 1M", 1).contains("cut its end off"));
+    if !std::path::Path::new("/dev/vhost-blk").exists() {
+        assert!(rig.refused("switch a kernel", 1).contains("modprobe"));
+    }
+    assert_eq!(rig.ok("switch a uring"), "done; 0 running queues were moved\n");
+}
+
+#[test]
+fn write_through_reaches_a_running_guest_and_write_back_waits_for_its_end() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut guest = rig.guest("a");
+    assert_eq!(rig.ok("set-cache writethrough"), "done\n");
+    assert_eq!(rig.ok("set-cache writethrough"), "nothing to do\n");
+    assert_eq!(guest.config().unwrap().writeback, 0);
+    let line = rig.refused("set-cache a writeback", 1);
+    assert!(line.contains("sends no FLUSH"), "{line}");
+    guest.write(0, &[1; 512]).unwrap();
+    drop(guest);
+    rig.place
+        .wait_until("the guest has gone", || rig.json("status")["front_end_connected"] == false);
+    assert_eq!(rig.ok("set-cache writeback"), "done\n");
+}
+
+#[test]
+fn counters_of_a_disk_outlive_its_guests() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    for _ in 0..2 {
+        (0..3).for_each(|sector| rig.guest("a").write(sector, &[1; 512]).unwrap());
+    }
+    let stats = rig.json("stats a");
+    assert_eq!((&stats["name"], &stats["queues"][0]["chains"]), (&json!("a"), &json!(6)));
+    assert_eq!(stats["queues"][0]["write_bytes"], 6 * 512);
+    assert_eq!(stats["queues"][0]["latency"]["write"]["count"], 6);
+    assert!(rig.ok("stats").starts_with("QUEUE  REQUESTS  "));
+}
+
+#[test]
+fn a_loaded_disk_loses_nothing_while_others_come_and_go() {
+    let rig = Rig::new();
+    rig.add("busy", "");
+    let mut guest = rig.guest("busy");
+    let layout = guest.layout();
+    let done = std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            for round in 0..10 {
+                rig.add("other", "");
+                rig.guest("other").write(round, &[round as u8; 512]).unwrap();
+                rig.ok("remove other");
+            }
+        });
+        let mut done = 0_u64;
+        while !others.is_finished() {
+            for n in 0..16 {
+                let sector = (done + n) % 1024;
+                let data = [(done + n) as u8; 512];
+                guest.queue(0).submit(&Request::write(sector, &data), &layout).unwrap();
+            }
+            for _ in 0..16 {
+                assert_eq!(guest.queue(0).collect().unwrap().1.status, Some(0));
+            }
+            done += 16;
+        }
+        others.join().unwrap();
+        done
+    });
+    let image = std::fs::read(rig.path("busy.img")).unwrap();
+    for n in done.saturating_sub(1024)..done {
+        let at = (n % 1024) as usize * 512;
+        assert_eq!(image[at..at + 512], [n as u8; 512], "write {n} of {done}");
+    }
+}
+
+#[test]
+fn a_disk_whose_storage_hangs_delays_no_other_and_goes_when_it_answers() {
+    let metrics = tempfile::tempdir().unwrap();
+    let address = format!("unix:{}", metrics.path().join("m").display());
+    let rig = Rig::with(&["--metrics", &address]);
+    rig.add("slow", "--wrap delay:us=20000000");
+    rig.add("quick", "");
+    let mut slow = rig.guest("slow");
+    let layout = slow.layout();
+    slow.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    rig.place.wait_until("the request is taken", || {
+        rig.json("status slow")["queues"][0]["inflight"] == 1
+    });
+    // The pause drains: the disk answers nothing until its storage does.
+    let line = rig.refused("--timeout 1 pause slow", 1);
+    assert!(line.contains("no answer in 1 s"), "{line}");
+    let begun = Instant::now();
+    let list = rig.json("list");
+    assert_eq!((&list[0]["state"], &list[1]["state"]), (&json!("serving"), &json!("silent")));
+    let page = scrape(&metrics.path().join("m"));
+    assert!(page.contains("vhost_blk_disk_up{disk=\"quick\"} 1"), "{page}");
+    assert!(page.contains("vhost_blk_disk_up{disk=\"slow\"} 0"), "{page}");
+    assert!(page.contains("vhost_blk_capacity_bytes{disk=\"quick\"}"), "{page}");
+    rig.guest("quick").write(0, &[1; 512]).unwrap();
+    rig.ok("remove quick");
+    // The storage takes 20 s, and nothing here waited for it.
+    assert!(begun.elapsed() < Duration::from_secs(18), "{:?}", begun.elapsed());
+    let line = rig.refused("--timeout 1 remove slow", 1);
+    assert!(line.contains("no answer in 1 s"), "{line}");
+    rig.place.wait_until("the disk goes by itself", || rig.names().is_empty());
+    assert!(!rig.path("slow.sock").exists());
+}
+
+/// The page of metrics.
+fn scrape(socket: &std::path::Path) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    page
+}
+
+#[test]
+fn sixty_four_disks_in_one_process_answer_each_with_its_own_image() {
+    const DISKS: u64 = 64;
+    let mut rig = Rig::with(&["--threads", "1"]);
+    (0..DISKS).for_each(|n| rig.add(&format!("d{n}"), ""));
+    assert_eq!(rig.names().len() as u64, DISKS);
+    let mut guests: Vec<_> = (0..DISKS).map(|n| rig.guest(&format!("d{n}"))).collect();
+    for (n, guest) in (0..).zip(&mut guests) {
+        guest.write(n, &[n as u8 + 1; 512]).unwrap();
+    }
+    for n in 0..DISKS {
+        let image = std::fs::read(rig.path(&format!("d{n}.img"))).unwrap();
+        let written = (0..).zip(image.chunks(512)).filter(|(_, sector)| sector[0] != 0);
+        assert_eq!(written.map(|(n, _)| n).collect::<Vec<u64>>(), [n], "disk {n}");
+    }
+    let begun = Instant::now();
+    rig.daemon.signal(libc::SIGTERM);
+    assert_eq!(rig.daemon.wait().code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert!(!rig.place.files().iter().any(|name| name.ends_with(".sock")));
+    assert!(!rig.path("ctl").exists());
+}
+
+#[test]
+fn an_image_is_passed_by_descriptor() {
+    let rig = Rig::new();
+    let hidden = tempfile::tempdir().unwrap();
+    let image = hidden.path().join("hidden.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let words = format!(
+        "add a --pass-file --blk-file {} --socket-path a.sock --num-queues 1 --data-plane uring",
+        image.display()
+    );
+    rig.ok(&words);
+    // The daemon did not use the path: another file is there by now.
+    let moved = hidden.path().join("moved.img");
+    std::fs::rename(&image, &moved).unwrap();
+    rig.guest("a").write(0, &[7; 512]).unwrap();
+    assert_eq!(std::fs::read(&moved).unwrap()[..512], [7; 512]);
+    assert!(rig.json("status a")["disk"].as_str().unwrap().contains("hidden.img"));
+    let line = rig.refused("add b --pass-file --backend null --size 1M --socket-path b.sock", 2);
+    assert!(line.contains("--blk-file"), "{line}");
+    let line = rig.refused("add b --pass-file --blk-file none.img --socket-path b.sock", 1);
+    assert!(line.contains("none.img"), "{line}");
+}
+
+#[test]
+fn descriptors_that_no_command_takes_are_closed() {
+    let rig = Rig::new();
+    let descriptors =
+        || std::fs::read_dir(format!("/proc/{}/fd", rig.daemon.id())).unwrap().count();
+    rig.names();
+    rig.place.wait_until("its connection has gone", || descriptors() < 40);
+    let before = descriptors();
+    for _ in 0..20 {
+        let mut raw = rig.connect();
+        common::send_with_descriptor(
+            &raw.stream,
+            b"{\"method\":\"io.vhostblk.List\"}\0",
+            std::io::stdin().as_raw_fd(),
+        );
+        assert_eq!(raw.receive()["parameters"]["disks"], json!([]));
+    }
+    rig.place.wait_until("they are closed", || descriptors() <= before);
+}
+
+#[test]
+fn the_daemon_stops_by_command_and_by_signal_and_its_disks_with_it() {
+    for by_command in [true, false] {
+        let mut rig = Rig::new();
+        rig.add("a", "");
+        let _guest = rig.guest("a");
+        match by_command {
+            true => drop(rig.ok("stop")),
+            false => rig.daemon.signal(libc::SIGINT),
+        }
+        assert_eq!(rig.daemon.wait().code(), Some(0));
+        assert_eq!(rig.place.files(), ["a.img", "conf", "disk.img"]);
+    }
+}
+
+#[test]
+fn storage_that_hangs_does_not_keep_the_daemon_from_its_end() {
+    let mut rig = Rig::new();
+    rig.add("slow", "--wrap delay:us=60000000");
+    rig.add("quick", "");
+    let mut slow = rig.guest("slow");
+    let layout = slow.layout();
+    slow.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    rig.place.wait_until("the request is taken", || {
+        rig.json("status slow")["queues"][0]["inflight"] == 1
+    });
+    let begun = Instant::now();
+    rig.daemon.signal(libc::SIGTERM);
+    assert_eq!(rig.daemon.wait().code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(!rig.place.files().iter().any(|name| name.ends_with(".sock") || name == "ctl"));
+}
+
+#[test]
+fn the_control_socket_has_the_wanted_mode_and_group() {
+    let rig = Rig::with(&["--control-mode", "0620", "--control-group", "0"]);
+    let mode = std::fs::metadata(rig.path("ctl")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o620);
+    for (line, reason) in [
+        ("daemon", "--control-path"),
+        ("daemon --control-path c --control-group no-such-group", "--control-group no-such-group"),
+        ("daemon --control-path c --metrics unix:c", "same path"),
+        ("daemon --control-path c --blk-file disk.img", "--blk-file"),
+        ("serve --backend null --size 1M --socket-path s --control-mode 600", "there is none"),
+    ] {
+        let line = common::one_line(&run_line(line), 2);
+        assert!(line.contains(reason), "{line}");
+    }
+}
+
+#[test]
+fn serve_has_one_disk_under_its_name() {
+    let place = common::Place::new();
+    let mut command = place.serve();
+    command.args(["--name", "db", "--control-path"]).arg(place.path("ctl"));
+    let daemon = Daemon::start(&mut command, &place.path("ctl"));
+    let rig = Rig { daemon, place };
+    assert_eq!(rig.names(), ["db"]);
+    assert_eq!(rig.json("status db")["name"], "db");
+    for verb in ["remove", "add x --backend null --size 1M --socket-path x.sock"] {
+        assert!(rig.refused(verb, 1).contains("use vhost-blk daemon"), "{verb}");
+    }
+    assert!(rig.refused("reload", 1).contains("--config-dir"));
+    assert_eq!(rig.names(), ["db"]);
+}
+
+#[test]
+fn the_log_level_changes_and_commands_are_logged_with_their_user() {
+    let mut rig = Rig::with(&["--log-level", "info"]);
+    rig.add("a", "");
+    let line = rig.daemon.log_line("command");
+    let uid = std::fs::metadata(rig.path("ctl")).map(|meta| {
+        use std::os::unix::fs::MetadataExt;
+        meta.uid()
+    });
+    for words in ["method=\"Add\"", "disk=\"a\"", "pid=", &format!("uid={}", uid.unwrap())] {
+        assert!(line.contains(words), "{line}");
+    }
+    rig.ok("log-level debug");
+    drop(rig.guest("a"));
+    let line = rig.daemon.log_line("DEBUG");
+    assert!(line.contains("disk{name=\"a\"}"), "{line}");
+    rig.ok("log-level error");
+    rig.ok("pause a");
+    rig.ok("stop");
+    rig.daemon.wait();
+    let rest = rig.daemon.rest_of_stderr();
+    assert!(!rest.contains("paused"), "{rest}");
+    assert!(program().args(["ctl", "--control-path", "x", "log-level", "loud"]).status().is_ok());
+}

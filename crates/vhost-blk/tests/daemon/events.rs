@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Events of the disks.
+
+use crate::rig::{Raw, Rig};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const SUBSCRIBE: &str = r#"{"method":"io.vhostblk.Events","more":true}"#;
+
+fn subscribed(rig: &Rig) -> Raw {
+    let mut raw = rig.connect();
+    let first = raw.call(SUBSCRIBE);
+    assert_eq!(first, json!({"parameters": {}, "continues": true}));
+    raw
+}
+
+#[track_caller]
+fn next(raw: &mut Raw) -> Value {
+    let mut reply = raw.receive();
+    assert_eq!(reply["continues"], true);
+    let event = reply["parameters"]["event"].take();
+    assert!(event["time_ms"].as_u64().unwrap() > 1_600_000_000_000, "{event}");
+    event
+}
+
+#[test]
+fn each_change_of_a_disk_is_an_event_with_its_disk() {
+    let rig = Rig::new();
+    let (mut one, mut other) = (subscribed(&rig), subscribed(&rig));
+    rig.add("a", "");
+    rig.ok("pause a");
+    rig.ok("pause a");
+    rig.ok("resume a");
+    rig.ok("resize a 2M");
+    rig.ok("limit a --iops 5");
+    rig.ok("set-cache a writethrough");
+    let guest = rig.guest("a");
+    drop(guest);
+    rig.place
+        .wait_until("the guest has gone", || rig.json("status")["front_end_connected"] == false);
+    rig.ok("remove a");
+    for raw in [&mut one, &mut other] {
+        let mut told = Vec::new();
+        while told.last() != Some(&"removed".to_owned()) {
+            let event = next(raw);
+            assert_eq!(event["disk"], "a");
+            let name = event["event"].as_str().unwrap().to_owned();
+            match &*name {
+                "resized" => assert_eq!(event["capacity_bytes"], 2 << 20),
+                "limited" => assert_eq!(event["limits"]["iops"], 5),
+                "cache_set" => assert_eq!(event["writeback"], false),
+                _ => {}
+            }
+            told.push(name);
+        }
+        let expected = [
+            "added",
+            "paused",
+            "resumed",
+            "resized",
+            "limited",
+            "cache_set",
+            "connected",
+            "disconnected",
+            "removed",
+        ];
+        assert_eq!(told, expected);
+    }
+}
+
+#[test]
+fn a_ring_fault_is_an_event_with_its_queue_and_once() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut guest = rig.guest("a");
+    let mut raw = subscribed(&rig);
+    // More chains than the ring has entries.
+    guest.queue(0).queue().split().write_avail_idx(0x8000);
+    guest.queue(0).queue().kick();
+    let event = next(&mut raw);
+    assert_eq!((&event["event"], &event["queue"]), (&json!("faulted"), &json!(0)));
+    guest.queue(0).queue().kick();
+    rig.ok("pause a");
+    assert_eq!(next(&mut raw)["event"], "paused");
+}
+
+#[test]
+fn a_subscriber_that_does_not_read_loses_events_and_is_told_how_many() {
+    // Log lines would fill the pipe that this test does not read.
+    let rig = Rig::with(&["--log-level", "error"]);
+    rig.add("a", "");
+    let mut slow = subscribed(&rig);
+    let mut raw = rig.connect();
+    let limit = |iops: u64| {
+        format!(r#"{{"method":"io.vhostblk.Limit","parameters":{{"name":"a","iops":{iops}}}}}"#)
+    };
+    // More than the socket and the ring hold: each is some hundred bytes.
+    const EVENTS: u64 = 20_000;
+    for n in 0..EVENTS {
+        assert_eq!(raw.call(&limit(n + 1))["parameters"]["changed"], true);
+    }
+    let (mut seen, mut lost) = (0, 0);
+    while seen + lost < EVENTS {
+        let event = next(&mut slow);
+        match event["event"].as_str().unwrap() {
+            "limited" => seen += 1,
+            "lost" => lost += event["lost"].as_u64().unwrap(),
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(seen + lost, EVENTS);
+    assert!(lost > 0 && seen > 256, "{seen} {lost}");
+}
+
+#[test]
+fn ctl_prints_events_until_the_daemon_ends() {
+    let mut rig = Rig::new();
+    rig.add("a", "");
+    let output = std::thread::scope(|scope| {
+        let events = scope.spawn(|| rig.ok("--json events"));
+        // Only pauses after the subscription are told.
+        while !events.is_finished() {
+            rig.ctl("pause a");
+            rig.ctl("resume a");
+            if has_subscriber(&rig) {
+                rig.ctl("pause a");
+                rig.ctl("stop");
+                break;
+            }
+        }
+        events.join().unwrap()
+    });
+    assert_eq!(rig.daemon.wait().code(), Some(0));
+    let mut counts = BTreeMap::<String, u64>::new();
+    for line in output.lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        *counts.entry(event["event"].as_str().unwrap().to_owned()).or_default() += 1;
+    }
+    assert!(counts.get("paused").is_some_and(|count| *count > 0), "{counts:?}");
+}
+
+/// Returns whether a connection is a subscriber: its thread waits for the eventfd.
+fn has_subscriber(rig: &Rig) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", rig.daemon.id())).unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "control-client").count() > 0
+}
+
+#[test]
+fn events_without_more_are_refused() {
+    let rig = Rig::new();
+    let reply = rig.connect().call(r#"{"method":"io.vhostblk.Events"}"#);
+    assert_eq!(reply["error"], "org.varlink.service.ExpectedMore");
+}

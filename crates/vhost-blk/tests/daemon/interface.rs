@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The wire protocol, by hand-written bytes.
+
+use crate::rig::Rig;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+#[test]
+fn the_service_describes_itself() {
+    let rig = Rig::new();
+    let mut raw = rig.connect();
+    let info = raw.call(r#"{"method":"org.varlink.service.GetInfo"}"#);
+    assert_eq!(info["parameters"]["product"], "vhost-blk");
+    let interfaces = json!(["org.varlink.service", "io.vhostblk"]);
+    assert_eq!(info["parameters"]["interfaces"], interfaces);
+    for name in ["org.varlink.service", "io.vhostblk"] {
+        let reply = raw.call(&format!(
+            r#"{{"method":"org.varlink.service.GetInterfaceDescription","parameters":{{"interface":"{name}"}}}}"#
+        ));
+        let text = reply["parameters"]["description"].as_str().unwrap();
+        assert!(text.contains(&format!("\ninterface {name}\n")), "{text}");
+    }
+}
+
+/// The methods in the description of the interface.
+fn methods() -> Vec<String> {
+    let text = include_str!("../../src/control/io.vhostblk.varlink");
+    let lines = text.lines().filter_map(|line| line.strip_prefix("method "));
+    lines.map(|line| line.split('(').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn each_described_method_exists_and_no_other() {
+    let rig = Rig::new();
+    let mut raw = rig.connect();
+    let methods = methods();
+    assert!(methods.len() > 10);
+    for method in methods {
+        // An unknown parameter: no method does anything.
+        let reply = raw.call(&format!(
+            r#"{{"method":"io.vhostblk.{method}","parameters":{{"zz":1}},"more":true}}"#
+        ));
+        assert_eq!(reply["error"], "org.varlink.service.InvalidParameter", "{method}: {reply}");
+    }
+    for (call, error) in [
+        (r#"{"method":"io.vhostblk.Nothing"}"#, "MethodNotFound"),
+        (r#"{"method":"io.vhostblk.list"}"#, "MethodNotFound"),
+        (r#"{"method":"io.other.List"}"#, "InterfaceNotFound"),
+        (r#"{"method":"List"}"#, "InterfaceNotFound"),
+        (r#"{"method":""}"#, "InterfaceNotFound"),
+        (r#"{"method":"org.varlink.service.Get"}"#, "MethodNotFound"),
+        (r#"{"method":"org.varlink.service.GetInterfaceDescription"}"#, "InvalidParameter"),
+        (r#"{"method":"io.vhostblk.Pause","parameters":{"name":5}}"#, "InvalidParameter"),
+        (r#"{"method":"io.vhostblk.Switch","parameters":{"plane":"x"}}"#, "InvalidParameter"),
+        (r#"{"method":"io.vhostblk.SetCache","parameters":{}}"#, "InvalidParameter"),
+        (r#"{"method":"io.vhostblk.Resize","parameters":{"bytes":-1}}"#, "InvalidParameter"),
+        (r#"{"method":"io.vhostblk.Limit","parameters":{"burst_ms":1}}"#, "InvalidParameter"),
+        (
+            r#"{"method":"io.vhostblk.Add","parameters":{"name":"a","options":{},"image":0}}"#,
+            "InvalidParameter",
+        ),
+    ] {
+        let reply = raw.call(call);
+        assert_eq!(reply["error"], format!("org.varlink.service.{error}"), "{call}: {reply}");
+    }
+}
+
+#[test]
+fn errors_have_what_why_and_remedy() {
+    let rig = Rig::new();
+    let mut raw = rig.connect();
+    let reply = raw.call(r#"{"method":"io.vhostblk.Status","parameters":{"name":"x"}}"#);
+    assert_eq!(reply["error"], "io.vhostblk.NoSuchDisk");
+    assert_eq!(
+        reply["parameters"],
+        json!({"what": "find the disk x", "why": "there is none of this name",
+               "remedy": "see vhost-blk ctl list"})
+    );
+    let reply = raw.call(
+        r#"{"method":"io.vhostblk.Add","parameters":{"name":"x","options":{"direct":"maybe"}}}"#,
+    );
+    assert_eq!(reply["error"], "io.vhostblk.InvalidOptions");
+    let reply = raw.call(
+        r#"{"method":"io.vhostblk.Add","parameters":{"name":"x","options":{"blk_file":"/none","socket_path":"/none/s"}}}"#,
+    );
+    assert_eq!(reply["error"], "io.vhostblk.Refused");
+}
+
+#[test]
+fn a_oneway_call_is_carried_out_and_not_answered() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut raw = rig.connect();
+    raw.send(r#"{"method":"io.vhostblk.Pause","oneway":true}"#);
+    let reply = raw.call(r#"{"method":"io.vhostblk.Status"}"#);
+    assert_eq!(reply["parameters"]["status"]["paused"], true);
+}
+
+#[test]
+fn calls_that_arrive_together_are_answered_in_order() {
+    let rig = Rig::new();
+    let mut raw = rig.connect();
+    let call = r#"{"method":"io.vhostblk.Status","parameters":{"name":"N"}}"#;
+    for name in ["x", "y", "z"] {
+        raw.send(&call.replace('N', name));
+    }
+    for name in ["x", "y", "z"] {
+        assert_eq!(raw.receive()["parameters"]["what"], format!("find the disk {name}"));
+    }
+}
+
+#[test]
+fn hostile_bytes_end_their_connection_only() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut state = 12345_u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize
+    };
+    let valid = br#"{"method":"io.vhostblk.Limit","parameters":{"name":"a","iops":5},"more":true}"#;
+    for _ in 0..300 {
+        let mut bytes = valid.to_vec();
+        for _ in 0..1 + random() % 4 {
+            let at = random() % bytes.len();
+            match random() % 4 {
+                0 => bytes[at] = random() as u8,
+                1 => bytes.truncate(at.max(1)),
+                2 => bytes.insert(at, random() as u8),
+                _ => bytes.extend_from_within(at..),
+            }
+        }
+        bytes.push(0);
+        let mut stream = UnixStream::connect(rig.path("ctl")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        // The daemon may hang up first.
+        let _ = stream.write_all(&bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        for part in answer.split(|&byte| byte == 0).filter(|part| !part.is_empty()) {
+            let reply: Value = serde_json::from_slice(part).unwrap();
+            assert!(reply.get("error").is_some() || reply.get("parameters").is_some(), "{reply}");
+        }
+    }
+    assert_eq!(rig.names(), ["a"]);
+    rig.guest("a").write(0, &[1; 512]).unwrap();
+}
+
+#[test]
+fn eight_clients_in_random_order_leave_the_disks_whole() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    rig.add("b", "");
+    let mut guest = rig.guest("a");
+    std::thread::scope(|scope| {
+        for seed in 1..=8_u64 {
+            let rig = &rig;
+            scope.spawn(move || {
+                let mut raw = rig.connect();
+                let mut state = seed;
+                for _ in 0..60 {
+                    state = state.wrapping_mul(6364136223846793005).wrapping_add(seed);
+                    let name = ["a", "b"][(state >> 40) as usize % 2];
+                    let call = |method: &str, more: &str| {
+                        format!(
+                            r#"{{"method":"io.vhostblk.{method}","parameters":{{"name":"{name}"{more}}}}}"#
+                        )
+                    };
+                    let call = match (state >> 33) % 8 {
+                        0 => call("Pause", ""),
+                        1 => call("Resume", ""),
+                        2 => call("Limit", &format!(",\"iops\":{}", 1000 + (state >> 50))),
+                        3 => call("Resize", ""),
+                        4 => call("Switch", r#","plane":"uring""#),
+                        5 => call("SetCache", r#","mode":"writethrough""#),
+                        6 => call("Status", ""),
+                        _ => r#"{"method":"io.vhostblk.List"}"#.to_owned(),
+                    };
+                    let reply = raw.call(&call);
+                    assert!(reply.get("error").is_none(), "{call}: {reply}");
+                }
+            });
+        }
+    });
+    rig.ok("resume a");
+    rig.ok("limit a --none");
+    guest.write(3, &[3; 512]).unwrap();
+    assert_eq!(rig.json("status a")["writeback"], false);
+}
+
+#[test]
+fn a_client_that_says_nothing_holds_no_other() {
+    let rig = Rig::new();
+    let _silent: Vec<_> = (0..8).map(|_| rig.connect()).collect();
+    let mut half = rig.connect();
+    half.stream.write_all(b"{\"method\":").unwrap();
+    // One that takes no reply: its replies exceed its socket.
+    let mut deaf = rig.connect();
+    deaf.stream.set_nonblocking(true).unwrap();
+    let call = "{\"method\":\"org.varlink.service.GetInterfaceDescription\",\
+                \"parameters\":{\"interface\":\"io.vhostblk\"}}\0";
+    while deaf.stream.write_all(call.as_bytes()).is_ok() {}
+    for _ in 0..5 {
+        assert_eq!(rig.names(), [""; 0]);
+    }
+}

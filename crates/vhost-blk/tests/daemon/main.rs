@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk daemon`: many disks in one process, and the control interface.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod disks;
+mod events;
+mod interface;
+mod reload;
+mod rig;

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The folder of configuration files.
+
+use crate::rig::Rig;
+use serde_json::json;
+
+fn file(name: &str, more: &str) -> String {
+    format!(
+        "backend = 'mem'\nsize = '1M'\nsocket-path = '@/{name}.sock'\nnum-queues = 1\n\
+         data-plane = 'uring'\n{more}"
+    )
+}
+
+#[test]
+fn the_folder_s_disks_are_served_from_the_start_and_a_bad_file_hurts_no_other() {
+    let mut rig = Rig::of_folder(&[
+        ("a", &file("a", "")),
+        ("b", &file("b", "serial = 'B'")),
+        ("bad", "blk-file = 5 5"),
+        ("unknown", &file("u", "threads = 2")),
+    ]);
+    assert_eq!(rig.names(), ["a", "b"]);
+    assert_eq!(rig.guest("b").get_id().unwrap()[..1], *b"B");
+    let line = rig.daemon.log_line("bad.toml");
+    assert!(line.contains("line 1"), "{line}");
+    let line = rig.daemon.log_line("unknown.toml");
+    assert!(line.contains("unknown key `threads`"), "{line}");
+}
+
+#[test]
+fn a_reload_treats_each_disk_by_its_change() {
+    let rig = Rig::of_folder(&[
+        ("same", &file("same", "")),
+        ("live", &file("live", "")),
+        ("idle", &file("idle", "")),
+        ("used", &file("used", "")),
+        ("gone", &file("gone", "")),
+        ("bad", &file("bad", "")),
+    ]);
+    rig.ok("add own --backend null --size 1M --socket-path own.sock --num-queues 1");
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    let mut guests: Vec<_> =
+        ["same", "live", "used", "bad", "own"].map(|name| (name, rig.guest(name))).into();
+    rig.ok("limit same --iops 9");
+    rig.write_file("live", &file("live", "limit-iops = 7\ncache = 'writethrough'"));
+    rig.write_file("idle", &file("idle", "serial = 'new'"));
+    rig.write_file("used", &file("used", "serial = 'new'"));
+    rig.write_file("bad", "serial =");
+    rig.write_file("new", &file("new", ""));
+    std::fs::remove_file(rig.path("conf").join("gone.toml")).unwrap();
+    let output = rig.ctl("--json reload");
+    assert_eq!(output.status.code(), Some(1), "two files could not be used");
+    let changes: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let outcome = |disk: &str| {
+        let of_disk = changes.as_array().unwrap().iter().find(|change| change["disk"] == disk);
+        of_disk.map(|change| (change["outcome"].clone(), change["reason"].to_string()))
+    };
+    for (disk, expected, reason) in [
+        ("live", "changed", "null"),
+        ("idle", "restarted", "null"),
+        ("used", "failed", "a front-end is connected"),
+        ("gone", "removed", "null"),
+        ("bad", "failed", "line 1"),
+        ("new", "added", "null"),
+    ] {
+        let (outcome, told) = outcome(disk).unwrap();
+        assert_eq!(outcome, expected, "{disk}: {told}");
+        assert!(told.contains(reason), "{disk}: {told}");
+    }
+    assert_eq!((outcome("same"), outcome("own")), (None, None));
+    assert_eq!(rig.names(), ["bad", "idle", "live", "new", "own", "same", "used"]);
+    for (name, guest) in &mut guests {
+        guest.write(0, &[1; 512]).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    let live = rig.json("status live");
+    assert_eq!((&live["limits"]["iops"], &live["writeback"]), (&json!(7), &json!(false)));
+    // A command's change holds while the file is the same.
+    assert_eq!(rig.json("status same")["limits"]["iops"], 9);
+    assert_eq!(rig.guest("idle").get_id().unwrap()[..3], *b"new");
+    // The used one is restarted as soon as its front-end has gone.
+    guests.clear();
+    rig.write_file("bad", &file("bad", ""));
+    rig.place.wait_until("the restart", || rig.ok("reload").contains("used: restarted"));
+    assert_eq!(rig.guest("used").get_id().unwrap()[..3], *b"new");
+}
+
+#[test]
+fn sighup_reloads_and_a_disk_that_does_not_restart_comes_back_as_it_was() {
+    let rig = Rig::of_folder(&[("a", &file("a", "serial = 'old'"))]);
+    rig.write_file("b", &file("b", ""));
+    rig.daemon.signal(libc::SIGHUP);
+    rig.place.wait_until("the new disk", || rig.names() == ["a", "b"]);
+    rig.write_file("a", "blk-file = '@/none.img'\nsocket-path = '@/a.sock'");
+    let output = rig.ctl("reload");
+    let text = crate::common::stdout(&output);
+    assert!(text.starts_with("a: failed: ") && text.contains("none.img"), "{text}");
+    assert_eq!(rig.guest("a").get_id().unwrap()[..3], *b"old");
+}
+
+#[test]
+fn a_file_of_the_name_of_an_added_disk_and_a_folder_that_has_gone_change_nothing() {
+    let rig = Rig::of_folder(&[]);
+    rig.ok("add a --backend null --size 1M --socket-path a.sock --num-queues 1");
+    rig.write_file("a", &file("x", ""));
+    let output = rig.ctl("reload");
+    let text = crate::common::stdout(&output);
+    assert!(text.contains("a command has added another disk"), "{text}");
+    std::fs::remove_dir_all(rig.path("conf")).unwrap();
+    let line = rig.refused("reload", 1);
+    assert!(line.contains("--config-dir"), "{line}");
+    assert_eq!(rig.names(), ["a"]);
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A daemon with a folder for images, sockets and configuration files.
+
+use crate::common::{self, Daemon, Place, program, run};
+use driver::{Device, Options};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+pub(crate) struct Rig {
+    pub(crate) daemon: Daemon,
+    pub(crate) place: Place,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Rig {
+        Rig::with(&[])
+    }
+
+    /// A daemon with further options.
+    pub(crate) fn with(options: &[&str]) -> Rig {
+        let place = Place::new();
+        std::fs::create_dir(place.path("conf")).unwrap();
+        let mut command = program();
+        command.arg("daemon").arg("--control-path").arg(place.path("ctl")).args(options);
+        let daemon = Daemon::start(&mut command, &place.path("ctl"));
+        Rig { daemon, place }
+    }
+
+    /// A daemon whose folder has these files.
+    pub(crate) fn of_folder(files: &[(&str, &str)]) -> Rig {
+        let place = Place::new();
+        std::fs::create_dir(place.path("conf")).unwrap();
+        for (name, text) in files {
+            write_file(&place, name, text);
+        }
+        let mut command = program();
+        command.arg("daemon").arg("--control-path").arg(place.path("ctl"));
+        command.arg("--config-dir").arg(place.path("conf"));
+        let daemon = Daemon::start(&mut command, &place.path("ctl"));
+        Rig { daemon, place }
+    }
+
+    /// Writes a file of the folder; `@` stands for the place.
+    pub(crate) fn write_file(&self, name: &str, text: &str) {
+        write_file(&self.place, name, text);
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.place.path(name)
+    }
+
+    /// Runs `vhost-blk ctl` in the folder of the rig.
+    pub(crate) fn ctl(&self, words: &str) -> Output {
+        let mut command = program();
+        command.current_dir(self.place.dir.path()).args(["ctl", "--control-path", "ctl"]);
+        common::finish(command.args(words.split_whitespace()))
+    }
+
+    /// The output of a command that succeeds.
+    #[track_caller]
+    pub(crate) fn ok(&self, words: &str) -> String {
+        let output = self.ctl(words);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}: {stderr}");
+        common::stdout(&output)
+    }
+
+    /// The reason of a command that fails.
+    #[track_caller]
+    pub(crate) fn refused(&self, words: &str, code: i32) -> String {
+        common::one_line(&self.ctl(words), code)
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self, words: &str) -> Value {
+        serde_json::from_str(&self.ok(&format!("--json {words}"))).unwrap()
+    }
+
+    /// Adds a disk `name` with an image and a socket of that name.
+    #[track_caller]
+    pub(crate) fn add(&self, name: &str, options: &str) {
+        let image = std::fs::File::create(self.path(&format!("{name}.img"))).unwrap();
+        image.set_len(1 << 20).unwrap();
+        self.ok(&format!(
+            "add {name} --blk-file {name}.img --socket-path {name}.sock --data-plane uring \
+             --num-queues 1 {options}"
+        ));
+    }
+
+    /// A guest of the disk `name`.
+    #[track_caller]
+    pub(crate) fn guest(&self, name: &str) -> Device {
+        let options = Options { limit: Duration::from_secs(60), ..Options::default() };
+        Device::connect(self.path(&format!("{name}.sock")), &options).unwrap()
+    }
+
+    /// Names of the disks.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let disks = self.json("list");
+        let names = disks.as_array().unwrap().iter();
+        names.map(|disk| disk["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// A raw connection.
+    pub(crate) fn connect(&self) -> Raw {
+        let stream = UnixStream::connect(self.path("ctl")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Raw { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+    }
+}
+
+fn write_file(place: &Place, name: &str, text: &str) {
+    let folder = place.dir.path().to_str().unwrap();
+    let path = place.path("conf").join(format!("{name}.toml"));
+    std::fs::write(path, text.replace('@', folder)).unwrap();
+}
+
+/// A connection that speaks the protocol byte by byte.
+pub(crate) struct Raw {
+    pub(crate) stream: UnixStream,
+    pub(crate) reader: BufReader<UnixStream>,
+}
+
+impl Raw {
+    pub(crate) fn send(&mut self, text: &str) {
+        self.stream.write_all(text.as_bytes()).unwrap();
+        self.stream.write_all(&[0]).unwrap();
+    }
+
+    #[track_caller]
+    pub(crate) fn receive(&mut self) -> Value {
+        let mut bytes = Vec::new();
+        self.reader.read_until(0, &mut bytes).unwrap();
+        assert_eq!(bytes.pop(), Some(0), "the daemon hung up");
+        serde_json::from_slice(&bytes).unwrap()
+    }
+
+    pub(crate) fn call(&mut self, text: &str) -> Value {
+        self.send(text);
+        self.receive()
+    }
+}
+
+/// Runs the program with the words of a line.
+pub(crate) fn run_line(line: &str) -> Output {
+    run(line.split_whitespace())
+}

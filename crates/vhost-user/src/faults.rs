@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Ring faults of a device with an observer.
+//!
+//! A data plane signals a ring fault by the err eventfd of the queue, in the daemon and in the kernel.
+//! If the device has an observer, all queues get one eventfd of the daemon in place of the
+//! front-end's. The thread of the connection passes the signal on.
+
+use crate::control::Notice;
+use crate::session::Session;
+use rustix::event::{EventfdFlags, eventfd};
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+/// An eventfd that does not block.
+pub(crate) fn signal() -> io::Result<File> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into())
+}
+
+impl Session<'_> {
+    /// The err eventfd for the data plane of a queue.
+    pub(crate) fn err_of(&self, index: usize) -> io::Result<Option<File>> {
+        let observed = self.device.faults.as_ref();
+        let file = observed.or(self.queues[index].err.as_ref());
+        file.map(File::try_clone).transpose()
+    }
+
+    /// Tells the front-end and the observer of the queues that have faulted.
+    pub(crate) fn pass_faults_on(&mut self) {
+        if let Some(mut faults) = self.device.faults.as_ref() {
+            let _ = faults.read(&mut [0; 8]); // EAGAIN: there was no signal
+        }
+        let counters = self.device.planes.device_counters().inspect_err(
+            |error| tracing::warn!(%error, "the counters of the kernel module cannot be read"),
+        );
+        let Ok(counters) = counters else { return };
+        for (index, slot) in self.queues.iter_mut().enumerate() {
+            let Some(running) = slot.running.as_ref().filter(|_| !slot.fault_told) else {
+                continue;
+            };
+            if !self.device.planes.queue_report(running, &counters).faulted {
+                continue;
+            }
+            slot.fault_told = true;
+            if let Some(err) = &mut slot.err {
+                let _ = err.write(&1u64.to_ne_bytes()); // as a data plane does
+            }
+            self.device.tell(Notice::Faulted(index as u16));
+        }
+    }
+}
