@@ -4,7 +4,7 @@
 //! The kernel announces a change of a block device's size to all listeners (a uevent with the action
 //! `change`). A listener costs nothing while nothing changes.
 
-use super::{Disks, Entry, Slot};
+use super::{Disks, Slot};
 use crate::failure::Failure;
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvfrom, socket_with};
@@ -99,10 +99,9 @@ impl Disks {
                 Slot::Served(entry) if entry.device.is_some_and(&changed) => Some((name, entry)),
                 _ => None,
             });
-            let post = |(name, entry): (&String, &Box<Entry>)| {
-                (name.clone(), entry.control.post(Command::Resize(None)))
-            };
-            served.map(post).collect()
+            served
+                .map(|(name, entry)| (name.clone(), entry.control.post(Command::Resize(None))))
+                .collect()
         };
         let deadline = Instant::now() + ANSWER_MAX;
         for (disk, posted) in posted {
