@@ -7,6 +7,22 @@
 
 #include "stages.h"
 
+/* Requests that a plug takes tags for at once: the block layer flushes it at this number. */
+#define VHOST_BLK_PLUG_IOS	32u
+
+/*
+ * The request that follows takes tags for the rest of the batch, too, as far as its chains are known
+ * to be in the ring. A tag that is not used goes back at the end of the plug, or when the worker
+ * sleeps.
+ */
+static void vhost_blk_expect_ios(struct vhost_blk_queue *q, struct blk_plug *plug,
+				 unsigned int left)
+{
+	u16 waiting = q->vq.avail_idx - q->vq.last_avail_idx;
+
+	plug->nr_ios = 1 + min3(left, (unsigned int)waiting, VHOST_BLK_PLUG_IOS - 1);
+}
+
 /*
  * Hands the plugged bios to the disk's driver. A driver with immediate completion uses a softirq,
  * and a softirq that a task raises is left to ksoftirqd: the loop would stop polling and sleep to
@@ -46,8 +62,10 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 			break;
 		}
 		taken = vhost_blk_take_chain(q, &chain);		/* 1 chain */
-		if (taken > 0)
+		if (taken > 0) {
+			vhost_blk_expect_ios(q, &plug, left);
 			taken = vhost_blk_submit(q, &chain, &run->bytes);	/* 2, 3 */
+		}
 		if (taken <= 0) {
 			run->stuck = taken < 0;
 			break;

@@ -118,23 +118,30 @@ static bool vhost_blk_look_up_pages(struct vhost_blk_req *req, struct iov_iter *
 	return true;
 }
 
+/*
+ * The array of pages lies at the end of the unused vectors, as in bio_iov_iter_get_pages(): a vector
+ * takes the place of pages that were read before. An array on the stack would be cleared each time.
+ */
 static int vhost_blk_pin_pages(struct vhost_blk_req *req, struct iov_iter *data)
 {
-	struct page *chunk[VHOST_BLK_PAGES_CHUNK], **pages = chunk;
+	struct page **pages;
+	unsigned int i, room;
 	size_t offset;
 	ssize_t bytes;
-	unsigned int i;
 
 	req->pinned = true;
 	while (iov_iter_count(data)) {
+		room = req->max_vecs - req->nr_vecs;
+		pages = (struct page **)(req->vecs + req->nr_vecs) +
+			room * (sizeof(*req->vecs) / sizeof(*pages) - 1);
 		bytes = iov_iter_extract_pages(data, &pages, iov_iter_count(data),
-					       ARRAY_SIZE(chunk), 0, &offset);
+					       min(room, VHOST_BLK_PAGES_CHUNK), 0, &offset);
 		if (unlikely(bytes <= 0))
 			return bytes ?: -EFAULT;
 		for (i = 0; bytes; i++) {
 			unsigned int part = min_t(size_t, bytes, PAGE_SIZE - offset);
 
-			vhost_blk_add_page(req, chunk[i], offset, part);
+			vhost_blk_add_page(req, pages[i], offset, part);
 			bytes -= part;
 			offset = 0;
 		}

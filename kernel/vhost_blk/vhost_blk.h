@@ -96,8 +96,8 @@
 #define VHOST_BLK_INLINE_RANGES	1
 /* Discarded bytes that count as one byte for the limits. */
 #define VHOST_BLK_DISCARDED_PER_WRITTEN	16
-/* Pages looked up at once. */
-#define VHOST_BLK_PAGES_CHUNK	32
+/* Pages pinned at once, with interrupts off. */
+#define VHOST_BLK_PAGES_CHUNK	256u
 /* Known options. */
 #define VHOST_BLK_OPTIONS	(VHOST_BLK_OPT_WRITE_THROUGH | VHOST_BLK_OPT_READ_ONLY | \
 				 VHOST_BLK_OPT_IOPOLL | VHOST_BLK_OPT_PIN_MEMORY | \
