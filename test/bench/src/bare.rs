@@ -49,8 +49,9 @@ impl Engine {
             Self::UringBatch => {
                 let batch = (depth / 2).clamp(1, 16);
                 format!(
-                    "--ioengine=io_uring --fixedbufs --registerfiles --iodepth_batch_submit={batch} \
-                     --iodepth_batch_complete_min=1 --iodepth_batch_complete_max={batch}"
+                    "--ioengine=io_uring --fixedbufs --registerfiles \
+                     --iodepth_batch_submit={batch} --iodepth_batch_complete_min=1 \
+                     --iodepth_batch_complete_max={batch}"
                 )
             }
         };

@@ -119,9 +119,9 @@ fn markdown(old: &Report, new: &Report, all: bool) -> String {
     let significant = changes.iter().filter(|change| change.is_significant()).count();
     let few = changes.iter().filter(|change| change.p.is_none()).count();
     let mut text = format!(
-        "{} figures in both reports: {significant} differ (Mann-Whitney U, p < {ALPHA}; chance alone \
-         gives {:.0}), {few} have too few samples for the test. Rows in the earlier report only: {}; \
-         in the later one only: {}.\n",
+        "{} figures in both reports: {significant} differ (Mann-Whitney U, p < {ALPHA}; chance \
+         alone gives {:.0}), {few} have too few samples for the test. Rows in the earlier report \
+         only: {}; in the later one only: {}.\n",
         changes.len(),
         ALPHA * (changes.len() - few) as f64,
         missing(old, new),

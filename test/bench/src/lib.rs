@@ -14,6 +14,7 @@ mod goals;
 pub mod host;
 pub mod icount;
 pub mod load;
+pub mod page;
 pub mod rig;
 pub mod server;
 pub mod setup;

@@ -42,7 +42,8 @@ pub(crate) enum Kind {
 pub enum Wire {
     /// virtio-blk.
     Blk,
-    /// virtio-scsi: READ(10), WRITE(10) and SYNCHRONIZE CACHE(10), as Linux sends them to disks below 2 TiB.
+    /// virtio-scsi: READ(10), WRITE(10) and SYNCHRONIZE CACHE(10), as Linux sends them to disks
+    /// below 2 TiB.
     Scsi,
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The goals of the io_uring plane.
 //!
-//! Only 4 KiB random reads have goals. Each compares with the best variant of qemu-storage-daemon at the same point: the fastest
-//! one for rates, the one with the least CPU time for CPU time.
+//! Only 4 KiB random reads have goals. Each compares with the best variant of qemu-storage-daemon
+//! at the same point: the fastest one for rates, the one with the least CPU time for CPU time.
 
 use kit::metric::{CPU, IOPS, Row, Set};
 use kit::report::Goal;
