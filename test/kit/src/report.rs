@@ -223,7 +223,8 @@ impl Report {
 
     /// Reads the JSON form.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_str(&text).with_context(|| format!("{} is no report", path.display()))
     }
 

@@ -22,10 +22,10 @@ pub struct Args {
     /// Fewer and shorter rounds: a first look, not a result
     #[arg(long)]
     pub(super) quick: bool,
-    /// Rounds; each measures every server once at every point [default: 5, quick: 3]
+    /// Rounds; each measures every server once at every point [default: 5, quick: 3, of all loads 2]
     #[arg(long)]
     rounds: Option<u32>,
-    /// Seconds of each measurement [default: 1, quick: 0.3]
+    /// Seconds of each measurement [default: 1, quick: 0.3, of all loads 0.15]
     #[arg(long)]
     seconds: Option<f64>,
     /// Reads, writes or both
@@ -129,11 +129,19 @@ fn parse_peer(text: &str) -> Result<(String, String), String> {
 impl Args {
     /// Number of rounds.
     pub(super) fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(if self.quick { 3 } else { 5 })
+        self.rounds.unwrap_or(match (self.quick, self.all_loads) {
+            (true, true) => 2,
+            (true, false) => 3,
+            (false, _) => 5,
+        })
     }
 
     pub(super) fn duration(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { 0.3 } else { 1.0 }))
+        Duration::from_secs_f64(self.seconds.unwrap_or(match (self.quick, self.all_loads) {
+            (true, true) => 0.15,
+            (true, false) => 0.3,
+            (false, _) => 1.0,
+        }))
     }
 
     /// The measured loads.

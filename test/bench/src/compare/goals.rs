@@ -15,6 +15,9 @@ use crate::server::{OURS, is_bare, is_qsd};
 /// Two queues on two cores: least gain over one queue that counts as scaling.
 const SCALING_MIN: f64 = 1.5;
 
+/// On a real disk, at every depth: least rate over the best of qemu-storage-daemon.
+const DISK_MIN: f64 = 1.15;
+
 /// All goals for which there are measurements.
 pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
     let mut goals = Vec::new();
@@ -41,10 +44,10 @@ fn name(what: &str, ours: &Row, other: &str) -> String {
 fn rate_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
     let best = points.most(&ours.point, IOPS, is_qsd)?;
     let bound = match ["storage", "depth", "client"].map(|label| ours.label(label)) {
+        // A real device takes most of the time.
+        ["disk", ..] => DISK_MIN,
         [_, "1", "event"] => 2.0,
         [_, "1", _] => 1.0,
-        // A real device is itself the limit.
-        ["disk", ..] => return None,
         ["file", "32", _] => 1.5,
         ["null", ..] => 1.0,
         _ => return None,
@@ -54,7 +57,7 @@ fn rate_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
 }
 
 fn rate_against_fio(points: &Set, ours: &Row) -> Option<Goal> {
-    if ours.label("depth") != "32" {
+    if ours.label("depth") != "32" && ours.label("storage") != "disk" {
         return None;
     }
     let mut point = ours.point.clone();
@@ -120,6 +123,21 @@ mod tests {
         let goals = goals(&measured(&rows));
         assert_eq!(goals.len(), 1);
         assert_eq!((goals[0].measured, goals[0].peer.as_str()), (0.92, uring));
+    }
+
+    #[test]
+    fn a_real_disk_has_bounds_of_its_own_at_every_depth() {
+        let mut set = Set::default();
+        for (server, rate) in [(OURS, 120.0), ("qsd native", 100.0), ("bare fio psync", 125.0)] {
+            let mut labels: Vec<(&str, &dyn std::fmt::Display)> =
+                vec![("storage", &"disk"), ("load", &"randread"), ("block", &4096), ("depth", &1)];
+            if !is_bare(server) {
+                labels.push(("client", &"event"));
+            }
+            set.add(server, &point(&labels), vec![(IOPS, rate)]);
+        }
+        let goals: Vec<_> = goals(&set).into_iter().map(|g| (g.measured, g.wanted)).collect();
+        assert_eq!(goals[..2], [(1.2, ">= 1.15".to_owned()), (0.96, ">= 0.9".to_owned())]);
     }
 
     #[test]

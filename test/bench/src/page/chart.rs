@@ -93,7 +93,7 @@ fn draw(chart: &Chart, text: &mut String) -> Result<(), DrawError> {
     let mut context = ChartBuilder::on(&root)
         .margin(8)
         .x_label_area_size(36)
-        .y_label_area_size(58)
+        .y_label_area_size(72)
         .build_cartesian_2d(-0.15..last + 0.15, 0.0..most * 1.08)?;
     let label = |x: &f64| {
         let index = x.round();
@@ -110,7 +110,9 @@ fn draw(chart: &Chart, text: &mut String) -> Result<(), DrawError> {
         .axis_desc_style(font)
         .x_labels(40)
         .y_labels(6)
+        .set_tick_mark_size(LabelAreaPosition::Bottom, 0)
         .x_label_formatter(&label)
+        .y_label_formatter(&|y| if most < 20.0 { format!("{y:.1}") } else { format!("{y:.0}") })
         .x_desc(chart.x.as_str())
         .y_desc(chart.y.as_str())
         .draw()?;
