@@ -106,9 +106,9 @@ fn write_table(table: &Table, text: &mut String) {
         };
         cells.iter().map(cell).collect()
     };
-    let _ = write!(
+    let _ = writeln!(
         text,
-        "<div class=\"wide\"><table><thead><tr>{}</tr></thead><tbody>\n",
+        "<div class=\"wide\"><table><thead><tr>{}</tr></thead><tbody>",
         cells("th", &table.head)
     );
     for row in &table.rows {
