@@ -5,7 +5,7 @@
 #
 #   report.sh [FOLDER]
 #
-# QUICK=1            fewer and shorter measurements, at most ten minutes
+# QUICK=1            fewer and shorter measurements, sized for ten minutes on two idle cores
 # PARTS=native|all   without or with the lab's parts (default: all, with QUICK=1 native)
 # ARGS=...           further options of the part without a VM, such as --dir FOLDER
 
