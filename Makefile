@@ -10,7 +10,7 @@ LAB_KERNELS = debug,6.12,sid
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab-shell vm-shell modules lab test bench bench-lab lint
+.PHONY: help setup run lab-shell vm-shell modules lab test bench bench-lab report lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,9 @@ bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKE
 
 bench-lab: programs ## Measure in lab VMs: host side, path lengths, inner guests [ARGS="--quick"]
 	@scripts/bench-lab.sh $(ARGS)
+
+report: release ## Measure and write report/index.html, report.md, report.json [QUICK=1] [PARTS=native|all] [ARGS=...]
+	@qemu=$$($(LAB) qemu-path) && PATH="$$PATH$${qemu:+:$$qemu}" scripts/report.sh
 
 lint: ## Formatting, clippy, rustdoc, shell syntax, checkpatch, sparse, licences
 	@scripts/lint.sh

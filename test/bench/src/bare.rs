@@ -8,31 +8,142 @@ use anyhow::Result;
 use kit::fio::{Job, Outcome};
 use kit::metric::{CPU, Figures, IOPS, P50, P99};
 
-use crate::load::Load;
+use crate::load::{Load, Op, READS_PERCENT};
 
 /// Seconds by which fio may exceed its run time.
 const GRACE_S: f64 = 60.0;
 
-/// Measures once, with the operation, the blocks and the depth of a load; fio runs on these CPUs.
-pub fn measure(file: &Path, load: &Load, cpus: &[usize], seconds: f64) -> Result<Outcome> {
-    let Load { op, block_bytes, depth, .. } = load;
-    let mut job = Job::new("bare", &file.display().to_string()).timed(seconds, 200).with(&format!(
-        "--rw={op} --bs={block_bytes} --iodepth={depth} --ioengine=io_uring --fixedbufs \
-         --registerfiles --direct=1"
-    ));
-    if !cpus.is_empty() {
-        let list: Vec<_> = cpus.iter().map(usize::to_string).collect();
-        job = job.with(&format!("--cpus_allowed={}", list.join(",")));
-    }
-    job.measure(Duration::from_secs_f64(seconds + GRACE_S))
+/// fio's engine with its best options. The limit of the storage is the best of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// One request at a time by a thread; a log has as many threads as writers.
+    Psync,
+    /// Without options.
+    Uring,
+    /// Registered files and buffers.
+    UringFixed,
+    /// The same, submitted and taken back in batches.
+    UringBatch,
 }
 
-/// Rate, latencies and CPU time.
-pub fn figures(outcome: &Outcome) -> Figures {
-    vec![
-        (IOPS, outcome.iops),
-        (P50, outcome.p50_us),
-        (P99, outcome.p99_us),
-        (CPU, outcome.cpu_us()),
-    ]
+impl Engine {
+    /// All engines.
+    pub const ALL: [Self; 4] = [Self::Psync, Self::Uring, Self::UringFixed, Self::UringBatch];
+
+    /// The name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Psync => "bare fio psync",
+            Self::Uring => "bare fio io_uring",
+            Self::UringFixed => "bare fio io_uring fixed",
+            Self::UringBatch => "bare fio io_uring fixed, batches",
+        }
+    }
+
+    fn options(self, load: &Load) -> String {
+        let depth = load.depth;
+        let engine = match self {
+            Self::Psync => "--ioengine=psync".to_owned(),
+            Self::Uring => "--ioengine=io_uring".to_owned(),
+            Self::UringFixed => "--ioengine=io_uring --fixedbufs --registerfiles".to_owned(),
+            Self::UringBatch => {
+                let batch = (depth / 2).clamp(1, 16);
+                format!(
+                    "--ioengine=io_uring --fixedbufs --registerfiles \
+                     --iodepth_batch_submit={batch} --iodepth_batch_complete_min=1 \
+                     --iodepth_batch_complete_max={batch}"
+                )
+            }
+        };
+        let flight = match (load.op, self) {
+            // A writer waits for its own FLUSH: many writers are many jobs.
+            (Op::Writeflush, _) => format!("--numjobs={depth} --group_reporting --thread"),
+            (_, Self::Psync) => String::new(),
+            _ => format!("--iodepth={depth}"),
+        };
+        format!("{engine} {flight}")
+    }
+}
+
+fn operation(op: Op) -> String {
+    match op {
+        Op::Randrw => format!("--rw=randrw --rwmixread={READS_PERCENT}"),
+        Op::Writeflush => "--rw=write --fdatasync=1".to_owned(),
+        _ => format!("--rw={op}"),
+    }
+}
+
+/// The job of a load on a file; fio runs on these CPUs.
+fn job(file: &Path, load: &Load, engine: Engine, cpus: &[usize], seconds: f64) -> Job {
+    let ramp_ms = (seconds * 200.0) as u32;
+    let job = Job::new("bare", &file.display().to_string()).timed(seconds, ramp_ms).with(&format!(
+        "{} --bs={} {} --direct=1",
+        operation(load.op),
+        load.block_bytes,
+        engine.options(load)
+    ));
+    if cpus.is_empty() {
+        return job;
+    }
+    let list: Vec<_> = cpus.iter().map(usize::to_string).collect();
+    job.with(&format!("--cpus_allowed={}", list.join(",")))
+}
+
+/// Measures once, with the operation, the blocks and the depth of a load; fio runs on these CPUs.
+pub fn measure(
+    file: &Path,
+    load: &Load,
+    engine: Engine,
+    cpus: &[usize],
+    seconds: f64,
+) -> Result<Outcome> {
+    job(file, load, engine, cpus, seconds).measure(Duration::from_secs_f64(seconds + GRACE_S))
+}
+
+/// Rate, latencies and CPU time. For writes with a FLUSH only the rate: fio measures the latency of
+/// the write without the FLUSH, and reports the CPU time of one job of several.
+pub fn figures(outcome: &Outcome, load: &Load) -> Figures {
+    let mut figures = vec![(IOPS, outcome.iops)];
+    if load.op != Op::Writeflush {
+        let latencies = [(P50, outcome.p50_us), (P99, outcome.p99_us)];
+        figures.extend(latencies.into_iter().chain([(CPU, outcome.cpu_us())]));
+    }
+    figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::{Chains, Mode};
+
+    fn line(op: Op, depth: u16, engine: Engine) -> String {
+        let load = Load {
+            op,
+            block_bytes: 4096,
+            depth,
+            mode: Mode::Event,
+            queues: 1,
+            queue_size: 128,
+            packed: false,
+            chains: Chains::Auto,
+            cpus: Vec::new(),
+        };
+        job(Path::new("disk"), &load, engine, &[1], 1.0).command_line()
+    }
+
+    #[test]
+    fn each_engine_has_its_best_options() {
+        assert!(!line(Op::Randread, 32, Engine::Psync).contains("iodepth"));
+        let batch = line(Op::Randrw, 32, Engine::UringBatch);
+        for part in ["--rw=randrw --rwmixread=70", "--iodepth=32", "--iodepth_batch_submit=16"] {
+            assert!(batch.contains(part), "{batch}");
+        }
+    }
+
+    #[test]
+    fn each_writer_of_a_log_is_a_job() {
+        let log = line(Op::Writeflush, 8, Engine::UringFixed);
+        assert!(log.contains("--fdatasync=1") && log.contains("--numjobs=8"), "{log}");
+        assert!(!log.contains("iodepth"), "{log}");
+    }
 }

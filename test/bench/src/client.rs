@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use driver::{Device, Options, Queue};
-use virtio_spec::blk::{F_RO, SECTOR_BYTES};
+use virtio_spec::blk::{F_FLUSH, F_RO, SECTOR_BYTES};
 use virtio_spec::features::bit;
 
 use crate::cpu;
@@ -43,8 +43,11 @@ impl Client {
             .with_context(|| format!("cannot set up a device on {socket}"))?;
         let capacity_bytes = device.capacity_sectors()? * SECTOR_BYTES;
         let features = device.features();
-        if load.op == Op::Randwrite && features & bit(F_RO) != 0 {
+        if load.op.writes() && features & bit(F_RO) != 0 {
             bail!("{socket} serves a read-only disk: writes cannot be measured");
+        }
+        if load.op == Op::Writeflush && features & bit(F_FLUSH) == 0 {
+            bail!("{socket} serves a disk without FLUSH: {} cannot be measured", load.op);
         }
         let blocks = capacity_bytes / u64::from(load.block_bytes);
         if blocks == 0 {

@@ -5,9 +5,12 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use rustix::fs::{Mode, OFlags};
 use tempfile::NamedTempFile;
 
 const CHUNK_BYTES: usize = 1 << 20;
+/// `linux/magic.h`.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Makes a file of `size_bytes` (rounded down to whole MiB), written with data that does not
 /// compress to nothing.
@@ -28,9 +31,27 @@ pub fn create(folder: &Path, size_bytes: u64) -> Result<NamedTempFile> {
     Ok(file)
 }
 
+/// The reason why files of a folder are not on a disk that O_DIRECT reaches, if there is one.
+pub fn is_no_real_disk(folder: &Path) -> Result<Option<String>> {
+    let of = || folder.display().to_string();
+    if rustix::fs::statfs(folder).with_context(of)?.f_type == TMPFS_MAGIC {
+        return Ok(Some("is on a tmpfs".to_owned()));
+    }
+    let probe = NamedTempFile::new_in(folder).with_context(of)?;
+    let flags = OFlags::RDWR | OFlags::DIRECT;
+    let direct = rustix::fs::open(probe.path(), flags, Mode::empty());
+    Ok(direct.err().map(|error| format!("refuses O_DIRECT ({error})")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tmpfs_is_no_real_disk() {
+        let why = is_no_real_disk(Path::new("/dev/shm")).unwrap();
+        assert_eq!(why.as_deref(), Some("is on a tmpfs"));
+    }
 
     #[test]
     fn a_disk_has_its_size_and_no_holes() {

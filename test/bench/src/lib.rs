@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bare;
+pub mod changes;
 pub mod client;
 pub mod compare;
 pub mod cpu;
@@ -13,9 +14,11 @@ mod goals;
 pub mod host;
 pub mod icount;
 pub mod load;
+pub mod page;
 pub mod rig;
 pub mod server;
 pub mod setup;
+pub mod significance;
 pub mod socket;
 pub mod vhost_scsi;
 pub mod wire;

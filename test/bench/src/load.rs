@@ -23,18 +23,48 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Random reads or random writes.
+/// Reads, writes or both, in fio's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Op {
     /// Random reads.
     Randread,
     /// Random writes.
     Randwrite,
+    /// Random: 70 % reads, 30 % writes.
+    Randrw,
+    /// Sequential reads.
+    Read,
+    /// Sequential writes.
+    Write,
+    /// Sequential writes, each followed by a FLUSH of its own, as one request: a log.
+    Writeflush,
+}
+
+/// Percentage of reads among mixed requests.
+pub const READS_PERCENT: u64 = 70;
+
+impl Op {
+    /// True if there are writes.
+    pub fn writes(self) -> bool {
+        !matches!(self, Self::Randread | Self::Read)
+    }
+
+    /// True if blocks follow each other.
+    pub fn is_sequential(self) -> bool {
+        matches!(self, Self::Read | Self::Write | Self::Writeflush)
+    }
 }
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(if *self == Self::Randread { "randread" } else { "randwrite" })
+        f.pad(match self {
+            Self::Randread => "randread",
+            Self::Randwrite => "randwrite",
+            Self::Randrw => "randrw",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Writeflush => "writeflush",
+        })
     }
 }
 
@@ -105,5 +135,17 @@ impl Outcome {
     /// The share of each request in a time, in microseconds.
     pub fn us_per_io(&self, time: Duration) -> f64 {
         time.as_secs_f64() * 1e6 / self.ios as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_in_tables_is_the_one_that_options_take() {
+        for op in Op::value_variants() {
+            assert_eq!(Op::from_str(&op.to_string(), false), Ok(*op));
+        }
     }
 }

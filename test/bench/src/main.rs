@@ -18,6 +18,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Compare the JSON of two runs; fails if a goal was met before and is missed now
+    Compare(bench::changes::Args),
+    /// Write the page of all measurements from their JSON
+    Report(bench::page::Args),
     /// Measure one server that is already running
     Socket(bench::socket::Args),
     /// Compare inside of a lab VM, as root: both data planes, qemu-storage-daemon, vhost-scsi
@@ -30,6 +34,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         None => bench::compare::run(&cli.compare),
+        Some(Command::Compare(args)) => bench::changes::run(&args),
+        Some(Command::Report(args)) => bench::page::run(&args),
         Some(Command::Socket(args)) => bench::socket::run(&args),
         Some(Command::Host(args)) => bench::host::run(&args),
         Some(Command::Icount(args)) => bench::icount::run(&args),

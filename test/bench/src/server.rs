@@ -12,8 +12,13 @@ use crate::cpu;
 
 /// Our server's name.
 pub const OURS: &str = "ours";
-/// The name of fio on the same file, without any server.
-pub const BARE_FIO: &str = "bare fio io_uring";
+/// Begin of the names of fio on the same file, without any server.
+pub const BARE: &str = "bare fio";
+
+/// True for the name of a variant of bare fio.
+pub fn is_bare(name: &str) -> bool {
+    name.starts_with(BARE)
+}
 
 /// True for the name of a variant of qemu-storage-daemon.
 pub fn is_qsd(name: &str) -> bool {
@@ -23,15 +28,21 @@ pub fn is_qsd(name: &str) -> bool {
 /// Backing storage of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// A file opened with O_DIRECT.
+    /// A file on a tmpfs, opened with O_DIRECT.
     File,
+    /// A file on the file system of a real disk, opened with O_DIRECT.
+    Disk,
     /// Nothing: requests complete at once.
     Null,
 }
 
 impl fmt::Display for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(if *self == Self::File { "file" } else { "null" })
+        f.pad(match self {
+            Self::File => "file",
+            Self::Disk => "disk",
+            Self::Null => "null",
+        })
     }
 }
 
@@ -70,8 +81,10 @@ pub struct Settings {
     pub qsd: Option<String>,
     /// Bytes of the disks.
     pub size_bytes: u64,
-    /// The disk file.
+    /// The disk file on a tmpfs; empty: none.
     pub file: PathBuf,
+    /// The disk file on a real disk; empty: none.
+    pub disk: PathBuf,
     /// Folder for sockets and logs.
     pub folder: PathBuf,
     /// Number of queues that servers offer.
@@ -79,6 +92,15 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The file behind a kind of storage.
+    pub fn file_of(&self, storage: Storage) -> Option<&Path> {
+        match storage {
+            Storage::File => Some(&self.file),
+            Storage::Disk => Some(&self.disk),
+            Storage::Null => None,
+        }
+    }
+
     /// All servers of one kind of storage, without peers.
     pub fn specs(&self, storage: Storage) -> Vec<Spec> {
         let mut specs = Vec::new();
@@ -88,7 +110,11 @@ impl Settings {
         if let Some(program) = &self.qsd {
             let variants: &[(&str, &str)] = match storage {
                 Storage::Null => &[("qsd null-co", "")],
-                Storage::File => &[("qsd native", "native"), ("qsd io_uring", "io_uring")],
+                Storage::File | Storage::Disk => &[
+                    ("qsd native", "native"),
+                    ("qsd io_uring", "io_uring"),
+                    ("qsd threads", "threads"),
+                ],
             };
             for (name, aio) in variants {
                 specs.push(self.qsd(program, name, storage, aio, false));
@@ -109,9 +135,9 @@ impl Settings {
             format!("--socket-path={}", socket.display()),
             format!("--num-queues={}", self.queues),
         ];
-        match storage {
-            Storage::File => args.push(format!("--blk-file={}", self.file.display())),
-            Storage::Null => {
+        match self.file_of(storage) {
+            Some(file) => args.push(format!("--blk-file={}", file.display())),
+            None => {
                 args.extend(["--backend=null".to_owned(), format!("--size={}", self.size_bytes)]);
             }
         }
@@ -122,15 +148,15 @@ impl Settings {
 
     fn qsd(&self, program: &str, name: &str, storage: Storage, aio: &str, thread: bool) -> Spec {
         let socket = self.socket(storage, name);
-        let blockdev = match storage {
+        let blockdev = match self.file_of(storage) {
             // Like our null disk: a read leaves its buffers unchanged.
-            Storage::Null => {
+            None => {
                 format!("driver=null-co,node-name=disk,size={},read-zeroes=off", self.size_bytes)
             }
             // All servers share the file in turn, and only one of them may hold the lock.
-            Storage::File => format!(
+            Some(file) => format!(
                 "driver=file,node-name=disk,filename={},aio={aio},cache.direct=on,locking=off",
-                self.file.display()
+                file.display()
             ),
         };
         let mut export = format!(
@@ -206,14 +232,15 @@ mod tests {
             ours_args: vec!["--threads=1".to_owned()],
             qsd: Some("qemu-storage-daemon".to_owned()),
             size_bytes: 1 << 30,
-            file: "disk".into(),
+            file: "file".into(),
+            disk: "disk".into(),
             folder: "folder".into(),
             queues: 2,
         }
     }
 
     #[test]
-    fn a_file_is_served_by_ours_and_four_variants_of_qsd() {
+    fn a_file_is_served_by_ours_and_six_variants_of_qsd() {
         let names: Vec<_> = settings().specs(Storage::File).into_iter().map(|s| s.name).collect();
         let expected = [
             "ours",
@@ -221,14 +248,18 @@ mod tests {
             "qsd native +iothread",
             "qsd io_uring",
             "qsd io_uring +iothread",
+            "qsd threads",
+            "qsd threads +iothread",
         ];
         assert_eq!(names, expected);
+        assert_eq!(settings().specs(Storage::Disk).len(), expected.len());
     }
 
     #[test]
     fn sockets_of_all_servers_differ() {
         let mut specs = settings().specs(Storage::File);
         specs.extend(settings().specs(Storage::Null));
+        specs.extend(settings().specs(Storage::Disk));
         let mut sockets: Vec<_> = specs.iter().map(|s| s.socket.clone()).collect();
         let count = sockets.len();
         sockets.sort();

@@ -2,7 +2,10 @@
 //! The machine and the versions, so that numbers can be reproduced.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
+
+use anyhow::{Context, Result};
 
 /// Names and values for the report's head.
 pub fn describe() -> Vec<(String, String)> {
@@ -22,11 +25,38 @@ pub fn describe() -> Vec<(String, String)> {
         ("virtual machine", if hypervisor { "yes" } else { "no" }.to_owned()),
         ("memory", line_of("/proc/meminfo", "MemTotal").unwrap_or_else(unknown)),
         ("kernel", kernel.map_or_else(|_| unknown(), |k| k.trim().to_owned())),
+        ("date", date()),
         ("fio", version("fio")),
         ("bench", env!("CARGO_PKG_VERSION").to_owned()),
         ("command", std::env::args().collect::<Vec<_>>().join(" ")),
     ];
     setup.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The time, for the record.
+fn date() -> String {
+    let output = Command::new("date").args(["-u", "-Iminutes"]).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    text.unwrap_or_else(|_| "unknown".to_owned())
+}
+
+/// File system and device of a file.
+pub fn storage_of(path: &Path) -> Result<String> {
+    let output = Command::new("df").arg("--output=fstype,source").arg(path).output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().nth(1).context("df printed no file system")?;
+    let (kind, device) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let name = device.trim().trim_start_matches("/dev/");
+    let of = |what: &str| {
+        let text = fs::read_to_string(format!("/sys/class/block/{name}/queue/{what}"));
+        text.map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
+    };
+    Ok(format!(
+        "{kind} on {name}, scheduler {}, nr_requests {}, write cache {}",
+        of("scheduler"),
+        of("nr_requests"),
+        of("write_cache")
+    ))
 }
 
 /// First line of what a program says about its version.

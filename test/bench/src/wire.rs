@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Layout of a read or a write in guest memory, as virtio-blk or as virtio-scsi.
+//! Layout of a request in guest memory, as virtio-blk or as virtio-scsi.
 
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, bail};
 use driver::{Area, Segment};
-use virtio_spec::blk::{S_OK, T_IN, T_OUT};
+use virtio_spec::blk::{S_OK, T_FLUSH, T_IN, T_OUT};
 
-use crate::load::{Load, Op};
+use crate::load::Load;
 
 /// virtio-blk: header of 16 bytes, status byte behind it; a cache line for each request.
 const BLK_STATUS_OFFSET: usize = 16;
@@ -25,15 +25,25 @@ const SCSI_SLOT_BYTES: usize = 192;
 
 const READ_10: u8 = 0x28;
 const WRITE_10: u8 = 0x2a;
+const SYNCHRONIZE_CACHE_10: u8 = 0x35;
 /// Initial value of the status byte, until the device writes it.
 const UNTOUCHED: u8 = 0xff;
+
+/// The kind of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    Flush,
+}
 
 /// The protocol of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// virtio-blk.
     Blk,
-    /// virtio-scsi: READ(10) and WRITE(10), as Linux sends them to disks below 2 TiB.
+    /// virtio-scsi: READ(10), WRITE(10) and SYNCHRONIZE CACHE(10), as Linux sends them to disks
+    /// below 2 TiB.
     Scsi,
 }
 
@@ -46,20 +56,29 @@ impl Wire {
         }
     }
 
-    /// Writes the parts that stay the same for all requests.
-    pub(crate) fn lay_out(self, slots: &Area, at: usize, op: Op, block_bytes: u32) {
+    /// Writes the parts that stay the same for all requests of a kind.
+    pub(crate) fn lay_out(self, slots: &Area, at: usize, kind: Kind, block_bytes: u32) {
         match self {
             Self::Blk => {
-                let kind = if op == Op::Randread { T_IN } else { T_OUT };
-                slots.store_u64(at, kind.into(), Ordering::Relaxed);
+                let word = match kind {
+                    Kind::Read => T_IN,
+                    Kind::Write => T_OUT,
+                    Kind::Flush => T_FLUSH,
+                };
+                slots.store_u64(at, word.into(), Ordering::Relaxed);
             }
             Self::Scsi => {
                 let mut request = [0; SCSI_REQUEST_BYTES];
                 // Target 1 (its portal group), LUN 0, single level addressing.
                 request[..4].copy_from_slice(&[1, 1, 0x40, 0]);
                 let cdb = &mut request[SCSI_CDB_OFFSET..];
-                cdb[0] = if op == Op::Randread { READ_10 } else { WRITE_10 };
-                let blocks = (block_bytes / 512) as u16;
+                cdb[0] = match kind {
+                    Kind::Read => READ_10,
+                    Kind::Write => WRITE_10,
+                    Kind::Flush => SYNCHRONIZE_CACHE_10,
+                };
+                // A FLUSH of no blocks is one of all blocks.
+                let blocks = if kind == Kind::Flush { 0 } else { (block_bytes / 512) as u16 };
                 cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
                 slots.write(at, &request);
             }
@@ -82,10 +101,11 @@ impl Wire {
         }
     }
 
-    /// The chain: device-readable parts, then device-writable ones.
+    /// The chain: device-readable parts, then device-writable ones. A FLUSH has the first and the
+    /// last one only.
     #[inline]
-    pub(crate) fn segments(self, header: u64, data: u64, op: Op, len: u32) -> [Segment; 3] {
-        let data = Segment { gpa: data, len, writable: op == Op::Randread };
+    pub(crate) fn segments(self, header: u64, data: u64, kind: Kind, len: u32) -> [Segment; 3] {
+        let data = Segment { gpa: data, len, writable: kind == Kind::Read };
         match self {
             Self::Blk => {
                 let status = Segment::writable(header + BLK_STATUS_OFFSET as u64, 1);

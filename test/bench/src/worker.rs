@@ -10,8 +10,8 @@ use virtio_spec::blk::SECTOR_BYTES;
 use virtio_spec::features::{F_EVENT_IDX, F_INDIRECT_DESC, bit};
 
 use crate::cpu::Times;
-use crate::load::{Load, Mode, Outcome};
-use crate::wire::Wire;
+use crate::load::{Load, Mode, Op, Outcome, READS_PERCENT};
+use crate::wire::{Kind, Wire};
 
 /// Empty polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 1 << 14;
@@ -39,12 +39,16 @@ pub(crate) struct Worker {
     data_stride: u64,
     /// Slot of each chain id in flight.
     slot_of: Vec<u16>,
+    /// Kind of the request that is laid out in each slot.
+    kinds: Vec<Kind>,
     started: Vec<Instant>,
     load: Load,
     indirect: bool,
     event_idx: bool,
     blocks: u64,
     random: u64,
+    /// Next block of a sequential load.
+    position: u64,
 }
 
 impl Worker {
@@ -69,8 +73,9 @@ impl Worker {
         let pattern: Vec<u8> = (0..data.len()).map(|i| (i * 131 / 8) as u8).collect();
         data.write(0, &pattern);
         let slots = memory.alloc_area(depth * wire.slot_bytes(), wire.slot_bytes());
+        let first = if load.op.writes() { Kind::Write } else { Kind::Read };
         for slot in 0..depth {
-            wire.lay_out(&slots, slot * wire.slot_bytes(), load.op, load.block_bytes);
+            wire.lay_out(&slots, slot * wire.slot_bytes(), first, load.block_bytes);
         }
         Ok(Self {
             index,
@@ -79,40 +84,75 @@ impl Worker {
             data: data.gpa(),
             data_stride,
             slot_of: vec![0; load.queue_size.into()],
+            kinds: vec![first; depth],
             started: vec![Instant::now(); depth],
             load: load.clone(),
             indirect,
             event_idx: features & bit(F_EVENT_IDX) != 0,
             blocks,
             random: 0x9e37_79b9_7f4a_7c15 ^ (index + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9),
+            position: blocks * index / u64::from(load.queues),
             queue,
         })
     }
 
     #[inline]
-    fn next_sector(&mut self) -> u64 {
+    fn next_random(&mut self, bound: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let block = (u128::from(self.random) * u128::from(self.blocks)) >> 64;
-        block as u64 * (u64::from(self.load.block_bytes) / SECTOR_BYTES)
+        ((u128::from(self.random) * u128::from(bound)) >> 64) as u64
+    }
+
+    #[inline]
+    fn next_sector(&mut self) -> u64 {
+        let block = if self.load.op.is_sequential() {
+            let block = self.position;
+            self.position = if block + 1 == self.blocks { 0 } else { block + 1 };
+            block
+        } else {
+            self.next_random(self.blocks)
+        };
+        block * (u64::from(self.load.block_bytes) / SECTOR_BYTES)
+    }
+
+    #[inline]
+    fn next_kind(&mut self) -> Kind {
+        let reads = match self.load.op {
+            Op::Randread | Op::Read => true,
+            Op::Randwrite | Op::Write | Op::Writeflush => false,
+            Op::Randrw => self.next_random(100) < READS_PERCENT,
+        };
+        if reads { Kind::Read } else { Kind::Write }
     }
 
     #[inline]
     fn add(&mut self, slot: u16, now: Instant) -> Result<()> {
-        let at = usize::from(slot) * self.wire.slot_bytes();
+        let kind = self.next_kind();
         let sector = self.next_sector();
+        self.started[usize::from(slot)] = now;
+        self.send(slot, kind, sector)
+    }
+
+    #[inline]
+    fn send(&mut self, slot: u16, kind: Kind, sector: u64) -> Result<()> {
+        let at = usize::from(slot) * self.wire.slot_bytes();
+        if self.kinds[usize::from(slot)] != kind {
+            self.wire.lay_out(&self.slots, at, kind, self.load.block_bytes);
+            self.kinds[usize::from(slot)] = kind;
+        }
         self.wire.aim(&self.slots, at, sector);
         let data = self.data + u64::from(slot) * self.data_stride;
         let header = self.slots.gpa() + at as u64;
-        let segments = self.wire.segments(header, data, self.load.op, self.load.block_bytes);
+        let all = self.wire.segments(header, data, kind, self.load.block_bytes);
+        let without_data = [all[0], all[2]];
+        let segments = if kind == Kind::Flush { &without_data[..] } else { &all[..] };
         let id = if self.indirect {
-            self.queue.add_indirect(&segments)?
+            self.queue.add_indirect(segments)?
         } else {
-            self.queue.add(&segments)?
+            self.queue.add(segments)?
         };
         self.slot_of[usize::from(id)] = slot;
-        self.started[usize::from(slot)] = now;
         Ok(())
     }
 
@@ -121,7 +161,7 @@ impl Worker {
         let mut latency_ns = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)?;
         let times = Times::of_this_thread()?;
         let begin = Instant::now();
-        let (mut now, mut last, mut ios, mut polls) = (begin, begin, 0, 0);
+        let (mut now, mut last, mut ios, mut polls) = (begin, begin, 0, 0_u32);
         let (end, ios_max) = match until {
             Until::Time(duration) => (Some(begin + duration), u64::MAX),
             Until::Ios(ios) => (None, ios),
@@ -133,9 +173,9 @@ impl Worker {
         self.show();
         while self.queue.in_flight() > 0 {
             let left = ios_max.saturating_sub(ios);
-            let reaped = self.reap(&mut now, end, left, &mut latency_ns)?;
-            if reaped > 0 {
-                (ios, last, polls) = (ios + reaped, now, 0);
+            let (taken, done) = self.reap(&mut now, end, left, &mut latency_ns)?;
+            if taken > 0 {
+                (ios, last, polls) = (ios + done, now, 0);
                 self.show();
             } else if self.load.mode == Mode::Spin {
                 std::hint::spin_loop();
@@ -153,7 +193,8 @@ impl Worker {
         Ok(Outcome { ios, elapsed: now - begin, latency_ns, waited, busy })
     }
 
-    /// Takes all used chains and adds as many new ones while there is time left.
+    /// Takes all used chains and adds as many new ones while there is time left. Gives the numbers
+    /// of chains and of completed requests: a write with its FLUSH is one request of two chains.
     #[inline]
     fn reap(
         &mut self,
@@ -161,21 +202,26 @@ impl Worker {
         end: Option<Instant>,
         left: u64,
         latency: &mut Histogram<u64>,
-    ) -> Result<u64> {
-        let mut reaped = 0;
+    ) -> Result<(u64, u64)> {
+        let (mut taken, mut done) = (0, 0);
         while let Some(used) = self.queue.take_used()? {
-            if reaped == 0 {
+            if taken == 0 {
                 *now = Instant::now();
             }
-            reaped += 1;
+            taken += 1;
             let slot = self.slot_of[usize::from(used.id)];
             self.wire.check(&self.slots, usize::from(slot) * self.wire.slot_bytes())?;
+            if self.load.op == Op::Writeflush && self.kinds[usize::from(slot)] == Kind::Write {
+                self.send(slot, Kind::Flush, 0)?;
+                continue;
+            }
+            done += 1;
             latency.saturating_record((*now - self.started[usize::from(slot)]).as_nanos() as u64);
-            if reaped < left && end.is_none_or(|end| *now < end) {
+            if done < left && end.is_none_or(|end| *now < end) {
                 self.add(slot, *now)?;
             }
         }
-        Ok(reaped)
+        Ok((taken, done))
     }
 
     #[inline]

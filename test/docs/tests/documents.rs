@@ -124,6 +124,8 @@ fn all_options_of(command: &Command) -> HashSet<String> {
 fn bench() -> Command {
     let bench = bench::compare::Args::augment_args(Command::new("bench"));
     let with = |bench: Command, command| bench.subcommand(command);
+    let bench = with(bench, bench::changes::Args::augment_args(Command::new("compare")));
+    let bench = with(bench, bench::page::Args::augment_args(Command::new("report")));
     let bench = with(bench, bench::socket::Args::augment_args(Command::new("socket")));
     let bench = with(bench, bench::host::Args::augment_args(Command::new("host")));
     with(bench, bench::icount::Args::augment_args(Command::new("icount")))

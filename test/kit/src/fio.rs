@@ -72,7 +72,8 @@ impl Job {
     }
 }
 
-/// The result of a job (or of a group of jobs), for the direction in which it transferred data.
+/// The result of a job (or of a group of jobs): the rate of both directions together, latencies of
+/// the one with more requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     /// Requests a second.
@@ -92,13 +93,16 @@ impl Outcome {
         let json = &text[text.find('{').context("fio printed no JSON")?..];
         let output: Value = serde_json::from_str(json).context("fio's JSON is broken")?;
         let job = &output["jobs"][0];
-        let side = if job["read"]["total_ios"].as_u64() > Some(0) { "read" } else { "write" };
+        let ios = |side: &str| job[side]["total_ios"].as_u64().unwrap_or(0);
+        let (side, other) =
+            if ios("read") >= ios("write") { ("read", "write") } else { ("write", "read") };
         let number = |value: &Value, name: &str| {
             value.as_f64().with_context(|| format!("fio's JSON has no {name}"))
         };
+        let other_iops = if ios(other) > 0 { number(&job[other]["iops"], "iops")? } else { 0.0 };
         let percentiles = &job[side]["clat_ns"]["percentile"];
         Ok(Self {
-            iops: number(&job[side]["iops"], "iops")?,
+            iops: number(&job[side]["iops"], "iops")? + other_iops,
             busy_percent: number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?,
             p50_us: number(&percentiles["50.000000"], "median latency")? / 1e3,
             p99_us: number(&percentiles["99.000000"], "99th percentile")? / 1e3,
@@ -125,6 +129,17 @@ mod tests {
         let outcome = Outcome::parse(text).unwrap();
         assert_eq!((outcome.iops, outcome.p50_us, outcome.p99_us), (500_000.0, 50.0, 90.0));
         assert!((outcome.cpu_us() - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn rates_of_both_directions_add_up() {
+        let text = r#"{"jobs": [{"usr_cpu": 20.0, "sys_cpu": 80.0,
+              "read": {"total_ios": 7, "iops": 700.0,
+                "clat_ns": {"percentile": {"50.000000": 50000, "99.000000": 90000}}},
+              "write": {"total_ios": 3, "iops": 300.0,
+                "clat_ns": {"percentile": {"50.000000": 1000, "99.000000": 2000}}}}]}"#;
+        let outcome = Outcome::parse(text).unwrap();
+        assert_eq!((outcome.iops, outcome.p50_us), (1000.0, 50.0));
     }
 
     #[test]

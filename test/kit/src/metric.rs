@@ -77,6 +77,11 @@ impl Row {
         self.metrics.get(metric.name).map_or(&[], |metric| &metric.values)
     }
 
+    /// All metrics: name, unit, values.
+    pub fn metrics(&self) -> impl Iterator<Item = (&str, &str, &[f64])> {
+        self.metrics.iter().map(|(name, all)| (name.as_str(), all.unit.as_str(), &all.values[..]))
+    }
+
     /// Median of a metric; 0 if it was not measured.
     pub fn median(&self, metric: Metric) -> f64 {
         median(self.values(metric).iter().copied())

@@ -101,22 +101,40 @@ pub struct Goal {
     pub wanted: String,
     /// True if the goal is met.
     pub met: bool,
+    /// The peer that was the best one in this run; empty if the name has it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub peer: String,
 }
 
 impl Goal {
+    fn new(name: String, measured: f64, wanted: String, met: bool) -> Self {
+        Self { name, measured, wanted, met, peer: String::new() }
+    }
+
+    /// Names the peer. It may differ from run to run; the goal's name stays.
+    pub fn over(self, peer: &str) -> Self {
+        Self { peer: peer.to_owned(), ..self }
+    }
+
     /// Met from `bound` up.
     pub fn at_least(name: String, measured: f64, bound: f64) -> Self {
-        Self { name, measured, wanted: format!(">= {bound}"), met: measured >= bound }
+        Self::new(name, measured, format!(">= {bound}"), measured >= bound)
+    }
+
+    /// The name, with the peer if there is one.
+    pub fn title(&self) -> String {
+        let Self { name, peer, .. } = self;
+        if peer.is_empty() { name.clone() } else { format!("{name} ({peer})") }
     }
 
     /// Met up to `bound`.
     pub fn at_most(name: String, measured: f64, bound: f64) -> Self {
-        Self { name, measured, wanted: format!("<= {bound}"), met: measured <= bound }
+        Self::new(name, measured, format!("<= {bound}"), measured <= bound)
     }
 
     /// Met below `bound`.
     pub fn below(name: String, measured: f64, bound: f64) -> Self {
-        Self { name, measured, wanted: format!("< {bound}"), met: measured < bound }
+        Self::new(name, measured, format!("< {bound}"), measured < bound)
     }
 }
 
@@ -157,6 +175,9 @@ pub struct Report {
     /// Goals that could not be judged, with the reasons.
     #[serde(default)]
     pub not_judged: Vec<String>,
+    /// Measurements that a server, a program or the machine did not permit, with the reasons.
+    #[serde(default)]
+    pub left_out: Vec<String>,
 }
 
 impl Report {
@@ -182,18 +203,29 @@ impl Report {
         if !self.goals.is_empty() || !self.not_judged.is_empty() {
             self.write_goals(&mut text);
         }
+        if !self.left_out.is_empty() {
+            let _ = writeln!(text, "\n### Left out\n\n- {}", self.left_out.join("\n- "));
+        }
         text
     }
 
     fn write_goals(&self, text: &mut String) {
         text.push_str("\n### Goals\n\n| | goal | measured | wanted |\n|---|---|---:|---:|\n");
-        for Goal { name, measured, wanted, met } in &self.goals {
-            let verdict = if *met { "PASS" } else { "MISS" };
+        for goal in &self.goals {
+            let Goal { measured, wanted, .. } = goal;
+            let (verdict, name) = (if goal.met { "PASS" } else { "MISS" }, goal.title());
             let _ = writeln!(text, "| {verdict} | {name} | {measured:.3} | {wanted} |");
         }
         for reason in &self.not_judged {
             let _ = writeln!(text, "| - | {reason} | | |");
         }
+    }
+
+    /// Reads the JSON form.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is no report", path.display()))
     }
 
     /// Prints the report; writes its JSON form if a file is given.
@@ -254,17 +286,21 @@ mod tests {
         report.sections.push(Section::new("Rates", "By hand.", &set(), &[Column::subject("who")]));
         report.goals.push(Goal::below("idle".to_owned(), 0.25, 0.1));
         report.not_judged.push("scaling: not measured".to_owned());
+        report.goals[0] = report.goals[0].clone().over("theirs");
+        report.left_out.push("FLUSH: not offered".to_owned());
         let text = report.markdown();
         for part in [
             "## Test\n\n- CPU: `fast`\n\n### Rates\n\nBy hand.\n\n| who |\n|---|\n| ours |\n",
-            "| MISS | idle | 0.250 | < 0.1 |\n| - | scaling: not measured | | |\n",
+            "| MISS | idle (theirs) | 0.250 | < 0.1 |\n| - | scaling: not measured | | |\n",
+            "\n### Left out\n\n- FLUSH: not offered\n",
         ] {
             assert!(text.contains(part), "{text}");
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("result.json");
         report.publish(Some(&path)).unwrap();
-        let read: Report = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        let read = Report::read(&path).unwrap();
         assert_eq!(read.sections[0].rows, set());
+        assert_eq!(read.goals[0].peer, "theirs");
     }
 }

@@ -3,15 +3,17 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
+use kit::fio;
 
+use super::plan::{self, Shape};
 use crate::cpu::{self, CpuList};
 use crate::load::{Chains, Load, Mode, Op};
-use crate::server::{BARE_FIO, OURS, Settings, Spec, Storage, is_qsd};
+use crate::server::{OURS, Settings, Spec, Storage, is_bare, is_qsd};
 use crate::setup;
 
 /// Options of a comparison.
@@ -20,25 +22,28 @@ pub struct Args {
     /// Fewer and shorter rounds: a first look, not a result
     #[arg(long)]
     pub(super) quick: bool,
-    /// Rounds; each measures every server once at every point [default: 5, quick: 3]
+    /// Rounds; each measures every server once at every point [default: 5, quick: 3, of all loads 2]
     #[arg(long)]
     rounds: Option<u32>,
-    /// Seconds of each measurement [default: 1, quick: 0.3]
+    /// Seconds of each measurement [default: 1, quick: 0.3, of all loads 0.15]
     #[arg(long)]
     seconds: Option<f64>,
-    /// Reads or writes
-    #[arg(long, value_enum, default_value = "randread")]
-    pub(super) op: Op,
+    /// Reads, writes or both
+    #[arg(long = "op", value_enum, value_delimiter = ',', default_value = "randread")]
+    ops: Vec<Op>,
     /// Bytes of each request
-    #[arg(long, default_value_t = 4096)]
-    pub(super) block_size: u32,
+    #[arg(long = "block-size", value_delimiter = ',', default_value = "4096")]
+    block_sizes: Vec<u32>,
+    /// All loads of `make report` instead of --op, --block-size, --depth and --mode
+    #[arg(long)]
+    all_loads: bool,
     /// Requests in flight
     #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,32")]
     pub(super) depths: Vec<u16>,
     /// Wait of the client: asleep until a call, or polling
     #[arg(long = "mode", value_enum, value_delimiter = ',', default_value = "event,spin")]
     pub(super) modes: Vec<Mode>,
-    /// Backing storage of the servers
+    /// Backing storage of the servers: a file on a tmpfs, a file on a real disk, nothing
     #[arg(long = "storage", value_parser = parse_storage, value_delimiter = ',', default_value = "file,null")]
     pub(super) storages: Vec<Storage>,
     /// The vhost-blk program [default: next to this program]
@@ -65,9 +70,12 @@ pub struct Args {
     /// Use packed rings (servers that lack them are left out)
     #[arg(long)]
     pub(super) packed: bool,
-    /// Folder of the disk file: a tmpfs
+    /// Folder of the disk file of `file`: a tmpfs
     #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
     pub(super) folder: PathBuf,
+    /// Folder of the disk file of `disk`: on a real disk [default: the cache folder]
+    #[arg(long, value_name = "FOLDER")]
+    dir: Option<PathBuf>,
     /// MiB of the disks
     #[arg(long, default_value_t = 1024)]
     pub(super) size_mib: u64,
@@ -83,22 +91,32 @@ pub struct Args {
     /// Also write everything as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+    /// JSON of an earlier run; a goal that it met and this run misses is a failure
+    #[arg(long, value_name = "FILE")]
+    pub(super) baseline: Option<PathBuf>,
     /// Set by SIGINT and SIGTERM, so that everything is cleaned up.
     #[arg(skip)]
     pub(super) interrupted: Arc<AtomicBool>,
 }
 
+/// Tells a missing part at once and in the report.
+pub(super) fn tell(left_out: &mut Vec<String>, line: String) {
+    eprintln!("bench: {line}");
+    left_out.push(line);
+}
+
 fn parse_storage(text: &str) -> Result<Storage, String> {
     match text {
         "file" => Ok(Storage::File),
+        "disk" => Ok(Storage::Disk),
         "null" => Ok(Storage::Null),
-        _ => Err("use file or null".to_owned()),
+        _ => Err("use file, disk or null".to_owned()),
     }
 }
 
 fn parse_peer(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((name, _)) if name == OURS || name == BARE_FIO || is_qsd(name) => {
+        Some((name, _)) if name == OURS || is_bare(name) || is_qsd(name) => {
             Err(format!("`{name}` is the name of another server in the tables"))
         }
         Some((name, socket)) if !name.is_empty() && !socket.is_empty() => {
@@ -111,18 +129,59 @@ fn parse_peer(text: &str) -> Result<(String, String), String> {
 impl Args {
     /// Number of rounds.
     pub(super) fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(if self.quick { 3 } else { 5 })
+        self.rounds.unwrap_or(match (self.quick, self.all_loads) {
+            (true, true) => 2,
+            (true, false) => 3,
+            (false, _) => 5,
+        })
     }
 
     pub(super) fn duration(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { 0.3 } else { 1.0 }))
+        Duration::from_secs_f64(self.seconds.unwrap_or(match (self.quick, self.all_loads) {
+            (true, true) => 0.15,
+            (true, false) => 0.3,
+            (false, _) => 1.0,
+        }))
     }
 
-    /// The load of one point on one queue.
+    /// The measured loads.
+    pub(super) fn shapes(&self) -> Vec<Shape> {
+        if self.all_loads {
+            return plan::all(self.quick);
+        }
+        let (depths, modes) = (&self.depths, &self.modes);
+        let of = |op: Op| {
+            self.block_sizes.iter().map(move |&block_bytes| {
+                let (depths, modes) = (depths.clone(), modes.clone());
+                Shape { op, block_bytes, depths, modes }
+            })
+        };
+        self.ops.iter().flat_map(|&op| of(op)).collect()
+    }
+
+    /// The folder on a real disk.
+    pub(super) fn dir(&self) -> Result<PathBuf> {
+        if let Some(dir) = &self.dir {
+            return Ok(dir.clone());
+        }
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
+        let dir = cache.context("neither XDG_CACHE_HOME nor HOME is set: give --dir")?;
+        Ok(dir.join("vhost-blk"))
+    }
+
+    /// The load of one point of a shape on one queue.
+    pub(super) fn load_of(&self, shape: &Shape, mode: Mode, depth: u16) -> Load {
+        let Shape { op, block_bytes, .. } = *shape;
+        Load { op, block_bytes, ..self.load(mode, depth) }
+    }
+
+    /// 4 KiB random reads on one queue.
     pub(super) fn load(&self, mode: Mode, depth: u16) -> Load {
         Load {
-            op: self.op,
-            block_bytes: self.block_size,
+            op: Op::Randread,
+            block_bytes: plan::GOAL_BYTES,
             depth,
             mode,
             queues: 1,
@@ -149,18 +208,41 @@ impl Args {
         self.server_cpus.as_ref().map_or(&[], |list| &list.0)
     }
 
-    pub(super) fn settings(&self, folder: PathBuf, file: PathBuf) -> Result<Settings> {
+    pub(super) fn client_cpus(&self) -> &[usize] {
+        self.client_cpus.as_ref().map_or(&[], |list| &list.0)
+    }
+
+    /// An error after SIGINT or SIGTERM.
+    pub(super) fn go_on(&self) -> Result<()> {
+        if self.interrupted.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+
+    /// Paths and sizes for the servers; tells the missing programs.
+    pub(super) fn settings(
+        &self,
+        folder: PathBuf,
+        files: [PathBuf; 2],
+        left_out: &mut Vec<String>,
+    ) -> Result<Settings> {
+        let [file, disk] = files;
         let ours = match &self.vhost_blk {
             Some(path) if path.exists() => Some(path.clone()),
             Some(path) => bail!("{} does not exist: build vhost-blk first", path.display()),
             None => Some(std::env::current_exe()?.with_file_name("vhost-blk")),
         };
         if let Some(path) = ours.as_ref().filter(|path| !path.exists()) {
-            eprintln!("bench: {} is not built: ours is left out", path.display());
+            tell(left_out, format!("{} is not built: ours is left out", path.display()));
         }
         let qsd_runs = self.qsd != "none" && !setup::version(&self.qsd).starts_with("not usable");
         if self.qsd != "none" && !qsd_runs {
-            eprintln!("bench: {} cannot be run: qemu-storage-daemon is left out", self.qsd);
+            let line = format!("{} cannot be run: qemu-storage-daemon is left out", self.qsd);
+            tell(left_out, line);
+        }
+        if !self.no_fio && !fio::installed() {
+            tell(left_out, "fio is not installed: bare fio is left out".to_owned());
         }
         Ok(Settings {
             ours: ours.filter(|path| path.exists()),
@@ -168,13 +250,18 @@ impl Args {
             qsd: qsd_runs.then(|| self.qsd.clone()),
             size_bytes: self.size_mib << 20,
             file,
+            disk,
             folder,
             queues: 2,
         })
     }
 
     pub(super) fn peers(&self, storage: Storage) -> impl Iterator<Item = Spec> {
-        let peers = if storage == Storage::File { &self.peers } else { &self.null_peers };
+        let peers = match storage {
+            Storage::File => self.peers.as_slice(),
+            Storage::Null => self.null_peers.as_slice(),
+            Storage::Disk => &[],
+        };
         peers.iter().map(|(name, socket)| Spec::peer(name, socket))
     }
 }

@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The goals of the io_uring plane.
 //!
-//! Each goal compares with the best variant of qemu-storage-daemon at the same point: the fastest
-//! one for rates, the one with the least CPU time for CPU time.
+//! Only 4 KiB random reads have goals. Each compares with the best variant of qemu-storage-daemon
+//! at the same point: the fastest one for rates, the one with the least CPU time for CPU time.
 
 use kit::metric::{CPU, IOPS, Row, Set};
 use kit::report::Goal;
 
-use crate::goals;
-use crate::server::{BARE_FIO, OURS, is_qsd};
+use super::plan::GOAL_BYTES;
+use crate::goals::{self, BEST_QSD};
+use crate::load::Op;
+use crate::server::{OURS, is_bare, is_qsd};
 
 /// Two queues on two cores: least gain over one queue that counts as scaling.
 const SCALING_MIN: f64 = 1.5;
 
+/// On a real disk, at every depth: least rate over the best of qemu-storage-daemon.
+const DISK_MIN: f64 = 1.15;
+
 /// All goals for which there are measurements.
 pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
     let mut goals = Vec::new();
-    for ours in points.of(OURS) {
+    for ours in points.of(OURS).filter(|row| has_goals(row)) {
         goals.extend(rate_against_qsd(points, ours));
         goals.extend(rate_against_fio(points, ours));
         goals.extend(cpu_against_qsd(points, ours));
@@ -26,34 +31,46 @@ pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
     goals
 }
 
-fn name(what: &str, ours: &Row, other: &Row) -> String {
+/// True for 4 KiB random reads.
+fn has_goals(row: &Row) -> bool {
+    row.label("load") == Op::Randread.to_string() && row.label("block") == GOAL_BYTES.to_string()
+}
+
+fn name(what: &str, ours: &Row, other: &str) -> String {
     let [storage, depth, client] = ["storage", "depth", "client"].map(|label| ours.label(label));
-    format!("{what}, {storage} depth {depth} {client}: ours over {}", other.subject)
+    format!("{what}, {storage} depth {depth} {client}: ours over {other}")
 }
 
 fn rate_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
     let best = points.most(&ours.point, IOPS, is_qsd)?;
     let bound = match ["storage", "depth", "client"].map(|label| ours.label(label)) {
+        // A real device takes most of the time.
+        ["disk", ..] => DISK_MIN,
         [_, "1", "event"] => 2.0,
         [_, "1", _] => 1.0,
         ["file", "32", _] => 1.5,
         ["null", ..] => 1.0,
         _ => return None,
     };
-    Some(Goal::at_least(name("rate", ours, best), ours.over(best, IOPS), bound))
+    let name = name("rate", ours, BEST_QSD);
+    Some(Goal::at_least(name, ours.over(best, IOPS), bound).over(&best.subject))
 }
 
 fn rate_against_fio(points: &Set, ours: &Row) -> Option<Goal> {
-    let same = |label, bare: &Row| bare.label(label) == ours.label(label);
-    let bare = points
-        .of(BARE_FIO)
-        .find(|bare| same("storage", bare) && same("depth", bare) && bare.label("depth") == "32")?;
-    Some(Goal::at_least(name("rate", ours, bare), ours.over(bare, IOPS), 0.9))
+    if ours.label("depth") != "32" && ours.label("storage") != "disk" {
+        return None;
+    }
+    let mut point = ours.point.clone();
+    point.remove("client");
+    let bare = points.most(&point, IOPS, is_bare)?;
+    let name = name("rate", ours, "the best of bare fio");
+    Some(Goal::at_least(name, ours.over(bare, IOPS), 0.9).over(&bare.subject))
 }
 
 fn cpu_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
     let least = points.least(&ours.point, CPU, is_qsd)?;
-    Some(Goal::below(name("CPU per I/O", ours, least), ours.over(least, CPU), 1.0))
+    let name = name("CPU per I/O", ours, "the thriftiest of qemu-storage-daemon");
+    Some(Goal::below(name, ours.over(least, CPU), 1.0).over(&least.subject))
 }
 
 fn two_queues(scaling: &Set) -> impl Iterator<Item = Goal> {
@@ -69,14 +86,18 @@ fn two_queues(scaling: &Set) -> impl Iterator<Item = Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bare::Engine;
     use kit::metric::{IDLE_CPU, point};
 
     fn measured(rows: &[(&str, u16, f64, f64)]) -> Set {
         let mut set = Set::default();
         for (server, depth, rate, cpu) in rows {
-            let client = if *server == BARE_FIO { "-" } else { "event" };
-            let labels: [(&str, &dyn std::fmt::Display); 3] =
-                [("storage", &"file"), ("depth", depth), ("client", &client)];
+            let mut labels: Vec<(&str, &dyn std::fmt::Display)> =
+                vec![("storage", &"file"), ("load", &"randread"), ("block", &4096)];
+            labels.push(("depth", depth));
+            if !is_bare(server) {
+                labels.push(("client", &"event"));
+            }
             set.add(server, &point(&labels), vec![(IOPS, *rate), (CPU, *cpu)]);
         }
         set
@@ -96,10 +117,27 @@ mod tests {
 
     #[test]
     fn bare_fio_bounds_depth_32_only() {
-        let rows = [(OURS, 32, 80.0, 1.0), (OURS, 4, 10.0, 1.0), (BARE_FIO, 32, 100.0, 1.0)];
+        let [psync, uring] = [Engine::Psync, Engine::Uring].map(Engine::name);
+        let mut rows = vec![(OURS, 32, 92.0, 1.0), (OURS, 4, 10.0, 1.0), (psync, 4, 100.0, 1.0)];
+        rows.extend([(psync, 32, 90.0, 1.0), (uring, 32, 100.0, 1.0)]);
         let goals = goals(&measured(&rows));
         assert_eq!(goals.len(), 1);
-        assert!(!goals[0].met);
+        assert_eq!((goals[0].measured, goals[0].peer.as_str()), (0.92, uring));
+    }
+
+    #[test]
+    fn a_real_disk_has_bounds_of_its_own_at_every_depth() {
+        let mut set = Set::default();
+        for (server, rate) in [(OURS, 120.0), ("qsd native", 100.0), ("bare fio psync", 125.0)] {
+            let mut labels: Vec<(&str, &dyn std::fmt::Display)> =
+                vec![("storage", &"disk"), ("load", &"randread"), ("block", &4096), ("depth", &1)];
+            if !is_bare(server) {
+                labels.push(("client", &"event"));
+            }
+            set.add(server, &point(&labels), vec![(IOPS, rate)]);
+        }
+        let goals: Vec<_> = goals(&set).into_iter().map(|g| (g.measured, g.wanted)).collect();
+        assert_eq!(goals[..2], [(1.2, ">= 1.15".to_owned()), (0.96, ">= 0.9".to_owned())]);
     }
 
     #[test]

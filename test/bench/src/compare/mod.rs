@@ -3,6 +3,7 @@
 
 mod args;
 mod goals;
+mod plan;
 mod sample;
 mod scaling;
 
@@ -10,18 +11,22 @@ pub use args::Args;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use kit::fio;
 use kit::metric::{CPU, IDLE_CPU, IOPS, P50, P99, Set, point};
 use kit::report::{Column, Report, Section};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
+use tempfile::NamedTempFile;
 
-use self::sample::{WAITED, idle, point_of, sample};
+use self::args::tell;
+use self::plan::{Shape, bare_point, point_of};
+use self::sample::{WAITED, idle, sample};
+use crate::bare::{self, Engine};
 use crate::client::Client;
-use crate::load::Mode;
-use crate::server::{BARE_FIO, OURS, Server, Settings, Storage};
-use crate::{bare, cpu, disk, setup};
+use crate::load::{Load, Mode};
+use crate::server::{OURS, Server, Settings, Storage};
+use crate::{changes, cpu, disk, setup};
 
 const METHOD: &str = "Medians over the rounds. `ours/it`: rate of ours over that server's. `CPU \
     wait`: time that server and client were ready to run while something else had their CPU; more \
@@ -34,6 +39,7 @@ struct Results {
     points: Set,
     scaling: Set,
     idle: Set,
+    left_out: Vec<String>,
 }
 
 /// Runs the comparison and prints the report.
@@ -45,15 +51,20 @@ pub fn run(args: &Args) -> Result<()> {
         register_conditional_shutdown(signal, 1, args.interrupted.clone())?;
         register(signal, args.interrupted.clone())?;
     }
+    let earlier = args.baseline.as_deref().map(Report::read).transpose()?;
     let folder = tempfile::Builder::new().prefix("bench-").tempdir()?;
-    let disk = if args.storages.contains(&Storage::File) {
-        Some(disk::create(&args.folder, args.size_mib << 20)?)
-    } else {
-        None
-    };
-    let file = disk.as_ref().map_or_else(PathBuf::new, |disk| disk.path().to_owned());
-    let settings = args.settings(folder.path().to_owned(), file)?;
     let mut results = Results { setup: setup::describe(), ..Results::default() };
+    let tmpfs = file(&mut args, Storage::File, &mut results.left_out)?;
+    let disk = file(&mut args, Storage::Disk, &mut results.left_out)?;
+    let files = [&tmpfs, &disk]
+        .map(|file| file.as_ref().map_or_else(PathBuf::new, |file| file.path().to_owned()));
+    let settings = args.settings(folder.path().to_owned(), files, &mut results.left_out)?;
+    if disk.is_some() {
+        let storage = setup::storage_of(&settings.disk)?;
+        results.setup.push(("real disk".to_owned(), storage));
+    }
+    let cpus = format!("client {:?}, server and fio {:?}", args.client_cpus(), args.server_cpus());
+    results.setup.push(("CPUs".to_owned(), cpus));
     for program in settings.ours.iter().map(|p| p.display().to_string()).chain(settings.qsd.clone())
     {
         results.setup.push((program.clone(), setup::version(&program)));
@@ -61,12 +72,40 @@ pub fn run(args: &Args) -> Result<()> {
     for &storage in &args.storages {
         compare(&args, &settings, storage, &mut results)?;
     }
-    report(results).publish(args.json.as_deref())
+    let report = report(results);
+    report.publish(args.json.as_deref())?;
+    earlier.map_or(Ok(()), |earlier| changes::no_goal_lost(&earlier, &report))
+}
+
+/// The file behind a kind of storage, if the kind is wanted. A folder that is no place for it takes
+/// the kind out of the comparison.
+fn file(
+    args: &mut Args,
+    storage: Storage,
+    left_out: &mut Vec<String>,
+) -> Result<Option<NamedTempFile>> {
+    if !args.storages.contains(&storage) {
+        return Ok(None);
+    }
+    let bytes = args.size_mib << 20;
+    if storage == Storage::File {
+        return disk::create(&args.folder, bytes).map(Some);
+    }
+    let folder = args.dir()?;
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    if let Some(why) = disk::is_no_real_disk(&folder)? {
+        let folder = folder.display();
+        tell(left_out, format!("{storage}: {folder} {why}; choose another folder with --dir"));
+        args.storages.retain(|&kept| kept != storage);
+        return Ok(None);
+    }
+    disk::create(&folder, bytes).map(Some)
 }
 
 fn report(results: Results) -> Report {
-    let Results { setup, points, scaling, idle } = results;
+    let Results { setup, points, scaling, idle, left_out } = results;
     let mut report = Report::new("Set-up", setup);
+    report.left_out = left_out;
     report.goals = goals::judge(&points, &scaling, &idle);
     report.sections.push(Section::new("Measurements", METHOD, &points, &columns(&points)));
     if !scaling.rows().is_empty() {
@@ -85,6 +124,8 @@ fn report(results: Results) -> Report {
 fn columns(set: &Set) -> Vec<Column<'_>> {
     vec![
         Column::label("storage"),
+        Column::label("load"),
+        Column::count("block"),
         Column::label("client"),
         Column::count("queues"),
         Column::count("depth"),
@@ -113,7 +154,10 @@ fn compare(
     let all = specs.iter().cloned().chain(args.peers(storage));
     let mut servers = all.map(|spec| spec.start(args.server_cpus())).collect::<Result<Vec<_>>>()?;
     if args.packed {
-        servers.retain(|server| has_packed_rings(args, server));
+        servers.retain(|server| {
+            let load = args.load(Mode::Event, 1);
+            is_possible(server, &load, &format!("{storage}, packed"), &mut results.left_out)
+        });
     }
     if servers.is_empty() {
         bail!("nothing to measure: build vhost-blk, install qemu-storage-daemon or give --peer");
@@ -121,7 +165,13 @@ fn compare(
     for server in &servers {
         results.setup.push((format!("{}, {storage}", server.name), server.command_line.clone()));
     }
-    measure_points(args, settings, storage, &servers, &mut results.points)?;
+    let works = works(args, storage, &servers, &mut results.left_out);
+    for round in 0..args.rounds() {
+        for work in &works {
+            measure(args, settings, storage, work, &mut results.points)?;
+        }
+        eprintln!("bench: {storage} round {} of {}", round + 1, args.rounds());
+    }
     for server in &servers {
         results.idle.add(&server.name, &point(&[("storage", &storage)]), idle(args, server)?);
     }
@@ -136,46 +186,64 @@ fn compare(
     Ok(())
 }
 
-fn has_packed_rings(args: &Args, server: &Server) -> bool {
-    let connected = Client::connect(&server.socket, &args.load(Mode::Event, 1));
+/// A load, and the servers that can run it.
+struct Work<'a> {
+    shape: Shape,
+    servers: Vec<&'a Server>,
+}
+
+/// The loads of a kind of storage; tells those that a server refuses.
+fn works<'a>(
+    args: &Args,
+    storage: Storage,
+    servers: &'a [Server],
+    left_out: &mut Vec<String>,
+) -> Vec<Work<'a>> {
+    let mut works = Vec::new();
+    for shape in args.shapes() {
+        let deepest = shape.depths.iter().copied().max().unwrap_or(1);
+        let load = args.load_of(&shape, Mode::Event, deepest);
+        let what = format!("{storage}, {} of {} bytes", shape.op, shape.block_bytes);
+        let able = |server: &&Server| is_possible(server, &load, &what, left_out);
+        works.push(Work { servers: servers.iter().filter(able).collect(), shape });
+    }
+    works
+}
+
+/// True if the server accepts a client with this load; tells the reason otherwise.
+fn is_possible(server: &Server, load: &Load, what: &str, left_out: &mut Vec<String>) -> bool {
+    let connected = Client::connect(&server.socket, load);
     if let Err(error) = &connected {
-        eprintln!("bench: {} is left out: {error:#}", server.name);
+        tell(left_out, format!("{what}: {} is left out: {error:#}", server.name));
     }
     connected.is_ok()
 }
 
-fn measure_points(
+/// Measures one load once at each depth, on all servers in turn.
+fn measure(
     args: &Args,
     settings: &Settings,
     storage: Storage,
-    servers: &[Server],
+    work: &Work<'_>,
     set: &mut Set,
 ) -> Result<()> {
     let cpus = args.server_cpus();
-    let with_fio = storage == Storage::File && !args.no_fio && fio::installed();
-    for round in 0..args.rounds() {
-        for &depth in &args.depths {
-            for &mode in &args.modes {
-                let load = args.load(mode, depth);
-                for server in servers {
-                    let figures = sample(args, server, &load, cpus)?;
-                    set.add(&server.name, &point_of(storage, &load), figures);
-                }
+    let file = settings.file_of(storage).filter(|_| !args.no_fio && fio::installed());
+    for &depth in &work.shape.depths {
+        for &mode in &work.shape.modes {
+            let load = args.load_of(&work.shape, mode, depth);
+            for server in &work.servers {
+                let figures = sample(args, server, &load, cpus)?;
+                set.add(&server.name, &point_of(storage, &load), figures);
             }
         }
-        for &depth in args.depths.iter().filter(|_| with_fio) {
-            let load = args.load(Mode::Event, depth);
-            let seconds = args.duration().as_secs_f64();
-            let got = bare::measure(&settings.file, &load, cpus, seconds)?;
-            // fio hardly sleeps here: when it did not run, it waited for a CPU or the host had
-            // taken it.
-            let waited = (100.0 - got.busy_percent).max(0.0);
-            let point = point(&[("storage", &storage), ("queues", &1), ("depth", &depth)]);
-            let mut figures = bare::figures(&got);
-            figures.push((WAITED, waited));
-            set.add(BARE_FIO, &point, figures);
+        let load = args.load_of(&work.shape, Mode::Event, depth);
+        let Some(file) = file else { continue };
+        for engine in Engine::ALL {
+            args.go_on()?;
+            let got = bare::measure(file, &load, engine, cpus, args.duration().as_secs_f64())?;
+            set.add(engine.name(), &bare_point(storage, &load), bare::figures(&got, &load));
         }
-        eprintln!("bench: {storage} round {} of {}", round + 1, args.rounds());
     }
     Ok(())
 }

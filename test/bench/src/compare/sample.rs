@@ -1,28 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Samples of one server.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use kit::metric::{CPU, Figures, IDLE_CPU, Metric, Point, point};
+use anyhow::{Context, Result};
+use kit::metric::{CPU, Figures, IDLE_CPU, Metric};
 
 use super::args::Args;
 use crate::client::Client;
 use crate::cpu;
 use crate::load::{Load, Mode};
-use crate::server::{Server, Storage};
+use crate::server::Server;
 
 /// Share of the time that server and client waited for a CPU which another task had.
 pub(super) const WAITED: Metric = Metric::new("waited", "%");
 /// A sample counts as disturbed above this share.
 const WAITED_PERCENT_MAX: f64 = 3.0;
-
-/// The point of a load.
-pub(super) fn point_of(storage: Storage, load: &Load) -> Point {
-    let Load { mode, queues, depth, .. } = load;
-    point(&[("storage", &storage), ("client", mode), ("queues", queues), ("depth", depth)])
-}
 
 /// One measurement; repeats a disturbed one a few times and keeps the least disturbed.
 pub(super) fn sample(
@@ -58,9 +51,7 @@ fn sample_once(
     load: &Load,
     cpus: &[usize],
 ) -> Result<(Figures, f64)> {
-    if args.interrupted.load(Ordering::Relaxed) {
-        bail!("interrupted");
-    }
+    args.go_on()?;
     let mut client = Client::connect(&server.socket, load)?;
     server.pin(cpus)?;
     client.run(args.duration() / 5, &load.cpus)?;

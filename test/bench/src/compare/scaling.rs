@@ -5,7 +5,8 @@ use anyhow::Result;
 use kit::metric::Set;
 
 use super::args::Args;
-use super::sample::{point_of, sample};
+use super::plan::point_of;
+use super::sample::sample;
 use crate::load::{Load, Mode};
 use crate::server::{Spec, Storage};
 

@@ -5,7 +5,7 @@ use kit::metric::{IOPS, Row, Set};
 use kit::report::{Goal, Report};
 
 use super::subject::{Who, is_qsd};
-use crate::goals;
+use crate::goals::{self, BEST_QSD};
 
 /// Rate over the best qemu-storage-daemon at 32 requests in flight.
 const OVER_QSD_DEEP: f64 = 5.0;
@@ -50,10 +50,11 @@ fn over_qsd(points: &Set, row: &Row) -> Vec<Goal> {
     let mut goals = Vec::new();
     let at = (row.label("depth"), row.label("client"));
     match at {
-        ("32", _) => goals.push(Goal::at_least(name(&qsd.subject), ratio, OVER_QSD_DEEP)),
-        ("1", "event") => goals.push(Goal::at_least(name(&qsd.subject), ratio, OVER_QSD_SINGLE)),
+        ("32", _) => goals.push(Goal::at_least(name(BEST_QSD), ratio, OVER_QSD_DEEP)),
+        ("1", "event") => goals.push(Goal::at_least(name(BEST_QSD), ratio, OVER_QSD_SINGLE)),
         _ => {}
     }
+    let mut goals: Vec<_> = goals.into_iter().map(|goal| goal.over(&qsd.subject)).collect();
     if let Some((.., theirs)) = DESIGN_2022.iter().find(|(depth, mode, _)| (*depth, *mode) == at) {
         let name = name("the 2022 design, both relative to qsd");
         goals.push(Goal::at_least(name, ratio / theirs, OVER_2022));

@@ -261,8 +261,10 @@ fn sample(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
 fn bare(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
     let second = cpu::usable()?.get(1).copied();
     let cpus: Vec<_> = second.into_iter().collect();
-    let outcome = bare::measure(subject.device(), &args.load(spot, &[]), &cpus, args.seconds)?;
-    let mut figures = bare::figures(&outcome);
+    let load = args.load(spot, &[]);
+    let outcome =
+        bare::measure(subject.device(), &load, bare::Engine::UringFixed, &cpus, args.seconds)?;
+    let mut figures = bare::figures(&outcome, &load);
     figures.push((MACHINE, outcome.cpu_us()));
     Ok(figures)
 }

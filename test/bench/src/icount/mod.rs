@@ -15,15 +15,18 @@ use clap::Args as ClapArgs;
 use kit::metric::{Figures, Set, point};
 use kit::report::{Report, Section};
 
+pub use self::stages::TITLE as STAGES_TITLE;
+pub use self::table::TITLE as PATHS_TITLE;
+
 use self::table::{CLIENT, SERVER, WHOLE};
-use crate::cpu;
 use crate::host::subject::{Programs, Servers, Subject, Who};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::rig::Speed;
 use crate::worker::Until;
+use crate::{cpu, setup};
 
 /// The reference for `--check`: the output of `--json` on the lab's 6.12 kernel.
-const KEPT: &str = include_str!("../../path-lengths.json");
+pub const KEPT: &str = include_str!("../../path-lengths.json");
 /// Requests before the measured ones.
 const WARM_UP_IOS: u64 = 300;
 
@@ -69,7 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
     for &who in &args.servers.who {
         lengths(&args, &programs, who, &mut paths)?;
     }
-    let mut report = Report::new("Instructions", Vec::new());
+    let mut report = Report::new("Instructions", setup::describe());
     report.sections.push(table::section(&paths));
     report.goals = table::goals(&paths);
     let stages = args.servers.who.contains(&Who::Kernel).then(|| per_stage(&args, &programs));

@@ -8,6 +8,9 @@ use anyhow::{Context, Result, bail};
 use kit::metric::{Metric, Set, median, point};
 use kit::report::{Column, Section};
 
+/// Heading of the section.
+pub const TITLE: &str = "Kernel plane, stage by stage";
+
 /// The trace events in a request's order, one request in flight.
 const STAGES: [&str; 6] = ["chain", "request", "submit", "completion", "used", "notify"];
 
@@ -100,7 +103,7 @@ pub(super) fn section(trace: &str, plain: f64, traced: f64) -> Result<Section> {
         Column::label("to"),
         Column::median("instructions", LENGTH, 1.0, 0),
     ];
-    Ok(Section::new("Kernel plane, stage by stage", &method, &set, &columns))
+    Ok(Section::new(TITLE, &method, &set, &columns))
 }
 
 fn chains(events: &[(usize, f64)]) -> Vec<f64> {

@@ -14,7 +14,8 @@ pub(super) const CLIENT: Metric = Metric::new("client", "instructions");
 /// In the server's threads.
 pub(super) const SERVER: Metric = Metric::new("server", "instructions");
 
-const TITLE: &str = "Path lengths";
+/// Heading of the section.
+pub const TITLE: &str = "Path lengths";
 const METHOD: &str = "Instructions for each 4 KiB random read on null_blk, nothing polls. `whole`: \
     everything, client included; `server`: its threads alone.";
 const KERNEL: &str = Who::Kernel.name();

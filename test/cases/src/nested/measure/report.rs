@@ -50,10 +50,14 @@ fn goals_of(set: &Set, ours: &Row, capped: &str) -> Vec<Goal> {
         ["device", "rw", "vcpus", "depth"].map(|label| ours.label(label));
     let goal = |other: Option<&Row>, bound| {
         let other = other?;
-        let what = if other.subject == NO_GUEST { "the bare device" } else { &other.subject };
+        let what = match other.subject.as_str() {
+            NO_GUEST => "the bare device",
+            SCSI => SCSI,
+            _ => "the best of QEMU",
+        };
         let name =
             format!("{device}, {rw}, {vcpus} vcpus, depth {depth}: kernel plane over {what}");
-        Some(Goal::at_least(name, ours.over(other, IOPS), bound))
+        Some(Goal::at_least(name, ours.over(other, IOPS), bound).over(&other.subject))
     };
     if device == capped {
         let is_deep = depth.parse::<u16>().is_ok_and(|depth| depth >= 32);

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `bench compare`: the change from one report to another.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Args as ClapArgs;
+use kit::metric::{Row, median};
+use kit::report::{Goal, Report};
+
+use crate::significance::{ALPHA, p_value};
+
+/// Options of `bench compare`.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct Args {
+    /// JSON of the earlier run
+    old: PathBuf,
+    /// JSON of the later run
+    new: PathBuf,
+    /// Also print the cells without a significant change
+    #[arg(long)]
+    all: bool,
+}
+
+/// Prints the changes; an error if a goal was met before and is missed now.
+pub fn run(args: &Args) -> Result<()> {
+    let [old, new] = [&args.old, &args.new].map(|path| Report::read(path));
+    let (old, new) = (old?, new?);
+    print!("{}", markdown(&old, &new, args.all));
+    no_goal_lost(&old, &new)
+}
+
+/// An error if a goal was met before and is missed now.
+pub fn no_goal_lost(old: &Report, new: &Report) -> Result<()> {
+    let lost: Vec<_> = lost(old, new).iter().map(|goal| goal.title()).collect();
+    if lost.is_empty() {
+        return Ok(());
+    }
+    bail!("goals that were met before and are missed now:\n  {}", lost.join("\n  "));
+}
+
+/// Goals of `new` that it misses and `old` met.
+fn lost<'a>(old: &Report, new: &'a Report) -> Vec<&'a Goal> {
+    let was_met = |goal: &&Goal| old.goals.iter().any(|was| was.name == goal.name && was.met);
+    new.goals.iter().filter(|goal| !goal.met).filter(was_met).collect()
+}
+
+/// One metric of one cell in both reports.
+struct Change<'a> {
+    section: &'a str,
+    row: &'a Row,
+    metric: &'a str,
+    /// Median of the later run over that of the earlier one.
+    ratio: f64,
+    p: Option<f64>,
+}
+
+impl Change<'_> {
+    fn is_significant(&self) -> bool {
+        self.p.is_some_and(|p| p < ALPHA)
+    }
+
+    fn line(&self) -> String {
+        let labels: Vec<_> = self.row.point.iter().map(|(k, v)| format!("{k} {v}")).collect();
+        let (p, verdict) = match self.p {
+            None => ("-".to_owned(), "too few samples"),
+            Some(p) if p >= ALPHA => (format!("{p:.3}"), "no difference shown"),
+            Some(p) if self.ratio > 1.0 => (format!("{p:.3}"), "greater"),
+            Some(p) => (format!("{p:.3}"), "less"),
+        };
+        format!(
+            "| {} | {} | {} | {} | {:.3} | {p} | {verdict} |",
+            self.section,
+            labels.join(", "),
+            self.row.subject,
+            self.metric,
+            self.ratio
+        )
+    }
+}
+
+/// All metrics of all cells that both reports have.
+fn changes<'a>(old: &Report, new: &'a Report) -> Vec<Change<'a>> {
+    let mut changes = Vec::new();
+    for section in &new.sections {
+        let Some(was) = old.sections.iter().find(|was| was.title == section.title) else {
+            continue;
+        };
+        for row in section.rows.rows() {
+            let Some(before) = was.rows.at(&row.subject, &row.point) else { continue };
+            for (metric, _, values) in row.metrics() {
+                let earlier = before.metrics().find(|(name, ..)| *name == metric);
+                let Some((_, _, earlier)) = earlier else { continue };
+                let medians = [values, earlier].map(|values| median(values.iter().copied()));
+                if medians[1] == 0.0 {
+                    continue;
+                }
+                let (ratio, p) = (medians[0] / medians[1], p_value(earlier, values));
+                changes.push(Change { section: &section.title, row, metric, ratio, p });
+            }
+        }
+    }
+    changes
+}
+
+/// The number of rows of `a` that `b` lacks.
+fn missing(a: &Report, b: &Report) -> usize {
+    let has = |title: &str, row: &Row| {
+        let sections = b.sections.iter().filter(|section| section.title == title);
+        sections.into_iter().any(|section| section.rows.at(&row.subject, &row.point).is_some())
+    };
+    let rows = a.sections.iter().flat_map(|s| s.rows.rows().iter().map(move |row| (&s.title, row)));
+    rows.filter(|(title, row)| !has(title, row)).count()
+}
+
+fn markdown(old: &Report, new: &Report, all: bool) -> String {
+    let changes = changes(old, new);
+    let significant = changes.iter().filter(|change| change.is_significant()).count();
+    let few = changes.iter().filter(|change| change.p.is_none()).count();
+    let mut text = format!(
+        "{} figures in both reports: {significant} differ (Mann-Whitney U, p < {ALPHA}; chance \
+         alone gives {:.0}), {few} have too few samples for the test. Rows in the earlier report \
+         only: {}; in the later one only: {}.\n",
+        changes.len(),
+        ALPHA * (changes.len() - few) as f64,
+        missing(old, new),
+        missing(new, old)
+    );
+    let mut shown = changes.iter().filter(|change| all || change.is_significant()).peekable();
+    if shown.peek().is_some() {
+        text.push_str("\n| section | point | subject | metric | new/old | p | |\n");
+        text.push_str("|---|---|---|---|---:|---:|---|\n");
+    }
+    for change in shown {
+        let _ = writeln!(text, "{}", change.line());
+    }
+    for goal in lost(old, new) {
+        let _ = writeln!(
+            text,
+            "\nLOST: {} is {:.3}, wanted {}",
+            goal.title(),
+            goal.measured,
+            goal.wanted
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kit::metric::{IOPS, Set, point};
+    use kit::report::Section;
+
+    fn report(rates: &[f64], ratio: f64, peer: &str) -> Report {
+        let mut set = Set::default();
+        for rate in rates {
+            set.add("ours", &point(&[("depth", &1)]), vec![(IOPS, *rate)]);
+        }
+        let mut report = Report::new("Test", Vec::new());
+        report.sections.push(Section::new("Rates", "", &set, &[]));
+        report.goals.push(Goal::at_least("rate".to_owned(), ratio, 1.0).over(peer));
+        report
+    }
+
+    const SLOW: [f64; 5] = [1.0, 1.1, 1.2, 1.3, 1.4];
+    const FAST: [f64; 5] = [2.0, 2.1, 2.2, 2.3, 2.4];
+
+    #[test]
+    fn a_clear_change_is_significant_in_both_directions() {
+        let (slow, fast) = (report(&SLOW, 1.0, ""), report(&FAST, 1.0, ""));
+        let better = markdown(&slow, &fast, false);
+        assert!(better.contains("| ours | iops | 1.833 | 0.008 | greater |"), "{better}");
+        let worse = markdown(&fast, &slow, false);
+        assert!(worse.contains("| ours | iops | 0.545 | 0.008 | less |"), "{worse}");
+    }
+
+    #[test]
+    fn noise_is_no_change() {
+        let [a, b] =
+            [[1.0, 1.4, 1.2, 1.6, 1.5], [1.1, 1.3, 1.5, 1.2, 1.6]].map(|r| report(&r, 1.0, ""));
+        assert!(!markdown(&a, &b, false).contains("iops"));
+        assert!(markdown(&a, &b, true).contains("no difference shown"));
+    }
+
+    #[test]
+    fn few_samples_are_told_and_not_judged() {
+        let (a, b) = (report(&SLOW[..3], 1.0, ""), report(&FAST[..3], 1.0, ""));
+        assert!(markdown(&a, &b, true).contains("| 1.909 | - | too few samples |"));
+    }
+
+    #[test]
+    fn a_lost_goal_is_an_error_whoever_is_the_best_peer() {
+        let (met, missed) = (report(&FAST, 1.2, "qsd a"), report(&FAST, 0.9, "qsd b"));
+        let why = no_goal_lost(&met, &missed).unwrap_err().to_string();
+        assert!(why.contains("rate (qsd b)"), "{why}");
+        for (old, new) in [(&missed, &met), (&met, &met), (&missed, &missed)] {
+            assert!(no_goal_lost(old, new).is_ok());
+        }
+    }
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The measured loads.
+
+use kit::metric::{Point, point};
+
+use crate::load::{Load, Mode, Op};
+use crate::server::Storage;
+
+/// Bytes of the requests that have goals.
+pub(super) const GOAL_BYTES: u32 = 4096;
+
+const KIB: u32 = 1 << 10;
+
+/// A load, at its depths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) op: Op,
+    pub(super) block_bytes: u32,
+    pub(super) depths: Vec<u16>,
+    pub(super) modes: Vec<Mode>,
+}
+
+impl Shape {
+    /// A shape whose client sleeps.
+    fn event(op: Op, block_bytes: u32, depths: &[u16]) -> Self {
+        Self { op, block_bytes, depths: depths.to_vec(), modes: vec![Mode::Event] }
+    }
+}
+
+/// All loads of the report; fewer points if it is to be quick.
+pub(super) fn all(quick: bool) -> Vec<Shape> {
+    let few = |few: &'static [u16], many: &'static [u16]| if quick { few } else { many };
+    let every: &[u16] = &[1, 4, 32, 128];
+    let random = Shape::event(Op::Randread, GOAL_BYTES, every);
+    vec![
+        Shape { modes: vec![Mode::Event, Mode::Spin], ..random },
+        Shape::event(Op::Randwrite, 4 * KIB, few(&[1, 32, 128], every)),
+        Shape::event(Op::Randrw, 4 * KIB, few(&[32], every)),
+        Shape::event(Op::Randread, 512, few(&[32], &[1, 32])),
+        // The loads of 2011.
+        Shape::event(Op::Read, 512, few(&[1, 3], &[1, 2, 3])),
+        Shape::event(Op::Write, 512, few(&[1], &[1, 2, 3])),
+        Shape::event(Op::Randread, 64 * KIB, &[32]),
+        Shape::event(Op::Randread, 1024 * KIB, &[32]),
+        Shape::event(Op::Read, 64 * KIB, few(&[4], &[1, 4, 32])),
+        Shape::event(Op::Write, 64 * KIB, few(&[4], &[1, 4, 32])),
+        Shape::event(Op::Read, 1024 * KIB, few(&[4], &[1, 4, 32])),
+        Shape::event(Op::Write, 1024 * KIB, few(&[4], &[1, 4, 32])),
+        Shape::event(Op::Writeflush, 4 * KIB, &[1, 8]),
+    ]
+}
+
+/// The point of a load.
+pub(super) fn point_of(storage: Storage, load: &Load) -> Point {
+    let Load { op, block_bytes, mode, queues, depth, .. } = load;
+    point(&[
+        ("storage", &storage),
+        ("load", op),
+        ("block", block_bytes),
+        ("client", mode),
+        ("queues", queues),
+        ("depth", depth),
+    ])
+}
+
+/// The point of bare fio, which has no client to wait.
+pub(super) fn bare_point(storage: Storage, load: &Load) -> Point {
+    let mut point = point_of(storage, load);
+    point.remove("client");
+    point
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quick_report_has_every_load_of_a_whole_one() {
+        let kinds = |quick| -> Vec<_> {
+            all(quick).into_iter().map(|shape| (shape.op, shape.block_bytes)).collect()
+        };
+        assert_eq!(kinds(true), kinds(false));
+        for (quick, whole) in all(true).iter().zip(all(false)) {
+            assert!(quick.depths.iter().all(|depth| whole.depths.contains(depth)));
+        }
+    }
+}
