@@ -8,6 +8,7 @@ const TAG_KICK: u64 = 1;
 const TAG_MAIL: u64 = 2;
 const TAG_IGNORED: u64 = 3;
 const TAG_TIMER: u64 = 4;
+const TAG_REMOTE: u64 = 5;
 
 /// The meaning of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,11 @@ pub(crate) enum Event {
         /// The poll stays armed.
         armed: bool,
     },
+    /// Another thread delivered events ([`crate::remote`]).
+    Remote {
+        /// The poll stays armed.
+        armed: bool,
+    },
     /// A completion without effect.
     Ignored,
 }
@@ -39,6 +45,7 @@ impl Event {
             Event::Timer(token) => TAG_TIMER << 56 | token_bits(token),
             Event::Kick { queue, .. } => TAG_KICK << 56 | u64::from(queue),
             Event::Mail { .. } => TAG_MAIL << 56,
+            Event::Remote { .. } => TAG_REMOTE << 56,
             Event::Ignored => TAG_IGNORED << 56,
         }
     }
@@ -50,6 +57,7 @@ impl Event {
             TAG_TIMER => Event::Timer(token_of(data)),
             TAG_KICK => Event::Kick { queue: data as u16, armed },
             TAG_MAIL => Event::Mail { armed },
+            TAG_REMOTE => Event::Remote { armed },
             _ => Event::Ignored,
         }
     }
@@ -89,6 +97,7 @@ mod tests {
             Event::Timer(token),
             Event::Kick { queue: 9, armed: true },
             Event::Mail { armed: true },
+            Event::Remote { armed: true },
             Event::Ignored,
         ];
         let back = events.map(|event| Event::from_user_data(event.to_user_data(), true));

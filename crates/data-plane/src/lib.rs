@@ -29,6 +29,7 @@ mod poll;
 mod poll_ring;
 mod portion;
 mod region;
+mod remote;
 mod request_table;
 mod running;
 mod selector;

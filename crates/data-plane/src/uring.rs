@@ -7,12 +7,14 @@
 use crate::affinity::cpu_set;
 use crate::event::Event;
 use crate::poll_ring::{GETEVENTS, PollRing};
+use crate::remote::Inbox;
 use crate::transfer::transfer;
-use backend::{BufList, Engine, Op, Token};
+use backend::{BufList, Engine, Op, Remote, Token};
 use io_uring::types::{CancelBuilder, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 use virtqueue::GuestMemory;
 
@@ -42,6 +44,8 @@ pub(crate) struct Uring {
     vectored_fixed: bool,
     queued: u32,
     poll_ring: Option<PollRing>,
+    /// Events of other threads, if a lane uses some.
+    inbox: Option<Arc<Inbox>>,
 }
 
 impl Uring {
@@ -63,6 +67,7 @@ impl Uring {
             vectored_fixed,
             queued: 0,
             poll_ring,
+            inbox: None,
         })
     }
 
@@ -241,15 +246,34 @@ impl Uring {
         if let Some(poll_ring) = &mut self.poll_ring {
             poll_ring.reap(events);
         }
+        let mut delivered = None;
         for entry in self.ring.completion().take(max) {
             let more = io_uring::cqueue::more(entry.flags());
             let event = Event::from_user_data(entry.user_data(), more);
+            if let Event::Remote { armed } = event {
+                delivered = Some(armed && delivered.unwrap_or(true));
+                continue;
+            }
             events.push(match (event, entry.result()) {
                 // ETIME is the success of a timer, and an error for any other operation.
                 (Event::Timer(token), result) if result == -libc::ETIME => (Event::Lane(token), 0),
                 (Event::Timer(token), result) => (Event::Lane(token), result),
                 other => other,
             });
+        }
+        if let Some(armed) = delivered {
+            self.open_inbox(armed, events);
+        }
+    }
+
+    /// Moves the events of other threads to `events`, and arms the poll again if it has ended.
+    #[cold]
+    fn open_inbox(&mut self, armed: bool, events: &mut Vec<(Event, i32)>) {
+        let Some(inbox) = &self.inbox else { return };
+        let (fd, delivered) = (inbox.fd(), inbox.take());
+        events.extend(delivered.into_iter().map(|(token, result)| (Event::Lane(token), result)));
+        if !armed {
+            self.poll_eventfd(fd, Event::Remote { armed: true });
         }
     }
 
@@ -322,6 +346,19 @@ impl Engine for Uring {
             }
         };
         self.push_entry(&entry.user_data(user_data));
+    }
+
+    #[cold]
+    fn remote(&mut self) -> Remote {
+        let inbox = match &self.inbox {
+            Some(inbox) => Arc::clone(inbox),
+            None => {
+                let made = Arc::new(Inbox::new().expect("an eventfd for the ring's other threads"));
+                self.poll_eventfd(made.fd(), Event::Remote { armed: true });
+                Arc::clone(self.inbox.insert(made))
+            }
+        };
+        Remote::new(inbox)
     }
 }
 

@@ -147,7 +147,8 @@ impl Worker {
                 }
                 Event::Kick { queue, armed } => self.kicked(queue, armed, result),
                 Event::Mail { armed } => self.open_mail(armed),
-                Event::Timer(_) | Event::Ignored => {} // `reap` turns timers into lane events
+                // `reap` turns timers and deliveries into lane events
+                Event::Timer(_) | Event::Remote { .. } | Event::Ignored => {}
             }
         }
         self.events = events; // keeps the allocation
