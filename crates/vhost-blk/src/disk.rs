@@ -68,6 +68,7 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         logical_block_bytes: args.logical_block_size,
         discard: args.discard.is_on(),
         lock: (args.lock == LockMode::Auto).then_some(Duration::ZERO),
+        container: false,
     };
     let mut opened = File::open(path, options.clone());
     let holder = match &opened {
