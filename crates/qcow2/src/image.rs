@@ -7,6 +7,7 @@
 use crate::extents::Extent;
 use crate::header::Header;
 use crate::storage::Store;
+use imago::storage::Storage;
 use imago::{FormatAccess, Mapping};
 use std::io;
 use std::sync::Arc;
@@ -105,13 +106,10 @@ impl Image {
             return Ok(());
         }
         self.is_changed = false;
-        let committed = self.store().and_then(|store| {
-            store.fill_up(self.cluster_bytes)?;
-            store.sync_data()?;
-            self.access.flush()?;
-            store.fill_up(self.cluster_bytes)?;
-            store.sync_data()
-        });
+        // The flush moves the tables from imago's caches to the overlay.
+        let flushed = self.access.flush();
+        let committed =
+            flushed.and_then(|()| self.store().and_then(|store| store.commit(self.cluster_bytes)));
         committed.map_err(|why| {
             let errno = why.raw_os_error().unwrap_or(libc::EIO);
             tracing::error!(
@@ -151,7 +149,7 @@ impl Image {
         match mapping {
             Mapping::Zero { .. } => Ok(Found::Zero(here)),
             Mapping::Raw { storage, offset, writable, .. } => {
-                let bound = storage.len()?;
+                let bound = self.end_of(storage)?;
                 self.check_place(storage, offset, at - start, bound)?;
                 let file_end = start.saturating_add(bound.saturating_sub(offset));
                 let end = end.min(file_end) / SECTOR * SECTOR;
@@ -165,6 +163,13 @@ impl Image {
             Mapping::Special { .. } => Ok(Found::Copy(here)),
             _ => Err(io::Error::other(format!("no mapping at {at}"))),
         }
+    }
+
+    /// End of the places that a table may name. A commit fills the image up to whole clusters.
+    fn end_of(&self, store: &Store) -> io::Result<u64> {
+        let size = store.size()?;
+        let grows = store.index() == 0 && self.access.inner().writable();
+        Ok(if grows { size.next_multiple_of(self.cluster_bytes) } else { size })
     }
 
     /// Refuses a mapping that only a damaged or hostile image has.
@@ -197,39 +202,50 @@ impl Image {
 
     fn write(&mut self, at: u64, data: &[u8]) -> io::Result<Answer> {
         self.check_usable()?;
-        let (len, hides) = match self.find(at, data.len() as u64)? {
+        let (len, hides, frees) = match self.find(at, data.len() as u64)? {
             Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
-            Found::Extent { extent, .. } => ((extent.end - at).min(data.len() as u64), true),
-            Found::Zero(len) | Found::Copy(len) => (len, false),
+            Found::Extent { extent, .. } => ((extent.end - at).min(data.len() as u64), true, false),
+            Found::Zero(len) => (len, false, false),
+            Found::Copy(len) => (self.in_cluster(at, len), false, true),
         };
         self.is_changed = true;
         let prepared = self.access.prepare_data_mapping(at, len, true)?;
         let done = prepared.length().min(len);
         prepared.storage().write_data(&data[..done as usize], prepared.offset())?;
         self.access.commit_data_mapping(prepared)?;
-        self.changed(hides);
+        self.changed(hides, frees)?;
         Ok(Answer::Done(done))
     }
 
     fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         self.check_usable()?;
-        let (len, hides) = match self.find(at, len)? {
+        let (len, hides, frees) = match self.find(at, len)? {
             Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
             Found::Zero(len) => return Ok(Answer::Done(len)),
-            Found::Extent { extent, .. } => ((extent.end - at).min(len), true),
-            Found::Copy(len) => (len, false),
+            Found::Extent { extent, .. } => ((extent.end - at).min(len), true, false),
+            Found::Copy(len) => (self.in_cluster(at, len), false, true),
         };
         self.is_changed = true;
         self.access.write_zeroes(at, len)?;
-        self.changed(hides);
+        self.changed(hides, frees)?;
         Ok(Answer::Done(len))
     }
 
-    /// Ends the extents of backing files, if a change `hides` one.
-    fn changed(&self, hides: bool) {
+    /// Bytes of a range in its first cluster.
+    fn in_cluster(&self, at: u64, len: u64) -> u64 {
+        len.min(self.cluster_bytes - at % self.cluster_bytes)
+    }
+
+    /// Ends the extents of backing files, if a change hides one. A change that may have freed a
+    /// cluster (of compressed data, or of an old table) is committed before the cluster is reused.
+    fn changed(&mut self, hides: bool, frees: bool) -> io::Result<()> {
         if hides {
             self.generation.fetch_add(1, Ordering::SeqCst);
         }
+        if frees || self.store()?.must_commit() {
+            self.commit().map_err(io::Error::from_raw_os_error)?;
+        }
+        Ok(())
     }
 
     /// Data of a backing file, and compressed data, stays: DISCARD promises nothing.

@@ -13,12 +13,15 @@
 //!    punch the file inside of an allocated cluster and leave its table entry.
 
 mod chain;
+#[cfg(test)]
+mod crash_tests;
 mod error;
 mod extents;
 pub mod header;
 mod helper;
 mod image;
 mod lane;
+mod overlay;
 mod piece;
 mod shifted;
 pub mod storage;

@@ -1,36 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The storage below imago: one file of the chain, with the order of writes that a crash needs.
 //!
-//! imago writes metadata in a safe order and syncs nothing in between. Here each of its writes is
-//! durable before the next one begins (`O_DSYNC`), and data written by [`Store::write_data`] is
-//! durable before the next write of metadata. So no table on the disk ever names a cluster whose
-//! reference count or data is missing.
+//! imago's writes wait in an [`Overlay`] for [`Store::commit`], which writes them in phases with a
+//! sync after each. Data of new clusters goes to the file at once ([`Store::write_data`]) and is
+//! durable with the first phase. So no table on the disk ever names a cluster whose reference count
+//! or data is missing.
 // UNSAFETY: imago's `Storage` declares its functions `unsafe` because of alignment, which this
 // storage does not need. No block of this file does anything unsafe.
 #![expect(unsafe_code)]
 
+use crate::overlay::Overlay;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{PreallocateMode, Storage};
 use std::fmt::{self, Display};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One change of a file, for tests of crashes.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// A write; durable at once if `durable`.
+    /// A write.
     Write {
         /// Position in the file.
         offset: u64,
         /// The written bytes.
         data: Vec<u8>,
-        /// Nothing later begins before this is on stable storage.
-        durable: bool,
     },
     /// The file gets this length.
     SetLen(u64),
@@ -48,9 +47,11 @@ pub struct Store {
     /// Number in the chain: 0 is the image itself.
     index: u32,
     file: File,
-    /// The same file with `O_DSYNC`; `None` if it is read-only.
-    durable: Option<File>,
+    writable: bool,
+    overlay: Mutex<Overlay>,
     has_unsynced_data: AtomicBool,
+    /// The refcount table has moved: its old place may be reused after a commit only.
+    must_commit: AtomicBool,
     helper: CommonStorageHelper,
     log: Option<Log>,
 }
@@ -58,13 +59,17 @@ pub struct Store {
 impl Store {
     /// Opens file number `index` of the chain.
     pub fn open(path: &Path, index: u32, writable: bool, log: Option<Log>) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(writable);
-        let file = options.open(path)?;
-        let durable =
-            writable.then(|| options.custom_flags(libc::O_DSYNC).open(path)).transpose()?;
-        let (has_unsynced_data, helper) = (AtomicBool::new(false), CommonStorageHelper::default());
-        Ok(Store { path: path.into(), index, file, durable, has_unsynced_data, helper, log })
+        Ok(Store {
+            path: path.into(),
+            index,
+            file: File::options().read(true).write(writable).open(path)?,
+            writable,
+            overlay: Mutex::default(),
+            has_unsynced_data: AtomicBool::new(false),
+            must_commit: AtomicBool::new(false),
+            helper: CommonStorageHelper::default(),
+            log,
+        })
     }
 
     /// Number in the chain.
@@ -74,13 +79,48 @@ impl Store {
 
     /// Writes the data of a new cluster, which no table names yet.
     pub fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        // imago may have copied the old content of the whole cluster there.
+        self.overlay().forget(offset, data.len() as u64);
+        self.write_file(data, offset)
+    }
+
+    fn write_file(&self, data: &[u8], offset: u64) -> io::Result<()> {
         self.has_unsynced_data.store(true, Ordering::Relaxed);
-        self.log(|| Change::Write { offset, data: data.to_vec(), durable: false });
+        self.log(|| Change::Write { offset, data: data.to_vec() });
         self.file.write_all_at(data, offset)
     }
 
+    /// Writes the waiting changes in phases; each phase is durable before the next.
+    pub fn commit(&self, cluster_bytes: u64) -> io::Result<()> {
+        let mut overlay = self.overlay();
+        self.must_commit.store(false, Ordering::Relaxed);
+        let end = overlay.end().max(self.len()?);
+        self.extend(end.next_multiple_of(cluster_bytes))?;
+        let phases = match overlay.is_empty() {
+            true => Default::default(),
+            false => overlay.phases(&|buf, at| self.read_file(buf, at))?,
+        };
+        for phase in &phases {
+            for (offset, data) in phase {
+                self.write_file(data, *offset)?;
+            }
+            self.sync_data()?;
+        }
+        overlay.clear();
+        Ok(())
+    }
+
+    /// Returns whether a commit must follow before the next change.
+    pub fn must_commit(&self) -> bool {
+        self.must_commit.load(Ordering::Relaxed)
+    }
+
+    fn overlay(&self) -> MutexGuard<'_, Overlay> {
+        self.overlay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Makes the data durable.
-    pub fn sync_data(&self) -> io::Result<()> {
+    fn sync_data(&self) -> io::Result<()> {
         if self.has_unsynced_data.swap(false, Ordering::Relaxed) {
             self.file.sync_data()?;
             self.log(|| Change::Sync);
@@ -88,16 +128,37 @@ impl Store {
         Ok(())
     }
 
-    /// Extends the file to a multiple of `unit`: a read of its last cluster is never short.
-    pub fn fill_up(&self, unit: u64) -> io::Result<()> {
-        let len = self.len()?;
-        let wanted = len.next_multiple_of(unit);
-        if wanted > len {
+    fn extend(&self, wanted: u64) -> io::Result<()> {
+        if wanted > self.len()? {
             self.has_unsynced_data.store(true, Ordering::Relaxed);
             self.log(|| Change::SetLen(wanted));
             self.file.set_len(wanted)?;
         }
         Ok(())
+    }
+
+    /// Reads the file; zeroes behind its end.
+    fn read_file(&self, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !buf.is_empty() {
+            match self.file.read_at(buf, offset) {
+                Ok(0) => {
+                    buf.fill(0);
+                    return Ok(());
+                }
+                Ok(read) => {
+                    offset += read as u64;
+                    buf = &mut buf[read..];
+                }
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(())
+    }
+
+    /// Extends the file to a multiple of `unit`: a read of its last cluster is never short.
+    pub fn fill_up(&self, unit: u64) -> io::Result<()> {
+        self.extend(self.len()?.next_multiple_of(unit))
     }
 
     /// Length of the file in bytes.
@@ -120,7 +181,7 @@ impl Display for Store {
 
 impl Storage for Store {
     fn size(&self) -> io::Result<u64> {
-        self.len()
+        Ok(self.len()?.max(self.overlay().end()))
     }
 
     fn get_filename(&self) -> Option<PathBuf> {
@@ -128,35 +189,25 @@ impl Storage for Store {
     }
 
     unsafe fn pure_readv(&self, bufv: IoVectorMut<'_>, mut offset: u64) -> io::Result<()> {
+        let overlay = self.overlay();
         for mut part in bufv.into_inner() {
-            let mut rest = &mut part[..];
-            while !rest.is_empty() {
-                match self.file.read_at(rest, offset) {
-                    Ok(0) => {
-                        rest.fill(0); // behind the end
-                        offset += rest.len() as u64;
-                        rest = &mut [];
-                    }
-                    Ok(read) => {
-                        offset += read as u64;
-                        rest = &mut rest[read..];
-                    }
-                    Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-                    Err(why) => return Err(why),
-                }
-            }
+            self.read_file(&mut part, offset)?;
+            overlay.patch(&mut part, offset);
+            offset += part.len() as u64;
         }
         Ok(())
     }
 
     unsafe fn pure_writev(&self, bufv: IoVector<'_>, mut offset: u64) -> io::Result<()> {
-        let Some(durable) = &self.durable else {
+        if !self.writable {
             return Err(io::ErrorKind::PermissionDenied.into());
-        };
-        self.sync_data()?;
+        }
+        let mut overlay = self.overlay();
         for part in bufv.into_inner() {
-            durable.write_all_at(&part, offset)?;
-            self.log(|| Change::Write { offset, data: part.to_vec(), durable: true });
+            if (48..60).contains(&offset) || offset == 0 {
+                self.must_commit.store(true, Ordering::Relaxed);
+            }
+            overlay.write(&part, offset, &|buf, at| self.read_file(buf, at))?;
             offset += part.len() as u64;
         }
         Ok(())
@@ -167,7 +218,7 @@ impl Storage for Store {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.sync_data()
+        Ok(()) // `Store::commit` syncs
     }
 
     unsafe fn invalidate_cache(&self) -> io::Result<()> {
@@ -179,11 +230,9 @@ impl Storage for Store {
     }
 
     fn resize(&self, new_size: u64, _: PreallocateMode) -> io::Result<()> {
-        if new_size < self.len()? {
-            return Err(io::ErrorKind::Unsupported.into());
+        match new_size < self.len()? {
+            true => Err(io::ErrorKind::Unsupported.into()),
+            false => self.extend(new_size),
         }
-        self.has_unsynced_data.store(true, Ordering::Relaxed);
-        self.log(|| Change::SetLen(new_size));
-        self.file.set_len(new_size)
     }
 }

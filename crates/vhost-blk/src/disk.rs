@@ -3,11 +3,12 @@
 
 use crate::failure::Failure;
 use crate::options::ServeArgs;
-use crate::values::{BackendKind, LockMode};
+use crate::values::{AllowBacking, BackendKind, Format, LockMode};
 use backend::file::{File, FileError, FileOptions};
 use backend::mem::Mem;
 use backend::null::Null;
 use backend::{Disk, Info, Lane, LockError};
+use qcow2::{Qcow2Disk, Qcow2Error, Qcow2Options};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +34,14 @@ pub struct Opened {
 pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
     let size = args.size.map_or(0, |size| size.0);
     let mut opened = match (args.backend, &args.blk_file) {
-        (BackendKind::File, Some(path)) => open_file(path, args)?,
+        (BackendKind::File, Some(path)) => match args.format {
+            Some(Format::Qcow2) => open_qcow2(path, args)?,
+            Some(Format::Raw) => open_raw(path, args)?,
+            None => {
+                check_is_raw(path)?;
+                open_raw(path, args)?
+            }
+        },
         (BackendKind::Mem, _) => {
             let mem = Mem::new(size).map_err(|error| {
                 Failure::run("get memory for the disk", error, "give a smaller --size")
@@ -61,8 +69,76 @@ pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
     Ok(opened)
 }
 
-fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
-    let mut options = FileOptions {
+/// Refuses a file without `--format` that begins like a qcow2 image: a guest can write such a
+/// header to a raw disk, so the daemon does not guess the format from it.
+fn check_is_raw(path: &Path) -> Result<(), Failure> {
+    let is_regular = std::fs::metadata(path).is_ok_and(|meta| meta.is_file());
+    // A file that cannot be read is refused when it is opened.
+    let looks_like_qcow2 = is_regular
+        && std::fs::File::open(path)
+            .and_then(|file| qcow2::header::is_qcow2(&file))
+            .unwrap_or(false);
+    match looks_like_qcow2 {
+        false => Ok(()),
+        true => Err(Failure::run(
+            format!("serve {} as a raw image", path.display()),
+            "it begins like a qcow2 image",
+            "give --format qcow2, or --format raw if its content is a guest's raw disk",
+        )),
+    }
+}
+
+fn open_raw(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
+    let open = |options: FileOptions| File::open(path, options);
+    let opened = open_patiently(path, args, open, |error| match error {
+        FileError::Lock(error) => Some(error),
+        _ => None,
+    });
+    let file = opened.map_err(file_failure)?;
+    let notices = file.notices().to_vec();
+    Ok(Opened { disk: Arc::new(file), notices })
+}
+
+fn open_qcow2(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
+    if !args.read_only.is_on() {
+        return Err(Failure::run(
+            format!("write to the qcow2 image {}", path.display()),
+            "writes to qcow2 images do not survive every crash yet",
+            "give --read-only, or convert it with `qemu-img convert -O raw`",
+        ));
+    }
+    let allow_backing = match args.allow_backing {
+        AllowBacking::Off => qcow2::AllowBacking::Off,
+        AllowBacking::SameDir => qcow2::AllowBacking::SameDir,
+        AllowBacking::Any => qcow2::AllowBacking::Any,
+    };
+    let open = |file| Qcow2Disk::open(path, &Qcow2Options { file, allow_backing });
+    let opened = open_patiently(path, args, open, |error| match error {
+        Qcow2Error::File(FileError::Lock(error)) => Some(error),
+        _ => None,
+    });
+    let disk = opened.map_err(|error| match error {
+        Qcow2Error::File(error) => file_failure(error),
+        error => Failure::told("open the disk", error),
+    })?;
+    Ok(Opened { notices: disk.notices(), disk: Arc::new(disk) })
+}
+
+fn file_failure(error: FileError) -> Failure {
+    match error {
+        FileError::Lock(error) => Failure::told("lock the image", error),
+        error => Failure::told("open the disk", error),
+    }
+}
+
+/// Opens an image; if another program uses it, says so once and waits for it.
+fn open_patiently<T, E>(
+    path: &Path,
+    args: &ServeArgs,
+    open: impl Fn(FileOptions) -> Result<T, E>,
+    lock_error: impl Fn(&E) -> Option<&LockError>,
+) -> Result<T, E> {
+    let options = FileOptions {
         read_only: args.read_only.is_on(),
         direct: args.direct.is_on(),
         logical_block_bytes: args.logical_block_size,
@@ -70,28 +146,17 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         lock: (args.lock == LockMode::Auto).then_some(Duration::ZERO),
         container: false,
     };
-    let mut opened = File::open(path, options.clone());
-    let holder = match &opened {
-        Err(FileError::Lock(LockError::InUse { holder, .. })) => {
-            Some(holder.as_deref().unwrap_or("an unknown program"))
-        }
-        Err(FileError::Lock(LockError::Claimed { .. })) => Some("the host's kernel"),
-        _ => None,
+    let opened = open(options.clone());
+    let holder = match opened.as_ref().err().and_then(&lock_error) {
+        Some(LockError::InUse { holder, .. }) => holder.as_deref().unwrap_or("an unknown program"),
+        Some(LockError::Claimed { .. }) => "the host's kernel",
+        _ => return opened,
     };
-    if let Some(holder) = holder {
-        let limit = LOCK_PATIENCE.as_secs();
-        let image = path.display();
-        let line = format!("vhost-blk: waits for {image}, in use by {holder}, {limit} s at most");
-        let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
-        options.lock = Some(LOCK_PATIENCE);
-        opened = File::open(path, options);
-    }
-    let file = opened.map_err(|error| match error {
-        FileError::Lock(error) => Failure::told("lock the image", error),
-        error => Failure::told("open the disk", error),
-    })?;
-    let notices = file.notices().to_vec();
-    Ok(Opened { disk: Arc::new(file), notices })
+    let limit = LOCK_PATIENCE.as_secs();
+    let image = path.display();
+    let line = format!("vhost-blk: waits for {image}, in use by {holder}, {limit} s at most");
+    let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
+    open(FileOptions { lock: Some(LOCK_PATIENCE), ..options })
 }
 
 /// Applies the options that every disk has to a disk without options of its own.

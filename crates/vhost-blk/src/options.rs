@@ -4,8 +4,8 @@
 
 use crate::failure::Failure;
 use crate::values::{
-    self, BackendKind, BatchSize, Burst, Cache, CpuList, IoPoll, LockMode, LogFormat, LogLevel,
-    MetricsAddress, OnOff, Plane, Size,
+    self, AllowBacking, BackendKind, BatchSize, Burst, Cache, CpuList, Format, IoPoll, LockMode,
+    LogFormat, LogLevel, MetricsAddress, OnOff, Plane, Size,
 };
 use clap::Args;
 use data_plane::Limits;
@@ -30,10 +30,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH", help_heading = "Socket")]
     pub socket_path: Option<PathBuf>,
 
+    /// Backing files that a qcow2 image may name. The guest can read every file that is allowed
+    #[arg(long, value_name = "RULE", default_value = "off", help_heading = "Disk")]
+    pub allow_backing: AllowBacking,
     /// Kind of storage
     #[arg(long, value_name = "KIND", default_value = "file", help_heading = "Disk")]
     pub backend: BackendKind,
-    /// Raw image file or block device to serve
+    /// Image file or block device to serve
     #[arg(long, value_name = "PATH", help_heading = "Disk")]
     pub blk_file: Option<PathBuf>,
     /// Durability of a completed write. writeback: it may be in a volatile cache until the guest's
@@ -59,6 +62,9 @@ pub struct ServeArgs {
         help_heading = "Disk"
     )]
     pub discard: OnOff,
+    /// Format of the image [default: raw, but a file that begins like a qcow2 image is refused]
+    #[arg(long, value_name = "FORMAT", help_heading = "Disk")]
+    pub format: Option<Format>,
     /// Lock the image against other writers, the way QEMU does
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Disk")]
     pub lock: LockMode,
@@ -233,6 +239,9 @@ impl ServeArgs {
             }
             (BackendKind::Null | BackendKind::Mem, _, None) => {
                 ("it needs a size", "give --size SIZE")
+            }
+            (BackendKind::Null | BackendKind::Mem, ..) if self.format.is_some() => {
+                ("--format is for kind file", "drop --format or --backend")
             }
             _ => return Ok(()),
         };
