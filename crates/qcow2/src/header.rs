@@ -120,7 +120,7 @@ fn check_sizes(bytes: &[u8]) -> Result<u32, Refusal> {
         return Err((format!("clusters of 2^{cluster_bits} bytes (supported: 4K to 2M)"), remedy));
     }
     let size = u64_at(bytes, 24);
-    if size < 512 || size > SIZE_MAX {
+    if !(512..=SIZE_MAX).contains(&size) {
         return Err((format!("a disk of {size} bytes"), "give an image of 512 bytes to 1 EiB"));
     }
     let l1_entries = u32_at(bytes, 36);

@@ -38,7 +38,7 @@ pub(crate) enum Answer {
 /// The question of a lane.
 #[derive(Debug)]
 pub(crate) enum Question {
-    /// Where is the data from this position on, at most this many bytes?
+    /// Read from a position at most this many bytes.
     Read(u64, u64),
     /// Write this at a position, unless its cluster exists.
     Write(u64, Vec<u8>),
@@ -55,6 +55,8 @@ pub(crate) struct Image {
     generation: Arc<AtomicU64>,
     /// Tables have changed since the last commit.
     is_changed: bool,
+    /// An error was logged.
+    has_complained: bool,
     /// errno of a failed commit: the tables on the disk are unknown.
     failure: Option<i32>,
 }
@@ -76,8 +78,14 @@ impl Image {
         header: &Header,
         generation: Arc<AtomicU64>,
     ) -> Self {
-        let cluster_bytes = header.cluster_bytes;
-        Image { access, cluster_bytes, generation, is_changed: false, failure: None }
+        Image {
+            access,
+            cluster_bytes: header.cluster_bytes,
+            generation,
+            is_changed: false,
+            has_complained: false,
+            failure: None,
+        }
     }
 
     /// Answers a question. The answer is valid after [`Image::commit`].
@@ -89,7 +97,9 @@ impl Image {
             Question::Discard(at, len) => self.discard(at, len),
         };
         answered.unwrap_or_else(|why| {
-            tracing::error!("qcow2: {why}");
+            if !std::mem::replace(&mut self.has_complained, true) {
+                tracing::error!("qcow2: {why}; further errors of this image are not logged");
+            }
             Answer::Failed(why.raw_os_error().unwrap_or(libc::EIO))
         })
     }
@@ -176,7 +186,7 @@ impl Image {
     fn check_place(&self, store: &Store, offset: u64, skip: u64, bound: u64) -> io::Result<()> {
         let is_header = store.index() == 0 && offset < self.cluster_bytes;
         let is_behind = store.index() == 0 && offset.saturating_add(skip) >= bound;
-        if is_header || is_behind || offset % SECTOR != 0 {
+        if is_header || is_behind || !offset.is_multiple_of(SECTOR) {
             return Err(io::Error::other(format!(
                 "{store}: a table names the wrong place {offset}"
             )));
@@ -210,6 +220,11 @@ impl Image {
         };
         self.is_changed = true;
         let prepared = self.access.prepare_data_mapping(at, len, true)?;
+        if prepared.offset() < self.cluster_bytes {
+            return Err(io::Error::other(
+                "the refcounts are damaged: the header is counted as free",
+            ));
+        }
         let done = prepared.length().min(len);
         prepared.storage().write_data(&data[..done as usize], prepared.offset())?;
         self.access.commit_data_mapping(prepared)?;

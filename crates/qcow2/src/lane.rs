@@ -5,7 +5,7 @@
 //! an I/O of the file's own lane, or is a question to the helper thread. States of a slot:
 //!
 //! ```text
-//! (none) -> File  <-> Asked     a piece in an extent; a question under way
+//! (none) -> File  <-> Asked     a piece in an extent; a question in flight
 //!        -> Retry -> File       the file's lane was busy: a timer
 //! ```
 
@@ -26,7 +26,7 @@ use std::time::Duration;
 const RETRY: Duration = Duration::from_micros(100);
 const SECTOR: u64 = 512;
 
-/// What a lane knows of its disk.
+/// Properties of the disk that a lane needs.
 pub(crate) struct Limits {
     pub(crate) capacity_bytes: u64,
     pub(crate) read_only: bool,
@@ -38,6 +38,8 @@ struct FileLane {
     lane: Box<dyn Lane>,
     first_file: u32,
 }
+
+type Answered = (Slot, Answer);
 
 /// State of a pending I/O.
 enum Active {
@@ -53,7 +55,7 @@ pub(crate) struct Qcow2Lane {
     generation: Arc<AtomicU64>,
     active: BySlot<Active>,
     work: Sender<Work>,
-    answers: (Sender<(Slot, Answer)>, Receiver<(Slot, Answer)>),
+    answers: (Sender<Answered>, Receiver<Answered>),
     /// Answers whose event has not come yet.
     early: BySlot<Answer>,
     remote: Option<Remote>,

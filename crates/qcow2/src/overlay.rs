@@ -11,7 +11,8 @@
 //! 4. L2 tables, 5. the L1 table, 6. the rest of the header;
 //! 7. refcounts, as they are now.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
 
 /// Smallest write that is atomic, in bytes.
@@ -46,8 +47,9 @@ impl Overlay {
 
     /// Forgets the changes of whole sectors in a range: newer data is in the file.
     pub(crate) fn forget(&mut self, offset: u64, len: u64) {
-        let sectors = offset.div_ceil(SECTOR)..(offset + len) / SECTOR;
-        sectors.for_each(|number| drop(self.0.remove(&number)));
+        for number in offset.div_ceil(SECTOR)..(offset + len) / SECTOR {
+            self.0.remove(&number);
+        }
     }
 
     /// Replaces the bytes of `buf`, which were read at `offset`, by changed ones.
@@ -71,17 +73,18 @@ impl Overlay {
         for number in offset / SECTOR..end.div_ceil(SECTOR) {
             let start = number * SECTOR;
             let (from, to) = (start.max(offset), (start + SECTOR).min(end));
-            if !self.0.contains_key(&number) {
-                let mut sector = [0; SECTOR as usize];
-                if to - from < SECTOR {
-                    below(&mut sector, start)?;
+            let sector = match self.0.entry(number) {
+                Entry::Occupied(changed) => changed.into_mut(),
+                Entry::Vacant(unchanged) => {
+                    let mut sector = [0; SECTOR as usize];
+                    if to - from < SECTOR {
+                        below(&mut sector, start)?;
+                    }
+                    unchanged.insert(sector)
                 }
-                self.0.insert(number, sector);
-            }
-            if let Some(sector) = self.0.get_mut(&number) {
-                sector[(from - start) as usize..(to - start) as usize]
-                    .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
-            }
+            };
+            sector[(from - start) as usize..(to - start) as usize]
+                .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
         }
         Ok(())
     }
@@ -94,8 +97,12 @@ impl Overlay {
     }
 
     /// The writes of each phase.
-    pub(crate) fn phases(&self, below: ReadBelow<'_>) -> io::Result<[Phase; PHASES]> {
-        let places = Places::read(self, below)?;
+    pub(crate) fn phases(
+        &self,
+        cluster_bytes: u64,
+        below: ReadBelow<'_>,
+    ) -> io::Result<[Phase; PHASES]> {
+        let places = Places::read(self, cluster_bytes, below)?;
         let mut phases: [Phase; PHASES] = Default::default();
         for (number, new) in &self.0 {
             let at = number * SECTOR;
@@ -173,12 +180,12 @@ struct Places {
 }
 
 impl Places {
-    fn read(overlay: &Overlay, below: ReadBelow<'_>) -> io::Result<Self> {
+    fn read(overlay: &Overlay, cluster_bytes: u64, below: ReadBelow<'_>) -> io::Result<Self> {
         let header = overlay.read(104, 0, below)?;
         let u32_at =
             |at: usize| header[at..at + 4].iter().fold(0, |n: u64, b| n << 8 | u64::from(*b));
         let u64_at = |at: usize| u32_at(at) << 32 | u32_at(at + 4);
-        let bits = u32_at(20) as u32;
+        let bits = cluster_bytes.trailing_zeros();
         let table = |at: u64, bytes: u64| -> io::Result<HashSet<u64>> {
             const POSITION: u64 = 0x00ff_ffff_ffff_fe00;
             let found = overlay.read(bytes as usize, at, below)?;
@@ -189,12 +196,14 @@ impl Places {
         };
         let (l1, l1_bytes) = (u64_at(40), u32_at(36) * 8);
         let (refcounts, refcount_bytes) = (u64_at(48), u32_at(56) << bits);
-        if l1_bytes > 32 << 20 || refcount_bytes > 32 << 20 {
-            return Err(io::Error::other("a table is too large"));
+        let refcount_order = u32_at(96) as u32;
+        let is_sane = |at: u64, bytes: u64| at < 1 << 56 && bytes <= 32 << 20;
+        if !is_sane(l1, l1_bytes) || !is_sane(refcounts, refcount_bytes) || refcount_order > 6 {
+            return Err(io::Error::other("the header has been damaged"));
         }
         Ok(Places {
             cluster_bits: bits,
-            refcount_order: u32_at(96) as u32,
+            refcount_order,
             refcount_table: refcounts >> bits..(refcounts + refcount_bytes) >> bits,
             l1_table: l1 >> bits..(l1 + l1_bytes).div_ceil(1 << bits),
             refcount_blocks: table(refcounts, refcount_bytes)?,

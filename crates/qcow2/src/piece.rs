@@ -7,8 +7,9 @@ use backend::BufList;
 use libc::iovec;
 
 /// The segments of a part of an I/O. It stays in its slot until the part is done.
-#[derive(Debug, Default)]
-pub(crate) struct Piece(Vec<iovec>);
+pub(crate) struct Piece {
+    _segments: Vec<iovec>,
+}
 
 impl Piece {
     /// The bytes from `skip` on, `len` of them, of `bufs`. The caller keeps the piece until the I/O
@@ -31,6 +32,6 @@ impl Piece {
         // SAFETY: the segments are parts of those of `bufs`, which stay in place for the whole I/O;
         // the heap memory of the list stays in place until the piece is dropped, after the I/O.
         let list = unsafe { BufList::new(segments.as_mut_ptr(), segments.len()) };
-        (Piece(segments), list)
+        (Piece { _segments: segments }, list)
     }
 }

@@ -94,11 +94,11 @@ impl Store {
     pub fn commit(&self, cluster_bytes: u64) -> io::Result<()> {
         let mut overlay = self.overlay();
         self.must_commit.store(false, Ordering::Relaxed);
-        let end = overlay.end().max(self.len()?);
+        let end = overlay.end().max(self.size_bytes()?);
         self.extend(end.next_multiple_of(cluster_bytes))?;
         let phases = match overlay.is_empty() {
             true => Default::default(),
-            false => overlay.phases(&|buf, at| self.read_file(buf, at))?,
+            false => overlay.phases(cluster_bytes, &|buf, at| self.read_file(buf, at))?,
         };
         for phase in &phases {
             for (offset, data) in phase {
@@ -129,7 +129,7 @@ impl Store {
     }
 
     fn extend(&self, wanted: u64) -> io::Result<()> {
-        if wanted > self.len()? {
+        if wanted > self.size_bytes()? {
             self.has_unsynced_data.store(true, Ordering::Relaxed);
             self.log(|| Change::SetLen(wanted));
             self.file.set_len(wanted)?;
@@ -158,11 +158,11 @@ impl Store {
 
     /// Extends the file to a multiple of `unit`: a read of its last cluster is never short.
     pub fn fill_up(&self, unit: u64) -> io::Result<()> {
-        self.extend(self.len()?.next_multiple_of(unit))
+        self.extend(self.size_bytes()?.next_multiple_of(unit))
     }
 
     /// Length of the file in bytes.
-    pub fn len(&self) -> io::Result<u64> {
+    pub fn size_bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 
@@ -181,7 +181,7 @@ impl Display for Store {
 
 impl Storage for Store {
     fn size(&self) -> io::Result<u64> {
-        Ok(self.len()?.max(self.overlay().end()))
+        Ok(self.size_bytes()?.max(self.overlay().end()))
     }
 
     fn get_filename(&self) -> Option<PathBuf> {
@@ -230,7 +230,7 @@ impl Storage for Store {
     }
 
     fn resize(&self, new_size: u64, _: PreallocateMode) -> io::Result<()> {
-        match new_size < self.len()? {
+        match new_size < self.size_bytes()? {
             true => Err(io::ErrorKind::Unsupported.into()),
             false => self.extend(new_size),
         }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// Checks the image with QEMU when the target ends.
-struct Checked(PathBuf, TempDir);
+struct Checked(PathBuf, #[expect(dead_code, reason = "the folder of the image")] TempDir);
 
 impl Drop for Checked {
     fn drop(&mut self) {

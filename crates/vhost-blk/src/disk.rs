@@ -100,13 +100,6 @@ fn open_raw(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
 }
 
 fn open_qcow2(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
-    if !args.read_only.is_on() {
-        return Err(Failure::run(
-            format!("write to the qcow2 image {}", path.display()),
-            "writes to qcow2 images do not survive every crash yet",
-            "give --read-only, or convert it with `qemu-img convert -O raw`",
-        ));
-    }
     let allow_backing = match args.allow_backing {
         AllowBacking::Off => qcow2::AllowBacking::Off,
         AllowBacking::SameDir => qcow2::AllowBacking::SameDir,

@@ -42,7 +42,7 @@ pub enum BackendKind {
 pub enum Format {
     /// The file has the content of the disk.
     Raw,
-    /// A qcow2 image. It is served read-only, in the io_uring data plane.
+    /// A qcow2 image, in the io_uring data plane.
     Qcow2,
 }
 

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 /// The events of other threads; empty and free of cost until [`Delivered::remote`].
 #[derive(Debug, Default)]
-pub struct Delivered(Option<(Sender<(Token, i32)>, Receiver<(Token, i32)>)>);
+pub struct Delivered(Option<(Sender<Event>, Receiver<Event>)>);
 
-struct Sent(Sender<(Token, i32)>);
+type Event = (Token, i32);
+
+struct Sent(Sender<Event>);
 
 impl Deliver for Sent {
     fn deliver(&self, token: Token, result: i32) {
@@ -26,7 +28,7 @@ impl Delivered {
     }
 
     /// The next event, if there is one.
-    pub fn next(&mut self) -> Option<(Token, i32)> {
+    pub fn poll(&mut self) -> Option<(Token, i32)> {
         self.0.as_ref()?.1.try_recv().ok()
     }
 

@@ -130,7 +130,7 @@ impl TestEngine for SyncEngine {
     }
 
     fn next_event(&mut self, limit: Duration) -> Option<(Token, i32)> {
-        if let Some(event) = self.delivered.next() {
+        if let Some(event) = self.delivered.poll() {
             return Some(event);
         }
         let next = match self.quirks.newest_first {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Images made by `qemu-img`, for the tests of the crate.
-#![allow(dead_code)]
+#![allow(dead_code)] // each test program uses some of it
 
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
 use std::path::{Path, PathBuf};
