@@ -147,7 +147,7 @@ fn run(seed: u64, steps: u32, options: &str, with_backing: bool) -> Run {
                 byte = byte.wrapping_add(1).max(1);
                 let at = random(&mut state) % (DISK - (64 << 10)) / SECTOR * SECTOR;
                 let len = (1 + random(&mut state) % 48) * SECTOR;
-                (at, len, if random(&mut state) % 6 == 0 { 0 } else { byte })
+                (at, len, if random(&mut state).is_multiple_of(6) { 0 } else { byte })
             })
             .collect();
         writer.batch(&batch);
