@@ -16,6 +16,9 @@ pub struct BufList {
     count: u32,
 }
 
+// SAFETY: the caller of `new` guarantees the memory, whichever thread carries out the I/O.
+unsafe impl Send for BufList {}
+
 impl BufList {
     /// No memory at all.
     pub const EMPTY: BufList = BufList { iovs: std::ptr::null_mut(), count: 0 };

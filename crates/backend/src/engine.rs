@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The asynchronous operations that a lane may start on its thread's engine.
 
+use crate::Remote;
 use crate::bufs::BufList;
 use crate::io::Slot;
 use std::time::Duration;
@@ -81,4 +82,8 @@ pub trait Engine {
     /// Accepts `op`. The engine's owner delivers the result to [`crate::Lane::event`] with `token`.
     /// At most one operation of a (slot, layer) pair is outstanding.
     fn push(&mut self, op: Op, token: Token);
+
+    /// A handle with which another thread delivers an event to a lane of this engine. It counts as
+    /// the outstanding operation of its (slot, layer) pair. A lane asks once and keeps it.
+    fn remote(&mut self) -> Remote;
 }

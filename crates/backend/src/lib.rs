@@ -7,7 +7,7 @@
 //!
 //! A lane does not wait and owns no ring. [`Lane::start`] either completes an [`Io`] at once or
 //! pushes an [`Op`] to the thread's [`Engine`] (io_uring in the data plane), and [`Lane::event`]
-//! gets the result. Wrappers ([`wrap`]) are lanes around lanes.
+//! gets the result. Work of another thread ends through a [`Remote`]. Wrappers ([`wrap`]) are lanes around lanes.
 //!
 //! This crate does not know virtqueues, guest-physical addresses or status bytes, and starts no
 //! thread.
@@ -22,6 +22,7 @@ pub mod io;
 pub mod lock;
 pub mod mem;
 pub mod null;
+pub mod remote;
 pub mod resize;
 pub mod wrap;
 
@@ -32,6 +33,7 @@ pub use io::{Io, IoError, IoKind, Slot, Step};
 pub use lock::LockError;
 pub use mem::Mem;
 pub use null::Null;
+pub use remote::{Deliver, Remote};
 pub use resize::ResizeError;
 
 use std::os::fd::{BorrowedFd, RawFd};

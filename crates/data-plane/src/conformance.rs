@@ -5,7 +5,9 @@ use crate::event::Event;
 use crate::uring::Uring;
 use backend::conformance::{Target, TestEngine};
 use backend::wrap::{Delay, Fault, FaultRule, Limit, OpSet, Rates, Record};
-use backend::{Disk, Engine, File, FileIndex, FileOptions, IoError, Mem, Null, Op, Slot, Token};
+use backend::{
+    Disk, Engine, File, FileIndex, FileOptions, IoError, Mem, Null, Op, Remote, Slot, Token,
+};
 use backend::{conformance, conformance_without_data};
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -26,12 +28,14 @@ struct Waited {
     uring: Uring,
     events: VecDeque<(Token, i32)>,
     outstanding: usize,
+    /// Other threads deliver events that `outstanding` does not count.
+    has_remote: bool,
 }
 
 impl Waited {
     fn new() -> Self {
         let uring = Uring::new().expect("an io_uring");
-        Waited { uring, events: VecDeque::new(), outstanding: 0 }
+        Waited { uring, events: VecDeque::new(), outstanding: 0, has_remote: false }
     }
 
     fn reap(&mut self) {
@@ -49,6 +53,11 @@ impl Engine for Waited {
         self.outstanding += 1;
         self.uring.of_disk(0).push(op, token);
     }
+
+    fn remote(&mut self) -> Remote {
+        self.has_remote = true;
+        self.uring.of_disk(0).remote()
+    }
 }
 
 impl TestEngine for Waited {
@@ -57,7 +66,7 @@ impl TestEngine for Waited {
     }
 
     fn next_event(&mut self, limit: Duration) -> Option<(Token, i32)> {
-        if self.outstanding == 0 {
+        if self.outstanding == 0 && !self.has_remote {
             return None;
         }
         if self.events.is_empty() {
@@ -71,7 +80,7 @@ impl TestEngine for Waited {
             self.reap();
         }
         let event = self.events.pop_front()?;
-        self.outstanding -= 1;
+        self.outstanding = self.outstanding.saturating_sub(1);
         Some(event)
     }
 }
@@ -195,4 +204,30 @@ fn a_block_device_is_discarded_without_waiting() {
     let (range, behind) = rest.split_at(len as usize);
     assert!(before.iter().chain(behind).all(|byte| *byte == 0xaa), "it changed its neighbours");
     assert!(range.iter().all(|byte| *byte == 0), "a loop device punches a hole");
+}
+
+#[test]
+fn other_threads_deliver_events_to_a_sleeping_ring() {
+    let mut engine = Waited::new();
+    let remote = engine.remote();
+    let delivers = |first: u32| {
+        let remote = remote.clone();
+        std::thread::spawn(move || {
+            for n in first..first + 500 {
+                remote.complete(Token { slot: Slot(n), layer: 3 }, n as i32);
+            }
+        })
+    };
+    let threads = [delivers(0), delivers(500)];
+    let mut found: Vec<i32> = (0..1000)
+        .map(|_| {
+            let event = engine.next_event(Duration::from_secs(30));
+            let (token, result) = event.expect("each delivery is an event");
+            assert_eq!(token, Token { slot: Slot(result as u32), layer: 3 });
+            result
+        })
+        .collect();
+    found.sort_unstable();
+    assert_eq!(found, (0..1000).collect::<Vec<_>>());
+    assert!(threads.into_iter().all(|thread| thread.join().is_ok()));
 }

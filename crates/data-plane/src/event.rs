@@ -9,6 +9,7 @@ const TAG_KICK: u64 = 1;
 const TAG_MAIL: u64 = 2;
 const TAG_IGNORED: u64 = 3;
 const TAG_TIMER: u64 = 4;
+const TAG_REMOTE: u64 = 5;
 
 /// Bits of a slot that hold the index of an entry of a queue's in-flight table. Slots are dense:
 /// wrappers keep a list with a place for each slot.
@@ -41,6 +42,11 @@ pub(crate) enum Event {
         /// The poll stays armed.
         armed: bool,
     },
+    /// Another thread delivered events ([`crate::remote`]).
+    Remote {
+        /// The poll stays armed.
+        armed: bool,
+    },
     /// A completion without effect.
     Ignored,
 }
@@ -54,6 +60,7 @@ impl Event {
                 TAG_KICK << 56 | disk_bits(disk) | u64::from(queue)
             }
             Event::Mail { .. } => TAG_MAIL << 56,
+            Event::Remote { .. } => TAG_REMOTE << 56,
             Event::Ignored => TAG_IGNORED << 56,
         }
     }
@@ -67,6 +74,7 @@ impl Event {
                 Event::Kick { queue: QueueId { disk: disk_of(data), queue: data as u16 }, armed }
             }
             TAG_MAIL => Event::Mail { armed },
+            TAG_REMOTE => Event::Remote { armed },
             _ => Event::Ignored,
         }
     }
@@ -118,6 +126,7 @@ mod tests {
             Event::Timer { disk: 1, token },
             Event::Kick { queue, armed: true },
             Event::Mail { armed: true },
+            Event::Remote { armed: true },
             Event::Ignored,
         ];
         let back = events.map(|event| Event::from_user_data(event.to_user_data(), true));

@@ -32,6 +32,7 @@ mod pool;
 mod port;
 mod portion;
 mod region;
+mod remote;
 mod request_table;
 mod running;
 mod selector;

@@ -8,13 +8,15 @@ use crate::affinity::cpu_set;
 use crate::event::Event;
 use crate::poll_ring::{GETEVENTS, PollRing};
 use crate::port::{self, Port};
+use crate::remote::{Inbox, Sender};
 use crate::table::Table;
 use crate::transfer::transfer;
-use backend::{Engine, Op, Token};
+use backend::{Engine, Op, Remote, Token};
 use io_uring::types::{CancelBuilder, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Entries of the submission ring. A larger batch takes several submissions.
@@ -38,6 +40,8 @@ pub(crate) struct Uring {
     queued: u32,
     /// Exists while a disk wants it.
     pub(crate) poll_ring: Option<PollRing>,
+    /// Events of other threads, if a lane uses some.
+    inbox: Option<Arc<Inbox>>,
 }
 
 impl Uring {
@@ -61,6 +65,7 @@ impl Uring {
             vectored_fixed,
             queued: 0,
             poll_ring: None,
+            inbox: None,
         })
     }
 
@@ -156,9 +161,14 @@ impl Uring {
         if let Some(poll_ring) = &mut self.poll_ring {
             poll_ring.reap(&mut self.ports, events);
         }
+        let mut delivered = None;
         for entry in self.ring.completion().take(max) {
             let more = io_uring::cqueue::more(entry.flags());
             let event = Event::from_user_data(entry.user_data(), more);
+            if let Event::Remote { armed } = event {
+                delivered = Some(armed && delivered.unwrap_or(true));
+                continue;
+            }
             events.push(match (event, entry.result()) {
                 // ETIME is the success of a timer, and an error for any other operation.
                 (Event::Timer { disk, token }, result) => {
@@ -166,6 +176,31 @@ impl Uring {
                 }
                 other => other,
             });
+        }
+        if let Some(armed) = delivered {
+            self.open_inbox(armed, events);
+        }
+    }
+
+    /// The list of events of other threads, made at the first use.
+    fn inbox(&mut self) -> Arc<Inbox> {
+        if let Some(inbox) = &self.inbox {
+            return Arc::clone(inbox);
+        }
+        let made = Arc::new(Inbox::new().expect("an eventfd for the ring's other threads"));
+        self.poll_eventfd(made.fd(), Event::Remote { armed: true });
+        Arc::clone(self.inbox.insert(made))
+    }
+
+    /// Moves the events of other threads to `events`, and arms the poll again if it has ended.
+    #[cold]
+    fn open_inbox(&mut self, armed: bool, events: &mut Vec<(Event, i32)>) {
+        let Some(inbox) = &self.inbox else { return };
+        let (fd, delivered) = (inbox.fd(), inbox.take());
+        let lane_event = |(disk, token, result)| (Event::Lane { disk, token }, result);
+        events.extend(delivered.into_iter().map(lane_event));
+        if !armed {
+            self.poll_eventfd(fd, Event::Remote { armed: true });
         }
     }
 
@@ -242,6 +277,11 @@ impl Engine for LaneEngine<'_> {
             }
         };
         uring.push_entry(&entry.user_data(user_data));
+    }
+
+    #[cold]
+    fn remote(&mut self) -> Remote {
+        Remote::new(Arc::new(Sender { inbox: self.uring.inbox(), disk: self.disk }))
     }
 }
 

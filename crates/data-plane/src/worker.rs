@@ -152,7 +152,8 @@ impl Worker {
                 Event::Lane { disk, token } => self.lane_event(disk, token, result),
                 Event::Kick { queue, armed } => self.kicked(queue, armed, result),
                 Event::Mail { armed } => self.open_mail(armed),
-                Event::Timer { .. } | Event::Ignored => {} // `reap` turns timers into lane events
+                // `reap` turns timers and deliveries into lane events
+                Event::Timer { .. } | Event::Remote { .. } | Event::Ignored => {}
             }
         }
         self.events = events; // keeps the allocation

@@ -3,11 +3,12 @@
 
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::values::{BackendKind, LockMode};
+use crate::values::{AllowBacking, BackendKind, Format, LockMode};
 use backend::file::{File, FileError, FileOptions};
 use backend::mem::Mem;
 use backend::null::Null;
 use backend::{Disk, ImageLock, Info, Lane, LockError};
+use qcow2::{Qcow2Disk, Qcow2Error, Qcow2Options};
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -68,38 +69,108 @@ pub fn open(args: &DiskArgs, image: Option<&OwnedFd>) -> Result<Opened, Failure>
 fn open_file(path: &Path, image: Option<&OwnedFd>, args: &DiskArgs) -> Result<Opened, Failure> {
     let passed = image.map(|image| format!("/proc/self/fd/{}", image.as_raw_fd()));
     let opened_path = passed.as_ref().map_or(path, Path::new);
+    match args.format {
+        Some(Format::Qcow2) if passed.is_some() => Err(Failure::usage(
+            "serve a passed descriptor as qcow2",
+            "the image may name other files by their paths",
+            "give --blk-file without a descriptor",
+        )),
+        Some(Format::Qcow2) => open_qcow2(path, args),
+        Some(Format::Raw) => open_raw(opened_path, path, args),
+        None => {
+            check_is_raw(opened_path, path)?;
+            open_raw(opened_path, path, args)
+        }
+    }
+}
+
+/// Refuses a file without `--format` that begins like a qcow2 image: a guest can write such a
+/// header to a raw disk, so the daemon does not guess the format from it.
+fn check_is_raw(opened_path: &Path, path: &Path) -> Result<(), Failure> {
+    let is_regular = std::fs::metadata(opened_path).is_ok_and(|meta| meta.is_file());
+    // A file that cannot be read is refused when it is opened.
+    let looks_like_qcow2 = is_regular
+        && std::fs::File::open(opened_path)
+            .and_then(|file| qcow2::header::is_qcow2(&file))
+            .unwrap_or(false);
+    match looks_like_qcow2 {
+        false => Ok(()),
+        true => Err(Failure::run(
+            format!("serve {} as a raw image", path.display()),
+            "it begins like a qcow2 image",
+            "give --format qcow2, or --format raw if its content is a guest's raw disk",
+        )),
+    }
+}
+
+fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
+    let open = |options: FileOptions| File::open_as(opened_path, path, options);
     let follows = args.lock == LockMode::Auto;
     let locks_at_start = follows && !args.incoming.is_on();
-    let mut options = FileOptions {
+    let opened = open_patiently(path, locks_at_start, args, open, |error| match error {
+        FileError::Lock(error) => Some(error),
+        _ => None,
+    });
+    let file = opened.map_err(file_failure)?;
+    let notices = file.notices().to_vec();
+    let lock = follows.then(|| (file.image_lock(), locks_at_start));
+    Ok(Opened { disk: Arc::new(file), lock, notices })
+}
+
+fn open_qcow2(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
+    let allow_backing = match args.allow_backing {
+        AllowBacking::Off => qcow2::AllowBacking::Off,
+        AllowBacking::SameDir => qcow2::AllowBacking::SameDir,
+        AllowBacking::Any => qcow2::AllowBacking::Any,
+    };
+    let open = |file| Qcow2Disk::open(path, &Qcow2Options { file, allow_backing });
+    let locks = args.lock == LockMode::Auto;
+    let opened = open_patiently(path, locks, args, open, |error| match error {
+        Qcow2Error::File(FileError::Lock(error)) => Some(error),
+        _ => None,
+    });
+    let disk = opened.map_err(|error| match error {
+        Qcow2Error::File(error) => file_failure(error),
+        error => Failure::told("open the disk", error),
+    })?;
+    // Its tables are in memory, so that the lock follows no guest to another daemon.
+    Ok(Opened { notices: disk.notices(), lock: None, disk: Arc::new(disk) })
+}
+
+fn file_failure(error: FileError) -> Failure {
+    match error {
+        FileError::Lock(error) => Failure::told("lock the image", error),
+        error => Failure::told("open the disk", error),
+    }
+}
+
+/// Opens an image; if another program uses it, says so once and waits for it.
+fn open_patiently<T, E>(
+    path: &Path,
+    locks: bool,
+    args: &DiskArgs,
+    open: impl Fn(FileOptions) -> Result<T, E>,
+    lock_error: impl Fn(&E) -> Option<&LockError>,
+) -> Result<T, E> {
+    let options = FileOptions {
         read_only: args.read_only.is_on(),
         direct: args.direct.is_on(),
         logical_block_bytes: args.logical_block_size,
         discard: args.discard.is_on(),
-        lock: locks_at_start.then_some(Duration::ZERO),
+        lock: locks.then_some(Duration::ZERO),
+        container: false,
     };
-    let mut opened = File::open_as(opened_path, path, options.clone());
-    let holder = match &opened {
-        Err(FileError::Lock(LockError::InUse { holder, .. })) => {
-            Some(holder.as_deref().unwrap_or("an unknown program"))
-        }
-        Err(FileError::Lock(LockError::Claimed { .. })) => Some("the host's kernel"),
-        _ => None,
+    let opened = open(options.clone());
+    let holder = match opened.as_ref().err().and_then(&lock_error) {
+        Some(LockError::InUse { holder, .. }) => holder.as_deref().unwrap_or("an unknown program"),
+        Some(LockError::Claimed { .. }) => "the host's kernel",
+        _ => return opened,
     };
-    if let Some(holder) = holder {
-        let limit = LOCK_PATIENCE.as_secs();
-        let image = path.display();
-        let line = format!("vhost-blk: waits for {image}, in use by {holder}, {limit} s at most");
-        let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
-        options.lock = Some(LOCK_PATIENCE);
-        opened = File::open_as(opened_path, path, options);
-    }
-    let file = opened.map_err(|error| match error {
-        FileError::Lock(error) => Failure::told("lock the image", error),
-        error => Failure::told("open the disk", error),
-    })?;
-    let notices = file.notices().to_vec();
-    let lock = follows.then(|| (file.image_lock(), locks_at_start));
-    Ok(Opened { disk: Arc::new(file), lock, notices })
+    let limit = LOCK_PATIENCE.as_secs();
+    let image = path.display();
+    let line = format!("vhost-blk: waits for {image}, in use by {holder}, {limit} s at most");
+    let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
+    open(FileOptions { lock: Some(LOCK_PATIENCE), ..options })
 }
 
 /// Applies the options that every disk has to a disk without options of its own.

@@ -4,8 +4,8 @@
 
 use crate::failure::Failure;
 use crate::values::{
-    self, BackendKind, BatchSize, Burst, Cache, CpuList, IoPoll, IoTimeout, LockMode, LogFormat,
-    LogLevel, MetricsAddress, OnError, OnOff, Plane, Size,
+    self, AllowBacking, BackendKind, BatchSize, Burst, Cache, CpuList, Format, IoPoll, IoTimeout,
+    LockMode, LogFormat, LogLevel, MetricsAddress, OnError, OnOff, Plane, Size,
 };
 use clap::Args;
 use data_plane::Limits;
@@ -26,10 +26,13 @@ pub struct DiskArgs {
     #[arg(long, value_name = "PATH", help_heading = "Socket")]
     pub socket_path: Option<PathBuf>,
 
+    /// Backing files that a qcow2 image may name. The guest can read every file that is allowed
+    #[arg(long, value_name = "RULE", default_value = "off", help_heading = "Disk")]
+    pub allow_backing: AllowBacking,
     /// Kind of storage
     #[arg(long, value_name = "KIND", default_value = "file", help_heading = "Disk")]
     pub backend: BackendKind,
-    /// Raw image file or block device to serve
+    /// Image file or block device to serve
     #[arg(long, value_name = "PATH", help_heading = "Disk")]
     pub blk_file: Option<PathBuf>,
     /// Durability of a completed write. writeback: it may be in a volatile cache until the guest's
@@ -55,6 +58,9 @@ pub struct DiskArgs {
         help_heading = "Disk"
     )]
     pub discard: OnOff,
+    /// Format of the image [default: raw, but a file that begins like a qcow2 image is refused]
+    #[arg(long, value_name = "FORMAT", help_heading = "Disk")]
+    pub format: Option<Format>,
     /// Wait for a guest that migrates from another daemon with the same image: lock the image only
     /// when the guest arrives, and write nothing before
     #[arg(
@@ -280,14 +286,26 @@ impl DiskArgs {
             (BackendKind::Null | BackendKind::Mem, _, None) => {
                 ("it needs a size", "give --size SIZE")
             }
+            (BackendKind::Null | BackendKind::Mem, ..) if self.format.is_some() => {
+                ("--format is for kind file", "drop --format or --backend")
+            }
             _ => return self.check_incoming(),
         };
         Err(Failure::usage(what, why, remedy))
     }
 
     fn check_incoming(&self) -> Result<(), Failure> {
-        let locks = self.backend == BackendKind::File && self.lock == LockMode::Auto;
-        if locks || !self.incoming.is_on() {
+        if !self.incoming.is_on() {
+            return Ok(());
+        }
+        if self.format == Some(Format::Qcow2) {
+            return Err(Failure::usage(
+                "wait for a guest that migrates",
+                "the daemon keeps tables of a qcow2 image, which another daemon changes meanwhile",
+                "drop --incoming, or migrate with a raw image",
+            ));
+        }
+        if self.backend == BackendKind::File && self.lock == LockMode::Auto {
             return Ok(());
         }
         Err(Failure::usage(

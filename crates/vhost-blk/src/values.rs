@@ -37,6 +37,26 @@ pub enum BackendKind {
     Null,
 }
 
+/// Format of an image file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// The file has the content of the disk.
+    Raw,
+    /// A qcow2 image, in the io_uring data plane.
+    Qcow2,
+}
+
+/// Backing files that a qcow2 image may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AllowBacking {
+    /// None: an image with a backing file is refused.
+    Off,
+    /// Files in the folder of the image that names them.
+    SameDir,
+    /// Any file that the daemon can read.
+    Any,
+}
+
 /// State of a completed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Cache {

@@ -43,7 +43,7 @@ fn crates() -> BTreeMap<String, Vec<String>> {
 
 /// The crates in the list of ARCHITECTURE.md, in its order.
 fn crates_of_architecture() -> Vec<String> {
-    let item = Regex::new(r"(?m)^\* \*\*([a-z-]+)\*\*:").expect("a valid pattern");
+    let item = Regex::new(r"(?m)^\* \*\*([a-z0-9-]+)\*\*:").expect("a valid pattern");
     item.captures_iter(&read("ARCHITECTURE.md")).map(|found| found[1].to_string()).collect()
 }
 

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An engine that only records operations: the test supplies the results.
 
-use crate::{Engine, Op, Token};
+use super::Delivered;
+use crate::{Engine, Op, Remote, Token};
 
 /// An engine that only records operations.
 #[derive(Debug, Default)]
 pub struct ManualEngine {
     /// Pushed operations that the test has not taken, oldest first.
     pub pushed: Vec<(Op, Token)>,
+    /// Events of other threads.
+    pub delivered: Delivered,
 }
 
 impl ManualEngine {
@@ -26,5 +29,9 @@ impl ManualEngine {
 impl Engine for ManualEngine {
     fn push(&mut self, op: Op, token: Token) {
         self.pushed.push((op, token));
+    }
+
+    fn remote(&mut self) -> Remote {
+        self.delivered.remote()
     }
 }

@@ -5,12 +5,14 @@
 //! `Result<Target, String>`: a fresh disk, or the reason to skip the test on this machine.
 
 pub mod cases;
+mod delivered;
 mod manual_engine;
 mod memory;
 mod model;
 mod rig;
 mod sync_engine;
 
+pub use delivered::Delivered;
 pub use manual_engine::ManualEngine;
 pub use memory::Memory;
 pub use rig::{Request, Rig};

@@ -3,9 +3,9 @@
 // UNSAFETY: preadv2 and pwritev2 take the raw segments of an operation.
 #![expect(unsafe_code)]
 
-use super::TestEngine;
+use super::{Delivered, TestEngine};
 use crate::file::sys;
-use crate::{BufList, Engine, Op, Token};
+use crate::{BufList, Engine, Op, Remote, Token};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -30,6 +30,7 @@ pub struct SyncEngine {
     queue: VecDeque<(Op, Token)>,
     timers: Vec<(Instant, Token)>,
     quirks: Quirks,
+    delivered: Delivered,
     /// The next operation was already interrupted once.
     interrupted: bool,
 }
@@ -112,6 +113,10 @@ impl Engine for SyncEngine {
             op => self.queue.push_back((op, token)),
         }
     }
+
+    fn remote(&mut self) -> Remote {
+        self.delivered.remote()
+    }
 }
 
 impl TestEngine for SyncEngine {
@@ -124,14 +129,17 @@ impl TestEngine for SyncEngine {
         Ok(())
     }
 
-    fn next_event(&mut self, _limit: Duration) -> Option<(Token, i32)> {
+    fn next_event(&mut self, limit: Duration) -> Option<(Token, i32)> {
+        if let Some(event) = self.delivered.poll() {
+            return Some(event);
+        }
         let next = match self.quirks.newest_first {
             true => self.queue.pop_back(),
             false => self.queue.pop_front(),
         };
         match next {
             Some((op, token)) => Some((token, self.execute(&op))),
-            None => self.due_timer(),
+            None => self.due_timer().or_else(|| self.delivered.wait(limit)),
         }
     }
 }

@@ -326,6 +326,10 @@ mod tests {
         fn push(&mut self, op: Op, _: Token) {
             self.0.push(op);
         }
+
+        fn remote(&mut self) -> crate::Remote {
+            unreachable!("a file needs no other thread")
+        }
     }
 
     fn lane_that_discards_by(discard: DiscardBy) -> FileLane {

@@ -48,6 +48,9 @@ pub struct FileOptions {
     /// Lock the image as QEMU does (see [`crate::lock`]) before any other access, and wait up to
     /// this time for another program to release it.
     pub lock: Option<Duration>,
+    /// The file is the container of an image format: positions are those of the format, and the
+    /// file grows while it is served.
+    pub container: bool,
 }
 
 impl Default for FileOptions {
@@ -58,6 +61,7 @@ impl Default for FileOptions {
             logical_block_bytes: None,
             discard: true,
             lock: None,
+            container: false,
         }
     }
 }
@@ -105,7 +109,10 @@ impl File {
             return Err(FileError::ReadOnlyDevice { path: path.into() });
         }
         let block = logical_block(path, &options, &facts)?;
-        let size = Size::of(facts.size_bytes, block, facts.direct);
+        let size = match options.container {
+            true => Size::of_container(),
+            false => Size::of(facts.size_bytes, block, facts.direct),
+        };
         if size.capacity_bytes == 0 {
             return Err(FileError::Empty { path: path.into(), block });
         }
@@ -122,7 +129,7 @@ impl File {
         };
         let fell_back_from_direct = options.direct && !direct;
         let mut notices = notices(path, &facts, &limits, fell_back_from_direct);
-        if !facts.is_device {
+        if !facts.is_device && !options.container {
             notices.extend(partition_table_notice(path, &file, block));
         }
         Ok(File {
@@ -295,7 +302,7 @@ fn notices(path: &Path, facts: &Facts, limits: &LaneLimits, fell_back: bool) -> 
              smaller writes are slow (a new disk may use --logical-block-size {wanted})"
         ));
     }
-    let rest = facts.size_bytes - limits.capacity_bytes;
+    let rest = facts.size_bytes.saturating_sub(limits.capacity_bytes);
     if rest > 0 {
         notices.push(format!(
             "the last {rest} bytes of {path} are not served: its size is not a multiple of the \

@@ -16,6 +16,12 @@ pub(super) struct Size {
 }
 
 impl Size {
+    /// The size of a container, which bounds no position.
+    pub(super) fn of_container() -> Self {
+        let end = 1 << 62;
+        Size { capacity_bytes: end, tail: end }
+    }
+
     /// The size of a disk on storage of `bytes` bytes.
     pub(super) fn of(bytes: u64, logical_block_bytes: u32, direct: Option<DirectAlign>) -> Self {
         Size {

@@ -19,6 +19,7 @@ pub use fault::{Fault, FaultRule};
 pub use limit::{Limit, Rates};
 pub use ops::OpSet;
 pub use record::{Entry, Log, Phase, Record};
+pub use slots::BySlot;
 pub use spec::{SpecError, from_spec};
 
 use crate::{Disk, Info};

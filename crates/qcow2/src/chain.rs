@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The files of an image: itself, and its backing files as far as the policy allows them.
+
+use crate::header::{self, Header};
+use crate::storage::{Log, Store};
+use crate::{AllowBacking, Qcow2Error};
+use imago::format::drivers::FormatDriverInstance;
+use imago::qcow2::Qcow2;
+use imago::raw::Raw;
+use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Maximum files of a chain.
+const FILES_MAX: usize = 32;
+
+/// One file of the chain. Without a header it is raw.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) path: PathBuf,
+    pub(crate) header: Option<Header>,
+}
+
+/// Follows the chain from `path`, the top first.
+pub(crate) fn follow(path: &Path, allow: AllowBacking) -> Result<Vec<Link>, Qcow2Error> {
+    let mut links: Vec<Link> = Vec::new();
+    let mut seen = Vec::new();
+    let mut next = Some((path.to_owned(), true));
+    while let Some((path, is_qcow2)) = next.take() {
+        let failed = |source| Qcow2Error::Image { path: path.clone(), source };
+        let file_type = fs::metadata(&path).map_err(failed)?;
+        if !file_type.is_file() {
+            return Err(refuse(&path, "it is no regular file", "copy it to a file"));
+        }
+        let identity = (file_type.dev(), file_type.ino());
+        if seen.contains(&identity) || links.len() == FILES_MAX {
+            let what = "its chain of backing files has a loop, or more than 32 files";
+            return Err(refuse(&path, what, "rebase it with `qemu-img rebase`"));
+        }
+        seen.push(identity);
+        let file = File::open(&path).map_err(failed)?;
+        let header = is_qcow2.then(|| header::read(&path, &file)).transpose()?;
+        if let Some((name, format)) = header.as_ref().and_then(|header| header.backing.clone()) {
+            next = Some(backing(&path, &name, format.as_deref(), allow)?);
+        }
+        links.push(Link { path, header });
+    }
+    Ok(links)
+}
+
+/// Path of the backing file, and whether it is qcow2.
+fn backing(
+    path: &Path,
+    name: &str,
+    format: Option<&str>,
+    allow: AllowBacking,
+) -> Result<(PathBuf, bool), Qcow2Error> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let backing = folder.join(name);
+    let is_beside = || -> io::Result<bool> {
+        let real = |path: &Path| {
+            if path.as_os_str().is_empty() {
+                Path::new(".").canonicalize()
+            } else {
+                path.canonicalize()
+            }
+        };
+        Ok(real(&backing)?.parent() == Some(&*real(folder)?))
+    };
+    let is_allowed = match allow {
+        AllowBacking::Off => false,
+        AllowBacking::SameDir => {
+            is_beside().map_err(|source| Qcow2Error::Image { path: backing.clone(), source })?
+        }
+        AllowBacking::Any => true,
+    };
+    if !is_allowed {
+        return Err(Qcow2Error::Backing { path: path.into(), backing });
+    }
+    match format {
+        Some("qcow2") => Ok((backing, true)),
+        Some("raw") => Ok((backing, false)),
+        Some(other) => {
+            let what = format!("the format {other} of its backing file is not supported");
+            Err(refuse(path, &what, "convert the backing file to qcow2 and rebase the image"))
+        }
+        None => Err(refuse(
+            path,
+            "its header does not name the format of the backing file",
+            "run `qemu-img rebase -u -b BACKING -F qcow2 IMAGE` (or -F raw), as it is",
+        )),
+    }
+}
+
+pub(crate) fn refuse(path: &Path, what: &str, remedy: &str) -> Qcow2Error {
+    Qcow2Error::Refused { path: path.into(), what: what.into(), remedy: remedy.into() }
+}
+
+/// Opens the chain with imago; only the first file is writable.
+pub(crate) fn open(
+    links: &[Link],
+    writable: bool,
+    log: Option<Log>,
+) -> Result<FormatAccess<Store>, Qcow2Error> {
+    let mut below: Option<FormatAccess<Store>> = None;
+    for (index, link) in links.iter().enumerate().rev() {
+        let failed = |source| Qcow2Error::Image { path: link.path.clone(), source };
+        let write = writable && index == 0;
+        let log = log.clone().filter(|_| index == 0);
+        let store = Store::open(&link.path, index as u32, write, log).map_err(failed)?;
+        if let (true, Some(header)) = (write, &link.header) {
+            store.fill_up(header.cluster_bytes).map_err(failed)?;
+        }
+        let opened = match link.header {
+            Some(_) => Qcow2::<Store>::builder(store)
+                .write(write)
+                .backing(below.take())
+                .data_file(None)
+                .open(DenyImplicitOpenGate::default())
+                .and_then(checked),
+            None => {
+                Raw::builder(store).open(DenyImplicitOpenGate::default()).map(FormatAccess::new)
+            }
+        };
+        below = Some(opened.map_err(failed)?);
+    }
+    below.ok_or_else(|| Qcow2Error::NotQcow2 { path: PathBuf::new() })
+}
+
+fn checked(image: Qcow2<Store>) -> io::Result<FormatAccess<Store>> {
+    match image.size() {
+        0 => Err(io::Error::other("a disk without size")),
+        _ => Ok(FormatAccess::new(image)),
+    }
+}

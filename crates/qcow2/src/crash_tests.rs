@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Crashes at every recorded change of the image file.
+//!
+//! A run of random I/Os records each change that reaches the file. For each prefix of the record,
+//! an image is made as a crash may leave it: changes that are not durable are kept, dropped, or
+//! every second one is kept, and the change at the crash may be torn. QEMU then checks the image,
+//! and each sector has a content that its writes allow.
+
+use crate::chain;
+use crate::image::{Answer, Image, Question};
+use crate::storage::{Change, Log};
+use crate::{AllowBacking, header};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use tempfile::TempDir;
+
+const SECTOR: u64 = 512;
+const DISK: u64 = 6 << 20;
+/// Content of the backing file, if there is one.
+const BACKING: u8 = 0xbb;
+
+/// One value that a sector got, with positions in the record.
+#[derive(Clone, Copy, Debug)]
+struct Value {
+    byte: u8,
+    started: usize,
+    /// The record has this length when the value is durable.
+    durable: Option<usize>,
+}
+
+struct Run {
+    folder: TempDir,
+    start: Vec<u8>,
+    record: Vec<Change>,
+    sectors: HashMap<u64, Vec<Value>>,
+    first_byte: u8,
+}
+
+fn qemu_img(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let ran = Command::new("qemu-img").current_dir(folder).args(args).output();
+    let ran = ran.expect("qemu-img runs; scripts/setup.sh installs it");
+    let text = [ran.stdout, ran.stderr].concat();
+    (ran.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// The writer of a run: the image, and the lane's direct access to the file.
+struct Writer {
+    image: Image,
+    file: File,
+    log: Log,
+    sectors: HashMap<u64, Vec<Value>>,
+}
+
+impl Writer {
+    fn recorded(&self) -> usize {
+        self.log.lock().expect("no thread panics").len()
+    }
+
+    /// Runs the questions as one batch of the helper thread, and what a lane does afterwards.
+    fn batch(&mut self, batch: &[(u64, u64, u8)]) {
+        let started = self.recorded();
+        let mut answers = Vec::new();
+        for &(at, len, byte) in batch {
+            let question = match byte {
+                0 => Question::Zero(at, len),
+                byte => Question::Write(at, vec![byte; len as usize]),
+            };
+            answers.push((at, len, byte, self.image.answer(question)));
+        }
+        self.image.commit().expect("the commit succeeds");
+        for (at, len, byte, answer) in answers {
+            match answer {
+                Answer::Done(done) => {
+                    let durable = Some(self.recorded());
+                    self.wrote(at, done.min(len), Value { byte, started, durable });
+                }
+                Answer::Extent(extent, _) => {
+                    let len = len.min(extent.end - at);
+                    let (offset, data) =
+                        (extent.host + at - extent.start, vec![byte; len as usize]);
+                    let started = self.recorded();
+                    self.file.write_all_at(&data, offset).expect("the file is written");
+                    let change = Change::Write { offset, data };
+                    self.log.lock().expect("no thread panics").push(change);
+                    self.wrote(at, len, Value { byte, started, durable: None });
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn wrote(&mut self, at: u64, len: u64, value: Value) {
+        for sector in at / SECTOR..(at + len) / SECTOR {
+            self.sectors.entry(sector).or_default().push(value);
+        }
+    }
+
+    fn flush(&mut self) {
+        self.log.lock().expect("no thread panics").push(Change::Sync);
+        let now = self.recorded();
+        for value in self.sectors.values_mut().flatten() {
+            value.durable.get_or_insert(now);
+        }
+    }
+}
+
+fn make(folder: &Path, options: &str, with_backing: bool) -> PathBuf {
+    let size = DISK.to_string();
+    let mut args = vec!["create", "-q", "-f", "qcow2", "-o", options];
+    if with_backing {
+        fs::write(folder.join("base.raw"), vec![BACKING; DISK as usize]).expect("a base");
+        args.extend(["-b", "base.raw", "-F", "raw"]);
+    }
+    args.extend(["a.qcow2", &size]);
+    assert_eq!(qemu_img(folder, &args).0, Some(0));
+    folder.join("a.qcow2")
+}
+
+fn run(seed: u64, steps: u32, options: &str, with_backing: bool) -> Run {
+    let folder = TempDir::new().expect("a folder");
+    let path = make(folder.path(), options, with_backing);
+    let start = fs::read(&path).expect("the image");
+    let log = Log::default();
+    let links = chain::follow(&path, AllowBacking::SameDir).expect("a good chain");
+    let access = chain::open(&links, true, Some(Arc::clone(&log))).expect("it opens");
+    let opened = File::options().read(true).write(true).open(&path).expect("it opens");
+    let found = header::read(&path, &opened).expect("a good header");
+    let image = Image::new(access, &found, Arc::new(AtomicU64::new(0)));
+    let mut writer = Writer { image, file: opened, log, sectors: HashMap::new() };
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut byte = 0u8;
+    for step in 0..steps {
+        let batch: Vec<_> = (0..1 + random(&mut state) % 4)
+            .map(|_| {
+                byte = byte.wrapping_add(1).max(1);
+                let at = random(&mut state) % (DISK - (64 << 10)) / SECTOR * SECTOR;
+                let len = (1 + random(&mut state) % 48) * SECTOR;
+                (at, len, if random(&mut state).is_multiple_of(6) { 0 } else { byte })
+            })
+            .collect();
+        writer.batch(&batch);
+        if step % 7 == 3 {
+            writer.flush();
+        }
+        if step == steps / 2 {
+            writer.image.grow(DISK + (u64::from(step) << 20)).expect("it grows");
+        }
+    }
+    let record = writer.log.lock().expect("no thread panics").clone();
+    let first_byte = if with_backing { BACKING } else { 0 };
+    Run { folder, start, record, sectors: writer.sectors, first_byte }
+}
+
+fn apply(image: &mut Vec<u8>, change: &Change, torn: bool) {
+    match change {
+        Change::Write { offset, data } => {
+            let half = data.len() / 2 / SECTOR as usize * SECTOR as usize;
+            let data = if torn { &data[..half] } else { &data[..] };
+            let end = *offset as usize + data.len();
+            image.resize(image.len().max(end), 0);
+            image[*offset as usize..end].copy_from_slice(data);
+        }
+        Change::SetLen(len) => image.resize((*len as usize).max(image.len()), 0),
+        Change::Sync => {}
+    }
+}
+
+impl Run {
+    /// The image after a crash at `point`. Of the changes that are not durable, number `n` is kept
+    /// if `keeps(n)`.
+    fn crashed(&self, point: usize, keeps: impl Fn(usize) -> bool, torn: bool) -> Vec<u8> {
+        let mut image = self.start.clone();
+        let past = &self.record[..point];
+        let synced = past.iter().rposition(|change| matches!(change, Change::Sync)).unwrap_or(0);
+        for (n, change) in past.iter().enumerate() {
+            if n < synced || keeps(n) {
+                apply(&mut image, change, false);
+            }
+        }
+        if let (true, Some(next)) = (torn, self.record.get(point)) {
+            apply(&mut image, next, true);
+        }
+        image
+    }
+
+    fn check(&self, point: usize, variant: &str, image: &[u8]) {
+        let folder = self.folder.path();
+        fs::write(folder.join("crashed.qcow2"), image).expect("the image is written");
+        let (code, text) = qemu_img(folder, &["check", "-f", "qcow2", "crashed.qcow2"]);
+        let change = self.record.get(point);
+        let at = format!("crash {point} of {}, {variant}", self.record.len());
+        assert!(matches!(code, Some(0 | 3)), "{at}: {text} before {:?}", change.map(kind));
+        let to_raw = ["convert", "-f", "qcow2", "-O", "raw", "crashed.qcow2", "crashed.raw"];
+        assert_eq!(qemu_img(folder, &to_raw).0, Some(0), "{at}");
+        let content = fs::read(folder.join("crashed.raw")).expect("the content");
+        for (sector, values) in &self.sectors {
+            let from = (sector * SECTOR) as usize;
+            let found = &content[from..from + SECTOR as usize];
+            let is_durable = |value: &Value| value.durable.is_some_and(|end| end <= point);
+            let last = values.iter().rposition(is_durable);
+            let begun = values[last.unwrap_or(0)..].iter().filter(|value| value.started <= point);
+            let mut allowed: Vec<u8> = begun.map(|value| value.byte).collect();
+            if last.is_none() {
+                allowed.push(self.first_byte);
+            }
+            let byte = found[0];
+            assert!(found.iter().all(|b| *b == byte), "{at}: sector {sector} is mixed");
+            assert!(allowed.contains(&byte), "{at}: sector {sector} is {byte}: {values:?}");
+        }
+    }
+
+    /// Checks every `stride`th crash, in all variants.
+    fn check_all(&self, stride: usize) {
+        for point in (0..=self.record.len()).step_by(stride) {
+            self.check(point, "kept", &self.crashed(point, |_| true, false));
+            self.check(point, "dropped", &self.crashed(point, |_| false, false));
+            self.check(point, "every second", &self.crashed(point, |n| n % 2 == 0, false));
+            self.check(point, "torn", &self.crashed(point, |n| n % 2 == 1, true));
+        }
+    }
+}
+
+fn kind(change: &Change) -> String {
+    match change {
+        Change::Write { offset, data } => format!("write of {} at {offset:#x}", data.len()),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_image_survives_a_crash_at_any_change() {
+    run(1, 24, "cluster_size=4k", false).check_all(5);
+}
+
+#[test]
+fn an_overlay_survives_a_crash_at_any_change() {
+    run(2, 24, "cluster_size=64k", true).check_all(5);
+}
+
+/// Thousands of crashes; some minutes.
+#[test]
+#[ignore = "takes minutes: cargo test -p qcow2 --lib -- --ignored"]
+fn images_survive_thousands_of_crashes() {
+    for seed in 10..14 {
+        for (options, with_backing) in [("cluster_size=4k", true), ("refcount_bits=1", false)] {
+            let run = run(seed, 60, options, with_backing ^ (seed % 2 == 0));
+            run.check_all(2);
+            println!("seed {seed}, {options}: {} changes", run.record.len());
+        }
+    }
+}

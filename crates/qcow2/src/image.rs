@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The mapping of a disk to the files of its chain, and its changes. Used by one thread.
+//!
+//! No cluster in use is ever freed: a lane may write to a known extent at any time. A change of a
+//! table is durable after [`Image::commit`], which precedes every answer.
+
+use crate::extents::Extent;
+use crate::header::Header;
+use crate::storage::Store;
+use imago::storage::Storage;
+use imago::{FormatAccess, Mapping};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Maximum bytes that the image copies for one answer.
+pub(crate) const COPY_MAX: u64 = 1 << 20;
+/// Maximum length of an extent.
+const EXTENT_MAX: u64 = 1 << 30;
+/// Unit of the disk in bytes.
+const SECTOR: u64 = 512;
+
+/// The answer to a question about a position of the disk.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The lane itself does the I/O. The generation of the disk at the time of the question.
+    Extent(Extent, u64),
+    /// This many bytes are zero.
+    Zero(u64),
+    /// The data of a read.
+    Data(Vec<u8>),
+    /// This many bytes are done.
+    Done(u64),
+    /// The error of the system call.
+    Failed(i32),
+}
+
+/// The question of a lane.
+#[derive(Debug)]
+pub(crate) enum Question {
+    /// Read from a position at most this many bytes.
+    Read(u64, u64),
+    /// Write this at a position, unless its cluster exists.
+    Write(u64, Vec<u8>),
+    /// Zero this many bytes, unless their cluster exists.
+    Zero(u64, u64),
+    /// Discard this many bytes, unless their cluster exists.
+    Discard(u64, u64),
+}
+
+/// An open image with its chain.
+pub(crate) struct Image {
+    access: FormatAccess<Store>,
+    cluster_bytes: u64,
+    generation: Arc<AtomicU64>,
+    /// Tables have changed since the last commit.
+    is_changed: bool,
+    /// An error was logged.
+    has_complained: bool,
+    /// errno of a failed commit: the tables on the disk are unknown.
+    failure: Option<i32>,
+}
+
+/// The mapping at a position.
+enum Found {
+    Extent {
+        extent: Extent,
+        writable: bool,
+    },
+    Zero(u64),
+    /// The data must be copied: compressed, shared, or a part of a sector.
+    Copy(u64),
+}
+
+impl Image {
+    pub(crate) fn new(
+        access: FormatAccess<Store>,
+        header: &Header,
+        generation: Arc<AtomicU64>,
+    ) -> Self {
+        Image {
+            access,
+            cluster_bytes: header.cluster_bytes,
+            generation,
+            is_changed: false,
+            has_complained: false,
+            failure: None,
+        }
+    }
+
+    /// Answers a question. The answer is valid after [`Image::commit`].
+    pub(crate) fn answer(&mut self, question: Question) -> Answer {
+        let answered = match question {
+            Question::Read(at, len) => self.read(at, len),
+            Question::Write(at, data) => self.write(at, &data),
+            Question::Zero(at, len) => self.zero(at, len),
+            Question::Discard(at, len) => self.discard(at, len),
+        };
+        answered.unwrap_or_else(|why| {
+            if !std::mem::replace(&mut self.has_complained, true) {
+                tracing::error!("qcow2: {why}; further errors of this image are not logged");
+            }
+            Answer::Failed(why.raw_os_error().unwrap_or(libc::EIO))
+        })
+    }
+
+    /// Makes the changes of the tables durable; one sync for all changes since the last commit.
+    ///
+    /// # Errors
+    /// errno of the first failure, from then on always.
+    pub(crate) fn commit(&mut self) -> Result<(), i32> {
+        if let Some(errno) = self.failure {
+            return Err(errno);
+        }
+        if !self.is_changed {
+            return Ok(());
+        }
+        self.is_changed = false;
+        // The flush moves the tables from imago's caches to the overlay.
+        let flushed = self.access.flush();
+        let committed =
+            flushed.and_then(|()| self.store().and_then(|store| store.commit(self.cluster_bytes)));
+        committed.map_err(|why| {
+            let errno = why.raw_os_error().unwrap_or(libc::EIO);
+            tracing::error!(
+                "qcow2: the tables cannot be written: {why}; no write succeeds any more"
+            );
+            *self.failure.insert(errno)
+        })
+    }
+
+    /// Enlarges the disk.
+    pub(crate) fn grow(&mut self, bytes: u64) -> io::Result<()> {
+        self.check_usable()?;
+        self.is_changed = true;
+        self.access.resize_grow(bytes, imago::format::PreallocateMode::None)?;
+        self.commit().map_err(io::Error::from_raw_os_error)
+    }
+
+    fn check_usable(&self) -> io::Result<()> {
+        self.failure.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+    }
+
+    fn store(&self) -> io::Result<&Store> {
+        let stores = self.access.inner().collect_storage_dependencies();
+        let top = stores.into_iter().find(|store| store.index() == 0);
+        top.ok_or_else(|| io::Error::other("the image has no file"))
+    }
+
+    /// The mapping at `at`, for at most `len` bytes. An extent may begin before `at`.
+    fn find(&self, at: u64, len: u64) -> io::Result<Found> {
+        let start = at - at % self.cluster_bytes;
+        let (mapping, found) = self.access.get_mapping(start, EXTENT_MAX)?;
+        let end = start + found;
+        if end <= at {
+            return Err(io::Error::other(format!("no mapping at {at}")));
+        }
+        let here = (end - at).min(len);
+        match mapping {
+            Mapping::Zero { .. } => Ok(Found::Zero(here)),
+            Mapping::Raw { storage, offset, writable, .. } => {
+                let bound = self.end_of(storage)?;
+                self.check_place(storage, offset, at - start, bound)?;
+                let file_end = start.saturating_add(bound.saturating_sub(offset));
+                let end = end.min(file_end) / SECTOR * SECTOR;
+                let shared = storage.index() == 0 && !writable && self.access.inner().writable();
+                if end <= at || shared {
+                    return Ok(Found::Copy(here));
+                }
+                let extent = Extent { start, end, file: storage.index(), host: offset };
+                Ok(Found::Extent { extent, writable: writable && storage.index() == 0 })
+            }
+            Mapping::Special { .. } => Ok(Found::Copy(here)),
+            _ => Err(io::Error::other(format!("no mapping at {at}"))),
+        }
+    }
+
+    /// End of the places that a table may name. A commit fills the image up to whole clusters.
+    fn end_of(&self, store: &Store) -> io::Result<u64> {
+        let size = store.size()?;
+        let grows = store.index() == 0 && self.access.inner().writable();
+        Ok(if grows { size.next_multiple_of(self.cluster_bytes) } else { size })
+    }
+
+    /// Refuses a mapping that only a damaged or hostile image has.
+    fn check_place(&self, store: &Store, offset: u64, skip: u64, bound: u64) -> io::Result<()> {
+        let is_header = store.index() == 0 && offset < self.cluster_bytes;
+        let is_behind = store.index() == 0 && offset.saturating_add(skip) >= bound;
+        if is_header || is_behind || !offset.is_multiple_of(SECTOR) {
+            return Err(io::Error::other(format!(
+                "{store}: a table names the wrong place {offset}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn extent(&self, extent: Extent) -> Answer {
+        Answer::Extent(extent, self.generation.load(Ordering::SeqCst))
+    }
+
+    fn read(&mut self, at: u64, len: u64) -> io::Result<Answer> {
+        match self.find(at, len)? {
+            Found::Extent { extent, .. } => Ok(self.extent(extent)),
+            Found::Zero(len) => Ok(Answer::Zero(len)),
+            Found::Copy(len) => {
+                let mut data = vec![0; len.min(COPY_MAX) as usize];
+                self.access.read(&mut data[..], at)?;
+                Ok(Answer::Data(data))
+            }
+        }
+    }
+
+    fn write(&mut self, at: u64, data: &[u8]) -> io::Result<Answer> {
+        self.check_usable()?;
+        let (len, hides, frees) = match self.find(at, data.len() as u64)? {
+            Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
+            Found::Extent { extent, .. } => ((extent.end - at).min(data.len() as u64), true, false),
+            Found::Zero(len) => (len, false, false),
+            Found::Copy(len) => (self.in_cluster(at, len), false, true),
+        };
+        self.is_changed = true;
+        let prepared = self.access.prepare_data_mapping(at, len, true)?;
+        if prepared.offset() < self.cluster_bytes {
+            return Err(io::Error::other(
+                "the refcounts are damaged: the header is counted as free",
+            ));
+        }
+        let done = prepared.length().min(len);
+        prepared.storage().write_data(&data[..done as usize], prepared.offset())?;
+        self.access.commit_data_mapping(prepared)?;
+        self.changed(hides, frees)?;
+        Ok(Answer::Done(done))
+    }
+
+    fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
+        self.check_usable()?;
+        let (len, hides, frees) = match self.find(at, len)? {
+            Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
+            Found::Zero(len) => return Ok(Answer::Done(len)),
+            Found::Extent { extent, .. } => ((extent.end - at).min(len), true, false),
+            Found::Copy(len) => (self.in_cluster(at, len), false, true),
+        };
+        self.is_changed = true;
+        self.access.write_zeroes(at, len)?;
+        self.changed(hides, frees)?;
+        Ok(Answer::Done(len))
+    }
+
+    /// Bytes of a range in its first cluster.
+    fn in_cluster(&self, at: u64, len: u64) -> u64 {
+        len.min(self.cluster_bytes - at % self.cluster_bytes)
+    }
+
+    /// Ends the extents of backing files, if a change hides one. A change that may have freed a
+    /// cluster (of compressed data, or of an old table) is committed before the cluster is reused.
+    fn changed(&mut self, hides: bool, frees: bool) -> io::Result<()> {
+        if hides {
+            self.generation.fetch_add(1, Ordering::SeqCst);
+        }
+        if frees || self.store()?.must_commit() {
+            self.commit().map_err(io::Error::from_raw_os_error)?;
+        }
+        Ok(())
+    }
+
+    /// Data of a backing file, and compressed data, stays: DISCARD promises nothing.
+    fn discard(&mut self, at: u64, len: u64) -> io::Result<Answer> {
+        match self.find(at, len)? {
+            Found::Extent { extent, writable: true } => Ok(self.extent(extent)),
+            Found::Extent { extent, .. } => Ok(Answer::Done((extent.end - at).min(len))),
+            Found::Zero(len) | Found::Copy(len) => Ok(Answer::Done(len)),
+        }
+    }
+}

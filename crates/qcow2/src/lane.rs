@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One thread's handle on a qcow2 disk.
+//!
+//! An I/O proceeds from its start in pieces, one at a time: each piece lies in a known extent and is
+//! an I/O of the file's own lane, or is a question to the helper thread. States of a slot:
+//!
+//! ```text
+//! (none) -> File  <-> Asked     a piece in an extent; a question in flight
+//!        -> Retry -> File       the file's lane was busy: a timer
+//! ```
+
+use crate::extents::{Extent, Extents};
+use crate::helper::{Reply, Work};
+use crate::image::{Answer, COPY_MAX, Question};
+use crate::piece::Piece;
+use crate::shifted::Shifted;
+use backend::wrap::BySlot;
+use backend::{Engine, Io, IoError, IoKind, Lane, Op, Remote, Slot, Step, Token};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// Time until a piece is tried again after the file's lane was busy.
+const RETRY: Duration = Duration::from_micros(100);
+const SECTOR: u64 = 512;
+
+/// Properties of the disk that a lane needs.
+pub(crate) struct Limits {
+    pub(crate) capacity_bytes: u64,
+    pub(crate) read_only: bool,
+    pub(crate) discard: bool,
+}
+
+/// The lane of one file of the chain.
+struct FileLane {
+    lane: Box<dyn Lane>,
+    first_file: u32,
+}
+
+type Answered = (Slot, Answer);
+
+/// State of a pending I/O.
+enum Active {
+    File { io: Io, file: usize, _piece: Option<Piece> },
+    Asked,
+    Retry,
+}
+
+pub(crate) struct Qcow2Lane {
+    limits: Limits,
+    files: Vec<FileLane>,
+    extents: Extents,
+    generation: Arc<AtomicU64>,
+    active: BySlot<Active>,
+    work: Sender<Work>,
+    answers: (Sender<Answered>, Receiver<Answered>),
+    /// Answers whose event has not come yet.
+    early: BySlot<Answer>,
+    remote: Option<Remote>,
+}
+
+/// Progress of an I/O after a piece.
+enum Next {
+    Piece,
+    Step(Step),
+}
+
+impl Qcow2Lane {
+    pub(crate) fn new(
+        limits: Limits,
+        lanes: Vec<Box<dyn Lane>>,
+        generation: Arc<AtomicU64>,
+        work: Sender<Work>,
+    ) -> Self {
+        let mut first_file = 0;
+        let files = lanes.into_iter().map(|lane| {
+            let file = FileLane { first_file, lane };
+            first_file += file.lane.files().len() as u32;
+            file
+        });
+        Qcow2Lane {
+            limits,
+            files: files.collect(),
+            extents: Extents::default(),
+            generation,
+            active: BySlot::new(),
+            work,
+            answers: channel(),
+            early: BySlot::new(),
+            remote: None,
+        }
+    }
+
+    fn own_layer(&self) -> u8 {
+        self.files.len() as u8
+    }
+
+    fn check(&self, io: &Io) -> Result<(), IoError> {
+        let is_offered = match io.kind {
+            IoKind::Read | IoKind::Write | IoKind::Flush => true,
+            IoKind::WriteZeroes { .. } => !self.limits.read_only,
+            IoKind::Discard => self.limits.discard,
+            IoKind::SecureErase => false,
+        };
+        if !is_offered {
+            return Err(IoError::Unsupported);
+        }
+        if (io.offset_bytes | io.len_bytes) & (SECTOR - 1) != 0 {
+            return Err(IoError::Errno(libc::EINVAL));
+        }
+        if io.writes() && self.limits.read_only {
+            return Err(IoError::Errno(libc::EROFS));
+        }
+        match io.fits(self.limits.capacity_bytes) {
+            true => Ok(()),
+            false => Err(IoError::EndOfStorage),
+        }
+    }
+
+    /// Continues the I/O until it waits or ends.
+    fn advance(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        self.extents.refresh(self.generation.load(Ordering::SeqCst));
+        while io.done_bytes < io.len_bytes {
+            let at = io.offset_bytes + io.done_bytes;
+            let usable = |extent: &Extent| !io.writes() || extent.file == 0;
+            let Some(extent) = self.extents.find(at).filter(usable) else {
+                return self.ask(io, slot, engine);
+            };
+            if let Next::Step(step) = self.start_piece(extent, io, slot, engine) {
+                return step;
+            }
+        }
+        Step::Done(Ok(()))
+    }
+
+    /// Starts the I/O of the part of `io` that lies in `extent`.
+    fn start_piece(
+        &mut self,
+        extent: Extent,
+        io: &mut Io,
+        slot: Slot,
+        engine: &mut dyn Engine,
+    ) -> Next {
+        let at = io.offset_bytes + io.done_bytes;
+        let len = (extent.end - at).min(io.len_bytes - io.done_bytes);
+        let moves_data = matches!(io.kind, IoKind::Read | IoKind::Write);
+        let (piece, bufs) = if !moves_data || len == io.len_bytes {
+            (None, io.bufs)
+        } else {
+            let (piece, bufs) = Piece::of(&io.bufs, io.done_bytes as usize, len as usize);
+            (Some(piece), bufs)
+        };
+        let mut inner = Io::new(io.kind, extent.host + (at - extent.start), len, bufs);
+        inner.durable = io.durable;
+        let file = extent.file as usize;
+        let step =
+            self.with_file(file, engine, |lane, engine| lane.start(&mut inner, slot, engine));
+        match step {
+            Step::Busy if io.done_bytes == 0 && io.stage == 0 => Next::Step(Step::Busy),
+            Step::Busy => {
+                self.active.put(slot, Active::Retry);
+                let token = Token { slot, layer: self.own_layer() };
+                engine.push(Op::Timer { delay: RETRY }, token);
+                Next::Step(Step::Pending)
+            }
+            step => self.piece_step(step, inner, file, piece, io, slot),
+        }
+    }
+
+    /// Takes the outcome of a piece.
+    fn piece_step(
+        &mut self,
+        step: Step,
+        inner: Io,
+        file: usize,
+        piece: Option<Piece>,
+        io: &mut Io,
+        slot: Slot,
+    ) -> Next {
+        match step {
+            Step::Done(Ok(())) => {
+                io.done_bytes += inner.len_bytes;
+                Next::Piece
+            }
+            Step::Pending => {
+                io.stage = 1; // it can no longer be refused as busy
+                self.active.put(slot, Active::File { io: inner, file, _piece: piece });
+                Next::Step(Step::Pending)
+            }
+            step => Next::Step(step),
+        }
+    }
+
+    fn with_file(
+        &mut self,
+        file: usize,
+        engine: &mut dyn Engine,
+        act: impl FnOnce(&mut dyn Lane, &mut dyn Engine) -> Step,
+    ) -> Step {
+        let FileLane { lane, first_file } = &mut self.files[file];
+        act(&mut **lane, &mut Shifted { engine, first_file: *first_file, layer: file as u8 })
+    }
+
+    /// Sends the question of the next piece to the helper thread.
+    fn ask(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let at = io.offset_bytes + io.done_bytes;
+        let len = io.len_bytes - io.done_bytes;
+        let question = match io.kind {
+            IoKind::Write => {
+                let mut data = vec![0; len.min(COPY_MAX) as usize];
+                io.bufs.copy_out(io.done_bytes, &mut data);
+                Question::Write(at, data)
+            }
+            IoKind::Discard => Question::Discard(at, len),
+            IoKind::WriteZeroes { .. } => Question::Zero(at, len),
+            _ => Question::Read(at, len),
+        };
+        let remote = self.remote.get_or_insert_with(|| engine.remote()).clone();
+        let token = Token { slot, layer: self.own_layer() };
+        let reply = Reply { token, remote, answers: self.answers.0.clone() };
+        if self.work.send(Work::Ask(question, reply)).is_err() {
+            return Step::Done(Err(IoError::Errno(libc::EIO))); // the thread has panicked
+        }
+        io.stage = 1;
+        self.active.put(slot, Active::Asked);
+        Step::Pending
+    }
+
+    fn take_answer(&mut self, slot: Slot) -> Answer {
+        for (slot, answer) in self.answers.1.try_iter() {
+            self.early.put(slot, answer);
+        }
+        self.early.take(slot).unwrap_or(Answer::Failed(libc::EIO))
+    }
+
+    fn answered(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        match self.take_answer(slot) {
+            Answer::Extent(extent, generation) => {
+                self.extents.refresh(self.generation.load(Ordering::SeqCst));
+                self.extents.add(extent, generation);
+                if let Next::Step(step) = self.start_piece(extent, io, slot, engine) {
+                    return step;
+                }
+            }
+            Answer::Zero(len) => {
+                const ZEROES: [u8; 4096] = [0; 4096];
+                let end = io.done_bytes + len;
+                while io.done_bytes < end {
+                    let here = (end - io.done_bytes).min(ZEROES.len() as u64);
+                    io.bufs.copy_in(io.done_bytes, &ZEROES[..here as usize]);
+                    io.done_bytes += here;
+                }
+            }
+            Answer::Data(data) => {
+                io.bufs.copy_in(io.done_bytes, &data);
+                io.done_bytes += data.len() as u64;
+            }
+            Answer::Done(len) => io.done_bytes += len,
+            Answer::Failed(errno) => return Step::Done(Err(IoError::Errno(errno))),
+        }
+        self.advance(io, slot, engine)
+    }
+
+    fn flush(&mut self, slot: Slot, engine: &mut dyn Engine) -> Step {
+        // The tables are durable since the writes that changed them.
+        let mut inner = Io::new(IoKind::Flush, 0, 0, backend::BufList::EMPTY);
+        let step = self.with_file(0, engine, |lane, engine| lane.start(&mut inner, slot, engine));
+        if step == Step::Pending {
+            self.active.put(slot, Active::File { io: inner, file: 0, _piece: None });
+        }
+        step
+    }
+}
+
+impl Lane for Qcow2Lane {
+    fn files(&self) -> Vec<RawFd> {
+        self.files.iter().flat_map(|file| file.lane.files()).collect()
+    }
+
+    fn moves_data_itself(&self) -> bool {
+        self.files[0].lane.moves_data_itself()
+    }
+
+    fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        if let Err(why) = self.check(io) {
+            return Step::Done(Err(why));
+        }
+        if io.kind == IoKind::Flush {
+            return self.flush(slot, engine);
+        }
+        self.advance(io, slot, engine)
+    }
+
+    fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
+        let slot = token.slot;
+        match self.active.take(slot) {
+            Some(Active::Asked) => self.answered(io, slot, engine),
+            Some(Active::Retry) => self.advance(io, slot, engine),
+            Some(Active::File { io: mut inner, file, _piece }) => {
+                let token = Token { slot, layer: 0 };
+                let step = self.with_file(file, engine, |lane, engine| {
+                    lane.event(&mut inner, token, result, engine)
+                });
+                match self.piece_step(step, inner, file, _piece, io, slot) {
+                    Next::Step(step) => step,
+                    Next::Piece => self.advance(io, slot, engine),
+                }
+            }
+            None => Step::Done(Err(IoError::Errno(libc::EIO))), // a foreign event
+        }
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A qcow2 image as a disk.
+//!
+//! [`Qcow2Disk`] has one thread that works on the tables of the image through `imago` (`helper`,
+//! `image`). A lane keeps the extents that it has learned and does their I/O on the file itself, at
+//! the speed of a raw image (`lane`, `extents`). Three rules keep the image consistent after a crash
+//! at any instant:
+//!
+//! 1. Each write of a table is durable before the next; data is durable before the table that names
+//!    it (`storage`).
+//! 2. A write that allocates completes after its tables are durable; one commit serves many writes.
+//! 3. No cluster in use is ever freed or moved while the disk is served. DISCARD and WRITE_ZEROES
+//!    punch the file inside of an allocated cluster and leave its table entry.
+
+mod chain;
+#[cfg(test)]
+mod crash_tests;
+mod error;
+mod extents;
+pub mod header;
+mod helper;
+mod image;
+mod lane;
+mod overlay;
+mod piece;
+mod shifted;
+pub mod storage;
+
+pub use error::Qcow2Error;
+
+use backend::{Disk, File, FileOptions, Info, Lane, RangeLimits, ResizeError};
+use helper::Work;
+use image::Image;
+use lane::{Limits, Qcow2Lane};
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Backing files that an image may name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AllowBacking {
+    /// None.
+    #[default]
+    Off,
+    /// Files in the folder of the image that names them.
+    SameDir,
+    /// Any file.
+    Any,
+}
+
+/// Options of [`Qcow2Disk::open`].
+#[derive(Clone, Debug, Default)]
+pub struct Qcow2Options {
+    /// Options of the files. The blocks of the disk have 512 bytes unless told otherwise.
+    pub file: FileOptions,
+    /// Backing files that the image may name.
+    pub allow_backing: AllowBacking,
+}
+
+/// A disk in a qcow2 image.
+pub struct Qcow2Disk {
+    files: Vec<Arc<File>>,
+    info: Info,
+    capacity_bytes: AtomicU64,
+    generation: Arc<AtomicU64>,
+    work: Mutex<Sender<Work>>,
+}
+
+impl Qcow2Disk {
+    /// Opens the image at `path`, and its backing files read-only.
+    ///
+    /// # Errors
+    /// [`Qcow2Error`]; its text names the cause and the remedy.
+    pub fn open(path: &Path, options: &Qcow2Options) -> Result<Qcow2Disk, Qcow2Error> {
+        // The lock comes first: nothing may change the header meanwhile.
+        let own =
+            FileOptions { container: true, logical_block_bytes: None, ..options.file.clone() };
+        let mut files = vec![Arc::new(File::open(path, own.clone())?)];
+        let links = chain::follow(path, options.allow_backing)?;
+        for link in &links[1..] {
+            let read_only = FileOptions { read_only: true, ..own.clone() };
+            files.push(Arc::new(File::open(&link.path, read_only)?));
+        }
+        let Some(header) = &links[0].header else {
+            return Err(Qcow2Error::NotQcow2 { path: path.into() });
+        };
+        if header.has_snapshots && !options.file.read_only {
+            let remedy = "give --read-only, or delete them with `qemu-img snapshot -d`";
+            return Err(chain::refuse(path, "it has internal snapshots", remedy));
+        }
+        let access = chain::open(&links, !options.file.read_only, None)?;
+        let generation = Arc::new(AtomicU64::new(0));
+        let image = Image::new(access, header, Arc::clone(&generation));
+        let top = Arc::clone(&files[0]);
+        let work = helper::start(image, move |errno| top.sync_failed(errno))
+            .map_err(|source| Qcow2Error::Image { path: path.into(), source })?;
+        let info = describe(path, &files, &options.file, header);
+        let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
+        Ok(Qcow2Disk { files, info, capacity_bytes, generation, work: Mutex::new(work) })
+    }
+
+    /// Notices for the user about the files, one line each.
+    pub fn notices(&self) -> Vec<String> {
+        self.files.iter().flat_map(|file| file.notices().to_vec()).collect()
+    }
+
+    fn work(&self) -> Sender<Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn describe(
+    path: &Path,
+    files: &[Arc<File>],
+    options: &FileOptions,
+    header: &header::Header,
+) -> Info {
+    let file = files[0].info();
+    let block = options.logical_block_bytes.unwrap_or(512).max(512);
+    let chain = match files.len() {
+        1 => String::new(),
+        n => format!(" with {} backing files", n - 1),
+    };
+    let align = |range: RangeLimits| RangeLimits {
+        align_sectors: range.align_sectors.max(block / 512),
+        ..range
+    };
+    Info {
+        description: format!("qcow2 image {}{chain}", path.display()),
+        capacity_sectors: header.size_bytes / u64::from(block) * u64::from(block / 512),
+        logical_block_bytes: block,
+        physical_block_bytes: file.physical_block_bytes.max(block),
+        io_opt_bytes: u32::try_from(header.cluster_bytes).unwrap_or(0),
+        read_only: options.read_only,
+        volatile_cache: true,
+        discard: file.discard.map(align),
+        write_zeroes: file.write_zeroes.map(align),
+        ..file
+    }
+}
+
+impl Disk for Qcow2Disk {
+    fn info(&self) -> Info {
+        let capacity_sectors = self.capacity_bytes.load(Ordering::Relaxed) / 512;
+        Info { capacity_sectors, ..self.info.clone() }
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        let capacity = self.capacity_bytes.load(Ordering::Relaxed);
+        let Some(wanted) = bytes.filter(|wanted| *wanted != capacity) else { return Ok(()) };
+        let block = self.info.logical_block_bytes;
+        if wanted < capacity {
+            return Err(ResizeError::Smaller { wanted, capacity });
+        }
+        if !wanted.is_multiple_of(block.into()) {
+            return Err(ResizeError::PartOfBlock { wanted, block });
+        }
+        if self.info.read_only {
+            return Err(ResizeError::ReadOnly);
+        }
+        let (reply, answer) = channel();
+        let gone = || io::Error::other("the thread of the image has ended");
+        let grown = match self.work().send(Work::Grow(wanted, reply)) {
+            Ok(()) => answer.recv().unwrap_or_else(|_| Err(gone())),
+            Err(_) => Err(gone()),
+        };
+        grown.map_err(|source| ResizeError::Grow { wanted, source })?;
+        self.capacity_bytes.store(wanted, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
+        let lanes =
+            self.files.iter().map(|file| file.open_lane()).collect::<io::Result<Vec<_>>>()?;
+        let limits = Limits {
+            capacity_bytes: self.capacity_bytes.load(Ordering::Relaxed),
+            read_only: self.info.read_only,
+            discard: self.info.discard.is_some(),
+        };
+        Ok(Box::new(Qcow2Lane::new(limits, lanes, Arc::clone(&self.generation), self.work())))
+    }
+
+    fn layers(&self) -> u8 {
+        self.files.len() as u8 + 1
+    }
+
+    fn kernel_file(&self) -> Result<std::os::fd::BorrowedFd<'_>, &'static str> {
+        Err("the kernel data plane serves raw content only, and this is a qcow2 image; use \
+             --data-plane uring, or convert the image with `qemu-img convert -O raw`")
+    }
+
+    fn sync_failed(&self, errno: i32) {
+        self.files[0].sync_failed(errno);
+    }
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The changes of a file that wait for their commit, and the order in which they reach it.
+//!
+//! imago orders its cached tables, but not the tables that it writes at once (the L1 table and the
+//! header). So no write of imago reaches the file directly: it stays here, and a commit writes all
+//! in phases. After each phase, and at each instant inside of it, the file is consistent, except
+//! that clusters may be leaked:
+//!
+//! 1. data, and clusters that no table names yet; refcounts, none lower than before;
+//! 2. refcount tables, 3. the header's pointer to one;
+//! 4. L2 tables, 5. the L1 table, 6. the rest of the header;
+//! 7. refcounts, as they are now.
+
+use std::collections::HashSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::io;
+
+/// Smallest write that is atomic, in bytes.
+const SECTOR: u64 = 512;
+const PHASES: usize = 7;
+/// The header's fields `refcount_table_offset` and `refcount_table_clusters`.
+const REFCOUNT_POINTER: std::ops::Range<u64> = 48..60;
+
+/// Changed sectors by their number.
+#[derive(Debug, Default)]
+pub(crate) struct Overlay(BTreeMap<u64, [u8; SECTOR as usize]>);
+
+/// Reads from the file below.
+pub(crate) type ReadBelow<'a> = &'a dyn Fn(&mut [u8], u64) -> io::Result<()>;
+
+/// Writes of one phase: positions and bytes.
+pub(crate) type Phase = Vec<(u64, Vec<u8>)>;
+
+impl Overlay {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// End of the last changed sector.
+    pub(crate) fn end(&self) -> u64 {
+        self.0.last_key_value().map_or(0, |(number, _)| (number + 1) * SECTOR)
+    }
+
+    /// Forgets the changes of whole sectors in a range: newer data is in the file.
+    pub(crate) fn forget(&mut self, offset: u64, len: u64) {
+        for number in offset.div_ceil(SECTOR)..(offset + len) / SECTOR {
+            self.0.remove(&number);
+        }
+    }
+
+    /// Replaces the bytes of `buf`, which were read at `offset`, by changed ones.
+    pub(crate) fn patch(&self, buf: &mut [u8], offset: u64) {
+        let end = offset + buf.len() as u64;
+        for (number, sector) in self.0.range(offset / SECTOR..end.div_ceil(SECTOR)) {
+            let start = number * SECTOR;
+            let (from, to) = (start.max(offset), (start + SECTOR).min(end));
+            buf[(from - offset) as usize..(to - offset) as usize]
+                .copy_from_slice(&sector[(from - start) as usize..(to - start) as usize]);
+        }
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        data: &[u8],
+        offset: u64,
+        below: ReadBelow<'_>,
+    ) -> io::Result<()> {
+        let end = offset + data.len() as u64;
+        for number in offset / SECTOR..end.div_ceil(SECTOR) {
+            let start = number * SECTOR;
+            let (from, to) = (start.max(offset), (start + SECTOR).min(end));
+            let sector = match self.0.entry(number) {
+                Entry::Occupied(changed) => changed.into_mut(),
+                Entry::Vacant(unchanged) => {
+                    let mut sector = [0; SECTOR as usize];
+                    if to - from < SECTOR {
+                        below(&mut sector, start)?;
+                    }
+                    unchanged.insert(sector)
+                }
+            };
+            sector[(from - start) as usize..(to - start) as usize]
+                .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+        }
+        Ok(())
+    }
+
+    fn read(&self, len: usize, offset: u64, below: ReadBelow<'_>) -> io::Result<Vec<u8>> {
+        let mut found = vec![0; len];
+        below(&mut found, offset)?;
+        self.patch(&mut found, offset);
+        Ok(found)
+    }
+
+    /// The writes of each phase.
+    pub(crate) fn phases(
+        &self,
+        cluster_bytes: u64,
+        below: ReadBelow<'_>,
+    ) -> io::Result<[Phase; PHASES]> {
+        let places = Places::read(self, cluster_bytes, below)?;
+        let mut phases: [Phase; PHASES] = Default::default();
+        for (number, new) in &self.0 {
+            let at = number * SECTOR;
+            let cluster = at >> places.cluster_bits;
+            if places.refcount_blocks.contains(&cluster) {
+                let mut old = [0; SECTOR as usize];
+                below(&mut old, at)?;
+                push(&mut phases[0], at, &larger(&old, new, places.refcount_order));
+                push(&mut phases[6], at, new);
+            } else if at == 0 {
+                let mut old = [0; SECTOR as usize];
+                below(&mut old, at)?;
+                let range = REFCOUNT_POINTER.start as usize..REFCOUNT_POINTER.end as usize;
+                if old[range.clone()] != new[range.clone()] {
+                    old[range.clone()].copy_from_slice(&new[range]);
+                    push(&mut phases[2], at, &old);
+                }
+                if &old != new {
+                    push(&mut phases[5], at, new);
+                }
+            } else {
+                let phase = match () {
+                    () if cluster == 0 => 5,
+                    () if places.refcount_table.contains(&cluster) => 1,
+                    () if places.l1_table.contains(&cluster) => 4,
+                    () if places.l2_tables.contains(&cluster) => 3,
+                    () => 0,
+                };
+                push(&mut phases[phase], at, new);
+            }
+        }
+        Ok(phases)
+    }
+}
+
+/// Adds a write, to the previous one if it continues it.
+fn push(phase: &mut Phase, at: u64, data: &[u8]) {
+    match phase.last_mut() {
+        Some((start, before)) if *start + before.len() as u64 == at => {
+            before.extend_from_slice(data)
+        }
+        _ => phase.push((at, data.to_vec())),
+    }
+}
+
+/// The larger of two refcounts, for each of a sector of them.
+fn larger(old: &[u8], new: &[u8], order: u32) -> Vec<u8> {
+    let mut found = Vec::with_capacity(new.len());
+    if order >= 3 {
+        let bytes = 1 << (order - 3);
+        for (old, new) in old.chunks(bytes).zip(new.chunks(bytes)) {
+            found.extend_from_slice(old.max(new)); // big-endian: the order of the bytes
+        }
+        return found;
+    }
+    let (width, mask) = (1 << order, (1u16 << (1 << order)) - 1);
+    for (old, new) in old.iter().zip(new) {
+        let field = |shift: u32| {
+            let part = |byte: u8| (u16::from(byte) >> shift) & mask;
+            part(*old).max(part(*new)) << shift
+        };
+        found.push((0..8).step_by(width).map(|shift| field(shift as u32)).sum::<u16>() as u8);
+    }
+    found
+}
+
+/// The clusters of the tables, in the state after the commit.
+struct Places {
+    cluster_bits: u32,
+    refcount_order: u32,
+    refcount_table: std::ops::Range<u64>,
+    l1_table: std::ops::Range<u64>,
+    refcount_blocks: HashSet<u64>,
+    l2_tables: HashSet<u64>,
+}
+
+impl Places {
+    fn read(overlay: &Overlay, cluster_bytes: u64, below: ReadBelow<'_>) -> io::Result<Self> {
+        let header = overlay.read(104, 0, below)?;
+        let u32_at =
+            |at: usize| header[at..at + 4].iter().fold(0, |n: u64, b| n << 8 | u64::from(*b));
+        let u64_at = |at: usize| u32_at(at) << 32 | u32_at(at + 4);
+        let bits = cluster_bytes.trailing_zeros();
+        let table = |at: u64, bytes: u64| -> io::Result<HashSet<u64>> {
+            const POSITION: u64 = 0x00ff_ffff_ffff_fe00;
+            let found = overlay.read(bytes as usize, at, below)?;
+            let entries = found
+                .chunks_exact(8)
+                .map(|entry| entry.iter().fold(0, |n: u64, b| n << 8 | u64::from(*b)) & POSITION);
+            Ok(entries.filter(|entry| *entry != 0).map(|entry| entry >> bits).collect())
+        };
+        let (l1, l1_bytes) = (u64_at(40), u32_at(36) * 8);
+        let (refcounts, refcount_bytes) = (u64_at(48), u32_at(56) << bits);
+        let refcount_order = u32_at(96) as u32;
+        let is_sane = |at: u64, bytes: u64| at < 1 << 56 && bytes <= 32 << 20;
+        if !is_sane(l1, l1_bytes) || !is_sane(refcounts, refcount_bytes) || refcount_order > 6 {
+            return Err(io::Error::other("the header has been damaged"));
+        }
+        Ok(Places {
+            cluster_bits: bits,
+            refcount_order,
+            refcount_table: refcounts >> bits..(refcounts + refcount_bytes) >> bits,
+            l1_table: l1 >> bits..(l1 + l1_bytes).div_ceil(1 << bits),
+            refcount_blocks: table(refcounts, refcount_bytes)?,
+            l2_tables: table(l1, l1_bytes)?,
+        })
+    }
+}

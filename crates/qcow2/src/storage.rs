@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The storage below imago: one file of the chain, with the order of writes that a crash needs.
+//!
+//! imago's writes wait in an [`Overlay`] for [`Store::commit`], which writes them in phases with a
+//! sync after each. Data of new clusters goes to the file at once ([`Store::write_data`]) and is
+//! durable with the first phase. So no table on the disk ever names a cluster whose reference count
+//! or data is missing.
+// UNSAFETY: imago's `Storage` declares its functions `unsafe` because of alignment, which this
+// storage does not need. No block of this file does anything unsafe.
+#![expect(unsafe_code)]
+
+use crate::overlay::Overlay;
+use imago::io_buffers::{IoVector, IoVectorMut};
+use imago::storage::drivers::CommonStorageHelper;
+use imago::storage::{PreallocateMode, Storage};
+use std::fmt::{self, Display};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One change of a file, for tests of crashes.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A write.
+    Write {
+        /// Position in the file.
+        offset: u64,
+        /// The written bytes.
+        data: Vec<u8>,
+    },
+    /// The file gets this length.
+    SetLen(u64),
+    /// Everything before is on stable storage.
+    Sync,
+}
+
+/// The changes of a file, oldest first.
+pub type Log = Arc<Mutex<Vec<Change>>>;
+
+/// One file of the chain.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    /// Number in the chain: 0 is the image itself.
+    index: u32,
+    file: File,
+    writable: bool,
+    overlay: Mutex<Overlay>,
+    has_unsynced_data: AtomicBool,
+    /// The refcount table has moved: its old place may be reused after a commit only.
+    must_commit: AtomicBool,
+    helper: CommonStorageHelper,
+    log: Option<Log>,
+}
+
+impl Store {
+    /// Opens file number `index` of the chain.
+    pub fn open(path: &Path, index: u32, writable: bool, log: Option<Log>) -> io::Result<Self> {
+        Ok(Store {
+            path: path.into(),
+            index,
+            file: File::options().read(true).write(writable).open(path)?,
+            writable,
+            overlay: Mutex::default(),
+            has_unsynced_data: AtomicBool::new(false),
+            must_commit: AtomicBool::new(false),
+            helper: CommonStorageHelper::default(),
+            log,
+        })
+    }
+
+    /// Number in the chain.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Writes the data of a new cluster, which no table names yet.
+    pub fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        // imago may have copied the old content of the whole cluster there.
+        self.overlay().forget(offset, data.len() as u64);
+        self.write_file(data, offset)
+    }
+
+    fn write_file(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.has_unsynced_data.store(true, Ordering::Relaxed);
+        self.log(|| Change::Write { offset, data: data.to_vec() });
+        self.file.write_all_at(data, offset)
+    }
+
+    /// Writes the waiting changes in phases; each phase is durable before the next.
+    pub fn commit(&self, cluster_bytes: u64) -> io::Result<()> {
+        let mut overlay = self.overlay();
+        self.must_commit.store(false, Ordering::Relaxed);
+        let end = overlay.end().max(self.size_bytes()?);
+        self.extend(end.next_multiple_of(cluster_bytes))?;
+        let phases = match overlay.is_empty() {
+            true => Default::default(),
+            false => overlay.phases(cluster_bytes, &|buf, at| self.read_file(buf, at))?,
+        };
+        for phase in &phases {
+            for (offset, data) in phase {
+                self.write_file(data, *offset)?;
+            }
+            self.sync_data()?;
+        }
+        overlay.clear();
+        Ok(())
+    }
+
+    /// Returns whether a commit must follow before the next change.
+    pub fn must_commit(&self) -> bool {
+        self.must_commit.load(Ordering::Relaxed)
+    }
+
+    fn overlay(&self) -> MutexGuard<'_, Overlay> {
+        self.overlay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the data durable.
+    fn sync_data(&self) -> io::Result<()> {
+        if self.has_unsynced_data.swap(false, Ordering::Relaxed) {
+            self.file.sync_data()?;
+            self.log(|| Change::Sync);
+        }
+        Ok(())
+    }
+
+    fn extend(&self, wanted: u64) -> io::Result<()> {
+        if wanted > self.size_bytes()? {
+            self.has_unsynced_data.store(true, Ordering::Relaxed);
+            self.log(|| Change::SetLen(wanted));
+            self.file.set_len(wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the file; zeroes behind its end.
+    fn read_file(&self, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !buf.is_empty() {
+            match self.file.read_at(buf, offset) {
+                Ok(0) => {
+                    buf.fill(0);
+                    return Ok(());
+                }
+                Ok(read) => {
+                    offset += read as u64;
+                    buf = &mut buf[read..];
+                }
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(())
+    }
+
+    /// Extends the file to a multiple of `unit`: a read of its last cluster is never short.
+    pub fn fill_up(&self, unit: u64) -> io::Result<()> {
+        self.extend(self.size_bytes()?.next_multiple_of(unit))
+    }
+
+    /// Length of the file in bytes.
+    pub fn size_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn log(&self, change: impl FnOnce() -> Change) {
+        if let Some(log) = &self.log {
+            log.lock().unwrap_or_else(PoisonError::into_inner).push(change());
+        }
+    }
+}
+
+impl Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())
+    }
+}
+
+impl Storage for Store {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.size_bytes()?.max(self.overlay().end()))
+    }
+
+    fn get_filename(&self) -> Option<PathBuf> {
+        Some(self.path.clone())
+    }
+
+    unsafe fn pure_readv(&self, bufv: IoVectorMut<'_>, mut offset: u64) -> io::Result<()> {
+        let overlay = self.overlay();
+        for mut part in bufv.into_inner() {
+            self.read_file(&mut part, offset)?;
+            overlay.patch(&mut part, offset);
+            offset += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    unsafe fn pure_writev(&self, bufv: IoVector<'_>, mut offset: u64) -> io::Result<()> {
+        if !self.writable {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let mut overlay = self.overlay();
+        for part in bufv.into_inner() {
+            if (48..60).contains(&offset) || offset == 0 {
+                self.must_commit.store(true, Ordering::Relaxed);
+            }
+            overlay.write(&part, offset, &|buf, at| self.read_file(buf, at))?;
+            offset += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(()) // `Store::commit` syncs
+    }
+
+    unsafe fn invalidate_cache(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn get_storage_helper(&self) -> &CommonStorageHelper {
+        &self.helper
+    }
+
+    fn resize(&self, new_size: u64, _: PreallocateMode) -> io::Result<()> {
+        match new_size < self.size_bytes()? {
+            true => Err(io::ErrorKind::Unsupported.into()),
+            false => self.extend(new_size),
+        }
+    }
+}

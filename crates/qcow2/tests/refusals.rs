@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Images that are refused, damaged or hostile.
+
+mod common;
+
+use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
+use backend::{Disk, IoKind};
+use common::{MIB, folder, image, open, options, qemu_ok};
+use qcow2::{AllowBacking, Qcow2Disk};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+fn patch(path: &Path, offset: u64, bytes: &[u8]) {
+    let file = File::options().write(true).open(path).expect("the image opens");
+    file.write_all_at(bytes, offset).expect("it is written");
+}
+
+fn refusal(path: &Path) -> String {
+    open(path).map(|_| "opened").expect_err("it is refused").to_string()
+}
+
+fn rig(disk: &Qcow2Disk) -> Rig {
+    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
+}
+
+#[test]
+fn a_header_that_cannot_be_served_is_refused_with_its_remedy() {
+    let cases: [(u64, &[u8], &str, &str); 11] = [
+        (32, &[0, 0, 0, 2], "encrypted", "qemu-storage-daemon"),
+        (79, &[1], "dirty", "qemu-img check -r all"),
+        (79, &[2], "corrupt", "qemu-img check -r all"),
+        (79, &[4], "external data file", "qemu-img convert"),
+        (79, &[8], "zstd", "qemu-img convert"),
+        (79, &[16], "extended L2", "qemu-img convert"),
+        (79, &[32], "unknown incompatible features (0x20)", "qemu-img convert"),
+        (7, &[2], "version 2", "qemu-img amend"),
+        (7, &[9], "version 9", "qemu-img convert"),
+        (23, &[9], "clusters of 2^9", "cluster_size=64k"),
+        (24, &[0x7f; 8], "a disk of", "1 EiB"),
+    ];
+    for (offset, bytes, why, remedy) in cases {
+        let folder = folder();
+        let path = image(&folder, 8, "cluster_size=64k");
+        patch(&path, offset, bytes);
+        let text = refusal(&path);
+        assert!(text.contains(why) && text.contains(remedy), "{offset}: {text}");
+    }
+}
+
+#[test]
+fn a_raw_file_is_not_taken_for_qcow2() {
+    let folder = folder();
+    let path = folder.path().join("raw");
+    fs::write(&path, vec![0; 1 << 20]).expect("a file");
+    assert!(refusal(&path).contains("--format raw"));
+}
+
+#[test]
+fn a_backing_file_needs_permission_and_a_format_and_no_loop() {
+    let folder = folder();
+    let at = folder.path();
+    let path = image(&folder, 8, "cluster_size=64k");
+    qemu_ok("qemu-img", at, &["create", "-qf", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "top"]);
+    let refused = Qcow2Disk::open(&at.join("top"), &options(AllowBacking::Off, true));
+    let text = refused.map(|_| "opened").expect_err("it is refused").to_string();
+    assert!(text.contains("--allow-backing"), "{text}");
+    assert!(open(&at.join("top")).is_ok());
+
+    let other = common::folder();
+    let elsewhere = other.path().join("top");
+    let (base, format) = (path.display().to_string(), ["-F", "qcow2"]);
+    let create = ["create", "-qf", "qcow2", "-b", &base, format[0], format[1], "top"];
+    qemu_ok("qemu-img", other.path(), &create);
+    assert!(refusal(&elsewhere).contains("not allowed"));
+    assert!(Qcow2Disk::open(&elsewhere, &options(AllowBacking::Any, true)).is_ok());
+
+    qemu_ok("qemu-img", at, &["rebase", "-u", "-b", "top", "-F", "qcow2", "a.qcow2"]);
+    assert!(refusal(&path).contains("loop"));
+}
+
+#[test]
+fn an_image_with_snapshots_is_read_only() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    qemu_ok("qemu-img", folder.path(), &["snapshot", "-c", "one", "a.qcow2"]);
+    assert!(refusal(&path).contains("snapshots"));
+    let mut read_only = options(AllowBacking::Off, true);
+    read_only.file.read_only = true;
+    assert!(Qcow2Disk::open(&path, &read_only).is_ok());
+}
+
+/// Positions of the tables of a fresh image with one L2 table: header, refcounts, L1, L2.
+const TABLES: std::ops::Range<u64> = 0..6 << 12;
+
+#[test]
+fn random_damage_never_panics_and_never_touches_another_file() {
+    let folder = folder();
+    let base = folder.path().join("base.raw");
+    fs::write(&base, vec![0x5a; 8 << 20]).expect("a base");
+    let create = ["create", "-qf", "qcow2", "-o", "cluster_size=4k", "-b", "base.raw", "-F", "raw"];
+    qemu_ok("qemu-img", folder.path(), &[&create[..], &["a.qcow2", "8M"]].concat());
+    let path = folder.path().join("a.qcow2");
+    let mut first = rig(&open(&path).expect("it opens"));
+    first.write(0, &vec![1; MIB as usize]);
+    drop(first);
+    let good = fs::read(&path).expect("the image");
+    let mut state = 0x1234_5678_9abc_def1_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut opened = 0;
+    for _ in 0..150 {
+        let damaged = folder.path().join("damaged.qcow2");
+        let mut bytes = good.clone();
+        for _ in 0..1 + random() % 4 {
+            let at = TABLES.start + random() % TABLES.end;
+            bytes[at as usize] = random() as u8;
+        }
+        fs::write(&damaged, bytes).expect("the image");
+        let Ok(disk) = open(&damaged) else { continue };
+        opened += 1;
+        let (mut rig, end) = (rig(&disk), disk.info().capacity_sectors * 512);
+        for at in (0..end.min(8 * MIB)).step_by(1 << 19) {
+            let _ = rig.run(&mut Request::read(at, &[4096], 0));
+            let _ = rig.run(&mut Request::write(at, &[7; 4096], &[4096], 0));
+            let zeroes = IoKind::WriteZeroes { unmap: true };
+            let _ = rig.run(&mut Request::command(zeroes, at + 8192, 4096));
+        }
+    }
+    assert!(opened > 25, "{opened} of the images opened");
+    assert!(fs::read(&base).expect("the base").iter().all(|byte| *byte == 0x5a));
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Image formats on the command line, and a qcow2 disk as a guest sees it.
+
+mod common;
+
+use common::{Daemon, program};
+use driver::{Device, Options};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+fn qemu_img(folder: &Path, args: &[&str]) -> String {
+    let ran = Command::new("qemu-img").current_dir(folder).args(args).output();
+    let ran = ran.expect("qemu-img runs; scripts/setup.sh installs it");
+    let text = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    assert!(ran.status.success(), "qemu-img {args:?}: {text}");
+    text
+}
+
+fn refusal(folder: &Path, options: &[&str]) -> String {
+    let mut command = program();
+    command.current_dir(folder).args(["serve", "--socket-path", "s"]).args(options);
+    let ran = command.output().expect("the program runs");
+    assert!(!ran.status.success(), "it serves {options:?}");
+    String::from_utf8_lossy(&ran.stderr).into_owned()
+}
+
+#[test]
+fn the_format_of_an_image_is_never_guessed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    qemu_img(at, &["create", "-qf", "qcow2", "base", "8M"]);
+    qemu_img(at, &["create", "-qf", "qcow2", "-b", "base", "-F", "qcow2", "top", "8M"]);
+    std::fs::write(at.join("raw"), vec![0; 1 << 20]).expect("a file");
+    let cases: [(&[&str], &str); 4] = [
+        (&["--blk-file", "base"], "it begins like a qcow2 image; give --format qcow2"),
+        (&["--blk-file", "raw", "--format", "qcow2", "--read-only"], "not a qcow2 image"),
+        (&["--blk-file", "top", "--format", "qcow2", "--read-only"], "--allow-backing"),
+        (
+            &["--blk-file", "base", "--format", "qcow2", "--read-only", "--data-plane", "kernel"],
+            "qcow2 image",
+        ),
+    ];
+    for (options, why) in cases {
+        let text = refusal(at, options);
+        assert!(text.contains(why), "{options:?}: {text}");
+    }
+}
+
+#[test]
+fn a_guest_writes_to_an_overlay_and_qemu_reads_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    std::fs::write(at.join("base"), vec![0x5a; 8 << 20]).expect("a base");
+    qemu_img(at, &["create", "-qf", "qcow2", "-b", "base", "-F", "raw", "top", "8M"]);
+    let socket = at.join("disk.sock");
+    let mut command = program();
+    command.args([
+        "serve",
+        "--format",
+        "qcow2",
+        "--allow-backing",
+        "same-dir",
+        "--num-queues",
+        "1",
+    ]);
+    command.arg("--blk-file").arg(at.join("top")).arg("--socket-path").arg(&socket);
+    let mut daemon = Daemon::start(&mut command, &socket);
+    let options = Options { limit: Duration::from_secs(60), ..Options::default() };
+    let mut guest = Device::connect(&socket, &options).expect("a device");
+    guest.write(2049, &[7; 4096]).expect("the write succeeds");
+    let mut data = vec![0; 8192];
+    guest.read(2048, &mut data).expect("the read succeeds");
+    assert!(data[..512].iter().chain(&data[4608..]).all(|byte| *byte == 0x5a));
+    assert!(data[512..4608].iter().all(|byte| *byte == 7));
+    drop(guest);
+    daemon.signal(libc::SIGKILL);
+    daemon.wait();
+    qemu_img(at, &["check", "-U", "top"]);
+    qemu_img(at, &["convert", "-U", "-O", "raw", "top", "content"]);
+    let content = std::fs::read(at.join("content")).expect("the content");
+    let end = 2049 * 512 + 4096;
+    assert!(content[2049 * 512..end].iter().all(|byte| *byte == 7));
+    assert!(content[..2049 * 512].iter().chain(&content[end..]).all(|byte| *byte == 0x5a));
+}
