@@ -195,6 +195,9 @@ mod tests {
     use serde_json::json;
     use std::fs::File;
 
+    /// A passing test does not reach it.
+    const WAIT: Option<Duration> = Some(Duration::from_secs(10));
+
     fn pair(bytes_max: usize) -> (UnixStream, Channel) {
         let (peer, ours) = UnixStream::pair().unwrap();
         (peer, Channel::new(ours, bytes_max))
@@ -217,12 +220,12 @@ mod tests {
         let message = |bytes: usize| format!("\"{}\"\0", "x".repeat(bytes - 2));
         let (mut peer, mut channel) = pair(20_000);
         peer.write_all(message(20_000).as_bytes()).unwrap();
-        assert!(channel.receive(None).unwrap().is_some());
+        assert!(channel.receive(WAIT).unwrap().is_some());
         peer.write_all(message(20_001).as_bytes()).unwrap();
-        assert!(matches!(channel.receive(None), Err(CodecError::TooLong { max: 20_000 })));
+        assert!(matches!(channel.receive(WAIT), Err(CodecError::TooLong { max: 20_000 })));
         let (mut peer, mut channel) = pair(100);
         peer.write_all(&[b' '; 101]).unwrap();
-        assert!(matches!(channel.receive(None), Err(CodecError::TooLong { max: 100 })));
+        assert!(matches!(channel.receive(WAIT), Err(CodecError::TooLong { max: 100 })));
     }
 
     #[test]
@@ -233,7 +236,7 @@ mod tests {
         let CodecError::Socket(error) = error else { panic!("{error}") };
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         drop(peer);
-        assert!(matches!(channel.receive(None), Err(CodecError::CutShort)));
+        assert!(matches!(channel.receive(WAIT), Err(CodecError::CutShort)));
     }
 
     #[test]
@@ -252,8 +255,8 @@ mod tests {
         let file = File::open("/dev/null").unwrap();
         sender.send(&json!(1), &[file.as_fd(); DESCRIPTORS_MAX], None).unwrap();
         sender.send(&json!(2), &[], None).unwrap();
-        assert_eq!(channel.receive(None).unwrap().unwrap().descriptors.len(), DESCRIPTORS_MAX);
-        assert!(channel.receive(None).unwrap().unwrap().descriptors.is_empty());
+        assert_eq!(channel.receive(WAIT).unwrap().unwrap().descriptors.len(), DESCRIPTORS_MAX);
+        assert!(channel.receive(WAIT).unwrap().unwrap().descriptors.is_empty());
         // In two parts of one message, and nothing of it remains open.
         let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -264,7 +267,7 @@ mod tests {
             let part = [IoSlice::new(b" ")];
             sendmsg(sender.stream(), &part, &mut control, SendFlags::empty()).unwrap();
         }
-        assert!(matches!(channel.receive(None), Err(CodecError::TooManyDescriptors)));
+        assert!(matches!(channel.receive(WAIT), Err(CodecError::TooManyDescriptors)));
         drop(channel);
         assert!(std::fs::read_dir("/proc/self/fd").unwrap().count() <= before + 2);
     }

@@ -269,7 +269,6 @@ fn an_image_is_passed_by_descriptor() {
         image.display()
     );
     rig.ok(&words);
-    // The daemon did not use the path: another file is there by now.
     let moved = hidden.path().join("moved.img");
     std::fs::rename(&image, &moved).unwrap();
     rig.guest("a").write(0, &[7; 512]).unwrap();
@@ -279,6 +278,23 @@ fn an_image_is_passed_by_descriptor() {
     assert!(line.contains("--blk-file"), "{line}");
     let line = rig.refused("add b --pass-file --blk-file none.img --socket-path b.sock", 1);
     assert!(line.contains("none.img"), "{line}");
+}
+
+#[test]
+fn a_passed_descriptor_needs_no_path_that_the_daemon_can_see() {
+    let rig = Rig::new();
+    let image = std::fs::File::options().read(true).write(true).open(rig.path("disk.img")).unwrap();
+    let call = json!({"method": "io.vhostblk.Add", "parameters": {
+        "name": "a", "image": 0,
+        "options": {"blk_file": "/not/here.img", "socket_path": rig.path("a.sock"),
+                    "num_queues": 1, "data_plane": "uring"},
+    }});
+    let mut raw = rig.connect();
+    let bytes = format!("{call}\0");
+    common::send_with_descriptor(&raw.stream, bytes.as_bytes(), image.as_raw_fd());
+    assert_eq!(raw.receive(), json!({"parameters": {}}));
+    rig.guest("a").write(0, &[7; 512]).unwrap();
+    assert_eq!(std::fs::read(rig.path("disk.img")).unwrap()[..512], [7; 512]);
 }
 
 #[test]
