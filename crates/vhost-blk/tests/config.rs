@@ -78,6 +78,7 @@ fn a_socket_on_the_command_line_replaces_the_files_socket() {
 
 /// A right value for every option but the sockets and the image.
 const EVERYTHING: &str = "\
+allow-backing = 'same-dir'
 backend = 'file'
 batch-size = 8
 cache = 'writethrough'
@@ -85,6 +86,7 @@ cpus = 0
 data-plane = 'uring'
 direct = false
 discard = 'off'
+format = 'raw'
 incoming = 'on'
 io-timeout = 30
 iopoll = 'off'

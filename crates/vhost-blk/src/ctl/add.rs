@@ -63,16 +63,22 @@ fn options(disk: &DiskArgs) -> Result<Value, Failure> {
     let DiskArgs { socket_group, socket_mode, socket_path, backend, blk_file, cache, .. } = disk;
     let DiskArgs { direct, discard, lock, logical_block_size, read_only, serial, size, .. } = disk;
     let DiskArgs { wrap, limit_bandwidth, limit_burst, limit_iops, num_queues, .. } = disk;
-    let DiskArgs { packed, queue_size, data_plane, .. } = disk;
-    let given: [(&str, Option<Value>); 21] = [
+    let DiskArgs { packed, queue_size, data_plane, allow_backing, format, .. } = disk;
+    let DiskArgs { incoming, io_timeout, on_error, .. } = disk;
+    let given: [(&str, Option<Value>); 26] = [
         ("socket_group", text(socket_group)),
         ("socket_mode", socket_mode.map(|mode| format!("{mode:04o}").into())),
         ("socket_path", path(socket_path)?),
+        ("allow_backing", Some(word(*allow_backing).into())),
         ("backend", Some(word(*backend).into())),
         ("blk_file", path(blk_file)?),
         ("cache", Some(word(*cache).into())),
         ("direct", on(*direct)),
         ("discard", on(*discard)),
+        ("format", format.map(|format| word(format).into())),
+        ("incoming", on(*incoming)),
+        ("io_timeout", io_timeout.map(|limit| limit.0.as_secs_f64().into())),
+        ("on_error", Some(word(*on_error).into())),
         ("lock", Some(word(*lock).into())),
         ("logical_block_size", logical_block_size.map(Value::from)),
         ("read_only", on(*read_only)),
@@ -123,6 +129,9 @@ mod tests {
              --limit-bandwidth 5M --limit-burst 0.25 --limit-iops 7 --lock off \
              --logical-block-size 4096 --num-queues 3 --packed off --queue-size 64 --serial ab \
              --socket-group 0 --socket-mode 640 --socket-path /s",
+            "--blk-file /a --socket-path /s --format qcow2 --allow-backing same-dir \
+             --io-timeout 2.5 --on-error enospc",
+            "--blk-file /a --socket-path /s --incoming on --format raw",
         ] {
             let disk = parsed(line);
             let table = toml::Table::try_from(options(&disk).unwrap()).unwrap();

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Several lanes of a disk, and its growth.
+
+mod common;
+
+use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
+use backend::{Disk, IoKind};
+use common::{MIB, check, content, folder, image, open, qemu_ok};
+use qcow2::Qcow2Disk;
+
+fn rig(disk: &Qcow2Disk) -> Rig {
+    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
+}
+
+#[test]
+fn a_lane_forgets_the_backing_extent_that_another_lane_replaces() {
+    let folder = folder();
+    std::fs::write(folder.path().join("base.raw"), vec![0x5a; 8 << 20]).expect("a base");
+    let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
+    qemu_ok("qemu-img", folder.path(), &create);
+    let disk = open(&folder.path().join("a.qcow2")).expect("it opens");
+    let (mut one, mut other) = (rig(&disk), rig(&disk));
+    for (at, byte) in [(MIB, 1), (3 * MIB, 2)] {
+        assert_eq!(one.read(at, 4096), [0x5a; 4096]);
+        other.write(at, &[byte; 4096]);
+        assert_eq!(one.read(at, 4096), [byte; 4096]);
+        assert_eq!(one.read(at + 4096, 4096), [0x5a; 4096]);
+    }
+    let zeroes = IoKind::WriteZeroes { unmap: true };
+    assert_eq!(one.read(5 * MIB, 4096), [0x5a; 4096]);
+    assert_eq!(other.run(&mut Request::command(zeroes, 5 * MIB, MIB)), Ok(()));
+    assert_eq!(one.read(5 * MIB, 4096), [0; 4096]);
+}
+
+#[test]
+fn a_disk_grows_and_a_new_lane_has_the_new_end() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=4k");
+    let disk = open(&path).expect("it opens");
+    rig(&disk).write(8 * MIB - 4096, &[1; 4096]);
+    disk.resize(Some(64 * MIB)).expect("it grows");
+    assert_eq!(disk.info().capacity_sectors, 64 * MIB / 512);
+    assert!(disk.resize(Some(MIB)).is_err());
+    rig(&disk).write(64 * MIB - 4096, &[2; 4096]);
+    drop(disk);
+    assert_eq!(check(&path), Ok(()));
+    let found = content(&path);
+    assert_eq!(found.len() as u64, 64 * MIB);
+    assert!(found[(8 * MIB - 4096) as usize..][..4096].iter().all(|byte| *byte == 1));
+    assert!(found[(64 * MIB - 4096) as usize..].iter().all(|byte| *byte == 2));
+}
