@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Creates raw images.
+//! Creates images.
 
 use crate::file::sys;
 use std::fs::{self, File, OpenOptions};
@@ -62,22 +62,33 @@ pub enum CreateError {
 /// # Errors
 /// [`CreateError`]; its text names the cause and the remedy.
 pub fn create(path: &Path, size_bytes: u64, allocation: Allocation) -> Result<(), CreateError> {
+    create_with(path, size_bytes, |file| {
+        if allocation == Allocation::Full {
+            sys::fallocate(file, 0, 0, size_bytes)?;
+        }
+        file.set_len(size_bytes)
+    })
+}
+
+/// Creates a file whose content `fill` writes, for a disk of `size_bytes`. Removes it if this
+/// fails.
+///
+/// # Errors
+/// [`CreateError`]; its text names the cause and the remedy.
+pub fn create_with(
+    path: &Path,
+    size_bytes: u64,
+    fill: impl FnOnce(&File) -> io::Result<()>,
+) -> Result<(), CreateError> {
     let error = |why| error_of(path, size_bytes, why);
-    let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(error)?;
-    let made = make(&file, size_bytes, allocation);
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(path).map_err(error)?;
+    let made = fill(&file).and_then(|()| file.sync_all());
     if made.is_err() {
         // The caller gets the first error; a failed removal adds nothing.
         let _ = fs::remove_file(path);
     }
     made.map_err(error)
-}
-
-fn make(file: &File, size_bytes: u64, allocation: Allocation) -> io::Result<()> {
-    if allocation == Allocation::Full {
-        sys::fallocate(file, 0, 0, size_bytes)?;
-    }
-    file.set_len(size_bytes)?;
-    file.sync_all()
 }
 
 fn error_of(path: &Path, size_bytes: u64, source: io::Error) -> CreateError {

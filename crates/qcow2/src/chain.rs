@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum files of a chain.
-const FILES_MAX: usize = 32;
+pub(crate) const FILES_MAX: usize = 32;
 
 /// One file of the chain. Without a header it is raw.
 #[derive(Debug)]
@@ -23,11 +23,15 @@ pub(crate) struct Link {
     pub(crate) header: Option<Header>,
 }
 
-/// Follows the chain from `path`, the top first.
-pub(crate) fn follow(path: &Path, allow: AllowBacking) -> Result<Vec<Link>, Qcow2Error> {
+/// Follows the chain from `path`, the top first, which is qcow2 or raw.
+pub(crate) fn follow(
+    path: &Path,
+    is_qcow2: bool,
+    allow: AllowBacking,
+) -> Result<Vec<Link>, Qcow2Error> {
     let mut links: Vec<Link> = Vec::new();
     let mut seen = Vec::new();
-    let mut next = Some((path.to_owned(), true));
+    let mut next = Some((path.to_owned(), is_qcow2));
     while let Some((path, is_qcow2)) = next.take() {
         let failed = |source| Qcow2Error::Image { path: path.clone(), source };
         let file_type = fs::metadata(&path).map_err(failed)?;

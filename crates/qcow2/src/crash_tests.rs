@@ -133,7 +133,7 @@ fn run(seed: u64, steps: u32, options: &str, with_backing: bool) -> Run {
     let path = make(folder.path(), options, with_backing);
     let start = fs::read(&path).expect("the image");
     let log = Log::default();
-    let links = chain::follow(&path, AllowBacking::SameDir).expect("a good chain");
+    let links = chain::follow(&path, true, AllowBacking::SameDir).expect("a good chain");
     let access = chain::open(&links, true, Some(Arc::clone(&log))).expect("it opens");
     let opened = File::options().read(true).write(true).open(&path).expect("it opens");
     let found = header::read(&path, &opened).expect("a good header");

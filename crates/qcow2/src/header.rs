@@ -13,9 +13,9 @@ const HEADER_BYTES: usize = 104;
 /// Type of the header extension that names the format of the backing file.
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 /// Largest virtual size: file offsets of the disk stay far from overflow.
-const SIZE_MAX: u64 = 1 << 60;
+pub(crate) const SIZE_MAX: u64 = 1 << 60;
 /// Largest L1 table in entries (32 MiB, as QEMU).
-const L1_ENTRIES_MAX: u32 = 4 << 20;
+pub(crate) const L1_ENTRIES_MAX: u32 = 4 << 20;
 
 /// The facts of a header that the crate needs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,6 +15,7 @@
 mod chain;
 #[cfg(test)]
 mod crash_tests;
+pub mod create;
 mod error;
 mod extents;
 pub mod header;
@@ -78,7 +79,7 @@ impl Qcow2Disk {
         let own =
             FileOptions { container: true, logical_block_bytes: None, ..options.file.clone() };
         let mut files = vec![Arc::new(File::open(path, own.clone())?)];
-        let links = chain::follow(path, options.allow_backing)?;
+        let links = chain::follow(path, true, options.allow_backing)?;
         for link in &links[1..] {
             let read_only = FileOptions { read_only: true, ..own.clone() };
             files.push(Arc::new(File::open(&link.path, read_only)?));

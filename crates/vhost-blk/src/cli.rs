@@ -24,7 +24,7 @@ pub struct Cli {
 /// The commands, alphabetical.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make a raw image file
+    /// Make a raw or qcow2 image file
     Create(create::CreateArgs),
     /// Ask a running daemon for the state of its disks, change them, add and remove some
     Ctl(Box<ctl::CtlArgs>),

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, program};
+use common::{Daemon, finish, one_line, program};
 use driver::{Device, Options};
 use std::path::Path;
 use std::process::Command;
@@ -82,4 +82,76 @@ fn a_guest_writes_to_an_overlay_and_qemu_reads_it() {
     let end = 2049 * 512 + 4096;
     assert!(content[2049 * 512..end].iter().all(|byte| *byte == 7));
     assert!(content[..2049 * 512].iter().chain(&content[end..]).all(|byte| *byte == 0x5a));
+}
+
+#[test]
+fn a_created_image_is_sound_and_is_served() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    std::fs::write(at.join("base"), vec![0x5a; 8 << 20]).expect("a base");
+    let cases: [&[&str]; 5] = [
+        &["8M"],
+        &["--cluster-size", "4K", "8M"],
+        &["--preallocation", "metadata", "--cluster-size", "2M", "8M"],
+        &["--preallocation", "full", "8M"],
+        &["--backing", "base", "--backing-format", "raw"],
+    ];
+    for (number, options) in cases.iter().enumerate() {
+        let image = at.join(format!("new{number}"));
+        let mut create = program();
+        create.args(["create", "--format", "qcow2"]).arg(&image).args(*options);
+        let made = finish(&mut create);
+        assert!(made.status.success(), "{options:?}: {made:?}");
+        qemu_img(at, &["check", "-q", &format!("new{number}")]);
+        let socket = at.join(format!("s{number}"));
+        let mut command = program();
+        command.args(["serve", "--format", "qcow2", "--allow-backing", "same-dir"]);
+        command.arg("--num-queues").arg("1").arg("--blk-file").arg(&image);
+        command.arg("--socket-path").arg(&socket);
+        let _daemon = Daemon::start(&mut command, &socket);
+        let options = Options { limit: Duration::from_secs(60), ..Options::default() };
+        let mut guest = Device::connect(&socket, &options).expect("a device");
+        guest.write(16, &[7; 4096]).expect("the write succeeds");
+        let mut data = vec![0; 8192];
+        guest.read(16, &mut data).expect("the read succeeds");
+        let below = if number == 4 { 0x5a } else { 0 };
+        assert!(data[..4096].iter().all(|byte| *byte == 7), "image {number}");
+        assert!(data[4096..].iter().all(|byte| *byte == below), "image {number}");
+    }
+}
+
+#[test]
+fn a_wrong_qcow2_image_is_not_created() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    std::fs::write(at.join("base"), "precious").expect("a file");
+    let backing = &["--backing", "base", "--backing-format", "raw"];
+    let cases: [(&[&str], i32, &str); 8] = [
+        (&["--format", "qcow2", "base", "8M"], 1, "exists already"),
+        (&["--format", "qcow2", "new"], 2, "SIZE"),
+        (&["--format", "qcow2", "--cluster-size", "5K", "new", "8M"], 2, "power of 2"),
+        (&["--format", "qcow2", "--cluster-size", "4K", "new", "9T"], 2, "not possible"),
+        (&["--format", "qcow2", "--backing", "base", "new"], 2, "--backing-format"),
+        (
+            &["--format", "qcow2", "--backing", "none", "--backing-format", "raw", "new"],
+            1,
+            "No such file",
+        ),
+        (
+            &["--format", "qcow2", "--backing", "base", "--backing-format", "qcow2", "new"],
+            1,
+            "not a qcow2 image",
+        ),
+        (&["--preallocation", "metadata", "new", "8M"], 2, "--format qcow2"),
+    ];
+    for (options, code, why) in cases {
+        let line = one_line(&finish(program().current_dir(at).arg("create").args(options)), code);
+        assert!(line.contains(why), "{options:?}: {line}");
+    }
+    let full = ["create", "--format", "qcow2", "--preallocation", "full", "new"];
+    one_line(&finish(program().current_dir(at).args(full).args(backing)), 2);
+    let raw = finish(program().current_dir(at).args(["create", "new", "8M"]).args(backing));
+    one_line(&raw, 2);
+    assert_eq!(std::fs::read_dir(at).expect("the folder").count(), 1);
+    assert_eq!(std::fs::read(at.join("base")).expect("the file"), b"precious");
 }

@@ -50,7 +50,11 @@ pub const PAGES: &[Page] = &[
             ("Make a sparse image:", "vhost-blk create data.img 20G"),
             (
                 "Reserve its space now:",
-                "vhost-blk create --preallocate full /var/lib/images/data.img 512M",
+                "vhost-blk create --preallocation full /var/lib/images/data.img 512M",
+            ),
+            (
+                "Make a qcow2 overlay of a raw image:",
+                "vhost-blk create --format qcow2 --backing data.img --backing-format raw top.qcow2",
             ),
         ],
         see_also: &[("vhost-blk-serve", "1"), ("truncate", "1"), ("qemu-img", "1")],
