@@ -7,7 +7,7 @@ use crate::options::{DaemonArgs, ProcessArgs, ServeArgs};
 use crate::signals::{self, Acts};
 use crate::socket::{self, Source};
 use crate::socket_file::{self, SocketFile};
-use crate::{control, log, metrics, notify};
+use crate::{control, log, metrics, notify, os};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -44,6 +44,9 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
         ));
     }
     log::start(args.process.log_level, args.process.log_format);
+    if let Err(error) = os::raise_open_files() {
+        tracing::warn!(%error, "the limit on open files stays; each disk has some tens of them");
+    }
     let disks = Disks::new(args.process.clone(), Mode::Many(args.config_dir.clone()));
     run(&disks, || match &args.config_dir {
         // A failed disk is in the log and hurts no other.
