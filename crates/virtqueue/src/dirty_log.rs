@@ -4,7 +4,7 @@
 // UNSAFETY: the log is memory shared with the front-end.
 #![expect(unsafe_code)]
 
-use crate::memory::{MemoryError, refuse_short_file};
+use crate::memory::{MemoryError, mapped_file, refuse_short_file};
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
 use vm_memory::{FileOffset, MmapRegion};
@@ -46,6 +46,11 @@ impl DirtyLog {
     /// The address of the first byte in this process.
     pub fn host(&self) -> *mut u8 {
         self.mapping.as_ptr().wrapping_add(self.offset)
+    }
+
+    /// The mapped file, and the offset of the first byte in it.
+    pub fn file(&self) -> (&File, u64) {
+        (mapped_file(&self.mapping), self.offset as u64)
     }
 
     /// Length in bytes; never 0.

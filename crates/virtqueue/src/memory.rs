@@ -37,11 +37,12 @@ pub struct Region {
     user_addr: u64,
     len: u64,
     host: *mut u8,
+    file_offset: u64,
     /// Keeps `host` mapped.
-    _mapping: Arc<MmapRegion>,
+    mapping: Arc<MmapRegion>,
 }
 
-// SAFETY: the pointer names the shared mapping that `_mapping` keeps alive, and is valid in every
+// SAFETY: the pointer names the shared mapping that `mapping` keeps alive, and is valid in every
 // thread.
 unsafe impl Send for Region {}
 // SAFETY: as above; every access is volatile, atomic or made by the kernel.
@@ -86,7 +87,7 @@ impl Region {
         unsafe { madvise(mapping.as_ptr().cast(), map_len, Advice::LinuxDontDump) }
             .map_err(|e| failed(e.to_string()))?;
         let host = mapping.as_ptr().wrapping_add(file_offset as usize);
-        Ok(Region { guest_addr, user_addr, len, host, _mapping: Arc::new(mapping) })
+        Ok(Region { guest_addr, user_addr, len, host, file_offset, mapping: Arc::new(mapping) })
     }
 
     /// Guest-physical address of the first byte.
@@ -108,6 +109,11 @@ impl Region {
     /// Address of the first byte in this process.
     pub fn host(&self) -> *mut u8 {
         self.host
+    }
+
+    /// The mapped file, and the offset of the first byte in it.
+    pub fn file(&self) -> (&File, u64) {
+        (mapped_file(&self.mapping), self.file_offset)
     }
 
     fn end(&self) -> u64 {
@@ -170,6 +176,11 @@ impl GuestMemory {
             (offset <= region.len && len <= region.len - offset).then_some((region, offset))
         })
     }
+}
+
+/// The file of a mapping that was made with one.
+pub(crate) fn mapped_file(mapping: &MmapRegion) -> &File {
+    mapping.file_offset().expect("the mapping was made with its file").file()
 }
 
 /// Refuses a file that ends before byte `end`: `mmap` would accept it, and the first access beyond
