@@ -46,7 +46,7 @@ pub use limits::Limits;
 pub use once_per_second::OncePerSecond;
 pub use plane::{IoPoll, PlaneKind, QueueReport, QueueSetup, QueueState};
 pub use region::{InflightRegion, queue_region_bytes};
-pub use selector::{PlaneChoice, PlaneSelector, QueueHandle};
+pub use selector::{PlaneChoice, PlaneSelector, QueueHandle, Selected, Selection};
 pub use stats::QueueStats;
 pub use uring_plane::{UringOptions, UringPlane};
 pub use worker::BATCH_CHAINS_MAX;
