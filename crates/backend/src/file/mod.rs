@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A disk in a regular file or on a block device.
 
+mod adopt;
 mod bounce;
 mod error;
 mod lane;
@@ -14,6 +15,7 @@ mod sync;
 pub(crate) mod sys;
 mod zeroes;
 
+pub use adopt::OpenAs;
 pub use error::FileError;
 
 use crate::lock::{self, Access, ImageFile, LockError};
@@ -85,6 +87,30 @@ impl File {
         let path = path.as_ref();
         check_kind(path)?;
         let (file, direct) = open_file(path, &options)?;
+        File::of(path, file, direct, options)
+    }
+
+    /// As [`File::open`], with a file that an earlier program has opened at `path`, and locked
+    /// unless it shares the image.
+    ///
+    /// # Errors
+    /// [`FileError`], also if `path` names another file by now, or the options another access.
+    pub fn adopt(
+        path: impl AsRef<Path>,
+        file: fs::File,
+        options: FileOptions,
+    ) -> Result<File, FileError> {
+        let path = path.as_ref();
+        let direct = adopt::check(path, &file, &options)?;
+        File::of(path, file, direct, options)
+    }
+
+    fn of(
+        path: &Path,
+        file: fs::File,
+        direct: bool,
+        options: FileOptions,
+    ) -> Result<File, FileError> {
         let file = ImageFile(file);
         if let Some(patience) = options.lock {
             lock::lock_image_within(patience, &file, path, Access::of(options.read_only))?;
@@ -150,6 +176,22 @@ impl File {
     /// [`LockError`], for example if another program uses the image.
     pub fn lock(&self) -> Result<(), LockError> {
         lock::lock_image(&self.shared.file, &self.path, Access::of(self.info.read_only))
+    }
+
+    /// A second descriptor of the open file, with the same lock, for a later program.
+    ///
+    /// # Errors
+    /// The error of the system call, if no file descriptor is left.
+    pub fn share(&self) -> io::Result<fs::File> {
+        self.shared.file.try_clone()
+    }
+
+    /// The identity of the open file and its access, to compare with those of another program.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn open_as(&self) -> io::Result<OpenAs> {
+        OpenAs::of(&self.shared.file)
     }
 
     /// The path that was opened.
