@@ -4,11 +4,13 @@
 //! The thread that serves the connection receives commands as mail and handles them between two
 //! messages of the front-end. This needs no lock, and no message sees a partial change.
 
+use crate::handover::{Exported, Frozen};
 use crate::session::Session;
 use data_plane::{Limits, PlaneKind, QueueReport, QueueStats};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -96,9 +98,17 @@ pub struct Control {
 }
 
 #[derive(Debug)]
-struct Mail {
-    command: Command,
-    reply: Sender<Answer>,
+enum Mail {
+    Command(Command, Sender<Answer>),
+    Snapshot(Sender<Exported>),
+    Freeze(Sender<Frozen>),
+}
+
+/// The front-end of the session that handles commands.
+pub(crate) struct Peer<'a> {
+    pub(crate) stream: &'a UnixStream,
+    /// It has sent no message.
+    pub(crate) silent: bool,
 }
 
 /// The device's end of the commands.
@@ -112,8 +122,24 @@ pub(crate) struct Mailbox {
 impl Control {
     /// Sends a command and waits for the answer; `None` if the device no longer exists.
     pub fn ask(&self, command: Command) -> Option<Answer> {
+        self.send(|reply| Mail::Command(command, reply))
+    }
+
+    /// The state of the device for a later program. Its queues run on: their positions are out of
+    /// date.
+    pub fn snapshot(&self) -> Option<Exported> {
+        self.send(Mail::Snapshot)
+    }
+
+    /// Stops the device until the result is dropped: its requests in flight complete, and it
+    /// handles no message and no other command.
+    pub fn freeze(&self) -> Option<Frozen> {
+        self.send(Mail::Freeze)
+    }
+
+    fn send<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> Option<T> {
         let (reply, answer) = channel();
-        self.mail.send(Mail { command, reply }).ok()?;
+        self.mail.send(mail(reply)).ok()?;
         self.wake.write(1).ok()?;
         answer.recv().ok()
     }
@@ -138,11 +164,19 @@ impl Mailbox {
     }
 
     /// Handles all pending commands.
-    pub(crate) fn handle(&self, session: &mut Session<'_>, connected: bool) {
+    pub(crate) fn handle(&self, session: &mut Session<'_>, peer: Option<&Peer<'_>>) {
         let _ = self.wake.read(); // EAGAIN: there was no signal
-        while let Ok(Mail { command, reply }) = self.inbox.try_recv() {
-            let answer = carry_out(session, command, connected);
-            let _ = reply.send(answer); // the sender may no longer wait
+        while let Ok(mail) = self.inbox.try_recv() {
+            // The sender may no longer wait.
+            match mail {
+                Mail::Command(command, reply) => {
+                    let _ = reply.send(carry_out(session, command, peer.is_some()));
+                }
+                Mail::Snapshot(reply) => {
+                    let _ = reply.send(session.export(peer));
+                }
+                Mail::Freeze(reply) => session.freeze(peer, &reply),
+            }
         }
     }
 }

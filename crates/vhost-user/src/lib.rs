@@ -15,22 +15,28 @@ mod control;
 mod descriptor;
 mod error;
 mod handler;
+mod handover;
 mod inflight_region;
 mod mem_table;
 mod message;
 mod operate;
 mod peeked;
 mod queue_setup;
+mod replay;
 mod session;
+mod state;
 mod switch;
 
 pub use connection::{ACCEPT_RETRY, Next};
 pub use control::{Answer, Command, Control, QueueStatus, Status};
 pub use error::ConnectionError;
+pub use handover::{Exported, Frozen};
+pub use state::{DeviceState, StateError};
 
 use backend::Disk;
 use control::Mailbox;
 use data_plane::{KernelError, Limits, PlaneSelector, QueueStats};
+use handover::Inherited;
 use session::Session;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -81,6 +87,8 @@ pub struct Device {
     writeback: Arc<AtomicBool>,
     /// The front-end that replaces a silent one.
     waiting: Option<UnixStream>,
+    /// The connection of an earlier program, until it is served.
+    inherited: Option<Inherited>,
     /// Number of front-ends so far.
     front_ends: u64,
     /// Counters of each queue without those of its present start.
@@ -113,6 +121,7 @@ impl Device {
             mailbox: None,
             writeback,
             waiting: None,
+            inherited: None,
             front_ends: 0,
             earlier_stats,
         }
@@ -155,7 +164,7 @@ impl Device {
     /// Handles commands while no front-end is connected.
     pub fn answer(&mut self) {
         if let Some(mailbox) = self.mailbox.take() {
-            mailbox.handle(&mut Session::new(self), false);
+            mailbox.handle(&mut Session::new(self), None);
             self.mailbox = Some(mailbox);
         }
     }
@@ -172,7 +181,9 @@ impl Device {
         stream: UnixStream,
         next: Option<Next<'_>>,
     ) -> Result<(), ConnectionError> {
-        self.front_ends += 1;
+        if self.inherited.is_none() {
+            self.front_ends += 1;
+        }
         let mailbox = self.mailbox.take();
         let outcome = connection::serve(self, stream, next, mailbox.as_ref());
         self.mailbox = mailbox;
