@@ -31,7 +31,7 @@ pub struct CtlArgs {
 }
 
 /// Commands for a running daemon.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub enum Action {
     /// Show the data plane of the queues, the reason for it, and their counters
     Status,
@@ -71,6 +71,14 @@ pub enum Action {
         #[arg(long, group = "limits", conflicts_with_all = ["iops", "bandwidth"])]
         none: bool,
     },
+    /// Replace the daemon's program while the guest runs, after the new one has checked that it can
+    /// take over. Otherwise the old one serves on
+    Upgrade {
+        /// Absolute path of the new program, which only root or the daemon's user can change
+        /// [default: the file that the daemon was started from, as it is now]
+        #[arg(long, value_name = "PATH")]
+        program: Option<PathBuf>,
+    },
 }
 
 /// Runs `vhost-blk ctl`.
@@ -78,7 +86,7 @@ pub enum Action {
 /// # Errors
 /// [`Failure`] if no daemon answers, or it refuses the command.
 pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
-    let (what, request) = match args.action {
+    let (what, request) = match args.action.clone() {
         Action::Status => ("get the status", Request::Status {}),
         Action::Switch { plane } => ("switch the data plane", Request::Switch { plane }),
         Action::Resize { size } => {
@@ -90,6 +98,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let burst_ms = u32::try_from(burst_seconds.0.as_millis()).ok();
             ("limit the disk", Request::Limit { iops, bandwidth, burst_ms })
         }
+        Action::Upgrade { program } => ("upgrade the daemon", Request::Upgrade { program }),
     };
     let patience = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
     let answer = ask(&args.control_path, request, patience).map_err(|error| {
@@ -134,6 +143,8 @@ fn answer_json(answer: Answer) -> String {
             "moved_queues": answer.moved_queues,
             "capacity_bytes": answer.capacity_bytes,
             "changed": answer.changed,
+            "version": answer.version,
+            "pause_us": answer.pause_us,
         })
     });
     let fields = value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
@@ -148,6 +159,10 @@ fn answer_text(answer: &Answer) -> String {
         }
         Answer { capacity_bytes: Some(bytes), .. } => {
             format!("done; the disk has {bytes} bytes ({})\n", Size(*bytes))
+        }
+        Answer { version: Some(version), pause_us: Some(pause_us), .. } => {
+            let ms = *pause_us as f64 / 1000.0;
+            format!("done; version {version} runs, after a pause of {ms:.1} ms\n")
         }
         Answer { changed: Some(false), .. } => "nothing to do\n".to_owned(),
         _ => "done\n".to_owned(),

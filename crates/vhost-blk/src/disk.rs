@@ -4,10 +4,11 @@
 use crate::failure::Failure;
 use crate::options::ServeArgs;
 use crate::values::{BackendKind, LockMode};
-use backend::file::{File, FileError, FileOptions};
+use backend::file::{File, FileError, FileOptions, OpenAs};
 use backend::mem::Mem;
 use backend::null::Null;
 use backend::{Disk, Info, Lane, LockError};
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,18 +23,34 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Opened {
     /// The disk with its wrappers.
     pub disk: Arc<dyn Disk>,
+    /// The image below the wrappers.
+    pub image: Option<Arc<File>>,
     /// Notices for the user, for example about an option without effect.
     pub notices: Vec<String>,
 }
 
-/// Opens, locks and wraps the disk of `args`. The caller has checked `args`.
+/// The properties of the disk of `args`, and its open image, without a lock and without wrappers.
+///
+/// # Errors
+/// [`Failure`] if the storage cannot be opened.
+pub fn examine(args: &ServeArgs) -> Result<(Info, Option<OpenAs>), Failure> {
+    let args = ServeArgs { lock: LockMode::Off, wrap: Vec::new(), ..args.clone() };
+    let opened = open(&args, None)?;
+    let open_as = opened.image.map(|image| image.open_as()).transpose();
+    let open_as = open_as
+        .map_err(|error| Failure::run("examine the image", error, "check the storage below it"))?;
+    Ok((opened.disk.info(), open_as))
+}
+
+/// Opens, locks and wraps the disk of `args`. The caller has checked `args`. The image is `taken`
+/// from an earlier program, if there is one.
 ///
 /// # Errors
 /// [`Failure`] if the storage cannot be opened or is in use, or a wrapper's specification is wrong.
-pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
+pub fn open(args: &ServeArgs, taken: Option<fs::File>) -> Result<Opened, Failure> {
     let size = args.size.map_or(0, |size| size.0);
     let mut opened = match (args.backend, &args.blk_file) {
-        (BackendKind::File, Some(path)) => open_file(path, args)?,
+        (BackendKind::File, Some(path)) => open_file(path, args, taken)?,
         (BackendKind::Mem, _) => {
             let mem = Mem::new(size).map_err(|error| {
                 Failure::run("get memory for the disk", error, "give a smaller --size")
@@ -61,7 +78,7 @@ pub fn open(args: &ServeArgs) -> Result<Opened, Failure> {
     Ok(opened)
 }
 
-fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
+fn open_file(path: &Path, args: &ServeArgs, taken: Option<fs::File>) -> Result<Opened, Failure> {
     let mut options = FileOptions {
         read_only: args.read_only.is_on(),
         direct: args.direct.is_on(),
@@ -69,6 +86,11 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         discard: args.discard.is_on(),
         lock: (args.lock == LockMode::Auto).then_some(Duration::ZERO),
     };
+    if let Some(file) = taken {
+        // The open file has the lock.
+        let adopted = File::adopt(path, file, FileOptions { lock: None, ..options });
+        return adopted.map(of_file).map_err(|error| Failure::told("take over the disk", error));
+    }
     let mut opened = File::open(path, options.clone());
     let holder = match &opened {
         Err(FileError::Lock(LockError::InUse { holder, .. })) => {
@@ -89,8 +111,13 @@ fn open_file(path: &Path, args: &ServeArgs) -> Result<Opened, Failure> {
         FileError::Lock(error) => Failure::told("lock the image", error),
         error => Failure::told("open the disk", error),
     })?;
+    Ok(of_file(file))
+}
+
+fn of_file(file: File) -> Opened {
     let notices = file.notices().to_vec();
-    Ok(Opened { disk: Arc::new(file), notices })
+    let file = Arc::new(file);
+    Opened { disk: file.clone(), image: Some(file), notices }
 }
 
 /// Applies the options that every disk has to a disk without options of its own.
@@ -109,7 +136,7 @@ fn presented(disk: Arc<dyn Disk>, args: &ServeArgs) -> Opened {
         (info.discard, info.write_zeroes, info.secure_erase) = (None, None, None);
         info.write_zeroes_unmaps = false;
     }
-    Opened { disk: Arc::new(Presented { disk, info }), notices: Vec::new() }
+    Opened { disk: Arc::new(Presented { disk, info }), image: None, notices: Vec::new() }
 }
 
 /// A disk with another description.
@@ -146,7 +173,7 @@ mod tests {
     #[test]
     fn without_an_image_there_is_no_disk_and_no_null_disk_in_its_place() {
         let args = Serve::parse_from(["serve", "--socket-path", "s"]).args;
-        let Err(failure) = open(&args) else { panic!("a disk of nothing") };
+        let Err(failure) = open(&args, None) else { panic!("a disk of nothing") };
         assert!(
             failure.to_string().contains("no image is given; give --blk-file PATH"),
             "{failure}"

@@ -6,10 +6,10 @@ use crate::options::ServeArgs;
 use crate::values::{Cache, IoPoll, Plane};
 use backend::Disk;
 use data_plane::{KernelOptions, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use vhost_user::{Control, Device, DeviceOptions, Next};
+use vhost_user::{Control, Device, DeviceOptions, DeviceState, Next};
 
 /// Serves front-ends, one at a time.
 pub struct Server {
@@ -59,18 +59,26 @@ impl Server {
         };
         let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
-        let options = DeviceOptions {
-            num_queues: args.queues(),
-            queue_size_max: args.queue_size,
-            serial: args.serial.clone(),
-            packed: args.packed.is_on(),
-            writeback: args.cache == Cache::Writeback,
-        };
-        let mut device = Device::new(disk, planes, options);
+        let mut device = Device::new(disk, planes, device_options(args));
         device
             .set_limits(args.limits())
             .map_err(|error| Failure::told("limit the rate of the disk", error))?;
         Ok(Server { device })
+    }
+
+    /// Continues the device of an earlier program, before anything else. Returns the connection of
+    /// its front-end, for [`Server::serve`].
+    ///
+    /// # Errors
+    /// [`Failure`] if the state cannot be taken over.
+    pub fn take_over(
+        &mut self,
+        state: DeviceState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<UnixStream>, Failure> {
+        self.device.take_over(state, descriptors).map_err(|error| {
+            Failure::run("take over the disk of the old program", error, "start the daemon again")
+        })
     }
 
     /// The data plane of new queues, and the reason for it.
@@ -107,6 +115,17 @@ impl Server {
     /// The front-end that takes the place of a silent one.
     pub fn take_waiting(&mut self) -> Option<UnixStream> {
         self.device.take_waiting()
+    }
+}
+
+/// The options of the device.
+pub fn device_options(args: &ServeArgs) -> DeviceOptions {
+    DeviceOptions {
+        num_queues: args.queues(),
+        queue_size_max: args.queue_size,
+        serial: args.serial.clone(),
+        packed: args.packed.is_on(),
+        writeback: args.cache == Cache::Writeback,
     }
 }
 

@@ -25,6 +25,9 @@ pub mod serve;
 pub mod signals;
 pub mod socket;
 pub mod socket_file;
+pub mod sockets;
+mod stop_signals;
+pub mod upgrade;
 pub mod values;
 
 pub use cli::run;

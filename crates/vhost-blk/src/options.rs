@@ -154,7 +154,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<PathBuf>,
     /// Listen for commands of `vhost-blk ctl` on this UNIX socket: status, switch of the data
-    /// plane. Only this user can use it
+    /// plane, upgrade of the daemon. Only this user can use it
     #[arg(long, value_name = "PATH", help_heading = "General")]
     pub control_path: Option<PathBuf>,
     /// Format of log lines

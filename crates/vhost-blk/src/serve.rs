@@ -7,21 +7,21 @@ use crate::failure::Failure;
 use crate::options::ServeArgs;
 use crate::signals::Stop;
 use crate::socket::{Endpoint, Source};
-use crate::socket_file::SocketFile;
-use crate::values::{BackendKind, MetricsAddress};
-use crate::{control, disk, growth, log, metrics, notify, os, socket_file};
+use crate::sockets::{Files, Sockets};
+use crate::upgrade::{self, Storage, Taken, Upgrader};
+use crate::values::BackendKind;
+use crate::{control, disk, growth, log, notify, os};
+use backend::Info;
+use backend::file::File as ImageFile;
 use data_plane::{OncePerSecond, PlaneKind};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vhost_user::{ACCEPT_RETRY, Control, Next};
 
 /// Maximum time until the first message of a front-end while another one waits.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
-/// Permission bits of the control socket: its commands can interrupt the disk.
-const CONTROL_MODE: u32 = 0o600;
 
 /// Serves until SIGTERM or SIGINT, or until the connection of `--fd` ends.
 ///
@@ -31,36 +31,89 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     args.check()?;
     let source = Source::choose(args)?;
     log::start(args.log_level, args.log_format);
-    let socket_files = Arc::new(Mutex::new(Vec::new()));
-    let last = Arc::clone(&socket_files);
-    let remove = move || last.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    let stop = Stop::install(remove.clone())?;
-    let opened = disk::open(args)?;
-    let info = opened.disk.info();
-    let mut server = Server::start(opened.disk, args)?;
-    let endpoint = match source.open()? {
-        Endpoint::Connected(stream) => Endpoint::Connected(stream),
-        Endpoint::Listening(listener, file) => {
-            socket_files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
-            Endpoint::Listening(listener, None)
+    let files = Files::default();
+    let last = files.clone();
+    let stop = Stop::install(move || last.remove())?;
+    let started = start(args, &source, &stop, &files).inspect_err(|_| files.remove())?;
+    let Started { mut server, endpoint, connected } = started;
+    notify_manager("READY=1");
+    match endpoint {
+        Endpoint::Listening(listener, _) => serve_all(&mut server, &listener, &stop, connected),
+        Endpoint::Connected(stream) => {
+            serve_one(&mut server, stream, None, &stop, &mut OncePerSecond::default());
         }
-    };
-    if let Some(path) = &args.control_path {
-        let listening = listen_for_commands(path, &mut server, &socket_files);
-        listening.inspect_err(|_| remove())?;
     }
-    if let Some(address) = &args.metrics {
-        let listening = listen_for_scrapes(address, &mut server, &socket_files);
-        listening.inspect_err(|_| remove())?;
+    notify_manager("STOPPING=1");
+    drop(server);
+    files.remove();
+    Ok(())
+}
+
+/// A daemon that is ready to serve.
+struct Started {
+    server: Server,
+    endpoint: Endpoint,
+    /// The front-end of an earlier program, which `server` has taken over.
+    connected: Option<UnixStream>,
+}
+
+/// Opens the disk and the sockets, or takes them over from an earlier program of this process, and
+/// starts all threads.
+fn start(
+    args: &ServeArgs,
+    source: &Source,
+    stop: &Stop,
+    files: &Files,
+) -> Result<Started, Failure> {
+    let mut taken = upgrade::take()?;
+    let (image, device) = match taken.as_mut().and_then(|taken| taken.disks.pop()) {
+        Some(disk) => (disk.image, Some((disk.device, disk.descriptors))),
+        None => (None, None),
+    };
+    let opened = disk::open(args, image)?;
+    let mut server = Server::start(Arc::clone(&opened.disk), args)?;
+    let connected = match device {
+        Some((state, descriptors)) => server.take_over(state, descriptors)?,
+        None => None,
+    };
+    let sockets = Sockets::open(args, source, taken.as_mut(), connected.as_ref(), files)?;
+    if taken.is_none() {
+        opened.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     }
     if let (BackendKind::File, Some(path)) = (args.backend, &args.blk_file) {
-        let watching = control_of(&mut server, "watch the size of the device")
-            .and_then(|control| growth::watch(path, control));
-        watching.inspect_err(|_| remove())?;
+        growth::watch(path, control_of(&mut server, "watch the size of the device")?)?;
     }
-    for notice in opened.notices {
-        tracing::warn!("{notice}");
+    if let Some(listener) = sockets.metrics {
+        listener.start(control_of(&mut server, "serve metrics")?)?;
     }
+    if let (Some(listener), Some(passed)) = (sockets.control, sockets.passed) {
+        let control = control_of(&mut server, "upgrade the daemon")?;
+        let disk = upgrade::Disk::new(control, storage(args, opened.image.as_deref())?);
+        let upgrader = Arc::new(Upgrader::new(passed, vec![disk], stop.gate()));
+        if let Some(Taken { client, upgraded, .. }) = taken {
+            let control = control_of(&mut server, "answer the upgrade")?;
+            control::welcome(client, control, Arc::clone(&upgrader), upgraded)?;
+        }
+        control::start(listener, control_of(&mut server, "listen for commands")?, upgrader)?;
+    }
+    log_start(args, &server, &opened.disk.info());
+    Ok(Started { server, endpoint: sockets.endpoint, connected })
+}
+
+/// The part of the disk that an upgrade passes on.
+fn storage(args: &ServeArgs, image: Option<&ImageFile>) -> Result<Storage, Failure> {
+    match (args.backend, image) {
+        (BackendKind::Mem, _) => {
+            Ok(Storage::Bound("the content of a mem disk is in the memory of this program"))
+        }
+        (_, None) => Ok(Storage::Nothing),
+        (_, Some(file)) => upgrade::Image::of(file).map(Storage::Image).map_err(|error| {
+            Failure::run("keep the image", error, "raise the limit on open files (ulimit -n)")
+        }),
+    }
+}
+
+fn log_start(args: &ServeArgs, server: &Server, info: &Info) {
     let (plane, why) = server.plane();
     tracing::info!(%plane, why, "data plane");
     if plane == PlaneKind::Kernel && args.packed.is_on() {
@@ -74,39 +127,6 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
         threads = args.thread_count(),
         "serving"
     );
-    notify_manager("READY=1");
-    match endpoint {
-        Endpoint::Listening(listener, _) => serve_all(&mut server, &listener, &stop),
-        Endpoint::Connected(stream) => {
-            serve_one(&mut server, stream, None, &stop, &mut OncePerSecond::default());
-        }
-    }
-    notify_manager("STOPPING=1");
-    drop(server);
-    remove();
-    Ok(())
-}
-
-/// Creates the metrics socket. It is the last one: its existence implies that of the others.
-fn listen_for_scrapes(
-    address: &MetricsAddress,
-    server: &mut Server,
-    socket_files: &Mutex<Vec<SocketFile>>,
-) -> Result<(), Failure> {
-    let (listener, file) = metrics::Listener::open(address)?;
-    socket_files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
-    listener.start(control_of(server, "serve metrics")?)
-}
-
-/// Creates the control socket. Its existence implies that of the front-ends' socket.
-fn listen_for_commands(
-    path: &Path,
-    server: &mut Server,
-    socket_files: &Mutex<Vec<SocketFile>>,
-) -> Result<(), Failure> {
-    let (listener, file) = socket_file::listen(path, CONTROL_MODE, None)?;
-    socket_files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
-    control::start(listener, control_of(server, "listen for commands")?)
 }
 
 /// A handle that sends commands to the device, for the task `what`.
@@ -115,10 +135,23 @@ fn control_of(server: &mut Server, what: &str) -> Result<Control, Failure> {
     server.control().map_err(|error| Failure::run(what, error, remedy))
 }
 
-/// Serves one front-end after another; others wait in the backlog of the socket.
-fn serve_all(server: &mut Server, listener: &UnixListener, stop: &Stop) {
+/// Serves one front-end after another, first the one that is `connected`; others wait in the backlog
+/// of the socket.
+fn serve_all(
+    server: &mut Server,
+    listener: &UnixListener,
+    stop: &Stop,
+    connected: Option<UnixStream>,
+) {
     let mut endings = OncePerSecond::default();
     let next = Next { listener: listener.as_fd(), patience: SILENCE_MAX };
+    let mut serve = |server: &mut Server, mut front_end: Option<UnixStream>| {
+        while let Some(stream) = front_end {
+            serve_one(server, stream, Some(next), stop, &mut endings);
+            front_end = server.take_waiting();
+        }
+    };
+    serve(server, connected);
     while !stop.asked() {
         // Without a control socket the array repeats another descriptor.
         let control = server.control_fd().unwrap_or(stop.as_fd());
@@ -137,13 +170,7 @@ fn serve_all(server: &mut Server, listener: &UnixListener, stop: &Stop) {
             }
         }
         match listener.accept() {
-            Ok((stream, _)) => {
-                let mut front_end = Some(stream);
-                while let Some(stream) = front_end {
-                    serve_one(server, stream, Some(next), stop, &mut endings);
-                    front_end = server.take_waiting();
-                }
-            }
+            Ok((stream, _)) => serve(server, Some(stream)),
             Err(error) => {
                 tracing::error!(%error, "accepting a front-end failed");
                 std::thread::sleep(ACCEPT_RETRY);

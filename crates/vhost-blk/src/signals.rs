@@ -2,8 +2,8 @@
 //! Handles SIGTERM and SIGINT: stop accepting, end the connection, drain, exit. Ignores SIGXFSZ.
 
 use crate::failure::Failure;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
-use signal_hook::iterator::Signals;
+use crate::stop_signals::StopSignals;
+use signal_hook::consts::SIGXFSZ;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,14 +30,15 @@ struct State {
 }
 
 impl Stop {
-    /// Installs handlers for SIGTERM and SIGINT, and one that ignores SIGXFSZ. `last` runs before an exit without a drain.
+    /// Starts a thread that waits for SIGTERM and SIGINT, and ignores SIGXFSZ. `last` runs before an
+    /// exit without a drain. The caller has started no other thread.
     ///
     /// # Errors
     /// [`Failure`] if no thread or descriptor is left.
     pub fn install(last: impl Fn() + Send + 'static) -> Result<Stop, Failure> {
         let failed =
             |error: io::Error| Failure::run("wait for signals", error, "raise the limits (ulimit)");
-        let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
+        let signals = StopSignals::block().map_err(failed)?;
         // A write or a growth beyond the limit on file sizes then fails with EFBIG, instead of
         // ending the process.
         signal_hook::flag::register(SIGXFSZ, Arc::default()).map_err(failed)?;
@@ -45,14 +46,13 @@ impl Stop {
         let state = Arc::new(Mutex::new(State::default()));
         let shared = Arc::clone(&state);
         let watch = move || {
-            let Some(signal) = signals.forever().next() else { return };
-            {
-                let mut state = lock(&shared);
-                state.asked = true;
-                if let Some(connection) = &state.connection {
-                    let _ = connection.shutdown(Shutdown::Both);
+            let signal = match ask_to_stop(&signals, &shared) {
+                Ok(signal) => signal,
+                Err(error) => {
+                    tracing::error!(%error, "SIGTERM and SIGINT are not noticed any more");
+                    return;
                 }
-            }
+            };
             drop(ask);
             tracing::info!(signal, "asked to stop");
             std::thread::sleep(DRAIN_MAX);
@@ -67,6 +67,11 @@ impl Stop {
     /// Returns whether a stop was requested.
     pub fn asked(&self) -> bool {
         lock(&self.state).asked
+    }
+
+    /// A handle for another thread.
+    pub fn gate(&self) -> Gate {
+        Gate { state: Arc::clone(&self.state) }
     }
 
     /// A descriptor that is readable after a request to stop.
@@ -91,6 +96,36 @@ impl Stop {
     /// Ends [`Stop::watch`] for the connection.
     pub fn forget(&self) {
         lock(&self.state).connection = None;
+    }
+}
+
+/// Lets another thread act only while no stop was requested.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    state: Arc<Mutex<State>>,
+}
+
+impl Gate {
+    /// Calls `act`, unless a stop was requested. A signal that arrives meanwhile stays pending, also
+    /// for another program that `act` executes.
+    pub fn pass<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let state = lock(&self.state);
+        (!state.asked).then(act)
+    }
+}
+
+/// Waits for a signal, takes it, and shuts the connection down. Returns the signal.
+fn ask_to_stop(signals: &StopSignals, state: &Mutex<State>) -> io::Result<u32> {
+    loop {
+        signals.wait()?;
+        // Under the lock, for `Gate::pass`.
+        let mut state = lock(state);
+        let Some(signal) = signals.take()? else { continue };
+        state.asked = true;
+        if let Some(connection) = &state.connection {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+        return Ok(signal);
     }
 }
 

@@ -7,11 +7,13 @@
 pub mod wire;
 
 use crate::failure::Failure;
+use crate::upgrade::{Upgraded, Upgrader};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use vhost_user::{ACCEPT_RETRY, Control};
-use wire::{Answer, Request};
+use vhost_user::{ACCEPT_RETRY, Command, Control};
+use wire::{Answer, Order, Request};
 
 /// Maximum length of a request.
 const REQUEST_BYTES_MAX: usize = 4096;
@@ -22,15 +24,43 @@ const CONNECTIONS_MAX: usize = 8;
 ///
 /// # Errors
 /// [`Failure`] if no thread can be started.
-pub fn start(listener: UnixListener, control: Control) -> Result<(), Failure> {
-    let body = move || accept_all(&listener, &control);
+pub fn start(
+    listener: UnixListener,
+    control: Control,
+    upgrader: Arc<Upgrader>,
+) -> Result<(), Failure> {
+    let body = move || accept_all(&listener, &control, &upgrader);
     let spawned = std::thread::Builder::new().name("control".into()).spawn(body);
     spawned.map(drop).map_err(|error| {
         Failure::run("listen for commands", error, "raise the limit on threads (ulimit -u)")
     })
 }
 
-fn accept_all(listener: &UnixListener, control: &Control) {
+/// Answers the client of an upgrade when its disks run again, and serves it on.
+///
+/// # Errors
+/// [`Failure`] if no thread can be started.
+pub fn welcome(
+    client: UnixStream,
+    control: Control,
+    upgrader: Arc<Upgrader>,
+    upgraded: Upgraded,
+) -> Result<(), Failure> {
+    let body = move || {
+        // The device handles commands after it has started its queues.
+        let status = control.ask(Command::Status);
+        let answered = upgraded.answer(status).write(&client);
+        if let Err(error) = answered.and_then(|()| converse(&client, &control, &upgrader)) {
+            tracing::debug!(%error, "a control connection ended");
+        }
+    };
+    let spawned = std::thread::Builder::new().name("control-client".into()).spawn(body);
+    spawned.map(drop).map_err(|error| {
+        Failure::run("answer the upgrade", error, "raise the limit on threads (ulimit -u)")
+    })
+}
+
+fn accept_all(listener: &UnixListener, control: &Control, upgrader: &Arc<Upgrader>) {
     let open = Arc::new(());
     loop {
         let accepted = listener.accept().and_then(|(stream, _)| {
@@ -40,9 +70,10 @@ fn accept_all(listener: &UnixListener, control: &Control) {
                 return Answer::refused(why).write(&stream);
             }
             let (control, mine) = (control.try_clone()?, Arc::clone(&open));
+            let upgrader = Arc::clone(upgrader);
             let body = move || {
                 let _mine = mine;
-                if let Err(error) = converse(&stream, &control) {
+                if let Err(error) = converse(&stream, &control, &upgrader) {
                     tracing::debug!(%error, "a control connection ended");
                 }
             };
@@ -56,7 +87,7 @@ fn accept_all(listener: &UnixListener, control: &Control) {
 }
 
 /// Answers one request after another until the client closes the connection.
-fn converse(mut stream: &UnixStream, control: &Control) -> io::Result<()> {
+fn converse(mut stream: &UnixStream, control: &Control, upgrader: &Upgrader) -> io::Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = Vec::new();
@@ -69,9 +100,15 @@ fn converse(mut stream: &UnixStream, control: &Control) -> io::Result<()> {
             return Answer::refused(why).write(stream);
         }
         let answer = match serde_json::from_slice::<Request>(&line) {
-            Ok(request) => match control.ask(request.into()) {
-                Some(answer) => Answer::from(answer),
-                None => Answer::refused("the daemon is about to end"),
+            Ok(request) => match Order::from(request) {
+                Order::Device(command) => match control.ask(command) {
+                    Some(answer) => Answer::from(answer),
+                    None => Answer::refused("the daemon is about to end"),
+                },
+                Order::Upgrade(program) => {
+                    let error = upgrader.upgrade(program.as_deref(), stream.as_fd());
+                    Answer::refused(error.to_string())
+                }
             },
             Err(error) => Answer::refused(format!(
                 "{error}; send {{\"command\":\"status\"}}, for example; docs/operations.md has all"

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 use vhost_user::{Command, QueueStatus, Status};
 
@@ -30,7 +31,7 @@ impl From<PlaneName> for PlaneKind {
 }
 
 /// A line to the daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
     /// Gets the state of the device.
@@ -62,11 +63,27 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         burst_ms: Option<u32>,
     },
+    /// Replaces the program.
+    Upgrade {
+        /// The new program; without it, the present file of the running one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        program: Option<PathBuf>,
+    },
 }
 
-impl From<Request> for Command {
+/// A request by its recipient.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// A command to the device.
+    Device(Command),
+    /// An upgrade to this program.
+    Upgrade(Option<PathBuf>),
+}
+
+impl From<Request> for Order {
     fn from(request: Request) -> Self {
-        match request {
+        Order::Device(match request {
+            Request::Upgrade { program } => return Order::Upgrade(program),
             Request::Status {} => Command::Status,
             Request::Switch { plane } => Command::Switch(plane.into()),
             Request::Resize { bytes } => Command::Resize(bytes),
@@ -79,7 +96,7 @@ impl From<Request> for Command {
                 });
                 Command::Limit(Limits { iops, bytes: bandwidth, burst })
             }
-        }
+        })
     }
 }
 
@@ -103,6 +120,12 @@ pub struct Answer {
     /// The answer to `pause` and `resume`: `false` if the disk was in that state before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed: Option<bool>,
+    /// The answer to `upgrade`: version of the new program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// The answer to `upgrade`: time in microseconds during which no request was taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pause_us: Option<u64>,
 }
 
 impl Answer {
@@ -211,10 +234,14 @@ mod tests {
     fn requests_are_read_as_they_are_documented() {
         assert_eq!(parsed(r#"{"command":"status"}"#).unwrap(), Request::Status {});
         let switch = parsed(r#"{"command":"switch","plane":"uring"}"#).unwrap();
-        assert_eq!(Command::from(switch), Command::Switch(PlaneKind::Uring));
-        let resize = |text| Command::from(parsed(text).unwrap());
-        assert_eq!(resize(r#"{"command":"resize","bytes":4096}"#), Command::Resize(Some(4096)));
-        assert_eq!(resize(r#"{"command":"resize"}"#), Command::Resize(None));
+        assert_eq!(Order::from(switch), Order::Device(Command::Switch(PlaneKind::Uring)));
+        let order = |text| Order::from(parsed(text).unwrap());
+        let resize = |bytes| Order::Device(Command::Resize(bytes));
+        assert_eq!(order(r#"{"command":"resize","bytes":4096}"#), resize(Some(4096)));
+        assert_eq!(order(r#"{"command":"resize"}"#), resize(None));
+        assert_eq!(order(r#"{"command":"upgrade"}"#), Order::Upgrade(None));
+        let upgrade = order(r#"{"command":"upgrade","program":"/a"}"#);
+        assert_eq!(upgrade, Order::Upgrade(Some("/a".into())));
     }
 
     #[test]
