@@ -24,7 +24,7 @@ needs_of() {
     run) echo "mmdebstrap:mmdebstrap mke2fs:e2fsprogs e2fsck:e2fsprogs blkid:util-linux setpriv:util-linux dpkg-deb:dpkg" ;;
     modules) echo "cc:gcc make:make xz:xz-utils dpkg-deb:dpkg flock:util-linux" ;;
     lab) echo "$(needs_of run) $(needs_of modules) depmod:kmod flex:flex bison:bison bc:bc /usr/include/gelf.h:libelf-dev" ;;
-    test) echo "cc:gcc pkg-config:pkg-config sparse:sparse dkms:dkms pahole:pahole mkfs.xfs:xfsprogs pip3:python3-pip qemu-img:qemu-utils $(needs_of lab)" ;;
+    test) echo "cc:gcc pkg-config:pkg-config sparse:sparse dkms:dkms pahole:pahole mkfs.xfs:xfsprogs pip3:python3-pip $(needs_of lab)" ;;
     bench) echo "fio:fio $(needs_of run)" ;;
     *) die "unknown set '$1': use build, run, modules, lab, test or bench" ;;
     esac

@@ -54,7 +54,7 @@ pub use once_per_second::OncePerSecond;
 pub use plane::{IoPoll, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
 pub use pool::{UringOptions, UringPool};
 pub use region::{InflightRegion, queue_region_bytes};
-pub use selector::{PlaneChoice, PlaneSelector, QueueHandle};
+pub use selector::{PlaneChoice, PlaneSelector, QueueHandle, Selected, Selection};
 pub use stats::QueueStats;
 pub use uring_plane::UringPlane;
 pub use worker::BATCH_CHAINS_MAX;

@@ -32,7 +32,7 @@ const INFLIGHT_BYTES_MAX: u64 = 512 << 20;
 /// A queue that runs; its thread owns it.
 pub(crate) struct RunningQueue {
     pub(crate) id: QueueId,
-    /// See [`crate::worker::parking`].
+    /// See `worker/parking.rs`.
     pub(crate) is_active: bool,
     /// The queue became active, or took or returned a chain, since the thread last looked for idle
     /// queues.

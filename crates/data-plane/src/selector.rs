@@ -41,10 +41,23 @@ impl QueueHandle {
 }
 
 /// A data plane and the reason for its selection.
-#[derive(Clone)]
-struct Selection {
-    plane: PlaneKind,
-    reason: String,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// The data plane.
+    pub plane: PlaneKind,
+    /// The reason for it.
+    pub reason: String,
+}
+
+/// The selections of a [`PlaneSelector`], for the program that follows this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selected {
+    /// The data plane of the queues.
+    pub current: Selection,
+    /// The data plane for the queues of the next front-end.
+    pub preferred: Selection,
+    /// Packed virtqueues are offered.
+    pub packed: bool,
 }
 
 /// The data planes of one disk, and the selected one.
@@ -185,6 +198,30 @@ impl PlaneSelector {
     /// Selects the current plane for the queues of the next front-end, too.
     pub fn prefer_current(&mut self) {
         self.preferred.clone_from(&self.current);
+    }
+
+    /// The selections.
+    pub fn selected(&self) -> Selected {
+        let (current, preferred) = (self.current.clone(), self.preferred.clone());
+        Selected { current, preferred, packed: self.packed }
+    }
+
+    /// Makes the selections of the program before this one. A data plane that is not available any
+    /// more is not selected. No queue may run.
+    pub fn select_again(&mut self, selected: Selected) {
+        self.packed = selected.packed;
+        let Selected { current, preferred, .. } = selected;
+        match self.check(preferred.plane) {
+            Ok(()) => self.preferred = preferred,
+            Err(why) => tracing::warn!(plane = %preferred.plane, %why, "not available any more"),
+        }
+        match self.check(current.plane) {
+            Ok(()) => self.move_to(current.plane, &current.reason),
+            Err(why) => {
+                tracing::warn!(plane = %current.plane, %why, "not available any more");
+                self.start_over();
+            }
+        }
     }
 
     /// Returns to the preferred plane after a front-end has disconnected. No queue may run.

@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, ServeArgs};
-use crate::{config, create, ctl, daemon, doctor, generate};
+use crate::{config, create, ctl, daemon, doctor, generate, upgrade};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
@@ -43,6 +43,9 @@ pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-f
 
 /// Runs the program with `args` (the first is the program's name).
 pub fn run(args: Vec<OsString>) -> ExitCode {
+    if args.get(1).is_some_and(|command| command == upgrade::CHECK_COMMAND) {
+        return ended(check_upgrade(args));
+    }
     let args = with_command(args);
     if asks_for_capabilities(&args) {
         return print(&format!("{CAPABILITIES}\n"));
@@ -52,6 +55,22 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Err(Answer::Text(text)) => return print(&text),
         Err(Answer::Failure(failure)) => Err(failure),
     };
+    ended(outcome)
+}
+
+/// The check that an older program has this one make (`upgrade-check` and its own arguments).
+fn check_upgrade(mut args: Vec<OsString>) -> Result<ExitCode, Failure> {
+    args.remove(1);
+    match parse(&with_command(args)) {
+        Ok(Cli { command: Command::Serve(args) }) => {
+            upgrade::check(&args).map(|()| ExitCode::SUCCESS)
+        }
+        Err(Answer::Failure(failure)) => Err(failure),
+        _ => Err(Failure::usage("check an upgrade", "the command is not serve", "give serve")),
+    }
+}
+
+fn ended(outcome: Result<ExitCode, Failure>) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => {

@@ -4,10 +4,11 @@
 use crate::disks::{Disks, Mode, NewDisk, Opened, Origin};
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, ProcessArgs, ServeArgs};
-use crate::signals::{self, Acts};
+use crate::signals::{self, Acts, Gate};
 use crate::socket::{self, Source};
 use crate::socket_file::{self, SocketFile};
-use crate::{control, log, metrics, notify};
+use crate::upgrade::{self, Taken, TakenSocket, Upgrader};
+use crate::{control, log, metrics, notify, os};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,11 +24,15 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let source = Source::choose(args)?;
     log::start(args.process.log_level, args.process.log_format);
     let disks = Disks::new(args.process.clone(), Mode::One);
-    run(&disks, || {
-        let (name, args) = (args.name.clone(), args.disk.clone());
-        let disk = NewDisk { name, args, origin: Origin::Command, image: None };
-        disks.prepare(disk, &source).map(Some)
-    })
+    let mut taken = upgrade::take()?;
+    let disk = NewDisk {
+        name: args.name.clone(),
+        args: args.disk.clone(),
+        origin: Origin::Command,
+        image: None,
+        taken: taken.as_mut().map(|taken| std::mem::take(&mut taken.disk)),
+    };
+    run(&disks, taken, || disks.prepare(disk, &source).map(Some))
 }
 
 /// Serves any number of disks until SIGTERM or SIGINT.
@@ -44,8 +49,11 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
         ));
     }
     log::start(args.process.log_level, args.process.log_format);
+    if let Err(error) = os::raise_open_files() {
+        tracing::warn!(%error, "the limit on open files stays; each disk has some tens of them");
+    }
     let disks = Disks::new(args.process.clone(), Mode::Many(args.config_dir.clone()));
-    run(&disks, || match &args.config_dir {
+    run(&disks, None, || match &args.config_dir {
         // A failed disk is in the log and hurts no other.
         Some(_) => disks.reload().map(|_| None),
         None => Ok(None),
@@ -53,24 +61,43 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
 }
 
 /// Runs the process. `begin` adds the first disks; it may leave one to be served after the other
-/// sockets are there.
+/// sockets are there. `taken` are the sockets of an earlier program.
 fn run(
     disks: &Arc<Disks>,
+    mut taken: Option<Taken>,
     begin: impl FnOnce() -> Result<Option<Opened>, Failure>,
 ) -> Result<(), Failure> {
     let files = SocketFiles::default();
-    handle_signals(disks, &files)?;
+    let gate = handle_signals(disks, &files)?;
     let begun = begin().and_then(|opened| {
-        let commands = command_socket(&disks.process, &files)?;
-        let scrapes = metrics_socket(&disks.process, &files)?;
-        // Clients wait in the backlogs until there is a disk.
-        let launched = opened.map_or(Ok(()), |opened| disks.launch(opened));
-        if launched.is_err() && disks.is_stopping() {
-            return Ok(());
+        let inherited = taken.as_mut().and_then(|taken| taken.control.take());
+        let commands = command_socket(&disks.process, inherited, &files)?;
+        let inherited = taken.as_mut().and_then(|taken| taken.metrics.take());
+        let scrapes = metrics_socket(&disks.process, inherited, &files)?;
+        let (commands, for_later) = commands.unzip();
+        let (scrapes, scrapes_for_later) = scrapes.unzip();
+        let mut opened = opened;
+        if let (Some(opened), Some(control)) = (&mut opened, for_later) {
+            let (front_ends, disk) = opened.passed_on().map_err(no_descriptor)?;
+            let sockets = upgrade::Sockets { front_ends, control, metrics: scrapes_for_later };
+            // Only set here.
+            let _ = disks.upgrader.set(Upgrader::new(sockets, vec![disk], gate));
         }
-        launched?;
+        // Clients wait in the backlogs until there is a disk.
+        opened.map_or(Ok(()), |opened| disks.launch(opened))?;
+        if let Some(Taken { client, upgraded, .. }) = taken {
+            control::welcome(client, Arc::clone(disks), upgraded)?;
+        }
         commands.map_or(Ok(()), |commands| control::start(commands, Arc::clone(disks)))?;
         scrapes.map_or(Ok(()), |scrapes| scrapes.start(Arc::clone(disks)))
+    });
+    let begun = begun.or_else(|failure| match disks.is_stopping() {
+        // A signal may precede the first disk, above all one that an earlier program has left.
+        true => {
+            tracing::info!(%failure, "stopped during the start");
+            Ok(())
+        }
+        false => Err(failure),
     });
     if begun.is_err() {
         disks.stop();
@@ -85,7 +112,7 @@ fn run(
     begun
 }
 
-fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<(), Failure> {
+fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failure> {
     let (stopping, last, files) = (Arc::clone(disks), Arc::clone(disks), Arc::clone(files));
     let reload: Option<Box<dyn FnMut() + Send>> = match &disks.mode {
         Mode::One => None,
@@ -122,25 +149,42 @@ fn reload_apart(disks: &Arc<Disks>) {
 /// Creates the metrics socket. It is the last one: its existence implies that of the others.
 fn metrics_socket(
     args: &ProcessArgs,
+    taken: Option<TakenSocket>,
     files: &SocketFiles,
-) -> Result<Option<metrics::Listener>, Failure> {
+) -> Result<Option<(metrics::Listener, upgrade::Socket)>, Failure> {
     let Some(address) = &args.metrics else { return Ok(None) };
-    let (listener, file) = metrics::Listener::open(address)?;
+    let (listener, file) = match taken {
+        Some((socket, file)) => (metrics::Listener::of(socket, address), file),
+        None => metrics::Listener::open(address)?,
+    };
+    let for_later = upgrade::Socket::of(&listener, file.as_ref()).map_err(no_descriptor)?;
     files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
-    Ok(Some(listener))
+    Ok(Some((listener, for_later)))
 }
 
 /// Creates the control socket. Its existence implies that of the sockets of the first disks.
 fn command_socket(
     args: &ProcessArgs,
+    taken: Option<TakenSocket>,
     files: &SocketFiles,
-) -> Result<Option<UnixListener>, Failure> {
+) -> Result<Option<(UnixListener, upgrade::Socket)>, Failure> {
     let Some(path) = &args.control_path else { return Ok(None) };
     let group = args.control_group.as_deref();
     let (mode, group) = socket::access(args.control_mode, group, "--control-group")?;
-    let (listener, file) = socket_file::listen(path, mode, group)?;
-    files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
-    Ok(Some(listener))
+    let (listener, file) = match taken {
+        Some((socket, file)) => (socket.into(), file),
+        None => {
+            let (listener, file) = socket_file::listen(path, mode, group)?;
+            (listener, Some(file))
+        }
+    };
+    let for_later = upgrade::Socket::of(&listener, file.as_ref()).map_err(no_descriptor)?;
+    files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
+    Ok(Some((listener, for_later)))
+}
+
+fn no_descriptor(error: std::io::Error) -> Failure {
+    Failure::run("keep a socket", error, "raise the limit on open files (ulimit -n)")
 }
 
 fn notify_manager(state: &str) {

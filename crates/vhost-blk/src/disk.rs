@@ -4,11 +4,12 @@
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, BackendKind, Format, LockMode};
-use backend::file::{File, FileError, FileOptions};
+use backend::file::{File, FileError, FileOptions, OpenAs};
 use backend::mem::Mem;
 use backend::null::Null;
 use backend::{Disk, ImageLock, Info, Lane, LockError};
 use qcow2::{Qcow2Disk, Qcow2Error, Qcow2Options};
+use std::fs;
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -24,21 +25,52 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Opened {
     /// The disk with its wrappers.
     pub disk: Arc<dyn Disk>,
+    /// The raw image below the wrappers.
+    pub image: Option<Arc<File>>,
     /// The lock of the image, and whether it is held; `None`: nothing is locked.
     pub lock: Option<(ImageLock, bool)>,
     /// Notices for the user, for example about an option without effect.
     pub notices: Vec<String>,
 }
 
-/// Opens, locks and wraps the disk of `args`. The caller has checked `args`. With `image`, a passed
-/// descriptor, `--blk-file` is only its name.
+/// The source of the image.
+#[derive(Debug)]
+pub enum From<'a> {
+    /// The path of `--blk-file`.
+    Path,
+    /// A passed descriptor, whose name `--blk-file` is.
+    Descriptor(&'a OwnedFd),
+    /// An earlier program of this process, which has opened `--blk-file`.
+    Program(fs::File),
+}
+
+/// The properties of the disk of `args`, and its open image, without a lock and without wrappers.
+///
+/// # Errors
+/// [`Failure`] if the storage cannot be opened, or is a qcow2 image: an open may change it.
+pub fn examine(args: &DiskArgs) -> Result<(Info, Option<OpenAs>), Failure> {
+    let cannot =
+        |why: &dyn std::fmt::Display, remedy| Failure::run("examine the image", why, remedy);
+    if args.format == Some(Format::Qcow2) {
+        return Err(cannot(&"it has the format qcow2", "restart the daemon instead"));
+    }
+    // The first program has checked the first bytes; the guest may have written others since.
+    let format = args.format.or(Some(Format::Raw));
+    let args = DiskArgs { lock: LockMode::Off, wrap: Vec::new(), format, ..args.clone() };
+    let opened = open(&args, From::Path)?;
+    let opened_as = opened.image.map(|image| image.opened_as()).transpose();
+    let opened_as = opened_as.map_err(|error| cannot(&error, "check the storage below it"))?;
+    Ok((opened.disk.info(), opened_as))
+}
+
+/// Opens, locks and wraps the disk of `args`. The caller has checked `args`.
 ///
 /// # Errors
 /// [`Failure`] if the storage cannot be opened or is in use, or a wrapper's specification is wrong.
-pub fn open(args: &DiskArgs, image: Option<&OwnedFd>) -> Result<Opened, Failure> {
+pub fn open(args: &DiskArgs, from: From<'_>) -> Result<Opened, Failure> {
     let size = args.size.map_or(0, |size| size.0);
     let mut opened = match (args.backend, &args.blk_file) {
-        (BackendKind::File, Some(path)) => open_file(path, image, args)?,
+        (BackendKind::File, Some(path)) => open_file(path, from, args)?,
         (BackendKind::Mem, _) => {
             let mem = Mem::new(size).map_err(|error| {
                 Failure::run("get memory for the disk", error, "give a smaller --size")
@@ -66,8 +98,12 @@ pub fn open(args: &DiskArgs, image: Option<&OwnedFd>) -> Result<Opened, Failure>
     Ok(opened)
 }
 
-fn open_file(path: &Path, image: Option<&OwnedFd>, args: &DiskArgs) -> Result<Opened, Failure> {
-    let passed = image.map(|image| format!("/proc/self/fd/{}", image.as_raw_fd()));
+fn open_file(path: &Path, from: From<'_>, args: &DiskArgs) -> Result<Opened, Failure> {
+    let passed = match from {
+        From::Path => None,
+        From::Descriptor(image) => Some(format!("/proc/self/fd/{}", image.as_raw_fd())),
+        From::Program(file) => return adopt(path, file, args),
+    };
     let opened_path = passed.as_ref().map_or(path, Path::new);
     match args.format {
         Some(Format::Qcow2) if passed.is_some() => Err(Failure::usage(
@@ -103,6 +139,21 @@ fn check_is_raw(opened_path: &Path, path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Goes on with a raw image that an earlier program has opened, with the lock that it has.
+fn adopt(path: &Path, file: fs::File, args: &DiskArgs) -> Result<Opened, Failure> {
+    let adopted = File::adopt(path, file, file_options(args, false));
+    let file = adopted.map_err(|error| Failure::told("take over the disk", error))?;
+    Ok(of_raw(file, Some(true)))
+}
+
+/// A raw disk. `held`: its lock is held, or follows a guest.
+fn of_raw(file: File, held: Option<bool>) -> Opened {
+    let notices = file.notices().to_vec();
+    let lock = held.map(|held| (file.image_lock(), held));
+    let file = Arc::new(file);
+    Opened { disk: file.clone(), image: Some(file), lock, notices }
+}
+
 fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
     let open = |options: FileOptions| File::open_as(opened_path, path, options);
     let follows = args.lock == LockMode::Auto;
@@ -111,10 +162,7 @@ fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, 
         FileError::Lock(error) => Some(error),
         _ => None,
     });
-    let file = opened.map_err(file_failure)?;
-    let notices = file.notices().to_vec();
-    let lock = follows.then(|| (file.image_lock(), locks_at_start));
-    Ok(Opened { disk: Arc::new(file), lock, notices })
+    Ok(of_raw(opened.map_err(file_failure)?, follows.then_some(locks_at_start)))
 }
 
 fn open_qcow2(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
@@ -134,13 +182,24 @@ fn open_qcow2(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
         error => Failure::told("open the disk", error),
     })?;
     // Its tables are in memory, so that the lock follows no guest to another daemon.
-    Ok(Opened { notices: disk.notices(), lock: None, disk: Arc::new(disk) })
+    Ok(Opened { notices: disk.notices(), image: None, lock: None, disk: Arc::new(disk) })
 }
 
 fn file_failure(error: FileError) -> Failure {
     match error {
         FileError::Lock(error) => Failure::told("lock the image", error),
         error => Failure::told("open the disk", error),
+    }
+}
+
+fn file_options(args: &DiskArgs, locks: bool) -> FileOptions {
+    FileOptions {
+        read_only: args.read_only.is_on(),
+        direct: args.direct.is_on(),
+        logical_block_bytes: args.logical_block_size,
+        discard: args.discard.is_on(),
+        lock: locks.then_some(Duration::ZERO),
+        container: false,
     }
 }
 
@@ -152,14 +211,7 @@ fn open_patiently<T, E>(
     open: impl Fn(FileOptions) -> Result<T, E>,
     lock_error: impl Fn(&E) -> Option<&LockError>,
 ) -> Result<T, E> {
-    let options = FileOptions {
-        read_only: args.read_only.is_on(),
-        direct: args.direct.is_on(),
-        logical_block_bytes: args.logical_block_size,
-        discard: args.discard.is_on(),
-        lock: locks.then_some(Duration::ZERO),
-        container: false,
-    };
+    let options = file_options(args, locks);
     let opened = open(options.clone());
     let holder = match opened.as_ref().err().and_then(&lock_error) {
         Some(LockError::InUse { holder, .. }) => holder.as_deref().unwrap_or("an unknown program"),
@@ -190,7 +242,7 @@ fn presented(disk: Arc<dyn Disk>, args: &DiskArgs) -> Opened {
         info.write_zeroes_unmaps = false;
     }
     let disk = Arc::new(Presented { disk, info });
-    Opened { disk, lock: None, notices: Vec::new() }
+    Opened { disk, image: None, lock: None, notices: Vec::new() }
 }
 
 /// A disk with another description.
@@ -227,7 +279,7 @@ mod tests {
     #[test]
     fn without_an_image_there_is_no_disk_and_no_null_disk_in_its_place() {
         let args = Serve::parse_from(["serve", "--socket-path", "s"]).args;
-        let Err(failure) = open(&args, None) else { panic!("a disk of nothing") };
+        let Err(failure) = open(&args, From::Path) else { panic!("a disk of nothing") };
         assert!(
             failure.to_string().contains("no image is given; give --blk-file PATH"),
             "{failure}"

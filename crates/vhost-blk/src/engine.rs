@@ -10,10 +10,10 @@ use data_plane::{
     ErrorPolicy, Health, HealthEvent, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector,
     StartError, UringOptions, UringPool,
 };
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use vhost_user::{Control, Device, DeviceOptions, Next, Notice};
+use vhost_user::{Control, Device, DeviceOptions, DeviceState, Next, Notice};
 
 /// Serves front-ends, one at a time.
 pub struct Server {
@@ -51,14 +51,7 @@ impl Server {
         };
         let planes = PlaneSelector::new(for_kernel, plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
-        let options = DeviceOptions {
-            num_queues: args.queues(),
-            queue_size_max: args.queue_size,
-            serial: args.serial.clone(),
-            packed: args.packed.is_on(),
-            writeback: args.cache == Cache::Writeback,
-        };
-        let mut device = Device::new(disk, planes, options);
+        let mut device = Device::new(disk, planes, device_options(args));
         device
             .set_limits(args.limits())
             .map_err(|error| Failure::told("limit the rate of the disk", error))?;
@@ -68,6 +61,21 @@ impl Server {
             device.follow_lock(lock, held);
         }
         Ok(Server { device, health })
+    }
+
+    /// Continues the device of an earlier program, before anything else. Returns the connection of
+    /// its front-end, for [`Server::serve`].
+    ///
+    /// # Errors
+    /// [`Failure`] if the state cannot be taken over.
+    pub fn take_over(
+        &mut self,
+        state: DeviceState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<UnixStream>, Failure> {
+        self.device.take_over(state, descriptors).map_err(|error| {
+            Failure::run("take over the disk of the old program", error, "start the daemon again")
+        })
     }
 
     /// Calls `observer` after each change of the disk.
@@ -169,6 +177,17 @@ fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) 
         num_queues: args.queues(),
         queue_size_max: args.queue_size,
         limits: args.limits(),
+    }
+}
+
+/// The options of the device.
+pub fn device_options(args: &DiskArgs) -> DeviceOptions {
+    DeviceOptions {
+        num_queues: args.queues(),
+        queue_size_max: args.queue_size,
+        serial: args.serial.clone(),
+        packed: args.packed.is_on(),
+        writeback: args.cache == Cache::Writeback,
     }
 }
 

@@ -28,6 +28,8 @@ pub mod signals;
 pub mod socket;
 pub mod socket_file;
 pub mod stop;
+mod stop_signals;
+pub mod upgrade;
 pub mod values;
 
 pub use cli::run;

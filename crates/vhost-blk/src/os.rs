@@ -3,6 +3,7 @@
 // UNSAFETY: an inherited descriptor number, `poll` and `getgrnam_r` have no safe std form.
 #![expect(unsafe_code)]
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -71,9 +72,28 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     }
 }
 
+/// Raises the soft limit on open files to the hard limit.
+///
+/// # Errors
+/// The error of the system call.
+pub fn raise_open_files() -> io::Result<()> {
+    let hard = getrlimit(Resource::Nofile).maximum;
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: hard, maximum: hard })?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_limit_on_open_files_becomes_the_hard_limit() {
+        let before = getrlimit(Resource::Nofile);
+        let low = Rlimit { current: before.current.map(|limit| limit.min(512)), ..before };
+        setrlimit(Resource::Nofile, low).unwrap();
+        raise_open_files().unwrap();
+        let after = getrlimit(Resource::Nofile);
+        assert_eq!((after.current, after.maximum), (before.maximum, before.maximum));
+    }
 
     #[test]
     fn the_group_of_root_is_zero_and_an_invented_one_is_none() {

@@ -3,9 +3,10 @@
 //! again). Ignores SIGXFSZ.
 
 use crate::failure::Failure;
+use crate::stop_signals::StopSignals;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
-use signal_hook::iterator::Signals;
 use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Maximum time to drain; then the program exits with I/O in flight. The guest has seen no
@@ -22,35 +23,71 @@ pub struct Acts {
     pub last: Box<dyn FnOnce() + Send>,
 }
 
-/// Installs the handlers. Their thread lives as long as the process.
+/// Lets another thread act only while no stop was requested.
+#[derive(Clone, Debug, Default)]
+pub struct Gate {
+    /// A stop was requested.
+    asked: Arc<Mutex<bool>>,
+}
+
+impl Gate {
+    /// Calls `act`, unless a stop was requested. A signal that arrives meanwhile stays pending, also
+    /// for another program that `act` executes.
+    pub fn pass<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let asked = self.lock();
+        (!*asked).then(act)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Blocks the signals and starts a thread that waits for them as long as the process lives. The
+/// caller has started no other thread.
 ///
 /// # Errors
 /// [`Failure`] if no thread or descriptor is left.
-pub fn install(acts: Acts) -> Result<(), Failure> {
+pub fn install(acts: Acts) -> Result<Gate, Failure> {
     let failed =
         |error: io::Error| Failure::run("wait for signals", error, "raise the limits (ulimit)");
-    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
-    if acts.reload.is_some() {
-        signals.handle().add_signal(SIGHUP).map_err(failed)?;
-    }
+    let all = [SIGTERM, SIGINT, SIGHUP];
+    let waited = if acts.reload.is_some() { &all[..] } else { &all[..2] };
+    let signals = StopSignals::block(waited).map_err(failed)?;
     // A write or a growth beyond the limit on file sizes then fails with EFBIG, instead of
     // ending the process.
-    signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default()).map_err(failed)?;
-    let Acts { stop, mut reload, last } = acts;
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).map_err(failed)?;
+    let gate = Gate::default();
+    let watched = gate.clone();
     let watch = move || {
-        let stopped_by = loop {
-            let Some(signal) = signals.forever().next() else { return };
-            match (&mut reload, signal) {
-                (Some(reload), SIGHUP) => reload(),
-                _ => break signal,
-            }
-        };
-        stop();
-        tracing::info!(signal = stopped_by, "asked to stop");
-        std::thread::sleep(DRAIN_MAX);
-        tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
-        last();
-        std::process::exit(0);
+        if let Err(error) = watch(&signals, acts, &watched) {
+            tracing::error!(%error, "signals are not noticed any more");
+        }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(watch).map(drop).map_err(failed)
+    let spawned = std::thread::Builder::new().name("signals".into()).spawn(watch);
+    spawned.map(|_| gate).map_err(failed)
+}
+
+/// Acts at each signal; after a request to stop, leaves without a drain at the latest at its limit.
+fn watch(signals: &StopSignals, acts: Acts, gate: &Gate) -> io::Result<()> {
+    let Acts { stop, mut reload, last } = acts;
+    let signal = loop {
+        signals.wait()?;
+        // Under the lock, for `Gate::pass`.
+        let mut asked = gate.lock();
+        match (signals.take()?, &mut reload) {
+            (None, _) => {}
+            (Some(SIGHUP), Some(reload)) => reload(),
+            (Some(signal), _) => {
+                *asked = true;
+                break signal;
+            }
+        }
+    };
+    stop();
+    tracing::info!(signal, "asked to stop");
+    std::thread::sleep(DRAIN_MAX);
+    tracing::warn!("leaving with I/O in flight: the storage did not complete it in time");
+    last();
+    std::process::exit(0);
 }

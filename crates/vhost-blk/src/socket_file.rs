@@ -33,6 +33,16 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
+    /// A file that an earlier program of this process has created.
+    pub fn of_parts(path: PathBuf, identity: (u64, u64)) -> Self {
+        SocketFile { path, identity }
+    }
+
+    /// Its path, and its device and number.
+    pub fn parts(&self) -> (&Path, (u64, u64)) {
+        (&self.path, self.identity)
+    }
+
     /// Removes the file if it is still the one that this process created.
     pub fn remove(&self) {
         // Remove it even without the lock: the identity of the file decides.

@@ -34,6 +34,16 @@ impl BackendChannel {
         self.channel = Some(channel);
     }
 
+    /// The channel's socket.
+    pub(crate) fn socket(&self) -> Option<&File> {
+        self.channel.as_ref()
+    }
+
+    /// The capacity that the front-end knows.
+    pub(crate) fn known_sectors(&self) -> Option<u64> {
+        self.known_sectors
+    }
+
     /// Takes note that the front-end knows this capacity.
     pub(crate) fn knows(&mut self, capacity_sectors: u64) {
         self.known_sectors = Some(capacity_sectors);

@@ -3,11 +3,14 @@
 
 use crate::Device;
 use crate::backend_channel::QUIET;
-use crate::control::Mailbox;
+use crate::control::{Mailbox, Peer};
 use crate::error::ConnectionError;
+use crate::handover::Inherited;
 use crate::message::{self, MESSAGE_LIMIT};
 use crate::peeked;
+use crate::replay::{self, Handler};
 use crate::session::{Session, lock};
+use crate::state::StateError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 use std::fs::File;
@@ -42,9 +45,18 @@ pub(crate) fn serve(
     let peeked = stream.try_clone()?;
     let faults = device.faults.as_ref().map(File::try_clone).transpose()?;
     let commands = Commands { mailbox, faults: faults.as_ref() };
+    let inherited = device.inherited.take();
     let session = Arc::new(Mutex::new(Session::new(device)));
-    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
-    let mut first = next.map(|next| (next.listener, Instant::now() + next.patience));
+    let mut silent = inherited.as_ref().is_none_or(|inherited| inherited.state.silent);
+    let first = next.map(|next| (next.listener, Instant::now() + next.patience));
+    let mut first = first.filter(|_| silent);
+    let mut handler = match begin(stream, &session, inherited) {
+        Ok(handler) => handler,
+        Err(error) => {
+            lock(&session).end();
+            return Err(ConnectionError::Lost(error.to_string()));
+        }
+    };
     let mut waiting = None;
     let result = loop {
         let tells = lock(&session).owes_config_change();
@@ -58,7 +70,7 @@ pub(crate) fn serve(
                 lock(&session).pass_faults_on();
                 continue;
             }
-            Ok(Wakeup::Message) => first = None,
+            Ok(Wakeup::Message) => (first, silent) = (None, false),
             Ok(Wakeup::Next(stream)) => {
                 waiting = Some(stream);
                 break Err(ConnectionError::Silent);
@@ -69,7 +81,7 @@ pub(crate) fn serve(
             }
             Ok(Wakeup::Command(mailbox)) => {
                 let mut session = lock(&session);
-                mailbox.handle(&mut session, true);
+                mailbox.handle(&mut session, Some(&Peer { stream: &peeked, silent }));
                 match session.lost.take() {
                     Some(why) => break Err(ConnectionError::Lost(why)),
                     None => continue,
@@ -86,6 +98,20 @@ pub(crate) fn serve(
     session.end();
     session.device.waiting = waiting;
     result
+}
+
+/// Begins the connection, or continues that of an earlier program.
+fn begin<'a>(
+    stream: UnixStream,
+    session: &Arc<Mutex<Session<'a>>>,
+    inherited: Option<Inherited>,
+) -> Result<Handler<'a>, StateError> {
+    let Some(Inherited { state, mut descriptors }) = inherited else {
+        return Ok(BackendReqHandler::from_stream(stream, Arc::clone(session)));
+    };
+    let handler = replay::handler(stream, session, &state)?;
+    lock(session).restore(state, &mut descriptors)?;
+    Ok(handler)
 }
 
 /// Handles one message; returns `false` at the end of the connection.

@@ -6,11 +6,13 @@
 //! that waits for its storage answers late: its mailbox is bounded, and the sender can limit its
 //! wait.
 
+use crate::handover::{Exported, Frozen};
 use crate::session::Session;
 use data_plane::{HealthReport, Limits, PlaneKind, QueueReport, QueueStats};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{
     Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel,
 };
@@ -141,9 +143,17 @@ pub struct Control {
 }
 
 #[derive(Debug)]
-struct Mail {
-    command: Command,
-    reply: Sender<Answer>,
+enum Mail {
+    Command(Command, Sender<Answer>),
+    Snapshot(Sender<Exported>),
+    Freeze(Sender<Frozen>),
+}
+
+/// The front-end of the session that handles commands.
+pub(crate) struct Peer<'a> {
+    pub(crate) stream: &'a UnixStream,
+    /// It has sent no message.
+    pub(crate) silent: bool,
 }
 
 /// A command that was sent.
@@ -185,10 +195,9 @@ impl Control {
     /// Sends a command. The device carries it out even if the answer is not waited for.
     pub fn post(&self, command: Command) -> Posted {
         let (reply, answer) = channel();
-        match self.mail.try_send(Mail { command, reply }) {
+        match self.mail.try_send(Mail::Command(command, reply)) {
             Ok(()) => Posted(self.wake.write(1).ok().map(|()| answer)),
-            Err(TrySendError::Disconnected(_)) => Posted(None),
-            Err(TrySendError::Full(Mail { reply, .. })) => {
+            Err(TrySendError::Full(Mail::Command(_, reply))) => {
                 let why = format!(
                     "{MAILBOX_MAX} commands wait for this disk already, whose storage does not \
                      answer; check the storage"
@@ -196,7 +205,27 @@ impl Control {
                 let _ = reply.send(Answer::Refused(why)); // `answer` is alive
                 Posted(Some(answer))
             }
+            Err(_) => Posted(None),
         }
+    }
+
+    /// The state of the device for a later program. Its queues run on: their positions are out of
+    /// date. `None`: the device no longer exists, or its mailbox is full.
+    pub fn snapshot(&self) -> Option<Exported> {
+        self.send(Mail::Snapshot)
+    }
+
+    /// Stops the device until the result is dropped: its requests in flight complete, and it
+    /// handles no message and no other command. `None` as for [`Control::snapshot`].
+    pub fn freeze(&self) -> Option<Frozen> {
+        self.send(Mail::Freeze)
+    }
+
+    fn send<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> Option<T> {
+        let (reply, answer) = channel();
+        self.mail.try_send(mail(reply)).ok()?;
+        self.wake.write(1).ok()?;
+        answer.recv().ok()
     }
 
     /// A second handle, for another thread.
@@ -219,11 +248,19 @@ impl Mailbox {
     }
 
     /// Handles all pending commands.
-    pub(crate) fn handle(&self, session: &mut Session<'_>, connected: bool) {
+    pub(crate) fn handle(&self, session: &mut Session<'_>, peer: Option<&Peer<'_>>) {
         let _ = self.wake.read(); // EAGAIN: there was no signal
-        while let Ok(Mail { command, reply }) = self.inbox.try_recv() {
-            let answer = carry_out(session, command, connected);
-            let _ = reply.send(answer); // the sender may no longer wait
+        while let Ok(mail) = self.inbox.try_recv() {
+            // The sender may no longer wait.
+            match mail {
+                Mail::Command(command, reply) => {
+                    let _ = reply.send(carry_out(session, command, peer.is_some()));
+                }
+                Mail::Snapshot(reply) => {
+                    let _ = reply.send(session.export(peer));
+                }
+                Mail::Freeze(reply) => session.freeze(peer, &reply),
+            }
         }
     }
 }

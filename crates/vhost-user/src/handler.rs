@@ -24,7 +24,7 @@ use virtio_spec::features::{F_RING_PACKED, VHOST_USER_F_PROTOCOL_FEATURES, bit};
 use virtio_spec::split::{QUEUE_SIZE_MAX, used_ring_bytes};
 use virtqueue::DirtyLog;
 
-fn protocol_features() -> VhostUserProtocolFeatures {
+pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::LOG_SHMFD
         | VhostUserProtocolFeatures::REPLY_ACK
@@ -83,6 +83,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     }
 
     fn get_features(&mut self) -> Result<u64> {
+        self.asked_features = true;
         Ok(self.offered())
     }
 

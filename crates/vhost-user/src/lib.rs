@@ -16,6 +16,7 @@ mod descriptor;
 mod error;
 mod faults;
 mod handler;
+mod handover;
 mod image_lock;
 mod inflight_region;
 mod mem_table;
@@ -23,16 +24,21 @@ mod message;
 mod operate;
 mod peeked;
 mod queue_setup;
+mod replay;
 mod session;
+mod state;
 mod switch;
 
 pub use connection::{ACCEPT_RETRY, Next};
 pub use control::{Answer, Command, Control, ImageLockState, Notice, Posted, QueueStatus, Status};
 pub use error::ConnectionError;
+pub use handover::{Exported, Frozen};
+pub use state::{DeviceState, StateError};
 
 use backend::{Disk, ImageLock};
 use control::Mailbox;
 use data_plane::{Health, KernelError, Limits, PlaneSelector, QueueStats};
+use handover::Inherited;
 use image_lock::FollowedLock;
 use session::Session;
 use std::fs::File;
@@ -96,6 +102,8 @@ pub struct Device {
     writeback: Arc<AtomicBool>,
     /// The front-end that replaces a silent one.
     waiting: Option<UnixStream>,
+    /// The connection of an earlier program, until it is served.
+    inherited: Option<Inherited>,
     /// Number of front-ends so far.
     front_ends: u64,
     /// Counters of each queue without those of its present start.
@@ -132,6 +140,7 @@ impl Device {
             faults: None,
             writeback,
             waiting: None,
+            inherited: None,
             front_ends: 0,
             earlier_stats,
         }
@@ -202,7 +211,7 @@ impl Device {
     /// Handles commands while no front-end is connected.
     pub fn answer(&mut self) {
         if let Some(mailbox) = self.mailbox.take() {
-            mailbox.handle(&mut Session::new(self), false);
+            mailbox.handle(&mut Session::new(self), None);
             self.mailbox = Some(mailbox);
         }
     }
@@ -219,7 +228,9 @@ impl Device {
         stream: UnixStream,
         next: Option<Next<'_>>,
     ) -> Result<(), ConnectionError> {
-        self.front_ends += 1;
+        if self.inherited.is_none() {
+            self.front_ends += 1;
+        }
         let mailbox = self.mailbox.take();
         let outcome = connection::serve(self, stream, next, mailbox.as_ref());
         self.mailbox = mailbox;

@@ -26,6 +26,16 @@ impl MemTable {
         Ok(MemTable { regions: regions? })
     }
 
+    /// A table of mapped regions.
+    pub(crate) fn of(regions: Vec<Region>) -> Self {
+        MemTable { regions }
+    }
+
+    /// The regions, in the order of their messages.
+    pub(crate) fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
     /// The table with an additional region.
     pub(crate) fn with(&self, region: &VhostUserMemoryRegion, file: File) -> io::Result<Self> {
         let mut regions = self.regions.clone();

@@ -134,7 +134,7 @@ impl Session<'_> {
     }
 
     /// Starts queues that ran before. If that fails, [`Session::lost`] ends the connection.
-    fn restart(&mut self, queues: Vec<usize>) -> Result<(), OperateError> {
+    pub(crate) fn restart(&mut self, queues: Vec<usize>) -> Result<(), OperateError> {
         queues.into_iter().try_for_each(|index| self.try_start(index)).map_err(|error| {
             self.lost = Some(error.to_string());
             OperateError::Lost(error)

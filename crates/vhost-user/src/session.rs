@@ -20,9 +20,14 @@ use virtio_spec::features::{
 };
 use virtqueue::{DirtyLog, GuestMemory, Layout, RingSetup};
 
+/// vhost-user's own features.
+pub(crate) const OWN_FEATURES: u64 = 1 << VHOST_F_LOG_ALL | 1 << VHOST_USER_F_PROTOCOL_FEATURES;
+
 /// One connection's state.
 pub(crate) struct Session<'a> {
     pub(crate) device: &'a mut Device,
+    /// The front-end has asked for the offered features.
+    pub(crate) asked_features: bool,
     pub(crate) features: u64,
     pub(crate) protocol_features: u64,
     pub(crate) queues: Vec<QueueSlot>,
@@ -43,6 +48,7 @@ impl<'a> Session<'a> {
         let writeback = Arc::clone(&device.writeback);
         Session {
             device,
+            asked_features: false,
             features: 0,
             protocol_features: 0,
             queues,
@@ -59,8 +65,7 @@ impl<'a> Session<'a> {
 
     /// The features offered: the device's, and vhost-user's own two.
     pub(crate) fn offered(&self) -> u64 {
-        let own = bit(VHOST_F_LOG_ALL) | bit(VHOST_USER_F_PROTOCOL_FEATURES);
-        self.device.config.features() | own
+        self.device.config.features() | OWN_FEATURES
     }
 
     /// Features that are not offered but accepted: packed rings that a previous daemon without the
@@ -221,6 +226,11 @@ impl<'a> Session<'a> {
 
     pub(crate) fn status(&self) -> u8 {
         self.status
+    }
+
+    /// Sets the status without its effects.
+    pub(crate) fn set_raw_status(&mut self, status: u8) {
+        self.status = status;
     }
 
     /// SET_STATUS. Status 0 stops the rings and keeps their set-up: QEMU 7.2 sends it when it stops

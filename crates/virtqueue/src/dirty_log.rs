@@ -42,6 +42,11 @@ impl DirtyLog {
         self.mapping.as_ptr().wrapping_add(self.offset)
     }
 
+    /// The mapped file, and the offset of the first byte in it.
+    pub fn file(&self) -> (&File, u64) {
+        (self.mapping.file(), self.offset as u64)
+    }
+
     /// Length in bytes; never 0.
     #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
     pub fn len(&self) -> usize {

@@ -37,6 +37,7 @@ pub struct Region {
     user_addr: u64,
     len: u64,
     host: *mut u8,
+    file_offset: u64,
     /// Keeps `host` mapped.
     mapping: Arc<SharedMapping>,
 }
@@ -75,7 +76,7 @@ impl Region {
         refuse_short_file(&file, map_len as u64).map_err(failed)?;
         let mapping = SharedMapping::map(file, map_len).map_err(failed)?;
         let host = mapping.as_ptr().wrapping_add(file_offset as usize);
-        Ok(Region { guest_addr, user_addr, len, host, mapping: Arc::new(mapping) })
+        Ok(Region { guest_addr, user_addr, len, host, file_offset, mapping: Arc::new(mapping) })
     }
 
     /// Guest-physical address of the first byte.
@@ -97,6 +98,11 @@ impl Region {
     /// Address of the first byte in this process.
     pub fn host(&self) -> *mut u8 {
         self.host
+    }
+
+    /// The mapped file, and the offset of the first byte in it.
+    pub fn file(&self) -> (&File, u64) {
+        (self.mapping.file(), self.file_offset)
     }
 
     fn end(&self) -> u64 {

@@ -49,6 +49,11 @@ impl SharedMapping {
         self.mapping.size()
     }
 
+    /// The mapped file.
+    pub fn file(&self) -> &File {
+        self.mapping.file_offset().expect("the mapping was made with its file").file()
+    }
+
     /// Leaves a SIGBUS to its default action.
     #[cfg(test)]
     pub(crate) fn unguard(&self) {

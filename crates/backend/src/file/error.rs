@@ -31,6 +31,14 @@ pub enum FileError {
         /// Error of the system call.
         source: io::Error,
     },
+    /// A file that an earlier program has opened does not suit.
+    #[error("{}: {what}; restart instead", .path.display())]
+    Adopted {
+        /// Path of the file.
+        path: PathBuf,
+        /// The difference.
+        what: &'static str,
+    },
     /// The file cannot be locked.
     #[error(transparent)]
     Lock(#[from] LockError),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A disk in a regular file or on a block device.
 
+mod adopt;
 mod bounce;
 mod error;
 mod image_lock;
@@ -15,6 +16,7 @@ mod sync;
 pub(crate) mod sys;
 mod zeroes;
 
+pub use adopt::OpenAs;
 pub use error::FileError;
 pub use image_lock::ImageLock;
 
@@ -99,6 +101,30 @@ impl File {
     pub fn open_as(opened: &Path, path: &Path, options: FileOptions) -> Result<File, FileError> {
         check_kind(opened)?;
         let (file, direct) = open_file(opened, &options)?;
+        File::of(path, file, direct, options)
+    }
+
+    /// As [`File::open`], with a file that an earlier program has opened at `path`, and locked
+    /// unless it shares the image.
+    ///
+    /// # Errors
+    /// [`FileError`], also if `path` names another file by now, or the options another access.
+    pub fn adopt(
+        path: impl AsRef<Path>,
+        file: fs::File,
+        options: FileOptions,
+    ) -> Result<File, FileError> {
+        let path = path.as_ref();
+        let direct = adopt::check(path, &file, &options)?;
+        File::of(path, file, direct, options)
+    }
+
+    fn of(
+        path: &Path,
+        file: fs::File,
+        direct: bool,
+        options: FileOptions,
+    ) -> Result<File, FileError> {
         let file = ImageFile(file);
         if let Some(patience) = options.lock {
             lock::lock_image_within(patience, &file, path, Access::of(options.read_only))?;
@@ -173,6 +199,22 @@ impl File {
     pub fn image_lock(&self) -> ImageLock {
         let access = Access::of(self.info.read_only);
         ImageLock { shared: Arc::clone(&self.shared), path: self.path.clone(), access }
+    }
+
+    /// A second descriptor of the open file, with the same lock, for a later program.
+    ///
+    /// # Errors
+    /// The error of the system call, if no file descriptor is left.
+    pub fn share(&self) -> io::Result<fs::File> {
+        self.shared.file.try_clone()
+    }
+
+    /// The identity of the open file and its access, to compare with those of another program.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn opened_as(&self) -> io::Result<OpenAs> {
+        OpenAs::of(&self.shared.file)
     }
 
     /// The path that was opened.

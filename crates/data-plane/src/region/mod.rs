@@ -78,6 +78,16 @@ impl InflightRegion {
 }
 
 impl InflightRegion {
+    /// The mapped file, and the offset and the length of the region in it, in bytes.
+    pub fn file(&self) -> (&File, u64, u64) {
+        (self.mapping.file(), self.offset as u64, (self.mapping.size() - self.offset) as u64)
+    }
+
+    /// Number of queues that share the region.
+    pub fn num_queues(&self) -> u16 {
+        self.num_queues
+    }
+
     /// Address in this process of the part of split queue `index`; `None` if it has no room for
     /// `size` descriptors.
     pub(crate) fn split_part(&self, index: u16, size: u16) -> Option<u64> {

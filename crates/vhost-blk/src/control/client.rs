@@ -3,6 +3,8 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -22,6 +24,16 @@ impl<'a> Client<'a> {
         let peer = socket_peercred(stream)?;
         let pid = peer.pid.as_raw_nonzero().get();
         Ok(Client { stream, pid, uid: peer.uid.as_raw() })
+    }
+
+    /// Its socket.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'a> {
+        self.stream.as_fd()
+    }
+
+    /// Returns whether the client has the rights of this process: it is root's, or of the same user.
+    pub(super) fn is_owner(&self) -> bool {
+        [0, geteuid().as_raw()].contains(&self.uid)
     }
 
     /// Logs a command that changes something.

@@ -14,6 +14,7 @@ use data_plane::{Limits, PlaneKind};
 use serde_json::{Map, Value, json};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use vhost_user::{Answer, Command, Status};
@@ -54,6 +55,7 @@ pub(super) fn carry_out(
         }
         "Reload" => reload(disks, client, &call)?,
         "SetLogLevel" => set_log_level(client, &mut call)?,
+        "Upgrade" => upgrade(disks, client, &mut call)?,
         "Stop" => {
             call.no_more()?;
             client.log("Stop", "");
@@ -191,7 +193,7 @@ fn add(
     only_many(disks, "add a disk")?;
     client.log("Add", &name);
     let args = config::disk_of_table(&format!("the options of the disk {name}"), &table)?;
-    disks.add(NewDisk { name, args, origin: Origin::Command, image })?;
+    disks.add(NewDisk { name, args, origin: Origin::Command, image, taken: None })?;
     Ok(json!({}))
 }
 
@@ -228,6 +230,28 @@ fn reload(disks: &Arc<Disks>, client: &Client<'_>, call: &Call) -> Result<Value,
         })
     };
     Ok(json!({"changes": reports.iter().map(change).collect::<Vec<_>>()}))
+}
+
+/// Returns only if the upgrade fails: the new program answers the client.
+fn upgrade(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {
+    let what = "upgrade the daemon";
+    let program = call.optional("program", text)?;
+    call.no_more()?;
+    if call.oneway {
+        return Err(CallError::InvalidParameter("oneway".into()));
+    }
+    if program.is_some() && !client.is_owner() {
+        let why = "only root and the user of the daemon may name a program";
+        return Err(Failure::run(what, why, "leave the program out, or ask one of them").into());
+    }
+    let Some(upgrader) = disks.upgrader.get() else {
+        let why = "the daemon serves several disks; upgrade is for serve";
+        let remedy = "restart it: guests that reconnect lose nothing with an in-flight region";
+        return Err(Failure::run(what, why, remedy).into());
+    };
+    client.log("Upgrade", "");
+    let error = upgrader.upgrade(program.as_deref().map(Path::new), client.as_fd());
+    Err(Failure::told(what, error).into())
 }
 
 fn set_log_level(client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {

@@ -14,6 +14,7 @@ use crate::disks::Disks;
 use crate::events::Subscription;
 use crate::failure::Failure;
 use crate::os;
+use crate::upgrade::Upgraded;
 use client::Client;
 use codec::{CALL_BYTES_MAX, Channel, CodecError};
 use methods::Done;
@@ -24,7 +25,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
-use vhost_user::ACCEPT_RETRY;
+use vhost_user::{ACCEPT_RETRY, Command};
 
 /// Maximum connections at the same time; further ones get an error.
 const CONNECTIONS_MAX: usize = 32;
@@ -42,6 +43,30 @@ pub fn start(listener: UnixListener, disks: Arc<Disks>) -> Result<(), Failure> {
     let spawned = std::thread::Builder::new().name("control".into()).spawn(body);
     spawned.map(drop).map_err(|error| {
         Failure::run("listen for commands", error, "raise the limit on threads (ulimit -u)")
+    })
+}
+
+/// Answers the client of an upgrade when its disk runs again, and serves it on.
+///
+/// # Errors
+/// [`Failure`] if no thread can be started.
+pub fn welcome(client: UnixStream, disks: Arc<Disks>, upgraded: Upgraded) -> Result<(), Failure> {
+    let body = move || {
+        // The device handles commands after it has started its queues.
+        let posted = disks.resolve(None).and_then(|name| disks.post(&name, Command::Status));
+        let reply = match upgraded.answer(posted.ok().and_then(|posted| posted.wait(None))) {
+            Ok(parameters) => protocol::reply(parameters, false),
+            Err(failure) => protocol::error(failure.into()),
+        };
+        let mut channel = Channel::new(client, CALL_BYTES_MAX);
+        let answered = channel.send(&reply, &[], Some(REPLY_MAX));
+        if let Err(error) = answered.and_then(|()| converse(&mut channel, &disks)) {
+            tracing::debug!(%error, "a control connection ended");
+        }
+    };
+    let spawned = std::thread::Builder::new().name("control-client".into()).spawn(body);
+    spawned.map(drop).map_err(|error| {
+        Failure::run("answer the upgrade", error, "raise the limit on threads (ulimit -u)")
     })
 }
 

@@ -130,6 +130,14 @@ pub enum Action {
         #[arg(required = true)]
         plane: PlaneName,
     },
+    /// Replace the program of serve while the guest runs, after the new one has checked that it can
+    /// take over. Otherwise the old one serves on
+    Upgrade {
+        /// Absolute path of the new program, which only root or the daemon's user can change
+        /// [default: the file that the daemon was started from, as it is now]
+        #[arg(long, value_name = "PATH")]
+        program: Option<String>,
+    },
 }
 
 /// A call, and the form of its reply.
@@ -227,6 +235,9 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Switch { name, plane } => {
             let parameters = json!({"name": name, "plane": word(*plane)});
             Call::new("switch the data plane", "Switch", parameters)
+        }
+        Action::Upgrade { program } => {
+            Call::new("upgrade the daemon", "Upgrade", json!({"program": program}))
         }
         Action::Add(_) | Action::Events => unreachable!("they are no simple calls"),
     })

@@ -22,6 +22,10 @@ pub(super) fn done(reply: &Value) -> String {
     if let Some(bytes) = reply["capacity_bytes"].as_u64() {
         return format!("done; the disk has {bytes} bytes ({})\n", Size(bytes));
     }
+    if let (Some(version), Some(us)) = (reply["version"].as_str(), reply["pause_us"].as_u64()) {
+        let ms = us as f64 / 1000.0;
+        return format!("done; version {version} runs, after a pause of {ms:.1} ms\n");
+    }
     match reply["changed"].as_bool() {
         Some(false) => "nothing to do\n".to_owned(),
         _ => "done\n".to_owned(),

@@ -25,9 +25,11 @@ pub(super) struct FrontEnds {
 }
 
 impl FrontEnds {
-    /// Serves one front-end after another; others wait in the backlog of the socket.
-    pub(super) fn serve_all(&mut self, listener: &UnixListener) {
+    /// Serves one front-end after another, first the one that is `connected`; others wait in the
+    /// backlog of the socket.
+    pub(super) fn serve_all(&mut self, listener: &UnixListener, connected: Option<UnixStream>) {
         let next = Next { listener: listener.as_fd(), patience: SILENCE_MAX };
+        self.serve_from(connected, next);
         while !self.stop.asked() {
             let control = self.server.control_fd().unwrap_or(self.stop.as_fd());
             match os::wait_readable([listener.as_fd(), self.stop.as_fd(), control]) {
@@ -45,18 +47,20 @@ impl FrontEnds {
                 }
             }
             match listener.accept() {
-                Ok((stream, _)) => {
-                    let mut front_end = Some(stream);
-                    while let Some(stream) = front_end {
-                        self.serve_one(stream, Some(next));
-                        front_end = self.server.take_waiting();
-                    }
-                }
+                Ok((stream, _)) => self.serve_from(Some(stream), next),
                 Err(error) => {
                     tracing::error!(%error, "accepting a front-end failed");
                     std::thread::sleep(ACCEPT_RETRY);
                 }
             }
+        }
+    }
+
+    /// Serves `front_end`, and each that replaces a silent one.
+    fn serve_from(&mut self, mut front_end: Option<UnixStream>, next: Next<'_>) {
+        while let Some(stream) = front_end {
+            self.serve_one(stream, Some(next));
+            front_end = self.server.take_waiting();
         }
     }
 

@@ -25,12 +25,13 @@ use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
+use crate::upgrade::{TakenDisk, Upgrader};
 use data_plane::UringPool;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use vhost_user::{Answer, Command, Control, Posted, Status};
 
@@ -68,6 +69,8 @@ pub struct NewDisk {
     pub origin: Origin,
     /// The descriptor of its image, if a client passed one.
     pub image: Option<OwnedFd>,
+    /// The state of an earlier program that this one goes on with.
+    pub taken: Option<TakenDisk>,
 }
 
 /// The disks of this process.
@@ -78,6 +81,8 @@ pub struct Disks {
     pub mode: Mode,
     /// Events of the disks.
     pub events: Arc<Events>,
+    /// Replaces the program of `serve` with a control socket.
+    pub upgrader: OnceLock<Upgrader>,
     state: Mutex<State>,
     /// A disk has gone, or the process stops.
     changed: Condvar,
@@ -137,6 +142,7 @@ impl Disks {
             process,
             mode,
             events: Arc::default(),
+            upgrader: OnceLock::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
             watched: AtomicBool::new(false),

@@ -7,19 +7,25 @@ use crate::disk;
 use crate::engine::Server;
 use crate::events::Change;
 use crate::failure::Failure;
-use crate::options::ProcessArgs;
+use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::{Endpoint, Source};
 use crate::stop::Stop;
+use crate::upgrade::{self, Storage, TakenDisk};
 use crate::values::BackendKind;
 use backend::Info;
+use backend::file::File as ImageFile;
 use data_plane::{HealthEvent, OncePerSecond, PlaneKind};
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 /// A disk that is about to be served.
 pub struct Opened {
     server: Server,
     endpoint: Endpoint,
+    /// The front-end of an earlier program, which `server` has taken over.
+    connected: Option<UnixStream>,
+    storage: Storage,
     entry: Entry,
     info: Info,
     notices: Vec<String>,
@@ -45,7 +51,7 @@ impl Disks {
         source: &Source,
         reservation: Reservation,
     ) -> Result<Opened, Failure> {
-        let NewDisk { name, args, origin, image } = disk;
+        let NewDisk { name, args, origin, image, taken } = disk;
         let failed = |error: io::Error| {
             Failure::run(
                 format!("serve {name}"),
@@ -53,10 +59,25 @@ impl Disks {
                 "raise the limit on open files (ulimit -n)",
             )
         };
-        let disk::Opened { disk, lock, notices } = disk::open(&args, image.as_ref())?;
+        let TakenDisk { image: taken_image, device, front_ends } = taken.unwrap_or_default();
+        let from = match (taken_image, &image) {
+            (Some(file), _) => disk::From::Program(file),
+            (None, Some(image)) => disk::From::Descriptor(image),
+            (None, None) => disk::From::Path,
+        };
+        let mut opened = disk::open(&args, from)?;
+        let storage = storage(&args, opened.image.as_deref()).map_err(failed)?;
+        if device.is_some() {
+            opened.notices.clear(); // the first program has told them
+        }
+        let disk::Opened { disk, lock, notices, .. } = opened;
         let info = disk.info();
         let pool = self.pool(args.queues())?;
         let mut server = Server::start(disk, lock, &args, &self.process, &pool)?;
+        let connected = match device {
+            Some((state, descriptors)) => server.take_over(state, descriptors)?,
+            None => None,
+        };
         let control = Arc::new(server.control().map_err(failed)?);
         let stop = Arc::new(Stop::new().map_err(failed)?);
         let (events, of_disk) = (Arc::clone(&self.events), name.clone());
@@ -66,7 +87,14 @@ impl Disks {
         let observer =
             move |event: &HealthEvent| events.tell(&of_disk, &Change::Health(event.clone()));
         server.observe_health(observer);
-        let (endpoint, socket) = match source.open()? {
+        let (endpoint, connected) = match (front_ends, connected) {
+            (Some((socket, file)), connected) => {
+                (Endpoint::Listening(socket.into(), file), connected)
+            }
+            (None, Some(stream)) => (Endpoint::Connected(stream), None),
+            (None, None) => (source.open()?, None),
+        };
+        let (endpoint, socket) = match endpoint {
             Endpoint::Listening(listener, file) => (Endpoint::Listening(listener, None), file),
             connected => (connected, None),
         };
@@ -74,7 +102,7 @@ impl Disks {
         let device = path.and_then(growth::device_number);
         let socket = socket.map(Arc::new);
         let entry = Entry { args, origin, stop, control, socket, device };
-        Ok(Opened { server, endpoint, entry, info, notices, reservation })
+        Ok(Opened { server, endpoint, connected, storage, entry, info, notices, reservation })
     }
 
     /// Serves a disk that [`Disks::prepare`] opened.
@@ -88,7 +116,7 @@ impl Disks {
             growth::watch(self)?;
         }
         span.in_scope(|| opened.log(&self.process));
-        let Opened { server, endpoint, entry, reservation, .. } = opened;
+        let Opened { server, endpoint, connected, entry, reservation, .. } = opened;
         let front_ends = FrontEnds {
             disk: name.clone(),
             server,
@@ -103,7 +131,7 @@ impl Disks {
             let mut front_ends = front_ends;
             let _span = span.entered();
             match endpoint {
-                Endpoint::Listening(listener, _) => front_ends.serve_all(&listener),
+                Endpoint::Listening(listener, _) => front_ends.serve_all(&listener, connected),
                 Endpoint::Connected(stream) => front_ends.serve_one(stream, None),
             }
         };
@@ -115,7 +143,36 @@ impl Disks {
     }
 }
 
+/// The part of the disk that an upgrade passes on.
+fn storage(args: &DiskArgs, image: Option<&ImageFile>) -> io::Result<Storage> {
+    match (args.backend, image) {
+        (BackendKind::Mem, _) => {
+            Ok(Storage::Bound("the content of a mem disk is in the memory of this program"))
+        }
+        (BackendKind::File, None) => {
+            Ok(Storage::Bound("the tables of a qcow2 image are in the memory of this program"))
+        }
+        (_, None) => Ok(Storage::Nothing),
+        (_, Some(file)) => upgrade::Image::of(file).map(Storage::Image),
+    }
+}
+
 impl Opened {
+    /// The disk and its listening socket for a later program.
+    ///
+    /// # Errors
+    /// The error of the system call, if no file descriptor is left.
+    pub fn passed_on(&mut self) -> io::Result<(Option<upgrade::Socket>, upgrade::Disk)> {
+        let socket = match &self.endpoint {
+            Endpoint::Listening(listener, _) => {
+                Some(upgrade::Socket::of(listener, self.entry.socket.as_deref())?)
+            }
+            Endpoint::Connected(_) => None,
+        };
+        let storage = std::mem::replace(&mut self.storage, Storage::Nothing);
+        Ok((socket, upgrade::Disk::new(Arc::clone(&self.entry.control), storage)))
+    }
+
     fn log(&self, process: &ProcessArgs) {
         let Opened { server, entry: Entry { args, .. }, info, notices, .. } = self;
         notices.iter().for_each(|notice| tracing::warn!("{notice}"));

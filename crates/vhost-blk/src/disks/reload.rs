@@ -137,7 +137,13 @@ impl Disks {
     }
 
     fn add_of_folder(self: &Arc<Self>, name: &str, args: DiskArgs) -> Result<(), Failure> {
-        self.add(NewDisk { name: name.to_owned(), args, origin: Origin::Folder, image: None })
+        self.add(NewDisk {
+            name: name.to_owned(),
+            args,
+            origin: Origin::Folder,
+            image: None,
+            taken: None,
+        })
     }
 
     /// Changes a running disk.

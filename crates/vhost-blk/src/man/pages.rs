@@ -90,6 +90,7 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-status", "1"),
             ("vhost-blk-ctl-stop", "1"),
             ("vhost-blk-ctl-switch", "1"),
+            ("vhost-blk-ctl-upgrade", "1"),
             ("vhost-blk-daemon", "1"),
             ("vhost-blk-serve", "1"),
         ],
@@ -297,6 +298,30 @@ pub const PAGES: &[Page] = &[
             ),
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+    },
+    Page {
+        command: "vhost-blk ctl upgrade",
+        statuses: &[
+            DONE,
+            (
+                1,
+                "Failure. Standard error has the reason, and says so if the new program runs without \
+                 its front-end.",
+            ),
+            MISUSED,
+        ],
+        files: CONTROL_SOCKET,
+        examples: &[
+            (
+                "Continue with the program that a package manager has installed:",
+                "vhost-blk ctl --control-path disk.ctl upgrade",
+            ),
+            (
+                "Continue with another program:",
+                "vhost-blk ctl --control-path disk.ctl upgrade --program /opt/new/vhost-blk",
+            ),
+        ],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-serve", "1")],
     },
     Page {
         command: "vhost-blk daemon",

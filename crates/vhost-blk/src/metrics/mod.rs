@@ -15,6 +15,7 @@ use crate::socket_file::{self, SocketFile};
 use crate::values::MetricsAddress;
 use socket2::Socket;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use vhost_user::ACCEPT_RETRY;
@@ -31,6 +32,12 @@ pub struct Listener {
     socket: Socket,
     /// The address with the port that the kernel chose for port 0.
     address: MetricsAddress,
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl Listener {
@@ -60,6 +67,14 @@ impl Listener {
                 Ok((bound.map_err(failed)?, None))
             }
         }
+    }
+
+    /// The socket of an earlier program. It keeps its address if `address` is another one by now.
+    pub fn of(socket: OwnedFd, address: &MetricsAddress) -> Listener {
+        let socket = Socket::from(socket);
+        let bound = socket.local_addr().ok().and_then(|bound| bound.as_socket());
+        let address = bound.map_or_else(|| address.clone(), MetricsAddress::Tcp);
+        Listener { socket, address }
     }
 
     /// Serves scrapes until the process ends.

@@ -4,7 +4,7 @@
 //! * [`parts`]: the files.
 //! * [`cells`]: comparisons with peers and with the bare device.
 //! * [`tables`], [`charts`], [`stages`], [`seeds`]: the contents.
-//! * [`document`], [`chart`]: HTML, Markdown and SVG.
+//! * [`mod@document`], [`chart`]: HTML, Markdown and SVG.
 
 mod cells;
 mod chart;

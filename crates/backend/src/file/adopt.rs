@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checks a file that an earlier program has opened.
+
+use super::{FileError, FileOptions};
+use rustix::fs::{OFlags, fcntl_getfl};
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// The identity of an open file, and its access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenAs {
+    /// Device and number of the file; of a block device its own number, which several nodes may
+    /// have.
+    pub identity: (u64, u64),
+    /// Not open for writing.
+    pub read_only: bool,
+    /// Open with `O_DIRECT`.
+    pub direct: bool,
+}
+
+impl OpenAs {
+    pub(super) fn of(file: &File) -> io::Result<Self> {
+        let flags = fcntl_getfl(file)?;
+        Ok(OpenAs {
+            identity: identity(&file.metadata()?),
+            read_only: flags & OFlags::ACCMODE == OFlags::RDONLY,
+            direct: flags.contains(OFlags::DIRECT),
+        })
+    }
+}
+
+fn identity(meta: &Metadata) -> (u64, u64) {
+    match meta.file_type().is_block_device() {
+        true => (u64::MAX, meta.rdev()),
+        false => (meta.dev(), meta.ino()),
+    }
+}
+
+/// Returns whether `file` is open with O_DIRECT. Refuses it if it is not the one at `path`, or open
+/// for another access.
+pub(super) fn check(path: &Path, file: &File, options: &FileOptions) -> Result<bool, FileError> {
+    let failed = |source| FileError::open(path, source, options.read_only);
+    let differs = |what| Err(FileError::Adopted { path: path.into(), what });
+    let open = OpenAs::of(file).map_err(failed)?;
+    if open.identity != identity(&fs::metadata(path).map_err(failed)?) {
+        return differs("another file is at this path now");
+    }
+    if open.read_only != options.read_only {
+        return differs("the open file has another access than --read-only says");
+    }
+    if open.direct && !options.direct {
+        return differs("it is open for --direct on");
+    }
+    Ok(open.direct)
+}

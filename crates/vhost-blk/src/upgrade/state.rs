@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The state that a program passes to the next one: JSON in a memory file.
+//!
+//! [`FORMAT`] counts changes that an older program would misread. A program reads the formats that
+//! it knows, and its check refuses the others while the old program still serves.
+
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use vhost_user::DeviceState;
+
+/// Version of the format.
+pub(super) const FORMAT: u32 = 1;
+/// Maximum size: 64 queues, 509 regions and their counters need far less.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// The state of a program.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProgramState {
+    pub(super) format: u32,
+    /// Version of the program that wrote it.
+    pub(super) from: String,
+    /// Time of the monotonic clock, in nanoseconds, at which the disks stopped.
+    pub(super) stopped_at_ns: u64,
+    /// The socket of front-ends, if it listens.
+    pub(super) front_ends: Option<SocketState>,
+    pub(super) control: SocketState,
+    pub(super) metrics: Option<SocketState>,
+    /// The control connection that waits for the answer.
+    pub(super) client: RawFd,
+    pub(super) disks: Vec<DiskState>,
+}
+
+/// A listening socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SocketState {
+    pub(super) fd: RawFd,
+    /// Its file, if the program has created it.
+    pub(super) file: Option<SocketFileState>,
+}
+
+/// A socket file: path, device and number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SocketFileState {
+    pub(super) path: PathBuf,
+    pub(super) identity: (u64, u64),
+}
+
+/// A disk.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DiskState {
+    pub(super) image: Option<ImageState>,
+    pub(super) device: DeviceState,
+    /// The descriptors that `device` names.
+    pub(super) descriptors: Vec<RawFd>,
+}
+
+/// An open image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ImageState {
+    pub(super) fd: RawFd,
+    pub(super) identity: (u64, u64),
+    pub(super) direct: bool,
+}
+
+impl ProgramState {
+    /// Writes the state to a memory file and rewinds it.
+    pub(super) fn write(&self) -> io::Result<File> {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        let mut file = File::from(memfd_create("vhost-blk-upgrade", MemfdFlags::CLOEXEC)?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        file.seek(SeekFrom::Start(0))?;
+        Ok(file)
+    }
+
+    /// Reads a state.
+    ///
+    /// # Errors
+    /// The cause, also if the format is unknown.
+    pub(super) fn read(from: impl Read) -> Result<Self, String> {
+        let mut text = Vec::new();
+        from.take(BYTES_MAX).read_to_end(&mut text).map_err(|error| error.to_string())?;
+        let value: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        match value["format"].as_u64() {
+            Some(format) if format == u64::from(FORMAT) => {}
+            Some(format) => {
+                return Err(format!("its format is {format}, and this program reads {FORMAT}"));
+            }
+            None => return Err("it has no format".to_owned()),
+        }
+        serde_json::from_value(value).map_err(|error| error.to_string())
+    }
+
+    /// All descriptors that it names.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        let sockets = [self.front_ends.as_ref(), Some(&self.control), self.metrics.as_ref()];
+        let mut all: Vec<RawFd> = sockets.into_iter().flatten().map(|socket| socket.fd).collect();
+        all.push(self.client);
+        for disk in &self.disks {
+            all.extend(disk.image.as_ref().map(|image| image.fd));
+            all.extend(&disk.descriptors);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_format_and_an_unknown_field_are_refused() {
+        let why = ProgramState::read(&br#"{"format":2}"#[..]).unwrap_err();
+        assert!(why.contains("its format is 2"), "{why}");
+        let why = ProgramState::read(&br#"{"format":1,"odd":0}"#[..]).unwrap_err();
+        assert!(why.contains("odd"), "{why}");
+        assert!(ProgramState::read(&b"{}"[..]).is_err());
+        assert!(ProgramState::read(&b""[..]).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A daemon that can be upgraded.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use crate::common::{Daemon, Place, program, run};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+/// A folder, a daemon with a control socket in it, and the path of that socket.
+pub(crate) struct Served {
+    pub(crate) place: Place,
+    pub(crate) daemon: Daemon,
+    pub(crate) control: PathBuf,
+}
+
+/// Returns whether the kernel's data plane runs the queues.
+pub(crate) fn on_kernel() -> bool {
+    std::env::var("VHOST_BLK_TEST_PLANE").is_ok_and(|plane| plane == "kernel")
+}
+
+/// `VHOST_BLK_TEST_DISK`: a device, or a folder for an image.
+fn disk_of_environment() -> PathBuf {
+    let disk = std::env::var_os("VHOST_BLK_TEST_DISK").expect("VHOST_BLK_TEST_DISK is set");
+    let disk = PathBuf::from(disk);
+    if !disk.is_dir() {
+        return disk;
+    }
+    let image = disk.join("upgrade.img");
+    std::fs::File::create(&image).unwrap();
+    image
+}
+
+/// Starts a daemon of 2 queues and 8 MiB, with more options.
+pub(crate) fn served(options: &[&str]) -> Served {
+    let place = Place::new();
+    let control = place.path("control.sock");
+    let (image, plane) = match on_kernel() {
+        true => (disk_of_environment(), "kernel"),
+        false => (place.image.clone(), "uring"),
+    };
+    if image.is_file() {
+        std::fs::File::options().write(true).open(&image).unwrap().set_len(8 << 20).unwrap();
+    }
+    let mut command = program();
+    command.args(["serve", "--data-plane", plane, "--socket-path"]).arg(&place.socket);
+    command.arg("--blk-file").arg(image);
+    command.args(["--num-queues", "2", "--threads", "2", "--control-path"]).arg(&control);
+    command.args(options);
+    let daemon = Daemon::start(&mut command, &control);
+    Served { place, daemon, control }
+}
+
+impl Served {
+    pub(crate) fn ctl(&self, words: &[&str]) -> Output {
+        ctl(&self.control, words)
+    }
+
+    /// Upgrades to the same program. Returns the pause.
+    #[track_caller]
+    pub(crate) fn upgrade(&self) -> Duration {
+        let output = self.ctl(&["--json", "upgrade"]);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{told}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answer["version"], env!("CARGO_PKG_VERSION"));
+        Duration::from_micros(answer["pause_us"].as_u64().expect("a pause"))
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        let output = self.ctl(&["--json", "status"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Waits until the daemon has exactly these descriptors: those of a control connection go with
+    /// its thread.
+    #[track_caller]
+    pub(crate) fn wait_for_descriptors(&self, expected: &[String]) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.descriptors() != expected {
+            assert!(Instant::now() < end, "{:?} in place of {expected:?}", self.descriptors());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Descriptors of the daemon, by their names, after two equal looks.
+    pub(crate) fn settled_descriptors(&self) -> Vec<String> {
+        loop {
+            let before = self.descriptors();
+            std::thread::sleep(Duration::from_millis(100));
+            if self.descriptors() == before {
+                return before;
+            }
+        }
+    }
+
+    /// Descriptors of the daemon, by their names.
+    pub(crate) fn descriptors(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.daemon.id())).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_link(entry.ok()?.path()).ok()?.into_os_string().into_string().ok()
+        };
+        let mut names: Vec<String> = entries.filter_map(name).collect();
+        // The number of a socket changes; its presence does not.
+        names.iter_mut().for_each(|name| name.truncate(name.find(":[").unwrap_or(name.len())));
+        names.sort();
+        names
+    }
+}
+
+pub(crate) fn ctl(control: &Path, words: &[&str]) -> Output {
+    let mut arguments = vec!["ctl".into(), "--control-path".into(), control.to_path_buf()];
+    arguments.extend(words.iter().map(PathBuf::from));
+    run(arguments)
+}
+
+/// The program that the daemons run.
+pub(crate) fn own_path() -> PathBuf {
+    program().get_program().into()
+}

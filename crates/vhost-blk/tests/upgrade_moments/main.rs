@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk ctl upgrade` at particular moments, and upgrades that are refused.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod moments;
+mod refused;
+#[path = "../upgrade/served.rs"]
+mod served;

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Upgrades that are refused: the old program serves on.
+
+use crate::common::{Daemon, Place, one_line, program};
+use crate::served::{Served, ctl, own_path, served};
+use driver::{Device, Options, Request};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// An executable script.
+fn script(served: &Served, name: &str, text: &str) -> PathBuf {
+    let path = served.place.path(name);
+    fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[track_caller]
+fn refused(served: &Served, program: &Path, words: &str) {
+    let program = program.to_str().unwrap();
+    let line = one_line(&served.ctl(&["upgrade", "--program", program]), 1);
+    assert!(line.starts_with("vhost-blk: cannot upgrade the daemon: "), "{line}");
+    assert!(line.contains(words), "{line}");
+}
+
+#[test]
+fn a_program_that_cannot_take_over_is_refused_and_the_guest_notices_nothing() {
+    let served = served(&[]);
+    let mut device = Device::connect(&served.place.socket, &Options::default()).unwrap();
+    device.write(0, &[1; 512]).unwrap();
+    let running = served.status()["queues"][0]["chains"].clone();
+    let failing = script(&served, "failing", "echo it is broken >&2; exit 1");
+    refused(&served, &failing, "it is broken");
+    refused(&served, &served.place.path("missing"), "No such file");
+    refused(&served, Path::new("vhost-blk"), "not absolute");
+    refused(&served, served.place.dir.path(), "no regular file");
+    let plain = served.place.path("plain");
+    fs::write(&plain, "").unwrap();
+    refused(&served, &plain, "not executable");
+    let loose = script(&served, "loose", "exit 0");
+    fs::set_permissions(&loose, fs::Permissions::from_mode(0o777)).unwrap();
+    refused(&served, &loose, "others may write it");
+    // The queue was not even stopped: a stop begins new counters.
+    assert_eq!(served.status()["queues"][0]["chains"], running);
+    device.write(1, &[2; 512]).unwrap();
+}
+
+#[test]
+fn a_program_that_passes_its_check_and_cannot_be_executed_leaves_the_old_one_running() {
+    let served = served(&[]);
+    let mut device = Device::connect(&served.place.socket, &Options::default()).unwrap();
+    device.write(0, &[1; 512]).unwrap();
+    served.upgrade(); // closes what the test's own parents left open
+    let before = served.settled_descriptors();
+    // It makes itself useless for the kernel after the check.
+    let program = script(
+        &served,
+        "once",
+        "printf useless >\"$0\".new; chmod 755 \"$0\".new; \
+                                            mv \"$0\".new \"$0\"",
+    );
+    refused(&served, &program, "the old program serves on");
+    served.wait_for_descriptors(&before);
+    device.write(1, &[2; 512]).unwrap();
+    let mut data = [0; 512];
+    device.read(0, &mut data).unwrap();
+    assert_eq!(data, [1; 512]);
+    served.upgrade();
+    served.wait_for_descriptors(&before);
+    device.read(1, &mut data).unwrap();
+    assert_eq!(data, [2; 512]);
+}
+
+#[test]
+fn options_that_changed_for_the_guest_are_refused() {
+    let served = served(&[]);
+    let mut device = Device::connect(&served.place.socket, &Options::default()).unwrap();
+    let own = own_path();
+    let wrapper = |name: &str, more: &str| {
+        let text = format!("command=$1; shift; exec {} $command \"$@\" {more}", own.display());
+        script(&served, name, &text)
+    };
+    for (name, more, words) in [
+        ("queues", "--num-queues=3", "cannot be used multiple times"),
+        ("serial", "--read-only", "--read-only"),
+        ("block", "--logical-block-size 4096", "logical block size"),
+        ("size", "--queue-size 64", "--queue-size says 64"),
+        ("direct", "--direct off", "another file than the open one"),
+    ] {
+        refused(&served, &wrapper(name, more), words);
+    }
+    device.write(1, &[2; 512]).unwrap();
+}
+
+#[test]
+fn a_disk_in_the_memory_of_the_program_is_not_thrown_away() {
+    let place = Place::new();
+    let control = place.path("control.sock");
+    let mut command = program();
+    command.args(["serve", "--backend", "mem", "--size", "1M", "--socket-path"]);
+    command.arg(&place.socket).arg("--control-path").arg(&control);
+    let _daemon = Daemon::start(&mut command, &control);
+    let line = one_line(&ctl(&control, &["upgrade"]), 1);
+    assert!(line.contains("restart the daemon instead"), "{line}");
+}
+
+#[test]
+fn a_qcow2_image_is_not_left_to_another_program() {
+    let place = Place::new();
+    let control = place.path("control.sock");
+    let created = std::process::Command::new("qemu-img")
+        .args(["create", "-qf", "qcow2"])
+        .arg(&place.image)
+        .arg("8M")
+        .status();
+    assert!(created.expect("qemu-img runs; scripts/setup.sh installs it").success());
+    let mut command = place.serve();
+    command.args(["--format", "qcow2", "--control-path"]).arg(&control);
+    let _daemon = Daemon::start(&mut command, &control);
+    let line = one_line(&ctl(&control, &["upgrade"]), 1);
+    assert!(line.contains("qcow2") && line.contains("restart the daemon instead"), "{line}");
+    Device::connect(&place.socket, &Options::default()).unwrap().write(0, &[1; 512]).unwrap();
+}
+
+#[test]
+fn a_halted_disk_keeps_its_requests_and_its_program() {
+    let served = served(&["--on-error", "stop", "--wrap", "fault:ops=write,errno=EIO"]);
+    let options = Options { inflight: true, ..Options::default() };
+    let mut device = Device::connect(&served.place.socket, &options).unwrap();
+    let layout = device.layout();
+    device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    served.place.wait_until("the halt", || !served.status()["halted"].is_null());
+    let line = one_line(&served.ctl(&["upgrade"]), 1);
+    assert!(line.contains("resume it before the upgrade"), "{line}");
+    assert!(!served.status()["halted"].is_null());
+    assert!(device.queue(0).try_collect().unwrap().is_none(), "the request is kept");
+    device.read(1, &mut [0; 512]).expect_err("a halted disk takes no request");
+}

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The state of a device that a later program takes over, in a form for JSON. A descriptor is its
+//! position in a table that the state travels with.
+
+use crate::DeviceOptions;
+use backend::Info;
+use data_plane::{Histogram, LATENCY_BUCKETS, Latencies, Limits, PlaneKind, QueueStats};
+use data_plane::{Selected, Selection};
+use serde::{Deserialize, Serialize};
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+/// Position of a descriptor in the table.
+pub(crate) type Place = usize;
+
+/// The state of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceState {
+    pub(crate) capacity_sectors: u64,
+    pub(crate) logical_block_bytes: u32,
+    pub(crate) read_only: bool,
+    pub(crate) num_queues: u16,
+    pub(crate) plane: PlaneState,
+    pub(crate) paused: bool,
+    pub(crate) writeback: bool,
+    pub(crate) limits: LimitsState,
+    /// The device holds the lock of its image; `None`: it follows none.
+    pub(crate) image_lock_held: Option<bool>,
+    pub(crate) front_ends: u64,
+    /// Counters of each queue.
+    pub(crate) counters: Vec<CounterState>,
+    pub(crate) connection: Option<ConnectionState>,
+}
+
+/// The state of the front-end's connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConnectionState {
+    pub(crate) stream: Place,
+    /// The front-end has sent no message.
+    pub(crate) silent: bool,
+    pub(crate) asked_features: bool,
+    pub(crate) features: u64,
+    pub(crate) protocol_features: u64,
+    pub(crate) status: u8,
+    pub(crate) queues: Vec<SlotState>,
+    pub(crate) memory: Vec<RegionState>,
+    pub(crate) log: Option<PartState>,
+    pub(crate) inflight: Option<InflightState>,
+    pub(crate) channel: Option<Place>,
+    pub(crate) known_sectors: Option<u64>,
+}
+
+/// The set-up of a stopped queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SlotState {
+    pub(crate) size: u16,
+    pub(crate) addr: Option<AddrState>,
+    pub(crate) base: u32,
+    pub(crate) enabled: bool,
+    pub(crate) kick: KickState,
+    pub(crate) call: Option<Place>,
+    pub(crate) err: Option<Place>,
+}
+
+/// The kick of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum KickState {
+    /// Not received.
+    None,
+    /// Received without an eventfd.
+    Polled,
+    /// Received with an eventfd.
+    Eventfd(Place),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AddrState {
+    pub(crate) desc: u64,
+    pub(crate) avail: u64,
+    pub(crate) used: u64,
+    pub(crate) used_log: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RegionState {
+    pub(crate) guest_addr: u64,
+    pub(crate) user_addr: u64,
+    pub(crate) file: PartState,
+}
+
+/// A part of a shared file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PartState {
+    pub(crate) file: Place,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct InflightState {
+    pub(crate) file: PartState,
+    pub(crate) num_queues: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LimitsState {
+    iops: Option<NonZeroU64>,
+    bytes: Option<NonZeroU64>,
+    burst_ms: u64,
+}
+
+impl From<Limits> for LimitsState {
+    fn from(limits: Limits) -> Self {
+        let burst_ms = limits.burst.as_millis() as u64; // an hour at most
+        LimitsState { iops: limits.iops, bytes: limits.bytes, burst_ms }
+    }
+}
+
+impl From<LimitsState> for Limits {
+    fn from(state: LimitsState) -> Self {
+        let burst = Duration::from_millis(state.burst_ms).clamp(Self::BURST_MIN, Self::BURST_MAX);
+        Limits { iops: state.iops, bytes: state.bytes, burst }
+    }
+}
+
+/// The counters of a queue, by name: another version may have further ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CounterState {
+    counts: Vec<(String, u64)>,
+    /// Buckets and sum of each operation.
+    latencies: Vec<(Vec<u64>, u64)>,
+}
+
+impl From<QueueStats> for CounterState {
+    fn from(stats: QueueStats) -> Self {
+        let of = |histogram: &Histogram| (histogram.buckets.to_vec(), histogram.sum_us);
+        let latencies = stats.latencies.0.iter().map(of).collect();
+        CounterState { counts: stats.counters(), latencies }
+    }
+}
+
+impl From<&CounterState> for QueueStats {
+    fn from(state: &CounterState) -> Self {
+        let mut latencies = Latencies::default();
+        for (histogram, (buckets, sum_us)) in latencies.0.iter_mut().zip(&state.latencies) {
+            histogram.sum_us = *sum_us;
+            for (at, count) in buckets.iter().enumerate() {
+                // A version with more buckets has finer ones at the end.
+                histogram.buckets[at.min(LATENCY_BUCKETS - 1)] += count;
+            }
+        }
+        QueueStats { latencies, ..QueueStats::of_counters(&state.counts) }
+    }
+}
+
+/// The selected data planes, each with its reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PlaneState {
+    current: (PlaneName, String),
+    preferred: (PlaneName, String),
+    pub(crate) packed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PlaneName {
+    Kernel,
+    Uring,
+}
+
+impl From<Selected> for PlaneState {
+    fn from(selected: Selected) -> Self {
+        let named = |Selection { plane, reason }: Selection| match plane {
+            PlaneKind::Kernel => (PlaneName::Kernel, reason),
+            PlaneKind::Uring => (PlaneName::Uring, reason),
+        };
+        PlaneState {
+            current: named(selected.current),
+            preferred: named(selected.preferred),
+            packed: selected.packed,
+        }
+    }
+}
+
+impl From<PlaneState> for Selected {
+    fn from(state: PlaneState) -> Self {
+        let selection = |(name, reason)| match name {
+            PlaneName::Kernel => Selection { plane: PlaneKind::Kernel, reason },
+            PlaneName::Uring => Selection { plane: PlaneKind::Uring, reason },
+        };
+        Selected {
+            current: selection(state.current),
+            preferred: selection(state.preferred),
+            packed: state.packed,
+        }
+    }
+}
+
+/// Reasons not to take over a device.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The options have another number of queues.
+    #[error("the device has {has} queues, and --num-queues says {wanted}; restart to change it")]
+    Queues {
+        /// Queues of the running device.
+        has: u16,
+        /// Queues by the options.
+        wanted: u16,
+    },
+    /// A queue is larger than the options allow.
+    #[error("a queue has {has} descriptors, and --queue-size says {wanted}; restart to change it")]
+    QueueSize {
+        /// Descriptors of the queue.
+        has: u16,
+        /// Descriptors by the options.
+        wanted: u16,
+    },
+    /// The options have another logical block size or access.
+    #[error("the options change {0}, which the guest has read; restart to change it")]
+    Disk(&'static str),
+    /// The storage has become smaller.
+    #[error("the disk has {has} sectors, and its storage has {present}; enlarge the storage")]
+    Capacity {
+        /// Capacity that the guest has.
+        has: u64,
+        /// Capacity of the storage.
+        present: u64,
+    },
+    /// The guest uses a feature that this program does not offer.
+    #[error("the guest uses features {0:#x} that this program or these options lack")]
+    Features(u64),
+    /// The state names a descriptor that is not in the table, or names it twice.
+    #[error("descriptor {0} of the state is missing")]
+    Descriptor(usize),
+    /// The state cannot be restored.
+    #[error(transparent)]
+    Restore(#[from] std::io::Error),
+    /// The kernel refuses the limits.
+    #[error(transparent)]
+    Kernel(#[from] data_plane::KernelError),
+}
+
+impl DeviceState {
+    /// Returns whether a front-end was connected.
+    pub fn has_front_end(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Checks that a device with this disk and these options can take over the state.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check(&self, info: &Info, options: &DeviceOptions) -> Result<(), StateError> {
+        let (has, wanted) = (self.num_queues, options.num_queues);
+        if has != wanted {
+            return Err(StateError::Queues { has, wanted });
+        }
+        let (has, present) = (self.capacity_sectors, info.capacity_sectors);
+        if present < has {
+            return Err(StateError::Capacity { has, present });
+        }
+        if self.logical_block_bytes != info.logical_block_bytes {
+            return Err(StateError::Disk("the logical block size"));
+        }
+        if self.read_only != info.read_only {
+            return Err(StateError::Disk("--read-only"));
+        }
+        let Some(connection) = &self.connection else { return Ok(()) };
+        let (largest, wanted) =
+            (connection.queues.iter().map(|slot| slot.size).max(), options.queue_size_max);
+        if let Some(has) = largest.filter(|&size| size > wanted) {
+            return Err(StateError::QueueSize { has, wanted });
+        }
+        let missing = connection.features & !crate::handover::served_features(info, options)
+            | connection.protocol_features & !crate::handler::protocol_features().bits();
+        match missing {
+            0 => Ok(()),
+            missing => Err(StateError::Features(missing)),
+        }
+    }
+}
