@@ -251,6 +251,7 @@ mod tests {
     use super::*;
     use crate::event::Event;
     use backend::{Engine, FileIndex, Op, Slot, Token};
+    use rustix::fs::{MemfdFlags, memfd_create};
     use std::fs::File;
     use std::io::Write;
     use std::os::fd::AsRawFd;
@@ -265,7 +266,8 @@ mod tests {
     }
 
     fn memory() -> GuestMemory {
-        let file = tempfile::tempfile().unwrap();
+        // The kernel refuses to pin a file on a disk.
+        let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(2 * PAGE as u64).unwrap();
         GuestMemory::new(vec![Region::map(0, 0, 2 * PAGE as u64, file, 0).unwrap()]).unwrap()
     }
