@@ -10,7 +10,7 @@ use driver::{Device, Error, Options};
 use mount::{LoopDevice, Mount, may_not_mount, run};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use virtio_spec::blk::S_IOERR;
 
@@ -106,7 +106,10 @@ fn after_an_fsync_that_failed_every_flush_fails() {
     let file = below.path("disk");
     File::create(&file).unwrap().set_len(64 * MIB).unwrap();
     let disk = LoopDevice::new(&file);
-    let (_folder, mut daemon, mut guest) = served(&disk.path, &["--direct", "off"]);
+    let control = below.path("control.sock");
+    let control_path = control.to_str().unwrap();
+    let options = ["--direct", "off", "--control-path", control_path];
+    let (_folder, mut daemon, mut guest) = served(&disk.path, &options);
     guest.write(0, &vec![1; 4096]).unwrap();
     guest.flush().unwrap();
     for n in 0..16 {
@@ -118,6 +121,12 @@ fn after_an_fsync_that_failed_every_flush_fails() {
         guest.write(n * 8, &vec![3; 4096]).unwrap();
         assert!(is_ioerr(guest.flush()), "FLUSH {n} forgets that writes were lost");
     }
+    // A new program would not know of the failure.
+    let refused =
+        common::run(["ctl", "--control-path", control_path, "upgrade"].map(PathBuf::from));
+    let line = common::one_line(&refused, 1);
+    assert!(line.contains("a sync of the disk has failed"), "{line}");
+    assert!(is_ioerr(guest.flush()), "a refused upgrade forgets that writes were lost");
     daemon.signal(libc::SIGTERM);
     assert_eq!(daemon.wait().code(), Some(0));
 }

@@ -217,6 +217,12 @@ impl File {
         OpenAs::of(&self.shared.file)
     }
 
+    /// Returns whether a sync has failed since the file was opened: completed writes may be lost, and
+    /// every FLUSH fails.
+    pub fn has_failed_sync(&self) -> bool {
+        self.shared.sync_failure.check().is_err()
+    }
+
     /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
@@ -243,7 +249,7 @@ impl Disk for File {
         if self.cached_device {
             return Err("the kernel serves a block device without the page cache; use --direct on");
         }
-        if self.shared.sync_failure.check().is_err() {
+        if self.has_failed_sync() {
             return Err(
                 "a sync of the disk has failed, and the kernel data plane would not report it; \
                  check the storage and restart the daemon",

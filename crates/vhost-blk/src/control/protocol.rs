@@ -149,10 +149,15 @@ pub fn error(error: CallError) -> Value {
 /// The result in a reply: its parameters, or its error.
 ///
 /// # Errors
-/// [`Failure`] of the daemon, or about a call that the daemon does not know.
-pub fn result(mut reply: Value, what: &str) -> Result<Value, Failure> {
-    let parameters = reply["parameters"].take();
-    let Some(error) = reply["error"].as_str() else { return Ok(parameters) };
+/// [`Failure`] of the daemon, about a call that the daemon does not know, or about a message that is
+/// no reply.
+pub fn result(reply: Value, what: &str) -> Result<Value, Failure> {
+    let Value::Object(mut reply) = reply else {
+        let why = format!("the daemon answers {reply}, which is no reply");
+        return Err(Failure::run(what, why, "use the same version of both programs"));
+    };
+    let parameters = reply.remove("parameters").unwrap_or_default();
+    let Some(error) = reply.get("error").and_then(Value::as_str) else { return Ok(parameters) };
     let word = |name: &str| parameters[name].as_str().unwrap_or_default();
     let sort = match error.rsplit_once('.') {
         Some((INTERFACE, "Refused")) => Sort::Run,
@@ -169,6 +174,15 @@ pub fn result(mut reply: Value, what: &str) -> Result<Value, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Found by the fuzz target `call`: it ended the client.
+    #[test]
+    fn a_message_that_is_no_object_is_no_reply() {
+        for message in [json!(5), json!([]), json!(null), json!("parameters")] {
+            let failure = result(message.clone(), "list").unwrap_err();
+            assert!(failure.why.contains(&message.to_string()), "{failure:?}");
+        }
+    }
 
     #[test]
     fn a_call_without_parameters_or_flags_has_none() {

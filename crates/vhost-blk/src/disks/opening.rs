@@ -66,7 +66,7 @@ impl Disks {
             (None, None) => disk::From::Path,
         };
         let mut opened = disk::open(&args, from)?;
-        let storage = storage(&args, opened.image.as_deref()).map_err(failed)?;
+        let storage = storage(&args, opened.image.take()).map_err(failed)?;
         if device.is_some() {
             opened.notices.clear(); // the first program has told them
         }
@@ -144,7 +144,7 @@ impl Disks {
 }
 
 /// The part of the disk that an upgrade passes on.
-fn storage(args: &DiskArgs, image: Option<&ImageFile>) -> io::Result<Storage> {
+fn storage(args: &DiskArgs, image: Option<Arc<ImageFile>>) -> io::Result<Storage> {
     match (args.backend, image) {
         (BackendKind::Mem, _) => {
             Ok(Storage::Bound("the content of a mem disk is in the memory of this program"))

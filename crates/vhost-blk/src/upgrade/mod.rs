@@ -67,6 +67,13 @@ pub enum UpgradeError {
     /// An error of the storage has halted the disk, which keeps requests.
     #[error("an error of the storage has halted the disk; resume it before the upgrade")]
     Halted,
+    /// A sync of the image has failed. The new program would forget it, and a FLUSH could succeed
+    /// although data is lost.
+    #[error(
+        "a sync of the disk has failed and completed writes may be lost; check the storage and the \
+         guest's data, then restart the daemon instead"
+    )]
+    SyncFailed,
     /// The daemon is about to end.
     #[error("the daemon is about to end; start it again")]
     Ending,
@@ -132,6 +139,7 @@ pub struct Image {
     /// Keeps the descriptor of `state` open.
     _fd: File,
     state: ImageState,
+    file: Arc<ImageFile>,
 }
 
 impl Image {
@@ -139,10 +147,10 @@ impl Image {
     ///
     /// # Errors
     /// The error of the system call, if no file descriptor is left.
-    pub fn of(file: &ImageFile) -> io::Result<Self> {
+    pub fn of(file: Arc<ImageFile>) -> io::Result<Self> {
         let (fd, open) = (file.share()?, file.opened_as()?);
         let state = ImageState { fd: fd.as_raw_fd(), identity: open.identity, direct: open.direct };
-        Ok(Image { _fd: fd, state })
+        Ok(Image { _fd: fd, state, file })
     }
 }
 
@@ -154,6 +162,9 @@ impl Disk {
 
     fn state(&self, exported: Exported) -> Result<DiskState, UpgradeError> {
         let image = match &self.storage {
+            Storage::Image(image) if image.file.has_failed_sync() => {
+                return Err(UpgradeError::SyncFailed);
+            }
             Storage::Image(image) => Some(image.state.clone()),
             Storage::Nothing => None,
             Storage::Bound(why) => return Err(UpgradeError::Bound(why)),
