@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::vm::boot::{Vm, VmBase, VmShape};
 use crate::vm::payload::Payload;
+use crate::vm::stall::Cpus;
 use kit::interrupt;
 use kit::process::TICK;
 
@@ -59,8 +60,10 @@ fn follow(vm: &mut Vm, timeout: Duration) -> Result<()> {
         if ended {
             return Ok(());
         }
-        if vm.wake_if_stalled() {
-            eprintln!("lab: the VM stood still; its CPUs were woken by an NMI");
+        match vm.look_at_cpus() {
+            Cpus::Lost(evidence) => bail!("{evidence}; run it again"),
+            Cpus::Woken => eprintln!("lab: the VM stood still; its CPUs were woken by an NMI"),
+            Cpus::Fine => {}
         }
         interrupt::check()?;
         if Instant::now() >= deadline {

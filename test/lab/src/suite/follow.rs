@@ -16,6 +16,7 @@ use crate::suite::report::{Outcome, Verdict};
 use crate::suite::script::marks;
 use crate::vm::boot::Vm;
 use crate::vm::kernel::KernelName;
+use crate::vm::stall::Cpus;
 use kit::interrupt;
 use kit::process::TICK;
 use kit::skips;
@@ -40,8 +41,10 @@ pub(crate) enum Progress {
     Spoilt(Outcome),
     /// The case has ended and took the VM along.
     Last(Outcome),
-    /// The VM did not come up, for this reason; none of this project's code ran in it.
-    NotBooted(String),
+    /// The emulator has failed, for this reason: the kernel did not come up before any of this
+    /// project's code ran, or a CPU is in a state that no code in the VM can bring about. The case
+    /// has no outcome.
+    NoMachine(String),
 }
 
 /// A running VM and the position up to which its log was read.
@@ -73,10 +76,7 @@ impl Followed {
         loop {
             interrupt::check()?;
             let vm_ended = self.vm.has_ended()?;
-            if !vm_ended && self.vm.wake_if_stalled() {
-                let kernel = self.kernel.as_str();
-                println!("{kernel}: the VM stood still; its CPUs were woken by an NMI");
-            }
+            let lost = if vm_ended { None } else { self.look_at_cpus() };
             let report = self.vm.report();
             if began.is_none() && report.values("begin").any(|name| name == case.name) {
                 began = Some(Instant::now());
@@ -85,7 +85,10 @@ impl Followed {
             if let Some(code) = exit_code(report.values("end"), &case.name) {
                 return self.judge(case, code, took);
             }
-            let why = if vm_ended {
+            let is_lost = lost.is_some();
+            let why = if is_lost {
+                lost
+            } else if vm_ended {
                 Some(report.value("fail").unwrap_or("the VM ended during the case").to_owned())
             } else if took > timeout + GRACE {
                 Some(format!("the VM hangs ({} s)", took.as_secs()))
@@ -96,8 +99,8 @@ impl Followed {
             };
             if let Some(why) = why {
                 self.vm.note_state()?;
-                if may_retry && is_booting(&report, &self.vm.console()) {
-                    return Ok(Progress::NotBooted(why));
+                if may_retry && (is_lost || is_booting(&report, &self.vm.console())) {
+                    return Ok(Progress::NoMachine(why));
                 }
                 let outcome = self.outcome(case, Verdict::Failed(why), took)?;
                 let findings = self.log.rest(&self.vm.console());
@@ -105,6 +108,19 @@ impl Followed {
             }
             std::thread::sleep(TICK);
         }
+    }
+
+    /// Keeps emulated CPUs going; returns the evidence if the emulator has lost the machine.
+    fn look_at_cpus(&mut self) -> Option<String> {
+        match self.vm.look_at_cpus() {
+            Cpus::Lost(evidence) => return Some(evidence),
+            Cpus::Woken => {
+                let kernel = self.kernel.as_str();
+                println!("{kernel}: the VM stood still; its CPUs were woken by an NMI");
+            }
+            Cpus::Fine => {}
+        }
+        None
     }
 
     /// Judges a case that ended with `code`, with its part of the kernel's log.

@@ -17,8 +17,8 @@ use crate::vm::boot::{Vm, VmBase, VmShape};
 use crate::vm::machine::Machine;
 use crate::vm::payload::Payload;
 
-/// Boots that may fail before this project's code runs. Emulated kernels rarely do that: one boot
-/// in some hundreds ends or hangs, whatever is tested later.
+/// Machines that the emulator may lose in a run, before this project's code runs or with evidence
+/// ([`crate::vm::stall`]): about one boot in fifty on a busy machine, whatever is tested later.
 const BOOT_RETRIES: u32 = 3;
 
 /// Lines of a failed case's output to show at once.
@@ -52,13 +52,13 @@ impl Runner<'_> {
         while !pending.is_empty() {
             boots += 1;
             let end = self.one_boot(boots, retries > 0, &mut pending, &mut outcomes)?;
-            retries -= u32::from(matches!(end, BootEnd::NotBooted(_)));
+            retries -= u32::from(matches!(end, BootEnd::NoMachine(_)));
         }
         Ok(outcomes)
     }
 
     /// Boots and follows the cases until the VM is unusable, then the unloading; removes from
-    /// `pending` the cases with an outcome. `may_retry` if a kernel that does not come up is no
+    /// `pending` the cases with an outcome. `may_retry` if a machine that the emulator has lost is no
     /// failure yet.
     fn one_boot(
         &self,
@@ -73,7 +73,7 @@ impl Runner<'_> {
         let mut boot = Followed::new(vm, self.base.kernel().name());
         let finished = self.cases_of(&mut boot, may_retry, pending, outcomes);
         let finished = match finished {
-            Ok(BootEnd::NotBooted(why)) => Ok(BootEnd::NotBooted(why)),
+            Ok(BootEnd::NoMachine(why)) => Ok(BootEnd::NoMachine(why)),
             Ok(end) => self.unload_of(&mut boot, &unload, number, &end, outcomes).map(|()| end),
             Err(error) => Err(error),
         };
@@ -82,10 +82,13 @@ impl Runner<'_> {
             Machine::Nested => "nested-",
             Machine::Guest => "guest-",
         };
-        let console = self.logs.join(format!("{}-{machine}boot{number}.log", self.kernel()));
+        let lost = if matches!(finished, Ok(BootEnd::NoMachine(_))) { "-lost" } else { "" };
+        let name = format!("{}-{machine}boot{number}{lost}.log", self.kernel());
+        let console = self.logs.join(name);
         fs::write(&console, boot.console())?;
-        if let Ok(BootEnd::NotBooted(why)) = &finished {
-            println!("BOOTED AGAIN: {}: {why}", self.kernel());
+        if let Ok(BootEnd::NoMachine(why)) = &finished {
+            let next = pending.front().map_or("the end", |case| &case.name);
+            println!("BOOTED AGAIN: {}, at {next}: {why}", self.kernel());
             println!("  | all of it: {}", console.display());
         }
         finished
@@ -104,7 +107,7 @@ impl Runner<'_> {
                 Progress::Ended(outcome) => (outcome, None),
                 Progress::Spoilt(outcome) => (outcome, Some(BootEnd::Unloads)),
                 Progress::Last(outcome) => (outcome, Some(BootEnd::ThrownAway(case.name.clone()))),
-                Progress::NotBooted(why) => return Ok(BootEnd::NotBooted(why)),
+                Progress::NoMachine(why) => return Ok(BootEnd::NoMachine(why)),
             };
             pending.pop_front();
             self.publish(&outcome)?;
@@ -135,7 +138,7 @@ impl Runner<'_> {
                     boot.follow_to_the_end(outcome)?
                 }
                 Progress::Last(outcome) => outcome,
-                Progress::NotBooted(_) => unreachable!("it is not to be booted again"),
+                Progress::NoMachine(_) => unreachable!("it is not to be booted again"),
             },
         };
         if number > 1 {
@@ -180,6 +183,6 @@ enum BootEnd {
     Unloads,
     /// After this case the VM is unusable.
     ThrownAway(String),
-    /// The kernel did not come up, for this reason.
-    NotBooted(String),
+    /// The emulator has lost the machine, for this reason.
+    NoMachine(String),
 }

@@ -18,7 +18,7 @@ use crate::vm::kernel::VmKernel;
 use crate::vm::machine::{Helper, Machine};
 use crate::vm::payload::Payload;
 use crate::vm::root::{self, INIT_PATH};
-use crate::vm::stall::StallWatch;
+use crate::vm::stall::{Cpus, StallWatch};
 use kit::process::{OwnedChild, StopWith};
 
 /// The parts of a VM without the payload.
@@ -123,9 +123,9 @@ impl Vm {
         Ok(self.qemu.try_wait()?.is_some())
     }
 
-    /// Wakes emulated CPUs that have stood still for long; returns true if it did.
-    pub fn wake_if_stalled(&mut self) -> bool {
-        self.stall.as_mut().is_some_and(StallWatch::look)
+    /// Looks at emulated CPUs, and wakes them if they have stood still for long.
+    pub(crate) fn look_at_cpus(&mut self) -> Cpus {
+        self.stall.as_mut().map_or(Cpus::Fine, StallWatch::look)
     }
 
     /// Adds the state of an emulated machine to QEMU's output, if it still runs.

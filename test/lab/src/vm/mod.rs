@@ -10,11 +10,11 @@
 //! * [`root`]: its root image, the same for all kernels.
 //! * [`payload`]: what changes from run to run: modules and programs.
 //! * [`boot`]: one boot, which runs one script.
-//! * `stall`: wakes emulated CPUs that have lost an interrupt.
+//! * `stall`: wakes emulated CPUs that have lost an interrupt, and tells a machine that is lost.
 
 pub mod boot;
 pub mod kernel;
 pub mod machine;
 pub mod payload;
 pub mod root;
-mod stall;
+pub(crate) mod stall;
