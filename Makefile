@@ -10,7 +10,7 @@ LAB_KERNELS = debug,6.12,sid
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab-shell vm-shell modules lab test bench bench-lab report lint
+.PHONY: help setup run lab-shell vm-shell modules lab soak test bench bench-lab report lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.1
 lab: programs ## All cases of the kernel modules, in VMs with three kernels [KERNEL=...] [CASE=NAME]
 	@scripts/suite.sh
 	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,full,nested,guest,guest-full) $(ARGS)
+
+soak: release ## A guest verifies its data while its disk is operated, killed and broken [EVENTS=N] [MINUTES=N] [SEED=N]
+	@$(LAB) soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(EVENTS),--events $(EVENTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test: ## All tests but the longer sets of the lab; the last line counts them
 	@scripts/test.sh

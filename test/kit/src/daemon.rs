@@ -56,6 +56,13 @@ impl Daemon {
         Ok(())
     }
 
+    /// Stops it by SIGTERM and starts another one on the same socket, with a new log.
+    pub fn replace_stopped(&mut self, limit: Duration) -> Result<()> {
+        self.stop(limit)?;
+        self.child = listening(&self.args, &self.socket, &self.log, self.echoed)?;
+        Ok(())
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let id = i32::try_from(self.id()).ok().and_then(Pid::from_raw);

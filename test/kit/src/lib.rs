@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Code that the test programs share, and the messages between cases and the lab.
 //!
+//! * [`agent`]: commands for the agent in a guest.
 //! * [`outcome`]: outcomes of a case (passed, failed, could not run), and messages it provokes.
 //! * [`disks`]: requests of cases in the guest machine to the lab, which serves their disks.
 //! * [`faults`]: faults that the kernel injects.
 //! * [`fio`]: fio's jobs and results.
+//! * [`load`]: a load in a guest that verifies itself.
 //! * [`metric`]: measurements, [`report`] their tables, goals and JSON.
 //! * [`process`]: child processes, [`interrupt`] the signals that end all of them.
 //! * [`daemon`]: a vhost-user-blk server on a socket.
@@ -16,14 +18,17 @@
 //! * [`sched`]: CPU time of threads, and time-outs that a busy machine extends.
 //! * [`set`]: when cases run.
 //! * [`skips`]: the skips that are expected.
+//! * [`soak`]: a guest under load while its disk is operated, killed and broken in random order.
 //! * [`stat`]: the kernel's counters of a block device.
 //! * [`wait`]: waits until a condition holds.
 
+pub mod agent;
 pub mod daemon;
 pub mod disks;
 pub mod faults;
 pub mod fio;
 pub mod interrupt;
+pub mod load;
 pub mod metric;
 pub mod null_blk;
 pub mod outcome;
@@ -35,6 +40,7 @@ pub mod rng;
 pub mod sched;
 pub mod set;
 pub mod skips;
+pub mod soak;
 pub mod stat;
 pub mod system;
 pub mod wait;

@@ -3,11 +3,13 @@
 
 #![expect(missing_docs, reason = "clap shows each comment on a type or a field as help")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand};
 use kit::set::Set;
+use kit::soak::{Length, Options};
 
 use crate::run::Lab;
 use crate::server::ServerCommand;
@@ -41,6 +43,8 @@ pub enum Command {
     /// The main job: format, write, verify and measure in a guest, compare with QEMU's own device.
     #[command(after_help = DEMO_EXIT_CODES)]
     Demo(DemoArgs),
+    /// A guest writes and verifies while its disk is operated, killed and broken in random order.
+    Soak(SoakArgs),
     /// Gives a prompt in a guest that has the served disk as /dev/vda.
     DemoShell(DiskArgs),
     /// Runs one command in a host VM; output and exit code are the command's.
@@ -150,6 +154,22 @@ pub struct DiskArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct SoakArgs {
+    /// The daemon; by default the one built beside this program.
+    #[arg(long)]
+    pub daemon: Option<PathBuf>,
+    /// Number of events.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    pub events: u32,
+    /// Minutes in which events begin, in place of a number of events.
+    #[arg(long, conflicts_with = "events", value_parser = clap::value_parser!(u32).range(1..))]
+    pub minutes: Option<u32>,
+    /// Seed of the events; by default another one in each run.
+    #[arg(long)]
+    pub seed: Option<u64>,
+}
+
+#[derive(Debug, Args)]
 pub struct DemoArgs {
     #[command(flatten)]
     pub disk: DiskArgs,
@@ -169,14 +189,39 @@ impl DiskArgs {
         if let Some(text) = &self.server_cmd {
             return ServerCommand::template(text);
         }
-        let binary = match &self.daemon {
-            Some(binary) => binary.clone(),
-            None => std::env::current_exe()?.with_file_name("vhost-blk"),
+        Ok(ServerCommand::daemon(&daemon(self.daemon.as_deref())?))
+    }
+}
+
+/// The given daemon, or the one beside this program.
+fn daemon(given: Option<&Path>) -> Result<PathBuf> {
+    let binary = match given {
+        Some(binary) => binary.to_owned(),
+        None => std::env::current_exe()?.with_file_name("vhost-blk"),
+    };
+    if !binary.exists() {
+        bail!("no daemon at {}: build it, or name it with --daemon", binary.display());
+    }
+    Ok(binary)
+}
+
+impl SoakArgs {
+    pub fn daemon(&self) -> Result<PathBuf> {
+        daemon(self.daemon.as_deref())
+    }
+
+    pub fn options(&self) -> Options {
+        let now = || SystemTime::UNIX_EPOCH.elapsed().map_or(1, |time| time.as_secs());
+        let seed = self.seed.unwrap_or_else(now);
+        let (length, words) = match self.minutes {
+            Some(minutes) => {
+                let length = Length::Time(Duration::from_secs(60 * u64::from(minutes)));
+                (length, format!("MINUTES={minutes}"))
+            }
+            None => (Length::Events(self.events as usize), format!("EVENTS={}", self.events)),
         };
-        if !binary.exists() {
-            bail!("no daemon at {}: build it, or name it with --daemon", binary.display());
-        }
-        Ok(ServerCommand::daemon(&binary))
+        let repeat = format!("make soak SEED={seed} {words}");
+        Options { seed, length, node: "/dev/vda".to_owned(), repeat }
     }
 }
 

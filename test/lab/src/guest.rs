@@ -218,6 +218,11 @@ impl Guest {
         GuestReport::parse(&String::from_utf8_lossy(&bytes))
     }
 
+    /// The end of QEMU's output and of the guest's console, for an error.
+    pub fn log(&self) -> String {
+        self.remains().log()
+    }
+
     fn remains(&self) -> Remains {
         let text_of = |name: &str| {
             let bytes = fs::read(self.dir.path().join(name)).unwrap_or_default();

@@ -129,6 +129,11 @@ impl Job {
         Self { script: format!("{PRELUDE}{body}") }
     }
 
+    /// Runs the commands of [`kit::agent::Agent`].
+    pub fn agent() -> Self {
+        Self::on_disk(&format!("set +eu\n{}", kit::agent::SCRIPT))
+    }
+
     /// A script that uses no disk.
     pub fn without_disk(body: &str) -> Self {
         Self { script: body.to_owned() }
@@ -189,6 +194,7 @@ mod tests {
             Job::write_until_killed(),
             Job::check_after_power_cut(),
             Job::shell(),
+            Job::agent(),
         ];
         for job in jobs {
             let file = tempfile::NamedTempFile::new().unwrap();

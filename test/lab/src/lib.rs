@@ -17,6 +17,7 @@
 //! * [`uml`]: the same in User Mode Linux, without QEMU.
 //! * [`disk`]: making a disk, refusing to overwrite one that has content, checking it from outside.
 //! * [`run`]: the main job that puts these together, [`report`] its table.
+//! * [`soak`]: a guest whose disk is operated, killed and broken in random order.
 //!
 //! And for the kernel module:
 //!
@@ -45,6 +46,7 @@ pub mod report;
 pub mod run;
 mod scripts;
 pub mod server;
+pub mod soak;
 pub mod suite;
 pub mod uml;
 pub mod vm;

@@ -19,6 +19,7 @@ use lab::job::Job;
 use lab::qemu;
 use lab::run::{Lab, Outcome, RunOptions, run};
 use lab::server::Server;
+use lab::soak;
 use lab::suite::case::{self, Case};
 use lab::suite::report;
 use lab::suite::runner::Runner;
@@ -61,6 +62,9 @@ fn start(cli: Cli) -> Result<ExitCode> {
             }
         }
         Command::Demo(args) => return demo(args),
+        Command::Soak(args) => {
+            print!("{}", soak::run(&Lab::open()?, &args.daemon()?, &args.options())?);
+        }
         Command::DemoShell(args) => demo_shell(&args)?,
         Command::Exec(args) => return exec_command(args),
         Command::Shell(args) => {

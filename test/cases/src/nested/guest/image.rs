@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use kit::agent;
 use kit::outcome::skip;
 
 use super::cpio::Archive;
 use kit::process::run_to_end;
 
 const INIT: &str = include_str!("init.sh");
-const AGENT: &str = include_str!("agent.sh");
 /// Driver of the root disk, which the guest needs before it mounts its root.
 const ROOT_DRIVER: &str = "virtio_blk";
 /// Folder of the initramfs, kept for further guests of the same VM.
@@ -101,7 +101,7 @@ fn initramfs_from(root: &Path, driver: Driver) -> Result<Vec<u8>> {
     }
     archive.program("bin/busybox", &busybox)?;
     archive.program("init", INIT.as_bytes())?;
-    archive.program("agent", AGENT.as_bytes())?;
+    archive.program("agent", agent::SCRIPT.as_bytes())?;
     let (release, mut modules) = early_modules(root)?;
     if let Driver::Own(driver) = driver {
         let parameters = driver.parameters();

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An inner guest: stock QEMU with KVM, inside the lab's VM.
 
-mod agent;
 mod cpio;
 mod image;
 
-pub(crate) use agent::Output;
 pub(crate) use image::{Driver, Image, Mount, OwnDriver};
 
 use std::fs;
@@ -14,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+pub(crate) use kit::agent::Output;
+use kit::agent::{Agent, Shell};
 use kit::outcome::skip;
 use kit::process::{OwnedChild, StopWith};
 use kit::qmp::Qmp;
 use serde_json::json;
 use tempfile::TempDir;
 
-use self::agent::Agent;
 use kit::wait::wait_until_so;
 
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
@@ -202,6 +201,16 @@ impl Guest {
     }
 }
 
+impl Shell for Guest {
+    fn run(&mut self, command: &str) -> Result<Output> {
+        Self::run(self, command)
+    }
+
+    fn ok(&mut self, command: &str) -> Result<String> {
+        Self::ok(self, command)
+    }
+}
+
 /// QEMU's figures of a migration that succeeded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Migration {
@@ -224,7 +233,7 @@ fn arguments(image: &Image, spec: &GuestSpec, folder: &Path) -> Vec<String> {
          -device virtio-blk-pci,drive=root,num-queues={vcpus} \
          -device virtio-serial-pci \
          -chardev socket,id=commands,path={commands},server=on,wait=off \
-         -device virtserialport,chardev=commands,name=nested.commands \
+         -device virtserialport,chardev=commands,name=agent.commands \
          -chardev file,id=progress,path={progress} \
          -device virtserialport,chardev=progress,name=nested.progress \
          -chardev file,id=console,path={console} -serial chardev:console \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands for the agent in an inner guest (`agent.sh`), over a virtio-serial port.
+//! Commands for the agent in a guest ([`SCRIPT`]), over a virtio-serial port.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,13 +9,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+/// The agent: a shell script, run by the first process of a guest. It needs the virtio-serial port
+/// `agent.commands`.
+pub const SCRIPT: &str = include_str!("agent.sh");
+
 /// Number of the next command. No number is used twice, so a late answer is recognized by its
 /// number.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// A connection to the agent.
 #[derive(Debug)]
-pub(super) struct Agent {
+pub struct Agent {
     stream: UnixStream,
     /// Received bytes that are not yet a whole line.
     partial: Vec<u8>,
@@ -23,30 +27,46 @@ pub(super) struct Agent {
 
 /// Output of a command, and its exit code.
 #[derive(Clone, Debug)]
-pub(crate) struct Output {
+pub struct Output {
     /// Standard output and error.
-    pub(crate) text: String,
+    pub text: String,
     /// Exit code.
-    pub(crate) code: i32,
+    pub code: i32,
+}
+
+/// A guest that runs shell commands.
+pub trait Shell {
+    /// Runs a command of one line.
+    fn run(&mut self, command: &str) -> Result<Output>;
+
+    /// Runs a command that must succeed; returns its output.
+    fn ok(&mut self, command: &str) -> Result<String> {
+        let output = self.run(command)?;
+        if output.code != 0 {
+            let text = output.text.trim();
+            bail!("in the guest: `{command}` ended with {}: {text}", output.code);
+        }
+        Ok(output.text)
+    }
 }
 
 impl Agent {
     /// Connects to QEMU's end of the port.
-    pub(super) fn connect(socket: &Path) -> Result<Self> {
+    pub fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).context("cannot connect to the guest's port")?;
         stream.set_read_timeout(Some(Duration::from_millis(100)))?;
         Ok(Self { stream, partial: Vec::new() })
     }
 
     /// Waits until a booted guest reports that its agent listens.
-    pub(super) fn wait_ready(&mut self, limit: Duration) -> Result<()> {
+    pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
         let end = Instant::now() + limit;
         while self.line(end)? != "@@ ready" {}
         Ok(())
     }
 
     /// Runs a shell command (one line) and waits for its end.
-    pub(super) fn run(&mut self, command: &str, limit: Duration) -> Result<Output> {
+    pub fn run(&mut self, command: &str, limit: Duration) -> Result<Output> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let end = Instant::now() + limit;
         assert!(!command.contains('\n'), "a command is one line");

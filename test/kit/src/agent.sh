@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Agent in an inner guest. Each line "NUMBER COMMAND" from the command port is run by a shell; its
+# Agent in a guest. Each line "NUMBER COMMAND" from the command port is run by a shell; its
 # output goes back, then "@@ NUMBER CODE". Says "@@ ready" when it starts.
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=linux
@@ -19,7 +19,7 @@ port_named() {
     done
 }
 export PROGRESS="$(port_named nested.progress)"
-commands=$(port_named nested.commands)
+commands=$(port_named agent.commands)
 
 exec 3<>"$commands"
 echo "@@ ready" >&3

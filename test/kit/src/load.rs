@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A load in a guest that writes to `/run/disk`, reads back and compares, until it is stopped.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::agent::Shell;
+use crate::wait::wait_until_so;
+
+/// fio: writes, then reads everything back and compares checksums.
+const VERIFY: &str = "fio --name=verify --filename=/run/disk/verify --size=8M --rw=randwrite \
+    --bsrange=4k-64k --ioengine=io_uring --iodepth=16 --direct=1 --randrepeat=0 --verify=crc32c \
+    --verify_fatal=1 --do_verify=1 --output-format=terse";
+
+/// Longest time for a round; emulation needs only a part of it.
+const ROUND_LIMIT: Duration = Duration::from_secs(240);
+
+/// Makes a file system on the disk and mounts it.
+pub fn format(guest: &mut impl Shell, disk: &str) -> Result<()> {
+    guest.ok(&format!("mke2fs -q -t ext4 -F {disk} && mount {disk} /run/disk")).map(drop)
+}
+
+/// Writes and verifies once.
+pub fn verify_once(guest: &mut impl Shell) -> Result<()> {
+    guest.ok(VERIFY).map(drop)
+}
+
+/// Starts to write and verify repeatedly.
+pub fn start(guest: &mut impl Shell) -> Result<()> {
+    let rounds = format!("while [ ! -e /run/stop ]; do {VERIFY} || exit 1; echo round; done");
+    guest.ok("rm -f /run/stop /run/load.code")?;
+    guest
+        .ok(&format!("(sh -c '{rounds}'; echo $? >/run/load.code) >/run/load.log 2>&1 &"))
+        .map(drop)
+}
+
+/// Waits until a running load has verified a round and continues.
+pub fn wait_for_round(guest: &mut impl Shell) -> Result<()> {
+    wait_until_so(ROUND_LIMIT, "a verified round of the load", || {
+        check_running(guest)?;
+        Ok(rounds(guest)? > 0)
+    })
+}
+
+/// Fails if the load has ended, which only an error makes it do.
+pub fn check_running(guest: &mut impl Shell) -> Result<()> {
+    if guest.run("cat /run/load.code")?.code == 0 {
+        bail!("the load has ended: {}", guest.ok("tail -n 30 /run/load.log")?);
+    }
+    Ok(())
+}
+
+/// Number of verified rounds since the start.
+pub fn rounds(guest: &mut impl Shell) -> Result<u64> {
+    let text = guest.run("grep -c ^round /run/load.log")?.text;
+    Ok(text.trim().parse().unwrap_or(0))
+}
+
+/// Stops the load, which must have verified at least one round without an error.
+pub fn finish(guest: &mut impl Shell) -> Result<()> {
+    guest.ok("touch /run/stop")?;
+    wait_until_so(
+        ROUND_LIMIT,
+        "the load's end",
+        || Ok(guest.run("cat /run/load.code")?.code == 0),
+    )?;
+    let code = guest.ok("cat /run/load.code")?;
+    let log = guest.ok("tail -n 30 /run/load.log")?;
+    if code.trim() != "0" || !log.contains("round") {
+        let kernel = guest.ok("dmesg | tail -n 30")?;
+        bail!("the load in the guest ended with {}: {log}\n{kernel}", code.trim());
+    }
+    Ok(())
+}

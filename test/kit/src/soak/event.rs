@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The effect of each event. An event ends when the disk has its new state; the load goes on.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::plan::Kind;
+use super::served::Successor;
+use super::{Machine, Soak};
+use crate::rng::Rng;
+use crate::wait::wait_until_so;
+
+/// Longest time until a state that is waited for; emulation needs a part of it.
+const STATE_LIMIT: Duration = Duration::from_secs(120);
+
+/// Size of a module of memory: a block of x86-64.
+const MODULE_BYTES: u64 = 128 << 20;
+
+/// Tries to replace a daemon whose disk may halt at any moment.
+const UPGRADES_MAX: usize = 50;
+
+impl<M: Machine> Soak<'_, M> {
+    pub(super) fn carry_out(&mut self, kind: Kind, rng: &mut Rng) -> Result<()> {
+        match kind {
+            Kind::Quiet => Ok(()),
+            Kind::Kill => self.served.replace(Successor::AfterKill),
+            Kind::Restart => self.served.replace(Successor::AfterStop),
+            Kind::Upgrade => self.served.replace(Successor::ByUpgrade),
+            Kind::Switch => self.switch(),
+            Kind::Resize => self.resize(rng),
+            Kind::Limit => self.limit(rng),
+            Kind::Unlimit => self.served.ctl(&["limit", "--none"]).map(drop),
+            Kind::Pause => self.pause(rng),
+            Kind::VmStop => self.stop_vm(rng),
+            Kind::Memory => self.plug_memory(),
+            Kind::Stall => self.stall(rng),
+            Kind::Fail => self.fail(rng),
+            Kind::Cache => self.set_cache(),
+        }
+    }
+
+    fn switch(&mut self) -> Result<()> {
+        let other = match self.served.status("data_plane")? == "kernel" {
+            true => "uring",
+            false => "kernel",
+        };
+        self.served.ctl(&["switch", other])?;
+        let now = self.served.status("data_plane")?;
+        ensure!(now == other, "the data plane is {now} after a switch to {other}");
+        Ok(())
+    }
+
+    fn resize(&mut self, rng: &mut Rng) -> Result<()> {
+        let now = self.served.status("capacity_bytes")?.as_u64().unwrap_or_default();
+        let bytes = (now + ((1 + rng.below(8)) << 20)).to_string();
+        self.served.ctl(&["resize", &bytes])?;
+        let command = format!("blockdev --getsize64 {}", self.node);
+        wait_until_so(STATE_LIMIT, "the new size in the guest", || {
+            Ok(self.machine.ok(&command)?.trim() == bytes)
+        })
+    }
+
+    fn limit(&mut self, rng: &mut Rng) -> Result<()> {
+        let iops = (100 + rng.below(400)).to_string();
+        let mib = format!("{}M", 1 + rng.below(16));
+        self.served.ctl(&["limit", "--iops", &iops, "--bandwidth", &mib]).map(drop)
+    }
+
+    fn pause(&mut self, rng: &mut Rng) -> Result<()> {
+        self.served.ctl(&["pause"])?;
+        sleep(moment(rng));
+        self.served.ctl(&["resume"]).map(drop)
+    }
+
+    fn stop_vm(&mut self, rng: &mut Rng) -> Result<()> {
+        self.machine.monitor("stop", json!({}))?;
+        sleep(moment(rng));
+        self.machine.monitor("cont", json!({})).map(drop)
+    }
+
+    fn plug_memory(&mut self) -> Result<()> {
+        let total = "awk '/^MemTotal/ { print $2 }' /proc/meminfo";
+        let before = self.machine.ok(total)?;
+        let (memory, module) = (format!("memory{}", self.modules), format!("dimm{}", self.modules));
+        self.modules += 1;
+        let object = json!({
+            "qom-type": "memory-backend-memfd", "id": memory, "size": MODULE_BYTES, "share": true
+        });
+        self.machine.monitor("object-add", object)?;
+        let device = json!({ "driver": "pc-dimm", "id": module, "memdev": memory });
+        self.machine.monitor("device_add", device)?;
+        wait_until_so(STATE_LIMIT, "the new memory in the guest", || {
+            self.machine
+                .ok("echo online_movable >/sys/devices/system/memory/auto_online_blocks")?;
+            Ok(self.machine.ok(total)? != before)
+        })
+    }
+
+    /// The storage answers so late that the daemon tells it; then it is fast again.
+    fn stall(&mut self, rng: &mut Rng) -> Result<()> {
+        let us = 1_500_000 + rng.below(500_000);
+        self.served
+            .configure(&format!("wrap = ['delay:us={us},ops=read+write']\nio-timeout = 0.3\n"))?;
+        self.begin_trouble(rng)?;
+        self.wait_for("a stall", "stalled_queues", |queues| {
+            queues.as_array().is_some_and(|queues| !queues.is_empty())
+        })?;
+        self.end_trouble(rng)
+    }
+
+    /// Some requests fail, and halt the disk. The operator resumes it, some times in vain.
+    fn fail(&mut self, rng: &mut Rng) -> Result<()> {
+        let every = 5 + rng.below(30);
+        let (policy, errno) = *rng.pick(&[("stop", "EIO"), ("enospc", "ENOSPC")]);
+        let operations = *rng.pick(&["read+write", "write"]);
+        self.served.configure(&format!(
+            "wrap = ['fault:ops={operations},every={every},errno={errno}']\non-error = '{policy}'\n"
+        ))?;
+        self.begin_trouble(rng)?;
+        for _ in 0..=rng.below(3) {
+            self.wait_for("a halt", "halted", |halt| !halt.is_null())?;
+            self.served.ctl(&["resume"])?;
+        }
+        self.wait_for("a halt", "halted", |halt| !halt.is_null())?;
+        self.end_trouble(rng)
+    }
+
+    /// Starts the program with the troublesome options. Only the io_uring plane can have them, so
+    /// that a disk of the kernel plane needs a new start.
+    fn begin_trouble(&mut self, rng: &mut Rng) -> Result<()> {
+        let successors = [Successor::AfterKill, Successor::AfterStop, Successor::ByUpgrade];
+        let possible = match self.served.status("data_plane")? == "kernel" {
+            true => &successors[..2],
+            false => &successors[..],
+        };
+        self.served.replace(*rng.pick(possible))
+    }
+
+    /// Starts the program without them. An upgrade is refused while the disk is halted.
+    fn end_trouble(&mut self, rng: &mut Rng) -> Result<()> {
+        self.served.configure("")?;
+        if rng.one_in(2) {
+            return self.served.replace(Successor::AfterKill);
+        }
+        for _ in 0..UPGRADES_MAX {
+            self.served.ctl(&["resume"])?;
+            match self.served.replace(Successor::ByUpgrade) {
+                Err(why) if format!("{why:#}").contains("halted") => {}
+                other => return other,
+            }
+        }
+        bail!("the disk was halted at each of {UPGRADES_MAX} upgrades")
+    }
+
+    fn wait_for(&mut self, what: &str, member: &str, is_so: fn(&Value) -> bool) -> Result<()> {
+        wait_until_so(STATE_LIMIT, what, || Ok(is_so(&self.served.status(member)?)))
+    }
+
+    /// Write-through at once; back only without a front-end, so that a connected one is refused.
+    fn set_cache(&mut self) -> Result<()> {
+        if self.served.status("writeback")? == true {
+            self.served.ctl(&["set-cache", "writethrough"])?;
+            ensure!(self.served.status("writeback")? == false, "the cache mode did not change");
+            return Ok(());
+        }
+        match self.served.ctl(&["set-cache", "writeback"]) {
+            Err(why) if format!("{why:#}").contains("front-end") => Ok(()),
+            other => bail!("write-back was not refused to a connected front-end: {other:?}"),
+        }
+    }
+}
+
+/// The length of an intended pause.
+fn moment(rng: &mut Rng) -> Duration {
+    Duration::from_millis(rng.below(300))
+}

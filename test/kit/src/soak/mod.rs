@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A guest writes and verifies while its disk is operated, killed and broken in random order.
+//!
+//! * [`plan`]: the kinds of events, and their order.
+//! * [`served`]: the daemon.
+//! * [`writer`]: the load in the guest, which also measures pauses.
+//! * [`event`]: the effect of each event.
+//! * [`report`]: the result.
+//!
+//! [`run`] needs a booted guest ([`Machine`]) on a daemon ([`Served`]). QEMU needs [`memory_args`]
+//! for the memory that is plugged in.
+
+mod event;
+mod plan;
+mod report;
+mod served;
+mod writer;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+pub use plan::Kind;
+pub use report::Report;
+pub use served::Served;
+
+use crate::agent::Shell;
+use crate::interrupt;
+use crate::rng::{Rng, mix};
+use writer::Writer;
+
+/// Modules of memory that a run plugs in at most.
+pub const MODULES_MAX: usize = 6;
+
+/// QEMU's arguments for a guest of this memory that gets more.
+pub fn memory_args(mib: u32) -> Vec<String> {
+    vec!["-m".to_owned(), format!("{mib}M,slots={MODULES_MAX},maxmem=4G")]
+}
+
+/// A guest under QEMU.
+pub trait Machine: Shell {
+    /// Runs a command of QEMU's monitor.
+    fn monitor(&mut self, command: &str, arguments: Value) -> Result<Value>;
+
+    /// The end of QEMU's output and of the guest's console.
+    fn tail(&self) -> String;
+}
+
+/// The length of a run.
+#[derive(Clone, Copy, Debug)]
+pub enum Length {
+    /// Number of events.
+    Events(usize),
+    /// Events begin until this time is over.
+    Time(Duration),
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Seed of the order and the values of the events.
+    pub seed: u64,
+    /// The length.
+    pub length: Length,
+    /// The device node of the disk in the guest.
+    pub node: String,
+    /// The command that repeats this run.
+    pub repeat: String,
+}
+
+/// A run in progress.
+struct Soak<'a, M> {
+    machine: &'a mut M,
+    served: &'a mut Served,
+    node: &'a str,
+    writer: Writer,
+    /// Modules of memory so far.
+    modules: usize,
+}
+
+/// Runs the events, then ends the load and compares all data once more. The file system in the
+/// guest is unmounted then.
+///
+/// # Errors
+/// An event failed, or the guest saw an error, wrong bytes or a hang. The text has the seed, the
+/// events so far and the command that repeats the run.
+pub fn run<M: Machine>(machine: &mut M, served: &mut Served, options: &Options) -> Result<Report> {
+    let has_kernel = served.has_kernel_plane()?;
+    let mut report = Report::new(options.seed);
+    println!("soak: seed {}", options.seed);
+    let ended = run_events(machine, served, options, has_kernel, &mut report);
+    interrupt::check()?;
+    ended.with_context(|| {
+        let (log, tail) = (served.log_tail(), machine.tail());
+        format!("{report}repeat with: {}\n{log}{tail}", options.repeat)
+    })?;
+    Ok(report)
+}
+
+fn run_events<M: Machine>(
+    machine: &mut M,
+    served: &mut Served,
+    options: &Options,
+    has_kernel: bool,
+    report: &mut Report,
+) -> Result<()> {
+    let writer = Writer::start(machine, &options.node)?;
+    let mut soak = Soak { machine, served, node: &options.node, writer, modules: 0 };
+    let began = Instant::now();
+    for (number, kind) in plan::order(options.seed, options.length, has_kernel).enumerate() {
+        if matches!(options.length, Length::Time(limit) if began.elapsed() >= limit) {
+            break;
+        }
+        // Each event has its own numbers, which do not depend on the time that earlier ones took.
+        let mut rng = Rng::new(mix(options.seed) ^ number as u64);
+        report.begin(kind);
+        let pause = soak.one(kind, &mut rng).with_context(|| format!("event {number}: {kind}"))?;
+        report.end(pause);
+        println!("soak: event {number}: {kind}, longest request {} ms", pause.as_millis());
+    }
+    soak.end(report)
+}
+
+impl<M: Machine> Soak<'_, M> {
+    /// Carries one event out under load. Returns the time of the longest request of the writer.
+    fn one(&mut self, kind: Kind, rng: &mut Rng) -> Result<Duration> {
+        interrupt::check()?;
+        // The next event begins at another point of the load each time.
+        self.writer.wait_for_more(self.machine, 1 + rng.below(8))?;
+        let before = self.writer.count(self.machine)?;
+        self.carry_out(kind, rng)?;
+        self.writer.wait_for_more(self.machine, 3)?;
+        self.writer.longest_since(self.machine, before)
+    }
+
+    fn end(self, report: &mut Report) -> Result<()> {
+        self.served.ctl(&["limit", "--none"])?;
+        let verified = self.writer.finish(self.machine)?;
+        let complaints = writer::complaints(self.machine)?;
+        ensure!(complaints.is_empty(), "the guest's kernel complains:\n{complaints}");
+        self.machine.ok("umount /run/disk")?;
+        report.verified(verified);
+        Ok(())
+    }
+}

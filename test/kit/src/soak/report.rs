@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The events of a run and their pauses.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::plan::Kind;
+
+/// The events so far, and the verified data.
+#[derive(Debug)]
+pub struct Report {
+    seed: u64,
+    events: Vec<(Kind, Option<Duration>)>,
+    verified: Option<Verified>,
+}
+
+/// Data that the guest compared without a difference.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Verified {
+    /// Rounds of fio.
+    pub(super) rounds: u64,
+    /// Requests of the writer.
+    pub(super) requests: u64,
+}
+
+impl Report {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed, events: Vec::new(), verified: None }
+    }
+
+    pub(super) fn begin(&mut self, kind: Kind) {
+        self.events.push((kind, None));
+    }
+
+    pub(super) fn end(&mut self, pause: Duration) {
+        if let Some((_, ended)) = self.events.last_mut() {
+            *ended = Some(pause);
+        }
+    }
+
+    pub(super) fn verified(&mut self, verified: Verified) {
+        self.verified = Some(verified);
+    }
+
+    /// The kinds of all events that ended, in order.
+    pub fn kinds(&self) -> impl Iterator<Item = Kind> {
+        self.events.iter().filter(|(_, pause)| pause.is_some()).map(|(kind, _)| *kind)
+    }
+
+    fn pauses(&self) -> BTreeMap<Kind, Vec<Duration>> {
+        let mut pauses: BTreeMap<Kind, Vec<Duration>> = BTreeMap::new();
+        for (kind, pause) in &self.events {
+            pauses.entry(*kind).or_default().extend(*pause);
+        }
+        pauses.values_mut().for_each(|of_kind| of_kind.sort());
+        pauses
+    }
+}
+
+/// The smallest value that is not below `percent` of all; `sorted` is not empty.
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted[rank.max(1) - 1]
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  {:<8} {:>6}   longest request, ms", "event", "number")?;
+        writeln!(f, "  {:<8} {:>6} {:>7} {:>7} {:>7}", "", "", "p50", "p90", "max")?;
+        for (kind, pauses) in self.pauses() {
+            write!(f, "  {kind:<8} {:>6}", pauses.len())?;
+            for percent in [50, 90, 100].into_iter().filter(|_| !pauses.is_empty()) {
+                write!(f, " {:>7}", percentile(&pauses, percent).as_millis())?;
+            }
+            writeln!(f)?;
+        }
+        let ended = self.kinds().count();
+        match self.verified {
+            Some(Verified { rounds, requests }) => {
+                writeln!(f, "  events:      {ended}, seed {}", self.seed)?;
+                writeln!(f, "  verified:    {rounds} rounds of fio, {requests} requests")?;
+                writeln!(f, "  I/O errors:  0\n  wrong bytes: 0\n  hangs:       0")
+            }
+            None => {
+                writeln!(f, "  FAILED after {ended} events, seed {}", self.seed)?;
+                let order: Vec<_> = self.events.iter().map(|(kind, _)| kind.to_string()).collect();
+                writeln!(f, "  order: {}", order.join(" "))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let sorted: Vec<_> = (1..=10).map(Duration::from_millis).collect();
+        let at = |percent| percentile(&sorted, percent).as_millis();
+        assert_eq!((at(50), at(90), at(99), at(100)), (5, 9, 10, 10));
+        assert_eq!(percentile(&sorted[..1], 50).as_millis(), 1);
+    }
+
+    #[test]
+    fn a_report_without_an_end_names_seed_and_order() {
+        let mut report = Report::new(7);
+        report.begin(Kind::Kill);
+        report.end(Duration::from_millis(30));
+        report.begin(Kind::Memory);
+        let text = report.to_string();
+        assert!(text.contains("FAILED after 1 events, seed 7"), "{text}");
+        assert!(text.contains("order: kill memory") && !text.contains("wrong bytes"), "{text}");
+        report.end(Duration::from_millis(9));
+        report.verified(Verified { rounds: 3, requests: 40 });
+        let text = report.to_string();
+        assert!(text.contains("wrong bytes: 0") && text.contains("events:      2"), "{text}");
+        assert!(text.contains("kill          1      30      30      30"), "{text}");
+    }
+}

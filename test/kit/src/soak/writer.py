@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Writes stamped blocks to a file in /run/disk, one request at a time, past the page cache, and
+# reads an earlier one back each time. Appends the microseconds of the longer of both requests to
+# /run/pauses. Ends with 1 at the first wrong byte, and with an exception at an I/O error.
+import mmap, os, sys, time
+
+BLOCK, BLOCKS = 4096, 512
+stop = "/run/stop-writer"
+file = os.open("/run/disk/stamped", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+page = mmap.mmap(-1, BLOCK)
+pauses = open("/run/pauses", "w", buffering=1)
+stamps = {}
+
+
+def stamp(number, slot):
+    return (b"%016d%016d" % (number, slot)) * (BLOCK // 32)
+
+
+def check(slot):
+    got = os.preadv(file, [page], slot * BLOCK)
+    if got != BLOCK or page[:] != stamp(stamps[slot], slot):
+        print("wrong bytes in block", slot, "write", stamps[slot], "found", page[:64])
+        sys.exit(1)
+
+
+number = 0
+while not os.path.exists(stop):
+    number += 1
+    slot, other = number * 37 % BLOCKS, number * 91 % BLOCKS
+    page[:] = stamp(number, slot)
+    began = time.monotonic_ns()
+    os.pwrite(file, page, slot * BLOCK)
+    if number % 8 == 0:
+        os.fsync(file)
+    written = time.monotonic_ns()
+    stamps[slot] = number
+    check(other if other in stamps else slot)
+    longest = max(written - began, time.monotonic_ns() - written)
+    pauses.write("%d\n" % (longest // 1000))
+for slot in stamps:
+    check(slot)
+print("requests", 2 * number)

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The load in the guest: fio with many requests at a time, and a writer with one, which measures
+//! pauses. Both compare all that they read.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::report::Verified;
+use crate::agent::Shell;
+use crate::load;
+use crate::wait::wait_until_so;
+
+const PROGRAM: &str = include_str!("writer.py");
+
+/// Longest time without a request of the writer, after which the disk counts as hanging. An
+/// emulated guest on a busy machine needs a part of it.
+const HANG_LIMIT: Duration = Duration::from_secs(180);
+
+/// Messages of the guest's kernel that mean an I/O error, damaged data or a hang.
+const COMPLAINTS: &str = "I/O error|EXT4-fs error|EXT4-fs warning|Buffer I/O|blocked for more than|\
+    BUG:|WARNING:|Call Trace|Remounting filesystem read-only";
+
+/// The running load.
+#[derive(Debug)]
+pub(super) struct Writer;
+
+impl Writer {
+    /// Makes a file system on the disk and starts the load on it.
+    pub(super) fn start(guest: &mut impl Shell, node: &str) -> Result<Self> {
+        load::format(guest, node)?;
+        let bytes = PROGRAM.bytes().fold(String::new(), |mut text, byte| {
+            write!(text, "{byte:02x}").expect("a string grows");
+            text
+        });
+        guest.ok(&format!(
+            "python3 -c 'open(\"/run/writer.py\",\"wb\").write(bytes.fromhex(\"{bytes}\"))'"
+        ))?;
+        guest.ok(": >/run/pauses; dmesg -C")?;
+        guest.ok("(python3 /run/writer.py; echo $? >/run/writer.code) >/run/writer.log 2>&1 &")?;
+        load::start(guest)?;
+        Ok(Self)
+    }
+
+    /// Number of turns of the writer so far.
+    pub(super) fn count(&self, guest: &mut impl Shell) -> Result<u64> {
+        guest.ok("wc -l </run/pauses")?.trim().parse().context("the number of the writer's turns")
+    }
+
+    /// Waits until the writer has made more turns; a hang or the end of the load is an error.
+    pub(super) fn wait_for_more(&self, guest: &mut impl Shell, turns: u64) -> Result<()> {
+        let goal = self.count(guest)? + turns;
+        wait_until_so(HANG_LIMIT, "a request of the guest: the disk HANGS", || {
+            load::check_running(guest)?;
+            if guest.run("cat /run/writer.code")?.code == 0 {
+                bail!("the writer has ended: {}", guest.ok("tail -n 30 /run/writer.log")?);
+            }
+            Ok(self.count(guest)? >= goal)
+        })
+    }
+
+    /// The longest request since the writer had made `turns`.
+    pub(super) fn longest_since(&self, guest: &mut impl Shell, turns: u64) -> Result<Duration> {
+        let first = turns + 1;
+        let text = guest.ok(&format!("tail -n +{first} /run/pauses | sort -n | tail -n 1"))?;
+        let micros = text.trim().parse().with_context(|| format!("the longest request: {text}"))?;
+        Ok(Duration::from_micros(micros))
+    }
+
+    /// Ends the load, which compares all data once more.
+    pub(super) fn finish(self, guest: &mut impl Shell) -> Result<Verified> {
+        let rounds = load::rounds(guest)?;
+        load::finish(guest)?;
+        load::verify_once(guest)?;
+        guest.ok("touch /run/stop-writer")?;
+        wait_until_so(HANG_LIMIT, "the end of the writer: the disk HANGS", || {
+            Ok(guest.run("cat /run/writer.code")?.code == 0)
+        })?;
+        let log = guest.ok("cat /run/writer.log")?;
+        let requests = log.trim().strip_prefix("requests ").and_then(|text| text.parse().ok());
+        Ok(Verified { rounds, requests: requests.with_context(|| format!("the writer: {log}"))? })
+    }
+}
+
+/// The messages of the guest's kernel that a good run does not have.
+pub(super) fn complaints(guest: &mut impl Shell) -> Result<String> {
+    Ok(guest.run(&format!("dmesg | grep -E '{COMPLAINTS}' | head -n 30"))?.text)
+}
