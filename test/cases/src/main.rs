@@ -105,7 +105,8 @@ fn run(RunArgs { name, mut env, guest, anyway }: RunArgs) -> Result<()> {
     match &row.case.kind {
         Kind::Host(_, body) => body(&env).and_then(|()| host::daemon::all_ended_well())?,
         Kind::Nested(needs, body) => {
-            nested::run(*needs, *body, &nested::Lab { bin: env.bin, guest })?
+            let seed = env.seed();
+            nested::run(*needs, *body, &nested::Lab { bin: env.bin, guest }, seed)?
         }
         Kind::Guest(_, body) => guest::run(&row, *body, env.seed(), anyway)?,
     }

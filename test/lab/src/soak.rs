@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kit::agent::{Agent, Output, Shell};
-use kit::outcome::skip_part;
 use kit::qmp::Qmp;
 use kit::soak::{self, Machine, Options, Report, Served};
 use serde_json::Value;
@@ -81,9 +80,6 @@ pub fn run(lab: &Lab, program: &Path, options: &Options) -> Result<Report> {
     // An upgrade wants an absolute path.
     let program = program.canonicalize().with_context(|| program.display().to_string())?;
     let mut served = Served::start(&program, folder.path(), &image)?;
-    if !Path::new("/dev/vhost-blk").exists() {
-        skip_part("no /dev/vhost-blk: load the kernel module, or run this in the lab (case soak)");
-    }
     let mut guest = SoakGuest::boot(lab, folder.path(), &served)?;
     let report = soak::run(&mut guest, &mut served, options)?;
     guest.guest.cut_power()?;

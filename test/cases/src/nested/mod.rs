@@ -21,6 +21,7 @@ mod migrate;
 mod operate;
 mod pause;
 mod reconnect;
+mod soak;
 mod switch;
 
 use std::path::{Path, PathBuf};
@@ -72,14 +73,21 @@ pub(crate) struct Setup {
     program: PathBuf,
     /// Boot files of inner guests.
     image: Image,
+    /// Seed of random numbers.
+    seed: u64,
 }
 
 /// Runs a case, or skips it if the VM lacks one of its needs.
-pub(crate) fn run(needs: Needs, body: fn(&Setup) -> Result<()>, lab: &Lab) -> Result<()> {
+pub(crate) fn run(
+    needs: Needs,
+    body: fn(&Setup) -> Result<()>,
+    lab: &Lab,
+    seed: u64,
+) -> Result<()> {
     if needs.module && !Path::new("/dev/vhost-blk").exists() {
         return Err(skip("/dev/vhost-blk is missing: load vhost_blk"));
     }
     // Not with the driver under test: a failure of that driver must fail the case.
     kvm::must_work(&Image::prepare(&lab.guest, Driver::InTree)?)?;
-    body(&Setup { program: lab.program(), image: Image::prepare(&lab.guest, needs.driver)? })
+    body(&Setup { program: lab.program(), image: Image::prepare(&lab.guest, needs.driver)?, seed })
 }

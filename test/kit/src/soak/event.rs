@@ -4,7 +4,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::plan::Kind;
@@ -13,7 +13,7 @@ use super::{Machine, Soak};
 use crate::rng::Rng;
 use crate::wait::wait_until_so;
 
-/// Longest time until a state that is waited for; emulation needs a part of it.
+/// Longest time until the disk or the guest has a new state; emulation needs a part of it.
 const STATE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Size of a module of memory: a block of x86-64.
@@ -166,10 +166,12 @@ impl<M: Machine> Soak<'_, M> {
             ensure!(self.served.status("writeback")? == false, "the cache mode did not change");
             return Ok(());
         }
-        match self.served.ctl(&["set-cache", "writeback"]) {
-            Err(why) if format!("{why:#}").contains("front-end") => Ok(()),
-            other => bail!("write-back was not refused to a connected front-end: {other:?}"),
-        }
+        let refused = self.served.ctl(&["set-cache", "writeback"]).err();
+        let why = refused.context("write-back was not refused to a connected front-end")?;
+        let why = format!("{why:#}");
+        ensure!(why.contains("started in write-through mode"), "write-back was refused: {why}");
+        ensure!(self.served.status("writeback")? == false, "a refusal changed the cache mode");
+        Ok(())
     }
 }
 

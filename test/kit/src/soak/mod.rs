@@ -16,19 +16,24 @@ mod report;
 mod served;
 mod writer;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 pub use plan::Kind;
 pub use report::Report;
-pub use served::Served;
+pub use served::{SERIAL, Served};
 
 use crate::agent::Shell;
 use crate::interrupt;
+use crate::outcome::skip_part;
 use crate::rng::{Rng, mix};
 use writer::Writer;
+
+/// The device node of the kernel plane.
+const KERNEL_PLANE: &str = "/dev/vhost-blk";
 
 /// Modules of memory that a run plugs in at most.
 pub const MODULES_MAX: usize = 6;
@@ -86,16 +91,21 @@ struct Soak<'a, M> {
 /// An event failed, or the guest saw an error, wrong bytes or a hang. The text has the seed, the
 /// events so far and the command that repeats the run.
 pub fn run<M: Machine>(machine: &mut M, served: &mut Served, options: &Options) -> Result<Report> {
-    let has_kernel = served.has_kernel_plane()?;
+    let has_kernel = Path::new(KERNEL_PLANE).exists();
+    if !has_kernel {
+        skip_part(format!("no {KERNEL_PLANE}: load the kernel module, or run this in the lab"));
+    }
     let mut report = Report::new(options.seed);
     println!("soak: seed {}", options.seed);
     let ended = run_events(machine, served, options, has_kernel, &mut report);
     interrupt::check()?;
-    ended.with_context(|| {
-        let (log, tail) = (served.log_tail(), machine.tail());
-        format!("{report}repeat with: {}\n{log}{tail}", options.repeat)
-    })?;
-    Ok(report)
+    match ended {
+        Ok(()) => Ok(report),
+        Err(why) => {
+            let (log, tail) = (served.log_tail(), machine.tail());
+            bail!("{why:#}\n{report}  repeat with: {}\n{log}{tail}", options.repeat)
+        }
+    }
 }
 
 fn run_events<M: Machine>(
@@ -116,8 +126,11 @@ fn run_events<M: Machine>(
         let mut rng = Rng::new(mix(options.seed) ^ number as u64);
         report.begin(kind);
         let pause = soak.one(kind, &mut rng).with_context(|| format!("event {number}: {kind}"))?;
-        report.end(pause);
-        println!("soak: event {number}: {kind}, longest request {} ms", pause.as_millis());
+        let plane = soak.served.status("data_plane")?;
+        let plane = plane.as_str().unwrap_or("none");
+        report.end(pause, plane);
+        let ms = pause.as_millis();
+        println!("soak: event {number}: {kind}, then on {plane}, longest request {ms} ms");
     }
     soak.end(report)
 }

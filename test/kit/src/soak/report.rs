@@ -12,6 +12,8 @@ use super::plan::Kind;
 pub struct Report {
     seed: u64,
     events: Vec<(Kind, Option<Duration>)>,
+    /// Number of events after which the disk was on each data plane.
+    planes: BTreeMap<String, usize>,
     verified: Option<Verified>,
 }
 
@@ -26,14 +28,15 @@ pub(super) struct Verified {
 
 impl Report {
     pub(super) fn new(seed: u64) -> Self {
-        Self { seed, events: Vec::new(), verified: None }
+        Self { seed, events: Vec::new(), planes: BTreeMap::new(), verified: None }
     }
 
     pub(super) fn begin(&mut self, kind: Kind) {
         self.events.push((kind, None));
     }
 
-    pub(super) fn end(&mut self, pause: Duration) {
+    pub(super) fn end(&mut self, pause: Duration, plane: &str) {
+        *self.planes.entry(plane.to_owned()).or_default() += 1;
         if let Some((_, ended)) = self.events.last_mut() {
             *ended = Some(pause);
         }
@@ -46,6 +49,11 @@ impl Report {
     /// The kinds of all events that ended, in order.
     pub fn kinds(&self) -> impl Iterator<Item = Kind> {
         self.events.iter().filter(|(_, pause)| pause.is_some()).map(|(kind, _)| *kind)
+    }
+
+    /// The data planes that the disk was on after its events.
+    pub fn planes(&self) -> impl Iterator<Item = &str> {
+        self.planes.keys().map(String::as_str)
     }
 
     fn pauses(&self) -> BTreeMap<Kind, Vec<Duration>> {
@@ -78,7 +86,9 @@ impl fmt::Display for Report {
         let ended = self.kinds().count();
         match self.verified {
             Some(Verified { rounds, requests }) => {
-                writeln!(f, "  events:      {ended}, seed {}", self.seed)?;
+                let planes = self.planes.iter().map(|(plane, count)| format!("{count} on {plane}"));
+                let planes = planes.collect::<Vec<_>>().join(", ");
+                writeln!(f, "  events:      {ended} ({planes}), seed {}", self.seed)?;
                 writeln!(f, "  verified:    {rounds} rounds of fio, {requests} requests")?;
                 writeln!(f, "  I/O errors:  0\n  wrong bytes: 0\n  hangs:       0")
             }
@@ -107,15 +117,16 @@ mod tests {
     fn a_report_without_an_end_names_seed_and_order() {
         let mut report = Report::new(7);
         report.begin(Kind::Kill);
-        report.end(Duration::from_millis(30));
+        report.end(Duration::from_millis(30), "uring");
         report.begin(Kind::Memory);
         let text = report.to_string();
         assert!(text.contains("FAILED after 1 events, seed 7"), "{text}");
         assert!(text.contains("order: kill memory") && !text.contains("wrong bytes"), "{text}");
-        report.end(Duration::from_millis(9));
+        report.end(Duration::from_millis(9), "kernel");
         report.verified(Verified { rounds: 3, requests: 40 });
         let text = report.to_string();
-        assert!(text.contains("wrong bytes: 0") && text.contains("events:      2"), "{text}");
+        assert!(text.contains("wrong bytes: 0") && text.contains("hangs:       0"), "{text}");
+        assert!(text.contains("events:      2 (1 on kernel, 1 on uring), seed 7"), "{text}");
         assert!(text.contains("kill          1      30      30      30"), "{text}");
     }
 }

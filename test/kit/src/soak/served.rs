@@ -14,7 +14,7 @@ use crate::process::run_to_end;
 use crate::wait::wait_until_so;
 
 /// The serial number of the disk in the guest.
-pub(super) const SERIAL: &str = "soak";
+pub const SERIAL: &str = "soak";
 
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CONNECT_LIMIT: Duration = Duration::from_secs(120);
@@ -106,11 +106,6 @@ impl Served {
     /// A member of the status.
     pub(super) fn status(&self, member: &str) -> Result<Value> {
         Ok(self.ctl(&["status"])?[member].take())
-    }
-
-    /// True if the disk runs, or can run, on the kernel plane too.
-    pub(super) fn has_kernel_plane(&self) -> Result<bool> {
-        Ok(Path::new("/dev/vhost-blk").exists() && self.status("data_plane")? == "kernel")
     }
 
     /// The end of the log, for an error.

@@ -17,6 +17,7 @@ use kit::agent::{Agent, Shell};
 use kit::outcome::skip;
 use kit::process::{OwnedChild, StopWith};
 use kit::qmp::Qmp;
+use kit::soak::Machine;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -208,6 +209,20 @@ impl Shell for Guest {
 
     fn ok(&mut self, command: &str) -> Result<String> {
         Self::ok(self, command)
+    }
+}
+
+impl Machine for Guest {
+    fn monitor(
+        &mut self,
+        command: &str,
+        arguments: serde_json::Value,
+    ) -> Result<serde_json::Value> {
+        self.qmp.execute(command, arguments)
+    }
+
+    fn tail(&self) -> String {
+        Self::tail(self)
     }
 }
 
