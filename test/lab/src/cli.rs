@@ -245,3 +245,34 @@ impl MachineArgs {
         Ok((VmBase::open(&lab, kernel, machine)?, payload))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(words: &[&str]) -> Options {
+        let words = ["lab", "soak"].iter().chain(words);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Soak(args) => args.options(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_soak_names_the_command_that_repeats_it() {
+        assert_eq!(options(&["--seed", "7"]).repeat, "make soak SEED=7 EVENTS=200");
+        let long = options(&["--seed", "7", "--minutes", "60"]);
+        assert_eq!(long.repeat, "make soak SEED=7 MINUTES=60");
+        assert!(matches!(long.length, Length::Time(time) if time.as_secs() == 3600));
+    }
+
+    #[test]
+    fn a_soak_of_nothing_is_refused() {
+        for wrong in [["--events", "0"], ["--minutes", "0"], ["--seed", "x"]] {
+            let error = Cli::try_parse_from(["lab", "soak"].iter().chain(&wrong)).unwrap_err();
+            assert!(error.to_string().contains(wrong[0]), "{error}");
+        }
+        let both = ["lab", "soak", "--events", "5", "--minutes", "5"];
+        assert!(Cli::try_parse_from(both).unwrap_err().to_string().contains("cannot be used with"));
+    }
+}

@@ -19,7 +19,7 @@ mod writer;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 pub use plan::Kind;
@@ -88,8 +88,8 @@ struct Soak<'a, M> {
 /// guest is unmounted then.
 ///
 /// # Errors
-/// An event failed, or the guest saw an error, wrong bytes or a hang. The text has the seed, the
-/// events so far and the command that repeats the run.
+/// An event failed, or the guest saw an error, wrong bytes or a hang. Stderr has the logs, the events
+/// so far, the seed, and the command that repeats the run.
 pub fn run<M: Machine>(machine: &mut M, served: &mut Served, options: &Options) -> Result<Report> {
     let has_kernel = Path::new(KERNEL_PLANE).exists();
     if !has_kernel {
@@ -99,13 +99,13 @@ pub fn run<M: Machine>(machine: &mut M, served: &mut Served, options: &Options) 
     println!("soak: seed {}", options.seed);
     let ended = run_events(machine, served, options, has_kernel, &mut report);
     interrupt::check()?;
-    match ended {
-        Ok(()) => Ok(report),
-        Err(why) => {
-            let (log, tail) = (served.log_tail(), machine.tail());
-            bail!("{why:#}\n{report}  repeat with: {}\n{log}{tail}", options.repeat)
-        }
+    if ended.is_err() {
+        // Not in the error, whose root can be the reason to skip a case.
+        let (log, tail) = (served.log_tail(), machine.tail());
+        eprintln!("{log}{tail}{report}  repeat with: {}", options.repeat);
     }
+    ended.with_context(|| format!("soak with seed {}", options.seed))?;
+    Ok(report)
 }
 
 fn run_events<M: Machine>(
