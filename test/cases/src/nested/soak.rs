@@ -15,8 +15,8 @@ cases! { Nested;
         run;
 }
 
-/// Five times each kind.
-const EVENTS: usize = 70;
+/// Three times each kind.
+const EVENTS: usize = 42;
 
 fn run(setup: &Setup) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
