@@ -265,10 +265,10 @@ mod tests {
         let mut watch = StallWatch::new(std::process::id(), PathBuf::from("/nowhere"));
         let of = |found: &[InService]| found.iter().cloned().collect::<BTreeSet<_>>();
         let (one, two) = ((1, "236".to_owned()), (2, "236".to_owned()));
-        assert_eq!(watch.count(of(&[one.clone()])), None);
+        assert_eq!(watch.count(of(std::slice::from_ref(&one))), None);
         assert_eq!(watch.count(of(&[one.clone(), two.clone()])), None);
         // A CPU that has returned from its interrupt in between.
-        assert_eq!(watch.count(of(&[two.clone()])), None);
+        assert_eq!(watch.count(of(std::slice::from_ref(&two))), None);
         assert_eq!(watch.count(of(&[])), None);
         for _ in 1..LOST_AFTER {
             assert_eq!(watch.count(of(&[one.clone(), two.clone()])), None);
