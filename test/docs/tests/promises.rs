@@ -33,16 +33,47 @@ impl Tests {
                 Item::Mod(module) => {
                     self.add(module.content.as_ref().map_or(&[], |(_, items)| items));
                 }
-                Item::Fn(function) if has(&function.attrs, "test") => {
-                    let tests = match has(&function.attrs, "ignore") {
-                        true => &mut self.ignored,
-                        false => &mut self.run,
-                    };
-                    tests.insert(function.sig.ident.to_string());
+                Item::Fn(function) => self.add_function(&function.attrs, &function.sig.ident),
+                Item::Macro(item) if item.mac.path.is_ident("proptest") => {
+                    let Properties(found) = item.mac.parse_body().expect("attributes of proptest!");
+                    found.iter().for_each(|(attrs, name)| self.add_function(attrs, name));
                 }
                 _ => {}
             }
         }
+    }
+
+    fn add_function(&mut self, attributes: &[Attribute], name: &Ident) {
+        if has(attributes, "test") {
+            let tests = match has(attributes, "ignore") {
+                true => &mut self.ignored,
+                false => &mut self.run,
+            };
+            tests.insert(name.to_string());
+        }
+    }
+}
+
+/// The functions in a `proptest!`, with their attributes. Their parameters are no Rust.
+struct Properties(Vec<(Vec<Attribute>, Ident)>);
+
+impl Parse for Properties {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let (mut functions, mut attributes) = (Vec::new(), Vec::new());
+        while !input.is_empty() {
+            if input.peek(Token![#]) && input.peek2(syn::token::Bracket) {
+                attributes = input.call(Attribute::parse_outer)?;
+            } else if input.peek(Token![fn]) {
+                input.parse::<Token![fn]>()?;
+                functions.push((std::mem::take(&mut attributes), input.parse()?));
+            } else {
+                input.step(|cursor| match cursor.token_tree() {
+                    Some((_, rest)) => Ok(((), rest)),
+                    None => Err(cursor.error("a token")),
+                })?;
+            }
+        }
+        Ok(Self(functions))
     }
 }
 
@@ -175,6 +206,17 @@ fn a_proof_that_is_none_is_found() {
         let found = judge.flaws(&Document::parse("a.md", &text).tables);
         assert!(found.len() == 1 && found[0].contains(flaw), "{proof}: {found:?}");
     }
+}
+
+#[test]
+fn properties_are_tests_unless_they_are_ignored() {
+    let source = "proptest! { #![proptest_config(c())] #[test] fn a(x in 0..9) { fn b() {} }
+        #[test] #[ignore = \"slow\"] fn c(x in y()) {} fn d() {} }
+        mod m { #[test] fn e() {} }";
+    let mut tests = Tests::default();
+    tests.add(&syn::parse_file(source).unwrap().items);
+    assert_eq!(tests.run, ["a", "e"].map(String::from).into());
+    assert_eq!(tests.ignored, ["c"].map(String::from).into());
 }
 
 #[test]
