@@ -62,12 +62,15 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 fn check_upgrade(mut args: Vec<OsString>) -> Result<ExitCode, Failure> {
     args.remove(1);
     match parse(&with_command(args)) {
-        Ok(Cli { command: Command::Serve(args) }) => {
-            upgrade::check(&args).map(|()| ExitCode::SUCCESS)
-        }
+        Ok(Cli { command: Command::Serve(args) }) => upgrade::check(&args),
+        Ok(Cli { command: Command::Daemon(args) }) => upgrade::check_daemon(&args),
         Err(Answer::Failure(failure)) => Err(failure),
-        _ => Err(Failure::usage("check an upgrade", "the command is not serve", "give serve")),
+        _ => {
+            let why = "the command is neither serve nor daemon";
+            Err(Failure::usage("check an upgrade", why, "give one of them"))
+        }
     }
+    .map(|()| ExitCode::SUCCESS)
 }
 
 fn ended(outcome: Result<ExitCode, Failure>) -> ExitCode {

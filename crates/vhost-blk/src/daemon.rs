@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk daemon` and `vhost-blk serve`: any number of disks, or one.
 
+use crate::disks::reload::NoReload;
 use crate::disks::{Disks, Mode, NewDisk, Opened, Origin};
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, ProcessArgs, ServeArgs};
@@ -24,15 +25,18 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let source = Source::choose(args)?;
     log::start(args.process.log_level, args.process.log_format);
     let disks = Disks::new(args.process.clone(), Mode::One);
-    let mut taken = upgrade::take()?;
-    let disk = NewDisk {
-        name: args.name.clone(),
-        args: args.disk.clone(),
-        origin: Origin::Command,
-        image: None,
-        taken: taken.as_mut().map(|taken| std::mem::take(&mut taken.disk)),
-    };
-    run(&disks, taken, || disks.prepare(disk, &source).map(Some))
+    let taken = upgrade::take()?;
+    run(&disks, taken, |taken, _| {
+        let disk = NewDisk {
+            name: args.name.clone(),
+            args: args.disk.clone(),
+            origin: Origin::Command,
+            image: None,
+            // The check of the upgrade has counted them.
+            taken: taken.and_then(|taken| taken.disks.pop()).map(|disk| disk.parts),
+        };
+        disks.prepare(disk, &source).map(Some)
+    })
 }
 
 /// Serves any number of disks until SIGTERM or SIGINT.
@@ -40,57 +44,40 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure`] if the start fails. No socket file remains.
 pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
-    args.process.check()?;
-    if args.process.control_path.is_none() {
-        return Err(Failure::usage(
-            "serve disks",
-            "there is no way to control the daemon",
-            "give --control-path PATH",
-        ));
-    }
+    args.check()?;
     log::start(args.process.log_level, args.process.log_format);
     if let Err(error) = os::raise_open_files() {
         tracing::warn!(%error, "the limit on open files stays; each disk has some tens of them");
     }
     let disks = Disks::new(args.process.clone(), Mode::Many(args.config_dir.clone()));
-    run(&disks, None, || match &args.config_dir {
+    let taken = upgrade::take()?;
+    run(&disks, taken, |taken, no_reload| match (taken, &args.config_dir) {
+        // A reload brings the disks of the folder to the files' present state, as before.
+        (Some(Taken { disks: all, upgraded, .. }), _) => {
+            let failed = disks.take_over(std::mem::take(all));
+            failed.into_iter().for_each(|name| upgraded.has_lost(name));
+            Ok(None)
+        }
         // A failed disk is in the log and hurts no other.
-        Some(_) => disks.reload().map(|_| None),
-        None => Ok(None),
+        (None, Some(_)) => disks.reload_now(no_reload).map(|_| None),
+        (None, None) => Ok(None),
     })
 }
 
-/// Runs the process. `begin` adds the first disks; it may leave one to be served after the other
-/// sockets are there. `taken` are the sockets of an earlier program.
+/// Runs the process. `begin` adds the first disks, those of an earlier program if there are some; it
+/// may leave one to be served after the other sockets are there.
 fn run(
     disks: &Arc<Disks>,
     mut taken: Option<Taken>,
-    begin: impl FnOnce() -> Result<Option<Opened>, Failure>,
+    begin: impl FnOnce(Option<&mut Taken>, &NoReload<'_>) -> Result<Option<Opened>, Failure>,
 ) -> Result<(), Failure> {
     let files = SocketFiles::default();
+    // A reload by a signal waits for the first disks.
+    let no_reload = disks.no_reload();
     let gate = handle_signals(disks, &files)?;
-    let begun = begin().and_then(|opened| {
-        let inherited = taken.as_mut().and_then(|taken| taken.control.take());
-        let commands = command_socket(&disks.process, inherited, &files)?;
-        let inherited = taken.as_mut().and_then(|taken| taken.metrics.take());
-        let scrapes = metrics_socket(&disks.process, inherited, &files)?;
-        let (commands, for_later) = commands.unzip();
-        let (scrapes, scrapes_for_later) = scrapes.unzip();
-        let mut opened = opened;
-        if let (Some(opened), Some(control)) = (&mut opened, for_later) {
-            let (front_ends, disk) = opened.passed_on().map_err(no_descriptor)?;
-            let sockets = upgrade::Sockets { front_ends, control, metrics: scrapes_for_later };
-            // Only set here.
-            let _ = disks.upgrader.set(Upgrader::new(sockets, vec![disk], gate));
-        }
-        // Clients wait in the backlogs until there is a disk.
-        opened.map_or(Ok(()), |opened| disks.launch(opened))?;
-        if let Some(Taken { client, upgraded, .. }) = taken {
-            control::welcome(client, Arc::clone(disks), upgraded)?;
-        }
-        commands.map_or(Ok(()), |commands| control::start(commands, Arc::clone(disks)))?;
-        scrapes.map_or(Ok(()), |scrapes| scrapes.start(Arc::clone(disks)))
-    });
+    let begun = begin(taken.as_mut(), &no_reload);
+    drop(no_reload);
+    let begun = begun.and_then(|first| start(disks, taken, first, &files, gate));
     let begun = begun.or_else(|failure| match disks.is_stopping() {
         // A signal may precede the first disk, above all one that an earlier program has left.
         true => {
@@ -110,6 +97,34 @@ fn run(
     }
     files.lock().unwrap_or_else(PoisonError::into_inner).clear();
     begun
+}
+
+/// Creates the sockets of the process, serves the `first` disk, and answers clients.
+fn start(
+    disks: &Arc<Disks>,
+    mut taken: Option<Taken>,
+    first: Option<Opened>,
+    files: &SocketFiles,
+    gate: Gate,
+) -> Result<(), Failure> {
+    let inherited = taken.as_mut().and_then(|taken| taken.control.take());
+    let (commands, control) = command_socket(&disks.process, inherited, files)?.unzip();
+    let inherited = taken.as_mut().and_then(|taken| taken.metrics.take());
+    let (scrapes, metrics) = metrics_socket(&disks.process, inherited, files)?.unzip();
+    if let Some(control) = control {
+        // Only set here.
+        let _ = disks.upgrader.set(Upgrader::new(upgrade::Sockets { control, metrics }, gate));
+    }
+    // Clients wait in the backlogs until there is a disk.
+    first.map_or(Ok(()), |first| disks.launch(first))?;
+    if let Some(Taken { client, upgraded, reload_is_due, .. }) = taken {
+        control::welcome(client, Arc::clone(disks), upgraded)?;
+        if reload_is_due {
+            reload_apart(disks);
+        }
+    }
+    commands.map_or(Ok(()), |commands| control::start(commands, Arc::clone(disks)))?;
+    scrapes.map_or(Ok(()), |scrapes| scrapes.start(Arc::clone(disks)))
 }
 
 fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failure> {
@@ -133,6 +148,7 @@ fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failu
 
 /// Reads the configuration again, on a thread of its own: a disk may delay it.
 fn reload_apart(disks: &Arc<Disks>) {
+    disks.request_reload();
     let disks = Arc::clone(disks);
     let body = move || {
         notify_manager(&notify::reloading());

@@ -12,7 +12,7 @@ use qcow2::{Qcow2Disk, Qcow2Error, Qcow2Options};
 use std::fs;
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,20 +35,32 @@ pub struct Opened {
 
 /// The source of the image.
 #[derive(Debug)]
-pub enum From<'a> {
+pub enum From {
     /// The path of `--blk-file`.
     Path,
-    /// A passed descriptor, whose name `--blk-file` is.
-    Descriptor(&'a OwnedFd),
-    /// An earlier program of this process, which has opened `--blk-file`.
-    Program(fs::File),
+    /// A descriptor at this path below `/proc`; `--blk-file` is its name.
+    Descriptor(PathBuf),
+    /// An earlier program of this process, which has opened it.
+    Program {
+        /// The open image.
+        file: fs::File,
+        /// The options may have changed: `--blk-file` has to name the same file.
+        is_checked: bool,
+    },
+}
+
+impl From {
+    /// A descriptor that a client has passed.
+    pub fn passed(image: &OwnedFd) -> From {
+        From::Descriptor(format!("/proc/self/fd/{}", image.as_raw_fd()).into())
+    }
 }
 
 /// The properties of the disk of `args`, and its open image, without a lock and without wrappers.
 ///
 /// # Errors
 /// [`Failure`] if the storage cannot be opened, or is a qcow2 image: an open may change it.
-pub fn examine(args: &DiskArgs) -> Result<(Info, Option<OpenAs>), Failure> {
+pub fn examine(args: &DiskArgs, from: From) -> Result<(Info, Option<OpenAs>), Failure> {
     let cannot =
         |why: &dyn std::fmt::Display, remedy| Failure::run("examine the image", why, remedy);
     if args.format == Some(Format::Qcow2) {
@@ -57,7 +69,7 @@ pub fn examine(args: &DiskArgs) -> Result<(Info, Option<OpenAs>), Failure> {
     // The first program has checked the first bytes; the guest may have written others since.
     let format = args.format.or(Some(Format::Raw));
     let args = DiskArgs { lock: LockMode::Off, wrap: Vec::new(), format, ..args.clone() };
-    let opened = open(&args, From::Path)?;
+    let opened = open(&args, from)?;
     let opened_as = opened.image.map(|image| image.opened_as()).transpose();
     let opened_as = opened_as.map_err(|error| cannot(&error, "check the storage below it"))?;
     Ok((opened.disk.info(), opened_as))
@@ -67,7 +79,7 @@ pub fn examine(args: &DiskArgs) -> Result<(Info, Option<OpenAs>), Failure> {
 ///
 /// # Errors
 /// [`Failure`] if the storage cannot be opened or is in use, or a wrapper's specification is wrong.
-pub fn open(args: &DiskArgs, from: From<'_>) -> Result<Opened, Failure> {
+pub fn open(args: &DiskArgs, from: From) -> Result<Opened, Failure> {
     let size = args.size.map_or(0, |size| size.0);
     let mut opened = match (args.backend, &args.blk_file) {
         (BackendKind::File, Some(path)) => open_file(path, from, args)?,
@@ -98,13 +110,13 @@ pub fn open(args: &DiskArgs, from: From<'_>) -> Result<Opened, Failure> {
     Ok(opened)
 }
 
-fn open_file(path: &Path, from: From<'_>, args: &DiskArgs) -> Result<Opened, Failure> {
+fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure> {
     let passed = match from {
         From::Path => None,
-        From::Descriptor(image) => Some(format!("/proc/self/fd/{}", image.as_raw_fd())),
-        From::Program(file) => return adopt(path, file, args),
+        From::Descriptor(passed) => Some(passed),
+        From::Program { file, is_checked } => return adopt(path, file, is_checked, args),
     };
-    let opened_path = passed.as_ref().map_or(path, Path::new);
+    let opened_path = passed.as_deref().unwrap_or(path);
     match args.format {
         Some(Format::Qcow2) if passed.is_some() => Err(Failure::usage(
             "serve a passed descriptor as qcow2",
@@ -140,8 +152,17 @@ fn check_is_raw(opened_path: &Path, path: &Path) -> Result<(), Failure> {
 }
 
 /// Goes on with a raw image that an earlier program has opened, with the lock that it has.
-fn adopt(path: &Path, file: fs::File, args: &DiskArgs) -> Result<Opened, Failure> {
-    let adopted = File::adopt(path, file, file_options(args, false));
+fn adopt(
+    path: &Path,
+    file: fs::File,
+    is_checked: bool,
+    args: &DiskArgs,
+) -> Result<Opened, Failure> {
+    let options = file_options(args, false);
+    let adopted = match is_checked {
+        true => File::adopt(path, file, options),
+        false => File::adopt_as(path, file, options),
+    };
     let file = adopted.map_err(|error| Failure::told("take over the disk", error))?;
     Ok(of_raw(file, Some(true)))
 }

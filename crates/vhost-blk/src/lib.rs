@@ -12,6 +12,7 @@ pub mod ctl;
 pub mod daemon;
 mod daemon_only;
 pub mod disk;
+pub mod disk_options;
 pub mod disks;
 pub mod doctor;
 pub mod engine;

@@ -239,6 +239,24 @@ pub struct DaemonArgs {
     pub config_dir: Option<PathBuf>,
 }
 
+impl DaemonArgs {
+    /// Checks the combination of options.
+    ///
+    /// # Errors
+    /// [`Failure`] if options contradict each other or one is missing.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.process.check()?;
+        match self.process.control_path {
+            Some(_) => Ok(()),
+            None => Err(Failure::usage(
+                "serve disks",
+                "there is no way to control the daemon",
+                "give --control-path PATH",
+            )),
+        }
+    }
+}
+
 /// Maximum default number of threads.
 const THREADS_DEFAULT_MAX: usize = 4;
 

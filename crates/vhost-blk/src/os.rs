@@ -81,6 +81,19 @@ pub fn raise_open_files() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: hard, maximum: hard })?)
 }
 
+/// Number of descriptors that this process may still open; `None`: there is no limit.
+///
+/// # Errors
+/// The error of the system call.
+pub fn open_files_left() -> io::Result<Option<u64>> {
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(None) };
+    match std::fs::read_dir("/proc/self/fd") {
+        Ok(open) => Ok(Some(limit.saturating_sub(open.count() as u64))),
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Ok(Some(0)),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -156,11 +156,11 @@ pub(crate) struct Peer<'a> {
     pub(crate) silent: bool,
 }
 
-/// A command that was sent.
+/// A command that was sent, and has an answer of this type.
 #[derive(Debug)]
-pub struct Posted(Option<Receiver<Answer>>);
+pub struct Posted<T = Answer>(Option<Receiver<T>>);
 
-impl Posted {
+impl<T> Posted<T> {
     /// Returns whether there will be no answer: the device no longer exists.
     pub fn is_lost(&self) -> bool {
         let Some(answer) = &self.0 else { return true };
@@ -169,7 +169,7 @@ impl Posted {
 
     /// Waits for the answer, or as long as `patience`. `None`: the device no longer exists, or the
     /// time has passed.
-    pub fn wait(&self, patience: Option<Duration>) -> Option<Answer> {
+    pub fn wait(&self, patience: Option<Duration>) -> Option<T> {
         let answer = self.0.as_ref()?;
         match patience {
             None => answer.recv().ok(),
@@ -209,23 +209,23 @@ impl Control {
         }
     }
 
-    /// The state of the device for a later program. Its queues run on: their positions are out of
-    /// date. `None`: the device no longer exists, or its mailbox is full.
-    pub fn snapshot(&self) -> Option<Exported> {
+    /// Asks for the state of the device, for a later program. Its queues run on: their positions are
+    /// out of date. A full mailbox counts as a device that no longer exists.
+    pub fn snapshot(&self) -> Posted<Exported> {
         self.send(Mail::Snapshot)
     }
 
-    /// Stops the device until the result is dropped: its requests in flight complete, and it
-    /// handles no message and no other command. `None` as for [`Control::snapshot`].
-    pub fn freeze(&self) -> Option<Frozen> {
+    /// Stops the device until the answer, or this without it, is dropped: its requests in flight
+    /// complete, and it handles no message and no other command. A full mailbox as for
+    /// [`Control::snapshot`].
+    pub fn freeze(&self) -> Posted<Frozen> {
         self.send(Mail::Freeze)
     }
 
-    fn send<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> Option<T> {
+    fn send<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> Posted<T> {
         let (reply, answer) = channel();
-        self.mail.try_send(mail(reply)).ok()?;
-        self.wake.write(1).ok()?;
-        answer.recv().ok()
+        let is_sent = self.mail.try_send(mail(reply)).is_ok() && self.wake.write(1).is_ok();
+        Posted(is_sent.then_some(answer))
     }
 
     /// A second handle, for another thread.

@@ -38,15 +38,23 @@ fn identity(meta: &Metadata) -> (u64, u64) {
     }
 }
 
-/// Returns whether `file` is open with O_DIRECT. Refuses it if it is not the one at `path`, or open
-/// for another access.
-pub(super) fn check(path: &Path, file: &File, options: &FileOptions) -> Result<bool, FileError> {
+/// Refuses `file` if it is not the one at `path`.
+pub(super) fn check_path(path: &Path, file: &File, options: &FileOptions) -> Result<(), FileError> {
     let failed = |source| FileError::open(path, source, options.read_only);
-    let differs = |what| Err(FileError::Adopted { path: path.into(), what });
-    let open = OpenAs::of(file).map_err(failed)?;
-    if open.identity != identity(&fs::metadata(path).map_err(failed)?) {
-        return differs("another file is at this path now");
+    let at_path = identity(&fs::metadata(path).map_err(failed)?);
+    match OpenAs::of(file).map_err(failed)?.identity == at_path {
+        true => Ok(()),
+        false => {
+            let what = "another file is at this path now";
+            Err(FileError::Adopted { path: path.into(), what })
+        }
     }
+}
+
+/// Returns whether `file` is open with O_DIRECT. Refuses it if it is open for another access.
+pub(super) fn check(path: &Path, file: &File, options: &FileOptions) -> Result<bool, FileError> {
+    let differs = |what| Err(FileError::Adopted { path: path.into(), what });
+    let open = OpenAs::of(file).map_err(|error| FileError::open(path, error, options.read_only))?;
     if open.read_only != options.read_only {
         return differs("the open file has another access than --read-only says");
     }

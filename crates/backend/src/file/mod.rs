@@ -115,6 +115,21 @@ impl File {
         options: FileOptions,
     ) -> Result<File, FileError> {
         let path = path.as_ref();
+        adopt::check_path(path, &file, &options)?;
+        File::adopt_as(path, file, options)
+    }
+
+    /// As [`File::adopt`], but `path` is only a name: the file may have moved, or come as a
+    /// descriptor.
+    ///
+    /// # Errors
+    /// [`FileError`], also if the options say another access.
+    pub fn adopt_as(
+        path: impl AsRef<Path>,
+        file: fs::File,
+        options: FileOptions,
+    ) -> Result<File, FileError> {
+        let path = path.as_ref();
         let direct = adopt::check(path, &file, &options)?;
         File::of(path, file, direct, options)
     }

@@ -4,7 +4,6 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -24,11 +23,6 @@ impl<'a> Client<'a> {
         let peer = socket_peercred(stream)?;
         let pid = peer.pid.as_raw_nonzero().get();
         Ok(Client { stream, pid, uid: peer.uid.as_raw() })
-    }
-
-    /// Its socket.
-    pub(super) fn as_fd(&self) -> BorrowedFd<'a> {
-        self.stream.as_fd()
     }
 
     /// Returns whether the client has the rights of this process: it is root's, or of the same user.

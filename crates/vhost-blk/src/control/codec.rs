@@ -75,6 +75,17 @@ impl Channel {
         Channel { stream, buffer: Vec::new(), descriptors: Vec::new(), bytes_max }
     }
 
+    /// A connection of an earlier program, with the bytes that it had received of later messages.
+    pub fn resume(stream: UnixStream, bytes_max: usize, unread: Vec<u8>) -> Self {
+        Channel { buffer: unread, ..Channel::new(stream, bytes_max) }
+    }
+
+    /// The bytes of later messages, for [`Channel::resume`]. No descriptor has come with them: those
+    /// that come belong to the first complete message.
+    pub fn unread(&self) -> &[u8] {
+        &self.buffer
+    }
+
     /// Receives the next message; `None` at the end of the stream. The message has to be complete
     /// after `patience`.
     ///

@@ -4,17 +4,17 @@
 use super::client::Client;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::values::{status_value, summary_value, totals_value};
-use crate::config;
+use crate::disk_options;
 use crate::disks::{Disks, Mode, NewDisk, Origin};
 use crate::failure::Failure;
 use crate::log;
 use crate::values::{Cache, LogLevel, disk_name};
 use clap::ValueEnum;
 use data_plane::{Limits, PlaneKind};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use vhost_user::{Answer, Command, Status};
@@ -22,10 +22,15 @@ use vhost_user::{Answer, Command, Status};
 /// Maximum wait of `List` for the disks.
 const LIST_MAX: Duration = Duration::from_secs(2);
 
+/// The act of `Upgrade` for its errors.
+pub(super) const UPGRADE: &str = "upgrade the daemon";
+
 /// The result of a call.
 pub(super) enum Done {
     /// One reply with these parameters.
     Reply(Value),
+    /// Another program, by default the present file of this one, replies.
+    Upgrade(Option<PathBuf>),
     /// An empty reply, and the daemon ends.
     Stop,
     /// A stream of events follows.
@@ -55,7 +60,7 @@ pub(super) fn carry_out(
         }
         "Reload" => reload(disks, client, &call)?,
         "SetLogLevel" => set_log_level(client, &mut call)?,
-        "Upgrade" => upgrade(disks, client, &mut call)?,
+        "Upgrade" => return upgrade(client, &mut call).map(Done::Upgrade),
         "Stop" => {
             call.no_more()?;
             client.log("Stop", "");
@@ -182,7 +187,7 @@ fn add(
     mut descriptors: Vec<OwnedFd>,
 ) -> Result<Value, CallError> {
     let name = call.required("name", |value| disk_name(value.as_str()?).ok())?;
-    let table = call.required("options", options)?;
+    let table = call.required("options", disk_options::table)?;
     let index = call.optional("image", Value::as_u64)?;
     call.no_more()?;
     let image = match index.map(|index| index as usize) {
@@ -192,19 +197,9 @@ fn add(
     };
     only_many(disks, "add a disk")?;
     client.log("Add", &name);
-    let args = config::disk_of_table(&format!("the options of the disk {name}"), &table)?;
+    let args = crate::config::disk_of_table(&format!("the options of the disk {name}"), &table)?;
     disks.add(NewDisk { name, args, origin: Origin::Command, image, taken: None })?;
     Ok(json!({}))
-}
-
-/// The options of a new disk as the table of a configuration file.
-fn options(value: &Value) -> Option<toml::Table> {
-    let given: Map<String, Value> = value.as_object()?.clone();
-    let options = given.into_iter().filter(|(_, value)| !value.is_null());
-    let entry = |(name, value): (String, Value)| {
-        toml::Value::try_from(value).ok().map(|value| (name.replace('_', "-"), value))
-    };
-    options.map(entry).collect()
 }
 
 fn limits(call: &mut Call) -> Result<Limits, CallError> {
@@ -232,26 +227,17 @@ fn reload(disks: &Arc<Disks>, client: &Client<'_>, call: &Call) -> Result<Value,
     Ok(json!({"changes": reports.iter().map(change).collect::<Vec<_>>()}))
 }
 
-/// Returns only if the upgrade fails: the new program answers the client.
-fn upgrade(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {
-    let what = "upgrade the daemon";
+/// The program to upgrade to, if the client may name it.
+fn upgrade(client: &Client<'_>, call: &mut Call) -> Result<Option<PathBuf>, CallError> {
     let program = call.optional("program", text)?;
     call.no_more()?;
-    if call.oneway {
-        return Err(CallError::InvalidParameter("oneway".into()));
-    }
     if program.is_some() && !client.is_owner() {
         let why = "only root and the user of the daemon may name a program";
-        return Err(Failure::run(what, why, "leave the program out, or ask one of them").into());
+        let remedy = "leave the program out, or ask one of them";
+        return Err(Failure::run(UPGRADE, why, remedy).into());
     }
-    let Some(upgrader) = disks.upgrader.get() else {
-        let why = "the daemon serves several disks; upgrade is for serve";
-        let remedy = "restart it: guests that reconnect lose nothing with an in-flight region";
-        return Err(Failure::run(what, why, remedy).into());
-    };
     client.log("Upgrade", "");
-    let error = upgrader.upgrade(program.as_deref().map(Path::new), client.as_fd());
-    Err(Failure::told(what, error).into())
+    Ok(program.map(PathBuf::from))
 }
 
 fn set_log_level(client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {

@@ -14,7 +14,7 @@ use crate::disks::Disks;
 use crate::events::Subscription;
 use crate::failure::Failure;
 use crate::os;
-use crate::upgrade::Upgraded;
+use crate::upgrade::{Caller, TakenClient, Upgraded};
 use client::Client;
 use codec::{CALL_BYTES_MAX, Channel, CodecError};
 use methods::Done;
@@ -23,14 +23,17 @@ use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
-use vhost_user::{ACCEPT_RETRY, Command};
+use std::time::{Duration, Instant};
+use vhost_user::{ACCEPT_RETRY, Answer, Command};
 
 /// Maximum connections at the same time; further ones get an error.
 const CONNECTIONS_MAX: usize = 32;
 /// Maximum time to the next call, from its connection or the previous reply.
 const CALL_MAX: Duration = Duration::from_secs(60);
+/// Maximum wait of a new program for the disks that it has taken over.
+const RESTART_MAX: Duration = Duration::from_secs(10);
 /// Maximum time in which a client has to take a reply.
 const REPLY_MAX: Duration = Duration::from_secs(60);
 
@@ -46,20 +49,26 @@ pub fn start(listener: UnixListener, disks: Arc<Disks>) -> Result<(), Failure> {
     })
 }
 
-/// Answers the client of an upgrade when its disk runs again, and serves it on.
+/// Answers the client of an upgrade when the disks run again, and serves it on.
 ///
 /// # Errors
 /// [`Failure`] if no thread can be started.
-pub fn welcome(client: UnixStream, disks: Arc<Disks>, upgraded: Upgraded) -> Result<(), Failure> {
+pub fn welcome(client: TakenClient, disks: Arc<Disks>, upgraded: Upgraded) -> Result<(), Failure> {
     let body = move || {
-        // The device handles commands after it has started its queues.
-        let posted = disks.resolve(None).and_then(|name| disks.post(&name, Command::Status));
-        let reply = match upgraded.answer(posted.ok().and_then(|posted| posted.wait(None))) {
+        let deadline = Instant::now() + RESTART_MAX;
+        let answer = upgraded.answer(|disk| is_connected(&disks, disk, deadline));
+        let reply = match answer {
             Ok(parameters) => protocol::reply(parameters, false),
-            Err(failure) => protocol::error(failure.into()),
+            Err(failure) => {
+                tracing::error!("{failure}");
+                protocol::error(failure.into())
+            }
         };
-        let mut channel = Channel::new(client, CALL_BYTES_MAX);
-        let answered = channel.send(&reply, &[], Some(REPLY_MAX));
+        let TakenClient { mut channel, wants_answer } = client;
+        let answered = match wants_answer {
+            true => channel.send(&reply, &[], Some(REPLY_MAX)),
+            false => Ok(()),
+        };
         if let Err(error) = answered.and_then(|()| converse(&mut channel, &disks)) {
             tracing::debug!(%error, "a control connection ended");
         }
@@ -68,6 +77,13 @@ pub fn welcome(client: UnixStream, disks: Arc<Disks>, upgraded: Upgraded) -> Res
     spawned.map(drop).map_err(|error| {
         Failure::run("answer the upgrade", error, "raise the limit on threads (ulimit -u)")
     })
+}
+
+/// Returns whether a disk runs with its front-end; it handles commands after the start of its queues.
+fn is_connected(disks: &Disks, disk: &str, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let answer = disks.post(disk, Command::Status).ok().and_then(|posted| posted.wait(Some(left)));
+    matches!(answer, Some(Answer::Status(status)) if status.connected)
 }
 
 fn accept_all(listener: &UnixListener, disks: &Arc<Disks>) {
@@ -124,6 +140,10 @@ fn converse(channel: &mut Channel, disks: &Arc<Disks>) -> Result<(), CodecError>
         let done = methods::carry_out(disks, &Client::of(&stream)?, call, message.descriptors);
         let reply = match done {
             Ok(Done::Reply(parameters)) => protocol::reply(parameters, false),
+            Ok(Done::Upgrade(program)) => {
+                let caller = Caller { channel, wants_answer: !is_oneway };
+                protocol::error(upgrade(disks, program.as_deref(), &caller).into())
+            }
             Ok(Done::Stop) => return stop(channel),
             Ok(Done::Events) => return follow(channel, disks),
             Err(error) => protocol::error(error),
@@ -131,6 +151,14 @@ fn converse(channel: &mut Channel, disks: &Arc<Disks>) -> Result<(), CodecError>
         if !is_oneway {
             channel.send(&reply, &[], Some(REPLY_MAX))?;
         }
+    }
+}
+
+/// Returns only if the upgrade fails: the new program answers the caller.
+fn upgrade(disks: &Disks, program: Option<&Path>, caller: &Caller<'_>) -> Failure {
+    match disks.upgrader.get() {
+        Some(upgrader) => Failure::told(methods::UPGRADE, upgrader.upgrade(disks, program, caller)),
+        None => Failure::run(methods::UPGRADE, "the daemon is about to start", "try again"),
     }
 }
 

@@ -6,7 +6,7 @@ mod ask;
 mod text;
 
 use crate::failure::Failure;
-use crate::values::{self, Burst, Cache, LogLevel, Size};
+use crate::values::{self, Burst, Cache, LogLevel, Size, word};
 use add::AddArgs;
 use ask::Asker;
 use clap::{Args, Subcommand, ValueEnum};
@@ -130,8 +130,8 @@ pub enum Action {
         #[arg(required = true)]
         plane: PlaneName,
     },
-    /// Replace the program of serve while the guest runs, after the new one has checked that it can
-    /// take over. Otherwise the old one serves on
+    /// Replace the program of the daemon while the guests of all of its disks run, after the new one
+    /// has checked that it can take over. Otherwise the old one serves on
     Upgrade {
         /// Absolute path of the new program, which only root or the daemon's user can change
         /// [default: the file that the daemon was started from, as it is now]
@@ -241,11 +241,6 @@ fn call(action: &Action) -> Result<Call, Failure> {
         }
         Action::Add(_) | Action::Events => unreachable!("they are no simple calls"),
     })
-}
-
-/// The word of a value on the command line.
-fn word<T: ValueEnum>(value: T) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Name and size among the words of `resize`.

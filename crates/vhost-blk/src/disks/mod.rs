@@ -10,12 +10,17 @@
 //! | starting | [`Disks::add`]: the name is taken, the adding thread opens the disk | its success or failure |
 //! | served | the thread of the disk runs | its end, after a stop or the end of `--fd` |
 //! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread |
+//!
+//! During an upgrade ([`Disks::hold`]) no name changes its state, unless the process is stopped.
 
 mod front_ends;
 pub mod growth;
+mod held;
 mod opening;
 pub mod reload;
+mod taking_over;
 
+pub use held::Held;
 pub use opening::Opened;
 
 use crate::engine;
@@ -25,8 +30,9 @@ use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
-use crate::upgrade::{TakenDisk, Upgrader};
+use crate::upgrade::{Parts, TakenParts, Upgrader};
 use data_plane::UringPool;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -51,7 +57,8 @@ pub enum Mode {
 }
 
 /// The source of a disk's options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Origin {
     /// A command, or the command line of `serve`.
     Command,
@@ -70,7 +77,7 @@ pub struct NewDisk {
     /// The descriptor of its image, if a client passed one.
     pub image: Option<OwnedFd>,
     /// The state of an earlier program that this one goes on with.
-    pub taken: Option<TakenDisk>,
+    pub taken: Option<TakenParts>,
 }
 
 /// The disks of this process.
@@ -81,15 +88,17 @@ pub struct Disks {
     pub mode: Mode,
     /// Events of the disks.
     pub events: Arc<Events>,
-    /// Replaces the program of `serve` with a control socket.
+    /// Replaces the program, if it has a control socket.
     pub upgrader: OnceLock<Upgrader>,
     state: Mutex<State>,
     /// A disk has gone, or the process stops.
     changed: Condvar,
     /// The sizes of block devices are watched.
     watched: AtomicBool,
-    /// One reload at a time.
+    /// One reload at a time, and none during an upgrade.
     reloading: Mutex<()>,
+    /// A signal has asked for a reload that has not begun.
+    reload_is_due: AtomicBool,
     /// The threads of all disks, after the first disk.
     pool: Mutex<Option<UringPool>>,
 }
@@ -97,6 +106,8 @@ pub struct Disks {
 #[derive(Default)]
 struct State {
     stopping: bool,
+    /// An upgrade is in progress: the table does not change.
+    is_held: bool,
     table: BTreeMap<String, Slot>,
 }
 
@@ -113,6 +124,8 @@ struct Entry {
     control: Arc<Control>,
     socket: Option<Arc<SocketFile>>,
     device: Option<(u32, u32)>,
+    /// The parts that an upgrade passes on.
+    parts: Arc<Parts>,
 }
 
 /// A name that is taken for a disk; free again after the drop.
@@ -147,6 +160,7 @@ impl Disks {
             changed: Condvar::new(),
             watched: AtomicBool::new(false),
             reloading: Mutex::default(),
+            reload_is_due: AtomicBool::new(false),
             pool: Mutex::default(),
         })
     }
@@ -181,6 +195,8 @@ impl Disks {
     /// Takes a name that is free.
     fn reserve(self: &Arc<Self>, name: &str) -> Result<Reservation, Failure> {
         let mut state = self.lock();
+        let what = format!("add the disk {name}");
+        state.check_free(&what)?;
         let (why, remedy) = match state.table.get(name) {
             _ if state.stopping => ("the daemon is about to end", "start it again"),
             Some(Slot::Starting) => ("a disk of this name is being added", "choose another name"),
@@ -199,7 +215,7 @@ impl Disks {
                 return Ok(Reservation { disks: Arc::clone(self), name: name.to_owned() });
             }
         };
-        Err(Failure::run(format!("add the disk {name}"), why, remedy))
+        Err(Failure::run(what, why, remedy))
     }
 
     /// Stops a disk and waits until it is drained and closed, as long as `go_on` says so. The disk
@@ -210,6 +226,7 @@ impl Disks {
     pub fn remove(&self, name: &str, go_on: impl Fn() -> bool) -> Result<(), Failure> {
         let mut state = self.lock();
         let stop = Arc::clone(&state.entry(name)?.stop);
+        state.check_free(&format!("remove the disk {name}"))?;
         stop.request();
         while state.entry(name).is_ok_and(|entry| Arc::ptr_eq(&entry.stop, &stop)) {
             if !go_on() {

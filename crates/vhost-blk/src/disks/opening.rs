@@ -2,7 +2,7 @@
 //! The way of a disk from its options to its thread.
 
 use super::front_ends::FrontEnds;
-use super::{Disks, Entry, NewDisk, Reservation, growth};
+use super::{Disks, Entry, Mode, NewDisk, Reservation, growth};
 use crate::disk;
 use crate::engine::Server;
 use crate::events::Change;
@@ -10,14 +10,16 @@ use crate::failure::Failure;
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::{Endpoint, Source};
 use crate::stop::Stop;
-use crate::upgrade::{self, Storage, TakenDisk};
+use crate::upgrade::{self, Parts, Storage, TakenParts, TakenSocket};
 use crate::values::BackendKind;
 use backend::Info;
 use backend::file::File as ImageFile;
 use data_plane::{HealthEvent, OncePerSecond, PlaneKind};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use vhost_user::DeviceState;
 
 /// A disk that is about to be served.
 pub struct Opened {
@@ -25,11 +27,18 @@ pub struct Opened {
     endpoint: Endpoint,
     /// The front-end of an earlier program, which `server` has taken over.
     connected: Option<UnixStream>,
-    storage: Storage,
     entry: Entry,
     info: Info,
     notices: Vec<String>,
     reservation: Reservation,
+}
+
+/// The parts with which a disk begins.
+struct Begun {
+    from: disk::From,
+    /// The state of its device, and the descriptors that the state names.
+    device: Option<(DeviceState, Vec<OwnedFd>)>,
+    front_ends: Option<TakenSocket>,
 }
 
 impl Disks {
@@ -52,21 +61,13 @@ impl Disks {
         reservation: Reservation,
     ) -> Result<Opened, Failure> {
         let NewDisk { name, args, origin, image, taken } = disk;
-        let failed = |error: io::Error| {
-            Failure::run(
-                format!("serve {name}"),
-                error,
-                "raise the limit on open files (ulimit -n)",
-            )
+        let no_descriptor = |error: io::Error| {
+            let remedy = "raise the limit on open files (ulimit -n)";
+            Failure::run(format!("serve {name}"), error, remedy)
         };
-        let TakenDisk { image: taken_image, device, front_ends } = taken.unwrap_or_default();
-        let from = match (taken_image, &image) {
-            (Some(file), _) => disk::From::Program(file),
-            (None, Some(image)) => disk::From::Descriptor(image),
-            (None, None) => disk::From::Path,
-        };
+        let Begun { from, device, front_ends } = self.begun(image.as_ref(), taken);
         let mut opened = disk::open(&args, from)?;
-        let storage = storage(&args, opened.image.take()).map_err(failed)?;
+        let storage = storage(&args, opened.image.take()).map_err(no_descriptor)?;
         if device.is_some() {
             opened.notices.clear(); // the first program has told them
         }
@@ -78,31 +79,49 @@ impl Disks {
             Some((state, descriptors)) => server.take_over(state, descriptors)?,
             None => None,
         };
-        let control = Arc::new(server.control().map_err(failed)?);
-        let stop = Arc::new(Stop::new().map_err(failed)?);
-        let (events, of_disk) = (Arc::clone(&self.events), name.clone());
-        let observer = move |notice| events.tell(&of_disk, &Change::Device(notice));
-        server.observe(observer).map_err(failed)?;
-        let (events, of_disk) = (Arc::clone(&self.events), name.clone());
-        let observer =
-            move |event: &HealthEvent| events.tell(&of_disk, &Change::Health(event.clone()));
-        server.observe_health(observer);
-        let (endpoint, connected) = match (front_ends, connected) {
-            (Some((socket, file)), connected) => {
-                (Endpoint::Listening(socket.into(), file), connected)
-            }
-            (None, Some(stream)) => (Endpoint::Connected(stream), None),
-            (None, None) => (source.open()?, None),
-        };
+        let control = Arc::new(server.control().map_err(no_descriptor)?);
+        let stop = Arc::new(Stop::new().map_err(no_descriptor)?);
+        self.observe(&name, &mut server).map_err(no_descriptor)?;
+        let (endpoint, connected) = endpoint(front_ends, connected, source)?;
         let (endpoint, socket) = match endpoint {
             Endpoint::Listening(listener, file) => (Endpoint::Listening(listener, None), file),
             connected => (connected, None),
         };
+        let front_ends = match &endpoint {
+            Endpoint::Listening(listener, _) => {
+                Some(upgrade::Socket::of(listener, socket.as_ref()).map_err(no_descriptor)?)
+            }
+            Endpoint::Connected(_) => None,
+        };
+        let parts = Arc::new(Parts { storage, front_ends });
         let path = args.blk_file.as_deref().filter(|_| args.backend == BackendKind::File);
         let device = path.and_then(growth::device_number);
         let socket = socket.map(Arc::new);
-        let entry = Entry { args, origin, stop, control, socket, device };
-        Ok(Opened { server, endpoint, connected, storage, entry, info, notices, reservation })
+        let entry = Entry { args, origin, stop, control, socket, device, parts };
+        Ok(Opened { server, endpoint, connected, entry, info, notices, reservation })
+    }
+
+    /// The parts with which a disk begins, all of an earlier program's.
+    fn begun(&self, image: Option<&OwnedFd>, taken: Option<TakenParts>) -> Begun {
+        let named = || image.map_or(disk::From::Path, disk::From::passed);
+        let Some(TakenParts { image, device, descriptors, front_ends }) = taken else {
+            return Begun { from: named(), device: None, front_ends: None };
+        };
+        // The command line and the configuration file of `serve` may have changed.
+        let is_checked = self.mode == Mode::One;
+        let from = image.map_or_else(named, |file| disk::From::Program { file, is_checked });
+        Begun { from, device: Some((device, descriptors)), front_ends }
+    }
+
+    /// Makes the device of the disk `name` tell the subscribers of its changes.
+    fn observe(&self, name: &str, server: &mut Server) -> io::Result<()> {
+        let (events, disk) = (Arc::clone(&self.events), name.to_owned());
+        server.observe(move |notice| events.tell(&disk, &Change::Device(notice)))?;
+        let (events, disk) = (Arc::clone(&self.events), name.to_owned());
+        server.observe_health(move |event: &HealthEvent| {
+            events.tell(&disk, &Change::Health(event.clone()));
+        });
+        Ok(())
     }
 
     /// Serves a disk that [`Disks::prepare`] opened.
@@ -143,7 +162,20 @@ impl Disks {
     }
 }
 
-/// The part of the disk that an upgrade passes on.
+/// The source of front-ends, and the one that is connected to a disk of an earlier program.
+fn endpoint(
+    listening: Option<TakenSocket>,
+    connected: Option<UnixStream>,
+    source: &Source,
+) -> Result<(Endpoint, Option<UnixStream>), Failure> {
+    Ok(match (listening, connected) {
+        (Some((socket, file)), connected) => (Endpoint::Listening(socket.into(), file), connected),
+        (None, Some(stream)) => (Endpoint::Connected(stream), None),
+        (None, None) => (source.open()?, None),
+    })
+}
+
+/// The part of the storage that an upgrade passes on.
 fn storage(args: &DiskArgs, image: Option<Arc<ImageFile>>) -> io::Result<Storage> {
     match (args.backend, image) {
         (BackendKind::Mem, _) => {
@@ -158,21 +190,6 @@ fn storage(args: &DiskArgs, image: Option<Arc<ImageFile>>) -> io::Result<Storage
 }
 
 impl Opened {
-    /// The disk and its listening socket for a later program.
-    ///
-    /// # Errors
-    /// The error of the system call, if no file descriptor is left.
-    pub fn passed_on(&mut self) -> io::Result<(Option<upgrade::Socket>, upgrade::Disk)> {
-        let socket = match &self.endpoint {
-            Endpoint::Listening(listener, _) => {
-                Some(upgrade::Socket::of(listener, self.entry.socket.as_deref())?)
-            }
-            Endpoint::Connected(_) => None,
-        };
-        let storage = std::mem::replace(&mut self.storage, Storage::Nothing);
-        Ok((socket, upgrade::Disk::new(Arc::clone(&self.entry.control), storage)))
-    }
-
     fn log(&self, process: &ProcessArgs) {
         let Opened { server, entry: Entry { args, .. }, info, notices, .. } = self;
         notices.iter().for_each(|notice| tracing::warn!("{notice}"));

@@ -12,7 +12,8 @@ use crate::options::DiskArgs;
 use crate::values::{self, Cache};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use vhost_user::{Answer, Command};
 
@@ -58,14 +59,34 @@ pub struct Report {
     pub reason: Option<String>,
 }
 
+/// No reload runs until this is dropped.
+pub struct NoReload<'a> {
+    pub(super) _guard: MutexGuard<'a, ()>,
+}
+
 type Files = BTreeMap<String, Result<DiskArgs, Failure>>;
 
 impl Disks {
-    /// Reads the folder again. A disk without a change has no report.
+    /// Lets reloads wait until the result is dropped.
+    pub fn no_reload(&self) -> NoReload<'_> {
+        NoReload { _guard: self.reloading.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// Reads the folder again, after a reload or an upgrade in progress. A disk without a change has
+    /// no report.
     ///
     /// # Errors
     /// [`Failure`] if there is no folder, or it cannot be read: no disk is touched.
     pub fn reload(self: &Arc<Self>) -> Result<Vec<Report>, Failure> {
+        self.reload_now(&self.no_reload())
+    }
+
+    /// As [`Disks::reload`], by the owner of `_no_other`.
+    ///
+    /// # Errors
+    /// As [`Disks::reload`].
+    pub fn reload_now(self: &Arc<Self>, _no_other: &NoReload<'_>) -> Result<Vec<Report>, Failure> {
+        self.reload_is_due.store(false, Ordering::Relaxed);
         let Mode::Many(Some(folder)) = &self.mode else {
             return Err(Failure::run(
                 "read the configuration again",
@@ -73,7 +94,6 @@ impl Disks {
                 "start vhost-blk daemon with --config-dir",
             ));
         };
-        let _one = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let files = read_folder(folder)?;
         let mut reports = self.remove_missing(&files);
         for (name, file) in files {

@@ -306,7 +306,7 @@ pub const PAGES: &[Page] = &[
             (
                 1,
                 "Failure. Standard error has the reason, and says so if the new program runs without \
-                 its front-end.",
+                 one of the disks or front-ends.",
             ),
             MISUSED,
         ],
@@ -321,7 +321,7 @@ pub const PAGES: &[Page] = &[
                 "vhost-blk ctl --control-path disk.ctl upgrade --program /opt/new/vhost-blk",
             ),
         ],
-        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-serve", "1")],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-daemon", "1"), ("vhost-blk-serve", "1")],
     },
     Page {
         command: "vhost-blk daemon",

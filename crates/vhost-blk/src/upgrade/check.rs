@@ -2,32 +2,28 @@
 //! `vhost-blk upgrade-check`: the new program reads the options and the state of the running one,
 //! on stdin, and changes nothing.
 
-use super::state::{ProgramState, SocketState};
+use super::state::{DiskState, ProgramState, SocketState};
+use crate::disk::{self, From};
 use crate::failure::Failure;
-use crate::options::ServeArgs;
-use crate::values::MetricsAddress;
-use crate::{disk, engine};
+use crate::options::{DaemonArgs, DiskArgs, ProcessArgs, ServeArgs};
+use crate::{disk_options, engine};
+use std::fmt::Display;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Checks that this program can take over, with the options `args`.
+/// Checks that this program can take over from `serve`, with the options `args`.
 ///
 /// # Errors
 /// [`Failure`] with the first obstacle.
 pub fn check(args: &ServeArgs) -> Result<(), Failure> {
     args.check()?;
-    let state = ProgramState::read(io::stdin().lock()).map_err(cannot)?;
-    let metrics = match &args.process.metrics {
-        Some(MetricsAddress::Unix(path)) => Some(path.as_path()),
-        _ => None,
-    };
-    same_path("--socket-path", args.disk.socket_path.as_deref(), state.front_ends.as_ref())?;
-    same_path("--control-path", args.process.control_path.as_deref(), Some(&state.control))?;
-    same_path("--metrics", metrics, state.metrics.as_ref())?;
+    let state = read_state()?;
+    check_sockets(&args.process, &state)?;
     let [only] = &state.disks[..] else {
         return Err(cannot(format!("{} disks, and serve has one", state.disks.len())));
     };
-    let (info, open) = disk::examine(&args.disk)?;
+    same_path("--socket-path", args.disk.socket_path.as_deref(), only.front_ends.as_ref())?;
+    let (info, open) = disk::examine(&args.disk, From::Path)?;
     let open = open.map(|open| (open.identity, open.direct));
     if only.image.as_ref().map(|image| (image.identity, image.direct)) != open {
         return Err(cannot("--blk-file or --direct name another file than the open one"));
@@ -35,8 +31,56 @@ pub fn check(args: &ServeArgs) -> Result<(), Failure> {
     only.device.check(&info, &engine::device_options(&args.disk)).map_err(cannot)
 }
 
-fn cannot(why: impl std::fmt::Display) -> Failure {
+/// Checks that this program can take over from `daemon`, with the options `args`.
+///
+/// # Errors
+/// [`Failure`] with the first obstacle.
+pub fn check_daemon(args: &DaemonArgs) -> Result<(), Failure> {
+    args.check()?;
+    let state = read_state()?;
+    check_sockets(&args.process, &state)?;
+    state.disks.iter().try_for_each(|disk| {
+        let checked = check_disk(&args.process, state.pid, disk);
+        checked.map_err(|failure| Failure { what: format!("take over {}", disk.name), ..failure })
+    })
+}
+
+/// Checks a disk of `daemon`, with the options of the state and the image that the process `pid` has
+/// open.
+fn check_disk(process: &ProcessArgs, pid: u32, disk: &DiskState) -> Result<(), Failure> {
+    let args = options(disk)?;
+    process.check_socket(args.socket_path.as_ref())?;
+    let from = match &disk.image {
+        None => From::Path,
+        Some(image) => From::Descriptor(PathBuf::from(format!("/proc/{pid}/fd/{}", image.fd))),
+    };
+    let (info, _) = disk::examine(&args, from)?;
+    disk.device.check(&info, &engine::device_options(&args)).map_err(cannot)
+}
+
+/// The options of a disk of `daemon`.
+///
+/// # Errors
+/// [`Failure`] if this program does not take them.
+pub(super) fn options(disk: &DiskState) -> Result<DiskArgs, Failure> {
+    let source = format!("the options of the disk {}", disk.name);
+    let options = disk.options.as_ref().ok_or_else(|| cannot(format!("{source} are missing")))?;
+    disk_options::to_disk(&source, options)
+}
+
+fn read_state() -> Result<ProgramState, Failure> {
+    ProgramState::read(io::stdin().lock()).map_err(cannot)
+}
+
+fn cannot(why: impl Display) -> Failure {
     Failure::run("take over the running disk", why, "see `Upgrade` in docs/operations.md")
+}
+
+/// Checks that the sockets of the process have the same places.
+fn check_sockets(args: &ProcessArgs, state: &ProgramState) -> Result<(), Failure> {
+    same_path("--control-path", args.control_path.as_deref(), Some(&state.control))?;
+    let metrics = args.metrics_path().map(PathBuf::as_path);
+    same_path("--metrics", metrics, state.metrics.as_ref())
 }
 
 /// Checks that an option names the socket file that is in use.

@@ -4,6 +4,7 @@
 // descriptor flags by number have no safe form.
 #![expect(unsafe_code)]
 
+use std::collections::HashSet;
 use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::RawFd;
@@ -17,18 +18,18 @@ pub(super) fn exec(
     program: &Path,
     args: &[OsString],
     variable: (&str, &str),
-    pass: &[RawFd],
+    pass: &HashSet<RawFd>,
 ) -> io::Error {
     let outcome = pass_only(pass).and_then(|()| execve(program, args, variable));
     let error = outcome.expect_err("exec does not return");
-    if let Err(error) = pass_only(&[]) {
+    if let Err(error) = pass_only(&HashSet::new()) {
         tracing::error!(%error, "a later child would inherit descriptors");
     }
     error
 }
 
 /// Makes a new program inherit exactly `pass`, beside the standard descriptors.
-fn pass_only(pass: &[RawFd]) -> io::Result<()> {
+fn pass_only(pass: &HashSet<RawFd>) -> io::Result<()> {
     for entry in fs::read_dir("/proc/self/fd")? {
         let name = entry?.file_name();
         let Some(fd) = name.to_str().and_then(|name| name.parse::<RawFd>().ok()) else { continue };

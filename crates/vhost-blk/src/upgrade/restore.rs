@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The new program takes over: it owns the descriptors that the old one has passed.
 
-use super::state::{ProgramState, SocketState};
+use super::check::options;
+use super::state::{ClientState, DiskState, ProgramState, SocketState};
 use super::{VARIABLE, now_ns};
+use crate::control::codec::{CALL_BYTES_MAX, Channel};
+use crate::disks::Origin;
 use crate::failure::Failure;
+use crate::options::DiskArgs;
 use crate::os;
 use crate::socket_file::SocketFile;
 use serde_json::{Value, json};
@@ -20,55 +24,96 @@ pub struct Taken {
     pub control: Option<TakenSocket>,
     /// The metrics socket, and its file.
     pub metrics: Option<TakenSocket>,
-    /// The disk.
-    pub disk: TakenDisk,
-    /// The control connection that waits for the answer.
-    pub client: UnixStream,
-    /// The facts for its answer.
+    /// The disks.
+    pub disks: Vec<TakenDisk>,
+    /// The control connection that has asked for the upgrade.
+    pub client: TakenClient,
+    /// A signal has asked the old program for a reload that has not begun.
+    pub reload_is_due: bool,
+    /// The facts for the answer.
     pub upgraded: Upgraded,
 }
 
+/// A control connection, taken over.
+#[derive(Debug)]
+pub struct TakenClient {
+    /// The connection, with calls that the old program has received.
+    pub channel: Channel,
+    /// The client waits for an answer.
+    pub wants_answer: bool,
+}
+
 /// A finished upgrade.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Upgraded {
     /// Version of the old program.
     from: String,
     stopped_at_ns: u64,
-    had_front_end: bool,
+    /// Names of the disks that had a front-end.
+    had_front_end: Vec<String>,
+    /// Disks that could not be taken over.
+    lost: Vec<String>,
 }
 
 /// A listening socket, and its file if the program created one.
 pub type TakenSocket = (OwnedFd, Option<SocketFile>);
 
 /// A disk, taken over.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TakenDisk {
+    /// Its name.
+    pub name: String,
+    /// Its options; `None`: those of the command line.
+    pub args: Option<DiskArgs>,
+    /// The source of its options.
+    pub origin: Origin,
+    /// The parts that continue.
+    pub parts: TakenParts,
+}
+
+/// The parts of a disk that continue.
+#[derive(Debug)]
+pub struct TakenParts {
     /// Its open image, with its lock.
     pub image: Option<File>,
-    /// The state of its device, and the descriptors that the state names.
-    pub device: Option<(DeviceState, Vec<OwnedFd>)>,
+    /// The state of its device.
+    pub device: DeviceState,
+    /// The descriptors that `device` names.
+    pub descriptors: Vec<OwnedFd>,
     /// The listening socket of front-ends, and its file.
     pub front_ends: Option<TakenSocket>,
 }
 
 impl Upgraded {
-    /// The answer to the client of the upgrade. `status` is the first one of the new program.
+    /// Notes that a disk could not be taken over.
+    pub fn has_lost(&mut self, disk: String) {
+        self.lost.push(disk);
+    }
+
+    /// The answer to the client of the upgrade. `is_connected` tells of a disk that it runs again
+    /// with its front-end; it waits for the disk.
     ///
     /// # Errors
-    /// [`Failure`] if the front-end got lost.
-    pub fn answer(&self, status: Option<vhost_user::Answer>) -> Result<Value, Failure> {
+    /// [`Failure`] if a disk or a front-end got lost.
+    pub fn answer(&self, is_connected: impl Fn(&str) -> bool) -> Result<Value, Failure> {
+        let kept = self.had_front_end.iter().filter(|name| !self.lost.contains(name));
+        let alone: Vec<&str> =
+            kept.map(String::as_str).filter(|name| !is_connected(name)).collect();
         let pause_us = now_ns().saturating_sub(self.stopped_at_ns) / 1000;
-        let connected = match status {
-            Some(vhost_user::Answer::Status(status)) => status.connected,
-            _ => false,
-        };
         let to = env!("CARGO_PKG_VERSION");
         tracing::info!(from = self.from, to, pause_us, "the program was upgraded");
-        if self.had_front_end && !connected {
+        let missing: Vec<String> =
+            [("the disks", self.lost.join(", ")), ("the front-ends of", alone.join(", "))]
+                .into_iter()
+                .filter(|(_, names)| !names.is_empty())
+                .map(|(kind, names)| format!("{kind} {names}"))
+                .collect();
+        if !missing.is_empty() {
             return Err(Failure::run(
-                "keep the front-end",
-                "the new program runs, and its front-end is disconnected",
-                "see its log, and restart the guest's VMM if that does not connect again by itself",
+                "keep all disks and front-ends",
+                format!("the new program runs without {}", missing.join(" and ")),
+                "see its log; add a lost disk again with vhost-blk ctl add or reload, and restart a \
+                 VMM that does not connect again by itself",
             ));
         }
         Ok(json!({"version": to, "pause_us": pause_us}))
@@ -84,24 +129,20 @@ pub fn take() -> Result<Option<Taken>, Failure> {
     let mut owner = Owner::default();
     let file = File::from(owner.own(fd)?);
     let state = ProgramState::read(file).map_err(failed)?;
-    let [disk] = <[_; 1]>::try_from(state.disks).map_err(|_| failed("it has not one disk"))?;
-    let own_all = |owner: &mut Owner, all: Vec<RawFd>| -> Result<Vec<OwnedFd>, Failure> {
-        all.into_iter().map(|fd| owner.own(fd)).collect()
-    };
+    let with_front_end = state.disks.iter().filter(|disk| disk.device.has_front_end());
     let upgraded = Upgraded {
         from: state.from,
         stopped_at_ns: state.stopped_at_ns,
-        had_front_end: disk.device.has_front_end(),
+        had_front_end: with_front_end.map(|disk| disk.name.clone()).collect(),
+        lost: Vec::new(),
     };
+    let disks = state.disks.into_iter().map(|disk| owner.disk(disk));
     Ok(Some(Taken {
-        disk: TakenDisk {
-            image: disk.image.map(|image| owner.own(image.fd)).transpose()?.map(File::from),
-            device: Some((disk.device, own_all(&mut owner, disk.descriptors)?)),
-            front_ends: state.front_ends.map(|socket| owner.socket(socket)).transpose()?,
-        },
+        disks: disks.collect::<Result<_, _>>()?,
         control: Some(owner.socket(state.control)?),
         metrics: state.metrics.map(|socket| owner.socket(socket)).transpose()?,
-        client: UnixStream::from(owner.own(state.client)?),
+        client: owner.client(state.client)?,
+        reload_is_due: state.reload_is_due,
         upgraded,
     }))
 }
@@ -129,6 +170,28 @@ impl Owner {
             return Err(failed(format!("descriptor {fd} has two uses")));
         }
         os::inherited_fd(fd).map_err(|error| failed(format!("descriptor {fd}: {error}")))
+    }
+
+    fn own_all(&mut self, all: Vec<RawFd>) -> Result<Vec<OwnedFd>, Failure> {
+        all.into_iter().map(|fd| self.own(fd)).collect()
+    }
+
+    fn disk(&mut self, state: DiskState) -> Result<TakenDisk, Failure> {
+        let args = state.options.is_some().then(|| options(&state)).transpose()?;
+        let DiskState { name, origin, image, device, .. } = state;
+        let parts = TakenParts {
+            image: image.map(|image| self.own(image.fd)).transpose()?.map(File::from),
+            device,
+            descriptors: self.own_all(state.descriptors)?,
+            front_ends: state.front_ends.map(|socket| self.socket(socket)).transpose()?,
+        };
+        Ok(TakenDisk { name, args, origin, parts })
+    }
+
+    fn client(&mut self, state: ClientState) -> Result<TakenClient, Failure> {
+        let stream = UnixStream::from(self.own(state.fd)?);
+        let channel = Channel::resume(stream, CALL_BYTES_MAX, state.unread);
+        Ok(TakenClient { channel, wants_answer: state.wants_answer })
     }
 
     fn socket(&mut self, state: SocketState) -> Result<TakenSocket, Failure> {

@@ -4,7 +4,10 @@
 //! [`FORMAT`] counts changes that an older program would misread. A program reads the formats that
 //! it knows, and its check refuses the others while the old program still serves.
 
+use crate::disks::Origin;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -13,9 +16,9 @@ use std::path::PathBuf;
 use vhost_user::DeviceState;
 
 /// Version of the format.
-pub(super) const FORMAT: u32 = 1;
-/// Maximum size: 64 queues, 509 regions and their counters need far less.
-const BYTES_MAX: u64 = 64 << 20;
+pub(super) const FORMAT: u32 = 2;
+/// Maximum size: 1024 disks with 64 queues, 509 regions and their counters need less.
+const BYTES_MAX: u64 = 512 << 20;
 
 /// The state of a program.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,15 +27,34 @@ pub(super) struct ProgramState {
     pub(super) format: u32,
     /// Version of the program that wrote it.
     pub(super) from: String,
+    /// Its process id.
+    pub(super) pid: u32,
     /// Time of the monotonic clock, in nanoseconds, at which the disks stopped.
     pub(super) stopped_at_ns: u64,
-    /// The socket of front-ends, if it listens.
-    pub(super) front_ends: Option<SocketState>,
     pub(super) control: SocketState,
     pub(super) metrics: Option<SocketState>,
-    /// The control connection that waits for the answer.
-    pub(super) client: RawFd,
+    /// The control connection that has asked for the upgrade.
+    pub(super) client: ClientState,
+    /// A signal has asked for a reload that has not begun.
+    pub(super) reload_is_due: bool,
     pub(super) disks: Vec<DiskState>,
+}
+
+/// The part of a state that is the same in all formats.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+}
+
+/// A control connection.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ClientState {
+    pub(super) fd: RawFd,
+    /// It waits for an answer.
+    pub(super) wants_answer: bool,
+    /// Bytes of its next calls.
+    pub(super) unread: Vec<u8>,
 }
 
 /// A listening socket.
@@ -56,6 +78,12 @@ pub(super) struct SocketFileState {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DiskState {
+    pub(super) name: String,
+    /// Its options; `None`: those of the command line.
+    pub(super) options: Option<Value>,
+    pub(super) origin: Origin,
+    /// The socket of front-ends, if it listens.
+    pub(super) front_ends: Option<SocketState>,
     pub(super) image: Option<ImageState>,
     pub(super) device: DeviceState,
     /// The descriptors that `device` names.
@@ -88,24 +116,21 @@ impl ProgramState {
     pub(super) fn read(from: impl Read) -> Result<Self, String> {
         let mut text = Vec::new();
         from.take(BYTES_MAX).read_to_end(&mut text).map_err(|error| error.to_string())?;
-        let value: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-        match value["format"].as_u64() {
-            Some(format) if format == u64::from(FORMAT) => {}
-            Some(format) => {
-                return Err(format!("its format is {format}, and this program reads {FORMAT}"));
-            }
-            None => return Err("it has no format".to_owned()),
+        let told = |error: serde_json::Error| error.to_string();
+        match serde_json::from_slice::<Version>(&text).map_err(told)?.format {
+            FORMAT => serde_json::from_slice(&text).map_err(told),
+            format => Err(format!("its format is {format}, and this program reads {FORMAT}")),
         }
-        serde_json::from_value(value).map_err(|error| error.to_string())
     }
 
     /// All descriptors that it names.
-    pub(super) fn descriptors(&self) -> Vec<RawFd> {
-        let sockets = [self.front_ends.as_ref(), Some(&self.control), self.metrics.as_ref()];
-        let mut all: Vec<RawFd> = sockets.into_iter().flatten().map(|socket| socket.fd).collect();
-        all.push(self.client);
+    pub(super) fn descriptors(&self) -> HashSet<RawFd> {
+        let sockets = [Some(&self.control), self.metrics.as_ref()];
+        let mut all: HashSet<RawFd> =
+            sockets.into_iter().flatten().map(|socket| socket.fd).collect();
+        all.insert(self.client.fd);
         for disk in &self.disks {
+            all.extend(disk.front_ends.as_ref().map(|socket| socket.fd));
             all.extend(disk.image.as_ref().map(|image| image.fd));
             all.extend(&disk.descriptors);
         }
@@ -119,9 +144,9 @@ mod tests {
 
     #[test]
     fn another_format_and_an_unknown_field_are_refused() {
-        let why = ProgramState::read(&br#"{"format":2}"#[..]).unwrap_err();
-        assert!(why.contains("its format is 2"), "{why}");
-        let why = ProgramState::read(&br#"{"format":1,"odd":0}"#[..]).unwrap_err();
+        let why = ProgramState::read(&br#"{"format":1}"#[..]).unwrap_err();
+        assert!(why.contains("its format is 1"), "{why}");
+        let why = ProgramState::read(&br#"{"format":2,"odd":0}"#[..]).unwrap_err();
         assert!(why.contains("odd"), "{why}");
         assert!(ProgramState::read(&b"{}"[..]).is_err());
         assert!(ProgramState::read(&b""[..]).is_err());

@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
@@ -12,6 +13,10 @@ use tempfile::TempDir;
 
 /// The longest that anything here may take; far above what it takes.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program that makes itself useless for the kernel when it is run, and succeeds.
+pub(crate) const USELESS: &str =
+    r#"printf useless >"$0".new; chmod 755 "$0".new; mv "$0".new "$0""#;
 
 /// The program (another build of it with `VHOST_BLK_TEST_PROGRAM`) with nothing of the caller's
 /// environment that it looks at.
@@ -24,6 +29,11 @@ pub(crate) fn program() -> Command {
     }
     command.stdin(Stdio::null());
     command
+}
+
+/// The program that the daemons run.
+pub(crate) fn own_path() -> PathBuf {
+    program().get_program().into()
 }
 
 /// Runs the program to its end.
@@ -102,6 +112,14 @@ impl Place {
             assert!(Instant::now() < deadline, "in vain: {what}");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// An executable script in the folder.
+    pub(crate) fn script(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
     }
 
     /// Names of what lies in the folder.
@@ -184,6 +202,41 @@ impl Daemon {
                 return line;
             }
         }
+    }
+
+    /// Waits until the daemon has exactly these descriptors: those of a control connection go with
+    /// its thread.
+    #[track_caller]
+    pub(crate) fn wait_for_descriptors(&self, expected: &[String]) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.descriptors() != expected {
+            assert!(Instant::now() < end, "{:?} in place of {expected:?}", self.descriptors());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Descriptors of the daemon, by their names, after two equal looks.
+    pub(crate) fn settled_descriptors(&self) -> Vec<String> {
+        loop {
+            let before = self.descriptors();
+            std::thread::sleep(Duration::from_millis(100));
+            if self.descriptors() == before {
+                return before;
+            }
+        }
+    }
+
+    /// Descriptors of the daemon, by their names.
+    pub(crate) fn descriptors(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_link(entry.ok()?.path()).ok()?.into_os_string().into_string().ok()
+        };
+        let mut names: Vec<String> = entries.filter_map(name).collect();
+        // The number of a socket changes; its presence does not.
+        names.iter_mut().for_each(|name| name.truncate(name.find(":[").unwrap_or(name.len())));
+        names.sort();
+        names
     }
 
     /// Closes this end of the daemon's stderr.

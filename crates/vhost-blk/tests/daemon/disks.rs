@@ -384,15 +384,6 @@ fn serve_has_one_disk_under_its_name() {
 }
 
 #[test]
-fn an_upgrade_is_refused_with_the_remedy() {
-    let rig = Rig::new();
-    rig.add("a", "");
-    let line = rig.refused("upgrade", 1);
-    assert!(line.contains("serves several disks") && line.contains("restart"), "{line}");
-    rig.guest("a").write(0, &[1; 512]).unwrap();
-}
-
-#[test]
 fn the_log_level_changes_and_commands_are_logged_with_their_user() {
     let mut rig = Rig::with(&["--log-level", "info"]);
     rig.add("a", "");

@@ -57,7 +57,7 @@ fn upgraded_under_load(packed: bool, inflight: bool) {
     let (done, _session) = under_load(device, 2, |loaded| {
         let mut before = counters(&served);
         served.upgrade();
-        let descriptors = served.settled_descriptors();
+        let descriptors = served.daemon.settled_descriptors();
         for _ in 0..UPGRADES {
             loaded.wait_for_progress(20);
             pauses.push(served.upgrade());
@@ -67,7 +67,7 @@ fn upgraded_under_load(packed: bool, inflight: bool) {
             before = now;
         }
         loaded.wait_for_progress(20);
-        served.wait_for_descriptors(&descriptors);
+        served.daemon.wait_for_descriptors(&descriptors);
     });
     assert!(done.iter().all(|done| done.reads + done.writes > 0), "{done:?}");
     assert_eq!(served.status()["pid"], id);

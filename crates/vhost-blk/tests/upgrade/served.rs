@@ -6,7 +6,7 @@ use crate::common::{Daemon, Place, program, run};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A folder, a daemon with a control socket in it, and the path of that socket.
 pub(crate) struct Served {
@@ -73,50 +73,10 @@ impl Served {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
-
-    /// Waits until the daemon has exactly these descriptors: those of a control connection go with
-    /// its thread.
-    #[track_caller]
-    pub(crate) fn wait_for_descriptors(&self, expected: &[String]) {
-        let end = Instant::now() + Duration::from_secs(10);
-        while self.descriptors() != expected {
-            assert!(Instant::now() < end, "{:?} in place of {expected:?}", self.descriptors());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Descriptors of the daemon, by their names, after two equal looks.
-    pub(crate) fn settled_descriptors(&self) -> Vec<String> {
-        loop {
-            let before = self.descriptors();
-            std::thread::sleep(Duration::from_millis(100));
-            if self.descriptors() == before {
-                return before;
-            }
-        }
-    }
-
-    /// Descriptors of the daemon, by their names.
-    pub(crate) fn descriptors(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.daemon.id())).unwrap();
-        let name = |entry: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read_link(entry.ok()?.path()).ok()?.into_os_string().into_string().ok()
-        };
-        let mut names: Vec<String> = entries.filter_map(name).collect();
-        // The number of a socket changes; its presence does not.
-        names.iter_mut().for_each(|name| name.truncate(name.find(":[").unwrap_or(name.len())));
-        names.sort();
-        names
-    }
 }
 
 pub(crate) fn ctl(control: &Path, words: &[&str]) -> Output {
     let mut arguments = vec!["ctl".into(), "--control-path".into(), control.to_path_buf()];
     arguments.extend(words.iter().map(PathBuf::from));
     run(arguments)
-}
-
-/// The program that the daemons run.
-pub(crate) fn own_path() -> PathBuf {
-    program().get_program().into()
 }

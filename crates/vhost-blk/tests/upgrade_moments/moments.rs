@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Upgrades at particular moments.
 
-use crate::common::{Daemon, Place, program, run};
-use crate::served::{Served, ctl, own_path, served};
+use crate::common::{Daemon, Place, own_path, program, run};
+use crate::served::{Served, ctl, served};
 use driver::{Device, Options, QueueSetup};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Upgrades that are refused: the old program serves on.
 
-use crate::common::{Daemon, Place, one_line, program};
-use crate::served::{Served, ctl, own_path, served};
+use crate::common::{Daemon, Place, USELESS, one_line, own_path, program};
+use crate::served::{Served, ctl, served};
 use driver::{Device, Options, Request};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-
-/// An executable script.
-fn script(served: &Served, name: &str, text: &str) -> PathBuf {
-    let path = served.place.path(name);
-    fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path
-}
+use std::path::Path;
 
 #[track_caller]
 fn refused(served: &Served, program: &Path, words: &str) {
@@ -30,7 +22,7 @@ fn a_program_that_cannot_take_over_is_refused_and_the_guest_notices_nothing() {
     let mut device = Device::connect(&served.place.socket, &Options::default()).unwrap();
     device.write(0, &[1; 512]).unwrap();
     let running = served.status()["queues"][0]["chains"].clone();
-    let failing = script(&served, "failing", "echo it is broken >&2; exit 1");
+    let failing = served.place.script("failing", "echo it is broken >&2; exit 1");
     refused(&served, &failing, "it is broken");
     refused(&served, &served.place.path("missing"), "No such file");
     refused(&served, Path::new("vhost-blk"), "not absolute");
@@ -38,7 +30,7 @@ fn a_program_that_cannot_take_over_is_refused_and_the_guest_notices_nothing() {
     let plain = served.place.path("plain");
     fs::write(&plain, "").unwrap();
     refused(&served, &plain, "not executable");
-    let loose = script(&served, "loose", "exit 0");
+    let loose = served.place.script("loose", "exit 0");
     fs::set_permissions(&loose, fs::Permissions::from_mode(0o777)).unwrap();
     refused(&served, &loose, "others may write it");
     // The queue was not even stopped: a stop begins new counters.
@@ -52,22 +44,17 @@ fn a_program_that_passes_its_check_and_cannot_be_executed_leaves_the_old_one_run
     let mut device = Device::connect(&served.place.socket, &Options::default()).unwrap();
     device.write(0, &[1; 512]).unwrap();
     served.upgrade(); // closes what the test's own parents left open
-    let before = served.settled_descriptors();
+    let before = served.daemon.settled_descriptors();
     // It makes itself useless for the kernel after the check.
-    let program = script(
-        &served,
-        "once",
-        "printf useless >\"$0\".new; chmod 755 \"$0\".new; \
-                                            mv \"$0\".new \"$0\"",
-    );
+    let program = served.place.script("once", USELESS);
     refused(&served, &program, "the old program serves on");
-    served.wait_for_descriptors(&before);
+    served.daemon.wait_for_descriptors(&before);
     device.write(1, &[2; 512]).unwrap();
     let mut data = [0; 512];
     device.read(0, &mut data).unwrap();
     assert_eq!(data, [1; 512]);
     served.upgrade();
-    served.wait_for_descriptors(&before);
+    served.daemon.wait_for_descriptors(&before);
     device.read(1, &mut data).unwrap();
     assert_eq!(data, [2; 512]);
 }
@@ -79,7 +66,7 @@ fn options_that_changed_for_the_guest_are_refused() {
     let own = own_path();
     let wrapper = |name: &str, more: &str| {
         let text = format!("command=$1; shift; exec {} $command \"$@\" {more}", own.display());
-        script(&served, name, &text)
+        served.place.script(name, &text)
     };
     for (name, more, words) in [
         ("queues", "--num-queues=3", "cannot be used multiple times"),

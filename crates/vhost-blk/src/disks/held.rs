@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The time of an upgrade: no disk comes, goes or gets other options.
+
+use super::reload::NoReload;
+use super::{Disks, Mode, Slot, State};
+use crate::disk_options;
+use crate::failure::Failure;
+use crate::upgrade::{self, Obstacle, UpgradeError};
+use std::path::Path;
+use std::sync::TryLockError;
+use std::sync::atomic::Ordering;
+
+/// All disks, none of which comes or goes until this is dropped.
+pub struct Held<'a> {
+    disks: &'a Disks,
+    all: Vec<upgrade::Disk>,
+    _no_reload: NoReload<'a>,
+}
+
+impl Disks {
+    /// Holds the disks for an upgrade. Until the drop, [`Disks::add`] and [`Disks::remove`] are
+    /// refused and [`Disks::reload`] waits.
+    ///
+    /// # Errors
+    /// [`UpgradeError`] if there is a reload, or a disk is coming or going.
+    pub fn hold(&self) -> Result<Held<'_>, UpgradeError> {
+        let no_reload = match self.reloading.try_lock() {
+            Ok(guard) => NoReload { _guard: guard },
+            Err(TryLockError::Poisoned(error)) => NoReload { _guard: error.into_inner() },
+            Err(TryLockError::WouldBlock) => return Err(UpgradeError::Reloading),
+        };
+        let mut state = self.lock();
+        let all = state.to_pass_on(&self.mode)?;
+        state.is_held = true;
+        Ok(Held { disks: self, all, _no_reload: no_reload })
+    }
+
+    /// Notes that a signal asks for a reload, until it begins.
+    pub fn request_reload(&self) {
+        self.reload_is_due.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a reload that a signal has asked for has not begun.
+    pub fn reload_is_due(&self) -> bool {
+        self.reload_is_due.load(Ordering::Relaxed)
+    }
+}
+
+impl State {
+    fn to_pass_on(&self, mode: &Mode) -> Result<Vec<upgrade::Disk>, UpgradeError> {
+        let disk = |(name, slot): (&String, &Slot)| {
+            let name = name.clone();
+            let entry = match slot {
+                Slot::Starting => return Err(UpgradeError::Disk { name, why: Obstacle::Coming }),
+                Slot::Served(_) if self.stopping => return Err(UpgradeError::Ending),
+                Slot::Served(entry) if entry.stop.asked() => {
+                    return Err(UpgradeError::Disk { name, why: Obstacle::Going });
+                }
+                Slot::Served(entry) => entry,
+            };
+            let options = match mode {
+                Mode::One => None,
+                // The options of a file and of a command are UTF-8.
+                Mode::Many(_) => disk_options::of_disk(&entry.args, utf8).ok(),
+            };
+            Ok(upgrade::Disk {
+                name,
+                options,
+                origin: entry.origin,
+                control: entry.control.clone(),
+                parts: entry.parts.clone(),
+            })
+        };
+        self.table.iter().map(disk).collect()
+    }
+
+    /// Refuses a change of the table during an upgrade.
+    pub(super) fn check_free(&self, what: &str) -> Result<(), Failure> {
+        match self.is_held {
+            false => Ok(()),
+            true => Err(Failure::run(what, "an upgrade is in progress", "try again after it")),
+        }
+    }
+}
+
+fn utf8(path: &Path) -> Result<String, ()> {
+    path.to_str().map(str::to_owned).ok_or(())
+}
+
+impl Held<'_> {
+    /// The disks, by name.
+    pub fn all(&self) -> &[upgrade::Disk] {
+        &self.all
+    }
+
+    /// Returns whether the process is about to end.
+    pub fn is_stopping(&self) -> bool {
+        self.disks.is_stopping()
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.disks.lock().is_held = false;
+    }
+}

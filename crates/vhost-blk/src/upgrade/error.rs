@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reasons for which an upgrade is refused. The old program serves on.
+
+use super::FREEZE_MAX;
+use std::io;
+use std::path::PathBuf;
+
+/// The reason of a refusal.
+#[derive(Debug, thiserror::Error)]
+pub enum UpgradeError {
+    /// The program is not suited.
+    #[error("{}: {why}; give the absolute path of an executable that only root or this user can change", .path.display())]
+    Program {
+        /// Its path.
+        path: PathBuf,
+        /// The cause.
+        why: String,
+    },
+    /// The new program's check failed.
+    #[error("{} cannot take over ({ended}): {told}; nothing was changed", .path.display())]
+    Check {
+        /// Path of the program.
+        path: PathBuf,
+        /// The end of the check.
+        ended: String,
+        /// Its output.
+        told: String,
+    },
+    /// An upgrade is in progress.
+    #[error("another upgrade is in progress; wait for it")]
+    Busy,
+    /// The folder of configuration files is being read.
+    #[error("the configuration is being read again; wait for the end of the reload")]
+    Reloading,
+    /// A disk cannot be passed on.
+    #[error("the disk {name} cannot be passed on: {why}")]
+    Disk {
+        /// Name of the disk.
+        name: String,
+        /// The cause and the remedy.
+        why: Obstacle,
+    },
+    /// The limit on open files is too near: the new program could not open all of the disks.
+    #[error(
+        "{left} descriptors are left, and the take-over needs {needed} for a moment; raise the limit \
+         on open files (ulimit -n), or remove a disk"
+    )]
+    Descriptors {
+        /// Descriptors that the process may still open.
+        left: u64,
+        /// Descriptors that the upgrade needs besides those of the disks.
+        needed: u64,
+    },
+    /// The daemon is about to end.
+    #[error("the daemon is about to end; start it again")]
+    Ending,
+    /// The program was not executed; the disks run again.
+    #[error("{} could not be executed: {source}; the old program serves on", .path.display())]
+    Exec {
+        /// Path of the program.
+        path: PathBuf,
+        /// Error of the system call.
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("{0}; check the limits of the daemon (ulimit)")]
+    System(io::Error),
+}
+
+/// The reason for which a disk cannot be passed on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// It is being added.
+    #[error("it is being added; wait until it is served")]
+    Coming,
+    /// It is being removed.
+    #[error("it is being removed; wait until it is gone, or check its storage")]
+    Going,
+    /// It cannot outlive its program.
+    #[error("{0}; restart the daemon instead")]
+    Bound(&'static str),
+    /// An error of the storage has halted it, and it keeps requests.
+    #[error("an error of the storage has halted the disk; resume it before the upgrade")]
+    Halted,
+    /// A sync of its image has failed. The new program would forget it, and a FLUSH could succeed
+    /// although data is lost.
+    #[error(
+        "a sync of the disk has failed and completed writes may be lost; check the storage and the \
+         guest's data, then restart the daemon instead"
+    )]
+    SyncFailed,
+    /// Its thread does not answer.
+    #[error("it does not answer; check its storage")]
+    Silent,
+    /// Its requests in flight take too long.
+    #[error(
+        "its requests in flight did not complete in {} s; check its storage, or try again under less \
+         load",
+        FREEZE_MAX.as_secs()
+    )]
+    Slow,
+}

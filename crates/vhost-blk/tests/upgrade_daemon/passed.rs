@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The parts of a daemon that pass on to its new program.
+
+use crate::common::{Daemon, program};
+use crate::loads::{add_passed, file, image, write_and_read};
+use crate::rig::Rig;
+use driver::{Device, Options, Request};
+use serde_json::{Value, json};
+
+#[test]
+fn each_disk_keeps_its_pause_its_limits_its_cache_mode_and_its_counters() {
+    let rig = Rig::new();
+    ["a", "b", "c"].iter().for_each(|name| rig.add(name, "--limit-iops 500"));
+    let mut guests = ["a", "b", "c"].map(|name| rig.guest(name));
+    guests.iter_mut().for_each(|guest| write_and_read(guest, 0));
+    rig.ok("pause a");
+    rig.ok("limit b --iops 77 --burst-seconds 2");
+    rig.ok("set-cache c writethrough");
+    let of = |name: &str| {
+        let status = rig.json(&format!("status {name}"));
+        json!([status["paused"], status["limits"], status["writeback"], status["front_ends"]])
+    };
+    let requests = |name: &str| rig.json(&format!("stats {name}"))["queues"][0]["chains"].clone();
+    let names = ["a", "b", "c"];
+    let before = names.map(|name| (of(name), requests(name)));
+    rig.upgrade();
+    assert_eq!(names.map(|name| (of(name), requests(name))), before);
+    assert_eq!(
+        (&of("a")[0], &of("b")[1]["iops"], &of("c")[2]),
+        (&json!(true), &json!(77), &json!(false))
+    );
+    let layout = guests[0].layout();
+    guests[0].queue(0).submit(&Request::write(3, &[3; 512]), &layout).unwrap();
+    guests[1..].iter_mut().for_each(|guest| write_and_read(guest, 1));
+    assert!(guests[0].queue(0).try_collect().unwrap().is_none(), "the pause has ended");
+    rig.ok("resume a");
+    guests[0].queue(0).collect().unwrap();
+}
+
+#[test]
+fn a_reload_after_an_upgrade_compares_the_files_with_the_options_of_before() {
+    let rig = Rig::of_folder(&[]);
+    for name in ["same", "live", "idle", "gone", "late"] {
+        image(&rig, name);
+        rig.write_file(name, &file(name, ""));
+    }
+    rig.ok("reload");
+    rig.add("own", "");
+    rig.ok("limit same --iops 9");
+    // Changed before the upgrade, which does not read the folder.
+    rig.write_file("late", &file("late", "serial = 'new'"));
+    rig.upgrade();
+    assert_eq!(rig.guest("late").get_id().unwrap()[..3], *b"\0\0\0");
+    assert_eq!(rig.ok("reload"), "late: restarted\n");
+    assert_eq!(rig.guest("late").get_id().unwrap()[..3], *b"new");
+    rig.upgrade();
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    rig.write_file("live", &file("live", "limit-iops = 7"));
+    rig.write_file("idle", &file("idle", "serial = 'idle'"));
+    std::fs::remove_file(rig.path("conf").join("gone.toml")).unwrap();
+    let told = rig.ok("reload");
+    for line in ["live: changed", "idle: restarted", "gone: removed"] {
+        assert!(told.contains(line), "{told}");
+    }
+    assert_eq!(told.lines().count(), 3, "{told}");
+    assert_eq!(rig.names(), ["idle", "late", "live", "own", "same"]);
+    assert_eq!(rig.json("status same")["limits"]["iops"], 9);
+    rig.write_file("own", &file("own", ""));
+    let told = crate::common::stdout(&rig.ctl("reload"));
+    assert!(told.contains("a command has added another disk"), "{told}");
+}
+
+#[test]
+fn an_image_that_came_as_a_descriptor_or_has_moved_passes_on() {
+    let rig = Rig::new();
+    add_passed(&rig, "passed");
+    rig.add("moved", "");
+    let mut guests = ["passed", "moved"].map(|name| rig.guest(name));
+    std::fs::remove_file(rig.path("passed.img")).unwrap();
+    std::fs::rename(rig.path("moved.img"), rig.path("other.img")).unwrap();
+    for n in 0..3 {
+        rig.upgrade();
+        guests.iter_mut().for_each(|guest| write_and_read(guest, n));
+    }
+    // The lock of the moved one is still held.
+    let line = rig.refused("add x --blk-file other.img --socket-path x.sock", 1);
+    assert!(line.contains("in use by"), "{line}");
+}
+
+#[test]
+fn a_daemon_that_is_killed_after_an_upgrade_is_followed_by_one_that_completes_every_request() {
+    let mut rig = Rig::of_folder(&[]);
+    for name in ["a", "b"] {
+        image(&rig, name);
+        let slow = "wrap = ['delay:us=20000,ops=write']";
+        rig.write_file(name, &file(name, slow));
+    }
+    rig.ok("reload");
+    let options = Options { inflight: true, ..Options::default() };
+    let mut guests = ["a", "b"]
+        .map(|name| (name, Device::connect(rig.path(&format!("{name}.sock")), &options).unwrap()));
+    rig.upgrade();
+    for (_, guest) in &mut guests {
+        let layout = guest.layout();
+        for n in 0..8 {
+            guest.queue(0).submit(&Request::write(n, &[n as u8 + 1; 512]), &layout).unwrap();
+        }
+    }
+    rig.daemon.signal(libc::SIGKILL);
+    rig.daemon.wait();
+    let mut command = program();
+    command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
+    command.arg("--config-dir").arg(rig.path("conf"));
+    rig.daemon = Daemon::start(&mut command, &rig.path("ctl"));
+    for (name, guest) in &mut guests {
+        guest.reconnect(rig.path(&format!("{name}.sock"))).unwrap();
+        (0..8).for_each(|_| assert_eq!(guest.queue(0).collect().unwrap().1.status, Some(0)));
+        assert!(guest.queue(0).try_collect().unwrap().is_none(), "{name}: completed twice");
+        let mut data = [0; 512];
+        for n in 0..8 {
+            guest.read(n, &mut data).unwrap();
+            assert_eq!(data, [n as u8 + 1; 512], "{name}: sector {n}");
+        }
+    }
+    rig.upgrade();
+    guests.iter_mut().for_each(|(_, guest)| write_and_read(guest, 0));
+}
+
+#[test]
+fn metrics_are_served_on_for_all_disks() {
+    use std::io::{Read, Write};
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("metrics");
+    let rig = Rig::with(&["--metrics", &format!("unix:{}", socket.display())]);
+    ["a", "b"].iter().for_each(|name| rig.add(name, ""));
+    write_and_read(&mut rig.guest("a"), 0);
+    let scrape = || {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        let of_disk = |line: &&str| line.contains("disk=\"a\"") && line.contains("requests");
+        let lines: Vec<String> = page.lines().filter(of_disk).map(str::to_owned).collect();
+        assert!(page.contains("vhost_blk_disk_up{disk=\"b\"} 1"), "{page}");
+        lines
+    };
+    let before = scrape();
+    assert!(!before.is_empty());
+    rig.upgrade();
+    assert_eq!(scrape(), before);
+}
+
+#[test]
+fn calls_that_follow_an_upgrade_on_the_same_connection_are_answered() {
+    let mut rig = Rig::new();
+    rig.add("a", "");
+    let mut raw = rig.connect();
+    let upgrade = r#"{"method":"io.vhostblk.Upgrade"}"#;
+    let list = r#"{"method":"io.vhostblk.List"}"#;
+    let names = |reply: &Value| reply["parameters"]["disks"][0]["name"].clone();
+    // All in one write, and the last one in two parts.
+    let (first, rest) = list.split_at(9);
+    let bytes = format!("{upgrade}\0{list}\0{upgrade}\0{first}");
+    std::io::Write::write_all(&mut raw.stream, bytes.as_bytes()).unwrap();
+    assert!(raw.receive()["parameters"]["pause_us"].is_u64());
+    assert_eq!(names(&raw.receive()), "a");
+    assert!(raw.receive()["parameters"]["pause_us"].is_u64());
+    raw.send(rest);
+    assert_eq!(names(&raw.receive()), "a");
+    // A client that wants no answer gets none.
+    let oneway = r#"{"method":"io.vhostblk.Upgrade","oneway":true}"#;
+    std::io::Write::write_all(&mut raw.stream, format!("{oneway}\0{list}\0").as_bytes()).unwrap();
+    assert_eq!(names(&raw.receive()), "a");
+    (0..3).for_each(|_| _ = rig.daemon.log_line("the program was upgraded"));
+}
+
+#[test]
+fn a_subscription_of_events_ends_with_the_program_and_a_new_one_holds() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let subscribe = r#"{"method":"io.vhostblk.Events","more":true}"#;
+    let mut raw = rig.connect();
+    raw.call(subscribe);
+    rig.upgrade();
+    let mut rest = Vec::new();
+    std::io::Read::read_to_end(&mut raw.reader, &mut rest).unwrap();
+    assert_eq!(rest, b"");
+    let mut raw = rig.connect();
+    raw.call(subscribe);
+    rig.ok("pause a");
+    assert_eq!(raw.receive()["parameters"]["event"]["event"], "paused");
+}
