@@ -62,12 +62,18 @@ pub enum CreateError {
 /// # Errors
 /// [`CreateError`]; its text names the cause and the remedy.
 pub fn create(path: &Path, size_bytes: u64, allocation: Allocation) -> Result<(), CreateError> {
-    create_with(path, size_bytes, |file| {
-        if allocation == Allocation::Full {
-            sys::fallocate(file, 0, 0, size_bytes)?;
-        }
-        file.set_len(size_bytes)
-    })
+    create_with(path, size_bytes, |file| allocate(file, size_bytes, allocation))
+}
+
+/// Gives an empty file its size.
+///
+/// # Errors
+/// The error of the system call.
+pub fn allocate(file: &File, size_bytes: u64, allocation: Allocation) -> io::Result<()> {
+    if allocation == Allocation::Full {
+        sys::fallocate(file, 0, 0, size_bytes)?;
+    }
+    file.set_len(size_bytes)
 }
 
 /// Creates a file whose content `fill` writes, for a disk of `size_bytes`. Removes it if this
@@ -91,7 +97,8 @@ pub fn create_with(
     made.map_err(error)
 }
 
-fn error_of(path: &Path, size_bytes: u64, source: io::Error) -> CreateError {
+/// The error of a new image at `path` for a disk of `size_bytes`.
+pub fn error_of(path: &Path, size_bytes: u64, source: io::Error) -> CreateError {
     let path = path.to_owned();
     match source.raw_os_error() {
         Some(libc::EEXIST) => CreateError::Exists { path },

@@ -132,6 +132,32 @@ pub fn lock_image(file: &File, path: &Path, access: Access) -> Result<(), LockEr
     }
 }
 
+/// A program that has an image open and locked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Name and process id, if they are known.
+    pub holder: Option<String>,
+    /// It may write.
+    pub writes: bool,
+}
+
+/// Returns another program that holds the lock of the image `file`. Takes no lock itself.
+///
+/// # Errors
+/// The error of the system call.
+pub fn user_of(file: &File) -> std::io::Result<Option<User>> {
+    let holds = |base: u64| {
+        (base..=base + RESIZE).try_fold(false, |found, byte| {
+            Ok::<_, std::io::Error>(found || ofd::others_hold(file, byte)?)
+        })
+    };
+    if !holds(USED_BASE)? && !holds(NOT_SHARED_BASE)? {
+        return Ok(None);
+    }
+    let writes = ofd::others_hold(file, USED_BASE + WRITE)?;
+    Ok(Some(User { holder: holder::of_locks_on(file), writes }))
+}
+
 /// As [`lock_image`], but waits up to `patience` while the image is in use: a killed daemon holds
 /// its lock, and its claim, until the kernel has completed its I/O.
 ///

@@ -62,7 +62,7 @@ fn backing(
     allow: AllowBacking,
 ) -> Result<(PathBuf, bool), Qcow2Error> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let backing = folder.join(name);
+    let backing = beside(path, name);
     let is_beside = || -> io::Result<bool> {
         let real = |path: &Path| {
             if path.as_os_str().is_empty() {
@@ -96,6 +96,11 @@ fn backing(
             "run `qemu-img rebase -u -b BACKING -F qcow2 IMAGE` (or -F raw), as it is",
         )),
     }
+}
+
+/// Path of a file that the image at `path` names.
+pub(crate) fn beside(path: &Path, name: &str) -> PathBuf {
+    path.parent().unwrap_or(Path::new(".")).join(name)
 }
 
 pub(crate) fn refuse(path: &Path, what: &str, remedy: &str) -> Qcow2Error {

@@ -7,6 +7,7 @@
 //! and each sector has a content that its writes allow.
 
 use crate::chain;
+use crate::check::check;
 use crate::image::{Answer, Image, Question};
 use crate::storage::{Change, Log};
 use crate::{AllowBacking, header};
@@ -202,6 +203,10 @@ impl Run {
         let change = self.record.get(point);
         let at = format!("crash {point} of {}, {variant}", self.record.len());
         assert!(matches!(code, Some(0 | 3)), "{at}: {text} before {:?}", change.map(kind));
+        let path = folder.join("crashed.qcow2");
+        let ours = check(&path, &File::open(&path).expect("it opens")).expect("it is checked");
+        assert_eq!(ours.errors, 0, "{at}: {ours:?}");
+        assert_eq!(ours.leaks > 0, code == Some(3), "{at}: {ours:?}, {text}");
         let to_raw = ["convert", "-f", "qcow2", "-O", "raw", "crashed.qcow2", "crashed.raw"];
         assert_eq!(qemu_img(folder, &to_raw).0, Some(0), "{at}");
         let content = fs::read(folder.join("crashed.raw")).expect("the content");

@@ -40,8 +40,16 @@ pub enum Qcow2Error {
         /// The backing file.
         backing: PathBuf,
     },
+    /// The file cannot be opened or read.
+    #[error("{}: cannot be read: {source}; check the path and its permissions", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Error of the system call.
+        source: io::Error,
+    },
     /// The metadata cannot be read or are wrong.
-    #[error("{}: cannot be opened as qcow2: {source}; see `qemu-img check {}`", .path.display(), .path.display())]
+    #[error("{}: cannot be opened as qcow2: {source}; see `vhost-blk check {}`", .path.display(), .path.display())]
     Image {
         /// The image.
         path: PathBuf,

@@ -198,7 +198,8 @@ impl Image {
         Answer::Extent(extent, self.generation.load(Ordering::SeqCst))
     }
 
-    fn read(&mut self, at: u64, len: u64) -> io::Result<Answer> {
+    /// Answers [`Question::Read`].
+    pub(crate) fn read(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         match self.find(at, len)? {
             Found::Extent { extent, .. } => Ok(self.extent(extent)),
             Found::Zero(len) => Ok(Answer::Zero(len)),

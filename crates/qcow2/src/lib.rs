@@ -13,14 +13,18 @@
 //!    punch the file inside of an allocated cluster and leave its table entry.
 
 mod chain;
+pub mod check;
+pub mod copy;
 #[cfg(test)]
 mod crash_tests;
 pub mod create;
 mod error;
 mod extents;
+mod fields;
 pub mod header;
 mod helper;
 mod image;
+pub mod inspect;
 mod lane;
 mod overlay;
 mod piece;

@@ -121,6 +121,7 @@ fn random_damage_never_panics_and_never_touches_another_file() {
             bytes[at as usize] = random() as u8;
         }
         fs::write(&damaged, bytes).expect("the image");
+        common::compare(&damaged);
         let Ok(disk) = open(&damaged) else { continue };
         opened += 1;
         let (mut rig, end) = (rig(&disk), disk.info().capacity_sectors * 512);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Sort};
+use crate::image::{check, convert, info};
 use crate::options::{DaemonArgs, ServeArgs};
 use crate::{config, create, ctl, daemon, doctor, generate, upgrade};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -24,6 +25,10 @@ pub struct Cli {
 /// The commands, alphabetical.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Check the tables of a qcow2 image, and free leaked clusters
+    Check(check::CheckArgs),
+    /// Copy an image to a new one of another format
+    Convert(convert::ConvertArgs),
     /// Make a raw or qcow2 image file
     Create(create::CreateArgs),
     /// Ask a running daemon for the state of its disks, change them, add and remove some
@@ -34,6 +39,8 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Write man pages, shell completions or the table of options
     Generate(generate::GenerateArgs),
+    /// Describe an image: format, size, backing files, and the options to serve it
+    Info(info::InfoArgs),
     /// Serve one disk on one socket, in the foreground
     Serve(Box<ServeArgs>),
 }
@@ -130,25 +137,33 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
             Answer::Failure(Failure::usage(
                 "read the command line",
                 "no command is given",
-                "give serve, daemon, create, ctl, doctor or generate, and see vhost-blk --help",
+                "give serve, daemon, ctl, create, info, check, convert, doctor or generate, and see \
+                 vhost-blk --help",
             ))
         }
         _ => {
             let program = Cli::command();
             let known = args.get(1).and_then(|name| program.find_subcommand(name));
             let command = known.map_or(String::new(), |command| format!(" {}", command.get_name()));
-            Answer::Failure(Failure::from_clap("the command line", &command, &error))
+            let mut failure = Failure::from_clap("the command line", &command, &error);
+            if command == " check" {
+                failure.sort = Sort::Run; // as with `qemu-img check`, 2 means errors in the image
+            }
+            Answer::Failure(failure)
         }
     }
 }
 
 fn execute(command: Command) -> Result<ExitCode, Failure> {
     match command {
+        Command::Check(args) => return check::check(&args),
+        Command::Convert(args) => convert::convert(&args),
         Command::Create(args) => create::create(&args),
         Command::Ctl(args) => ctl::ctl(&args),
         Command::Doctor(args) => return Ok(doctor::doctor(&args)),
         Command::Generate(args) => generate::generate(&args),
         Command::Daemon(args) => daemon::daemon(&args),
+        Command::Info(args) => info::info(&args),
         Command::Serve(args) => daemon::serve(&args),
     }
     .map(|()| ExitCode::SUCCESS)

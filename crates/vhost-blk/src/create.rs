@@ -55,12 +55,19 @@ pub fn create(args: &CreateArgs) -> Result<(), Failure> {
         Format::Qcow2 => create_qcow2(args),
     }
     .map_err(|error| match error {
-        Error::Create(error @ CreateError::Failed { .. }) => {
-            Failure::run("make the image", error, "check the path and its permissions")
-        }
-        Error::Create(error) => Failure::told("make the image", error),
+        Error::Create(error) => failure(error),
         Error::Failure(failure) => failure,
     })
+}
+
+/// The failure of a new image.
+pub(crate) fn failure(error: CreateError) -> Failure {
+    match error {
+        CreateError::Failed { .. } => {
+            Failure::run("make the image", error, "check the path and its permissions")
+        }
+        _ => Failure::told("make the image", error),
+    }
 }
 
 /// An error of either layer.

@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::values::{AllowBacking, BackendKind, Format, LockMode};
+use crate::values::{BackendKind, Format, LockMode};
 use backend::file::{File, FileError, FileOptions, OpenAs};
 use backend::mem::Mem;
 use backend::null::Null;
@@ -126,7 +126,7 @@ fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure
         Some(Format::Qcow2) => open_qcow2(path, args),
         Some(Format::Raw) => open_raw(opened_path, path, args),
         None => {
-            check_is_raw(opened_path, path)?;
+            check_is_raw(opened_path, path, "serve")?;
             open_raw(opened_path, path, args)
         }
     }
@@ -134,7 +134,7 @@ fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure
 
 /// Refuses a file without `--format` that begins like a qcow2 image: a guest can write such a
 /// header to a raw disk, so the daemon does not guess the format from it.
-fn check_is_raw(opened_path: &Path, path: &Path) -> Result<(), Failure> {
+pub(crate) fn check_is_raw(opened_path: &Path, path: &Path, act: &str) -> Result<(), Failure> {
     let is_regular = std::fs::metadata(opened_path).is_ok_and(|meta| meta.is_file());
     // A file that cannot be read is refused when it is opened.
     let looks_like_qcow2 = is_regular
@@ -144,7 +144,7 @@ fn check_is_raw(opened_path: &Path, path: &Path) -> Result<(), Failure> {
     match looks_like_qcow2 {
         false => Ok(()),
         true => Err(Failure::run(
-            format!("serve {} as a raw image", path.display()),
+            format!("{act} {} as a raw image", path.display()),
             "it begins like a qcow2 image",
             "give --format qcow2, or --format raw if its content is a guest's raw disk",
         )),
@@ -187,11 +187,7 @@ fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, 
 }
 
 fn open_qcow2(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
-    let allow_backing = match args.allow_backing {
-        AllowBacking::Off => qcow2::AllowBacking::Off,
-        AllowBacking::SameDir => qcow2::AllowBacking::SameDir,
-        AllowBacking::Any => qcow2::AllowBacking::Any,
-    };
+    let allow_backing = args.allow_backing.into();
     let open = |file| Qcow2Disk::open(path, &Qcow2Options { file, allow_backing });
     let locks = args.lock == LockMode::Auto;
     let opened = open_patiently(path, locks, args, open, |error| match error {

@@ -19,6 +19,7 @@ pub mod engine;
 pub mod events;
 pub mod failure;
 pub mod generate;
+pub mod image;
 pub mod log;
 pub mod man;
 pub mod metrics;

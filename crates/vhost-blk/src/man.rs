@@ -2,6 +2,7 @@
 //! The man pages: name, synopsis and options come from the definitions of the command line, the
 //! rest from [`PAGES`].
 
+mod images;
 mod pages;
 
 pub use pages::PAGES;

@@ -62,6 +62,16 @@ pub enum AllowBacking {
     Any,
 }
 
+impl From<AllowBacking> for qcow2::AllowBacking {
+    fn from(allowed: AllowBacking) -> Self {
+        match allowed {
+            AllowBacking::Off => qcow2::AllowBacking::Off,
+            AllowBacking::SameDir => qcow2::AllowBacking::SameDir,
+            AllowBacking::Any => qcow2::AllowBacking::Any,
+        }
+    }
+}
+
 /// State of a completed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Cache {

@@ -2,7 +2,10 @@
 //! Images made by `qemu-img`, for the tests of the crate.
 #![allow(dead_code)] // each test program uses some of it
 
+use qcow2::check::Report;
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -54,13 +57,20 @@ pub(crate) fn open(path: &Path) -> Result<Qcow2Disk, Qcow2Error> {
     Qcow2Disk::open(path, &options(AllowBacking::SameDir, true))
 }
 
-/// `qemu-img check` finds no error; leaked clusters are allowed.
+/// `qemu-img check` finds no error, and our own check agrees; leaked clusters are allowed.
 pub(crate) fn check(path: &Path) -> Result<(), String> {
     let folder = path.parent().expect("a file in a folder");
     let ran =
         qemu("qemu-img", folder, &["check", "-U", "-f", "qcow2", &path.display().to_string()]);
     match ran.status.code() {
-        Some(0 | 3) => Ok(()),
+        Some(theirs @ (0 | 3)) => {
+            let file = File::open(path).map_err(|why| why.to_string())?;
+            let ours = qcow2::check::check(path, &file).map_err(|why| why.to_string())?;
+            match code(&ours) == theirs {
+                true => Ok(()),
+                false => Err(format!("{theirs} by QEMU, {ours:#?}")),
+            }
+        }
         code => Err(format!(
             "{code:?}: {}{}",
             String::from_utf8_lossy(&ran.stdout),
@@ -76,4 +86,63 @@ pub(crate) fn content(path: &Path) -> Vec<u8> {
     let folder = path.parent().expect("a file in a folder");
     qemu_ok("qemu-img", folder, &["convert", "-U", "-f", "qcow2", "-O", "raw", &from, &to]);
     std::fs::read(raw).expect("the converted image")
+}
+
+/// The verdict of `qemu-img check`: its exit code and its report.
+fn verdict(path: &Path) -> (i32, serde_json::Value) {
+    let folder = path.parent().expect("a file in a folder");
+    let name = path.display().to_string();
+    let ran = qemu("qemu-img", folder, &["check", "-f", "qcow2", "--output", "json", &name]);
+    let told = || String::from_utf8_lossy(&ran.stderr).into_owned().into();
+    let report = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| told());
+    (ran.status.code().expect("it ends by itself"), report)
+}
+
+/// The exit code of a report.
+pub(crate) fn code(report: &Report) -> i32 {
+    match report {
+        Report { errors: 1.., .. } => 2,
+        Report { leaks: 1.., .. } => 3,
+        _ => 0,
+    }
+}
+
+/// The header says that the data is encrypted; the check needs no key.
+fn needs_key(path: &Path) -> bool {
+    let mut field = [0; 4];
+    File::open(path).and_then(|file| file.read_exact_at(&mut field, 32)).expect("the header");
+    field == [0, 0, 0, 1]
+}
+
+/// Compares our verdict with QEMU's, and returns ours: 1 if the image cannot be checked.
+#[track_caller]
+pub(crate) fn compare(path: &Path) -> i32 {
+    let file = File::open(path).expect("the image opens");
+    let ours = qcow2::check::check(path, &file);
+    let (theirs, json) = verdict(path);
+    let name = path.display();
+    let found = match &ours {
+        Ok(report) => report,
+        // A header that QEMU takes, and that names impossible tables, is an error for both.
+        Err(why) => {
+            assert!(matches!(theirs, 1 | 2), "{name}: {theirs}, {json:#}, {why}");
+            return 1;
+        }
+    };
+    let is_agreed = match theirs {
+        // QEMU gives up at damaged tables that it cannot read, and without a key.
+        1 => code(found) == 2 || needs_key(path),
+        theirs => code(found) == theirs,
+    };
+    assert!(is_agreed, "{name}: {theirs}, {json:#}, {found:#?}");
+    let number = |key: &str| json[key].as_u64().unwrap_or(0);
+    if found.errors == 0 && !needs_key(path) {
+        assert_eq!(found.leaks, number("leaks"), "{name}: {json:#}, {found:#?}");
+        assert_eq!(found.total_clusters, number("total-clusters"), "{name}: {json:#}");
+        assert_eq!(found.allocated_clusters, number("allocated-clusters"), "{name}: {json:#}");
+    }
+    if code(found) == 0 && !needs_key(path) {
+        assert_eq!(found.end_bytes, number("image-end-offset"), "{name}: {json:#}");
+    }
+    code(found)
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Exit statuses, files, examples and references of each command's page, alphabetical.
 
-use super::Page;
+use super::{Page, images};
 
-const DONE: (u8, &str) = (0, "Success.");
+pub(super) const DONE: (u8, &str) = (0, "Success.");
 const FAILED: (u8, &str) = (1, "Failure; one line on standard error has the cause and the remedy.");
-const MISUSED: (u8, &str) = (2, "The command line is wrong.");
-const USUAL: &[(u8, &str)] = &[DONE, FAILED, MISUSED];
+pub(super) const MISUSED: (u8, &str) = (2, "The command line is wrong.");
+pub(super) const USUAL: &[(u8, &str)] = &[DONE, FAILED, MISUSED];
 
 const CONTROL_SOCKET: &[(&str, &str)] =
     &[("PATH", "The control socket of a daemon (--control-path).")];
@@ -33,15 +33,20 @@ pub const PAGES: &[Page] = &[
             ("Test the machine:", "vhost-blk doctor --blk-file data.img"),
         ],
         see_also: &[
+            ("vhost-blk-check", "1"),
+            ("vhost-blk-convert", "1"),
             ("vhost-blk-create", "1"),
             ("vhost-blk-ctl", "1"),
             ("vhost-blk-daemon", "1"),
             ("vhost-blk-doctor", "1"),
             ("vhost-blk-generate", "1"),
+            ("vhost-blk-info", "1"),
             ("vhost-blk-serve", "1"),
             ("qemu", "1"),
         ],
     },
+    images::CHECK,
+    images::CONVERT,
     Page {
         command: "vhost-blk create",
         statuses: USUAL,
@@ -57,7 +62,13 @@ pub const PAGES: &[Page] = &[
                 "vhost-blk create --format qcow2 --backing data.img --backing-format raw top.qcow2",
             ),
         ],
-        see_also: &[("vhost-blk-serve", "1"), ("truncate", "1"), ("qemu-img", "1")],
+        see_also: &[
+            ("vhost-blk-convert", "1"),
+            ("vhost-blk-info", "1"),
+            ("vhost-blk-serve", "1"),
+            ("truncate", "1"),
+            ("qemu-img", "1"),
+        ],
     },
     Page {
         command: "vhost-blk ctl",
@@ -405,6 +416,7 @@ pub const PAGES: &[Page] = &[
         examples: &[("Print the page:", "vhost-blk generate options-table")],
         see_also: &[("vhost-blk-generate", "1"), ("vhost-blk-serve", "1")],
     },
+    images::INFO,
     Page {
         command: "vhost-blk serve",
         statuses: &[

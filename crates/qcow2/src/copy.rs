@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Copies the content of a disk from one image to another; holes and zeroes stay holes.
+
+use crate::create::NewImage;
+use crate::extents::Extent;
+use crate::image::{Answer, Image};
+use crate::{AllowBacking, Qcow2Error, chain};
+use backend::FileError;
+use backend::create::{Allocation, allocate};
+use backend::lock::{Access, lock_image};
+use imago::qcow2::Qcow2;
+use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, file};
+use rustix::fs::SeekFrom;
+use std::fs::{self, File};
+use std::io::{self, Seek};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes that are read at once: a whole number of clusters of any size.
+const CHUNK: u64 = 2 << 20;
+/// Zeroes of this length and alignment are a hole of a raw image.
+const RAW_HOLE: u64 = 4096;
+
+/// An image that is read.
+pub struct Source {
+    kind: Kind,
+    size_bytes: u64,
+    identities: Vec<(u64, u64)>,
+    buffer: Vec<u8>,
+}
+
+enum Kind {
+    Raw(File),
+    Qcow2 { image: Box<Image>, files: Vec<File>, last: Option<Extent> },
+}
+
+/// The content at a position.
+enum Piece {
+    /// This many zeroes.
+    Hole(u64),
+    /// This many bytes of the buffer.
+    Data(usize),
+}
+
+impl Source {
+    /// Opens an image, and its backing files. `locks`: no other program may write to them.
+    ///
+    /// # Errors
+    /// [`Qcow2Error`]; its text names the cause and the remedy.
+    pub fn open(
+        path: &Path,
+        is_qcow2: bool,
+        allow: AllowBacking,
+        locks: bool,
+    ) -> Result<Source, Qcow2Error> {
+        // The lock comes first: nothing may change the header meanwhile.
+        let mut top = open_locked(path, locks)?;
+        if !is_qcow2 {
+            let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
+            let size_bytes = top.seek(io::SeekFrom::End(0)).map_err(failed)?;
+            let identities = vec![identity(&top).map_err(failed)?];
+            if size_bytes == 0 {
+                return Err(chain::refuse(path, "it is empty", "give an image"));
+            }
+            return Ok(Source { kind: Kind::Raw(top), size_bytes, identities, buffer: vec![] });
+        }
+        let links = chain::follow(path, true, allow)?;
+        let mut files = vec![top];
+        for link in &links[1..] {
+            files.push(open_locked(&link.path, locks)?);
+        }
+        let Some(header) = &links[0].header else {
+            return Err(Qcow2Error::NotQcow2 { path: path.into() });
+        };
+        let identities = files.iter().map(identity).collect::<io::Result<Vec<_>>>();
+        let identities =
+            identities.map_err(|source| Qcow2Error::Unreadable { path: path.into(), source })?;
+        let image = Box::new(Image::new(chain::open(&links, false, None)?, header, Arc::default()));
+        let kind = Kind::Qcow2 { image, files, last: None };
+        Ok(Source { kind, size_bytes: header.size_bytes, identities, buffer: vec![] })
+    }
+
+    /// Size of the disk in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Returns whether the open file is one of this image.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn has(&self, file: &File) -> io::Result<bool> {
+        Ok(self.identities.contains(&identity(file)?))
+    }
+
+    /// The content from `at` on, at most to the next multiple of [`CHUNK`].
+    fn piece(&mut self, at: u64) -> io::Result<Piece> {
+        let (rest, buffer) = (self.size_bytes - at, &mut self.buffer);
+        match &mut self.kind {
+            Kind::Raw(file) => read(file, at..self.size_bytes, CHUNK - at % CHUNK, buffer),
+            Kind::Qcow2 { image, files, last } => {
+                let known = last.filter(|extent| (extent.start..extent.end).contains(&at));
+                let answer = match known {
+                    Some(extent) => Answer::Extent(extent, 0),
+                    None => image.read(at, rest)?,
+                };
+                match answer {
+                    Answer::Extent(extent, _) => {
+                        *last = Some(extent);
+                        let from = extent.host + (at - extent.start);
+                        let range = from..from + (extent.end - at).min(rest);
+                        read(&files[extent.file as usize], range, CHUNK - at % CHUNK, buffer)
+                    }
+                    Answer::Zero(len) => Ok(Piece::Hole(len.min(rest))),
+                    Answer::Data(data) => {
+                        *buffer = data;
+                        Ok(Piece::Data(buffer.len()))
+                    }
+                    other => Err(io::Error::other(format!("no content at {at}: {other:?}"))),
+                }
+            }
+        }
+    }
+}
+
+fn open_locked(path: &Path, locks: bool) -> Result<File, Qcow2Error> {
+    let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
+    let kind = fs::metadata(path).map_err(failed)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(FileError::Kind { path: path.into() }.into());
+    }
+    let file = File::open(path).map_err(failed)?;
+    if locks {
+        lock_image(&file, path, Access::Read).map_err(FileError::from)?;
+    }
+    Ok(file)
+}
+
+fn identity(file: &File) -> io::Result<(u64, u64)> {
+    let found = file.metadata()?;
+    Ok((found.dev(), found.ino()))
+}
+
+/// Reads data at the start of a range, at most `max` bytes of it, or tells of a hole there.
+fn read(file: &File, range: Range<u64>, max: u64, buffer: &mut Vec<u8>) -> io::Result<Piece> {
+    let data = data(file, range.clone())?;
+    if data.start > range.start {
+        return Ok(Piece::Hole(data.start - range.start));
+    }
+    let len = (data.end - data.start).min(max) as usize;
+    buffer.resize(len, 0);
+    file.read_exact_at(buffer, range.start)?;
+    Ok(Piece::Data(len))
+}
+
+/// The first data in a range of the file; empty at its end if there is none.
+fn data(file: &File, range: Range<u64>) -> io::Result<Range<u64>> {
+    let bounded = |at: u64| at.clamp(range.start, range.end);
+    match rustix::fs::seek(file, SeekFrom::Data(range.start)) {
+        Ok(start) if start < range.end => {
+            let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+            Ok(bounded(start)..bounded(end))
+        }
+        Ok(_) | Err(rustix::io::Errno::NXIO) => Ok(range.end..range.end),
+        // The storage knows no holes, as a block device.
+        Err(rustix::io::Errno::INVAL) => Ok(range),
+        Err(why) => Err(why.into()),
+    }
+}
+
+/// A new image that is written.
+pub enum Target {
+    /// A raw file.
+    Raw(File),
+    /// A qcow2 image: its tables, its file and the size of its clusters.
+    Qcow2(FormatAccess<file::File>, File, u64),
+}
+
+impl Target {
+    /// Makes a raw image in the empty file.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn raw(file: &File, size_bytes: u64, allocation: Allocation) -> io::Result<Target> {
+        allocate(file, size_bytes, allocation)?;
+        Ok(Target::Raw(file.try_clone()?))
+    }
+
+    /// Makes a qcow2 image without a backing file in the empty file.
+    ///
+    /// # Errors
+    /// The error of imago or of a system call.
+    pub fn qcow2(file: &File, image: &NewImage) -> io::Result<Target> {
+        image.write(file)?;
+        let storage = file::File::try_from(file.try_clone()?)?;
+        let opened = Qcow2::<file::File>::builder(storage)
+            .write(true)
+            .backing(None)
+            .data_file(None)
+            .open(DenyImplicitOpenGate::default())?;
+        Ok(Target::Qcow2(FormatAccess::new(opened), file.try_clone()?, image.cluster_bytes))
+    }
+
+    /// Writes data; zeroes that fill a block are left out.
+    fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
+        let unit = match self {
+            Target::Raw(_) => RAW_HOLE,
+            Target::Qcow2(_, _, cluster_bytes) => *cluster_bytes,
+        };
+        for run in runs(at, data, unit) {
+            let (start, part) = (at + run.start as u64, &data[run]);
+            match self {
+                Target::Raw(file) => file.write_all_at(part, start)?,
+                Target::Qcow2(access, ..) => access.write(part, start)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the image durable.
+    fn finish(self) -> io::Result<()> {
+        match self {
+            Target::Raw(file) => file.sync_all(),
+            Target::Qcow2(access, file, _) => {
+                access.flush()?;
+                drop(access);
+                file.sync_all()
+            }
+        }
+    }
+}
+
+/// Ranges of `data`, which belongs at `at`, without the blocks of `unit` bytes that are zero.
+fn runs(at: u64, data: &[u8], unit: u64) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    let mut start = 0;
+    while start < data.len() {
+        let len = unit - (at + start as u64) % unit;
+        let end = start + (len as usize).min(data.len() - start);
+        if !is_zero(&data[start..end]) {
+            match found.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => found.push(start..end),
+            }
+        }
+        start = end;
+    }
+    found
+}
+
+/// Compares with whole blocks, which is much faster than byte by byte.
+fn is_zero(data: &[u8]) -> bool {
+    const ZEROES: [u8; RAW_HOLE as usize] = [0; RAW_HOLE as usize];
+    data.chunks(ZEROES.len()).all(|block| *block == ZEROES[..block.len()])
+}
+
+/// Errors of [`copy`].
+#[derive(Debug)]
+pub enum CopyError {
+    /// The source cannot be read at this position.
+    Read(u64, io::Error),
+    /// The target cannot be written.
+    Write(io::Error),
+    /// The caller has stopped the copy.
+    Stopped,
+}
+
+/// Copies the whole content and makes it durable. `goes_on` learns of the bytes that are done, and
+/// stops the copy by `false`.
+///
+/// # Errors
+/// [`CopyError`]; the target is incomplete then.
+pub fn copy(
+    source: &mut Source,
+    target: Target,
+    goes_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<(), CopyError> {
+    let mut at = 0;
+    while at < source.size_bytes {
+        if !goes_on(at) {
+            return Err(CopyError::Stopped);
+        }
+        at += match source.piece(at).map_err(|why| CopyError::Read(at, why))? {
+            Piece::Hole(len) => len,
+            Piece::Data(len) => {
+                target.write(at, &source.buffer[..len]).map_err(CopyError::Write)?;
+                len as u64
+            }
+        };
+    }
+    match goes_on(at) {
+        true => target.finish().map_err(CopyError::Write),
+        false => Err(CopyError::Stopped),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_blocks_are_left_out_and_others_joined() {
+        let mut data = vec![0; 20];
+        data[5] = 1;
+        data[11] = 1;
+        // Blocks of 4 bytes from position 2: 0..2, 2..6, 6..10, 10..14 ...
+        assert_eq!(runs(2, &data, 4), [2..6, 10..14]);
+        data[7] = 1;
+        assert_eq!(runs(2, &data, 4).first(), Some(&(2..14)));
+        assert_eq!(runs(2, &data, 4).len(), 1);
+        assert_eq!(runs(0, &[0; 9], 4), []);
+    }
+}

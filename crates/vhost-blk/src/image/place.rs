@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The place of a new image: a temporary file beside it that takes its name at the end.
+
+use crate::create;
+use crate::failure::Failure;
+use backend::create::error_of;
+use backend::lock::{Access, lock_image};
+use qcow2::copy::Source;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+const WHAT: &str = "make the image";
+
+/// The place, with the new file. Without [`Place::fill`] the file is removed.
+#[derive(Debug)]
+pub(super) struct Place {
+    path: PathBuf,
+    new: NamedTempFile,
+    /// The file that is replaced, with its lock.
+    old: Option<File>,
+}
+
+/// The failure of the new image at `path`, for a disk of `size_bytes`.
+pub(super) fn failure(path: &Path, size_bytes: u64, why: io::Error) -> Failure {
+    create::failure(error_of(path, size_bytes, why))
+}
+
+impl Place {
+    /// Checks and locks the place, and makes the temporary file.
+    ///
+    /// # Errors
+    /// [`Failure`], also if the place has a file of `source`, or one in use.
+    pub(super) fn take(path: &Path, overwrite: bool, source: &Source) -> Result<Place, Failure> {
+        let failed = |why: io::Error| failure(path, 0, why);
+        let old = match File::open(path) {
+            Ok(_) if !overwrite => {
+                let why = format!("{}: exists already", path.display());
+                let remedy = "give --overwrite, or choose another name";
+                return Err(Failure::run(WHAT, why, remedy));
+            }
+            Ok(old) => Some(check_old(path, old, source)?),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => None,
+            Err(why) => return Err(failed(why)),
+        };
+        // The name of a link stays; its file is replaced.
+        let path = match &old {
+            Some(_) => fs::canonicalize(path).map_err(failed)?,
+            None => path.to_owned(),
+        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut builder = tempfile::Builder::new();
+        let prefix = format!(".{}.", name.chars().take(40).collect::<String>());
+        builder.prefix(&prefix).suffix(".part").permissions(Permissions::from_mode(0o666));
+        let new = builder.tempfile_in(folder(&path)).map_err(|why| {
+            let why = format!("{}: cannot be created: {why}", path.display());
+            Failure::run(WHAT, why, "check the path, its permissions and the free space")
+        })?;
+        if let Some(old) = &old {
+            inherit(old, new.as_file()).map_err(failed)?;
+        }
+        Ok(Place { path, new, old })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        self.new.as_file()
+    }
+
+    /// Gives the new file its name, durably.
+    pub(super) fn fill(self, size_bytes: u64) -> Result<(), Failure> {
+        let Place { path, new, old } = self;
+        let failed = |why: io::Error| failure(&path, size_bytes, why);
+        let named = match old {
+            Some(_) => new.persist(&path),
+            None => new.persist_noclobber(&path),
+        };
+        named.map_err(|error| failed(error.error))?;
+        File::open(folder(&path)).and_then(|folder| folder.sync_all()).map_err(failed)
+    }
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Checks and locks a file that is to be replaced.
+fn check_old(path: &Path, old: File, source: &Source) -> Result<File, Failure> {
+    let failed = |why: io::Error| failure(path, 0, why);
+    let shown = path.display();
+    if !old.metadata().map_err(failed)?.is_file() {
+        let why = format!("{shown}: no regular file, and only such a file is replaced");
+        return Err(Failure::run(WHAT, why, "give the name of a file"));
+    }
+    if source.has(&old).map_err(failed)? {
+        let why = format!("{shown}: it is the source, or one of its backing files");
+        return Err(Failure::run(WHAT, why, "choose another name"));
+    }
+    lock_image(&old, path, Access::Write).map_err(|why| Failure::told(WHAT, why))?;
+    Ok(old)
+}
+
+/// Gives the new file owner and mode of the old one.
+fn inherit(old: &File, new: &File) -> io::Result<()> {
+    let (old, own) = (old.metadata()?, new.metadata()?);
+    if (old.uid(), old.gid()) != (own.uid(), own.gid()) {
+        fchown(new, Some(old.uid()), Some(old.gid()))?;
+    }
+    new.set_permissions(old.permissions())
+}

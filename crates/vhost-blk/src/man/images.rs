@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pages of the commands about images.
+
+use super::Page;
+use super::pages::{DONE, MISUSED, USUAL};
+
+pub(super) const CHECK: Page = Page {
+    command: "vhost-blk check",
+    statuses: &[
+        (0, "No errors and no leaks; after a repair, none are left."),
+        (
+            1,
+            "The image was not checked, or the command line is wrong; standard error has the cause.",
+        ),
+        (2, "There are errors: data is damaged, or will be."),
+        (3, "There are leaked clusters and no errors."),
+    ],
+    files: &[("PATH", "The image. Only --repair changes it.")],
+    examples: &[
+        ("Check an image that no program uses:", "vhost-blk check disk.qcow2"),
+        ("Free leaked clusters:", "vhost-blk check --repair leaks disk.qcow2"),
+    ],
+    see_also: &[("vhost-blk-info", "1"), ("vhost-blk-convert", "1"), ("qemu-img", "1")],
+};
+
+pub(super) const CONVERT: Page = Page {
+    command: "vhost-blk convert",
+    statuses: &[
+        DONE,
+        (1, "Failure, or a signal. There is no new image, and an old one is as it was."),
+        MISUSED,
+    ],
+    files: &[
+        ("SOURCE", "The image; it is only read."),
+        ("TARGET", "The new image. It gets its name when it is complete and durable."),
+        (
+            ".TARGET.XXXXXX.part",
+            "The incomplete image, in the folder of the target. Remove it after a kill or a crash.",
+        ),
+    ],
+    examples: &[
+        ("Make a qcow2 image of a raw one:", "vhost-blk convert -O qcow2 data.img data.qcow2"),
+        (
+            "Make one raw image of an overlay and its backing files:",
+            "vhost-blk convert -f qcow2 --allow-backing same-dir top.qcow2 data.img",
+        ),
+    ],
+    see_also: &[
+        ("vhost-blk-check", "1"),
+        ("vhost-blk-create", "1"),
+        ("vhost-blk-info", "1"),
+        ("qemu-img", "1"),
+    ],
+};
+
+pub(super) const INFO: Page = Page {
+    command: "vhost-blk info",
+    statuses: USUAL,
+    files: &[("PATH", "The image or block device. It is only read, also while it is in use.")],
+    examples: &[
+        ("Describe an image and its backing files:", "vhost-blk info disk.qcow2"),
+        ("The same for programs:", "vhost-blk info --json disk.qcow2"),
+    ],
+    see_also: &[
+        ("vhost-blk-check", "1"),
+        ("vhost-blk-convert", "1"),
+        ("vhost-blk-serve", "1"),
+        ("qemu-img", "1"),
+    ],
+};
