@@ -212,7 +212,8 @@ static unsigned int vhost_blk_put_all(struct llist_node *list)
 	unsigned int n = 0;
 
 	llist_for_each_entry_safe(req, next, list, done) {
-		list_del_init(&req->polled);
+		if (unlikely(!list_empty(&req->polled)))
+			list_del_init(&req->polled);
 		vhost_blk_unmap_data(req);
 		vhost_blk_release(req);
 		vhost_blk_put_req(req);

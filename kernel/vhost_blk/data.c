@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The pages of a request's data, in one form for all backends: an array of bio_vec. They are
- *   - pinned for this request (iov_iter_extract_pages), or
+ *   - pinned for this request, or
  *   - looked up in the memory table that is pinned as a whole, or
  *   - the module's own, copied from or to the guest's ("bounced"), if a buffer is not aligned for
  *     the device.
@@ -68,12 +68,16 @@ static void vhost_blk_add_page(struct vhost_blk_req *req, struct page *page, uns
 	bvec_set_page(&req->vecs[req->nr_vecs++], page, len, offset);
 }
 
-/*
- * Returns true if the buffers are aligned for the device, and the number of pages they touch. The
- * page cache accepts any alignment.
+/**
+ * vhost_blk_suits_device - true if the device can use the buffers of an IN or OUT themselves
+ * @req: the request
+ * @data: its buffers
+ * @pages: set to the number of pages they touch; a small segment counts as a whole page
+ *
+ * Return: true if they are aligned for the device. The page cache accepts any alignment.
  */
-static bool vhost_blk_suits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
-				   unsigned int *pages)
+bool vhost_blk_suits_device(const struct vhost_blk_req *req, const struct iov_iter *data,
+			    unsigned int *pages)
 {
 	const struct iovec *iov = iter_iov(data);
 	size_t left = iov_iter_count(data);
@@ -122,31 +126,49 @@ static bool vhost_blk_look_up_pages(struct vhost_blk_req *req, struct iov_iter *
  * The array of pages lies at the end of the unused vectors, as in bio_iov_iter_get_pages(): a vector
  * takes the place of pages that were read before. An array on the stack would be cleared each time.
  */
-static int vhost_blk_pin_pages(struct vhost_blk_req *req, struct iov_iter *data)
+static int vhost_blk_pin_range(struct vhost_blk_req *req, unsigned long addr, size_t len)
 {
-	struct page **pages;
-	unsigned int i, room;
-	size_t offset;
-	ssize_t bytes;
+	unsigned int flags = req->type == VIRTIO_BLK_T_IN ? FOLL_WRITE : 0;
 
-	req->pinned = true;
-	while (iov_iter_count(data)) {
-		room = req->max_vecs - req->nr_vecs;
-		pages = (struct page **)(req->vecs + req->nr_vecs) +
-			room * (sizeof(*req->vecs) / sizeof(*pages) - 1);
-		bytes = iov_iter_extract_pages(data, &pages, iov_iter_count(data),
-					       min(room, VHOST_BLK_PAGES_CHUNK), 0, &offset);
-		if (unlikely(bytes <= 0))
-			return bytes ?: -EFAULT;
-		for (i = 0; bytes; i++) {
-			unsigned int part = min_t(size_t, bytes, PAGE_SIZE - offset);
+	while (len) {
+		unsigned int offset = offset_in_page(addr);
+		unsigned int room = req->max_vecs - req->nr_vecs;
+		struct page **pages = (struct page **)(req->vecs + req->nr_vecs) +
+				      room * (sizeof(*req->vecs) / sizeof(*pages) - 1);
+		unsigned int wanted = min3(DIV_ROUND_UP(offset + len, PAGE_SIZE), (size_t)room,
+					   (size_t)VHOST_BLK_PAGES_CHUNK);
+		int i, got = pin_user_pages_fast(addr, wanted, flags, pages);
+
+		if (unlikely(got <= 0))
+			return got ?: -EFAULT;
+		for (i = 0; i < got; i++) {
+			unsigned int part = min_t(size_t, len, PAGE_SIZE - offset);
 
 			vhost_blk_add_page(req, pages[i], offset, part);
-			bytes -= part;
+			addr += part;
+			len -= part;
 			offset = 0;
 		}
 	}
 	return 0;
+}
+
+/* By the addresses themselves: iov_iter_extract_pages() ends in the same call. */
+static int vhost_blk_pin_pages(struct vhost_blk_req *req, const struct iov_iter *data)
+{
+	const struct iovec *iov = iter_iov(data);
+	size_t left = iov_iter_count(data);
+	size_t skip = data->iov_offset;
+	int err = 0;
+
+	req->pinned = true;
+	for (; left && !err; iov++, skip = 0) {
+		size_t len = min(iov->iov_len - skip, left);
+
+		err = vhost_blk_pin_range(req, (unsigned long)iov->iov_base + skip, len);
+		left -= len;
+	}
+	return err;
 }
 
 /* The reason why the copy at @data failed: lack of memory (try again), or a missing address. */
@@ -227,13 +249,14 @@ static int vhost_blk_bounce(struct vhost_blk_req *req, struct iov_iter *data)
  * vhost_blk_map_data - find the pages of an IN or OUT
  * @req: the request; its bytes are not 0
  * @data: its buffers
+ * @suits: the result of vhost_blk_suits_device()
+ * @pages: the number of pages by the same function
  *
  * Return: 0; -ENOMEM to try again; -EFAULT if a buffer is missing. On failure it holds nothing.
  */
-int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data)
+int vhost_blk_map_data(struct vhost_blk_req *req, struct iov_iter *data, bool suits,
+		       unsigned int pages)
 {
-	unsigned int pages;
-	bool suits = vhost_blk_suits_device(req, data, &pages);
 	int err;
 
 	err = vhost_blk_reserve_vecs(req, suits ? pages : DIV_ROUND_UP(req->bytes, PAGE_SIZE));

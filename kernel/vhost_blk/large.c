@@ -65,13 +65,16 @@ static void vhost_blk_leave_queue(struct vhost_blk_queue *q)
 static int vhost_blk_try_map_piece(struct vhost_blk_req *req)
 {
 	struct iov_iter piece = req->large->data;
+	unsigned int pages;
+	bool suits;
 	int err;
 
 	vhost_blk_enter_queue(req->q);
 	/* vhost_blk_submit() reads req->bytes before it releases vq.mutex. */
 	req->bytes = min_t(size_t, iov_iter_count(&piece), VHOST_BLK_PIECE_BYTES);
 	iov_iter_truncate(&piece, req->bytes);
-	err = vhost_blk_map_data(req, &piece);
+	suits = vhost_blk_suits_device(req, &piece, &pages);
+	err = vhost_blk_map_data(req, &piece, suits, pages);
 	if (err && err != -ENOMEM) {
 		req->refused = true;
 		req->q->stats.refused++;

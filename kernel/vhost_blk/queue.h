@@ -191,7 +191,8 @@ static inline void vhost_blk_put_req(struct vhost_blk_req *req)
 	q->free = req;
 	/* Last use of the request. Pairs with vhost_blk_gen_empty(). */
 	smp_store_release(&q->inflight[req->gen], left);
-	if (!left)
+	/* Its barrier pairs with the one in wait_event(): the drain sees 0, or is seen waiting. */
+	if (!left && wq_has_sleeper(&q->drained))
 		wake_up_all(&q->drained);
 }
 

@@ -47,41 +47,65 @@ static bool vhost_blk_write_through(const struct vhost_blk_req *req)
 	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_WRITE_THROUGH;
 }
 
-/*
- * Finds the status byte, the last device-writable one, and sets @in up for the writable bytes
- * before it.
- */
+/* Finds the status byte, the last device-writable one; sets @bytes to the writable ones before it. */
 static bool vhost_blk_find_status(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
-				  struct iov_iter *in)
+				  size_t *bytes)
 {
 	const struct iovec *iov = req->q->vq.iov + chain->out;
-	size_t bytes = iov_length(iov, chain->in);
 	unsigned int last = chain->in;
 
-	iov_iter_init(in, ITER_DEST, iov, chain->in, bytes);
-	if (unlikely(!bytes))
+	*bytes = iov_length(iov, chain->in);
+	if (unlikely(!*bytes))
 		return false;
 	while (!iov[--last].iov_len)
 		;
 	req->status_addr = (u8 __user *)iov[last].iov_base + iov[last].iov_len - 1;
-	iov_iter_truncate(in, bytes - 1);
+	--*bytes;
 	return true;
 }
 
-/* Copies the header, and sets @out up for the readable bytes after it. */
+/* The usual layout: a header in its own buffer. */
+static bool vhost_blk_header_is_alone(const struct vhost_blk_req *req,
+				      const struct vhost_blk_chain *chain)
+{
+	return likely(chain->out && req->q->vq.iov->iov_len == sizeof(struct virtio_blk_outhdr));
+}
+
 static bool vhost_blk_copy_header(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
-				  struct virtio_blk_outhdr *hdr, struct iov_iter *out)
+				  struct virtio_blk_outhdr *hdr)
 {
 	const struct iovec *iov = req->q->vq.iov;
-	size_t bytes = iov_length(iov, chain->out);
+	const struct virtio_blk_outhdr __user *from = iov->iov_base;
+	struct iov_iter out;
 
-	/* The usual layout, a header in its own buffer: a shorter path. */
-	if (likely(chain->out && iov->iov_len == sizeof(*hdr))) {
-		iov_iter_init(out, ITER_SOURCE, iov + 1, chain->out - 1, bytes - sizeof(*hdr));
-		return !copy_from_user(hdr, iov->iov_base, sizeof(*hdr));
+	if (!vhost_blk_header_is_alone(req, chain) || !IS_ALIGNED((unsigned long)from, 8)) {
+		iov_iter_init(&out, ITER_SOURCE, iov, chain->out, iov_length(iov, chain->out));
+		return copy_from_iter_full(hdr, sizeof(*hdr), &out);
 	}
-	iov_iter_init(out, ITER_SOURCE, iov, chain->out, bytes);
-	return copy_from_iter_full(hdr, sizeof(*hdr), out);
+	if (!user_read_access_begin(from, sizeof(*from)))
+		return false;
+	unsafe_get_user(hdr->type, &from->type, fault);
+	unsafe_get_user(hdr->sector, &from->sector, fault);
+	user_read_access_end();
+	return true;
+fault:
+	user_read_access_end();
+	return false;
+}
+
+/* Sets @out up for the readable bytes after the header. */
+static void vhost_blk_init_out(const struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+			       struct iov_iter *out)
+{
+	const struct iovec *iov = req->q->vq.iov;
+	size_t bytes = iov_length(iov, chain->out), skip = sizeof(struct virtio_blk_outhdr);
+
+	if (vhost_blk_header_is_alone(req, chain)) {
+		iov_iter_init(out, ITER_SOURCE, iov + 1, chain->out - 1, bytes - skip);
+	} else {
+		iov_iter_init(out, ITER_SOURCE, iov, chain->out, bytes);
+		iov_iter_advance(out, skip);
+	}
 }
 
 static int vhost_blk_parse_rw(struct vhost_blk_req *req, const struct iov_iter *data)
@@ -188,15 +212,18 @@ static int vhost_blk_parse_range_command(struct vhost_blk_req *req, struct iov_i
 	}
 }
 
-static int vhost_blk_parse_type(struct vhost_blk_req *req, struct iov_iter *in,
-				struct iov_iter *out, struct iov_iter *data)
+/* @bytes: writable ones before the status byte. */
+static int vhost_blk_parse_type(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
+				size_t bytes, struct iov_iter *data)
 {
+	const struct iovec *in = req->q->vq.iov + chain->out;
+
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
-		*data = *in;
+		iov_iter_init(data, ITER_DEST, in, chain->in, bytes);
 		return vhost_blk_parse_rw(req, data);
 	case VIRTIO_BLK_T_OUT:
-		*data = *out;
+		vhost_blk_init_out(req, chain, data);
 		if (vhost_blk_read_only(req))
 			return -EIO;
 		req->durable = vhost_blk_write_through(req);
@@ -204,12 +231,13 @@ static int vhost_blk_parse_type(struct vhost_blk_req *req, struct iov_iter *in,
 	case VIRTIO_BLK_T_FLUSH:
 		return vhost_has_feature(&req->q->vq, VIRTIO_BLK_F_FLUSH) ? 0 : -EOPNOTSUPP;
 	case VIRTIO_BLK_T_GET_ID:
-		*data = *in;
+		iov_iter_init(data, ITER_DEST, in, chain->in, bytes);
 		return 0;
 	case VIRTIO_BLK_T_DISCARD:
 	case VIRTIO_BLK_T_WRITE_ZEROES:
 	case VIRTIO_BLK_T_SECURE_ERASE:
-		return vhost_blk_parse_range_command(req, out);
+		vhost_blk_init_out(req, chain, data);
+		return vhost_blk_parse_range_command(req, data);
 	default:
 		return -EOPNOTSUPP;
 	}
@@ -219,18 +247,18 @@ static int vhost_blk_parse_chain(struct vhost_blk_req *req, const struct vhost_b
 				 struct iov_iter *data)
 {
 	struct virtio_blk_outhdr hdr;
-	struct iov_iter in, out;
+	size_t bytes;
 
-	if (!vhost_blk_find_status(req, chain, &in))
+	if (!vhost_blk_find_status(req, chain, &bytes))
 		return -EIO;
 	/* Its size is available from here on. */
 	if (unlikely(READ_ONCE(req->be->dead)))
 		return -EIO;
-	if (!vhost_blk_copy_header(req, chain, &hdr, &out))
+	if (!vhost_blk_copy_header(req, chain, &hdr))
 		return -EIO;
 	req->type = vhost32_to_cpu(&req->q->vq, hdr.type);
 	req->sector = vhost64_to_cpu(&req->q->vq, hdr.sector);
-	return vhost_blk_parse_type(req, &in, &out, data);
+	return vhost_blk_parse_type(req, chain, bytes, data);
 }
 
 /**

@@ -83,6 +83,8 @@ static int vhost_blk_save_log(struct vhost_blk_req *req, const struct vhost_blk_
 
 static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 {
+	unsigned int pages;
+	bool suits;
 	u64 bytes;
 	int err;
 
@@ -90,13 +92,14 @@ static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 		vhost_blk_end_io(req, 0);
 		return 0;
 	}
-	/* A small segment counts as a whole page. A large request has one piece in flight. */
-	bytes = (u64)iov_iter_npages(data, VHOST_BLK_PIECE_PAGES) * PAGE_SIZE;
+	suits = vhost_blk_suits_device(req, data, &pages);
+	/* A large request has one piece in flight. */
+	bytes = (u64)min_t(unsigned int, pages, VHOST_BLK_PIECE_PAGES) * PAGE_SIZE;
 	if (unlikely(!vhost_blk_charge(req, &req->q->blk->inflight_bytes, bytes)))
 		return -EAGAIN;
 	if (unlikely(req->bytes > VHOST_BLK_PIECE_BYTES))
 		return vhost_blk_submit_large(req, data);
-	err = vhost_blk_map_data(req, data);
+	err = vhost_blk_map_data(req, data, suits, pages);
 	if (unlikely(err))
 		return err;
 	if (req->be->bdev)

@@ -65,7 +65,12 @@ impl Event {
         }
     }
 
+    /// Disk and token, if the user data is that of [`Event::Lane`].
     #[inline]
+    pub(crate) fn lane_of(data: u64) -> Option<(u16, Token)> {
+        (data >> 56 == TAG_LANE).then(|| (disk_of(data), token_of(data)))
+    }
+
     pub(crate) fn from_user_data(data: u64, armed: bool) -> Self {
         match data >> 56 {
             TAG_LANE => Event::Lane { disk: disk_of(data), token: token_of(data) },

@@ -371,7 +371,7 @@ impl RunningQueue {
     }
 
     /// Stage *used*: returns the chain. The driver sees it after [`RunningQueue::publish`].
-    #[inline]
+    #[inline(always)]
     fn push_used(&mut self, taken: Taken, written_bytes: u32) {
         let head = self.requests.release(taken);
         if let Some(region) = &mut self.region {

@@ -93,11 +93,12 @@ impl Storage {
         slot: Slot,
     ) -> bool {
         let (_, index) = queue_and_entry(slot);
-        let io = &mut queue.requests.submitted(index).io;
-        match self.lane.start(io, slot, &mut engine.of_disk(self.disk)) {
+        let submitted = queue.requests.submitted(index);
+        let kind = submitted.request.kind;
+        match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {
             Step::Busy => return false,
             Step::Pending => {}
-            Step::Done(result) => self.done(engine, queue, slot, result),
+            Step::Done(result) => self.done(engine, queue, slot, kind, result),
         }
         true
     }
@@ -112,11 +113,12 @@ impl Storage {
         result: i32,
     ) {
         let (_, index) = queue_and_entry(token.slot);
-        let io = &mut queue.requests.submitted(index).io;
+        let submitted = queue.requests.submitted(index);
+        let kind = submitted.request.kind;
         if let Step::Done(result) =
-            self.lane.event(io, token, result, &mut engine.of_disk(self.disk))
+            self.lane.event(&mut submitted.io, token, result, &mut engine.of_disk(self.disk))
         {
-            self.done(engine, queue, token.slot, result);
+            self.done(engine, queue, token.slot, kind, result);
         }
     }
 
@@ -127,10 +129,9 @@ impl Storage {
         engine: &mut Uring,
         queue: &mut RunningQueue,
         slot: Slot,
+        kind: Kind,
         result: Result<(), IoError>,
     ) {
-        let (_, index) = queue_and_entry(slot);
-        let kind = queue.requests.submitted(index).request.kind;
         // A discard is advisory: a stop does not wait for the rest of its ranges.
         let skipped = queue.stopping.is_some() && matches!(kind, Kind::Discard { .. });
         match has_ranges(kind) && !skipped {
@@ -140,6 +141,7 @@ impl Storage {
     }
 
     /// After the end of a range: starts the next one, or completes the request.
+    #[inline(never)]
     fn next_range(
         &mut self,
         engine: &mut Uring,
@@ -177,8 +179,9 @@ fn finish(queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
     queue.complete(taken, request, completion);
 }
 
-/// The next I/O of a request; `None` if it needs no further one.
-#[inline]
+/// The next I/O of a request; `None` if it needs no further one. Inlined, so that the I/O is built in
+/// its place.
+#[inline(always)]
 fn next_io(entry: &mut Entry, kind: Kind) -> Option<Io> {
     match kind {
         Kind::Read { bytes: 0, .. } | Kind::Write { bytes: 0, .. } | Kind::GetId => None,
@@ -206,6 +209,7 @@ fn has_ranges(kind: Kind) -> bool {
     matches!(kind, Kind::Discard { .. } | Kind::WriteZeroes { .. } | Kind::SecureErase { .. })
 }
 
+#[inline(never)]
 fn range_io(entry: &mut Entry, durable: bool, kind: impl Fn(&Range) -> IoKind) -> Option<Io> {
     loop {
         let range = entry.ranges.next_range()?;

@@ -163,19 +163,20 @@ impl Uring {
         }
         let mut delivered = None;
         for entry in self.ring.completion().take(max) {
-            let more = io_uring::cqueue::more(entry.flags());
-            let event = Event::from_user_data(entry.user_data(), more);
-            if let Event::Remote { armed } = event {
-                delivered = Some(armed && delivered.unwrap_or(true));
+            let (data, result) = (entry.user_data(), entry.result());
+            if let Some((disk, token)) = Event::lane_of(data) {
+                events.push((Event::Lane { disk, token }, result)); // the usual event
                 continue;
             }
-            events.push(match (event, entry.result()) {
+            match Event::from_user_data(data, io_uring::cqueue::more(entry.flags())) {
+                Event::Remote { armed } => delivered = Some(armed && delivered.unwrap_or(true)),
                 // ETIME is the success of a timer, and an error for any other operation.
-                (Event::Timer { disk, token }, result) => {
-                    (Event::Lane { disk, token }, if result == -libc::ETIME { 0 } else { result })
+                Event::Timer { disk, token } => {
+                    let result = if result == -libc::ETIME { 0 } else { result };
+                    events.push((Event::Lane { disk, token }, result));
                 }
-                other => other,
-            });
+                other => events.push((other, result)),
+            }
         }
         if let Some(armed) = delivered {
             self.open_inbox(armed, events);

@@ -83,8 +83,8 @@ impl Worker {
                 self.poll.worked();
                 continue;
             }
-            self.clock.forget();
             if self.poll.look_again() {
+                self.clock.forget();
                 std::hint::spin_loop();
             } else {
                 self.sleep();
@@ -126,6 +126,9 @@ impl Worker {
         }
         let submitted = self.engine.queued();
         self.engine.submit();
+        if submitted > 0 {
+            self.clock.forget(); // a submission takes its time
+        }
         self.engine.reap(&mut self.events, portion * self.active.ids().len().max(1));
         self.portion.turned(submitted, self.events.len());
         worked |= !self.events.is_empty();
@@ -210,9 +213,10 @@ impl Worker {
     /// Asks for kicks and sleeps until there is work.
     fn sleep(&mut self) {
         if self.engine.has_events() || self.active.arm(&mut self.disks) {
-            return;
+            return self.clock.forget();
         }
-        let before = self.clock.read();
+        // A reading that is still valid is that of a publication right before.
+        let before = self.clock.recent();
         let timeout = self.timeout(before);
         self.engine.wait(timeout);
         self.poll.slept(Duration::from_nanos(self.clock.read().saturating_sub(before)));

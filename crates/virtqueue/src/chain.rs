@@ -5,7 +5,7 @@
 
 use crate::RingFault;
 use crate::memory::{GuestMemory, read_once};
-use crate::ring_area::load_indirect;
+use crate::ring_area::{load_indirect, words_of};
 use libc::iovec;
 use virtio_spec::packed;
 use virtio_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
@@ -122,8 +122,9 @@ impl Chain {
         }
         let (mut addr, mut len) = (desc.addr, u64::from(desc.len));
         while len > 0 {
-            let outside = RingFault::NotMemory { addr, len };
-            let (host, here) = memory.locate(addr, len, hint).ok_or(outside)?;
+            let Some((host, here)) = memory.locate(addr, len, hint) else {
+                return Err(RingFault::NotMemory { addr, len });
+            };
             self.add_segment(addr, host, here, writable);
             len -= here;
             addr = addr.wrapping_add(here);
@@ -167,9 +168,15 @@ impl Chain {
         if table.len == 0 || !table.len.is_multiple_of(16) {
             return Err(RingFault::Indirect { len: table.len });
         }
+        let bytes = u64::from(table.len);
+        let in_one_region = memory.locate(table.addr, bytes, hint).filter(|found| found.1 == bytes);
         let mut index = 0;
         loop {
-            let mut desc = load_table_entry(table, index, memory, hint)?;
+            let mut desc = match in_one_region {
+                // SAFETY: `index < count`: the entry lies in the table, which is mapped.
+                Some((host, _)) => desc_from_le(unsafe { load_indirect(host, index as usize) }),
+                None => load_table_entry(table, index, memory, hint)?,
+            };
             if packed {
                 desc.flags = desc.next; // `addr, len, id, flags`
             }
@@ -298,6 +305,8 @@ impl StatusByte {
     }
 }
 
+/// Loads an entry of a table that lies in several regions.
+#[cold]
 fn load_table_entry(
     table: &Desc,
     index: u32,
@@ -317,17 +326,12 @@ fn load_table_entry(
         // SAFETY: one byte of a mapped region.
         [*byte] = unsafe { read_once(host) };
     }
-    Ok(desc_from_le(bytes))
+    Ok(desc_from_le(words_of(bytes)))
 }
 
-/// Decodes a descriptor of a split queue.
+/// Decodes a descriptor of a split queue from its two words.
 #[inline]
-pub(crate) fn desc_from_le(bytes: [u8; 16]) -> Desc {
-    let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, f0, f1, n0, n1] = bytes;
-    Desc {
-        addr: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-        len: u32::from_le_bytes([l0, l1, l2, l3]),
-        flags: u16::from_le_bytes([f0, f1]),
-        next: u16::from_le_bytes([n0, n1]),
-    }
+pub(crate) fn desc_from_le(words: [u64; 2]) -> Desc {
+    let [addr, rest] = words.map(u64::from_le);
+    Desc { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
 }

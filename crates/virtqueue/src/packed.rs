@@ -25,8 +25,8 @@ const EVENT_FLAGS_OFFSET: usize = 2;
 
 /// Decodes a descriptor of the ring.
 #[inline]
-fn desc_from_ring(bytes: [u8; 16]) -> Desc {
-    let split::Desc { addr, len, flags: id, next: flags } = desc_from_le(bytes);
+fn desc_from_ring(words: [u64; 2]) -> Desc {
+    let split::Desc { addr, len, flags: id, next: flags } = desc_from_le(words);
     Desc { addr, len, id, flags }
 }
 

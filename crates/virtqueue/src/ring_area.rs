@@ -78,29 +78,39 @@ impl RingArea {
         unsafe { AtomicU32::from_ptr(self.at(offset)) }.store(value.to_le(), Ordering::Relaxed);
     }
 
-    /// Reads the 16 bytes of descriptor `index` once. The area must be aligned to 16.
+    /// Reads the two words of descriptor `index` once. The area must be aligned to 16.
     #[inline]
-    pub(crate) fn load_desc(&self, index: u16) -> [u8; 16] {
+    pub(crate) fn load_desc(&self, index: u16) -> [u64; 2] {
         let at: *mut u64 = self.at(usize::from(index) * 16);
         assert!(usize::from(index) * 16 + 16 <= self.len);
         debug_assert!((self.base as usize).is_multiple_of(8));
-        let mut copy = [0; 16];
         // SAFETY: both words lie in the area, which is aligned to 16.
         let low = unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Relaxed);
         // SAFETY: as above.
         let high = unsafe { AtomicU64::from_ptr(at.add(1)) }.load(Ordering::Relaxed);
-        copy[..8].copy_from_slice(&low.to_ne_bytes());
-        copy[8..].copy_from_slice(&high.to_ne_bytes());
-        copy
+        [low, high]
     }
 }
 
-/// Reads the 16 bytes at `table + index * 16` once, at any alignment.
+/// Reads the two words at `table + index * 16` once, at any alignment.
 ///
 /// # Safety
 /// The table has more than `index` descriptors, in mapped memory.
 #[inline]
-pub(crate) unsafe fn load_indirect(table: *const u8, index: usize) -> [u8; 16] {
-    // SAFETY: the caller guarantees it.
-    unsafe { read_once(table.add(index * 16)) }
+pub(crate) unsafe fn load_indirect(table: *const u8, index: usize) -> [u64; 2] {
+    let at = table.wrapping_add(index * 16);
+    if !(at as usize).is_multiple_of(8) {
+        // SAFETY: the caller guarantees it.
+        return words_of(unsafe { read_once(at) });
+    }
+    let words = at.cast::<u64>();
+    // SAFETY: the caller guarantees it, and the address is aligned.
+    unsafe { [words.read_volatile(), words.add(1).read_volatile()] }
+}
+
+/// The two words of a descriptor.
+#[inline]
+pub(crate) fn words_of(bytes: [u8; 16]) -> [u64; 2] {
+    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]));
+    [word(0), word(8)]
 }

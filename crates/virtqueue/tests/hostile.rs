@@ -231,6 +231,15 @@ fn table_over_two_regions_is_read_whole() {
 }
 
 #[test]
+fn table_at_an_odd_address_is_read_whole() {
+    let mut split = Split::new();
+    split.arena.write_desc(TABLES + 1, 0, (LOW, 8), NEXT, 1);
+    split.arena.write_desc(TABLES + 1, 1, (LOW + 64, 8), WRITE, 0);
+    split.desc(0, (TABLES + 1, 32), INDIRECT, 0);
+    assert_eq!(split.legal(0), (vec![(LOW, 8)], vec![(LOW + 64, 8)]));
+}
+
+#[test]
 fn loop_and_next_beyond_a_table_are_faults() {
     let mut split = Split::new();
     split.desc(0, (TABLES, 32), INDIRECT, 0);

@@ -299,10 +299,18 @@ impl Lane for FileLane {
         }
         let stage = if self.enter_writers(io) { stage } else { Stage::WaitRange };
         io.stage = stage.with_retries(0);
+        if io.kind == IoKind::Read && io.held.is_none() && !self.limits.in_memory {
+            // The usual read has one operation, which is known already.
+            engine.push(self.read_op(io), Token { slot, layer: 0 });
+            return Step::Pending;
+        }
         self.advance(io, slot, engine)
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
+        if Self::ends_transfer(io, result) {
+            return Step::Done(Ok(()));
+        }
         if Stage::of(io) == Stage::WaitSync {
             io.held = self.sync_files.given_to(token.slot);
             io.stage = Stage::Sync.with_retries(0);

@@ -41,7 +41,8 @@ impl FileLane {
     }
 
     /// The operation of a read. A bounced read covers whole blocks.
-    fn read_op(&mut self, io: &Io) -> Op {
+    #[inline]
+    pub(super) fn read_op(&mut self, io: &Io) -> Op {
         let left = Self::left(io);
         let Some(number) = io.held else {
             return Op::Read { file: FILE, bufs: io.bufs.first(SEGMENTS_MAX), offset: left.start };

@@ -17,6 +17,14 @@ pub(super) enum Next {
 }
 
 impl FileLane {
+    /// Returns whether this result ends a transfer that holds nothing: the usual end of an I/O.
+    #[inline]
+    pub(super) fn ends_transfer(io: &Io, result: i32) -> bool {
+        let holds = io.held.is_some() || io.ticket.is_some() || io.durable;
+        let left = io.len_bytes - io.done_bytes;
+        Stage::of(io) == Stage::Transfer && !holds && i64::from(result) == left as i64
+    }
+
     /// Handles the result of the I/O's operation: number of bytes, or a negative errno.
     pub(super) fn take_result(&mut self, io: &mut Io, result: i32) -> Next {
         if result < 0 {
