@@ -41,6 +41,7 @@ mod stats;
 mod submit;
 mod table;
 mod transfer;
+mod turn;
 mod uring;
 mod uring_plane;
 mod worker;

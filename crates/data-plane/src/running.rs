@@ -5,13 +5,14 @@ use crate::batch::Batch;
 use crate::event::QueueId;
 use crate::health::{Health, Verdict};
 use crate::latency::{Clock, Nanos, Operation};
-use crate::limits::{Limiter, Turn};
+use crate::limits::Share;
 use crate::once_per_second::OncePerSecond;
 use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
+use crate::turn::Turn;
 use backend::IoError;
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -61,8 +62,8 @@ pub(crate) struct RunningQueue {
     /// The disk was halted when the thread last looked.
     halted: bool,
     stall: StallWatch,
-    limiter: Arc<Limiter>,
-    turn: Turn,
+    /// The view on the limits of the disk.
+    pub(crate) turn: Turn,
     /// Operation and time of taking of each pushed and unpublished request.
     unpublished: Vec<(Operation, Nanos)>,
     /// Bytes of the requests in flight: [`Kind::inflight_bytes`].
@@ -81,7 +82,7 @@ impl RunningQueue {
         setup: QueueSetup,
         mut ring: VirtQueue,
         slow_start: bool,
-        limiter: Arc<Limiter>,
+        share: Arc<Share>,
     ) -> Self {
         let layout = setup.ring.layout;
         let QueueSetup { index, disk, kick, call, err, region, health, kept, .. } = setup;
@@ -122,8 +123,7 @@ impl RunningQueue {
             halted: health.is_halted(),
             stall: StallWatch::new(health.io_timeout()),
             health,
-            limiter,
-            turn: Turn::default(),
+            turn: Turn::new(share),
             unpublished: Vec::with_capacity(64),
             inflight_bytes: 0,
             err,
@@ -199,7 +199,7 @@ impl RunningQueue {
         let parsed = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges);
         let bytes = parsed.as_ref().map_or(0, |request| request.kind.inflight_bytes());
         self.inflight_bytes += bytes;
-        self.stats.throttled += u64::from(self.turn.took(&self.limiter, bytes));
+        self.stats.throttled += u64::from(self.turn.took(bytes));
         parsed
     }
 
@@ -210,7 +210,7 @@ impl RunningQueue {
         if self.stall.is_on() {
             self.look_for_stall(clock);
         }
-        self.stats.throttled += u64::from(self.turn.look(&self.limiter));
+        self.stats.throttled += u64::from(self.turn.look());
     }
 
     fn look_for_stall(&mut self, clock: &mut Clock) {
@@ -237,7 +237,7 @@ impl RunningQueue {
 
     /// The rest of the time that the queue waits for a limit; `None`: it waits for none.
     pub(crate) fn throttled_for(&self) -> Option<Duration> {
-        self.turn.wait(&self.limiter)
+        self.turn.wait()
     }
 
     /// Returns whether the thread must look at the queue again after some time, without a kick.
@@ -248,11 +248,6 @@ impl RunningQueue {
     /// Returns whether the queue takes chains without a kick eventfd.
     pub(crate) fn is_kickless(&self) -> bool {
         self.kick.is_none() && self.may_take()
-    }
-
-    /// Ends a wait for limits that have changed.
-    pub(crate) fn limits_changed(&mut self) {
-        self.turn.reset();
     }
 
     /// Stage *completion* of a refused request.

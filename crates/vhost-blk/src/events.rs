@@ -111,9 +111,10 @@ impl AsFd for Subscription {
     }
 }
 
-/// Limits as JSON.
-pub fn limits_value(limits: &Limits) -> Value {
+/// Limits of a disk or of its group as JSON.
+pub fn limits_value(limits: &Limits, group: Option<&str>) -> Value {
     json!({
+        "group": group,
         "iops": limits.iops,
         "bandwidth": limits.bytes,
         "burst_ms": limits.burst.as_millis() as u64,
@@ -144,8 +145,8 @@ fn event(disk: &str, change: &Change) -> Event {
                 set("capacity_bytes", (*bytes).into());
                 "resized"
             }
-            Notice::Limited(limits) => {
-                set("limits", limits_value(limits));
+            Notice::Limited(limits, group) => {
+                set("limits", limits_value(limits, group.as_deref()));
                 "limited"
             }
             Notice::Faulted(queue) => {

@@ -127,7 +127,7 @@ impl Session<'_> {
             plane: device.planes.selected().into(),
             paused: device.paused,
             writeback: self.writeback.load(Ordering::Relaxed),
-            limits: device.limits.into(),
+            limits: device.planes.limits().into(),
             image_lock_held: device.image_lock.as_ref().map(|followed| followed.held),
             front_ends: device.front_ends,
             counters: device.earlier_stats.iter().map(|&stats| stats.into()).collect(),

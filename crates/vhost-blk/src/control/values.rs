@@ -28,7 +28,7 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         "halts": status.health.halts,
         "stalled_queues": status.health.stalled.keys().collect::<Vec<_>>(),
         "stalls": status.health.stalls,
-        "limits": limits_value(&status.limits),
+        "limits": limits_of(status),
         "image_lock": match status.image_lock {
             ImageLockState::Off => "off",
             ImageLockState::Held => "held",
@@ -44,6 +44,11 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         value["kernel"] = Value::Object(lines);
     }
     value
+}
+
+/// The limits of a disk (`Limits`).
+pub(super) fn limits_of(status: &Status) -> Value {
+    limits_value(&status.limits, status.limit_group.as_deref())
 }
 
 fn unix_seconds(time: SystemTime) -> u64 {
@@ -93,6 +98,7 @@ pub(super) fn summary_value(row: &Row) -> Value {
         "disk": status.map(|status| &status.disk),
         "state": state,
         "capacity_bytes": status.map(|status| status.capacity_bytes),
+        "limits": status.map(limits_of),
         "data_plane": status.map(|status| status.plane.to_string()),
         "front_end_connected": status.map(|status| status.connected),
     })

@@ -35,7 +35,7 @@ pub(super) fn done(reply: &Value) -> String {
 /// The disks, one in each line.
 pub(super) fn list(reply: &Value) -> String {
     let mut rows =
-        vec![["NAME", "STATE", "FRONT-END", "PLANE", "SIZE", "SOCKET"].map(String::from)];
+        vec![["NAME", "STATE", "FRONT-END", "PLANE", "SIZE", "GROUP", "SOCKET"].map(String::from)];
     for disk in reply["disks"].as_array().into_iter().flatten() {
         let front_end = match disk["front_end_connected"].as_bool() {
             Some(true) => "connected",
@@ -49,6 +49,7 @@ pub(super) fn list(reply: &Value) -> String {
             front_end.to_owned(),
             word(&disk["data_plane"]),
             size.map_or("-".to_owned(), |size| Size(size).to_string()),
+            word(&disk["limits"]["group"]),
             word(&disk["socket"]),
         ]);
     }
@@ -92,7 +93,7 @@ pub(super) fn stats(reply: &Value) -> String {
         }
         rows.push(row);
     }
-    table(&rows)
+    format!("{}limits      {}\n", table(&rows), limits_text(&reply["limits"]))
 }
 
 /// The treatment of each disk at a reload.
@@ -138,9 +139,13 @@ fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
 fn limits_text(limits: &Value) -> String {
     let iops = limits["iops"].as_u64().map(|iops| format!("{iops} requests/s"));
     let bytes = limits["bandwidth"].as_u64().map(|bytes| format!("{}B/s", Size(bytes)));
-    match iops.into_iter().chain(bytes).collect::<Vec<_>>() {
+    let rates = match iops.into_iter().chain(bytes).collect::<Vec<_>>() {
         none if none.is_empty() => "none".to_owned(),
         some => format!("{}, burst {} ms", some.join(", "), limits["burst_ms"]),
+    };
+    match limits["group"].as_str() {
+        Some(group) => format!("{rates}, of the group {group}"),
+        None => rates,
     }
 }
 

@@ -144,6 +144,11 @@ pub const PAGES: &[Page] = &[
                 "vhost-blk ctl --control-path vhost-blk.ctl limit data --iops 5000 --bandwidth 200M",
             ),
             (
+                "Share them with the disk logs:",
+                "vhost-blk ctl --control-path vhost-blk.ctl limit data --group g --iops 5000\n\
+                 vhost-blk ctl --control-path vhost-blk.ctl limit logs --group g",
+            ),
+            (
                 "Remove the limits of the only disk:",
                 "vhost-blk ctl --control-path vhost-blk.ctl limit --none",
             ),

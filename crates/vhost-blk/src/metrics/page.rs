@@ -118,6 +118,15 @@ fn add_disks(registry: &mut Registry, disks: &[(&str, &Status)]) {
         about.get_or_create(&labels).set(1);
     }
     registry.register("disk_info", "The disk and its data plane", about);
+    let groups = Family::<[(&str, String); 2], Gauge>::default();
+    for (name, status) in disks {
+        if let Some(group) = &status.limit_group {
+            groups
+                .get_or_create(&[("disk", (*name).to_owned()), ("group", group.to_string())])
+                .set(1);
+        }
+    }
+    registry.register("limit_group_info", "The group whose disks share the limits", groups);
     for (name, unit, help, value) in DISK_GAUGES {
         let family = Family::<DiskLabels, Gauge>::default();
         for (disk, status) in disks {
@@ -228,6 +237,7 @@ mod tests {
             connected: true,
             paused: false,
             limits: Limits { iops: NonZeroU64::new(500), ..Limits::NONE },
+            limit_group: Some("g".into()),
             health: HealthReport { halts: 3, ..HealthReport::default() },
             image_lock: vhost_user::ImageLockState::Held,
             front_ends: 2,
@@ -275,6 +285,7 @@ mod tests {
             "vhost_blk_queue_kept_requests{disk=\"a\",queue=\"1\"} 0",
             "vhost_blk_limit_iops{disk=\"a\"} 500",
             "vhost_blk_limit_bandwidth{disk=\"a\"} 0",
+            "vhost_blk_limit_group_info{disk=\"a\",group=\"g\"} 1",
             "vhost_blk_writeback{disk=\"a\"} 0",
             "vhost_blk_front_ends_total{disk=\"a\"} 2",
             "vhost_blk_queue_running{disk=\"a\",queue=\"1\"} 0",
@@ -318,7 +329,7 @@ mod tests {
             DISK_GAUGES.len()
                 + DISK_COUNTERS.len()
                 + 2
-                + 1
+                + 2
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()
                 + 3

@@ -6,5 +6,6 @@ mod common;
 mod disks;
 mod events;
 mod interface;
+mod limits;
 mod reload;
 mod rig;
