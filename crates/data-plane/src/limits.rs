@@ -74,7 +74,7 @@ pub(crate) struct Limiter {
     order: Mutex<Order>,
 }
 
-/// What only a change of the limits, or the begin or the end of a wait looks at.
+/// State for a change of the limits, and for the begin and the end of a wait.
 #[derive(Debug)]
 struct Order {
     limits: Limits,
