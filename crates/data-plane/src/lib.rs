@@ -19,6 +19,7 @@ mod batch;
 mod conformance;
 mod error;
 mod event;
+mod failure;
 mod health;
 mod kernel;
 mod latency;
@@ -47,6 +48,7 @@ mod uring_plane;
 mod worker;
 
 pub use error::{KernelError, QueueStartError, StartError};
+pub use failure::{FailureKind, StorageFailure};
 pub use health::{ErrorPolicy, Halt, Health, HealthEvent, HealthHook, HealthReport};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
 pub use latency::{Histogram, LATENCY_BUCKETS, Latencies, Operation};

@@ -3,6 +3,7 @@
 
 use crate::batch::Batch;
 use crate::event::QueueId;
+use crate::failure::StorageFailure;
 use crate::health::{Health, Verdict};
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::Share;
@@ -13,7 +14,7 @@ use crate::request_table::{RequestTable, Taken};
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
 use crate::turn::Turn;
-use backend::IoError;
+use backend::{Io, IoError};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs::File;
@@ -288,7 +289,10 @@ impl RunningQueue {
     /// Judges the failed I/O of a request. Halts the disk if its policy says so; returns whether the
     /// request must be kept.
     #[cold]
-    pub(crate) fn halts(&mut self, kind: Kind, error: IoError) -> bool {
+    pub(crate) fn halts(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
+        if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
+            self.health.failed(failure);
+        }
         let verdict = self.health.judge(kind, error);
         if verdict != Verdict::Report {
             self.health.halt(kind, error);

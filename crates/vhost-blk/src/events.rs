@@ -4,7 +4,7 @@
 //! Each subscriber has a ring of its own with a bound. A slow subscriber loses events and is told
 //! their number; it delays no disk.
 
-use data_plane::{HealthEvent, Limits};
+use data_plane::{HealthEvent, Limits, Operation, StorageFailure};
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -121,6 +121,17 @@ pub fn limits_value(limits: &Limits, group: Option<&str>) -> Value {
     })
 }
 
+/// A failure of the storage as JSON (`Failure`).
+pub fn failure_value(failure: &StorageFailure) -> Value {
+    json!({
+        "kind": failure.kind.name(),
+        "operation": failure.operation.map(Operation::name),
+        "sector": failure.sector,
+        "reason": failure.reason,
+        "requests": failure.requests,
+    })
+}
+
 fn event(disk: &str, change: &Change) -> Event {
     let mut event = json!({"time_ms": now_ms(), "disk": disk});
     let mut set = |name: &str, value: Value| event[name] = value;
@@ -167,6 +178,10 @@ fn event(disk: &str, change: &Change) -> Event {
             HealthEvent::Stalled(queue) => {
                 set("queue", (*queue).into());
                 "stalled"
+            }
+            HealthEvent::Failed(failure) => {
+                set("failure", failure_value(failure));
+                "failed"
             }
             HealthEvent::Recovered(queue) => {
                 set("queue", (*queue).into());

@@ -2,8 +2,8 @@
 //! The types of the interface as JSON.
 
 use crate::disks::{Origin, Row};
-use crate::events::limits_value;
-use data_plane::{Histogram, Latencies, Operation, QueueReport};
+use crate::events::{failure_value, limits_value};
+use data_plane::{FailureKind, HealthReport, Histogram, Latencies, Operation, QueueReport};
 use serde_json::{Map, Value, json};
 use std::time::SystemTime;
 use vhost_user::{ImageLockState, QueueStatus, Status};
@@ -28,6 +28,10 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         "halts": status.health.halts,
         "stalled_queues": status.health.stalled.keys().collect::<Vec<_>>(),
         "stalls": status.health.stalls,
+        "failures": failures_value(&status.health),
+        "last_failure": status.health.last_failure.as_ref().map(|(failure, at)| {
+            json!({ "failure": failure_value(failure), "at_unix_s": unix_seconds(*at) })
+        }),
         "limits": limits_of(status),
         "image_lock": match status.image_lock {
             ImageLockState::Off => "off",
@@ -44,6 +48,12 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         value["kernel"] = Value::Object(lines);
     }
     value
+}
+
+/// Number of failed requests by kind.
+fn failures_value(health: &HealthReport) -> Value {
+    let counts = FailureKind::ALL.iter().zip(health.failures);
+    Value::Object(counts.map(|(kind, count)| (kind.name().into(), count.into())).collect())
 }
 
 /// The limits of a disk (`Limits`).

@@ -149,6 +149,15 @@ fn limits_text(limits: &Value) -> String {
     }
 }
 
+fn failure_text(status: &Value, last: &Value) -> String {
+    let counts = status["failures"].as_object().into_iter().flatten();
+    let all: u64 = counts.filter_map(|(_, count)| count.as_u64()).sum();
+    let place = last["sector"].as_u64().map(|sector| format!(" at sector {sector}"));
+    let operation = last["operation"].as_str().unwrap_or("a request");
+    let place = place.unwrap_or_default();
+    format!("{all} requests; last: {operation}{place}: {}", word(&last["reason"]))
+}
+
 fn state_text(status: &Value) -> String {
     match (status["halted"]["reason"].as_str(), status["paused"] == true) {
         (Some(why), false) => format!("halted: {why}"),
@@ -173,6 +182,9 @@ pub(super) fn status(status: &Value) -> String {
     if let Some(queues) = status["stalled_queues"].as_array().filter(|list| !list.is_empty()) {
         let queues: Vec<_> = queues.iter().map(Value::to_string).collect();
         line("stalled", format!("the storage does not answer, queues {}", queues.join(", ")));
+    }
+    if let Some(last) = status["last_failure"].as_object() {
+        line("failed", failure_text(status, &last["failure"]));
     }
     line("limits", limits_text(&status["limits"]));
     line("data plane", format!("{} ({})", word("data_plane"), word("why")));
