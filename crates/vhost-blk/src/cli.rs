@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, ServeArgs};
-use crate::{config, create, ctl, daemon, doctor, generate, upgrade};
+use crate::{config, create, ctl, daemon, doctor, generate, top, upgrade};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
@@ -36,6 +36,8 @@ pub enum Command {
     Generate(generate::GenerateArgs),
     /// Serve one disk on one socket, in the foreground
     Serve(Box<ServeArgs>),
+    /// Show the rates and latencies of a daemon's disks, live or once
+    Top(top::TopArgs),
 }
 
 /// The output of `--print-capabilities`.
@@ -127,7 +129,7 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
             Answer::Failure(Failure::usage(
                 "read the command line",
                 "no command is given",
-                "give serve, daemon, create, ctl, doctor or generate, and see vhost-blk --help",
+                "give serve, daemon, create, ctl, doctor, generate or top, and see vhost-blk --help",
             ))
         }
         _ => {
@@ -147,6 +149,7 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Generate(args) => generate::generate(&args),
         Command::Daemon(args) => daemon::daemon(&args),
         Command::Serve(args) => daemon::serve(&args),
+        Command::Top(args) => top::top(&args),
     }
     .map(|()| ExitCode::SUCCESS)
 }

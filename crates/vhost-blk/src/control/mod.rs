@@ -25,6 +25,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
+pub(crate) use values::percentile_below_us;
 use vhost_user::{ACCEPT_RETRY, Command};
 
 /// Maximum connections at the same time; further ones get an error.

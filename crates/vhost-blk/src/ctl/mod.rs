@@ -8,13 +8,14 @@ mod text;
 use crate::failure::Failure;
 use crate::values::{self, Burst, Cache, LogLevel, Size};
 use add::AddArgs;
-use ask::Asker;
+pub(crate) use ask::Asker;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
+pub(crate) use text::table;
 
 /// Arguments of `vhost-blk ctl`.
 #[derive(Args, Clone, Debug)]

@@ -122,7 +122,7 @@ pub(super) fn event(event: &Value) -> String {
 }
 
 /// Columns of equal width.
-fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
+pub(crate) fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
     let columns = rows.first().map_or(0, |row| row.as_ref().len());
     let width = |at: usize| rows.iter().map(|row| row.as_ref()[at].len()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();

@@ -9,3 +9,4 @@ mod interface;
 mod limits;
 mod reload;
 mod rig;
+mod top;
