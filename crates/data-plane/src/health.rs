@@ -5,13 +5,14 @@
 //! ([`Verdict::Keep`]), and no queue takes a chain until [`Health::resume`]. The queues then carry
 //! the kept requests out before any other.
 
+use crate::failure::{FailureKind, Failures, StorageFailure};
 use backend::IoError;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use virtio_blk::Kind;
 
 /// Errors of the storage that halt the disk; all others reach the guest.
@@ -46,6 +47,8 @@ pub enum HealthEvent {
     Stalled(u16),
     /// No request of this queue exceeds the time limit any more.
     Recovered(u16),
+    /// Requests have failed: the first one of a second, and the number of those since the last event.
+    Failed(StorageFailure),
 }
 
 /// A function that gets each change, on a thread of the data plane or of the control plane. It must
@@ -63,6 +66,10 @@ pub struct HealthReport {
     pub stalled: BTreeMap<u16, SystemTime>,
     /// Number of stalls so far.
     pub stalls: u64,
+    /// Number of failed requests, by the number of their [`FailureKind`].
+    pub failures: [u64; FailureKind::ALL.len()],
+    /// The failure that was told last, and its time.
+    pub last_failure: Option<(StorageFailure, SystemTime)>,
 }
 
 /// The health of a disk.
@@ -75,6 +82,7 @@ pub struct Health {
     /// A failed FLUSH has halted the disk. Later ones fail by the same loss.
     flush_failed: AtomicBool,
     report: Mutex<HealthReport>,
+    failures: Mutex<Failures>,
     hook: OnceLock<HealthHook>,
 }
 
@@ -183,6 +191,23 @@ impl Health {
         self.tell(&HealthEvent::Halted(reason));
     }
 
+    /// Takes note that the storage has failed requests.
+    pub(crate) fn failed(&self, failure: StorageFailure) {
+        let told = {
+            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            let told = failures.add(failure, Instant::now());
+            let mut report = self.lock();
+            report.failures = failures.counts;
+            if let Some(failure) = &told {
+                report.last_failure = Some((failure.clone(), SystemTime::now()));
+            }
+            told
+        };
+        if let Some(failure) = told {
+            self.tell(&HealthEvent::Failed(failure));
+        }
+    }
+
     /// Takes note that a request of a queue is in flight for longer than the time limit.
     pub(crate) fn stalled(&self, queue: u16, age: Duration) {
         {
@@ -277,7 +302,7 @@ mod tests {
         health.stalled(3, Duration::from_secs(9));
         assert_eq!(health.report().stalled.len(), 1);
         health.recovered(3);
-        let HealthReport { halt, halts, stalled, stalls } = health.report();
+        let HealthReport { halt, halts, stalled, stalls, .. } = health.report();
         assert_eq!((halt, halts, stalled.len(), stalls), (None, 1, 0, 1));
         let told = told.lock().unwrap();
         assert!(matches!(told[0], HealthEvent::Halted(_)), "{told:?}");

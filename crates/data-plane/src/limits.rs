@@ -1,22 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits on the rate of a disk, shared by all its queues.
+//! Limits on the rate of a disk or of a group of disks, shared by all their queues.
 //!
 //! Each limit is a token bucket, kept as a clock: the time at which the next request may be taken. A
 //! taken request advances the clock by its cost, and may advance it beyond the present time: that
 //! debt delays the next request. An idle clock lags behind the present time by the burst at most.
 //!
-//! A queue asks before it takes a chain, so that no taken request waits for a limit, and a stop is
-//! not delayed. A queue that has to wait sleeps for [`QUANTUM`] at least, and makes up for it by the
-//! burst. The queue that took last sleeps longer than the others, which makes it their turn.
+//! A queue asks before it takes a chain ([`crate::turn::Turn`]), so that no taken request waits for a
+//! limit, and a stop is not delayed.
+//!
+//! The order of waiting queues is that of start-time fair queuing. The *tag* of a disk is the cost of
+//! its requests so far. A queue that begins to wait keeps the present tag of its disk, and the waiting
+//! queue with the lowest tag takes next. So each disk that always has requests gets the same share,
+//! in the unit of the limit, whatever the number of its queues and the size of its requests. A disk
+//! that returns after an idle time gets the tag of the queue that took last: it saves nothing up.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 const NANOS: u128 = 1_000_000_000;
-/// Minimum sleep of a queue that waits for a limit; bounds the wake-ups for a high limit.
-const QUANTUM: Duration = Duration::from_millis(1);
+/// Maximum lead of a disk's tag, in nanoseconds of cost, over a disk that waits when no queue waits:
+/// the lead comes from a time in which the limit delayed nobody.
+const LEAD_MAX: u64 = 100_000_000;
 
 /// Limits of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +57,47 @@ impl Limits {
 /// A point in time in nanoseconds since the epoch of the [`Limiter`].
 pub(crate) type Nanos = u64;
 
-/// The buckets of a disk. The threads use them without a lock: when two of them take a request at
-/// the same time, the second one becomes debt.
+/// The buckets of a disk, or of a named group of disks. The threads use them without a lock: when two
+/// of them take a request at the same time, the second one becomes debt.
 #[derive(Debug)]
 pub(crate) struct Limiter {
+    /// Name of the group; `None`: one disk has the limits.
+    group: Option<Arc<str>>,
     epoch: Instant,
     is_set: AtomicBool,
     iops: Bucket,
     bytes: Bucket,
+    /// The highest tag of a disk.
+    top: AtomicU64,
+    /// Number of [`Member`]s.
+    members: AtomicUsize,
+    order: Mutex<Order>,
+}
+
+/// State for a change of the limits, and for the begin and the end of a wait.
+#[derive(Debug)]
+struct Order {
+    limits: Limits,
+    shares: Vec<Weak<Share>>,
+    waiting: BTreeSet<Place>,
+    /// Lowest tag of a queue that begins to wait.
+    floor: u64,
+    /// Number of places so far.
+    places: u64,
+}
+
+/// A waiting queue: tag, and number of the place. The lowest one is the next.
+pub(crate) type Place = (u64, u64);
+
+/// The membership of one disk. A group ends with its last member; threads may hold shares longer.
+#[derive(Debug)]
+pub(crate) struct Member(Arc<Share>);
+
+/// The part of one disk in the limits of its group.
+#[derive(Debug)]
+pub(crate) struct Share {
+    limiter: Arc<Limiter>,
+    tag: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -80,32 +121,75 @@ impl Bucket {
         if self.rate.load(Relaxed) == 0 { 0 } else { self.clock.load(Relaxed) }
     }
 
-    fn charge(&self, units: u64, now: Nanos) {
-        let Some(rate) = NonZeroU64::new(self.rate.load(Relaxed)) else { return };
+    /// Returns the cost.
+    fn charge(&self, units: u64, now: Nanos) -> Nanos {
+        let Some(rate) = NonZeroU64::new(self.rate.load(Relaxed)) else { return 0 };
         let cost = u128::from(units) * NANOS / u128::from(rate.get());
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
         let earliest = now.saturating_sub(self.burst.load(Relaxed));
         let advance = |clock: u64| Some(clock.max(earliest).saturating_add(cost));
         let _ = self.clock.fetch_update(Relaxed, Relaxed, advance); // the closure never refuses
+        cost
     }
 }
 
 impl Limiter {
-    pub(crate) fn new() -> Self {
-        Limiter {
+    /// No limits, for one disk or for a group of this name.
+    pub(crate) fn new(group: Option<&str>) -> Arc<Self> {
+        Arc::new(Limiter {
+            group: group.map(Arc::from),
             epoch: Instant::now(),
             is_set: AtomicBool::new(false),
             iops: Bucket::default(),
             bytes: Bucket::default(),
-        }
+            top: AtomicU64::new(0),
+            members: AtomicUsize::new(0),
+            order: Mutex::new(Order {
+                limits: Limits::NONE,
+                shares: Vec::new(),
+                waiting: BTreeSet::new(),
+                floor: 0,
+                places: 0,
+            }),
+        })
+    }
+
+    /// Adds a disk.
+    pub(crate) fn join(self: &Arc<Self>) -> Member {
+        let share = Arc::new(Share { limiter: Arc::clone(self), tag: AtomicU64::new(0) });
+        let mut order = self.order();
+        order.shares.retain(|share| share.strong_count() > 0);
+        order.shares.push(Arc::downgrade(&share));
+        self.members.fetch_add(1, Relaxed);
+        Member(share)
+    }
+
+    /// Returns whether a disk has these limits.
+    pub(crate) fn has_members(&self) -> bool {
+        self.members.load(Relaxed) > 0
     }
 
     /// Replaces the limits, and forgives the debt of the old ones.
     pub(crate) fn set(&self, limits: &Limits) {
+        let mut order = self.order();
         let now = self.now();
+        order.limits = *limits;
         self.iops.set(limits.iops, limits.burst, now);
         self.bytes.set(limits.bytes, limits.burst, now);
+        self.top.store(0, Relaxed);
+        order.floor = 0;
+        order.shares.iter().filter_map(Weak::upgrade).for_each(|it| it.tag.store(0, Relaxed));
         self.is_set.store(limits.is_set(), Relaxed);
+    }
+
+    /// The present limits.
+    pub(crate) fn limits(&self) -> Limits {
+        self.order().limits
+    }
+
+    /// Name of the group; `None`: one disk has the limits.
+    pub(crate) fn group(&self) -> Option<&Arc<str>> {
+        self.group.as_ref()
     }
 
     #[inline]
@@ -117,78 +201,77 @@ impl Limiter {
         self.epoch.elapsed().as_nanos() as u64
     }
 
+    /// The time at which a request may be taken.
+    pub(crate) fn opens_at(&self) -> Nanos {
+        self.iops.opens_at().max(self.bytes.opens_at())
+    }
+
+    /// Number of queues that are before `place`, at most `most`.
+    pub(crate) fn ahead(&self, place: Place, most: usize) -> usize {
+        self.order().waiting.range(..place).take(most).count()
+    }
+
+    /// Ends the wait of a queue that takes nothing.
+    pub(crate) fn leave(&self, place: Place) {
+        self.order().waiting.remove(&place);
+    }
+
+    /// Ends the wait of a queue that may take now, and the right of those ahead of it to go first.
+    pub(crate) fn serve(&self, place: Place) {
+        let mut order = self.order();
+        order.floor = order.floor.max(place.0);
+        order.waiting = order.waiting.split_off(&place);
+        order.waiting.remove(&place);
+    }
+
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member {
+    pub(crate) fn share(&self) -> &Arc<Share> {
+        &self.0
+    }
+
+    pub(crate) fn limiter(&self) -> &Arc<Limiter> {
+        &self.0.limiter
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.limiter().members.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Share {
+    #[inline]
+    pub(crate) fn limiter(&self) -> &Arc<Limiter> {
+        &self.limiter
+    }
+
     /// Charges a request that moves so many bytes.
-    fn charge(&self, bytes: u64, now: Nanos) {
-        self.iops.charge(1, now);
-        self.bytes.charge(bytes, now);
+    pub(crate) fn charge(&self, bytes: u64, now: Nanos) {
+        let limiter = &self.limiter;
+        let cost = limiter.iops.charge(1, now).max(limiter.bytes.charge(bytes, now));
+        let advance = |tag: u64| Some(tag.saturating_add(cost));
+        let (Ok(tag) | Err(tag)) = self.tag.fetch_update(Relaxed, Relaxed, advance);
+        limiter.top.fetch_max(tag.saturating_add(cost), Relaxed);
     }
 
-    /// The time at which a request may be taken, if it may not be taken now.
-    fn closed_until(&self, now: Nanos) -> Option<Nanos> {
-        let at = self.iops.opens_at().max(self.bytes.opens_at());
-        (at > now).then(|| at.max(now + QUANTUM.as_nanos() as u64))
-    }
-}
-
-/// The view of one queue on the limits of its disk.
-#[derive(Debug, Default)]
-pub(crate) struct Turn {
-    /// There is a limit.
-    limited: bool,
-    /// The queue takes no chain before; 0: it may take one.
-    closed_until: Nanos,
-}
-
-impl Turn {
-    /// Looks at the limits, before chains are taken. Returns whether a wait begins.
-    #[inline]
-    pub(crate) fn look(&mut self, limiter: &Limiter) -> bool {
-        self.limited = limiter.is_set();
-        if !self.limited {
-            self.closed_until = 0;
-            return false;
+    /// A place of a queue of the disk that begins to wait.
+    pub(crate) fn wait(&self) -> Place {
+        let mut order = self.limiter.order();
+        if order.waiting.is_empty() {
+            let least = self.limiter.top.load(Relaxed).saturating_sub(LEAD_MAX);
+            order.floor = order.floor.max(least);
         }
-        self.look_at_clock(limiter)
-    }
-
-    fn look_at_clock(&mut self, limiter: &Limiter) -> bool {
-        let now = limiter.now();
-        if now < self.closed_until {
-            return false;
-        }
-        self.closed_until = limiter.closed_until(now).unwrap_or(0);
-        self.closed_until > 0
-    }
-
-    /// Returns whether the queue may take a chain.
-    #[inline]
-    pub(crate) fn is_open(&self) -> bool {
-        self.closed_until == 0
-    }
-
-    /// Charges a taken request. Returns whether a wait begins.
-    #[inline]
-    pub(crate) fn took(&mut self, limiter: &Limiter, bytes: u64) -> bool {
-        self.limited && self.charge(limiter, bytes)
-    }
-
-    fn charge(&mut self, limiter: &Limiter, bytes: u64) -> bool {
-        let now = limiter.now();
-        limiter.charge(bytes, now);
-        let others_first = |at: Nanos| at.saturating_add(QUANTUM.as_nanos() as u64);
-        self.closed_until = limiter.closed_until(now).map_or(0, others_first);
-        self.closed_until > 0
-    }
-
-    /// The rest of the wait; `None`: there is none.
-    pub(crate) fn wait(&self, limiter: &Limiter) -> Option<Duration> {
-        let left = || Duration::from_nanos(self.closed_until.saturating_sub(limiter.now()));
-        (self.closed_until > 0).then(left)
-    }
-
-    /// Ends the wait: the limits have changed.
-    pub(crate) fn reset(&mut self) {
-        self.closed_until = 0;
+        let tag = self.tag.fetch_max(order.floor, Relaxed).max(order.floor);
+        order.places += 1;
+        let place = (tag, order.places);
+        order.waiting.insert(place);
+        place
     }
 }
 
@@ -228,35 +311,66 @@ mod tests {
         assert_eq!(free.count(), 100);
     }
 
-    #[test]
-    fn a_disk_without_limits_never_closes() {
-        let limiter = Limiter::new();
-        let mut turn = Turn::default();
-        for _ in 0..10 {
-            assert!(!turn.look(&limiter) && turn.is_open());
-            assert!(!turn.took(&limiter, u64::MAX) && turn.is_open());
+    fn limited(iops: u64, bytes: u64) -> Arc<Limiter> {
+        let limiter = Limiter::new(Some("g"));
+        let (iops, bytes) = (NonZeroU64::new(iops), NonZeroU64::new(bytes));
+        limiter.set(&Limits { iops, bytes, ..Limits::NONE });
+        limiter
+    }
+
+    fn shares(limiter: &Arc<Limiter>, count: usize) -> Vec<Arc<Share>> {
+        (0..count).map(|_| Arc::clone(limiter.join().share())).collect()
+    }
+
+    /// Disks whose queues always wait take turns; `sizes` has the size of the requests of each disk,
+    /// and the number of its queues. Returns the number of requests of each disk among `all`.
+    fn served(shares: &[Arc<Share>], sizes: &[(u64, usize)], all: usize) -> Vec<usize> {
+        let limiter = shares[0].limiter();
+        let wait = |disk: usize| (shares[disk].wait(), disk);
+        let queues = sizes.iter().enumerate().flat_map(|(disk, (_, n))| vec![disk; *n]);
+        let mut waiting: Vec<(Place, usize)> = queues.map(wait).collect();
+        let mut counts = vec![0; sizes.len()];
+        for _ in 0..all {
+            let next = waiting.iter().position(|(place, _)| limiter.ahead(*place, 1) == 0);
+            let (place, disk) = waiting.remove(next.expect("one is the first"));
+            limiter.serve(place);
+            shares[disk].charge(sizes[disk].0, limiter.now());
+            counts[disk] += 1;
+            waiting.push(wait(disk));
         }
-        assert_eq!(turn.wait(&limiter), None);
+        waiting.iter().for_each(|(place, _)| limiter.leave(*place));
+        counts
     }
 
     #[test]
-    fn a_debt_closes_all_queues_and_a_new_limit_forgives_it() {
-        let limiter = Limiter::new();
-        let bytes = NonZeroU64::new(1000);
-        let limits = Limits { bytes, ..Limits::NONE };
-        limiter.set(&limits);
-        let (mut one, mut other) = (Turn::default(), Turn::default());
-        assert!(!one.look(&limiter) && one.is_open());
-        assert!(one.took(&limiter, 60_000));
-        assert!(other.look(&limiter) && !other.is_open());
-        assert!(!other.look(&limiter), "one wait begins once");
-        let (mine, its) = (one.wait(&limiter).unwrap(), other.wait(&limiter).unwrap());
-        assert!(mine > its && its > Duration::from_secs(59), "{mine:?} {its:?}");
-        limiter.set(&limits);
-        one.reset();
-        assert!(!one.look(&limiter) && one.is_open());
-        assert!(one.took(&limiter, 60_000));
-        limiter.set(&Limits::NONE);
-        assert!(!one.look(&limiter) && one.is_open(), "it waits for a limit that is gone");
+    fn each_disk_of_a_group_gets_the_same_share_whatever_its_queues() {
+        let counts = served(&shares(&limited(100, 0), 3), &[(512, 1), (512, 4), (512, 64)], 3000);
+        assert!(counts.iter().all(|count| (930..1070).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn disks_with_large_and_small_requests_get_the_same_bandwidth() {
+        let counts = served(&shares(&limited(0, 1 << 20), 2), &[(4096, 1), (65536, 1)], 1700);
+        assert!((1595..1605).contains(&counts[0]), "{counts:?}");
+    }
+
+    #[test]
+    fn a_disk_that_returns_saves_little_up() {
+        let shares = shares(&limited(100, 0), 2);
+        assert_eq!(served(&shares[..1], &[(512, 1)], 1000), [1000]);
+        let counts = served(&shares, &[(512, 1), (512, 1)], 100);
+        // A lead of 100 ms, of 10 ms each.
+        assert!((45..=55).contains(&counts[0]), "{counts:?}");
+    }
+
+    #[test]
+    fn a_change_of_the_limits_forgives_the_lead_of_a_disk() {
+        let limiter = limited(0, 1);
+        let shares = shares(&limiter, 2);
+        let (rich, poor) = (&shares[0], &shares[1]);
+        rich.charge(1 << 40, 0);
+        assert!(rich.wait() > poor.wait());
+        limiter.set(&Limits { bytes: NonZeroU64::new(1 << 20), ..Limits::NONE });
+        assert_eq!((rich.wait().0, limiter.opens_at() <= limiter.now()), (0, true));
     }
 }

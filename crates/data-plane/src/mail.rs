@@ -3,7 +3,7 @@
 
 use crate::error::StartError;
 use crate::event::QueueId;
-use crate::limits::Limiter;
+use crate::limits::{Limiter, Share};
 use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use backend::Lane;
 use std::fs::File;
@@ -21,8 +21,10 @@ pub(crate) enum Mail {
     /// Replace the lane of a disk and return the lane that is not in use. No queue of the disk runs.
     ReplaceLane(u16, Box<dyn Lane>, Sender<(Box<dyn Lane>, io::Result<()>)>),
     Memory(u16, Option<Arc<GuestMemory>>, Sender<io::Result<()>>),
-    /// The limits of a disk have changed.
-    Limits(u16),
+    /// These limits have changed, for all disks that have them.
+    LimitsChanged(Arc<Limiter>),
+    /// A disk has a share in other limits.
+    Share(u16, Arc<Share>),
     Start(u16, Box<(QueueSetup, VirtQueue)>, Sender<QueueId>),
     /// A disk is no longer halted.
     Wake(u16),
@@ -35,7 +37,7 @@ pub(crate) enum Mail {
 /// A disk for a thread.
 pub(crate) struct AddDisk {
     pub(crate) lane: Box<dyn Lane>,
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) share: Arc<Share>,
     /// Reads and writes are polled.
     pub(crate) iopoll: bool,
 }

@@ -3,6 +3,7 @@
 
 use crate::affinity::pin_this_thread;
 use crate::error::StartError;
+use crate::limits::{Limiter, Limits, Member};
 use crate::mail::{Mail, Postbox};
 use crate::plane::IoPoll;
 use crate::portion::Portion;
@@ -10,9 +11,10 @@ use crate::uring::Uring;
 use crate::uring_plane::UringPlane;
 use crate::worker::Worker;
 use backend::Disk;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -45,6 +47,8 @@ struct Threads {
     threads: Vec<Thread>,
     /// Number of disks so far.
     disks: AtomicUsize,
+    /// The groups of disks that share limits. A group ends with its last disk.
+    limit_groups: Mutex<BTreeMap<String, Arc<Limiter>>>,
 }
 
 struct Thread {
@@ -59,7 +63,12 @@ impl UringPool {
     /// [`StartError`]; the threads that have started end.
     pub fn new(options: &UringOptions) -> Result<Self, StartError> {
         let options = options.clone();
-        let mut pool = Threads { options, threads: Vec::new(), disks: AtomicUsize::new(0) };
+        let mut pool = Threads {
+            options,
+            threads: Vec::new(),
+            disks: AtomicUsize::new(0),
+            limit_groups: Mutex::default(),
+        };
         for number in 0..pool.options.threads.max(1) {
             let thread = start_thread(number, pool.options.clone())?;
             pool.threads.push(thread);
@@ -79,6 +88,26 @@ impl UringPool {
 
     pub(crate) fn options(&self) -> &UringOptions {
         &self.0.options
+    }
+
+    /// Adds a disk to a group of disks that share limits; a new group has none.
+    pub(crate) fn join_limit_group(&self, name: &str) -> Member {
+        let mut groups = self.limit_groups();
+        let group = groups.entry(name.to_owned()).or_insert_with(|| Limiter::new(Some(name)));
+        group.join()
+    }
+
+    /// The limits of a group; `None`: it has no disk.
+    pub(crate) fn limits_of_group(&self, name: &str) -> Option<Limits> {
+        self.limit_groups().get(name).map(|group| group.limits())
+    }
+
+    /// The groups that have disks.
+    fn limit_groups(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Limiter>>> {
+        let groups = self.0.limit_groups.lock();
+        let mut groups = groups.unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|_, group| group.has_members());
+        groups
     }
 
     /// The postboxes of the threads.

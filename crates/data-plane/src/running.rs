@@ -3,16 +3,18 @@
 
 use crate::batch::Batch;
 use crate::event::QueueId;
+use crate::failure::StorageFailure;
 use crate::health::{Health, Verdict};
 use crate::latency::{Clock, Nanos, Operation};
-use crate::limits::{Limiter, Turn};
+use crate::limits::Share;
 use crate::once_per_second::OncePerSecond;
 use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
-use backend::IoError;
+use crate::turn::Turn;
+use backend::{Io, IoError};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs::File;
@@ -61,8 +63,8 @@ pub(crate) struct RunningQueue {
     /// The disk was halted when the thread last looked.
     halted: bool,
     stall: StallWatch,
-    limiter: Arc<Limiter>,
-    turn: Turn,
+    /// The view on the limits of the disk.
+    pub(crate) turn: Turn,
     /// Operation and time of taking of each pushed and unpublished request.
     unpublished: Vec<(Operation, Nanos)>,
     /// Bytes of the requests in flight: [`Kind::inflight_bytes`].
@@ -81,7 +83,7 @@ impl RunningQueue {
         setup: QueueSetup,
         mut ring: VirtQueue,
         slow_start: bool,
-        limiter: Arc<Limiter>,
+        share: Arc<Share>,
     ) -> Self {
         let layout = setup.ring.layout;
         let QueueSetup { index, disk, kick, call, err, region, health, kept, .. } = setup;
@@ -122,8 +124,7 @@ impl RunningQueue {
             halted: health.is_halted(),
             stall: StallWatch::new(health.io_timeout()),
             health,
-            limiter,
-            turn: Turn::default(),
+            turn: Turn::new(share),
             unpublished: Vec::with_capacity(64),
             inflight_bytes: 0,
             err,
@@ -199,7 +200,7 @@ impl RunningQueue {
         let parsed = Request::parse(&mut entry.chain, &self.disk, &mut entry.ranges);
         let bytes = parsed.as_ref().map_or(0, |request| request.kind.inflight_bytes());
         self.inflight_bytes += bytes;
-        self.stats.throttled += u64::from(self.turn.took(&self.limiter, bytes));
+        self.stats.throttled += u64::from(self.turn.took(bytes));
         parsed
     }
 
@@ -210,7 +211,7 @@ impl RunningQueue {
         if self.stall.is_on() {
             self.look_for_stall(clock);
         }
-        self.stats.throttled += u64::from(self.turn.look(&self.limiter));
+        self.stats.throttled += u64::from(self.turn.look());
     }
 
     fn look_for_stall(&mut self, clock: &mut Clock) {
@@ -237,7 +238,7 @@ impl RunningQueue {
 
     /// The rest of the time that the queue waits for a limit; `None`: it waits for none.
     pub(crate) fn throttled_for(&self) -> Option<Duration> {
-        self.turn.wait(&self.limiter)
+        self.turn.wait()
     }
 
     /// Returns whether the thread must look at the queue again after some time, without a kick.
@@ -248,11 +249,6 @@ impl RunningQueue {
     /// Returns whether the queue takes chains without a kick eventfd.
     pub(crate) fn is_kickless(&self) -> bool {
         self.kick.is_none() && self.may_take()
-    }
-
-    /// Ends a wait for limits that have changed.
-    pub(crate) fn limits_changed(&mut self) {
-        self.turn.reset();
     }
 
     /// Stage *completion* of a refused request.
@@ -293,7 +289,10 @@ impl RunningQueue {
     /// Judges the failed I/O of a request. Halts the disk if its policy says so; returns whether the
     /// request must be kept.
     #[cold]
-    pub(crate) fn halts(&mut self, kind: Kind, error: IoError) -> bool {
+    pub(crate) fn halts(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
+        if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
+            self.health.failed(failure);
+        }
         let verdict = self.health.judge(kind, error);
         if verdict != Verdict::Report {
             self.health.halt(kind, error);

@@ -85,6 +85,17 @@ impl From<UringPlane> for PlaneSelector {
     }
 }
 
+/// Checks that no other disk shares the limits: the kernel module keeps limits of one disk.
+fn kernel_suits_limits(uring: &UringPlane) -> Result<(), KernelError> {
+    match uring.limit_group() {
+        None => Ok(()),
+        Some(group) => Err(KernelError::Unsuited(format!(
+            "the disk shares the limits of the group {group}, and the kernel data plane shares no \
+             limits between disks; take the disk out of the group, or use the data plane uring"
+        ))),
+    }
+}
+
 impl PlaneSelector {
     /// Both planes of a disk; `uring` was started for it.
     ///
@@ -98,14 +109,15 @@ impl PlaneSelector {
     ) -> Result<Self, KernelError> {
         let node = options.path.display().to_string();
         let kernel = KernelPlane::new(disk, options);
+        let check = || kernel_suits_limits(&uring).and_then(|()| kernel.check());
         let (plane, reason) = match choice {
-            PlaneChoice::Auto => match kernel.check() {
+            PlaneChoice::Auto => match check() {
                 Ok(()) => (PlaneKind::Kernel, format!("{node} is there and suits the disk")),
                 Err(error) => (PlaneKind::Uring, error.to_string()),
             },
             PlaneChoice::Only(kind) => {
                 if kind == PlaneKind::Kernel {
-                    kernel.check()?;
+                    check()?;
                 }
                 (kind, "--data-plane says so".to_owned())
             }
@@ -180,6 +192,9 @@ impl PlaneSelector {
         if kind == PlaneKind::Kernel && self.kernel.is_none() {
             return Err(KernelError::Unsuited("this program was started without it".into()));
         }
+        if kind == PlaneKind::Kernel {
+            kernel_suits_limits(&self.uring)?;
+        }
         self.plane(kind).check()
     }
 
@@ -245,12 +260,55 @@ impl PlaneSelector {
         self.uring.reopen_lanes()
     }
 
-    /// Replaces the limits of the disk on both planes.
+    /// The limits of the disk and of the others of its group.
+    pub fn limits(&self) -> Limits {
+        self.uring.limits()
+    }
+
+    /// Name of the group of disks that share the limits.
+    pub fn limit_group(&self) -> Option<&Arc<str>> {
+        self.uring.limit_group()
+    }
+
+    /// The limits of a group; `None`: it has none, or no disk.
+    pub fn limits_of_group(&self, name: &str) -> Option<Limits> {
+        self.uring.limits_of_group(name)
+    }
+
+    /// Makes the disk share the limits of a group: [`UringPlane::join_limit_group`]. Returns whether
+    /// something has changed.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the kernel is selected for the queues of this front-end or of the next one:
+    /// the module keeps limits of one disk.
+    pub fn join_limit_group(
+        &mut self,
+        name: &str,
+        limits: Option<&Limits>,
+    ) -> Result<bool, KernelError> {
+        if [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel) {
+            return Err(KernelError::Unsuited(
+                "the kernel data plane shares no limits between disks; move the disk with \
+                 vhost-blk ctl switch NAME uring first"
+                    .into(),
+            ));
+        }
+        let of_group = |planes: &Self| (planes.limit_group().cloned(), planes.limits());
+        let before = of_group(self);
+        if let Some(kernel) = &mut self.kernel {
+            kernel.set_limits(&Limits::NONE)?;
+        }
+        self.uring.join_limit_group(name, limits);
+        Ok(of_group(self) != before)
+    }
+
+    /// Replaces the limits of the disk on both planes, or those of its group: see
+    /// [`UringPlane::set_limits`].
     ///
     /// # Errors
     /// [`KernelError`] if the kernel runs queues and refuses the limits: the old ones hold.
     pub fn set_limits(&mut self, limits: &Limits) -> Result<(), KernelError> {
-        if let Some(kernel) = &mut self.kernel {
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| self.uring.limit_group().is_none()) {
             kernel.set_limits(limits)?;
         }
         self.uring.set_limits(limits);

@@ -169,9 +169,9 @@ impl Storage {
 #[inline]
 fn finish(queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
     let (_, index) = queue_and_entry(slot);
-    let Submitted { taken, request, .. } = queue.requests.finish(index);
+    let Submitted { taken, request, io } = queue.requests.finish(index);
     if let Err(error) = result
-        && queue.halts(request.kind, error)
+        && queue.halts(request.kind, &io, error)
     {
         return queue.keep(taken, request);
     }

@@ -3,7 +3,7 @@
 
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::event::QueueId;
-use crate::limits::{Limiter, Limits};
+use crate::limits::{Limiter, Limits, Member};
 use crate::mail::{AddDisk, Answer, Mail, Postbox};
 use crate::plane::{DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
@@ -19,7 +19,7 @@ use virtqueue::{GuestMemory, VirtQueue};
 pub struct UringPlane {
     pool: UringPool,
     disk: Arc<dyn Disk>,
-    limiter: Arc<Limiter>,
+    member: Member,
     /// Each thread's number of the disk.
     numbers: Vec<u16>,
     /// The thread of queue 0; the other queues follow in turn.
@@ -54,7 +54,7 @@ impl UringPlane {
         let mut plane = UringPlane {
             pool,
             disk,
-            limiter: Arc::new(Limiter::new()),
+            member: Limiter::new(None).join(),
             numbers: Vec::new(),
             first_thread,
             queues: BTreeMap::new(),
@@ -67,7 +67,7 @@ impl UringPlane {
         };
         for thread in 0..plane.pool.threads() {
             let lane = plane.disk.open_lane().map_err(StartError::Lane)?;
-            let disk = AddDisk { lane, limiter: Arc::clone(&plane.limiter), iopoll };
+            let disk = AddDisk { lane, share: Arc::clone(plane.member.share()), iopoll };
             let postbox = plane.pool.postbox(thread);
             let number = postbox.ask(|reply| Mail::AddDisk(disk, reply))?;
             plane.numbers.push(number);
@@ -96,10 +96,50 @@ impl UringPlane {
         outcomes.into_iter().collect()
     }
 
-    /// Replaces the limits of the disk.
-    pub fn set_limits(&self, limits: &Limits) {
-        self.limiter.set(limits);
-        self.threads().for_each(|(postbox, number)| postbox.send(Mail::Limits(number)));
+    /// The limits of the disk and of the others of its group.
+    pub fn limits(&self) -> Limits {
+        self.member.limiter().limits()
+    }
+
+    /// Name of the group of disks that share the limits.
+    pub fn limit_group(&self) -> Option<&Arc<str>> {
+        self.member.limiter().group()
+    }
+
+    /// Replaces the limits of the disk and of the others of its group. Without a limit, the disk
+    /// leaves its group, which keeps its own.
+    pub fn set_limits(&mut self, limits: &Limits) {
+        if !limits.is_set() && self.limit_group().is_some() {
+            return self.become_member(Limiter::new(None).join());
+        }
+        let limiter = self.member.limiter();
+        limiter.set(limits);
+        let tell = |postbox: &Postbox| postbox.send(Mail::LimitsChanged(Arc::clone(limiter)));
+        self.pool.postboxes().for_each(tell);
+    }
+
+    /// Makes the disk share the limits of a group, in place of its present ones. `limits`: the group
+    /// gets these. A new group without them has none.
+    pub fn join_limit_group(&mut self, name: &str, limits: Option<&Limits>) {
+        if self.limit_group().is_none_or(|group| **group != *name) {
+            self.become_member(self.pool.join_limit_group(name));
+        }
+        if let Some(limits) = limits {
+            self.set_limits(limits);
+        }
+    }
+
+    /// The limits of a group; `None`: it has none, or no disk.
+    pub fn limits_of_group(&self, name: &str) -> Option<Limits> {
+        self.pool.limits_of_group(name).filter(Limits::is_set)
+    }
+
+    fn become_member(&mut self, member: Member) {
+        self.member = member;
+        let tell = |(postbox, number): (&Postbox, u16)| {
+            postbox.send(Mail::Share(number, Arc::clone(self.member.share())));
+        };
+        self.threads().for_each(tell);
     }
 
     /// Makes the queues look at the health of the disk again.

@@ -4,7 +4,7 @@
 use crate::failure::{Failure, Sort};
 use crate::image::{check, convert, info};
 use crate::options::{DaemonArgs, ServeArgs};
-use crate::{config, create, ctl, daemon, doctor, generate, upgrade};
+use crate::{config, create, ctl, daemon, doctor, generate, top, upgrade};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
@@ -43,6 +43,8 @@ pub enum Command {
     Info(info::InfoArgs),
     /// Serve one disk on one socket, in the foreground
     Serve(Box<ServeArgs>),
+    /// Show the rates and latencies of a daemon's disks, live or once
+    Top(top::TopArgs),
 }
 
 /// The output of `--print-capabilities`.
@@ -137,8 +139,8 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
             Answer::Failure(Failure::usage(
                 "read the command line",
                 "no command is given",
-                "give serve, daemon, ctl, create, info, check, convert, doctor or generate, and see \
-                 vhost-blk --help",
+                "give serve, daemon, ctl, create, info, check, convert, doctor, generate or top, and \
+                 see vhost-blk --help",
             ))
         }
         _ => {
@@ -165,6 +167,7 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Daemon(args) => daemon::daemon(&args),
         Command::Info(args) => info::info(&args),
         Command::Serve(args) => daemon::serve(&args),
+        Command::Top(args) => top::top(&args),
     }
     .map(|()| ExitCode::SUCCESS)
 }

@@ -26,8 +26,8 @@ pub fn of_disk<E>(
     let DiskArgs { direct, discard, lock, logical_block_size, read_only, serial, size, .. } = disk;
     let DiskArgs { wrap, limit_bandwidth, limit_burst, limit_iops, num_queues, .. } = disk;
     let DiskArgs { packed, queue_size, data_plane, allow_backing, format, .. } = disk;
-    let DiskArgs { incoming, io_timeout, on_error, .. } = disk;
-    let given: [(&str, Option<Value>); 26] = [
+    let DiskArgs { incoming, io_timeout, on_error, limit_group, .. } = disk;
+    let given: [(&str, Option<Value>); 27] = [
         ("socket_group", text(socket_group)),
         ("socket_mode", socket_mode.map(|mode| format!("{mode:04o}").into())),
         ("socket_path", path(socket_path)?),
@@ -49,6 +49,7 @@ pub fn of_disk<E>(
         ("wrap", Some(wrap.clone().into())),
         ("limit_bandwidth", limit_bandwidth.map(|bytes| bytes.to_string().into())),
         ("limit_burst", Some(limit_burst.0.as_secs_f64().into())),
+        ("limit_group", text(limit_group)),
         ("limit_iops", limit_iops.map(|iops| iops.get().into())),
         ("num_queues", num_queues.map(Value::from)),
         ("packed", on(*packed)),
@@ -101,7 +102,7 @@ mod tests {
             "--backend mem --size 1G --socket-path /s --read-only --wrap delay:us=1 \
              --wrap limit:iops=5",
             "--blk-file /a --cache writethrough --data-plane uring --direct off --discard off \
-             --limit-bandwidth 5M --limit-burst 0.25 --limit-iops 7 --lock off \
+             --limit-bandwidth 5M --limit-burst 0.25 --limit-group g --limit-iops 7 --lock off \
              --logical-block-size 4096 --num-queues 3 --packed off --queue-size 64 --serial ab \
              --socket-group 0 --socket-mode 640 --socket-path /s",
             "--blk-file /a --socket-path /s --format qcow2 --allow-backing same-dir \

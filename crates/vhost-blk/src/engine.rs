@@ -7,7 +7,7 @@ use crate::options::{DiskArgs, ProcessArgs};
 use crate::values::{Cache, IoPoll, OnError, Plane};
 use backend::{Disk, ImageLock};
 use data_plane::{
-    ErrorPolicy, Health, HealthEvent, KernelOptions, PlaneChoice, PlaneKind, PlaneSelector,
+    ErrorPolicy, Health, HealthEvent, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector,
     StartError, UringOptions, UringPool,
 };
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -44,17 +44,19 @@ impl Server {
         }
         let uring = uring_options(process, args.queues());
         let kernel = kernel_options(&uring, args, process);
-        let plane = pool.add_disk(Arc::clone(&disk)).map_err(start_failed)?;
+        let mut plane = pool.add_disk(Arc::clone(&disk)).map_err(start_failed)?;
         let for_kernel: Arc<dyn Disk> = match args.daemon_only() {
             Some(why) => Arc::new(DaemonOnly { inner: Arc::clone(&disk), why }),
             None => Arc::clone(&disk),
         };
+        let limits = args.limits();
+        match &args.limit_group {
+            Some(group) => plane.join_limit_group(group, limits.is_set().then_some(&limits)),
+            None => plane.set_limits(&limits),
+        }
         let planes = PlaneSelector::new(for_kernel, plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
         let mut device = Device::new(disk, planes, device_options(args));
-        device
-            .set_limits(args.limits())
-            .map_err(|error| Failure::told("limit the rate of the disk", error))?;
         let health = Arc::new(health(args));
         device.set_health(Arc::clone(&health));
         if let Some((lock, held)) = lock {
@@ -176,7 +178,7 @@ fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) 
         seg_max: vhost_user::seg_max(args.queue_size),
         num_queues: args.queues(),
         queue_size_max: args.queue_size,
-        limits: args.limits(),
+        limits: if args.limit_group.is_some() { Limits::NONE } else { args.limits() },
     }
 }
 

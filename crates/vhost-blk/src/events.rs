@@ -4,7 +4,7 @@
 //! Each subscriber has a ring of its own with a bound. A slow subscriber loses events and is told
 //! their number; it delays no disk.
 
-use data_plane::{HealthEvent, Limits};
+use data_plane::{HealthEvent, Limits, Operation, StorageFailure};
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -111,12 +111,24 @@ impl AsFd for Subscription {
     }
 }
 
-/// Limits as JSON.
-pub fn limits_value(limits: &Limits) -> Value {
+/// Limits of a disk or of its group as JSON.
+pub fn limits_value(limits: &Limits, group: Option<&str>) -> Value {
     json!({
+        "group": group,
         "iops": limits.iops,
         "bandwidth": limits.bytes,
         "burst_ms": limits.burst.as_millis() as u64,
+    })
+}
+
+/// A failure of the storage as JSON (`Failure`).
+pub fn failure_value(failure: &StorageFailure) -> Value {
+    json!({
+        "kind": failure.kind.name(),
+        "operation": failure.operation.map(Operation::name),
+        "sector": failure.sector,
+        "reason": failure.reason,
+        "requests": failure.requests,
     })
 }
 
@@ -144,8 +156,8 @@ fn event(disk: &str, change: &Change) -> Event {
                 set("capacity_bytes", (*bytes).into());
                 "resized"
             }
-            Notice::Limited(limits) => {
-                set("limits", limits_value(limits));
+            Notice::Limited(limits, group) => {
+                set("limits", limits_value(limits, group.as_deref()));
                 "limited"
             }
             Notice::Faulted(queue) => {
@@ -166,6 +178,10 @@ fn event(disk: &str, change: &Change) -> Event {
             HealthEvent::Stalled(queue) => {
                 set("queue", (*queue).into());
                 "stalled"
+            }
+            HealthEvent::Failed(failure) => {
+                set("failure", failure_value(failure));
+                "failed"
             }
             HealthEvent::Recovered(queue) => {
                 set("queue", (*queue).into());

@@ -111,6 +111,10 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = values::burst,
           help_heading = "Limits")]
     pub limit_burst: Burst,
+    /// Share the limits with all disks of this name of a group; the limits given last hold. Only for
+    /// the disks of vhost-blk daemon, on the daemon's own data plane
+    #[arg(long, value_name = "GROUP", value_parser = values::disk_name, help_heading = "Limits")]
+    pub limit_group: Option<String>,
     /// Requests per second at most, of any kind
     #[arg(long, value_name = "N", value_parser = values::iops, help_heading = "Limits")]
     pub limit_iops: Option<NonZeroU64>,
@@ -267,6 +271,13 @@ impl ServeArgs {
     /// [`Failure`] if options contradict each other or one is missing.
     pub fn check(&self) -> Result<(), Failure> {
         self.disk.check()?;
+        if self.disk.limit_group.is_some() {
+            return Err(Failure::usage(
+                "share limits between disks",
+                "`vhost-blk serve` has one disk, and --limit-group is for the disks of one daemon",
+                "use vhost-blk daemon, or drop --limit-group",
+            ));
+        }
         self.process.check()?;
         self.process.check_socket(self.disk.socket_path.as_ref())
     }

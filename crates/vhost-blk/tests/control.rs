@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, Place, one_line, run, stdout};
+use common::{Daemon, Place, finish, one_line, run, stdout};
 use driver::{Device, Options};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -294,7 +294,9 @@ fn limits_are_set_at_the_start_and_changed_while_the_disk_is_served() {
     let limit = ["limit", "--iops", "20", "--burst-seconds", "1.5"];
     assert_eq!(stdout(&ctl(&control, &limit)), "done\n");
     assert_eq!(stdout(&ctl(&control, &limit)), "nothing to do\n");
-    let told = serde_json::json!({"iops": 20, "bandwidth": null, "burst_ms": 1500});
+    let told = serde_json::json!({
+        "group": null, "iops": 20, "bandwidth": null, "burst_ms": 1500,
+    });
     assert_eq!(status(&control)["limits"], told);
     assert_eq!(stdout(&ctl(&control, &["--json", "limit", "--none"])), "{\"changed\":true}\n");
     assert!(text().contains("limits      none"), "{}", text());
@@ -305,9 +307,17 @@ fn limits_are_set_at_the_start_and_changed_while_the_disk_is_served() {
         &["limit", "--iops", "1", "--burst-seconds", "0.001"],
         &["limit", "--iops", "1", "--burst-seconds", "1h"],
         &["limit", "--iops", "1", "--none"],
+        &["limit", "--group", "g", "--none"],
+        &["limit", "--group", "/"],
     ] {
         assert_eq!(ctl(&control, wrong).status.code(), Some(2), "{wrong:?}");
     }
+    // A group of one disk would share nothing.
+    let line = one_line(&ctl(&control, &["limit", "--group", "g", "--iops", "1"]), 1);
+    assert!(line.contains("share limits between disks: `vhost-blk serve`"), "{line}");
+    let mut command = place.serve();
+    let line = one_line(&finish(command.args(["--limit-group", "g", "--limit-iops", "1"])), 2);
+    assert!(line.contains("use vhost-blk daemon, or drop --limit-group"), "{line}");
     let zero = b"{\"method\":\"io.vhostblk.Limit\",\"parameters\":{\"iops\":0}}\0";
     assert_eq!(answer(&control, zero)["parameters"]["parameter"], "iops");
 }

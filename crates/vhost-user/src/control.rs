@@ -13,6 +13,7 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{
     Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel,
 };
@@ -23,7 +24,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 const MAILBOX_MAX: usize = 64;
 
 /// A command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Gets the state of the device.
     Status,
@@ -35,8 +36,10 @@ pub enum Command {
     Pause,
     /// Ends [`Command::Pause`] and a halt by an error: the requests that failed are tried again.
     Resume,
-    /// Replaces the limits of the disk.
+    /// Replaces the limits of the disk, or of its group. Without a limit the disk leaves its group.
     Limit(Limits),
+    /// Makes the disk share the limits of the group of this name, and replaces them if there are some.
+    JoinLimits(Arc<str>, Option<Limits>),
     /// Sets the cache mode: write-back if `true`. The guest keeps the mode that it has read, so that
     /// only a change to write-through is safe while a front-end is connected.
     SetCache(bool),
@@ -51,8 +54,8 @@ pub enum Answer {
     Switched(usize),
     /// [`Command::Resize`] succeeded: capacity of the disk in bytes.
     Resized(u64),
-    /// [`Command::Pause`], [`Command::Resume`], [`Command::Limit`] or [`Command::SetCache`]
-    /// succeeded: whether it changed anything.
+    /// [`Command::Pause`], [`Command::Resume`], [`Command::Limit`], [`Command::JoinLimits`] or
+    /// [`Command::SetCache`] succeeded: whether it changed anything.
     Changed(bool),
     /// The command failed for this reason. The state is unchanged, unless the text says that the
     /// front-end is disconnected.
@@ -60,7 +63,7 @@ pub enum Answer {
 }
 
 /// A change of a device. [`crate::Device::observe`] receives it from the thread of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// No request is taken until the resume.
     Paused,
@@ -70,8 +73,8 @@ pub enum Notice {
     Switched(PlaneKind),
     /// The disk has so many bytes.
     Resized(u64),
-    /// The disk has other limits.
-    Limited(Limits),
+    /// The disk has other limits, by itself or with its group.
+    Limited(Limits, Option<Arc<str>>),
     /// The write-back cache is on or off.
     CacheSet(bool),
     /// A ring fault has stopped this queue until the guest resets the device.
@@ -97,6 +100,8 @@ pub struct Status {
     pub health: HealthReport,
     /// Limits of the disk.
     pub limits: Limits,
+    /// Name of the group of disks that share the limits.
+    pub limit_group: Option<Arc<str>>,
     /// The lock of the image.
     pub image_lock: ImageLockState,
     /// Number of front-ends so far.
@@ -284,6 +289,9 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
         Command::Limit(limits) => {
             session.limit(limits).map_or_else(|error| refused(&error), Answer::Changed)
         }
+        Command::JoinLimits(group, limits) => session
+            .join_limits(&group, limits)
+            .map_or_else(|error| refused(&error), Answer::Changed),
         Command::SetCache(on) => {
             session.set_cache(on, connected).map_or_else(|error| refused(&error), Answer::Changed)
         }

@@ -70,6 +70,12 @@ pub(crate) enum OperateError {
          cut; set write-back in the guest, or stop its VMM first"
     )]
     NoFlush,
+    /// A disk would lose its limits.
+    #[error("the limit group {0} has no limits; give --iops or --bandwidth")]
+    NoLimits(String),
+    /// The kernel plane shares no limits.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// No data plane could start the queues.
     #[error(
         "the queues could not be started again: {0}; the VMM is disconnected and can connect again"

@@ -12,7 +12,7 @@ use crate::state::{
 };
 use crate::{Device, DeviceOptions};
 use backend::Info;
-use data_plane::{InflightRegion, KeptRequests};
+use data_plane::{InflightRegion, KeptRequests, KernelError, Limits};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
 use std::io;
@@ -127,7 +127,8 @@ impl Session<'_> {
             plane: device.planes.selected().into(),
             paused: device.paused,
             writeback: self.writeback.load(Ordering::Relaxed),
-            limits: device.limits.into(),
+            limits: device.planes.limits().into(),
+            limit_group: device.planes.limit_group().map(|group| group.to_string()),
             image_lock_held: device.image_lock.as_ref().map(|followed| followed.held),
             front_ends: device.front_ends,
             counters: device.earlier_stats.iter().map(|&stats| stats.into()).collect(),
@@ -256,7 +257,7 @@ impl Device {
         state.check(&self.config.info, &self.options)?;
         self.planes.select_again(state.plane.into());
         self.config.packed = self.options.packed && self.planes.packed();
-        self.set_limits(state.limits.into())?;
+        self.take_over_limits(state.limits.into(), state.limit_group.as_deref())?;
         self.paused = state.paused;
         // The lock is that of the open image, whatever the options say.
         let image_lock = self.image_lock.take().zip(state.image_lock_held);
@@ -271,5 +272,14 @@ impl Device {
         let stream = UnixStream::from(descriptors.take(state.stream)?);
         self.inherited = Some(Inherited { state, descriptors });
         Ok(Some(stream))
+    }
+
+    /// Takes over the limits and the group, whatever the options say.
+    fn take_over_limits(&mut self, limits: Limits, group: Option<&str>) -> Result<(), KernelError> {
+        self.set_limits(Limits::NONE)?; // leaves the group of the options
+        match group {
+            Some(group) => self.join_limits(group, limits.is_set().then_some(limits)).map(drop),
+            None => self.set_limits(limits),
+        }
     }
 }

@@ -89,7 +89,6 @@ pub struct Device {
     paused: bool,
     /// It halts the disk after errors; the threads of the data plane share it.
     health: Arc<Health>,
-    limits: Limits,
     /// The lock of the image, if the device takes it and gives it up.
     image_lock: Option<FollowedLock>,
     /// Receives commands of an operator, after [`Device::control`].
@@ -133,7 +132,6 @@ impl Device {
             planes,
             paused: false,
             health: Arc::default(),
-            limits: Limits::NONE,
             image_lock: None,
             mailbox: None,
             observer: None,
@@ -162,14 +160,16 @@ impl Device {
         }
     }
 
-    /// Replaces the limits of the disk.
+    /// Replaces the limits of the disk, or of its group: [`PlaneSelector::set_limits`].
     ///
     /// # Errors
     /// [`KernelError`] if the kernel runs queues and refuses them: the old ones hold.
     pub fn set_limits(&mut self, limits: Limits) -> Result<(), KernelError> {
-        self.planes.set_limits(&limits)?;
-        self.limits = limits;
-        Ok(())
+        self.planes.set_limits(&limits)
+    }
+
+    fn join_limits(&mut self, group: &str, limits: Option<Limits>) -> Result<bool, KernelError> {
+        self.planes.join_limit_group(group, limits.as_ref())
     }
 
     /// Replaces the health of the disk, with its policy for errors. No queue may run. The kernel plane

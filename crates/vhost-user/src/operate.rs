@@ -81,15 +81,38 @@ impl Session<'_> {
         Ok(after * SECTOR_BYTES)
     }
 
-    /// Replaces the limits of the disk. Returns whether they differ from the old ones.
+    /// Replaces the limits of the disk or of its group. Returns whether they differ from the old ones.
     pub(crate) fn limit(&mut self, limits: Limits) -> Result<bool, KernelError> {
-        if limits == self.device.limits {
+        let leaves = !limits.is_set() && self.device.planes.limit_group().is_some();
+        if limits == self.device.planes.limits() && !leaves {
             return Ok(false);
         }
         self.device.set_limits(limits)?;
-        tracing::info!(iops = ?limits.iops, bytes = ?limits.bytes, burst = ?limits.burst, "limits");
-        self.device.tell(Notice::Limited(limits));
+        self.limits_changed();
         Ok(true)
+    }
+
+    /// Makes the disk share the limits of a group. Returns whether something has changed.
+    pub(crate) fn join_limits(
+        &mut self,
+        group: &str,
+        limits: Option<Limits>,
+    ) -> Result<bool, OperateError> {
+        if limits.is_none() && self.device.planes.limits_of_group(group).is_none() {
+            return Err(OperateError::NoLimits(group.to_owned()));
+        }
+        let changed = self.device.join_limits(group, limits)?;
+        if changed {
+            self.limits_changed();
+        }
+        Ok(changed)
+    }
+
+    fn limits_changed(&self) {
+        let planes = &self.device.planes;
+        let (limits, group) = (planes.limits(), planes.limit_group());
+        tracing::info!(iops = ?limits.iops, bytes = ?limits.bytes, burst = ?limits.burst, ?group, "limits");
+        self.device.tell(Notice::Limited(limits, group.cloned()));
     }
 
     /// Sets the cache mode and tells the front-end. Returns whether it was another one.

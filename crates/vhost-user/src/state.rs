@@ -25,6 +25,8 @@ pub struct DeviceState {
     pub(crate) paused: bool,
     pub(crate) writeback: bool,
     pub(crate) limits: LimitsState,
+    /// The group of disks that share the limits.
+    pub(crate) limit_group: Option<String>,
     /// The device holds the lock of its image; `None`: it follows none.
     pub(crate) image_lock_held: Option<bool>,
     pub(crate) front_ends: u64,

@@ -103,7 +103,8 @@ impl Session<'_> {
             connected,
             paused: device.paused,
             health: device.health.report(),
-            limits: device.limits,
+            limits: device.planes.limits(),
+            limit_group: device.planes.limit_group().cloned(),
             image_lock: match &device.image_lock {
                 None => ImageLockState::Off,
                 Some(lock) if lock.held => ImageLockState::Held,

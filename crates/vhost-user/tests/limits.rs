@@ -5,10 +5,10 @@
 mod common;
 
 use common::load::under_load;
-use common::plane::Plain;
-use common::{Daemon, Setup};
+use common::plane::{Plain, skip_on_kernel};
+use common::{Daemon, Setup, mem, pool};
 use data_plane::Limits;
-use driver::{Options, Request};
+use driver::{Device, Options, Request};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,4 +133,134 @@ fn limits_outlive_connections_and_the_status_has_them() {
     daemon.next_outcome().unwrap();
     let _device = daemon.connect(&options());
     assert_eq!(status(&daemon).limits, wanted);
+}
+
+/// Disks that share the limits of the group `g`, with guests of so many queues.
+fn group(setup: &Setup, queues: &[u16], wanted: Limits) -> (Vec<Daemon>, Vec<Device>) {
+    let pool = pool(setup);
+    let serve = |&num_queues: &u16| {
+        let daemon = Daemon::in_pool(Arc::new(mem()), setup, &pool);
+        let device = daemon.connect(&Options { num_queues, ..Options::default() });
+        (daemon, device)
+    };
+    let (daemons, devices): (Vec<Daemon>, Vec<Device>) = queues.iter().map(serve).unzip();
+    for (number, daemon) in daemons.iter().enumerate() {
+        let limits = (number == 0).then_some(wanted);
+        assert_eq!(join(daemon, limits), Answer::Changed(true));
+    }
+    (daemons, devices)
+}
+
+fn join(daemon: &Daemon, limits: Option<Limits>) -> Answer {
+    daemon.control().ask(Command::JoinLimits("g".into(), limits)).expect("the device is there")
+}
+
+fn requests(daemon: &Daemon) -> u64 {
+    status(daemon).queues.iter().map(|queue| queue.total.chains).sum()
+}
+
+/// Loads all disks of a group, the first one on several queues. Returns the requests of each disk
+/// while each one did `progress` requests, and the time.
+fn rates(threads: usize, limits: Limits, progress: u64) -> (Vec<u64>, Duration) {
+    let setup = Setup { queues: 4, threads, ..Setup::default() };
+    let queues = [4, 1, 1, 1];
+    let (daemons, devices) = group(&setup, &queues, limits);
+    let mut measured = None;
+    std::thread::scope(|scope| {
+        let (stop, stopped): (Vec<_>, Vec<_>) =
+            devices.iter().map(|_| std::sync::mpsc::channel::<()>()).unzip();
+        for ((device, queues), stopped) in devices.into_iter().zip(queues).zip(stopped) {
+            scope.spawn(move || {
+                under_load(device, queues.into(), |_| {
+                    let _ = stopped.recv();
+                });
+            });
+        }
+        let counts = || -> Vec<u64> { daemons.iter().map(requests).collect() };
+        let since = |before: &[u64]| -> Vec<u64> {
+            counts().iter().zip(before).map(|(now, before)| now - before).collect()
+        };
+        common::wait_until("each disk has begun", || counts().iter().all(|count| *count > 4));
+        let (start, before) = (Instant::now(), counts());
+        common::wait_until("each disk goes on", || {
+            since(&before).iter().all(|count| *count >= progress)
+        });
+        measured = Some((since(&before), start.elapsed()));
+        for daemon in &daemons {
+            limit(daemon, Limits::NONE);
+        }
+        drop(stop);
+    });
+    measured.expect("it was measured")
+}
+
+#[test]
+fn disks_of_a_group_take_no_more_requests_together_than_its_limit() {
+    if skip_on_kernel("it shares no limits") {
+        return;
+    }
+    let (counts, took) = rates(2, limits(500, 0), 30);
+    let all: u64 = counts.iter().sum();
+    // The burst, and one request of debt for each of seven queues.
+    let most = 500.0 * (took.as_secs_f64() + 0.01) + 7.0;
+    assert!(all as f64 <= most, "{counts:?} in {took:?}, and at most {most} were allowed");
+}
+
+#[test]
+fn no_disk_of_a_group_starves_beside_one_with_more_queues() {
+    if skip_on_kernel("it shares no limits") {
+        return;
+    }
+    for threads in [1, 2] {
+        let (counts, took) = rates(threads, limits(500, 0), 50);
+        let (least, all) = (*counts.iter().min().unwrap(), counts.iter().sum::<u64>());
+        assert!(least * 8 >= all, "{counts:?} in {took:?}");
+    }
+}
+
+#[test]
+fn a_stop_of_one_disk_of_a_group_waits_for_no_limit_and_the_others_go_on() {
+    if skip_on_kernel("it shares no limits") {
+        return;
+    }
+    let setup = setup(1);
+    let (daemons, mut devices) = group(&setup, &[1, 1], limits(0, 1));
+    // A debt of six days for both.
+    devices[0].write(0, &vec![7; 512 << 10]).unwrap();
+    let layout = devices[1].layout();
+    devices[1].queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+    let pause = daemons[1].control().ask(Command::Pause);
+    assert_eq!(pause, Some(Answer::Changed(true)));
+    assert_eq!(daemons[1].control().ask(Command::Resume), Some(Answer::Changed(true)));
+    drop(devices.remove(0));
+    daemons[0].next_outcome().unwrap();
+    assert_eq!(requests(&daemons[1]), 0, "the debt is not shared");
+    assert_eq!(join(&daemons[1], Some(limits(0, 100 * MIB))), Answer::Changed(true));
+    assert_eq!(devices[0].queue(0).collect().unwrap().1.status, Some(S_OK));
+}
+
+#[test]
+fn a_group_has_the_limits_given_last_and_ends_with_its_last_disk() {
+    if skip_on_kernel("it shares no limits") {
+        return;
+    }
+    let setup = setup(1);
+    let (daemons, _devices) = group(&setup, &[1, 1], limits(300, 0));
+    let of = |daemon: &Daemon| {
+        let Status { limits, limit_group, .. } = status(daemon);
+        (limits, limit_group.map(|group| group.to_string()))
+    };
+    limit(&daemons[1], limits(400, MIB));
+    assert_eq!(of(&daemons[0]), (limits(400, MIB), Some("g".into())));
+    assert_eq!(join(&daemons[1], None), Answer::Changed(false));
+    limit(&daemons[0], Limits::NONE);
+    assert_eq!(of(&daemons[0]), (Limits::NONE, None));
+    assert_eq!(of(&daemons[1]), (limits(400, MIB), Some("g".into())));
+    assert_eq!(join(&daemons[0], None), Answer::Changed(true));
+    for daemon in &daemons {
+        limit(daemon, Limits::NONE);
+    }
+    let Answer::Refused(why) = join(&daemons[0], None) else { panic!("a disk without limits") };
+    assert_eq!(why, "the limit group g has no limits; give --iops or --bandwidth");
+    assert_eq!(of(&daemons[0]), (Limits::NONE, None));
 }

@@ -248,7 +248,7 @@ fn changes_are_told_once_and_commands_without_effect_are_not() {
         Notice::Paused,
         Notice::Resumed,
         Notice::Resized(2 * DISK_BYTES),
-        Notice::Limited(limits),
+        Notice::Limited(limits, None),
         Notice::Paused,
         Notice::Resumed,
     ];

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Logs failures of the storage of the kernel's queues, whose requests the daemon does not see: at
-//! most one line per second, for all failures since the previous line. Tells the disk of a failed
-//! sync, so that the daemon's own queues fail every FLUSH, too.
+//! most one line and one event per second, for all failures since the previous line. Tells the disk of a
+//! failed sync, so that the daemon's own queues fail every FLUSH, too.
 
 use super::abi;
 use super::device::VhostBlk;
 use crate::error::KernelError;
+use crate::failure::{FailureKind, StorageFailure};
+use crate::health::Health;
+use crate::latency::Operation;
 use backend::Disk;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -26,7 +29,11 @@ pub(super) struct FailureWatch {
 }
 
 impl FailureWatch {
-    pub(super) fn start(device: &VhostBlk, disk: Arc<dyn Disk>) -> Result<Self, KernelError> {
+    pub(super) fn start(
+        device: &VhostBlk,
+        disk: Arc<dyn Disk>,
+        health: Arc<Health>,
+    ) -> Result<Self, KernelError> {
         let failed = |source| KernelError::call("watching for failures", source);
         let event = EventFd::new(libc::EFD_CLOEXEC).map_err(failed)?;
         device.set_failure_event(&event)?;
@@ -35,7 +42,7 @@ impl FailureWatch {
             (event.try_clone().map_err(failed)?, device.try_clone().map_err(failed)?);
         let thread = std::thread::Builder::new()
             .name("kernel-failures".into())
-            .spawn(move || watch(|| device.failure(), &*disk, &waited, &ended))
+            .spawn(move || watch(|| device.failure(), (&*disk, &health), &waited, &ended))
             .map_err(failed)?;
         Ok(FailureWatch { event, running: Some(running), thread: Some(thread) })
     }
@@ -55,22 +62,23 @@ impl Drop for FailureWatch {
 /// have drained: a sync that failed since the last line must not be forgotten.
 fn watch(
     failures: impl Fn() -> Result<abi::Failure, KernelError>,
-    disk: &dyn Disk,
+    told: (&dyn Disk, &Health),
     event: &EventFd,
     ended: &mpsc::Receiver<()>,
 ) {
     while event.read().is_ok() {
-        tell(failures(), disk);
+        tell(failures(), told);
         if ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Disconnected) {
-            return tell(failures(), disk);
+            return tell(failures(), told);
         }
     }
 }
 
-fn tell(failures: Result<abi::Failure, KernelError>, disk: &dyn Disk) {
+fn tell(failures: Result<abi::Failure, KernelError>, (disk, health): (&dyn Disk, &Health)) {
     match failures {
         Ok(failure) if failure.kinds != 0 => {
             tracing::error!("{}", line_of(&failure));
+            health.failed(failure_of(&failure));
             if failure.kinds & abi::FAILURE_SYNC != 0 {
                 disk.sync_failed(failure.error as i32);
             }
@@ -79,6 +87,25 @@ fn tell(failures: Result<abi::Failure, KernelError>, disk: &dyn Disk) {
         Err(error) => {
             tracing::error!(%error, "the storage failed, and the kernel gives no details")
         }
+    }
+}
+
+/// The failures as those of the other plane: the most serious kind stands for all of them.
+fn failure_of(failure: &abi::Failure) -> StorageFailure {
+    let kinds = [
+        (abi::FAILURE_REMOVED, FailureKind::Removed),
+        (abi::FAILURE_NO_SPACE, FailureKind::NoSpace),
+        (abi::FAILURE_TIMEOUT, FailureKind::Timeout),
+        (abi::FAILURE_READ_ONLY, FailureKind::ReadOnly),
+    ];
+    let kind = kinds.iter().find(|(bit, _)| failure.kinds & bit != 0);
+    let is_sync = failure.kinds & abi::FAILURE_SYNC != 0 && failure.sector == u64::MAX;
+    StorageFailure {
+        kind: kind.map_or(FailureKind::Io, |(_, kind)| *kind),
+        operation: is_sync.then_some(Operation::Flush),
+        sector: (failure.sector != u64::MAX).then_some(failure.sector),
+        reason: std::io::Error::from_raw_os_error(failure.error as i32).to_string(),
+        requests: failure.count,
     }
 }
 
@@ -146,8 +173,19 @@ mod tests {
             Ok(answers.lock().unwrap().pop().expect("it asks twice"))
         };
         event.write(1).unwrap();
-        watch(next, &disk, &event, &ended);
+        let health = Health::default();
+        watch(next, (&disk, &health), &event, &ended);
         assert_eq!(disk.0.load(Ordering::Relaxed), 1);
+        assert_eq!(health.report().failures, [6, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn an_event_has_the_gravest_kind_the_count_and_the_first_sector() {
+        let told = failure_of(&failure(abi::FAILURE_IO | abi::FAILURE_NO_SPACE, libc::ENOSPC, 7));
+        assert_eq!((told.kind, told.sector, told.requests), (FailureKind::NoSpace, Some(7), 3));
+        assert!(told.operation.is_none() && told.reason.contains("No space"), "{told:?}");
+        let told = failure_of(&failure(abi::FAILURE_IO | abi::FAILURE_SYNC, libc::EIO, u64::MAX));
+        assert_eq!((told.operation, told.sector), (Some(Operation::Flush), None));
     }
 
     #[test]

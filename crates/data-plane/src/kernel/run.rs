@@ -105,7 +105,7 @@ impl Run {
             ..limit_options(&options.limits)
         };
         let mut run = Run {
-            _failures: FailureWatch::start(&device, Arc::clone(disk))?,
+            _failures: FailureWatch::start(&device, Arc::clone(disk), Arc::clone(&setup.health))?,
             fdinfo: device.fdinfo()?,
             device,
             workers,

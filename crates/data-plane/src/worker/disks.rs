@@ -2,7 +2,7 @@
 //! The disks of a thread and their queues, by number: the fast path finds them by two indices.
 
 use crate::event::QueueId;
-use crate::limits::Limiter;
+use crate::limits::Share;
 use crate::running::RunningQueue;
 use crate::submit::Storage;
 use std::sync::Arc;
@@ -13,13 +13,14 @@ pub(crate) const DISKS_MAX: u16 = 4096;
 /// A disk on a thread. Its queues of other threads are not here.
 pub(super) struct DiskOnThread {
     pub(super) storage: Storage,
-    pub(super) limiter: Arc<Limiter>,
+    /// Its part in its limits.
+    pub(super) share: Arc<Share>,
     queues: Vec<Option<RunningQueue>>,
 }
 
 impl DiskOnThread {
-    pub(super) fn new(storage: Storage, limiter: Arc<Limiter>) -> Self {
-        DiskOnThread { storage, limiter, queues: Vec::new() }
+    pub(super) fn new(storage: Storage, share: Arc<Share>) -> Self {
+        DiskOnThread { storage, share, queues: Vec::new() }
     }
 
     /// A running queue, and the storage of the disk.
@@ -67,6 +68,11 @@ impl Disks {
     #[inline]
     pub(super) fn queue(&mut self, id: QueueId) -> (&mut RunningQueue, &mut Storage) {
         self.disk(id.disk).queue(id.queue)
+    }
+
+    /// The running queues of all disks.
+    pub(super) fn queues(&mut self) -> impl Iterator<Item = &mut RunningQueue> {
+        self.0.iter_mut().flatten().flat_map(DiskOnThread::queues)
     }
 
     /// The number of the next disk; `None`: there are [`DISKS_MAX`].

@@ -9,6 +9,7 @@ use crate::mail::{AddDisk, Mail};
 use crate::plane::{KeptRequests, QueueSetup, QueueState};
 use crate::running::RunningQueue;
 use crate::submit::Storage;
+use crate::turn::Turn;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -47,8 +48,13 @@ impl Worker {
                     };
                     let _ = reply.send(result);
                 }
-                Mail::Limits(disk) => {
-                    self.disks.disk(disk).queues().for_each(RunningQueue::limits_changed);
+                Mail::LimitsChanged(limiter) => {
+                    self.disks.queues().for_each(|queue| queue.turn.limits_changed(&limiter));
+                }
+                Mail::Share(number, share) => {
+                    let disk = self.disks.disk(number);
+                    disk.queues().for_each(|queue| queue.turn = Turn::new(Arc::clone(&share)));
+                    disk.share = share;
                 }
                 Mail::Start(disk, start, reply) => {
                     let (setup, ring) = *start;
@@ -76,10 +82,10 @@ impl Worker {
     }
 
     fn add_disk(&mut self, disk: AddDisk) -> Result<u16, StartError> {
-        let AddDisk { lane, limiter, iopoll } = disk;
+        let AddDisk { lane, share, iopoll } = disk;
         let number = self.disks.free_disk().ok_or(StartError::Full)?;
         self.engine.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
-        self.disks.insert(number, DiskOnThread::new(Storage::new(number, lane), limiter));
+        self.disks.insert(number, DiskOnThread::new(Storage::new(number, lane), share));
         Ok(number)
     }
 
@@ -88,7 +94,7 @@ impl Worker {
         let disk = self.disks.disk(number);
         let slow_start = disk.storage.moves_data_itself();
         let id = QueueId { disk: number, queue: disk.free_queue() };
-        let mut queue = RunningQueue::new(id, setup, ring, slow_start, Arc::clone(&disk.limiter));
+        let mut queue = RunningQueue::new(id, setup, ring, slow_start, Arc::clone(&disk.share));
         if queue.ring.may_wait_for_call() {
             queue.call();
         }

@@ -3,7 +3,7 @@
 
 use super::client::Client;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
-use super::values::{status_value, summary_value, totals_value};
+use super::values::{limits_of, status_value, summary_value, totals_value};
 use crate::disk_options;
 use crate::disks::{Disks, Mode, NewDisk, Origin};
 use crate::failure::Failure;
@@ -112,7 +112,7 @@ fn of_disk(
             let bytes = call.optional("bytes", Value::as_u64)?;
             ("resize", Some(Command::Resize(bytes)))
         }
-        "Limit" => ("limit", Some(Command::Limit(limits(call)?))),
+        "Limit" => ("limit", Some(limit(disks, call)?)),
         "Pause" => ("pause", Some(Command::Pause)),
         "Resume" => ("resume", Some(Command::Resume)),
         "Switch" => {
@@ -152,7 +152,9 @@ fn of_disk(
 
 fn told(method: &str, name: &str, status: &Status) -> Value {
     match method {
-        "Stats" => json!({"name": name, "queues": totals_value(status)}),
+        "Stats" => json!({
+            "name": name, "limits": limits_of(status), "queues": totals_value(status),
+        }),
         _ => json!({"status": status_value(name, status)}),
     }
 }
@@ -200,6 +202,14 @@ fn add(
     let args = crate::config::disk_of_table(&format!("the options of the disk {name}"), &table)?;
     disks.add(NewDisk { name, args, origin: Origin::Command, image, taken: None })?;
     Ok(json!({}))
+}
+
+fn limit(disks: &Disks, call: &mut Call) -> Result<Command, CallError> {
+    let group = call.optional("group", |value| disk_name(value.as_str()?).ok())?;
+    let limits = limits(call)?;
+    let Some(group) = group else { return Ok(Command::Limit(limits)) };
+    only_many(disks, "share limits between disks")?;
+    Ok(Command::JoinLimits(group.into(), limits.is_set().then_some(limits)))
 }
 
 fn limits(call: &mut Call) -> Result<Limits, CallError> {

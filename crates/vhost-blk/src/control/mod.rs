@@ -26,6 +26,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+pub(crate) use values::percentile_below_us;
 use vhost_user::{ACCEPT_RETRY, Answer, Command};
 
 /// Maximum connections at the same time; further ones get an error.

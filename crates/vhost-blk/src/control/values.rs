@@ -2,8 +2,8 @@
 //! The types of the interface as JSON.
 
 use crate::disks::{Origin, Row};
-use crate::events::limits_value;
-use data_plane::{Histogram, Latencies, Operation, QueueReport};
+use crate::events::{failure_value, limits_value};
+use data_plane::{FailureKind, HealthReport, Histogram, Latencies, Operation, QueueReport};
 use serde_json::{Map, Value, json};
 use std::time::SystemTime;
 use vhost_user::{ImageLockState, QueueStatus, Status};
@@ -28,7 +28,11 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         "halts": status.health.halts,
         "stalled_queues": status.health.stalled.keys().collect::<Vec<_>>(),
         "stalls": status.health.stalls,
-        "limits": limits_value(&status.limits),
+        "failures": failures_value(&status.health),
+        "last_failure": status.health.last_failure.as_ref().map(|(failure, at)| {
+            json!({ "failure": failure_value(failure), "at_unix_s": unix_seconds(*at) })
+        }),
+        "limits": limits_of(status),
         "image_lock": match status.image_lock {
             ImageLockState::Off => "off",
             ImageLockState::Held => "held",
@@ -44,6 +48,17 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         value["kernel"] = Value::Object(lines);
     }
     value
+}
+
+/// Number of failed requests by kind.
+fn failures_value(health: &HealthReport) -> Value {
+    let counts = FailureKind::ALL.iter().zip(health.failures);
+    Value::Object(counts.map(|(kind, count)| (kind.name().into(), count.into())).collect())
+}
+
+/// The limits of a disk (`Limits`).
+pub(super) fn limits_of(status: &Status) -> Value {
+    limits_value(&status.limits, status.limit_group.as_deref())
 }
 
 fn unix_seconds(time: SystemTime) -> u64 {
@@ -93,6 +108,7 @@ pub(super) fn summary_value(row: &Row) -> Value {
         "disk": status.map(|status| &status.disk),
         "state": state,
         "capacity_bytes": status.map(|status| status.capacity_bytes),
+        "limits": status.map(limits_of),
         "data_plane": status.map(|status| status.plane.to_string()),
         "front_end_connected": status.map(|status| status.connected),
     })
@@ -108,17 +124,27 @@ fn latencies_value(latencies: &Latencies) -> Value {
 fn latency_value(histogram: &Histogram) -> Value {
     let count = histogram.count();
     let mean = histogram.sum_us.checked_div(count);
-    let below = |percent: u64| {
-        let wanted = (count * percent).div_ceil(100);
-        let mut seen = 0;
-        let full = |requests: &u64| {
-            seen += requests;
-            seen >= wanted
-        };
-        let bound = histogram.buckets.iter().position(full).and_then(Histogram::bound)?;
-        (count > 0).then_some(bound.as_micros() as u64)
+    json!({
+        "count": count,
+        "mean_us": mean,
+        "p50_below_us": percentile_below_us(histogram, 50),
+        "p99_below_us": percentile_below_us(histogram, 99),
+        "buckets": histogram.buckets,
+    })
+}
+
+/// The bound in microseconds below which so many percent of the latencies are. `None`: there are none,
+/// or they have no bound.
+pub(crate) fn percentile_below_us(histogram: &Histogram, percent: u64) -> Option<u64> {
+    let count = histogram.count();
+    let wanted = (count * percent).div_ceil(100);
+    let mut seen = 0;
+    let full = |requests: &u64| {
+        seen += requests;
+        seen >= wanted
     };
-    json!({"count": count, "mean_us": mean, "p50_below_us": below(50), "p99_below_us": below(99)})
+    let bound = histogram.buckets.iter().position(full).and_then(Histogram::bound)?;
+    (count > 0).then_some(bound.as_micros() as u64)
 }
 
 #[cfg(test)]
@@ -129,11 +155,15 @@ mod tests {
     fn latencies_are_told_by_the_bounds_of_their_buckets() {
         let mut histogram = Histogram::default();
         let nothing = json!({
-            "count": 0, "mean_us": null, "p50_below_us": null, "p99_below_us": null
+            "count": 0, "mean_us": null, "p50_below_us": null, "p99_below_us": null,
+            "buckets": vec![0; 24],
         });
         assert_eq!(latency_value(&histogram), nothing);
         (histogram.buckets[4], histogram.buckets[10], histogram.sum_us) = (98, 2, 4000);
-        let told = json!({"count": 100, "mean_us": 40, "p50_below_us": 16, "p99_below_us": 1024});
+        let told = json!({
+            "count": 100, "mean_us": 40, "p50_below_us": 16, "p99_below_us": 1024,
+            "buckets": histogram.buckets,
+        });
         assert_eq!(latency_value(&histogram), told);
         histogram.buckets[23] = 100;
         assert_eq!(latency_value(&histogram)["p99_below_us"], Value::Null);

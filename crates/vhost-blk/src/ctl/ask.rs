@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// A connection to a daemon.
-pub(super) struct Asker<'a> {
+pub(crate) struct Asker<'a> {
     path: &'a Path,
     channel: Channel,
     patience: Option<Duration>,
@@ -20,13 +20,13 @@ pub(super) struct Asker<'a> {
 
 impl<'a> Asker<'a> {
     /// Connects to the daemon at `path`. Each reply has to arrive within `patience`.
-    pub(super) fn connect(path: &'a Path, patience: Option<Duration>) -> Result<Self, Failure> {
+    pub(crate) fn connect(path: &'a Path, patience: Option<Duration>) -> Result<Self, Failure> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable_at(path, &error))?;
         Ok(Asker { path, channel: Channel::new(stream, REPLY_BYTES_MAX), patience })
     }
 
     /// Calls a method, passes a descriptor, and returns the parameters of the reply.
-    pub(super) fn ask(
+    pub(crate) fn ask(
         &mut self,
         what: &str,
         method: &str,

@@ -8,13 +8,14 @@ mod text;
 use crate::failure::Failure;
 use crate::values::{self, Burst, Cache, LogLevel, Size, word};
 use add::AddArgs;
-use ask::Asker;
+pub(crate) use ask::Asker;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
+pub(crate) use text::table;
 
 /// Arguments of `vhost-blk ctl`.
 #[derive(Args, Clone, Debug)]
@@ -57,13 +58,17 @@ pub enum Action {
     Add(Box<AddArgs>),
     /// Print the changes of all disks as they happen, until this program is stopped
     Events,
-    /// Limit the rate of a disk, in place of its present limits. Requests that exceed it wait in the
+    /// Limit the rate of a disk or of its group, in place of the present limits. Requests that exceed it wait in the
     /// guest's queues
     #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
     Limit {
         /// The disk.
         #[command(flatten)]
         disk: Named,
+        /// Share the limits with all disks of this group of vhost-blk daemon. A new group needs limits;
+        /// without them the disk adopts those of the group
+        #[arg(long, value_name = "GROUP", value_parser = values::disk_name, group = "limits")]
+        group: Option<String>,
         /// Requests per second at most, of any kind
         #[arg(long, value_name = "N", value_parser = values::iops, group = "limits")]
         iops: Option<NonZeroU64>,
@@ -73,8 +78,8 @@ pub enum Action {
         /// Unused time, in seconds, that requests may catch up on: 0.01 to 3600
         #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = values::burst)]
         burst_seconds: Burst,
-        /// No limit
-        #[arg(long, group = "limits", conflicts_with_all = ["iops", "bandwidth"])]
+        /// No limit. The disk leaves its group, which keeps its limits
+        #[arg(long, group = "limits", conflicts_with_all = ["group", "iops", "bandwidth"])]
         none: bool,
     },
     /// Show all disks
@@ -195,10 +200,11 @@ fn failed_changes(reply: &Value) -> usize {
 fn call(action: &Action) -> Result<Call, Failure> {
     let of = |disk: &Named| json!({"name": disk.name});
     Ok(match action {
-        Action::Limit { disk, iops, bandwidth, burst_seconds, none: _ } => {
+        Action::Limit { disk, group, iops, bandwidth, burst_seconds, none: _ } => {
             let burst_ms = burst_seconds.0.as_millis() as u64;
             let parameters = json!({
-                "name": disk.name, "iops": iops, "bandwidth": bandwidth, "burst_ms": burst_ms,
+                "name": disk.name, "group": group, "iops": iops, "bandwidth": bandwidth,
+                "burst_ms": burst_ms,
             });
             Call::new("limit the disk", "Limit", parameters)
         }

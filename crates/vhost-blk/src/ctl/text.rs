@@ -35,7 +35,7 @@ pub(super) fn done(reply: &Value) -> String {
 /// The disks, one in each line.
 pub(super) fn list(reply: &Value) -> String {
     let mut rows =
-        vec![["NAME", "STATE", "FRONT-END", "PLANE", "SIZE", "SOCKET"].map(String::from)];
+        vec![["NAME", "STATE", "FRONT-END", "PLANE", "SIZE", "GROUP", "SOCKET"].map(String::from)];
     for disk in reply["disks"].as_array().into_iter().flatten() {
         let front_end = match disk["front_end_connected"].as_bool() {
             Some(true) => "connected",
@@ -49,6 +49,7 @@ pub(super) fn list(reply: &Value) -> String {
             front_end.to_owned(),
             word(&disk["data_plane"]),
             size.map_or("-".to_owned(), |size| Size(size).to_string()),
+            word(&disk["limits"]["group"]),
             word(&disk["socket"]),
         ]);
     }
@@ -92,7 +93,7 @@ pub(super) fn stats(reply: &Value) -> String {
         }
         rows.push(row);
     }
-    table(&rows)
+    format!("{}limits      {}\n", table(&rows), limits_text(&reply["limits"]))
 }
 
 /// The treatment of each disk at a reload.
@@ -121,7 +122,7 @@ pub(super) fn event(event: &Value) -> String {
 }
 
 /// Columns of equal width.
-fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
+pub(crate) fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
     let columns = rows.first().map_or(0, |row| row.as_ref().len());
     let width = |at: usize| rows.iter().map(|row| row.as_ref()[at].len()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
@@ -138,10 +139,23 @@ fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
 fn limits_text(limits: &Value) -> String {
     let iops = limits["iops"].as_u64().map(|iops| format!("{iops} requests/s"));
     let bytes = limits["bandwidth"].as_u64().map(|bytes| format!("{}B/s", Size(bytes)));
-    match iops.into_iter().chain(bytes).collect::<Vec<_>>() {
+    let rates = match iops.into_iter().chain(bytes).collect::<Vec<_>>() {
         none if none.is_empty() => "none".to_owned(),
         some => format!("{}, burst {} ms", some.join(", "), limits["burst_ms"]),
+    };
+    match limits["group"].as_str() {
+        Some(group) => format!("{rates}, of the group {group}"),
+        None => rates,
     }
+}
+
+fn failure_text(status: &Value, last: &Value) -> String {
+    let counts = status["failures"].as_object().into_iter().flatten();
+    let all: u64 = counts.filter_map(|(_, count)| count.as_u64()).sum();
+    let place = last["sector"].as_u64().map(|sector| format!(" at sector {sector}"));
+    let operation = last["operation"].as_str().unwrap_or("a request");
+    let place = place.unwrap_or_default();
+    format!("{all} requests; last: {operation}{place}: {}", word(&last["reason"]))
 }
 
 fn state_text(status: &Value) -> String {
@@ -168,6 +182,9 @@ pub(super) fn status(status: &Value) -> String {
     if let Some(queues) = status["stalled_queues"].as_array().filter(|list| !list.is_empty()) {
         let queues: Vec<_> = queues.iter().map(Value::to_string).collect();
         line("stalled", format!("the storage does not answer, queues {}", queues.join(", ")));
+    }
+    if let Some(last) = status["last_failure"].as_object() {
+        line("failed", failure_text(status, &last["failure"]));
     }
     line("limits", limits_text(&status["limits"]));
     line("data plane", format!("{} ({})", word("data_plane"), word("why")));

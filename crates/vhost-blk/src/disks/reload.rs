@@ -10,6 +10,7 @@ use crate::config;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::{self, Cache};
+use data_plane::Limits;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -168,8 +169,19 @@ impl Disks {
 
     /// Changes a running disk.
     fn change(&self, name: &str, old: &DiskArgs, new: DiskArgs) -> Result<(), Failure> {
-        if old.limits() != new.limits() {
-            self.order(name, Command::Limit(new.limits()))?;
+        let limits = new.limits();
+        match &new.limit_group {
+            group if (group, limits) == (&old.limit_group, old.limits()) => {}
+            Some(group) => {
+                let limits = limits.is_set().then_some(limits);
+                self.order(name, Command::JoinLimits(group.as_str().into(), limits))?;
+            }
+            None => {
+                if old.limit_group.is_some() {
+                    self.order(name, Command::Limit(Limits::NONE))?;
+                }
+                self.order(name, Command::Limit(limits))?;
+            }
         }
         if old.cache != new.cache {
             self.order(name, Command::SetCache(new.cache == Cache::Writeback))?;
@@ -225,6 +237,7 @@ fn with_live_options_of(old: &DiskArgs, new: &DiskArgs) -> DiskArgs {
         limit_iops: new.limit_iops,
         limit_bandwidth: new.limit_bandwidth,
         limit_burst: new.limit_burst,
+        limit_group: new.limit_group.clone(),
         cache: new.cache,
         ..old.clone()
     }

@@ -155,6 +155,14 @@ pub const PAGES: &[Page] = &[
                 "vhost-blk ctl --control-path vhost-blk.ctl limit data --iops 5000 --bandwidth 200M",
             ),
             (
+                "Allow 5000 requests a second to all disks of a group together:",
+                "vhost-blk ctl --control-path vhost-blk.ctl limit data --group gold --iops 5000",
+            ),
+            (
+                "Add another disk to the group:",
+                "vhost-blk ctl --control-path vhost-blk.ctl limit logs --group gold",
+            ),
+            (
                 "Remove the limits of the only disk:",
                 "vhost-blk ctl --control-path vhost-blk.ctl limit --none",
             ),
@@ -458,5 +466,18 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-doctor", "1"),
             ("systemd.socket", "5"),
         ],
+    },
+    Page {
+        command: "vhost-blk top",
+        statuses: USUAL,
+        files: CONTROL_SOCKET,
+        examples: &[
+            ("Watch the disks of a daemon:", "vhost-blk top --control-path vhost-blk.ctl"),
+            (
+                "Print the rates of ten seconds for programs:",
+                "vhost-blk top --control-path vhost-blk.ctl --once --json --interval 10",
+            ),
+        ],
+        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-stats", "1")],
     },
 ];

@@ -2,7 +2,7 @@
 //! The metrics of all disks as OpenMetrics text.
 
 use crate::disks::Row;
-use data_plane::{Histogram, Latencies, Operation, QueueReport, QueueStats};
+use data_plane::{FailureKind, Histogram, Latencies, Operation, QueueReport, QueueStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -77,6 +77,18 @@ const DISK_COUNTERS: [DiskCounter; 3] = [
     ("stalls", "Requests beyond --io-timeout", |status| status.health.stalls),
 ];
 
+/// The failures of the storage of each disk by kind.
+fn add_failures(registry: &mut Registry, disks: &[(&str, &Status)]) {
+    let family = Family::<[(&str, String); 2], Counter>::default();
+    for (name, status) in disks {
+        for (kind, count) in FailureKind::ALL.iter().zip(status.health.failures) {
+            let labels = [("disk", (*name).to_owned()), ("kind", kind.name().to_owned())];
+            family.get_or_create(&labels).inc_by(count);
+        }
+    }
+    registry.register("storage_failures", "Requests that the storage has failed", family);
+}
+
 fn rate(limit: Option<NonZeroU64>) -> u64 {
     limit.map_or(0, NonZeroU64::get)
 }
@@ -92,6 +104,7 @@ pub(super) fn of(rows: &[Row]) -> String {
     let disks: Vec<(&str, &Status)> =
         rows.iter().filter_map(|row| Some((&*row.name, row.status.as_deref()?))).collect();
     add_disks(&mut registry, &disks);
+    add_failures(&mut registry, &disks);
     add_queues(&mut registry, &disks);
     let latencies = disks.iter().map(|(name, status)| {
         ((*name).to_owned(), status.queues.iter().map(|queue| queue.total.latencies).collect())
@@ -118,6 +131,15 @@ fn add_disks(registry: &mut Registry, disks: &[(&str, &Status)]) {
         about.get_or_create(&labels).set(1);
     }
     registry.register("disk_info", "The disk and its data plane", about);
+    let groups = Family::<[(&str, String); 2], Gauge>::default();
+    for (name, status) in disks {
+        if let Some(group) = &status.limit_group {
+            groups
+                .get_or_create(&[("disk", (*name).to_owned()), ("group", group.to_string())])
+                .set(1);
+        }
+    }
+    registry.register("limit_group_info", "The group whose disks share the limits", groups);
     for (name, unit, help, value) in DISK_GAUGES {
         let family = Family::<DiskLabels, Gauge>::default();
         for (disk, status) in disks {
@@ -228,7 +250,8 @@ mod tests {
             connected: true,
             paused: false,
             limits: Limits { iops: NonZeroU64::new(500), ..Limits::NONE },
-            health: HealthReport { halts: 3, ..HealthReport::default() },
+            limit_group: Some("g".into()),
+            health: HealthReport { halts: 3, failures: [0, 4, 0, 0, 0], ..HealthReport::default() },
             image_lock: vhost_user::ImageLockState::Held,
             front_ends: 2,
             features: 0,
@@ -271,10 +294,13 @@ mod tests {
             "vhost_blk_halted{disk=\"a\"} 0",
             "vhost_blk_halts_total{disk=\"a\"} 3",
             "vhost_blk_stalled_queues{disk=\"a\"} 0",
+            "vhost_blk_storage_failures_total{disk=\"a\",kind=\"io\"} 0",
+            "vhost_blk_storage_failures_total{disk=\"a\",kind=\"no_space\"} 4",
             "vhost_blk_stalls_total{disk=\"a\"} 0",
             "vhost_blk_queue_kept_requests{disk=\"a\",queue=\"1\"} 0",
             "vhost_blk_limit_iops{disk=\"a\"} 500",
             "vhost_blk_limit_bandwidth{disk=\"a\"} 0",
+            "vhost_blk_limit_group_info{disk=\"a\",group=\"g\"} 1",
             "vhost_blk_writeback{disk=\"a\"} 0",
             "vhost_blk_front_ends_total{disk=\"a\"} 2",
             "vhost_blk_queue_running{disk=\"a\",queue=\"1\"} 0",
@@ -318,7 +344,7 @@ mod tests {
             DISK_GAUGES.len()
                 + DISK_COUNTERS.len()
                 + 2
-                + 1
+                + 3
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()
                 + 3

@@ -153,3 +153,30 @@ fn events_without_more_are_refused() {
     let reply = rig.connect().call(r#"{"method":"io.vhostblk.Events"}"#);
     assert_eq!(reply["error"], "org.varlink.service.ExpectedMore");
 }
+
+#[test]
+fn a_failure_of_the_storage_is_an_event_and_in_the_status() {
+    let rig = Rig::new();
+    rig.add("a", "--wrap fault:ops=write,errno=ENOSPC");
+    let mut guest = rig.guest("a");
+    let mut raw = subscribed(&rig);
+    assert_eq!(rig.json("status a")["last_failure"], Value::Null);
+    for _ in 0..3 {
+        guest.write(24, &[1; 512]).unwrap_err();
+    }
+    let event = next(&mut raw);
+    let expected = json!({
+        "kind": "no_space", "operation": "write", "sector": 24, "requests": 1,
+        "reason": "storage error: No space left on device (os error 28)",
+    });
+    assert_eq!((&event["event"], &event["disk"]), (&json!("failed"), &json!("a")));
+    assert_eq!(event["failure"], expected);
+    let status = rig.json("status a");
+    assert_eq!(status["last_failure"]["failure"], expected);
+    assert_eq!(
+        (&status["failures"]["no_space"], &status["failures"]["io"]),
+        (&json!(3), &json!(0))
+    );
+    let text = rig.ok("status a");
+    assert!(text.contains("failed      3 requests; last: write at sector 24: storage"), "{text}");
+}

@@ -6,5 +6,7 @@ mod common;
 mod disks;
 mod events;
 mod interface;
+mod limits;
 mod reload;
 mod rig;
+mod top;

@@ -4,7 +4,7 @@
 use crate::rig::Rig;
 use serde_json::json;
 
-fn file(name: &str, more: &str) -> String {
+pub(crate) fn file(name: &str, more: &str) -> String {
     format!(
         "backend = 'mem'\nsize = '1M'\nsocket-path = '@/{name}.sock'\nnum-queues = 1\n\
          data-plane = 'uring'\n{more}"

@@ -38,6 +38,37 @@ fn each_disk_keeps_its_pause_its_limits_its_cache_mode_and_its_counters() {
 }
 
 #[test]
+fn the_groups_of_the_running_disks_pass_on_whatever_their_options_say() {
+    let rig = Rig::new();
+    let options = "--limit-group old --limit-iops 500";
+    ["stays", "leaves", "moves"].iter().for_each(|name| rig.add(name, options));
+    rig.add("joins", "");
+    rig.ok("limit leaves --none");
+    rig.ok("limit moves --group new --iops 70");
+    rig.ok("limit joins --group new");
+    rig.ok("limit stays --iops 400");
+    let names = ["stays", "leaves", "moves", "joins"];
+    let limits = || names.map(|name| rig.json(&format!("status {name}"))["limits"].clone());
+    let before = limits();
+    let groups = ["old", "", "new", "new"];
+    let shown = |limits: &Value| {
+        (limits["group"].as_str().unwrap_or("").to_owned(), limits["iops"].as_u64())
+    };
+    let expected = [Some(400), None, Some(70), Some(70)];
+    for (n, of_disk) in before.iter().enumerate() {
+        assert_eq!(shown(of_disk), (groups[n].to_owned(), expected[n]), "{}", names[n]);
+    }
+    rig.upgrade();
+    assert_eq!(limits(), before);
+    // They share them still.
+    rig.ok("limit joins --iops 90");
+    assert_eq!(
+        limits().map(|limits| limits["iops"].as_u64()),
+        [Some(400), None, Some(90), Some(90)]
+    );
+}
+
+#[test]
 fn a_reload_after_an_upgrade_compares_the_files_with_the_options_of_before() {
     let rig = Rig::of_folder(&[]);
     for name in ["same", "live", "idle", "gone", "late"] {

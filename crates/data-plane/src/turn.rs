@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The view of one queue on the limits of its disk.
+//!
+//! A queue that may take no chain waits. Its thread sleeps until then, for [`QUANTUM`] at least, and
+//! the queue makes up for it by the burst. Queues with a lower place are ahead: it sleeps for another
+//! quantum for each, and lets them go first once more when the limit opens. Then it takes, so that a
+//! queue that is ahead and does not come (its disk is stalled, its thread is busy) delays the others
+//! by a few milliseconds only.
+
+use crate::limits::{Limiter, Nanos, Place, Share};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Minimum sleep of a queue that waits for a limit; bounds the wake-ups for a high limit.
+const QUANTUM: Duration = Duration::from_millis(1);
+/// Maximum quanta that a queue sleeps longer because others are ahead: less than the least burst.
+const AHEAD_MAX: usize = 6;
+
+/// The view of one queue on the limits of its disk.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    share: Arc<Share>,
+    /// There is a limit.
+    limited: bool,
+    /// The queue takes no chain before; 0: it may take one.
+    closed_until: Nanos,
+    /// The place of a waiting queue.
+    place: Option<Place>,
+    /// The limit was open, and the queue has let others go first.
+    has_yielded: bool,
+}
+
+impl Turn {
+    pub(crate) fn new(share: Arc<Share>) -> Self {
+        Turn { share, limited: false, closed_until: 0, place: None, has_yielded: false }
+    }
+
+    /// Looks at the limits, before chains are taken. Returns whether a wait begins.
+    #[inline]
+    pub(crate) fn look(&mut self) -> bool {
+        let limited = self.share.limiter().is_set();
+        if !limited && !self.limited {
+            return false;
+        }
+        self.limited = limited;
+        self.look_at_clock()
+    }
+
+    fn look_at_clock(&mut self) -> bool {
+        let limiter = self.share.limiter();
+        let now = limiter.now();
+        if !self.limited {
+            self.reset();
+        } else if now >= self.closed_until {
+            let was_open = self.place.is_none();
+            match limiter.opens_at() {
+                at if at > now => self.close(at, now),
+                _ => self.open(now),
+            }
+            return was_open && self.place.is_some();
+        }
+        false
+    }
+
+    /// Ends the wait, unless other queues are ahead.
+    fn open(&mut self, now: Nanos) {
+        let Some(place) = self.place else { return };
+        if !self.has_yielded && self.share.limiter().ahead(place, 1) > 0 {
+            self.has_yielded = true;
+            self.closed_until = now + nanos(QUANTUM);
+            return;
+        }
+        self.share.limiter().serve(place);
+        self.place = None;
+        self.reset();
+    }
+
+    /// Begins or goes on with a wait until `at`.
+    fn close(&mut self, at: Nanos, now: Nanos) {
+        let share = &self.share;
+        let place = *self.place.get_or_insert_with(|| share.wait());
+        let ahead = share.limiter().ahead(place, AHEAD_MAX) as u64;
+        let at = at.max(now + nanos(QUANTUM));
+        self.closed_until = at.saturating_add(ahead * nanos(QUANTUM));
+        self.has_yielded = false;
+    }
+
+    /// Returns whether the queue may take a chain.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.closed_until == 0
+    }
+
+    /// Charges a taken request. Returns whether a wait begins.
+    #[inline]
+    pub(crate) fn took(&mut self, bytes: u64) -> bool {
+        self.limited && self.charge(bytes)
+    }
+
+    fn charge(&mut self, bytes: u64) -> bool {
+        let limiter = self.share.limiter();
+        let now = limiter.now();
+        self.share.charge(bytes, now);
+        let at = limiter.opens_at();
+        if at <= now {
+            return false;
+        }
+        self.close(at, now);
+        true
+    }
+
+    /// The rest of the wait; `None`: there is none.
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        let now = || self.share.limiter().now();
+        let left = || Duration::from_nanos(self.closed_until.saturating_sub(now()));
+        (self.closed_until > 0).then(left)
+    }
+
+    /// Ends the wait, because the limits of `changed` have changed.
+    pub(crate) fn limits_changed(&mut self, changed: &Arc<Limiter>) {
+        if Arc::ptr_eq(self.share.limiter(), changed) {
+            self.reset();
+        }
+    }
+
+    fn reset(&mut self) {
+        self.closed_until = 0;
+        self.has_yielded = false;
+        if let Some(place) = self.place.take() {
+            self.share.limiter().leave(place);
+        }
+    }
+}
+
+/// A queue that stops waits no longer.
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.reset();
+    }
+}
+
+fn nanos(duration: Duration) -> Nanos {
+    duration.as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Limits;
+    use std::num::NonZeroU64;
+
+    fn bytes(rate: u64) -> Limits {
+        Limits { bytes: NonZeroU64::new(rate), ..Limits::NONE }
+    }
+
+    fn share(limiter: &Arc<Limiter>) -> Arc<Share> {
+        Arc::clone(limiter.join().share())
+    }
+
+    #[test]
+    fn a_disk_without_limits_never_closes() {
+        let limiter = Limiter::new(None);
+        let mut turn = Turn::new(share(&limiter));
+        for _ in 0..10 {
+            assert!(!turn.look() && turn.is_open());
+            assert!(!turn.took(u64::MAX) && turn.is_open());
+        }
+        assert_eq!(turn.wait(), None);
+    }
+
+    #[test]
+    fn a_debt_closes_all_queues_of_a_group_and_a_new_limit_forgives_it() {
+        let limiter = Limiter::new(Some("g"));
+        limiter.set(&bytes(1000));
+        let (mut one, mut other) = (Turn::new(share(&limiter)), Turn::new(share(&limiter)));
+        assert!(!one.look() && one.is_open());
+        assert!(one.took(60_000));
+        assert!(other.look() && !other.is_open());
+        assert!(!other.look(), "one wait begins once");
+        let (mine, its) = (one.wait().unwrap(), other.wait().unwrap());
+        assert!(its > Duration::from_secs(59), "{mine:?} {its:?}");
+        limiter.set(&bytes(1000));
+        one.limits_changed(&Limiter::new(None));
+        assert!(!one.is_open(), "the limits of others have changed");
+        one.limits_changed(&limiter);
+        assert!(!one.look() && one.is_open());
+        assert!(one.took(60_000));
+        limiter.set(&Limits::NONE);
+        one.limits_changed(&limiter);
+        assert!(!one.look() && one.is_open(), "it waits for a limit that is gone");
+    }
+
+    #[test]
+    fn a_queue_lets_those_ahead_go_first_but_does_not_wait_for_one_that_stays_away() {
+        let limiter = Limiter::new(Some("g"));
+        limiter.set(&bytes(1000));
+        let (ahead, behind) = (share(&limiter), share(&limiter));
+        behind.charge(1, 0);
+        let (first, mut turn) = (ahead.wait(), Turn::new(behind));
+        turn.limited = true;
+        turn.place = Some(turn.share.wait());
+        let now = limiter.now();
+        turn.open(now);
+        assert_eq!(turn.closed_until, now + nanos(QUANTUM), "it was not let go first");
+        turn.open(now + nanos(QUANTUM));
+        assert!(turn.is_open() && turn.place.is_none());
+        assert_eq!(limiter.ahead((first.0, first.1 + 1), 9), 0, "it delays the next one again");
+    }
+
+    #[test]
+    fn a_queue_that_stops_gives_its_place_back() {
+        let limiter = Limiter::new(Some("g"));
+        limiter.set(&bytes(1));
+        let mut turn = Turn::new(share(&limiter));
+        turn.look();
+        assert!(turn.took(1000));
+        assert_eq!(limiter.ahead((u64::MAX, 0), 9), 1);
+        drop(turn);
+        assert_eq!(limiter.ahead((u64::MAX, 0), 9), 0);
+    }
+}
