@@ -10,7 +10,7 @@ LAB_KERNELS = debug,6.12,sid
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab-shell vm-shell modules lab soak test bench bench-lab report lint
+.PHONY: help setup run lab-shell vm-shell modules deb lab soak test bench bench-lab report lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +27,10 @@ lab-shell: release ## A prompt in a guest that has the served disk as /dev/vda [
 modules: ## Build the kernel modules [KDIR=build folder; default: Debian's newest 6.12]
 	@scripts/setup.sh modules
 	@scripts/kernel/modules.sh $(if $(KDIR),"$(KDIR)") $(ARGS)
+
+deb: ## Build the Debian packages of the daemon and of both modules, into target/deb
+	@scripts/setup.sh deb
+	@scripts/deb.sh $(ARGS)
 
 vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.12|sid|debug]
 	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
