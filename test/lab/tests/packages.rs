@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Debian packages that `scripts/deb.sh` builds: their files, their scripts, and its refusals.
+//! The lab's set `debian12` installs and uses the daemon's.
 
 mod common;
 
