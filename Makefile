@@ -10,7 +10,7 @@ LAB_KERNELS = debug,6.12,sid
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab-shell vm-shell modules lab soak test bench bench-lab report lint
+.PHONY: help setup run lab-shell vm-shell modules deb lab deb-lab soak test bench bench-lab report lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,10 @@ modules: ## Build the kernel modules [KDIR=build folder; default: Debian's newes
 	@scripts/setup.sh modules
 	@scripts/kernel/modules.sh $(if $(KDIR),"$(KDIR)") $(ARGS)
 
+deb: ## Build the Debian packages of the daemon and of both modules, into target/deb
+	@scripts/setup.sh deb
+	@scripts/deb.sh $(ARGS)
+
 vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.12|sid|debug]
 	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
 
@@ -37,6 +41,10 @@ lab: programs ## All cases of the kernel modules, in VMs with three kernels [KER
 
 soak: release ## A guest verifies its data while its disk is operated, killed and broken [EVENTS=N] [MINUTES=N] [SEED=N]
 	@$(LAB) soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(EVENTS),--events $(EVENTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+deb-lab: programs ## Install, upgrade and remove the daemon's package in a VM with Debian 12
+	@scripts/setup.sh deb
+	@$(LAB) run --kernel 6.12 --set debian12 $(ARGS)
 
 test: ## All tests but the longer sets of the lab; the last line counts them
 	@scripts/test.sh

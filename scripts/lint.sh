@@ -19,7 +19,8 @@ check() {
 
 shell_syntax() {
     status=0
-    scripts="scripts/*.sh scripts/kernel/*.sh test/lab/src/*.sh test/lab/src/vm/*.sh .ci/run"
+    scripts="scripts/*.sh scripts/kernel/*.sh test/lab/src/*.sh test/lab/src/vm/*.sh .ci/run packaging/*/*.sh
+        packaging/debian/after-upgrade"
     for script in $scripts; do
         sh -n "$script" || status=1
     done

@@ -9,6 +9,7 @@
 #   build    a C linker for cargo          run    the tools that make and check disks and guests
 #   modules  tools that build modules      lab    the same, and tools that build a kernel
 #   test     the needs of `make test`      bench  the needs of `make bench`
+#   deb      the tools that build the Debian packages
 
 # Lists of packages must be split into words; /etc/os-release is not ours.
 # shellcheck disable=SC1091,SC2086
@@ -24,9 +25,10 @@ needs_of() {
     run) echo "mmdebstrap:mmdebstrap mke2fs:e2fsprogs e2fsck:e2fsprogs blkid:util-linux setpriv:util-linux dpkg-deb:dpkg" ;;
     modules) echo "cc:gcc make:make xz:xz-utils dpkg-deb:dpkg flock:util-linux" ;;
     lab) echo "$(needs_of run) $(needs_of modules) depmod:kmod flex:flex bison:bison bc:bc /usr/include/gelf.h:libelf-dev" ;;
-    test) echo "cc:gcc pkg-config:pkg-config sparse:sparse dkms:dkms pahole:pahole mkfs.xfs:xfsprogs pip3:python3-pip $(needs_of lab)" ;;
+    deb) echo "$(needs_of build) dpkg-buildpackage:dpkg-dev dh:debhelper dh_dkms:dh-dkms lintian:lintian" ;;
+    test) echo "cc:gcc pkg-config:pkg-config sparse:sparse dkms:dkms pahole:pahole mkfs.xfs:xfsprogs pip3:python3-pip $(needs_of lab) $(needs_of deb)" ;;
     bench) echo "fio:fio $(needs_of run)" ;;
-    *) die "unknown set '$1': use build, run, modules, lab, test or bench" ;;
+    *) die "unknown set '$1': use build, run, modules, lab, deb, test or bench" ;;
     esac
 }
 
@@ -76,7 +78,7 @@ check_machine() {
 }
 
 case ${1:-} in --dry-run) dry_run=yes && shift ;; *) dry_run= ;; esac
-[ $# -gt 0 ] || set -- build run modules lab test bench
+[ $# -gt 0 ] || set -- build run modules lab deb test bench
 for set_name in "$@"; do needs_of "$set_name" >/dev/null; done
 rust=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$(dirname "$0")/../Cargo.toml")
 command -v cargo >/dev/null 2>&1 || [ -x "$HOME/.cargo/bin/cargo" ] ||

@@ -20,6 +20,8 @@ release=$(cat "$kdir/include/config/kernel.release")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM HUP
+# The packages' build would take the machine's cache of headers.
+export XDG_CACHE_HOME="${cache%/*}"
 
 for folder in dkms dkms-guest; do
     package=$("$here/../../packaging/$folder/install.sh" "$work")

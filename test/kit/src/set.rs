@@ -18,6 +18,8 @@ pub enum Set {
     Guest,
     /// The guest's driver, the longer ones.
     GuestFull,
+    /// The packages on Debian 12 with systemd.
+    Debian12,
 }
 
 impl Set {
@@ -29,6 +31,7 @@ impl Set {
             Set::Nested => "nested",
             Set::Guest => "guest",
             Set::GuestFull => "guest-full",
+            Set::Debian12 => "debian12",
         }
     }
 
@@ -36,7 +39,7 @@ impl Set {
     pub fn timeout(self) -> Duration {
         Duration::from_secs(match self {
             Set::Gating | Set::Guest => 300,
-            Set::Full | Set::Nested | Set::GuestFull => 3600,
+            Set::Full | Set::Nested | Set::GuestFull | Set::Debian12 => 3600,
         })
     }
 }

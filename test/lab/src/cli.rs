@@ -98,8 +98,8 @@ pub struct VmArgs {
     /// The kernel of the host VM.
     #[arg(long, value_enum, default_value = "6.12")]
     pub kernel: KernelName,
-    /// The machine: one that guests run on, the same with guests inside, or one that is a guest and
-    /// plugs its own disks.
+    /// The machine: one that guests run on, the same with guests inside, one that is a guest and
+    /// plugs its own disks, or a Debian with systemd and the packages.
     #[arg(long = "machine", value_enum, default_value = "host")]
     pub which: Machine,
     #[command(flatten)]
@@ -241,6 +241,9 @@ impl MachineArgs {
         let mut payload = Payload::new(&modules)?;
         for program in &self.add {
             payload.add_program(program)?;
+        }
+        if machine.systemd_suite().is_some() {
+            payload.add_packages()?;
         }
         Ok((VmBase::open(&lab, kernel, machine)?, payload))
     }

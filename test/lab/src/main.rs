@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use kit::interrupt;
 use lab::accel::AccelChoice;
 use lab::cache::Cache;
@@ -132,14 +132,14 @@ fn run_cases(args: &RunArgs) -> Result<ExitCode> {
     }
     let mut outcomes = Vec::new();
     for kernel in &args.kernels {
-        for machine in [Machine::Host, Machine::Nested, Machine::Guest] {
+        for machine in Machine::value_variants() {
             let here: Vec<&Case> =
-                chosen.iter().copied().filter(|case| Machine::of(case.set) == machine).collect();
+                chosen.iter().copied().filter(|case| Machine::of(case.set) == *machine).collect();
             if here.is_empty() {
                 continue;
             }
-            let (base, payload) = args.vm.prepare(*kernel, machine)?;
-            let (shape, logs) = (args.vm.shape(machine), args.report.clone());
+            let (base, payload) = args.vm.prepare(*kernel, *machine)?;
+            let (shape, logs) = (args.vm.shape(*machine), args.report.clone());
             let timeout = args.timeout.map(Duration::from_secs);
             let runner = Runner { base: &base, shape, payload: &payload, logs, timeout };
             for _ in 0..args.repeat {

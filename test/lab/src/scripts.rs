@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The shell scripts of `scripts/kernel`: they fetch kernels and build modules, for people and for
-//! the lab alike.
+//! The shell scripts that fetch kernels, build modules (`scripts/kernel`) and packages, for people and
+//! for the lab alike.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,19 +12,34 @@ pub(crate) fn checkout() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Runs a script, its messages going to ours, and gives the folder that it prints.
+/// Runs a script of `scripts/kernel`, its messages going to ours, and gives the folder that it prints.
 pub(crate) fn folder_from(script: &str, args: &[&str]) -> Result<PathBuf> {
-    let path = checkout().join("scripts/kernel").join(script);
-    let output = Command::new(&path)
-        .args(args)
+    let text = output_of(Command::new(checkout().join("scripts/kernel").join(script)).args(args))?;
+    let line = text.lines().last().with_context(|| format!("{script} printed no folder"))?;
+    Ok(PathBuf::from(line))
+}
+
+/// Builds the Debian packages of a build of the daemon into a folder; gives their paths. Debugging
+/// symbols are left out.
+pub(crate) fn packages(program: &Path, output: &Path, suffix: &str) -> Result<Vec<PathBuf>> {
+    let mut build = Command::new(checkout().join("scripts/deb.sh"));
+    build.arg("--program").arg(program).arg("--output").arg(output);
+    if !suffix.is_empty() {
+        build.args(["--suffix", suffix]);
+    }
+    let text = output_of(build.env("DEB_BUILD_OPTIONS", "noautodbgsym"))?;
+    Ok(text.lines().map(PathBuf::from).collect())
+}
+
+fn output_of(command: &mut Command) -> Result<String> {
+    let name = Path::new(command.get_program()).display().to_string();
+    let output = command
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
-        .with_context(|| format!("cannot start {}", path.display()))?;
+        .with_context(|| format!("cannot start {name}"))?;
     if !output.status.success() {
-        bail!("scripts/kernel/{script} failed ({}): see above", output.status);
+        bail!("{name} failed ({}): see above", output.status);
     }
-    let text = String::from_utf8(output.stdout).context("a path that is not UTF-8")?;
-    let line = text.lines().last().with_context(|| format!("{script} printed no folder"))?;
-    Ok(PathBuf::from(line))
+    String::from_utf8(output.stdout).context("a path that is not UTF-8")
 }

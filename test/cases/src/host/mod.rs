@@ -30,6 +30,7 @@ mod module;
 mod notify;
 mod operate;
 mod over_daemon;
+mod packages;
 mod pinned;
 mod power_loss;
 mod ranges;

@@ -14,7 +14,6 @@ use crate::suite::follow::{Followed, Progress};
 use crate::suite::report::{Outcome, Verdict};
 use crate::suite::script::{script_for, unload_case};
 use crate::vm::boot::{Vm, VmBase, VmShape};
-use crate::vm::machine::Machine;
 use crate::vm::payload::Payload;
 
 /// Machines that the emulator may lose in a run, before this project's code runs or with evidence
@@ -77,11 +76,7 @@ impl Runner<'_> {
             Ok(end) => self.unload_of(&mut boot, &unload, number, &end, outcomes).map(|()| end),
             Err(error) => Err(error),
         };
-        let machine = match self.shape.machine {
-            Machine::Host => "",
-            Machine::Nested => "nested-",
-            Machine::Guest => "guest-",
-        };
+        let machine = self.shape.machine.log_prefix();
         let lost = if matches!(finished, Ok(BootEnd::NoMachine(_))) { "-lost" } else { "" };
         let name = format!("{}-{machine}boot{number}{lost}.log", self.kernel());
         let console = self.logs.join(name);

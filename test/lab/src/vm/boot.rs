@@ -19,6 +19,7 @@ use crate::vm::machine::{Helper, Machine};
 use crate::vm::payload::Payload;
 use crate::vm::root::{self, INIT_PATH};
 use crate::vm::stall::{Cpus, StallWatch};
+use crate::vm::systemd_root;
 use kit::process::{OwnedChild, StopWith};
 
 /// The parts of a VM without the payload.
@@ -39,7 +40,10 @@ impl VmBase {
             (Machine::Nested, Accel::Tcg) => Qemu::for_nested_guests(cache)?,
             _ => lab.base.qemu.clone(),
         };
-        let root = root::cached(cache, &lab.base)?;
+        let root = match machine.systemd_suite() {
+            Some(suite) => systemd_root::cached(cache, suite, &kernel)?,
+            None => root::cached(cache, &lab.base)?,
+        };
         let modules = kernel.modules_image(cache)?;
         Ok(Self { qemu, kernel, root, modules, accel: lab.choice.accel })
     }
@@ -187,8 +191,8 @@ fn prepare(
     args.extend(["-device".into(), "virtio-serial-pci".into()]);
     args.extend(port_args("results", &escaped(&dir.path().join("results"))));
     let helper = match shape.machine {
-        Machine::Host | Machine::Nested => None,
         Machine::Guest => Some(Helper::start()?),
+        _ => None,
     };
     args.extend(helper.iter().flat_map(|helper| helper.args(shape.memory_mib)));
     Ok((Files { helper, dir }, args))
@@ -218,10 +222,10 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
         base.kernel.name().command_line()
     );
     let (vcpus, sockets) = match (shape.icount, shape.machine) {
-        (true, Machine::Host | Machine::Nested) => (1, 1),
         // The measurement switches the second CPU off: drivers have as many queues as there are
         // possible CPUs, and with only one queue none may poll.
         (true, Machine::Guest) => (2, 2),
+        (true, _) => (1, 1),
         (false, _) => (shape.vcpus, shape.vcpus.max(2)),
     };
     // One socket for each CPU: the MP table, which a kernel without ACPI reads, has no cores.

@@ -4,7 +4,8 @@
 //! The *host machine* is one that guests would run on. The *nested machine* is the same in another
 //! QEMU, and guests do run in it. The *guest machine* is itself the guest: it has empty PCI Express
 //! slots and a line to QEMU's monitor, by which the cases inside plug virtio disks. A helper on the
-//! real machine serves the disks that are not QEMU's own; the cases have a line to it, too.
+//! real machine serves the disks that are not QEMU's own; the cases have a line to it, too. The
+//! *Debian machine* is a host machine with systemd, on which the packages are installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,8 @@ pub enum Machine {
     Nested,
     /// One that is a guest: for the guest's driver.
     Guest,
+    /// Debian 12 with systemd as the first process: for the packages.
+    Debian12,
 }
 
 impl Machine {
@@ -46,14 +49,33 @@ impl Machine {
             Set::Gating | Set::Full => Machine::Host,
             Set::Nested => Machine::Nested,
             Set::Guest | Set::GuestFull => Machine::Guest,
+            Set::Debian12 => Machine::Debian12,
+        }
+    }
+
+    /// The Debian suite of a machine with systemd.
+    pub(crate) fn systemd_suite(self) -> Option<&'static str> {
+        match self {
+            Machine::Host | Machine::Nested | Machine::Guest => None,
+            Machine::Debian12 => Some("bookworm"),
+        }
+    }
+
+    /// The beginning of the names of its logs.
+    pub(crate) fn log_prefix(self) -> &'static str {
+        match self {
+            Machine::Host => "",
+            Machine::Nested => "nested-",
+            Machine::Guest => "guest-",
+            Machine::Debian12 => "debian12-",
         }
     }
 
     /// Default number of virtual CPUs.
     pub fn vcpus(self) -> u32 {
         match self {
-            Machine::Host | Machine::Nested => 2,
             Machine::Guest => 4,
+            _ => 2,
         }
     }
 }

@@ -6,8 +6,9 @@
 //! run inside it with real KVM. Or it is a guest itself, for the guest's driver.
 //!
 //! * [`kernel`]: the kernels it can run.
-//! * [`machine`]: the two machines it can be.
+//! * [`machine`]: the machines it can be.
 //! * [`root`]: its root image, the same for all kernels.
+//! * [`systemd_root`]: the root image with systemd, on which the packages are installed.
 //! * [`payload`]: what changes from run to run: modules and programs.
 //! * [`boot`]: one boot, which runs one script.
 //! * `stall`: wakes emulated CPUs that have lost an interrupt, and tells a machine that is lost.
@@ -18,3 +19,4 @@ pub mod machine;
 pub mod payload;
 pub mod root;
 pub(crate) mod stall;
+pub mod systemd_root;

@@ -4,10 +4,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
 
 use crate::debian;
+use crate::scripts;
 use crate::vm::root::GUEST_DIR;
 
 /// This project's programs that are included if they were built beside the lab.
@@ -15,6 +18,9 @@ const PROGRAMS: [&str; 3] = ["vhost-blk", "cases", "bench"];
 
 /// Prefix of further programs that are included: tests as cargo builds them (`scripts/suite.sh`).
 const SUITE: &str = "suite-";
+
+/// Addition to the version of the second packages.
+const NEWER: &str = "+newer";
 
 /// The VM's first process.
 const INIT: &str = include_str!("init.sh");
@@ -29,6 +35,10 @@ pub struct Payload {
     pub modules: Vec<PathBuf>,
     /// Files for `/lab/bin`.
     pub programs: Vec<PathBuf>,
+    /// Files for `/lab/packages`.
+    packages: Vec<PathBuf>,
+    /// The folder of the packages, which goes with the payload.
+    packages_folder: Option<Arc<TempDir>>,
 }
 
 impl Payload {
@@ -58,11 +68,26 @@ impl Payload {
         Ok(())
     }
 
+    /// Makes the Debian packages of the daemon that lies beside the lab, twice: the second ones are
+    /// newer.
+    pub(crate) fn add_packages(&mut self) -> Result<()> {
+        let daemon = std::env::current_exe()?.with_file_name(PROGRAMS[0]);
+        let folder = tempfile::Builder::new().prefix("lab-packages-").tempdir()?;
+        for (name, suffix) in [("old", ""), ("new", NEWER)] {
+            let made = scripts::packages(&daemon, &folder.path().join(name), suffix)?;
+            self.packages.extend(made);
+        }
+        self.packages_folder = Some(Arc::new(folder));
+        Ok(())
+    }
+
     /// Writes the payload and the script of this boot as an ext4 image.
     pub(crate) fn write_image(&self, path: &Path, script: &str) -> Result<()> {
         let tree = tempfile::Builder::new().prefix("lab-payload-").tempdir()?;
         let mut bytes = SLACK_BYTES;
-        for (folder, files) in [("modules", &self.modules), ("bin", &self.programs)] {
+        let folders =
+            [("modules", &self.modules), ("bin", &self.programs), ("packages", &self.packages)];
+        for (folder, files) in folders {
             let folder = tree.path().join(folder);
             fs::create_dir_all(&folder)?;
             for file in files {

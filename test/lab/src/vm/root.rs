@@ -69,7 +69,7 @@ fn build(staging: &Path, inner: &GuestBase) -> Result<()> {
 }
 
 /// Makes `disk` a disk with one partition that holds `file_system`.
-fn partitioned(file_system: &Path, disk: &Path) -> Result<()> {
+pub(crate) fn partitioned(file_system: &Path, disk: &Path) -> Result<()> {
     let sectors = fs::metadata(file_system)?.len() / SECTOR;
     let first = fs::File::create(disk)?;
     first.write_all_at(&partition_table(sectors.try_into()?), 0)?;

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Debian packages on a machine with systemd, which the lab has made of this checkout.
+
+mod system;
+
+use crate::case::cases;
+use crate::host::env::Env;
+use crate::host::load::{Handles, Spec, memory_for, under_load};
+use crate::host::target::{LIMIT, options};
+use anyhow::{Context, Result, ensure};
+use driver::{Device, Options};
+use kit::set::Set::Debian12;
+use kit::system::run;
+use kit::wait::{wait_until, wait_until_so};
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use system::Version::{New, Old};
+use system::{apt, expect_access, expect_same_files, expect_state, files, install, main_pid};
+use system::{property, runs_installed_program, sh};
+
+cases! { Host;
+    "packages-debian12", Debian12,
+        "the daemon's package on Debian 12: units, sockets, an upgrade and a crash under load, removal without a trace",
+        life_of_the_daemon;
+}
+
+/// Requests on each queue between two steps.
+const STEP: u64 = 20;
+/// Bytes of the largest request.
+const REQUEST_MAX: usize = 256 << 10;
+/// Sectors of each queue's part of the disk: 8 MiB.
+const PART: u64 = 16 << 10;
+
+const DATA: &str = "vhost-blk@data.service";
+const DATA_SOCKET: &str = "/run/vhost-blk-data/disk.sock";
+/// A disk whose running daemon refuses an upgrade.
+const MEMORY: &str = "vhost-blk@memory.service";
+const MANY: &str = "vhost-blk.service";
+const IMAGES: &str = "/var/lib/images";
+const CONFIGURATION: &str = "/etc/vhost-blk";
+
+/// Installs, uses, upgrades, removes and purges the package of the daemon.
+fn life_of_the_daemon(env: &Env) -> Result<()> {
+    let before = files()?;
+    install(&["vhost-blk"], Old)?;
+    check_fresh_installation()?;
+    check_failed_start()?;
+    serve_disks()?;
+    show_sandbox()?;
+    wait_for_a_front_end_by_a_socket_unit()?;
+    load_and_upgrade(env)?;
+    reload_many()?;
+    remove()?;
+    apt("purge vhost-blk")?;
+    ensure!(Path::new(IMAGES).join("data.img").exists(), "the purge took an image");
+    fs::remove_dir_all(IMAGES)?;
+    expect_same_files(&before)
+}
+
+/// The daemon for many disks runs at once, and has no disk.
+fn check_fresh_installation() -> Result<()> {
+    expect_state(MANY, "active")?;
+    ensure!(property(MANY, "Type")? == "notify", "{MANY} does not report its readiness");
+    ensure!(property(MANY, "UnitFileState")? == "enabled", "{MANY} is not enabled");
+    expect_access("/run/vhost-blk/control", 0o600, "root")?;
+    run("getent", &["group", "vhost-blk"]).context("no group of /dev/vhost-blk")?;
+    for file in [
+        "/usr/share/man/man1/vhost-blk-serve.1.gz",
+        "/usr/share/qemu/vhost-user/50-vhost-blk.json",
+        "/usr/share/bash-completion/completions/vhost-blk",
+    ] {
+        ensure!(Path::new(file).exists(), "the package has no {file}");
+    }
+    Ok(())
+}
+
+/// A daemon that cannot serve never becomes active, and the journal has the reason.
+fn check_failed_start() -> Result<()> {
+    let unit = "vhost-blk@broken.service";
+    let file = Path::new(CONFIGURATION).join("broken.toml");
+    fs::write(&file, "blk-file = \"/no-such-image\"\nsocket-path = \"/run/vhost-blk-broken/s\"\n")?;
+    ensure!(run("systemctl", &["start", unit]).is_err(), "{unit} starts without its image");
+    let said = run("journalctl", &["--no-pager", "--output", "cat", "--unit", unit])?;
+    ensure!(said.contains("/no-such-image"), "the journal of {unit} has no reason:\n{said}");
+    run("systemctl", &["stop", unit])?;
+    sh(&format!("systemctl reset-failed {unit} || true"))?;
+    Ok(fs::remove_file(file)?)
+}
+
+/// Starts a daemon for an image, and one whose disk is in memory.
+fn serve_disks() -> Result<()> {
+    fs::create_dir_all(IMAGES)?;
+    for name in ["data", "more"] {
+        run("/usr/bin/vhost-blk", &["create", &format!("{IMAGES}/{name}.img"), "64M"])?;
+    }
+    let disk = |name: &str, text: &str| fs::write(format!("{CONFIGURATION}/{name}.toml"), text);
+    disk(
+        "data",
+        "blk-file = \"/var/lib/images/data.img\"\nsocket-path = \"/run/vhost-blk-data/disk.sock\"\n\
+         control-path = \"/run/vhost-blk-data/control.sock\"\nsocket-group = \"kvm\"\n\
+         num-queues = 2\ndata-plane = \"uring\"\n",
+    )?;
+    disk(
+        "memory",
+        "backend = \"mem\"\nsize = \"16M\"\nsocket-path = \"/run/vhost-blk-memory/disk.sock\"\n\
+         control-path = \"/run/vhost-blk-memory/control.sock\"\n",
+    )?;
+    for unit in [DATA, MEMORY] {
+        run("systemctl", &["enable", "--now", unit])?;
+        expect_state(unit, "active")?;
+    }
+    // Readiness: the socket is there as soon as the unit is active.
+    expect_access(DATA_SOCKET, 0o660, "kvm")?;
+    expect_access("/run/vhost-blk-memory/disk.sock", 0o600, "root")?;
+    Ok(())
+}
+
+/// systemd makes the socket of a disk, which outlives the daemon for many disks beside it, and starts
+/// the disk's own daemon with the first front-end.
+fn wait_for_a_front_end_by_a_socket_unit() -> Result<()> {
+    let (socket, service) = ("vhost-blk@later.socket", "vhost-blk@later.service");
+    let file = "/run/vhost-blk/later.sock";
+    fs::write(format!("{CONFIGURATION}/later.toml"), "backend = \"null\"\nsize = \"16M\"\n")?;
+    run("systemctl", &["enable", "--now", socket])?;
+    run("systemctl", &["restart", MANY])?;
+    expect_access(file, 0o660, "kvm")?;
+    expect_state(service, "inactive")?;
+    let mut device = Device::from_stream(UnixStream::connect(file)?, &options())?;
+    device.flush()?;
+    expect_state(service, "active")
+}
+
+/// Prints the rating of the units, and fails if one has lost restrictions (10.0 is the worst).
+fn show_sandbox() -> Result<()> {
+    for unit in [MANY, DATA] {
+        let rating = run("systemd-analyze", &["security", "--no-pager", "--threshold=25", unit])
+            .with_context(|| format!("{unit} has fewer restrictions than before"))?;
+        println!("{}", rating.lines().last().unwrap_or_default());
+    }
+    Ok(())
+}
+
+/// Upgrades the package, and then kills the daemon, while two queues write and verify.
+fn load_and_upgrade(env: &Env) -> Result<()> {
+    let specs: Vec<Spec> = (0..2)
+        .map(|queue| {
+            let sectors = queue * PART..(queue + 1) * PART;
+            let spec = Spec::new(sectors, 1, REQUEST_MAX, env.seed() + queue);
+            Spec { calls_may_be_lost: true, ..spec }
+        })
+        .collect();
+    let options = Options {
+        num_queues: 2,
+        queue_size: 256,
+        regions: memory_for(&specs),
+        scratch_bytes: 4096,
+        inflight: true,
+        ..options()
+    };
+    let device = Device::from_stream(UnixStream::connect(DATA_SOCKET)?, &options)?;
+    let done = under_load(device, specs, |handles| {
+        handles.wait_for_progress(STEP)?;
+        upgrade(handles)?;
+        crash(handles)
+    })?;
+    for (queue, done) in done.iter().enumerate() {
+        println!("queue {queue}: {} requests, {} bytes verified", done.requests, done.verified);
+        ensure!(done.errors == 0, "queue {queue}: {} errors", done.errors);
+    }
+    Ok(())
+}
+
+/// The package's scripts replace the program of the running daemons, or leave the old one running.
+fn upgrade(handles: &mut Handles) -> Result<()> {
+    let (data, memory) = (main_pid(DATA)?, main_pid(MEMORY)?);
+    let said = install(&["vhost-blk"], New)?;
+    ensure!(said.contains(&format!("{DATA} changed to the new program")), "not upgraded: {DATA}");
+    ensure!(
+        said.contains(&format!("{MEMORY} goes on with the old program")),
+        "no word of {MEMORY}"
+    );
+    ensure!(said.contains(&format!("systemctl restart {MEMORY}")), "no remedy for {MEMORY}");
+    ensure!(main_pid(DATA)? == data, "{DATA} has another process: its front-end lost it");
+    ensure!(main_pid(MEMORY)? == memory, "{MEMORY} was restarted, and its content is lost");
+    ensure!(runs_installed_program(DATA)?, "{DATA} runs the old program");
+    ensure!(!runs_installed_program(MEMORY)?, "{MEMORY} claims to run the old program");
+    // It has no disk yet.
+    ensure!(runs_installed_program(MANY)?, "{MANY} runs the old program");
+    handles.wait_for_progress(STEP).context("after the upgrade of the package")?;
+    // The operator's way to do the same.
+    run("systemctl", &["reload", DATA])?;
+    ensure!(main_pid(DATA)? == data, "{DATA} has another process after the reload");
+    handles.wait_for_progress(STEP).context("after the reload")
+}
+
+/// systemd starts a daemon again that was killed, and the front-end goes on with it.
+fn crash(handles: &mut Handles) -> Result<()> {
+    let killed = main_pid(DATA)?;
+    run("kill", &["-KILL", &killed.to_string()])?;
+    let stream = wait_until(LIMIT, "the daemon that systemd starts again", || {
+        let is_new = main_pid(DATA)? != killed;
+        Ok(if is_new { UnixStream::connect(DATA_SOCKET).ok() } else { None })
+    })?;
+    handles.reconnect(stream)?;
+    handles.wait_for_progress(STEP).context("after the crash")
+}
+
+/// A reload adds a disk to the daemon for many.
+fn reload_many() -> Result<()> {
+    fs::write(
+        format!("{CONFIGURATION}/disks/more.toml"),
+        "blk-file = \"/var/lib/images/more.img\"\nsocket-path = \"/run/vhost-blk/more.sock\"\n",
+    )?;
+    run("systemctl", &["reload", MANY])?;
+    wait_until_so(LIMIT, "the disk of the reload", || {
+        Ok(Path::new("/run/vhost-blk/more.sock").exists())
+    })
+}
+
+/// The removal stops all daemons, and keeps the descriptions of the disks.
+fn remove() -> Result<()> {
+    apt("remove vhost-blk")?;
+    let left = sh("pgrep --list-full --exact vhost-blk || true")?;
+    ensure!(left.is_empty(), "the removal left daemons: {left}");
+    let units = "systemctl list-units --plain --no-legend --state=active 'vhost-blk*'";
+    let left = sh(units)?;
+    ensure!(left.is_empty(), "the removal left units: {left}");
+    for name in ["data", "memory", "disks/more"] {
+        let file = Path::new(CONFIGURATION).join(format!("{name}.toml"));
+        ensure!(file.exists(), "the removal took {}", file.display());
+    }
+    Ok(())
+}
