@@ -366,6 +366,12 @@ impl DiskArgs {
         Limits { iops, bytes, burst: self.limit_burst.0 }
     }
 
+    /// The same disk without limits, for one that takes over those of a running disk. With the limits of
+    /// its options it would change those of a group for a moment.
+    pub fn without_limits(&self) -> Self {
+        DiskArgs { limit_iops: None, limit_bandwidth: None, limit_group: None, ..self.clone() }
+    }
+
     /// Number of virtqueues offered.
     pub fn queues(&self) -> u16 {
         let cpus = u16::try_from(host_cpus()).unwrap_or(u16::MAX);

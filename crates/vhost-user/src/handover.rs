@@ -274,9 +274,9 @@ impl Device {
         Ok(Some(stream))
     }
 
-    /// Takes over the limits and the group, whatever the options say.
+    /// Takes over the limits and the group; the device has none yet. Disks of a group that are taken
+    /// over at the same time bring the same limits.
     fn take_over_limits(&mut self, limits: Limits, group: Option<&str>) -> Result<(), KernelError> {
-        self.set_limits(Limits::NONE)?; // leaves the group of the options
         match group {
             Some(group) => self.join_limits(group, limits.is_set().then_some(limits)).map(drop),
             None => self.set_limits(limits),

@@ -74,7 +74,10 @@ impl Disks {
         let disk::Opened { disk, lock, notices, .. } = opened;
         let info = disk.info();
         let pool = self.pool(args.queues())?;
-        let mut server = Server::start(disk, lock, &args, &self.process, &pool)?;
+        let mut server = match device.is_some() {
+            true => Server::start(disk, lock, &args.without_limits(), &self.process, &pool)?,
+            false => Server::start(disk, lock, &args, &self.process, &pool)?,
+        };
         let connected = match device {
             Some((state, descriptors)) => server.take_over(state, descriptors)?,
             None => None,
