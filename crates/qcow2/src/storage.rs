@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The storage below imago: one file of the chain, with the order of writes that a crash needs.
 //!
-//! imago's writes wait in an [`Overlay`] for [`Store::commit`], which writes them in phases with a
+//! imago's writes wait in an `Overlay` for [`Store::commit`], which writes them in phases with a
 //! sync after each. Data of new clusters goes to the file at once ([`Store::write_data`]) and is
 //! durable with the first phase. So no table on the disk ever names a cluster whose reference count
 //! or data is missing.

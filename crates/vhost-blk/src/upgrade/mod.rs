@@ -7,7 +7,7 @@
 //! | 2. check | the new program, as a child, reads the options and the present state | refused |
 //! | 3. stop | all disks stop their queues at the same time ([`vhost_user::Frozen`]) | refused; the queues start |
 //! | 4. exec | the control client's thread, with the state in a memory file | refused; the queues start |
-//! | 5. take over | the new program, in the same process ([`restore`]) | a disk is lost, or the process ends |
+//! | 5. take over | the new program, in the same process (`restore`) | a disk is lost, or the process ends |
 //!
 //! The process keeps its id, its control group and its open files, and so the locks of the images.
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `bench report`: one page from the JSON of all parts.
 //!
-//! * [`parts`]: the files.
-//! * [`cells`]: comparisons with peers and with the bare device.
-//! * [`tables`], [`charts`], [`stages`], [`seeds`]: the contents.
-//! * [`mod@document`], [`chart`]: HTML, Markdown and SVG.
+//! * `parts`: the files.
+//! * `cells`: comparisons with peers and with the bare device.
+//! * `tables`, `charts`, `stages`, `seeds`: the contents.
+//! * `document`, `chart`: HTML, Markdown and SVG.
 
 mod cells;
 mod chart;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A guest writes and verifies while its disk is operated, killed and broken in random order.
 //!
-//! * [`plan`]: the kinds of events, and their order.
-//! * [`served`]: the daemon.
-//! * [`writer`]: the load in the guest, which also measures pauses.
-//! * [`event`]: the effect of each event.
-//! * [`report`]: the result.
+//! * `plan`: the kinds of events, and their order.
+//! * `served`: the daemon.
+//! * `writer`: the load in the guest, which also measures pauses.
+//! * `event`: the effect of each event.
+//! * `report`: the result.
 //!
 //! [`run`] needs a booted guest ([`Machine`]) on a daemon ([`Served`]). QEMU needs [`memory_args`]
 //! for the memory that is plugged in.
