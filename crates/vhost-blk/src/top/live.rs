@@ -7,10 +7,16 @@ use super::{Sampler, TopArgs, view};
 use crate::failure::Failure;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::terminal::disable_raw_mode;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// Time that the main thread has to end after a signal. A terminal that takes no output holds it for
+/// ever.
+const END_MAX: Duration = Duration::from_secs(2);
 
 /// A reason to draw again, or to end.
 enum Message {
@@ -89,8 +95,11 @@ fn read_keys(sender: &Sender<Message>) {
 fn wait_for_signals(sender: Sender<Message>) -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
     let body = move || {
-        signals.forever().next();
+        let number = signals.forever().next().unwrap_or(SIGTERM);
         let _ = sender.send(Message::End); // the main thread may have ended
+        std::thread::sleep(END_MAX);
+        let _ = disable_raw_mode(); // needs no output; the rest of the screen cannot be restored
+        std::process::exit(128 + number);
     };
     std::thread::Builder::new().name("signals".into()).spawn(body).map(drop)
 }

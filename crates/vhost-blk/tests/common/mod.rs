@@ -106,7 +106,7 @@ impl Place {
 
     /// Waits for `condition`.
     #[track_caller]
-    pub(crate) fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
+    pub(crate) fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !condition() {
             assert!(Instant::now() < deadline, "in vain: {what}");

@@ -142,6 +142,36 @@ fn a_signal_restores_the_terminal() {
     }
 }
 
+/// A stopped or hung terminal emulator reads nothing: the program waits in its output.
+#[test]
+fn a_signal_ends_a_program_whose_terminal_takes_no_output() {
+    let rig = Rig::new();
+    let mut screen = Screen::top(&rig);
+    screen.shows(&rig, "0 disks");
+    let shown = Arc::clone(&screen.shown);
+    let held = shown.lock().unwrap(); // the reader waits for it
+    let (mut rows, mut seen) = ((10..60).cycle(), vec![0]);
+    rig.place.wait_until("the terminal is full", || {
+        let ws_row = rows.next().unwrap();
+        let size = Winsize { ws_row, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&screen.terminal, size).unwrap(); // a new size is drawn whole
+        seen.push(rustix::io::ioctl_fionread(&screen.terminal).unwrap());
+        let last = &seen[seen.len().saturating_sub(100)..];
+        last[0] > 0 && last.iter().all(|count| *count == last[0])
+    });
+    let pid = rustix::process::Pid::from_child(&screen.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let mut ended = None;
+    rig.place.wait_until("the program ends", || {
+        ended = screen.child.try_wait().unwrap();
+        ended.is_some()
+    });
+    let code = ended.and_then(|status| status.code());
+    assert!([Some(0), Some(128 + libc::SIGTERM)].contains(&code), "{code:?}");
+    drop(held);
+    screen.reader.take().unwrap().join().unwrap();
+}
+
 #[test]
 fn once_prints_the_rates_of_one_interval() {
     let rig = Rig::new();
