@@ -6,6 +6,7 @@
 //! the kept requests out before any other.
 
 use crate::failure::{FailureKind, Failures, StorageFailure};
+use crate::latency::Operation;
 use backend::IoError;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -191,8 +192,18 @@ impl Health {
         self.tell(&HealthEvent::Halted(reason));
     }
 
-    /// Takes note that the storage has failed requests.
+    /// Takes note that the storage has failed requests, and logs the first one of a second.
     pub(crate) fn failed(&self, failure: StorageFailure) {
+        if let Some(StorageFailure { operation, sector, requests, reason, .. }) =
+            self.count(failure)
+        {
+            let operation = operation.map(Operation::name);
+            tracing::error!(operation, sector, requests, "the disk fails: {reason}");
+        }
+    }
+
+    /// Counts and tells failed requests. Returns what was told: the first one of a second.
+    pub(crate) fn count(&self, failure: StorageFailure) -> Option<StorageFailure> {
         let told = {
             let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
             let told = failures.add(failure, Instant::now());
@@ -203,9 +214,10 @@ impl Health {
             }
             told
         };
-        if let Some(failure) = told {
-            self.tell(&HealthEvent::Failed(failure));
+        if let Some(failure) = &told {
+            self.tell(&HealthEvent::Failed(failure.clone()));
         }
+        told
     }
 
     /// Takes note that a request of a queue is in flight for longer than the time limit.

@@ -61,6 +61,8 @@ fn full_and_free_again(mount: &Mount, direct: &str) {
         assert!(at < 256, "a file system of less than that took 256 MiB");
     }
     assert!(at > 0, "it is full from the start");
+    let line = daemon.log_line("the disk fails");
+    assert!(line.contains("No space left on device") && line.contains("sector="), "{line}");
     // The next write is refused too. Existing data stays, and can be overwritten.
     assert!(is_ioerr(guest.write(at * SECTORS, &data)));
     reads_as(&mut guest, (at - 1) * SECTORS, 7);

@@ -78,7 +78,7 @@ fn tell(failures: Result<abi::Failure, KernelError>, (disk, health): (&dyn Disk,
     match failures {
         Ok(failure) if failure.kinds != 0 => {
             tracing::error!("{}", line_of(&failure));
-            health.failed(failure_of(&failure));
+            health.count(failure_of(&failure)); // logged above
             if failure.kinds & abi::FAILURE_SYNC != 0 {
                 disk.sync_failed(failure.error as i32);
             }
