@@ -14,6 +14,8 @@ pub const DISK_BYTES: u64 = 2 << 30;
 
 /// Smallest disk that the verification and the measurement fit into.
 pub const DISK_BYTES_MIN: u64 = 1 << 30;
+/// Room for the data of a run: its files and the one that is measured take 400 MiB.
+const ROOM_BYTES: u64 = 512 << 20;
 
 /// Bytes at the start of a disk that must be zero for it to count as empty.
 const HEAD_BYTES: u64 = 1 << 20;
@@ -28,6 +30,25 @@ pub fn create(path: &Path, bytes: u64) -> Result<()> {
     let file =
         File::create(path).with_context(|| format!("cannot make the disk {}", path.display()))?;
     file.set_len(bytes)?;
+    Ok(())
+}
+
+/// Makes sure that the file system of a new disk has room for the data of a run.
+pub fn check_room(path: &Path) -> Result<()> {
+    let room = rustix::fs::statvfs(path).with_context(|| path.display().to_string())?;
+    refuse_little_room(path, room.f_bavail.saturating_mul(room.f_frsize))
+}
+
+fn refuse_little_room(path: &Path, bytes: u64) -> Result<()> {
+    if bytes < ROOM_BYTES {
+        bail!(
+            "only {} MiB are free for {}, and a run writes up to {} MiB: make room on that file \
+             system, or give a disk on another one (DISK=path)",
+            bytes >> 20,
+            path.display(),
+            ROOM_BYTES >> 20
+        );
+    }
     Ok(())
 }
 
@@ -119,6 +140,16 @@ mod tests {
         let path = dir.path().join("disk");
         create(&path, DISK_BYTES).unwrap();
         (dir, path)
+    }
+
+    #[test]
+    fn a_new_disk_needs_room_for_the_data_of_a_run() {
+        let path = Path::new("/x/run.img");
+        assert!(refuse_little_room(path, ROOM_BYTES).is_ok());
+        let why = refuse_little_room(path, 191 << 20).unwrap_err().to_string();
+        assert!(why.contains("only 191 MiB are free for /x/run.img"), "{why}");
+        let (_dir, path) = disk();
+        check_room(&path).unwrap();
     }
 
     #[test]

@@ -148,6 +148,7 @@ fn claim_disk(cache: &Cache, options: &RunOptions) -> Result<(PathBuf, Option<Fi
     }
     let path = cache.dir().join("run.img");
     disk::create(&path, disk::DISK_BYTES)?;
+    disk::check_room(&path)?;
     Ok((path, Some(lock)))
 }
 
