@@ -77,8 +77,9 @@ fn watch(
 fn tell(failures: Result<abi::Failure, KernelError>, (disk, health): (&dyn Disk, &Health)) {
     match failures {
         Ok(failure) if failure.kinds != 0 => {
-            tracing::error!("{}", line_of(&failure));
-            health.count(failure_of(&failure)); // logged above
+            let told = failure_of(&failure);
+            tracing::error!("{}", line_of(&told));
+            health.count(told);
             if failure.kinds & abi::FAILURE_SYNC != 0 {
                 disk.sync_failed(failure.error as i32);
             }
@@ -97,6 +98,7 @@ fn failure_of(failure: &abi::Failure) -> StorageFailure {
         (abi::FAILURE_NO_SPACE, FailureKind::NoSpace),
         (abi::FAILURE_TIMEOUT, FailureKind::Timeout),
         (abi::FAILURE_READ_ONLY, FailureKind::ReadOnly),
+        (abi::FAILURE_IO, FailureKind::Io),
     ];
     let kind = kinds.iter().find(|(bit, _)| failure.kinds & bit != 0);
     let is_sync = failure.kinds & abi::FAILURE_SYNC != 0 && failure.sector == u64::MAX;
@@ -110,21 +112,20 @@ fn failure_of(failure: &abi::Failure) -> StorageFailure {
 }
 
 /// The log line of failures: the most serious kind, and the first failed sector.
-fn line_of(failure: &abi::Failure) -> String {
-    let kinds = [
-        (abi::FAILURE_REMOVED, "the block device was removed; serve another one"),
-        (abi::FAILURE_NO_SPACE, "no space is left for the image; make some"),
-        (abi::FAILURE_TIMEOUT, "the storage does not answer"),
-        (abi::FAILURE_READ_ONLY, "the storage became read-only"),
-        (abi::FAILURE_IO, "I/O errors; see the kernel log (dmesg)"),
-    ];
-    let kind = kinds.iter().find(|(bit, _)| failure.kinds & bit != 0);
-    let why = std::io::Error::from_raw_os_error(failure.error as i32);
-    let what = kind.map_or("see the kernel log (dmesg)", |(_, text)| text);
-    match (failure.count, failure.sector) {
-        (count, u64::MAX) => format!("the disk fails: {what} ({count} requests failed)"),
-        (count, sector) => format!(
-            "the disk fails: {what} ({count} requests failed, the first at sector {sector}: {why})"
+fn line_of(failure: &StorageFailure) -> String {
+    let what = match failure.kind {
+        FailureKind::Removed => "the block device was removed; serve another one",
+        FailureKind::NoSpace => "no space is left for the image; make some",
+        FailureKind::Timeout => "the storage does not answer",
+        FailureKind::ReadOnly => "the storage became read-only",
+        FailureKind::Io => "I/O errors; see the kernel log (dmesg)",
+    };
+    let StorageFailure { requests, reason, .. } = failure;
+    match failure.sector {
+        None => format!("the disk fails: {what} ({requests} requests failed)"),
+        Some(sector) => format!(
+            "the disk fails: {what} ({requests} requests failed, the first at sector {sector}: \
+             {reason})"
         ),
     }
 }
@@ -190,18 +191,28 @@ mod tests {
 
     #[test]
     fn a_line_tells_the_gravest_kind_the_count_and_the_first_failure() {
-        let text = line_of(&failure(abi::FAILURE_IO, libc::EIO, 77));
+        let text = line_of(&failure_of(&failure(abi::FAILURE_IO, libc::EIO, 77)));
         assert!(text.starts_with("the disk fails: I/O errors; see the kernel log"), "{text}");
         assert!(
             text.contains("(3 requests failed, the first at sector 77: Input/output"),
             "{text}"
         );
-        let text = line_of(&failure(abi::FAILURE_IO | abi::FAILURE_NO_SPACE, libc::ENOSPC, 0));
+        let text = line_of(&failure_of(&failure(
+            abi::FAILURE_IO | abi::FAILURE_NO_SPACE,
+            libc::ENOSPC,
+            0,
+        )));
         assert!(text.contains("no space is left") && text.contains("sector 0: No space"), "{text}");
         let removed = abi::FAILURE_IO | abi::FAILURE_NO_SPACE | abi::FAILURE_REMOVED;
-        let text = line_of(&failure(removed, libc::ENODEV, u64::MAX));
+        let text = line_of(&failure_of(&failure(removed, libc::ENODEV, u64::MAX)));
         assert!(text.contains("was removed") && text.ends_with("(3 requests failed)"), "{text}");
-        assert!(line_of(&failure(abi::FAILURE_TIMEOUT, libc::ETIMEDOUT, 1)).contains("answer"));
-        assert!(line_of(&failure(abi::FAILURE_READ_ONLY, libc::EROFS, 1)).contains("read-only"));
+        assert!(
+            line_of(&failure_of(&failure(abi::FAILURE_TIMEOUT, libc::ETIMEDOUT, 1)))
+                .contains("answer")
+        );
+        assert!(
+            line_of(&failure_of(&failure(abi::FAILURE_READ_ONLY, libc::EROFS, 1)))
+                .contains("read-only")
+        );
     }
 }
