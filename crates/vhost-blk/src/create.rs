@@ -44,6 +44,26 @@ pub enum Preallocate {
     Off,
 }
 
+impl From<Preallocate> for Preallocation {
+    fn from(preallocate: Preallocate) -> Self {
+        match preallocate {
+            Preallocate::Full => Preallocation::Full,
+            Preallocate::Metadata => Preallocation::Metadata,
+            Preallocate::Off => Preallocation::Off,
+        }
+    }
+}
+
+/// Checks the description of a new image; `what` is the act for the failure.
+pub(crate) fn check(image: &NewImage, what: &str) -> Result<(), Failure> {
+    image.check().map_err(|why| {
+        let (why, remedy) = why.rsplit_once("; ").unwrap_or((&why, ""));
+        Failure::usage(what, why, remedy)
+    })
+}
+
+const WHAT: &str = "make the image";
+
 /// Runs `vhost-blk create`.
 ///
 /// # Errors
@@ -64,9 +84,9 @@ pub fn create(args: &CreateArgs) -> Result<(), Failure> {
 pub(crate) fn failure(error: CreateError) -> Failure {
     match error {
         CreateError::Failed { .. } => {
-            Failure::run("make the image", error, "check the path and its permissions")
+            Failure::run(WHAT, error, "check the path and its permissions")
         }
-        _ => Failure::told("make the image", error),
+        _ => Failure::told(WHAT, error),
     }
 }
 
@@ -77,7 +97,7 @@ enum Error {
 }
 
 fn misused(why: &str, remedy: &str) -> Error {
-    Error::Failure(Failure::usage("make the image", why, remedy))
+    Error::Failure(Failure::usage(WHAT, why, remedy))
 }
 
 fn create_raw(args: &CreateArgs) -> Result<(), Error> {
@@ -110,15 +130,8 @@ fn create_qcow2(args: &CreateArgs) -> Result<(), Error> {
         size_bytes,
         cluster_bytes: args.cluster_size.map_or(CLUSTER_BYTES, |size| size.0),
         backing,
-        preallocation: match args.preallocation {
-            Preallocate::Full => Preallocation::Full,
-            Preallocate::Metadata => Preallocation::Metadata,
-            Preallocate::Off => Preallocation::Off,
-        },
+        preallocation: args.preallocation.into(),
     };
-    image.check().map_err(|why| {
-        let (why, remedy) = why.rsplit_once("; ").unwrap_or((&why, ""));
-        misused(why, remedy)
-    })?;
+    check(&image, WHAT).map_err(Error::Failure)?;
     create::create_with(&args.path, size_bytes, |file| image.write(file)).map_err(Error::Create)
 }

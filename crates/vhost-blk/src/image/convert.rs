@@ -6,13 +6,13 @@
 
 use super::place::{self, Place};
 use super::progress::Progress;
-use crate::create::Preallocate;
+use crate::create::{self, Preallocate};
 use crate::failure::Failure;
 use crate::values::{self, AllowBacking, Format, LockMode, Size};
 use backend::create::Allocation;
 use clap::Args;
 use qcow2::copy::{self, CopyError, Source, Target};
-use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation};
+use qcow2::create::{CLUSTER_BYTES, NewImage};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -110,16 +110,9 @@ fn new_image(args: &ConvertArgs, size_bytes: u64) -> Result<Option<NewImage>, Fa
         size_bytes: size_bytes.next_multiple_of(512),
         cluster_bytes: args.cluster_size.map_or(CLUSTER_BYTES, |size| size.0),
         backing: None,
-        preallocation: match args.preallocation {
-            Preallocate::Full => Preallocation::Full,
-            Preallocate::Metadata => Preallocation::Metadata,
-            Preallocate::Off => Preallocation::Off,
-        },
+        preallocation: args.preallocation.into(),
     };
-    image.check().map_err(|why| {
-        let (why, remedy) = why.rsplit_once("; ").unwrap_or((&why, ""));
-        Failure::usage(WHAT, why, remedy)
-    })?;
+    create::check(&image, WHAT)?;
     Ok(Some(image))
 }
 
