@@ -14,6 +14,22 @@ use tempfile::TempDir;
 /// The longest that anything here may take; far above what it takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Waits for `condition`.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Data for the load (`vhost-user/tests/common/load.rs`); differs from seed to seed.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    word.to_le_bytes().into_iter().cycle().take(len).collect()
+}
+
 /// A program that makes itself useless for the kernel when it is run, and succeeds.
 pub(crate) const USELESS: &str =
     r#"printf useless >"$0".new; chmod 755 "$0".new; mv "$0".new "$0""#;
@@ -106,12 +122,8 @@ impl Place {
 
     /// Waits for `condition`.
     #[track_caller]
-    pub(crate) fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !condition() {
-            assert!(Instant::now() < deadline, "in vain: {what}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+    pub(crate) fn wait_until(&self, what: &str, condition: impl FnMut() -> bool) {
+        wait_until(what, condition);
     }
 
     /// An executable script in the folder.

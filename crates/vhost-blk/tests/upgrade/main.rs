@@ -11,25 +11,13 @@ mod common;
 mod load;
 mod served;
 
+use common::{pattern, wait_until};
 use driver::{Device, Options};
 use load::under_load;
 use serde_json::Value;
 use served::{Served, on_kernel, served};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// For the load: differs from seed to seed.
-fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    word.to_le_bytes().into_iter().cycle().take(len).collect()
-}
-
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 const UPGRADES: usize = 20;
 
 /// Requests so far, by the metrics, which count over all starts of a queue.

@@ -16,22 +16,9 @@ mod refused;
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
 
+use common::{pattern, wait_until};
 use rig::Rig;
-use std::time::{Duration, Instant};
-
-/// For the load: differs from seed to seed.
-fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    word.to_le_bytes().into_iter().cycle().take(len).collect()
-}
-
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use std::time::Duration;
 
 impl Rig {
     /// Upgrades to the same program. Returns the pause.
