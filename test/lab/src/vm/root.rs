@@ -60,16 +60,22 @@ fn build(staging: &Path, inner: &GuestBase) -> Result<()> {
         let (from, to) = (from.to_string_lossy(), guest.join(to).to_string_lossy().into_owned());
         run_to_end(&["cp", "--sparse=always", &from, &to])?;
     }
+    disk_of(&root, staging, SIZE)
+}
+
+/// Makes `root.img` in `staging` of the tree `root`, which is removed; `size` is that of its file
+/// system.
+pub(crate) fn disk_of(root: &Path, staging: &Path, size: &str) -> Result<()> {
     let file_system = staging.join("file-system");
-    debian::ext4_from(&root, &file_system, "lab-root", SIZE)?;
-    fs::remove_dir_all(&root)?;
+    debian::ext4_from(root, &file_system, "lab-root", size)?;
+    fs::remove_dir_all(root)?;
     partitioned(&file_system, &staging.join("root.img"))?;
     fs::remove_file(&file_system)?;
     Ok(())
 }
 
 /// Makes `disk` a disk with one partition that holds `file_system`.
-pub(crate) fn partitioned(file_system: &Path, disk: &Path) -> Result<()> {
+fn partitioned(file_system: &Path, disk: &Path) -> Result<()> {
     let sectors = fs::metadata(file_system)?.len() / SECTOR;
     let first = fs::File::create(disk)?;
     first.write_all_at(&partition_table(sectors.try_into()?), 0)?;

@@ -12,7 +12,7 @@ use crate::cache::{Cache, key_of};
 use crate::debian::{self, Variant};
 use crate::scripts;
 use crate::vm::kernel::{KernelName, VmKernel};
-use crate::vm::root::{INIT_PATH, partitioned};
+use crate::vm::root::{INIT_PATH, disk_of};
 use kit::process::run_to_end;
 
 /// Debian's 6.12 for Debian 12 was built by gcc 12, and its headers ask for it.
@@ -74,12 +74,7 @@ fn build(staging: &Path, suite: &str, kernel: &VmKernel) -> Result<()> {
     fs::write(root.join("etc/systemd/system.conf.d/lab.conf"), MANAGER)?;
     fs::write(root.join("etc/machine-id"), MACHINE_ID)?;
     add_headers(&root, kernel)?;
-    let file_system = staging.join("file-system");
-    debian::ext4_from(&root, &file_system, "lab-root", SIZE)?;
-    fs::remove_dir_all(&root)?;
-    partitioned(&file_system, &staging.join("root.img"))?;
-    fs::remove_file(&file_system)?;
-    Ok(())
+    disk_of(&root, staging, SIZE)
 }
 
 /// Puts the kernel's headers and its `vhost.h` into the tree: the machine has no network.
