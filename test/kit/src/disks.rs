@@ -49,6 +49,8 @@ pub enum Ask {
         name: String,
         /// The disk's size.
         bytes: u64,
+        /// Size of a physical block, which a power cut does not tear.
+        physical_block_bytes: u32,
     },
     /// Make the image that a power cut would leave; answered by its path.
     Cut {

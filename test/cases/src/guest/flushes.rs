@@ -32,13 +32,13 @@ cases! { Guest;
 
 const THREADS: usize = 12;
 const BLOCK: usize = 4096;
-const DISK_BYTES: u64 = 16 << 20;
+const JOURNAL: Backing = Backing::Journal { bytes: 16 << 20, physical_block_bytes: 512 };
 /// One flush in flight on the device, and one for all flushes that arrive in the meantime.
 const SHARED: u64 = 2;
 
 fn flushes(context: &Context) -> Result<()> {
     // One queue, because each queue has its own flushes.
-    let plug = Plug::of(Backing::Journal { bytes: DISK_BYTES }).queues(1);
+    let plug = Plug::of(JOURNAL).queues(1);
     let disk = Disk::plug(&context.machine, &plug)?;
     let journal = disk.served()?.to_owned();
     let file = open_direct(&disk.path()?)?;
@@ -62,7 +62,7 @@ fn flushes(context: &Context) -> Result<()> {
 
 fn one_at_a_time(context: &Context) -> Result<()> {
     let _driver = Driver::load(context.mode, &["queue_depth=1"])?;
-    let plug = Plug::of(Backing::Journal { bytes: DISK_BYTES }).queues(1);
+    let plug = Plug::of(JOURNAL).queues(1);
     let disk = Disk::plug(&context.machine, &plug)?;
     let journal = disk.served()?.to_owned();
     let file = open_direct(&disk.path()?)?;

@@ -4,8 +4,8 @@
 //!
 //! A write is in the cache when it completes. A flush makes all writes durable that completed
 //! before it. So after a power cut the disk has everything up to the last flush, and any part of
-//! the writes after it: each of them whole or not at all, or the first or last sectors of a long
-//! one.
+//! the writes after it: each of them whole or not at all, or the first or last physical blocks of a
+//! long one. A power cut tears no physical block.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use backend::{Disk, Engine, Info, Io, IoError, IoKind, Lane, RangeLimits, Slot, Step, Token};
 use kit::rng::Rng;
 
@@ -35,6 +35,7 @@ struct State {
     store: Vec<u8>,
     entries: Vec<Entry>,
     kept: usize,
+    physical_block_bytes: usize,
     /// No request is answered.
     held: bool,
 }
@@ -53,17 +54,24 @@ pub(super) struct Log(Arc<Shared>);
 pub(super) struct Journal {
     shared: Arc<Shared>,
     bytes: u64,
+    physical_block_bytes: u32,
 }
 
 struct JournalLane(Arc<Shared>);
 
 impl Journal {
-    /// Creates a zeroed disk and its log.
-    pub(super) fn new(bytes: u64) -> Result<(Self, Log)> {
+    /// Creates a zeroed disk and its log. `physical_block_bytes` is a power of two, at least 512.
+    pub(super) fn new(bytes: u64, physical_block_bytes: u32) -> Result<(Self, Log)> {
+        let at_least_a_sector = physical_block_bytes >= SECTOR as u32;
+        ensure!(
+            at_least_a_sector && physical_block_bytes.is_power_of_two(),
+            "a physical block of {physical_block_bytes} bytes"
+        );
         let store = vec![0; usize::try_from(bytes)?];
-        let state = Mutex::new(State { store, ..State::default() });
-        let shared = Arc::new(Shared { state, ..Shared::default() });
-        Ok((Self { shared: Arc::clone(&shared), bytes }, Log(shared)))
+        let block = physical_block_bytes as usize;
+        let state = State { store, physical_block_bytes: block, ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), ..Shared::default() });
+        Ok((Self { shared: Arc::clone(&shared), bytes, physical_block_bytes }, Log(shared)))
     }
 }
 
@@ -74,7 +82,7 @@ impl Disk for Journal {
             description: "a journal in memory".to_owned(),
             capacity_sectors: self.bytes / SECTOR as u64,
             logical_block_bytes: SECTOR as u32,
-            physical_block_bytes: SECTOR as u32,
+            physical_block_bytes: self.physical_block_bytes,
             io_min_bytes: 0,
             io_opt_bytes: 0,
             memory_align_bytes: 1,
@@ -169,7 +177,8 @@ impl Log {
         let mut rng = Rng::new(seed);
         let mut lost = 0;
         for (index, entry) in entries.iter().enumerate() {
-            lost += u64::from(!entry.apply(&image, (flushed < Some(index)).then_some(&mut rng))?);
+            let volatile = (flushed < Some(index)).then_some(&mut rng);
+            lost += u64::from(!entry.apply(&image, volatile, state.physical_block_bytes)?);
         }
         Ok(lost)
     }
@@ -178,14 +187,14 @@ impl Log {
 impl Entry {
     /// Writes the entry to the image. With `volatile`, a write that is not durable may be lost in
     /// whole or in part. Returns true if the image has the whole entry.
-    fn apply(&self, image: &File, volatile: Option<&mut Rng>) -> Result<bool> {
+    fn apply(&self, image: &File, volatile: Option<&mut Rng>, block: usize) -> Result<bool> {
         let (offset, bytes, durable) = match self {
             Entry::Flush => return Ok(true),
             Entry::Write { offset, data, durable } => (*offset, data.len(), *durable),
             Entry::Zero { offset, bytes, durable } => (*offset, *bytes as usize, *durable),
         };
         let (from, to) = match volatile {
-            Some(rng) if !durable => survivors(rng, bytes),
+            Some(rng) if !durable => survivors(rng, offset, bytes, block),
             _ => (0, bytes),
         };
         match self {
@@ -198,10 +207,12 @@ impl Entry {
     }
 }
 
-/// The range of a write that survives a power cut: all, none, the first or the last sectors.
-fn survivors(rng: &mut Rng, bytes: usize) -> (usize, usize) {
-    let sectors = (bytes / SECTOR) as u64;
-    let part = rng.below(sectors + 1) as usize * SECTOR;
+/// The range of a write that survives a power cut: all, none, the first or the last physical
+/// blocks, in bytes from the write's start.
+fn survivors(rng: &mut Rng, offset: u64, bytes: usize, block: usize) -> (usize, usize) {
+    let lead = offset as usize % block;
+    let blocks = (lead + bytes).div_ceil(block) as u64;
+    let part = (rng.below(blocks + 1) as usize * block).clamp(lead, lead + bytes) - lead;
     match rng.below(4) {
         0 => (0, 0),
         1 => (0, part),
@@ -216,10 +227,17 @@ fn lock(shared: &Shared) -> MutexGuard<'_, State> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn log_of(entries: Vec<Entry>) -> Log {
-        let state = State { store: vec![0; 64 * SECTOR], entries, ..State::default() };
+        log_of_blocks(SECTOR, entries)
+    }
+
+    fn log_of_blocks(physical_block_bytes: usize, entries: Vec<Entry>) -> Log {
+        let store = vec![0; 64 * SECTOR];
+        let state = State { store, entries, physical_block_bytes, ..State::default() };
         Log(Arc::new(Shared { state: Mutex::new(state), ..Shared::default() }))
     }
 
@@ -241,6 +259,25 @@ mod tests {
             lost_once |= lost == 1;
         }
         assert!(lost_once);
+    }
+
+    #[test]
+    fn a_power_cut_tears_a_write_between_physical_blocks_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        // From the middle of the first block to the middle of the third.
+        let data = vec![1; 2 * 4096];
+        let log = log_of_blocks(4096, vec![Entry::Write { offset: 2048, data, durable: false }]);
+        let mut seen = BTreeSet::new();
+        for seed in 0..200 {
+            log.cut(&path, 1, seed).unwrap();
+            let image = std::fs::read(&path).unwrap();
+            let parts = [2048..4096, 4096..8192, 8192..10240].map(|part| &image[part]);
+            assert!(parts.iter().all(|part| part.iter().all(|byte| *byte == part[0])));
+            seen.insert(parts.map(|part| part[0]));
+        }
+        // All, none, and the first and the last one and two blocks.
+        assert_eq!(seen.len(), 6, "{seen:?}");
     }
 
     #[test]

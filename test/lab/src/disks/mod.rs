@@ -76,8 +76,8 @@ impl Helper {
                 name,
                 Served::daemon(&socket(name), &self.folder.join(format!("{name}.log")), args)?,
             ),
-            Ask::Journal { name, bytes } => {
-                self.serve(name, Served::journal(&socket(name), *bytes)?)
+            Ask::Journal { name, bytes, physical_block_bytes: block } => {
+                self.serve(name, Served::journal(&socket(name), *bytes, *block)?)
             }
             Ask::Liar { name, lie, after, seed } => {
                 self.serve(name, Served::liar(&socket(name), *lie, *after, *seed)?)

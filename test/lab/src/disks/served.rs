@@ -54,8 +54,8 @@ impl Served {
     }
 
     /// Starts a disk that records all writes.
-    pub(super) fn journal(socket: &Path, bytes: u64) -> Result<Self> {
-        let (journal, log) = Journal::new(bytes)?;
+    pub(super) fn journal(socket: &Path, bytes: u64, physical_block_bytes: u32) -> Result<Self> {
+        let (journal, log) = Journal::new(bytes, physical_block_bytes)?;
         let disk: Arc<dyn Disk> = Arc::new(journal);
         Self::on_thread(socket, Some(log), move |stream| {
             if let Err(why) = serve_disk(&disk, stream) {

@@ -25,8 +25,8 @@ pub(crate) enum Backing {
     Failing { bytes: u64, kind: &'static str, sector: Option<u64> },
     /// This project's daemon on a file in memory.
     Daemon { bytes: u64, args: Vec<String> },
-    /// A disk that records all writes.
-    Journal { bytes: u64 },
+    /// A disk that records all writes. A power cut tears no physical block of it.
+    Journal { bytes: u64, physical_block_bytes: u32 },
     /// Like `File`, but QEMU refuses writes.
     ReadOnly { bytes: u64 },
     /// A device that lies after its first `after` requests.
@@ -84,9 +84,11 @@ impl Backing {
                 ready.add_node(machine, options)
             }
             Backing::Daemon { bytes, args } => ready.add_daemon(machine, *bytes, args),
-            Backing::Journal { bytes } => {
+            Backing::Journal { bytes, physical_block_bytes } => {
+                let (bytes, physical_block_bytes) = (*bytes, *physical_block_bytes);
                 let name = machine.fresh_name("journal");
-                ready.serve(machine, &Ask::Journal { name: name.clone(), bytes: *bytes }, name)
+                let ask = Ask::Journal { name: name.clone(), bytes, physical_block_bytes };
+                ready.serve(machine, &ask, name)
             }
             Backing::ReadOnly { bytes } => {
                 let filename = ready.add_image(machine, *bytes)?;
