@@ -13,6 +13,7 @@
 //! * [`null_blk`]: devices in memory.
 //! * [`system`]: programs and modules of the machine it runs in.
 //! * [`qmp`]: QEMU's monitor.
+//! * [`power_cut`]: what a disk without power leaves of a write.
 //! * [`port`]: a virtio serial port with a time limit.
 //! * [`rng`]: random numbers that a seed repeats.
 //! * [`sched`]: CPU time of threads, and time-outs that a busy machine extends.
@@ -33,6 +34,7 @@ pub mod metric;
 pub mod null_blk;
 pub mod outcome;
 pub mod port;
+pub mod power_cut;
 pub mod process;
 pub mod qmp;
 pub mod report;

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use kit::power_cut;
 use kit::system::{modprobe, run, run_quietly};
 use tempfile::TempDir;
 
@@ -48,15 +49,11 @@ impl FileSystem {
         }
     }
 
-    /// Bytes that a power cut must not tear, for the file system to survive it.
-    ///
-    /// XFS survives any torn write above its sector of 512 bytes. ext4 writes its superblock of
-    /// 1024 bytes in place when it is unmounted; a torn superblock has a wrong checksum, and the
-    /// kernel refuses to mount it. So ext4 needs blocks of 1024 bytes or more.
-    pub(crate) fn untorn_bytes(self) -> u32 {
+    /// Physical block in bytes that the file system needs to survive a power cut.
+    pub(crate) fn physical_block_bytes(self) -> u32 {
         match self {
-            Self::Ext4 => 4096,
-            Self::Xfs => 512,
+            Self::Ext4 => power_cut::EXT4_BLOCK,
+            Self::Xfs => power_cut::SECTOR,
         }
     }
 

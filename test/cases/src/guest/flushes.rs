@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use kit::power_cut;
 use kit::rng::Rng;
 
 use crate::case::cases;
@@ -32,7 +33,8 @@ cases! { Guest;
 
 const THREADS: usize = 12;
 const BLOCK: usize = 4096;
-const JOURNAL: Backing = Backing::Journal { bytes: 16 << 20, physical_block_bytes: 512 };
+const JOURNAL: Backing =
+    Backing::Journal { bytes: 16 << 20, physical_block_bytes: power_cut::SECTOR };
 /// One flush in flight on the device, and one for all flushes that arrive in the meantime.
 const SHARED: u64 = 2;
 

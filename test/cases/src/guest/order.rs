@@ -39,7 +39,7 @@ struct Durable {
 
 fn power_cut(context: &Context, kind: FileSystem) -> Result<()> {
     let bytes = kind.disk_mib() << 20;
-    let physical_block_bytes = kind.untorn_bytes();
+    let physical_block_bytes = kind.physical_block_bytes();
     let journal = Backing::Journal { bytes, physical_block_bytes };
     let disk = Disk::plug(&context.machine, &Plug::of(journal))?;
     let journal = disk.served()?.to_owned();

@@ -4,17 +4,18 @@
 //!
 //! A write is in the cache when it completes. A flush makes all writes durable that completed
 //! before it. So after a power cut the disk has everything up to the last flush, and any part of
-//! the writes after it: each of them whole or not at all, or the first or last physical blocks of a
-//! long one. A power cut tears no physical block.
+//! the writes after it ([`kit::power_cut`]).
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, ensure};
 use backend::{Disk, Engine, Info, Io, IoError, IoKind, Lane, RangeLimits, Slot, Step, Token};
+use kit::power_cut::{self, survivors};
 use kit::rng::Rng;
 
 use super::served::sized_file;
@@ -35,7 +36,7 @@ struct State {
     store: Vec<u8>,
     entries: Vec<Entry>,
     kept: usize,
-    physical_block_bytes: usize,
+    physical_block_bytes: u32,
     /// No request is answered.
     held: bool,
 }
@@ -62,14 +63,12 @@ struct JournalLane(Arc<Shared>);
 impl Journal {
     /// Creates a zeroed disk and its log. `physical_block_bytes` is a power of two, at least 512.
     pub(super) fn new(bytes: u64, physical_block_bytes: u32) -> Result<(Self, Log)> {
-        let at_least_a_sector = physical_block_bytes >= SECTOR as u32;
         ensure!(
-            at_least_a_sector && physical_block_bytes.is_power_of_two(),
+            physical_block_bytes >= power_cut::SECTOR && physical_block_bytes.is_power_of_two(),
             "a physical block of {physical_block_bytes} bytes"
         );
         let store = vec![0; usize::try_from(bytes)?];
-        let block = physical_block_bytes as usize;
-        let state = State { store, physical_block_bytes: block, ..State::default() };
+        let state = State { store, physical_block_bytes, ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), ..Shared::default() });
         Ok((Self { shared: Arc::clone(&shared), bytes, physical_block_bytes }, Log(shared)))
     }
@@ -187,15 +186,15 @@ impl Log {
 impl Entry {
     /// Writes the entry to the image. With `volatile`, a write that is not durable may be lost in
     /// whole or in part. Returns true if the image has the whole entry.
-    fn apply(&self, image: &File, volatile: Option<&mut Rng>, block: usize) -> Result<bool> {
+    fn apply(&self, image: &File, volatile: Option<&mut Rng>, block: u32) -> Result<bool> {
         let (offset, bytes, durable) = match self {
             Entry::Flush => return Ok(true),
             Entry::Write { offset, data, durable } => (*offset, data.len(), *durable),
             Entry::Zero { offset, bytes, durable } => (*offset, *bytes as usize, *durable),
         };
-        let (from, to) = match volatile {
+        let Range { start: from, end: to } = match volatile {
             Some(rng) if !durable => survivors(rng, offset, bytes, block),
-            _ => (0, bytes),
+            _ => 0..bytes,
         };
         match self {
             Entry::Write { data, .. } => {
@@ -207,36 +206,17 @@ impl Entry {
     }
 }
 
-/// The range of a write that survives a power cut: all, none, the first or the last physical
-/// blocks, in bytes from the write's start.
-fn survivors(rng: &mut Rng, offset: u64, bytes: usize, block: usize) -> (usize, usize) {
-    let lead = offset as usize % block;
-    let blocks = (lead + bytes).div_ceil(block) as u64;
-    let part = (rng.below(blocks + 1) as usize * block).clamp(lead, lead + bytes) - lead;
-    match rng.below(4) {
-        0 => (0, 0),
-        1 => (0, part),
-        2 => (part, bytes),
-        _ => (0, bytes),
-    }
-}
-
 fn lock(shared: &Shared) -> MutexGuard<'_, State> {
     shared.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     fn log_of(entries: Vec<Entry>) -> Log {
-        log_of_blocks(SECTOR, entries)
-    }
-
-    fn log_of_blocks(physical_block_bytes: usize, entries: Vec<Entry>) -> Log {
         let store = vec![0; 64 * SECTOR];
+        let physical_block_bytes = power_cut::SECTOR;
         let state = State { store, entries, physical_block_bytes, ..State::default() };
         Log(Arc::new(Shared { state: Mutex::new(state), ..Shared::default() }))
     }
@@ -259,25 +239,6 @@ mod tests {
             lost_once |= lost == 1;
         }
         assert!(lost_once);
-    }
-
-    #[test]
-    fn a_power_cut_tears_a_write_between_physical_blocks_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("image");
-        // From the middle of the first block to the middle of the third.
-        let data = vec![1; 2 * 4096];
-        let log = log_of_blocks(4096, vec![Entry::Write { offset: 2048, data, durable: false }]);
-        let mut seen = BTreeSet::new();
-        for seed in 0..200 {
-            log.cut(&path, 1, seed).unwrap();
-            let image = std::fs::read(&path).unwrap();
-            let parts = [2048..4096, 4096..8192, 8192..10240].map(|part| &image[part]);
-            assert!(parts.iter().all(|part| part.iter().all(|byte| *byte == part[0])));
-            seen.insert(parts.map(|part| part[0]));
-        }
-        // All, none, and the first and the last one and two blocks.
-        assert_eq!(seen.len(), 6, "{seen:?}");
     }
 
     #[test]

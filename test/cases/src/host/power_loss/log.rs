@@ -7,6 +7,7 @@
 //! writes between that FLUSH and the cut can be on the disk, because the disk loses its cache.
 
 use anyhow::{Context, Result, ensure};
+use kit::power_cut::survivors;
 use kit::rng::Rng;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -120,6 +121,7 @@ pub(super) struct Replay<'a> {
     image: Image,
     /// Number of entries that the image contains.
     applied: usize,
+    physical_block_bytes: u32,
 }
 
 /// The disk after a power cut.
@@ -132,10 +134,10 @@ pub(super) struct Cut<'a> {
 }
 
 impl<'a> Replay<'a> {
-    /// A disk of zeroes.
-    pub(super) fn new(log: &'a [Entry], bytes: u64) -> Self {
+    /// A disk of zeroes, with the size of the blocks that it writes as a whole.
+    pub(super) fn new(log: &'a [Entry], bytes: u64, physical_block_bytes: u32) -> Self {
         let image = Image { bytes: vec![0; bytes as usize], written: BTreeSet::new() };
-        Self { log, image, applied: 0 }
+        Self { log, image, applied: 0, physical_block_bytes }
     }
 
     /// Cuts the power after `at` entries; `at` must not decrease from cut to cut.
@@ -147,10 +149,14 @@ impl<'a> Replay<'a> {
         }
         let (mut survived, mut lost) = (HashMap::new(), 0);
         for entry in &self.log[self.applied..at] {
-            let sectors: Vec<_> = entry.data.chunks_exact(SECTOR).collect();
-            let kept = if entry.fua { 0..sectors.len() } else { survivors(rng, sectors.len()) };
-            lost += u64::from(kept.len() < sectors.len());
-            survived.extend(kept.map(|n| (entry.sector + n as u64, sectors[n])));
+            let (offset, bytes) = (entry.sector * SECTOR as u64, entry.data.len());
+            let kept = match entry.fua {
+                true => 0..bytes,
+                false => survivors(rng, offset, bytes, self.physical_block_bytes),
+            };
+            lost += u64::from(kept.len() < bytes);
+            let first = entry.sector + (kept.start / SECTOR) as u64;
+            survived.extend((first..).zip(entry.data[kept].chunks_exact(SECTOR)));
         }
         Ok(Cut { image: &self.image, survived, lost })
     }
@@ -181,19 +187,10 @@ impl Cut<'_> {
     }
 }
 
-/// Sectors of a write that survive a power cut: none, some at the start, some at the end or all.
-fn survivors(rng: &mut Rng, sectors: usize) -> std::ops::Range<usize> {
-    let part = rng.below(sectors as u64 + 1) as usize;
-    match rng.below(4) {
-        0 => 0..0,
-        1 => 0..part,
-        2 => part..sectors,
-        _ => 0..sectors,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use kit::power_cut;
+
     use super::*;
 
     fn write(sector: u64, byte: u8, fua: bool) -> Entry {
@@ -209,7 +206,7 @@ mod tests {
         let log = [write(0, 1, false), flush(), write(1, 2, false), write(2, 3, true)];
         let mut lost_once = false;
         for seed in 0..20 {
-            let mut replay = Replay::new(&log, 8 << 10);
+            let mut replay = Replay::new(&log, 8 << 10, power_cut::SECTOR);
             let cut = replay.cut(4, &mut Rng::new(seed)).unwrap();
             assert_eq!((cut.sector(0)[0], cut.sector(2)[0]), (1, 3));
             assert_eq!(cut.sector(1)[0] == 0, cut.lost == 1);
@@ -231,7 +228,7 @@ mod tests {
     fn the_file_of_a_cut_is_what_its_sectors_are() {
         let discard = Entry { sector: 0, discarded: 1, ..Entry::default() };
         let log = [write(0, 1, false), write(9, 7, false), discard, flush(), write(3, 4, true)];
-        let mut replay = Replay::new(&log, 8 << 10);
+        let mut replay = Replay::new(&log, 8 << 10, power_cut::SECTOR);
         let cut = replay.cut(5, &mut Rng::new(1)).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         cut.write_to(file.path()).unwrap();

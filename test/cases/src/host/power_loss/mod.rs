@@ -18,6 +18,7 @@ use anyhow::{Context, Result, ensure};
 use driver::Options;
 use driver::kernel::{KernelOptions, abi};
 use kit::outcome::expect_log;
+use kit::power_cut;
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating};
 use kit::system::{modprobe, run, run_quietly};
@@ -273,7 +274,11 @@ fn judge(
     rng: &mut Rng,
 ) -> Result<Findings> {
     let marks = marks(log, promises.len())?;
-    let mut replay = Replay::new(log, bytes);
+    let block = match trial.storage {
+        Storage::BlockDevice => power_cut::SECTOR,
+        Storage::Image(kind, _) => kind.physical_block_bytes(),
+    };
+    let mut replay = Replay::new(log, bytes, block);
     let mut found = Findings::default();
     for at in cuts(log, &marks, trial.cuts, rng) {
         let kept = marks.iter().take_while(|&&mark| mark < at).count();

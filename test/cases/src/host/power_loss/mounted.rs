@@ -50,7 +50,7 @@ pub(crate) fn keeps_promises(
     let bytes = logged.disk.bytes;
     let entries = logged.into_log()?;
     let (marks, mut rng) = (marks(&entries, files)?, Rng::new(env.seed()));
-    let mut replay = log::Replay::new(&entries, bytes);
+    let mut replay = log::Replay::new(&entries, bytes, kind.physical_block_bytes());
     let mut dropped = 0;
     for at in cuts(&entries, &marks, count, &mut rng) {
         let kept = marks.iter().take_while(|&&mark| mark < at).count();
