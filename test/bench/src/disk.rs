@@ -2,11 +2,12 @@
 //! The disk file that all servers share: fully written, and removed at the end.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use kit::process::run_to_end;
 use rustix::fs::{Mode, OFlags};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 const CHUNK_BYTES: usize = 1 << 20;
 /// `linux/magic.h`.
@@ -29,6 +30,23 @@ pub fn create(folder: &Path, size_bytes: u64) -> Result<NamedTempFile> {
     }
     file.as_file().sync_all().with_context(wrong)?;
     Ok(file)
+}
+
+/// Path of the qcow2 image with the content of a disk file.
+pub fn image_beside(file: &Path) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
+    path.push(".qcow2");
+    path.into()
+}
+
+/// Makes the image of [`image_beside`] with our program; all its clusters are allocated, because
+/// the file has no zeroes.
+pub fn create_image(program: &Path, file: &Path) -> Result<TempPath> {
+    let image = image_beside(file);
+    let [program, file, target] = [program, file, &image].map(|path| path.display().to_string());
+    let words = [&program, "convert", "--format=raw", "--output-format=qcow2", &file, &target];
+    run_to_end(&words).context("cannot make the qcow2 image")?;
+    Ok(TempPath::try_from_path(image)?)
 }
 
 /// The reason why files of a folder are not on a disk that O_DIRECT reaches, if there is one.

@@ -8,10 +8,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use kit::daemon::Daemon;
 
-use crate::cpu;
+use crate::{cpu, disk};
 
 /// Our server's name.
 pub const OURS: &str = "ours";
+/// Our server on a qcow2 image with the content of the file.
+pub const OURS_QCOW2: &str = "ours, qcow2";
+/// Begin of the names of variants of qemu-storage-daemon on that image.
+const QSD_QCOW2: &str = "qsd qcow2 ";
 /// Begin of the names of fio on the same file, without any server.
 pub const BARE: &str = "bare fio";
 
@@ -23,6 +27,11 @@ pub fn is_bare(name: &str) -> bool {
 /// True for the name of a variant of qemu-storage-daemon.
 pub fn is_qsd(name: &str) -> bool {
     name.starts_with("qsd ")
+}
+
+/// True for the name of a variant of qemu-storage-daemon on a qcow2 image.
+pub fn is_qsd_qcow2(name: &str) -> bool {
+    name.starts_with(QSD_QCOW2)
 }
 
 /// Backing storage of a server.
@@ -85,6 +94,8 @@ pub struct Settings {
     pub file: PathBuf,
     /// The disk file on a real disk; empty: none.
     pub disk: PathBuf,
+    /// Each file has a fully allocated qcow2 image beside it, with the same content.
+    pub qcow2: bool,
     /// Folder for sockets and logs.
     pub folder: PathBuf,
     /// Number of queues that servers offer.
@@ -106,6 +117,7 @@ impl Settings {
         let mut specs = Vec::new();
         if let Some(program) = &self.ours {
             specs.push(self.ours(program, storage));
+            specs.extend(self.ours_on_qcow2(program, storage));
         }
         if let Some(program) = &self.qsd {
             let variants: &[(&str, &str)] = match storage {
@@ -120,42 +132,67 @@ impl Settings {
                 specs.push(self.qsd(program, name, storage, aio, false));
                 specs.push(self.qsd(program, &format!("{name} +iothread"), storage, aio, true));
             }
+            if self.image_of(storage).is_some() {
+                for aio in ["native", "io_uring"] {
+                    let name = format!("{QSD_QCOW2}{aio} +iothread");
+                    specs.push(self.qsd(program, &name, storage, aio, true));
+                }
+            }
         }
         specs
     }
 
+    /// The qcow2 image beside the file of a kind of storage.
+    fn image_of(&self, storage: Storage) -> Option<PathBuf> {
+        self.file_of(storage).filter(|_| self.qcow2).map(disk::image_beside)
+    }
+
     fn socket(&self, storage: Storage, name: &str) -> PathBuf {
-        self.folder.join(format!("{storage}-{}.sock", name.replace([' ', '+'], "-")))
+        self.folder.join(format!("{storage}-{}.sock", name.replace([' ', '+', ','], "-")))
     }
 
     fn ours(&self, program: &Path, storage: Storage) -> Spec {
-        let socket = self.socket(storage, "ours");
+        let served = match self.file_of(storage) {
+            Some(file) => vec![format!("--blk-file={}", file.display())],
+            None => vec!["--backend=null".to_owned(), format!("--size={}", self.size_bytes)],
+        };
+        self.our_spec(program, OURS, storage, served)
+    }
+
+    fn ours_on_qcow2(&self, program: &Path, storage: Storage) -> Option<Spec> {
+        let image = format!("--blk-file={}", self.image_of(storage)?.display());
+        let served = vec!["--format=qcow2".to_owned(), image];
+        Some(self.our_spec(program, OURS_QCOW2, storage, served))
+    }
+
+    fn our_spec(&self, program: &Path, name: &str, storage: Storage, served: Vec<String>) -> Spec {
+        let socket = self.socket(storage, name);
         let mut args = vec![
             "serve".to_owned(),
             format!("--socket-path={}", socket.display()),
             format!("--num-queues={}", self.queues),
         ];
-        match self.file_of(storage) {
-            Some(file) => args.push(format!("--blk-file={}", file.display())),
-            None => {
-                args.extend(["--backend=null".to_owned(), format!("--size={}", self.size_bytes)]);
-            }
-        }
+        args.extend(served);
         args.extend(self.ours_args.iter().cloned());
         let command = Some((program.display().to_string(), args));
-        Spec { name: OURS.to_owned(), command, socket }
+        Spec { name: name.to_owned(), command, socket }
     }
 
     fn qsd(&self, program: &str, name: &str, storage: Storage, aio: &str, thread: bool) -> Spec {
         let socket = self.socket(storage, name);
-        let blockdev = match self.file_of(storage) {
+        let image = self.image_of(storage).filter(|_| is_qsd_qcow2(name));
+        let (node, file) = match &image {
+            Some(image) => ("below", Some(image.as_path())),
+            None => ("disk", self.file_of(storage)),
+        };
+        let blockdev = match file {
             // Like our null disk: a read leaves its buffers unchanged.
             None => {
                 format!("driver=null-co,node-name=disk,size={},read-zeroes=off", self.size_bytes)
             }
             // All servers share the file in turn, and only one of them may hold the lock.
             Some(file) => format!(
-                "driver=file,node-name=disk,filename={},aio={aio},cache.direct=on,locking=off",
+                "driver=file,node-name={node},filename={},aio={aio},cache.direct=on,locking=off",
                 file.display()
             ),
         };
@@ -166,6 +203,10 @@ impl Settings {
             self.queues
         );
         let mut args = vec!["--blockdev".to_owned(), blockdev];
+        if image.is_some() {
+            let format = format!("driver=qcow2,node-name=disk,file={node}");
+            args.extend(["--blockdev".to_owned(), format]);
+        }
         if thread {
             args.extend(["--object".to_owned(), "iothread,id=thread".to_owned()]);
             export.push_str(",iothread=thread");
@@ -234,6 +275,7 @@ mod tests {
             size_bytes: 1 << 30,
             file: "file".into(),
             disk: "disk".into(),
+            qcow2: false,
             folder: "folder".into(),
             queues: 2,
         }
@@ -256,10 +298,27 @@ mod tests {
     }
 
     #[test]
+    fn a_qcow2_image_is_served_by_ours_and_two_variants_of_qsd_more() {
+        let with = Settings { qcow2: true, ..settings() };
+        let names = |settings: &Settings, storage| -> Vec<String> {
+            settings.specs(storage).into_iter().map(|spec| spec.name).collect()
+        };
+        let raw = names(&settings(), Storage::File);
+        let mut more = names(&with, Storage::File);
+        more.retain(|name| !raw.contains(name));
+        assert_eq!(
+            more,
+            [OURS_QCOW2, "qsd qcow2 native +iothread", "qsd qcow2 io_uring +iothread"]
+        );
+        assert_eq!(names(&with, Storage::Null), names(&settings(), Storage::Null));
+    }
+
+    #[test]
     fn sockets_of_all_servers_differ() {
-        let mut specs = settings().specs(Storage::File);
-        specs.extend(settings().specs(Storage::Null));
-        specs.extend(settings().specs(Storage::Disk));
+        let settings = Settings { qcow2: true, ..settings() };
+        let mut specs = settings.specs(Storage::File);
+        specs.extend(settings.specs(Storage::Null));
+        specs.extend(settings.specs(Storage::Disk));
         let mut sockets: Vec<_> = specs.iter().map(|s| s.socket.clone()).collect();
         let count = sockets.len();
         sockets.sort();

@@ -154,7 +154,7 @@ fn options_of_a_command_line_are_options_of_its_command() {
 fn an_option_alone_is_one_of_some_program() {
     let programs = [vhost_blk::cli::Cli::command(), lab::cli::Cli::command(), bench()];
     let known: HashSet<String> = programs.iter().flat_map(all_options_of).collect();
-    let option = regex("^--[a-z][a-z-]*");
+    let option = regex("^--[a-z][a-z0-9-]*");
     each_document(|document| {
         let used = document.codes.iter().filter_map(|code| option.find(code));
         used.filter(|option| !known.contains(option.as_str()))

@@ -46,6 +46,9 @@ pub struct Args {
     /// Backing storage of the servers: a file on a tmpfs, a file on a real disk, nothing
     #[arg(long = "storage", value_parser = parse_storage, value_delimiter = ',', default_value = "file,null")]
     pub(super) storages: Vec<Storage>,
+    /// Also measure a qcow2 image with the same content beside each file, all clusters allocated
+    #[arg(long)]
+    pub(super) qcow2: bool,
     /// The vhost-blk program [default: next to this program]
     #[arg(long, value_name = "PATH")]
     vhost_blk: Option<PathBuf>,
@@ -244,8 +247,13 @@ impl Args {
         if !self.no_fio && !fio::installed() {
             tell(left_out, "fio is not installed: bare fio is left out".to_owned());
         }
+        let ours = ours.filter(|path| path.exists());
+        if self.qcow2 && ours.is_none() {
+            tell(left_out, "qcow2 is left out: ours makes the image".to_owned());
+        }
         Ok(Settings {
-            ours: ours.filter(|path| path.exists()),
+            qcow2: self.qcow2 && ours.is_some(),
+            ours,
             ours_args: self.ours_arg.clone(),
             qsd: qsd_runs.then(|| self.qsd.clone()),
             size_bytes: self.size_mib << 20,

@@ -3,6 +3,8 @@
 //!
 //! Only 4 KiB random reads have goals. Each compares with the best variant of qemu-storage-daemon
 //! at the same point: the fastest one for rates, the one with the least CPU time for CPU time.
+//!
+//! Random writes have goals, too, on a qcow2 image: it is compared with the raw file beside it.
 
 use kit::metric::{CPU, IOPS, Row, Set};
 use kit::report::Goal;
@@ -10,13 +12,17 @@ use kit::report::Goal;
 use super::plan::GOAL_BYTES;
 use crate::goals::{self, BEST_QSD};
 use crate::load::Op;
-use crate::server::{OURS, is_bare, is_qsd};
+use crate::server::{OURS, OURS_QCOW2, is_bare, is_qsd, is_qsd_qcow2};
 
 /// Two queues on two cores: least gain over one queue that counts as scaling.
 const SCALING_MIN: f64 = 1.5;
 
 /// On a real disk, at every depth: least rate over the best of qemu-storage-daemon.
 const DISK_MIN: f64 = 1.15;
+
+/// Allocated clusters of a qcow2 image: least rate and greatest CPU time over the raw file's.
+const QCOW2_RATE_MIN: f64 = 0.97;
+const QCOW2_CPU_MAX: f64 = 1.05;
 
 /// All goals for which there are measurements.
 pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
@@ -26,6 +32,10 @@ pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
         goals.extend(rate_against_fio(points, ours));
         goals.extend(cpu_against_qsd(points, ours));
     }
+    for image in points.of(OURS_QCOW2).filter(|row| is_random(row)) {
+        goals.extend(qcow2_against_raw(points, image));
+        goals.extend(qcow2_against_qsd(points, image));
+    }
     goals.extend(idle.of(OURS).map(|row| goals::idle(row.label("storage"), row)));
     goals.extend(two_queues(scaling));
     goals
@@ -34,6 +44,28 @@ pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
 /// True for 4 KiB random reads.
 fn has_goals(row: &Row) -> bool {
     row.label("load") == Op::Randread.to_string() && row.label("block") == GOAL_BYTES.to_string()
+}
+
+/// True for random reads and writes of 4 KiB.
+fn is_random(row: &Row) -> bool {
+    let is = |op: Op| row.label("load") == op.to_string();
+    (is(Op::Randread) || is(Op::Randwrite)) && row.label("block") == GOAL_BYTES.to_string()
+}
+
+fn qcow2_against_raw(points: &Set, image: &Row) -> impl IntoIterator<Item = Goal> {
+    points.at(OURS, &image.point).into_iter().flat_map(|raw| {
+        let name = |what| name(&format!("{what}, qcow2, {}", image.label("load")), image, "raw");
+        [
+            Goal::at_least(name("rate"), image.over(raw, IOPS), QCOW2_RATE_MIN),
+            Goal::at_most(name("CPU per I/O"), image.over(raw, CPU), QCOW2_CPU_MAX),
+        ]
+    })
+}
+
+fn qcow2_against_qsd(points: &Set, image: &Row) -> Option<Goal> {
+    let best = points.most(&image.point, IOPS, is_qsd_qcow2)?;
+    let name = name(&format!("rate, qcow2, {}", image.label("load")), image, BEST_QSD);
+    Some(Goal::at_least(name, image.over(best, IOPS), 1.0).over(&best.subject))
 }
 
 fn name(what: &str, ours: &Row, other: &str) -> String {
@@ -113,6 +145,19 @@ mod tests {
             [(OURS, 32, 150.0, 3.0), ("qsd fast", 32, 100.0, 5.0), ("qsd thrifty", 32, 50.0, 2.0)];
         let outcome: Vec<_> = goals(&measured(&rows)).iter().map(|g| (g.measured, g.met)).collect();
         assert_eq!(outcome, [(1.5, true), (1.5, false)]);
+    }
+
+    #[test]
+    fn a_qcow2_image_is_compared_with_the_raw_file_and_with_qcow2_of_qsd() {
+        let rows = [
+            (OURS, 32, 100.0, 1.0),
+            (OURS_QCOW2, 32, 98.0, 1.06),
+            ("qsd qcow2 native +iothread", 32, 49.0, 2.0),
+        ];
+        let goals = goals(&measured(&rows));
+        let of_image = goals.iter().filter(|goal| goal.name.contains("qcow2, randread"));
+        let outcome: Vec<_> = of_image.map(|goal| (goal.measured, goal.met)).collect();
+        assert_eq!(outcome, [(0.98, true), (1.06, false), (2.0, true)]);
     }
 
     #[test]

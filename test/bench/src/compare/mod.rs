@@ -17,7 +17,7 @@ use kit::metric::{CPU, IDLE_CPU, IOPS, P50, P99, Set, point};
 use kit::report::{Column, Report, Section};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 use self::args::tell;
 use self::plan::{Shape, bare_point, point_of};
@@ -59,6 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
     let files = [&tmpfs, &disk]
         .map(|file| file.as_ref().map_or_else(PathBuf::new, |file| file.path().to_owned()));
     let settings = args.settings(folder.path().to_owned(), files, &mut results.left_out)?;
+    let _images = images(&settings, [&tmpfs, &disk])?;
     if disk.is_some() {
         let storage = setup::storage_of(&settings.disk)?;
         results.setup.push(("real disk".to_owned(), storage));
@@ -100,6 +101,15 @@ fn file(
         return Ok(None);
     }
     disk::create(&folder, bytes).map(Some)
+}
+
+/// Makes the qcow2 images of the files, if they are wanted.
+fn images(settings: &Settings, files: [&Option<NamedTempFile>; 2]) -> Result<Vec<TempPath>> {
+    let Some(program) = settings.ours.as_deref().filter(|_| settings.qcow2) else {
+        return Ok(Vec::new());
+    };
+    let images = files.into_iter().flatten();
+    images.map(|file| disk::create_image(program, file.path())).collect()
 }
 
 fn report(results: Results) -> Report {
