@@ -134,7 +134,7 @@ fn bench() -> Command {
 #[test]
 fn options_of_a_command_line_are_options_of_its_command() {
     let program = vhost_blk::cli::Cli::command();
-    let (call, option) = (regex("vhost-blk ([a-z]+) (.*)"), regex("--[a-z][a-z-]*"));
+    let (call, option) = (regex("vhost-blk ([a-z]+) (.*)"), regex("--[a-z][a-z0-9-]*"));
     each_document(|document| {
         let mut flaws = Vec::new();
         for line in document.codes.iter().cloned().chain(document.block_lines()) {
