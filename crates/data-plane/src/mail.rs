@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 use virtqueue::{GuestMemory, VirtQueue};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -31,6 +32,8 @@ pub(crate) enum Mail {
     Stop(QueueId, KeptRequests, Sender<QueueState>),
     SetCall(QueueId, Option<File>),
     State(QueueId, Sender<QueueState>),
+    /// Answer between two turns.
+    Ping(Sender<()>),
     Exit,
 }
 
@@ -49,6 +52,11 @@ pub(crate) struct Answer<T>(Receiver<T>);
 impl<T> Answer<T> {
     pub(crate) fn wait(self) -> T {
         self.0.recv().expect("the thread answers before it ends")
+    }
+
+    /// Returns whether the answer arrives before the deadline.
+    pub(crate) fn arrives_before(self, deadline: Instant) -> bool {
+        self.0.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Options of the io_uring data plane.
@@ -84,6 +84,16 @@ impl UringPool {
         // Queue 0 is the busiest of most disks: each disk begins with another thread.
         let first_thread = self.0.disks.fetch_add(1, Ordering::Relaxed) % self.0.threads.len();
         UringPlane::in_pool(self.clone(), disk, first_thread)
+    }
+
+    /// The first thread that does not answer within `limit`; `None`: all of them do.
+    ///
+    /// A thread answers between two turns of its loop. It does not wait for storage there, so
+    /// requests in flight delay no answer, however long they take.
+    pub fn silent_thread(&self, limit: Duration) -> Option<usize> {
+        let deadline = Instant::now() + limit;
+        let answers: Vec<_> = self.postboxes().map(|post| post.request(Mail::Ping)).collect();
+        answers.into_iter().position(|answer| !answer.arrives_before(deadline))
     }
 
     pub(crate) fn options(&self) -> &UringOptions {

@@ -9,7 +9,7 @@ use crate::signals::{self, Acts, Gate};
 use crate::socket::{self, Source};
 use crate::socket_file::{self, SocketFile};
 use crate::upgrade::{self, Taken, TakenSocket, Upgrader};
-use crate::{control, log, metrics, notify, os};
+use crate::{control, log, metrics, notify, os, watchdog};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -90,6 +90,7 @@ fn run(
         disks.stop();
     } else {
         notify_manager("READY=1");
+        watchdog::start(disks);
     }
     disks.wait();
     if begun.is_ok() {

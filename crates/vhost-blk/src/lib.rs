@@ -34,5 +34,6 @@ mod stop_signals;
 pub mod top;
 pub mod upgrade;
 pub mod values;
+mod watchdog;
 
 pub use cli::run;

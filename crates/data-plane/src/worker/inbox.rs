@@ -76,6 +76,9 @@ impl Worker {
                 Mail::State(id, reply) => {
                     let _ = reply.send(self.disks.queue(id).0.state());
                 }
+                Mail::Ping(reply) => {
+                    let _ = reply.send(());
+                }
                 Mail::Exit => self.exit = true,
             }
         }

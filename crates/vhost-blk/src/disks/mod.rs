@@ -184,6 +184,12 @@ impl Disks {
         Ok(pool.insert(engine::start_pool(&self.process, queues)?).clone())
     }
 
+    /// The first thread of the data plane that does not answer within `limit`.
+    pub fn silent_thread(&self, limit: Duration) -> Option<usize> {
+        let pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        pool?.silent_thread(limit)
+    }
+
     /// The disk of the log lines of a thread. A process with one disk does not name it.
     fn span(&self, name: &str) -> tracing::Span {
         match self.mode {

@@ -2,6 +2,7 @@
 //! Runs the built program.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -40,7 +41,7 @@ pub(crate) fn program() -> Command {
     let built = || env!("CARGO_BIN_EXE_vhost-blk").into();
     let mut command =
         Command::new(std::env::var_os("VHOST_BLK_TEST_PROGRAM").unwrap_or_else(built));
-    for name in ["LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET"] {
+    for name in ["LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
@@ -207,8 +208,14 @@ impl Daemon {
     #[track_caller]
     pub(crate) fn log_line(&mut self, words: &str) -> String {
         let stderr = self.stderr.as_mut().unwrap();
+        let limit = Timespec::try_from(PATIENCE).unwrap();
         loop {
             let mut line = String::new();
+            if stderr.buffer().is_empty() {
+                let mut log = [PollFd::new(stderr.get_ref(), PollFlags::IN)];
+                let ready = poll(&mut log, Some(&limit)).unwrap();
+                assert_ne!(ready, 0, "waited in vain for a line with `{words}`");
+            }
             assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "no line with `{words}`");
             if line.contains(words) {
                 return line;

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pings for the service manager's watchdog come from a working data plane.
+
+mod common;
+
+use common::{Daemon, Place, run};
+use driver::{Device, Options, Request};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+use std::time::Duration;
+use vmm_sys_util::eventfd::EventFd;
+
+/// The manager's period: the daemon pings each tenth of a second.
+const PERIOD: &str = "300000";
+
+/// A service manager that watches the daemon of `command`.
+fn manager(place: &Place, command: &mut Command) -> UnixDatagram {
+    let path = place.path("manager");
+    let inbox = UnixDatagram::bind(&path).unwrap();
+    inbox.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", PERIOD);
+    inbox
+}
+
+fn received(inbox: &UnixDatagram) -> String {
+    let mut text = [0; 64];
+    let len = inbox.recv(&mut text).unwrap();
+    String::from_utf8(text[..len].to_vec()).unwrap()
+}
+
+/// Takes all messages that have arrived; returns their number.
+fn drain(inbox: &UnixDatagram) -> usize {
+    inbox.set_nonblocking(true).unwrap();
+    let count = std::iter::from_fn(|| inbox.recv(&mut [0; 64]).ok()).count();
+    inbox.set_nonblocking(false).unwrap();
+    count
+}
+
+#[test]
+fn pings_come_although_a_request_hangs_in_the_storage() {
+    let place = Place::new();
+    let mut command = place.serve();
+    command.args(["--wrap", "delay:us=20000000,ops=read"]);
+    let inbox = manager(&place, &mut command);
+    let _daemon = Daemon::start(&mut command, &place.socket);
+    assert_eq!(received(&inbox), "READY=1");
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    let layout = device.layout();
+    device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+    // The thread has the request when it has answered another one.
+    device.queue(0).submit(&Request::write(8, &[1; 512]), &layout).unwrap();
+    device.queue(0).collect().unwrap();
+    drain(&inbox);
+    for _ in 0..5 {
+        assert_eq!(received(&inbox), "WATCHDOG=1");
+    }
+}
+
+#[test]
+fn pings_stop_while_a_thread_is_stuck() {
+    let place = Place::new();
+    let mut command = place.serve();
+    let inbox = manager(&place, &mut command);
+    let mut daemon = Daemon::start(&mut command, &place.socket);
+    assert_eq!(received(&inbox), "READY=1");
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    assert_eq!(received(&inbox), "WATCHDOG=1");
+    // The write to a full eventfd that waits holds the thread.
+    let call = EventFd::new(0).unwrap();
+    device.session().replace_call(0, &call).unwrap();
+    device.config().unwrap(); // the daemon has the eventfd
+    let _ = call.read(); // a new eventfd is signalled once
+    call.write(u64::MAX - 1).unwrap();
+    // UNSAFETY: `EventFd` implements no safe trait of a descriptor.
+    #[expect(unsafe_code)]
+    // SAFETY: the descriptor is open.
+    let result = unsafe { libc::fcntl(call.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
+    assert_eq!(result, 0);
+    let layout = device.layout();
+    assert!(device.queue(0).queue().arm_calls());
+    device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    daemon.log_line("does not answer");
+    drain(&inbox);
+    daemon.log_line("does not answer");
+    assert_eq!(drain(&inbox), 0);
+    call.read().unwrap();
+    assert_eq!(received(&inbox), "WATCHDOG=1");
+}
+
+#[test]
+fn pings_go_on_after_an_upgrade() {
+    let place = Place::new();
+    let control = place.path("control.sock");
+    let mut command = place.serve();
+    command.arg("--control-path").arg(&control);
+    let inbox = manager(&place, &mut command);
+    let _daemon = Daemon::start(&mut command, &control);
+    let words = ["ctl", "--control-path", control.to_str().unwrap(), "upgrade"];
+    let reader = std::thread::spawn(move || {
+        while !received(&inbox).starts_with("RELOADING=1") {}
+        while received(&inbox) != "READY=1" {}
+        received(&inbox)
+    });
+    assert!(run(words).status.success());
+    assert_eq!(reader.join().unwrap(), "WATCHDOG=1");
+}
+
+#[test]
+fn without_a_period_there_is_no_ping_and_a_wrong_one_is_told() {
+    let place = Place::new();
+    let mut command = place.serve();
+    let inbox = manager(&place, &mut command);
+    command.env("WATCHDOG_USEC", "soon");
+    let mut daemon = Daemon::start(&mut command, &place.socket);
+    let line = daemon.log_line("the watchdog is off");
+    assert!(line.contains("WATCHDOG_USEC"), "{line}");
+    daemon.signal(libc::SIGTERM);
+    assert!(daemon.wait().success());
+    assert_eq!(received(&inbox), "READY=1");
+    assert_eq!(received(&inbox), "STOPPING=1");
+    assert_eq!(drain(&inbox), 0);
+}
