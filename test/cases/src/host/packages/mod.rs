@@ -21,7 +21,7 @@ use system::{property, runs_installed_program, sh};
 
 cases! { Host;
     "packages-debian12", Debian12,
-        "the daemon's package on Debian 12: units, sockets, an upgrade and a crash under load, removal without a trace",
+        "the daemon's package on Debian 12: units, sockets, the watchdog, an upgrade and a crash under load, removal without a trace",
         life_of_the_daemon;
 }
 
@@ -47,6 +47,7 @@ fn life_of_the_daemon(env: &Env) -> Result<()> {
     check_fresh_installation()?;
     check_failed_start()?;
     serve_disks()?;
+    watch()?;
     show_sandbox()?;
     wait_for_a_front_end_by_a_socket_unit()?;
     load_and_upgrade(env)?;
@@ -114,6 +115,35 @@ fn serve_disks() -> Result<()> {
     expect_access(DATA_SOCKET, 0o660, "kvm")?;
     expect_access("/run/vhost-blk-memory/disk.sock", 0o600, "root")?;
     Ok(())
+}
+
+/// systemd watches the daemons, gets their pings, and starts one again that has stopped.
+fn watch() -> Result<()> {
+    for unit in [MANY, DATA] {
+        ensure!(property(unit, "WatchdogUSec")? == "30s", "{unit} is not watched for 30 s");
+    }
+    let folder = format!("/run/systemd/system/{MEMORY}.d");
+    fs::create_dir_all(&folder)?;
+    fs::write(format!("{folder}/soon.conf"), "[Service]\nWatchdogSec=3\n")?;
+    run("systemctl", &["daemon-reload"])?;
+    run("systemctl", &["restart", MEMORY])?;
+    let first = property(MEMORY, "WatchdogTimestampMonotonic")?;
+    wait_until_so(
+        LIMIT,
+        "a ping",
+        || Ok(property(MEMORY, "WatchdogTimestampMonotonic")? != first),
+    )?;
+    let stopped = main_pid(MEMORY)?;
+    run("kill", &["-STOP", &stopped.to_string()])?;
+    wait_until_so(LIMIT, "the daemon that systemd starts again", || {
+        Ok(![0, stopped].contains(&main_pid(MEMORY)?))
+    })?;
+    let said = run("journalctl", &["--no-pager", "--output", "cat", "--unit", MEMORY])?;
+    ensure!(said.contains("Watchdog timeout"), "systemd restarted it for another reason:\n{said}");
+    fs::remove_dir_all(&folder)?;
+    run("systemctl", &["daemon-reload"])?;
+    run("systemctl", &["restart", MEMORY])?;
+    expect_state(MEMORY, "active")
 }
 
 /// systemd makes the socket of a disk, which outlives the daemon for many disks beside it, and starts
