@@ -89,12 +89,12 @@ fn run(
     if begun.is_err() {
         disks.stop();
     } else {
-        notify_manager("READY=1");
+        notify::notify("READY=1");
         watchdog::start(disks);
     }
     disks.wait();
     if begun.is_ok() {
-        notify_manager("STOPPING=1");
+        notify::notify("STOPPING=1");
     }
     files.lock().unwrap_or_else(PoisonError::into_inner).clear();
     begun
@@ -152,11 +152,11 @@ fn reload_apart(disks: &Arc<Disks>) {
     disks.request_reload();
     let disks = Arc::clone(disks);
     let body = move || {
-        notify_manager(&notify::reloading());
+        notify::notify(&notify::reloading());
         if let Err(failure) = disks.reload() {
             tracing::error!("{failure}");
         }
-        notify_manager("READY=1");
+        notify::notify("READY=1");
     };
     if let Err(error) = std::thread::Builder::new().name("reload".into()).spawn(body) {
         tracing::error!(%error, "the configuration cannot be read again");
@@ -202,10 +202,4 @@ fn command_socket(
 
 fn no_descriptor(error: std::io::Error) -> Failure {
     Failure::run("keep a socket", error, "raise the limit on open files (ulimit -n)")
-}
-
-fn notify_manager(state: &str) {
-    if let Err(error) = notify::notify(state) {
-        tracing::warn!(%error, state, "cannot notify the service manager");
-    }
 }

@@ -7,14 +7,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends `state` (such as `READY=1`) to the service manager, if there is one.
-///
-/// # Errors
-/// The error of the system call, if the service manager cannot be reached.
-pub fn notify(state: &str) -> io::Result<()> {
-    match std::env::var_os("NOTIFY_SOCKET") {
-        Some(name) if !name.is_empty() => send(&name, state),
-        _ => Ok(()),
+/// Sends `state` (such as `READY=1`) to the service manager, if there is one. Logs a warning if the
+/// manager cannot be reached.
+pub fn notify(state: &str) {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+        return;
+    };
+    if let Err(error) = send(&name, state) {
+        tracing::warn!(%error, state, "cannot notify the service manager");
     }
 }
 

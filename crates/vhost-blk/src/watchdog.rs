@@ -52,11 +52,7 @@ fn ping(disks: &Disks, interval: Duration) {
     loop {
         let begin = Instant::now();
         match disks.silent_thread(interval) {
-            None => {
-                if let Err(error) = notify::notify("WATCHDOG=1") {
-                    tracing::warn!(%error, "cannot notify the service manager");
-                }
-            }
+            None => notify::notify("WATCHDOG=1"),
             Some(thread) => tracing::error!(
                 thread,
                 ?interval,

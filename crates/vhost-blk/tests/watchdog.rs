@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, Place, run};
+use common::{Daemon, Place, program, run};
 use driver::{Device, Options, Request};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
@@ -55,6 +55,18 @@ fn pings_come_although_a_request_hangs_in_the_storage() {
     for _ in 0..5 {
         assert_eq!(received(&inbox), "WATCHDOG=1");
     }
+}
+
+#[test]
+fn pings_come_from_a_daemon_without_a_disk() {
+    let place = Place::new();
+    let control = place.path("control.sock");
+    let mut command = program();
+    command.arg("daemon").arg("--control-path").arg(&control);
+    let inbox = manager(&place, &mut command);
+    let _daemon = Daemon::start(&mut command, &control);
+    assert_eq!(received(&inbox), "READY=1");
+    assert_eq!(received(&inbox), "WATCHDOG=1");
 }
 
 #[test]

@@ -189,16 +189,10 @@ fn exec(program: &Path, args: &[OsString], state: &ProgramState) -> io::Error {
     let mut pass = state.descriptors();
     pass.insert(file.as_raw_fd());
     let place = format!("{}:{}", std::process::id(), file.as_raw_fd());
-    tell_manager(&notify::reloading());
+    notify::notify(&notify::reloading());
     let error = exec::exec(program, args, (VARIABLE, &place), &pass);
-    tell_manager("READY=1");
+    notify::notify("READY=1");
     error
-}
-
-fn tell_manager(state: &str) {
-    if let Err(error) = notify::notify(state) {
-        tracing::warn!(%error, state, "cannot notify the service manager");
-    }
 }
 
 /// The monotonic clock, which all programs of this machine share.
