@@ -36,13 +36,13 @@ struct State {
     store: Vec<u8>,
     entries: Vec<Entry>,
     kept: usize,
-    physical_block_bytes: u32,
     /// No request is answered.
     held: bool,
 }
 
 #[derive(Default)]
 struct Shared {
+    physical_block_bytes: u32,
     state: Mutex<State>,
     released: Condvar,
 }
@@ -55,7 +55,6 @@ pub(super) struct Log(Arc<Shared>);
 pub(super) struct Journal {
     shared: Arc<Shared>,
     bytes: u64,
-    physical_block_bytes: u32,
 }
 
 struct JournalLane(Arc<Shared>);
@@ -68,9 +67,9 @@ impl Journal {
             "a physical block of {physical_block_bytes} bytes"
         );
         let store = vec![0; usize::try_from(bytes)?];
-        let state = State { store, physical_block_bytes, ..State::default() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), ..Shared::default() });
-        Ok((Self { shared: Arc::clone(&shared), bytes, physical_block_bytes }, Log(shared)))
+        let state = Mutex::new(State { store, ..State::default() });
+        let shared = Arc::new(Shared { physical_block_bytes, state, ..Shared::default() });
+        Ok((Self { shared: Arc::clone(&shared), bytes }, Log(shared)))
     }
 }
 
@@ -81,7 +80,7 @@ impl Disk for Journal {
             description: "a journal in memory".to_owned(),
             capacity_sectors: self.bytes / SECTOR as u64,
             logical_block_bytes: SECTOR as u32,
-            physical_block_bytes: self.physical_block_bytes,
+            physical_block_bytes: self.shared.physical_block_bytes,
             io_min_bytes: 0,
             io_opt_bytes: 0,
             memory_align_bytes: 1,
@@ -177,7 +176,7 @@ impl Log {
         let mut lost = 0;
         for (index, entry) in entries.iter().enumerate() {
             let volatile = (flushed < Some(index)).then_some(&mut rng);
-            lost += u64::from(!entry.apply(&image, volatile, state.physical_block_bytes)?);
+            lost += u64::from(!entry.apply(&image, volatile, self.0.physical_block_bytes)?);
         }
         Ok(lost)
     }
@@ -215,10 +214,12 @@ mod tests {
     use super::*;
 
     fn log_of(entries: Vec<Entry>) -> Log {
-        let store = vec![0; 64 * SECTOR];
-        let physical_block_bytes = power_cut::SECTOR;
-        let state = State { store, entries, physical_block_bytes, ..State::default() };
-        Log(Arc::new(Shared { state: Mutex::new(state), ..Shared::default() }))
+        let state = State { store: vec![0; 64 * SECTOR], entries, ..State::default() };
+        Log(Arc::new(Shared {
+            physical_block_bytes: power_cut::SECTOR,
+            state: Mutex::new(state),
+            ..Shared::default()
+        }))
     }
 
     fn write(sector: usize, byte: u8, durable: bool) -> Entry {
