@@ -24,9 +24,9 @@ pub fn is_bare(name: &str) -> bool {
     name.starts_with(BARE)
 }
 
-/// True for the name of a variant of qemu-storage-daemon.
+/// True for the name of a variant of qemu-storage-daemon on the same storage as ours.
 pub fn is_qsd(name: &str) -> bool {
-    name.starts_with("qsd ")
+    name.starts_with("qsd ") && !is_qsd_qcow2(name)
 }
 
 /// True for the name of a variant of qemu-storage-daemon on a qcow2 image.
@@ -129,13 +129,14 @@ impl Settings {
                 ],
             };
             for (name, aio) in variants {
-                specs.push(self.qsd(program, name, storage, aio, false));
-                specs.push(self.qsd(program, &format!("{name} +iothread"), storage, aio, true));
+                specs.push(self.qsd(program, name, storage, None, aio, false));
+                let name = format!("{name} +iothread");
+                specs.push(self.qsd(program, &name, storage, None, aio, true));
             }
-            if self.image_of(storage).is_some() {
+            if let Some(image) = self.image_of(storage) {
                 for aio in ["native", "io_uring"] {
                     let name = format!("{QSD_QCOW2}{aio} +iothread");
-                    specs.push(self.qsd(program, &name, storage, aio, true));
+                    specs.push(self.qsd(program, &name, storage, Some(&image), aio, true));
                 }
             }
         }
@@ -178,11 +179,18 @@ impl Settings {
         Spec { name: name.to_owned(), command, socket }
     }
 
-    fn qsd(&self, program: &str, name: &str, storage: Storage, aio: &str, thread: bool) -> Spec {
+    fn qsd(
+        &self,
+        program: &str,
+        name: &str,
+        storage: Storage,
+        image: Option<&Path>,
+        aio: &str,
+        thread: bool,
+    ) -> Spec {
         let socket = self.socket(storage, name);
-        let image = self.image_of(storage).filter(|_| is_qsd_qcow2(name));
-        let (node, file) = match &image {
-            Some(image) => ("below", Some(image.as_path())),
+        let (node, file) = match image {
+            Some(image) => ("below", Some(image)),
             None => ("disk", self.file_of(storage)),
         };
         let blockdev = match file {

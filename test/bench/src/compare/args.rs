@@ -13,7 +13,7 @@ use kit::fio;
 use super::plan::{self, Shape};
 use crate::cpu::{self, CpuList};
 use crate::load::{Chains, Load, Mode, Op};
-use crate::server::{OURS, Settings, Spec, Storage, is_bare, is_qsd};
+use crate::server::{OURS, OURS_QCOW2, Settings, Spec, Storage, is_bare, is_qsd, is_qsd_qcow2};
 use crate::setup;
 
 /// Options of a comparison.
@@ -117,9 +117,14 @@ fn parse_storage(text: &str) -> Result<Storage, String> {
     }
 }
 
+/// True for the name of a server that the comparison starts.
+fn is_taken(name: &str) -> bool {
+    [OURS, OURS_QCOW2].contains(&name) || is_bare(name) || is_qsd(name) || is_qsd_qcow2(name)
+}
+
 fn parse_peer(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((name, _)) if name == OURS || is_bare(name) || is_qsd(name) => {
+        Some((name, _)) if is_taken(name) => {
             Err(format!("`{name}` is the name of another server in the tables"))
         }
         Some((name, socket)) if !name.is_empty() && !socket.is_empty() => {

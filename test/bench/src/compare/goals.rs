@@ -156,8 +156,10 @@ mod tests {
         ];
         let goals = goals(&measured(&rows));
         let of_image = goals.iter().filter(|goal| goal.name.contains("qcow2, randread"));
-        let outcome: Vec<_> = of_image.map(|goal| (goal.measured, goal.met)).collect();
+        let outcome: Vec<_> = of_image.clone().map(|goal| (goal.measured, goal.met)).collect();
         assert_eq!(outcome, [(0.98, true), (1.06, false), (2.0, true)]);
+        // The raw file is compared with raw files only, so it has no goal here.
+        assert_eq!(goals.len(), of_image.count());
     }
 
     #[test]
