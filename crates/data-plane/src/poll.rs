@@ -5,6 +5,10 @@
 //! part of a sleep, is unknown, and differs by a factor of a hundred between hosts. Therefore a
 //! trial decides: the thread continues to poll while most polls find work, and otherwise pauses,
 //! for longer each time. A long sleep ends polling at once.
+//!
+//! There is a trial for each of two waits, since one of them may pay and the other not: for drivers
+//! alone, while the storage works on no request, and for the storage as well. A driver that sleeps
+//! until its call comes back after a wake-up; a disk takes as long as it takes.
 
 use crate::backoff::Backoff;
 use std::time::{Duration, Instant};
@@ -22,9 +26,51 @@ const PAUSE_SLEEPS_MAX: u32 = 1024;
 /// Polls between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
 
-/// One thread's polling state.
+/// One thread's polling states.
 #[derive(Debug)]
-pub(crate) struct AdaptivePoll {
+pub(crate) struct Polls {
+    /// While the storage works on no request.
+    drivers: AdaptivePoll,
+    /// While it works on some.
+    storage: AdaptivePoll,
+    /// The present wait, or the last one, is for the storage.
+    for_storage: bool,
+}
+
+impl Polls {
+    /// Polls for at most `max` before each sleep; 0: never.
+    pub(crate) fn new(max: Duration) -> Self {
+        let poll = || AdaptivePoll::new(max);
+        Polls { drivers: poll(), storage: poll(), for_storage: false }
+    }
+
+    fn present(&mut self) -> &mut AdaptivePoll {
+        if self.for_storage { &mut self.storage } else { &mut self.drivers }
+    }
+
+    /// Records that there was work.
+    #[inline]
+    pub(crate) fn worked(&mut self) {
+        self.present().worked();
+    }
+
+    /// Records that there was no work while the storage works on `in_storage` requests. Returns
+    /// whether to poll again; `false`: sleep.
+    #[inline]
+    pub(crate) fn look_again(&mut self, in_storage: u32) -> bool {
+        self.for_storage = in_storage > 0;
+        self.present().look_again()
+    }
+
+    /// Records a sleep of the duration `slept`.
+    pub(crate) fn slept(&mut self, slept: Duration) {
+        self.present().slept(slept);
+    }
+}
+
+/// The polling state of a wait.
+#[derive(Debug)]
+struct AdaptivePoll {
     max: Duration,
     /// The thread polls before it sleeps.
     polling: bool,
@@ -37,7 +83,7 @@ pub(crate) struct AdaptivePoll {
 }
 
 impl AdaptivePoll {
-    pub(crate) fn new(max: Duration) -> Self {
+    fn new(max: Duration) -> Self {
         AdaptivePoll {
             max,
             polling: false,
@@ -50,7 +96,7 @@ impl AdaptivePoll {
 
     /// Records that there was work: a poll that preceded it is a hit.
     #[inline]
-    pub(crate) fn worked(&mut self) {
+    fn worked(&mut self) {
         if self.looks > 0 {
             self.looks = 0;
             self.idle_since = None;
@@ -63,7 +109,7 @@ impl AdaptivePoll {
 
     /// Records that there was no work. Returns whether to poll again; `false`: sleep.
     #[inline]
-    pub(crate) fn look_again(&mut self) -> bool {
+    fn look_again(&mut self) -> bool {
         if !self.polling {
             return false;
         }
@@ -76,7 +122,7 @@ impl AdaptivePoll {
     }
 
     /// Records a sleep of the duration `slept` and decides whether to poll before the next one.
-    pub(crate) fn slept(&mut self, slept: Duration) {
+    fn slept(&mut self, slept: Duration) {
         let missed = std::mem::take(&mut self.looks) > 0;
         self.idle_since = None;
         if slept > self.max + WAKE_UP_MAX || self.max.is_zero() {
@@ -166,6 +212,32 @@ mod tests {
             poll.slept(SHORT);
         }
         assert!(!polls(&mut poll));
+    }
+
+    #[test]
+    fn a_slow_disk_does_not_end_polling_for_drivers() {
+        let mut polls = Polls::new(MAX);
+        polls.look_again(0);
+        polls.slept(SHORT);
+        for _ in 0..100 {
+            assert!(polls.look_again(0), "the driver comes soon");
+            polls.worked();
+            assert!(!polls.look_again(1), "the disk does not");
+            polls.slept(LONG);
+        }
+    }
+
+    #[test]
+    fn idle_drivers_do_not_end_polling_for_a_fast_disk() {
+        let mut polls = Polls::new(MAX);
+        polls.look_again(1);
+        polls.slept(SHORT);
+        for _ in 0..100 {
+            assert!(polls.look_again(1));
+            polls.worked();
+            assert!(!polls.look_again(0));
+            polls.slept(LONG);
+        }
     }
 
     #[test]

@@ -75,11 +75,12 @@ impl Storage {
             return queue.complete(taken, request, Completion::of(kind, Ok(()), id_bytes));
         };
         let submitted = entry.submitted.insert(Submitted { taken, request, io });
+        engine.in_storage += 1;
         match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {
             Step::Done(result) if has_ranges(kind) => {
                 self.next_range(engine, queue, slot, kind, result)
             }
-            Step::Done(result) => finish(queue, slot, result),
+            Step::Done(result) => finish(engine, queue, slot, result),
             Step::Pending => {}
             Step::Busy => self.stalled.push_back(slot),
         }
@@ -136,7 +137,7 @@ impl Storage {
         let skipped = queue.stopping.is_some() && matches!(kind, Kind::Discard { .. });
         match has_ranges(kind) && !skipped {
             true => self.next_range(engine, queue, slot, kind, result),
-            false => finish(queue, slot, result),
+            false => finish(engine, queue, slot, result),
         }
     }
 
@@ -161,13 +162,14 @@ impl Storage {
                 Step::Busy => return self.stalled.push_back(slot),
             };
         }
-        finish(queue, slot, result);
+        finish(engine, queue, slot, result);
     }
 }
 
 /// Completes a submitted request.
 #[inline]
-fn finish(queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
+fn finish(engine: &mut Uring, queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
+    engine.in_storage -= 1;
     let (_, index) = queue_and_entry(slot);
     let Submitted { taken, request, io } = queue.requests.finish(index);
     if let Err(error) = result

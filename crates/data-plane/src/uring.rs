@@ -38,6 +38,8 @@ pub(crate) struct Uring {
     pub(crate) buffers: Option<Table>,
     vectored_fixed: bool,
     queued: u32,
+    /// Requests that the storage of the thread's disks works on.
+    pub(crate) in_storage: u32,
     /// Exists while a disk wants it.
     pub(crate) poll_ring: Option<PollRing>,
     /// Events of other threads, if a lane uses some.
@@ -64,6 +66,7 @@ impl Uring {
             buffers: None,
             vectored_fixed,
             queued: 0,
+            in_storage: 0,
             poll_ring: None,
             inbox: None,
         })

@@ -12,7 +12,7 @@ pub(crate) use disks::DISKS_MAX;
 use crate::event::{Event, QueueId, queue_and_entry};
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
-use crate::poll::AdaptivePoll;
+use crate::poll::Polls;
 use crate::portion::Portion;
 use crate::running::RunningQueue;
 use crate::uring::Uring;
@@ -39,7 +39,7 @@ pub(crate) struct Worker {
     active: ActiveQueues,
     engine: Uring,
     clock: Clock,
-    poll: AdaptivePoll,
+    polls: Polls,
     portion: Portion,
     events: Vec<(Event, i32)>,
     mail: Receiver<Mail>,
@@ -64,7 +64,7 @@ impl Worker {
             active: ActiveQueues::default(),
             engine,
             clock: Clock::default(),
-            poll: AdaptivePoll::new(poll_max),
+            polls: Polls::new(poll_max),
             portion,
             events: Vec::with_capacity(256),
             mail,
@@ -80,10 +80,10 @@ impl Worker {
         self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
         while !self.exit {
             if self.turn() {
-                self.poll.worked();
+                self.polls.worked();
                 continue;
             }
-            if self.poll.look_again() {
+            if self.polls.look_again(self.engine.in_storage) {
                 self.clock.forget();
                 std::hint::spin_loop();
             } else {
@@ -219,7 +219,7 @@ impl Worker {
         let before = self.clock.recent();
         let timeout = self.timeout(before);
         self.engine.wait(timeout);
-        self.poll.slept(Duration::from_nanos(self.clock.read().saturating_sub(before)));
+        self.polls.slept(Duration::from_nanos(self.clock.read().saturating_sub(before)));
         self.active.suppress(&mut self.disks);
     }
 

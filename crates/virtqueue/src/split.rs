@@ -153,9 +153,7 @@ impl SplitQueue {
     /// Asks for a kick at the next chain.
     pub(crate) fn arm(&mut self) {
         if self.event_idx {
-            let avail_event = RING_OFFSET + 8 * usize::from(self.size);
-            self.used.store_u16(avail_event, self.next_avail, Ordering::Relaxed);
-            self.mark_used(avail_event, 2);
+            self.ask_for_kick_at(self.next_avail);
         } else {
             self.used.store_u16(0, 0, Ordering::Relaxed);
             self.mark_used(0, 2);
@@ -165,12 +163,21 @@ impl SplitQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for no kicks. With EVENT_IDX there is nothing to store: `avail_event` stays behind.
+    /// Asks for no kicks. With EVENT_IDX that is an entry that the driver has passed: an `arm` without
+    /// a kick since then would be answered by a kick otherwise.
     pub(crate) fn suppress(&mut self) {
-        if !self.event_idx {
+        if self.event_idx {
+            self.ask_for_kick_at(self.next_avail.wrapping_sub(1));
+        } else {
             self.used.store_u16(0, USED_F_NO_NOTIFY, Ordering::Relaxed);
             self.mark_used(0, 2);
         }
+    }
+
+    fn ask_for_kick_at(&mut self, entry: u16) {
+        let avail_event = RING_OFFSET + 8 * usize::from(self.size);
+        self.used.store_u16(avail_event, entry, Ordering::Relaxed);
+        self.mark_used(avail_event, 2);
     }
 
     #[inline]

@@ -36,6 +36,8 @@ struct World {
     in_flight: usize,
     /// The device asked for a kick and took everything; so did the driver with calls.
     device_sleeps: bool,
+    /// The device has asked for no kicks since it slept.
+    device_polls: bool,
     driver_sleeps: bool,
 }
 
@@ -46,6 +48,7 @@ enum Op {
     Complete(Index),
     DriverTakes,
     DeviceSleeps,
+    DeviceWakes,
     DriverSleeps,
 }
 
@@ -56,6 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => any::<Index>().prop_map(Op::Complete),
         2 => Just(Op::DriverTakes),
         1 => Just(Op::DeviceSleeps),
+        1 => Just(Op::DeviceWakes),
         1 => Just(Op::DriverSleeps),
     ]
 }
@@ -99,6 +103,7 @@ impl World {
             expected: HashMap::new(),
             in_flight: 0,
             device_sleeps: false,
+            device_polls: false,
             driver_sleeps: false,
         }
     }
@@ -113,8 +118,9 @@ impl World {
                 while self.take() {}
                 self.device.arm();
                 assert_eq!(self.device.has_avail(), Ok(false));
-                self.device_sleeps = true;
+                (self.device_sleeps, self.device_polls) = (true, false);
             }
+            Op::DeviceWakes => self.suppress(),
             Op::DriverSleeps => {
                 self.driver_takes();
                 assert!(on!(&mut self.ring, ring => ring.arm_calls()), "nothing was left unseen");
@@ -136,13 +142,18 @@ impl World {
         on!(&mut self.ring, ring => ring.publish());
         let kick = on!(&mut self.ring, ring => ring.kick_is_asked());
         assert!(kick || !self.device_sleeps, "the device sleeps on");
+        assert!(!kick || !self.device_polls, "a kick that no one asked for");
         self.device_sleeps = false;
+    }
+
+    fn suppress(&mut self) {
+        self.device.suppress();
+        (self.device_sleeps, self.device_polls) = (false, true);
     }
 
     fn take(&mut self) -> bool {
         let Some(head) = self.device.take(&mut self.chain).unwrap() else { return false };
-        self.device_sleeps = false;
-        self.device.suppress();
+        self.suppress();
         let bytes = (self.chain.readable_bytes() + self.chain.writable_bytes()) as u32;
         self.taken.push((head, bytes));
         true
