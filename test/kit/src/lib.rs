@@ -6,6 +6,7 @@
 //! * [`disks`]: requests of cases in the guest machine to the lab, which serves their disks.
 //! * [`faults`]: faults that the kernel injects.
 //! * [`fio`]: fio's jobs and results.
+//! * [`kick_probe`]: a probe that counts kicks in a guest.
 //! * [`load`]: a load in a guest that verifies itself.
 //! * [`metric`]: measurements, [`report`] their tables, goals and JSON.
 //! * [`process`]: child processes, [`interrupt`] the signals that end all of them.
@@ -29,6 +30,7 @@ pub mod disks;
 pub mod faults;
 pub mod fio;
 pub mod interrupt;
+pub mod kick_probe;
 pub mod load;
 pub mod metric;
 pub mod null_blk;

@@ -34,6 +34,10 @@ pub const CPU: Metric = Metric::new("cpu", "us");
 pub const P50: Metric = Metric::new("p50", "us");
 /// 99th percentile of latency.
 pub const P99: Metric = Metric::new("p99", "us");
+/// Kicks for each request: notifications of the device.
+pub const KICKS: Metric = Metric::new("kicks", "1");
+/// Interrupts of the device for each request.
+pub const INTERRUPTS: Metric = Metric::new("interrupts", "1");
 /// Share of one CPU that an idle server takes.
 pub const IDLE_CPU: Metric = Metric::new("idle_cpu", "%");
 

@@ -44,7 +44,11 @@ impl Stat {
         Self::parse(&text).with_context(|| path.display().to_string())
     }
 
-    fn parse(text: &str) -> Result<Self> {
+    /// From the text of the file.
+    ///
+    /// # Errors
+    /// If it is not a list of numbers, or has too few.
+    pub fn parse(text: &str) -> Result<Self> {
         let fields: Result<Vec<u64>, _> = text.split_whitespace().map(str::parse).collect();
         let fields = fields.with_context(|| text.to_owned())?;
         ensure!(fields.len() >= FIELDS, "'{}' has too few numbers", text.trim());

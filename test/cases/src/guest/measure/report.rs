@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names, comparisons and tables of the drivers.
 
-use kit::metric::{IOPS, Metric, P50, Row, Set};
+use kit::metric::{INTERRUPTS, IOPS, KICKS, Metric, P50, Row, Set};
 use kit::report::{Column, Section};
 
 use crate::guest::mode::Mode;
 
 /// Instructions of each request; fewer are better.
 pub(super) const INSTRUCTIONS: Metric = Metric::new("instructions", "instructions");
-/// Notifications of the device for each request, as the submitter counts requests: before merges.
-pub(super) const KICKS: Metric = Metric::new("kicks", "1");
-/// Interrupts of the device for each request.
-pub(super) const INTERRUPTS: Metric = Metric::new("interrupts", "1");
 
 /// The columns, for the head of the report.
 const COLUMNS: &str = "Medians over the rounds. `/in-tree`: over the kernel's own driver by \
     interrupts. `/base`: polled over the same driver by interrupts, the bio path over the request \
-    path. Kicks and interrupts of the device: for each request, in a round of its own.";
+    path. Kicks and interrupts of the device: for each request before merges, in a round of its own.";
 
 /// Name of a driver in tables.
 pub(super) fn name(mode: Mode) -> &'static str {

@@ -7,17 +7,11 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kit::metric::Figures;
+use kit::kick_probe::{DEFINITION, PROFILE, REMOVAL, SWITCH, TRACING, kicks};
+use kit::metric::{Figures, INTERRUPTS, KICKS};
 
-use super::report::{INTERRUPTS, KICKS};
 use crate::guest::machine::disk::Disk;
 use crate::guest::system::{self, read, write};
-
-const TRACING: &str = "/sys/kernel/tracing";
-const GROUP: &str = "guest_cases";
-const KICK: &str = "kick";
-/// virtio-pci's function that notifies a device.
-const FUNCTION: &str = "vp_notify";
 
 /// Makes the kernel count notifications of all virtio devices until dropped.
 #[derive(Debug)]
@@ -26,14 +20,14 @@ pub(super) struct Counter;
 impl Counter {
     /// Starts counting.
     pub(super) fn start() -> Result<Self> {
-        change_probes(&format!("p:{GROUP}/{KICK} {FUNCTION}"))?;
+        change_probes(DEFINITION)?;
         let counter = Self;
         counter.enable("1")?;
         Ok(counter)
     }
 
     fn enable(&self, on: &str) -> Result<()> {
-        write(Path::new(TRACING).join("events").join(GROUP).join(KICK).join("enable"), on)
+        write(Path::new(TRACING).join(SWITCH), on)
     }
 
     /// Counts the signals of `load`, during which no other virtio device may be used.
@@ -50,7 +44,7 @@ impl Counter {
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        let removed = self.enable("0").and_then(|()| change_probes(&format!("-:{GROUP}/{KICK}")));
+        let removed = self.enable("0").and_then(|()| change_probes(REMOVAL));
         if let Err(why) = removed {
             eprintln!("clean-up: {why:#}");
         }
@@ -75,7 +69,7 @@ struct Counts {
 
 impl Counts {
     fn now(disk: &Disk<'_>) -> Result<Self> {
-        let kicks = hits(&read(Path::new(TRACING).join("kprobe_profile"))?)?;
+        let kicks = kicks(&read(Path::new(TRACING).join(PROFILE))?)?;
         let mut interrupts = 0;
         for entry in fs::read_dir(disk.pci().join("msi_irqs"))? {
             interrupts += system::interrupts(&entry?.file_name().to_string_lossy())?;
@@ -92,23 +86,9 @@ impl Counts {
     }
 }
 
-/// Hits of the probe, from its line of kprobe_profile: name, hits, misses.
-fn hits(profile: &str) -> Result<u64> {
-    let line = profile.lines().map(str::split_whitespace);
-    let hits = line.filter_map(|mut words| (words.next()? == KICK).then(|| words.next()));
-    let hits = hits.flatten().next().with_context(|| format!("no probe {KICK} in '{profile}'"))?;
-    hits.parse().with_context(|| profile.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernels_counters_are_understood() {
-        assert_eq!(hits("  other   7  0\n  kick   1234   5\n").unwrap(), 1234);
-        assert!(hits("  other   7  0\n").is_err());
-    }
 
     #[test]
     fn counts_are_for_each_request() {

@@ -57,7 +57,7 @@ pub(crate) struct Guest {
     agent: Agent,
     qmp: Qmp<UnixStream>,
     /// Ends before its folder is removed.
-    _qemu: OwnedChild,
+    qemu: OwnedChild,
     folder: TempDir,
 }
 
@@ -79,7 +79,7 @@ impl Guest {
         }
         let qmp = Qmp::connect(&folder.path().join("qmp"))?;
         let agent = Agent::connect(&folder.path().join("commands"))?;
-        Ok(Self { agent, qmp, _qemu: qemu, folder })
+        Ok(Self { agent, qmp, qemu, folder })
     }
 
     /// Waits until the agent of a booting (or rebooting) guest listens.
@@ -130,6 +130,11 @@ impl Guest {
             bail!("the guest sees no disk {serial}\n{}", self.tail());
         }
         Ok(found)
+    }
+
+    /// QEMU's process.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.qemu.id()
     }
 
     /// Runs a command of QEMU's monitor.

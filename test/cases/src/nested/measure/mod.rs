@@ -3,6 +3,7 @@
 //! to attach a disk. All disks are in one guest and are measured in turn, round by round.
 
 mod attach;
+mod exits;
 mod report;
 
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use kit::metric::{IOPS, Set, point};
 use kit::report::Report;
 
 use self::attach::{Attached, Way};
+use self::exits::{Counter, Watched};
 use self::report::{NO_GUEST, judge, section};
 use crate::nested::Lab;
 use crate::nested::guest::{Driver, Guest, GuestSpec, Image};
@@ -57,6 +59,9 @@ pub(crate) struct Args {
     /// MiB per second of the device whose throughput is the limit; 0: without this device
     #[arg(long, default_value_t = 2)]
     capped_mib: u32,
+    /// Do not count exits, kicks and interrupts
+    #[arg(long)]
+    no_exits: bool,
     /// Also write all results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -114,7 +119,7 @@ fn measure(
             for depth in &args.depths {
                 let labels =
                     point(&[("device", &device), ("rw", rw), ("vcpus", &vcpus), ("depth", depth)]);
-                let job = |node: &str| job(args, node, rw, *depth, vcpus);
+                let job = |node: &str| job(args.seconds, node, rw, *depth, vcpus);
                 for (disk, node) in disks.iter().zip(&nodes) {
                     let outcome = Outcome::parse(&guest.ok(&job(node).command_line())?)?;
                     set.add(disk.way.name(), &labels, vec![(IOPS, outcome.iops)]);
@@ -125,12 +130,41 @@ fn measure(
         }
         eprintln!("nested: {device}, {vcpus} vcpus, round {} of {}", round + 1, args.rounds);
     }
+    if !args.no_exits {
+        let named = disks.iter().map(|disk| disk.way.name()).zip(&nodes);
+        count(args, &mut guest, &named.collect::<Vec<_>>(), (&device, vcpus), set)?;
+    }
     guest.cut_power();
     disks.into_iter().try_for_each(Attached::stop)
 }
 
-fn job(args: &Args, node: &str, rw: &str, depth: u16, jobs: u16) -> Job {
-    Job::new("bench", node).timed(args.seconds, 300).with(&format!(
+/// Counts exits, kicks and interrupts of all disks of a guest, in a round of its own.
+fn count(
+    args: &Args,
+    guest: &mut Guest,
+    disks: &[(&str, &String)],
+    (device, vcpus): (&str, u16),
+    set: &mut Set,
+) -> Result<()> {
+    let counter = Counter::start(guest)?;
+    for rw in &args.rw {
+        for depth in &args.depths {
+            let labels =
+                point(&[("device", &device), ("rw", rw), ("vcpus", &vcpus), ("depth", depth)]);
+            for (way, node) in disks {
+                let disk = Watched::find(guest, node)?;
+                let job = |seconds| job(seconds, node, rw, *depth, vcpus);
+                let figures = counter.of(guest, &disk, job, args.seconds / 4.0)?;
+                set.add(way, &labels, figures);
+            }
+        }
+    }
+    eprintln!("nested: {device}, {vcpus} vcpus, exits counted");
+    Ok(())
+}
+
+fn job(seconds: f64, node: &str, rw: &str, depth: u16, jobs: u16) -> Job {
+    Job::new("bench", node).timed(seconds, 300).with(&format!(
         "--rw={rw} --bs=4k --iodepth={depth} --numjobs={jobs} --group_reporting \
          --ioengine=io_uring --direct=1"
     ))
