@@ -19,7 +19,7 @@ use crate::nested::guest::Guest;
 
 /// Exits for each request, for any reason.
 pub(super) const EXITS: Metric = Metric::new("exits", "1");
-/// Those of them in which a virtual CPU had nothing to do.
+/// Exits because a virtual CPU had nothing to do.
 pub(super) const HALTS: Metric = Metric::new("halts", "1");
 
 /// KVM's counters, a folder for each virtual machine (Documentation/virt/kvm, `debugfs`).
