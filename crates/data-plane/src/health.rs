@@ -6,12 +6,13 @@
 //! the kept requests out before any other.
 
 use crate::failure::{FailureKind, Failures, StorageFailure};
-use crate::latency::Operation;
+use crate::latency::{Nanos, Operation};
+use crate::trace::SlowRequest;
 use backend::IoError;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use virtio_blk::Kind;
@@ -56,6 +57,9 @@ pub enum HealthEvent {
 /// not wait.
 pub type HealthHook = Box<dyn Fn(&HealthEvent) + Send + Sync>;
 
+/// A function that gets each slow request, on a thread of the data plane. It must not wait.
+pub type TraceHook = Box<dyn Fn(&SlowRequest) + Send + Sync>;
+
 /// A copy of the state for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthReport {
@@ -85,6 +89,9 @@ pub struct Health {
     report: Mutex<HealthReport>,
     failures: Mutex<Failures>,
     hook: OnceLock<HealthHook>,
+    trace_hook: OnceLock<TraceHook>,
+    /// Requests that took so many nanoseconds are told; 0: none.
+    slower_than: AtomicU64,
 }
 
 impl fmt::Debug for Health {
@@ -118,6 +125,11 @@ impl Health {
         let _ = self.hook.set(hook);
     }
 
+    /// Sets the function that gets each slow request. Only the first one is used.
+    pub fn set_trace_hook(&self, hook: TraceHook) {
+        let _ = self.trace_hook.set(hook);
+    }
+
     /// The state for the operator.
     pub fn report(&self) -> HealthReport {
         self.lock().clone()
@@ -146,6 +158,26 @@ impl Health {
             self.tell(&HealthEvent::Resumed);
         }
         resumed
+    }
+
+    /// Tells each request that takes this long from now on, with the time of each stage. `None`: none.
+    /// Each one costs a call of the hook, and all others some readings of the clock.
+    pub fn trace(&self, slower_than: Option<Duration>) {
+        let nanos = slower_than.map_or(0, |time| (time.as_nanos() as Nanos).max(1));
+        self.slower_than.store(nanos, Relaxed);
+    }
+
+    /// The bound of [`Health::trace`]; 0: none.
+    #[inline]
+    pub(crate) fn slower_than(&self) -> Nanos {
+        self.slower_than.load(Relaxed)
+    }
+
+    /// Tells a slow request.
+    pub(crate) fn slow(&self, request: &SlowRequest) {
+        if let Some(hook) = self.trace_hook.get() {
+            hook(request);
+        }
     }
 
     pub(crate) fn io_timeout(&self) -> Option<Duration> {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A queue that runs on a thread of the io_uring data plane.
 
+mod kept;
+
 use crate::batch::Batch;
 use crate::event::QueueId;
-use crate::failure::StorageFailure;
-use crate::health::{Health, Verdict};
+use crate::health::Health;
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::Share;
 use crate::once_per_second::OncePerSecond;
@@ -13,8 +14,8 @@ use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
 use crate::stall::{StallChange, StallWatch};
 use crate::stats::QueueStats;
+use crate::trace::QueueTrace;
 use crate::turn::Turn;
-use backend::{Io, IoError};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs::File;
@@ -67,6 +68,7 @@ pub(crate) struct RunningQueue {
     pub(crate) turn: Turn,
     /// Operation and time of taking of each pushed and unpublished request.
     unpublished: Vec<(Operation, Nanos)>,
+    trace: QueueTrace,
     /// Bytes of the requests in flight: [`Kind::inflight_bytes`].
     inflight_bytes: u64,
     err: Option<File>,
@@ -126,6 +128,7 @@ impl RunningQueue {
             health,
             turn: Turn::new(share),
             unpublished: Vec::with_capacity(64),
+            trace: QueueTrace::default(),
             inflight_bytes: 0,
             err,
             region,
@@ -202,6 +205,14 @@ impl RunningQueue {
         self.inflight_bytes += bytes;
         self.stats.throttled += u64::from(self.turn.took(bytes));
         parsed
+    }
+
+    /// Stage *submit* begins: the storage gets the request of an entry.
+    #[inline]
+    pub(crate) fn submitting(&mut self, index: u16) {
+        if self.health.slower_than() > 0 {
+            self.trace.submitting(index, self.turn.waited());
+        }
     }
 
     /// Looks at the limits and the health of the disk. The thread calls this before it takes chains.
@@ -286,57 +297,6 @@ impl RunningQueue {
         }
     }
 
-    /// Judges the failed I/O of a request. Halts the disk if its policy says so; returns whether the
-    /// request must be kept.
-    #[cold]
-    pub(crate) fn halts(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
-        if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
-            self.health.failed(failure);
-        }
-        let verdict = self.health.judge(kind, error);
-        if verdict != Verdict::Report {
-            self.health.halt(kind, error);
-            self.halted = true;
-        }
-        verdict == Verdict::Keep
-    }
-
-    /// Keeps a failed request: its chain stays in flight, and is taken again after the halt.
-    #[cold]
-    pub(crate) fn keep(&mut self, taken: Taken, request: Request) {
-        self.inflight_bytes -= request.kind.inflight_bytes();
-        self.stats.chains -= 1; // counted again when it is taken again
-        let index = taken.index();
-        let head = self.requests.release(taken);
-        let again = self.ring.keep(head, &self.requests.entry(index).chain);
-        self.resubmit.push_back(again);
-    }
-
-    /// Answers kept requests with an error, if the stop wants that and the disk is halted.
-    #[cold]
-    pub(crate) fn end_kept(&mut self, clock: &mut Clock) {
-        let answers = match self.ends_kept {
-            KeptRequests::Carry => false,
-            KeptRequests::Leave => self.region.is_none(),
-            KeptRequests::Answer => true,
-        };
-        if !self.halted || !answers || self.resubmit.is_empty() {
-            return;
-        }
-        while let Some(mut taken) = self.take_resubmitted() {
-            taken.at = clock.recent();
-            match self.parse(&taken) {
-                Ok(request) => {
-                    let failed = Completion::of(request.kind, Err(IoError::Errno(libc::EIO)), 0);
-                    self.complete(taken, request, failed);
-                }
-                Err(refused) => self.refuse(taken, refused),
-            }
-        }
-        self.publish(clock);
-        self.notify_if_asked();
-    }
-
     /// Stage *completion* of a request that was carried out: status byte and written length.
     #[inline]
     pub(crate) fn complete(&mut self, taken: Taken, request: Request, completion: Completion) {
@@ -351,6 +311,10 @@ impl RunningQueue {
         }
         if let Some(operation) = Operation::of(kind) {
             self.unpublished.push((operation, taken.at));
+            if self.health.slower_than() > 0 {
+                let entry = (taken.index(), taken.at);
+                self.trace.completed(entry, operation, kind, completion.code != blk::S_OK);
+            }
         }
         let status_addr = status.guest_addr();
         let written_bytes = completion.write(status);
@@ -393,6 +357,9 @@ impl RunningQueue {
             self.stats.latencies.add(operation, now.saturating_sub(taken_at));
         }
         self.unpublished.clear();
+        if !self.trace.is_empty() {
+            self.trace.published(self.index, now, &self.health);
+        }
     }
 
     /// Stage *used*, second half: publishes all pushed chains.

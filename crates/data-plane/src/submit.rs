@@ -69,6 +69,7 @@ impl Storage {
         request: Request,
     ) {
         let (slot, kind) = (slot_of(queue.id.queue, taken.index()), request.kind);
+        queue.submitting(taken.index());
         let entry = queue.requests.entry(taken.index());
         let Some(io) = next_io(entry, kind) else {
             let id_bytes = give_id(entry, kind, queue.disk.id());
@@ -94,6 +95,7 @@ impl Storage {
         slot: Slot,
     ) -> bool {
         let (_, index) = queue_and_entry(slot);
+        queue.submitting(index);
         let submitted = queue.requests.submitted(index);
         let kind = submitted.request.kind;
         match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {

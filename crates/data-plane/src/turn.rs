@@ -26,13 +26,25 @@ pub(crate) struct Turn {
     closed_until: Nanos,
     /// The place of a waiting queue.
     place: Option<Place>,
+    /// The beginning of the present or the last wait, and the length of the last one; 0 if the queue
+    /// did not wait before the present chains.
+    closed_at: Nanos,
+    waited: Nanos,
     /// The limit was open, and the queue has let others go first.
     has_yielded: bool,
 }
 
 impl Turn {
     pub(crate) fn new(share: Arc<Share>) -> Self {
-        Turn { share, limited: false, closed_until: 0, place: None, has_yielded: false }
+        Turn {
+            share,
+            limited: false,
+            closed_until: 0,
+            place: None,
+            closed_at: 0,
+            waited: 0,
+            has_yielded: false,
+        }
     }
 
     /// Looks at the limits, before chains are taken. Returns whether a wait begins.
@@ -50,6 +62,7 @@ impl Turn {
         let limiter = self.share.limiter();
         let now = limiter.now();
         if !self.limited {
+            self.waited = 0;
             self.reset();
         } else if now >= self.closed_until {
             let was_open = self.place.is_none();
@@ -64,7 +77,10 @@ impl Turn {
 
     /// Ends the wait, unless other queues are ahead.
     fn open(&mut self, now: Nanos) {
-        let Some(place) = self.place else { return };
+        let Some(place) = self.place else {
+            self.waited = 0;
+            return;
+        };
         if !self.has_yielded && self.share.limiter().ahead(place, 1) > 0 {
             self.has_yielded = true;
             self.closed_until = now + nanos(QUANTUM);
@@ -72,12 +88,16 @@ impl Turn {
         }
         self.share.limiter().serve(place);
         self.place = None;
+        self.waited = now.saturating_sub(self.closed_at);
         self.reset();
     }
 
     /// Begins or goes on with a wait until `at`.
     fn close(&mut self, at: Nanos, now: Nanos) {
         let share = &self.share;
+        if self.place.is_none() {
+            self.closed_at = now;
+        }
         let place = *self.place.get_or_insert_with(|| share.wait());
         let ahead = share.limiter().ahead(place, AHEAD_MAX) as u64;
         let at = at.max(now + nanos(QUANTUM));
@@ -89,6 +109,12 @@ impl Turn {
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.closed_until == 0
+    }
+
+    /// The length of the wait that has ended right before the present chains; 0: there was none.
+    #[inline]
+    pub(crate) fn waited(&self) -> Nanos {
+        self.waited
     }
 
     /// Charges a taken request. Returns whether a wait begins.
@@ -188,6 +214,21 @@ mod tests {
         limiter.set(&Limits::NONE);
         one.limits_changed(&limiter);
         assert!(!one.look() && one.is_open(), "it waits for a limit that is gone");
+    }
+
+    #[test]
+    fn a_wait_is_known_until_the_queue_looks_again() {
+        let limiter = Limiter::new(None);
+        limiter.set(&bytes(1000));
+        let mut turn = Turn::new(share(&limiter));
+        assert!(!turn.look());
+        assert!(turn.took(60_000));
+        assert_eq!(turn.waited(), 0, "the wait has not ended");
+        let end = turn.closed_at + 5 * nanos(QUANTUM);
+        turn.open(end);
+        assert_eq!(turn.waited(), 5 * nanos(QUANTUM));
+        turn.open(end);
+        assert_eq!(turn.waited(), 0, "no wait precedes the chains of this turn");
     }
 
     #[test]

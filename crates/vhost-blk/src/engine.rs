@@ -94,6 +94,11 @@ impl Server {
         self.health.set_hook(Box::new(observer));
     }
 
+    /// The health of the disk.
+    pub fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.health)
+    }
+
     /// The data plane of new queues, and the reason for it.
     pub fn plane(&self) -> (PlaneKind, &str) {
         (self.device.planes().current(), self.device.planes().why())

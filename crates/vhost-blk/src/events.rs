@@ -1,21 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Events of the disks, for `vhost-blk ctl events`.
-//!
-//! Each subscriber has a ring of its own with a bound. A slow subscriber loses events and is told
-//! their number; it delays no disk.
 
+use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
 use data_plane::{HealthEvent, Limits, Operation, StorageFailure};
-use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Mutex;
 use vhost_user::Notice;
-
-/// Maximum events that wait for a subscriber.
-pub const RING_MAX: usize = 256;
 
 /// A change of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,39 +25,20 @@ pub enum Change {
     Health(HealthEvent),
 }
 
-/// An event as a JSON object.
-pub type Event = Value;
-
 /// All subscribers.
 #[derive(Debug, Default)]
-pub struct Events(Mutex<Vec<Weak<Ring>>>);
-
-/// The events of one subscriber.
-#[derive(Debug)]
-pub struct Subscription(Arc<Ring>);
-
-#[derive(Debug)]
-struct Ring {
-    waiting: Mutex<Waiting>,
-    wake: OwnedFd,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    events: VecDeque<Event>,
-    lost: u64,
-}
+pub struct Events(Mutex<Vec<Feed>>);
 
 impl Events {
     /// Tells all subscribers. Never waits for one.
     pub fn tell(&self, disk: &str, change: &Change) {
-        let mut rings = lock(&self.0);
-        rings.retain(|ring| ring.strong_count() > 0);
-        if rings.is_empty() {
+        let mut feeds = lock(&self.0);
+        feeds.retain(Feed::has_reader);
+        if feeds.is_empty() {
             return;
         }
         let event = event(disk, change);
-        rings.iter().filter_map(Weak::upgrade).for_each(|ring| ring.push(event.clone()));
+        feeds.iter().for_each(|feed| feed.push(event.clone()));
     }
 
     /// A new subscriber, which receives the events from now on.
@@ -74,40 +46,10 @@ impl Events {
     /// # Errors
     /// The error of the system call, if no file descriptor is left.
     pub fn subscribe(&self) -> io::Result<Subscription> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let ring = Arc::new(Ring { waiting: Mutex::default(), wake });
-        lock(&self.0).push(Arc::downgrade(&ring));
-        Ok(Subscription(ring))
-    }
-}
-
-impl Ring {
-    fn push(&self, event: Event) {
-        let mut waiting = lock(&self.waiting);
-        match waiting.events.len() < RING_MAX {
-            true => waiting.events.push_back(event),
-            false => waiting.lost += 1,
-        }
-        // The counter of an eventfd cannot overflow here; it only has to be more than 0.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-}
-
-impl Subscription {
-    /// The events that wait, and one about those that were lost after them.
-    pub fn take(&self) -> Vec<Event> {
-        let mut waiting = lock(&self.0.waiting);
-        let _ = rustix::io::read(&self.0.wake, &mut [0; 8][..]); // EAGAIN: there was no signal
-        let Waiting { events, lost } = std::mem::take(&mut *waiting);
-        let told = json!({"time_ms": now_ms(), "event": "lost", "lost": lost});
-        events.into_iter().chain((lost > 0).then_some(told)).collect()
-    }
-}
-
-impl AsFd for Subscription {
-    /// Readable while events wait.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.wake.as_fd()
+        let (feed, subscription) =
+            feed(|lost| json!({"time_ms": now_ms(), "event": "lost", "lost": lost}))?;
+        lock(&self.0).push(feed);
+        Ok(subscription)
     }
 }
 
@@ -132,7 +74,7 @@ pub fn failure_value(failure: &StorageFailure) -> Value {
     })
 }
 
-fn event(disk: &str, change: &Change) -> Event {
+fn event(disk: &str, change: &Change) -> Value {
     let mut event = json!({"time_ms": now_ms(), "disk": disk});
     let mut set = |name: &str, value: Value| event[name] = value;
     let name = match change {
@@ -193,18 +135,10 @@ fn event(disk: &str, change: &Change) -> Event {
     event
 }
 
-/// Milliseconds since 1970.
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::subscription::RING_MAX;
 
     #[test]
     fn a_slow_subscriber_loses_events_and_is_told_how_many_and_a_quick_one_loses_none() {

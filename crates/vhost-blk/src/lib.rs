@@ -31,6 +31,7 @@ pub mod socket;
 pub mod socket_file;
 pub mod stop;
 mod stop_signals;
+pub mod subscription;
 pub mod top;
 pub mod upgrade;
 pub mod values;

@@ -4,6 +4,7 @@
 
 mod images;
 mod pages;
+mod streams;
 
 pub use pages::PAGES;
 

@@ -306,6 +306,19 @@ pub fn io_timeout(text: &str) -> Result<IoTimeout, String> {
     }
 }
 
+/// Time of a slow request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowerThan(pub Duration);
+
+/// The time of a slow request in milliseconds.
+pub fn slower_than(text: &str) -> Result<SlowerThan, String> {
+    let (min, max) = (0.001, 3_600_000.0);
+    match text.parse::<f64>() {
+        Ok(ms) if (min..=max).contains(&ms) => Ok(SlowerThan(Duration::from_secs_f64(ms / 1e3))),
+        _ => Err(format!("give a number of milliseconds from {min} to {max}")),
+    }
+}
+
 /// Time that requests may catch up on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Burst(pub Duration);

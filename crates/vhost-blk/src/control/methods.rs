@@ -5,7 +5,7 @@ use super::client::Client;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::values::{limits_of, status_value, summary_value, totals_value};
 use crate::disk_options;
-use crate::disks::{Disks, Mode, NewDisk, Origin};
+use crate::disks::{Disks, Mode, NewDisk, Origin, Row, Traced};
 use crate::failure::Failure;
 use crate::log;
 use crate::values::{Cache, LogLevel, disk_name};
@@ -35,6 +35,8 @@ pub(super) enum Done {
     Stop,
     /// A stream of events follows.
     Events,
+    /// A stream of slow requests follows a first reply.
+    Trace(Traced, Value),
 }
 
 /// Carries out a call.
@@ -69,6 +71,10 @@ pub(super) fn carry_out(
         "Events" => {
             call.no_more()?;
             return if call.more { Ok(Done::Events) } else { Err(CallError::ExpectedMore) };
+        }
+        "Trace" => {
+            let (traced, first) = trace(disks, client, &mut call)?;
+            return Ok(Done::Trace(traced, first));
         }
         _ => of_disk(disks, client, name, &mut call)?,
     };
@@ -248,6 +254,40 @@ fn upgrade(client: &Client<'_>, call: &mut Call) -> Result<Option<PathBuf>, Call
     }
     client.log("Upgrade", "");
     Ok(program.map(PathBuf::from))
+}
+
+/// Begins a trace. Its first reply names the disks that it does not cover.
+fn trace(
+    disks: &Arc<Disks>,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<(Traced, Value), CallError> {
+    let wanted = call.optional("name", text)?;
+    let bound = call.required("slower_than_us", |value| value.as_u64().filter(|&us| us > 0))?;
+    call.no_more()?;
+    if !call.more {
+        return Err(CallError::ExpectedMore);
+    }
+    let name = wanted.map(|name| disks.resolve(Some(&name))).transpose()?;
+    let on_kernel =
+        |row: &Row| row.status.as_ref().is_some_and(|status| status.plane == PlaneKind::Kernel);
+    let mut untraced = disks.statuses(LIST_MAX);
+    untraced.retain(on_kernel);
+    if let Some(name) = untraced.iter().map(|row| &row.name).find(|&row| Some(row) == name.as_ref())
+    {
+        return Err(Failure::run(
+            format!("trace the disk {name}"),
+            "its queues run in the kernel, which notes no stages",
+            format!("move it: vhost-blk ctl switch {name} uring"),
+        )
+        .into());
+    }
+    if name.is_some() {
+        untraced.clear();
+    }
+    client.log("Trace", name.as_deref().unwrap_or(""));
+    let untraced: Vec<_> = untraced.into_iter().map(|row| row.name).collect();
+    Ok((disks.trace(name, Duration::from_micros(bound))?, json!({"untraced": untraced})))
 }
 
 fn set_log_level(client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {

@@ -11,9 +11,9 @@ pub mod protocol;
 mod values;
 
 use crate::disks::Disks;
-use crate::events::Subscription;
 use crate::failure::Failure;
 use crate::os;
+use crate::subscription::Subscription;
 use crate::upgrade::{Caller, TakenClient, Upgraded};
 use client::Client;
 use codec::{CALL_BYTES_MAX, Channel, CodecError};
@@ -146,7 +146,12 @@ fn converse(channel: &mut Channel, disks: &Arc<Disks>) -> Result<(), CodecError>
                 protocol::error(upgrade(disks, program.as_deref(), &caller).into())
             }
             Ok(Done::Stop) => return stop(channel),
-            Ok(Done::Events) => return follow(channel, disks),
+            Ok(Done::Events) => {
+                return follow(channel, &disks.events.subscribe()?, "event", json!({}));
+            }
+            Ok(Done::Trace(traced, first)) => {
+                return follow(channel, traced.subscription(), "request", first);
+            }
             Err(error) => protocol::error(error),
         };
         if !is_oneway {
@@ -170,20 +175,28 @@ fn stop(channel: &Channel) -> Result<(), CodecError> {
     sent
 }
 
-/// Sends events until the client closes the connection.
-fn follow(channel: &Channel, disks: &Disks) -> Result<(), CodecError> {
-    let subscription: Subscription = disks.events.subscribe()?;
-    let send =
-        |parameters: Value| channel.send(&protocol::reply(parameters, true), &[], Some(REPLY_MAX));
-    send(json!({}))?;
-    loop {
+/// Sends `first` and then each message as `member`, until the client closes the connection or the
+/// stream ends.
+fn follow(
+    channel: &Channel,
+    subscription: &Subscription,
+    member: &str,
+    first: Value,
+) -> Result<(), CodecError> {
+    let send = |parameters: Value, continues| {
+        channel.send(&protocol::reply(parameters, continues), &[], Some(REPLY_MAX))
+    };
+    send(first, true)?;
+    while !subscription.has_ended() {
         // A client that sends something is not waited for: it has no other call to make here.
-        let [has_event, is_done] = os::wait_readable([subscription.as_fd(), channel.as_fd()])?;
+        let [has_message, is_done] = os::wait_readable([subscription.as_fd(), channel.as_fd()])?;
         if is_done {
             return Ok(());
         }
-        if has_event {
-            subscription.take().into_iter().try_for_each(|event| send(json!({"event": event})))?;
+        if has_message {
+            let mut messages = subscription.take().into_iter();
+            messages.try_for_each(|message| send(json!({member: message}), true))?;
         }
     }
+    send(json!({}), false)
 }

@@ -46,21 +46,25 @@ impl<'a> Asker<'a> {
         }
     }
 
-    /// Calls `each` for each event until the daemon ends.
-    pub(super) fn events(
+    /// Calls a method that replies again and again, and `each` for the parameters of each reply, until
+    /// it says to stop, or the stream or the daemon ends.
+    pub(super) fn follow(
         mut self,
-        mut each: impl FnMut(&Value) -> Result<(), Failure>,
+        what: &str,
+        method: &str,
+        parameters: &Value,
+        mut each: impl FnMut(&Value) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
-        let what = "receive events";
-        let call = json!({"method": format!("{INTERFACE}.Events"), "more": true});
+        let method = format!("{INTERFACE}.{method}");
+        let call = json!({"method": method, "parameters": parameters, "more": true});
         self.channel.send(&call, &[], self.patience).map_err(|error| self.failed(&error))?;
         let mut patience = self.patience;
         while let Some(reply) = self.receive(patience)? {
             // The first one only says that the subscription holds.
             patience = None;
-            match result(reply, what)?.get("event") {
-                None | Some(Value::Null) => {}
-                Some(event) => each(event)?,
+            let continues = reply["continues"] == true;
+            if !each(&result(reply, what)?)? || !continues {
+                break;
             }
         }
         Ok(())

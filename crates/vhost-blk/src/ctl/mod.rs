@@ -4,6 +4,7 @@
 mod add;
 mod ask;
 mod text;
+mod trace;
 
 use crate::failure::Failure;
 use crate::values::{self, Burst, Cache, LogLevel, Size, word};
@@ -16,6 +17,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 pub(crate) use text::table;
+use trace::TraceArgs;
 
 /// Arguments of `vhost-blk ctl`.
 #[derive(Args, Clone, Debug)]
@@ -135,6 +137,10 @@ pub enum Action {
         #[arg(required = true)]
         plane: PlaneName,
     },
+    /// Print slow requests as they complete, with the time of each stage, until this program is stopped. Only
+    /// queues on the io_uring data plane are traced. While a trace runs, each request costs some readings of
+    /// the clock
+    Trace(TraceArgs),
     /// Replace the program of the daemon while the guests of all of its disks run, after the new one
     /// has checked that it can take over. Otherwise the old one serves on
     Upgrade {
@@ -169,7 +175,10 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
     let patience = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
     let connect = || Asker::connect(&args.control_path, patience);
     match &args.action {
-        Action::Events => connect()?.events(|event| print_event(event, args.json)),
+        Action::Events => connect()?.follow("receive events", "Events", &json!({}), |reply| {
+            print_message(&reply["event"], args.json, text::event).map(|()| true)
+        }),
+        Action::Trace(trace) => trace.follow(connect()?, args.json),
         Action::Add(add) => {
             let (parameters, image) = add.parameters()?;
             let reply = connect()?.ask("add the disk", "Add", &parameters, image.as_ref())?;
@@ -245,7 +254,9 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Upgrade { program } => {
             Call::new("upgrade the daemon", "Upgrade", json!({"program": program}))
         }
-        Action::Add(_) | Action::Events => unreachable!("they are no simple calls"),
+        Action::Add(_) | Action::Events | Action::Trace(_) => {
+            unreachable!("they are no simple calls")
+        }
     })
 }
 
@@ -283,8 +294,17 @@ fn shown(call: &Call, reply: &Value, as_json: bool) -> String {
     format!("{value}\n")
 }
 
-fn print_event(event: &Value, as_json: bool) -> Result<(), Failure> {
-    print(&if as_json { format!("{event}\n") } else { text::event(event) })
+/// Prints a message of a stream, if there is one.
+fn print_message(
+    message: &Value,
+    as_json: bool,
+    text: fn(&Value) -> String,
+) -> Result<(), Failure> {
+    match (message.is_null(), as_json) {
+        (true, _) => Ok(()),
+        (_, true) => print(&format!("{message}\n")),
+        (_, false) => print(&text(message)),
+    }
 }
 
 fn print(text: &str) -> Result<(), Failure> {

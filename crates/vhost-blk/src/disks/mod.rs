@@ -19,9 +19,11 @@ mod held;
 mod opening;
 pub mod reload;
 mod taking_over;
+mod traces;
 
 pub use held::Held;
 pub use opening::Opened;
+pub use traces::Traced;
 
 use crate::engine;
 use crate::events::{Change, Events};
@@ -31,7 +33,7 @@ use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{Parts, TakenParts, Upgrader};
-use data_plane::UringPool;
+use data_plane::{Health, UringPool};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -39,6 +41,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use traces::Traces;
 use vhost_user::{Answer, Command, Control, Posted, Status};
 
 /// Maximum disks of a process.
@@ -88,6 +91,7 @@ pub struct Disks {
     pub mode: Mode,
     /// Events of the disks.
     pub events: Arc<Events>,
+    traces: Arc<Traces>,
     /// Replaces the program, if it has a control socket.
     pub upgrader: OnceLock<Upgrader>,
     state: Mutex<State>,
@@ -122,6 +126,7 @@ struct Entry {
     origin: Origin,
     stop: Arc<Stop>,
     control: Arc<Control>,
+    health: Arc<Health>,
     socket: Option<Arc<SocketFile>>,
     device: Option<(u32, u32)>,
     /// The parts that an upgrade passes on.
@@ -155,6 +160,7 @@ impl Disks {
             process,
             mode,
             events: Arc::default(),
+            traces: Arc::default(),
             upgrader: OnceLock::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -395,6 +401,7 @@ impl Reservation {
         }
         state.table.insert(name.clone(), Slot::Served(Box::new(entry)));
         drop(state);
+        disks.adopt_bounds();
         disks.events.tell(&name, &Change::Added);
         Ok(Served { disks, name })
     }
@@ -421,6 +428,7 @@ struct Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.disks.events.tell(&self.name, &Change::Removed);
+        self.disks.traces.end(&self.name);
         self.disks.leave(&self.name);
     }
 }

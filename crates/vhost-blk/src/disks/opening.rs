@@ -14,7 +14,7 @@ use crate::upgrade::{self, Parts, Storage, TakenParts, TakenSocket};
 use crate::values::BackendKind;
 use backend::Info;
 use backend::file::File as ImageFile;
-use data_plane::{HealthEvent, OncePerSecond, PlaneKind};
+use data_plane::{HealthEvent, OncePerSecond, PlaneKind, SlowRequest};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -100,7 +100,8 @@ impl Disks {
         let path = args.blk_file.as_deref().filter(|_| args.backend == BackendKind::File);
         let device = path.and_then(growth::device_number);
         let socket = socket.map(Arc::new);
-        let entry = Entry { args, origin, stop, control, socket, device, parts };
+        let health = server.health();
+        let entry = Entry { args, origin, stop, control, health, socket, device, parts };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation })
     }
 
@@ -124,6 +125,9 @@ impl Disks {
         server.observe_health(move |event: &HealthEvent| {
             events.tell(&disk, &Change::Health(event.clone()));
         });
+        let (traces, disk) = (Arc::clone(&self.traces), name.to_owned());
+        let tell = move |request: &SlowRequest| traces.tell(&disk, request);
+        server.health().set_trace_hook(Box::new(tell));
         Ok(())
     }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Exit statuses, files, examples and references of each command's page, alphabetical.
 
-use super::{Page, images};
+use super::{Page, images, streams};
 
 pub(super) const DONE: (u8, &str) = (0, "Success.");
 const FAILED: (u8, &str) = (1, "Failure; one line on standard error has the cause and the remedy.");
 pub(super) const MISUSED: (u8, &str) = (2, "The command line is wrong.");
 pub(super) const USUAL: &[(u8, &str)] = &[DONE, FAILED, MISUSED];
 
-const CONTROL_SOCKET: &[(&str, &str)] =
+pub(super) const CONTROL_SOCKET: &[(&str, &str)] =
     &[("PATH", "The control socket of a daemon (--control-path).")];
 
 /// One page for each command.
@@ -101,6 +101,7 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-status", "1"),
             ("vhost-blk-ctl-stop", "1"),
             ("vhost-blk-ctl-switch", "1"),
+            ("vhost-blk-ctl-trace", "1"),
             ("vhost-blk-ctl-upgrade", "1"),
             ("vhost-blk-daemon", "1"),
             ("vhost-blk-serve", "1"),
@@ -131,16 +132,7 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-serve", "1"),
         ],
     },
-    Page {
-        command: "vhost-blk ctl events",
-        statuses: USUAL,
-        files: CONTROL_SOCKET,
-        examples: &[
-            ("Print changes as they happen:", "vhost-blk ctl --control-path vhost-blk.ctl events"),
-            ("The same for programs:", "vhost-blk ctl --control-path vhost-blk.ctl --json events"),
-        ],
-        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
-    },
+    streams::EVENTS,
     Page {
         command: "vhost-blk ctl limit",
         statuses: &[
@@ -318,6 +310,7 @@ pub const PAGES: &[Page] = &[
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
     },
+    streams::TRACE,
     Page {
         command: "vhost-blk ctl upgrade",
         statuses: &[

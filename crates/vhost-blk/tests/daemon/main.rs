@@ -10,3 +10,4 @@ mod limits;
 mod reload;
 mod rig;
 mod top;
+mod trace;

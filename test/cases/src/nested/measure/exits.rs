@@ -2,9 +2,8 @@
 //! Exits of the guest for each request, counted by KVM; kicks and interrupts, counted by the guest.
 //! They are what emulation distorts in time and not in number.
 //!
-//! A load of one length and one of three times the length are counted. The figures are the
-//! difference of both over the difference of their requests, so that the start of fio and the
-//! guest's agent do not count. The guest's clock ticks do.
+//! A load and one with three times the requests are counted. The figures are the difference of both
+//! over the difference of their requests, so that the start of fio and the guest's agent do not count. The guest's clock ticks do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -68,21 +67,21 @@ impl Counter {
         Ok(Self { folder })
     }
 
-    /// Counts while `job` runs for `seconds`, and for three times as long. No other disk of the
-    /// guest may be used.
+    /// Counts while `job` runs with so many `requests`, and with three times as many. No other disk of
+    /// the guest may be used.
     pub(super) fn of(
         &self,
         guest: &mut Guest,
         disk: &Watched<'_>,
-        job: impl Fn(f64) -> Job,
-        seconds: f64,
+        job: impl Fn(u64) -> Job,
+        requests: u64,
     ) -> Result<Figures> {
-        let mut count = |seconds| {
+        let mut count = |requests| {
             let before = self.now(guest, disk)?;
-            guest.ok(&job(seconds).command_line())?;
+            guest.ok(&job(requests).command_line())?;
             self.now(guest, disk)?.since(&before)
         };
-        let (short, long) = (count(seconds)?, count(3.0 * seconds)?);
+        let (short, long) = (count(requests)?, count(3 * requests)?);
         long.beyond(&short)
     }
 

@@ -27,6 +27,10 @@ use crate::nested::kvm;
 /// Longest time for a measurement without a guest.
 const BARE_LIMIT: Duration = Duration::from_secs(600);
 
+/// Least and most requests of each process of fio in the shorter load whose exits are counted.
+const COUNTED_MIN: u64 = 256;
+const COUNTED_MAX: u64 = 50_000;
+
 /// Options of `cases nested-bench`.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct Args {
@@ -119,7 +123,7 @@ fn measure(
             for depth in &args.depths {
                 let labels =
                     point(&[("device", &device), ("rw", rw), ("vcpus", &vcpus), ("depth", depth)]);
-                let job = |node: &str| job(args.seconds, node, rw, *depth, vcpus);
+                let job = |node| job(node, rw, *depth, vcpus).timed(args.seconds, 300);
                 for (disk, node) in disks.iter().zip(&nodes) {
                     let outcome = Outcome::parse(&guest.ok(&job(node).command_line())?)?;
                     set.add(disk.way.name(), &labels, vec![(IOPS, outcome.iops)]);
@@ -153,8 +157,11 @@ fn count(
                 point(&[("device", &device), ("rw", rw), ("vcpus", &vcpus), ("depth", depth)]);
             for (way, node) in disks {
                 let disk = Watched::find(guest, node)?;
-                let job = |seconds| job(seconds, node, rw, *depth, vcpus);
-                let figures = counter.of(guest, &disk, job, args.seconds / 4.0)?;
+                let rate = set.at(way, &labels).map_or(0.0, |row| row.median(IOPS));
+                let requests = (rate * args.seconds / 4.0) as u64 / u64::from(vcpus);
+                let job = |requests| job(node, rw, *depth, vcpus).counted(requests);
+                let figures =
+                    counter.of(guest, &disk, job, requests.clamp(COUNTED_MIN, COUNTED_MAX))?;
                 set.add(way, &labels, figures);
             }
         }
@@ -163,8 +170,8 @@ fn count(
     Ok(())
 }
 
-fn job(seconds: f64, node: &str, rw: &str, depth: u16, jobs: u16) -> Job {
-    Job::new("bench", node).timed(seconds, 300).with(&format!(
+fn job(node: &str, rw: &str, depth: u16, jobs: u16) -> Job {
+    Job::new("bench", node).with(&format!(
         "--rw={rw} --bs=4k --iodepth={depth} --numjobs={jobs} --group_reporting \
          --ioengine=io_uring --direct=1"
     ))

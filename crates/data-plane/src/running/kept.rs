@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests that failed and halted the disk: they stay in flight, and the queue takes them again
+//! after the halt.
+
+use super::RunningQueue;
+use crate::failure::StorageFailure;
+use crate::health::Verdict;
+use crate::latency::Clock;
+use crate::plane::KeptRequests;
+use crate::request_table::Taken;
+use backend::{Io, IoError};
+use virtio_blk::{Completion, Kind, Request};
+
+impl RunningQueue {
+    /// Judges the failed I/O of a request. Halts the disk if its policy says so; returns whether the
+    /// request must be kept.
+    #[cold]
+    pub(crate) fn halts(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
+        if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
+            self.health.failed(failure);
+        }
+        let verdict = self.health.judge(kind, error);
+        if verdict != Verdict::Report {
+            self.health.halt(kind, error);
+            self.halted = true;
+        }
+        verdict == Verdict::Keep
+    }
+
+    /// Keeps a failed request: its chain stays in flight, and is taken again after the halt.
+    #[cold]
+    pub(crate) fn keep(&mut self, taken: Taken, request: Request) {
+        self.inflight_bytes -= request.kind.inflight_bytes();
+        self.stats.chains -= 1; // counted again when it is taken again
+        let index = taken.index();
+        let head = self.requests.release(taken);
+        let again = self.ring.keep(head, &self.requests.entry(index).chain);
+        self.resubmit.push_back(again);
+    }
+
+    /// Answers kept requests with an error, if the stop wants that and the disk is halted.
+    #[cold]
+    pub(crate) fn end_kept(&mut self, clock: &mut Clock) {
+        let answers = match self.ends_kept {
+            KeptRequests::Carry => false,
+            KeptRequests::Leave => self.region.is_none(),
+            KeptRequests::Answer => true,
+        };
+        if !self.halted || !answers || self.resubmit.is_empty() {
+            return;
+        }
+        while let Some(mut taken) = self.take_resubmitted() {
+            taken.at = clock.recent();
+            match self.parse(&taken) {
+                Ok(request) => {
+                    let failed = Completion::of(request.kind, Err(IoError::Errno(libc::EIO)), 0);
+                    self.complete(taken, request, failed);
+                }
+                Err(refused) => self.refuse(taken, refused),
+            }
+        }
+        self.publish(clock);
+        self.notify_if_asked();
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk ctl trace`.
+
+use super::ask::Asker;
+use super::print_message;
+use crate::failure::Failure;
+use crate::values::{self, SlowerThan};
+use clap::Args;
+use serde_json::{Value, json};
+use std::io::Write;
+
+/// Arguments of `vhost-blk ctl trace`.
+#[derive(Args, Clone, Debug)]
+pub struct TraceArgs {
+    /// The disk; all disks if it is left out
+    #[arg(value_parser = values::disk_name)]
+    pub name: Option<String>,
+    /// Time of a slow request in milliseconds: 0.001 to 3600000
+    #[arg(long, value_name = "MS", default_value = "20", value_parser = values::slower_than)]
+    pub slower_than: SlowerThan,
+    /// End after so many slow requests
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+}
+
+impl TraceArgs {
+    /// Prints slow requests until the disk has gone, `count` of them are printed, or the daemon ends.
+    pub(super) fn follow(&self, asker: Asker<'_>, as_json: bool) -> Result<(), Failure> {
+        let slower_than_us = self.slower_than.0.as_micros() as u64;
+        let parameters = json!({"name": self.name, "slower_than_us": slower_than_us});
+        let mut left = self.count;
+        asker.follow("trace requests", "Trace", &parameters, |reply| {
+            warn_of_untraced(&reply["untraced"]);
+            let request = &reply["request"];
+            print_message(request, as_json, text)?;
+            if let Some(left) = left.as_mut().filter(|_| request["total_us"].is_u64()) {
+                *left -= 1;
+            }
+            Ok(left != Some(0))
+        })
+    }
+}
+
+/// Says which disks are not traced.
+fn warn_of_untraced(names: &Value) {
+    let names: Vec<&str> =
+        names.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if !names.is_empty() {
+        let names = names.join(", ");
+        let line =
+            "run in the kernel and are not traced; vhost-blk ctl switch NAME uring moves them";
+        let _ = writeln!(std::io::stderr(), "vhost-blk: the queues of {names} {line}");
+    }
+}
+
+/// A slow request as a line for people, with times in milliseconds.
+fn text(request: &Value) -> String {
+    if let Some(lost) = request["lost"].as_u64() {
+        return format!("{} {lost} slow requests are not shown\n", request["time_ms"]);
+    }
+    let ms = |name: &str| format!("{:.3}", request[name].as_u64().unwrap_or(0) as f64 / 1e3);
+    let word = |name: &str| request[name].as_str().unwrap_or("-");
+    let sector = request["sector"].as_u64();
+    let place = sector.map_or_else(String::new, |sector| format!(" sector={sector}"));
+    let failed = if request["failed"] == true { " failed" } else { "" };
+    format!(
+        "{} {} queue={} {}{place} bytes={} total={} limit={} submit={} storage={} used={}{failed}\n",
+        request["time_ms"],
+        word("disk"),
+        request["queue"],
+        word("operation"),
+        request["bytes"],
+        ms("total_us"),
+        ms("limit_us"),
+        ms("submit_us"),
+        ms("storage_us"),
+        ms("used_us"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_request_is_a_line_with_milliseconds() {
+        let mut request = json!({
+            "time_ms": 5, "disk": "a", "queue": 1, "operation": "read", "sector": 8, "bytes": 4096,
+            "failed": false, "total_us": 51_250, "limit_us": 0, "submit_us": 17,
+            "storage_us": 51_230, "used_us": 3,
+        });
+        let line = "5 a queue=1 read sector=8 bytes=4096 total=51.250 limit=0.000 submit=0.017 \
+                    storage=51.230 used=0.003";
+        assert_eq!(text(&request), format!("{line}\n"));
+        request["failed"] = true.into();
+        assert_eq!(text(&request), format!("{line} failed\n"));
+        assert_eq!(text(&json!({"time_ms": 5, "lost": 3})), "5 3 slow requests are not shown\n");
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Traces of slow requests, for `vhost-blk ctl trace`.
+//!
+//! Each trace has a bound. A disk tells the requests that exceed the least bound of its traces, and
+//! notes no times while there is none.
+
+use super::{Disks, Slot};
+use crate::failure::Failure;
+use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
+use data_plane::SlowRequest;
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// All traces.
+#[derive(Debug, Default)]
+pub(super) struct Traces(Mutex<Vec<Trace>>);
+
+#[derive(Debug)]
+struct Trace {
+    /// `None`: all disks.
+    disk: Option<String>,
+    slower_than: Duration,
+    feed: Feed,
+}
+
+impl Trace {
+    fn is_of(&self, disk: &str) -> bool {
+        self.disk.as_deref().is_none_or(|own| own == disk)
+    }
+}
+
+impl Traces {
+    fn begin(&self, disk: Option<String>, slower_than: Duration) -> std::io::Result<Subscription> {
+        let (feed, subscription) = feed(|lost| json!({"time_ms": now_ms(), "lost": lost}))?;
+        lock(&self.0).push(Trace { disk, slower_than, feed });
+        Ok(subscription)
+    }
+
+    /// The least bound of the traces of a disk.
+    fn bound(&self, disk: &str) -> Option<Duration> {
+        let mut traces = lock(&self.0);
+        traces.retain(|trace| trace.feed.has_reader());
+        traces.iter().filter(|trace| trace.is_of(disk)).map(|trace| trace.slower_than).min()
+    }
+
+    /// Tells a slow request. Never waits for a client.
+    pub(super) fn tell(&self, disk: &str, slow: &SlowRequest) {
+        let total = slow.total();
+        let traces = lock(&self.0);
+        let wanted = traces.iter().filter(|trace| trace.is_of(disk) && total >= trace.slower_than);
+        wanted.for_each(|trace| trace.feed.push(request_value(disk, slow)));
+    }
+
+    /// Ends the traces of a disk that has gone.
+    pub(super) fn end(&self, disk: &str) {
+        let traces = lock(&self.0);
+        let its = traces.iter().filter(|trace| trace.disk.as_deref() == Some(disk));
+        its.for_each(|trace| trace.feed.end());
+    }
+}
+
+/// A slow request as JSON (`SlowRequest`).
+fn request_value(disk: &str, slow: &SlowRequest) -> Value {
+    let us = |time: Duration| time.as_micros() as u64;
+    json!({
+        "time_ms": now_ms(),
+        "disk": disk,
+        "queue": slow.queue,
+        "operation": slow.operation.name(),
+        "sector": slow.sector,
+        "bytes": slow.bytes,
+        "failed": slow.failed,
+        "total_us": us(slow.total()),
+        "limit_us": us(slow.limit),
+        "submit_us": us(slow.submit),
+        "storage_us": us(slow.storage),
+        "used_us": us(slow.used),
+    })
+}
+
+/// A trace of a client. It ends with the drop.
+pub struct Traced {
+    /// `None` during the drop.
+    subscription: Option<Subscription>,
+    disks: Arc<Disks>,
+}
+
+impl Traced {
+    /// The slow requests.
+    pub fn subscription(&self) -> &Subscription {
+        self.subscription.as_ref().expect("it is there until the drop")
+    }
+}
+
+impl Disks {
+    /// Traces requests that take as long as `slower_than`, of one disk or of all.
+    ///
+    /// # Errors
+    /// [`Failure`] if no file descriptor is left.
+    pub fn trace(
+        self: &Arc<Self>,
+        disk: Option<String>,
+        slower_than: Duration,
+    ) -> Result<Traced, Failure> {
+        let begun = self.traces.begin(disk, slower_than).map_err(|error| {
+            Failure::run("trace requests", error, "raise the limit on open files (ulimit -n)")
+        })?;
+        self.adopt_bounds();
+        Ok(Traced { subscription: Some(begun), disks: Arc::clone(self) })
+    }
+
+    /// Passes the bounds of the traces to all disks.
+    pub(super) fn adopt_bounds(&self) {
+        for (name, slot) in &self.lock().table {
+            if let Slot::Served(entry) = slot {
+                entry.health.trace(self.traces.bound(name));
+            }
+        }
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        self.subscription = None;
+        self.disks.adopt_bounds();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use data_plane::Operation;
+
+    fn slow(ms: u64) -> SlowRequest {
+        let (zero, storage) = (Duration::ZERO, Duration::from_millis(ms));
+        SlowRequest {
+            queue: 1,
+            operation: Operation::Read,
+            sector: Some(8),
+            bytes: 512,
+            failed: false,
+            limit: zero,
+            submit: zero,
+            storage,
+            used: zero,
+        }
+    }
+
+    #[test]
+    fn each_trace_gets_the_requests_beyond_its_bound_and_the_disk_has_the_least_one() {
+        let traces = Traces::default();
+        let ms = Duration::from_millis;
+        assert_eq!(traces.bound("a"), None);
+        let all = traces.begin(None, ms(50)).unwrap();
+        let one = traces.begin(Some("a".into()), ms(10)).unwrap();
+        assert_eq!((traces.bound("a"), traces.bound("b")), (Some(ms(10)), Some(ms(50))));
+        for (disk, took) in [("a", 9), ("a", 10), ("a", 60), ("b", 70)] {
+            traces.tell(disk, &slow(took));
+        }
+        let times = |told: Vec<Value>| -> Vec<(String, u64)> {
+            let pair = |it: &Value| (it["disk"].as_str().unwrap().into(), it["total_us"].as_u64());
+            told.iter().map(pair).map(|(disk, us): (String, _)| (disk, us.unwrap())).collect()
+        };
+        assert_eq!(times(one.take()), [("a".into(), 10_000), ("a".into(), 60_000)]);
+        assert_eq!(times(all.take()), [("a".into(), 60_000), ("b".into(), 70_000)]);
+        traces.end("a");
+        assert!(one.has_ended() && !all.has_ended());
+        drop(one);
+        assert_eq!(traces.bound("a"), Some(ms(50)));
+        drop(all);
+        assert_eq!(traces.bound("a"), None);
+    }
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pages of the commands that print until they are stopped.
+
+use super::Page;
+use super::pages::{CONTROL_SOCKET, USUAL};
+
+pub(super) const EVENTS: Page = Page {
+    command: "vhost-blk ctl events",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[
+        ("Print changes as they happen:", "vhost-blk ctl --control-path vhost-blk.ctl events"),
+        ("The same for programs:", "vhost-blk ctl --control-path vhost-blk.ctl --json events"),
+    ],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+};
+
+pub(super) const TRACE: Page = Page {
+    command: "vhost-blk ctl trace",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[
+        (
+            "Print requests of all disks that take 50 ms or longer:",
+            "vhost-blk ctl --control-path vhost-blk.ctl trace --slower-than 50",
+        ),
+        (
+            "Print ten of the disk data, for programs:",
+            "vhost-blk ctl --control-path vhost-blk.ctl --json trace data --count 10",
+        ),
+    ],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-stats", "1")],
+};

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The trace of slow requests.
+
+use crate::rig::{Raw, Rig};
+use serde_json::{Value, json};
+
+/// Time that the delayed disk adds.
+const DELAY_US: u64 = 30_000;
+
+fn trace(parameters: &str) -> String {
+    format!(r#"{{"method":"io.vhostblk.Trace","more":true,"parameters":{{{parameters}}}}}"#)
+}
+
+fn traced(rig: &Rig, parameters: &str) -> Raw {
+    let mut raw = rig.connect();
+    let first = raw.call(&trace(parameters));
+    assert_eq!(first, json!({"parameters": {"untraced": []}, "continues": true}));
+    raw
+}
+
+#[track_caller]
+fn next(raw: &mut Raw) -> Value {
+    let mut reply = raw.receive();
+    assert_eq!(reply["continues"], true, "{reply}");
+    reply["parameters"]["request"].take()
+}
+
+fn us(request: &Value, stage: &str) -> u64 {
+    request[format!("{stage}_us")].as_u64().unwrap()
+}
+
+#[test]
+fn a_slow_disk_shows_in_the_storage_and_a_fast_one_in_nothing() {
+    let rig = Rig::new();
+    rig.add("slow", &format!("--wrap delay:us={DELAY_US},ops=write"));
+    let mut all = traced(&rig, r#""slower_than_us":20000"#);
+    let mut fast = traced(&rig, r#""name":"slow","slower_than_us":3600000000"#);
+    rig.add("later", &format!("--wrap delay:us={DELAY_US},ops=flush"));
+    let (mut guest, mut later) = (rig.guest("slow"), rig.guest("later"));
+    guest.write(24, &[1; 1024]).unwrap();
+    later.flush().unwrap();
+    let request = next(&mut all);
+    assert_eq!(request["disk"], "slow");
+    assert_eq!(
+        (&request["operation"], &request["sector"], &request["bytes"], &request["failed"]),
+        (&json!("write"), &json!(24), &json!(1024), &json!(false))
+    );
+    assert!(us(&request, "storage") >= DELAY_US, "{request}");
+    let stages = ["limit", "submit", "storage", "used"].iter().map(|stage| us(&request, stage));
+    // Each stage is cut to whole microseconds.
+    assert!((0..4).contains(&(us(&request, "total") - stages.sum::<u64>())), "{request}");
+    let request = next(&mut all);
+    assert_eq!((&request["disk"], &request["sector"]), (&json!("later"), &Value::Null));
+    assert!(us(&request, "storage") >= DELAY_US, "{request}");
+    drop((guest, later));
+    rig.ok("remove slow");
+    let last = fast.receive();
+    assert_eq!(last, json!({"parameters": {}}), "a request within the bound, or no end");
+    rig.ok("remove later");
+    rig.add("last", &format!("--wrap delay:us={DELAY_US}"));
+    rig.guest("last").flush().unwrap();
+    assert_eq!(next(&mut all)["disk"], "last", "the trace of all disks has ended");
+}
+
+#[test]
+fn a_wait_for_a_limit_is_a_stage() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    // The burst lets two requests through; the next ones wait for 50 ms each.
+    rig.ok("limit a --iops 20 --burst-seconds 0.1");
+    let mut raw = traced(&rig, r#""name":"a","slower_than_us":20000"#);
+    let mut guest = rig.guest("a");
+    for sector in 0..8 {
+        guest.write(sector, &[1; 512]).unwrap();
+    }
+    let request = next(&mut raw);
+    assert!(us(&request, "limit") >= 20_000 - us(&request, "storage"), "{request}");
+    assert!(us(&request, "limit") > us(&request, "submit"), "{request}");
+}
+
+#[test]
+fn a_failed_request_says_so() {
+    let rig = Rig::new();
+    rig.add("a", &format!("--wrap fault:ops=write,errno=EIO --wrap delay:us={DELAY_US}"));
+    let mut raw = traced(&rig, r#""slower_than_us":1000"#);
+    rig.guest("a").write(0, &[1; 512]).unwrap_err();
+    assert_eq!(next(&mut raw)["failed"], true);
+}
+
+#[test]
+fn ctl_ends_after_the_wanted_number() {
+    let rig = Rig::new();
+    rig.add("a", &format!("--wrap delay:us={DELAY_US}"));
+    let mut guest = rig.guest("a");
+    let output = std::thread::scope(|scope| {
+        let trace = scope.spawn(|| rig.ok("trace a --slower-than 1.5 --count 2"));
+        while !trace.is_finished() {
+            guest.write(8, &[1; 512]).unwrap();
+        }
+        trace.join().unwrap()
+    });
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!(lines.len(), 2, "{output}");
+    assert!(lines[0].contains(" a queue=0 write sector=8 bytes=512 total="), "{output}");
+}
+
+#[test]
+fn wrong_traces_are_refused() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut raw = rig.connect();
+    let no_more = r#"{"method":"io.vhostblk.Trace","parameters":{"slower_than_us":5}}"#;
+    assert_eq!(raw.call(no_more)["error"], "org.varlink.service.ExpectedMore");
+    for parameters in ["", r#""slower_than_us":0"#, r#""slower_than_us":5,"stage":"used""#] {
+        let reply = raw.call(&trace(parameters));
+        assert_eq!(reply["error"], "org.varlink.service.InvalidParameter", "{parameters}");
+    }
+    let line = rig.refused("trace b", 1);
+    assert!(line.contains("find the disk b: there is none of this name"), "{line}");
+    for words in ["trace a --slower-than 0", "trace a --slower-than x", "trace a --count 0"] {
+        rig.refused(words, 2);
+    }
+}
