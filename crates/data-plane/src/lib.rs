@@ -22,6 +22,7 @@ mod event;
 mod failure;
 mod health;
 mod kernel;
+mod lanes;
 mod latency;
 mod limits;
 mod mail;
@@ -58,7 +59,9 @@ pub use once_per_second::OncePerSecond;
 pub use plane::{IoPoll, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
 pub use pool::{UringOptions, UringPool};
 pub use region::{InflightRegion, queue_region_bytes};
-pub use selector::{PlaneChoice, PlaneSelector, QueueHandle, Selected, Selection};
+pub use selector::{
+    PlaneChoice, PlaneSelector, Prepared, QueueHandle, ReplaceError, Selected, Selection,
+};
 pub use stats::QueueStats;
 pub use trace::SlowRequest;
 pub use uring_plane::UringPlane;

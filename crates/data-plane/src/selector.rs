@@ -2,6 +2,10 @@
 //! Selects the data plane of a device's queues: the kernel or the daemon's io_uring threads. All
 //! queues of a device run on the same plane.
 
+mod replacement;
+
+pub use replacement::{Prepared, ReplaceError};
+
 use crate::error::{KernelError, QueueStartError};
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limits::Limits;

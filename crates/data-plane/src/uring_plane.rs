@@ -3,11 +3,12 @@
 
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::event::QueueId;
+use crate::lanes::Lanes;
 use crate::limits::{Limiter, Limits, Member};
-use crate::mail::{AddDisk, Answer, Mail, Postbox};
-use crate::plane::{DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState};
+use crate::mail::{Answer, Mail, Postbox};
+use crate::plane::{DataPlane, KeptRequests, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
-use backend::{Disk, Lane};
+use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -17,11 +18,8 @@ use virtqueue::{GuestMemory, VirtQueue};
 /// The io_uring data plane of one disk. Dropping it removes the disk from the threads, after its
 /// queues have stopped.
 pub struct UringPlane {
-    pool: UringPool,
-    disk: Arc<dyn Disk>,
+    lanes: Lanes,
     member: Member,
-    /// Each thread's number of the disk.
-    numbers: Vec<u16>,
     /// The thread of queue 0; the other queues follow in turn.
     first_thread: usize,
     queues: BTreeMap<u16, Place>,
@@ -51,49 +49,40 @@ impl UringPlane {
         disk: Arc<dyn Disk>,
         first_thread: usize,
     ) -> Result<Self, StartError> {
-        let mut plane = UringPlane {
-            pool,
-            disk,
-            member: Limiter::new(None).join(),
-            numbers: Vec::new(),
+        let member = Limiter::new(None).join();
+        Ok(UringPlane {
+            lanes: Lanes::open(pool, disk, member.share())?,
+            member,
             first_thread,
             queues: BTreeMap::new(),
             memory: None,
-        };
-        let iopoll = match plane.pool.options().iopoll {
-            IoPoll::Auto => plane.disk.info().io_poll,
-            IoPoll::On => true,
-            IoPoll::Off => false,
-        };
-        for thread in 0..plane.pool.threads() {
-            let lane = plane.disk.open_lane().map_err(StartError::Lane)?;
-            let disk = AddDisk { lane, share: Arc::clone(plane.member.share()), iopoll };
-            let postbox = plane.pool.postbox(thread);
-            let number = postbox.ask(|reply| Mail::AddDisk(disk, reply))?;
-            plane.numbers.push(number);
-        }
-        Ok(plane)
+        })
     }
 
-    /// The threads that have the disk, each with its number of the disk.
-    fn threads(&self) -> impl Iterator<Item = (&Postbox, u16)> {
-        self.pool.postboxes().zip(self.numbers.iter().copied())
-    }
-
-    /// Opens the lane of each thread anew, so that it has the present capacity of the disk. No queue
-    /// may run.
+    /// Opens each thread's lane anew: `Lanes::reopen`.
     ///
     /// # Errors
     /// The first error. A thread keeps its old lane if it cannot have the new one.
     pub fn reopen_lanes(&self) -> io::Result<()> {
-        let lanes: Vec<_> =
-            self.numbers.iter().map(|_| self.disk.open_lane()).collect::<io::Result<_>>()?;
-        let replace = |((postbox, number), lane): ((&Postbox, u16), Box<dyn Lane>)| {
-            postbox.request(|reply| Mail::ReplaceLane(number, lane, reply))
-        };
-        let answers: Vec<_> = self.threads().zip(lanes).map(replace).collect();
-        let outcomes: Vec<_> = answers.into_iter().map(|answer| answer.wait().1).collect();
-        outcomes.into_iter().collect()
+        self.lanes.reopen()
+    }
+
+    /// Opens lanes of another storage beside the present ones.
+    pub(crate) fn open_lanes(&self, disk: Arc<dyn Disk>) -> Result<Lanes, StartError> {
+        Lanes::open(self.lanes.pool().clone(), disk, self.member.share())
+    }
+
+    /// Makes the queues use `lanes` from [`UringPlane::open_lanes`], and closes the present ones. No
+    /// queue may run.
+    pub(crate) fn use_lanes(&mut self, lanes: Lanes) {
+        assert!(self.queues.is_empty(), "no queue of the disk runs");
+        // Pinned twice, the memory could exceed the limit.
+        let memory = self.memory.clone();
+        self.set_memory(None);
+        drop(std::mem::replace(&mut self.lanes, lanes));
+        if memory.is_some() {
+            self.set_memory(memory);
+        }
     }
 
     /// The limits of the disk and of the others of its group.
@@ -115,14 +104,14 @@ impl UringPlane {
         let limiter = self.member.limiter();
         limiter.set(limits);
         let tell = |postbox: &Postbox| postbox.send(Mail::LimitsChanged(Arc::clone(limiter)));
-        self.pool.postboxes().for_each(tell);
+        self.lanes.pool().postboxes().for_each(tell);
     }
 
     /// Makes the disk share the limits of a group, in place of its present ones. `limits`: the group
     /// gets these. A new group without them has none.
     pub fn join_limit_group(&mut self, name: &str, limits: Option<&Limits>) {
         if self.limit_group().is_none_or(|group| **group != *name) {
-            self.become_member(self.pool.join_limit_group(name));
+            self.become_member(self.lanes.pool().join_limit_group(name));
         }
         if let Some(limits) = limits {
             self.set_limits(limits);
@@ -131,7 +120,7 @@ impl UringPlane {
 
     /// The limits of a group; `None`: it has none, or no disk.
     pub fn limits_of_group(&self, name: &str) -> Option<Limits> {
-        self.pool.limits_of_group(name).filter(Limits::is_set)
+        self.lanes.pool().limits_of_group(name).filter(Limits::is_set)
     }
 
     fn become_member(&mut self, member: Member) {
@@ -139,17 +128,17 @@ impl UringPlane {
         let tell = |(postbox, number): (&Postbox, u16)| {
             postbox.send(Mail::Share(number, Arc::clone(self.member.share())));
         };
-        self.threads().for_each(tell);
+        self.lanes.threads().for_each(tell);
     }
 
     /// Makes the queues look at the health of the disk again.
     pub fn wake(&self) {
-        self.threads().for_each(|(postbox, number)| postbox.send(Mail::Wake(number)));
+        self.lanes.threads().for_each(|(postbox, number)| postbox.send(Mail::Wake(number)));
     }
 
     fn place(&self, index: u16) -> (&Postbox, QueueId) {
         let Place { thread, id } = self.queues[&index];
-        (self.pool.postbox(thread), id)
+        (self.lanes.pool().postbox(thread), id)
     }
 }
 
@@ -159,10 +148,10 @@ impl DataPlane for UringPlane {
     }
 
     fn set_memory(&mut self, memory: Option<Arc<GuestMemory>>) {
-        if !self.pool.options().pin_memory {
+        if !self.lanes.pool().options().pin_memory {
             return;
         }
-        for (postbox, number) in self.threads() {
+        for (postbox, number) in self.lanes.threads() {
             let result = postbox.ask(|reply| Mail::Memory(number, memory.clone(), reply));
             if let Err(error) = result {
                 tracing::warn!(%error, "guest memory cannot be pinned; raise RLIMIT_MEMLOCK to its size, or set --pin-memory off; continuing without");
@@ -174,9 +163,10 @@ impl DataPlane for UringPlane {
     fn start_queue(&mut self, setup: QueueSetup) -> Result<(), QueueStartError> {
         let ring = VirtQueue::start(&setup.ring)?;
         let index = setup.index;
-        let thread = (self.first_thread + usize::from(index)) % self.pool.threads();
-        let (disk, queue) = (self.numbers[thread], Box::new((setup, ring)));
-        let id = self.pool.postbox(thread).ask(|reply| Mail::Start(disk, queue, reply));
+        let pool = self.lanes.pool();
+        let thread = (self.first_thread + usize::from(index)) % pool.threads();
+        let (disk, queue) = (self.lanes.number(thread), Box::new((setup, ring)));
+        let id = pool.postbox(thread).ask(|reply| Mail::Start(disk, queue, reply));
         self.queues.insert(index, Place { thread, id });
         Ok(())
     }
@@ -217,10 +207,5 @@ impl Drop for UringPlane {
     fn drop(&mut self) {
         let running: Vec<u16> = self.queues.keys().copied().collect();
         self.stop_queues(&running, KeptRequests::Leave);
-        let remove = |(postbox, number): (&Postbox, u16)| {
-            postbox.request(|reply| Mail::RemoveDisk(number, reply))
-        };
-        let answers: Vec<Answer<Box<dyn Lane>>> = self.threads().map(remove).collect();
-        answers.into_iter().for_each(|answer| drop(answer.wait()));
     }
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Starts the data planes and a vhost-user device for a disk.
 
-use crate::daemon_only::DaemonOnly;
 use crate::failure::Failure;
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::values::{Cache, IoPoll, OnError, Plane};
@@ -45,16 +44,12 @@ impl Server {
         let uring = uring_options(process, args.queues());
         let kernel = kernel_options(&uring, args, process);
         let mut plane = pool.add_disk(Arc::clone(&disk)).map_err(start_failed)?;
-        let for_kernel: Arc<dyn Disk> = match args.daemon_only() {
-            Some(why) => Arc::new(DaemonOnly { inner: Arc::clone(&disk), why }),
-            None => Arc::clone(&disk),
-        };
         let limits = args.limits();
         match &args.limit_group {
             Some(group) => plane.join_limit_group(group, limits.is_set().then_some(&limits)),
             None => plane.set_limits(&limits),
         }
-        let planes = PlaneSelector::new(for_kernel, plane, kernel, choice(args.data_plane))
+        let planes = PlaneSelector::new(Arc::clone(&disk), plane, kernel, choice(args.data_plane))
             .map_err(|error| Failure::told("use the kernel data plane", error))?;
         let mut device = Device::new(disk, planes, device_options(args));
         let health = Arc::new(health(args));
@@ -184,6 +179,7 @@ fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) 
         num_queues: args.queues(),
         queue_size_max: args.queue_size,
         limits: if args.limit_group.is_some() { Limits::NONE } else { args.limits() },
+        unsuited: args.daemon_only(),
     }
 }
 

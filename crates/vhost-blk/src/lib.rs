@@ -10,7 +10,6 @@ pub mod control;
 pub mod create;
 pub mod ctl;
 pub mod daemon;
-mod daemon_only;
 pub mod disk;
 pub mod disk_options;
 pub mod disks;

@@ -7,6 +7,7 @@
 //! wait.
 
 use crate::handover::{Exported, Frozen};
+use crate::replace::{Order, Replace, Replacing};
 use crate::session::Session;
 use data_plane::{HealthReport, Limits, PlaneKind, QueueReport, QueueStats};
 use std::fmt::Display;
@@ -15,7 +16,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{
-    Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel,
+    Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, TrySendError, channel,
+    sync_channel,
 };
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -150,6 +152,7 @@ pub struct Control {
 #[derive(Debug)]
 enum Mail {
     Command(Command, Sender<Answer>),
+    Replace(Order, Sender<Result<Duration, String>>),
     Snapshot(Sender<Exported>),
     Freeze(Sender<Frozen>),
 }
@@ -170,6 +173,15 @@ impl<T> Posted<T> {
     pub fn is_lost(&self) -> bool {
         let Some(answer) = &self.0 else { return true };
         matches!(answer.try_recv(), Err(TryRecvError::Disconnected))
+    }
+
+    /// Waits for the answer as long as `patience`.
+    ///
+    /// # Errors
+    /// [`RecvTimeoutError::Disconnected`] if the device no longer exists.
+    pub fn receive(&self, patience: Duration) -> Result<T, RecvTimeoutError> {
+        let answer = self.0.as_ref().ok_or(RecvTimeoutError::Disconnected)?;
+        answer.recv_timeout(patience)
     }
 
     /// Waits for the answer, or as long as `patience`. `None`: the device no longer exists, or the
@@ -227,6 +239,12 @@ impl Control {
         self.send(Mail::Freeze)
     }
 
+    /// Replaces the storage of the device: [`Replace`]. A full mailbox as for [`Control::snapshot`].
+    pub fn replace_storage(&self, replace: Replace) -> Replacing {
+        let (order, state) = Order::new(replace);
+        Replacing::new(self.send(|reply| Mail::Replace(order, reply)), state)
+    }
+
     fn send<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> Posted<T> {
         let (reply, answer) = channel();
         let is_sent = self.mail.try_send(mail(reply)).is_ok() && self.wake.write(1).is_ok();
@@ -260,6 +278,10 @@ impl Mailbox {
             match mail {
                 Mail::Command(command, reply) => {
                     let _ = reply.send(carry_out(session, command, peer.is_some()));
+                }
+                Mail::Replace(order, reply) => {
+                    let replaced = session.replace_storage(order);
+                    let _ = reply.send(replaced.map_err(|error| error.to_string()));
                 }
                 Mail::Snapshot(reply) => {
                     let _ = reply.send(session.export(peer));

@@ -24,6 +24,7 @@ mod message;
 mod operate;
 mod peeked;
 mod queue_setup;
+mod replace;
 mod replay;
 mod session;
 mod state;
@@ -33,6 +34,7 @@ pub use connection::{ACCEPT_RETRY, Next};
 pub use control::{Answer, Command, Control, ImageLockState, Notice, Posted, QueueStatus, Status};
 pub use error::ConnectionError;
 pub use handover::{Exported, Frozen};
+pub use replace::{Replace, Replacement, Replacing};
 pub use state::{DeviceState, StateError};
 
 use backend::{Disk, ImageLock};

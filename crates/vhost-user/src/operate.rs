@@ -71,7 +71,7 @@ impl Session<'_> {
             let stopped = self.stop_running(KeptRequests::Carry);
             let adopted = self.device.planes.adopt_capacity();
             if adopted.is_ok() {
-                self.device.config.info = info;
+                self.device.config.info.capacity_sectors = after;
                 tracing::info!(before, after, "the disk has another capacity, in sectors");
                 self.device.tell(Notice::Resized(after * SECTOR_BYTES));
             }

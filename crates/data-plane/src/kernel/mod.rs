@@ -57,6 +57,8 @@ pub struct KernelOptions {
     pub queue_size_max: u16,
     /// Limits of the disk.
     pub limits: Limits,
+    /// An option of the disk that the kernel does not support, as reason and remedy.
+    pub unsuited: Option<&'static str>,
 }
 
 /// Checks that the kernel can run the queues of `disk` now. Attaches the storage briefly.
@@ -82,9 +84,12 @@ impl KernelPlane {
     pub(crate) fn new(disk: Arc<dyn Disk>, options: KernelOptions) -> Self {
         KernelPlane { disk, options, run: None, debt_until: None }
     }
-}
 
-impl KernelPlane {
+    /// Replaces the disk. No queue may run.
+    pub(crate) fn set_disk(&mut self, disk: Arc<dyn Disk>) {
+        assert!(self.run.is_none(), "no queue of the disk runs");
+        self.disk = disk;
+    }
     /// Replaces the limits of the disk; forgives the debt of the old ones.
     pub(crate) fn set_limits(&mut self, limits: &Limits) -> Result<(), KernelError> {
         if let Some(run) = &mut self.run {
@@ -106,6 +111,9 @@ impl DataPlane for KernelPlane {
                 self.options.queue_size_max,
                 abi::QUEUE_SIZE_MAX
             )));
+        }
+        if let Some(why) = self.options.unsuited {
+            return Err(KernelError::Unsuited(why.into()));
         }
         let storage = self.disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
         let device = VhostBlk::open(&self.options.path)?;

@@ -48,6 +48,7 @@ fn takes(image: &Path) -> Finding {
         num_queues: 1,
         queue_size_max: 256,
         limits: Limits::NONE,
+        unsuited: None,
     };
     match data_plane::check_kernel(Arc::new(disk), options) {
         Ok(()) => {

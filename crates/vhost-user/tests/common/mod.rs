@@ -192,6 +192,7 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_u
         num_queues: setup.queues,
         queue_size_max: setup.queue_size_max,
         limits: Limits::NONE,
+        unsuited: None,
     };
     let choice = match plane::is_kernel() {
         true => PlaneChoice::Auto,

@@ -175,6 +175,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         num_queues: QUEUES,
         queue_size_max: QUEUE_SIZE_MAX,
         limits: Limits::NONE,
+        unsuited: None,
     };
     let choice = PlaneChoice::Only(PlaneKind::Uring);
     let planes = PlaneSelector::new(Arc::clone(disk), plane, kernel, choice)?;
