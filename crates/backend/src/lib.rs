@@ -20,6 +20,7 @@ pub mod engine;
 pub mod file;
 pub mod io;
 pub mod lock;
+pub mod mark;
 pub mod mem;
 pub mod null;
 pub mod remote;
@@ -31,6 +32,7 @@ pub use engine::{Engine, FileIndex, Op, Token};
 pub use file::{File, FileError, FileOptions, ImageLock};
 pub use io::{Io, IoError, IoKind, Slot, Step};
 pub use lock::LockError;
+pub use mark::Marked;
 pub use mem::Mem;
 pub use null::Null;
 pub use remote::{Deliver, Remote};
@@ -117,6 +119,14 @@ pub trait Disk: Send + Sync {
     fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
         let _ = bytes;
         Err(ResizeError::Fixed)
+    }
+
+    /// Makes all completed writes durable. Lanes may have I/O in flight, which it does not cover.
+    ///
+    /// # Errors
+    /// The error of a sync that failed, now or earlier.
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
     }
 
     /// Opens a lane for one data-plane thread.

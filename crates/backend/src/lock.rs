@@ -101,6 +101,9 @@ pub enum LockError {
         /// The device.
         path: PathBuf,
     },
+    /// The image is the backing file of another one.
+    #[error(transparent)]
+    Marked(#[from] crate::mark::Marked),
     /// The file system does not support the lock.
     #[error("{}: cannot be locked: {source}; give `--lock off` if no other program uses it", .path.display())]
     Refused {
@@ -195,20 +198,28 @@ fn is_claimed(file: &File, path: &Path) -> bool {
 /// Returns whether the lock was taken. Every program takes its locks before it checks the others:
 /// of two that start at the same time at least one sees the other.
 fn take_and_check(file: &File, access: Access) -> std::io::Result<bool> {
+    take(file, access)?;
     let used = access.used().iter();
     let not_shared = access.not_shared().iter();
-    for byte in used.clone().map(|n| USED_BASE + n) {
-        ofd::lock_shared(file, byte)?;
-    }
-    for byte in not_shared.clone().map(|n| NOT_SHARED_BASE + n) {
-        ofd::lock_shared(file, byte)?;
-    }
     for byte in not_shared.map(|n| USED_BASE + n).chain(used.map(|n| NOT_SHARED_BASE + n)) {
         if ofd::others_hold(file, byte)? {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Takes the locks, which exclude only later programs.
+fn take(file: &File, access: Access) -> std::io::Result<()> {
+    let used = access.used().iter().map(|n| USED_BASE + n);
+    let not_shared = access.not_shared().iter().map(|n| NOT_SHARED_BASE + n);
+    used.chain(not_shared).try_for_each(|byte| ofd::lock_shared(file, byte))
+}
+
+/// Takes the lock of a reader beside another open file of this process, which has the lock of a
+/// writer, writes no more, and will be closed: no other writer comes in between.
+pub(crate) fn take_over(file: &File) -> std::io::Result<()> {
+    take(file, Access::Read)
 }
 
 pub(crate) fn release(file: &File) {

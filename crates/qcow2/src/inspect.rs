@@ -6,6 +6,7 @@ use crate::chain::{self, FILES_MAX};
 use crate::fields::{Fields, extension, incompatible, is_qcow2};
 use crate::{AllowBacking, Qcow2Error, header};
 use backend::lock::{User, user_of};
+use backend::mark;
 use std::fs::{self, File};
 use std::io::{self, Seek};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -54,6 +55,8 @@ pub struct FileFacts {
     pub refusals: Vec<Refusal>,
     /// Another program that uses it.
     pub user: Option<User>,
+    /// The image that it is the backing file of, by its mark: it is not served for writing.
+    pub overlay: Option<PathBuf>,
 }
 
 /// A chain, the top first.
@@ -83,7 +86,15 @@ pub struct Needs {
 /// # Errors
 /// [`Qcow2Error`]: the image cannot be read.
 pub fn inspect(path: &Path) -> Result<Inspection, Qcow2Error> {
-    let top = file(path, None)?;
+    inspect_as(path, None)
+}
+
+/// As [`inspect`] for an image of a known format: qcow2 or raw.
+///
+/// # Errors
+/// As there.
+pub fn inspect_as(path: &Path, is_qcow2: Option<bool>) -> Result<Inspection, Qcow2Error> {
+    let top = file(path, is_qcow2)?;
     let mut seen = vec![identity(path)?];
     let mut files = vec![top];
     let mut broken = None;
@@ -168,6 +179,7 @@ fn file(path: &Path, format: Option<bool>) -> Result<FileFacts, Qcow2Error> {
         qcow2: None,
         refusals: Vec::new(),
         user: user_of(&file).map_err(failed)?,
+        overlay: mark::overlay_of(&file).unwrap_or(None),
     };
     match (format.unwrap_or(has_header), has_header) {
         (true, true) => describe(&file, &mut facts).map_err(failed)?,
@@ -243,7 +255,10 @@ fn serve(path: &Path, files: &[FileFacts], broken: Option<&Refusal>) -> Result<N
     if let Some(reason) = top.refusals.first() {
         return Err(reason.clone());
     }
-    let Some(header) = &top.qcow2 else { return Ok(Needs::default()) };
+    let is_marked = top.overlay.is_some();
+    let Some(header) = &top.qcow2 else {
+        return Ok(Needs { read_only: is_marked, ..Needs::default() });
+    };
     let below = files[1..].iter().find_map(|file| Some((file, file.refusals.first()?)));
     if let Some((file, reason)) = below {
         let what = format!("its backing file {}: {}", file.path.display(), reason.what);
@@ -258,7 +273,7 @@ fn serve(path: &Path, files: &[FileFacts], broken: Option<&Refusal>) -> Result<N
         match chain::follow(path, true, allow_backing) {
             Ok(links) => {
                 chain::open(&links, false, None).map_err(told)?;
-                let read_only = header.snapshots > 0;
+                let read_only = header.snapshots > 0 || is_marked;
                 return Ok(Needs { qcow2: true, allow_backing, read_only });
             }
             Err(why) => refused = Some(told(why)),

@@ -62,6 +62,9 @@ pub struct Qcow2Options {
     pub file: FileOptions,
     /// Backing files that the image may name.
     pub allow_backing: AllowBacking,
+    /// The first backing file is the image of a disk of this process, which has it locked for
+    /// writing, writes no more, and will be dropped.
+    pub takes_over_backing: bool,
 }
 
 /// A disk in a qcow2 image.
@@ -84,9 +87,16 @@ impl Qcow2Disk {
             FileOptions { container: true, logical_block_bytes: None, ..options.file.clone() };
         let mut files = vec![Arc::new(File::open(path, own.clone())?)];
         let links = chain::follow(path, true, options.allow_backing)?;
-        for link in &links[1..] {
-            let read_only = FileOptions { read_only: true, ..own.clone() };
-            files.push(Arc::new(File::open(&link.path, read_only)?));
+        for (index, link) in links.iter().enumerate().skip(1) {
+            let takes_over = options.takes_over_backing && index == 1 && own.lock.is_some();
+            let lock = own.lock.filter(|_| !takes_over);
+            let file =
+                File::open(&link.path, FileOptions { read_only: true, lock, ..own.clone() })?;
+            if takes_over {
+                let failed = |source| Qcow2Error::Unreadable { path: link.path.clone(), source };
+                file.take_over_lock().map_err(failed)?;
+            }
+            files.push(Arc::new(file));
         }
         let Some(header) = &links[0].header else {
             return Err(Qcow2Error::NotQcow2 { path: path.into() });
@@ -104,6 +114,11 @@ impl Qcow2Disk {
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
         Ok(Qcow2Disk { files, info, capacity_bytes, generation, work: Mutex::new(work) })
+    }
+
+    /// The file of the image itself.
+    pub fn top(&self) -> &Arc<File> {
+        &self.files[0]
     }
 
     /// Notices for the user about the files, one line each.
@@ -174,6 +189,11 @@ impl Disk for Qcow2Disk {
         grown.map_err(|source| ResizeError::Grow { wanted, source })?;
         self.capacity_bytes.store(wanted, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Tables are durable before the write that changes them completes.
+    fn sync(&self) -> io::Result<()> {
+        self.files[0].sync()
     }
 
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {

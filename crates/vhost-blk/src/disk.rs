@@ -27,6 +27,8 @@ pub struct Opened {
     pub disk: Arc<dyn Disk>,
     /// The raw image below the wrappers.
     pub image: Option<Arc<File>>,
+    /// The file of the image, of any format.
+    pub top: Option<Arc<File>>,
     /// The lock of the image, and whether it is held; `None`: nothing is locked.
     pub lock: Option<(ImageLock, bool)>,
     /// Notices for the user, for example about an option without effect.
@@ -38,6 +40,9 @@ pub struct Opened {
 pub enum From {
     /// The path of `--blk-file`.
     Path,
+    /// The path of `--blk-file`: a new overlay of the image of a disk of this process, which has
+    /// that image locked, writes no more, and will be dropped.
+    Overlay,
     /// A descriptor at this path below `/proc`; `--blk-file` is its name.
     Descriptor(PathBuf),
     /// An earlier program of this process, which has opened it.
@@ -113,6 +118,7 @@ pub fn open(args: &DiskArgs, from: From) -> Result<Opened, Failure> {
 fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure> {
     let passed = match from {
         From::Path => None,
+        From::Overlay => return open_qcow2(path, args, true),
         From::Descriptor(passed) => Some(passed),
         From::Program { file, is_checked } => return adopt(path, file, is_checked, args),
     };
@@ -123,7 +129,7 @@ fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure
             "the image may name other files by their paths",
             "give --blk-file without a descriptor",
         )),
-        Some(Format::Qcow2) => open_qcow2(path, args),
+        Some(Format::Qcow2) => open_qcow2(path, args, false),
         Some(Format::Raw) => open_raw(opened_path, path, args),
         None => {
             check_is_raw(opened_path, path, "serve")?;
@@ -172,7 +178,7 @@ fn of_raw(file: File, held: Option<bool>) -> Opened {
     let notices = file.notices().to_vec();
     let lock = held.map(|held| (file.image_lock(), held));
     let file = Arc::new(file);
-    Opened { disk: file.clone(), image: Some(file), lock, notices }
+    Opened { disk: file.clone(), image: Some(file.clone()), top: Some(file), lock, notices }
 }
 
 fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
@@ -186,9 +192,12 @@ fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, 
     Ok(of_raw(opened.map_err(file_failure)?, follows.then_some(locks_at_start)))
 }
 
-fn open_qcow2(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
+fn open_qcow2(path: &Path, args: &DiskArgs, takes_over_backing: bool) -> Result<Opened, Failure> {
     let allow_backing = args.allow_backing.into();
-    let open = |file| Qcow2Disk::open(path, &Qcow2Options { file, allow_backing });
+    let open = |file| {
+        let options = Qcow2Options { file, allow_backing, takes_over_backing };
+        Qcow2Disk::open(path, &options)
+    };
     let locks = args.lock == LockMode::Auto;
     let opened = open_patiently(path, locks, args, open, |error| match error {
         Qcow2Error::File(FileError::Lock(error)) => Some(error),
@@ -199,7 +208,8 @@ fn open_qcow2(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
         error => Failure::told("open the disk", error),
     })?;
     // Its tables are in memory, so that the lock follows no guest to another daemon.
-    Ok(Opened { notices: disk.notices(), image: None, lock: None, disk: Arc::new(disk) })
+    let top = Some(Arc::clone(disk.top()));
+    Ok(Opened { notices: disk.notices(), image: None, top, lock: None, disk: Arc::new(disk) })
 }
 
 fn file_failure(error: FileError) -> Failure {
@@ -259,7 +269,7 @@ fn presented(disk: Arc<dyn Disk>, args: &DiskArgs) -> Opened {
         info.write_zeroes_unmaps = false;
     }
     let disk = Arc::new(Presented { disk, info });
-    Opened { disk, image: None, lock: None, notices: Vec::new() }
+    Opened { disk, image: None, top: None, lock: None, notices: Vec::new() }
 }
 
 /// A disk with another description.

@@ -4,6 +4,7 @@
 
 mod images;
 mod pages;
+mod snapshots;
 mod streams;
 
 pub use pages::PAGES;

@@ -2,6 +2,7 @@
 //! Errors of opening a file or block device.
 
 use crate::lock::LockError;
+use crate::mark::Marked;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +43,9 @@ pub enum FileError {
     /// The file cannot be locked.
     #[error(transparent)]
     Lock(#[from] LockError),
+    /// The file is the backing file of another image.
+    #[error(transparent)]
+    Marked(#[from] Marked),
     /// The path names a directory, a socket, a character device or another unsupported file type.
     #[error("{}: neither a regular file nor a block device; give an image or a disk", .path.display())]
     Kind {

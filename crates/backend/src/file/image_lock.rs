@@ -5,6 +5,7 @@
 use super::lane::Shared;
 use super::sys;
 use crate::lock::{self, Access, LockError};
+use crate::mark;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,8 +26,16 @@ impl ImageLock {
     /// # Errors
     /// [`LockError`]; the lock is not held then.
     pub fn take(&self, patience: Duration) -> Result<(), LockError> {
-        lock::lock_image_within(patience, &self.shared.file, &self.path, self.access)?;
-        sys::drop_cached_pages(&self.shared.file);
+        let Shared { file, .. } = &*self.shared;
+        lock::lock_image_within(patience, file, &self.path, self.access)?;
+        // The other program may have put an overlay over the image.
+        if self.access == Access::Write
+            && let Ok(Some(marked)) = mark::refusal(file, &self.path)
+        {
+            lock::release(file);
+            return Err(marked.into());
+        }
+        sys::drop_cached_pages(file);
         Ok(())
     }
 
@@ -36,14 +45,10 @@ impl ImageLock {
     /// The errno of a sync that failed, now or earlier: a completed write may be lost, so this
     /// program keeps the lock, and no other one goes on with the image unnoticed.
     pub fn give_up(&self) -> io::Result<()> {
-        let Shared { file, sync_failure, name, .. } = &*self.shared;
         if self.access == Access::Write {
-            if let Err(error) = file.sync_data() {
-                sync_failure.remember(error.raw_os_error().unwrap_or(libc::EIO), name);
-            }
-            sync_failure.check().map_err(io::Error::other)?;
+            self.shared.sync()?;
         }
-        lock::release(file);
+        lock::release(&self.shared.file);
         Ok(())
     }
 }

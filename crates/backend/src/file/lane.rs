@@ -116,6 +116,19 @@ pub(super) struct Shared {
     pub(super) writers: RangeLock,
 }
 
+impl Shared {
+    /// Makes all completed writes durable.
+    ///
+    /// # Errors
+    /// The errno of a sync that failed, now or earlier: a completed write may be lost.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        if let Err(error) = self.file.sync_data() {
+            self.sync_failure.remember(error.raw_os_error().unwrap_or(libc::EIO), &self.name);
+        }
+        self.sync_failure.check().map_err(io::Error::other)
+    }
+}
+
 /// The lane of a [`super::File`].
 pub(super) struct FileLane {
     pub(super) shared: Arc<Shared>,

@@ -21,6 +21,7 @@ pub use error::FileError;
 pub use image_lock::ImageLock;
 
 use crate::lock::{self, Access, ImageFile, LockError};
+use crate::mark;
 use crate::{Disk, Info, Lane, ResizeError};
 use lane::{FileLane, LaneLimits, Shared};
 use probe::Facts;
@@ -144,8 +145,12 @@ impl File {
         if let Some(patience) = options.lock {
             lock::lock_image_within(patience, &file, path, Access::of(options.read_only))?;
         }
-        let facts = probe::probe(&file, direct, !options.read_only)
-            .map_err(|source| FileError::Probe { path: path.into(), source })?;
+        let unknown = |source| FileError::Probe { path: path.into(), source };
+        if !options.read_only {
+            // Under the lock: a program that marks a file has it locked.
+            mark::refusal(&file, path).map_err(unknown)?.map_or(Ok(()), Err)?;
+        }
+        let facts = probe::probe(&file, direct, !options.read_only).map_err(unknown)?;
         if facts.read_only && !options.read_only {
             return Err(FileError::ReadOnlyDevice { path: path.into() });
         }
@@ -210,6 +215,39 @@ impl File {
         lock::lock_image(&self.shared.file, &self.path, Access::of(self.info.read_only))
     }
 
+    /// Takes the lock of a reader beside another [`File`] of this process, which is locked for
+    /// writing, writes no more, and will be dropped: see [`crate::lock`].
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn take_over_lock(&self) -> io::Result<()> {
+        lock::take_over(&self.shared.file)
+    }
+
+    /// Marks the file as the backing file of `overlay`, durably: see [`crate::mark`].
+    ///
+    /// # Errors
+    /// The error of the system call; the file may have the mark then.
+    pub fn mark(&self, overlay: &Path) -> io::Result<()> {
+        mark::set(&self.shared.file, overlay)
+    }
+
+    /// Removes the mark of [`File::mark`], durably.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn unmark(&self) -> io::Result<()> {
+        mark::remove(&self.shared.file)
+    }
+
+    /// The mark of the file: [`mark::overlay_of`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn overlay(&self) -> io::Result<Option<PathBuf>> {
+        mark::overlay_of(&self.shared.file)
+    }
+
     /// A handle on the lock that [`File::lock`] takes.
     pub fn image_lock(&self) -> ImageLock {
         let access = Access::of(self.info.read_only);
@@ -252,6 +290,10 @@ impl Disk for File {
 
     fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
         self.set_size(bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.shared.sync()
     }
 
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {

@@ -32,6 +32,10 @@ impl Disk for Delay {
         self.inner.resize(bytes)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(DelayLane {
             inner: self.inner.open_lane()?,

@@ -50,6 +50,10 @@ impl Disk for Fault {
         self.inner.resize(bytes)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         let (inner, shared) = (self.inner.open_lane()?, Arc::clone(&self.shared));
         Ok(Box::new(FaultLane { inner, shared }))

@@ -27,6 +27,10 @@ impl Disk for Lie {
         self.inner.resize(bytes)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(LieLane { inner: self.inner.open_lane()?, ops: self.ops }))
     }

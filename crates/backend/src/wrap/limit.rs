@@ -60,6 +60,10 @@ impl Disk for Limit {
         self.inner.resize(bytes)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(LimitLane {
             inner: self.inner.open_lane()?,

@@ -167,6 +167,10 @@ impl Disk for Record {
         self.inner.resize(bytes)
     }
 
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
         let (inner, log) = (self.inner.open_lane()?, self.log.clone());
         Ok(Box::new(RecordLane { inner, log, started: BySlot::new() }))

@@ -3,6 +3,7 @@
 
 use super::client::Client;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
+use super::snapshot;
 use super::values::{limits_of, status_value, summary_value, totals_value};
 use crate::disk_options;
 use crate::disks::{Disks, Mode, NewDisk, Origin, Row, Traced};
@@ -61,6 +62,8 @@ pub(super) fn carry_out(
             json!({"disks": rows.iter().map(summary_value).collect::<Vec<_>>()})
         }
         "Reload" => reload(disks, client, &call)?,
+        "Snapshot" => snapshot::take(disks, client, &mut call)?,
+        "Snapshots" => snapshot::list(disks, &mut call)?,
         "SetLogLevel" => set_log_level(client, &mut call)?,
         "Upgrade" => return upgrade(client, &mut call).map(Done::Upgrade),
         "Stop" => {

@@ -8,6 +8,7 @@ mod client;
 pub mod codec;
 mod methods;
 pub mod protocol;
+mod snapshot;
 mod values;
 
 use crate::disks::Disks;

@@ -56,7 +56,7 @@ impl AddArgs {
     }
 }
 
-fn absolute(path: &Path) -> Result<String, Failure> {
+pub(super) fn absolute(path: &Path) -> Result<String, Failure> {
     let failed = |why: &dyn std::fmt::Display| {
         Failure::usage(format!("use {}", path.display()), why, "give another path")
     };

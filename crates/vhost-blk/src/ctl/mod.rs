@@ -120,6 +120,25 @@ pub enum Action {
         #[arg(required = true)]
         mode: Cache,
     },
+    /// Make the image of a disk the read-only backing file of a new qcow2 image, in which the guest
+    /// goes on. Requests wait for a moment. The next start of the disk needs the printed options
+    Snapshot {
+        /// The disk.
+        #[command(flatten)]
+        disk: Named,
+        /// The new image; it must not exist
+        #[arg(long, value_name = "OVERLAY")]
+        to: PathBuf,
+        /// Rewrite the file of a disk of --config-dir, so that it names the new image. Comments stay
+        #[arg(long)]
+        update_config: bool,
+        /// Go on if the file system of the image has no extended attributes: nothing then keeps a
+        /// later start from writing to the image, which corrupts the new one
+        #[arg(long)]
+        no_mark: bool,
+    },
+    /// Show the image of a disk and its backing files, the newest first
+    Snapshots(Named),
     /// Show the counters of the queues of a disk, since it is served
     Stats(Named),
     /// Show the data plane of the queues of a disk, the reason for it, and their counters
@@ -238,6 +257,22 @@ fn call(action: &Action) -> Result<Call, Failure> {
             let parameters = json!({"name": name, "mode": word(*mode)});
             Call::new("set the cache mode", "SetCache", parameters)
         }
+        Action::Snapshot { disk, to, update_config, no_mark } => {
+            let parameters = json!({
+                // The daemon has another working directory.
+                "name": disk.name, "overlay": add::absolute(to)?,
+                "update_config": update_config, "no_mark": no_mark,
+            });
+            Call {
+                text: text::snapshot,
+                ..Call::new("take a snapshot of the disk", "Snapshot", parameters)
+            }
+        }
+        Action::Snapshots(disk) => Call {
+            text: text::chain,
+            member: "files",
+            ..Call::new("show the snapshots of the disk", "Snapshots", of(disk))
+        },
         Action::Stats(disk) => {
             Call { text: text::stats, ..Call::new("get the counters", "Stats", of(disk)) }
         }

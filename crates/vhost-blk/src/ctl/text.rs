@@ -32,6 +32,32 @@ pub(super) fn done(reply: &Value) -> String {
     }
 }
 
+/// The reply to `snapshot`.
+pub(super) fn snapshot(reply: &Value) -> String {
+    let (overlay, options) = (word(&reply["overlay"]), word(&reply["options"]));
+    let next = match reply["config"].as_str() {
+        Some(file) => format!("{file} has the options of its next start: {options}"),
+        None => format!("its next start needs {options}"),
+    };
+    let risk = match reply["marked"].as_bool() {
+        Some(false) => "the image has no mark: see that no program writes to it\n",
+        _ => "",
+    };
+    let ms = reply["pause_us"].as_u64().unwrap_or_default() as f64 / 1000.0;
+    format!("done; the guest goes on in {overlay}, after a pause of {ms:.1} ms\n{next}\n{risk}")
+}
+
+/// The files of a disk, one in each line.
+pub(super) fn chain(reply: &Value) -> String {
+    let mut rows = vec![["FILE", "FORMAT", "SIZE", "ON DISK"].map(String::from)];
+    for file in reply["files"].as_array().into_iter().flatten() {
+        let size = |key: &str| file[key].as_u64().map_or("-".to_owned(), |n| Size(n).to_string());
+        let (path, format) = (word(&file["path"]), word(&file["format"]));
+        rows.push([path, format, size("virtual_bytes"), size("disk_bytes")]);
+    }
+    table(&rows)
+}
+
 /// The disks, one in each line.
 pub(super) fn list(reply: &Value) -> String {
     let mut rows =

@@ -22,7 +22,7 @@ impl Disks {
     /// refused and [`Disks::reload`] waits.
     ///
     /// # Errors
-    /// [`UpgradeError`] if there is a reload, or a disk is coming or going.
+    /// [`UpgradeError`] if there is a reload or a snapshot, or a disk is coming or going.
     pub fn hold(&self) -> Result<Held<'_>, UpgradeError> {
         let no_reload = match self.reloading.try_lock() {
             Ok(guard) => NoReload { _guard: guard },

@@ -18,6 +18,7 @@ pub mod growth;
 mod held;
 mod opening;
 pub mod reload;
+pub mod snapshot;
 mod taking_over;
 mod traces;
 
@@ -33,6 +34,8 @@ use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{Parts, TakenParts, Upgrader};
+use backend::Disk;
+use backend::file::File as ImageFile;
 use data_plane::{Health, UringPool};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -131,6 +134,17 @@ struct Entry {
     device: Option<(u32, u32)>,
     /// The parts that an upgrade passes on.
     parts: Arc<Parts>,
+    /// The open image; a disk in memory has none.
+    image: Option<Image>,
+}
+
+/// The open image of a disk.
+#[derive(Clone)]
+struct Image {
+    /// The disk with its wrappers.
+    disk: Arc<dyn Disk>,
+    /// The file of the image.
+    top: Arc<ImageFile>,
 }
 
 /// A name that is taken for a disk; free again after the drop.

@@ -2,7 +2,7 @@
 //! The way of a disk from its options to its thread.
 
 use super::front_ends::FrontEnds;
-use super::{Disks, Entry, Mode, NewDisk, Reservation, growth};
+use super::{Disks, Entry, Image, Mode, NewDisk, Reservation, growth};
 use crate::disk;
 use crate::engine::Server;
 use crate::events::Change;
@@ -71,8 +71,9 @@ impl Disks {
         if device.is_some() {
             opened.notices.clear(); // the first program has told them
         }
-        let disk::Opened { disk, lock, notices, .. } = opened;
+        let disk::Opened { disk, top, lock, notices, .. } = opened;
         let info = disk.info();
+        let image = top.map(|top| Image { disk: Arc::clone(&disk), top });
         let pool = self.pool(args.queues())?;
         let mut server = match device.is_some() {
             true => Server::start(disk, lock, &args.without_limits(), &self.process, &pool)?,
@@ -92,7 +93,8 @@ impl Disks {
         };
         let front_ends = match &endpoint {
             Endpoint::Listening(listener, _) => {
-                Some(upgrade::Socket::of(listener, socket.as_ref()).map_err(no_descriptor)?)
+                let socket = upgrade::Socket::of(listener, socket.as_ref());
+                Some(Arc::new(socket.map_err(no_descriptor)?))
             }
             Endpoint::Connected(_) => None,
         };
@@ -101,7 +103,7 @@ impl Disks {
         let device = path.and_then(growth::device_number);
         let socket = socket.map(Arc::new);
         let health = server.health();
-        let entry = Entry { args, origin, stop, control, health, socket, device, parts };
+        let entry = Entry { args, origin, stop, control, health, socket, device, parts, image };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation })
     }
 
@@ -188,9 +190,7 @@ fn storage(args: &DiskArgs, image: Option<Arc<ImageFile>>) -> io::Result<Storage
         (BackendKind::Mem, _) => {
             Ok(Storage::Bound("the content of a mem disk is in the memory of this program"))
         }
-        (BackendKind::File, None) => {
-            Ok(Storage::Bound("the tables of a qcow2 image are in the memory of this program"))
-        }
+        (BackendKind::File, None) => Ok(Storage::QCOW2),
         (_, None) => Ok(Storage::Nothing),
         (_, Some(file)) => upgrade::Image::of(file).map(Storage::Image),
     }

@@ -109,6 +109,9 @@ fn lines_of(key: &str, file: &FileFacts, text: &mut String) {
     if let Some(user) = &file.user {
         line(text, "  in use by", &user_text(user));
     }
+    if let Some(overlay) = &file.overlay {
+        line(text, "  overlay", &format!("{} (the file is read-only)", overlay.display()));
+    }
     for Refusal { what, remedy } in &file.refusals {
         line(text, "  refused", &format!("{what}; {remedy}"));
     }
@@ -142,6 +145,7 @@ fn file_json(file: &FileFacts) -> Value {
             "holder": user.holder,
             "writes": user.writes,
         })),
+        "overlay": file.overlay.as_ref().map(|overlay| overlay.display().to_string()),
         "refusals": file.refusals.iter().map(refusal_json).collect::<Vec<_>>(),
     });
     if let Some(qcow2) = &file.qcow2 {

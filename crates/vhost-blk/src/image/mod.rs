@@ -7,6 +7,8 @@ pub mod info;
 mod place;
 mod progress;
 
+pub(crate) use place::inherit;
+
 use crate::failure::Failure;
 use std::io::{self, Write};
 

@@ -5,6 +5,7 @@ use crate::create;
 use crate::failure::Failure;
 use backend::create::error_of;
 use backend::lock::{Access, lock_image};
+use backend::mark;
 use qcow2::copy::Source;
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -101,11 +102,14 @@ fn check_old(path: &Path, old: File, source: &Source) -> Result<File, Failure> {
         return Err(Failure::run(WHAT, why, "choose another name"));
     }
     lock_image(&old, path, Access::Write).map_err(|why| Failure::told(WHAT, why))?;
-    Ok(old)
+    match mark::refusal(&old, path).map_err(failed)? {
+        Some(marked) => Err(Failure::told(WHAT, marked)),
+        None => Ok(old),
+    }
 }
 
 /// Gives the new file owner and mode of the old one.
-fn inherit(old: &File, new: &File) -> io::Result<()> {
+pub(crate) fn inherit(old: &File, new: &File) -> io::Result<()> {
     let (old, own) = (old.metadata()?, new.metadata()?);
     if (old.uid(), old.gid()) != (own.uid(), own.gid()) {
         fchown(new, Some(old.uid()), Some(old.gid()))?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Exit statuses, files, examples and references of each command's page, alphabetical.
 
-use super::{Page, images, streams};
+use super::{Page, images, snapshots, streams};
 
 pub(super) const DONE: (u8, &str) = (0, "Success.");
 const FAILED: (u8, &str) = (1, "Failure; one line on standard error has the cause and the remedy.");
@@ -97,6 +97,8 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-resize", "1"),
             ("vhost-blk-ctl-resume", "1"),
             ("vhost-blk-ctl-set-cache", "1"),
+            ("vhost-blk-ctl-snapshot", "1"),
+            ("vhost-blk-ctl-snapshots", "1"),
             ("vhost-blk-ctl-stats", "1"),
             ("vhost-blk-ctl-status", "1"),
             ("vhost-blk-ctl-stop", "1"),
@@ -253,6 +255,8 @@ pub const PAGES: &[Page] = &[
         )],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
     },
+    snapshots::SNAPSHOT,
+    snapshots::SNAPSHOTS,
     Page {
         command: "vhost-blk ctl stats",
         statuses: USUAL,

@@ -29,8 +29,10 @@ pub enum UpgradeError {
     /// An upgrade is in progress.
     #[error("another upgrade is in progress; wait for it")]
     Busy,
-    /// The folder of configuration files is being read.
-    #[error("the configuration is being read again; wait for the end of the reload")]
+    /// The folder of configuration files is being read, or a disk gets a snapshot.
+    #[error(
+        "the configuration is being read again, or a disk gets a snapshot; wait for the end of that"
+    )]
     Reloading,
     /// A disk cannot be passed on.
     #[error("the disk {name} cannot be passed on: {why}")]

@@ -68,7 +68,7 @@ pub struct Parts {
     /// Its storage.
     pub storage: Storage,
     /// The socket of front-ends, if it listens.
-    pub front_ends: Option<Socket>,
+    pub front_ends: Option<Arc<Socket>>,
 }
 
 /// The storage of a disk.
@@ -80,6 +80,12 @@ pub enum Storage {
     Nothing,
     /// It ends with the program, for this reason.
     Bound(&'static str),
+}
+
+impl Storage {
+    /// The storage of a disk in a qcow2 image.
+    pub const QCOW2: Storage =
+        Storage::Bound("the tables of a qcow2 image are in the memory of this program");
 }
 
 /// A second descriptor of an open image, with the same lock.
@@ -121,7 +127,7 @@ impl Disk {
             name: self.name.clone(),
             options: self.options.clone(),
             origin: self.origin,
-            front_ends: self.parts.front_ends.as_ref().map(Socket::state),
+            front_ends: self.parts.front_ends.as_deref().map(Socket::state),
             image,
             device,
             descriptors,

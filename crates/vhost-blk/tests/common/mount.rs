@@ -35,6 +35,11 @@ impl Mount {
         Mount::new(&["-t", "tmpfs", "-o", &format!("size={mib}M"), "none"])
     }
 
+    /// A file system in memory without extended attributes.
+    pub(crate) fn ramfs() -> Mount {
+        Mount::new(&["-t", "ramfs", "none"])
+    }
+
     /// ext4 on an image of `mib` MiB in `folder`, on a loop device that goes with the mount.
     pub(crate) fn ext4(folder: &Path, mib: u64) -> Mount {
         let image = folder.join("ext4");

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The methods for snapshots.
+
+use super::client::Client;
+use super::protocol::{Call, CallError, text};
+use crate::disks::Disks;
+use crate::disks::snapshot::Wanted;
+use qcow2::inspect::FileFacts;
+use serde_json::{Value, json};
+
+/// `Snapshot`.
+pub(super) fn take(
+    disks: &Disks,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let wanted_name = call.optional("name", text)?;
+    let wanted = Wanted {
+        overlay: call.required("overlay", text)?.into(),
+        update_config: call.optional("update_config", Value::as_bool)?.unwrap_or(false),
+        no_mark: call.optional("no_mark", Value::as_bool)?.unwrap_or(false),
+    };
+    call.no_more()?;
+    let name = disks.resolve(wanted_name.as_deref())?;
+    client.log("Snapshot", &name);
+    let taken = disks.snapshot(&name, &wanted, || client.is_connected())?;
+    tracing::info!(disk = name, overlay = %taken.overlay.display(), "snapshot");
+    Ok(json!({
+        "overlay": taken.overlay.display().to_string(),
+        "options": taken.options,
+        "config": taken.config.map(|file| file.display().to_string()),
+        "marked": taken.is_marked,
+        "pause_us": taken.pause.as_micros() as u64,
+    }))
+}
+
+/// `Snapshots`.
+pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    call.no_more()?;
+    let files = disks.chain(&disks.resolve(wanted.as_deref())?)?;
+    let file = |file: &FileFacts| {
+        json!({
+            "path": file.path.display().to_string(),
+            "format": if file.qcow2.is_some() { "qcow2" } else { "raw" },
+            "virtual_bytes": file.virtual_bytes,
+            "disk_bytes": file.disk_bytes,
+        })
+    };
+    Ok(json!({"files": files.iter().map(file).collect::<Vec<_>>()}))
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Snapshots: the image of a running disk becomes the read-only backing file of a new qcow2 overlay,
+//! in which the guest goes on.
+//!
+//! | Step | After a crash behind it |
+//! |---|---|
+//! | 1. the overlay is made, and the new configuration file beside the old one, both durably | the image is served as before; the overlay has no data and is of no use |
+//! | 2. the queues are drained, the image is synced, the overlay is opened | the same |
+//! | 3. the image gets its mark ([`backend::mark`]) | no program opens the image for writing; the overlay has no data of its own, and shows the content of the image |
+//! | 4. the new configuration file takes the place of the old one | the next start serves the overlay |
+//! | 5. the guest goes on in the overlay | the same |
+//!
+//! No step after the third writes to the image, and the overlay is written only after it.
+
+mod config_file;
+mod overlay;
+mod plan;
+
+use super::{Disks, Image, Origin, Slot};
+use crate::disk::{self, From};
+use crate::failure::Failure;
+use crate::options::DiskArgs;
+use crate::upgrade::{Parts, Storage};
+use crate::values::Format;
+use backend::Disk;
+use backend::file::File as ImageFile;
+use config_file::NewConfig;
+use overlay::Overlay;
+use plan::Plan;
+use qcow2::inspect::{self, FileFacts};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+use vhost_user::{Control, Replacement, Replacing};
+
+/// Maximum wait of a snapshot for the requests in flight.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Interval of the look at the client.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The options of a snapshot.
+#[derive(Debug)]
+pub struct Wanted {
+    /// Path of the new overlay.
+    pub overlay: PathBuf,
+    /// Rewrite the configuration file of the disk.
+    pub update_config: bool,
+    /// Do without the mark where the image cannot have one.
+    pub no_mark: bool,
+}
+
+/// A snapshot that was taken.
+#[derive(Debug)]
+pub struct Taken {
+    /// Path of the overlay.
+    pub overlay: PathBuf,
+    /// Options for the next start of the disk.
+    pub options: String,
+    /// The configuration file that names the overlay now.
+    pub config: Option<PathBuf>,
+    /// The image has a mark.
+    pub is_marked: bool,
+    /// Time in which the disk took no request.
+    pub pause: Duration,
+}
+
+/// A disk as it is before the snapshot.
+struct Source {
+    name: String,
+    args: DiskArgs,
+    origin: Origin,
+    control: Arc<Control>,
+    image: Image,
+}
+
+/// The storage after the snapshot, and notices for the user.
+type New = (Image, Vec<String>);
+
+impl Disks {
+    /// Takes a snapshot of a disk. Waits for its requests in flight as long as `go_on` says so, and
+    /// at most [`DRAIN_MAX`].
+    ///
+    /// # Errors
+    /// [`Failure`]; the disk is as before, and there is no overlay.
+    pub fn snapshot(
+        &self,
+        name: &str,
+        wanted: &Wanted,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Taken, Failure> {
+        let refused = |told: String| Failure::told(format!("take a snapshot of {name}"), told);
+        // The drained disk then has little to sync.
+        synced(&*self.source(name)?.image.disk).map_err(refused)?;
+        // Neither a reload nor an upgrade comes in between, and no other snapshot.
+        let _no_reload = self.no_reload();
+        let source = self.source(name)?;
+        let plan = Plan::of(&source, wanted).map_err(refused)?;
+        let overlay = Overlay::create(&plan, &source.image).map_err(refused)?;
+        let args = plan.next(&source.args).map_err(refused)?;
+        let config = self.config_of(&source, &args, wanted).map_err(refused)?;
+        let path = config.as_ref().map(|config| config.path().to_owned());
+        let change = Change {
+            args: args.clone(),
+            top: Arc::clone(&source.image.top),
+            mark: plan.marks().then(|| plan.overlay().to_owned()),
+            config,
+        };
+        let (sender, new) = channel();
+        let order = source
+            .control
+            .replace_storage(Box::new(move |old: &Arc<dyn Disk>| change.prepare(old, sender)));
+        let pause = match wait(&order, go_on) {
+            Ok(pause) => pause,
+            Err((is_over, told)) => {
+                if !is_over {
+                    overlay.keep();
+                }
+                return Err(refused(told));
+            }
+        };
+        overlay.keep();
+        let options = plan::options(&args);
+        if let Ok((image, notices)) = new.try_recv() {
+            notices.iter().for_each(|notice| tracing::warn!(disk = name, "{notice}"));
+            self.go_on_in(&source, args, image);
+        }
+        let overlay = plan.overlay().to_owned();
+        Ok(Taken { overlay, options, config: path, is_marked: plan.marks(), pause })
+    }
+
+    /// The files of a disk, the top first.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, it has no image, or the image cannot be read.
+    pub fn chain(&self, name: &str) -> Result<Vec<FileFacts>, Failure> {
+        let source = self.source(name)?;
+        let is_qcow2 = source.args.format == Some(Format::Qcow2);
+        let path = source.args.blk_file.as_deref().unwrap_or(Path::new(""));
+        match inspect::inspect_as(path, Some(is_qcow2)) {
+            Ok(found) => Ok(found.files),
+            Err(why) => Err(Failure::told(format!("show the snapshots of {name}"), why)),
+        }
+    }
+
+    fn source(&self, name: &str) -> Result<Source, Failure> {
+        let state = self.lock();
+        let entry = state.entry(name)?;
+        let Some(image) = entry.image.clone() else {
+            return Err(Failure::run(
+                format!("take a snapshot of {name}"),
+                "the disk has no image file",
+                "serve a disk of kind file",
+            ));
+        };
+        let (args, origin) = (entry.args.clone(), entry.origin);
+        Ok(Source { name: name.to_owned(), args, origin, control: entry.control.clone(), image })
+    }
+
+    /// The new configuration file of a disk, if it has one.
+    fn config_of(
+        &self,
+        source: &Source,
+        args: &DiskArgs,
+        wanted: &Wanted,
+    ) -> Result<Option<NewConfig>, String> {
+        let super::Mode::Many(Some(folder)) = &self.mode else { return Ok(None) };
+        match (wanted.update_config, source.origin) {
+            (true, Origin::Folder) => {
+                let file = folder.join(format!("{}.toml", source.name));
+                NewConfig::prepare(&file, &source.args, args).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Makes the entry of a disk that of its new storage, and drops the old one.
+    fn go_on_in(&self, source: &Source, args: DiskArgs, image: Image) {
+        let mut state = self.lock();
+        let Some(Slot::Served(entry)) = state.table.get_mut(&source.name) else { return };
+        if !Arc::ptr_eq(&entry.control, &source.control) {
+            return;
+        }
+        let front_ends = entry.parts.front_ends.clone();
+        let parts = Arc::new(Parts { storage: Storage::QCOW2, front_ends });
+        let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
+        entry.args = args;
+        drop(state);
+        drop(old);
+    }
+}
+
+fn synced(disk: &dyn Disk) -> Result<(), String> {
+    disk.sync().map_err(|error| {
+        format!("a sync of the image failed, and completed writes may be lost: {error}; check the storage")
+    })
+}
+
+/// Waits for the end of an exchange. An error has the text with the remedy, and whether the overlay
+/// is not in use.
+fn wait(order: &Replacing, go_on: impl Fn() -> bool) -> Result<Duration, (bool, String)> {
+    let deadline = Instant::now() + DRAIN_MAX;
+    loop {
+        match order.wait(LOOK) {
+            Ok(answer) => return answer.map_err(|told| (true, told)),
+            Err(RecvTimeoutError::Disconnected) => {
+                let told = "the disk has gone meanwhile; see vhost-blk ctl list";
+                return Err((order.withdraw(), told.to_owned()));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let is_late = Instant::now() > deadline || !go_on();
+                if is_late && order.withdraw() {
+                    let told = "its requests in flight have not completed in time; check its \
+                                storage, or try again under less load";
+                    return Err((true, told.to_owned()));
+                }
+            }
+        }
+    }
+}
+
+/// The change of a disk that is drained.
+struct Change {
+    args: DiskArgs,
+    /// The file that becomes the backing file.
+    top: Arc<ImageFile>,
+    /// The content of its mark.
+    mark: Option<PathBuf>,
+    config: Option<NewConfig>,
+}
+
+impl Change {
+    /// Opens the overlay over the image, which has everything that the guest wrote.
+    fn prepare(self, old: &Arc<dyn Disk>, new: Sender<New>) -> Result<Replacement, String> {
+        synced(&**old)?;
+        let opened =
+            disk::open(&self.args, From::Overlay).map_err(|failure| failure.to_string())?;
+        if let Some(top) = opened.top {
+            let image = Image { disk: Arc::clone(&opened.disk), top };
+            let _ = new.send((image, opened.notices)); // the receiver waits for the answer
+        }
+        let commit = Box::new(move || self.commit());
+        Ok(Replacement { disk: opened.disk, keeps_lock: false, commit })
+    }
+
+    /// Marks the image, and replaces the configuration file.
+    fn commit(self) -> Result<(), String> {
+        let Change { top, mark, config, .. } = self;
+        let is_marked = mark.is_some();
+        if let Some(overlay) = mark
+            && let Err(error) = top.mark(&overlay)
+        {
+            return Err(unmark(&top, format!("the image cannot be marked: {error}")));
+        }
+        match config.map(NewConfig::replace) {
+            Some(Err(told)) if is_marked => Err(unmark(&top, told)),
+            Some(Err(told)) => Err(told),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+/// Removes the mark of an image that stays in use. Returns the cause of this with the remedy.
+fn unmark(top: &ImageFile, told: String) -> String {
+    match top.overlay() {
+        Ok(None) => format!("{told}; check its file system, or give --no-mark"),
+        _ => match top.unmark() {
+            Ok(()) => format!("{told}; check the file system and the permissions"),
+            Err(error) => format!(
+                "{told}, and the mark of the image stays: {error}; remove it with `setfattr -x \
+                 user.vhost-blk.overlay {}` before the next start of the disk",
+                top.path().display()
+            ),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backend::FileOptions;
+
+    #[test]
+    fn a_change_that_cannot_be_recorded_leaves_no_mark() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("a.img"), vec![0; 4096]).unwrap();
+        let text = format!("blk-file = '{}'\nsocket-path = '/s'\n", path("a.img").display());
+        std::fs::write(path("a.toml"), &text).unwrap();
+        let args = crate::config::disk_of_file(&path("a.toml")).unwrap();
+        let top = Arc::new(ImageFile::open(path("a.img"), FileOptions::default()).unwrap());
+        let config = NewConfig::prepare(&path("a.toml"), &args, &args).unwrap();
+        // A folder in place of the file cannot be replaced.
+        std::fs::remove_file(path("a.toml")).unwrap();
+        std::fs::create_dir(path("a.toml")).unwrap();
+        let mark = Some(path("b.qcow2"));
+        let change = Change { args, top: Arc::clone(&top), mark, config: Some(config) };
+        let told = change.commit().unwrap_err();
+        assert!(told.contains("a.toml cannot be replaced") && told.contains("; check"), "{told}");
+        assert_eq!(top.overlay().unwrap(), None);
+    }
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The file of a new overlay.
+
+use super::Image;
+use super::plan::Plan;
+use crate::image::inherit;
+use backend::create::{CreateError, create_with};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A new overlay; removed when it is dropped.
+pub(super) struct Overlay {
+    path: PathBuf,
+}
+
+impl Overlay {
+    /// Makes the overlay, durably, with owner and mode of the image.
+    ///
+    /// # Errors
+    /// Cause and remedy. No file remains.
+    pub(super) fn create(plan: &Plan, image: &Image) -> Result<Overlay, String> {
+        let new = plan.image()?;
+        new.check()?;
+        let fill = |file: &File| {
+            inherit(&image.top.share()?, file)?;
+            new.write(file)
+        };
+        create_with(plan.overlay(), new.size_bytes, fill).map_err(|error| match error {
+            CreateError::Failed { .. } => format!("{error}; check the path and its permissions"),
+            CreateError::NoSpace { path, .. } => {
+                format!("{}: no space is left; free some, or choose another folder", path.display())
+            }
+            other => other.to_string(),
+        })?;
+        let overlay = Overlay { path: plan.overlay().to_owned() };
+        sync_folder(&overlay.path).map_err(|error| {
+            format!("the folder of the overlay cannot be synced: {error}; check its storage")
+        })?;
+        Ok(overlay)
+    }
+
+    /// Leaves the file.
+    pub(super) fn keep(mut self) {
+        self.path.clear();
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            // The caller has another error to tell; the file is of no use and does no harm.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Makes the name of a file durable.
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The checks of a snapshot before anything is changed. Errors are texts with cause and remedy.
+
+use super::{Source, Wanted};
+use crate::disks::Origin;
+use crate::options::DiskArgs;
+use crate::values::{AllowBacking, Format, Plane};
+use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation, backing_bytes};
+use qcow2::inspect;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A snapshot that can be taken.
+pub(super) struct Plan {
+    overlay: PathBuf,
+    /// The image, without symbolic links.
+    backing: PathBuf,
+    is_qcow2: bool,
+    capacity_bytes: u64,
+    block_bytes: u32,
+    marks: bool,
+}
+
+impl Plan {
+    pub(super) fn of(source: &Source, wanted: &Wanted) -> Result<Plan, String> {
+        check_disk(source)?;
+        check_config(source, wanted)?;
+        let backing = path_of_image(source)?;
+        let overlay = path_of_overlay(&wanted.overlay)?;
+        let is_qcow2 = source.args.format == Some(Format::Qcow2);
+        backing_bytes(&backing, is_qcow2).map_err(|error| error.to_string())?;
+        let marks = can_be_marked(source, wanted)?;
+        let info = source.image.disk.info();
+        let (capacity_bytes, block_bytes) = (info.capacity_sectors * 512, info.logical_block_bytes);
+        Ok(Plan { overlay, backing, is_qcow2, capacity_bytes, block_bytes, marks })
+    }
+
+    /// Path of the overlay.
+    pub(super) fn overlay(&self) -> &Path {
+        &self.overlay
+    }
+
+    /// Returns whether the image gets a mark.
+    pub(super) fn marks(&self) -> bool {
+        self.marks
+    }
+
+    /// The new image.
+    pub(super) fn image(&self) -> Result<NewImage, String> {
+        let (folder, of_overlay) = (self.backing.parent(), self.overlay.parent());
+        let name = match self.backing.file_name().filter(|_| folder == of_overlay) {
+            Some(name) => Path::new(name),
+            None => &self.backing,
+        };
+        let name = name.to_str().ok_or("the path of the image is not UTF-8; rename it")?;
+        Ok(NewImage {
+            size_bytes: self.capacity_bytes,
+            cluster_bytes: CLUSTER_BYTES,
+            backing: Some((name.to_owned(), self.is_qcow2)),
+            preallocation: Preallocation::Off,
+        })
+    }
+
+    /// The options of the disk in the overlay, which exists.
+    pub(super) fn next(&self, args: &DiskArgs) -> Result<DiskArgs, String> {
+        let found =
+            inspect::inspect_as(&self.overlay, Some(true)).map_err(|error| error.to_string())?;
+        let needs = found.serve.map_err(|why| format!("{}; {}", why.what, why.remedy))?;
+        let allow_backing = match (args.allow_backing, needs.allow_backing) {
+            (AllowBacking::Any, _) | (_, qcow2::AllowBacking::Any) => AllowBacking::Any,
+            _ => AllowBacking::SameDir,
+        };
+        Ok(DiskArgs {
+            blk_file: Some(self.overlay.clone()),
+            format: Some(Format::Qcow2),
+            allow_backing,
+            // An image has blocks of 512 bytes unless told otherwise.
+            logical_block_size: match self.block_bytes {
+                512 => args.logical_block_size,
+                other => Some(other),
+            },
+            ..args.clone()
+        })
+    }
+}
+
+/// The options that a snapshot changes, for the next start of the disk.
+pub(super) fn options(args: &DiskArgs) -> String {
+    let path = args.blk_file.as_deref().unwrap_or(Path::new("")).display();
+    let rule = crate::values::word(args.allow_backing);
+    let block = args.logical_block_size.filter(|block| *block != 512);
+    let block = block.map_or(String::new(), |block| format!(" --logical-block-size {block}"));
+    format!("--blk-file {path} --format qcow2 --allow-backing {rule}{block}")
+}
+
+fn check_disk(source: &Source) -> Result<(), String> {
+    refusal(&source.args, source.image.disk.info().read_only).map_or(Ok(()), Err)
+}
+
+fn refusal(args: &DiskArgs, is_read_only: bool) -> Option<String> {
+    let refusal = if is_read_only {
+        "the disk is read-only, so that its image does not change; use the image as it is"
+    } else if args.data_plane == Plane::Kernel {
+        "the disk has --data-plane kernel, and the kernel serves no overlay; start it with \
+         --data-plane auto or uring"
+    } else {
+        return None;
+    };
+    Some(refusal.to_owned())
+}
+
+fn check_config(source: &Source, wanted: &Wanted) -> Result<(), String> {
+    let refusal = match (source.origin, wanted.update_config) {
+        (Origin::Folder, false) => {
+            "its file of --config-dir names the image, which the next start would not open; give \
+             --update-config, which makes the file name the overlay"
+        }
+        (Origin::Command, true) => {
+            "it has no file of --config-dir; drop --update-config, and use the options that the \
+             answer tells for the next start"
+        }
+        _ => return Ok(()),
+    };
+    Err(refusal.to_owned())
+}
+
+/// The path of the image, which the overlay names.
+fn path_of_image(source: &Source) -> Result<PathBuf, String> {
+    let path = source.args.blk_file.as_deref().unwrap_or(Path::new(""));
+    let failed = |error: io::Error| {
+        format!("{}: {error}; make the image visible to the daemon at this path", path.display())
+    };
+    let real = fs::canonicalize(path).map_err(failed)?;
+    let found = fs::metadata(&real).map_err(failed)?;
+    let open = source.image.top.opened_as().map_err(failed)?;
+    if !found.is_file() {
+        return Err(format!(
+            "{} is a block device, and a chain of images has files only; take the snapshot where \
+             the device comes from (lvcreate --snapshot, for example)",
+            path.display()
+        ));
+    }
+    match open.identity == (found.dev(), found.ino()) {
+        true => Ok(real),
+        false => Err(format!(
+            "{} is another file than the open one by now; give the image its name back",
+            path.display()
+        )),
+    }
+}
+
+/// The path of the overlay, in an existing folder without symbolic links.
+fn path_of_overlay(path: &Path) -> Result<PathBuf, String> {
+    let shown = path.display();
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(format!("{shown}: it names no file; give the path of a new file"));
+    };
+    if !path.is_absolute() {
+        return Err(format!("{shown}: the daemon has another folder; give an absolute path"));
+    }
+    let folder = fs::canonicalize(folder)
+        .map_err(|error| format!("{shown}: its folder: {error}; give one that exists"))?;
+    let path = folder.join(name);
+    match (folder.is_dir(), path.to_str()) {
+        (true, Some(_)) => Ok(path),
+        (true, None) => Err(format!("{shown}: the path is not UTF-8; give another one")),
+        (false, _) => Err(format!("{shown}: its parent is no folder; give one that exists")),
+    }
+}
+
+/// Returns whether the image is to be marked.
+fn can_be_marked(source: &Source, wanted: &Wanted) -> Result<bool, String> {
+    match source.image.top.overlay() {
+        Ok(None) => Ok(true),
+        Ok(Some(overlay)) => Err(format!(
+            "the image has the mark of the overlay {} already, so that two overlays would depend on \
+             it; remove the mark if that one is given up (setfattr -x user.vhost-blk.overlay)",
+            overlay.display()
+        )),
+        Err(_) if wanted.no_mark => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Err(
+            "the file system of the image has no extended attributes, so that nothing would keep a \
+             later start from writing to the image and corrupting the overlay; give --no-mark and \
+             see to that yourself, or move the image"
+                .to_owned(),
+        ),
+        Err(error) => Err(format!(
+            "the mark of the image cannot be read: {error}; check the storage, or give --no-mark"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_of_the_kernel_alone_and_a_read_only_one_are_refused() {
+        let of = |plane: &str, is_read_only: bool| {
+            let text = format!("blk-file = '/a'\nsocket-path = '/s'\ndata-plane = '{plane}'\n");
+            let table = text.parse::<toml::Table>().unwrap();
+            refusal(&crate::config::disk_of_table("a test", &table).unwrap(), is_read_only)
+        };
+        assert!(
+            of("kernel", false).unwrap().contains("; start it with --data-plane auto or uring")
+        );
+        assert!(of("uring", true).unwrap().contains("read-only"));
+        assert_eq!((of("uring", false), of("auto", false)), (None, None));
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pages of the commands about snapshots.
+
+use super::Page;
+use super::pages::{CONTROL_SOCKET, DONE, MISUSED, USUAL};
+
+pub(super) const SNAPSHOT: Page = Page {
+    command: "vhost-blk ctl snapshot",
+    statuses: &[
+        DONE,
+        (
+            1,
+            "Failure. The disk goes on in its image, and there is no new one; standard error has the \
+             reason.",
+        ),
+        MISUSED,
+    ],
+    files: &[
+        ("OVERLAY", "The new image. The old one must stay where it is: OVERLAY names it."),
+        ("DIR/NAME.toml", "The file of a disk of --config-dir, which --update-config rewrites."),
+        ("PATH", "The control socket of a daemon (--control-path)."),
+    ],
+    examples: &[
+        (
+            "Keep the present content of a disk in its image:",
+            "vhost-blk ctl --control-path vhost-blk.ctl snapshot data --to /var/lib/images/data-1.qcow2",
+        ),
+        (
+            "The same for a disk of --config-dir:",
+            "vhost-blk ctl --control-path vhost-blk.ctl snapshot data --to data-1.qcow2 --update-config",
+        ),
+    ],
+    see_also: &[
+        ("vhost-blk-ctl", "1"),
+        ("vhost-blk-ctl-snapshots", "1"),
+        ("vhost-blk-info", "1"),
+        ("qemu-img", "1"),
+        ("setfattr", "1"),
+    ],
+};
+
+pub(super) const SNAPSHOTS: Page = Page {
+    command: "vhost-blk ctl snapshots",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[
+        (
+            "Show the image and the backing files of a disk:",
+            "vhost-blk ctl --control-path vhost-blk.ctl snapshots data",
+        ),
+        (
+            "The same for programs:",
+            "vhost-blk ctl --control-path vhost-blk.ctl --json snapshots data",
+        ),
+    ],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-snapshot", "1"), ("vhost-blk-info", "1")],
+};
