@@ -275,7 +275,7 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 		vhost_blk_free_reqs(q);
 		return err;
 	}
-	q->poll = (struct vhost_blk_polling) {};
+	memset(q->poll, 0, sizeof(q->poll));
 	q->turn.closed_until = 0;
 	q->stats = (struct vhost_blk_stats) {};
 	return 0;

@@ -126,7 +126,7 @@ static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 		   s->completed, s->refused, s->failed, s->dropped, s->read_bytes, s->write_bytes);
 	seq_printf(m, " kicks=%llu turns=%llu calls=%llu throttled=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
 		   s->kicks, s->turns, s->calls, s->throttled, s->bounced, s->slow, s->polls, s->polls_won,
-		   !!q->poll.score);
+		   q->poll[0].score || q->poll[1].score);
 	/* "N=count": requests that took at least N / 2 and less than N microseconds. */
 	for (op = 0; op < VHOST_BLK_OPS; op++) {
 		seq_printf(m, "latency%u_%s_us:\tsum=%llu", n, vhost_blk_op_names[op],

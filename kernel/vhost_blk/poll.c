@@ -5,6 +5,10 @@
  * Polling pays if most polls find work, and only a trial shows that: the length of a sleep includes
  * the wake-up. So a poll replaces one sleep of many, as a trial; a few polls without work end the
  * polling. An idle queue costs nothing: every poll follows work.
+ *
+ * There is a trial for each of two waits, since one of them may pay and the other not: for the driver
+ * alone, while no request is in flight, and for I/O as well. A driver that sleeps until its call comes
+ * back after a wake-up; a device takes as long as it takes.
  */
 #include <linux/sched/clock.h>
 
@@ -17,10 +21,9 @@
 #define VHOST_BLK_TRIAL_MIN	16
 #define VHOST_BLK_TRIAL_MAX	1024
 
-static void vhost_blk_poll_learn(struct vhost_blk_queue *q, bool won)
+static void vhost_blk_poll_learn(struct vhost_blk_queue *q, struct vhost_blk_polling *poll,
+				 bool won)
 {
-	struct vhost_blk_polling *poll = &q->poll;
-
 	q->stats.polls++;
 	q->stats.polls_won += won;
 	if (won) {
@@ -42,6 +45,7 @@ static void vhost_blk_poll_learn(struct vhost_blk_queue *q, bool won)
  */
 bool vhost_blk_poll_ring(struct vhost_blk_queue *q)
 {
+	struct vhost_blk_polling *poll = vhost_blk_polling(q);
 	struct vhost_virtqueue *vq = &q->vq;
 	bool won = false;
 	u64 end;
@@ -54,6 +58,6 @@ bool vhost_blk_poll_ring(struct vhost_blk_queue *q)
 			break;
 		cpu_relax();
 	} while (local_clock() < end);
-	vhost_blk_poll_learn(q, won);
+	vhost_blk_poll_learn(q, poll, won);
 	return won;
 }

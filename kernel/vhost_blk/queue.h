@@ -44,7 +44,7 @@ struct vhost_blk_region {
 };
 
 /**
- * struct vhost_blk_polling - adaptive polling of a queue; see poll.c
+ * struct vhost_blk_polling - adaptive polling during one of a queue's waits; see poll.c
  * @score: 0: no polling; up for polls that found work, down for the others
  * @interval: sleeps between two trials
  * @until_trial: sleeps until the next one
@@ -77,7 +77,7 @@ struct vhost_blk_polling {
  * @reqs: all requests
  * @free: the unused ones
  * @polled: I/O in flight that only this queue polls for
- * @poll: state of adaptive polling
+ * @poll: adaptive polling while no request is in flight, and while some are
  * @turn: the queue's view of the limits
  * @now_ns: the time at the start of the batch
  * @region: the in-flight region, which marks taken chains
@@ -101,7 +101,7 @@ struct vhost_blk_queue {
 	struct vhost_blk_req *reqs;
 	struct vhost_blk_req *free;
 	struct list_head polled;
-	struct vhost_blk_polling poll;
+	struct vhost_blk_polling poll[2];
 	struct vhost_blk_turn turn;
 	u64 now_ns;
 	struct vhost_blk_region region;
@@ -160,6 +160,12 @@ static inline bool vhost_blk_gen_empty(const struct vhost_blk_queue *q, u8 gen)
 static inline unsigned int vhost_blk_inflight(const struct vhost_blk_queue *q)
 {
 	return q->inflight[0] + q->inflight[1];
+}
+
+/* The polling of the present wait: for the driver alone, or for I/O as well. */
+static inline struct vhost_blk_polling *vhost_blk_polling(struct vhost_blk_queue *q)
+{
+	return &q->poll[!!vhost_blk_inflight(q)];
 }
 
 /**

@@ -96,11 +96,13 @@ void vhost_blk_region_used(struct vhost_blk_queue *q, unsigned int count);
 /* poll.c; see there. The usual answer costs no call. */
 static inline bool vhost_blk_poll_wanted(struct vhost_blk_queue *q)
 {
+	struct vhost_blk_polling *poll = vhost_blk_polling(q);
+
 	if (!q->vq.busyloop_timeout)
 		return false;
-	if (q->poll.score)
+	if (poll->score)
 		return true;
-	return !q->poll.until_trial--;
+	return !poll->until_trial--;
 }
 
 bool vhost_blk_poll_ring(struct vhost_blk_queue *q);
