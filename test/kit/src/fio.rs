@@ -40,11 +40,6 @@ impl Job {
         ))
     }
 
-    /// Lets each process of the job end after so many requests, as [`Job::timed`] otherwise.
-    pub fn counted(self, requests: u64) -> Self {
-        self.with(&format!("--number_ios={requests} --norandommap --randrepeat=0"))
-    }
-
     /// The arguments.
     pub fn arguments(&self) -> &[String] {
         &self.0

@@ -72,7 +72,7 @@ pub(super) struct Attached {
     // In the order in which they must end.
     daemon: Option<Daemon>,
     _target: Option<ScsiTarget>,
-    _device: NullBlk,
+    device: NullBlk,
 }
 
 impl Attached {
@@ -98,7 +98,7 @@ impl Attached {
             Way::QemuUring => qemu_args(way, path, "io_uring", queues, 1),
             Way::QemuMapping => qemu_args(way, path, "native", queues, queues),
         };
-        Ok(Self { way, args, daemon, _target: target, _device: device })
+        Ok(Self { way, args, daemon, _target: target, device })
     }
 
     /// The disk's node in the guest.
@@ -110,6 +110,11 @@ impl Attached {
         // The only SCSI disk; it appears some time after its driver.
         guest.ok("for i in $(seq 100); do [ -b /dev/sda ] && exit 0; sleep 0.1; done; exit 1")?;
         Ok("/dev/sda".to_owned())
+    }
+
+    /// The device that serves the disk.
+    pub(super) fn device(&self) -> &Path {
+        self.device.device()
     }
 
     /// Ends the process that serves the disk.

@@ -2,11 +2,13 @@
 //! Exits of the guest for each request, counted by KVM; kicks and interrupts, counted by the guest.
 //! They are what emulation distorts in time and not in number.
 //!
-//! A load and one with three times the requests are counted. The figures are the difference of both
-//! over the difference of their requests, so that the start of fio and the guest's agent do not count. The guest's clock ticks do.
+//! Exits are counted in the middle of a load, so that the start of fio, many times dearer, does not
+//! count. The guest's clock ticks do. The served device counts the requests meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use kit::fio::Job;
@@ -23,6 +25,8 @@ pub(super) const HALTS: Metric = Metric::new("halts", "1");
 
 /// KVM's counters, a folder for each virtual machine (Documentation/virt/kvm, `debugfs`).
 const KVM: &str = "/sys/kernel/debug/kvm";
+/// Interval between two looks at KVM's counters.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Counts the exits of one guest.
 #[derive(Debug)]
@@ -34,19 +38,22 @@ pub(super) struct Counter {
 #[derive(Debug)]
 pub(super) struct Watched<'a> {
     /// Node, such as `/dev/vda`.
-    pub(super) node: &'a str,
+    node: &'a str,
+    /// Folder of the device that serves it, in sysfs of the host.
+    served: PathBuf,
     /// The virtio device that it belongs to, such as `virtio3`.
-    pub(super) device: String,
+    device: String,
 }
 
 impl<'a> Watched<'a> {
-    /// Looks up the virtio device of the disk `node`.
-    pub(super) fn find(guest: &mut Guest, node: &'a str) -> Result<Self> {
+    /// Looks up the virtio device of the disk `node`, which the device `served` of the host serves.
+    pub(super) fn find(guest: &mut Guest, node: &'a str, served: &Path) -> Result<Self> {
+        let served = Path::new("/sys/block").join(name(&served.to_string_lossy()));
         let path = guest.ok(&format!("readlink -f /sys/block/{}/device", name(node)))?;
         let parts = path.trim().split('/');
         let device = parts.rev().find(|part| part.starts_with("virtio"));
         let device = device.with_context(|| format!("{node} is no virtio disk: {path}"))?;
-        Ok(Self { node, device: device.to_owned() })
+        Ok(Self { node, served, device: device.to_owned() })
     }
 }
 
@@ -67,33 +74,39 @@ impl Counter {
         Ok(Self { folder })
     }
 
-    /// Counts while `job` runs with so many `requests`, and with three times as many. No other disk of
-    /// the guest may be used.
-    pub(super) fn of(
-        &self,
-        guest: &mut Guest,
-        disk: &Watched<'_>,
-        job: impl Fn(u64) -> Job,
-        requests: u64,
-    ) -> Result<Figures> {
-        let mut count = |requests| {
-            let before = self.now(guest, disk)?;
-            guest.ok(&job(requests).command_line())?;
-            self.now(guest, disk)?.since(&before)
-        };
-        let (short, long) = (count(requests)?, count(3 * requests)?);
-        long.beyond(&short)
+    /// Counts while `job` runs. No other disk of the guest may be used.
+    pub(super) fn of(&self, guest: &mut Guest, disk: &Watched<'_>, job: &Job) -> Result<Figures> {
+        let before = Signals::now(guest, disk)?;
+        let (moments, ran) = self.watch(disk, || guest.ok(&job.command_line()));
+        ran?;
+        let mut figures = steady(&moments?)?;
+        figures.extend(before.until(&Signals::now(guest, disk)?)?);
+        Ok(figures)
     }
 
-    fn now(&self, guest: &mut Guest, disk: &Watched<'_>) -> Result<Counts> {
-        let own = |file| number(&self.folder, file);
-        let node = name(disk.node);
-        Ok(Counts {
-            exits: own("exits")?,
-            halts: own("halt_exits")?,
-            kicks: kicks(&guest.ok(&format!("cat {TRACING}/{PROFILE}"))?)?,
-            interrupts: interrupts(&guest.ok("cat /proc/interrupts")?, &disk.device)?,
-            requests: Stat::parse(&guest.ok(&format!("cat /sys/block/{node}/stat"))?)?.submitted(),
+    /// Takes a look at the counters again and again while `run` runs.
+    fn watch<T>(&self, disk: &Watched<'_>, run: impl FnOnce() -> T) -> (Result<Vec<Moment>>, T) {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut moments = Vec::new();
+                while !done.load(Ordering::Relaxed) {
+                    moments.push(self.moment(disk)?);
+                    std::thread::sleep(LOOK);
+                }
+                Ok(moments)
+            });
+            let ran = run();
+            done.store(true, Ordering::Relaxed);
+            (watcher.join().expect("the watcher panics nowhere"), ran)
+        })
+    }
+
+    fn moment(&self, disk: &Watched<'_>) -> Result<Moment> {
+        Ok(Moment {
+            exits: number(&self.folder, "exits")?,
+            halts: number(&self.folder, "halt_exits")?,
+            requests: Stat::of(&disk.served)?.submitted(),
         })
     }
 }
@@ -119,38 +132,53 @@ fn interrupts(text: &str, device: &str) -> Result<u64> {
     Ok(of_device.map(counts).sum())
 }
 
-/// All counters at one moment, or their growth.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Counts {
+/// KVM's counters of the guest and the requests of the served device at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
     exits: u64,
     halts: u64,
+    requests: u64,
+}
+
+/// Exits for each request in the middle three fifths of a load.
+fn steady(moments: &[Moment]) -> Result<Figures> {
+    let (Some(first), Some(last)) = (moments.first(), moments.last()) else {
+        anyhow::bail!("the load was not watched");
+    };
+    let fifth = (last.requests - first.requests) / 5;
+    let from = moments.iter().find(|moment| moment.requests > first.requests + fifth);
+    let to = moments.iter().rfind(|moment| moment.requests < last.requests - fifth);
+    let (Some(from), Some(to)) = (from, to) else { anyhow::bail!("the load was too short") };
+    ensure!(to.requests > from.requests, "the load was too short");
+    let requests = (to.requests - from.requests) as f64;
+    let each = |to: u64, from: u64| (to - from) as f64 / requests;
+    Ok(vec![(EXITS, each(to.exits, from.exits)), (HALTS, each(to.halts, from.halts))])
+}
+
+/// The guest's own counters of a disk at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Signals {
     kicks: u64,
     interrupts: u64,
     requests: u64,
 }
 
-impl Counts {
-    fn since(&self, before: &Self) -> Result<Self> {
-        let grown = |later: u64, earlier: u64| later.checked_sub(earlier).context("a counter fell");
+impl Signals {
+    fn now(guest: &mut Guest, disk: &Watched<'_>) -> Result<Self> {
+        let stat = format!("cat /sys/block/{}/stat", name(disk.node));
         Ok(Self {
-            exits: grown(self.exits, before.exits)?,
-            halts: grown(self.halts, before.halts)?,
-            kicks: grown(self.kicks, before.kicks)?,
-            interrupts: grown(self.interrupts, before.interrupts)?,
-            requests: grown(self.requests, before.requests)?,
+            kicks: kicks(&guest.ok(&format!("cat {TRACING}/{PROFILE}"))?)?,
+            interrupts: interrupts(&guest.ok("cat /proc/interrupts")?, &disk.device)?,
+            requests: Stat::parse(&guest.ok(&stat)?)?.submitted(),
         })
     }
 
-    /// The figures of the part by which this load is longer than the other one.
-    fn beyond(&self, short: &Self) -> Result<Figures> {
-        ensure!(self.requests > short.requests, "the longer load had no more requests");
-        let requests = (self.requests - short.requests) as f64;
-        let each = |long: u64, short: u64| (long as f64 - short as f64) / requests;
+    fn until(&self, later: &Self) -> Result<Figures> {
+        ensure!(later.requests > self.requests, "the load had no requests");
+        let requests = (later.requests - self.requests) as f64;
         Ok(vec![
-            (EXITS, each(self.exits, short.exits)),
-            (HALTS, each(self.halts, short.halts)),
-            (KICKS, each(self.kicks, short.kicks)),
-            (INTERRUPTS, each(self.interrupts, short.interrupts)),
+            (KICKS, (later.kicks - self.kicks) as f64 / requests),
+            (INTERRUPTS, (later.interrupts - self.interrupts) as f64 / requests),
         ])
     }
 }
@@ -170,23 +198,25 @@ mod tests {
     }
 
     #[test]
-    fn the_start_of_a_load_does_not_count() {
-        let load = |requests| Counts {
-            exits: 5000 + 2 * requests,
-            halts: 100 + requests,
-            kicks: 40 + requests / 2,
-            interrupts: 10 + requests / 4,
+    fn the_start_and_the_end_of_a_load_do_not_count() {
+        // Two exits and a halt for each request, and many more before and after.
+        let moment = |requests: u64| Moment {
+            exits: if requests == 0 { 0 } else { 5000 + 2 * requests + 900 * (requests / 1000) },
+            halts: 10 + requests,
             requests,
         };
-        let figures = load(3000).beyond(&load(1000)).unwrap();
-        assert_eq!(figures, [(EXITS, 2.0), (HALTS, 1.0), (KICKS, 0.5), (INTERRUPTS, 0.25)]);
-        assert!(load(1000).beyond(&load(1000)).is_err());
+        let all: Vec<_> = (0..=1000).step_by(10).map(moment).collect();
+        assert_eq!(steady(&all).unwrap(), [(EXITS, 2.0), (HALTS, 1.0)]);
+        assert!(steady(&all[..1]).is_err());
+        assert!(steady(&[moment(0), moment(1)]).is_err());
+        assert!(steady(&[]).is_err());
     }
 
     #[test]
-    fn a_counter_that_falls_is_an_error() {
-        let counts = |exits| Counts { exits, halts: 0, kicks: 0, interrupts: 0, requests: 0 };
-        assert!(counts(1).since(&counts(2)).is_err());
-        assert_eq!(counts(3).since(&counts(1)).unwrap(), counts(2));
+    fn signals_are_for_each_request() {
+        let before = Signals { kicks: 100, interrupts: 50, requests: 1000 };
+        let later = Signals { kicks: 600, interrupts: 300, requests: 2000 };
+        assert_eq!(before.until(&later).unwrap(), [(KICKS, 0.5), (INTERRUPTS, 0.25)]);
+        assert!(before.until(&before).is_err());
     }
 }

@@ -27,10 +27,6 @@ use crate::nested::kvm;
 /// Longest time for a measurement without a guest.
 const BARE_LIMIT: Duration = Duration::from_secs(600);
 
-/// Least and most requests of each process of fio in the shorter load whose exits are counted.
-const COUNTED_MIN: u64 = 256;
-const COUNTED_MAX: u64 = 50_000;
-
 /// Options of `cases nested-bench`.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct Args {
@@ -135,8 +131,7 @@ fn measure(
         eprintln!("nested: {device}, {vcpus} vcpus, round {} of {}", round + 1, args.rounds);
     }
     if !args.no_exits {
-        let named = disks.iter().map(|disk| disk.way.name()).zip(&nodes);
-        count(args, &mut guest, &named.collect::<Vec<_>>(), (&device, vcpus), set)?;
+        count(args, &mut guest, (&disks, &nodes), (&device, vcpus), set)?;
     }
     guest.cut_power();
     disks.into_iter().try_for_each(Attached::stop)
@@ -146,7 +141,7 @@ fn measure(
 fn count(
     args: &Args,
     guest: &mut Guest,
-    disks: &[(&str, &String)],
+    (disks, nodes): (&[Attached], &[String]),
     (device, vcpus): (&str, u16),
     set: &mut Set,
 ) -> Result<()> {
@@ -155,14 +150,10 @@ fn count(
         for depth in &args.depths {
             let labels =
                 point(&[("device", &device), ("rw", rw), ("vcpus", &vcpus), ("depth", depth)]);
-            for (way, node) in disks {
-                let disk = Watched::find(guest, node)?;
-                let rate = set.at(way, &labels).map_or(0.0, |row| row.median(IOPS));
-                let requests = (rate * args.seconds / 4.0) as u64 / u64::from(vcpus);
-                let job = |requests| job(node, rw, *depth, vcpus).counted(requests);
-                let figures =
-                    counter.of(guest, &disk, job, requests.clamp(COUNTED_MIN, COUNTED_MAX))?;
-                set.add(way, &labels, figures);
+            for (attached, node) in disks.iter().zip(nodes) {
+                let disk = Watched::find(guest, node, attached.device())?;
+                let job = job(node, rw, *depth, vcpus).timed(args.seconds, 300);
+                set.add(attached.way.name(), &labels, counter.of(guest, &disk, &job)?);
             }
         }
     }
