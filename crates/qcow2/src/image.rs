@@ -149,8 +149,13 @@ impl Image {
 
     /// The mapping at `at`, for at most `len` bytes. An extent may begin before `at`.
     fn find(&self, at: u64, len: u64) -> io::Result<Found> {
-        let start = at - at % self.cluster_bytes;
-        let (mapping, found) = self.access.get_mapping(start, EXTENT_MAX)?;
+        let mut start = at - at % self.cluster_bytes;
+        let (mut mapping, mut found) = self.access.get_mapping(start, EXTENT_MAX)?;
+        if start + found <= at {
+            // A backing file with smaller clusters, or the end of one, lies in between.
+            start = at;
+            (mapping, found) = self.access.get_mapping(at, EXTENT_MAX)?;
+        }
         let end = start + found;
         if end <= at {
             return Err(io::Error::other(format!("no mapping at {at}")));

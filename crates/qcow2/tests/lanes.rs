@@ -49,3 +49,36 @@ fn a_disk_grows_and_a_new_lane_has_the_new_end() {
     assert!(found[(8 * MIB - 4096) as usize..][..4096].iter().all(|byte| *byte == 1));
     assert!(found[(64 * MIB - 4096) as usize..].iter().all(|byte| *byte == 2));
 }
+
+/// The first byte of a cluster of the image is elsewhere than its last one.
+#[test]
+fn backing_files_with_other_clusters_and_odd_ends_are_read_as_qemu_reads_them() {
+    for (middle, top) in [("4k", "64k"), ("64k", "4k"), ("4k", "2M"), ("2M", "4k")] {
+        let folder = folder();
+        // The raw file ends within a cluster of any size.
+        let base: Vec<u8> = (0..(5 << 20) + 1536).map(|at| (at / 512 % 251) as u8 + 1).collect();
+        std::fs::write(folder.path().join("base.raw"), base).expect("a base");
+        let of = |cluster: &str| format!("cluster_size={cluster}");
+        let create = ["create", "-qf", "qcow2", "-F"];
+        let run = |args: &[&str]| {
+            qemu_ok("qemu-img", folder.path(), &[&create[..], args].concat());
+        };
+        run(&["raw", "-b", "base.raw", "-o", &of(middle), "middle.qcow2", "9M"]);
+        for command in ["write -P 7 2M 300k", "write -z 3M 1M", "write -P 8 7M 4608"] {
+            let args = ["-f", "qcow2", "-c", command, "middle.qcow2"];
+            qemu_ok("qemu-io", folder.path(), &args);
+        }
+        run(&["qcow2", "-b", "middle.qcow2", "-o", &of(top), "a.qcow2", "12M"]);
+        let path = folder.path().join("a.qcow2");
+        qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", "write -P 9 4M 512", "a.qcow2"]);
+        let expected = content(&path);
+        for block in [512, 4096, MIB as usize] {
+            let disk = open(&path).expect("it opens");
+            let mut lane = rig(&disk);
+            for (part, wanted) in (0..).zip(expected.chunks(block)) {
+                let at = part * block as u64;
+                assert!(lane.read(at, block) == wanted, "{middle} {top}: {block} bytes at {at}");
+            }
+        }
+    }
+}
