@@ -18,6 +18,7 @@ pub mod conformance;
 pub mod create;
 pub mod engine;
 pub mod file;
+pub mod holes;
 pub mod io;
 pub mod lock;
 pub mod mark;

@@ -7,10 +7,10 @@ use crate::image::{Answer, Image};
 use crate::{AllowBacking, Qcow2Error, chain};
 use backend::FileError;
 use backend::create::{Allocation, allocate};
+use backend::holes::first_data;
 use backend::lock::{Access, lock_image};
 use imago::qcow2::Qcow2;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, file};
-use rustix::fs::SeekFrom;
 use std::fs::{self, File};
 use std::io::{self, Seek};
 use std::ops::Range;
@@ -145,7 +145,7 @@ fn identity(file: &File) -> io::Result<(u64, u64)> {
 
 /// Reads data at the start of a range, at most `max` bytes of it, or tells of a hole there.
 fn read(file: &File, range: Range<u64>, max: u64, buffer: &mut Vec<u8>) -> io::Result<Piece> {
-    let data = data(file, range.clone())?;
+    let data = first_data(file, range.clone())?;
     if data.start > range.start {
         return Ok(Piece::Hole(data.start - range.start));
     }
@@ -153,21 +153,6 @@ fn read(file: &File, range: Range<u64>, max: u64, buffer: &mut Vec<u8>) -> io::R
     buffer.resize(len, 0);
     file.read_exact_at(buffer, range.start)?;
     Ok(Piece::Data(len))
-}
-
-/// The first data in a range of the file; empty at its end if there is none.
-fn data(file: &File, range: Range<u64>) -> io::Result<Range<u64>> {
-    let bounded = |at: u64| at.clamp(range.start, range.end);
-    match rustix::fs::seek(file, SeekFrom::Data(range.start)) {
-        Ok(start) if start < range.end => {
-            let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
-            Ok(bounded(start)..bounded(end))
-        }
-        Ok(_) | Err(rustix::io::Errno::NXIO) => Ok(range.end..range.end),
-        // The storage knows no holes, as a block device.
-        Err(rustix::io::Errno::INVAL) => Ok(range),
-        Err(why) => Err(why.into()),
-    }
 }
 
 /// A new image that is written.
@@ -203,8 +188,12 @@ impl Target {
         Ok(Target::Qcow2(FormatAccess::new(opened), file.try_clone()?, image.cluster_bytes))
     }
 
-    /// Writes data; zeroes that fill a block are left out.
-    fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
+    /// Writes data; zeroes that fill a block are left out. The range was not written
+    /// before.
+    ///
+    /// # Errors
+    /// The error of imago or of a system call.
+    pub fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
         let unit = match self {
             Target::Raw(_) => RAW_HOLE,
             Target::Qcow2(_, _, cluster_bytes) => *cluster_bytes,
@@ -220,7 +209,10 @@ impl Target {
     }
 
     /// Makes the image durable.
-    fn finish(self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The error of imago or of a system call.
+    pub fn finish(self) -> io::Result<()> {
         match self {
             Target::Raw(file) => file.sync_all(),
             Target::Qcow2(access, file, _) => {

@@ -9,6 +9,7 @@ use crate::mark;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A handle on the lock. Dropping it changes nothing: the open image releases the lock at its end.
@@ -48,6 +49,8 @@ impl ImageLock {
         if self.access == Access::Write {
             self.shared.sync()?;
         }
+        // Another program writes only after the release: `Reader::was_handed_over`.
+        self.shared.handovers.fetch_add(1, Ordering::AcqRel);
         lock::release(&self.shared.file);
         Ok(())
     }

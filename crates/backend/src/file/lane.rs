@@ -23,6 +23,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 pub(super) const FILE: FileIndex = FileIndex(0);
 /// The same file through the page cache, for its tail (see [`super::piece`]).
@@ -114,6 +115,8 @@ pub(super) struct Shared {
     pub(super) name: String,
     pub(super) sync_failure: SyncFailure,
     pub(super) writers: RangeLock,
+    /// Number of times that the lock of the image was given up.
+    pub(super) handovers: AtomicU32,
 }
 
 impl Shared {
@@ -359,6 +362,7 @@ mod tests {
             name: String::new(),
             sync_failure: SyncFailure::default(),
             writers: RangeLock::default(),
+            handovers: AtomicU32::new(0),
         };
         let limits = LaneLimits {
             capacity_bytes: 1 << 20,

@@ -10,6 +10,7 @@ mod ops;
 mod piece;
 mod probe;
 mod range_lock;
+mod reader;
 mod results;
 mod size;
 mod sync;
@@ -19,6 +20,7 @@ mod zeroes;
 pub use adopt::OpenAs;
 pub use error::FileError;
 pub use image_lock::ImageLock;
+pub use reader::Reader;
 
 use crate::lock::{self, Access, ImageFile, LockError};
 use crate::mark;
@@ -32,6 +34,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::SyncFailure;
@@ -185,6 +188,7 @@ impl File {
                 name: path.display().to_string(),
                 sync_failure: SyncFailure::default(),
                 writers: RangeLock::default(),
+                handovers: AtomicU32::new(0),
             }),
             info: describe(path, direct, &options, &facts, &limits),
             limits,

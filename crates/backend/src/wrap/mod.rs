@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks around a disk: they delay, fail, limit or record I/Os.
+//! Disks around a disk: they delay, fail, limit, record or hold I/Os.
 //!
 //! A wrapper's lane is one layer above its inner lane. It pushes timers with its own layer number
-//! and passes every other event to the inner lane. Wrappers are for tests and diagnosis: they may
-//! allocate and lock.
+//! and passes every other event to the inner lane. Wrappers are for tests and diagnosis, and for the
+//! time of a backup ([`CopyFirst`]): they may allocate and lock.
 
+mod copy_first;
 mod delay;
 mod fault;
 mod lie;
@@ -14,6 +15,7 @@ mod record;
 mod slots;
 mod spec;
 
+pub use copy_first::{CLUSTER_BYTES, Clusters, CopyFirst, Turn};
 pub use delay::Delay;
 pub use fault::{Fault, FaultRule};
 pub use limit::{Limit, Rates};

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads a served file beside its lanes, by system calls that wait.
+
+use super::File;
+use super::lane::Shared;
+use super::piece::widened;
+use super::sync;
+use crate::holes::first_data;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Reads a file with a descriptor of its own, with O_DIRECT as its disk does.
+#[derive(Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+    file: fs::File,
+    /// Alignment in bytes of memory, positions and lengths.
+    align: u32,
+    buffer: Vec<u8>,
+    /// Number of times that the lock had been given up.
+    handovers: u32,
+    /// The last data that was found.
+    data: Range<u64>,
+}
+
+impl File {
+    /// Opens the file once more, to read it.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn reader(&self) -> io::Result<Reader> {
+        let shared = Arc::clone(&self.shared);
+        let (file, align) = match self.limits.direct {
+            None => (sync::open_again(&shared.file, true)?, 1),
+            Some(align) => {
+                let path = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
+                let mut open = fs::OpenOptions::new();
+                let file = open.read(true).custom_flags(libc::O_DIRECT).open(path)?;
+                (file, align.memory.max(align.read))
+            }
+        };
+        let handovers = shared.handovers.load(Ordering::Acquire);
+        Ok(Reader { shared, file, align, buffer: Vec::new(), handovers, data: 0..0 })
+    }
+}
+
+impl Reader {
+    /// Reads a range of bytes.
+    ///
+    /// # Errors
+    /// The error of the system call, or `UnexpectedEof` if the file is shorter.
+    pub fn read(&mut self, range: Range<u64>) -> io::Result<&[u8]> {
+        let wide = widened(&range, self.align);
+        let (skip, len) = ((range.start - wide.start) as usize, (range.end - range.start) as usize);
+        let wide_len = (wide.end - wide.start) as usize;
+        self.buffer.resize(wide_len + self.align as usize, 0);
+        let first = self.buffer.as_ptr().align_offset(self.align as usize);
+        let buffer = &mut self.buffer[first..first + wide_len];
+        let mut filled = 0;
+        while filled < skip + len {
+            match self.file.read_at(&mut buffer[filled..], wide.start + filled as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => filled += count,
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(&buffer[skip..skip + len])
+    }
+
+    /// The first position in a range that is in no hole; its end if all of it is a hole.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn skip_hole(&mut self, range: Range<u64>) -> io::Result<u64> {
+        if !self.data.contains(&range.start) {
+            self.data = first_data(&self.file, range.clone())?;
+        }
+        Ok(range.start.max(self.data.start).min(range.end))
+    }
+
+    /// Returns whether the lock of the image was given up since the reader was opened: another program
+    /// may have written.
+    pub fn was_handed_over(&self) -> bool {
+        self.shared.handovers.load(Ordering::Acquire) != self.handovers
+    }
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The clusters of a disk that is copied, and the I/Os that wait for them.
+//!
+//! | State | Begins | Copier | Writes of the guest |
+//! |---|---|---|---|
+//! | held | at the start | reads it | wait, and tell the copier |
+//! | free | [`Clusters::free`]: the copier has read it, or knows that it is a hole | leaves it alone | start |
+//!
+//! No cluster becomes held again. There is one copier, which reads held clusters only, and a write
+//! starts on free clusters only: so no read of the copier meets a write. After [`Clusters::end`] every
+//! write starts, whatever it touches.
+
+use crate::{Remote, Token};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Size of a cluster.
+pub const CLUSTER_BYTES: u64 = 64 << 10;
+
+/// Numbers of clusters, in their order on the disk.
+type Numbers = Range<u64>;
+
+/// The state of all clusters. Lanes and the copier share it.
+#[derive(Debug)]
+pub struct Clusters {
+    capacity_bytes: u64,
+    /// A bit for each cluster: set if it is free.
+    free: Box<[AtomicU64]>,
+    /// Number of free clusters.
+    count: AtomicU64,
+    ended: AtomicBool,
+    waiting: Mutex<VecDeque<Waiting>>,
+    /// An I/O waits, or the copy has ended.
+    changed: Condvar,
+}
+
+/// An I/O that waits.
+#[derive(Debug)]
+struct Waiting {
+    /// Its clusters from the first held one on.
+    rest: Numbers,
+    remote: Remote,
+    token: Token,
+}
+
+/// The next task of the copier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// An I/O waits for this cluster, which is held.
+    Wanted(u64),
+    /// No I/O waits, and the time of the copier's own work has come.
+    Own,
+    /// The copy has ended.
+    Ended,
+}
+
+impl Clusters {
+    /// The clusters of a disk of `capacity_bytes`, all of them held.
+    pub fn new(capacity_bytes: u64) -> Self {
+        let words = capacity_bytes.div_ceil(CLUSTER_BYTES).div_ceil(64);
+        Clusters {
+            capacity_bytes,
+            free: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            count: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Capacity of the disk in bytes.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// Number of clusters.
+    pub fn len(&self) -> u64 {
+        self.capacity_bytes.div_ceil(CLUSTER_BYTES)
+    }
+
+    /// Returns whether there is no cluster.
+    pub fn is_empty(&self) -> bool {
+        self.capacity_bytes == 0
+    }
+
+    /// Bytes of the free clusters.
+    pub fn free_bytes(&self) -> u64 {
+        (self.count.load(Ordering::Relaxed) * CLUSTER_BYTES).min(self.capacity_bytes)
+    }
+
+    /// The bytes of clusters.
+    pub fn bytes_of(&self, numbers: Range<u64>) -> Range<u64> {
+        let end = |number: u64| (number * CLUSTER_BYTES).min(self.capacity_bytes);
+        end(numbers.start)..end(numbers.end)
+    }
+
+    /// The first run of held clusters in a range, of at most `max` clusters.
+    pub fn first_held(&self, numbers: Range<u64>, max: u64) -> Option<Range<u64>> {
+        let start = numbers.clone().find(|&number| !self.is_free(number))?;
+        let limit = numbers.end.min(start.saturating_add(max));
+        let end = (start..limit).find(|&number| self.is_free(number)).unwrap_or(limit);
+        Some(start..end)
+    }
+
+    /// Frees clusters, and starts the I/Os that wait for no other one.
+    pub fn free(&self, numbers: Range<u64>) {
+        for number in numbers {
+            let (word, bit) = self.place(number);
+            // Pairs with `is_free`: the copier's read precedes the write that sees the bit.
+            if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+                self.count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let mut ready = Vec::new();
+        self.lock().retain_mut(|waiting| {
+            let is_held = self.advance(waiting);
+            if !is_held {
+                ready.push((waiting.remote.clone(), waiting.token));
+            }
+            is_held
+        });
+        ready.into_iter().for_each(|(remote, token)| remote.complete(token, 0));
+    }
+
+    /// Ends the copy, and starts all I/Os that wait.
+    pub fn end(&self) {
+        let mut queue = self.lock();
+        self.ended.store(true, Ordering::Release);
+        let waiting = std::mem::take(&mut *queue);
+        drop(queue);
+        self.changed.notify_all();
+        waiting.into_iter().for_each(|Waiting { remote, token, .. }| remote.complete(token, 0));
+    }
+
+    /// Returns whether the copy has ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Waits for the next task of the copier, whose own work is due at `own`. I/Os take turns, so that
+    /// a long one does not delay the others.
+    pub fn turn(&self, own: Instant) -> Turn {
+        let mut queue = self.lock();
+        loop {
+            if self.has_ended() {
+                return Turn::Ended;
+            }
+            if let Some(waiting) = queue.pop_front() {
+                let number = waiting.rest.start;
+                queue.push_back(waiting);
+                return Turn::Wanted(number);
+            }
+            let left = own.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Turn::Own;
+            }
+            let waited = self.changed.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The clusters of a range of bytes, if one of them is held.
+    pub(super) fn held(&self, offset_bytes: u64, len_bytes: u64) -> Option<Range<u64>> {
+        if len_bytes == 0 || self.has_ended() {
+            return None;
+        }
+        let end = offset_bytes.saturating_add(len_bytes).div_ceil(CLUSTER_BYTES).min(self.len());
+        let numbers = offset_bytes / CLUSTER_BYTES..end;
+        let is_held = numbers.clone().any(|number| !self.is_free(number));
+        is_held.then_some(numbers)
+    }
+
+    /// Lets an I/O wait for clusters, and completes `token` then. `false`: they are free by now.
+    pub(super) fn wait(&self, numbers: Range<u64>, remote: Remote, token: Token) -> bool {
+        let mut waiting = Waiting { rest: numbers, remote, token };
+        let mut queue = self.lock();
+        // Checked under the lock: `free` and `end` take it after their change.
+        if self.has_ended() || !self.advance(&mut waiting) {
+            return false;
+        }
+        queue.push_back(waiting);
+        drop(queue);
+        self.changed.notify_all();
+        true
+    }
+
+    /// Skips free clusters. Returns whether a held one is left.
+    fn advance(&self, waiting: &mut Waiting) -> bool {
+        while !waiting.rest.is_empty() && self.is_free(waiting.rest.start) {
+            waiting.rest.start += 1;
+        }
+        !waiting.rest.is_empty()
+    }
+
+    fn is_free(&self, number: u64) -> bool {
+        let (word, bit) = self.place(number);
+        word.load(Ordering::Acquire) & bit != 0
+    }
+
+    fn place(&self, number: u64) -> (&AtomicU64, u64) {
+        (&self.free[(number / 64) as usize], 1 << (number % 64))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
