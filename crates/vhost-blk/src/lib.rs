@@ -4,6 +4,7 @@
 //!
 //! This crate handles no vhost-user message and no virtqueue, and does no block I/O.
 
+pub mod backup;
 pub mod cli;
 pub mod config;
 pub mod control;

@@ -22,6 +22,8 @@ pub struct Reader {
     /// Alignment in bytes of memory, positions and lengths.
     align: u32,
     buffer: Vec<u8>,
+    /// The place in the buffer of the last read.
+    content: Range<usize>,
     /// Number of times that the lock had been given up.
     handovers: u32,
     /// The last data that was found.
@@ -45,7 +47,8 @@ impl File {
             }
         };
         let handovers = shared.handovers.load(Ordering::Acquire);
-        Ok(Reader { shared, file, align, buffer: Vec::new(), handovers, data: 0..0 })
+        let (buffer, content, data) = (Vec::new(), 0..0, 0..0);
+        Ok(Reader { shared, file, align, buffer, content, handovers, data })
     }
 }
 
@@ -70,7 +73,13 @@ impl Reader {
                 Err(why) => return Err(why),
             }
         }
-        Ok(&buffer[skip..skip + len])
+        self.content = first + skip..first + skip + len;
+        Ok(self.content())
+    }
+
+    /// The bytes of the last read.
+    pub fn content(&self) -> &[u8] {
+        &self.buffer[self.content.clone()]
     }
 
     /// The first position in a range that is in no hole; its end if all of it is a hole.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The methods of the interface.
 
+use super::backup;
 use super::client::Client;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::snapshot;
@@ -30,6 +31,8 @@ pub(super) const UPGRADE: &str = "upgrade the daemon";
 pub(super) enum Done {
     /// One reply with these parameters.
     Reply(Value),
+    /// A backup, whose progress precedes the reply.
+    Backup(backup::Request),
     /// Another program, by default the present file of this one, replies.
     Upgrade(Option<PathBuf>),
     /// An empty reply, and the daemon ends.
@@ -65,6 +68,7 @@ pub(super) fn carry_out(
         "Snapshot" => snapshot::take(disks, client, &mut call)?,
         "Snapshots" => snapshot::list(disks, &mut call)?,
         "SetLogLevel" => set_log_level(client, &mut call)?,
+        "Backup" => return backup::request(disks, client, &mut call).map(Done::Backup),
         "Upgrade" => return upgrade(client, &mut call).map(Done::Upgrade),
         "Stop" => {
             call.no_more()?;
@@ -302,7 +306,7 @@ fn set_log_level(client: &Client<'_>, call: &mut Call) -> Result<Value, CallErro
 }
 
 /// A parameter with the words of an option.
-fn word<T: ValueEnum>(value: &Value) -> Option<T> {
+pub(super) fn word<T: ValueEnum>(value: &Value) -> Option<T> {
     T::from_str(value.as_str()?, false).ok()
 }
 

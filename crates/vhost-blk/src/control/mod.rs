@@ -4,6 +4,7 @@
 //! Each connection has its own thread, which only reads, asks the disks and writes. A disk answers on
 //! its own thread, between two messages of its front-end.
 
+mod backup;
 mod client;
 pub mod codec;
 mod methods;
@@ -139,9 +140,14 @@ fn converse(channel: &mut Channel, disks: &Arc<Disks>) -> Result<(), CodecError>
         };
         let is_oneway = call.oneway;
         let stream: UnixStream = channel.stream().try_clone()?;
-        let done = methods::carry_out(disks, &Client::of(&stream)?, call, message.descriptors);
+        let client = Client::of(&stream)?;
+        let done = methods::carry_out(disks, &client, call, message.descriptors);
         let reply = match done {
             Ok(Done::Reply(parameters)) => protocol::reply(parameters, false),
+            Ok(Done::Backup(request)) => match backup::run(disks, &client, channel, &request) {
+                Ok(parameters) => protocol::reply(parameters, false),
+                Err(error) => protocol::error(error),
+            },
             Ok(Done::Upgrade(program)) => {
                 let caller = Caller { channel, wants_answer: !is_oneway };
                 protocol::error(upgrade(disks, program.as_deref(), &caller).into())

@@ -47,14 +47,15 @@ impl<'a> Asker<'a> {
     }
 
     /// Calls a method that replies again and again, and `each` for the parameters of each reply, until
-    /// it says to stop, or the stream or the daemon ends.
+    /// it says to stop, or the stream or the daemon ends. Returns those of the reply that says that it
+    /// is the last one. Only the first reply has to arrive within the patience.
     pub(super) fn follow(
         mut self,
         what: &str,
         method: &str,
         parameters: &Value,
         mut each: impl FnMut(&Value) -> Result<bool, Failure>,
-    ) -> Result<(), Failure> {
+    ) -> Result<Option<Value>, Failure> {
         let method = format!("{INTERFACE}.{method}");
         let call = json!({"method": method, "parameters": parameters, "more": true});
         self.channel.send(&call, &[], self.patience).map_err(|error| self.failed(&error))?;
@@ -63,11 +64,15 @@ impl<'a> Asker<'a> {
             // The first one only says that the subscription holds.
             patience = None;
             let continues = reply["continues"] == true;
-            if !each(&result(reply, what)?)? || !continues {
-                break;
+            let parameters = result(reply, what)?;
+            let goes_on = each(&parameters)?;
+            match (continues, goes_on) {
+                (false, _) => return Ok(Some(parameters)),
+                (true, false) => break,
+                (true, true) => {}
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     fn receive(&mut self, patience: Option<Duration>) -> Result<Option<Value>, Failure> {

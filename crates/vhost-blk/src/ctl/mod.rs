@@ -3,6 +3,7 @@
 
 mod add;
 mod ask;
+mod backup;
 mod text;
 mod trace;
 
@@ -10,6 +11,7 @@ use crate::failure::Failure;
 use crate::values::{self, Burst, Cache, LogLevel, Size, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
+use backup::BackupArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -58,6 +60,9 @@ pub struct Named {
 pub enum Action {
     /// Serve another disk, with the options of serve
     Add(Box<AddArgs>),
+    /// Copy a disk to a new image while the guest runs, as the disk is at the start of the copy. A
+    /// stop of this command cancels the copy
+    Backup(BackupArgs),
     /// Print the changes of all disks as they happen, until this program is stopped
     Events,
     /// Limit the rate of a disk or of its group, in place of the present limits. Requests that exceed it wait in the
@@ -194,13 +199,20 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
     let patience = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
     let connect = || Asker::connect(&args.control_path, patience);
     match &args.action {
-        Action::Events => connect()?.follow("receive events", "Events", &json!({}), |reply| {
-            print_message(&reply["event"], args.json, text::event).map(|()| true)
-        }),
+        Action::Events => {
+            let each = |reply: &Value| {
+                print_message(&reply["event"], args.json, text::event).map(|()| true)
+            };
+            connect()?.follow("receive events", "Events", &json!({}), each).map(drop)
+        }
         Action::Trace(trace) => trace.follow(connect()?, args.json),
         Action::Add(add) => {
             let (parameters, image) = add.parameters()?;
             let reply = connect()?.ask("add the disk", "Add", &parameters, image.as_ref())?;
+            print(&shown(&Call::new("", "", Value::Null), &reply, args.json))
+        }
+        Action::Backup(backup) => {
+            let reply = backup::run(backup, connect()?)?;
             print(&shown(&Call::new("", "", Value::Null), &reply, args.json))
         }
         other => {
@@ -289,7 +301,7 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Upgrade { program } => {
             Call::new("upgrade the daemon", "Upgrade", json!({"program": program}))
         }
-        Action::Add(_) | Action::Events | Action::Trace(_) => {
+        Action::Add(_) | Action::Backup(_) | Action::Events | Action::Trace(_) => {
             unreachable!("they are no simple calls")
         }
     })

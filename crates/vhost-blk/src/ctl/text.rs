@@ -26,6 +26,9 @@ pub(super) fn done(reply: &Value) -> String {
         let ms = us as f64 / 1000.0;
         return format!("done; version {version} runs, after a pause of {ms:.1} ms\n");
     }
+    if let Some(bytes) = reply["copied_bytes"].as_u64() {
+        return format!("done; the copy has {bytes} bytes ({})\n", Size(bytes));
+    }
     match reply["changed"].as_bool() {
         Some(false) => "nothing to do\n".to_owned(),
         _ => "done\n".to_owned(),

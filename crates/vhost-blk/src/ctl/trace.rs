@@ -29,7 +29,7 @@ impl TraceArgs {
         let slower_than_us = self.slower_than.0.as_micros() as u64;
         let parameters = json!({"name": self.name, "slower_than_us": slower_than_us});
         let mut left = self.count;
-        asker.follow("trace requests", "Trace", &parameters, |reply| {
+        let each = |reply: &Value| {
             warn_of_untraced(&reply["untraced"]);
             let request = &reply["request"];
             print_message(request, as_json, text)?;
@@ -37,7 +37,8 @@ impl TraceArgs {
                 *left -= 1;
             }
             Ok(left != Some(0))
-        })
+        };
+        asker.follow("trace requests", "Trace", &parameters, each).map(drop)
     }
 }
 

@@ -56,6 +56,9 @@ impl State {
                 Slot::Served(entry) if entry.stop.asked() => {
                     return Err(UpgradeError::Disk { name, why: Obstacle::Going });
                 }
+                Slot::Served(entry) if entry.backup.is_taken() => {
+                    return Err(UpgradeError::Disk { name, why: Obstacle::Backup });
+                }
                 Slot::Served(entry) => entry,
             };
             let options = match mode {

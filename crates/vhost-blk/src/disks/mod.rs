@@ -13,6 +13,7 @@
 //!
 //! During an upgrade ([`Disks::hold`]) no name changes its state, unless the process is stopped.
 
+mod backups;
 mod front_ends;
 pub mod growth;
 mod held;
@@ -26,6 +27,7 @@ pub use held::Held;
 pub use opening::Opened;
 pub use traces::Traced;
 
+use crate::backup;
 use crate::engine;
 use crate::events::{Change, Events};
 use crate::failure::{Failure, Sort};
@@ -134,6 +136,8 @@ struct Entry {
     device: Option<(u32, u32)>,
     /// The parts that an upgrade passes on.
     parts: Arc<Parts>,
+    /// The place of its backup.
+    backup: Arc<backup::Slot>,
     /// The open image; a disk in memory has none.
     image: Option<Image>,
 }
@@ -254,6 +258,7 @@ impl Disks {
         let stop = Arc::clone(&state.entry(name)?.stop);
         state.check_free(&format!("remove the disk {name}"))?;
         stop.request();
+        state.entry(name)?.backup.cancel();
         while state.entry(name).is_ok_and(|entry| Arc::ptr_eq(&entry.stop, &stop)) {
             if !go_on() {
                 return Err(Failure::run(
@@ -275,6 +280,7 @@ impl Disks {
         for slot in state.table.values() {
             if let Slot::Served(entry) = slot {
                 entry.stop.request();
+                entry.backup.cancel();
             }
         }
         self.changed.notify_all();
@@ -308,7 +314,9 @@ impl Disks {
     /// Removes a disk from the table, and its socket file before: [`Disks::remove_socket_files`]
     /// finds each file that is still there.
     fn leave(&self, name: &str) {
-        let file = self.lock().entry(name).ok().and_then(|entry| entry.socket.clone());
+        let entry = |entry: &Entry| (entry.socket.clone(), Arc::clone(&entry.backup));
+        let Ok((file, backup)) = self.lock().entry(name).map(entry) else { return };
+        backup.cancel_and_wait();
         if let Some(file) = file {
             file.remove();
         }

@@ -101,9 +101,10 @@ impl Disks {
         let parts = Arc::new(Parts { storage, front_ends });
         let path = args.blk_file.as_deref().filter(|_| args.backend == BackendKind::File);
         let device = path.and_then(growth::device_number);
-        let socket = socket.map(Arc::new);
+        let (socket, backup) = (socket.map(Arc::new), Arc::default());
         let health = server.health();
-        let entry = Entry { args, origin, stop, control, health, socket, device, parts, image };
+        let entry =
+            Entry { args, origin, stop, control, health, socket, device, parts, backup, image };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation })
     }
 

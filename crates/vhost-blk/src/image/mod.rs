@@ -4,8 +4,8 @@
 pub mod check;
 pub mod convert;
 pub mod info;
-mod place;
-mod progress;
+pub(crate) mod place;
+pub(crate) mod progress;
 
 pub(crate) use place::inherit;
 

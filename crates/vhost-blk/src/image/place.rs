@@ -17,7 +17,7 @@ const WHAT: &str = "make the image";
 
 /// The place, with the new file. Without [`Place::fill`] the file is removed.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     path: PathBuf,
     new: NamedTempFile,
     /// The file that is replaced, with its lock.
@@ -25,7 +25,7 @@ pub(super) struct Place {
 }
 
 /// The failure of the new image at `path`, for a disk of `size_bytes`.
-pub(super) fn failure(path: &Path, size_bytes: u64, why: io::Error) -> Failure {
+pub(crate) fn failure(path: &Path, size_bytes: u64, why: io::Error) -> Failure {
     create::failure(error_of(path, size_bytes, why))
 }
 
@@ -38,9 +38,7 @@ impl Place {
         let failed = |why: io::Error| failure(path, 0, why);
         let old = match File::open(path) {
             Ok(_) if !overwrite => {
-                let why = format!("{}: exists already", path.display());
-                let remedy = "give --overwrite, or choose another name";
-                return Err(Failure::run(WHAT, why, remedy));
+                return Err(exists(path, "give --overwrite, or choose another name"));
             }
             Ok(old) => Some(check_old(path, old, source)?),
             Err(why) if why.kind() == io::ErrorKind::NotFound => None,
@@ -51,26 +49,49 @@ impl Place {
             Some(_) => fs::canonicalize(path).map_err(failed)?,
             None => path.to_owned(),
         };
+        Place::make(path, old, 0o666)
+    }
+
+    /// As [`Place::take`], where the place has to be free. Only this user may read the new file.
+    ///
+    /// # Errors
+    /// [`Failure`], also if there is a file.
+    pub(crate) fn take_free(path: &Path) -> Result<Place, Failure> {
+        match fs::symlink_metadata(path) {
+            Ok(_) => Err(exists(path, "choose another name")),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {
+                Place::make(path.to_owned(), None, 0o600)
+            }
+            Err(why) => Err(failure(path, 0, why)),
+        }
+    }
+
+    fn make(path: PathBuf, old: Option<File>, mode: u32) -> Result<Place, Failure> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut builder = tempfile::Builder::new();
         let prefix = format!(".{}.", name.chars().take(40).collect::<String>());
-        builder.prefix(&prefix).suffix(".part").permissions(Permissions::from_mode(0o666));
+        builder.prefix(&prefix).suffix(".part").permissions(Permissions::from_mode(mode));
         let new = builder.tempfile_in(folder(&path)).map_err(|why| {
             let why = format!("{}: cannot be created: {why}", path.display());
             Failure::run(WHAT, why, "check the path, its permissions and the free space")
         })?;
         if let Some(old) = &old {
-            inherit(old, new.as_file()).map_err(failed)?;
+            inherit(old, new.as_file()).map_err(|why| failure(&path, 0, why))?;
         }
         Ok(Place { path, new, old })
     }
 
-    pub(super) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         self.new.as_file()
     }
 
+    /// Path of the temporary file.
+    pub(crate) fn part(&self) -> &Path {
+        self.new.path()
+    }
+
     /// Gives the new file its name, durably.
-    pub(super) fn fill(self, size_bytes: u64) -> Result<(), Failure> {
+    pub(crate) fn fill(self, size_bytes: u64) -> Result<(), Failure> {
         let Place { path, new, old } = self;
         let failed = |why: io::Error| failure(&path, size_bytes, why);
         let named = match old {
@@ -80,6 +101,10 @@ impl Place {
         named.map_err(|error| failed(error.error))?;
         File::open(folder(&path)).and_then(|folder| folder.sync_all()).map_err(failed)
     }
+}
+
+fn exists(path: &Path, remedy: &str) -> Failure {
+    Failure::run(WHAT, format!("{}: exists already", path.display()), remedy)
 }
 
 fn folder(path: &Path) -> &Path {

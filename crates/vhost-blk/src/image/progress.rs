@@ -14,6 +14,16 @@ pub(super) struct Progress {
     stopped: Arc<AtomicBool>,
 }
 
+/// A bar on standard error; it is not drawn if that is no terminal.
+pub(crate) fn bar() -> io::Result<ProgressBar> {
+    let style = ProgressStyle::with_template(
+        "{percent:>3}% [{bar:40}] {bytes} of {total_bytes}, {eta} left",
+    );
+    let style = style.map_err(io::Error::other)?.progress_chars("=> ");
+    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+    Ok(bar.with_style(style))
+}
+
 impl Progress {
     pub(super) fn start() -> io::Result<Progress> {
         let stopped = Arc::new(AtomicBool::new(false));
@@ -22,13 +32,7 @@ impl Progress {
         }
         // A write beyond the limit on file sizes then fails with EFBIG.
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
-        let style = ProgressStyle::with_template(
-            "{percent:>3}% [{bar:40}] {bytes} of {total_bytes}, {eta} left",
-        );
-        let style = style.map_err(io::Error::other)?.progress_chars("=> ");
-        // Nothing is drawn if standard error is no terminal.
-        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        Ok(Progress { bar: bar.with_style(style), stopped })
+        Ok(Progress { bar: bar()?, stopped })
     }
 
     /// Shows the progress. Returns whether the copy goes on.

@@ -2,7 +2,28 @@
 //! The pages of the commands about images.
 
 use super::Page;
-use super::pages::{DONE, MISUSED, USUAL};
+use super::pages::{CONTROL_SOCKET, DONE, MISUSED, USUAL};
+
+pub(super) const BACKUP: Page = Page {
+    command: "vhost-blk ctl backup",
+    statuses: &[
+        DONE,
+        (1, "Failure. There is no new image; standard error has the reason."),
+        MISUSED,
+    ],
+    files: CONTROL_SOCKET,
+    examples: &[
+        (
+            "Copy a running disk, at 100 MiB per second at most:",
+            "vhost-blk ctl --control-path vhost-blk.ctl backup data --to /backup/data.img --bandwidth 100M",
+        ),
+        (
+            "Make a qcow2 image of it:",
+            "vhost-blk ctl --control-path vhost-blk.ctl backup data --to data.qcow2 --format qcow2",
+        ),
+    ],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-convert", "1"), ("fsfreeze", "8")],
+};
 
 pub(super) const CHECK: Page = Page {
     command: "vhost-blk check",

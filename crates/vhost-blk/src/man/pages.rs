@@ -87,6 +87,7 @@ pub const PAGES: &[Page] = &[
         ],
         see_also: &[
             ("vhost-blk-ctl-add", "1"),
+            ("vhost-blk-ctl-backup", "1"),
             ("vhost-blk-ctl-events", "1"),
             ("vhost-blk-ctl-limit", "1"),
             ("vhost-blk-ctl-list", "1"),
@@ -134,6 +135,7 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-serve", "1"),
         ],
     },
+    images::BACKUP,
     streams::EVENTS,
     Page {
         command: "vhost-blk ctl limit",

@@ -78,6 +78,9 @@ pub enum Obstacle {
     /// It is being removed.
     #[error("it is being removed; wait until it is gone, or check its storage")]
     Going,
+    /// It is being backed up, by threads of this program.
+    #[error("it is being backed up; wait for the end of the backup, or stop its client")]
+    Backup,
     /// It cannot outlive its program.
     #[error("{0}; restart the daemon instead")]
     Bound(&'static str),

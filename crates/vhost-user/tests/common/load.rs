@@ -69,7 +69,14 @@ impl Load {
     }
 
     /// Runs until `go_on` returns false, then collects all requests and reads the whole range.
-    pub fn run(mut self, mut go_on: impl FnMut(&Done) -> bool) -> (Done, RequestQueue) {
+    pub fn run(mut self, go_on: impl FnMut(&Done) -> bool) -> (Done, RequestQueue) {
+        self.run_on(go_on);
+        self.read_all();
+        (self.done, self.queue)
+    }
+
+    /// Runs until `go_on` returns false, then collects all requests.
+    pub fn run_on(&mut self, mut go_on: impl FnMut(&Done) -> bool) {
         while go_on(&self.done) {
             self.draining &= !self.in_flight.is_empty();
             while !self.draining && self.in_flight.len() < self.depth && self.start_one() {}
@@ -80,8 +87,6 @@ impl Load {
         while !self.in_flight.is_empty() {
             self.take_one();
         }
-        self.read_all();
-        (self.done, self.queue)
     }
 
     fn random(&mut self, below: u64) -> u64 {

@@ -208,3 +208,25 @@ impl Clusters {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::Delivered;
+    use crate::io::Slot;
+
+    /// The copier may free the clusters between the look of a lane and its wait.
+    #[test]
+    fn nothing_waits_for_clusters_that_have_become_free_or_after_the_end() {
+        let (clusters, mut delivered) = (Clusters::new(4 * CLUSTER_BYTES), Delivered::default());
+        let token = Token { slot: Slot(0), layer: 1 };
+        let numbers = clusters.held(0, CLUSTER_BYTES).expect("it is held");
+        clusters.free(0..1);
+        assert!(!clusters.wait(numbers, delivered.remote(), token));
+        let numbers = clusters.held(0, 2 * CLUSTER_BYTES).expect("the second one is held");
+        clusters.end();
+        assert!(!clusters.wait(numbers, delivered.remote(), token));
+        assert_eq!(clusters.held(0, 4 * CLUSTER_BYTES), None);
+        assert_eq!(delivered.poll(), None);
+    }
+}

@@ -55,8 +55,8 @@ impl Disk for CopyFirst {
 
     fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
         Err(
-            "a backup of the disk is in progress, which only the uring data plane serves; wait for \
-             its end, or cancel it",
+            "only the uring data plane serves a disk during a backup; wait for the end of the backup, \
+             or serve the disk with --data-plane auto to begin one",
         )
     }
 

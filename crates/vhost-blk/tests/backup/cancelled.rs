@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Backups that do not end well leave no target and hurt no guest.
+
+use crate::common::{Daemon, one_line, program, run};
+use crate::load::under_load;
+use crate::mount::{Mount, may_not_mount};
+use crate::rig::Rig;
+use crate::served::{Served, served};
+use crate::{Client, SLOW, assert_same, fill, parts, wait_for_end};
+use driver::{Device, Options, Request};
+use serde_json::json;
+use std::collections::HashMap;
+use std::time::Duration;
+use virtio_spec::blk::S_OK;
+
+const SEEDS: u64 = 30;
+
+fn guest(served: &Served) -> Device {
+    let options = Options { num_queues: 2, ..Options::default() };
+    Device::connect(&served.place.socket, &options).unwrap()
+}
+
+/// A complete backup, after all others.
+fn backup_again(served: &Served) {
+    let target = served.place.path("again");
+    let reply = Client::start(&served.control, &target, json!({})).finish();
+    assert!(reply["error"].is_null(), "{reply}");
+    let content = std::fs::read(&served.place.image).unwrap();
+    assert_same(&std::fs::read(target).unwrap(), &content);
+}
+
+#[test]
+fn a_client_that_is_killed_at_any_moment_leaves_no_target_and_the_guest_goes_on() {
+    let served = served(&[]);
+    fill(&served.place.image);
+    let mut device = guest(&served);
+    // The load expects zeroes in its part.
+    device.write_zeroes(0, 8192, 0).unwrap();
+    let (done, _session) = under_load(device, 2, |loaded| {
+        for seed in 0..SEEDS {
+            let mut command = program();
+            command.args(["ctl", "--control-path"]).arg(&served.control).args(["backup", "--to"]);
+            // The slow ones end in no test but by a cancel.
+            let bandwidth = if seed % 2 == 0 { "4M" } else { "16K" };
+            command.arg(served.place.path("copy")).args(["--bandwidth", bandwidth]);
+            let mut client = Daemon::spawn(&mut command);
+            // Random moments, from the start of the client until the copy is a tenth done.
+            std::thread::sleep(Duration::from_millis(seed * 7919 % 200));
+            client.signal(libc::SIGKILL);
+            client.wait();
+            loaded.wait_for_progress(5);
+            wait_for_end(&served);
+        }
+    });
+    assert!(done.iter().all(|done| done.writes > 0));
+    backup_again(&served);
+    let mut files = served.place.files();
+    files.retain(|name| !name.ends_with("sock"));
+    assert_eq!(files, ["again", "disk.img"]);
+}
+
+#[test]
+fn a_full_target_fails_the_backup_and_no_request_of_the_guest() {
+    if may_not_mount() {
+        return;
+    }
+    let served = served(&[]);
+    fill(&served.place.image);
+    let small = Mount::tmpfs(4);
+    let mut device = guest(&served);
+    // The load expects zeroes in its part.
+    device.write_zeroes(0, 8192, 0).unwrap();
+    let (_, _session) = under_load(device, 2, |loaded| {
+        for format in ["raw", "qcow2"] {
+            let target = small.path("copy");
+            let words = ["backup", "--to", target.to_str().unwrap(), "--format", format];
+            let told = one_line(&served.ctl(&words), 1);
+            assert!(told.contains("copy") && told.contains("space"), "{told}");
+            assert_eq!(std::fs::read_dir(small.place.path()).unwrap().count(), 0);
+            loaded.wait_for_progress(20);
+        }
+    });
+    backup_again(&served);
+}
+
+#[test]
+fn the_removal_of_the_disk_and_the_end_of_the_daemon_cancel_its_backup() {
+    let mut rig = Rig::new();
+    for name in ["a", "b"] {
+        rig.add(name, "");
+        fill(&rig.path(&format!("{name}.img")));
+    }
+    let (mut a, mut b) = (rig.guest("a"), rig.guest("b"));
+    let slow = json!({"name": "a", "bandwidth": SLOW});
+    let mut client = Client::start(&rig.path("ctl"), &rig.path("copy"), slow);
+    a.write(2000, &[1; 512]).unwrap();
+    rig.ok("remove a");
+    assert!(client.finish()["parameters"]["why"].as_str().unwrap().contains("cancelled"));
+    assert_eq!(parts(&rig.place), [""; 0]);
+    b.write(2000, &[1; 512]).unwrap();
+    let slow = json!({"name": "b", "bandwidth": SLOW});
+    let _client = Client::start(&rig.path("ctl"), &rig.path("copy"), slow);
+    assert_eq!(parts(&rig.place).len(), 1);
+    rig.daemon.signal(libc::SIGTERM);
+    assert!(rig.daemon.wait().success());
+    assert_eq!(parts(&rig.place), [""; 0]);
+    assert!(!rig.path("copy").exists());
+}
+
+#[test]
+fn after_sigterm_there_is_no_incomplete_target_each_of_20_times() {
+    for _ in 0..20 {
+        let mut served = served(&[]);
+        fill(&served.place.image);
+        let slow = json!({"bandwidth": SLOW});
+        let _client = Client::start(&served.control, &served.place.path("copy"), slow);
+        served.daemon.signal(libc::SIGTERM);
+        assert!(served.daemon.wait_at_once().success());
+        assert_eq!(parts(&served.place), [""; 0]);
+    }
+}
+
+#[test]
+fn a_guest_that_moves_to_another_host_ends_its_backup_and_another_one_works_if_it_returns() {
+    let mut served = served(&[]);
+    fill(&served.place.image);
+    let options = Options { limit: Duration::from_secs(20), ..Options::default() };
+    let mut device = Device::connect(&served.place.socket, &options).unwrap();
+    let slow = json!({"bandwidth": SLOW});
+    let mut client = Client::start(&served.control, &served.place.path("copy"), slow);
+    let _log = device.start_log().unwrap();
+    device.session().stop_queue(0).unwrap();
+    served.daemon.log_line("gave the lock of the image up");
+    let reply = client.finish();
+    assert!(reply["parameters"]["why"].to_string().contains("another host"), "{reply}");
+    assert_eq!(parts(&served.place), [""; 0]);
+    let other = served.place.path("other");
+    let told = one_line(&served.ctl(&["backup", "--to", other.to_str().unwrap()]), 1);
+    assert!(told.contains("the guest runs elsewhere"), "{told}");
+    device.reconnect(&served.place.socket).unwrap();
+    served.daemon.log_line("took the lock of the image");
+    device.write(100, &[8; 512]).unwrap();
+    backup_again(&served);
+}
+
+#[test]
+fn a_daemon_killed_during_a_backup_loses_no_request() {
+    let mut served = served(&[]);
+    fill(&served.place.image);
+    let options = Options {
+        num_queues: 2,
+        inflight: true,
+        limit: Duration::from_secs(20),
+        ..Options::default()
+    };
+    let mut device = Device::connect(&served.place.socket, &options).unwrap();
+    let layout = device.layout();
+    let mut stored = HashMap::new();
+    for round in 1..=5u8 {
+        let slow = json!({"bandwidth": SLOW});
+        let target = served.place.path(&format!("copy-{round}"));
+        let _client = Client::start(&served.control, &target, slow);
+        for n in 0..20 {
+            // Each in another cluster that is not copied yet, or shared with one before.
+            let sector = u64::from(n) * 611 % 16_384;
+            let data = [round ^ n; 512];
+            device.queue(0).submit(&Request::write(sector, &data), &layout).unwrap();
+            stored.insert(sector, data);
+        }
+        served.daemon.signal(libc::SIGKILL);
+        served.daemon.wait();
+        let mut command = program();
+        command.args(["serve", "--num-queues", "2", "--threads", "2", "--data-plane", "uring"]);
+        command.arg("--blk-file").arg(&served.place.image).arg("--control-path");
+        command.arg(&served.control).arg("--socket-path").arg(&served.place.socket);
+        served.daemon = Daemon::start(&mut command, &served.control);
+        device.reconnect(&served.place.socket).unwrap();
+        for _ in 0..20 {
+            assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
+        }
+        assert!(!target.exists());
+    }
+    for (sector, expected) in stored {
+        let mut data = [0; 512];
+        device.read(sector, &mut data).unwrap();
+        assert_eq!(data, expected, "sector {sector}");
+    }
+    backup_again(&served);
+}
+
+#[test]
+fn the_copy_of_a_disk_that_cannot_be_read_fails() {
+    let served = served(&[]);
+    let mut device = guest(&served);
+    fill(&served.place.image);
+    let slow = json!({"bandwidth": SLOW});
+    let mut client = Client::start(&served.control, &served.place.path("copy"), slow);
+    let file = std::fs::File::options().write(true).open(&served.place.image).unwrap();
+    file.set_len(4 << 20).unwrap();
+    // The write makes the copier read behind the end of the file.
+    device.queue(0).submit(&Request::write(16_000, &[1; 512]), &Default::default()).unwrap();
+    let reply = client.finish();
+    let why = reply["parameters"]["why"].as_str().unwrap();
+    assert!(why.contains("reading at 8192000"), "{reply}");
+    device.queue(0).collect().expect("the guest's write does not wait any more");
+    wait_for_end(&served);
+}
+
+#[test]
+fn bad_input_is_refused_with_reason_and_remedy() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    rig.ok("add mem --backend mem --size 1M --socket-path mem.sock");
+    let made = run(["create", "--format", "qcow2", rig.path("q.img").to_str().unwrap(), "1M"]);
+    assert!(made.status.success());
+    rig.ok("add q --format qcow2 --blk-file q.img --socket-path q.sock");
+    std::fs::write(rig.path("there"), "data").unwrap();
+    std::os::unix::fs::symlink("nowhere", rig.path("link")).unwrap();
+    for (words, code, why) in [
+        ("backup a --to there", 1, "exists already; choose another name"),
+        ("backup a --to link", 1, "exists already"),
+        ("backup a --to a.img", 1, "exists already"),
+        ("backup a --to none/copy", 1, "cannot be created"),
+        ("backup none --to copy", 1, "there is none of this name"),
+        ("backup --to copy", 1, "none is named"),
+        ("backup mem --to copy", 1, "only a raw image"),
+        ("backup q --to copy", 1, "vhost-blk convert"),
+        ("backup a --to copy --bandwidth 0", 2, "at least 1"),
+        ("backup a --to copy --format vmdk", 2, "possible values"),
+        ("backup a", 2, "--to"),
+    ] {
+        let told = rig.refused(words, code);
+        assert!(told.contains(why), "{words}: {told}");
+    }
+    assert_eq!(std::fs::read(rig.path("there")).unwrap(), b"data");
+    let mut raw = rig.connect();
+    for target in ["copy", ""] {
+        let call = json!({"method": "io.vhostblk.Backup",
+                          "parameters": {"name": "a", "target": target}});
+        let reply = raw.call(&call.to_string());
+        assert_eq!(reply["error"], "org.varlink.service.InvalidParameter");
+    }
+    assert!(!rig.path("copy").exists() && parts(&rig.place).is_empty());
+}
