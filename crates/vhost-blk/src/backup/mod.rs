@@ -34,11 +34,14 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vhost_user::{Control, Replacement};
 
 /// Interval of the look at the client, and of the progress.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Maximum wait for the requests in flight. Neither a reload nor an upgrade begins meanwhile.
+const START_MAX: Duration = Duration::from_secs(10);
 
 /// The order of a backup.
 #[derive(Debug)]
@@ -83,6 +86,8 @@ pub fn run(
     goes_on: &mut dyn FnMut(Option<Progress>) -> bool,
 ) -> Result<Progress, Failure> {
     let what = format!("back up the disk {}", order.disk);
+    // Nothing else exchanges the storage or its options until the wrapper is there.
+    let no_reload = disks.no_reload();
     // The slot is dropped last: the end of the disk waits for it, and the image is unlocked then.
     let Source { taken, image, control } = disks.source_of_backup(order.disk, &what)?;
     let clusters = Arc::clone(taken.clusters());
@@ -96,6 +101,7 @@ pub fn run(
     let wrapped = put_around(&control, &clusters, &mut || goes_on(None) && !clusters.has_ended());
     let wrapped = wrapped
         .map_err(|why| why.map_or_else(|| cancelled(&what), |why| Failure::told(&what, why)))?;
+    drop(no_reload);
     let mut goes_on = || {
         goes_on(Some(Progress { copied_bytes: clusters.free_bytes(), total_bytes: size_bytes }))
             && !clusters.has_ended()
@@ -165,7 +171,7 @@ fn put_around(
     clusters: &Arc<Clusters>,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<Wrapped, Option<String>> {
-    let (sender, made) = channel();
+    let (ordered, (sender, made)) = (Instant::now(), channel());
     let of_order = Arc::clone(clusters);
     let replacing = control.replace_storage(Box::new(move |inner| {
         if inner.info().capacity_sectors * 512 != of_order.capacity_bytes() {
@@ -183,6 +189,15 @@ fn put_around(
             Err(RecvTimeoutError::Disconnected) => return Err(None),
             Err(RecvTimeoutError::Timeout) if !goes_on() && replacing.withdraw() => {
                 return Err(None);
+            }
+            Err(RecvTimeoutError::Timeout)
+                if ordered.elapsed() > START_MAX && replacing.withdraw() =>
+            {
+                return Err(Some(format!(
+                    "its requests in flight did not complete in {} s; check its storage, or repeat \
+                     this under less load",
+                    START_MAX.as_secs()
+                )));
             }
             Err(RecvTimeoutError::Timeout) => {}
         }

@@ -189,6 +189,22 @@ fn a_daemon_killed_during_a_backup_loses_no_request() {
 }
 
 #[test]
+fn a_backup_of_a_disk_whose_storage_hangs_does_not_begin_and_holds_nothing_else() {
+    let rig = Rig::new();
+    rig.add("a", "--wrap delay:us=600000000,ops=write");
+    rig.add("b", "");
+    let (mut a, mut b) = (rig.guest("a"), rig.guest("b"));
+    let layout = a.layout();
+    a.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    b.write(0, &[2; 512]).unwrap();
+    let told = rig.refused("backup a --to copy", 1);
+    assert!(told.contains("did not complete in 10 s; check its storage"), "{told}");
+    assert!(!rig.path("copy").exists() && parts(&rig.place).is_empty());
+    rig.ok("backup b --to copy");
+    b.write(0, &[3; 512]).unwrap();
+}
+
+#[test]
 fn the_copy_of_a_disk_that_cannot_be_read_fails() {
     let served = served(&[]);
     let mut device = guest(&served);
