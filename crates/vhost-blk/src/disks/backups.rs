@@ -37,6 +37,11 @@ impl Disks {
         Ok(Source { image, control: Arc::clone(&entry.control), taken })
     }
 
+    /// Returns whether a disk has a backup in progress.
+    pub(super) fn is_backed_up(&self, name: &str) -> bool {
+        self.lock().entry(name).is_ok_and(|entry| entry.backup.is_taken())
+    }
+
     /// Removes the incomplete targets of all backups, for an exit without a drain.
     pub fn remove_backup_parts(&self) {
         let state = self.lock();

@@ -32,6 +32,9 @@ fn a_running_backup_delays_no_write_for_its_bandwidth_and_refuses_other_commands
     assert!(told.contains("another backup of it is in progress"), "{told}");
     let told = refused(&["upgrade"]);
     assert!(told.contains("it is being backed up"), "{told}");
+    let overlay = served.place.path("overlay");
+    let told = refused(&["snapshot", "--to", overlay.to_str().unwrap()]);
+    assert!(told.contains("it is being backed up") && !overlay.exists(), "{told}");
     let told = refused(&["switch", "kernel"]);
     assert!(told.contains("backup") || told.contains("--data-plane uring"), "{told}");
     for words in [
@@ -121,4 +124,15 @@ fn the_progress_is_drawn_on_a_terminal() {
     assert!(child.wait().unwrap().success());
     reader.join().unwrap();
     assert!(text().contains("done; the copy has"), "{}", text());
+}
+
+/// A disk that has gone on in an overlay is no raw image any more.
+#[test]
+fn a_disk_with_a_snapshot_has_no_backup() {
+    let served = served(&[]);
+    let path = |name: &str| served.place.path(name).to_str().unwrap().to_owned();
+    let taken = served.ctl(&["snapshot", "--no-mark", "--to", &path("overlay")]);
+    assert!(taken.status.success(), "{}", String::from_utf8_lossy(&taken.stderr));
+    let told = one_line(&served.ctl(&["backup", "--to", &path("copy")]), 1);
+    assert!(told.contains("only a raw image") && told.contains("vhost-blk convert"), "{told}");
 }

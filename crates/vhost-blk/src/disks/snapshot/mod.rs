@@ -95,6 +95,10 @@ impl Disks {
         // Neither a reload nor an upgrade comes in between, and no other snapshot.
         let _no_reload = self.no_reload();
         let source = self.source(name)?;
+        if self.is_backed_up(name) {
+            let told = "it is being backed up; wait for the end of the backup, or stop its client";
+            return Err(refused(told.to_owned()));
+        }
         let plan = Plan::of(&source, wanted).map_err(refused)?;
         let overlay = Overlay::create(&plan, &source.image).map_err(refused)?;
         let args = plan.next(&source.args).map_err(refused)?;
