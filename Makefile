@@ -42,9 +42,9 @@ lab: programs ## All cases of the kernel modules, in VMs with three kernels [KER
 soak: release ## A guest verifies its data while its disk is operated, killed and broken [EVENTS=N] [MINUTES=N] [SEED=N]
 	@$(LAB) soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(EVENTS),--events $(EVENTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-deb-lab: programs ## Install, upgrade and remove the daemon's package in a VM with Debian 12
+deb-lab: programs ## Use the daemon's package in VMs with Debian 12: upgrade, removal, a guest of libvirt
 	@scripts/setup.sh deb
-	@$(LAB) run --kernel 6.12 --set debian12 $(ARGS)
+	@$(LAB) run --kernel 6.12 --set debian12,libvirt $(ARGS)
 
 test: ## All tests but the longer sets of the lab; the last line counts them
 	@scripts/test.sh

@@ -9,10 +9,12 @@
 //! * [`host`]: the host machine: `/dev/vhost-blk` and the daemon that drives it.
 //! * [`nested`]: guests inside the VM: the whole stack.
 //! * [`guest`]: the guest machine: the guest's driver.
+//! * [`initramfs`]: the first files of guests inside the VM.
 
 mod case;
 mod guest;
 mod host;
+mod initramfs;
 mod nested;
 
 use std::path::PathBuf;

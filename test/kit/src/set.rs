@@ -20,6 +20,8 @@ pub enum Set {
     GuestFull,
     /// The packages on Debian 12 with systemd.
     Debian12,
+    /// Guests that libvirt starts, on Debian 12 with systemd.
+    Libvirt,
 }
 
 impl Set {
@@ -32,6 +34,7 @@ impl Set {
             Set::Guest => "guest",
             Set::GuestFull => "guest-full",
             Set::Debian12 => "debian12",
+            Set::Libvirt => "libvirt",
         }
     }
 
@@ -39,7 +42,7 @@ impl Set {
     pub fn timeout(self) -> Duration {
         Duration::from_secs(match self {
             Set::Gating | Set::Guest => 300,
-            Set::Full | Set::Nested | Set::GuestFull | Set::Debian12 => 3600,
+            Set::Full | Set::Nested | Set::GuestFull | Set::Debian12 | Set::Libvirt => 3600,
         })
     }
 }

@@ -99,7 +99,7 @@ pub struct VmArgs {
     #[arg(long, value_enum, default_value = "6.12")]
     pub kernel: KernelName,
     /// The machine: one that guests run on, the same with guests inside, one that is a guest and
-    /// plugs its own disks, or a Debian with systemd and the packages.
+    /// plugs its own disks, or a Debian with systemd and the packages, with libvirt or without it.
     #[arg(long = "machine", value_enum, default_value = "host")]
     pub which: Machine,
     #[command(flatten)]
@@ -242,7 +242,7 @@ impl MachineArgs {
         for program in &self.add {
             payload.add_program(program)?;
         }
-        if machine.systemd_suite().is_some() {
+        if machine.systemd_root().is_some() {
             payload.add_packages()?;
         }
         Ok((VmBase::open(&lab, kernel, machine)?, payload))

@@ -19,7 +19,6 @@ use crate::vm::machine::{Helper, Machine};
 use crate::vm::payload::Payload;
 use crate::vm::root::{self, INIT_PATH};
 use crate::vm::stall::{Cpus, StallWatch};
-use crate::vm::systemd_root;
 use kit::process::{OwnedChild, StopWith};
 
 /// The parts of a VM without the payload.
@@ -40,8 +39,8 @@ impl VmBase {
             (Machine::Nested, Accel::Tcg) => Qemu::for_nested_guests(cache)?,
             _ => lab.base.qemu.clone(),
         };
-        let root = match machine.systemd_suite() {
-            Some(suite) => systemd_root::cached(cache, suite, &kernel)?,
+        let root = match machine.systemd_root() {
+            Some(root) => root.cached(cache, &kernel)?,
             None => root::cached(cache, &lab.base)?,
         };
         let modules = kernel.modules_image(cache)?;

@@ -5,7 +5,8 @@
 //! QEMU, and guests do run in it. The *guest machine* is itself the guest: it has empty PCI Express
 //! slots and a line to QEMU's monitor, by which the cases inside plug virtio disks. A helper on the
 //! real machine serves the disks that are not QEMU's own; the cases have a line to it, too. The
-//! *Debian machine* is a host machine with systemd, on which the packages are installed.
+//! *Debian machine* is a host machine with systemd, on which the packages are installed. The
+//! *libvirt machine* has libvirt besides.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use kit::set::Set;
 use tempfile::TempDir;
 
 use crate::guest::escaped;
+use crate::vm::systemd_root::{self, SystemdRoot};
 use kit::interrupt;
 use kit::process::{OwnedChild, StopWith, TICK};
 
@@ -40,6 +42,8 @@ pub enum Machine {
     Guest,
     /// Debian 12 with systemd as the first process: for the packages.
     Debian12,
+    /// The same with libvirt and QEMU: for guests that libvirt starts.
+    Libvirt,
 }
 
 impl Machine {
@@ -50,14 +54,16 @@ impl Machine {
             Set::Nested => Machine::Nested,
             Set::Guest | Set::GuestFull => Machine::Guest,
             Set::Debian12 => Machine::Debian12,
+            Set::Libvirt => Machine::Libvirt,
         }
     }
 
-    /// The Debian suite of a machine with systemd.
-    pub(crate) fn systemd_suite(self) -> Option<&'static str> {
+    /// The root image of a machine with systemd.
+    pub(crate) fn systemd_root(self) -> Option<&'static SystemdRoot> {
         match self {
             Machine::Host | Machine::Nested | Machine::Guest => None,
-            Machine::Debian12 => Some("bookworm"),
+            Machine::Debian12 => Some(&systemd_root::DEBIAN12),
+            Machine::Libvirt => Some(&systemd_root::LIBVIRT),
         }
     }
 
@@ -68,6 +74,7 @@ impl Machine {
             Machine::Nested => "nested-",
             Machine::Guest => "guest-",
             Machine::Debian12 => "debian12-",
+            Machine::Libvirt => "libvirt-",
         }
     }
 

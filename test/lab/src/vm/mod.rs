@@ -8,7 +8,7 @@
 //! * [`kernel`]: the kernels it can run.
 //! * [`machine`]: the machines it can be.
 //! * [`root`]: its root image, the same for all kernels.
-//! * [`systemd_root`]: the root image with systemd, on which the packages are installed.
+//! * [`systemd_root`]: the root images with systemd, on which the packages are installed.
 //! * [`payload`]: what changes from run to run: modules and programs.
 //! * [`boot`]: one boot, which runs one script.
 //! * `stall`: wakes emulated CPUs that have lost an interrupt, and tells a machine that is lost.

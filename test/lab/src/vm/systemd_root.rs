@@ -15,10 +15,34 @@ use crate::vm::kernel::{KernelName, VmKernel};
 use crate::vm::root::{INIT_PATH, disk_of};
 use kit::process::run_to_end;
 
-/// Debian's 6.12 for Debian 12 was built by gcc 12, and its headers ask for it.
-const PACKAGES: &str = "systemd-sysv,udev,dkms,gcc-12,make,xz-utils,libc6-dev,kmod,procps,\
-                        busybox-static,e2fsprogs,util-linux,mount";
-const SIZE: &str = "4G";
+/// A Debian with systemd as the first process.
+#[derive(Debug)]
+pub(crate) struct SystemdRoot {
+    suite: &'static str,
+    packages: &'static str,
+    /// Size of the file system, in mke2fs syntax.
+    size: &'static str,
+    /// Puts files of the kernel into the tree: the machine has no network.
+    add: fn(&Path, &VmKernel) -> Result<()>,
+}
+
+/// For the packages. Debian's 6.12 for Debian 12 was built by gcc 12, and its headers ask for it.
+pub(crate) static DEBIAN12: SystemdRoot = SystemdRoot {
+    suite: "bookworm",
+    packages: "systemd-sysv,udev,dkms,gcc-12,make,xz-utils,libc6-dev,kmod,procps,\
+               busybox-static,e2fsprogs,util-linux,mount",
+    size: "4G",
+    add: add_headers,
+};
+
+/// For guests of libvirt, which AppArmor confines as on any Debian.
+pub(crate) static LIBVIRT: SystemdRoot = SystemdRoot {
+    suite: "bookworm",
+    packages: "systemd-sysv,udev,kmod,procps,busybox-static,e2fsprogs,util-linux,mount,curl,\
+               apparmor,libvirt-daemon-system,libvirt-clients,qemu-system-x86",
+    size: "4G",
+    add: add_image,
+};
 
 /// The machine's first process, which becomes systemd.
 const INIT: &str = include_str!("first-systemd.sh");
@@ -46,38 +70,48 @@ const MACHINE_ID: &str = "76686f73742d626c6b206f66206c6162\n";
 /// Folder of fetched `vhost.h`, as the package's DKMS build looks for them.
 const HEADER_CACHE: &str = "var/cache/vhost-blk";
 
-/// The root image of a suite; made in the cache if it does not exist.
-pub(crate) fn cached(cache: &Cache, suite: &str, kernel: &VmKernel) -> Result<PathBuf> {
-    if kernel.name() != KernelName::Stable {
-        bail!("the machines with systemd boot Debian's 6.12 only: give --kernel 6.12");
+impl SystemdRoot {
+    /// The root image; made in the cache if it does not exist.
+    pub(crate) fn cached(&self, cache: &Cache, kernel: &VmKernel) -> Result<PathBuf> {
+        if kernel.name() != KernelName::Stable {
+            bail!("the machines with systemd boot Debian's 6.12 only: give --kernel 6.12");
+        }
+        let Self { suite, packages, size, .. } = self;
+        let key = key_of(&[suite, packages, size, INIT, SERVICE, MANAGER, kernel.release()]);
+        let entry = cache.entry(&format!("systemd-root-{key}"), |staging| {
+            eprintln!("lab: making a root image of {suite} with systemd (about a minute)");
+            self.build(staging, kernel)
+        })?;
+        Ok(entry.join("root.img"))
     }
-    let key = key_of(&[suite, PACKAGES, SIZE, INIT, SERVICE, MANAGER, kernel.release()]);
-    let entry = cache.entry(&format!("systemd-root-{key}"), |staging| {
-        eprintln!("lab: making a root image of {suite} with systemd (about a minute)");
-        build(staging, suite, kernel)
-    })?;
-    Ok(entry.join("root.img"))
+
+    fn build(&self, staging: &Path, kernel: &VmKernel) -> Result<()> {
+        let root = staging.join("root");
+        debian::bootstrap(Variant::Minbase, self.suite, self.packages, &root)?;
+        debian::install_program(&root.join(INIT_PATH.trim_start_matches('/')), INIT)?;
+        for folder in ["lab", "usr/lib/modules", "etc/systemd/system.conf.d"] {
+            fs::create_dir_all(root.join(folder))?;
+        }
+        let units = root.join("etc/systemd/system");
+        fs::write(units.join("lab.service"), SERVICE)?;
+        fs::create_dir_all(units.join("multi-user.target.wants"))?;
+        symlink("../lab.service", units.join("multi-user.target.wants/lab.service"))?;
+        symlink("/dev/null", units.join("serial-getty@ttyS0.service"))?;
+        fs::write(root.join("etc/systemd/system.conf.d/lab.conf"), MANAGER)?;
+        fs::write(root.join("etc/machine-id"), MACHINE_ID)?;
+        (self.add)(&root, kernel)?;
+        disk_of(&root, staging, self.size)
+    }
 }
 
-fn build(staging: &Path, suite: &str, kernel: &VmKernel) -> Result<()> {
-    let root = staging.join("root");
-    debian::bootstrap(Variant::Minbase, suite, PACKAGES, &root)?;
-    debian::install_program(&root.join(INIT_PATH.trim_start_matches('/')), INIT)?;
-    for folder in ["lab", "usr/lib/modules", "etc/systemd/system.conf.d"] {
-        fs::create_dir_all(root.join(folder))?;
-    }
-    let units = root.join("etc/systemd/system");
-    fs::write(units.join("lab.service"), SERVICE)?;
-    fs::create_dir_all(units.join("multi-user.target.wants"))?;
-    symlink("../lab.service", units.join("multi-user.target.wants/lab.service"))?;
-    symlink("/dev/null", units.join("serial-getty@ttyS0.service"))?;
-    fs::write(root.join("etc/systemd/system.conf.d/lab.conf"), MANAGER)?;
-    fs::write(root.join("etc/machine-id"), MACHINE_ID)?;
-    add_headers(&root, kernel)?;
-    disk_of(&root, staging, SIZE)
+/// Puts the kernel into the tree, where a Debian has it, for guests of the machine.
+fn add_image(root: &Path, kernel: &VmKernel) -> Result<()> {
+    let to = root.join("boot").join(format!("vmlinuz-{}", kernel.release()));
+    fs::copy(kernel.image(), to).context("cannot copy the kernel")?;
+    Ok(())
 }
 
-/// Puts the kernel's headers and its `vhost.h` into the tree: the machine has no network.
+/// Puts the kernel's headers and its `vhost.h` into the tree.
 fn add_headers(root: &Path, kernel: &VmKernel) -> Result<()> {
     let release = kernel.release();
     let kdir = scripts::folder_from("headers.sh", &[release])?;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Debian packages on a machine with systemd, which the lab has made of this checkout.
+//!
+//! * [`libvirt`]: the daemon's package below a guest of libvirt.
+//! * [`system`]: the Debian system of the machine.
 
+mod libvirt;
 mod system;
 
 use crate::case::cases;

@@ -4,14 +4,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use kit::agent;
 use kit::outcome::skip;
-
-use super::cpio::Archive;
 use kit::process::run_to_end;
+
+use crate::initramfs::{Initramfs, modules_of};
 
 const INIT: &str = include_str!("init.sh");
 /// Driver of the root disk, which the guest needs before it mounts its root.
@@ -93,27 +91,20 @@ impl Image {
 }
 
 fn initramfs_from(root: &Path, driver: Driver) -> Result<Vec<u8>> {
-    let busybox = fs::read(root.join("bin/busybox"))
-        .context("the guest's root image has no busybox: add busybox-static to it")?;
-    let mut archive = Archive::default();
-    for folder in ["bin", "modules", "parameters"] {
-        archive.folder(folder)?;
-    }
-    archive.program("bin/busybox", &busybox)?;
-    archive.program("init", INIT.as_bytes())?;
-    archive.program("agent", agent::SCRIPT.as_bytes())?;
-    let (release, mut modules) = early_modules(root)?;
+    let mut initramfs = Initramfs::new(root, INIT)?;
+    let (release, mut modules) = modules_of(root, ROOT_DRIVER)?;
+    let mut parameters = String::new();
     if let Driver::Own(driver) = driver {
-        let parameters = driver.parameters();
+        parameters = driver.parameters();
         // The project's driver depends on the same modules as the kernel's own driver.
         modules.pop();
         modules.push(own_driver(&release)?);
-        archive.program(&format!("parameters/{:02}", modules.len() - 1), parameters.as_bytes())?;
     }
     for (i, module) in modules.iter().enumerate() {
-        archive.program(&format!("modules/{i:02}"), &plain_module(module)?)?;
+        let is_driver = i + 1 == modules.len();
+        initramfs.module(module, if is_driver { &parameters } else { "" })?;
     }
-    Ok(archive.finish()?)
+    initramfs.finish()
 }
 
 /// The project's module, if it was built for this kernel.
@@ -125,49 +116,6 @@ fn own_driver(release: &str) -> Result<PathBuf> {
         return Err(skip(format!("the driver is built for {built_for}, the guest has {release}")));
     }
     Ok(module)
-}
-
-/// The guest's kernel release, and the root disk's driver after the modules that it depends on,
-/// without built-in ones.
-fn early_modules(root: &Path) -> Result<(String, Vec<PathBuf>)> {
-    let all = root.join("lib/modules");
-    let wrong = || format!("the guest's root image has no modules in {}", all.display());
-    let release = fs::read_dir(&all).with_context(wrong)?.next().with_context(wrong)??.path();
-    let dependencies = fs::read_to_string(release.join("modules.dep")).with_context(wrong)?;
-    let names = in_load_order(&dependencies, ROOT_DRIVER);
-    let modules = names.iter().map(|name| release.join(name)).collect();
-    let name = release.file_name().with_context(wrong)?;
-    Ok((name.to_string_lossy().into_owned(), modules))
-}
-
-/// Paths from `modules.dep`, dependencies first.
-fn in_load_order(dependencies: &str, module: &str) -> Vec<String> {
-    let is_it = |path: &str| {
-        let file = path.rsplit('/').next().unwrap_or(path);
-        file.split('.').next().is_some_and(|name| name.replace('-', "_") == module)
-    };
-    let line = dependencies.lines().filter_map(|line| line.split_once(':'));
-    let Some((path, needs)) = line.into_iter().find(|(path, _)| is_it(path)) else {
-        return Vec::new();
-    };
-    let mut paths: Vec<_> = needs.split_whitespace().rev().map(str::to_owned).collect();
-    paths.push(path.to_owned());
-    paths
-}
-
-/// The content of the module, decompressed.
-fn plain_module(path: &Path) -> Result<Vec<u8>> {
-    let tool = match path.extension().and_then(|e| e.to_str()) {
-        Some("ko") => return Ok(fs::read(path)?),
-        Some("xz") => "xzcat",
-        Some("gz") => "zcat",
-        _ => bail!("{}: no known compression", path.display()),
-    };
-    let output = Command::new("busybox").arg(tool).arg(path).output().context("no busybox")?;
-    if !output.status.success() || output.stdout.is_empty() {
-        bail!("busybox {tool} cannot unpack {}", path.display());
-    }
-    Ok(output.stdout)
 }
 
 /// A loop mount, unmounted on drop.
@@ -209,18 +157,5 @@ impl Drop for Mount {
         if let Err(error) = run_to_end(&["umount", &self.place.path().display().to_string()]) {
             eprintln!("nested: {error:#}");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn modules_come_after_what_they_need_and_built_in_ones_not_at_all() {
-        let text = "kernel/a/virtio-blk.ko.xz: kernel/b.ko.xz kernel/c.ko.xz\nkernel/b.ko.xz:\n";
-        let order = in_load_order(text, "virtio_blk");
-        assert_eq!(order, ["kernel/c.ko.xz", "kernel/b.ko.xz", "kernel/a/virtio-blk.ko.xz"]);
-        assert!(in_load_order(text, "virtio_pci").is_empty());
     }
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An inner guest: stock QEMU with KVM, inside the lab's VM.
 
-mod cpio;
 mod image;
 
 pub(crate) use image::{Driver, Image, Mount, OwnDriver};
