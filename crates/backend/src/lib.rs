@@ -126,9 +126,7 @@ pub trait Disk: Send + Sync {
     ///
     /// # Errors
     /// The error of a sync that failed, now or earlier.
-    fn sync(&self) -> std::io::Result<()> {
-        Ok(())
-    }
+    fn sync(&self) -> std::io::Result<()>;
 
     /// Opens a lane for one data-plane thread.
     ///

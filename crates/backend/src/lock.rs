@@ -216,10 +216,26 @@ fn take(file: &File, access: Access) -> std::io::Result<()> {
     used.chain(not_shared).try_for_each(|byte| ofd::lock_shared(file, byte))
 }
 
-/// Takes the lock of a reader beside another open file of this process, which has the lock of a
-/// writer, writes no more, and will be closed: no other writer comes in between.
-pub(crate) fn take_over(file: &File) -> std::io::Result<()> {
-    take(file, Access::Read)
+/// Takes the lock beside another open file of this process, which has the lock of a writer, writes no
+/// more, and will be closed: no other program comes in between.
+pub(crate) fn take_over(file: &File, access: Access) -> std::io::Result<()> {
+    take(file, access)
+}
+
+/// Makes the lock of a reader, which this open file has, that of a writer. `false`: another program
+/// uses the image, and the lock is as before.
+pub(crate) fn raise(file: &File) -> std::io::Result<bool> {
+    let raised = take_and_check(file, Access::Write);
+    if !matches!(raised, Ok(true)) {
+        lower(file);
+    }
+    raised
+}
+
+/// Ends [`raise`].
+pub(crate) fn lower(file: &File) {
+    // A failure has no remedy, as in `release`.
+    let _ = ofd::unlock(file, USED_BASE + WRITE, 1);
 }
 
 pub(crate) fn release(file: &File) {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mark of a file that is the backing file of an overlay. A write to it would change what the
-//! overlay does not have itself, so that no disk opens it for writing.
+//! Marks of files that no disk opens for writing: the backing file of an overlay, because a write
+//! would change what the overlay does not have itself, and an overlay that was merged into its backing
+//! file, because that has newer data.
 //!
-//! The mark is the extended attribute `user.vhost-blk.overlay` with the path of the overlay. It stays
-//! with the file when the file is renamed, and is lost by a copy, which is another file.
+//! A mark is an extended attribute with the path of the other file. It stays with the file when the
+//! file is renamed, and may be lost by a copy.
 
+use crate::file::File as ImageFile;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -13,23 +15,41 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-const NAME: &str = "user.vhost-blk.overlay";
+/// The attribute of a backing file, with the path of the overlay.
+const OVERLAY: &str = "user.vhost-blk.overlay";
+/// The attribute of an overlay that was merged into its backing file, with the path of that.
+const MERGED: &str = "user.vhost-blk.merged";
 /// Longest path.
 const PATH_MAX: usize = 4096;
 
-/// The file is the backing file of an overlay.
+/// A reason not to write to a file.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{file}: it is the backing file of {overlay}, and a write would corrupt that image; serve \
-     {overlay} with `--format qcow2 --allow-backing {rule}` (`vhost-blk info` tells all options), or, \
-     if {overlay} is given up, remove the mark with `setfattr -x {NAME} {file}`",
-    file = .path.display(), overlay = .overlay.display(), rule = rule(.path, .overlay)
-)]
-pub struct Marked {
-    /// The file.
-    pub path: PathBuf,
-    /// The overlay.
-    pub overlay: PathBuf,
+pub enum Marked {
+    /// The file is the backing file of an overlay.
+    #[error(
+        "{file}: it is the backing file of {overlay}, and a write would corrupt that image; serve \
+         {overlay} with `--format qcow2 --allow-backing {rule}` (`vhost-blk info` tells all \
+         options), or, if {overlay} is given up, remove the mark with `setfattr -x {OVERLAY} {file}`",
+        file = .path.display(), overlay = .overlay.display(), rule = rule(.path, .overlay)
+    )]
+    Overlay {
+        /// The file.
+        path: PathBuf,
+        /// The overlay.
+        overlay: PathBuf,
+    },
+    /// The file was merged into its backing file, which has newer data.
+    #[error(
+        "{file}: it was merged into {backing}, which has the data of its disk since; serve \
+         {backing} (`vhost-blk info` tells the options), and remove {file}",
+        file = .path.display(), backing = .backing.display()
+    )]
+    Merged {
+        /// The file.
+        path: PathBuf,
+        /// The backing file.
+        backing: PathBuf,
+    },
 }
 
 /// The value of `--allow-backing` for one backing file.
@@ -46,11 +66,31 @@ fn rule(path: &Path, overlay: &Path) -> &'static str {
 /// # Errors
 /// The error of the system call; [`io::ErrorKind::Unsupported`] if the file cannot have a mark.
 pub fn overlay_of(file: &File) -> io::Result<Option<PathBuf>> {
+    get(file, OVERLAY)
+}
+
+/// The reason to refuse `file`, which has the name `path`, for writing.
+///
+/// # Errors
+/// The error of the system call.
+pub fn refusal(file: &File, path: &Path) -> io::Result<Option<Marked>> {
+    let known = |found: io::Result<Option<PathBuf>>| match found {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
+        found => found,
+    };
+    let path = path.to_owned();
+    if let Some(overlay) = known(get(file, OVERLAY))? {
+        return Ok(Some(Marked::Overlay { path, overlay }));
+    }
+    Ok(known(get(file, MERGED))?.map(|backing| Marked::Merged { path, backing }))
+}
+
+fn get(file: &File, name: &str) -> io::Result<Option<PathBuf>> {
     let mut path = vec![0; PATH_MAX];
     if !file.metadata()?.is_file() {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    match fgetxattr(file, NAME, &mut path[..]) {
+    match fgetxattr(file, name, &mut path[..]) {
         Ok(len) => {
             path.truncate(len);
             Ok(Some(PathBuf::from(OsString::from_vec(path))))
@@ -61,26 +101,61 @@ pub fn overlay_of(file: &File) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// The reason to refuse `file`, which has the name `path`, for writing.
-///
-/// # Errors
-/// The error of the system call.
-pub fn refusal(file: &File, path: &Path) -> io::Result<Option<Marked>> {
-    match overlay_of(file) {
-        Ok(overlay) => Ok(overlay.map(|overlay| Marked { path: path.into(), overlay })),
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
-        Err(error) => Err(error),
+fn set(file: &File, name: &str, path: &Path) -> io::Result<()> {
+    fsetxattr(file, name, path.as_os_str().as_bytes(), XattrFlags::empty())?;
+    file.sync_all()
+}
+
+fn remove(file: &File, name: &str) -> io::Result<()> {
+    fremovexattr(file, name)?;
+    file.sync_all()
+}
+
+impl ImageFile {
+    /// Marks the file as the backing file of `overlay`, durably.
+    ///
+    /// # Errors
+    /// The error of the system call; the file may have the mark then.
+    pub fn mark(&self, overlay: &Path) -> io::Result<()> {
+        set(self.as_file(), OVERLAY, overlay)
     }
-}
 
-/// Marks `file` durably.
-pub(crate) fn set(file: &File, overlay: &Path) -> io::Result<()> {
-    fsetxattr(file, NAME, overlay.as_os_str().as_bytes(), XattrFlags::empty())?;
-    file.sync_all()
-}
+    /// Removes the mark of [`ImageFile::mark`], durably.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn unmark(&self) -> io::Result<()> {
+        remove(self.as_file(), OVERLAY)
+    }
 
-/// Removes the mark durably.
-pub(crate) fn remove(file: &File) -> io::Result<()> {
-    fremovexattr(file, NAME)?;
-    file.sync_all()
+    /// The mark of the file: [`overlay_of`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn overlay(&self) -> io::Result<Option<PathBuf>> {
+        overlay_of(self.as_file())
+    }
+
+    /// Marks the file as merged into its backing file, durably. A file that cannot have a mark stays
+    /// without one.
+    ///
+    /// # Errors
+    /// The error of the system call; the file may have the mark then.
+    pub fn mark_merged(&self, backing: &Path) -> io::Result<()> {
+        match set(self.as_file(), MERGED, backing) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Removes the mark of [`ImageFile::mark_merged`], if there is one.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn unmark_merged(&self) -> io::Result<()> {
+        match get(self.as_file(), MERGED) {
+            Ok(Some(_)) => remove(self.as_file(), MERGED),
+            _ => Ok(()),
+        }
+    }
 }

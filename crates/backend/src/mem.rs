@@ -33,6 +33,10 @@ impl Disk for Mem {
         Info::without_hardware("mem (lost at exit)", self.map.len(), 1 << 21)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(MemLane { map: Arc::clone(&self.map) }))
     }

@@ -23,6 +23,10 @@ impl Disk for Null {
         Info::without_hardware("null (stores nothing)", self.capacity_bytes, u32::MAX)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(NullLane { capacity_bytes: self.capacity_bytes }))
     }

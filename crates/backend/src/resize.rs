@@ -11,6 +11,12 @@ pub enum ResizeError {
     /// The disk has no file or block device that could grow.
     #[error("only a file or a block device can grow; restart the daemon with another --size")]
     Fixed,
+    /// The image is being merged into its backing file.
+    #[error(
+        "the image of the disk is being merged into its backing file; repeat this after its end, or \
+         cancel that (vhost-blk ctl commit --cancel)"
+    )]
+    Merging,
     /// A larger size for a disk that must not be changed.
     #[error(
         "the disk is read-only; enlarge its image by other means, and repeat this without SIZE"

@@ -4,7 +4,7 @@
 mod common;
 
 use backend::conformance::{ManualEngine, Memory, Request, Rig, Target};
-use backend::wrap::{Delay, Limit, OpSet, Phase, Rates, Record, from_spec};
+use backend::wrap::{Delay, Limit, OpSet, Phase, Rates, Record, Track, from_spec};
 use backend::{
     BufList, Disk, File, FileOptions, Io, IoError, IoKind, Mem, Op, Slot, Step, conformance,
 };
@@ -46,6 +46,7 @@ conformance!(limit_around_mem, around_mem(LIMIT));
 conformance!(limit_around_file, around_direct_file(LIMIT));
 conformance!(record_around_mem, Ok(Target::new(Record::in_memory(mem()))));
 conformance!(record_around_file, around_direct_file("record:path=/dev/null"));
+conformance!(track_around_mem, Ok(Target::new(Track::new(mem()))));
 conformance!(all_wrappers_around_file, {
     around_direct_file("delay:us=20").map(|target| {
         let disk = wrapped(LIMIT, wrapped("record:path=/dev/null", wrapped(FAULT, target.disk)));

@@ -2,7 +2,7 @@
 //! The thread of a disk that works on its tables. It takes all waiting questions, makes their
 //! changes durable with one commit, and then answers.
 
-use crate::image::{Answer, Image, Question};
+use crate::image::{Answer, Image, Own, Question};
 use backend::{Remote, Slot, Token};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,6 +17,8 @@ pub(crate) enum Work {
     Ask(Question, Reply),
     /// Enlarge the disk to this many bytes.
     Grow(u64, Sender<io::Result<()>>),
+    /// Tell the next piece at a position, of at most so many bytes, for a merge.
+    Own(u64, u64, Sender<io::Result<Own>>),
 }
 
 /// The way back to a lane.
@@ -49,6 +51,7 @@ pub(crate) fn start(
 
 fn run(mut image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
     let mut answered = Vec::with_capacity(BATCH_MAX);
+    let mut told = Vec::new();
     while let Ok(first) = work.recv() {
         for work in std::iter::once(first).chain(work.try_iter()).take(BATCH_MAX) {
             match work {
@@ -56,12 +59,20 @@ fn run(mut image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
                     let changes = !matches!(question, Question::Read(..));
                     answered.push((reply, image.answer(question), changes));
                 }
+                Work::Own(at, len, reply) => {
+                    told.push((reply, image.own(at, len)));
+                }
                 Work::Grow(bytes, reply) => {
                     let _ = reply.send(image.grow(bytes)); // the control plane waits
                 }
             }
         }
         let committed = image.commit().inspect_err(|errno| failed(*errno));
+        for (reply, own) in told.drain(..) {
+            // Before the commit, a part of a new cluster may not be in the file.
+            let committed = committed.map_err(io::Error::from_raw_os_error);
+            let _ = reply.send(committed.and(own)); // the merge waits
+        }
         for (reply, answer, changes) in answered.drain(..) {
             reply.send(match committed {
                 Err(errno) if changes => Answer::Failed(errno),

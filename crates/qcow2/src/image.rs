@@ -48,6 +48,19 @@ pub(crate) enum Question {
     Discard(u64, u64),
 }
 
+/// A piece of a disk, by the place of its content.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Own {
+    /// This many bytes are in the backing file, or nowhere.
+    Below(u64),
+    /// This many bytes are at this place in the file of the image.
+    At(u64, u64),
+    /// This many bytes are zero, whatever the backing file has.
+    Zero(u64),
+    /// The data, which is compressed in the image.
+    Data(Vec<u8>),
+}
+
 /// An open image with its chain.
 pub(crate) struct Image {
     access: FormatAccess<Store>,
@@ -185,6 +198,34 @@ impl Image {
         let size = store.size()?;
         let grows = store.index() == 0 && self.access.inner().writable();
         Ok(if grows { size.next_multiple_of(self.cluster_bytes) } else { size })
+    }
+
+    /// The next piece at `at`, of at most `len` bytes.
+    pub(crate) fn own(&self, at: u64, len: u64) -> io::Result<Own> {
+        let (mapping, found) = self.access.get_mapping(at, len.min(EXTENT_MAX))?;
+        let found = found.min(len);
+        if found == 0 {
+            return Err(io::Error::other(format!("no mapping at {at}")));
+        }
+        match mapping {
+            Mapping::Raw { storage, offset, .. } if storage.index() == 0 => {
+                let bound = self.end_of(storage)?;
+                self.check_place(storage, offset, 0, bound)?;
+                Ok(Own::At(offset, found.min(bound - offset)))
+            }
+            Mapping::Zero { explicit: true, .. } => Ok(Own::Zero(found)),
+            Mapping::Special { layer, .. } if std::ptr::eq(layer, &self.access) => {
+                let mut data = vec![0; found.min(COPY_MAX) as usize];
+                self.access.read(&mut data[..], at)?;
+                Ok(Own::Data(data))
+            }
+            _ => Ok(Own::Below(found)),
+        }
+    }
+
+    /// Size of the disk in bytes.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.access.size()
     }
 
     /// Refuses a mapping that only a damaged or hostile image has.

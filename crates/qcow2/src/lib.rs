@@ -26,6 +26,7 @@ mod helper;
 mod image;
 pub mod inspect;
 mod lane;
+pub mod merge;
 mod overlay;
 mod piece;
 mod shifted;
@@ -35,12 +36,12 @@ pub use error::Qcow2Error;
 
 use backend::{Disk, File, FileOptions, Info, Lane, RangeLimits, ResizeError};
 use helper::Work;
-use image::Image;
+use image::{Image, Own};
 use lane::{Limits, Qcow2Lane};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Backing files that an image may name.
@@ -62,9 +63,9 @@ pub struct Qcow2Options {
     pub file: FileOptions,
     /// Backing files that the image may name.
     pub allow_backing: AllowBacking,
-    /// The first backing file is the image of a disk of this process, which has it locked for
-    /// writing, writes no more, and will be dropped.
-    pub takes_over_backing: bool,
+    /// Number of the file, 0 for the image itself, that a disk of this process has locked for writing.
+    /// That disk writes no more, and will be dropped.
+    pub takes_over: Option<usize>,
 }
 
 /// A disk in a qcow2 image.
@@ -85,18 +86,20 @@ impl Qcow2Disk {
         // The lock comes first: nothing may change the header meanwhile.
         let own =
             FileOptions { container: true, logical_block_bytes: None, ..options.file.clone() };
-        let mut files = vec![Arc::new(File::open(path, own.clone())?)];
-        let links = chain::follow(path, true, options.allow_backing)?;
-        for (index, link) in links.iter().enumerate().skip(1) {
-            let takes_over = options.takes_over_backing && index == 1 && own.lock.is_some();
+        let open = |number: usize, path: &Path, read_only: bool| -> Result<Arc<File>, Qcow2Error> {
+            let takes_over = options.takes_over == Some(number) && own.lock.is_some();
             let lock = own.lock.filter(|_| !takes_over);
-            let file =
-                File::open(&link.path, FileOptions { read_only: true, lock, ..own.clone() })?;
+            let file = File::open(path, FileOptions { read_only, lock, ..own.clone() })?;
             if takes_over {
-                let failed = |source| Qcow2Error::Unreadable { path: link.path.clone(), source };
+                let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
                 file.take_over_lock().map_err(failed)?;
             }
-            files.push(Arc::new(file));
+            Ok(Arc::new(file))
+        };
+        let mut files = vec![open(0, path, own.read_only)?];
+        let links = chain::follow(path, true, options.allow_backing)?;
+        for (number, link) in links.iter().enumerate().skip(1) {
+            files.push(open(number, &link.path, true)?);
         }
         let Some(header) = &links[0].header else {
             return Err(Qcow2Error::NotQcow2 { path: path.into() });
@@ -119,6 +122,26 @@ impl Qcow2Disk {
     /// The file of the image itself.
     pub fn top(&self) -> &Arc<File> {
         &self.files[0]
+    }
+
+    /// The file of the first backing file.
+    pub fn backing(&self) -> Option<&Arc<File>> {
+        self.files.get(1)
+    }
+
+    /// The next piece of the disk at `at`, at most `len` bytes, as far as the image has it itself.
+    pub(crate) fn own(&self, at: u64, len: u64) -> io::Result<Own> {
+        let (reply, answer) = channel();
+        self.ask(Work::Own(at, len, reply), &answer)
+    }
+
+    /// Sends work to the thread, and waits for its answer.
+    fn ask<T>(&self, work: Work, answer: &Receiver<io::Result<T>>) -> io::Result<T> {
+        let gone = || io::Error::other("the thread of the image has ended");
+        match self.work().send(work) {
+            Ok(()) => answer.recv().unwrap_or_else(|_| Err(gone())),
+            Err(_) => Err(gone()),
+        }
     }
 
     /// Notices for the user about the files, one line each.
@@ -181,11 +204,7 @@ impl Disk for Qcow2Disk {
             return Err(ResizeError::ReadOnly);
         }
         let (reply, answer) = channel();
-        let gone = || io::Error::other("the thread of the image has ended");
-        let grown = match self.work().send(Work::Grow(wanted, reply)) {
-            Ok(()) => answer.recv().unwrap_or_else(|_| Err(gone())),
-            Err(_) => Err(gone()),
-        };
+        let grown = self.ask(Work::Grow(wanted, reply), &answer);
         grown.map_err(|source| ResizeError::Grow { wanted, source })?;
         self.capacity_bytes.store(wanted, Ordering::Relaxed);
         Ok(())

@@ -29,6 +29,8 @@ pub struct Opened {
     pub image: Option<Arc<File>>,
     /// The file of the image, of any format.
     pub top: Option<Arc<File>>,
+    /// The qcow2 image below the wrappers.
+    pub qcow2: Option<Arc<Qcow2Disk>>,
     /// The lock of the image, and whether it is held; `None`: nothing is locked.
     pub lock: Option<(ImageLock, bool)>,
     /// Notices for the user, for example about an option without effect.
@@ -43,6 +45,9 @@ pub enum From {
     /// The path of `--blk-file`: a new overlay of the image of a disk of this process, which has
     /// that image locked, writes no more, and will be dropped.
     Overlay,
+    /// The path of `--blk-file`: the backing file of a disk of this process, which has it locked for
+    /// writing, writes no more, and will be dropped. It has the mark of a backing file.
+    Merged,
     /// A descriptor at this path below `/proc`; `--blk-file` is its name.
     Descriptor(PathBuf),
     /// An earlier program of this process, which has opened it.
@@ -118,7 +123,11 @@ pub fn open(args: &DiskArgs, from: From) -> Result<Opened, Failure> {
 fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure> {
     let passed = match from {
         From::Path => None,
-        From::Overlay => return open_qcow2(path, args, true),
+        From::Overlay => return open_qcow2(path, args, Some(1)),
+        From::Merged if args.format == Some(Format::Qcow2) => {
+            return open_qcow2(path, args, Some(0));
+        }
+        From::Merged => return open_merged(path, args),
         From::Descriptor(passed) => Some(passed),
         From::Program { file, is_checked } => return adopt(path, file, is_checked, args),
     };
@@ -129,7 +138,7 @@ fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure
             "the image may name other files by their paths",
             "give --blk-file without a descriptor",
         )),
-        Some(Format::Qcow2) => open_qcow2(path, args, false),
+        Some(Format::Qcow2) => open_qcow2(path, args, None),
         Some(Format::Raw) => open_raw(opened_path, path, args),
         None => {
             check_is_raw(opened_path, path, "serve")?;
@@ -178,7 +187,14 @@ fn of_raw(file: File, held: Option<bool>) -> Opened {
     let notices = file.notices().to_vec();
     let lock = held.map(|held| (file.image_lock(), held));
     let file = Arc::new(file);
-    Opened { disk: file.clone(), image: Some(file.clone()), top: Some(file), lock, notices }
+    Opened {
+        disk: file.clone(),
+        image: Some(file.clone()),
+        top: Some(file),
+        qcow2: None,
+        lock,
+        notices,
+    }
 }
 
 fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
@@ -192,10 +208,11 @@ fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, 
     Ok(of_raw(opened.map_err(file_failure)?, follows.then_some(locks_at_start)))
 }
 
-fn open_qcow2(path: &Path, args: &DiskArgs, takes_over_backing: bool) -> Result<Opened, Failure> {
+fn open_qcow2(path: &Path, args: &DiskArgs, takes_over: Option<usize>) -> Result<Opened, Failure> {
     let allow_backing = args.allow_backing.into();
     let open = |file| {
-        let options = Qcow2Options { file, allow_backing, takes_over_backing };
+        let file = FileOptions { ignores_mark: takes_over == Some(0), ..file };
+        let options = Qcow2Options { file, allow_backing, takes_over };
         Qcow2Disk::open(path, &options)
     };
     let locks = args.lock == LockMode::Auto;
@@ -209,7 +226,19 @@ fn open_qcow2(path: &Path, args: &DiskArgs, takes_over_backing: bool) -> Result<
     })?;
     // Its tables are in memory, so that the lock follows no guest to another daemon.
     let top = Some(Arc::clone(disk.top()));
-    Ok(Opened { notices: disk.notices(), image: None, top, lock: None, disk: Arc::new(disk) })
+    let (notices, disk) = (disk.notices(), Arc::new(disk));
+    Ok(Opened { disk: disk.clone(), image: None, top, qcow2: Some(disk), lock: None, notices })
+}
+
+fn open_merged(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
+    let options = FileOptions { ignores_mark: true, ..file_options(args, false) };
+    let file = File::open(path, options).map_err(file_failure)?;
+    let locks = args.lock == LockMode::Auto;
+    if locks {
+        let remedy = "check the file system";
+        file.take_over_lock().map_err(|error| Failure::run("lock the image", error, remedy))?;
+    }
+    Ok(of_raw(file, locks.then_some(true)))
 }
 
 fn file_failure(error: FileError) -> Failure {
@@ -227,6 +256,7 @@ fn file_options(args: &DiskArgs, locks: bool) -> FileOptions {
         discard: args.discard.is_on(),
         lock: locks.then_some(Duration::ZERO),
         container: false,
+        ignores_mark: false,
     }
 }
 
@@ -269,7 +299,7 @@ fn presented(disk: Arc<dyn Disk>, args: &DiskArgs) -> Opened {
         info.write_zeroes_unmaps = false;
     }
     let disk = Arc::new(Presented { disk, info });
-    Opened { disk, image: None, top: None, lock: None, notices: Vec::new() }
+    Opened { disk, image: None, top: None, qcow2: None, lock: None, notices: Vec::new() }
 }
 
 /// A disk with another description.
@@ -281,6 +311,10 @@ struct Presented {
 impl Disk for Presented {
     fn info(&self) -> Info {
         self.info.clone()
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.disk.sync()
     }
 
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {

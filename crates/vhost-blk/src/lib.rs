@@ -26,6 +26,7 @@ pub mod metrics;
 pub mod notify;
 pub mod options;
 pub mod os;
+mod pace;
 pub mod signals;
 pub mod socket;
 pub mod socket_file;

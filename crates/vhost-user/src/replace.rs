@@ -12,8 +12,9 @@
 
 use crate::control::{Notice, Posted};
 use crate::error::OperateError;
+use crate::image_lock::FollowedLock;
 use crate::session::Session;
-use backend::{Disk, Info, RangeLimits};
+use backend::{Disk, ImageLock, Info, RangeLimits};
 use data_plane::{KeptRequests, PlaneKind, ReplaceError};
 use std::fmt;
 use std::sync::Arc;
@@ -29,8 +30,10 @@ pub type Replace = Box<dyn FnOnce(&Arc<dyn Disk>) -> Result<Replacement, String>
 pub struct Replacement {
     /// The storage. It has the capacity, the blocks, the access and the requests that the guest knows.
     pub disk: Arc<dyn Disk>,
-    /// The device goes on with the lock that follows its guest. `false`: the storage has its own.
+    /// The device goes on with the lock that follows its guest, if it has one.
     pub keeps_lock: bool,
+    /// The lock that follows the guest from now on, in place of that one. It is held.
+    pub lock: Option<ImageLock>,
     /// The last step that may fail; it leaves nothing behind then.
     pub commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
@@ -140,7 +143,7 @@ impl Session<'_> {
             .compare_exchange(WAITING, BEGUN, Ordering::AcqRel, Ordering::Acquire)
             .map_err(|_| ExchangeError::Withdrawn)?;
         let device = &mut *self.device;
-        let Replacement { disk, keeps_lock, commit } =
+        let Replacement { disk, keeps_lock, lock, commit } =
             replace(&device.disk).map_err(ExchangeError::Storage)?;
         let info = seen(&device.config.info, disk.info()).map_err(ExchangeError::Differs)?;
         let prepared = device.planes.prepare(Arc::clone(&disk))?;
@@ -150,7 +153,7 @@ impl Session<'_> {
         tracing::info!(before = %device.config.info.description, after = %info.description, "storage");
         (device.disk, device.config.info) = (disk, info);
         if !keeps_lock {
-            device.image_lock = None;
+            device.image_lock = lock.map(|lock| FollowedLock { lock, held: true });
         }
         if device.planes.current() != before {
             device.tell(Notice::Switched(PlaneKind::Uring));

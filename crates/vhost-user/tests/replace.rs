@@ -44,7 +44,7 @@ fn replace(daemon: &Daemon, replace: Replace) -> Result<Duration, String> {
 
 /// A storage without a step that may fail.
 fn replacement(disk: impl Disk + 'static) -> Replacement {
-    Replacement { disk: Arc::new(disk), keeps_lock: false, commit: Box::new(|| Ok(())) }
+    Replacement { disk: Arc::new(disk), keeps_lock: false, lock: None, commit: Box::new(|| Ok(())) }
 }
 
 /// A new image of zeroes.
@@ -117,7 +117,12 @@ fn a_wrapper_is_put_around_the_storage_and_taken_off_under_load() {
             loaded.wait_for_progress(5);
             let inner = Arc::clone(&plain);
             let unwrap = move |_: &Arc<dyn Disk>| {
-                Ok(Replacement { disk: inner, keeps_lock: true, commit: Box::new(|| Ok(())) })
+                Ok(Replacement {
+                    disk: inner,
+                    keeps_lock: true,
+                    lock: None,
+                    commit: Box::new(|| Ok(())),
+                })
             };
             replace(&daemon, Box::new(unwrap)).unwrap();
             let log = log.recv().unwrap();
@@ -142,6 +147,10 @@ struct Other {
 impl Disk for Other {
     fn info(&self) -> Info {
         self.info.clone()
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
     }
 
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
@@ -241,7 +250,12 @@ fn an_order_is_withdrawn_until_it_begins() {
     let order = daemon.control().replace_storage(Box::new(move |old| {
         begun.send(()).unwrap();
         may_go.recv().unwrap();
-        Ok(Replacement { disk: Arc::clone(old), keeps_lock: true, commit: Box::new(|| Ok(())) })
+        Ok(Replacement {
+            disk: Arc::clone(old),
+            keeps_lock: true,
+            lock: None,
+            commit: Box::new(|| Ok(())),
+        })
     }));
     has_begun.recv_timeout(LIMIT).expect("the order begins");
     assert!(!order.withdraw());

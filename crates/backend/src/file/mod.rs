@@ -57,6 +57,8 @@ pub struct FileOptions {
     /// The file is the container of an image format: positions are those of the format, and the
     /// file grows while it is served.
     pub container: bool,
+    /// The mark of the file ([`mark`]) is to be removed: it does not prevent writes.
+    pub ignores_mark: bool,
 }
 
 impl Default for FileOptions {
@@ -68,6 +70,7 @@ impl Default for FileOptions {
             discard: true,
             lock: None,
             container: false,
+            ignores_mark: false,
         }
     }
 }
@@ -149,7 +152,7 @@ impl File {
             lock::lock_image_within(patience, &file, path, Access::of(options.read_only))?;
         }
         let unknown = |source| FileError::Probe { path: path.into(), source };
-        if !options.read_only {
+        if !options.read_only && !options.ignores_mark {
             // Under the lock: a program that marks a file has it locked.
             mark::refusal(&file, path).map_err(unknown)?.map_or(Ok(()), Err)?;
         }
@@ -219,37 +222,31 @@ impl File {
         lock::lock_image(&self.shared.file, &self.path, Access::of(self.info.read_only))
     }
 
-    /// Takes the lock of a reader beside another [`File`] of this process, which is locked for
-    /// writing, writes no more, and will be dropped: see [`crate::lock`].
+    /// Takes the lock beside another [`File`] of this process, which is locked for writing, writes no
+    /// more, and will be dropped: see [`crate::lock`].
     ///
     /// # Errors
     /// The error of the system call.
     pub fn take_over_lock(&self) -> io::Result<()> {
-        lock::take_over(&self.shared.file)
+        lock::take_over(&self.shared.file, Access::of(self.info.read_only))
     }
 
-    /// Marks the file as the backing file of `overlay`, durably: see [`crate::mark`].
+    /// Makes the lock of this reader that of a writer, as long as the result exists.
     ///
     /// # Errors
-    /// The error of the system call; the file may have the mark then.
-    pub fn mark(&self, overlay: &Path) -> io::Result<()> {
-        mark::set(&self.shared.file, overlay)
+    /// [`LockError`]; the lock is as before.
+    pub fn raise_lock(self: &Arc<Self>) -> Result<RaisedLock, LockError> {
+        let path = || self.path.clone();
+        match lock::raise(&self.shared.file) {
+            Ok(true) => Ok(RaisedLock(Arc::clone(self))),
+            Ok(false) => Err(LockError::InUse { path: path(), holder: None }),
+            Err(source) => Err(LockError::Refused { path: path(), source }),
+        }
     }
 
-    /// Removes the mark of [`File::mark`], durably.
-    ///
-    /// # Errors
-    /// The error of the system call.
-    pub fn unmark(&self) -> io::Result<()> {
-        mark::remove(&self.shared.file)
-    }
-
-    /// The mark of the file: [`mark::overlay_of`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn overlay(&self) -> io::Result<Option<PathBuf>> {
-        mark::overlay_of(&self.shared.file)
+    /// The open file, for its attributes.
+    pub(crate) fn as_file(&self) -> &fs::File {
+        &self.shared.file
     }
 
     /// A handle on the lock that [`File::lock`] takes.
@@ -283,6 +280,16 @@ impl File {
     /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// The lock of a writer that [`File::raise_lock`] took.
+#[derive(Debug)]
+pub struct RaisedLock(Arc<File>);
+
+impl Drop for RaisedLock {
+    fn drop(&mut self) {
+        lock::lower(&self.0.shared.file);
     }
 }
 

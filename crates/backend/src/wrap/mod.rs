@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks around a disk: they delay, fail, limit, record or hold I/Os.
+//! Disks around a disk: they delay, fail, limit, record, track or hold I/Os.
 //!
 //! A wrapper's lane is one layer above its inner lane. It pushes timers with its own layer number
 //! and passes every other event to the inner lane. Wrappers are for tests and diagnosis, and for the
-//! time of a backup ([`CopyFirst`]): they may allocate and lock.
+//! time of a backup ([`CopyFirst`]) or a merge ([`Track`]): they may allocate and lock, except `Track`.
 
 mod copy_first;
 mod delay;
@@ -14,6 +14,7 @@ mod ops;
 mod record;
 mod slots;
 mod spec;
+mod track;
 
 pub use copy_first::{CLUSTER_BYTES, Clusters, CopyFirst, Turn};
 pub use delay::Delay;
@@ -23,6 +24,7 @@ pub use ops::OpSet;
 pub use record::{Entry, Log, Phase, Record};
 pub use slots::BySlot;
 pub use spec::{SpecError, from_spec};
+pub use track::{Track, Written};
 
 use crate::{Disk, Info};
 

@@ -150,6 +150,10 @@ mod tests {
             Null::new(1 << 20).info()
         }
 
+        fn sync(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+
         fn open_lane(&self) -> std::io::Result<Box<dyn backend::Lane>> {
             Null::new(1 << 20).open_lane()
         }

@@ -2,6 +2,7 @@
 //! Copies the clusters of a disk: first those that the guest is about to change, then the others in
 //! their order.
 
+use crate::pace::Pace;
 use backend::file::Reader;
 use backend::wrap::{CLUSTER_BYTES, Clusters, Turn};
 use qcow2::copy::Target;
@@ -9,7 +10,6 @@ use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Maximum clusters of one read: an I/O of the guest waits for one read and one write at most before
 /// its turn.
@@ -20,8 +20,8 @@ pub(super) struct Copier {
     reader: Reader,
     target: Target,
     clusters: Arc<Clusters>,
-    /// Bytes per second of the copier's own order.
-    bandwidth: Option<NonZeroU64>,
+    /// The pace of the copier's own order.
+    pace: Pace,
     /// All clusters before this one are free.
     next: u64,
 }
@@ -53,7 +53,7 @@ impl Copier {
         clusters: Arc<Clusters>,
         bandwidth: Option<NonZeroU64>,
     ) -> Self {
-        Copier { reader, target, clusters, bandwidth, next: 0 }
+        Copier { reader, target, clusters, pace: Pace::new(bandwidth), next: 0 }
     }
 
     /// Copies all clusters and makes the target durable. Nothing waits for the copier afterwards.
@@ -67,32 +67,23 @@ impl Copier {
     }
 
     fn copy_all(&mut self) -> Result<(), CopyError> {
-        let mut own_due = Instant::now();
         while let Some(own) = self.next_own()? {
-            match self.clusters.turn(own_due) {
+            match self.clusters.turn(self.pace.due()) {
                 Turn::Ended => return Err(CopyError::Cancelled),
                 Turn::Wanted(number) => self.copy(number..number + 1)?,
                 Turn::Own => {
                     let bytes = self.clusters.bytes_of(own.clone());
                     self.copy(own)?;
-                    own_due = Instant::now().max(own_due) + self.duration(bytes.end - bytes.start);
+                    self.pace.copied(bytes.end - bytes.start);
                 }
             }
         }
         Ok(())
     }
 
-    /// The time that so many bytes take.
-    fn duration(&self, bytes: u64) -> Duration {
-        self.bandwidth.map_or(Duration::ZERO, |rate| {
-            Duration::from_secs_f64(bytes as f64 / rate.get() as f64)
-        })
-    }
-
     /// Clusters of one read: at most a tenth of a second of the bandwidth.
     fn run_max(&self) -> u64 {
-        let max = |rate: NonZeroU64| (rate.get() / 10 / CLUSTER_BYTES).clamp(1, RUN_MAX);
-        self.bandwidth.map_or(RUN_MAX, max)
+        (self.pace.piece() / CLUSTER_BYTES).clamp(1, RUN_MAX)
     }
 
     /// The next held clusters; frees those in holes.

@@ -180,7 +180,7 @@ fn put_around(
         let inner = Arc::clone(inner);
         let wrapper: Arc<dyn Disk> = Arc::new(CopyFirst::new(Arc::clone(&inner), of_order));
         let _ = sender.send(Wrapped { wrapper: Arc::clone(&wrapper), inner }); // it waits
-        Ok(Replacement { disk: wrapper, keeps_lock: true, commit: Box::new(|| Ok(())) })
+        Ok(Replacement { disk: wrapper, keeps_lock: true, lock: None, commit: Box::new(|| Ok(())) })
     }));
     loop {
         match replacing.wait(TICK) {
@@ -210,7 +210,7 @@ fn take_off(control: &Control, Wrapped { wrapper, inner }: Wrapped) {
         if !Arc::ptr_eq(present, &wrapper) {
             return Err("another storage has taken its place; restart the daemon".into());
         }
-        Ok(Replacement { disk: inner, keeps_lock: true, commit: Box::new(|| Ok(())) })
+        Ok(Replacement { disk: inner, keeps_lock: true, lock: None, commit: Box::new(|| Ok(())) })
     }));
     loop {
         match replacing.wait(TICK) {

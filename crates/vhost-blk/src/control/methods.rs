@@ -65,6 +65,8 @@ pub(super) fn carry_out(
             json!({"disks": rows.iter().map(summary_value).collect::<Vec<_>>()})
         }
         "Reload" => reload(disks, client, &call)?,
+        "Commit" => snapshot::commit(disks, client, &mut call)?,
+        "CancelCommit" => snapshot::cancel_commit(disks, client, &mut call)?,
         "Snapshot" => snapshot::take(disks, client, &mut call)?,
         "Snapshots" => snapshot::list(disks, &mut call)?,
         "SetLogLevel" => set_log_level(client, &mut call)?,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods for snapshots.
+//! The methods for snapshots and commits.
 
 use super::client::Client;
 use super::protocol::{Call, CallError, text};
-use crate::disks::Disks;
 use crate::disks::snapshot::Wanted;
+use crate::disks::{Disks, merge};
 use qcow2::inspect::FileFacts;
 use serde_json::{Value, json};
+use std::num::NonZeroU64;
 
 /// `Snapshot`.
 pub(super) fn take(
@@ -48,4 +49,42 @@ pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
         })
     };
     Ok(json!({"files": files.iter().map(file).collect::<Vec<_>>()}))
+}
+
+/// `Commit`.
+pub(super) fn commit(
+    disks: &Disks,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    let options = merge::Wanted {
+        update_config: call.optional("update_config", Value::as_bool)?.unwrap_or(false),
+        bandwidth: call.optional("bandwidth", |value| NonZeroU64::new(value.as_u64()?))?,
+    };
+    call.no_more()?;
+    let name = disks.resolve(wanted.as_deref())?;
+    client.log("Commit", &name);
+    let merged = disks.merge(&name, &options, || client.is_connected())?;
+    tracing::info!(disk = name, image = %merged.image.display(), "merged");
+    Ok(json!({
+        "image": merged.image.display().to_string(),
+        "merged": merged.overlay.display().to_string(),
+        "options": merged.options,
+        "config": merged.config.map(|file| file.display().to_string()),
+        "pause_us": merged.pause.as_micros() as u64,
+    }))
+}
+
+/// `CancelCommit`.
+pub(super) fn cancel_commit(
+    disks: &Disks,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    call.no_more()?;
+    let name = disks.resolve(wanted.as_deref())?;
+    client.log("CancelCommit", &name);
+    Ok(json!({"changed": disks.cancel_merge(&name)?}))
 }

@@ -28,7 +28,7 @@ pub struct CtlArgs {
     #[arg(long, value_name = "PATH")]
     pub control_path: PathBuf,
     /// Print the daemon's answer as JSON
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub json: bool,
     /// Seconds to wait for the answer, 0: no limit. The daemon may still carry out the command later
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
@@ -63,6 +63,23 @@ pub enum Action {
     /// Copy a disk to a new image while the guest runs, as the disk is at the start of the copy. A
     /// stop of this command cancels the copy
     Backup(BackupArgs),
+    /// Copy what the image of a disk has itself into its backing file, in which the guest goes on: the
+    /// opposite of snapshot. Waits for the end without a limit; the end of this program cancels it
+    Commit {
+        /// The disk.
+        #[command(flatten)]
+        disk: Named,
+        /// Cancel the commit that another client waits for
+        #[arg(long, conflicts_with_all = ["update_config", "bandwidth"])]
+        cancel: bool,
+        /// Rewrite the file of a disk of --config-dir, so that it names the backing file
+        #[arg(long)]
+        update_config: bool,
+        /// Bytes per second that are copied at most, with K, M, G or T. The last part, while the disk
+        /// takes no request, has no limit
+        #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes)]
+        bandwidth: Option<NonZeroU64>,
+    },
     /// Print the changes of all disks as they happen, until this program is stopped
     Events,
     /// Limit the rate of a disk or of its group, in place of the present limits. Requests that exceed it wait in the
@@ -196,7 +213,10 @@ impl Call {
 /// # Errors
 /// [`Failure`] if no daemon answers, or it refuses the command.
 pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
-    let patience = (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into()));
+    let patience = match args.action {
+        Action::Commit { cancel: false, .. } => None,
+        _ => (args.timeout > 0).then(|| Duration::from_secs(args.timeout.into())),
+    };
     let connect = || Asker::connect(&args.control_path, patience);
     match &args.action {
         Action::Events => {
@@ -268,6 +288,18 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::SetCache { name, mode } => {
             let parameters = json!({"name": name, "mode": word(*mode)});
             Call::new("set the cache mode", "SetCache", parameters)
+        }
+        Action::Commit { disk, cancel: true, .. } => {
+            Call::new("cancel the commit", "CancelCommit", of(disk))
+        }
+        Action::Commit { disk, update_config, bandwidth, .. } => {
+            let parameters = json!({
+                "name": disk.name, "update_config": update_config, "bandwidth": bandwidth,
+            });
+            Call {
+                text: text::commit,
+                ..Call::new("commit the image of the disk", "Commit", parameters)
+            }
         }
         Action::Snapshot { disk, to, update_config, no_mark } => {
             let parameters = json!({

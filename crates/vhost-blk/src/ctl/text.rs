@@ -37,17 +37,28 @@ pub(super) fn done(reply: &Value) -> String {
 
 /// The reply to `snapshot`.
 pub(super) fn snapshot(reply: &Value) -> String {
-    let (overlay, options) = (word(&reply["overlay"]), word(&reply["options"]));
-    let next = match reply["config"].as_str() {
-        Some(file) => format!("{file} has the options of its next start: {options}"),
-        None => format!("its next start needs {options}"),
-    };
     let risk = match reply["marked"].as_bool() {
         Some(false) => "the image has no mark: see that no program writes to it\n",
         _ => "",
     };
+    moved(reply, "overlay") + risk
+}
+
+/// The reply to `commit`.
+pub(super) fn commit(reply: &Value) -> String {
+    let merged = word(&reply["merged"]);
+    moved(reply, "image") + &format!("{merged} is of no use any more: remove it\n")
+}
+
+/// A disk that goes on in another image, which is this member of the reply.
+fn moved(reply: &Value, image: &str) -> String {
+    let (image, options) = (word(&reply[image]), word(&reply["options"]));
     let ms = reply["pause_us"].as_u64().unwrap_or_default() as f64 / 1000.0;
-    format!("done; the guest goes on in {overlay}, after a pause of {ms:.1} ms\n{next}\n{risk}")
+    let next = match reply["config"].as_str() {
+        Some(file) => format!("{file} has the options of its next start: {options}"),
+        None => format!("its next start needs {options}"),
+    };
+    format!("done; the guest goes on in {image}, after a pause of {ms:.1} ms\n{next}\n")
 }
 
 /// The files of a disk, one in each line.

@@ -14,9 +14,12 @@
 //! During an upgrade ([`Disks::hold`]) no name changes its state, unless the process is stopped.
 
 mod backups;
+mod config_file;
+mod exchange;
 mod front_ends;
 pub mod growth;
 mod held;
+pub mod merge;
 mod opening;
 pub mod reload;
 pub mod snapshot;
@@ -39,6 +42,8 @@ use crate::upgrade::{Parts, TakenParts, Upgrader};
 use backend::Disk;
 use backend::file::File as ImageFile;
 use data_plane::{Health, UringPool};
+use merge::MergeJob;
+use qcow2::Qcow2Disk;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -140,6 +145,8 @@ struct Entry {
     backup: Arc<backup::Slot>,
     /// The open image; a disk in memory has none.
     image: Option<Image>,
+    /// The merge of the image into its backing file. The disk stays until its end.
+    merge: Option<Arc<MergeJob>>,
 }
 
 /// The open image of a disk.
@@ -149,6 +156,8 @@ struct Image {
     disk: Arc<dyn Disk>,
     /// The file of the image.
     top: Arc<ImageFile>,
+    /// The qcow2 image below the wrappers.
+    qcow2: Option<Arc<Qcow2Disk>>,
 }
 
 /// A name that is taken for a disk; free again after the drop.
@@ -320,8 +329,10 @@ impl Disks {
         if let Some(file) = file {
             file.remove();
         }
+        let mut state = self.end_merge(name);
         // Dropped without the lock.
-        let gone = self.lock().table.remove(name);
+        let gone = state.table.remove(name);
+        drop(state);
         drop(gone);
         self.changed.notify_all();
     }

@@ -71,9 +71,9 @@ impl Disks {
         if device.is_some() {
             opened.notices.clear(); // the first program has told them
         }
-        let disk::Opened { disk, top, lock, notices, .. } = opened;
+        let disk::Opened { disk, top, qcow2, lock, notices, .. } = opened;
         let info = disk.info();
-        let image = top.map(|top| Image { disk: Arc::clone(&disk), top });
+        let image = top.map(|top| Image { disk: Arc::clone(&disk), top, qcow2 });
         let pool = self.pool(args.queues())?;
         let mut server = match device.is_some() {
             true => Server::start(disk, lock, &args.without_limits(), &self.process, &pool)?,
@@ -103,8 +103,19 @@ impl Disks {
         let device = path.and_then(growth::device_number);
         let (socket, backup) = (socket.map(Arc::new), Arc::default());
         let health = server.health();
-        let entry =
-            Entry { args, origin, stop, control, health, socket, device, parts, backup, image };
+        let entry = Entry {
+            args,
+            origin,
+            stop,
+            control,
+            health,
+            socket,
+            device,
+            parts,
+            backup,
+            image,
+            merge: None,
+        };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation })
     }
 

@@ -88,6 +88,7 @@ pub const PAGES: &[Page] = &[
         see_also: &[
             ("vhost-blk-ctl-add", "1"),
             ("vhost-blk-ctl-backup", "1"),
+            ("vhost-blk-ctl-commit", "1"),
             ("vhost-blk-ctl-events", "1"),
             ("vhost-blk-ctl-limit", "1"),
             ("vhost-blk-ctl-list", "1"),
@@ -136,6 +137,7 @@ pub const PAGES: &[Page] = &[
         ],
     },
     images::BACKUP,
+    snapshots::COMMIT,
     streams::EVENTS,
     Page {
         command: "vhost-blk ctl limit",

@@ -4,6 +4,39 @@
 use super::Page;
 use super::pages::{CONTROL_SOCKET, DONE, MISUSED, USUAL};
 
+pub(super) const COMMIT: Page = Page {
+    command: "vhost-blk ctl commit",
+    statuses: &[
+        DONE,
+        (
+            1,
+            "Failure, or it was cancelled. The disk goes on in its image; standard error has the \
+             reason.",
+        ),
+        MISUSED,
+    ],
+    files: &[
+        ("DIR/NAME.toml", "The file of a disk of --config-dir, which --update-config rewrites."),
+        ("PATH", "The control socket of a daemon (--control-path)."),
+    ],
+    examples: &[
+        (
+            "Merge the newest image of a disk into the one before:",
+            "vhost-blk ctl --control-path vhost-blk.ctl commit data",
+        ),
+        (
+            "End that before it is complete:",
+            "vhost-blk ctl --control-path vhost-blk.ctl commit data --cancel",
+        ),
+    ],
+    see_also: &[
+        ("vhost-blk-ctl", "1"),
+        ("vhost-blk-ctl-snapshot", "1"),
+        ("vhost-blk-ctl-snapshots", "1"),
+        ("qemu-img", "1"),
+    ],
+};
+
 pub(super) const SNAPSHOT: Page = Page {
     command: "vhost-blk ctl snapshot",
     statuses: &[
@@ -32,6 +65,7 @@ pub(super) const SNAPSHOT: Page = Page {
     ],
     see_also: &[
         ("vhost-blk-ctl", "1"),
+        ("vhost-blk-ctl-commit", "1"),
         ("vhost-blk-ctl-snapshots", "1"),
         ("vhost-blk-info", "1"),
         ("qemu-img", "1"),

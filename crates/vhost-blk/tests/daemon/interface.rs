@@ -207,3 +207,12 @@ fn a_client_that_says_nothing_holds_no_other() {
         assert_eq!(rig.names(), [""; 0]);
     }
 }
+
+#[test]
+fn json_may_stand_before_or_behind_the_verb() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let before: serde_json::Value = serde_json::from_str(&rig.ok("--json list")).unwrap();
+    let behind: serde_json::Value = serde_json::from_str(&rig.ok("list --json")).unwrap();
+    assert_eq!(before, behind);
+}

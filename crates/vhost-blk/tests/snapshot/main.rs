@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `vhost-blk ctl snapshot`: a guest goes on in an overlay.
+//! `vhost-blk ctl snapshot` and `commit`: a guest goes on in an overlay, and in its backing file.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -7,6 +7,7 @@ mod crash;
 #[path = "../../../vhost-user/tests/common/load.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;
+mod merged;
 #[path = "../common/mount.rs"]
 mod mount;
 mod refused;

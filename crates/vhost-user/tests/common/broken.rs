@@ -49,6 +49,10 @@ impl Disk for Broken {
         self.inner.resize(bytes)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(BrokenLane {
             inner: self.inner.open_lane()?,

@@ -51,6 +51,10 @@ impl Disk for Gate {
         self.inner.info()
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(GateLane {
             inner: self.inner.open_lane()?,

@@ -104,6 +104,10 @@ impl Disk for Plain {
         self.disk.resize(bytes)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.disk.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         self.disk.open_lane()
     }

@@ -13,6 +13,10 @@ impl Disk for Turnstile {
         self.0.info()
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.0.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(TurnstileLane { inner: self.0.open_lane()?, busy: false }))
     }

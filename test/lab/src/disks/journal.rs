@@ -94,6 +94,10 @@ impl Disk for Journal {
         }
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
         Ok(Box::new(JournalLane(Arc::clone(&self.shared))))
     }

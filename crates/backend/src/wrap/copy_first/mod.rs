@@ -40,6 +40,10 @@ impl Disk for CopyFirst {
         self.inner.resize(bytes)
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
     fn open_lane(&self) -> std::io::Result<Box<dyn Lane>> {
         Ok(Box::new(CopyFirstLane {
             inner: self.inner.open_lane()?,

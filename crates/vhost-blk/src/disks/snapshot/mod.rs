@@ -12,32 +12,28 @@
 //!
 //! No step after the third writes to the image, and the overlay is written only after it.
 
-mod config_file;
 mod overlay;
 mod plan;
 
-use super::{Disks, Image, Origin, Slot};
+use super::Disks;
+use super::config_file::NewConfig;
+use super::exchange::{New, Unfinished, options, replacement, synced, wait};
 use crate::disk::{self, From};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::upgrade::{Parts, Storage};
 use crate::values::Format;
 use backend::Disk;
 use backend::file::File as ImageFile;
-use config_file::NewConfig;
 use overlay::Overlay;
 use plan::Plan;
 use qcow2::inspect::{self, FileFacts};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
-use vhost_user::{Control, Replacement, Replacing};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+use vhost_user::Replacement;
 
-/// Maximum wait of a snapshot for the requests in flight.
-const DRAIN_MAX: Duration = Duration::from_secs(10);
-/// Interval of the look at the client.
-const LOOK: Duration = Duration::from_millis(200);
+const WHAT: &str = "take a snapshot of";
 
 /// The options of a snapshot.
 #[derive(Debug)]
@@ -65,21 +61,9 @@ pub struct Taken {
     pub pause: Duration,
 }
 
-/// A disk as it is before the snapshot.
-struct Source {
-    name: String,
-    args: DiskArgs,
-    origin: Origin,
-    control: Arc<Control>,
-    image: Image,
-}
-
-/// The storage after the snapshot, and notices for the user.
-type New = (Image, Vec<String>);
-
 impl Disks {
     /// Takes a snapshot of a disk. Waits for its requests in flight as long as `go_on` says so, and
-    /// at most [`DRAIN_MAX`].
+    /// at most 10 s.
     ///
     /// # Errors
     /// [`Failure`]; the disk is as before, and there is no overlay.
@@ -89,20 +73,25 @@ impl Disks {
         wanted: &Wanted,
         go_on: impl Fn() -> bool,
     ) -> Result<Taken, Failure> {
-        let refused = |told: String| Failure::told(format!("take a snapshot of {name}"), told);
+        let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
         // The drained disk then has little to sync.
-        synced(&*self.source(name)?.image.disk).map_err(refused)?;
+        synced(&*self.source(name, WHAT)?.image.disk).map_err(refused)?;
         // Neither a reload nor an upgrade comes in between, and no other snapshot.
         let _no_reload = self.no_reload();
-        let source = self.source(name)?;
+        let source = self.source(name, WHAT)?;
         if self.is_backed_up(name) {
             let told = "it is being backed up; wait for the end of the backup, or stop its client";
+            return Err(refused(told.to_owned()));
+        }
+        if self.is_merging(name) {
+            let told = "its image is being merged into its backing file; wait for the end of that, or \
+                        cancel it (vhost-blk ctl commit --cancel)";
             return Err(refused(told.to_owned()));
         }
         let plan = Plan::of(&source, wanted).map_err(refused)?;
         let overlay = Overlay::create(&plan, &source.image).map_err(refused)?;
         let args = plan.next(&source.args).map_err(refused)?;
-        let config = self.config_of(&source, &args, wanted).map_err(refused)?;
+        let config = self.config_of(&source, &args, wanted.update_config).map_err(refused)?;
         let path = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
             args: args.clone(),
@@ -116,7 +105,7 @@ impl Disks {
             .replace_storage(Box::new(move |old: &Arc<dyn Disk>| change.prepare(old, sender)));
         let pause = match wait(&order, go_on) {
             Ok(pause) => pause,
-            Err((is_over, told)) => {
+            Err(Unfinished { is_over, told }) => {
                 if !is_over {
                     overlay.keep();
                 }
@@ -124,10 +113,9 @@ impl Disks {
             }
         };
         overlay.keep();
-        let options = plan::options(&args);
-        if let Ok((image, notices)) = new.try_recv() {
-            notices.iter().for_each(|notice| tracing::warn!(disk = name, "{notice}"));
-            self.go_on_in(&source, args, image);
+        let options = options(&args);
+        if let Ok(new) = new.try_recv() {
+            self.go_on_in(&source, args, new);
         }
         let overlay = plan.overlay().to_owned();
         Ok(Taken { overlay, options, config: path, is_marked: plan.marks(), pause })
@@ -138,87 +126,12 @@ impl Disks {
     /// # Errors
     /// [`Failure`] if there is no such disk, it has no image, or the image cannot be read.
     pub fn chain(&self, name: &str) -> Result<Vec<FileFacts>, Failure> {
-        let source = self.source(name)?;
+        let source = self.source(name, "show the snapshots of")?;
         let is_qcow2 = source.args.format == Some(Format::Qcow2);
         let path = source.args.blk_file.as_deref().unwrap_or(Path::new(""));
         match inspect::inspect_as(path, Some(is_qcow2)) {
             Ok(found) => Ok(found.files),
             Err(why) => Err(Failure::told(format!("show the snapshots of {name}"), why)),
-        }
-    }
-
-    fn source(&self, name: &str) -> Result<Source, Failure> {
-        let state = self.lock();
-        let entry = state.entry(name)?;
-        let Some(image) = entry.image.clone() else {
-            return Err(Failure::run(
-                format!("take a snapshot of {name}"),
-                "the disk has no image file",
-                "serve a disk of kind file",
-            ));
-        };
-        let (args, origin) = (entry.args.clone(), entry.origin);
-        Ok(Source { name: name.to_owned(), args, origin, control: entry.control.clone(), image })
-    }
-
-    /// The new configuration file of a disk, if it has one.
-    fn config_of(
-        &self,
-        source: &Source,
-        args: &DiskArgs,
-        wanted: &Wanted,
-    ) -> Result<Option<NewConfig>, String> {
-        let super::Mode::Many(Some(folder)) = &self.mode else { return Ok(None) };
-        match (wanted.update_config, source.origin) {
-            (true, Origin::Folder) => {
-                let file = folder.join(format!("{}.toml", source.name));
-                NewConfig::prepare(&file, &source.args, args).map(Some)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Makes the entry of a disk that of its new storage, and drops the old one.
-    fn go_on_in(&self, source: &Source, args: DiskArgs, image: Image) {
-        let mut state = self.lock();
-        let Some(Slot::Served(entry)) = state.table.get_mut(&source.name) else { return };
-        if !Arc::ptr_eq(&entry.control, &source.control) {
-            return;
-        }
-        let front_ends = entry.parts.front_ends.clone();
-        let parts = Arc::new(Parts { storage: Storage::QCOW2, front_ends });
-        let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
-        entry.args = args;
-        drop(state);
-        drop(old);
-    }
-}
-
-fn synced(disk: &dyn Disk) -> Result<(), String> {
-    disk.sync().map_err(|error| {
-        format!("a sync of the image failed, and completed writes may be lost: {error}; check the storage")
-    })
-}
-
-/// Waits for the end of an exchange. An error has the text with the remedy, and whether the overlay
-/// is not in use.
-fn wait(order: &Replacing, go_on: impl Fn() -> bool) -> Result<Duration, (bool, String)> {
-    let deadline = Instant::now() + DRAIN_MAX;
-    loop {
-        match order.wait(LOOK) {
-            Ok(answer) => return answer.map_err(|told| (true, told)),
-            Err(RecvTimeoutError::Disconnected) => {
-                let told = "the disk has gone meanwhile; see vhost-blk ctl list";
-                return Err((order.withdraw(), told.to_owned()));
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let is_late = Instant::now() > deadline || !go_on();
-                if is_late && order.withdraw() {
-                    let told = "its requests in flight have not completed in time; check its \
-                                storage, or try again under less load";
-                    return Err((true, told.to_owned()));
-                }
-            }
         }
     }
 }
@@ -239,12 +152,7 @@ impl Change {
         synced(&**old)?;
         let opened =
             disk::open(&self.args, From::Overlay).map_err(|failure| failure.to_string())?;
-        if let Some(top) = opened.top {
-            let image = Image { disk: Arc::clone(&opened.disk), top };
-            let _ = new.send((image, opened.notices)); // the receiver waits for the answer
-        }
-        let commit = Box::new(move || self.commit());
-        Ok(Replacement { disk: opened.disk, keeps_lock: false, commit })
+        replacement(opened, &new, Box::new(move || self.commit()))
     }
 
     /// Marks the image, and replaces the configuration file.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The file of a new overlay.
 
-use super::Image;
 use super::plan::Plan;
+use crate::disks::Image;
+use crate::disks::exchange::sync_folder;
 use crate::image::inherit;
 use backend::create::{CreateError, create_with};
 use std::fs::{self, File};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A new overlay; removed when it is dropped.
 pub(super) struct Overlay {
@@ -53,9 +53,4 @@ impl Drop for Overlay {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-/// Makes the name of a file durable.
-pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The checks of a snapshot before anything is changed. Errors are texts with cause and remedy.
 
-use super::{Source, Wanted};
-use crate::disks::Origin;
+use super::Wanted;
+use crate::disks::exchange::Source;
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, Format, Plane};
 use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation, backing_bytes};
 use qcow2::inspect;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A snapshot that can be taken.
@@ -26,8 +25,8 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(source: &Source, wanted: &Wanted) -> Result<Plan, String> {
         check_disk(source)?;
-        check_config(source, wanted)?;
-        let backing = path_of_image(source)?;
+        source.check_config(wanted.update_config)?;
+        let backing = source.path()?;
         let overlay = path_of_overlay(&wanted.overlay)?;
         let is_qcow2 = source.args.format == Some(Format::Qcow2);
         backing_bytes(&backing, is_qcow2).map_err(|error| error.to_string())?;
@@ -86,15 +85,6 @@ impl Plan {
     }
 }
 
-/// The options that a snapshot changes, for the next start of the disk.
-pub(super) fn options(args: &DiskArgs) -> String {
-    let path = args.blk_file.as_deref().unwrap_or(Path::new("")).display();
-    let rule = crate::values::word(args.allow_backing);
-    let block = args.logical_block_size.filter(|block| *block != 512);
-    let block = block.map_or(String::new(), |block| format!(" --logical-block-size {block}"));
-    format!("--blk-file {path} --format qcow2 --allow-backing {rule}{block}")
-}
-
 fn check_disk(source: &Source) -> Result<(), String> {
     refusal(&source.args, source.image.disk.info().read_only).map_or(Ok(()), Err)
 }
@@ -109,46 +99,6 @@ fn refusal(args: &DiskArgs, is_read_only: bool) -> Option<String> {
         return None;
     };
     Some(refusal.to_owned())
-}
-
-fn check_config(source: &Source, wanted: &Wanted) -> Result<(), String> {
-    let refusal = match (source.origin, wanted.update_config) {
-        (Origin::Folder, false) => {
-            "its file of --config-dir names the image, which the next start would not open; give \
-             --update-config, which makes the file name the overlay"
-        }
-        (Origin::Command, true) => {
-            "it has no file of --config-dir; drop --update-config, and use the options that the \
-             answer tells for the next start"
-        }
-        _ => return Ok(()),
-    };
-    Err(refusal.to_owned())
-}
-
-/// The path of the image, which the overlay names.
-fn path_of_image(source: &Source) -> Result<PathBuf, String> {
-    let path = source.args.blk_file.as_deref().unwrap_or(Path::new(""));
-    let failed = |error: io::Error| {
-        format!("{}: {error}; make the image visible to the daemon at this path", path.display())
-    };
-    let real = fs::canonicalize(path).map_err(failed)?;
-    let found = fs::metadata(&real).map_err(failed)?;
-    let open = source.image.top.opened_as().map_err(failed)?;
-    if !found.is_file() {
-        return Err(format!(
-            "{} is a block device, and a chain of images has files only; take the snapshot where \
-             the device comes from (lvcreate --snapshot, for example)",
-            path.display()
-        ));
-    }
-    match open.identity == (found.dev(), found.ino()) {
-        true => Ok(real),
-        false => Err(format!(
-            "{} is another file than the open one by now; give the image its name back",
-            path.display()
-        )),
-    }
 }
 
 /// The path of the overlay, in an existing folder without symbolic links.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The configuration file of a disk that goes on in an overlay. Comments and other options stay.
+//! The configuration file of a disk that goes on in another image. Comments and other options stay.
 
-use super::overlay::sync_folder;
+use super::exchange::sync_folder;
 use crate::config;
 use crate::image::inherit;
 use crate::options::DiskArgs;
@@ -45,7 +45,7 @@ impl NewConfig {
         let written = || {
             // A name that is no configuration file.
             let mut builder = tempfile::Builder::new();
-            builder.prefix(".snapshot.").suffix(".part");
+            builder.prefix(".new.").suffix(".part");
             let mut made = builder.tempfile_in(path.parent().unwrap_or(Path::new("/")))?;
             inherit(&File::open(&path)?, made.as_file())?;
             made.write_all(text.as_bytes())?;
@@ -70,20 +70,20 @@ impl NewConfig {
         let failed = |error: io::Error| format!("{} cannot be replaced: {error}", path.display());
         new.persist(&path).map_err(|error| failed(error.error))?;
         if let Err(error) = sync_folder(&path) {
-            // After a crash the old file names the image, which its mark protects.
+            // After a crash the old file may name the old image, which has a mark.
             tracing::warn!(%error, path = %path.display(), "the new name may not be durable");
         }
         Ok(())
     }
 }
 
-/// The text of a configuration file with the options that a snapshot changes.
+/// The text of a configuration file with the options of another image.
 fn edited(text: &str, new: &DiskArgs) -> Result<String, String> {
     let mut document: DocumentMut =
         text.parse().map_err(|error: toml_edit::TomlError| error.message().to_owned())?;
     let path = new.blk_file.as_deref().and_then(Path::to_str);
-    set(&mut document, "blk-file", path.ok_or("the path of the overlay is not UTF-8")?.into());
-    set(&mut document, "format", "qcow2".into());
+    set(&mut document, "blk-file", path.ok_or("the path of the image is not UTF-8")?.into());
+    set(&mut document, "format", new.format.map_or("raw".to_owned(), word).into());
     set(&mut document, "allow-backing", word(new.allow_backing).into());
     if let Some(block) = new.logical_block_size {
         set(&mut document, "logical-block-size", i64::from(block).into());

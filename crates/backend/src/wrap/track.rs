@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Notes the parts of a disk that I/Os change, for a copy that goes on meanwhile.
+
+use super::wrapped_info;
+use crate::{Disk, Engine, Info, Io, Lane, ResizeError, Slot, Step, Token};
+use std::io;
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Smallest part in bytes.
+const PART_BYTES_MIN: u64 = 64 << 10;
+/// Most parts: 16 MiB of memory.
+const PARTS_MAX: u64 = 1 << 27;
+
+/// The parts of a disk that were changed. A part is noted after the change and before the completion
+/// of the I/O, so that a copy that begins after [`Written::take`] has the changes before that.
+#[derive(Debug)]
+pub struct Written {
+    part_bytes: u64,
+    capacity_bytes: u64,
+    /// A bit for each part.
+    words: Vec<AtomicU64>,
+}
+
+impl Written {
+    fn new(capacity_bytes: u64) -> Self {
+        let least = capacity_bytes.div_ceil(PARTS_MAX).next_power_of_two();
+        let part_bytes = least.max(PART_BYTES_MIN);
+        let words = capacity_bytes.div_ceil(part_bytes).div_ceil(64);
+        let words = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Written { part_bytes, capacity_bytes, words }
+    }
+
+    fn note(&self, offset_bytes: u64, len_bytes: u64) {
+        let end = offset_bytes.saturating_add(len_bytes).min(self.capacity_bytes);
+        for part in offset_bytes / self.part_bytes..end.div_ceil(self.part_bytes) {
+            let bit = 1 << (part % 64);
+            // Pairs with the swap of `take`, which comes before the read of the changed data.
+            self.words[(part / 64) as usize].fetch_or(bit, Ordering::AcqRel);
+        }
+    }
+
+    /// Bytes of the noted parts.
+    pub fn bytes(&self) -> u64 {
+        let parts = self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones());
+        parts.map(u64::from).sum::<u64>() * self.part_bytes
+    }
+
+    /// Takes the noted parts, as ranges of the disk in bytes.
+    pub fn take(&self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (at, word) in (0..).zip(&self.words) {
+            let mut bits = word.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let start = (at * 64 + u64::from(bits.trailing_zeros())) * self.part_bytes;
+                let end = (start + self.part_bytes).min(self.capacity_bytes);
+                match ranges.last_mut().filter(|last| last.end == start) {
+                    Some(last) => last.end = end,
+                    None => ranges.push(start..end),
+                }
+                bits &= bits - 1;
+            }
+        }
+        ranges
+    }
+}
+
+/// Notes the changed parts of the disk `inner`, which cannot grow meanwhile.
+pub struct Track {
+    inner: Arc<dyn Disk>,
+    written: Arc<Written>,
+}
+
+impl Track {
+    /// Nothing is noted yet.
+    pub fn new(inner: Arc<dyn Disk>) -> Self {
+        let written = Arc::new(Written::new(inner.info().capacity_sectors * 512));
+        Track { inner, written }
+    }
+
+    /// The changed parts.
+    pub fn written(&self) -> Arc<Written> {
+        Arc::clone(&self.written)
+    }
+}
+
+impl Disk for Track {
+    fn info(&self) -> Info {
+        wrapped_info(&*self.inner, "being merged")
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
+        let capacity_bytes = self.written.capacity_bytes;
+        match bytes {
+            Some(bytes) if bytes != capacity_bytes => Err(ResizeError::Merging),
+            _ => Ok(()),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+
+    fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
+        let (inner, written) = (self.inner.open_lane()?, self.written());
+        Ok(Box::new(TrackLane { inner, written }))
+    }
+
+    fn layers(&self) -> u8 {
+        self.inner.layers()
+    }
+}
+
+struct TrackLane {
+    inner: Box<dyn Lane>,
+    written: Arc<Written>,
+}
+
+impl TrackLane {
+    fn note(&self, io: &Io, step: Step) -> Step {
+        // Also a failed I/O may have changed a part of its range.
+        if matches!(step, Step::Done(_)) && io.writes() {
+            self.written.note(io.offset_bytes, io.len_bytes);
+        }
+        step
+    }
+}
+
+impl Lane for TrackLane {
+    fn files(&self) -> Vec<RawFd> {
+        self.inner.files()
+    }
+
+    fn moves_data_itself(&self) -> bool {
+        self.inner.moves_data_itself()
+    }
+
+    fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let step = self.inner.start(io, slot, engine);
+        self.note(io, step)
+    }
+
+    fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
+        let step = self.inner.event(io, token, result, engine);
+        self.note(io, step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_taken_once_and_neighbours_are_joined() {
+        let part = PART_BYTES_MIN;
+        let written = Written::new(200 * part + 512);
+        for (at, len) in [(0, 1), (part, 512), (63 * part, 2 * part), (200 * part, 512)] {
+            written.note(at, len);
+        }
+        assert_eq!(written.bytes(), 5 * part);
+        let ranges = [0..2 * part, 63 * part..65 * part, 200 * part..200 * part + 512];
+        assert_eq!(written.take(), ranges);
+        assert_eq!((written.take(), written.bytes()), (vec![], 0));
+        written.note(5 * part - 1, 2);
+        let taken = written.take();
+        assert_eq!((taken.len(), &taken[0]), (1, &(4 * part..6 * part)));
+        written.note(u64::MAX, u64::MAX);
+        assert_eq!(written.take(), []);
+    }
+
+    #[test]
+    fn the_parts_of_a_huge_disk_take_little_memory() {
+        let written = Written::new(1 << 60);
+        assert!(written.words.len() * 8 <= 16 << 20);
+        written.note((1 << 60) - 512, 512);
+        assert_eq!(written.take().last().unwrap().end, 1 << 60);
+    }
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A running disk goes on in another image: the steps that a snapshot and a merge share. Errors that
+//! are texts have cause and remedy.
+
+use super::config_file::NewConfig;
+use super::{Disks, Image, Mode, Origin, Slot};
+use crate::disk::Opened;
+use crate::failure::Failure;
+use crate::options::DiskArgs;
+use crate::upgrade::{self, Parts, Storage};
+use crate::values::{AllowBacking, word};
+use backend::Disk;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+use vhost_user::{Control, Replacement, Replacing};
+
+/// Maximum wait for the requests in flight.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Interval of the look at the client.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A disk as it is before the exchange.
+pub(super) struct Source {
+    pub(super) name: String,
+    pub(super) args: DiskArgs,
+    pub(super) origin: Origin,
+    pub(super) control: Arc<Control>,
+    pub(super) image: Image,
+}
+
+/// The storage after the exchange.
+pub(super) struct New {
+    image: Image,
+    storage: Storage,
+    /// Notices for the user.
+    notices: Vec<String>,
+}
+
+/// An exchange that has no good end.
+pub(super) struct Unfinished {
+    /// The new storage is not in use.
+    pub(super) is_over: bool,
+    /// Cause and remedy.
+    pub(super) told: String,
+}
+
+impl Source {
+    /// The path of the image without symbolic links. The file there is the open one.
+    pub(super) fn path(&self) -> Result<PathBuf, String> {
+        path_of(self.args.blk_file.as_deref().unwrap_or(Path::new("")), &self.image.top)
+    }
+
+    /// Checks the origin of the options of the disk.
+    pub(super) fn check_config(&self, updates: bool) -> Result<(), String> {
+        let refusal = match (self.origin, updates) {
+            (Origin::Folder, false) => {
+                "its file of --config-dir names the present image, which the next start would not \
+                 open; give --update-config, which changes the file"
+            }
+            (Origin::Command, true) => {
+                "it has no file of --config-dir; drop --update-config, and use the options that the \
+                 answer tells for the next start"
+            }
+            _ => return Ok(()),
+        };
+        Err(refusal.to_owned())
+    }
+}
+
+/// The real path of an open file.
+pub(super) fn path_of(path: &Path, open: &backend::file::File) -> Result<PathBuf, String> {
+    let shown = path.display();
+    let failed = |error: io::Error| {
+        format!("{shown}: {error}; make the image visible to the daemon at this path")
+    };
+    let real = fs::canonicalize(path).map_err(failed)?;
+    let found = fs::metadata(&real).map_err(failed)?;
+    if !found.is_file() {
+        return Err(format!(
+            "{shown} is a block device, and a chain of images has files only; take the snapshot \
+             where the device comes from (lvcreate --snapshot, for example)"
+        ));
+    }
+    match open.opened_as().map_err(failed)?.identity == (found.dev(), found.ino()) {
+        true => Ok(real),
+        false => Err(format!(
+            "{shown} is another file than the open one by now; give the image its name back"
+        )),
+    }
+}
+
+impl Disks {
+    /// A disk with an image. `what`: the act for an error.
+    pub(super) fn source(&self, name: &str, what: &str) -> Result<Source, Failure> {
+        let state = self.lock();
+        let entry = state.entry(name)?;
+        let refused = |why, remedy| Failure::run(format!("{what} {name}"), why, remedy);
+        let Some(image) = entry.image.clone() else {
+            return Err(refused("the disk has no image file", "serve a disk of kind file"));
+        };
+        let (args, origin) = (entry.args.clone(), entry.origin);
+        Ok(Source { name: name.to_owned(), args, origin, control: entry.control.clone(), image })
+    }
+
+    /// The new configuration file of a disk, if it has one.
+    pub(super) fn config_of(
+        &self,
+        source: &Source,
+        args: &DiskArgs,
+        updates: bool,
+    ) -> Result<Option<NewConfig>, String> {
+        match (&self.mode, source.origin) {
+            (Mode::Many(Some(folder)), Origin::Folder) if updates => {
+                let file = folder.join(format!("{}.toml", source.name));
+                NewConfig::prepare(&file, &source.args, args).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Makes the entry of a disk that of its new storage, and drops the old one.
+    pub(super) fn go_on_in(&self, source: &Source, args: DiskArgs, new: New) {
+        let New { image, storage, notices } = new;
+        notices.iter().for_each(|notice| tracing::warn!(disk = source.name, "{notice}"));
+        let mut state = self.lock();
+        let Some(Slot::Served(entry)) = state.table.get_mut(&source.name) else { return };
+        if !Arc::ptr_eq(&entry.control, &source.control) {
+            return;
+        }
+        let parts = Arc::new(Parts { storage, front_ends: entry.parts.front_ends.clone() });
+        let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
+        entry.args = args;
+        drop(state);
+        drop(old);
+    }
+}
+
+/// The exchange to an opened disk, whose parts go to `new`.
+pub(super) fn replacement(
+    opened: Opened,
+    new: &Sender<New>,
+    commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
+) -> Result<Replacement, String> {
+    let Opened { disk, image, top, qcow2, lock, notices } = opened;
+    let storage = match image {
+        Some(file) => upgrade::Image::of(file).map(Storage::Image),
+        None => Ok(Storage::QCOW2),
+    };
+    let storage =
+        storage.map_err(|error| format!("{error}; raise the limit on open files (ulimit -n)"))?;
+    if let Some(top) = top {
+        let image = Image { disk: Arc::clone(&disk), top, qcow2 };
+        let _ = new.send(New { image, storage, notices }); // the receiver waits for the answer
+    }
+    let lock = lock.map(|(lock, _)| lock);
+    Ok(Replacement { disk, keeps_lock: false, lock, commit })
+}
+
+/// Makes the completed writes of a disk durable.
+pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {
+    disk.sync().map_err(|error| {
+        format!(
+            "a sync of the image failed, and completed writes may be lost: {error}; check the \
+             storage"
+        )
+    })
+}
+
+/// Waits for the end of an exchange as long as `go_on` says so, and for its begin at most
+/// [`DRAIN_MAX`].
+pub(super) fn wait(order: &Replacing, go_on: impl Fn() -> bool) -> Result<Duration, Unfinished> {
+    let deadline = Instant::now() + DRAIN_MAX;
+    loop {
+        match order.wait(LOOK) {
+            Ok(answer) => return answer.map_err(|told| Unfinished { is_over: true, told }),
+            Err(RecvTimeoutError::Disconnected) => {
+                let told = "the disk has gone meanwhile; see vhost-blk ctl list".to_owned();
+                return Err(Unfinished { is_over: order.withdraw(), told });
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let is_late = Instant::now() > deadline || !go_on();
+                if is_late && order.withdraw() {
+                    let told = "its requests in flight have not completed in time; check its \
+                                storage, or try again under less load";
+                    return Err(Unfinished { is_over: true, told: told.to_owned() });
+                }
+            }
+        }
+    }
+}
+
+/// The options of a disk that depend on its image, for its next start.
+pub(super) fn options(args: &DiskArgs) -> String {
+    let path = args.blk_file.as_deref().unwrap_or(Path::new("")).display();
+    let format = args.format.map_or("raw".to_owned(), word);
+    let mut text = format!("--blk-file {path} --format {format}");
+    if args.allow_backing != AllowBacking::Off {
+        text += &format!(" --allow-backing {}", word(args.allow_backing));
+    }
+    if let Some(block) = args.logical_block_size.filter(|block| *block != 512) {
+        text += &format!(" --logical-block-size {block}");
+    }
+    text
+}
+
+/// Makes the name of a file durable.
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}

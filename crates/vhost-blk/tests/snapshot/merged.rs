@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk ctl commit`: the image of a running disk is merged into its backing file.
+
+use crate::common::{Daemon, program};
+use crate::load::under_load;
+use crate::mount::{Mount, may_not_mount, run};
+use crate::rig::Rig;
+use crate::{BYTES, QUEUES, add, content, guest, image, mark, text};
+use driver::{Device, Request};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+const ROUNDS: u64 = 8;
+
+/// Begins a commit of the disk `a`.
+fn begin(rig: &Rig) -> Child {
+    begin_with(rig, &[])
+}
+
+fn begin_with(rig: &Rig, options: &[&str]) -> Child {
+    let mut command = program();
+    command.current_dir(rig.place.dir.path()).args(["ctl", "--control-path", "ctl", "commit", "a"]);
+    command.args(options).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Fills the whole disk, so that a commit takes its time.
+fn fill(device: &mut Device, byte: u8) {
+    for part in 0..BYTES / (256 << 10) {
+        device.write(part * 512, &vec![byte; 256 << 10]).unwrap();
+    }
+}
+
+/// Waits until the disk `a` is being merged.
+fn wait_for_merge(rig: &Rig) {
+    rig.place.wait_until("the merge", || {
+        rig.json("status a")["disk"].as_str().unwrap().contains("being merged")
+    });
+}
+
+fn is_marked_as_merged(path: &Path) -> bool {
+    let found = backend::mark::refusal(&File::open(path).unwrap(), path).unwrap();
+    found.is_some_and(|marked| marked.to_string().contains("it was merged into"))
+}
+
+#[test]
+fn snapshots_and_commits_in_turn_under_load_keep_every_byte() {
+    for format in ["raw", "qcow2"] {
+        let rig = Rig::new();
+        let first = image(&rig, "a.img", format);
+        add(&rig, "a", &format!("--blk-file a.img --format {format}"));
+        let device = guest(&rig, "a");
+        let mut options = String::new();
+        let (_, session) = under_load(device, QUEUES.into(), |loaded| {
+            for n in 0..ROUNDS {
+                let overlay = rig.path(&format!("{n}.qcow2"));
+                loaded.wait_for_progress(20);
+                rig.ok(&format!("snapshot a --to {n}.qcow2"));
+                loaded.wait_for_progress(20);
+                let told = rig.json("commit a");
+                println!("pause: {} us", told["pause_us"]);
+                assert_eq!(
+                    (&told["image"], &told["merged"]),
+                    (&text(&first).into(), &text(&overlay).into())
+                );
+                options = told["options"].as_str().unwrap().to_owned();
+                assert_eq!(options, format!("--blk-file {} --format {format}", text(&first)));
+                assert!(mark(&first).is_none() && is_marked_as_merged(&overlay));
+                fs::remove_file(&overlay).unwrap();
+                assert_eq!(rig.json("snapshots a").as_array().unwrap().len(), 1);
+            }
+            loaded.wait_for_progress(20);
+        });
+        drop(session);
+        let before = content(&mut guest(&rig, "a"));
+        rig.ok("remove a");
+        let flat = rig.path("flat");
+        run(&["qemu-img", "convert", "-f", format, "-O", "raw", text(&first), text(&flat)]);
+        assert!(fs::read(&flat).unwrap() == before, "{format}");
+        if format == "qcow2" {
+            run(&["qemu-img", "check", "-q", text(&first)]);
+        }
+        add(&rig, "again", &options);
+        assert!(content(&mut guest(&rig, "again")) == before);
+    }
+}
+
+/// Data, zeroes and holes of three layers, with clusters of other sizes, as QEMU sees them.
+#[test]
+fn the_layers_of_a_chain_are_merged_one_after_the_other() {
+    for (format, cluster) in [("raw", "64k"), ("qcow2", "4k"), ("qcow2", "2M")] {
+        let rig = Rig::new();
+        let base = image(&rig, "a.img", "raw");
+        File::options()
+            .write(true)
+            .open(&base)
+            .unwrap()
+            .write_all_at(&[9; 6 << 20], 1 << 20)
+            .unwrap();
+        let base = rig.path("base");
+        let at = |name: &str| text(&rig.path(name)).to_owned();
+        let (source, target, top) = (at("a.img"), at("base"), at("top"));
+        run(&["qemu-img", "convert", "-f", "raw", "-O", format, &source, &target]);
+        let size = format!("cluster_size={cluster}");
+        let backing = ["-b", "base", "-F", format];
+        let create = ["qemu-img", "create", "-qf", "qcow2", "-o", &size, backing[0], backing[1]];
+        run(&[&create[..], &backing[2..], &[&top, "20M"]].concat());
+        for command in ["write -P 5 2M 300k", "write -z 3M 1M", "write -P 7 17M 5000"] {
+            run(&["qemu-io", "-f", "qcow2", "-c", command, &top]);
+        }
+        add(&rig, "a", "--blk-file top --format qcow2 --allow-backing same-dir");
+        let mut device = guest(&rig, "a");
+        rig.ok("snapshot a --to third");
+        device.write(4096, &[3; 512]).unwrap(); // a part of a cluster
+        let all = |device: &mut Device| {
+            let mut data = vec![0; 20 << 20];
+            for (part, bytes) in (0..).zip(data.chunks_mut(256 << 10)) {
+                device.read(part * 512, bytes).unwrap_or_else(|why| panic!("{part}: {why}"));
+            }
+            data
+        };
+        let before = all(&mut device);
+        for image in ["top", "base"] {
+            assert_eq!(rig.json("commit a")["image"], text(&rig.path(image)));
+            assert!(all(&mut device) == before, "{format} {cluster} {image}");
+            device.write(8, &[8; 512]).unwrap();
+            device.write(8, &before[4096..4608]).unwrap();
+        }
+        let line = rig.refused("commit a", 1);
+        assert!(line.contains("its image has no backing file"), "{line}");
+        drop(device);
+        rig.ok("remove a");
+        let flat = at("flat");
+        run(&["qemu-img", "convert", "-f", format, "-O", "raw", &target, &flat]);
+        assert!(fs::read(&flat).unwrap() == before, "{format} {cluster}");
+        if format == "qcow2" {
+            run(&["qemu-img", "check", "-q", text(&base)]);
+        }
+        // The one in the middle was merged; its data is old.
+        let line = rig.refused(
+            "add b --blk-file top --format qcow2 --allow-backing same-dir --socket-path b.sock",
+            1,
+        );
+        assert!(line.contains("it was merged into") && line.contains("base"), "{line}");
+    }
+}
+
+/// A disk `a` in an overlay that is full, over an image.
+fn in_overlay(rig: &Rig) -> Device {
+    image(rig, "a.img", "raw");
+    add(rig, "a", "--blk-file a.img --wrap delay:us=1");
+    let mut device = guest(rig, "a");
+    rig.ok("snapshot a --to b");
+    fill(&mut device, 1);
+    device
+}
+
+#[test]
+fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let seed = since.subsec_nanos();
+    println!("seed {seed}");
+    let rig = Rig::new();
+    let mut device = in_overlay(&rig);
+    assert_eq!(rig.ok("commit a --cancel"), "nothing to do\n");
+    let (mut cancelled, mut before) = (0, content(&mut device));
+    for round in 0..20 {
+        let mut client = begin(&rig);
+        std::thread::sleep(Duration::from_micros(u64::from(seed % 7919) * round % 20_000));
+        match round % 2 {
+            0 => drop(rig.ok("commit a --cancel")),
+            _ => client.kill().unwrap(),
+        }
+        let ended = client.wait_with_output().unwrap();
+        let line = String::from_utf8(ended.stderr).unwrap();
+        let is_done = |rig: &Rig| {
+            let disk = rig.json("status a")["disk"].as_str().unwrap().to_owned();
+            !disk.contains("being merged")
+        };
+        rig.place.wait_until("the end of the merge", || is_done(&rig));
+        if rig.json("snapshots a").as_array().unwrap().len() == 2 {
+            cancelled += 1;
+            assert!(line.is_empty() || line.contains("it was cancelled"), "{line}");
+            assert_eq!(mark(&rig.path("a.img")), Some(rig.path("b")));
+        } else {
+            // It was complete; the client may have gone before the answer.
+            fs::remove_file(rig.path("b")).unwrap();
+            rig.ok("snapshot a --to b");
+        }
+        device.write(round, &[round as u8; 512]).unwrap();
+        before[round as usize * 512..][..512].fill(round as u8);
+        assert!(content(&mut device) == before, "round {round}");
+    }
+    println!("{cancelled} of 20 were cancelled");
+    rig.ok("resize a 17M");
+}
+
+#[test]
+fn other_commands_are_refused_while_a_commit_copies() {
+    let rig = Rig::new();
+    let mut device = in_overlay(&rig);
+    // 16 MiB at this rate take longer than this test, so that only the end of the client ends it.
+    let mut client = begin_with(&rig, &["--bandwidth", "4K"]);
+    wait_for_merge(&rig);
+    for (words, reason) in [
+        ("commit a", "it is in progress"),
+        ("snapshot a --to c", "its image is being merged"),
+        ("resize a 17M", "being merged into its backing file"),
+    ] {
+        let line = rig.refused(words, 1);
+        assert!(line.contains(reason), "{words}: {line}");
+    }
+    fill(&mut device, 2);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    rig.place.wait_until("the end of the merge", || {
+        !rig.json("status a")["disk"].as_str().unwrap().contains("being merged")
+    });
+    assert!(content(&mut device).iter().all(|byte| *byte == 2));
+    rig.ok("resize a 17M");
+    rig.ok("commit a");
+    assert!(content(&mut device).iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn the_removal_of_a_disk_ends_its_commit() {
+    let rig = Rig::new();
+    for _ in 0..5 {
+        let device = in_overlay(&rig);
+        let client = begin(&rig);
+        wait_for_merge(&rig);
+        drop(device);
+        rig.ok("remove a");
+        drop(client.wait_with_output().unwrap());
+        // Nothing is locked.
+        let is_merged = mark(&rig.path("a.img")).is_none();
+        let image = match is_merged {
+            true => "--blk-file a.img",
+            false => "--blk-file b --format qcow2 --allow-backing same-dir",
+        };
+        add(&rig, "a", image);
+        assert!(content(&mut guest(&rig, "a")).iter().all(|byte| *byte == 1));
+        rig.ok("remove a");
+        ["a.img", "b"].iter().for_each(|name| fs::remove_file(rig.path(name)).unwrap());
+    }
+}
+
+#[test]
+fn a_commit_that_cannot_be_done_says_why() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    let refused = |words: &str, reason: &str| {
+        let line = rig.refused(words, 1);
+        assert!(line.contains(reason), "{words}: {line}");
+    };
+    refused("commit a", "its image has no backing file");
+    refused("commit x", "there is none of this name");
+    rig.ok("snapshot a --to b");
+    device.write(1, &[1; 512]).unwrap();
+    refused("commit a --update-config", "drop --update-config");
+    // Another disk has the backing file.
+    add(&rig, "r", "--blk-file a.img --read-only");
+    refused("commit a", "the backing file is not for this disk alone");
+    rig.ok("remove r");
+    fs::rename(rig.path("a.img"), rig.path("moved")).unwrap();
+    refused("commit a", "a.img: No such file");
+    fs::rename(rig.path("moved"), rig.path("a.img")).unwrap();
+    rig.ok("commit a");
+    let mut data = [0; 512];
+    device.read(1, &mut data).unwrap();
+    assert_eq!(data, [1; 512]);
+}
+
+#[test]
+fn a_full_file_system_ends_a_commit_and_the_disk_goes_on() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    let small = Mount::tmpfs(8);
+    let below = small.path("a.img");
+    File::create(&below).unwrap().set_len(BYTES).unwrap();
+    add(&rig, "a", &format!("--blk-file {}", text(&below)));
+    let mut device = guest(&rig, "a");
+    rig.ok("snapshot a --to b");
+    fill(&mut device, 4);
+    let line = rig.refused("commit a", 1);
+    assert!(line.contains("the backing file cannot be written: No space"), "{line}");
+    assert!(content(&mut device).iter().all(|byte| *byte == 4));
+    assert_eq!(mark(&below), Some(rig.path("b")));
+    device.write(0, &[5; 512]).unwrap();
+    run(&["mount", "-o", "remount,size=32M", text(small.place.path())]);
+    rig.ok("commit a");
+    device.write(8, &[6; 512]).unwrap();
+    drop(device);
+    rig.ok("remove a");
+    let bytes = fs::read(&below).unwrap();
+    assert_eq!((bytes[0], bytes[512], bytes[8 * 512]), (5, 4, 6));
+}
+
+#[test]
+fn a_disk_of_the_folder_goes_on_in_its_backing_file_after_a_restart() {
+    let file = "blk-file = '@/a.img' # the image\nsocket-path = '@/a.sock'\nnum-queues = 2\n";
+    let mut rig = Rig::of_folder(&[("a", file)]);
+    image(&rig, "a.img", "raw");
+    rig.ok("reload");
+    let mut device = guest(&rig, "a");
+    rig.ok("snapshot a --to b --update-config");
+    device.write(1, &[1; 512]).unwrap();
+    let line = rig.refused("commit a", 1);
+    assert!(line.contains("give --update-config"), "{line}");
+    rig.ok("commit a --update-config");
+    let config = fs::read_to_string(rig.path("conf/a.toml")).unwrap();
+    assert!(config.contains("a.img") && config.contains("# the image"), "{config}");
+    assert_eq!(rig.json("reload"), serde_json::json!([]));
+    // A raw disk is upgraded again.
+    rig.ok("upgrade");
+    device.write(2, &[2; 512]).unwrap();
+    drop(device);
+    rig.ok("stop");
+    rig.daemon.wait();
+    let mut command = program();
+    command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
+    command.arg("--config-dir").arg(rig.path("conf"));
+    rig.daemon = Daemon::start(&mut command, &rig.path("ctl"));
+    let mut data = [0; 512];
+    guest(&rig, "a").read(2, &mut data).unwrap();
+    assert_eq!(data, [2; 512]);
+}
+
+/// The guest writes; a kill leaves the image or the backing file with everything acknowledged.
+#[test]
+fn a_kill_at_any_moment_of_a_commit_loses_no_acknowledged_write() {
+    let mut rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    let below = "--blk-file a.img --format raw".to_owned();
+    add(&rig, "a", &below);
+    let (mut merged, mut written) = (0, 0_u64);
+    let over = "--blk-file b --format qcow2 --allow-backing same-dir";
+    let stamp = |n: u64| n.to_le_bytes().repeat(64);
+    for round in 0..12_u64 {
+        let stop = AtomicBool::new(false);
+        let mut device = guest(&rig, "a");
+        if !rig.path("b").exists() {
+            rig.ok("snapshot a --to b");
+            fill(&mut device, 0);
+            written = 0;
+        }
+        let first = written;
+        let done = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write_until(&mut device, first, &stop));
+            let client = begin(&rig);
+            std::thread::sleep(Duration::from_millis(round * 5));
+            rig.daemon.signal(libc::SIGKILL);
+            rig.daemon.wait();
+            stop.store(true, Ordering::Release);
+            drop(client.wait_with_output().unwrap());
+            writer.join().unwrap()
+        });
+        let mut command = program();
+        command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
+        rig.daemon = Daemon::start(&mut command, &rig.path("ctl"));
+        let is_merged = is_marked_as_merged(&rig.path("b"));
+        let options = if is_merged { below.as_str() } else { over };
+        // Between the two marks neither file has one, and both have the same content.
+        add(&rig, "a", options);
+        let mut device = guest(&rig, "a");
+        for n in done.saturating_sub(1024).max(1)..=done {
+            let mut data = [0; 512];
+            device.read(n % 1024, &mut data).unwrap();
+            let found = u64::from_le_bytes(data[..8].try_into().unwrap());
+            assert!(data[..] == stamp(found)[..] && found >= n, "{found} in place of {n}");
+        }
+        if is_merged {
+            merged += 1;
+            fs::remove_file(rig.path("b")).unwrap();
+        } else {
+            let checked =
+                Command::new("qemu-img").args(["check", "-qU"]).arg(rig.path("b")).output();
+            assert!(matches!(checked.unwrap().status.code(), Some(0 | 3)));
+        }
+        written = done;
+    }
+    println!("{merged} of 12 commits were complete");
+}
+
+/// Writes one sector after another, each with its number. Returns the last acknowledged number.
+fn write_until(device: &mut Device, first: u64, stop: &AtomicBool) -> u64 {
+    let layout = device.layout();
+    let mut done = first;
+    loop {
+        let n = done + 1;
+        let request = Request::write(n % 1024, &n.to_le_bytes().repeat(64));
+        device.queue(0).submit(&request, &layout).unwrap();
+        loop {
+            match device.queue(0).try_collect().unwrap() {
+                Some((_, completion)) => {
+                    assert_eq!(completion.status, Some(0));
+                    done = n;
+                    break;
+                }
+                None if stop.load(Ordering::Acquire) => return done,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+}
