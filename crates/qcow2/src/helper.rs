@@ -2,7 +2,7 @@
 //! The thread of a disk that works on its tables. It takes all waiting questions, makes their
 //! changes durable with one commit, and then answers.
 
-use crate::image::{Answer, Image, Own, Question};
+use crate::image::{Answer, Image, Piece, Question};
 use backend::{Remote, Slot, Token};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,8 +17,17 @@ pub(crate) enum Work {
     Ask(Question, Reply),
     /// Enlarge the disk to this many bytes.
     Grow(u64, Sender<io::Result<()>>),
-    /// Tell the next piece at a position, of at most so many bytes, for a merge.
-    Own(u64, u64, Sender<io::Result<Own>>),
+    /// Tell the next piece at a position, of at most so many bytes.
+    Tell(Of, u64, u64, Sender<io::Result<Piece>>),
+}
+
+/// The content of a piece.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Of {
+    /// As far as the image has it itself.
+    Image,
+    /// As the guest sees it.
+    Disk,
 }
 
 /// The way back to a lane.
@@ -59,8 +68,11 @@ fn run(mut image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
                     let changes = !matches!(question, Question::Read(..));
                     answered.push((reply, image.answer(question), changes));
                 }
-                Work::Own(at, len, reply) => {
+                Work::Tell(Of::Image, at, len, reply) => {
                     told.push((reply, image.own(at, len)));
+                }
+                Work::Tell(Of::Disk, at, len, reply) => {
+                    told.push((reply, image.visible(at, len)));
                 }
                 Work::Grow(bytes, reply) => {
                     let _ = reply.send(image.grow(bytes)); // the control plane waits
@@ -68,10 +80,10 @@ fn run(mut image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
             }
         }
         let committed = image.commit().inspect_err(|errno| failed(*errno));
-        for (reply, own) in told.drain(..) {
+        for (reply, piece) in told.drain(..) {
             // Before the commit, a part of a new cluster may not be in the file.
             let committed = committed.map_err(io::Error::from_raw_os_error);
-            let _ = reply.send(committed.and(own)); // the merge waits
+            let _ = reply.send(committed.and(piece)); // a copier waits
         }
         for (reply, answer, changes) in answered.drain(..) {
             reply.send(match committed {

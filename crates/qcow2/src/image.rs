@@ -50,14 +50,14 @@ pub(crate) enum Question {
 
 /// A piece of a disk, by the place of its content.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Own {
-    /// This many bytes are in the backing file, or nowhere.
+pub(crate) enum Piece {
+    /// Not in the image itself: this many bytes are in a backing file, or nowhere.
     Below(u64),
-    /// This many bytes are at this place in the file of the image.
-    At(u64, u64),
-    /// This many bytes are zero, whatever the backing file has.
+    /// In a file of the chain, by its number and the position there: so many bytes.
+    At(u32, u64, u64),
+    /// This many bytes are zero, whatever a backing file has.
     Zero(u64),
-    /// The data, which is compressed in the image.
+    /// The data, which is compressed, or ends within a sector.
     Data(Vec<u8>),
 }
 
@@ -201,7 +201,7 @@ impl Image {
     }
 
     /// The next piece at `at`, of at most `len` bytes.
-    pub(crate) fn own(&self, at: u64, len: u64) -> io::Result<Own> {
+    pub(crate) fn own(&self, at: u64, len: u64) -> io::Result<Piece> {
         let (mapping, found) = self.access.get_mapping(at, len.min(EXTENT_MAX))?;
         let found = found.min(len);
         if found == 0 {
@@ -211,16 +211,31 @@ impl Image {
             Mapping::Raw { storage, offset, .. } if storage.index() == 0 => {
                 let bound = self.end_of(storage)?;
                 self.check_place(storage, offset, 0, bound)?;
-                Ok(Own::At(offset, found.min(bound - offset)))
+                Ok(Piece::At(0, offset, found.min(bound - offset)))
             }
-            Mapping::Zero { explicit: true, .. } => Ok(Own::Zero(found)),
+            Mapping::Zero { explicit: true, .. } => Ok(Piece::Zero(found)),
             Mapping::Special { layer, .. } if std::ptr::eq(layer, &self.access) => {
                 let mut data = vec![0; found.min(COPY_MAX) as usize];
                 self.access.read(&mut data[..], at)?;
-                Ok(Own::Data(data))
+                Ok(Piece::Data(data))
             }
-            _ => Ok(Own::Below(found)),
+            _ => Ok(Piece::Below(found)),
         }
+    }
+
+    /// The next piece of the disk as the guest sees it at `at`, of at most `len` bytes.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub(crate) fn visible(&mut self, at: u64, len: u64) -> io::Result<Piece> {
+        Ok(match self.read(at, len)? {
+            Answer::Extent(Extent { start, end, file, host }, _) => {
+                Piece::At(file, host + (at - start), (end - at).min(len))
+            }
+            Answer::Zero(len) => Piece::Zero(len),
+            Answer::Data(data) => Piece::Data(data),
+            Answer::Done(_) | Answer::Failed(_) => return Err(io::Error::other("no content")),
+        })
     }
 
     /// Size of the disk in bytes.

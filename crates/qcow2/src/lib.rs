@@ -29,14 +29,16 @@ mod lane;
 pub mod merge;
 mod overlay;
 mod piece;
+mod reader;
 mod shifted;
 pub mod storage;
 
 pub use error::Qcow2Error;
+pub use reader::Qcow2Reader;
 
 use backend::{Disk, File, FileOptions, Info, Lane, RangeLimits, ResizeError};
-use helper::Work;
-use image::{Image, Own};
+use helper::{Of, Work};
+use image::{Image, Piece};
 use lane::{Limits, Qcow2Lane};
 use std::io;
 use std::path::Path;
@@ -130,9 +132,18 @@ impl Qcow2Disk {
     }
 
     /// The next piece of the disk at `at`, at most `len` bytes, as far as the image has it itself.
-    pub(crate) fn own(&self, at: u64, len: u64) -> io::Result<Own> {
+    pub(crate) fn own(&self, at: u64, len: u64) -> io::Result<Piece> {
+        self.tell(Of::Image, at, len)
+    }
+
+    /// The next piece of the disk at `at`, at most `len` bytes, as the guest sees it.
+    pub(crate) fn visible(&self, at: u64, len: u64) -> io::Result<Piece> {
+        self.tell(Of::Disk, at, len)
+    }
+
+    fn tell(&self, of: Of, at: u64, len: u64) -> io::Result<Piece> {
         let (reply, answer) = channel();
-        self.ask(Work::Own(at, len, reply), &answer)
+        self.ask(Work::Tell(of, at, len, reply), &answer)
     }
 
     /// Sends work to the thread, and waits for its answer.

@@ -4,7 +4,7 @@
 //! The guest does not see the backing file where the image has content, so that the copy changes
 //! nothing for it, and an end in the middle leaves the chain as good as before.
 
-use crate::image::{Answer, Image, Own, Question};
+use crate::image::{Answer, Image, Piece, Question};
 use crate::{AllowBacking, Qcow2Disk, Qcow2Error, chain};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
@@ -95,18 +95,18 @@ impl Merge {
     pub fn copy_piece(&mut self, range: &mut Range<u64>) -> io::Result<u64> {
         let (at, left) = (range.start, range.end - range.start);
         let (done, copied) = match self.image.own(at, left)? {
-            Own::Below(len) => (len, 0),
-            Own::Zero(len) => {
+            Piece::Below(len) => (len, 0),
+            Piece::Zero(len) => {
                 self.to.zero(at, len)?;
                 (len, len)
             }
-            Own::At(host, len) => {
+            Piece::At(_, host, len) => {
                 let mut data = vec![0; len.min(CHUNK) as usize];
                 self.from.read_exact_at(&mut data, host)?;
                 self.to.write(at, &data)?;
                 (data.len() as u64, data.len() as u64)
             }
-            Own::Data(data) => {
+            Piece::Data(data) => {
                 self.to.write(at, &data)?;
                 (data.len() as u64, data.len() as u64)
             }

@@ -7,6 +7,7 @@ use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, IoKind};
 use common::{MIB, check, content, folder, image, open, qemu_ok};
 use qcow2::Qcow2Disk;
+use std::sync::Arc;
 
 fn rig(disk: &Qcow2Disk) -> Rig {
     Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
@@ -73,12 +74,33 @@ fn backing_files_with_other_clusters_and_odd_ends_are_read_as_qemu_reads_them() 
         qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", "write -P 9 4M 512", "a.qcow2"]);
         let expected = content(&path);
         for block in [512, 4096, MIB as usize] {
-            let disk = open(&path).expect("it opens");
-            let mut lane = rig(&disk);
+            let disk = Arc::new(open(&path).expect("it opens"));
+            let (mut lane, mut reader) = (rig(&disk), disk.reader().expect("a reader"));
             for (part, wanted) in (0..).zip(expected.chunks(block)) {
                 let at = part * block as u64;
                 assert!(lane.read(at, block) == wanted, "{middle} {top}: {block} bytes at {at}");
+                let read = reader.read(at..at + block as u64).expect("a range of the disk");
+                assert!(read == wanted, "{middle} {top}: {block} bytes at {at}, by the reader");
             }
         }
     }
+}
+
+#[test]
+fn a_reader_reads_compressed_clusters_and_skips_what_is_known_to_be_zero() {
+    let folder = folder();
+    let content: Vec<u8> = (0..3 * MIB).map(|at| (at / 4096) as u8 | 1).collect();
+    std::fs::write(folder.path().join("a.raw"), &content).expect("a raw image");
+    let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "a.raw", "a.qcow2"];
+    qemu_ok("qemu-img", folder.path(), &convert);
+    qemu_ok("qemu-img", folder.path(), &["resize", "-q", "a.qcow2", "8M"]);
+    let disk = Arc::new(open(&folder.path().join("a.qcow2")).expect("it opens"));
+    let mut reader = disk.reader().expect("a reader");
+    assert!(reader.read(512..3 * MIB).expect("data") == &content[512..]);
+    assert_eq!(reader.skip_zeroes(3 * MIB..8 * MIB).expect("a range"), 8 * MIB);
+    assert_eq!(reader.skip_zeroes(MIB..8 * MIB).expect("a range"), MIB);
+    rig(&disk).write(5 * MIB, &[9; 512]);
+    let found = reader.skip_zeroes(3 * MIB..8 * MIB).expect("a range");
+    assert!((4 * MIB..=5 * MIB).contains(&found), "{found}");
+    assert!(reader.read(5 * MIB..5 * MIB + 512).expect("data").iter().all(|byte| *byte == 9));
 }

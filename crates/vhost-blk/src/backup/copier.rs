@@ -2,8 +2,8 @@
 //! Copies the clusters of a disk: first those that the guest is about to change, then the others in
 //! their order.
 
+use super::source::ImageReader;
 use crate::pace::Pace;
-use backend::file::Reader;
 use backend::wrap::{CLUSTER_BYTES, Clusters, Turn};
 use qcow2::copy::Target;
 use std::io;
@@ -17,7 +17,7 @@ const RUN_MAX: u64 = 16;
 
 /// Copies a disk.
 pub(super) struct Copier {
-    reader: Reader,
+    reader: ImageReader,
     target: Target,
     clusters: Arc<Clusters>,
     /// The pace of the copier's own order.
@@ -48,7 +48,7 @@ pub(super) enum CopyError {
 
 impl Copier {
     pub(super) fn new(
-        reader: Reader,
+        reader: ImageReader,
         target: Target,
         clusters: Arc<Clusters>,
         bandwidth: Option<NonZeroU64>,

@@ -15,21 +15,23 @@
 
 mod copier;
 mod slot;
+mod source;
 
 pub use slot::Slot;
+pub use source::Image;
 
 use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::image::place::{self, Place};
 use crate::values::Format;
+use backend::Disk;
 use backend::create::Allocation;
-use backend::file::File as ImageFile;
 use backend::wrap::{Clusters, CopyFirst};
-use backend::{Disk, file::Reader};
 use copier::{Copier, CopyError};
 use qcow2::copy::Target;
 use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation};
 use slot::Taken;
+use source::ImageReader;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
@@ -67,8 +69,8 @@ pub struct Progress {
 
 /// A disk to back up.
 pub struct Source {
-    /// Its raw image.
-    pub image: Arc<ImageFile>,
+    /// Its image.
+    pub image: Image,
     /// Reaches its device.
     pub control: Arc<Control>,
     /// Its only backup.
@@ -226,7 +228,7 @@ fn take_off(control: &Control, Wrapped { wrapper, inner }: Wrapped) {
 /// Copies on a thread of its own.
 fn copy(
     clusters: &Arc<Clusters>,
-    reader: Reader,
+    reader: ImageReader,
     target: Target,
     bandwidth: Option<NonZeroU64>,
     goes_on: &mut dyn FnMut() -> bool,

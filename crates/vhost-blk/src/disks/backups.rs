@@ -2,10 +2,8 @@
 //! The disks as sources of backups.
 
 use super::{Disks, Entry, Slot, State};
-use crate::backup::Source;
+use crate::backup::{Image, Source};
 use crate::failure::Failure;
-use crate::upgrade::Storage;
-use backend::Disk;
 use backend::wrap::Clusters;
 use std::sync::Arc;
 
@@ -21,14 +19,17 @@ impl Disks {
         if entry.stop.asked() {
             return Err(Failure::run(what, "it is being removed", "see vhost-blk ctl list"));
         }
-        let Storage::Image(image) = &entry.parts.storage else {
-            return Err(Failure::run(
-                what,
-                "only a raw image or block device can be copied while it is in use",
-                "stop the VMM, and copy a qcow2 image with vhost-blk convert",
-            ));
+        let Some(opened) = &entry.image else {
+            return Err(Failure::run(what, "it has no image", "serve a disk of kind file"));
         };
-        let image = Arc::clone(image.file());
+        if entry.merge.is_some() {
+            let remedy = "wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
+            return Err(Failure::run(what, "its image is being merged", remedy));
+        }
+        let image = match &opened.qcow2 {
+            Some(image) => Image::Qcow2(Arc::clone(image)),
+            None => Image::Raw(Arc::clone(&opened.top)),
+        };
         let clusters = Clusters::new(image.info().capacity_sectors * 512);
         let taken = entry.backup.take(clusters).ok_or_else(|| {
             let remedy = "wait for its end, or stop the client that waits for it";

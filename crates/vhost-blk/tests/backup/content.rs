@@ -60,8 +60,30 @@ fn content_of(image: &Path, format: &str) -> Vec<u8> {
     std::fs::read(raw).unwrap()
 }
 
-/// The load stops, the image is read, the backup begins, and the load goes on at once.
-fn backed_up_under_load(packed: bool, format: &str, bandwidth: Option<u64>, rounds: usize) {
+/// The content of a served qcow2 image, as QEMU reads it.
+fn content_by_qemu(image: &Path) -> Vec<u8> {
+    let raw = image.with_extension("seen");
+    let (image, seen) = (image.to_str().unwrap(), raw.to_str().unwrap());
+    let convert = ["convert", "-U", "-f", "qcow2", "-O", "raw", image, seen];
+    let converted = Command::new("qemu-img").args(convert).status();
+    assert!(converted.expect("qemu-utils are installed").success());
+    std::fs::read(raw).unwrap()
+}
+
+/// As [`backed_up_under_load`], of a raw image.
+fn raw_backed_up_under_load(packed: bool, format: &str, bandwidth: Option<u64>, rounds: usize) {
+    backed_up_under_load(false, packed, format, bandwidth, rounds);
+}
+
+/// The load stops, the image is read, the backup begins, and the load goes on at once. `in_overlay`:
+/// the image is a qcow2 overlay over what the load has written before.
+fn backed_up_under_load(
+    in_overlay: bool,
+    packed: bool,
+    format: &str,
+    bandwidth: Option<u64>,
+    rounds: usize,
+) {
     let served = served(&[]);
     let options = Options { num_queues: 2, packed, ..Options::default() };
     let device = Device::connect(&served.place.socket, &options).unwrap();
@@ -69,15 +91,29 @@ fn backed_up_under_load(packed: bool, format: &str, bandwidth: Option<u64>, roun
     let (_session, queues) = device.into_parts();
     let load = |(first, queue)| Load::new(queue, layout.clone(), first..first + 8192).of_up_to(64);
     let mut loads: Vec<Load> = (0..).step_by(8192).zip(queues).map(load).collect();
+    let image = match in_overlay {
+        false => served.place.image.clone(),
+        true => {
+            write_some(&mut loads, 100);
+            let overlay = served.place.path("overlay");
+            let taken = served.ctl(&["snapshot", "--to", overlay.to_str().unwrap()]);
+            assert!(taken.status.success(), "{}", String::from_utf8_lossy(&taken.stderr));
+            overlay
+        }
+    };
+    let content_of_source = || match in_overlay {
+        false => std::fs::read(&image).unwrap(),
+        true => content_by_qemu(&image),
+    };
     for round in 0..rounds {
-        write_some(&mut loads, 200);
-        let content = std::fs::read(&served.place.image).unwrap();
+        write_some(&mut loads, if in_overlay { 20 } else { 200 });
+        let content = content_of_source();
         let target = served.place.path(&format!("copy-{round}"));
         let options = json!({"format": format, "bandwidth": bandwidth});
         let mut client = Client::start(&served.control, &target, options);
         let last = under(&mut loads, || client.finish());
         assert_eq!(last["parameters"], json!({"copied_bytes": 8 * MIB, "total_bytes": 8 * MIB}));
-        assert!(std::fs::read(&served.place.image).unwrap() != content, "nothing was written");
+        assert!(content_of_source() != content, "nothing was written");
         assert_same(&content_of(&target, format), &content);
         assert!(!served.status()["disk"].to_string().contains("backed up"));
     }
@@ -88,19 +124,25 @@ fn backed_up_under_load(packed: bool, format: &str, bandwidth: Option<u64>, roun
 
 #[test]
 fn a_copy_is_the_disk_at_its_start_although_two_queues_write() {
-    backed_up_under_load(false, "raw", None, 4);
-    backed_up_under_load(true, "raw", None, 4);
+    raw_backed_up_under_load(false, "raw", None, 4);
+    raw_backed_up_under_load(true, "raw", None, 4);
 }
 
 #[test]
 fn a_slow_copy_is_the_disk_at_its_start_although_two_queues_write() {
-    backed_up_under_load(false, "raw", Some(8 * MIB), 2);
+    raw_backed_up_under_load(false, "raw", Some(8 * MIB), 2);
 }
 
 #[test]
 fn a_qcow2_copy_is_the_disk_at_its_start_although_two_queues_write() {
-    backed_up_under_load(false, "qcow2", None, 2);
-    backed_up_under_load(true, "qcow2", Some(8 * MIB), 1);
+    raw_backed_up_under_load(false, "qcow2", None, 2);
+    raw_backed_up_under_load(true, "qcow2", Some(8 * MIB), 1);
+}
+
+#[test]
+fn a_copy_of_an_overlay_is_the_disk_at_its_start_although_two_queues_write() {
+    backed_up_under_load(true, false, "raw", None, 4);
+    backed_up_under_load(true, true, "qcow2", Some(8 * MIB), 2);
 }
 
 #[test]

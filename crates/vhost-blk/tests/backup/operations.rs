@@ -126,13 +126,30 @@ fn the_progress_is_drawn_on_a_terminal() {
     assert!(text().contains("done; the copy has"), "{}", text());
 }
 
-/// A disk that has gone on in an overlay is no raw image any more.
 #[test]
-fn a_disk_with_a_snapshot_has_no_backup() {
+fn a_backup_and_a_commit_exclude_each_other() {
     let served = served(&[]);
+    fill(&served.place.image);
     let path = |name: &str| served.place.path(name).to_str().unwrap().to_owned();
-    let taken = served.ctl(&["snapshot", "--no-mark", "--to", &path("overlay")]);
+    let taken = served.ctl(&["snapshot", "--to", &path("overlay")]);
     assert!(taken.status.success(), "{}", String::from_utf8_lossy(&taken.stderr));
+    let slow = json!({"bandwidth": SLOW});
+    let client = Client::start(&served.control, &served.place.path("copy"), slow);
+    let told = one_line(&served.ctl(&["commit"]), 1);
+    assert!(told.contains("it is being backed up; wait"), "{told}");
+    drop(client);
+    wait_for_end(&served);
+    let mut device = Device::connect(&served.place.socket, &Options::default()).unwrap();
+    for part in 0..24 {
+        device.write(part * 512, &[7; 256 << 10]).unwrap();
+    }
+    let mut command = program();
+    command.args(["ctl", "--control-path"]).arg(&served.control);
+    let mut commit = command.args(["commit", "--bandwidth", "4K"]).spawn().unwrap();
+    wait_until("the commit", || served.status()["disk"].to_string().contains("being merged"));
     let told = one_line(&served.ctl(&["backup", "--to", &path("copy")]), 1);
-    assert!(told.contains("only a raw image") && told.contains("vhost-blk convert"), "{told}");
+    assert!(told.contains("its image is being merged; wait"), "{told}");
+    commit.kill().unwrap();
+    commit.wait().unwrap();
+    assert!(!served.place.path("copy").exists());
 }

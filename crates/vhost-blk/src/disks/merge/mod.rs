@@ -90,6 +90,10 @@ impl Disks {
         let no_reload = self.no_reload();
         let source = self.source(name, WHAT)?;
         let job = self.begin_merge(&source).map_err(refused)?;
+        if self.is_backed_up(name) {
+            let told = "it is being backed up; wait for the end of the backup, or stop its client";
+            return Err(refused(told.to_owned()));
+        }
         let go_on = || go_on() && !job.is_cancelled();
         let plan = Plan::of(&source, update_config).map_err(refused)?;
         // Tells errors before the copy; the file may change meanwhile.

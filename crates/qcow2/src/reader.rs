@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads the content of a served image beside its lanes.
+//!
+//! A range may be read while no request changes it; requests on other parts of the disk go on. They
+//! may move the range to another place in the files: the content of the old place stays until the disk
+//! is closed, because no cluster in use is freed.
+
+use crate::Qcow2Disk;
+use crate::image::Piece;
+use backend::file::Reader;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Reads a served image, with descriptors of its own.
+pub struct Qcow2Reader {
+    disk: Arc<Qcow2Disk>,
+    /// By the number of the file in the chain.
+    files: Vec<Reader>,
+    content: Vec<u8>,
+}
+
+impl Qcow2Disk {
+    /// Opens the files of the chain once more, to read the disk.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn reader(self: &Arc<Self>) -> io::Result<Qcow2Reader> {
+        let files = self.files.iter().map(|file| file.reader()).collect::<io::Result<_>>()?;
+        Ok(Qcow2Reader { disk: Arc::clone(self), files, content: Vec::new() })
+    }
+}
+
+impl Qcow2Reader {
+    /// Reads a range of bytes, which starts and ends with a sector.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn read(&mut self, mut range: Range<u64>) -> io::Result<&[u8]> {
+        self.content.clear();
+        while !range.is_empty() {
+            let len = match self.disk.visible(range.start, range.end - range.start)? {
+                Piece::At(file, host, len) => {
+                    let read = self.files[file as usize].read(host..host + len)?;
+                    self.content.extend_from_slice(read);
+                    len
+                }
+                Piece::Zero(len) | Piece::Below(len) => {
+                    self.content.resize(self.content.len() + len as usize, 0);
+                    len
+                }
+                Piece::Data(data) => {
+                    self.content.extend_from_slice(&data);
+                    data.len() as u64
+                }
+            };
+            range.start += len;
+        }
+        Ok(&self.content)
+    }
+
+    /// The bytes of the last read.
+    pub fn content(&self) -> &[u8] {
+        &self.content
+    }
+
+    /// The first position in a range that is not known to be zero; its end if all of it is.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn skip_zeroes(&mut self, mut range: Range<u64>) -> io::Result<u64> {
+        while !range.is_empty() {
+            match self.disk.visible(range.start, range.end - range.start)? {
+                Piece::Zero(len) => range.start += len,
+                _ => break,
+            }
+        }
+        Ok(range.start)
+    }
+}

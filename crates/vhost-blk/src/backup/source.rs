@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The images that a backup reads while they are served.
+
+use backend::file::{File as ImageFile, Reader};
+use backend::{Disk, Info};
+use qcow2::{Qcow2Disk, Qcow2Reader};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A served image.
+pub enum Image {
+    /// A raw image or a block device.
+    Raw(Arc<ImageFile>),
+    /// A qcow2 image with its backing files.
+    Qcow2(Arc<Qcow2Disk>),
+}
+
+impl Image {
+    pub(crate) fn info(&self) -> Info {
+        match self {
+            Image::Raw(image) => image.info(),
+            Image::Qcow2(image) => image.info(),
+        }
+    }
+
+    pub(super) fn reader(&self) -> io::Result<ImageReader> {
+        Ok(match self {
+            Image::Raw(image) => ImageReader::Raw(image.reader()?),
+            Image::Qcow2(image) => ImageReader::Qcow2(image.reader()?),
+        })
+    }
+}
+
+/// Reads a served image beside its lanes.
+pub(super) enum ImageReader {
+    Raw(Reader),
+    Qcow2(Qcow2Reader),
+}
+
+impl ImageReader {
+    /// Reads a range of bytes, which no request changes meanwhile.
+    pub(super) fn read(&mut self, range: Range<u64>) -> io::Result<&[u8]> {
+        match self {
+            ImageReader::Raw(reader) => reader.read(range),
+            ImageReader::Qcow2(reader) => reader.read(range),
+        }
+    }
+
+    /// The bytes of the last read.
+    pub(super) fn content(&self) -> &[u8] {
+        match self {
+            ImageReader::Raw(reader) => reader.content(),
+            ImageReader::Qcow2(reader) => reader.content(),
+        }
+    }
+
+    /// The first position in a range that may have data; its end if all of it is known to be zero.
+    pub(super) fn skip_hole(&mut self, range: Range<u64>) -> io::Result<u64> {
+        match self {
+            ImageReader::Raw(reader) => reader.skip_hole(range),
+            ImageReader::Qcow2(reader) => reader.skip_zeroes(range),
+        }
+    }
+
+    /// Returns whether another program may have written the image meanwhile. The lock of a qcow2
+    /// image follows no guest.
+    pub(super) fn was_handed_over(&self) -> bool {
+        match self {
+            ImageReader::Raw(reader) => reader.was_handed_over(),
+            ImageReader::Qcow2(_) => false,
+        }
+    }
+}
