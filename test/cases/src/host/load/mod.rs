@@ -226,7 +226,8 @@ impl Load {
         if kind == Kind::Read {
             data.resize(count as usize * 512, 0xee);
         }
-        let op = Op { kind, sector, count, generation };
+        let may_fail = self.spec.errors_allowed.load(Relaxed);
+        let op = Op { kind, sector, count, generation, may_fail };
         let indirect = self.spec.indirect && !self.rng.one_in(4);
         let slots = &mut self.slots;
         let id = slots[slot].start(&mut self.queue, &mut self.rng, op, &data, indirect)?;
@@ -297,7 +298,7 @@ impl Load {
         self.done.requests += 1;
         match status {
             S_OK => {}
-            S_IOERR if self.spec.errors_allowed.load(Relaxed) => {
+            S_IOERR if op.may_fail || self.spec.errors_allowed.load(Relaxed) => {
                 self.done.errors += 1;
                 self.forget(&op);
                 return Ok(());

@@ -36,6 +36,8 @@ pub(super) struct Op {
     pub(super) sector: u64,
     pub(super) count: u64,
     pub(super) generation: u32,
+    /// Errors were allowed when it was submitted.
+    pub(super) may_fail: bool,
 }
 
 impl Op {
