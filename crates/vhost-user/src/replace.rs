@@ -38,6 +38,14 @@ pub struct Replacement {
     pub commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
 
+impl Replacement {
+    /// A storage on the same files as the present one, such as a wrapper around it: the lock stays, and
+    /// there is nothing to record.
+    pub fn around(disk: Arc<dyn Disk>) -> Self {
+        Replacement { disk, keeps_lock: true, lock: None, commit: Box::new(|| Ok(())) }
+    }
+}
+
 /// Errors of the exchange. The old storage serves on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {

@@ -21,6 +21,7 @@ pub use slot::Slot;
 pub use source::Image;
 
 use crate::disks::Disks;
+use crate::disks::replacing::{DRAIN_MAX, Unfinished, wait};
 use crate::failure::Failure;
 use crate::image::place::{self, Place};
 use crate::values::Format;
@@ -36,14 +37,14 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vhost_user::{Control, Replacement};
 
 /// Interval of the look at the client, and of the progress.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Maximum wait for the requests in flight. Neither a reload nor an upgrade begins meanwhile.
-const START_MAX: Duration = Duration::from_secs(10);
+/// The refusal of an act that a backup excludes.
+pub const BUSY: &str = "it is being backed up; wait for the end of the backup, or stop its client";
 
 /// The order of a backup.
 #[derive(Debug)]
@@ -100,9 +101,9 @@ pub fn run(
     let target = make(place.file(), size_bytes, order.format).map_err(failed)?;
     let no_descriptor = |why| Failure::run(&what, why, "raise the limit on open files (ulimit -n)");
     let reader = image.reader().map_err(no_descriptor)?;
-    let wrapped = put_around(&control, &clusters, &mut || goes_on(None) && !clusters.has_ended());
-    let wrapped = wrapped
-        .map_err(|why| why.map_or_else(|| cancelled(&what), |why| Failure::told(&what, why)))?;
+    let mut is_wanted = || goes_on(None) && !clusters.has_ended();
+    let wrapped = put_around(&control, &clusters, &mut is_wanted)
+        .map_err(|told| if is_wanted() { Failure::told(&what, told) } else { cancelled(&what) })?;
     drop(no_reload);
     let mut goes_on = || {
         goes_on(Some(Progress { copied_bytes: clusters.free_bytes(), total_bytes: size_bytes }))
@@ -165,63 +166,37 @@ struct Wrapped {
 }
 
 /// Puts the wrapper around the storage.
-///
-/// # Errors
-/// The reason and the remedy; `None`: cancelled.
 fn put_around(
     control: &Control,
     clusters: &Arc<Clusters>,
-    goes_on: &mut dyn FnMut() -> bool,
-) -> Result<Wrapped, Option<String>> {
-    let (ordered, (sender, made)) = (Instant::now(), channel());
+    is_wanted: &mut dyn FnMut() -> bool,
+) -> Result<Wrapped, Unfinished> {
+    let (sender, made) = channel();
     let of_order = Arc::clone(clusters);
-    let replacing = control.replace_storage(Box::new(move |inner| {
+    let order = control.replace_storage(Box::new(move |inner| {
         if inner.info().capacity_sectors * 512 != of_order.capacity_bytes() {
             return Err("it was resized a moment ago; repeat the backup".into());
         }
         let inner = Arc::clone(inner);
         let wrapper: Arc<dyn Disk> = Arc::new(CopyFirst::new(Arc::clone(&inner), of_order));
         let _ = sender.send(Wrapped { wrapper: Arc::clone(&wrapper), inner }); // it waits
-        Ok(Replacement { disk: wrapper, keeps_lock: true, lock: None, commit: Box::new(|| Ok(())) })
+        Ok(Replacement::around(wrapper))
     }));
-    loop {
-        match replacing.wait(TICK) {
-            Ok(Ok(_)) => return made.recv().map_err(|_| None),
-            Ok(Err(why)) => return Err(Some(why)),
-            Err(RecvTimeoutError::Disconnected) => return Err(None),
-            Err(RecvTimeoutError::Timeout) if !goes_on() && replacing.withdraw() => {
-                return Err(None);
-            }
-            Err(RecvTimeoutError::Timeout)
-                if ordered.elapsed() > START_MAX && replacing.withdraw() =>
-            {
-                return Err(Some(format!(
-                    "its requests in flight did not complete in {} s; check its storage, or repeat \
-                     this under less load",
-                    START_MAX.as_secs()
-                )));
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-    }
+    wait(&order, DRAIN_MAX, is_wanted)?;
+    made.recv().map_err(|_| Unfinished::Cancelled)
 }
 
 /// Takes the wrapper off, which holds nothing any more.
 fn take_off(control: &Control, Wrapped { wrapper, inner }: Wrapped) {
-    let replacing = control.replace_storage(Box::new(move |present| {
+    let order = control.replace_storage(Box::new(move |present| {
         if !Arc::ptr_eq(present, &wrapper) {
             return Err("another storage has taken its place; restart the daemon".into());
         }
-        Ok(Replacement { disk: inner, keeps_lock: true, lock: None, commit: Box::new(|| Ok(())) })
+        Ok(Replacement::around(inner))
     }));
-    loop {
-        match replacing.wait(TICK) {
-            // It costs a look at a flag for each write.
-            Ok(Err(why)) => tracing::warn!(why, "the backup's wrapper stays, and does nothing"),
-            Err(RecvTimeoutError::Timeout) => continue,
-            Ok(Ok(_)) | Err(RecvTimeoutError::Disconnected) => {}
-        }
-        return;
+    if let Err(Unfinished::Failed(why)) = wait(&order, Duration::MAX, || true) {
+        // It costs a look at a flag for each write.
+        tracing::warn!(why, "the backup's wrapper stays, and does nothing");
     }
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The disks as sources of backups.
 
+use super::merge::MERGING;
 use super::{Disks, Entry, Slot, State};
-use crate::backup::{Image, Source};
+use crate::backup::{self, Image, Source};
 use crate::failure::Failure;
 use backend::wrap::Clusters;
 use std::sync::Arc;
@@ -23,8 +24,7 @@ impl Disks {
             return Err(Failure::run(what, "it has no image", "serve a disk of kind file"));
         };
         if entry.merge.is_some() {
-            let remedy = "wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
-            return Err(Failure::run(what, "its image is being merged", remedy));
+            return Err(Failure::told(what, MERGING));
         }
         let image = match &opened.qcow2 {
             Some(image) => Image::Qcow2(Arc::clone(image)),
@@ -38,9 +38,10 @@ impl Disks {
         Ok(Source { image, control: Arc::clone(&entry.control), taken })
     }
 
-    /// Returns whether a disk has a backup in progress.
-    pub(super) fn is_backed_up(&self, name: &str) -> bool {
-        self.lock().entry(name).is_ok_and(|entry| entry.backup.is_taken())
+    /// Refuses an act while a disk is being backed up.
+    pub(super) fn check_no_backup(&self, name: &str) -> Result<(), String> {
+        let is_backed_up = self.lock().entry(name).is_ok_and(|entry| entry.backup.is_taken());
+        if is_backed_up { Err(backup::BUSY.to_owned()) } else { Ok(()) }
     }
 
     /// Removes the incomplete targets of all backups, for an exit without a drain.

@@ -15,14 +15,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
-use vhost_user::{Control, Replacement, Replacing};
-
-/// Maximum wait for the requests in flight.
-const DRAIN_MAX: Duration = Duration::from_secs(10);
-/// Interval of the look at the client.
-const LOOK: Duration = Duration::from_millis(200);
+use std::sync::mpsc::Sender;
+use vhost_user::{Control, Replacement};
 
 /// A disk as it is before the exchange.
 pub(super) struct Source {
@@ -39,14 +33,6 @@ pub(super) struct New {
     storage: Storage,
     /// Notices for the user.
     notices: Vec<String>,
-}
-
-/// An exchange that has no good end.
-pub(super) struct Unfinished {
-    /// The new storage is not in use.
-    pub(super) is_over: bool,
-    /// Cause and remedy.
-    pub(super) told: String,
 }
 
 impl Source {
@@ -169,29 +155,6 @@ pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {
              storage"
         )
     })
-}
-
-/// Waits for the end of an exchange as long as `go_on` says so, and for its begin at most
-/// [`DRAIN_MAX`].
-pub(super) fn wait(order: &Replacing, go_on: impl Fn() -> bool) -> Result<Duration, Unfinished> {
-    let deadline = Instant::now() + DRAIN_MAX;
-    loop {
-        match order.wait(LOOK) {
-            Ok(answer) => return answer.map_err(|told| Unfinished { is_over: true, told }),
-            Err(RecvTimeoutError::Disconnected) => {
-                let told = "the disk has gone meanwhile; see vhost-blk ctl list".to_owned();
-                return Err(Unfinished { is_over: order.withdraw(), told });
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let is_late = Instant::now() > deadline || !go_on();
-                if is_late && order.withdraw() {
-                    let told = "its requests in flight have not completed in time; check its \
-                                storage, or try again under less load";
-                    return Err(Unfinished { is_over: true, told: told.to_owned() });
-                }
-            }
-        }
-    }
 }
 
 /// The options of a disk that depend on its image, for its next start.

@@ -22,6 +22,7 @@ mod held;
 pub mod merge;
 mod opening;
 pub mod reload;
+pub mod replacing;
 pub mod snapshot;
 mod taking_over;
 mod traces;

@@ -79,7 +79,7 @@ pub enum Obstacle {
     #[error("it is being removed; wait until it is gone, or check its storage")]
     Going,
     /// It is being backed up, by threads of this program.
-    #[error("it is being backed up; wait for the end of the backup, or stop its client")]
+    #[error("{}", crate::backup::BUSY)]
     Backup,
     /// It cannot outlive its program.
     #[error("{0}; restart the daemon instead")]

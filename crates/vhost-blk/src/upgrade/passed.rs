@@ -109,13 +109,6 @@ impl Image {
     }
 }
 
-impl Image {
-    /// The image.
-    pub fn file(&self) -> &Arc<ImageFile> {
-        &self.file
-    }
-}
-
 impl Disk {
     pub(super) fn state(&self, exported: Exported) -> Result<DiskState, Obstacle> {
         let image = match &self.parts.storage {

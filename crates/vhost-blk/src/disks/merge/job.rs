@@ -12,6 +12,9 @@ use std::time::Duration;
 /// Interval of the look at a reload that is in progress.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// The refusal of an act that a merge excludes.
+pub(in crate::disks) const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
+
 /// A merge in progress.
 #[derive(Debug, Default)]
 pub(in crate::disks) struct MergeJob {
@@ -69,9 +72,10 @@ impl Disks {
         Ok(Job { disks: self, name: source.name.clone(), job })
     }
 
-    /// Returns whether the image of a disk is being merged.
-    pub(in crate::disks) fn is_merging(&self, name: &str) -> bool {
-        self.lock().merge_of(name).is_some_and(|merge| merge.is_some())
+    /// Refuses an act while the image of a disk is being merged.
+    pub(in crate::disks) fn check_no_merge(&self, name: &str) -> Result<(), String> {
+        let is_merging = self.lock().merge_of(name).is_some_and(|merge| merge.is_some());
+        if is_merging { Err(MERGING.to_owned()) } else { Ok(()) }
     }
 
     /// Cancels the merge of a disk. Returns whether there is one.

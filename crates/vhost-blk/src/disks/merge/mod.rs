@@ -17,11 +17,12 @@
 mod job;
 mod plan;
 
-pub(super) use job::MergeJob;
+pub(super) use job::{MERGING, MergeJob};
 
 use super::Disks;
 use super::config_file::NewConfig;
-use super::exchange::{New, Source, options, replacement, wait};
+use super::exchange::{New, Source, options, replacement};
+use super::replacing::{DRAIN_MAX, Unfinished, wait};
 use crate::disk::{self, From};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
@@ -90,10 +91,7 @@ impl Disks {
         let no_reload = self.no_reload();
         let source = self.source(name, WHAT)?;
         let job = self.begin_merge(&source).map_err(refused)?;
-        if self.is_backed_up(name) {
-            let told = "it is being backed up; wait for the end of the backup, or stop its client";
-            return Err(refused(told.to_owned()));
-        }
+        self.check_no_backup(name).map_err(refused)?;
         let go_on = || go_on() && !job.is_cancelled();
         let plan = Plan::of(&source, update_config).map_err(refused)?;
         // Tells errors before the copy; the file may change meanwhile.
@@ -139,8 +137,16 @@ impl Disks {
         let order = source.control.replace_storage(Box::new(move |_: &Arc<dyn Disk>| {
             change.prepare(merge, &written, &sender)
         }));
-        let pause = wait(&order, go_on).map_err(|unfinished| unfinished.told)?;
+        let pause = wait(&order, DRAIN_MAX, go_on).map_err(told)?;
         Ok((new.try_recv().ok(), file, pause))
+    }
+}
+
+/// The reason of an exchange that has no good end.
+fn told(unfinished: Unfinished) -> String {
+    match unfinished {
+        Unfinished::Cancelled => CANCELLED.to_owned(),
+        other => other.to_string(),
     }
 }
 
@@ -150,26 +156,23 @@ fn track(source: &Source, go_on: &impl Fn() -> bool) -> Result<Arc<Written>, Str
     let order = source.control.replace_storage(Box::new(move |old: &Arc<dyn Disk>| {
         let track = Track::new(Arc::clone(old));
         let _ = sender.send(track.written()); // the receiver waits for the answer
-        Ok(around(Arc::new(track)))
+        Ok(Replacement::around(Arc::new(track)))
     }));
-    wait(&order, go_on).map_err(|unfinished| unfinished.told)?;
+    wait(&order, DRAIN_MAX, go_on).map_err(told)?;
     written.try_recv().map_err(|error| format!("{error}; try again"))
 }
 
 /// Removes the wrapper that notes changes.
 fn end_tracking(source: &Source) {
     let disk = Arc::clone(&source.image.disk);
-    let order = source.control.replace_storage(Box::new(move |_: &Arc<dyn Disk>| Ok(around(disk))));
-    if let Err(unfinished) = wait(&order, || true)
-        && !unfinished.is_over
+    let order = source
+        .control
+        .replace_storage(Box::new(move |_: &Arc<dyn Disk>| Ok(Replacement::around(disk))));
+    if let Err(unfinished) = wait(&order, DRAIN_MAX, || true)
+        && !unfinished.is_over()
     {
-        tracing::warn!(disk = source.name, error = unfinished.told, "changes are still noted");
+        tracing::warn!(disk = source.name, error = %unfinished, "changes are still noted");
     }
-}
-
-/// An exchange to a disk on the same files.
-fn around(disk: Arc<dyn Disk>) -> Replacement {
-    Replacement { disk, keeps_lock: true, lock: None, commit: Box::new(|| Ok(())) }
 }
 
 /// Copies the whole disk, and then the parts that were changed meanwhile until few are left.

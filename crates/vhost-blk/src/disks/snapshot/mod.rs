@@ -17,7 +17,8 @@ mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;
-use super::exchange::{New, Unfinished, options, replacement, synced, wait};
+use super::exchange::{New, options, replacement, synced};
+use super::replacing::{DRAIN_MAX, wait};
 use crate::disk::{self, From};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
@@ -79,15 +80,7 @@ impl Disks {
         // Neither a reload nor an upgrade comes in between, and no other snapshot.
         let _no_reload = self.no_reload();
         let source = self.source(name, WHAT)?;
-        if self.is_backed_up(name) {
-            let told = "it is being backed up; wait for the end of the backup, or stop its client";
-            return Err(refused(told.to_owned()));
-        }
-        if self.is_merging(name) {
-            let told = "its image is being merged into its backing file; wait for the end of that, or \
-                        cancel it (vhost-blk ctl commit --cancel)";
-            return Err(refused(told.to_owned()));
-        }
+        self.check_no_backup(name).and_then(|()| self.check_no_merge(name)).map_err(refused)?;
         let plan = Plan::of(&source, wanted).map_err(refused)?;
         let overlay = Overlay::create(&plan, &source.image).map_err(refused)?;
         let args = plan.next(&source.args).map_err(refused)?;
@@ -103,13 +96,13 @@ impl Disks {
         let order = source
             .control
             .replace_storage(Box::new(move |old: &Arc<dyn Disk>| change.prepare(old, sender)));
-        let pause = match wait(&order, go_on) {
+        let pause = match wait(&order, DRAIN_MAX, go_on) {
             Ok(pause) => pause,
-            Err(Unfinished { is_over, told }) => {
-                if !is_over {
+            Err(unfinished) => {
+                if !unfinished.is_over() {
                     overlay.keep();
                 }
-                return Err(refused(told));
+                return Err(refused(unfinished.to_string()));
             }
         };
         overlay.keep();
