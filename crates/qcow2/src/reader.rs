@@ -45,10 +45,12 @@ impl Qcow2Reader {
                     self.content.extend_from_slice(read);
                     len
                 }
-                Piece::Zero(len) | Piece::Below(len) => {
+                Piece::Zero(len) => {
                     self.content.resize(self.content.len() + len as usize, 0);
                     len
                 }
+                // The disk has all of its content itself.
+                Piece::Below(_) => return Err(io::Error::other("no content")),
                 Piece::Data(data) => {
                     self.content.extend_from_slice(&data);
                     data.len() as u64

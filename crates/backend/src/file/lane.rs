@@ -148,7 +148,7 @@ impl FileLane {
     pub(super) fn new(shared: Arc<Shared>, limits: LaneLimits) -> io::Result<Self> {
         let align = limits.direct.map_or(1, |align| align.memory.max(align.write));
         let has_tail = limits.tail < limits.capacity_bytes;
-        let open_again = || sync::open_again(&shared.file, limits.read_only);
+        let open_again = || sync::open_again(&shared.file, limits.read_only, 0);
         Ok(FileLane {
             cached: has_tail.then(open_again).transpose()?,
             sync_files: SyncFiles::of(&shared.file, limits.read_only)?,

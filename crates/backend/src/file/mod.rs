@@ -432,7 +432,7 @@ fn notices(path: &Path, facts: &Facts, limits: &LaneLimits, fell_back: bool) -> 
 /// guest's: the guest would not find it.
 fn partition_table_notice(path: &Path, file: &fs::File, block: u32) -> Option<String> {
     const SIGNATURE: &[u8; 8] = b"EFI PART";
-    let cached = sync::open_again(file, true).ok()?;
+    let cached = sync::open_again(file, true, 0).ok()?;
     let is_at = |block: u32| {
         let mut found = [0; SIGNATURE.len()];
         cached.read_exact_at(&mut found, block.into()).is_ok() && &found == SIGNATURE

@@ -9,8 +9,7 @@ use crate::holes::first_data;
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -37,15 +36,11 @@ impl File {
     /// The error of the system call.
     pub fn reader(&self) -> io::Result<Reader> {
         let shared = Arc::clone(&self.shared);
-        let (file, align) = match self.limits.direct {
-            None => (sync::open_again(&shared.file, true)?, 1),
-            Some(align) => {
-                let path = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
-                let mut open = fs::OpenOptions::new();
-                let file = open.read(true).custom_flags(libc::O_DIRECT).open(path)?;
-                (file, align.memory.max(align.read))
-            }
+        let (flags, align) = match self.limits.direct {
+            None => (0, 1),
+            Some(align) => (libc::O_DIRECT, align.memory.max(align.read)),
         };
+        let file = sync::open_again(&shared.file, true, flags)?;
         let handovers = shared.handovers.load(Ordering::Acquire);
         let (buffer, content, data) = (Vec::new(), 0..0, 0..0);
         Ok(Reader { shared, file, align, buffer, content, handovers, data })

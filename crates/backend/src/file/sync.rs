@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Open files of a lane for syncs; it bounds the syncs that run at the same time.
@@ -65,7 +66,7 @@ pub(super) struct SyncFiles {
 
 impl SyncFiles {
     pub(super) fn of(file: &File, read_only: bool) -> io::Result<Self> {
-        let files = (0..SYNC_FILES).map(|_| open_again(file, read_only));
+        let files = (0..SYNC_FILES).map(|_| open_again(file, read_only, 0));
         Ok(SyncFiles {
             files: files.collect::<Result<_, _>>()?,
             free: (0..SYNC_FILES).collect(),
@@ -106,8 +107,8 @@ impl SyncFiles {
     }
 }
 
-/// Opens the same image again, without O_DIRECT.
-pub(super) fn open_again(file: &File, read_only: bool) -> io::Result<File> {
+/// Opens the same image again, with these `O_*` flags only.
+pub(super) fn open_again(file: &File, read_only: bool, flags: i32) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    OpenOptions::new().read(true).write(!read_only).open(path)
+    OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path)
 }

@@ -90,6 +90,7 @@ impl KernelPlane {
         assert!(self.run.is_none(), "no queue of the disk runs");
         self.disk = disk;
     }
+
     /// Replaces the limits of the disk; forgives the debt of the old ones.
     pub(crate) fn set_limits(&mut self, limits: &Limits) -> Result<(), KernelError> {
         if let Some(run) = &mut self.run {

@@ -20,9 +20,6 @@ use std::time::Instant;
 /// Size of a cluster.
 pub const CLUSTER_BYTES: u64 = 64 << 10;
 
-/// Numbers of clusters, in their order on the disk.
-type Numbers = Range<u64>;
-
 /// The state of all clusters. Lanes and the copier share it.
 #[derive(Debug)]
 pub struct Clusters {
@@ -41,7 +38,7 @@ pub struct Clusters {
 #[derive(Debug)]
 struct Waiting {
     /// Its clusters from the first held one on.
-    rest: Numbers,
+    rest: Range<u64>,
     remote: Remote,
     token: Token,
 }
