@@ -297,13 +297,8 @@ pub struct IoTimeout(pub Duration);
 
 /// A time limit in seconds.
 pub fn io_timeout(text: &str) -> Result<IoTimeout, String> {
-    let (min, max) = (0.1, IO_TIMEOUT_MAX.as_secs_f64());
-    match text.parse::<f64>() {
-        Ok(seconds) if (min..=max).contains(&seconds) => {
-            Ok(IoTimeout(Duration::from_secs_f64(seconds)))
-        }
-        _ => Err(format!("give a number of seconds from {min} to {max}")),
-    }
+    let seconds = decimal_in_range(text, "seconds", 0.1, IO_TIMEOUT_MAX.as_secs_f64())?;
+    Ok(IoTimeout(Duration::from_secs_f64(seconds)))
 }
 
 /// Time of a slow request.
@@ -312,11 +307,8 @@ pub struct SlowerThan(pub Duration);
 
 /// The time of a slow request in milliseconds.
 pub fn slower_than(text: &str) -> Result<SlowerThan, String> {
-    let (min, max) = (0.001, 3_600_000.0);
-    match text.parse::<f64>() {
-        Ok(ms) if (min..=max).contains(&ms) => Ok(SlowerThan(Duration::from_secs_f64(ms / 1e3))),
-        _ => Err(format!("give a number of milliseconds from {min} to {max}")),
-    }
+    let ms = decimal_in_range(text, "milliseconds", 0.001, 3_600_000.0)?;
+    Ok(SlowerThan(Duration::from_secs_f64(ms / 1e3)))
 }
 
 /// Time that requests may catch up on.
@@ -326,12 +318,7 @@ pub struct Burst(pub Duration);
 /// A burst in seconds.
 pub fn burst(text: &str) -> Result<Burst, String> {
     let (min, max) = (Limits::BURST_MIN.as_secs_f64(), Limits::BURST_MAX.as_secs_f64());
-    match text.parse::<f64>() {
-        Ok(seconds) if (min..=max).contains(&seconds) => {
-            Ok(Burst(Duration::from_secs_f64(seconds)))
-        }
-        _ => Err(format!("give a number of seconds from {min} to {max}")),
-    }
+    decimal_in_range(text, "seconds", min, max).map(Duration::from_secs_f64).map(Burst)
 }
 
 /// A number of requests per second.
@@ -382,6 +369,14 @@ fn in_range(text: &str, min: u64, max: u64) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(n) if (min..=max).contains(&n) => Ok(n),
         _ => Err(format!("give a number from {min} to {max}")),
+    }
+}
+
+/// A number of a unit from `min` to `max`, which may have a decimal point.
+fn decimal_in_range(text: &str, unit: &str, min: f64, max: f64) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(n) if (min..=max).contains(&n) => Ok(n),
+        _ => Err(format!("give a number of {unit} from {min} to {max}")),
     }
 }
 
