@@ -6,7 +6,6 @@
 //! * [`disks`]: requests of cases in the guest machine to the lab, which serves their disks.
 //! * [`faults`]: faults that the kernel injects.
 //! * [`fio`]: fio's jobs and results.
-//! * [`kick_probe`]: a probe that counts kicks in a guest.
 //! * [`load`]: a load in a guest that verifies itself.
 //! * [`metric`]: measurements, [`report`] their tables, goals and JSON.
 //! * [`process`]: child processes, [`interrupt`] the signals that end all of them.
@@ -19,6 +18,7 @@
 //! * [`rng`]: random numbers that a seed repeats.
 //! * [`sched`]: CPU time of threads, and time-outs that a busy machine extends.
 //! * [`set`]: when cases run.
+//! * [`signals`]: kicks and interrupts of a guest's disk.
 //! * [`skips`]: the skips that are expected.
 //! * [`soak`]: a guest under load while its disk is operated, killed and broken in random order.
 //! * [`stat`]: the kernel's counters of a block device.
@@ -30,7 +30,6 @@ pub mod disks;
 pub mod faults;
 pub mod fio;
 pub mod interrupt;
-pub mod kick_probe;
 pub mod load;
 pub mod metric;
 pub mod null_blk;
@@ -43,6 +42,7 @@ pub mod report;
 pub mod rng;
 pub mod sched;
 pub mod set;
+pub mod signals;
 pub mod skips;
 pub mod soak;
 pub mod stat;

@@ -7,8 +7,8 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kit::kick_probe::{DEFINITION, PROFILE, REMOVAL, SWITCH, TRACING, kicks};
-use kit::metric::{Figures, INTERRUPTS, KICKS};
+use kit::metric::Figures;
+use kit::signals::{DEFINITION, PROFILE, REMOVAL, SWITCH, Signals, TRACING, kicks};
 
 use crate::guest::machine::disk::Disk;
 use crate::guest::system::{self, read, write};
@@ -36,9 +36,9 @@ impl Counter {
         disk: &Disk<'_>,
         load: impl FnOnce() -> Result<T>,
     ) -> Result<Figures> {
-        let before = Counts::now(disk)?;
+        let before = signals(disk)?;
         load()?;
-        Ok(before.until(&Counts::now(disk)?))
+        before.until(&signals(disk)?)
     }
 }
 
@@ -60,40 +60,11 @@ fn change_probes(definition: &str) -> Result<()> {
 }
 
 /// The kernel's counters at one moment.
-#[derive(Clone, Copy, Debug)]
-struct Counts {
-    kicks: u64,
-    interrupts: u64,
-    requests: u64,
-}
-
-impl Counts {
-    fn now(disk: &Disk<'_>) -> Result<Self> {
-        let kicks = kicks(&read(Path::new(TRACING).join(PROFILE))?)?;
-        let mut interrupts = 0;
-        for entry in fs::read_dir(disk.pci().join("msi_irqs"))? {
-            interrupts += system::interrupts(&entry?.file_name().to_string_lossy())?;
-        }
-        Ok(Self { kicks, interrupts, requests: disk.stat()?.submitted() })
+fn signals(disk: &Disk<'_>) -> Result<Signals> {
+    let kicks = kicks(&read(Path::new(TRACING).join(PROFILE))?)?;
+    let mut interrupts = 0;
+    for entry in fs::read_dir(disk.pci().join("msi_irqs"))? {
+        interrupts += system::interrupts(&entry?.file_name().to_string_lossy())?;
     }
-
-    fn until(&self, later: &Self) -> Figures {
-        let requests = (later.requests - self.requests).max(1) as f64;
-        vec![
-            (KICKS, (later.kicks - self.kicks) as f64 / requests),
-            (INTERRUPTS, (later.interrupts - self.interrupts) as f64 / requests),
-        ]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counts_are_for_each_request() {
-        let before = Counts { kicks: 100, interrupts: 50, requests: 1000 };
-        let later = Counts { kicks: 600, interrupts: 300, requests: 2000 };
-        assert_eq!(before.until(&later), [(KICKS, 0.5), (INTERRUPTS, 0.25)]);
-    }
+    Ok(Signals { kicks, interrupts, requests: disk.stat()?.submitted() })
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use kit::fio::Job;
-use kit::kick_probe::{DEFINITION, PROFILE, SWITCH, TRACING, kicks};
-use kit::metric::{Figures, INTERRUPTS, KICKS, Metric};
+use kit::metric::{Figures, Metric};
+use kit::signals::{DEFINITION, PROFILE, SWITCH, Signals, TRACING, kicks};
 use kit::stat::Stat;
 
 use crate::nested::guest::Guest;
@@ -76,11 +76,11 @@ impl Counter {
 
     /// Counts while `job` runs. No other disk of the guest may be used.
     pub(super) fn of(&self, guest: &mut Guest, disk: &Watched<'_>, job: &Job) -> Result<Figures> {
-        let before = Signals::now(guest, disk)?;
+        let before = signals(guest, disk)?;
         let (moments, ran) = self.watch(disk, || guest.ok(&job.command_line()));
         ran?;
         let mut figures = steady(&moments?)?;
-        figures.extend(before.until(&Signals::now(guest, disk)?)?);
+        figures.extend(before.until(&signals(guest, disk)?)?);
         Ok(figures)
     }
 
@@ -155,32 +155,14 @@ fn steady(moments: &[Moment]) -> Result<Figures> {
     Ok(vec![(EXITS, each(to.exits, from.exits)), (HALTS, each(to.halts, from.halts))])
 }
 
-/// The guest's own counters of a disk at one moment.
-#[derive(Clone, Copy, Debug)]
-struct Signals {
-    kicks: u64,
-    interrupts: u64,
-    requests: u64,
-}
-
-impl Signals {
-    fn now(guest: &mut Guest, disk: &Watched<'_>) -> Result<Self> {
-        let stat = format!("cat /sys/block/{}/stat", name(disk.node));
-        Ok(Self {
-            kicks: kicks(&guest.ok(&format!("cat {TRACING}/{PROFILE}"))?)?,
-            interrupts: interrupts(&guest.ok("cat /proc/interrupts")?, &disk.device)?,
-            requests: Stat::parse(&guest.ok(&stat)?)?.submitted(),
-        })
-    }
-
-    fn until(&self, later: &Self) -> Result<Figures> {
-        ensure!(later.requests > self.requests, "the load had no requests");
-        let requests = (later.requests - self.requests) as f64;
-        Ok(vec![
-            (KICKS, (later.kicks - self.kicks) as f64 / requests),
-            (INTERRUPTS, (later.interrupts - self.interrupts) as f64 / requests),
-        ])
-    }
+/// The guest's own counters of a disk.
+fn signals(guest: &mut Guest, disk: &Watched<'_>) -> Result<Signals> {
+    let stat = format!("cat /sys/block/{}/stat", name(disk.node));
+    Ok(Signals {
+        kicks: kicks(&guest.ok(&format!("cat {TRACING}/{PROFILE}"))?)?,
+        interrupts: interrupts(&guest.ok("cat /proc/interrupts")?, &disk.device)?,
+        requests: Stat::parse(&guest.ok(&stat)?)?.submitted(),
+    })
 }
 
 #[cfg(test)]
@@ -210,13 +192,5 @@ mod tests {
         assert!(steady(&all[..1]).is_err());
         assert!(steady(&[moment(0), moment(1)]).is_err());
         assert!(steady(&[]).is_err());
-    }
-
-    #[test]
-    fn signals_are_for_each_request() {
-        let before = Signals { kicks: 100, interrupts: 50, requests: 1000 };
-        let later = Signals { kicks: 600, interrupts: 300, requests: 2000 };
-        assert_eq!(before.until(&later).unwrap(), [(KICKS, 0.5), (INTERRUPTS, 0.25)]);
-        assert!(before.until(&before).is_err());
     }
 }
