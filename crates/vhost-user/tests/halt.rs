@@ -51,10 +51,7 @@ impl Rig {
     }
 
     fn status(&self) -> Status {
-        match self.ask(Command::Status) {
-            Answer::Status(status) => *status,
-            other => panic!("{other:?}"),
-        }
+        self.daemon.status()
     }
 
     fn is_halted(&self) -> bool {

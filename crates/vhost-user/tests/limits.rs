@@ -37,20 +37,13 @@ fn limit(daemon: &Daemon, limits: Limits) {
     assert_eq!(answer, Answer::Changed(true));
 }
 
-fn status(daemon: &Daemon) -> Status {
-    match daemon.control().ask(Command::Status).expect("the device is there") {
-        Answer::Status(status) => *status,
-        other => panic!("{other:?}"),
-    }
-}
-
 /// Runs a load until each queue has done `progress` requests. Returns the requests of each queue in
 /// that time, and the time.
 fn rate(threads: usize, limits: Limits, progress: u64) -> (Vec<u64>, Duration) {
     let daemon = Daemon::start(Arc::new(Plain::new()), &setup(threads));
     let mut measured = None;
     let chains =
-        || -> Vec<u64> { status(&daemon).queues.iter().map(|queue| queue.total.chains).collect() };
+        || -> Vec<u64> { daemon.status().queues.iter().map(|queue| queue.total.chains).collect() };
     let device = daemon.connect(&options());
     limit(&daemon, limits);
     under_load(device, QUEUES.into(), |loaded| {
@@ -60,7 +53,7 @@ fn rate(threads: usize, limits: Limits, progress: u64) -> (Vec<u64>, Duration) {
         loaded.wait_for_progress(progress);
         let counts = chains().iter().zip(&before).map(|(now, before)| now - before).collect();
         measured = Some((counts, start.elapsed()));
-        let throttled: u64 = status(&daemon).queues.iter().map(|q| q.total.throttled).sum();
+        let throttled: u64 = daemon.status().queues.iter().map(|q| q.total.throttled).sum();
         assert!(throttled > 0, "no queue waited");
         limit(&daemon, Limits::NONE);
     });
@@ -115,7 +108,7 @@ fn a_queue_in_debt_stops_at_once_and_a_new_limit_forgives_the_debt() {
     device.session().stop_queue(0).unwrap();
     device.start_queue(0).unwrap();
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(status(&daemon).queues[0].total.chains, 1, "the debt was forgotten");
+    assert_eq!(daemon.status().queues[0].total.chains, 1, "the debt was forgotten");
     limit(&daemon, limits(0, 100 * MIB));
     let done = device.queue(0).collect().unwrap().1;
     assert_eq!((done.status, done.data), (Some(S_OK), vec![7; 512]));
@@ -132,7 +125,7 @@ fn limits_outlive_connections_and_the_status_has_them() {
     drop(device);
     daemon.next_outcome().unwrap();
     let _device = daemon.connect(&options());
-    assert_eq!(status(&daemon).limits, wanted);
+    assert_eq!(daemon.status().limits, wanted);
 }
 
 /// Disks that share the limits of the group `g`, with guests of so many queues.
@@ -156,7 +149,7 @@ fn join(daemon: &Daemon, limits: Option<Limits>) -> Answer {
 }
 
 fn requests(daemon: &Daemon) -> u64 {
-    status(daemon).queues.iter().map(|queue| queue.total.chains).sum()
+    daemon.status().queues.iter().map(|queue| queue.total.chains).sum()
 }
 
 /// Loads all disks of a group, the first one on several queues. Returns the requests of each disk
@@ -247,7 +240,7 @@ fn a_group_has_the_limits_given_last_and_ends_with_its_last_disk() {
     let setup = setup(1);
     let (daemons, _devices) = group(&setup, &[1, 1], limits(300, 0));
     let of = |daemon: &Daemon| {
-        let Status { limits, limit_group, .. } = status(daemon);
+        let Status { limits, limit_group, .. } = daemon.status();
         (limits, limit_group.map(|group| group.to_string()))
     };
     limit(&daemons[1], limits(400, MIB));

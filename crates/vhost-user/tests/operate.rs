@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
-use vhost_user::{Answer, Command, Notice, Status};
+use vhost_user::{Answer, Command, Notice};
 use virtio_spec::blk::{S_IOERR, S_OK};
 
 const QUEUES: u16 = 2;
@@ -39,15 +39,8 @@ fn ask(daemon: &Daemon, command: Command) -> Answer {
     daemon.control().ask(command).expect("the device is there")
 }
 
-fn status(daemon: &Daemon) -> Status {
-    match ask(daemon, Command::Status) {
-        Answer::Status(status) => *status,
-        other => panic!("{other:?}"),
-    }
-}
-
 fn chains(daemon: &Daemon) -> u64 {
-    status(daemon).queues.iter().map(|queue| queue.total.chains).sum()
+    daemon.status().queues.iter().map(|queue| queue.total.chains).sum()
 }
 
 /// Gives the daemon a channel for its own messages.
@@ -96,7 +89,7 @@ fn a_paused_device_takes_no_request_and_a_resumed_one_goes_on() {
                 loaded.wait_for_progress(3);
                 assert_eq!(ask(&daemon, Command::Pause), Answer::Changed(true), "{round}");
                 assert_eq!(ask(&daemon, Command::Pause), Answer::Changed(false));
-                let told = status(&daemon);
+                let told = daemon.status();
                 assert!(told.paused && told.queues.iter().all(|queue| queue.plane.is_none()));
                 let before = chains(&daemon);
                 std::thread::sleep(Duration::from_millis(5));
@@ -122,17 +115,17 @@ fn a_pause_outlives_connections_and_changes_of_the_queues() {
     device.session().enable(0, false).unwrap();
     device.session().enable(0, true).unwrap();
     assert_eq!(device.session().stop_queue(1).unwrap(), 0);
-    assert!(status(&daemon).queues.iter().all(|queue| queue.plane.is_none()));
+    assert!(daemon.status().queues.iter().all(|queue| queue.plane.is_none()));
     drop(device);
     daemon.next_outcome().unwrap();
     let mut device = daemon.connect(&options());
     let layout = device.layout();
     device.queue(0).submit(&Request::read(1, 512), &layout).unwrap();
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(status(&daemon).queues[0].plane, None);
+    assert_eq!(daemon.status().queues[0].plane, None);
     ask(&daemon, Command::Resume);
     assert_eq!(device.queue(0).collect().unwrap().1.data, [1; 512]);
-    assert!(status(&daemon).queues.iter().all(|queue| queue.plane.is_some()));
+    assert!(daemon.status().queues.iter().all(|queue| queue.plane.is_some()));
 }
 
 #[test]
@@ -149,7 +142,7 @@ fn a_disk_grows_under_load_and_the_front_end_is_told() {
                 let bytes = DISK_BYTES + round * 4096;
                 loaded.wait_for_progress(3);
                 assert_eq!(ask(&daemon, Command::Resize(Some(bytes))), Answer::Resized(bytes));
-                assert_eq!(status(&daemon).capacity_bytes, bytes);
+                assert_eq!(daemon.status().capacity_bytes, bytes);
                 assert_eq!(next_message(&mut channel), CONFIG_CHANGE);
             }
             loaded.wait_for_progress(3);
@@ -224,7 +217,7 @@ fn write_through_holds_at_once_and_the_front_end_is_told_and_write_back_is_refus
     assert_eq!(device.session().config().unwrap().writeback, 0);
     let Answer::Refused(why) = ask(&daemon, Command::SetCache(true)) else { panic!("changed") };
     assert!(why.contains("sends no FLUSH"), "{why}");
-    assert!(!status(&daemon).writeback);
+    assert!(!daemon.status().writeback);
     let notices: Vec<_> = told.try_iter().collect();
     assert_eq!(notices, [Notice::CacheSet(false)]);
 }
@@ -272,7 +265,7 @@ fn a_channel_that_nobody_reads_delays_no_growth() {
     }
     drop(unread);
     ask(&daemon, Command::Resize(Some(DISK_BYTES * 2)));
-    wait_until("it grows", || status(&daemon).capacity_bytes == DISK_BYTES * 2);
+    wait_until("it grows", || daemon.status().capacity_bytes == DISK_BYTES * 2);
     device.write(0, &[1; 512]).unwrap();
 }
 
@@ -286,7 +279,7 @@ fn a_growth_that_fails_changes_nothing_for_the_guest() {
         other => panic!("{other:?}"),
     }
     device.write(0, &[1; 512]).unwrap();
-    assert_eq!(status(&daemon).capacity_bytes, DISK_BYTES);
+    assert_eq!(daemon.status().capacity_bytes, DISK_BYTES);
     // It never stopped: the counts go on.
     assert_eq!(chains(&daemon), 1);
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
-use vhost_user::{Answer, Command, Replace, Replacement, Status};
+use vhost_user::{Answer, Command, Replace, Replacement};
 use virtio_spec::blk::S_OK;
 
 const QUEUES: u16 = 2;
@@ -28,13 +28,6 @@ fn setup() -> Setup {
 
 fn options() -> Options {
     Options { num_queues: QUEUES, ..Options::default() }
-}
-
-fn status(daemon: &Daemon) -> Status {
-    match daemon.control().ask(Command::Status).expect("the device is there") {
-        Answer::Status(status) => *status,
-        other => panic!("{other:?}"),
-    }
 }
 
 /// Replaces the storage and waits for the answer.
@@ -89,7 +82,7 @@ fn a_copy_takes_the_place_of_the_storage_again_and_again_under_load() {
                 // Nothing holds the old one, whose content does not matter any more.
                 drop(locked(&path(round)));
                 image(&path(round));
-                let told = status(&daemon);
+                let told = daemon.status();
                 assert!(told.disk.contains(&format!("{}.img", round + 1)), "{}", told.disk);
             }
             loaded.wait_for_progress(5);
@@ -187,7 +180,7 @@ fn a_storage_that_does_not_suit_is_refused_and_the_old_one_serves_on() {
         ("limit on open files", |_| {}, 0),
         ("limit on open files", |_| {}, 1),
     ];
-    let before = status(&daemon).disk;
+    let before = daemon.status().disk;
     for (n, (why, change, lanes)) in (1..).zip(refused) {
         let committed = Arc::new(AtomicBool::new(false));
         let commit = Arc::clone(&committed);
@@ -205,7 +198,7 @@ fn a_storage_that_does_not_suit_is_refused_and_the_old_one_serves_on() {
         let told = replace(&daemon, Box::new(make)).unwrap_err();
         assert!(told.contains(why) && told.contains("; "), "{told}");
         assert!(!committed.load(Ordering::Relaxed), "{why}");
-        assert_eq!(status(&daemon).disk, before);
+        assert_eq!(daemon.status().disk, before);
         write_and_read(&mut device, n);
     }
     let told = replace(&daemon, Box::new(|_| Err("no luck; try again".into()))).unwrap_err();
@@ -231,7 +224,7 @@ fn an_order_is_withdrawn_until_it_begins() {
     let layout = device.layout();
     device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
     wait_until("the request is taken", || {
-        let queues = status(&daemon).queues;
+        let queues = daemon.status().queues;
         queues[0].running.as_ref().is_some_and(|queue| queue.inflight == 1)
     });
     let called = Arc::new(AtomicBool::new(false));
@@ -285,7 +278,7 @@ fn a_paused_device_gets_another_storage_and_so_does_one_between_two_front_ends()
     assert_eq!(data, [0; 512]);
     assert_eq!(daemon.control().ask(Command::Pause), Some(Answer::Changed(true)));
     replace(&daemon, filled(7)).unwrap();
-    let told = status(&daemon);
+    let told = daemon.status();
     assert!(told.paused && told.queues.iter().all(|queue| queue.plane.is_none()));
     let layout = device.layout();
     device.queue(0).submit(&Request::read(5, 512), &layout).unwrap();
@@ -310,13 +303,13 @@ fn queues_leave_the_kernel_for_a_storage_that_it_does_not_serve() {
     let mut device = daemon.connect(&options());
     write_and_read(&mut device, 1);
     daemon.control().ask(Command::Switch(PlaneKind::Kernel));
-    assert_eq!(status(&daemon).plane, PlaneKind::Kernel);
+    assert_eq!(daemon.status().plane, PlaneKind::Kernel);
     let wrap = |old: &Arc<dyn Disk>| {
         let record = Record::in_memory(Arc::clone(old));
         Ok(Replacement { keeps_lock: true, ..replacement(record) })
     };
     replace(&daemon, Box::new(wrap)).unwrap();
-    let told = status(&daemon);
+    let told = daemon.status();
     assert_eq!(told.plane, PlaneKind::Uring);
     assert!(told.why.contains("--wrap"), "{}", told.why);
     write_and_read(&mut device, 2);

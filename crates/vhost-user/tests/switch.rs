@@ -29,13 +29,6 @@ fn options() -> Options {
     Options { num_queues: QUEUES, ..Options::default() }
 }
 
-fn status(daemon: &Daemon) -> Status {
-    match daemon.control().ask(Command::Status).expect("the device is there") {
-        Answer::Status(status) => *status,
-        other => panic!("{other:?}"),
-    }
-}
-
 fn switch(daemon: &Daemon, to: PlaneKind) -> Answer {
     daemon.control().ask(Command::Switch(to)).expect("the device is there")
 }
@@ -62,7 +55,7 @@ fn the_status_tells_planes_features_and_counts() {
     for sector in 0..7 {
         device.write(sector, &[1; 512]).unwrap();
     }
-    let told = status(&daemon);
+    let told = daemon.status();
     assert!(told.connected);
     assert!(told.writeback);
     assert_eq!(told.features, device.session().features());
@@ -73,7 +66,7 @@ fn the_status_tells_planes_features_and_counts() {
     assert_eq!(count(&told, 0, "chains"), 7);
     assert_eq!(count(&told, 1, "chains"), 0);
     device.session().stop_queue(1).unwrap();
-    assert_eq!(status(&daemon).queues[1].plane, None);
+    assert_eq!(daemon.status().queues[1].plane, None);
 }
 
 #[test]
@@ -90,7 +83,7 @@ fn a_front_end_that_sends_half_a_message_does_not_keep_the_operator_out_for_good
         println!("{} bytes: {why}", part.len());
     }
     let _device = daemon.connect(&options());
-    assert!(status(&daemon).connected);
+    assert!(daemon.status().connected);
 }
 
 #[test]
@@ -106,7 +99,7 @@ fn a_switch_that_cannot_be_done_leaves_the_queues_running_where_they_are() {
             other => panic!("{other:?}"),
         }
         assert_eq!(switch(&daemon, PlaneKind::Uring), Answer::Switched(0));
-        let told = status(&daemon);
+        let told = daemon.status();
         assert_eq!((told.plane, told.queues[0].plane), (PlaneKind::Uring, Some(PlaneKind::Uring)));
         // Not even stopped: the counts go on.
         assert_eq!(count(&told, 0, "chains"), round + 1);
@@ -136,13 +129,13 @@ fn queues_move_between_the_planes_under_load_and_lose_nothing() {
     for event_idx in [true, false] {
         let done = loaded(&Options { event_idx, ..options() }, |daemon, loaded| {
             for time in 0..TIMES {
-                let there = status(daemon).plane;
+                let there = daemon.status().plane;
                 let other = match there {
                     PlaneKind::Kernel => PlaneKind::Uring,
                     PlaneKind::Uring => PlaneKind::Kernel,
                 };
                 assert_eq!(switch(daemon, other), Answer::Switched(QUEUES.into()), "{time}");
-                let told = status(daemon);
+                let told = daemon.status();
                 assert!(told.queues.iter().all(|queue| queue.plane == Some(other)));
                 loaded.wait_for_progress(3);
             }
@@ -180,7 +173,7 @@ fn a_moved_queue_finds_what_was_made_available_while_nobody_served_it() {
     switch(&daemon, PlaneKind::Kernel);
     device.start_queue(0).unwrap();
     assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
-    assert_eq!(status(&daemon).queues[0].plane, Some(PlaneKind::Kernel));
+    assert_eq!(daemon.status().queues[0].plane, Some(PlaneKind::Kernel));
     // The choice outlives the connection.
     drop(device);
     daemon.next_outcome().unwrap();
@@ -188,7 +181,7 @@ fn a_moved_queue_finds_what_was_made_available_while_nobody_served_it() {
     let mut data = [0; 512];
     device.read(9, &mut data).unwrap();
     assert_eq!(data, [9; 512]);
-    assert_eq!(status(&daemon).plane, PlaneKind::Kernel);
+    assert_eq!(daemon.status().plane, PlaneKind::Kernel);
 }
 
 #[test]
@@ -201,11 +194,11 @@ fn a_call_descriptor_that_the_kernel_does_not_take_moves_the_queues_to_the_other
     let daemon = Daemon::start(Arc::new(Plain::for_kernel()), &setup());
     let mut device = daemon.connect(&options());
     device.write(5, &[5; 512]).unwrap();
-    assert_eq!(status(&daemon).plane, PlaneKind::Kernel);
+    assert_eq!(daemon.status().plane, PlaneKind::Kernel);
     // No file type, as an eventfd.
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     device.session().raw().message(SET_VRING_CALL, &[0; 8], &[epoll.as_fd()]).unwrap();
-    wait_until("the queues are moved", || status(&daemon).plane == PlaneKind::Uring);
+    wait_until("the queues are moved", || daemon.status().plane == PlaneKind::Uring);
 
     let call = device.queue(0).queue().call_fd().try_clone().unwrap();
     device.session().replace_call(0, &call).unwrap();
@@ -229,12 +222,12 @@ fn the_latency_of_each_request_is_counted_by_its_operation() {
             device.flush().unwrap();
         }
     }
-    let latencies = status(&daemon).queues[0].total.latencies;
+    let latencies = daemon.status().queues[0].total.latencies;
     let counts = Operation::ALL.map(|operation| latencies.of(operation).count());
     assert_eq!(counts, [5, 7, 3, 0]);
     // The counters outlive the queue.
     device.session().stop_queue(0).unwrap();
-    assert_eq!(status(&daemon).queues[0].total.latencies, latencies);
+    assert_eq!(daemon.status().queues[0].total.latencies, latencies);
 }
 
 #[test]
@@ -245,7 +238,7 @@ fn a_slow_request_is_in_a_high_bucket() {
     let daemon = Daemon::start(disk, &setup());
     let mut device = daemon.connect(&options());
     device.write(0, &[1; 512]).unwrap();
-    let latencies = status(&daemon).queues[0].total.latencies;
+    let latencies = daemon.status().queues[0].total.latencies;
     let write = latencies.of(Operation::Write);
     assert!(write.sum_us >= 40_000, "{write:?}");
     // Below 2^15 us there is nothing.

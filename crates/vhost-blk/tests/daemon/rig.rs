@@ -24,10 +24,7 @@ impl Rig {
     pub(crate) fn with(options: &[&str]) -> Rig {
         let place = Place::new();
         std::fs::create_dir(place.path("conf")).unwrap();
-        let mut command = program();
-        command.arg("daemon").arg("--control-path").arg(place.path("ctl")).args(options);
-        let daemon = Daemon::start(&mut command, &place.path("ctl"));
-        Rig { daemon, place }
+        Rig { daemon: start(&place, options), place }
     }
 
     /// A daemon whose folder has these files.
@@ -37,11 +34,13 @@ impl Rig {
         for (name, text) in files {
             write_file(&place, name, text);
         }
-        let mut command = program();
-        command.arg("daemon").arg("--control-path").arg(place.path("ctl"));
-        command.arg("--config-dir").arg(place.path("conf"));
-        let daemon = Daemon::start(&mut command, &place.path("ctl"));
-        Rig { daemon, place }
+        let conf = place.path("conf");
+        Rig { daemon: start(&place, &["--config-dir", conf.to_str().unwrap()]), place }
+    }
+
+    /// Starts the daemon again, which has ended, with further options.
+    pub(crate) fn restart(&mut self, options: &[&str]) {
+        self.daemon = start(&self.place, options);
     }
 
     /// Writes a file of the folder; `@` stands for the place.
@@ -111,6 +110,12 @@ impl Rig {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Raw { reader: BufReader::new(stream.try_clone().unwrap()), stream }
     }
+}
+
+fn start(place: &Place, options: &[&str]) -> Daemon {
+    let mut command = program();
+    command.arg("daemon").arg("--control-path").arg(place.path("ctl")).args(options);
+    Daemon::start(&mut command, &place.path("ctl"))
 }
 
 fn write_file(place: &Place, name: &str, text: &str) {

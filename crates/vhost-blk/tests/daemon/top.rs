@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk top` against real daemons, on a pseudoterminal and without one.
 
-use crate::common::{self, Daemon, program};
+use crate::common::{self, program};
 use crate::rig::Rig;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -121,9 +121,7 @@ fn the_screen_shows_disks_queues_and_the_loss_of_the_daemon() {
     rig.daemon.wait();
     screen.shows(&rig, "no daemon, tries again: ");
     screen.press("\x1b[A");
-    let mut command = program();
-    command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
-    rig.daemon = Daemon::start(&mut command, &rig.path("ctl"));
+    rig.restart(&[]);
     screen.shows(&rig, "0 disks, by name");
     screen.press("q");
     assert!(screen.end().success());

@@ -2,7 +2,7 @@
 //! A daemon that is killed while it takes a snapshot leaves the old chain or the new one, with every
 //! write that the guest was told is done.
 
-use crate::common::{Daemon, program};
+use crate::common::program;
 use crate::rig::Rig;
 use crate::{QUEUES, add, guest, image, mark};
 use driver::{Device, Request};
@@ -61,12 +61,6 @@ fn write_on(mut device: Device, stop: &AtomicBool, done: &AtomicU64) -> Written 
     }
 }
 
-fn daemon(rig: &Rig) -> Daemon {
-    let mut command = program();
-    command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
-    Daemon::start(&mut command, &rig.path("ctl"))
-}
-
 /// Begins a snapshot of the disk `a`.
 fn begin(rig: &Rig, overlay: &str) -> Child {
     let mut command = program();
@@ -113,7 +107,7 @@ fn a_kill_at_any_moment_leaves_the_old_chain_or_the_new_one_with_all_acknowledge
                 let _ = client.wait(); // it succeeds if the snapshot was complete
                 writer.join().unwrap()
             });
-            rig.daemon = daemon(&rig);
+            rig.restart(&[]);
             let overlay = n.to_string();
             let is_marked = mark(&rig.path(&path)).is_some();
             if is_marked {

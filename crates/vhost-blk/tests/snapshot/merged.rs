@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk ctl commit`: the image of a running disk is merged into its backing file.
 
-use crate::common::{Daemon, program};
+use crate::common::program;
 use crate::load::under_load;
 use crate::mount::{Mount, may_not_mount, run};
 use crate::rig::Rig;
@@ -324,10 +324,8 @@ fn a_disk_of_the_folder_goes_on_in_its_backing_file_after_a_restart() {
     drop(device);
     rig.ok("stop");
     rig.daemon.wait();
-    let mut command = program();
-    command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
-    command.arg("--config-dir").arg(rig.path("conf"));
-    rig.daemon = Daemon::start(&mut command, &rig.path("ctl"));
+    let conf = rig.path("conf");
+    rig.restart(&["--config-dir", text(&conf)]);
     let mut data = [0; 512];
     guest(&rig, "a").read(2, &mut data).unwrap();
     assert_eq!(data, [2; 512]);
@@ -362,9 +360,7 @@ fn a_kill_at_any_moment_of_a_commit_loses_no_acknowledged_write() {
             drop(client.wait_with_output().unwrap());
             writer.join().unwrap()
         });
-        let mut command = program();
-        command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
-        rig.daemon = Daemon::start(&mut command, &rig.path("ctl"));
+        rig.restart(&[]);
         let is_merged = is_marked_as_merged(&rig.path("b"));
         let options = if is_merged { below.as_str() } else { over };
         // Between the two marks neither file has one, and both have the same content.

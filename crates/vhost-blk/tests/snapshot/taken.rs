@@ -152,10 +152,8 @@ fn a_disk_of_the_folder_goes_on_in_its_overlay_after_a_restart() {
     drop(device);
     rig.ok("stop");
     rig.daemon.wait();
-    let mut command = program();
-    command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
-    command.arg("--config-dir").arg(rig.path("conf"));
-    rig.daemon = Daemon::start(&mut command, &rig.path("ctl"));
+    let conf = rig.path("conf");
+    rig.restart(&["--config-dir", text(&conf)]);
     let mut device = guest(&rig, "a");
     for sector in 1..4 {
         let mut data = [0; 512];

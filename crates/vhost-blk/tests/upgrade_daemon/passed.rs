@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The parts of a daemon that pass on to its new program.
 
-use crate::common::{Daemon, program};
 use crate::loads::{add_passed, file, image, write_and_read};
 use crate::rig::Rig;
 use driver::{Device, Options, Request};
@@ -139,10 +138,8 @@ fn a_daemon_that_is_killed_after_an_upgrade_is_followed_by_one_that_completes_ev
     }
     rig.daemon.signal(libc::SIGKILL);
     rig.daemon.wait();
-    let mut command = program();
-    command.arg("daemon").arg("--control-path").arg(rig.path("ctl"));
-    command.arg("--config-dir").arg(rig.path("conf"));
-    rig.daemon = Daemon::start(&mut command, &rig.path("ctl"));
+    let conf = rig.path("conf");
+    rig.restart(&["--config-dir", conf.to_str().unwrap()]);
     for (name, guest) in &mut guests {
         guest.reconnect(rig.path(&format!("{name}.sock"))).unwrap();
         (0..8).for_each(|_| assert_eq!(guest.queue(0).collect().unwrap().1.status, Some(0)));

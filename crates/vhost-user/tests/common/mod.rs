@@ -23,7 +23,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use vhost_user::{Control, DeviceOptions, Next, Notice};
+use vhost_user::{Answer, Command, Control, DeviceOptions, Next, Notice, Status};
 
 /// Bound of every wait; a passing test never reaches it.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -142,6 +142,14 @@ impl Daemon {
     /// A front-end that sends arbitrary messages.
     pub fn raw(&self) -> RawChannel {
         RawChannel::connect(&self.socket).expect("the daemon listens")
+    }
+
+    /// The status of the device.
+    pub fn status(&self) -> Status {
+        match self.control().ask(Command::Status).expect("the device is there") {
+            Answer::Status(status) => *status,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Control handle of the device, usable while a front-end is connected.
