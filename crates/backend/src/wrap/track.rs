@@ -48,7 +48,9 @@ impl Written {
         parts.map(u64::from).sum::<u64>() * self.part_bytes
     }
 
-    /// Takes the noted parts, as ranges of the disk in bytes.
+    /// Takes the noted parts, as ranges of the disk in bytes. They are noted no more: the caller copies
+    /// them, or gives the copy up.
+    #[must_use = "a part that is not copied is lost"]
     pub fn take(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (at, word) in (0..).zip(&self.words) {

@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 const ROUNDS: u64 = 8;
+/// Bytes of a write that fills the disk.
+const PART: u64 = 256 << 10;
+const PARTS: u64 = BYTES / PART;
 
 /// Begins a commit of the disk `a`.
 fn begin(rig: &Rig) -> Child {
@@ -29,8 +32,8 @@ fn begin_with(rig: &Rig, options: &[&str]) -> Child {
 
 /// Fills the whole disk, so that a commit takes its time.
 fn fill(device: &mut Device, byte: u8) {
-    for part in 0..BYTES / (256 << 10) {
-        device.write(part * 512, &vec![byte; 256 << 10]).unwrap();
+    for part in 0..PARTS {
+        device.write(part * PART / 512, &vec![byte; PART as usize]).unwrap();
     }
 }
 
@@ -86,6 +89,36 @@ fn snapshots_and_commits_in_turn_under_load_keep_every_byte() {
         add(&rig, "again", &options);
         assert!(content(&mut guest(&rig, "again")) == before);
     }
+}
+
+/// The guest changes more in a pass than is few, so that the passes are used up.
+#[test]
+fn a_commit_ends_although_the_guest_writes_faster_than_it_copies_and_keeps_every_byte() {
+    let rig = Rig::new();
+    let mut device = in_overlay(&rig);
+    let stop = AtomicBool::new(false);
+    let committed = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut data = vec![0; PART as usize];
+            let (mut n, mut end) = (0, u64::MAX);
+            while n < end {
+                let (sector, round) = (n % PARTS * PART / 512, n / PARTS + 1);
+                device.read(sector, &mut data).unwrap();
+                let told = format!("sector {sector} has {}, not {}", data[0], round as u8);
+                assert!(data.iter().all(|byte| *byte == round as u8), "{told}");
+                device.write(sector, &vec![(round + 1) as u8; PART as usize]).unwrap();
+                n += 1;
+                if stop.load(Ordering::Acquire) {
+                    end = end.min(n + PARTS); // one more round, which reads everything
+                }
+            }
+        });
+        let committed = rig.ctl("commit a --bandwidth 128M");
+        stop.store(true, Ordering::Release);
+        writer.join().unwrap();
+        committed
+    });
+    assert!(committed.status.success(), "{committed:?}");
 }
 
 /// Data, zeroes and holes of three layers, with clusters of other sizes, as QEMU sees them.

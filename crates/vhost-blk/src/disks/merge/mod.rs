@@ -34,6 +34,7 @@ use plan::Plan;
 use qcow2::merge::Merge;
 use std::io;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -175,7 +176,8 @@ fn end_tracking(source: &Source) {
     }
 }
 
-/// Copies the whole disk, and then the parts that were changed meanwhile until few are left.
+/// Copies the whole disk, and then the parts that were changed meanwhile until few are left. Those that
+/// are left stay noted in `written`.
 fn copy_all(
     merge: &mut Merge,
     written: &Written,
@@ -183,28 +185,37 @@ fn copy_all(
     mut pace: Pace,
     go_on: &impl Fn() -> bool,
 ) -> Result<(), String> {
-    let mut ranges = Vec::from_iter(std::iter::once(0..capacity_bytes));
-    for _ in 0..=PASSES_MAX {
-        for mut range in ranges {
-            while !range.is_empty() {
-                if !go_on() {
-                    return Err(CANCELLED.to_owned());
-                }
-                match pace.wait() {
-                    Duration::ZERO => {
-                        pace.copied(merge.copy_piece(&mut range).map_err(not_copied)?);
-                    }
-                    wait => thread::sleep(wait.min(LOOK)),
-                }
-            }
-        }
-        merge.sync().map_err(not_copied)?;
+    copy(merge, std::iter::once(0..capacity_bytes), &mut pace, go_on)?;
+    for _ in 0..PASSES_MAX {
         if written.bytes() <= FEW_BYTES {
             break;
         }
-        ranges = written.take();
+        copy(merge, written.take(), &mut pace, go_on)?;
     }
     Ok(())
+}
+
+/// Copies ranges, durably.
+fn copy(
+    merge: &mut Merge,
+    ranges: impl IntoIterator<Item = Range<u64>>,
+    pace: &mut Pace,
+    go_on: &impl Fn() -> bool,
+) -> Result<(), String> {
+    for mut range in ranges {
+        while !range.is_empty() {
+            if !go_on() {
+                return Err(CANCELLED.to_owned());
+            }
+            match pace.wait() {
+                Duration::ZERO => {
+                    pace.copied(merge.copy_piece(&mut range).map_err(not_copied)?);
+                }
+                wait => thread::sleep(wait.min(LOOK)),
+            }
+        }
+    }
+    merge.sync().map_err(not_copied)
 }
 
 fn not_copied(error: io::Error) -> String {
@@ -247,12 +258,7 @@ impl Change {
         written: &Written,
         new: &Sender<New>,
     ) -> Result<Replacement, String> {
-        for mut range in written.take() {
-            while !range.is_empty() {
-                merge.copy_piece(&mut range).map_err(not_copied)?;
-            }
-        }
-        merge.sync().map_err(not_copied)?;
+        copy(&mut merge, written.take(), &mut Pace::new(None), &|| true)?;
         drop(merge);
         let opened = disk::open(&self.args, From::Merged).map_err(|failure| failure.to_string())?;
         replacement(opened, new, Box::new(move || self.commit()))
