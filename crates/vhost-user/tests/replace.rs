@@ -64,6 +64,9 @@ fn write_and_read(device: &mut Device, n: u64) {
 /// The copy has everything that the guest was told is written, so that the queues were drained.
 #[test]
 fn a_copy_takes_the_place_of_the_storage_again_and_again_under_load() {
+    if skip_on_kernel("its images are on the disk of the build") {
+        return;
+    }
     let folder = tempfile::tempdir_in(DISK).unwrap();
     let path = |n: usize| folder.path().join(format!("{n}.img"));
     for packed in common::layouts() {
@@ -104,19 +107,12 @@ fn a_wrapper_is_put_around_the_storage_and_taken_off_under_load() {
             let wrap = move |old: &Arc<dyn Disk>| {
                 let record = Record::in_memory(Arc::clone(old));
                 sender.send(record.log()).unwrap();
-                Ok(Replacement { keeps_lock: true, ..replacement(record) })
+                Ok(Replacement::around(Arc::new(record)))
             };
             replace(&daemon, Box::new(wrap)).unwrap();
             loaded.wait_for_progress(5);
             let inner = Arc::clone(&plain);
-            let unwrap = move |_: &Arc<dyn Disk>| {
-                Ok(Replacement {
-                    disk: inner,
-                    keeps_lock: true,
-                    lock: None,
-                    commit: Box::new(|| Ok(())),
-                })
-            };
+            let unwrap = move |_: &Arc<dyn Disk>| Ok(Replacement::around(inner));
             replace(&daemon, Box::new(unwrap)).unwrap();
             let log = log.recv().unwrap();
             let recorded = log.entries().len();
@@ -157,6 +153,9 @@ impl Disk for Other {
 
 #[test]
 fn a_storage_that_does_not_suit_is_refused_and_the_old_one_serves_on() {
+    if skip_on_kernel("its images are on the disk of the build") {
+        return;
+    }
     let folder = tempfile::tempdir_in(DISK).unwrap();
     let path = folder.path().join("a.img");
     image(&path);
@@ -243,12 +242,7 @@ fn an_order_is_withdrawn_until_it_begins() {
     let order = daemon.control().replace_storage(Box::new(move |old| {
         begun.send(()).unwrap();
         may_go.recv().unwrap();
-        Ok(Replacement {
-            disk: Arc::clone(old),
-            keeps_lock: true,
-            lock: None,
-            commit: Box::new(|| Ok(())),
-        })
+        Ok(Replacement::around(Arc::clone(old)))
     }));
     has_begun.recv_timeout(LIMIT).expect("the order begins");
     assert!(!order.withdraw());
@@ -259,6 +253,9 @@ fn an_order_is_withdrawn_until_it_begins() {
 
 #[test]
 fn a_paused_device_gets_another_storage_and_so_does_one_between_two_front_ends() {
+    if skip_on_kernel("its images are on the disk of the build") {
+        return;
+    }
     let daemon = Daemon::start(Arc::new(Plain::new()), &setup());
     let filled = |byte: u8| -> Replace {
         Box::new(move |old| {
@@ -306,7 +303,7 @@ fn queues_leave_the_kernel_for_a_storage_that_it_does_not_serve() {
     assert_eq!(daemon.status().plane, PlaneKind::Kernel);
     let wrap = |old: &Arc<dyn Disk>| {
         let record = Record::in_memory(Arc::clone(old));
-        Ok(Replacement { keeps_lock: true, ..replacement(record) })
+        Ok(Replacement::around(Arc::new(record)))
     };
     replace(&daemon, Box::new(wrap)).unwrap();
     let told = daemon.status();
