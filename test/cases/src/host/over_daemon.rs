@@ -34,6 +34,9 @@ cases! { Host;
     "daemon-switch", Gating,
         "a running disk moves between the kernel and the io_uring plane under load, and its metrics count on",
         |env| switch_planes(env, usual(), Setup::usual(6));
+    "daemon-images", Gating,
+        "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit, under load",
+        |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(2));
     "daemon-metrics", Gating,
         "metrics count each request once while a queue of the kernel plane stops and starts beside another",
         |env| toggle_queue(env, usual());
@@ -82,6 +85,42 @@ pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
             check_trace(&daemon, &status, plane)?;
         }
         handles.wait_for_progress(STEP).context("after the last switch")
+    })?;
+    tell(&done);
+    check_totals(&daemon, &done)
+}
+
+/// A disk on the kernel plane goes on in an overlay and in its image again, and is copied.
+pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
+    target::need_module()?;
+    let env = &env.on(Plane::Uring);
+    let disk = disk_of(env, disk)?;
+    println!("on {disk}, {setup:?}");
+    let specs = setup.specs(env, &disk);
+    let Target { device, daemon } = target::serve(env, &disk, &setup.options(&specs))?;
+    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let beside = |name: &str| disk.path.with_file_name(name).display().to_string();
+    let (overlay, copy) = (beside("overlay.qcow2"), beside("copy.img"));
+    let done = under_load(device, specs, |handles| {
+        for round in 0..env.rounds(setup.requests) {
+            for (words, plane) in [
+                (&["switch", "kernel"][..], "kernel"),
+                (&["snapshot", "--to", &overlay], "uring"),
+                (&["commit"], "uring"),
+                (&["switch", "kernel"], "kernel"),
+                (&["backup", "--to", &copy], "uring"),
+            ] {
+                let what = || format!("round {round}: {words:?}");
+                handles.wait_for_progress(STEP).with_context(what)?;
+                daemon.control(words).with_context(what)?;
+                let status = daemon.control(&["status"])?;
+                let runs = format!("data plane  {plane} (");
+                ensure!(status.contains(&runs), "{}: the daemon says: {status}", what());
+            }
+            std::fs::remove_file(&overlay)?;
+            std::fs::remove_file(&copy)?;
+        }
+        handles.wait_for_progress(STEP).context("after the last backup")
     })?;
     tell(&done);
     check_totals(&daemon, &done)
