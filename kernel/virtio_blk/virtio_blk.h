@@ -3,8 +3,10 @@
  * Declarations of the guest driver's files. A file calls only the files below it:
  *
  *	main.c		module, probe, scan, remove
- *	recovery.c	time-outs, watchdog, giving a device up, suspend and resume
- *	config.c	configuration space, limits, capacity, cache mode, serial number, sysfs
+ *	watchdog.c	time-outs, lost interrupts, requests that nobody polls for
+ *	recovery.c	giving a device up, suspend and resume
+ *	sysfs.c		attributes in /sys/block/vdX
+ *	config.c	configuration space, limits, capacity, cache mode
  *	queues.c	virtqueues, the CPUs that use them, interrupts
  *	rq_path.c	request path: blk-mq gives requests
  *	bio_path.c	bio path: bios from the block layer, throttled and plugged
@@ -17,7 +19,7 @@
  *	compat.h	differences between kernels
  *
  * Only work items go upwards: a broken ring queues &virtblk.abort_work, and a submission starts
- * &virtblk.watchdog; recovery.c runs both.
+ * &virtblk.watchdog, which recovery.c and watchdog.c run.
  *
  * The stages of a request have the project's six names, seen from the driver: a chain is made of a
  * request (request.c) and submitted to the ring (rq_path.c or bio_dispatch.c); its completion is
@@ -308,10 +310,12 @@ static inline void virtblk_set_state(struct virtblk *blk, enum virtblk_state sta
 	blk->state = state;
 }
 
-/* recovery.c */
+/* watchdog.c */
 enum blk_eh_timer_return virtblk_timeout(struct request *rq);
 void virtblk_watchdog(struct work_struct *work);
 int virtblk_cpu_dead(unsigned int cpu, struct hlist_node *node);
+
+/* recovery.c */
 void virtblk_abort_work(struct work_struct *work);
 bool virtblk_give_up(struct virtblk *blk);
 void virtblk_begin_drain(struct virtblk *blk);
@@ -321,14 +325,18 @@ void virtblk_hide_status(struct virtio_device *vdev);
 int virtblk_suspend(struct virtio_device *vdev);
 int virtblk_resume(struct virtio_device *vdev);
 
-/* config.c */
+/* sysfs.c */
 extern const struct attribute_group *virtblk_attr_groups[];
+
+/* config.c */
 int virtblk_validate(struct virtio_device *vdev);
 int virtblk_read_limits(struct virtblk *blk, struct queue_limits *lim);
 int virtblk_read_geometry(struct virtblk *blk, struct hd_geometry *geo);
 void virtblk_update_capacity(struct virtblk *blk, bool resize);
 void virtblk_config_changed(struct virtio_device *vdev);
 void virtblk_config_work(struct work_struct *work);
+bool virtblk_has_cache(struct virtio_device *vdev);
+int virtblk_set_cache(struct virtblk *blk, bool write_back);
 int virtblk_restore_cache(struct virtblk *blk);
 
 /* queues.c */
