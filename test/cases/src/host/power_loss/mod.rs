@@ -3,6 +3,7 @@
 //! disk logs all writes in the order in which they became durable. From the log, the cases make the
 //! disk at any moment, without the writes that were not flushed.
 
+mod images;
 mod log;
 mod mounted;
 mod writer;
@@ -32,6 +33,12 @@ cases! { Host;
     "power-loss-block-device", Gating,
         "80 losses of power with the disk's volatile cache, in each mode of each plane: all that a FLUSH or a write-through write made durable is there",
         |env| keeps_promises(env, &on_planes(Storage::BlockDevice, 16, 80));
+    "power-loss-images", Gating,
+        "losses of power while a disk on ext4 goes to an overlay and back: the old chain or the new one, with all that a FLUSH made durable",
+        |env| images::keep_promises(env, 2, 16);
+    "power-loss-images-long", Full,
+        "hundreds of them",
+        |env| images::keep_promises(env, 20, 300);
     "power-loss-ext4", Full,
         "losses of power below an image on ext4, on each plane",
         |env| keeps_promises(env, &SHORT_ON_EXT4);
@@ -288,7 +295,7 @@ fn judge(
         match trial.storage {
             Storage::BlockDevice => found.compare(promised, |sector| cut.sector(sector)),
             Storage::Image(..) => {
-                match image_after(&cut).with_context(|| format!("cut at {at}"))? {
+                match image_after(&cut, image_in).with_context(|| format!("cut at {at}"))? {
                     Some(bytes) => {
                         found.compare(promised, |sector| {
                             &bytes[sector as usize * SECTOR..][..SECTOR]
@@ -303,8 +310,11 @@ fn judge(
 }
 
 /// Mounts the file system's disk after a cut, which replays its journal; returns the written part
-/// of the image, or `None` if the file system or the image in it is lost.
-fn image_after(cut: &Cut<'_>) -> Result<Option<Vec<u8>>> {
+/// of the image that `read` finds there, or `None` if the file system or the image in it is lost.
+fn image_after(
+    cut: &Cut<'_>,
+    read: impl FnOnce(&Path) -> Result<Vec<u8>>,
+) -> Result<Option<Vec<u8>>> {
     modprobe("loop", &[])?;
     let folder = tempfile::tempdir()?;
     let (disk, place) = (folder.path().join("disk"), folder.path().join("place"));
@@ -315,7 +325,7 @@ fn image_after(cut: &Cut<'_>) -> Result<Option<Vec<u8>>> {
         println!("a cut leaves no file system: {why:#}");
         return Ok(None);
     }
-    let bytes = image_in(&place);
+    let bytes = read(&place);
     run_quietly("umount", &[&place_name]);
     Ok(bytes.inspect_err(|why| println!("a cut leaves no image: {why:#}")).ok())
 }
