@@ -21,6 +21,9 @@ use crate::vm::root::{self, INIT_PATH};
 use crate::vm::stall::{Cpus, StallWatch};
 use kit::process::{OwnedChild, StopWith};
 
+/// Size of the virtio disk of the Debian machine.
+const VIRTIO_DISK_BYTES: u64 = 16 << 20;
+
 /// The parts of a VM without the payload.
 #[derive(Debug)]
 pub struct VmBase {
@@ -194,6 +197,9 @@ fn prepare(
         _ => None,
     };
     args.extend(helper.iter().flat_map(|helper| helper.args(shape.memory_mib)));
+    if shape.machine == Machine::Debian12 {
+        args.extend(virtio_disk(dir.path())?);
+    }
     Ok((Files { helper, dir }, args))
 }
 
@@ -262,6 +268,18 @@ fn disk_args(images: &[&Path]) -> Vec<String> {
         ]);
     }
     args
+}
+
+/// An empty disk for the packaged driver of guests.
+fn virtio_disk(dir: &Path) -> Result<[String; 4]> {
+    let path = dir.join("virtio-disk");
+    File::create(&path)?.set_len(VIRTIO_DISK_BYTES)?;
+    Ok([
+        "-drive".into(),
+        format!("if=none,id=virtio,file={},format=raw", escaped(&path)),
+        "-device".into(),
+        "virtio-blk-pci,drive=virtio".into(),
+    ])
 }
 
 fn port_args(name: &str, path: &str) -> Vec<String> {

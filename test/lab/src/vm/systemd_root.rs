@@ -26,11 +26,12 @@ pub(crate) struct SystemdRoot {
     add: fn(&Path, &VmKernel) -> Result<()>,
 }
 
-/// For the packages. Debian's 6.12 for Debian 12 was built by gcc 12, and its headers ask for it.
+/// For the packages. Debian's 6.12 for Debian 12 was built by gcc 12, and its headers ask for it, and
+/// for the libraries and pahole.
 pub(crate) static DEBIAN12: SystemdRoot = SystemdRoot {
     suite: "bookworm",
-    packages: "systemd-sysv,udev,dkms,gcc-12,make,xz-utils,libc6-dev,kmod,procps,\
-               busybox-static,e2fsprogs,util-linux,mount",
+    packages: "systemd-sysv,udev,dkms,gcc-12,make,xz-utils,libc6-dev,libelf1,libssl3,zlib1g,pahole,kmod,\
+               procps,busybox-static,e2fsprogs,util-linux,mount",
     size: "4G",
     add: add_headers,
 };

@@ -2,9 +2,11 @@
 //! The Debian packages on a machine with systemd, which the lab has made of this checkout.
 //!
 //! * [`libvirt`]: the daemon's package below a guest of libvirt.
+//! * [`modules`]: the packages of the kernel modules.
 //! * [`system`]: the Debian system of the machine.
 
 mod libvirt;
+mod modules;
 mod system;
 
 use crate::case::cases;
@@ -177,6 +179,18 @@ fn show_sandbox() -> Result<()> {
 
 /// Upgrades the package, and then kills the daemon, while two queues write and verify.
 fn load_and_upgrade(env: &Env) -> Result<()> {
+    verified_load(env, DATA_SOCKET, |handles| {
+        upgrade(handles)?;
+        crash(handles)
+    })
+}
+
+/// Runs `body` while two queues of the disk write and verify; each has made progress before.
+fn verified_load(
+    env: &Env,
+    socket: &str,
+    body: impl FnOnce(&mut Handles) -> Result<()>,
+) -> Result<()> {
     let specs: Vec<Spec> = (0..2)
         .map(|queue| {
             let sectors = queue * PART..(queue + 1) * PART;
@@ -192,11 +206,10 @@ fn load_and_upgrade(env: &Env) -> Result<()> {
         inflight: true,
         ..options()
     };
-    let device = Device::from_stream(UnixStream::connect(DATA_SOCKET)?, &options)?;
+    let device = Device::from_stream(UnixStream::connect(socket)?, &options)?;
     let done = under_load(device, specs, |handles| {
         handles.wait_for_progress(STEP)?;
-        upgrade(handles)?;
-        crash(handles)
+        body(handles)
     })?;
     for (queue, done) in done.iter().enumerate() {
         println!("queue {queue}: {} requests, {} bytes verified", done.requests, done.verified);
