@@ -11,5 +11,5 @@ export PATH
 
 # Its own folder: another workspace, other profile settings.
 : "${CARGO_TARGET_DIR:=target}"
-exec cargo run --quiet --release --manifest-path fuzz/Cargo.toml \
+exec cargo run --quiet --locked --release --manifest-path fuzz/Cargo.toml \
     --target-dir "$CARGO_TARGET_DIR/fuzz" --bin fuzz-smoke -- "$@"

@@ -57,9 +57,9 @@ unsafety_is_explained() {
 }
 
 check cargo fmt --all --check
-check cargo clippy --workspace --all-targets -- -D warnings
+check cargo clippy --locked --workspace --all-targets -- -D warnings
 check cargo fmt --manifest-path fuzz/Cargo.toml --check
-check cargo clippy --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
+check cargo clippy --locked --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 check shell_syntax
 check file_length
