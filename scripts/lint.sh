@@ -33,12 +33,10 @@ shell_syntax() {
     return $status
 }
 
-# A source file has at most 500 lines. The guest driver's have twice as many: the hot functions of a
-# path are static in one file, so that the compiler joins them.
+# A source file has at most 500 lines.
 file_length() {
     git ls-files -z '*.rs' '*.[ch]' '*.sh' | xargs -0 wc -l |
-        awk '{ most = $2 ~ /^kernel\/virtio_blk\// ? 1000 : 500 }
-            $2 != "total" && $1 > most { print $2 ": " $1 " lines; split it"; long = 1 } END { exit long }'
+        awk '$2 != "total" && $1 > 500 { print $2 ": " $1 " lines; split it"; long = 1 } END { exit long }'
 }
 
 # `make test` counts the lines `SKIP: reason` of the captured standard output, and no others.
