@@ -412,4 +412,5 @@ static struct miscdevice vhost_blk_misc = {
 module_misc_device(vhost_blk_misc);
 
 MODULE_LICENSE("GPL");
+MODULE_VERSION("0.1.0");
 MODULE_DESCRIPTION("In-kernel data plane of virtio block devices");

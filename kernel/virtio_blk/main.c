@@ -414,3 +414,5 @@ module_exit(virtblk_exit);
 MODULE_DEVICE_TABLE(virtio, virtblk_id_table);
 MODULE_DESCRIPTION("Virtio block driver with a request path, a bio path and polled queues");
 MODULE_LICENSE("GPL");
+/* Newer than the kernel's own driver, which has no version: DKMS replaces only older modules. */
+MODULE_VERSION("0.1.0");

@@ -35,5 +35,7 @@ for folder in dkms dkms-guest; do
     module=$(find "$work/tree/$package/$release" -name '*.ko*')
     made_for=$(modinfo -F vermagic "$module" | cut -d' ' -f1)
     [ "$made_for" = "$release" ] || die "$module is for '$made_for', not for $release"
+    # DKMS installs a module only if its version is not that of the kernel's own module.
+    [ "$(modinfo -F version "$module")" = "${package#*/}" ] || die "$module has another version than $package"
     note "DKMS builds $package for $release: ${module##*/}"
 done

@@ -133,3 +133,14 @@ fn no_file_has_the_marks_of_an_unfinished_merge() {
         files.iter().filter(is_text).filter(|file| mark.is_match(&read(file))).collect();
     assert!(marked.is_empty(), "merges were not finished: {marked:?}");
 }
+
+/// DKMS replaces a module by one with another version only.
+#[test]
+fn the_modules_have_the_version_of_the_workspace() {
+    let manifest: Value = toml::from_str(&read("Cargo.toml")).expect("a manifest");
+    let version = manifest["workspace"]["package"]["version"].as_str().expect("a version");
+    for module in ["kernel/vhost_blk/dev.c", "kernel/virtio_blk/main.c"] {
+        let line = format!("MODULE_VERSION(\"{version}\");");
+        assert!(read(module).contains(&line), "{module} has no line {line}");
+    }
+}
