@@ -42,7 +42,7 @@ lab: programs ## All cases of the kernel modules, in VMs with three kernels [KER
 soak: release ## A guest verifies its data while its disk is operated, killed and broken [EVENTS=N] [MINUTES=N] [SEED=N]
 	@$(LAB) soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(EVENTS),--events $(EVENTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-deb-lab: programs ## Use the daemon's package in VMs with Debian 12: upgrade, removal, a guest of libvirt
+deb-lab: programs ## Use the packages in VMs with Debian 12: upgrade, removal, DKMS, a guest of libvirt
 	@scripts/setup.sh deb
 	@$(LAB) run --kernel 6.12 --set debian12,libvirt $(ARGS)
 
