@@ -96,7 +96,7 @@ fn a_change_waits_until_all_of_its_clusters_are_free_and_a_read_does_not() {
     assert_eq!(lane.event(&mut io, token, result, &mut engine), Step::Done(Ok(())));
     assert_eq!(clusters.turn(Instant::now()), Turn::Own);
     assert_eq!(lane.start(&mut zeroing(2, 1), Slot(1), &mut engine), Step::Done(Ok(())));
-    assert_eq!(clusters.free_bytes(), 2 * CLUSTER_BYTES);
+    assert_eq!(clusters.freed_bytes(), 2 * CLUSTER_BYTES);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn clusters_are_free_behind_the_capacity_of_the_first_moment() {
     assert_eq!(lane.start(&mut zeroing(1, 3), Slot(0), &mut engine), Step::Pending);
     assert_eq!((clusters.len(), clusters.bytes_of(0..2)), (2, 0..CLUSTER_BYTES + 512));
     clusters.free(0..2);
-    assert_eq!(clusters.free_bytes(), CLUSTER_BYTES + 512);
+    assert_eq!(clusters.freed_bytes(), CLUSTER_BYTES + 512);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod common;
 
 use backend::conformance::{ManualEngine, Memory, Request, Rig, Target};
-use backend::wrap::{Delay, Limit, OpSet, Phase, Rates, Record, Track, from_spec};
+use backend::wrap::{Delay, Growth, Limit, OpSet, Phase, Rates, Record, Track, Written, from_spec};
 use backend::{
     BufList, Disk, File, FileOptions, Io, IoError, IoKind, Mem, Op, Slot, Step, conformance,
 };
@@ -46,13 +46,19 @@ conformance!(limit_around_mem, around_mem(LIMIT));
 conformance!(limit_around_file, around_direct_file(LIMIT));
 conformance!(record_around_mem, Ok(Target::new(Record::in_memory(mem()))));
 conformance!(record_around_file, around_direct_file("record:path=/dev/null"));
-conformance!(track_around_mem, Ok(Target::new(Track::new(mem()))));
+conformance!(track_around_mem, Ok(Target::new(tracked(mem()).0)));
 conformance!(all_wrappers_around_file, {
     around_direct_file("delay:us=20").map(|target| {
         let disk = wrapped(LIMIT, wrapped("record:path=/dev/null", wrapped(FAULT, target.disk)));
         Target { disk, ..target }
     })
 });
+
+/// A disk whose changes are noted twice.
+fn tracked(inner: Arc<dyn Disk>) -> (Track, [Arc<Written>; 2]) {
+    let noted = [SIZE, SIZE].map(|bytes| Arc::new(Written::new(bytes)));
+    (Track::new(inner, noted.to_vec(), Growth::Allowed), noted)
+}
 
 fn command(kind: IoKind) -> Io {
     let len = if kind == IoKind::Flush { 0 } else { 512 };
@@ -319,4 +325,31 @@ fn wrappers_are_bounded() {
     }
     let Err(why) = from_spec("delay:us=1", disk) else { panic!("17 wrappers were taken") };
     assert_eq!(why.to_string(), "more than 16 wrappers around one disk; use fewer");
+}
+
+#[test]
+fn every_change_is_noted_in_each_of_the_notes_also_a_failed_one() {
+    const PART: u64 = 64 << 10;
+    let failing = wrapped("fault:ops=write,errno=EIO", mem());
+    let (disk, noted) = tracked(failing);
+    let (mut lane, mut engine) = (disk.open_lane().unwrap(), ManualEngine::new());
+    let kinds = [
+        IoKind::Read,
+        IoKind::Flush,
+        IoKind::Write,
+        IoKind::Discard,
+        IoKind::WriteZeroes { unmap: false },
+        IoKind::WriteZeroes { unmap: true },
+    ];
+    for (at, kind) in (0..).step_by(2).zip(kinds) {
+        let len = if kind == IoKind::Flush { 0 } else { 512 };
+        let mut io = Io::new(kind, at * PART, len, BufList::EMPTY);
+        let step = lane.start(&mut io, Slot(0), &mut engine);
+        assert!(matches!(step, Step::Done(_)), "{kind:?}");
+        assert_eq!(step == Step::Done(Ok(())), kind != IoKind::Write, "{kind:?}");
+    }
+    for written in noted {
+        let parts = written.take();
+        assert_eq!(parts, [4, 6, 8, 10].map(|at| at * PART..(at + 1) * PART));
+    }
 }

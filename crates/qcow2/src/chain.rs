@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum files of a chain.
-pub(crate) const FILES_MAX: usize = 32;
+pub const FILES_MAX: usize = 32;
 
 /// One file of the chain. Without a header it is raw.
 #[derive(Debug)]

@@ -4,13 +4,14 @@
 use crate::create::NewImage;
 use crate::extents::Extent;
 use crate::image::{Answer, Image};
-use crate::{AllowBacking, Qcow2Error, chain};
+use crate::{AllowBacking, Qcow2Error, chain, header};
 use backend::FileError;
 use backend::create::{Allocation, allocate};
 use backend::holes::first_data;
 use backend::lock::{Access, lock_image};
 use imago::qcow2::Qcow2;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, file};
+use rustix::fs::{Advice, fadvise};
 use std::fs::{self, File};
 use std::io::{self, Seek};
 use std::ops::Range;
@@ -22,6 +23,9 @@ use std::sync::Arc;
 const CHUNK: u64 = 2 << 20;
 /// Zeroes of this length and alignment are a hole of a raw image.
 const RAW_HOLE: u64 = 4096;
+
+/// The use of data and its position.
+type Act<'a> = dyn FnMut(u64, &[u8]) -> Result<(), CopyError> + 'a;
 
 /// An image that is read.
 pub struct Source {
@@ -82,6 +86,34 @@ impl Source {
         Ok(Source { kind, size_bytes: header.size_bytes, identities, buffer: vec![] })
     }
 
+    /// Opens a new image of this process at `path` to read what is stored in the file itself, without
+    /// backing files: a part that it does not have reads as zero. The page cache does not have it any
+    /// more. `file` is durable.
+    ///
+    /// # Errors
+    /// [`Qcow2Error`].
+    pub fn own(file: &File, path: &Path, is_qcow2: bool) -> Result<Source, Qcow2Error> {
+        let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
+        // A file system may keep the pages: then the check is weaker.
+        let _ = fadvise(file, 0, None, Advice::DontNeed);
+        let mut top = File::open(path).map_err(failed)?;
+        let identities = vec![identity(&top).map_err(failed)?];
+        let size_bytes = top.seek(io::SeekFrom::End(0)).map_err(failed)?;
+        if !is_qcow2 {
+            return Ok(Source { kind: Kind::Raw(top), size_bytes, identities, buffer: vec![] });
+        }
+        let header = header::read(path, &top)?;
+        let size_bytes = header.size_bytes;
+        let link = chain::Link { path: path.to_owned(), header: Some(header) };
+        let image = chain::open(std::slice::from_ref(&link), false, None)?;
+        let Some(header) = &link.header else {
+            return Err(Qcow2Error::NotQcow2 { path: path.into() });
+        };
+        let image = Box::new(Image::new(image, header, Arc::default()));
+        let kind = Kind::Qcow2 { image, files: vec![top], last: None };
+        Ok(Source { kind, size_bytes, identities, buffer: vec![] })
+    }
+
     /// Size of the disk in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -93,6 +125,32 @@ impl Source {
     /// The error of the system call.
     pub fn has(&self, file: &File) -> io::Result<bool> {
         Ok(self.identities.contains(&identity(file)?))
+    }
+
+    /// Calls `act` with all data and its position, in order; holes are left out. `goes_on` learns of the
+    /// bytes that are done, and stops by `false`.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    pub fn each(
+        &mut self,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+        act: &mut Act<'_>,
+    ) -> Result<(), CopyError> {
+        let mut at = 0;
+        while at < self.size_bytes {
+            if !goes_on(at) {
+                return Err(CopyError::Stopped);
+            }
+            at += match self.piece(at).map_err(|why| CopyError::Read(at, why))? {
+                Piece::Hole(len) => len,
+                Piece::Data(len) => {
+                    act(at, &self.buffer[..len])?;
+                    len as u64
+                }
+            };
+        }
+        Ok(())
     }
 
     /// The content from `at` on, at most to the next multiple of [`CHUNK`].
@@ -159,8 +217,17 @@ fn read(file: &File, range: Range<u64>, max: u64, buffer: &mut Vec<u8>) -> io::R
 pub enum Target {
     /// A raw file.
     Raw(File),
-    /// A qcow2 image: its tables, its file and the size of its clusters.
-    Qcow2(FormatAccess<file::File>, File, u64),
+    /// A qcow2 image.
+    Qcow2 {
+        /// Its tables.
+        access: FormatAccess<file::File>,
+        /// Its file.
+        file: File,
+        /// Size of a cluster in bytes.
+        cluster_bytes: u64,
+        /// It has a backing file, whose content zeroes have to hide.
+        is_overlay: bool,
+    },
 }
 
 impl Target {
@@ -173,7 +240,7 @@ impl Target {
         Ok(Target::Raw(file.try_clone()?))
     }
 
-    /// Makes a qcow2 image without a backing file in the empty file.
+    /// Makes a qcow2 image in the empty file. With a backing file, whole clusters have to be written.
     ///
     /// # Errors
     /// The error of imago or of a system call.
@@ -185,27 +252,47 @@ impl Target {
             .backing(None)
             .data_file(None)
             .open(DenyImplicitOpenGate::default())?;
-        Ok(Target::Qcow2(FormatAccess::new(opened), file.try_clone()?, image.cluster_bytes))
+        Ok(Target::Qcow2 {
+            access: FormatAccess::new(opened),
+            file: file.try_clone()?,
+            cluster_bytes: image.cluster_bytes,
+            is_overlay: image.backing.is_some(),
+        })
     }
 
-    /// Writes data; zeroes that fill a block are left out. The range was not written
-    /// before.
+    /// Writes data; zeroes that fill a block take no space. The range was not written before.
     ///
     /// # Errors
     /// The error of imago or of a system call.
     pub fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
         let unit = match self {
             Target::Raw(_) => RAW_HOLE,
-            Target::Qcow2(_, _, cluster_bytes) => *cluster_bytes,
+            Target::Qcow2 { cluster_bytes, .. } => *cluster_bytes,
         };
+        let mut done = 0;
         for run in runs(at, data, unit) {
+            self.zero(at + done as u64..at + run.start as u64)?;
+            done = run.end;
             let (start, part) = (at + run.start as u64, &data[run]);
             match self {
                 Target::Raw(file) => file.write_all_at(part, start)?,
-                Target::Qcow2(access, ..) => access.write(part, start)?,
+                Target::Qcow2 { access, .. } => access.write(part, start)?,
             }
         }
-        Ok(())
+        self.zero(at + done as u64..at + data.len() as u64)
+    }
+
+    /// Makes a range read as zeroes, which takes no space. The range was not written before.
+    ///
+    /// # Errors
+    /// The error of imago or of a system call.
+    pub fn zero(&self, range: Range<u64>) -> io::Result<()> {
+        match self {
+            Target::Qcow2 { access, is_overlay: true, .. } if !range.is_empty() => {
+                access.write_zeroes(range.start, range.end - range.start)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes the image durable.
@@ -215,7 +302,7 @@ impl Target {
     pub fn finish(self) -> io::Result<()> {
         match self {
             Target::Raw(file) => file.sync_all(),
-            Target::Qcow2(access, file, _) => {
+            Target::Qcow2 { access, file, .. } => {
                 access.flush()?;
                 drop(access);
                 file.sync_all()
@@ -248,7 +335,7 @@ fn is_zero(data: &[u8]) -> bool {
     data.chunks(ZEROES.len()).all(|block| *block == ZEROES[..block.len()])
 }
 
-/// Errors of [`copy`].
+/// Errors of [`copy`] and [`Source::each`].
 #[derive(Debug)]
 pub enum CopyError {
     /// The source cannot be read at this position.
@@ -269,20 +356,8 @@ pub fn copy(
     target: Target,
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<(), CopyError> {
-    let mut at = 0;
-    while at < source.size_bytes {
-        if !goes_on(at) {
-            return Err(CopyError::Stopped);
-        }
-        at += match source.piece(at).map_err(|why| CopyError::Read(at, why))? {
-            Piece::Hole(len) => len,
-            Piece::Data(len) => {
-                target.write(at, &source.buffer[..len]).map_err(CopyError::Write)?;
-                len as u64
-            }
-        };
-    }
-    match goes_on(at) {
+    source.each(goes_on, &mut |at, data| target.write(at, data).map_err(CopyError::Write))?;
+    match goes_on(source.size_bytes) {
         true => target.finish().map_err(CopyError::Write),
         false => Err(CopyError::Stopped),
     }

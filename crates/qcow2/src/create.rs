@@ -40,6 +40,30 @@ pub struct NewImage {
 }
 
 impl NewImage {
+    /// A disk of `size_bytes` in the file `path` whose backing file is `backing`. Both paths are
+    /// absolute, without symbolic links; a backing file in the same folder is named without it.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub fn over(
+        path: &Path,
+        size_bytes: u64,
+        backing: &Path,
+        is_qcow2: bool,
+    ) -> Result<NewImage, String> {
+        let name = match backing.file_name().filter(|_| backing.parent() == path.parent()) {
+            Some(name) => Path::new(name),
+            None => backing,
+        };
+        let name = name.to_str().ok_or("the path of the backing file is not UTF-8; rename it")?;
+        Ok(NewImage {
+            size_bytes,
+            cluster_bytes: CLUSTER_BYTES,
+            backing: Some((name.to_owned(), is_qcow2)),
+            preallocation: Preallocation::Off,
+        })
+    }
+
     /// Checks the sizes and the combination.
     ///
     /// # Errors

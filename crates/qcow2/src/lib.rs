@@ -33,6 +33,7 @@ mod reader;
 mod shifted;
 pub mod storage;
 
+pub use chain::FILES_MAX;
 pub use error::Qcow2Error;
 pub use reader::Qcow2Reader;
 

@@ -41,9 +41,14 @@ impl File {
             Some(align) => (libc::O_DIRECT, align.memory.max(align.read)),
         };
         let file = sync::open_again(&shared.file, true, flags)?;
-        let handovers = shared.handovers.load(Ordering::Acquire);
+        let handovers = self.handovers();
         let (buffer, content, data) = (Vec::new(), 0..0, 0..0);
         Ok(Reader { shared, file, align, buffer, content, handovers, data })
+    }
+
+    /// Number of times that the lock of the image was given up: another program may have written then.
+    pub fn handovers(&self) -> u32 {
+        self.shared.handovers.load(Ordering::Acquire)
     }
 }
 

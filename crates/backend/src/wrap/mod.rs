@@ -2,8 +2,9 @@
 //! Disks around a disk: they delay, fail, limit, record, track or hold I/Os.
 //!
 //! A wrapper's lane is one layer above its inner lane. It pushes timers with its own layer number
-//! and passes every other event to the inner lane. Wrappers are for tests and diagnosis, and for the
-//! time of a backup ([`CopyFirst`]) or a merge ([`Track`]): they may allocate and lock, except `Track`.
+//! and passes every other event to the inner lane. Wrappers are for tests and diagnosis, for the
+//! time of a backup ([`CopyFirst`]), and for that of a merge or between backups ([`Track`]): they may
+//! allocate and lock, except `Track`.
 
 mod copy_first;
 mod delay;
@@ -24,7 +25,7 @@ pub use ops::OpSet;
 pub use record::{Entry, Log, Phase, Record};
 pub use slots::BySlot;
 pub use spec::{SpecError, from_spec};
-pub use track::{Track, Written};
+pub use track::{Growth, Track, Written};
 
 use crate::{Disk, Info};
 

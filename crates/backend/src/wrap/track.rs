@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notes the parts of a disk that I/Os change, for a copy that goes on meanwhile.
+//! Notes the parts of a disk that I/Os change: for a copy that goes on meanwhile, and for the next one.
 
 use super::wrapped_info;
 use crate::{Disk, Engine, Info, Io, Lane, ResizeError, Slot, Step, Token};
 use std::io;
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,12 +25,18 @@ pub struct Written {
 }
 
 impl Written {
-    fn new(capacity_bytes: u64) -> Self {
+    /// No part of a disk of this capacity is noted.
+    pub fn new(capacity_bytes: u64) -> Self {
         let least = capacity_bytes.div_ceil(PARTS_MAX).next_power_of_two();
         let part_bytes = least.max(PART_BYTES_MIN);
         let words = capacity_bytes.div_ceil(part_bytes).div_ceil(64);
         let words = (0..words).map(|_| AtomicU64::new(0)).collect();
         Written { part_bytes, capacity_bytes, words }
+    }
+
+    /// Size of a part in bytes.
+    pub fn part_bytes(&self) -> u64 {
+        self.part_bytes
     }
 
     fn note(&self, offset_bytes: u64, len_bytes: u64) {
@@ -42,10 +48,26 @@ impl Written {
         }
     }
 
+    /// Notes the parts that `other` has noted, and the capacity that the disk has gained since then.
+    pub fn note_all(&self, other: &Written) {
+        other.each(self.capacity_bytes, |range| self.note(range.start, range.end - range.start));
+    }
+
     /// Bytes of the noted parts.
     pub fn bytes(&self) -> u64 {
         let parts = self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones());
-        parts.map(u64::from).sum::<u64>() * self.part_bytes
+        (parts.map(u64::from).sum::<u64>() * self.part_bytes).min(self.capacity_bytes)
+    }
+
+    /// Calls `act` with each noted part as a range of the disk in bytes, and with the range from the
+    /// capacity of these notes to `capacity_bytes`, which the disk has gained.
+    pub fn each(&self, capacity_bytes: u64, mut act: impl FnMut(Range<u64>)) {
+        for (at, word) in (0..).zip(&self.words) {
+            self.each_of(at, word.load(Ordering::Acquire), &mut act);
+        }
+        if self.capacity_bytes < capacity_bytes {
+            act(self.capacity_bytes..capacity_bytes);
+        }
     }
 
     /// Takes the noted parts, as ranges of the disk in bytes. They are noted no more: the caller copies
@@ -54,50 +76,65 @@ impl Written {
     pub fn take(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (at, word) in (0..).zip(&self.words) {
-            let mut bits = word.swap(0, Ordering::AcqRel);
-            while bits != 0 {
-                let start = (at * 64 + u64::from(bits.trailing_zeros())) * self.part_bytes;
-                let end = (start + self.part_bytes).min(self.capacity_bytes);
-                match ranges.last_mut().filter(|last| last.end == start) {
-                    Some(last) => last.end = end,
-                    None => ranges.push(start..end),
-                }
-                bits &= bits - 1;
-            }
+            self.each_of(at, word.swap(0, Ordering::AcqRel), &mut |part: Range<u64>| match ranges
+                .last_mut()
+                .filter(|last| last.end == part.start)
+            {
+                Some(last) => last.end = part.end,
+                None => ranges.push(part),
+            });
         }
         ranges
     }
+
+    /// The parts of the word at an index.
+    fn each_of(&self, at: u64, mut bits: u64, act: &mut impl FnMut(Range<u64>)) {
+        while bits != 0 {
+            let start = (at * 64 + u64::from(bits.trailing_zeros())) * self.part_bytes;
+            act(start..(start + self.part_bytes).min(self.capacity_bytes));
+            bits &= bits - 1;
+        }
+    }
 }
 
-/// Notes the changed parts of the disk `inner`, which cannot grow meanwhile.
+/// The capacity of a disk whose changes are noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// It may grow. Notes begin with the capacity of their time.
+    Allowed,
+    /// A merge that copies the disk does not let it grow.
+    Merging,
+}
+
+/// Notes the changed parts of the disk `inner`.
 pub struct Track {
     inner: Arc<dyn Disk>,
-    written: Arc<Written>,
+    noted: Arc<[Arc<Written>]>,
+    growth: Growth,
 }
 
 impl Track {
-    /// Nothing is noted yet.
-    pub fn new(inner: Arc<dyn Disk>) -> Self {
-        let written = Arc::new(Written::new(inner.info().capacity_sectors * 512));
-        Track { inner, written }
-    }
-
-    /// The changed parts.
-    pub fn written(&self) -> Arc<Written> {
-        Arc::clone(&self.written)
+    /// A disk around `inner` that notes changes in each of `noted`.
+    pub fn new(inner: Arc<dyn Disk>, noted: Vec<Arc<Written>>, growth: Growth) -> Self {
+        Track { inner, noted: noted.into(), growth }
     }
 }
 
 impl Disk for Track {
     fn info(&self) -> Info {
-        wrapped_info(&*self.inner, "being merged")
+        let wrapper = match self.growth {
+            Growth::Allowed => "changes are noted",
+            Growth::Merging => "being merged",
+        };
+        wrapped_info(&*self.inner, wrapper)
     }
 
     fn resize(&self, bytes: Option<u64>) -> Result<(), ResizeError> {
-        let capacity_bytes = self.written.capacity_bytes;
-        match bytes {
-            Some(bytes) if bytes != capacity_bytes => Err(ResizeError::Merging),
-            _ => Ok(()),
+        let capacity_bytes = self.inner.info().capacity_sectors * 512;
+        match (self.growth, bytes) {
+            (Growth::Allowed, bytes) => self.inner.resize(bytes),
+            (Growth::Merging, Some(bytes)) if bytes != capacity_bytes => Err(ResizeError::Merging),
+            (Growth::Merging, _) => Ok(()),
         }
     }
 
@@ -106,25 +143,42 @@ impl Disk for Track {
     }
 
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
-        let (inner, written) = (self.inner.open_lane()?, self.written());
-        Ok(Box::new(TrackLane { inner, written }))
+        let (inner, noted) = (self.inner.open_lane()?, Arc::clone(&self.noted));
+        Ok(Box::new(TrackLane { inner, noted }))
     }
 
     fn layers(&self) -> u8 {
         self.inner.layers()
     }
+
+    fn kernel_file(&self) -> Result<BorrowedFd<'_>, &'static str> {
+        Err(match self.growth {
+            Growth::Allowed => {
+                "only the uring data plane notes the changes for incremental backups; remove the \
+                 bitmaps of the disk first (vhost-blk ctl bitmaps --remove)"
+            }
+            Growth::Merging => {
+                "only the uring data plane serves a disk while its image is merged; wait for the \
+                 end of that, or serve the disk with --data-plane auto to begin it"
+            }
+        })
+    }
+
+    fn sync_failed(&self, errno: i32) {
+        self.inner.sync_failed(errno);
+    }
 }
 
 struct TrackLane {
     inner: Box<dyn Lane>,
-    written: Arc<Written>,
+    noted: Arc<[Arc<Written>]>,
 }
 
 impl TrackLane {
     fn note(&self, io: &Io, step: Step) -> Step {
         // Also a failed I/O may have changed a part of its range.
         if matches!(step, Step::Done(_)) && io.writes() {
-            self.written.note(io.offset_bytes, io.len_bytes);
+            self.noted.iter().for_each(|written| written.note(io.offset_bytes, io.len_bytes));
         }
         step
     }
@@ -178,5 +232,19 @@ mod tests {
         assert!(written.words.len() * 8 <= 16 << 20);
         written.note((1 << 60) - 512, 512);
         assert_eq!(written.take().last().unwrap().end, 1 << 60);
+    }
+
+    #[test]
+    fn notes_are_added_to_later_ones_with_the_part_that_the_disk_has_gained() {
+        let part = PART_BYTES_MIN;
+        let (before, after) = (Written::new(2 * part + 512), Written::new(5 * part));
+        before.note(0, 1);
+        after.note(part, 1);
+        after.note_all(&before);
+        assert_eq!(after.take(), [0..5 * part]);
+        assert_eq!(before.bytes(), part, "they stay");
+        let same = Written::new(2 * part + 512);
+        same.note_all(&before);
+        assert_eq!(same.take(), [0..part]);
     }
 }

@@ -2,13 +2,17 @@
 //! Copies the clusters of a disk: first those that the guest is about to change, then the others in
 //! their order.
 
+use super::digest::Digest;
 use super::source::ImageReader;
 use crate::pace::Pace;
 use backend::wrap::{CLUSTER_BYTES, Clusters, Turn};
-use qcow2::copy::Target;
+use qcow2::copy::{self, Source as Own, Target};
+use std::fmt::Display;
+use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Maximum clusters of one read: an I/O of the guest waits for one read and one write at most before
@@ -24,6 +28,8 @@ pub(super) struct Copier {
     pace: Pace,
     /// All clusters before this one are free.
     next: u64,
+    /// The digest of what was copied, if the copy is verified.
+    digest: Option<Digest>,
 }
 
 /// Errors of a copy.
@@ -38,12 +44,53 @@ pub(super) enum CopyError {
     /// The disk cannot be read at this position.
     #[error("reading at {0}: {1}; check the storage of the disk")]
     Read(u64, io::Error),
+    /// The complete copy cannot be read.
+    #[error("reading the copy again: {0}; check the storage of the target")]
+    ReadCopy(String),
+    /// The complete copy has another content than was written to it.
+    #[error(
+        "the copy has another content than was written to it; check the storage of the target and the \
+         memory of this host"
+    )]
+    Differs,
     /// The target cannot be written.
     #[error("writing the copy: {0}; check the storage of the target")]
     Write(io::Error),
     /// The thread cannot be started.
     #[error("{0}; raise the limit on threads (ulimit -u)")]
     Thread(io::Error),
+}
+
+/// The file of a copy that is read again.
+pub(super) struct Verify {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+    pub(super) is_qcow2: bool,
+}
+
+impl Verify {
+    fn compare(
+        self,
+        expected: Digest,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<(), CopyError> {
+        let unreadable = |why: &dyn Display| CopyError::ReadCopy(why.to_string());
+        let own = Own::own(&self.file, &self.path, self.is_qcow2);
+        let mut own = own.map_err(|why| unreadable(&why))?;
+        let mut found = Digest::default();
+        let read = own.each(goes_on, &mut |at, data| {
+            found.add(at, data);
+            Ok(())
+        });
+        match read {
+            Ok(()) if found == expected => Ok(()),
+            Ok(()) => Err(CopyError::Differs),
+            Err(copy::CopyError::Stopped) => Err(CopyError::Cancelled),
+            Err(copy::CopyError::Read(_, why) | copy::CopyError::Write(why)) => {
+                Err(unreadable(&why))
+            }
+        }
+    }
 }
 
 impl Copier {
@@ -53,17 +100,23 @@ impl Copier {
         clusters: Arc<Clusters>,
         bandwidth: Option<NonZeroU64>,
     ) -> Self {
-        Copier { reader, target, clusters, pace: Pace::new(bandwidth), next: 0 }
+        Copier { reader, target, clusters, pace: Pace::new(bandwidth), next: 0, digest: None }
     }
 
-    /// Copies all clusters and makes the target durable. Nothing waits for the copier afterwards.
-    pub(super) fn run(mut self) -> Result<(), CopyError> {
+    /// Copies all clusters and makes the target durable. With `verify`, reads its file again, and
+    /// compares. Nothing waits for the copier afterwards.
+    pub(super) fn run(mut self, verify: Option<Verify>) -> Result<(), CopyError> {
+        self.digest = verify.as_ref().map(|_| Digest::default());
         let copied = self.copy_all();
         if copied.is_err() {
             self.clusters.end();
         }
         copied?;
-        self.target.finish().map_err(CopyError::Write)
+        self.target.finish().map_err(CopyError::Write)?;
+        let compared = verify
+            .zip(self.digest)
+            .map(|(verify, digest)| verify.compare(digest, &mut |_| !self.clusters.has_ended()));
+        compared.unwrap_or(Ok(()))
     }
 
     fn copy_all(&mut self) -> Result<(), CopyError> {
@@ -99,9 +152,22 @@ impl Copier {
                 return Ok(Some(run));
             }
             self.check_handover()?;
-            self.clusters.free(run.start..hole_end);
+            self.skip(run.start..hole_end)?;
         }
         Ok(None)
+    }
+
+    /// Frees held clusters that are zero.
+    fn skip(&mut self, numbers: Range<u64>) -> Result<(), CopyError> {
+        let (mut at, end) = (numbers.start, numbers.end);
+        let mut held = Vec::new();
+        while let Some(run) = self.clusters.first_held(at..end, u64::MAX) {
+            at = run.end;
+            held.push(self.clusters.bytes_of(run));
+        }
+        // The content is known: the guest need not wait for the target.
+        self.clusters.free(numbers);
+        held.into_iter().try_for_each(|zeroes| self.target.zero(zeroes)).map_err(CopyError::Write)
     }
 
     fn copy(&mut self, numbers: Range<u64>) -> Result<(), CopyError> {
@@ -111,6 +177,9 @@ impl Copier {
         self.check_handover()?;
         // The content is safe: the guest need not wait for the target.
         self.clusters.free(numbers);
+        if let Some(digest) = &mut self.digest {
+            digest.add(at, self.reader.content());
+        }
         self.target.write(at, self.reader.content()).map_err(CopyError::Write)
     }
 

@@ -2,6 +2,7 @@
 //! The methods of the interface.
 
 use super::backup;
+use super::bitmaps;
 use super::client::Client;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::snapshot;
@@ -64,6 +65,8 @@ pub(super) fn carry_out(
             let rows = disks.statuses(LIST_MAX);
             json!({"disks": rows.iter().map(summary_value).collect::<Vec<_>>()})
         }
+        "Bitmaps" => bitmaps::list(disks, &mut call)?,
+        "RemoveBitmap" => bitmaps::remove(disks, client, &mut call)?,
         "Reload" => reload(disks, client, &call)?,
         "Commit" => snapshot::commit(disks, client, &mut call)?,
         "CancelCommit" => snapshot::cancel_commit(disks, client, &mut call)?,

@@ -5,6 +5,7 @@
 //! its own thread, between two messages of its front-end.
 
 mod backup;
+mod bitmaps;
 mod client;
 pub mod codec;
 mod methods;

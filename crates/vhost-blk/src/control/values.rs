@@ -61,7 +61,7 @@ pub(super) fn limits_of(status: &Status) -> Value {
     limits_value(&status.limits, status.limit_group.as_deref())
 }
 
-fn unix_seconds(time: SystemTime) -> u64 {
+pub(super) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 

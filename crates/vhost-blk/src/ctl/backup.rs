@@ -3,6 +3,7 @@
 
 use super::add::absolute;
 use super::ask::Asker;
+use super::text;
 use crate::failure::Failure;
 use crate::image::progress;
 use crate::values::{self, Format, word};
@@ -20,24 +21,45 @@ pub struct BackupArgs {
     /// The new image, which must not exist. The daemon writes it
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
-    /// Format of the new image
-    #[arg(long, value_name = "FORMAT", default_value = "raw")]
-    pub format: Format,
+    /// Format of the new image [default: raw; qcow2 with --incremental]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    /// Note the parts that the guest changes from the moment of the copy on, for incremental backups.
+    /// Each may have a bitmap of its own: nightly and weekly ones, for example
+    #[arg(long, value_name = "BITMAP", value_parser = values::disk_name, conflicts_with = "incremental")]
+    pub bitmap: Option<String>,
+    /// Copy only the parts that were changed since the last backup of this bitmap, into a qcow2 image
+    /// whose backing file is that backup
+    #[arg(long, value_name = "BITMAP", value_parser = values::disk_name)]
+    pub incremental: Option<String>,
     /// Bytes per second that are copied at most, with K, M, G or T. Data that the guest is about to
     /// overwrite is copied at once
     #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes)]
     pub bandwidth: Option<NonZeroU64>,
+    /// Read the complete copy again from its storage, and compare it with what was read from the disk.
+    /// There is no new image if they differ
+    #[arg(long)]
+    pub verify: bool,
+}
+
+impl BackupArgs {
+    /// The last reply as text.
+    pub(super) fn text(&self) -> fn(&Value) -> String {
+        if self.incremental.is_some() { text::increment } else { text::done }
+    }
 }
 
 const WHAT: &str = "back up the disk";
 
 /// Asks for the backup and waits for it. Returns the last reply.
 pub(super) fn run(args: &BackupArgs, asker: Asker<'_>) -> Result<Value, Failure> {
-    let BackupArgs { name, to, format, bandwidth } = args;
+    let BackupArgs { name, to, format, bitmap, incremental, bandwidth, verify } = args;
     // The daemon has another working directory.
     let target = absolute(to)?;
-    let parameters =
-        json!({"name": name, "target": target, "format": word(*format), "bandwidth": bandwidth});
+    let parameters = json!({
+        "name": name, "target": target, "format": format.map(word), "bandwidth": bandwidth,
+        "bitmap": bitmap, "incremental": incremental, "verify": verify,
+    });
     let bar = progress::bar()
         .map_err(|why| Failure::run("show the progress", why, "redirect standard error"))?;
     let last = asker.follow(WHAT, "Backup", &parameters, |reply| {

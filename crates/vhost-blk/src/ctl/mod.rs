@@ -63,6 +63,15 @@ pub enum Action {
     /// Copy a disk to a new image while the guest runs, as the disk is at the start of the copy. A
     /// stop of this command cancels the copy
     Backup(BackupArgs),
+    /// Show the bitmaps of a disk, which note changes for incremental backups
+    Bitmaps {
+        /// The disk.
+        #[command(flatten)]
+        disk: Named,
+        /// Remove this one: its next backup has to be a full one
+        #[arg(long, value_name = "BITMAP", value_parser = values::disk_name)]
+        remove: Option<String>,
+    },
     /// Copy what the image of a disk has itself into its backing file, in which the guest goes on: the
     /// opposite of snapshot. Waits for the end without a limit; the end of this program cancels it
     Commit {
@@ -233,7 +242,8 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
         }
         Action::Backup(backup) => {
             let reply = backup::run(backup, connect()?)?;
-            print(&shown(&Call::new("", "", Value::Null), &reply, args.json))
+            let call = Call { text: backup.text(), ..Call::new("", "", Value::Null) };
+            print(&shown(&call, &reply, args.json))
         }
         other => {
             let call = call(other)?;
@@ -289,6 +299,15 @@ fn call(action: &Action) -> Result<Call, Failure> {
             let parameters = json!({"name": name, "mode": word(*mode)});
             Call::new("set the cache mode", "SetCache", parameters)
         }
+        Action::Bitmaps { disk, remove: Some(bitmap) } => {
+            let parameters = json!({"name": disk.name, "bitmap": bitmap});
+            Call::new("remove the bitmap", "RemoveBitmap", parameters)
+        }
+        Action::Bitmaps { disk, remove: None } => Call {
+            text: text::bitmaps,
+            member: "bitmaps",
+            ..Call::new("show the bitmaps of the disk", "Bitmaps", of(disk))
+        },
         Action::Commit { disk, cancel: true, .. } => {
             Call::new("cancel the commit", "CancelCommit", of(disk))
         }

@@ -4,6 +4,7 @@
 use crate::values::Size;
 use serde_json::Value;
 use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
 
 /// The text of a string, or the JSON of another value; `-` for null.
 fn word(value: &Value) -> String {
@@ -32,6 +33,46 @@ pub(super) fn done(reply: &Value) -> String {
     match reply["changed"].as_bool() {
         Some(false) => "nothing to do\n".to_owned(),
         _ => "done\n".to_owned(),
+    }
+}
+
+/// The reply to an incremental backup.
+pub(super) fn increment(reply: &Value) -> String {
+    let bytes = reply["copied_bytes"].as_u64().unwrap_or_default();
+    format!("done; {bytes} bytes ({}) of changed parts were copied\n", Size(bytes))
+}
+
+/// The bitmaps of a disk, one in each line.
+pub(super) fn bitmaps(reply: &Value) -> String {
+    let head = ["BITMAP", "PART", "CHANGED", "AGE", "LAST BACKUP", "STATE"].map(String::from);
+    let mut rows = vec![head];
+    for bitmap in reply["bitmaps"].as_array().into_iter().flatten() {
+        let size = |key: &str| bitmap[key].as_u64().map_or("-".to_owned(), |n| Size(n).to_string());
+        let state = match (bitmap["problem"].as_str(), bitmap["busy"] == true) {
+            (Some(problem), _) => problem,
+            (None, true) => "being backed up",
+            (None, false) => "ready",
+        };
+        rows.push([
+            word(&bitmap["name"]),
+            size("part_bytes"),
+            size("changed_bytes"),
+            bitmap["since_unix_s"].as_u64().map_or("-".to_owned(), age),
+            word(&bitmap["backup"]),
+            state.to_owned(),
+        ]);
+    }
+    table(&rows)
+}
+
+/// The time since a moment in seconds since 1970, in its largest unit.
+fn age(unix_s: u64) -> String {
+    let since = SystemTime::UNIX_EPOCH + Duration::from_secs(unix_s);
+    match since.elapsed().unwrap_or_default().as_secs() {
+        seconds @ 0..60 => format!("{seconds}s"),
+        seconds @ 60..3600 => format!("{}m", seconds / 60),
+        seconds @ 3600..86_400 => format!("{}h", seconds / 3600),
+        seconds => format!("{}d", seconds / 86_400),
     }
 }
 

@@ -35,7 +35,8 @@ impl Disks {
             let remedy = "wait for its end, or stop the client that waits for it";
             Failure::run(what, "another backup of it is in progress", remedy)
         })?;
-        Ok(Source { image, control: Arc::clone(&entry.control), taken })
+        let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));
+        Ok(Source { image, control, layers, taken })
     }
 
     /// Refuses an act while a disk is being backed up.

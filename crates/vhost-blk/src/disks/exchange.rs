@@ -3,6 +3,7 @@
 //! are texts have cause and remedy.
 
 use super::config_file::NewConfig;
+use super::layers::Layers;
 use super::{Disks, Image, Mode, Origin, Slot};
 use crate::disk::Opened;
 use crate::failure::Failure;
@@ -25,6 +26,7 @@ pub(super) struct Source {
     pub(super) origin: Origin,
     pub(super) control: Arc<Control>,
     pub(super) image: Image,
+    pub(super) layers: Arc<Layers>,
 }
 
 /// The storage after the exchange.
@@ -90,7 +92,8 @@ impl Disks {
             return Err(refused("the disk has no image file", "serve a disk of kind file"));
         };
         let (args, origin) = (entry.args.clone(), entry.origin);
-        Ok(Source { name: name.to_owned(), args, origin, control: entry.control.clone(), image })
+        let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));
+        Ok(Source { name: name.to_owned(), args, origin, control, image, layers })
     }
 
     /// The new configuration file of a disk, if it has one.
@@ -126,9 +129,10 @@ impl Disks {
     }
 }
 
-/// The exchange to an opened disk, whose parts go to `new`.
+/// The exchange to an opened disk, whose parts go to `new` and which gets the layers of the old one.
 pub(super) fn replacement(
     opened: Opened,
+    layers: &Arc<Layers>,
     new: &Sender<New>,
     commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
 ) -> Result<Replacement, String> {
@@ -139,12 +143,12 @@ pub(super) fn replacement(
     };
     let storage =
         storage.map_err(|error| format!("{error}; raise the limit on open files (ulimit -n)"))?;
-    if let Some(top) = top {
+    if let Some(top) = top.clone() {
         let image = Image { disk: Arc::clone(&disk), top, qcow2 };
         let _ = new.send(New { image, storage, notices }); // the receiver waits for the answer
     }
     let lock = lock.map(|(lock, _)| lock);
-    Ok(Replacement { disk, keeps_lock: false, lock, commit })
+    Ok(layers.go_on_in(Replacement { disk, keeps_lock: false, lock, commit }, top))
 }
 
 /// Makes the completed writes of a disk durable.

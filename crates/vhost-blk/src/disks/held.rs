@@ -59,6 +59,9 @@ impl State {
                 Slot::Served(entry) if entry.backup.is_taken() => {
                     return Err(UpgradeError::Disk { name, why: Obstacle::Backup });
                 }
+                Slot::Served(entry) if !entry.layers.bitmaps().is_empty() => {
+                    return Err(UpgradeError::Disk { name, why: Obstacle::Bitmaps });
+                }
                 Slot::Served(entry) => entry,
             };
             let options = match mode {

@@ -14,11 +14,13 @@
 //! During an upgrade ([`Disks::hold`]) no name changes its state, unless the process is stopped.
 
 mod backups;
+pub(crate) mod bitmaps;
 mod config_file;
 mod exchange;
 mod front_ends;
 pub mod growth;
 mod held;
+pub(crate) mod layers;
 pub mod merge;
 mod opening;
 pub mod reload;
@@ -27,6 +29,7 @@ pub mod snapshot;
 mod taking_over;
 mod traces;
 
+pub use bitmaps::BitmapFacts;
 pub use held::Held;
 pub use opening::Opened;
 pub use traces::Traced;
@@ -43,6 +46,7 @@ use crate::upgrade::{Parts, TakenParts, Upgrader};
 use backend::Disk;
 use backend::file::File as ImageFile;
 use data_plane::{Health, UringPool};
+use layers::Layers;
 use merge::MergeJob;
 use qcow2::Qcow2Disk;
 use serde::{Deserialize, Serialize};
@@ -146,6 +150,8 @@ struct Entry {
     backup: Arc<backup::Slot>,
     /// The open image; a disk in memory has none.
     image: Option<Image>,
+    /// The layers around its image.
+    layers: Arc<Layers>,
     /// The merge of the image into its backing file. The disk stays until its end.
     merge: Option<Arc<MergeJob>>,
 }

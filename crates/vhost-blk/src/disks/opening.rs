@@ -2,6 +2,7 @@
 //! The way of a disk from its options to its thread.
 
 use super::front_ends::FrontEnds;
+use super::layers::Layers;
 use super::{Disks, Entry, Image, Mode, NewDisk, Reservation, growth};
 use crate::disk;
 use crate::engine::Server;
@@ -73,6 +74,7 @@ impl Disks {
         }
         let disk::Opened { disk, top, qcow2, lock, notices, .. } = opened;
         let info = disk.info();
+        let layers = Layers::new(Arc::clone(&disk), top.clone());
         let image = top.map(|top| Image { disk: Arc::clone(&disk), top, qcow2 });
         let pool = self.pool(args.queues())?;
         let mut server = match device.is_some() {
@@ -114,6 +116,7 @@ impl Disks {
             parts,
             backup,
             image,
+            layers,
             merge: None,
         };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation })

@@ -21,8 +21,38 @@ pub(super) const BACKUP: Page = Page {
             "Make a qcow2 image of it:",
             "vhost-blk ctl --control-path vhost-blk.ctl backup data --to data.qcow2 --format qcow2",
         ),
+        (
+            "Copy all of it, and note changes from then on in the bitmap nightly:",
+            "vhost-blk ctl --control-path vhost-blk.ctl backup data --to /backup/0.qcow2 --format qcow2 --bitmap nightly",
+        ),
+        (
+            "Copy the changes since then:",
+            "vhost-blk ctl --control-path vhost-blk.ctl backup data --to /backup/1.qcow2 --incremental nightly",
+        ),
     ],
-    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-convert", "1"), ("fsfreeze", "8")],
+    see_also: &[
+        ("vhost-blk-ctl", "1"),
+        ("vhost-blk-ctl-bitmaps", "1"),
+        ("vhost-blk-convert", "1"),
+        ("fsfreeze", "8"),
+    ],
+};
+
+pub(super) const BITMAPS: Page = Page {
+    command: "vhost-blk ctl bitmaps",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[
+        (
+            "Show the bitmaps of a disk, with their last backups:",
+            "vhost-blk ctl --control-path vhost-blk.ctl bitmaps data",
+        ),
+        (
+            "Note no more changes in one of them:",
+            "vhost-blk ctl --control-path vhost-blk.ctl bitmaps data --remove nightly",
+        ),
+    ],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-backup", "1")],
 };
 
 pub(super) const CHECK: Page = Page {

@@ -88,6 +88,7 @@ pub const PAGES: &[Page] = &[
         see_also: &[
             ("vhost-blk-ctl-add", "1"),
             ("vhost-blk-ctl-backup", "1"),
+            ("vhost-blk-ctl-bitmaps", "1"),
             ("vhost-blk-ctl-commit", "1"),
             ("vhost-blk-ctl-events", "1"),
             ("vhost-blk-ctl-limit", "1"),
@@ -137,6 +138,7 @@ pub const PAGES: &[Page] = &[
         ],
     },
     images::BACKUP,
+    images::BITMAPS,
     snapshots::COMMIT,
     streams::EVENTS,
     Page {

@@ -81,6 +81,12 @@ pub enum Obstacle {
     /// It is being backed up, by threads of this program.
     #[error("{}", crate::backup::BUSY)]
     Backup,
+    /// Its bitmaps are in the memory of this program.
+    #[error(
+        "its bitmaps for incremental backups would be lost; remove them (vhost-blk ctl bitmaps \
+         --remove), and make full backups afterwards"
+    )]
+    Bitmaps,
     /// It cannot outlive its program.
     #[error("{0}; restart the daemon instead")]
     Bound(&'static str),

@@ -23,7 +23,7 @@ impl Drop for AtEnd<'_> {
 }
 
 /// Runs all loads, each on its thread, while `act` runs.
-fn under<T>(loads: &mut [Load], act: impl FnOnce() -> T) -> T {
+pub(crate) fn under<T>(loads: &mut [Load], act: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _at_end = AtEnd(&stop);
@@ -36,7 +36,7 @@ fn under<T>(loads: &mut [Load], act: impl FnOnce() -> T) -> T {
 }
 
 /// Lets each load write so many requests.
-fn write_some(loads: &mut [Load], count: u64) {
+pub(crate) fn write_some(loads: &mut [Load], count: u64) {
     std::thread::scope(|scope| {
         for load in loads {
             let mut start = None;
@@ -60,8 +60,8 @@ fn content_of(image: &Path, format: &str) -> Vec<u8> {
     std::fs::read(raw).unwrap()
 }
 
-/// The content of a served qcow2 image, as QEMU reads it.
-fn content_by_qemu(image: &Path) -> Vec<u8> {
+/// The content of a qcow2 image, which may be served, as QEMU reads it.
+pub(crate) fn content_by_qemu(image: &Path) -> Vec<u8> {
     let raw = image.with_extension("seen");
     let (image, seen) = (image.to_str().unwrap(), raw.to_str().unwrap());
     let convert = ["convert", "-U", "-f", "qcow2", "-O", "raw", image, seen];

@@ -5,6 +5,7 @@ mod cancelled;
 #[path = "../common/mod.rs"]
 mod common;
 mod content;
+mod incremental;
 #[path = "../../../vhost-user/tests/common/load.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;

@@ -100,7 +100,7 @@ pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
     let Target { device, daemon } = target::serve(env, &disk, &setup.options(&specs))?;
     let Some(daemon) = daemon else { bail!("there is no daemon") };
     let beside = |name: &str| disk.path.with_file_name(name).display().to_string();
-    let (overlay, copy) = (beside("overlay.qcow2"), beside("copy.img"));
+    let (overlay, copy, next) = (beside("overlay.qcow2"), beside("copy.img"), beside("next.qcow2"));
     let done = under_load(device, specs, |handles| {
         for round in 0..env.rounds(setup.requests) {
             for (words, plane) in [
@@ -108,7 +108,8 @@ pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
                 (&["snapshot", "--to", &overlay], "uring"),
                 (&["commit"], "uring"),
                 (&["switch", "kernel"], "kernel"),
-                (&["backup", "--to", &copy], "uring"),
+                (&["backup", "--to", &copy, "--bitmap", "b"], "uring"),
+                (&["backup", "--to", &next, "--incremental", "b"], "uring"),
             ] {
                 let what = || format!("round {round}: {words:?}");
                 handles.wait_for_progress(STEP).with_context(what)?;
@@ -117,8 +118,13 @@ pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
                 let runs = format!("data plane  {plane} (");
                 ensure!(status.contains(&runs), "{}: the daemon says: {status}", what());
             }
-            std::fs::remove_file(&overlay)?;
-            std::fs::remove_file(&copy)?;
+            let told = daemon.control(&["switch", "kernel"]).map_err(|error| format!("{error:#}"));
+            let Err(told) = told else { bail!("round {round}: the kernel notes no changes") };
+            ensure!(told.contains("remove the bitmaps of the disk first"), "round {round}: {told}");
+            daemon.control(&["bitmaps", "--remove", "b"])?;
+            for file in [&overlay, &copy, &next] {
+                std::fs::remove_file(file)?;
+            }
         }
         handles.wait_for_progress(STEP).context("after the last backup")
     })?;

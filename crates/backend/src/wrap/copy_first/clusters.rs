@@ -6,10 +6,12 @@
 //! | held | at the start | reads it | wait, and tell the copier |
 //! | free | [`Clusters::free`]: the copier has read it, or knows that it is a hole | leaves it alone | start |
 //!
-//! No cluster becomes held again. There is one copier, which reads held clusters only, and a write
+//! A copy of changes begins with the free clusters that [`Clusters::hold_only`] leaves out; afterwards
+//! no cluster becomes held again. There is one copier, which reads held clusters only, and a write
 //! starts on free clusters only: so no read of the copier meets a write. After [`Clusters::end`] every
 //! write starts, whatever it touches.
 
+use crate::wrap::Written;
 use crate::{Remote, Token};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,8 +28,10 @@ pub struct Clusters {
     capacity_bytes: u64,
     /// A bit for each cluster: set if it is free.
     free: Box<[AtomicU64]>,
-    /// Number of free clusters.
-    count: AtomicU64,
+    /// Bytes of the clusters that are held.
+    held_bytes: AtomicU64,
+    /// Bytes of those that were held at the start.
+    total_bytes: AtomicU64,
     ended: AtomicBool,
     waiting: Mutex<VecDeque<Waiting>>,
     /// An I/O waits, or the copy has ended.
@@ -61,7 +65,8 @@ impl Clusters {
         Clusters {
             capacity_bytes,
             free: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            count: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(capacity_bytes),
+            total_bytes: AtomicU64::new(capacity_bytes),
             ended: AtomicBool::new(false),
             waiting: Mutex::default(),
             changed: Condvar::new(),
@@ -83,15 +88,42 @@ impl Clusters {
         self.capacity_bytes == 0
     }
 
-    /// Bytes of the free clusters.
-    pub fn free_bytes(&self) -> u64 {
-        (self.count.load(Ordering::Relaxed) * CLUSTER_BYTES).min(self.capacity_bytes)
+    /// Bytes of the clusters that were held at the start.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of those that are free by now.
+    pub fn freed_bytes(&self) -> u64 {
+        self.total_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Holds only the clusters of the noted parts, and those behind the capacity of the notes. No I/O
+    /// has begun, and no cluster was freed.
+    pub fn hold_only(&self, written: &Written) {
+        self.free.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        let mut held_bytes = 0;
+        written.each(self.capacity_bytes, |range| {
+            for number in range.start / CLUSTER_BYTES..range.end.div_ceil(CLUSTER_BYTES) {
+                let (word, bit) = self.place(number);
+                if word.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
+                    held_bytes += self.len_of(number);
+                }
+            }
+        });
+        self.total_bytes.store(held_bytes, Ordering::Relaxed);
+        self.held_bytes.store(held_bytes, Ordering::Relaxed);
     }
 
     /// The bytes of clusters.
     pub fn bytes_of(&self, numbers: Range<u64>) -> Range<u64> {
         let end = |number: u64| (number * CLUSTER_BYTES).min(self.capacity_bytes);
         end(numbers.start)..end(numbers.end)
+    }
+
+    fn len_of(&self, number: u64) -> u64 {
+        let bytes = self.bytes_of(number..number + 1);
+        bytes.end - bytes.start
     }
 
     /// The first run of held clusters in a range, of at most `max` clusters.
@@ -108,7 +140,7 @@ impl Clusters {
             let (word, bit) = self.place(number);
             // Pairs with `is_free`: the copier's read precedes the write that sees the bit.
             if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
-                self.count.fetch_add(1, Ordering::Relaxed);
+                self.held_bytes.fetch_sub(self.len_of(number), Ordering::Relaxed);
             }
         }
         let mut ready = Vec::new();
@@ -225,5 +257,22 @@ mod tests {
         assert!(!clusters.wait(numbers, delivered.remote(), token));
         assert_eq!(clusters.held(0, 4 * CLUSTER_BYTES), None);
         assert_eq!(delivered.poll(), None);
+    }
+
+    #[test]
+    fn a_copy_of_changes_holds_the_changed_clusters_and_the_new_ones() {
+        let written = Written::new(3 * CLUSTER_BYTES + 512);
+        let clusters = Clusters::new(5 * CLUSTER_BYTES + 512);
+        clusters.hold_only(&written);
+        // The cluster with the former end, and all behind it.
+        assert_eq!(clusters.first_held(0..6, 9), Some(3..6));
+        assert_eq!((clusters.total_bytes(), clusters.freed_bytes()), (2 * CLUSTER_BYTES + 512, 0));
+        clusters.free(0..5);
+        assert_eq!(clusters.freed_bytes(), 2 * CLUSTER_BYTES);
+        // The first one is noted, too.
+        let first = Written::new(CLUSTER_BYTES);
+        first.note_all(&Written::new(512));
+        written.note_all(&first);
+        assert_eq!(written.bytes(), 3 * CLUSTER_BYTES + 512, "the disk has gained the rest");
     }
 }

@@ -22,6 +22,7 @@ pub(super) use job::{MERGING, MergeJob};
 use super::Disks;
 use super::config_file::NewConfig;
 use super::exchange::{New, Source, options, replacement};
+use super::layers::Layers;
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
 use crate::disk::{self, From};
 use crate::failure::Failure;
@@ -29,7 +30,7 @@ use crate::options::DiskArgs;
 use crate::pace::Pace;
 use backend::Disk;
 use backend::file::File as ImageFile;
-use backend::wrap::{Track, Written};
+use backend::wrap::Written;
 use plan::Plan;
 use qcow2::merge::Merge;
 use std::io;
@@ -130,6 +131,7 @@ impl Disks {
         let file = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
             args: plan.args().clone(),
+            layers: Arc::clone(&source.layers),
             top: Arc::clone(&source.image.top),
             marks: Marks::of(plan)?,
             config,
@@ -154,21 +156,22 @@ fn told(unfinished: Unfinished) -> String {
 /// Makes the disk note the parts that its guest changes.
 fn track(source: &Source, go_on: &impl Fn() -> bool) -> Result<Arc<Written>, String> {
     let (sender, written) = channel();
-    let order = source.control.replace_storage(Box::new(move |old: &Arc<dyn Disk>| {
-        let track = Track::new(Arc::clone(old));
-        let _ = sender.send(track.written()); // the receiver waits for the answer
-        Ok(Replacement::around(Arc::new(track)))
-    }));
+    let order = source.layers.change(&source.control, move |stack| {
+        let changes = Arc::new(Written::new(stack.capacity_bytes()));
+        stack.merge = Some(Arc::clone(&changes));
+        let _ = sender.send(changes); // the receiver waits for the answer
+        Ok(())
+    });
     wait(&order, DRAIN_MAX, go_on).map_err(told)?;
     written.try_recv().map_err(|error| format!("{error}; try again"))
 }
 
-/// Removes the wrapper that notes changes.
+/// Ends the notes of the merge.
 fn end_tracking(source: &Source) {
-    let disk = Arc::clone(&source.image.disk);
-    let order = source
-        .control
-        .replace_storage(Box::new(move |_: &Arc<dyn Disk>| Ok(Replacement::around(disk))));
+    let order = source.layers.change(&source.control, |stack| {
+        stack.merge = None;
+        Ok(())
+    });
     if let Err(unfinished) = wait(&order, DRAIN_MAX, || true)
         && !unfinished.is_over()
     {
@@ -228,6 +231,7 @@ fn not_copied(error: io::Error) -> String {
 /// The change of a disk that is drained.
 struct Change {
     args: DiskArgs,
+    layers: Arc<Layers>,
     /// The file of the image.
     top: Arc<ImageFile>,
     marks: Marks,
@@ -261,7 +265,8 @@ impl Change {
         copy(&mut merge, written.take(), &mut Pace::new(None), &|| true)?;
         drop(merge);
         let opened = disk::open(&self.args, From::Merged).map_err(|failure| failure.to_string())?;
-        replacement(opened, new, Box::new(move || self.commit()))
+        let layers = Arc::clone(&self.layers);
+        replacement(opened, &layers, new, Box::new(move || self.commit()))
     }
 
     /// Moves the mark from the backing file to the image, and replaces the configuration file.

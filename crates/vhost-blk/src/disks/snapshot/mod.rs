@@ -18,6 +18,7 @@ mod plan;
 use super::Disks;
 use super::config_file::NewConfig;
 use super::exchange::{New, options, replacement, synced};
+use super::layers::Layers;
 use super::replacing::{DRAIN_MAX, wait};
 use crate::disk::{self, From};
 use crate::failure::Failure;
@@ -88,6 +89,7 @@ impl Disks {
         let path = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
             args: args.clone(),
+            layers: Arc::clone(&source.layers),
             top: Arc::clone(&source.image.top),
             mark: plan.marks().then(|| plan.overlay().to_owned()),
             config,
@@ -132,6 +134,7 @@ impl Disks {
 /// The change of a disk that is drained.
 struct Change {
     args: DiskArgs,
+    layers: Arc<Layers>,
     /// The file that becomes the backing file.
     top: Arc<ImageFile>,
     /// The content of its mark.
@@ -145,7 +148,8 @@ impl Change {
         synced(&**old)?;
         let opened =
             disk::open(&self.args, From::Overlay).map_err(|failure| failure.to_string())?;
-        replacement(opened, &new, Box::new(move || self.commit()))
+        let layers = Arc::clone(&self.layers);
+        replacement(opened, &layers, &new, Box::new(move || self.commit()))
     }
 
     /// Marks the image, and replaces the configuration file.
@@ -199,7 +203,8 @@ mod tests {
         std::fs::remove_file(path("a.toml")).unwrap();
         std::fs::create_dir(path("a.toml")).unwrap();
         let mark = Some(path("b.qcow2"));
-        let change = Change { args, top: Arc::clone(&top), mark, config: Some(config) };
+        let layers = Layers::new(Arc::clone(&top) as Arc<dyn Disk>, None);
+        let change = Change { args, layers, top: Arc::clone(&top), mark, config: Some(config) };
         let told = change.commit().unwrap_err();
         assert!(told.contains("a.toml cannot be replaced") && told.contains("; check"), "{told}");
         assert_eq!(top.overlay().unwrap(), None);

@@ -5,7 +5,7 @@ use super::Wanted;
 use crate::disks::exchange::Source;
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, Format, Plane};
-use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation, backing_bytes};
+use qcow2::create::{NewImage, backing_bytes};
 use qcow2::inspect;
 use std::fs;
 use std::io;
@@ -48,18 +48,7 @@ impl Plan {
 
     /// The new image.
     pub(super) fn image(&self) -> Result<NewImage, String> {
-        let (folder, of_overlay) = (self.backing.parent(), self.overlay.parent());
-        let name = match self.backing.file_name().filter(|_| folder == of_overlay) {
-            Some(name) => Path::new(name),
-            None => &self.backing,
-        };
-        let name = name.to_str().ok_or("the path of the image is not UTF-8; rename it")?;
-        Ok(NewImage {
-            size_bytes: self.capacity_bytes,
-            cluster_bytes: CLUSTER_BYTES,
-            backing: Some((name.to_owned(), self.is_qcow2)),
-            preallocation: Preallocation::Off,
-        })
+        NewImage::over(&self.overlay, self.capacity_bytes, &self.backing, self.is_qcow2)
     }
 
     /// The options of the disk in the overlay, which exists.

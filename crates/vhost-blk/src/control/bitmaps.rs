@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The methods for bitmaps.
+
+use super::client::Client;
+use super::protocol::{Call, CallError, text};
+use super::values::unix_seconds;
+use crate::disks::{BitmapFacts, Disks};
+use serde_json::{Value, json};
+
+/// `Bitmaps`.
+pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    call.no_more()?;
+    let bitmaps = disks.bitmaps(&disks.resolve(wanted.as_deref())?)?;
+    let row = |bitmap: &BitmapFacts| {
+        json!({
+            "name": bitmap.name,
+            "part_bytes": bitmap.part_bytes,
+            "changed_bytes": bitmap.changed_bytes,
+            "backup": bitmap.backup.as_ref().map(|path| path.display().to_string()),
+            "since_unix_s": bitmap.since.map(unix_seconds),
+            "busy": bitmap.is_busy,
+            "problem": bitmap.problem,
+        })
+    };
+    Ok(json!({"bitmaps": bitmaps.iter().map(row).collect::<Vec<_>>()}))
+}
+
+/// `RemoveBitmap`.
+pub(super) fn remove(
+    disks: &Disks,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    let bitmap = call.required("bitmap", text)?;
+    call.no_more()?;
+    let name = disks.resolve(wanted.as_deref())?;
+    client.log("RemoveBitmap", &name);
+    disks.remove_bitmap(&name, &bitmap, || client.is_connected())?;
+    Ok(json!({}))
+}

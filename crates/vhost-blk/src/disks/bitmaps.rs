@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bitmaps: the parts of a disk that its guest has changed since a backup.
+//!
+//! A bitmap has a base, the last complete backup of it. Each backup of a bitmap begins new notes at
+//! its moment, while the disk is drained:
+//!
+//! | That backup | Base | Notes |
+//! |---|---|---|
+//! | is in progress | the backup before | those before the moment are kept aside |
+//! | is complete | that backup | those since its moment |
+//! | fails or is cancelled | the backup before | those before and after the moment together |
+//!
+//! A bitmap without a base does not outlive the backup that should become its base. Bitmaps are in
+//! memory only: the end of the daemon or of the disk ends them.
+
+use super::Disks;
+use super::replacing::{DRAIN_MAX, wait};
+use crate::failure::Failure;
+use backend::file::File as ImageFile;
+use backend::wrap::Written;
+use qcow2::FILES_MAX;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+/// Maximum bitmaps of a disk.
+pub(crate) const BITMAPS_MAX: usize = 16;
+
+/// The remedy if an incremental backup is not possible.
+const FULL: &str = "make a full backup with --bitmap";
+
+/// A complete backup that the next one can build on.
+#[derive(Clone, Debug)]
+pub(crate) struct Base {
+    /// Its path without symbolic links.
+    pub(crate) path: PathBuf,
+    /// It is no raw image.
+    pub(crate) is_qcow2: bool,
+    /// The moment of its content.
+    at: SystemTime,
+    /// The files of its chain, the full backup first.
+    files: Vec<(PathBuf, FileState)>,
+}
+
+/// The state of a file, which each change of the file changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileState {
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl FileState {
+    fn of(meta: &fs::Metadata) -> FileState {
+        FileState { bytes: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) }
+    }
+}
+
+impl Base {
+    /// The backup of the moment `at` in a complete file that is about to get the name `path`, over the
+    /// chain of `before`.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub(crate) fn of(
+        file: &fs::File,
+        path: &Path,
+        (at, is_qcow2): (SystemTime, bool),
+        before: Option<&Base>,
+    ) -> io::Result<Base> {
+        let (path, state) = (real_path(path)?, FileState::of(&file.metadata()?));
+        let mut files = before.map_or(Vec::new(), |before| before.files.clone());
+        files.push((path.clone(), state));
+        Ok(Base { path, is_qcow2, at, files })
+    }
+
+    /// Checks that the files of the chain are as they were, and leave room for one more.
+    fn check(&self) -> Result<(), String> {
+        if self.files.len() >= FILES_MAX {
+            return Err(format!("its chain has {FILES_MAX} files already; {FULL}"));
+        }
+        let remedy = format!("put it back as it was (cp --preserve=timestamps), or {FULL}");
+        for (path, state) in self.files.iter().rev() {
+            let shown = path.display();
+            match fs::metadata(path) {
+                Ok(meta) if FileState::of(&meta) == *state => {}
+                Ok(_) => return Err(format!("the backup {shown} was changed; {remedy}")),
+                Err(why) => {
+                    return Err(format!("the backup {shown} cannot be found: {why}; {remedy}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The path of a file that need not exist, without symbolic links to its folder.
+///
+/// # Errors
+/// The error of the system call.
+pub(crate) fn real_path(path: &Path) -> io::Result<PathBuf> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    Ok(fs::canonicalize(folder)?.join(path.file_name().unwrap_or_default()))
+}
+
+/// A bitmap, from the moment of a backup on.
+pub(crate) struct Bitmap {
+    written: Arc<Written>,
+    state: Mutex<State>,
+}
+
+struct State {
+    base: Option<Base>,
+    /// The notes before the moment, while the backup is in progress.
+    before: Option<Arc<Written>>,
+    /// The image, and the number of times that its lock had been given up.
+    image: (Arc<ImageFile>, u32),
+}
+
+impl Bitmap {
+    /// New notes on a drained disk, after those of `before`.
+    pub(crate) fn begin(
+        top: &Arc<ImageFile>,
+        capacity_bytes: u64,
+        before: Option<&Bitmap>,
+    ) -> Bitmap {
+        let written = Arc::new(Written::new(capacity_bytes));
+        let image = (Arc::clone(top), top.handovers());
+        let base = before.and_then(|before| before.lock().sound_base().cloned());
+        let before = before.map(|before| Arc::clone(&before.written));
+        Bitmap { written, state: Mutex::new(State { base, before, image }) }
+    }
+
+    /// The notes since the moment.
+    pub(crate) fn written(&self) -> &Arc<Written> {
+        &self.written
+    }
+
+    /// Ends the backup in progress with success.
+    pub(crate) fn complete(&self, base: Base) {
+        let mut state = self.lock();
+        (state.base, state.before) = (Some(base), None);
+    }
+
+    /// Ends the backup in progress without success: the notes before it are valid again.
+    pub(crate) fn give_back(&self) {
+        if let Some(before) = self.lock().before.take() {
+            self.written.note_all(&before);
+        }
+    }
+
+    /// Returns whether a backup is complete.
+    pub(crate) fn has_base(&self) -> bool {
+        self.lock().base.is_some()
+    }
+
+    /// The backup that the next one can build on.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(crate) fn base(&self) -> Result<Base, String> {
+        let base = self.lock().sound_base().cloned().ok_or_else(|| {
+            format!(
+                "the guest was on another host since its last backup, which noted no changes; \
+                     {FULL}"
+            )
+        })?;
+        base.check()?;
+        Ok(base)
+    }
+
+    /// Follows its disk to another image of the same content.
+    pub(super) fn go_on_in(&self, top: &Arc<ImageFile>) {
+        let mut state = self.lock();
+        if state.is_sound() {
+            state.image = (Arc::clone(top), top.handovers());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Returns whether this program alone has written the image.
+    fn is_sound(&self) -> bool {
+        let (image, handovers) = &self.image;
+        image.handovers() == *handovers
+    }
+
+    fn sound_base(&self) -> Option<&Base> {
+        self.base.as_ref().filter(|_| self.is_sound())
+    }
+}
+
+/// A row of [`Disks::bitmaps`].
+#[derive(Debug)]
+pub struct BitmapFacts {
+    /// Name of the bitmap.
+    pub name: String,
+    /// Size of a part in bytes.
+    pub part_bytes: u64,
+    /// Bytes of the parts that were changed since the last backup began, complete or not.
+    pub changed_bytes: u64,
+    /// Path of the last complete backup.
+    pub backup: Option<PathBuf>,
+    /// The moment of its content.
+    pub since: Option<SystemTime>,
+    /// A backup of the bitmap is in progress.
+    pub is_busy: bool,
+    /// The reason for which an incremental backup would be refused.
+    pub problem: Option<String>,
+}
+
+impl Bitmap {
+    fn facts(&self, name: String) -> BitmapFacts {
+        let problem = self.base().err();
+        let state = self.lock();
+        BitmapFacts {
+            name,
+            part_bytes: self.written.part_bytes(),
+            changed_bytes: self.written.bytes(),
+            backup: state.base.as_ref().map(|base| base.path.clone()),
+            since: state.base.as_ref().map(|base| base.at),
+            is_busy: state.before.is_some() || state.base.is_none(),
+            problem: problem.filter(|_| state.base.is_some()),
+        }
+    }
+}
+
+/// The refusal for a bitmap that does not exist.
+pub(crate) fn no_bitmap(bitmap: &str) -> String {
+    format!(
+        "it has no bitmap {bitmap} (bitmaps end with the daemon and with the disk); make a full backup \
+         with --bitmap {bitmap}"
+    )
+}
+
+impl Disks {
+    /// The bitmaps of a disk.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk.
+    pub fn bitmaps(&self, name: &str) -> Result<Vec<BitmapFacts>, Failure> {
+        let layers = Arc::clone(&self.lock().entry(name)?.layers);
+        Ok(layers.bitmaps().into_iter().map(|(name, bitmap)| bitmap.facts(name)).collect())
+    }
+
+    /// Removes a bitmap. Waits for the requests in flight as long as `go_on` says so, and at most 10 s.
+    ///
+    /// # Errors
+    /// [`Failure`]; the bitmap is as before.
+    pub fn remove_bitmap(
+        &self,
+        name: &str,
+        bitmap: &str,
+        go_on: impl FnMut() -> bool,
+    ) -> Result<(), Failure> {
+        let refused =
+            |told: String| Failure::told(format!("remove the bitmap {bitmap} of {name}"), told);
+        let _no_reload = self.no_reload();
+        let (layers, control) = {
+            let state = self.lock();
+            let entry = state.entry(name)?;
+            (Arc::clone(&entry.layers), Arc::clone(&entry.control))
+        };
+        let missing = || format!("it has no bitmap {bitmap}; see vhost-blk ctl bitmaps {name}");
+        if !layers.bitmaps().contains_key(bitmap) {
+            return Err(refused(missing()));
+        }
+        let (of_order, missing) = (bitmap.to_owned(), missing());
+        let order = layers.change(&control, move |stack| {
+            if stack.is_copied() {
+                return Err(crate::backup::BUSY.to_owned());
+            }
+            stack.bitmaps.remove(&of_order).map(drop).ok_or(missing)
+        });
+        wait(&order, DRAIN_MAX, go_on).map_err(|told| refused(told.to_string()))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The layers around the image of a running disk.
+//!
+//! | From the guest down | There |
+//! |---|---|
+//! | [`CopyFirst`] | during a backup |
+//! | [`Track`] | during a merge, and while the disk has bitmaps |
+//! | the image, with the wrappers of `--wrap` | always |
+//!
+//! Only the thread of the disk changes the layers, while the disk is drained; so one change follows
+//! another, and each builds all layers anew.
+
+use super::bitmaps::Bitmap;
+use backend::Disk;
+use backend::file::File as ImageFile;
+use backend::wrap::{Clusters, CopyFirst, Growth, Track, Written};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use vhost_user::{Control, Replacement, Replacing};
+
+/// The layers of a disk.
+pub(crate) struct Layers(Mutex<Stack>);
+
+/// The layers at one moment.
+#[derive(Clone)]
+pub(crate) struct Stack {
+    image: Arc<dyn Disk>,
+    /// The file of the image; a disk in memory has none.
+    top: Option<Arc<ImageFile>>,
+    /// The clusters of a backup.
+    pub(crate) copy: Option<Arc<Clusters>>,
+    /// The changes during a merge.
+    pub(crate) merge: Option<Arc<Written>>,
+    /// By name.
+    pub(crate) bitmaps: BTreeMap<String, Arc<Bitmap>>,
+}
+
+impl Stack {
+    /// Capacity of the disk in bytes.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.image.info().capacity_sectors * 512
+    }
+
+    /// The file of the image; a disk in memory has none.
+    pub(crate) fn top(&self) -> Option<&Arc<ImageFile>> {
+        self.top.as_ref()
+    }
+
+    /// Returns whether a backup is in progress.
+    pub(crate) fn is_copied(&self) -> bool {
+        self.copy.as_ref().is_some_and(|clusters| !clusters.has_ended())
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        let mut disk = Arc::clone(&self.image);
+        let of_bitmaps = self.bitmaps.values().map(|bitmap| bitmap.written());
+        let noted: Vec<_> = of_bitmaps.chain(&self.merge).cloned().collect();
+        if !noted.is_empty() {
+            let growth = self.merge.as_ref().map_or(Growth::Allowed, |_| Growth::Merging);
+            disk = Arc::new(Track::new(disk, noted, growth));
+        }
+        if let Some(clusters) = self.copy.as_ref().filter(|clusters| !clusters.has_ended()) {
+            disk = Arc::new(CopyFirst::new(disk, Arc::clone(clusters)));
+        }
+        disk
+    }
+}
+
+impl Layers {
+    /// Only the image, whose file is `top`.
+    pub(super) fn new(image: Arc<dyn Disk>, top: Option<Arc<ImageFile>>) -> Arc<Layers> {
+        let (copy, merge, bitmaps) = (None, None, BTreeMap::new());
+        Arc::new(Layers(Mutex::new(Stack { image, top, copy, merge, bitmaps })))
+    }
+
+    /// The bitmaps, by name.
+    pub(crate) fn bitmaps(&self) -> BTreeMap<String, Arc<Bitmap>> {
+        self.lock().bitmaps.clone()
+    }
+
+    /// Drains the disk and changes its layers. After an error they are as before.
+    pub(crate) fn change(
+        self: &Arc<Self>,
+        control: &Control,
+        change: impl FnOnce(&mut Stack) -> Result<(), String> + Send + 'static,
+    ) -> Replacing {
+        let layers = Arc::clone(self);
+        control.replace_storage(Box::new(move |_| {
+            let mut next = layers.lock().clone();
+            change(&mut next)?;
+            let disk = next.disk();
+            let commit = Box::new(move || {
+                layers.set(next);
+                Ok(())
+            });
+            Ok(Replacement { commit, ..Replacement::around(disk) })
+        }))
+    }
+
+    /// Puts the layers around another image, whose file is `top` and whose content is the same. The
+    /// changes during a merge end with it. The disk is drained.
+    pub(super) fn go_on_in(
+        self: &Arc<Self>,
+        image: Replacement,
+        top: Option<Arc<ImageFile>>,
+    ) -> Replacement {
+        let Replacement { disk, keeps_lock, lock, commit } = image;
+        let layers = Arc::clone(self);
+        let mut next = Stack { image: disk, top, merge: None, ..layers.lock().clone() };
+        next.copy = None;
+        let disk = next.disk();
+        let commit = Box::new(move || {
+            commit()?;
+            if let Some(top) = &next.top {
+                next.bitmaps.values().for_each(|bitmap| bitmap.go_on_in(top));
+            }
+            layers.set(next);
+            Ok(())
+        });
+        Replacement { disk, keeps_lock, lock, commit }
+    }
+
+    fn set(&self, next: Stack) {
+        let old = std::mem::replace(&mut *self.lock(), next);
+        drop(old); // without the lock
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stack> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
