@@ -19,7 +19,10 @@ pub const FILES_MAX: usize = 32;
 /// One file of the chain. Without a header it is raw.
 #[derive(Debug)]
 pub(crate) struct Link {
+    /// Its name.
     pub(crate) path: PathBuf,
+    /// The path to open it: `path`, or that of a descriptor below `/proc`.
+    opened: PathBuf,
     pub(crate) header: Option<Header>,
 }
 
@@ -49,9 +52,44 @@ pub(crate) fn follow(
         if let Some((name, format)) = header.as_ref().and_then(|header| header.backing.clone()) {
             next = Some(backing(&path, &name, format.as_deref(), allow)?);
         }
-        links.push(Link { path, header });
+        links.push(Link { opened: path.clone(), path, header });
     }
     Ok(links)
+}
+
+/// As [`follow`] for a qcow2 image whose files are open: `opened` has the paths of their descriptors
+/// below `/proc`, the top first. The names in the headers may be out of date: a file may have moved.
+pub(crate) fn follow_open(
+    path: &Path,
+    opened: &[PathBuf],
+    allow: AllowBacking,
+) -> Result<Vec<Link>, Qcow2Error> {
+    let differs = |path: &Path| {
+        let remedy = "give the image the header of before, or restart the daemon";
+        refuse(path, "its chain of backing files is not the one that is open", remedy)
+    };
+    let mut links = Vec::with_capacity(opened.len());
+    let mut next = Some((path.to_owned(), true));
+    for opened in opened {
+        let (path, is_qcow2) = next.take().ok_or_else(|| differs(path))?;
+        let read = |opened: &Path| {
+            let failed = |source| Qcow2Error::Image { path: path.clone(), source };
+            header::read(&path, &File::open(opened).map_err(failed)?)
+        };
+        let header = is_qcow2.then(|| read(opened)).transpose()?;
+        if let Some((name, format)) = header.as_ref().and_then(|header| header.backing.clone()) {
+            let backing = beside(&path, &name);
+            if allow == AllowBacking::Off {
+                return Err(Qcow2Error::Backing { path, backing });
+            }
+            next = Some((backing, is_format_qcow2(&path, format.as_deref())?));
+        }
+        links.push(Link { path, opened: opened.clone(), header });
+    }
+    match next {
+        None => Ok(links),
+        Some((path, _)) => Err(differs(&path)),
+    }
 }
 
 /// Path of the backing file, and whether it is qcow2.
@@ -83,9 +121,14 @@ fn backing(
     if !is_allowed {
         return Err(Qcow2Error::Backing { path: path.into(), backing });
     }
+    Ok((backing, is_format_qcow2(path, format)?))
+}
+
+/// Returns whether the header of the image at `path` says that its backing file is qcow2.
+fn is_format_qcow2(path: &Path, format: Option<&str>) -> Result<bool, Qcow2Error> {
     match format {
-        Some("qcow2") => Ok((backing, true)),
-        Some("raw") => Ok((backing, false)),
+        Some("qcow2") => Ok(true),
+        Some("raw") => Ok(false),
         Some(other) => {
             let what = format!("the format {other} of its backing file is not supported");
             Err(refuse(path, &what, "convert the backing file to qcow2 and rebase the image"))
@@ -118,7 +161,8 @@ pub(crate) fn open(
         let failed = |source| Qcow2Error::Image { path: link.path.clone(), source };
         let write = writable && index == 0;
         let log = log.clone().filter(|_| index == 0);
-        let store = Store::open(&link.path, index as u32, write, log).map_err(failed)?;
+        let Link { path, opened, .. } = link;
+        let store = Store::open(opened, path, index as u32, write, log).map_err(failed)?;
         if let (true, Some(header)) = (write, &link.header) {
             store.fill_up(header.cluster_bytes).map_err(failed)?;
         }

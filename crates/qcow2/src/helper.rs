@@ -17,6 +17,8 @@ pub(crate) enum Work {
     Ask(Question, Reply),
     /// Enlarge the disk to this many bytes.
     Grow(u64, Sender<io::Result<()>>),
+    /// Tell when the tables are durable.
+    Settle(Sender<io::Result<()>>),
     /// Tell the next piece at a position, of at most so many bytes.
     Tell(Of, u64, u64, Sender<io::Result<Piece>>),
 }
@@ -60,7 +62,7 @@ pub(crate) fn start(
 
 fn run(mut image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
     let mut answered = Vec::with_capacity(BATCH_MAX);
-    let mut told = Vec::new();
+    let (mut told, mut settled) = (Vec::new(), Vec::new());
     while let Ok(first) = work.recv() {
         for work in std::iter::once(first).chain(work.try_iter()).take(BATCH_MAX) {
             match work {
@@ -74,12 +76,16 @@ fn run(mut image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
                 Work::Tell(Of::Disk, at, len, reply) => {
                     told.push((reply, image.visible(at, len)));
                 }
+                Work::Settle(reply) => settled.push(reply),
                 Work::Grow(bytes, reply) => {
                     let _ = reply.send(image.grow(bytes)); // the control plane waits
                 }
             }
         }
         let committed = image.commit().inspect_err(|errno| failed(*errno));
+        for reply in settled.drain(..) {
+            let _ = reply.send(committed.map_err(io::Error::from_raw_os_error)); // an upgrade waits
+        }
         for (reply, piece) in told.drain(..) {
             // Before the commit, a part of a new cluster may not be in the file.
             let committed = committed.map_err(io::Error::from_raw_os_error);

@@ -38,14 +38,18 @@ pub use error::Qcow2Error;
 pub use reader::Qcow2Reader;
 
 use backend::{Disk, File, FileOptions, Info, Lane, RangeLimits, ResizeError};
+use chain::Link;
 use helper::{Of, Work};
 use image::{Image, Piece};
 use lane::{Limits, Qcow2Lane};
+use std::fs;
 use std::io;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Backing files that an image may name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,8 +91,7 @@ impl Qcow2Disk {
     /// [`Qcow2Error`]; its text names the cause and the remedy.
     pub fn open(path: &Path, options: &Qcow2Options) -> Result<Qcow2Disk, Qcow2Error> {
         // The lock comes first: nothing may change the header meanwhile.
-        let own =
-            FileOptions { container: true, logical_block_bytes: None, ..options.file.clone() };
+        let own = options.of_files();
         let open = |number: usize, path: &Path, read_only: bool| -> Result<Arc<File>, Qcow2Error> {
             let takes_over = options.takes_over == Some(number) && own.lock.is_some();
             let lock = own.lock.filter(|_| !takes_over);
@@ -104,14 +107,70 @@ impl Qcow2Disk {
         for (number, link) in links.iter().enumerate().skip(1) {
             files.push(open(number, &link.path, true)?);
         }
-        let Some(header) = &links[0].header else {
-            return Err(Qcow2Error::NotQcow2 { path: path.into() });
+        Self::of(path, files, &links, options)
+    }
+
+    /// As [`Qcow2Disk::open`], with files that an earlier program has opened: the image at `path`, then
+    /// its backing files. That program has locked them, unless it shares the image, and has ended.
+    /// `is_checked`: the image still has to be at `path`.
+    ///
+    /// # Errors
+    /// As there, also if the headers name another chain than the open one.
+    pub fn adopt(
+        path: &Path,
+        opened: Vec<fs::File>,
+        is_checked: bool,
+        options: &Qcow2Options,
+    ) -> Result<Qcow2Disk, Qcow2Error> {
+        let place = |file: &fs::File| format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+        let places: Vec<PathBuf> = opened.iter().map(place).collect();
+        let links = chain::follow_open(path, &places, options.allow_backing)?;
+        let own = FileOptions { lock: None, ..options.of_files() };
+        let adopt = |(number, file): (usize, fs::File)| {
+            let read_only = own.read_only || number > 0;
+            let (own, path) = (FileOptions { read_only, ..own.clone() }, &links[number].path);
+            match is_checked && number == 0 {
+                true => File::adopt(path, file, own),
+                false => File::adopt_as(path, file, own),
+            }
         };
-        if header.has_snapshots && !options.file.read_only {
-            let remedy = "give --read-only, or delete them with `qemu-img snapshot -d`";
-            return Err(chain::refuse(path, "it has internal snapshots", remedy));
-        }
-        let access = chain::open(&links, !options.file.read_only, None)?;
+        let files = opened.into_iter().enumerate().map(adopt).map(|file| Ok(Arc::new(file?)));
+        let files = files.collect::<Result<_, Qcow2Error>>()?;
+        Self::of(path, files, &links, options)
+    }
+
+    /// The properties of the disk in the open files of another program, which may write to it: `opened`
+    /// has the paths of their descriptors below `/proc`, the image first. Changes nothing.
+    ///
+    /// # Errors
+    /// As [`Qcow2Disk::adopt`].
+    pub fn examine(
+        path: &Path,
+        opened: &[PathBuf],
+        options: &Qcow2Options,
+    ) -> Result<Info, Qcow2Error> {
+        let links = chain::follow_open(path, opened, options.allow_backing)?;
+        let header = header_of(path, &links, options)?;
+        let own = FileOptions { lock: None, ..options.of_files() };
+        let open = |(number, opened): (usize, &PathBuf)| {
+            let read_only = own.read_only || number > 0;
+            let own = FileOptions { read_only, ..own.clone() };
+            Ok(Arc::new(File::open_as(opened, &links[number].path, own)?))
+        };
+        let files: Vec<_> =
+            opened.iter().enumerate().map(open).collect::<Result<_, Qcow2Error>>()?;
+        chain::open(&links, false, None)?;
+        Ok(describe(path, &files, &options.file, header))
+    }
+
+    fn of(
+        path: &Path,
+        files: Vec<Arc<File>>,
+        links: &[Link],
+        options: &Qcow2Options,
+    ) -> Result<Qcow2Disk, Qcow2Error> {
+        let header = header_of(path, links, options)?;
+        let access = chain::open(links, !options.file.read_only, None)?;
         let generation = Arc::new(AtomicU64::new(0));
         let image = Image::new(access, header, Arc::clone(&generation));
         let top = Arc::clone(&files[0]);
@@ -120,6 +179,24 @@ impl Qcow2Disk {
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
         Ok(Qcow2Disk { files, info, capacity_bytes, generation, work: Mutex::new(work) })
+    }
+
+    /// The files of the chain, the image itself first.
+    pub fn files(&self) -> &[Arc<File>] {
+        &self.files
+    }
+
+    /// Waits until the tables are durable, at most for `patience`. No request may be in flight.
+    ///
+    /// # Errors
+    /// The error of the commit, now or earlier; [`io::ErrorKind::TimedOut`] if it takes longer.
+    pub fn settle(&self, patience: Duration) -> io::Result<()> {
+        let (reply, answer) = channel();
+        self.work().send(Work::Settle(reply)).map_err(|_| gone())?;
+        answer.recv_timeout(patience).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => Err(io::ErrorKind::TimedOut.into()),
+            RecvTimeoutError::Disconnected => Err(gone()),
+        })
     }
 
     /// The file of the image itself.
@@ -149,7 +226,6 @@ impl Qcow2Disk {
 
     /// Sends work to the thread, and waits for its answer.
     fn ask<T>(&self, work: Work, answer: &Receiver<io::Result<T>>) -> io::Result<T> {
-        let gone = || io::Error::other("the thread of the image has ended");
         match self.work().send(work) {
             Ok(()) => answer.recv().unwrap_or_else(|_| Err(gone())),
             Err(_) => Err(gone()),
@@ -164,6 +240,33 @@ impl Qcow2Disk {
     fn work(&self) -> Sender<Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the thread of the image has ended")
+}
+
+impl Qcow2Options {
+    /// The options of the files of the chain.
+    fn of_files(&self) -> FileOptions {
+        FileOptions { container: true, logical_block_bytes: None, ..self.file.clone() }
+    }
+}
+
+/// The header of the image itself, if it can be served.
+fn header_of<'a>(
+    path: &Path,
+    links: &'a [Link],
+    options: &Qcow2Options,
+) -> Result<&'a header::Header, Qcow2Error> {
+    let Some(header) = links.first().and_then(|link| link.header.as_ref()) else {
+        return Err(Qcow2Error::NotQcow2 { path: path.into() });
+    };
+    if header.has_snapshots && !options.file.read_only {
+        let remedy = "give --read-only, or delete them with `qemu-img snapshot -d`";
+        return Err(chain::refuse(path, "it has internal snapshots", remedy));
+    }
+    Ok(header)
 }
 
 fn describe(

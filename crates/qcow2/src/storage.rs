@@ -57,12 +57,18 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens file number `index` of the chain.
-    pub fn open(path: &Path, index: u32, writable: bool, log: Option<Log>) -> io::Result<Self> {
+    /// Opens file number `index` of the chain at `opened`; `path` is its name.
+    pub fn open(
+        opened: &Path,
+        path: &Path,
+        index: u32,
+        writable: bool,
+        log: Option<Log>,
+    ) -> io::Result<Self> {
         Ok(Store {
             path: path.into(),
             index,
-            file: File::options().read(true).write(writable).open(path)?,
+            file: File::options().read(true).write(writable).open(opened)?,
             writable,
             overlay: Mutex::default(),
             has_unsynced_data: AtomicBool::new(false),
