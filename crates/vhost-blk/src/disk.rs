@@ -25,11 +25,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Opened {
     /// The disk with its wrappers.
     pub disk: Arc<dyn Disk>,
-    /// The raw image below the wrappers.
-    pub image: Option<Arc<File>>,
-    /// The file of the image, of any format.
+    /// The file of the image.
     pub top: Option<Arc<File>>,
-    /// The qcow2 image below the wrappers.
+    /// The qcow2 image below the wrappers; `None`: the file is a raw one.
     pub qcow2: Option<Arc<Qcow2Disk>>,
     /// The lock of the image, and whether it is held; `None`: nothing is locked.
     pub lock: Option<(ImageLock, bool)>,
@@ -53,7 +51,7 @@ pub enum From {
     /// An earlier program of this process, which has opened it.
     Program {
         /// The open image.
-        file: fs::File,
+        image: TakenImage,
         /// The options may have changed: `--blk-file` has to name the same file.
         is_checked: bool,
     },
@@ -66,23 +64,51 @@ impl From {
     }
 }
 
-/// The properties of the disk of `args`, and its open image, without a lock and without wrappers.
+/// An image that an earlier program of this process has opened.
+#[derive(Debug)]
+pub struct TakenImage {
+    /// The file of the image.
+    pub file: fs::File,
+    /// The backing files of a qcow2 image; `None`: it is raw.
+    pub backing: Option<Vec<fs::File>>,
+}
+
+/// The properties of the disk of `args`, which has no qcow2 image, and its open image, without a lock
+/// and without wrappers.
 ///
 /// # Errors
-/// [`Failure`] if the storage cannot be opened, or is a qcow2 image: an open may change it.
+/// [`Failure`] if the storage cannot be opened.
 pub fn examine(args: &DiskArgs, from: From) -> Result<(Info, Option<OpenAs>), Failure> {
-    let cannot =
-        |why: &dyn std::fmt::Display, remedy| Failure::run("examine the image", why, remedy);
-    if args.format == Some(Format::Qcow2) {
-        return Err(cannot(&"it has the format qcow2", "restart the daemon instead"));
-    }
     // The first program has checked the first bytes; the guest may have written others since.
-    let format = args.format.or(Some(Format::Raw));
+    let format = Some(Format::Raw);
     let args = DiskArgs { lock: LockMode::Off, wrap: Vec::new(), format, ..args.clone() };
     let opened = open(&args, from)?;
-    let opened_as = opened.image.map(|image| image.opened_as()).transpose();
-    let opened_as = opened_as.map_err(|error| cannot(&error, "check the storage below it"))?;
-    Ok((opened.disk.info(), opened_as))
+    Ok((opened.disk.info(), opened.top.map(|top| opened_as(&top)).transpose()?))
+}
+
+/// The properties of the disk of `args` in the open files of a qcow2 image, at these paths below
+/// `/proc`, without a lock and without wrappers. Changes nothing.
+///
+/// # Errors
+/// [`Failure`] if they are not the image, or it cannot be served.
+pub fn examine_qcow2(args: &DiskArgs, opened: &[PathBuf]) -> Result<Info, Failure> {
+    let path = args.blk_file.as_deref().unwrap_or(Path::new(""));
+    Qcow2Disk::examine(path, opened, &qcow2_options(args)).map_err(qcow2_failure)
+}
+
+/// The identity of the file that `args` names.
+///
+/// # Errors
+/// [`Failure`] if it cannot be opened.
+pub fn identify(args: &DiskArgs) -> Result<OpenAs, Failure> {
+    let path = args.blk_file.as_deref().unwrap_or(Path::new(""));
+    let options = FileOptions { container: true, ..file_options(args, false) };
+    opened_as(&File::open(path, options).map_err(file_failure)?)
+}
+
+fn opened_as(file: &File) -> Result<OpenAs, Failure> {
+    let remedy = "check the storage below it";
+    file.opened_as().map_err(|error| Failure::run("examine the image", error, remedy))
 }
 
 /// Opens, locks and wraps the disk of `args`. The caller has checked `args`.
@@ -129,7 +155,7 @@ fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure
         }
         From::Merged => return open_merged(path, args),
         From::Descriptor(passed) => Some(passed),
-        From::Program { file, is_checked } => return adopt(path, file, is_checked, args),
+        From::Program { image, is_checked } => return adopt(path, image, is_checked, args),
     };
     let opened_path = passed.as_deref().unwrap_or(path);
     match args.format {
@@ -166,20 +192,40 @@ pub(crate) fn check_is_raw(opened_path: &Path, path: &Path, act: &str) -> Result
     }
 }
 
-/// Goes on with a raw image that an earlier program has opened, with the lock that it has.
+/// Goes on with an image that an earlier program has opened, with the lock that it has.
 fn adopt(
     path: &Path,
-    file: fs::File,
+    image: TakenImage,
     is_checked: bool,
     args: &DiskArgs,
 ) -> Result<Opened, Failure> {
+    const WHAT: &str = "take over the disk";
+    let TakenImage { file, backing } = image;
+    check_format(args, backing.is_some()).map_err(|why| Failure::told(WHAT, why))?;
+    if let Some(backing) = backing {
+        let files = std::iter::once(file).chain(backing).collect();
+        let disk = Qcow2Disk::adopt(path, files, is_checked, &qcow2_options(args));
+        return Ok(of_qcow2(disk.map_err(|error| Failure::told(WHAT, error))?));
+    }
     let options = file_options(args, false);
     let adopted = match is_checked {
         true => File::adopt(path, file, options),
         false => File::adopt_as(path, file, options),
     };
-    let file = adopted.map_err(|error| Failure::told("take over the disk", error))?;
-    Ok(of_raw(file, Some(true)))
+    Ok(of_raw(adopted.map_err(|error| Failure::told(WHAT, error))?, Some(true)))
+}
+
+/// Compares `--format` with the format of a running disk. A guest can write the header of a qcow2 image
+/// to its raw disk.
+///
+/// # Errors
+/// Cause and remedy.
+pub fn check_format(args: &DiskArgs, is_qcow2: bool) -> Result<(), &'static str> {
+    match (args.format == Some(Format::Qcow2), is_qcow2) {
+        (false, true) => Err("the running disk has a qcow2 image; give --format qcow2"),
+        (true, false) => Err("the running disk has a raw image; give --format raw"),
+        _ => Ok(()),
+    }
 }
 
 /// A raw disk. `held`: its lock is held, or follows a guest.
@@ -187,14 +233,7 @@ fn of_raw(file: File, held: Option<bool>) -> Opened {
     let notices = file.notices().to_vec();
     let lock = held.map(|held| (file.image_lock(), held));
     let file = Arc::new(file);
-    Opened {
-        disk: file.clone(),
-        image: Some(file.clone()),
-        top: Some(file),
-        qcow2: None,
-        lock,
-        notices,
-    }
+    Opened { disk: file.clone(), top: Some(file), qcow2: None, lock, notices }
 }
 
 fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
@@ -209,25 +248,35 @@ fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, 
 }
 
 fn open_qcow2(path: &Path, args: &DiskArgs, takes_over: Option<usize>) -> Result<Opened, Failure> {
-    let allow_backing = args.allow_backing.into();
     let open = |file| {
         let file = FileOptions { ignores_mark: takes_over == Some(0), ..file };
-        let options = Qcow2Options { file, allow_backing, takes_over };
-        Qcow2Disk::open(path, &options)
+        Qcow2Disk::open(path, &Qcow2Options { file, takes_over, ..qcow2_options(args) })
     };
     let locks = args.lock == LockMode::Auto;
     let opened = open_patiently(path, locks, args, open, |error| match error {
         Qcow2Error::File(FileError::Lock(error)) => Some(error),
         _ => None,
     });
-    let disk = opened.map_err(|error| match error {
-        Qcow2Error::File(error) => file_failure(error),
-        error => Failure::told("open the disk", error),
-    })?;
-    // Its tables are in memory, so that the lock follows no guest to another daemon.
+    opened.map(of_qcow2).map_err(qcow2_failure)
+}
+
+/// A qcow2 disk. Its tables are in memory, so that the lock follows no guest to another daemon.
+fn of_qcow2(disk: Qcow2Disk) -> Opened {
     let top = Some(Arc::clone(disk.top()));
     let (notices, disk) = (disk.notices(), Arc::new(disk));
-    Ok(Opened { disk: disk.clone(), image: None, top, qcow2: Some(disk), lock: None, notices })
+    Opened { disk: disk.clone(), top, qcow2: Some(disk), lock: None, notices }
+}
+
+fn qcow2_options(args: &DiskArgs) -> Qcow2Options {
+    let allow_backing = args.allow_backing.into();
+    Qcow2Options { file: file_options(args, false), allow_backing, takes_over: None }
+}
+
+fn qcow2_failure(error: Qcow2Error) -> Failure {
+    match error {
+        Qcow2Error::File(error) => file_failure(error),
+        error => Failure::told("open the disk", error),
+    }
 }
 
 fn open_merged(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
@@ -299,7 +348,7 @@ fn presented(disk: Arc<dyn Disk>, args: &DiskArgs) -> Opened {
         info.write_zeroes_unmaps = false;
     }
     let disk = Arc::new(Presented { disk, info });
-    Opened { disk, image: None, top: None, qcow2: None, lock: None, notices: Vec::new() }
+    Opened { disk, top: None, qcow2: None, lock: None, notices: Vec::new() }
 }
 
 /// A disk with another description.

@@ -3,6 +3,7 @@
 
 use clap::ValueEnum;
 use data_plane::{BATCH_CHAINS_MAX, Limits};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -43,7 +44,8 @@ pub enum BackendKind {
 }
 
 /// Format of an image file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Format {
     /// The file has the content of the disk.
     Raw,
@@ -52,7 +54,8 @@ pub enum Format {
 }
 
 /// Backing files that a qcow2 image may name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum AllowBacking {
     /// None: an image with a backing file is refused.
     Off,

@@ -192,7 +192,8 @@ pub enum Action {
     /// the clock
     Trace(TraceArgs),
     /// Replace the program of the daemon while the guests of all of its disks run, after the new one
-    /// has checked that it can take over. Otherwise the old one serves on
+    /// has checked that it can take over. Otherwise the old one serves on. A disk in memory, and one that
+    /// is being backed up or merged, refuses it
     Upgrade {
         /// Absolute path of the new program, which only root or the daemon's user can change
         /// [default: the file that the daemon was started from, as it is now]

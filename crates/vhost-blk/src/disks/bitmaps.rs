@@ -29,6 +29,10 @@ use std::time::SystemTime;
 /// Maximum bitmaps of a disk.
 pub(crate) const BITMAPS_MAX: usize = 16;
 
+/// The refusal of an upgrade: the notes are in the memory of this program.
+pub(super) const BITMAPS: &str = "its bitmaps for incremental backups would be lost; remove them (vhost-blk ctl bitmaps \
+     --remove), and make full backups afterwards";
+
 /// The remedy if an incremental backup is not possible.
 const FULL: &str = "make a full backup with --bitmap";
 

@@ -124,6 +124,7 @@ impl Disks {
         let parts = Arc::new(Parts { storage, front_ends: entry.parts.front_ends.clone() });
         let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
         entry.args = args;
+        entry.is_exchanged = true;
         drop(state);
         drop(old);
     }
@@ -136,14 +137,11 @@ pub(super) fn replacement(
     new: &Sender<New>,
     commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
 ) -> Result<Replacement, String> {
-    let Opened { disk, image, top, qcow2, lock, notices } = opened;
-    let storage = match image {
-        Some(file) => upgrade::Image::of(file).map(Storage::Image),
-        None => Ok(Storage::QCOW2),
-    };
-    let storage =
-        storage.map_err(|error| format!("{error}; raise the limit on open files (ulimit -n)"))?;
+    let Opened { disk, top, qcow2, lock, notices } = opened;
     if let Some(top) = top.clone() {
+        let storage = upgrade::Image::of(Arc::clone(&top), qcow2.clone()).map(Storage::Image);
+        let no_descriptor = |error| format!("{error}; raise the limit on open files (ulimit -n)");
+        let storage = storage.map_err(no_descriptor)?;
         let image = Image { disk: Arc::clone(&disk), top, qcow2 };
         let _ = new.send(New { image, storage, notices }); // the receiver waits for the answer
     }

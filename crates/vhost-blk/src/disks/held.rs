@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The time of an upgrade: no disk comes, goes or gets other options.
 
+use super::bitmaps::BITMAPS;
+use super::merge::MERGING;
 use super::reload::NoReload;
-use super::{Disks, Mode, Slot, State};
-use crate::disk_options;
+use super::{Disks, Entry, Mode, Slot, State};
 use crate::failure::Failure;
-use crate::upgrade::{self, Obstacle, UpgradeError};
+use crate::upgrade::{self, ImageOptions, Obstacle, UpgradeError};
+use crate::{backup, disk_options};
 use std::path::Path;
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
@@ -56,22 +58,21 @@ impl State {
                 Slot::Served(entry) if entry.stop.asked() => {
                     return Err(UpgradeError::Disk { name, why: Obstacle::Going });
                 }
-                Slot::Served(entry) if entry.backup.is_taken() => {
-                    return Err(UpgradeError::Disk { name, why: Obstacle::Backup });
-                }
-                Slot::Served(entry) if !entry.layers.bitmaps().is_empty() => {
-                    return Err(UpgradeError::Disk { name, why: Obstacle::Bitmaps });
-                }
                 Slot::Served(entry) => entry,
             };
+            if let Some(work) = entry.work() {
+                return Err(UpgradeError::Disk { name, why: Obstacle::Work(work) });
+            }
             let options = match mode {
                 Mode::One => None,
                 // The options of a file and of a command are UTF-8.
                 Mode::Many(_) => disk_options::of_disk(&entry.args, utf8).ok(),
             };
+            let is_exchanged = entry.is_exchanged && *mode == Mode::One;
             Ok(upgrade::Disk {
                 name,
                 options,
+                exchanged: is_exchanged.then(|| ImageOptions::of(&entry.args)),
                 origin: entry.origin,
                 control: entry.control.clone(),
                 parts: entry.parts.clone(),
@@ -86,6 +87,18 @@ impl State {
             false => Ok(()),
             true => Err(Failure::run(what, "an upgrade is in progress", "try again after it")),
         }
+    }
+}
+
+impl Entry {
+    /// The work on the disk that no other program can continue, with the remedy.
+    fn work(&self) -> Option<&'static str> {
+        let all = [
+            (self.backup.is_taken(), backup::BUSY),
+            (self.merge.is_some(), MERGING),
+            (!self.layers.bitmaps().is_empty(), BITMAPS),
+        ];
+        all.into_iter().find(|(is_there, _)| *is_there).map(|(_, why)| why)
     }
 }
 

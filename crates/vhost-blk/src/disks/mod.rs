@@ -150,6 +150,8 @@ struct Entry {
     backup: Arc<backup::Slot>,
     /// The open image; a disk in memory has none.
     image: Option<Image>,
+    /// A snapshot or a merge has put `image` in place of that of the first options.
+    is_exchanged: bool,
     /// The layers around its image.
     layers: Arc<Layers>,
     /// The merge of the image into its backing file. The disk stays until its end.

@@ -10,11 +10,11 @@ use crate::events::Change;
 use crate::failure::Failure;
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::{Endpoint, Source};
+use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{self, Parts, Storage, TakenParts, TakenSocket};
 use crate::values::BackendKind;
 use backend::Info;
-use backend::file::File as ImageFile;
 use data_plane::{HealthEvent, OncePerSecond, PlaneKind, SlowRequest};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,6 +36,9 @@ pub struct Opened {
 
 /// The parts with which a disk begins.
 struct Begun {
+    args: DiskArgs,
+    /// The image is that of an exchange, in place of that of the command line.
+    is_exchanged: bool,
     from: disk::From,
     /// The state of its device, and the descriptors that the state names.
     device: Option<(DeviceState, Vec<OwnedFd>)>,
@@ -66,9 +69,10 @@ impl Disks {
             let remedy = "raise the limit on open files (ulimit -n)";
             Failure::run(format!("serve {name}"), error, remedy)
         };
-        let Begun { from, device, front_ends } = self.begun(image.as_ref(), taken);
+        let Begun { args, is_exchanged, from, device, front_ends } =
+            self.begun(args, image.as_ref(), taken);
         let mut opened = disk::open(&args, from)?;
-        let storage = storage(&args, opened.image.take()).map_err(no_descriptor)?;
+        let storage = storage(args.backend, &opened).map_err(no_descriptor)?;
         if device.is_some() {
             opened.notices.clear(); // the first program has told them
         }
@@ -89,17 +93,7 @@ impl Disks {
         let stop = Arc::new(Stop::new().map_err(no_descriptor)?);
         self.observe(&name, &mut server).map_err(no_descriptor)?;
         let (endpoint, connected) = endpoint(front_ends, connected, source)?;
-        let (endpoint, socket) = match endpoint {
-            Endpoint::Listening(listener, file) => (Endpoint::Listening(listener, None), file),
-            connected => (connected, None),
-        };
-        let front_ends = match &endpoint {
-            Endpoint::Listening(listener, _) => {
-                let socket = upgrade::Socket::of(listener, socket.as_ref());
-                Some(Arc::new(socket.map_err(no_descriptor)?))
-            }
-            Endpoint::Connected(_) => None,
-        };
+        let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
         let path = args.blk_file.as_deref().filter(|_| args.backend == BackendKind::File);
         let device = path.and_then(growth::device_number);
@@ -116,6 +110,7 @@ impl Disks {
             parts,
             backup,
             image,
+            is_exchanged,
             layers,
             merge: None,
         };
@@ -123,15 +118,21 @@ impl Disks {
     }
 
     /// The parts with which a disk begins, all of an earlier program's.
-    fn begun(&self, image: Option<&OwnedFd>, taken: Option<TakenParts>) -> Begun {
+    fn begun(&self, args: DiskArgs, image: Option<&OwnedFd>, taken: Option<TakenParts>) -> Begun {
         let named = || image.map_or(disk::From::Path, disk::From::passed);
-        let Some(TakenParts { image, device, descriptors, front_ends }) = taken else {
-            return Begun { from: named(), device: None, front_ends: None };
+        let Some(TakenParts { image, device, descriptors, front_ends, exchanged }) = taken else {
+            let from = named();
+            return Begun { args, is_exchanged: false, from, device: None, front_ends: None };
         };
         // The command line and the configuration file of `serve` may have changed.
-        let is_checked = self.mode == Mode::One;
-        let from = image.map_or_else(named, |file| disk::From::Program { file, is_checked });
-        Begun { from, device: Some((device, descriptors)), front_ends }
+        let is_exchanged = exchanged.is_some();
+        let args = match exchanged {
+            Some(image) => image.put_into(args),
+            None => args,
+        };
+        let is_checked = self.mode == Mode::One && !is_exchanged;
+        let from = image.map_or_else(named, |image| disk::From::Program { image, is_checked });
+        Begun { args, is_exchanged, from, device: Some((device, descriptors)), front_ends }
     }
 
     /// Makes the device of the disk `name` tell the subscribers of its changes.
@@ -199,15 +200,29 @@ fn endpoint(
     })
 }
 
+/// Parts a listening socket from its file, and keeps a descriptor of it for an upgrade.
+fn parted(
+    endpoint: Endpoint,
+) -> io::Result<(Endpoint, Option<SocketFile>, Option<Arc<upgrade::Socket>>)> {
+    match endpoint {
+        Endpoint::Listening(listener, file) => {
+            let socket = upgrade::Socket::of(&listener, file.as_ref())?;
+            Ok((Endpoint::Listening(listener, None), file, Some(Arc::new(socket))))
+        }
+        connected => Ok((connected, None, None)),
+    }
+}
+
 /// The part of the storage that an upgrade passes on.
-fn storage(args: &DiskArgs, image: Option<Arc<ImageFile>>) -> io::Result<Storage> {
-    match (args.backend, image) {
+fn storage(backend: BackendKind, opened: &disk::Opened) -> io::Result<Storage> {
+    match (backend, &opened.top) {
         (BackendKind::Mem, _) => {
             Ok(Storage::Bound("the content of a mem disk is in the memory of this program"))
         }
-        (BackendKind::File, None) => Ok(Storage::QCOW2),
         (_, None) => Ok(Storage::Nothing),
-        (_, Some(file)) => upgrade::Image::of(file).map(Storage::Image),
+        (_, Some(file)) => {
+            upgrade::Image::of(Arc::clone(file), opened.qcow2.clone()).map(Storage::Image)
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::disk::{self, From};
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, DiskArgs, ProcessArgs, ServeArgs};
 use crate::{disk_options, engine};
+use backend::file::OpenAs;
 use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,11 +24,25 @@ pub fn check(args: &ServeArgs) -> Result<(), Failure> {
         return Err(cannot(format!("{} disks, and serve has one", state.disks.len())));
     };
     same_path("--socket-path", args.disk.socket_path.as_deref(), only.front_ends.as_ref())?;
-    let (info, open) = disk::examine(&args.disk, From::Path)?;
-    let open = open.map(|open| (open.identity, open.direct));
-    if only.image.as_ref().map(|image| (image.identity, image.direct)) != open {
-        return Err(cannot("--blk-file or --direct name another file than the open one"));
+    if let Some(image) = &only.exchanged {
+        let disk = image.clone().put_into(args.disk.clone());
+        disk.check()?;
+        return check_image(&disk, state.pid, only);
     }
+    disk::check_format(&args.disk, only.backing.is_some()).map_err(cannot)?;
+    let as_open = |open: Option<OpenAs>| {
+        let image = only.image.as_ref().map(|image| (image.identity, image.direct));
+        match image == open.map(|open| (open.identity, open.direct)) {
+            true => Ok(()),
+            false => Err(cannot("--blk-file or --direct name another file than the open one")),
+        }
+    };
+    if only.backing.is_some() {
+        as_open(Some(disk::identify(&args.disk)?))?;
+        return check_image(&args.disk, state.pid, only);
+    }
+    let (info, open) = disk::examine(&args.disk, From::Path)?;
+    as_open(open)?;
     only.device.check(&info, &engine::device_options(&args.disk)).map_err(cannot)
 }
 
@@ -45,17 +60,23 @@ pub fn check_daemon(args: &DaemonArgs) -> Result<(), Failure> {
     })
 }
 
-/// Checks a disk of `daemon`, with the options of the state and the image that the process `pid` has
-/// open.
+/// Checks a disk of `daemon`, with the options of the state.
 fn check_disk(process: &ProcessArgs, pid: u32, disk: &DiskState) -> Result<(), Failure> {
     let args = options(disk)?;
     process.check_socket(args.socket_path.as_ref())?;
-    let from = match &disk.image {
-        None => From::Path,
-        Some(image) => From::Descriptor(PathBuf::from(format!("/proc/{pid}/fd/{}", image.fd))),
+    check_image(&args, pid, disk)
+}
+
+/// Checks a disk with these options, and the image that the process `pid` has open.
+fn check_image(args: &DiskArgs, pid: u32, disk: &DiskState) -> Result<(), Failure> {
+    disk::check_format(args, disk.backing.is_some()).map_err(cannot)?;
+    let place = |fd| PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
+    let mut open = disk.images().map(place);
+    let info = match disk.backing {
+        Some(_) => disk::examine_qcow2(args, &open.collect::<Vec<_>>())?,
+        None => disk::examine(args, open.next().map_or(From::Path, From::Descriptor))?.0,
     };
-    let (info, _) = disk::examine(&args, from)?;
-    disk.device.check(&info, &engine::device_options(&args)).map_err(cannot)
+    disk.device.check(&info, &engine::device_options(args)).map_err(cannot)
 }
 
 /// The options of a disk of `daemon`.

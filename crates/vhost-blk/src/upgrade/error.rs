@@ -78,15 +78,9 @@ pub enum Obstacle {
     /// It is being removed.
     #[error("it is being removed; wait until it is gone, or check its storage")]
     Going,
-    /// It is being backed up, by threads of this program.
-    #[error("{}", crate::backup::BUSY)]
-    Backup,
-    /// Its bitmaps are in the memory of this program.
-    #[error(
-        "its bitmaps for incremental backups would be lost; remove them (vhost-blk ctl bitmaps \
-         --remove), and make full backups afterwards"
-    )]
-    Bitmaps,
+    /// Threads of this program work on it.
+    #[error("{0}")]
+    Work(&'static str),
     /// It cannot outlive its program.
     #[error("{0}; restart the daemon instead")]
     Bound(&'static str),

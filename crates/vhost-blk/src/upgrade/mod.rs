@@ -6,6 +6,7 @@
 //! | 1. hold | no disk comes or goes until the end ([`crate::disks::Held`]) | refused |
 //! | 2. check | the new program, as a child, reads the options and the present state | refused |
 //! | 3. stop | all disks stop their queues at the same time ([`vhost_user::Frozen`]) | refused; the queues start |
+//! | | the tables of qcow2 images are durable | the same |
 //! | 4. exec | the control client's thread, with the state in a memory file | refused; the queues start |
 //! | 5. take over | the new program, in the same process (`restore`) | a disk is lost, or the process ends |
 //!
@@ -24,6 +25,7 @@ pub use error::{Obstacle, UpgradeError};
 pub use passed::{Disk, Image, Parts, Socket, Sockets, Storage};
 pub use program::CHECK_COMMAND;
 pub use restore::{Taken, TakenClient, TakenDisk, TakenParts, TakenSocket, Upgraded, take};
+pub use state::ImageOptions;
 
 use crate::control::codec::Channel;
 use crate::disks::{Disks, Held};
@@ -106,6 +108,7 @@ impl Upgrader {
         let present = gather(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent)?;
         program::check(&path, &args, &self.state(caller, &held, present)?)?;
         let frozen = gather(&held, Control::freeze, FREEZE_MAX, Obstacle::Slow)?;
+        held.all().iter().try_for_each(|disk| disk.settle().map_err(|why| disk.refused(why)))?;
         let stopped_at = frozen.iter().map(|disk| disk.stopped_at_ns).min();
         let exported = frozen.iter().map(|disk| disk.exported.clone()).collect();
         let mut state = self.state(caller, &held, exported)?;
@@ -130,8 +133,7 @@ impl Upgrader {
     ) -> Result<ProgramState, UpgradeError> {
         let mut disks = Vec::with_capacity(exported.len());
         for (disk, exported) in held.all().iter().zip(exported) {
-            let state = disk.state(exported);
-            disks.push(state.map_err(|why| UpgradeError::Disk { name: disk.name.clone(), why })?);
+            disks.push(disk.state(exported).map_err(|why| disk.refused(why))?);
         }
         Ok(ProgramState {
             format: FORMAT,
@@ -174,8 +176,8 @@ fn gather<T>(
         let left = deadline.saturating_duration_since(Instant::now());
         posted.wait(Some(left)).ok_or_else(|| match posted.is_lost() {
             true if held.is_stopping() => UpgradeError::Ending,
-            true => UpgradeError::Disk { name: disk.name.clone(), why: Obstacle::Silent },
-            false => UpgradeError::Disk { name: disk.name.clone(), why: obstacle.clone() },
+            true => disk.refused(Obstacle::Silent),
+            false => disk.refused(obstacle.clone()),
         })
     };
     posted.iter().map(answer).collect()

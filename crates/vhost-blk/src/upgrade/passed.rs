@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The sockets and disks that a program passes on.
 
-use super::error::Obstacle;
-use super::state::{DiskState, ImageState, SocketFileState, SocketState};
+use super::FREEZE_MAX;
+use super::error::{Obstacle, UpgradeError};
+use super::state::{DiskState, ImageOptions, ImageState, SocketFileState, SocketState};
 use crate::disks::Origin;
 use crate::socket_file::SocketFile;
 use backend::file::File as ImageFile;
+use qcow2::Qcow2Disk;
 use serde_json::Value;
 use std::fs::File;
 use std::io;
@@ -48,12 +50,13 @@ pub struct Sockets {
 }
 
 /// A disk to pass on.
-#[derive(Debug)]
 pub struct Disk {
     /// Its name.
     pub name: String,
     /// Its options (`DiskOptions`); `None`: those of the command line.
     pub options: Option<Value>,
+    /// `serve`: the image in which it goes on, in place of that of the command line.
+    pub exchanged: Option<ImageOptions>,
     /// The source of its options.
     pub origin: Origin,
     /// Reaches its device.
@@ -63,7 +66,6 @@ pub struct Disk {
 }
 
 /// The parts of a disk that pass on besides its device.
-#[derive(Debug)]
 pub struct Parts {
     /// Its storage.
     pub storage: Storage,
@@ -72,9 +74,8 @@ pub struct Parts {
 }
 
 /// The storage of a disk.
-#[derive(Debug)]
 pub enum Storage {
-    /// A file, which is passed on.
+    /// Files, which are passed on.
     Image(Image),
     /// Nothing to pass on.
     Nothing,
@@ -82,41 +83,78 @@ pub enum Storage {
     Bound(&'static str),
 }
 
-impl Storage {
-    /// The storage of a disk in a qcow2 image.
-    pub const QCOW2: Storage =
-        Storage::Bound("the tables of a qcow2 image are in the memory of this program");
+/// An open image.
+pub struct Image {
+    file: Arc<ImageFile>,
+    top: Shared,
+    /// Its tables and its backing files, if it is a qcow2 image.
+    qcow2: Option<(Arc<Qcow2Disk>, Vec<Shared>)>,
 }
 
-/// A second descriptor of an open image, with the same lock.
-#[derive(Debug)]
-pub struct Image {
+/// A second descriptor of an open file, with the same lock.
+struct Shared {
     /// Keeps the descriptor of `state` open.
     _fd: File,
     state: ImageState,
-    file: Arc<ImageFile>,
+}
+
+impl Shared {
+    fn of(file: &ImageFile) -> io::Result<Self> {
+        let (fd, open) = (file.share()?, file.opened_as()?);
+        let state = ImageState { fd: fd.as_raw_fd(), identity: open.identity, direct: open.direct };
+        Ok(Shared { _fd: fd, state })
+    }
 }
 
 impl Image {
-    /// The image of `file`.
+    /// The image of `file`, which is that of `qcow2` if there is one.
     ///
     /// # Errors
     /// The error of the system call, if no file descriptor is left.
-    pub fn of(file: Arc<ImageFile>) -> io::Result<Self> {
-        let (fd, open) = (file.share()?, file.opened_as()?);
-        let state = ImageState { fd: fd.as_raw_fd(), identity: open.identity, direct: open.direct };
-        Ok(Image { _fd: fd, state, file })
+    pub fn of(file: Arc<ImageFile>, qcow2: Option<Arc<Qcow2Disk>>) -> io::Result<Self> {
+        let with_backing = |disk: Arc<Qcow2Disk>| {
+            let backing = disk.files().iter().skip(1).map(|file| Shared::of(file));
+            let backing = backing.collect::<io::Result<_>>()?;
+            Ok::<_, io::Error>((disk, backing))
+        };
+        Ok(Image { top: Shared::of(&file)?, qcow2: qcow2.map(with_backing).transpose()?, file })
+    }
+
+    /// The files to pass on: the image, and its backing files if it is qcow2.
+    fn state(&self) -> Result<(ImageState, Option<Vec<ImageState>>), Obstacle> {
+        if self.file.has_failed_sync() {
+            return Err(Obstacle::SyncFailed);
+        }
+        let states =
+            |backing: &Vec<Shared>| backing.iter().map(|file| file.state.clone()).collect();
+        let backing = self.qcow2.as_ref().map(|(_, backing)| states(backing));
+        Ok((self.top.state.clone(), backing))
     }
 }
 
 impl Disk {
+    pub(super) fn refused(&self, why: Obstacle) -> UpgradeError {
+        UpgradeError::Disk { name: self.name.clone(), why }
+    }
+
+    /// Waits until the drained disk has nothing in the memory of this program.
+    pub(super) fn settle(&self) -> Result<(), Obstacle> {
+        let Storage::Image(Image { qcow2: Some((disk, _)), .. }) = &self.parts.storage else {
+            return Ok(());
+        };
+        disk.settle(FREEZE_MAX).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => Obstacle::Slow,
+            _ => Obstacle::SyncFailed,
+        })
+    }
+
     pub(super) fn state(&self, exported: Exported) -> Result<DiskState, Obstacle> {
-        let image = match &self.parts.storage {
-            Storage::Image(image) if image.file.has_failed_sync() => {
-                return Err(Obstacle::SyncFailed);
+        let (image, backing) = match &self.parts.storage {
+            Storage::Image(image) => {
+                let (image, backing) = image.state()?;
+                (Some(image), backing)
             }
-            Storage::Image(image) => Some(image.state.clone()),
-            Storage::Nothing => None,
+            Storage::Nothing => (None, None),
             Storage::Bound(why) => return Err(Obstacle::Bound(why)),
         };
         let Exported { state: device, descriptors, halted } = exported;
@@ -129,6 +167,8 @@ impl Disk {
             origin: self.origin,
             front_ends: self.parts.front_ends.as_deref().map(Socket::state),
             image,
+            backing,
+            exchanged: self.exchanged.clone(),
             device,
             descriptors,
         })

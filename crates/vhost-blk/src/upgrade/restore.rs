@@ -2,9 +2,10 @@
 //! The new program takes over: it owns the descriptors that the old one has passed.
 
 use super::check::options;
-use super::state::{ClientState, DiskState, ProgramState, SocketState};
+use super::state::{ClientState, DiskState, ImageOptions, ProgramState, SocketState};
 use super::{VARIABLE, now_ns};
 use crate::control::codec::{CALL_BYTES_MAX, Channel};
+use crate::disk::TakenImage;
 use crate::disks::Origin;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
@@ -75,7 +76,9 @@ pub struct TakenDisk {
 #[derive(Debug)]
 pub struct TakenParts {
     /// Its open image, with its lock.
-    pub image: Option<File>,
+    pub image: Option<TakenImage>,
+    /// `serve`: the options of that image, in place of those of the command line.
+    pub exchanged: Option<ImageOptions>,
     /// The state of its device.
     pub device: DeviceState,
     /// The descriptors that `device` names.
@@ -178,14 +181,23 @@ impl Owner {
 
     fn disk(&mut self, state: DiskState) -> Result<TakenDisk, Failure> {
         let args = state.options.is_some().then(|| options(&state)).transpose()?;
-        let DiskState { name, origin, image, device, .. } = state;
+        let image = self.image(&state)?;
+        let DiskState { name, origin, exchanged, device, .. } = state;
         let parts = TakenParts {
-            image: image.map(|image| self.own(image.fd)).transpose()?.map(File::from),
+            image,
+            exchanged,
             device,
             descriptors: self.own_all(state.descriptors)?,
             front_ends: state.front_ends.map(|socket| self.socket(socket)).transpose()?,
         };
         Ok(TakenDisk { name, args, origin, parts })
+    }
+
+    fn image(&mut self, state: &DiskState) -> Result<Option<TakenImage>, Failure> {
+        let mut files = self.own_all(state.images().collect())?.into_iter().map(File::from);
+        let Some(file) = files.next() else { return Ok(None) };
+        let backing = state.backing.is_some().then(|| files.collect());
+        Ok(Some(TakenImage { file, backing }))
     }
 
     fn client(&mut self, state: ClientState) -> Result<TakenClient, Failure> {

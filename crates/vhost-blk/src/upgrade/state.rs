@@ -5,6 +5,8 @@
 //! it knows, and its check refuses the others while the old program still serves.
 
 use crate::disks::Origin;
+use crate::options::DiskArgs;
+use crate::values::{AllowBacking, Format};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -85,6 +87,13 @@ pub(super) struct DiskState {
     /// The socket of front-ends, if it listens.
     pub(super) front_ends: Option<SocketState>,
     pub(super) image: Option<ImageState>,
+    /// The backing files of a qcow2 image; `None`: `image` is raw. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) backing: Option<Vec<ImageState>>,
+    /// `serve`: the image in which the disk goes on, in place of that of the command line. Older
+    /// programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) exchanged: Option<ImageOptions>,
     pub(super) device: DeviceState,
     /// The descriptors that `device` names.
     pub(super) descriptors: Vec<RawFd>,
@@ -97,6 +106,43 @@ pub(super) struct ImageState {
     pub(super) fd: RawFd,
     pub(super) identity: (u64, u64),
     pub(super) direct: bool,
+}
+
+/// The options of a disk that depend on its image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageOptions {
+    blk_file: Option<PathBuf>,
+    format: Option<Format>,
+    allow_backing: AllowBacking,
+    logical_block_size: Option<u32>,
+}
+
+impl ImageOptions {
+    /// The options of a disk.
+    pub fn of(args: &DiskArgs) -> Self {
+        let DiskArgs { blk_file, format, allow_backing, logical_block_size, .. } = args;
+        ImageOptions {
+            blk_file: blk_file.clone(),
+            format: *format,
+            allow_backing: *allow_backing,
+            logical_block_size: *logical_block_size,
+        }
+    }
+
+    /// The options of the disk with these ones.
+    pub fn put_into(self, args: DiskArgs) -> DiskArgs {
+        let ImageOptions { blk_file, format, allow_backing, logical_block_size } = self;
+        DiskArgs { blk_file, format, allow_backing, logical_block_size, ..args }
+    }
+}
+
+impl DiskState {
+    /// The descriptors of its image, the image itself first.
+    pub(super) fn images(&self) -> impl Iterator<Item = RawFd> {
+        let backing = self.backing.as_ref().into_iter().flatten();
+        self.image.iter().chain(backing).map(|image| image.fd)
+    }
 }
 
 impl ProgramState {
@@ -131,7 +177,7 @@ impl ProgramState {
         all.insert(self.client.fd);
         for disk in &self.disks {
             all.extend(disk.front_ends.as_ref().map(|socket| socket.fd));
-            all.extend(disk.image.as_ref().map(|image| image.fd));
+            all.extend(disk.images());
             all.extend(&disk.descriptors);
         }
         all

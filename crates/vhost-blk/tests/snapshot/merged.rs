@@ -240,6 +240,7 @@ fn other_commands_are_refused_while_a_commit_copies() {
         ("commit a", "it is in progress"),
         ("snapshot a --to c", "its image is being merged"),
         ("resize a 17M", "being merged into its backing file"),
+        ("upgrade", "the disk a cannot be passed on: its image is being merged"),
     ] {
         let line = rig.refused(words, 1);
         assert!(line.contains(reason), "{words}: {line}");
@@ -349,7 +350,6 @@ fn a_disk_of_the_folder_goes_on_in_its_backing_file_after_a_restart() {
     let config = fs::read_to_string(rig.path("conf/a.toml")).unwrap();
     assert!(config.contains("a.img") && config.contains("# the image"), "{config}");
     assert_eq!(rig.json("reload"), serde_json::json!([]));
-    // A raw disk is upgraded again.
     rig.ok("upgrade");
     device.write(2, &[2; 512]).unwrap();
     drop(device);

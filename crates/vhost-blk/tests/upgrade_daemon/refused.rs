@@ -44,20 +44,6 @@ fn a_disk_in_the_memory_of_the_program_refuses_before_anything_stops() {
 }
 
 #[test]
-fn a_qcow2_image_refuses_before_anything_stops() {
-    let (rig, mut guest) = with_good_disk();
-    let image = rig.path("bad.qcow2");
-    let created = std::process::Command::new("qemu-img")
-        .args(["create", "-qf", "qcow2"])
-        .arg(&image)
-        .arg("1M")
-        .status();
-    assert!(created.expect("qemu-img runs; scripts/setup.sh installs it").success());
-    rig.ok("add bad --format qcow2 --blk-file bad.qcow2 --socket-path bad.sock --num-queues 1");
-    refused_untouched(&rig, &mut guest, "the disk bad cannot be passed on: the tables of a qcow2");
-}
-
-#[test]
 fn a_halted_disk_refuses_before_anything_stops_and_keeps_its_request() {
     let (rig, mut guest) = with_good_disk();
     rig.add("bad", "--on-error stop --wrap fault:ops=write,errno=EIO");

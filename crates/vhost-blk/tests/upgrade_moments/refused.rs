@@ -93,24 +93,6 @@ fn a_disk_in_the_memory_of_the_program_is_not_thrown_away() {
 }
 
 #[test]
-fn a_qcow2_image_is_not_left_to_another_program() {
-    let place = Place::new();
-    let control = place.path("control.sock");
-    let created = std::process::Command::new("qemu-img")
-        .args(["create", "-qf", "qcow2"])
-        .arg(&place.image)
-        .arg("8M")
-        .status();
-    assert!(created.expect("qemu-img runs; scripts/setup.sh installs it").success());
-    let mut command = place.serve();
-    command.args(["--format", "qcow2", "--control-path"]).arg(&control);
-    let _daemon = Daemon::start(&mut command, &control);
-    let line = one_line(&ctl(&control, &["upgrade"]), 1);
-    assert!(line.contains("qcow2") && line.contains("restart the daemon instead"), "{line}");
-    Device::connect(&place.socket, &Options::default()).unwrap().write(0, &[1; 512]).unwrap();
-}
-
-#[test]
 fn a_halted_disk_keeps_its_requests_and_its_program() {
     let served = served(&["--on-error", "stop", "--wrap", "fault:ops=write,errno=EIO"]);
     let options = Options { inflight: true, ..Options::default() };

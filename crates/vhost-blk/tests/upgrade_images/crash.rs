@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A daemon that is killed during an upgrade leaves sound images with every acknowledged write.
+
+use crate::common::program;
+use crate::stamped::{Random, Writer};
+use crate::{Rig, add, guest, image, wait_until};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const KILLS: u64 = 24;
+
+/// Begins an upgrade.
+fn begin(rig: &Rig) -> Child {
+    let mut command = program();
+    command.current_dir(rig.place.dir.path()).args(["ctl", "--control-path", "ctl", "upgrade"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn a_kill_at_any_moment_of_an_upgrade_loses_no_acknowledged_write() {
+    let (mut random, mut complete) = (Random::new(), 0);
+    for format in ["raw", "qcow2"] {
+        let mut rig = Rig::new();
+        image(&rig, "a.img", format);
+        add(&rig, "a", &format!("--blk-file a.img --format {format}"));
+        rig.ok("snapshot a --to 0");
+        let begun = Instant::now();
+        assert!(begin(&rig).wait().unwrap().success());
+        let usual_us = begun.elapsed().as_micros() as u64;
+        for n in 1..=KILLS / 2 {
+            let writer = Writer::start(guest(&rig, "a"));
+            writer.wait_for_two_rounds();
+            // The guest writes to clusters that the new overlay does not have.
+            rig.ok(&format!("snapshot a --to {n}"));
+            let mut client = begin(&rig);
+            std::thread::sleep(Duration::from_micros(random.below(usual_us * 3 / 2)));
+            rig.daemon.signal(libc::SIGKILL);
+            rig.daemon.wait();
+            let written = writer.stop();
+            complete += u64::from(client.wait().unwrap().success());
+            // A child that has not executed the check yet has the sockets of the killed daemon.
+            let socket = rig.path("ctl");
+            wait_until("the socket is free", || UnixStream::connect(&socket).is_err());
+            rig.restart(&[]);
+            let options = format!("--blk-file {n} --format qcow2 --allow-backing same-dir");
+            add(&rig, "a", &options);
+            written.check(&mut guest(&rig, "a"));
+            // A kill may leak clusters (3), and leaves no error.
+            let checked = Command::new("qemu-img")
+                .args(["check", "-qU"])
+                .arg(rig.path(&n.to_string()))
+                .output()
+                .unwrap();
+            assert!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
+        }
+    }
+    println!("{complete} of {KILLS} upgrades were complete before the kill");
+}

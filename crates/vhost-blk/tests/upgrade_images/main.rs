@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk ctl upgrade` of disks in qcow2 images.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod crash;
+#[path = "../common/images.rs"]
+mod images;
+#[path = "../../../vhost-user/tests/common/load.rs"]
+#[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
+mod load;
+mod loads;
+mod locked;
+#[path = "../common/mount.rs"]
+mod mount;
+mod refused;
+#[path = "../daemon/rig.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod rig;
+mod serve;
+#[path = "../common/stamped.rs"]
+mod stamped;
+
+use common::{pattern, wait_until};
+use driver::Device;
+use images::{QUEUES, add, content, guest, image, text};
+use rig::Rig;
+use serde_json::Value;
+
+/// A sector behind those of the load.
+const FIRST: u64 = 8192;
+
+/// Adds the disk `a` in the chain `top`, `middle`, and a base `a.img` of the format. Returns its guest,
+/// which has written to each file: the sectors 1, 2 and 3 behind `FIRST` have the bytes 1, 2 and 3.
+fn chain(rig: &Rig, format: &str) -> Device {
+    image(rig, "a.img", format);
+    add(rig, "a", &format!("--blk-file a.img --format {format}"));
+    let mut device = guest(rig, "a");
+    device.write(FIRST + 1, &[1; 512]).unwrap();
+    rig.ok("snapshot a --to middle");
+    device.write(FIRST + 2, &[2; 512]).unwrap();
+    rig.ok("snapshot a --to top");
+    device.write(FIRST + 3, &[3; 512]).unwrap();
+    device
+}
+
+/// Reads the sectors of [`chain`], and writes to a cluster that no file has, if `n` is new.
+#[track_caller]
+fn read_and_write(device: &mut Device, n: u64) {
+    device.write(FIRST + 128 * n, &[9; 512]).unwrap();
+    let mut data = [0; 512];
+    for sector in 1..=3 {
+        device.read(FIRST + sector, &mut data).unwrap();
+        assert_eq!(data, [sector as u8; 512], "sector {sector}");
+    }
+    device.read(FIRST + 128 * n, &mut data).unwrap();
+    assert_eq!(data, [9; 512]);
+}
+
+/// Reasons of an upgrade of a loaded disk that a busy machine refuses: a write to a new cluster waits for
+/// several syncs.
+const BUSY: [&str; 2] = ["did not complete in 2 s", "it does not answer; check its storage"];
+
+/// Upgrades under a load until `count` upgrades are done. Calls `before` before each attempt. Returns the
+/// pauses in microseconds.
+#[track_caller]
+fn upgrade_under_load(rig: &Rig, count: usize, mut before: impl FnMut(usize)) -> Vec<u64> {
+    let mut pauses = Vec::new();
+    for attempt in 0..3 * count {
+        if pauses.len() == count {
+            break;
+        }
+        before(attempt);
+        let output = rig.ctl("--json upgrade");
+        let told = String::from_utf8_lossy(&output.stderr);
+        let is_refused = BUSY.iter().any(|reason| told.contains(reason));
+        assert!(output.status.success() || is_refused, "{told}");
+        if output.status.success() {
+            let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+            pauses.push(answer["pause_us"].as_u64().unwrap());
+        }
+    }
+    assert_eq!(pauses.len(), count, "the machine is too busy");
+    pauses.sort_unstable();
+    pauses
+}
+
+/// Upgrades to the same program.
+#[track_caller]
+fn upgrade(rig: &Rig) {
+    assert!(rig.json("upgrade")["pause_us"].is_u64());
+}
