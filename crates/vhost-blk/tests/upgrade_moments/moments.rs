@@ -104,7 +104,9 @@ fn of_two_upgrades_at_once_each_is_done_or_refused_with_a_reason() {
         assert!(outputs.iter().any(|output| output.status.success()));
         for output in outputs.iter().filter(|output| !output.status.success()) {
             let told = String::from_utf8_lossy(&output.stderr);
-            let expected = ["another upgrade", "ended without an answer", "reset by peer"];
+            // The program before has ended the connection of the other client.
+            let gone = ["ended without an answer", "reset by peer", "Broken pipe"];
+            let expected = [&gone[..], &["another upgrade"]].concat();
             assert!(expected.iter().any(|words| told.contains(words)), "{told}");
         }
         device.write(round, &[1; 512]).unwrap();
