@@ -26,6 +26,13 @@ pub(crate) struct Link {
     pub(crate) header: Option<Header>,
 }
 
+impl Link {
+    /// A file that is opened by its name.
+    pub(crate) fn of(path: PathBuf, header: Option<Header>) -> Link {
+        Link { opened: path.clone(), path, header }
+    }
+}
+
 /// Follows the chain from `path`, the top first, which is qcow2 or raw.
 pub(crate) fn follow(
     path: &Path,
@@ -52,7 +59,7 @@ pub(crate) fn follow(
         if let Some((name, format)) = header.as_ref().and_then(|header| header.backing.clone()) {
             next = Some(backing(&path, &name, format.as_deref(), allow)?);
         }
-        links.push(Link { opened: path.clone(), path, header });
+        links.push(Link::of(path, header));
     }
     Ok(links)
 }

@@ -104,7 +104,7 @@ impl Source {
         }
         let header = header::read(path, &top)?;
         let size_bytes = header.size_bytes;
-        let link = chain::Link { path: path.to_owned(), header: Some(header) };
+        let link = chain::Link::of(path.to_owned(), Some(header));
         let image = chain::open(std::slice::from_ref(&link), false, None)?;
         let Some(header) = &link.header else {
             return Err(Qcow2Error::NotQcow2 { path: path.into() });
