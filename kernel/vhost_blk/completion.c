@@ -2,8 +2,6 @@
 /*
  * Stage 4, completion: collects finished I/O and writes the status byte.
  */
-#include <linux/sched/clock.h>
-
 #include "stages.h"
 #include "trace.h"
 
@@ -19,6 +17,7 @@ void vhost_blk_end_io(struct vhost_blk_req *req, int error)
 	struct vhost_blk_queue *q = req->q;
 
 	req->error = error;
+	vhost_blk_time_end(req);
 	/*
 	 * After llist_add() the queue may finish the request, it may stop, and the device may
 	 * close: vhost_blk_close() waits for this section.
@@ -259,6 +258,7 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 		return 0;
 	n = vhost_blk_finish_all(q, list, 0);
 	vhost_blk_publish(q, n);
+	vhost_blk_time_used(q, list);
 	ended = vhost_blk_put_all(list);
 	q->stats.dropped += ended - n;
 	return ended;
@@ -280,6 +280,7 @@ void vhost_blk_settle(struct vhost_blk_queue *q)
 	if (!list)
 		return;
 	q->settled = vhost_blk_finish_all(q, list, before);
+	vhost_blk_time_used(q, list);
 	q->stats.dropped += vhost_blk_put_all(list) - (q->settled - before);
 }
 

@@ -108,6 +108,7 @@ static long vhost_blk_reset_owner(struct vhost_blk *blk)
 	blk->opt = none;
 	vhost_blk_forget_regions(blk);
 	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
+	vhost_blk_timing_forget(blk);
 	vhost_dev_stop(&blk->dev);
 	vhost_blk_cancel_orphans(blk);
 	vhost_dev_flush(&blk->dev);

@@ -98,6 +98,7 @@ static int vhost_blk_open(struct inode *inode, struct file *file)
 	spin_lock_init(&blk->serial_lock);
 	spin_lock_init(&blk->failure_lock);
 	vhost_blk_limit_init(blk);
+	vhost_blk_timing_init(blk);
 	file->private_data = blk;
 	return 0;
 }
@@ -128,6 +129,7 @@ static int vhost_blk_close(struct inode *inode, struct file *file)
 	if (blk->num_queues)
 		vhost_blk_unmake_device(blk);
 	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
+	vhost_blk_timing_free(blk);
 	kvfree(blk);
 	return 0;
 }
@@ -207,6 +209,19 @@ static int vhost_blk_set_serial(struct vhost_blk *blk, void __user *argp, size_t
 	return 0;
 }
 
+static int vhost_blk_take_trace(struct vhost_blk *blk, void __user *argp)
+{
+	struct vhost_blk_trace trace;
+	u32 size;
+	int err;
+
+	if (get_user(size, (u32 __user *)argp))
+		return -EFAULT;
+	err = vhost_blk_copy_arg(&trace, sizeof(trace),
+				 offsetofend(struct vhost_blk_trace, slower_than_ns), argp, size);
+	return err ?: vhost_blk_set_trace(blk, &trace);
+}
+
 /* Our own ioctls, for the owner only. */
 static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *argp)
 {
@@ -284,6 +299,10 @@ static long vhost_blk_unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, vo
 		return vhost_blk_get_info(blk, argp);
 	case _IOC_NR(VHOST_BLK_GET_FAILURE):
 		return vhost_blk_get_failure(blk, argp);
+	case _IOC_NR(VHOST_BLK_SET_TRACE):
+		return vhost_blk_take_trace(blk, argp);
+	case _IOC_NR(VHOST_BLK_GET_TRACED):
+		return vhost_blk_get_traced(blk, argp);
 	}
 	return -ENOIOCTLCMD;
 }

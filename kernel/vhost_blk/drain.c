@@ -277,6 +277,8 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 	}
 	memset(q->poll, 0, sizeof(q->poll));
 	q->turn.closed_until = 0;
+	q->turn.closed_at = 0;
+	q->turn.waited_ns = 0;
 	q->stats = (struct vhost_blk_stats) {};
 	return 0;
 }

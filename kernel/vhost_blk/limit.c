@@ -79,8 +79,21 @@ static u64 vhost_blk_limit_opens_at(const struct vhost_blk_limit *limit)
 static void vhost_blk_limit_close(struct vhost_blk_queue *q, u64 until, u64 now)
 {
 	lockdep_assert_held(&q->vq.mutex);
+	if (!q->turn.closed_at)
+		q->turn.closed_at = now;
 	q->turn.closed_until = until;
 	hrtimer_start(&q->turn.timer, ns_to_ktime(until - now), HRTIMER_MODE_REL);
+}
+
+/* Ends the wait of the queue, if it waits. */
+static void vhost_blk_limit_open(struct vhost_blk_queue *q, u64 now)
+{
+	q->turn.closed_until = 0;
+	if (!q->turn.closed_at)
+		return;
+	q->turn.waited_ns = now - q->turn.closed_at;
+	q->turn.waited_turn = q->now_ns;
+	q->turn.closed_at = 0;
 }
 
 /**
@@ -131,6 +144,17 @@ u64 vhost_blk_limit_debt(struct vhost_blk *blk)
 }
 
 /**
+ * vhost_blk_limit_waited - the wait that ended right before the chains of this turn were taken
+ * @q: the queue; its vq.mutex is held by the loop
+ *
+ * Return: nanoseconds; 0 if it did not wait.
+ */
+u64 vhost_blk_limit_waited(const struct vhost_blk_queue *q)
+{
+	return q->turn.waited_turn == q->now_ns ? q->turn.waited_ns : 0;
+}
+
+/**
  * vhost_blk_limit_look - ask whether the queue may take a chain
  * @q: the queue, which runs; its vq.mutex is held, and there is a limit
  *
@@ -145,6 +169,7 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 	if (q->turn.version != limit->version) {
 		q->turn.version = limit->version;
 		q->turn.closed_until = 0;
+		q->turn.closed_at = 0;
 	}
 	at = vhost_blk_limit_opens_at(limit);
 	spin_unlock(&limit->lock);
@@ -153,9 +178,10 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 		vhost_blk_limit_close(q, q->turn.closed_until, now);
 		return false;
 	}
-	q->turn.closed_until = 0;
-	if (at <= now)
+	if (at <= now) {
+		vhost_blk_limit_open(q, now);
 		return true;
+	}
 	q->stats.throttled++;
 	vhost_blk_limit_close(q, max(at, now + VHOST_BLK_LIMIT_QUANTUM), now);
 	return false;

@@ -42,11 +42,17 @@ struct vhost_blk_limit {
  * struct vhost_blk_turn - a queue's view of the limits; under vq.mutex, but for @timer
  * @version: that of the limits when it last looked
  * @closed_until: the queue takes no chain before; 0: it may take one
+ * @closed_at: when the present wait began; 0: there is none
+ * @waited_ns: length of the wait that ended last
+ * @waited_turn: the turn of the loop, by its time, in which it ended
  * @timer: runs the loop at that time
  */
 struct vhost_blk_turn {
 	unsigned int version;
 	u64 closed_until;
+	u64 closed_at;
+	u64 waited_ns;
+	u64 waited_turn;
 	struct hrtimer timer;
 };
 
@@ -54,6 +60,7 @@ void vhost_blk_limit_init(struct vhost_blk *blk);
 void vhost_blk_limit_init_queue(struct vhost_blk_queue *q);
 void vhost_blk_limit_set(struct vhost_blk *blk, const struct vhost_blk_options *opt);
 u64 vhost_blk_limit_debt(struct vhost_blk *blk);
+u64 vhost_blk_limit_waited(const struct vhost_blk_queue *q);
 bool vhost_blk_limit_look(struct vhost_blk_queue *q);
 void vhost_blk_limit_took(struct vhost_blk_queue *q, u64 bytes);
 

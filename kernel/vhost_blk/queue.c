@@ -4,8 +4,6 @@
  * functions around it decide when it continues and when it sleeps. batch.c has the batches, poll.c
  * the polling.
  */
-#include <linux/sched/clock.h>
-
 #include "stages.h"
 
 /*

@@ -61,6 +61,9 @@ struct vhost_blk_range {
  * @bounced: the pages in @vecs are the module's own
  * @error: first errno of the I/O
  * @start_ns: when the chain was taken
+ * @submit_ns: when the storage got it; 0: it was submitted while no trace was on
+ * @end_ns: if @submit_ns is set: when its I/O had finished
+ * @limit_ns: likewise: the wait of the queue for a limit right before the chain was taken
  * @vecs: the data's pages
  * @nr_vecs: used elements of @vecs
  * @max_vecs: room in @vecs
@@ -101,6 +104,9 @@ struct vhost_blk_req {
 	bool refused;
 	int error;
 	u64 start_ns;
+	u64 submit_ns;
+	u64 end_ns;
+	u64 limit_ns;
 	struct bio_vec *vecs;
 	unsigned int nr_vecs;
 	unsigned int max_vecs;

@@ -5,6 +5,8 @@
 #ifndef _VHOST_BLK_STAGES_H
 #define _VHOST_BLK_STAGES_H
 
+#include <linux/sched/clock.h>
+
 #include "queue.h"
 
 /* State of one run of the loop. */
@@ -77,6 +79,33 @@ void vhost_blk_orphan_work(struct work_struct *work);
 static inline bool vhost_blk_limit_admits(struct vhost_blk_queue *q)
 {
 	return likely(!READ_ONCE(q->blk->limit.set)) || vhost_blk_limit_look(q);
+}
+
+/* timing.c; see there. While the trace is off, no clock is read. */
+void vhost_blk_note_submit(struct vhost_blk_req *req);
+void vhost_blk_note_used(struct vhost_blk_queue *q, struct llist_node *list, u64 slower_than_ns);
+
+/* The storage gets the request now, under vq.mutex. */
+static inline void vhost_blk_time_submit(struct vhost_blk_req *req)
+{
+	if (unlikely(READ_ONCE(req->q->blk->timing.slower_than_ns)))
+		vhost_blk_note_submit(req);
+}
+
+/* The I/O of the request is finished. Any context. */
+static inline void vhost_blk_time_end(struct vhost_blk_req *req)
+{
+	if (unlikely(req->submit_ns))
+		req->end_ns = local_clock();
+}
+
+/* The driver sees the requests now. */
+static inline void vhost_blk_time_used(struct vhost_blk_queue *q, struct llist_node *list)
+{
+	u64 slower_than_ns = READ_ONCE(q->blk->timing.slower_than_ns);
+
+	if (unlikely(slower_than_ns))
+		vhost_blk_note_used(q, list, slower_than_ns);
 }
 
 /* failure.c */

@@ -97,11 +97,14 @@ static int vhost_blk_submit_rw(struct vhost_blk_req *req, struct iov_iter *data)
 	bytes = (u64)min_t(unsigned int, pages, VHOST_BLK_PIECE_PAGES) * PAGE_SIZE;
 	if (unlikely(!vhost_blk_charge(req, &req->q->blk->inflight_bytes, bytes)))
 		return -EAGAIN;
-	if (unlikely(req->bytes > VHOST_BLK_PIECE_BYTES))
+	if (unlikely(req->bytes > VHOST_BLK_PIECE_BYTES)) {
+		vhost_blk_time_submit(req);
 		return vhost_blk_submit_large(req, data);
+	}
 	err = vhost_blk_map_data(req, data, suits, pages);
 	if (unlikely(err))
 		return err;
+	vhost_blk_time_submit(req);
 	if (req->be->bdev)
 		vhost_blk_submit_bdev(req);
 	else
@@ -119,6 +122,7 @@ static int vhost_blk_submit_zeroes(struct vhost_blk_req *req)
 
 	if (!vhost_blk_charge(req, &req->q->blk->inflight_range_bytes, bytes))
 		return -EAGAIN;
+	vhost_blk_time_submit(req);
 	vhost_blk_submit_slow(req);
 	return 0;
 }
@@ -154,6 +158,7 @@ static int vhost_blk_start(struct vhost_blk_req *req, struct iov_iter *data)
 			vhost_blk_end_io(req, 0);
 		return err;
 	case VIRTIO_BLK_T_FLUSH:
+		vhost_blk_time_submit(req);
 		/* It would wait for a tag: see vhost_blk_submit_bdev(). */
 		if (req->be->bdev && !vhost_blk_polls(req))
 			vhost_blk_submit_flush(req);
@@ -161,6 +166,7 @@ static int vhost_blk_start(struct vhost_blk_req *req, struct iov_iter *data)
 			vhost_blk_submit_slow(req);
 		return 0;
 	case VIRTIO_BLK_T_DISCARD:
+		vhost_blk_time_submit(req);
 		/* A stop skips the rest of it. */
 		vhost_blk_submit_slow(req);
 		return 0;
@@ -186,6 +192,7 @@ static void vhost_blk_init_req(struct vhost_blk_req *req, const struct vhost_blk
 	req->slow = false;
 	req->refused = false;
 	req->start_ns = q->now_ns;
+	req->submit_ns = 0;
 }
 
 static void vhost_blk_release_ranges(struct vhost_blk_req *req)

@@ -19,7 +19,8 @@
  *
  * vhost_blk_end_io() in completion.c is where all I/O ends. The stages are helped by poll.c (wait
  * for work without a sleep), limit.c (limits on the rate), inflight.c (marks of taken chains),
- * reserve.c (memory for emergencies) and failure.c (reports a failing backend to the owner).
+ * reserve.c (memory for emergencies), failure.c (reports a failing backend to the owner) and timing.c
+ * (records slow requests for the owner).
  *
  * The control plane, from the outside in: dev.c is the user interface, core.c the vhost core's part
  * of it, info.c describes the device, backend.c attaches storage, pinned.c pins the memory table,
@@ -27,7 +28,7 @@
  *
  * The headers; each of these includes only those before it: vhost_blk.h the device, backend.h its
  * storage, request.h a request, queue.h a queue, stages.h the functions of the stages.
- * compat.h, limit.h, reserve.h, stats.h and trace.h stand beside them.
+ * compat.h, limit.h, reserve.h, stats.h, timing.h and trace.h stand beside them.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees
  * one state from begin to end. Transitions, by row from and by column to:
@@ -46,8 +47,9 @@
  *
  * Locks, outermost first: dev.mutex (control plane) -> vq.mutex (everything about a ring, and the
  * requests of its queue). State that must be readable meanwhile has its own locks, held for
- * moments: backend_mutex -> the backend's, serial_lock, failure_lock, limit.lock. A submitted request
- * belongs to the block layer or the file system until vhost_blk_end_io(), and to its queue after that.
+ * moments: backend_mutex -> the backend's, serial_lock, failure_lock, limit.lock, timing.lock. A
+ * submitted request belongs to the block layer or the file system until vhost_blk_end_io(), and to its
+ * queue after that.
  */
 #ifndef _VHOST_BLK_H
 #define _VHOST_BLK_H
@@ -60,6 +62,7 @@
 #include "vhost.h"	/* drivers/vhost/vhost.h of the kernel that is built for */
 #include "compat.h"
 #include "limit.h"
+#include "timing.h"
 #include "../include/uapi/vhost_blk.h"
 
 /* Chains served before the worker serves its other queues. */
@@ -131,6 +134,7 @@ struct vhost_blk_queue;
  *	they need not change together; but the flags that must be the same for all requests in
  *	flight (IOPOLL, PIN_MEMORY) are changed only while all queues are paused
  * @limit: limits on the rate
+ * @timing: the trace of slow requests
  * @serial: GET_ID answer
  * @serial_lock: protects @serial
  * @pinned: the pinned memory table, or NULL; changed only while all queues are paused
@@ -153,6 +157,7 @@ struct vhost_blk {
 	bool starving;
 	struct vhost_blk_options opt;
 	struct vhost_blk_limit limit;
+	struct vhost_blk_timing timing;
 	u8 serial[VHOST_BLK_SERIAL_BYTES];
 	spinlock_t serial_lock;
 	struct vhost_blk_pinned *pinned;

@@ -14,8 +14,8 @@
  * each queue VHOST_SET_VRING_NUM, _ADDR, _BASE, _KICK, _CALL; then VHOST_BLK_SET_BACKEND, or that
  * one first and VHOST_BLK_SET_QUEUE for each queue as it gets ready.
  *
- * VHOST_RESET_OWNER detaches and forgets options, in-flight regions and the failure eventfd; the
- * serial number and the number of queues stay.
+ * VHOST_RESET_OWNER detaches and forgets options, in-flight regions, the failure eventfd and the
+ * trace; the serial number and the number of queues stay.
  *
  * Numbers count down from 0xff, far from the core's: of type VHOST_VIRTIO, 0xf0 to 0xff are the
  * module's. The first two are those of the series of 2022, so that a VMM which carries the device of
@@ -40,6 +40,8 @@
 #define VHOST_BLK_LIMIT_BURST_MS_MAX	3600000
 /** VHOST_BLK_RANGES_MAX - most ranges of a DISCARD, WRITE_ZEROES or SECURE_ERASE request */
 #define VHOST_BLK_RANGES_MAX		256
+/** VHOST_BLK_TRACED_MAX - most records of slow requests that a device keeps */
+#define VHOST_BLK_TRACED_MAX		256
 
 /**
  * VHOST_BLK_SET_BACKEND - attach the storage, or detach it
@@ -104,8 +106,8 @@
  *
  * Without it, it has %VHOST_BLK_QUEUES_MAX, each of which takes some 60 KiB of memory from
  * VHOST_SET_OWNER on. It must come before all other ioctls but VHOST_BLK_GET_INFO,
- * VHOST_GET_FEATURES, VHOST_GET_BACKEND_FEATURES, VHOST_BLK_SET_SERIAL and VHOST_BLK_GET_FAILURE.
- * There is no way to change it.
+ * VHOST_GET_FEATURES, VHOST_GET_BACKEND_FEATURES, VHOST_BLK_SET_SERIAL, VHOST_BLK_GET_FAILURE,
+ * VHOST_BLK_SET_TRACE and VHOST_BLK_GET_TRACED. There is no way to change it.
  *
  * Errors: EINVAL 0 or too many; EBUSY the device has its queues already; ENOMEM.
  */
@@ -123,6 +125,18 @@
 
 /** VHOST_BLK_GET_FAILURE - what has failed since the last time; see &vhost_blk_failure */
 #define VHOST_BLK_GET_FAILURE	_IOWR(VHOST_VIRTIO, 0xF7, struct vhost_blk_failure)
+
+/**
+ * VHOST_BLK_SET_TRACE - record slow requests, or end that; see &vhost_blk_trace
+ *
+ * At any time; it never waits for storage. A module without it returns ENOTTY.
+ *
+ * Errors: EBADF no such fd; EINVAL no eventfd; ENOMEM.
+ */
+#define VHOST_BLK_SET_TRACE	_IOW(VHOST_VIRTIO, 0xF6, struct vhost_blk_trace)
+
+/** VHOST_BLK_GET_TRACED - take the oldest record of a slow request; see &vhost_blk_traced */
+#define VHOST_BLK_GET_TRACED	_IOWR(VHOST_VIRTIO, 0xF5, struct vhost_blk_traced)
 
 /* Flags of &vhost_blk_info. */
 #define VHOST_BLK_INFO_ATTACHED		(1u << 0)	/* the fields about the backend are valid */
@@ -275,6 +289,59 @@ struct vhost_blk_failure {
 	__u64 sector;
 	__u32 error;
 	__u32 reserved;
+};
+
+/**
+ * struct vhost_blk_trace - which requests are recorded
+ * @size: bytes that the caller fills in, at least 16
+ * @fd: an eventfd that is signalled if there is a record where there was none, and now if there is
+ *	one already; -1: none
+ * @slower_than_ns: requests that take as long, all stages together, are recorded when they complete;
+ *	0: none. Records that exist stay
+ *
+ * A request that was submitted before has no times: it counts as in the storage until it completes.
+ */
+struct vhost_blk_trace {
+	__u32 size;
+	__s32 fd;
+	__u64 slower_than_ns;
+};
+
+/* Flags of &vhost_blk_traced. */
+#define VHOST_BLK_TRACED_VALID		(1u << 0)	/* there was a record; its fields are valid */
+#define VHOST_BLK_TRACED_FAILED		(1u << 1)	/* the driver got an error */
+
+/**
+ * struct vhost_blk_traced - a slow request; its stages follow each other without a gap
+ * @size: in: bytes the caller has room for, at least 16 (EINVAL); out: bytes that the module knows.
+ *	The smaller number of bytes is written.
+ * @flags: out: VHOST_BLK_TRACED_*
+ * @lost: out: records since the last call that newer ones have replaced: a device keeps
+ *	%VHOST_BLK_TRACED_MAX
+ * @queue: out: the queue
+ * @type: out: VIRTIO_BLK_T_*
+ * @sector: out: first sector of an IN or OUT; all ones for others
+ * @bytes: out: bytes that it moves, or that its ranges name
+ * @limit_ns: out: wait of the queue for a limit, right before the chain was taken
+ * @submit_ns: out: from the turn of the loop that takes the chain until the storage has the I/O
+ * @storage_ns: out: in the storage
+ * @used_ns: out: until the driver sees the request in the used ring. If the rings cannot be reached,
+ *	because of a missing IOTLB entry: until all is done but that
+ *
+ * GET_ID and requests that the module refuses are not recorded. Records outlive their queue.
+ */
+struct vhost_blk_traced {
+	__u32 size;
+	__u32 flags;
+	__u64 lost;
+	__u32 queue;
+	__u32 type;
+	__u64 sector;
+	__u64 bytes;
+	__u64 limit_ns;
+	__u64 submit_ns;
+	__u64 storage_ns;
+	__u64 used_ns;
 };
 
 #endif /* _UAPI_VHOST_BLK_H */

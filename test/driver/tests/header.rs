@@ -26,6 +26,11 @@ fn own_values() -> Vec<(&'static str, u64)> {
         "VHOST_BLK_SET_NUM_QUEUES": abi::BLK_SET_NUM_QUEUES,
         "VHOST_BLK_SET_FAILURE_EVENT": abi::BLK_SET_FAILURE_EVENT,
         "VHOST_BLK_GET_FAILURE": abi::BLK_GET_FAILURE,
+        "VHOST_BLK_SET_TRACE": abi::BLK_SET_TRACE,
+        "VHOST_BLK_GET_TRACED": abi::BLK_GET_TRACED,
+        "VHOST_BLK_TRACED_VALID": abi::TRACED_VALID,
+        "VHOST_BLK_TRACED_FAILED": abi::TRACED_FAILED,
+        "VHOST_BLK_TRACED_MAX": abi::BLK_TRACED_MAX,
         "VHOST_BLK_BUSYLOOP_US_MAX": abi::BLK_BUSYLOOP_US_MAX,
         "VHOST_BLK_FAILURE_IO": abi::FAILURE_IO,
         "VHOST_BLK_FAILURE_REMOVED": abi::FAILURE_REMOVED,
@@ -143,6 +148,11 @@ fn layouts() -> Vec<(&'static str, u64)> {
             "flags" flags, "max_discard_sectors" max_discard_sectors,
             "max_write_zeroes_sectors" max_write_zeroes_sectors,
             "max_secure_erase_sectors" max_secure_erase_sectors, "reserved" reserved,
+        }
+        "vhost_blk_trace" BlkTrace { "fd" fd, "slower_than_ns" slower_than_ns, }
+        "vhost_blk_traced" BlkTraced {
+            "flags" flags, "lost" lost, "queue" queue, "type" kind, "sector" sector, "bytes" bytes,
+            "limit_ns" limit_ns, "submit_ns" submit_ns, "storage_ns" storage_ns, "used_ns" used_ns,
         }
         "vhost_blk_inflight" BlkInflight { "desc_num" desc_num, "user_addr" user_addr, }
     }

@@ -65,11 +65,16 @@ pub(crate) fn errors(env: &Env, disk: Result<Disk>) -> Result<()> {
     fails("an unknown ioctl", device.raw(0x4008_af7f, &mut 0_u64), libc::ENOTTY)?;
     backends(&device, &backend)?;
     options_and_info(&device)?;
+    let null = File::open("/dev/null")?;
+    fails("a closed eventfd", device.set_trace(1, Some(1_000_000)), libc::EBADF)?;
+    fails("no eventfd", device.set_trace(1, Some(null.as_raw_fd())), libc::EINVAL)?;
     queues(&disk).context("queues")
 }
 
 fn before_owner(backend: &File) -> Result<()> {
     let device = KernelDevice::open()?;
+    device.set_trace(1, None).context("a trace without owner")?;
+    ensure!(device.traced()?.flags == 0, "a record without a request");
     let fd = Some(backend.as_raw_fd());
     fails("a backend without owner", device.set_backend(0, fd), libc::EPERM)?;
     fails("a queue without owner", device.set_queue(0, true), libc::EPERM)?;
@@ -174,6 +179,7 @@ pub(crate) fn sizes(env: &Env, disk: Result<Disk>) -> Result<()> {
     device.set_owner()?;
     grown_info(&device).context("information")?;
     grown_options(&device).context("options")?;
+    grown_trace(&device).context("trace")?;
     let fd = backend.as_raw_fd() as u32;
     // All other structures with eight bytes more, and with four bytes less.
     let words: [(&str, u32, [u32; 5], usize); 5] = [
@@ -199,7 +205,7 @@ pub(crate) fn sizes(env: &Env, disk: Result<Disk>) -> Result<()> {
     fails("SET_NUM_QUEUES", set(&mut [2, 0, 1]), libc::E2BIG)?;
     set(&mut [2, 0, 0]).context("zeroes behind SET_NUM_QUEUES")?;
     // The module never passes unknown numbers of its own range to the core.
-    for nr in 0xf0..0xf7 {
+    for nr in 0xf0..0xf5 {
         let unknown = with_size(0xc000_af00 | nr, 8);
         fails("an unknown number", device.raw(unknown, &mut 0_u64), libc::ENOTTY)?;
     }
@@ -239,6 +245,26 @@ fn grown_options(device: &KernelDevice) -> Result<()> {
     device.raw(with_size(abi::BLK_SET_OPTIONS, 8), &mut short).context("the oldest options")?;
     short[0] = 4;
     fails("no flags", device.raw(with_size(abi::BLK_SET_OPTIONS, 4), &mut short), libc::EINVAL)
+}
+
+fn grown_trace(device: &KernelDevice) -> Result<()> {
+    let mut words = [0_u32; ROOM as usize / 4];
+    let code = with_size(abi::BLK_SET_TRACE, ROOM as usize);
+    words[..3].copy_from_slice(&[ROOM, u32::MAX, 1]);
+    device.raw(code, &mut words).context("zeroes behind what is known")?;
+    words[ROOM as usize / 4 - 1] = 1;
+    fails("what is unknown", device.raw(code, &mut words), libc::E2BIG)?;
+    for size in [0, 12, 5000] {
+        words[0] = size;
+        fails("no bound, or too much", device.raw(code, &mut words), libc::EINVAL)?;
+    }
+    let ask = |words: &mut [u32; 6]| device.raw(with_size(abi::BLK_GET_TRACED, 24), words);
+    fails("room for 12 bytes of a record", ask(&mut [12, 7, 7, 7, 7, 7]), libc::EINVAL)?;
+    let mut head = [16, 7, 7, 7, 7, 7];
+    ask(&mut head).context("the head of a record")?;
+    let known = size_of::<abi::BlkTraced>() as u32;
+    ensure!(head == [known, 0, 0, 0, 7, 7], "{head:?}");
+    Ok(())
 }
 
 /// The owner chooses the number of queues, before it takes ownership.

@@ -86,6 +86,10 @@ pub const BLK_SET_NUM_QUEUES: u32 = iow::<u32>(0xf9);
 pub const BLK_SET_FAILURE_EVENT: u32 = iow::<i32>(0xf8);
 /// `VHOST_BLK_GET_FAILURE`.
 pub const BLK_GET_FAILURE: u32 = iowr::<BlkFailure>(0xf7);
+/// `VHOST_BLK_SET_TRACE`.
+pub const BLK_SET_TRACE: u32 = iow::<BlkTrace>(0xf6);
+/// `VHOST_BLK_GET_TRACED`.
+pub const BLK_GET_TRACED: u32 = iowr::<BlkTraced>(0xf5);
 
 /// `VHOST_BLK_BUSYLOOP_US_MAX`.
 pub const BLK_BUSYLOOP_US_MAX: u32 = 1_000_000;
@@ -101,6 +105,12 @@ pub const FAILURE_TIMEOUT: u32 = 1 << 3;
 pub const FAILURE_READ_ONLY: u32 = 1 << 4;
 /// `VHOST_BLK_FAILURE_SYNC`.
 pub const FAILURE_SYNC: u32 = 1 << 5;
+/// `VHOST_BLK_TRACED_VALID`.
+pub const TRACED_VALID: u32 = 1;
+/// `VHOST_BLK_TRACED_FAILED`.
+pub const TRACED_FAILED: u32 = 1 << 1;
+/// `VHOST_BLK_TRACED_MAX`.
+pub const BLK_TRACED_MAX: u32 = 256;
 /// `VHOST_BLK_QUEUES_MAX`.
 pub const BLK_QUEUES_MAX: u32 = 64;
 /// `VHOST_BLK_QUEUE_SIZE_MAX`.
@@ -318,6 +328,42 @@ wire! {
         error: u32,
         /// Zero.
         reserved: u32,
+    }
+
+    /// `struct vhost_blk_trace`.
+    BlkTrace {
+        /// Number of bytes that the caller fills in.
+        size: u32,
+        /// The eventfd; -1: none.
+        fd: i32,
+        /// Time of a slow request in nanoseconds; 0: none is slow.
+        slower_than_ns: u64,
+    }
+
+    /// `struct vhost_blk_traced`; see the header for the fields.
+    BlkTraced {
+        /// In: size of the buffer; out: bytes known.
+        size: u32,
+        /// `TRACED_*`.
+        flags: u32,
+        /// Records that were replaced.
+        lost: u64,
+        /// The queue.
+        queue: u32,
+        /// The type of the request.
+        kind: u32,
+        /// First sector of a read or a write.
+        sector: u64,
+        /// Bytes that it moves or names.
+        bytes: u64,
+        /// Wait for a limit.
+        limit_ns: u64,
+        /// Time until the storage had it.
+        submit_ns: u64,
+        /// Time in the storage.
+        storage_ns: u64,
+        /// Time until the driver sees it.
+        used_ns: u64,
     }
 
     /// `struct vhost_blk_inflight`.

@@ -10,7 +10,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::abi::{self, BlkFailure, BlkInflight, BlkInfo, BlkOptions, IotlbMsg};
+use super::abi::{
+    self, BlkFailure, BlkInflight, BlkInfo, BlkOptions, BlkTrace, BlkTraced, IotlbMsg,
+};
 use super::abi::{MemoryHead, MemoryRegion};
 use super::abi::{VringAddr, VringFile, VringState};
 use super::sys::{BadAddress, ioctl, ioctl_bad, ioctl_plain};
@@ -267,6 +269,18 @@ impl KernelDevice {
     pub fn failure(&self) -> io::Result<BlkFailure> {
         let ask = BlkFailure { size: size_of::<BlkFailure>() as u32, ..BlkFailure::default() };
         self.get("VHOST_BLK_GET_FAILURE", abi::BLK_GET_FAILURE, ask)
+    }
+
+    /// Records requests that take this long, and signals the eventfd; 0: none.
+    pub fn set_trace(&self, slower_than_ns: u64, fd: Option<RawFd>) -> io::Result<()> {
+        let (size, fd) = (size_of::<BlkTrace>() as u32, fd.unwrap_or(-1));
+        self.set("VHOST_BLK_SET_TRACE", abi::BLK_SET_TRACE, BlkTrace { size, fd, slower_than_ns })
+    }
+
+    /// Takes the oldest record of a slow request.
+    pub fn traced(&self) -> io::Result<BlkTraced> {
+        let ask = BlkTraced { size: size_of::<BlkTraced>() as u32, ..BlkTraced::default() };
+        self.get("VHOST_BLK_GET_TRACED", abi::BLK_GET_TRACED, ask)
     }
 
     /// Sends an IOTLB message: UPDATE or INVALIDATE.

@@ -28,7 +28,7 @@ const STATE_CODES: [u32; 10] = [
 /// Codes that take a `vhost_vring_file`.
 const FILE_CODES: [u32; 3] = [abi::SET_VRING_KICK, abi::SET_VRING_CALL, abi::SET_VRING_ERR];
 /// All known codes.
-const ALL_CODES: [u32; 25] = [
+const ALL_CODES: [u32; 27] = [
     abi::GET_FEATURES,
     abi::SET_FEATURES,
     abi::SET_OWNER,
@@ -53,6 +53,8 @@ const ALL_CODES: [u32; 25] = [
     abi::BLK_SET_NUM_QUEUES,
     abi::BLK_SET_FAILURE_EVENT,
     abi::BLK_GET_FAILURE,
+    abi::BLK_SET_TRACE,
+    abi::BLK_GET_TRACED,
     abi::SET_BACKEND_FEATURES,
 ];
 
@@ -110,7 +112,7 @@ fn bring_up(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Re
 }
 
 fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<()> {
-    match rng.below(26) {
+    match rng.below(28) {
         0 => device.set_owner(),
         1 if rng.one_in(4) => device.reset_owner(),
         1 | 2 => {
@@ -141,6 +143,8 @@ fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<
         }
         23 => device.set_failure_event(Some(material.event_fd(rng))),
         24 => device.failure().map(drop),
+        25 => device.set_trace(rng.below(3), Some(material.event_fd(rng))),
+        26 => device.traced().map(drop),
         _ => {
             (0..8).for_each(|_| material.scribble(rng));
             Ok(())
