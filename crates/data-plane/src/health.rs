@@ -7,7 +7,7 @@
 
 use crate::failure::{FailureKind, Failures, StorageFailure};
 use crate::latency::{Nanos, Operation};
-use crate::trace::SlowRequest;
+use crate::trace::{Traced, Tracer};
 use backend::IoError;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -58,7 +58,7 @@ pub enum HealthEvent {
 pub type HealthHook = Box<dyn Fn(&HealthEvent) + Send + Sync>;
 
 /// A function that gets each slow request, on a thread of the data plane. It must not wait.
-pub type TraceHook = Box<dyn Fn(&SlowRequest) + Send + Sync>;
+pub type TraceHook = Box<dyn Fn(Traced<'_>) + Send + Sync>;
 
 /// A copy of the state for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,6 +92,8 @@ pub struct Health {
     trace_hook: OnceLock<TraceHook>,
     /// Requests that took so many nanoseconds are told; 0: none.
     slower_than: AtomicU64,
+    /// The kernel plane while it runs queues. `slower_than` changes under this lock.
+    tracer: Mutex<Option<Box<dyn Tracer>>>,
 }
 
 impl fmt::Debug for Health {
@@ -164,7 +166,30 @@ impl Health {
     /// Each one costs a call of the hook, and all others some readings of the clock.
     pub fn trace(&self, slower_than: Option<Duration>) {
         let nanos = slower_than.map_or(0, |time| (time.as_nanos() as Nanos).max(1));
-        self.slower_than.store(nanos, Relaxed);
+        let tracer = self.lock_tracer();
+        let is_new = self.slower_than.swap(nanos, Relaxed) != nanos;
+        if let Some(tracer) = tracer.as_ref().filter(|_| is_new) {
+            tracer.set_bound(nanos);
+        }
+    }
+
+    /// Returns whether the present data plane can trace requests. An older kernel module cannot.
+    pub fn is_traceable(&self) -> bool {
+        self.lock_tracer().as_ref().is_none_or(|tracer| tracer.can_trace())
+    }
+
+    /// Makes a plane outside this process adopt the bound, now and at each change. `None`: queues
+    /// run in this process from now on.
+    pub(crate) fn set_tracer(&self, tracer: Option<Box<dyn Tracer>>) {
+        let mut own = self.lock_tracer();
+        if let Some(tracer) = tracer.as_ref().filter(|_| self.slower_than() > 0) {
+            tracer.set_bound(self.slower_than());
+        }
+        *own = tracer;
+    }
+
+    fn lock_tracer(&self) -> MutexGuard<'_, Option<Box<dyn Tracer>>> {
+        self.tracer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The bound of [`Health::trace`]; 0: none.
@@ -173,10 +198,10 @@ impl Health {
         self.slower_than.load(Relaxed)
     }
 
-    /// Tells a slow request.
-    pub(crate) fn slow(&self, request: &SlowRequest) {
+    /// Tells a message of the trace.
+    pub(crate) fn tell_traced(&self, message: Traced<'_>) {
         if let Some(hook) = self.trace_hook.get() {
-            hook(request);
+            hook(message);
         }
     }
 

@@ -63,6 +63,6 @@ pub use selector::{
     PlaneChoice, PlaneSelector, Prepared, QueueHandle, ReplaceError, Selected, Selection,
 };
 pub use stats::QueueStats;
-pub use trace::SlowRequest;
+pub use trace::{SlowRequest, Traced};
 pub use uring_plane::UringPlane;
 pub use worker::BATCH_CHAINS_MAX;

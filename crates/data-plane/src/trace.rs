@@ -43,6 +43,24 @@ impl SlowRequest {
     }
 }
 
+/// A message of a trace.
+#[derive(Clone, Copy, Debug)]
+pub enum Traced<'a> {
+    /// A slow request.
+    Slow(&'a SlowRequest),
+    /// The kernel module had no room for so many slow requests before the next one.
+    Lost(u64),
+}
+
+/// A data plane outside this process that notes times itself.
+pub(crate) trait Tracer: Send + Sync {
+    /// Returns whether it can.
+    fn can_trace(&self) -> bool;
+
+    /// Tells each request that takes this long from now on; 0: none. Waits for no storage.
+    fn set_bound(&self, slower_than: Nanos);
+}
+
 /// The times of one queue's requests while its disk is traced.
 #[derive(Debug, Default)]
 pub(crate) struct QueueTrace {
@@ -132,7 +150,7 @@ impl QueueTrace {
             };
             let bound = Duration::from_nanos(health.slower_than());
             if !bound.is_zero() && slow.total() >= bound {
-                health.slow(&slow);
+                health.tell_traced(Traced::Slow(&slow));
             }
         }
     }
@@ -150,7 +168,10 @@ mod tests {
     fn told(health: &Health) -> Arc<Mutex<Vec<SlowRequest>>> {
         let all = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&all);
-        health.set_trace_hook(Box::new(move |slow| told.lock().unwrap().push(slow.clone())));
+        health.set_trace_hook(Box::new(move |traced| {
+            let Traced::Slow(slow) = traced else { panic!("nothing is lost") };
+            told.lock().unwrap().push(slow.clone());
+        }));
         all
     }
 

@@ -64,6 +64,11 @@ impl Feed {
         });
     }
 
+    /// Counts messages that were lost before they came here.
+    pub fn lose(&self, count: u64) {
+        self.change(|waiting| waiting.lost += count);
+    }
+
     /// Ends the stream after the messages that wait.
     pub fn end(&self) {
         self.change(|waiting| waiting.ended = true);
@@ -123,6 +128,8 @@ mod tests {
         assert!(!subscription.has_ended(), "a message waits");
         assert_eq!(subscription.take(), [json!("a")]);
         assert!(subscription.has_ended());
+        feed.lose(3);
+        assert_eq!(subscription.take(), [json!(3)]);
         drop(subscription);
         assert!(!feed.has_reader());
         feed.push(json!("b"));

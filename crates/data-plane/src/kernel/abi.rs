@@ -29,6 +29,9 @@ pub(crate) const FAILURE_TIMEOUT: u32 = 1 << 3;
 pub(crate) const FAILURE_READ_ONLY: u32 = 1 << 4;
 pub(crate) const FAILURE_SYNC: u32 = 1 << 5;
 
+pub(crate) const TRACED_VALID: u32 = 1 << 0;
+pub(crate) const TRACED_FAILED: u32 = 1 << 1;
+
 /// `struct vhost_blk_info`: limits and features of the module and the attached file.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,6 +94,32 @@ pub(crate) struct Inflight {
     pub(crate) user_addr: u64,
 }
 
+/// `struct vhost_blk_trace`: which requests are recorded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Trace {
+    pub(crate) size: u32,
+    pub(crate) fd: i32,
+    pub(crate) slower_than_ns: u64,
+}
+
+/// `struct vhost_blk_traced`: a slow request; `kind` is its `type`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traced {
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+    pub(crate) lost: u64,
+    pub(crate) queue: u32,
+    pub(crate) kind: u32,
+    pub(crate) sector: u64,
+    pub(crate) bytes: u64,
+    pub(crate) limit_ns: u64,
+    pub(crate) submit_ns: u64,
+    pub(crate) storage_ns: u64,
+    pub(crate) used_ns: u64,
+}
+
 /// `struct vhost_worker_state` of linux/vhost.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,6 +144,8 @@ ioctl_iow_nr!(SET_INFLIGHT, VHOST, 0xfa, Inflight);
 ioctl_iow_nr!(SET_NUM_QUEUES, VHOST, 0xf9, u32);
 ioctl_iow_nr!(SET_FAILURE_EVENT, VHOST, 0xf8, i32);
 ioctl_iowr_nr!(GET_FAILURE, VHOST, 0xf7, Failure);
+ioctl_iow_nr!(SET_TRACE, VHOST, 0xf6, Trace);
+ioctl_iowr_nr!(GET_TRACED, VHOST, 0xf5, Traced);
 ioctl_ior_nr!(NEW_WORKER, VHOST, 0x08, WorkerState);
 ioctl_iow_nr!(ATTACH_VRING_WORKER, VHOST, 0x15, VringWorker);
 ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
@@ -162,6 +193,10 @@ mod tests {
             ("VHOST_BLK_SET_NUM_QUEUES", SET_NUM_QUEUES()),
             ("VHOST_BLK_SET_FAILURE_EVENT", SET_FAILURE_EVENT()),
             ("VHOST_BLK_GET_FAILURE", GET_FAILURE()),
+            ("VHOST_BLK_SET_TRACE", SET_TRACE()),
+            ("VHOST_BLK_GET_TRACED", GET_TRACED()),
+            ("VHOST_BLK_TRACED_VALID", TRACED_VALID.into()),
+            ("VHOST_BLK_TRACED_FAILED", TRACED_FAILED.into()),
             ("VHOST_BLK_FAILURE_IO", FAILURE_IO.into()),
             ("VHOST_BLK_FAILURE_REMOVED", FAILURE_REMOVED.into()),
             ("VHOST_BLK_FAILURE_NO_SPACE", FAILURE_NO_SPACE.into()),
@@ -181,6 +216,9 @@ mod tests {
             max_write_zeroes_sectors, max_secure_erase_sectors, reserved, limit_iops,
             limit_bytes, limit_burst_ms, limit_debt_ms));
         all.extend(structure!("vhost_blk_inflight", Inflight: index, desc_num, user_addr));
+        all.extend(structure!("vhost_blk_trace", Trace: size, fd, slower_than_ns));
+        all.extend(structure!("vhost_blk_traced", Traced: size, flags, lost, queue, sector, bytes,
+            limit_ns, submit_ns, storage_ns, used_ns));
         all
     }
 

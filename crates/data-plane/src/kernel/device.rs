@@ -127,6 +127,21 @@ impl VhostBlk {
         Ok(failure)
     }
 
+    /// Records requests that take this long, and signals the event; 0: none.
+    pub(crate) fn set_trace(&self, slower_than: u64, event: &EventFd) -> Result<(), KernelError> {
+        let size = size_of::<abi::Trace>() as u32;
+        let trace = abi::Trace { size, fd: event.as_raw_fd(), slower_than_ns: slower_than };
+        self.set("VHOST_BLK_SET_TRACE", abi::SET_TRACE(), &trace)
+    }
+
+    /// Takes the oldest record of a slow request.
+    pub(crate) fn traced(&self) -> Result<abi::Traced, KernelError> {
+        let mut traced =
+            abi::Traced { size: size_of::<abi::Traced>() as u32, ..abi::Traced::default() };
+        self.get("VHOST_BLK_GET_TRACED", abi::GET_TRACED(), &mut traced)?;
+        Ok(traced)
+    }
+
     /// Duplicates the descriptor of the device.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(VhostBlk { file: self.file.try_clone()?, no_memory: Arc::clone(&self.no_memory) })

@@ -16,6 +16,7 @@ mod device;
 mod failures;
 mod memlock;
 mod run;
+mod traces;
 mod workers;
 
 pub use device::DEVICE_PATH;

@@ -3,6 +3,7 @@
 
 use super::device::{Signal, VhostBlk};
 use super::failures::FailureWatch;
+use super::traces::TraceWatch;
 use super::workers::Workers;
 use super::{KernelOptions, abi, address, compat, counters, memlock};
 use crate::error::{self, KernelError};
@@ -21,8 +22,9 @@ use virtqueue::{DirtyLog, GuestMemory};
 
 /// The open device while queues run on it. Fields are dropped in this order.
 pub(super) struct Run {
-    /// It has a descriptor of the device, and ends before the device is closed.
+    /// They have descriptors of the device, and end before the device is closed.
     _failures: FailureWatch,
+    _traces: TraceWatch,
     // Closing the device drains it; the mappings below must outlive it.
     device: VhostBlk,
     /// Opened once, so that no lack of descriptors hides the counters.
@@ -106,6 +108,7 @@ impl Run {
         };
         let mut run = Run {
             _failures: FailureWatch::start(&device, Arc::clone(disk), Arc::clone(&setup.health))?,
+            _traces: TraceWatch::start(&device, Arc::clone(&setup.health))?,
             fdinfo: device.fdinfo()?,
             device,
             workers,

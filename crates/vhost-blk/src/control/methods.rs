@@ -8,7 +8,7 @@ use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::snapshot;
 use super::values::{limits_of, status_value, summary_value, totals_value};
 use crate::disk_options;
-use crate::disks::{Disks, Mode, NewDisk, Origin, Row, Traced};
+use crate::disks::{Disks, Mode, NewDisk, Origin, Traced};
 use crate::failure::Failure;
 use crate::log;
 use crate::values::{Cache, LogLevel, disk_name};
@@ -281,25 +281,25 @@ fn trace(
         return Err(CallError::ExpectedMore);
     }
     let name = wanted.map(|name| disks.resolve(Some(&name))).transpose()?;
-    let on_kernel =
-        |row: &Row| row.status.as_ref().is_some_and(|status| status.plane == PlaneKind::Kernel);
-    let mut untraced = disks.statuses(LIST_MAX);
-    untraced.retain(on_kernel);
-    if let Some(name) = untraced.iter().map(|row| &row.name).find(|&row| Some(row) == name.as_ref())
-    {
+    let untraced = untraced(name.as_deref(), disks.untraceable())?;
+    client.log("Trace", name.as_deref().unwrap_or(""));
+    Ok((disks.trace(name, Duration::from_micros(bound))?, json!({"untraced": untraced})))
+}
+
+/// Selects the disks that a trace of all cannot cover; a trace of one such disk is refused.
+fn untraced(name: Option<&str>, untraceable: Vec<String>) -> Result<Vec<String>, Failure> {
+    let Some(name) = name else { return Ok(untraceable) };
+    if untraceable.iter().any(|it| it == name) {
         return Err(Failure::run(
             format!("trace the disk {name}"),
-            "its queues run in the kernel, which notes no stages",
-            format!("move it: vhost-blk ctl switch {name} uring"),
-        )
-        .into());
+            "its queues run in the kernel, whose module is too old to trace requests",
+            format!(
+                "load the module that belongs to this program, or move the disk: vhost-blk ctl \
+                 switch {name} uring"
+            ),
+        ));
     }
-    if name.is_some() {
-        untraced.clear();
-    }
-    client.log("Trace", name.as_deref().unwrap_or(""));
-    let untraced: Vec<_> = untraced.into_iter().map(|row| row.name).collect();
-    Ok((disks.trace(name, Duration::from_micros(bound))?, json!({"untraced": untraced})))
+    Ok(Vec::new())
 }
 
 fn set_log_level(client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {
@@ -323,5 +323,20 @@ fn only_many(disks: &Disks, what: &str) -> Result<(), Failure> {
             "`vhost-blk serve` has one disk from its start to its end",
             "use vhost-blk daemon",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_cannot_be_traced_is_refused_or_named() {
+        let old = || vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(untraced(None, old()).unwrap(), old());
+        assert_eq!(untraced(Some("c"), old()).unwrap(), [""; 0]);
+        let line = untraced(Some("b"), old()).unwrap_err().to_string();
+        assert!(line.contains("trace the disk b") && line.contains("too old"), "{line}");
+        assert!(line.contains("vhost-blk ctl switch b uring"), "{line}");
     }
 }

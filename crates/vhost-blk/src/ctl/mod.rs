@@ -187,9 +187,8 @@ pub enum Action {
         #[arg(required = true)]
         plane: PlaneName,
     },
-    /// Print slow requests as they complete, with the time of each stage, until this program is stopped. Only
-    /// queues on the io_uring data plane are traced. While a trace runs, each request costs some readings of
-    /// the clock
+    /// Print slow requests as they complete, with the time of each stage, until this program is stopped. While
+    /// a trace runs, each request costs some readings of the clock
     Trace(TraceArgs),
     /// Replace the program of the daemon while the guests of all of its disks run, after the new one
     /// has checked that it can take over. Otherwise the old one serves on. A disk in memory, and one that

@@ -48,8 +48,8 @@ fn warn_of_untraced(names: &Value) {
         names.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if !names.is_empty() {
         let names = names.join(", ");
-        let line =
-            "run in the kernel and are not traced; vhost-blk ctl switch NAME uring moves them";
+        let line = "run in the kernel, whose module is too old to trace them; load the one that \
+                    belongs to this program, or move them: vhost-blk ctl switch NAME uring";
         let _ = writeln!(std::io::stderr(), "vhost-blk: the queues of {names} {line}");
     }
 }

@@ -15,7 +15,7 @@ use crate::stop::Stop;
 use crate::upgrade::{self, Parts, Storage, TakenParts, TakenSocket};
 use crate::values::BackendKind;
 use backend::Info;
-use data_plane::{HealthEvent, OncePerSecond, PlaneKind, SlowRequest};
+use data_plane::{HealthEvent, OncePerSecond, PlaneKind, Traced};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -144,7 +144,7 @@ impl Disks {
             events.tell(&disk, &Change::Health(event.clone()));
         });
         let (traces, disk) = (Arc::clone(&self.traces), name.to_owned());
-        let tell = move |request: &SlowRequest| traces.tell(&disk, request);
+        let tell = move |message: Traced<'_>| traces.tell(&disk, message);
         server.health().set_trace_hook(Box::new(tell));
         Ok(())
     }

@@ -7,7 +7,7 @@
 use super::{Disks, Slot};
 use crate::failure::Failure;
 use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
-use data_plane::SlowRequest;
+use data_plane::{SlowRequest, Traced as Message};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -44,12 +44,17 @@ impl Traces {
         traces.iter().filter(|trace| trace.is_of(disk)).map(|trace| trace.slower_than).min()
     }
 
-    /// Tells a slow request. Never waits for a client.
-    pub(super) fn tell(&self, disk: &str, slow: &SlowRequest) {
-        let total = slow.total();
+    /// Tells a slow request, or a number of lost ones. Never waits for a client.
+    pub(super) fn tell(&self, disk: &str, message: Message<'_>) {
         let traces = lock(&self.0);
-        let wanted = traces.iter().filter(|trace| trace.is_of(disk) && total >= trace.slower_than);
-        wanted.for_each(|trace| trace.feed.push(request_value(disk, slow)));
+        let its = traces.iter().filter(|trace| trace.is_of(disk));
+        match message {
+            Message::Slow(slow) => {
+                let wanted = its.filter(|trace| slow.total() >= trace.slower_than);
+                wanted.for_each(|trace| trace.feed.push(request_value(disk, slow)));
+            }
+            Message::Lost(count) => its.for_each(|trace| trace.feed.lose(count)),
+        }
     }
 
     /// Ends the traces of a disk that has gone.
@@ -110,6 +115,14 @@ impl Disks {
         Ok(Traced { subscription: Some(begun), disks: Arc::clone(self) })
     }
 
+    /// Names of the disks that cannot be traced: they run in the kernel, and its module is too old.
+    pub fn untraceable(&self) -> Vec<String> {
+        let state = self.lock();
+        let cannot = |slot: &Slot| matches!(slot, Slot::Served(it) if !it.health.is_traceable());
+        let names = state.table.iter().filter(|(_, slot)| cannot(slot));
+        names.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Passes the bounds of the traces to all disks.
     pub(super) fn adopt_bounds(&self) {
         for (name, slot) in &self.lock().table {
@@ -156,7 +169,7 @@ mod tests {
         let one = traces.begin(Some("a".into()), ms(10)).unwrap();
         assert_eq!((traces.bound("a"), traces.bound("b")), (Some(ms(10)), Some(ms(50))));
         for (disk, took) in [("a", 9), ("a", 10), ("a", 60), ("b", 70)] {
-            traces.tell(disk, &slow(took));
+            traces.tell(disk, Message::Slow(&slow(took)));
         }
         let times = |told: Vec<Value>| -> Vec<(String, u64)> {
             let pair = |it: &Value| (it["disk"].as_str().unwrap().into(), it["total_us"].as_u64());
@@ -164,6 +177,9 @@ mod tests {
         };
         assert_eq!(times(one.take()), [("a".into(), 10_000), ("a".into(), 60_000)]);
         assert_eq!(times(all.take()), [("a".into(), 60_000), ("b".into(), 70_000)]);
+        traces.tell("b", Message::Lost(4));
+        assert!(one.take().is_empty());
+        assert_eq!(all.take()[0]["lost"], 4);
         traces.end("a");
         assert!(one.has_ended() && !all.has_ended());
         drop(one);

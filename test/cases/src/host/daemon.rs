@@ -3,11 +3,12 @@
 
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::Disk;
-use crate::host::target::{SERIAL, need_module};
+use crate::host::target::{LIMIT, SERIAL, need_module};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::abi;
 use kit::daemon::Daemon as Process;
-use std::io::{Read, Write};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -90,6 +91,19 @@ impl Daemon {
         kit::system::run(&program, &[&["ctl", "--control-path", &path], words].concat())
     }
 
+    /// Begins a trace of slow requests.
+    pub(crate) fn trace(&self, slower_than: Duration) -> Result<Trace> {
+        let mut stream = UnixStream::connect(self.folder.path().join("control"))?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        let us = slower_than.as_micros();
+        let call = r#"{"method":"io.vhostblk.Trace","more":true,"parameters":{"slower_than_us":"#;
+        write!(stream, "{call}{us}}}}}\0")?;
+        let mut trace = Trace(BufReader::new(stream));
+        let first = trace.reply()?.context("the trace does not begin")?;
+        ensure!(first["parameters"]["untraced"] == serde_json::json!([]), "{first}");
+        Ok(trace)
+    }
+
     /// Sum of a metric over all queues.
     pub(crate) fn total(&self, metric: &str) -> Result<u64> {
         let mut stream = UnixStream::connect(self.folder.path().join("metrics"))?;
@@ -118,6 +132,25 @@ impl Daemon {
     /// True while the daemon runs.
     pub(crate) fn is_alive(&mut self) -> bool {
         matches!(self.process.is_running(), Ok(true))
+    }
+}
+
+/// A trace of slow requests.
+pub(crate) struct Trace(BufReader<UnixStream>);
+
+impl Trace {
+    /// The next reply; `None` at the end of the connection.
+    fn reply(&mut self) -> Result<Option<Value>> {
+        let mut message = Vec::new();
+        self.0.read_until(0, &mut message).context("the trace tells nothing")?;
+        let text = message.strip_suffix(&[0]);
+        text.map(serde_json::from_slice).transpose().context("the trace tells no JSON")
+    }
+
+    /// The next slow request, or number of lost ones; `None` at the end of the trace.
+    pub(crate) fn next(&mut self) -> Result<Option<Value>> {
+        let reply = self.reply()?.map(|mut reply| reply["parameters"]["request"].take());
+        Ok(reply.filter(|request| !request.is_null()))
     }
 }
 

@@ -38,4 +38,5 @@ mod removal;
 mod requests;
 mod suite;
 mod target;
+mod trace;
 mod visibility;
