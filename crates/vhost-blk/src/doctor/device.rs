@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The block device below a disk, as sysfs describes it: its name, paths, queues and cache.
 
-use super::{Finding, Outcome};
+use super::{Finding, Outcome, engine};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ pub(super) fn device(path: &Path) -> Vec<Finding> {
     };
     let mut findings = vec![name(path, Path::new(BY_ID)), queues(&sysfs)];
     findings.extend(nvme_paths(&sysfs).or_else(|| dm_paths(&sysfs)));
+    findings.extend(engine::nbd(&sysfs).or_else(|| engine::md(&sysfs)));
     findings
 }
 
@@ -155,16 +156,16 @@ fn dm_paths(sysfs: &Path) -> Option<Finding> {
     })
 }
 
-fn read(path: &Path) -> Option<String> {
+pub(super) fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Writes files below a new folder.
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(in crate::doctor) fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = root.path().join(name);

@@ -2,6 +2,7 @@
 //! `vhost-blk doctor`: checks the machine and reports what works.
 
 mod device;
+mod engine;
 mod host;
 mod kvm;
 mod module;

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The engine of a block device that is a client of NBD or an array of disks (md), as sysfs
+//! describes it.
+
+use super::device::read;
+use super::{Finding, Outcome};
+use std::fs;
+use std::path::Path;
+
+/// Judges the connections of an NBD device; `None` for other devices.
+pub(super) fn nbd(sysfs: &Path) -> Option<Finding> {
+    let name = sysfs.file_name()?.to_str()?;
+    name.strip_prefix("nbd").filter(|number| number.parse::<u32>().is_ok())?;
+    if read(&sysfs.join("pid")).is_none() {
+        return Some(
+            Finding::new("device_engine", Outcome::Fail, "nbd: not connected")
+                .remedy("connect it with nbd-client before the start"),
+        );
+    }
+    // The client has a hardware queue for each connection.
+    let connections = fs::read_dir(sysfs.join("mq")).map_or(0, Iterator::count);
+    let milliseconds = read(&sysfs.join("queue/io_timeout")).and_then(|text| text.parse().ok());
+    let timeout = milliseconds.map_or("unknown".to_owned(), |ms: u64| format!("{} s", ms / 1000));
+    let backend = read(&sysfs.join("backend")).filter(|name| !name.is_empty());
+    let backend = backend.map_or_else(String::new, |name| format!(" to {name}"));
+    let noun = if connections == 1 { "connection" } else { "connections" };
+    let message = format!("nbd: {connections} {noun}{backend}, time-out of a request {timeout}");
+    Some(match connections {
+        0 | 1 => Finding::new("device_engine", Outcome::Warn, message).remedy(
+            "without a dead-connection time-out the loss of the connection fails all requests: \
+             connect more than one, or through a proxy that reconnects (docs/engines.md)",
+        ),
+        _ => Finding::new("device_engine", Outcome::Ok, message),
+    })
+}
+
+/// Judges the members of an md array; `None` for other devices.
+pub(super) fn md(sysfs: &Path) -> Option<Finding> {
+    let text = |name: &str| read(&sysfs.join("md").join(name));
+    let level = text("level").filter(|level| !level.is_empty())?;
+    let state = text("array_state").unwrap_or_else(|| "unknown".to_owned());
+    let action = text("sync_action").unwrap_or_else(|| "none".to_owned());
+    let members = text("raid_disks").unwrap_or_else(|| "unknown".to_owned());
+    let missing = text("degraded").and_then(|text| text.parse().ok()).unwrap_or(0_u32);
+    let message = format!("md: {level} of {members}, {state}, {missing} missing, sync {action}");
+    let finding = |outcome| Finding::new("device_engine", outcome, message);
+    Some(match (state.as_str(), missing) {
+        ("inactive" | "clear" | "broken", _) => {
+            finding(Outcome::Fail).remedy("assemble the array: mdadm --assemble --scan")
+        }
+        (_, 0) => finding(Outcome::Ok),
+        _ if matches!(action.as_str(), "recover" | "resync") => {
+            finding(Outcome::Warn).remedy("wait for the end of the synchronisation")
+        }
+        _ => finding(Outcome::Warn).remedy(
+            "another loss loses data or access: return the member with mdadm --re-add, or replace \
+             it with mdadm --add",
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::device::tests::tree;
+    use super::*;
+
+    /// A folder of sysfs with this name.
+    fn device(name: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, std::path::PathBuf) {
+        let files: Vec<_> =
+            files.iter().map(|(file, text)| (format!("{name}/{file}"), *text)).collect();
+        let files: Vec<_> = files.iter().map(|(file, text)| (file.as_str(), *text)).collect();
+        let root = tree(&files);
+        let path = root.path().join(name);
+        (root, path)
+    }
+
+    const ONE: &[(&str, &str)] =
+        &[("pid", "77"), ("backend", ""), ("mq/0/cpu_list", "0"), ("queue/io_timeout", "30000")];
+
+    #[test]
+    fn one_connection_of_nbd_is_a_warning_and_two_are_none() {
+        let (_root, path) = device("nbd0", ONE);
+        let one = nbd(&path).unwrap();
+        assert_eq!(one.outcome, Outcome::Warn);
+        assert_eq!(one.message, "nbd: 1 connection, time-out of a request 30 s");
+        let two = [ONE, &[("mq/1/cpu_list", "1"), ("backend", "disk1")]].concat();
+        let (_root, path) = device("nbd12", &two);
+        let two = nbd(&path).unwrap();
+        assert_eq!(two.outcome, Outcome::Ok);
+        assert_eq!(two.message, "nbd: 2 connections to disk1, time-out of a request 30 s");
+    }
+
+    #[test]
+    fn an_nbd_device_without_a_server_cannot_be_served() {
+        let (_root, path) = device("nbd3", &[("size", "0")]);
+        assert_eq!(nbd(&path).unwrap().outcome, Outcome::Fail);
+    }
+
+    fn array(state: &str, missing: &str, action: &str) -> Option<Finding> {
+        let files = [
+            ("md/level", "raid1"),
+            ("md/array_state", state),
+            ("md/raid_disks", "2"),
+            ("md/degraded", missing),
+            ("md/sync_action", action),
+        ];
+        let (_root, path) = device("md0", &files);
+        md(&path)
+    }
+
+    #[test]
+    fn an_array_is_judged_by_its_missing_members() {
+        let whole = array("clean", "0", "idle").unwrap();
+        assert_eq!(whole.outcome, Outcome::Ok);
+        assert_eq!(whole.message, "md: raid1 of 2, clean, 0 missing, sync idle");
+        let degraded = array("active", "1", "idle").unwrap();
+        assert_eq!(degraded.outcome, Outcome::Warn);
+        assert!(degraded.remedy.contains("mdadm --re-add"), "{}", degraded.remedy);
+        let recovering = array("active", "1", "recover").unwrap();
+        assert_eq!(recovering.outcome, Outcome::Warn);
+        assert!(recovering.remedy.contains("wait"), "{}", recovering.remedy);
+        assert_eq!(array("inactive", "0", "idle").unwrap().outcome, Outcome::Fail);
+    }
+
+    #[test]
+    fn other_devices_have_neither() {
+        let (_root, path) = device("sda", &[("size", "8")]);
+        assert_eq!((nbd(&path), md(&path)), (None, None));
+        let (_root, path) = device("nbdx", &[("size", "8")]);
+        assert_eq!(nbd(&path), None);
+    }
+}
