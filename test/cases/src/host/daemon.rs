@@ -41,8 +41,14 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     /// Starts the daemon over `disk`; `flags` are options of the kernel device that the daemon has
-    /// too.
-    pub(crate) fn start(env: &Env, disk: &Disk, queues: u16, flags: u32) -> Result<Self> {
+    /// too, `more` are further options of its own.
+    pub(crate) fn start(
+        env: &Env,
+        disk: &Disk,
+        queues: u16,
+        flags: u32,
+        more: &[&str],
+    ) -> Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a folder for the socket")?;
         let on = |yes: bool| if yes { "on" } else { "off" };
         let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
@@ -65,6 +71,7 @@ impl Daemon {
         if let Some(wrap) = &env.wrap {
             arguments.extend(["--wrap".into(), wrap.clone()]);
         }
+        arguments.extend(more.iter().map(ToString::to_string));
         arguments.extend(["--control-path".into(), path("control")]);
         arguments.extend(["--metrics".into(), format!("unix:{}", path("metrics"))]);
         if env.plane == Plane::Kernel {

@@ -57,10 +57,24 @@ pub(crate) fn serve_with(
             .context("the kernel's device does not come up")?;
         return Ok(Target { device, daemon: None });
     }
-    let daemon = Daemon::start(env, disk, options.num_queues, kernel.options.flags)?;
-    let device = Device::from_stream(daemon.connect()?, options)
-        .context("the device behind the daemon does not come up")?;
-    Ok(Target { device, daemon: Some(daemon) })
+    let daemon = Daemon::start(env, disk, options.num_queues, kernel.options.flags, &[])?;
+    Ok(Target { device: device_of(&daemon, options)?, daemon: Some(daemon) })
+}
+
+/// Serves `disk` by a daemon with further options.
+pub(crate) fn serve_by_daemon(
+    env: &Env,
+    disk: &Disk,
+    options: &Options,
+    more: &[&str],
+) -> Result<(Device, Daemon)> {
+    let daemon = Daemon::start(env, disk, options.num_queues, 0, more)?;
+    Ok((device_of(&daemon, options)?, daemon))
+}
+
+fn device_of(daemon: &Daemon, options: &Options) -> Result<Device> {
+    Device::from_stream(daemon.connect()?, options)
+        .context("the device behind the daemon does not come up")
 }
 
 /// Checks that a new device on `disk` works.

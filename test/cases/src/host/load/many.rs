@@ -91,6 +91,11 @@ impl Handles {
         Ok(())
     }
 
+    /// Number of requests that all queues have completed.
+    pub(crate) fn completed(&self) -> u64 {
+        self.progress.iter().map(|done| done.load(Relaxed)).sum()
+    }
+
     /// Continues with the daemon's successor, as QEMU does after a reconnect.
     pub(crate) fn reconnect(&mut self, stream: UnixStream) -> Result<()> {
         let features = self.session.features();

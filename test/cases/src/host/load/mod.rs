@@ -45,6 +45,8 @@ pub(crate) struct Spec {
     pub(crate) calls_may_be_lost: bool,
     /// The load includes WRITE_ZEROES requests.
     pub(crate) zeroes: bool,
+    /// The load includes FLUSH requests.
+    pub(crate) flushes: bool,
     /// Reads stay large; writes and zeroed ranges have a few blocks, and zeroed ranges are
     /// frequent. This gives an image many extents.
     pub(crate) fragments: bool,
@@ -66,6 +68,7 @@ impl Spec {
             errors_allowed: Arc::new(AtomicBool::new(false)),
             calls_may_be_lost: false,
             zeroes: true,
+            flushes: true,
             fragments: false,
             read_only: false,
             seed,
@@ -186,10 +189,10 @@ impl Load {
     }
 
     fn choose(&mut self, slot: usize) -> (Kind, u64, u64) {
-        let Spec { unit, zeroes, fragments, read_only, .. } = self.spec;
+        let Spec { unit, zeroes, flushes, fragments, read_only, .. } = self.spec;
         let kind = match self.rng.below(20) {
             _ if read_only => Kind::Read,
-            0 => Kind::Flush,
+            0 if flushes => Kind::Flush,
             1 if zeroes => Kind::Zeroes,
             11..16 if fragments => Kind::Zeroes,
             2..11 => Kind::Read,

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Block devices of storage engines beyond one machine: paths fail, targets restart, namespaces
-//! grow, under a verified load on both planes.
+//! NVMe/TCP with two paths: paths fail, the target restarts, the namespace grows.
 
+use super::{STEP, Serving, allow_errors, changed, wait_for_size};
 use crate::case::cases;
-use crate::host::daemon::Daemon;
 use crate::host::env::{Env, Plane};
-use crate::host::fixture::{Ana, Disk, NvmeTcp, wait_until};
-use crate::host::integrity::{Setup, tell};
-use crate::host::load::{Handles, Spec, under_load};
-use crate::host::target::{self, Target};
-use anyhow::{Context, Result, bail, ensure};
+use crate::host::fixture::{Ana, NvmeTcp, wait_until};
+use anyhow::{Context, Result, ensure};
 use kit::outcome::{expect_io_errors, expect_log};
 use kit::set::Set::{Full, Gating};
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 cases! { Host;
@@ -42,8 +37,6 @@ cases! { Host;
         |env| lost(&env.on(Plane::Uring));
 }
 
-/// Requests on each queue between two changes.
-const STEP: u64 = 5;
 const MIB: u64 = 1 << 20;
 /// Seconds without a connection after which the host gives a controller up: more than any outage.
 const LOSS_NEVER: u32 = 600;
@@ -52,35 +45,17 @@ const LOSS_SOON: u32 = 3;
 /// Duration of an outage of all paths.
 const OUTAGE: Duration = Duration::from_secs(30);
 
-/// Messages of the kernel about a lost path.
-fn expect_lost_paths() {
+/// The daemon's options, and the load. Expects the kernel's messages about a lost path.
+fn serving() -> Serving<'static> {
     for part in ["nvme nvme", "nvmet: ", "nvmet_tcp: ", "nvme_ns_head_submit_bio"] {
         expect_log(part);
     }
-}
-
-/// Runs `change` while the disk, which the daemon serves, is under load. No request may fail,
-/// unless the change allows it.
-fn changed(
-    env: &Env,
-    disk: &Disk,
-    change: impl FnOnce(&mut Handles, &Daemon, &[Spec]) -> Result<()> + Send,
-) -> Result<()> {
-    println!("on {disk}");
-    expect_lost_paths();
-    let setup = Setup::usual(4);
-    let specs = setup.specs(env, disk);
-    let Target { device, daemon } = target::serve(env, disk, &setup.options(&specs))?;
-    let Some(daemon) = daemon else { bail!("there is no daemon") };
-    let of_change = specs.clone();
-    let done = under_load(device, specs, |handles| change(handles, &daemon, &of_change))?;
-    tell(&done);
-    Ok(())
+    Serving::default()
 }
 
 fn paths(env: &Env) -> Result<()> {
     let (disk, target) = NvmeTcp::connect(LOSS_NEVER)?;
-    changed(env, &disk, |handles, _, _| {
+    changed(env, &disk, &serving(), |handles, _, _| {
         for round in 0..env.rounds(4) {
             let path = (round % 2) as usize;
             let step = |what: &str| format!("round {round}, path {path} {what}");
@@ -96,11 +71,12 @@ fn paths(env: &Env) -> Result<()> {
         }
         handles.wait_for_progress(STEP).context("after the last round")
     })
+    .map(drop)
 }
 
 fn outage(env: &Env) -> Result<()> {
     let (disk, target) = NvmeTcp::connect(LOSS_NEVER)?;
-    changed(env, &disk, |handles, daemon, _| {
+    changed(env, &disk, &serving(), |handles, daemon, _| {
         handles.wait_for_progress(STEP).context("before the outage")?;
         (0..2).try_for_each(|path| target.cut(path))?;
         target.wait_for_paths(0)?;
@@ -112,37 +88,35 @@ fn outage(env: &Env) -> Result<()> {
         target.wait_for_paths(2)?;
         handles.wait_for_progress(STEP).context("after the outage")
     })
+    .map(drop)
 }
 
 fn grow(env: &Env) -> Result<()> {
     let (disk, target) = NvmeTcp::connect(LOSS_NEVER)?;
-    changed(env, &disk, |handles, daemon, _| {
+    changed(env, &disk, &serving(), |handles, daemon, _| {
         let mut bytes = disk.bytes;
         for round in 0..env.rounds(3) {
             handles.wait_for_progress(STEP).with_context(|| format!("before round {round}"))?;
             bytes += MIB;
             target.grow(bytes)?;
-            wait_until("the daemon to have the new size", || {
-                let status = daemon.control(&["status"])?;
-                Ok(status.contains(&format!("{bytes} bytes")).then_some(()))
-            })?;
-            let sectors = u64::from_le(handles.session.config()?.capacity);
-            ensure!(sectors * 512 == bytes, "the configuration space has {sectors} sectors");
+            wait_for_size(handles, daemon, bytes)?;
         }
         handles.wait_for_progress(STEP).context("after the last growth")
     })
+    .map(drop)
 }
 
 fn lost(env: &Env) -> Result<()> {
     expect_io_errors();
     let (disk, target) = NvmeTcp::connect(LOSS_SOON)?;
-    changed(env, &disk, |handles, daemon, specs| {
+    changed(env, &disk, &serving(), |handles, daemon, specs| {
         handles.wait_for_progress(STEP).context("before the loss")?;
-        specs.iter().for_each(|spec| spec.errors_allowed.store(true, Relaxed));
+        allow_errors(specs, true);
         (0..2).try_for_each(|path| target.cut(path))?;
         wait_until("failed requests", || {
             Ok((daemon.total("queue_failed_requests_total")? > 0).then_some(()))
         })?;
         handles.wait_for_progress(STEP).context("after the loss")
     })
+    .map(drop)
 }
