@@ -81,6 +81,7 @@ const ORDER: &[&str] = &[
     "host::over_daemon",
     "host::engines::nvme",
     "host::engines::nbd",
+    "host::engines::raid",
     "host::suite",
     "host::owner",
     "host::removal",

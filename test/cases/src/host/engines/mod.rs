@@ -4,6 +4,7 @@
 
 mod nbd;
 mod nvme;
+mod raid;
 
 use crate::host::daemon::Daemon;
 use crate::host::env::Env;
