@@ -57,9 +57,14 @@ fn read_and_write(device: &mut Device, n: u64) {
     assert_eq!(data, [9; 512]);
 }
 
-/// Reasons of an upgrade of a loaded disk that a busy machine refuses: a write to a new cluster waits for
-/// several syncs.
-const BUSY: [&str; 2] = ["did not complete in 2 s", "it does not answer; check its storage"];
+/// Reasons of the refusals on a busy machine, of upgrades of a loaded disk and of a snapshot: a write to a
+/// new cluster waits for several syncs.
+const BUSY: [&str; 4] = [
+    "did not complete in 2 s",
+    "it does not answer; check its storage",
+    "cannot take over (no end in 10 s)",
+    "did not complete in 10 s",
+];
 
 /// Upgrades under a load until `count` upgrades are done. Calls `before` before each attempt. Returns the
 /// pauses in microseconds.
