@@ -35,10 +35,10 @@ cases! { Host;
     "engine-nbd-errors-uring", Gating,
         "the same on the io_uring plane",
         |env| errors(&env.on(Plane::Uring));
-    "engine-nbd-retry", Gating,
+    "engine-nbd-retry", Full,
         "a server of NBD fails a third of its requests and tries them again on the kernel plane: the guest gets no error",
         |env| retry(&env.over_daemon());
-    "engine-nbd-retry-uring", Gating,
+    "engine-nbd-retry-uring", Full,
         "the same on the io_uring plane",
         |env| retry(&env.on(Plane::Uring));
     "engine-nbd-grow", Gating,
@@ -47,10 +47,10 @@ cases! { Host;
     "engine-nbd-grow-uring", Gating,
         "the same on the io_uring plane",
         |env| grow(&env.on(Plane::Uring));
-    "engine-nbd-proxy", Gating,
+    "engine-nbd-proxy", Full,
         "nbd-client on a local nbdkit that reconnects: the server is lost and comes back under load on the kernel plane, without an I/O error",
         |env| proxy(&env.over_daemon());
-    "engine-nbd-proxy-uring", Gating,
+    "engine-nbd-proxy-uring", Full,
         "the same on the io_uring plane",
         |env| proxy(&env.on(Plane::Uring));
 }
