@@ -20,7 +20,7 @@ pub struct SlowRequest {
     pub operation: Operation,
     /// First sector of a read or a write, in units of 512 bytes.
     pub sector: Option<u64>,
-    /// Bytes that it moves or clears.
+    /// Bytes of the disk that it reads, writes, discards or clears.
     pub bytes: u64,
     /// The guest got an error.
     pub failed: bool,
@@ -117,7 +117,7 @@ impl QueueTrace {
         self.completed.push(Completed {
             operation,
             sector,
-            bytes: kind.inflight_bytes(),
+            bytes: kind.disk_bytes(),
             failed,
             limit: if is_known { noted.limit } else { 0 },
             taken_at,
@@ -202,6 +202,19 @@ mod tests {
         assert!(told[0].storage >= Duration::from_millis(32));
         assert!(told[1].submit >= Duration::from_millis(30));
         assert_eq!(told[2].limit, Duration::from_millis(15));
+    }
+
+    #[test]
+    fn a_discard_is_told_with_the_bytes_of_all_its_ranges() {
+        let health = Health::new(ErrorPolicy::Report, None);
+        health.trace(Some(Duration::ZERO));
+        let (told, mut trace) = (told(&health), QueueTrace::default());
+        let discard = Kind::Discard { bytes: 12 << 20, longest_bytes: 8 << 20, durable: false };
+        trace.submitting(0, 0);
+        trace.completed((0, monotonic()), Operation::Discard, discard, false);
+        trace.published(0, monotonic() + MS, &health);
+        let slow = told.lock().unwrap().remove(0);
+        assert_eq!((slow.sector, slow.bytes), (None, 12 << 20));
     }
 
     #[test]

@@ -142,6 +142,8 @@ pub enum Kind {
     Flush,
     /// Discards the ranges of the [`RangeList`].
     Discard {
+        /// Length of all ranges in bytes.
+        bytes: u64,
         /// Length of the longest range in bytes.
         longest_bytes: u64,
         /// The effect is durable before the completion.
@@ -170,6 +172,16 @@ impl Kind {
         match self {
             Kind::Read { bytes, .. } | Kind::Write { bytes, .. } => bytes,
             _ => 0,
+        }
+    }
+
+    /// Bytes of the disk that the request reads, writes, discards or clears.
+    pub fn disk_bytes(self) -> u64 {
+        match self {
+            Kind::Discard { bytes, .. }
+            | Kind::WriteZeroes { bytes, .. }
+            | Kind::SecureErase { bytes } => bytes,
+            transfer => transfer.data_bytes(),
         }
     }
 
@@ -291,8 +303,11 @@ fn parse_kind(
         blk::T_GET_ID => Ok(Kind::GetId),
         blk::T_DISCARD => {
             let sizes = parse_ranges(chain, disk, disk.discard, header.kind, ranges)?;
-            let longest_bytes = sizes.longest * SECTOR_BYTES;
-            Ok(Kind::Discard { longest_bytes, durable: disk.write_through() })
+            Ok(Kind::Discard {
+                bytes: sizes.sum * SECTOR_BYTES,
+                longest_bytes: sizes.longest * SECTOR_BYTES,
+                durable: disk.write_through(),
+            })
         }
         blk::T_WRITE_ZEROES => {
             let sizes = parse_ranges(chain, disk, disk.write_zeroes, header.kind, ranges)?;

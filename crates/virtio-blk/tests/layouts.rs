@@ -17,6 +17,7 @@ fn requests() -> Vec<(Vec<u8>, usize, Kind)> {
     let with = |kind, data: Vec<u8>| [header(kind, 0), data].concat();
     let ranges = || [range(8, 16, 0), range(0, 1, 0), range(999, 1, 0)].concat();
     let write = [header(T_OUT, 998), vec![0xab; 1024]].concat();
+    let discard = Kind::Discard { bytes: 18 << 9, longest_bytes: 16 << 9, durable: false };
     vec![
         (header(T_IN, 7), 1536, Kind::Read { sector: 7, bytes: 1536 }),
         (header(T_IN, 1000), 0, Kind::Read { sector: 1000, bytes: 0 }),
@@ -26,7 +27,7 @@ fn requests() -> Vec<(Vec<u8>, usize, Kind)> {
         (header(T_FLUSH, u64::MAX), 0, Kind::Flush),
         (header(T_GET_ID, 0), 20, Kind::GetId),
         (header(T_GET_ID, 0), 3, Kind::GetId),
-        (with(T_DISCARD, ranges()), 0, Kind::Discard { longest_bytes: 16 << 9, durable: false }),
+        (with(T_DISCARD, ranges()), 0, discard),
         (with(T_WRITE_ZEROES, ranges()), 0, Kind::WriteZeroes { bytes: 18 << 9, durable: false }),
         (with(T_SECURE_ERASE, ranges()), 0, Kind::SecureErase { bytes: 18 << 9 }),
     ]
