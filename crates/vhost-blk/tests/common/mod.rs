@@ -151,18 +151,30 @@ pub(crate) struct Daemon {
     stderr: Option<BufReader<ChildStderr>>,
 }
 
+/// The socket of metrics in a command's options.
+fn metrics_of(command: &Command) -> Option<PathBuf> {
+    let folder = command.get_current_dir().unwrap_or(Path::new(""));
+    let paths = command.get_args().filter_map(|argument| argument.to_str()?.strip_prefix("unix:"));
+    paths.last().map(|path| folder.join(path))
+}
+
 impl Daemon {
-    /// Starts `command` and waits until its socket is there.
+    /// Starts `command` and waits until its sockets answer: `socket`, and that of metrics.
     #[track_caller]
     pub(crate) fn start(command: &mut Command, socket: &Path) -> Daemon {
         let mut daemon = Daemon::spawn(command);
+        // The daemon makes this one last.
+        let metrics = metrics_of(command);
+        let sockets = std::iter::once(socket).chain(metrics.as_deref());
         let deadline = Instant::now() + PATIENCE;
-        while UnixStream::connect(socket).is_err() {
-            if let Some(status) = daemon.child.try_wait().unwrap() {
-                panic!("ended ({status}): {}", daemon.rest_of_stderr());
+        for socket in sockets {
+            while UnixStream::connect(socket).is_err() {
+                if let Some(status) = daemon.child.try_wait().unwrap() {
+                    panic!("ended ({status}): {}", daemon.rest_of_stderr());
+                }
+                assert!(Instant::now() < deadline, "no socket");
+                std::thread::sleep(Duration::from_millis(5));
             }
-            assert!(Instant::now() < deadline, "no socket");
-            std::thread::sleep(Duration::from_millis(5));
         }
         daemon
     }
