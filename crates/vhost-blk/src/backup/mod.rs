@@ -4,9 +4,9 @@
 //! | Step | Thread |
 //! |---|---|
 //! | 1. The disk's [`Slot`] is taken: it has one backup at a time | of the client |
-//! | 2. The target is made: a temporary file beside its place ([`Place`]) | of the client |
-//! | 3. The layer that holds writes back ([`backend::wrap::CopyFirst`]) is put around the image while no request is in flight: the moment of the copy ([`moment`]). The bitmap of the backup begins new notes | of the disk |
-//! | 4. [`Copier`] copies; the client's thread tells the progress and cancels if the client goes | `backup` |
+//! | 2. The target is made: a temporary file beside its place (`Place`) | of the client |
+//! | 3. The layer that holds writes back ([`backend::wrap::CopyFirst`]) is put around the image while no request is in flight: the moment of the copy (`moment`). The bitmap of the backup begins new notes | of the disk |
+//! | 4. `Copier` copies; the client's thread tells the progress and cancels if the client goes | `backup` |
 //! | 5. The complete, durable target gets its name, and becomes the base of the bitmap | of the client |
 //! | 6. The layer is taken off | of the disk |
 //!
