@@ -36,7 +36,7 @@ cases! { Host;
         |env| switch_planes(env, usual(), Setup::usual(6));
     "daemon-images", Gating,
         "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit, under load",
-        |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(2));
+        |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(1));
     "daemon-metrics", Gating,
         "metrics count each request once while a queue of the kernel plane stops and starts beside another",
         |env| toggle_queue(env, usual());
