@@ -7,6 +7,7 @@ use crate::rig::Rig;
 use driver::{Device, Options};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Size of the images.
@@ -51,6 +52,18 @@ pub(crate) fn content(guest: &mut Device) -> Vec<u8> {
         guest.read(part * 512, bytes).unwrap();
     }
     data
+}
+
+/// Begins `vhost-blk ctl` in the folder of the rig.
+pub(crate) fn begin(rig: &Rig, words: &str) -> Child {
+    rig.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Expects that the image has no error for `qemu-img`. A kill may leak clusters.
+#[track_caller]
+pub(crate) fn check_after_kill(path: &Path) {
+    let checked = Command::new("qemu-img").args(["check", "-qU"]).arg(path).output().unwrap();
+    assert!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
 }
 
 /// The overlay that the mark of a file names.

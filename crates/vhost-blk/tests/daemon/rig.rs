@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 pub(crate) struct Rig {
@@ -54,9 +54,15 @@ impl Rig {
 
     /// Runs `vhost-blk ctl` in the folder of the rig.
     pub(crate) fn ctl(&self, words: &str) -> Output {
+        common::finish(&mut self.command(words))
+    }
+
+    /// `vhost-blk ctl` in the folder of the rig.
+    pub(crate) fn command(&self, words: &str) -> Command {
         let mut command = program();
         command.current_dir(self.place.dir.path()).args(["ctl", "--control-path", "ctl"]);
-        common::finish(command.args(words.split_whitespace()))
+        command.args(words.split_whitespace());
+        command
     }
 
     /// The output of a command that succeeds.

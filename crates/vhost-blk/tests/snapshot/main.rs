@@ -21,4 +21,6 @@ mod stamped;
 mod taken;
 
 use common::{pattern, wait_until};
-use images::{BYTES, QUEUES, add, add_raw, content, guest, image, mark, text, unmark};
+use images::{
+    BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, guest, image, mark, text, unmark,
+};

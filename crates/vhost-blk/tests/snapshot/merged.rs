@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk ctl commit`: the image of a running disk is merged into its backing file.
 
-use crate::common::program;
 use crate::load::under_load;
 use crate::mount::{Mount, may_not_mount, run};
 use crate::rig::Rig;
-use crate::{BYTES, QUEUES, add, content, guest, image, mark, text};
+use crate::{BYTES, QUEUES, add, begin, check_after_kill, content, guest, image, mark, text};
 use driver::{Device, Request};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -18,17 +16,6 @@ const ROUNDS: u64 = 8;
 /// Bytes of a write that fills the disk.
 const PART: u64 = 256 << 10;
 const PARTS: u64 = BYTES / PART;
-
-/// Begins a commit of the disk `a`.
-fn begin(rig: &Rig) -> Child {
-    begin_with(rig, &[])
-}
-
-fn begin_with(rig: &Rig, options: &[&str]) -> Child {
-    let mut command = program();
-    command.current_dir(rig.place.dir.path()).args(["ctl", "--control-path", "ctl", "commit", "a"]);
-    command.args(options).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
 
 /// Fills the whole disk, so that a commit takes its time.
 fn fill(device: &mut Device, byte: u8) {
@@ -201,7 +188,7 @@ fn a_commit_that_is_cancelled_leaves_the_disk_in_its_image() {
     assert_eq!(rig.ok("commit a --cancel"), "nothing to do\n");
     let (mut cancelled, mut before) = (0, content(&mut device));
     for round in 0..20 {
-        let mut client = begin(&rig);
+        let mut client = begin(&rig, "commit a");
         std::thread::sleep(Duration::from_micros(u64::from(seed % 7919) * round % 20_000));
         match round % 2 {
             0 => drop(rig.ok("commit a --cancel")),
@@ -234,7 +221,7 @@ fn other_commands_are_refused_while_a_commit_copies() {
     let rig = Rig::new();
     let mut device = in_overlay(&rig);
     // 16 MiB at this rate take longer than this test, so that only the end of the client ends it.
-    let mut client = begin_with(&rig, &["--bandwidth", "4K"]);
+    let mut client = begin(&rig, "commit a --bandwidth 4K");
     wait_for_merge(&rig);
     for (words, reason) in [
         ("commit a", "it is in progress"),
@@ -263,7 +250,7 @@ fn the_removal_of_a_disk_ends_its_commit() {
     for _ in 0..5 {
         let device = in_overlay(&rig);
         // At this rate the commit does not end before it is seen.
-        let client = begin_with(&rig, &["--bandwidth", "4K"]);
+        let client = begin(&rig, "commit a --bandwidth 4K");
         wait_for_merge(&rig);
         drop(device);
         rig.ok("remove a");
@@ -379,7 +366,7 @@ fn a_kill_at_any_moment_of_a_commit_loses_no_acknowledged_write() {
         let first = written;
         let done = std::thread::scope(|scope| {
             let writer = scope.spawn(|| write_until(&mut device, first, &stop));
-            let client = begin(&rig);
+            let client = begin(&rig, "commit a");
             std::thread::sleep(Duration::from_millis(round * 5));
             rig.daemon.signal(libc::SIGKILL);
             rig.daemon.wait();
@@ -403,9 +390,7 @@ fn a_kill_at_any_moment_of_a_commit_loses_no_acknowledged_write() {
             merged += 1;
             fs::remove_file(rig.path("b")).unwrap();
         } else {
-            let checked =
-                Command::new("qemu-img").args(["check", "-qU"]).arg(rig.path("b")).output();
-            assert!(matches!(checked.unwrap().status.code(), Some(0 | 3)));
+            check_after_kill(&rig.path("b"));
         }
         written = done;
     }

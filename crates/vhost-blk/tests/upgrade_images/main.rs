@@ -23,7 +23,7 @@ mod stamped;
 
 use common::{pattern, wait_until};
 use driver::Device;
-use images::{QUEUES, add, content, guest, image, text};
+use images::{QUEUES, add, begin, check_after_kill, content, guest, image, text};
 use rig::Rig;
 use serde_json::Value;
 
