@@ -2,10 +2,11 @@
 //! Commands of an operator to a daemon under load: resize, pause and limits, on both planes.
 
 use crate::case::cases;
+use crate::host::daemon::Daemon;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Disk, FileSystem, grow_loop, image, loop_of, wait_until};
 use crate::host::integrity::{Setup, tell};
-use crate::host::load::under_load;
+use crate::host::load::{Handles, under_load};
 use crate::host::target::{self, Target, options};
 use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Request};
@@ -57,6 +58,17 @@ fn resize(env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// Waits until the daemon has noticed the new size of the disk, and asks it for the guest's view.
+pub(crate) fn wait_for_size(handles: &mut Handles, daemon: &Daemon, bytes: u64) -> Result<()> {
+    wait_until("the daemon to have the new size", || {
+        let status = daemon.control(&["status"])?;
+        Ok(status.contains(&format!("{bytes} bytes")).then_some(()))
+    })?;
+    let sectors = u64::from_le(handles.session.config()?.capacity);
+    ensure!(sectors * 512 == bytes, "the configuration space has {sectors} sectors");
+    Ok(())
+}
+
 fn grows(env: &Env, disk: &Disk, grow: Grow) -> Result<()> {
     let setup = Setup::usual(3);
     let specs = setup.specs(env, disk);
@@ -68,12 +80,7 @@ fn grows(env: &Env, disk: &Disk, grow: Grow) -> Result<()> {
             handles.wait_for_progress(STEP).with_context(|| format!("before round {round}"))?;
             bytes += MIB;
             grow(disk, &daemon, bytes).with_context(|| format!("round {round}"))?;
-            wait_until("the daemon to have the new size", || {
-                let status = daemon.control(&["status"])?;
-                Ok(status.contains(&format!("{bytes} bytes")).then_some(()))
-            })?;
-            let sectors = u64::from_le(handles.session.config()?.capacity);
-            ensure!(sectors * 512 == bytes, "the configuration space has {sectors} sectors");
+            wait_for_size(handles, &daemon, bytes)?;
         }
         handles.wait_for_progress(STEP).context("after the last growth")
     })?;

@@ -8,11 +8,11 @@ mod raid;
 
 use crate::host::daemon::Daemon;
 use crate::host::env::Env;
-use crate::host::fixture::{Disk, wait_until};
+use crate::host::fixture::Disk;
 use crate::host::integrity::{Setup, tell};
 use crate::host::load::{Done, Handles, Spec, under_load};
 use crate::host::target;
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Requests on each queue between two changes.
@@ -59,15 +59,4 @@ fn changed(
 /// Lets requests of the loads fail, or not any more.
 fn allow_errors(specs: &[Spec], allowed: bool) {
     specs.iter().for_each(|spec| spec.errors_allowed.store(allowed, Relaxed));
-}
-
-/// Waits until the daemon has noticed the new size of its device, and asks it for the guest's view.
-fn wait_for_size(handles: &mut Handles, daemon: &Daemon, bytes: u64) -> Result<()> {
-    wait_until("the daemon to have the new size", || {
-        let status = daemon.control(&["status"])?;
-        Ok(status.contains(&format!("{bytes} bytes")).then_some(()))
-    })?;
-    let sectors = u64::from_le(handles.session.config()?.capacity);
-    ensure!(sectors * 512 == bytes, "the configuration space has {sectors} sectors");
-    Ok(())
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NBD: servers die and come back, are slow, fail requests, and grow.
 
-use super::{STEP, Serving, allow_errors, changed, wait_for_size};
+use super::{STEP, Serving, allow_errors, changed};
 use crate::case::cases;
 use crate::host::daemon::Daemon;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{NbdExport, NbdOptions, NbdProxy, wait_until};
 use crate::host::load::Handles;
+use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;
 use kit::set::Set::{Full, Gating};
