@@ -60,30 +60,20 @@ impl Source {
         locks: bool,
     ) -> Result<Source, Qcow2Error> {
         // The lock comes first: nothing may change the header meanwhile.
-        let mut top = open_locked(path, locks)?;
+        let top = open_locked(path, locks)?;
         if !is_qcow2 {
-            let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
-            let size_bytes = top.seek(io::SeekFrom::End(0)).map_err(failed)?;
-            let identities = vec![identity(&top).map_err(failed)?];
-            if size_bytes == 0 {
+            let source = Self::raw(path, top)?;
+            if source.size_bytes == 0 {
                 return Err(chain::refuse(path, "it is empty", "give an image"));
             }
-            return Ok(Source { kind: Kind::Raw(top), size_bytes, identities, buffer: vec![] });
+            return Ok(source);
         }
         let links = chain::follow(path, true, allow)?;
         let mut files = vec![top];
         for link in &links[1..] {
             files.push(open_locked(&link.path, locks)?);
         }
-        let Some(header) = &links[0].header else {
-            return Err(Qcow2Error::NotQcow2 { path: path.into() });
-        };
-        let identities = files.iter().map(identity).collect::<io::Result<Vec<_>>>();
-        let identities =
-            identities.map_err(|source| Qcow2Error::Unreadable { path: path.into(), source })?;
-        let image = Box::new(Image::new(chain::open(&links, false, None)?, header, Arc::default()));
-        let kind = Kind::Qcow2 { image, files, last: None };
-        Ok(Source { kind, size_bytes: header.size_bytes, identities, buffer: vec![] })
+        Self::qcow2(path, &links, files)
     }
 
     /// Opens a new image of this process at `path` to read what is stored in the file itself, without
@@ -96,22 +86,32 @@ impl Source {
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         // A file system may keep the pages: then the check is weaker.
         let _ = fadvise(file, 0, None, Advice::DontNeed);
-        let mut top = File::open(path).map_err(failed)?;
-        let identities = vec![identity(&top).map_err(failed)?];
-        let size_bytes = top.seek(io::SeekFrom::End(0)).map_err(failed)?;
+        let top = File::open(path).map_err(failed)?;
         if !is_qcow2 {
-            return Ok(Source { kind: Kind::Raw(top), size_bytes, identities, buffer: vec![] });
+            return Self::raw(path, top);
         }
         let header = header::read(path, &top)?;
-        let size_bytes = header.size_bytes;
-        let link = chain::Link::of(path.to_owned(), Some(header));
-        let image = chain::open(std::slice::from_ref(&link), false, None)?;
-        let Some(header) = &link.header else {
+        Self::qcow2(path, &[chain::Link::of(path.to_owned(), Some(header))], vec![top])
+    }
+
+    fn raw(path: &Path, mut file: File) -> Result<Source, Qcow2Error> {
+        let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
+        let size_bytes = file.seek(io::SeekFrom::End(0)).map_err(failed)?;
+        let identities = vec![identity(&file).map_err(failed)?];
+        Ok(Source { kind: Kind::Raw(file), size_bytes, identities, buffer: vec![] })
+    }
+
+    /// The image at `path` in the files of its chain.
+    fn qcow2(path: &Path, links: &[chain::Link], files: Vec<File>) -> Result<Source, Qcow2Error> {
+        let Some(header) = &links[0].header else {
             return Err(Qcow2Error::NotQcow2 { path: path.into() });
         };
-        let image = Box::new(Image::new(image, header, Arc::default()));
-        let kind = Kind::Qcow2 { image, files: vec![top], last: None };
-        Ok(Source { kind, size_bytes, identities, buffer: vec![] })
+        let identities = files.iter().map(identity).collect::<io::Result<Vec<_>>>();
+        let identities =
+            identities.map_err(|source| Qcow2Error::Unreadable { path: path.into(), source })?;
+        let image = Box::new(Image::new(chain::open(links, false, None)?, header, Arc::default()));
+        let kind = Kind::Qcow2 { image, files, last: None };
+        Ok(Source { kind, size_bytes: header.size_bytes, identities, buffer: vec![] })
     }
 
     /// Size of the disk in bytes.
