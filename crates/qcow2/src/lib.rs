@@ -129,10 +129,7 @@ impl Qcow2Disk {
         let adopt = |(number, file): (usize, fs::File)| {
             let read_only = own.read_only || number > 0;
             let (own, path) = (FileOptions { read_only, ..own.clone() }, &links[number].path);
-            match is_checked && number == 0 {
-                true => File::adopt(path, file, own),
-                false => File::adopt_as(path, file, own),
-            }
+            File::adopt(path, file, is_checked && number == 0, own)
         };
         let files = opened.into_iter().enumerate().map(adopt).map(|file| Ok(Arc::new(file?)));
         let files = files.collect::<Result<_, Qcow2Error>>()?;
@@ -192,11 +189,7 @@ impl Qcow2Disk {
     /// The error of the commit, now or earlier; [`io::ErrorKind::TimedOut`] if it takes longer.
     pub fn settle(&self, patience: Duration) -> io::Result<()> {
         let (reply, answer) = channel();
-        self.work().send(Work::Settle(reply)).map_err(|_| gone())?;
-        answer.recv_timeout(patience).unwrap_or_else(|error| match error {
-            RecvTimeoutError::Timeout => Err(io::ErrorKind::TimedOut.into()),
-            RecvTimeoutError::Disconnected => Err(gone()),
-        })
+        self.ask_within(patience, Work::Settle(reply), &answer)
     }
 
     /// The file of the image itself.
@@ -226,10 +219,22 @@ impl Qcow2Disk {
 
     /// Sends work to the thread, and waits for its answer.
     fn ask<T>(&self, work: Work, answer: &Receiver<io::Result<T>>) -> io::Result<T> {
-        match self.work().send(work) {
-            Ok(()) => answer.recv().unwrap_or_else(|_| Err(gone())),
-            Err(_) => Err(gone()),
-        }
+        self.ask_within(Duration::MAX, work, answer)
+    }
+
+    /// The same, with a limit on the wait.
+    fn ask_within<T>(
+        &self,
+        patience: Duration,
+        work: Work,
+        answer: &Receiver<io::Result<T>>,
+    ) -> io::Result<T> {
+        let gone = || io::Error::other("the thread of the image has ended");
+        self.work().send(work).map_err(|_| gone())?;
+        answer.recv_timeout(patience).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => Err(io::ErrorKind::TimedOut.into()),
+            RecvTimeoutError::Disconnected => Err(gone()),
+        })
     }
 
     /// Notices for the user about the files, one line each.
@@ -240,10 +245,6 @@ impl Qcow2Disk {
     fn work(&self) -> Sender<Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
-
-fn gone() -> io::Error {
-    io::Error::other("the thread of the image has ended")
 }
 
 impl Qcow2Options {

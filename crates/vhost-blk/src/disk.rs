@@ -207,11 +207,7 @@ fn adopt(
         let disk = Qcow2Disk::adopt(path, files, is_checked, &qcow2_options(args));
         return Ok(of_qcow2(disk.map_err(|error| Failure::told(WHAT, error))?));
     }
-    let options = file_options(args, false);
-    let adopted = match is_checked {
-        true => File::adopt(path, file, options),
-        false => File::adopt_as(path, file, options),
-    };
+    let adopted = File::adopt(path, file, is_checked, file_options(args, false));
     Ok(of_raw(adopted.map_err(|error| Failure::told(WHAT, error))?, Some(true)))
 }
 

@@ -112,31 +112,22 @@ impl File {
     }
 
     /// As [`File::open`], with a file that an earlier program has opened at `path`, and locked
-    /// unless it shares the image.
+    /// unless it shares the image. If it is not `is_at_path`, that is only its name: the file may have
+    /// moved, or come as a descriptor.
     ///
     /// # Errors
-    /// [`FileError`], also if `path` names another file by now, or the options another access.
+    /// [`FileError`], also if the options say another access, or `path` should name the file and names
+    /// another one by now.
     pub fn adopt(
         path: impl AsRef<Path>,
         file: fs::File,
+        is_at_path: bool,
         options: FileOptions,
     ) -> Result<File, FileError> {
         let path = path.as_ref();
-        adopt::check_path(path, &file, &options)?;
-        File::adopt_as(path, file, options)
-    }
-
-    /// As [`File::adopt`], but `path` is only a name: the file may have moved, or come as a
-    /// descriptor.
-    ///
-    /// # Errors
-    /// [`FileError`], also if the options say another access.
-    pub fn adopt_as(
-        path: impl AsRef<Path>,
-        file: fs::File,
-        options: FileOptions,
-    ) -> Result<File, FileError> {
-        let path = path.as_ref();
+        if is_at_path {
+            adopt::check_path(path, &file, &options)?;
+        }
         let direct = adopt::check(path, &file, &options)?;
         File::of(path, file, direct, options)
     }
