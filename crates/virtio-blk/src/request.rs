@@ -176,6 +176,7 @@ impl Kind {
     }
 
     /// Bytes of the disk that the request reads, writes, discards or clears.
+    #[inline]
     pub fn disk_bytes(self) -> u64 {
         match self {
             Kind::Discard { bytes, .. }
@@ -190,9 +191,8 @@ impl Kind {
     #[inline]
     pub fn inflight_bytes(self) -> u64 {
         match self {
-            Kind::WriteZeroes { bytes, .. } | Kind::SecureErase { bytes } => bytes,
             Kind::Discard { longest_bytes, .. } => longest_bytes / DISCARDED_PER_WRITTEN,
-            transfer => transfer.data_bytes(),
+            other => other.disk_bytes(),
         }
     }
 }
