@@ -46,9 +46,14 @@ impl Stack {
         self.top.as_ref()
     }
 
+    /// The clusters of a backup in progress.
+    fn held(&self) -> Option<&Arc<Clusters>> {
+        self.copy.as_ref().filter(|clusters| !clusters.has_ended())
+    }
+
     /// Returns whether a backup is in progress.
     pub(crate) fn is_copied(&self) -> bool {
-        self.copy.as_ref().is_some_and(|clusters| !clusters.has_ended())
+        self.held().is_some()
     }
 
     fn disk(&self) -> Arc<dyn Disk> {
@@ -59,7 +64,7 @@ impl Stack {
             let growth = self.merge.as_ref().map_or(Growth::Allowed, |_| Growth::Merging);
             disk = Arc::new(Track::new(disk, noted, growth));
         }
-        if let Some(clusters) = self.copy.as_ref().filter(|clusters| !clusters.has_ended()) {
+        if let Some(clusters) = self.held() {
             disk = Arc::new(CopyFirst::new(disk, Arc::clone(clusters)));
         }
         disk
@@ -106,8 +111,8 @@ impl Layers {
     ) -> Replacement {
         let Replacement { disk, keeps_lock, lock, commit } = image;
         let layers = Arc::clone(self);
-        let mut next = Stack { image: disk, top, merge: None, ..layers.lock().clone() };
-        next.copy = None;
+        let bitmaps = self.bitmaps();
+        let next = Stack { image: disk, top, copy: None, merge: None, bitmaps };
         let disk = next.disk();
         let commit = Box::new(move || {
             commit()?;
