@@ -7,6 +7,7 @@
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 
+#include "arg.h"
 #include "backend.h"
 #include "queue.h"
 
@@ -22,18 +23,6 @@ unsigned long vhost_blk_inflight_max = 256UL << 20;
 module_param_named(inflight_bytes_max, vhost_blk_inflight_max, ulong, 0644);
 MODULE_PARM_DESC(inflight_bytes_max,
 		 "most data bytes of a device in flight, whose pages are pinned, and most bytes that it zeroes at once; more wait in the ring");
-
-/*
- * Copies a structure that may be shorter or longer than the module's own: missing bytes are zero,
- * unknown bytes must be zero. @first is its first published size, @given the caller's size.
- */
-static int vhost_blk_copy_arg(void *to, size_t known, size_t first, void __user *argp,
-			      size_t given)
-{
-	if (given < first || given > PAGE_SIZE)
-		return -EINVAL;
-	return copy_struct_from_user(to, known, argp, given);
-}
 
 /* The vhost core's part has a fixed number of queues: made when that number is known. */
 static int vhost_blk_make_device(struct vhost_blk *blk, unsigned int num_queues)
@@ -151,13 +140,9 @@ static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_options opt;
 	bool pin, pinned = blk->pinned, quiet;
-	u32 size;
-	int err;
+	int err = vhost_blk_copy_sized(&opt, sizeof(opt),
+				       offsetofend(struct vhost_blk_options, flags), argp);
 
-	if (get_user(size, (u32 __user *)argp))
-		return -EFAULT;
-	err = vhost_blk_copy_arg(&opt, sizeof(opt), offsetofend(struct vhost_blk_options, flags),
-				 argp, size);
 	if (err)
 		return err;
 	if (opt.flags & ~VHOST_BLK_OPTIONS || opt.reserved ||
@@ -212,13 +197,9 @@ static int vhost_blk_set_serial(struct vhost_blk *blk, void __user *argp, size_t
 static int vhost_blk_take_trace(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_trace trace;
-	u32 size;
-	int err;
+	int err = vhost_blk_copy_sized(&trace, sizeof(trace),
+				       offsetofend(struct vhost_blk_trace, slower_than_ns), argp);
 
-	if (get_user(size, (u32 __user *)argp))
-		return -EFAULT;
-	err = vhost_blk_copy_arg(&trace, sizeof(trace),
-				 offsetofend(struct vhost_blk_trace, slower_than_ns), argp, size);
 	return err ?: vhost_blk_set_trace(blk, &trace);
 }
 

@@ -4,8 +4,8 @@
  * that grows until the owner fetches it.
  */
 #include <linux/eventfd.h>
-#include <linux/pagemap.h>
 
+#include "arg.h"
 #include "backend.h"
 #include "stages.h"
 
@@ -99,10 +99,8 @@ void vhost_blk_request_failed(const struct vhost_blk_req *req)
  */
 int vhost_blk_set_failure_event(struct vhost_blk *blk, int fd)
 {
-	struct eventfd_ctx *event = NULL;
+	struct eventfd_ctx *event = vhost_blk_get_event(fd);
 
-	if (fd != VHOST_FILE_UNBIND)
-		event = eventfd_ctx_fdget(fd);
 	if (IS_ERR(event))
 		return PTR_ERR(event);
 	spin_lock(&blk->failure_lock);
@@ -110,8 +108,7 @@ int vhost_blk_set_failure_event(struct vhost_blk *blk, int fd)
 	if (blk->failure.kinds && blk->failure_event)
 		eventfd_signal(blk->failure_event);
 	spin_unlock(&blk->failure_lock);
-	if (event)
-		eventfd_ctx_put(event);
+	vhost_blk_put_event(event);
 	return 0;
 }
 
@@ -125,19 +122,15 @@ int vhost_blk_set_failure_event(struct vhost_blk *blk, int fd)
 int vhost_blk_get_failure(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_failure failure;
-	u32 size;
+	int room = vhost_blk_room(argp, sizeof(failure),
+				  offsetofend(struct vhost_blk_failure, kinds));
 
-	if (get_user(size, (u32 __user *)argp))
-		return -EFAULT;
-	if (size < offsetofend(struct vhost_blk_failure, kinds))
-		return -EINVAL;
-	/* Before the record is cleared. */
-	if (fault_in_writeable(argp, min_t(u32, size, sizeof(failure))))
-		return -EFAULT;
+	if (room < 0)
+		return room;
 	spin_lock(&blk->failure_lock);
 	failure = blk->failure;
 	blk->failure = (struct vhost_blk_failure) {};
 	spin_unlock(&blk->failure_lock);
 	failure.size = sizeof(failure);
-	return copy_to_user(argp, &failure, min_t(u32, size, sizeof(failure))) ? -EFAULT : 0;
+	return copy_to_user(argp, &failure, room) ? -EFAULT : 0;
 }

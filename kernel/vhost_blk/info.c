@@ -4,6 +4,7 @@
  */
 #include <linux/seq_file.h>
 
+#include "arg.h"
 #include "backend.h"
 #include "queue.h"
 
@@ -88,17 +89,15 @@ int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp)
 		.request_bytes_max = VHOST_BLK_REQUEST_BYTES_MAX,
 		.inflight_bytes_max = READ_ONCE(vhost_blk_inflight_max),
 	};
-	u32 size;
+	int room = vhost_blk_room(argp, sizeof(info), offsetofend(struct vhost_blk_info, flags));
 
-	if (get_user(size, (u32 __user *)argp))
-		return -EFAULT;
-	if (size < offsetofend(struct vhost_blk_info, flags))
-		return -EINVAL;
+	if (room < 0)
+		return room;
 	mutex_lock(&blk->backend_mutex);
 	if (blk->backend)
 		vhost_blk_backend_info(&info, blk->backend);
 	mutex_unlock(&blk->backend_mutex);
-	return copy_to_user(argp, &info, min_t(u32, size, sizeof(info))) ? -EFAULT : 0;
+	return copy_to_user(argp, &info, room) ? -EFAULT : 0;
 }
 
 static const char *const vhost_blk_state_names[] = {

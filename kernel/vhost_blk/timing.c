@@ -7,9 +7,9 @@
  * was on read the clock; see vhost_blk_time_submit() and vhost_blk_time_end().
  */
 #include <linux/eventfd.h>
-#include <linux/pagemap.h>
 #include <linux/sched/clock.h>
 
+#include "arg.h"
 #include "stages.h"
 
 /**
@@ -36,8 +36,7 @@ void vhost_blk_timing_forget(struct vhost_blk *blk)
 	timing->lost = 0;
 	swap(event, timing->event);
 	spin_unlock(&timing->lock);
-	if (event)
-		eventfd_ctx_put(event);
+	vhost_blk_put_event(event);
 }
 
 /**
@@ -61,18 +60,15 @@ int vhost_blk_set_trace(struct vhost_blk *blk, const struct vhost_blk_trace *tra
 {
 	struct vhost_blk_timing *timing = &blk->timing;
 	struct vhost_blk_traced *records = NULL;
-	struct eventfd_ctx *event = NULL;
+	struct eventfd_ctx *event = vhost_blk_get_event(trace->fd);
 
-	if (trace->fd != VHOST_FILE_UNBIND)
-		event = eventfd_ctx_fdget(trace->fd);
 	if (IS_ERR(event))
 		return PTR_ERR(event);
 	/* They stay until the close. */
 	if (trace->slower_than_ns && !READ_ONCE(timing->records)) {
 		records = kvcalloc(VHOST_BLK_TRACED_MAX, sizeof(*records), GFP_KERNEL_ACCOUNT);
 		if (!records) {
-			if (event)
-				eventfd_ctx_put(event);
+			vhost_blk_put_event(event);
 			return -ENOMEM;
 		}
 	}
@@ -88,8 +84,7 @@ int vhost_blk_set_trace(struct vhost_blk *blk, const struct vhost_blk_trace *tra
 		eventfd_signal(timing->event);
 	spin_unlock(&timing->lock);
 	kvfree(records);
-	if (event)
-		eventfd_ctx_put(event);
+	vhost_blk_put_event(event);
 	return 0;
 }
 
@@ -104,15 +99,10 @@ int vhost_blk_get_traced(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_timing *timing = &blk->timing;
 	struct vhost_blk_traced record = {};
-	u32 size;
+	int room = vhost_blk_room(argp, sizeof(record), offsetofend(struct vhost_blk_traced, lost));
 
-	if (get_user(size, (u32 __user *)argp))
-		return -EFAULT;
-	if (size < offsetofend(struct vhost_blk_traced, lost))
-		return -EINVAL;
-	/* Before the record is taken. */
-	if (fault_in_writeable(argp, min_t(u32, size, sizeof(record))))
-		return -EFAULT;
+	if (room < 0)
+		return room;
 	spin_lock(&timing->lock);
 	if (timing->count) {
 		record = timing->records[timing->first];
@@ -123,7 +113,7 @@ int vhost_blk_get_traced(struct vhost_blk *blk, void __user *argp)
 	timing->lost = 0;
 	spin_unlock(&timing->lock);
 	record.size = sizeof(record);
-	return copy_to_user(argp, &record, min_t(u32, size, sizeof(record))) ? -EFAULT : 0;
+	return copy_to_user(argp, &record, room) ? -EFAULT : 0;
 }
 
 /* Adds a record; the oldest one makes room for it. */

@@ -28,7 +28,7 @@
  *
  * The headers; each of these includes only those before it: vhost_blk.h the device, backend.h its
  * storage, request.h a request, queue.h a queue, stages.h the functions of the stages.
- * compat.h, limit.h, reserve.h, stats.h, timing.h and trace.h stand beside them.
+ * arg.h, compat.h, limit.h, reserve.h, stats.h, timing.h and trace.h stand beside them.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees
  * one state from begin to end. Transitions, by row from and by column to:
