@@ -7,7 +7,7 @@ use crate::load::Load;
 use crate::mount::{Mount, may_not_mount};
 use crate::served::{Served, served};
 use crate::{Client, MIB, SLOW, assert_same, fill, parts, wait_for_end};
-use driver::{Device, Options};
+use driver::{Device, Options, Request};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -250,6 +250,27 @@ fn bitmaps_go_on_through_snapshots_commits_growth_and_pauses() {
     let (fourth, copied) = backup(&served, "fourth", &["--incremental", "b"]);
     assert_eq!(copied, MIB, "with the part of the former end");
     assert_same(&content_of(&fourth, "qcow2"), &image_of(&served));
+}
+
+/// The storage completes writes whose guest has gone.
+#[test]
+fn a_guest_that_is_killed_and_started_again_loses_no_note() {
+    let served = served(&["--wrap", "delay:us=300000,ops=write"]);
+    fill(&served.place.image);
+    let mut device = device(&served);
+    backup(&served, "full", &["--bitmap", "b"]);
+    let layout = device.layout();
+    for part in 0..8 {
+        let write = Request::write(10 * part * SECTORS, &[part as u8 + 1; 4096]);
+        device.queue(0).submit(&write, &layout).unwrap();
+    }
+    wait_until("the writes in flight", || ok(&served, &["status"])["queues"][0]["chains"] == 8);
+    drop(device);
+    let mut device = self::device(&served);
+    device.write(5 * SECTORS, &[9; 512]).unwrap();
+    let (next, copied) = backup(&served, "next", &["--incremental", "b"]);
+    assert_eq!(copied, 9 * PART);
+    assert_same(&content_of(&next, "qcow2"), &image_of(&served));
 }
 
 #[test]
