@@ -67,6 +67,11 @@ impl Request {
     pub fn get_id() -> Self {
         Self::new(T_GET_ID, 0, &[], ID_BYTES)
     }
+
+    /// Writable bytes before the status byte.
+    fn data_len(&self) -> usize {
+        self.writable_len.saturating_sub(1)
+    }
 }
 
 /// The points at which the bytes of one direction are cut into descriptors.
@@ -136,6 +141,14 @@ impl Layout {
     /// The usual layout through an indirect table.
     pub fn indirect() -> Self {
         Self { indirect: true, ..Self::default() }
+    }
+
+    /// Bytes of scratch memory that suffice for `request` in this layout.
+    pub fn scratch_bytes(&self, request: &Request) -> usize {
+        let readable = self.readable.lengths(request.readable.len(), REQ_HEADER_BYTES);
+        let writable = self.writable.lengths(request.writable_len, request.data_len());
+        let gap = self.align - 1 + self.misalign;
+        readable.iter().chain(&writable).map(|len| len + gap).sum()
     }
 }
 
@@ -217,8 +230,7 @@ impl RequestQueue {
             segments.push(Segment::readable(gpa, len as u32));
             from += len;
         }
-        let usual = request.writable_len.saturating_sub(1);
-        for len in layout.writable.lengths(request.writable_len, usual) {
+        for len in layout.writable.lengths(request.writable_len, request.data_len()) {
             let gpa = self.scratch.take(len, layout.align, layout.misalign)?;
             memory.write(gpa, &vec![UNTOUCHED; len]);
             segments.push(Segment::writable(gpa, len as u32));
@@ -299,6 +311,23 @@ mod tests {
         assert_eq!(Cuts::Usual.lengths(16 + 512, 16), [16, 512]);
         assert_eq!(Cuts::Usual.lengths(513, 512), [512, 1]);
         assert_eq!(Cuts::Usual.lengths(1, 0), [1]);
+    }
+
+    #[test]
+    fn the_scratch_bytes_of_a_layout_hold_a_request_and_are_all_needed_for_the_worst() {
+        let request = Request::read(0, 128 << 10);
+        let layout =
+            Layout { writable: Cuts::Every(300), align: 4096, misalign: 4095, ..Layout::default() };
+        let bytes = layout.scratch_bytes(&request) as u64;
+        let lengths = layout.writable.lengths(request.writable_len, request.data_len());
+        let fits = |end| {
+            let mut scratch = Scratch { start: 1, end, next: 1 };
+            let all = [REQ_HEADER_BYTES].into_iter().chain(lengths.clone());
+            all.map(|len| scratch.take(len, layout.align, layout.misalign))
+                .all(|taken| taken.is_ok())
+        };
+        assert!(fits(1 + bytes));
+        assert!(!fits(bytes * 9 / 10), "far more than needed");
     }
 
     #[test]

@@ -16,6 +16,21 @@ use virtio_spec::blk::S_OK;
 
 /// Bytes of a page of the log.
 const PAGE: usize = 4096;
+/// Bytes of the longest request.
+const LONGEST: usize = 256 << 10;
+/// Bytes of the shortest buffers of a request.
+const SHORTEST_CUT: usize = 300;
+
+/// The layout that takes most of the scratch memory.
+fn widest(device_layout: Layout) -> Layout {
+    let writable = Cuts::Every(SHORTEST_CUT);
+    Layout { writable, align: PAGE, misalign: PAGE - 1, ..device_layout }
+}
+
+/// Twice the bytes of the widest request, so that a log with all pages marked is noticed.
+fn scratch_bytes() -> usize {
+    2 * widest(Layout::default()).scratch_bytes(&Request::read(0, LONGEST))
+}
 
 /// Runs random requests under LOG_ALL; every page whose content changed must be marked, unless only
 /// the driver wrote there.
@@ -26,7 +41,7 @@ pub(crate) fn dirty_log_is_complete(env: &Env, disk: Result<Disk>, flags: u32) -
         ..Default::default()
     };
     for event_idx in [false, true] {
-        let options = Options { event_idx, scratch_bytes: 4 << 20, ..options() };
+        let options = Options { event_idx, scratch_bytes: scratch_bytes(), ..options() };
         let Target { mut device, daemon: _daemon } =
             target::serve_with(env, &disk, &options, &kernel)?;
         is_complete(env, &mut device, disk.block_bytes)?;
@@ -39,7 +54,7 @@ pub(crate) fn dirty_log_is_complete(env: &Env, disk: Result<Disk>, flags: u32) -
 pub(crate) fn dirty_log_with_iotlb(env: &Env) -> Result<()> {
     let disk = usual()?;
     for event_idx in [false, true] {
-        let options = Options { event_idx, scratch_bytes: 4 << 20, ..options() };
+        let options = Options { event_idx, scratch_bytes: scratch_bytes(), ..options() };
         let (mut device, iommu) = mapped_device(&disk, options)?;
         let mut table = regions_of(device.memory());
         table[0].gpa = 0;
@@ -54,9 +69,10 @@ fn is_complete(env: &Env, device: &mut Device, block: u64) -> Result<()> {
     device.write(0, &data)?;
     let log = device.start_log()?;
     let mut rng = Rng::new(env.seed() ^ 1);
-    let count = env.rounds(60);
-    for n in 0..count {
-        one(device, &log, &mut rng, block)
+    let layout = widest(device.layout());
+    one(device, &log, &Request::read(0, LONGEST), &layout).context("the longest request")?;
+    for n in 0..env.rounds(60) {
+        random(device, &log, &mut rng, block)
             .with_context(|| format!("request {n} of seed {}", env.seed()))?;
     }
     ends(device, &log)
@@ -73,8 +89,8 @@ fn image_of(device: &Device) -> Vec<u8> {
     device.memory().area(region.gpa(), region.size() as usize).to_vec(0, region.size() as usize)
 }
 
-fn one(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Result<()> {
-    let len = (block * (1 + rng.below((256 << 10) / block))) as usize;
+fn random(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Result<()> {
+    let len = (block * (1 + rng.below(LONGEST as u64 / block))) as usize;
     let kind = rng.below(8);
     let request = match kind {
         0 => Request::get_id(),
@@ -84,13 +100,23 @@ fn one(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Result
         _ => Request::read(rng.below(512) * (block / 512), len),
     };
     let layout = Layout {
-        writable: Cuts::Every(300 + rng.below(9000) as usize),
-        align: *rng.pick(&[1, 512, 4096]),
-        misalign: if rng.one_in(2) { rng.below(4096) as usize } else { 0 },
+        writable: Cuts::Every(SHORTEST_CUT + rng.below(9000) as usize),
+        align: *rng.pick(&[1, 512, PAGE]),
+        misalign: if rng.one_in(2) { rng.below(PAGE as u64) as usize } else { 0 },
         ..device.layout()
     };
+    let marked = one(device, log, &request, &layout)?;
+    // The pages of the status byte and of the used ring. To mark whole buffers would cost minutes
+    // for some that a hostile driver makes.
+    let is_refused = [2, 3].contains(&kind);
+    ensure!(!is_refused || marked <= 4, "a refused request of {len} bytes marked {marked} pages");
+    Ok(())
+}
+
+/// Executes a request, checks the log, and returns the number of marked pages.
+fn one(device: &mut Device, log: &DirtyLog, request: &Request, layout: &Layout) -> Result<usize> {
     // Placed before the copy, so that later changes come from the device, or from the ring.
-    let placed = device.queue(0).place(&request, &layout)?;
+    let placed = device.queue(0).place(request, layout)?;
     log.clear();
     let before = image_of(device);
     device.queue(0).add_placed(placed, layout.indirect)?;
@@ -110,11 +136,7 @@ fn one(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Result
     ensure!(log.is_dirty(used), "the used ring at {used:#x} is not marked");
     let marked = log.dirty_pages().len();
     ensure!(marked * PAGE < after.len() / 2, "{marked} pages are marked: that says nothing");
-    // The pages of the status byte and of the used ring. To mark whole buffers would cost minutes
-    // for some that a hostile driver makes.
-    let is_refused = [2, 3].contains(&kind);
-    ensure!(!is_refused || marked <= 4, "a refused request of {len} bytes marked {marked} pages");
-    Ok(())
+    Ok(marked)
 }
 
 /// Pages of the ring and of later allocations from guest memory (indirect tables).
