@@ -65,6 +65,7 @@ fn new_device() -> Device {
         poll_max: Duration::ZERO,
         portion: None,
         pin_memory: false,
+        coalesce: Coalesce::Off,
         iopoll: IoPoll::Off,
     };
     let plane = UringPlane::new(disk.clone(), &options).expect("a data plane");

@@ -123,8 +123,8 @@ static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 	seq_printf(m, "queue%u:\t%s size=%u inflight=%u chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
 		   n, vhost_blk_state_names[q->state], q->vq.num, vhost_blk_inflight(q), s->chains,
 		   s->completed, s->refused, s->failed, s->dropped, s->read_bytes, s->write_bytes);
-	seq_printf(m, " kicks=%llu turns=%llu calls=%llu throttled=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
-		   s->kicks, s->turns, s->calls, s->throttled, s->bounced, s->slow, s->polls, s->polls_won,
+	seq_printf(m, " kicks=%llu turns=%llu calls=%llu coalesced=%llu throttled=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
+		   s->kicks, s->turns, s->calls, s->coalesced, s->throttled, s->bounced, s->slow, s->polls, s->polls_won,
 		   q->poll[0].score || q->poll[1].score);
 	/* "N=count": requests that took at least N / 2 and less than N microseconds. */
 	for (op = 0; op < VHOST_BLK_OPS; op++) {

@@ -38,6 +38,29 @@ static void vhost_blk_poll_learn(struct vhost_blk_queue *q, struct vhost_blk_pol
 }
 
 /**
+ * vhost_blk_spin - look for new chains and completions without a sleep
+ * @q: the queue; its vq.mutex is held by its worker
+ * @us: longest time in microseconds
+ *
+ * Return: true if there are some; false after that time, or if others need the CPU.
+ */
+bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us)
+{
+	u64 end = local_clock() + (u64)us * NSEC_PER_USEC;
+	struct vhost_virtqueue *vq = &q->vq;
+	bool found;
+
+	do {
+		found = !llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq);
+		if (found || need_resched() || signal_pending(current) || vhost_vq_has_work(vq) ||
+		    atomic_read(&q->blk->ioctls))	/* may need vq.mutex */
+			break;
+		cpu_relax();
+	} while (local_clock() < end);
+	return found;
+}
+
+/**
  * vhost_blk_poll_ring - poll for new chains and completions
  * @q: the queue, for which vhost_blk_poll_wanted() is true; its vq.mutex is held by its worker
  *
@@ -46,18 +69,8 @@ static void vhost_blk_poll_learn(struct vhost_blk_queue *q, struct vhost_blk_pol
 bool vhost_blk_poll_ring(struct vhost_blk_queue *q)
 {
 	struct vhost_blk_polling *poll = vhost_blk_polling(q);
-	struct vhost_virtqueue *vq = &q->vq;
-	bool won = false;
-	u64 end;
+	bool won = vhost_blk_spin(q, q->vq.busyloop_timeout);
 
-	end = local_clock() + (u64)vq->busyloop_timeout * NSEC_PER_USEC;
-	do {
-		won = !llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq);
-		if (won || need_resched() || signal_pending(current) || vhost_vq_has_work(vq) ||
-		    atomic_read(&q->blk->ioctls))	/* may need vq.mutex */
-			break;
-		cpu_relax();
-	} while (local_clock() < end);
 	vhost_blk_poll_learn(q, poll, won);
 	return won;
 }

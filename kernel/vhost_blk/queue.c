@@ -29,6 +29,7 @@ static void vhost_blk_loop_begin(struct vhost_blk_queue *q, struct vhost_blk_run
 /* From here on a completion runs the loop again. */
 static void vhost_blk_loop_end(struct vhost_blk_queue *q, const struct vhost_blk_run *run)
 {
+	vhost_blk_call_held(q);
 	WRITE_ONCE(q->looping, false);
 	/* Pairs with llist_add() in vhost_blk_end_io(). */
 	smp_mb();
@@ -46,11 +47,14 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 		return false;
 	if (!list_empty(&q->polled))
 		vhost_blk_poll_bdev(q);
+	vhost_blk_call_due(q);
 	if (!llist_empty(&q->done))
 		return true;
 	if (run->stuck || q->state != VHOST_BLK_RUNNING || !list_empty(&q->polled))
 		return false;
 	if (!vhost_vq_avail_empty(vq->dev, vq))
+		return true;
+	if (vhost_blk_hold_call(q))
 		return true;
 	if (vhost_blk_poll_wanted(q) && vhost_blk_poll_ring(q)) {
 		run->batch = vhost_blk_first_batch(q);
@@ -115,6 +119,7 @@ void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
 	INIT_DELAYED_WORK(&q->orphan_work, vhost_blk_orphan_work);
 	init_waitqueue_head(&q->drained);
 	vhost_blk_init_reserve(q);
+	vhost_blk_coalesce_init(q);
 	INIT_LIST_HEAD(&q->polled);
 	vhost_blk_limit_init_queue(q);
 }

@@ -7,6 +7,7 @@
 #include <linux/wait.h>
 #include <linux/workqueue.h>
 
+#include "coalesce.h"
 #include "request.h"
 #include "reserve.h"
 #include "stats.h"
@@ -78,6 +79,7 @@ struct vhost_blk_polling {
  * @free: the unused ones
  * @polled: I/O in flight that only this queue polls for
  * @poll: adaptive polling while no request is in flight, and while some are
+ * @coalesce: held calls
  * @turn: the queue's view of the limits
  * @now_ns: the time at the start of the batch
  * @region: the in-flight region, which marks taken chains
@@ -102,6 +104,7 @@ struct vhost_blk_queue {
 	struct vhost_blk_req *free;
 	struct list_head polled;
 	struct vhost_blk_polling poll[2];
+	struct vhost_blk_coalesce coalesce;
 	struct vhost_blk_turn turn;
 	u64 now_ns;
 	struct vhost_blk_region region;

@@ -112,9 +112,17 @@ static inline void vhost_blk_time_used(struct vhost_blk_queue *q, struct llist_n
 void vhost_blk_request_failed(const struct vhost_blk_req *req);
 
 /* used.c */
+void vhost_blk_notify(struct vhost_blk_queue *q, unsigned int n);
 void vhost_blk_publish(struct vhost_blk_queue *q, unsigned int n);
 void vhost_blk_publish_settled(struct vhost_blk_queue *q);
 void vhost_blk_drop_settled(struct vhost_blk_queue *q);
+
+/* coalesce.c */
+void vhost_blk_coalesce_init(struct vhost_blk_queue *q);
+void vhost_blk_call_or_hold(struct vhost_blk_queue *q, unsigned int n);
+void vhost_blk_call_held(struct vhost_blk_queue *q);
+void vhost_blk_call_due(struct vhost_blk_queue *q);
+bool vhost_blk_hold_call(struct vhost_blk_queue *q);
 
 /* inflight.c */
 void vhost_blk_region_take(struct vhost_blk_queue *q, unsigned int head);
@@ -134,6 +142,7 @@ static inline bool vhost_blk_poll_wanted(struct vhost_blk_queue *q)
 	return !poll->until_trial--;
 }
 
+bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us);
 bool vhost_blk_poll_ring(struct vhost_blk_queue *q);
 
 #endif /* _VHOST_BLK_STAGES_H */

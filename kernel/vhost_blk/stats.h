@@ -36,7 +36,8 @@ struct vhost_blk_latency {
  *	be written
  * @kicks: times the handler ran because of a kick
  * @turns: turns of the loop
- * @calls: batches with an attempt to signal the call eventfd
+ * @calls: attempts to signal the call eventfd
+ * @coalesced: batches whose call came with that of an earlier batch
  * @throttled: waits for a limit
  * @bounced: requests copied because their buffers are not aligned
  * @slow: requests that went through the workqueue
@@ -55,6 +56,7 @@ struct vhost_blk_stats {
 	u64 kicks;
 	u64 turns;
 	u64 calls;
+	u64 coalesced;
 	u64 throttled;
 	u64 bounced;
 	u64 slow;

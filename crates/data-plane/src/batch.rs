@@ -46,14 +46,14 @@ impl Batch {
         self.unpublished >= self.limit || self.unpublished_bytes >= BATCH_BYTES_MAX
     }
 
-    /// Starts a new batch after a publication.
+    /// Starts a new batch after a publication. Returns the requests of the old one.
     #[inline]
-    pub(crate) fn published(&mut self) {
+    pub(crate) fn published(&mut self) -> u64 {
         self.unpublished_bytes = 0;
         if self.unpublished >= self.limit {
             self.limit = (self.limit * 2).min(BATCH_MAX);
         }
-        self.unpublished = 0;
+        std::mem::take(&mut self.unpublished).into()
     }
 
     /// Resets the size of the batch: no further chain is available.

@@ -75,6 +75,17 @@ pub enum IoPoll {
     Off,
 }
 
+/// Coalescing of calls: a call waits for more requests while the driver gives new chains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coalesce {
+    /// If trials show that it pays.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
 /// The complete set-up of a queue, for either data plane.
 #[derive(Debug)]
 pub struct QueueSetup {

@@ -5,7 +5,7 @@ use crate::affinity::pin_this_thread;
 use crate::error::StartError;
 use crate::limits::{Limiter, Limits, Member};
 use crate::mail::{Mail, Postbox};
-use crate::plane::IoPoll;
+use crate::plane::{Coalesce, IoPoll};
 use crate::portion::Portion;
 use crate::uring::Uring;
 use crate::uring_plane::UringPlane;
@@ -31,6 +31,8 @@ pub struct UringOptions {
     /// Requests that a queue hands to the storage, and completions that a thread shows to drivers,
     /// at a time; `None`: each thread finds the best number.
     pub portion: Option<usize>,
+    /// Coalescing of calls. It needs polling: a thread polls while it holds a call.
+    pub coalesce: Coalesce,
     /// Register guest memory as fixed buffers, which pins it.
     pub pin_memory: bool,
     /// Use of an `IOPOLL` ring for reads and writes.
@@ -201,7 +203,9 @@ fn build_worker(
     if let Err(error) = engine.bound_io_workers(&options.cpus) {
         tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus; Linux 5.15 can do that");
     }
-    Ok(Worker::new(engine, options.poll_max, Portion::new(options.portion), inbox, mail_fd))
+    let coalesce = if options.poll_max.is_zero() { Coalesce::Off } else { options.coalesce };
+    let portion = Portion::new(options.portion);
+    Ok(Worker::new(engine, options.poll_max, portion, coalesce, inbox, mail_fd))
 }
 
 #[cfg(test)]

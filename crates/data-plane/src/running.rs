@@ -4,12 +4,13 @@
 mod kept;
 
 use crate::batch::Batch;
+use crate::coalesce::Coalescer;
 use crate::event::QueueId;
 use crate::health::Health;
 use crate::latency::{Clock, Nanos, Operation};
 use crate::limits::Share;
 use crate::once_per_second::OncePerSecond;
-use crate::plane::{KeptRequests, QueueSetup, QueueState};
+use crate::plane::{Coalesce, KeptRequests, QueueSetup, QueueState};
 use crate::region::QueueRegion;
 use crate::request_table::{RequestTable, Taken};
 use crate::stall::{StallChange, StallWatch};
@@ -52,6 +53,7 @@ pub(crate) struct RunningQueue {
     pub(crate) kick_rearms: u32,
     /// Pushed and unpublished chains.
     pub(crate) batch: Batch,
+    calls: Coalescer,
     /// The driver is asked for kicks.
     pub(crate) armed: bool,
     /// A ring fault occurred: the queue takes no further chain.
@@ -85,6 +87,7 @@ impl RunningQueue {
         setup: QueueSetup,
         mut ring: VirtQueue,
         slow_start: bool,
+        coalesce: Coalesce,
         share: Arc<Share>,
     ) -> Self {
         let layout = setup.ring.layout;
@@ -119,6 +122,7 @@ impl RunningQueue {
             kick_armed: false,
             kick_rearms: 0,
             batch: Batch::new(slow_start),
+            calls: Coalescer::new(coalesce),
             armed: true,
             faulted: false,
             stopping: None,
@@ -254,7 +258,7 @@ impl RunningQueue {
 
     /// Returns whether the thread must look at the queue again after some time, without a kick.
     pub(crate) fn waits_for_time(&self) -> bool {
-        self.is_kickless() || !self.turn.is_open()
+        self.is_kickless() || !self.turn.is_open() || self.calls.is_holding()
     }
 
     /// Returns whether the queue takes chains without a kick eventfd.
@@ -366,7 +370,7 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn publish(&mut self, clock: &mut Clock) {
         self.count_latencies(clock);
-        self.batch.published();
+        self.calls.published(self.batch.published());
         if let Some(region) = &mut self.region {
             region.publishing(self.ring.used_index());
         }
@@ -376,10 +380,23 @@ impl RunningQueue {
         }
     }
 
-    /// Stage *notify*: calls the driver if it asked for a call.
+    /// Stage *notify*: calls the driver if it asked for a call, or holds the call. Returns whether a
+    /// call is held: the thread must come back soon, and may not sleep.
     #[inline]
-    pub(crate) fn notify_if_asked(&mut self) {
-        if self.ring.needs_call() {
+    pub(crate) fn notify_if_due(&mut self, clock: &mut Clock) -> bool {
+        let asked = self.ring.needs_call();
+        if asked || self.calls.is_holding() {
+            self.call_or_hold(asked, clock);
+        }
+        self.calls.is_holding()
+    }
+
+    fn call_or_hold(&mut self, asked: bool, clock: &mut Clock) {
+        let now = if asked { clock.recent() } else { clock.read() };
+        self.stats.coalesced += u64::from(asked && self.calls.is_holding());
+        let progress = self.stats.chains + self.stats.completed;
+        if self.calls.is_due(asked, progress, now) || self.stopping.is_some() {
+            self.calls.called(now);
             self.call();
         }
     }

@@ -23,6 +23,8 @@ pub struct QueueStats {
     pub kicks: u64,
     /// Sent calls.
     pub calls: u64,
+    /// Calls that came with a later one.
+    pub coalesced: u64,
     /// Waits for a limit of the disk.
     pub throttled: u64,
     /// Latencies of completed requests.
@@ -31,7 +33,7 @@ pub struct QueueStats {
 
 impl QueueStats {
     /// Names of the counters, in the order of the fields. The kernel module has the same.
-    const NAMES: [&str; 9] = [
+    const NAMES: [&str; 10] = [
         "chains",
         "completed",
         "refused",
@@ -40,13 +42,23 @@ impl QueueStats {
         "write_bytes",
         "kicks",
         "calls",
+        "coalesced",
         "throttled",
     ];
 
-    fn values(&mut self) -> [&mut u64; 9] {
-        let Self { chains, completed, refused, failed, read_bytes, write_bytes, .. } = self;
-        let Self { kicks, calls, throttled, .. } = self;
-        [chains, completed, refused, failed, read_bytes, write_bytes, kicks, calls, throttled]
+    fn values(&mut self) -> [&mut u64; 10] {
+        [
+            &mut self.chains,
+            &mut self.completed,
+            &mut self.refused,
+            &mut self.failed,
+            &mut self.read_bytes,
+            &mut self.write_bytes,
+            &mut self.kicks,
+            &mut self.calls,
+            &mut self.coalesced,
+            &mut self.throttled,
+        ]
     }
 
     /// Returns whether a counter has this name.
@@ -94,7 +106,8 @@ mod tests {
             write_bytes: 6,
             kicks: 7,
             calls: 8,
-            throttled: 9,
+            coalesced: 9,
+            throttled: 10,
             latencies: Latencies::default(),
         };
         let mut counts = stats.counters();

@@ -12,6 +12,7 @@ pub(crate) use disks::DISKS_MAX;
 use crate::event::{Event, QueueId, queue_and_entry};
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
+use crate::plane::Coalesce;
 use crate::poll::Polls;
 use crate::portion::Portion;
 use crate::running::RunningQueue;
@@ -41,6 +42,10 @@ pub(crate) struct Worker {
     clock: Clock,
     polls: Polls,
     portion: Portion,
+    /// Coalescing of the calls of new queues.
+    coalesce: Coalesce,
+    /// A queue holds a call.
+    holding: bool,
     events: Vec<(Event, i32)>,
     mail: Receiver<Mail>,
     mail_fd: EventFd,
@@ -56,6 +61,7 @@ impl Worker {
         engine: Uring,
         poll_max: Duration,
         portion: Portion,
+        coalesce: Coalesce,
         mail: Receiver<Mail>,
         mail_fd: EventFd,
     ) -> Self {
@@ -66,6 +72,8 @@ impl Worker {
             clock: Clock::default(),
             polls: Polls::new(poll_max),
             portion,
+            coalesce,
+            holding: false,
             events: Vec::with_capacity(256),
             mail,
             mail_fd,
@@ -83,7 +91,7 @@ impl Worker {
                 self.polls.worked();
                 continue;
             }
-            if self.polls.look_again(self.engine.in_storage) {
+            if self.holding || self.polls.look_again(self.engine.in_storage) {
                 self.clock.forget();
                 std::hint::spin_loop();
             } else {
@@ -92,8 +100,8 @@ impl Worker {
         }
     }
 
-    /// One turn: take a portion, submit it, reap a portion, publish once, call once. Visits active
-    /// queues only. Returns whether there was work.
+    /// One turn: take a portion, submit it, reap a portion, publish once, call once at most. Visits
+    /// active queues only. Returns whether there was work.
     fn turn(&mut self) -> bool {
         let mut worked = false;
         let portion = self.portion.size();
@@ -134,12 +142,13 @@ impl Worker {
         worked |= !self.events.is_empty();
         // 4 completion of requests that the storage has finished
         self.handle_events();
+        self.holding = false;
         for &id in self.active.ids() {
             let (queue, _) = self.disks.queue(id);
             // 5 used
             queue.publish(&mut self.clock);
             // 6 notify
-            queue.notify_if_asked();
+            self.holding |= queue.notify_if_due(&mut self.clock);
         }
         if worked {
             self.active.worked(&mut self.disks);

@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::options::{DiskArgs, ProcessArgs};
-use crate::values::{Cache, IoPoll, OnError, Plane};
+use crate::values::{Cache, Coalesce, IoPoll, OnError, Plane};
 use backend::{Disk, ImageLock};
 use data_plane::{
     ErrorPolicy, Health, HealthEvent, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector,
@@ -158,6 +158,11 @@ fn uring_options(process: &ProcessArgs, queues: u16) -> UringOptions {
         cpus: process.cpus.clone().map(|list| list.0).unwrap_or_default(),
         poll_max: process.poll_max(),
         portion: process.batch_size.0,
+        coalesce: match process.coalesce {
+            Coalesce::Auto => data_plane::Coalesce::Auto,
+            Coalesce::On => data_plane::Coalesce::On,
+            Coalesce::Off => data_plane::Coalesce::Off,
+        },
         pin_memory: process.pin_memory.is_on(),
         iopoll: match process.iopoll {
             IoPoll::Auto => data_plane::IoPoll::Auto,
@@ -173,6 +178,7 @@ fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) 
         workers: process.worker_count(args.queues()),
         cpus: uring.cpus.clone(),
         poll_max: uring.poll_max,
+        coalesce: uring.coalesce,
         pin_memory: uring.pin_memory,
         iopoll: uring.iopoll,
         seg_max: vhost_user::seg_max(args.queue_size),

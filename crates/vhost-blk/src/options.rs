@@ -4,8 +4,8 @@
 
 use crate::failure::Failure;
 use crate::values::{
-    self, AllowBacking, BackendKind, BatchSize, Burst, Cache, CpuList, Format, IoPoll, IoTimeout,
-    LockMode, LogFormat, LogLevel, MetricsAddress, OnError, OnOff, Plane, Size,
+    self, AllowBacking, BackendKind, BatchSize, Burst, Cache, Coalesce, CpuList, Format, IoPoll,
+    IoTimeout, LockMode, LogFormat, LogLevel, MetricsAddress, OnError, OnOff, Plane, Size,
 };
 use clap::Args;
 use data_plane::Limits;
@@ -152,6 +152,10 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = values::batch_size,
           help_heading = "Data plane")]
     pub batch_size: BatchSize,
+    /// Hold an interrupt of the guest while the guest sends more requests, for at most 100
+    /// microseconds. auto: each queue tries whether that is faster. Needs --poll-max-us
+    #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Data plane")]
+    pub coalesce: Coalesce,
     /// Bind the data plane's threads to these CPUs, in turn; a list such as 0-3,6
     #[arg(long, value_name = "LIST", value_parser = values::cpus, help_heading = "Data plane")]
     pub cpus: Option<CpuList>,

@@ -106,6 +106,17 @@ pub enum IoPoll {
     Off,
 }
 
+/// Coalescing of interrupts of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Coalesce {
+    /// If a trial of the queue shows that it pays.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
 /// Lock of the image against other writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LockMode {

@@ -63,8 +63,9 @@ impl Rig {
         self.status().queues.iter().flat_map(|queue| &queue.running).map(|report| report.kept).sum()
     }
 
-    /// Puts [`REQUESTS`] writes into each queue, all of which fail.
+    /// Puts [`REQUESTS`] writes into each queue, all of which fail: by an event, when all have started.
     fn halt(&self, device: &mut Device, errno: i32) -> Sent {
+        self.trouble.gather(u64::from(QUEUES) * REQUESTS);
         self.trouble.set(errno);
         let mut sent = Sent::default();
         for queue in 0..usize::from(QUEUES) {

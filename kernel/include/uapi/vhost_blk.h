@@ -202,6 +202,8 @@ struct vhost_blk_info {
 #define VHOST_BLK_OPT_IOPOLL		(1u << 2)	/* poll the device's poll queues */
 #define VHOST_BLK_OPT_PIN_MEMORY	(1u << 3)	/* pin the memory table once */
 #define VHOST_BLK_OPT_NO_UNMAP		(1u << 4)	/* WRITE_ZEROES never frees space */
+#define VHOST_BLK_OPT_COALESCE		(1u << 5)	/* hold calls while the driver gives chains */
+#define VHOST_BLK_OPT_COALESCE_AUTO	(1u << 6)	/* the same where trials show that it pays */
 
 /**
  * struct vhost_blk_options - how the disk behaves
@@ -223,6 +225,9 @@ struct vhost_blk_info {
  * (now and at each VHOST_SET_MEM_TABLE) and charges them to RLIMIT_MEMLOCK (ENOMEM when that is
  * too low; after VHOST_SET_MEM_TABLE, the table is the new one then and pages are pinned request by
  * request); it must not be used with ballooning. All other flags act on requests taken after.
+ *
+ * %VHOST_BLK_OPT_COALESCE and %VHOST_BLK_OPT_COALESCE_AUTO need a busy-loop timeout: the worker polls
+ * while it holds a call, for at most 100 us.
  *
  * A limit makes requests wait in the ring, never in flight, and delays no stop. One request may exceed
  * it; the next ones wait for as long as it takes to make up for that. New limits forgive the debt of

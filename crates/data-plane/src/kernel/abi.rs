@@ -21,6 +21,8 @@ pub(crate) const OPT_READ_ONLY: u32 = 1 << 1;
 pub(crate) const OPT_IOPOLL: u32 = 1 << 2;
 pub(crate) const OPT_PIN_MEMORY: u32 = 1 << 3;
 pub(crate) const OPT_NO_UNMAP: u32 = 1 << 4;
+pub(crate) const OPT_COALESCE: u32 = 1 << 5;
+pub(crate) const OPT_COALESCE_AUTO: u32 = 1 << 6;
 
 pub(crate) const FAILURE_IO: u32 = 1 << 0;
 pub(crate) const FAILURE_REMOVED: u32 = 1 << 1;
@@ -184,6 +186,8 @@ mod tests {
             ("VHOST_BLK_OPT_IOPOLL", OPT_IOPOLL.into()),
             ("VHOST_BLK_OPT_PIN_MEMORY", OPT_PIN_MEMORY.into()),
             ("VHOST_BLK_OPT_NO_UNMAP", OPT_NO_UNMAP.into()),
+            ("VHOST_BLK_OPT_COALESCE", OPT_COALESCE.into()),
+            ("VHOST_BLK_OPT_COALESCE_AUTO", OPT_COALESCE_AUTO.into()),
             ("VHOST_BLK_SET_BACKEND", SET_BACKEND()),
             ("VHOST_BLK_SET_SERIAL", SET_SERIAL()),
             ("VHOST_BLK_GET_INFO", GET_INFO()),

@@ -23,7 +23,9 @@ pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
 use crate::limits::Limits;
-use crate::plane::{DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState};
+use crate::plane::{
+    Coalesce, DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState,
+};
 use backend::Disk;
 use device::VhostBlk;
 use run::Run;
@@ -48,6 +50,8 @@ pub struct KernelOptions {
     pub poll_max: Duration,
     /// Pin guest memory.
     pub pin_memory: bool,
+    /// Coalescing of calls. It needs polling.
+    pub coalesce: Coalesce,
     /// Use the block device's poll queues.
     pub iopoll: IoPoll,
     /// Maximum data segments of a request that the device offers.

@@ -8,7 +8,7 @@ use super::workers::Workers;
 use super::{KernelOptions, abi, address, compat, counters, memlock};
 use crate::error::{self, KernelError};
 use crate::limits::Limits;
-use crate::plane::{IoPoll, QueueSetup, QueueState};
+use crate::plane::{Coalesce, IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
 use backend::Disk;
 use std::collections::BTreeMap;
@@ -365,9 +365,12 @@ fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u
         (abi::OPT_IOPOLL, poll),
         (abi::OPT_PIN_MEMORY, options.pin_memory),
         (abi::OPT_NO_UNMAP, compat::keeps_space(&disk.info())),
+        (abi::OPT_COALESCE, options.coalesce == Coalesce::On),
+        (abi::OPT_COALESCE_AUTO, options.coalesce == Coalesce::Auto),
     ];
     let flags = wanted.iter().filter(|(_, on)| *on).fold(0, |flags, (flag, _)| flags | flag);
-    let unknown = flags & !info.option_flags;
+    // An older module calls at once, which is right, too.
+    let unknown = flags & !info.option_flags & !abi::OPT_COALESCE_AUTO;
     if unknown != 0 {
         tracing::warn!(
             options = format_args!("{unknown:#x}"),

@@ -60,6 +60,6 @@ impl RunningQueue {
             }
         }
         self.publish(clock);
-        self.notify_if_asked();
+        self.notify_if_due(clock);
     }
 }

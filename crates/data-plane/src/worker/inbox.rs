@@ -97,7 +97,8 @@ impl Worker {
         let disk = self.disks.disk(number);
         let slow_start = disk.storage.moves_data_itself();
         let id = QueueId { disk: number, queue: disk.free_queue() };
-        let mut queue = RunningQueue::new(id, setup, ring, slow_start, Arc::clone(&disk.share));
+        let mut queue =
+            RunningQueue::new(id, setup, ring, slow_start, self.coalesce, Arc::clone(&disk.share));
         if queue.ring.may_wait_for_call() {
             queue.call();
         }

@@ -139,7 +139,7 @@ pub(super) fn list(reply: &Value) -> String {
 
 /// The counters of the queues of a disk, one queue in each line.
 pub(super) fn stats(reply: &Value) -> String {
-    const COUNTERS: [&str; 9] = [
+    const COUNTERS: [&str; 10] = [
         "index",
         "chains",
         "failed",
@@ -148,6 +148,7 @@ pub(super) fn stats(reply: &Value) -> String {
         "write_bytes",
         "kicks",
         "calls",
+        "coalesced",
         "throttled",
     ];
     let mut rows = vec![
@@ -160,6 +161,7 @@ pub(super) fn stats(reply: &Value) -> String {
             "WRITTEN",
             "KICKS",
             "CALLS",
+            "COALESCED",
             "LIMITED",
             "READ-P99-US",
             "WRITE-P99-US",

@@ -3,7 +3,7 @@
 
 use super::{Finding, Outcome};
 use backend::file::{File, FileOptions};
-use data_plane::{DEVICE_PATH, IoPoll, KernelOptions, Limits};
+use data_plane::{Coalesce, DEVICE_PATH, IoPoll, KernelOptions, Limits};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -43,6 +43,7 @@ fn takes(image: &Path) -> Finding {
         cpus: Vec::new(),
         poll_max: Duration::ZERO,
         pin_memory: false,
+        coalesce: Coalesce::Auto,
         iopoll: IoPoll::Off,
         seg_max: vhost_user::SEG_MAX,
         num_queues: 1,

@@ -25,7 +25,7 @@ type QueueCounter = (&'static str, Option<Unit>, &'static str, fn(&QueueStats) -
 
 /// The counters of each queue. They include starts that have ended: a connection or a switch of the
 /// data plane resets none.
-const QUEUE_COUNTERS: [QueueCounter; 9] = [
+const QUEUE_COUNTERS: [QueueCounter; 10] = [
     ("queue_requests", None, "Requests taken from the queue", |stats| stats.chains),
     ("queue_completed_requests", None, "Requests returned to the guest", |stats| stats.completed),
     ("queue_refused_requests", None, "Wrong or unsupported requests", |stats| stats.refused),
@@ -34,6 +34,9 @@ const QUEUE_COUNTERS: [QueueCounter; 9] = [
     ("queue_written", Some(Unit::Bytes), "Data written by the guest", |stats| stats.write_bytes),
     ("queue_kicks", None, "Notifications from the guest", |stats| stats.kicks),
     ("queue_calls", None, "Notifications to the guest", |stats| stats.calls),
+    ("queue_coalesced_calls", None, "Notifications that came with a later one", |stats| {
+        stats.coalesced
+    }),
     ("queue_limit_waits", None, "Waits for a limit of the disk", |stats| stats.throttled),
 ];
 

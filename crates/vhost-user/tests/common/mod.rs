@@ -10,8 +10,8 @@ pub mod turnstile;
 
 use backend::{Disk, FileOptions};
 use data_plane::{
-    ErrorPolicy, Health, IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector,
-    UringOptions, UringPlane, UringPool,
+    Coalesce, ErrorPolicy, Health, IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind,
+    PlaneSelector, UringOptions, UringPlane, UringPool,
 };
 use driver::{Device, Options, RawChannel};
 use std::os::fd::AsFd;
@@ -45,6 +45,7 @@ pub struct Setup {
     pub pin_memory: bool,
     pub cpus: Vec<usize>,
     pub poll_max: Duration,
+    pub coalesce: Coalesce,
     /// Time that a front-end may be silent while another one waits.
     pub patience: Duration,
     pub on_error: ErrorPolicy,
@@ -64,6 +65,7 @@ impl Default for Setup {
             pin_memory: false,
             cpus: Vec::new(),
             poll_max: Duration::from_micros(20),
+            coalesce: Coalesce::Auto,
             patience: LIMIT,
             on_error: ErrorPolicy::Report,
             io_timeout: None,
@@ -183,6 +185,7 @@ pub fn pool(setup: &Setup) -> UringPool {
         poll_max: setup.poll_max,
         portion: None,
         pin_memory: setup.pin_memory,
+        coalesce: setup.coalesce,
         iopoll: IoPoll::Off,
     };
     UringPool::new(&options).expect("the data plane starts")
@@ -195,6 +198,7 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_u
         cpus: setup.cpus.clone(),
         poll_max: setup.poll_max,
         pin_memory: setup.pin_memory,
+        coalesce: setup.coalesce,
         iopoll: IoPoll::Off,
         seg_max: vhost_user::seg_max(setup.queue_size_max),
         num_queues: setup.queues,

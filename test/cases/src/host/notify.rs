@@ -8,8 +8,9 @@ use crate::host::env::Env;
 use crate::host::fixture::Disk;
 use crate::host::integrity::disk_of;
 use crate::host::target::{self, LIMIT, Target, options};
+use crate::host::visibility::counters;
 use anyhow::{Context, Result, ensure};
-use driver::kernel::KernelOptions;
+use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating};
@@ -23,6 +24,9 @@ cases! { Host;
     "notify-busy-loop", Gating,
         "no kick and no call is lost while the device polls before it sleeps",
         |env| none_is_lost(env, usual(), 50, 3_000);
+    "notify-coalesced", Gating,
+        "no kick and no call is lost while calls are held, and calls of many requests come together",
+        coalesced;
     "notify-long", Full,
         "no kick and no call is lost, many more times",
         |env| none_is_lost(env, usual(), 0, 100_000);
@@ -39,12 +43,47 @@ pub(crate) fn none_is_lost(
     count: u64,
 ) -> Result<()> {
     let disk = disk_of(env, disk)?;
-    let kernel = KernelOptions { busyloop_us, ..KernelOptions::default() };
+    each(env, &disk, &KernelOptions { busyloop_us, ..KernelOptions::default() }, count)
+}
+
+/// The same with held calls; then bursts until some calls have come together.
+fn coalesced(env: &Env) -> Result<()> {
+    let disk = disk_of(env, usual())?;
+    let held = abi::BlkOptions::with_flags(abi::OPT_COALESCE);
+    let kernel = KernelOptions { busyloop_us: 50, options: held, ..KernelOptions::default() };
+    each(env, &disk, &kernel, 3_000)?;
+    let Target { mut device, daemon: _daemon } =
+        target::serve_with(env, &disk, &options(), &kernel)?;
+    let end = Instant::now() + LIMIT;
+    while counters(&mut device)?.get("coalesced").is_none_or(|count| *count == 0) {
+        ensure!(Instant::now() < end, "no call has come with another one");
+        burst(&mut device)?;
+    }
+    Ok(())
+}
+
+/// Many requests at once.
+fn burst(device: &mut Device) -> Result<()> {
+    let layout = device.layout();
+    let queue = device.queue(0);
+    let requests = 32;
+    for _ in 0..requests {
+        queue.add(&Request::get_id(), &layout)?;
+    }
+    queue.queue().publish();
+    queue.queue().kick_if_asked();
+    for _ in 0..requests {
+        queue.collect()?;
+    }
+    Ok(())
+}
+
+fn each(env: &Env, disk: &Disk, kernel: &KernelOptions, count: u64) -> Result<()> {
     let mut rng = Rng::new(env.seed());
     for event_idx in [true, false] {
         let options = Options { event_idx, ..options() };
         let Target { mut device, daemon: _daemon } =
-            target::serve_with(env, &disk, &options, &kernel)?;
+            target::serve_with(env, disk, &options, kernel)?;
         let count = env.rounds(count);
         polled(&mut device, &mut rng, count)
             .with_context(|| format!("polled, event index {event_idx}"))?;

@@ -147,6 +147,10 @@ pub const OPT_IOPOLL: u32 = 1 << 2;
 pub const OPT_PIN_MEMORY: u32 = 1 << 3;
 /// `VHOST_BLK_OPT_NO_UNMAP`.
 pub const OPT_NO_UNMAP: u32 = 1 << 4;
+/// `VHOST_BLK_OPT_COALESCE`.
+pub const OPT_COALESCE: u32 = 1 << 5;
+/// `VHOST_BLK_OPT_COALESCE_AUTO`.
+pub const OPT_COALESCE_AUTO: u32 = 1 << 6;
 
 /// `VHOST_ACCESS_RO`.
 pub const ACCESS_RO: u8 = 1;

@@ -12,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use backend::Disk;
 use data_plane::{
-    IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, UringOptions, UringPlane,
+    Coalesce, IoPoll, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, UringOptions,
+    UringPlane,
 };
 use rustix::process::Signal;
 use vhost_user::{Device, DeviceOptions};
@@ -161,6 +162,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         poll_max,
         portion: None,
         pin_memory: false,
+        coalesce: Coalesce::Off,
         iopoll: IoPoll::Off,
     };
     let plane = UringPlane::new(Arc::clone(disk), &options)?;
@@ -170,6 +172,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         cpus,
         poll_max,
         pin_memory: false,
+        coalesce: Coalesce::Off,
         iopoll: IoPoll::Off,
         seg_max: vhost_user::seg_max(QUEUE_SIZE_MAX),
         num_queues: QUEUES,

@@ -215,7 +215,8 @@ impl Caller {
             Call::MemoryTable => self.device.set_mem_table(&regions_of(&self.memory))?,
             Call::Options => {
                 let flags = *self.rng.pick(&[0, abi::OPT_IOPOLL, abi::OPT_PIN_MEMORY]);
-                self.device.set_options(BlkOptions::with_flags(flags))?;
+                let coalesce = *self.rng.pick(&[0, abi::OPT_COALESCE, abi::OPT_COALESCE_AUTO]);
+                self.device.set_options(BlkOptions::with_flags(flags | coalesce))?;
             }
             Call::Backend => {
                 let backend = self.rng.pick(&self.backends).as_raw_fd();

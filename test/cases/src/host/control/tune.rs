@@ -18,7 +18,13 @@ pub(crate) fn tune(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
         let kernel = kernel(handles)?;
         match round % 4 {
             0 => {
-                let all = [abi::OPT_WRITE_THROUGH, abi::OPT_IOPOLL, abi::OPT_PIN_MEMORY];
+                let all = [
+                    abi::OPT_WRITE_THROUGH,
+                    abi::OPT_IOPOLL,
+                    abi::OPT_PIN_MEMORY,
+                    abi::OPT_COALESCE,
+                    abi::OPT_COALESCE_AUTO,
+                ];
                 let flags =
                     all.iter().filter(|_| rng.one_in(2)).fold(0, |flags, flag| flags | flag);
                 kernel.set_options(BlkOptions::with_flags(flags))?;

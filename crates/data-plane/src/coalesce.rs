@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Coalescing of calls: a driver that still gives chains is at work, and a call only interrupts it.
+//! So the call waits while chains and completions follow each other closely, within bounds.
+//!
+//! That pays where the driver's CPU is the bottleneck, and costs time where the driver waits for the
+//! device. Only a trial shows which: windows of time with and without coalescing take turns, and
+//! their rates decide; if these are equal, the number of calls does. The kernel module decides in
+//! the same way (`kernel/vhost_blk/coalesce.c`).
+//!
+//! A queue whose calls answer one request each has a driver that waits: it has no trial.
+
+use crate::backoff::Backoff;
+use crate::latency::Nanos;
+use crate::plane::Coalesce;
+
+const MICROSECOND: Nanos = 1000;
+const MILLISECOND: Nanos = 1000 * MICROSECOND;
+
+/// Maximum time for which a call is held.
+const HOLD_MAX: Nanos = 100 * MICROSECOND;
+/// Time without a new chain or completion after which the driver is taken to wait.
+const HOLD_IDLE: Nanos = 30 * MICROSECOND;
+/// Maximum requests that a held call answers.
+const HOLD_REQUESTS_MAX: u64 = 16;
+
+/// Minimum duration of a window, and its minimum number of requests; a window that takes longer
+/// than the maximum says nothing.
+const WINDOW: Nanos = 4 * MILLISECOND;
+const WINDOW_REQUESTS_MIN: u64 = 64;
+const WINDOW_MAX: Nanos = 100 * MILLISECOND;
+/// Windows of a trial, half of them with coalescing.
+const TRIAL_WINDOWS: u32 = 16;
+/// Windows between two trials. The pause doubles after each trial that changes nothing.
+const PAUSE_WINDOWS_MIN: u32 = 16;
+const PAUSE_WINDOWS_MAX: u32 = 1024;
+/// Gain of the rate with which coalescing pays anyway.
+const GAIN: f64 = 1.03;
+/// Loss of the rate, and share of the calls, with which it pays as well.
+const LOSS: f64 = 0.99;
+const FEWER_CALLS: f64 = 0.8;
+
+/// The held call of one queue, and the trials that decide about coalescing.
+#[derive(Debug)]
+pub(crate) struct Coalescer {
+    mode: Coalesce,
+    held: Option<Held>,
+    /// Requests that were published since the last call.
+    uncalled: u64,
+    /// Calls are held, as the last trial decided.
+    chosen: bool,
+    trial: Option<Trial>,
+    /// The pause between two trials, in windows.
+    pause: Backoff,
+    window: Window,
+}
+
+/// A call that the driver asked for.
+#[derive(Debug)]
+struct Held {
+    since: Nanos,
+    /// The last look at which chains or completions had come, and their number by then.
+    moved_at: Nanos,
+    progress: u64,
+}
+
+/// Requests and calls since the window began.
+#[derive(Debug, Default)]
+struct Window {
+    since: Nanos,
+    requests: u64,
+    calls: u64,
+    /// The most requests that one call answered.
+    largest: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    nanos: Nanos,
+    requests: u64,
+    calls: u64,
+}
+
+impl Tally {
+    fn rate(&self) -> f64 {
+        self.requests as f64 / self.nanos as f64
+    }
+
+    fn calls_per_request(&self) -> f64 {
+        self.calls as f64 / self.requests as f64
+    }
+}
+
+/// Tallies without coalescing and with it.
+#[derive(Debug, Default)]
+struct Trial {
+    windows: u32,
+    tallies: [Tally; 2],
+}
+
+impl Trial {
+    /// Returns whether the present window tries the other way. The order is ABBA, so that a steady
+    /// change of the load affects both alike.
+    fn differs(&self) -> bool {
+        matches!(self.windows % 4, 1 | 2)
+    }
+
+    fn pays(&self) -> bool {
+        let [without, with] = &self.tallies;
+        let gain = with.rate() / without.rate();
+        let calls = with.calls_per_request() / without.calls_per_request();
+        gain >= GAIN || gain >= LOSS && calls <= FEWER_CALLS
+    }
+}
+
+impl Coalescer {
+    pub(crate) fn new(mode: Coalesce) -> Self {
+        let mut pause = Backoff::new(PAUSE_WINDOWS_MIN, PAUSE_WINDOWS_MAX);
+        pause.begin();
+        Coalescer {
+            mode,
+            held: None,
+            uncalled: 0,
+            chosen: false,
+            trial: None,
+            pause,
+            window: Window::default(),
+        }
+    }
+
+    /// Counts requests that the driver can see now.
+    #[inline]
+    pub(crate) fn published(&mut self, requests: u64) {
+        self.uncalled += requests;
+    }
+
+    /// Returns whether a call is held.
+    #[inline]
+    pub(crate) fn is_holding(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Returns whether to call the driver now, which has asked for a call now (`asked`) or before.
+    /// `progress` grows with each chain and each completion.
+    pub(crate) fn is_due(&mut self, asked: bool, progress: u64, now: Nanos) -> bool {
+        if !self.coalesces() {
+            return true;
+        }
+        let fresh = Held { since: now, moved_at: now, progress };
+        let held = match asked {
+            true => self.held.get_or_insert(fresh),
+            false => self.held.as_mut().expect("a call is held"),
+        };
+        if held.progress != progress {
+            (held.moved_at, held.progress) = (now, progress);
+        }
+        self.uncalled >= HOLD_REQUESTS_MAX
+            || now.saturating_sub(held.since) >= HOLD_MAX
+            || now.saturating_sub(held.moved_at) >= HOLD_IDLE
+    }
+
+    /// Records a call.
+    pub(crate) fn called(&mut self, now: Nanos) {
+        self.held = None;
+        let requests = std::mem::take(&mut self.uncalled);
+        if self.mode != Coalesce::Auto {
+            return;
+        }
+        let window = &mut self.window;
+        window.calls += 1;
+        window.requests += requests;
+        window.largest = window.largest.max(requests);
+        self.look_at_window(now);
+    }
+
+    /// Returns whether calls of the present window are held.
+    fn coalesces(&self) -> bool {
+        match self.mode {
+            Coalesce::On => true,
+            Coalesce::Off => false,
+            Coalesce::Auto => self.chosen != self.trial.as_ref().is_some_and(Trial::differs),
+        }
+    }
+
+    /// Ends the window, if it is long enough.
+    fn look_at_window(&mut self, now: Nanos) {
+        let nanos = now.saturating_sub(self.window.since);
+        let few = self.window.requests < WINDOW_REQUESTS_MIN;
+        if nanos < WINDOW || (few && nanos < WINDOW_MAX) {
+            return;
+        }
+        let window =
+            std::mem::replace(&mut self.window, Window { since: now, ..Window::default() });
+        if nanos < WINDOW_MAX && window.largest > 1 {
+            self.count(Tally { nanos, requests: window.requests, calls: window.calls });
+        } else {
+            // The driver was idle, or waits for each request.
+            self.chosen = false;
+            self.trial = None;
+        }
+    }
+
+    /// Counts a window in the trial, or in the pause before the next one.
+    fn count(&mut self, window: Tally) {
+        let with = usize::from(self.coalesces());
+        let Some(trial) = &mut self.trial else {
+            if !self.pause.pass() {
+                self.trial = Some(Trial::default());
+            }
+            return;
+        };
+        let tally = &mut trial.tallies[with];
+        tally.nanos += window.nanos;
+        tally.requests += window.requests;
+        tally.calls += window.calls;
+        trial.windows += 1;
+        if trial.windows == TRIAL_WINDOWS {
+            let pays = trial.pays();
+            if pays != self.chosen {
+                tracing::debug!(coalesce = pays, "calls of the driver");
+                self.pause.reset();
+            }
+            self.chosen = pays;
+            self.trial = None;
+            self.pause.begin();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A driver, and the time.
+    struct Load {
+        calls: Coalescer,
+        now: Nanos,
+        progress: u64,
+    }
+
+    impl Load {
+        fn new(mode: Coalesce) -> Self {
+            Load { calls: Coalescer::new(mode), now: 1, progress: 0 }
+        }
+
+        /// Publishes batches for `nanos`. `time` has the nanoseconds of a batch whose call is held
+        /// or not. Returns the calls and the batches.
+        fn run(&mut self, nanos: Nanos, batch: u64, time: impl Fn(bool) -> Nanos) -> (u64, u64) {
+            let (end, mut calls, mut batches) = (self.now + nanos, 0, 0);
+            while self.now < end {
+                self.calls.published(batch);
+                self.progress += 2 * batch;
+                let due = self.calls.is_due(true, self.progress, self.now);
+                if due {
+                    self.calls.called(self.now);
+                }
+                self.now += time(!due);
+                batches += 1;
+                calls += u64::from(due);
+            }
+            (calls, batches)
+        }
+
+        /// Publishes requests one at a time to a driver that waits for each call, `time` nanoseconds
+        /// after it. Returns the calls that were held.
+        fn run_asleep(&mut self, nanos: Nanos, time: Nanos) -> u64 {
+            let (end, mut held) = (self.now + nanos, 0);
+            while self.now < end {
+                self.calls.published(1);
+                self.progress += 2;
+                if !self.calls.is_due(true, self.progress, self.now) {
+                    held += 1;
+                    self.now += HOLD_IDLE;
+                    assert!(self.calls.is_due(false, self.progress, self.now));
+                }
+                self.calls.called(self.now);
+                self.now += time;
+            }
+            held
+        }
+    }
+
+    /// A load whose calls are coalesced.
+    fn coalescing() -> Load {
+        let mut load = Load::new(Coalesce::Auto);
+        load.run(SECOND, 4, |held| if held { 10 } else { 20 } * MICROSECOND);
+        assert!(load.calls.chosen);
+        load
+    }
+
+    const SECOND: Nanos = 1000 * MILLISECOND;
+
+    #[test]
+    fn where_calls_are_dear_they_are_soon_coalesced() {
+        let mut load = Load::new(Coalesce::Auto);
+        let dear = |held| if held { 10 * MICROSECOND } else { 20 * MICROSECOND };
+        load.run(SECOND, 2, dear);
+        let (calls, batches) = load.run(SECOND / 10, 2, dear);
+        assert!(calls * 6 < batches, "{calls} calls for {batches} batches of 2");
+    }
+
+    #[test]
+    fn where_the_driver_waits_for_calls_each_one_comes_at_once() {
+        let mut load = Load::new(Coalesce::Auto);
+        let waits = |held| if held { 20 * MICROSECOND } else { 10 * MICROSECOND };
+        load.run(10 * SECOND, 2, waits);
+        let (calls, batches) = load.run(10 * SECOND, 2, waits);
+        assert!(calls * 50 > batches * 49, "{calls} calls for {batches} batches");
+    }
+
+    #[test]
+    fn at_the_same_rate_fewer_calls_are_better() {
+        let mut load = Load::new(Coalesce::Auto);
+        load.run(SECOND, 2, |_| 10 * MICROSECOND);
+        let (calls, batches) = load.run(SECOND / 10, 2, |_| 10 * MICROSECOND);
+        assert!(calls * 6 < batches, "{calls} calls for {batches} batches of 2");
+    }
+
+    #[test]
+    fn a_driver_with_one_request_at_a_time_never_waits_for_a_call() {
+        let mut load = Load::new(Coalesce::Auto);
+        assert_eq!(load.run_asleep(20 * SECOND, 10 * MICROSECOND), 0);
+        assert!(load.calls.trial.is_none());
+    }
+
+    #[test]
+    fn a_load_that_becomes_shallow_is_followed() {
+        let mut load = coalescing();
+        load.run_asleep(2 * WINDOW_MAX, 10 * MICROSECOND);
+        let held = load.run_asleep(SECOND, 10 * MICROSECOND);
+        assert_eq!(held, 0);
+    }
+
+    #[test]
+    fn a_load_that_becomes_slow_is_followed() {
+        let mut load = coalescing();
+        load.run(2 * WINDOW_MAX, 2, |_| 5 * MILLISECOND);
+        let (calls, batches) = load.run(SECOND, 2, |_| 5 * MILLISECOND);
+        assert_eq!(calls, batches);
+    }
+
+    #[test]
+    fn trials_become_rare_while_nothing_changes() {
+        let mut load = Load::new(Coalesce::Auto);
+        let waits = |held| if held { 20 * MICROSECOND } else { 10 * MICROSECOND };
+        load.run(30 * SECOND, 2, waits);
+        let (calls, batches) = load.run(5 * SECOND, 2, waits);
+        assert!((batches - calls) * 100 < batches, "{calls} calls for {batches} batches");
+    }
+
+    #[test]
+    fn a_call_is_held_while_there_is_progress_and_never_longer_than_its_bounds() {
+        let mut calls = Coalescer::new(Coalesce::On);
+        let mut due = |at, asked, progress, requests| {
+            calls.published(requests);
+            let due = calls.is_due(asked, progress, at);
+            if due {
+                calls.called(at);
+            }
+            due
+        };
+        assert!(!due(0, true, 1, 1));
+        assert!(!due(HOLD_IDLE - 1, false, 1, 0));
+        assert!(due(HOLD_IDLE, false, 1, 0), "the driver waits");
+        let mut at = 1000 * MICROSECOND;
+        let began = at;
+        assert!(!due(at, true, 2, 1));
+        let mut progress = 2;
+        while at + 10 * MICROSECOND < began + HOLD_MAX {
+            at += 10 * MICROSECOND;
+            progress += 1;
+            assert!(!due(at, false, progress, 0));
+        }
+        assert!(due(began + HOLD_MAX, false, progress + 1, 0), "the driver may wait for the first");
+        assert!(!due(began + HOLD_MAX, true, 100, HOLD_REQUESTS_MAX - 1));
+        assert!(due(began + HOLD_MAX, true, 101, 1), "many requests wait");
+    }
+
+    #[test]
+    fn without_coalescing_no_call_is_held() {
+        let mut calls = Coalescer::new(Coalesce::Off);
+        calls.published(1);
+        assert!(calls.is_due(true, 1, 0));
+        assert!(!calls.is_holding());
+    }
+}

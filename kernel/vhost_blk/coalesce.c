@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Coalescing of calls: a driver that still gives chains is at work, and a call only interrupts it.
+ * So the call waits while chains and completions follow each other closely, within bounds.
+ *
+ * That pays where the driver's CPU is the bottleneck, and costs time where the driver waits for the
+ * device. Only a trial shows which: windows of time with and without coalescing take turns, and
+ * their rates decide; if these are equal, the number of calls does.
+ *
+ * A queue whose calls answer one request each has a driver that waits: it has no trial.
+ */
+#include "stages.h"
+
+/* Longest time for which a call is held. */
+#define VHOST_BLK_HOLD_NS	(100 * NSEC_PER_USEC)
+/* Time without a new chain or completion after which the driver is taken to wait. */
+#define VHOST_BLK_HOLD_IDLE_US	30
+/* Most requests that a held call answers. */
+#define VHOST_BLK_HOLD_REQUESTS	16u
+
+/* Shortest window and its fewest requests; a longer one than the last says nothing. */
+#define VHOST_BLK_WINDOW_NS	(4 * NSEC_PER_MSEC)
+#define VHOST_BLK_WINDOW_REQUESTS	64
+#define VHOST_BLK_WINDOW_NS_MAX	(100 * NSEC_PER_MSEC)
+/* Windows of a trial, half of them with coalescing. */
+#define VHOST_BLK_TRIAL_WINDOWS	16u
+/* Windows between two trials; the pause doubles after each trial that changes nothing. */
+#define VHOST_BLK_PAUSE_MIN	16u
+#define VHOST_BLK_PAUSE_MAX	1024u
+
+/* The order is ABBA, so that a steady change of the load affects both alike. */
+static bool vhost_blk_trial_differs(const struct vhost_blk_coalesce *c)
+{
+	unsigned int window = c->windows - 1;
+
+	return c->windows && (window % 4 == 1 || window % 4 == 2);
+}
+
+/* True if calls of the present window are held. */
+static bool vhost_blk_coalesces(const struct vhost_blk_queue *q)
+{
+	u32 flags = READ_ONCE(q->blk->opt.flags);
+
+	/* A held call is polled for: see vhost_blk_hold_call(). */
+	if (!q->vq.busyloop_timeout)
+		return false;
+	if (flags & VHOST_BLK_OPT_COALESCE)
+		return true;
+	return flags & VHOST_BLK_OPT_COALESCE_AUTO &&
+	       q->coalesce.chosen != vhost_blk_trial_differs(&q->coalesce);
+}
+
+/*
+ * True if coalescing pays: it completes 3 % more, or as many (less 1 %) with four fifths of the
+ * calls. A trial has at most 1.6 s and some millions of requests: the products fit.
+ */
+static bool vhost_blk_coalescing_pays(const struct vhost_blk_tally *without,
+				      const struct vhost_blk_tally *with)
+{
+	u64 rate = with->requests * without->ns, rate_without = without->requests * with->ns;
+
+	if (rate / 103 >= rate_without / 100)
+		return true;
+	return rate / 99 >= rate_without / 100 &&
+	       with->calls * without->requests * 5 <= without->calls * with->requests * 4;
+}
+
+static void vhost_blk_end_trial(struct vhost_blk_coalesce *c)
+{
+	bool pays = vhost_blk_coalescing_pays(c->trial, c->trial + 1);
+
+	c->pause = pays == c->chosen ? min(c->pause * 2, VHOST_BLK_PAUSE_MAX) : VHOST_BLK_PAUSE_MIN;
+	c->until_trial = c->pause;
+	c->chosen = pays;
+	c->windows = 0;
+}
+
+static void vhost_blk_count_window(struct vhost_blk_coalesce *c, u64 ns)
+{
+	struct vhost_blk_tally *tally = c->trial + (c->chosen != vhost_blk_trial_differs(c));
+
+	if (c->windows) {
+		tally->ns += ns;
+		tally->requests += c->window.requests;
+		tally->calls += c->window.calls;
+		if (c->windows++ == VHOST_BLK_TRIAL_WINDOWS)
+			vhost_blk_end_trial(c);
+	} else if (!c->until_trial--) {
+		memset(c->trial, 0, sizeof(c->trial));
+		c->windows = 1;
+	}
+}
+
+/* Ends the window, if it is long enough. */
+static void vhost_blk_look_at_window(struct vhost_blk_queue *q)
+{
+	struct vhost_blk_coalesce *c = &q->coalesce;
+	u64 ns = max_t(s64, q->now_ns - c->window.ns, 0);
+
+	if (ns < VHOST_BLK_WINDOW_NS ||
+	    (c->window.requests < VHOST_BLK_WINDOW_REQUESTS && ns < VHOST_BLK_WINDOW_NS_MAX))
+		return;
+	if (ns < VHOST_BLK_WINDOW_NS_MAX && c->largest > 1) {
+		vhost_blk_count_window(c, ns);
+	} else {
+		/* The driver was idle, or waits for each request. */
+		c->chosen = false;
+		c->windows = 0;
+		c->until_trial = c->pause;
+	}
+	c->window = (struct vhost_blk_tally) { .ns = q->now_ns };
+	c->largest = 0;
+}
+
+/**
+ * vhost_blk_coalesce_init - begin without coalescing
+ * @q: the queue; its vq.mutex is held, or nobody knows it yet
+ */
+void vhost_blk_coalesce_init(struct vhost_blk_queue *q)
+{
+	q->coalesce = (struct vhost_blk_coalesce) {
+		.pause = VHOST_BLK_PAUSE_MIN,
+		.until_trial = VHOST_BLK_PAUSE_MIN,
+	};
+}
+
+/**
+ * vhost_blk_call_or_hold - call the driver, or hold the call
+ * @q: the queue, whose rings can be reached; its vq.mutex is held by its worker
+ * @n: requests that have been published
+ *
+ * A held call comes with a later one, at the latest when the loop ends: see vhost_blk_call_held().
+ */
+void vhost_blk_call_or_hold(struct vhost_blk_queue *q, unsigned int n)
+{
+	struct vhost_blk_coalesce *c = &q->coalesce;
+
+	c->window.requests += n;
+	if (!c->held)
+		c->held_since = q->now_ns;
+	else
+		q->stats.coalesced++;
+	c->held += n;
+	if (!q->looping || !vhost_blk_coalesces(q))
+		vhost_blk_call_held(q);
+}
+
+/**
+ * vhost_blk_call_held - call the driver, if a call is held
+ * @q: the queue; its vq.mutex is held by its worker
+ */
+void vhost_blk_call_held(struct vhost_blk_queue *q)
+{
+	struct vhost_blk_coalesce *c = &q->coalesce;
+
+	if (!c->held)
+		return;
+	vhost_blk_notify(q, c->held);
+	c->largest = max(c->largest, c->held);
+	c->held = 0;
+	c->window.calls++;
+	if (READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_COALESCE_AUTO)
+		vhost_blk_look_at_window(q);
+}
+
+/**
+ * vhost_blk_call_due - call the driver, if a call has been held for long enough
+ * @q: the queue; its vq.mutex is held by its worker
+ */
+void vhost_blk_call_due(struct vhost_blk_queue *q)
+{
+	const struct vhost_blk_coalesce *c = &q->coalesce;
+
+	if (c->held && (c->held >= VHOST_BLK_HOLD_REQUESTS ||
+			local_clock() - c->held_since >= VHOST_BLK_HOLD_NS))
+		vhost_blk_call_held(q);
+}
+
+/**
+ * vhost_blk_hold_call - wait for a moment whether the driver gives more chains
+ * @q: the queue; its vq.mutex is held by its worker
+ *
+ * Return: true if there is work; false: no call is held any more.
+ */
+bool vhost_blk_hold_call(struct vhost_blk_queue *q)
+{
+	if (!q->coalesce.held)
+		return false;
+	if (vhost_blk_spin(q, VHOST_BLK_HOLD_IDLE_US))
+		return true;
+	vhost_blk_call_held(q);
+	return false;
+}
