@@ -312,7 +312,7 @@ impl Target {
 }
 
 /// Ranges of `data`, which belongs at `at`, without the blocks of `unit` bytes that are zero.
-fn runs(at: u64, data: &[u8], unit: u64) -> Vec<Range<usize>> {
+pub fn runs(at: u64, data: &[u8], unit: u64) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
     let mut start = 0;
     while start < data.len() {

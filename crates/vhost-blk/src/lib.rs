@@ -23,6 +23,7 @@ pub mod image;
 pub mod log;
 pub mod man;
 pub mod metrics;
+pub mod nbd;
 pub mod notify;
 pub mod options;
 pub mod os;

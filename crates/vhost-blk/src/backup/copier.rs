@@ -4,15 +4,13 @@
 
 use super::digest::Digest;
 use super::source::ImageReader;
+use super::target::{Again, Target};
+use crate::nbd::NbdError;
 use crate::pace::Pace;
 use backend::wrap::{CLUSTER_BYTES, Clusters, Turn};
-use qcow2::copy::{self, Source as Own, Target};
-use std::fmt::Display;
-use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Maximum clusters of one read: an I/O of the guest waits for one read and one write at most before
@@ -30,6 +28,14 @@ pub(super) struct Copier {
     next: u64,
     /// The digest of what was copied, if the copy is verified.
     digest: Option<Digest>,
+}
+
+/// Clusters that the copier copies in its own order.
+enum Own {
+    /// They may have data.
+    Data(Range<u64>),
+    /// They are zero.
+    Hole(Range<u64>),
 }
 
 /// Errors of a copy.
@@ -56,41 +62,12 @@ pub(super) enum CopyError {
     /// The target cannot be written.
     #[error("writing the copy: {0}; check the storage of the target")]
     Write(io::Error),
+    /// The server of the target fails.
+    #[error("the NBD server of the target: {0}")]
+    Server(#[from] NbdError),
     /// The thread cannot be started.
     #[error("{0}; raise the limit on threads (ulimit -u)")]
     Thread(io::Error),
-}
-
-/// The file of a copy that is read again.
-pub(super) struct Verify {
-    pub(super) file: File,
-    pub(super) path: PathBuf,
-    pub(super) is_qcow2: bool,
-}
-
-impl Verify {
-    fn compare(
-        self,
-        expected: Digest,
-        goes_on: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<(), CopyError> {
-        let unreadable = |why: &dyn Display| CopyError::ReadCopy(why.to_string());
-        let own = Own::own(&self.file, &self.path, self.is_qcow2);
-        let mut own = own.map_err(|why| unreadable(&why))?;
-        let mut found = Digest::default();
-        let read = own.each(goes_on, &mut |at, data| {
-            found.add(at, data);
-            Ok(())
-        });
-        match read {
-            Ok(()) if found == expected => Ok(()),
-            Ok(()) => Err(CopyError::Differs),
-            Err(copy::CopyError::Stopped) => Err(CopyError::Cancelled),
-            Err(copy::CopyError::Read(_, why) | copy::CopyError::Write(why)) => {
-                Err(unreadable(&why))
-            }
-        }
-    }
 }
 
 impl Copier {
@@ -103,32 +80,30 @@ impl Copier {
         Copier { reader, target, clusters, pace: Pace::new(bandwidth), next: 0, digest: None }
     }
 
-    /// Copies all clusters and makes the target durable. With `verify`, reads its file again, and
-    /// compares. Nothing waits for the copier afterwards.
-    pub(super) fn run(mut self, verify: Option<Verify>) -> Result<(), CopyError> {
-        self.digest = verify.as_ref().map(|_| Digest::default());
+    /// Copies all clusters and makes the target durable. With `again`, reads it again, and compares.
+    /// Nothing waits for the copier afterwards.
+    pub(super) fn run(mut self, again: Option<Again>) -> Result<(), CopyError> {
+        self.digest = again.as_ref().map(|_| Digest::default());
         let copied = self.copy_all();
         if copied.is_err() {
             self.clusters.end();
         }
         copied?;
-        self.target.finish().map_err(CopyError::Write)?;
-        let compared = verify
-            .zip(self.digest)
-            .map(|(verify, digest)| verify.compare(digest, &mut |_| !self.clusters.has_ended()));
-        compared.unwrap_or(Ok(()))
+        let goes_on = &mut |_| !self.clusters.has_ended();
+        self.target.finish(again.zip(self.digest), goes_on)
     }
 
     fn copy_all(&mut self) -> Result<(), CopyError> {
         while let Some(own) = self.next_own()? {
-            match self.clusters.turn(self.pace.due()) {
-                Turn::Ended => return Err(CopyError::Cancelled),
-                Turn::Wanted(number) => self.copy(number..number + 1)?,
-                Turn::Own => {
-                    let bytes = self.clusters.bytes_of(own.clone());
-                    self.copy(own)?;
+            match (self.clusters.turn(self.pace.due()), own) {
+                (Turn::Ended, _) => return Err(CopyError::Cancelled),
+                (Turn::Wanted(number), _) => self.copy(number..number + 1)?,
+                (Turn::Own, Own::Data(run)) => {
+                    let bytes = self.clusters.bytes_of(run.clone());
+                    self.copy(run)?;
                     self.pace.copied(bytes.end - bytes.start);
                 }
+                (Turn::Own, Own::Hole(run)) => self.skip(run)?,
             }
         }
         Ok(())
@@ -139,26 +114,25 @@ impl Copier {
         (self.pace.piece() / CLUSTER_BYTES).clamp(1, RUN_MAX)
     }
 
-    /// The next held clusters; frees those in holes.
-    fn next_own(&mut self) -> Result<Option<Range<u64>>, CopyError> {
+    /// The next held clusters. A hole may have free ones, too.
+    fn next_own(&mut self) -> Result<Option<Own>, CopyError> {
         let (end, run_max) = (self.clusters.len(), self.run_max());
-        while let Some(run) = self.clusters.first_held(self.next..end, run_max) {
-            let rest = self.clusters.bytes_of(run.start..end);
-            let (start, capacity) = (rest.start, rest.end);
-            let data = self.reader.skip_hole(rest).map_err(|why| CopyError::Read(start, why))?;
-            let hole_end = if data == capacity { end } else { data / CLUSTER_BYTES };
-            self.next = run.start.max(hole_end);
-            if hole_end <= run.start {
-                return Ok(Some(run));
-            }
-            self.check_handover()?;
-            self.skip(run.start..hole_end)?;
-        }
-        Ok(None)
+        let Some(run) = self.clusters.first_held(self.next..end, run_max) else { return Ok(None) };
+        self.next = run.start;
+        let hole_max = self.target.zeroes_max() / CLUSTER_BYTES;
+        let rest = self.clusters.bytes_of(run.start..end);
+        let (start, capacity) = (rest.start, rest.end);
+        let data = self.reader.skip_hole(rest).map_err(|why| CopyError::Read(start, why))?;
+        let hole_end = if data == capacity { end } else { data / CLUSTER_BYTES };
+        Ok(Some(match hole_end <= run.start {
+            true => Own::Data(run),
+            false => Own::Hole(run.start..hole_end.min(run.start.saturating_add(hole_max))),
+        }))
     }
 
     /// Frees held clusters that are zero.
     fn skip(&mut self, numbers: Range<u64>) -> Result<(), CopyError> {
+        self.check_handover()?;
         let (mut at, end) = (numbers.start, numbers.end);
         let mut held = Vec::new();
         while let Some(run) = self.clusters.first_held(at..end, u64::MAX) {
@@ -167,7 +141,7 @@ impl Copier {
         }
         // The content is known: the guest need not wait for the target.
         self.clusters.free(numbers);
-        held.into_iter().try_for_each(|zeroes| self.target.zero(zeroes)).map_err(CopyError::Write)
+        held.into_iter().try_for_each(|zeroes| self.target.zero(zeroes))
     }
 
     fn copy(&mut self, numbers: Range<u64>) -> Result<(), CopyError> {
@@ -180,7 +154,7 @@ impl Copier {
         if let Some(digest) = &mut self.digest {
             digest.add(at, self.reader.content());
         }
-        self.target.write(at, self.reader.content()).map_err(CopyError::Write)
+        self.target.write(at, self.reader.content())
     }
 
     fn check_handover(&self) -> Result<(), CopyError> {

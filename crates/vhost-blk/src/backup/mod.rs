@@ -4,21 +4,25 @@
 //! | Step | Thread |
 //! |---|---|
 //! | 1. The disk's [`Slot`] is taken: it has one backup at a time | of the client |
-//! | 2. The target is made: a temporary file beside its place (`Place`) | of the client |
+//! | 2. The target is made: a temporary file beside its place (`Place`), or a connection to an export | of the client |
 //! | 3. The layer that holds writes back ([`backend::wrap::CopyFirst`]) is put around the image while no request is in flight: the moment of the copy (`moment`). The bitmap of the backup begins new notes | of the disk |
 //! | 4. `Copier` copies; the client's thread tells the progress and cancels if the client goes | `backup` |
 //! | 5. The complete, durable target gets its name, and becomes the base of the bitmap | of the client |
 //! | 6. The layer is taken off | of the disk |
 //!
-//! A failure of a step leaves no target, and the disk as it was, with its bitmaps. No failure of the target reaches the
-//! guest: its writes go on at the latest with [`Clusters::end`].
+//! A failure of a step leaves no new image, and the disk as it was, with its bitmaps. An export may have a part of the
+//! copy then: it differs from the last complete backup only in parts that the bitmap has noted, so that the next complete
+//! one mends it. No failure of the target reaches the guest: its writes go on at the latest with [`Clusters::end`].
 
 mod copier;
+mod destination;
 mod digest;
 mod moment;
 mod slot;
 mod source;
+mod target;
 
+pub use destination::Destination;
 pub use moment::Extent;
 pub use slot::Slot;
 pub use source::Image;
@@ -27,20 +31,19 @@ use crate::disks::Disks;
 use crate::disks::bitmaps::Base;
 use crate::disks::layers::Layers;
 use crate::failure::Failure;
-use crate::image::place::{self, Place};
+use crate::image::place;
+use crate::nbd::NbdError;
 use crate::values::Format;
-use backend::create::Allocation;
 use backend::wrap::Clusters;
-use copier::{Copier, CopyError, Verify};
+use copier::{Copier, CopyError};
+use destination::{End, Made};
 use moment::{Before, Begun, begin, end};
-use qcow2::copy::Target;
-use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation};
 use slot::Taken;
 use std::num::NonZeroU64;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
+use target::Again;
 use vhost_user::Control;
 
 /// Interval of the look at the client, and of the progress.
@@ -54,10 +57,8 @@ pub const BUSY: &str = "it is being backed up; wait for the end of the backup, o
 pub struct Order<'a> {
     /// Name of the disk.
     pub disk: &'a str,
-    /// Absolute path of the new image.
-    pub target: &'a Path,
-    /// Its format.
-    pub format: Format,
+    /// The place of the copy.
+    pub target: &'a Destination,
     /// The part of the disk that is copied.
     pub extent: Extent,
     /// Bytes per second that are read at most, besides those that the guest is about to overwrite.
@@ -105,17 +106,14 @@ pub fn run(
     let clusters = Arc::clone(taken.clusters());
     let size_bytes = clusters.capacity_bytes();
     let told = |told: String| Failure::told(&what, told);
-    let failed = |why| place::failure(order.target, size_bytes, why);
-    let before = Before::of(&layers, &order.extent).map_err(told)?;
-    let place = Place::take_free(order.target)?;
-    taken.has_part(place.part());
-    let over = before.as_ref().map(|before| before.image(order.target, size_bytes));
-    let new = over.transpose().map_err(told)?;
-    let target = make(place.file(), size_bytes, order.format, new).map_err(failed)?;
+    let failed = |error| order.failure(&what, size_bytes, error);
+    let before = Before::of(&layers, &order.extent, order.target).map_err(told)?;
+    let Made { target, end: place } = Made::of(order, before.as_ref(), size_bytes)?;
+    if let End::File(place) = &place {
+        taken.has_part(place.part());
+    }
     let no_descriptor = |why| Failure::run(&what, why, "raise the limit on open files (ulimit -n)");
     let reader = image.reader().map_err(no_descriptor)?;
-    let verify = order.verify.then(|| verify(&place, order.format)).transpose();
-    let verify = verify.map_err(no_descriptor)?;
     let mut is_wanted = || goes_on(None) && !clusters.has_ended();
     let begun = begin(&layers, &control, (&order.extent, before), &clusters, &mut is_wanted)
         .map_err(|told| if is_wanted() { Failure::told(&what, told) } else { cancelled(&what) })?;
@@ -125,43 +123,57 @@ pub fn run(
         goes_on(Some(Progress { copied_bytes: clusters.freed_bytes(), total_bytes }))
             && !clusters.has_ended()
     };
-    let copier = Copier::new(reader, target, Arc::clone(&clusters), order.bandwidth);
-    let copied = copy(&clusters, copier, verify, &mut goes_on);
+    let again = order.verify.then(|| place.again(order.target, &clusters)).transpose();
+    let copied = again.map_err(CopyError::Write).and_then(|again| {
+        let copier = Copier::new(reader, target, Arc::clone(&clusters), order.bandwidth);
+        copy(&clusters, copier, again, &place, &mut goes_on)
+    });
     // A cancel has an effect until now.
     let copied = copied.and_then(|()| if goes_on() { Ok(()) } else { Err(CopyError::Cancelled) });
     clusters.end();
-    let copied = copied.map_err(|error| match error {
-        CopyError::Cancelled => cancelled(&what),
-        CopyError::Write(why) => failed(why),
-        error => Failure::told(&what, error),
-    });
-    let outcome = copied.and_then(|()| complete(place, order, size_bytes, &begun));
+    let outcome = copied.map_err(failed).and_then(|()| complete(place, order, size_bytes, &begun));
     drop(begun);
     end(&layers, &control);
     outcome?;
-    tracing::info!(disk = order.disk, target = %order.target.display(), "the backup is complete");
+    tracing::info!(disk = order.disk, target = %order.target, "the backup is complete");
     Ok(Progress { copied_bytes: total_bytes, total_bytes })
 }
 
-/// The file of the target, to be read again.
-fn verify(place: &Place, format: Format) -> std::io::Result<Verify> {
-    let (file, path) = (place.file().try_clone()?, place.part().to_owned());
-    Ok(Verify { file, path, is_qcow2: format == Format::Qcow2 })
+impl Order<'_> {
+    fn failure(&self, what: &str, size_bytes: u64, error: CopyError) -> Failure {
+        match (error, self.target) {
+            (CopyError::Cancelled | CopyError::Server(NbdError::HungUp), _) => cancelled(what),
+            (CopyError::Write(why), Destination::File { path, .. }) => {
+                place::failure(path, size_bytes, why)
+            }
+            (CopyError::Server(error), Destination::Export(address)) => {
+                let server = address.socket.display();
+                Failure::told(what, format!("the NBD server at {server}: {error}"))
+            }
+            (error, _) => Failure::told(what, error),
+        }
+    }
 }
 
-/// Gives the target its name, and makes it the base of the bitmap.
-fn complete(
-    place: Place,
-    order: &Order<'_>,
-    size_bytes: u64,
-    begun: &Begun,
-) -> Result<(), Failure> {
-    let Some(noting) = &begun.noting else { return place.fill(size_bytes) };
-    let kind = (begun.at, order.format == Format::Qcow2);
-    let base = Base::of(place.file(), order.target, kind, noting.before.as_ref());
-    let base = base.map_err(|why| place::failure(order.target, size_bytes, why))?;
-    place.fill(size_bytes)?;
-    noting.complete(base);
+/// Ends a complete copy, and makes it the base of the bitmap.
+fn complete(end: End, order: &Order<'_>, size_bytes: u64, begun: &Begun) -> Result<(), Failure> {
+    let base = match (&end, order.target, &begun.noting) {
+        (End::File(place), Destination::File { path, format }, Some(noting)) => {
+            let kind = (begun.at, *format == Format::Qcow2);
+            let base = Base::of(place.file(), path, kind, noting.before.as_ref());
+            Some(base.map_err(|why| place::failure(path, size_bytes, why))?)
+        }
+        (End::Export(_), Destination::Export(address), Some(_)) => {
+            Some(Base::in_export(address, begun.at))
+        }
+        _ => None,
+    };
+    if let End::File(place) = end {
+        place.fill(size_bytes)?;
+    }
+    if let (Some(noting), Some(base)) = (&begun.noting, base) {
+        noting.complete(base);
+    }
     Ok(())
 }
 
@@ -170,37 +182,17 @@ fn cancelled(what: &str) -> Failure {
     Failure::run(what, why, "repeat it when the disk is served")
 }
 
-/// Makes the empty image: `over` another one, or without a backing file. Parts of the disk that are
-/// never written stay holes.
-fn make(
-    file: &std::fs::File,
-    size_bytes: u64,
-    format: Format,
-    over: Option<NewImage>,
-) -> std::io::Result<Target> {
-    if format == Format::Raw {
-        return Target::raw(file, size_bytes, Allocation::Sparse);
-    }
-    let image = over.unwrap_or(NewImage {
-        size_bytes,
-        cluster_bytes: CLUSTER_BYTES,
-        backing: None,
-        preallocation: Preallocation::Off,
-    });
-    image.check().map_err(std::io::Error::other)?;
-    Target::qcow2(file, &image)
-}
-
 /// Copies on a thread of its own.
 fn copy(
     clusters: &Arc<Clusters>,
     copier: Copier,
-    verify: Option<Verify>,
+    again: Option<Again>,
+    target: &End,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<(), CopyError> {
     let (sender, result) = channel();
     let body = move || {
-        let _ = sender.send(copier.run(verify)); // it waits
+        let _ = sender.send(copier.run(again)); // it waits
     };
     let thread = std::thread::Builder::new().name("backup".into()).spawn(body);
     thread.map_err(|why| {
@@ -210,6 +202,8 @@ fn copy(
     loop {
         if !goes_on() {
             clusters.end();
+            // The copier may wait for the server.
+            target.hang_up();
         }
         match result.recv_timeout(TICK) {
             Ok(result) => return result,

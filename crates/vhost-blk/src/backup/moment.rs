@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The moment of a backup: the layer that holds writes back, and the bitmap of the backup.
 
+use super::Destination;
 use crate::disks::bitmaps::{BITMAPS_MAX, Base, Bitmap, no_bitmap, real_path};
 use crate::disks::layers::{Layers, Stack};
 use crate::disks::replacing::{DRAIN_MAX, Unfinished, wait};
@@ -30,7 +31,7 @@ impl Extent {
     }
 }
 
-/// The backup before an incremental one, which becomes its backing file.
+/// The backup before an incremental one: its backing file, or the content of its export.
 pub(super) struct Before {
     bitmap: Arc<Bitmap>,
     base: Base,
@@ -41,21 +42,27 @@ impl Before {
     ///
     /// # Errors
     /// Cause and remedy.
-    pub(super) fn of(layers: &Layers, extent: &Extent) -> Result<Option<Before>, String> {
+    pub(super) fn of(
+        layers: &Layers,
+        extent: &Extent,
+        target: &Destination,
+    ) -> Result<Option<Before>, String> {
         let Extent::Changes(name) = extent else { return Ok(None) };
         let bitmap = layers.bitmaps().remove(name).ok_or_else(|| no_bitmap(name))?;
         let base = bitmap.base()?;
+        base.check_target(target)?;
         Ok(Some(Before { bitmap, base }))
     }
 
-    /// The image of the incremental backup.
+    /// The image of the incremental backup; `None`: the backup before is in an export.
     ///
     /// # Errors
     /// Cause and remedy.
-    pub(super) fn image(&self, target: &Path, size_bytes: u64) -> Result<NewImage, String> {
+    pub(super) fn image(&self, target: &Path, size_bytes: u64) -> Result<Option<NewImage>, String> {
+        let Some((backing, is_qcow2)) = self.base.image() else { return Ok(None) };
         let target = real_path(target)
             .map_err(|why| format!("{}: {why}; check its folder", target.display()))?;
-        NewImage::over(&target, size_bytes, &self.base.path, self.base.is_qcow2)
+        NewImage::over(&target, size_bytes, backing, is_qcow2).map(Some)
     }
 }
 

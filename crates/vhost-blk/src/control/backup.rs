@@ -5,9 +5,10 @@ use super::REPLY_MAX;
 use super::client::Client;
 use super::codec::Channel;
 use super::protocol::{self, Call, CallError, text};
-use crate::backup::{self, Extent, Order, Progress};
+use crate::backup::{self, Destination, Extent, Order, Progress};
 use crate::disks::Disks;
 use crate::failure::Failure;
+use crate::nbd::Address;
 use crate::values::{Format, disk_name};
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
@@ -16,13 +17,30 @@ use std::path::PathBuf;
 /// The parameters of the call.
 pub(super) struct Request {
     disk: String,
-    target: PathBuf,
-    format: Format,
+    target: Destination,
     extent: Extent,
     bandwidth: Option<NonZeroU64>,
     verify: bool,
     /// The client takes several replies.
     more: bool,
+}
+
+/// The parameter `target`.
+enum Place {
+    File(PathBuf),
+    Export(Address),
+    /// An address of NBD that cannot be used; the text has the remedy.
+    Wrong(String),
+}
+
+/// Reads the absolute path of a file, or the address of an export whose socket has an absolute path.
+fn place(value: &Value) -> Option<Place> {
+    let told = text(value)?;
+    match Address::of(&told) {
+        None => Some(PathBuf::from(told)).filter(|path| path.is_absolute()).map(Place::File),
+        Some(Ok(address)) => Some(address).filter(|it| it.socket.is_absolute()).map(Place::Export),
+        Some(Err(told)) => Some(Place::Wrong(told)),
+    }
 }
 
 /// Reads the parameters of a call.
@@ -32,8 +50,7 @@ pub(super) fn request(
     call: &mut Call,
 ) -> Result<Request, CallError> {
     let wanted = call.optional("name", text)?;
-    let absolute = |value: &Value| text(value).map(PathBuf::from).filter(|path| path.is_absolute());
-    let target = call.required("target", absolute)?;
+    let target = call.required("target", place)?;
     let format = call.optional("format", super::methods::word)?;
     let bitmap = |value: &Value| disk_name(value.as_str()?).ok();
     let (begins, goes_on) =
@@ -42,21 +59,39 @@ pub(super) fn request(
     let verify = call.optional("verify", Value::as_bool)?.unwrap_or(false);
     call.no_more()?;
     let disk = disks.resolve(wanted.as_deref())?;
-    let refused = |why, remedy| Failure::run(format!("back up the disk {disk}"), why, remedy);
-    let (extent, format) = match (begins, goes_on, format) {
-        (Some(_), Some(_), _) => {
+    let refused = |why: &str, remedy: &str| {
+        CallError::from(Failure::run(format!("back up the disk {disk}"), why, remedy))
+    };
+    let extent = match (begins, goes_on) {
+        (Some(_), Some(_)) => {
             let remedy = "give a bitmap for a full backup, or for an incremental one";
-            return Err(refused("two bitmaps are given", remedy).into());
+            return Err(refused("two bitmaps are given", remedy));
         }
-        (_, Some(_), Some(Format::Raw)) => {
-            let remedy = "give --format qcow2";
-            return Err(refused("an incremental backup is a qcow2 image", remedy).into());
+        (_, Some(bitmap)) => Extent::Changes(bitmap),
+        (begins, None) => Extent::Full(begins),
+    };
+    let target = match (target, &extent, format) {
+        (Place::Wrong(told), _, _) => {
+            return Err(Failure::told(format!("back up the disk {disk}"), told).into());
         }
-        (_, Some(bitmap), _) => (Extent::Changes(bitmap), Format::Qcow2),
-        (begins, None, format) => (Extent::Full(begins), format.unwrap_or(Format::Raw)),
+        (Place::Export(_), _, Some(Format::Qcow2)) => {
+            let remedy =
+                "drop --format, and let the server keep the format (qemu-nbd --format qcow2)";
+            return Err(refused("an NBD export has the content of the disk itself", remedy));
+        }
+        (Place::Export(address), _, _) => Destination::Export(address),
+        (Place::File(_), Extent::Changes(_), Some(Format::Raw)) => {
+            return Err(refused("an incremental backup is a qcow2 image", "give --format qcow2"));
+        }
+        (Place::File(path), Extent::Changes(_), _) => {
+            Destination::File { path, format: Format::Qcow2 }
+        }
+        (Place::File(path), _, format) => {
+            Destination::File { path, format: format.unwrap_or(Format::Raw) }
+        }
     };
     client.log("Backup", &disk);
-    Ok(Request { disk, target, format, extent, bandwidth, verify, more: call.more })
+    Ok(Request { disk, target, extent, bandwidth, verify, more: call.more })
 }
 
 /// Makes the backup. Returns the parameters of the last reply.
@@ -66,10 +101,9 @@ pub(super) fn run(
     channel: &Channel,
     request: &Request,
 ) -> Result<Value, CallError> {
-    let Request { disk, target, format, extent, bandwidth, verify, more } = request;
-    let extent = extent.clone();
-    let (format, bandwidth, verify) = (*format, *bandwidth, *verify);
-    let order = Order { disk, target, format, extent, bandwidth, verify };
+    let Request { disk, target, extent, bandwidth, verify, more } = request;
+    let (extent, bandwidth, verify) = (extent.clone(), *bandwidth, *verify);
+    let order = Order { disk, target, extent, bandwidth, verify };
     let mut told = None;
     let mut goes_on = |progress: Option<Progress>| {
         let news = progress.filter(|now| *more && told.replace(*now) != Some(*now));

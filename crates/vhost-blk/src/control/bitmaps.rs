@@ -17,7 +17,7 @@ pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
             "name": bitmap.name,
             "part_bytes": bitmap.part_bytes,
             "changed_bytes": bitmap.changed_bytes,
-            "backup": bitmap.backup.as_ref().map(|path| path.display().to_string()),
+            "backup": bitmap.backup,
             "since_unix_s": bitmap.since.map(unix_seconds),
             "busy": bitmap.is_busy,
             "problem": bitmap.problem,

@@ -6,11 +6,13 @@ use super::ask::Asker;
 use super::text;
 use crate::failure::Failure;
 use crate::image::progress;
+use crate::nbd::Address;
 use crate::values::{self, Format, word};
 use clap::Args;
 use serde_json::{Value, json};
+use std::fmt::Display;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `vhost-blk ctl backup`.
 #[derive(Args, Clone, Debug)]
@@ -18,10 +20,12 @@ pub struct BackupArgs {
     /// The disk; may be left out if the daemon has one disk
     #[arg(value_parser = values::disk_name)]
     pub name: Option<String>,
-    /// The new image, which must not exist. The daemon writes it
-    #[arg(long, value_name = "FILE")]
+    /// The new image, which must not exist; the daemon writes it. Or an export of an NBD server that
+    /// is as large as the disk, for example of qemu-nbd or nbdkit: nbd:unix:PATH, where PATH is that of
+    /// the server's socket, or nbd+unix:///EXPORT?socket=PATH
+    #[arg(long, value_name = "FILE|nbd:unix:PATH")]
     pub to: PathBuf,
-    /// Format of the new image [default: raw; qcow2 with --incremental]
+    /// Format of the new image [default: raw; qcow2 with --incremental]. An export has none
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<Format>,
     /// Note the parts that the guest changes from the moment of the copy on, for incremental backups.
@@ -29,7 +33,7 @@ pub struct BackupArgs {
     #[arg(long, value_name = "BITMAP", value_parser = values::disk_name, conflicts_with = "incremental")]
     pub bitmap: Option<String>,
     /// Copy only the parts that were changed since the last backup of this bitmap, into a qcow2 image
-    /// whose backing file is that backup
+    /// whose backing file is that backup, or into the export that has that backup
     #[arg(long, value_name = "BITMAP", value_parser = values::disk_name)]
     pub incremental: Option<String>,
     /// Bytes per second that are copied at most, with K, M, G or T. Data that the guest is about to
@@ -37,7 +41,7 @@ pub struct BackupArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes)]
     pub bandwidth: Option<NonZeroU64>,
     /// Read the complete copy again from its storage, and compare it with what was read from the disk.
-    /// There is no new image if they differ
+    /// There is no new image if they differ. Of an export only the copied parts are read
     #[arg(long)]
     pub verify: bool,
 }
@@ -51,11 +55,22 @@ impl BackupArgs {
 
 const WHAT: &str = "back up the disk";
 
+/// The target with an absolute path.
+fn place(to: &Path) -> Result<String, Failure> {
+    let failed = |why: &dyn Display| Failure::usage(WHAT, why, "give another place");
+    let Some(address) = to.to_str().and_then(Address::of) else { return absolute(to) };
+    let address = address.map_err(|told| {
+        let told = Failure::told(WHAT, format!("{}: {told}", to.display()));
+        Failure::usage(told.what, told.why, told.remedy)
+    })?;
+    address.absolute().map(|address| address.to_string()).map_err(|why| failed(&why))
+}
+
 /// Asks for the backup and waits for it. Returns the last reply.
 pub(super) fn run(args: &BackupArgs, asker: Asker<'_>) -> Result<Value, Failure> {
     let BackupArgs { name, to, format, bitmap, incremental, bandwidth, verify } = args;
     // The daemon has another working directory.
-    let target = absolute(to)?;
+    let target = place(to)?;
     let parameters = json!({
         "name": name, "target": target, "format": format.map(word), "bandwidth": bandwidth,
         "bitmap": bitmap, "incremental": incremental, "verify": verify,

@@ -14,14 +14,13 @@
 //! memory only: the end of the daemon or of the disk ends them.
 
 use super::Disks;
+pub(crate) use super::base::Base;
 use super::replacing::{DRAIN_MAX, wait};
 use crate::failure::Failure;
 use backend::file::File as ImageFile;
 use backend::wrap::Written;
-use qcow2::FILES_MAX;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -34,71 +33,7 @@ pub(super) const BITMAPS: &str = "its bitmaps for incremental backups would be l
      --remove), and make full backups afterwards";
 
 /// The remedy if an incremental backup is not possible.
-const FULL: &str = "make a full backup with --bitmap";
-
-/// A complete backup that the next one can build on.
-#[derive(Clone, Debug)]
-pub(crate) struct Base {
-    /// Its path without symbolic links.
-    pub(crate) path: PathBuf,
-    /// It is no raw image.
-    pub(crate) is_qcow2: bool,
-    /// The moment of its content.
-    at: SystemTime,
-    /// The files of its chain, the full backup first.
-    files: Vec<(PathBuf, FileState)>,
-}
-
-/// The state of a file, which each change of the file changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileState {
-    bytes: u64,
-    modified: (i64, i64),
-}
-
-impl FileState {
-    fn of(meta: &fs::Metadata) -> FileState {
-        FileState { bytes: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) }
-    }
-}
-
-impl Base {
-    /// The backup of the moment `at` in a complete file that is about to get the name `path`, over the
-    /// chain of `before`.
-    ///
-    /// # Errors
-    /// The error of the system call.
-    pub(crate) fn of(
-        file: &fs::File,
-        path: &Path,
-        (at, is_qcow2): (SystemTime, bool),
-        before: Option<&Base>,
-    ) -> io::Result<Base> {
-        let (path, state) = (real_path(path)?, FileState::of(&file.metadata()?));
-        let mut files = before.map_or(Vec::new(), |before| before.files.clone());
-        files.push((path.clone(), state));
-        Ok(Base { path, is_qcow2, at, files })
-    }
-
-    /// Checks that the files of the chain are as they were, and leave room for one more.
-    fn check(&self) -> Result<(), String> {
-        if self.files.len() >= FILES_MAX {
-            return Err(format!("its chain has {FILES_MAX} files already; {FULL}"));
-        }
-        let remedy = format!("put it back as it was (cp --preserve=timestamps), or {FULL}");
-        for (path, state) in self.files.iter().rev() {
-            let shown = path.display();
-            match fs::metadata(path) {
-                Ok(meta) if FileState::of(&meta) == *state => {}
-                Ok(_) => return Err(format!("the backup {shown} was changed; {remedy}")),
-                Err(why) => {
-                    return Err(format!("the backup {shown} cannot be found: {why}; {remedy}"));
-                }
-            }
-        }
-        Ok(())
-    }
-}
+pub(super) const FULL: &str = "make a full backup with --bitmap";
 
 /// The path of a file that need not exist, without symbolic links to its folder.
 ///
@@ -209,8 +144,8 @@ pub struct BitmapFacts {
     pub part_bytes: u64,
     /// Bytes of the parts that were changed since the last backup began, complete or not.
     pub changed_bytes: u64,
-    /// Path of the last complete backup.
-    pub backup: Option<PathBuf>,
+    /// Path of the last complete backup, or the address of its export.
+    pub backup: Option<String>,
     /// The moment of its content.
     pub since: Option<SystemTime>,
     /// A backup of the bitmap is in progress.
@@ -227,7 +162,7 @@ impl Bitmap {
             name,
             part_bytes: self.written.part_bytes(),
             changed_bytes: self.written.bytes(),
-            backup: state.base.as_ref().map(|base| base.path.clone()),
+            backup: state.base.as_ref().map(Base::to_string),
             since: state.base.as_ref().map(|base| base.at),
             is_busy: state.before.is_some() || state.base.is_none(),
             problem: problem.filter(|_| state.base.is_some()),

@@ -14,6 +14,7 @@
 //! During an upgrade ([`Disks::hold`]) no name changes its state, unless the process is stopped.
 
 mod backups;
+mod base;
 pub(crate) mod bitmaps;
 mod config_file;
 mod exchange;

@@ -8,7 +8,10 @@ pub(super) const BACKUP: Page = Page {
     command: "vhost-blk ctl backup",
     statuses: &[
         DONE,
-        (1, "Failure. There is no new image; standard error has the reason."),
+        (
+            1,
+            "Failure. There is no new image, and an export may have a part of the copy; standard error has the reason.",
+        ),
         MISUSED,
     ],
     files: CONTROL_SOCKET,
@@ -29,12 +32,18 @@ pub(super) const BACKUP: Page = Page {
             "Copy the changes since then:",
             "vhost-blk ctl --control-path vhost-blk.ctl backup data --to /backup/1.qcow2 --incremental nightly",
         ),
+        (
+            "Copy a running disk into the export of an NBD server on this host:",
+            "vhost-blk ctl --control-path vhost-blk.ctl backup data --to nbd:unix:/run/backup.sock",
+        ),
     ],
     see_also: &[
         ("vhost-blk-ctl", "1"),
         ("vhost-blk-ctl-bitmaps", "1"),
         ("vhost-blk-convert", "1"),
         ("fsfreeze", "8"),
+        ("qemu-nbd", "8"),
+        ("nbdkit", "1"),
     ],
 };
 

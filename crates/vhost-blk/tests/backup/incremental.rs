@@ -31,7 +31,7 @@ fn content_of(image: &Path, format: &str) -> Vec<u8> {
 
 /// A command that succeeds.
 #[track_caller]
-fn ok(served: &Served, words: &[&str]) -> Value {
+pub(crate) fn ok(served: &Served, words: &[&str]) -> Value {
     let output = served.ctl(&[&["--json"], words].concat());
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -56,18 +56,18 @@ fn refused(served: &Served, options: &[&str]) -> String {
     told
 }
 
-fn bitmaps(served: &Served) -> BTreeMap<String, Value> {
+pub(crate) fn bitmaps(served: &Served) -> BTreeMap<String, Value> {
     let rows = ok(served, &["bitmaps"]);
     let rows = rows.as_array().unwrap().iter();
     rows.map(|row| (row["name"].as_str().unwrap().to_owned(), row.clone())).collect()
 }
 
-fn device(served: &Served) -> Device {
+pub(crate) fn device(served: &Served) -> Device {
     let options = Options { limit: Duration::from_secs(20), ..Options::default() };
     Device::connect(&served.place.socket, &options).unwrap()
 }
 
-fn image_of(served: &Served) -> Vec<u8> {
+pub(crate) fn image_of(served: &Served) -> Vec<u8> {
     std::fs::read(&served.place.image).unwrap()
 }
 

@@ -5,6 +5,8 @@ mod cancelled;
 #[path = "../common/mod.rs"]
 mod common;
 mod content;
+mod export;
+mod export_failures;
 mod incremental;
 #[path = "../../../vhost-user/tests/common/load.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
@@ -17,6 +19,7 @@ mod operations;
 mod rig;
 #[path = "../upgrade/served.rs"]
 mod served;
+mod server;
 
 use common::{Place, pattern, wait_until};
 use rig::Raw;
@@ -31,6 +34,12 @@ const MIB: u64 = 1 << 20;
 /// Bytes per second with which a backup of 8 MiB ends in no test.
 const SLOW: u64 = 16 << 10;
 
+fn connect(control: &Path) -> Raw {
+    let stream = UnixStream::connect(control).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    Raw { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+}
+
 /// A client that waits for a backup.
 struct Client(Raw);
 
@@ -38,9 +47,7 @@ impl Client {
     /// Orders a backup and waits for its moment.
     #[track_caller]
     fn start(control: &Path, target: &Path, options: Value) -> Client {
-        let stream = UnixStream::connect(control).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let mut raw = Raw { reader: BufReader::new(stream.try_clone().unwrap()), stream };
+        let mut raw = connect(control);
         let mut parameters = options;
         parameters["target"] = target.to_str().unwrap().into();
         let call = json!({"method": "io.vhostblk.Backup", "parameters": parameters, "more": true});

@@ -115,6 +115,21 @@ impl Clusters {
         self.held_bytes.store(held_bytes, Ordering::Relaxed);
     }
 
+    /// A second list of the clusters that are held now. No I/O waits for those.
+    #[must_use]
+    pub fn held_now(&self) -> Clusters {
+        let copy = Clusters::new(self.capacity_bytes);
+        for (to, from) in copy.free.iter().zip(&self.free) {
+            to.store(from.load(Ordering::Acquire), Ordering::Relaxed);
+        }
+        for (to, from) in
+            [(&copy.held_bytes, &self.held_bytes), (&copy.total_bytes, &self.total_bytes)]
+        {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        copy
+    }
+
     /// The bytes of clusters.
     pub fn bytes_of(&self, numbers: Range<u64>) -> Range<u64> {
         let end = |number: u64| (number * CLUSTER_BYTES).min(self.capacity_bytes);
@@ -267,8 +282,10 @@ mod tests {
         // The cluster with the former end, and all behind it.
         assert_eq!(clusters.first_held(0..6, 9), Some(3..6));
         assert_eq!((clusters.total_bytes(), clusters.freed_bytes()), (2 * CLUSTER_BYTES + 512, 0));
+        let again = clusters.held_now();
         clusters.free(0..5);
         assert_eq!(clusters.freed_bytes(), 2 * CLUSTER_BYTES);
+        assert_eq!((again.first_held(0..6, 9), again.freed_bytes()), (Some(3..6), 0));
         // The first one is noted, too.
         let first = Written::new(CLUSTER_BYTES);
         first.note_all(&Written::new(512));
