@@ -89,6 +89,8 @@ pub struct File {
     /// A block device that is open without O_DIRECT.
     cached_device: bool,
     notices: Vec<String>,
+    /// Its state at the opening.
+    found: fs::Metadata,
 }
 
 impl File {
@@ -147,6 +149,7 @@ impl File {
             // Under the lock: a program that marks a file has it locked.
             mark::refusal(&file, path).map_err(unknown)?.map_or(Ok(()), Err)?;
         }
+        let found = file.metadata().map_err(unknown)?;
         let facts = probe::probe(&file, direct, !options.read_only).map_err(unknown)?;
         if facts.read_only && !options.read_only {
             return Err(FileError::ReadOnlyDevice { path: path.into() });
@@ -191,7 +194,14 @@ impl File {
             fell_back_from_direct,
             cached_device: facts.is_device && !direct,
             notices,
+            found,
         })
+    }
+
+    /// The state of the file at the opening: under the lock that was taken then, and before the probes,
+    /// which set the times of the file.
+    pub fn found(&self) -> &fs::Metadata {
+        &self.found
     }
 
     /// Returns whether the file system refused `O_DIRECT`.

@@ -34,6 +34,29 @@ impl Written {
         Written { part_bytes, capacity_bytes, words }
     }
 
+    /// The notes of another program for a disk of this capacity: a bit for each part, as
+    /// [`Written::words`] told. `None`: they have another form than those of this program.
+    pub fn of_words(capacity_bytes: u64, part_bytes: u64, words: &[u64]) -> Option<Self> {
+        let written = Written::new(capacity_bytes);
+        if (written.part_bytes, written.words.len()) != (part_bytes, words.len()) {
+            return None;
+        }
+        written.words.iter().zip(words).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
+        let end = capacity_bytes.div_ceil(part_bytes) % 64;
+        let has_more = end != 0 && words.last().is_some_and(|last| last >> end != 0);
+        (!has_more).then_some(written)
+    }
+
+    /// A bit for each part, the first part in the lowest bit of the first word.
+    pub fn words(&self) -> impl ExactSizeIterator<Item = u64> {
+        self.words.iter().map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Capacity of the disk at the begin of the notes.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
     /// Size of a part in bytes.
     pub fn part_bytes(&self) -> u64 {
         self.part_bytes
@@ -224,6 +247,20 @@ mod tests {
         assert_eq!((taken.len(), &taken[0]), (1, &(4 * part..6 * part)));
         written.note(u64::MAX, u64::MAX);
         assert_eq!(written.take(), []);
+    }
+
+    #[test]
+    fn notes_are_made_of_their_words_again_and_of_no_others() {
+        let part = PART_BYTES_MIN;
+        let written = Written::new(65 * part + 512);
+        written.note(3 * part, 1);
+        written.note(65 * part, 1);
+        let (capacity, words) = (written.capacity_bytes(), Vec::from_iter(written.words()));
+        let again = Written::of_words(capacity, part, &words).expect("it is the same form");
+        assert_eq!(again.take(), [3 * part..4 * part, 65 * part..65 * part + 512]);
+        assert!(Written::of_words(capacity, 2 * part, &words).is_none());
+        assert!(Written::of_words(capacity, part, &words[1..]).is_none());
+        assert!(Written::of_words(capacity, part, &[0, 1 << 2]).is_none(), "behind the end");
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Before {
         target: &Destination,
     ) -> Result<Option<Before>, String> {
         let Extent::Changes(name) = extent else { return Ok(None) };
-        let bitmap = layers.bitmaps().remove(name).ok_or_else(|| no_bitmap(name))?;
+        let bitmap = layers.bitmaps().remove(name).ok_or_else(|| no_bitmap(name, layers.lost()))?;
         let base = bitmap.base()?;
         base.check_target(target)?;
         Ok(Some(Before { bitmap, base }))

@@ -64,6 +64,9 @@ pub enum Action {
     /// stop of this command cancels the copy
     Backup(BackupArgs),
     /// Show the bitmaps of a disk, which note changes for incremental backups
+    ///
+    /// An upgrade and a clean end of the disk keep them; a crash or a kill of the daemon ends them. While
+    /// the disk is not served they are in IMAGE.vhost-blk-bitmaps beside its image
     Bitmaps {
         /// The disk.
         #[command(flatten)]

@@ -5,6 +5,7 @@ use super::bitmaps::{FULL, real_path};
 use crate::backup::Destination;
 use crate::nbd::Address;
 use qcow2::FILES_MAX;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -13,14 +14,16 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// A complete backup that the next one can build on. Displays as its path or address.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Base {
     place: Place,
     /// The moment of its content.
     pub(super) at: SystemTime,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 enum Place {
     /// An image, which becomes the backing file of the next one.
     Image {
@@ -36,7 +39,8 @@ enum Place {
 }
 
 /// The state of a file, which each change of the file changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct FileState {
     bytes: u64,
     modified: (i64, i64),

@@ -10,8 +10,8 @@
 //! | is complete | that backup | those since its moment |
 //! | fails or is cancelled | the backup before | those before and after the moment together |
 //!
-//! A bitmap without a base does not outlive the backup that should become its base. Bitmaps are in
-//! memory only: the end of the daemon or of the disk ends them.
+//! A bitmap without a base does not outlive the backup that should become its base. A clean end of the
+//! disk keeps the bitmaps for its next start, and an upgrade passes them on ([`super::kept`]).
 
 use super::Disks;
 pub(crate) use super::base::Base;
@@ -28,9 +28,9 @@ use std::time::SystemTime;
 /// Maximum bitmaps of a disk.
 pub(crate) const BITMAPS_MAX: usize = 16;
 
-/// The refusal of an upgrade: the notes are in the memory of this program.
-pub(super) const BITMAPS: &str = "its bitmaps for incremental backups would be lost; remove them (vhost-blk ctl bitmaps \
-     --remove), and make full backups afterwards";
+/// The refusal after a migration.
+const ELSEWHERE: &str =
+    "the guest was on another host since its last backup, which noted no changes";
 
 /// The remedy if an incremental backup is not possible.
 pub(super) const FULL: &str = "make a full backup with --bitmap";
@@ -72,6 +72,26 @@ impl Bitmap {
         Bitmap { written, state: Mutex::new(State { base, before, image }) }
     }
 
+    /// The notes of an earlier program, which had the same image and this backup.
+    pub(super) fn of_earlier(top: &Arc<ImageFile>, written: Arc<Written>, base: Base) -> Bitmap {
+        let state =
+            State { base: Some(base), before: None, image: (Arc::clone(top), top.handovers()) };
+        Bitmap { written, state: Mutex::new(state) }
+    }
+
+    /// The backup that notes for a later program build on.
+    ///
+    /// # Errors
+    /// The cause, if there is none.
+    pub(super) fn base_to_keep(&self) -> Result<Base, &'static str> {
+        let state = self.lock();
+        match (&state.base, state.is_sound()) {
+            (Some(base), true) if state.before.is_none() => Ok(base.clone()),
+            (Some(_), false) => Err(ELSEWHERE),
+            _ => Err("its backup was not complete"),
+        }
+    }
+
     /// The notes since the moment.
     pub(crate) fn written(&self) -> &Arc<Written> {
         &self.written
@@ -100,12 +120,8 @@ impl Bitmap {
     /// # Errors
     /// Cause and remedy.
     pub(crate) fn base(&self) -> Result<Base, String> {
-        let base = self.lock().sound_base().cloned().ok_or_else(|| {
-            format!(
-                "the guest was on another host since its last backup, which noted no changes; \
-                     {FULL}"
-            )
-        })?;
+        let base =
+            self.lock().sound_base().cloned().ok_or_else(|| format!("{ELSEWHERE}; {FULL}"))?;
         base.check()?;
         Ok(base)
     }
@@ -170,12 +186,10 @@ impl Bitmap {
     }
 }
 
-/// The refusal for a bitmap that does not exist.
-pub(crate) fn no_bitmap(bitmap: &str) -> String {
-    format!(
-        "it has no bitmap {bitmap} (bitmaps end with the daemon and with the disk); make a full backup \
-         with --bitmap {bitmap}"
-    )
+/// The refusal for a bitmap that does not exist. `lost`: the reason for which earlier ones are lost.
+pub(crate) fn no_bitmap(bitmap: &str, lost: Option<&str>) -> String {
+    let lost = lost.unwrap_or("a crash or a kill of the daemon ends bitmaps");
+    format!("it has no bitmap {bitmap} ({lost}); make a full backup with --bitmap {bitmap}")
 }
 
 impl Disks {

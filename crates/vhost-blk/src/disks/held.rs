@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The time of an upgrade: no disk comes, goes or gets other options.
 
-use super::bitmaps::BITMAPS;
+use super::kept::Passing;
 use super::merge::MERGING;
 use super::reload::NoReload;
 use super::{Disks, Entry, Mode, Slot, State};
@@ -75,6 +75,7 @@ impl State {
                 exchanged: is_exchanged.then(|| ImageOptions::of(&entry.args)),
                 origin: entry.origin,
                 control: entry.control.clone(),
+                bitmaps: Passing::of(&entry.layers),
                 parts: entry.parts.clone(),
             })
         };
@@ -93,11 +94,7 @@ impl State {
 impl Entry {
     /// The work on the disk that no other program can continue, with the remedy.
     fn work(&self) -> Option<&'static str> {
-        let all = [
-            (self.backup.is_taken(), backup::BUSY),
-            (self.merge.is_some(), MERGING),
-            (!self.layers.bitmaps().is_empty(), BITMAPS),
-        ];
+        let all = [(self.backup.is_taken(), backup::BUSY), (self.merge.is_some(), MERGING)];
         all.into_iter().find(|(is_there, _)| *is_there).map(|(_, why)| why)
     }
 }

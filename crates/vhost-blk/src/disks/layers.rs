@@ -11,6 +11,7 @@
 //! another, and each builds all layers anew.
 
 use super::bitmaps::Bitmap;
+use super::kept::Earlier;
 use backend::Disk;
 use backend::file::File as ImageFile;
 use backend::wrap::{Clusters, CopyFirst, Growth, Track, Written};
@@ -19,7 +20,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vhost_user::{Control, Replacement, Replacing};
 
 /// The layers of a disk.
-pub(crate) struct Layers(Mutex<Stack>);
+pub(crate) struct Layers {
+    stack: Mutex<Stack>,
+    /// The reason for which the bitmaps of an earlier program are lost.
+    lost: Option<String>,
+}
 
 /// The layers at one moment.
 #[derive(Clone)]
@@ -72,10 +77,25 @@ impl Stack {
 }
 
 impl Layers {
-    /// Only the image, whose file is `top`.
-    pub(super) fn new(image: Arc<dyn Disk>, top: Option<Arc<ImageFile>>) -> Arc<Layers> {
-        let (copy, merge, bitmaps) = (None, None, BTreeMap::new());
-        Arc::new(Layers(Mutex::new(Stack { image, top, copy, merge, bitmaps })))
+    /// The image, whose file is `top`, and the bitmaps of an earlier program.
+    pub(super) fn new(
+        image: Arc<dyn Disk>,
+        top: Option<Arc<ImageFile>>,
+        earlier: Earlier,
+    ) -> Arc<Layers> {
+        let Earlier { bitmaps, lost } = earlier;
+        let (copy, merge) = (None, None);
+        Arc::new(Layers { stack: Mutex::new(Stack { image, top, copy, merge, bitmaps }), lost })
+    }
+
+    /// The disk with its layers.
+    pub(super) fn disk(&self) -> Arc<dyn Disk> {
+        self.lock().disk()
+    }
+
+    /// The reason for which the bitmaps of an earlier program are lost.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
     }
 
     /// The bitmaps, by name.
@@ -131,6 +151,6 @@ impl Layers {
     }
 
     fn lock(&self) -> MutexGuard<'_, Stack> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stack.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -21,6 +21,7 @@ mod exchange;
 mod front_ends;
 pub mod growth;
 mod held;
+pub(crate) mod kept;
 pub(crate) mod layers;
 pub mod merge;
 mod opening;
@@ -339,7 +340,13 @@ impl Disks {
         if let Some(file) = file {
             file.remove();
         }
-        let mut state = self.end_merge(name);
+        let state = self.end_merge(name);
+        let kept = state.entry(name).map(|entry| (entry.image.clone(), Arc::clone(&entry.layers)));
+        drop(state);
+        if let Ok((Some(image), layers)) = kept {
+            kept::keep(&image, &layers);
+        }
+        let mut state = self.lock();
         // Dropped without the lock.
         let gone = state.table.remove(name);
         drop(state);

@@ -2,6 +2,7 @@
 //! The way of a disk from its options to its thread.
 
 use super::front_ends::FrontEnds;
+use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
 use super::{Disks, Entry, Image, Mode, NewDisk, Reservation, growth};
 use crate::disk;
@@ -13,9 +14,10 @@ use crate::socket::{Endpoint, Source};
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{self, Parts, Storage, TakenParts, TakenSocket};
-use crate::values::BackendKind;
+use crate::values::{BackendKind, Plane};
 use backend::Info;
 use data_plane::{HealthEvent, OncePerSecond, PlaneKind, Traced};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -32,6 +34,8 @@ pub struct Opened {
     info: Info,
     notices: Vec<String>,
     reservation: Reservation,
+    /// The file of its bitmaps.
+    consumed: Option<Consumed>,
 }
 
 /// The parts with which a disk begins.
@@ -43,6 +47,8 @@ struct Begun {
     /// The state of its device, and the descriptors that the state names.
     device: Option<(DeviceState, Vec<OwnedFd>)>,
     front_ends: Option<TakenSocket>,
+    /// The bitmaps that an upgrade has passed.
+    bitmaps: Option<File>,
 }
 
 impl Disks {
@@ -69,7 +75,7 @@ impl Disks {
             let remedy = "raise the limit on open files (ulimit -n)";
             Failure::run(format!("serve {name}"), error, remedy)
         };
-        let Begun { args, is_exchanged, from, device, front_ends } =
+        let Begun { args, is_exchanged, from, device, front_ends, bitmaps } =
             self.begun(args, image.as_ref(), taken);
         let mut opened = disk::open(&args, from)?;
         let storage = storage(args.backend, &opened).map_err(no_descriptor)?;
@@ -77,14 +83,16 @@ impl Disks {
             opened.notices.clear(); // the first program has told them
         }
         let disk::Opened { disk, top, qcow2, lock, notices, .. } = opened;
+        let image = top.clone().map(|top| Image { disk: Arc::clone(&disk), top, qcow2 });
+        let obstacle = obstacle(&args, lock.as_ref().is_none_or(|(_, is_held)| *is_held));
+        let earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
+        let layers = Layers::new(disk, top, earlier);
+        let consumed = image.as_ref().map(|image| kept::until_served(image, &layers));
+        let disk = layers.disk();
         let info = disk.info();
-        let layers = Layers::new(Arc::clone(&disk), top.clone());
-        let image = top.map(|top| Image { disk: Arc::clone(&disk), top, qcow2 });
         let pool = self.pool(args.queues())?;
-        let mut server = match device.is_some() {
-            true => Server::start(disk, lock, &args.without_limits(), &self.process, &pool)?,
-            false => Server::start(disk, lock, &args, &self.process, &pool)?,
-        };
+        let of_start = if device.is_some() { args.without_limits() } else { args.clone() };
+        let mut server = Server::start(disk, lock, &of_start, &self.process, &pool)?;
         let connected = match device {
             Some((state, descriptors)) => server.take_over(state, descriptors)?,
             None => None,
@@ -114,16 +122,24 @@ impl Disks {
             layers,
             merge: None,
         };
-        Ok(Opened { server, endpoint, connected, entry, info, notices, reservation })
+        Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
     }
 
     /// The parts with which a disk begins, all of an earlier program's.
     fn begun(&self, args: DiskArgs, image: Option<&OwnedFd>, taken: Option<TakenParts>) -> Begun {
         let named = || image.map_or(disk::From::Path, disk::From::passed);
-        let Some(TakenParts { image, device, descriptors, front_ends, exchanged }) = taken else {
-            let from = named();
-            return Begun { args, is_exchanged: false, from, device: None, front_ends: None };
+        let Some(taken) = taken else {
+            let (from, is_exchanged) = (named(), false);
+            return Begun {
+                args,
+                is_exchanged,
+                from,
+                device: None,
+                front_ends: None,
+                bitmaps: None,
+            };
         };
+        let TakenParts { image, device, descriptors, front_ends, exchanged, bitmaps } = taken;
         // The command line and the configuration file of `serve` may have changed.
         let is_exchanged = exchanged.is_some();
         let args = match exchanged {
@@ -132,7 +148,8 @@ impl Disks {
         };
         let is_checked = self.mode == Mode::One && !is_exchanged;
         let from = image.map_or_else(named, |image| disk::From::Program { image, is_checked });
-        Begun { args, is_exchanged, from, device: Some((device, descriptors)), front_ends }
+        let device = Some((device, descriptors));
+        Begun { args, is_exchanged, from, device, front_ends, bitmaps }
     }
 
     /// Makes the device of the disk `name` tell the subscribers of its changes.
@@ -160,7 +177,7 @@ impl Disks {
             growth::watch(self)?;
         }
         span.in_scope(|| opened.log(&self.process));
-        let Opened { server, endpoint, connected, entry, reservation, .. } = opened;
+        let Opened { server, endpoint, connected, entry, reservation, consumed, .. } = opened;
         let front_ends = FrontEnds {
             disk: name.clone(),
             server,
@@ -169,6 +186,7 @@ impl Disks {
             endings: OncePerSecond::default(),
         };
         let served = reservation.enter(entry)?;
+        consumed.into_iter().for_each(Consumed::release);
         let body = move || {
             // Dropped in the opposite order: the device before the entry.
             let _served = served;
@@ -184,6 +202,32 @@ impl Disks {
             let remedy = "raise the limit on threads (ulimit -u)";
             Failure::run(format!("serve {name}"), error, remedy)
         })
+    }
+}
+
+/// The bitmaps of an earlier program: those that an upgrade has passed, or those beside the image.
+fn earlier(
+    passed: Option<&File>,
+    image: Option<&Image>,
+    is_upgrade: bool,
+    obstacle: Option<&str>,
+) -> Earlier {
+    match (passed, image) {
+        (Some(passed), Some(image)) => Earlier::of_upgrade(passed, &image.top),
+        (None, Some(image)) if !is_upgrade => kept::load(image, obstacle),
+        _ => Earlier::default(),
+    }
+}
+
+/// The reason for which a disk cannot go on with the bitmaps of before. `is_held`: its image is locked,
+/// or the user shares it.
+fn obstacle(args: &DiskArgs, is_held: bool) -> Option<&'static str> {
+    match args.data_plane {
+        _ if !is_held => {
+            Some("the disk waits for the guest of another host, which notes nothing here")
+        }
+        Plane::Kernel => Some("the kernel data plane notes no changes"),
+        Plane::Auto | Plane::Uring => None,
     }
 }
 
@@ -228,8 +272,11 @@ fn storage(backend: BackendKind, opened: &disk::Opened) -> io::Result<Storage> {
 
 impl Opened {
     fn log(&self, process: &ProcessArgs) {
-        let Opened { server, entry: Entry { args, .. }, info, notices, .. } = self;
+        let Opened { server, entry: Entry { args, layers, .. }, info, notices, .. } = self;
         notices.iter().for_each(|notice| tracing::warn!("{notice}"));
+        if let Some(why) = layers.lost() {
+            tracing::warn!(why, "{}", kept::LOST);
+        }
         let (plane, why) = server.plane();
         tracing::info!(%plane, why, "data plane");
         if plane == PlaneKind::Kernel && args.packed.is_on() {

@@ -50,7 +50,13 @@ pub(super) const BACKUP: Page = Page {
 pub(super) const BITMAPS: Page = Page {
     command: "vhost-blk ctl bitmaps",
     statuses: USUAL,
-    files: CONTROL_SOCKET,
+    files: &[
+        ("PATH", "The control socket of a daemon (--control-path)."),
+        (
+            "IMAGE.vhost-blk-bitmaps",
+            "The bitmaps of a disk between a clean end and the next start of it.",
+        ),
+    ],
     examples: &[
         (
             "Show the bitmaps of a disk, with their last backups:",

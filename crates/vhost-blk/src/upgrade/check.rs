@@ -4,6 +4,7 @@
 
 use super::state::{DiskState, ProgramState, SocketState};
 use crate::disk::{self, From};
+use crate::disks::kept;
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, DiskArgs, ProcessArgs, ServeArgs};
 use crate::{disk_options, engine};
@@ -90,7 +91,12 @@ pub(super) fn options(disk: &DiskState) -> Result<DiskArgs, Failure> {
 }
 
 fn read_state() -> Result<ProgramState, Failure> {
-    ProgramState::read(io::stdin().lock()).map_err(cannot)
+    let state = ProgramState::read(io::stdin().lock()).map_err(cannot)?;
+    for (disk, fd) in state.disks.iter().filter_map(|disk| Some((disk, disk.bitmaps?))) {
+        let place = PathBuf::from(format!("/proc/{}/fd/{fd}", state.pid));
+        kept::check(&place).map_err(|why| cannot(format!("the disk {}: {why}", disk.name)))?;
+    }
+    Ok(state)
 }
 
 fn cannot(why: impl Display) -> Failure {

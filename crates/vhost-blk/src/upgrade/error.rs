@@ -75,6 +75,12 @@ pub enum Obstacle {
     /// It is being added.
     #[error("it is being added; wait until it is served")]
     Coming,
+    /// Its bitmaps cannot be passed.
+    #[error(
+        "its bitmaps cannot be passed: {0}; remove them (vhost-blk ctl bitmaps --remove), and make \
+         full backups afterwards"
+    )]
+    Bitmaps(String),
     /// It is being removed.
     #[error("it is being removed; wait until it is gone, or check its storage")]
     Going,

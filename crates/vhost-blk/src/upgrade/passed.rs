@@ -5,6 +5,7 @@ use super::FREEZE_MAX;
 use super::error::{Obstacle, UpgradeError};
 use super::state::{DiskState, ImageOptions, ImageState, SocketFileState, SocketState};
 use crate::disks::Origin;
+use crate::disks::kept::Passing;
 use crate::socket_file::SocketFile;
 use backend::file::File as ImageFile;
 use qcow2::Qcow2Disk;
@@ -63,6 +64,8 @@ pub struct Disk {
     pub control: Arc<Control>,
     /// Its parts besides the device.
     pub parts: Arc<Parts>,
+    /// Its bitmaps.
+    pub bitmaps: Passing,
 }
 
 /// The parts of a disk that pass on besides its device.
@@ -169,6 +172,7 @@ impl Disk {
             image,
             backing,
             exchanged: self.exchanged.clone(),
+            bitmaps: self.bitmaps.descriptor().map_err(Obstacle::Bitmaps)?,
             device,
             descriptors,
         })

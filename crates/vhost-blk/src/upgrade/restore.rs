@@ -85,6 +85,8 @@ pub struct TakenParts {
     pub descriptors: Vec<OwnedFd>,
     /// The listening socket of front-ends, and its file.
     pub front_ends: Option<TakenSocket>,
+    /// Its bitmaps.
+    pub bitmaps: Option<File>,
 }
 
 impl Upgraded {
@@ -182,10 +184,12 @@ impl Owner {
     fn disk(&mut self, state: DiskState) -> Result<TakenDisk, Failure> {
         let args = state.options.is_some().then(|| options(&state)).transpose()?;
         let image = self.image(&state)?;
+        let bitmaps = state.bitmaps.map(|fd| self.own(fd)).transpose()?.map(File::from);
         let DiskState { name, origin, exchanged, device, .. } = state;
         let parts = TakenParts {
             image,
             exchanged,
+            bitmaps,
             device,
             descriptors: self.own_all(state.descriptors)?,
             front_ends: state.front_ends.map(|socket| self.socket(socket)).transpose()?,

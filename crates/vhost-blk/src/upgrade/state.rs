@@ -94,6 +94,9 @@ pub(super) struct DiskState {
     /// programs do not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) exchanged: Option<ImageOptions>,
+    /// The memory file with its bitmaps, if it has some. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) bitmaps: Option<RawFd>,
     pub(super) device: DeviceState,
     /// The descriptors that `device` names.
     pub(super) descriptors: Vec<RawFd>,
@@ -178,6 +181,7 @@ impl ProgramState {
         for disk in &self.disks {
             all.extend(disk.front_ends.as_ref().map(|socket| socket.fd));
             all.extend(disk.images());
+            all.extend(disk.bitmaps);
             all.extend(&disk.descriptors);
         }
         all

@@ -8,6 +8,7 @@ mod content;
 mod export;
 mod export_failures;
 mod incremental;
+mod kept;
 #[path = "../../../vhost-user/tests/common/load.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;

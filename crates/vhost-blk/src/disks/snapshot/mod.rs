@@ -187,6 +187,7 @@ fn unmark(top: &ImageFile, told: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disks::kept::Earlier;
     use backend::FileOptions;
 
     #[test]
@@ -203,7 +204,7 @@ mod tests {
         std::fs::remove_file(path("a.toml")).unwrap();
         std::fs::create_dir(path("a.toml")).unwrap();
         let mark = Some(path("b.qcow2"));
-        let layers = Layers::new(Arc::clone(&top) as Arc<dyn Disk>, None);
+        let layers = Layers::new(Arc::clone(&top) as Arc<dyn Disk>, None, Earlier::default());
         let change = Change { args, layers, top: Arc::clone(&top), mark, config: Some(config) };
         let told = change.commit().unwrap_err();
         assert!(told.contains("a.toml cannot be replaced") && told.contains("; check"), "{told}");

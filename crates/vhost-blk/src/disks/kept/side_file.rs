@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The file beside an image that has the bitmaps of its disk while no program serves it.
+
+use super::format::{BYTES_MAX, Notes};
+use super::{Earlier, identity, notes_of};
+use crate::disks::Image;
+use crate::disks::exchange::{path_of, sync_folder, synced};
+use crate::disks::layers::Layers;
+use backend::file::File as ImageFile;
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The log line if there will be no file.
+pub(in crate::disks) const LOST: &str = "the bitmaps for incremental backups are lost";
+/// The end of the name, after that of the image.
+const SUFFIX: &str = ".vhost-blk-bitmaps";
+/// Maximum wait for the tables of a qcow2 image.
+const TABLES_MAX: Duration = Duration::from_secs(2);
+
+/// The bitmaps of a file that was removed, until the disk is served: a start that fails keeps them.
+pub(in crate::disks) struct Consumed(Option<(Image, Arc<Layers>)>);
+
+impl Consumed {
+    /// The guest may write from now on.
+    pub(in crate::disks) fn release(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Consumed {
+    fn drop(&mut self) {
+        if let Some((image, layers)) = &self.0
+            && let Err(why) = save(image, layers)
+        {
+            tracing::warn!(why, "{LOST}");
+        }
+    }
+}
+
+/// Keeps the bitmaps of a disk without requests in flight, whose image is still locked. The log has the
+/// result.
+pub(in crate::disks) fn keep(image: &Image, layers: &Layers) {
+    match save(image, layers) {
+        Ok(0) => {}
+        Ok(bitmaps) => tracing::info!(bitmaps, "keeps the bitmaps of the disk for its next start"),
+        Err(why) => tracing::warn!(why, "{LOST}"),
+    }
+}
+
+/// The place of the file.
+fn place(image: &ImageFile) -> Result<PathBuf, String> {
+    let mut path = OsString::from(path_of(image.path(), image)?);
+    path.push(SUFFIX);
+    Ok(path.into())
+}
+
+/// Returns the number of bitmaps in the file.
+///
+/// # Errors
+/// Cause and remedy.
+fn save(image: &Image, layers: &Layers) -> Result<usize, String> {
+    const FULL: &str = "make a full backup after the next start";
+    let mut notes = notes_of(layers);
+    if notes.bitmaps.is_empty() {
+        return Ok(0);
+    }
+    if image.disk.info().read_only {
+        return Err(format!("a read-only disk keeps none; {FULL}"));
+    }
+    synced(&*image.disk)?;
+    if let Some(qcow2) = &image.qcow2 {
+        let slow =
+            |why| format!("the tables of the image are not durable: {why}; check the storage");
+        qcow2.settle(TABLES_MAX).map_err(slow)?;
+    }
+    let unknown = |why: io::Error| format!("{why}; check the storage of the image");
+    let files = identity::now(image).map_err(unknown)?;
+    notes.files = files.ok_or_else(|| {
+        format!("nothing would tell of another program that writes the block device; {FULL}")
+    })?;
+    if !identity::settle(&notes.files) {
+        return Err(format!(
+            "the clock of the image's file system is ahead of this host's; {FULL}"
+        ));
+    }
+    let path = place(&image.top)?;
+    let bytes = notes.to_bytes().map_err(|why| format!("{why}; {FULL}"))?;
+    write(&path, &bytes).map_err(|why| {
+        let path = path.display();
+        format!("{path} cannot be written: {why}; let the daemon's user write to this folder")
+    })?;
+    Ok(notes.bitmaps.len())
+}
+
+/// Takes the bitmaps of an open, locked image from its file. `obstacle`: the reason for which this
+/// program cannot go on with them.
+pub(in crate::disks) fn load(image: &Image, obstacle: Option<&str>) -> Earlier {
+    let Ok(path) = place(&image.top) else { return Earlier::default() };
+    if image.disk.info().read_only || fs::symlink_metadata(&path).is_err() {
+        return Earlier::default();
+    }
+    let bytes = read(&path);
+    // Nothing trusts it any more, whatever happens from now on.
+    if let Err(why) = fs::remove_file(&path).and_then(|()| sync_folder(&path)) {
+        return Earlier::lost(format!("{} cannot be removed: {why}", path.display()));
+    }
+    let unreadable = |why| format!("{} cannot be read: {why}", path.display());
+    let bytes = bytes.map_err(unreadable);
+    let notes = match obstacle {
+        Some(why) => Err(why.to_owned()),
+        None => bytes.and_then(|bytes| trusted(&bytes, image)),
+    };
+    match notes {
+        Ok(notes) => Earlier::of(notes, &image.top),
+        Err(why) => Earlier::lost(why),
+    }
+}
+
+/// The bitmaps of a disk that is not served yet.
+pub(in crate::disks) fn until_served(image: &Image, layers: &Arc<Layers>) -> Consumed {
+    Consumed(Some((image.clone(), Arc::clone(layers))))
+}
+
+/// The notes of a file, if no other program has written the image since.
+fn trusted(bytes: &[u8], image: &Image) -> Result<Notes, String> {
+    let notes = Notes::of_bytes(bytes).map_err(|why| format!("in the file of bitmaps: {why}"))?;
+    match identity::found(image) {
+        Some(files) if files == notes.files => Ok(notes),
+        _ => Err("the image was changed or replaced while no daemon served it".to_owned()),
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Writes the file durably; its name has the old content, or all of the new one.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let prefix = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
+    let mut new = tempfile::Builder::new().prefix(&prefix).suffix(".part").tempfile_in(folder)?;
+    new.write_all(bytes)?;
+    new.as_file().sync_all()?;
+    new.persist(path).map_err(|error| error.error)?;
+    sync_folder(path)
+}
