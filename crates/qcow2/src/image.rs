@@ -65,6 +65,7 @@ pub(crate) enum Piece {
 pub(crate) struct Image {
     access: FormatAccess<Store>,
     cluster_bytes: u64,
+    has_backing: bool,
     generation: Arc<AtomicU64>,
     /// Tables have changed since the last commit.
     is_changed: bool,
@@ -94,6 +95,7 @@ impl Image {
         Image {
             access,
             cluster_bytes: header.cluster_bytes,
+            has_backing: header.backing.is_some(),
             generation,
             is_changed: false,
             has_complained: false,
@@ -182,7 +184,10 @@ impl Image {
                 let file_end = start.saturating_add(bound.saturating_sub(offset));
                 let end = end.min(file_end) / SECTOR * SECTOR;
                 let shared = storage.index() == 0 && !writable && self.access.inner().writable();
-                if end <= at || shared {
+                if end <= at {
+                    return Ok(Found::Copy(SECTOR.min(len))); // the file ends within the sector
+                }
+                if shared {
                     return Ok(Found::Copy(here));
                 }
                 let extent = Extent { start, end, file: storage.index(), host: offset };
@@ -274,12 +279,13 @@ impl Image {
 
     fn write(&mut self, at: u64, data: &[u8]) -> io::Result<Answer> {
         self.check_usable()?;
-        let (len, hides, frees) = match self.find(at, data.len() as u64)? {
+        let (len, frees) = match self.find(at, data.len() as u64)? {
             Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
-            Found::Extent { extent, .. } => ((extent.end - at).min(data.len() as u64), true, false),
-            Found::Zero(len) => (len, false, false),
-            Found::Copy(len) => (self.in_cluster(at, len), false, true),
+            Found::Extent { extent, .. } => ((extent.end - at).min(data.len() as u64), false),
+            Found::Zero(len) => (len, false),
+            Found::Copy(len) => (self.in_cluster(at, len), true),
         };
+        let hides = self.hides(at, len)?;
         self.is_changed = true;
         let prepared = self.access.prepare_data_mapping(at, len, true)?;
         if prepared.offset() < self.cluster_bytes {
@@ -296,12 +302,13 @@ impl Image {
 
     fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         self.check_usable()?;
-        let (len, hides, frees) = match self.find(at, len)? {
+        let (len, frees) = match self.find(at, len)? {
             Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
             Found::Zero(len) => return Ok(Answer::Done(len)),
-            Found::Extent { extent, .. } => ((extent.end - at).min(len), true, false),
-            Found::Copy(len) => (self.in_cluster(at, len), false, true),
+            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
+            Found::Copy(len) => (self.in_cluster(at, len), true),
         };
+        let hides = self.hides(at, len)?;
         self.is_changed = true;
         self.access.write_zeroes(at, len)?;
         self.changed(hides, frees)?;
@@ -311,6 +318,20 @@ impl Image {
     /// Bytes of a range in its first cluster.
     fn in_cluster(&self, at: u64, len: u64) -> u64 {
         len.min(self.cluster_bytes - at % self.cluster_bytes)
+    }
+
+    /// Returns whether the clusters of a range have content of a backing file, also outside of the range:
+    /// a change gives whole clusters a place in the image.
+    fn hides(&self, at: u64, len: u64) -> io::Result<bool> {
+        let mut start = at - at % self.cluster_bytes;
+        let end = (at + len).next_multiple_of(self.cluster_bytes).min(self.size_bytes());
+        while self.has_backing && start < end {
+            match self.access.get_mapping(start, end - start)? {
+                (Mapping::Zero { .. }, found @ 1..) => start += found,
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
     }
 
     /// Ends the extents of backing files, if a change hides one. A change that may have freed a

@@ -33,6 +33,32 @@ fn a_lane_forgets_the_backing_extent_that_another_lane_replaces() {
     assert_eq!(one.read(5 * MIB, 4096), [0; 4096]);
 }
 
+/// The backing file ends within a cluster of the image, and within a sector: only the rest of the cluster
+/// is written, and so gets a place in the image together with the part that another lane knows.
+#[test]
+fn a_lane_forgets_the_backing_extent_whose_cluster_another_lane_allocates_behind_its_end() {
+    for (size, behind) in [(MIB + 4096, MIB + 8192), (MIB + 4096 + 100, MIB + 4096)] {
+        for by_zeroes in [false, true] {
+            let folder = folder();
+            std::fs::write(folder.path().join("base.raw"), vec![0x5a; size as usize])
+                .expect("a base");
+            let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
+            qemu_ok("qemu-img", folder.path(), &create);
+            let disk = open(&folder.path().join("a.qcow2")).expect("it opens");
+            let (mut one, mut other) = (rig(&disk), rig(&disk));
+            assert_eq!(one.read(MIB, 4096), [0x5a; 4096]);
+            if by_zeroes {
+                let zeroes = IoKind::WriteZeroes { unmap: false };
+                assert_eq!(other.run(&mut Request::command(zeroes, behind, 512)), Ok(()));
+            } else {
+                other.write(behind, &[1; 512]);
+            }
+            other.write(MIB, &[2; 4096]);
+            assert!(one.read(MIB, 4096) == [2; 4096], "{size} {by_zeroes}");
+        }
+    }
+}
+
 #[test]
 fn a_disk_grows_and_a_new_lane_has_the_new_end() {
     let folder = folder();
