@@ -22,8 +22,19 @@ use tempfile::TempDir;
 
 const SECTOR: u64 = 512;
 const DISK: u64 = 6 << 20;
-/// Content of the backing file, if there is one.
-const BACKING: u8 = 0xbb;
+/// Largest cluster of the images.
+const CLUSTER_MAX: u64 = 64 << 10;
+/// The first content of a disk that has some.
+const FIRST: u8 = 0xbb;
+
+/// The place of the first content of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    /// The disk is empty.
+    Nowhere,
+    Backing,
+    Compressed,
+}
 
 /// One value that a sector got, with positions in the record.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +86,7 @@ impl Writer {
         let mut answers = Vec::new();
         for &(at, len, byte) in batch {
             let question = match byte {
+                0 if (at | len).is_multiple_of(CLUSTER_MAX) => Question::Discard(at, len),
                 0 => Question::Zero(at, len),
                 byte => Question::Write(at, vec![byte; len as usize]),
             };
@@ -117,21 +129,29 @@ impl Writer {
     }
 }
 
-fn make(folder: &Path, options: &str, with_backing: bool) -> PathBuf {
-    let size = DISK.to_string();
-    let mut args = vec!["create", "-q", "-f", "qcow2", "-o", options];
-    if with_backing {
-        fs::write(folder.join("base.raw"), vec![BACKING; DISK as usize]).expect("a base");
-        args.extend(["-b", "base.raw", "-F", "raw"]);
+fn make(folder: &Path, options: &str, first: First) -> PathBuf {
+    if first != First::Nowhere {
+        fs::write(folder.join("base.raw"), vec![FIRST; DISK as usize]).expect("a base");
     }
-    args.extend(["a.qcow2", &size]);
+    let size = DISK.to_string();
+    let create = ["create", "-q", "-f", "qcow2", "-o", options];
+    let args = match first {
+        First::Nowhere => [&create[..], &["a.qcow2", &size]].concat(),
+        First::Backing => {
+            [&create[..], &["-b", "base.raw", "-F", "raw", "a.qcow2", &size]].concat()
+        }
+        First::Compressed => {
+            let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", options];
+            [&convert[..], &["base.raw", "a.qcow2"]].concat()
+        }
+    };
     assert_eq!(qemu_img(folder, &args).0, Some(0));
     folder.join("a.qcow2")
 }
 
-fn run(seed: u64, steps: u32, options: &str, with_backing: bool) -> Run {
+fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
     let folder = TempDir::new().expect("a folder");
-    let path = make(folder.path(), options, with_backing);
+    let path = make(folder.path(), options, first);
     let start = fs::read(&path).expect("the image");
     let log = Log::default();
     let links = chain::follow(&path, true, AllowBacking::SameDir).expect("a good chain");
@@ -146,9 +166,14 @@ fn run(seed: u64, steps: u32, options: &str, with_backing: bool) -> Run {
         let batch: Vec<_> = (0..1 + random(&mut state) % 4)
             .map(|_| {
                 byte = byte.wrapping_add(1).max(1);
-                let at = random(&mut state) % (DISK - (64 << 10)) / SECTOR * SECTOR;
+                let at = random(&mut state) % (DISK - 4 * CLUSTER_MAX) / SECTOR * SECTOR;
                 let len = (1 + random(&mut state) % 48) * SECTOR;
-                (at, len, if random(&mut state).is_multiple_of(6) { 0 } else { byte })
+                match random(&mut state) % 12 {
+                    0 => (at, len, 0),
+                    // A discard of whole clusters.
+                    1 => (at / CLUSTER_MAX * CLUSTER_MAX, (1 + len / (8 << 10)) * CLUSTER_MAX, 0),
+                    _ => (at, len, byte),
+                }
             })
             .collect();
         writer.batch(&batch);
@@ -160,7 +185,7 @@ fn run(seed: u64, steps: u32, options: &str, with_backing: bool) -> Run {
         }
     }
     let record = writer.log.lock().expect("no thread panics").clone();
-    let first_byte = if with_backing { BACKING } else { 0 };
+    let first_byte = if first == First::Nowhere { 0 } else { FIRST };
     Run { folder, start, record, sectors: writer.sectors, first_byte }
 }
 
@@ -246,21 +271,27 @@ fn kind(change: &Change) -> String {
 
 #[test]
 fn an_image_survives_a_crash_at_any_change() {
-    run(1, 24, "cluster_size=4k", false).check_all(5);
+    run(1, 24, "cluster_size=4k", First::Nowhere).check_all(5);
 }
 
 #[test]
 fn an_overlay_survives_a_crash_at_any_change() {
-    run(2, 24, "cluster_size=64k", true).check_all(5);
+    run(2, 24, "cluster_size=64k", First::Backing).check_all(5);
+}
+
+#[test]
+fn a_compressed_image_survives_a_crash_at_any_change() {
+    run(3, 24, "cluster_size=64k", First::Compressed).check_all(5);
 }
 
 /// Thousands of crashes; some minutes.
 #[test]
 #[ignore = "takes minutes: cargo test -p qcow2 --lib -- --ignored"]
 fn images_survive_thousands_of_crashes() {
-    for seed in 10..14 {
-        for (options, with_backing) in [("cluster_size=4k", true), ("refcount_bits=1", false)] {
-            let run = run(seed, 60, options, with_backing ^ (seed % 2 == 0));
+    for seed in 10..16 {
+        for options in ["cluster_size=4k", "refcount_bits=1"] {
+            let first = [First::Nowhere, First::Backing, First::Compressed][seed as usize % 3];
+            let run = run(seed, 60, options, first);
             run.check_all(2);
             println!("seed {seed}, {options}: {} changes", run.record.len());
         }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mapping of a disk to the files of its chain, and its changes. Used by one thread.
 //!
-//! No cluster in use is ever freed: a lane may write to a known extent at any time. A change of a
-//! table is durable after [`Image::commit`], which precedes every answer.
+//! No cluster that an extent names is ever freed: a lane may write to a known extent at any time. Clusters
+//! of compressed data, which only this thread reads, are freed, and their place is given back to the host.
+//! A change of a table is durable after [`Image::commit`], which precedes every answer.
 
 use crate::extents::Extent;
 use crate::header::Header;
@@ -66,6 +67,8 @@ pub(crate) struct Image {
     access: FormatAccess<Store>,
     cluster_bytes: u64,
     has_backing: bool,
+    /// Freed clusters are punched out of the file.
+    gives_back: bool,
     generation: Arc<AtomicU64>,
     /// Tables have changed since the last commit.
     is_changed: bool,
@@ -96,11 +99,17 @@ impl Image {
             access,
             cluster_bytes: header.cluster_bytes,
             has_backing: header.backing.is_some(),
+            gives_back: true,
             generation,
             is_changed: false,
             has_complained: false,
             failure: None,
         }
+    }
+
+    /// The image, which leaves freed clusters in the file unless it `gives_back` their space to the host.
+    pub(crate) fn giving_back(self, gives_back: bool) -> Self {
+        Image { gives_back, ..self }
     }
 
     /// Answers a question. The answer is valid after [`Image::commit`].
@@ -133,8 +142,14 @@ impl Image {
         self.is_changed = false;
         // The flush moves the tables from imago's caches to the overlay.
         let flushed = self.access.flush();
-        let committed =
-            flushed.and_then(|()| self.store().and_then(|store| store.commit(self.cluster_bytes)));
+        let committed = flushed.and_then(|()| {
+            let store = self.store()?;
+            let freed = store.commit(self.cluster_bytes)?;
+            if self.gives_back {
+                freed.into_iter().for_each(|range| store.punch(range));
+            }
+            Ok(())
+        });
         committed.map_err(|why| {
             let errno = why.raw_os_error().unwrap_or(libc::EIO);
             tracing::error!(
@@ -346,12 +361,40 @@ impl Image {
         Ok(())
     }
 
-    /// Data of a backing file, and compressed data, stays: DISCARD promises nothing.
+    /// Clusters of data in a backing file, and of compressed data, become zero clusters: whole ones only,
+    /// because DISCARD promises nothing.
     fn discard(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        match self.find(at, len)? {
-            Found::Extent { extent, writable: true } => Ok(self.extent(extent)),
-            Found::Extent { extent, .. } => Ok(Answer::Done((extent.end - at).min(len))),
-            Found::Zero(len) | Found::Copy(len) => Ok(Answer::Done(len)),
+        self.check_usable()?;
+        let (found, frees) = match self.find(at, len)? {
+            Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
+            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
+            Found::Zero(found) if self.in_whole_clusters(at, found) > 0 => {
+                return Ok(Answer::Done(self.in_whole_clusters(at, found)));
+            }
+            Found::Zero(found) => (found, false),
+            Found::Copy(found) => (self.in_cluster(at, found), true),
+        };
+        // The cluster has no place in the image also where the piece ends within it.
+        let whole = found.next_multiple_of(self.cluster_bytes).min(self.in_whole_clusters(at, len));
+        if whole == 0 {
+            return Ok(Answer::Done(self.in_cluster(at, len)));
+        }
+        let hides = self.hides(at, whole)?;
+        if hides || frees {
+            self.is_changed = true;
+            self.access.write_zeroes(at, whole)?;
+            self.changed(hides, frees)?;
+        }
+        Ok(Answer::Done(whole))
+    }
+
+    /// Bytes of whole clusters at the start of a range, 0 if it starts within one. The last cluster of the
+    /// disk may be a part.
+    fn in_whole_clusters(&self, at: u64, len: u64) -> u64 {
+        match (at.is_multiple_of(self.cluster_bytes), at + len == self.size_bytes()) {
+            (false, _) => 0,
+            (true, true) => len,
+            (true, false) => len / self.cluster_bytes * self.cluster_bytes,
         }
     }
 }

@@ -9,8 +9,10 @@
 //! 1. Each write of a table is durable before the next; data is durable before the table that names
 //!    it (`storage`).
 //! 2. A write that allocates completes after its tables are durable; one commit serves many writes.
-//! 3. No cluster in use is ever freed or moved while the disk is served. DISCARD and WRITE_ZEROES
-//!    punch the file inside of an allocated cluster and leave its table entry.
+//! 3. No cluster that an extent of a lane may name is ever freed or moved while the disk is served, so
+//!    that a late I/O of a lane hits no other data. DISCARD and WRITE_ZEROES punch the file inside of an
+//!    allocated cluster and leave its table entry. Only clusters of compressed data, which no extent
+//!    names, and of old tables are freed; they are punched after the commit that frees them.
 
 mod chain;
 pub mod check;
@@ -169,7 +171,8 @@ impl Qcow2Disk {
         let header = header_of(path, links, options)?;
         let access = chain::open(links, !options.file.read_only, None)?;
         let generation = Arc::new(AtomicU64::new(0));
-        let image = Image::new(access, header, Arc::clone(&generation));
+        let image =
+            Image::new(access, header, Arc::clone(&generation)).giving_back(options.file.discard);
         let top = Arc::clone(&files[0]);
         let work = helper::start(image, move |errno| top.sync_failed(errno))
             .map_err(|source| Qcow2Error::Image { path: path.into(), source })?;

@@ -5,8 +5,8 @@
 //! nothing for it, and an end in the middle leaves the chain as good as before.
 
 use crate::image::{Answer, Image, Piece, Question};
+use crate::storage::punch;
 use crate::{AllowBacking, Qcow2Disk, Qcow2Error, chain};
-use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -182,8 +182,7 @@ fn failure(answer: &Answer) -> io::Error {
 
 /// Zeroes a range of a file, which stays as long as it is.
 fn zero(file: &File, mut at: u64, mut len: u64) -> io::Result<()> {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    if fallocate(file, flags, at, len).is_ok() {
+    if punch(file, at, len).is_ok() {
         return Ok(());
     }
     let zeroes = vec![0; len.min(CHUNK) as usize];

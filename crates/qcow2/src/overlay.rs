@@ -11,9 +11,11 @@
 //! 4. L2 tables, 5. the L1 table, 6. the rest of the header;
 //! 7. refcounts, as they are now.
 
-use std::collections::HashSet;
+use crate::check::refcount_of;
 use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::{HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 
 /// Smallest write that is atomic, in bytes.
 const SECTOR: u64 = 512;
@@ -30,6 +32,15 @@ pub(crate) type ReadBelow<'a> = &'a dyn Fn(&mut [u8], u64) -> io::Result<()>;
 
 /// Writes of one phase: positions and bytes.
 pub(crate) type Phase = Vec<(u64, Vec<u8>)>;
+
+/// The work of a commit.
+#[derive(Debug, Default)]
+pub(crate) struct Commit {
+    /// The writes.
+    pub(crate) phases: [Phase; PHASES],
+    /// The clusters that are free after it, and were not before.
+    pub(crate) freed: Vec<Range<u64>>,
+}
 
 impl Overlay {
     pub(crate) fn is_empty(&self) -> bool {
@@ -96,22 +107,19 @@ impl Overlay {
         Ok(found)
     }
 
-    /// The writes of each phase.
-    pub(crate) fn phases(
-        &self,
-        cluster_bytes: u64,
-        below: ReadBelow<'_>,
-    ) -> io::Result<[Phase; PHASES]> {
+    /// The writes of each phase, and the clusters that they free.
+    pub(crate) fn commit(&self, cluster_bytes: u64, below: ReadBelow<'_>) -> io::Result<Commit> {
         let places = Places::read(self, cluster_bytes, below)?;
-        let mut phases: [Phase; PHASES] = Default::default();
+        let Commit { mut phases, mut freed } = Commit::default();
         for (number, new) in &self.0 {
             let at = number * SECTOR;
             let cluster = at >> places.cluster_bits;
-            if places.refcount_blocks.contains(&cluster) {
+            if let Some(block) = places.refcount_blocks.get(&cluster) {
                 let mut old = [0; SECTOR as usize];
                 below(&mut old, at)?;
                 push(&mut phases[0], at, &larger(&old, new, places.refcount_order));
                 push(&mut phases[6], at, new);
+                places.free(*block, at, &old, new, &mut freed);
             } else if at == 0 {
                 let mut old = [0; SECTOR as usize];
                 below(&mut old, at)?;
@@ -134,7 +142,7 @@ impl Overlay {
                 push(&mut phases[phase], at, new);
             }
         }
-        Ok(phases)
+        Ok(Commit { phases, freed })
     }
 }
 
@@ -175,7 +183,8 @@ struct Places {
     refcount_order: u32,
     refcount_table: std::ops::Range<u64>,
     l1_table: std::ops::Range<u64>,
-    refcount_blocks: HashSet<u64>,
+    /// The index of each block in the table.
+    refcount_blocks: HashMap<u64, u64>,
     l2_tables: HashSet<u64>,
 }
 
@@ -186,13 +195,14 @@ impl Places {
             |at: usize| header[at..at + 4].iter().fold(0, |n: u64, b| n << 8 | u64::from(*b));
         let u64_at = |at: usize| u32_at(at) << 32 | u32_at(at + 4);
         let bits = cluster_bytes.trailing_zeros();
-        let table = |at: u64, bytes: u64| -> io::Result<HashSet<u64>> {
+        let table = |at: u64, bytes: u64| -> io::Result<Vec<(u64, u64)>> {
             const POSITION: u64 = 0x00ff_ffff_ffff_fe00;
             let found = overlay.read(bytes as usize, at, below)?;
             let entries = found
                 .chunks_exact(8)
                 .map(|entry| entry.iter().fold(0, |n: u64, b| n << 8 | u64::from(*b)) & POSITION);
-            Ok(entries.filter(|entry| *entry != 0).map(|entry| entry >> bits).collect())
+            let entries = entries.map(|entry| entry >> bits).zip(0..);
+            Ok(entries.filter(|(cluster, _)| *cluster != 0).collect())
         };
         let (l1, l1_bytes) = (u64_at(40), u32_at(36) * 8);
         let (refcounts, refcount_bytes) = (u64_at(48), u32_at(56) << bits);
@@ -206,8 +216,27 @@ impl Places {
             refcount_order,
             refcount_table: refcounts >> bits..(refcounts + refcount_bytes) >> bits,
             l1_table: l1 >> bits..(l1 + l1_bytes).div_ceil(1 << bits),
-            refcount_blocks: table(refcounts, refcount_bytes)?,
-            l2_tables: table(l1, l1_bytes)?,
+            refcount_blocks: table(refcounts, refcount_bytes)?.into_iter().collect(),
+            l2_tables: table(l1, l1_bytes)?.into_iter().map(|(cluster, _)| cluster).collect(),
         })
+    }
+
+    /// Adds the clusters whose refcounts become 0 by a change of the sector at `at`, in a block.
+    fn free(&self, block: u64, at: u64, old: &[u8], new: &[u8], freed: &mut Vec<Range<u64>>) {
+        let counts = |bytes: u64| (bytes * 8) >> self.refcount_order;
+        let within = at & ((1 << self.cluster_bits) - 1);
+        let first = block * counts(1 << self.cluster_bits) + counts(within);
+        for entry in 0..counts(SECTOR) {
+            let count = |sector| refcount_of(sector, entry, self.refcount_order);
+            if count(new) > 0 || count(old) == 0 || first + entry == 0 {
+                continue;
+            }
+            let start = (first + entry) << self.cluster_bits;
+            let end = start + (1 << self.cluster_bits);
+            match freed.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => freed.push(start..end),
+            }
+        }
     }
 }

@@ -9,13 +9,15 @@
 // storage does not need. No block of this file does anything unsafe.
 #![expect(unsafe_code)]
 
-use crate::overlay::Overlay;
+use crate::overlay::{Commit, Overlay};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{PreallocateMode, Storage};
+use rustix::fs::{FallocateFlags, fallocate};
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,15 +98,16 @@ impl Store {
         self.file.write_all_at(data, offset)
     }
 
-    /// Writes the waiting changes in phases; each phase is durable before the next.
-    pub fn commit(&self, cluster_bytes: u64) -> io::Result<()> {
+    /// Writes the waiting changes in phases; each phase is durable before the next. Returns the ranges of
+    /// the clusters that have become free, durably.
+    pub fn commit(&self, cluster_bytes: u64) -> io::Result<Vec<Range<u64>>> {
         let mut overlay = self.overlay();
         self.must_commit.store(false, Ordering::Relaxed);
         let end = overlay.end().max(self.size_bytes()?);
         self.extend(end.next_multiple_of(cluster_bytes))?;
-        let phases = match overlay.is_empty() {
-            true => Default::default(),
-            false => overlay.phases(cluster_bytes, &|buf, at| self.read_file(buf, at))?,
+        let Commit { phases, freed } = match overlay.is_empty() {
+            true => Commit::default(),
+            false => overlay.commit(cluster_bytes, &|buf, at| self.read_file(buf, at))?,
         };
         for phase in &phases {
             for (offset, data) in phase {
@@ -113,7 +116,15 @@ impl Store {
             self.sync_data()?;
         }
         overlay.clear();
-        Ok(())
+        Ok(freed)
+    }
+
+    /// Gives the space of free clusters back to the host, if the file system can do it.
+    pub fn punch(&self, range: Range<u64>) {
+        let len = range.end - range.start;
+        if punch(&self.file, range.start, len).is_ok() {
+            self.log(|| Change::Write { offset: range.start, data: vec![0; len as usize] });
+        }
     }
 
     /// Returns whether a commit must follow before the next change.
@@ -177,6 +188,11 @@ impl Store {
             log.lock().unwrap_or_else(PoisonError::into_inner).push(change());
         }
     }
+}
+
+/// Punches a hole into a file, which stays as long as it is.
+pub(crate) fn punch(file: &File, at: u64, len: u64) -> io::Result<()> {
+    Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)?)
 }
 
 impl Display for Store {

@@ -177,7 +177,7 @@ fn compare_block(
 }
 
 /// Counter `entry` of a block; counters have 2^`order` bits.
-fn get(block: &[u8], entry: u64, order: u32) -> u64 {
+pub(crate) fn get(block: &[u8], entry: u64, order: u32) -> u64 {
     let entry = entry as usize;
     match order {
         0..3 => {

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Discards give space back to the host, and QEMU agrees with the content afterwards.
+
+mod common;
+
+use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
+use backend::{Disk, IoKind};
+use common::{MIB, check, content, folder, image, open, options, qemu_ok};
+use proptest::prelude::*;
+use qcow2::{AllowBacking, Qcow2Disk};
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const DISK: u64 = 4 * MIB;
+
+fn rig(disk: &Qcow2Disk) -> Rig {
+    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
+}
+
+fn discard(rig: &mut Rig, at: u64, len: u64) {
+    assert_eq!(rig.run(&mut Request::command(IoKind::Discard, at, len)), Ok(()), "{len} at {at}");
+}
+
+/// Bytes that the file takes on the host.
+fn taken(path: &Path) -> u64 {
+    fs::metadata(path).expect("the image").blocks() * 512
+}
+
+fn clusters(path: &Path) -> u64 {
+    let file = File::open(path).expect("it opens");
+    qcow2::check::check(path, &file).expect("it is checked").allocated_clusters
+}
+
+/// Bytes that do not compress.
+fn noise(len: u64) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1f_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// An image of 4 MiB whose clusters are compressed by a half.
+fn compressed(folder: &TempDir, cluster: &str) -> PathBuf {
+    let mut data = noise(DISK);
+    data.chunks_mut(2048).for_each(|part| part[..1024].fill(7));
+    fs::write(folder.path().join("a.raw"), data).expect("a raw image");
+    let of = format!("cluster_size={cluster}");
+    let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &of, "a.raw", "a.qcow2"];
+    qemu_ok("qemu-img", folder.path(), &convert);
+    folder.path().join("a.qcow2")
+}
+
+#[test]
+fn a_discard_of_written_data_gives_its_space_back() {
+    let folder = folder();
+    let path = image(&folder, 4, "cluster_size=64k");
+    let disk = open(&path).expect("it opens");
+    let mut rig = rig(&disk);
+    rig.write(0, &noise(2 * MIB));
+    let before = taken(&path);
+    discard(&mut rig, 0, MIB);
+    assert!(taken(&path) + MIB <= before, "{} of {before} bytes", taken(&path));
+    assert!(rig.read(0, MIB as usize).iter().all(|byte| *byte == 0));
+    drop((rig, disk));
+    assert_eq!(check(&path), Ok(()));
+}
+
+#[test]
+fn a_discard_of_compressed_data_frees_its_clusters_and_their_space() {
+    let folder = folder();
+    let path = compressed(&folder, "64k");
+    let (before, all) = (taken(&path), content(&path));
+    assert_eq!(clusters(&path), DISK >> 16);
+    let disk = open(&path).expect("it opens");
+    let mut rig = rig(&disk);
+    discard(&mut rig, MIB + 512, 2 * MIB);
+    let back = before - taken(&path);
+    assert!((900 << 10..1200 << 10).contains(&back), "{back} of {before} bytes");
+    drop((rig, disk));
+    assert_eq!((check(&path), clusters(&path)), (Ok(()), (DISK >> 16) - 31));
+    let (found, from, to) = (content(&path), (MIB + (64 << 10)) as usize, 3 * MIB as usize);
+    assert!(found[..from] == all[..from] && found[to..] == all[to..]);
+    assert!(found[from..to].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn freed_clusters_stay_in_the_file_of_a_disk_without_discard() {
+    let folder = folder();
+    let path = compressed(&folder, "64k");
+    let before = taken(&path);
+    let mut options = options(AllowBacking::Off, true);
+    options.file.discard = false;
+    let disk = Qcow2Disk::open(&path, &options).expect("it opens");
+    let mut rig = rig(&disk);
+    let zeroes = IoKind::WriteZeroes { unmap: false };
+    assert_eq!(rig.run(&mut Request::command(zeroes, 0, DISK)), Ok(()));
+    assert!(taken(&path) >= before, "{} of {before} bytes", taken(&path));
+    drop((rig, disk));
+    assert_eq!((check(&path), clusters(&path)), (Ok(()), 0));
+}
+
+/// Also the last cluster, in which the backing file ends, and no cluster of which a part stays.
+#[test]
+fn a_discard_of_backing_data_reads_as_zeroes_in_every_lane() {
+    let folder = folder();
+    fs::write(folder.path().join("base.raw"), vec![0x5a; (2 * MIB + 4096) as usize])
+        .expect("a base");
+    let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "4M"];
+    qemu_ok("qemu-img", folder.path(), &create);
+    let path = folder.path().join("a.qcow2");
+    let disk = open(&path).expect("it opens");
+    let (mut one, mut other) = (rig(&disk), rig(&disk));
+    assert!(one.read(0, 2 * MIB as usize + 4096).iter().all(|byte| *byte == 0x5a));
+    discard(&mut other, MIB - 4096, MIB + (64 << 10) + 4096);
+    for rig in [&mut one, &mut other] {
+        let found = rig.read(0, DISK as usize);
+        assert!(found[..MIB as usize].iter().all(|byte| *byte == 0x5a));
+        assert!(found[MIB as usize..].iter().all(|byte| *byte == 0));
+    }
+    drop((one, other, disk));
+    assert_eq!(check(&path), Ok(()));
+    let found = content(&path);
+    assert!(found[..MIB as usize].iter().all(|byte| *byte == 0x5a));
+    assert!(found[MIB as usize..].iter().all(|byte| *byte == 0));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u8),
+    Zero(bool),
+    Discard,
+    Grow,
+}
+
+fn steps() -> impl Strategy<Value = Vec<(Step, usize, u64, u64)>> {
+    let step = prop_oneof![
+        3 => (1..=255u8).prop_map(Step::Write),
+        2 => any::<bool>().prop_map(Step::Zero),
+        4 => Just(Step::Discard),
+        1 => Just(Step::Grow),
+    ];
+    // Half of the ranges are of whole 4 KiB.
+    let place =
+        (0..DISK / 512, 1..1200u64, any::<bool>()).prop_map(|(at, len, whole)| match whole {
+            true => (at / 8 * 8, len.next_multiple_of(8)),
+            false => (at, len),
+        });
+    let step = (step, 0..2usize, place).prop_map(|(step, lane, (at, len))| (step, lane, at, len));
+    prop::collection::vec(step, 1..24)
+}
+
+/// Runs the steps on two lanes. The model knows which bytes a discard may leave.
+fn follow(path: &Path, steps: &[(Step, usize, u64, u64)]) -> Result<(), TestCaseError> {
+    let mut model = content(path);
+    let disk = open(path).expect("it opens");
+    let mut rigs = [rig(&disk), rig(&disk)];
+    let mut size = model.len() as u64;
+    for (step, lane, at, len) in steps {
+        let (at, rig) = (at * 512, &mut rigs[*lane]);
+        let len = (len * 512).min(size - at);
+        let range = at as usize..(at + len) as usize;
+        match step {
+            Step::Write(byte) => {
+                rig.write(at, &vec![*byte; len as usize]);
+                model[range].fill(*byte);
+            }
+            Step::Zero(unmap) => {
+                let zeroes = IoKind::WriteZeroes { unmap: *unmap };
+                prop_assert_eq!(rig.run(&mut Request::command(zeroes, at, len)), Ok(()));
+                model[range].fill(0);
+            }
+            Step::Discard => {
+                discard(rig, at, len);
+                let found = rig.read(at, len as usize);
+                for (sector, old) in found.chunks(512).zip(model[range.clone()].chunks(512)) {
+                    prop_assert!(sector == old || sector.iter().all(|byte| *byte == 0));
+                }
+                model[range].copy_from_slice(&found);
+            }
+            Step::Grow => {
+                size += 64 << 10;
+                disk.resize(Some(size)).expect("it grows");
+                model.resize(size as usize, 0);
+                rigs = [self::rig(&disk), self::rig(&disk)];
+            }
+        }
+        for rig in &mut rigs {
+            prop_assert!(rig.read(0, size as usize) == model, "after {step:?} of {len} at {at}");
+        }
+    }
+    drop((rigs, disk));
+    prop_assert_eq!(check(path), Ok(()));
+    prop_assert!(content(path) == model, "as QEMU reads it");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3, ..ProptestConfig::default() })]
+
+    #[test]
+    fn discards_on_an_overlay_leave_what_qemu_reads(steps in steps(), top in 0..2usize) {
+        let folder = folder();
+        let middle = compressed(&folder, "16k");
+        qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", "write -z 1M 100k", "a.qcow2"]);
+        fs::rename(middle, folder.path().join("middle.qcow2")).expect("a name");
+        let of = format!("cluster_size={}", ["4k", "64k"][top]);
+        let create = ["create", "-qf", "qcow2", "-F", "qcow2", "-b", "middle.qcow2", "-o", &of];
+        qemu_ok("qemu-img", folder.path(), &[&create[..], &["top.qcow2", "4200960"]].concat());
+        follow(&folder.path().join("top.qcow2"), &steps)?;
+    }
+
+    #[test]
+    fn discards_on_compressed_clusters_leave_what_qemu_reads(steps in steps(), of in 0..2usize) {
+        let folder = folder();
+        let path = compressed(&folder, ["4k", "64k"][of]);
+        follow(&path, &steps)?;
+    }
+}
