@@ -5,6 +5,8 @@
 //!
 //! A mark is an extended attribute with the path of the other file. It stays with the file when the
 //! file is renamed, and may be lost by a copy.
+//!
+//! The mark of an image in use refuses nothing: it tells that clusters may have been leaked.
 
 use crate::file::File as ImageFile;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
@@ -19,6 +21,11 @@ use std::path::{Path, PathBuf};
 const OVERLAY: &str = "user.vhost-blk.overlay";
 /// The attribute of an overlay that was merged into its backing file, with the path of that.
 const MERGED: &str = "user.vhost-blk.merged";
+/// The attribute of an image that a disk writes, and of one that a disk wrote when it died.
+const IN_USE: &str = "user.vhost-blk.in-use";
+/// Values of the mark.
+const SOUND: &str = "sound";
+const LEAKS: &str = "leaks";
 /// Longest path.
 const PATH_MAX: usize = 4096;
 
@@ -85,6 +92,52 @@ pub fn refusal(file: &File, path: &Path) -> io::Result<Option<Marked>> {
     Ok(known(get(file, MERGED))?.map(|backing| Marked::Merged { path, backing }))
 }
 
+/// The mark of a file that is in use, or was not closed properly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InUse {
+    /// The disk had no leaked clusters when it began to use the file.
+    Sound,
+    /// Clusters may have been leaked before.
+    Leaks,
+}
+
+/// The mark of `file`; `None`: it was closed properly, or cannot have a mark.
+///
+/// # Errors
+/// The error of the system call.
+pub fn in_use(file: &File) -> io::Result<Option<InUse>> {
+    match get(file, IN_USE) {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
+        found => Ok(found?.map(|value| match value == Path::new(SOUND) {
+            true => InUse::Sound,
+            false => InUse::Leaks,
+        })),
+    }
+}
+
+/// Marks the file as in use, durably. A file that cannot have a mark stays without one.
+///
+/// # Errors
+/// The error of the system call; the file may have the mark then.
+pub fn set_in_use(file: &File, mark: InUse) -> io::Result<()> {
+    let value = if mark == InUse::Sound { SOUND } else { LEAKS };
+    match set(file, IN_USE, Path::new(value)) {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+        done => done,
+    }
+}
+
+/// Removes the mark of [`set_in_use`], not durably: a mark that comes back costs a check only.
+///
+/// # Errors
+/// The error of the system call.
+pub fn unset_in_use(file: &File) -> io::Result<()> {
+    match fremovexattr(file, IN_USE) {
+        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn get(file: &File, name: &str) -> io::Result<Option<PathBuf>> {
     let mut path = vec![0; PATH_MAX];
     if !file.metadata()?.is_file() {
@@ -126,6 +179,30 @@ impl ImageFile {
     /// The error of the system call.
     pub fn unmark(&self) -> io::Result<()> {
         remove(self.as_file(), OVERLAY)
+    }
+
+    /// As [`in_use`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn in_use(&self) -> io::Result<Option<InUse>> {
+        in_use(self.as_file())
+    }
+
+    /// As [`set_in_use`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_in_use(&self, mark: InUse) -> io::Result<()> {
+        set_in_use(self.as_file(), mark)
+    }
+
+    /// As [`unset_in_use`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn unset_in_use(&self) -> io::Result<()> {
+        unset_in_use(self.as_file())
     }
 
     /// The mark of the file: [`overlay_of`].

@@ -9,8 +9,10 @@
 use crate::chain;
 use crate::check::check;
 use crate::image::{Answer, Image, Question};
+use crate::in_use::reclaim;
 use crate::storage::{Change, Log};
 use crate::{AllowBacking, header};
+use backend::mark::InUse as Mark;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -232,6 +234,12 @@ impl Run {
         let ours = check(&path, &File::open(&path).expect("it opens")).expect("it is checked");
         assert_eq!(ours.errors, 0, "{at}: {ours:?}");
         assert_eq!(ours.leaks > 0, code == Some(3), "{at}: {ours:?}, {text}");
+        // Leaked clusters are freed at the next opening, and the content stays.
+        if ours.leaks > 0 {
+            let mark = reclaim(&path, ours.cluster_bytes).mark;
+            let (code, text) = qemu_img(folder, &["check", "-f", "qcow2", "crashed.qcow2"]);
+            assert_eq!((mark, code), (Mark::Sound, Some(0)), "{at}: {text}");
+        }
         let to_raw = ["convert", "-f", "qcow2", "-O", "raw", "crashed.qcow2", "crashed.raw"];
         assert_eq!(qemu_img(folder, &to_raw).0, Some(0), "{at}");
         let content = fs::read(folder.join("crashed.raw")).expect("the content");

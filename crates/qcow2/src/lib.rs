@@ -26,6 +26,7 @@ mod fields;
 pub mod header;
 mod helper;
 mod image;
+mod in_use;
 pub mod inspect;
 mod lane;
 pub mod merge;
@@ -37,12 +38,15 @@ pub mod storage;
 
 pub use chain::FILES_MAX;
 pub use error::Qcow2Error;
+pub use in_use::repair;
 pub use reader::Qcow2Reader;
 
+use backend::mark::InUse as Mark;
 use backend::{Disk, File, FileOptions, Info, Lane, RangeLimits, ResizeError};
 use chain::Link;
 use helper::{Of, Work};
 use image::{Image, Piece};
+use in_use::InUse;
 use lane::{Limits, Qcow2Lane};
 use std::fs;
 use std::io;
@@ -84,6 +88,10 @@ pub struct Qcow2Disk {
     capacity_bytes: AtomicU64,
     generation: Arc<AtomicU64>,
     work: Mutex<Sender<Work>>,
+    /// The mark of the image, while it may be written.
+    in_use: Option<InUse>,
+    /// A line for the user about leaked clusters.
+    reclaimed: Option<String>,
 }
 
 impl Qcow2Disk {
@@ -109,7 +117,24 @@ impl Qcow2Disk {
         for (number, link) in links.iter().enumerate().skip(1) {
             files.push(open(number, &link.path, true)?);
         }
-        Self::of(path, files, &links, options)
+        // Without a lock, another program may change the image, and knows its counts.
+        if own.read_only || own.lock.is_none() {
+            return Self::of(path, files, &links, options);
+        }
+        let header = header_of(path, &links, options)?;
+        let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
+        let found = files[0].in_use().map_err(failed)?;
+        let reclaims = found.is_some() && options.takes_over != Some(0);
+        let reclaimed = reclaims.then(|| in_use::reclaim(path, header.cluster_bytes));
+        let mark = match (&reclaimed, found) {
+            (Some(reclaimed), _) => reclaimed.mark,
+            (None, Some(_)) => Mark::Leaks,
+            (None, None) => Mark::Sound,
+        };
+        let mut disk = Self::of(path, files, &links, options)?;
+        disk.in_use = Some(InUse::begin(disk.top(), mark).map_err(failed)?);
+        disk.reclaimed = reclaimed.and_then(|reclaimed| reclaimed.notice);
+        Ok(disk)
     }
 
     /// As [`Qcow2Disk::open`], with files that an earlier program has opened: the image at `path`, then
@@ -135,7 +160,14 @@ impl Qcow2Disk {
         };
         let files = opened.into_iter().enumerate().map(adopt).map(|file| Ok(Arc::new(file?)));
         let files = files.collect::<Result<_, Qcow2Error>>()?;
-        Self::of(path, files, &links, options)
+        let mut disk = Self::of(path, files, &links, options)?;
+        let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
+        // The earlier program had the image locked if it has left a mark.
+        let mark = if own.read_only { None } else { disk.top().in_use().map_err(failed)? };
+        if let Some(mark) = mark {
+            disk.in_use = Some(InUse::begin(disk.top(), mark).map_err(failed)?);
+        }
+        Ok(disk)
     }
 
     /// The properties of the disk in the open files of another program, which may write to it: `opened`
@@ -178,7 +210,8 @@ impl Qcow2Disk {
             .map_err(|source| Qcow2Error::Image { path: path.into(), source })?;
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
-        Ok(Qcow2Disk { files, info, capacity_bytes, generation, work: Mutex::new(work) })
+        let (work, in_use, reclaimed) = (Mutex::new(work), None, None);
+        Ok(Qcow2Disk { files, info, capacity_bytes, generation, work, in_use, reclaimed })
     }
 
     /// The files of the chain, the image itself first.
@@ -242,7 +275,8 @@ impl Qcow2Disk {
 
     /// Notices for the user about the files, one line each.
     pub fn notices(&self) -> Vec<String> {
-        self.files.iter().flat_map(|file| file.notices().to_vec()).collect()
+        let of_files = self.files.iter().flat_map(|file| file.notices().to_vec());
+        of_files.chain(self.reclaimed.clone()).collect()
     }
 
     fn work(&self) -> Sender<Work> {

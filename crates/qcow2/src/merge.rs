@@ -7,6 +7,7 @@
 use crate::image::{Answer, Image, Piece, Question};
 use crate::storage::punch;
 use crate::{AllowBacking, Qcow2Disk, Qcow2Error, chain};
+use backend::mark;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -58,6 +59,8 @@ impl Merge {
                     return Err(chain::refuse(path, "it has internal snapshots", remedy));
                 }
                 let access = chain::open(&links, true, None)?;
+                // An end in the middle may leak clusters. The mark stays until they are looked for.
+                mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
                 let image = Image::new(access, header, Arc::new(AtomicU64::new(0)));
                 Target::Qcow2(Box::new(image), file)
             }

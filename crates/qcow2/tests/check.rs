@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{code, compare, content, folder, image, qemu_ok};
+use common::{code, compare, content, folder, image, leak, qemu_ok};
 use qcow2::check::{check, repair_leaks};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// Options of images, with steps after their creation.
@@ -111,22 +111,6 @@ fn verdicts_about_damaged_images_agree() {
     }
     println!("clean, not checked, errors, leaks: {codes:?}");
     assert!(codes.iter().all(|found| *found > 0), "{codes:?}");
-}
-
-/// Sets the 16-bit refcount of the last cluster and one behind the file's end.
-fn leak(path: &Path) {
-    let image = File::options().read(true).write(true).open(path).expect("it opens");
-    let clusters = image.metadata().expect("a size").len().div_ceil(4096);
-    image.set_len((clusters + 3) << 12).expect("it grows");
-    let read = |at| {
-        let mut word = [0; 8];
-        image.read_exact_at(&mut word, at).expect("a word");
-        u64::from_be_bytes(word)
-    };
-    let block = read(read(48));
-    for cluster in clusters..clusters + 3 {
-        image.write_all_at(&1u16.to_be_bytes(), block + cluster * 2).expect("it is written");
-    }
 }
 
 #[test]

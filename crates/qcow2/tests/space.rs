@@ -65,7 +65,8 @@ fn a_discard_of_written_data_gives_its_space_back() {
     rig.write(0, &noise(2 * MIB));
     let before = taken(&path);
     discard(&mut rig, 0, MIB);
-    assert!(taken(&path) + MIB <= before, "{} of {before} bytes", taken(&path));
+    // The file system may need a block to describe the hole.
+    assert!(taken(&path) + MIB <= before + (16 << 10), "{} of {before} bytes", taken(&path));
     assert!(rig.read(0, MIB as usize).iter().all(|byte| *byte == 0));
     drop((rig, disk));
     assert_eq!(check(&path), Ok(()));

@@ -5,6 +5,8 @@ mod common;
 
 use common::{Daemon, finish, one_line, program};
 use driver::{Device, Options};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -82,6 +84,52 @@ fn a_guest_writes_to_an_overlay_and_qemu_reads_it() {
     let end = 2049 * 512 + 4096;
     assert!(content[2049 * 512..end].iter().all(|byte| *byte == 7));
     assert!(content[..2049 * 512].iter().chain(&content[end..]).all(|byte| *byte == 0x5a));
+}
+
+/// A disk of 4-KiB clusters whose refcounts have 16 bits: two leaked clusters after its end.
+fn leak(image: &Path) {
+    let file = File::options().read(true).write(true).open(image).expect("it opens");
+    let read = |at| {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, at).expect("a word");
+        u64::from_be_bytes(word)
+    };
+    let clusters = file.metadata().expect("a size").len().div_ceil(4096);
+    file.set_len((clusters + 2) << 12).expect("it grows");
+    file.write_all_at(&[0, 1, 0, 1], read(read(48)) + clusters * 2).expect("it is written");
+}
+
+#[test]
+fn a_start_after_a_kill_frees_leaked_clusters_and_one_after_a_stop_does_not_look() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let at = folder.path();
+    qemu_img(at, &["create", "-qf", "qcow2", "-o", "cluster_size=4k", "image", "8M"]);
+    let (image, socket) = (at.join("image"), at.join("s"));
+    let serve = || {
+        let mut command = program();
+        command.args(["serve", "--format", "qcow2", "--num-queues", "1", "--blk-file"]);
+        command.arg(&image).arg("--socket-path").arg(&socket);
+        Daemon::start(&mut command, &socket)
+    };
+    for (signal, is_freed) in [(libc::SIGKILL, true), (libc::SIGTERM, false)] {
+        let mut daemon = serve();
+        let options = Options { limit: Duration::from_secs(60), ..Options::default() };
+        let mut guest = Device::connect(&socket, &options).expect("a device");
+        guest.write(2048, &[7; 4096]).expect("the write succeeds");
+        drop(guest);
+        daemon.signal(signal);
+        daemon.wait();
+        leak(&image);
+        let mut daemon = serve();
+        daemon.signal(libc::SIGTERM);
+        daemon.wait();
+        let told = daemon.rest_of_stderr();
+        let line = "it was not closed properly; 2 leaked clusters (8192 bytes) were freed";
+        assert_eq!(told.contains(line), is_freed, "{told}");
+        let checked = Command::new("qemu-img").current_dir(at).args(["check", "image"]).output();
+        let code = checked.expect("qemu-img runs").status.code();
+        assert_eq!(code, Some(if is_freed { 0 } else { 3 }));
+    }
 }
 
 #[test]

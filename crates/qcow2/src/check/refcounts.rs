@@ -5,6 +5,7 @@ use super::tables::Counter;
 use super::tally::Tally;
 use super::{Report, read_table};
 use crate::fields::{self, Fields};
+use crate::storage::punch;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
@@ -109,7 +110,7 @@ impl<'a> Refcounts<'a> {
     }
 
     /// Compares all counts with `tally`. With `repair`, counts that are too high are lowered in the
-    /// file.
+    /// file, and the space of clusters that are free then is given back to the host.
     pub(super) fn compare(
         &mut self,
         tally: &Tally,
@@ -117,7 +118,7 @@ impl<'a> Refcounts<'a> {
         report: &mut Report,
     ) -> io::Result<()> {
         let entries = self.block_entries();
-        let mut seen = HashSet::new();
+        let (mut seen, mut freed) = (HashSet::new(), Vec::new());
         let blocks = self.table.len() as u64;
         for index in 0..blocks.min(tally.clusters().div_ceil(entries)) {
             let range = index * entries..((index + 1) * entries).min(tally.clusters());
@@ -125,7 +126,9 @@ impl<'a> Refcounts<'a> {
                 Some(0) => missing(tally, range, report),
                 Some(at) if seen.insert(at) => {
                     let mut block = self.read_block(at)?;
-                    if compare_block(&mut block, self.order, range, tally, report) && repair {
+                    let freed = &mut freed;
+                    if compare_block(&mut block, self.order, range, tally, report, freed) && repair
+                    {
                         self.file.write_all_at(&block, at)?;
                     }
                 }
@@ -137,6 +140,10 @@ impl<'a> Refcounts<'a> {
         if repair {
             self.cache.clear();
             self.file.sync_data()?;
+            for cluster in freed {
+                // A file system without holes keeps the space until the image uses it again.
+                let _ = punch(self.file, cluster << self.cluster_bits, self.cluster_bytes());
+            }
         }
         Ok(())
     }
@@ -152,13 +159,15 @@ fn missing(tally: &Tally, range: std::ops::Range<u64>, report: &mut Report) {
     }
 }
 
-/// Compares a block, and lowers the counts in it that are too high. Returns whether there are some.
+/// Compares a block, and lowers the counts in it that are too high. Returns whether there are some, and
+/// adds the clusters that are free then to `freed`.
 fn compare_block(
     block: &mut [u8],
     order: u32,
     range: std::ops::Range<u64>,
     tally: &Tally,
     report: &mut Report,
+    freed: &mut Vec<u64>,
 ) -> bool {
     let mut has_leaks = false;
     for (entry, cluster) in (0..).zip(range) {
@@ -171,6 +180,9 @@ fn compare_block(
             report.leak(text());
             set(block, entry, order, references);
             has_leaks = true;
+            if references == 0 {
+                freed.push(cluster);
+            }
         }
     }
     has_leaks

@@ -146,3 +146,19 @@ pub(crate) fn compare(path: &Path) -> i32 {
     }
     code(found)
 }
+
+/// Leaks three clusters of 4 KiB at the end of the file, whose refcounts have 16 bits.
+pub(crate) fn leak(path: &Path) {
+    let image = File::options().read(true).write(true).open(path).expect("it opens");
+    let clusters = image.metadata().expect("a size").len().div_ceil(4096);
+    image.set_len((clusters + 3) << 12).expect("it grows");
+    let read = |at| {
+        let mut word = [0; 8];
+        image.read_exact_at(&mut word, at).expect("a word");
+        u64::from_be_bytes(word)
+    };
+    let block = read(read(48));
+    for cluster in clusters..clusters + 3 {
+        image.write_all_at(&1u16.to_be_bytes(), block + cluster * 2).expect("it is written");
+    }
+}

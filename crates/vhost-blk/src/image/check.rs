@@ -73,7 +73,7 @@ fn report(args: &CheckArgs) -> Result<Report, Failure> {
         lock_image(&file, &args.path, access).map_err(|why| Failure::told(what, why))?;
     }
     let checked = match repairs {
-        true => check::repair_leaks(&args.path, &file),
+        true => qcow2::repair(&args.path, &file),
         false => check::check(&args.path, &file),
     };
     checked.map_err(|why| Failure::told(what, why))
