@@ -7,6 +7,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+/// Name of the kernel's release in the report's head.
+pub const KERNEL_NAME: &str = "kernel";
+
+/// The kernel's release.
+pub fn kernel() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.map_or_else(|_| "unknown".to_owned(), |release| release.trim().to_owned())
+}
+
 /// Names and values for the report's head.
 pub fn describe() -> Vec<(String, String)> {
     let line_of = |path: &str, start: &str| {
@@ -15,7 +24,6 @@ pub fn describe() -> Vec<(String, String)> {
         line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned())
     };
     let unknown = || "unknown".to_owned();
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease");
     let cores = std::thread::available_parallelism().map(|n| n.to_string());
     let hypervisor = line_of("/proc/cpuinfo", "flags")
         .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor"));
@@ -24,7 +32,7 @@ pub fn describe() -> Vec<(String, String)> {
         ("cores", cores.unwrap_or_else(|_| unknown())),
         ("virtual machine", if hypervisor { "yes" } else { "no" }.to_owned()),
         ("memory", line_of("/proc/meminfo", "MemTotal").unwrap_or_else(unknown)),
-        ("kernel", kernel.map_or_else(|_| unknown(), |k| k.trim().to_owned())),
+        (KERNEL_NAME, kernel()),
         ("date", date()),
         ("fio", version("fio")),
         ("bench", env!("CARGO_PKG_VERSION").to_owned()),

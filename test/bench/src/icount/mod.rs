@@ -80,7 +80,10 @@ pub fn run(args: &Args) -> Result<()> {
     let stages = stages.transpose().map(|section| report.sections.extend(section));
     report.publish(args.json.as_deref())?;
     stages?;
-    if args.check { table::check(&paths, KEPT, args.tolerance) } else { Ok(()) }
+    if !args.check {
+        return Ok(());
+    }
+    table::check(&paths, &setup::kernel(), KEPT, args.tolerance)
 }
 
 fn load(depth: u16) -> Load {
