@@ -284,6 +284,8 @@ static long vhost_blk_unlocked_ioctl(struct vhost_blk *blk, unsigned int cmd, vo
 		return vhost_blk_take_trace(blk, argp);
 	case _IOC_NR(VHOST_BLK_GET_TRACED):
 		return vhost_blk_get_traced(blk, argp);
+	case _IOC_NR(VHOST_BLK_GET_OLDEST):
+		return vhost_blk_get_oldest(blk, argp);
 	}
 	return -ENOIOCTLCMD;
 }

@@ -139,24 +139,36 @@ void vhost_blk_resume_all(struct vhost_blk *blk)
 
 static void vhost_blk_free_reqs(struct vhost_blk_queue *q)
 {
+	struct vhost_blk_req *reqs = q->reqs;
+
 	vhost_blk_empty_reserve(q);
-	kvfree(q->reqs);
+	spin_lock(&q->reqs_lock);
 	q->reqs = NULL;
+	q->nr_reqs = 0;
+	spin_unlock(&q->reqs_lock);
+	kvfree(reqs);
 	q->free = NULL;
 }
 
 static int vhost_blk_alloc_reqs(struct vhost_blk_queue *q)
 {
+	struct vhost_blk_req *reqs;
 	unsigned int i;
 
-	q->reqs = kvcalloc(q->vq.num, sizeof(*q->reqs), GFP_KERNEL_ACCOUNT);
-	if (!q->reqs || vhost_blk_fill_reserve(q)) {
+	reqs = kvcalloc(q->vq.num, sizeof(*reqs), GFP_KERNEL_ACCOUNT);
+	if (!reqs)
+		return -ENOMEM;
+	spin_lock(&q->reqs_lock);
+	q->reqs = reqs;
+	q->nr_reqs = q->vq.num;
+	spin_unlock(&q->reqs_lock);
+	if (vhost_blk_fill_reserve(q)) {
 		vhost_blk_free_reqs(q);
 		return -ENOMEM;
 	}
 	q->free = NULL;
 	for (i = q->vq.num; i--;) {
-		struct vhost_blk_req *req = q->reqs + i;
+		struct vhost_blk_req *req = reqs + i;
 
 		req->q = q;
 		req->vecs = req->inline_vecs;

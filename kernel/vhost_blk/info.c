@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The device as seen from outside: VHOST_BLK_GET_INFO, and the counters in fdinfo.
+ * The device as seen from outside: VHOST_BLK_GET_INFO, VHOST_BLK_GET_OLDEST, and the counters in
+ * fdinfo.
  */
+#include <linux/minmax.h>
+#include <linux/sched/clock.h>
 #include <linux/seq_file.h>
 
 #include "arg.h"
@@ -98,6 +101,55 @@ int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp)
 		vhost_blk_backend_info(&info, blk->backend);
 	mutex_unlock(&blk->backend_mutex);
 	return copy_to_user(argp, &info, room) ? -EFAULT : 0;
+}
+
+/*
+ * When the oldest request in flight was taken; 0: none is in flight. Without vq.mutex, because a
+ * worker that waits for a tag of storage that hangs holds it.
+ */
+static u64 vhost_blk_oldest_start(struct vhost_blk_queue *q)
+{
+	unsigned int i;
+	u64 oldest = 0;
+
+	spin_lock(&q->reqs_lock);
+	for (i = 0; i < q->nr_reqs; i++)
+		oldest = min_not_zero(oldest, READ_ONCE(q->reqs[i].start_ns));
+	spin_unlock(&q->reqs_lock);
+	return oldest;
+}
+
+/**
+ * vhost_blk_get_oldest - VHOST_BLK_GET_OLDEST
+ * @blk: the device
+ * @argp: the argument
+ *
+ * Return: 0, or a negative errno.
+ */
+int vhost_blk_get_oldest(struct vhost_blk *blk, void __user *argp)
+{
+	struct vhost_blk_oldest oldest = { .size = sizeof(oldest), .age_ns = U64_MAX };
+	struct vhost_blk_oldest __user *arg = argp;
+	int room = vhost_blk_room(argp, sizeof(oldest),
+				  offsetofend(struct vhost_blk_oldest, age_ns));
+	struct vhost_blk_queue *q;
+	u64 start;
+
+	if (room < 0)
+		return room;
+	if (get_user(oldest.index, &arg->index))
+		return -EFAULT;
+	/* Pairs with vhost_blk_make_device(). */
+	if (!smp_load_acquire(&blk->num_queues))
+		return -ENOBUFS;
+	q = vhost_blk_queue_at(blk, oldest.index);
+	if (!q)
+		return -ENOBUFS;
+	start = vhost_blk_oldest_start(q);
+	/* The clocks of two CPUs may differ slightly. */
+	if (start)
+		oldest.age_ns = max_t(s64, local_clock() - start, 0);
+	return copy_to_user(argp, &oldest, room) ? -EFAULT : 0;
 }
 
 static const char *const vhost_blk_state_names[] = {

@@ -118,6 +118,7 @@ void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
 	vhost_work_init(&q->done_work, vhost_blk_handle_done);
 	INIT_DELAYED_WORK(&q->orphan_work, vhost_blk_orphan_work);
 	init_waitqueue_head(&q->drained);
+	spin_lock_init(&q->reqs_lock);
 	vhost_blk_init_reserve(q);
 	vhost_blk_coalesce_init(q);
 	INIT_LIST_HEAD(&q->polled);

@@ -76,6 +76,8 @@ struct vhost_blk_polling {
  *	while chains are taken
  * @drained: woken when a generation is empty
  * @reqs: all requests
+ * @nr_reqs: their number
+ * @reqs_lock: keeps @reqs and @nr_reqs for readers without vq.mutex, for moments only
  * @free: the unused ones
  * @polled: I/O in flight that only this queue polls for
  * @poll: adaptive polling while no request is in flight, and while some are
@@ -101,6 +103,8 @@ struct vhost_blk_queue {
 	unsigned int settled;
 	wait_queue_head_t drained;
 	struct vhost_blk_req *reqs;
+	unsigned int nr_reqs;
+	spinlock_t reqs_lock;
 	struct vhost_blk_req *free;
 	struct list_head polled;
 	struct vhost_blk_polling poll[2];
@@ -198,6 +202,7 @@ static inline void vhost_blk_put_req(struct vhost_blk_req *req)
 
 	req->next_free = q->free;
 	q->free = req;
+	WRITE_ONCE(req->start_ns, 0);
 	/* Last use of the request. Pairs with vhost_blk_gen_empty(). */
 	smp_store_release(&q->inflight[req->gen], left);
 	/* Its barrier pairs with the one in wait_event(): the drain sees 0, or is seen waiting. */

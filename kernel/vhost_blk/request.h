@@ -60,7 +60,7 @@ struct vhost_blk_range {
  * @refused: it was answered without I/O
  * @bounced: the pages in @vecs are the module's own
  * @error: first errno of the I/O
- * @start_ns: when the chain was taken
+ * @start_ns: when the chain was taken; 0: the request is free. Also read without vq.mutex
  * @submit_ns: when the storage got it; 0: it was submitted while no trace was on
  * @end_ns: if @submit_ns is set: when its I/O had finished
  * @limit_ns: likewise: the wait of the queue for a limit right before the chain was taken

@@ -191,7 +191,7 @@ static void vhost_blk_init_req(struct vhost_blk_req *req, const struct vhost_blk
 	req->nowait = false;
 	req->slow = false;
 	req->refused = false;
-	req->start_ns = q->now_ns;
+	WRITE_ONCE(req->start_ns, q->now_ns);
 	req->submit_ns = 0;
 }
 

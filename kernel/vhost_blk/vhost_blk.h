@@ -47,9 +47,9 @@
  *
  * Locks, outermost first: dev.mutex (control plane) -> vq.mutex (everything about a ring, and the
  * requests of its queue). State that must be readable meanwhile has its own locks, held for
- * moments: backend_mutex -> the backend's, serial_lock, failure_lock, limit.lock, timing.lock. A
- * submitted request belongs to the block layer or the file system until vhost_blk_end_io(), and to its
- * queue after that.
+ * moments: backend_mutex -> the backend's, serial_lock, failure_lock, limit.lock, timing.lock, and a
+ * queue's reqs_lock. A submitted request belongs to the block layer or the file system until
+ * vhost_blk_end_io(), and to its queue after that.
  */
 #ifndef _VHOST_BLK_H
 #define _VHOST_BLK_H
@@ -174,6 +174,7 @@ long vhost_blk_core_ioctl(struct vhost_blk *blk, unsigned int cmd, void __user *
 
 /* info.c */
 int vhost_blk_get_info(struct vhost_blk *blk, void __user *argp);
+int vhost_blk_get_oldest(struct vhost_blk *blk, void __user *argp);
 void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file);
 
 /* pinned.c */

@@ -71,8 +71,7 @@ pub struct DiskArgs {
         help_heading = "Disk"
     )]
     pub incoming: OnOff,
-    /// Tell when the storage has not answered a request for so many seconds, 0.1 to 86400. Only on the
-    /// daemon's own data plane
+    /// Tell when the storage has not answered a request for so many seconds, 0.1 to 86400
     #[arg(long, value_name = "SECONDS", value_parser = values::io_timeout, help_heading = "Disk")]
     pub io_timeout: Option<IoTimeout>,
     /// Lock the image against other writers, the way QEMU does
@@ -351,16 +350,12 @@ impl DiskArgs {
     /// The reason why the kernel data plane cannot run the disk, if an option of this command line
     /// is one.
     pub fn daemon_only(&self) -> Option<&'static str> {
-        match (self.on_error, self.io_timeout) {
-            (OnError::Stop | OnError::Enospc, _) => Some(
+        match self.on_error {
+            OnError::Stop | OnError::Enospc => Some(
                 "the kernel data plane reports each error to the guest; use --on-error report or \
                  --data-plane uring",
             ),
-            (OnError::Report, Some(_)) => Some(
-                "the kernel data plane does not watch the time of requests; drop --io-timeout or \
-                 use --data-plane uring",
-            ),
-            (OnError::Report, None) => None,
+            OnError::Report => None,
         }
     }
 

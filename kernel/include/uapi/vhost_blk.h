@@ -107,7 +107,7 @@
  * Without it, it has %VHOST_BLK_QUEUES_MAX, each of which takes some 60 KiB of memory from
  * VHOST_SET_OWNER on. It must come before all other ioctls but VHOST_BLK_GET_INFO,
  * VHOST_GET_FEATURES, VHOST_GET_BACKEND_FEATURES, VHOST_BLK_SET_SERIAL, VHOST_BLK_GET_FAILURE,
- * VHOST_BLK_SET_TRACE and VHOST_BLK_GET_TRACED. There is no way to change it.
+ * VHOST_BLK_SET_TRACE, VHOST_BLK_GET_TRACED and VHOST_BLK_GET_OLDEST. There is no way to change it.
  *
  * Errors: EINVAL 0 or too many; EBUSY the device has its queues already; ENOMEM.
  */
@@ -137,6 +137,15 @@
 
 /** VHOST_BLK_GET_TRACED - take the oldest record of a slow request; see &vhost_blk_traced */
 #define VHOST_BLK_GET_TRACED	_IOWR(VHOST_VIRTIO, 0xF5, struct vhost_blk_traced)
+
+/**
+ * VHOST_BLK_GET_OLDEST - the age of the oldest request in flight; see &vhost_blk_oldest
+ *
+ * At any time; it waits neither for storage nor for a queue. A module without it returns ENOTTY.
+ *
+ * Errors: ENOBUFS index too large, or no number of queues was set.
+ */
+#define VHOST_BLK_GET_OLDEST	_IOWR(VHOST_VIRTIO, 0xF4, struct vhost_blk_oldest)
 
 /* Flags of &vhost_blk_info. */
 #define VHOST_BLK_INFO_ATTACHED		(1u << 0)	/* the fields about the backend are valid */
@@ -347,6 +356,21 @@ struct vhost_blk_traced {
 	__u64 submit_ns;
 	__u64 storage_ns;
 	__u64 used_ns;
+};
+
+/**
+ * struct vhost_blk_oldest - the age of the oldest request in flight of a queue
+ * @size: in: bytes the caller has room for, at least 16 (EINVAL); out: bytes that the module knows.
+ *	The smaller number of bytes is written.
+ * @index: in: the queue
+ * @age_ns: out: time since its oldest request in flight was taken; all ones: none is in flight
+ *
+ * Requests that wait in the ring, also for a limit, are not in flight.
+ */
+struct vhost_blk_oldest {
+	__u32 size;
+	__u32 index;
+	__u64 age_ns;
 };
 
 #endif /* _UAPI_VHOST_BLK_H */

@@ -28,6 +28,7 @@ fn own_values() -> Vec<(&'static str, u64)> {
         "VHOST_BLK_GET_FAILURE": abi::BLK_GET_FAILURE,
         "VHOST_BLK_SET_TRACE": abi::BLK_SET_TRACE,
         "VHOST_BLK_GET_TRACED": abi::BLK_GET_TRACED,
+        "VHOST_BLK_GET_OLDEST": abi::BLK_GET_OLDEST,
         "VHOST_BLK_TRACED_VALID": abi::TRACED_VALID,
         "VHOST_BLK_TRACED_FAILED": abi::TRACED_FAILED,
         "VHOST_BLK_TRACED_MAX": abi::BLK_TRACED_MAX,
@@ -154,6 +155,7 @@ fn layouts() -> Vec<(&'static str, u64)> {
             "flags" flags, "lost" lost, "queue" queue, "type" kind, "sector" sector, "bytes" bytes,
             "limit_ns" limit_ns, "submit_ns" submit_ns, "storage_ns" storage_ns, "used_ns" used_ns,
         }
+        "vhost_blk_oldest" BlkOldest { "index" index, "age_ns" age_ns, }
         "vhost_blk_inflight" BlkInflight { "desc_num" desc_num, "user_addr" user_addr, }
     }
 }

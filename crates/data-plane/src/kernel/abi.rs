@@ -122,6 +122,15 @@ pub(crate) struct Traced {
     pub(crate) used_ns: u64,
 }
 
+/// `struct vhost_blk_oldest`: the age of the oldest request in flight.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Oldest {
+    pub(crate) size: u32,
+    pub(crate) index: u32,
+    pub(crate) age_ns: u64,
+}
+
 /// `struct vhost_worker_state` of linux/vhost.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,6 +157,7 @@ ioctl_iow_nr!(SET_FAILURE_EVENT, VHOST, 0xf8, i32);
 ioctl_iowr_nr!(GET_FAILURE, VHOST, 0xf7, Failure);
 ioctl_iow_nr!(SET_TRACE, VHOST, 0xf6, Trace);
 ioctl_iowr_nr!(GET_TRACED, VHOST, 0xf5, Traced);
+ioctl_iowr_nr!(GET_OLDEST, VHOST, 0xf4, Oldest);
 ioctl_ior_nr!(NEW_WORKER, VHOST, 0x08, WorkerState);
 ioctl_iow_nr!(ATTACH_VRING_WORKER, VHOST, 0x15, VringWorker);
 ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
@@ -199,6 +209,7 @@ mod tests {
             ("VHOST_BLK_GET_FAILURE", GET_FAILURE()),
             ("VHOST_BLK_SET_TRACE", SET_TRACE()),
             ("VHOST_BLK_GET_TRACED", GET_TRACED()),
+            ("VHOST_BLK_GET_OLDEST", GET_OLDEST()),
             ("VHOST_BLK_TRACED_VALID", TRACED_VALID.into()),
             ("VHOST_BLK_TRACED_FAILED", TRACED_FAILED.into()),
             ("VHOST_BLK_FAILURE_IO", FAILURE_IO.into()),
@@ -223,6 +234,7 @@ mod tests {
         all.extend(structure!("vhost_blk_trace", Trace: size, fd, slower_than_ns));
         all.extend(structure!("vhost_blk_traced", Traced: size, flags, lost, queue, sector, bytes,
             limit_ns, submit_ns, storage_ns, used_ns));
+        all.extend(structure!("vhost_blk_oldest", Oldest: size, index, age_ns));
         all
     }
 

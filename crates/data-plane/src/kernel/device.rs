@@ -142,6 +142,14 @@ impl VhostBlk {
         Ok(traced)
     }
 
+    /// The age of the oldest request of a queue that is in flight. Waits for no storage.
+    pub(crate) fn oldest(&self, index: u16) -> Result<Option<Duration>, KernelError> {
+        let (size, index) = (size_of::<abi::Oldest>() as u32, index.into());
+        let mut oldest = abi::Oldest { size, index, age_ns: 0 };
+        self.get("VHOST_BLK_GET_OLDEST", abi::GET_OLDEST(), &mut oldest)?;
+        Ok((oldest.age_ns != u64::MAX).then(|| Duration::from_nanos(oldest.age_ns)))
+    }
+
     /// Duplicates the descriptor of the device.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(VhostBlk { file: self.file.try_clone()?, no_memory: Arc::clone(&self.no_memory) })

@@ -16,6 +16,7 @@ mod device;
 mod failures;
 mod memlock;
 mod run;
+mod stalls;
 mod traces;
 mod workers;
 
@@ -62,6 +63,8 @@ pub struct KernelOptions {
     pub queue_size_max: u16,
     /// Limits of the disk.
     pub limits: Limits,
+    /// The disk has a time limit for requests in flight.
+    pub watches_time: bool,
     /// An option of the disk that the kernel does not support, as reason and remedy.
     pub unsuited: Option<&'static str>,
 }
@@ -127,6 +130,9 @@ impl DataPlane for KernelPlane {
         device.set_owner().map_err(error::of_core("VHOST_SET_OWNER"))?;
         device.attach(storage)?;
         compat::disk(&device.info()?, &self.disk.info(), self.options.seg_max)?;
+        if self.options.watches_time {
+            stalls::check(&device)?;
+        }
         match self.options.limits.is_set() {
             true => run::check_limits(&device, &self.options.limits),
             false => Ok(()),

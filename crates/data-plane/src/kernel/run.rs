@@ -3,6 +3,7 @@
 
 use super::device::{Signal, VhostBlk};
 use super::failures::FailureWatch;
+use super::stalls::StallThread;
 use super::traces::TraceWatch;
 use super::workers::Workers;
 use super::{KernelOptions, abi, address, compat, counters, memlock};
@@ -25,6 +26,7 @@ pub(super) struct Run {
     /// They have descriptors of the device, and end before the device is closed.
     _failures: FailureWatch,
     _traces: TraceWatch,
+    _stalls: Option<StallThread>,
     // Closing the device drains it; the mappings below must outlive it.
     device: VhostBlk,
     /// Opened once, so that no lack of descriptors hides the counters.
@@ -109,6 +111,7 @@ impl Run {
         let mut run = Run {
             _failures: FailureWatch::start(&device, Arc::clone(disk), Arc::clone(&setup.health))?,
             _traces: TraceWatch::start(&device, Arc::clone(&setup.health))?,
+            _stalls: StallThread::start(&device, options.num_queues, Arc::clone(&setup.health))?,
             fdinfo: device.fdinfo()?,
             device,
             workers,

@@ -49,6 +49,7 @@ fn takes(image: &Path) -> Finding {
         num_queues: 1,
         queue_size_max: 256,
         limits: Limits::NONE,
+        watches_time: false,
         unsuited: None,
     };
     match data_plane::check_kernel(Arc::new(disk), options) {

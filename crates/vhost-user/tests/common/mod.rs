@@ -204,6 +204,7 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_u
         num_queues: setup.queues,
         queue_size_max: setup.queue_size_max,
         limits: Limits::NONE,
+        watches_time: setup.io_timeout.is_some(),
         unsuited: None,
     };
     let choice = match plane::is_kernel() {

@@ -75,6 +75,7 @@ fn before_owner(backend: &File) -> Result<()> {
     let device = KernelDevice::open()?;
     device.set_trace(1, None).context("a trace without owner")?;
     ensure!(device.traced()?.flags == 0, "a record without a request");
+    fails("an age without queues", device.oldest(0), libc::ENOBUFS)?;
     let fd = Some(backend.as_raw_fd());
     fails("a backend without owner", device.set_backend(0, fd), libc::EPERM)?;
     fails("a queue without owner", device.set_queue(0, true), libc::EPERM)?;
@@ -180,6 +181,7 @@ pub(crate) fn sizes(env: &Env, disk: Result<Disk>) -> Result<()> {
     grown_info(&device).context("information")?;
     grown_options(&device).context("options")?;
     grown_trace(&device).context("trace")?;
+    grown_oldest(&device).context("age")?;
     let fd = backend.as_raw_fd() as u32;
     // All other structures with eight bytes more, and with four bytes less.
     let words: [(&str, u32, [u32; 5], usize); 5] = [
@@ -205,7 +207,7 @@ pub(crate) fn sizes(env: &Env, disk: Result<Disk>) -> Result<()> {
     fails("SET_NUM_QUEUES", set(&mut [2, 0, 1]), libc::E2BIG)?;
     set(&mut [2, 0, 0]).context("zeroes behind SET_NUM_QUEUES")?;
     // The module never passes unknown numbers of its own range to the core.
-    for nr in 0xf0..0xf5 {
+    for nr in 0xf0..0xf4 {
         let unknown = with_size(0xc000_af00 | nr, 8);
         fails("an unknown number", device.raw(unknown, &mut 0_u64), libc::ENOTTY)?;
     }
@@ -264,6 +266,16 @@ fn grown_trace(device: &KernelDevice) -> Result<()> {
     ask(&mut head).context("the head of a record")?;
     let known = size_of::<abi::BlkTraced>() as u32;
     ensure!(head == [known, 0, 0, 0, 7, 7], "{head:?}");
+    Ok(())
+}
+
+fn grown_oldest(device: &KernelDevice) -> Result<()> {
+    let ask = |words: &mut [u32; 6]| device.raw(with_size(abi::BLK_GET_OLDEST, 24), words);
+    fails("room for 12 bytes of an age", ask(&mut [12, 0, 7, 7, 7, 7]), libc::EINVAL)?;
+    let mut grown = [24, 0, 7, 7, 7, 7];
+    ask(&mut grown).context("more room than is needed")?;
+    let known = size_of::<abi::BlkOldest>() as u32;
+    ensure!(grown == [known, 0, u32::MAX, u32::MAX, 7, 7], "{grown:?}");
     Ok(())
 }
 

@@ -36,6 +36,7 @@ mod power_loss;
 mod ranges;
 mod removal;
 mod requests;
+mod stall;
 mod suite;
 mod target;
 mod trace;

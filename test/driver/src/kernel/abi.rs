@@ -90,6 +90,8 @@ pub const BLK_GET_FAILURE: u32 = iowr::<BlkFailure>(0xf7);
 pub const BLK_SET_TRACE: u32 = iow::<BlkTrace>(0xf6);
 /// `VHOST_BLK_GET_TRACED`.
 pub const BLK_GET_TRACED: u32 = iowr::<BlkTraced>(0xf5);
+/// `VHOST_BLK_GET_OLDEST`.
+pub const BLK_GET_OLDEST: u32 = iowr::<BlkOldest>(0xf4);
 
 /// `VHOST_BLK_BUSYLOOP_US_MAX`.
 pub const BLK_BUSYLOOP_US_MAX: u32 = 1_000_000;
@@ -368,6 +370,16 @@ wire! {
         storage_ns: u64,
         /// Time until the driver sees it.
         used_ns: u64,
+    }
+
+    /// `struct vhost_blk_oldest`.
+    BlkOldest {
+        /// In: size of the buffer; out: bytes known.
+        size: u32,
+        /// The queue.
+        index: u32,
+        /// Age of the oldest request in flight; all ones: there is none.
+        age_ns: u64,
     }
 
     /// `struct vhost_blk_inflight`.

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::abi::{
-    self, BlkFailure, BlkInflight, BlkInfo, BlkOptions, BlkTrace, BlkTraced, IotlbMsg,
+    self, BlkFailure, BlkInflight, BlkInfo, BlkOldest, BlkOptions, BlkTrace, BlkTraced, IotlbMsg,
 };
 use super::abi::{MemoryHead, MemoryRegion};
 use super::abi::{VringAddr, VringFile, VringState};
@@ -281,6 +281,14 @@ impl KernelDevice {
     pub fn traced(&self) -> io::Result<BlkTraced> {
         let ask = BlkTraced { size: size_of::<BlkTraced>() as u32, ..BlkTraced::default() };
         self.get("VHOST_BLK_GET_TRACED", abi::BLK_GET_TRACED, ask)
+    }
+
+    /// Age of the oldest request of a queue that is in flight.
+    pub fn oldest(&self, index: u32) -> io::Result<Option<Duration>> {
+        let size = size_of::<BlkOldest>() as u32;
+        let ask = BlkOldest { size, index, age_ns: 0 };
+        let told = self.get("VHOST_BLK_GET_OLDEST", abi::BLK_GET_OLDEST, ask)?;
+        Ok((told.age_ns != u64::MAX).then(|| Duration::from_nanos(told.age_ns)))
     }
 
     /// Sends an IOTLB message: UPDATE or INVALIDATE.

@@ -178,6 +178,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         num_queues: QUEUES,
         queue_size_max: QUEUE_SIZE_MAX,
         limits: Limits::NONE,
+        watches_time: false,
         unsuited: None,
     };
     let choice = PlaneChoice::Only(PlaneKind::Uring);

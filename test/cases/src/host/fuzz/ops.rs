@@ -28,7 +28,7 @@ const STATE_CODES: [u32; 10] = [
 /// Codes that take a `vhost_vring_file`.
 const FILE_CODES: [u32; 3] = [abi::SET_VRING_KICK, abi::SET_VRING_CALL, abi::SET_VRING_ERR];
 /// All known codes.
-const ALL_CODES: [u32; 27] = [
+const ALL_CODES: [u32; 28] = [
     abi::GET_FEATURES,
     abi::SET_FEATURES,
     abi::SET_OWNER,
@@ -55,6 +55,7 @@ const ALL_CODES: [u32; 27] = [
     abi::BLK_GET_FAILURE,
     abi::BLK_SET_TRACE,
     abi::BLK_GET_TRACED,
+    abi::BLK_GET_OLDEST,
     abi::SET_BACKEND_FEATURES,
 ];
 
@@ -112,7 +113,7 @@ fn bring_up(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Re
 }
 
 fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<()> {
-    match rng.below(28) {
+    match rng.below(29) {
         0 => device.set_owner(),
         1 if rng.one_in(4) => device.reset_owner(),
         1 | 2 => {
@@ -145,6 +146,7 @@ fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<
         24 => device.failure().map(drop),
         25 => device.set_trace(rng.below(3), Some(material.event_fd(rng))),
         26 => device.traced().map(drop),
+        27 => device.oldest(index(rng)).map(drop),
         _ => {
             (0..8).for_each(|_| material.scribble(rng));
             Ok(())

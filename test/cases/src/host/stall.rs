@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Storage that does not answer, as the module and the daemon tell it. No time has an upper bound.
+
+use crate::case::cases;
+use crate::host::abi::fails;
+use crate::host::daemon::Daemon;
+use crate::host::env::{Env, Plane};
+use crate::host::fixture::{Dm, DmKind, NullBlkOptions, null_blk, wait_until};
+use crate::host::target::{self, need_module, options};
+use crate::host::visibility::counters;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use driver::kernel::{KernelDevice, KernelOptions};
+use driver::{Device, Request};
+use kit::set::Set::Gating;
+use serde_json::{Value, json};
+use std::time::Duration;
+use virtio_spec::blk::S_OK;
+
+cases! { Host;
+    "stall-age", Gating,
+        "the module tells the age of the oldest request in flight, also during a drain",
+        |_| age();
+    "stall-locked", Gating,
+        "the age is told while a worker that waits for the disk keeps its queue locked",
+        |_| locked();
+    "daemon-stall", Gating,
+        "the daemon tells that the storage of a queue in the kernel does not answer, and its end",
+        daemon;
+}
+
+/// Time of each request on a disk with few tags.
+const STALL: Duration = Duration::from_secs(3);
+/// With more requests, the worker waits for a tag while it holds the lock of the queue.
+const TAGS: u64 = 4;
+/// On a slow machine, a single round proves nothing.
+const ROUNDS: u32 = 4;
+
+fn kernel(device: &mut Device) -> Result<&KernelDevice> {
+    Ok(device.session().kernel().context("a kernel device")?.device())
+}
+
+fn oldest(device: &mut Device) -> Result<Option<Duration>> {
+    Ok(kernel(device)?.oldest(0)?)
+}
+
+/// The driver may see a request before the module has ended it.
+fn wait_for_none(device: &mut Device) -> Result<()> {
+    wait_until("no request in flight", || Ok(oldest(device)?.is_none().then_some(())))
+}
+
+fn collect(device: &mut Device) -> Result<()> {
+    let (_, done) = device.queue(0).collect()?;
+    ensure!(done.status == Some(S_OK), "status {:?}", done.status);
+    Ok(())
+}
+
+fn age() -> Result<()> {
+    need_module()?;
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "stalled", DmKind::Linear)?;
+    let mut device = Device::open_kernel(disk.open()?, &options(), &KernelOptions::default())?;
+    let layout = device.layout();
+    fails("queue 64", kernel(&mut device)?.oldest(64), libc::ENOBUFS)?;
+    ensure!(oldest(&mut device)?.is_none(), "the age of no request");
+    device.write(8, &[1; 4096])?;
+    wait_for_none(&mut device)?;
+
+    dm.suspend()?;
+    device.queue(0).submit(&Request::write(64, &[1; 512]), &layout)?;
+    let first = wait_until("the request in flight", || oldest(&mut device))?;
+    device.queue(0).submit(&Request::read(128, 512), &layout)?;
+    wait_until("two requests in flight", || {
+        Ok((counters(&mut device)?.get("inflight") == Some(&2)).then_some(()))
+    })?;
+    let second = oldest(&mut device)?.context("no request with two in flight")?;
+    ensure!(second > first, "{second:?} is the age of the younger request, not above {first:?}");
+
+    let own = kernel(&mut device)?.try_clone()?;
+    let stopper = std::thread::spawn(move || own.set_queue(0, false));
+    let third = oldest(&mut device)?.context("no request during the drain")?;
+    ensure!(third > second, "{third:?} after {second:?}");
+    dm.resume()?;
+    stopper.join().map_err(|_| anyhow!("the stop panicked"))??;
+    ensure!(oldest(&mut device)?.is_none(), "the age of a request of a stopped queue");
+    collect(&mut device)?;
+    collect(&mut device)
+}
+
+/// Returns whether a worker of this process's devices sleeps for storage (state D).
+fn a_worker_sleeps() -> Result<bool> {
+    for task in std::fs::read_dir("/proc/self/task")? {
+        // A thread may have ended.
+        let stat = std::fs::read_to_string(task?.path().join("stat")).unwrap_or_default();
+        if stat.contains("(vhost-") && stat.contains(") D ") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn locked() -> Result<()> {
+    need_module()?;
+    let stalled = NullBlkOptions {
+        irqmode: 2,
+        completion_ns: STALL.as_nanos() as u64,
+        shared_tags: TAGS,
+        ..NullBlkOptions::USUAL
+    };
+    let (disk, _) = null_blk(stalled)?;
+    let mut device = Device::open_kernel(disk.open()?, &options(), &KernelOptions::default())?;
+    let layout = device.layout();
+    for round in 0..ROUNDS {
+        for number in 0..2 * TAGS {
+            // Gaps between the requests prevent a merge into one request, which needs a single tag.
+            device.queue(0).submit(&Request::read(16 * number, 4096), &layout)?;
+        }
+        wait_until("a worker that waits", || Ok(a_worker_sleeps()?.then_some(())))?;
+        oldest(&mut device)?.context("no request in flight")?;
+        let in_time = device.queue(0).try_collect()?.is_none();
+        for _ in 0..2 * TAGS - u64::from(!in_time) {
+            collect(&mut device)?;
+        }
+        println!("round {round}: in time {in_time}");
+        if in_time {
+            return Ok(());
+        }
+    }
+    bail!("no age was told before the disk had answered")
+}
+
+fn status(daemon: &Daemon) -> Result<Value> {
+    Ok(serde_json::from_str(&daemon.control(&["--json", "status"])?)?)
+}
+
+fn daemon(env: &Env) -> Result<()> {
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "stalled", DmKind::Linear)?;
+    let limit = ["--io-timeout", "0.2"];
+    let (mut device, daemon) =
+        target::serve_by_daemon(&env.on(Plane::Kernel), &disk, &options(), &limit)?;
+    let layout = device.layout();
+    for stalls in 1..=2 {
+        device.write(8, &[1; 4096])?;
+        dm.suspend()?;
+        device.queue(0).submit(&Request::write(64, &[1; 512]), &layout)?;
+        wait_until("the stall", || Ok((daemon.total("stalled_queues")? > 0).then_some(())))?;
+        let told = status(&daemon)?;
+        let about = (&told["data_plane"], &told["stalled_queues"]);
+        ensure!(about == (&json!("kernel"), &json!([0])), "{told}");
+        dm.resume()?;
+        collect(&mut device)?;
+        wait_until("its end", || Ok((daemon.total("stalled_queues")? == 0).then_some(())))?;
+        let counted = daemon.total("stalls_total")?;
+        ensure!(counted == stalls, "{counted} stalls instead of {stalls}");
+    }
+    let lines = daemon.lines_with("the storage does not answer");
+    ensure!(lines.len() == 2, "a line for each stall: {lines:?}");
+    Ok(())
+}
