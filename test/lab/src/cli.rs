@@ -88,6 +88,9 @@ pub struct RunArgs {
     /// The folder for logs and for junit.xml.
     #[arg(long, default_value = "target/lab")]
     pub report: PathBuf,
+    /// Shows the output of the cases while they run.
+    #[arg(long)]
+    pub show: bool,
     /// Names of cases; a `*` at the end stands for anything.
     #[arg(required_unless_present = "sets")]
     pub cases: Vec<String>,

@@ -141,7 +141,8 @@ fn run_cases(args: &RunArgs) -> Result<ExitCode> {
             let (base, payload) = args.vm.prepare(*kernel, *machine)?;
             let (shape, logs) = (args.vm.shape(*machine), args.report.clone());
             let timeout = args.timeout.map(Duration::from_secs);
-            let runner = Runner { base: &base, shape, payload: &payload, logs, timeout };
+            let (payload, show) = (&payload, args.show);
+            let runner = Runner { base: &base, shape, payload, logs, timeout, show };
             for _ in 0..args.repeat {
                 outcomes.extend(runner.run(&here)?);
             }

@@ -2,7 +2,7 @@
 //! One boot: follows case after case, and judges each by its exit code, its output and its part of
 //! the kernel's log.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -12,6 +12,7 @@ use crate::exec::tail_of;
 use crate::guest::GuestReport;
 use crate::suite::case::Case;
 use crate::suite::klog::{self, LogReader};
+use crate::suite::live::Live;
 use crate::suite::report::{Outcome, Verdict};
 use crate::suite::script::marks;
 use crate::vm::boot::Vm;
@@ -52,11 +53,15 @@ pub(crate) struct Followed {
     vm: Vm,
     kernel: KernelName,
     log: LogReader,
+    /// Shows the output of the cases.
+    live: Option<Live>,
 }
 
 impl Followed {
-    pub(crate) fn new(vm: Vm, kernel: KernelName) -> Self {
-        Self { vm, kernel, log: LogReader::default() }
+    /// Follows a VM; shows the output of its cases if `show`.
+    pub(crate) fn new(vm: Vm, kernel: KernelName, show: bool) -> Result<Self> {
+        let live = show.then(|| vm.stream("stdout").map(Live::new)).transpose()?;
+        Ok(Self { vm, kernel, log: LogReader::default(), live })
     }
 
     /// The whole console, and QEMU's output.
@@ -78,6 +83,10 @@ impl Followed {
             let vm_ended = self.vm.has_ended()?;
             let lost = if vm_ended { None } else { self.look_at_cpus() };
             let report = self.vm.report();
+            // After the report, so that an ended case has been shown to its end.
+            if let Some(live) = &mut self.live {
+                live.pass_on(&mut io::stdout())?;
+            }
             if began.is_none() && report.values("begin").any(|name| name == case.name) {
                 began = Some(Instant::now());
             }

@@ -36,6 +36,8 @@ pub struct Runner<'a> {
     pub logs: PathBuf,
     /// Time limit of a case, in place of its set's.
     pub timeout: Option<Duration>,
+    /// Shows the output of the cases while they run.
+    pub show: bool,
 }
 
 impl Runner<'_> {
@@ -69,7 +71,7 @@ impl Runner<'_> {
         let unload = unload_case(self.shape.machine, self.base.kernel().name());
         let script = script_for(pending.iter().map(|case| (*case, self.timeout_of(case))), &unload);
         let vm = Vm::boot(self.base, &self.shape, self.payload, &script)?;
-        let mut boot = Followed::new(vm, self.base.kernel().name());
+        let mut boot = Followed::new(vm, self.base.kernel().name(), self.show)?;
         let finished = self.cases_of(&mut boot, may_retry, pending, outcomes);
         let finished = match finished {
             Ok(BootEnd::NoMachine(why)) => Ok(BootEnd::NoMachine(why)),

@@ -84,9 +84,12 @@ pub(crate) fn unload_case(machine: Machine, kernel: KernelName) -> Case {
     }
 }
 
+/// Beginning of the marks.
+pub(crate) const MARK: &str = "lab: case ";
+
 /// By which a case's part of the kernel's log and of the output begins and ends.
 pub(crate) fn marks(name: &str) -> (String, String) {
-    (format!("lab: case {name} begins"), format!("lab: case {name} ends"))
+    (format!("{MARK}{name} begins"), format!("{MARK}{name} ends"))
 }
 
 /// The script that runs the cases and then `unload`, each within its time.
