@@ -93,6 +93,7 @@ const ORDER: &[&str] = &[
     "host::fuzz",
     "nested::guest_killed",
     "nested::migrate",
+    "nested::migrate_nvme",
     "nested::pause",
     "nested::reconnect",
     "nested::switch",

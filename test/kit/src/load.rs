@@ -43,6 +43,16 @@ pub fn wait_for_round(guest: &mut impl Shell) -> Result<()> {
     })
 }
 
+/// Waits until a running load has verified a round that began after this call.
+pub fn wait_for_another_round(guest: &mut impl Shell) -> Result<()> {
+    let before = rounds(guest)?;
+    wait_until_so(ROUND_LIMIT, "another verified round of the load", || {
+        check_running(guest)?;
+        // The first of the two may have begun before.
+        Ok(rounds(guest)? >= before + 2)
+    })
+}
+
 /// Fails if the load has ended, which only an error makes it do.
 pub fn check_running(guest: &mut impl Shell) -> Result<()> {
     if guest.run("cat /run/load.code")?.code == 0 {

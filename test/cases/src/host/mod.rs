@@ -11,6 +11,7 @@
 
 pub(crate) mod daemon;
 pub(crate) mod env;
+pub(crate) mod fixture;
 pub(crate) mod owner;
 
 mod abi;
@@ -21,7 +22,6 @@ mod durability;
 mod engines;
 mod failure;
 mod faults;
-mod fixture;
 mod fuzz;
 mod hostile;
 mod integrity;

@@ -66,8 +66,9 @@ impl Daemon {
         disk: &Path,
         serial: &str,
         plane: Plane,
+        more: &[&str],
     ) -> Result<Self> {
-        Self::start_with(program, disk, serial, plane, &[], true)
+        Self::start_with(program, disk, serial, plane, more, true)
     }
 
     fn start_with(
@@ -135,15 +136,15 @@ impl Daemon {
 
     /// Moves the running queues to another data plane.
     pub(crate) fn switch(&self, plane: Plane) -> Result<()> {
-        self.control(&["switch", plane.name()])
+        self.control(&["switch", plane.name()]).map(drop)
     }
 
-    /// Sends a command to the control socket.
-    pub(crate) fn control(&self, words: &[&str]) -> Result<()> {
+    /// Sends a command to the control socket; returns the answer.
+    pub(crate) fn control(&self, words: &[&str]) -> Result<String> {
         let (program, control) = (self.program.display().to_string(), self.folder.path());
         let control = control_arg(control);
         let start: [&str; 3] = [&program, "ctl", &control];
-        run_to_end(&[&start[..], words].concat()).map(drop)
+        run_to_end(&[&start[..], words].concat())
     }
 }
 

@@ -60,6 +60,7 @@ impl Disk {
     }
 }
 
-fn check_ext4(path: &Path) -> Result<()> {
+/// Checks the ext4 file system on a device or image, which must be sound.
+pub(super) fn check_ext4(path: &Path) -> Result<()> {
     run_to_end(&["e2fsck", "-f", "-n", &path.display().to_string()]).map(drop)
 }

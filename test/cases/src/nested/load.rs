@@ -2,7 +2,9 @@
 //! The load of the cases: fio, which verifies itself, and a file that must stay whole.
 
 use anyhow::Result;
-pub(super) use kit::load::{finish, format, start, verify_once, wait_for_round};
+pub(super) use kit::load::{
+    finish, format, start, verify_once, wait_for_another_round, wait_for_round,
+};
 
 use crate::nested::daemon::Daemon;
 use crate::nested::disk::Disk;

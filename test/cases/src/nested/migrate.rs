@@ -3,7 +3,6 @@
 //! lock of the image follows it: the target's daemon starts no queue before the source's gives it up.
 
 use anyhow::{Result, bail};
-use serde_json::json;
 
 use super::disk::{Disk, Kind};
 use super::{Needs, Setup, load};
@@ -22,6 +21,9 @@ cases! { Nested;
         "a guest that writes is migrated live from one io_uring plane to another",
         |setup| run(setup, Plane::Uring, Plane::Uring);
 }
+
+/// Bytes a second while the guest writes.
+pub(super) const UNDER_LOAD: u64 = 48 << 20;
 
 /// Repeats reads of a file through the page cache, each time from the disk. Only the device writes
 /// these pages, so they reach the target only if the device logged them.
@@ -44,7 +46,7 @@ fn run(setup: &Setup, from: Plane, to: Plane) -> Result<()> {
     let mut source = Guest::boot(&setup.image, &spec(&daemons[0], false))?;
     let sum = prepare(&mut source)?;
     let mut target = Guest::start(&setup.image, &spec(&daemons[1], true))?;
-    limit_speed(&mut source)?;
+    source.limit_migration(UNDER_LOAD)?;
     let migration = source.migrate_to(&mut target)?;
     source.cut_power();
     look(&mut target, &sum)?;
@@ -70,13 +72,6 @@ fn prepare(guest: &mut Guest) -> Result<String> {
     load::start(guest)?;
     guest.ok(&format!("({CACHED_READS}) >/dev/null 2>&1 &"))?;
     Ok(sum)
-}
-
-/// Limits the migration so that the guest writes during it and it does not end early;
-/// [`Guest::migrate_to`] lifts the limit.
-fn limit_speed(guest: &mut Guest) -> Result<()> {
-    let slow = json!({ "max-bandwidth": 48 << 20, "downtime-limit": 1 });
-    guest.monitor("migrate-set-parameters", slow)
 }
 
 /// Checks that the load continues without an error, and that the cached file is right in memory and

@@ -18,6 +18,7 @@ mod kvm;
 mod load;
 pub(crate) mod measure;
 mod migrate;
+mod migrate_nvme;
 mod operate;
 mod pause;
 mod reconnect;

@@ -30,7 +30,7 @@ const SIZE_LIMIT: Duration = Duration::from_secs(60);
 /// Runs the case.
 fn run(setup: &Setup, plane: Plane) -> Result<()> {
     let disk = Disk::create(Kind::File)?;
-    let daemon = Daemon::with_control(&setup.program, &disk.path(), "operated", plane)?;
+    let daemon = Daemon::with_control(&setup.program, &disk.path(), "operated", plane, &[])?;
     let spec = GuestSpec { disks: daemon.qemu_args(2), ..GuestSpec::default() };
     let mut guest = Guest::boot(&setup.image, &spec)?;
     let node = guest.virtio_disk("operated")?;

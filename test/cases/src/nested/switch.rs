@@ -30,7 +30,7 @@ fn run(setup: &Setup) -> Result<()> {
 }
 
 fn on(setup: &Setup, disk: &Disk) -> Result<()> {
-    let daemon = Daemon::with_control(&setup.program, &disk.path(), "switched", Plane::Uring)?;
+    let daemon = Daemon::with_control(&setup.program, &disk.path(), "switched", Plane::Uring, &[])?;
     let spec = GuestSpec { disks: daemon.qemu_args(2), ..GuestSpec::default() };
     let mut guest = Guest::boot(&setup.image, &spec)?;
     let node = guest.virtio_disk("switched")?;

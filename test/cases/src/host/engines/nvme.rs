@@ -7,7 +7,7 @@ use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Ana, NvmeTcp, wait_until};
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
-use kit::outcome::{expect_io_errors, expect_log};
+use kit::outcome::expect_io_errors;
 use kit::set::Set::{Full, Gating};
 use std::time::Duration;
 
@@ -48,9 +48,7 @@ const OUTAGE: Duration = Duration::from_secs(30);
 
 /// The daemon's options, and the load. Expects the kernel's messages about a lost path.
 fn serving() -> Serving<'static> {
-    for part in ["nvme nvme", "nvmet: ", "nvmet_tcp: ", "nvme_ns_head_submit_bio"] {
-        expect_log(part);
-    }
+    NvmeTcp::expect_lost_paths();
     Serving::default()
 }
 

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 pub(crate) use kit::agent::Output;
 use kit::agent::{Agent, Shell};
 use kit::outcome::skip;
@@ -157,8 +157,21 @@ impl Guest {
     /// Migrates the guest to another QEMU that waits for it, and waits until it runs there. Speed
     /// limits are lifted after some rounds.
     pub(crate) fn migrate_to(&mut self, target: &mut Self) -> Result<Migration> {
+        self.migrate_during(target, |_| Ok(()))
+    }
+
+    /// As [`Self::migrate_to`]; makes a change while the guest's memory is copied, which must not
+    /// end before. So the migration must be slow at first ([`Self::limit_migration`]).
+    pub(crate) fn migrate_during(
+        &mut self,
+        target: &mut Self,
+        change: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<Migration> {
         let uri = format!("unix:{}", target.migration_socket().display());
         self.monitor("migrate", json!({ "uri": uri }))?;
+        change(self)?;
+        let info = self.qmp.execute("query-migrate", json!({}))?;
+        ensure!(info["status"] == "active", "the change came too late: {info}");
         let (mut info, mut lifted) = (serde_json::Value::Null, false);
         wait_until_so(MIGRATION_LIMIT, "the migration", || {
             info = self.qmp.execute("query-migrate", json!({}))?;
@@ -185,6 +198,13 @@ impl Guest {
             rounds: info["ram"]["dirty-sync-count"].as_u64().unwrap_or(0),
             downtime_ms: info["downtime"].as_u64().unwrap_or(0),
         })
+    }
+
+    /// Limits the speed of a migration to so many bytes a second, so that the guest writes during it
+    /// and it does not end early; [`Self::migrate_to`] lifts the limit.
+    pub(crate) fn limit_migration(&mut self, bytes_per_second: u64) -> Result<()> {
+        let slow = json!({ "max-bandwidth": bytes_per_second, "downtime-limit": 1 });
+        self.monitor("migrate-set-parameters", slow)
     }
 
     fn migration_socket(&self) -> PathBuf {
