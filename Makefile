@@ -10,10 +10,10 @@ LAB_KERNELS = debug,6.12,sid
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab-shell vm-shell modules deb lab deb-lab soak test bench bench-lab report lint
+.PHONY: help setup run lab-shell vm-shell modules deb lab deb-lab soak demo-storage test bench bench-lab report lint
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## Install the Debian packages that all targets need; removes nothing [ARGS=--dry-run: only show]
 	@scripts/setup.sh $(ARGS)
@@ -41,6 +41,9 @@ lab: programs ## All cases of the kernel modules, in VMs with three kernels [KER
 
 soak: release ## A guest verifies its data while its disk is operated, killed and broken [EVENTS=N] [MINUTES=N] [SEED=N]
 	@$(LAB) soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(EVENTS),--events $(EVENTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+demo-storage: programs ## The life of a disk, told: qcow2, snapshot, backup, growth, a move on NVMe/TCP, a lost path
+	@$(LAB) run --kernel 6.12 --show --report target/lab/demo-storage $(ARGS) demo-storage
 
 deb-lab: programs ## Use the packages in VMs with Debian 12: upgrade, removal, DKMS, a guest of libvirt
 	@scripts/setup.sh deb

@@ -94,6 +94,7 @@ const ORDER: &[&str] = &[
     "nested::guest_killed",
     "nested::migrate",
     "nested::migrate_nvme",
+    "nested::demo_storage",
     "nested::pause",
     "nested::reconnect",
     "nested::switch",

@@ -58,6 +58,11 @@ impl Hosts {
         &self.0[host as usize].0.path
     }
 
+    /// Size of the namespace in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0[0].0.bytes
+    }
+
     /// Cuts one of the two paths of a host, and waits until the host has noticed.
     pub(super) fn lose_path(&self, host: Host, path: usize) -> Result<()> {
         let target = &self.0[host as usize].1;

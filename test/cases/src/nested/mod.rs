@@ -10,6 +10,7 @@
 //! Each other module has cases.
 
 mod daemon;
+mod demo_storage;
 mod disk;
 mod driver;
 mod guest;
