@@ -10,7 +10,7 @@ LAB_KERNELS = debug,6.12,sid
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab-shell vm-shell modules deb lab deb-lab soak demo-storage test bench bench-lab report lint
+.PHONY: help setup run lab-shell vm-shell modules deb lab deb-lab soak demo-storage test bench bench-lab bench-guest report lint
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,10 @@ bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKE
 
 bench-lab: programs ## Measure in lab VMs: host side, path lengths, inner guests [ARGS="--quick"]
 	@scripts/bench-lab.sh $(ARGS)
+
+bench-guest: programs ## Compare all ways to attach a disk to a guest on this machine, which needs KVM [ARGS="--rounds 5"]
+	@scripts/setup.sh bench
+	@$(LAB) bench-guest -- $(ARGS)
 
 report: release ## Measure and write report/index.html, report.md, report.json [QUICK=1] [PARTS=native|all] [ARGS=...]
 	@qemu=$$($(LAB) qemu-path) && PATH="$$PATH$${qemu:+:$$qemu}" scripts/report.sh

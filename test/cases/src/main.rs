@@ -108,7 +108,7 @@ fn run(RunArgs { name, mut env, guest, anyway }: RunArgs) -> Result<()> {
         Kind::Host(_, body) => body(&env).and_then(|()| host::daemon::all_ended_well())?,
         Kind::Nested(needs, body) => {
             let seed = env.seed();
-            nested::run(*needs, *body, &nested::Lab { bin: env.bin, guest }, seed)?
+            nested::run(*needs, *body, &nested::Lab::in_vm(env.bin, guest), seed)?
         }
         Kind::Guest(_, body) => guest::run(&row, *body, env.seed(), anyway)?,
     }

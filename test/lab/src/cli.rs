@@ -43,6 +43,12 @@ pub enum Command {
     /// The main job: format, write, verify and measure in a guest, compare with QEMU's own device.
     #[command(after_help = DEMO_EXIT_CODES)]
     Demo(DemoArgs),
+    /// Compares all ways to attach a disk to a guest, on this machine itself, which needs KVM.
+    BenchGuest {
+        /// Options of `cases nested-bench`.
+        #[arg(last = true)]
+        options: Vec<String>,
+    },
     /// A guest writes and verifies while its disk is operated, killed and broken in random order.
     Soak(SoakArgs),
     /// Gives a prompt in a guest that has the served disk as /dev/vda.

@@ -18,6 +18,7 @@
 //! * [`disk`]: making a disk, refusing to overwrite one that has content, checking it from outside.
 //! * [`run`]: the main job that puts these together, [`report`] its table.
 //! * [`soak`]: a guest whose disk is operated, killed and broken in random order.
+//! * [`bench_guest`]: the comparison of inner guests, on this machine itself.
 //!
 //! And for the kernel module:
 //!
@@ -29,6 +30,7 @@
 //! Every process that the lab starts ends with it: see [`kit::process`].
 
 pub mod accel;
+pub mod bench_guest;
 pub mod cache;
 pub mod cli;
 mod debian;

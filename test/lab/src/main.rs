@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use kit::interrupt;
 use lab::accel::AccelChoice;
+use lab::bench_guest;
 use lab::cache::Cache;
 use lab::cli::{Cli, Command, DemoArgs, DiskArgs, ExecArgs, RunArgs};
 use lab::disk;
@@ -62,6 +63,9 @@ fn start(cli: Cli) -> Result<ExitCode> {
             }
         }
         Command::Demo(args) => return demo(args),
+        Command::BenchGuest { options } => {
+            return Ok(ExitCode::from(bench_guest::run(&Lab::open()?, &options)?));
+        }
         Command::Soak(args) => {
             print!("{}", soak::run(&Lab::open()?, &args.daemon()?, &args.options())?);
         }

@@ -36,7 +36,10 @@ use guest::{Driver, Image};
 /// Folder in which the lab puts the inner guest's files.
 pub(crate) const GUEST_FOLDER: &str = "/lab/guest";
 
-/// Files that the lab has put into the VM.
+/// Folder for files of inner guests, kept for further guests of the same VM.
+pub(crate) const WORK_FOLDER: &str = "/run/nested";
+
+/// Files that the lab has put into the VM, or on a host beside this program.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Lab {
     /// Folder with the project's programs
@@ -45,9 +48,20 @@ pub(crate) struct Lab {
     /// Folder with the inner guest's vmlinuz and root.img
     #[arg(long, value_name = "FOLDER", default_value = GUEST_FOLDER)]
     pub(crate) guest: PathBuf,
+    /// Folder for files of inner guests
+    #[arg(long, value_name = "FOLDER", default_value = WORK_FOLDER)]
+    pub(crate) work: PathBuf,
+    /// This is a real host, which needs no preparation for KVM under emulation
+    #[arg(long)]
+    pub(crate) on_host: bool,
 }
 
 impl Lab {
+    /// Files in a VM of the lab.
+    pub(crate) fn in_vm(bin: PathBuf, guest: PathBuf) -> Self {
+        Self { bin, guest, work: WORK_FOLDER.into(), on_host: false }
+    }
+
     /// The daemon's program.
     fn program(&self) -> PathBuf {
         self.bin.join("vhost-blk")
@@ -90,6 +104,6 @@ pub(crate) fn run(
         return Err(skip("/dev/vhost-blk is missing: load vhost_blk"));
     }
     // Not with the driver under test: a failure of that driver must fail the case.
-    kvm::must_work(&Image::prepare(&lab.guest, Driver::InTree)?)?;
-    body(&Setup { program: lab.program(), image: Image::prepare(&lab.guest, needs.driver)?, seed })
+    kvm::must_work(lab, &Image::prepare(lab, Driver::InTree)?)?;
+    body(&Setup { program: lab.program(), image: Image::prepare(lab, needs.driver)?, seed })
 }

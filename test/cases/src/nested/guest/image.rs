@@ -10,12 +10,11 @@ use kit::outcome::skip;
 use kit::process::run_to_end;
 
 use crate::initramfs::{Initramfs, modules_of};
+use crate::nested::Lab;
 
 const INIT: &str = include_str!("init.sh");
 /// Driver of the root disk, which the guest needs before it mounts its root.
 const ROOT_DRIVER: &str = "virtio_blk";
-/// Folder of the initramfs, kept for further guests of the same VM.
-const INITRAMFS_FOLDER: &str = "/run/nested";
 /// Folder of the project's own modules, built for the kernel of the outer VM.
 const OWN_MODULES: &str = "/lab/modules";
 
@@ -44,11 +43,12 @@ impl OwnDriver {
 }
 
 impl Driver {
-    fn initramfs(self) -> PathBuf {
-        Path::new(INITRAMFS_FOLDER).join(match self {
+    /// Name of the initramfs with this driver.
+    fn initramfs(self) -> String {
+        match self {
             Self::InTree => "initramfs".to_owned(),
             Self::Own(driver) => format!("initramfs-{}", driver.parameters().replace(' ', "-")),
-        })
+        }
     }
 }
 
@@ -66,24 +66,24 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Takes the payload's guest folder; makes the initramfs if this VM has none yet.
+    /// Takes the files of the guest folder; makes the initramfs if the work folder has none yet.
     ///
     /// # Errors
     ///
     /// [`kit::outcome::Skip`] if the project's driver is requested and was built for another kernel
     /// than the guest's.
-    pub(crate) fn prepare(folder: &Path, driver: Driver) -> Result<Self> {
-        let (kernel, root) = (folder.join("vmlinuz"), folder.join("root.img"));
+    pub(crate) fn prepare(lab: &Lab, driver: Driver) -> Result<Self> {
+        let (kernel, root) = (lab.guest.join("vmlinuz"), lab.guest.join("root.img"));
         for file in [&kernel, &root] {
             if !file.exists() {
                 bail!("{} is missing: the lab puts it there", file.display());
             }
         }
-        let initramfs = driver.initramfs();
+        let initramfs = lab.work.join(driver.initramfs());
         if !initramfs.exists() {
             let mount = Mount::read_only(&root)?;
             let bytes = initramfs_from(mount.place(), driver)?;
-            fs::create_dir_all(initramfs.parent().expect("it has a folder"))?;
+            fs::create_dir_all(&lab.work)?;
             fs::write(&initramfs, bytes).context("cannot write the inner guest's initramfs")?;
         }
         Ok(Self { kernel, initramfs, root, driver })

@@ -5,12 +5,14 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use bench::rig::{ScsiTarget, Speed, null_blk};
+use bench::setup;
 use clap::ValueEnum;
 use kit::null_blk::NullBlk;
+use kit::system::modprobe;
 use serde_json::json;
 
 use crate::nested::daemon::{Daemon, Plane};
-use crate::nested::guest::Guest;
+use crate::nested::guest::{Guest, QEMU};
 
 const SIZE_MIB: u64 = 1024;
 
@@ -153,11 +155,20 @@ fn qemu_args(way: Way, path: &Path, aio: &str, queues: u16, threads: u16) -> Vec
     args
 }
 
-/// Removes the ways that this VM does not support, and prints them.
+/// First version of QEMU that gives each queue a thread of its own.
+const MAPPING_SINCE: u32 = 9;
+
+/// Removes the ways that this machine does not support, and prints them.
 pub(super) fn possible(ways: &mut Vec<Way>) -> Result<()> {
     if ways.contains(&Way::Kernel) && !Path::new("/dev/vhost-blk").exists() {
-        eprintln!("nested: /dev/vhost-blk is missing: the kernel plane is left out");
-        ways.retain(|&way| way != Way::Kernel);
+        leave_out(ways, Way::Kernel, "/dev/vhost-blk is missing");
+    }
+    if ways.contains(&Way::VhostScsi) && modprobe("vhost_scsi", &[]).is_err() {
+        leave_out(ways, Way::VhostScsi, "this kernel has no module vhost_scsi");
+    }
+    let version = setup::version(QEMU);
+    if ways.contains(&Way::QemuMapping) && major(&version).is_none_or(|it| it < MAPPING_SINCE) {
+        leave_out(ways, Way::QemuMapping, &format!("{version} is older than {MAPPING_SINCE}"));
     }
     if ways.is_empty() {
         bail!("nothing is left to measure");
@@ -165,9 +176,27 @@ pub(super) fn possible(ways: &mut Vec<Way>) -> Result<()> {
     Ok(())
 }
 
+fn leave_out(ways: &mut Vec<Way>, way: Way, why: &str) {
+    eprintln!("nested: {why}: {} is left out", way.name());
+    ways.retain(|known| *known != way);
+}
+
+/// The major number in the line that QEMU says about its version.
+fn major(version: &str) -> Option<u32> {
+    let (_, number) = version.split_once("version ")?;
+    number.split('.').next()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_major_number_of_qemu_is_read() {
+        let said = "QEMU emulator version 10.0.13 (Debian 1:10.0.13+ds-0+deb13u1)";
+        assert_eq!(major(said), Some(10));
+        assert_eq!(major("not usable (No such file or directory)"), None);
+    }
 
     #[test]
     fn mapping_gives_each_queue_a_thread_and_the_others_share_one() {

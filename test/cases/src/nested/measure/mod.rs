@@ -71,8 +71,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, lab: &Lab) -> Result<()> {
     let mut args = args.clone();
     attach::possible(&mut args.way)?;
-    let image = Image::prepare(&lab.guest, Driver::InTree)?;
-    kvm::must_work(&image)?;
+    let image = Image::prepare(lab, Driver::InTree)?;
+    kvm::must_work(lab, &image)?;
     let mut report = Report::new("In a guest: set-up", setup::describe());
     report.setup.push(("QEMU".to_owned(), setup::version("qemu-system-x86_64")));
     let mut set = Set::default();
