@@ -8,7 +8,7 @@
 
 use crate::guest::memfd;
 use backend::Mem;
-use data_plane::{IoPoll, UringOptions, UringPlane};
+use data_plane::{Coalesce, IoPoll, UringOptions, UringPlane};
 use driver::RawChannel;
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
