@@ -13,8 +13,11 @@
 
 /* Longest time for which a call is held. */
 #define VHOST_BLK_HOLD_NS	(100 * NSEC_PER_USEC)
-/* Time without a new chain or completion after which the driver is taken to wait. */
-#define VHOST_BLK_HOLD_IDLE_US	30
+/*
+ * Time without a new chain or completion after which the driver is taken to wait; at most the
+ * busy-loop timeout.
+ */
+#define VHOST_BLK_HOLD_IDLE_US	30u
 /* Most requests that a held call answers. */
 #define VHOST_BLK_HOLD_REQUESTS	16u
 
@@ -186,7 +189,7 @@ bool vhost_blk_hold_call(struct vhost_blk_queue *q)
 {
 	if (!q->coalesce.held)
 		return false;
-	if (vhost_blk_spin(q, VHOST_BLK_HOLD_IDLE_US))
+	if (vhost_blk_spin(q, min(VHOST_BLK_HOLD_IDLE_US, q->vq.busyloop_timeout)))
 		return true;
 	vhost_blk_call_held(q);
 	return false;

@@ -12,13 +12,15 @@
 use crate::backoff::Backoff;
 use crate::latency::Nanos;
 use crate::plane::Coalesce;
+use std::time::Duration;
 
 const MICROSECOND: Nanos = 1000;
 const MILLISECOND: Nanos = 1000 * MICROSECOND;
 
 /// Maximum time for which a call is held.
 const HOLD_MAX: Nanos = 100 * MICROSECOND;
-/// Time without a new chain or completion after which the driver is taken to wait.
+/// Time without a new chain or completion after which the driver is taken to wait; at most the
+/// maximum of polling.
 const HOLD_IDLE: Nanos = 30 * MICROSECOND;
 /// Maximum requests that a held call answers.
 const HOLD_REQUESTS_MAX: u64 = 16;
@@ -43,6 +45,7 @@ const FEWER_CALLS: f64 = 0.8;
 #[derive(Debug)]
 pub(crate) struct Coalescer {
     mode: Coalesce,
+    idle_max: Nanos,
     held: Option<Held>,
     /// Requests that were published since the last call.
     uncalled: u64,
@@ -113,11 +116,14 @@ impl Trial {
 }
 
 impl Coalescer {
-    pub(crate) fn new(mode: Coalesce) -> Self {
+    /// Holds calls by `mode`. The thread polls for `poll_max` at most; 0: no call is held.
+    pub(crate) fn new(mode: Coalesce, poll_max: Duration) -> Self {
+        let mode = if poll_max.is_zero() { Coalesce::Off } else { mode };
         let mut pause = Backoff::new(PAUSE_WINDOWS_MIN, PAUSE_WINDOWS_MAX);
         pause.begin();
         Coalescer {
             mode,
+            idle_max: HOLD_IDLE.min(poll_max.as_nanos() as Nanos),
             held: None,
             uncalled: 0,
             chosen: false,
@@ -155,7 +161,7 @@ impl Coalescer {
         }
         self.uncalled >= HOLD_REQUESTS_MAX
             || now.saturating_sub(held.since) >= HOLD_MAX
-            || now.saturating_sub(held.moved_at) >= HOLD_IDLE
+            || now.saturating_sub(held.moved_at) >= self.idle_max
     }
 
     /// Records a call.
@@ -239,7 +245,7 @@ mod tests {
 
     impl Load {
         fn new(mode: Coalesce) -> Self {
-            Load { calls: Coalescer::new(mode), now: 1, progress: 0 }
+            Load { calls: Coalescer::new(mode, POLL_MAX), now: 1, progress: 0 }
         }
 
         /// Publishes batches for `nanos`. `time` has the nanoseconds of a batch whose call is held
@@ -287,6 +293,7 @@ mod tests {
         load
     }
 
+    const POLL_MAX: Duration = Duration::from_micros(50);
     const SECOND: Nanos = 1000 * MILLISECOND;
 
     #[test]
@@ -349,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_call_is_held_while_there_is_progress_and_never_longer_than_its_bounds() {
-        let mut calls = Coalescer::new(Coalesce::On);
+        let mut calls = Coalescer::new(Coalesce::On, POLL_MAX);
         let mut due = |at, asked, progress, requests| {
             calls.published(requests);
             let due = calls.is_due(asked, progress, at);
@@ -376,10 +383,21 @@ mod tests {
     }
 
     #[test]
-    fn without_coalescing_no_call_is_held() {
-        let mut calls = Coalescer::new(Coalesce::Off);
+    fn without_coalescing_or_polling_no_call_is_held() {
+        for (mode, poll_max) in [(Coalesce::Off, POLL_MAX), (Coalesce::On, Duration::ZERO)] {
+            let mut calls = Coalescer::new(mode, poll_max);
+            calls.published(1);
+            assert!(calls.is_due(true, 1, 0));
+            assert!(!calls.is_holding());
+        }
+    }
+
+    #[test]
+    fn no_call_is_held_for_longer_than_the_thread_may_poll() {
+        let mut calls = Coalescer::new(Coalesce::On, Duration::from_micros(5));
         calls.published(1);
-        assert!(calls.is_due(true, 1, 0));
-        assert!(!calls.is_holding());
+        assert!(!calls.is_due(true, 1, 0));
+        assert!(!calls.is_due(false, 1, 5 * MICROSECOND - 1));
+        assert!(calls.is_due(false, 1, 5 * MICROSECOND));
     }
 }

@@ -203,9 +203,8 @@ fn build_worker(
     if let Err(error) = engine.bound_io_workers(&options.cpus) {
         tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus; Linux 5.15 can do that");
     }
-    let coalesce = if options.poll_max.is_zero() { Coalesce::Off } else { options.coalesce };
     let portion = Portion::new(options.portion);
-    Ok(Worker::new(engine, options.poll_max, portion, coalesce, inbox, mail_fd))
+    Ok(Worker::new(engine, options.poll_max, portion, options.coalesce, inbox, mail_fd))
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl RunningQueue {
         setup: QueueSetup,
         mut ring: VirtQueue,
         slow_start: bool,
-        coalesce: Coalesce,
+        (coalesce, poll_max): (Coalesce, Duration),
         share: Arc<Share>,
     ) -> Self {
         let layout = setup.ring.layout;
@@ -122,7 +122,7 @@ impl RunningQueue {
             kick_armed: false,
             kick_rearms: 0,
             batch: Batch::new(slow_start),
-            calls: Coalescer::new(coalesce),
+            calls: Coalescer::new(coalesce, poll_max),
             armed: true,
             faulted: false,
             stopping: None,

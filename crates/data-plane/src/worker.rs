@@ -42,8 +42,8 @@ pub(crate) struct Worker {
     clock: Clock,
     polls: Polls,
     portion: Portion,
-    /// Coalescing of the calls of new queues.
-    coalesce: Coalesce,
+    /// Coalescing of the calls of new queues, and the maximum of polling.
+    coalesce: (Coalesce, Duration),
     /// A queue holds a call.
     holding: bool,
     events: Vec<(Event, i32)>,
@@ -72,7 +72,7 @@ impl Worker {
             clock: Clock::default(),
             polls: Polls::new(poll_max),
             portion,
-            coalesce,
+            coalesce: (coalesce, poll_max),
             holding: false,
             events: Vec::with_capacity(256),
             mail,
