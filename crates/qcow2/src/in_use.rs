@@ -33,12 +33,19 @@ impl InUse {
     }
 }
 
-impl Drop for InUse {
-    fn drop(&mut self) {
+impl InUse {
+    /// Removes the mark, unless leaked clusters may be left. Nothing writes to the image any more.
+    pub(crate) fn end(&self) {
         // A commit that failed is remembered as a failed sync.
         if self.mark == Mark::Sound && !self.file.has_failed_sync() {
             let _ = self.file.unset_in_use(); // then the next opening checks the image in vain
         }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

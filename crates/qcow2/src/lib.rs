@@ -273,6 +273,14 @@ impl Qcow2Disk {
         })
     }
 
+    /// Ends the use of the image, which nothing writes any more and whose tables are durable: the last
+    /// change of the file by this disk. The drop of the disk does the same.
+    pub fn end_use(&self) {
+        if let Some(in_use) = &self.in_use {
+            in_use.end();
+        }
+    }
+
     /// Notices for the user about the files, one line each.
     pub fn notices(&self) -> Vec<String> {
         let of_files = self.files.iter().flat_map(|file| file.notices().to_vec());

@@ -82,6 +82,7 @@ allow-backing = 'same-dir'
 backend = 'file'
 batch-size = 8
 cache = 'writethrough'
+coalesce = 'off'
 cpus = 0
 data-plane = 'uring'
 direct = false

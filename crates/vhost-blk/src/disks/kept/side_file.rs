@@ -77,6 +77,8 @@ fn save(image: &Image, layers: &Layers) -> Result<usize, String> {
         let slow =
             |why| format!("the tables of the image are not durable: {why}; check the storage");
         qcow2.settle(TABLES_MAX).map_err(slow)?;
+        // Its mark changes the signs of the file.
+        qcow2.end_use();
     }
     let unknown = |why: io::Error| format!("{why}; check the storage of the image");
     let files = identity::now(image).map_err(unknown)?;
