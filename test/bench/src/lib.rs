@@ -9,6 +9,7 @@ pub mod changes;
 pub mod client;
 pub mod compare;
 pub mod cpu;
+pub mod density;
 pub mod disk;
 mod goals;
 pub mod host;

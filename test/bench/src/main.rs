@@ -22,6 +22,8 @@ enum Command {
     Compare(bench::changes::Args),
     /// Write the page of all measurements from their JSON
     Report(bench::page::Args),
+    /// Measure many lightly loaded disks, in one daemon and in a process each
+    Density(bench::density::Args),
     /// Measure one server that is already running
     Socket(bench::socket::Args),
     /// Compare inside of a lab VM, as root: both data planes, qemu-storage-daemon, vhost-scsi
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         None => bench::compare::run(&cli.compare),
         Some(Command::Compare(args)) => bench::changes::run(&args),
         Some(Command::Report(args)) => bench::page::run(&args),
+        Some(Command::Density(args)) => bench::density::run(&args),
         Some(Command::Socket(args)) => bench::socket::run(&args),
         Some(Command::Host(args)) => bench::host::run(&args),
         Some(Command::Icount(args)) => bench::icount::run(&args),
