@@ -39,7 +39,13 @@ static bool vhost_blk_trial_differs(const struct vhost_blk_coalesce *c)
 	return c->windows && (window % 4 == 1 || window % 4 == 2);
 }
 
-/* True if calls of the present window are held. */
+/* True if calls of the present window are held, where trials decide. */
+static bool vhost_blk_window_holds(const struct vhost_blk_coalesce *c)
+{
+	return c->chosen != vhost_blk_trial_differs(c);
+}
+
+/* True if calls are held now. */
 static bool vhost_blk_coalesces(const struct vhost_blk_queue *q)
 {
 	u32 flags = READ_ONCE(q->blk->opt.flags);
@@ -49,8 +55,7 @@ static bool vhost_blk_coalesces(const struct vhost_blk_queue *q)
 		return false;
 	if (flags & VHOST_BLK_OPT_COALESCE)
 		return true;
-	return flags & VHOST_BLK_OPT_COALESCE_AUTO &&
-	       q->coalesce.chosen != vhost_blk_trial_differs(&q->coalesce);
+	return flags & VHOST_BLK_OPT_COALESCE_AUTO && vhost_blk_window_holds(&q->coalesce);
 }
 
 /*
@@ -80,7 +85,7 @@ static void vhost_blk_end_trial(struct vhost_blk_coalesce *c)
 
 static void vhost_blk_count_window(struct vhost_blk_coalesce *c, u64 ns)
 {
-	struct vhost_blk_tally *tally = c->trial + (c->chosen != vhost_blk_trial_differs(c));
+	struct vhost_blk_tally *tally = c->trial + vhost_blk_window_holds(c);
 
 	if (c->windows) {
 		tally->ns += ns;
