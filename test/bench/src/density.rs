@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Args as ClapArgs;
 use driver::{Device, Options, Request};
-use kit::metric::{CPU, Figures, IDLE_CPU, Metric, P50, P99, Set, point};
+use kit::metric::{CPU, Figures, IDLE_CPU, Metric, P50, P99, Set, percentile, point};
 use kit::report::{Column, Goal, Report, Section};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use virtio_spec::blk::S_OK;
@@ -139,11 +139,6 @@ fn light_load(devices: &mut [Device], rate: u32, time: Duration) -> Result<Vec<D
     Ok(latencies)
 }
 
-/// A percentile of sorted latencies.
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    sorted[(sorted.len() * percent / 100).min(sorted.len() - 1)]
-}
-
 fn section(set: &Set) -> Section {
     let columns = [
         Column::subject("servers"),
@@ -180,14 +175,6 @@ fn goals(set: &Set) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_percentile_is_a_latency_of_the_list() {
-        let sorted: Vec<_> = (1..=200).map(Duration::from_micros).collect();
-        assert_eq!(percentile(&sorted, 50), Duration::from_micros(101));
-        assert_eq!(percentile(&sorted, 99), Duration::from_micros(199));
-        assert_eq!(percentile(&sorted[..1], 99), Duration::from_micros(1));
-    }
 
     #[test]
     fn a_daemon_that_takes_more_memory_or_time_misses_its_goals() {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -178,9 +179,23 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
+/// The smallest value that is not below `percent` of all; `sorted` is not empty.
+pub fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted[rank.max(1) - 1]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let sorted: Vec<_> = (1..=10).map(Duration::from_millis).collect();
+        let at = |percent| percentile(&sorted, percent).as_millis();
+        assert_eq!((at(50), at(90), at(99), at(100)), (5, 9, 10, 10));
+        assert_eq!(percentile(&sorted[..1], 50).as_millis(), 1);
+    }
 
     #[test]
     fn the_median_is_the_middle_or_the_mean_of_the_two_middle_values() {

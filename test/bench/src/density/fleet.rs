@@ -10,9 +10,9 @@ use kit::daemon::Daemon;
 use tempfile::TempDir;
 
 use crate::cpu;
+use crate::server::{OURS, Server, Settings, Storage};
 
 /// Size of each disk.
-const SIZE: &str = "1G";
 const SIZE_BYTES: u64 = 1 << 30;
 
 /// A way to serve the disks.
@@ -33,6 +33,15 @@ impl Kind {
             Kind::Daemon => "one daemon",
             Kind::Serve => "a serve for each",
             Kind::Qsd => "a qsd for each",
+        }
+    }
+
+    /// The server of one disk among those of `bench`; `None`: one server has all disks.
+    const fn server(self) -> Option<&'static str> {
+        match self {
+            Kind::Daemon => None,
+            Kind::Serve => Some(OURS),
+            Kind::Qsd => Some("qsd null-co +iothread"),
         }
     }
 }
@@ -67,13 +76,35 @@ impl Programs {
         kinds.extend(self.qsd.is_some().then_some(Kind::Qsd));
         kinds
     }
+
+    /// Starts a server of one disk, with its files in `folder`.
+    fn server(&self, name: &str, folder: &Path) -> Result<Server> {
+        fs::create_dir(folder)?;
+        let settings = Settings {
+            ours: Some(self.ours.clone()),
+            ours_args: Vec::new(),
+            qsd: self.qsd.clone(),
+            size_bytes: SIZE_BYTES,
+            file: PathBuf::new(),
+            disk: PathBuf::new(),
+            qcow2: false,
+            folder: folder.to_owned(),
+            queues: 1,
+        };
+        let mut specs = settings.specs(Storage::Null).into_iter();
+        let spec = specs.find(|spec| spec.name == name);
+        spec.with_context(|| format!("no server {name}"))?.start(&[])
+    }
 }
 
 /// Running servers, ended on drop.
 #[derive(Debug)]
 pub(super) struct Fleet {
-    servers: Vec<Daemon>,
+    /// Process ids of the servers.
+    pids: Vec<u32>,
     sockets: Vec<PathBuf>,
+    _servers: Vec<Server>,
+    _daemon: Option<Daemon>,
     /// Sockets, logs and configuration; removed after the servers have ended.
     _folder: TempDir,
 }
@@ -82,22 +113,19 @@ impl Fleet {
     /// Starts the servers of so many disks.
     pub(super) fn start(programs: &Programs, kind: Kind, disks: u16) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("bench-density-").tempdir()?;
-        let socket = |disk| folder.path().join(format!("{disk}.sock"));
-        let sockets: Vec<PathBuf> = (0..disks).map(socket).collect();
-        let servers = match kind {
-            Kind::Daemon => vec![one_daemon(programs, folder.path(), &sockets)?],
-            Kind::Serve | Kind::Qsd => {
-                let start = |socket: &PathBuf| {
-                    let args = match (kind, &programs.qsd) {
-                        (Kind::Qsd, Some(qsd)) => qsd_arguments(qsd, socket),
-                        _ => serve_arguments(&programs.ours, socket),
-                    };
-                    Daemon::start(args, socket, &socket.with_extension("log"))
-                };
-                sockets.iter().map(start).collect::<Result<_>>()?
-            }
+        let Some(name) = kind.server() else {
+            let sockets: Vec<_> =
+                (0..disks).map(|disk| folder.path().join(format!("{disk}.sock"))).collect();
+            let daemon = one_daemon(programs, folder.path(), &sockets)?;
+            let pids = vec![daemon.id()];
+            let (servers, daemon) = (Vec::new(), Some(daemon));
+            return Ok(Self { pids, sockets, _servers: servers, _daemon: daemon, _folder: folder });
         };
-        Ok(Self { servers, sockets, _folder: folder })
+        let start = |disk: u16| programs.server(name, &folder.path().join(disk.to_string()));
+        let servers = (0..disks).map(start).collect::<Result<Vec<_>>>()?;
+        let pids = servers.iter().map(|server| server.pid).collect();
+        let sockets = servers.iter().map(|server| PathBuf::from(&server.socket)).collect();
+        Ok(Self { pids, sockets, _servers: servers, _daemon: None, _folder: folder })
     }
 
     /// The sockets of the disks.
@@ -107,23 +135,22 @@ impl Fleet {
 
     /// CPU time of all servers so far.
     pub(super) fn busy(&self) -> Result<Duration> {
-        self.servers.iter().map(|server| Ok(cpu::times(server.id())?.busy)).sum()
+        self.pids.iter().map(|&pid| Ok(cpu::times(pid)?.busy)).sum()
     }
 
     /// Threads of all servers.
     pub(super) fn threads(&self) -> Result<usize> {
-        let of = |server: &Daemon| Ok(kit::sched::tasks(server.id())?.len());
-        self.servers.iter().map(of).sum()
+        self.pids.iter().map(|&pid| Ok(kit::sched::tasks(pid)?.len())).sum()
     }
 
     /// Proportional memory of all servers without shared memory, which is the guests'.
     pub(super) fn memory_kib(&self) -> Result<u64> {
-        let of = |server: &Daemon| {
-            let path = format!("/proc/{}/smaps_rollup", server.id());
+        let of = |pid| {
+            let path = format!("/proc/{pid}/smaps_rollup");
             let text = fs::read_to_string(&path).with_context(|| path.clone())?;
             own_kib(&text).with_context(|| format!("{path} has an unknown form"))
         };
-        self.servers.iter().map(of).sum()
+        self.pids.iter().map(of).sum()
     }
 }
 
@@ -141,7 +168,7 @@ fn one_daemon(programs: &Programs, folder: &Path, sockets: &[PathBuf]) -> Result
     fs::create_dir(&configuration)?;
     for (disk, socket) in sockets.iter().enumerate() {
         let text = format!(
-            "backend = \"null\"\nsize = \"{SIZE}\"\nnum-queues = 1\nsocket-path = \"{}\"\n",
+            "backend = \"null\"\nsize = {SIZE_BYTES}\nnum-queues = 1\nsocket-path = \"{}\"\n",
             socket.display()
         );
         fs::write(configuration.join(format!("disk{disk}.toml")), text)?;
@@ -154,28 +181,6 @@ fn one_daemon(programs: &Programs, folder: &Path, sockets: &[PathBuf]) -> Result
         format!("--config-dir={}", configuration.display()),
     ];
     Daemon::start(args.to_vec(), &control, &folder.join("daemon.log"))
-}
-
-fn serve_arguments(program: &Path, socket: &Path) -> Vec<String> {
-    vec![
-        program.display().to_string(),
-        "serve".to_owned(),
-        format!("--socket-path={}", socket.display()),
-        "--backend=null".to_owned(),
-        format!("--size={SIZE}"),
-        "--num-queues=1".to_owned(),
-    ]
-}
-
-fn qsd_arguments(program: &str, socket: &Path) -> Vec<String> {
-    let export = format!(
-        "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},writable=on,\
-         num-queues=1,iothread=thread",
-        socket.display()
-    );
-    let blockdev = format!("driver=null-co,node-name=disk,size={SIZE_BYTES},read-zeroes=off");
-    let args = ["--blockdev", &blockdev, "--object", "iothread,id=thread", "--export", &export];
-    [program].into_iter().chain(args).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

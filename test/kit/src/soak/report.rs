@@ -6,6 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::plan::Kind;
+use crate::metric::percentile;
 
 /// The events so far, and the verified data.
 #[derive(Debug)]
@@ -66,12 +67,6 @@ impl Report {
     }
 }
 
-/// The smallest value that is not below `percent` of all; `sorted` is not empty.
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    let rank = (sorted.len() * percent).div_ceil(100);
-    sorted[rank.max(1) - 1]
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "  {:<8} {:>6}   longest request, ms", "event", "number")?;
@@ -104,14 +99,6 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let sorted: Vec<_> = (1..=10).map(Duration::from_millis).collect();
-        let at = |percent| percentile(&sorted, percent).as_millis();
-        assert_eq!((at(50), at(90), at(99), at(100)), (5, 9, 10, 10));
-        assert_eq!(percentile(&sorted[..1], 50).as_millis(), 1);
-    }
 
     #[test]
     fn a_report_without_an_end_names_seed_and_order() {
