@@ -5,7 +5,7 @@ use crate::case::cases;
 use crate::host::abi::fails;
 use crate::host::daemon::Daemon;
 use crate::host::env::{Env, Plane};
-use crate::host::fixture::{Dm, DmKind, NullBlkOptions, null_blk, wait_until};
+use crate::host::fixture::{Dm, DmKind, NullBlkOptions, STALL, STALLED_TAGS, null_blk, wait_until};
 use crate::host::target::{self, need_module, options};
 use crate::host::visibility::counters;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -28,10 +28,6 @@ cases! { Host;
         daemon;
 }
 
-/// Time of each request on a disk with few tags.
-const STALL: Duration = Duration::from_secs(3);
-/// With more requests, the worker waits for a tag while it holds the lock of the queue.
-const TAGS: u64 = 4;
 /// On a slow machine, a single round proves nothing.
 const ROUNDS: u32 = 4;
 
@@ -88,17 +84,11 @@ fn age() -> Result<()> {
 
 fn locked() -> Result<()> {
     need_module()?;
-    let stalled = NullBlkOptions {
-        irqmode: 2,
-        completion_ns: STALL.as_nanos() as u64,
-        shared_tags: TAGS,
-        ..NullBlkOptions::USUAL
-    };
-    let (disk, _) = null_blk(stalled)?;
+    let (disk, _) = null_blk(NullBlkOptions::STALLED)?;
     let mut device = Device::open_kernel(disk.open()?, &options(), &KernelOptions::default())?;
     let layout = device.layout();
     for round in 0..ROUNDS {
-        for number in 0..2 * TAGS {
+        for number in 0..2 * STALLED_TAGS {
             // Gaps between the requests prevent a merge into one request, which needs a single tag.
             device.queue(0).submit(&Request::read(16 * number, 4096), &layout)?;
         }
@@ -107,7 +97,7 @@ fn locked() -> Result<()> {
             Ok(oldest(&mut device)?.filter(|age| *age >= STALL / 3))
         })?;
         let in_time = device.queue(0).try_collect()?.is_none();
-        for _ in 0..2 * TAGS - u64::from(!in_time) {
+        for _ in 0..2 * STALLED_TAGS - u64::from(!in_time) {
             collect(&mut device)?;
         }
         println!("round {round}: in time {in_time}");

@@ -4,7 +4,7 @@
 use crate::case::cases;
 use crate::host::disks::usual;
 use crate::host::env::Env;
-use crate::host::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
+use crate::host::fixture::{Disk, NullBlkOptions, STALLED_TAGS, null_blk, wait_until};
 use crate::host::integrity::disk_of;
 use crate::host::target::{self, Target, options};
 use anyhow::{Context, Result, bail, ensure};
@@ -171,25 +171,14 @@ fn check_order(trace: &str) -> Result<()> {
     Ok(())
 }
 
-/// Time of each request on the stalled disk, shorter than the disk's timeout.
-const STALL: Duration = Duration::from_secs(3);
 /// Time after which a waiting reader is killed.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// Number of tags of the stalled disk; with more requests, the queue's worker waits for a tag while
-/// it holds the queue's lock.
-const STALLED_TAGS: u64 = 4;
 /// Number of rounds: on a slow machine, a single round proves nothing.
 const STALLS: u32 = 4;
 
 /// A reader of a queue whose worker waits for a disk can be killed.
 pub(crate) fn killed_while_it_looks(env: &Env) -> Result<()> {
-    let stalled = NullBlkOptions {
-        irqmode: 2,
-        completion_ns: STALL.as_nanos() as u64,
-        shared_tags: STALLED_TAGS,
-        ..NullBlkOptions::USUAL
-    };
-    let (disk, _) = null_blk(stalled)?;
+    let (disk, _) = null_blk(NullBlkOptions::STALLED)?;
     let (mut device, _disk) = direct(env, Ok(disk), &options())?;
     let fd = device.session().kernel().context("checked before")?.device().as_fd().as_raw_fd();
     for round in 0..STALLS {
