@@ -36,7 +36,7 @@ const CHAIN: [&str; 3] = ["--num-queues=2", "--format=qcow2", "--allow-backing=s
 const SIZE_LIMIT: Duration = Duration::from_secs(60);
 
 const SET_UP: &str = "\
-What stands for what:
+Stand-ins of this demonstration:
   two hosts    two daemons and two QEMUs in one Linux kernel, each host with its own host NQN, NVMe
                controllers and block device. They share the target, and no lock of an image.
   the target   nvmet of the same kernel, over TCP on the loopback interface; one image, two paths to
