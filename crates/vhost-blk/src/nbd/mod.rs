@@ -4,7 +4,7 @@
 //!
 //! Our own code: the crate `nbd` has neither NBD_OPT_GO nor WRITE_ZEROES nor block sizes, and libnbd
 //! would make the daemon depend on a library in C. The subset is small: the fixed newstyle handshake,
-//! simple replies, one request at a time. No wait is without a bound or an end by [`Hangup`].
+//! simple replies, one request at a time. No wait is without a bound or an end by `Hangup`.
 
 mod address;
 mod client;
