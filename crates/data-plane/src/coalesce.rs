@@ -4,7 +4,7 @@
 //!
 //! That pays where the driver's CPU is the bottleneck, and costs time where the driver waits for the
 //! device. Only a trial shows which: windows of time with and without coalescing take turns, and
-//! their rates decide; if these are equal, the number of calls does. The kernel module decides in
+//! their rates decide; if these are close, the number of calls does. The kernel module decides in
 //! the same way (`kernel/vhost_blk/coalesce.c`).
 //!
 //! A queue whose calls answer one request each has a driver that waits: it has no trial.
@@ -38,8 +38,8 @@ const PAUSE_WINDOWS_MAX: u32 = 1024;
 /// Gain of the rate with which coalescing pays anyway.
 const GAIN: f64 = 1.03;
 /// Loss of the rate, and share of the calls, with which it pays as well.
-const LOSS: f64 = 0.99;
-const FEWER_CALLS: f64 = 0.8;
+const LOSS: f64 = 0.97;
+const FEWER_CALLS: f64 = 0.5;
 
 /// The held call of one queue, and the trials that decide about coalescing.
 #[derive(Debug)]
@@ -320,6 +320,15 @@ mod tests {
         load.run(SECOND, 2, |_| 10 * MICROSECOND);
         let (calls, batches) = load.run(SECOND / 10, 2, |_| 10 * MICROSECOND);
         assert!(calls * 6 < batches, "{calls} calls for {batches} batches of 2");
+    }
+
+    #[test]
+    fn two_percent_of_the_rate_are_worth_half_of_the_calls_and_five_are_not() {
+        for (time, holds) in [(102, true), (105, false)] {
+            let mut load = Load::new(Coalesce::Auto);
+            load.run(SECOND, 2, |held| if held { time } else { 100 } * MICROSECOND / 10);
+            assert_eq!(load.calls.chosen, holds, "{time} for 100");
+        }
     }
 
     #[test]

@@ -23,6 +23,10 @@ pub(super) enum Way {
     Kernel,
     /// vhost-user-blk, the daemon's io_uring plane.
     Uring,
+    /// The kernel plane with `--coalesce on`.
+    KernelHold,
+    /// The io_uring plane with `--coalesce on`.
+    UringHold,
     /// QEMU's virtio-blk with an iothread, aio=native.
     QemuNative,
     /// QEMU's virtio-blk with an iothread, aio=io_uring.
@@ -39,6 +43,8 @@ impl Way {
         match self {
             Self::Kernel => "vhost-blk kernel",
             Self::Uring => "vhost-blk io_uring",
+            Self::KernelHold => "vhost-blk kernel, calls held",
+            Self::UringHold => "vhost-blk io_uring, calls held",
             Self::QemuNative => "QEMU native",
             Self::QemuUring => "QEMU io_uring",
             Self::QemuMapping => "QEMU vq-mapping",
@@ -51,6 +57,8 @@ impl Way {
         match self {
             Self::Kernel => "kernel",
             Self::Uring => "uring",
+            Self::KernelHold => "kernelhold",
+            Self::UringHold => "uringhold",
             Self::QemuNative => "native",
             Self::QemuUring => "qemuuring",
             Self::QemuMapping => "mapping",
@@ -84,11 +92,14 @@ impl Attached {
         let path = device.device();
         let (mut daemon, mut target) = (None, None);
         let args = match way {
-            Way::Kernel | Way::Uring => {
-                let plane = if way == Way::Kernel { Plane::Kernel } else { Plane::Uring };
+            Way::Kernel | Way::Uring | Way::KernelHold | Way::UringHold => {
+                let in_kernel = matches!(way, Way::Kernel | Way::KernelHold);
+                let plane = if in_kernel { Plane::Kernel } else { Plane::Uring };
                 let num = format!("--num-queues={queues}");
                 let threads = format!("--threads={queues}");
-                let more = [num.as_str(), threads.as_str()];
+                let held = matches!(way, Way::KernelHold | Way::UringHold);
+                let coalesce = format!("--coalesce={}", if held { "on" } else { "auto" });
+                let more = [num.as_str(), threads.as_str(), coalesce.as_str()];
                 let made = Daemon::start(program, path, way.id(), plane, &more)?;
                 daemon.insert(made).qemu_args(queues)
             }
