@@ -100,6 +100,23 @@ pub struct Load {
     pub cpus: Vec<usize>,
 }
 
+impl Load {
+    /// Random reads of 4 KiB on one queue by a driver that sleeps.
+    pub fn random_reads(depth: u16) -> Self {
+        Self {
+            op: Op::Randread,
+            block_bytes: 4096,
+            depth,
+            mode: Mode::Event,
+            queues: 1,
+            queue_size: 256,
+            packed: false,
+            chains: Chains::Auto,
+            cpus: Vec::new(),
+        }
+    }
+}
+
 /// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {

@@ -18,6 +18,18 @@ const GUEST_CASES_ON_DEBUG: &[&str] = &[
     "guest-hostile-ring/request",
 ];
 
+/// Instructions for each request, over those that are kept; the same on a busy machine.
+const PATH_LENGTHS: &[&str] = &[
+    "target/release/lab",
+    "exec",
+    "--icount",
+    "--",
+    "/lab/bin/bench",
+    "icount",
+    "--check",
+    "--who=kernel,uring",
+];
+
 const FORMATTING: &str = "if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check
     else echo 'SKIP: rustfmt is not installed (rustup component add rustfmt)'; fi";
 /// Debian sid is not always available; the cached kernel is sufficient.
@@ -52,10 +64,11 @@ pub fn run_all(run: &mut Run) -> Result<()> {
 /// Runs the cases in VMs.
 fn run_lab(run: &mut Run, sid: Passed) -> Result<()> {
     let mut build = vec!["cargo", "build", "--release"];
-    build.extend(["-p", "vhost-blk", "-p", "lab", "-p", "cases"]);
+    build.extend(["-p", "vhost-blk", "-p", "lab", "-p", "cases", "-p", "bench"]);
     if run.step(45, "build for the VMs", &build)? == Passed::No {
         return Ok(());
     }
+    run.step(15, "path lengths", PATH_LENGTHS)?;
     if run.step(60, "set-up: debug kernel", &["scripts/kernel/debug.sh"])? != Passed::No {
         let gating = ["--kernel", "6.12,debug", "--set", "gating"];
         run.lab_cases(60, "kernel module: gating cases", "gating", &gating)?;
