@@ -5,11 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use kit::daemon::Daemon;
 use tempfile::TempDir;
 
 use crate::cpu;
+use crate::one_daemon::{self, OneDaemon};
 use crate::server::{OURS, Server, Settings, Storage};
 
 /// Size of each disk.
@@ -56,11 +57,7 @@ pub(super) struct Programs {
 impl Programs {
     /// Looks for the programs; also returns a line about a missing peer.
     pub(super) fn find(ours: Option<&Path>, qsd: &str) -> Result<(Self, Vec<String>)> {
-        let beside = std::env::current_exe()?.with_file_name("vhost-blk");
-        let ours = ours.map_or(beside, Path::to_owned);
-        if !ours.exists() {
-            bail!("{} is not there: build vhost-blk, or give --vhost-blk", ours.display());
-        }
+        let ours = one_daemon::program(ours)?;
         let version = crate::setup::version(qsd);
         let missing = version.starts_with("not usable");
         let left_out = (missing && qsd != "none")
@@ -114,9 +111,10 @@ impl Fleet {
     pub(super) fn start(programs: &Programs, kind: Kind, disks: u16) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("bench-density-").tempdir()?;
         let Some(name) = kind.server() else {
-            let sockets: Vec<_> =
-                (0..disks).map(|disk| folder.path().join(format!("{disk}.sock"))).collect();
-            let daemon = one_daemon(programs, folder.path(), &sockets)?;
+            let disk = |_| format!("backend = \"null\"\nsize = {SIZE_BYTES}\nnum-queues = 1\n");
+            let disks: Vec<_> = (0..disks).map(disk).collect();
+            let OneDaemon { daemon, sockets, .. } =
+                OneDaemon::start(&programs.ours, folder.path(), &disks)?;
             let pids = vec![daemon.id()];
             let (servers, daemon) = (Vec::new(), Some(daemon));
             return Ok(Self { pids, sockets, _servers: servers, _daemon: daemon, _folder: folder });
@@ -161,26 +159,6 @@ fn own_kib(text: &str) -> Option<u64> {
         line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
     };
     Some(kib("Pss_Anon:")? + kib("Pss_File:")?)
-}
-
-fn one_daemon(programs: &Programs, folder: &Path, sockets: &[PathBuf]) -> Result<Daemon> {
-    let configuration = folder.join("disks");
-    fs::create_dir(&configuration)?;
-    for (disk, socket) in sockets.iter().enumerate() {
-        let text = format!(
-            "backend = \"null\"\nsize = {SIZE_BYTES}\nnum-queues = 1\nsocket-path = \"{}\"\n",
-            socket.display()
-        );
-        fs::write(configuration.join(format!("disk{disk}.toml")), text)?;
-    }
-    let control = folder.join("control");
-    let args = [
-        programs.ours.display().to_string(),
-        "daemon".to_owned(),
-        format!("--control-path={}", control.display()),
-        format!("--config-dir={}", configuration.display()),
-    ];
-    Daemon::start(args.to_vec(), &control, &folder.join("daemon.log"))
 }
 
 #[cfg(test)]

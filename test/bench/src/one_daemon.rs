@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One `vhost-blk daemon` with many disks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use kit::daemon::Daemon;
+
+/// A running daemon with its disks, ended on drop.
+#[derive(Debug)]
+pub(crate) struct OneDaemon {
+    pub(crate) daemon: Daemon,
+    pub(crate) program: PathBuf,
+    /// The control socket.
+    pub(crate) control: PathBuf,
+    /// The sockets of the disks.
+    pub(crate) sockets: Vec<PathBuf>,
+}
+
+/// The vhost-blk program: this one, or the one beside the present program.
+pub(crate) fn program(given: Option<&Path>) -> Result<PathBuf> {
+    let beside = std::env::current_exe()?.with_file_name("vhost-blk");
+    let program = given.map_or(beside, Path::to_owned);
+    if !program.exists() {
+        bail!("{} is not there: build vhost-blk, or give --vhost-blk", program.display());
+    }
+    Ok(program)
+}
+
+impl OneDaemon {
+    /// Starts the daemon with its files in `folder`. Each of `disks` is the text of a disk's
+    /// configuration without its socket.
+    pub(crate) fn start(program: &Path, folder: &Path, disks: &[String]) -> Result<Self> {
+        let configuration = folder.join("disks");
+        fs::create_dir(&configuration)?;
+        let mut sockets = Vec::new();
+        for (at, disk) in disks.iter().enumerate() {
+            let socket = folder.join(format!("{at}.sock"));
+            let text = format!("{disk}socket-path = \"{}\"\n", socket.display());
+            fs::write(configuration.join(format!("disk{at}.toml")), text)?;
+            sockets.push(socket);
+        }
+        let control = folder.join("control");
+        let args = [
+            program.display().to_string(),
+            "daemon".to_owned(),
+            format!("--control-path={}", control.display()),
+            format!("--config-dir={}", configuration.display()),
+        ];
+        let daemon = Daemon::start(args.to_vec(), &control, &folder.join("daemon.log"))?;
+        Ok(Self { daemon, program: program.to_owned(), control, sockets })
+    }
+}
