@@ -23,6 +23,8 @@ const COUNTED_RUN_LIMIT: Duration = Duration::from_secs(600);
 /// A connected client; the server sees one front-end.
 pub struct Client {
     workers: Vec<Worker>,
+    /// Queues without requests.
+    idle: Vec<Worker>,
     // Kept open: the server stops the queues when the connection ends.
     _link: Box<dyn Any>,
 }
@@ -56,7 +58,7 @@ impl Client {
         let (session, queues) = device.into_parts();
         let queues = queues.into_iter().map(|queue| queue.into_queue());
         let workers = workers(queues, load, Wire::Blk, features, blocks)?;
-        Ok(Self { workers, _link: Box::new(session) })
+        Ok(Self { workers, idle: Vec::new(), _link: Box::new(session) })
     }
 
     /// Sets up `/dev/vhost-scsi` for the target with this name and a disk of this size.
@@ -66,7 +68,12 @@ impl Client {
         let features = session.features();
         let blocks = disk_bytes / u64::from(load.block_bytes);
         let workers = workers(queues, load, Wire::Scsi, features, blocks)?;
-        Ok(Self { workers, _link: Box::new(session) })
+        Ok(Self { workers, idle: Vec::new(), _link: Box::new(session) })
+    }
+
+    /// Leaves all queues but the first `busy` ones without requests from now on.
+    pub fn keep_busy(&mut self, busy: usize) {
+        self.idle.extend(self.workers.drain(busy.min(self.workers.len())..));
     }
 
     /// Runs all queues for a time, each on a thread, and adds up.

@@ -42,6 +42,9 @@ pub struct Args {
     /// Requests in flight
     #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,32")]
     depths: Vec<u16>,
+    /// Queues of this project's wide disk, of which one is busy; 16 threads serve them
+    #[arg(long, default_value_t = 64)]
+    queues: u16,
     #[command(flatten)]
     servers: Servers,
     /// Also write the path lengths as JSON
@@ -73,8 +76,14 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let mut paths = Set::default();
     for &who in &args.servers.who {
-        lengths(&args, &programs, who, &mut paths)?;
+        lengths(&args, &programs, (who, 1), &mut paths)?;
     }
+    let ours = [Who::Kernel, Who::Uring].into_iter().filter(|who| args.servers.who.contains(who));
+    programs.ours_args.push("--threads=16".to_owned());
+    for who in ours {
+        lengths(&args, &programs, (who, args.queues), &mut paths)?;
+    }
+    programs.ours_args.pop();
     let mut report = Report::new("Instructions", setup::describe());
     report.sections.push(table::section(&paths));
     report.goals = table::goals(&paths);
@@ -89,22 +98,29 @@ pub fn run(args: &Args) -> Result<()> {
     table::check(&paths, &setup::kernel(), KEPT, args.tolerance)
 }
 
-/// Path lengths of one subject at all depths: the shortest of all rounds. With several requests in
-/// flight client and worker now and then alternate in a worse way, for as long as both live.
-fn lengths(args: &Args, programs: &Programs, who: Who, paths: &mut Set) -> Result<()> {
+/// Path lengths of one queue of a subject at all depths, while the others are idle: the shortest of
+/// all rounds. With several requests in flight client and worker now and then alternate in a worse
+/// way, for as long as both live.
+fn lengths(
+    args: &Args,
+    programs: &Programs,
+    (who, queues): (Who, u16),
+    paths: &mut Set,
+) -> Result<()> {
     let mut shortest = vec![Vec::new(); args.depths.len()];
     for _ in 0..args.rounds {
-        let subject = Subject::start(who, programs, Speed::Null, 1)
+        let subject = Subject::start(who, programs, Speed::Null, queues)
             .with_context(|| format!("starting {}", who.name()))?;
         for (shortest, depth) in shortest.iter_mut().zip(&args.depths) {
-            let figures = length(args, &subject, *depth)?;
+            let load = Load { queues, ..Load::random_reads(*depth) };
+            let figures = length(args, &subject, &load)?;
             if shortest.is_empty() || whole(&figures) < whole(shortest) {
                 *shortest = figures;
             }
         }
     }
     for (figures, depth) in shortest.into_iter().zip(&args.depths) {
-        paths.add(who.name(), &point(&[("depth", depth)]), figures);
+        paths.add(who.name(), &point(&[("depth", depth), (table::QUEUES, &queues)]), figures);
     }
     Ok(())
 }
@@ -114,8 +130,9 @@ fn whole(figures: &Figures) -> f64 {
     figures.iter().find(|(metric, _)| *metric == WHOLE).map_or(f64::INFINITY, |(_, value)| *value)
 }
 
-fn length(args: &Args, subject: &Subject, depth: u16) -> Result<Figures> {
-    let mut client = subject.connect(&Load::random_reads(depth))?;
+fn length(args: &Args, subject: &Subject, load: &Load) -> Result<Figures> {
+    let mut client = subject.connect(load)?;
+    client.keep_busy(1);
     client.run_until(Until::Ios(WARM_UP_IOS), &[])?;
     let before = subject.times()?;
     let outcome = client.run_until(Until::Ios(args.ios), &[])?;

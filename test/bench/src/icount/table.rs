@@ -16,10 +16,16 @@ pub(super) const CLIENT: Metric = Metric::new("client", "instructions");
 /// In the server's threads.
 pub(super) const SERVER: Metric = Metric::new("server", "instructions");
 
+/// Label of the number of queues, of which one is busy.
+pub(super) const QUEUES: &str = "queues";
+/// Growth of a path that queues and threads without work may cause.
+const GROWTH: f64 = 1.03;
+
 /// Heading of the section.
 pub const TITLE: &str = "Path lengths";
 const METHOD: &str = "Instructions for each 4 KiB random read on null_blk, nothing polls. `whole`: \
-    everything, client included; `server`: its threads alone.";
+    everything, client included; `server`: its threads alone. One queue is busy; with more queues 16 threads serve \
+    them.";
 const KERNEL: &str = Who::Kernel.name();
 
 /// The table of all paths.
@@ -27,6 +33,7 @@ pub(super) fn section(paths: &Set) -> Section {
     let columns = [
         Column::subject("server"),
         Column::count("depth"),
+        Column::count(QUEUES),
         Column::median("whole", WHOLE, 1.0, 0),
         Column::median("client", CLIENT, 1.0, 0),
         Column::median("server", SERVER, 1.0, 0),
@@ -43,12 +50,26 @@ pub(super) fn goals(paths: &Set) -> Vec<Goal> {
     for ours in paths.of(KERNEL) {
         for other in [Who::Uring, Who::VhostScsi] {
             let Some(theirs) = paths.at(other.name(), &ours.point) else { continue };
-            let (depth, other) = (ours.label("depth"), other.name());
-            let name = format!("instructions, depth {depth}: kernel plane over {other}");
+            let (depth, queues) = (ours.label("depth"), ours.label(QUEUES));
+            let queues = if queues == "1" { String::new() } else { format!(", {queues} queues") };
+            let name =
+                format!("instructions, depth {depth}{queues}: kernel plane over {}", other.name());
             goals.push(Goal::below(name, ours.over(theirs, WHOLE), 1.0));
         }
     }
+    goals.extend(ours(paths).filter_map(|row| growth(paths, row)));
     goals
+}
+
+/// The goal of a row of many queues: idle queues and threads cost nothing.
+fn growth(paths: &Set, row: &Row) -> Option<Goal> {
+    let queues = row.label(QUEUES);
+    let mut point = row.point.clone();
+    point.insert(QUEUES.to_owned(), "1".to_owned());
+    let one = paths.at(&row.subject, &point).filter(|_| queues != "1")?;
+    let (who, depth) = (&row.subject, row.label("depth"));
+    let name = format!("instructions, depth {depth}, {who}: {queues} queues over one");
+    Some(Goal::at_most(name, row.over(one, WHOLE), GROWTH))
 }
 
 /// Checks that no path of this project is longer than in the report `kept` by more than `tolerance`
@@ -65,7 +86,7 @@ pub(super) fn check(paths: &Set, kernel: &str, kept: &str, tolerance: f64) -> Re
     }
     let kept = paths_of(report)?;
     if let Some(row) = ours(paths).find(|row| kept.at(&row.subject, &row.point).is_none()) {
-        bail!("path-lengths.json has none for {}, depth {}", row.subject, row.label("depth"));
+        bail!("path-lengths.json has none for {}", place(row));
     }
     let longer = longer_than(paths, &kept, tolerance);
     if !longer.is_empty() {
@@ -95,14 +116,18 @@ fn ours(paths: &Set) -> impl Iterator<Item = &Row> {
     paths.of(KERNEL).chain(paths.of(Who::Uring.name()))
 }
 
+/// Subject, depth and queues of a row.
+fn place(row: &Row) -> String {
+    format!("{}, depth {}, queues {}", row.subject, row.label("depth"), row.label(QUEUES))
+}
+
 fn longer_than(paths: &Set, kept: &Set, tolerance: f64) -> Vec<String> {
     ours(paths)
         .filter_map(|row| {
             let before = kept.at(&row.subject, &row.point)?.median(WHOLE);
             let now = row.median(WHOLE);
-            (now > before * (1.0 + tolerance / 100.0)).then(|| {
-                format!("{}, depth {}: {before} to {now}", row.subject, row.label("depth"))
-            })
+            (now > before * (1.0 + tolerance / 100.0))
+                .then(|| format!("{}: {before} to {now}", place(row)))
         })
         .collect()
 }
@@ -110,12 +135,17 @@ fn longer_than(paths: &Set, kept: &Set, tolerance: f64) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kit::metric::point;
+    use kit::metric::{Point, point};
+
+    /// The point of one queue with this depth.
+    fn one(depth: u16) -> Point {
+        point(&[("depth", &depth), (QUEUES, &1)])
+    }
 
     fn paths(kernel: f64, scsi: f64) -> Set {
         let mut set = Set::default();
         for (who, whole) in [(Who::Kernel, kernel), (Who::VhostScsi, scsi)] {
-            set.add(who.name(), &point(&[("depth", &1)]), vec![(WHOLE, whole)]);
+            set.add(who.name(), &one(1), vec![(WHOLE, whole)]);
         }
         set
     }
@@ -132,7 +162,7 @@ mod tests {
         let report = read(super::super::KEPT).unwrap();
         assert!(kernel_of(&report).is_some());
         let kept = paths_of(report).unwrap();
-        let at = |who: Who, depth: u16| kept.at(who.name(), &point(&[("depth", &depth)]));
+        let at = |who: Who, depth: u16| kept.at(who.name(), &one(depth));
         assert!(at(Who::Kernel, 1).is_some() && at(Who::Uring, 32).is_some());
     }
 
@@ -140,5 +170,17 @@ mod tests {
     fn a_shorter_path_than_vhost_scsi_passes() {
         assert!(goals(&paths(900.0, 1000.0))[0].met);
         assert!(!goals(&paths(1100.0, 1000.0))[0].met);
+    }
+
+    #[test]
+    fn idle_queues_that_lengthen_a_path_miss_their_goal() {
+        let of = |wide| {
+            let mut set = paths(1000.0, 3000.0);
+            let wide_point = point(&[("depth", &1), (QUEUES, &64)]);
+            set.add(Who::Kernel.name(), &wide_point, vec![(WHOLE, wide)]);
+            goals(&set).last().expect("there are goals").met
+        };
+        assert!(of(1020.0));
+        assert!(!of(1040.0));
     }
 }
