@@ -5,6 +5,7 @@
 //! * [`outcome`]: outcomes of a case (passed, failed, could not run), and messages it provokes.
 //! * [`disks`]: requests of cases in the guest machine to the lab, which serves their disks.
 //! * [`faults`]: faults that the kernel injects.
+//! * [`file_system`]: file systems that are made and checked.
 //! * [`fio`]: fio's jobs and results.
 //! * [`load`]: a load in a guest that verifies itself.
 //! * [`metric`]: measurements, [`report`] their tables, goals and JSON.
@@ -28,6 +29,7 @@ pub mod agent;
 pub mod daemon;
 pub mod disks;
 pub mod faults;
+pub mod file_system;
 pub mod fio;
 pub mod interrupt;
 pub mod load;

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use kit::power_cut;
-use kit::system::{modprobe, run, run_quietly};
+use kit::file_system::FileSystem;
+use kit::system::{run, run_quietly};
 use tempfile::TempDir;
 
 use super::file_ops::FileOps;
@@ -25,60 +25,6 @@ cases! { Guest;
 
 /// Number of files that are changed in turn.
 const FILES: u64 = 4;
-
-/// The file systems of the cases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileSystem {
-    Ext4,
-    Xfs,
-}
-
-impl FileSystem {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ext4 => "ext4",
-            Self::Xfs => "xfs",
-        }
-    }
-
-    /// MiB of the smallest disk for this file system.
-    pub(crate) fn disk_mib(self) -> u64 {
-        match self {
-            Self::Ext4 => 128,
-            Self::Xfs => 320,
-        }
-    }
-
-    /// Physical block in bytes that the file system needs to survive a power cut.
-    pub(crate) fn physical_block_bytes(self) -> u32 {
-        match self {
-            Self::Ext4 => power_cut::EXT4_BLOCK,
-            Self::Xfs => power_cut::SECTOR,
-        }
-    }
-
-    /// Creates a file system on a device.
-    pub(crate) fn make(self, device: &str) -> Result<()> {
-        match self {
-            Self::Ext4 => run("mkfs.ext4", &["-q", "-F", device]),
-            Self::Xfs => {
-                modprobe("xfs", &[])?;
-                run("mkfs.xfs", &["-q", "-f", device])
-            }
-        }
-        .map(drop)
-    }
-
-    /// Checks for faults, without repairing them.
-    pub(crate) fn check(self, device: &str) -> Result<()> {
-        match self {
-            Self::Ext4 => run("e2fsck", &["-f", "-n", device]),
-            Self::Xfs => run("xfs_repair", &["-n", device]),
-        }
-        .map(drop)
-        .context("the file system is damaged")
-    }
-}
 
 /// A mounted file system; dropping it unmounts it.
 pub(crate) struct Mounted {

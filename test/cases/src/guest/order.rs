@@ -7,11 +7,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use kit::file_system::FileSystem;
 use kit::rng::Rng;
 use kit::system::run;
 
 use super::file_ops::FileOps;
-use super::file_systems::{FileSystem, Mounted};
+use super::file_systems::Mounted;
 use crate::case::cases;
 use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug};

@@ -2,10 +2,11 @@
 //! Other block devices on top of the disk.
 
 use anyhow::Result;
+use kit::file_system::FileSystem;
 use kit::system::{modprobe, run, run_quietly};
 
 use super::data::verify_all;
-use super::file_systems::{FileSystem, exercise};
+use super::file_systems::exercise;
 use crate::case::cases;
 use crate::guest::machine::disk::{Disk, Plug};
 use crate::guest::mode::Mode;

@@ -89,12 +89,9 @@ fn check(image: &Path, kind: FileSystem, kept: usize, seed: u64) -> Result<()> {
             Ok(())
         })
     });
-    let sound = match kind {
-        FileSystem::Ext4 | FileSystem::Ext4WithoutJournal => run("e2fsck", &["-f", "-n", &device]),
-        FileSystem::Xfs => run("xfs_repair", &["-n", &device]),
-    };
+    let sound = kind.check(&device);
     run_quietly("losetup", &["--detach", &device]);
-    looked.and(sound.map(drop))
+    looked.and(sound)
 }
 
 /// Mounts a device, optionally with a new file system, and calls a function with the mount point.
