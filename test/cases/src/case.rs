@@ -82,6 +82,8 @@ const ORDER: &[&str] = &[
     "host::engines::nvme",
     "host::engines::nbd",
     "host::engines::raid",
+    "host::engines::iscsi",
+    "host::engines::multipath",
     "host::suite",
     "host::owner",
     "host::removal",

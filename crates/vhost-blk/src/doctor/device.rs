@@ -5,6 +5,7 @@ use super::{Finding, Outcome, engine};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// Folder of the stable names.
 const BY_ID: &str = "/dev/disk/by-id";
@@ -23,8 +24,9 @@ pub(super) fn device(path: &Path) -> Vec<Finding> {
         return vec![Finding::new("device", Outcome::Warn, message).remedy("mount /sys")];
     };
     let mut findings = vec![name(path, Path::new(BY_ID)), queues(&sysfs)];
-    findings.extend(nvme_paths(&sysfs).or_else(|| dm_paths(&sysfs)));
-    findings.extend(engine::nbd(&sysfs).or_else(|| engine::md(&sysfs)));
+    findings.extend(nvme_paths(&sysfs).or_else(|| dm_paths(&sysfs, &dm_status(&sysfs))));
+    let engines = [engine::nbd, engine::md, engine::iscsi];
+    findings.extend(engines.iter().find_map(|engine| engine(&sysfs)));
     findings
 }
 
@@ -136,22 +138,47 @@ fn nvme_paths(sysfs: &Path) -> Option<Finding> {
     })
 }
 
-/// Judges the paths of a device-mapper multipath device; `None` for other devices.
-fn dm_paths(sysfs: &Path) -> Option<Finding> {
+/// The state of a device-mapper device, as dmsetup tells it; empty for other devices, and without
+/// dmsetup.
+fn dm_status(sysfs: &Path) -> String {
+    let Some(name) = read(&sysfs.join("dm/name")) else { return String::new() };
+    let mut command = Command::new("dmsetup");
+    let output = command.args(["status", "--noflush", &name]).stderr(Stdio::null()).output();
+    output.map_or_else(|_| String::new(), |said| String::from_utf8_lossy(&said.stdout).into())
+}
+
+/// Judges the paths of a device-mapper multipath device, which can have given up a path whose device
+/// answers; `None` for other devices.
+fn dm_paths(sysfs: &Path, status: &str) -> Option<Finding> {
     read(&sysfs.join("dm/uuid")).filter(|uuid| uuid.starts_with("mpath-"))?;
     let slaves = fs::read_dir(sysfs.join("slaves")).ok()?.flatten();
     let mut paths: Vec<_> = slaves.map(|slave| slave.path()).collect();
     paths.sort();
+    let words: Vec<&str> = status.split_whitespace().collect();
+    let has_failed = |number: &str| words.windows(2).any(|pair| pair == [number, "F"]);
     let state = |path: &PathBuf| {
-        let state = read(&path.join("device/state")).unwrap_or_else(|| "unknown".to_owned());
-        format!("{} {state}", path.file_name().unwrap_or_default().to_string_lossy())
+        if read(&path.join("dev")).is_some_and(|number| has_failed(&number)) {
+            return "failed".to_owned();
+        }
+        read(&path.join("device/state")).unwrap_or_else(|| "unknown".to_owned())
     };
-    let message = format!("multipath: {}", paths.iter().map(state).collect::<Vec<_>>().join(", "));
-    Some(match paths.len() {
-        0 => Finding::new("device_paths", Outcome::Fail, "multipath without a path")
+    let states: Vec<String> = paths.iter().map(state).collect();
+    let each = paths.iter().zip(&states).map(|(path, state)| {
+        format!("{} {state}", path.file_name().unwrap_or_default().to_string_lossy())
+    });
+    let message = format!("multipath: {}", each.collect::<Vec<_>>().join(", "));
+    // Devices that are no SCSI disks have no state.
+    let is_usable = |state: &&String| matches!(state.as_str(), "running" | "live" | "unknown");
+    let usable = states.iter().filter(is_usable).count();
+    Some(match (usable, paths.len()) {
+        (_, 0) => Finding::new("device_paths", Outcome::Fail, "multipath without a path")
             .remedy("see multipath -ll"),
-        1 => Finding::new("device_paths", Outcome::Warn, message)
+        (0, _) => Finding::new("device_paths", Outcome::Fail, message)
+            .remedy("check the target and the network; see multipath -ll"),
+        (1, 1) => Finding::new("device_paths", Outcome::Warn, message)
             .remedy("add a second path, so that the loss of one stops no guest"),
+        (1, _) => Finding::new("device_paths", Outcome::Warn, message)
+            .remedy("another loss stops the guest: return the other paths, see multipath -ll"),
         _ => Finding::new("device_paths", Outcome::Ok, message),
     })
 }
@@ -204,17 +231,40 @@ pub(super) mod tests {
         let files = [("device/nvme0/transport", "pcie"), ("device/nvme0/state", "live")];
         assert_eq!(nvme_paths(tree(&files).path()), None);
         assert_eq!(nvme_paths(tree(&[("size", "1")]).path()), None);
-        assert_eq!(dm_paths(tree(&[("dm/uuid", "LVM-abc")]).path()), None);
+        assert_eq!(dm_paths(tree(&[("dm/uuid", "LVM-abc")]).path(), ""), None);
     }
 
     #[test]
-    fn multipath_of_the_device_mapper_is_judged_by_its_slaves() {
-        let mut files = vec![("dm/uuid", "mpath-360"), ("slaves/sda/device/state", "running")];
-        let one = dm_paths(tree(&files).path()).unwrap();
-        assert_eq!((one.outcome, one.message.as_str()), (Outcome::Warn, "multipath: sda running"));
-        files.push(("slaves/sdb/device/state", "offline"));
-        let two = dm_paths(tree(&files).path()).unwrap();
-        assert_eq!(two.message, "multipath: sda running, sdb offline");
+    fn multipath_of_the_device_mapper_is_judged_by_its_usable_paths() {
+        let one = vec![
+            ("dm/uuid", "mpath-360"),
+            ("slaves/sda/dev", "8:0"),
+            ("slaves/sda/device/state", "running"),
+        ];
+        let judged =
+            |files: &[(&str, &str)], status: &str| dm_paths(tree(files).path(), status).unwrap();
+        let alone = judged(&one, "");
+        assert_eq!(
+            (alone.outcome, alone.message.as_str()),
+            (Outcome::Warn, "multipath: sda running")
+        );
+        let two = |state| {
+            [&one[..], &[("slaves/sdb/dev", "8:16"), ("slaves/sdb/device/state", state)]].concat()
+        };
+        let good = "0 8192 multipath 2 0 0 0 1 1 A 0 2 1 8:0 A 0 1 8:16 A 0 1";
+        assert_eq!(judged(&two("running"), good).outcome, Outcome::Ok);
+        let offline = judged(&two("offline"), good);
+        assert_eq!(
+            (offline.outcome, offline.message.as_str()),
+            (Outcome::Warn, "multipath: sda running, sdb offline")
+        );
+        let failed = judged(&two("running"), &good.replace("8:16 A", "8:16 F"));
+        assert_eq!(
+            (failed.outcome, failed.message.as_str()),
+            (Outcome::Warn, "multipath: sda running, sdb failed")
+        );
+        let none = judged(&two("offline"), &good.replace("8:0 A", "8:0 F"));
+        assert_eq!(none.outcome, Outcome::Fail);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The engine of a block device that is a client of NBD or an array of disks (md), as sysfs
-//! describes it.
+//! The engine of a block device that is a client of NBD or iSCSI, or an array of disks (md), as
+//! sysfs describes it.
 
 use super::device::read;
 use super::{Finding, Outcome};
@@ -56,6 +56,28 @@ pub(super) fn md(sysfs: &Path) -> Option<Finding> {
             "another loss loses data or access: return the member with mdadm --re-add, or replace \
              it with mdadm --add",
         ),
+    })
+}
+
+/// Judges the session of an iSCSI disk; `None` for other devices.
+pub(super) fn iscsi(sysfs: &Path) -> Option<Finding> {
+    // `.../session1/target2:0:0/2:0:0:0/block/sda`
+    let name = |folder: &Path| folder.file_name()?.to_str().map(str::to_owned);
+    let is_session = |folder: &&Path| name(folder).is_some_and(|name| name.starts_with("session"));
+    let session = sysfs.ancestors().find(is_session)?;
+    let class = session.join("iscsi_session").join(name(session)?);
+    let text = |name: &str| read(&class.join(name));
+    let (target, state) = (text("targetname")?, text("state")?);
+    let wait = text("recovery_tmo").unwrap_or_else(|| "unknown".to_owned());
+    let wait = match wait.parse::<i64>() {
+        Ok(seconds) if seconds < 0 => "for ever".to_owned(),
+        _ => format!("for {wait} s"),
+    };
+    let message = format!("iscsi: {target}, session {state}; without it requests wait {wait}");
+    Some(match state.as_str() {
+        "LOGGED_IN" => Finding::new("device_engine", Outcome::Ok, message),
+        _ => Finding::new("device_engine", Outcome::Fail, message)
+            .remedy("check the target and the network; iscsid logs in again by itself"),
     })
 }
 
@@ -123,9 +145,31 @@ mod tests {
     }
 
     #[test]
-    fn other_devices_have_neither() {
+    fn a_disk_of_iscsi_is_judged_by_its_session() {
+        let finding = |state, wait| {
+            let class = "session3/iscsi_session/session3";
+            let root = tree(&[
+                (&format!("{class}/targetname"), "iqn.2026-01.org.example:disk1"),
+                (&format!("{class}/state"), state),
+                (&format!("{class}/recovery_tmo"), wait),
+                ("session3/target2:0:0/2:0:0:0/block/sda/size", "8"),
+            ]);
+            iscsi(&root.path().join("session3/target2:0:0/2:0:0:0/block/sda")).unwrap()
+        };
+        let whole = finding("LOGGED_IN", "120");
+        assert_eq!(whole.outcome, Outcome::Ok);
+        let wanted = "iscsi: iqn.2026-01.org.example:disk1, session LOGGED_IN; without it requests \
+                      wait for 120 s";
+        assert_eq!(whole.message, wanted);
+        let lost = finding("FAILED", "-1");
+        assert_eq!(lost.outcome, Outcome::Fail);
+        assert!(lost.message.ends_with("wait for ever"), "{}", lost.message);
+    }
+
+    #[test]
+    fn other_devices_have_none() {
         let (_root, path) = device("sda", &[("size", "8")]);
-        assert_eq!((nbd(&path), md(&path)), (None, None));
+        assert_eq!((nbd(&path), md(&path), iscsi(&path)), (None, None, None));
         let (_root, path) = device("nbdx", &[("size", "8")]);
         assert_eq!(nbd(&path), None);
     }

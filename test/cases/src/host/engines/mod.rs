@@ -2,21 +2,31 @@
 //! Block devices of storage engines beyond one machine: connections fail, servers restart, devices
 //! grow, under a verified load on both planes.
 
+mod iscsi;
+mod multipath;
 mod nbd;
 mod nvme;
 mod raid;
 
 use crate::host::daemon::Daemon;
 use crate::host::env::Env;
-use crate::host::fixture::Disk;
+use crate::host::fixture::{Disk, wait_until};
 use crate::host::integrity::{Setup, tell};
 use crate::host::load::{Done, Handles, Spec, under_load};
 use crate::host::target;
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Requests on each queue between two changes.
 const STEP: u64 = 5;
+
+/// Half of the duration of an outage of all servers.
+const OUTAGE: Duration = Duration::from_secs(2);
+/// A load without FLUSH.
+const NO_FLUSHES: Serving = Serving { options: &[], flushes: false };
 
 /// The daemon's further options, and the load.
 #[derive(Clone, Copy, Debug)]
@@ -59,4 +69,35 @@ fn changed(
 /// Lets requests of the loads fail, or not any more.
 fn allow_errors(specs: &[Spec], allowed: bool) {
     specs.iter().for_each(|spec| spec.errors_allowed.store(allowed, Relaxed));
+}
+
+/// Checks that requests wait during an outage. The daemon cannot tell it: a thread that submits a
+/// request meanwhile waits in the kernel, and answers no question.
+fn wait_out(handles: &Handles) -> Result<()> {
+    std::thread::sleep(OUTAGE);
+    let before = handles.completed();
+    std::thread::sleep(OUTAGE);
+    let done = handles.completed() - before;
+    ensure!(done == 0, "{done} requests completed without a server");
+    Ok(())
+}
+
+/// Waits until the daemon, whose threads may wait in the kernel for some time, has counted any.
+fn wait_for_any(daemon: &Daemon, metric: &str) -> Result<()> {
+    wait_until(metric, || Ok(daemon.total(metric).is_ok_and(|count| count > 0).then_some(())))
+}
+
+/// Outcome and message of a check of the disk by `vhost-blk doctor`.
+fn doctor(env: &Env, disk: &Disk, check: &str) -> Result<(String, String)> {
+    let program = env.bin.join("vhost-blk");
+    let mut command = Command::new(&program);
+    // It fails, because the daemon has the disk: only its words count.
+    let output = command.args(["doctor", "--json", "--blk-file"]).arg(&disk.path).output()?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let checks = report["checks"].as_array().context("no checks")?;
+    let found = checks.iter().find(|found| found["check"] == check);
+    let found = found.with_context(|| format!("no check {check} in {report}"))?;
+    let text = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
+    println!("doctor: {}: {}", text("outcome"), text("message"));
+    Ok((text("outcome"), text("message")))
 }

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NBD: servers die and come back, are slow, fail requests, and grow.
 
-use super::{STEP, Serving, allow_errors, changed};
+use super::{NO_FLUSHES, STEP, Serving, allow_errors, changed, wait_for_any, wait_out};
 use crate::case::cases;
-use crate::host::daemon::Daemon;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{NbdExport, NbdOptions, NbdProxy, wait_until};
-use crate::host::load::Handles;
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;
 use kit::set::Set::{Full, Gating};
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
 
 cases! { Host;
     "engine-nbd-reconnect", Gating,
@@ -57,29 +54,8 @@ cases! { Host;
 }
 
 const MIB: u64 = 1 << 20;
-/// Half of the duration of an outage of all gateways.
-const OUTAGE: Duration = Duration::from_secs(2);
 /// Seconds without a connection after which requests fail, where it shall happen.
 const DEAD_SOON: u32 = 2;
-
-/// A load without FLUSH.
-const NO_FLUSHES: Serving = Serving { options: &[], flushes: false };
-
-/// Checks that requests wait during an outage. The daemon cannot tell it: a thread that submits a
-/// request meanwhile waits in the kernel, and answers no question.
-fn wait_out(handles: &Handles) -> Result<()> {
-    std::thread::sleep(OUTAGE);
-    let before = handles.completed();
-    std::thread::sleep(OUTAGE);
-    let done = handles.completed() - before;
-    ensure!(done == 0, "{done} requests completed without a server");
-    Ok(())
-}
-
-/// Waits until the daemon, whose threads may wait in the kernel for some time, has counted any.
-fn wait_for_any(daemon: &Daemon, metric: &str) -> Result<()> {
-    wait_until(metric, || Ok(daemon.total(metric).is_ok_and(|count| count > 0).then_some(())))
-}
 
 fn reconnect(env: &Env) -> Result<()> {
     let (disk, mut export) = NbdExport::attach(&NbdOptions::default())?;
