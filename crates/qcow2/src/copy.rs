@@ -4,6 +4,7 @@
 use crate::create::NewImage;
 use crate::extents::Extent;
 use crate::image::{Answer, Image};
+use crate::versions::Version;
 use crate::{AllowBacking, Qcow2Error, chain, header};
 use backend::FileError;
 use backend::create::{Allocation, allocate};
@@ -161,7 +162,7 @@ impl Source {
             Kind::Qcow2 { image, files, last } => {
                 let known = last.filter(|extent| (extent.start..extent.end).contains(&at));
                 let answer = match known {
-                    Some(extent) => Answer::Extent(extent, 0),
+                    Some(extent) => Answer::Extent(extent, Version::default()),
                     None => image.read(at, rest)?,
                 };
                 match answer {

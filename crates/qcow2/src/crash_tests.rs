@@ -10,7 +10,9 @@ use crate::chain;
 use crate::check::check;
 use crate::image::{Answer, Image, Question};
 use crate::in_use::reclaim;
-use crate::storage::{Change, Log};
+use crate::storage::{Change, Log, punch};
+use crate::unmap::Progress;
+use crate::versions::Versions;
 use crate::{AllowBacking, header};
 use backend::mark::InUse as Mark;
 use std::collections::HashMap;
@@ -19,7 +21,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use tempfile::TempDir;
 
 const SECTOR: u64 = 512;
@@ -106,9 +107,15 @@ impl Writer {
                     let (offset, data) =
                         (extent.host + at - extent.start, vec![byte; len as usize]);
                     let started = self.recorded();
-                    self.file.write_all_at(&data, offset).expect("the file is written");
+                    match byte {
+                        0 => punch(&self.file, offset, len).expect("the file is punched"),
+                        _ => self.file.write_all_at(&data, offset).expect("the file is written"),
+                    }
                     let change = Change::Write { offset, data };
                     self.log.lock().expect("no thread panics").push(change);
+                    if byte == 0 {
+                        self.image.note_discarded(at, len);
+                    }
                     self.wrote(at, len, Value { byte, started, durable: None });
                 }
                 other => panic!("{other:?}"),
@@ -160,7 +167,7 @@ fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
     let access = chain::open(&links, true, Some(Arc::clone(&log))).expect("it opens");
     let opened = File::options().read(true).write(true).open(&path).expect("it opens");
     let found = header::read(&path, &opened).expect("a good header");
-    let image = Image::new(access, &found, Arc::new(AtomicU64::new(0)));
+    let image = Image::new(access, &found, Arc::new(Versions::default()));
     let mut writer = Writer { image, file: opened, log, sectors: HashMap::new() };
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut byte = 0u8;
@@ -181,6 +188,11 @@ fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
         writer.batch(&batch);
         if step % 7 == 3 {
             writer.flush();
+        }
+        if step % 3 == 1 {
+            // The writer knows no place between two batches.
+            let left = writer.image.unmap_discarded(true).expect("the commit succeeds");
+            assert_eq!(left, Progress::Nothing);
         }
         if step == steps / 2 {
             writer.image.grow(DISK + (u64::from(step) << 20)).expect("it grows");

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A lane's cache of known extents.
 //!
-//! An extent of the image itself stays true as long as the disk is served, because no cluster in
-//! use is ever freed. An extent of a backing file ends when a write allocates its cluster in the
-//! image: the generation of the disk changes then, before the write completes.
+//! An extent of a backing file ends when a write allocates its cluster in the image: the generation of
+//! the disk changes then, before the write completes. An extent of the image itself stays true until
+//! clusters are unmapped: a new epoch begins then, before the first of them is freed.
 
+use crate::versions::Version;
 use std::collections::BTreeMap;
 
 /// Maximum extents of a lane (about 200 KiB). A full cache starts anew.
@@ -28,17 +29,21 @@ pub(crate) struct Extent {
 pub(crate) struct Extents {
     by_start: BTreeMap<u64, Extent>,
     last: Option<Extent>,
-    generation: u64,
+    version: Version,
 }
 
 impl Extents {
-    /// Forgets the extents of backing files if the generation has changed.
-    pub(crate) fn refresh(&mut self, generation: u64) {
-        if self.generation != generation {
-            self.generation = generation;
-            self.by_start.retain(|_, extent| extent.file == 0);
-            self.last = None;
+    /// Forgets the extents that have ended by the present version.
+    pub(crate) fn refresh(&mut self, now: Version) {
+        if self.version == now {
+            return;
         }
+        match self.version.epoch == now.epoch {
+            true => self.by_start.retain(|_, extent| extent.file == 0),
+            false => self.by_start.clear(),
+        }
+        self.version = now;
+        self.last = None;
     }
 
     /// The extent with the byte at `position`.
@@ -52,9 +57,10 @@ impl Extents {
         found
     }
 
-    /// Adds an extent that was true at `generation`.
-    pub(crate) fn add(&mut self, extent: Extent, generation: u64) {
-        if extent.file != 0 && generation != self.generation {
+    /// Adds an extent that was true at a version.
+    pub(crate) fn add(&mut self, extent: Extent, at: Version) {
+        let has_ended = extent.file != 0 && at.generation != self.version.generation;
+        if has_ended || at.epoch != self.version.epoch {
             return;
         }
         if self.by_start.len() >= EXTENTS_MAX {
@@ -73,25 +79,41 @@ mod tests {
         Extent { start, end: start + 100, file, host: 7 }
     }
 
+    fn at(generation: u64, epoch: u64) -> Version {
+        Version { generation, epoch }
+    }
+
     #[test]
     fn a_new_generation_ends_the_extents_of_backing_files_only() {
         let mut extents = Extents::default();
-        extents.add(extent(0, 0), 0);
-        extents.add(extent(100, 1), 0);
+        extents.add(extent(0, 0), at(0, 0));
+        extents.add(extent(100, 1), at(0, 0));
         assert_eq!(
             (extents.find(99), extents.find(100)),
             (Some(extent(0, 0)), Some(extent(100, 1)))
         );
-        extents.refresh(1);
+        extents.refresh(at(1, 0));
         assert_eq!((extents.find(99), extents.find(100)), (Some(extent(0, 0)), None));
-        extents.add(extent(100, 1), 0);
+        extents.add(extent(100, 1), at(0, 0));
         assert_eq!(extents.find(100), None, "it was found before the change");
+    }
+
+    #[test]
+    fn a_new_epoch_ends_all_extents() {
+        let mut extents = Extents::default();
+        extents.add(extent(0, 0), at(0, 0));
+        extents.refresh(at(0, 1));
+        assert_eq!(extents.find(99), None);
+        extents.add(extent(0, 0), at(0, 0));
+        assert_eq!(extents.find(99), None, "it was found before the epoch");
+        extents.add(extent(0, 0), at(0, 1));
+        assert_eq!(extents.find(99), Some(extent(0, 0)));
     }
 
     #[test]
     fn the_cache_is_bounded() {
         let mut extents = Extents::default();
-        (0..3 * EXTENTS_MAX as u64).for_each(|n| extents.add(extent(n * 100, 0), 0));
+        (0..3 * EXTENTS_MAX as u64).for_each(|n| extents.add(extent(n * 100, 0), at(0, 0)));
         assert!(extents.by_start.len() <= EXTENTS_MAX);
     }
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread of a disk that works on its tables. It takes all waiting questions, makes their
-//! changes durable with one commit, and then answers.
+//! changes durable with one commit, and then answers. In between it unmaps what was discarded.
 
 use crate::image::{Answer, Image, Piece, Question};
+use crate::unmap::Progress;
 use backend::{Remote, Slot, Token};
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// Maximum questions of one commit.
 const BATCH_MAX: usize = 64;
@@ -17,8 +19,15 @@ pub(crate) enum Work {
     Ask(Question, Reply),
     /// Enlarge the disk to this many bytes.
     Grow(u64, Sender<io::Result<()>>),
-    /// Tell when the tables are durable.
+    /// Tell when the tables are durable, and leave what was discarded in its place: the next change of
+    /// the file follows a request.
     Settle(Sender<io::Result<()>>),
+    /// The data of so many bytes at a position was punched out of the file.
+    Discarded(u64, u64),
+    /// A user of places has ended its old uses.
+    Left,
+    /// Unmap what was discarded, at once, and tell.
+    Unmap(Sender<io::Result<()>>),
     /// Tell the next piece at a position, of at most so many bytes.
     Tell(Of, u64, u64, Sender<io::Result<Piece>>),
 }
@@ -60,42 +69,124 @@ pub(crate) fn start(
     Ok(sender)
 }
 
-fn run(mut image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
-    let mut answered = Vec::with_capacity(BATCH_MAX);
-    let (mut told, mut settled) = (Vec::new(), Vec::new());
-    while let Ok(first) = work.recv() {
-        for work in std::iter::once(first).chain(work.try_iter()).take(BATCH_MAX) {
-            match work {
-                Work::Ask(question, reply) => {
-                    let changes = !matches!(question, Question::Read(..));
-                    answered.push((reply, image.answer(question), changes));
-                }
-                Work::Tell(Of::Image, at, len, reply) => {
-                    told.push((reply, image.own(at, len)));
-                }
-                Work::Tell(Of::Disk, at, len, reply) => {
-                    told.push((reply, image.visible(at, len)));
-                }
-                Work::Settle(reply) => settled.push(reply),
-                Work::Grow(bytes, reply) => {
-                    let _ = reply.send(image.grow(bytes)); // the control plane waits
-                }
-            }
+/// Pause before discarded data is unmapped, so that one commit serves many discards.
+const UNMAP_PAUSE: Duration = Duration::from_millis(100);
+
+fn run(image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
+    let mut thread = Thread {
+        image,
+        answered: Vec::with_capacity(BATCH_MAX),
+        told: Vec::new(),
+        settled: Vec::new(),
+        hurried: Vec::new(),
+        unmaps_at: None,
+    };
+    let mut progress = Progress::Nothing;
+    while let Ok(first) = thread.receive(work, progress) {
+        for work in first.into_iter().chain(work.try_iter()).take(BATCH_MAX) {
+            thread.take(work);
         }
-        let committed = image.commit().inspect_err(|errno| failed(*errno));
-        for reply in settled.drain(..) {
+        thread.answer(failed);
+        progress = thread.unmap(failed);
+    }
+}
+
+/// The state of the thread.
+struct Thread {
+    image: Image,
+    answered: Vec<(Reply, Answer, bool)>,
+    told: Vec<(Sender<io::Result<Piece>>, io::Result<Piece>)>,
+    settled: Vec<Sender<io::Result<()>>>,
+    /// They wait until everything that was discarded is unmapped.
+    hurried: Vec<Sender<io::Result<()>>>,
+    /// The time to unmap what was discarded.
+    unmaps_at: Option<Instant>,
+}
+
+impl Thread {
+    /// Waits for work, or until there is something to unmap.
+    fn receive(
+        &self,
+        work: &Receiver<Work>,
+        progress: Progress,
+    ) -> Result<Option<Work>, RecvTimeoutError> {
+        let wait = match progress {
+            Progress::Leaving { are_free: true } => Duration::ZERO,
+            Progress::Noted if !self.hurried.is_empty() => Duration::ZERO,
+            Progress::Noted => self
+                .unmaps_at
+                .map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now())),
+            Progress::Leaving { are_free: false } | Progress::Nothing => {
+                return Ok(Some(work.recv().map_err(|_| RecvTimeoutError::Disconnected)?));
+            }
+        };
+        match work.recv_timeout(wait) {
+            Ok(work) => Ok(Some(work)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(gone) => Err(gone),
+        }
+    }
+
+    fn take(&mut self, work: Work) {
+        let image = &mut self.image;
+        match work {
+            Work::Ask(question, reply) => {
+                let changes = !matches!(question, Question::Read(..));
+                self.answered.push((reply, image.answer(question), changes));
+            }
+            Work::Tell(Of::Image, at, len, reply) => self.told.push((reply, image.own(at, len))),
+            Work::Tell(Of::Disk, at, len, reply) => self.told.push((reply, image.visible(at, len))),
+            Work::Settle(reply) => {
+                image.forget_discarded();
+                self.settled.push(reply);
+            }
+            Work::Grow(bytes, reply) => {
+                let _ = reply.send(image.grow(bytes)); // the control plane waits
+            }
+            Work::Discarded(at, len) => image.note_discarded(at, len),
+            Work::Left => {}
+            Work::Unmap(reply) => self.hurried.push(reply),
+        }
+    }
+
+    /// Makes the changes durable, and answers.
+    fn answer(&mut self, failed: &dyn Fn(i32)) {
+        let committed = self.image.commit().inspect_err(|errno| failed(*errno));
+        for reply in self.settled.drain(..) {
             let _ = reply.send(committed.map_err(io::Error::from_raw_os_error)); // an upgrade waits
         }
-        for (reply, piece) in told.drain(..) {
+        for (reply, piece) in self.told.drain(..) {
             // Before the commit, a part of a new cluster may not be in the file.
             let committed = committed.map_err(io::Error::from_raw_os_error);
             let _ = reply.send(committed.and(piece)); // a copier waits
         }
-        for (reply, answer, changes) in answered.drain(..) {
+        for (reply, answer, changes) in self.answered.drain(..) {
             reply.send(match committed {
                 Err(errno) if changes => Answer::Failed(errno),
                 _ => answer,
             });
         }
+    }
+
+    /// Unmaps a part of what was discarded.
+    fn unmap(&mut self, failed: &dyn Fn(i32)) -> Progress {
+        let is_time = self.unmaps_at.is_some_and(|at| at <= Instant::now());
+        let may_begin = is_time || !self.hurried.is_empty();
+        let unmapped = self.image.unmap_discarded(may_begin).inspect_err(|errno| failed(*errno));
+        let progress = unmapped.unwrap_or_else(|_| {
+            self.image.forget_discarded();
+            Progress::Nothing
+        });
+        if progress == Progress::Nothing || unmapped.is_err() {
+            for reply in self.hurried.drain(..) {
+                let told = unmapped.map(drop).map_err(io::Error::from_raw_os_error);
+                let _ = reply.send(told); // the end of the disk waits
+            }
+        }
+        self.unmaps_at = match progress {
+            Progress::Noted => self.unmaps_at.or(Some(Instant::now() + UNMAP_PAUSE)),
+            _ => None,
+        };
+        progress
     }
 }

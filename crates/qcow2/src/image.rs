@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mapping of a disk to the files of its chain, and its changes. Used by one thread.
 //!
-//! No cluster that an extent names is ever freed: a lane may write to a known extent at any time. Clusters
-//! of compressed data, which only this thread reads, are freed, and their place is given back to the host.
+//! No cluster that an extent of a lane names is freed: a lane may write to a known extent at any time.
+//! Clusters of compressed data, which only this thread reads, are freed, and their place is given back to
+//! the host; those of discarded data are freed after all lanes have forgotten them ([`crate::unmap`]).
 //! A change of a table is durable after [`Image::commit`], which precedes every answer.
 
 use crate::extents::Extent;
 use crate::header::Header;
 use crate::storage::Store;
+use crate::unmap::Discarded;
+use crate::versions::{Version, Versions};
 use imago::storage::Storage;
 use imago::{FormatAccess, Mapping};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,8 +28,8 @@ const SECTOR: u64 = 512;
 /// The answer to a question about a position of the disk.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The lane itself does the I/O. The generation of the disk at the time of the question.
-    Extent(Extent, u64),
+    /// The lane itself does the I/O. The version at the time of the question.
+    Extent(Extent, Version),
     /// This many bytes are zero.
     Zero(u64),
     /// The data of a read.
@@ -69,7 +73,10 @@ pub(crate) struct Image {
     has_backing: bool,
     /// Freed clusters are punched out of the file.
     gives_back: bool,
-    generation: Arc<AtomicU64>,
+    versions: Arc<Versions>,
+    pub(crate) discarded: Discarded,
+    /// Bytes of discarded data whose place was freed.
+    unmapped_bytes: Arc<AtomicU64>,
     /// Tables have changed since the last commit.
     is_changed: bool,
     /// An error was logged.
@@ -79,7 +86,7 @@ pub(crate) struct Image {
 }
 
 /// The mapping at a position.
-enum Found {
+pub(crate) enum Found {
     Extent {
         extent: Extent,
         writable: bool,
@@ -93,14 +100,16 @@ impl Image {
     pub(crate) fn new(
         access: FormatAccess<Store>,
         header: &Header,
-        generation: Arc<AtomicU64>,
+        versions: Arc<Versions>,
     ) -> Self {
         Image {
             access,
             cluster_bytes: header.cluster_bytes,
             has_backing: header.backing.is_some(),
             gives_back: true,
-            generation,
+            versions,
+            discarded: Discarded::default(),
+            unmapped_bytes: Arc::default(),
             is_changed: false,
             has_complained: false,
             failure: None,
@@ -121,11 +130,16 @@ impl Image {
             Question::Discard(at, len) => self.discard(at, len),
         };
         answered.unwrap_or_else(|why| {
-            if !std::mem::replace(&mut self.has_complained, true) {
-                tracing::error!("qcow2: {why}; further errors of this image are not logged");
-            }
+            self.complain(&why);
             Answer::Failed(why.raw_os_error().unwrap_or(libc::EIO))
         })
+    }
+
+    /// Logs the first error.
+    pub(crate) fn complain(&mut self, why: &io::Error) {
+        if !std::mem::replace(&mut self.has_complained, true) {
+            tracing::error!("qcow2: {why}; further errors of this image are not logged");
+        }
     }
 
     /// Makes the changes of the tables durable; one sync for all changes since the last commit.
@@ -159,26 +173,31 @@ impl Image {
         })
     }
 
+    /// The same, with the error of the system call.
+    pub(crate) fn committed(&mut self) -> io::Result<()> {
+        self.commit().map_err(io::Error::from_raw_os_error)
+    }
+
     /// Enlarges the disk.
     pub(crate) fn grow(&mut self, bytes: u64) -> io::Result<()> {
         self.check_usable()?;
         self.is_changed = true;
         self.access.resize_grow(bytes, imago::format::PreallocateMode::None)?;
-        self.commit().map_err(io::Error::from_raw_os_error)
+        self.committed()
     }
 
     fn check_usable(&self) -> io::Result<()> {
         self.failure.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
     }
 
-    fn store(&self) -> io::Result<&Store> {
+    pub(crate) fn store(&self) -> io::Result<&Store> {
         let stores = self.access.inner().collect_storage_dependencies();
         let top = stores.into_iter().find(|store| store.index() == 0);
         top.ok_or_else(|| io::Error::other("the image has no file"))
     }
 
     /// The mapping at `at`, for at most `len` bytes. An extent may begin before `at`.
-    fn find(&self, at: u64, len: u64) -> io::Result<Found> {
+    pub(crate) fn find(&self, at: u64, len: u64) -> io::Result<Found> {
         let mut start = at - at % self.cluster_bytes;
         let (mut mapping, mut found) = self.access.get_mapping(start, EXTENT_MAX)?;
         if start + found <= at {
@@ -221,7 +240,7 @@ impl Image {
     }
 
     /// The next piece at `at`, of at most `len` bytes.
-    pub(crate) fn own(&self, at: u64, len: u64) -> io::Result<Piece> {
+    pub(crate) fn own(&mut self, at: u64, len: u64) -> io::Result<Piece> {
         let (mapping, found) = self.access.get_mapping(at, len.min(EXTENT_MAX))?;
         let found = found.min(len);
         if found == 0 {
@@ -231,7 +250,10 @@ impl Image {
             Mapping::Raw { storage, offset, .. } if storage.index() == 0 => {
                 let bound = self.end_of(storage)?;
                 self.check_place(storage, offset, 0, bound)?;
-                Ok(Piece::At(0, offset, found.min(bound - offset)))
+                let end = at + found.min(bound - offset);
+                let extent = Extent { start: at, end, file: 0, host: offset };
+                let extent = self.keep(extent, at..end);
+                Ok(Piece::At(0, offset, extent.end - at))
             }
             Mapping::Zero { explicit: true, .. } => Ok(Piece::Zero(found)),
             Mapping::Special { layer, .. } if std::ptr::eq(layer, &self.access) => {
@@ -258,6 +280,45 @@ impl Image {
         })
     }
 
+    /// Returns whether the clusters of a range, which the image has itself, have a table that no other one
+    /// shares. A shared table is copied for that.
+    pub(crate) fn has_own_table(&mut self, mut range: Range<u64>) -> io::Result<bool> {
+        self.check_usable()?;
+        self.is_changed = true;
+        while !range.is_empty() {
+            let len = range.end - range.start;
+            let prepared = self.access.prepare_data_mapping(range.start, len, true)?;
+            if !prepared.is_nonblocking() || prepared.length() == 0 {
+                return Ok(false);
+            }
+            range.start += prepared.length().min(len);
+        }
+        Ok(true)
+    }
+
+    /// Makes zero clusters of whole clusters, and frees their places. A commit follows.
+    pub(crate) fn free(&mut self, range: Range<u64>) -> io::Result<()> {
+        self.check_usable()?;
+        self.is_changed = true;
+        let len = range.end - range.start;
+        self.access.discard_to_zero(range.start, len)?;
+        self.unmapped_bytes.fetch_add(len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Bytes of discarded data whose place was freed.
+    pub(crate) fn unmapped_bytes(&self) -> &Arc<AtomicU64> {
+        &self.unmapped_bytes
+    }
+
+    pub(crate) fn versions(&self) -> &Versions {
+        &self.versions
+    }
+
+    pub(crate) fn cluster_bytes(&self) -> u64 {
+        self.cluster_bytes
+    }
+
     /// Size of the disk in bytes.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.access.size()
@@ -275,14 +336,17 @@ impl Image {
         Ok(())
     }
 
-    fn extent(&self, extent: Extent) -> Answer {
-        Answer::Extent(extent, self.generation.load(Ordering::SeqCst))
+    /// The answer that names the place of a used range, which starts in the extent.
+    fn extent(&mut self, extent: Extent, at: u64, len: u64) -> Answer {
+        let used = at..extent.end.min(at.saturating_add(len));
+        let extent = if extent.file == 0 { self.keep(extent, used) } else { extent };
+        Answer::Extent(extent, self.versions.now())
     }
 
     /// Answers [`Question::Read`].
     pub(crate) fn read(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         match self.find(at, len)? {
-            Found::Extent { extent, .. } => Ok(self.extent(extent)),
+            Found::Extent { extent, .. } => Ok(self.extent(extent, at, len)),
             Found::Zero(len) => Ok(Answer::Zero(len)),
             Found::Copy(len) => {
                 let mut data = vec![0; len.min(COPY_MAX) as usize];
@@ -295,7 +359,9 @@ impl Image {
     fn write(&mut self, at: u64, data: &[u8]) -> io::Result<Answer> {
         self.check_usable()?;
         let (len, frees) = match self.find(at, data.len() as u64)? {
-            Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
+            Found::Extent { extent, writable: true } => {
+                return Ok(self.extent(extent, at, data.len() as u64));
+            }
             Found::Extent { extent, .. } => ((extent.end - at).min(data.len() as u64), false),
             Found::Zero(len) => (len, false),
             Found::Copy(len) => (self.in_cluster(at, len), true),
@@ -318,7 +384,7 @@ impl Image {
     fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         self.check_usable()?;
         let (len, frees) = match self.find(at, len)? {
-            Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
+            Found::Extent { extent, writable: true } => return Ok(self.extent(extent, at, len)),
             Found::Zero(len) => return Ok(Answer::Done(len)),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
             Found::Copy(len) => (self.in_cluster(at, len), true),
@@ -353,10 +419,10 @@ impl Image {
     /// cluster (of compressed data, or of an old table) is committed before the cluster is reused.
     fn changed(&mut self, hides: bool, frees: bool) -> io::Result<()> {
         if hides {
-            self.generation.fetch_add(1, Ordering::SeqCst);
+            self.versions.hide_backing();
         }
         if frees || self.store()?.must_commit() {
-            self.commit().map_err(io::Error::from_raw_os_error)?;
+            self.committed()?;
         }
         Ok(())
     }
@@ -366,7 +432,7 @@ impl Image {
     fn discard(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         self.check_usable()?;
         let (found, frees) = match self.find(at, len)? {
-            Found::Extent { extent, writable: true } => return Ok(self.extent(extent)),
+            Found::Extent { extent, writable: true } => return Ok(self.extent(extent, at, len)),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
             Found::Zero(found) if self.in_whole_clusters(at, found) > 0 => {
                 return Ok(Answer::Done(self.in_whole_clusters(at, found)));

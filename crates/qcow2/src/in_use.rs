@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Maximum clusters of a file whose leaked clusters are freed at the opening of the disk.
 const RECLAIM_CLUSTERS_MAX: u64 = 4 << 20;
 
-/// The mark of an open image. It is removed at the end, unless leaked clusters may be left.
+/// The mark of an open image.
 #[derive(Debug)]
 pub(crate) struct InUse {
     file: Arc<File>,
@@ -40,12 +40,6 @@ impl InUse {
         if self.mark == Mark::Sound && !self.file.has_failed_sync() {
             let _ = self.file.unset_in_use(); // then the next opening checks the image in vain
         }
-    }
-}
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 

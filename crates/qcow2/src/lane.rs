@@ -14,11 +14,10 @@ use crate::helper::{Reply, Work};
 use crate::image::{Answer, COPY_MAX, Question};
 use crate::piece::Piece;
 use crate::shifted::Shifted;
+use crate::versions::User;
 use backend::wrap::BySlot;
 use backend::{Engine, Io, IoError, IoKind, Lane, Op, Remote, Slot, Step, Token};
 use std::os::fd::RawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -31,6 +30,8 @@ pub(crate) struct Limits {
     pub(crate) capacity_bytes: u64,
     pub(crate) read_only: bool,
     pub(crate) discard: bool,
+    /// Data that was punched out of the file is unmapped later.
+    pub(crate) unmaps: bool,
 }
 
 /// The lane of one file of the chain.
@@ -52,7 +53,10 @@ pub(crate) struct Qcow2Lane {
     limits: Limits,
     files: Vec<FileLane>,
     extents: Extents,
-    generation: Arc<AtomicU64>,
+    /// The use of places by I/Os.
+    user: User,
+    /// The epoch in which an I/O began, until its end.
+    epochs: BySlot<u64>,
     active: BySlot<Active>,
     work: Sender<Work>,
     answers: (Sender<Answered>, Receiver<Answered>),
@@ -71,7 +75,7 @@ impl Qcow2Lane {
     pub(crate) fn new(
         limits: Limits,
         lanes: Vec<Box<dyn Lane>>,
-        generation: Arc<AtomicU64>,
+        user: User,
         work: Sender<Work>,
     ) -> Self {
         let mut first_file = 0;
@@ -84,7 +88,8 @@ impl Qcow2Lane {
             limits,
             files: files.collect(),
             extents: Extents::default(),
-            generation,
+            user,
+            epochs: BySlot::new(),
             active: BySlot::new(),
             work,
             answers: channel(),
@@ -121,7 +126,7 @@ impl Qcow2Lane {
 
     /// Continues the I/O until it waits or ends.
     fn advance(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
-        self.extents.refresh(self.generation.load(Ordering::SeqCst));
+        self.extents.refresh(self.user.now());
         while io.done_bytes < io.len_bytes {
             let at = io.offset_bytes + io.done_bytes;
             let usable = |extent: &Extent| !io.writes() || extent.file == 0;
@@ -181,6 +186,7 @@ impl Qcow2Lane {
     ) -> Next {
         match step {
             Step::Done(Ok(())) => {
+                self.tell_discarded(io, inner.len_bytes);
                 io.done_bytes += inner.len_bytes;
                 Next::Piece
             }
@@ -190,6 +196,14 @@ impl Qcow2Lane {
                 Next::Step(Step::Pending)
             }
             step => Next::Step(step),
+        }
+    }
+
+    /// Tells the helper thread that the next piece was punched out of the file.
+    fn tell_discarded(&self, io: &Io, len: u64) {
+        let punches = matches!(io.kind, IoKind::Discard | IoKind::WriteZeroes { unmap: true });
+        if punches && self.limits.unmaps {
+            let _ = self.work.send(Work::Discarded(io.offset_bytes + io.done_bytes, len));
         }
     }
 
@@ -237,9 +251,10 @@ impl Qcow2Lane {
 
     fn answered(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         match self.take_answer(slot) {
-            Answer::Extent(extent, generation) => {
-                self.extents.refresh(self.generation.load(Ordering::SeqCst));
-                self.extents.add(extent, generation);
+            Answer::Extent(extent, version) => {
+                self.extents.refresh(self.user.now());
+                // One of an epoch before still serves this I/O, which holds its place.
+                self.extents.add(extent, version);
                 if let Next::Step(step) = self.start_piece(extent, io, slot, engine) {
                     return step;
                 }
@@ -261,6 +276,32 @@ impl Qcow2Lane {
             Answer::Failed(errno) => return Step::Done(Err(IoError::Errno(errno))),
         }
         self.advance(io, slot, engine)
+    }
+
+    /// Continues the I/O after an event.
+    fn continued(
+        &mut self,
+        io: &mut Io,
+        token: Token,
+        result: i32,
+        engine: &mut dyn Engine,
+    ) -> Step {
+        let slot = token.slot;
+        match self.active.take(slot) {
+            Some(Active::Asked) => self.answered(io, slot, engine),
+            Some(Active::Retry) => self.advance(io, slot, engine),
+            Some(Active::File { io: mut inner, file, _piece }) => {
+                let token = Token { slot, layer: 0 };
+                let step = self.with_file(file, engine, |lane, engine| {
+                    lane.event(&mut inner, token, result, engine)
+                });
+                match self.piece_step(step, inner, file, _piece, io, slot) {
+                    Next::Step(step) => step,
+                    Next::Piece => self.advance(io, slot, engine),
+                }
+            }
+            None => Step::Done(Err(IoError::Errno(libc::EIO))), // a foreign event
+        }
     }
 
     fn flush(&mut self, slot: Slot, engine: &mut dyn Engine) -> Step {
@@ -290,25 +331,22 @@ impl Lane for Qcow2Lane {
         if io.kind == IoKind::Flush {
             return self.flush(slot, engine);
         }
-        self.advance(io, slot, engine)
+        let epoch = self.user.enter();
+        let step = self.advance(io, slot, engine);
+        match step {
+            Step::Pending => self.epochs.put(slot, epoch),
+            _ => self.user.leave(epoch),
+        }
+        step
     }
 
     fn event(&mut self, io: &mut Io, token: Token, result: i32, engine: &mut dyn Engine) -> Step {
-        let slot = token.slot;
-        match self.active.take(slot) {
-            Some(Active::Asked) => self.answered(io, slot, engine),
-            Some(Active::Retry) => self.advance(io, slot, engine),
-            Some(Active::File { io: mut inner, file, _piece }) => {
-                let token = Token { slot, layer: 0 };
-                let step = self.with_file(file, engine, |lane, engine| {
-                    lane.event(&mut inner, token, result, engine)
-                });
-                match self.piece_step(step, inner, file, _piece, io, slot) {
-                    Next::Step(step) => step,
-                    Next::Piece => self.advance(io, slot, engine),
-                }
-            }
-            None => Step::Done(Err(IoError::Errno(libc::EIO))), // a foreign event
+        let step = self.continued(io, token, result, engine);
+        if step != Step::Pending
+            && let Some(epoch) = self.epochs.take(token.slot)
+        {
+            self.user.leave(epoch);
         }
+        step
     }
 }

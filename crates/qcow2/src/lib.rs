@@ -9,10 +9,11 @@
 //! 1. Each write of a table is durable before the next; data is durable before the table that names
 //!    it (`storage`).
 //! 2. A write that allocates completes after its tables are durable; one commit serves many writes.
-//! 3. No cluster that an extent of a lane may name is ever freed or moved while the disk is served, so
-//!    that a late I/O of a lane hits no other data. DISCARD and WRITE_ZEROES punch the file inside of an
-//!    allocated cluster and leave its table entry. Only clusters of compressed data, which no extent
-//!    names, and of old tables are freed; they are punched after the commit that frees them.
+//! 3. No cluster that an extent of a lane may name is freed or moved, so that a late I/O of a lane hits no
+//!    other data. DISCARD and WRITE_ZEROES punch the file inside of an allocated cluster. Its table entry
+//!    goes later, in the background, after all lanes have forgotten the place (`versions`, `unmap`).
+//!    Clusters of compressed data, which no extent names, and of old tables are freed at once; they are
+//!    punched after the commit that frees them.
 
 mod chain;
 pub mod check;
@@ -35,6 +36,8 @@ mod piece;
 mod reader;
 mod shifted;
 pub mod storage;
+mod unmap;
+mod versions;
 
 pub use chain::FILES_MAX;
 pub use error::Qcow2Error;
@@ -56,6 +59,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use versions::{User, Versions};
+
+/// Wait at the end of a disk for its thread. Then the next opening checks the image.
+const END_MAX: Duration = Duration::from_secs(2);
 
 /// Backing files that an image may name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +93,8 @@ pub struct Qcow2Disk {
     files: Vec<Arc<File>>,
     info: Info,
     capacity_bytes: AtomicU64,
-    generation: Arc<AtomicU64>,
+    versions: Arc<Versions>,
+    unmapped_bytes: Arc<AtomicU64>,
     work: Mutex<Sender<Work>>,
     /// The mark of the image, while it may be written.
     in_use: Option<InUse>,
@@ -202,16 +210,26 @@ impl Qcow2Disk {
     ) -> Result<Qcow2Disk, Qcow2Error> {
         let header = header_of(path, links, options)?;
         let access = chain::open(links, !options.file.read_only, None)?;
-        let generation = Arc::new(AtomicU64::new(0));
+        let versions = Arc::new(Versions::default());
         let image =
-            Image::new(access, header, Arc::clone(&generation)).giving_back(options.file.discard);
+            Image::new(access, header, Arc::clone(&versions)).giving_back(options.file.discard);
+        let unmapped_bytes = Arc::clone(image.unmapped_bytes());
         let top = Arc::clone(&files[0]);
         let work = helper::start(image, move |errno| top.sync_failed(errno))
             .map_err(|source| Qcow2Error::Image { path: path.into(), source })?;
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
         let (work, in_use, reclaimed) = (Mutex::new(work), None, None);
-        Ok(Qcow2Disk { files, info, capacity_bytes, generation, work, in_use, reclaimed })
+        Ok(Qcow2Disk {
+            files,
+            info,
+            capacity_bytes,
+            versions,
+            unmapped_bytes,
+            work,
+            in_use,
+            reclaimed,
+        })
     }
 
     /// The files of the chain, the image itself first.
@@ -219,7 +237,23 @@ impl Qcow2Disk {
         &self.files
     }
 
-    /// Waits until the tables are durable, at most for `patience`. No request may be in flight.
+    /// Unmaps what was discarded, and waits for that at most for `patience`. It is done without this, too,
+    /// a little later.
+    ///
+    /// # Errors
+    /// As [`Qcow2Disk::settle`].
+    pub fn unmap_discarded(&self, patience: Duration) -> io::Result<()> {
+        let (reply, answer) = channel();
+        self.ask_within(patience, Work::Unmap(reply), &answer)
+    }
+
+    /// Bytes of discarded data whose place in the file was freed for other data.
+    pub fn unmapped_bytes(&self) -> u64 {
+        self.unmapped_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the tables are durable, at most for `patience`. No request may be in flight. Without
+    /// one, nothing changes the file from then on.
     ///
     /// # Errors
     /// The error of the commit, now or earlier; [`io::ErrorKind::TimedOut`] if it takes longer.
@@ -273,8 +307,8 @@ impl Qcow2Disk {
         })
     }
 
-    /// Ends the use of the image, which nothing writes any more and whose tables are durable: the last
-    /// change of the file by this disk. The drop of the disk does the same.
+    /// Ends the use of the image, which nothing writes any more and which is settled: the last change of
+    /// the file by this disk. The drop of the disk does the same.
     pub fn end_use(&self) {
         if let Some(in_use) = &self.in_use {
             in_use.end();
@@ -285,6 +319,11 @@ impl Qcow2Disk {
     pub fn notices(&self) -> Vec<String> {
         let of_files = self.files.iter().flat_map(|file| file.notices().to_vec());
         of_files.chain(self.reclaimed.clone()).collect()
+    }
+
+    /// A user of places in the files.
+    fn user(&self) -> User {
+        User::new(&self.versions, self.work())
     }
 
     fn work(&self) -> Sender<Work> {
@@ -345,6 +384,15 @@ fn describe(
     }
 }
 
+impl Drop for Qcow2Disk {
+    fn drop(&mut self) {
+        // While the thread works, the image stays locked, and has the mark.
+        if self.in_use.is_some() && self.unmap_discarded(END_MAX).is_ok() {
+            self.end_use();
+        }
+    }
+}
+
 impl Disk for Qcow2Disk {
     fn info(&self) -> Info {
         let capacity_sectors = self.capacity_bytes.load(Ordering::Relaxed) / 512;
@@ -383,8 +431,10 @@ impl Disk for Qcow2Disk {
             capacity_bytes: self.capacity_bytes.load(Ordering::Relaxed),
             read_only: self.info.read_only,
             discard: self.info.discard.is_some(),
+            // The image has the mark if no other program may change it, nor knows its clusters.
+            unmaps: self.info.discard.is_some() && self.in_use.is_some(),
         };
-        Ok(Box::new(Qcow2Lane::new(limits, lanes, Arc::clone(&self.generation), self.work())))
+        Ok(Box::new(Qcow2Lane::new(limits, lanes, self.user(), self.work())))
     }
 
     fn layers(&self) -> u8 {

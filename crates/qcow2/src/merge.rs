@@ -6,6 +6,7 @@
 
 use crate::image::{Answer, Image, Piece, Question};
 use crate::storage::punch;
+use crate::versions::{User, Versions};
 use crate::{AllowBacking, Qcow2Disk, Qcow2Error, chain};
 use backend::mark;
 use std::fs::File;
@@ -14,7 +15,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// Bytes that are copied at once.
 const CHUNK: u64 = 1 << 20;
@@ -25,6 +25,7 @@ pub struct Merge {
     /// The file of the image.
     from: File,
     to: Target,
+    user: User,
 }
 
 /// The backing file, open for writing.
@@ -61,11 +62,12 @@ impl Merge {
                 let access = chain::open(&links, true, None)?;
                 // An end in the middle may leak clusters. The mark stays until they are looked for.
                 mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
-                let image = Image::new(access, header, Arc::new(AtomicU64::new(0)));
+                let image = Image::new(access, header, Arc::new(Versions::default()));
                 Target::Qcow2(Box::new(image), file)
             }
         };
-        Ok(Merge { image, from, to })
+        let user = image.user();
+        Ok(Merge { image, from, to, user })
     }
 
     /// Size of the disk in the backing file in bytes.
@@ -96,8 +98,17 @@ impl Merge {
     /// # Errors
     /// The error of the system call. The image is as before.
     pub fn copy_piece(&mut self, range: &mut Range<u64>) -> io::Result<u64> {
-        let (at, left) = (range.start, range.end - range.start);
-        let (done, copied) = match self.image.own(at, left)? {
+        let epoch = self.user.enter();
+        let copied = self.copy_next(range.start, range.end - range.start);
+        self.user.leave(epoch);
+        let (done, copied) = copied?;
+        range.start += done;
+        Ok(copied)
+    }
+
+    /// Copies the next piece at `at`, of at most `left` bytes. Returns its length, and that of its content.
+    fn copy_next(&mut self, at: u64, left: u64) -> io::Result<(u64, u64)> {
+        Ok(match self.image.own(at, left)? {
             Piece::Below(len) => (len, 0),
             Piece::Zero(len) => {
                 self.to.zero(at, len)?;
@@ -113,9 +124,7 @@ impl Merge {
                 self.to.write(at, &data)?;
                 (data.len() as u64, data.len() as u64)
             }
-        };
-        range.start += done;
-        Ok(copied)
+        })
     }
 
     /// Makes everything that was copied durable.

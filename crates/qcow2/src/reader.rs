@@ -2,11 +2,12 @@
 //! Reads the content of a served image beside its lanes.
 //!
 //! A range may be read while no request changes it; requests on other parts of the disk go on. They
-//! may move the range to another place in the files: the content of the old place stays until the disk
-//! is closed, because no cluster in use is freed.
+//! may move the range to another place in the files: the content of the old place stays until the piece
+//! is read, because no place with a user is freed.
 
 use crate::Qcow2Disk;
 use crate::image::Piece;
+use crate::versions::User;
 use backend::file::Reader;
 use std::io;
 use std::ops::Range;
@@ -18,6 +19,7 @@ pub struct Qcow2Reader {
     /// By the number of the file in the chain.
     files: Vec<Reader>,
     content: Vec<u8>,
+    user: User,
 }
 
 impl Qcow2Disk {
@@ -27,7 +29,8 @@ impl Qcow2Disk {
     /// The error of the system call.
     pub fn reader(self: &Arc<Self>) -> io::Result<Qcow2Reader> {
         let files = self.files.iter().map(|file| file.reader()).collect::<io::Result<_>>()?;
-        Ok(Qcow2Reader { disk: Arc::clone(self), files, content: Vec::new() })
+        let disk = Arc::clone(self);
+        Ok(Qcow2Reader { disk, files, content: Vec::new(), user: self.user() })
     }
 }
 
@@ -39,26 +42,34 @@ impl Qcow2Reader {
     pub fn read(&mut self, mut range: Range<u64>) -> io::Result<&[u8]> {
         self.content.clear();
         while !range.is_empty() {
-            let len = match self.disk.visible(range.start, range.end - range.start)? {
-                Piece::At(file, host, len) => {
-                    let read = self.files[file as usize].read(host..host + len)?;
-                    self.content.extend_from_slice(read);
-                    len
-                }
-                Piece::Zero(len) => {
-                    self.content.resize(self.content.len() + len as usize, 0);
-                    len
-                }
-                // The disk has all of its content itself.
-                Piece::Below(_) => return Err(io::Error::other("no content")),
-                Piece::Data(data) => {
-                    self.content.extend_from_slice(&data);
-                    data.len() as u64
-                }
-            };
-            range.start += len;
+            let epoch = self.user.enter();
+            let read = self.read_piece(&range);
+            self.user.leave(epoch);
+            range.start += read?;
         }
         Ok(&self.content)
+    }
+
+    /// Reads the first piece of a range. Returns its length.
+    fn read_piece(&mut self, range: &Range<u64>) -> io::Result<u64> {
+        let piece = self.disk.visible(range.start, range.end - range.start)?;
+        Ok(match piece {
+            Piece::At(file, host, len) => {
+                let read = self.files[file as usize].read(host..host + len)?;
+                self.content.extend_from_slice(read);
+                len
+            }
+            Piece::Zero(len) => {
+                self.content.resize(self.content.len() + len as usize, 0);
+                len
+            }
+            // The disk has all of its content itself.
+            Piece::Below(_) => return Err(io::Error::other("no content")),
+            Piece::Data(data) => {
+                self.content.extend_from_slice(&data);
+                data.len() as u64
+            }
+        })
     }
 
     /// The bytes of the last read.

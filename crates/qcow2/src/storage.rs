@@ -10,6 +10,7 @@
 #![expect(unsafe_code)]
 
 use crate::overlay::{Commit, Overlay};
+use backend::holes::first_data;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{PreallocateMode, Storage};
@@ -117,6 +118,11 @@ impl Store {
         }
         overlay.clear();
         Ok(freed)
+    }
+
+    /// The first data in a range of the file; empty at its end if there is none.
+    pub fn first_data(&self, range: Range<u64>) -> io::Result<Range<u64>> {
+        first_data(&self.file, range)
     }
 
     /// Gives the space of free clusters back to the host, if the file system can do it.

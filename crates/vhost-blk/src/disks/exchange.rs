@@ -11,12 +11,14 @@ use crate::options::DiskArgs;
 use crate::upgrade::{self, Parts, Storage};
 use crate::values::{AllowBacking, word};
 use backend::Disk;
+use qcow2::Qcow2Disk;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 use vhost_user::{Control, Replacement};
 
 /// A disk as it is before the exchange.
@@ -157,6 +159,15 @@ pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {
              storage"
         )
     })
+}
+
+/// Wait for the tables of a qcow2 image whose disk takes no request.
+const TABLES_MAX: Duration = Duration::from_secs(2);
+
+/// Makes the tables of a drained disk durable. Nothing changes its files from then on.
+pub(super) fn settled(qcow2: Option<&Qcow2Disk>) -> Result<(), String> {
+    let slow = |why| format!("the tables of the image are not durable: {why}; check the storage");
+    qcow2.map_or(Ok(()), |qcow2| qcow2.settle(TABLES_MAX).map_err(slow))
 }
 
 /// The options of a disk that depend on its image, for its next start.

@@ -4,7 +4,7 @@
 use super::format::{BYTES_MAX, Notes};
 use super::{Earlier, identity, notes_of};
 use crate::disks::Image;
-use crate::disks::exchange::{path_of, sync_folder, synced};
+use crate::disks::exchange::{path_of, settled, sync_folder, synced};
 use crate::disks::layers::Layers;
 use backend::file::File as ImageFile;
 use std::ffi::OsString;
@@ -13,14 +13,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The log line if there will be no file.
 pub(in crate::disks) const LOST: &str = "the bitmaps for incremental backups are lost";
 /// The end of the name, after that of the image.
 const SUFFIX: &str = ".vhost-blk-bitmaps";
-/// Maximum wait for the tables of a qcow2 image.
-const TABLES_MAX: Duration = Duration::from_secs(2);
 
 /// The bitmaps of a file that was removed, until the disk is served: a start that fails keeps them.
 pub(in crate::disks) struct Consumed(Option<(Image, Arc<Layers>)>);
@@ -73,10 +70,8 @@ fn save(image: &Image, layers: &Layers) -> Result<usize, String> {
         return Err(format!("a read-only disk keeps none; {FULL}"));
     }
     synced(&*image.disk)?;
+    settled(image.qcow2.as_deref())?;
     if let Some(qcow2) = &image.qcow2 {
-        let slow =
-            |why| format!("the tables of the image are not durable: {why}; check the storage");
-        qcow2.settle(TABLES_MAX).map_err(slow)?;
         // Its mark changes the signs of the file.
         qcow2.end_use();
     }

@@ -17,7 +17,7 @@ mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;
-use super::exchange::{New, options, replacement, synced};
+use super::exchange::{New, options, replacement, settled, synced};
 use super::layers::Layers;
 use super::replacing::{DRAIN_MAX, wait};
 use crate::disk::{self, From};
@@ -28,6 +28,7 @@ use backend::Disk;
 use backend::file::File as ImageFile;
 use overlay::Overlay;
 use plan::Plan;
+use qcow2::Qcow2Disk;
 use qcow2::inspect::{self, FileFacts};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -91,6 +92,7 @@ impl Disks {
             args: args.clone(),
             layers: Arc::clone(&source.layers),
             top: Arc::clone(&source.image.top),
+            qcow2: source.image.qcow2.clone(),
             mark: plan.marks().then(|| plan.overlay().to_owned()),
             config,
         };
@@ -137,6 +139,8 @@ struct Change {
     layers: Arc<Layers>,
     /// The file that becomes the backing file.
     top: Arc<ImageFile>,
+    /// Its disk, if it is qcow2.
+    qcow2: Option<Arc<Qcow2Disk>>,
     /// The content of its mark.
     mark: Option<PathBuf>,
     config: Option<NewConfig>,
@@ -146,6 +150,7 @@ impl Change {
     /// Opens the overlay over the image, which has everything that the guest wrote.
     fn prepare(self, old: &Arc<dyn Disk>, new: Sender<New>) -> Result<Replacement, String> {
         synced(&**old)?;
+        settled(self.qcow2.as_deref())?;
         let opened =
             disk::open(&self.args, From::Overlay).map_err(|failure| failure.to_string())?;
         let layers = Arc::clone(&self.layers);
@@ -205,7 +210,8 @@ mod tests {
         std::fs::create_dir(path("a.toml")).unwrap();
         let mark = Some(path("b.qcow2"));
         let layers = Layers::new(Arc::clone(&top) as Arc<dyn Disk>, None, Earlier::default());
-        let change = Change { args, layers, top: Arc::clone(&top), mark, config: Some(config) };
+        let top_of = Arc::clone(&top);
+        let change = Change { args, layers, top: top_of, qcow2: None, mark, config: Some(config) };
         let told = change.commit().unwrap_err();
         assert!(told.contains("a.toml cannot be replaced") && told.contains("; check"), "{told}");
         assert_eq!(top.overlay().unwrap(), None);

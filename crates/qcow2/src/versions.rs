@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The age of known places, and the wait until nobody uses an old one any more.
+//!
+//! A place in a file may be given to other data only if no I/O uses it under its old meaning. So each
+//! user (a lane, a reader of a backup) publishes the epoch in which its oldest use began, and forgets its
+//! known places when it begins a use in a newer epoch. The thread of the image first begins an epoch, and
+//! gives places of the epochs before away after all users have left these. It begins no other epoch
+//! meanwhile.
+//!
+//! All accesses are sequentially consistent: a user publishes its epoch, and then reads the present one
+//! again; the thread begins an epoch, and then reads what the users have published. So the thread sees
+//! the use, or the user sees the new epoch.
+
+use crate::helper::Work;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The published epoch of a user without any use.
+const NOWHERE: u64 = u64::MAX;
+
+/// The age of a known place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Version {
+    /// Ends places in backing files.
+    pub(crate) generation: u64,
+    /// Ends all places.
+    pub(crate) epoch: u64,
+}
+
+/// The present version of an image, and the users of its places.
+#[derive(Debug, Default)]
+pub(crate) struct Versions {
+    generation: AtomicU64,
+    epoch: AtomicU64,
+    users: Mutex<Vec<Arc<AtomicU64>>>,
+}
+
+impl Versions {
+    /// The present version.
+    pub(crate) fn now(&self) -> Version {
+        Version { generation: self.generation.load(SeqCst), epoch: self.epoch.load(SeqCst) }
+    }
+
+    /// Ends the known places in backing files.
+    pub(crate) fn hide_backing(&self) {
+        self.generation.fetch_add(1, SeqCst);
+    }
+
+    /// Ends all known places. Returns the new epoch.
+    pub(crate) fn begin_epoch(&self) -> u64 {
+        self.epoch.fetch_add(1, SeqCst) + 1
+    }
+
+    /// Returns whether each use that began before `epoch` has ended.
+    pub(crate) fn have_left(&self, epoch: u64) -> bool {
+        self.users().iter().all(|oldest| oldest.load(SeqCst) >= epoch)
+    }
+
+    fn users(&self) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A user of places in the files of an image.
+#[derive(Debug)]
+pub(crate) struct User {
+    versions: Arc<Versions>,
+    /// The published epoch.
+    oldest: Arc<AtomicU64>,
+    /// Uses by the epoch of their begin, the oldest first. There is none without a use in front.
+    uses: VecDeque<(u64, usize)>,
+    wake: Sender<Work>,
+}
+
+impl User {
+    /// A user, whose end of old uses wakes the thread of the image.
+    pub(crate) fn new(versions: &Arc<Versions>, wake: Sender<Work>) -> User {
+        let oldest = Arc::new(AtomicU64::new(NOWHERE));
+        versions.users().push(Arc::clone(&oldest));
+        User { versions: Arc::clone(versions), oldest, uses: VecDeque::new(), wake }
+    }
+
+    /// The present version.
+    pub(crate) fn now(&self) -> Version {
+        self.versions.now()
+    }
+
+    /// Begins a use of places that are known in the present version. Returns its epoch.
+    pub(crate) fn enter(&mut self) -> u64 {
+        let mut epoch = self.versions.epoch.load(SeqCst);
+        while self.uses.is_empty() {
+            self.oldest.store(epoch, SeqCst);
+            let now = self.versions.epoch.load(SeqCst);
+            if now == epoch {
+                break;
+            }
+            epoch = now;
+        }
+        match self.uses.back_mut() {
+            Some((last, count)) if *last == epoch => *count += 1,
+            _ => self.uses.push_back((epoch, 1)),
+        }
+        epoch
+    }
+
+    /// Ends a use that began in `epoch`.
+    pub(crate) fn leave(&mut self, epoch: u64) {
+        if let Some((_, count)) = self.uses.iter_mut().find(|(of, _)| *of == epoch) {
+            *count -= 1;
+        }
+        let before = self.uses.len();
+        while self.uses.front().is_some_and(|(_, count)| *count == 0) {
+            self.uses.pop_front();
+        }
+        if self.uses.len() == before {
+            return;
+        }
+        self.oldest.store(self.uses.front().map_or(NOWHERE, |(epoch, _)| *epoch), SeqCst);
+        if self.versions.epoch.load(SeqCst) > epoch {
+            let _ = self.wake.send(Work::Left); // a thread that has ended waits for nobody
+        }
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // An I/O that nobody waited for may still run: its places are given away no more.
+        if self.uses.is_empty() {
+            self.versions.users().retain(|oldest| !Arc::ptr_eq(oldest, &self.oldest));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+
+    fn user() -> (Arc<Versions>, User, Receiver<Work>) {
+        let versions = Arc::new(Versions::default());
+        let (wake, woken) = channel();
+        let user = User::new(&versions, wake);
+        (versions, user, woken)
+    }
+
+    #[test]
+    fn an_epoch_waits_for_the_uses_that_began_before_it_and_for_no_other() {
+        let (versions, mut user, woken) = user();
+        let old = [user.enter(), user.enter()];
+        let epoch = versions.begin_epoch();
+        assert!(!versions.have_left(epoch));
+        let new = user.enter();
+        assert_eq!((old, new), ([0, 0], 1));
+        user.leave(old[0]);
+        assert!(!versions.have_left(epoch) && woken.try_recv().is_err());
+        user.leave(old[1]);
+        assert!(versions.have_left(epoch));
+        assert!(matches!(woken.try_recv(), Ok(Work::Left)), "the thread of the image is woken");
+        user.leave(new);
+        assert!(woken.try_recv().is_err(), "it waits for nobody");
+    }
+
+    #[test]
+    fn an_idle_user_and_one_that_has_gone_hold_nothing() {
+        let (versions, mut idle, _woken) = user();
+        let used = idle.enter();
+        idle.leave(used);
+        drop(User::new(&versions, channel().0));
+        assert!(versions.have_left(versions.begin_epoch()));
+        assert_eq!(versions.users().len(), 1);
+    }
+
+    #[test]
+    fn a_user_that_goes_with_a_use_holds_its_places_for_ever() {
+        let (versions, mut user, _woken) = user();
+        user.enter();
+        let epoch = versions.begin_epoch();
+        drop(user);
+        assert!(!versions.have_left(epoch));
+    }
+}

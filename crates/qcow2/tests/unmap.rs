@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Discarded clusters leave the image, and no lane ever reads or writes other data in their places.
+
+mod common;
+
+use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
+use backend::{Disk, Io, IoKind, Lane, Slot, Step};
+use common::{MIB, check, content, folder, image, options, qemu_ok};
+use qcow2::{AllowBacking, Qcow2Disk};
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+const CLUSTER: u64 = 64 << 10;
+/// Far more than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The image at `path`, which no other program may change.
+fn open(path: &Path) -> Arc<Qcow2Disk> {
+    let mut options = options(AllowBacking::SameDir, true);
+    options.file.lock = Some(PATIENCE);
+    Arc::new(Qcow2Disk::open(path, &options).expect("it opens"))
+}
+
+fn rig(disk: &Qcow2Disk) -> Rig {
+    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
+}
+
+fn discard(rig: &mut Rig, at: u64, len: u64) {
+    assert_eq!(rig.run(&mut Request::command(IoKind::Discard, at, len)), Ok(()), "{len} at {at}");
+}
+
+fn unmap(disk: &Qcow2Disk) {
+    disk.unmap_discarded(PATIENCE).expect("the clusters leave");
+}
+
+fn clusters(path: &Path) -> u64 {
+    let file = File::open(path).expect("it opens");
+    qcow2::check::check(path, &file).expect("it is checked").allocated_clusters
+}
+
+fn is_filled(found: &[u8], byte: u8) -> bool {
+    found.iter().all(|found| *found == byte)
+}
+
+#[test]
+fn discarded_clusters_are_free_for_other_data() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    let mut rig = rig(&disk);
+    rig.write(0, &vec![1; 3 * MIB as usize]);
+    let end = fs::metadata(&path).expect("a file").len();
+    discard(&mut rig, 0, MIB);
+    let zeroes = IoKind::WriteZeroes { unmap: true };
+    assert_eq!(rig.run(&mut Request::command(zeroes, 2 * MIB, MIB / 2)), Ok(()));
+    unmap(&disk);
+    assert_eq!((clusters(&path), disk.unmapped_bytes()), (24, 3 * MIB / 2));
+    rig.write(5 * MIB, &vec![2; 3 * MIB as usize / 2]);
+    assert_eq!(fs::metadata(&path).expect("a file").len(), end, "the places are used again");
+    assert!(is_filled(&rig.read(0, MIB as usize), 0));
+    drop((rig, disk));
+    assert_eq!((check(&path), clusters(&path)), (Ok(()), 48));
+    let found = content(&path);
+    let part = |of: Range<u64>| &found[of.start as usize * 512..of.end as usize * 512];
+    assert!(is_filled(part(0..2048), 0) && is_filled(part(2048..4096), 1));
+    assert!(is_filled(part(4096..5120), 0) && is_filled(part(5120..6144), 1));
+    assert!(is_filled(part(10240..13312), 2));
+}
+
+#[test]
+fn the_end_of_a_disk_waits_for_discarded_clusters_to_leave() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    let mut rig = rig(&disk);
+    rig.write(0, &vec![1; MIB as usize]);
+    discard(&mut rig, 0, MIB);
+    drop((rig, disk));
+    assert_eq!((check(&path), clusters(&path)), (Ok(()), 0));
+}
+
+#[test]
+fn a_cluster_leaves_when_its_last_part_is_discarded() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    let mut rig = rig(&disk);
+    rig.write(0, &vec![1; CLUSTER as usize]);
+    for at in (0..CLUSTER).step_by(8192).filter(|at| *at != 2 * 8192) {
+        discard(&mut rig, at, 8192);
+        unmap(&disk);
+        assert_eq!(clusters(&path), 1, "a part is in use");
+    }
+    assert!(is_filled(&rig.read(2 * 8192, 8192), 1));
+    discard(&mut rig, 2 * 8192, 8192);
+    unmap(&disk);
+    assert_eq!(clusters(&path), 0);
+}
+
+/// The other lane asks for nothing: it knows the place.
+#[test]
+fn data_that_another_lane_writes_after_a_discard_stays() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    let (mut one, mut other) = (rig(&disk), rig(&disk));
+    one.write(0, &vec![1; 3 * CLUSTER as usize]);
+    assert!(is_filled(&other.read(0, 512), 1));
+    discard(&mut one, 0, 3 * CLUSTER);
+    other.write(CLUSTER + 4096, &[2; 4096]);
+    unmap(&disk);
+    assert_eq!(clusters(&path), 1);
+    for rig in [&mut one, &mut other] {
+        let found = rig.read(0, 3 * CLUSTER as usize);
+        let at = (CLUSTER + 4096) as usize;
+        assert!(is_filled(&found[at..at + 4096], 2));
+        assert!(is_filled(&found[..at], 0) && is_filled(&found[at + 4096..], 0));
+    }
+}
+
+/// A write of 4 KiB whose operation on the file is not executed until its end.
+struct InFlight {
+    lane: Box<dyn Lane>,
+    engine: SyncEngine,
+    io: Io,
+    _request: Request,
+}
+
+impl InFlight {
+    fn start(disk: &Qcow2Disk, at: u64, byte: u8) -> InFlight {
+        let mut lane = disk.open_lane().expect("a lane");
+        let mut engine = SyncEngine::new();
+        engine.register(&lane.files()).expect("the files");
+        let mut request = Request::write(at, &[byte; 4096], &[4096], 0);
+        let bufs = request.memory.as_mut().expect("memory").bufs();
+        let mut io = Io::new(IoKind::Write, at, 4096, bufs);
+        // The lane asks for the place, and then pushes the operation.
+        assert_eq!(lane.start(&mut io, Slot(0), &mut engine), Step::Pending);
+        let (token, result) = engine.next_event(PATIENCE).expect("an answer");
+        assert_eq!(lane.event(&mut io, token, result, &mut engine), Step::Pending);
+        InFlight { lane, engine, io, _request: request }
+    }
+
+    fn end(mut self) {
+        let (token, result) = self.engine.next_event(PATIENCE).expect("the write");
+        let step = self.lane.event(&mut self.io, token, result, &mut self.engine);
+        assert_eq!(step, Step::Done(Ok(())));
+    }
+}
+
+/// Begins to unmap, and waits for a request in flight.
+fn begin_unmap(disk: &Qcow2Disk) {
+    let waits = disk.unmap_discarded(Duration::from_millis(50)).expect_err("an I/O is in flight");
+    assert_eq!(waits.kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn clusters_stay_while_an_io_that_began_before_is_in_flight() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    let mut one = rig(&disk);
+    one.write(0, &vec![1; 2 * CLUSTER as usize]);
+    let write = InFlight::start(&disk, 0, 2);
+    discard(&mut one, 0, 2 * CLUSTER);
+    begin_unmap(&disk);
+    assert_eq!(clusters(&path), 2);
+    one.write(MIB, &vec![3; 2 * CLUSTER as usize]);
+    write.end();
+    unmap(&disk);
+    assert_eq!(clusters(&path), 3, "the cluster without new data has left");
+    assert!(is_filled(&one.read(0, 4096), 2) && is_filled(&one.read(4096, 4096), 0));
+    assert!(is_filled(&one.read(MIB, 2 * CLUSTER as usize), 3));
+}
+
+/// The other lane asks for the place, and then writes without a question.
+#[test]
+fn a_cluster_that_is_asked_for_before_it_leaves_has_no_unknown_writer() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    let (mut one, mut other) = (rig(&disk), rig(&disk));
+    one.write(0, &vec![1; 3 * CLUSTER as usize]);
+    let write = InFlight::start(&disk, 2 * CLUSTER, 2);
+    discard(&mut one, 0, 2 * CLUSTER);
+    begin_unmap(&disk);
+    assert!(is_filled(&other.read(0, 4096), 0));
+    write.end();
+    unmap(&disk);
+    one.write(MIB, &vec![3; 2 * CLUSTER as usize]);
+    other.write(0, &[4; 4096]);
+    assert!(is_filled(&one.read(0, 4096), 4));
+    assert!(is_filled(&one.read(MIB, 2 * CLUSTER as usize), 3));
+    drop((one, other, disk));
+    assert_eq!(check(&path), Ok(()));
+}
+
+#[test]
+fn a_cluster_of_an_overlay_that_leaves_still_hides_the_backing_file() {
+    let folder = folder();
+    fs::write(folder.path().join("base.raw"), vec![0x5a; 4 << 20]).expect("a base");
+    let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "4M"];
+    qemu_ok("qemu-img", folder.path(), &create);
+    let path = folder.path().join("a.qcow2");
+    let disk = open(&path);
+    let mut rig = rig(&disk);
+    rig.write(MIB, &vec![1; MIB as usize]);
+    discard(&mut rig, MIB, MIB);
+    unmap(&disk);
+    assert_eq!(clusters(&path), 0);
+    assert!(is_filled(&rig.read(MIB, MIB as usize), 0));
+    drop((rig, disk));
+    assert_eq!(check(&path), Ok(()));
+    let found = content(&path);
+    assert!(is_filled(&found[..1 << 20], 0x5a) && is_filled(&found[1 << 20..2 << 20], 0));
+}
+
+#[test]
+fn a_settled_disk_changes_nothing_more_until_a_request() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    let mut rig = rig(&disk);
+    rig.write(0, &vec![1; MIB as usize]);
+    discard(&mut rig, 0, MIB);
+    disk.settle(PATIENCE).expect("the tables are durable");
+    let settled = fs::read(&path).expect("the image");
+    unmap(&disk);
+    assert!(fs::read(&path).expect("the image") == settled, "what was discarded is forgotten");
+    discard(&mut rig, 0, 4096);
+    unmap(&disk);
+    assert_eq!(clusters(&path), 15);
+}
+
+#[test]
+fn discarded_clusters_of_a_shared_image_stay() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = Qcow2Disk::open(&path, &options(AllowBacking::Off, true)).expect("it opens");
+    let mut rig = rig(&disk);
+    rig.write(0, &vec![1; MIB as usize]);
+    discard(&mut rig, 0, MIB);
+    unmap(&disk);
+    assert_eq!(clusters(&path), 16);
+}
+
+/// The random requests of one lane, on the sectors `n` with `n % LANES == lane`, in pieces of 4 KiB: all
+/// clusters belong to all lanes.
+fn load(disk: &Qcow2Disk, lane: u64, rounds: u64) -> Vec<u8> {
+    let mut rig = rig(disk);
+    let mut model = vec![0; SIZE as usize];
+    let mut state = (lane + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id());
+    let mut random = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    for round in 0..rounds {
+        // Most of the time in few clusters, so that they fill and empty.
+        let clusters = if random(4) == 0 { SIZE / SHARED } else { 8 };
+        let cluster = random(clusters) * SHARED;
+        let byte = (round % 255) as u8 + 1;
+        let kind = random(8);
+        for part in (cluster..cluster + SHARED).step_by(PART as usize) {
+            if part / PART % LANES != lane {
+                continue;
+            }
+            let at = part as usize..(part + PART) as usize;
+            match kind {
+                0..3 => {
+                    rig.write(part, &[byte; PART as usize]);
+                    model[at.clone()].fill(byte);
+                }
+                3..6 => {
+                    discard(&mut rig, part, PART);
+                    model[at.clone()].fill(0);
+                }
+                _ => {}
+            }
+            assert!(rig.read(part, PART as usize) == model[at], "lane {lane}: {part} is wrong");
+        }
+    }
+    model
+}
+
+const LANES: u64 = 3;
+const SIZE: u64 = 2 * MIB;
+/// The clusters of the test.
+const SHARED: u64 = 16 << 10;
+const PART: u64 = 4 << 10;
+/// A cluster that is filled and discarded again and again, and read in between.
+const AGAIN: u64 = 3 * MIB;
+
+/// Clusters leave all the time, and their places get other data, also while a reader reads one.
+#[test]
+fn lanes_that_write_and_discard_parts_of_the_same_clusters_read_their_own_data() {
+    let folder = folder();
+    let path = image(&folder, 4, "cluster_size=16k");
+    let disk = open(&path);
+    let quiet = Mutex::new(());
+    let is_over = AtomicBool::new(false);
+    let works: [&(dyn Fn() + Sync); 3] = [
+        &|| unmap(&disk),
+        &|| {
+            let mut rig = rig(&disk);
+            let _quiet = quiet.lock().expect("no thread panics");
+            rig.write(AGAIN, &[0xee; PART as usize]);
+            discard(&mut rig, AGAIN, PART);
+        },
+        &|| {
+            let mut reader = disk.reader().expect("a reader");
+            let _quiet = quiet.lock().expect("no thread panics");
+            for _ in 0..100 {
+                assert!(is_filled(reader.read(AGAIN..AGAIN + PART).expect("data"), 0));
+            }
+        },
+    ];
+    let models: Vec<Vec<u8>> = thread::scope(|scope| {
+        let start = |lane| {
+            scope.spawn({
+                let disk = &disk;
+                move || load(disk, lane, 1500)
+            })
+        };
+        let loads: Vec<_> = (0..LANES).map(start).collect();
+        let works = works.map(|work| {
+            scope.spawn({
+                let is_over = &is_over;
+                move || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        work();
+                    }
+                }
+            })
+        });
+        let models: Vec<_> = loads.into_iter().map(|load| load.join()).collect();
+        is_over.store(true, Ordering::Relaxed);
+        works.into_iter().for_each(|work| work.join().expect("the right data"));
+        models.into_iter().map(|model| model.expect("the right data")).collect()
+    });
+    assert!(disk.unmapped_bytes() > 0);
+    drop(disk);
+    assert_eq!(check(&path), Ok(()));
+    let found = content(&path);
+    for part in (0..SIZE).step_by(PART as usize) {
+        let at = part as usize..(part + PART) as usize;
+        assert!(found[at.clone()] == models[(part / PART % LANES) as usize][at], "{part}");
+    }
+}
