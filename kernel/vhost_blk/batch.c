@@ -52,7 +52,7 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 	unsigned long sleeps = current->nvcsw;
 	int taken;
 
-	if (q->state != VHOST_BLK_RUNNING)
+	if (!vhost_blk_takes(q))
 		return;
 	vhost_disable_notify(q->vq.dev, &q->vq);
 	blk_start_plug(&plug);

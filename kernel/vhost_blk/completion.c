@@ -231,8 +231,7 @@ static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist
 
 	q->now_ns = local_clock();
 	llist_for_each_entry(req, list, done) {
-		/* Abandoned because of the close: the ring's next server replays it. */
-		if (unlikely(req->error && READ_ONCE(q->blk->closing)))
+		if (unlikely(req->error) && vhost_blk_withholds(req))
 			continue;
 		if (unlikely(!vhost_blk_finish(req, &written)))
 			continue;
@@ -252,15 +251,16 @@ static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist
 unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 {
 	struct llist_node *list = vhost_blk_take_done(q);
-	unsigned int n, ended;
+	unsigned int kept = q->nr_kept, n, ended;
 
 	if (!list)
 		return 0;
 	n = vhost_blk_finish_all(q, list, 0);
-	vhost_blk_publish(q, n);
+	if (likely(n))
+		vhost_blk_publish(q, n);
 	vhost_blk_time_used(q, list);
 	ended = vhost_blk_put_all(list);
-	q->stats.dropped += ended - n;
+	q->stats.dropped += ended - n - (q->nr_kept - kept);
 	return ended;
 }
 
@@ -275,13 +275,13 @@ unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 void vhost_blk_settle(struct vhost_blk_queue *q)
 {
 	struct llist_node *list = vhost_blk_take_done(q);
-	unsigned int before = q->settled;
+	unsigned int before = q->settled, kept = q->nr_kept;
 
 	if (!list)
 		return;
 	q->settled = vhost_blk_finish_all(q, list, before);
 	vhost_blk_time_used(q, list);
-	q->stats.dropped += vhost_blk_put_all(list) - (q->settled - before);
+	q->stats.dropped += vhost_blk_put_all(list) - (q->settled - before) - (q->nr_kept - kept);
 }
 
 /**

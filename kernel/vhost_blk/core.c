@@ -30,16 +30,6 @@ void vhost_blk_cancel_orphans(struct vhost_blk *blk)
 		cancel_delayed_work_sync(&blk->queues[i].orphan_work);
 }
 
-static bool vhost_blk_any_runs(struct vhost_blk *blk)
-{
-	unsigned int i;
-
-	for (i = 0; i < blk->num_queues; i++)
-		if (vhost_blk_runs(blk->queues + i))
-			return true;
-	return false;
-}
-
 /* Drains the requests that were taken before the change. */
 static int vhost_blk_set_features(struct vhost_blk *blk, u64 features)
 {
@@ -107,6 +97,7 @@ static long vhost_blk_reset_owner(struct vhost_blk *blk)
 	vhost_blk_limit_set(blk, &none);
 	blk->opt = none;
 	vhost_blk_forget_regions(blk);
+	vhost_blk_forget_halt(blk);
 	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
 	vhost_blk_timing_forget(blk);
 	vhost_dev_stop(&blk->dev);

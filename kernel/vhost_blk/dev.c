@@ -130,6 +130,8 @@ static void vhost_blk_take_options(struct vhost_blk *blk, const struct vhost_blk
 	WRITE_ONCE(blk->opt.max_write_zeroes_sectors, opt->max_write_zeroes_sectors);
 	WRITE_ONCE(blk->opt.max_secure_erase_sectors, opt->max_secure_erase_sectors);
 	WRITE_ONCE(blk->opt.flags, opt->flags);
+	if (opt->flags & VHOST_BLK_OPT_HALT)
+		vhost_blk_halt(blk);
 	vhost_blk_limit_set(blk, opt);
 	blk->opt.limit_iops = opt->limit_iops;
 	blk->opt.limit_bytes = opt->limit_bytes;
@@ -233,6 +235,8 @@ static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void 
 		return err ?: vhost_blk_set_failure_event(blk, arg.fd);
 	case _IOC_NR(VHOST_BLK_SET_OPTIONS):
 		return vhost_blk_set_options(blk, argp);
+	case _IOC_NR(VHOST_BLK_GET_KEPT):
+		return vhost_blk_get_kept(blk, argp);
 	}
 	return -ENOTTY;
 }
@@ -246,6 +250,7 @@ static long vhost_blk_own_ioctl(struct vhost_blk *blk, unsigned int cmd, void __
 	case _IOC_NR(VHOST_BLK_SET_INFLIGHT):
 	case _IOC_NR(VHOST_BLK_SET_OPTIONS):
 	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
+	case _IOC_NR(VHOST_BLK_GET_KEPT):
 		return vhost_blk_owner_ioctl(blk, cmd, argp);
 	}
 	return -ENOTTY;

@@ -287,6 +287,7 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 		vhost_blk_free_reqs(q);
 		return err;
 	}
+	q->nr_kept = 0;
 	memset(q->poll, 0, sizeof(q->poll));
 	q->turn.closed_until = 0;
 	q->turn.closed_at = 0;
@@ -316,6 +317,8 @@ int vhost_blk_start_queue(struct vhost_blk_queue *q, struct vhost_blk_backend *b
 		return 0;
 	if (vhost_blk_lock_queue(q, true))
 		return -EINTR;
+	if (!vhost_blk_any_runs(q->blk))
+		vhost_blk_end_halt(q->blk);
 	err = vhost_blk_start_locked(q, be);
 	mutex_unlock(&q->vq.mutex);
 	/* Chains may be there already, and their kick may be lost. */

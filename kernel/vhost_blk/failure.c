@@ -21,11 +21,12 @@ void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sect
 	struct vhost_blk_failure *failure = &blk->failure;
 
 	spin_lock(&blk->failure_lock);
-	if (!failure->kinds) {
+	if (!failure->kinds && blk->failure_event)
+		eventfd_signal(blk->failure_event);
+	/* The reason of a halt is noted before its failure. */
+	if (!(failure->kinds & ~VHOST_BLK_FAILURE_HALTED)) {
 		failure->error = -error;
 		failure->sector = sector;
-		if (blk->failure_event)
-			eventfd_signal(blk->failure_event);
 	}
 	failure->kinds |= kind;
 	failure->count += sector != U64_MAX;

@@ -172,9 +172,10 @@ static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 	const struct vhost_blk_stats *s = &q->stats;
 	unsigned int n = vhost_blk_queue_index(q), op, i;
 
-	seq_printf(m, "queue%u:\t%s size=%u inflight=%u chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
-		   n, vhost_blk_state_names[q->state], q->vq.num, vhost_blk_inflight(q), s->chains,
-		   s->completed, s->refused, s->failed, s->dropped, s->read_bytes, s->write_bytes);
+	seq_printf(m, "queue%u:\t%s size=%u inflight=%u kept=%u chains=%llu completed=%llu refused=%llu failed=%llu dropped=%llu read_bytes=%llu write_bytes=%llu",
+		   n, vhost_blk_state_names[q->state], q->vq.num, vhost_blk_inflight(q), q->nr_kept,
+		   s->chains, s->completed, s->refused, s->failed, s->dropped, s->read_bytes,
+		   s->write_bytes);
 	seq_printf(m, " kicks=%llu turns=%llu calls=%llu coalesced=%llu throttled=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
 		   s->kicks, s->turns, s->calls, s->coalesced, s->throttled, s->bounced, s->slow, s->polls, s->polls_won,
 		   q->poll[0].score || q->poll[1].score);
@@ -213,6 +214,7 @@ void vhost_blk_show_fdinfo(struct seq_file *m, struct file *file)
 	seq_printf(m, "inflight_range_bytes:\t%lld\n",
 		   (long long)atomic64_read(&blk->inflight_range_bytes));
 	seq_printf(m, "memory_pinned:\t%d\n", !!READ_ONCE(blk->pinned));
+	seq_printf(m, "halted:\t%d\n", READ_ONCE(blk->halted));
 	seq_printf(m, "limit_debt_ms:\t%llu\n", vhost_blk_limit_debt(blk));
 	atomic_inc(&blk->ioctls);
 	for (i = 0; i < num_queues; i++) {

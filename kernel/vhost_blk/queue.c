@@ -50,7 +50,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 	vhost_blk_call_due(q);
 	if (!llist_empty(&q->done))
 		return true;
-	if (run->stuck || q->state != VHOST_BLK_RUNNING || !list_empty(&q->polled))
+	if (run->stuck || !vhost_blk_takes(q) || !list_empty(&q->polled))
 		return false;
 	if (!vhost_vq_avail_empty(vq->dev, vq))
 		return true;

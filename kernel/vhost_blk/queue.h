@@ -74,6 +74,8 @@ struct vhost_blk_polling {
  * @inflight: requests in flight by generation; changed under vq.mutex
  * @settled: used entries in vq.heads that wait until the rings can be reached; under vq.mutex; 0
  *	while chains are taken
+ * @nr_kept: chains whose requests failed and halted the device; under vq.mutex
+ * @kept: their heads
  * @drained: woken when a generation is empty
  * @reqs: all requests
  * @nr_reqs: their number
@@ -101,6 +103,8 @@ struct vhost_blk_queue {
 	u8 gen;
 	unsigned int inflight[2];
 	unsigned int settled;
+	unsigned int nr_kept;
+	u16 kept[VHOST_BLK_QUEUE_SIZE_MAX];
 	wait_queue_head_t drained;
 	struct vhost_blk_req *reqs;
 	unsigned int nr_reqs;
@@ -156,6 +160,17 @@ static inline bool vhost_blk_runs(const struct vhost_blk_queue *q)
 	return READ_ONCE(q->state) != VHOST_BLK_STOPPED;
 }
 
+/* True if any queue is not stopped; under dev.mutex. */
+static inline bool vhost_blk_any_runs(const struct vhost_blk *blk)
+{
+	unsigned int i;
+
+	for (i = 0; i < blk->num_queues; i++)
+		if (vhost_blk_runs(blk->queues + i))
+			return true;
+	return false;
+}
+
 /* True if no request of a generation is in flight. */
 static inline bool vhost_blk_gen_empty(const struct vhost_blk_queue *q, u8 gen)
 {
@@ -208,6 +223,12 @@ static inline void vhost_blk_put_req(struct vhost_blk_req *req)
 	/* Its barrier pairs with the one in wait_event(): the drain sees 0, or is seen waiting. */
 	if (!left && wq_has_sleeper(&q->drained))
 		wake_up_all(&q->drained);
+}
+
+/* True if the queue takes chains; under vq.mutex. */
+static inline bool vhost_blk_takes(const struct vhost_blk_queue *q)
+{
+	return q->state == VHOST_BLK_RUNNING && !READ_ONCE(q->blk->halted);
 }
 
 /* queue.c */

@@ -251,14 +251,35 @@ static int vhost_blk_parse_chain(struct vhost_blk_req *req, const struct vhost_b
 
 	if (!vhost_blk_find_status(req, chain, &bytes))
 		return -EIO;
-	/* Its size is available from here on. */
-	if (unlikely(READ_ONCE(req->be->dead)))
-		return -EIO;
 	if (!vhost_blk_copy_header(req, chain, &hdr))
 		return -EIO;
 	req->type = vhost32_to_cpu(&req->q->vq, hdr.type);
 	req->sector = vhost64_to_cpu(&req->q->vq, hdr.sector);
+	/* Its size is available from here on. */
+	if (unlikely(READ_ONCE(req->be->dead)))
+		return -EIO;
 	return vhost_blk_parse_type(req, chain, bytes, data);
+}
+
+static bool vhost_blk_is_io(const struct vhost_blk_req *req)
+{
+	switch (req->type) {
+	case VIRTIO_BLK_T_IN:
+	case VIRTIO_BLK_T_OUT:
+	case VIRTIO_BLK_T_FLUSH:
+	case VIRTIO_BLK_T_DISCARD:
+	case VIRTIO_BLK_T_WRITE_ZEROES:
+	case VIRTIO_BLK_T_SECURE_ERASE:
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* The block layer takes the size away before it tells the removal. */
+static bool vhost_blk_is_removed(const struct vhost_blk_backend *be)
+{
+	return READ_ONCE(be->dead) || (be->bdev && !bdev_nr_sectors(be->bdev));
 }
 
 /**
@@ -269,13 +290,16 @@ static int vhost_blk_parse_chain(struct vhost_blk_req *req, const struct vhost_b
  *
  * Reads only the header and the ranges, and writes nothing.
  *
- * Return: 0; -EOPNOTSUPP for S_UNSUPP, -ENOMEM to try again, any other errno for S_IOERR.
+ * Return: 0; -EOPNOTSUPP for S_UNSUPP, -ENOMEM to try again, -ENODEV if the storage was removed, any
+ * other errno for S_IOERR.
  */
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data)
 {
 	int err = vhost_blk_parse_chain(req, chain, data);
 
+	if (unlikely(err == -EIO) && vhost_blk_is_io(req) && vhost_blk_is_removed(req->be))
+		err = -ENODEV;
 	trace_vhost_blk_request(req, err);
 	return err;
 }

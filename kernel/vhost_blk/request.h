@@ -58,6 +58,7 @@ struct vhost_blk_range {
  * @nowait: submitted with NOWAIT; it may have to be repeated
  * @slow: it is or was on the workqueue
  * @refused: it was answered without I/O
+ * @kept: it failed, and its queue keeps its chain
  * @bounced: the pages in @vecs are the module's own
  * @error: first errno of the I/O
  * @start_ns: when the chain was taken; 0: the request is free. Also read without vq.mutex
@@ -102,6 +103,7 @@ struct vhost_blk_req {
 	bool nowait;
 	bool slow;
 	bool refused;
+	bool kept;
 	int error;
 	u64 start_ns;
 	u64 submit_ns;

@@ -108,6 +108,9 @@ static inline void vhost_blk_time_used(struct vhost_blk_queue *q, struct llist_n
 		vhost_blk_note_used(q, list, slower_than_ns);
 }
 
+/* halt.c */
+bool vhost_blk_withholds(struct vhost_blk_req *req);
+
 /* failure.c */
 void vhost_blk_request_failed(const struct vhost_blk_req *req);
 

@@ -191,6 +191,7 @@ static void vhost_blk_init_req(struct vhost_blk_req *req, const struct vhost_blk
 	req->nowait = false;
 	req->slow = false;
 	req->refused = false;
+	req->kept = false;
 	WRITE_ONCE(req->start_ns, q->now_ns);
 	req->submit_ns = 0;
 }
@@ -275,8 +276,9 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 		vhost_blk_put_back_chain(q, req);
 		return -EAGAIN;
 	}
-	req->refused = true;
-	q->stats.refused++;
+	/* Removed storage fails all requests; if that halts the device, none of them is answered. */
+	req->refused = err != -ENODEV || !(READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_KEEP_FAILED);
+	q->stats.refused += req->refused;
 	vhost_blk_end_io(req, err);
 	if (unlikely(READ_ONCE(q->blk->limit.set)))
 		vhost_blk_limit_took(q, 0);

@@ -176,6 +176,6 @@ void vhost_blk_note_used(struct vhost_blk_queue *q, struct llist_node *list, u64
 	u64 now = local_clock();
 
 	llist_for_each_entry(req, list, done)
-		if (!req->refused && req->type != VIRTIO_BLK_T_GET_ID)
+		if (!req->refused && !req->kept && req->type != VIRTIO_BLK_T_GET_ID)
 			vhost_blk_note_slow(req, slower_than_ns, now);
 }

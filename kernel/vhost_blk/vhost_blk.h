@@ -19,8 +19,8 @@
  *
  * vhost_blk_end_io() in completion.c is where all I/O ends. The stages are helped by poll.c (wait
  * for work without a sleep), limit.c (limits on the rate), inflight.c (marks of taken chains),
- * reserve.c (memory for emergencies), failure.c (reports a failing backend to the owner) and timing.c
- * (records slow requests for the owner).
+ * reserve.c (memory for emergencies), failure.c (reports a failing backend to the owner), halt.c
+ * (keeps failed requests) and timing.c (records slow requests for the owner).
  *
  * The control plane, from the outside in: dev.c is the user interface, core.c the vhost core's part
  * of it, info.c describes the device, backend.c attaches storage, pinned.c pins the memory table,
@@ -105,7 +105,9 @@
 #define VHOST_BLK_OPTIONS	(VHOST_BLK_OPT_WRITE_THROUGH | VHOST_BLK_OPT_READ_ONLY | \
 				 VHOST_BLK_OPT_IOPOLL | VHOST_BLK_OPT_PIN_MEMORY | \
 				 VHOST_BLK_OPT_NO_UNMAP | VHOST_BLK_OPT_COALESCE | \
-				 VHOST_BLK_OPT_COALESCE_AUTO)
+				 VHOST_BLK_OPT_COALESCE_AUTO | VHOST_BLK_OPT_KEEP_FAILED | \
+				 VHOST_BLK_OPT_KEEP_NO_SPACE | VHOST_BLK_OPT_HALT_AT_FLUSH | \
+				 VHOST_BLK_OPT_HALT)
 
 struct eventfd_ctx;
 struct file;
@@ -129,6 +131,8 @@ struct vhost_blk_queue;
  *	meanwhile
  * @inflight_bytes: data bytes in flight
  * @inflight_range_bytes: bytes that WRITE_ZEROES and SECURE_ERASE in flight name
+ * @halted: no queue takes chains; changed under @failure_lock, set at any time, and cleared only
+ *	while all queues are stopped. Read without a lock: a queue that misses it takes a batch more
  * @closing: the last file descriptor is gone; set once, so it is read without a lock
  * @starving: some queue waits for bytes in flight to go down; see vhost_blk_charge()
  * @opt: options; changed under dev.mutex. A request reads each field once, without a lock, so that
@@ -141,7 +145,7 @@ struct vhost_blk_queue;
  * @pinned: the pinned memory table, or NULL; changed only while all queues are paused
  * @failure: failures since the owner last fetched them
  * @failure_event: signalled by the first failure, or NULL
- * @failure_lock: protects both
+ * @failure_lock: protects both, and changes of @halted
  */
 struct vhost_blk {
 	struct mutex make_mutex;
@@ -154,6 +158,7 @@ struct vhost_blk {
 	atomic_t ioctls;
 	atomic64_t inflight_bytes;
 	atomic64_t inflight_range_bytes;
+	bool halted;
 	bool closing;
 	bool starving;
 	struct vhost_blk_options opt;
@@ -197,6 +202,12 @@ void vhost_blk_forget_regions(struct vhost_blk *blk);
 void vhost_blk_note_failure(struct vhost_blk *blk, u32 kind, int error, u64 sector);
 int vhost_blk_set_failure_event(struct vhost_blk *blk, int fd);
 int vhost_blk_get_failure(struct vhost_blk *blk, void __user *argp);
+
+/* halt.c */
+void vhost_blk_halt(struct vhost_blk *blk);
+void vhost_blk_end_halt(struct vhost_blk *blk);
+int vhost_blk_get_kept(struct vhost_blk *blk, void __user *argp);
+void vhost_blk_forget_halt(struct vhost_blk *blk);
 
 extern unsigned long vhost_blk_inflight_max;
 

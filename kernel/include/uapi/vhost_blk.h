@@ -147,6 +147,13 @@
  */
 #define VHOST_BLK_GET_OLDEST	_IOWR(VHOST_VIRTIO, 0xF4, struct vhost_blk_oldest)
 
+/**
+ * VHOST_BLK_GET_KEPT - the chains that a queue of a halted device keeps; see &vhost_blk_kept
+ *
+ * Errors: EPERM not the owner; ENOBUFS index too large; EINTR killed while waiting.
+ */
+#define VHOST_BLK_GET_KEPT	_IOWR(VHOST_VIRTIO, 0xF3, struct vhost_blk_kept)
+
 /* Flags of &vhost_blk_info. */
 #define VHOST_BLK_INFO_ATTACHED		(1u << 0)	/* the fields about the backend are valid */
 #define VHOST_BLK_INFO_BLOCK_DEVICE	(1u << 1)	/* it is one; otherwise a regular file */
@@ -213,6 +220,10 @@ struct vhost_blk_info {
 #define VHOST_BLK_OPT_NO_UNMAP		(1u << 4)	/* WRITE_ZEROES never frees space */
 #define VHOST_BLK_OPT_COALESCE		(1u << 5)	/* hold calls while the driver gives chains */
 #define VHOST_BLK_OPT_COALESCE_AUTO	(1u << 6)	/* the same where trials show that it pays */
+#define VHOST_BLK_OPT_KEEP_FAILED	(1u << 7)	/* I/O errors halt the device */
+#define VHOST_BLK_OPT_KEEP_NO_SPACE	(1u << 8)	/* ENOSPC halts the device */
+#define VHOST_BLK_OPT_HALT_AT_FLUSH	(1u << 9)	/* so does one of these of a FLUSH */
+#define VHOST_BLK_OPT_HALT		(1u << 10)	/* halt the device now */
 
 /**
  * struct vhost_blk_options - how the disk behaves
@@ -241,6 +252,14 @@ struct vhost_blk_info {
  * A limit makes requests wait in the ring, never in flight, and delays no stop. One request may exceed
  * it; the next ones wait for as long as it takes to make up for that. New limits forgive the debt of
  * the old ones.
+ *
+ * A device that is halted takes no further chain from any queue. It keeps the requests whose I/O
+ * fails, except flushes and those that the storage does not support (EOPNOTSUPP): the driver gets no
+ * answer, their chains stay taken, and a queue stops without them. A FLUSH that fails is answered. The
+ * failure record has the reason (%VHOST_BLK_FAILURE_HALTED). The halt ends at the first start of a queue
+ * after all of them have stopped, unless %VHOST_BLK_OPT_HALT is set. The owner fetches the kept chains
+ * of a stopped queue with VHOST_BLK_GET_KEPT, and must carry them out or answer them itself: the
+ * position of the ring is behind them.
  */
 struct vhost_blk_options {
 	__u32 size;
@@ -283,6 +302,7 @@ struct vhost_blk_inflight {
  * from now on, also after the same file was attached over it.
  */
 #define VHOST_BLK_FAILURE_SYNC		(1u << 5)
+#define VHOST_BLK_FAILURE_HALTED	(1u << 6)	/* a request has halted the device; halt_* */
 
 /**
  * struct vhost_blk_failure - how the backend failed since the last VHOST_BLK_GET_FAILURE
@@ -293,6 +313,10 @@ struct vhost_blk_inflight {
  * @sector: out: first sector of the first one; all ones: the failure was no request's
  * @error: out: errno of the first failure, positive
  * @reserved: out: 0
+ * @halt_type: out: VIRTIO_BLK_T_* of the request that has halted the device
+ * @halt_error: out: its errno, positive
+ * @halt_sector: out: its first sector
+ * @halt_bytes: out: bytes that it moves, or that its ranges name; 0 if the storage was removed before
  *
  * Requests that the module refuses because the driver made them wrong are no failures.
  */
@@ -303,6 +327,10 @@ struct vhost_blk_failure {
 	__u64 sector;
 	__u32 error;
 	__u32 reserved;
+	__u32 halt_type;
+	__u32 halt_error;
+	__u64 halt_sector;
+	__u64 halt_bytes;
 };
 
 /**
@@ -371,6 +399,26 @@ struct vhost_blk_oldest {
 	__u32 size;
 	__u32 index;
 	__u64 age_ns;
+};
+
+/**
+ * struct vhost_blk_kept - the chains that a queue keeps because the device is halted
+ * @size: in: bytes the caller has room for, at least 16 (EINVAL); out: bytes that the module knows.
+ *	No more bytes are written than fit.
+ * @index: in: the queue
+ * @count: out: number of chains
+ * @reserved: left alone
+ * @heads: out: the first @count ones: numbers of the chains in the ring, in the order in which their
+ *	requests failed
+ *
+ * They stay until the next start of the queue. They are final if it has stopped.
+ */
+struct vhost_blk_kept {
+	__u32 size;
+	__u32 index;
+	__u32 count;
+	__u32 reserved;
+	__u16 heads[VHOST_BLK_QUEUE_SIZE_MAX];
 };
 
 #endif /* _UAPI_VHOST_BLK_H */

@@ -29,6 +29,12 @@ fn own_values() -> Vec<(&'static str, u64)> {
         "VHOST_BLK_SET_TRACE": abi::BLK_SET_TRACE,
         "VHOST_BLK_GET_TRACED": abi::BLK_GET_TRACED,
         "VHOST_BLK_GET_OLDEST": abi::BLK_GET_OLDEST,
+        "VHOST_BLK_GET_KEPT": abi::BLK_GET_KEPT,
+        "VHOST_BLK_FAILURE_HALTED": abi::FAILURE_HALTED,
+        "VHOST_BLK_OPT_KEEP_FAILED": abi::OPT_KEEP_FAILED,
+        "VHOST_BLK_OPT_KEEP_NO_SPACE": abi::OPT_KEEP_NO_SPACE,
+        "VHOST_BLK_OPT_HALT_AT_FLUSH": abi::OPT_HALT_AT_FLUSH,
+        "VHOST_BLK_OPT_HALT": abi::OPT_HALT,
         "VHOST_BLK_TRACED_VALID": abi::TRACED_VALID,
         "VHOST_BLK_TRACED_FAILED": abi::TRACED_FAILED,
         "VHOST_BLK_TRACED_MAX": abi::BLK_TRACED_MAX,
@@ -155,6 +161,11 @@ fn layouts() -> Vec<(&'static str, u64)> {
             "flags" flags, "lost" lost, "queue" queue, "type" kind, "sector" sector, "bytes" bytes,
             "limit_ns" limit_ns, "submit_ns" submit_ns, "storage_ns" storage_ns, "used_ns" used_ns,
         }
+        "vhost_blk_failure" BlkFailure {
+            "kinds" kinds, "count" count, "sector" sector, "error" error, "halt_type" halt_type,
+            "halt_error" halt_error, "halt_sector" halt_sector, "halt_bytes" halt_bytes,
+        }
+        "vhost_blk_kept" BlkKept { "index" index, "count" count, "heads" heads, }
         "vhost_blk_oldest" BlkOldest { "index" index, "age_ns" age_ns, }
         "vhost_blk_inflight" BlkInflight { "desc_num" desc_num, "user_addr" user_addr, }
     }

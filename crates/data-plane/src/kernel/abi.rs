@@ -85,6 +85,10 @@ pub(crate) struct Failure {
     pub(crate) sector: u64,
     pub(crate) error: u32,
     pub(crate) reserved: u32,
+    pub(crate) halt_type: u32,
+    pub(crate) halt_error: u32,
+    pub(crate) halt_sector: u64,
+    pub(crate) halt_bytes: u64,
 }
 
 /// `struct vhost_blk_inflight`: the in-flight region of one queue.
@@ -226,7 +230,7 @@ mod tests {
             memory_align_bytes, discard_align_sectors, max_discard_sectors,
             max_write_zeroes_sectors, max_secure_erase_sectors, num_queues));
         all.extend(structure!("vhost_blk_failure", Failure: size, kinds, count, sector, error,
-            reserved));
+            reserved, halt_type, halt_error, halt_sector, halt_bytes));
         all.extend(structure!("vhost_blk_options", Options: size, flags, max_discard_sectors,
             max_write_zeroes_sectors, max_secure_erase_sectors, reserved, limit_iops,
             limit_bytes, limit_burst_ms, limit_debt_ms));

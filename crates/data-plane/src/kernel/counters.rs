@@ -20,10 +20,11 @@ pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> QueueReport {
     let mut counts: Vec<(String, u64)> = counts_of(line).collect();
     let mut stats = QueueStats::of_counters(&counts);
     stats.latencies = latencies(lines, index);
-    let inflight = counts.iter().find(|(name, _)| name == "inflight").map_or(0, |pair| pair.1);
-    counts.retain(|(name, _)| name != "inflight" && !QueueStats::has(name));
+    let own = |wanted: &str| counts.iter().find(|(name, _)| name == wanted).map_or(0, |it| it.1);
+    let (inflight, kept) = (own("inflight"), own("kept"));
+    counts.retain(|(name, _)| name != "inflight" && name != "kept" && !QueueStats::has(name));
     let faulted = line.split_whitespace().next() == Some("faulted");
-    QueueReport { stats, inflight, faulted, kept: 0, more: counts }
+    QueueReport { stats, inflight, faulted, kept, more: counts }
 }
 
 fn find<'a>(lines: &'a [(String, String)], name: &str) -> Option<&'a str> {
@@ -64,7 +65,7 @@ mod tests {
     fn the_lines_of_a_queue_are_taken_apart() {
         let text = "pos:\t0\nflags:\t02100002\nmnt_id:\t27\nino:\t5\nbackend:\tfile\n\
                     queue0:\trunning size=128 chains=1 kicks=9\n\
-                    queue1:\tfaulted size=128 inflight=3 chains=17 refused=2 kicks=3 calls=4\n\
+                    queue1:\tfaulted size=128 inflight=3 kept=2 chains=17 refused=2 kicks=3 calls=4\n\
                     latency1_write_us:\tsum=99 8=15 16=2 8388608=1 \n";
         let lines = of_fdinfo(text);
         let names: Vec<&str> = lines.iter().map(|(name, _)| name.as_str()).collect();
@@ -79,7 +80,7 @@ mod tests {
             stats: QueueStats { latencies, ..stats },
             inflight: 3,
             faulted: true,
-            kept: 0,
+            kept: 2,
             more: vec![("size".to_owned(), 128)],
         };
         assert_eq!(report, expected);

@@ -23,6 +23,7 @@ mod engines;
 mod failure;
 mod faults;
 mod fuzz;
+mod halt;
 mod hostile;
 mod integrity;
 mod load;

@@ -93,6 +93,9 @@ pub const BLK_GET_TRACED: u32 = iowr::<BlkTraced>(0xf5);
 /// `VHOST_BLK_GET_OLDEST`.
 pub const BLK_GET_OLDEST: u32 = iowr::<BlkOldest>(0xf4);
 
+/// `VHOST_BLK_GET_KEPT`.
+pub const BLK_GET_KEPT: u32 = iowr::<BlkKept>(0xf3);
+
 /// `VHOST_BLK_BUSYLOOP_US_MAX`.
 pub const BLK_BUSYLOOP_US_MAX: u32 = 1_000_000;
 /// `VHOST_BLK_FAILURE_IO`.
@@ -107,6 +110,8 @@ pub const FAILURE_TIMEOUT: u32 = 1 << 3;
 pub const FAILURE_READ_ONLY: u32 = 1 << 4;
 /// `VHOST_BLK_FAILURE_SYNC`.
 pub const FAILURE_SYNC: u32 = 1 << 5;
+/// `VHOST_BLK_FAILURE_HALTED`.
+pub const FAILURE_HALTED: u32 = 1 << 6;
 /// `VHOST_BLK_TRACED_VALID`.
 pub const TRACED_VALID: u32 = 1;
 /// `VHOST_BLK_TRACED_FAILED`.
@@ -153,6 +158,14 @@ pub const OPT_NO_UNMAP: u32 = 1 << 4;
 pub const OPT_COALESCE: u32 = 1 << 5;
 /// `VHOST_BLK_OPT_COALESCE_AUTO`.
 pub const OPT_COALESCE_AUTO: u32 = 1 << 6;
+/// `VHOST_BLK_OPT_KEEP_FAILED`.
+pub const OPT_KEEP_FAILED: u32 = 1 << 7;
+/// `VHOST_BLK_OPT_KEEP_NO_SPACE`.
+pub const OPT_KEEP_NO_SPACE: u32 = 1 << 8;
+/// `VHOST_BLK_OPT_HALT_AT_FLUSH`.
+pub const OPT_HALT_AT_FLUSH: u32 = 1 << 9;
+/// `VHOST_BLK_OPT_HALT`.
+pub const OPT_HALT: u32 = 1 << 10;
 
 /// `VHOST_ACCESS_RO`.
 pub const ACCESS_RO: u8 = 1;
@@ -334,7 +347,16 @@ wire! {
         error: u32,
         /// Zero.
         reserved: u32,
+        /// Type of the request that has halted the device.
+        halt_type: u32,
+        /// Its errno.
+        halt_error: u32,
+        /// Its first sector.
+        halt_sector: u64,
+        /// Its bytes.
+        halt_bytes: u64,
     }
+
 
     /// `struct vhost_blk_trace`.
     BlkTrace {
@@ -391,6 +413,22 @@ wire! {
         /// Address of the structure in the owner; 0: none.
         user_addr: u64,
     }
+}
+
+/// `struct vhost_blk_kept`; see the header for the fields.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BlkKept {
+    /// In: size of the buffer; out: bytes known.
+    pub size: u32,
+    /// The queue.
+    pub index: u32,
+    /// Number of chains.
+    pub count: u32,
+    /// Not used.
+    pub reserved: u32,
+    /// Their heads.
+    pub heads: [u16; BLK_QUEUE_SIZE_MAX as usize],
 }
 
 impl BlkOptions {

@@ -11,7 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::abi::{
-    self, BlkFailure, BlkInflight, BlkInfo, BlkOldest, BlkOptions, BlkTrace, BlkTraced, IotlbMsg,
+    self, BlkFailure, BlkInflight, BlkInfo, BlkKept, BlkOldest, BlkOptions, BlkTrace, BlkTraced,
+    IotlbMsg,
 };
 use super::abi::{MemoryHead, MemoryRegion};
 use super::abi::{VringAddr, VringFile, VringState};
@@ -289,6 +290,14 @@ impl KernelDevice {
         let ask = BlkOldest { size, index, age_ns: 0 };
         let told = self.get("VHOST_BLK_GET_OLDEST", abi::BLK_GET_OLDEST, ask)?;
         Ok((told.age_ns != u64::MAX).then(|| Duration::from_nanos(told.age_ns)))
+    }
+
+    /// Heads of the chains that a queue of a halted device keeps.
+    pub fn kept(&self, index: u32) -> io::Result<Vec<u16>> {
+        let (size, heads) = (size_of::<BlkKept>() as u32, [0; abi::BLK_QUEUE_SIZE_MAX as usize]);
+        let ask = BlkKept { size, index, count: 0, reserved: 0, heads };
+        let told = self.get("VHOST_BLK_GET_KEPT", abi::BLK_GET_KEPT, ask)?;
+        Ok(told.heads[..told.count as usize].to_vec())
     }
 
     /// Sends an IOTLB message: UPDATE or INVALIDATE.

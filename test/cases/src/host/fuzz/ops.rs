@@ -28,7 +28,7 @@ const STATE_CODES: [u32; 10] = [
 /// Codes that take a `vhost_vring_file`.
 const FILE_CODES: [u32; 3] = [abi::SET_VRING_KICK, abi::SET_VRING_CALL, abi::SET_VRING_ERR];
 /// All known codes.
-const ALL_CODES: [u32; 28] = [
+const ALL_CODES: [u32; 29] = [
     abi::GET_FEATURES,
     abi::SET_FEATURES,
     abi::SET_OWNER,
@@ -56,6 +56,7 @@ const ALL_CODES: [u32; 28] = [
     abi::BLK_SET_TRACE,
     abi::BLK_GET_TRACED,
     abi::BLK_GET_OLDEST,
+    abi::BLK_GET_KEPT,
     abi::SET_BACKEND_FEATURES,
 ];
 
@@ -147,6 +148,7 @@ fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<
         25 => device.set_trace(rng.below(3), Some(material.event_fd(rng))),
         26 => device.traced().map(drop),
         27 => device.oldest(index(rng)).map(drop),
+        28 => device.kept(index(rng)).map(drop),
         _ => {
             (0..8).for_each(|_| material.scribble(rng));
             Ok(())
@@ -176,7 +178,7 @@ fn vring_addr(material: &Material, rng: &mut Rng) -> VringAddr {
 }
 
 fn options(device: &KernelDevice, rng: &mut Rng) -> io::Result<()> {
-    let mut options = BlkOptions::with_flags(rng.below(16) as u32);
+    let mut options = BlkOptions::with_flags(rng.below(u64::from(abi::OPT_HALT)) as u32);
     match rng.below(10) {
         0 => options.size = rng.number() as u32,
         1 => options.flags = rng.number() as u32,
