@@ -229,6 +229,22 @@ impl Health {
         }
     }
 
+    /// The errors that halt the disk.
+    pub(crate) fn policy(&self) -> ErrorPolicy {
+        self.policy
+    }
+
+    /// Returns whether a FLUSH that fails can halt the disk.
+    pub(crate) fn can_flush_halt(&self) -> bool {
+        self.can_halt() && !self.flush_failed.load(Relaxed)
+    }
+
+    /// Takes note that the kernel module has halted the disk, as [`Health::judge`] would.
+    pub(crate) fn halted_by_kernel(&self, kind: Kind, error: IoError) {
+        self.judge(kind, error);
+        self.halt(kind, error);
+    }
+
     /// Halts the disk because a request of this kind has failed. Only the first failure is told.
     pub(crate) fn halt(&self, kind: Kind, error: IoError) {
         let reason = {

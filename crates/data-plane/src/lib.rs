@@ -61,7 +61,7 @@ pub use plane::{Coalesce, IoPoll, KeptRequests, PlaneKind, QueueReport, QueueSet
 pub use pool::{UringOptions, UringPool};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use selector::{
-    PlaneChoice, PlaneSelector, Prepared, QueueHandle, ReplaceError, Selected, Selection,
+    PlaneChoice, PlaneSelector, Prepared, QueueHandle, Recovered, ReplaceError, Selected, Selection,
 };
 pub use stats::QueueStats;
 pub use trace::{SlowRequest, Traced};

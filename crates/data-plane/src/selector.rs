@@ -2,23 +2,23 @@
 //! Selects the data plane of a device's queues: the kernel or the daemon's io_uring threads. All
 //! queues of a device run on the same plane.
 
+mod kernel_start;
 mod replacement;
 
+pub use kernel_start::Recovered;
 pub use replacement::{Prepared, ReplaceError};
 
 use crate::error::{KernelError, QueueStartError};
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limits::Limits;
 use crate::plane::{DataPlane, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
-use crate::region::QueueRegion;
-use crate::stats::QueueStats;
 use crate::uring_plane::UringPlane;
 use backend::Disk;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use virtqueue::{GuestMemory, Layout, VirtQueue};
+use virtqueue::GuestMemory;
 
 /// The choice of the data plane by the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub enum PlaneChoice {
 pub struct QueueHandle {
     index: u16,
     plane: PlaneKind,
+    /// The plane that has the queue: io_uring for a parked one, see `kernel_start.rs`.
+    runs_on: PlaneKind,
 }
 
 impl QueueHandle {
@@ -76,8 +78,8 @@ pub struct PlaneSelector {
     memory: Option<Arc<GuestMemory>>,
     /// Queues that a ring fault stopped before they reached the kernel.
     faulted: BTreeMap<u16, QueueState>,
-    /// Counters of requests that the io_uring plane completed for a queue of the kernel.
-    recovered: QueueStats,
+    /// Requests that the io_uring plane completed for a queue of the kernel.
+    recovered: Option<Recovered>,
 }
 
 /// A selector without the kernel data plane.
@@ -145,7 +147,7 @@ impl PlaneSelector {
             preferred,
             memory: None,
             faulted: BTreeMap::new(),
-            recovered: QueueStats::default(),
+            recovered: None,
         }
     }
 
@@ -322,55 +324,18 @@ impl PlaneSelector {
     /// Starts a queue on the current plane.
     ///
     /// # Errors
-    /// [`QueueStartError`]; the queue is unchanged then.
-    pub fn start_queue(&mut self, mut setup: QueueSetup) -> Result<QueueHandle, QueueStartError> {
-        let handle = QueueHandle { index: setup.index, plane: self.current() };
-        if handle.plane == PlaneKind::Kernel
-            && let Some(stopped) = self.recover(&mut setup)?
-        {
-            if stopped.faulted {
-                self.faulted.insert(handle.index, stopped);
-                return Ok(handle);
+    /// [`QueueStartError`]; the queue is unchanged then, except for
+    /// [`PlaneSelector::take_recovered`].
+    pub fn start_queue(&mut self, setup: QueueSetup) -> Result<QueueHandle, QueueStartError> {
+        let (index, plane) = (setup.index, self.current());
+        let runs_on = match plane {
+            PlaneKind::Kernel => self.start_in_kernel(setup)?,
+            PlaneKind::Uring => {
+                self.uring.start_queue(setup)?;
+                plane
             }
-            self.recovered += stopped.stats;
-        }
-        self.plane_mut(handle.plane).start_queue(setup)?;
-        Ok(handle)
-    }
-
-    /// Takes the counters of the requests that [`PlaneSelector::start_queue`] completed itself since
-    /// the previous call, also if it failed: the plane of the queue does not count them.
-    pub fn take_recovered(&mut self) -> QueueStats {
-        std::mem::take(&mut self.recovered)
-    }
-
-    /// Completes the requests that a previous daemon left in flight, on the io_uring plane, and moves
-    /// `setup` behind them: the kernel writes the in-flight region, but does not read it. Returns the
-    /// state of the queue behind them; `None`: there were none.
-    fn recover(&mut self, setup: &mut QueueSetup) -> Result<Option<QueueState>, QueueStartError> {
-        let mut ring = VirtQueue::start(&setup.ring)?;
-        let Some(region) = setup.region.as_ref().filter(|_| setup.ring.layout == Layout::Split)
-        else {
-            return Ok(None);
         };
-        let opened = QueueRegion::open(region, Layout::Split, setup.index, &mut ring);
-        let Some((_, left)) = opened else {
-            tracing::warn!(
-                queue = setup.index,
-                "the in-flight region has no room for this queue: its requests are not tracked"
-            );
-            setup.region = None;
-            return Ok(None);
-        };
-        setup.ring.base = ring.base();
-        if left.is_empty() {
-            return Ok(None);
-        }
-        self.uring.start_queue(setup.try_clone()?)?;
-        let stopped = self.uring.stop_queues(&[setup.index], KeptRequests::Carry);
-        let stopped = stopped.into_iter().next().expect("one state for one queue");
-        setup.ring.base = stopped.base;
-        Ok(Some(stopped))
+        Ok(QueueHandle { index, plane, runs_on })
     }
 
     /// Makes the queues carry out the requests that they keep, after the end of a halt.
@@ -385,7 +350,7 @@ impl PlaneSelector {
         let mut stopped = std::mem::take(&mut self.faulted);
         for kind in [PlaneKind::Kernel, PlaneKind::Uring] {
             let runs =
-                |queue: &&QueueHandle| queue.plane == kind && !stopped.contains_key(&queue.index);
+                |queue: &&QueueHandle| queue.runs_on == kind && !stopped.contains_key(&queue.index);
             let indices: Vec<u16> = queues.iter().filter(runs).map(|queue| queue.index).collect();
             let states = self.plane_mut(kind).stop_queues(&indices, kept);
             stopped.extend(indices.into_iter().zip(states));
@@ -406,7 +371,7 @@ impl PlaneSelector {
         if self.faulted.contains_key(&queue.index) {
             return Ok(());
         }
-        self.plane_mut(queue.plane).set_call(queue.index, call)
+        self.plane_mut(queue.runs_on).set_call(queue.index, call)
     }
 
     /// Applies a change of the cache mode, which [`virtio_blk::DiskView`] shares.
@@ -422,7 +387,7 @@ impl PlaneSelector {
         if let Some(state) = self.faulted.get(&queue.index) {
             return state.report();
         }
-        self.plane(queue.plane).queue_report(queue.index, device)
+        self.plane(queue.runs_on).queue_report(queue.index, device)
     }
 
     /// Name and value of each counter of the kernel module, while it runs queues.

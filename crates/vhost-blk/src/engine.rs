@@ -186,7 +186,7 @@ fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) 
         queue_size_max: args.queue_size,
         limits: if args.limit_group.is_some() { Limits::NONE } else { args.limits() },
         watches_time: args.io_timeout.is_some(),
-        unsuited: args.daemon_only(),
+        can_halt: args.on_error != OnError::Report,
     }
 }
 

@@ -83,7 +83,7 @@ pub struct DiskArgs {
     pub logical_block_size: Option<u32>,
     /// Effect of an error of the storage. report: the guest gets it; stop: the disk halts and keeps
     /// the request, until `vhost-blk ctl resume`; enospc: it halts if no space is left, and the guest
-    /// gets other errors. Only on the daemon's own data plane, except report
+    /// gets other errors
     #[arg(long, value_name = "POLICY", default_value = "report", help_heading = "Disk")]
     pub on_error: OnError,
     /// Refuse writes
@@ -345,18 +345,6 @@ impl DiskArgs {
             "--incoming on delays the lock of an image, and nothing is locked",
             "drop --incoming, or serve a file without --lock off",
         ))
-    }
-
-    /// The reason why the kernel data plane cannot run the disk, if an option of this command line
-    /// is one.
-    pub fn daemon_only(&self) -> Option<&'static str> {
-        match self.on_error {
-            OnError::Stop | OnError::Enospc => Some(
-                "the kernel data plane reports each error to the guest; use --on-error report or \
-                 --data-plane uring",
-            ),
-            OnError::Report => None,
-        }
     }
 
     /// Limits of the disk.

@@ -13,12 +13,13 @@
 //!
 //! A resume ends both. It tries the kept requests again, and a new failure halts the device again. A
 //! queue of a halted device that is stopped for a moment takes its kept requests along
-//! ([`KeptRequests`]).
+//! ([`KeptRequests`]). If the queues run in the kernel, the io_uring plane tries the requests again,
+//! and the resume waits for them; the queues then return to the kernel.
 
 use crate::control::Notice;
 use crate::error::OperateError;
 use crate::session::Session;
-use data_plane::{KeptRequests, KernelError, Limits};
+use data_plane::{KeptRequests, KernelError, Limits, PlaneKind};
 use std::io;
 use std::sync::atomic::Ordering;
 use virtio_spec::blk::SECTOR_BYTES;
@@ -45,6 +46,9 @@ impl Session<'_> {
     /// Ends a pause and a halt, and starts the queues that are ready. Returns whether the device was
     /// paused or halted.
     pub(crate) fn resume(&mut self) -> Result<bool, OperateError> {
+        if self.device.health.is_halted() && self.device.planes.current() == PlaneKind::Kernel {
+            self.leave_kernel()?;
+        }
         let was_paused = std::mem::replace(&mut self.device.paused, false);
         let was_halted = self.device.health.resume();
         if was_halted {
@@ -56,6 +60,20 @@ impl Session<'_> {
             self.device.tell(Notice::Resumed);
         }
         Ok(was_paused || was_halted)
+    }
+
+    /// Stops the queues of a halted disk in the kernel, so that their next start tries the kept
+    /// requests again. They start again at once if the kernel would refuse them after that.
+    fn leave_kernel(&mut self) -> Result<(), OperateError> {
+        let stopped = self.stop_running(KeptRequests::Carry);
+        // Otherwise they may leave it for good.
+        if self.device.planes.may_fall_back() {
+            return Ok(());
+        }
+        self.device.planes.check(PlaneKind::Kernel).or_else(|why| {
+            self.restart(stopped)?;
+            Err(OperateError::Kernel(why))
+        })
     }
 
     /// Enlarges the disk to `bytes` bytes, or adopts the present size of its storage. Returns the

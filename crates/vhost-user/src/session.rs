@@ -155,9 +155,33 @@ impl<'a> Session<'a> {
             let base = stopped.base;
             tracing::debug!(queue, base, chains, refused, kicks, calls, "stopped");
             self.queues[queue].base = base;
+            // Without a region they are in `left`.
+            let answers = kept == KeptRequests::Answer || !stopped.left.is_empty();
             self.queues[queue].kept = stopped.left;
+            if stopped.kept > 0 && kept != KeptRequests::Carry && answers {
+                self.end_kept(queue, kept);
+            }
         }
         indices
+    }
+
+    /// Ends the requests that a stopped queue keeps, if its plane could not.
+    fn end_kept(&mut self, queue: usize, kept: KeptRequests) {
+        let ended = match self.setup(queue) {
+            Ok(Some(setup)) => self.device.planes.end_kept(setup, kept),
+            Ok(None) => return,
+            Err(error) => Err(error.into()),
+        };
+        match ended {
+            Ok(state) => {
+                self.device.earlier_stats[queue] += state.stats;
+                self.queues[queue].base = state.base;
+                self.queues[queue].kept.clear();
+            }
+            Err(error) => {
+                tracing::error!(queue, %error, "requests that failed get no answer");
+            }
+        }
     }
 
     /// [`Session::stop`] for all queues.

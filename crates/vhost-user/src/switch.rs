@@ -73,7 +73,11 @@ impl Session<'_> {
         let (size, base) = (setup.ring.size, setup.ring.base);
         tracing::debug!(queue = index, size, base, layout = ?setup.ring.layout, %plane, "starts");
         let started = self.device.planes.start_queue(setup);
-        self.device.earlier_stats[index] += self.device.planes.take_recovered();
+        if let Some(recovered) = self.device.planes.take_recovered() {
+            self.device.earlier_stats[index] += recovered.stats;
+            self.queues[index].base = recovered.base;
+            self.queues[index].kept = recovered.left;
+        }
         self.queues[index].running = Some(started?);
         self.queues[index].kept.clear();
         self.queues[index].fault_told = false;

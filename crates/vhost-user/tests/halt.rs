@@ -124,7 +124,7 @@ fn nothing_is_returned(device: &mut Device) {
 }
 
 fn unsuited() -> bool {
-    skip_on_kernel("no error halts the disk")
+    skip_on_kernel("a disk of the test itself cannot be served")
 }
 
 #[test]

@@ -23,6 +23,10 @@ pub(crate) const OPT_PIN_MEMORY: u32 = 1 << 3;
 pub(crate) const OPT_NO_UNMAP: u32 = 1 << 4;
 pub(crate) const OPT_COALESCE: u32 = 1 << 5;
 pub(crate) const OPT_COALESCE_AUTO: u32 = 1 << 6;
+pub(crate) const OPT_KEEP_FAILED: u32 = 1 << 7;
+pub(crate) const OPT_KEEP_NO_SPACE: u32 = 1 << 8;
+pub(crate) const OPT_HALT_AT_FLUSH: u32 = 1 << 9;
+pub(crate) const OPT_HALT: u32 = 1 << 10;
 
 pub(crate) const FAILURE_IO: u32 = 1 << 0;
 pub(crate) const FAILURE_REMOVED: u32 = 1 << 1;
@@ -30,6 +34,7 @@ pub(crate) const FAILURE_NO_SPACE: u32 = 1 << 2;
 pub(crate) const FAILURE_TIMEOUT: u32 = 1 << 3;
 pub(crate) const FAILURE_READ_ONLY: u32 = 1 << 4;
 pub(crate) const FAILURE_SYNC: u32 = 1 << 5;
+pub(crate) const FAILURE_HALTED: u32 = 1 << 6;
 
 pub(crate) const TRACED_VALID: u32 = 1 << 0;
 pub(crate) const TRACED_FAILED: u32 = 1 << 1;
@@ -135,6 +140,17 @@ pub(crate) struct Oldest {
     pub(crate) age_ns: u64,
 }
 
+/// `struct vhost_blk_kept`: the chains that a queue keeps.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) size: u32,
+    pub(crate) index: u32,
+    pub(crate) count: u32,
+    pub(crate) reserved: u32,
+    pub(crate) heads: [u16; QUEUE_SIZE_MAX as usize],
+}
+
 /// `struct vhost_worker_state` of linux/vhost.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,6 +178,7 @@ ioctl_iowr_nr!(GET_FAILURE, VHOST, 0xf7, Failure);
 ioctl_iow_nr!(SET_TRACE, VHOST, 0xf6, Trace);
 ioctl_iowr_nr!(GET_TRACED, VHOST, 0xf5, Traced);
 ioctl_iowr_nr!(GET_OLDEST, VHOST, 0xf4, Oldest);
+ioctl_iowr_nr!(GET_KEPT, VHOST, 0xf3, Kept);
 ioctl_ior_nr!(NEW_WORKER, VHOST, 0x08, WorkerState);
 ioctl_iow_nr!(ATTACH_VRING_WORKER, VHOST, 0x15, VringWorker);
 ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
@@ -202,6 +219,10 @@ mod tests {
             ("VHOST_BLK_OPT_NO_UNMAP", OPT_NO_UNMAP.into()),
             ("VHOST_BLK_OPT_COALESCE", OPT_COALESCE.into()),
             ("VHOST_BLK_OPT_COALESCE_AUTO", OPT_COALESCE_AUTO.into()),
+            ("VHOST_BLK_OPT_KEEP_FAILED", OPT_KEEP_FAILED.into()),
+            ("VHOST_BLK_OPT_KEEP_NO_SPACE", OPT_KEEP_NO_SPACE.into()),
+            ("VHOST_BLK_OPT_HALT_AT_FLUSH", OPT_HALT_AT_FLUSH.into()),
+            ("VHOST_BLK_OPT_HALT", OPT_HALT.into()),
             ("VHOST_BLK_SET_BACKEND", SET_BACKEND()),
             ("VHOST_BLK_SET_SERIAL", SET_SERIAL()),
             ("VHOST_BLK_GET_INFO", GET_INFO()),
@@ -214,6 +235,7 @@ mod tests {
             ("VHOST_BLK_SET_TRACE", SET_TRACE()),
             ("VHOST_BLK_GET_TRACED", GET_TRACED()),
             ("VHOST_BLK_GET_OLDEST", GET_OLDEST()),
+            ("VHOST_BLK_GET_KEPT", GET_KEPT()),
             ("VHOST_BLK_TRACED_VALID", TRACED_VALID.into()),
             ("VHOST_BLK_TRACED_FAILED", TRACED_FAILED.into()),
             ("VHOST_BLK_FAILURE_IO", FAILURE_IO.into()),
@@ -222,6 +244,7 @@ mod tests {
             ("VHOST_BLK_FAILURE_TIMEOUT", FAILURE_TIMEOUT.into()),
             ("VHOST_BLK_FAILURE_READ_ONLY", FAILURE_READ_ONLY.into()),
             ("VHOST_BLK_FAILURE_SYNC", FAILURE_SYNC.into()),
+            ("VHOST_BLK_FAILURE_HALTED", FAILURE_HALTED.into()),
             ("VHOST_SET_VRING_BUSYLOOP_TIMEOUT", SET_VRING_BUSYLOOP_TIMEOUT()),
         ];
         all.extend(structure!("vhost_blk_info", Info: size, flags, option_flags, queues_max,
@@ -231,6 +254,7 @@ mod tests {
             max_write_zeroes_sectors, max_secure_erase_sectors, num_queues));
         all.extend(structure!("vhost_blk_failure", Failure: size, kinds, count, sector, error,
             reserved, halt_type, halt_error, halt_sector, halt_bytes));
+        all.extend(structure!("vhost_blk_kept", Kept: size, index, count, reserved, heads));
         all.extend(structure!("vhost_blk_options", Options: size, flags, max_discard_sectors,
             max_write_zeroes_sectors, max_secure_erase_sectors, reserved, limit_iops,
             limit_bytes, limit_burst_ms, limit_debt_ms));

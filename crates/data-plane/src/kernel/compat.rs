@@ -105,6 +105,18 @@ pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), 
     }
 }
 
+/// Checks that the module can halt the disk, if errors do that.
+pub(super) fn halt(kernel: &abi::Info, can_halt: bool) -> Result<(), KernelError> {
+    if can_halt && kernel.option_flags & abi::OPT_KEEP_FAILED == 0 {
+        return unsuited(
+            "the kernel module is too old to halt a disk; load the one that belongs to this \
+             program, use --data-plane uring, or --on-error report"
+                .into(),
+        );
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,6 +176,16 @@ mod tests {
         let cannot = abi::Info { flags: kernel.flags & !abi::INFO_DISCARD, ..kernel };
         disk(&cannot, &thick, 126).unwrap();
         disk(&cannot, &Info { write_zeroes: None, ..thick }, 126).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_errors_halt_does_not_suit_a_module_that_keeps_no_request() {
+        let (kernel, _) = seen();
+        halt(&kernel, false).unwrap();
+        let why = halt(&kernel, true).unwrap_err().to_string();
+        assert!(why.contains("too old") && why.contains("--on-error report"), "{why}");
+        let keeps = abi::Info { option_flags: abi::OPT_KEEP_FAILED, ..kernel };
+        halt(&keeps, true).unwrap();
     }
 
     #[test]

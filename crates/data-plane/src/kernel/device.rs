@@ -150,6 +150,15 @@ impl VhostBlk {
         Ok((oldest.age_ns != u64::MAX).then(|| Duration::from_nanos(oldest.age_ns)))
     }
 
+    /// The heads of the chains that a queue keeps because the device is halted.
+    pub(crate) fn kept(&self, index: u16) -> Result<Vec<u16>, KernelError> {
+        let (size, index) = (size_of::<abi::Kept>() as u32, index.into());
+        let heads = [0; abi::QUEUE_SIZE_MAX as usize];
+        let mut kept = abi::Kept { size, index, count: 0, reserved: 0, heads };
+        self.get("VHOST_BLK_GET_KEPT", abi::GET_KEPT(), &mut kept)?;
+        Ok(kept.heads.into_iter().take(kept.count as usize).collect())
+    }
+
     /// Duplicates the descriptor of the device.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(VhostBlk { file: self.file.try_clone()?, no_memory: Arc::clone(&self.no_memory) })

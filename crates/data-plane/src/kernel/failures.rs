@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Logs failures of the storage of the kernel's queues, whose requests the daemon does not see: at
 //! most one line and one event per second, for all failures since the previous line. Tells the disk of a
-//! failed sync, so that the daemon's own queues fail every FLUSH, too.
+//! failed sync, so that the daemon's own queues fail every FLUSH, too, and its health of a halt.
 
 use super::abi;
 use super::device::VhostBlk;
@@ -9,23 +9,41 @@ use crate::error::KernelError;
 use crate::failure::{FailureKind, StorageFailure};
 use crate::health::Health;
 use crate::latency::Operation;
-use backend::Disk;
-use std::sync::Arc;
+use backend::{Disk, IoError};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use virtio_blk::Kind;
+use virtio_spec::blk;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Minimum time between two lines.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The thread that waits for failures; dropping this value ends it.
-#[derive(Debug)]
 pub(super) struct FailureWatch {
     event: EventFd,
     /// Dropped to end the thread.
     running: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    teller: Arc<Teller>,
+}
+
+/// Fetches failures and tells them.
+struct Teller {
+    device: VhostBlk,
+    disk: Arc<dyn Disk>,
+    health: Arc<Health>,
+    /// Held from the fetch to the end of the telling: after a call, all earlier failures are told.
+    turn: Mutex<()>,
+}
+
+impl Teller {
+    fn tell(&self) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        tell(self.device.failure(), (&*self.disk, &self.health));
+    }
 }
 
 impl FailureWatch {
@@ -40,11 +58,20 @@ impl FailureWatch {
         let (running, ended) = mpsc::channel();
         let (waited, device) =
             (event.try_clone().map_err(failed)?, device.try_clone().map_err(failed)?);
+        // A halt is told at once. Failures that do not halt then cost a call of the module each.
+        let interval = if health.can_halt() { Duration::ZERO } else { INTERVAL };
+        let teller = Arc::new(Teller { device, disk, health, turn: Mutex::default() });
+        let told = Arc::clone(&teller);
         let thread = std::thread::Builder::new()
             .name("kernel-failures".into())
-            .spawn(move || watch(|| device.failure(), (&*disk, &health), &waited, &ended))
+            .spawn(move || watch(|| told.tell(), interval, &waited, &ended))
             .map_err(failed)?;
-        Ok(FailureWatch { event, running: Some(running), thread: Some(thread) })
+        Ok(FailureWatch { event, running: Some(running), thread: Some(thread), teller })
+    }
+
+    /// Tells all failures so far.
+    pub(super) fn tell_now(&self) {
+        self.teller.tell();
     }
 }
 
@@ -58,36 +85,57 @@ impl Drop for FailureWatch {
     }
 }
 
-/// Logs failures until the sender of `ended` is dropped. Asks once more after that, when the queues
+/// Tells failures until the sender of `ended` is dropped. Asks once more after that, when the queues
 /// have drained: a sync that failed since the last line must not be forgotten.
-fn watch(
-    failures: impl Fn() -> Result<abi::Failure, KernelError>,
-    told: (&dyn Disk, &Health),
-    event: &EventFd,
-    ended: &mpsc::Receiver<()>,
-) {
+fn watch(tell: impl Fn(), interval: Duration, event: &EventFd, ended: &mpsc::Receiver<()>) {
     while event.read().is_ok() {
-        tell(failures(), told);
-        if ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Disconnected) {
-            return tell(failures(), told);
+        tell();
+        if ended.recv_timeout(interval) == Err(RecvTimeoutError::Disconnected) {
+            return tell();
         }
     }
 }
 
 fn tell(failures: Result<abi::Failure, KernelError>, (disk, health): (&dyn Disk, &Health)) {
     match failures {
-        Ok(failure) if failure.kinds != 0 => {
-            let told = failure_of(&failure);
-            tracing::error!("{}", line_of(&told));
-            health.count(told);
+        Ok(failure) => {
+            if failure.kinds & !abi::FAILURE_HALTED != 0 {
+                count(failure_of(&failure), health);
+            }
             if failure.kinds & abi::FAILURE_SYNC != 0 {
                 disk.sync_failed(failure.error as i32);
             }
+            if failure.kinds & abi::FAILURE_HALTED != 0 {
+                let error = IoError::Errno(failure.halt_error as i32);
+                health.halted_by_kernel(halting_kind(&failure), error);
+            }
         }
-        Ok(_) => {}
         Err(error) => {
             tracing::error!(%error, "the storage failed, and the kernel gives no details")
         }
+    }
+}
+
+/// Counts and logs failures: at most one line a second. If no error can halt the disk, the watch has
+/// waited, or ends, and the line is due.
+fn count(failure: StorageFailure, health: &Health) {
+    let told = health.count(failure.clone());
+    let line = told.or_else(|| (!health.can_halt()).then_some(failure));
+    if let Some(line) = line {
+        tracing::error!("{}", line_of(&line));
+    }
+}
+
+/// The request that has halted the disk.
+fn halting_kind(failure: &abi::Failure) -> Kind {
+    let (sector, bytes, durable) = (failure.halt_sector, failure.halt_bytes, false);
+    match failure.halt_type {
+        blk::T_IN => Kind::Read { sector, bytes },
+        blk::T_OUT => Kind::Write { sector, bytes, durable },
+        blk::T_FLUSH => Kind::Flush,
+        blk::T_WRITE_ZEROES => Kind::WriteZeroes { bytes, durable },
+        blk::T_SECURE_ERASE => Kind::SecureErase { bytes },
+        _ => Kind::Discard { bytes, longest_bytes: bytes, durable },
     }
 }
 
@@ -133,6 +181,7 @@ fn line_of(failure: &StorageFailure) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::health::ErrorPolicy;
     use backend::Null;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -179,9 +228,26 @@ mod tests {
         };
         event.write(1).unwrap();
         let health = Health::default();
-        watch(next, (&disk, &health), &event, &ended);
+        watch(|| tell(next(), (&disk, &health)), INTERVAL, &event, &ended);
         assert_eq!(disk.0.load(Ordering::Relaxed), 1);
         assert_eq!(health.report().failures, [6, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_halt_has_the_request_that_failed_and_is_no_failure_by_itself() {
+        let (disk, health) = (Told::default(), Health::new(ErrorPolicy::Stop, None));
+        let (halt_type, halt_error) = (blk::T_OUT, libc::EIO as u32);
+        let request = abi::Failure { halt_type, halt_error, halt_sector: 77, ..failure(0, 0, 0) };
+        let halted = abi::Failure { kinds: abi::FAILURE_HALTED, halt_bytes: 4096, ..request };
+        tell(Ok(halted), (&disk, &health));
+        let report = health.report();
+        let reason = report.halt.expect("it is halted").reason;
+        assert!(reason.starts_with("a write of 4096 bytes at sector 77 failed"), "{reason}");
+        assert_eq!(report.failures, [0; 5]);
+        health.resume();
+        assert!(health.can_flush_halt());
+        tell(Ok(abi::Failure { halt_type: blk::T_FLUSH, ..halted }), (&disk, &health));
+        assert!(health.is_halted() && !health.can_flush_halt());
     }
 
     #[test]

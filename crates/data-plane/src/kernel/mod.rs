@@ -65,8 +65,8 @@ pub struct KernelOptions {
     pub limits: Limits,
     /// The disk has a time limit for requests in flight.
     pub watches_time: bool,
-    /// An option of the disk that the kernel does not support, as reason and remedy.
-    pub unsuited: Option<&'static str>,
+    /// Errors of the storage can halt the disk.
+    pub can_halt: bool,
 }
 
 /// Checks that the kernel can run the queues of `disk` now. Attaches the storage briefly.
@@ -108,6 +108,13 @@ impl KernelPlane {
         self.debt_until = None;
         Ok(())
     }
+
+    /// Halts the running queues: they take no further chain.
+    pub(crate) fn halt(&mut self) {
+        if let Some(run) = &mut self.run {
+            run.halt();
+        }
+    }
 }
 
 impl DataPlane for KernelPlane {
@@ -121,15 +128,14 @@ impl DataPlane for KernelPlane {
                 abi::QUEUE_SIZE_MAX
             )));
         }
-        if let Some(why) = self.options.unsuited {
-            return Err(KernelError::Unsuited(why.into()));
-        }
         let storage = self.disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
         let device = VhostBlk::open(&self.options.path)?;
         device.set_num_queues(1)?;
         device.set_owner().map_err(error::of_core("VHOST_SET_OWNER"))?;
         device.attach(storage)?;
-        compat::disk(&device.info()?, &self.disk.info(), self.options.seg_max)?;
+        let info = device.info()?;
+        compat::disk(&info, &self.disk.info(), self.options.seg_max)?;
+        compat::halt(&info, self.options.can_halt)?;
         if self.options.watches_time {
             stalls::check(&device)?;
         }
@@ -165,8 +171,9 @@ impl DataPlane for KernelPlane {
         Ok(started?)
     }
 
-    /// If these are all running queues, one ioctl stops and drains them together. No error halts a
-    /// disk on this plane.
+    /// If these are all running queues, one ioctl stops and drains them together. Requests that failed
+    /// and halted the disk are in [`QueueState::left`], or in the in-flight region: the module cannot
+    /// carry them out or answer them.
     fn stop_queues(&mut self, indices: &[u16], _: KeptRequests) -> Vec<QueueState> {
         let Some(run) = &mut self.run else { return Vec::new() };
         if run.is_all(indices.len()) {

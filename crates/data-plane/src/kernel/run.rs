@@ -8,6 +8,7 @@ use super::traces::TraceWatch;
 use super::workers::Workers;
 use super::{KernelOptions, abi, address, compat, counters, memlock};
 use crate::error::{self, KernelError};
+use crate::health::{ErrorPolicy, Health};
 use crate::limits::Limits;
 use crate::plane::{Coalesce, IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
@@ -19,12 +20,12 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use vhost::VhostBackend;
 use virtio_blk::DiskView;
-use virtqueue::{DirtyLog, GuestMemory};
+use virtqueue::{DirtyLog, GuestMemory, Resubmit};
 
 /// The open device while queues run on it. Fields are dropped in this order.
 pub(super) struct Run {
     /// They have descriptors of the device, and end before the device is closed.
-    _failures: FailureWatch,
+    failures: FailureWatch,
     _traces: TraceWatch,
     _stalls: Option<StallThread>,
     // Closing the device drains it; the mappings below must outlive it.
@@ -34,6 +35,7 @@ pub(super) struct Run {
     workers: Workers,
     disk: DiskView,
     options: abi::Options,
+    health: Arc<Health>,
     /// Settings of all queues.
     common: Common,
     queues: BTreeMap<u16, Held>,
@@ -64,7 +66,7 @@ impl Common {
 /// Resources that a running queue needs.
 struct Held {
     call: Option<File>,
-    _region: Option<Arc<InflightRegion>>,
+    region: Option<Arc<InflightRegion>>,
 }
 
 impl Run {
@@ -97,7 +99,8 @@ impl Run {
         let info = device.info()?;
         compat::disk(&info, &disk.info(), options.seg_max)?;
         device.set_serial(setup.disk.id())?;
-        let flags = wanted_flags(&**disk, options, &info);
+        compat::halt(&info, setup.health.can_halt())?;
+        let flags = wanted_flags(&**disk, options, &info) | halt_flags(&setup.health);
         let limits = disk.info();
         let sectors = |range: Option<backend::RangeLimits>| range.map_or(0, |it| it.sectors_max);
         let set = abi::Options {
@@ -109,7 +112,7 @@ impl Run {
             ..limit_options(&options.limits)
         };
         let mut run = Run {
-            _failures: FailureWatch::start(&device, Arc::clone(disk), Arc::clone(&setup.health))?,
+            failures: FailureWatch::start(&device, Arc::clone(disk), Arc::clone(&setup.health))?,
             _traces: TraceWatch::start(&device, Arc::clone(&setup.health))?,
             _stalls: StallThread::start(&device, options.num_queues, Arc::clone(&setup.health))?,
             fdinfo: device.fdinfo()?,
@@ -117,6 +120,7 @@ impl Run {
             workers,
             disk: setup.disk.clone(),
             options: set,
+            health: Arc::clone(&setup.health),
             common,
             queues: BTreeMap::new(),
         };
@@ -172,7 +176,7 @@ impl Run {
         // If no descriptor is left for the copy, the guest may miss one call; the kernel has its
         // own.
         let copy = setup.call.as_ref().and_then(|call| call.try_clone().ok());
-        let mut held = Held { call: copy, _region: setup.region.clone() };
+        let mut held = Held { call: copy, region: setup.region.clone() };
         if call {
             held.call();
         }
@@ -231,36 +235,59 @@ impl Run {
         }
     }
 
+    /// Halts the queues: they take no further chain in this run.
+    pub(super) fn halt(&mut self) {
+        if self.options.flags & abi::OPT_HALT != 0 {
+            return;
+        }
+        self.options.flags |= abi::OPT_HALT;
+        if let Err(error) = self.set_options() {
+            tracing::error!(%error, "the kernel did not halt the queues");
+        }
+    }
+
     /// Stops queues; returns their states in the same order.
     pub(super) fn stop_queues(&mut self, indices: &[u16]) -> Vec<QueueState> {
-        let stopped: Vec<(u32, bool)> =
-            indices.iter().map(|index| self.stop_queue(*index)).collect();
+        let stopped: Vec<Stopped> = indices.iter().map(|index| self.stop_queue(*index)).collect();
+        if self.health.can_halt() {
+            // A halt must be known before the kept requests go elsewhere.
+            self.failures.tell_now();
+        }
         // A stopped queue keeps its counters until its next start.
         let lines = self.counters().unwrap_or_else(|error| {
             tracing::warn!(queues = ?indices, %error, "the totals lack the counters of this run");
             Vec::new()
         });
-        let state = |(index, (base, faulted)): (&u16, (u32, bool))| QueueState {
-            base,
+        let state = |(index, stopped): (&u16, Stopped)| QueueState {
+            base: stopped.base,
             stats: counters::of_queue(&lines, *index).stats,
-            faulted,
-            kept: 0,
-            left: Vec::new(),
+            faulted: stopped.faulted,
+            kept: stopped.kept.len() as u64,
+            left: match stopped.region {
+                // It records the chains.
+                true => Vec::new(),
+                false => stopped.kept.iter().map(|&head| Resubmit::Split { head }).collect(),
+            },
         };
         indices.iter().zip(stopped).map(state).collect()
     }
 
-    /// Stops a queue; returns its position, and whether it cannot be drained.
-    fn stop_queue(&mut self, index: u16) -> (u32, bool) {
+    fn stop_queue(&mut self, index: u16) -> Stopped {
         let drained = self.device.set_queue(index, false);
         if let Err(error) = &drained {
             tracing::error!(queue = index, %error, "the kernel did not stop the queue");
         }
         let base = self.device.get_vring_base(usize::from(index));
         let base = base.expect("VHOST_GET_VRING_BASE of a valid index does not fail");
+        let kept = if self.health.can_halt() { self.device.kept(index) } else { Ok(Vec::new()) };
+        let kept = kept.unwrap_or_else(|error| {
+            tracing::error!(queue = index, %error, "requests that failed are lost");
+            Vec::new()
+        });
         self.unset(index);
-        self.queues.remove(&index);
-        (base, drained.is_err())
+        let held = self.queues.remove(&index);
+        let region = held.is_some_and(|held| held.region.is_some());
+        Stopped { base, faulted: drained.is_err(), kept, region }
     }
 
     pub(super) fn set_call(&mut self, index: u16, call: Option<File>) -> Result<(), KernelError> {
@@ -332,6 +359,27 @@ pub(super) fn limit_options(limits: &Limits) -> abi::Options {
         limit_burst_ms: if set { burst_ms } else { 0 },
         ..abi::Options::default()
     }
+}
+
+/// The end of a queue.
+struct Stopped {
+    base: u32,
+    /// It cannot be drained.
+    faulted: bool,
+    /// Heads of the chains that it keeps.
+    kept: Vec<u16>,
+    /// It has an in-flight region.
+    region: bool,
+}
+
+/// The option flags for the errors that halt the disk.
+fn halt_flags(health: &Health) -> u32 {
+    let keep = match health.policy() {
+        ErrorPolicy::Report => 0,
+        ErrorPolicy::Stop => abi::OPT_KEEP_FAILED,
+        ErrorPolicy::Enospc => abi::OPT_KEEP_NO_SPACE,
+    };
+    keep | if health.can_flush_halt() { abi::OPT_HALT_AT_FLUSH } else { 0 }
 }
 
 impl Held {

@@ -50,7 +50,7 @@ fn takes(image: &Path) -> Finding {
         queue_size_max: 256,
         limits: Limits::NONE,
         watches_time: false,
-        unsuited: None,
+        can_halt: false,
     };
     match data_plane::check_kernel(Arc::new(disk), options) {
         Ok(()) => {

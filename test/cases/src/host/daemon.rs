@@ -10,7 +10,7 @@ use kit::daemon::Daemon as Process;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -89,6 +89,11 @@ impl Daemon {
     /// A connection to the daemon.
     pub(crate) fn connect(&self) -> Result<UnixStream> {
         UnixStream::connect(self.process.socket()).context("cannot connect to the daemon")
+    }
+
+    /// The socket on which it serves the disk.
+    pub(crate) fn socket(&self) -> &Path {
+        self.process.socket()
     }
 
     /// Sends a command to the running daemon through its control socket.

@@ -116,7 +116,7 @@ fn no_space() -> Result<()> {
 }
 
 /// Fills a file system completely.
-fn fill(path: &Path) -> Result<()> {
+pub(crate) fn fill(path: &Path) -> Result<()> {
     let file = File::create(path)?;
     let mut at = 0;
     for order in (12..30).rev() {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Errors of the storage that halt a device, as its owner sees them.
 
+mod daemon;
+
 use crate::case::cases;
 use crate::host::abi::fails;
 use crate::host::fixture::{Disk, Dm, DmKind, NullBlkOptions, null_blk, wait_until};

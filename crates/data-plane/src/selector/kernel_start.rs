@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Starts queues on the kernel plane, which carries out no request that was left of an earlier run:
+//! those of a previous daemon, and those that failed and halted the disk. The io_uring plane does.
+//!
+//! A queue that starts while the disk is halted is *parked*: the io_uring plane has it, with the
+//! requests that it keeps, and takes nothing. The control plane starts it again after the halt.
+
+use super::{PlaneKind, PlaneSelector};
+use crate::error::QueueStartError;
+use crate::plane::{DataPlane, KeptRequests, QueueSetup, QueueState};
+use crate::region::QueueRegion;
+use crate::stats::QueueStats;
+use virtqueue::{Layout, Resubmit, VirtQueue};
+
+/// Requests that [`PlaneSelector::start_queue`] completed itself, on the io_uring plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// Their counters, which the plane of the queue does not have.
+    pub stats: QueueStats,
+    /// The position of the queue behind them.
+    pub base: u32,
+    /// Requests that failed again: [`QueueState::left`].
+    pub left: Vec<Resubmit>,
+}
+
+impl PlaneSelector {
+    /// Takes the requests that the last [`PlaneSelector::start_queue`] completed itself, also if it
+    /// failed.
+    pub fn take_recovered(&mut self) -> Option<Recovered> {
+        self.recovered.take()
+    }
+
+    /// Starts a queue in the kernel, or parks it. Returns the plane that has it.
+    pub(super) fn start_in_kernel(
+        &mut self,
+        mut setup: QueueSetup,
+    ) -> Result<PlaneKind, QueueStartError> {
+        if !setup.health.is_halted()
+            && let Some(stopped) = self.recover(&mut setup)?
+        {
+            if stopped.faulted {
+                self.faulted.insert(setup.index, stopped);
+                return Ok(PlaneKind::Kernel);
+            }
+            let QueueState { base, stats, left, .. } = stopped;
+            setup.ring.base = base;
+            setup.kept.clone_from(&left);
+            self.recovered = Some(Recovered { stats, base, left });
+        }
+        if setup.health.is_halted() {
+            if let Some(kernel) = &mut self.kernel {
+                kernel.halt();
+            }
+            self.uring.start_queue(setup)?;
+            return Ok(PlaneKind::Uring);
+        }
+        self.plane_mut(PlaneKind::Kernel).start_queue(setup)?;
+        Ok(PlaneKind::Kernel)
+    }
+
+    /// Carries out the requests that were left of a queue, and moves `setup` behind those that are
+    /// complete: the kernel writes the in-flight region, but does not read it. Returns the state of
+    /// the queue then; `None`: there were none.
+    fn recover(&mut self, setup: &mut QueueSetup) -> Result<Option<QueueState>, QueueStartError> {
+        let mut ring = VirtQueue::start(&setup.ring)?;
+        let mut left = setup.kept.len();
+        if let Some(region) = setup.region.as_ref().filter(|_| setup.ring.layout == Layout::Split) {
+            match QueueRegion::open(region, Layout::Split, setup.index, &mut ring) {
+                Some((_, recorded)) => {
+                    left += recorded.len();
+                    setup.ring.base = ring.base();
+                }
+                None => {
+                    tracing::warn!(
+                        queue = setup.index,
+                        "the in-flight region has no room for this queue: its requests are not tracked"
+                    );
+                    setup.region = None;
+                }
+            }
+        }
+        if left == 0 {
+            return Ok(None);
+        }
+        self.uring.start_queue(setup.try_clone()?)?;
+        let stopped = self.uring.stop_queues(&[setup.index], KeptRequests::Carry);
+        Ok(stopped.into_iter().next())
+    }
+
+    /// Ends requests that a stopped queue of the kernel keeps: the io_uring plane answers them.
+    /// Returns the state of the queue then.
+    ///
+    /// # Errors
+    /// [`QueueStartError`]; the requests get no answer.
+    pub fn end_kept(
+        &mut self,
+        setup: QueueSetup,
+        kept: KeptRequests,
+    ) -> Result<QueueState, QueueStartError> {
+        let index = setup.index;
+        self.uring.start_queue(setup)?;
+        let stopped = self.uring.stop_queues(&[index], kept);
+        Ok(stopped.into_iter().next().expect("one state for one queue"))
+    }
+}

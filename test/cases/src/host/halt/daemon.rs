@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Errors of the storage that halt a disk of the daemon, whose queues run in the kernel.
+
+use crate::case::cases;
+use crate::host::daemon::Daemon;
+use crate::host::env::{Env, Plane};
+use crate::host::failure::fill;
+use crate::host::fixture::{
+    Disk, Dm, DmKind, FileSystem, NullBlkOptions, image, null_blk, wait_until,
+};
+use crate::host::target::{self, options};
+use anyhow::{Context, Result, ensure};
+use driver::{Device, Options, Request};
+use kit::set::Set::Gating;
+use serde_json::Value;
+use std::collections::HashMap;
+use virtio_spec::blk::{S_IOERR, S_OK};
+
+cases! { Host;
+    "daemon-halt", Gating,
+        "a halted disk in the kernel loses no request over pauses, switches, logs and resumes",
+        daemon;
+    "daemon-halt-stop", Gating,
+        "a front-end that stops a queue of a halted disk in the kernel gets its requests back",
+        stopped;
+    "daemon-halt-lost", Gating,
+        "a front-end or a daemon that goes leaves the requests of a halted disk in the region",
+        lost;
+    "daemon-halt-removed", Gating,
+        "a resume is refused if the kernel cannot have the disk any more, which stays halted",
+        removed;
+    "daemon-halt-space", Gating,
+        "a file system without space halts its disk in the kernel, with --on-error enospc",
+        space;
+}
+
+const QUEUES: u16 = 2;
+/// A message that the protocol does not have.
+const UNKNOWN: u32 = 9999;
+/// Requests of a queue.
+const REQUESTS: u64 = 8;
+
+fn status(daemon: &Daemon) -> Result<Value> {
+    Ok(serde_json::from_str(&daemon.control(&["--json", "status"])?)?)
+}
+
+fn wait_for_halts(daemon: &Daemon, halts: u64) -> Result<()> {
+    wait_until("the halt", || {
+        let told = status(daemon)?;
+        Ok((told["halts"] == halts && !told["halted"].is_null()).then_some(()))
+    })
+}
+
+fn nothing_is_answered(device: &mut Device) -> Result<()> {
+    for queue in 0..usize::from(QUEUES) {
+        ensure!(device.queue(queue).try_collect()?.is_none(), "queue {queue} answers");
+    }
+    Ok(())
+}
+
+/// A disk that fails on demand, its daemon, and the guest with its requests in flight.
+struct Rig {
+    device: Device,
+    daemon: Daemon,
+    dm: Dm,
+    _disk: Disk,
+    /// Sector and byte of each write.
+    sent: HashMap<(usize, u16), (u64, u8)>,
+}
+
+impl Rig {
+    fn new(env: &Env, inflight: bool) -> Result<Self> {
+        let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+        let (disk, dm) = Dm::over(below, "halting", DmKind::Linear)?;
+        let options = Options { inflight, num_queues: QUEUES, ..options() };
+        let stop = ["--on-error", "stop"];
+        let (device, daemon) =
+            target::serve_by_daemon(&env.on(Plane::Kernel), &disk, &options, &stop)?;
+        Ok(Rig { device, daemon, dm, _disk: disk, sent: HashMap::new() })
+    }
+
+    fn submit(&mut self, queue: usize, number: u64) -> Result<()> {
+        let sector = queue as u64 * 1000 + number * 8;
+        let byte = 1 + queue as u8 * 100 + number as u8;
+        let layout = self.device.layout();
+        let request = Request::write(sector, &[byte; 4096]);
+        let id = self.device.queue(queue).submit(&request, &layout)?;
+        ensure!(self.sent.insert((queue, id), (sector, byte)).is_none(), "id {id} twice");
+        Ok(())
+    }
+
+    /// Makes the storage fail, and fills both queues.
+    fn halt(&mut self) -> Result<()> {
+        self.device.write(4000, &[1; 4096])?;
+        self.dm.become_kind(DmKind::Error)?;
+        for queue in 0..usize::from(QUEUES) {
+            (0..REQUESTS).try_for_each(|number| self.submit(queue, number))?;
+        }
+        wait_for_halts(&self.daemon, 1)?;
+        let told = status(&self.daemon)?;
+        ensure!(told["data_plane"] == "kernel", "{told}");
+        let reason = told["halted"]["reason"].to_string();
+        ensure!(reason.contains("a write of 4096 bytes at sector"), "{reason}");
+        self.is_keeping().context("at the halt")
+    }
+
+    /// Checks that requests are kept, and none is answered.
+    fn is_keeping(&mut self) -> Result<()> {
+        wait_until("a kept request", || {
+            Ok((self.daemon.total("queue_kept_requests")? > 0).then_some(()))
+        })?;
+        nothing_is_answered(&mut self.device)
+    }
+
+    /// Mends the storage, resumes the disk, and collects all requests, which succeed. Reads the data.
+    fn mend(&mut self) -> Result<()> {
+        self.dm.become_kind(DmKind::Linear)?;
+        for queue in 0..usize::from(QUEUES) {
+            self.submit(queue, REQUESTS)?;
+        }
+        nothing_is_answered(&mut self.device)?;
+        self.daemon.control(&["resume"])?;
+        let mut written = Vec::new();
+        for queue in 0..usize::from(QUEUES) {
+            while self.sent.keys().any(|(of, _)| *of == queue) {
+                let (id, done) = self.device.queue(queue).collect()?;
+                ensure!(done.status == Some(S_OK), "status {:?}", done.status);
+                let sent = self.sent.remove(&(queue, id));
+                written.push(sent.context("a request ends twice")?);
+            }
+        }
+        for (sector, byte) in written {
+            let mut data = [0; 4096];
+            self.device.read(sector, &mut data)?;
+            ensure!(data == [byte; 4096], "sector {sector} has {}", data[0]);
+        }
+        ensure!(status(&self.daemon)?["halted"].is_null(), "it is still halted");
+        ensure!(self.daemon.total("queue_kept_requests")? == 0, "requests are kept");
+        Ok(())
+    }
+
+    /// Takes the answers that are there: errors. Returns their number.
+    fn collect_errors(&mut self, queue: usize) -> Result<u64> {
+        let mut answered = 0;
+        while let Some((id, done)) = self.device.queue(queue).try_collect()? {
+            ensure!(done.status == Some(S_IOERR), "status {:?}", done.status);
+            self.sent.remove(&(queue, id)).context("a request ends twice")?;
+            answered += 1;
+        }
+        Ok(answered)
+    }
+}
+
+fn daemon(env: &Env) -> Result<()> {
+    let orders: [(bool, &[&str]); 6] = [
+        (false, &[]),
+        (false, &["switch uring"]),
+        (false, &["switch uring", "switch kernel"]),
+        (false, &["pause", "log", "upgrade"]),
+        (true, &[]),
+        (true, &["pause", "switch uring", "log", "switch kernel"]),
+    ];
+    for (inflight, order) in orders {
+        through(env, inflight, order)
+            .with_context(|| format!("{order:?}, in-flight region {inflight}"))?;
+    }
+    Ok(())
+}
+
+fn obey(rig: &mut Rig, order: &str) -> Result<()> {
+    let words: Vec<&str> = order.split(' ').collect();
+    match order {
+        "log" => drop(rig.device.start_log()?),
+        // The requests are kept in the program.
+        "upgrade" => {
+            let outcome = rig.daemon.control(&words);
+            ensure!(outcome.is_err_and(|why| format!("{why:#}").contains("halted")), "no refusal");
+        }
+        _ => drop(rig.daemon.control(&words)?),
+    }
+    rig.is_keeping()
+}
+
+fn through(env: &Env, inflight: bool, orders: &[&str]) -> Result<()> {
+    let mut rig = Rig::new(env, inflight)?;
+    rig.halt()?;
+    for order in orders {
+        obey(&mut rig, order).with_context(|| format!("at {order}"))?;
+    }
+    // The storage still fails.
+    rig.daemon.control(&["resume"])?;
+    wait_for_halts(&rig.daemon, 2)?;
+    rig.is_keeping().context("at the second halt")?;
+    rig.mend()?;
+    let told = status(&rig.daemon)?;
+    let plane = if orders.last() == Some(&"switch uring") { "uring" } else { "kernel" };
+    ensure!(told["data_plane"] == plane, "{told}");
+    let lines = rig.daemon.lines_with("the disk is halted");
+    ensure!(lines.len() == 2, "not a line for each halt: {lines:?}");
+    // It halts in the kernel again.
+    rig.dm.become_kind(DmKind::Error)?;
+    rig.submit(1, 0)?;
+    wait_for_halts(&rig.daemon, 3)?;
+    rig.is_keeping().context("at the third halt")?;
+    rig.mend()
+}
+
+fn stopped(env: &Env) -> Result<()> {
+    for inflight in [false, true] {
+        for parked in [false, true] {
+            let mut rig = Rig::new(env, inflight)?;
+            rig.halt()?;
+            if parked {
+                rig.daemon.control(&["pause"])?;
+            }
+            let position = rig.device.session().stop_queue(0)?;
+            let answered = rig.collect_errors(0)?;
+            // A request had succeeded before.
+            ensure!(u64::from(position) == 1 + answered, "position {position}, {answered} answers");
+            rig.device.start_queue(0)?;
+            nothing_is_answered(&mut rig.device)?;
+            rig.mend().with_context(|| format!("parked {parked}, region {inflight}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn lost(env: &Env) -> Result<()> {
+    for kill in [false, true] {
+        for inflight in [false, true] {
+            if kill && !inflight {
+                continue; // They are lost, as all requests in flight.
+            }
+            leave(env, kill, inflight)
+                .with_context(|| format!("kill {kill}, region {inflight}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn leave(env: &Env, kill: bool, inflight: bool) -> Result<()> {
+    let mut rig = Rig::new(env, inflight)?;
+    rig.halt()?;
+    match kill {
+        true => rig.daemon.replace()?,
+        // The daemon ends the connection.
+        false => {
+            rig.device.session().raw().message(UNKNOWN, &[], &[])?;
+            wait_until("the end of the connection", || {
+                Ok((status(&rig.daemon)?["front_end_connected"] == false).then_some(()))
+            })?;
+        }
+    }
+    if !inflight {
+        let answered = rig.collect_errors(0)? + rig.collect_errors(1)?;
+        ensure!(answered > 0, "no request got an error");
+    }
+    let socket = rig.daemon.socket().to_owned();
+    rig.device.reconnect(&socket)?;
+    if kill {
+        // The next daemon tries them again, and halts, too.
+        wait_for_halts(&rig.daemon, 1)?;
+    }
+    match inflight {
+        true => rig.is_keeping()?,
+        false => nothing_is_answered(&mut rig.device)?,
+    }
+    rig.mend()
+}
+
+fn removed(env: &Env) -> Result<()> {
+    let (disk, instance) = null_blk(NullBlkOptions::USUAL)?;
+    let stop = ["--on-error", "stop"];
+    let (mut device, daemon) =
+        target::serve_by_daemon(&env.on(Plane::Kernel), &disk, &options(), &stop)?;
+    device.write(8, &[1; 4096])?;
+    instance.power(false)?;
+    wait_until("the removal", || Ok(daemon.lines_with("was removed").pop()))?;
+    let layout = device.layout();
+    device.queue(0).submit(&Request::read(8, 4096), &layout)?;
+    wait_for_halts(&daemon, 1)?;
+    for _ in 0..2 {
+        ensure!(daemon.control(&["resume"]).is_err(), "the kernel has a disk that was removed");
+        let told = status(&daemon)?;
+        ensure!(!told["halted"].is_null() && told["halts"] == 1, "{told}");
+        ensure!(daemon.total("queue_kept_requests")? == 1, "the request is lost");
+        ensure!(device.queue(0).try_collect()?.is_none(), "it is answered");
+    }
+    Ok(())
+}
+
+fn space(env: &Env) -> Result<()> {
+    let disk = image(FileSystem::Ext4, true)?;
+    let enospc = ["--on-error", "enospc"];
+    let (mut device, daemon) =
+        target::serve_by_daemon(&env.on(Plane::Kernel), &disk, &options(), &enospc)?;
+    let filler = disk.path.with_file_name("filler");
+    fill(&filler)?;
+    let layout = device.layout();
+    device.queue(0).submit(&Request::write(64, &[1; 4096]), &layout)?;
+    wait_for_halts(&daemon, 1)?;
+    let told = status(&daemon)?;
+    let reason = told["halted"]["reason"].to_string();
+    ensure!(reason.contains("at sector 64") && reason.contains("No space"), "{reason}");
+    daemon.control(&["resume"])?;
+    wait_for_halts(&daemon, 2)?;
+    ensure!(device.queue(0).try_collect()?.is_none(), "it is answered without space");
+    std::fs::remove_file(&filler)?;
+    wait_until("the write", || {
+        daemon.control(&["resume"])?;
+        Ok(device.queue(0).try_collect()?)
+    })
+    .and_then(|(_, done)| {
+        ensure!(done.status == Some(S_OK), "status {:?}", done.status);
+        Ok(())
+    })?;
+    let mut data = [0; 4096];
+    device.read(64, &mut data)?;
+    ensure!(data == [1; 4096], "the disk has {}", data[0]);
+    let told = status(&daemon)?;
+    ensure!(told["halted"].is_null() && told["data_plane"] == "kernel", "{told}");
+    Ok(())
+}
