@@ -7,7 +7,7 @@ use crate::host::target::{LIMIT, SERIAL, need_module};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::abi;
 use kit::daemon::Daemon as Process;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -105,15 +105,27 @@ impl Daemon {
 
     /// Begins a trace of slow requests.
     pub(crate) fn trace(&self, slower_than: Duration) -> Result<Trace> {
+        let us = slower_than.as_micros();
+        let (stream, first) = self.stream("Trace", &json!({"slower_than_us": us as u64}))?;
+        ensure!(first["parameters"]["untraced"] == json!([]), "{first}");
+        Ok(Trace(stream))
+    }
+
+    /// Begins to receive the events of the disk.
+    pub(crate) fn events(&self) -> Result<Events> {
+        Ok(Events(self.stream("Events", &json!({}))?.0))
+    }
+
+    /// Begins a stream of replies. Returns the first one, too.
+    fn stream(&self, method: &str, parameters: &Value) -> Result<(Replies, Value)> {
         let mut stream = UnixStream::connect(self.folder.path().join("control"))?;
         stream.set_read_timeout(Some(LIMIT))?;
-        let us = slower_than.as_micros();
-        let call = r#"{"method":"io.vhostblk.Trace","more":true,"parameters":{"slower_than_us":"#;
-        write!(stream, "{call}{us}}}}}\0")?;
-        let mut trace = Trace(BufReader::new(stream));
-        let first = trace.reply()?.context("the trace does not begin")?;
-        ensure!(first["parameters"]["untraced"] == serde_json::json!([]), "{first}");
-        Ok(trace)
+        let method = format!("io.vhostblk.{method}");
+        let call = json!({"method": method, "more": true, "parameters": parameters});
+        write!(stream, "{call}\0")?;
+        let mut replies = Replies(BufReader::new(stream));
+        let first = replies.next()?.with_context(|| format!("{method} has no reply"))?;
+        Ok((replies, first))
     }
 
     /// Sum of a metric over all queues.
@@ -147,21 +159,42 @@ impl Daemon {
     }
 }
 
+/// The replies to one call.
+struct Replies(BufReader<UnixStream>);
+
+impl Replies {
+    /// The next reply; `None` at the end of the connection.
+    fn next(&mut self) -> Result<Option<Value>> {
+        let mut message = Vec::new();
+        self.0.read_until(0, &mut message).context("the daemon tells nothing")?;
+        let text = message.strip_suffix(&[0]);
+        text.map(serde_json::from_slice).transpose().context("the daemon tells no JSON")
+    }
+}
+
+/// The changes of a disk.
+pub(crate) struct Events(Replies);
+
+impl Events {
+    /// Waits for an event of this name, and returns it.
+    pub(crate) fn wait_for(&mut self, name: &str) -> Result<Value> {
+        loop {
+            let mut reply = self.0.next()?.with_context(|| format!("no event {name}"))?;
+            let event = reply["parameters"]["event"].take();
+            if event["event"] == name {
+                return Ok(event);
+            }
+        }
+    }
+}
+
 /// A trace of slow requests.
-pub(crate) struct Trace(BufReader<UnixStream>);
+pub(crate) struct Trace(Replies);
 
 impl Trace {
-    /// The next reply; `None` at the end of the connection.
-    fn reply(&mut self) -> Result<Option<Value>> {
-        let mut message = Vec::new();
-        self.0.read_until(0, &mut message).context("the trace tells nothing")?;
-        let text = message.strip_suffix(&[0]);
-        text.map(serde_json::from_slice).transpose().context("the trace tells no JSON")
-    }
-
     /// The next slow request, or number of lost ones; `None` at the end of the trace.
     pub(crate) fn next(&mut self) -> Result<Option<Value>> {
-        let reply = self.reply()?.map(|mut reply| reply["parameters"]["request"].take());
+        let reply = self.0.next()?.map(|mut reply| reply["parameters"]["request"].take());
         Ok(reply.filter(|request| !request.is_null()))
     }
 }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;
 use kit::set::Set::{Full, Gating};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 cases! { Host;
     "engine-nbd-reconnect", Gating,
@@ -33,6 +34,9 @@ cases! { Host;
     "engine-nbd-errors-uring", Gating,
         "the same on the io_uring plane",
         |env| errors(&env.on(Plane::Uring));
+    "engine-nbd-halt-uring", Full,
+        "a server of NBD fails reads and writes on the io_uring plane: the disk halts, tells it, and loses no request when it is resumed",
+        |env| halt(&env.on(Plane::Uring));
     "engine-nbd-retry", Full,
         "a server of NBD fails a third of its requests and tries them again on the kernel plane: the guest gets no error",
         |env| retry(&env.over_daemon());
@@ -120,16 +124,51 @@ fn slow(env: &Env) -> Result<()> {
     Ok(())
 }
 
-fn errors(env: &Env) -> Result<()> {
-    expect_io_errors();
-    let (disk, mut export) = NbdExport::attach(&NbdOptions::default())?;
+/// Starts servers that fail half of the reads and writes while the returned file exists.
+fn start_failing(export: &mut NbdExport) -> Result<PathBuf> {
     let trigger = export.path("fail");
     let file = format!("error-file={}", trigger.display());
     let failing = ["--filter=error", "error-pread-rate=50%", "error-pwrite-rate=50%", &file];
+    export.kill_all()?;
+    export.start(&failing)?;
+    export.reconnect_all()?;
+    Ok(trigger)
+}
+
+fn halt(env: &Env) -> Result<()> {
+    expect_io_errors();
+    let (disk, mut export) = NbdExport::attach(&NbdOptions::default())?;
+    let serving = Serving { options: &["--on-error", "stop"], ..Serving::default() };
+    let done = changed(env, &disk, &serving, |handles, daemon, _| {
+        let trigger = start_failing(&mut export)?;
+        for round in 1..=env.rounds(3) {
+            handles.wait_for_progress(STEP).with_context(|| format!("before halt {round}"))?;
+            let mut events = daemon.events()?;
+            std::fs::write(&trigger, "")?;
+            let halted = events.wait_for("halted")?;
+            ensure!(daemon.total("halted")? == 1, "no halt in the metrics: {halted}");
+            std::fs::remove_file(&trigger)?;
+            // A request that had met the trigger halts the disk again.
+            wait_until("the end of the halt", || {
+                daemon.control(&["resume"])?;
+                let left = daemon.total("halted")? + daemon.total("queue_kept_requests")?;
+                Ok((left == 0).then_some(()))
+            })?;
+            events.wait_for("halt_ended")?;
+            ensure!(daemon.total("halts_total")? >= round, "halt {round} is not counted");
+        }
+        ensure!(!daemon.lines_with("the disk is halted").is_empty(), "the log tells no halt");
+        handles.wait_for_progress(STEP).context("after the last halt")
+    })?;
+    ensure!(done.errors == 0, "the guest got {} errors", done.errors);
+    Ok(())
+}
+
+fn errors(env: &Env) -> Result<()> {
+    expect_io_errors();
+    let (disk, mut export) = NbdExport::attach(&NbdOptions::default())?;
     let done = changed(env, &disk, &Serving::default(), |handles, daemon, specs| {
-        export.kill_all()?;
-        export.start(&failing)?;
-        export.reconnect_all()?;
+        let trigger = start_failing(&mut export)?;
         handles.wait_for_progress(STEP).context("before the errors")?;
         let failed = daemon.total("queue_failed_requests_total")?;
         ensure!(failed == 0, "{failed} requests failed without a trigger");
