@@ -96,6 +96,9 @@ static void vhost_blk_count_req(struct vhost_blk_queue *q, const struct vhost_bl
 		q->stats.read_bytes += req->bytes;
 	} else if (req->type == VIRTIO_BLK_T_OUT) {
 		q->stats.write_bytes += req->bytes;
+	} else if (req->type == VIRTIO_BLK_T_DISCARD) {
+		q->stats.discards++;
+		q->stats.discarded_bytes += vhost_blk_range_sectors(req) << SECTOR_SHIFT;
 	}
 }
 

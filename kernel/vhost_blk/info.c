@@ -176,6 +176,7 @@ static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 		   n, vhost_blk_state_names[q->state], q->vq.num, vhost_blk_inflight(q), q->nr_kept,
 		   s->chains, s->completed, s->refused, s->failed, s->dropped, s->read_bytes,
 		   s->write_bytes);
+	seq_printf(m, " discards=%llu discarded_bytes=%llu", s->discards, s->discarded_bytes);
 	seq_printf(m, " kicks=%llu turns=%llu calls=%llu coalesced=%llu throttled=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
 		   s->kicks, s->turns, s->calls, s->coalesced, s->throttled, s->bounced, s->slow, s->polls, s->polls_won,
 		   q->poll[0].score || q->poll[1].score);

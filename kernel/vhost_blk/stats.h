@@ -45,6 +45,8 @@ struct vhost_blk_latency {
  * @polls_won: polls that found work
  * @read_bytes: data read by successful requests
  * @write_bytes: data written by successful requests
+ * @discards: successful DISCARDs
+ * @discarded_bytes: lengths of their ranges
  * @latency: by operation; without refused requests and GET_ID
  */
 struct vhost_blk_stats {
@@ -64,6 +66,8 @@ struct vhost_blk_stats {
 	u64 polls_won;
 	u64 read_bytes;
 	u64 write_bytes;
+	u64 discards;
+	u64 discarded_bytes;
 	struct vhost_blk_latency latency[VHOST_BLK_OPS];
 };
 

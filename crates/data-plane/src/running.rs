@@ -311,6 +311,10 @@ impl RunningQueue {
             _ if completion.code != blk::S_OK => self.stats.failed += 1,
             Kind::Read { bytes, .. } => self.stats.read_bytes += bytes,
             Kind::Write { bytes, .. } => self.stats.write_bytes += bytes,
+            Kind::Discard { bytes, .. } => {
+                self.stats.discards += 1;
+                self.stats.discarded_bytes += bytes;
+            }
             _ => {}
         }
         if let Some(operation) = Operation::of(kind) {

@@ -19,6 +19,10 @@ pub struct QueueStats {
     pub read_bytes: u64,
     /// Bytes that successful writes have written.
     pub write_bytes: u64,
+    /// Successful DISCARDs.
+    pub discards: u64,
+    /// Bytes of their ranges.
+    pub discarded_bytes: u64,
     /// Received kicks.
     pub kicks: u64,
     /// Sent calls.
@@ -33,20 +37,22 @@ pub struct QueueStats {
 
 impl QueueStats {
     /// Names of the counters, in the order of the fields. The kernel module has the same.
-    const NAMES: [&str; 10] = [
+    const NAMES: [&str; 12] = [
         "chains",
         "completed",
         "refused",
         "failed",
         "read_bytes",
         "write_bytes",
+        "discards",
+        "discarded_bytes",
         "kicks",
         "calls",
         "coalesced",
         "throttled",
     ];
 
-    fn values(&mut self) -> [&mut u64; 10] {
+    fn values(&mut self) -> [&mut u64; 12] {
         [
             &mut self.chains,
             &mut self.completed,
@@ -54,6 +60,8 @@ impl QueueStats {
             &mut self.failed,
             &mut self.read_bytes,
             &mut self.write_bytes,
+            &mut self.discards,
+            &mut self.discarded_bytes,
             &mut self.kicks,
             &mut self.calls,
             &mut self.coalesced,
@@ -108,6 +116,8 @@ mod tests {
             calls: 8,
             coalesced: 9,
             throttled: 10,
+            discards: 11,
+            discarded_bytes: 12,
             latencies: Latencies::default(),
         };
         let mut counts = stats.counters();

@@ -6,7 +6,7 @@ use super::bitmaps;
 use super::client::Client;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::snapshot;
-use super::values::{limits_of, status_value, summary_value, totals_value};
+use super::values::{discards_value, limits_of, status_value, summary_value, totals_value};
 use crate::disk_options;
 use crate::disks::{Disks, Mode, NewDisk, Origin, Traced};
 use crate::failure::Failure;
@@ -126,6 +126,7 @@ fn of_disk(
         "Remove" => ("remove", None),
         "Status" => ("get the status of", Some(Command::Status)),
         "Stats" => ("get the counters of", Some(Command::Status)),
+        "DiscardStats" => ("get the discards of", Some(Command::Status)),
         "Resize" => {
             let bytes = call.optional("bytes", Value::as_u64)?;
             ("resize", Some(Command::Resize(bytes)))
@@ -160,6 +161,9 @@ fn of_disk(
     };
     let what = format!("{what} the disk {name}");
     match ask(disks, client, &name, command, &what)? {
+        Answer::Status(status) if method == "DiscardStats" => {
+            Ok(discards_value(&name, &status, &disks.space(&name)?))
+        }
         Answer::Status(status) => Ok(told(method, &name, &status)),
         Answer::Switched(queues) => Ok(json!({"moved_queues": queues})),
         Answer::Resized(bytes) => Ok(json!({"capacity_bytes": bytes})),

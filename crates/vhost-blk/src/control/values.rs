@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The types of the interface as JSON.
 
+use crate::disks::snapshot::Space;
 use crate::disks::{Origin, Row};
 use crate::events::{failure_value, limits_value};
-use data_plane::{FailureKind, HealthReport, Histogram, Latencies, Operation, QueueReport};
+use data_plane::{
+    FailureKind, HealthReport, Histogram, Latencies, Operation, QueueReport, QueueStats,
+};
+use qcow2::inspect::FileFacts;
 use serde_json::{Map, Value, json};
 use std::time::SystemTime;
 use vhost_user::{ImageLockState, QueueStatus, Status};
@@ -89,6 +93,29 @@ pub(super) fn totals_value(status: &Status) -> Value {
         value
     });
     Value::Array(totals.collect())
+}
+
+/// The discards of a disk, and the space that its files take (`DiscardStats`).
+pub(super) fn discards_value(name: &str, status: &Status, space: &Space) -> Value {
+    let sum = |count: fn(&QueueStats) -> u64| -> u64 {
+        status.queues.iter().map(|queue| count(&queue.total)).sum()
+    };
+    let file = |file: &FileFacts| {
+        json!({
+            "path": file.path.display().to_string(),
+            "format": if file.qcow2.is_some() { "qcow2" } else { "raw" },
+            "virtual_bytes": file.virtual_bytes,
+            "allocated_bytes": (!file.is_device).then_some(file.disk_bytes),
+        })
+    };
+    json!({
+        "name": name,
+        "virtual_bytes": status.capacity_bytes,
+        "discards": sum(|stats| stats.discards),
+        "discarded_bytes": sum(|stats| stats.discarded_bytes),
+        "unmapped_bytes": space.unmapped_bytes,
+        "files": space.files.iter().map(file).collect::<Vec<_>>(),
+    })
 }
 
 /// A row of the list of disks (`Summary`).

@@ -92,6 +92,8 @@ pub enum Action {
         #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes)]
         bandwidth: Option<NonZeroU64>,
     },
+    /// Show the discards of a disk since it is served, and the space that each file of it takes
+    DiscardStats(Named),
     /// Print the changes of all disks as they happen, until this program is stopped
     Events,
     /// Limit the rate of a disk or of its group, in place of the present limits. Requests that exceed it wait in the
@@ -342,6 +344,10 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Stats(disk) => {
             Call { text: text::stats, ..Call::new("get the counters", "Stats", of(disk)) }
         }
+        Action::DiscardStats(disk) => Call {
+            text: text::discard_stats,
+            ..Call::new("get the discards", "DiscardStats", of(disk))
+        },
         Action::Status(disk) => Call {
             text: |reply| text::status(&reply["status"]),
             member: "status",

@@ -113,6 +113,24 @@ pub(super) fn chain(reply: &Value) -> String {
     table(&rows)
 }
 
+/// The discards of a disk, and its files, one in each line.
+pub(super) fn discard_stats(reply: &Value) -> String {
+    let size = |value: &Value| value.as_u64().map_or("-".to_owned(), |n| Size(n).to_string());
+    let mut rows = vec![["FILE", "FORMAT", "SIZE", "ALLOCATED"].map(String::from)];
+    for file in reply["files"].as_array().into_iter().flatten() {
+        let (path, format) = (word(&file["path"]), word(&file["format"]));
+        rows.push([path, format, size(&file["virtual_bytes"]), size(&file["allocated_bytes"])]);
+    }
+    let files = if rows.len() > 1 { table(&rows) } else { String::new() };
+    format!(
+        "size        {}\ndiscards    {} requests, {}\nunmapped    {}\n{files}",
+        size(&reply["virtual_bytes"]),
+        reply["discards"],
+        size(&reply["discarded_bytes"]),
+        size(&reply["unmapped_bytes"]),
+    )
+}
+
 /// The disks, one in each line.
 pub(super) fn list(reply: &Value) -> String {
     let mut rows =

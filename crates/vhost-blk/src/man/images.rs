@@ -134,3 +134,24 @@ pub(super) const INFO: Page = Page {
         ("qemu-img", "1"),
     ],
 };
+
+pub(super) const DISCARD_STATS: Page = Page {
+    command: "vhost-blk ctl discard-stats",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[
+        (
+            "Show the discards of a disk and the space of its files:",
+            "vhost-blk ctl --control-path vhost-blk.ctl discard-stats data",
+        ),
+        (
+            "The same for programs:",
+            "vhost-blk ctl --control-path vhost-blk.ctl --json discard-stats data",
+        ),
+    ],
+    see_also: &[
+        ("vhost-blk-ctl", "1"),
+        ("vhost-blk-ctl-snapshots", "1"),
+        ("vhost-blk-ctl-stats", "1"),
+    ],
+};

@@ -90,6 +90,7 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-backup", "1"),
             ("vhost-blk-ctl-bitmaps", "1"),
             ("vhost-blk-ctl-commit", "1"),
+            ("vhost-blk-ctl-discard-stats", "1"),
             ("vhost-blk-ctl-events", "1"),
             ("vhost-blk-ctl-limit", "1"),
             ("vhost-blk-ctl-list", "1"),
@@ -140,6 +141,7 @@ pub const PAGES: &[Page] = &[
     images::BACKUP,
     images::BITMAPS,
     snapshots::COMMIT,
+    images::DISCARD_STATS,
     streams::EVENTS,
     Page {
         command: "vhost-blk ctl limit",

@@ -25,13 +25,17 @@ type QueueCounter = (&'static str, Option<Unit>, &'static str, fn(&QueueStats) -
 
 /// The counters of each queue. They include starts that have ended: a connection or a switch of the
 /// data plane resets none.
-const QUEUE_COUNTERS: [QueueCounter; 10] = [
+const QUEUE_COUNTERS: [QueueCounter; 12] = [
     ("queue_requests", None, "Requests taken from the queue", |stats| stats.chains),
     ("queue_completed_requests", None, "Requests returned to the guest", |stats| stats.completed),
     ("queue_refused_requests", None, "Wrong or unsupported requests", |stats| stats.refused),
     ("queue_failed_requests", None, "Requests whose I/O failed", |stats| stats.failed),
     ("queue_read", Some(Unit::Bytes), "Data read by the guest", |stats| stats.read_bytes),
     ("queue_written", Some(Unit::Bytes), "Data written by the guest", |stats| stats.write_bytes),
+    ("queue_discards", None, "Successful DISCARDs of the guest", |stats| stats.discards),
+    ("queue_discarded", Some(Unit::Bytes), "Data discarded by the guest", |stats| {
+        stats.discarded_bytes
+    }),
     ("queue_kicks", None, "Notifications from the guest", |stats| stats.kicks),
     ("queue_calls", None, "Notifications to the guest", |stats| stats.calls),
     ("queue_coalesced_calls", None, "Notifications that came with a later one", |stats| {

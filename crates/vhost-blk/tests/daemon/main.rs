@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod discards;
 mod disks;
 mod events;
 mod interface;

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use virtio_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
+use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, S_UNSUPP};
 
 cases! { Host;
     "fdinfo", Gating,
@@ -72,11 +72,14 @@ pub(crate) fn fdinfo(env: &Env, disk: Result<Disk>) -> Result<()> {
     let (mut device, disk) = direct(env, disk, &options())?;
     let layout = device.layout();
     let end = disk.sectors();
+    let range = |sector, num_sectors| RangeSegment { sector, num_sectors, flags: 0 };
     let requests = [
         (Request::write(0, &[1; 8192]), S_OK),
         (Request::write(16, &[1; 4096]), S_OK),
         (Request::read(0, 12288), S_OK),
         (Request::flush(), S_OK),
+        (Request::discard(&[range(64, 8), range(128, 16)]), S_OK),
+        (Request::discard(&[range(end, 8)]), S_IOERR),
         (Request::get_id(), S_OK),
         (Request::read(end, 4096), S_IOERR),
         (Request::new(0x7777, 0, &[], 512), S_UNSUPP),
@@ -87,14 +90,16 @@ pub(crate) fn fdinfo(env: &Env, disk: Result<Disk>) -> Result<()> {
     }
     let counters = counters(&mut device)?;
     let expected = [
-        ("chains", 7),
-        ("completed", 7),
-        ("refused", 2),
+        ("chains", 9),
+        ("completed", 9),
+        ("refused", 3),
         ("failed", 0),
         ("dropped", 0),
         ("inflight", 0),
         ("read_bytes", 12288),
         ("write_bytes", 12288),
+        ("discards", 1),
+        ("discarded_bytes", 24 * 512),
     ];
     for (name, value) in expected {
         let got = counters.get(name).copied();

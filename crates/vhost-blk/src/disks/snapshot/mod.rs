@@ -64,6 +64,15 @@ pub struct Taken {
     pub pause: Duration,
 }
 
+/// The space that a disk takes.
+#[derive(Debug)]
+pub struct Space {
+    /// The files of the disk, the top first.
+    pub files: Vec<FileFacts>,
+    /// Bytes of discarded data whose place in the qcow2 image was freed.
+    pub unmapped_bytes: Option<u64>,
+}
+
 impl Disks {
     /// Takes a snapshot of a disk. Waits for its requests in flight as long as `go_on` says so, and
     /// at most 10 s.
@@ -118,17 +127,29 @@ impl Disks {
         Ok(Taken { overlay, options, config: path, is_marked: plan.marks(), pause })
     }
 
+    /// The space that the files of a disk take. A disk without an image has none.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, or its image cannot be read.
+    pub fn space(&self, name: &str) -> Result<Space, Failure> {
+        let Some(image) = self.lock().entry(name)?.image.clone() else {
+            return Ok(Space { files: vec![], unmapped_bytes: None });
+        };
+        let unmapped_bytes = image.qcow2.map(|qcow2| qcow2.unmapped_bytes());
+        Ok(Space { files: self.chain(name)?, unmapped_bytes })
+    }
+
     /// The files of a disk, the top first.
     ///
     /// # Errors
     /// [`Failure`] if there is no such disk, it has no image, or the image cannot be read.
     pub fn chain(&self, name: &str) -> Result<Vec<FileFacts>, Failure> {
-        let source = self.source(name, "show the snapshots of")?;
+        let source = self.source(name, "show the files of")?;
         let is_qcow2 = source.args.format == Some(Format::Qcow2);
         let path = source.args.blk_file.as_deref().unwrap_or(Path::new(""));
         match inspect::inspect_as(path, Some(is_qcow2)) {
             Ok(found) => Ok(found.files),
-            Err(why) => Err(Failure::told(format!("show the snapshots of {name}"), why)),
+            Err(why) => Err(Failure::told(format!("show the files of {name}"), why)),
         }
     }
 }
