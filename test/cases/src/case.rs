@@ -84,6 +84,7 @@ const ORDER: &[&str] = &[
     "host::engines::raid",
     "host::engines::iscsi",
     "host::engines::multipath",
+    "host::engines::drbd",
     "host::suite",
     "host::owner",
     "host::removal",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The engine of a block device that is a client of NBD or iSCSI, or an array of disks (md), as
-//! sysfs describes it.
+//! The engine of a block device that is a client of NBD or iSCSI, an array of disks (md) or a mirror
+//! of machines (DRBD), as the kernel describes it.
 
 use super::device::read;
 use super::{Finding, Outcome};
@@ -78,6 +78,31 @@ pub(super) fn iscsi(sysfs: &Path) -> Option<Finding> {
         "LOGGED_IN" => Finding::new("device_engine", Outcome::Ok, message),
         _ => Finding::new("device_engine", Outcome::Fail, message)
             .remedy("check the target and the network; iscsid logs in again by itself"),
+    })
+}
+
+/// Judges a device of DRBD 8.4; `None` for other devices.
+pub(super) fn drbd(sysfs: &Path) -> Option<Finding> {
+    let minor = sysfs.file_name()?.to_str()?.strip_prefix("drbd")?.parse().ok()?;
+    drbd_line(minor, &read(Path::new("/proc/drbd"))?)
+}
+
+/// Judges the line about a minor, such as `0: cs:Connected ro:Primary/Secondary ds:UpToDate/UpToDate`.
+fn drbd_line(minor: u32, text: &str) -> Option<Finding> {
+    let start = format!("{minor}: ");
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(&start))?;
+    let field = |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name));
+    let (connection, roles, disks) = (field("cs:")?, field("ro:")?, field("ds:")?);
+    let message = format!("drbd: {connection}, {roles}, disks {disks} (this node first)");
+    let finding = |outcome| Finding::new("device_engine", outcome, message);
+    Some(if !roles.starts_with("Primary/") {
+        finding(Outcome::Fail).remedy("make this node the primary: drbdadm primary RESOURCE")
+    } else if !disks.split('/').any(|disk| disk == "UpToDate") {
+        finding(Outcome::Fail).remedy("connect a node that has all data: see drbdadm status")
+    } else if connection == "Connected" && disks == "UpToDate/UpToDate" {
+        finding(Outcome::Ok)
+    } else {
+        finding(Outcome::Warn).remedy("another loss stops the guest: see drbdadm status")
     })
 }
 
@@ -167,9 +192,33 @@ mod tests {
     }
 
     #[test]
+    fn a_device_of_drbd_is_judged_by_its_nodes() {
+        let judged = |rest: &str| {
+            let text =
+                format!("version: 8.4.11\n\n 1: cs:Connected\n 0: {rest} C r-----\n    ns:0\n");
+            drbd_line(0, &text).unwrap()
+        };
+        let whole = judged("cs:Connected ro:Primary/Secondary ds:UpToDate/UpToDate");
+        assert_eq!(whole.outcome, Outcome::Ok);
+        let wanted =
+            "drbd: Connected, Primary/Secondary, disks UpToDate/UpToDate (this node first)";
+        assert_eq!(whole.message, wanted);
+        let outcome = |rest| judged(rest).outcome;
+        let alone = "cs:WFConnection ro:Primary/Unknown ds:UpToDate/DUnknown";
+        assert_eq!(outcome(alone), Outcome::Warn);
+        let syncing = "cs:SyncSource ro:Primary/Secondary ds:UpToDate/Inconsistent";
+        assert_eq!(outcome(syncing), Outcome::Warn);
+        let lost = "cs:WFConnection ro:Primary/Unknown ds:Diskless/DUnknown";
+        assert_eq!(outcome(lost), Outcome::Fail);
+        let secondary = "cs:Connected ro:Secondary/Primary ds:UpToDate/UpToDate";
+        assert_eq!(outcome(secondary), Outcome::Fail);
+        assert_eq!(drbd_line(2, "version: 8.4.11"), None);
+    }
+
+    #[test]
     fn other_devices_have_none() {
         let (_root, path) = device("sda", &[("size", "8")]);
-        assert_eq!((nbd(&path), md(&path), iscsi(&path)), (None, None, None));
+        assert_eq!((nbd(&path), md(&path), iscsi(&path), drbd(&path)), (None, None, None, None));
         let (_root, path) = device("nbdx", &[("size", "8")]);
         assert_eq!(nbd(&path), None);
     }

@@ -16,7 +16,7 @@ use kit::process::run_to_end;
 const SUITE: &str = "trixie";
 const PACKAGES: &str = "qemu-system-x86,qemu-system-common,qemu-utils,fio,e2fsprogs,xfsprogs,\
                         dmsetup,kmod,util-linux,mount,fdisk,mdadm,busybox-static,nvme-cli,nbdkit,nbd-client,procps,\
-                        strace,open-iscsi";
+                        strace,open-iscsi,drbd-utils";
 const SIZE: &str = "5G";
 
 const SECTOR: u64 = 512;

@@ -2,6 +2,7 @@
 //! Block devices of storage engines beyond one machine: connections fail, servers restart, devices
 //! grow, under a verified load on both planes.
 
+mod drbd;
 mod iscsi;
 mod multipath;
 mod nbd;
