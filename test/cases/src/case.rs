@@ -85,6 +85,7 @@ const ORDER: &[&str] = &[
     "host::engines::iscsi",
     "host::engines::multipath",
     "host::engines::drbd",
+    "host::engines::rbd",
     "host::suite",
     "host::owner",
     "host::removal",

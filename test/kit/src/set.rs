@@ -22,6 +22,8 @@ pub enum Set {
     Debian12,
     /// Guests that libvirt starts, on Debian 12 with systemd.
     Libvirt,
+    /// A cluster of Ceph on one machine.
+    Ceph,
 }
 
 impl Set {
@@ -35,6 +37,7 @@ impl Set {
             Set::GuestFull => "guest-full",
             Set::Debian12 => "debian12",
             Set::Libvirt => "libvirt",
+            Set::Ceph => "ceph",
         }
     }
 
@@ -42,7 +45,7 @@ impl Set {
     pub fn timeout(self) -> Duration {
         Duration::from_secs(match self {
             Set::Gating | Set::Guest => 300,
-            Set::Full | Set::Nested | Set::GuestFull | Set::Debian12 | Set::Libvirt => 3600,
+            _ => 3600,
         })
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn device(path: &Path) -> Vec<Finding> {
     };
     let mut findings = vec![name(path, Path::new(BY_ID)), queues(&sysfs)];
     findings.extend(nvme_paths(&sysfs).or_else(|| dm_paths(&sysfs, &dm_status(&sysfs))));
-    let engines = [engine::nbd, engine::md, engine::iscsi, engine::drbd];
+    let engines = [engine::nbd, engine::md, engine::iscsi, engine::drbd, engine::rbd];
     findings.extend(engines.iter().find_map(|engine| engine(&sysfs)));
     findings
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The engine of a block device that is a client of NBD or iSCSI, an array of disks (md) or a mirror
+//! The engine of a block device that is a client of NBD, iSCSI or Ceph, an array of disks (md) or a mirror
 //! of machines (DRBD), as the kernel describes it.
 
 use super::device::read;
@@ -103,6 +103,29 @@ fn drbd_line(minor: u32, text: &str) -> Option<Finding> {
         finding(Outcome::Ok)
     } else {
         finding(Outcome::Warn).remedy("another loss stops the guest: see drbdadm status")
+    })
+}
+
+/// Describes an image of Ceph that the kernel attached; `None` for other devices.
+pub(super) fn rbd(sysfs: &Path) -> Option<Finding> {
+    sysfs.file_name()?.to_str()?.strip_prefix("rbd")?.parse::<u32>().ok()?;
+    let text = |name: &str| read(&sysfs.join("device").join(name));
+    let (pool, image) = (text("pool")?, text("name")?);
+    // Monitors, options, pool, image and snapshot.
+    let options = text("config_info").unwrap_or_default();
+    let wait = options.split([' ', ',']).find_map(|word| word.strip_prefix("osd_request_timeout="));
+    let wait = match wait {
+        None | Some("0") => "for ever".to_owned(),
+        Some(seconds) => format!("for {seconds} s"),
+    };
+    let message = format!("rbd: {pool}/{image}; without OSDs requests wait {wait}");
+    Some(match text("current_snap").as_deref() {
+        None | Some("-") => Finding::new("device_engine", Outcome::Ok, message),
+        Some(snapshot) => {
+            let message = format!("{message}; it is the snapshot {snapshot}");
+            Finding::new("device_engine", Outcome::Warn, message)
+                .remedy("attach the image itself, or give --read-only on")
+        }
     })
 }
 
@@ -216,9 +239,31 @@ mod tests {
     }
 
     #[test]
+    fn an_image_of_ceph_is_named_with_its_time_out() {
+        let judged = |options: &str, snapshot| {
+            let files = [
+                ("device/pool", "disks"),
+                ("device/name", "disk1"),
+                ("device/current_snap", snapshot),
+                ("device/config_info", options),
+            ];
+            let (_root, path) = device("rbd0", &files);
+            rbd(&path).unwrap()
+        };
+        let usual = judged("192.0.2.1:6789 name=admin disks disk1 -", "-");
+        let wanted = "rbd: disks/disk1; without OSDs requests wait for ever";
+        assert_eq!((usual.outcome, usual.message.as_str()), (Outcome::Ok, wanted));
+        let limited = judged("192.0.2.1:6789 name=admin,osd_request_timeout=30 disks disk1 -", "-");
+        assert!(limited.message.ends_with("wait for 30 s"), "{}", limited.message);
+        assert_eq!(judged("", "monday").outcome, Outcome::Warn);
+    }
+
+    #[test]
     fn other_devices_have_none() {
         let (_root, path) = device("sda", &[("size", "8")]);
-        assert_eq!((nbd(&path), md(&path), iscsi(&path), drbd(&path)), (None, None, None, None));
+        for engine in [nbd, md, iscsi, drbd, rbd] {
+            assert_eq!(engine(&path), None);
+        }
         let (_root, path) = device("nbdx", &[("size", "8")]);
         assert_eq!(nbd(&path), None);
     }

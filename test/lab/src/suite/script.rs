@@ -72,6 +72,7 @@ pub(crate) fn unload_case(machine: Machine, kernel: KernelName) -> Case {
         Machine::Guest => ("guest-unload", Set::Guest, "virtio_blk perhaps"),
         Machine::Debian12 => ("debian12-unload", Set::Debian12, "vhost_blk perhaps"),
         Machine::Libvirt => ("libvirt-unload", Set::Libvirt, "vhost_blk perhaps"),
+        Machine::Ceph => ("ceph-unload", Set::Ceph, "vhost_blk loaded"),
     };
     let kmemleak = if kernel == KernelName::Debug { "kmemleak" } else { "none" };
     Case {

@@ -44,7 +44,7 @@ impl VmBase {
         };
         let root = match machine.systemd_root() {
             Some(root) => root.cached(cache, &kernel)?,
-            None => root::cached(cache, &lab.base)?,
+            None => root::cached(cache, &lab.base, machine.more_packages())?,
         };
         let modules = kernel.modules_image(cache)?;
         Ok(Self { qemu, kernel, root, modules, accel: lab.choice.accel })

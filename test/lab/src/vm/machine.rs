@@ -6,7 +6,7 @@
 //! slots and a line to QEMU's monitor, by which the cases inside plug virtio disks. A helper on the
 //! real machine serves the disks that are not QEMU's own; the cases have a line to it, too. The
 //! *Debian machine* is a host machine with systemd, on which the packages are installed. The
-//! *libvirt machine* has libvirt besides.
+//! *libvirt machine* has libvirt besides. The *Ceph machine* is a host machine with Ceph.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,6 +44,8 @@ pub enum Machine {
     Debian12,
     /// The same with libvirt and QEMU: for guests that libvirt starts.
     Libvirt,
+    /// A host machine with the programs of Ceph: for a cluster inside it.
+    Ceph,
 }
 
 impl Machine {
@@ -55,15 +57,24 @@ impl Machine {
             Set::Guest | Set::GuestFull => Machine::Guest,
             Set::Debian12 => Machine::Debian12,
             Set::Libvirt => Machine::Libvirt,
+            Set::Ceph => Machine::Ceph,
         }
     }
 
     /// The root image of a machine with systemd.
     pub(crate) fn systemd_root(self) -> Option<&'static SystemdRoot> {
         match self {
-            Machine::Host | Machine::Nested | Machine::Guest => None,
+            Machine::Host | Machine::Nested | Machine::Guest | Machine::Ceph => None,
             Machine::Debian12 => Some(&systemd_root::DEBIAN12),
             Machine::Libvirt => Some(&systemd_root::LIBVIRT),
+        }
+    }
+
+    /// Packages that its root image has and that of the host machine has not.
+    pub(crate) fn more_packages(self) -> &'static [&'static str] {
+        match self {
+            Machine::Ceph => &["ceph-mon", "ceph-osd", "ceph-common"],
+            _ => &[],
         }
     }
 
@@ -75,6 +86,7 @@ impl Machine {
             Machine::Guest => "guest-",
             Machine::Debian12 => "debian12-",
             Machine::Libvirt => "libvirt-",
+            Machine::Ceph => "ceph-",
         }
     }
 

@@ -36,21 +36,22 @@ pub(crate) const INIT_PATH: &str = "/sbin/lab-init";
 /// Folder of the inner guest's kernel and root image; the payload has a link to it.
 pub(crate) const GUEST_DIR: &str = "/opt/guest";
 
-/// The root image; made in the cache if it does not exist.
-pub(crate) fn cached(cache: &Cache, inner: &GuestBase) -> Result<PathBuf> {
+/// The root image, with some more packages; made in the cache if it does not exist.
+pub(crate) fn cached(cache: &Cache, inner: &GuestBase, more: &[&str]) -> Result<PathBuf> {
     let inner_image = inner.image.path().to_string_lossy();
+    let packages = [&[PACKAGES], more].concat().join(",");
     let key =
-        key_of(&[SUITE, PACKAGES, SIZE, INIT, "partition", &inner_image, inner.kernel.release()]);
+        key_of(&[SUITE, &packages, SIZE, INIT, "partition", &inner_image, inner.kernel.release()]);
     let entry = cache.entry(&format!("vm-root-{key}"), |staging| {
         eprintln!("lab: making the host VM's root image (about a minute)");
-        build(staging, inner)
+        build(staging, inner, &packages)
     })?;
     Ok(entry.join("root.img"))
 }
 
-fn build(staging: &Path, inner: &GuestBase) -> Result<()> {
+fn build(staging: &Path, inner: &GuestBase, packages: &str) -> Result<()> {
     let root = staging.join("root");
-    debian::bootstrap(Variant::Minbase, SUITE, PACKAGES, &root)?;
+    debian::bootstrap(Variant::Minbase, SUITE, packages, &root)?;
     debian::install_program(&root.join(INIT_PATH.trim_start_matches('/')), INIT)?;
     for folder in ["lab", "usr/lib/modules", GUEST_DIR.trim_start_matches('/')] {
         fs::create_dir_all(root.join(folder))?;

@@ -8,6 +8,7 @@ mod multipath;
 mod nbd;
 mod nvme;
 mod raid;
+mod rbd;
 
 use crate::host::daemon::Daemon;
 use crate::host::env::Env;
