@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 
 /// Folder of the stable names.
 const BY_ID: &str = "/dev/disk/by-id";
+/// Folders whose names are stable, too: of device-mapper, Ceph and DRBD.
+const STABLE: [&str; 3] = ["/dev/mapper", "/dev/rbd", "/dev/drbd"];
 
 /// Checks the block device `path`; nothing for a file.
 pub(super) fn device(path: &Path) -> Vec<Finding> {
@@ -33,7 +35,7 @@ pub(super) fn device(path: &Path) -> Vec<Finding> {
 /// Judges the name: those of the kernel can change with a restart of the machine.
 fn name(path: &Path, by_id: &Path) -> Finding {
     let shown = path.display();
-    if path.starts_with(by_id) || path.starts_with("/dev/mapper") {
+    if path.starts_with(by_id) || STABLE.iter().any(|folder| path.starts_with(folder)) {
         return Finding::new("device_name", Outcome::Ok, format!("{shown} is stable"));
     }
     let target = path.canonicalize().ok();
@@ -294,5 +296,8 @@ pub(super) mod tests {
         assert_eq!(finding.outcome, Outcome::Warn);
         assert_eq!(finding.remedy, format!("give --blk-file {}", link.display()));
         assert_eq!(name(&link, &by_id).outcome, Outcome::Ok);
+        let outcome = |path: &str| name(Path::new(path), &by_id).outcome;
+        assert_eq!(outcome("/dev/rbd/disks/disk1"), Outcome::Ok);
+        assert_eq!(outcome("/dev/rbd0"), Outcome::Info);
     }
 }
