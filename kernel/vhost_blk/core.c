@@ -94,6 +94,7 @@ static long vhost_blk_reset_owner(struct vhost_blk *blk)
 		return err;
 	}
 	vhost_blk_unpin_memory(blk);
+	vhost_blk_unshare_limits(blk);
 	vhost_blk_limit_set(blk, &none);
 	blk->opt = none;
 	vhost_blk_forget_regions(blk);

@@ -86,7 +86,6 @@ static int vhost_blk_open(struct inode *inode, struct file *file)
 	mutex_init(&blk->backend_mutex);
 	spin_lock_init(&blk->serial_lock);
 	spin_lock_init(&blk->failure_lock);
-	vhost_blk_limit_init(blk);
 	vhost_blk_timing_init(blk);
 	file->private_data = blk;
 	return 0;
@@ -99,6 +98,7 @@ static void vhost_blk_unmake_device(struct vhost_blk *blk)
 	atomic_inc(&blk->ioctls);
 	mutex_lock(&blk->dev.mutex);
 	vhost_blk_close_all(blk);
+	vhost_blk_unshare_limits(blk);
 	mutex_unlock(&blk->dev.mutex);
 	vhost_dev_stop(&blk->dev);
 	/* Waits for vhost_blk_end_io() of the last requests, which may have queued work. */
@@ -213,6 +213,7 @@ static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void 
 		struct vhost_vring_state state;
 		struct vhost_blk_inflight inflight;
 		__s32 fd;
+		__u64 address;
 	} arg;
 	size_t given = _IOC_SIZE(cmd);
 	long err = vhost_dev_check_owner(&blk->dev);
@@ -237,6 +238,10 @@ static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void 
 		return vhost_blk_set_options(blk, argp);
 	case _IOC_NR(VHOST_BLK_GET_KEPT):
 		return vhost_blk_get_kept(blk, argp);
+	case _IOC_NR(VHOST_BLK_SHARE_LIMITS):
+		err = vhost_blk_copy_arg(&arg, sizeof(arg.address), sizeof(arg.address), argp,
+					 given);
+		return err ?: vhost_blk_share_limits(blk, arg.address);
 	}
 	return -ENOTTY;
 }
@@ -251,6 +256,7 @@ static long vhost_blk_own_ioctl(struct vhost_blk *blk, unsigned int cmd, void __
 	case _IOC_NR(VHOST_BLK_SET_OPTIONS):
 	case _IOC_NR(VHOST_BLK_SET_FAILURE_EVENT):
 	case _IOC_NR(VHOST_BLK_GET_KEPT):
+	case _IOC_NR(VHOST_BLK_SHARE_LIMITS):
 		return vhost_blk_owner_ioctl(blk, cmd, argp);
 	}
 	return -ENOTTY;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Limits on the rate of a device, shared by all its queues.
+ * Limits on the rate of a device, or of several devices together, shared by all their queues.
  *
- * A taken request advances the clock of each bucket by its cost, also beyond the present time: that
+ * A taken request advances the clock of each limit by its cost, also beyond the present time: that
  * debt delays the next request. An idle clock lags behind the present time by the burst at most.
+ * The clocks are changed without a lock: when two queues take a request at the same time, the second
+ * one becomes debt. Limits of several devices lie in memory of their owner, so every value is read
+ * once and may be anything: see share.c.
  *
  * A queue asks before it takes a chain, so that no request in flight waits for a limit, and a stop
  * is not delayed. A queue that has to wait sleeps for VHOST_BLK_LIMIT_QUANTUM at least, and makes
@@ -11,6 +14,7 @@
  */
 #include <linux/math64.h>
 #include <linux/overflow.h>
+#include <linux/rcupdate.h>
 #include <linux/timekeeping.h>
 
 #include "stages.h"
@@ -20,8 +24,12 @@
 /* The burst, in milliseconds, unless the owner wants another one; and the smallest. */
 #define VHOST_BLK_LIMIT_BURST		100
 #define VHOST_BLK_LIMIT_BURST_MIN	10
-/* Largest cost of a request in seconds, two years: the debts of all queues do not overflow. */
+/* Largest cost of a request, and longest sleep, in seconds: two years. */
 #define VHOST_BLK_LIMIT_COST_MAX	(1ULL << 26)
+/* Longest sleep, in nanoseconds, for shared limits: no event tells of a change by the owner. */
+#define VHOST_BLK_LIMIT_RELOOK		(100 * NSEC_PER_MSEC)
+/* Attempts to advance a clock: the owner may change a shared one all the time. */
+#define VHOST_BLK_LIMIT_TRIES		16
 
 static enum hrtimer_restart vhost_blk_limit_timer(struct hrtimer *timer)
 {
@@ -29,15 +37,6 @@ static enum hrtimer_restart vhost_blk_limit_timer(struct hrtimer *timer)
 
 	vhost_poll_queue(&container_of(turn, struct vhost_blk_queue, turn)->vq.poll);
 	return HRTIMER_NORESTART;
-}
-
-/**
- * vhost_blk_limit_init - prepare the limits of a device: there are none
- * @blk: the device, zeroed
- */
-void vhost_blk_limit_init(struct vhost_blk *blk)
-{
-	spin_lock_init(&blk->limit.lock);
 }
 
 /**
@@ -49,40 +48,61 @@ void vhost_blk_limit_init_queue(struct vhost_blk_queue *q)
 	vhost_blk_hrtimer_setup(&q->turn.timer, vhost_blk_limit_timer);
 }
 
-static void vhost_blk_bucket_set(struct vhost_blk_bucket *bucket, u64 rate, u64 clock)
+/* The limits that hold for the device. */
+static struct vhost_blk_limits *vhost_blk_limits_of(struct vhost_blk *blk,
+						     struct vhost_blk_member *member)
 {
-	bucket->rate = rate;
-	bucket->clock = rate ? clock : 0;
+	return member ? vhost_blk_member_limits(member) : &blk->limit.own;
 }
 
-static void vhost_blk_bucket_charge(struct vhost_blk_bucket *bucket, u64 units, u64 now, u64 burst)
+/* Another number after each change of the limits, and after each change to other ones. */
+static u64 vhost_blk_limit_version(struct vhost_blk *blk, const struct vhost_blk_limits *limits)
 {
-	u64 rest, seconds, cost;
+	/* Pairs with the owner's release, or that of vhost_blk_limit_set(): the limits are those of it. */
+	return smp_load_acquire(&limits->version) + ((u64)READ_ONCE(blk->limit.joins) << 32);
+}
 
-	if (!bucket->rate)
-		return;
-	seconds = div64_u64_rem(units, bucket->rate, &rest);
+/* Advances the clock of a limit. Returns the cost in nanoseconds. */
+static u64 vhost_blk_limit_charge(u64 *clock, u64 rate, u64 units, u64 earliest)
+{
+	unsigned int tries = VHOST_BLK_LIMIT_TRIES;
+	u64 rest, seconds, cost, next, old = READ_ONCE(*clock);
+
+	if (!rate)
+		return 0;
+	seconds = div64_u64_rem(units, rate, &rest);
 	/* In two parts: the product of all units would overflow. */
 	cost = min(seconds, VHOST_BLK_LIMIT_COST_MAX) * NSEC_PER_SEC +
-	       mul_u64_u64_div_u64(rest, NSEC_PER_SEC, bucket->rate);
-	bucket->clock = max(bucket->clock, now > burst ? now - burst : 0) + cost;
+	       mul_u64_u64_div_u64(rest, NSEC_PER_SEC, rate);
+	do {
+		if (check_add_overflow(max(old, earliest), cost, &next))
+			next = U64_MAX;
+	} while (!try_cmpxchg64(clock, &old, next) && --tries);
+	return cost;
 }
 
 /* The time at which a request may be taken. */
-static u64 vhost_blk_limit_opens_at(const struct vhost_blk_limit *limit)
+static u64 vhost_blk_limit_opens_at(const struct vhost_blk_limits *limits)
 {
-	lockdep_assert_held(&limit->lock);
-	return max(limit->iops.clock, limit->bytes.clock);
+	u64 iops = READ_ONCE(limits->iops) ? READ_ONCE(limits->iops_clock) : 0;
+	u64 bytes = READ_ONCE(limits->bytes) ? READ_ONCE(limits->bytes_clock) : 0;
+
+	return max(iops, bytes);
 }
 
 /* Makes the queue wait. It runs, so that a stop will cancel the timer. */
 static void vhost_blk_limit_close(struct vhost_blk_queue *q, u64 until, u64 now)
 {
+	bool shared = rcu_access_pointer(q->blk->limit.member);
+	u64 wait = min(until - now, VHOST_BLK_LIMIT_COST_MAX * NSEC_PER_SEC);
+
 	lockdep_assert_held(&q->vq.mutex);
 	if (!q->turn.closed_at)
 		q->turn.closed_at = now;
-	q->turn.closed_until = until;
-	hrtimer_start(&q->turn.timer, ns_to_ktime(until - now), HRTIMER_MODE_REL);
+	q->turn.closed_until = now + wait;
+	if (shared)
+		wait = min(wait, VHOST_BLK_LIMIT_RELOOK);
+	hrtimer_start(&q->turn.timer, ns_to_ktime(wait), HRTIMER_MODE_REL);
 }
 
 /* Ends the wait of the queue, if it waits. */
@@ -97,7 +117,25 @@ static void vhost_blk_limit_open(struct vhost_blk_queue *q, u64 now)
 }
 
 /**
- * vhost_blk_limit_set - change the limits
+ * vhost_blk_limit_changed - make all queues look at the limits
+ * @blk: the device; its dev.mutex is held
+ *
+ * A wait for the old limits may be long.
+ */
+void vhost_blk_limit_changed(struct vhost_blk *blk)
+{
+	const struct vhost_blk_limits *own = &blk->limit.own;
+	unsigned int i;
+
+	WRITE_ONCE(blk->limit.set, own->iops || own->bytes ||
+		   rcu_access_pointer(blk->limit.member));
+	for (i = 0; i < blk->num_queues; i++)
+		if (vhost_blk_runs(blk->queues + i))
+			vhost_poll_queue(&blk->queues[i].vq.poll);
+}
+
+/**
+ * vhost_blk_limit_set - change the device's own limits
  * @blk: the device; its dev.mutex is held
  * @opt: the options with the new limits
  *
@@ -106,25 +144,21 @@ static void vhost_blk_limit_open(struct vhost_blk_queue *q, u64 now)
  */
 void vhost_blk_limit_set(struct vhost_blk *blk, const struct vhost_blk_options *opt)
 {
-	struct vhost_blk_limit *limit = &blk->limit;
+	struct vhost_blk_limits *own = &blk->limit.own;
 	u64 clock = ktime_get_ns() + (u64)opt->limit_debt_ms * NSEC_PER_MSEC;
 	u64 burst_ms = opt->limit_burst_ms ?: VHOST_BLK_LIMIT_BURST;
-	unsigned int i;
 
 	if (opt->limit_iops == blk->opt.limit_iops && opt->limit_bytes == blk->opt.limit_bytes &&
 	    opt->limit_burst_ms == blk->opt.limit_burst_ms)
 		return;
-	spin_lock(&limit->lock);
-	vhost_blk_bucket_set(&limit->iops, opt->limit_iops, clock);
-	vhost_blk_bucket_set(&limit->bytes, opt->limit_bytes, clock);
-	limit->burst_ns = max_t(u64, burst_ms, VHOST_BLK_LIMIT_BURST_MIN) * NSEC_PER_MSEC;
-	limit->version++;
-	WRITE_ONCE(limit->set, opt->limit_iops || opt->limit_bytes);
-	spin_unlock(&limit->lock);
-	/* A wait for the old limits may be long. */
-	for (i = 0; i < blk->num_queues; i++)
-		if (vhost_blk_runs(blk->queues + i))
-			vhost_poll_queue(&blk->queues[i].vq.poll);
+	WRITE_ONCE(own->burst_ns, max_t(u64, burst_ms, VHOST_BLK_LIMIT_BURST_MIN) * NSEC_PER_MSEC);
+	WRITE_ONCE(own->iops, opt->limit_iops);
+	WRITE_ONCE(own->iops_clock, clock);
+	WRITE_ONCE(own->bytes, opt->limit_bytes);
+	WRITE_ONCE(own->bytes_clock, clock);
+	/* Pairs with vhost_blk_limit_version(). */
+	smp_store_release(&own->version, own->version + 1);
+	vhost_blk_limit_changed(blk);
 }
 
 /**
@@ -137,10 +171,11 @@ u64 vhost_blk_limit_debt(struct vhost_blk *blk)
 {
 	u64 at, now = ktime_get_ns();
 
-	spin_lock(&blk->limit.lock);
-	at = vhost_blk_limit_opens_at(&blk->limit);
-	spin_unlock(&blk->limit.lock);
-	return at > now ? div_u64(at - now + NSEC_PER_MSEC - 1, NSEC_PER_MSEC) : 0;
+	rcu_read_lock();
+	at = vhost_blk_limit_opens_at(vhost_blk_limits_of(blk, rcu_dereference(blk->limit.member)));
+	rcu_read_unlock();
+	return at > now ? DIV64_U64_ROUND_UP(min(at - now, VHOST_BLK_LIMIT_COST_MAX * NSEC_PER_SEC),
+					     NSEC_PER_MSEC) : 0;
 }
 
 /**
@@ -156,23 +191,31 @@ u64 vhost_blk_limit_waited(const struct vhost_blk_queue *q)
 
 /**
  * vhost_blk_limit_look - ask whether the queue may take a chain
- * @q: the queue, which runs; its vq.mutex is held, and there is a limit
+ * @q: the queue, which runs; its vq.mutex is held, and there may be a limit
  *
  * Return: true if it may; otherwise a timer runs the loop when it may.
  */
 bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 {
-	struct vhost_blk_limit *limit = &q->blk->limit;
-	u64 at, now = ktime_get_ns();
+	struct vhost_blk_limits *limits;
+	struct vhost_blk_member *member;
+	u64 version, at = 0, now = ktime_get_ns();
 
-	spin_lock(&limit->lock);
-	if (q->turn.version != limit->version) {
-		q->turn.version = limit->version;
+	rcu_read_lock();
+	member = rcu_dereference(q->blk->limit.member);
+	limits = vhost_blk_limits_of(q->blk, member);
+	version = vhost_blk_limit_version(q->blk, limits);
+	if (q->turn.version != version) {
+		q->turn.version = version;
 		q->turn.closed_until = 0;
 		q->turn.closed_at = 0;
 	}
-	at = vhost_blk_limit_opens_at(limit);
-	spin_unlock(&limit->lock);
+	if (now >= q->turn.closed_until) {
+		at = vhost_blk_limit_opens_at(limits);
+		if (member)
+			at = vhost_blk_member_turn(member, at, now);
+	}
+	rcu_read_unlock();
 	if (now < q->turn.closed_until) {
 		/* The timer may have ended in a pause. */
 		vhost_blk_limit_close(q, q->turn.closed_until, now);
@@ -189,22 +232,33 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 
 /**
  * vhost_blk_limit_took - charge a request
- * @q: the queue, which runs; its vq.mutex is held, and there is a limit
+ * @q: the queue, which runs; its vq.mutex is held, and there may be a limit
  * @bytes: bytes that the request moves
  */
 void vhost_blk_limit_took(struct vhost_blk_queue *q, u64 bytes)
 {
-	struct vhost_blk_limit *limit = &q->blk->limit;
-	u64 at, now = ktime_get_ns();
+	struct vhost_blk_limits *limits;
+	struct vhost_blk_member *member;
+	u64 at, burst, earliest, cost, now = ktime_get_ns();
 
-	spin_lock(&limit->lock);
-	vhost_blk_bucket_charge(&limit->iops, 1, now, limit->burst_ns);
-	vhost_blk_bucket_charge(&limit->bytes, bytes, now, limit->burst_ns);
-	at = vhost_blk_limit_opens_at(limit);
-	spin_unlock(&limit->lock);
+	rcu_read_lock();
+	member = rcu_dereference(q->blk->limit.member);
+	limits = vhost_blk_limits_of(q->blk, member);
+	burst = READ_ONCE(limits->burst_ns);
+	earliest = now > burst ? now - burst : 0;
+	cost = vhost_blk_limit_charge(&limits->iops_clock, READ_ONCE(limits->iops), 1, earliest);
+	cost = max(cost, vhost_blk_limit_charge(&limits->bytes_clock, READ_ONCE(limits->bytes),
+						bytes, earliest));
+	at = vhost_blk_limit_opens_at(limits);
+	if (member) {
+		vhost_blk_member_charge(member, cost, at, now);
+		at = vhost_blk_member_turn(member, at, now);
+	}
+	rcu_read_unlock();
 	if (at <= now)
 		return;
 	q->stats.throttled++;
+	at = min(at, U64_MAX - VHOST_BLK_LIMIT_QUANTUM);
 	at = max(at, now + VHOST_BLK_LIMIT_QUANTUM);
 	vhost_blk_limit_close(q, at + VHOST_BLK_LIMIT_QUANTUM, now);
 }

@@ -3,44 +3,32 @@
 #define _VHOST_BLK_LIMIT_H
 
 #include <linux/hrtimer.h>
-#include <linux/spinlock.h>
 #include <linux/types.h>
 
+#include "../include/uapi/vhost_blk.h"
+
 struct vhost_blk;
-struct vhost_blk_options;
+struct vhost_blk_member;
 struct vhost_blk_queue;
 
 /**
- * struct vhost_blk_bucket - a token bucket, kept as a clock
- * @rate: units per second; 0: no limit
- * @clock: time of the monotonic clock, in nanoseconds, at which the next request may be taken
- */
-struct vhost_blk_bucket {
-	u64 rate;
-	u64 clock;
-};
-
-/**
- * struct vhost_blk_limit - limits of a device; see limit.c
- * @lock: protects all of it; @set is also read without it
- * @set: there is a limit
- * @version: number of changes of the limits
- * @burst_ns: unused time that later requests may catch up on
- * @iops: requests
- * @bytes: bytes
+ * struct vhost_blk_limit - the limits of a device; see limit.c
+ * @set: there may be a limit
+ * @joins: number of changes of @member
+ * @own: the limits of the device alone; their clocks and @version change without a lock
+ * @member: its part in limits that several devices share, in place of @own; NULL: it shares none.
+ *	Changed under dev.mutex
  */
 struct vhost_blk_limit {
-	spinlock_t lock;
 	bool set;
-	unsigned int version;
-	u64 burst_ns;
-	struct vhost_blk_bucket iops;
-	struct vhost_blk_bucket bytes;
+	u32 joins;
+	struct vhost_blk_limits own;
+	struct vhost_blk_member __rcu *member;
 };
 
 /**
  * struct vhost_blk_turn - a queue's view of the limits; under vq.mutex, but for @timer
- * @version: that of the limits when it last looked
+ * @version: that of the limits when it last looked; see vhost_blk_limit_version()
  * @closed_until: the queue takes no chain before; 0: it may take one
  * @closed_at: when the present wait began; 0: there is none
  * @waited_ns: length of the wait that ended last
@@ -48,7 +36,7 @@ struct vhost_blk_limit {
  * @timer: runs the loop at that time
  */
 struct vhost_blk_turn {
-	unsigned int version;
+	u64 version;
 	u64 closed_until;
 	u64 closed_at;
 	u64 waited_ns;
@@ -56,12 +44,19 @@ struct vhost_blk_turn {
 	struct hrtimer timer;
 };
 
-void vhost_blk_limit_init(struct vhost_blk *blk);
 void vhost_blk_limit_init_queue(struct vhost_blk_queue *q);
 void vhost_blk_limit_set(struct vhost_blk *blk, const struct vhost_blk_options *opt);
+void vhost_blk_limit_changed(struct vhost_blk *blk);
 u64 vhost_blk_limit_debt(struct vhost_blk *blk);
 u64 vhost_blk_limit_waited(const struct vhost_blk_queue *q);
 bool vhost_blk_limit_look(struct vhost_blk_queue *q);
 void vhost_blk_limit_took(struct vhost_blk_queue *q, u64 bytes);
+
+/* share.c */
+int vhost_blk_share_limits(struct vhost_blk *blk, unsigned long user_addr);
+void vhost_blk_unshare_limits(struct vhost_blk *blk);
+struct vhost_blk_limits *vhost_blk_member_limits(struct vhost_blk_member *member);
+void vhost_blk_member_charge(struct vhost_blk_member *member, u64 cost, u64 at, u64 now);
+u64 vhost_blk_member_turn(struct vhost_blk_member *member, u64 at, u64 now);
 
 #endif /* _VHOST_BLK_LIMIT_H */

@@ -18,9 +18,9 @@
  *   used.c        5 publish used entries, 6 call the driver
  *
  * vhost_blk_end_io() in completion.c is where all I/O ends. The stages are helped by poll.c (wait
- * for work without a sleep), limit.c (limits on the rate), inflight.c (marks of taken chains),
- * reserve.c (memory for emergencies), failure.c (reports a failing backend to the owner), halt.c
- * (keeps failed requests) and timing.c (records slow requests for the owner).
+ * for work without a sleep), limit.c and share.c (limits on the rate), inflight.c (marks of taken
+ * chains), reserve.c (memory for emergencies), failure.c (reports a failing backend to the owner),
+ * halt.c (keeps failed requests) and timing.c (records slow requests for the owner).
  *
  * The control plane, from the outside in: dev.c is the user interface, core.c the vhost core's part
  * of it, info.c describes the device, backend.c attaches storage, pinned.c pins the memory table,
@@ -47,7 +47,7 @@
  *
  * Locks, outermost first: dev.mutex (control plane) -> vq.mutex (everything about a ring, and the
  * requests of its queue). State that must be readable meanwhile has its own locks, held for
- * moments: backend_mutex -> the backend's, serial_lock, failure_lock, limit.lock, timing.lock, and a
+ * moments: backend_mutex -> the backend's, serial_lock, failure_lock, timing.lock, and a
  * queue's reqs_lock. A submitted request belongs to the block layer or the file system until
  * vhost_blk_end_io(), and to its queue after that.
  */

@@ -14,8 +14,8 @@
  * each queue VHOST_SET_VRING_NUM, _ADDR, _BASE, _KICK, _CALL; then VHOST_BLK_SET_BACKEND, or that
  * one first and VHOST_BLK_SET_QUEUE for each queue as it gets ready.
  *
- * VHOST_RESET_OWNER detaches and forgets options, in-flight regions, the failure eventfd and the
- * trace; the serial number and the number of queues stay.
+ * VHOST_RESET_OWNER detaches and forgets options, shared limits, in-flight regions, the failure
+ * eventfd and the trace; the serial number and the number of queues stay.
  *
  * Numbers count down from 0xff, far from the core's: of type VHOST_VIRTIO, 0xf0 to 0xff are the
  * module's. The first two are those of the series of 2022, so that a VMM which carries the device of
@@ -154,6 +154,18 @@
  */
 #define VHOST_BLK_GET_KEPT	_IOWR(VHOST_VIRTIO, 0xF3, struct vhost_blk_kept)
 
+/**
+ * VHOST_BLK_SHARE_LIMITS - use limits that other devices use, too; see &vhost_blk_limits
+ *
+ * The argument is the address of the limits in the owner's memory, aligned to their size (EINVAL),
+ * which the module pins. They replace those of VHOST_BLK_SET_OPTIONS, until address 0 is given. At
+ * any time; it waits for no storage, and for no queue. A module without it returns ENOTTY.
+ *
+ * Errors: EPERM not the owner; EFAULT no memory to write there, or that of a file on a disk;
+ * EOPNOTSUPP memory that the kernel does not map; ENOMEM.
+ */
+#define VHOST_BLK_SHARE_LIMITS	_IOW(VHOST_VIRTIO, 0xF2, __u64)
+
 /* Flags of &vhost_blk_info. */
 #define VHOST_BLK_INFO_ATTACHED		(1u << 0)	/* the fields about the backend are valid */
 #define VHOST_BLK_INFO_BLOCK_DEVICE	(1u << 1)	/* it is one; otherwise a regular file */
@@ -272,6 +284,43 @@ struct vhost_blk_options {
 	__u64 limit_bytes;
 	__u32 limit_burst_ms;
 	__u32 limit_debt_ms;
+};
+
+/**
+ * struct vhost_blk_limits - limits on the rate that devices of one owner share
+ * @version: changed by the owner after each change of @burst_ns, @iops and @bytes. A queue that
+ *	waits notices it within 100 ms
+ * @burst_ns: unused time that later requests may catch up on
+ * @iops: most requests a second of all devices together; 0: no limit
+ * @iops_clock: time at which the limit on requests lets the next one pass; each request advances it
+ *	by its cost, 1/@iops of a second, from @burst_ns before the present time at the earliest
+ * @bytes: most bytes a second, counted as in &vhost_blk_options; 0: no limit
+ * @bytes_clock: the same for the limit on bytes
+ * @top: the highest cost that a device's requests had so far
+ * @behind: the lowest one of a device that waits
+ * @behind_ns: the time until which that device waits; 0: no device waits
+ * @behind_by: number of that device; the highest bit is set for one of the module's
+ * @reserved: 0
+ *
+ * Times are those of CLOCK_MONOTONIC, outside of any time namespace, and costs are in nanoseconds.
+ * The owner may use the limits for requests that it serves itself, and sets all fields to 0 before
+ * it shares them. A new version forgives costs: the owner sets @top and @behind to 0 before it.
+ *
+ * All fields change at any time, the clocks by atomic operations. No value harms more than the
+ * rate of the devices that share the limits.
+ */
+struct vhost_blk_limits {
+	__u64 version;
+	__u64 burst_ns;
+	__u64 iops;
+	__u64 iops_clock;
+	__u64 bytes;
+	__u64 bytes_clock;
+	__u64 top;
+	__u64 behind;
+	__u64 behind_ns;
+	__u64 behind_by;
+	__u64 reserved[6];
 };
 
 /**

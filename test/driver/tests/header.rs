@@ -35,6 +35,7 @@ fn own_values() -> Vec<(&'static str, u64)> {
         "VHOST_BLK_OPT_KEEP_NO_SPACE": abi::OPT_KEEP_NO_SPACE,
         "VHOST_BLK_OPT_HALT_AT_FLUSH": abi::OPT_HALT_AT_FLUSH,
         "VHOST_BLK_OPT_HALT": abi::OPT_HALT,
+        "VHOST_BLK_SHARE_LIMITS": abi::BLK_SHARE_LIMITS,
         "VHOST_BLK_TRACED_VALID": abi::TRACED_VALID,
         "VHOST_BLK_TRACED_FAILED": abi::TRACED_FAILED,
         "VHOST_BLK_TRACED_MAX": abi::BLK_TRACED_MAX,
@@ -167,6 +168,11 @@ fn layouts() -> Vec<(&'static str, u64)> {
         }
         "vhost_blk_kept" BlkKept { "index" index, "count" count, "heads" heads, }
         "vhost_blk_oldest" BlkOldest { "index" index, "age_ns" age_ns, }
+        "vhost_blk_limits" SharedLimits {
+            "version" version, "burst_ns" burst_ns, "iops" iops, "iops_clock" iops_clock,
+            "bytes" bytes, "bytes_clock" bytes_clock, "top" top, "behind" behind,
+            "behind_ns" behind_ns, "behind_by" behind_by,
+        }
         "vhost_blk_inflight" BlkInflight { "desc_num" desc_num, "user_addr" user_addr, }
     }
 }

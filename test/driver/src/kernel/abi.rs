@@ -2,6 +2,7 @@
 //! The interface of `/dev/vhost-blk`, a copy of its two headers (`linux/vhost.h` and
 //! `kernel/include/uapi/vhost_blk.h`); `tests/header.rs` compares them.
 
+pub use super::limits::SharedLimits;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The type byte of all vhost ioctls.
@@ -92,6 +93,8 @@ pub const BLK_SET_TRACE: u32 = iow::<BlkTrace>(0xf6);
 pub const BLK_GET_TRACED: u32 = iowr::<BlkTraced>(0xf5);
 /// `VHOST_BLK_GET_OLDEST`.
 pub const BLK_GET_OLDEST: u32 = iowr::<BlkOldest>(0xf4);
+/// `VHOST_BLK_SHARE_LIMITS`.
+pub const BLK_SHARE_LIMITS: u32 = iow::<u64>(0xf2);
 
 /// `VHOST_BLK_GET_KEPT`.
 pub const BLK_GET_KEPT: u32 = iowr::<BlkKept>(0xf3);

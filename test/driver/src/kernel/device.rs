@@ -300,6 +300,11 @@ impl KernelDevice {
         Ok(told.heads[..told.count as usize].to_vec())
     }
 
+    /// Makes the device use the limits at this address of this process; 0: its own ones.
+    pub fn share_limits(&self, address: u64) -> io::Result<()> {
+        self.set("VHOST_BLK_SHARE_LIMITS", abi::BLK_SHARE_LIMITS, address)
+    }
+
     /// Sends an IOTLB message: UPDATE or INVALIDATE.
     pub fn send_iotlb(&self, message: IotlbMsg) -> io::Result<()> {
         let bytes = message.as_bytes();

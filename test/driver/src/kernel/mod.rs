@@ -4,6 +4,7 @@
 
 pub mod abi;
 mod device;
+mod limits;
 mod link;
 mod sys;
 

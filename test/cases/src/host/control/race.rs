@@ -10,7 +10,7 @@ use crate::host::integrity::tell;
 use crate::host::load::{Handles, Spec, memory_for, under_load};
 use crate::host::target::{need_module, options};
 use anyhow::{Context, Result, anyhow};
-use driver::kernel::abi::{self, BlkOptions, VringAddr};
+use driver::kernel::abi::{self, BlkOptions, SharedLimits, VringAddr};
 use driver::kernel::{KernelDevice, KernelOptions, Workers, errno_of, regions_of};
 use driver::{Device, GuestMemory, Options};
 use kit::rng::Rng;
@@ -48,6 +48,9 @@ cases! { Host;
     "race-log", Gating,
         "two threads switch the dirty log on and off beside kicks and requests",
         |env| race(env, Call::Log, RACE_SECONDS);
+    "race-limits", Gating,
+        "two threads change between shared limits and own ones beside kicks and requests",
+        |env| race(env, Call::Limits, RACE_SECONDS);
     "race-memory-table-long", Full,
         "race-memory-table for a minute each",
         |env| race(env, Call::MemoryTable, RACE_LONG_SECONDS);
@@ -66,6 +69,9 @@ cases! { Host;
     "race-log-long", Full,
         "race-log for a minute each",
         |env| race(env, Call::Log, RACE_LONG_SECONDS);
+    "race-limits-long", Full,
+        "race-limits for a minute each",
+        |env| race(env, Call::Limits, RACE_LONG_SECONDS);
 }
 
 /// Number of queues, each with a worker.
@@ -92,6 +98,8 @@ pub(crate) enum Call {
     Vring,
     /// `VHOST_F_LOG_ALL`, the used ring's log flag and the log itself.
     Log,
+    /// `VHOST_BLK_SHARE_LIMITS`, and a change of the shared limits.
+    Limits,
 }
 
 /// Repeats `call` for some seconds, with event index and without.
@@ -154,6 +162,8 @@ fn callers(env: &Env, call: Call, disks: &[Disk], handles: &mut Handles) -> Resu
                 addresses: handles.addresses.clone(),
                 kicks: clones(&handles.kicks)?,
                 calls: clones(&handles.calls)?,
+                // Never freed: after an error the device may go on with it.
+                limits: Box::leak(Box::default()),
                 rng: Rng::new(env.seed() ^ (n + 1)),
             })
         })
@@ -196,6 +206,7 @@ struct Caller {
     addresses: Vec<[u64; 3]>,
     kicks: Vec<EventFd>,
     calls: Vec<EventFd>,
+    limits: &'static SharedLimits,
     rng: Rng,
 }
 
@@ -205,6 +216,9 @@ impl Caller {
         while Instant::now() < end {
             self.once().with_context(|| format!("call {count}"))?;
             count += 1;
+        }
+        if self.call == Call::Limits {
+            self.device.share_limits(0)?;
         }
         Ok(count)
     }
@@ -228,6 +242,12 @@ impl Caller {
             }
             Call::Vring => self.vring(queue)?,
             Call::Log => self.log(queue)?,
+            Call::Limits => {
+                let iops = *self.rng.pick(&[0, 1, 1000, 100_000]);
+                self.limits.set(iops, 0, self.rng.below(1 << 30));
+                let address = *self.rng.pick(&[0, self.limits.address()]);
+                self.device.share_limits(address)?;
+            }
         }
         Ok(())
     }

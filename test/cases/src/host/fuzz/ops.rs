@@ -28,7 +28,7 @@ const STATE_CODES: [u32; 10] = [
 /// Codes that take a `vhost_vring_file`.
 const FILE_CODES: [u32; 3] = [abi::SET_VRING_KICK, abi::SET_VRING_CALL, abi::SET_VRING_ERR];
 /// All known codes.
-const ALL_CODES: [u32; 29] = [
+const ALL_CODES: [u32; 30] = [
     abi::GET_FEATURES,
     abi::SET_FEATURES,
     abi::SET_OWNER,
@@ -57,6 +57,7 @@ const ALL_CODES: [u32; 29] = [
     abi::BLK_GET_TRACED,
     abi::BLK_GET_OLDEST,
     abi::BLK_GET_KEPT,
+    abi::BLK_SHARE_LIMITS,
     abi::SET_BACKEND_FEATURES,
 ];
 
@@ -114,8 +115,9 @@ fn bring_up(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Re
 }
 
 fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<()> {
-    match rng.below(29) {
+    match rng.below(30) {
         0 => device.set_owner(),
+        29 => device.share_limits(if rng.one_in(3) { 0 } else { material.address(rng) & !127 }),
         1 if rng.one_in(4) => device.reset_owner(),
         1 | 2 => {
             device.set_features(if rng.one_in(2) { rng.number() } else { device.features()? })
