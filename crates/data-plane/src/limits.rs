@@ -14,17 +14,28 @@
 //! in the unit of the limit, whatever the number of its queues and the size of its requests. A disk
 //! that returns after an idle time gets the tag of the queue that took last: it saves nothing up.
 
+//!
+//! Queues of the kernel plane use the same clocks, because the module has the page of [`Clocks`]. No
+//! order is shared with them, only the tag of a disk that waits: a disk with a higher tag gives way
+//! for some time. The module does the same: `kernel/vhost_blk/share.c`.
+
+use crate::latency::monotonic;
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const NANOS: u128 = 1_000_000_000;
 /// Maximum lead of a disk's tag, in nanoseconds of cost, over a disk that waits when no queue waits:
 /// the lead comes from a time in which the limit delayed nobody.
 const LEAD_MAX: u64 = 100_000_000;
+/// Maximum time for which a disk gives way to one of the kernel plane, in nanoseconds: less than the
+/// least burst.
+const LEAD_WAIT: Nanos = 6_000_000;
+/// Time after the end of its wait from which a disk does not count as waiting.
+const BEHIND_AGE: Nanos = 8_000_000;
 
 /// Limits of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +65,7 @@ impl Limits {
     }
 }
 
-/// A point in time in nanoseconds since the epoch of the [`Limiter`].
-pub(crate) type Nanos = u64;
+pub(crate) use crate::latency::Nanos;
 
 /// The buckets of a disk, or of a named group of disks. The threads use them without a lock: when two
 /// of them take a request at the same time, the second one becomes debt.
@@ -63,16 +73,35 @@ pub(crate) type Nanos = u64;
 pub(crate) struct Limiter {
     /// Name of the group; `None`: one disk has the limits.
     group: Option<Arc<str>>,
-    epoch: Instant,
     is_set: AtomicBool,
-    iops: Bucket,
-    bytes: Bucket,
-    /// The highest tag of a disk.
-    top: AtomicU64,
+    clocks: Clocks,
     /// Number of [`Member`]s.
     members: AtomicUsize,
     order: Mutex<Order>,
+    /// Number of [`KernelUser`]s.
+    kernel_users: AtomicUsize,
 }
+
+/// `struct vhost_blk_limits` of the module, which has a page of this process for it.
+#[repr(C, align(128))]
+#[derive(Debug, Default)]
+pub(crate) struct Clocks {
+    pub(crate) version: AtomicU64,
+    pub(crate) burst_ns: AtomicU64,
+    pub(crate) iops: Bucket,
+    pub(crate) bytes: Bucket,
+    /// The highest tag of a disk.
+    pub(crate) top: AtomicU64,
+    /// The lowest tag of a disk that waits, told for the kernel plane.
+    pub(crate) behind: AtomicU64,
+    pub(crate) behind_ns: AtomicU64,
+    pub(crate) behind_by: AtomicU64,
+    reserved: [u64; 6],
+}
+
+/// A device of the kernel plane that uses the clocks of a limiter, and keeps them in place.
+#[derive(Debug)]
+pub(crate) struct KernelUser(Arc<Limiter>);
 
 /// State for a change of the limits, and for the begin and the end of a wait.
 #[derive(Debug)]
@@ -97,22 +126,29 @@ pub(crate) struct Member(Arc<Share>);
 #[derive(Debug)]
 pub(crate) struct Share {
     limiter: Arc<Limiter>,
+    /// Number of the share for the kernel plane, whose own ones have the highest bit.
+    number: u64,
     tag: AtomicU64,
 }
 
+/// A number that no other share of this process has.
+fn new_number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    NUMBERS.fetch_add(1, Relaxed)
+}
+
+#[repr(C)]
 #[derive(Debug, Default)]
-struct Bucket {
+pub(crate) struct Bucket {
     /// Units per second; 0: no limit.
-    rate: AtomicU64,
+    pub(crate) rate: AtomicU64,
     /// The time at which the next request may be taken.
-    clock: AtomicU64,
-    burst: AtomicU64,
+    pub(crate) clock: AtomicU64,
 }
 
 impl Bucket {
-    fn set(&self, rate: Option<NonZeroU64>, burst: Duration, now: Nanos) {
+    fn set(&self, rate: Option<NonZeroU64>, now: Nanos) {
         self.rate.store(rate.map_or(0, NonZeroU64::get), Relaxed);
-        self.burst.store(u64::try_from(burst.as_nanos()).unwrap_or(u64::MAX), Relaxed);
         self.clock.store(now, Relaxed);
     }
 
@@ -121,12 +157,11 @@ impl Bucket {
         if self.rate.load(Relaxed) == 0 { 0 } else { self.clock.load(Relaxed) }
     }
 
-    /// Returns the cost.
-    fn charge(&self, units: u64, now: Nanos) -> Nanos {
+    /// Charges for a request that may use up time from `earliest` on. Returns the cost.
+    fn charge(&self, units: u64, earliest: Nanos) -> Nanos {
         let Some(rate) = NonZeroU64::new(self.rate.load(Relaxed)) else { return 0 };
         let cost = u128::from(units) * NANOS / u128::from(rate.get());
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
-        let earliest = now.saturating_sub(self.burst.load(Relaxed));
         let advance = |clock: u64| Some(clock.max(earliest).saturating_add(cost));
         let _ = self.clock.fetch_update(Relaxed, Relaxed, advance); // the closure never refuses
         cost
@@ -138,12 +173,10 @@ impl Limiter {
     pub(crate) fn new(group: Option<&str>) -> Arc<Self> {
         Arc::new(Limiter {
             group: group.map(Arc::from),
-            epoch: Instant::now(),
             is_set: AtomicBool::new(false),
-            iops: Bucket::default(),
-            bytes: Bucket::default(),
-            top: AtomicU64::new(0),
+            clocks: Clocks::default(),
             members: AtomicUsize::new(0),
+            kernel_users: AtomicUsize::new(0),
             order: Mutex::new(Order {
                 limits: Limits::NONE,
                 shares: Vec::new(),
@@ -156,7 +189,11 @@ impl Limiter {
 
     /// Adds a disk.
     pub(crate) fn join(self: &Arc<Self>) -> Member {
-        let share = Arc::new(Share { limiter: Arc::clone(self), tag: AtomicU64::new(0) });
+        let share = Arc::new(Share {
+            limiter: Arc::clone(self),
+            number: new_number(),
+            tag: AtomicU64::new(0),
+        });
         let mut order = self.order();
         order.shares.retain(|share| share.strong_count() > 0);
         order.shares.push(Arc::downgrade(&share));
@@ -172,14 +209,26 @@ impl Limiter {
     /// Replaces the limits, and forgives the debt of the old ones.
     pub(crate) fn set(&self, limits: &Limits) {
         let mut order = self.order();
-        let now = self.now();
+        let (clocks, now) = (&self.clocks, self.now());
         order.limits = *limits;
-        self.iops.set(limits.iops, limits.burst, now);
-        self.bytes.set(limits.bytes, limits.burst, now);
-        self.top.store(0, Relaxed);
+        let burst = u64::try_from(limits.burst.as_nanos()).unwrap_or(u64::MAX);
+        clocks.burst_ns.store(burst, Relaxed);
+        clocks.iops.set(limits.iops, now);
+        clocks.bytes.set(limits.bytes, now);
+        for value in [&clocks.top, &clocks.behind, &clocks.behind_ns] {
+            value.store(0, Relaxed);
+        }
         order.floor = 0;
         order.shares.iter().filter_map(Weak::upgrade).for_each(|it| it.tag.store(0, Relaxed));
         self.is_set.store(limits.is_set(), Relaxed);
+        // Pairs with the module's acquire: a queue that sees the version sees its limits.
+        clocks.version.fetch_add(1, Release);
+    }
+
+    /// Adds a device of the kernel plane.
+    pub(crate) fn add_kernel_user(self: &Arc<Self>) -> KernelUser {
+        self.kernel_users.fetch_add(1, Relaxed);
+        KernelUser(Arc::clone(self))
     }
 
     /// The present limits.
@@ -198,12 +247,12 @@ impl Limiter {
     }
 
     pub(crate) fn now(&self) -> Nanos {
-        self.epoch.elapsed().as_nanos() as u64
+        monotonic()
     }
 
     /// The time at which a request may be taken.
     pub(crate) fn opens_at(&self) -> Nanos {
-        self.iops.opens_at().max(self.bytes.opens_at())
+        self.clocks.iops.opens_at().max(self.clocks.bytes.opens_at())
     }
 
     /// Number of queues that are before `place`, at most `most`.
@@ -245,6 +294,19 @@ impl Drop for Member {
     }
 }
 
+impl KernelUser {
+    /// The clocks.
+    pub(crate) fn clocks(&self) -> &Clocks {
+        &self.0.clocks
+    }
+}
+
+impl Drop for KernelUser {
+    fn drop(&mut self) {
+        self.0.kernel_users.fetch_sub(1, Relaxed);
+    }
+}
+
 impl Share {
     #[inline]
     pub(crate) fn limiter(&self) -> &Arc<Limiter> {
@@ -253,18 +315,45 @@ impl Share {
 
     /// Charges a request that moves so many bytes.
     pub(crate) fn charge(&self, bytes: u64, now: Nanos) {
-        let limiter = &self.limiter;
-        let cost = limiter.iops.charge(1, now).max(limiter.bytes.charge(bytes, now));
+        let clocks = &self.limiter.clocks;
+        let earliest = now.saturating_sub(clocks.burst_ns.load(Relaxed));
+        let cost = clocks.iops.charge(1, earliest).max(clocks.bytes.charge(bytes, earliest));
         let advance = |tag: u64| Some(tag.saturating_add(cost));
         let (Ok(tag) | Err(tag)) = self.tag.fetch_update(Relaxed, Relaxed, advance);
-        limiter.top.fetch_max(tag.saturating_add(cost), Relaxed);
+        clocks.top.fetch_max(tag.saturating_add(cost), Relaxed);
+    }
+
+    /// Tells disks of the kernel plane that this one waits until `at`, unless one with a lower tag
+    /// does. Returns the time for which this disk gives way to that one.
+    pub(crate) fn give_way(&self, at: Nanos, now: Nanos) -> Nanos {
+        if self.limiter.kernel_users.load(Relaxed) == 0 {
+            return 0;
+        }
+        let clocks = &self.limiter.clocks;
+        let (tag, behind) = (self.tag.load(Relaxed), clocks.behind.load(Relaxed));
+        let waits = now.saturating_sub(clocks.behind_ns.load(Relaxed)) < BEHIND_AGE;
+        if waits && clocks.behind_by.load(Relaxed) != self.number && tag >= behind {
+            return (tag - behind).min(LEAD_WAIT);
+        }
+        clocks.behind.store(tag, Relaxed);
+        clocks.behind_by.store(self.number, Relaxed);
+        clocks.behind_ns.store(at, Relaxed);
+        0
+    }
+
+    /// Tells disks of the kernel plane that this one waits no more.
+    pub(crate) fn waits_no_more(&self) {
+        let clocks = &self.limiter.clocks;
+        if clocks.behind_by.load(Relaxed) == self.number {
+            clocks.behind_ns.store(0, Relaxed);
+        }
     }
 
     /// A place of a queue of the disk that begins to wait.
     pub(crate) fn wait(&self) -> Place {
         let mut order = self.limiter.order();
         if order.waiting.is_empty() {
-            let least = self.limiter.top.load(Relaxed).saturating_sub(LEAD_MAX);
+            let least = self.limiter.clocks.top.load(Relaxed).saturating_sub(LEAD_MAX);
             order.floor = order.floor.max(least);
         }
         let tag = self.tag.fetch_max(order.floor, Relaxed).max(order.floor);
@@ -281,15 +370,15 @@ mod tests {
 
     const SECOND: Nanos = 1_000_000_000;
 
-    fn bucket(rate: u64, burst: Duration) -> Bucket {
+    fn bucket(rate: u64) -> Bucket {
         let bucket = Bucket::default();
-        bucket.set(NonZeroU64::new(rate), burst, SECOND);
+        bucket.set(NonZeroU64::new(rate), SECOND);
         bucket
     }
 
     #[test]
     fn a_bucket_spaces_requests_by_their_cost() {
-        let bucket = bucket(1000, Duration::ZERO);
+        let bucket = bucket(1000);
         assert_eq!(bucket.opens_at(), SECOND);
         bucket.charge(1, SECOND);
         assert_eq!(bucket.opens_at(), SECOND + SECOND / 1000);
@@ -302,10 +391,10 @@ mod tests {
 
     #[test]
     fn an_idle_bucket_saves_up_the_burst_and_no_more() {
-        let bucket = bucket(1000, Duration::from_millis(100));
+        let bucket = bucket(1000);
         let now = 100 * SECOND;
         let free = (0..1000).take_while(|_| {
-            bucket.charge(1, now);
+            bucket.charge(1, now - SECOND / 10);
             bucket.opens_at() <= now
         });
         assert_eq!(free.count(), 100);
@@ -372,5 +461,26 @@ mod tests {
         assert!(rich.wait() > poor.wait());
         limiter.set(&Limits { bytes: NonZeroU64::new(1 << 20), ..Limits::NONE });
         assert_eq!((rich.wait().0, limiter.opens_at() <= limiter.now()), (0, true));
+    }
+
+    #[test]
+    fn a_disk_gives_way_to_one_of_the_kernel_plane_that_is_behind() {
+        let limiter = limited(100, 0);
+        let (ahead, now) = (shares(&limiter, 1).remove(0), limiter.now());
+        ahead.charge(512, now);
+        let clocks = &limiter.clocks;
+        clocks.behind_by.store(1 << 63, Relaxed);
+        clocks.behind_ns.store(now + SECOND, Relaxed);
+        assert_eq!(ahead.give_way(now, now), 0, "no disk is on the kernel plane");
+        let _user = limiter.add_kernel_user();
+        assert_eq!(ahead.give_way(now, now), LEAD_WAIT);
+        clocks.behind.store(SECOND / 100 - 5, Relaxed);
+        assert_eq!(ahead.give_way(now, now), 5);
+        ahead.waits_no_more();
+        assert_eq!(clocks.behind_by.load(Relaxed), 1 << 63, "it is not the one that waits");
+        assert_eq!(ahead.give_way(now, now + SECOND + BEHIND_AGE), 0, "that one waits no more");
+        assert_eq!(clocks.behind.load(Relaxed), SECOND / 100, "it has not told its tag");
+        ahead.waits_no_more();
+        assert_eq!(clocks.behind_ns.load(Relaxed), 0);
     }
 }

@@ -91,17 +91,6 @@ impl From<UringPlane> for PlaneSelector {
     }
 }
 
-/// Checks that no other disk shares the limits: the kernel module keeps limits of one disk.
-fn kernel_suits_limits(uring: &UringPlane) -> Result<(), KernelError> {
-    match uring.limit_group() {
-        None => Ok(()),
-        Some(group) => Err(KernelError::Unsuited(format!(
-            "the disk shares the limits of the group {group}, and the kernel data plane shares no \
-             limits between disks; take the disk out of the group, or use the data plane uring"
-        ))),
-    }
-}
-
 impl PlaneSelector {
     /// Both planes of a disk; `uring` was started for it.
     ///
@@ -114,8 +103,9 @@ impl PlaneSelector {
         choice: PlaneChoice,
     ) -> Result<Self, KernelError> {
         let node = options.path.display().to_string();
-        let kernel = KernelPlane::new(disk, options);
-        let check = || kernel_suits_limits(&uring).and_then(|()| kernel.check());
+        let mut kernel = KernelPlane::new(disk, options);
+        kernel.share_limits(uring.shared_limiter(), false)?;
+        let check = || kernel.check();
         let (plane, reason) = match choice {
             PlaneChoice::Auto => match check() {
                 Ok(()) => (PlaneKind::Kernel, format!("{node} is there and suits the disk")),
@@ -198,9 +188,6 @@ impl PlaneSelector {
         if kind == PlaneKind::Kernel && self.kernel.is_none() {
             return Err(KernelError::Unsuited("this program was started without it".into()));
         }
-        if kind == PlaneKind::Kernel {
-            kernel_suits_limits(&self.uring)?;
-        }
         self.plane(kind).check()
     }
 
@@ -281,30 +268,29 @@ impl PlaneSelector {
         self.uring.limits_of_group(name)
     }
 
-    /// Makes the disk share the limits of a group: [`UringPlane::join_limit_group`]. Returns whether
-    /// something has changed.
+    /// Makes the disk share the limits of a group on both planes: [`UringPlane::join_limit_group`].
+    /// Returns whether something has changed.
     ///
     /// # Errors
-    /// [`KernelError`] if the kernel is selected for the queues of this front-end or of the next one:
-    /// the module keeps limits of one disk.
+    /// [`KernelError`] if the kernel is selected for the queues of this front-end or of the next one,
+    /// and cannot share limits: nothing is changed.
     pub fn join_limit_group(
         &mut self,
         name: &str,
         limits: Option<&Limits>,
     ) -> Result<bool, KernelError> {
-        if [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel) {
-            return Err(KernelError::Unsuited(
-                "the kernel data plane shares no limits between disks; move the disk with \
-                 vhost-blk ctl switch NAME uring first"
-                    .into(),
-            ));
-        }
         let of_group = |planes: &Self| (planes.limit_group().cloned(), planes.limits());
         let before = of_group(self);
-        if let Some(kernel) = &mut self.kernel {
-            kernel.set_limits(&Limits::NONE)?;
+        if let Some(member) = self.uring.new_member(name) {
+            let in_use = [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel);
+            if let Some(kernel) = &mut self.kernel {
+                kernel.share_limits(Some(Arc::clone(member.limiter())), in_use)?;
+            }
+            self.uring.become_member(member);
         }
-        self.uring.join_limit_group(name, limits);
+        if let Some(limits) = limits {
+            self.uring.set_limits(limits);
+        }
         Ok(of_group(self) != before)
     }
 
@@ -314,8 +300,15 @@ impl PlaneSelector {
     /// # Errors
     /// [`KernelError`] if the kernel runs queues and refuses the limits: the old ones hold.
     pub fn set_limits(&mut self, limits: &Limits) -> Result<(), KernelError> {
-        if let Some(kernel) = self.kernel.as_mut().filter(|_| self.uring.limit_group().is_none()) {
-            kernel.set_limits(limits)?;
+        let leaves = self.limit_group().is_some() && !limits.is_set();
+        match &mut self.kernel {
+            Some(kernel) if leaves => {
+                // Those from before the disk joined the group.
+                kernel.set_limits(limits)?;
+                kernel.share_limits(None, false)?;
+            }
+            Some(kernel) if self.uring.limit_group().is_none() => kernel.set_limits(limits)?,
+            _ => {}
         }
         self.uring.set_limits(limits);
         Ok(())

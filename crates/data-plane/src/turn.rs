@@ -87,6 +87,7 @@ impl Turn {
             return;
         }
         self.share.limiter().serve(place);
+        self.share.waits_no_more();
         self.place = None;
         self.waited = now.saturating_sub(self.closed_at);
         self.reset();
@@ -101,7 +102,8 @@ impl Turn {
         let place = *self.place.get_or_insert_with(|| share.wait());
         let ahead = share.limiter().ahead(place, AHEAD_MAX) as u64;
         let at = at.max(now + nanos(QUANTUM));
-        self.closed_until = at.saturating_add(ahead * nanos(QUANTUM));
+        let lead = share.give_way(at, now);
+        self.closed_until = at.saturating_add(lead.max(ahead * nanos(QUANTUM)));
         self.has_yielded = false;
     }
 
@@ -154,6 +156,7 @@ impl Turn {
         self.has_yielded = false;
         if let Some(place) = self.place.take() {
             self.share.limiter().leave(place);
+            self.share.waits_no_more();
         }
     }
 }

@@ -110,12 +110,23 @@ impl UringPlane {
     /// Makes the disk share the limits of a group, in place of its present ones. `limits`: the group
     /// gets these. A new group without them has none.
     pub fn join_limit_group(&mut self, name: &str, limits: Option<&Limits>) {
-        if self.limit_group().is_none_or(|group| **group != *name) {
-            self.become_member(self.lanes.pool().join_limit_group(name));
+        if let Some(member) = self.new_member(name) {
+            self.become_member(member);
         }
         if let Some(limits) = limits {
             self.set_limits(limits);
         }
+    }
+
+    /// A membership in a group; `None`: the disk is in the group already.
+    pub(crate) fn new_member(&self, name: &str) -> Option<Member> {
+        let is_other = self.limit_group().is_none_or(|group| **group != *name);
+        is_other.then(|| self.lanes.pool().join_limit_group(name))
+    }
+
+    /// The limits of the group of the disk.
+    pub(crate) fn shared_limiter(&self) -> Option<Arc<Limiter>> {
+        self.limit_group().map(|_| Arc::clone(self.member.limiter()))
     }
 
     /// The limits of a group; `None`: it has none, or no disk.
@@ -123,7 +134,8 @@ impl UringPlane {
         self.lanes.pool().limits_of_group(name).filter(Limits::is_set)
     }
 
-    fn become_member(&mut self, member: Member) {
+    /// Makes the disk share the limits of this membership.
+    pub(crate) fn become_member(&mut self, member: Member) {
         self.member = member;
         let tell = |(postbox, number): (&Postbox, u16)| {
             postbox.send(Mail::Share(number, Arc::clone(self.member.share())));

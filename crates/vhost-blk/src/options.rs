@@ -111,7 +111,7 @@ pub struct DiskArgs {
           help_heading = "Limits")]
     pub limit_burst: Burst,
     /// Share the limits with all disks of this name of a group; the limits given last hold. Only for
-    /// the disks of vhost-blk daemon, on the daemon's own data plane
+    /// the disks of vhost-blk daemon
     #[arg(long, value_name = "GROUP", value_parser = values::disk_name, help_heading = "Limits")]
     pub limit_group: Option<String>,
     /// Requests per second at most, of any kind

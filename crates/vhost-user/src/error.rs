@@ -73,7 +73,7 @@ pub(crate) enum OperateError {
     /// A disk would lose its limits.
     #[error("the limit group {0} has no limits; give --iops or --bandwidth")]
     NoLimits(String),
-    /// The kernel plane shares no limits.
+    /// The kernel plane cannot share limits.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// No data plane could start the queues.

@@ -189,7 +189,9 @@ fn rates(threads: usize, limits: Limits, progress: u64) -> (Vec<u64>, Duration) 
 
 #[test]
 fn disks_of_a_group_take_no_more_requests_together_than_its_limit() {
-    if skip_on_kernel("it shares no limits") {
+    if skip_on_kernel(
+        "the cases limits-shared and daemon-limit-group test groups: one disk is here",
+    ) {
         return;
     }
     let (counts, took) = rates(2, limits(500, 0), 30);
@@ -201,7 +203,9 @@ fn disks_of_a_group_take_no_more_requests_together_than_its_limit() {
 
 #[test]
 fn no_disk_of_a_group_starves_beside_one_with_more_queues() {
-    if skip_on_kernel("it shares no limits") {
+    if skip_on_kernel(
+        "the cases limits-shared and daemon-limit-group test groups: one disk is here",
+    ) {
         return;
     }
     for threads in [1, 2] {
@@ -213,7 +217,9 @@ fn no_disk_of_a_group_starves_beside_one_with_more_queues() {
 
 #[test]
 fn a_stop_of_one_disk_of_a_group_waits_for_no_limit_and_the_others_go_on() {
-    if skip_on_kernel("it shares no limits") {
+    if skip_on_kernel(
+        "the cases limits-shared and daemon-limit-group test groups: one disk is here",
+    ) {
         return;
     }
     let setup = setup(1);
@@ -234,7 +240,9 @@ fn a_stop_of_one_disk_of_a_group_waits_for_no_limit_and_the_others_go_on() {
 
 #[test]
 fn a_group_has_the_limits_given_last_and_ends_with_its_last_disk() {
-    if skip_on_kernel("it shares no limits") {
+    if skip_on_kernel(
+        "the cases limits-shared and daemon-limit-group test groups: one disk is here",
+    ) {
         return;
     }
     let setup = setup(1);

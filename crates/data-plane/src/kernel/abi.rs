@@ -179,6 +179,7 @@ ioctl_iow_nr!(SET_TRACE, VHOST, 0xf6, Trace);
 ioctl_iowr_nr!(GET_TRACED, VHOST, 0xf5, Traced);
 ioctl_iowr_nr!(GET_OLDEST, VHOST, 0xf4, Oldest);
 ioctl_iowr_nr!(GET_KEPT, VHOST, 0xf3, Kept);
+ioctl_iow_nr!(SHARE_LIMITS, VHOST, 0xf2, u64);
 ioctl_ior_nr!(NEW_WORKER, VHOST, 0x08, WorkerState);
 ioctl_iow_nr!(ATTACH_VRING_WORKER, VHOST, 0x15, VringWorker);
 ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
@@ -186,6 +187,7 @@ ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::{Bucket, Clocks};
     use std::collections::BTreeMap;
     use std::fmt::Write as _;
     use std::mem::offset_of;
@@ -236,6 +238,7 @@ mod tests {
             ("VHOST_BLK_GET_TRACED", GET_TRACED()),
             ("VHOST_BLK_GET_OLDEST", GET_OLDEST()),
             ("VHOST_BLK_GET_KEPT", GET_KEPT()),
+            ("VHOST_BLK_SHARE_LIMITS", SHARE_LIMITS()),
             ("VHOST_BLK_TRACED_VALID", TRACED_VALID.into()),
             ("VHOST_BLK_TRACED_FAILED", TRACED_FAILED.into()),
             ("VHOST_BLK_FAILURE_IO", FAILURE_IO.into()),
@@ -263,6 +266,12 @@ mod tests {
         all.extend(structure!("vhost_blk_traced", Traced: size, flags, lost, queue, sector, bytes,
             limit_ns, submit_ns, storage_ns, used_ns));
         all.extend(structure!("vhost_blk_oldest", Oldest: size, index, age_ns));
+        all.extend(
+            structure!("vhost_blk_limits", Clocks: version, burst_ns, iops, bytes, top, behind,
+            behind_ns, behind_by),
+        );
+        let clock = offset_of!(Clocks, bytes) + offset_of!(Bucket, clock);
+        all.push(("offsetof(struct vhost_blk_limits, bytes_clock)", clock as u64));
         all
     }
 

@@ -16,6 +16,7 @@ mod device;
 mod failures;
 mod memlock;
 mod run;
+mod shared;
 mod stalls;
 mod traces;
 mod workers;
@@ -23,7 +24,7 @@ mod workers;
 pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
-use crate::limits::Limits;
+use crate::limits::{Limiter, Limits};
 use crate::plane::{
     Coalesce, DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState,
 };
@@ -81,6 +82,8 @@ pub fn check_kernel(disk: Arc<dyn Disk>, options: KernelOptions) -> Result<(), K
 pub(crate) struct KernelPlane {
     disk: Arc<dyn Disk>,
     options: KernelOptions,
+    /// The limits of the group of the disk; `None`: it has its own.
+    shared: Option<Arc<Limiter>>,
     /// The open device while queues run.
     run: Option<Run>,
     /// The time at which a request may be taken again, if the last run ended in debt: a driver that
@@ -90,7 +93,7 @@ pub(crate) struct KernelPlane {
 
 impl KernelPlane {
     pub(crate) fn new(disk: Arc<dyn Disk>, options: KernelOptions) -> Self {
-        KernelPlane { disk, options, run: None, debt_until: None }
+        KernelPlane { disk, options, shared: None, run: None, debt_until: None }
     }
 
     /// Replaces the disk. No queue may run.
@@ -115,6 +118,30 @@ impl KernelPlane {
             run.halt();
         }
     }
+
+    /// Makes the disk share the limits of a group in place of its own, or leave its group. `in_use`:
+    /// queues start on this plane.
+    pub(crate) fn share_limits(
+        &mut self,
+        limiter: Option<Arc<Limiter>>,
+        in_use: bool,
+    ) -> Result<(), KernelError> {
+        match (&mut self.run, &limiter) {
+            (Some(run), _) => run.share_limits(limiter.as_ref())?,
+            (None, Some(limiter)) if in_use => shared::check(&self.owned_device()?, limiter)?,
+            (None, _) => {}
+        }
+        self.shared = limiter;
+        Ok(())
+    }
+
+    /// A device with one queue, for checks.
+    fn owned_device(&self) -> Result<VhostBlk, KernelError> {
+        let device = VhostBlk::open(&self.options.path)?;
+        device.set_num_queues(1)?;
+        device.set_owner().map_err(error::of_core("VHOST_SET_OWNER"))?;
+        Ok(device)
+    }
 }
 
 impl DataPlane for KernelPlane {
@@ -129,15 +156,16 @@ impl DataPlane for KernelPlane {
             )));
         }
         let storage = self.disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
-        let device = VhostBlk::open(&self.options.path)?;
-        device.set_num_queues(1)?;
-        device.set_owner().map_err(error::of_core("VHOST_SET_OWNER"))?;
+        let device = self.owned_device()?;
         device.attach(storage)?;
         let info = device.info()?;
         compat::disk(&info, &self.disk.info(), self.options.seg_max)?;
         compat::halt(&info, self.options.can_halt)?;
         if self.options.watches_time {
             stalls::check(&device)?;
+        }
+        if let Some(limiter) = &self.shared {
+            shared::check(&device, limiter)?;
         }
         match self.options.limits.is_set() {
             true => run::check_limits(&device, &self.options.limits),
@@ -161,7 +189,11 @@ impl DataPlane for KernelPlane {
                 let debt =
                     self.debt_until.map(|until| until.saturating_duration_since(Instant::now()));
                 let debt_ms = debt.map_or(0, |debt| debt.as_millis() as u32);
-                self.run.insert(Run::begin(&self.disk, &self.options, &setup, debt_ms)?)
+                let mut run = Run::begin(&self.disk, &self.options, &setup, debt_ms)?;
+                if self.shared.is_some() {
+                    run.share_limits(self.shared.as_ref())?;
+                }
+                self.run.insert(run)
             }
         };
         let started = run.start_queue(&self.options, &setup, call);

@@ -6,10 +6,10 @@ use super::failures::FailureWatch;
 use super::stalls::StallThread;
 use super::traces::TraceWatch;
 use super::workers::Workers;
-use super::{KernelOptions, abi, address, compat, counters, memlock};
+use super::{KernelOptions, abi, address, compat, counters, memlock, shared};
 use crate::error::{self, KernelError};
 use crate::health::{ErrorPolicy, Health};
-use crate::limits::Limits;
+use crate::limits::{KernelUser, Limiter, Limits};
 use crate::plane::{Coalesce, IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
 use backend::Disk;
@@ -30,6 +30,8 @@ pub(super) struct Run {
     _stalls: Option<StallThread>,
     // Closing the device drains it; the mappings below must outlive it.
     device: VhostBlk,
+    /// The module uses these limits until it has others, or until the close.
+    shared: Option<KernelUser>,
     /// Opened once, so that no lack of descriptors hides the counters.
     fdinfo: File,
     workers: Workers,
@@ -117,6 +119,7 @@ impl Run {
             _stalls: StallThread::start(&device, options.num_queues, Arc::clone(&setup.health))?,
             fdinfo: device.fdinfo()?,
             device,
+            shared: None,
             workers,
             disk: setup.disk.clone(),
             options: set,
@@ -312,6 +315,15 @@ impl Run {
         self.options.limit_burst_ms = wanted.limit_burst_ms;
         self.options.limit_debt_ms = 0;
         self.set_options().inspect_err(|_| self.options = before)
+    }
+
+    /// Makes the device share the limits of a group, or use its own ones.
+    pub(super) fn share_limits(
+        &mut self,
+        limiter: Option<&Arc<Limiter>>,
+    ) -> Result<(), KernelError> {
+        self.shared = shared::share(&self.device, limiter)?;
+        Ok(())
     }
 
     /// Time in milliseconds until a request may be taken.

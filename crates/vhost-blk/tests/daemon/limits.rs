@@ -44,21 +44,6 @@ fn disks_join_and_leave_a_group_and_each_view_shows_it() {
     rig.add("d", "--limit-group g --limit-iops 300");
     rig.ok("limit a --group g");
     assert_eq!(limits(&rig, "a"), of_group(300));
-    let line = rig.refused("switch d kernel", 1);
-    assert!(line.contains("shares the limits of the group g"), "{line}");
-}
-
-#[test]
-fn a_disk_of_a_group_is_not_for_the_kernel_plane() {
-    let rig = Rig::new();
-    std::fs::File::create(rig.path("a.img")).unwrap().set_len(1 << 20).unwrap();
-    let add = "add a --blk-file a.img --socket-path a.sock --limit-group g --limit-iops 5";
-    let line = rig.refused(&format!("{add} --data-plane kernel"), 1);
-    assert!(line.contains("shares no limits between disks"), "{line}");
-    rig.ok(add);
-    let status = rig.json("status a");
-    assert_eq!(status["data_plane"], "uring");
-    assert!(status["why"].as_str().unwrap().contains("group g"), "{status}");
 }
 
 #[test]

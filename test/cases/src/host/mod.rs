@@ -3,7 +3,8 @@
 //!
 //! * [`mod@env`]: the environment, from the command line.
 //! * [`disks`], [`fixture`]: disks to serve.
-//! * [`target`]: a disk behind a driver; [`daemon`]: the same through the daemon.
+//! * [`target`]: a disk behind a driver; [`daemon`]: the same through the daemon, [`groups`] through one
+//!   with several disks.
 //! * [`load`]: requests on all queues, with every sector verified.
 //! * [`module`]: the module itself.
 //!
@@ -23,6 +24,7 @@ mod engines;
 mod failure;
 mod faults;
 mod fuzz;
+mod groups;
 mod halt;
 mod hostile;
 mod integrity;
@@ -37,6 +39,7 @@ mod power_loss;
 mod ranges;
 mod removal;
 mod requests;
+mod shared_limits;
 mod stall;
 mod suite;
 mod target;
