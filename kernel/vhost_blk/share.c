@@ -7,8 +7,8 @@
  * value: a wrong one makes the owner's own devices too slow or too fast.
  *
  * Devices that always have requests get the same share. The tag of a device is the cost of its
- * requests so far. A device that waits tells its tag and the end of its wait, if its tag is the lowest. A device
- * with a higher tag then gives way: all its queues wait for the difference, but for
+ * requests so far. A device that waits tells its tag and the end of its wait, if its tag is the
+ * lowest. A device with a higher tag then gives way: all its queues wait for the difference, but for
  * VHOST_BLK_LEAD_WAIT at most, and make up for it by the burst.
  */
 #include <linux/highmem.h>
@@ -52,7 +52,8 @@ static atomic64_t vhost_blk_members;
 
 static void vhost_blk_free_member(struct vhost_blk_member *member)
 {
-	unpin_user_page(member->page);
+	/* The module has written to it. */
+	unpin_user_pages_dirty_lock(&member->page, 1, true);
 	kfree(member);
 }
 
