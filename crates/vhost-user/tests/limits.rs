@@ -17,6 +17,8 @@ use virtio_spec::blk::S_OK;
 
 const QUEUES: u16 = 2;
 const MIB: u64 = 1 << 20;
+/// Requests of each queue that wait for a limit.
+const WAITING: u64 = 60;
 
 fn setup(threads: usize) -> Setup {
     Setup { queues: QUEUES, threads, ..Setup::default() }
@@ -37,21 +39,25 @@ fn limit(daemon: &Daemon, limits: Limits) {
     assert_eq!(answer, Answer::Changed(true));
 }
 
+/// Requests that each queue has taken.
+fn chains(daemon: &Daemon) -> Vec<u64> {
+    daemon.status().queues.iter().map(|queue| queue.total.chains).collect()
+}
+
 /// Runs a load until each queue has done `progress` requests. Returns the requests of each queue in
 /// that time, and the time.
 fn rate(threads: usize, limits: Limits, progress: u64) -> (Vec<u64>, Duration) {
     let daemon = Daemon::start(Arc::new(Plain::new()), &setup(threads));
     let mut measured = None;
-    let chains =
-        || -> Vec<u64> { daemon.status().queues.iter().map(|queue| queue.total.chains).collect() };
     let device = daemon.connect(&options());
     limit(&daemon, limits);
     under_load(device, QUEUES.into(), |loaded| {
         loaded.wait_for_progress(1);
         // The time includes both readings of the counters.
-        let (start, before) = (Instant::now(), chains());
+        let (start, before) = (Instant::now(), chains(&daemon));
         loaded.wait_for_progress(progress);
-        let counts = chains().iter().zip(&before).map(|(now, before)| now - before).collect();
+        let counts =
+            chains(&daemon).iter().zip(&before).map(|(now, before)| now - before).collect();
         measured = Some((counts, start.elapsed()));
         let throttled: u64 = daemon.status().queues.iter().map(|q| q.total.throttled).sum();
         assert!(throttled > 0, "no queue waited");
@@ -71,12 +77,59 @@ fn a_disk_takes_no_more_requests_than_its_limit() {
     }
 }
 
+/// Lets requests wait in all queues of all devices, whose limit lets next to nothing pass: the speed
+/// of a driver does not matter then. Returns the requests of each device (or queue, by `counts`)
+/// when `limits` have let `all` of them pass.
+fn shares(
+    devices: &mut [(Device, u16)],
+    counts: impl Fn() -> Vec<u64>,
+    limits: impl FnOnce(),
+    all: u64,
+) -> Vec<u64> {
+    for (device, queues) in &mut *devices {
+        let layout = device.layout();
+        for queue in 0..usize::from(*queues) {
+            for _ in 0..WAITING {
+                device.queue(queue).submit(&Request::read(0, 512), &layout).unwrap();
+            }
+        }
+    }
+    let before = counts();
+    let since =
+        || -> Vec<u64> { counts().iter().zip(&before).map(|(now, before)| now - before).collect() };
+    limits();
+    common::wait_until("requests pass", || since().iter().sum::<u64>() >= all);
+    since()
+}
+
+/// Collects the requests of [`shares`].
+fn collect(devices: Vec<(Device, u16)>) {
+    for (mut device, queues) in devices {
+        for queue in 0..usize::from(queues) {
+            for _ in 0..WAITING {
+                assert_eq!(device.queue(queue).collect().unwrap().1.status, Some(S_OK));
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn each_has_one_of(parts: u64, counts: &[u64]) {
+    let (least, all) = (counts.iter().min().unwrap(), counts.iter().sum::<u64>());
+    assert!(least * parts >= all, "{counts:?}");
+}
+
 #[test]
 fn queues_share_a_limit_so_that_none_starves() {
     for threads in [1, 2] {
-        let (counts, took) = rate(threads, limits(500, 0), 100);
-        let (least, all) = (*counts.iter().min().unwrap(), counts.iter().sum::<u64>());
-        assert!(least * 5 >= all, "{counts:?} in {took:?}");
+        let daemon = Daemon::start(Arc::new(Plain::new()), &setup(threads));
+        let mut devices = vec![(daemon.connect(&options()), QUEUES)];
+        limit(&daemon, limits(1, 0));
+        let counts =
+            shares(&mut devices, || chains(&daemon), || limit(&daemon, limits(200, 0)), WAITING);
+        each_has_one_of(5, &counts);
+        limit(&daemon, Limits::NONE);
+        collect(devices);
     }
 }
 
@@ -149,7 +202,7 @@ fn join(daemon: &Daemon, limits: Option<Limits>) -> Answer {
 }
 
 fn requests(daemon: &Daemon) -> u64 {
-    daemon.status().queues.iter().map(|queue| queue.total.chains).sum()
+    chains(daemon).iter().sum()
 }
 
 /// Loads all disks of a group, the first one on several queues. Returns the requests of each disk
@@ -209,9 +262,19 @@ fn no_disk_of_a_group_starves_beside_one_with_more_queues() {
         return;
     }
     for threads in [1, 2] {
-        let (counts, took) = rates(threads, limits(500, 0), 50);
-        let (least, all) = (*counts.iter().min().unwrap(), counts.iter().sum::<u64>());
-        assert!(least * 8 >= all, "{counts:?} in {took:?}");
+        let setup = Setup { queues: 4, threads, ..Setup::default() };
+        let queues = [4, 1, 1, 1];
+        let (daemons, devices) = group(&setup, &queues, limits(1, 0));
+        let mut devices: Vec<_> = devices.into_iter().zip(queues).collect();
+        let counts = shares(
+            &mut devices,
+            || daemons.iter().map(requests).collect(),
+            || limit(&daemons[0], limits(200, 0)),
+            2 * WAITING,
+        );
+        each_has_one_of(8, &counts);
+        daemons.iter().for_each(|daemon| limit(daemon, Limits::NONE));
+        collect(devices);
     }
 }
 

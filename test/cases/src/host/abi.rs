@@ -208,7 +208,7 @@ pub(crate) fn sizes(env: &Env, disk: Result<Disk>) -> Result<()> {
     fails("SET_NUM_QUEUES", set(&mut [2, 0, 1]), libc::E2BIG)?;
     set(&mut [2, 0, 0]).context("zeroes behind SET_NUM_QUEUES")?;
     // The module never passes unknown numbers of its own range to the core.
-    for nr in [0xf0, 0xf1, 0xf3] {
+    for nr in [0xf0, 0xf1] {
         let unknown = with_size(0xc000_af00 | nr, 8);
         fails("an unknown number", device.raw(unknown, &mut 0_u64), libc::ENOTTY)?;
     }
