@@ -241,7 +241,11 @@ static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void 
 	case _IOC_NR(VHOST_BLK_SHARE_LIMITS):
 		err = vhost_blk_copy_arg(&arg, sizeof(arg.address), sizeof(arg.address), argp,
 					 given);
-		return err ?: vhost_blk_share_limits(blk, arg.address);
+		if (err)
+			return err;
+		if (arg.address != (unsigned long)arg.address)
+			return -EINVAL;
+		return vhost_blk_share_limits(blk, arg.address);
 	}
 	return -ENOTTY;
 }

@@ -4,8 +4,8 @@
  * the driver does not see the requests that failed. The owner fetches their chains from a queue that
  * has stopped, and serves them itself.
  *
- * blk->halted and the reason in blk->failure change together, under failure_lock. The chains of a
- * queue change under its vq.mutex.
+ * blk->halted and the reason in blk->failure change under failure_lock; a halt by the owner has no
+ * reason there. The chains of a queue change under its vq.mutex.
  */
 #include <linux/eventfd.h>
 
@@ -100,6 +100,8 @@ void vhost_blk_end_halt(struct vhost_blk *blk)
 {
 	spin_lock(&blk->failure_lock);
 	WRITE_ONCE(blk->halted, !!(blk->opt.flags & VHOST_BLK_OPT_HALT));
+	if (!blk->halted)
+		blk->failure.kinds &= ~VHOST_BLK_FAILURE_HALTED;
 	spin_unlock(&blk->failure_lock);
 }
 
@@ -145,6 +147,9 @@ void vhost_blk_forget_halt(struct vhost_blk *blk)
 	unsigned int i;
 
 	vhost_blk_end_halt(blk);
+	spin_lock(&blk->failure_lock);
+	blk->failure = (struct vhost_blk_failure) {};
+	spin_unlock(&blk->failure_lock);
 	for (i = 0; i < blk->num_queues; i++) {
 		struct vhost_blk_queue *q = blk->queues + i;
 

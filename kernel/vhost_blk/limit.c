@@ -56,10 +56,10 @@ static struct vhost_blk_limits *vhost_blk_limits_of(struct vhost_blk *blk,
 }
 
 /* Another number after each change of the limits, and after each change to other ones. */
-static u64 vhost_blk_limit_version(struct vhost_blk *blk, const struct vhost_blk_limits *limits)
+static u64 vhost_blk_limit_version(const struct vhost_blk_limits *limits, u32 joins)
 {
 	/* Pairs with the owner's release, or that of vhost_blk_limit_set(): the limits are those of it. */
-	return smp_load_acquire(&limits->version) + ((u64)READ_ONCE(blk->limit.joins) << 32);
+	return smp_load_acquire(&limits->version) + ((u64)joins << 32);
 }
 
 /* Advances the clock of a limit. Returns the cost in nanoseconds. */
@@ -200,11 +200,14 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 	struct vhost_blk_limits *limits;
 	struct vhost_blk_member *member;
 	u64 version, at = 0, now = ktime_get_ns();
+	u32 joins;
 
 	rcu_read_lock();
+	/* Pairs with vhost_blk_set_member(): a number is never newer than its member. */
+	joins = smp_load_acquire(&q->blk->limit.joins);
 	member = rcu_dereference(q->blk->limit.member);
 	limits = vhost_blk_limits_of(q->blk, member);
-	version = vhost_blk_limit_version(q->blk, limits);
+	version = vhost_blk_limit_version(limits, joins);
 	if (q->turn.version != version) {
 		q->turn.version = version;
 		q->turn.closed_until = 0;

@@ -90,7 +90,8 @@ static void vhost_blk_set_member(struct vhost_blk *blk, struct vhost_blk_member 
 	old = rcu_replace_pointer(blk->limit.member, member, lockdep_is_held(&blk->dev.mutex));
 	if (!old && !member)
 		return;
-	WRITE_ONCE(blk->limit.joins, blk->limit.joins + 1);
+	/* Pairs with vhost_blk_limit_look(). */
+	smp_store_release(&blk->limit.joins, blk->limit.joins + 1);
 	vhost_blk_limit_changed(blk);
 	if (!old)
 		return;
@@ -150,29 +151,36 @@ static void vhost_blk_member_refresh(struct vhost_blk_member *member)
 	WRITE_ONCE(member->gate, 0);
 }
 
+/* The latest end of a wait for the limits. A later one is that of limits that were replaced. */
+static u64 vhost_blk_latest(u64 at, u64 now)
+{
+	return clamp(at, now, U64_MAX - VHOST_BLK_LEAD_WAIT) + VHOST_BLK_LEAD_WAIT;
+}
+
 /* True if another device waits, and has told its tag. */
-static bool vhost_blk_member_other_waits(const struct vhost_blk_member *member, u64 now)
+static bool vhost_blk_member_other_waits(const struct vhost_blk_member *member, u64 at, u64 now)
 {
 	const struct vhost_blk_limits *limits = member->limits;
+	u64 until = READ_ONCE(limits->behind_ns);
 
 	/* Its wait usually ends later than @now. */
-	return READ_ONCE(limits->behind_by) != member->id &&
-	       (s64)(now - READ_ONCE(limits->behind_ns)) < VHOST_BLK_BEHIND_AGE;
+	return READ_ONCE(limits->behind_by) != member->id && until <= vhost_blk_latest(at, now) &&
+	       (s64)(now - until) < VHOST_BLK_BEHIND_AGE;
 }
 
 /* The time for which the device gives way. */
-static u64 vhost_blk_member_lead(const struct vhost_blk_member *member, u64 now)
+static u64 vhost_blk_member_lead(const struct vhost_blk_member *member, u64 at, u64 now)
 {
 	u64 tag = READ_ONCE(member->tag), behind = READ_ONCE(member->limits->behind);
 
-	if (tag <= behind || !vhost_blk_member_other_waits(member, now))
+	if (tag <= behind || !vhost_blk_member_other_waits(member, at, now))
 		return 0;
 	return min_t(u64, tag - behind, VHOST_BLK_LEAD_WAIT);
 }
 
 static void vhost_blk_member_give_way(struct vhost_blk_member *member, u64 at, u64 now)
 {
-	u64 lead = vhost_blk_member_lead(member, now);
+	u64 lead = vhost_blk_member_lead(member, at, now);
 
 	at = clamp(at, now, U64_MAX - VHOST_BLK_LEAD_WAIT);
 	if (lead)
@@ -190,7 +198,7 @@ static void vhost_blk_member_tell(struct vhost_blk_member *member, u64 at, u64 n
 		tag = top - VHOST_BLK_LAG_MAX;
 		WRITE_ONCE(member->tag, tag);
 	}
-	if (vhost_blk_member_other_waits(member, now) && tag >= READ_ONCE(limits->behind))
+	if (vhost_blk_member_other_waits(member, at, now) && tag >= READ_ONCE(limits->behind))
 		return;
 	WRITE_ONCE(limits->behind, tag);
 	WRITE_ONCE(limits->behind_by, member->id);
@@ -229,14 +237,16 @@ void vhost_blk_member_charge(struct vhost_blk_member *member, u64 cost, u64 at, 
 u64 vhost_blk_member_turn(struct vhost_blk_member *member, u64 at, u64 now)
 {
 	struct vhost_blk_limits *limits = member->limits;
+	u64 gate;
 
 	vhost_blk_member_refresh(member);
 	if (at > now) {
 		vhost_blk_member_tell(member, at, now);
 		vhost_blk_member_give_way(member, at, now);
-	} else if (READ_ONCE(member->gate) <= now && READ_ONCE(limits->behind_by) == member->id) {
-		/* It waits no more. */
-		WRITE_ONCE(limits->behind_ns, 0);
 	}
-	return max(at, READ_ONCE(member->gate));
+	gate = min(READ_ONCE(member->gate), vhost_blk_latest(at, now));
+	/* It waits no more. */
+	if (max(at, gate) <= now && READ_ONCE(limits->behind_by) == member->id)
+		WRITE_ONCE(limits->behind_ns, 0);
+	return max(at, gate);
 }

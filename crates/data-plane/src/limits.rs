@@ -12,7 +12,7 @@
 //! its requests so far. A queue that begins to wait keeps the present tag of its disk, and the waiting
 //! queue with the lowest tag takes next. So each disk that always has requests gets the same share,
 //! in the unit of the limit, whatever the number of its queues and the size of its requests. A disk
-//! that returns after an idle time gets the tag of the queue that took last: it saves nothing up.
+//! that returns after an idle time gets the tag of the queue that took last: it saves little up.
 
 //!
 //! Queues of the kernel plane use the same clocks, because the module has the page of [`Clocks`]. No
@@ -331,7 +331,10 @@ impl Share {
         }
         let clocks = &self.limiter.clocks;
         let (tag, behind) = (self.tag.load(Relaxed), clocks.behind.load(Relaxed));
-        let waits = now.saturating_sub(clocks.behind_ns.load(Relaxed)) < BEHIND_AGE;
+        let until = clocks.behind_ns.load(Relaxed);
+        // A later end is that of limits that were replaced.
+        let waits = now.saturating_sub(until) < BEHIND_AGE
+            && until <= at.max(now).saturating_add(LEAD_WAIT);
         if waits && clocks.behind_by.load(Relaxed) != self.number && tag >= behind {
             return (tag - behind).min(LEAD_WAIT);
         }
@@ -473,14 +476,19 @@ mod tests {
         clocks.behind_ns.store(now + SECOND, Relaxed);
         assert_eq!(ahead.give_way(now, now), 0, "no disk is on the kernel plane");
         let _user = limiter.add_kernel_user();
-        assert_eq!(ahead.give_way(now, now), LEAD_WAIT);
+        let at = now + SECOND;
+        assert_eq!(ahead.give_way(at, now), LEAD_WAIT);
         clocks.behind.store(SECOND / 100 - 5, Relaxed);
-        assert_eq!(ahead.give_way(now, now), 5);
+        assert_eq!(ahead.give_way(at, now), 5);
         ahead.waits_no_more();
         assert_eq!(clocks.behind_by.load(Relaxed), 1 << 63, "it is not the one that waits");
         assert_eq!(ahead.give_way(now, now + SECOND + BEHIND_AGE), 0, "that one waits no more");
         assert_eq!(clocks.behind.load(Relaxed), SECOND / 100, "it has not told its tag");
         ahead.waits_no_more();
         assert_eq!(clocks.behind_ns.load(Relaxed), 0);
+        clocks.behind.store(0, Relaxed);
+        clocks.behind_by.store(1 << 63, Relaxed);
+        clocks.behind_ns.store(now + SECOND, Relaxed);
+        assert_eq!(ahead.give_way(now, now), 0, "that one waits for limits that were replaced");
     }
 }

@@ -83,8 +83,11 @@ fn run(image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
     };
     let mut progress = Progress::Nothing;
     while let Ok(first) = thread.receive(work, progress) {
-        for work in first.into_iter().chain(work.try_iter()).take(BATCH_MAX) {
+        for work in first.into_iter().chain(work.try_iter()) {
             thread.take(work);
+            if thread.answered.len() + thread.told.len() == BATCH_MAX {
+                break;
+            }
         }
         thread.answer(failed);
         progress = thread.unmap(failed);
@@ -143,7 +146,10 @@ impl Thread {
             Work::Grow(bytes, reply) => {
                 let _ = reply.send(image.grow(bytes)); // the control plane waits
             }
-            Work::Discarded(at, len) => image.note_discarded(at, len),
+            Work::Discarded(at, len) => {
+                image.versions().took_discard();
+                image.note_discarded(at, len);
+            }
             Work::Left => {}
             Work::Unmap(reply) => self.hurried.push(reply),
         }

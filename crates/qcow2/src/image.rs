@@ -181,6 +181,8 @@ impl Image {
     /// Enlarges the disk.
     pub(crate) fn grow(&mut self, bytes: u64) -> io::Result<()> {
         self.check_usable()?;
+        // A range may end with the disk, within a cluster.
+        self.forget_discarded();
         self.is_changed = true;
         self.access.resize_grow(bytes, imago::format::PreallocateMode::None)?;
         self.committed()
@@ -292,6 +294,9 @@ impl Image {
                 return Ok(false);
             }
             range.start += prepared.length().min(len);
+            // The copy of the next table may not take the place of this one's old table.
+            self.committed()?;
+            self.is_changed = true;
         }
         Ok(true)
     }

@@ -203,7 +203,7 @@ impl Qcow2Lane {
     fn tell_discarded(&self, io: &Io, len: u64) {
         let punches = matches!(io.kind, IoKind::Discard | IoKind::WriteZeroes { unmap: true });
         if punches && self.limits.unmaps {
-            let _ = self.work.send(Work::Discarded(io.offset_bytes + io.done_bytes, len));
+            self.user.tell_discarded(io.offset_bytes + io.done_bytes, len);
         }
     }
 

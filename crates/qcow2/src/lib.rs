@@ -61,8 +61,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use versions::{User, Versions};
 
-/// Wait at the end of a disk for its thread. Then the next opening checks the image.
-const END_MAX: Duration = Duration::from_secs(2);
+/// Wait at the end of a disk for its thread to unmap what was discarded, and then to settle. Without
+/// that the next opening checks the image.
+const END_MAX: Duration = Duration::from_millis(300);
 
 /// Backing files that an image may name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -386,8 +387,15 @@ fn describe(
 
 impl Drop for Qcow2Disk {
     fn drop(&mut self) {
+        if self.in_use.is_none() {
+            return;
+        }
         // While the thread works, the image stays locked, and has the mark.
-        if self.in_use.is_some() && self.unmap_discarded(END_MAX).is_ok() {
+        let ended = match self.unmap_discarded(END_MAX) {
+            Err(why) if why.kind() == io::ErrorKind::TimedOut => self.settle(END_MAX),
+            ended => ended,
+        };
+        if ended.is_ok() {
             self.end_use();
         }
     }

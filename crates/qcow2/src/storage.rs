@@ -10,7 +10,7 @@
 #![expect(unsafe_code)]
 
 use crate::overlay::{Commit, Overlay};
-use backend::holes::first_data;
+use backend::holes::{are_exact, first_data};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{PreallocateMode, Storage};
@@ -136,6 +136,17 @@ impl Store {
     /// Returns whether a commit must follow before the next change.
     pub fn must_commit(&self) -> bool {
         self.must_commit.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a hole of the file is a hole without doubt.
+    pub fn has_exact_holes(&self) -> bool {
+        are_exact(&self.file).unwrap_or(false)
+    }
+
+    /// Bytes that the file system has for other data.
+    pub fn free_bytes(&self) -> io::Result<u64> {
+        let told = rustix::fs::fstatvfs(&self.file)?;
+        Ok(told.f_bavail.saturating_mul(told.f_frsize))
     }
 
     fn overlay(&self) -> MutexGuard<'_, Overlay> {

@@ -9,20 +9,24 @@
 //!    ([`crate::versions`]): nobody knows the place any more;
 //! 2. no question has asked for the place since then; one that does takes it back ([`Discarded::keep`]);
 //! 3. the place is a hole of the file: nothing was written to it after the discard. So the content of the
-//!    disk does not change, whatever order requests had.
+//!    disk does not change, whatever order requests had. Only some file systems tell that without doubt
+//!    ([`backend::holes::are_exact`]).
 //!
 //! The place is reused after the commit that frees it, as that of compressed data.
 
 use crate::extents::Extent;
 use crate::image::{Found, Image};
+use crate::storage::Store;
 use rangemap::RangeSet;
 use std::io;
 use std::ops::Range;
 
 /// Maximum discarded ranges that are remembered. The data of further ones keeps its place.
-const DISCARDED_MAX: usize = 4096;
+pub(crate) const DISCARDED_MAX: usize = 4096;
 /// Maximum clusters that are freed at once, while questions wait.
-const UNMAP_MAX: u64 = 4096;
+const UNMAP_MAX: u64 = 256;
+/// Free bytes of the file system that the changed tables may need: with less nothing is unmapped.
+const ROOM_MIN: u64 = 64 << 20;
 
 /// Discarded ranges of the disk, in whole clusters.
 #[derive(Debug, Default)]
@@ -68,6 +72,9 @@ impl Discarded {
             self.leaving.remove(part.clone());
             self.note(part);
         }
+        if self.leaving.len() > 4 * DISCARDED_MAX {
+            self.leaving.clear();
+        }
         let behind = self.leaving.overlapping(used.end..extent.end.max(used.end)).next();
         Extent { end: behind.map_or(extent.end, |range| range.start), ..extent }
     }
@@ -88,6 +95,9 @@ impl Discarded {
 impl Image {
     /// Remembers that the data of a range was punched out of the file.
     pub(crate) fn note_discarded(&mut self, at: u64, len: u64) {
+        if !self.store().is_ok_and(Store::has_exact_holes) {
+            return;
+        }
         let range = self.clusters_of(at..at + len);
         self.discarded.note(range);
     }
@@ -121,6 +131,11 @@ impl Image {
             self.discarded.epoch = self.versions().begin_epoch();
         }
         if let Progress::Leaving { are_free: true } = self.discarding() {
+            // A commit that finds no space ends all writes.
+            if !self.store().and_then(Store::free_bytes).is_ok_and(|free| free >= ROOM_MIN) {
+                self.forget_discarded();
+                return Ok(Progress::Nothing);
+            }
             let ranges = self.discarded.take(UNMAP_MAX * self.cluster_bytes());
             if let Err(why) = self.unmap(ranges) {
                 self.complain(&why);
@@ -182,7 +197,7 @@ impl Image {
         let mut start = host(part.start);
         while start < end {
             let data = self.store()?.first_data(start..end)?;
-            let len = data.start / cluster * cluster - start;
+            let len = (data.start / cluster * cluster).saturating_sub(start);
             if len > 0 {
                 let at = part.start + (start - host(part.start));
                 holes.push(at..(at + len).min(part.end));

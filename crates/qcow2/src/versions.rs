@@ -4,16 +4,17 @@
 //! A place in a file may be given to other data only if no I/O uses it under its old meaning. So each
 //! user (a lane, a reader of a backup) publishes the epoch in which its oldest use began, and forgets its
 //! known places when it begins a use in a newer epoch. The thread of the image first begins an epoch, and
-//! gives places of the epochs before away after all users have left these. It begins no other epoch
-//! meanwhile.
+//! gives places of the epochs before away after all users have left these.
 //!
 //! All accesses are sequentially consistent: a user publishes its epoch, and then reads the present one
 //! again; the thread begins an epoch, and then reads what the users have published. So the thread sees
 //! the use, or the user sees the new epoch.
 
 use crate::helper::Work;
+use crate::unmap::DISCARDED_MAX;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -35,6 +36,8 @@ pub(crate) struct Versions {
     generation: AtomicU64,
     epoch: AtomicU64,
     users: Mutex<Vec<Arc<AtomicU64>>>,
+    /// Messages about discards that the thread has not taken.
+    discards: AtomicUsize,
 }
 
 impl Versions {
@@ -56,6 +59,11 @@ impl Versions {
     /// Returns whether each use that began before `epoch` has ended.
     pub(crate) fn have_left(&self, epoch: u64) -> bool {
         self.users().iter().all(|oldest| oldest.load(SeqCst) >= epoch)
+    }
+
+    /// The thread has taken a message about a discard.
+    pub(crate) fn took_discard(&self) {
+        self.discards.fetch_sub(1, Relaxed);
     }
 
     fn users(&self) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
@@ -85,6 +93,16 @@ impl User {
     /// The present version.
     pub(crate) fn now(&self) -> Version {
         self.versions.now()
+    }
+
+    /// Tells the thread that the data of a range was punched out of the file, unless too many messages
+    /// wait: such data keeps its place.
+    pub(crate) fn tell_discarded(&self, at: u64, len: u64) {
+        let discards = &self.versions.discards;
+        if discards.load(Relaxed) < DISCARDED_MAX {
+            discards.fetch_add(1, Relaxed);
+            let _ = self.wake.send(Work::Discarded(at, len)); // a thread that has ended unmaps nothing
+        }
     }
 
     /// Begins a use of places that are known in the present version. Returns its epoch.

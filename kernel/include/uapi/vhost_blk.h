@@ -159,7 +159,7 @@
  *
  * The argument is the address of the limits in the owner's memory, aligned to their size (EINVAL),
  * which the module pins. They replace those of VHOST_BLK_SET_OPTIONS, until address 0 is given. At
- * any time; it waits for no storage, and for no queue. A module without it returns ENOTTY.
+ * any time; it waits for no queue. A module without it returns ENOTTY.
  *
  * Errors: EPERM not the owner; EFAULT no memory to write there, or that of a file on a disk;
  * EOPNOTSUPP memory that the kernel does not map; ENOMEM.
@@ -303,8 +303,9 @@ struct vhost_blk_options {
  * @reserved: 0
  *
  * Times are those of CLOCK_MONOTONIC, outside of any time namespace, and costs are in nanoseconds.
- * The owner may use the limits for requests that it serves itself, and sets all fields to 0 before
- * it shares them. A new version forgives costs: the owner sets @top and @behind to 0 before it.
+ * The owner may use the limits for requests that it serves itself. @top, @behind, @behind_ns and
+ * @reserved are 0 at first. A new version forgives costs: the owner sets @top, @behind and
+ * @behind_ns to 0 before it.
  *
  * All fields change at any time, the clocks by atomic operations. No value harms more than the
  * rate of the devices that share the limits.
