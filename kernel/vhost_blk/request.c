@@ -40,6 +40,15 @@ bool vhost_blk_read_only(const struct vhost_blk_req *req)
 	       READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY;
 }
 
+/* 0 if the disk may be written; -EROFS if its device has become read-only: the storage fails. */
+static int vhost_blk_may_write(const struct vhost_blk_req *req)
+{
+	if (likely(!vhost_blk_read_only(req)))
+		return 0;
+	return req->be->read_only || READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_READ_ONLY ?
+		-EIO : -EROFS;
+}
+
 /* Without FLUSH, or with the cache in write-through mode, a write is durable when it completes. */
 static bool vhost_blk_write_through(const struct vhost_blk_req *req)
 {
@@ -167,8 +176,11 @@ static int vhost_blk_parse_ranges(struct vhost_blk_req *req, struct iov_iter *da
 	unsigned int i, n = bytes / sizeof(wire);
 	int err;
 
-	if (vhost_blk_read_only(req) || !n || bytes % sizeof(wire) || n > VHOST_BLK_RANGES_MAX)
+	if (!n || bytes % sizeof(wire) || n > VHOST_BLK_RANGES_MAX)
 		return -EIO;
+	err = vhost_blk_may_write(req);
+	if (unlikely(err))
+		return err;
 
 	req->ranges = &req->inline_range;
 	if (n > VHOST_BLK_INLINE_RANGES) {
@@ -217,6 +229,7 @@ static int vhost_blk_parse_type(struct vhost_blk_req *req, const struct vhost_bl
 				size_t bytes, struct iov_iter *data)
 {
 	const struct iovec *in = req->q->vq.iov + chain->out;
+	int err;
 
 	switch (req->type) {
 	case VIRTIO_BLK_T_IN:
@@ -224,8 +237,9 @@ static int vhost_blk_parse_type(struct vhost_blk_req *req, const struct vhost_bl
 		return vhost_blk_parse_rw(req, data);
 	case VIRTIO_BLK_T_OUT:
 		vhost_blk_init_out(req, chain, data);
-		if (vhost_blk_read_only(req))
-			return -EIO;
+		err = vhost_blk_may_write(req);
+		if (unlikely(err))
+			return err;
 		req->durable = vhost_blk_write_through(req);
 		return vhost_blk_parse_rw(req, data);
 	case VIRTIO_BLK_T_FLUSH:
@@ -290,8 +304,8 @@ static bool vhost_blk_is_removed(const struct vhost_blk_backend *be)
  *
  * Reads only the header and the ranges, and writes nothing.
  *
- * Return: 0; -EOPNOTSUPP for S_UNSUPP, -ENOMEM to try again, -ENODEV if the storage was removed, any
- * other errno for S_IOERR.
+ * Return: 0; -EOPNOTSUPP for S_UNSUPP, -ENOMEM to try again, -ENODEV if the storage was removed,
+ * -EROFS if it has become read-only, any other errno for S_IOERR.
  */
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data)

@@ -276,8 +276,9 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 		vhost_blk_put_back_chain(q, req);
 		return -EAGAIN;
 	}
-	/* Removed storage fails all requests; if that halts the device, none of them is answered. */
-	req->refused = err != -ENODEV || !(READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_KEEP_FAILED);
+	/* The storage failed, and not the request: if that halts the device, it is not answered. */
+	req->refused = (err != -ENODEV && err != -EROFS) ||
+		       !(READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_KEEP_FAILED);
 	q->stats.refused += req->refused;
 	vhost_blk_end_io(req, err);
 	if (unlikely(READ_ONCE(q->blk->limit.set)))

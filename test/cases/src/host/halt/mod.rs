@@ -13,6 +13,7 @@ use driver::kernel::abi::{self, BlkOptions};
 use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, Request};
 use kit::set::Set::Gating;
+use kit::system::{run, run_quietly};
 use virtio_spec::blk::{S_IOERR, S_OK, T_FLUSH, T_OUT};
 
 cases! { Host;
@@ -28,6 +29,9 @@ cases! { Host;
     "halt-removed", Gating,
         "a device whose disk is removed keeps all requests",
         |_| removed();
+    "halt-read-only", Gating,
+        "a device whose disk becomes read-only keeps writes, and answers reads",
+        |_| read_only();
 }
 
 /// A disk that works. Unlike a linear one, it can become one that fails flushes, too.
@@ -112,6 +116,48 @@ fn kept() -> Result<()> {
     kernel(&mut device)?.set_queue(0, true)?;
     ensure!(kernel(&mut device)?.kept(0)?.is_empty(), "chains of an earlier run");
     wait_until("the rest", || Ok(device.queue(0).try_collect()?)).map(drop)
+}
+
+/// Takes the right to write to a disk away, until the drop.
+struct SetReadOnly(String);
+
+impl SetReadOnly {
+    fn new(disk: &Disk) -> Result<Self> {
+        let path = disk.path.to_string_lossy().into_owned();
+        run("blockdev", &["--setro", &path])?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for SetReadOnly {
+    fn drop(&mut self) {
+        run_quietly("blockdev", &["--setrw", &self.0]);
+    }
+}
+
+fn read_only() -> Result<()> {
+    need_module()?;
+    let (disk, _) = null_blk(NullBlkOptions::USUAL)?;
+    for (flags, keeps) in [(abi::OPT_KEEP_FAILED, true), (abi::OPT_KEEP_NO_SPACE, false)] {
+        let mut device = open(&disk, flags)?;
+        device.write(8, &[1; 4096])?;
+        let _read_only = SetReadOnly::new(&disk)?;
+        device.read(8, &mut [0; 4096])?;
+        let write = Request::write(SECTOR, &[2; 4096]);
+        if !keeps {
+            fails_for_the_driver(&mut device, &write)?;
+            continue;
+        }
+        let layout = device.layout();
+        let id = device.queue(0).submit(&write, &layout)?;
+        wait_for_kept(&mut device)?;
+        // It ends before its bytes are counted.
+        halted_by(&mut device, (T_OUT, 0), libc::EROFS)?;
+        nothing_is_answered(&mut device)?;
+        kernel(&mut device)?.set_queue(0, false)?;
+        ensure!(kernel(&mut device)?.kept(0)? == [id], "the write is not kept");
+    }
+    Ok(())
 }
 
 fn fails_for_the_driver(device: &mut Device, request: &Request) -> Result<()> {
