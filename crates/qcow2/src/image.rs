@@ -283,20 +283,20 @@ impl Image {
     }
 
     /// Returns whether the clusters of a range, which the image has itself, have a table that no other one
-    /// shares. A shared table is copied for that.
+    /// shares. A shared table is copied for that, durably.
     pub(crate) fn has_own_table(&mut self, mut range: Range<u64>) -> io::Result<bool> {
         self.check_usable()?;
-        self.is_changed = true;
         while !range.is_empty() {
             let len = range.end - range.start;
+            self.is_changed = true;
             let prepared = self.access.prepare_data_mapping(range.start, len, true)?;
-            if !prepared.is_nonblocking() || prepared.length() == 0 {
+            let (own, done) = (prepared.is_nonblocking(), prepared.length().min(len));
+            // No copy of a table, and nothing that follows, may take the place of an old table before.
+            self.committed()?;
+            if !own || done == 0 {
                 return Ok(false);
             }
-            range.start += prepared.length().min(len);
-            // The copy of the next table may not take the place of this one's old table.
-            self.committed()?;
-            self.is_changed = true;
+            range.start += done;
         }
         Ok(true)
     }

@@ -96,6 +96,8 @@ pub struct Qcow2Disk {
     capacity_bytes: AtomicU64,
     versions: Arc<Versions>,
     unmapped_bytes: Arc<AtomicU64>,
+    /// A hole of the image's file is a hole without doubt.
+    exact_holes: bool,
     work: Mutex<Sender<Work>>,
     /// The mark of the image, while it may be written.
     in_use: Option<InUse>,
@@ -214,7 +216,8 @@ impl Qcow2Disk {
         let versions = Arc::new(Versions::default());
         let image =
             Image::new(access, header, Arc::clone(&versions)).giving_back(options.file.discard);
-        let unmapped_bytes = Arc::clone(image.unmapped_bytes());
+        let (unmapped_bytes, exact_holes) =
+            (Arc::clone(image.unmapped_bytes()), image.has_exact_holes());
         let top = Arc::clone(&files[0]);
         let work = helper::start(image, move |errno| top.sync_failed(errno))
             .map_err(|source| Qcow2Error::Image { path: path.into(), source })?;
@@ -227,6 +230,7 @@ impl Qcow2Disk {
             capacity_bytes,
             versions,
             unmapped_bytes,
+            exact_holes,
             work,
             in_use,
             reclaimed,
@@ -440,7 +444,7 @@ impl Disk for Qcow2Disk {
             read_only: self.info.read_only,
             discard: self.info.discard.is_some(),
             // The image has the mark if no other program may change it, nor knows its clusters.
-            unmaps: self.info.discard.is_some() && self.in_use.is_some(),
+            unmaps: self.info.discard.is_some() && self.in_use.is_some() && self.exact_holes,
         };
         Ok(Box::new(Qcow2Lane::new(limits, lanes, self.user(), self.work())))
     }

@@ -93,11 +93,13 @@ impl Discarded {
 }
 
 impl Image {
+    /// Returns whether a hole of the file is a hole without doubt. Else nothing may be unmapped.
+    pub(crate) fn has_exact_holes(&self) -> bool {
+        self.store().is_ok_and(Store::has_exact_holes)
+    }
+
     /// Remembers that the data of a range was punched out of the file.
     pub(crate) fn note_discarded(&mut self, at: u64, len: u64) {
-        if !self.store().is_ok_and(Store::has_exact_holes) {
-            return;
-        }
         let range = self.clusters_of(at..at + len);
         self.discarded.note(range);
     }
@@ -161,8 +163,6 @@ impl Image {
             self.find_holes(range, &mut holes)?;
         }
         holes.retain(|hole| self.has_own_table(hole.clone()).unwrap_or(false));
-        // The copy of a shared table may not take a place that the same commit frees.
-        self.committed()?;
         holes.into_iter().try_for_each(|hole| self.free(hole))
     }
 

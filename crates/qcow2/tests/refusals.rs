@@ -5,7 +5,7 @@ mod common;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, IoKind};
-use common::{MIB, folder, image, open, options, qemu_ok};
+use common::{MIB, Random, folder, image, open, options, qemu_ok};
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -105,13 +105,8 @@ fn random_damage_never_panics_and_never_touches_another_file() {
     first.write(0, &vec![1; MIB as usize]);
     drop(first);
     let good = fs::read(&path).expect("the image");
-    let mut state = 0x1234_5678_9abc_def1_u64;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut numbers = Random(0x1234_5678_9abc_def1_u64);
+    let mut random = || numbers.number();
     let mut opened = 0;
     for _ in 0..150 {
         let damaged = folder.path().join("damaged.qcow2");

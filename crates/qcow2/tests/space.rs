@@ -5,10 +5,10 @@ mod common;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, IoKind};
-use common::{MIB, check, content, folder, image, open, options, qemu_ok};
+use common::{MIB, Random, check, clusters, content, folder, image, open, options, qemu_ok};
 use proptest::prelude::*;
 use qcow2::{AllowBacking, Qcow2Disk};
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -28,21 +28,10 @@ fn taken(path: &Path) -> u64 {
     fs::metadata(path).expect("the image").blocks() * 512
 }
 
-fn clusters(path: &Path) -> u64 {
-    let file = File::open(path).expect("it opens");
-    qcow2::check::check(path, &file).expect("it is checked").allocated_clusters
-}
-
 /// Bytes that do not compress.
 fn noise(len: u64) -> Vec<u8> {
-    let mut state = 0x2545_f491_4f6c_dd1f_u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| next()).collect()
+    let mut random = Random(0x2545_f491_4f6c_dd1f);
+    (0..len).map(|_| random.number() as u8).collect()
 }
 
 /// An image of 4 MiB whose clusters are compressed by a half.

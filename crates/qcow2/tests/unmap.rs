@@ -4,17 +4,18 @@
 mod common;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
-use backend::{Disk, Io, IoKind, Lane, Slot, Step};
-use common::{MIB, check, content, folder, image, options, qemu_ok};
+use backend::{Disk, Io, IoKind, Lane, Slot, Step, mark};
+use common::{MIB, Random, check, clusters, content, folder, image, options, qemu_ok};
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
+use tempfile::TempDir;
 
 const CLUSTER: u64 = 64 << 10;
 /// Far more than anything takes.
@@ -25,6 +26,14 @@ fn open(path: &Path) -> Arc<Qcow2Disk> {
     let mut options = options(AllowBacking::SameDir, true);
     options.file.lock = Some(PATIENCE);
     Arc::new(Qcow2Disk::open(path, &options).expect("it opens"))
+}
+
+/// An empty image of 8 MiB in a folder of its own, which no other program may change.
+fn disk() -> (TempDir, PathBuf, Arc<Qcow2Disk>) {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    (folder, path, disk)
 }
 
 fn rig(disk: &Qcow2Disk) -> Rig {
@@ -39,20 +48,13 @@ fn unmap(disk: &Qcow2Disk) {
     disk.unmap_discarded(PATIENCE).expect("the clusters leave");
 }
 
-fn clusters(path: &Path) -> u64 {
-    let file = File::open(path).expect("it opens");
-    qcow2::check::check(path, &file).expect("it is checked").allocated_clusters
-}
-
 fn is_filled(found: &[u8], byte: u8) -> bool {
     found.iter().all(|found| *found == byte)
 }
 
 #[test]
 fn discarded_clusters_are_free_for_other_data() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    let disk = open(&path);
+    let (_folder, path, disk) = disk();
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; 3 * MIB as usize]);
     let end = fs::metadata(&path).expect("a file").len();
@@ -75,9 +77,7 @@ fn discarded_clusters_are_free_for_other_data() {
 
 #[test]
 fn the_end_of_a_disk_waits_for_discarded_clusters_to_leave() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    let disk = open(&path);
+    let (_folder, path, disk) = disk();
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; MIB as usize]);
     discard(&mut rig, 0, MIB);
@@ -87,9 +87,7 @@ fn the_end_of_a_disk_waits_for_discarded_clusters_to_leave() {
 
 #[test]
 fn a_cluster_leaves_when_its_last_part_is_discarded() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    let disk = open(&path);
+    let (_folder, path, disk) = disk();
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; CLUSTER as usize]);
     for at in (0..CLUSTER).step_by(8192).filter(|at| *at != 2 * 8192) {
@@ -106,9 +104,7 @@ fn a_cluster_leaves_when_its_last_part_is_discarded() {
 /// The other lane asks for nothing: it knows the place.
 #[test]
 fn data_that_another_lane_writes_after_a_discard_stays() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    let disk = open(&path);
+    let (_folder, path, disk) = disk();
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     one.write(0, &vec![1; 3 * CLUSTER as usize]);
     assert!(is_filled(&other.read(0, 512), 1));
@@ -162,9 +158,7 @@ fn begin_unmap(disk: &Qcow2Disk) {
 
 #[test]
 fn clusters_stay_while_an_io_that_began_before_is_in_flight() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    let disk = open(&path);
+    let (_folder, path, disk) = disk();
     let mut one = rig(&disk);
     one.write(0, &vec![1; 2 * CLUSTER as usize]);
     let write = InFlight::start(&disk, 0, 2);
@@ -182,9 +176,7 @@ fn clusters_stay_while_an_io_that_began_before_is_in_flight() {
 /// The other lane asks for the place, and then writes without a question.
 #[test]
 fn a_cluster_that_is_asked_for_before_it_leaves_has_no_unknown_writer() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    let disk = open(&path);
+    let (_folder, path, disk) = disk();
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     one.write(0, &vec![1; 3 * CLUSTER as usize]);
     let write = InFlight::start(&disk, 2 * CLUSTER, 2);
@@ -223,9 +215,7 @@ fn a_cluster_of_an_overlay_that_leaves_still_hides_the_backing_file() {
 
 #[test]
 fn a_settled_disk_changes_nothing_more_until_a_request() {
-    let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    let disk = open(&path);
+    let (_folder, path, disk) = disk();
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; MIB as usize]);
     discard(&mut rig, 0, MIB);
@@ -236,6 +226,49 @@ fn a_settled_disk_changes_nothing_more_until_a_request() {
     discard(&mut rig, 0, 4096);
     unmap(&disk);
     assert_eq!(clusters(&path), 15);
+}
+
+/// A request that never ends holds its places, but not the end of the disk.
+#[test]
+fn the_end_of_a_disk_with_a_request_in_flight_frees_nothing_and_is_clean() {
+    let (_folder, path, disk) = disk();
+    let mut one = rig(&disk);
+    one.write(0, &vec![1; 2 * CLUSTER as usize]);
+    let write = InFlight::start(&disk, 0, 2);
+    discard(&mut one, 0, 2 * CLUSTER);
+    drop((one, disk));
+    let marked = mark::in_use(&File::open(&path).expect("it opens")).expect("the attribute");
+    assert_eq!((marked, check(&path), clusters(&path)), (None, Ok(()), 2));
+    write.end();
+    assert!(is_filled(&content(&path)[..4096], 2));
+}
+
+/// The range of the last cluster ends with the disk, within the cluster, before the growth.
+#[test]
+fn a_disk_that_grows_forgets_what_was_discarded() {
+    let folder = folder();
+    let size = (3 * MIB + 512).to_string();
+    let create = ["create", "-qf", "qcow2", "-o", "cluster_size=4k", "a.qcow2", &size];
+    qemu_ok("qemu-img", folder.path(), &create);
+    let path = folder.path().join("a.qcow2");
+    let disk = open(&path);
+    let mut small = rig(&disk);
+    small.write(0, &vec![1; 3 * MIB as usize]);
+    small.write(3 * MIB, &[1; 512]);
+    // Another range waits, so that all later ones wait for the same epoch.
+    let write = InFlight::start(&disk, 0, 2);
+    discard(&mut small, 2 * MIB, 4096);
+    begin_unmap(&disk);
+    discard(&mut small, 3 * MIB, 512);
+    disk.resize(Some(8 * MIB)).expect("it grows");
+    let mut grown = rig(&disk);
+    grown.write(4 * MIB, &vec![1; 2 * MIB as usize]);
+    discard(&mut grown, 4 * MIB, 2 * MIB);
+    write.end();
+    unmap(&disk);
+    assert_eq!((disk.unmapped_bytes(), clusters(&path)), (2 * MIB, 769), "whole clusters leave");
+    drop((small, grown, disk));
+    assert_eq!(check(&path), Ok(()));
 }
 
 #[test]
@@ -255,13 +288,9 @@ fn discarded_clusters_of_a_shared_image_stay() {
 fn load(disk: &Qcow2Disk, lane: u64, rounds: u64) -> Vec<u8> {
     let mut rig = rig(disk);
     let mut model = vec![0; SIZE as usize];
-    let mut state = (lane + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id());
-    let mut random = |below: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % below
-    };
+    let seed = (lane + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id());
+    let mut numbers = Random(seed);
+    let mut random = |below: u64| numbers.number() % below;
     for round in 0..rounds {
         // Most of the time in few clusters, so that they fill and empty.
         let clusters = if random(4) == 0 { SIZE / SHARED } else { 8 };
