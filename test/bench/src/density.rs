@@ -10,21 +10,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Args as ClapArgs;
-use driver::{Device, Options, Request};
+use driver::{Device, Request};
 use kit::metric::{CPU, Figures, IDLE_CPU, Metric, P50, P99, Set, percentile, point};
 use kit::report::{Column, Goal, Report, Section};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use virtio_spec::blk::S_OK;
 
 use self::fleet::{Fleet, Kind, Programs};
+use crate::one_daemon::{LIGHT_BYTES, light_driver};
 use crate::setup;
 
 /// Memory of the servers for each disk, without the guests' own.
 const MEMORY: Metric = Metric::new("memory", "KiB");
 /// Threads of all servers.
 const THREADS: Metric = Metric::new("threads", "1");
-/// Bytes of a request.
-const BLOCK: usize = 4096;
 
 const METHOD: &str = "Null disks of one queue, each with a connected driver. `memory`: the servers' proportional share \
     (PSS) for each disk, without memory that a guest shares; `idle`: CPU time of all servers while no disk is used, in \
@@ -86,7 +85,7 @@ fn raise_file_limit() -> Result<()> {
 
 fn measure(args: &Args, programs: &Programs, kind: Kind, disks: u16) -> Result<Figures> {
     let fleet = Fleet::start(programs, kind, disks)?;
-    let mut devices = fleet.sockets().map(connect).collect::<Result<Vec<_>>>()?;
+    let mut devices = fleet.sockets().map(light_driver).collect::<Result<Vec<_>>>()?;
     // Each disk has served a request, so that nothing is counted that only happens once.
     devices.iter_mut().try_for_each(|device| read(device).map(drop))?;
     let time = Duration::from_secs_f64(args.seconds);
@@ -107,16 +106,11 @@ fn measure(args: &Args, programs: &Programs, kind: Kind, disks: u16) -> Result<F
     ])
 }
 
-fn connect(socket: &std::path::Path) -> Result<Device> {
-    let options = Options { queue_size: 16, scratch_bytes: 2 * BLOCK, ..Options::default() };
-    Ok(Device::connect(socket, &options)?)
-}
-
 /// Reads a block; returns the time that it took.
 fn read(device: &mut Device) -> Result<Duration> {
     let layout = device.layout();
     let start = Instant::now();
-    let done = device.queue(0).execute(&Request::read(0, BLOCK), &layout)?;
+    let done = device.queue(0).execute(&Request::read(0, LIGHT_BYTES), &layout)?;
     ensure!(done.status == Some(S_OK), "a read ended with {:?}", done.status);
     Ok(start.elapsed())
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One `vhost-blk daemon` with many disks.
+//! One `vhost-blk daemon` with many disks, and light drivers for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use driver::{Device, Options};
 use kit::daemon::Daemon;
 
 /// A running daemon with its disks, ended on drop.
@@ -26,6 +27,15 @@ pub(crate) fn program(given: Option<&Path>) -> Result<PathBuf> {
         bail!("{} is not there: build vhost-blk, or give --vhost-blk", program.display());
     }
     Ok(program)
+}
+
+/// Bytes of the requests that a light driver has room for, one at a time.
+pub(crate) const LIGHT_BYTES: usize = 4096;
+
+/// A connected driver with one small queue.
+pub(crate) fn light_driver(socket: &Path) -> Result<Device> {
+    let options = Options { queue_size: 16, scratch_bytes: 2 * LIGHT_BYTES, ..Options::default() };
+    Ok(Device::connect(socket, &options)?)
 }
 
 impl OneDaemon {

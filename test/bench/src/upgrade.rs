@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args as ClapArgs;
-use driver::{Device, Options};
+use driver::Device;
 use kit::metric::{Figures, Metric, Set, percentile, point};
 use kit::report::{Column, Goal, Report, Section};
 use tempfile::TempDir;
 
 use crate::client::Client;
 use crate::load::Load;
-use crate::one_daemon::{OneDaemon, program};
+use crate::one_daemon::{OneDaemon, light_driver, program};
 use crate::setup;
 
 /// Longest latency of a window: its median over all windows, 99th percentile and maximum.
@@ -93,11 +93,8 @@ impl Rig {
         };
         let images = (0..disks).map(image).collect::<Result<Vec<_>>>()?;
         let served = OneDaemon::start(program, folder.path(), &images)?;
-        let connect = |socket| -> Result<Device> {
-            let options = Options { queue_size: 16, scratch_bytes: 4096, ..Options::default() };
-            Ok(Device::connect(socket, &options)?)
-        };
-        let idle = served.sockets.iter().skip(1).map(connect).collect::<Result<_>>()?;
+        let others = served.sockets.iter().skip(1);
+        let idle = others.map(|socket| light_driver(socket)).collect::<Result<_>>()?;
         Ok(Self { served, _idle: idle, _folder: folder })
     }
 

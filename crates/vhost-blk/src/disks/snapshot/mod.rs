@@ -231,8 +231,8 @@ mod tests {
         std::fs::create_dir(path("a.toml")).unwrap();
         let mark = Some(path("b.qcow2"));
         let layers = Layers::new(Arc::clone(&top) as Arc<dyn Disk>, None, Earlier::default());
-        let top_of = Arc::clone(&top);
-        let change = Change { args, layers, top: top_of, qcow2: None, mark, config: Some(config) };
+        let change =
+            Change { args, layers, top: Arc::clone(&top), qcow2: None, mark, config: Some(config) };
         let told = change.commit().unwrap_err();
         assert!(told.contains("a.toml cannot be replaced") && told.contains("; check"), "{told}");
         assert_eq!(top.overlay().unwrap(), None);

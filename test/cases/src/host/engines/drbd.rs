@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! DRBD: the peer and the own disk are lost and return.
 
-use super::{STEP, Serving, changed, doctor};
+use super::{STEP, Serving, changed, doctor_says};
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::Drbd;
@@ -20,11 +20,7 @@ cases! { Host;
 fn mirror(env: &Env) -> Result<()> {
     let drbd = Drbd::create()?;
     let (disk, legs) = drbd.parts();
-    let says = |wanted: &str| -> Result<()> {
-        let (outcome, message) = doctor(env, disk, "device_engine")?;
-        ensure!(outcome == wanted, "doctor says {outcome}, not {wanted}: {message}");
-        Ok(())
-    };
+    let says = |wanted: &str| doctor_says(env, disk, "device_engine", wanted);
     let done = changed(env, disk, &Serving::default(), |handles, _, _| {
         for round in 0..env.rounds(2) {
             let step = |what: &str| format!("round {round}, {what}");

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! iSCSI with one session: it is lost and comes back, the target restarts, the unit grows.
 
-use super::{NO_FLUSHES, STEP, Serving, allow_errors, changed, doctor, wait_for_any, wait_out};
+use super::{
+    NO_FLUSHES, STEP, Serving, allow_errors, changed, doctor_says, wait_for_any, wait_out,
+};
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Iscsi, SessionState, wait_until};
@@ -39,8 +41,8 @@ fn session(env: &Env) -> Result<()> {
     let done = changed(env, &disk, &Serving::default(), |handles, daemon, _| {
         for round in 0..env.rounds(2) {
             handles.wait_for_progress(STEP).with_context(|| format!("before round {round}"))?;
-            let (outcome, message) = doctor(env, &disk, "device_engine")?;
-            ensure!(outcome == "ok" && message.contains("LOGGED_IN"), "doctor: {message}");
+            let message = doctor_says(env, &disk, "device_engine", "ok")?;
+            ensure!(message.contains("LOGGED_IN"), "doctor: {message}");
             iscsi.cut(0)?;
             iscsi.wait_for(0, SessionState::Failed)?;
             wait_out(handles)?;

@@ -89,8 +89,8 @@ fn wait_for_any(daemon: &Daemon, metric: &str) -> Result<()> {
     wait_until(metric, || Ok(daemon.total(metric).is_ok_and(|count| count > 0).then_some(())))
 }
 
-/// Outcome and message of a check of the disk by `vhost-blk doctor`.
-fn doctor(env: &Env, disk: &Disk, check: &str) -> Result<(String, String)> {
+/// Checks that `vhost-blk doctor` judges a check of the disk by this outcome; returns its message.
+fn doctor_says(env: &Env, disk: &Disk, check: &str, wanted: &str) -> Result<String> {
     let program = env.bin.join("vhost-blk");
     let mut command = Command::new(&program);
     // It fails, because the daemon has the disk: only its words count.
@@ -99,7 +99,9 @@ fn doctor(env: &Env, disk: &Disk, check: &str) -> Result<(String, String)> {
     let checks = report["checks"].as_array().context("no checks")?;
     let found = checks.iter().find(|found| found["check"] == check);
     let found = found.with_context(|| format!("no check {check} in {report}"))?;
-    let text = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
-    println!("doctor: {}: {}", text("outcome"), text("message"));
-    Ok((text("outcome"), text("message")))
+    let text = |name: &str| found[name].as_str().unwrap_or_default();
+    let (outcome, message) = (text("outcome"), text("message"));
+    println!("doctor: {outcome}: {message}");
+    ensure!(outcome == wanted, "doctor says {outcome}, not {wanted}: {message}");
+    Ok(message.to_owned())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Device-mapper multipath over two sessions of iSCSI: paths fail and return, the unit grows.
 
-use super::{STEP, Serving, changed, doctor, wait_out};
+use super::{STEP, Serving, changed, doctor_says, wait_out};
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Iscsi, Multipath, SessionState};
@@ -33,11 +33,7 @@ fn paths(env: &Env) -> Result<()> {
     // Requests of a lost path fail; the other path serves them.
     expect_io_errors();
     let (iscsi, multipath, disk) = Iscsi::connect_multipath(WAIT_SHORT)?;
-    let says = |wanted: &str| -> Result<()> {
-        let (outcome, message) = doctor(env, &disk, "device_paths")?;
-        ensure!(outcome == wanted, "doctor says {outcome}, not {wanted}: {message}");
-        Ok(())
-    };
+    let says = |wanted: &str| doctor_says(env, &disk, "device_paths", wanted);
     let done = changed(env, &disk, &Serving::default(), |handles, daemon, _| {
         for path in [0, 1] {
             let step = |what: &str| format!("path {path} {what}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ceph RBD by the kernel's client: OSDs are killed and return, the image grows.
 
-use super::{STEP, Serving, changed, doctor, wait_out};
+use super::{STEP, Serving, changed, doctor_says, wait_out};
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::Ceph;
@@ -24,8 +24,8 @@ fn cluster(env: &Env) -> Result<()> {
     let (mut ceph, disk) = Ceph::start()?;
     let done = changed(env, &disk, &Serving::default(), |handles, daemon, _| {
         handles.wait_for_progress(STEP).context("before")?;
-        let (outcome, message) = doctor(env, &disk, "device_engine")?;
-        ensure!(outcome == "ok" && message.contains("disks/disk1"), "doctor: {message}");
+        let message = doctor_says(env, &disk, "device_engine", "ok")?;
+        ensure!(message.contains("disks/disk1"), "doctor: {message}");
         ceph.kill(1)?;
         ceph.wait_for_up(1)?;
         handles.wait_for_progress(STEP).context("on one OSD")?;
