@@ -25,6 +25,7 @@ struct vhost_blk_tally {
  * @trial: tallies without coalescing and with it
  * @pause: windows between two trials
  * @until_trial: windows until the next one
+ * @was_idle: the last window took too long
  * @window: tally of the present window; its time is that of its start
  * @largest: most requests that one call of the window answered
  */
@@ -36,6 +37,7 @@ struct vhost_blk_coalesce {
 	struct vhost_blk_tally trial[2];
 	unsigned int pause;
 	unsigned int until_trial;
+	bool was_idle;
 	struct vhost_blk_tally window;
 	unsigned int largest;
 };

@@ -25,13 +25,13 @@ const HOLD_IDLE: Nanos = 30 * MICROSECOND;
 /// Maximum requests that a held call answers.
 const HOLD_REQUESTS_MAX: u64 = 16;
 
-/// Minimum duration of a window, and its minimum number of requests; a window that takes longer
-/// than the maximum says nothing.
+/// Minimum duration of a window, and its minimum number of requests. A window that takes longer than
+/// the maximum says nothing: the driver was idle.
 const WINDOW: Nanos = 4 * MILLISECOND;
 const WINDOW_REQUESTS_MIN: u64 = 64;
 const WINDOW_MAX: Nanos = 100 * MILLISECOND;
 /// Windows of a trial, half of them with coalescing.
-const TRIAL_WINDOWS: u32 = 16;
+const TRIAL_WINDOWS: u32 = 24;
 /// Windows between two trials. The pause doubles after each trial that changes nothing.
 const PAUSE_WINDOWS_MIN: u32 = 16;
 const PAUSE_WINDOWS_MAX: u32 = 1024;
@@ -39,7 +39,7 @@ const PAUSE_WINDOWS_MAX: u32 = 1024;
 const GAIN: f64 = 1.03;
 /// Loss of the rate, and share of the calls, with which it pays as well.
 const LOSS: f64 = 0.97;
-const FEWER_CALLS: f64 = 0.5;
+const FEWER_CALLS: f64 = 2.0 / 3.0;
 
 /// The held call of one queue, and the trials that decide about coalescing.
 #[derive(Debug)]
@@ -52,6 +52,8 @@ pub(crate) struct Coalescer {
     /// Calls are held, as the last trial decided.
     chosen: bool,
     trial: Option<Trial>,
+    /// The last window took too long.
+    was_idle: bool,
     /// The pause between two trials, in windows.
     pause: Backoff,
     window: Window,
@@ -128,6 +130,7 @@ impl Coalescer {
             uncalled: 0,
             chosen: false,
             trial: None,
+            was_idle: false,
             pause,
             window: Window::default(),
         }
@@ -196,13 +199,24 @@ impl Coalescer {
         }
         let window =
             std::mem::replace(&mut self.window, Window { since: now, ..Window::default() });
-        if nanos < WINDOW_MAX && window.largest > 1 {
-            self.count(Tally { nanos, requests: window.requests, calls: window.calls });
-        } else {
-            // The driver was idle, or waits for each request.
-            self.chosen = false;
+        let idle = nanos >= WINDOW_MAX;
+        let was_idle = std::mem::replace(&mut self.was_idle, idle);
+        if window.largest <= 1 || idle && was_idle {
+            self.begin_anew();
+        } else if idle {
+            // One such window is a gap between two loads, which may be alike.
             self.trial = None;
+        } else {
+            self.count(Tally { nanos, requests: window.requests, calls: window.calls });
         }
+    }
+
+    /// Forgets a load: the driver waits for each request, or has few of them.
+    fn begin_anew(&mut self) {
+        self.chosen = false;
+        self.trial = None;
+        self.pause.reset();
+        self.pause.begin();
     }
 
     /// Counts a window in the trial, or in the pause before the next one.
@@ -323,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn two_percent_of_the_rate_are_worth_half_of_the_calls_and_five_are_not() {
+    fn two_percent_of_the_rate_are_worth_fewer_calls_and_five_are_not() {
         for (time, holds) in [(102, true), (105, false)] {
             let mut load = Load::new(Coalesce::Auto);
             load.run(SECOND, 2, |held| if held { time } else { 100 } * MICROSECOND / 10);
@@ -349,9 +363,29 @@ mod tests {
     #[test]
     fn a_load_that_becomes_slow_is_followed() {
         let mut load = coalescing();
-        load.run(2 * WINDOW_MAX, 2, |_| 5 * MILLISECOND);
+        load.run(3 * WINDOW_MAX, 2, |_| 5 * MILLISECOND);
         let (calls, batches) = load.run(SECOND, 2, |_| 5 * MILLISECOND);
         assert_eq!(calls, batches);
+    }
+
+    #[test]
+    fn a_gap_in_the_load_changes_nothing() {
+        let mut load = coalescing();
+        load.now += SECOND;
+        let (calls, batches) = load.run(10 * WINDOW, 4, |_| 10 * MICROSECOND);
+        assert!(calls * 3 < batches, "{calls} calls for {batches} batches of 4");
+    }
+
+    #[test]
+    fn a_deep_load_after_a_shallow_one_is_tried_soon() {
+        let mut load = coalescing();
+        let dear = |held| if held { 10 * MICROSECOND } else { 20 * MICROSECOND };
+        // Trials become rare.
+        load.run(30 * SECOND, 4, dear);
+        load.run_asleep(SECOND, 10 * MICROSECOND);
+        assert!(!load.calls.chosen);
+        load.run(50 * WINDOW, 4, dear);
+        assert!(load.calls.chosen);
     }
 
     #[test]
