@@ -185,9 +185,23 @@ pub fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[rank.max(1) - 1]
 }
 
+/// Returns the subjects of a comparison in the order of a round. Each round begins with another one,
+/// so that a change of the load does not always meet the same one.
+pub fn in_turn<T>(subjects: &[T], round: u32) -> impl Iterator<Item = &T> {
+    let first = round as usize % subjects.len().max(1);
+    subjects[first..].iter().chain(&subjects[..first])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_round_begins_with_another_subject() {
+        let round = |round| in_turn(&["a", "b", "c"], round).copied().collect::<String>();
+        assert_eq!([0, 1, 2, 3].map(round), ["abc", "bca", "cab", "abc"]);
+        assert_eq!(in_turn::<u8>(&[], 1).count(), 0);
+    }
 
     #[test]
     fn percentiles_are_values_that_occurred() {

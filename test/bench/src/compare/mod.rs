@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use kit::fio;
-use kit::metric::{CPU, IDLE_CPU, IOPS, P50, P99, Set, point};
+use kit::metric::{CPU, IDLE_CPU, IOPS, P50, P99, Set, in_turn, point};
 use kit::report::{Column, Report, Section};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
@@ -178,7 +178,7 @@ fn compare(
     let works = works(args, storage, &servers, &mut results.left_out);
     for round in 0..args.rounds() {
         for work in &works {
-            measure(args, settings, storage, work, &mut results.points)?;
+            measure(args, settings, (storage, round), work, &mut results.points)?;
         }
         eprintln!("bench: {storage} round {} of {}", round + 1, args.rounds());
     }
@@ -233,7 +233,7 @@ fn is_possible(server: &Server, load: &Load, what: &str, left_out: &mut Vec<Stri
 fn measure(
     args: &Args,
     settings: &Settings,
-    storage: Storage,
+    (storage, round): (Storage, u32),
     work: &Work<'_>,
     set: &mut Set,
 ) -> Result<()> {
@@ -242,7 +242,7 @@ fn measure(
     for &depth in &work.shape.depths {
         for &mode in &work.shape.modes {
             let load = args.load_of(&work.shape, mode, depth);
-            for server in &work.servers {
+            for server in in_turn(&work.servers, round) {
                 let figures = sample(args, server, &load, cpus)?;
                 set.add(&server.name, &point_of(storage, &load), figures);
             }

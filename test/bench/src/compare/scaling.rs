@@ -2,7 +2,7 @@
 //! N queues on N cores.
 
 use anyhow::Result;
-use kit::metric::Set;
+use kit::metric::{Set, in_turn};
 
 use super::args::Args;
 use super::plan::point_of;
@@ -28,8 +28,8 @@ pub(super) fn measure(
         let depth = args.depths.iter().copied().max().unwrap_or(32);
         let load = Load { queues, cpus: cpus.to_vec(), ..args.load(Mode::Event, depth) };
         let servers = specs.iter().map(|s| s.start(cpus)).collect::<Result<Vec<_>>>()?;
-        for _ in 0..args.rounds() {
-            for server in &servers {
+        for round in 0..args.rounds() {
+            for server in in_turn(&servers, round) {
                 let figures = sample(args, server, &load, cpus)?;
                 set.add(&server.name, &point_of(storage, &load), figures);
             }

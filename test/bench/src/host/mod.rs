@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
 use kit::fio;
-use kit::metric::{CPU, Figures, IDLE_CPU, IOPS, Metric, P50, P99, Point, Set, point};
+use kit::metric::{CPU, Figures, IDLE_CPU, IOPS, Metric, P50, P99, Point, Set, in_turn, point};
 use kit::report::{Column, Report, Section};
 
 use self::subject::{Programs, Servers, Subject, Who, is_qsd};
@@ -189,7 +189,7 @@ fn compare(
     let with_fio = queues == 1 && fio::installed();
     for round in 0..args.rounds {
         for spot in &spots {
-            for subject in &subjects {
+            for subject in in_turn(&subjects, round) {
                 let what = || format!("measuring {} at depth {}", subject.who.name(), spot.depth);
                 let figures = sample(args, subject, spot).with_context(what)?;
                 results.points.add(subject.who.name(), &spot.point(), figures);

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Args as ClapArgs, ValueEnum};
-use kit::metric::{Figures, IOPS, P50, Point, Set, point};
+use kit::metric::{Figures, IOPS, P50, Point, Set, in_turn, point};
 use kit::report::{Report, Section};
 use serde_json::{Value, json};
 
@@ -136,8 +136,7 @@ fn compare(
         modes.iter().for_each(|&mode| set.add(name(mode), &point_of(work), Figures::new()));
     }
     for round in 0..rounds {
-        for turn in 0..modes.len() {
-            let mode = modes[(turn + round as usize) % modes.len()];
+        for &mode in in_turn(modes, round) {
             let _driver = Driver::load(mode, &[])?;
             for work in work {
                 let (_, disk, load) = work;

@@ -14,7 +14,7 @@ use bench::rig::{Speed, null_blk};
 use bench::setup;
 use clap::Args as ClapArgs;
 use kit::fio::{Job, Outcome};
-use kit::metric::{IOPS, Set, point};
+use kit::metric::{IOPS, Set, in_turn, point};
 use kit::report::Report;
 
 use self::attach::{Attached, Way};
@@ -113,6 +113,7 @@ fn measure(
     let spec = GuestSpec { vcpus, memory_mib: 512, disks: arguments, incoming: false };
     let mut guest = Guest::boot(image, &spec)?;
     let nodes = disks.iter().map(|disk| disk.node(&mut guest)).collect::<Result<Vec<_>>>()?;
+    let in_guest: Vec<_> = disks.iter().zip(&nodes).collect();
     let device = speed.name();
     for round in 0..args.rounds {
         for rw in &args.rw {
@@ -120,7 +121,7 @@ fn measure(
                 let labels =
                     point(&[("device", &device), ("rw", rw), ("vcpus", &vcpus), ("depth", depth)]);
                 let job = |node| job(node, rw, *depth, vcpus).timed(args.seconds, 300);
-                for (disk, node) in disks.iter().zip(&nodes) {
+                for (disk, node) in in_turn(&in_guest, round) {
                     let outcome = Outcome::parse(&guest.ok(&job(node).command_line())?)?;
                     set.add(disk.way.name(), &labels, vec![(IOPS, outcome.iops)]);
                 }
