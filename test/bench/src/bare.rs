@@ -13,6 +13,8 @@ use crate::load::{Load, Op, READS_PERCENT};
 /// Seconds by which fio may exceed its run time.
 const GRACE_S: f64 = 60.0;
 
+const FIXED: &str = "--ioengine=io_uring --fixedbufs --registerfiles";
+
 /// fio's engine with its best options. The limit of the storage is the best of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -24,11 +26,17 @@ pub enum Engine {
     UringFixed,
     /// The same, submitted and taken back in batches.
     UringBatch,
+    /// Registered files and buffers; a thread of the kernel submits, and fio looks for completions
+    /// without sleeping. It needs a second CPU.
+    UringSpin,
+    /// Registered files and buffers; completions are polled for at the device, which must have poll
+    /// queues.
+    UringPolled,
 }
 
 impl Engine {
-    /// All engines.
-    pub const ALL: [Self; 4] = [Self::Psync, Self::Uring, Self::UringFixed, Self::UringBatch];
+    /// The engines that sleep until a completion.
+    pub const SLEEPING: [Self; 4] = [Self::Psync, Self::Uring, Self::UringFixed, Self::UringBatch];
 
     /// The name in tables.
     pub fn name(self) -> &'static str {
@@ -37,6 +45,8 @@ impl Engine {
             Self::Uring => "bare fio io_uring",
             Self::UringFixed => "bare fio io_uring fixed",
             Self::UringBatch => "bare fio io_uring fixed, batches",
+            Self::UringSpin => "bare fio io_uring fixed, spinning",
+            Self::UringPolled => "bare fio io_uring fixed, polled",
         }
     }
 
@@ -45,12 +55,14 @@ impl Engine {
         let engine = match self {
             Self::Psync => "--ioengine=psync".to_owned(),
             Self::Uring => "--ioengine=io_uring".to_owned(),
-            Self::UringFixed => "--ioengine=io_uring --fixedbufs --registerfiles".to_owned(),
+            Self::UringFixed => FIXED.to_owned(),
+            // fio sleeps for completions in the system call that submits, which it then has not.
+            Self::UringSpin => format!("{FIXED} --sqthread_poll"),
+            Self::UringPolled => format!("{FIXED} --hipri"),
             Self::UringBatch => {
                 let batch = (depth / 2).clamp(1, 16);
                 format!(
-                    "--ioengine=io_uring --fixedbufs --registerfiles \
-                     --iodepth_batch_submit={batch} --iodepth_batch_complete_min=1 \
+                    "{FIXED} --iodepth_batch_submit={batch} --iodepth_batch_complete_min=1 \
                      --iodepth_batch_complete_max={batch}"
                 )
             }
@@ -138,6 +150,8 @@ mod tests {
         for part in ["--rw=randrw --rwmixread=70", "--iodepth=32", "--iodepth_batch_submit=16"] {
             assert!(batch.contains(part), "{batch}");
         }
+        let spinning = line(Op::Randread, 1, Engine::UringSpin);
+        assert!(spinning.contains("--registerfiles --sqthread_poll"), "{spinning}");
     }
 
     #[test]

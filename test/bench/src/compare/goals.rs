@@ -4,7 +4,8 @@
 //! Only 4 KiB random reads have goals. Each compares with the best variant of qemu-storage-daemon
 //! at the same point: the fastest one for rates, the one with the least CPU time for CPU time.
 //!
-//! Random writes have goals, too, on a qcow2 image: it is compared with the raw file beside it.
+//! Random writes have goals, too, on a qcow2 image: it is compared with the raw file beside it. So
+//! have writes with a FLUSH each, on files.
 
 use kit::metric::{CPU, IOPS, Row, Set};
 use kit::report::Goal;
@@ -20,6 +21,9 @@ const SCALING_MIN: f64 = 1.5;
 /// On a real disk, at every depth: least rate over the best of qemu-storage-daemon.
 const DISK_MIN: f64 = 1.15;
 
+/// Writes with a FLUSH each: least rate over the best of qemu-storage-daemon.
+const FLUSHES_MIN: f64 = 1.5;
+
 /// Allocated clusters of a qcow2 image: least rate and greatest CPU time over the raw file's.
 const QCOW2_RATE_MIN: f64 = 0.97;
 const QCOW2_CPU_MAX: f64 = 1.05;
@@ -32,6 +36,7 @@ pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
         goals.extend(rate_against_fio(points, ours));
         goals.extend(cpu_against_qsd(points, ours));
     }
+    goals.extend(points.of(OURS).filter_map(|row| flushes_against_qsd(points, row)));
     for image in points.of(OURS_QCOW2).filter(|row| is_random(row)) {
         goals.extend(qcow2_against_raw(points, image));
         goals.extend(qcow2_against_qsd(points, image));
@@ -86,6 +91,14 @@ fn rate_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
     };
     let name = name("rate", ours, BEST_QSD);
     Some(Goal::at_least(name, ours.over(best, IOPS), bound).over(&best.subject))
+}
+
+fn flushes_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
+    let of_files =
+        ours.label("load") == Op::Writeflush.to_string() && ours.label("storage") != "null";
+    let best = points.most(&ours.point, IOPS, is_qsd).filter(|_| of_files)?;
+    let name = name("rate, writes with FLUSH", ours, BEST_QSD);
+    Some(Goal::at_least(name, ours.over(best, IOPS), FLUSHES_MIN).over(&best.subject))
 }
 
 fn rate_against_fio(points: &Set, ours: &Row) -> Option<Goal> {

@@ -249,7 +249,7 @@ fn measure(
         }
         let load = args.load_of(&work.shape, Mode::Event, depth);
         let Some(file) = file else { continue };
-        for engine in Engine::ALL {
+        for engine in Engine::SLEEPING {
             args.go_on()?;
             let got = bare::measure(file, &load, engine, cpus, args.duration().as_secs_f64())?;
             set.add(engine.name(), &bare_point(storage, &load), bare::figures(&got, &load));

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The goals of the kernel plane on the host side only.
+//! The goals of both planes on the host side only.
 
-use kit::metric::{IOPS, Row, Set};
+use kit::metric::{CPU, IOPS, P50, Row, Set};
 use kit::report::{Goal, Report};
 
 use super::subject::{Who, is_qsd};
+use crate::bare::Engine;
 use crate::goals::{self, BEST_QSD};
+use crate::rig::Speed;
+use crate::server::is_bare;
 
 /// Rate over the best qemu-storage-daemon at 32 requests in flight.
 const OVER_QSD_DEEP: f64 = 5.0;
@@ -13,6 +16,17 @@ const OVER_QSD_DEEP: f64 = 5.0;
 const OVER_QSD_SINGLE: f64 = 2.0;
 /// Advantage over the in-kernel design of 2022, both relative to qemu-storage-daemon.
 const OVER_2022: f64 = 1.3;
+/// Kernel plane over the best of bare fio at 32 requests in flight, the client sleeping or spinning.
+const OVER_FIO: [(&str, f64); 2] = [("event", 0.92), ("spin", 0.97)];
+/// Kernel plane over io_uring plane at 128 requests in flight.
+const OVER_URING_DEEP: f64 = 1.15;
+/// Polling a device over its interrupts, one request in flight.
+const POLLED_OVER_INTERRUPTS: f64 = 1.2;
+/// io_uring plane with one request in flight at a device that takes as many microseconds: latency
+/// over that of fio which spins, and cores used.
+const STEADY_US: u32 = 80;
+const LATENCY_MAX: f64 = 1.06;
+const CORES_MAX: f64 = 0.5;
 /// Two queues with two workers over one queue with one.
 const SCALING_MIN: f64 = 1.7;
 
@@ -28,11 +42,19 @@ const DESIGN_2022: [(&str, &str, f64); 6] = [
 ];
 
 /// Adds the goals and their outcomes to the report.
-pub(super) fn judge(points: &Set, idle: &Set, null: &str, report: &mut Report) {
+pub(super) fn judge(points: &Set, idle: &Set, report: &mut Report) {
     let kernel = Who::Kernel.name();
+    let null = Speed::Null.name();
     let rows = || points.of(kernel).filter(|row| row.label("device") == null);
-    let apart = rows().filter(|row| row.label("CPUs") == "apart");
-    report.goals.extend(apart.flat_map(|row| over_qsd(points, row)));
+    for row in rows().filter(|row| row.label("CPUs") == "apart") {
+        report.goals.extend(over_qsd(points, row));
+        report.goals.extend(over_fio(points, row));
+        report.goals.extend(over_uring(points, row));
+    }
+    report.goals.extend(points.of(Who::Uring.name()).flat_map(|row| steady(points, row)));
+    for who in [Who::Kernel, Who::Uring] {
+        report.goals.extend(points.of(who.name()).filter_map(|row| polled(points, who, row)));
+    }
     report.goals.extend(idle.of(kernel).map(|row| goals::idle("kernel plane", row)));
     let shared: Vec<_> = rows().filter(|row| row.label("CPUs") == "shared").collect();
     let scaling = scaling(&shared);
@@ -41,6 +63,49 @@ pub(super) fn judge(points: &Set, idle: &Set, null: &str, report: &mut Report) {
         report.not_judged.push(why.to_owned());
     }
     report.goals.extend(scaling);
+}
+
+/// The best of bare fio on the device of a row, at its depth.
+fn bare<'a>(points: &'a Set, row: &Row, is: impl Fn(&str) -> bool) -> Option<&'a Row> {
+    let mut point = row.point.clone();
+    point.remove("client");
+    points.most(&point, IOPS, is)
+}
+
+fn over_fio(points: &Set, row: &Row) -> Option<Goal> {
+    let (_, bound) = OVER_FIO.iter().find(|(client, _)| *client == row.label("client"))?;
+    let fio = bare(points, row, is_bare).filter(|_| row.label("depth") == "32")?;
+    let name = format!("{}: kernel plane over the best of bare fio", place(row));
+    Some(Goal::at_least(name, row.over(fio, IOPS), *bound).over(&fio.subject))
+}
+
+fn over_uring(points: &Set, row: &Row) -> Option<Goal> {
+    let uring = points.at(Who::Uring.name(), &row.point).filter(|_| row.label("depth") == "128")?;
+    let name = format!("{}: kernel plane over io_uring plane", place(row));
+    Some(Goal::at_least(name, row.over(uring, IOPS), OVER_URING_DEEP))
+}
+
+/// A single request on a device with a steady latency: how soon the answer comes, and at which cost.
+fn steady(points: &Set, row: &Row) -> Vec<Goal> {
+    let at = ["device", "depth", "client"].map(|label| row.label(label));
+    if at != [Speed::Slow(STEADY_US).name().as_str(), "1", "spin"] {
+        return Vec::new();
+    }
+    let cores = row.median(CPU) * row.median(IOPS) / 1e6;
+    let name = |what: &str| format!("{}: io_uring plane, {what}", place(row));
+    let mut goals = vec![Goal::below(name("cores"), cores, CORES_MAX)];
+    if let Some(fio) = bare(points, row, |name| name == Engine::UringSpin.name()) {
+        let name = name("latency over fio that spins");
+        goals.push(Goal::at_most(name, row.over(fio, P50), LATENCY_MAX));
+    }
+    goals
+}
+
+fn polled(points: &Set, who: Who, row: &Row) -> Option<Goal> {
+    let interrupts = points.at(who.by_interrupts()?.name(), &row.point)?;
+    let name = format!("{}: {}, polled over by interrupts", place(row), who.name());
+    (row.label("depth") == "1" && row.label("CPUs") == "apart")
+        .then(|| Goal::at_least(name, row.over(interrupts, IOPS), POLLED_OVER_INTERRUPTS))
 }
 
 fn over_qsd(points: &Set, row: &Row) -> Vec<Goal> {
@@ -88,7 +153,7 @@ mod tests {
         let mut set = Set::default();
         for (who, cpus, queues, rate) in rows {
             let point = point(&[
-                ("device", &"null"),
+                ("device", &Speed::Null.name()),
                 ("client", &"event"),
                 ("queues", queues),
                 ("CPUs", cpus),
@@ -97,7 +162,7 @@ mod tests {
             set.add(who.name(), &point, vec![(IOPS, *rate)]);
         }
         let mut report = Report::default();
-        judge(&set, &Set::default(), "null", &mut report);
+        judge(&set, &Set::default(), &mut report);
         report
     }
 
@@ -120,5 +185,67 @@ mod tests {
         let goals: Vec<_> = report.goals.iter().map(|goal| (goal.measured, goal.met)).collect();
         assert_eq!(goals, [(1.6, false)]);
         assert!(report.not_judged.is_empty());
+    }
+
+    /// A measured rate, latency and CPU time, and its goals' outcomes.
+    type Cell<'a> = (&'a str, f64, f64, f64);
+
+    /// The goals of servers and of bare fio on a device, one queue, CPUs apart.
+    fn outcomes(speed: Speed, depth: u16, client: &str, cells: &[Cell<'_>]) -> Vec<(f64, bool)> {
+        let mut set = Set::default();
+        for (subject, rate, p50, cpu) in cells {
+            let device = speed.name();
+            let mut labels: Vec<(&str, &dyn std::fmt::Display)> =
+                vec![("device", &device), ("queues", &1), ("CPUs", &"apart"), ("depth", &depth)];
+            if !is_bare(subject) {
+                labels.push(("client", &client));
+            }
+            set.add(subject, &point(&labels), vec![(IOPS, *rate), (P50, *p50), (CPU, *cpu)]);
+        }
+        let mut report = Report::default();
+        judge(&set, &Set::default(), &mut report);
+        report.goals.iter().map(|goal| (goal.measured, goal.met)).collect()
+    }
+
+    #[test]
+    fn the_kernel_plane_is_judged_against_the_best_of_bare_fio() {
+        let [slow, fast] = [Engine::UringFixed, Engine::UringBatch].map(Engine::name);
+        let cells =
+            [(Who::Kernel.name(), 95.0, 1.0, 1.0), (slow, 50.0, 1.0, 1.0), (fast, 100.0, 1.0, 1.0)];
+        assert_eq!(outcomes(Speed::Null, 32, "event", &cells), [(0.95, true)]);
+        assert_eq!(outcomes(Speed::Null, 32, "spin", &cells), [(0.95, false)]);
+        assert_eq!(outcomes(Speed::Null, 4, "spin", &cells), []);
+    }
+
+    #[test]
+    fn at_depth_128_the_planes_are_compared() {
+        let cells = [(Who::Kernel.name(), 110.0, 1.0, 1.0), (Who::Uring.name(), 100.0, 1.0, 1.0)];
+        assert_eq!(outcomes(Speed::Null, 128, "event", &cells), [(1.1, false)]);
+        assert_eq!(outcomes(Speed::Null, 32, "event", &cells), []);
+    }
+
+    #[test]
+    fn a_single_request_is_judged_by_its_latency_and_the_cores_that_it_costs() {
+        let spin = Engine::UringSpin.name();
+        // 10,000 requests a second of 40 us CPU time.
+        let cells = [(Who::Uring.name(), 1e4, 90.0, 40.0), (spin, 1e4, 80.0, 100.0)];
+        assert_eq!(
+            outcomes(Speed::Slow(STEADY_US), 1, "spin", &cells),
+            [(0.4, true), (1.125, false)]
+        );
+        assert_eq!(outcomes(Speed::Slow(STEADY_US), 1, "event", &cells), []);
+    }
+
+    #[test]
+    fn each_plane_that_polls_a_device_is_compared_with_itself_by_interrupts() {
+        let name = |who: Who| who.by_interrupts().unwrap().name();
+        let cells = [
+            (Who::Kernel.name(), 13.0, 1.0, 1.0),
+            (name(Who::Kernel), 10.0, 1.0, 1.0),
+            (Who::Uring.name(), 11.0, 1.0, 1.0),
+            (name(Who::Uring), 10.0, 1.0, 1.0),
+        ];
+        assert_eq!(outcomes(Speed::Polled, 1, "event", &cells), [(1.3, true), (1.1, false)]);
+        assert_eq!(outcomes(Speed::Polled, 4, "event", &cells), []);
     }
 }

@@ -17,9 +17,10 @@ use kit::metric::{CPU, Figures, IDLE_CPU, IOPS, Metric, P50, P99, Point, Set, in
 use kit::report::{Column, Report, Section};
 
 use self::subject::{Programs, Servers, Subject, Who, is_qsd};
+use crate::bare::{self, Engine};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::rig::Speed;
-use crate::{bare, cpu, setup};
+use crate::{cpu, setup};
 
 /// CPU time of the whole VM without the client, for each request.
 const MACHINE: Metric = Metric::new("machine", "us");
@@ -50,9 +51,9 @@ pub struct Args {
     /// Numbers of queues; more than one is measured with as many CPUs
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     queues: Vec<u16>,
-    /// Microseconds that each request takes on the slow device; 0: no slow device
-    #[arg(long, default_value_t = 200)]
-    slow_us: u32,
+    /// Microseconds that each request takes on the slow devices; 0: no slow device
+    #[arg(long, value_delimiter = ',', default_value = "80,200")]
+    slow_us: Vec<u32>,
     #[command(flatten)]
     servers: Servers,
     /// Also write everything as JSON
@@ -115,6 +116,11 @@ impl Args {
         }
     }
 
+    fn speeds(&self) -> Vec<Speed> {
+        let slow = self.slow_us.iter().filter(|&&us| us > 0).map(|&us| Speed::Slow(us));
+        [Speed::Null, Speed::Polled].into_iter().chain(slow).collect()
+    }
+
     fn duration(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
     }
@@ -129,8 +135,7 @@ pub fn run(args: &Args) -> Result<()> {
     for program in [ours.as_str(), "qemu-storage-daemon"] {
         results.setup.push((program.to_owned(), setup::version(program)));
     }
-    let slow = (args.slow_us > 0).then_some(Speed::Slow(args.slow_us));
-    for speed in [Some(Speed::Null), slow].into_iter().flatten() {
+    for speed in args.speeds() {
         for &queues in &args.queues {
             compare(&args, &programs, speed, queues, &mut results)?;
         }
@@ -144,7 +149,7 @@ fn report(results: Results) -> Report {
     report.sections.push(Section::new("Measurements", METHOD, &points, &columns(&points)));
     let columns = [Column::subject("server"), Column::median("CPU %", IDLE_CPU, 1.0, 3)];
     report.sections.push(Section::new("Idle, a client connected", "", &idle, &columns));
-    goals::judge(&points, &idle, &Speed::Null.name(), &mut report);
+    goals::judge(&points, &idle, &mut report);
     report
 }
 
@@ -179,7 +184,10 @@ fn compare(
         Subject::start(who, programs, speed, queues)
             .with_context(|| format!("starting {}", who.name()))
     };
-    let subjects = args.servers.who.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let subjects = args.servers.on(speed).iter().map(start).collect::<Result<Vec<_>>>()?;
+    if subjects.is_empty() {
+        return Ok(());
+    }
     let device = speed.name();
     for subject in subjects.iter().filter(|_| queues == 1) {
         let name = format!("{}, {device}", subject.who.name());
@@ -197,7 +205,10 @@ fn compare(
         }
         for &depth in args.depths.iter().filter(|_| with_fio) {
             let spot = Spot { speed, mode: Mode::Event, queues: 1, depth, shared_cpus: false };
-            results.points.add("bare fio", &spot.bare(), bare(args, &subjects[0], &spot)?);
+            for &engine in engines(speed) {
+                let figures = bare(args, &subjects[0], &spot, engine)?;
+                results.points.add(engine.name(), &spot.bare(), figures);
+            }
         }
         eprintln!("bench: {device}, {queues} queues, round {} of {}", round + 1, args.rounds);
     }
@@ -258,12 +269,19 @@ fn sample(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
     Ok(figures)
 }
 
-fn bare(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
+/// The engines of bare fio. fio sleeps until a completion, or does not.
+fn engines(speed: Speed) -> &'static [Engine] {
+    match speed {
+        Speed::Polled => &[Engine::UringPolled],
+        _ => &[Engine::UringFixed, Engine::UringBatch, Engine::UringSpin],
+    }
+}
+
+fn bare(args: &Args, subject: &Subject, spot: &Spot, engine: Engine) -> Result<Figures> {
     let second = cpu::usable()?.get(1).copied();
     let cpus: Vec<_> = second.into_iter().collect();
     let load = args.load(spot, &[]);
-    let outcome =
-        bare::measure(subject.device(), &load, bare::Engine::UringFixed, &cpus, args.seconds)?;
+    let outcome = bare::measure(subject.device(), &load, engine, &cpus, args.seconds)?;
     let mut figures = bare::figures(&outcome, &load);
     figures.push((MACHINE, outcome.cpu_us()));
     Ok(figures)

@@ -28,6 +28,12 @@ pub enum Who {
     QsdUring,
     /// The kernel's vhost-scsi over LIO's iblock.
     VhostScsi,
+    /// The kernel plane without polling of the device, beside the one that polls it.
+    #[value(skip)]
+    KernelInterrupts,
+    /// The same with the io_uring plane.
+    #[value(skip)]
+    UringInterrupts,
 }
 
 impl Who {
@@ -39,6 +45,17 @@ impl Who {
             Self::QsdNative => "qsd native",
             Self::QsdUring => "qsd io_uring",
             Self::VhostScsi => "vhost-scsi",
+            Self::KernelInterrupts => "vhost-blk kernel, interrupts",
+            Self::UringInterrupts => "vhost-blk io_uring, interrupts",
+        }
+    }
+
+    /// The same server without polling of the device.
+    pub(super) const fn by_interrupts(self) -> Option<Self> {
+        match self {
+            Self::Kernel => Some(Self::KernelInterrupts),
+            Self::Uring => Some(Self::UringInterrupts),
+            _ => None,
         }
     }
 }
@@ -65,6 +82,17 @@ pub struct Servers {
 }
 
 impl Servers {
+    /// The servers that are measured on a device of this speed.
+    pub(super) fn on(&self, speed: Speed) -> Vec<Who> {
+        let who = self.who.iter().copied();
+        match speed {
+            Speed::Polled => {
+                who.filter_map(|who| Some([who, who.by_interrupts()?])).flatten().collect()
+            }
+            _ => who.collect(),
+        }
+    }
+
     /// Removes the servers that cannot be measured here; returns the programs of the others.
     pub fn programs(&mut self) -> Result<(Programs, TempDir)> {
         let folder = tempfile::Builder::new().prefix("bench-").tempdir()?;
@@ -159,6 +187,8 @@ impl Subject {
 
 const SIZE_MIB: u64 = 1024;
 
+const NO_POLL: &str = "--iopoll=off";
+
 fn scsi(device: &Path) -> Result<(Server, String)> {
     let target = ScsiTarget::create(1, device)?;
     let name = device.file_name().context("a device has a name")?.to_string_lossy();
@@ -173,8 +203,10 @@ fn daemon(who: Who, programs: &Programs, device: &Path, queues: u16) -> Result<(
     let socket = programs.folder.join(format!("{name}.sock"));
     let _ = fs::remove_file(&socket);
     let (program, args) = match who {
-        Who::Kernel => ours(programs, device, &socket, queues, "kernel"),
-        Who::Uring => ours(programs, device, &socket, queues, "uring"),
+        Who::Kernel => ours(programs, device, &socket, queues, &["kernel"]),
+        Who::Uring => ours(programs, device, &socket, queues, &["uring"]),
+        Who::KernelInterrupts => ours(programs, device, &socket, queues, &["kernel", NO_POLL]),
+        Who::UringInterrupts => ours(programs, device, &socket, queues, &["uring", NO_POLL]),
         Who::QsdNative => qsd(programs, device, &socket, queues, "native"),
         Who::QsdUring => qsd(programs, device, &socket, queues, "io_uring"),
         Who::VhostScsi => bail!("vhost-scsi has no daemon"),
@@ -190,15 +222,16 @@ fn ours(
     device: &Path,
     socket: &Path,
     queues: u16,
-    plane: &str,
+    plane: &[&str],
 ) -> (String, Vec<String>) {
     let mut args = vec![
         "serve".to_owned(),
         format!("--socket-path={}", socket.display()),
         format!("--blk-file={}", device.display()),
         format!("--num-queues={queues}"),
-        format!("--data-plane={plane}"),
+        "--data-plane".to_owned(),
     ];
+    args.extend(plane.iter().map(|&arg| arg.to_owned()));
     if !programs.polling {
         args.push("--poll-max-us=0".to_owned());
     }

@@ -9,6 +9,8 @@ use kit::null_blk::NullBlk;
 pub enum Speed {
     /// As fast as the block layer.
     Null,
+    /// The same, with a polled hardware queue for each other one.
+    Polled,
     /// Each request takes this many microseconds; requests run in parallel without limit.
     Slow(u32),
     /// This many MiB a second in total.
@@ -20,6 +22,7 @@ impl Speed {
     pub fn name(self) -> String {
         match self {
             Self::Null => "null_blk".to_owned(),
+            Self::Polled => "null_blk, poll queues".to_owned(),
             Self::Slow(us) => format!("null_blk {us} us"),
             Self::Capped(mib) => format!("null_blk {mib} MiB/s"),
         }
@@ -42,10 +45,11 @@ fn make(name: &str, size_mib: u64, queues: u16, speed: Speed, memory: bool) -> R
     device.set("submit_queues", queues.into())?;
     device.set("hw_queue_depth", 256)?;
     // Newer kernels add a polled queue by default; polling would outrun the device's timer.
-    device.set("poll_queues", 0)?;
+    let poll_queues = if speed == Speed::Polled { queues } else { 0 };
+    device.set("poll_queues", poll_queues.into())?;
     device.set("memory_backed", memory.into())?;
     match speed {
-        Speed::Null => device.set("irqmode", 1)?,
+        Speed::Null | Speed::Polled => device.set("irqmode", 1)?,
         Speed::Slow(us) => {
             device.set("irqmode", 2)?;
             device.set("completion_nsec", u64::from(us) * 1000)?;
