@@ -79,5 +79,6 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 		}
 	}
 	vhost_blk_unplug(&plug);
-	run->batch = max(run->batch, min(run->batch * 2, VHOST_BLK_BATCH_MAX));
+	if (!READ_ONCE(q->blk->opt.batch))
+		run->batch = max(run->batch, min(run->batch * 2, VHOST_BLK_BATCH_MAX));
 }

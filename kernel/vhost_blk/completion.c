@@ -245,6 +245,32 @@ static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist
 	return n;
 }
 
+/* Ends the requests of a list, publishes them together, and returns their number. */
+static unsigned int vhost_blk_complete_list(struct vhost_blk_queue *q, struct llist_node *list)
+{
+	unsigned int kept = q->nr_kept, n, ended;
+
+	n = vhost_blk_finish_all(q, list, 0);
+	if (likely(n))
+		vhost_blk_publish(q, n);
+	vhost_blk_time_used(q, list);
+	ended = vhost_blk_put_all(list);
+	q->stats.dropped += ended - n - (q->nr_kept - kept);
+	return ended;
+}
+
+/* Cuts a list after @n requests, at least one. Returns the rest. */
+static struct llist_node *vhost_blk_cut(struct llist_node *list, unsigned int n)
+{
+	struct llist_node *rest;
+
+	while (--n && list->next)
+		list = list->next;
+	rest = list->next;
+	list->next = NULL;
+	return rest;
+}
+
 /**
  * vhost_blk_complete - end all finished requests and tell the driver
  * @q: the queue, with no settled entries; its vq.mutex is held by its worker
@@ -253,17 +279,14 @@ static unsigned int vhost_blk_finish_all(struct vhost_blk_queue *q, struct llist
  */
 unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
 {
-	struct llist_node *list = vhost_blk_take_done(q);
-	unsigned int kept = q->nr_kept, n, ended;
+	struct llist_node *list = vhost_blk_take_done(q), *rest;
+	u32 batch = READ_ONCE(q->blk->opt.batch);
+	unsigned int ended = 0;
 
-	if (!list)
-		return 0;
-	n = vhost_blk_finish_all(q, list, 0);
-	if (likely(n))
-		vhost_blk_publish(q, n);
-	vhost_blk_time_used(q, list);
-	ended = vhost_blk_put_all(list);
-	q->stats.dropped += ended - n - (q->nr_kept - kept);
+	for (; list; list = rest) {
+		rest = unlikely(batch) ? vhost_blk_cut(list, batch) : NULL;
+		ended += vhost_blk_complete_list(q, list);
+	}
 	return ended;
 }
 

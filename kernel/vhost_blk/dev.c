@@ -129,6 +129,7 @@ static void vhost_blk_take_options(struct vhost_blk *blk, const struct vhost_blk
 	WRITE_ONCE(blk->opt.max_discard_sectors, opt->max_discard_sectors);
 	WRITE_ONCE(blk->opt.max_write_zeroes_sectors, opt->max_write_zeroes_sectors);
 	WRITE_ONCE(blk->opt.max_secure_erase_sectors, opt->max_secure_erase_sectors);
+	WRITE_ONCE(blk->opt.batch, opt->batch);
 	WRITE_ONCE(blk->opt.flags, opt->flags);
 	if (opt->flags & VHOST_BLK_OPT_HALT)
 		vhost_blk_halt(blk);
@@ -147,7 +148,8 @@ static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 
 	if (err)
 		return err;
-	if (opt.flags & ~VHOST_BLK_OPTIONS || opt.reserved ||
+	if (opt.flags & ~VHOST_BLK_OPTIONS || opt.batch > VHOST_BLK_BATCH_SIZE_MAX ||
+	    !(opt.flags & VHOST_BLK_OPT_BATCH) != !opt.batch ||
 	    opt.limit_burst_ms > VHOST_BLK_LIMIT_BURST_MS_MAX)
 		return -EINVAL;
 

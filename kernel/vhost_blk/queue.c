@@ -7,11 +7,15 @@
 #include "stages.h"
 
 /*
- * A driver that waits for this CPU cannot work in parallel with the device: early answers to the
+ * The owner may have fixed it. A driver that waits for this CPU cannot work in parallel with the device: early answers to the
  * first of many requests would only add task switches.
  */
 static unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
 {
+	u32 fixed = READ_ONCE(q->blk->opt.batch);
+
+	if (fixed)
+		return fixed;
 	return q->crowded ? VHOST_BLK_BATCH_CROWDED : VHOST_BLK_BATCH_FIRST;
 }
 

@@ -178,6 +178,7 @@ fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) 
         workers: process.worker_count(args.queues()),
         cpus: uring.cpus.clone(),
         poll_max: uring.poll_max,
+        portion: uring.portion,
         coalesce: uring.coalesce,
         pin_memory: uring.pin_memory,
         iopoll: uring.iopoll,

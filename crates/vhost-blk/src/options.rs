@@ -146,8 +146,8 @@ pub struct DiskArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ProcessArgs {
     /// Requests that a queue hands to the storage, and completions that it shows to the guest, at a
-    /// time, from 1 to 32. auto: each thread tries which number is fastest. Only for I/O that
-    /// io_uring does
+    /// time, from 1 to 32. auto: each thread tries which number is fastest, and the kernel's batches
+    /// grow with the load. Only for I/O that io_uring or the kernel does
     #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = values::batch_size,
           help_heading = "Data plane")]
     pub batch_size: BatchSize,

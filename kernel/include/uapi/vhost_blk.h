@@ -236,6 +236,10 @@ struct vhost_blk_info {
 #define VHOST_BLK_OPT_KEEP_NO_SPACE	(1u << 8)	/* ENOSPC halts the device */
 #define VHOST_BLK_OPT_HALT_AT_FLUSH	(1u << 9)	/* so does one of these of a FLUSH */
 #define VHOST_BLK_OPT_HALT		(1u << 10)	/* halt the device now */
+#define VHOST_BLK_OPT_BATCH		(1u << 11)	/* the batches have a fixed size */
+
+/** VHOST_BLK_BATCH_SIZE_MAX - the largest fixed size of batches */
+#define VHOST_BLK_BATCH_SIZE_MAX	64
 
 /**
  * struct vhost_blk_options - how the disk behaves
@@ -245,7 +249,8 @@ struct vhost_blk_info {
  * @max_write_zeroes_sectors: larger WRITE_ZEROES requests (the sum of their ranges) get S_IOERR; 0:
  *	only the capacity limits their ranges, and a stop may wait for long
  * @max_secure_erase_sectors: the same for SECURE_ERASE
- * @reserved: must be 0
+ * @batch: with %VHOST_BLK_OPT_BATCH: most chains that a queue takes before it looks for completions,
+ *	and most requests that it publishes together, from 1 to %VHOST_BLK_BATCH_SIZE_MAX; else 0 (EINVAL)
  * @limit_iops: most requests a second of all queues together; 0: no limit
  * @limit_bytes: most bytes a second that they read, write or zero, and a sixteenth of the bytes that
  *	they discard; 0: no limit
@@ -279,7 +284,7 @@ struct vhost_blk_options {
 	__u32 max_discard_sectors;
 	__u32 max_write_zeroes_sectors;
 	__u32 max_secure_erase_sectors;
-	__u32 reserved;
+	__u32 batch;
 	__u64 limit_iops;
 	__u64 limit_bytes;
 	__u32 limit_burst_ms;

@@ -35,6 +35,8 @@ fn own_values() -> Vec<(&'static str, u64)> {
         "VHOST_BLK_OPT_KEEP_NO_SPACE": abi::OPT_KEEP_NO_SPACE,
         "VHOST_BLK_OPT_HALT_AT_FLUSH": abi::OPT_HALT_AT_FLUSH,
         "VHOST_BLK_OPT_HALT": abi::OPT_HALT,
+        "VHOST_BLK_OPT_BATCH": abi::OPT_BATCH,
+        "VHOST_BLK_BATCH_SIZE_MAX": abi::BATCH_SIZE_MAX,
         "VHOST_BLK_SHARE_LIMITS": abi::BLK_SHARE_LIMITS,
         "VHOST_BLK_TRACED_VALID": abi::TRACED_VALID,
         "VHOST_BLK_TRACED_FAILED": abi::TRACED_FAILED,

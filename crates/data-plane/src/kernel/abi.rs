@@ -27,6 +27,7 @@ pub(crate) const OPT_KEEP_FAILED: u32 = 1 << 7;
 pub(crate) const OPT_KEEP_NO_SPACE: u32 = 1 << 8;
 pub(crate) const OPT_HALT_AT_FLUSH: u32 = 1 << 9;
 pub(crate) const OPT_HALT: u32 = 1 << 10;
+pub(crate) const OPT_BATCH: u32 = 1 << 11;
 
 pub(crate) const FAILURE_IO: u32 = 1 << 0;
 pub(crate) const FAILURE_REMOVED: u32 = 1 << 1;
@@ -73,7 +74,7 @@ pub(crate) struct Options {
     pub(crate) max_discard_sectors: u32,
     pub(crate) max_write_zeroes_sectors: u32,
     pub(crate) max_secure_erase_sectors: u32,
-    pub(crate) reserved: u32,
+    pub(crate) batch: u32,
     pub(crate) limit_iops: u64,
     pub(crate) limit_bytes: u64,
     pub(crate) limit_burst_ms: u32,
@@ -225,6 +226,7 @@ mod tests {
             ("VHOST_BLK_OPT_KEEP_NO_SPACE", OPT_KEEP_NO_SPACE.into()),
             ("VHOST_BLK_OPT_HALT_AT_FLUSH", OPT_HALT_AT_FLUSH.into()),
             ("VHOST_BLK_OPT_HALT", OPT_HALT.into()),
+            ("VHOST_BLK_OPT_BATCH", OPT_BATCH.into()),
             ("VHOST_BLK_SET_BACKEND", SET_BACKEND()),
             ("VHOST_BLK_SET_SERIAL", SET_SERIAL()),
             ("VHOST_BLK_GET_INFO", GET_INFO()),
@@ -259,7 +261,7 @@ mod tests {
             reserved, halt_type, halt_error, halt_sector, halt_bytes));
         all.extend(structure!("vhost_blk_kept", Kept: size, index, count, reserved, heads));
         all.extend(structure!("vhost_blk_options", Options: size, flags, max_discard_sectors,
-            max_write_zeroes_sectors, max_secure_erase_sectors, reserved, limit_iops,
+            max_write_zeroes_sectors, max_secure_erase_sectors, batch, limit_iops,
             limit_bytes, limit_burst_ms, limit_debt_ms));
         all.extend(structure!("vhost_blk_inflight", Inflight: index, desc_num, user_addr));
         all.extend(structure!("vhost_blk_trace", Trace: size, fd, slower_than_ns));

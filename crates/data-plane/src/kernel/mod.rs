@@ -54,6 +54,9 @@ pub struct KernelOptions {
     pub pin_memory: bool,
     /// Coalescing of calls. It needs polling.
     pub coalesce: Coalesce,
+    /// Chains that a queue takes before it looks for completions, and completions that it publishes
+    /// together, at most 64; `None`: the module decides.
+    pub portion: Option<usize>,
     /// Use the block device's poll queues.
     pub iopoll: IoPoll,
     /// Maximum data segments of a request that the device offers.

@@ -110,6 +110,11 @@ impl Run {
             max_discard_sectors: sectors(limits.discard),
             max_write_zeroes_sectors: sectors(limits.write_zeroes),
             max_secure_erase_sectors: sectors(limits.secure_erase),
+            batch: if flags & abi::OPT_BATCH == 0 {
+                0
+            } else {
+                options.portion.unwrap_or(0) as u32
+            },
             limit_debt_ms: debt_ms,
             ..limit_options(&options.limits)
         };
@@ -430,6 +435,7 @@ fn wanted_flags(disk: &dyn Disk, options: &KernelOptions, info: &abi::Info) -> u
         (abi::OPT_NO_UNMAP, compat::keeps_space(&disk.info())),
         (abi::OPT_COALESCE, options.coalesce == Coalesce::On),
         (abi::OPT_COALESCE_AUTO, options.coalesce == Coalesce::Auto),
+        (abi::OPT_BATCH, options.portion.is_some()),
     ];
     let flags = wanted.iter().filter(|(_, on)| *on).fold(0, |flags, (flag, _)| flags | flag);
     // An older module calls at once, which is right, too.

@@ -38,6 +38,7 @@ fn takes(image: &Path) -> Finding {
         Err(error) => return Finding::new(CHECK, Outcome::Warn, format!("not tried: {error}")),
     };
     let options = KernelOptions {
+        portion: None,
         path: DEVICE_PATH.into(),
         workers: 1,
         cpus: Vec::new(),

@@ -193,6 +193,7 @@ pub fn pool(setup: &Setup) -> UringPool {
 
 fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_user::Device {
     let kernel = KernelOptions {
+        portion: None,
         path: data_plane::DEVICE_PATH.into(),
         workers: setup.threads,
         cpus: setup.cpus.clone(),

@@ -14,7 +14,7 @@ use crate::server::is_bare;
 const OVER_QSD_DEEP: f64 = 5.0;
 /// The same at one request in flight, the client sleeping.
 const OVER_QSD_SINGLE: f64 = 2.0;
-/// Advantage over the in-kernel design of 2022, both relative to qemu-storage-daemon.
+/// Advantage over the shape of the in-kernel driver of 2022 at each point.
 const OVER_2022: f64 = 1.3;
 /// Kernel plane over the best of bare fio at 32 requests in flight, the client sleeping or spinning.
 const OVER_FIO: [(&str, f64); 2] = [("event", 0.92), ("spin", 0.97)];
@@ -30,17 +30,6 @@ const CORES_MAX: f64 = 0.5;
 /// Two queues with two workers over one queue with one.
 const SCALING_MIN: f64 = 1.7;
 
-/// Ratios of a port of the 2022 design to Linux 6.12 to the best qemu-storage-daemon 10.0 in the
-/// same boot on null_blk, 4 KiB random reads (depth, client, ratio; the middle of its range).
-const DESIGN_2022: [(&str, &str, f64); 6] = [
-    ("1", "event", 5.95 / 4.8),
-    ("4", "event", 34.5 / 26.0),
-    ("32", "event", 91.0 / 22.0),
-    ("1", "spin", 88.5 / 32.0),
-    ("4", "spin", 108.0 / 31.0),
-    ("32", "spin", 113.5 / 35.0),
-];
-
 /// Adds the goals and their outcomes to the report.
 pub(super) fn judge(points: &Set, idle: &Set, report: &mut Report) {
     let kernel = Who::Kernel.name();
@@ -50,6 +39,7 @@ pub(super) fn judge(points: &Set, idle: &Set, report: &mut Report) {
         report.goals.extend(over_qsd(points, row));
         report.goals.extend(over_fio(points, row));
         report.goals.extend(over_uring(points, row));
+        report.goals.extend(over_plain(points, row));
     }
     report.goals.extend(points.of(Who::Uring.name()).flat_map(|row| steady(points, row)));
     for who in [Who::Kernel, Who::Uring] {
@@ -119,12 +109,13 @@ fn over_qsd(points: &Set, row: &Row) -> Vec<Goal> {
         ("1", "event") => goals.push(Goal::at_least(name(BEST_QSD), ratio, OVER_QSD_SINGLE)),
         _ => {}
     }
-    let mut goals: Vec<_> = goals.into_iter().map(|goal| goal.over(&qsd.subject)).collect();
-    if let Some((.., theirs)) = DESIGN_2022.iter().find(|(depth, mode, _)| (*depth, *mode) == at) {
-        let name = name("the 2022 design, both relative to qsd");
-        goals.push(Goal::at_least(name, ratio / theirs, OVER_2022));
-    }
-    goals
+    goals.into_iter().map(|goal| goal.over(&qsd.subject)).collect()
+}
+
+fn over_plain(points: &Set, row: &Row) -> Option<Goal> {
+    let plain = points.at(Who::KernelPlain.name(), &row.point)?;
+    let name = format!("{}: kernel plane over the shape of 2022", place(row));
+    Some(Goal::at_least(name, row.over(plain, IOPS), OVER_2022))
 }
 
 fn place(row: &Row) -> String {
@@ -167,15 +158,16 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_plane_is_judged_against_the_best_peer_and_the_earlier_design() {
+    fn the_kernel_plane_is_judged_against_the_best_peer_and_the_shape_of_2022() {
         let report = judged(&[
             (Who::Kernel, "apart", 1, 60.0),
             (Who::QsdNative, "apart", 1, 5.0),
             (Who::QsdUring, "apart", 1, 10.0),
+            (Who::KernelPlain, "apart", 1, 50.0),
         ]);
         let met: Vec<_> = report.goals.iter().map(|goal| goal.met).collect();
-        assert_eq!(met, [true, true]);
-        assert_eq!(report.goals[0].measured, 6.0);
+        assert_eq!(met, [true, false]);
+        assert_eq!([0, 1].map(|goal| report.goals[goal].measured), [6.0, 1.2]);
         assert_eq!(report.not_judged.len(), 1, "scaling was not measured");
     }
 

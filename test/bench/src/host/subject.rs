@@ -28,6 +28,10 @@ pub enum Who {
     QsdUring,
     /// The kernel's vhost-scsi over LIO's iblock.
     VhostScsi,
+    /// The kernel plane in the shape of the driver of 2022: one worker, each request by itself, no
+    /// polling, a call for each.
+    #[value(skip)]
+    KernelPlain,
     /// The kernel plane without polling of the device, beside the one that polls it.
     #[value(skip)]
     KernelInterrupts,
@@ -45,6 +49,7 @@ impl Who {
             Self::QsdNative => "qsd native",
             Self::QsdUring => "qsd io_uring",
             Self::VhostScsi => "vhost-scsi",
+            Self::KernelPlain => "vhost-blk kernel, plain",
             Self::KernelInterrupts => "vhost-blk kernel, interrupts",
             Self::UringInterrupts => "vhost-blk io_uring, interrupts",
         }
@@ -84,13 +89,16 @@ pub struct Servers {
 impl Servers {
     /// The servers that are measured on a device of this speed.
     pub(super) fn on(&self, speed: Speed) -> Vec<Who> {
-        let who = self.who.iter().copied();
+        let mut who = self.who.clone();
         match speed {
             Speed::Polled => {
-                who.filter_map(|who| Some([who, who.by_interrupts()?])).flatten().collect()
+                let pair = |who: &Who| Some([*who, who.by_interrupts()?]);
+                return who.iter().filter_map(pair).flatten().collect();
             }
-            _ => who.collect(),
+            Speed::Null if who.contains(&Who::Kernel) => who.push(Who::KernelPlain),
+            _ => {}
         }
+        who
     }
 
     /// Removes the servers that cannot be measured here; returns the programs of the others.
@@ -205,6 +213,10 @@ fn daemon(who: Who, programs: &Programs, device: &Path, queues: u16) -> Result<(
     let (program, args) = match who {
         Who::Kernel => ours(programs, device, &socket, queues, &["kernel"]),
         Who::Uring => ours(programs, device, &socket, queues, &["uring"]),
+        Who::KernelPlain => {
+            let plain = ["--batch-size=1", "--poll-max-us=0", "--coalesce=off", "--threads=1"];
+            ours(programs, device, &socket, queues, &[&["kernel"][..], &plain].concat())
+        }
         Who::KernelInterrupts => ours(programs, device, &socket, queues, &["kernel", NO_POLL]),
         Who::UringInterrupts => ours(programs, device, &socket, queues, &["uring", NO_POLL]),
         Who::QsdNative => qsd(programs, device, &socket, queues, "native"),

@@ -112,8 +112,12 @@ struct Longer {
 fn options_and_info(device: &KernelDevice) -> Result<()> {
     let set = |options| device.set_options(options);
     fails("unknown flags", set(BlkOptions::with_flags(1 << 31)), libc::EINVAL)?;
-    let reserved = BlkOptions { reserved: 1, ..BlkOptions::with_flags(0) };
-    fails("the reserved field", set(reserved), libc::EINVAL)?;
+    let batch = |flags, batch| BlkOptions { batch, ..BlkOptions::with_flags(flags) };
+    fails("a batch without its flag", set(batch(0, 1)), libc::EINVAL)?;
+    fails("a batch of nothing", set(batch(abi::OPT_BATCH, 0)), libc::EINVAL)?;
+    let larger = batch(abi::OPT_BATCH, abi::BATCH_SIZE_MAX + 1);
+    fails("a batch that is too large", set(larger), libc::EINVAL)?;
+    set(batch(abi::OPT_BATCH, abi::BATCH_SIZE_MAX)).context("the largest batch")?;
     let burst = BlkOptions { limit_burst_ms: 3_600_001, ..BlkOptions::with_flags(0) };
     fails("a burst of more than an hour", set(burst), libc::EINVAL)?;
     let size = size_of::<Longer>() as u32;

@@ -5,7 +5,7 @@
 use crate::case::cases;
 use crate::host::disks::usual;
 use crate::host::env::Env;
-use crate::host::fixture::Disk;
+use crate::host::fixture::{Disk, Dm, DmKind, NullBlkOptions, null_blk, wait_until};
 use crate::host::integrity::disk_of;
 use crate::host::target::{self, LIMIT, Target, options};
 use crate::host::visibility::counters;
@@ -27,6 +27,9 @@ cases! { Host;
     "notify-coalesced", Gating,
         "no kick and no call is lost while calls are held, and calls of many requests come together",
         coalesced;
+    "notify-batches", Gating,
+        "batches of a fixed size: no kick and no call is lost, and no call answers more requests",
+        batches;
     "notify-long", Full,
         "no kick and no call is lost, many more times",
         |env| none_is_lost(env, usual(), 0, 100_000);
@@ -62,18 +65,91 @@ fn coalesced(env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// Batches of one and of several requests, changed while the queue runs. The disk answers many
+/// requests at once.
+fn batches(env: &Env) -> Result<()> {
+    let small = KernelOptions { options: batch_of(1), ..KernelOptions::default() };
+    each(env, &disk_of(env, usual())?, &small, 1_000)?;
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "gathered", DmKind::Linear)?;
+    let mut device = Device::open_kernel(disk.open()?, &options(), &small)?;
+    for size in [1, 4, 2, 1] {
+        set_options(&mut device, batch_of(size))?;
+        for round in 0..ROUNDS {
+            let calls = calls_of_burst(&mut device, &dm, BURST / u64::from(size));
+            calls.with_context(|| format!("batches of {size}, round {round}"))?;
+        }
+    }
+    set_options(&mut device, abi::BlkOptions::with_flags(0))?;
+    let end = Instant::now() + LIMIT;
+    while calls_of_burst(&mut device, &dm, 1)? > BURST / 2 {
+        ensure!(Instant::now() < end, "without a fixed size no call answers many requests");
+    }
+    Ok(())
+}
+
+fn batch_of(batch: u32) -> abi::BlkOptions {
+    abi::BlkOptions { batch, ..abi::BlkOptions::with_flags(abi::OPT_BATCH) }
+}
+
+fn set_options(device: &mut Device, options: abi::BlkOptions) -> Result<()> {
+    let kernel = device.session().kernel().context("a kernel device")?;
+    kernel.device().set_options(options).context("new options")
+}
+
+/// Gathers requests in flight, lets the disk answer them, and returns the calls. There must be
+/// `least`; the last one may come after its request.
+fn calls_of_burst(device: &mut Device, dm: &Dm, least: u64) -> Result<u64> {
+    let counted = |device: &mut Device, name: &str| -> Result<u64> {
+        counters(device)?.get(name).copied().with_context(|| format!("the module counts {name}"))
+    };
+    let before = counted(device, "calls")?;
+    dm.suspend()?;
+    // Gaps between the requests prevent a merge.
+    submit(device, |number| Request::read(16 * number, 4096))?;
+    wait_until("all requests in flight", || {
+        Ok((counted(device, "inflight")? == BURST).then_some(()))
+    })?;
+    dm.resume()?;
+    collect(device)?;
+    let end = Instant::now() + LIMIT;
+    loop {
+        let calls = counted(device, "calls")? - before;
+        ensure!(calls <= BURST, "{calls} calls for {BURST} requests");
+        if calls >= least {
+            return Ok(calls);
+        }
+        ensure!(Instant::now() < end, "{calls} calls for {BURST} requests, {least} are due");
+    }
+}
+
+/// Requests of a burst.
+const BURST: u64 = 32;
+
+/// Bursts with each size of batches.
+const ROUNDS: u32 = 20;
+
 /// Many requests at once.
 fn burst(device: &mut Device) -> Result<()> {
+    submit(device, |_| Request::get_id())?;
+    collect(device)
+}
+
+fn submit(device: &mut Device, request: impl Fn(u64) -> Request) -> Result<()> {
     let layout = device.layout();
     let queue = device.queue(0);
-    let requests = 32;
-    for _ in 0..requests {
-        queue.add(&Request::get_id(), &layout)?;
+    for number in 0..BURST {
+        queue.add(&request(number), &layout)?;
     }
     queue.queue().publish();
     queue.queue().kick_if_asked();
-    for _ in 0..requests {
-        queue.collect()?;
+    Ok(())
+}
+
+fn collect(device: &mut Device) -> Result<()> {
+    for _ in 0..BURST {
+        let (_, completion) = device.queue(0).collect()?;
+        ensure!(completion.status == Some(S_OK), "status {:?}", completion.status);
     }
     Ok(())
 }

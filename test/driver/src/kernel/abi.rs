@@ -169,6 +169,10 @@ pub const OPT_KEEP_NO_SPACE: u32 = 1 << 8;
 pub const OPT_HALT_AT_FLUSH: u32 = 1 << 9;
 /// `VHOST_BLK_OPT_HALT`.
 pub const OPT_HALT: u32 = 1 << 10;
+/// `VHOST_BLK_OPT_BATCH`.
+pub const OPT_BATCH: u32 = 1 << 11;
+/// `VHOST_BLK_BATCH_SIZE_MAX`.
+pub const BATCH_SIZE_MAX: u32 = 64;
 
 /// `VHOST_ACCESS_RO`.
 pub const ACCESS_RO: u8 = 1;
@@ -324,8 +328,8 @@ wire! {
         max_write_zeroes_sectors: u32,
         /// The same for SECURE_ERASE.
         max_secure_erase_sectors: u32,
-        /// Zero.
-        reserved: u32,
+        /// With `OPT_BATCH`: size of batches; else zero.
+        batch: u32,
         /// Requests per second; 0: no limit.
         limit_iops: u64,
         /// Bytes per second; 0: no limit.

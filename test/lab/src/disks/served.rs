@@ -167,6 +167,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
     };
     let plane = UringPlane::new(Arc::clone(disk), &options)?;
     let kernel = KernelOptions {
+        portion: None,
         path: data_plane::DEVICE_PATH.into(),
         workers: 1,
         cpus,

@@ -184,7 +184,11 @@ fn options(device: &KernelDevice, rng: &mut Rng) -> io::Result<()> {
     match rng.below(10) {
         0 => options.size = rng.number() as u32,
         1 => options.flags = rng.number() as u32,
-        2 => options.reserved = rng.number() as u32,
+        2 => options.batch = rng.number() as u32,
+        5 => {
+            options.flags |= abi::OPT_BATCH;
+            options.batch = 1 + rng.below(u64::from(abi::BATCH_SIZE_MAX)) as u32;
+        }
         3 => options.max_discard_sectors = rng.number() as u32,
         4 => {
             options.limit_iops = 1000 + rng.below(1_000_000);
