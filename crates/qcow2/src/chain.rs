@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The files of an image: itself, and its backing files as far as the policy allows them.
 
+use crate::fields::Fields;
 use crate::header::{self, Header};
 use crate::storage::{Log, Store};
 use crate::{AllowBacking, Qcow2Error};
@@ -9,7 +10,7 @@ use imago::qcow2::Qcow2;
 use imago::raw::Raw;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -171,6 +172,7 @@ pub(crate) fn open(
         let Link { path, opened, .. } = link;
         let store = Store::open(opened, path, index as u32, write, log).map_err(failed)?;
         if let (true, Some(header)) = (write, &link.header) {
+            check_tables(path, opened)?;
             store.fill_up(header.cluster_bytes).map_err(failed)?;
         }
         let opened = match link.header {
@@ -187,6 +189,32 @@ pub(crate) fn open(
         below = Some(opened.map_err(failed)?);
     }
     below.ok_or_else(|| Qcow2Error::NotQcow2 { path: PathBuf::new() })
+}
+
+/// Refuses to write to an image with an L2 table that could have another owner: its L1 entry lacks the flag of
+/// exclusive clusters. Each write there would copy the table, and free the old one, which may be in use until
+/// the L1 table is durable. Only an image with internal snapshots has such entries, or a damaged one.
+fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
+    const COPIED: u64 = 1 << 63;
+    const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
+    let failed = |source| Qcow2Error::Image { path: path.into(), source };
+    let file = File::open(opened).map_err(failed)?;
+    let Fields { l1_at, l1_entries, .. } = Fields::read(&file).map_err(failed)?;
+    (&file).seek(SeekFrom::Start(l1_at)).map_err(failed)?;
+    let mut table = Vec::new();
+    (&file).take(u64::from(l1_entries) * 8).read_to_end(&mut table).map_err(failed)?;
+    let (entries, _) = table.as_chunks();
+    let is_shared = |entry: &[u8; 8]| {
+        let entry = u64::from_be_bytes(*entry);
+        entry & PLACE != 0 && entry & COPIED == 0
+    };
+    match entries.iter().position(is_shared) {
+        None => Ok(()),
+        Some(number) => {
+            let what = format!("entry {number} of its L1 table names a table that it shares");
+            Err(refuse(path, &what, "give --read-only, or run `qemu-img check -r all`"))
+        }
+    }
 }
 
 fn checked(image: Qcow2<Store>) -> io::Result<FormatAccess<Store>> {

@@ -282,25 +282,6 @@ impl Image {
         })
     }
 
-    /// Returns whether the clusters of a range, which the image has itself, have a table that no other one
-    /// shares. A shared table is copied for that, durably.
-    pub(crate) fn has_own_table(&mut self, mut range: Range<u64>) -> io::Result<bool> {
-        self.check_usable()?;
-        while !range.is_empty() {
-            let len = range.end - range.start;
-            self.is_changed = true;
-            let prepared = self.access.prepare_data_mapping(range.start, len, true)?;
-            let (own, done) = (prepared.is_nonblocking(), prepared.length().min(len));
-            // No copy of a table, and nothing that follows, may take the place of an old table before.
-            self.committed()?;
-            if !own || done == 0 {
-                return Ok(false);
-            }
-            range.start += done;
-        }
-        Ok(true)
-    }
-
     /// Makes zero clusters of whole clusters, and frees their places. A commit follows.
     pub(crate) fn free(&mut self, range: Range<u64>) -> io::Result<()> {
         self.check_usable()?;
@@ -421,7 +402,8 @@ impl Image {
     }
 
     /// Ends the extents of backing files, if a change hides one. A change that may have freed a
-    /// cluster (of compressed data, or of an old table) is committed before the cluster is reused.
+    /// cluster (of compressed data, or of an old L1 or refcount table) is committed before the cluster is
+    /// reused. No L2 table moves: an image in which one could is refused ([`crate::chain`]).
     fn changed(&mut self, hides: bool, frees: bool) -> io::Result<()> {
         if hides {
             self.versions.hide_backing();

@@ -162,7 +162,6 @@ impl Image {
         for range in ranges {
             self.find_holes(range, &mut holes)?;
         }
-        holes.retain(|hole| self.has_own_table(hole.clone()).unwrap_or(false));
         holes.into_iter().try_for_each(|hole| self.free(hole))
     }
 

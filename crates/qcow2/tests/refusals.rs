@@ -90,6 +90,36 @@ fn an_image_with_snapshots_is_read_only() {
     assert!(Qcow2Disk::open(&path, &read_only).is_ok());
 }
 
+/// A write would copy the table, and free the old one before the L1 table is durable.
+#[test]
+fn an_image_with_a_table_that_may_be_shared_is_read_only() {
+    for cluster in ["4k", "64k"] {
+        let folder = folder();
+        let path = image(&folder, 8, &format!("cluster_size={cluster}"));
+        let mut first = rig(&open(&path).expect("it opens"));
+        for at in (0..8 * MIB).step_by(MIB as usize) {
+            first.write(at, &[1; 4096]);
+        }
+        drop(first);
+        let header = fs::read(&path).expect("the image");
+        let l1_at = u64::from_be_bytes(header[40..48].try_into().expect("eight bytes"));
+        let last = u32::from_be_bytes(header[36..40].try_into().expect("four bytes")) - 1;
+        let at = l1_at + u64::from(last) * 8;
+        // The flag of exclusive clusters.
+        patch(&path, at, &[header[at as usize] & 0x7f]);
+        let text = refusal(&path);
+        let named = format!("entry {last} of its L1 table names a table that it shares");
+        assert!(text.contains(&named) && text.contains("--read-only"), "{text}");
+        let mut read_only = options(AllowBacking::Off, true);
+        read_only.file.read_only = true;
+        let mut read_only = rig(&Qcow2Disk::open(&path, &read_only).expect("it opens"));
+        assert_eq!(read_only.read(7 * MIB, 4096), [1; 4096]);
+        let repair = ["check", "-q", "-r", "all", "a.qcow2"];
+        qemu_ok("qemu-img", folder.path(), &repair);
+        assert_eq!(rig(&open(&path).expect("it is repaired")).read(0, 4096), [1; 4096]);
+    }
+}
+
 /// Positions of the tables of a fresh image with one L2 table: header, refcounts, L1, L2.
 const TABLES: std::ops::Range<u64> = 0..6 << 12;
 
