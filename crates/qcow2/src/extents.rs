@@ -3,9 +3,10 @@
 //!
 //! An extent of a backing file ends when a write allocates its cluster in the image: the generation of
 //! the disk changes then, before the write completes. An extent of the image itself stays true until
-//! clusters are unmapped: a new epoch begins then, before the first of them is freed.
+//! some of its clusters are unmapped: a new epoch begins then, before the first of them is freed, and these
+//! clusters are cut out of the extent.
 
-use crate::versions::Version;
+use crate::versions::{Ranges, Version, Versions};
 use std::collections::BTreeMap;
 
 /// Maximum extents of a lane (about 200 KiB). A full cache starts anew.
@@ -33,17 +34,45 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// Forgets the extents that have ended by the present version.
-    pub(crate) fn refresh(&mut self, now: Version) {
-        if self.version == now {
-            return;
+    /// Forgets what has ended by the present version.
+    #[inline]
+    pub(crate) fn refresh(&mut self, versions: &Versions) {
+        let now = versions.now();
+        if self.version != now {
+            self.catch_up(versions, now);
         }
-        match self.version.epoch == now.epoch {
-            true => self.by_start.retain(|_, extent| extent.file == 0),
-            false => self.by_start.clear(),
+    }
+
+    #[cold]
+    fn catch_up(&mut self, versions: &Versions, now: Version) {
+        if self.version.generation != now.generation {
+            self.by_start.retain(|_, extent| extent.file == 0);
+        }
+        match versions.left_since(self.version.epoch, now.epoch) {
+            Some(left) => left.iter().for_each(|left| self.cut(left)),
+            None => self.by_start.clear(),
         }
         self.version = now;
         self.last = None;
+    }
+
+    /// Cuts these parts of the disk out of the extents.
+    fn cut(&mut self, left: &Ranges) {
+        let leaves = |extent: &Extent| left.overlaps(&(extent.start..extent.end));
+        let cut: Vec<_> = self.by_start.values().filter(|e| leaves(e)).copied().collect();
+        for extent in &cut {
+            self.by_start.remove(&extent.start);
+        }
+        for extent in cut {
+            for rest in left.gaps(&(extent.start..extent.end)) {
+                let host = extent.host + (rest.start - extent.start);
+                let part = Extent { start: rest.start, end: rest.end, host, ..extent };
+                self.by_start.entry(rest.start).or_insert(part);
+            }
+        }
+        if self.by_start.len() > EXTENTS_MAX {
+            self.by_start.clear();
+        }
     }
 
     /// The extent with the byte at `position`.
@@ -74,6 +103,7 @@ impl Extents {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
 
     fn extent(start: u64, file: u32) -> Extent {
         Extent { start, end: start + 100, file, host: 7 }
@@ -92,22 +122,72 @@ mod tests {
             (extents.find(99), extents.find(100)),
             (Some(extent(0, 0)), Some(extent(100, 1)))
         );
-        extents.refresh(at(1, 0));
+        let versions = Versions::default();
+        versions.hide_backing();
+        extents.refresh(&versions);
         assert_eq!((extents.find(99), extents.find(100)), (Some(extent(0, 0)), None));
         extents.add(extent(100, 1), at(0, 0));
         assert_eq!(extents.find(100), None, "it was found before the change");
     }
 
+    fn ranges(all: &[Range<u64>]) -> Ranges {
+        all.iter().cloned().collect()
+    }
+
     #[test]
-    fn a_new_epoch_ends_all_extents() {
+    fn a_new_epoch_cuts_the_leaving_parts_out_of_the_extents() {
+        let mut extents = Extents::default();
+        for start in [0, 100, 200, 300] {
+            extents.add(extent(start, 0), at(0, 0));
+        }
+        let versions = Versions::default();
+        versions.begin_epoch(ranges(&[10..20, 90..100]));
+        versions.begin_epoch(ranges(&[30..40, 200..300, 350..1000]));
+        assert_eq!(extents.find(95), Some(extent(0, 0)), "it has not looked");
+        extents.refresh(&versions);
+        let part = |start, end| Some(Extent { start, end, file: 0, host: 7 + start % 100 });
+        for (position, found) in [
+            (0, part(0, 10)),
+            (10, None),
+            (29, part(20, 30)),
+            (39, None),
+            (40, part(40, 90)),
+            (95, None),
+            (150, Some(extent(100, 0))),
+            (250, None),
+            (349, part(300, 350)),
+            (350, None),
+        ] {
+            assert_eq!(extents.find(position), found, "{position}");
+        }
+    }
+
+    #[test]
+    fn an_extent_of_an_earlier_epoch_is_not_added_and_an_old_cache_is_forgotten() {
         let mut extents = Extents::default();
         extents.add(extent(0, 0), at(0, 0));
-        extents.refresh(at(0, 1));
-        assert_eq!(extents.find(99), None);
-        extents.add(extent(0, 0), at(0, 0));
-        assert_eq!(extents.find(99), None, "it was found before the epoch");
-        extents.add(extent(0, 0), at(0, 1));
+        let versions = Versions::default();
+        versions.begin_epoch(Ranges::new());
+        extents.refresh(&versions);
         assert_eq!(extents.find(99), Some(extent(0, 0)));
+        extents.add(extent(100, 0), at(0, 0));
+        assert_eq!(extents.find(199), None, "it was found before the epoch");
+        extents.add(extent(100, 0), at(0, 1));
+        assert_eq!(extents.find(199), Some(extent(100, 0)));
+        (2..100).for_each(|epoch| assert_eq!(versions.begin_epoch(Ranges::new()), epoch));
+        extents.refresh(&versions);
+        assert_eq!(extents.find(99), None, "some epochs are not remembered");
+    }
+
+    #[test]
+    fn parts_of_extents_are_bounded() {
+        let mut extents = Extents::default();
+        extents.add(Extent { end: 1 << 20, ..extent(0, 0) }, at(0, 0));
+        let versions = Versions::default();
+        let holes = (0..2 * EXTENTS_MAX as u64).map(|n| n * 4..n * 4 + 1);
+        versions.begin_epoch(holes.collect());
+        extents.refresh(&versions);
+        assert!(extents.by_start.len() <= EXTENTS_MAX);
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl Qcow2Lane {
 
     /// Continues the I/O until it waits or ends.
     fn advance(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
-        self.extents.refresh(self.user.now());
+        self.extents.refresh(self.user.versions());
         while io.done_bytes < io.len_bytes {
             let at = io.offset_bytes + io.done_bytes;
             let usable = |extent: &Extent| !io.writes() || extent.file == 0;
@@ -237,6 +237,7 @@ impl Qcow2Lane {
         if self.work.send(Work::Ask(question, reply)).is_err() {
             return Step::Done(Err(IoError::Errno(libc::EIO))); // the thread has panicked
         }
+        self.user.asks();
         io.stage = 1;
         self.active.put(slot, Active::Asked);
         Step::Pending
@@ -252,7 +253,7 @@ impl Qcow2Lane {
     fn answered(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         match self.take_answer(slot) {
             Answer::Extent(extent, version) => {
-                self.extents.refresh(self.user.now());
+                self.extents.refresh(self.user.versions());
                 // One of an epoch before still serves this I/O, which holds its place.
                 self.extents.add(extent, version);
                 if let Next::Step(step) = self.start_piece(extent, io, slot, engine) {

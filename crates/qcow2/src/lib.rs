@@ -257,6 +257,11 @@ impl Qcow2Disk {
         self.unmapped_bytes.load(Ordering::Relaxed)
     }
 
+    /// Questions of lanes about places and tables so far. Each has made an I/O wait for the thread of the disk.
+    pub fn questions(&self) -> u64 {
+        self.versions.questions()
+    }
+
     /// Waits until the tables are durable, at most for `patience`. No request may be in flight. Without
     /// one, nothing changes the file from then on.
     ///

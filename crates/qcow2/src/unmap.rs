@@ -5,8 +5,8 @@
 //! whole clusters become zero clusters, and their places in the file are free for other data. A lane may
 //! know a place, and write to it at any time without a question. So a cluster is freed only when
 //!
-//! 1. an epoch has begun after the discard, and each use that began before has ended
-//!    ([`crate::versions`]): nobody knows the place any more;
+//! 1. an epoch has begun after the discard, which ends the known places of the range, and each use that
+//!    began before has ended ([`crate::versions`]): nobody knows the place any more;
 //! 2. no question has asked for the place since then; one that does takes it back ([`Discarded::keep`]);
 //! 3. the place is a hole of the file: nothing was written to it after the discard. So the content of the
 //!    disk does not change, whatever order requests had. Only some file systems tell that without doubt
@@ -17,7 +17,7 @@
 use crate::extents::Extent;
 use crate::image::{Found, Image};
 use crate::storage::Store;
-use rangemap::RangeSet;
+use crate::versions::Ranges;
 use std::io;
 use std::ops::Range;
 
@@ -32,9 +32,9 @@ const ROOM_MIN: u64 = 64 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Discarded {
     /// They wait for the next epoch.
-    noted: RangeSet<u64>,
+    noted: Ranges,
     /// They wait until nobody knows their places.
-    leaving: RangeSet<u64>,
+    leaving: Ranges,
     /// The epoch that has begun for them.
     epoch: u64,
 }
@@ -130,7 +130,8 @@ impl Image {
     pub(crate) fn unmap_discarded(&mut self, may_begin: bool) -> Result<Progress, i32> {
         if self.discarded.leaving.is_empty() && may_begin && !self.discarded.noted.is_empty() {
             self.discarded.leaving = std::mem::take(&mut self.discarded.noted);
-            self.discarded.epoch = self.versions().begin_epoch();
+            let leaving = self.discarded.leaving.clone();
+            self.discarded.epoch = self.versions().begin_epoch(leaving);
         }
         if let Progress::Leaving { are_free: true } = self.discarding() {
             // A commit that finds no space ends all writes.
@@ -229,7 +230,7 @@ mod tests {
         assert_eq!(of.keep(ALL, 4..12), Extent { end: 20, ..ALL });
         assert_eq!(of.keep(ALL, 4..40), ALL);
         assert_eq!(of.noted, discarded(&[4..8, 10..12, 20..30], &[]).noted);
-        let left = std::iter::once(0..4).collect::<RangeSet<u64>>();
+        let left = std::iter::once(0..4).collect::<Ranges>();
         assert_eq!(of.leaving, left);
     }
 

@@ -2,16 +2,18 @@
 //! The age of known places, and the wait until nobody uses an old one any more.
 //!
 //! A place in a file may be given to other data only if no I/O uses it under its old meaning. So each
-//! user (a lane, a reader of a backup) publishes the epoch in which its oldest use began, and forgets its
-//! known places when it begins a use in a newer epoch. The thread of the image first begins an epoch, and
-//! gives places of the epochs before away after all users have left these.
+//! user (a lane, a reader of a backup) publishes the epoch in which its oldest use began, and forgets the
+//! places that leave in an epoch when it begins a use in it. The thread of the image first begins an epoch,
+//! and gives its places away after all users have left the epochs before.
 //!
-//! All accesses are sequentially consistent: a user publishes its epoch, and then reads the present one
+//! All accesses to epochs are sequentially consistent: a user publishes its epoch, and then reads the present one
 //! again; the thread begins an epoch, and then reads what the users have published. So the thread sees
-//! the use, or the user sees the new epoch.
+//! the use, or the user sees the new epoch. The places of an epoch are in the list before it begins, so that a
+//! user that sees the epoch finds them.
 
 use crate::helper::Work;
 use crate::unmap::DISCARDED_MAX;
+use rangemap::RangeSet;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -21,12 +23,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The published epoch of a user without any use.
 const NOWHERE: u64 = u64::MAX;
 
+/// Maximum epochs whose places are remembered. A user that was idle for longer forgets all that it knows.
+const EPOCHS_MAX: usize = 16;
+
+/// Ranges of the disk.
+pub(crate) type Ranges = RangeSet<u64>;
+
 /// The age of a known place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Version {
     /// Ends places in backing files.
     pub(crate) generation: u64,
-    /// Ends all places.
+    /// Ends the places that leave.
     pub(crate) epoch: u64,
 }
 
@@ -35,9 +43,13 @@ pub(crate) struct Version {
 pub(crate) struct Versions {
     generation: AtomicU64,
     epoch: AtomicU64,
+    /// The newest epochs, each with the parts of the disk whose places leave, the oldest first.
+    leaving: Mutex<VecDeque<(u64, Arc<Ranges>)>>,
     users: Mutex<Vec<Arc<AtomicU64>>>,
     /// Messages about discards that the thread has not taken.
     discards: AtomicUsize,
+    /// Questions of lanes so far.
+    questions: AtomicU64,
 }
 
 impl Versions {
@@ -51,9 +63,31 @@ impl Versions {
         self.generation.fetch_add(1, SeqCst);
     }
 
-    /// Ends all known places. Returns the new epoch.
-    pub(crate) fn begin_epoch(&self) -> u64 {
-        self.epoch.fetch_add(1, SeqCst) + 1
+    /// Ends the known places of these parts of the disk. Returns the new epoch. Only the thread of the image
+    /// begins one.
+    pub(crate) fn begin_epoch(&self, leaving: Ranges) -> u64 {
+        let epoch = self.epoch.load(SeqCst) + 1;
+        let mut all = self.leaving();
+        all.push_back((epoch, Arc::new(leaving)));
+        if all.len() > EPOCHS_MAX {
+            all.pop_front();
+        }
+        drop(all);
+        self.epoch.store(epoch, SeqCst);
+        epoch
+    }
+
+    /// The parts of the disk whose places have left in the epochs after `known`, up to `now`; `None`: some
+    /// are not remembered.
+    pub(crate) fn left_since(&self, known: u64, now: u64) -> Option<Vec<Arc<Ranges>>> {
+        let all = self.leaving();
+        let wanted = all.iter().filter(|(epoch, _)| (known + 1..=now).contains(epoch));
+        let left: Vec<_> = wanted.map(|(_, ranges)| Arc::clone(ranges)).collect();
+        (left.len() as u64 == now - known).then_some(left)
+    }
+
+    fn leaving(&self) -> MutexGuard<'_, VecDeque<(u64, Arc<Ranges>)>> {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether each use that began before `epoch` has ended.
@@ -64,6 +98,11 @@ impl Versions {
     /// The thread has taken a message about a discard.
     pub(crate) fn took_discard(&self) {
         self.discards.fetch_sub(1, Relaxed);
+    }
+
+    /// Questions that lanes have asked so far.
+    pub(crate) fn questions(&self) -> u64 {
+        self.questions.load(Relaxed)
     }
 
     fn users(&self) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
@@ -90,9 +129,14 @@ impl User {
         User { versions: Arc::clone(versions), oldest, uses: VecDeque::new(), wake }
     }
 
-    /// The present version.
-    pub(crate) fn now(&self) -> Version {
-        self.versions.now()
+    /// The versions of the image.
+    pub(crate) fn versions(&self) -> &Versions {
+        &self.versions
+    }
+
+    /// Counts a question to the thread.
+    pub(crate) fn asks(&self) {
+        self.versions.questions.fetch_add(1, Relaxed);
     }
 
     /// Tells the thread that the data of a range was punched out of the file, unless too many messages
@@ -167,7 +211,7 @@ mod tests {
     fn an_epoch_waits_for_the_uses_that_began_before_it_and_for_no_other() {
         let (versions, mut user, woken) = user();
         let old = [user.enter(), user.enter()];
-        let epoch = versions.begin_epoch();
+        let epoch = versions.begin_epoch(Ranges::new());
         assert!(!versions.have_left(epoch));
         let new = user.enter();
         assert_eq!((old, new), ([0, 0], 1));
@@ -181,12 +225,26 @@ mod tests {
     }
 
     #[test]
+    fn the_places_of_the_newest_epochs_are_remembered() {
+        let versions = Versions::default();
+        let ranges = |n: u64| std::iter::once(n..n + 1).collect::<Ranges>();
+        (1..=EPOCHS_MAX as u64 + 3).for_each(|n| assert_eq!(versions.begin_epoch(ranges(n)), n));
+        let left = |known, now| -> Option<Vec<Ranges>> {
+            Some(versions.left_since(known, now)?.iter().map(|left| (**left).clone()).collect())
+        };
+        assert_eq!(left(16, 18), Some(vec![ranges(17), ranges(18)]));
+        assert_eq!(left(3, 19).map(|left| left.len()), Some(16));
+        assert_eq!(left(2, 19), None);
+        assert_eq!(left(19, 19), Some(vec![]));
+    }
+
+    #[test]
     fn an_idle_user_and_one_that_has_gone_hold_nothing() {
         let (versions, mut idle, _woken) = user();
         let used = idle.enter();
         idle.leave(used);
         drop(User::new(&versions, channel().0));
-        assert!(versions.have_left(versions.begin_epoch()));
+        assert!(versions.have_left(versions.begin_epoch(Ranges::new())));
         assert_eq!(versions.users().len(), 1);
     }
 
@@ -194,7 +252,7 @@ mod tests {
     fn a_user_that_goes_with_a_use_holds_its_places_for_ever() {
         let (versions, mut user, _woken) = user();
         user.enter();
-        let epoch = versions.begin_epoch();
+        let epoch = versions.begin_epoch(Ranges::new());
         drop(user);
         assert!(!versions.have_left(epoch));
     }

@@ -120,6 +120,36 @@ fn data_that_another_lane_writes_after_a_discard_stays() {
     }
 }
 
+/// Without that each unmap would make each lane ask for all places that it uses.
+#[test]
+fn a_lane_asks_again_for_the_discarded_places_and_for_no_other() {
+    let (_folder, path, disk) = disk();
+    let (mut one, mut other) = (rig(&disk), rig(&disk));
+    // Each MiB has a place of its own.
+    for at in (0..8).rev().map(|n| n * MIB) {
+        one.write(at, &vec![1; MIB as usize]);
+    }
+    let mut read_all = |questions: u64| {
+        let before = disk.questions();
+        for at in (0..8 * MIB).step_by(CLUSTER as usize) {
+            let gone = (2 * MIB..2 * MIB + 3 * CLUSTER).contains(&at);
+            let wanted = if disk.unmapped_bytes() > 0 && gone { 0 } else { 1 };
+            assert!(is_filled(&other.read(at, CLUSTER as usize), wanted), "{at}");
+        }
+        assert_eq!(disk.questions() - before, questions);
+    };
+    read_all(8);
+    read_all(0);
+    for cluster in 0..3 {
+        discard(&mut one, 2 * MIB + cluster * CLUSTER, CLUSTER);
+        unmap(&disk);
+    }
+    assert_eq!(clusters(&path), 125);
+    read_all(3);
+    // Zero clusters have no place: they are asked for each time.
+    read_all(3);
+}
+
 /// A write of 4 KiB whose operation on the file is not executed until its end.
 struct InFlight {
     lane: Box<dyn Lane>,
