@@ -26,6 +26,8 @@ mod extents;
 mod fields;
 pub mod header;
 mod helper;
+#[cfg(test)]
+mod hold_tests;
 mod image;
 mod in_use;
 pub mod inspect;

@@ -98,17 +98,28 @@ impl Merge {
     /// # Errors
     /// The error of the system call. The image is as before.
     pub fn copy_piece(&mut self, range: &mut Range<u64>) -> io::Result<u64> {
+        self.copy_after(range, &mut || ())
+    }
+
+    /// The same; calls `found` when it knows the place of the piece, and has not read it.
+    pub(crate) fn copy_after(
+        &mut self,
+        range: &mut Range<u64>,
+        found: &mut dyn FnMut(),
+    ) -> io::Result<u64> {
         let epoch = self.user.enter();
-        let copied = self.copy_next(range.start, range.end - range.start);
+        let piece = self.image.own(range.start, range.end - range.start);
+        found();
+        let copied = piece.and_then(|piece| self.copy(piece, range.start));
         self.user.leave(epoch);
         let (done, copied) = copied?;
         range.start += done;
         Ok(copied)
     }
 
-    /// Copies the next piece at `at`, of at most `left` bytes. Returns its length, and that of its content.
-    fn copy_next(&mut self, at: u64, left: u64) -> io::Result<(u64, u64)> {
-        Ok(match self.image.own(at, left)? {
+    /// Copies a piece at `at`. Returns its length, and that of its content.
+    fn copy(&mut self, piece: Piece, at: u64) -> io::Result<(u64, u64)> {
+        Ok(match piece {
             Piece::Below(len) => (len, 0),
             Piece::Zero(len) => {
                 self.to.zero(at, len)?;

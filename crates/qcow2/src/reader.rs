@@ -39,20 +39,30 @@ impl Qcow2Reader {
     ///
     /// # Errors
     /// The error of the system call.
-    pub fn read(&mut self, mut range: Range<u64>) -> io::Result<&[u8]> {
+    pub fn read(&mut self, range: Range<u64>) -> io::Result<&[u8]> {
+        self.read_after(range, &mut || ())
+    }
+
+    /// The same; calls `found` when it knows the place of a piece, and has not read it.
+    pub(crate) fn read_after(
+        &mut self,
+        mut range: Range<u64>,
+        found: &mut dyn FnMut(),
+    ) -> io::Result<&[u8]> {
         self.content.clear();
         while !range.is_empty() {
             let epoch = self.user.enter();
-            let read = self.read_piece(&range);
+            let piece = self.disk.visible(range.start, range.end - range.start);
+            found();
+            let read = piece.and_then(|piece| self.read_piece(piece));
             self.user.leave(epoch);
             range.start += read?;
         }
         Ok(&self.content)
     }
 
-    /// Reads the first piece of a range. Returns its length.
-    fn read_piece(&mut self, range: &Range<u64>) -> io::Result<u64> {
-        let piece = self.disk.visible(range.start, range.end - range.start)?;
+    /// Reads a piece. Returns its length.
+    fn read_piece(&mut self, piece: Piece) -> io::Result<u64> {
         Ok(match piece {
             Piece::At(file, host, len) => {
                 let read = self.files[file as usize].read(host..host + len)?;
