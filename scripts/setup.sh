@@ -26,7 +26,7 @@ needs_of() {
     modules) echo "cc:gcc make:make xz:xz-utils dpkg-deb:dpkg flock:util-linux" ;;
     lab) echo "$(needs_of run) $(needs_of modules) depmod:kmod flex:flex bison:bison bc:bc /usr/include/gelf.h:libelf-dev" ;;
     deb) echo "$(needs_of build) dpkg-buildpackage:dpkg-dev dh:debhelper dh_dkms:dh-dkms lintian:lintian" ;;
-    test) echo "cc:gcc pkg-config:pkg-config sparse:sparse dkms:dkms pahole:pahole mkfs.xfs:xfsprogs nbdkit:nbdkit pip3:python3-pip $(needs_of lab) $(needs_of deb)" ;;
+    test) echo "cc:gcc pkg-config:pkg-config sparse:sparse dkms:dkms pahole:pahole mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs nbdkit:nbdkit pip3:python3-pip $(needs_of lab) $(needs_of deb)" ;;
     bench) echo "fio:fio $(needs_of run)" ;;
     *) die "unknown set '$1': use build, run, modules, lab, deb, test or bench" ;;
     esac

@@ -2,10 +2,13 @@
 //! Discarded clusters leave the image, and no lane ever reads or writes other data in their places.
 
 mod common;
+#[path = "../../vhost-blk/tests/common/mount.rs"]
+mod mount;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, Io, IoKind, Lane, Slot, Step, mark};
 use common::{MIB, Random, check, clusters, content, folder, image, options, qemu_ok};
+use mount::Mount;
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -31,9 +34,14 @@ fn open(path: &Path) -> Arc<Qcow2Disk> {
 /// An empty image of 8 MiB in a folder of its own, which no other program may change.
 fn disk() -> (TempDir, PathBuf, Arc<Qcow2Disk>) {
     let folder = folder();
-    let path = image(&folder, 8, "cluster_size=64k");
-    let disk = open(&path);
+    let (path, disk) = disk_in(&folder);
     (folder, path, disk)
+}
+
+fn disk_in(folder: &TempDir) -> (PathBuf, Arc<Qcow2Disk>) {
+    let path = image(folder, 8, "cluster_size=64k");
+    let disk = open(&path);
+    (path, disk)
 }
 
 fn rig(disk: &Qcow2Disk) -> Rig {
@@ -54,7 +62,11 @@ fn is_filled(found: &[u8], byte: u8) -> bool {
 
 #[test]
 fn discarded_clusters_are_free_for_other_data() {
-    let (_folder, path, disk) = disk();
+    free_for_other_data(&folder());
+}
+
+fn free_for_other_data(folder: &TempDir) {
+    let (path, disk) = disk_in(folder);
     let mut rig = rig(&disk);
     rig.write(0, &vec![1; 3 * MIB as usize]);
     let end = fs::metadata(&path).expect("a file").len();
@@ -357,11 +369,62 @@ const PART: u64 = 4 << 10;
 /// A cluster that is filled and discarded again and again, and read in between.
 const AGAIN: u64 = 3 * MIB;
 
-/// Clusters leave all the time, and their places get other data, also while a reader reads one.
 #[test]
 fn lanes_that_write_and_discard_parts_of_the_same_clusters_read_their_own_data() {
-    let folder = folder();
-    let path = image(&folder, 4, "cluster_size=16k");
+    loaded(&folder(), 1500);
+}
+
+/// On each file system whose holes count as exact. The folder of the other tests is on one of them.
+#[test]
+fn clusters_leave_on_each_file_system_whose_holes_are_exact() {
+    if mount::may_not_mount() {
+        return;
+    }
+    let images = folder();
+    let images = images.path();
+    let file_systems = [
+        Mount::ext4(images, 256),
+        Mount::xfs(images, 384),
+        Mount::btrfs(images, 512),
+        Mount::tmpfs(256),
+    ];
+    for mount in file_systems {
+        free_for_other_data(&mount.place);
+        fs::remove_file(mount.path("a.qcow2")).expect("the image");
+        loaded(&mount.place, 400);
+    }
+}
+
+/// A commit that finds no space would end all writes of the disk.
+#[test]
+fn without_room_for_changed_tables_discarded_clusters_stay() {
+    if mount::may_not_mount() {
+        return;
+    }
+    let mount = Mount::tmpfs(60);
+    let (path, disk) = disk_in(&mount.place);
+    let mut rig = rig(&disk);
+    rig.write(0, &vec![1; 2 * MIB as usize]);
+    discard(&mut rig, 0, MIB);
+    unmap(&disk);
+    assert_eq!((disk.unmapped_bytes(), clusters(&path)), (0, 32));
+    assert!(is_filled(&rig.read(0, MIB as usize), 0));
+    mount.resize(256);
+    discard(&mut rig, MIB, MIB / 2);
+    unmap(&disk);
+    assert_eq!((disk.unmapped_bytes(), clusters(&path)), (MIB / 2, 24));
+    rig.write(0, &vec![3; MIB as usize]);
+    drop((rig, disk));
+    let found = content(&path);
+    let mib = MIB as usize;
+    assert!(is_filled(&found[..mib], 3) && is_filled(&found[mib..mib + mib / 2], 0));
+    assert!(is_filled(&found[mib + mib / 2..2 * mib], 1));
+    assert_eq!(check(&path), Ok(()));
+}
+
+/// Clusters leave all the time, and their places get other data, also while a reader reads one.
+fn loaded(folder: &TempDir, rounds: u64) {
+    let path = image(folder, 4, "cluster_size=16k");
     let disk = open(&path);
     let quiet = Mutex::new(());
     let is_over = AtomicBool::new(false);
@@ -385,7 +448,7 @@ fn lanes_that_write_and_discard_parts_of_the_same_clusters_read_their_own_data()
         let start = |lane| {
             scope.spawn({
                 let disk = &disk;
-                move || load(disk, lane, 1500)
+                move || load(disk, lane, rounds)
             })
         };
         let loads: Vec<_> = (0..LANES).map(start).collect();

@@ -42,11 +42,31 @@ impl Mount {
 
     /// ext4 on an image of `mib` MiB in `folder`, on a loop device that goes with the mount.
     pub(crate) fn ext4(folder: &Path, mib: u64) -> Mount {
-        let image = folder.join("ext4");
+        Mount::on_loop(&["mkfs.ext4", "-q", "-F"], folder, mib)
+    }
+
+    /// XFS in the same way; it needs 300 MiB.
+    pub(crate) fn xfs(folder: &Path, mib: u64) -> Mount {
+        Mount::on_loop(&["mkfs.xfs", "-q"], folder, mib)
+    }
+
+    /// btrfs in the same way; it needs 110 MiB.
+    pub(crate) fn btrfs(folder: &Path, mib: u64) -> Mount {
+        Mount::on_loop(&["mkfs.btrfs", "-q"], folder, mib)
+    }
+
+    fn on_loop(make: &[&str], folder: &Path, mib: u64) -> Mount {
+        let image = folder.join(make[0]);
         std::fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
         let image = image.to_str().unwrap();
-        run(&["mkfs.ext4", "-q", "-F", image]);
+        run(&[make, &[image]].concat());
         Mount::new(&["-o", "loop", image])
+    }
+
+    /// Changes the room of a file system in memory to `mib` MiB.
+    pub(crate) fn resize(&self, mib: u64) {
+        let size = format!("remount,size={mib}M");
+        run(&["mount", "-o", &size, self.place.path().to_str().unwrap()]);
     }
 
     /// The file system on a block device.
