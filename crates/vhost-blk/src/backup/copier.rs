@@ -4,7 +4,7 @@
 
 use super::digest::Digest;
 use super::source::ImageReader;
-use super::target::{Again, Target};
+use super::target::Target;
 use crate::nbd::NbdError;
 use crate::pace::Pace;
 use backend::wrap::{CLUSTER_BYTES, Clusters, Turn};
@@ -80,17 +80,21 @@ impl Copier {
         Copier { reader, target, clusters, pace: Pace::new(bandwidth), next: 0, digest: None }
     }
 
-    /// Copies all clusters and makes the target durable. With `again`, reads it again, and compares.
-    /// Nothing waits for the copier afterwards.
-    pub(super) fn run(mut self, again: Option<Again>) -> Result<(), CopyError> {
-        self.digest = again.as_ref().map(|_| Digest::default());
-        let copied = self.copy_all();
-        if copied.is_err() {
-            self.clusters.end();
+    /// Copies all clusters and makes the target durable. If it `verifies`, reads the target again, and
+    /// compares. Nothing waits for the copier afterwards.
+    pub(super) fn run(mut self, verifies: bool) -> Result<(), CopyError> {
+        let all = verifies.then(|| self.clusters.held_now()); // none is copied yet
+        self.digest = verifies.then(Digest::default);
+        self.copy_all().inspect_err(|_| self.clusters.end())?;
+        let mut durable = self.target.finish()?;
+        if let Some((all, expected)) = all.zip(self.digest) {
+            let goes_on = &mut |_| !self.clusters.has_ended();
+            if durable.read_again(&all, goes_on)? != expected {
+                return Err(CopyError::Differs);
+            }
         }
-        copied?;
-        let goes_on = &mut |_| !self.clusters.has_ended();
-        self.target.finish(again.zip(self.digest), goes_on)
+        durable.end();
+        Ok(())
     }
 
     fn copy_all(&mut self) -> Result<(), CopyError> {

@@ -4,13 +4,13 @@
 use super::Order;
 use super::copier::CopyError;
 use super::moment::Before;
-use super::target::{Again, Target};
+use super::target::{Target, Written};
 use crate::failure::Failure;
 use crate::image::place::{self, Place};
 use crate::nbd::{Address, Client, Hangup};
 use crate::values::Format;
 use backend::create::Allocation;
-use backend::wrap::{CLUSTER_BYTES, Clusters};
+use backend::wrap::CLUSTER_BYTES;
 use qcow2::copy;
 use qcow2::create::{self, NewImage, Preallocation};
 use std::fmt;
@@ -68,9 +68,14 @@ impl Made {
                 let place = Place::take_free(path)?;
                 let over = before.map(|before| before.image(path, size_bytes)).transpose();
                 let over = over.map_err(|told| Failure::told(&what, told))?.flatten();
-                let target = make(place.file(), size_bytes, *format, over);
-                let target = target.map_err(|why| place::failure(path, size_bytes, why))?;
-                Ok(Made { target: Target::File(target), end: End::File(place) })
+                let failed = |why| place::failure(path, size_bytes, why);
+                let image = make(place.file(), size_bytes, *format, over).map_err(failed)?;
+                let written = Written {
+                    file: place.file().try_clone().map_err(failed)?,
+                    path: place.part().to_owned(),
+                    is_qcow2: *format == Format::Qcow2,
+                };
+                Ok(Made { target: Target::Image { image, written }, end: End::File(place) })
             }
             Destination::Export(address) => {
                 let failed = |why| order.failure(&what, size_bytes, CopyError::Server(why));
@@ -90,18 +95,6 @@ impl Made {
 }
 
 impl End {
-    /// The parts to read again of a copy of `clusters`, none of which is copied yet.
-    pub(super) fn again(&self, target: &Destination, clusters: &Clusters) -> io::Result<Again> {
-        Ok(match self {
-            End::File(place) => {
-                let (file, path) = (place.file().try_clone()?, place.part().to_owned());
-                let is_qcow2 = matches!(target, Destination::File { format: Format::Qcow2, .. });
-                Again::File { file, path, is_qcow2 }
-            }
-            End::Export(_) => Again::Export(clusters.held_now()),
-        })
-    }
-
     /// Ends the wait of the copier for the server.
     pub(super) fn hang_up(&self) {
         if let End::Export(hangup) = self {

@@ -43,7 +43,6 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
-use target::Again;
 use vhost_user::Control;
 
 /// Interval of the look at the client, and of the progress.
@@ -123,11 +122,8 @@ pub fn run(
         goes_on(Some(Progress { copied_bytes: clusters.freed_bytes(), total_bytes }))
             && !clusters.has_ended()
     };
-    let again = order.verify.then(|| place.again(order.target, &clusters)).transpose();
-    let copied = again.map_err(CopyError::Write).and_then(|again| {
-        let copier = Copier::new(reader, target, Arc::clone(&clusters), order.bandwidth);
-        copy(&clusters, copier, again, &place, &mut goes_on)
-    });
+    let copier = Copier::new(reader, target, Arc::clone(&clusters), order.bandwidth);
+    let copied = copy(&clusters, copier, order.verify, &place, &mut goes_on);
     // A cancel has an effect until now.
     let copied = copied.and_then(|()| if goes_on() { Ok(()) } else { Err(CopyError::Cancelled) });
     clusters.end();
@@ -186,13 +182,13 @@ fn cancelled(what: &str) -> Failure {
 fn copy(
     clusters: &Arc<Clusters>,
     copier: Copier,
-    again: Option<Again>,
+    verifies: bool,
     target: &End,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<(), CopyError> {
     let (sender, result) = channel();
     let body = move || {
-        let _ = sender.send(copier.run(again)); // it waits
+        let _ = sender.send(copier.run(verifies)); // it waits
     };
     let thread = std::thread::Builder::new().name("backup".into()).spawn(body);
     thread.map_err(|why| {

@@ -18,31 +18,41 @@ const AGAIN_MAX: u64 = 16;
 /// A target that is written.
 pub(super) enum Target {
     /// A new image.
-    File(copy::Target),
+    Image {
+        /// Its content.
+        image: copy::Target,
+        /// Its file, to read it again.
+        written: Written,
+    },
     /// An export, which may have other content: each zero is written, too.
     Export(Client),
 }
 
-/// The parts of a target that are read again.
-pub(super) enum Again {
-    /// All of a new image.
-    File {
-        /// The file.
-        file: File,
-        /// Its path.
-        path: PathBuf,
-        /// It is no raw image.
-        is_qcow2: bool,
-    },
-    /// The held ones of these clusters of an export.
-    Export(Clusters),
+/// The file of a new image.
+pub(super) struct Written {
+    /// The file.
+    pub(super) file: File,
+    /// Its path.
+    pub(super) path: PathBuf,
+    /// It is no raw image.
+    pub(super) is_qcow2: bool,
+}
+
+/// A target whose content is complete and durable.
+pub(super) enum Durable {
+    /// A new image.
+    Image(Written),
+    /// An export.
+    Export(Client),
 }
 
 impl Target {
     /// Writes data at a position; no position is written twice.
     pub(super) fn write(&mut self, at: u64, data: &[u8]) -> Result<(), CopyError> {
         let client = match self {
-            Target::File(target) => return target.write(at, data).map_err(CopyError::Write),
+            Target::Image { image, .. } => {
+                return image.write(at, data).map_err(CopyError::Write);
+            }
             Target::Export(client) => client,
         };
         let mut done = 0;
@@ -57,7 +67,7 @@ impl Target {
     /// Makes a range read as zeroes.
     pub(super) fn zero(&mut self, range: Range<u64>) -> Result<(), CopyError> {
         match self {
-            Target::File(target) => target.zero(range).map_err(CopyError::Write),
+            Target::Image { image, .. } => image.zero(range).map_err(CopyError::Write),
             Target::Export(client) => Ok(client.zero(range)?),
         }
     }
@@ -65,42 +75,47 @@ impl Target {
     /// Most bytes to zero while a guest may wait.
     pub(super) fn zeroes_max(&self) -> u64 {
         match self {
-            Target::File(_) => u64::MAX,
+            Target::Image { .. } => u64::MAX,
             Target::Export(_) => ZEROES_MAX,
         }
     }
 
-    /// Makes the copy durable, and compares it with a digest of what was written.
-    pub(super) fn finish(
-        self,
-        again: Option<(Again, Digest)>,
-        goes_on: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<(), CopyError> {
-        let mut client = match self {
-            Target::File(target) => {
-                target.finish().map_err(CopyError::Write)?;
-                None
+    /// Makes the copy durable.
+    pub(super) fn finish(self) -> Result<Durable, CopyError> {
+        Ok(match self {
+            Target::Image { image, written } => {
+                image.finish().map_err(CopyError::Write)?;
+                Durable::Image(written)
             }
             Target::Export(mut client) => {
                 client.flush()?;
-                Some(client)
+                Durable::Export(client)
             }
-        };
-        if let Some((again, expected)) = again {
-            let found = match (again, &mut client) {
-                (Again::Export(clusters), Some(client)) => read_export(client, &clusters, goes_on)?,
-                (Again::File { file, path, is_qcow2 }, _) => {
-                    let own = Own::own(&file, &path, is_qcow2);
-                    read_file(&mut own.map_err(unreadable)?, goes_on)?
-                }
-                (Again::Export(_), None) => return Err(CopyError::Differs),
-            };
-            if found != expected {
-                return Err(CopyError::Differs);
+        })
+    }
+}
+
+impl Durable {
+    /// The digest of the copy as it is read again: all of an image, the held ones of `copied` of an export.
+    pub(super) fn read_again(
+        &mut self,
+        copied: &Clusters,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Digest, CopyError> {
+        match self {
+            Durable::Image(Written { file, path, is_qcow2 }) => {
+                read_file(&mut Own::own(file, path, *is_qcow2).map_err(unreadable)?, goes_on)
             }
+            Durable::Export(client) => read_export(client, copied, goes_on),
         }
-        client.into_iter().for_each(Client::disconnect);
-        Ok(())
+    }
+
+    /// Ends the use of the target in order.
+    pub(super) fn end(self) {
+        match self {
+            Durable::Image(_) => {}
+            Durable::Export(client) => client.disconnect(),
+        }
     }
 }
 

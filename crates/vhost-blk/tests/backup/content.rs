@@ -22,14 +22,19 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-/// Runs all loads, each on its thread, while `act` runs.
+/// Runs all loads, each on its thread, while `act` runs. Each load writes something: a copy may end before
+/// the machine has run its thread.
 pub(crate) fn under<T>(loads: &mut [Load], act: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _at_end = AtEnd(&stop);
         for load in loads {
             let stop = &stop;
-            scope.spawn(move || load.run_on(|_| !stop.load(Ordering::Relaxed)));
+            let mut start = None;
+            let goes_on = move |done: &Done| {
+                done.writes == *start.get_or_insert(done.writes) || !stop.load(Ordering::Relaxed)
+            };
+            scope.spawn(move || load.run_on(goes_on));
         }
         act()
     })
