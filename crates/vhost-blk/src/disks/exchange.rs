@@ -39,6 +39,14 @@ pub(super) struct New {
     notices: Vec<String>,
 }
 
+impl Image {
+    /// Bytes of discarded data whose places in qcow2 images were freed.
+    pub(super) fn unmapped_bytes(&self) -> u64 {
+        let here = self.qcow2.as_ref().map_or(0, |qcow2| qcow2.unmapped_bytes());
+        self.unmapped_before + here
+    }
+}
+
 impl Source {
     /// The path of the image without symbolic links. The file there is the open one.
     pub(super) fn path(&self) -> Result<PathBuf, String> {
@@ -116,13 +124,15 @@ impl Disks {
 
     /// Makes the entry of a disk that of its new storage, and drops the old one.
     pub(super) fn go_on_in(&self, source: &Source, args: DiskArgs, new: New) {
-        let New { image, storage, notices } = new;
+        let New { mut image, storage, notices } = new;
         notices.iter().for_each(|notice| tracing::warn!(disk = source.name, "{notice}"));
         let mut state = self.lock();
         let Some(Slot::Served(entry)) = state.table.get_mut(&source.name) else { return };
         if !Arc::ptr_eq(&entry.control, &source.control) {
             return;
         }
+        // The old image is settled: it unmaps nothing more.
+        image.unmapped_before = entry.image.as_ref().map_or(0, Image::unmapped_bytes);
         let parts = Arc::new(Parts { storage, front_ends: entry.parts.front_ends.clone() });
         let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
         entry.args = args;
@@ -144,7 +154,7 @@ pub(super) fn replacement(
         let storage = upgrade::Image::of(Arc::clone(&top), qcow2.clone()).map(Storage::Image);
         let no_descriptor = |error| format!("{error}; raise the limit on open files (ulimit -n)");
         let storage = storage.map_err(no_descriptor)?;
-        let image = Image { disk: Arc::clone(&disk), top, qcow2 };
+        let image = Image { disk: Arc::clone(&disk), top, qcow2, unmapped_before: 0 };
         let _ = new.send(New { image, storage, notices }); // the receiver waits for the answer
     }
     let lock = lock.map(|(lock, _)| lock);

@@ -169,6 +169,8 @@ struct Image {
     top: Arc<ImageFile>,
     /// The qcow2 image below the wrappers.
     qcow2: Option<Arc<Qcow2Disk>>,
+    /// Bytes that the disk has unmapped in other images: before a snapshot, a commit or an upgrade.
+    unmapped_before: u64,
 }
 
 /// A name that is taken for a disk; free again after the drop.
@@ -187,6 +189,8 @@ pub struct Row {
     pub origin: Origin,
     /// A stop was requested.
     pub stopping: bool,
+    /// Bytes of discarded data whose places in qcow2 images were freed.
+    pub unmapped_bytes: u64,
     /// Its status; `None` if it did not answer in time.
     pub status: Option<Box<Status>>,
 }
@@ -421,6 +425,7 @@ impl Entry {
             args: self.args.clone(),
             origin: self.origin,
             stopping: self.stop.asked(),
+            unmapped_bytes: self.image.as_ref().map_or(0, Image::unmapped_bytes),
             status: None,
         }
     }

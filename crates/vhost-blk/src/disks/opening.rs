@@ -49,6 +49,8 @@ struct Begun {
     front_ends: Option<TakenSocket>,
     /// The bitmaps that an upgrade has passed.
     bitmaps: Option<File>,
+    /// Bytes that the disk has unmapped in earlier programs.
+    unmapped_bytes: u64,
 }
 
 impl Disks {
@@ -75,7 +77,7 @@ impl Disks {
             let remedy = "raise the limit on open files (ulimit -n)";
             Failure::run(format!("serve {name}"), error, remedy)
         };
-        let Begun { args, is_exchanged, from, device, front_ends, bitmaps } =
+        let Begun { args, is_exchanged, from, device, front_ends, bitmaps, unmapped_bytes } =
             self.begun(args, image.as_ref(), taken);
         let mut opened = disk::open(&args, from)?;
         let storage = storage(args.backend, &opened).map_err(no_descriptor)?;
@@ -83,7 +85,12 @@ impl Disks {
             opened.notices.clear(); // the first program has told them
         }
         let disk::Opened { disk, top, qcow2, lock, notices, .. } = opened;
-        let image = top.clone().map(|top| Image { disk: Arc::clone(&disk), top, qcow2 });
+        let image = top.clone().map(|top| Image {
+            disk: Arc::clone(&disk),
+            top,
+            qcow2,
+            unmapped_before: unmapped_bytes,
+        });
         let obstacle = obstacle(&args, lock.as_ref().is_none_or(|(_, is_held)| *is_held));
         let earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
         let layers = Layers::new(disk, top, earlier);
@@ -137,9 +144,18 @@ impl Disks {
                 device: None,
                 front_ends: None,
                 bitmaps: None,
+                unmapped_bytes: 0,
             };
         };
-        let TakenParts { image, device, descriptors, front_ends, exchanged, bitmaps } = taken;
+        let TakenParts {
+            image,
+            device,
+            descriptors,
+            front_ends,
+            exchanged,
+            bitmaps,
+            unmapped_bytes,
+        } = taken;
         // The command line and the configuration file of `serve` may have changed.
         let is_exchanged = exchanged.is_some();
         let args = match exchanged {
@@ -149,7 +165,7 @@ impl Disks {
         let is_checked = self.mode == Mode::One && !is_exchanged;
         let from = image.map_or_else(named, |image| disk::From::Program { image, is_checked });
         let device = Some((device, descriptors));
-        Begun { args, is_exchanged, from, device, front_ends, bitmaps }
+        Begun { args, is_exchanged, from, device, front_ends, bitmaps, unmapped_bytes }
     }
 
     /// Makes the device of the disk `name` tell the subscribers of its changes.

@@ -96,6 +96,15 @@ fn add_failures(registry: &mut Registry, disks: &[(&str, &Status)]) {
     registry.register("storage_failures", "Requests that the storage has failed", family);
 }
 
+fn add_unmapped(registry: &mut Registry, rows: &[Row]) {
+    let family = Family::<DiskLabels, Counter>::default();
+    for row in rows.iter().filter(|row| row.status.is_some()) {
+        family.get_or_create(&disk_label(&row.name)).inc_by(row.unmapped_bytes);
+    }
+    let help = "Discarded data whose places in qcow2 images were freed";
+    registry.register_with_unit("unmapped", help, Unit::Bytes, family);
+}
+
 fn rate(limit: Option<NonZeroU64>) -> u64 {
     limit.map_or(0, NonZeroU64::get)
 }
@@ -111,6 +120,7 @@ pub(super) fn of(rows: &[Row]) -> String {
     let disks: Vec<(&str, &Status)> =
         rows.iter().filter_map(|row| Some((&*row.name, row.status.as_deref()?))).collect();
     add_disks(&mut registry, &disks);
+    add_unmapped(&mut registry, rows);
     add_failures(&mut registry, &disks);
     add_queues(&mut registry, &disks);
     let latencies = disks.iter().map(|(name, status)| {
@@ -279,6 +289,7 @@ mod tests {
             args: args(),
             origin: Origin::Command,
             stopping: false,
+            unmapped_bytes: 1 << 16,
             status,
         };
         of(&[row("a", Some(Box::new(status))), row("b", None)])
@@ -300,6 +311,7 @@ mod tests {
             "vhost_blk_paused{disk=\"a\"} 0",
             "vhost_blk_halted{disk=\"a\"} 0",
             "vhost_blk_halts_total{disk=\"a\"} 3",
+            "vhost_blk_unmapped_bytes_total{disk=\"a\"} 65536",
             "vhost_blk_stalled_queues{disk=\"a\"} 0",
             "vhost_blk_storage_failures_total{disk=\"a\",kind=\"io\"} 0",
             "vhost_blk_storage_failures_total{disk=\"a\",kind=\"no_space\"} 4",
@@ -350,7 +362,7 @@ mod tests {
             names.len(),
             DISK_GAUGES.len()
                 + DISK_COUNTERS.len()
-                + 2
+                + 3
                 + 3
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()

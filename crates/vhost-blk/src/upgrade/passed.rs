@@ -66,6 +66,8 @@ pub struct Disk {
     pub parts: Arc<Parts>,
     /// Its bitmaps.
     pub bitmaps: Passing,
+    /// Bytes that it has unmapped in images before the present one.
+    pub unmapped_before: u64,
 }
 
 /// The parts of a disk that pass on besides its device.
@@ -160,6 +162,10 @@ impl Disk {
             Storage::Nothing => (None, None),
             Storage::Bound(why) => return Err(Obstacle::Bound(why)),
         };
+        let unmapped_here = match &self.parts.storage {
+            Storage::Image(Image { qcow2: Some((disk, _)), .. }) => disk.unmapped_bytes(),
+            _ => 0,
+        };
         let Exported { state: device, descriptors, halted } = exported;
         if halted {
             return Err(Obstacle::Halted);
@@ -173,6 +179,7 @@ impl Disk {
             backing,
             exchanged: self.exchanged.clone(),
             bitmaps: self.bitmaps.descriptor().map_err(Obstacle::Bitmaps)?,
+            unmapped_bytes: self.unmapped_before + unmapped_here,
             device,
             descriptors,
         })

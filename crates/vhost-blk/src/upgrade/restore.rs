@@ -87,6 +87,8 @@ pub struct TakenParts {
     pub front_ends: Option<TakenSocket>,
     /// Its bitmaps.
     pub bitmaps: Option<File>,
+    /// Bytes that it has unmapped in qcow2 images.
+    pub unmapped_bytes: u64,
 }
 
 impl Upgraded {
@@ -185,11 +187,12 @@ impl Owner {
         let args = state.options.is_some().then(|| options(&state)).transpose()?;
         let image = self.image(&state)?;
         let bitmaps = state.bitmaps.map(|fd| self.own(fd)).transpose()?.map(File::from);
-        let DiskState { name, origin, exchanged, device, .. } = state;
+        let DiskState { name, origin, exchanged, device, unmapped_bytes, .. } = state;
         let parts = TakenParts {
             image,
             exchanged,
             bitmaps,
+            unmapped_bytes,
             device,
             descriptors: self.own_all(state.descriptors)?,
             front_ends: state.front_ends.map(|socket| self.socket(socket)).transpose()?,

@@ -97,9 +97,16 @@ pub(super) struct DiskState {
     /// The memory file with its bitmaps, if it has some. Older programs do not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) bitmaps: Option<RawFd>,
+    /// Bytes that the disk has unmapped in qcow2 images. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) unmapped_bytes: u64,
     pub(super) device: DeviceState,
     /// The descriptors that `device` names.
     pub(super) descriptors: Vec<RawFd>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// An open image.

@@ -20,6 +20,7 @@ mod rig;
 mod serve;
 #[path = "../common/stamped.rs"]
 mod stamped;
+mod unmapped;
 
 use common::{pattern, wait_until};
 use driver::Device;

@@ -69,7 +69,8 @@ pub struct Taken {
 pub struct Space {
     /// The files of the disk, the top first.
     pub files: Vec<FileFacts>,
-    /// Bytes of discarded data whose place in the qcow2 image was freed.
+    /// Bytes of discarded data whose places in qcow2 images were freed, also in those before a snapshot
+    /// or a commit.
     pub unmapped_bytes: Option<u64>,
 }
 
@@ -135,7 +136,8 @@ impl Disks {
         let Some(image) = self.lock().entry(name)?.image.clone() else {
             return Ok(Space { files: vec![], unmapped_bytes: None });
         };
-        let unmapped_bytes = image.qcow2.map(|qcow2| qcow2.unmapped_bytes());
+        let has_some = image.qcow2.is_some() || image.unmapped_before > 0;
+        let unmapped_bytes = has_some.then(|| image.unmapped_bytes());
         Ok(Space { files: self.chain(name)?, unmapped_bytes })
     }
 
