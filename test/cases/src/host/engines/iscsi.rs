@@ -25,8 +25,11 @@ cases! { Host;
     "engine-iscsi-lost-uring", Full,
         "the same on the io_uring plane",
         |env| lost(&env.on(Plane::Uring));
+    "engine-iscsi-halt", Full,
+        "the session is lost for longer than its time-out with --on-error stop on the kernel plane: the disk halts, and a resume after the return leaves no error to the guest",
+        |env| halt(&env.over_daemon());
     "engine-iscsi-halt-uring", Full,
-        "the same with --on-error stop: the disk halts, and a resume after the return leaves no error to the guest",
+        "the same on the io_uring plane",
         |env| halt(&env.on(Plane::Uring));
 }
 

@@ -34,8 +34,11 @@ cases! { Host;
     "engine-nbd-errors-uring", Gating,
         "the same on the io_uring plane",
         |env| errors(&env.on(Plane::Uring));
+    "engine-nbd-halt", Full,
+        "a server of NBD fails reads and writes on the kernel plane: the disk halts, tells it, and loses no request when it is resumed",
+        |env| halt(&env.over_daemon());
     "engine-nbd-halt-uring", Full,
-        "a server of NBD fails reads and writes on the io_uring plane: the disk halts, tells it, and loses no request when it is resumed",
+        "the same on the io_uring plane",
         |env| halt(&env.on(Plane::Uring));
     "engine-nbd-retry", Full,
         "a server of NBD fails a third of its requests and tries them again on the kernel plane: the guest gets no error",
