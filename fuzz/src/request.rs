@@ -100,6 +100,7 @@ fn view(options: &[u8]) -> DiskView {
         write_zeroes_unmaps: true,
         secure_erase: limits,
         io_poll: false,
+        submission_blocks: false,
     };
     // FLUSH, DISCARD, WRITE_ZEROES and SECURE_ERASE are bits 9 to 16.
     let features = u64::from(u16::from_le_bytes([options[0], options[1]])) << 9;

@@ -82,6 +82,9 @@ pub struct Info {
     pub secure_erase: Option<RangeLimits>,
     /// The device has poll queues: an `IOPOLL` ring completes I/O without interrupts.
     pub io_poll: bool,
+    /// The storage may keep a thread that submits an I/O without waiting for it: the engine submits
+    /// from another thread.
+    pub submission_blocks: bool,
 }
 
 impl Info {
@@ -103,6 +106,7 @@ impl Info {
             write_zeroes_unmaps: true,
             secure_erase: any_range,
             io_poll: false,
+            submission_blocks: false,
         }
     }
 }

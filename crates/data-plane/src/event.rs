@@ -10,6 +10,7 @@ const TAG_MAIL: u64 = 2;
 const TAG_IGNORED: u64 = 3;
 const TAG_TIMER: u64 = 4;
 const TAG_REMOTE: u64 = 5;
+const TAG_IO_WORKERS: u64 = 6;
 
 /// Bits of a slot that hold the index of an entry of a queue's in-flight table. Slots are dense:
 /// wrappers keep a list with a place for each slot.
@@ -47,6 +48,8 @@ pub(crate) enum Event {
         /// The poll stays armed.
         armed: bool,
     },
+    /// The time to look at the requests that keep threads of the kernel ([`crate::io_workers`]).
+    IoWorkers,
     /// A completion without effect.
     Ignored,
 }
@@ -61,6 +64,7 @@ impl Event {
             }
             Event::Mail { .. } => TAG_MAIL << 56,
             Event::Remote { .. } => TAG_REMOTE << 56,
+            Event::IoWorkers => TAG_IO_WORKERS << 56,
             Event::Ignored => TAG_IGNORED << 56,
         }
     }
@@ -80,6 +84,7 @@ impl Event {
             }
             TAG_MAIL => Event::Mail { armed },
             TAG_REMOTE => Event::Remote { armed },
+            TAG_IO_WORKERS => Event::IoWorkers,
             _ => Event::Ignored,
         }
     }
@@ -132,6 +137,7 @@ mod tests {
             Event::Kick { queue, armed: true },
             Event::Mail { armed: true },
             Event::Remote { armed: true },
+            Event::IoWorkers,
             Event::Ignored,
         ];
         let back = events.map(|event| Event::from_user_data(event.to_user_data(), true));

@@ -26,14 +26,16 @@ impl Lanes {
         share: &Arc<Share>,
     ) -> Result<Self, StartError> {
         let mut lanes = Lanes { pool, disk, numbers: Vec::new() };
+        let info = lanes.disk.info();
+        let submits_elsewhere = info.submission_blocks;
         let iopoll = match lanes.pool.options().iopoll {
-            IoPoll::Auto => lanes.disk.info().io_poll,
+            IoPoll::Auto => info.io_poll,
             IoPoll::On => true,
             IoPoll::Off => false,
         };
         for thread in 0..lanes.pool.threads() {
             let lane = lanes.disk.open_lane().map_err(StartError::Lane)?;
-            let disk = AddDisk { lane, share: Arc::clone(share), iopoll };
+            let disk = AddDisk { lane, share: Arc::clone(share), iopoll, submits_elsewhere };
             let number = lanes.pool.postbox(thread).ask(|reply| Mail::AddDisk(disk, reply))?;
             lanes.numbers.push(number);
         }

@@ -22,6 +22,7 @@ mod error;
 mod event;
 mod failure;
 mod health;
+mod io_workers;
 mod kernel;
 mod lanes;
 mod latency;

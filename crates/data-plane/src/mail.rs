@@ -43,6 +43,8 @@ pub(crate) struct AddDisk {
     pub(crate) share: Arc<Share>,
     /// Reads and writes are polled.
     pub(crate) iopoll: bool,
+    /// Operations are submitted by a thread of the kernel.
+    pub(crate) submits_elsewhere: bool,
 }
 
 /// The pending answer of a thread.

@@ -200,7 +200,7 @@ fn build_worker(
         pin_this_thread(cpu).map_err(|error| StartError::Cpu(cpu, error))?;
     }
     let engine = Uring::new().map_err(StartError::Uring)?;
-    if let Err(error) = engine.bound_io_workers(&options.cpus) {
+    if let Err(error) = engine.start_io_workers(&options.cpus) {
         tracing::warn!(%error, "the kernel's worker threads of io_uring are neither bounded nor kept on --cpus; Linux 5.15 can do that");
     }
     let portion = Portion::new(options.portion);

@@ -41,6 +41,8 @@ pub(crate) struct Port {
     fixed: Vec<FixedBuffer>,
     /// Reads and writes go to the `IOPOLL` ring.
     iopoll: bool,
+    /// A thread of the kernel submits the operations: the storage may keep the thread that does.
+    pub(crate) submits_elsewhere: bool,
     /// The device does not support polling.
     refused: bool,
     /// Number of next transfers for the main ring: retries of transfers that found no free tag.
@@ -313,6 +315,29 @@ mod tests {
         uring.replace_files(1, &fds[2..4], &fds[0..2]).unwrap();
         assert_eq!(read(&mut uring, 1, 1, to), Ok(1));
         assert_eq!(read(&mut uring, 0, 0, to), Ok(4));
+    }
+
+    /// Names of the kernel threads that work for this thread's rings.
+    fn kernel_threads() -> usize {
+        let worker = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| worker.starts_with(name.trim())).count()
+    }
+
+    #[test]
+    fn a_kernel_thread_submits_the_operations_of_a_disk_that_could_keep_the_thread() {
+        let mut uring = Uring::new().unwrap();
+        let page = [5; PAGE];
+        for (disk, elsewhere) in [(0, false), (1, true)] {
+            // A pipe with data answers at once.
+            let (from, to) = std::io::pipe().unwrap();
+            (&to).write_all(&page).unwrap();
+            uring.open_port(disk, &[from.as_raw_fd()], false).unwrap();
+            uring.ports[usize::from(disk)].submits_elsewhere = elsewhere;
+            assert_eq!(read(&mut uring, disk, 0, [0; PAGE].as_mut_ptr()), Ok(5));
+            assert_eq!(kernel_threads() > 0, elsewhere, "disk {disk}");
+        }
     }
 
     #[test]

@@ -115,6 +115,15 @@ impl RequestTable {
         submitted.map(|submitted| submitted.taken.at).min()
     }
 
+    /// Number of requests that the storage has had since `before`, or longer. Looks at few entries: the first
+    /// free one is taken first.
+    pub(crate) fn taken_by(&self, before: Nanos) -> u32 {
+        let in_flight = self.entries.len() - self.free.len();
+        let submitted = self.entries.iter().filter_map(|entry| entry.submitted.as_ref());
+        let old = submitted.take(in_flight).filter(|submitted| submitted.taken.at <= before);
+        old.count() as u32 // at most DEPTH_MAX
+    }
+
     /// Returns whether an entry is free.
     #[inline]
     pub(crate) fn has_free(&self) -> bool {

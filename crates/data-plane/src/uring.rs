@@ -4,8 +4,8 @@
 // for timers, keep the memory in place until the completion.
 #![expect(unsafe_code)]
 
-use crate::affinity::cpu_set;
 use crate::event::Event;
+use crate::io_workers::IoWorkers;
 use crate::poll_ring::{GETEVENTS, PollRing};
 use crate::port::{self, Port};
 use crate::remote::{Inbox, Sender};
@@ -23,8 +23,7 @@ use std::time::Duration;
 pub(crate) const SQ_ENTRIES: u32 = 256;
 /// Entries of the completion ring. The kernel keeps further completions.
 pub(crate) const CQ_ENTRIES: u32 = 4096;
-/// Maximum kernel threads of a ring for blocking operations (`io-wq`), of either kind.
-const IO_WORKERS_MAX: u32 = 16;
+
 /// One thread's ring.
 pub(crate) struct Uring {
     pub(crate) ring: IoUring,
@@ -44,6 +43,7 @@ pub(crate) struct Uring {
     pub(crate) poll_ring: Option<PollRing>,
     /// Events of other threads, if a lane uses some.
     inbox: Option<Arc<Inbox>>,
+    pub(crate) io_workers: IoWorkers,
 }
 
 impl Uring {
@@ -69,18 +69,8 @@ impl Uring {
             in_storage: 0,
             poll_ring: None,
             inbox: None,
+            io_workers: IoWorkers::default(),
         })
-    }
-
-    /// Bounds the kernel threads that work for the calling thread, and pins them to `cpus` (empty:
-    /// to no CPU).
-    pub(crate) fn bound_io_workers(&self, cpus: &[usize]) -> io::Result<()> {
-        let submitter = self.ring.submitter();
-        submitter.register_iowq_max_workers(&mut [IO_WORKERS_MAX; 2])?;
-        match cpus {
-            [] => Ok(()),
-            cpus => submitter.register_iowq_aff(&cpu_set(cpus)?),
-        }
     }
 
     /// Requests an event for every signal of an eventfd. The poll is edge-triggered and stays
@@ -218,12 +208,18 @@ impl Uring {
     }
 
     #[inline]
-    fn push_entry(&mut self, entry: &squeue::Entry) {
+    pub(crate) fn push_entry(&mut self, entry: &squeue::Entry) {
         // SAFETY: callers keep the memory that the entry names until its completion.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.enter(0, None);
         }
         self.queued += 1;
+    }
+
+    /// Requests an event after a delay.
+    pub(crate) fn notify_in(&mut self, delay: Duration, event: Event) {
+        let entry = self.timer(delay).user_data(event.to_user_data());
+        self.push_entry(&entry);
     }
 
     fn timer(&mut self, delay: Duration) -> squeue::Entry {
@@ -279,6 +275,10 @@ impl Engine for LaneEngine<'_> {
                 let entry = uring.timer(delay).user_data(user_data);
                 return uring.push_entry(&entry);
             }
+        };
+        let entry = match uring.ports[usize::from(disk)].submits_elsewhere {
+            true => entry.flags(squeue::Flags::ASYNC),
+            false => entry,
         };
         uring.push_entry(&entry.user_data(user_data));
     }

@@ -10,6 +10,7 @@ mod parking;
 pub(crate) use disks::DISKS_MAX;
 
 use crate::event::{Event, QueueId, queue_and_entry};
+use crate::io_workers::KEPT_AFTER;
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
 use crate::plane::Coalesce;
@@ -132,6 +133,9 @@ impl Worker {
                 worked = true;
             }
         }
+        if self.engine.wants_watch() {
+            self.engine.watch_io_workers();
+        }
         let submitted = self.engine.queued();
         self.engine.submit();
         if submitted > 0 {
@@ -164,6 +168,7 @@ impl Worker {
                 Event::Lane { disk, token } => self.lane_event(disk, token, result),
                 Event::Kick { queue, armed } => self.kicked(queue, armed, result),
                 Event::Mail { armed } => self.open_mail(armed),
+                Event::IoWorkers => self.look_at_io_workers(),
                 // `reap` turns timers and deliveries into lane events
                 Event::Timer { .. } | Event::Remote { .. } | Event::Ignored => {}
             }
@@ -198,6 +203,15 @@ impl Worker {
             storage.stalled.pop_front();
         }
         disk_on_thread.queues().for_each(|queue| self.active.wake(queue));
+    }
+
+    /// Gives the ring as many kernel threads as the requests without an answer may keep, beside the usual
+    /// ones.
+    #[cold]
+    fn look_at_io_workers(&mut self) {
+        let before = self.clock.read().saturating_sub(KEPT_AFTER.as_nanos() as Nanos);
+        let kept = self.disks.queues().map(|queue| queue.requests.taken_by(before)).sum();
+        self.engine.looked_at_io_workers(kept);
     }
 
     fn kicked(&mut self, id: QueueId, armed: bool, result: i32) {

@@ -392,6 +392,7 @@ fn describe(
         volatile_cache: true,
         discard: file.discard.map(align),
         write_zeroes: file.write_zeroes.map(align),
+        submission_blocks: files.iter().any(|file| file.info().submission_blocks),
         ..file
     }
 }

@@ -13,6 +13,7 @@ mod range_lock;
 mod reader;
 mod results;
 mod size;
+mod stack;
 mod sync;
 pub(crate) mod sys;
 mod zeroes;
@@ -400,6 +401,7 @@ fn describe(
         write_zeroes_unmaps: limits.unmap,
         secure_erase: None,
         io_poll: facts.io_poll,
+        submission_blocks: facts.submission_blocks,
     }
 }
 

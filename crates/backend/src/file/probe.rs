@@ -3,7 +3,7 @@
 
 use super::lane::DiscardBy;
 use super::piece::DirectAlign;
-use super::sys;
+use super::{stack, sys};
 use crate::RangeLimits;
 use std::fs::{self, File};
 use std::io;
@@ -37,6 +37,8 @@ pub(super) struct Facts {
     pub(super) zeroing: RangeLimits,
     pub(super) zeroing_unmaps: bool,
     pub(super) io_poll: bool,
+    /// See [`crate::Info::submission_blocks`].
+    pub(super) submission_blocks: bool,
 }
 
 /// The present size of a file or block device in bytes.
@@ -90,6 +92,7 @@ fn probe_regular(
         zeroing: ranges,
         zeroing_unmaps: can_punch,
         io_poll: false,
+        submission_blocks: stack::blocks_submitters(meta.dev()),
     })
 }
 
@@ -162,6 +165,7 @@ fn probe_device(file: &File, device: u64, direct: bool) -> io::Result<Facts> {
         zeroing: limits(u64::MAX, 0),
         zeroing_unmaps: unmaps,
         io_poll: direct && queue.number("io_poll") > 0,
+        submission_blocks: stack::blocks_submitters(device),
     })
 }
 

@@ -85,9 +85,10 @@ impl Worker {
     }
 
     fn add_disk(&mut self, disk: AddDisk) -> Result<u16, StartError> {
-        let AddDisk { lane, share, iopoll } = disk;
+        let AddDisk { lane, share, iopoll, submits_elsewhere } = disk;
         let number = self.disks.free_disk().ok_or(StartError::Full)?;
         self.engine.open_port(number, &lane.files(), iopoll).map_err(StartError::Register)?;
+        self.engine.ports[usize::from(number)].submits_elsewhere = submits_elsewhere;
         self.disks.insert(number, DiskOnThread::new(Storage::new(number, lane), share));
         Ok(number)
     }

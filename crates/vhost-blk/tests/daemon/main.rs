@@ -6,8 +6,11 @@ mod common;
 mod discards;
 mod disks;
 mod events;
+mod frozen;
 mod interface;
 mod limits;
+#[path = "../common/mount.rs"]
+mod mount;
 mod reload;
 mod rig;
 mod top;

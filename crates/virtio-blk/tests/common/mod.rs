@@ -55,6 +55,7 @@ pub fn info() -> Info {
         write_zeroes_unmaps: true,
         secure_erase: limits(300, 16),
         io_poll: false,
+        submission_blocks: false,
     }
 }
 

@@ -31,6 +31,21 @@ pub(crate) fn all_ended_well() -> Result<()> {
     Ok(())
 }
 
+/// Sum of the samples at a socket of metrics that begin like this, after `vhost_blk_`.
+pub(crate) fn total(socket: &Path, begin: &str) -> Result<u64> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page).context("no metrics")?;
+    let start = format!("vhost_blk_{begin}");
+    let samples = page.lines().filter(|line| line.starts_with(&start));
+    let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+    let values: Vec<u64> = values.collect();
+    ensure!(!values.is_empty(), "no metric {begin} in:\n{page}");
+    Ok(values.iter().sum())
+}
+
 /// A running daemon. Drop tells it to exit; [`all_ended_well`] judges the exit.
 pub(crate) struct Daemon {
     // Ends before its folder is removed.
@@ -130,16 +145,7 @@ impl Daemon {
 
     /// Sum of a metric over all queues.
     pub(crate) fn total(&self, metric: &str) -> Result<u64> {
-        let mut stream = UnixStream::connect(self.folder.path().join("metrics"))?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
-        let mut page = String::new();
-        stream.read_to_string(&mut page)?;
-        let start = format!("vhost_blk_{metric}{{");
-        let samples = page.lines().filter(|line| line.starts_with(&start));
-        let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
-        let values: Vec<u64> = values.collect();
-        ensure!(!values.is_empty(), "no metric {metric} in:\n{page}");
-        Ok(values.iter().sum())
+        total(&self.folder.path().join("metrics"), &format!("{metric}{{"))
     }
 
     /// Kills the daemon with SIGKILL and starts a successor on the same socket.

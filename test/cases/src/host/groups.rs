@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `vhost-blk daemon` with disks of a limit group, as a process of the case.
+//! `vhost-blk daemon` with several disks, as a process of the case.
 
+use crate::host::daemon;
 use crate::host::env::Env;
 use crate::host::fixture::Disk;
 use crate::host::target::{LIMIT, need_module};
@@ -19,15 +20,17 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the daemon without a disk.
-    pub(crate) fn start(env: &Env) -> Result<Self> {
+    /// Starts the daemon without a disk, with further options.
+    pub(crate) fn start(env: &Env, more: &[&str]) -> Result<Self> {
         need_module()?;
         let folder = tempfile::tempdir().context("cannot make a folder for the sockets")?;
         let program = env.bin.join("vhost-blk").to_string_lossy().into_owned();
         let (socket, log) = (folder.path().join("control"), folder.path().join("log"));
         let path = socket.to_string_lossy().into_owned();
-        let words = [&program, "daemon", "--control-path", &path, "--log-level", "warn"];
-        let arguments = words.map(str::to_owned).to_vec();
+        let metrics = format!("unix:{}", folder.path().join("metrics").display());
+        let words = [&program, "daemon", "--control-path", &path, "--metrics", &metrics];
+        let words = [&words[..], &["--log-level", "warn"], more].concat();
+        let arguments = words.into_iter().map(str::to_owned).collect();
         let process = Process::start_echoed(arguments, &socket, &log)?;
         Ok(Self { process, program, folder })
     }
@@ -50,15 +53,36 @@ impl Daemon {
         queues: u16,
         iops: Option<u64>,
     ) -> Result<()> {
-        let (socket, file) = (self.path(name), disk.path.to_string_lossy());
-        let (queues, iops) = (queues.to_string(), iops.map(|iops| iops.to_string()));
-        let mut words = vec!["add", name, "--socket-path", &socket, "--blk-file", &file];
-        words.extend(["--num-queues", &queues, "--queue-size", "1024", "--packed", "off"]);
-        words.extend(["--data-plane", "kernel", "--limit-group", "g"]);
+        let iops = iops.map(|iops| iops.to_string());
+        let mut words = vec!["--limit-group", "g"];
         if let Some(iops) = &iops {
             words.extend(["--limit-iops", iops, "--limit-burst", "0.01"]);
         }
+        self.add_on("kernel", name, disk, queues, &words)
+    }
+
+    /// Adds a disk on a plane, with further options.
+    pub(crate) fn add_on(
+        &self,
+        plane: &str,
+        name: &str,
+        disk: &Disk,
+        queues: u16,
+        more: &[&str],
+    ) -> Result<()> {
+        let (socket, file, queues) =
+            (self.path(name), disk.path.to_string_lossy(), queues.to_string());
+        let mut words = vec!["add", name, "--socket-path", &socket, "--blk-file", &file];
+        words.extend(["--num-queues", &queues, "--queue-size", "1024", "--packed", "off"]);
+        words.extend(["--data-plane", plane]);
+        words.extend(more);
         self.control(&words).map(drop)
+    }
+
+    /// Sum of a metric over all queues of a disk.
+    pub(crate) fn total(&self, metric: &str, disk: &str) -> Result<u64> {
+        let metrics = self.folder.path().join("metrics");
+        daemon::total(&metrics, &format!("{metric}{{disk=\"{disk}\""))
     }
 
     /// A connection to a disk.

@@ -201,7 +201,7 @@ fn bad_addresses(device: &KernelDevice, good: u64) -> Result<()> {
 }
 
 fn group(env: &Env) -> Result<()> {
-    let mut daemon = Daemon::start(env)?;
+    let mut daemon = Daemon::start(env, &[])?;
     let (mut disks, mut devices) = (Vec::new(), Vec::new());
     for (name, queues) in ["a", "b", "c"].into_iter().zip(QUEUES) {
         let (disk, instance) = null_blk(NullBlkOptions::USUAL)?;

@@ -91,6 +91,7 @@ impl Disk for Journal {
             write_zeroes_unmaps: true,
             secure_erase: None,
             io_poll: false,
+            submission_blocks: false,
         }
     }
 

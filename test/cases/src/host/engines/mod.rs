@@ -6,6 +6,7 @@ mod drbd;
 mod iscsi;
 mod multipath;
 mod nbd;
+mod neighbour;
 mod nvme;
 mod raid;
 mod rbd;

@@ -50,6 +50,8 @@ pub(crate) struct Spec {
     /// Reads stay large; writes and zeroed ranges have a few blocks, and zeroed ranges are
     /// frequent. This gives an image many extents.
     pub(crate) fragments: bool,
+    /// All data is aligned in memory, as drivers do it: no request waits for a bounce buffer of the device.
+    pub(crate) aligned: bool,
     /// The load only reads, content that other loads have written.
     pub(crate) read_only: bool,
     /// Seed of the random numbers.
@@ -70,6 +72,7 @@ impl Spec {
             zeroes: true,
             flushes: true,
             fragments: false,
+            aligned: false,
             read_only: false,
             seed,
         }
@@ -116,7 +119,8 @@ pub(crate) struct Load {
 impl Load {
     /// Creates a load on sectors that contain only zeroes.
     pub(crate) fn new(queue: Queue, memory: &Arc<GuestMemory>, spec: Spec) -> Self {
-        let slots = spec.rooms.iter().map(|&room| Slot::new(memory, room, spec.unit)).collect();
+        let slot = |&room: &usize| Slot::new(memory, room, spec.unit, spec.aligned);
+        let slots = spec.rooms.iter().map(slot).collect();
         let sectors = vec![Known::Is(0); (spec.sectors.end - spec.sectors.start) as usize];
         let rng = Rng::new(spec.seed);
         let by_id = HashMap::new();

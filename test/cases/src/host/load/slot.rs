@@ -50,6 +50,8 @@ impl Op {
 pub(super) struct Slot {
     /// Sectors per logical block.
     unit: u64,
+    /// Data is at the start of a page.
+    aligned: bool,
     head: Area,
     data: Area,
     /// Offset of the data of the request in flight.
@@ -63,9 +65,16 @@ impl Slot {
         HEAD_BYTES + room + 3 * 4096
     }
 
-    pub(super) fn new(memory: &Arc<GuestMemory>, room: usize, unit: u64) -> Self {
+    pub(super) fn new(memory: &Arc<GuestMemory>, room: usize, unit: u64, aligned: bool) -> Self {
         let head = memory.alloc_area(HEAD_BYTES, 64);
-        Self { unit, head, data: memory.alloc_area(room + 4096, 4096), offset: 0, op: None }
+        Self {
+            unit,
+            aligned,
+            head,
+            data: memory.alloc_area(room + 4096, 4096),
+            offset: 0,
+            op: None,
+        }
     }
 
     /// Room for data, in bytes.
@@ -83,7 +92,7 @@ impl Slot {
         indirect: bool,
     ) -> Result<u16> {
         // Usually aligned as drivers do it, sometimes so that the device must use a bounce buffer.
-        self.offset = *rng.pick(&[0, 0, 0, 512, 64, 1]);
+        self.offset = if self.aligned { 0 } else { *rng.pick(&[0, 0, 0, 512, 64, 1]) };
         let kind = match op.kind {
             Kind::Read => virtio_spec::blk::T_IN,
             Kind::Write => virtio_spec::blk::T_OUT,
@@ -124,8 +133,8 @@ impl Slot {
             Kind::Zeroes | Kind::Flush => 0,
         };
         let pieces = if indirect { 1 + rng.below(SEGMENTS_MAX) } else { 1 + rng.below(6) };
-        let piece =
-            left.div_ceil(pieces as usize).next_multiple_of(if rng.one_in(4) { 1 } else { 512 });
+        let unit = if !self.aligned && rng.one_in(4) { 1 } else { 512 };
+        let piece = left.div_ceil(pieces as usize).next_multiple_of(unit);
         let mut gpa = self.data.gpa() + self.offset as u64;
         while left > 0 {
             let len = piece.min(left);
