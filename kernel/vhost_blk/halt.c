@@ -105,10 +105,29 @@ void vhost_blk_end_halt(struct vhost_blk *blk)
 	spin_unlock(&blk->failure_lock);
 }
 
+/* Fills in all but the index, which is given. */
+static int vhost_blk_copy_kept(struct vhost_blk *blk, struct vhost_blk_kept *kept)
+{
+	struct vhost_blk_queue *q = vhost_blk_queue_at(blk, kept->index);
+
+	if (!q)
+		return -ENOBUFS;
+	if (mutex_lock_killable(&q->vq.mutex))
+		return -EINTR;
+	kept->size = sizeof(*kept);
+	kept->count = q->nr_kept;
+	memcpy(kept->heads, q->kept, q->nr_kept * sizeof(*q->kept));
+	mutex_unlock(&q->vq.mutex);
+	return 0;
+}
+
 /**
  * vhost_blk_get_kept - VHOST_BLK_GET_KEPT
  * @blk: the device; its dev.mutex is held
  * @argp: the argument
+ *
+ * The owner's memory is written without vq.mutex: it may be a file of the owner's own FUSE server, or
+ * have a userfaultfd, and then the write ends when the owner wants.
  *
  * Return: 0, or a negative errno.
  */
@@ -117,24 +136,20 @@ int vhost_blk_get_kept(struct vhost_blk *blk, void __user *argp)
 	const size_t first = offsetof(struct vhost_blk_kept, heads);
 	int room = vhost_blk_room(argp, sizeof(struct vhost_blk_kept), first);
 	struct vhost_blk_kept __user *arg = argp;
-	struct vhost_blk_queue *q;
-	u32 index;
-	int err = 0;
+	struct vhost_blk_kept *kept;
+	size_t bytes;
+	int err;
 
 	if (room < 0)
 		return room;
-	if (get_user(index, &arg->index))
-		return -EFAULT;
-	q = vhost_blk_queue_at(blk, index);
-	if (!q)
-		return -ENOBUFS;
-	if (mutex_lock_killable(&q->vq.mutex))
-		return -EINTR;
-	if (put_user(sizeof(struct vhost_blk_kept), &arg->size) ||
-	    put_user(q->nr_kept, &arg->count) ||
-	    copy_to_user(arg->heads, q->kept, min(room - first, q->nr_kept * sizeof(*q->kept))))
+	kept = kzalloc(sizeof(*kept), GFP_KERNEL_ACCOUNT);
+	if (!kept)
+		return -ENOMEM;
+	err = get_user(kept->index, &arg->index) ?: vhost_blk_copy_kept(blk, kept);
+	bytes = min_t(size_t, room, first + kept->count * sizeof(*kept->heads));
+	if (!err && copy_to_user(argp, kept, bytes))
 		err = -EFAULT;
-	mutex_unlock(&q->vq.mutex);
+	kfree(kept);
 	return err;
 }
 

@@ -150,7 +150,7 @@
 /**
  * VHOST_BLK_GET_KEPT - the chains that a queue of a halted device keeps; see &vhost_blk_kept
  *
- * Errors: EPERM not the owner; ENOBUFS index too large; EINTR killed while waiting.
+ * Errors: EPERM not the owner; ENOBUFS index too large; EINTR killed while waiting; ENOMEM.
  */
 #define VHOST_BLK_GET_KEPT	_IOWR(VHOST_VIRTIO, 0xF3, struct vhost_blk_kept)
 
