@@ -215,6 +215,8 @@ static struct vhost_blk_backend *vhost_blk_open_backend(struct vhost_blk *blk, i
 		err = vhost_blk_open_bdev(be);
 	else
 		err = S_ISREG(mode) ? vhost_blk_open_regular(be) : -EINVAL;
+	if (!err)
+		be->sectors = vhost_blk_backend_bytes(be) >> SECTOR_SHIFT;
 	mutex_unlock(&be->lock);
 	if (err)
 		goto fail;

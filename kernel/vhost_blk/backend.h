@@ -18,6 +18,8 @@
  * @wq: runs operations that may sleep for long
  * @mem_mask: bits that must be zero in a buffer's address, else it is bounced
  * @lbs: logical block size in bytes
+ * @sectors: size when it was attached, in 512-byte sectors: the driver knows no larger one unless
+ *	the storage has grown
  * @read_only: refuses requests that write
  * @direct: a regular file opened with O_DIRECT
  * @nowait: a regular file that honours IOCB_NOWAIT
@@ -41,6 +43,7 @@ struct vhost_blk_backend {
 	struct workqueue_struct *wq;
 	unsigned int mem_mask;
 	unsigned int lbs;
+	u64 sectors;
 	bool read_only;
 	bool direct;
 	bool nowait;

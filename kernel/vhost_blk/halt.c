@@ -15,12 +15,19 @@
 static_assert(sizeof_field(struct vhost_blk_kept, heads) ==
 	      sizeof_field(struct vhost_blk_queue, kept));
 
-static bool vhost_blk_error_halts(const struct vhost_blk_req *req, u32 flags)
+/**
+ * vhost_blk_error_halts - true if an error is one that the owner wants to halt the device
+ * @error: a negative errno
+ * @flags: VHOST_BLK_OPT_*
+ *
+ * Return: true if the request is kept.
+ */
+bool vhost_blk_error_halts(int error, u32 flags)
 {
-	if (req->error == -EOPNOTSUPP)
+	if (error == -EOPNOTSUPP)
 		return false;
 	return flags & VHOST_BLK_OPT_KEEP_FAILED ||
-	       (flags & VHOST_BLK_OPT_KEEP_NO_SPACE && req->error == -ENOSPC);
+	       (flags & VHOST_BLK_OPT_KEEP_NO_SPACE && error == -ENOSPC);
 }
 
 /* Halts the device. The first failure is the reason that the owner gets. */
@@ -60,7 +67,7 @@ bool vhost_blk_withholds(struct vhost_blk_req *req)
 
 	if (READ_ONCE(q->blk->closing))
 		return true;
-	if (req->refused || !vhost_blk_error_halts(req, flags))
+	if (req->refused || !vhost_blk_error_halts(req->error, flags))
 		return false;
 	if (req->type == VIRTIO_BLK_T_FLUSH) {
 		if (flags & VHOST_BLK_OPT_HALT_AT_FLUSH)

@@ -7,17 +7,21 @@
 #include "stages.h"
 #include "trace.h"
 
-/* Sectors of the disk, as of now: it may grow. */
-static u64 vhost_blk_capacity(const struct vhost_blk_req *req)
-{
-	return vhost_blk_backend_bytes(req->be) >> SECTOR_SHIFT;
-}
-
-static bool vhost_blk_on_disk(const struct vhost_blk_req *req, u64 sector, u64 sectors)
+/*
+ * 0 if the disk has the range, as of now: it may grow. Otherwise the driver is wrong, or the storage
+ * has become smaller, and so has failed: @req notes that.
+ */
+static int vhost_blk_check_end(struct vhost_blk_req *req, u64 sector, u64 sectors)
 {
 	u64 end;
 
-	return !check_add_overflow(sector, sectors, &end) && end <= vhost_blk_capacity(req);
+	if (unlikely(check_add_overflow(sector, sectors, &end)))
+		return -EIO;
+	if (likely(end <= vhost_blk_backend_bytes(req->be) >> SECTOR_SHIFT))
+		return 0;
+	req->cut_off = end <= req->be->sectors;
+	/* The errors that a write and a read of a file there would have. */
+	return req->cut_off && req->type != VIRTIO_BLK_T_IN ? -ENOSPC : -EIO;
 }
 
 /* True if the range is a whole number of logical blocks. */
@@ -122,15 +126,18 @@ static int vhost_blk_parse_rw(struct vhost_blk_req *req, const struct iov_iter *
 	size_t bytes = iov_iter_count(data);
 	u64 sectors = bytes >> SECTOR_SHIFT;
 
+	int err;
+
 	if (bytes > VHOST_BLK_REQUEST_BYTES_MAX || bytes & (SECTOR_SIZE - 1) ||
-	    !vhost_blk_on_disk(req, req->sector, sectors) ||
 	    !vhost_blk_whole_blocks(req, req->sector, sectors))
 		return -EIO;
-	req->bytes = bytes;
-	return 0;
+	err = vhost_blk_check_end(req, req->sector, sectors);
+	if (likely(!err))
+		req->bytes = bytes;
+	return err;
 }
 
-static int vhost_blk_parse_range(const struct vhost_blk_req *req, struct vhost_blk_range *range,
+static int vhost_blk_parse_range(struct vhost_blk_req *req, struct vhost_blk_range *range,
 				 const struct virtio_blk_discard_write_zeroes *wire, u32 limit)
 {
 	u32 flags = le32_to_cpu(wire->flags);
@@ -143,10 +150,9 @@ static int vhost_blk_parse_range(const struct vhost_blk_req *req, struct vhost_b
 	range->unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP &&
 		       !(READ_ONCE(req->q->blk->opt.flags) & VHOST_BLK_OPT_NO_UNMAP);
 	if ((limit && range->sectors > limit) ||
-	    !vhost_blk_on_disk(req, range->sector, range->sectors) ||
 	    !vhost_blk_whole_blocks(req, range->sector, range->sectors))
 		return -EIO;
-	return 0;
+	return vhost_blk_check_end(req, range->sector, range->sectors);
 }
 
 /**
@@ -297,6 +303,18 @@ static bool vhost_blk_is_removed(const struct vhost_blk_backend *be)
 }
 
 /**
+ * vhost_blk_storage_failed - true if a request fails because of the storage, and not of the driver
+ * @req: the request, whose I/O was not started
+ * @err: its error
+ *
+ * Return: true if another try may succeed after a repair of the storage.
+ */
+bool vhost_blk_storage_failed(const struct vhost_blk_req *req, int err)
+{
+	return err == -ENODEV || err == -EROFS || req->cut_off;
+}
+
+/**
  * vhost_blk_parse - read a request from its chain
  * @req: filled in
  * @chain: the chain, whose elements are in vq.iov
@@ -305,14 +323,16 @@ static bool vhost_blk_is_removed(const struct vhost_blk_backend *be)
  * Reads only the header and the ranges, and writes nothing.
  *
  * Return: 0; -EOPNOTSUPP for S_UNSUPP, -ENOMEM to try again, -ENODEV if the storage was removed,
- * -EROFS if it has become read-only, any other errno for S_IOERR.
+ * -EROFS if it has become read-only, any other errno for S_IOERR. vhost_blk_storage_failed() tells
+ * failures of the storage from mistakes of the driver.
  */
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data)
 {
 	int err = vhost_blk_parse_chain(req, chain, data);
 
-	if (unlikely(err == -EIO) && vhost_blk_is_io(req) && vhost_blk_is_removed(req->be))
+	if (unlikely(err == -EIO || req->cut_off) && vhost_blk_is_io(req) &&
+	    vhost_blk_is_removed(req->be))
 		err = -ENODEV;
 	trace_vhost_blk_request(req, err);
 	return err;

@@ -59,6 +59,7 @@ struct vhost_blk_range {
  * @slow: it is or was on the workqueue
  * @refused: it was answered without I/O
  * @kept: it failed, and its queue keeps its chain
+ * @cut_off: the storage has become smaller, and lacks its range
  * @bounced: the pages in @vecs are the module's own
  * @error: first errno of the I/O
  * @start_ns: when the chain was taken; 0: the request is free. Also read without vq.mutex
@@ -104,6 +105,7 @@ struct vhost_blk_req {
 	bool slow;
 	bool refused;
 	bool kept;
+	bool cut_off;
 	int error;
 	u64 start_ns;
 	u64 submit_ns;

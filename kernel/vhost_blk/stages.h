@@ -29,6 +29,7 @@ void vhost_blk_put_back_chain(struct vhost_blk_queue *q, struct vhost_blk_req *r
 /* request.c */
 bool vhost_blk_read_only(const struct vhost_blk_req *req);
 u64 vhost_blk_range_sectors(const struct vhost_blk_req *req);
+bool vhost_blk_storage_failed(const struct vhost_blk_req *req, int err);
 int vhost_blk_parse(struct vhost_blk_req *req, const struct vhost_blk_chain *chain,
 		    struct iov_iter *data);
 
@@ -109,6 +110,7 @@ static inline void vhost_blk_time_used(struct vhost_blk_queue *q, struct llist_n
 }
 
 /* halt.c */
+bool vhost_blk_error_halts(int error, u32 flags);
 bool vhost_blk_withholds(struct vhost_blk_req *req);
 
 /* failure.c */

@@ -192,6 +192,7 @@ static void vhost_blk_init_req(struct vhost_blk_req *req, const struct vhost_blk
 	req->slow = false;
 	req->refused = false;
 	req->kept = false;
+	req->cut_off = false;
 	WRITE_ONCE(req->start_ns, q->now_ns);
 	req->submit_ns = 0;
 }
@@ -276,9 +277,9 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 		vhost_blk_put_back_chain(q, req);
 		return -EAGAIN;
 	}
-	/* The storage failed, and not the request: if that halts the device, it is not answered. */
-	req->refused = (err != -ENODEV && err != -EROFS) ||
-		       !(READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_KEEP_FAILED);
+	/* If the storage failed, and that halts the device, the request is not answered. */
+	req->refused = !vhost_blk_storage_failed(req, err) ||
+		       !vhost_blk_error_halts(err, READ_ONCE(q->blk->opt.flags));
 	q->stats.refused += req->refused;
 	vhost_blk_end_io(req, err);
 	if (unlikely(READ_ONCE(q->blk->limit.set)))

@@ -32,6 +32,9 @@ cases! { Host;
     "daemon-halt-space", Gating,
         "a file system without space halts its disk in the kernel, with --on-error enospc",
         space;
+    "daemon-halt-smaller", Gating,
+        "a block device that becomes smaller halts its disk on both planes, until it has its size again",
+        smaller;
 }
 
 const QUEUES: u16 = 2;
@@ -286,6 +289,49 @@ fn removed(env: &Env) -> Result<()> {
         ensure!(daemon.total("queue_kept_requests")? == 1, "the request is lost");
         ensure!(device.queue(0).try_collect()?.is_none(), "it is answered");
     }
+    Ok(())
+}
+
+fn smaller(env: &Env) -> Result<()> {
+    for plane in [Plane::Kernel, Plane::Uring] {
+        smaller_on(env, plane).with_context(|| format!("{plane:?}"))?;
+    }
+    Ok(())
+}
+
+fn smaller_on(env: &Env, plane: Plane) -> Result<()> {
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "smaller", DmKind::Linear)?;
+    let (sectors, stop) = (disk.sectors(), ["--on-error", "stop"]);
+    let (mut device, daemon) = target::serve_by_daemon(&env.on(plane), &disk, &options(), &stop)?;
+    let last = sectors - 8;
+    device.write(last, &[1; 4096])?;
+    dm.become_linear(sectors / 2)?;
+    let layout = device.layout();
+    device.queue(0).submit(&Request::write(last, &[2; 4096]), &layout)?;
+    wait_for_halts(&daemon, 1)?;
+    let reason = status(&daemon)?["halted"]["reason"].to_string();
+    ensure!(reason.contains(&format!("at sector {last}")), "{reason}");
+    match plane {
+        // The kernel cannot have a disk that is smaller than the guest's.
+        Plane::Kernel => {
+            let refused = daemon.control(&["resume"]).err().context("it is resumed")?;
+            ensure!(format!("{refused:#}").contains("sectors"), "{refused:#}");
+        }
+        _ => {
+            daemon.control(&["resume"])?;
+            wait_for_halts(&daemon, 2)?;
+        }
+    }
+    ensure!(device.queue(0).try_collect()?.is_none(), "it is answered");
+    dm.become_linear(sectors)?;
+    daemon.control(&["resume"])?;
+    let (_, done) = device.queue(0).collect()?;
+    ensure!(done.status == Some(S_OK), "status {:?}", done.status);
+    let mut data = [0; 4096];
+    device.read(last, &mut data)?;
+    ensure!(data == [2; 4096], "the disk has {}", data[0]);
+    ensure!(status(&daemon)?["halted"].is_null(), "it is still halted");
     Ok(())
 }
 

@@ -32,6 +32,9 @@ cases! { Host;
     "halt-read-only", Gating,
         "a device whose disk becomes read-only keeps writes, and answers reads",
         |_| read_only();
+    "halt-smaller", Gating,
+        "a device whose disk becomes smaller keeps requests beyond its end, and answers the others",
+        |_| smaller();
 }
 
 /// A disk that works. Unlike a linear one, it can become one that fails flushes, too.
@@ -157,6 +160,53 @@ fn read_only() -> Result<()> {
         kernel(&mut device)?.set_queue(0, false)?;
         ensure!(kernel(&mut device)?.kept(0)? == [id], "the write is not kept");
     }
+    Ok(())
+}
+
+fn smaller() -> Result<()> {
+    need_module()?;
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "smaller", DmKind::Linear)?;
+    let sectors = disk.sectors();
+    let (read, write) = (Request::read(sectors - 8, 4096), Request::write(sectors - 8, &[2; 4096]));
+    for (flags, request, keeps) in [
+        (abi::OPT_KEEP_FAILED, &read, Some(libc::EIO)),
+        (abi::OPT_KEEP_FAILED, &write, Some(libc::ENOSPC)),
+        (abi::OPT_KEEP_NO_SPACE, &write, Some(libc::ENOSPC)),
+        (abi::OPT_KEEP_NO_SPACE, &read, None),
+        (0, &write, None),
+    ] {
+        let mut device = open(&disk, flags)?;
+        device.write(sectors - 8, &[1; 4096])?;
+        dm.become_linear(sectors / 2)?;
+        lacks_its_end(&mut device, request, sectors, keeps)
+            .with_context(|| format!("flags {flags:#x}, {request:?}"))?;
+        drop(device);
+        dm.become_linear(sectors)?;
+    }
+    Ok(())
+}
+
+/// `keeps`: the error that halts the device.
+fn lacks_its_end(
+    device: &mut Device,
+    request: &Request,
+    sectors: u64,
+    keeps: Option<i32>,
+) -> Result<()> {
+    device.read(8, &mut [0; 4096])?;
+    // The disk never had this one.
+    fails_for_the_driver(device, &Request::write(sectors - 4, &[1; 4096]))?;
+    let Some(errno) = keeps else { return fails_for_the_driver(device, request) };
+    let layout = device.layout();
+    let id = device.queue(0).submit(request, &layout)?;
+    wait_for_kept(device)?;
+    let failure = kernel(device)?.failure()?;
+    let about = (failure.halt_error, failure.halt_sector);
+    ensure!(about == (errno as u32, sectors - 8), "{failure:?}");
+    nothing_is_answered(device)?;
+    kernel(device)?.set_queue(0, false)?;
+    ensure!(kernel(device)?.kept(0)? == [id], "the request is not kept");
     Ok(())
 }
 
