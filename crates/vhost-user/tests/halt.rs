@@ -6,7 +6,6 @@ mod common;
 use backend::FileOptions;
 use common::broken::{Broken, Trouble};
 use common::gate::Gate;
-use common::plane::skip_on_kernel;
 use common::{DISK_BYTES, Daemon, Setup, TMPFS, file, mem, wait_until};
 use data_plane::{ErrorPolicy, PlaneKind};
 use driver::{Device, Options, Request};
@@ -123,15 +122,8 @@ fn nothing_is_returned(device: &mut Device) {
     }
 }
 
-fn unsuited() -> bool {
-    skip_on_kernel("a disk of the test itself cannot be served")
-}
-
 #[test]
 fn a_halted_disk_keeps_what_failed_takes_nothing_and_goes_on_after_the_resume() {
-    if unsuited() {
-        return;
-    }
     for options in common::every_ring() {
         for by_event in [false, true] {
             for inflight in [false, true] {
@@ -164,9 +156,6 @@ fn a_halted_disk_keeps_what_failed_takes_nothing_and_goes_on_after_the_resume() 
 
 #[test]
 fn every_kind_of_request_halts_but_a_flush_reaches_the_guest() {
-    if unsuited() {
-        return;
-    }
     let range = RangeSegment { sector: 0, num_sectors: 8, flags: 0 };
     let requests = [
         Request::read(0, 4096),
@@ -198,9 +187,6 @@ fn every_kind_of_request_halts_but_a_flush_reaches_the_guest() {
 
 #[test]
 fn the_policy_enospc_reports_other_errors_and_report_reports_all() {
-    if unsuited() {
-        return;
-    }
     for (policy, errno) in
         [(ErrorPolicy::Enospc, EIO), (ErrorPolicy::Report, EIO), (ErrorPolicy::Report, ENOSPC)]
     {
@@ -220,9 +206,6 @@ fn the_policy_enospc_reports_other_errors_and_report_reports_all() {
 
 #[test]
 fn pause_resize_switch_and_messages_in_any_order_lose_nothing() {
-    if unsuited() {
-        return;
-    }
     for options in common::both_rings() {
         for (seed, inflight) in [(1, false), (2, true), (3, false), (4, true)] {
             let options = Options { inflight, ..options.clone() };
@@ -265,9 +248,6 @@ fn pause_resize_switch_and_messages_in_any_order_lose_nothing() {
 
 #[test]
 fn a_halt_in_the_drain_of_a_pause_keeps_the_requests() {
-    if unsuited() {
-        return;
-    }
     for options in common::both_rings() {
         for inflight in [false, true] {
             let rig = Rig::new(ErrorPolicy::Stop, true, Options { inflight, ..options.clone() });
@@ -291,9 +271,6 @@ fn a_halt_in_the_drain_of_a_pause_keeps_the_requests() {
 
 #[test]
 fn a_stop_by_the_front_end_answers_what_is_kept() {
-    if unsuited() {
-        return;
-    }
     for options in common::both_rings() {
         for inflight in [false, true] {
             for stop in ["base", "enable", "num", "reset owner"] {
@@ -325,9 +302,6 @@ fn a_stop_by_the_front_end_answers_what_is_kept() {
 
 #[test]
 fn a_reset_of_the_device_does_not_wait() {
-    if unsuited() {
-        return;
-    }
     for options in common::both_rings() {
         let rig = Rig::new(ErrorPolicy::Stop, false, options);
         let mut device = rig.guest();
@@ -350,9 +324,6 @@ fn a_reset_of_the_device_does_not_wait() {
 
 #[test]
 fn a_front_end_that_comes_back_gets_its_requests_from_the_region_or_an_error_without() {
-    if unsuited() {
-        return;
-    }
     for options in common::both_rings() {
         for inflight in [false, true] {
             let rig = Rig::new(ErrorPolicy::Stop, true, Options { inflight, ..options.clone() });
@@ -379,9 +350,6 @@ fn a_front_end_that_comes_back_gets_its_requests_from_the_region_or_an_error_wit
 
 #[test]
 fn a_request_that_is_not_answered_in_time_is_told_once_and_its_end_too() {
-    if unsuited() {
-        return;
-    }
     let (disk, permits) = Gate::new(Arc::new(mem()));
     let io_timeout = Some(Duration::from_millis(50));
     let setup = Setup { io_timeout, ..Setup::default() };

@@ -6,7 +6,6 @@
 mod common;
 
 use backend::{Disk, FileOptions};
-use common::plane::skip_on_kernel;
 use common::{Daemon, LIMIT, Setup, TMPFS, file, mem, pattern};
 use driver::{GuestMemory, RawChannel};
 use std::os::fd::{AsFd, AsRawFd};
@@ -181,9 +180,6 @@ fn pass(from: UnixStream, to: UnixStream, mend: impl Fn(u32, &mut [u8])) {
 
 #[test]
 fn virtio_driver_moves_data_through_packed_rings() {
-    if skip_on_kernel("there are no packed rings") {
-        return;
-    }
     let daemon = two_queues(Arc::new(mem()));
     let folder = tempfile::tempdir().unwrap();
     let socket = mending_socket(daemon.socket(), folder.path());

@@ -3,7 +3,6 @@
 
 mod common;
 
-use common::plane::skip_on_kernel;
 use common::{Daemon, Setup, mem, pool, wait_until};
 use driver::{Device, Options};
 use std::fs;
@@ -33,9 +32,6 @@ fn sleeps() -> Vec<u64> {
 
 #[test]
 fn sixty_four_disks_on_two_threads_are_served_and_cost_nothing_when_idle() {
-    if skip_on_kernel("it has no threads of its own") {
-        return;
-    }
     let setup = Setup { threads: THREADS, ..Setup::default() };
     let pool = pool(&setup);
     let daemons: Vec<Daemon> =

@@ -8,7 +8,6 @@ mod common;
 use backend::{Disk, FileOptions};
 use common::gate::Gate;
 use common::load::under_load;
-use common::plane::skip_on_kernel;
 use common::turnstile::Turnstile;
 use common::{DISK, Daemon, LIMIT, Setup, file, mem, pool, wait_until};
 use data_plane::StartError;
@@ -65,9 +64,6 @@ fn a_disk_that_hangs_delays_no_other_disk_of_its_thread() {
 
 #[test]
 fn a_stalled_disk_stalls_no_other_disk_of_its_thread_and_goes_on_later() {
-    if skip_on_kernel("its queues have no lanes") {
-        return;
-    }
     for poll_max in [Duration::ZERO, Duration::from_secs(5)] {
         let setup = Setup { threads: 1, queues: 2, poll_max, ..Setup::default() };
         let pool = pool(&setup);
@@ -159,9 +155,6 @@ fn gets_write_lease(file: &std::fs::File) -> bool {
 
 #[test]
 fn a_parked_queue_asks_for_a_kick_and_is_woken_by_it() {
-    if skip_on_kernel("it parks no queue") {
-        return;
-    }
     // The thread polls: only turns with work park a queue.
     for poll_max in [Duration::ZERO, Duration::from_secs(5)] {
         for packed in [false, true] {

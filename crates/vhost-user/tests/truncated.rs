@@ -3,7 +3,6 @@
 
 mod common;
 
-use common::plane::skip_on_kernel;
 use common::{Daemon, LIMIT, Setup, both_rings, mem, pool};
 use driver::{Device, Options, Request};
 use std::fs::File;
@@ -27,9 +26,6 @@ fn is_faulted(daemon: &Daemon) -> bool {
 
 #[test]
 fn truncated_memory_stops_its_own_queues_only() {
-    if skip_on_kernel("the kernel's accesses fail without a signal") {
-        return;
-    }
     let setup = Setup { threads: 1, ..Setup::default() };
     let pool = pool(&setup);
     let good = Daemon::in_pool(Arc::new(mem()), &setup, &pool);
@@ -65,9 +61,6 @@ fn truncated_memory_stops_its_own_queues_only() {
 
 #[test]
 fn a_truncated_dirty_log_ends_nothing() {
-    if skip_on_kernel("the kernel's accesses fail without a signal") {
-        return;
-    }
     let daemon = Daemon::start(Arc::new(mem()), &Setup::default());
     let mut device = daemon.connect(&Options::default());
     let log = device.start_log().unwrap();
