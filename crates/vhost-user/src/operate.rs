@@ -174,9 +174,9 @@ impl Session<'_> {
         self.device.config.info.capacity_sectors
     }
 
-    /// Starts queues that ran before. If that fails, [`Session::lost`] ends the connection.
+    /// Starts queues that ran before. If one cannot start, [`Session::lost`] ends the connection.
     pub(crate) fn restart(&mut self, queues: Vec<usize>) -> Result<(), OperateError> {
-        queues.into_iter().try_for_each(|index| self.try_start(index)).map_err(|error| {
+        self.start_each(queues, Self::try_start).map_err(|error| {
             self.lost = Some(error.to_string());
             OperateError::Lost(error)
         })

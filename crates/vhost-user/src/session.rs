@@ -134,8 +134,26 @@ impl<'a> Session<'a> {
         }))
     }
 
+    /// Starts each of these queues, also behind one that cannot start: its requests must not wait for
+    /// that one. Returns the first error; the log has all of them.
+    pub(crate) fn start_each<E: Display>(
+        &mut self,
+        queues: impl IntoIterator<Item = usize>,
+        start: impl Fn(&mut Self, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut all = Ok(());
+        for queue in queues {
+            if let Err(error) = start(self, queue) {
+                tracing::error!(queue, %error, "the queue does not start");
+                all = all.and(Err(error));
+            }
+        }
+        all
+    }
+
     /// Stops and drains the running queues among `which`, and stores their bases. The requests that a
-    /// halted disk keeps end as `kept` says. Returns the indices of the stopped queues.
+    /// halted disk keeps end as `kept` says, also those of a queue that could not start again. Returns
+    /// the indices of the stopped queues.
     pub(crate) fn stop(
         &mut self,
         which: impl IntoIterator<Item = usize>,
@@ -146,6 +164,8 @@ impl<'a> Session<'a> {
             if let Some(handle) = self.queues[index].running.take() {
                 indices.push(index);
                 handles.push(handle);
+            } else if kept != KeptRequests::Carry && !self.queues[index].kept.is_empty() {
+                self.end_kept(index, kept);
             }
         }
         let all_stopped = self.device.planes.stop_queues(handles, kept);
@@ -197,20 +217,18 @@ impl<'a> Session<'a> {
     ) -> io::Result<()> {
         let stopped = self.stop_running(kept);
         change(self)?;
-        stopped.into_iter().try_for_each(|index| self.try_start(index))
+        self.start_each(stopped, Self::try_start)
     }
 
     /// Replaces the memory table. Refuses overlapping regions and keeps the old table then.
     pub(crate) fn set_table(&mut self, table: MemTable) -> io::Result<()> {
         let memory = table.to_memory().map_err(refusal)?;
-        self.while_stopped(KeptRequests::Carry, |session| {
-            session.device.planes.set_memory(Some(Arc::clone(&memory)));
-            session.table = table;
-            session.memory = memory;
-            Ok(())
-        })?;
-        // Start queues with rings in the new memory.
-        (0..self.queues.len()).try_for_each(|index| self.try_start(index))
+        self.stop_running(KeptRequests::Carry);
+        self.device.planes.set_memory(Some(Arc::clone(&memory)));
+        self.table = table;
+        self.memory = memory;
+        // Also queues whose rings are in the new memory only.
+        self.start_each(0..self.queues.len(), Self::try_start)
     }
 
     /// RESET_OWNER: disables all rings, as the specification allows.

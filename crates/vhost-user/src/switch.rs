@@ -37,7 +37,7 @@ impl Session<'_> {
             Err(error) => {
                 self.stop_running(KeptRequests::Carry);
                 self.device.planes.move_to(from, &was);
-                let back = queues.iter().try_for_each(|&index| self.start_once(index));
+                let back = self.start_each(queues, Self::start_once);
                 tracing::warn!(plane = %to, %error, "the data plane was not switched");
                 match back {
                     Ok(()) => Err(error.into()),
@@ -59,7 +59,7 @@ impl Session<'_> {
         let because = format!("the kernel refused queue {index}: {why}");
         self.device.planes.move_to(PlaneKind::Uring, &because);
         self.device.tell(Notice::Switched(PlaneKind::Uring));
-        queues.iter().try_for_each(|&index| self.start_once(index)).map_err(refusal)
+        self.start_each(queues, Self::start_once).map_err(refusal)
     }
 
     /// Starts queue `index` on the current data plane if its set-up is complete and a queue

@@ -348,6 +348,36 @@ fn a_front_end_that_comes_back_gets_its_requests_from_the_region_or_an_error_wit
     }
 }
 
+/// Options for a guest whose queues have a region of memory each.
+fn a_region_for_each_queue() -> Options {
+    // Indirect tables would lie in the first region that has room.
+    let of_queue = Options { scratch_bytes: 1 << 20, indirect: false, ..Options::default() };
+    let daemon = Daemon::start(Arc::new(mem()), &Setup::default());
+    let bytes = daemon.connect(&of_queue).memory().alloc(1, 1);
+    let regions = vec![(0, bytes), (1 << 32, bytes)];
+    Options { regions, mem_slots: true, ..of_queue }
+}
+
+#[test]
+fn a_queue_that_cannot_start_again_takes_no_answer_from_the_others() {
+    for options in [Options::default(), Options { packed: true, ..Options::default() }] {
+        let options = Options { packed: options.packed, ..a_region_for_each_queue() };
+        let rig = Rig::new(ErrorPolicy::Stop, true, options);
+        let mut device = rig.guest();
+        let mut sent = rig.halt(&mut device, EIO);
+        wait_until("all failed", || rig.kept() == 2 * REQUESTS);
+        let first = Arc::clone(&device.memory().regions()[0]);
+        device.session().unshare_region(&first).expect_err("queue 0 has lost its ring");
+        let error = rig.daemon.next_outcome().expect_err("the connection has ended");
+        assert!(error.to_string().contains("queue 0 cannot start"), "{error}");
+        for _ in 0..REQUESTS {
+            let (id, completion) = device.queue(1).collect().unwrap();
+            assert_eq!(completion.status, Some(S_IOERR));
+            sent.0.remove(&(1, id)).expect("each request ends once");
+        }
+    }
+}
+
 #[test]
 fn a_request_that_is_not_answered_in_time_is_told_once_and_its_end_too() {
     let (disk, permits) = Gate::new(Arc::new(mem()));
