@@ -55,6 +55,7 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 	if (!vhost_blk_takes(q))
 		return;
 	vhost_disable_notify(q->vq.dev, &q->vq);
+	vhost_blk_arrivals_batch(q);
 	blk_start_plug(&plug);
 	while (left-- && !run->yield) {
 		if (!vhost_blk_limit_admits(q)) {
@@ -62,6 +63,7 @@ void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run
 			break;
 		}
 		taken = vhost_blk_take_chain(q, &chain);		/* 1 chain */
+		vhost_blk_arrivals_chain(q, taken);
 		if (taken > 0) {
 			vhost_blk_expect_ios(q, &plug, left);
 			taken = vhost_blk_submit(q, &chain, &run->bytes);	/* 2, 3 */

@@ -39,6 +39,8 @@ static int vhost_blk_make_device(struct vhost_blk *blk, unsigned int num_queues)
 	}
 	vhost_dev_init(&blk->dev, blk->vqs, num_queues, UIO_MAXIOV, VHOST_BLK_WEIGHT,
 		       VHOST_BLK_BYTE_WEIGHT, true, NULL);
+	for (i = 0; i < num_queues; i++)
+		vhost_blk_arrivals_init(blk->queues + i);
 	/* A reader that sees the number sees the device; pairs with its smp_load_acquire(). */
 	smp_store_release(&blk->num_queues, num_queues);
 	return 0;

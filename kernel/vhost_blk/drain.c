@@ -292,6 +292,7 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 	q->turn.closed_until = 0;
 	q->turn.closed_at = 0;
 	q->turn.waited_ns = 0;
+	vhost_blk_arrivals_forget(q);
 	q->stats = (struct vhost_blk_stats) {};
 	return 0;
 }

@@ -56,6 +56,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 		return true;
 	if (run->stuck || !vhost_blk_takes(q) || !list_empty(&q->polled))
 		return false;
+	vhost_blk_arrivals_look(q);
 	if (!vhost_vq_avail_empty(vq->dev, vq))
 		return true;
 	if (vhost_blk_hold_call(q))
@@ -65,7 +66,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 		return true;
 	}
 	/* Chains may have come between the last check and the enabling. */
-	return vhost_enable_notify(vq->dev, vq);
+	return vhost_blk_wait_for_kick(q);
 }
 
 /**

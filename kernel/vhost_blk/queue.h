@@ -7,6 +7,7 @@
 #include <linux/wait.h>
 #include <linux/workqueue.h>
 
+#include "arrivals.h"
 #include "coalesce.h"
 #include "request.h"
 #include "reserve.h"
@@ -85,6 +86,7 @@ struct vhost_blk_polling {
  * @poll: adaptive polling while no request is in flight, and while some are
  * @coalesce: held calls
  * @turn: the queue's view of the limits
+ * @arrivals: times of chains in the ring, for the trace
  * @now_ns: the time at the start of the batch
  * @region: the in-flight region, which marks taken chains
  * @reserve: memory for one request if the allocator has none
@@ -114,6 +116,7 @@ struct vhost_blk_queue {
 	struct vhost_blk_polling poll[2];
 	struct vhost_blk_coalesce coalesce;
 	struct vhost_blk_turn turn;
+	struct vhost_blk_arrivals arrivals;
 	u64 now_ns;
 	struct vhost_blk_region region;
 	struct vhost_blk_reserve reserve;

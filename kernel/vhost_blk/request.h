@@ -66,6 +66,7 @@ struct vhost_blk_range {
  * @submit_ns: when the storage got it; 0: it was submitted while no trace was on
  * @end_ns: if @submit_ns is set: when its I/O had finished
  * @limit_ns: likewise: the wait of the queue for a limit right before the chain was taken
+ * @ring_ns: likewise: its other time in the ring, at most; U64_MAX: unknown
  * @vecs: the data's pages
  * @nr_vecs: used elements of @vecs
  * @max_vecs: room in @vecs
@@ -111,6 +112,7 @@ struct vhost_blk_req {
 	u64 submit_ns;
 	u64 end_ns;
 	u64 limit_ns;
+	u64 ring_ns;
 	struct bio_vec *vecs;
 	unsigned int nr_vecs;
 	unsigned int max_vecs;

@@ -86,10 +86,15 @@ static inline bool vhost_blk_limit_admits(struct vhost_blk_queue *q)
 void vhost_blk_note_submit(struct vhost_blk_req *req);
 void vhost_blk_note_used(struct vhost_blk_queue *q, struct llist_node *list, u64 slower_than_ns);
 
+static inline bool vhost_blk_is_traced(const struct vhost_blk *blk)
+{
+	return unlikely(READ_ONCE(blk->timing.slower_than_ns));
+}
+
 /* The storage gets the request now, under vq.mutex. */
 static inline void vhost_blk_time_submit(struct vhost_blk_req *req)
 {
-	if (unlikely(READ_ONCE(req->q->blk->timing.slower_than_ns)))
+	if (vhost_blk_is_traced(req->q->blk))
 		vhost_blk_note_submit(req);
 }
 
@@ -107,6 +112,34 @@ static inline void vhost_blk_time_used(struct vhost_blk_queue *q, struct llist_n
 
 	if (unlikely(slower_than_ns))
 		vhost_blk_note_used(q, list, slower_than_ns);
+}
+
+/* arrivals.c; see there. While the trace is off, nothing is noted. */
+void vhost_blk_note_batch(struct vhost_blk_queue *q);
+void vhost_blk_note_chain(struct vhost_blk_queue *q, int taken);
+void vhost_blk_note_look(struct vhost_blk_queue *q);
+bool vhost_blk_wait_for_kick(struct vhost_blk_queue *q);
+u64 vhost_blk_ring_wait(const struct vhost_blk_queue *q, u64 limit_ns);
+
+static inline void vhost_blk_arrivals_batch(struct vhost_blk_queue *q)
+{
+	if (vhost_blk_is_traced(q->blk))
+		vhost_blk_note_batch(q);
+	else if (unlikely(q->arrivals.look_ns))
+		vhost_blk_arrivals_forget(q);
+}
+
+static inline void vhost_blk_arrivals_chain(struct vhost_blk_queue *q, int taken)
+{
+	/* Without a batch that was noted, the trace is younger than the batch. */
+	if (unlikely(q->arrivals.look_ns) && taken >= 0)
+		vhost_blk_note_chain(q, taken);
+}
+
+static inline void vhost_blk_arrivals_look(struct vhost_blk_queue *q)
+{
+	if (vhost_blk_is_traced(q->blk))
+		vhost_blk_note_look(q);
 }
 
 /* halt.c */

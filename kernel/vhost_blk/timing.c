@@ -137,6 +137,7 @@ static void vhost_blk_record(struct vhost_blk_timing *timing, const struct vhost
 void vhost_blk_note_submit(struct vhost_blk_req *req)
 {
 	req->limit_ns = vhost_blk_limit_waited(req->q);
+	req->ring_ns = vhost_blk_ring_wait(req->q, req->limit_ns);
 	req->submit_ns = local_clock();
 }
 
@@ -150,7 +151,9 @@ static void vhost_blk_note_slow(const struct vhost_blk_req *req, u64 slower_than
 		.sector = moves ? req->sector : U64_MAX,
 		.bytes = moves ? req->bytes : vhost_blk_range_sectors(req) << SECTOR_SHIFT,
 		.limit_ns = req->submit_ns ? req->limit_ns : 0,
+		.ring_ns = req->submit_ns ? req->ring_ns : U64_MAX,
 	};
+	u64 waited = record.limit_ns + (record.ring_ns == U64_MAX ? 0 : record.ring_ns);
 	/* The clocks of two CPUs may differ slightly. */
 	u64 submitted = max(req->submit_ns, req->start_ns);
 	/* A request from before the trace was in the storage all the time. */
@@ -160,7 +163,7 @@ static void vhost_blk_note_slow(const struct vhost_blk_req *req, u64 slower_than
 	record.submit_ns = submitted - req->start_ns;
 	record.storage_ns = ended - submitted;
 	record.used_ns = now - ended;
-	if (record.limit_ns + (now - req->start_ns) >= slower_than_ns)
+	if (waited + (now - req->start_ns) >= slower_than_ns)
 		vhost_blk_record(&req->q->blk->timing, &record);
 }
 

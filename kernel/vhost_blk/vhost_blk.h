@@ -20,7 +20,8 @@
  * vhost_blk_end_io() in completion.c is where all I/O ends. The stages are helped by poll.c (wait
  * for work without a sleep), limit.c and share.c (limits on the rate), inflight.c (marks of taken
  * chains), reserve.c (memory for emergencies), failure.c (reports a failing backend to the owner),
- * halt.c (keeps failed requests) and timing.c (records slow requests for the owner).
+ * halt.c (keeps failed requests), timing.c (records slow requests for the owner) and arrivals.c
+ * (their time in the ring).
  *
  * The control plane, from the outside in: dev.c is the user interface, core.c the vhost core's part
  * of it, info.c describes the device, backend.c attaches storage, pinned.c pins the memory table,
@@ -28,7 +29,7 @@
  *
  * The headers; each of these includes only those before it: vhost_blk.h the device, backend.h its
  * storage, request.h a request, queue.h a queue, stages.h the functions of the stages.
- * arg.h, compat.h, limit.h, reserve.h, stats.h, timing.h and trace.h stand beside them.
+ * arg.h, arrivals.h, compat.h, limit.h, reserve.h, stats.h, timing.h and trace.h stand beside them.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees
  * one state from begin to end. Transitions, by row from and by column to:

@@ -12,7 +12,7 @@ use backend::IoError;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use virtio_blk::Kind;
@@ -77,6 +77,39 @@ pub struct HealthReport {
     pub last_failure: Option<(StorageFailure, SystemTime)>,
 }
 
+/// Number of traced disks of this process.
+static TRACED: AtomicUsize = AtomicUsize::new(0);
+
+/// The time of a slow request in nanoseconds; 0: the disk is not traced.
+#[derive(Default)]
+struct TraceBound(AtomicU64);
+
+impl TraceBound {
+    /// Sets the time and returns the old one.
+    fn swap(&self, nanos: Nanos) -> Nanos {
+        let old = self.0.swap(nanos, Relaxed);
+        match (old > 0, nanos > 0) {
+            (false, true) => TRACED.fetch_add(1, Relaxed),
+            (true, false) => TRACED.fetch_sub(1, Relaxed),
+            _ => 0,
+        };
+        old
+    }
+}
+
+impl Drop for TraceBound {
+    fn drop(&mut self) {
+        self.swap(0);
+    }
+}
+
+/// Returns whether some disk of this process is traced. Threads of the data plane note the times of
+/// their sleeps then.
+#[inline]
+pub(crate) fn is_any_traced() -> bool {
+    TRACED.load(Relaxed) > 0
+}
+
 /// The health of a disk.
 #[derive(Default)]
 pub struct Health {
@@ -90,8 +123,7 @@ pub struct Health {
     failures: Mutex<Failures>,
     hook: OnceLock<HealthHook>,
     trace_hook: OnceLock<TraceHook>,
-    /// Requests that took so many nanoseconds are told; 0: none.
-    slower_than: AtomicU64,
+    slower_than: TraceBound,
     /// The kernel plane while it runs queues. `slower_than` changes under this lock.
     tracer: Mutex<Option<Box<dyn Tracer>>>,
 }
@@ -167,10 +199,16 @@ impl Health {
     pub fn trace(&self, slower_than: Option<Duration>) {
         let nanos = slower_than.map_or(0, |time| (time.as_nanos() as Nanos).max(1));
         let tracer = self.lock_tracer();
-        let is_new = self.slower_than.swap(nanos, Relaxed) != nanos;
+        let is_new = self.slower_than.swap(nanos) != nanos;
         if let Some(tracer) = tracer.as_ref().filter(|_| is_new) {
             tracer.set_bound(nanos);
         }
+    }
+
+    /// Returns whether the disk is traced.
+    #[inline]
+    pub(crate) fn is_traced(&self) -> bool {
+        self.slower_than() > 0
     }
 
     /// Returns whether the present data plane can trace requests. An older kernel module cannot.
@@ -195,7 +233,7 @@ impl Health {
     /// The bound of [`Health::trace`]; 0: none.
     #[inline]
     pub(crate) fn slower_than(&self) -> Nanos {
-        self.slower_than.load(Relaxed)
+        self.slower_than.0.load(Relaxed)
     }
 
     /// Tells a message of the trace.

@@ -13,6 +13,7 @@
 //! the two a queue belongs to one thread, and nothing changes it.
 
 mod affinity;
+mod arrivals;
 mod backoff;
 mod batch;
 mod coalesce;

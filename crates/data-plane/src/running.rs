@@ -2,6 +2,7 @@
 //! A queue that runs on a thread of the io_uring data plane.
 
 mod kept;
+mod noted;
 
 use crate::batch::Batch;
 use crate::coalesce::Coalescer;
@@ -144,11 +145,24 @@ impl RunningQueue {
     /// Stage *chain*: takes a chain into a free entry of the in-flight table.
     #[inline]
     pub(crate) fn take(&mut self, clock: &mut Clock) -> Option<Taken> {
-        let mut taken = match self.resubmit.is_empty() {
+        let (is_new, is_traced) = (self.resubmit.is_empty(), self.health.is_traced());
+        if is_traced {
+            clock.recent(); // a time before the look at the ring
+        }
+        let taken = match is_new {
             true => self.take_next(),
             false => self.take_resubmitted(),
-        }?;
+        };
+        let Some(mut taken) = taken else {
+            if is_traced {
+                self.note_none(clock);
+            }
+            return None;
+        };
         taken.at = clock.recent();
+        if is_traced {
+            self.note_taken(&taken, is_new);
+        }
         Some(taken)
     }
 
@@ -211,18 +225,13 @@ impl RunningQueue {
         parsed
     }
 
-    /// Stage *submit* begins: the storage gets the request of an entry.
-    #[inline]
-    pub(crate) fn submitting(&mut self, index: u16) {
-        if self.health.slower_than() > 0 {
-            self.trace.submitting(index, self.turn.waited());
-        }
-    }
-
     /// Looks at the limits and the health of the disk. The thread calls this before it takes chains.
     #[inline]
     pub(crate) fn look_at_disk(&mut self, clock: &mut Clock) {
         self.halted = self.health.is_halted();
+        if !self.health.is_traced() && self.trace.arrivals.is_known() {
+            self.trace.arrivals.forget();
+        }
         if self.stall.is_on() {
             self.look_for_stall(clock);
         }
@@ -319,7 +328,7 @@ impl RunningQueue {
         }
         if let Some(operation) = Operation::of(kind) {
             self.unpublished.push((operation, taken.at));
-            if self.health.slower_than() > 0 {
+            if self.health.is_traced() {
                 let entry = (taken.index(), taken.at);
                 self.trace.completed(entry, operation, kind, completion.code != blk::S_OK);
             }
@@ -419,6 +428,7 @@ impl RunningQueue {
         if self.may_take() {
             self.ring.arm();
             self.armed = true;
+            self.trace.awaits_kick = self.kick.is_some() && self.requests.has_free();
         }
         self.has_work()
     }

@@ -5,6 +5,7 @@
 //! A queue notes times only while the trace is on. A request that was submitted before has no time of
 //! its submission: its whole time counts as time in the storage.
 
+use crate::arrivals::Arrivals;
 use crate::health::Health;
 use crate::latency::{Nanos, Operation, monotonic};
 use crate::request_table::DEPTH_MAX;
@@ -24,6 +25,10 @@ pub struct SlowRequest {
     pub bytes: u64,
     /// The guest got an error.
     pub failed: bool,
+    /// Its time in the ring before that of `limit`, at most: from the last look at the ring that did not
+    /// show the chain, or from the kick if the queue waited for one. `None`: unknown, because the queue
+    /// or the trace is younger than that look, or because a previous daemon took the chain.
+    pub ring: Option<Duration>,
     /// The wait of its queue for a limit, right before the chain was taken. The driver may have made
     /// the chain available before or during that wait; the device cannot know.
     pub limit: Duration,
@@ -37,9 +42,9 @@ pub struct SlowRequest {
 }
 
 impl SlowRequest {
-    /// The sum of all stages.
+    /// The sum of all stages that are known.
     pub fn total(&self) -> Duration {
-        self.limit + self.submit + self.storage + self.used
+        self.ring.unwrap_or_default() + self.limit + self.submit + self.storage + self.used
     }
 }
 
@@ -64,16 +69,21 @@ pub(crate) trait Tracer: Send + Sync {
 /// The times of one queue's requests while its disk is traced.
 #[derive(Debug, Default)]
 pub(crate) struct QueueTrace {
+    pub(crate) arrivals: Arrivals,
+    /// When kicks were last asked for, the queue could take a chain and found none.
+    pub(crate) awaits_kick: bool,
     /// By the index of the entry in the in-flight table; made at the first use.
-    submitted: Vec<Submitted>,
+    noted: Vec<Noted>,
     /// Completed and unpublished requests.
     completed: Vec<Completed>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Submitted {
-    at: Nanos,
+struct Noted {
+    taken_at: Nanos,
+    ring: Option<Nanos>,
     limit: Nanos,
+    submitted_at: Nanos,
 }
 
 #[derive(Debug)]
@@ -82,21 +92,37 @@ struct Completed {
     sector: Option<u64>,
     bytes: u64,
     failed: bool,
-    limit: Nanos,
-    taken_at: Nanos,
-    submitted_at: Nanos,
+    /// With the time of an entry that was noted after the request was taken only.
+    noted: Noted,
     at: Nanos,
 }
 
 impl QueueTrace {
+    /// Records that the chain of an entry was taken, `ring` in the ring at most, and `limit` waiting
+    /// for a limit.
+    #[cold]
+    pub(crate) fn took(
+        &mut self,
+        (index, taken_at): (u16, Nanos),
+        ring: Option<Nanos>,
+        limit: Nanos,
+    ) {
+        let ring = ring.map(|ring| ring.saturating_sub(limit));
+        *self.entry(index) = Noted { taken_at, ring, limit, submitted_at: taken_at };
+    }
+
     /// Records that the storage gets the request of an entry now. A request that is tried again counts
     /// from the last try.
     #[cold]
-    pub(crate) fn submitting(&mut self, index: u16, limit: Nanos) {
-        if self.submitted.is_empty() {
-            self.submitted = vec![Submitted::default(); DEPTH_MAX.into()];
+    pub(crate) fn submitting(&mut self, index: u16) {
+        self.entry(index).submitted_at = monotonic();
+    }
+
+    fn entry(&mut self, index: u16) -> &mut Noted {
+        if self.noted.is_empty() {
+            self.noted = vec![Noted::default(); DEPTH_MAX.into()];
         }
-        self.submitted[usize::from(index)] = Submitted { at: monotonic(), limit };
+        &mut self.noted[usize::from(index)]
     }
 
     /// Records that the request of an entry, taken at this time, has completed now.
@@ -108,8 +134,10 @@ impl QueueTrace {
         kind: Kind,
         failed: bool,
     ) {
-        let noted = self.submitted.get(usize::from(index)).copied().unwrap_or_default();
-        let is_known = noted.at >= taken_at; // otherwise it is of an earlier request of the entry
+        let noted = self.noted.get(usize::from(index)).copied().unwrap_or_default();
+        let is_its = noted.taken_at == taken_at; // otherwise it is of an earlier request of the entry
+        let submitted_at = noted.submitted_at.max(taken_at);
+        let unknown = Noted { taken_at, submitted_at, ..Noted::default() };
         let sector = match kind {
             Kind::Read { sector, .. } | Kind::Write { sector, .. } => Some(sector),
             _ => None,
@@ -119,9 +147,7 @@ impl QueueTrace {
             sector,
             bytes: kind.disk_bytes(),
             failed,
-            limit: if is_known { noted.limit } else { 0 },
-            taken_at,
-            submitted_at: noted.at.max(taken_at),
+            noted: if is_its { noted } else { unknown },
             at: monotonic(),
         });
     }
@@ -137,15 +163,17 @@ impl QueueTrace {
     pub(crate) fn published(&mut self, queue: u16, now: Nanos, health: &Health) {
         let between = |from: Nanos, to: Nanos| Duration::from_nanos(to.saturating_sub(from));
         for done in self.completed.drain(..) {
+            let noted = done.noted;
             let slow = SlowRequest {
                 queue,
                 operation: done.operation,
                 sector: done.sector,
                 bytes: done.bytes,
                 failed: done.failed,
-                limit: Duration::from_nanos(done.limit),
-                submit: between(done.taken_at, done.submitted_at),
-                storage: between(done.submitted_at, done.at),
+                ring: noted.ring.map(Duration::from_nanos),
+                limit: Duration::from_nanos(noted.limit),
+                submit: between(noted.taken_at, noted.submitted_at),
+                storage: between(noted.submitted_at, done.at),
                 used: between(done.at, now),
             };
             let bound = Duration::from_nanos(health.slower_than());
@@ -181,27 +209,47 @@ mod tests {
         health.trace(Some(Duration::from_millis(20)));
         let (told, mut trace) = (told(&health), QueueTrace::default());
         let begin = monotonic();
-        for (index, taken_at, limit) in [(0, begin, 0), (1, begin, 0), (2, begin, 15 * MS)] {
-            trace.submitting(index, limit);
-            trace.completed((index, taken_at), Operation::Read, READ, false);
+        let waits = [(None, 0), (None, 0), (Some(12 * MS), 15 * MS), (Some(40 * MS), 15 * MS)];
+        for (index, (ring, limit)) in (0..).zip(waits) {
+            trace.took((index, begin), ring, limit);
+            trace.submitting(index);
+            trace.completed((index, begin), Operation::Read, READ, false);
         }
-        trace.completed.iter_mut().for_each(|done| done.at = done.submitted_at + 2 * MS);
+        trace.completed.iter_mut().for_each(|done| done.at = done.noted.submitted_at + 2 * MS);
         trace.completed[0].at += 30 * MS;
         let last = trace.completed[0].at;
-        trace.completed[1].at = last;
-        trace.completed[1].submitted_at = last - MS;
-        trace.completed[2].at = last;
+        trace.completed[1].noted.submitted_at = last - MS;
+        trace.completed[1..].iter_mut().for_each(|done| done.at = last);
         trace.published(3, last + MS, &health);
         let told = told.lock().unwrap();
-        assert!(trace.is_empty() && told.len() == 3, "{told:?}");
+        assert!(trace.is_empty() && told.len() == 4, "{told:?}");
         for slow in &*told {
             assert_eq!((slow.queue, slow.sector, slow.bytes), (3, Some(7), 4096));
             let whole = Duration::from_nanos(last + MS - begin) + slow.limit;
-            assert_eq!(slow.total(), whole, "a gap or an overlap");
+            assert_eq!(slow.total(), whole + slow.ring.unwrap_or_default(), "a gap or an overlap");
         }
-        assert!(told[0].storage >= Duration::from_millis(32));
-        assert!(told[1].submit >= Duration::from_millis(30));
-        assert_eq!(told[2].limit, Duration::from_millis(15));
+        let ms = Duration::from_millis;
+        assert!(told[0].storage >= ms(32) && told[1].submit >= ms(30));
+        let waits: Vec<_> = told.iter().map(|slow| (slow.ring, slow.limit)).collect();
+        let none = (None, Duration::ZERO);
+        // The limit is a part of the time in the ring.
+        assert_eq!(waits, [none, none, (Some(ms(0)), ms(15)), (Some(ms(25)), ms(15))]);
+    }
+
+    #[test]
+    fn a_request_that_may_have_waited_in_the_ring_is_slow() {
+        let health = Health::new(ErrorPolicy::Report, None);
+        health.trace(Some(Duration::from_secs(9)));
+        let (told, mut trace) = (told(&health), QueueTrace::default());
+        let begin = monotonic();
+        for (index, ring) in [(0, 8), (1, 9)] {
+            trace.took((index, begin), Some(ring * 1000 * MS), 0);
+            trace.completed((index, begin), Operation::Read, READ, false);
+        }
+        trace.published(0, monotonic(), &health);
+        let told = told.lock().unwrap();
+        let rings: Vec<_> = told.iter().map(|slow| slow.ring).collect();
+        assert_eq!(rings, [Some(Duration::from_secs(9))], "or this took a second");
     }
 
     #[test]
@@ -210,8 +258,9 @@ mod tests {
         health.trace(Some(Duration::ZERO));
         let (told, mut trace) = (told(&health), QueueTrace::default());
         let discard = Kind::Discard { bytes: 12 << 20, longest_bytes: 8 << 20, durable: false };
-        trace.submitting(0, 0);
-        trace.completed((0, monotonic()), Operation::Discard, discard, false);
+        let taken_at = monotonic();
+        trace.took((0, taken_at), None, 0);
+        trace.completed((0, taken_at), Operation::Discard, discard, false);
         trace.published(0, monotonic() + MS, &health);
         let slow = told.lock().unwrap().remove(0);
         assert_eq!((slow.sector, slow.bytes), (None, 12 << 20));
@@ -223,8 +272,9 @@ mod tests {
         let (told, mut trace) = (told(&health), QueueTrace::default());
         for bound in [Some(Duration::from_secs(60)), None] {
             health.trace(bound);
-            trace.submitting(0, 0);
-            trace.completed((0, monotonic()), Operation::Flush, Kind::Flush, false);
+            let taken_at = monotonic();
+            trace.took((0, taken_at), None, 0);
+            trace.completed((0, taken_at), Operation::Flush, Kind::Flush, false);
             trace.published(0, monotonic() + MS, &health);
         }
         assert!(told.lock().unwrap().is_empty());
@@ -235,13 +285,14 @@ mod tests {
         let health = Health::new(ErrorPolicy::Report, None);
         health.trace(Some(Duration::from_millis(1)));
         let (told, mut trace) = (told(&health), QueueTrace::default());
-        trace.submitting(5, 9 * MS); // an earlier request of the entry
+        trace.took((5, monotonic()), Some(9 * MS), 9 * MS); // an earlier request of the entry
+        trace.submitting(5);
         let taken_at = monotonic() + 1;
         trace.completed((5, taken_at), Operation::Write, READ, true);
         trace.completed[0].at = taken_at + 40 * MS;
         trace.published(0, taken_at + 41 * MS, &health);
         let slow = told.lock().unwrap().remove(0);
-        assert_eq!((slow.limit, slow.submit), (Duration::ZERO, Duration::ZERO));
+        assert_eq!((slow.ring, slow.limit, slow.submit), (None, Duration::ZERO, Duration::ZERO));
         assert_eq!(slow.storage, Duration::from_millis(40));
         assert!(slow.failed);
     }

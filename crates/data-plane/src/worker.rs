@@ -9,7 +9,9 @@ mod parking;
 
 pub(crate) use disks::DISKS_MAX;
 
+use crate::arrivals::RunDelay;
 use crate::event::{Event, QueueId, queue_and_entry};
+use crate::health::is_any_traced;
 use crate::io_workers::KEPT_AFTER;
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
@@ -41,6 +43,7 @@ pub(crate) struct Worker {
     active: ActiveQueues,
     engine: Uring,
     clock: Clock,
+    run_delay: RunDelay,
     polls: Polls,
     portion: Portion,
     /// Coalescing of the calls of new queues, and the maximum of polling.
@@ -71,6 +74,7 @@ impl Worker {
             active: ActiveQueues::default(),
             engine,
             clock: Clock::default(),
+            run_delay: RunDelay::default(),
             polls: Polls::new(poll_max),
             portion,
             coalesce: (coalesce, poll_max),
@@ -137,15 +141,21 @@ impl Worker {
             self.engine.watch_io_workers();
         }
         let submitted = self.engine.queued();
+        let reaping_at = is_any_traced().then(|| self.clock.recent());
         self.engine.submit();
         if submitted > 0 {
             self.clock.forget(); // a submission takes its time
         }
-        self.engine.reap(&mut self.events, portion * self.active.ids().len().max(1));
+        let events_max = portion * self.active.ids().len().max(1);
+        self.engine.reap(&mut self.events, events_max);
         self.portion.turned(submitted, self.events.len());
         worked |= !self.events.is_empty();
+        let reaped_all = self.events.len() < events_max;
         // 4 completion of requests that the storage has finished
         self.handle_events();
+        if reaped_all || reaping_at.is_none() {
+            self.active.kicks_seen = reaping_at;
+        }
         self.holding = false;
         for &id in self.active.ids() {
             let (queue, _) = self.disks.queue(id);
@@ -241,8 +251,15 @@ impl Worker {
         // A reading that is still valid is that of a publication right before.
         let before = self.clock.recent();
         let timeout = self.timeout(before);
+        let delayed = is_any_traced().then(|| self.run_delay.read());
         self.engine.wait(timeout);
-        self.polls.slept(Duration::from_nanos(self.clock.read().saturating_sub(before)));
+        let now = self.clock.read();
+        self.polls.slept(Duration::from_nanos(now.saturating_sub(before)));
+        if is_any_traced() {
+            // An event woke the thread, which then waited for a CPU.
+            let delay = delayed.map(|before| self.run_delay.read().saturating_sub(before));
+            self.active.woken(&mut self.disks, delay.map(|delay| now.saturating_sub(delay)));
+        }
         self.active.suppress(&mut self.disks);
     }
 

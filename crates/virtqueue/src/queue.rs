@@ -215,6 +215,16 @@ impl VirtQueue {
         available
     }
 
+    /// The most chains that the driver can have made available and the device has not taken. Exact for
+    /// a split ring, whose index is read again for it; the size of a packed ring.
+    #[cold]
+    pub fn available_max(&self) -> u16 {
+        match &self.ring {
+            Ring::Split(queue) => queue.available(),
+            Ring::Packed(queue) => queue.size,
+        }
+    }
+
     /// Stage *used*: returns a chain into which the device wrote `written_bytes` bytes. The driver
     /// sees it after [`VirtQueue::publish`].
     #[inline]

@@ -53,6 +53,14 @@ impl SplitQueue {
         Ok(ahead != 0)
     }
 
+    /// The chains that the driver has made available and the device has not taken; of a faulty index,
+    /// which the next look refuses, the size.
+    pub(crate) fn available(&self) -> u16 {
+        // No entry is read after this, so that it pairs with nothing.
+        let avail_idx = self.avail.load_u16(IDX_OFFSET, Ordering::Relaxed);
+        avail_idx.wrapping_sub(self.next_avail).min(self.size)
+    }
+
     #[inline]
     pub(crate) fn take(&mut self, chain: &mut Chain) -> Result<Option<ChainHead>, RingFault> {
         if !self.has_avail()? {

@@ -457,6 +457,9 @@ struct vhost_blk_trace {
  * @storage_ns: out: in the storage
  * @used_ns: out: until the driver sees the request in the used ring. If the rings cannot be reached,
  *	because of a missing IOTLB entry: until all is done but that
+ * @ring_ns: out: time in the ring before @limit_ns, at most: from the last look at the ring that did
+ *	not show the chain, or from the kick if the queue waited for one. All ones: unknown, and not in
+ *	the time that is compared with @slower_than_ns of &vhost_blk_trace
  *
  * GET_ID and requests that the module refuses are not recorded. Records outlive their queue.
  */
@@ -472,6 +475,7 @@ struct vhost_blk_traced {
 	__u64 submit_ns;
 	__u64 storage_ns;
 	__u64 used_ns;
+	__u64 ring_ns;
 };
 
 /**

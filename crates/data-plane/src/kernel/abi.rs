@@ -130,6 +130,7 @@ pub(crate) struct Traced {
     pub(crate) submit_ns: u64,
     pub(crate) storage_ns: u64,
     pub(crate) used_ns: u64,
+    pub(crate) ring_ns: u64,
 }
 
 /// `struct vhost_blk_oldest`: the age of the oldest request in flight.
@@ -275,7 +276,7 @@ mod tests {
         all.extend(structure!("vhost_blk_inflight", Inflight: index, desc_num, user_addr));
         all.extend(structure!("vhost_blk_trace", Trace: size, fd, slower_than_ns));
         all.extend(structure!("vhost_blk_traced", Traced: size, flags, lost, queue, sector, bytes,
-            limit_ns, submit_ns, storage_ns, used_ns));
+            limit_ns, submit_ns, storage_ns, used_ns, ring_ns));
         all.extend(structure!("vhost_blk_oldest", Oldest: size, index, age_ns));
         all.extend(
             structure!("vhost_blk_limits", Clocks: version, burst_ns, iops, bytes, top, behind,

@@ -137,8 +137,9 @@ impl VhostBlk {
 
     /// Takes the oldest record of a slow request.
     pub(crate) fn traced(&self) -> Result<abi::Traced, KernelError> {
-        let mut traced =
-            abi::Traced { size: size_of::<abi::Traced>() as u32, ..abi::Traced::default() };
+        let size = size_of::<abi::Traced>() as u32;
+        // An older module leaves the time in the ring as it is: not known.
+        let mut traced = abi::Traced { size, ring_ns: u64::MAX, ..abi::Traced::default() };
         self.get("VHOST_BLK_GET_TRACED", abi::GET_TRACED(), &mut traced)?;
         Ok(traced)
     }

@@ -164,6 +164,7 @@ fn request_of(record: &abi::Traced) -> SlowRequest {
         sector: (record.sector != u64::MAX).then_some(record.sector),
         bytes: record.bytes,
         failed: record.flags & abi::TRACED_FAILED != 0,
+        ring: (record.ring_ns != u64::MAX).then(|| Duration::from_nanos(record.ring_ns)),
         limit: Duration::from_nanos(record.limit_ns),
         submit: Duration::from_nanos(record.submit_ns),
         storage: Duration::from_nanos(record.storage_ns),
@@ -228,9 +229,9 @@ mod tests {
     fn record(sector: u64) -> abi::Traced {
         let flags = abi::TRACED_VALID | abi::TRACED_FAILED;
         let (queue, kind, bytes) = (3, blk::T_OUT, 512);
-        let (limit_ns, submit_ns, storage_ns, used_ns) = (1, 20, 300, 4000);
+        let (limit_ns, submit_ns, storage_ns, used_ns, ring_ns) = (1, 20, 300, 4000, 50_000);
         let rest = abi::Traced { limit_ns, submit_ns, storage_ns, used_ns, ..Default::default() };
-        abi::Traced { flags, queue, kind, sector, bytes, ..rest }
+        abi::Traced { flags, queue, kind, sector, bytes, ring_ns, ..rest }
     }
 
     #[test]
@@ -250,6 +251,7 @@ mod tests {
                 sector: Some(sector),
                 bytes: 512,
                 failed: true,
+                ring: Some(nanos(50_000)),
                 limit: nanos(1),
                 submit: nanos(20),
                 storage: nanos(300),
@@ -289,7 +291,9 @@ mod tests {
             (blk::T_DISCARD, u64::MAX, Operation::Discard),
             (blk::T_WRITE_ZEROES, u64::MAX, Operation::Discard),
         ] {
-            let slow = request_of(&abi::Traced { kind, sector, ..abi::Traced::default() });
+            let ring_ns = u64::MAX;
+            let slow = request_of(&abi::Traced { kind, sector, ring_ns, ..Default::default() });
+            assert_eq!(slow.ring, None);
             assert_eq!((slow.operation, slow.failed), (operation, false));
             assert_eq!(slow.sector, (sector != u64::MAX).then_some(sector));
         }

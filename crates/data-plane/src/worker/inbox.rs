@@ -107,6 +107,7 @@ impl Worker {
         self.running += 1;
         self.active.reserve(self.running);
         self.active.wake(&mut queue);
+        queue.forget_arrivals(); // chains may be older than the start
         disk.insert(id.queue, queue);
         id
     }

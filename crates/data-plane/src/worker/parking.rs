@@ -15,6 +15,8 @@
 
 use super::disks::Disks;
 use crate::event::QueueId;
+use crate::health::is_any_traced;
+use crate::latency::Nanos;
 use crate::running::RunningQueue;
 
 /// Turns with work after which a queue without work is parked. A thread without any work parks no
@@ -27,6 +29,8 @@ pub(super) struct ActiveQueues {
     ids: Vec<QueueId>,
     /// Turns with work since the last look for idle queues.
     turns: u32,
+    /// All kicks before this time have been seen; `None`: not known, as no disk was traced.
+    pub(super) kicks_seen: Option<Nanos>,
 }
 
 impl ActiveQueues {
@@ -46,6 +50,9 @@ impl ActiveQueues {
         if !queue.is_active {
             queue.is_active = true;
             queue.recent = true;
+            if is_any_traced() && queue.armed {
+                queue.note_no_kick(self.kicks_seen);
+            }
             queue.suppress();
             self.ids.push(queue.id);
         }
@@ -100,6 +107,19 @@ impl ActiveQueues {
             queue.is_active
         });
         false
+    }
+
+    /// Notes for the trace that no driver had kicked when the thread was woken, at this time, from its
+    /// sleep; `None`: not known.
+    #[cold]
+    pub(super) fn woken(&mut self, disks: &mut Disks, at: Option<Nanos>) {
+        self.kicks_seen = at;
+        for &id in &self.ids {
+            let (queue, _) = disks.queue(id);
+            if queue.armed {
+                queue.note_no_kick(at);
+            }
+        }
     }
 
     /// Asks for no kicks for all active queues.

@@ -64,8 +64,11 @@ fn text(request: &Value) -> String {
     let sector = request["sector"].as_u64();
     let place = sector.map_or_else(String::new, |sector| format!(" sector={sector}"));
     let failed = if request["failed"] == true { " failed" } else { "" };
+    let is_known = request["ring_us"].is_u64();
+    let ring = if is_known { format!("<={}", ms("ring_us")) } else { "=-".to_owned() };
     format!(
-        "{} {} queue={} {}{place} bytes={} total={} limit={} submit={} storage={} used={}{failed}\n",
+        "{} {} queue={} {}{place} bytes={} total={} ring{ring} limit={} submit={} storage={} \
+         used={}{failed}\n",
         request["time_ms"],
         word("disk"),
         request["queue"],
@@ -87,11 +90,14 @@ mod tests {
     fn a_slow_request_is_a_line_with_milliseconds() {
         let mut request = json!({
             "time_ms": 5, "disk": "a", "queue": 1, "operation": "read", "sector": 8, "bytes": 4096,
-            "failed": false, "total_us": 51_250, "limit_us": 0, "submit_us": 17,
+            "failed": false, "total_us": 51_250, "ring_us": null, "limit_us": 0, "submit_us": 17,
             "storage_us": 51_230, "used_us": 3,
         });
-        let line = "5 a queue=1 read sector=8 bytes=4096 total=51.250 limit=0.000 submit=0.017 \
-                    storage=51.230 used=0.003";
+        let stages = "limit=0.000 submit=0.017 storage=51.230 used=0.003";
+        let begin = "5 a queue=1 read sector=8 bytes=4096";
+        assert_eq!(text(&request), format!("{begin} total=51.250 ring=- {stages}\n"));
+        (request["ring_us"], request["total_us"]) = (4200.into(), 55_450.into());
+        let line = format!("{begin} total=55.450 ring<=4.200 {stages}");
         assert_eq!(text(&request), format!("{line}\n"));
         request["failed"] = true.into();
         assert_eq!(text(&request), format!("{line} failed\n"));

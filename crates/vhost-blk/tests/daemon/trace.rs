@@ -2,7 +2,9 @@
 //! The trace of slow requests.
 
 use crate::rig::{Raw, Rig};
+use driver::Request;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 /// Time that the delayed disk adds.
 const DELAY_US: u64 = 30_000;
@@ -47,8 +49,9 @@ fn a_slow_disk_shows_in_the_storage_and_a_fast_one_in_nothing() {
     );
     assert!(us(&request, "storage") >= DELAY_US, "{request}");
     let stages = ["limit", "submit", "storage", "used"].iter().map(|stage| us(&request, stage));
+    let stages = stages.chain(request["ring_us"].as_u64());
     // Each stage is cut to whole microseconds.
-    assert!((0..4).contains(&(us(&request, "total") - stages.sum::<u64>())), "{request}");
+    assert!((0..5).contains(&(us(&request, "total") - stages.sum::<u64>())), "{request}");
     let request = next(&mut all);
     assert_eq!((&request["disk"], &request["sector"]), (&json!("later"), &Value::Null));
     assert!(us(&request, "storage") >= DELAY_US, "{request}");
@@ -76,6 +79,47 @@ fn a_wait_for_a_limit_is_a_stage() {
     let request = next(&mut raw);
     assert!(us(&request, "limit") >= 20_000 - us(&request, "storage"), "{request}");
     assert!(us(&request, "limit") > us(&request, "submit"), "{request}");
+}
+
+#[test]
+fn a_request_of_a_halted_disk_waits_in_the_ring() {
+    let rig = Rig::new();
+    rig.add("a", "--wrap fault:ops=write,every=2,errno=EIO --on-error stop");
+    let mut raw = traced(&rig, r#""slower_than_us":50000"#);
+    let mut guest = rig.guest("a");
+    let layout = guest.layout();
+    guest.write(0, &[1; 512]).unwrap();
+    guest.queue(0).submit(&Request::write(4, &[1; 512]), &layout).unwrap();
+    while rig.json("status a")["halted"].is_null() {
+        std::thread::yield_now();
+    }
+    guest.queue(0).submit(&Request::read(8, 512), &layout).unwrap();
+    let begin = Instant::now();
+    std::thread::sleep(Duration::from_millis(60));
+    let in_the_ring = begin.elapsed().as_micros() as u64;
+    rig.ok("resume a");
+    for _ in 0..2 {
+        guest.queue(0).collect().unwrap();
+    }
+    let request = std::iter::repeat_with(|| next(&mut raw)).find(|it| it["sector"] == 8).unwrap();
+    assert!(us(&request, "ring") >= in_the_ring, "{in_the_ring}: {request}");
+    assert!(us(&request, "total") >= us(&request, "ring"), "{request}");
+}
+
+#[test]
+fn a_driver_that_has_no_requests_is_no_wait_in_the_ring() {
+    let idle = Duration::from_secs(2);
+    let rig = Rig::new();
+    rig.add("a", &format!("--wrap delay:us={DELAY_US}"));
+    let mut raw = traced(&rig, r#""slower_than_us":1000"#);
+    let mut guest = rig.guest("a");
+    guest.write(0, &[1; 512]).unwrap();
+    std::thread::sleep(idle);
+    guest.write(8, &[1; 512]).unwrap();
+    next(&mut raw);
+    let request = next(&mut raw);
+    assert_eq!(request["sector"], 8);
+    assert!(us(&request, "ring") < idle.as_micros() as u64, "{request}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::case::cases;
 use crate::host::daemon::Trace;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Dm, DmKind, NullBlkOptions, null_blk, wait_until};
+use crate::host::module;
 use crate::host::target::{self, Target, need_module, options};
 use crate::host::visibility::counters;
 use anyhow::{Context, Result, ensure};
@@ -15,7 +16,7 @@ use driver::{Device, Request};
 use kit::set::Set::Gating;
 use serde_json::Value;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use virtio_spec::blk::{S_IOERR, S_OK, T_DISCARD, T_FLUSH, T_IN, T_OUT};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -23,6 +24,9 @@ cases! { Host;
     "trace-records", Gating,
         "the module records slow requests with the time of each stage, and no others",
         |_| records();
+    "trace-ring", Gating,
+        "the record of a request has its time in the ring at most, in which an idle driver does not count",
+        |_| in_the_ring();
     "trace-lost", Gating,
         "records outlive their queue; newer ones replace the oldest ones, which are counted; a reset forgets all",
         |_| lost();
@@ -122,8 +126,8 @@ fn records() -> Result<()> {
     dm.resume()?;
     device.queue(0).collect()?;
     let record = is_next(&mut device, T_OUT, 64, 512).context("of before the trace")?;
-    let whole = (record.limit_ns, record.submit_ns, record.used_ns);
-    ensure!(whole == (0, 0, 0) && record.storage_ns > 0, "{record:?}");
+    let whole = (record.ring_ns, record.limit_ns, record.submit_ns, record.used_ns);
+    ensure!(whole == (u64::MAX, 0, 0, 0) && record.storage_ns > 0, "{record:?}");
     stop(&mut device)?;
     ensure!(kernel(&mut device)?.traced()?.flags == 0, "a record more");
     Ok(())
@@ -192,6 +196,50 @@ fn limited() -> Result<()> {
     Ok(())
 }
 
+/// A request waits in the ring for bytes in flight; another one comes after a pause of the driver.
+fn in_the_ring() -> Result<()> {
+    const IDLE: Duration = Duration::from_secs(2);
+    need_module()?;
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "traced", DmKind::Linear)?;
+    let mut device = Device::open_kernel(disk.open()?, &options(), &KernelOptions::default())?;
+    let (layout, event) = (device.layout(), EventFd::new(EFD_NONBLOCK)?);
+    trace(&mut device, Duration::from_nanos(1), &event)?;
+    // The first look at the ring may find this one: then its time is not known.
+    device.write(0, &[1; 4096])?;
+    is_next(&mut device, T_OUT, 0, 4096)?;
+    let bound = module::Parameter::set("inflight_bytes_max", 4096)?;
+    dm.suspend()?;
+    for sector in [8, 16] {
+        device.queue(0).submit(&Request::write(sector, &[1; 4096]), &layout)?;
+    }
+    let begin = Instant::now();
+    std::thread::sleep(DELAY);
+    let waited = begin.elapsed().as_nanos() as u64;
+    dm.resume()?;
+    for _ in 0..2 {
+        device.queue(0).collect()?;
+    }
+    drop(bound);
+    is_next(&mut device, T_OUT, 8, 4096)?;
+    let record = is_next(&mut device, T_OUT, 16, 4096)?;
+    // The clock of the records may be slower.
+    ensure!((waited * 9 / 10..u64::MAX).contains(&record.ring_ns), "{waited} ns: {record:?}");
+    std::thread::sleep(IDLE);
+    device.write(24, &[1; 4096])?;
+    let record = is_next(&mut device, T_OUT, 24, 4096)?;
+    ensure!(record.ring_ns < IDLE.as_nanos() as u64, "the driver was idle: {record:?}");
+    kernel(&mut device)?.set_trace(0, None)?;
+    device.write(32, &[1; 4096])?;
+    std::thread::sleep(IDLE);
+    trace(&mut device, Duration::from_nanos(1), &event)?;
+    device.write(40, &[1; 4096])?;
+    let record = is_next(&mut device, T_OUT, 40, 4096)?;
+    let is_known = record.ring_ns != u64::MAX;
+    ensure!(!is_known, "the trace is younger than the wait for a kick: {record:?}");
+    Ok(())
+}
+
 /// Three writes, which may be in flight when the disk moves.
 fn submit(device: &mut Device, sectors: &mut Vec<u64>) -> Result<()> {
     let layout = device.layout();
@@ -221,8 +269,9 @@ fn told(trace: &mut Trace) -> Result<u64> {
     ensure!(about == expected, "{request}");
     ensure!(us("storage_us")? >= LEAST.as_micros() as u64, "{request}");
     let stages = us("limit_us")? + us("submit_us")? + us("storage_us")? + us("used_us")?;
+    let stages = stages + request["ring_us"].as_u64().unwrap_or_default();
     // Each stage is cut to whole microseconds.
-    ensure!((stages..stages + 4).contains(&us("total_us")?), "{request}");
+    ensure!((stages..stages + 5).contains(&us("total_us")?), "{request}");
     us("sector")
 }
 

@@ -399,6 +399,8 @@ wire! {
         storage_ns: u64,
         /// Time until the driver sees it.
         used_ns: u64,
+        /// Time in the ring, at most.
+        ring_ns: u64,
     }
 
     /// `struct vhost_blk_oldest`.
