@@ -83,7 +83,6 @@ pub fn run(lab: &Lab, program: &Path, options: &Options) -> Result<Report> {
     let mut guest = SoakGuest::boot(lab, folder.path(), &served)?;
     let report = soak::run(&mut guest, &mut served, options)?;
     guest.guest.cut_power()?;
-    served.stop()?;
-    disk::check_ext4(&image)?;
+    disk::check_ext4(&served.stop()?)?;
     Ok(report)
 }

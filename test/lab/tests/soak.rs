@@ -8,7 +8,7 @@ use kit::soak::{Kind, Length, Options};
 use lab::soak;
 
 const SEED: u64 = 19;
-const EVENTS: usize = 16;
+const EVENTS: usize = 20;
 
 #[test]
 fn a_guest_that_verifies_its_data_sees_no_error_through_events_of_every_kind() {

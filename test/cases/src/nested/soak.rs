@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use kit::soak::{self, Length, Options, SERIAL, Served};
 
-use super::disk::{Disk, Kind};
+use super::disk::{Disk, Kind, check_ext4};
 use super::{Needs, Setup};
 use crate::case::cases;
 use crate::nested::guest::{Guest, GuestSpec};
@@ -16,7 +16,7 @@ cases! { Nested;
 }
 
 /// Three times each kind.
-const EVENTS: usize = 42;
+const EVENTS: usize = 51;
 
 fn run(setup: &Setup) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
@@ -35,8 +35,7 @@ fn run(setup: &Setup) -> Result<()> {
     let report = soak::run(&mut guest, &mut served, &options)?;
     print!("{report}");
     guest.cut_power();
-    served.stop()?;
-    disk.check()?;
+    check_ext4(&served.stop()?)?;
     let planes: Vec<&str> = report.planes().collect();
     ensure!(planes == ["kernel", "uring"], "all events were on {planes:?}");
     Ok(())

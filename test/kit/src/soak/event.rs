@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The effect of each event. An event ends when the disk has its new state; the load goes on.
 
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::plan::Kind;
-use super::served::Successor;
-use super::{Machine, Soak};
+use super::served::{Served, Successor};
+use super::{Machine, Soak, moment};
 use crate::rng::Rng;
 use crate::wait::wait_until_so;
 
@@ -32,13 +33,16 @@ impl<M: Machine> Soak<'_, M> {
             Kind::Switch => self.switch(),
             Kind::Resize => self.resize(rng),
             Kind::Limit => self.limit(rng),
-            Kind::Unlimit => self.served.ctl(&["limit", "--none"]).map(drop),
+            Kind::Unlimit => self.set_limit(&["--none"]),
             Kind::Pause => self.pause(rng),
             Kind::VmStop => self.stop_vm(rng),
             Kind::Memory => self.plug_memory(),
             Kind::Stall => self.stall(rng),
             Kind::Fail => self.fail(rng),
             Kind::Cache => self.set_cache(),
+            Kind::Snapshot => self.snapshot(),
+            Kind::Commit => self.commit(),
+            Kind::Backup => self.back_up(),
         }
     }
 
@@ -47,10 +51,57 @@ impl<M: Machine> Soak<'_, M> {
             true => "uring",
             false => "kernel",
         };
+        if other == "kernel" {
+            self.be_fit_for_kernel()?;
+        }
         self.served.ctl(&["switch", other])?;
         let now = self.served.status("data_plane")?;
         ensure!(now == other, "the data plane is {now} after a switch to {other}");
         Ok(())
+    }
+
+    /// The kernel plane has no overlays and notes no changes. It refuses a disk that has.
+    fn be_fit_for_kernel(&mut self) -> Result<()> {
+        let has_bitmap = self.served.has_bitmap()?;
+        if has_bitmap || self.served.has_overlays() {
+            let refused = self.served.ctl(&["switch", "kernel"]);
+            ensure!(refused.is_err(), "the kernel plane has a disk with overlays or bitmaps");
+        }
+        if has_bitmap {
+            self.served.remove_bitmap()?;
+        }
+        self.served.commit_all()
+    }
+
+    /// The guest goes on in an overlay; the old image has the content of one moment.
+    fn snapshot(&mut self) -> Result<()> {
+        self.copy(Served::snapshot)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        if !self.served.has_overlays() {
+            self.snapshot()?;
+            self.writer.wait_for_more(self.machine, 2)?;
+        }
+        self.served.commit_all()
+    }
+
+    fn back_up(&mut self) -> Result<()> {
+        if !self.served.may_back_up_more()? {
+            self.copy(Served::back_up_fully)?;
+            self.writer.wait_for_more(self.machine, 2)?;
+        }
+        ensure!(self.served.may_back_up_more()?, "there is no bitmap after a full backup");
+        self.copy(Served::back_up_more)
+    }
+
+    /// Makes a copy, and checks that it has the content of one moment since this call.
+    fn copy(&mut self, make: fn(&mut Served) -> Result<PathBuf>) -> Result<()> {
+        let first = self.writer.count(self.machine)?;
+        let copy = make(self.served)?;
+        // A write may have ended that is not counted yet.
+        let last = self.writer.count(self.machine)? + 1;
+        moment::check(&copy, &(first..=last))
     }
 
     fn resize(&mut self, rng: &mut Rng) -> Result<()> {
@@ -66,7 +117,13 @@ impl<M: Machine> Soak<'_, M> {
     fn limit(&mut self, rng: &mut Rng) -> Result<()> {
         let iops = (100 + rng.below(400)).to_string();
         let mib = format!("{}M", 1 + rng.below(16));
-        self.served.ctl(&["limit", "--iops", &iops, "--bandwidth", &mib]).map(drop)
+        self.set_limit(&["--iops", &iops, "--bandwidth", &mib])
+    }
+
+    /// Sets a limit that stays during the next events.
+    fn set_limit(&mut self, words: &[&str]) -> Result<()> {
+        self.limit = words.iter().map(|word| (*word).to_owned()).collect();
+        self.served.ctl(&[&["limit"], words].concat()).map(drop)
     }
 
     fn pause(&mut self, rng: &mut Rng) -> Result<()> {
@@ -139,17 +196,24 @@ impl<M: Machine> Soak<'_, M> {
         self.served.replace(*rng.pick(possible))
     }
 
-    /// Starts the program without them. An upgrade is refused while the disk is halted.
+    /// Starts the program without them. An upgrade is refused while the disk is halted. With a low
+    /// limit, hardly more than the requests that had failed are tried again after a resume, so that
+    /// the disk is not halted again by others before the upgrade.
     fn end_trouble(&mut self, rng: &mut Rng) -> Result<()> {
         self.served.configure("")?;
         if rng.one_in(2) {
             return self.served.replace(Successor::AfterKill);
         }
+        self.served.ctl(&["limit", "--iops", "1"])?;
         for _ in 0..UPGRADES_MAX {
             self.served.ctl(&["resume"])?;
             match self.served.replace(Successor::ByUpgrade) {
                 Err(why) if format!("{why:#}").contains("halted") => {}
-                other => return other,
+                Err(why) => return Err(why),
+                Ok(()) => {
+                    let limit: Vec<&str> = self.limit.iter().map(String::as_str).collect();
+                    return self.served.ctl(&[&["limit"], &limit[..]].concat()).map(drop);
+                }
             }
         }
         bail!("the disk was halted at each of {UPGRADES_MAX} upgrades")

@@ -5,12 +5,16 @@
 //! * `served`: the daemon.
 //! * `writer`: the load in the guest, which also measures pauses.
 //! * `event`: the effect of each event.
+//! * `images`: the files of the disk and its backups.
+//! * `moment`: the check of a copy.
 //! * `report`: the result.
 //!
 //! [`run`] needs a booted guest ([`Machine`]) on a daemon ([`Served`]). QEMU needs [`memory_args`]
 //! for the memory that is plugged in.
 
 mod event;
+mod images;
+mod moment;
 mod plan;
 mod report;
 mod served;
@@ -82,6 +86,8 @@ struct Soak<'a, M> {
     writer: Writer,
     /// Modules of memory so far.
     modules: usize,
+    /// The words of the last `ctl limit`.
+    limit: Vec<String>,
 }
 
 /// Runs the events, then ends the load and compares all data once more. The file system in the
@@ -116,7 +122,8 @@ fn run_events<M: Machine>(
     report: &mut Report,
 ) -> Result<()> {
     let writer = Writer::start(machine, &options.node)?;
-    let mut soak = Soak { machine, served, node: &options.node, writer, modules: 0 };
+    let limit = vec!["--none".to_owned()];
+    let mut soak = Soak { machine, served, node: &options.node, writer, modules: 0, limit };
     let began = Instant::now();
     for (number, kind) in plan::order(options.seed, options.length, has_kernel).enumerate() {
         if matches!(options.length, Length::Time(limit) if began.elapsed() >= limit) {

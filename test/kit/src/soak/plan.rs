@@ -37,11 +37,17 @@ pub enum Kind {
     Fail,
     /// `ctl set-cache`.
     Cache,
+    /// `ctl snapshot`; the old image has one moment.
+    Snapshot,
+    /// `ctl commit`, until the disk has no overlay.
+    Commit,
+    /// `ctl backup`, twice: an incremental backup and, if there is none to continue, a full one before.
+    Backup,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Quiet,
         Self::Kill,
         Self::Restart,
@@ -56,6 +62,9 @@ impl Kind {
         Self::Stall,
         Self::Fail,
         Self::Cache,
+        Self::Snapshot,
+        Self::Commit,
+        Self::Backup,
     ];
 
     fn name(self) -> &'static str {
@@ -74,6 +83,9 @@ impl Kind {
             Self::Stall => "stall",
             Self::Fail => "fail",
             Self::Cache => "cache",
+            Self::Snapshot => "snapshot",
+            Self::Commit => "commit",
+            Self::Backup => "backup",
         }
     }
 }
@@ -119,7 +131,12 @@ mod tests {
     fn a_seed_repeats_its_order_and_another_gives_another() {
         assert_eq!(events(7, 60, true), events(7, 60, true));
         assert_ne!(events(7, 60, true), events(8, 60, true));
-        assert_ne!(events(7, 14, true), events(7, 28, true)[14..], "each round has its own order");
+        let round = Kind::ALL.len();
+        assert_ne!(
+            events(7, round, true),
+            events(7, 2 * round, true)[round..],
+            "each round has its own order"
+        );
     }
 
     #[test]

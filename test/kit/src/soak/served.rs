@@ -6,9 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::images::{Images, text};
 use crate::daemon::Daemon;
 use crate::process::run_to_end;
 use crate::wait::wait_until_so;
@@ -37,18 +38,24 @@ pub struct Served {
     daemon: Daemon,
     program: PathBuf,
     folder: PathBuf,
+    images: Images,
+    /// Options beside those of the images.
+    options: String,
 }
 
+/// The bitmap of the backups.
+const BITMAP: &str = "soak";
+
 impl Served {
-    /// Serves `disk` by `program`, which is an absolute path; sockets, log and configuration are in
-    /// `folder`.
+    /// Serves `disk`, a raw image, by `program`; both are absolute paths. Sockets, log and configuration
+    /// are in `folder`, overlays and backups beside the disk.
     pub fn start(program: &Path, folder: &Path, disk: &Path) -> Result<Self> {
         let file = |name: &str| folder.join(name).display().to_string();
-        write_configuration(folder, "")?;
+        let images = Images::new(disk);
+        write_configuration(folder, &images.options())?;
         let args = [
             program.display().to_string(),
             "serve".to_owned(),
-            format!("--blk-file={}", disk.display()),
             format!("--socket-path={}", file("socket")),
             format!("--control-path={}", file("control")),
             format!("--config={}", file("soak.toml")),
@@ -57,7 +64,8 @@ impl Served {
             "--queue-size=1024".to_owned(),
         ];
         let daemon = Daemon::start(args.to_vec(), &folder.join("socket"), &folder.join("log"))?;
-        Ok(Self { daemon, program: program.to_owned(), folder: folder.to_owned() })
+        let (program, folder) = (program.to_owned(), folder.to_owned());
+        Ok(Self { daemon, program, folder, images, options: String::new() })
     }
 
     /// QEMU's arguments for the disk; `reconnect` is the option of the socket by which QEMU connects
@@ -72,14 +80,83 @@ impl Served {
         ]
     }
 
-    /// Stops it in order.
-    pub fn stop(mut self) -> Result<()> {
-        self.daemon.stop(STOP_LIMIT)
+    /// Stops it in order and checks all qcow2 images. Returns a raw file with the content of the disk.
+    pub fn stop(mut self) -> Result<PathBuf> {
+        self.daemon.stop(STOP_LIMIT)?;
+        self.images.check()
     }
 
-    /// Writes the options that the next program reads.
-    pub(super) fn configure(&self, options: &str) -> Result<()> {
-        write_configuration(&self.folder, options)
+    /// Writes the options that the next program reads, beside those of the images.
+    pub(super) fn configure(&mut self, options: &str) -> Result<()> {
+        options.clone_into(&mut self.options);
+        self.write_configuration()
+    }
+
+    fn write_configuration(&self) -> Result<()> {
+        write_configuration(&self.folder, &format!("{}{}", self.images.options(), self.options))
+    }
+
+    /// Takes a snapshot. Returns a raw copy of the old image.
+    pub(super) fn snapshot(&mut self) -> Result<PathBuf> {
+        let (old, overlay) = (self.images.top().to_owned(), self.images.new_path("overlay"));
+        self.ctl(&["snapshot", "--to", &text(&overlay)])?;
+        self.images.pushed(overlay);
+        self.write_configuration()?;
+        self.images.flatten(&old)
+    }
+
+    /// Merges all overlays.
+    pub(super) fn commit_all(&mut self) -> Result<()> {
+        while !self.images.is_raw() {
+            self.ctl(&["commit"])?;
+            self.images.merged()?;
+            self.write_configuration()?;
+        }
+        Ok(())
+    }
+
+    /// True if the disk has overlays.
+    pub(super) fn has_overlays(&self) -> bool {
+        !self.images.is_raw()
+    }
+
+    /// True if an incremental backup is possible.
+    pub(super) fn may_back_up_more(&self) -> Result<bool> {
+        Ok(self.images.may_continue() && self.has_bitmap()?)
+    }
+
+    /// True if the disk notes changes for the next backup.
+    pub(super) fn has_bitmap(&self) -> Result<bool> {
+        let bitmaps = self.ctl(&["bitmaps"])?;
+        let bitmaps = bitmaps.as_array().with_context(|| format!("no list: {bitmaps}"))?;
+        for bitmap in bitmaps {
+            ensure!(bitmap["problem"].is_null(), "a bitmap of no use: {bitmap}");
+        }
+        Ok(!bitmaps.is_empty())
+    }
+
+    /// Ends the notes of changes.
+    pub(super) fn remove_bitmap(&mut self) -> Result<()> {
+        self.ctl(&["bitmaps", "--remove", BITMAP]).map(drop)
+    }
+
+    /// Makes a full backup, and notes the changes since. Returns a raw copy of it.
+    pub(super) fn back_up_fully(&mut self) -> Result<PathBuf> {
+        let copy = self.images.new_path("full");
+        let to = text(&copy);
+        self.ctl(&["backup", "--to", &to, "--format", "qcow2", "--verify", "--bitmap", BITMAP])?;
+        let flat = self.images.flatten(&copy)?;
+        self.images.backed_up_fully(copy)?;
+        Ok(flat)
+    }
+
+    /// Makes an incremental backup. Returns a raw copy of it and those below it.
+    pub(super) fn back_up_more(&mut self) -> Result<PathBuf> {
+        let copy = self.images.new_path("more");
+        self.ctl(&["backup", "--to", &text(&copy), "--verify", "--incremental", BITMAP])?;
+        let flat = self.images.flatten(&copy)?;
+        self.images.backed_up_more(copy);
+        Ok(flat)
     }
 
     /// Starts the next program, and waits until QEMU is connected to it.

@@ -3,9 +3,12 @@
 # Writes stamped blocks to a file in /run/disk, one request at a time, past the page cache, and
 # reads an earlier one back each time. Appends the microseconds of the longer of both requests to
 # /run/pauses. Ends with 1 at the first wrong byte, and with an exception at an I/O error.
+#
+# Arguments: bytes of a block, blocks, and the blocks from one write to the next. The file has all
+# blocks from the begin on, so that a write changes nothing else in the file system.
 import mmap, os, sys, time
 
-BLOCK, BLOCKS = 4096, 512
+BLOCK, BLOCKS, STEP = map(int, sys.argv[1:])
 stop = "/run/stop-writer"
 file = os.open("/run/disk/stamped", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
 page = mmap.mmap(-1, BLOCK)
@@ -24,10 +27,15 @@ def check(slot):
         sys.exit(1)
 
 
+for slot in range(BLOCKS):
+    page[:] = stamp(0, slot)
+    os.pwrite(file, page, slot * BLOCK)
+    stamps[slot] = 0
+os.fsync(file)
 number = 0
 while not os.path.exists(stop):
     number += 1
-    slot, other = number * 37 % BLOCKS, number * 91 % BLOCKS
+    slot, other = number * STEP % BLOCKS, number * 91 % BLOCKS
     page[:] = stamp(number, slot)
     began = time.monotonic_ns()
     os.pwrite(file, page, slot * BLOCK)
@@ -35,7 +43,7 @@ while not os.path.exists(stop):
         os.fsync(file)
     written = time.monotonic_ns()
     stamps[slot] = number
-    check(other if other in stamps else slot)
+    check(other)
     longest = max(written - began, time.monotonic_ns() - written)
     pauses.write("%d\n" % (longest // 1000))
 for slot in stamps:

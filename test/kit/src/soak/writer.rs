@@ -14,6 +14,17 @@ use crate::wait::wait_until_so;
 
 const PROGRAM: &str = include_str!("writer.py");
 
+/// Bytes of a block of the writer's file, and their number.
+pub(super) const BLOCK_BYTES: usize = 4096;
+pub(super) const BLOCKS: u64 = 512;
+/// Blocks from one write to the next one. It is odd, so that each block has its turn.
+const STEP: u64 = 37;
+
+/// The block of a write. Writes are numbered from 1.
+pub(super) fn slot_of(number: u64) -> u64 {
+    number * STEP % BLOCKS
+}
+
 /// Longest time without a request of the writer, after which the disk counts as hanging. An
 /// emulated guest on a busy machine needs a part of it.
 const HANG_LIMIT: Duration = Duration::from_secs(180);
@@ -38,12 +49,13 @@ impl Writer {
             "python3 -c 'open(\"/run/writer.py\",\"wb\").write(bytes.fromhex(\"{bytes}\"))'"
         ))?;
         guest.ok(": >/run/pauses; dmesg -C")?;
-        guest.ok("(python3 /run/writer.py; echo $? >/run/writer.code) >/run/writer.log 2>&1 &")?;
+        let writer = format!("python3 /run/writer.py {BLOCK_BYTES} {BLOCKS} {STEP}");
+        guest.ok(&format!("({writer}; echo $? >/run/writer.code) >/run/writer.log 2>&1 &"))?;
         load::start(guest)?;
         Ok(Self)
     }
 
-    /// Number of turns of the writer so far.
+    /// Number of turns of the writer so far: its writes that have ended, or one less.
     pub(super) fn count(&self, guest: &mut impl Shell) -> Result<u64> {
         guest.ok("wc -l </run/pauses")?.trim().parse().context("the number of the writer's turns")
     }
