@@ -176,10 +176,8 @@ mod tests {
 
     #[test]
     fn a_command_that_exceeds_its_limit_is_killed_with_its_children() {
-        let began = Instant::now();
         let (end, said) = run_shell("sleep 600 & echo $!; wait", Duration::from_millis(300));
         assert_eq!(end, End::TimedOut);
-        assert!(began.elapsed() < Duration::from_secs(60));
         let child = format!("/proc/{}/cmdline", said[0]);
         let left = std::fs::read(child).unwrap_or_default();
         assert!(left.is_empty(), "{}", String::from_utf8_lossy(&left));
@@ -187,10 +185,11 @@ mod tests {
 
     #[test]
     fn a_process_that_keeps_the_output_open_does_not_keep_the_run() {
-        let began = Instant::now();
-        let (end, _) = run_shell("setsid sleep 8 & exit 0", Duration::from_secs(60));
+        let script = "setsid sleep 600 & echo $!; exit 0";
+        let (end, said) = run_shell(script, Duration::from_secs(60));
+        let killed = Command::new("kill").args(&said).status().unwrap();
         assert_eq!(end, End::Exit(Some(0)));
-        assert!(began.elapsed() < Duration::from_secs(8));
+        assert!(killed.success(), "{said:?} had ended");
     }
 
     #[test]

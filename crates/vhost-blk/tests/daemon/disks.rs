@@ -3,11 +3,10 @@
 
 use crate::common::{self, Daemon, program};
 use crate::rig::{Rig, run_line};
-use driver::Request;
+use driver::{Device, Request};
 use serde_json::{Value, json};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
 
 #[test]
 fn disks_are_added_served_and_removed_and_leave_nothing() {
@@ -197,32 +196,37 @@ fn a_disk_whose_storage_hangs_delays_no_other_and_goes_when_it_answers() {
     let metrics = tempfile::tempdir().unwrap();
     let address = format!("unix:{}", metrics.path().join("m").display());
     let rig = Rig::with(&["--metrics", &address]);
-    rig.add("slow", "--wrap delay:us=20000000");
+    rig.add("stuck", "--wrap delay:us=3600000000");
     rig.add("quick", "");
-    let mut slow = rig.guest("slow");
-    let layout = slow.layout();
-    slow.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
-    rig.place.wait_until("the request is taken", || {
-        rig.json("status slow")["queues"][0]["inflight"] == 1
-    });
+    let mut guests = vec![submitted(&rig, "stuck")];
     // The pause drains: the disk answers nothing until its storage does.
-    let line = rig.refused("--timeout 1 pause slow", 1);
+    let line = rig.refused("--timeout 1 pause stuck", 1);
     assert!(line.contains("no answer in 1 s"), "{line}");
-    let begun = Instant::now();
     let list = rig.json("list");
     assert_eq!((&list[0]["state"], &list[1]["state"]), (&json!("serving"), &json!("silent")));
     let page = scrape(&metrics.path().join("m"));
     assert!(page.contains("vhost_blk_disk_up{disk=\"quick\"} 1"), "{page}");
-    assert!(page.contains("vhost_blk_disk_up{disk=\"slow\"} 0"), "{page}");
+    assert!(page.contains("vhost_blk_disk_up{disk=\"stuck\"} 0"), "{page}");
     assert!(page.contains("vhost_blk_capacity_bytes{disk=\"quick\"}"), "{page}");
     rig.guest("quick").write(0, &[1; 512]).unwrap();
     rig.ok("remove quick");
-    // The storage takes 20 s, and nothing here waited for it.
-    assert!(begun.elapsed() < Duration::from_secs(18), "{:?}", begun.elapsed());
+    rig.add("slow", "--wrap delay:us=20000000");
+    guests.push(submitted(&rig, "slow"));
     let line = rig.refused("--timeout 1 remove slow", 1);
     assert!(line.contains("no answer in 1 s"), "{line}");
-    rig.place.wait_until("the disk goes by itself", || rig.names().is_empty());
+    rig.place.wait_until("the disk goes by itself", || rig.names() == ["stuck"]);
     assert!(!rig.path("slow.sock").exists());
+}
+
+/// A guest with a write that the storage works on.
+fn submitted(rig: &Rig, name: &str) -> Device {
+    let mut guest = rig.guest(name);
+    let layout = guest.layout();
+    guest.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    rig.place.wait_until("the request is taken", || {
+        rig.json(&format!("status {name}"))["queues"][0]["inflight"] == 1
+    });
+    guest
 }
 
 /// The page of metrics.
@@ -250,10 +254,8 @@ fn sixty_four_disks_in_one_process_answer_each_with_its_own_image() {
         let written = (0..).zip(image.chunks(512)).filter(|(_, sector)| sector[0] != 0);
         assert_eq!(written.map(|(n, _)| n).collect::<Vec<u64>>(), [n], "disk {n}");
     }
-    let begun = Instant::now();
     rig.daemon.signal(libc::SIGTERM);
     assert_eq!(rig.daemon.wait().code(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(30));
     assert!(!rig.place.files().iter().any(|name| name.ends_with(".sock")));
     assert!(!rig.path("ctl").exists());
 }
@@ -335,18 +337,11 @@ fn the_daemon_stops_by_command_and_by_signal_and_its_disks_with_it() {
 #[test]
 fn storage_that_hangs_does_not_keep_the_daemon_from_its_end() {
     let mut rig = Rig::new();
-    rig.add("slow", "--wrap delay:us=60000000");
+    rig.add("stuck", "--wrap delay:us=3600000000");
     rig.add("quick", "");
-    let mut slow = rig.guest("slow");
-    let layout = slow.layout();
-    slow.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
-    rig.place.wait_until("the request is taken", || {
-        rig.json("status slow")["queues"][0]["inflight"] == 1
-    });
-    let begun = Instant::now();
+    let _guest = submitted(&rig, "stuck");
     rig.daemon.signal(libc::SIGTERM);
     assert_eq!(rig.daemon.wait().code(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     assert!(!rig.place.files().iter().any(|name| name.ends_with(".sock") || name == "ctl"));
 }
 

@@ -87,7 +87,7 @@ pub(crate) fn stopped(env: &Env) -> Result<()> {
 const ZEROED_BYTES: u64 = 256 << 20;
 /// WRITE_ZEROES that the driver makes available, each of the whole disk.
 const ZEROES: u64 = 6;
-/// Time in which a queue takes all that it is going to take.
+/// Time in which a queue would take more. On a slow machine it may be too short to find that.
 const TAKES: Duration = Duration::from_millis(500);
 
 /// The disk keeps all requests for a while.
@@ -95,9 +95,9 @@ pub(crate) fn bounded(env: &Env) -> Result<()> {
     let (disk, dm) = Dm::over(usual()?, "zeroed", DmKind::Linear)?;
     let mut device = serve(env, &disk, &options())?.device;
     dm.suspend()?;
-    let taken = takes_some(&mut device, &disk);
-    dm.resume()?;
     let wanted = ZEROED_BYTES / DISK_BYTES;
+    let taken = takes_some(&mut device, &disk, wanted);
+    dm.resume()?;
     let taken = taken?;
     ensure!(taken == wanted, "{taken} requests were taken, not {wanted}");
     for n in 0..ZEROES {
@@ -107,14 +107,15 @@ pub(crate) fn bounded(env: &Env) -> Result<()> {
     Ok(())
 }
 
-fn takes_some(device: &mut Device, disk: &Disk) -> Result<u64> {
+/// Waits until the queue has taken so many. Returns those that it has taken some time later.
+fn takes_some(device: &mut Device, disk: &Disk, wanted: u64) -> Result<u64> {
     let layout = device.layout();
     let range = RangeSegment { sector: 0, num_sectors: u32::try_from(disk.sectors())?, flags: 0 };
     for _ in 0..ZEROES {
         device.queue(0).submit(&Request::write_zeroes(&[range]), &layout)?;
     }
     let mut inflight = || Ok(counters(device)?["inflight"]);
-    wait_until("requests to be taken", || Ok((inflight()? > 0).then_some(())))?;
+    wait_until("requests to be taken", || Ok((inflight()? >= wanted).then_some(())))?;
     std::thread::sleep(TAKES);
     inflight()
 }
