@@ -63,13 +63,6 @@ fn qemu_img(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
     (ran.status.code(), String::from_utf8_lossy(&text).into_owned())
 }
 
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 /// The writer of a run: the image, and the lane's direct access to the file.
 struct Writer {
     image: Image,
@@ -169,15 +162,15 @@ fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
     let found = header::read(&path, &opened).expect("a good header");
     let image = Image::new(access, &found, Arc::new(Versions::default()));
     let mut writer = Writer { image, file: opened, log, sectors: HashMap::new() };
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut byte = 0u8;
     for step in 0..steps {
-        let batch: Vec<_> = (0..1 + random(&mut state) % 4)
+        let batch: Vec<_> = (0..random.u32(1..=4))
             .map(|_| {
                 byte = byte.wrapping_add(1).max(1);
-                let at = random(&mut state) % (DISK - 4 * CLUSTER_MAX) / SECTOR * SECTOR;
-                let len = (1 + random(&mut state) % 48) * SECTOR;
-                match random(&mut state) % 12 {
+                let at = random.u64(..DISK - 4 * CLUSTER_MAX) / SECTOR * SECTOR;
+                let len = random.u64(1..=48) * SECTOR;
+                match random.u32(..12) {
                     0 => (at, len, 0),
                     // A discard of whole clusters.
                     1 => (at / CLUSTER_MAX * CLUSTER_MAX, (1 + len / (8 << 10)) * CLUSTER_MAX, 0),

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Random, code, compare, content, folder, image, leak, qemu_ok};
+use common::{code, compare, content, folder, image, leak, qemu_ok};
 use qcow2::check::{check, repair_leaks};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -78,8 +78,7 @@ fn an_encrypted_image_is_checked() {
 /// Damages each image in its tables, and in its header.
 #[test]
 fn verdicts_about_damaged_images_agree() {
-    let mut numbers = Random(0x2545_f491_4f6c_dd1f_u64);
-    let mut random = || numbers.number();
+    let mut random = fastrand::Rng::with_seed(1);
     let mut codes = [0; 4];
     for number in 0..KINDS.len() {
         let folder = folder();
@@ -88,9 +87,9 @@ fn verdicts_about_damaged_images_agree() {
         let tables = good.len().min(12 << 12);
         for _ in 0..20 {
             let mut bytes = good.clone();
-            for _ in 0..1 + random() % 3 {
-                let at = random() as usize;
-                let at = match random() % 4 {
+            for _ in 0..random.u32(1..=3) {
+                let at = random.usize(..);
+                let at = match random.u32(..4) {
                     0 => at % 112, // the header
                     1 => at % tables,
                     _ => {
@@ -98,7 +97,7 @@ fn verdicts_about_damaged_images_agree() {
                         (at % tables..tables).find(used).unwrap_or(at % tables)
                     }
                 };
-                bytes[at] ^= 1 << (random() % 8);
+                bytes[at] ^= 1 << random.u32(..8);
             }
             fs::write(&path, bytes).expect("the image");
             codes[compare(&path) as usize] += 1;

@@ -5,7 +5,7 @@ mod common;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, IoKind};
-use common::{MIB, Random, folder, image, open, options, qemu_ok};
+use common::{MIB, folder, image, open, options, qemu_ok};
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -135,15 +135,14 @@ fn random_damage_never_panics_and_never_touches_another_file() {
     first.write(0, &vec![1; MIB as usize]);
     drop(first);
     let good = fs::read(&path).expect("the image");
-    let mut numbers = Random(0x1234_5678_9abc_def1_u64);
-    let mut random = || numbers.number();
+    let mut random = fastrand::Rng::with_seed(1);
     let mut opened = 0;
     for _ in 0..150 {
         let damaged = folder.path().join("damaged.qcow2");
         let mut bytes = good.clone();
-        for _ in 0..1 + random() % 4 {
-            let at = TABLES.start + random() % TABLES.end;
-            bytes[at as usize] = random() as u8;
+        for _ in 0..random.u32(1..=4) {
+            let at = TABLES.start + random.u64(..TABLES.end);
+            bytes[at as usize] = random.u8(..);
         }
         fs::write(&damaged, bytes).expect("the image");
         common::compare(&damaged);

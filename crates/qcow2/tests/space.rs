@@ -5,7 +5,7 @@ mod common;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, IoKind};
-use common::{MIB, Random, check, clusters, content, folder, image, open, options, qemu_ok};
+use common::{MIB, check, clusters, content, folder, image, open, options, qemu_ok};
 use proptest::prelude::*;
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs;
@@ -30,8 +30,9 @@ fn taken(path: &Path) -> u64 {
 
 /// Bytes that do not compress.
 fn noise(len: u64) -> Vec<u8> {
-    let mut random = Random(0x2545_f491_4f6c_dd1f);
-    (0..len).map(|_| random.number() as u8).collect()
+    let mut bytes = vec![0; len as usize];
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
+    bytes
 }
 
 /// An image of 4 MiB whose clusters are compressed by a half.

@@ -7,7 +7,7 @@ mod mount;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, Io, IoKind, Lane, Slot, Step, mark};
-use common::{MIB, Random, check, clusters, content, folder, image, options, qemu_ok};
+use common::{MIB, check, clusters, content, folder, image, options, qemu_ok};
 use mount::Mount;
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
@@ -330,9 +330,10 @@ fn discarded_clusters_of_a_shared_image_stay() {
 fn load(disk: &Qcow2Disk, lane: u64, rounds: u64) -> Vec<u8> {
     let mut rig = rig(disk);
     let mut model = vec![0; SIZE as usize];
-    let seed = (lane + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id());
-    let mut numbers = Random(seed);
-    let mut random = |below: u64| numbers.number() % below;
+    let seed = lane << 32 | u64::from(std::process::id());
+    println!("lane {lane}: seed {seed}");
+    let mut numbers = fastrand::Rng::with_seed(seed);
+    let mut random = |below: u64| numbers.u64(..below);
     for round in 0..rounds {
         // Most of the time in few clusters, so that they fill and empty.
         let clusters = if random(4) == 0 { SIZE / SHARED } else { 8 };

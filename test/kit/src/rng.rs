@@ -1,27 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random numbers that a seed repeats (xorshift64*).
+//! Random numbers that a seed repeats.
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(fastrand::Rng);
 
 impl Rng {
     /// The stream of a seed.
     pub fn new(seed: u64) -> Self {
-        Self(mix(seed) | 1)
+        Self(fastrand::Rng::with_seed(seed))
     }
 
     /// Any number.
     pub fn number(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        self.0.u64(..)
     }
 
     /// A number below `bound`, which is not 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        (self.number() >> 16) % bound
+        self.0.u64(..bound)
     }
 
     /// True once in `n` times.
@@ -31,7 +28,7 @@ impl Rng {
 
     /// One of several.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len() as u64) as usize]
+        &from[self.0.usize(..from.len())]
     }
 
     /// Random bytes.
@@ -43,9 +40,7 @@ impl Rng {
 
     /// Fills memory.
     pub fn fill(&mut self, bytes: &mut [u8]) {
-        for piece in bytes.chunks_mut(8) {
-            piece.copy_from_slice(&self.number().to_le_bytes()[..piece.len()]);
-        }
+        self.0.fill(bytes);
     }
 }
 

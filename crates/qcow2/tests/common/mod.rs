@@ -153,18 +153,6 @@ pub(crate) fn clusters(path: &Path) -> u64 {
     qcow2::check::check(path, &file).expect("it is checked").allocated_clusters
 }
 
-/// Random numbers that a seed, which is not 0, repeats (xorshift64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn number(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
 /// Leaks three clusters of 4 KiB at the end of the file, whose refcounts have 16 bits.
 pub(crate) fn leak(path: &Path) {
     let image = File::options().read(true).write(true).open(path).expect("it opens");

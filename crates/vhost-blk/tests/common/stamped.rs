@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::SystemTime;
 
 const DEPTH: usize = 8;
 const SECTORS: u64 = 1024;
@@ -102,20 +101,8 @@ impl Writer {
 }
 
 /// Random numbers of a seed that is printed.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new() -> Random {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        let seed = since.as_nanos() as u64;
-        println!("seed {seed}");
-        Random(seed | 1)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
-    }
+pub(crate) fn random() -> fastrand::Rng {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    fastrand::Rng::with_seed(seed)
 }

@@ -115,20 +115,16 @@ fn calls_that_arrive_together_are_answered_in_order() {
 fn hostile_bytes_end_their_connection_only() {
     let rig = Rig::new();
     rig.add("a", "");
-    let mut state = 12345_u64;
-    let mut random = move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) as usize
-    };
+    let mut random = fastrand::Rng::with_seed(1);
     let valid = br#"{"method":"io.vhostblk.Limit","parameters":{"name":"a","iops":5},"more":true}"#;
     for _ in 0..300 {
         let mut bytes = valid.to_vec();
-        for _ in 0..1 + random() % 4 {
-            let at = random() % bytes.len();
-            match random() % 4 {
-                0 => bytes[at] = random() as u8,
+        for _ in 0..random.u32(1..=4) {
+            let at = random.usize(..bytes.len());
+            match random.u32(..4) {
+                0 => bytes[at] = random.u8(..),
                 1 => bytes.truncate(at.max(1)),
-                2 => bytes.insert(at, random() as u8),
+                2 => bytes.insert(at, random.u8(..)),
                 _ => bytes.extend_from_within(at..),
             }
         }
@@ -160,19 +156,18 @@ fn eight_clients_in_random_order_leave_the_disks_whole() {
             let rig = &rig;
             scope.spawn(move || {
                 let mut raw = rig.connect();
-                let mut state = seed;
+                let mut random = fastrand::Rng::with_seed(seed);
                 for _ in 0..60 {
-                    state = state.wrapping_mul(6364136223846793005).wrapping_add(seed);
-                    let name = ["a", "b"][(state >> 40) as usize % 2];
+                    let name = if random.bool() { "a" } else { "b" };
                     let call = |method: &str, more: &str| {
                         format!(
                             r#"{{"method":"io.vhostblk.{method}","parameters":{{"name":"{name}"{more}}}}}"#
                         )
                     };
-                    let call = match (state >> 33) % 8 {
+                    let call = match random.u32(..8) {
                         0 => call("Pause", ""),
                         1 => call("Resume", ""),
-                        2 => call("Limit", &format!(",\"iops\":{}", 1000 + (state >> 50))),
+                        2 => call("Limit", &format!(",\"iops\":{}", random.u32(1000..17_000))),
                         3 => call("Resize", ""),
                         4 => call("Switch", r#","plane":"uring""#),
                         5 => call("SetCache", r#","mode":"writethrough""#),

@@ -3,7 +3,7 @@
 //! write that the guest was told is done.
 
 use crate::rig::Rig;
-use crate::stamped::{Random, Writer};
+use crate::stamped::{self, Writer};
 use crate::{QUEUES, add, begin, check_after_kill, guest, image, mark};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ const KILLS: u64 = 24;
 
 #[test]
 fn a_kill_at_any_moment_leaves_the_old_chain_or_the_new_one_with_all_acknowledged_writes() {
-    let (mut random, mut old_chains) = (Random::new(), 0);
+    let (mut random, mut old_chains) = (stamped::random(), 0);
     for format in ["raw", "qcow2"] {
         let mut rig = Rig::new();
         image(&rig, "a.img", format);
@@ -27,7 +27,7 @@ fn a_kill_at_any_moment_leaves_the_old_chain_or_the_new_one_with_all_acknowledge
             let writer = Writer::start(guest(&rig, "a"));
             writer.wait_for_two_rounds();
             let mut client = begin(&rig, &format!("snapshot a --to {n}"));
-            std::thread::sleep(Duration::from_micros(random.below(usual_us * 3)));
+            std::thread::sleep(Duration::from_micros(random.u64(..usual_us * 3)));
             rig.daemon.signal(libc::SIGKILL);
             rig.daemon.wait();
             let written = writer.stop();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon that is killed during an upgrade leaves sound images with every acknowledged write.
 
-use crate::stamped::{Random, Writer};
+use crate::stamped::{self, Writer};
 use crate::{Rig, add, begin, check_after_kill, guest, image, wait_until};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ const KILLS: u64 = 24;
 
 #[test]
 fn a_kill_at_any_moment_of_an_upgrade_loses_no_acknowledged_write() {
-    let (mut random, mut complete) = (Random::new(), 0);
+    let (mut random, mut complete) = (stamped::random(), 0);
     for format in ["raw", "qcow2"] {
         let mut rig = Rig::new();
         image(&rig, "a.img", format);
@@ -25,7 +25,7 @@ fn a_kill_at_any_moment_of_an_upgrade_loses_no_acknowledged_write() {
             // The guest writes to clusters that the new overlay does not have.
             rig.ok(&format!("snapshot a --to {n}"));
             let mut client = begin(&rig, "upgrade");
-            std::thread::sleep(Duration::from_micros(random.below(usual_us * 3 / 2)));
+            std::thread::sleep(Duration::from_micros(random.u64(..usual_us * 3 / 2)));
             rig.daemon.signal(libc::SIGKILL);
             rig.daemon.wait();
             let written = writer.stop();

@@ -34,7 +34,7 @@ pub struct Load {
     /// The scratch memory is used up: the load starts no request until none is in flight.
     draining: bool,
     in_flight: HashMap<u16, InFlight>,
-    seed: u64,
+    random: fastrand::Rng,
     done: Done,
 }
 
@@ -47,7 +47,7 @@ struct InFlight {
 impl Load {
     pub fn new(queue: RequestQueue, layout: Layout, sectors: Range<u64>) -> Self {
         let generations = vec![0; (sectors.end - sectors.start) as usize];
-        let seed = sectors.start.wrapping_mul(77) + 1;
+        let random = fastrand::Rng::with_seed(sectors.start);
         Load {
             queue,
             layout,
@@ -58,7 +58,7 @@ impl Load {
             generation: 0,
             draining: false,
             in_flight: HashMap::new(),
-            seed,
+            random,
             done: Done::default(),
         }
     }
@@ -90,10 +90,7 @@ impl Load {
     }
 
     fn random(&mut self, below: u64) -> u64 {
-        self.seed ^= self.seed << 13;
-        self.seed ^= self.seed >> 7;
-        self.seed ^= self.seed << 17;
-        (self.seed >> 11) % below
+        self.random.u64(..below)
     }
 
     /// Adds a request that overlaps none in flight; `false` if this attempt found no room.
