@@ -157,7 +157,7 @@ fn layouts() -> Vec<(&'static str, u64)> {
         "vhost_blk_options" BlkOptions {
             "flags" flags, "max_discard_sectors" max_discard_sectors,
             "max_write_zeroes_sectors" max_write_zeroes_sectors,
-            "max_secure_erase_sectors" max_secure_erase_sectors, "reserved" reserved,
+            "max_secure_erase_sectors" max_secure_erase_sectors, "batch" batch,
         }
         "vhost_blk_trace" BlkTrace { "fd" fd, "slower_than_ns" slower_than_ns, }
         "vhost_blk_traced" BlkTraced {

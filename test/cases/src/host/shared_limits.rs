@@ -326,7 +326,7 @@ fn large(env: &Env) -> Result<()> {
     let (mut small, mut sender) = (Part::new(&limits)?, Part::new(&limits)?);
     small_beside_large(&mut small.device, &mut sender.device).context("devices")?;
     drop((small, sender));
-    let mut daemon = Daemon::start(env)?;
+    let mut daemon = Daemon::start(env, &[])?;
     let open = |name| -> Result<(Device, Disk)> {
         let (disk, _) = null_blk(NullBlkOptions::USUAL)?;
         daemon.add(name, &disk, 1, (name == "a").then_some(1_000_000))?;
