@@ -5,7 +5,7 @@
 //! nothing for it, and an end in the middle leaves the chain as good as before.
 
 use crate::image::{Answer, Image, Piece, Question};
-use crate::storage::punch;
+use crate::storage;
 use crate::versions::{User, Versions};
 use crate::{AllowBacking, Qcow2Disk, Qcow2Error, chain};
 use backend::mark;
@@ -31,7 +31,7 @@ pub struct Merge {
 /// The backing file, open for writing.
 enum Target {
     Raw(File),
-    Qcow2(Box<Image>, File),
+    Qcow2(Box<Image>),
 }
 
 impl Merge {
@@ -63,7 +63,7 @@ impl Merge {
                 // An end in the middle may leak clusters. The mark stays until they are looked for.
                 mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
                 let image = Image::new(access, header, Arc::new(Versions::default()));
-                Target::Qcow2(Box::new(image), file)
+                Target::Qcow2(Box::new(image))
             }
         };
         let user = image.user();
@@ -77,7 +77,7 @@ impl Merge {
     pub fn target_bytes(&self) -> io::Result<u64> {
         match &self.to {
             Target::Raw(file) => Ok(file.metadata()?.len()),
-            Target::Qcow2(image, _) => Ok(image.size_bytes()),
+            Target::Qcow2(image) => Ok(image.size_bytes()),
         }
     }
 
@@ -88,7 +88,7 @@ impl Merge {
     pub fn grow(&mut self, bytes: u64) -> io::Result<()> {
         match &mut self.to {
             Target::Raw(file) => file.set_len(bytes),
-            Target::Qcow2(image, _) => image.grow(bytes),
+            Target::Qcow2(image) => image.grow(bytes),
         }
     }
 
@@ -145,10 +145,10 @@ impl Merge {
     pub fn sync(&mut self) -> io::Result<()> {
         match &mut self.to {
             Target::Raw(file) => file.sync_all(),
-            Target::Qcow2(image, file) => {
+            Target::Qcow2(image) => {
                 // Data at known places first: a table that names a new one follows its data.
-                file.sync_data()?;
-                image.commit().map_err(io::Error::from_raw_os_error)
+                image.store()?.sync_data()?;
+                image.committed()
             }
         }
     }
@@ -156,16 +156,17 @@ impl Merge {
 
 impl Target {
     fn write(&mut self, mut at: u64, mut data: &[u8]) -> io::Result<()> {
-        let (image, file) = match self {
+        let image = match self {
             Target::Raw(file) => return file.write_all_at(data, at),
-            Target::Qcow2(image, file) => (image, file),
+            Target::Qcow2(image) => image,
         };
         while !data.is_empty() {
             let done = match image.answer(Question::Write(at, data.to_vec())) {
                 Answer::Done(len) => len,
                 Answer::Extent(extent, _) => {
                     let len = (extent.end - at).min(data.len() as u64);
-                    file.write_all_at(&data[..len as usize], extent.host + (at - extent.start))?;
+                    let place = extent.host + (at - extent.start);
+                    image.store()?.write_data(&data[..len as usize], place)?;
                     len
                 }
                 other => return Err(failure(&other)),
@@ -176,16 +177,16 @@ impl Target {
     }
 
     fn zero(&mut self, mut at: u64, mut len: u64) -> io::Result<()> {
-        let (image, file) = match self {
-            Target::Raw(file) => return zero(file, at, len),
-            Target::Qcow2(image, file) => (image, file),
+        let image = match self {
+            Target::Raw(file) => return storage::zero(file, at, len),
+            Target::Qcow2(image) => image,
         };
         while len > 0 {
             let done = match image.answer(Question::Zero(at, len)) {
                 Answer::Done(len) => len,
                 Answer::Extent(extent, _) => {
                     let len = (extent.end - at).min(len);
-                    zero(file, extent.host + (at - extent.start), len)?;
+                    image.store()?.zero_data(extent.host + (at - extent.start), len)?;
                     len
                 }
                 other => return Err(failure(&other)),
@@ -201,18 +202,4 @@ fn failure(answer: &Answer) -> io::Error {
         Answer::Failed(errno) => io::Error::from_raw_os_error(*errno),
         _ => io::Error::other("the backing file has an odd mapping"),
     }
-}
-
-/// Zeroes a range of a file, which stays as long as it is.
-fn zero(file: &File, mut at: u64, mut len: u64) -> io::Result<()> {
-    if punch(file, at, len).is_ok() {
-        return Ok(());
-    }
-    let zeroes = vec![0; len.min(CHUNK) as usize];
-    while len > 0 {
-        let part = len.min(CHUNK);
-        file.write_all_at(&zeroes[..part as usize], at)?;
-        (at, len) = (at + part, len - part);
-    }
-    Ok(())
 }

@@ -24,6 +24,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Maximum zeroes that are written at once.
+const ZEROES_MAX: u64 = 1 << 20;
+
 /// One change of a file, for tests of crashes.
 #[derive(Clone, Debug)]
 pub enum Change {
@@ -86,11 +89,19 @@ impl Store {
         self.index
     }
 
-    /// Writes the data of a new cluster, which no table names yet.
+    /// Writes data, also that of a cluster which no table on the disk names yet: whole sectors.
     pub fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        // imago may have copied the old content of the whole cluster there.
+        // imago may have copied the old content of the whole cluster there, for the next commit.
         self.overlay().forget(offset, data.len() as u64);
         self.write_file(data, offset)
+    }
+
+    /// Zeroes a range like [`Store::write_data`].
+    pub fn zero_data(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.overlay().forget(offset, len);
+        self.has_unsynced_data.store(true, Ordering::Relaxed);
+        self.log(|| Change::Write { offset, data: vec![0; len as usize] });
+        zero(&self.file, offset, len)
     }
 
     fn write_file(&self, data: &[u8], offset: u64) -> io::Result<()> {
@@ -154,7 +165,7 @@ impl Store {
     }
 
     /// Makes the data durable.
-    fn sync_data(&self) -> io::Result<()> {
+    pub(crate) fn sync_data(&self) -> io::Result<()> {
         if self.has_unsynced_data.swap(false, Ordering::Relaxed) {
             self.file.sync_data()?;
             self.log(|| Change::Sync);
@@ -210,6 +221,20 @@ impl Store {
 /// Punches a hole into a file, which stays as long as it is.
 pub(crate) fn punch(file: &File, at: u64, len: u64) -> io::Result<()> {
     Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)?)
+}
+
+/// Zeroes a range of a file, which stays as long as it is.
+pub(crate) fn zero(file: &File, mut at: u64, mut len: u64) -> io::Result<()> {
+    if punch(file, at, len).is_ok() {
+        return Ok(());
+    }
+    let zeroes = vec![0; len.min(ZEROES_MAX) as usize];
+    while len > 0 {
+        let part = len.min(ZEROES_MAX);
+        file.write_all_at(&zeroes[..part as usize], at)?;
+        (at, len) = (at + part, len - part);
+    }
+    Ok(())
 }
 
 impl Display for Store {

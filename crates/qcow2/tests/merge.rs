@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Merges of an image into a backing file whose clusters are larger: a cluster of the backing file gets its
+//! content in several pieces.
+
+mod common;
+
+use backend::IoKind;
+use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
+use common::{MIB, check, content, folder, open, qemu_ok};
+use qcow2::AllowBacking;
+use qcow2::merge::Merge;
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// A chain of 8 MiB: a raw file, an image with the clusters, and one with clusters of 64 KiB.
+fn chain(folder: &TempDir, cluster: &str) {
+    std::fs::write(folder.path().join("deep.raw"), vec![9; 8 << 20]).expect("a raw file");
+    let create = |name: &str, options: &str, below: [&str; 2]| {
+        let [backing, format] = below;
+        let backed = ["-b", backing, "-F", format, name, "8M"];
+        let args = [&["create", "-qf", "qcow2", "-o", options][..], &backed].concat();
+        qemu_ok("qemu-img", folder.path(), &args);
+    };
+    create("base.qcow2", &format!("cluster_size={cluster}"), ["deep.raw", "raw"]);
+    create("top.qcow2", "cluster_size=64k", ["base.qcow2", "qcow2"]);
+}
+
+/// Merges `top.qcow2` into `base.qcow2`, with a sync after each piece if `syncs`.
+fn merge(folder: &Path, syncs: bool) {
+    let top = Arc::new(open(&folder.join("top.qcow2")).expect("it opens"));
+    let base = folder.join("base.qcow2");
+    let merge = Merge::open(top, &base, true, AllowBacking::SameDir);
+    let (mut merge, mut range) = (merge.expect("it opens"), 0..8 * MIB);
+    while !range.is_empty() {
+        merge.copy_piece(&mut range).expect("a copy");
+        if syncs {
+            merge.sync().expect("a sync");
+        }
+    }
+    merge.sync().expect("a sync");
+}
+
+#[test]
+fn pieces_of_one_cluster_of_the_backing_file_keep_each_other() {
+    for cluster in ["2M", "64k", "4k"] {
+        for syncs in [false, true] {
+            let folder = folder();
+            chain(&folder, cluster);
+            let top = open(&folder.path().join("top.qcow2")).expect("it opens");
+            let engine = Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _;
+            let mut rig = Rig::of(&top, &engine);
+            rig.write(20 << 10, &vec![1; 3 << 20]);
+            rig.write(5 * MIB, &vec![2; 256 << 10]);
+            let zeroes = IoKind::WriteZeroes { unmap: true };
+            assert_eq!(rig.run(&mut Request::command(zeroes, 5 * MIB + (512 << 10), MIB)), Ok(()));
+            drop((rig, top));
+            let expected = content(&folder.path().join("top.qcow2"));
+            merge(folder.path(), syncs);
+            let base = folder.path().join("base.qcow2");
+            let found = content(&base);
+            let differs = found.iter().zip(&expected).position(|(found, wanted)| found != wanted);
+            assert_eq!(differs, None, "clusters of {cluster}, a sync after each piece: {syncs}");
+            assert_eq!(check(&base), Ok(()));
+        }
+    }
+}
