@@ -4,8 +4,8 @@
 mod common;
 
 use backend::Disk;
-use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
-use common::{MIB, folder, image, options, qemu_ok};
+use backend::conformance::Request;
+use common::{MIB, folder, image, options, qemu_ok, rig};
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::{self, File};
@@ -34,10 +34,6 @@ fn places(files: &[File]) -> Vec<PathBuf> {
 
 fn same_dir() -> Qcow2Options {
     options(AllowBacking::SameDir, true)
-}
-
-fn rig(disk: &Qcow2Disk) -> Rig {
-    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
 }
 
 fn told<T>(outcome: Result<T, Qcow2Error>) -> String {

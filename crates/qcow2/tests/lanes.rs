@@ -3,15 +3,10 @@
 
 mod common;
 
-use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
+use backend::conformance::Request;
 use backend::{Disk, IoKind};
-use common::{MIB, check, content, folder, image, open, qemu_ok};
-use qcow2::Qcow2Disk;
+use common::{MIB, check, content, folder, image, open, qemu_ok, rig};
 use std::sync::Arc;
-
-fn rig(disk: &Qcow2Disk) -> Rig {
-    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
-}
 
 #[test]
 fn a_lane_forgets_the_backing_extent_that_another_lane_replaces() {

@@ -5,8 +5,8 @@
 mod common;
 
 use backend::IoKind;
-use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
-use common::{MIB, check, content, folder, open, qemu_ok};
+use backend::conformance::Request;
+use common::{MIB, check, content, folder, open, qemu_ok, rig};
 use qcow2::AllowBacking;
 use qcow2::merge::Merge;
 use std::path::Path;
@@ -48,8 +48,7 @@ fn pieces_of_one_cluster_of_the_backing_file_keep_each_other() {
             let folder = folder();
             chain(&folder, cluster);
             let top = open(&folder.path().join("top.qcow2")).expect("it opens");
-            let engine = Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _;
-            let mut rig = Rig::of(&top, &engine);
+            let mut rig = rig(&top);
             rig.write(20 << 10, &vec![1; 3 << 20]);
             rig.write(5 * MIB, &vec![2; 256 << 10]);
             let zeroes = IoKind::WriteZeroes { unmap: true };

@@ -3,9 +3,9 @@
 
 mod common;
 
-use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
+use backend::conformance::Request;
 use backend::{Disk, IoKind};
-use common::{MIB, folder, image, open, options, qemu_ok};
+use common::{MIB, folder, image, open, options, qemu_ok, rig};
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -18,10 +18,6 @@ fn patch(path: &Path, offset: u64, bytes: &[u8]) {
 
 fn refusal(path: &Path) -> String {
     open(path).map(|_| "opened").expect_err("it is refused").to_string()
-}
-
-fn rig(disk: &Qcow2Disk) -> Rig {
-    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 mod common;
 
-use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
+use backend::conformance::{Request, Rig};
 use backend::{Disk, IoKind};
-use common::{MIB, check, clusters, content, folder, image, open, options, qemu_ok};
+use common::{MIB, check, clusters, content, folder, image, open, options, qemu_ok, rig};
 use proptest::prelude::*;
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs;
@@ -14,10 +14,6 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 const DISK: u64 = 4 * MIB;
-
-fn rig(disk: &Qcow2Disk) -> Rig {
-    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
-}
 
 fn discard(rig: &mut Rig, at: u64, len: u64) {
     assert_eq!(rig.run(&mut Request::command(IoKind::Discard, at, len)), Ok(()), "{len} at {at}");

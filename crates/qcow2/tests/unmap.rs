@@ -7,7 +7,7 @@ mod mount;
 
 use backend::conformance::{Request, Rig, SyncEngine, TestEngine};
 use backend::{Disk, Io, IoKind, Lane, Slot, Step, mark};
-use common::{MIB, check, clusters, content, folder, image, options, qemu_ok};
+use common::{MIB, check, clusters, content, folder, image, options, qemu_ok, rig};
 use mount::Mount;
 use qcow2::{AllowBacking, Qcow2Disk};
 use std::fs::{self, File};
@@ -42,10 +42,6 @@ fn disk_in(folder: &TempDir) -> (PathBuf, Arc<Qcow2Disk>) {
     let path = image(folder, 8, "cluster_size=64k");
     let disk = open(&path);
     (path, disk)
-}
-
-fn rig(disk: &Qcow2Disk) -> Rig {
-    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
 }
 
 fn discard(rig: &mut Rig, at: u64, len: u64) {

@@ -2,6 +2,7 @@
 //! Images made by `qemu-img`, for the tests of the crate.
 #![allow(dead_code)] // each test program uses some of it
 
+use backend::conformance::{Rig, SyncEngine, TestEngine};
 use qcow2::check::Report;
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
 use std::fs::File;
@@ -55,6 +56,11 @@ pub(crate) fn options(allow_backing: AllowBacking, direct: bool) -> Qcow2Options
 
 pub(crate) fn open(path: &Path) -> Result<Qcow2Disk, Qcow2Error> {
     Qcow2Disk::open(path, &options(AllowBacking::SameDir, true))
+}
+
+/// A lane of the disk.
+pub(crate) fn rig(disk: &Qcow2Disk) -> Rig {
+    Rig::of(disk, &(Box::new(|| Box::new(SyncEngine::new()) as Box<dyn TestEngine>) as _))
 }
 
 /// `qemu-img check` finds no error, and our own check agrees; leaked clusters are allowed.
