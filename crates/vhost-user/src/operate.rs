@@ -176,7 +176,7 @@ impl Session<'_> {
 
     /// Starts queues that ran before. If one cannot start, [`Session::lost`] ends the connection.
     pub(crate) fn restart(&mut self, queues: Vec<usize>) -> Result<(), OperateError> {
-        self.start_each(queues, Self::try_start).map_err(|error| {
+        self.try_start_each(queues).map_err(|error| {
             self.lost = Some(error.to_string());
             OperateError::Lost(error)
         })

@@ -86,16 +86,13 @@ impl<'a> Session<'a> {
     /// Starts queue `index` if its set-up is complete. Takes the lock of the image before. If the
     /// kernel refuses the queue, moves all queues to the other data plane if that is allowed.
     pub(crate) fn try_start(&mut self, index: usize) -> io::Result<()> {
-        let cannot = |error: &dyn Display| refusal(format!("queue {index} cannot start: {error}"));
-        if self.may_start() && self.queues[index].ready().is_some() {
-            self.hold_image().map_err(|error| cannot(&error))?;
-        }
+        self.hold_image_for(index)?;
         match self.start_once(index) {
             Ok(()) => Ok(()),
             Err(QueueStartError::Kernel(why)) if self.device.planes.may_fall_back() => {
                 self.fall_back(index, &why)
             }
-            Err(error) => Err(cannot(&error)),
+            Err(error) => Err(cannot_start(index, &error)),
         }
     }
 
@@ -132,6 +129,27 @@ impl<'a> Session<'a> {
             health: Arc::clone(&self.device.health),
             kept: slot.kept.clone(),
         }))
+    }
+
+    /// [`Session::try_start`] for each of these queues. Without the lock of the image none can start: all
+    /// together wait for it once.
+    pub(crate) fn try_start_each(
+        &mut self,
+        queues: impl IntoIterator<Item = usize>,
+    ) -> io::Result<()> {
+        let queues: Vec<usize> = queues.into_iter().collect();
+        for &index in &queues {
+            self.hold_image_for(index)?;
+        }
+        self.start_each(queues, Self::try_start)
+    }
+
+    /// Takes the lock of the image, if queue `index` can start.
+    fn hold_image_for(&mut self, index: usize) -> io::Result<()> {
+        if self.may_start() && self.queues[index].ready().is_some() {
+            self.hold_image().map_err(|error| cannot_start(index, &error))?;
+        }
+        Ok(())
     }
 
     /// Starts each of these queues, also behind one that cannot start: its requests must not wait for
@@ -217,7 +235,7 @@ impl<'a> Session<'a> {
     ) -> io::Result<()> {
         let stopped = self.stop_running(kept);
         change(self)?;
-        self.start_each(stopped, Self::try_start)
+        self.try_start_each(stopped)
     }
 
     /// Replaces the memory table. Refuses overlapping regions and keeps the old table then.
@@ -228,7 +246,7 @@ impl<'a> Session<'a> {
         self.table = table;
         self.memory = memory;
         // Also queues whose rings are in the new memory only.
-        self.start_each(0..self.queues.len(), Self::try_start)
+        self.try_start_each(0..self.queues.len())
     }
 
     /// RESET_OWNER: disables all rings, as the specification allows.
@@ -285,6 +303,10 @@ impl<'a> Session<'a> {
         }
         self.status = status;
     }
+}
+
+fn cannot_start(index: usize, error: &dyn Display) -> io::Error {
+    refusal(format!("queue {index} cannot start: {error}"))
 }
 
 /// Locks the session of a connection.
