@@ -48,9 +48,11 @@ impl Extents {
         if self.version.generation != now.generation {
             self.by_start.retain(|_, extent| extent.file == 0);
         }
-        match versions.left_since(self.version.epoch, now.epoch) {
-            Some(left) => left.iter().for_each(|left| self.cut(left)),
-            None => self.by_start.clear(),
+        if self.version.epoch != now.epoch {
+            match versions.left_since(self.version.epoch, now.epoch) {
+                Some(left) => left.iter().for_each(|left| self.cut(left)),
+                None => self.by_start.clear(),
+            }
         }
         self.version = now;
         self.last = None;
