@@ -66,13 +66,13 @@ pub(crate) struct RunDelay {
 }
 
 impl RunDelay {
-    /// The sum since the thread began; 0 if the kernel does not count it (`CONFIG_SCHED_INFO`).
-    pub(crate) fn read(&mut self) -> Nanos {
+    /// The sum since the thread began; `None`: the kernel does not count it (`CONFIG_SCHED_INFO`).
+    pub(crate) fn read(&mut self) -> Option<Nanos> {
         let open = || File::open("/proc/thread-self/schedstat").ok();
-        let Some(file) = self.file.get_or_insert_with(open) else { return 0 };
+        let file = self.file.get_or_insert_with(open).as_ref()?;
         let mut text = [0; 64];
-        let length = file.read_at(&mut text, 0).unwrap_or(0);
-        run_delay(&text[..length]).unwrap_or(0)
+        let length = file.read_at(&mut text, 0).ok()?;
+        run_delay(&text[..length])
     }
 }
 
@@ -114,7 +114,8 @@ mod tests {
         assert_eq!(run_delay(b"81 4711 9\n"), Some(4711));
         assert_eq!(run_delay(b""), None);
         let mut delay = RunDelay::default();
-        let first = delay.read();
-        assert!(delay.read() >= first);
+        let first = delay.read().expect("Linux of a distribution");
+        assert!(delay.read() >= Some(first));
+        assert_eq!(RunDelay { file: Some(None) }.read(), None, "a wait of unknown length is no 0");
     }
 }

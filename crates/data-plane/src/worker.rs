@@ -251,14 +251,15 @@ impl Worker {
         // A reading that is still valid is that of a publication right before.
         let before = self.clock.recent();
         let timeout = self.timeout(before);
-        let delayed = is_any_traced().then(|| self.run_delay.read());
+        let delayed = if is_any_traced() { self.run_delay.read() } else { None };
         self.engine.wait(timeout);
         let now = self.clock.read();
         self.polls.slept(Duration::from_nanos(now.saturating_sub(before)));
         if is_any_traced() {
             // An event woke the thread, which then waited for a CPU.
-            let delay = delayed.map(|before| self.run_delay.read().saturating_sub(before));
-            self.active.woken(&mut self.disks, delay.map(|delay| now.saturating_sub(delay)));
+            let delay = delayed.zip(self.run_delay.read());
+            let woken_at = delay.map(|(before, after)| now.saturating_sub(after - before));
+            self.active.woken(&mut self.disks, woken_at);
         }
         self.active.suppress(&mut self.disks);
     }
