@@ -105,16 +105,13 @@ impl Run {
         let flags = wanted_flags(&**disk, options, &info) | halt_flags(&setup.health);
         let limits = disk.info();
         let sectors = |range: Option<backend::RangeLimits>| range.map_or(0, |it| it.sectors_max);
+        let batch = options.portion.filter(|_| flags & abi::OPT_BATCH != 0);
         let set = abi::Options {
             flags,
             max_discard_sectors: sectors(limits.discard),
             max_write_zeroes_sectors: sectors(limits.write_zeroes),
             max_secure_erase_sectors: sectors(limits.secure_erase),
-            batch: if flags & abi::OPT_BATCH == 0 {
-                0
-            } else {
-                options.portion.unwrap_or(0) as u32
-            },
+            batch: batch.map_or(0, |size| size as u32), // at most 64
             limit_debt_ms: debt_ms,
             ..limit_options(&options.limits)
         };
