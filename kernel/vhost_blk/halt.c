@@ -112,7 +112,7 @@ void vhost_blk_end_halt(struct vhost_blk *blk)
 	spin_unlock(&blk->failure_lock);
 }
 
-/* Fills in all but the index, which is given. */
+/* Fills in all but the index and what is left alone, which are given. */
 static int vhost_blk_copy_kept(struct vhost_blk *blk, struct vhost_blk_kept *kept)
 {
 	struct vhost_blk_queue *q = vhost_blk_queue_at(blk, kept->index);
@@ -142,7 +142,6 @@ int vhost_blk_get_kept(struct vhost_blk *blk, void __user *argp)
 {
 	const size_t first = offsetof(struct vhost_blk_kept, heads);
 	int room = vhost_blk_room(argp, sizeof(struct vhost_blk_kept), first);
-	struct vhost_blk_kept __user *arg = argp;
 	struct vhost_blk_kept *kept;
 	size_t bytes;
 	int err;
@@ -152,10 +151,11 @@ int vhost_blk_get_kept(struct vhost_blk *blk, void __user *argp)
 	kept = kzalloc(sizeof(*kept), GFP_KERNEL_ACCOUNT);
 	if (!kept)
 		return -ENOMEM;
-	err = get_user(kept->index, &arg->index) ?: vhost_blk_copy_kept(blk, kept);
-	bytes = min_t(size_t, room, first + kept->count * sizeof(*kept->heads));
-	if (!err && copy_to_user(argp, kept, bytes))
-		err = -EFAULT;
+	err = copy_from_user(kept, argp, first) ? -EFAULT : vhost_blk_copy_kept(blk, kept);
+	if (!err) {
+		bytes = min_t(size_t, room, first + kept->count * sizeof(*kept->heads));
+		err = copy_to_user(argp, kept, bytes) ? -EFAULT : 0;
+	}
 	kfree(kept);
 	return err;
 }

@@ -7,8 +7,9 @@
 #include "stages.h"
 
 /*
- * The owner may have fixed it. A driver that waits for this CPU cannot work in parallel with the device: early answers to the
- * first of many requests would only add task switches.
+ * The size of the first batch, which the owner may have fixed. A driver that waits for this CPU cannot
+ * work in parallel with the device: early answers to the first of many requests would only add task
+ * switches.
  */
 static unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
 {

@@ -125,14 +125,14 @@ static int vhost_blk_parse_rw(struct vhost_blk_req *req, const struct iov_iter *
 {
 	size_t bytes = iov_iter_count(data);
 	u64 sectors = bytes >> SECTOR_SHIFT;
-
 	int err;
 
 	if (bytes > VHOST_BLK_REQUEST_BYTES_MAX || bytes & (SECTOR_SIZE - 1) ||
 	    !vhost_blk_whole_blocks(req, req->sector, sectors))
 		return -EIO;
 	err = vhost_blk_check_end(req, req->sector, sectors);
-	if (likely(!err))
+	/* The reason of a halt has the bytes of a request that the storage lacks, too. */
+	if (likely(!err || req->cut_off))
 		req->bytes = bytes;
 	return err;
 }

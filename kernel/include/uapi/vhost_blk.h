@@ -250,7 +250,8 @@ struct vhost_blk_info {
  *	only the capacity limits their ranges, and a stop may wait for long
  * @max_secure_erase_sectors: the same for SECURE_ERASE
  * @batch: with %VHOST_BLK_OPT_BATCH: most chains that a queue takes before it looks for completions,
- *	and most requests that it publishes together, from 1 to %VHOST_BLK_BATCH_SIZE_MAX; else 0 (EINVAL)
+ *	and most requests that it publishes together, unless they ended while the rings could not be
+ *	reached; from 1 to %VHOST_BLK_BATCH_SIZE_MAX; else 0 (EINVAL)
  * @limit_iops: most requests a second of all queues together; 0: no limit
  * @limit_bytes: most bytes a second that they read, write or zero, and a sixteenth of the bytes that
  *	they discard; 0: no limit

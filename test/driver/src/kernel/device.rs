@@ -295,8 +295,9 @@ impl KernelDevice {
     /// Heads of the chains that a queue of a halted device keeps.
     pub fn kept(&self, index: u32) -> io::Result<Vec<u16>> {
         let (size, heads) = (size_of::<BlkKept>() as u32, [0; abi::BLK_QUEUE_SIZE_MAX as usize]);
-        let ask = BlkKept { size, index, count: 0, reserved: 0, heads };
+        let ask = BlkKept { size, index, count: 0, reserved: u32::MAX, heads };
         let told = self.get("VHOST_BLK_GET_KEPT", abi::BLK_GET_KEPT, ask)?;
+        assert_eq!(told.reserved, ask.reserved, "the header says that it is left alone");
         Ok(told.heads[..told.count as usize].to_vec())
     }
 

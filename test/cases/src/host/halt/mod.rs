@@ -202,8 +202,8 @@ fn lacks_its_end(
     let id = device.queue(0).submit(request, &layout)?;
     wait_for_kept(device)?;
     let failure = kernel(device)?.failure()?;
-    let about = (failure.halt_error, failure.halt_sector);
-    ensure!(about == (errno as u32, sectors - 8), "{failure:?}");
+    let about = (failure.halt_error, failure.halt_sector, failure.halt_bytes);
+    ensure!(about == (errno as u32, sectors - 8, 4096), "{failure:?}");
     nothing_is_answered(device)?;
     kernel(device)?.set_queue(0, false)?;
     ensure!(kernel(device)?.kept(0)? == [id], "the request is not kept");
