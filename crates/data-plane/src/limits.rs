@@ -260,15 +260,26 @@ impl Limiter {
         self.order().waiting.range(..place).take(most).count()
     }
 
+    /// Goes on with the wait of a queue, whose place [`Limiter::serve`] may have given up meanwhile.
+    /// Returns as [`Limiter::ahead`].
+    pub(crate) fn wait_on(&self, place: Place, most: usize) -> usize {
+        let mut order = self.order();
+        order.waiting.insert(place);
+        order.waiting.range(..place).take(most).count()
+    }
+
     /// Ends the wait of a queue that takes nothing.
     pub(crate) fn leave(&self, place: Place) {
         self.order().waiting.remove(&place);
     }
 
-    /// Ends the wait of a queue that may take now, and the right of those ahead of it to go first.
+    /// Ends the wait of a queue that may take now, and the right of those ahead of it to go first, until
+    /// they look again.
     pub(crate) fn serve(&self, place: Place) {
         let mut order = self.order();
-        order.floor = order.floor.max(place.0);
+        if order.waiting.range(..place).next().is_none() {
+            order.floor = order.floor.max(place.0);
+        }
         order.waiting = order.waiting.split_off(&place);
         order.waiting.remove(&place);
     }

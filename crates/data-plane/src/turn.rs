@@ -100,7 +100,7 @@ impl Turn {
             self.closed_at = now;
         }
         let place = *self.place.get_or_insert_with(|| share.wait());
-        let ahead = share.limiter().ahead(place, AHEAD_MAX) as u64;
+        let ahead = share.limiter().wait_on(place, AHEAD_MAX) as u64;
         let at = at.max(now + nanos(QUANTUM));
         let lead = share.give_way(at, now);
         self.closed_until = at.saturating_add(lead.max(ahead * nanos(QUANTUM)));
@@ -249,6 +249,29 @@ mod tests {
         turn.open(now + nanos(QUANTUM));
         assert!(turn.is_open() && turn.place.is_none());
         assert_eq!(limiter.ahead((first.0, first.1 + 1), 9), 0, "it delays the next one again");
+    }
+
+    #[test]
+    fn a_queue_that_was_overtaken_is_ahead_again_when_it_looks() {
+        let limiter = Limiter::new(Some("g"));
+        limiter.set(&bytes(1000));
+        let (late, early) = (share(&limiter), share(&limiter));
+        early.charge(1, 0);
+        let (mut overtaken, mut turn) = (Turn::new(late), Turn::new(early));
+        let now = limiter.now();
+        overtaken.close(now, now);
+        turn.close(now, now);
+        turn.open(now);
+        turn.open(now + nanos(QUANTUM));
+        assert!(turn.is_open(), "it waits for one that stays away");
+        overtaken.close(now, now);
+        let (place, next) = (overtaken.place.expect("it waits"), turn.share.wait());
+        assert_eq!(limiter.ahead(next, 9), 1, "it starves");
+        assert_eq!(
+            overtaken.share.wait().0,
+            place.0,
+            "its next wait is behind the one that overtook"
+        );
     }
 
     #[test]
