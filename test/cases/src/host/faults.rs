@@ -6,7 +6,7 @@ use crate::case::cases;
 use crate::host::env::Env;
 use crate::host::fixture::{NullBlkOptions, null_blk};
 use crate::host::integrity::{Setup, tell};
-use crate::host::load::{Handles, under_load};
+use crate::host::load::{Handles, allow_errors, under_load};
 use crate::host::module;
 use crate::host::target::{self, Target, check_serves, options};
 use anyhow::{Context, Result, ensure};
@@ -16,7 +16,6 @@ use kit::set::Set::Gating;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::Relaxed;
 use virtio_spec::features::{VHOST_F_LOG_ALL, bit};
 
 cases! { Host;
@@ -152,8 +151,7 @@ fn loaded(
         target::serve_with(env, disk, &setup.options(&specs), &setup.kernel())?;
     let done = under_load(device, specs.clone(), |handles| {
         handles.wait_for_progress(5)?;
-        let allow = |yes| specs.iter().for_each(|spec| spec.errors_allowed.store(yes, Relaxed));
-        allow(requests_may_fail);
+        allow_errors(&specs, requests_may_fail);
         let fault = inject(handles)?;
         for _ in 0..ROUNDS_MAX {
             handles.wait_for_progress(env.rounds(STEPS)).context("with faults")?;
@@ -166,7 +164,7 @@ fn loaded(
         ensure!(injected > 0, "no fault was injected");
         drop(fault);
         handles.wait_for_progress(10).context("after the faults")?;
-        allow(false);
+        allow_errors(&specs, false);
         handles.wait_for_progress(10).context("without faults")
     })?;
     tell(&done);

@@ -8,7 +8,7 @@ use crate::host::disks::{POLLED, SLOW, USUAL};
 use crate::host::env::Env;
 use crate::host::fixture::{Disk, Dm, DmKind, NullBlkOptions, null_blk, scsi_debug, wait_for};
 use crate::host::integrity::{Setup, tell, with_flags};
-use crate::host::load::{Handles, Spec, under_load};
+use crate::host::load::{Handles, Spec, allow_errors, under_load};
 use crate::host::target::{self, Target};
 use anyhow::{Context, Result, bail, ensure};
 use driver::Request;
@@ -58,10 +58,6 @@ cases! { Host;
 
 /// Requests on each queue between two checks.
 const STEP: u64 = 10;
-
-fn allow_errors(specs: &[Spec], allow: bool) {
-    specs.iter().for_each(|spec| spec.errors_allowed.store(allow, Relaxed));
-}
 
 /// Loads `disk` and calls `act` during the load.
 fn with_load(

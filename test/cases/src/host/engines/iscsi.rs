@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! iSCSI with one session: it is lost and comes back, the target restarts, the unit grows.
 
-use super::{
-    NO_FLUSHES, STEP, Serving, allow_errors, changed, doctor_says, wait_for_any, wait_out,
-};
+use super::{NO_FLUSHES, STEP, Serving, changed, doctor_says, wait_for_any, wait_out};
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Iscsi, SessionState, wait_until};
+use crate::host::load::allow_errors;
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;

@@ -20,7 +20,6 @@ use crate::host::target;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::process::Command;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Requests on each queue between two changes.
@@ -67,11 +66,6 @@ fn changed(
         errors: sum.errors + one.errors,
         verified: sum.verified + one.verified,
     }))
-}
-
-/// Lets requests of the loads fail, or not any more.
-fn allow_errors(specs: &[Spec], allowed: bool) {
-    specs.iter().for_each(|spec| spec.errors_allowed.store(allowed, Relaxed));
 }
 
 /// Checks that requests wait during an outage. The daemon cannot tell it: a thread that submits a

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NBD: servers die and come back, are slow, fail requests, and grow.
 
-use super::{NO_FLUSHES, STEP, Serving, allow_errors, changed, wait_for_any, wait_out};
+use super::{NO_FLUSHES, STEP, Serving, changed, wait_for_any, wait_out};
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{NbdExport, NbdOptions, NbdProxy, wait_until};
+use crate::host::load::allow_errors;
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;

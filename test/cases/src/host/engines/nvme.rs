@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NVMe/TCP with two paths: paths fail, the target restarts, the namespace grows.
 
-use super::{STEP, Serving, allow_errors, changed};
+use super::{STEP, Serving, changed};
 use crate::case::cases;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Ana, NvmeTcp, wait_until};
+use crate::host::load::allow_errors;
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;

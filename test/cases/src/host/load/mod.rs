@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A load that verifies every byte that it reads, and knows the data that it wrote.
 
+mod errors;
 mod many;
 mod slot;
 pub(crate) mod stamp;
 
+pub(crate) use errors::{Errors, allow_errors};
 pub(crate) use many::{Handles, memory_for, under_load};
 
 use crate::host::target::LIMIT;
@@ -15,8 +17,6 @@ use slot::{Kind, Op, Slot};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use virtio_spec::blk::{S_IOERR, S_OK};
 
@@ -39,8 +39,8 @@ pub(crate) struct Spec {
     pub(crate) rooms: Vec<usize>,
     /// Uses indirect tables for some of the requests.
     pub(crate) indirect: bool,
-    /// Requests may end with S_IOERR; the content of the sectors that they touched is then unknown.
-    pub(crate) errors_allowed: Arc<AtomicBool>,
+    /// Lets requests end with S_IOERR; the content of the sectors that they touched is then unknown.
+    pub(crate) errors: Errors,
     /// The device may be killed, which can lose a call.
     pub(crate) calls_may_be_lost: bool,
     /// The load includes WRITE_ZEROES requests.
@@ -67,7 +67,7 @@ impl Spec {
             unit,
             rooms: vec![largest, small, small, small, small, small],
             indirect: true,
-            errors_allowed: Arc::new(AtomicBool::new(false)),
+            errors: Errors::default(),
             calls_may_be_lost: false,
             zeroes: true,
             flushes: true,
@@ -233,8 +233,8 @@ impl Load {
         if kind == Kind::Read {
             data.resize(count as usize * 512, 0xee);
         }
-        let may_fail = self.spec.errors_allowed.load(Relaxed);
-        let op = Op { kind, sector, count, generation, may_fail };
+        let submitted = self.spec.errors.now();
+        let op = Op { kind, sector, count, generation, submitted };
         let indirect = self.spec.indirect && !self.rng.one_in(4);
         let slots = &mut self.slots;
         let id = slots[slot].start(&mut self.queue, &mut self.rng, op, &data, indirect)?;
@@ -305,7 +305,7 @@ impl Load {
         self.done.requests += 1;
         match status {
             S_OK => {}
-            S_IOERR if op.may_fail || self.spec.errors_allowed.load(Relaxed) => {
+            S_IOERR if self.spec.errors.allowed_since(op.submitted) => {
                 self.done.errors += 1;
                 self.forget(&op);
                 return Ok(());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The guest memory of one request, and the segments of the request.
 
+use super::errors::Moment;
 use super::stamp::SECTOR;
 use anyhow::Result;
 use driver::{Area, GuestMemory, Queue, Segment};
@@ -36,8 +37,7 @@ pub(super) struct Op {
     pub(super) sector: u64,
     pub(super) count: u64,
     pub(super) generation: u32,
-    /// Errors were allowed when it was submitted.
-    pub(super) may_fail: bool,
+    pub(super) submitted: Moment,
 }
 
 impl Op {
