@@ -217,7 +217,7 @@ static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void 
 		struct vhost_vring_state state;
 		struct vhost_blk_inflight inflight;
 		__s32 fd;
-		__u64 address;
+		struct vhost_blk_share share;
 	} arg;
 	size_t given = _IOC_SIZE(cmd);
 	long err = vhost_dev_check_owner(&blk->dev);
@@ -243,13 +243,8 @@ static long vhost_blk_owner_ioctl(struct vhost_blk *blk, unsigned int cmd, void 
 	case _IOC_NR(VHOST_BLK_GET_KEPT):
 		return vhost_blk_get_kept(blk, argp);
 	case _IOC_NR(VHOST_BLK_SHARE_LIMITS):
-		err = vhost_blk_copy_arg(&arg, sizeof(arg.address), sizeof(arg.address), argp,
-					 given);
-		if (err)
-			return err;
-		if (arg.address != (unsigned long)arg.address)
-			return -EINVAL;
-		return vhost_blk_share_limits(blk, arg.address);
+		err = vhost_blk_copy_arg(&arg, sizeof(arg.share), sizeof(arg.share), argp, given);
+		return err ?: vhost_blk_share_limits(blk, &arg.share);
 	}
 	return -ENOTTY;
 }

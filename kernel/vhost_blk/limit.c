@@ -6,7 +6,8 @@
  * debt delays the next request. An idle clock lags behind the present time by the burst at most.
  * The clocks are changed without a lock: when two queues take a request at the same time, the second
  * one becomes debt. Limits of several devices lie in memory of their owner, so every value is read
- * once and may be anything: see share.c.
+ * once and may be anything; a request of one device delays the others for a short time only: see
+ * share.c.
  *
  * A queue asks before it takes a chain, so that no request in flight waits for a limit, and a stop
  * is not delayed. A queue that has to wait sleeps for VHOST_BLK_LIMIT_QUANTUM at least, and makes
@@ -62,23 +63,40 @@ static u64 vhost_blk_limit_version(const struct vhost_blk_limits *limits, u32 jo
 	return smp_load_acquire(&limits->version) + ((u64)joins << 32);
 }
 
-/* Advances the clock of a limit. Returns the cost in nanoseconds. */
-static u64 vhost_blk_limit_charge(u64 *clock, u64 rate, u64 units, u64 earliest)
+/* The cost of a request in nanoseconds. */
+static u64 vhost_blk_limit_cost(u64 rate, u64 units)
 {
-	unsigned int tries = VHOST_BLK_LIMIT_TRIES;
-	u64 rest, seconds, cost, next, old = READ_ONCE(*clock);
+	u64 rest, seconds;
 
 	if (!rate)
 		return 0;
 	seconds = div64_u64_rem(units, rate, &rest);
 	/* In two parts: the product of all units would overflow. */
-	cost = min(seconds, VHOST_BLK_LIMIT_COST_MAX) * NSEC_PER_SEC +
+	return min(seconds, VHOST_BLK_LIMIT_COST_MAX) * NSEC_PER_SEC +
 	       mul_u64_u64_div_u64(rest, NSEC_PER_SEC, rate);
+}
+
+/**
+ * vhost_blk_limit_advance - advance the clock of a limit
+ * @clock: the clock, which others change, too
+ * @cost: nanoseconds
+ * @earliest: time from which it advances at the earliest
+ * @latest: time up to which it advances at the latest
+ *
+ * Return: the part of the cost by which it has advanced.
+ */
+u64 vhost_blk_limit_advance(u64 *clock, u64 cost, u64 earliest, u64 latest)
+{
+	unsigned int tries = VHOST_BLK_LIMIT_TRIES;
+	u64 from, part, old = READ_ONCE(*clock);
+
+	if (!cost)
+		return 0;
 	do {
-		if (check_add_overflow(max(old, earliest), cost, &next))
-			next = U64_MAX;
-	} while (!try_cmpxchg64(clock, &old, next) && --tries);
-	return cost;
+		from = max(old, earliest);
+		part = latest > from ? min(cost, latest - from) : 0;
+	} while (!try_cmpxchg64(clock, &old, from + part) && --tries);
+	return part;
 }
 
 /* The time at which a request may be taken. */
@@ -170,12 +188,64 @@ void vhost_blk_limit_set(struct vhost_blk *blk, const struct vhost_blk_options *
 u64 vhost_blk_limit_debt(struct vhost_blk *blk)
 {
 	u64 at, now = ktime_get_ns();
+	struct vhost_blk_member *member;
 
 	rcu_read_lock();
-	at = vhost_blk_limit_opens_at(vhost_blk_limits_of(blk, rcu_dereference(blk->limit.member)));
+	member = rcu_dereference(blk->limit.member);
+	at = vhost_blk_limit_opens_at(vhost_blk_limits_of(blk, member));
+	if (member && check_add_overflow(max(at, now), vhost_blk_member_debt(member), &at))
+		at = U64_MAX;
 	rcu_read_unlock();
 	return at > now ? DIV64_U64_ROUND_UP(min(at - now, VHOST_BLK_LIMIT_COST_MAX * NSEC_PER_SEC),
 					     NSEC_PER_MSEC) : 0;
+}
+
+/* The latest time to which the clock of an idle limit is set. */
+static u64 vhost_blk_limit_earliest(const struct vhost_blk_limits *limits, u64 now)
+{
+	u64 burst = READ_ONCE(limits->burst_ns);
+
+	return now > burst ? now - burst : 0;
+}
+
+/* The time at which the device may take a chain. If that is now and it has debt, it pays instead. */
+static u64 vhost_blk_limit_turn(struct vhost_blk_limits *limits, struct vhost_blk_member *member,
+				u64 now)
+{
+	u64 paid, at = vhost_blk_limit_opens_at(limits);
+
+	if (!member)
+		return at;
+	at = vhost_blk_member_turn(member, at, now);
+	if (at > now || !vhost_blk_member_debt(member))
+		return at;
+	paid = vhost_blk_member_pay(member, vhost_blk_limit_earliest(limits, now), now);
+	at = vhost_blk_limit_opens_at(limits);
+	vhost_blk_member_charge(member, paid, at, now);
+	at = vhost_blk_member_turn(member, at, now);
+	return vhost_blk_member_debt(member) ? max(at, now + 1) : at;
+}
+
+/* Charges a request to the clocks. Returns the cost for which they have advanced. */
+static u64 vhost_blk_limit_charge(struct vhost_blk_limits *limits, struct vhost_blk_member *member,
+				  u64 bytes, u64 now)
+{
+	u64 latest = member ? now + VHOST_BLK_LIMITS_LEAD_NS : U64_MAX;
+	u64 earliest = vhost_blk_limit_earliest(limits, now);
+	/* The costs are those of this version, or of a later one. */
+	u64 version = smp_load_acquire(&limits->version);
+	struct vhost_blk_debt rest = {
+		.iops_ns = vhost_blk_limit_cost(READ_ONCE(limits->iops), 1),
+		.bytes_ns = vhost_blk_limit_cost(READ_ONCE(limits->bytes), bytes),
+	};
+	u64 iops = vhost_blk_limit_advance(&limits->iops_clock, rest.iops_ns, earliest, latest);
+	u64 moved = vhost_blk_limit_advance(&limits->bytes_clock, rest.bytes_ns, earliest, latest);
+
+	rest.iops_ns -= iops;
+	rest.bytes_ns -= moved;
+	if (member)
+		vhost_blk_member_owe(member, version, &rest);
+	return max(iops, moved);
 }
 
 /**
@@ -213,11 +283,8 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 		q->turn.closed_until = 0;
 		q->turn.closed_at = 0;
 	}
-	if (now >= q->turn.closed_until) {
-		at = vhost_blk_limit_opens_at(limits);
-		if (member)
-			at = vhost_blk_member_turn(member, at, now);
-	}
+	if (now >= q->turn.closed_until)
+		at = vhost_blk_limit_turn(limits, member, now);
 	rcu_read_unlock();
 	if (now < q->turn.closed_until) {
 		/* The timer may have ended in a pause. */
@@ -242,21 +309,15 @@ void vhost_blk_limit_took(struct vhost_blk_queue *q, u64 bytes)
 {
 	struct vhost_blk_limits *limits;
 	struct vhost_blk_member *member;
-	u64 at, burst, earliest, cost, now = ktime_get_ns();
+	u64 at, cost, now = ktime_get_ns();
 
 	rcu_read_lock();
 	member = rcu_dereference(q->blk->limit.member);
 	limits = vhost_blk_limits_of(q->blk, member);
-	burst = READ_ONCE(limits->burst_ns);
-	earliest = now > burst ? now - burst : 0;
-	cost = vhost_blk_limit_charge(&limits->iops_clock, READ_ONCE(limits->iops), 1, earliest);
-	cost = max(cost, vhost_blk_limit_charge(&limits->bytes_clock, READ_ONCE(limits->bytes),
-						bytes, earliest));
-	at = vhost_blk_limit_opens_at(limits);
-	if (member) {
-		vhost_blk_member_charge(member, cost, at, now);
-		at = vhost_blk_member_turn(member, at, now);
-	}
+	cost = vhost_blk_limit_charge(limits, member, bytes, now);
+	if (member)
+		vhost_blk_member_charge(member, cost, vhost_blk_limit_opens_at(limits), now);
+	at = vhost_blk_limit_turn(limits, member, now);
 	rcu_read_unlock();
 	if (at <= now)
 		return;

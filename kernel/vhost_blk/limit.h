@@ -44,6 +44,7 @@ struct vhost_blk_turn {
 	struct hrtimer timer;
 };
 
+u64 vhost_blk_limit_advance(u64 *clock, u64 cost, u64 earliest, u64 latest);
 void vhost_blk_limit_init_queue(struct vhost_blk_queue *q);
 void vhost_blk_limit_set(struct vhost_blk *blk, const struct vhost_blk_options *opt);
 void vhost_blk_limit_changed(struct vhost_blk *blk);
@@ -53,9 +54,13 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q);
 void vhost_blk_limit_took(struct vhost_blk_queue *q, u64 bytes);
 
 /* share.c */
-int vhost_blk_share_limits(struct vhost_blk *blk, unsigned long user_addr);
+int vhost_blk_share_limits(struct vhost_blk *blk, const struct vhost_blk_share *share);
 void vhost_blk_unshare_limits(struct vhost_blk *blk);
 struct vhost_blk_limits *vhost_blk_member_limits(struct vhost_blk_member *member);
+void vhost_blk_member_owe(struct vhost_blk_member *member, u64 version,
+			  const struct vhost_blk_debt *rest);
+u64 vhost_blk_member_debt(const struct vhost_blk_member *member);
+u64 vhost_blk_member_pay(struct vhost_blk_member *member, u64 earliest, u64 now);
 void vhost_blk_member_charge(struct vhost_blk_member *member, u64 cost, u64 at, u64 now);
 u64 vhost_blk_member_turn(struct vhost_blk_member *member, u64 at, u64 now);
 

@@ -8,29 +8,38 @@
 //! A queue asks before it takes a chain ([`crate::turn::Turn`]), so that no taken request waits for a
 //! limit, and a stop is not delayed.
 //!
+//! In a group, a request advances a clock to [`LEAD_MAX`] after the present time at most. The rest of
+//! its cost is debt of its disk alone. The disk takes no request meanwhile: its queues wait their turn
+//! as usual, and when they have it, they pay a part of the debt, again up to that time. So the others
+//! wait for a large request no longer than for a small one, and all costs reach the clocks.
+//!
 //! The order of waiting queues is that of start-time fair queuing. The *tag* of a disk is the cost of
 //! its requests so far. A queue that begins to wait keeps the present tag of its disk, and the waiting
 //! queue with the lowest tag takes next. So each disk that always has requests gets the same share,
 //! in the unit of the limit, whatever the number of its queues and the size of its requests. A disk
 //! that returns after an idle time gets the tag of the queue that took last: it saves little up.
-
 //!
-//! Queues of the kernel plane use the same clocks, because the module has the page of [`Clocks`]. No
+//! Queues of the kernel plane use the same clocks and debts, because the module has the pages of
+//! [`Clocks`] and [`Debt`], which it pins: they have nothing else in them ([`Page`]). No
 //! order is shared with them, only the tag of a disk that waits: a disk with a higher tag gives way
 //! for some time. The module does the same: `kernel/vhost_blk/share.c`.
 
 use crate::latency::monotonic;
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::ops::Deref;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 const NANOS: u128 = 1_000_000_000;
+/// Maximum time by which a request of a group advances a clock beyond the present time. The kernel
+/// plane has the same.
+pub(crate) const LEAD_MAX: Nanos = 10_000_000;
 /// Maximum lead of a disk's tag, in nanoseconds of cost, over a disk that waits when no queue waits:
 /// the lead comes from a time in which the limit delayed nobody.
-const LEAD_MAX: u64 = 100_000_000;
+const TAG_LEAD_MAX: u64 = 100_000_000;
 /// Maximum time for which a disk gives way to one of the kernel plane, in nanoseconds: less than the
 /// least burst.
 const LEAD_WAIT: Nanos = 6_000_000;
@@ -74,12 +83,14 @@ pub(crate) struct Limiter {
     /// Name of the group; `None`: one disk has the limits.
     group: Option<Arc<str>>,
     is_set: AtomicBool,
-    clocks: Clocks,
+    clocks: Box<Page<Clocks>>,
     /// Number of [`Member`]s.
     members: AtomicUsize,
     order: Mutex<Order>,
     /// Number of [`KernelUser`]s.
     kernel_users: AtomicUsize,
+    #[cfg(test)]
+    pub(crate) test_time: AtomicU64,
 }
 
 /// `struct vhost_blk_limits` of the module, which has a page of this process for it.
@@ -99,9 +110,32 @@ pub(crate) struct Clocks {
     reserved: [u64; 6],
 }
 
-/// A device of the kernel plane that uses the clocks of a limiter, and keeps them in place.
+/// `struct vhost_blk_debt` of the module: cost of the requests of a disk for which no clock was
+/// advanced yet.
+#[repr(C, align(16))]
+#[derive(Debug, Default)]
+pub(crate) struct Debt {
+    pub(crate) iops: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
+
+/// A page of its own: the module pins it, and writes to it.
+#[repr(C, align(4096))]
+#[derive(Debug, Default)]
+pub(crate) struct Page<T>(T);
+
+impl<T> Deref for Page<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// A device of the kernel plane that uses the clocks of a limiter and the debt of its disk, and keeps
+/// them in place.
 #[derive(Debug)]
-pub(crate) struct KernelUser(Arc<Limiter>);
+pub(crate) struct KernelUser(Arc<Share>);
 
 /// State for a change of the limits, and for the begin and the end of a wait.
 #[derive(Debug)]
@@ -129,6 +163,9 @@ pub(crate) struct Share {
     /// Number of the share for the kernel plane, whose own ones have the highest bit.
     number: u64,
     tag: AtomicU64,
+    pub(crate) debt: Box<Page<Debt>>,
+    /// A queue has undertaken to pay.
+    has_payer: AtomicBool,
 }
 
 /// A number that no other share of this process has.
@@ -157,14 +194,59 @@ impl Bucket {
         if self.rate.load(Relaxed) == 0 { 0 } else { self.clock.load(Relaxed) }
     }
 
-    /// Charges for a request that may use up time from `earliest` on. Returns the cost.
-    fn charge(&self, units: u64, earliest: Nanos) -> Nanos {
+    /// The cost of a request.
+    fn cost(&self, units: u64) -> Nanos {
         let Some(rate) = NonZeroU64::new(self.rate.load(Relaxed)) else { return 0 };
         let cost = u128::from(units) * NANOS / u128::from(rate.get());
-        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
-        let advance = |clock: u64| Some(clock.max(earliest).saturating_add(cost));
-        let _ = self.clock.fetch_update(Relaxed, Relaxed, advance); // the closure never refuses
-        cost
+        u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+
+    /// Advances the clock. Returns the part of the cost by which it has advanced.
+    fn advance(&self, cost: Nanos, span: Span) -> Nanos {
+        if cost == 0 {
+            return 0;
+        }
+        let advance = |clock: u64| Some(span.after(clock, cost));
+        let (Ok(before) | Err(before)) = self.clock.fetch_update(Relaxed, Relaxed, advance);
+        span.part(before, cost)
+    }
+
+    /// Pays a part of the debt. Returns that part.
+    fn pay(&self, debt: &AtomicU64, span: Span) -> Nanos {
+        let owed = debt.load(Relaxed);
+        let part = span.part(self.clock.load(Relaxed), owed);
+        // Taken off first: two queues never pay the same debt.
+        if part == 0 || debt.compare_exchange(owed, owed - part, Relaxed, Relaxed).is_err() {
+            return 0;
+        }
+        let paid = self.advance(part, span);
+        add(debt, part - paid);
+        paid
+    }
+}
+
+/// Adds to a debt.
+fn add(debt: &AtomicU64, more: Nanos) {
+    let more = |debt: u64| Some(debt.saturating_add(more));
+    let _ = debt.fetch_update(AcqRel, Relaxed, more); // the closure never refuses
+}
+
+/// The span of time in which a clock advances.
+#[derive(Clone, Copy)]
+struct Span {
+    earliest: Nanos,
+    latest: Nanos,
+}
+
+impl Span {
+    /// The part of the cost that a clock has room for.
+    fn part(self, clock: Nanos, cost: Nanos) -> Nanos {
+        cost.min(self.latest.saturating_sub(clock.max(self.earliest)))
+    }
+
+    /// The clock after its advance.
+    fn after(self, clock: Nanos, cost: Nanos) -> Nanos {
+        clock.max(self.earliest) + self.part(clock, cost)
     }
 }
 
@@ -174,9 +256,11 @@ impl Limiter {
         Arc::new(Limiter {
             group: group.map(Arc::from),
             is_set: AtomicBool::new(false),
-            clocks: Clocks::default(),
+            clocks: Box::default(),
             members: AtomicUsize::new(0),
             kernel_users: AtomicUsize::new(0),
+            #[cfg(test)]
+            test_time: AtomicU64::new(0),
             order: Mutex::new(Order {
                 limits: Limits::NONE,
                 shares: Vec::new(),
@@ -193,6 +277,8 @@ impl Limiter {
             limiter: Arc::clone(self),
             number: new_number(),
             tag: AtomicU64::new(0),
+            debt: Box::default(),
+            has_payer: AtomicBool::new(false),
         });
         let mut order = self.order();
         order.shares.retain(|share| share.strong_count() > 0);
@@ -219,16 +305,13 @@ impl Limiter {
             value.store(0, Relaxed);
         }
         order.floor = 0;
-        order.shares.iter().filter_map(Weak::upgrade).for_each(|it| it.tag.store(0, Relaxed));
+        let shares: Vec<Arc<Share>> = order.shares.iter().filter_map(Weak::upgrade).collect();
+        shares.iter().for_each(|share| share.tag.store(0, Relaxed));
         self.is_set.store(limits.is_set(), Relaxed);
-        // Pairs with the module's acquire: a queue that sees the version sees its limits.
+        // Pairs with the acquire in `Share::charge` and that of the module: a queue that sees the
+        // version sees its limits.
         clocks.version.fetch_add(1, Release);
-    }
-
-    /// Adds a device of the kernel plane.
-    pub(crate) fn add_kernel_user(self: &Arc<Self>) -> KernelUser {
-        self.kernel_users.fetch_add(1, Relaxed);
-        KernelUser(Arc::clone(self))
+        shares.iter().for_each(|share| share.forgive());
     }
 
     /// The present limits.
@@ -246,8 +329,18 @@ impl Limiter {
         self.is_set.load(Relaxed)
     }
 
+    #[cfg(not(test))]
     pub(crate) fn now(&self) -> Nanos {
         monotonic()
+    }
+
+    /// The time of the test, if it has one.
+    #[cfg(test)]
+    pub(crate) fn now(&self) -> Nanos {
+        match self.test_time.load(Relaxed) {
+            0 => monotonic(),
+            time => time,
+        }
     }
 
     /// The time at which a request may be taken.
@@ -274,14 +367,16 @@ impl Limiter {
     }
 
     /// Ends the wait of a queue that may take now, and the right of those ahead of it to go first, until
-    /// they look again.
-    pub(crate) fn serve(&self, place: Place) {
+    /// they look again. Returns whether none was ahead.
+    pub(crate) fn serve(&self, place: Place) -> bool {
         let mut order = self.order();
-        if order.waiting.range(..place).next().is_none() {
+        let is_first = order.waiting.range(..place).next().is_none();
+        if is_first {
             order.floor = order.floor.max(place.0);
         }
         order.waiting = order.waiting.split_off(&place);
         order.waiting.remove(&place);
+        is_first
     }
 
     fn order(&self) -> MutexGuard<'_, Order> {
@@ -308,13 +403,18 @@ impl Drop for Member {
 impl KernelUser {
     /// The clocks.
     pub(crate) fn clocks(&self) -> &Clocks {
-        &self.0.clocks
+        &self.0.limiter.clocks
+    }
+
+    /// The debt of the disk.
+    pub(crate) fn debt(&self) -> &Debt {
+        &self.0.debt
     }
 }
 
 impl Drop for KernelUser {
     fn drop(&mut self) {
-        self.0.kernel_users.fetch_sub(1, Relaxed);
+        self.0.limiter.kernel_users.fetch_sub(1, Relaxed);
     }
 }
 
@@ -324,14 +424,81 @@ impl Share {
         &self.limiter
     }
 
-    /// Charges a request that moves so many bytes.
-    pub(crate) fn charge(&self, bytes: u64, now: Nanos) {
+    /// Adds a device of the kernel plane that serves the disk.
+    pub(crate) fn add_kernel_user(self: &Arc<Self>) -> KernelUser {
+        self.limiter.kernel_users.fetch_add(1, Relaxed);
+        KernelUser(Arc::clone(self))
+    }
+
+    /// Charges a request that moves so many bytes. In a group, the clocks advance until `lead` after the
+    /// present time at most, and the rest is debt.
+    pub(crate) fn charge(&self, bytes: u64, now: Nanos, lead: Nanos) {
         let clocks = &self.limiter.clocks;
-        let earliest = now.saturating_sub(clocks.burst_ns.load(Relaxed));
-        let cost = clocks.iops.charge(1, earliest).max(clocks.bytes.charge(bytes, earliest));
+        // Pairs with the release in `Limiter::set`: the costs are those of this version or a later one.
+        let version = clocks.version.load(Acquire);
+        let (iops, bytes) = (clocks.iops.cost(1), clocks.bytes.cost(bytes));
+        let span = self.span(now, lead);
+        let (of_iops, of_bytes) =
+            (clocks.iops.advance(iops, span), clocks.bytes.advance(bytes, span));
+        self.add_to_tag(of_iops.max(of_bytes));
+        if self.limiter.group.is_some() && (of_iops < iops || of_bytes < bytes) {
+            self.owe(iops - of_iops, bytes - of_bytes, version);
+        }
+    }
+
+    /// The span in which the clocks advance. Limits of one disk have its debt in their clocks.
+    fn span(&self, now: Nanos, lead: Nanos) -> Span {
+        let burst = self.limiter.clocks.burst_ns.load(Relaxed);
+        let latest = if self.limiter.group.is_some() { now + lead } else { Nanos::MAX };
+        Span { earliest: now.saturating_sub(burst), latest }
+    }
+
+    fn add_to_tag(&self, cost: Nanos) {
         let advance = |tag: u64| Some(tag.saturating_add(cost));
         let (Ok(tag) | Err(tag)) = self.tag.fetch_update(Relaxed, Relaxed, advance);
-        clocks.top.fetch_max(tag.saturating_add(cost), Relaxed);
+        self.limiter.clocks.top.fetch_max(tag.saturating_add(cost), Relaxed);
+    }
+
+    /// Adds the rest of the cost of a request to the debt.
+    fn owe(&self, iops: Nanos, bytes: Nanos, version: u64) {
+        for (debt, more) in [(&self.debt.iops, iops), (&self.debt.bytes, bytes)] {
+            add(debt, more);
+        }
+        // An addition that comes after `forgive` of newer limits sees their version: `add` is an
+        // acquire of that release.
+        if self.limiter.clocks.version.load(Relaxed) != version {
+            self.forgive();
+        }
+    }
+
+    /// Forgives the debt. Limits that end it have their version before.
+    fn forgive(&self) {
+        self.debt.iops.store(0, Release);
+        self.debt.bytes.store(0, Release);
+    }
+
+    /// Returns whether the disk has debt of its own.
+    pub(crate) fn owes(&self) -> bool {
+        self.debt.iops.load(Relaxed) > 0 || self.debt.bytes.load(Relaxed) > 0
+    }
+
+    /// Makes a queue pay the debt, in the name of the disk, until [`Share::pays_no_more`]: with a place
+    /// of each queue, the disk would have more turns than the others. Returns whether no other one does.
+    pub(crate) fn undertake_to_pay(&self) -> bool {
+        !self.has_payer.swap(true, Relaxed)
+    }
+
+    /// The queue that has undertaken to pay pays no more.
+    pub(crate) fn pays_no_more(&self) {
+        self.has_payer.store(false, Relaxed);
+    }
+
+    /// Pays a part of the debt: as much as the clocks have room for until `lead` after the present time.
+    pub(crate) fn pay(&self, now: Nanos, lead: Nanos) {
+        let (clocks, span) = (&self.limiter.clocks, self.span(now, lead));
+        let iops = clocks.iops.pay(&self.debt.iops, span);
+        let bytes = clocks.bytes.pay(&self.debt.bytes, span);
+        self.add_to_tag(iops.max(bytes));
     }
 
     /// Tells disks of the kernel plane that this one waits until `at`, unless one with a lower tag
@@ -367,7 +534,7 @@ impl Share {
     pub(crate) fn wait(&self) -> Place {
         let mut order = self.limiter.order();
         if order.waiting.is_empty() {
-            let least = self.limiter.clocks.top.load(Relaxed).saturating_sub(LEAD_MAX);
+            let least = self.limiter.clocks.top.load(Relaxed).saturating_sub(TAG_LEAD_MAX);
             order.floor = order.floor.max(least);
         }
         let tag = self.tag.fetch_max(order.floor, Relaxed).max(order.floor);
@@ -384,6 +551,11 @@ mod tests {
 
     const SECOND: Nanos = 1_000_000_000;
 
+    fn charge(bucket: &Bucket, units: u64, earliest: Nanos) {
+        let span = Span { earliest, latest: Nanos::MAX };
+        bucket.advance(bucket.cost(units), span);
+    }
+
     fn bucket(rate: u64) -> Bucket {
         let bucket = Bucket::default();
         bucket.set(NonZeroU64::new(rate), SECOND);
@@ -394,12 +566,12 @@ mod tests {
     fn a_bucket_spaces_requests_by_their_cost() {
         let bucket = bucket(1000);
         assert_eq!(bucket.opens_at(), SECOND);
-        bucket.charge(1, SECOND);
+        charge(&bucket, 1, SECOND);
         assert_eq!(bucket.opens_at(), SECOND + SECOND / 1000);
         // A request that came late gets no credit without a burst.
-        bucket.charge(500, 2 * SECOND);
+        charge(&bucket, 500, 2 * SECOND);
         assert_eq!(bucket.opens_at(), 2 * SECOND + SECOND / 2);
-        bucket.charge(u64::MAX, 2 * SECOND);
+        charge(&bucket, u64::MAX, 2 * SECOND);
         assert_eq!(bucket.opens_at(), u64::MAX);
     }
 
@@ -408,7 +580,7 @@ mod tests {
         let bucket = bucket(1000);
         let now = 100 * SECOND;
         let free = (0..1000).take_while(|_| {
-            bucket.charge(1, now - SECOND / 10);
+            charge(&bucket, 1, now - SECOND / 10);
             bucket.opens_at() <= now
         });
         assert_eq!(free.count(), 100);
@@ -425,20 +597,26 @@ mod tests {
         (0..count).map(|_| Arc::clone(limiter.join().share())).collect()
     }
 
-    /// Disks whose queues always wait take turns; `sizes` has the size of the requests of each disk,
-    /// and the number of its queues. Returns the number of requests of each disk among `all`.
+    /// Disks whose queues always wait take turns, or pay; `sizes` has the size of the requests of each
+    /// disk, and the number of its queues. Returns the number of requests of each disk among `all`.
     fn served(shares: &[Arc<Share>], sizes: &[(u64, usize)], all: usize) -> Vec<usize> {
         let limiter = shares[0].limiter();
         let wait = |disk: usize| (shares[disk].wait(), disk);
         let queues = sizes.iter().enumerate().flat_map(|(disk, (_, n))| vec![disk; *n]);
         let mut waiting: Vec<(Place, usize)> = queues.map(wait).collect();
         let mut counts = vec![0; sizes.len()];
-        for _ in 0..all {
+        while counts.iter().sum::<usize>() < all {
+            limiter.test_time.store(limiter.now().max(limiter.opens_at()), Relaxed);
             let next = waiting.iter().position(|(place, _)| limiter.ahead(*place, 1) == 0);
             let (place, disk) = waiting.remove(next.expect("one is the first"));
             limiter.serve(place);
-            shares[disk].charge(sizes[disk].0, limiter.now());
-            counts[disk] += 1;
+            match shares[disk].owes() {
+                true => shares[disk].pay(limiter.now(), LEAD_MAX),
+                false => {
+                    shares[disk].charge(sizes[disk].0, limiter.now(), LEAD_MAX);
+                    counts[disk] += 1;
+                }
+            }
             waiting.push(wait(disk));
         }
         waiting.iter().for_each(|(place, _)| limiter.leave(*place));
@@ -471,22 +649,45 @@ mod tests {
         let limiter = limited(0, 1);
         let shares = shares(&limiter, 2);
         let (rich, poor) = (&shares[0], &shares[1]);
-        rich.charge(1 << 40, 0);
+        rich.charge(1 << 40, limiter.now(), LEAD_MAX);
         assert!(rich.wait() > poor.wait());
         limiter.set(&Limits { bytes: NonZeroU64::new(1 << 20), ..Limits::NONE });
         assert_eq!((rich.wait().0, limiter.opens_at() <= limiter.now()), (0, true));
     }
 
     #[test]
+    fn a_cost_of_limits_that_were_replaced_does_not_become_debt() {
+        let limiter = limited(0, 1);
+        let share = shares(&limiter, 1).remove(0);
+        let version = limiter.clocks.version.load(Relaxed);
+        share.owe(0, SECOND, version);
+        assert!(share.owes());
+        limiter.set(&Limits { bytes: NonZeroU64::new(1 << 20), ..Limits::NONE });
+        assert!(!share.owes());
+        share.owe(0, SECOND, version);
+        assert!(!share.owes());
+    }
+
+    #[test]
+    fn the_module_gets_pages_with_nothing_else_in_them() {
+        let share = shares(&limited(0, 1), 1).remove(0);
+        let user = share.add_kernel_user();
+        for address in [&raw const *user.clocks() as usize, &raw const *user.debt() as usize] {
+            assert_eq!(address % 4096, 0);
+        }
+        assert_eq!((size_of::<Page<Clocks>>(), size_of::<Page<Debt>>()), (4096, 4096));
+    }
+
+    #[test]
     fn a_disk_gives_way_to_one_of_the_kernel_plane_that_is_behind() {
         let limiter = limited(100, 0);
         let (ahead, now) = (shares(&limiter, 1).remove(0), limiter.now());
-        ahead.charge(512, now);
+        ahead.charge(512, now, LEAD_MAX);
         let clocks = &limiter.clocks;
         clocks.behind_by.store(1 << 63, Relaxed);
         clocks.behind_ns.store(now + SECOND, Relaxed);
         assert_eq!(ahead.give_way(now, now), 0, "no disk is on the kernel plane");
-        let _user = limiter.add_kernel_user();
+        let _user = ahead.add_kernel_user();
         let at = now + SECOND;
         assert_eq!(ahead.give_way(at, now), LEAD_WAIT);
         clocks.behind.store(SECOND / 100 - 5, Relaxed);

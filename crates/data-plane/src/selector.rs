@@ -104,7 +104,7 @@ impl PlaneSelector {
     ) -> Result<Self, KernelError> {
         let node = options.path.display().to_string();
         let mut kernel = KernelPlane::new(disk, options);
-        kernel.share_limits(uring.shared_limiter(), false)?;
+        kernel.share_limits(uring.share_of_group(), false)?;
         let check = || kernel.check();
         let (plane, reason) = match choice {
             PlaneChoice::Auto => match check() {
@@ -284,7 +284,7 @@ impl PlaneSelector {
         if let Some(member) = self.uring.new_member(name) {
             let in_use = [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel);
             if let Some(kernel) = &mut self.kernel {
-                kernel.share_limits(Some(Arc::clone(member.limiter())), in_use)?;
+                kernel.share_limits(Some(Arc::clone(member.share())), in_use)?;
             }
             self.uring.become_member(member);
         }

@@ -4,7 +4,7 @@
 use crate::error::{KernelError, QueueStartError, StartError};
 use crate::event::QueueId;
 use crate::lanes::Lanes;
-use crate::limits::{Limiter, Limits, Member};
+use crate::limits::{Limiter, Limits, Member, Share};
 use crate::mail::{Answer, Mail, Postbox};
 use crate::plane::{DataPlane, KeptRequests, QueueReport, QueueSetup, QueueState};
 use crate::pool::{UringOptions, UringPool};
@@ -124,9 +124,9 @@ impl UringPlane {
         is_other.then(|| self.lanes.pool().join_limit_group(name))
     }
 
-    /// The limits of the group of the disk.
-    pub(crate) fn shared_limiter(&self) -> Option<Arc<Limiter>> {
-        self.limit_group().map(|_| Arc::clone(self.member.limiter()))
+    /// The part of the disk in the limits of its group.
+    pub(crate) fn share_of_group(&self) -> Option<Arc<Share>> {
+        self.limit_group().map(|_| Arc::clone(self.member.share()))
     }
 
     /// The limits of a group; `None`: it has none, or no disk.

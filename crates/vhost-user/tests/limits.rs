@@ -5,7 +5,7 @@
 mod common;
 
 use common::load::under_load;
-use common::plane::{Plain, skip_on_kernel};
+use common::plane::Plain;
 use common::{Daemon, Setup, mem, pool};
 use data_plane::Limits;
 use driver::{Device, Options, Request};
@@ -242,11 +242,6 @@ fn rates(threads: usize, limits: Limits, progress: u64) -> (Vec<u64>, Duration) 
 
 #[test]
 fn disks_of_a_group_take_no_more_requests_together_than_its_limit() {
-    if skip_on_kernel(
-        "the cases limits-shared and daemon-limit-group test groups: one disk is here",
-    ) {
-        return;
-    }
     let (counts, took) = rates(2, limits(500, 0), 30);
     let all: u64 = counts.iter().sum();
     // The burst, and one request of debt for each of seven queues.
@@ -256,11 +251,6 @@ fn disks_of_a_group_take_no_more_requests_together_than_its_limit() {
 
 #[test]
 fn no_disk_of_a_group_starves_beside_one_with_more_queues() {
-    if skip_on_kernel(
-        "the cases limits-shared and daemon-limit-group test groups: one disk is here",
-    ) {
-        return;
-    }
     for threads in [1, 2] {
         let setup = Setup { queues: 4, threads, ..Setup::default() };
         let queues = [4, 1, 1, 1];
@@ -280,15 +270,11 @@ fn no_disk_of_a_group_starves_beside_one_with_more_queues() {
 
 #[test]
 fn a_stop_of_one_disk_of_a_group_waits_for_no_limit_and_the_others_go_on() {
-    if skip_on_kernel(
-        "the cases limits-shared and daemon-limit-group test groups: one disk is here",
-    ) {
-        return;
-    }
     let setup = setup(1);
     let (daemons, mut devices) = group(&setup, &[1, 1], limits(0, 1));
-    // A debt of six days for both.
+    // A debt of six days, and one of minutes.
     devices[0].write(0, &vec![7; 512 << 10]).unwrap();
+    devices[1].read(0, &mut [0; 512]).expect("it does not wait for the debt of the other disk");
     let layout = devices[1].layout();
     devices[1].queue(0).submit(&Request::read(0, 512), &layout).unwrap();
     let pause = daemons[1].control().ask(Command::Pause);
@@ -296,18 +282,68 @@ fn a_stop_of_one_disk_of_a_group_waits_for_no_limit_and_the_others_go_on() {
     assert_eq!(daemons[1].control().ask(Command::Resume), Some(Answer::Changed(true)));
     drop(devices.remove(0));
     daemons[0].next_outcome().unwrap();
-    assert_eq!(requests(&daemons[1]), 0, "the debt is not shared");
+    assert_eq!(requests(&daemons[1]), 1, "the debt was forgotten");
     assert_eq!(join(&daemons[1], Some(limits(0, 100 * MIB))), Answer::Changed(true));
     assert_eq!(devices[0].queue(0).collect().unwrap().1.status, Some(S_OK));
 }
 
 #[test]
-fn a_group_has_the_limits_given_last_and_ends_with_its_last_disk() {
-    if skip_on_kernel(
-        "the cases limits-shared and daemon-limit-group test groups: one disk is here",
-    ) {
-        return;
+fn a_disk_that_connects_again_pays_its_debt_to_the_group() {
+    let (daemons, mut devices) = group(&setup(1), &[1, 1], limits(0, 1));
+    devices[0].write(0, &vec![7; 512 << 10]).unwrap();
+    let socket = daemons[0].socket().to_owned();
+    devices[0].reconnect(socket).unwrap();
+    let layout = devices[0].layout();
+    devices[0].queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+    devices[1].read(0, &mut [0; 512]).expect("it does not wait for the debt of the other disk");
+    assert!(devices[0].queue(0).try_collect().unwrap().is_none(), "the debt was forgotten");
+    assert_eq!(join(&daemons[0], Some(limits(0, 100 * MIB))), Answer::Changed(true));
+    assert_eq!(devices[0].queue(0).collect().unwrap().1.status, Some(S_OK));
+}
+
+#[test]
+fn large_requests_of_a_disk_do_not_keep_small_ones_of_another_waiting() {
+    const LARGE: u64 = 4;
+    for threads in [1, 2] {
+        // Half a second for each large request.
+        let (_daemons, mut devices) = group(&setup(threads), &[1, 1], limits(0, 2 * MIB));
+        let mut large = devices.remove(0);
+        let layout = large.layout();
+        for number in 0..LARGE {
+            let request = Request::write(number * 2048, &vec![1; MIB as usize]);
+            large.queue(0).submit(&request, &layout).unwrap();
+        }
+        let (mut reads, mut writes) = (0, 0);
+        while writes < LARGE {
+            devices[0].read(0, &mut [0; 4096]).unwrap();
+            reads += 1;
+            while let Some((_, done)) = large.queue(0).try_collect().unwrap() {
+                assert_eq!(done.status, Some(S_OK));
+                writes += 1;
+            }
+        }
+        assert!(reads >= 5 * LARGE, "{reads} small requests beside {writes} large ones");
     }
+}
+
+#[test]
+fn a_queue_that_waits_goes_on_with_the_limits_of_another_group() {
+    let (daemons, mut devices) = group(&setup(1), &[1, 1], limits(0, 1));
+    for device in &mut devices {
+        device.write(0, &[7; 512]).unwrap();
+        let layout = device.layout();
+        device.queue(0).submit(&Request::read(0, 512), &layout).unwrap();
+    }
+    let other = Command::JoinLimits("h".into(), Some(limits(1000, 0)));
+    assert_eq!(daemons[0].control().ask(other), Some(Answer::Changed(true)));
+    assert_eq!(devices[0].queue(0).collect().unwrap().1.status, Some(S_OK));
+    assert!(devices[1].queue(0).try_collect().unwrap().is_none(), "that one stays in its group");
+    assert_eq!(join(&daemons[1], Some(limits(0, 100 * MIB))), Answer::Changed(true));
+    assert_eq!(devices[1].queue(0).collect().unwrap().1.status, Some(S_OK));
+}
+
+#[test]
+fn a_group_has_the_limits_given_last_and_ends_with_its_last_disk() {
     let setup = setup(1);
     let (daemons, _devices) = group(&setup, &[1, 1], limits(300, 0));
     let of = |daemon: &Daemon| {

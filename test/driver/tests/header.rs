@@ -175,6 +175,8 @@ fn layouts() -> Vec<(&'static str, u64)> {
             "bytes" bytes, "bytes_clock" bytes_clock, "top" top, "behind" behind,
             "behind_ns" behind_ns, "behind_by" behind_by,
         }
+        "vhost_blk_debt" SharedDebt { "iops_ns" iops_ns, "bytes_ns" bytes_ns, }
+        "vhost_blk_share" BlkShare { "limits_addr" limits_addr, "debt_addr" debt_addr, }
         "vhost_blk_inflight" BlkInflight { "desc_num" desc_num, "user_addr" user_addr, }
     }
 }

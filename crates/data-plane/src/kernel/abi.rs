@@ -153,6 +153,14 @@ pub(crate) struct Kept {
     pub(crate) heads: [u16; QUEUE_SIZE_MAX as usize],
 }
 
+/// `struct vhost_blk_share`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) limits_addr: u64,
+    pub(crate) debt_addr: u64,
+}
+
 /// `struct vhost_worker_state` of linux/vhost.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -181,7 +189,7 @@ ioctl_iow_nr!(SET_TRACE, VHOST, 0xf6, Trace);
 ioctl_iowr_nr!(GET_TRACED, VHOST, 0xf5, Traced);
 ioctl_iowr_nr!(GET_OLDEST, VHOST, 0xf4, Oldest);
 ioctl_iowr_nr!(GET_KEPT, VHOST, 0xf3, Kept);
-ioctl_iow_nr!(SHARE_LIMITS, VHOST, 0xf2, u64);
+ioctl_iow_nr!(SHARE_LIMITS, VHOST, 0xf2, Share);
 ioctl_ior_nr!(NEW_WORKER, VHOST, 0x08, WorkerState);
 ioctl_iow_nr!(ATTACH_VRING_WORKER, VHOST, 0x15, VringWorker);
 ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
@@ -189,7 +197,7 @@ ioctl_iow_nr!(SET_VRING_BUSYLOOP_TIMEOUT, VHOST, 0x23, vhost_vring_state);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::{Bucket, Clocks};
+    use crate::limits::{Bucket, Clocks, Debt, LEAD_MAX};
     use std::collections::BTreeMap;
     use std::fmt::Write as _;
     use std::mem::offset_of;
@@ -242,6 +250,7 @@ mod tests {
             ("VHOST_BLK_GET_OLDEST", GET_OLDEST()),
             ("VHOST_BLK_GET_KEPT", GET_KEPT()),
             ("VHOST_BLK_SHARE_LIMITS", SHARE_LIMITS()),
+            ("VHOST_BLK_LIMITS_LEAD_NS", LEAD_MAX),
             ("VHOST_BLK_TRACED_VALID", TRACED_VALID.into()),
             ("VHOST_BLK_TRACED_FAILED", TRACED_FAILED.into()),
             ("VHOST_BLK_FAILURE_IO", FAILURE_IO.into()),
@@ -273,6 +282,14 @@ mod tests {
             structure!("vhost_blk_limits", Clocks: version, burst_ns, iops, bytes, top, behind,
             behind_ns, behind_by),
         );
+        all.extend(structure!("vhost_blk_share", Share: limits_addr, debt_addr));
+        for (expression, value) in [
+            ("sizeof(struct vhost_blk_debt)", size_of::<Debt>()),
+            ("offsetof(struct vhost_blk_debt, iops_ns)", offset_of!(Debt, iops)),
+            ("offsetof(struct vhost_blk_debt, bytes_ns)", offset_of!(Debt, bytes)),
+        ] {
+            all.push((expression, value as u64));
+        }
         let clock = offset_of!(Clocks, bytes) + offset_of!(Bucket, clock);
         all.push(("offsetof(struct vhost_blk_limits, bytes_clock)", clock as u64));
         all

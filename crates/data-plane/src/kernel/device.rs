@@ -6,7 +6,7 @@
 
 use super::abi;
 use crate::error::KernelError;
-use crate::limits::Clocks;
+use crate::limits::KernelUser;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -182,11 +182,14 @@ impl VhostBlk {
         self.set("VHOST_BLK_SET_OPTIONS", abi::SET_OPTIONS(), options)
     }
 
-    /// Makes the device use shared limits, or its own ones. The caller keeps the limits in place until
-    /// the device uses others or is closed.
-    pub(crate) fn share_limits(&self, limits: Option<&Clocks>) -> Result<(), KernelError> {
-        let address = limits.map_or(0, |limits| std::ptr::from_ref(limits) as u64);
-        self.set("VHOST_BLK_SHARE_LIMITS", abi::SHARE_LIMITS(), &address)
+    /// Makes the device use shared limits, or its own ones. The caller keeps `user` until the device
+    /// uses others or is closed.
+    pub(crate) fn share_limits(&self, user: Option<&KernelUser>) -> Result<(), KernelError> {
+        let share = user.map_or_else(abi::Share::default, |user| abi::Share {
+            limits_addr: std::ptr::from_ref(user.clocks()) as u64,
+            debt_addr: std::ptr::from_ref(user.debt()) as u64,
+        });
+        self.set("VHOST_BLK_SHARE_LIMITS", abi::SHARE_LIMITS(), &share)
     }
 
     pub(crate) fn set_serial(&self, serial: &[u8; ID_BYTES]) -> Result<(), KernelError> {

@@ -24,7 +24,7 @@ mod workers;
 pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
-use crate::limits::{Limiter, Limits};
+use crate::limits::{Limits, Share};
 use crate::plane::{
     Coalesce, DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState,
 };
@@ -85,8 +85,8 @@ pub fn check_kernel(disk: Arc<dyn Disk>, options: KernelOptions) -> Result<(), K
 pub(crate) struct KernelPlane {
     disk: Arc<dyn Disk>,
     options: KernelOptions,
-    /// The limits of the group of the disk; `None`: it has its own.
-    shared: Option<Arc<Limiter>>,
+    /// The part of the disk in the limits of its group; `None`: it has its own.
+    shared: Option<Arc<Share>>,
     /// The open device while queues run.
     run: Option<Run>,
     /// The time at which a request may be taken again, if the last run ended in debt: a driver that
@@ -126,15 +126,15 @@ impl KernelPlane {
     /// queues start on this plane.
     pub(crate) fn share_limits(
         &mut self,
-        limiter: Option<Arc<Limiter>>,
+        share: Option<Arc<Share>>,
         in_use: bool,
     ) -> Result<(), KernelError> {
-        match (&mut self.run, &limiter) {
-            (Some(run), _) => run.share_limits(limiter.as_ref())?,
-            (None, Some(limiter)) if in_use => shared::check(&self.owned_device()?, limiter)?,
+        match (&mut self.run, &share) {
+            (Some(run), _) => run.share_limits(share.as_ref())?,
+            (None, Some(share)) if in_use => shared::check(&self.owned_device()?, share)?,
             (None, _) => {}
         }
-        self.shared = limiter;
+        self.shared = share;
         Ok(())
     }
 
@@ -167,8 +167,8 @@ impl DataPlane for KernelPlane {
         if self.options.watches_time {
             stalls::check(&device)?;
         }
-        if let Some(limiter) = &self.shared {
-            shared::check(&device, limiter)?;
+        if let Some(share) = &self.shared {
+            shared::check(&device, share)?;
         }
         match self.options.limits.is_set() {
             true => run::check_limits(&device, &self.options.limits),

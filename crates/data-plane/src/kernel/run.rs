@@ -9,7 +9,7 @@ use super::workers::Workers;
 use super::{KernelOptions, abi, address, compat, counters, memlock, shared};
 use crate::error::{self, KernelError};
 use crate::health::{ErrorPolicy, Health};
-use crate::limits::{KernelUser, Limiter, Limits};
+use crate::limits::{KernelUser, Limits, Share};
 use crate::plane::{Coalesce, IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
 use backend::Disk;
@@ -320,11 +320,8 @@ impl Run {
     }
 
     /// Makes the device share the limits of a group, or use its own ones.
-    pub(super) fn share_limits(
-        &mut self,
-        limiter: Option<&Arc<Limiter>>,
-    ) -> Result<(), KernelError> {
-        self.shared = shared::share(&self.device, limiter)?;
+    pub(super) fn share_limits(&mut self, share: Option<&Arc<Share>>) -> Result<(), KernelError> {
+        self.shared = shared::share(&self.device, share)?;
         Ok(())
     }
 

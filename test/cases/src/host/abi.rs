@@ -193,7 +193,7 @@ pub(crate) fn sizes(env: &Env, disk: Result<Disk>) -> Result<()> {
         ("SET_INFLIGHT", abi::BLK_SET_INFLIGHT, [0; 5], 16),
         ("SET_BACKEND", abi::BLK_SET_BACKEND, [0, fd, 0, 0, 0], 8),
         ("SET_QUEUE", abi::BLK_SET_QUEUE, [0; 5], 8),
-        ("SHARE_LIMITS", abi::BLK_SHARE_LIMITS, [0; 5], 8),
+        ("SHARE_LIMITS", abi::BLK_SHARE_LIMITS, [0; 5], 16),
         ("SET_FAILURE_EVENT", abi::BLK_SET_FAILURE_EVENT, [u32::MAX, 0, 0, 0, 0], 4),
     ];
     for (name, code, known, bytes) in words {

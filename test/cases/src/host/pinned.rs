@@ -6,7 +6,7 @@ use std::io;
 
 use anyhow::{Context, Result, ensure};
 use driver::GuestMemory;
-use driver::kernel::abi::{self, BlkOptions, MemoryRegion};
+use driver::kernel::abi::{self, BlkOptions, BlkShare, MemoryRegion, SharedDebt, SharedLimits};
 use driver::kernel::{KernelDevice, errno_of, regions_of};
 use kit::set::Set::Gating;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -14,17 +14,23 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::case::cases;
 use crate::host::env::Env;
+use crate::host::target::need_module;
 
 cases! { Host;
     "pin-memory-limits", Gating,
         "a memory table larger than its owner's memory, or above RLIMIT_MEMLOCK, is not pinned",
         limits;
+    "limits-shared-locked", Gating,
+        "the pages of shared limits count as locked memory of the owner, until the device is closed",
+        |_| shared();
 }
 
 /// A region whose array of pages alone, of 8 bytes each, has four times the memory of the VM.
 const HUGE: MemoryRegion = MemoryRegion { gpa: 0, size: 6 << 40, user: 1 << 40, flags_padding: 0 };
 /// Bytes of a table that is pinned within the limit, and is not within half of it.
 const BYTES: u64 = 1 << 20;
+/// Bytes that a device with shared limits pins: a page of limits and a page of debt.
+const SHARED_BYTES: u64 = 2 * 4096;
 
 fn limits(_env: &Env) -> Result<()> {
     let kills = oom_kills()?;
@@ -44,6 +50,33 @@ fn limits(_env: &Env) -> Result<()> {
     let refused = errno_of_pinning(&regions_of(&memory))?;
     ensure!(refused.is_none(), "what was refused stayed charged: {refused:?}");
     Ok(())
+}
+
+fn shared() -> Result<()> {
+    need_module()?;
+    let (limits, debt) = (Box::<SharedLimits>::default(), Box::<SharedDebt>::default());
+    let share = || -> Result<(KernelDevice, Option<i32>)> {
+        let device = KernelDevice::open()?;
+        device.set_owner()?;
+        let errno = match device.share_limits(limits.share(&debt)) {
+            Ok(()) => None,
+            Err(error) => Some(errno_of(&error).context("an error without a number")?),
+        };
+        Ok((device, errno))
+    };
+    give_up_ipc_lock()?;
+    limit_locked_bytes(SHARED_BYTES - 4096)?;
+    let (device, refused) = share()?;
+    ensure!(refused == Some(libc::ENOMEM), "shared above RLIMIT_MEMLOCK: {refused:?}");
+    limit_locked_bytes(SHARED_BYTES)?;
+    device.share_limits(limits.share(&debt)).context("what was refused stayed charged")?;
+    let (_other, refused) = share()?;
+    ensure!(refused == Some(libc::ENOMEM), "nothing was charged: {refused:?}");
+    device.share_limits(BlkShare::default())?;
+    let (another, refused) = share()?;
+    ensure!(refused.is_none(), "what was given back stayed charged: {refused:?}");
+    drop(another);
+    device.share_limits(limits.share(&debt)).context("a closed device stayed charged")
 }
 
 /// The errno of pinning a table on a new device, or `None` if it is pinned.

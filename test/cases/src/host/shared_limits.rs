@@ -4,18 +4,19 @@
 use crate::case::cases;
 use crate::host::abi::fails;
 use crate::host::env::{Env, Plane};
-use crate::host::fixture::{Disk, NullBlkOptions, null_blk};
+use crate::host::fixture::{Disk, NullBlkOptions, null_blk, wait_until};
 use crate::host::groups::Daemon;
 use crate::host::integrity::{Setup, tell};
 use crate::host::load::{Done, Handles, Spec, under_load};
 use crate::host::target::{need_module, options};
 use anyhow::{Context, Result, ensure};
-use driver::kernel::abi::SharedLimits;
+use driver::kernel::abi::{BlkShare, SharedDebt, SharedLimits};
 use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, Options, Request};
 use kit::set::Set::Gating;
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use virtio_spec::blk::S_OK;
 
 cases! { Host;
@@ -23,10 +24,13 @@ cases! { Host;
         "three devices share a limit, each with the same share; it changes under load, and devices leave",
         shared;
     "limits-shared-debt", Gating,
-        "a device in debt by another one stops at once; a change and a leave forgive the debt; bad addresses",
+        "a device in debt takes nothing, stops at once, and pays, also when idle; limits forgive; bad addresses",
         |_| debt();
+    "limits-shared-large", Gating,
+        "large requests of a disk delay small ones of another one for milliseconds, on each plane and on both",
+        large;
     "daemon-limit-group", Gating,
-        "three disks of a group on the kernel plane, and on both planes, share its limit under load",
+        "three disks of a group on the kernel plane, after an upgrade, and on both planes share its limit under load",
         group;
 }
 
@@ -110,14 +114,16 @@ fn shared(env: &Env) -> Result<()> {
     need_module()?;
     let env = &env.on(Plane::Direct);
     let limits = Box::new(SharedLimits::default());
+    let debts: [Box<SharedDebt>; QUEUES.len()] = Default::default();
+    let forgive = || debts.iter().for_each(|debt| debt.forgive());
     let (mut disks, mut devices) = (Vec::new(), Vec::new());
-    for queues in QUEUES {
+    for (queues, debt) in QUEUES.into_iter().zip(&debts) {
         let (disk, instance) = null_blk(NullBlkOptions::USUAL)?;
         let setup = setup(queues);
         let specs = setup.specs(env, &disk);
         let mut device =
             Device::open_kernel(disk.open()?, &setup.options(&specs), &setup.kernel())?;
-        kernel(&mut device)?.share_limits(limits.address())?;
+        kernel(&mut device)?.share_limits(limits.share(debt))?;
         devices.push((device, specs));
         disks.push((disk, instance));
     }
@@ -128,12 +134,13 @@ fn shared(env: &Env) -> Result<()> {
             begin(handles)?;
             limits.set(IOPS, 0, BURST_NS);
             keep_rate(handles, PARTS)?;
-            // A debt of years, which a new limit forgives.
+            // Debts of hours, which a new limit forgives.
             limits.set(0, 1, BURST_NS);
-            while limits.bytes_clock.load(Relaxed) == 0 {
+            while debts.iter().any(|debt| debt.bytes_ns.load(Relaxed) == 0) {
                 std::thread::yield_now();
             }
             limits.set(1_000_000, 0, BURST_NS);
+            forgive();
             handles.iter().try_for_each(|handle| handle.wait_for_progress(20))
         },
         |handles| handles.wait_for_progress(20),
@@ -143,61 +150,201 @@ fn shared(env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// A device with its disk and its part in shared limits.
+struct Part {
+    device: Device,
+    // Used by the device.
+    debt: Box<SharedDebt>,
+    disk: Disk,
+}
+
+impl Part {
+    fn new(limits: &SharedLimits) -> Result<Self> {
+        let (disk, _) = null_blk(NullBlkOptions::USUAL)?;
+        let debt = Box::default();
+        Ok(Part { device: Self::open(&disk, limits, &debt)?, debt, disk })
+    }
+
+    fn open(disk: &Disk, limits: &SharedLimits, debt: &SharedDebt) -> Result<Device> {
+        let mut device = Device::open_kernel(disk.open()?, &options(), &KernelOptions::default())?;
+        kernel(&mut device)?.share_limits(limits.share(debt))?;
+        Ok(device)
+    }
+
+    /// Closes the device, and opens another one with its debt.
+    fn again(self, limits: &SharedLimits) -> Result<Self> {
+        let Part { device, debt, disk } = self;
+        drop(device);
+        Ok(Part { device: Self::open(&disk, limits, &debt)?, debt, disk })
+    }
+
+    fn owes(&self) -> bool {
+        self.debt.bytes_ns.load(Relaxed) > 0
+    }
+
+    fn submit_read(&mut self) -> Result<()> {
+        let layout = self.device.layout();
+        self.device.queue(0).submit(&Request::read(0, 4096), &layout)?;
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<()> {
+        let (_, done) = self.device.queue(0).collect()?;
+        ensure!(done.status == Some(S_OK), "status {:?}", done.status);
+        Ok(())
+    }
+
+    /// Stops and starts the queue, whose read does not pass.
+    fn stops(&mut self) -> Result<()> {
+        let own = kernel(&mut self.device)?;
+        for run in [false, true] {
+            own.set_queue(0, run)?;
+            ensure!(self.device.queue(0).try_collect()?.is_none(), "a request passed in debt");
+        }
+        Ok(())
+    }
+}
+
 fn debt() -> Result<()> {
     need_module()?;
     let limits = Box::new(SharedLimits::default());
-    let open = || -> Result<(Disk, Device, KernelDevice)> {
-        let (disk, _) = null_blk(NullBlkOptions::USUAL)?;
-        let mut device = Device::open_kernel(disk.open()?, &options(), &KernelOptions::default())?;
-        let own = kernel(&mut device)?;
-        Ok((disk, device, own))
-    };
-    let (_one, mut spender, own) = open()?;
-    let (_two, mut waiter, other) = open()?;
-    bad_addresses(&own, limits.address())?;
-    own.share_limits(limits.address())?;
-    other.share_limits(limits.address())?;
-    // A debt of a week for both.
+    let (mut spender, mut waiter) = (Part::new(&limits)?, Part::new(&limits)?);
+    bad_addresses(&kernel(&mut spender.device)?, limits.share(&spender.debt))?;
+    // Debts of a week and of an hour, each of its device alone.
     limits.set(0, 1, BURST_NS);
-    spender.write(0, &vec![1; 1 << 20])?;
-    let layout = waiter.layout();
-    let reads = |device: &mut Device, queue: usize| -> Result<()> {
-        let (_, done) = device.queue(queue).collect()?;
-        ensure!(done.status == Some(S_OK), "status {:?}", done.status);
-        Ok(())
-    };
-    waiter.queue(0).submit(&Request::read(0, 4096), &layout)?;
-    other.set_queue(0, false).context("a stop in debt")?;
-    ensure!(waiter.queue(0).try_collect()?.is_none(), "a request passed in debt");
-    other.set_queue(0, true)?;
-    ensure!(waiter.queue(0).try_collect()?.is_none(), "a request passed in debt");
-    // Without an event: the queue notices the new version.
+    spender.device.write(0, &vec![1; 1 << 20])?;
+    waiter.device.read(0, &mut [0; 4096]).context("beside a device in debt")?;
+    ensure!(spender.owes() && waiter.owes(), "no debt");
+    for part in [&mut spender, &mut waiter] {
+        part.submit_read()?;
+        part.stops()?;
+    }
+    // It outlives its device.
+    let mut spender = spender.again(&limits)?;
+    spender.submit_read()?;
+    spender.stops().context("after a close")?;
+    changes_group(&mut waiter, &limits).context("another group")?;
+    // Without an event: the queues notice the new version.
     limits.set(0, 1 << 30, BURST_NS);
-    reads(&mut waiter, 0).context("after new limits")?;
+    spender.debt.forgive();
+    waiter.debt.forgive();
+    spender.collect().context("after new limits")?;
+    waiter.collect().context("after new limits")?;
     // A clock that no owner would write.
     limits.bytes_clock.store(u64::MAX, Relaxed);
-    waiter.queue(0).submit(&Request::read(0, 4096), &layout)?;
-    other.set_queue(0, false).context("a stop at the end of time")?;
-    other.set_queue(0, true)?;
-    other.share_limits(0)?;
-    reads(&mut waiter, 0).context("after the leave")?;
+    waiter.submit_read()?;
+    waiter.stops().context("at the end of time")?;
+    kernel(&mut waiter.device)?.share_limits(BlkShare::default())?;
+    waiter.collect().context("after the leave")?;
     drop(spender);
-    drop(own);
-    waiter.write(0, &[2; 4096])?;
+    waiter.device.write(0, &[2; 4096])?;
+    pays(&mut waiter, &limits)
+}
+
+/// A device whose read waits goes to other limits, and waits for these.
+fn changes_group(part: &mut Part, old: &SharedLimits) -> Result<()> {
+    // Never freed: after an error the device may go on with them.
+    let (fast, debt): (&SharedLimits, &SharedDebt) =
+        (Box::leak(Box::default()), Box::leak(Box::default()));
+    fast.set(1_000_000, 0, BURST_NS);
+    let own = kernel(&mut part.device)?;
+    own.share_limits(fast.share(debt))?;
+    part.collect()?;
+    ensure!(fast.iops_clock.load(Relaxed) > 0, "the other limits were not charged");
+    // And back, with the debt that it left there.
+    own.share_limits(old.share(&part.debt))?;
+    part.submit_read()?;
+    part.stops()
+}
+
+/// A device pays its debt although its driver has no request.
+fn pays(part: &mut Part, limits: &SharedLimits) -> Result<()> {
+    kernel(&mut part.device)?.share_limits(limits.share(&part.debt))?;
+    limits.set(0, 4 << 20, BURST_NS);
+    part.debt.forgive();
+    let start = Instant::now();
+    part.device.write(0, &vec![1; 1 << 20])?;
+    ensure!(part.owes(), "the request is no debt");
+    wait_until("the end of the debt", || Ok((!part.owes()).then_some(())))?;
+    // A quarter of a second, less the burst and the lead of the clock.
+    let took = start.elapsed();
+    ensure!(took >= Duration::from_millis(230), "a quarter of a second was paid in {took:?}");
     Ok(())
 }
 
-fn bad_addresses(device: &KernelDevice, good: u64) -> Result<()> {
-    fails("an address that is not aligned", device.share_limits(good + 64), libc::EINVAL)?;
-    fails("no memory", device.share_limits(1 << 12), libc::EFAULT)?;
-    fails("an address of the kernel", device.share_limits(0xffff_8880_0000_0000), libc::EFAULT)?;
+fn bad_addresses(device: &KernelDevice, good: BlkShare) -> Result<()> {
+    let limits = |limits_addr| device.share_limits(BlkShare { limits_addr, ..good });
+    let debt = |debt_addr| device.share_limits(BlkShare { debt_addr, ..good });
+    fails("limits that are not aligned", limits(good.limits_addr + 64), libc::EINVAL)?;
+    fails("a debt that is not aligned", debt(good.debt_addr + 8), libc::EINVAL)?;
+    fails("a debt without limits", limits(0), libc::EINVAL)?;
+    fails("limits without a debt", debt(0), libc::EINVAL)?;
     // The page of a program is not written.
-    let program = bad_addresses as fn(&KernelDevice, u64) -> Result<()> as usize as u64;
-    let code = program & !127;
-    let outcome = device.share_limits(code);
-    ensure!(outcome.is_err(), "memory that is read only was shared");
+    let program = bad_addresses as fn(&KernelDevice, BlkShare) -> Result<()> as usize as u64;
+    for (of_limits, call) in [(true, &limits as &dyn Fn(u64) -> io::Result<()>), (false, &debt)] {
+        let about = |what: &str| format!("{what}, limits {of_limits}");
+        fails(&about("no memory"), call(1 << 12), libc::EFAULT)?;
+        fails(&about("an address of the kernel"), call(0xffff_8880_0000_0000), libc::EFAULT)?;
+        let outcome = call(program & !127);
+        ensure!(outcome.is_err(), "memory that is read only was shared, limits {of_limits}");
+    }
     let stranger = KernelDevice::open()?;
     fails("a device without an owner", stranger.share_limits(good), libc::EPERM)
+}
+
+/// Large requests.
+const LARGE: usize = 4;
+/// Bytes of each large request, for which the limit needs half a second.
+const LARGE_BYTES: usize = 1 << 20;
+
+/// Checks that many small requests pass for each large one of another disk. If they waited for it, one
+/// or two would.
+fn small_beside_large(small: &mut Device, large: &mut Device) -> Result<()> {
+    let layout = large.layout();
+    for number in 0..LARGE {
+        let sector = (number * LARGE_BYTES / 512) as u64;
+        large.queue(0).submit(&Request::write(sector, &vec![1; LARGE_BYTES]), &layout)?;
+    }
+    let (mut reads, mut writes) = (0, 0);
+    while writes < LARGE {
+        small.read(0, &mut [0; 4096])?;
+        reads += 1;
+        while let Some((_, done)) = large.queue(0).try_collect()? {
+            ensure!(done.status == Some(S_OK), "status {:?}", done.status);
+            writes += 1;
+        }
+    }
+    println!("{reads} small requests beside {writes} large ones");
+    ensure!(reads >= 5 * LARGE, "{reads} small requests beside {writes} large ones");
+    Ok(())
+}
+
+fn large(env: &Env) -> Result<()> {
+    need_module()?;
+    let limits = Box::new(SharedLimits::default());
+    limits.set(0, 2 * LARGE_BYTES as u64, BURST_NS);
+    let (mut small, mut sender) = (Part::new(&limits)?, Part::new(&limits)?);
+    small_beside_large(&mut small.device, &mut sender.device).context("devices")?;
+    drop((small, sender));
+    let mut daemon = Daemon::start(env, &[])?;
+    let open = |name| -> Result<(Device, Disk)> {
+        let (disk, _) = null_blk(NullBlkOptions::USUAL)?;
+        daemon.add(name, &disk, 1, (name == "a").then_some(1_000_000))?;
+        Ok((Device::from_stream(daemon.connect(name)?, &options())?, disk))
+    };
+    let ((mut small, _a), (mut sender, _b)) = (open("a")?, open("b")?);
+    let bytes = (2 * LARGE_BYTES).to_string();
+    daemon.control(&["limit", "b", "--bandwidth", &bytes, "--burst-seconds", "0.01"])?;
+    for (disk, plane) in [("", ""), ("a", "uring"), ("b", "uring"), ("a", "kernel")] {
+        if !disk.is_empty() {
+            daemon.control(&["switch", disk, plane])?;
+        }
+        let planes = daemon.planes(&["a", "b"])?;
+        small_beside_large(&mut small, &mut sender)
+            .with_context(|| format!("on the planes {planes:?}"))?;
+    }
+    drop((small, sender));
+    daemon.end()
 }
 
 fn group(env: &Env) -> Result<()> {
@@ -220,10 +367,15 @@ fn group(env: &Env) -> Result<()> {
             begin(handles)?;
             let iops = IOPS.to_string();
             daemon.control(&["limit", "b", "--iops", &iops, "--burst-seconds", "0.01"])?;
-            for (disk, plane) in [("", ""), ("c", "uring"), ("a", "uring"), ("c", "kernel")] {
-                if !disk.is_empty() {
-                    daemon.control(&["switch", disk, plane])?;
-                }
+            let orders: [&[&str]; 5] = [
+                &["switch", "c", "kernel"],
+                &["upgrade"],
+                &["switch", "c", "uring"],
+                &["switch", "a", "uring"],
+                &["switch", "c", "kernel"],
+            ];
+            for order in orders {
+                daemon.control(order)?;
                 let planes = daemon.planes(&["a", "b", "c"])?;
                 println!("on the planes {planes:?}");
                 // Beside disks of the other plane, shares are less exact.

@@ -2,7 +2,7 @@
 //! The interface of `/dev/vhost-blk`, a copy of its two headers (`linux/vhost.h` and
 //! `kernel/include/uapi/vhost_blk.h`); `tests/header.rs` compares them.
 
-pub use super::limits::SharedLimits;
+pub use super::limits::{SharedDebt, SharedLimits};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The type byte of all vhost ioctls.
@@ -94,7 +94,7 @@ pub const BLK_GET_TRACED: u32 = iowr::<BlkTraced>(0xf5);
 /// `VHOST_BLK_GET_OLDEST`.
 pub const BLK_GET_OLDEST: u32 = iowr::<BlkOldest>(0xf4);
 /// `VHOST_BLK_SHARE_LIMITS`.
-pub const BLK_SHARE_LIMITS: u32 = iow::<u64>(0xf2);
+pub const BLK_SHARE_LIMITS: u32 = iow::<BlkShare>(0xf2);
 
 /// `VHOST_BLK_GET_KEPT`.
 pub const BLK_GET_KEPT: u32 = iowr::<BlkKept>(0xf3);
@@ -411,6 +411,14 @@ wire! {
         index: u32,
         /// Age of the oldest request in flight; all ones: there is none.
         age_ns: u64,
+    }
+
+    /// `struct vhost_blk_share`.
+    BlkShare {
+        /// Address of the shared limits; 0: the device's own ones.
+        limits_addr: u64,
+        /// Address of the debt of the device.
+        debt_addr: u64,
     }
 
     /// `struct vhost_blk_inflight`.

@@ -11,8 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::abi::{
-    self, BlkFailure, BlkInflight, BlkInfo, BlkKept, BlkOldest, BlkOptions, BlkTrace, BlkTraced,
-    IotlbMsg,
+    self, BlkFailure, BlkInflight, BlkInfo, BlkKept, BlkOldest, BlkOptions, BlkShare, BlkTrace,
+    BlkTraced, IotlbMsg,
 };
 use super::abi::{MemoryHead, MemoryRegion};
 use super::abi::{VringAddr, VringFile, VringState};
@@ -301,9 +301,9 @@ impl KernelDevice {
         Ok(told.heads[..told.count as usize].to_vec())
     }
 
-    /// Makes the device use the limits at this address of this process; 0: its own ones.
-    pub fn share_limits(&self, address: u64) -> io::Result<()> {
-        self.set("VHOST_BLK_SHARE_LIMITS", abi::BLK_SHARE_LIMITS, address)
+    /// Makes the device use limits in the memory of this process; zeroes: its own ones.
+    pub fn share_limits(&self, share: BlkShare) -> io::Result<()> {
+        self.set("VHOST_BLK_SHARE_LIMITS", abi::BLK_SHARE_LIMITS, share)
     }
 
     /// Sends an IOTLB message: UPDATE or INVALIDATE.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Limits in memory of this process that several devices share.
 
+use super::abi::BlkShare;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -33,8 +34,28 @@ pub struct SharedLimits {
     pub reserved: [u64; 6],
 }
 
+/// `struct vhost_blk_debt`; see the header for the fields. It must stay in place while its device uses
+/// it.
+#[repr(C, align(16))]
+#[derive(Debug, Default)]
+pub struct SharedDebt {
+    /// Cost for the limit on requests.
+    pub iops_ns: AtomicU64,
+    /// Cost for the limit on bytes.
+    pub bytes_ns: AtomicU64,
+}
+
+impl SharedDebt {
+    /// Forgives the debt, after a new version of the limits.
+    pub fn forgive(&self) {
+        self.iops_ns.store(0, Release);
+        self.bytes_ns.store(0, Release);
+    }
+}
+
 impl SharedLimits {
-    /// Limits, in place of the present ones, whose debt and costs are forgiven.
+    /// Limits, in place of the present ones, whose costs are forgiven; [`SharedDebt::forgive`] forgives
+    /// the debts.
     pub fn set(&self, iops: u64, bytes: u64, burst_ns: u64) {
         for (field, value) in [
             (&self.burst_ns, burst_ns),
@@ -52,8 +73,10 @@ impl SharedLimits {
         self.version.fetch_add(1, Release);
     }
 
-    /// Address for the device.
-    pub fn address(&self) -> u64 {
-        std::ptr::from_ref(self) as u64
+    /// The part of a device with this debt.
+    pub fn share(&self, debt: &SharedDebt) -> BlkShare {
+        let (limits_addr, debt_addr) =
+            (std::ptr::from_ref(self) as u64, std::ptr::from_ref(debt) as u64);
+        BlkShare { limits_addr, debt_addr }
     }
 }

@@ -10,7 +10,7 @@ use crate::host::integrity::tell;
 use crate::host::load::{Handles, Spec, memory_for, under_load};
 use crate::host::target::{need_module, options};
 use anyhow::{Context, Result, anyhow};
-use driver::kernel::abi::{self, BlkOptions, SharedLimits, VringAddr};
+use driver::kernel::abi::{self, BlkOptions, BlkShare, SharedDebt, SharedLimits, VringAddr};
 use driver::kernel::{KernelDevice, KernelOptions, Workers, errno_of, regions_of};
 use driver::{Device, GuestMemory, Options};
 use kit::rng::Rng;
@@ -164,6 +164,7 @@ fn callers(env: &Env, call: Call, disks: &[Disk], handles: &mut Handles) -> Resu
                 calls: clones(&handles.calls)?,
                 // Never freed: after an error the device may go on with it.
                 limits: Box::leak(Box::default()),
+                debt: Box::leak(Box::default()),
                 rng: Rng::new(env.seed() ^ (n + 1)),
             })
         })
@@ -207,6 +208,7 @@ struct Caller {
     kicks: Vec<EventFd>,
     calls: Vec<EventFd>,
     limits: &'static SharedLimits,
+    debt: &'static SharedDebt,
     rng: Rng,
 }
 
@@ -218,7 +220,7 @@ impl Caller {
             count += 1;
         }
         if self.call == Call::Limits {
-            self.device.share_limits(0)?;
+            self.device.share_limits(BlkShare::default())?;
         }
         Ok(count)
     }
@@ -245,8 +247,9 @@ impl Caller {
             Call::Limits => {
                 let iops = *self.rng.pick(&[0, 1, 1000, 100_000]);
                 self.limits.set(iops, 0, self.rng.below(1 << 30));
-                let address = *self.rng.pick(&[0, self.limits.address()]);
-                self.device.share_limits(address)?;
+                self.debt.forgive();
+                let share = *self.rng.pick(&[BlkShare::default(), self.limits.share(self.debt)]);
+                self.device.share_limits(share)?;
             }
         }
         Ok(())

@@ -4,7 +4,9 @@
 use super::Devices;
 use super::material::Material;
 use anyhow::Result;
-use driver::kernel::abi::{self, BlkInflight, BlkInfo, BlkOptions, IotlbMsg, VringAddr, VringFile};
+use driver::kernel::abi::{
+    self, BlkInflight, BlkInfo, BlkOptions, BlkShare, IotlbMsg, VringAddr, VringFile,
+};
 use driver::kernel::{BadAddress, KernelDevice};
 use kit::rng::Rng;
 use std::io;
@@ -114,10 +116,19 @@ fn bring_up(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Re
     device.set_backend(0, Some(material.storage_fd(rng)))
 }
 
+/// Addresses that are aligned, and often both in the arena or both 0.
+fn share(material: &Material, rng: &mut Rng) -> BlkShare {
+    if rng.one_in(3) {
+        return BlkShare::default();
+    }
+    let (limits_addr, debt_addr) = (material.address(rng) & !127, material.address(rng) & !15);
+    BlkShare { limits_addr, debt_addr }
+}
+
 fn one(device: &KernelDevice, material: &Material, rng: &mut Rng) -> io::Result<()> {
     match rng.below(30) {
         0 => device.set_owner(),
-        29 => device.share_limits(if rng.one_in(3) { 0 } else { material.address(rng) & !127 }),
+        29 => device.share_limits(share(material, rng)),
         1 if rng.one_in(4) => device.reset_owner(),
         1 | 2 => {
             device.set_features(if rng.one_in(2) { rng.number() } else { device.features()? })
