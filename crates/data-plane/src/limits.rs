@@ -40,6 +40,9 @@ pub(crate) const LEAD_MAX: Nanos = 10_000_000;
 /// Maximum lead of a disk's tag, in nanoseconds of cost, over a disk that waits when no queue waits:
 /// the lead comes from a time in which the limit delayed nobody.
 const TAG_LEAD_MAX: u64 = 100_000_000;
+/// Time after which another queue of a disk pays its debt, because the one whose turn it is has not
+/// looked: several times its longest sleep.
+const PAYER_PATIENCE: Nanos = 5 * LEAD_MAX;
 /// Maximum time for which a disk gives way to one of the kernel plane, in nanoseconds: less than the
 /// least burst.
 const LEAD_WAIT: Nanos = 6_000_000;
@@ -164,9 +167,34 @@ pub(crate) struct Share {
     number: u64,
     tag: AtomicU64,
     pub(crate) debt: Box<Page<Debt>>,
-    /// A queue has undertaken to pay.
-    has_payer: AtomicBool,
+    waits: Mutex<Waits>,
 }
+
+/// The queues of a disk that wait, and the one that pays its debt in the name of the disk: with a place
+/// of each queue, the disk would have more turns than the others. The one that pays takes the next
+/// request, so it is the one that has waited longest.
+#[derive(Debug, Default)]
+struct Waits {
+    /// Number of waits so far, also the last [`Wait`].
+    begun: Wait,
+    waiting: BTreeSet<Wait>,
+    payer: Option<Wait>,
+    /// The time at which the payer looked last, or ended its wait.
+    looked_at: Nanos,
+}
+
+/// What a waiting queue of a disk in debt has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// Another queue pays.
+    Wait,
+    /// It pays from now on.
+    BeginToPay,
+    Pay,
+}
+
+/// The wait of a queue: a number that is higher than those of earlier waits of its disk.
+pub(crate) type Wait = u64;
 
 /// A number that no other share of this process has.
 fn new_number() -> u64 {
@@ -278,7 +306,7 @@ impl Limiter {
             number: new_number(),
             tag: AtomicU64::new(0),
             debt: Box::default(),
-            has_payer: AtomicBool::new(false),
+            waits: Mutex::default(),
         });
         let mut order = self.order();
         order.shares.retain(|share| share.strong_count() > 0);
@@ -482,15 +510,43 @@ impl Share {
         self.debt.iops.load(Relaxed) > 0 || self.debt.bytes.load(Relaxed) > 0
     }
 
-    /// Makes a queue pay the debt, in the name of the disk, until [`Share::pays_no_more`]: with a place
-    /// of each queue, the disk would have more turns than the others. Returns whether no other one does.
-    pub(crate) fn undertake_to_pay(&self) -> bool {
-        !self.has_payer.swap(true, Relaxed)
+    /// A queue of the disk begins to wait.
+    pub(crate) fn begin_wait(&self) -> Wait {
+        let mut waits = self.waits();
+        waits.begun += 1;
+        let wait = waits.begun;
+        waits.waiting.insert(wait);
+        wait
     }
 
-    /// The queue that has undertaken to pay pays no more.
-    pub(crate) fn pays_no_more(&self) {
-        self.has_payer.store(false, Relaxed);
+    /// A queue waits no more, and pays no more.
+    pub(crate) fn end_wait(&self, wait: Wait) {
+        let mut waits = self.waits();
+        waits.waiting.remove(&wait);
+        if waits.payer == Some(wait) {
+            waits.payer = None;
+            waits.looked_at = self.limiter.now();
+        }
+    }
+
+    /// A waiting queue of a disk in debt asks for its duty. The queue that has waited longest pays when no
+    /// other one does, or any one if that one stays away for [`PAYER_PATIENCE`].
+    pub(crate) fn duty(&self, wait: Wait, now: Nanos) -> Duty {
+        let mut waits = self.waits();
+        let is_next = waits.payer.is_none() && waits.waiting.first() == Some(&wait);
+        let is_left = now.saturating_sub(waits.looked_at) >= PAYER_PATIENCE;
+        let duty = match waits.payer == Some(wait) {
+            true => Duty::Pay,
+            false if is_next || is_left => Duty::BeginToPay,
+            false => return Duty::Wait,
+        };
+        waits.payer = Some(wait);
+        waits.looked_at = now;
+        duty
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Pays a part of the debt: as much as the clocks have room for until `lead` after the present time.

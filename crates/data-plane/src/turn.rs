@@ -7,7 +7,7 @@
 //! queue that is ahead and does not come (its disk is stalled, its thread is busy) delays the others
 //! by a few milliseconds only.
 
-use crate::limits::{LEAD_MAX, Limiter, Nanos, Place, Share};
+use crate::limits::{Duty, LEAD_MAX, Limiter, Nanos, Place, Share, Wait};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,9 @@ pub(crate) struct Turn {
     limited: bool,
     /// The queue takes no chain before; 0: it may take one.
     closed_until: Nanos,
-    /// The place of a waiting queue.
+    /// The wait of a waiting queue.
+    wait: Option<Wait>,
+    /// Its place; `None`: another queue pays the debt of the disk.
     place: Option<Place>,
     /// The beginning of the present or the last wait, and the length of the last one; 0 if the queue
     /// did not wait before the present chains.
@@ -34,10 +36,6 @@ pub(crate) struct Turn {
     has_yielded: bool,
     /// Time by which a request may advance the clocks beyond the present time.
     lead: Nanos,
-    /// The queue pays the debt of its disk.
-    pays: bool,
-    /// The queue waits for the end of the debt, which another queue pays.
-    is_behind_payer: bool,
 }
 
 impl Turn {
@@ -46,13 +44,12 @@ impl Turn {
             share,
             limited: false,
             closed_until: 0,
+            wait: None,
             place: None,
             closed_at: 0,
             waited: 0,
             has_yielded: false,
             lead: LEAD_MAX,
-            pays: false,
-            is_behind_payer: false,
         }
     }
 
@@ -84,16 +81,16 @@ impl Turn {
         false
     }
 
-    /// Ends the wait, unless other queues are ahead, or the disk has debt: then the queue pays, if no
-    /// other one of the disk does, and waits for its next turn.
+    /// Ends the wait, unless other queues are ahead, or the disk has debt: then the queue pays, if it
+    /// is the one that does, and waits for its next turn.
     fn open(&mut self, now: Nanos) {
         let owes = self.share.owes();
-        if self.place.is_none() && !self.is_behind_payer && !owes {
+        if self.wait.is_none() && !owes {
             self.waited = 0;
             self.lead = LEAD_MAX;
             return;
         }
-        if owes && !self.pays_or_waits(now) {
+        if owes && !self.pays(now) {
             return;
         }
         let place = self.take_place(now);
@@ -121,39 +118,41 @@ impl Turn {
 
     /// Begins or goes on with a wait until `at`.
     fn close(&mut self, at: Nanos, now: Nanos) {
-        if !self.share.owes() || self.pays_or_waits(now) {
+        if !self.share.owes() || self.pays(now) {
             let place = self.take_place(now);
             self.sleep(place, at, now);
         }
     }
 
-    /// The disk has debt. If no other queue of the disk pays, this one does, and `true` is returned.
-    /// Otherwise it waits without a place, and looks again soon: that one may stop.
-    fn pays_or_waits(&mut self, now: Nanos) -> bool {
-        if self.pays || self.share.undertake_to_pay() {
-            self.pays = true;
-            return true;
-        }
-        self.begin(now);
-        self.is_behind_payer = true;
-        if let Some(place) = self.place.take() {
+    /// The disk has debt. Returns whether this queue pays it. Otherwise it waits without a place, and
+    /// looks again soon: its turn to pay may come.
+    fn pays(&mut self, now: Nanos) -> bool {
+        let wait = self.begin(now);
+        let duty = self.share.duty(wait, now);
+        // A place from before the last request of the disk would be a second turn.
+        if duty != Duty::Pay
+            && let Some(place) = self.place.take()
+        {
             self.share.limiter().leave(place);
         }
-        self.closed_until = now + LEAD_MAX;
-        false
+        if duty == Duty::Wait {
+            self.closed_until = now + LEAD_MAX;
+        }
+        duty != Duty::Wait
     }
 
-    /// Notes the beginning of a wait.
-    fn begin(&mut self, now: Nanos) {
-        if self.place.is_none() && !self.is_behind_payer {
+    /// Begins a wait, unless the queue waits.
+    fn begin(&mut self, now: Nanos) -> Wait {
+        if self.wait.is_none() {
             self.closed_at = now;
         }
+        let share = &self.share;
+        *self.wait.get_or_insert_with(|| share.begin_wait())
     }
 
     /// Takes a place, unless the queue has one.
     fn take_place(&mut self, now: Nanos) -> Place {
         self.begin(now);
-        self.is_behind_payer = false;
         let share = &self.share;
         *self.place.get_or_insert_with(|| share.wait())
     }
@@ -215,9 +214,8 @@ impl Turn {
     fn reset(&mut self) {
         self.closed_until = 0;
         self.has_yielded = false;
-        self.is_behind_payer = false;
-        if std::mem::take(&mut self.pays) {
-            self.share.pays_no_more();
+        if let Some(wait) = self.wait.take() {
+            self.share.end_wait(wait);
         }
         if let Some(place) = self.place.take() {
             self.share.limiter().leave(place);
@@ -324,8 +322,8 @@ mod tests {
         behind.charge(1, limiter.now(), LEAD_MAX);
         let (first, mut turn) = (ahead.wait(), Turn::new(behind));
         turn.limited = true;
-        turn.place = Some(turn.share.wait());
         let now = limiter.now();
+        turn.close(now, now);
         turn.open(now);
         assert_eq!(turn.closed_until, now + nanos(QUANTUM), "it was not let go first");
         turn.open(now + nanos(QUANTUM));
@@ -338,7 +336,7 @@ mod tests {
         let limiter = Limiter::new(Some("g"));
         limiter.set(&bytes(1000));
         let (late, early) = (share(&limiter), share(&limiter));
-        early.charge(1, 0);
+        early.charge(1, limiter.now(), LEAD_MAX);
         let (mut overtaken, mut turn) = (Turn::new(late), Turn::new(early));
         let now = limiter.now();
         overtaken.close(now, now);

@@ -149,10 +149,13 @@ proptest! {
         let span = group.cost(largest) * 40 * disks.len() as u64;
         group.run(START + span);
         let mut clients = group.clients.iter();
-        let of_each: Vec<u64> = disks
-            .iter()
-            .map(|&(queues, _)| clients.by_ref().take(queues).map(|it| it.taken).sum())
-            .collect();
+        let mut of_each = Vec::new();
+        for &(queues, _) in &disks {
+            let of_queues: Vec<u64> = clients.by_ref().take(queues).map(|it| it.taken).collect();
+            let (least, most) = (of_queues.iter().min().unwrap(), of_queues.iter().max().unwrap());
+            prop_assert!(least * 100 >= most * 75, "queues of a disk: {of_queues:?}");
+            of_each.push(of_queues.iter().sum::<u64>());
+        }
         let (least, most) = (of_each.iter().min().unwrap(), of_each.iter().max().unwrap());
         prop_assert!(least * 100 >= most * 75, "{of_each:?}");
     }
