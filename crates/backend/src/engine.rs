@@ -70,6 +70,8 @@ pub enum Op {
         /// Length of the range.
         len: u64,
     },
+    /// Delivers an event with result 0.
+    Nop,
     /// Delivers an event with result 0 after a delay.
     Timer {
         /// Time until the event.

@@ -84,7 +84,7 @@ const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 /// A lane's files to sync, behind the file itself and the one for its tail.
-const SYNC_FILES: std::ops::Range<u32> = 2..6;
+const SYNC_FILES: std::ops::Range<u32> = 2..4;
 
 fn is_sync(op: Op) -> bool {
     matches!(op, Op::Fdatasync { file: FileIndex(number) } if SYNC_FILES.contains(&number))
@@ -237,34 +237,66 @@ fn a_write_through_write_of_the_page_cache_is_a_write_and_a_sync() {
     assert_eq!(bench.start(&mut command(IoKind::Flush, 0)), FAILED(libc::ENOSPC));
 }
 
-#[test]
-fn more_syncs_than_files_wait_in_order_and_without_a_timer() {
-    let mut bench = bench();
-    let mut ios: Vec<Io> = SYNC_FILES.map(|_| command(IoKind::Flush, 0)).collect();
-    for io in &mut ios {
+/// Starts a FLUSH for each file, and more that wait. Returns the waiting ones.
+fn flushes_that_wait(bench: &mut Bench, running: &mut Vec<Io>, slots: &[u32]) -> Vec<(Io, Slot)> {
+    running.extend(SYNC_FILES.map(|_| command(IoKind::Flush, 0)));
+    for io in running {
         bench.started(io);
     }
-    let mut late: Vec<Io> = (0..3).map(|_| command(IoKind::Flush, 0)).collect();
-    for (io, slot) in late.iter_mut().zip([20, 10, 30]) {
-        assert_eq!(bench.lane.start(io, Slot(slot), &mut bench.engine), Step::Pending);
+    let wait = |&slot: &u32| {
+        let mut io = command(IoKind::Flush, 0);
+        assert_eq!(bench.lane.start(&mut io, Slot(slot), &mut bench.engine), Step::Pending);
         assert!(bench.engine.pushed.is_empty(), "it waits for an event, not for a time");
+        (io, Slot(slot))
+    };
+    slots.iter().map(wait).collect()
+}
+
+#[test]
+fn one_sync_is_for_all_that_came_after_the_start_of_the_running_ones() {
+    let (mut bench, mut running) = (bench(), Vec::new());
+    let mut waiting = flushes_that_wait(&mut bench, &mut running, &[20, 10, 30]);
+    assert_eq!(bench.event(&mut running[0], 0), FINE);
+    let (op, token) = bench.engine.take_one();
+    assert!(is_sync(op), "{op:?}");
+    assert_eq!(token, Token { slot: Slot(20), layer: 0 });
+    // The running sync may not cover the data of this one.
+    let mut late = command(IoKind::Flush, 0);
+    assert_eq!(bench.lane.start(&mut late, Slot(40), &mut bench.engine), Step::Pending);
+    let step = bench.lane.event(&mut waiting[0].0, token, -libc::EINTR, &mut bench.engine);
+    assert_eq!((step, bench.engine.take_one().1), (Step::Pending, token), "it is repeated");
+    assert_eq!(bench.lane.event(&mut waiting[0].0, token, 0, &mut bench.engine), FINE);
+    // It has completed the others, and made room for the late one.
+    let pushed = std::mem::take(&mut bench.engine.pushed);
+    let slots: Vec<Slot> = pushed.iter().map(|(_, token)| token.slot).collect();
+    assert_eq!(slots, [Slot(10), Slot(30), Slot(40)]);
+    for ((io, slot), (op, token)) in waiting[1..].iter_mut().zip(&pushed) {
+        assert!(matches!(op, Op::Nop) && *slot == token.slot, "{op:?}");
+        assert_eq!(bench.lane.event(io, *token, 0, &mut bench.engine), FINE);
     }
-    // The end of each sync starts the next one.
-    assert_eq!(bench.event(&mut ios[2], 0), FINE);
-    for (n, slot) in [20, 10, 30].into_iter().enumerate() {
-        let (op, token) = bench.engine.take_one();
-        assert!(is_sync(op), "{op:?}");
-        assert_eq!(token, Token { slot: Slot(slot), layer: 0 });
-        let step = bench.lane.event(&mut late[n], token, -libc::EINTR, &mut bench.engine);
-        assert_eq!((step, bench.engine.take_one().1), (Step::Pending, token), "it is repeated");
-        assert_eq!(bench.lane.event(&mut late[n], token, 0, &mut bench.engine), FINE);
-    }
+    let (op, token) = pushed[2];
+    assert!(is_sync(op), "{op:?}");
+    assert_eq!(bench.lane.event(&mut late, token, 0, &mut bench.engine), FINE);
     assert!(bench.engine.pushed.is_empty());
     // No file is lost: one is free, and the next sync waits again.
     let mut again = command(IoKind::Flush, 0);
     bench.started(&mut again);
     assert_eq!(bench.start(&mut command(IoKind::Flush, 0)), Step::Pending);
     assert!(bench.engine.pushed.is_empty());
+}
+
+#[test]
+fn a_sync_that_fails_fails_for_all_that_it_was_for() {
+    let (mut bench, mut running) = (bench(), Vec::new());
+    let mut waiting = flushes_that_wait(&mut bench, &mut running, &[10, 20]);
+    assert_eq!(bench.event(&mut running[0], 0), FINE);
+    let (_, token) = bench.engine.take_one();
+    let step = bench.lane.event(&mut waiting[0].0, token, -libc::EIO, &mut bench.engine);
+    assert_eq!(step, FAILED(libc::EIO));
+    let (_, token) = bench.engine.take_one();
+    assert_eq!(token.slot, Slot(20));
+    let step = bench.lane.event(&mut waiting[1].0, token, 0, &mut bench.engine);
+    assert_eq!(step, FAILED(libc::EIO));
 }
 
 #[test]
@@ -372,6 +404,15 @@ fn a_large_unaligned_transfer_goes_through_one_buffer_in_parts() {
     assert_eq!(transfer(bench.continued(&mut io, part as i32)), (part, part));
     assert_eq!(transfer(bench.continued(&mut io, part as i32)), (2 * part, 88 << 10));
     assert_eq!(bench.event(&mut io, 88 << 10), FINE);
+}
+
+#[test]
+fn a_flush_of_a_file_in_memory_needs_no_kernel_thread() {
+    let image = Image::new(TMPFS, 16 << 20).expect("an image can be made");
+    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
+    let (mut lane, mut engine) = (file.open_lane().expect("the lane opens"), ManualEngine::new());
+    assert_eq!(lane.start(&mut command(IoKind::Flush, 0), Slot(3), &mut engine), FINE);
+    assert!(engine.pushed.is_empty());
 }
 
 #[test]

@@ -270,6 +270,7 @@ impl Engine for LaneEngine<'_> {
                 opcode::Fallocate::new(file, len).offset(offset).mode(mode).build()
             }
             Op::Discard { file, offset, len } => discard(files + file.0, offset, len),
+            Op::Nop => return uring.push_entry(&opcode::Nop::new().build().user_data(user_data)),
             Op::Timer { delay } => {
                 let user_data = Event::Timer { disk, token }.to_user_data();
                 let entry = uring.timer(delay).user_data(user_data);

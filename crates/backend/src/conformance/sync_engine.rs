@@ -64,7 +64,7 @@ impl SyncEngine {
             Op::Discard { file, offset, len } => {
                 as_result(sys::device_discard(&self.files[file.0 as usize], offset, len))
             }
-            Op::Timer { .. } => 0,
+            Op::Nop | Op::Timer { .. } => 0,
         }
     }
 

@@ -15,10 +15,10 @@ use super::bounce::BouncePool;
 use super::piece::{DirectAlign, widened};
 use super::range_lock::RangeLock;
 use super::results::Next;
-use super::sync::{self, SyncFailure, SyncFiles};
+use super::sync::{self, SyncEnd, SyncFailure, SyncFiles};
 use super::zeroes::ZeroLists;
 use crate::lock::ImageFile;
-use crate::{Engine, FileIndex, Io, IoError, IoKind, Lane, Slot, Step, Token};
+use crate::{Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -48,8 +48,8 @@ pub(super) enum Stage {
     Store = 6,
     /// Timer: an earlier writer of the same blocks is not done.
     WaitRange = 7,
-    /// All files to sync are in use. The I/O that releases one starts this sync ([`SyncFiles`]): the
-    /// next event is that of the sync.
+    /// All files to sync are in use ([`SyncFiles`]). The next event is the end of a sync that started
+    /// later.
     WaitSync = 8,
     /// Discard command of a device.
     Discard = 9,
@@ -250,9 +250,14 @@ impl FileLane {
     ) -> Step {
         if Stage::of(io) == Stage::Sync
             && let Some(number) = io.held.take()
-            && let Some(next) = self.sync_files.give(number)
         {
-            engine.push(Self::sync_op(number), Token { slot: next, layer: 0 });
+            let SyncEnd { followers, leader } = self.sync_files.end(number);
+            for slot in followers {
+                engine.push(Op::Nop, Token { slot, layer: 0 });
+            }
+            if let Some(slot) = leader {
+                engine.push(Self::sync_op(number), Token { slot, layer: 0 });
+            }
         }
         self.release(io);
         Step::Done(outcome)
@@ -328,7 +333,7 @@ impl Lane for FileLane {
             return Step::Done(Ok(()));
         }
         if Stage::of(io) == Stage::WaitSync {
-            io.held = self.sync_files.given_to(token.slot);
+            io.held = self.sync_files.led_by(token.slot);
             io.stage = Stage::Sync.with_retries(0);
         }
         match self.take_result(io, result) {
@@ -341,7 +346,6 @@ impl Lane for FileLane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Op;
 
     #[derive(Default)]
     struct Pushed(Vec<Op>);

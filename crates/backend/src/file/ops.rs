@@ -18,7 +18,7 @@ const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 impl FileLane {
-    /// The next operation; `None` if the I/O waits for a file to sync.
+    /// The next operation; `None` if the I/O waits for a sync.
     pub(super) fn next_op(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         let (offset, len) = (io.offset_bytes, io.len_bytes);
         let fallocate = |mode| Op::Fallocate { file: FILE, mode, offset, len };
@@ -116,14 +116,15 @@ impl FileLane {
         self.limits.direct.is_none() && !self.limits.in_memory
     }
 
-    /// Runs a read or write of a file in memory synchronously. io_uring would pass it to a kernel
-    /// thread, because tmpfs does not announce non-blocking I/O, and that takes longer than the
-    /// copy.
+    /// Runs a read, a write or a sync of a file in memory synchronously. io_uring would pass it to a
+    /// kernel thread, because tmpfs does not announce non-blocking I/O, and that takes longer than the
+    /// copy; the sync does nothing.
     pub(super) fn run_now(&self, io: &Io, op: &Op) -> Option<i32> {
-        if !self.limits.in_memory || Stage::of(io) != Stage::Transfer {
+        if !self.limits.in_memory || !matches!(Stage::of(io), Stage::Transfer | Stage::Sync) {
             return None;
         }
         match *op {
+            Op::Fdatasync { .. } => Some(sys::sync_now(&self.shared.file)),
             Op::Read { bufs, offset, .. } => Some(sys::read_now(&self.shared.file, &bufs, offset)),
             Op::Write { bufs, offset, dsync, .. } => {
                 Some(sys::write_now(&self.shared.file, &bufs, offset, dsync))

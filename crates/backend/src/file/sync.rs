@@ -16,7 +16,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Open files of a lane for syncs; it bounds the syncs that run at the same time.
-pub(super) const SYNC_FILES: u16 = 4;
+pub(super) const SYNC_FILES: u16 = 2;
 
 /// The errno of the disk's first failed sync.
 #[derive(Debug, Default)]
@@ -53,30 +53,47 @@ pub(super) fn may_be_of_a_sync(errno: i32) -> bool {
     ![EBADF, EDQUOT, EFAULT, EFBIG, EINVAL, ENOMEM, ENOSPC, EPERM].contains(&errno)
 }
 
-/// A lane's pool of open files for syncs. I/Os that find none free wait in order: a file that is
-/// returned goes to the first of them.
+/// A lane's pool of open files for syncs. I/Os that find none free wait for the end of a running sync,
+/// which may not cover their data. Then one sync is for all of them: the first one leads, and owns the
+/// file.
 pub(super) struct SyncFiles {
-    files: Vec<File>,
+    files: Vec<SyncFile>,
     free: Vec<u16>,
     /// No file is free while an I/O waits.
     waiting: VecDeque<Slot>,
-    /// Files of I/Os that have waited, until the event of their sync.
-    given: Vec<(Slot, u16)>,
+}
+
+struct SyncFile {
+    file: File,
+    /// The I/O that leads the running sync, if it has waited, until the event of the sync.
+    leader: Option<Slot>,
+    /// The other I/Os that the running sync is for.
+    followers: Vec<Slot>,
+}
+
+/// The end of a sync.
+pub(super) struct SyncEnd {
+    /// The sync was for these I/Os, too.
+    pub(super) followers: Vec<Slot>,
+    /// The file is used for the sync of this I/O, and of all others that wait.
+    pub(super) leader: Option<Slot>,
 }
 
 impl SyncFiles {
     pub(super) fn of(file: &File, read_only: bool) -> io::Result<Self> {
-        let files = (0..SYNC_FILES).map(|_| open_again(file, read_only, 0));
+        let open = |_| {
+            let file = open_again(file, read_only, 0)?;
+            Ok(SyncFile { file, leader: None, followers: Vec::new() })
+        };
         Ok(SyncFiles {
-            files: files.collect::<Result<_, _>>()?,
+            files: (0..SYNC_FILES).map(open).collect::<io::Result<_>>()?,
             free: (0..SYNC_FILES).collect(),
             waiting: VecDeque::new(),
-            given: Vec::with_capacity(SYNC_FILES.into()),
         })
     }
 
     pub(super) fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.files.iter().map(AsRawFd::as_raw_fd)
+        self.files.iter().map(|one| one.file.as_raw_fd())
     }
 
     /// Takes a file. `None` while all are in use: the I/O of `slot` waits.
@@ -88,22 +105,24 @@ impl SyncFiles {
         number
     }
 
-    /// Returns a file to the pool, or gives it to the I/O that has waited longest. The caller starts
-    /// the sync of that one.
-    pub(super) fn give(&mut self, number: u16) -> Option<Slot> {
+    /// Ends the sync of a file. The caller starts the next one, and continues the followers.
+    pub(super) fn end(&mut self, number: u16) -> SyncEnd {
         debug_assert!(!self.free.contains(&number));
-        let next = self.waiting.pop_front();
-        match next {
-            Some(slot) => self.given.push((slot, number)),
-            None => self.free.push(number),
+        let leader = self.waiting.pop_front();
+        let one = &mut self.files[usize::from(number)];
+        one.leader = leader;
+        let followers = std::mem::replace(&mut one.followers, self.waiting.drain(..).collect());
+        if leader.is_none() {
+            self.free.push(number);
         }
-        next
+        SyncEnd { followers, leader }
     }
 
-    /// The file that an I/O was given while it waited.
-    pub(super) fn given_to(&mut self, slot: Slot) -> Option<u16> {
-        let at = self.given.iter().position(|(owner, _)| *owner == slot)?;
-        Some(self.given.swap_remove(at).1)
+    /// The file of a sync that an I/O leads after it has waited; `None`: it was a follower.
+    pub(super) fn led_by(&mut self, slot: Slot) -> Option<u16> {
+        let number = self.files.iter().position(|one| one.leader == Some(slot))?;
+        self.files[number].leader = None;
+        Some(number as u16)
     }
 }
 

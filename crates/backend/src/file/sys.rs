@@ -119,6 +119,14 @@ pub(super) fn write_now(file: &File, bufs: &BufList, offset: u64, dsync: bool) -
     result(unsafe { libc::pwritev2(fd, iovs.as_ptr(), iovs.len() as i32, offset as i64, flags) })
 }
 
+/// Calls `fdatasync`. The result has the form of io_uring.
+pub(super) fn sync_now(file: &File) -> i32 {
+    match file.sync_data() {
+        Ok(()) => 0,
+        Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
 fn result(returned: isize) -> i32 {
     match returned {
         -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
