@@ -94,7 +94,8 @@ fn job(file: &Path, load: &Load, engine: Engine, cpus: &[usize], seconds: f64) -
         load.block_bytes,
         engine.options(load)
     ));
-    if cpus.is_empty() {
+    // Two threads that never sleep would take turns of milliseconds on one CPU.
+    if cpus.is_empty() || engine == Engine::UringSpin && cpus.len() < 2 {
         return job;
     }
     let list: Vec<_> = cpus.iter().map(usize::to_string).collect();
@@ -152,6 +153,7 @@ mod tests {
         }
         let spinning = line(Op::Randread, 1, Engine::UringSpin);
         assert!(spinning.contains("--registerfiles --sqthread_poll"), "{spinning}");
+        assert!(!spinning.contains("cpus_allowed"), "it would spin beside its own thread: {spinning}");
     }
 
     #[test]
