@@ -230,7 +230,6 @@ static u64 vhost_blk_limit_turn(struct vhost_blk_limits *limits, struct vhost_bl
 static u64 vhost_blk_limit_charge(struct vhost_blk_limits *limits, struct vhost_blk_member *member,
 				  u64 bytes, u64 now)
 {
-	u64 latest = member ? now + VHOST_BLK_LIMITS_LEAD_NS : U64_MAX;
 	u64 earliest = vhost_blk_limit_earliest(limits, now);
 	/* The costs are those of this version, or of a later one. */
 	u64 version = smp_load_acquire(&limits->version);
@@ -238,8 +237,11 @@ static u64 vhost_blk_limit_charge(struct vhost_blk_limits *limits, struct vhost_
 		.iops_ns = vhost_blk_limit_cost(READ_ONCE(limits->iops), 1),
 		.bytes_ns = vhost_blk_limit_cost(READ_ONCE(limits->bytes), bytes),
 	};
-	u64 iops = vhost_blk_limit_advance(&limits->iops_clock, rest.iops_ns, earliest, latest);
+	u64 latest = member ? now + VHOST_BLK_LIMITS_LEAD_NS : U64_MAX;
 	u64 moved = vhost_blk_limit_advance(&limits->bytes_clock, rest.bytes_ns, earliest, latest);
+	/* One request is the least part of a limit on requests. */
+	u64 iops = vhost_blk_limit_advance(&limits->iops_clock, rest.iops_ns, earliest,
+					   max(latest, now + rest.iops_ns));
 
 	rest.iops_ns -= iops;
 	rest.bytes_ns -= moved;

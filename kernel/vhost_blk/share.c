@@ -6,10 +6,11 @@
  * The owner changes any of it at any time. So the module reads each value once, and accepts every
  * value: a wrong one makes the owner's own devices too slow or too fast.
  *
- * A request advances the clocks to VHOST_BLK_LIMITS_LEAD_NS after the present time at most. The rest
- * of its cost is debt of its device, which takes no chain meanwhile. Whenever the clocks let it take
- * one, it pays a part of the debt instead, again up to that time. So the others wait for a large
- * request no longer than for a small one, and all costs reach the clocks.
+ * A request advances the clocks to VHOST_BLK_LIMITS_LEAD_NS after the present time at most, or by the
+ * cost of one request with a limit on requests. The rest of its cost is debt of its device, which
+ * takes no chain meanwhile. Whenever the clocks let it take one, it pays a part of the debt instead,
+ * again up to that time. So the others wait for a large request no longer than for a small one, and
+ * all costs reach the clocks.
  *
  * Devices that always have requests get the same share. The tag of a device is the cost of its
  * requests so far. A device that waits tells its tag and the end of its wait, if its tag is the

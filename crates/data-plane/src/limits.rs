@@ -8,10 +8,11 @@
 //! A queue asks before it takes a chain ([`crate::turn::Turn`]), so that no taken request waits for a
 //! limit, and a stop is not delayed.
 //!
-//! In a group, a request advances a clock to [`LEAD_MAX`] after the present time at most. The rest of
-//! its cost is debt of its disk alone. The disk takes no request meanwhile: its queues wait their turn
-//! as usual, and when they have it, they pay a part of the debt, again up to that time. So the others
-//! wait for a large request no longer than for a small one, and all costs reach the clocks.
+//! In a group, a request advances a clock to [`LEAD_MAX`] after the present time at most, or by the
+//! cost of one request with a limit on requests. The rest of its cost is debt of its disk alone. The
+//! disk takes no request meanwhile: its queues wait their turn as usual, and when they have it, they
+//! pay a part of the debt, again up to that time. So the others wait for a large request no longer than
+//! for a small one, and all costs reach the clocks.
 //!
 //! The order of waiting queues is that of start-time fair queuing. The *tag* of a disk is the cost of
 //! its requests so far. A queue that begins to wait keeps the present tag of its disk, and the waiting
@@ -465,9 +466,10 @@ impl Share {
         // Pairs with the release in `Limiter::set`: the costs are those of this version or a later one.
         let version = clocks.version.load(Acquire);
         let (iops, bytes) = (clocks.iops.cost(1), clocks.bytes.cost(bytes));
-        let span = self.span(now, lead);
-        let (of_iops, of_bytes) =
-            (clocks.iops.advance(iops, span), clocks.bytes.advance(bytes, span));
+        // One request is the least part of a limit on requests.
+        let lead_of_iops = if lead < LEAD_MAX { lead } else { lead.max(iops) };
+        let of_iops = clocks.iops.advance(iops, self.span(now, lead_of_iops));
+        let of_bytes = clocks.bytes.advance(bytes, self.span(now, lead));
         self.add_to_tag(of_iops.max(of_bytes));
         if self.limiter.group.is_some() && (of_iops < iops || of_bytes < bytes) {
             self.owe(iops - of_iops, bytes - of_bytes, version);
@@ -477,7 +479,8 @@ impl Share {
     /// The span in which the clocks advance. Limits of one disk have its debt in their clocks.
     fn span(&self, now: Nanos, lead: Nanos) -> Span {
         let burst = self.limiter.clocks.burst_ns.load(Relaxed);
-        let latest = if self.limiter.group.is_some() { now + lead } else { Nanos::MAX };
+        let is_group = self.limiter.group.is_some();
+        let latest = if is_group { now.saturating_add(lead) } else { Nanos::MAX };
         Span { earliest: now.saturating_sub(burst), latest }
     }
 
@@ -709,6 +712,16 @@ mod tests {
         assert!(rich.wait() > poor.wait());
         limiter.set(&Limits { bytes: NonZeroU64::new(1 << 20), ..Limits::NONE });
         assert_eq!((rich.wait().0, limiter.opens_at() <= limiter.now()), (0, true));
+    }
+
+    #[test]
+    fn a_limit_on_requests_charges_whole_ones() {
+        let (slow, large) = (limited(10, 0), limited(0, 10));
+        for (limiter, owes) in [(slow, false), (large, true)] {
+            let share = shares(&limiter, 1).remove(0);
+            share.charge(1, limiter.now(), LEAD_MAX);
+            assert_eq!(share.owes(), owes);
+        }
     }
 
     #[test]

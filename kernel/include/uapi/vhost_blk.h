@@ -332,7 +332,7 @@ struct vhost_blk_debt {
  * @iops: most requests a second of all devices together; 0: no limit
  * @iops_clock: time at which the limit on requests lets the next one pass; each request advances it
  *	by its cost, 1/@iops of a second, from @burst_ns before the present time at the earliest, up to
- *	%VHOST_BLK_LIMITS_LEAD_NS after it at the latest
+ *	%VHOST_BLK_LIMITS_LEAD_NS or one cost after it at the latest
  * @bytes: most bytes a second, counted as in &vhost_blk_options; 0: no limit
  * @bytes_clock: the same for the limit on bytes
  * @top: the highest cost that a device's requests had so far

@@ -153,7 +153,10 @@ mod tests {
         }
         let spinning = line(Op::Randread, 1, Engine::UringSpin);
         assert!(spinning.contains("--registerfiles --sqthread_poll"), "{spinning}");
-        assert!(!spinning.contains("cpus_allowed"), "it would spin beside its own thread: {spinning}");
+        assert!(
+            !spinning.contains("cpus_allowed"),
+            "it would spin beside its own thread: {spinning}"
+        );
     }
 
     #[test]
