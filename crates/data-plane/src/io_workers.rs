@@ -6,6 +6,9 @@
 //! without a path, keeps a kernel thread for each operation that has to wait in its submission. So that
 //! the other disks still find some, the bound grows by the requests that have no answer for some time, and
 //! shrinks after it. Without [`IO_WORKERS_MAX`] requests in flight nobody looks.
+//!
+//! So that this needs a bounded number of kernel threads, [`room`] bounds the requests that the storage of
+//! a thread has.
 
 use crate::affinity::cpu_set;
 use crate::event::Event;
@@ -16,8 +19,10 @@ use std::time::Duration;
 
 /// Maximum kernel threads of a ring, of either kind (bounded and unbounded work), for storage that answers.
 const IO_WORKERS_MAX: u32 = 16;
-/// Requests without an answer for which the bound grows. With more, disks of the thread wait for each other.
-const KEPT_MAX: u32 = 2048;
+/// Requests that the storage of a thread's disks may have, beside [`OWN`] of each queue.
+const IN_STORAGE_MAX: u32 = 3072;
+/// Requests of a queue that the storage may have in any case.
+const OWN: u32 = 16;
 /// Time without an answer after which a request counts as one that keeps a kernel thread.
 pub(crate) const KEPT_AFTER: Duration = Duration::from_millis(250);
 
@@ -35,9 +40,21 @@ impl Default for IoWorkers {
     }
 }
 
+/// Number of requests that a queue may give to the storage, which has so many of the queue, of its disk and
+/// of all disks of the thread.
+///
+/// A queue may have as many requests there as [`IN_STORAGE_MAX`] leaves beside those of the disk and of the
+/// thread. So one full queue has room; queues of a disk, and disks, that want more have the same number each
+/// as soon as some complete; and storage that does not answer never takes the room of the other disks.
+#[inline]
+pub(crate) fn room(queue: u32, disk: u32, thread: u32) -> u32 {
+    let left = IN_STORAGE_MAX.saturating_sub(queue + disk + thread);
+    left.div_ceil(3).max(OWN.saturating_sub(queue)) // a request counts in all three
+}
+
 /// The bound while so many requests have no answer. Few steps make few system calls.
 fn max_with(kept: u32) -> u32 {
-    IO_WORKERS_MAX + kept.min(KEPT_MAX).next_multiple_of(IO_WORKERS_MAX)
+    IO_WORKERS_MAX + kept.next_multiple_of(IO_WORKERS_MAX)
 }
 
 impl Uring {
@@ -106,8 +123,63 @@ mod tests {
 
     #[test]
     fn the_usual_threads_stay_free_beside_those_that_requests_keep() {
-        for (kept, max) in [(0, 16), (1, 32), (16, 32), (17, 48), (1024, 1040), (u32::MAX, 2064)] {
+        for (kept, max) in [(0, 16), (1, 32), (16, 32), (17, 48), (3072, 3088), (3073, 3104)] {
             assert_eq!(max_with(kept), max, "{kept}");
+        }
+    }
+
+    /// Fills queues of one thread until none has room, each as far as it can before the next one. A number
+    /// is the disk of a queue. Returns the requests of each.
+    fn filled(disks: &[usize]) -> Vec<u32> {
+        let mut queues = vec![0; disks.len()];
+        for n in 0..queues.len() {
+            loop {
+                let of_disk = |(queue, disk): (&u32, &usize)| (*disk == disks[n]).then_some(*queue);
+                let disk = queues.iter().zip(disks).filter_map(of_disk).sum();
+                match room(queues[n], disk, queues.iter().sum()).min(1024 - queues[n]) {
+                    0 => break,
+                    more => queues[n] += more,
+                }
+            }
+        }
+        queues
+    }
+
+    #[test]
+    fn one_full_queue_has_room_and_storage_that_hangs_leaves_some_for_others() {
+        assert_eq!(filled(&[0]), [1024]);
+        assert_eq!(filled(&[0, 0, 0]), [1024, 342, 114]);
+        assert_eq!(filled(&[0, 0, 0, 1]), [1024, 342, 114, 796]);
+        let many = filled(&(0..1000).collect::<Vec<_>>());
+        assert_eq!(many.iter().min(), Some(&OWN), "a disk finds no room");
+        assert!(many.iter().sum::<u32>() <= IN_STORAGE_MAX + 1000 * OWN, "the bound does not hold");
+        assert_eq!(room(OWN, 64 * OWN, 1 << 20), 0);
+    }
+
+    #[test]
+    fn queues_that_want_more_have_the_same_number_after_some_time() {
+        let mut queues = [1024, 16];
+        for n in 0..10_000 {
+            queues[n % 2] -= 1; // a request completes, and the driver has more in both queues
+            for n in [0, 1] {
+                let all = queues.iter().sum();
+                queues[n] += room(queues[n], all, all).min(1);
+            }
+        }
+        assert!(queues[0].abs_diff(queues[1]) <= 2, "{queues:?}");
+    }
+
+    /// The data-plane threads for which the service manager lets storage that hangs keep kernel threads.
+    const THREADS: u32 = 8;
+
+    #[test]
+    fn the_units_allow_the_kernel_threads() {
+        let single = include_str!("../../../packaging/vhost-blk@.service");
+        for unit in [single, include_str!("../../../packaging/vhost-blk.service")] {
+            let tasks =
+                unit.lines().find_map(|line| line.strip_prefix("TasksMax=")).expect("a bound");
+            let tasks: u32 = tasks.parse().expect("a number");
+            assert!(tasks >= THREADS * max_with(IN_STORAGE_MAX + 64 * OWN), "{tasks}");
         }
     }
 

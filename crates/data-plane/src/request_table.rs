@@ -118,10 +118,17 @@ impl RequestTable {
     /// Number of requests that the storage has had since `before`, or longer. Looks at few entries: the first
     /// free one is taken first.
     pub(crate) fn taken_by(&self, before: Nanos) -> u32 {
-        let in_flight = self.entries.len() - self.free.len();
         let submitted = self.entries.iter().filter_map(|entry| entry.submitted.as_ref());
-        let old = submitted.take(in_flight).filter(|submitted| submitted.taken.at <= before);
+        let old = submitted
+            .take(self.in_flight() as usize)
+            .filter(|submitted| submitted.taken.at <= before);
         old.count() as u32 // at most DEPTH_MAX
+    }
+
+    /// Number of requests in flight.
+    #[inline]
+    pub(crate) fn in_flight(&self) -> u32 {
+        (self.entries.len() - self.free.len()) as u32 // at most DEPTH_MAX
     }
 
     /// Returns whether an entry is free.

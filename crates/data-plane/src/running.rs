@@ -57,6 +57,8 @@ pub(crate) struct RunningQueue {
     calls: Coalescer,
     /// The driver is asked for kicks.
     pub(crate) armed: bool,
+    /// The storage has room for a request of this queue, as the thread last looked.
+    pub(crate) has_room: bool,
     /// A ring fault occurred: the queue takes no further chain.
     pub(crate) faulted: bool,
     /// The control plane waits for the queue to drain.
@@ -125,6 +127,7 @@ impl RunningQueue {
             batch: Batch::new(slow_start),
             calls: Coalescer::new(coalesce, poll_max),
             armed: true,
+            has_room: true,
             faulted: false,
             stopping: None,
             ends_kept: KeptRequests::Carry,
@@ -292,7 +295,8 @@ impl RunningQueue {
     #[inline]
     pub(crate) fn may_take(&self) -> bool {
         let wanted = self.stopping.is_none() && self.turn.is_open() || !self.resubmit.is_empty();
-        !self.faulted && !self.halted && wanted && self.inflight_bytes < INFLIGHT_BYTES_MAX
+        let fits = self.has_room && self.inflight_bytes < INFLIGHT_BYTES_MAX;
+        !self.faulted && !self.halted && wanted && fits
     }
 
     /// Returns whether the queue can take a chain now.

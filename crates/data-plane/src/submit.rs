@@ -5,6 +5,7 @@
 #![expect(unsafe_code)]
 
 use crate::event::{queue_and_entry, slot_of};
+use crate::io_workers::room;
 use crate::request_table::{Entry, Submitted, Taken};
 use crate::running::RunningQueue;
 use crate::uring::Uring;
@@ -22,11 +23,13 @@ pub(crate) struct Storage {
     lane: Box<dyn Lane>,
     /// Entries whose `start` returned [`Step::Busy`], oldest first.
     pub(crate) stalled: VecDeque<Slot>,
+    /// Requests that the storage works on.
+    in_storage: u32,
 }
 
 impl Storage {
     pub(crate) fn new(disk: u16, lane: Box<dyn Lane>) -> Self {
-        Storage { disk, lane, stalled: VecDeque::new() }
+        Storage { disk, lane, stalled: VecDeque::new(), in_storage: 0 }
     }
 
     /// See [`Lane::moves_data_itself`].
@@ -38,6 +41,12 @@ impl Storage {
     #[inline]
     pub(crate) fn is_stalled(&self) -> bool {
         !self.stalled.is_empty()
+    }
+
+    /// Returns the number of chains that the queue may take now: see [`crate::io_workers`].
+    #[inline]
+    pub(crate) fn room_for(&self, queue: &RunningQueue, engine: &Uring) -> usize {
+        room(queue.requests.in_flight(), self.in_storage, engine.in_storage) as usize
     }
 
     /// Replaces the lane by a new one of the same disk, which has its present capacity. Returns the
@@ -77,11 +86,12 @@ impl Storage {
         };
         let submitted = entry.submitted.insert(Submitted { taken, request, io });
         engine.in_storage += 1;
+        self.in_storage += 1;
         match self.lane.start(&mut submitted.io, slot, &mut engine.of_disk(self.disk)) {
             Step::Done(result) if has_ranges(kind) => {
                 self.next_range(engine, queue, slot, kind, result)
             }
-            Step::Done(result) => finish(engine, queue, slot, result),
+            Step::Done(result) => self.finish(engine, queue, slot, result),
             Step::Pending => {}
             Step::Busy => self.stalled.push_back(slot),
         }
@@ -139,7 +149,7 @@ impl Storage {
         let skipped = queue.stopping.is_some() && matches!(kind, Kind::Discard { .. });
         match has_ranges(kind) && !skipped {
             true => self.next_range(engine, queue, slot, kind, result),
-            false => finish(engine, queue, slot, result),
+            false => self.finish(engine, queue, slot, result),
         }
     }
 
@@ -164,23 +174,30 @@ impl Storage {
                 Step::Busy => return self.stalled.push_back(slot),
             };
         }
-        finish(engine, queue, slot, result);
+        self.finish(engine, queue, slot, result);
     }
-}
 
-/// Completes a submitted request.
-#[inline]
-fn finish(engine: &mut Uring, queue: &mut RunningQueue, slot: Slot, result: Result<(), IoError>) {
-    engine.in_storage -= 1;
-    let (_, index) = queue_and_entry(slot);
-    let Submitted { taken, request, io } = queue.requests.finish(index);
-    if let Err(error) = result
-        && queue.halts(request.kind, &io, error)
-    {
-        return queue.keep(taken, request);
+    /// Completes a submitted request.
+    #[inline]
+    fn finish(
+        &mut self,
+        engine: &mut Uring,
+        queue: &mut RunningQueue,
+        slot: Slot,
+        result: Result<(), IoError>,
+    ) {
+        engine.in_storage -= 1;
+        self.in_storage -= 1;
+        let (_, index) = queue_and_entry(slot);
+        let Submitted { taken, request, io } = queue.requests.finish(index);
+        if let Err(error) = result
+            && queue.halts(request.kind, &io, error)
+        {
+            return queue.keep(taken, request);
+        }
+        let completion = Completion::of(request.kind, result, 0);
+        queue.complete(taken, request, completion);
     }
-    let completion = Completion::of(request.kind, result, 0);
-    queue.complete(taken, request, completion);
 }
 
 /// The next I/O of a request; `None` if it needs no further one. Inlined, so that the I/O is built in

@@ -114,8 +114,9 @@ impl Worker {
         for &id in active.ids() {
             let (queue, storage) = disks.queue(id);
             queue.look_at_disk(clock);
-            let full = engine.queued() + portion;
-            for _ in 0..BATCH_CHAINS_MAX {
+            let (full, room) = (engine.queued() + portion, storage.room_for(queue, engine));
+            queue.has_room = room > 0;
+            for _ in 0..BATCH_CHAINS_MAX.min(room) {
                 if !queue.may_take() || queue.batch.is_full() || storage.is_stalled() {
                     break;
                 }

@@ -62,6 +62,43 @@ fn a_disk_that_hangs_delays_no_other_disk_of_its_thread() {
     hung.next_outcome().unwrap();
 }
 
+/// Requests of a full queue.
+const FULL: u64 = 1024;
+
+#[test]
+fn a_disk_that_hangs_with_full_queues_leaves_room_in_the_storage_and_gets_all_answers() {
+    let setup = Setup { threads: 1, queues: 3, ..Setup::default() };
+    let pool = pool(&setup);
+    let (gate, permits) = Gate::new(mem_disk());
+    let hung = Daemon::in_pool(Arc::new(gate), &setup, &pool);
+    let good = Daemon::in_pool(mem_disk(), &setup, &pool);
+    let full = Options { num_queues: 3, queue_size: FULL as u16, ..Options::default() };
+    let mut stuck = hung.connect(&full);
+    let layout = stuck.layout();
+    for queue in 0..3 {
+        for sector in 0..FULL {
+            stuck.queue(queue).submit(&Request::read(sector, 512), &layout).unwrap();
+        }
+    }
+    let inflight = || {
+        let queues = hung.status().queues;
+        let running = queues.iter().filter_map(|queue| queue.running.as_ref());
+        running.map(|report| report.inflight).sum::<u64>()
+    };
+    // Three queues that have no room have at least as many together.
+    wait_until("the requests are taken", || inflight() >= 1317);
+    // In these turns the thread takes all that it may.
+    works(&mut good.connect(&Options::default()), 1);
+    let taken = inflight();
+    permits.open(); // a failed test ends, too
+    assert!(taken < 1536, "the storage has {taken} requests of one disk");
+    for queue in 0..3 {
+        for _ in 0..FULL {
+            assert_eq!(stuck.queue(queue).collect().unwrap().1.status, Some(S_OK));
+        }
+    }
+}
+
 #[test]
 fn a_stalled_disk_stalls_no_other_disk_of_its_thread_and_goes_on_later() {
     for poll_max in [Duration::ZERO, Duration::from_secs(5)] {
