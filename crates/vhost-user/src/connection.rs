@@ -47,9 +47,8 @@ pub(crate) fn serve(
     let commands = Commands { mailbox, faults: faults.as_ref() };
     let inherited = device.inherited.take();
     let session = Arc::new(Mutex::new(Session::new(device)));
-    let mut silent = inherited.as_ref().is_none_or(|inherited| inherited.state.silent);
+    let silent = inherited.as_ref().is_none_or(|inherited| inherited.state.silent);
     let first = next.map(|next| (next.listener, Instant::now() + next.patience));
-    let mut first = first.filter(|_| silent);
     let mut handler = match begin(stream, &session, inherited) {
         Ok(handler) => handler,
         Err(error) => {
@@ -57,47 +56,61 @@ pub(crate) fn serve(
             return Err(ConnectionError::Lost(error.to_string()));
         }
     };
-    let mut waiting = None;
-    let result = loop {
-        let tells = lock(&session).owes_config_change();
-        match wait(&peeked, commands, first, tells.then_some(QUIET)) {
-            Err(error) => break Err(error.into()),
-            Ok(Wakeup::Quiet) => {
-                lock(&session).announce_config_change();
-                continue;
-            }
-            Ok(Wakeup::Fault) => {
-                lock(&session).pass_faults_on();
-                continue;
-            }
-            Ok(Wakeup::Message) => (first, silent) = (None, false),
-            Ok(Wakeup::Next(stream)) => {
-                waiting = Some(stream);
-                break Err(ConnectionError::Silent);
-            }
-            Ok(Wakeup::NextFailed) => {
-                first = first.map(|(listener, _)| (listener, Instant::now() + ACCEPT_RETRY));
-                continue;
-            }
-            Ok(Wakeup::Command(mailbox)) => {
-                let mut session = lock(&session);
-                mailbox.handle(&mut session, Some(&Peer { stream: &peeked, silent }));
-                match session.lost.take() {
-                    Some(why) => break Err(ConnectionError::Lost(why)),
-                    None => continue,
+    let mut conversation =
+        Conversation { peeked: &peeked, commands, first: first.filter(|_| silent), silent };
+    let result = conversation.run(&session, &mut handler);
+    lock(&session).end();
+    result
+}
+
+/// A running connection.
+struct Conversation<'a> {
+    /// The connection.
+    peeked: &'a UnixStream,
+    commands: Commands<'a>,
+    /// The listening socket of the next front-end, and the end of the patience with this one.
+    first: Option<(BorrowedFd<'a>, Instant)>,
+    /// No message has come.
+    silent: bool,
+}
+
+impl Conversation<'_> {
+    /// Handles messages and commands until the connection ends.
+    fn run<'s>(
+        &mut self,
+        session: &Mutex<Session<'s>>,
+        handler: &mut Handler<'s>,
+    ) -> Result<(), ConnectionError> {
+        loop {
+            let tells = lock(session).owes_config_change();
+            match wait(self.peeked, self.commands, self.first, tells.then_some(QUIET))? {
+                Wakeup::Quiet => lock(session).announce_config_change(),
+                Wakeup::Fault => lock(session).pass_faults_on(),
+                Wakeup::Message => {
+                    (self.first, self.silent) = (None, false);
+                    if !handle(self.peeked, session, handler)? {
+                        return Ok(());
+                    }
+                }
+                Wakeup::Next(stream) => {
+                    lock(session).device.waiting = Some(stream);
+                    return Err(ConnectionError::Silent);
+                }
+                Wakeup::NextFailed => {
+                    let again = Instant::now() + ACCEPT_RETRY;
+                    self.first = self.first.map(|(listener, _)| (listener, again));
+                }
+                Wakeup::Command(mailbox) => {
+                    let mut session = lock(session);
+                    let peer = Peer { stream: self.peeked, silent: self.silent };
+                    mailbox.handle(&mut session, Some(&peer));
+                    if let Some(why) = session.lost.take() {
+                        return Err(ConnectionError::Lost(why));
+                    }
                 }
             }
         }
-        match handle(&peeked, &session, &mut handler) {
-            Ok(true) => {}
-            Ok(false) => break Ok(()),
-            Err(error) => break Err(error),
-        }
-    };
-    let mut session = lock(&session);
-    session.end();
-    session.device.waiting = waiting;
-    result
+    }
 }
 
 /// Begins the connection, or continues that of an earlier program.

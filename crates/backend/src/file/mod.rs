@@ -163,17 +163,7 @@ impl File {
         if size.capacity_bytes == 0 {
             return Err(FileError::Empty { path: path.into(), block });
         }
-        let limits = LaneLimits {
-            capacity_bytes: size.capacity_bytes,
-            logical_block_bytes: block,
-            direct: facts.direct,
-            tail: size.tail,
-            read_only: options.read_only,
-            discard: (options.discard && facts.discard.is_some() && !options.read_only)
-                .then_some(facts.discard_by),
-            unmap: options.discard && facts.zeroing_unmaps && !options.read_only,
-            in_memory: facts.in_memory,
-        };
+        let limits = lane_limits(&options, &facts, &size, block);
         let fell_back_from_direct = options.direct && !direct;
         let mut notices = notices(path, &facts, &limits, fell_back_from_direct);
         if !facts.is_device && !options.container {
@@ -369,6 +359,20 @@ fn logical_block(path: &Path, options: &FileOptions, facts: &Facts) -> Result<u3
         return Err(FileError::BlockTooSmall { path, wanted, least });
     }
     Ok(wanted)
+}
+
+fn lane_limits(options: &FileOptions, facts: &Facts, size: &Size, block: u32) -> LaneLimits {
+    let frees = options.discard && !options.read_only;
+    LaneLimits {
+        capacity_bytes: size.capacity_bytes,
+        logical_block_bytes: block,
+        direct: facts.direct,
+        tail: size.tail,
+        read_only: options.read_only,
+        discard: (frees && facts.discard.is_some()).then_some(facts.discard_by),
+        unmap: frees && facts.zeroing_unmaps,
+        in_memory: facts.in_memory,
+    }
 }
 
 fn describe(

@@ -22,65 +22,69 @@ impl Worker {
             let event = Event::Mail { armed: true };
             self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), event);
         }
-        // The control plane waits for each answer, so that no `send` of one fails.
         while let Ok(mail) = self.mail.try_recv() {
-            match mail {
-                Mail::AddDisk(disk, reply) => {
-                    let _ = reply.send(self.add_disk(disk));
-                }
-                Mail::RemoveDisk(number, reply) => {
-                    let disk = self.disks.remove(number).expect("it was added");
-                    assert!(disk.is_idle(), "no queue of the disk runs");
-                    let _ = reply.send(disk.storage.close(&mut self.engine));
-                }
-                Mail::ReplaceLane(number, lane, reply) => {
-                    let disk = self.disks.disk(number);
-                    assert!(disk.is_idle(), "no queue of the disk runs");
-                    let _ = reply.send(disk.storage.replace_lane(&mut self.engine, lane));
-                }
-                Mail::Memory(disk, memory, reply) => {
-                    let result = match memory {
-                        Some(memory) => self.engine.register_memory(disk, &memory),
-                        None => {
-                            self.engine.unregister_memory(disk);
-                            Ok(())
-                        }
-                    };
-                    let _ = reply.send(result);
-                }
-                Mail::LimitsChanged(limiter) => {
-                    self.disks.queues().for_each(|queue| queue.turn.limits_changed(&limiter));
-                }
-                Mail::Share(number, share) => {
-                    let disk = self.disks.disk(number);
-                    disk.queues().for_each(|queue| queue.turn = Turn::new(Arc::clone(&share)));
-                    disk.share = share;
-                }
-                Mail::Start(disk, start, reply) => {
-                    let (setup, ring) = *start;
-                    let _ = reply.send(self.start_queue(disk, setup, ring));
-                }
-                Mail::Wake(disk) => {
-                    let Worker { disks, active, clock, .. } = self;
-                    disks.disk(disk).queues().for_each(|queue| {
-                        queue.look_at_disk(clock); // a stop may follow in the same mail
-                        active.wake(queue);
-                    });
-                }
-                Mail::Stop(id, kept, reply) => self.stop_queue(id, kept, reply),
-                Mail::SetCall(id, call) => {
-                    let (queue, _) = self.disks.queue(id);
-                    queue.call = call;
-                    queue.call(); // the old eventfd may have missed a call
-                }
-                Mail::State(id, reply) => {
-                    let _ = reply.send(self.disks.queue(id).0.state());
-                }
-                Mail::Ping(reply) => {
-                    let _ = reply.send(());
-                }
-                Mail::Exit => self.exit = true,
+            self.handle_mail(mail);
+        }
+    }
+
+    /// Carries out one mail. The control plane waits for each answer, so that no `send` of one fails.
+    fn handle_mail(&mut self, mail: Mail) {
+        match mail {
+            Mail::AddDisk(disk, reply) => {
+                let _ = reply.send(self.add_disk(disk));
             }
+            Mail::RemoveDisk(number, reply) => {
+                let disk = self.disks.remove(number).expect("it was added");
+                assert!(disk.is_idle(), "no queue of the disk runs");
+                let _ = reply.send(disk.storage.close(&mut self.engine));
+            }
+            Mail::ReplaceLane(number, lane, reply) => {
+                let disk = self.disks.disk(number);
+                assert!(disk.is_idle(), "no queue of the disk runs");
+                let _ = reply.send(disk.storage.replace_lane(&mut self.engine, lane));
+            }
+            Mail::Memory(disk, memory, reply) => {
+                let result = match memory {
+                    Some(memory) => self.engine.register_memory(disk, &memory),
+                    None => {
+                        self.engine.unregister_memory(disk);
+                        Ok(())
+                    }
+                };
+                let _ = reply.send(result);
+            }
+            Mail::LimitsChanged(limiter) => {
+                self.disks.queues().for_each(|queue| queue.turn.limits_changed(&limiter));
+            }
+            Mail::Share(number, share) => {
+                let disk = self.disks.disk(number);
+                disk.queues().for_each(|queue| queue.turn = Turn::new(Arc::clone(&share)));
+                disk.share = share;
+            }
+            Mail::Start(disk, start, reply) => {
+                let (setup, ring) = *start;
+                let _ = reply.send(self.start_queue(disk, setup, ring));
+            }
+            Mail::Wake(disk) => {
+                let Worker { disks, active, clock, .. } = self;
+                disks.disk(disk).queues().for_each(|queue| {
+                    queue.look_at_disk(clock); // a stop may follow in the same mail
+                    active.wake(queue);
+                });
+            }
+            Mail::Stop(id, kept, reply) => self.stop_queue(id, kept, reply),
+            Mail::SetCall(id, call) => {
+                let (queue, _) = self.disks.queue(id);
+                queue.call = call;
+                queue.call(); // the old eventfd may have missed a call
+            }
+            Mail::State(id, reply) => {
+                let _ = reply.send(self.disks.queue(id).0.state());
+            }
+            Mail::Ping(reply) => {
+                let _ = reply.send(());
+            }
+            Mail::Exit => self.exit = true,
         }
     }
 

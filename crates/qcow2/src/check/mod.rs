@@ -130,13 +130,30 @@ fn readable(path: &Path, file: &File) -> Result<Fields, Qcow2Error> {
         ));
     }
     let fields = Fields::read(file).map_err(failed)?;
-    let refuse = |what: &str| Err(chain::refuse(path, what, OTHER));
-    if !(2..=3).contains(&fields.version) {
-        return refuse(&format!("qcow2 of version {}", fields.version));
+    let refuse = |what: &str| chain::refuse(path, what, OTHER);
+    check_format(&fields).map_err(|what| refuse(&what))?;
+    // As QEMU: a name without length is none.
+    if fields.backing_bytes > 0 {
+        fields.backing(file).map_err(failed)?;
     }
-    if fields.incompatible & !incompatible::KNOWN != 0 {
-        let unknown = fields.incompatible & !incompatible::KNOWN;
-        return refuse(&format!("it has unknown incompatible features ({unknown:#x})"));
+    let extensions = fields.extensions(file).map_err(failed)?;
+    let has_key = extensions.iter().any(|found| found.kind == extension::ENCRYPTION);
+    if fields.encryption > LUKS || (fields.encryption == LUKS) != has_key {
+        return Err(refuse("its encryption is unknown"));
+    }
+    check_tables(&fields).map_err(refuse)?;
+    Ok(fields)
+}
+
+/// Refuses a format that the check does not understand. The error is the reason.
+fn check_format(fields: &Fields) -> Result<(), String> {
+    let refuse = |what: &str| Err(what.to_owned());
+    if !(2..=3).contains(&fields.version) {
+        return Err(format!("qcow2 of version {}", fields.version));
+    }
+    let unknown = fields.incompatible & !incompatible::KNOWN;
+    if unknown != 0 {
+        return Err(format!("it has unknown incompatible features ({unknown:#x})"));
     }
     if fields.incompatible & incompatible::DATA_FILE != 0 {
         return refuse("its data is in another file");
@@ -158,28 +175,24 @@ fn readable(path: &Path, file: &File) -> Result<Fields, Qcow2Error> {
     if fields.backing_at > fields.cluster_bytes() {
         return refuse("the name of its backing file has an impossible place");
     }
-    // As QEMU: a name without length is none.
-    if fields.backing_bytes > 0 {
-        fields.backing(file).map_err(failed)?;
-    }
-    let extensions = fields.extensions(file).map_err(failed)?;
-    let has_key = extensions.iter().any(|found| found.kind == extension::ENCRYPTION);
-    if fields.encryption > LUKS || (fields.encryption == LUKS) != has_key {
-        return refuse("its encryption is unknown");
-    }
+    Ok(())
+}
+
+/// Refuses tables that no image has. The error is the reason.
+fn check_tables(fields: &Fields) -> Result<(), &'static str> {
     let is_apart = |at: u64| at.is_multiple_of(fields.cluster_bytes()) && at < 1 << 56;
     let refcount_bytes = u64::from(fields.refcount_clusters) << fields.cluster_bits;
     if !is_apart(fields.refcounts_at) || refcount_bytes > REFCOUNT_TABLE_MAX {
-        return refuse("its refcount table has an impossible place or size");
+        return Err("its refcount table has an impossible place or size");
     }
-    let by_l1 = u128::from(fields.l1_entries) << (2 * fields.cluster_bits - entry_bits(&fields));
+    let by_l1 = u128::from(fields.l1_entries) << (2 * fields.cluster_bits - entry_bits(fields));
     if !is_apart(fields.l1_at)
         || fields.l1_entries > L1_ENTRIES_MAX
         || by_l1 < u128::from(fields.size_bytes)
     {
-        return refuse("its L1 table has an impossible place or size");
+        return Err("its L1 table has an impossible place or size");
     }
-    Ok(fields)
+    Ok(())
 }
 
 /// Bits of the length of an L2 entry.
