@@ -15,14 +15,8 @@
 static_assert(sizeof_field(struct vhost_blk_kept, heads) ==
 	      sizeof_field(struct vhost_blk_queue, kept));
 
-/**
- * vhost_blk_error_halts - true if an error is one that the owner wants to halt the device
- * @error: a negative errno
- * @flags: VHOST_BLK_OPT_*
- *
- * Return: true if the request is kept.
- */
-bool vhost_blk_error_halts(int error, u32 flags)
+/* True if an error is one that the owner wants to halt the device. @flags: VHOST_BLK_OPT_* */
+static bool vhost_blk_error_halts(int error, u32 flags)
 {
 	if (error == -EOPNOTSUPP)
 		return false;

@@ -57,7 +57,7 @@ struct vhost_blk_range {
  * @pinned: the pages in @vecs must be unpinned
  * @nowait: submitted with NOWAIT; it may have to be repeated
  * @slow: it is or was on the workqueue
- * @refused: it was answered without I/O
+ * @refused: it is wrong or not supported, and is answered without I/O
  * @kept: it failed, and its queue keeps its chain
  * @cut_off: the storage has become smaller, and lacks its range
  * @bounced: the pages in @vecs are the module's own

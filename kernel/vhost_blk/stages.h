@@ -143,7 +143,6 @@ static inline void vhost_blk_arrivals_look(struct vhost_blk_queue *q)
 }
 
 /* halt.c */
-bool vhost_blk_error_halts(int error, u32 flags);
 bool vhost_blk_withholds(struct vhost_blk_req *req);
 
 /* failure.c */

@@ -31,7 +31,7 @@ struct vhost_blk_latency {
  * @chains: chains taken
  * @completed: chains put into the used ring
  * @refused: requests that were answered without I/O because they are wrong or not supported
- * @failed: requests whose I/O failed
+ * @failed: requests that the storage has failed
  * @dropped: requests that ended without a used entry: their owner was killed, or the ring could not
  *	be written
  * @kicks: times the handler ran because of a kick

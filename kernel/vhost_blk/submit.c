@@ -277,9 +277,8 @@ int vhost_blk_submit(struct vhost_blk_queue *q, const struct vhost_blk_chain *ch
 		vhost_blk_put_back_chain(q, req);
 		return -EAGAIN;
 	}
-	/* If the storage failed, and that halts the device, the request is not answered. */
-	req->refused = !vhost_blk_storage_failed(req, err) ||
-		       !vhost_blk_error_halts(err, READ_ONCE(q->blk->opt.flags));
+	/* A failure of the storage is told, and may halt the device: then it is not answered. */
+	req->refused = !vhost_blk_storage_failed(req, err);
 	q->stats.refused += req->refused;
 	vhost_blk_end_io(req, err);
 	if (unlikely(READ_ONCE(q->blk->limit.set)))

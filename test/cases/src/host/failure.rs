@@ -2,7 +2,7 @@
 //! Failures of the disk, as the device's owner and the daemon's user see them.
 
 use crate::case::cases;
-use crate::host::env::Env;
+use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Dm, DmKind, FileSystem, NullBlkOptions, image, null_blk, wait_until};
 use crate::host::target::{self, Target, need_module, options};
 use anyhow::{Context, Result, ensure};
@@ -23,6 +23,9 @@ cases! { Host;
     "failure-log", Gating,
         "the daemon logs a failing disk in one line",
         daemons_log;
+    "failure-smaller", Gating,
+        "a request beyond the end of a disk that became smaller is counted and told by both planes",
+        smaller;
 }
 
 /// First sector of the requests that fail.
@@ -148,5 +151,39 @@ pub(crate) fn daemons_log(env: &Env) -> Result<()> {
     // The first failure, and the failures within the second after it.
     let lines = daemon.lines_with("the disk fails");
     ensure!(lines.len() < 20, "a line for each failure: {lines:?}");
+    Ok(())
+}
+
+fn smaller(env: &Env) -> Result<()> {
+    for plane in [Plane::Kernel, Plane::Uring] {
+        smaller_on(env, plane).with_context(|| format!("{plane:?}"))?;
+    }
+    Ok(())
+}
+
+fn smaller_on(env: &Env, plane: Plane) -> Result<()> {
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "smaller", DmKind::Linear)?;
+    let sectors = disk.sectors();
+    let (mut device, daemon) = target::serve_by_daemon(&env.on(plane), &disk, &options(), &[])?;
+    device.write(sectors - 8, &[1; 4096])?;
+    dm.become_linear(sectors / 2)?;
+    let layout = device.layout();
+    // The disk never had the first one.
+    let beyond = Request::read(sectors - 4, 4096);
+    for request in
+        [beyond, Request::read(sectors - 8, 4096), Request::write(sectors - 8, &[2; 4096])]
+    {
+        let status = device.queue(0).execute(&request, &layout)?.status;
+        ensure!(status == Some(S_IOERR), "{request:?} ended with {status:?}");
+    }
+    let counted = ["queue_refused_requests_total", "queue_failed_requests_total"];
+    let counted = (daemon.total(counted[0])?, daemon.total(counted[1])?);
+    ensure!(counted == (1, 2), "{counted:?} requests were refused and have failed");
+    wait_until(
+        "the failures",
+        || Ok((daemon.total("storage_failures_total")? == 2).then_some(())),
+    )?;
+    ensure!(!daemon.lines_with("the disk fails").is_empty(), "no line in the log");
     Ok(())
 }

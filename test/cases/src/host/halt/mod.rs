@@ -197,7 +197,14 @@ fn lacks_its_end(
     device.read(8, &mut [0; 4096])?;
     // The disk never had this one.
     fails_for_the_driver(device, &Request::write(sectors - 4, &[1; 4096]))?;
-    let Some(errno) = keeps else { return fails_for_the_driver(device, request) };
+    let Some(errno) = keeps else {
+        fails_for_the_driver(device, request)?;
+        let counted = counters(device)?;
+        ensure!((counted["refused"], counted["failed"]) == (1, 1), "{counted:?}");
+        let failure = kernel(device)?.failure()?;
+        ensure!((failure.count, failure.sector) == (1, sectors - 8), "{failure:?}");
+        return Ok(());
+    };
     let layout = device.layout();
     let id = device.queue(0).submit(request, &layout)?;
     wait_for_kept(device)?;
