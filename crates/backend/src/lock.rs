@@ -71,6 +71,9 @@ impl Drop for ImageFile {
     }
 }
 
+/// A holder that is no process which this one sees.
+const UNSEEN: &str =
+    "another program, of another container or host, or by I/O of one that has ended";
 /// Interval between attempts to lock an image.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -83,12 +86,14 @@ pub enum LockError {
         "{}: in use by {}; stop that, or give `--lock off` to share the image knowingly \
          (two writers destroy a file system)",
         .path.display(),
-        .holder.as_deref().unwrap_or("another program")
+        .holder.as_deref().unwrap_or(UNSEEN)
     )]
     InUse {
         /// The image.
         path: PathBuf,
-        /// Name and process id of the other program, if they are known.
+        /// Name and process id of the other program. `None`: no process that this one sees has the
+        /// locked image; the program has ended, and the kernel still completes its I/O, or it runs in
+        /// another container or on another host.
         holder: Option<String>,
     },
     /// A block device belongs to the host.
@@ -121,16 +126,20 @@ pub enum LockError {
 /// # Errors
 /// [`LockError`]; no lock is held then.
 pub fn lock_image(file: &File, path: &Path, access: Access) -> Result<(), LockError> {
+    lock_image_within(Duration::ZERO, file, path, access)
+}
+
+/// One attempt. An error does not name the holder: to find it takes long.
+fn try_to_lock(file: &File, path: &Path, access: Access) -> Result<(), LockError> {
     let outcome = take_and_check(file, access);
     let is_claimed = || access == Access::Write && is_claimed(file, path);
     if matches!(outcome, Ok(true)) && !is_claimed() {
         return Ok(());
     }
-    // Before the holder is looked up: it must not be this process.
     release(file);
     match outcome {
         Ok(true) => Err(LockError::Claimed { path: path.into() }),
-        Ok(false) => Err(LockError::InUse { path: path.into(), holder: holder::of_locks_on(file) }),
+        Ok(false) => Err(LockError::InUse { path: path.into(), holder: None }),
         Err(source) => Err(LockError::Refused { path: path.into(), source }),
     }
 }
@@ -174,11 +183,15 @@ pub fn lock_image_within(
 ) -> Result<(), LockError> {
     let deadline = Instant::now() + patience;
     loop {
-        match lock_image(file, path, access) {
+        match try_to_lock(file, path, access) {
             Err(LockError::InUse { .. } | LockError::Claimed { .. })
                 if Instant::now() < deadline =>
             {
                 std::thread::sleep(RETRY);
+            }
+            // After the last attempt, which has released the locks: the holder is not this process.
+            Err(LockError::InUse { path, .. }) => {
+                return Err(LockError::InUse { path, holder: holder::of_locks_on(file) });
             }
             outcome => return outcome,
         }

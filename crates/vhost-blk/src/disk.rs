@@ -14,12 +14,16 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Maximum wait for a locked image: a killed daemon holds its lock until the kernel has completed
-/// its I/O. A service manager that restarts the daemon at most five times in ten seconds does not
-/// reach its limit during this wait.
+/// Maximum wait for an image that a running program, or the host, has locked. A service manager that
+/// restarts the daemon at most five times in ten seconds does not reach its limit during this wait.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum wait for an image whose user is no process: it was killed, and the kernel still completes its
+/// I/O. An earlier start could be overtaken by an old write, so that its data would be lost.
+const ENDED_PATIENCE: Duration = Duration::from_secs(30);
+/// Interval at which a waiting daemon looks for the user.
+const USER_LOOK: Duration = Duration::from_millis(500);
 
 /// An open disk.
 pub struct Opened {
@@ -314,17 +318,35 @@ fn open_patiently<T, E>(
     lock_error: impl Fn(&E) -> Option<&LockError>,
 ) -> Result<T, E> {
     let options = file_options(args, locks);
-    let opened = open(options.clone());
-    let holder = match opened.as_ref().err().and_then(&lock_error) {
-        Some(LockError::InUse { holder, .. }) => holder.as_deref().unwrap_or("an unknown program"),
-        Some(LockError::Claimed { .. }) => "the host's kernel",
-        _ => return opened,
-    };
-    let limit = LOCK_PATIENCE.as_secs();
-    let image = path.display();
-    let line = format!("vhost-blk: waits for {image}, in use by {holder}, {limit} s at most");
-    let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
-    open(FileOptions { lock: Some(LOCK_PATIENCE), ..options })
+    let begin = Instant::now();
+    let mut opened = open(options.clone());
+    let mut told = Duration::ZERO;
+    while let Some((user, limit)) = opened.as_ref().err().and_then(&lock_error).and_then(patience) {
+        if begin.elapsed() >= limit {
+            break;
+        }
+        // Another limit: the user has ended meanwhile.
+        if told != limit {
+            told = limit;
+            let (image, limit) = (path.display(), limit.as_secs());
+            let line = format!("vhost-blk: waits for {image}, in use by {user}, {limit} s at most");
+            let _ = writeln!(std::io::stderr(), "{line}"); // stderr may be gone
+        }
+        opened = open(FileOptions { lock: Some(USER_LOOK), ..options.clone() });
+    }
+    opened
+}
+
+/// The user of a locked image, and the maximum wait for it. `None`: a wait does not help.
+fn patience(error: &LockError) -> Option<(&str, Duration)> {
+    match error {
+        LockError::InUse { holder: Some(holder), .. } => Some((holder, LOCK_PATIENCE)),
+        LockError::InUse { .. } => {
+            Some(("no running process (the I/O of a killed one has to end)", ENDED_PATIENCE))
+        }
+        LockError::Claimed { .. } => Some(("the host's kernel", LOCK_PATIENCE)),
+        _ => None,
+    }
 }
 
 /// Applies the options that every disk has to a disk without options of its own.

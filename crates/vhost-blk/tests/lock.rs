@@ -3,12 +3,16 @@
 //! that was killed.
 
 mod common;
+#[path = "common/mount.rs"]
+mod mount;
 
 use backend::{File, FileOptions};
 use common::{Daemon, Place};
-use driver::{Device, Options};
+use driver::{Device, Options, Request};
+use mount::{Frozen, Mount, may_not_mount};
 use std::process::Command;
 use std::time::Duration;
+use virtio_spec::blk::S_OK;
 
 /// Opens and locks the image without waiting.
 fn lock_at_once(place: &Place) -> File {
@@ -39,14 +43,50 @@ fn after_sigterm_another_program_writes_the_image_at_once_each_of_50_times() {
     }
 }
 
-/// The lock of a process that is gone, whose I/O is not: here a descriptor of this process.
 #[test]
-fn an_image_whose_killed_user_has_io_in_flight_is_waited_for_and_the_user_is_told() {
+fn an_image_of_a_running_program_is_waited_for_and_the_program_is_told() {
     let place = Place::new();
     let holder = lock_at_once(&place);
     let mut daemon = Daemon::spawn(&mut place.serve());
     let line = daemon.log_line("waits for");
-    assert!(line.contains("disk.img") && line.contains("at most"), "{line}");
+    assert!(line.contains("disk.img") && line.contains("(process "), "{line}");
+    assert!(line.contains("5 s at most"), "{line}");
     drop(holder);
     daemon.log_line("serving");
+}
+
+#[test]
+fn the_next_daemon_waits_longer_for_the_io_of_a_killed_one_and_no_write_is_lost() {
+    if may_not_mount() {
+        return;
+    }
+    let mut place = Place::new();
+    let mount = Mount::ext4(place.dir.path(), 64);
+    place.image = mount.path("disk.img");
+    std::fs::File::create(&place.image).unwrap().set_len(1 << 20).unwrap();
+    let mut serve = place.serve();
+    serve.args(["--data-plane", "uring"]);
+    let mut killed = Daemon::start(&mut serve, &place.socket);
+    let limit = Duration::from_secs(60);
+    let options = Options { inflight: true, limit, ..Options::default() };
+    let mut guest = Device::connect(&place.socket, &options).unwrap();
+    let layout = guest.layout();
+    let frozen = Frozen::of(&mount);
+    guest.queue(0).submit(&Request::write(8, &[7; 4096]), &layout).unwrap();
+    // A kernel thread of io_uring has the write.
+    let waits = |(name, state): &(String, String)| name.starts_with("iou-wrk") && state == "D";
+    place.wait_until("the write is in the kernel", || killed.threads().iter().any(waits));
+    killed.signal(libc::SIGKILL);
+    place.wait_until("it has closed its files", || killed.descriptors().is_empty());
+    let mut next = Daemon::spawn(&mut serve);
+    let line = next.log_line("waits for");
+    assert!(line.contains("no running process") && line.contains("30 s at most"), "{line}");
+    drop(frozen);
+    next.log_line("serving");
+    killed.wait();
+    guest.reconnect(&place.socket).unwrap();
+    assert_eq!(guest.queue(0).collect().unwrap().1.status, Some(S_OK));
+    let mut data = [0; 4096];
+    guest.read(8, &mut data).unwrap();
+    assert_eq!(data, [7; 4096]);
 }

@@ -235,26 +235,32 @@ impl Daemon {
         }
     }
 
-    /// Waits until the daemon has exactly these descriptors: those of a control connection go with
-    /// its thread.
+    /// Checks that the daemon has exactly these descriptors.
     #[track_caller]
     pub(crate) fn wait_for_descriptors(&self, expected: &[String]) {
-        let end = Instant::now() + Duration::from_secs(10);
-        while self.descriptors() != expected {
-            assert!(Instant::now() < end, "{:?} in place of {expected:?}", self.descriptors());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        assert_eq!(self.settled_descriptors(), expected);
     }
 
-    /// Descriptors of the daemon, by their names, after two equal looks.
+    /// Descriptors of the daemon, by their names, after the end of all threads that have some for a while
+    /// only.
+    #[track_caller]
     pub(crate) fn settled_descriptors(&self) -> Vec<String> {
-        loop {
-            let before = self.descriptors();
-            std::thread::sleep(Duration::from_millis(100));
-            if self.descriptors() == before {
-                return before;
-            }
-        }
+        let passing = ["control-client", "reload", "taker"];
+        wait_until("these threads end", || {
+            !self.threads().iter().any(|(name, _)| passing.contains(&name.as_str()))
+        });
+        self.descriptors()
+    }
+
+    /// Name and state (`S`, `D` ...) of each thread of the daemon, also of the kernel's for its io_uring.
+    pub(crate) fn threads(&self) -> Vec<(String, String)> {
+        let entries = std::fs::read_dir(format!("/proc/{}/task", self.id())).unwrap();
+        let thread = |entry: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;
+            let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
+            Some((name.to_owned(), rest.split(' ').next()?.to_owned()))
+        };
+        entries.filter_map(thread).collect()
     }
 
     /// Descriptors of the daemon, by their names.

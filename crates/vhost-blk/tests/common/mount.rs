@@ -96,6 +96,22 @@ impl Drop for Mount {
     }
 }
 
+/// A frozen file system; thawed when dropped.
+pub(crate) struct Frozen<'a>(&'a Mount);
+
+impl Frozen<'_> {
+    pub(crate) fn of(mount: &Mount) -> Frozen<'_> {
+        run(&["fsfreeze", "--freeze", mount.place.path().to_str().unwrap()]);
+        Frozen(mount)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        run(&["fsfreeze", "--unfreeze", self.0.place.path().to_str().unwrap()]);
+    }
+}
+
 /// A loop device over a file; detached when dropped.
 pub(crate) struct LoopDevice {
     pub(crate) path: PathBuf,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Storage that keeps the kernel threads of io_uring keeps no other disk of the same data-plane thread.
 
-use crate::mount::{Mount, may_not_mount, run};
+use crate::mount::{Frozen, Mount, may_not_mount};
 use crate::rig::Rig;
 use driver::{Device, Options, Request};
 use std::time::Duration;
@@ -13,22 +13,6 @@ const WRITES: u64 = 32;
 const FULL: u64 = 1024;
 /// Writes of such queues that a thread gives to the storage at least.
 const GIVEN: u64 = 1317;
-
-/// A frozen file system; thawed when dropped.
-struct Frozen<'a>(&'a Mount);
-
-impl Frozen<'_> {
-    fn of(mount: &Mount) -> Frozen<'_> {
-        run(&["fsfreeze", "--freeze", mount.place.path().to_str().unwrap()]);
-        Frozen(mount)
-    }
-}
-
-impl Drop for Frozen<'_> {
-    fn drop(&mut self) {
-        run(&["fsfreeze", "--unfreeze", self.0.place.path().to_str().unwrap()]);
-    }
-}
 
 /// Adds the disk `frozen` on this file system.
 fn add_frozen(rig: &Rig, mount: &Mount, queues: usize) {
