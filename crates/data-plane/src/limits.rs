@@ -172,8 +172,8 @@ pub(crate) struct Share {
 }
 
 /// The queues of a disk that wait, and the one that pays its debt in the name of the disk: with a place
-/// of each queue, the disk would have more turns than the others. The one that pays takes the next
-/// request, so it is the one that has waited longest.
+/// of each queue, the disk would have more turns than the others. The payer takes the next request, so it
+/// is the queue that has waited longest.
 #[derive(Debug, Default)]
 struct Waits {
     /// Number of waits so far, also the last [`Wait`].
@@ -184,7 +184,7 @@ struct Waits {
     looked_at: Nanos,
 }
 
-/// What a waiting queue of a disk in debt has to do.
+/// Duty of a waiting queue of a disk in debt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
     /// Another queue pays.
