@@ -265,6 +265,19 @@ static void vhost_blk_member_add(u64 *debt, u64 more)
 	} while (!try_cmpxchg64(debt, &old, next) && --tries);
 }
 
+/*
+ * Forgives debt that was added for limits of @version, if they were replaced. The owner forgives the
+ * debts after a new version: an addition that comes later sees it. The additions are full barriers;
+ * they pair with the owner's release of the debts.
+ */
+static void vhost_blk_member_forgive_old(struct vhost_blk_member *member, u64 version)
+{
+	if (READ_ONCE(member->limits->version) == version)
+		return;
+	WRITE_ONCE(member->debt->iops_ns, 0);
+	WRITE_ONCE(member->debt->bytes_ns, 0);
+}
+
 /**
  * vhost_blk_member_owe - add the rest of the cost of a request to the device's debt
  * @member: the device's part
@@ -278,14 +291,7 @@ void vhost_blk_member_owe(struct vhost_blk_member *member, u64 version,
 		return;
 	vhost_blk_member_add(&member->debt->iops_ns, rest->iops_ns);
 	vhost_blk_member_add(&member->debt->bytes_ns, rest->bytes_ns);
-	/*
-	 * The owner forgives the debts after a new version: an addition that comes later sees it.
-	 * The additions are full barriers; they pair with the owner's release of the debts.
-	 */
-	if (READ_ONCE(member->limits->version) == version)
-		return;
-	WRITE_ONCE(member->debt->iops_ns, 0);
-	WRITE_ONCE(member->debt->bytes_ns, 0);
+	vhost_blk_member_forgive_old(member, version);
 }
 
 /**
@@ -325,10 +331,13 @@ u64 vhost_blk_member_pay(struct vhost_blk_member *member, u64 earliest, u64 now)
 	struct vhost_blk_limits *limits = member->limits;
 	struct vhost_blk_debt *debt = member->debt;
 	u64 latest = now + VHOST_BLK_LIMITS_LEAD_NS;
+	/* Pairs with the owner's release, as vhost_blk_limit_charge(). */
+	u64 version = smp_load_acquire(&limits->version);
 	u64 iops, bytes;
 
 	iops = vhost_blk_member_pay_one(&debt->iops_ns, &limits->iops_clock, earliest, latest);
 	bytes = vhost_blk_member_pay_one(&debt->bytes_ns, &limits->bytes_clock, earliest, latest);
+	vhost_blk_member_forgive_old(member, version);
 	return max(iops, bytes);
 }
 

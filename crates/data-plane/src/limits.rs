@@ -42,7 +42,7 @@ pub(crate) const LEAD_MAX: Nanos = 10_000_000;
 /// the lead comes from a time in which the limit delayed nobody.
 const TAG_LEAD_MAX: u64 = 100_000_000;
 /// Time after which another queue of a disk pays its debt, because the one whose turn it is has not
-/// looked: several times its longest sleep.
+/// looked.
 const PAYER_PATIENCE: Nanos = 5 * LEAD_MAX;
 /// Maximum time for which a disk gives way to one of the kernel plane, in nanoseconds: less than the
 /// least burst.
@@ -180,8 +180,8 @@ struct Waits {
     begun: Wait,
     waiting: BTreeSet<Wait>,
     payer: Option<Wait>,
-    /// The time at which the payer looked last, or ended its wait.
-    looked_at: Nanos,
+    /// The time at which the payer looks next, or that of the end of the last payment.
+    payer_due: Nanos,
 }
 
 /// Duty of a waiting queue of a disk in debt.
@@ -495,8 +495,12 @@ impl Share {
         for (debt, more) in [(&self.debt.iops, iops), (&self.debt.bytes, bytes)] {
             add(debt, more);
         }
-        // An addition that comes after `forgive` of newer limits sees their version: `add` is an
-        // acquire of that release.
+        self.forgive_debt_of_other(version);
+    }
+
+    /// Forgives debt that was added for limits of `version`, if they were replaced. An addition that
+    /// comes after `forgive` of the newer limits sees their version: `add` is an acquire of that release.
+    fn forgive_debt_of_other(&self, version: u64) {
         if self.limiter.clocks.version.load(Relaxed) != version {
             self.forgive();
         }
@@ -528,7 +532,7 @@ impl Share {
         waits.waiting.remove(&wait);
         if waits.payer == Some(wait) {
             waits.payer = None;
-            waits.looked_at = self.limiter.now();
+            waits.payer_due = self.limiter.now();
         }
     }
 
@@ -536,16 +540,35 @@ impl Share {
     /// other one does, or any one if that one stays away for [`PAYER_PATIENCE`].
     pub(crate) fn duty(&self, wait: Wait, now: Nanos) -> Duty {
         let mut waits = self.waits();
+        // Another one may have given its turn up.
+        waits.waiting.insert(wait);
         let is_next = waits.payer.is_none() && waits.waiting.first() == Some(&wait);
-        let is_left = now.saturating_sub(waits.looked_at) >= PAYER_PATIENCE;
+        let is_left = now.saturating_sub(waits.payer_due) >= PAYER_PATIENCE;
         let duty = match waits.payer == Some(wait) {
             true => Duty::Pay,
             false if is_next || is_left => Duty::BeginToPay,
             false => return Duty::Wait,
         };
+        if is_left {
+            // Those before it have their turn again when they look.
+            waits.waiting = waits.waiting.split_off(&wait);
+        }
         waits.payer = Some(wait);
-        waits.looked_at = now;
+        waits.payer_due = now;
         duty
+    }
+
+    /// Returns whether another queue of the disk pays, and so takes next.
+    pub(crate) fn has_other_payer(&self, wait: Option<Wait>) -> bool {
+        self.waits().payer.is_some_and(|payer| Some(payer) != wait)
+    }
+
+    /// A queue sleeps until `due`. If it pays, no other one does before.
+    pub(crate) fn sleeps(&self, wait: Wait, due: Nanos) {
+        let mut waits = self.waits();
+        if waits.payer == Some(wait) {
+            waits.payer_due = due;
+        }
     }
 
     fn waits(&self) -> MutexGuard<'_, Waits> {
@@ -555,9 +578,12 @@ impl Share {
     /// Pays a part of the debt: as much as the clocks have room for until `lead` after the present time.
     pub(crate) fn pay(&self, now: Nanos, lead: Nanos) {
         let (clocks, span) = (&self.limiter.clocks, self.span(now, lead));
+        // Pairs with the release in `Limiter::set`, as in `charge`.
+        let version = clocks.version.load(Acquire);
         let iops = clocks.iops.pay(&self.debt.iops, span);
         let bytes = clocks.bytes.pay(&self.debt.bytes, span);
         self.add_to_tag(iops.max(bytes));
+        self.forgive_debt_of_other(version);
     }
 
     /// Tells disks of the kernel plane that this one waits until `at`, unless one with a lower tag

@@ -90,7 +90,7 @@ impl Turn {
             self.lead = LEAD_MAX;
             return;
         }
-        if owes && !self.pays(now) {
+        if (owes || self.share.has_other_payer(self.wait)) && !self.pays(now) {
             return;
         }
         let place = self.take_place(now);
@@ -118,13 +118,14 @@ impl Turn {
 
     /// Begins or goes on with a wait until `at`.
     fn close(&mut self, at: Nanos, now: Nanos) {
-        if !self.share.owes() || self.pays(now) {
+        let has_payer = self.share.owes() || self.share.has_other_payer(self.wait);
+        if !has_payer || self.pays(now) {
             let place = self.take_place(now);
             self.sleep(place, at, now);
         }
     }
 
-    /// The disk has debt. Returns whether this queue pays it. Otherwise it waits without a place, and
+    /// The disk has or had debt. Returns whether this queue pays it. Otherwise it waits without a place, and
     /// looks again soon: its turn to pay may come.
     fn pays(&mut self, now: Nanos) -> bool {
         let wait = self.begin(now);
@@ -165,6 +166,9 @@ impl Turn {
         let lead = share.give_way(at, now);
         self.closed_until = at.saturating_add(lead.max(ahead * nanos(QUANTUM)));
         self.has_yielded = false;
+        if let Some(wait) = self.wait {
+            share.sleeps(wait, self.closed_until);
+        }
     }
 
     /// Returns whether the queue may take a chain.

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 /// Maximum wait for an image that a running program, or the host, has locked. A service manager that
 /// restarts the daemon at most five times in ten seconds does not reach its limit during this wait.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// Maximum wait for an image whose user is no process: it was killed, and the kernel still completes its
-/// I/O. An earlier start could be overtaken by an old write, so that its data would be lost.
+/// Maximum wait for an image whose user is no process that is seen: it may have been killed, and the kernel
+/// still completes its I/O. An old write must not land on top of a new one.
 const ENDED_PATIENCE: Duration = Duration::from_secs(30);
 /// Interval at which a waiting daemon looks for the user.
 const USER_LOOK: Duration = Duration::from_millis(500);
@@ -342,7 +342,8 @@ fn patience(error: &LockError) -> Option<(&str, Duration)> {
     match error {
         LockError::InUse { holder: Some(holder), .. } => Some((holder, LOCK_PATIENCE)),
         LockError::InUse { .. } => {
-            Some(("no running process (the I/O of a killed one has to end)", ENDED_PATIENCE))
+            let user = "no process that is seen (the I/O of a killed one may have to end)";
+            Some((user, ENDED_PATIENCE))
         }
         LockError::Claimed { .. } => Some(("the host's kernel", LOCK_PATIENCE)),
         _ => None,

@@ -80,7 +80,7 @@ fn the_next_daemon_waits_longer_for_the_io_of_a_killed_one_and_no_write_is_lost(
     place.wait_until("it has closed its files", || killed.descriptors().is_empty());
     let mut next = Daemon::spawn(&mut serve);
     let line = next.log_line("waits for");
-    assert!(line.contains("no running process") && line.contains("30 s at most"), "{line}");
+    assert!(line.contains("no process that is seen") && line.contains("30 s at most"), "{line}");
     drop(frozen);
     next.log_line("serving");
     killed.wait();

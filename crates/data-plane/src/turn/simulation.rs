@@ -81,19 +81,29 @@ impl Group {
         (u128::from(bytes) * u128::from(SECOND) / u128::from(self.rate)) as Nanos
     }
 
+    /// Lets the next queue look, unless that is after `end`. Returns the time.
+    fn take_turn(&mut self, end: Nanos) -> Option<Nanos> {
+        let now = self.limiter.now();
+        let next = self.clients.iter_mut().min_by_key(|client| client.due(now))?;
+        let now = next.due(now);
+        if now > end {
+            return None;
+        }
+        self.limiter.test_time.store(now, Relaxed);
+        next.look(now);
+        Some(now)
+    }
+
+    /// Lets the disks run until `end`.
+    fn take_turns(&mut self, end: Nanos) {
+        while self.take_turn(end).is_some() {}
+    }
+
     /// Lets the disks run until `end`. Checks that all costs are in the clock or are debt, and that the
     /// clock leads by [`LEAD_MAX`] at most.
     fn run(&mut self, end: Nanos) {
-        let mut now = self.limiter.now();
         let burst = nanos(Limits::BURST_MIN);
-        loop {
-            let next = self.clients.iter_mut().min_by_key(|client| client.due(now)).unwrap();
-            now = next.due(now);
-            if now > end {
-                return;
-            }
-            self.limiter.test_time.store(now, Relaxed);
-            next.look(now);
+        while let Some(now) = self.take_turn(end) {
             let clock = self.limiter.opens_at();
             assert!(clock <= now + LEAD_MAX, "it leads by {} ns", clock - now);
             let costs: Nanos =
@@ -153,7 +163,8 @@ proptest! {
         for &(queues, _) in &disks {
             let of_queues: Vec<u64> = clients.by_ref().take(queues).map(|it| it.taken).collect();
             let (least, most) = (of_queues.iter().min().unwrap(), of_queues.iter().max().unwrap());
-            prop_assert!(least * 100 >= most * 75, "queues of a disk: {of_queues:?}");
+            // Their order is not that of a disk: a queue may have two turns of three.
+            prop_assert!(least * 4 >= *most, "queues of a disk: {of_queues:?}");
             of_each.push(of_queues.iter().sum::<u64>());
         }
         let (least, most) = (of_each.iter().min().unwrap(), of_each.iter().max().unwrap());
@@ -176,6 +187,24 @@ fn a_disk_that_stays_idle_pays_its_debt_and_a_new_limit_forgives_it() {
     assert!(debt(&group) > 0);
     group.limiter.set(&Limits { bytes: NonZeroU64::new(1), ..Limits::NONE });
     assert_eq!(debt(&group), 0);
+}
+
+#[test]
+fn queues_of_a_disk_take_in_turn_also_while_one_sleeps_for_a_limit_on_requests() {
+    for iops in [5, 8, 10, 12, 15, 30] {
+        for queues in [2, 3, 5] {
+            let mut group = Group::new(10_000_000);
+            let (iops, bytes) = (NonZeroU64::new(iops), NonZeroU64::new(group.rate));
+            group.limiter.set(&Limits { iops, bytes, burst: Limits::BURST_DEFAULT });
+            group.add(queues, 1 << 20, 1000);
+            group.add(1, 1 << 20, 1000);
+            group.take_turns(START + SECOND * 60);
+            let taken: Vec<u64> = group.clients.iter().map(|client| client.taken >> 20).collect();
+            let of_disk = &taken[..queues];
+            let (least, most) = (of_disk.iter().min().unwrap(), of_disk.iter().max().unwrap());
+            assert!(least * 2 >= *most, "{iops:?} a second: {taken:?}");
+        }
+    }
 }
 
 #[test]
