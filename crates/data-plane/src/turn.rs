@@ -90,7 +90,7 @@ impl Turn {
             self.lead = LEAD_MAX;
             return;
         }
-        if (owes || self.share.has_other_payer(self.wait)) && !self.pays(now) {
+        if !self.may_have_place(owes, now) {
             return;
         }
         let place = self.take_place(now);
@@ -118,18 +118,21 @@ impl Turn {
 
     /// Begins or goes on with a wait until `at`.
     fn close(&mut self, at: Nanos, now: Nanos) {
-        let has_payer = self.share.owes() || self.share.has_other_payer(self.wait);
-        if !has_payer || self.pays(now) {
+        if self.may_have_place(self.share.owes(), now) {
             let place = self.take_place(now);
             self.sleep(place, at, now);
         }
     }
 
-    /// The disk has or had debt. Returns whether this queue pays it. Otherwise it waits without a place, and
-    /// looks again soon: its turn to pay may come.
-    fn pays(&mut self, now: Nanos) -> bool {
+    /// Returns whether the queue may have a place: its disk has no debt, or this queue pays it. Otherwise
+    /// it looks again soon: its turn to pay may come.
+    fn may_have_place(&mut self, owes: bool, now: Nanos) -> bool {
+        // Another queue that has paid all of the debt takes next.
+        if !owes && !self.share.waits().has_other_payer(self.wait) {
+            return true;
+        }
         let wait = self.begin(now);
-        let duty = self.share.duty(wait, now);
+        let duty = self.share.waits().duty(wait, now);
         // A place from before the last request of the disk would be a second turn.
         if duty != Duty::Pay
             && let Some(place) = self.place.take()
@@ -148,7 +151,7 @@ impl Turn {
             self.closed_at = now;
         }
         let share = &self.share;
-        *self.wait.get_or_insert_with(|| share.begin_wait())
+        *self.wait.get_or_insert_with(|| share.waits().begin())
     }
 
     /// Takes a place, unless the queue has one.
@@ -167,7 +170,7 @@ impl Turn {
         self.closed_until = at.saturating_add(lead.max(ahead * nanos(QUANTUM)));
         self.has_yielded = false;
         if let Some(wait) = self.wait {
-            share.sleeps(wait, self.closed_until);
+            share.waits().sleeps(wait, self.closed_until);
         }
     }
 
@@ -219,7 +222,7 @@ impl Turn {
         self.closed_until = 0;
         self.has_yielded = false;
         if let Some(wait) = self.wait.take() {
-            self.share.end_wait(wait);
+            self.share.waits().end(wait, self.share.limiter().now());
         }
         if let Some(place) = self.place.take() {
             self.share.limiter().leave(place);

@@ -319,8 +319,9 @@ struct vhost_blk_debt {
 };
 
 /*
- * Longest time, in nanoseconds, by which a request advances a clock beyond the present time. The rest
- * of its cost is debt of its device. So each device waits as long for a large request of another one.
+ * Longest time, in nanoseconds, by which a request advances a clock beyond the present time, unless
+ * 1/@iops of a second is longer. The rest of its cost is debt of its device. So each device waits as
+ * long for a large request of another one.
  */
 #define VHOST_BLK_LIMITS_LEAD_NS	10000000
 
