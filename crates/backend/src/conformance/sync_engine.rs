@@ -57,7 +57,7 @@ impl SyncEngine {
                 let flags = if dsync { libc::RWF_DSYNC } else { 0 };
                 self.transfer(file.0, &bufs, offset, true, flags)
             }
-            Op::Fdatasync { file } => as_result(self.files[file.0 as usize].sync_data()),
+            Op::Fdatasync { file } => sys::sync_now(&self.files[file.0 as usize]),
             Op::Fallocate { file, mode, offset, len } => {
                 as_result(sys::fallocate(&self.files[file.0 as usize], mode, offset, len))
             }
@@ -85,7 +85,7 @@ impl SyncEngine {
             }
         };
         match moved {
-            -1 => errno_of(&io::Error::last_os_error()),
+            -1 => sys::errno_of(&io::Error::last_os_error()),
             moved => i32::try_from(moved).expect("a system call moves less than 2 GiB"),
         }
     }
@@ -98,12 +98,8 @@ impl SyncEngine {
     }
 }
 
-fn errno_of(why: &io::Error) -> i32 {
-    -why.raw_os_error().unwrap_or(libc::EIO)
-}
-
 fn as_result(outcome: io::Result<()>) -> i32 {
-    outcome.map_or_else(|why| errno_of(&why), |()| 0)
+    outcome.map_or_else(|why| sys::errno_of(&why), |()| 0)
 }
 
 impl Engine for SyncEngine {

@@ -120,16 +120,18 @@ pub(super) fn write_now(file: &File, bufs: &BufList, offset: u64, dsync: bool) -
 }
 
 /// Calls `fdatasync`. The result has the form of io_uring.
-pub(super) fn sync_now(file: &File) -> i32 {
-    match file.sync_data() {
-        Ok(()) => 0,
-        Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
-    }
+pub(crate) fn sync_now(file: &File) -> i32 {
+    file.sync_data().map_or_else(|why| errno_of(&why), |()| 0)
+}
+
+/// The errno of a failed call, negative as io_uring has it.
+pub(crate) fn errno_of(why: &io::Error) -> i32 {
+    -why.raw_os_error().unwrap_or(libc::EIO)
 }
 
 fn result(returned: isize) -> i32 {
     match returned {
-        -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        -1 => errno_of(&io::Error::last_os_error()),
         // One call moves less than 2 GiB.
         moved => moved as i32,
     }
