@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The environment of a case: programs, modules, data plane, and the seed.
 
+use anyhow::{Context, Result};
 use std::path::PathBuf;
 
 /// The data plane that runs the queues.
@@ -51,6 +52,14 @@ impl Env {
     /// The same environment with the given data plane.
     pub(crate) fn on(&self, plane: Plane) -> Self {
         Self { plane, ..self.clone() }
+    }
+
+    /// Runs a case with the queues in the kernel, through the daemon, and then in the daemon.
+    pub(crate) fn on_both_planes(&self, case: impl Fn(&Env) -> Result<()>) -> Result<()> {
+        for plane in [Plane::Kernel, Plane::Uring] {
+            case(&self.on(plane)).with_context(|| format!("{plane:?}"))?;
+        }
+        Ok(())
     }
 
     /// The usual number of rounds, scaled by the effort; at least one.

@@ -2,8 +2,11 @@
 //! Failures of the disk, as the device's owner and the daemon's user see them.
 
 use crate::case::cases;
-use crate::host::env::{Env, Plane};
-use crate::host::fixture::{Dm, DmKind, FileSystem, NullBlkOptions, image, null_blk, wait_until};
+use crate::host::daemon::Daemon;
+use crate::host::env::Env;
+use crate::host::fixture::{
+    Disk, Dm, DmKind, FileSystem, NullBlkOptions, image, null_blk, wait_until,
+};
 use crate::host::target::{self, Target, need_module, options};
 use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelDevice, KernelOptions, abi};
@@ -25,7 +28,7 @@ cases! { Host;
         daemons_log;
     "failure-smaller", Gating,
         "a request beyond the end of a disk that became smaller is counted and told by both planes",
-        smaller;
+        |env| env.on_both_planes(smaller);
 }
 
 /// First sector of the requests that fail.
@@ -154,20 +157,32 @@ pub(crate) fn daemons_log(env: &Env) -> Result<()> {
     Ok(())
 }
 
-fn smaller(env: &Env) -> Result<()> {
-    for plane in [Plane::Kernel, Plane::Uring] {
-        smaller_on(env, plane).with_context(|| format!("{plane:?}"))?;
-    }
-    Ok(())
+/// A served disk whose device has become smaller. Its last 4 KiB were written before.
+pub(crate) struct Shrunk {
+    pub(crate) daemon: Daemon,
+    pub(crate) device: Device,
+    pub(crate) dm: Dm,
+    /// Sectors that the driver knows.
+    pub(crate) sectors: u64,
+    _disk: Disk,
 }
 
-fn smaller_on(env: &Env, plane: Plane) -> Result<()> {
-    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
-    let (disk, dm) = Dm::over(below, "smaller", DmKind::Linear)?;
-    let sectors = disk.sectors();
-    let (mut device, daemon) = target::serve_by_daemon(&env.on(plane), &disk, &options(), &[])?;
-    device.write(sectors - 8, &[1; 4096])?;
-    dm.become_linear(sectors / 2)?;
+impl Shrunk {
+    /// Serves a disk with these options of the daemon, and takes half of it away.
+    pub(crate) fn serve(env: &Env, more: &[&str]) -> Result<Self> {
+        let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+        let (disk, dm) = Dm::over(below, "smaller", DmKind::Linear)?;
+        let sectors = disk.sectors();
+        let (mut device, daemon) = target::serve_by_daemon(env, &disk, &options(), more)?;
+        device.write(sectors - 8, &[1; 4096])?;
+        dm.become_linear(sectors / 2)?;
+        Ok(Shrunk { daemon, device, dm, sectors, _disk: disk })
+    }
+}
+
+fn smaller(env: &Env) -> Result<()> {
+    let mut shrunk = Shrunk::serve(env, &[])?;
+    let (device, daemon, sectors) = (&mut shrunk.device, &shrunk.daemon, shrunk.sectors);
     let layout = device.layout();
     // The disk never had the first one.
     let beyond = Request::read(sectors - 4, 4096);

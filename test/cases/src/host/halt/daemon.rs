@@ -4,7 +4,7 @@
 use crate::case::cases;
 use crate::host::daemon::Daemon;
 use crate::host::env::{Env, Plane};
-use crate::host::failure::fill;
+use crate::host::failure::{Shrunk, fill};
 use crate::host::fixture::{
     Disk, Dm, DmKind, FileSystem, NullBlkOptions, image, null_blk, wait_until,
 };
@@ -34,7 +34,7 @@ cases! { Host;
         space;
     "daemon-halt-smaller", Gating,
         "a block device that becomes smaller halts its disk on both planes, until it has its size again",
-        smaller;
+        |env| env.on_both_planes(smaller);
 }
 
 const QUEUES: u16 = 2;
@@ -293,26 +293,14 @@ fn removed(env: &Env) -> Result<()> {
 }
 
 fn smaller(env: &Env) -> Result<()> {
-    for plane in [Plane::Kernel, Plane::Uring] {
-        smaller_on(env, plane).with_context(|| format!("{plane:?}"))?;
-    }
-    Ok(())
-}
-
-fn smaller_on(env: &Env, plane: Plane) -> Result<()> {
-    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
-    let (disk, dm) = Dm::over(below, "smaller", DmKind::Linear)?;
-    let (sectors, stop) = (disk.sectors(), ["--on-error", "stop"]);
-    let (mut device, daemon) = target::serve_by_daemon(&env.on(plane), &disk, &options(), &stop)?;
-    let last = sectors - 8;
-    device.write(last, &[1; 4096])?;
-    dm.become_linear(sectors / 2)?;
+    let mut shrunk = Shrunk::serve(env, &["--on-error", "stop"])?;
+    let (device, daemon, last) = (&mut shrunk.device, &shrunk.daemon, shrunk.sectors - 8);
     let layout = device.layout();
     device.queue(0).submit(&Request::write(last, &[2; 4096]), &layout)?;
-    wait_for_halts(&daemon, 1)?;
-    let reason = status(&daemon)?["halted"]["reason"].to_string();
+    wait_for_halts(daemon, 1)?;
+    let reason = status(daemon)?["halted"]["reason"].to_string();
     ensure!(reason.contains(&format!("at sector {last}")), "{reason}");
-    match plane {
+    match env.plane {
         // The kernel cannot have a disk that is smaller than the guest's.
         Plane::Kernel => {
             let refused = daemon.control(&["resume"]).err().context("it is resumed")?;
@@ -320,18 +308,18 @@ fn smaller_on(env: &Env, plane: Plane) -> Result<()> {
         }
         _ => {
             daemon.control(&["resume"])?;
-            wait_for_halts(&daemon, 2)?;
+            wait_for_halts(daemon, 2)?;
         }
     }
     ensure!(device.queue(0).try_collect()?.is_none(), "it is answered");
-    dm.become_linear(sectors)?;
+    shrunk.dm.become_linear(shrunk.sectors)?;
     daemon.control(&["resume"])?;
     let (_, done) = device.queue(0).collect()?;
     ensure!(done.status == Some(S_OK), "status {:?}", done.status);
     let mut data = [0; 4096];
     device.read(last, &mut data)?;
     ensure!(data == [2; 4096], "the disk has {}", data[0]);
-    ensure!(status(&daemon)?["halted"].is_null(), "it is still halted");
+    ensure!(status(daemon)?["halted"].is_null(), "it is still halted");
     Ok(())
 }
 
