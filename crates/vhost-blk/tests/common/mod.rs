@@ -237,7 +237,7 @@ impl Daemon {
 
     /// Checks that the daemon has exactly these descriptors.
     #[track_caller]
-    pub(crate) fn wait_for_descriptors(&self, expected: &[String]) {
+    pub(crate) fn assert_descriptors(&self, expected: &[String]) {
         assert_eq!(self.settled_descriptors(), expected);
     }
 

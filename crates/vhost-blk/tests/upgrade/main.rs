@@ -55,7 +55,7 @@ fn upgraded_under_load(packed: bool, inflight: bool) {
             before = now;
         }
         loaded.wait_for_progress(20);
-        served.daemon.wait_for_descriptors(&descriptors);
+        served.daemon.assert_descriptors(&descriptors);
     });
     assert!(done.iter().all(|done| done.reads + done.writes > 0), "{done:?}");
     assert_eq!(served.status()["pid"], id);

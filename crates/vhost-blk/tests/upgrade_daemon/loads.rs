@@ -83,7 +83,7 @@ fn twenty_upgrades_of_eight_disks_lose_no_byte_and_no_descriptor() {
             write_and_read(&mut quiet, n as u64);
         }
         loads.iter().for_each(|load| load.wait_for_progress(10));
-        rig.daemon.wait_for_descriptors(&descriptors);
+        rig.daemon.assert_descriptors(&descriptors);
     });
     assert_eq!(rig.json("status f0")["pid"], id);
     assert_eq!(rig.names(), ["a0", "a1", "a2", "a3", "f0", "f1", "p0", "p1"]);

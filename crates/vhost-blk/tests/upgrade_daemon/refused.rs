@@ -193,7 +193,7 @@ fn a_program_that_cannot_be_executed_leaves_all_disks_running_and_no_descriptor(
     let useless = rig.place.script("once", USELESS);
     let line = rig.refused(&format!("upgrade --program {}", useless.display()), 1);
     assert!(line.contains("the old program serves on"), "{line}");
-    rig.daemon.wait_for_descriptors(&before);
+    rig.daemon.assert_descriptors(&before);
     write_and_read(&mut guest, 1);
     write_and_read(&mut rig.guest("idle"), 0);
     rig.add("new", "");

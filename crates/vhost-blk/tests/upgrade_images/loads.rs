@@ -55,7 +55,7 @@ fn twenty_upgrades_between_snapshots_and_commits_lose_no_byte_and_no_descriptor(
             });
             let descriptors = rig.daemon.settled_descriptors();
             upgrade_under_load(&rig, 3, |_| loaded.wait_for_progress(10));
-            rig.daemon.wait_for_descriptors(&descriptors);
+            rig.daemon.assert_descriptors(&descriptors);
         });
         drop(session);
         assert!(done.iter().all(|done| done.reads + done.writes >= 10 * UPGRADES as u64));

@@ -41,7 +41,7 @@ fn a_program_that_cannot_be_executed_leaves_the_chain_with_the_old_one() {
     let useless = rig.place.script("once", USELESS);
     let line = rig.refused(&format!("upgrade --program {}", useless.display()), 1);
     assert!(line.contains("the old program serves on"), "{line}");
-    rig.daemon.wait_for_descriptors(&before);
+    rig.daemon.assert_descriptors(&before);
     read_and_write(&mut device, 1);
     let line = rig.refused("add b --blk-file top --format qcow2 --socket-path b.sock", 1);
     assert!(line.contains("in use by"), "{line}");

@@ -48,13 +48,13 @@ fn a_program_that_passes_its_check_and_cannot_be_executed_leaves_the_old_one_run
     // It makes itself useless for the kernel after the check.
     let program = served.place.script("once", USELESS);
     refused(&served, &program, "the old program serves on");
-    served.daemon.wait_for_descriptors(&before);
+    served.daemon.assert_descriptors(&before);
     device.write(1, &[2; 512]).unwrap();
     let mut data = [0; 512];
     device.read(0, &mut data).unwrap();
     assert_eq!(data, [1; 512]);
     served.upgrade();
-    served.daemon.wait_for_descriptors(&before);
+    served.daemon.assert_descriptors(&before);
     device.read(1, &mut data).unwrap();
     assert_eq!(data, [2; 512]);
 }

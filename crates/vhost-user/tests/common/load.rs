@@ -145,8 +145,22 @@ impl Load {
         } else {
             self.done.reads += 1;
             assert_eq!(u64::from(completion.written), count * 512 + 1);
-            assert!(completion.data == self.expected(sector, count), "{count} sectors at {sector}");
+            self.check(sector, count, &completion.data);
         }
+    }
+
+    /// Checks that sectors have the content that they must have now.
+    #[track_caller]
+    fn check(&self, sector: u64, count: u64, data: &[u8]) {
+        let expected = self.expected(sector, count);
+        let pairs = (sector..).zip(data.chunks(512).zip(expected.chunks(512)));
+        let wrong: Vec<String> = pairs
+            .filter(|(_, (data, expected))| data != expected)
+            .map(|(sector, (data, expected))| {
+                format!("{sector}: {:?} not {:?}", &data[..12], &expected[..12])
+            })
+            .collect();
+        assert!(data == expected, "{count} sectors at {sector} begin with wrong bytes: {wrong:?}");
     }
 
     /// The content that the sectors must have now.
@@ -165,7 +179,7 @@ impl Load {
             let count = (self.sectors.end - sector).min(256);
             let request = Request::read(sector, count as usize * 512);
             let completion = self.queue.execute(&request, &self.layout).expect("a last read");
-            assert!(completion.data == self.expected(sector, count), "{count} sectors at {sector}");
+            self.check(sector, count, &completion.data);
             sector += count;
         }
     }
