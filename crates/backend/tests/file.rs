@@ -7,6 +7,7 @@ use backend::conformance::{Request, Rig, Target};
 use backend::{Disk, File, FileError, FileOptions, IoError, IoKind};
 use common::{DISK, Image, LoopDevice, TMPFS, allocated_bytes};
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -44,6 +45,26 @@ fn a_file_is_described_as_it_is() {
     assert!(info.volatile_cache && !info.read_only && info.secure_erase.is_none());
     assert!(info.discard.is_some() && info.write_zeroes.is_some());
     assert!(file.notices().is_empty() && !file.fell_back_from_direct());
+}
+
+/// The program that writes an image may run beside one that opens it: an upgrade looks at the image of the
+/// running daemon.
+#[test]
+fn an_opening_loses_no_byte_of_a_file_that_grows() {
+    const PAGE: [u8; 4096] = [7; 4096];
+    let image = image(DISK, MIB);
+    let mut writer = fs::File::options().append(true).open(&image.path).expect("the image");
+    let open = || File::open(&image.path, FileOptions::default()).expect("the image opens").info();
+    std::thread::scope(|scope| {
+        let grows = scope.spawn(|| (0..4096).try_for_each(|_| writer.write_all(&PAGE)));
+        while !grows.is_finished() {
+            assert!(open().discard.is_some());
+        }
+        grows.join().expect("no panic").expect("the file grows");
+    });
+    let content = fs::read(&image.path).expect("the image");
+    let lost = content[MIB as usize..].chunks(4096).filter(|page| *page != PAGE).count();
+    assert_eq!((content.len() as u64, lost), (17 * MIB, 0), "bytes, and lost pages");
 }
 
 #[test]

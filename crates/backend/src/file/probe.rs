@@ -96,10 +96,14 @@ fn probe_regular(
     })
 }
 
-/// Tries to punch a hole in a block after the end of the file, which holds no data.
+/// Returns whether the file system punches holes. Tries it far above the end of the file: another
+/// program may write to the file and enlarge it meanwhile, but not by 1 GiB between two system calls.
 fn can_punch(file: &File, size_bytes: u64) -> bool {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    sys::fallocate(file, mode, size_bytes.next_multiple_of(4096), 4096).is_ok()
+    let end = size_bytes.next_multiple_of(4096);
+    // The farthest place that the file system accepts: its maximum size is unknown.
+    let mut places = (30..62).rev().map(|power| end.saturating_add(1 << power));
+    places.any(|place| sys::fallocate(file, mode, place, 4096).is_ok())
 }
 
 /// Asks the file system for the alignment. If it does not know it, tries reads of growing
