@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk daemon` and `vhost-blk serve`: any number of disks, or one.
 
+use crate::disk::LockWait;
 use crate::disks::reload::NoReload;
 use crate::disks::{Disks, Mode, NewDisk, Opened, Origin};
 use crate::failure::Failure;
@@ -34,6 +35,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
             image: None,
             // The check of the upgrade has counted them.
             taken: taken.and_then(|taken| taken.disks.pop()).map(|disk| disk.parts),
+            wait: LockWait::from_now(),
         };
         disks.prepare(disk, &source).map(Some)
     })

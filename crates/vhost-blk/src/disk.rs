@@ -25,6 +25,22 @@ const ENDED_PATIENCE: Duration = Duration::from_secs(30);
 /// Interval at which a waiting daemon looks for the user.
 const USER_LOOK: Duration = Duration::from_millis(500);
 
+/// The wait for an image that another program uses.
+#[derive(Clone, Copy, Debug)]
+pub enum LockWait {
+    /// None: the image is refused at once.
+    No,
+    /// For the maximum time that its user may need, from this moment on.
+    Since(Instant),
+}
+
+impl LockWait {
+    /// The whole wait.
+    pub fn from_now() -> LockWait {
+        LockWait::Since(Instant::now())
+    }
+}
+
 /// An open disk.
 pub struct Opened {
     /// The disk with its wrappers.
@@ -86,7 +102,7 @@ pub fn examine(args: &DiskArgs, from: From) -> Result<(Info, Option<OpenAs>), Fa
     // The first program has checked the first bytes; the guest may have written others since.
     let format = Some(Format::Raw);
     let args = DiskArgs { lock: LockMode::Off, wrap: Vec::new(), format, ..args.clone() };
-    let opened = open(&args, from)?;
+    let opened = open(&args, from, LockWait::No)?;
     Ok((opened.disk.info(), opened.top.map(|top| opened_as(&top)).transpose()?))
 }
 
@@ -119,10 +135,10 @@ fn opened_as(file: &File) -> Result<OpenAs, Failure> {
 ///
 /// # Errors
 /// [`Failure`] if the storage cannot be opened or is in use, or a wrapper's specification is wrong.
-pub fn open(args: &DiskArgs, from: From) -> Result<Opened, Failure> {
+pub fn open(args: &DiskArgs, from: From, wait: LockWait) -> Result<Opened, Failure> {
     let size = args.size.map_or(0, |size| size.0);
     let mut opened = match (args.backend, &args.blk_file) {
-        (BackendKind::File, Some(path)) => open_file(path, from, args)?,
+        (BackendKind::File, Some(path)) => open_file(path, from, args, wait)?,
         (BackendKind::Mem, _) => {
             let mem = Mem::new(size).map_err(|error| {
                 Failure::run("get memory for the disk", error, "give a smaller --size")
@@ -150,12 +166,12 @@ pub fn open(args: &DiskArgs, from: From) -> Result<Opened, Failure> {
     Ok(opened)
 }
 
-fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure> {
+fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result<Opened, Failure> {
     let passed = match from {
         From::Path => None,
-        From::Overlay => return open_qcow2(path, args, Some(1)),
+        From::Overlay => return open_qcow2(path, args, wait, Some(1)),
         From::Merged if args.format == Some(Format::Qcow2) => {
-            return open_qcow2(path, args, Some(0));
+            return open_qcow2(path, args, wait, Some(0));
         }
         From::Merged => return open_merged(path, args),
         From::Descriptor(passed) => Some(passed),
@@ -168,11 +184,11 @@ fn open_file(path: &Path, from: From, args: &DiskArgs) -> Result<Opened, Failure
             "the image may name other files by their paths",
             "give --blk-file without a descriptor",
         )),
-        Some(Format::Qcow2) => open_qcow2(path, args, None),
-        Some(Format::Raw) => open_raw(opened_path, path, args),
+        Some(Format::Qcow2) => open_qcow2(path, args, wait, None),
+        Some(Format::Raw) => open_raw(opened_path, path, args, wait),
         None => {
             check_is_raw(opened_path, path, "serve")?;
-            open_raw(opened_path, path, args)
+            open_raw(opened_path, path, args, wait)
         }
     }
 }
@@ -236,24 +252,35 @@ fn of_raw(file: File, held: Option<bool>) -> Opened {
     Opened { disk: file.clone(), top: Some(file), qcow2: None, lock, notices }
 }
 
-fn open_raw(opened_path: &Path, path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
+fn open_raw(
+    opened_path: &Path,
+    path: &Path,
+    args: &DiskArgs,
+    wait: LockWait,
+) -> Result<Opened, Failure> {
     let open = |options: FileOptions| File::open_as(opened_path, path, options);
     let follows = args.lock == LockMode::Auto;
     let locks_at_start = follows && !args.incoming.is_on();
-    let opened = open_patiently(path, locks_at_start, args, open, |error| match error {
+    let options = file_options(args, locks_at_start);
+    let opened = open_patiently(path, wait, options, open, |error| match error {
         FileError::Lock(error) => Some(error),
         _ => None,
     });
     Ok(of_raw(opened.map_err(file_failure)?, follows.then_some(locks_at_start)))
 }
 
-fn open_qcow2(path: &Path, args: &DiskArgs, takes_over: Option<usize>) -> Result<Opened, Failure> {
+fn open_qcow2(
+    path: &Path,
+    args: &DiskArgs,
+    wait: LockWait,
+    takes_over: Option<usize>,
+) -> Result<Opened, Failure> {
     let open = |file| {
         let file = FileOptions { ignores_mark: takes_over == Some(0), ..file };
         Qcow2Disk::open(path, &Qcow2Options { file, takes_over, ..qcow2_options(args) })
     };
-    let locks = args.lock == LockMode::Auto;
-    let opened = open_patiently(path, locks, args, open, |error| match error {
+    let options = file_options(args, args.lock == LockMode::Auto);
+    let opened = open_patiently(path, wait, options, open, |error| match error {
         Qcow2Error::File(FileError::Lock(error)) => Some(error),
         _ => None,
     });
@@ -312,14 +339,13 @@ fn file_options(args: &DiskArgs, locks: bool) -> FileOptions {
 /// Opens an image; if another program uses it, says so once and waits for it.
 fn open_patiently<T, E>(
     path: &Path,
-    locks: bool,
-    args: &DiskArgs,
+    wait: LockWait,
+    options: FileOptions,
     open: impl Fn(FileOptions) -> Result<T, E>,
     lock_error: impl Fn(&E) -> Option<&LockError>,
 ) -> Result<T, E> {
-    let options = file_options(args, locks);
-    let begin = Instant::now();
     let mut opened = open(options.clone());
+    let LockWait::Since(begin) = wait else { return opened };
     let mut told = Duration::ZERO;
     while let Some((user, limit)) = opened.as_ref().err().and_then(&lock_error).and_then(patience) {
         if begin.elapsed() >= limit {
@@ -408,7 +434,9 @@ mod tests {
     #[test]
     fn without_an_image_there_is_no_disk_and_no_null_disk_in_its_place() {
         let args = Serve::parse_from(["serve", "--socket-path", "s"]).args;
-        let Err(failure) = open(&args, From::Path) else { panic!("a disk of nothing") };
+        let Err(failure) = open(&args, From::Path, LockWait::No) else {
+            panic!("a disk of nothing")
+        };
         assert!(
             failure.to_string().contains("no image is given; give --blk-file PATH"),
             "{failure}"

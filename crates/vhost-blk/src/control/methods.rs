@@ -7,6 +7,7 @@ use super::client::Client;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::snapshot;
 use super::values::{discards_value, limits_of, status_value, summary_value, totals_value};
+use crate::disk::LockWait;
 use crate::disk_options;
 use crate::disks::{Disks, Mode, NewDisk, Origin, Traced};
 use crate::failure::Failure;
@@ -222,7 +223,8 @@ fn add(
     only_many(disks, "add a disk")?;
     client.log("Add", &name);
     let args = crate::config::disk_of_table(&format!("the options of the disk {name}"), &table)?;
-    disks.add(NewDisk { name, args, origin: Origin::Command, image, taken: None })?;
+    let wait = LockWait::from_now();
+    disks.add(NewDisk { name, args, origin: Origin::Command, image, taken: None, wait })?;
     Ok(json!({}))
 }
 

@@ -37,6 +37,7 @@ pub use opening::Opened;
 pub use traces::Traced;
 
 use crate::backup;
+use crate::disk::LockWait;
 use crate::engine;
 use crate::events::{Change, Events};
 use crate::failure::{Failure, Sort};
@@ -98,6 +99,8 @@ pub struct NewDisk {
     pub image: Option<OwnedFd>,
     /// The state of an earlier program that this one goes on with.
     pub taken: Option<TakenParts>,
+    /// The wait for its image.
+    pub wait: LockWait,
 }
 
 /// The disks of this process.

@@ -72,14 +72,14 @@ impl Disks {
         source: &Source,
         reservation: Reservation,
     ) -> Result<Opened, Failure> {
-        let NewDisk { name, args, origin, image, taken } = disk;
+        let NewDisk { name, args, origin, image, taken, wait } = disk;
         let no_descriptor = |error: io::Error| {
             let remedy = "raise the limit on open files (ulimit -n)";
             Failure::run(format!("serve {name}"), error, remedy)
         };
         let Begun { args, is_exchanged, from, device, front_ends, bitmaps, unmapped_bytes } =
             self.begun(args, image.as_ref(), taken);
-        let mut opened = disk::open(&args, from)?;
+        let mut opened = disk::open(&args, from, wait)?;
         let storage = storage(args.backend, &opened).map_err(no_descriptor)?;
         if device.is_some() {
             opened.notices.clear(); // the first program has told them

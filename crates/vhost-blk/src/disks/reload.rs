@@ -7,6 +7,7 @@
 
 use super::{Disks, Entry, Mode, NewDisk, Origin, Slot};
 use crate::config;
+use crate::disk::LockWait;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::{self, Cache};
@@ -60,6 +61,18 @@ pub struct Report {
     pub reason: Option<String>,
 }
 
+impl Report {
+    /// The report of a disk with a change, or with a failure.
+    fn of(disk: String, done: Result<Option<Outcome>, Failure>) -> Option<Report> {
+        Some(match done {
+            Ok(outcome) => Report { disk, outcome: outcome?, reason: None },
+            Err(failure) => {
+                Report { disk, outcome: Outcome::Failed, reason: Some(failure.to_string()) }
+            }
+        })
+    }
+}
+
 /// No reload runs until this is dropped.
 pub struct NoReload<'a> {
     pub(super) _guard: MutexGuard<'a, ()>,
@@ -97,15 +110,7 @@ impl Disks {
         };
         let files = read_folder(folder)?;
         let mut reports = self.remove_missing(&files);
-        for (name, file) in files {
-            let done = file.and_then(|args| self.apply(&name, args));
-            let (outcome, reason) = match done {
-                Ok(None) => continue,
-                Ok(Some(outcome)) => (outcome, None),
-                Err(failure) => (Outcome::Failed, Some(failure.to_string())),
-            };
-            reports.push(Report { disk: name, outcome, reason });
-        }
+        reports.extend(self.apply_all(files));
         for Report { disk, outcome, reason } in &reports {
             match reason {
                 None => tracing::info!(disk, outcome = outcome.name(), "configuration"),
@@ -126,24 +131,48 @@ impl Disks {
             });
             of_folder.map(|(name, _)| name.clone()).collect()
         };
-        let remove = |disk: String| match self.remove(&disk, until(DISK_MAX)) {
-            Ok(()) => Report { disk, outcome: Outcome::Removed, reason: None },
-            Err(failure) => {
-                Report { disk, outcome: Outcome::Failed, reason: Some(failure.to_string()) }
-            }
+        let remove = |disk: String| {
+            let done = self.remove(&disk, until(DISK_MAX));
+            Report::of(disk, done.map(|()| Some(Outcome::Removed)))
         };
-        missing.into_iter().map(remove).collect()
+        missing.into_iter().filter_map(remove).collect()
     }
 
-    /// Gives the disk the options of its file. `None`: it has them.
-    fn apply(self: &Arc<Self>, name: &str, args: DiskArgs) -> Result<Option<Outcome>, Failure> {
+    /// Gives the disks the options of their files. A new disk that does not start is tried again after all
+    /// others, as its image may be in use: all of these wait at the same time.
+    fn apply_all(self: &Arc<Self>, files: Files) -> Vec<Report> {
+        let (mut reports, mut late) = (Vec::new(), Vec::new());
+        for (name, file) in files {
+            let is_new = !self.lock().table.contains_key(&name);
+            let args = file.as_ref().ok().filter(|_| is_new).cloned();
+            let done = file.and_then(|file| self.apply(&name, file, LockWait::No));
+            match args.filter(|_| done.is_err()) {
+                Some(args) => late.push((name, args)),
+                None => reports.extend(Report::of(name, done)),
+            }
+        }
+        let wait = LockWait::from_now();
+        for (name, args) in late {
+            let done = self.apply(&name, args, wait);
+            reports.extend(Report::of(name, done));
+        }
+        reports
+    }
+
+    /// Gives the disk the options of its file. `None`: it has them. `wait`: for the image of a new disk.
+    fn apply(
+        self: &Arc<Self>,
+        name: &str,
+        args: DiskArgs,
+        wait: LockWait,
+    ) -> Result<Option<Outcome>, Failure> {
         let of_table = |entry: &Entry| (entry.args.clone(), entry.origin);
         let known = match self.lock().table.get(name) {
             Some(Slot::Served(entry)) => Some(of_table(entry)),
             _ => None,
         };
         match known {
-            None => self.add_of_folder(name, args).map(|()| Some(Outcome::Added)),
+            None => self.add_of_folder(name, args, wait).map(|()| Some(Outcome::Added)),
             Some((_, Origin::Command)) => Err(Failure::run(
                 format!("use the file of {name}"),
                 "a command has added another disk of this name",
@@ -157,13 +186,19 @@ impl Disks {
         }
     }
 
-    fn add_of_folder(self: &Arc<Self>, name: &str, args: DiskArgs) -> Result<(), Failure> {
+    fn add_of_folder(
+        self: &Arc<Self>,
+        name: &str,
+        args: DiskArgs,
+        wait: LockWait,
+    ) -> Result<(), Failure> {
         self.add(NewDisk {
             name: name.to_owned(),
             args,
             origin: Origin::Folder,
             image: None,
             taken: None,
+            wait,
         })
     }
 
@@ -217,8 +252,8 @@ impl Disks {
         {
             return Err(failure);
         }
-        self.add_of_folder(name, new).inspect_err(|_| {
-            if let Err(failure) = self.add_of_folder(name, old) {
+        self.add_of_folder(name, new, LockWait::from_now()).inspect_err(|_| {
+            if let Err(failure) = self.add_of_folder(name, old, LockWait::from_now()) {
                 tracing::error!(%failure, "the disk does not start with its old options either");
             }
         })

@@ -2,6 +2,7 @@
 //! The disks of an earlier program of this process.
 
 use super::{Disks, NewDisk};
+use crate::disk::LockWait;
 use crate::failure::Failure;
 use crate::upgrade::TakenDisk;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,6 +48,7 @@ impl Disks {
             let remedy = "start the daemon again";
             return Err(Failure::run(format!("take over {name}"), "it has no options", remedy));
         };
-        self.add(NewDisk { name, args, origin, image: None, taken: Some(parts) })
+        let wait = LockWait::from_now();
+        self.add(NewDisk { name, args, origin, image: None, taken: Some(parts), wait })
     }
 }

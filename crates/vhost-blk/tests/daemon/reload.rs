@@ -2,7 +2,9 @@
 //! The folder of configuration files.
 
 use crate::rig::Rig;
+use backend::{File, FileOptions};
 use serde_json::json;
+use std::time::Duration;
 
 pub(crate) fn file(name: &str, more: &str) -> String {
     format!(
@@ -109,4 +111,41 @@ fn a_file_of_the_name_of_an_added_disk_and_a_folder_that_has_gone_change_nothing
     let line = rig.refused("reload", 1);
     assert!(line.contains("--config-dir"), "{line}");
     assert_eq!(rig.names(), ["a"]);
+}
+
+/// The images `a.img` and `b.img`, which another program has locked, and the files of disks in them.
+fn locked(rig: &Rig) -> [File; 2] {
+    ["a", "b"].map(|name| {
+        let image = rig.path(&format!("{name}.img"));
+        std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        let options = FileOptions { lock: Some(Duration::ZERO), ..FileOptions::default() };
+        let locked = File::open(image, options).unwrap();
+        let text = format!("blk-file = '@/{name}.img'\nsocket-path = '@/{name}.sock'");
+        rig.write_file(name, &text);
+        locked
+    })
+}
+
+#[test]
+fn a_locked_image_keeps_no_disk_whose_file_comes_later() {
+    let mut rig = Rig::of_folder(&[]);
+    let [a, b] = locked(&rig);
+    rig.write_file("c", &file("c", ""));
+    rig.daemon.signal(libc::SIGHUP);
+    let line = rig.daemon.log_line("waits for");
+    assert!(line.contains("a.img"), "{line}");
+    rig.guest("c").write(0, &[1; 512]).unwrap();
+    drop((a, b));
+    rig.place.wait_until("the others", || rig.names() == ["a", "b", "c"]);
+}
+
+#[test]
+fn locked_images_are_waited_for_together() {
+    let mut rig = Rig::of_folder(&[]);
+    let _held = locked(&rig);
+    rig.daemon.signal(libc::SIGHUP);
+    rig.daemon.log_line("waits for");
+    let line = rig.daemon.log_line("b.img");
+    assert!(line.contains("ERROR") && line.contains("in use"), "{line}");
+    assert!(rig.names().is_empty());
 }

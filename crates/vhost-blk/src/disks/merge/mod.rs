@@ -24,7 +24,7 @@ use super::config_file::NewConfig;
 use super::exchange::{New, Source, options, replacement};
 use super::layers::Layers;
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
-use crate::disk::{self, From};
+use crate::disk::{self, From, LockWait};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::pace::Pace;
@@ -264,7 +264,8 @@ impl Change {
     ) -> Result<Replacement, String> {
         copy(&mut merge, written.take(), &mut Pace::new(None), &|| true)?;
         drop(merge);
-        let opened = disk::open(&self.args, From::Merged).map_err(|failure| failure.to_string())?;
+        let opened = disk::open(&self.args, From::Merged, LockWait::No)
+            .map_err(|failure| failure.to_string())?;
         let layers = Arc::clone(&self.layers);
         replacement(opened, &layers, new, Box::new(move || self.commit()))
     }
