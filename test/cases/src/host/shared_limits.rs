@@ -29,6 +29,9 @@ cases! { Host;
     "limits-shared-large", Gating,
         "large requests of a disk delay small ones of another one for milliseconds, on each plane and on both",
         large;
+    "limits-shared-queues", Gating,
+        "each queue of a device in debt takes its part of large requests",
+        |_| queues();
     "daemon-limit-group", Gating,
         "three disks of a group on the kernel plane, after an upgrade, and on both planes share its limit under load",
         group;
@@ -345,6 +348,41 @@ fn large(env: &Env) -> Result<()> {
     }
     drop((small, sender));
     daemon.end()
+}
+
+/// Queues of a device, each always with a request.
+const FULL: usize = 3;
+/// Large requests that all queues complete together.
+const TAKEN: u64 = 30;
+
+/// Each large request is debt of the device, which any of its queues pays.
+fn queues() -> Result<()> {
+    need_module()?;
+    let (limits, debt) = (Box::new(SharedLimits::default()), Box::new(SharedDebt::default()));
+    limits.set(0, 8 * LARGE_BYTES as u64, BURST_NS);
+    let (disk, _) = null_blk(NullBlkOptions::USUAL)?;
+    let options = Options { num_queues: FULL as u16, ..options() };
+    let mut device = Device::open_kernel(disk.open()?, &options, &KernelOptions::default())?;
+    kernel(&mut device)?.share_limits(limits.share(&debt))?;
+    let layout = device.layout();
+    let large = Request::write(0, &vec![1; LARGE_BYTES]);
+    let mut done = [0; FULL];
+    for queue in 0..FULL {
+        device.queue(queue).submit(&large, &layout)?;
+    }
+    while done.iter().sum::<u64>() < TAKEN {
+        for (queue, done) in done.iter_mut().enumerate() {
+            let Some((_, completion)) = device.queue(queue).try_collect()? else { continue };
+            ensure!(completion.status == Some(S_OK), "status {:?}", completion.status);
+            *done += 1;
+            device.queue(queue).submit(&large, &layout)?;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    println!("large requests of each queue: {done:?}");
+    let [least, most] = [done.iter().min(), done.iter().max()].map(|n| n.copied().unwrap_or(0));
+    ensure!(least * PARTS >= most, "large requests of each queue: {done:?}");
+    Ok(())
 }
 
 fn group(env: &Env) -> Result<()> {
