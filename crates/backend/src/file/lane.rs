@@ -15,7 +15,7 @@ use super::bounce::BouncePool;
 use super::piece::{DirectAlign, widened};
 use super::range_lock::RangeLock;
 use super::results::Next;
-use super::sync::{self, SyncEnd, SyncFailure, SyncFiles};
+use super::sync::{self, SyncEnd, SyncFailure, Syncs};
 use super::zeroes::ZeroLists;
 use crate::lock::ImageFile;
 use crate::{Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
@@ -28,8 +28,8 @@ use std::sync::atomic::AtomicU32;
 pub(super) const FILE: FileIndex = FileIndex(0);
 /// The same file through the page cache, for its tail (see [`super::piece`]).
 pub(super) const CACHED: FileIndex = FileIndex(1);
-/// The first of the files to sync.
-pub(super) const SYNC_FIRST: u32 = 2;
+/// The same file, for its syncs.
+pub(super) const SYNCED: FileIndex = FileIndex(2);
 /// Maximum synchronous system calls for one I/O in a row; the engine runs the rest.
 const NOW_MAX: u32 = 8;
 
@@ -40,7 +40,7 @@ pub(super) enum Stage {
     Punch = 1,
     ZeroRange = 2,
     ZeroWrite = 3,
-    /// A sync; `Io::held` is the number of its file.
+    /// A sync that the I/O leads.
     Sync = 4,
     /// Reads a block before a part of it is written.
     Fill = 5,
@@ -48,8 +48,7 @@ pub(super) enum Stage {
     Store = 6,
     /// Timer: an earlier writer of the same blocks is not done.
     WaitRange = 7,
-    /// All files to sync are in use ([`SyncFiles`]). The next event is the end of a sync that started
-    /// later.
+    /// Waits for a sync ([`Syncs`]). The next event is the end of one that started later.
     WaitSync = 8,
     /// Discard command of a device.
     Discard = 9,
@@ -137,7 +136,7 @@ pub(super) struct FileLane {
     pub(super) shared: Arc<Shared>,
     pub(super) limits: LaneLimits,
     pub(super) cached: Option<File>,
-    pub(super) sync_files: SyncFiles,
+    pub(super) syncs: Syncs,
     pub(super) bounce: BouncePool,
     pub(super) zeroes: ZeroLists,
     pub(super) can_punch: bool,
@@ -151,7 +150,7 @@ impl FileLane {
         let open_again = || sync::open_again(&shared.file, limits.read_only, 0);
         Ok(FileLane {
             cached: has_tail.then(open_again).transpose()?,
-            sync_files: SyncFiles::of(&shared.file, limits.read_only)?,
+            syncs: Syncs::of(&shared.file, limits.read_only)?,
             shared,
             limits,
             bounce: BouncePool::new(align as usize),
@@ -245,18 +244,17 @@ impl FileLane {
     fn finish(
         &mut self,
         io: &mut Io,
+        slot: Slot,
         outcome: Result<(), IoError>,
         engine: &mut dyn Engine,
     ) -> Step {
-        if Stage::of(io) == Stage::Sync
-            && let Some(number) = io.held.take()
-        {
-            let SyncEnd { followers, leader } = self.sync_files.end(number);
+        if Stage::of(io) == Stage::Sync {
+            let SyncEnd { followers, leader } = self.syncs.end(slot);
             for slot in followers {
                 engine.push(Op::Nop, Token { slot, layer: 0 });
             }
             if let Some(slot) = leader {
-                engine.push(Self::sync_op(number), Token { slot, layer: 0 });
+                engine.push(Self::SYNC, Token { slot, layer: 0 });
             }
         }
         self.release(io);
@@ -278,8 +276,8 @@ impl FileLane {
         for calls in 0.. {
             let op = match self.next_op(io, slot) {
                 Ok(Some(op)) => op,
-                Ok(None) => break, // the release of a file continues it
-                Err(why) => return self.finish(io, Err(why), engine),
+                Ok(None) => break, // the end of the running sync continues it
+                Err(why) => return self.finish(io, slot, Err(why), engine),
             };
             let now = if calls < NOW_MAX { self.run_now(io, &op) } else { None };
             let Some(result) = now else {
@@ -287,7 +285,7 @@ impl FileLane {
                 break;
             };
             if let Next::End(outcome) = self.take_result(io, result) {
-                return self.finish(io, outcome, engine);
+                return self.finish(io, slot, outcome, engine);
             }
         }
         Step::Pending
@@ -298,7 +296,7 @@ impl Lane for FileLane {
     fn files(&self) -> Vec<RawFd> {
         let data = self.shared.file.as_raw_fd();
         let cached = self.cached.as_ref().map_or(data, AsRawFd::as_raw_fd);
-        [data, cached].into_iter().chain(self.sync_files.fds()).collect()
+        vec![data, cached, self.syncs.fd()]
     }
 
     fn moves_data_itself(&self) -> bool {
@@ -333,11 +331,10 @@ impl Lane for FileLane {
             return Step::Done(Ok(()));
         }
         if Stage::of(io) == Stage::WaitSync {
-            io.held = self.sync_files.led_by(token.slot);
             io.stage = Stage::Sync.with_retries(0);
         }
         match self.take_result(io, result) {
-            Next::End(outcome) => self.finish(io, outcome, engine),
+            Next::End(outcome) => self.finish(io, token.slot, outcome, engine),
             Next::Op => self.advance(io, token.slot, engine),
         }
     }

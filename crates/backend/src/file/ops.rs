@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Selects the next operation of an I/O from its stage and progress.
 
-use super::lane::{CACHED, FILE, FileLane, SYNC_FIRST, Stage};
+use super::lane::{CACHED, FILE, FileLane, SYNCED, Stage};
 use super::piece::{WritePiece, widened, write_piece};
 use super::sys;
-use crate::{FileIndex, Io, IoError, IoKind, Op, Slot};
+use crate::{Io, IoError, IoKind, Op, Slot};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -94,20 +94,16 @@ impl FileLane {
         }
     }
 
-    /// A sync; `None` if it waits for a file. Fails if an earlier sync has failed.
+    pub(super) const SYNC: Op = Op::Fdatasync { file: SYNCED };
+
+    /// A sync; `None` if it waits for the end of another one. Fails if an earlier sync has failed.
     fn start_sync(&mut self, io: &mut Io, slot: Slot) -> Result<Option<Op>, IoError> {
         self.shared.sync_failure.check()?;
-        if io.held.is_none() {
-            io.held = self.sync_files.take(slot);
-        }
-        if io.held.is_none() {
+        let leads = self.syncs.lead(slot);
+        if !leads {
             io.stage = Stage::WaitSync.with_retries(0);
         }
-        Ok(io.held.map(Self::sync_op))
-    }
-
-    pub(super) fn sync_op(number: u16) -> Op {
-        Op::Fdatasync { file: FileIndex(SYNC_FIRST + u32::from(number)) }
+        Ok(leads.then_some(Self::SYNC))
     }
 
     /// Returns whether a write-through write is a write plus a separate sync. With the page cache,

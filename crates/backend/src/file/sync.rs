@@ -2,21 +2,17 @@
 //! Syncs, and the record of the first failed one.
 //!
 //! If the kernel cannot write pages of the page cache, it drops them and reports the error *once*
-//! for each open file: the next sync succeeds although the data is lost. Therefore concurrent syncs
-//! use separate open files ([`SyncFiles`]), so that each gets the error, and a failed sync is
-//! recorded for the disk ([`SyncFailure`]): every later sync on any lane fails until the image is
+//! for each open file: the next sync succeeds although the data is lost. Therefore each lane has an open
+//! file of its own for its syncs, one at a time ([`Syncs`]), so that each gets the error, and a failed
+//! sync is recorded for the disk ([`SyncFailure`]): every later sync on any lane fails until the image is
 //! reopened.
 
 use crate::{IoError, Slot};
-use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI32, Ordering};
-
-/// Open files of a lane for syncs; it bounds the syncs that run at the same time.
-pub(super) const SYNC_FILES: u16 = 2;
 
 /// The errno of the disk's first failed sync.
 #[derive(Debug, Default)]
@@ -53,76 +49,56 @@ pub(super) fn may_be_of_a_sync(errno: i32) -> bool {
     ![EBADF, EDQUOT, EFAULT, EFBIG, EINVAL, ENOMEM, ENOSPC, EPERM].contains(&errno)
 }
 
-/// A lane's pool of open files for syncs. I/Os that find none free wait for the end of a running sync,
-/// which may not cover their data. Then one sync is for all of them: the first one leads, and owns the
-/// file.
-pub(super) struct SyncFiles {
-    files: Vec<SyncFile>,
-    free: Vec<u16>,
-    /// No file is free while an I/O waits.
-    waiting: VecDeque<Slot>,
-}
-
-struct SyncFile {
+/// The syncs of a lane: one at a time. I/Os that come meanwhile wait for its end, because it may not cover
+/// their data. Then one sync is for all of them: the first one leads.
+pub(super) struct Syncs {
     file: File,
-    /// The I/O that leads the running sync, if it has waited, until the event of the sync.
+    /// The I/O that gets the event of the running sync.
     leader: Option<Slot>,
     /// The other I/Os that the running sync is for.
     followers: Vec<Slot>,
+    /// None without a running sync.
+    waiting: Vec<Slot>,
 }
 
 /// The end of a sync.
+#[derive(Default)]
 pub(super) struct SyncEnd {
     /// The sync was for these I/Os, too.
     pub(super) followers: Vec<Slot>,
-    /// The file is used for the sync of this I/O, and of all others that wait.
+    /// The next sync is for this I/O, and for all others that wait.
     pub(super) leader: Option<Slot>,
 }
 
-impl SyncFiles {
+impl Syncs {
     pub(super) fn of(file: &File, read_only: bool) -> io::Result<Self> {
-        let open = |_| {
-            let file = open_again(file, read_only, 0)?;
-            Ok(SyncFile { file, leader: None, followers: Vec::new() })
-        };
-        Ok(SyncFiles {
-            files: (0..SYNC_FILES).map(open).collect::<io::Result<_>>()?,
-            free: (0..SYNC_FILES).collect(),
-            waiting: VecDeque::new(),
-        })
+        let file = open_again(file, read_only, 0)?;
+        Ok(Syncs { file, leader: None, followers: Vec::new(), waiting: Vec::new() })
     }
 
-    pub(super) fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.files.iter().map(|one| one.file.as_raw_fd())
+    pub(super) fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
     }
 
-    /// Takes a file. `None` while all are in use: the I/O of `slot` waits.
-    pub(super) fn take(&mut self, slot: Slot) -> Option<u16> {
-        let number = self.free.pop();
-        if number.is_none() {
-            self.waiting.push_back(slot);
+    /// Returns whether the I/O of `slot` leads a sync now. Otherwise it waits.
+    pub(super) fn lead(&mut self, slot: Slot) -> bool {
+        let leader = *self.leader.get_or_insert(slot);
+        if leader != slot {
+            self.waiting.push(slot);
         }
-        number
+        leader == slot
     }
 
-    /// Ends the sync of a file. The caller starts the next one, and continues the followers.
-    pub(super) fn end(&mut self, number: u16) -> SyncEnd {
-        debug_assert!(!self.free.contains(&number));
-        let leader = self.waiting.pop_front();
-        let one = &mut self.files[usize::from(number)];
-        one.leader = leader;
-        let followers = std::mem::replace(&mut one.followers, self.waiting.drain(..).collect());
-        if leader.is_none() {
-            self.free.push(number);
+    /// The I/O of `slot` ends. If it has led a sync, the caller starts the next one, and continues the
+    /// followers.
+    pub(super) fn end(&mut self, slot: Slot) -> SyncEnd {
+        if self.leader != Some(slot) {
+            return SyncEnd::default();
         }
-        SyncEnd { followers, leader }
-    }
-
-    /// The file of a sync that an I/O leads after it has waited; `None`: it was a follower.
-    pub(super) fn led_by(&mut self, slot: Slot) -> Option<u16> {
-        let number = self.files.iter().position(|one| one.leader == Some(slot))?;
-        self.files[number].leader = None;
-        Some(number as u16)
+        let mut waiting = std::mem::take(&mut self.waiting).into_iter();
+        self.leader = waiting.next();
+        let followers = std::mem::replace(&mut self.followers, waiting.collect());
+        SyncEnd { followers, leader: self.leader }
     }
 }
 
