@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Marks of files that no disk opens for writing: the backing file of an overlay, because a write
-//! would change what the overlay does not have itself, and an overlay that was merged into its backing
-//! file, because that has newer data.
+//! would change what the overlay does not have itself, an overlay that was merged into its backing
+//! file, and an image whose disk has moved to other storage: the other file has newer data.
 //!
 //! A mark is an extended attribute with the path of the other file. It stays with the file when the
 //! file is renamed, and may be lost by a copy.
@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 const OVERLAY: &str = "user.vhost-blk.overlay";
 /// The attribute of an overlay that was merged into its backing file, with the path of that.
 const MERGED: &str = "user.vhost-blk.merged";
+/// The attribute of an image whose disk has moved, with the path of its storage since.
+const MOVED: &str = "user.vhost-blk.moved";
 /// The attribute of an image that a disk writes, and of one that a disk wrote when it died.
 const IN_USE: &str = "user.vhost-blk.in-use";
 /// Values of the mark.
@@ -57,6 +59,19 @@ pub enum Marked {
         /// The backing file.
         backing: PathBuf,
     },
+    /// The disk of the file has moved to other storage.
+    #[error(
+        "{file}: its disk was mirrored to {storage}, which has the data of the disk since; serve \
+         {storage}, or, to go back to the content at that moment, remove the mark with \
+         `setfattr -x {MOVED} {file}`",
+        file = .path.display(), storage = .storage.display()
+    )]
+    Moved {
+        /// The file.
+        path: PathBuf,
+        /// The storage since.
+        storage: PathBuf,
+    },
 }
 
 /// The value of `--allow-backing` for one backing file.
@@ -89,7 +104,10 @@ pub fn refusal(file: &File, path: &Path) -> io::Result<Option<Marked>> {
     if let Some(overlay) = known(get(file, OVERLAY))? {
         return Ok(Some(Marked::Overlay { path, overlay }));
     }
-    Ok(known(get(file, MERGED))?.map(|backing| Marked::Merged { path, backing }))
+    if let Some(backing) = known(get(file, MERGED))? {
+        return Ok(Some(Marked::Merged { path, backing }));
+    }
+    Ok(known(get(file, MOVED))?.map(|storage| Marked::Moved { path, storage }))
 }
 
 /// The mark of a file that is in use, or was not closed properly.
@@ -232,6 +250,33 @@ impl ImageFile {
     pub fn unmark_merged(&self) -> io::Result<()> {
         match get(self.as_file(), MERGED) {
             Ok(Some(_)) => remove(self.as_file(), MERGED),
+            _ => Ok(()),
+        }
+    }
+
+    /// Marks the file as the former image of a disk that has moved to `storage`, durably. Returns
+    /// whether it has the mark: a block device and some file systems have none.
+    ///
+    /// # Errors
+    /// The error of the system call; the file may have the mark then.
+    pub fn mark_moved(&self, storage: &Path) -> io::Result<bool> {
+        if !self.as_file().metadata()?.is_file() {
+            return Ok(false);
+        }
+        match set(self.as_file(), MOVED, storage) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the mark of [`ImageFile::mark_moved`], if there is one.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn unmark_moved(&self) -> io::Result<()> {
+        match get(self.as_file(), MOVED) {
+            Ok(Some(_)) => remove(self.as_file(), MOVED),
             _ => Ok(()),
         }
     }

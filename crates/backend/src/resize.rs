@@ -17,6 +17,12 @@ pub enum ResizeError {
          cancel that (vhost-blk ctl commit --cancel)"
     )]
     Merging,
+    /// The disk is being mirrored to other storage.
+    #[error(
+        "the disk is being mirrored to other storage; repeat this after its end, or cancel that \
+         (vhost-blk ctl mirror --cancel)"
+    )]
+    Mirroring,
     /// A larger size for a disk that must not be changed.
     #[error(
         "the disk is read-only; enlarge its image by other means, and repeat this without SIZE"

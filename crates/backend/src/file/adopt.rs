@@ -24,14 +24,15 @@ impl OpenAs {
     pub(super) fn of(file: &File) -> io::Result<Self> {
         let flags = fcntl_getfl(file)?;
         Ok(OpenAs {
-            identity: identity(&file.metadata()?),
+            identity: identity_of(&file.metadata()?),
             read_only: flags & OFlags::ACCMODE == OFlags::RDONLY,
             direct: flags.contains(OFlags::DIRECT),
         })
     }
 }
 
-fn identity(meta: &Metadata) -> (u64, u64) {
+/// The identity of a file; of a block device its own number.
+pub fn identity_of(meta: &Metadata) -> (u64, u64) {
     match meta.file_type().is_block_device() {
         true => (u64::MAX, meta.rdev()),
         false => (meta.dev(), meta.ino()),
@@ -41,7 +42,7 @@ fn identity(meta: &Metadata) -> (u64, u64) {
 /// Refuses `file` if it is not the one at `path`.
 pub(super) fn check_path(path: &Path, file: &File, options: &FileOptions) -> Result<(), FileError> {
     let failed = |source| FileError::open(path, source, options.read_only);
-    let at_path = identity(&fs::metadata(path).map_err(failed)?);
+    let at_path = identity_of(&fs::metadata(path).map_err(failed)?);
     match OpenAs::of(file).map_err(failed)?.identity == at_path {
         true => Ok(()),
         false => {

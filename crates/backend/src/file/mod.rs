@@ -18,7 +18,7 @@ mod sync;
 pub(crate) mod sys;
 mod zeroes;
 
-pub use adopt::OpenAs;
+pub use adopt::{OpenAs, identity_of};
 pub use error::FileError;
 pub use image_lock::ImageLock;
 pub use reader::Reader;
@@ -60,6 +60,8 @@ pub struct FileOptions {
     pub container: bool,
     /// The mark of the file ([`mark`]) is to be removed: it does not prevent writes.
     pub ignores_mark: bool,
+    /// Serve this part of a larger block device until its size is adopted by a change of the size.
+    pub first_bytes: Option<u64>,
 }
 
 impl Default for FileOptions {
@@ -72,6 +74,7 @@ impl Default for FileOptions {
             lock: None,
             container: false,
             ignores_mark: false,
+            first_bytes: None,
         }
     }
 }
@@ -151,7 +154,9 @@ impl File {
             mark::refusal(&file, path).map_err(unknown)?.map_or(Ok(()), Err)?;
         }
         let found = file.metadata().map_err(unknown)?;
-        let facts = probe::probe(&file, direct, !options.read_only).map_err(unknown)?;
+        let mut facts = probe::probe(&file, direct, !options.read_only).map_err(unknown)?;
+        let first = options.first_bytes.filter(|_| facts.is_device);
+        facts.size_bytes = facts.size_bytes.min(first.unwrap_or(u64::MAX));
         if facts.read_only && !options.read_only {
             return Err(FileError::ReadOnlyDevice { path: path.into() });
         }

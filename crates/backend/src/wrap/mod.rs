@@ -3,9 +3,10 @@
 //!
 //! A wrapper's lane is one layer above its inner lane. It pushes timers with its own layer number
 //! and passes every other event to the inner lane. Wrappers are for tests and diagnosis, for the
-//! time of a backup ([`CopyFirst`]), and for that of a merge or between backups ([`Track`]): they may
-//! allocate and lock, except `Track`.
+//! time of a backup ([`CopyFirst`]), and for that of a merge, of a mirror ([`Braked`]) or between
+//! backups ([`Track`]): they may allocate and lock, except `Track`.
 
+mod brake;
 mod copy_first;
 mod delay;
 mod fault;
@@ -17,6 +18,7 @@ mod slots;
 mod spec;
 mod track;
 
+pub use brake::{Brake, Braked};
 pub use copy_first::{CLUSTER_BYTES, Clusters, CopyFirst, Turn};
 pub use delay::Delay;
 pub use fault::{Fault, FaultRule};

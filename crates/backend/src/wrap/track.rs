@@ -22,6 +22,8 @@ pub struct Written {
     capacity_bytes: u64,
     /// A bit for each part.
     words: Vec<AtomicU64>,
+    /// Number of the noted parts. A part is counted before its bit is visible, and a taken one after it.
+    count: AtomicU64,
 }
 
 impl Written {
@@ -31,7 +33,7 @@ impl Written {
         let part_bytes = least.max(PART_BYTES_MIN);
         let words = capacity_bytes.div_ceil(part_bytes).div_ceil(64);
         let words = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Written { part_bytes, capacity_bytes, words }
+        Written { part_bytes, capacity_bytes, words, count: AtomicU64::new(0) }
     }
 
     /// The notes of another program for a disk of this capacity: a bit for each part, as
@@ -43,6 +45,8 @@ impl Written {
         }
         written.words.iter().zip(words).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
         let end = capacity_bytes.div_ceil(part_bytes) % 64;
+        let count = words.iter().map(|word| u64::from(word.count_ones())).sum();
+        written.count.store(count, Ordering::Relaxed);
         let has_more = end != 0 && words.last().is_some_and(|last| last >> end != 0);
         (!has_more).then_some(written)
     }
@@ -66,8 +70,11 @@ impl Written {
         let end = offset_bytes.saturating_add(len_bytes).min(self.capacity_bytes);
         for part in offset_bytes / self.part_bytes..end.div_ceil(self.part_bytes) {
             let bit = 1 << (part % 64);
+            self.count.fetch_add(1, Ordering::Relaxed);
             // Pairs with the swap of `take`, which comes before the read of the changed data.
-            self.words[(part / 64) as usize].fetch_or(bit, Ordering::AcqRel);
+            if self.words[(part / 64) as usize].fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+                self.count.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 
@@ -78,8 +85,7 @@ impl Written {
 
     /// Bytes of the noted parts.
     pub fn bytes(&self) -> u64 {
-        let parts = self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones());
-        (parts.map(u64::from).sum::<u64>() * self.part_bytes).min(self.capacity_bytes)
+        (self.count.load(Ordering::Relaxed) * self.part_bytes).min(self.capacity_bytes)
     }
 
     /// Calls `act` with each noted part as a range of the disk in bytes, and with the range from the
@@ -99,7 +105,9 @@ impl Written {
     pub fn take(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (at, word) in (0..).zip(&self.words) {
-            self.each_of(at, word.swap(0, Ordering::AcqRel), &mut |part: Range<u64>| match ranges
+            let bits = word.swap(0, Ordering::AcqRel);
+            self.count.fetch_sub(u64::from(bits.count_ones()), Ordering::Relaxed);
+            self.each_of(at, bits, &mut |part: Range<u64>| match ranges
                 .last_mut()
                 .filter(|last| last.end == part.start)
             {
@@ -127,6 +135,8 @@ pub enum Growth {
     Allowed,
     /// A merge that copies the disk does not let it grow.
     Merging,
+    /// Nor does a mirror.
+    Mirroring,
 }
 
 /// Notes the changed parts of the disk `inner`.
@@ -148,6 +158,7 @@ impl Disk for Track {
         let wrapper = match self.growth {
             Growth::Allowed => "changes are noted",
             Growth::Merging => "being merged",
+            Growth::Mirroring => "being mirrored",
         };
         wrapped_info(&*self.inner, wrapper)
     }
@@ -157,7 +168,10 @@ impl Disk for Track {
         match (self.growth, bytes) {
             (Growth::Allowed, bytes) => self.inner.resize(bytes),
             (Growth::Merging, Some(bytes)) if bytes != capacity_bytes => Err(ResizeError::Merging),
-            (Growth::Merging, _) => Ok(()),
+            (Growth::Mirroring, Some(bytes)) if bytes != capacity_bytes => {
+                Err(ResizeError::Mirroring)
+            }
+            (Growth::Merging | Growth::Mirroring, _) => Ok(()),
         }
     }
 
@@ -183,6 +197,10 @@ impl Disk for Track {
             Growth::Merging => {
                 "only the uring data plane serves a disk while its image is merged; wait for the \
                  end of that, or serve the disk with --data-plane auto to begin it"
+            }
+            Growth::Mirroring => {
+                "only the uring data plane serves a disk while it is mirrored; wait for the end of \
+                 that, or serve the disk with --data-plane auto to begin it"
             }
         })
     }
