@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An image or block device that a copy is written to, again and again at the same places.
+
+use crate::image::{Answer, Image, Question};
+use crate::storage;
+use crate::versions::Versions;
+use crate::{AllowBacking, Qcow2Error, chain};
+use backend::mark;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The target of a copy, open for writing.
+pub struct Target(Kind);
+
+enum Kind {
+    Raw(File),
+    Qcow2(Box<Image>),
+}
+
+impl Target {
+    /// Opens a file or block device for writing. The caller has locked it. The backing files of a qcow2
+    /// image are opened, too.
+    ///
+    /// # Errors
+    /// [`Qcow2Error`].
+    pub fn open(
+        path: &Path,
+        is_qcow2: bool,
+        allow_backing: AllowBacking,
+    ) -> Result<Target, Qcow2Error> {
+        let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
+        let file = File::options().read(true).write(true).open(path).map_err(failed)?;
+        if !is_qcow2 {
+            return Ok(Target(Kind::Raw(file)));
+        }
+        let links = chain::follow(path, true, allow_backing)?;
+        let Some(header) = links.first().and_then(|link| link.header.as_ref()) else {
+            return Err(Qcow2Error::NotQcow2 { path: path.into() });
+        };
+        if header.has_snapshots {
+            let remedy = "delete them with `qemu-img snapshot -d`";
+            return Err(chain::refuse(path, "it has internal snapshots", remedy));
+        }
+        let access = chain::open(&links, true, None)?;
+        // An end in the middle may leak clusters. The mark stays until they are looked for.
+        mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
+        let image = Image::new(access, header, Arc::new(Versions::default()));
+        Ok(Target(Kind::Qcow2(Box::new(image))))
+    }
+
+    /// Size of the disk in the storage in bytes.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn size_bytes(&self) -> io::Result<u64> {
+        match &self.0 {
+            Kind::Raw(file) => (&*file).seek(SeekFrom::End(0)),
+            Kind::Qcow2(image) => Ok(image.size_bytes()),
+        }
+    }
+
+    /// Enlarges a file. Its new part reads as zeroes.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn grow(&mut self, bytes: u64) -> io::Result<()> {
+        match &mut self.0 {
+            Kind::Raw(file) => file.set_len(bytes),
+            Kind::Qcow2(image) => image.grow(bytes),
+        }
+    }
+
+    /// Makes everything that was written durable.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn sync(&mut self) -> io::Result<()> {
+        match &mut self.0 {
+            Kind::Raw(file) => file.sync_all(),
+            Kind::Qcow2(image) => {
+                // Data at known places first: a table that names a new one follows its data.
+                image.store()?.sync_data()?;
+                image.committed()
+            }
+        }
+    }
+
+    /// Writes data at a position.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn write(&mut self, mut at: u64, mut data: &[u8]) -> io::Result<()> {
+        let image = match &mut self.0 {
+            Kind::Raw(file) => return file.write_all_at(data, at),
+            Kind::Qcow2(image) => image,
+        };
+        while !data.is_empty() {
+            let done = match image.answer(Question::Write(at, data.to_vec())) {
+                Answer::Done(len) => len,
+                Answer::Extent(extent, _) => {
+                    let len = (extent.end - at).min(data.len() as u64);
+                    let place = extent.host + (at - extent.start);
+                    image.store()?.write_data(&data[..len as usize], place)?;
+                    len
+                }
+                other => return Err(failure(&other)),
+            };
+            (at, data) = (at + done, &data[done as usize..]);
+        }
+        Ok(())
+    }
+
+    /// Makes a range read as zeroes, without space if the storage can do that.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn zero(&mut self, mut at: u64, mut len: u64) -> io::Result<()> {
+        let image = match &mut self.0 {
+            Kind::Raw(file) => return storage::zero(file, at, len),
+            Kind::Qcow2(image) => image,
+        };
+        while len > 0 {
+            let done = match image.answer(Question::Zero(at, len)) {
+                Answer::Done(len) => len,
+                Answer::Extent(extent, _) => {
+                    let len = (extent.end - at).min(len);
+                    image.store()?.zero_data(extent.host + (at - extent.start), len)?;
+                    len
+                }
+                other => return Err(failure(&other)),
+            };
+            (at, len) = (at + done, len - done);
+        }
+        Ok(())
+    }
+}
+
+fn failure(answer: &Answer) -> io::Error {
+    match answer {
+        Answer::Failed(errno) => io::Error::from_raw_os_error(*errno),
+        _ => io::Error::other("the image has an odd mapping"),
+    }
+}
