@@ -34,7 +34,7 @@ pub use connection::{ACCEPT_RETRY, Next};
 pub use control::{Answer, Command, Control, ImageLockState, Notice, Posted, QueueStatus, Status};
 pub use error::ConnectionError;
 pub use handover::{Exported, Frozen};
-pub use replace::{Replace, Replacement, Replacing};
+pub use replace::{Replace, Replacement, Replacing, differs, seen};
 pub use state::{DeviceState, StateError};
 
 use backend::{Disk, ImageLock};

@@ -62,7 +62,7 @@ pub(crate) enum ExchangeError {
     #[error("{0}")]
     Storage(String),
     /// The guest would see another disk.
-    #[error("the guest's disk has {0}; stop the VMM, and start it with the new storage")]
+    #[error("{}", differs(.0))]
     Differs(String),
     /// The data planes cannot have the storage.
     #[error(transparent)]
@@ -170,12 +170,17 @@ impl Session<'_> {
     }
 }
 
+/// The refusal of a storage in which the guest would see another disk, with the remedy.
+pub fn differs(told: &str) -> String {
+    format!("the guest's disk has {told}; stop the VMM, and start it with the new storage")
+}
+
 /// The guest's view of a new storage: that of the old one, which the guest has read. Sizes and
 /// alignments that are only advice stay.
 ///
 /// # Errors
 /// A property that the new storage cannot have.
-fn seen(old: &Info, new: Info) -> Result<Info, String> {
+pub fn seen(old: &Info, new: Info) -> Result<Info, String> {
     same("sectors", old.capacity_sectors, new.capacity_sectors)?;
     same("bytes in a block", old.logical_block_bytes, new.logical_block_bytes)?;
     let access = |info: &Info| if info.read_only { "read-only" } else { "read-write" };
