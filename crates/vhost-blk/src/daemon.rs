@@ -144,7 +144,7 @@ fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failu
         reload,
         last: Box::new(move || {
             last.remove_socket_files();
-            last.remove_backup_parts();
+            last.remove_parts();
             files.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }),
     })

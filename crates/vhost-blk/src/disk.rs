@@ -63,9 +63,12 @@ pub enum From {
     /// The path of `--blk-file`: a new overlay of the image of a disk of this process, which has
     /// that image locked, writes no more, and will be dropped.
     Overlay,
-    /// The path of `--blk-file`: the backing file of a disk of this process, which has it locked for
-    /// writing, writes no more, and will be dropped. It has the mark of a backing file.
-    Merged,
+    /// The path of `--blk-file`: this process has it locked for writing, writes no more, and will give
+    /// the lock up. It may have the mark of a backing file.
+    Locked {
+        /// Serve this part of a larger block device at first.
+        first_bytes: Option<u64>,
+    },
     /// A descriptor at this path below `/proc`; `--blk-file` is its name.
     Descriptor(PathBuf),
     /// An earlier program of this process, which has opened it.
@@ -170,10 +173,10 @@ fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result
     let passed = match from {
         From::Path => None,
         From::Overlay => return open_qcow2(path, args, wait, Some(1)),
-        From::Merged if args.format == Some(Format::Qcow2) => {
+        From::Locked { .. } if args.format == Some(Format::Qcow2) => {
             return open_qcow2(path, args, wait, Some(0));
         }
-        From::Merged => return open_merged(path, args),
+        From::Locked { first_bytes } => return open_locked(path, first_bytes, args),
         From::Descriptor(passed) => Some(passed),
         From::Program { image, is_checked } => return adopt(path, image, is_checked, args),
     };
@@ -306,8 +309,8 @@ fn qcow2_failure(error: Qcow2Error) -> Failure {
     }
 }
 
-fn open_merged(path: &Path, args: &DiskArgs) -> Result<Opened, Failure> {
-    let options = FileOptions { ignores_mark: true, ..file_options(args, false) };
+fn open_locked(path: &Path, first_bytes: Option<u64>, args: &DiskArgs) -> Result<Opened, Failure> {
+    let options = FileOptions { ignores_mark: true, first_bytes, ..file_options(args, false) };
     let file = File::open(path, options).map_err(file_failure)?;
     let locks = args.lock == LockMode::Auto;
     if locks {
@@ -333,6 +336,7 @@ fn file_options(args: &DiskArgs, locks: bool) -> FileOptions {
         lock: locks.then_some(Duration::ZERO),
         container: false,
         ignores_mark: false,
+        first_bytes: None,
     }
 }
 

@@ -5,6 +5,7 @@ use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
 use data_plane::{HealthEvent, Limits, Operation, StorageFailure};
 use serde_json::{Value, json};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use vhost_user::Notice;
 
@@ -23,6 +24,14 @@ pub enum Change {
     Device(Notice),
     /// The health of the storage has changed.
     Health(HealthEvent),
+    /// A mirror to this storage has begun.
+    MirrorBegun(PathBuf),
+    /// The mirror has copied everything once, and can be completed.
+    MirrorReady,
+    /// The guest goes on in this storage.
+    MirrorCompleted(PathBuf),
+    /// The mirror has ended for this reason; the guest goes on in its old storage.
+    MirrorEnded(String),
 }
 
 /// All subscribers.
@@ -86,6 +95,19 @@ fn event(disk: &str, change: &Change) -> Value {
                 set("reason", reason.as_str().into());
             }
             "disconnected"
+        }
+        Change::MirrorBegun(target) => {
+            set("target", target.display().to_string().into());
+            "mirror_begun"
+        }
+        Change::MirrorReady => "mirror_ready",
+        Change::MirrorCompleted(target) => {
+            set("target", target.display().to_string().into());
+            "mirror_completed"
+        }
+        Change::MirrorEnded(reason) => {
+            set("reason", reason.as_str().into());
+            "mirror_ended"
         }
         Change::Device(notice) => match notice {
             Notice::Paused => "paused",

@@ -26,6 +26,7 @@ pub use destination::Destination;
 pub use moment::Extent;
 pub use slot::Slot;
 pub use source::Image;
+pub(crate) use source::ImageReader;
 
 use crate::disks::Disks;
 use crate::disks::bitmaps::Base;

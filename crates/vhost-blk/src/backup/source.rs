@@ -24,7 +24,7 @@ impl Image {
         }
     }
 
-    pub(super) fn reader(&self) -> io::Result<ImageReader> {
+    pub(crate) fn reader(&self) -> io::Result<ImageReader> {
         Ok(match self {
             Image::Raw(image) => ImageReader::Raw(image.reader()?),
             Image::Qcow2(image) => ImageReader::Qcow2(image.reader()?),
@@ -33,14 +33,14 @@ impl Image {
 }
 
 /// Reads a served image beside its lanes.
-pub(super) enum ImageReader {
+pub(crate) enum ImageReader {
     Raw(Reader),
     Qcow2(Qcow2Reader),
 }
 
 impl ImageReader {
     /// Reads a range of bytes, which no request changes meanwhile.
-    pub(super) fn read(&mut self, range: Range<u64>) -> io::Result<&[u8]> {
+    pub(crate) fn read(&mut self, range: Range<u64>) -> io::Result<&[u8]> {
         match self {
             ImageReader::Raw(reader) => reader.read(range),
             ImageReader::Qcow2(reader) => reader.read(range),
@@ -48,7 +48,7 @@ impl ImageReader {
     }
 
     /// The bytes of the last read.
-    pub(super) fn content(&self) -> &[u8] {
+    pub(crate) fn content(&self) -> &[u8] {
         match self {
             ImageReader::Raw(reader) => reader.content(),
             ImageReader::Qcow2(reader) => reader.content(),
@@ -56,7 +56,7 @@ impl ImageReader {
     }
 
     /// The first position in a range that may have data; its end if all of it is known to be zero.
-    pub(super) fn skip_hole(&mut self, range: Range<u64>) -> io::Result<u64> {
+    pub(crate) fn skip_hole(&mut self, range: Range<u64>) -> io::Result<u64> {
         match self {
             ImageReader::Raw(reader) => reader.skip_hole(range),
             ImageReader::Qcow2(reader) => reader.skip_zeroes(range),
@@ -65,7 +65,7 @@ impl ImageReader {
 
     /// Returns whether another program may have written the image meanwhile. The lock of a qcow2
     /// image follows no guest.
-    pub(super) fn was_handed_over(&self) -> bool {
+    pub(crate) fn was_handed_over(&self) -> bool {
         match self {
             ImageReader::Raw(reader) => reader.was_handed_over(),
             ImageReader::Qcow2(_) => false,

@@ -4,11 +4,13 @@
 use super::backup;
 use super::bitmaps;
 use super::client::Client;
+use super::mirror;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::snapshot;
 use super::values::{discards_value, limits_of, status_value, summary_value, totals_value};
 use crate::disk::LockWait;
 use crate::disk_options;
+use crate::disks::mirror::Facts;
 use crate::disks::{Disks, Mode, NewDisk, Origin, Traced};
 use crate::failure::Failure;
 use crate::log;
@@ -71,6 +73,10 @@ pub(super) fn carry_out(
         "Reload" => reload(disks, client, &call)?,
         "Commit" => snapshot::commit(disks, client, &mut call)?,
         "CancelCommit" => snapshot::cancel_commit(disks, client, &mut call)?,
+        "Mirror" => mirror::begin(disks, client, &mut call)?,
+        "MirrorStatus" => mirror::status(disks, &mut call)?,
+        "CompleteMirror" => mirror::complete(disks, client, &mut call)?,
+        "CancelMirror" => mirror::cancel(disks, client, &mut call)?,
         "Snapshot" => snapshot::take(disks, client, &mut call)?,
         "Snapshots" => snapshot::list(disks, &mut call)?,
         "SetLogLevel" => set_log_level(client, &mut call)?,
@@ -165,7 +171,10 @@ fn of_disk(
         Answer::Status(status) if method == "DiscardStats" => {
             Ok(discards_value(&name, &status, &disks.space(&name)?))
         }
-        Answer::Status(status) => Ok(told(method, &name, &status)),
+        Answer::Status(status) => {
+            let facts = disks.mirror_facts(&name)?;
+            Ok(told(method, &name, &status, facts.as_ref()))
+        }
         Answer::Switched(queues) => Ok(json!({"moved_queues": queues})),
         Answer::Resized(bytes) => Ok(json!({"capacity_bytes": bytes})),
         Answer::Changed(changed) => Ok(json!({"changed": changed})),
@@ -173,12 +182,16 @@ fn of_disk(
     }
 }
 
-fn told(method: &str, name: &str, status: &Status) -> Value {
+fn told(method: &str, name: &str, status: &Status, facts: Option<&Facts>) -> Value {
     match method {
         "Stats" => json!({
             "name": name, "limits": limits_of(status), "queues": totals_value(status),
         }),
-        _ => json!({"status": status_value(name, status)}),
+        _ => {
+            let mut value = status_value(name, status);
+            value["mirror"] = facts.map(mirror::value).into();
+            json!({"status": value})
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod bitmaps;
 mod client;
 pub mod codec;
 mod methods;
+mod mirror;
 pub mod protocol;
 mod snapshot;
 mod values;

@@ -8,6 +8,7 @@ use crate::disks::{Disks, merge};
 use qcow2::inspect::FileFacts;
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 /// `Snapshot`.
 pub(super) fn take(
@@ -53,7 +54,7 @@ pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
 
 /// `Commit`.
 pub(super) fn commit(
-    disks: &Disks,
+    disks: &Arc<Disks>,
     client: &Client<'_>,
     call: &mut Call,
 ) -> Result<Value, CallError> {

@@ -136,6 +136,7 @@ pub(super) fn summary_value(row: &Row) -> Value {
         "state": state,
         "capacity_bytes": status.map(|status| status.capacity_bytes),
         "limits": status.map(limits_of),
+        "mirror": row.mirror.as_ref().map(super::mirror::value),
         "data_plane": status.map(|status| status.plane.to_string()),
         "front_end_connected": status.map(|status| status.connected),
     })

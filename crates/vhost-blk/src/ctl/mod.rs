@@ -4,6 +4,7 @@
 mod add;
 mod ask;
 mod backup;
+mod mirror;
 mod text;
 mod trace;
 
@@ -13,6 +14,7 @@ use add::AddArgs;
 pub(crate) use ask::Asker;
 use backup::BackupArgs;
 use clap::{Args, Subcommand, ValueEnum};
+use mirror::MirrorArgs;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::num::NonZeroU64;
@@ -127,6 +129,9 @@ pub enum Action {
         /// The severity
         level: LogLevel,
     },
+    /// Copy a disk to other storage while the guest runs, and let the guest go on there (--complete).
+    /// Without --to, --complete and --cancel: show the mirror of the disk
+    Mirror(MirrorArgs),
     /// Complete the requests in flight of a disk and take no other one. The guest's requests wait;
     /// the image stays open and locked
     Pause(Named),
@@ -250,6 +255,13 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let call = Call { text: backup.text(), ..Call::new("", "", Value::Null) };
             print(&shown(&call, &reply, args.json))
         }
+        Action::Mirror(mirror) => {
+            let connect =
+                |is_usual: bool| Asker::connect(&args.control_path, patience.filter(|_| is_usual));
+            let (reply, text) = mirror::run(mirror, connect)?;
+            let call = Call { text, ..Call::new("", "", Value::Null) };
+            print(&shown(&call, &reply, args.json))
+        }
         other => {
             let call = call(other)?;
             let reply = connect()?.ask(call.what, call.method, &call.parameters, None)?;
@@ -361,7 +373,11 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Upgrade { program } => {
             Call::new("upgrade the daemon", "Upgrade", json!({"program": program}))
         }
-        Action::Add(_) | Action::Backup(_) | Action::Events | Action::Trace(_) => {
+        Action::Add(_)
+        | Action::Backup(_)
+        | Action::Events
+        | Action::Mirror(_)
+        | Action::Trace(_) => {
             unreachable!("they are no simple calls")
         }
     })

@@ -91,6 +91,48 @@ pub(super) fn commit(reply: &Value) -> String {
     moved(reply, "image") + &format!("{merged} is of no use any more: remove it\n")
 }
 
+/// The reply to the completion of a mirror.
+pub(super) fn mirrored(reply: &Value) -> String {
+    let before = word(&reply["before"]);
+    let rest = match reply["marked"].as_bool() {
+        Some(true) => {
+            format!("{before} has the content of that moment, and is not started any more\n")
+        }
+        _ => format!(
+            "{before} has no mark: see that no disk is started with it, whose content is old\n"
+        ),
+    };
+    moved(reply, "image") + &rest
+}
+
+/// The reply to the begin of a mirror.
+pub(super) fn mirror_begun(_: &Value) -> String {
+    "done; the copy has begun: mirror --complete makes the guest go on in the new storage\n"
+        .to_owned()
+}
+
+/// The mirror of a disk.
+pub(super) fn mirror(reply: &Value) -> String {
+    let mirror = &reply["mirror"];
+    if mirror.is_null() {
+        let ended = reply["ended"].as_str().map(|told| format!("the last one has ended: {told}\n"));
+        return format!("there is no mirror\n{}", ended.unwrap_or_default());
+    }
+    format!("target      {}\nstate       {}\n", word(&mirror["target"]), mirror_state(mirror))
+}
+
+/// The state of a mirror in words.
+fn mirror_state(mirror: &Value) -> String {
+    let size = |name: &str| Size(mirror[name].as_u64().unwrap_or_default());
+    format!(
+        "{}: {} of {} copied, {} changed since",
+        word(&mirror["state"]),
+        size("copied_bytes"),
+        size("total_bytes"),
+        size("changed_bytes"),
+    )
+}
+
 /// A disk that goes on in another image, which is this member of the reply.
 fn moved(reply: &Value, image: &str) -> String {
     let (image, options) = (word(&reply[image]), word(&reply["options"]));
@@ -286,6 +328,9 @@ pub(super) fn status(status: &Value) -> String {
     }
     if let Some(last) = status["last_failure"].as_object() {
         line("failed", failure_text(status, &last["failure"]));
+    }
+    if let Some(target) = status["mirror"]["target"].as_str() {
+        line("mirror", format!("to {target}, {}", mirror_state(&status["mirror"])));
     }
     line("limits", limits_text(&status["limits"]));
     line("data plane", format!("{} ({})", word("data_plane"), word("why")));

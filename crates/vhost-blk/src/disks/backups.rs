@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The disks as sources of backups.
 
-use super::merge::MERGING;
 use super::{Disks, Entry, Slot, State};
 use crate::backup::{self, Image, Source};
 use crate::failure::Failure;
@@ -23,8 +22,8 @@ impl Disks {
         let Some(opened) = &entry.image else {
             return Err(Failure::run(what, "it has no image", "serve a disk of kind file"));
         };
-        if entry.merge.is_some() {
-            return Err(Failure::told(what, MERGING));
+        if let Some(job) = &entry.job {
+            return Err(Failure::told(what, job.refusal()));
         }
         let image = match &opened.qcow2 {
             Some(image) => Image::Qcow2(Arc::clone(image)),
@@ -45,10 +44,14 @@ impl Disks {
         if is_backed_up { Err(backup::BUSY.to_owned()) } else { Ok(()) }
     }
 
-    /// Removes the incomplete targets of all backups, for an exit without a drain.
-    pub fn remove_backup_parts(&self) {
+    /// Removes the incomplete targets of all backups and mirrors, for an exit without a drain.
+    pub fn remove_parts(&self) {
         let state = self.lock();
-        state.served().for_each(|entry| entry.backup.remove_part());
+        for entry in state.served() {
+            entry.backup.remove_part();
+            let mirror = entry.job.as_ref().and_then(|job| job.mirror());
+            mirror.into_iter().for_each(|mirror| mirror.remove_part());
+        }
     }
 }
 

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A running disk goes on in another image: the steps that a snapshot and a merge share. Errors that
+//! A running disk goes on in another image: the steps that a snapshot, a merge and a mirror share. Errors that
 //! are texts have cause and remedy.
 
 use super::config_file::NewConfig;
 use super::layers::Layers;
-use super::{Disks, Image, Mode, Origin, Slot};
+use super::replacing::{DRAIN_MAX, wait};
+use super::{Disks, Image, Mode, Origin, Slot, growth};
 use crate::disk::Opened;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::upgrade::{self, Parts, Storage};
+use crate::upgrade::{self, ImageOptions, Parts, Storage};
 use crate::values::{AllowBacking, word};
 use backend::Disk;
+use backend::file::identity_of;
 use qcow2::Qcow2Disk;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use vhost_user::{Control, Replacement};
 
 /// A disk as it is before the exchange.
+#[derive(Clone)]
 pub(super) struct Source {
     pub(super) name: String,
     pub(super) args: DiskArgs,
@@ -48,6 +50,24 @@ impl Image {
 }
 
 impl Source {
+    /// The path of the image or block device without symbolic links. The file there is the open one.
+    pub(super) fn storage_path(&self) -> Result<PathBuf, String> {
+        real_path_of(self.args.blk_file.as_deref().unwrap_or(Path::new("")), &self.image.top)
+    }
+
+    /// Ends the following of a merge or a mirror.
+    pub(super) fn end_following(&self) {
+        let order = self.layers.change(&self.control, |stack| {
+            stack.following = None;
+            Ok(())
+        });
+        if let Err(unfinished) = wait(&order, DRAIN_MAX, || true)
+            && !unfinished.is_over()
+        {
+            tracing::warn!(disk = self.name, error = %unfinished, "changes are still noted");
+        }
+    }
+
     /// The path of the image without symbolic links. The file there is the open one.
     pub(super) fn path(&self) -> Result<PathBuf, String> {
         path_of(self.args.blk_file.as_deref().unwrap_or(Path::new("")), &self.image.top)
@@ -70,21 +90,27 @@ impl Source {
     }
 }
 
-/// The real path of an open file.
+/// The real path of an open file of a chain.
 pub(super) fn path_of(path: &Path, open: &backend::file::File) -> Result<PathBuf, String> {
+    let shown = path.display();
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(format!(
+            "{shown} is a block device, and a chain of images has files only; take the snapshot \
+             where the device comes from (lvcreate --snapshot, for example)"
+        ));
+    }
+    real_path_of(path, open)
+}
+
+/// The real path of an open file or block device.
+fn real_path_of(path: &Path, open: &backend::file::File) -> Result<PathBuf, String> {
     let shown = path.display();
     let failed = |error: io::Error| {
         format!("{shown}: {error}; make the image visible to the daemon at this path")
     };
     let real = fs::canonicalize(path).map_err(failed)?;
     let found = fs::metadata(&real).map_err(failed)?;
-    if !found.is_file() {
-        return Err(format!(
-            "{shown} is a block device, and a chain of images has files only; take the snapshot \
-             where the device comes from (lvcreate --snapshot, for example)"
-        ));
-    }
-    match open.opened_as().map_err(failed)?.identity == (found.dev(), found.ino()) {
+    match open.opened_as().map_err(failed)?.identity == identity_of(&found) {
         true => Ok(real),
         false => Err(format!(
             "{shown} is another file than the open one by now; give the image its name back"
@@ -135,10 +161,31 @@ impl Disks {
         image.unmapped_before = entry.image.as_ref().map_or(0, Image::unmapped_bytes);
         let parts = Arc::new(Parts { storage, front_ends: entry.parts.front_ends.clone() });
         let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
-        entry.args = args;
+        entry.device = args.blk_file.as_deref().and_then(growth::device_number);
+        // A reload may have changed other options meanwhile.
+        entry.args = ImageOptions::of(&args).put_into(entry.args.clone());
         entry.is_exchanged = true;
         drop(state);
         drop(old);
+    }
+}
+
+/// The path of a new file, in an existing folder without symbolic links.
+pub(super) fn path_of_new(path: &Path) -> Result<PathBuf, String> {
+    let shown = path.display();
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(format!("{shown}: it names no file; give the path of a new file"));
+    };
+    if !path.is_absolute() {
+        return Err(format!("{shown}: the daemon has another folder; give an absolute path"));
+    }
+    let folder = fs::canonicalize(folder)
+        .map_err(|error| format!("{shown}: its folder: {error}; give one that exists"))?;
+    let path = folder.join(name);
+    match (folder.is_dir(), path.to_str()) {
+        (true, Some(_)) => Ok(path),
+        (true, None) => Err(format!("{shown}: the path is not UTF-8; give another one")),
+        (false, _) => Err(format!("{shown}: its parent is no folder; give one that exists")),
     }
 }
 

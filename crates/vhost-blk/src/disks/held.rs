@@ -2,7 +2,6 @@
 //! The time of an upgrade: no disk comes, goes or gets other options.
 
 use super::kept::Passing;
-use super::merge::MERGING;
 use super::reload::NoReload;
 use super::{Disks, Entry, Mode, Slot, State};
 use crate::failure::Failure;
@@ -95,8 +94,10 @@ impl State {
 impl Entry {
     /// The work on the disk that no other program can continue, with the remedy.
     fn work(&self) -> Option<&'static str> {
-        let all = [(self.backup.is_taken(), backup::BUSY), (self.merge.is_some(), MERGING)];
-        all.into_iter().find(|(is_there, _)| *is_there).map(|(_, why)| why)
+        match (self.backup.is_taken(), &self.job) {
+            (true, _) => Some(backup::BUSY),
+            (false, job) => job.as_ref().map(|job| job.refusal()),
+        }
     }
 }
 

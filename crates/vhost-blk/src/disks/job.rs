@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The merge of a disk in the table: one at a time, and the disk stays until its end.
+//! The long work on the image of a disk in the table, a merge or a mirror: one at a time, and the disk
+//! stays until its end.
 
-use crate::disks::exchange::Source;
-use crate::disks::reload::NoReload;
-use crate::disks::{Disks, Slot, State};
+use super::exchange::Source;
+use super::mirror::Mirror;
+use super::reload::NoReload;
+use super::{Disks, Slot, State};
 use crate::failure::Failure;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
@@ -13,34 +15,70 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The refusal of an act that a merge excludes.
-pub(in crate::disks) const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
+const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
+/// The refusal of an act that a mirror excludes.
+const MIRRORING: &str = "it is being mirrored to other storage; complete that, or cancel it (vhost-blk ctl mirror --complete, --cancel)";
 
-/// A merge in progress.
-#[derive(Debug, Default)]
-pub(in crate::disks) struct MergeJob {
+/// The kinds of work.
+#[derive(Clone, Debug)]
+pub(super) enum Kind {
+    /// A merge of the image into its backing file.
+    Merge,
+    /// A mirror of the disk to other storage.
+    Mirror(Arc<Mirror>),
+}
+
+/// Work in progress.
+#[derive(Debug)]
+pub(super) struct Job {
     is_cancelled: AtomicBool,
+    kind: Kind,
 }
 
-/// The owner of a merge in progress; its end when dropped.
-pub(super) struct Job<'a> {
-    disks: &'a Disks,
+impl Job {
+    /// The refusal of an act that this excludes.
+    pub(super) fn refusal(&self) -> &'static str {
+        match self.kind {
+            Kind::Merge => MERGING,
+            Kind::Mirror(_) => MIRRORING,
+        }
+    }
+
+    /// The mirror, if it is one.
+    pub(super) fn mirror(&self) -> Option<&Arc<Mirror>> {
+        match &self.kind {
+            Kind::Mirror(mirror) => Some(mirror),
+            Kind::Merge => None,
+        }
+    }
+
+    /// Asks for the end. Writes that wait for a mirror go on at once.
+    pub(super) fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        self.mirror().into_iter().for_each(|mirror| mirror.cancel());
+    }
+}
+
+/// The owner of work in progress; its end when dropped.
+pub(super) struct Owner {
+    disks: Arc<Disks>,
     name: String,
-    job: Arc<MergeJob>,
+    job: Arc<Job>,
 }
 
-impl Job<'_> {
+impl Owner {
     pub(super) fn is_cancelled(&self) -> bool {
         self.job.is_cancelled.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Job<'_> {
+impl Drop for Owner {
     fn drop(&mut self) {
         let mut state = self.disks.lock();
-        if let Some(merge) = state.merge_of(&self.name)
-            && merge.as_ref().is_some_and(|job| Arc::ptr_eq(job, &self.job))
+        if let Some(present) = state.job_of(&self.name)
+            && present.as_ref().is_some_and(|job| Arc::ptr_eq(job, &self.job))
         {
-            *merge = None;
+            *present = None;
         }
         drop(state);
         self.disks.changed.notify_all();
@@ -48,34 +86,49 @@ impl Drop for Job<'_> {
 }
 
 impl State {
-    fn merge_of(&mut self, name: &str) -> Option<&mut Option<Arc<MergeJob>>> {
+    fn job_of(&mut self, name: &str) -> Option<&mut Option<Arc<Job>>> {
         match self.table.get_mut(name) {
-            Some(Slot::Served(entry)) => Some(&mut entry.merge),
+            Some(Slot::Served(entry)) => Some(&mut entry.job),
             _ => None,
         }
     }
 }
 
 impl Disks {
-    /// Notes a merge of the disk in the table.
-    pub(super) fn begin_merge(&self, source: &Source) -> Result<Job<'_>, String> {
-        let job = Arc::new(MergeJob::default());
+    /// Notes work on the disk in the table.
+    pub(super) fn begin_job(
+        self: &Arc<Self>,
+        source: &Source,
+        kind: Kind,
+    ) -> Result<Owner, String> {
+        let job = Arc::new(Job { is_cancelled: AtomicBool::new(false), kind });
         let mut state = self.lock();
         let gone = "the disk has gone meanwhile; see vhost-blk ctl list";
-        match state.merge_of(&source.name).ok_or(gone)? {
-            Some(_) => {
+        match state.job_of(&source.name).ok_or(gone)? {
+            Some(present) if present.refusal() == job.refusal() => {
                 return Err("it is in progress; wait for it, or cancel it with --cancel".to_owned());
             }
-            merge => *merge = Some(Arc::clone(&job)),
+            Some(present) => return Err(present.refusal().to_owned()),
+            present => *present = Some(Arc::clone(&job)),
         }
         drop(state);
-        Ok(Job { disks: self, name: source.name.clone(), job })
+        Ok(Owner { disks: Arc::clone(self), name: source.name.clone(), job })
     }
 
-    /// Refuses an act while the image of a disk is being merged.
-    pub(in crate::disks) fn check_no_merge(&self, name: &str) -> Result<(), String> {
-        let is_merging = self.lock().merge_of(name).is_some_and(|merge| merge.is_some());
-        if is_merging { Err(MERGING.to_owned()) } else { Ok(()) }
+    /// Refuses an act during a merge or a mirror of a disk.
+    pub(super) fn check_no_job(&self, name: &str) -> Result<(), String> {
+        match self.lock().job_of(name) {
+            Some(Some(job)) => Err(job.refusal().to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The work on a disk.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk.
+    pub(super) fn job(&self, name: &str) -> Result<Option<Arc<Job>>, Failure> {
+        Ok(self.lock().entry(name)?.job.clone())
     }
 
     /// Cancels the merge of a disk. Returns whether there is one.
@@ -83,24 +136,22 @@ impl Disks {
     /// # Errors
     /// [`Failure`] if there is no such disk.
     pub fn cancel_merge(&self, name: &str) -> Result<bool, Failure> {
-        let merge = self.lock().entry(name)?.merge.clone();
-        if let Some(job) = &merge {
-            job.is_cancelled.store(true, Ordering::Relaxed);
-        }
-        Ok(merge.is_some())
+        let job = self.job(name)?.filter(|job| job.mirror().is_none());
+        job.iter().for_each(|job| job.cancel());
+        Ok(job.is_some())
     }
 
-    /// Cancels the merge of a disk and waits for its end.
-    pub(in crate::disks) fn end_merge(&self, name: &str) -> MutexGuard<'_, State> {
+    /// Cancels the work on a disk and waits for its end.
+    pub(super) fn end_job(&self, name: &str) -> MutexGuard<'_, State> {
         let mut state = self.lock();
-        while let Some(job) = state.merge_of(name).and_then(|merge| merge.clone()) {
-            job.is_cancelled.store(true, Ordering::Relaxed);
+        while let Some(job) = state.job_of(name).and_then(|job| job.clone()) {
+            job.cancel();
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state
     }
 
-    /// As [`Disks::no_reload`], as long as `go_on` says so: a reload may wait for the end of the merge.
+    /// As [`Disks::no_reload`], as long as `go_on` says so: a reload may wait for the end of the work.
     pub(super) fn no_reload_while(&self, go_on: &impl Fn() -> bool) -> Option<NoReload<'_>> {
         while go_on() {
             match self.reloading.try_lock() {

@@ -4,7 +4,8 @@
 //! | From the guest down | There |
 //! |---|---|
 //! | [`CopyFirst`] | during a backup |
-//! | [`Track`] | during a merge, and while the disk has bitmaps |
+//! | [`Braked`] | during a mirror |
+//! | [`Track`] | during a merge or a mirror, and while the disk has bitmaps |
 //! | the image, with the wrappers of `--wrap` | always |
 //!
 //! Only the thread of the disk changes the layers, while the disk is drained; so one change follows
@@ -14,7 +15,7 @@ use super::bitmaps::Bitmap;
 use super::kept::Earlier;
 use backend::Disk;
 use backend::file::File as ImageFile;
-use backend::wrap::{Clusters, CopyFirst, Growth, Track, Written};
+use backend::wrap::{Brake, Braked, Clusters, CopyFirst, Growth, Track, Written};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vhost_user::{Control, Replacement, Replacing};
@@ -34,10 +35,35 @@ pub(crate) struct Stack {
     top: Option<Arc<ImageFile>>,
     /// The clusters of a backup.
     pub(crate) copy: Option<Arc<Clusters>>,
-    /// The changes during a merge.
-    pub(crate) merge: Option<Arc<Written>>,
+    /// The copy that follows the changes.
+    pub(crate) following: Option<Following>,
     /// By name.
     pub(crate) bitmaps: BTreeMap<String, Arc<Bitmap>>,
+}
+
+/// A copy that follows the changes of a disk.
+#[derive(Clone)]
+pub(crate) enum Following {
+    /// A merge.
+    Merge(Arc<Written>),
+    /// A mirror.
+    Mirror(Arc<Brake>),
+}
+
+impl Following {
+    fn written(&self) -> &Arc<Written> {
+        match self {
+            Following::Merge(written) => written,
+            Following::Mirror(brake) => brake.written(),
+        }
+    }
+
+    fn growth(&self) -> Growth {
+        match self {
+            Following::Merge(_) => Growth::Merging,
+            Following::Mirror(_) => Growth::Mirroring,
+        }
+    }
 }
 
 impl Stack {
@@ -64,10 +90,14 @@ impl Stack {
     fn disk(&self) -> Arc<dyn Disk> {
         let mut disk = Arc::clone(&self.image);
         let of_bitmaps = self.bitmaps.values().map(|bitmap| bitmap.written());
-        let noted: Vec<_> = of_bitmaps.chain(&self.merge).cloned().collect();
+        let noted: Vec<_> =
+            of_bitmaps.chain(self.following.as_ref().map(Following::written)).cloned().collect();
         if !noted.is_empty() {
-            let growth = self.merge.as_ref().map_or(Growth::Allowed, |_| Growth::Merging);
+            let growth = self.following.as_ref().map_or(Growth::Allowed, Following::growth);
             disk = Arc::new(Track::new(disk, noted, growth));
+        }
+        if let Some(Following::Mirror(brake)) = &self.following {
+            disk = Arc::new(Braked::new(disk, Arc::clone(brake)));
         }
         if let Some(clusters) = self.held() {
             disk = Arc::new(CopyFirst::new(disk, Arc::clone(clusters)));
@@ -84,8 +114,8 @@ impl Layers {
         earlier: Earlier,
     ) -> Arc<Layers> {
         let Earlier { bitmaps, lost } = earlier;
-        let (copy, merge) = (None, None);
-        Arc::new(Layers { stack: Mutex::new(Stack { image, top, copy, merge, bitmaps }), lost })
+        let stack = Stack { image, top, copy: None, following: None, bitmaps };
+        Arc::new(Layers { stack: Mutex::new(stack), lost })
     }
 
     /// The disk with its layers.
@@ -123,7 +153,7 @@ impl Layers {
     }
 
     /// Puts the layers around another image, whose file is `top` and whose content is the same. The
-    /// changes during a merge end with it. The disk is drained.
+    /// following of a merge or a mirror ends with it. The disk is drained.
     pub(super) fn go_on_in(
         self: &Arc<Self>,
         image: Replacement,
@@ -132,7 +162,7 @@ impl Layers {
         let Replacement { disk, keeps_lock, lock, commit } = image;
         let layers = Arc::clone(self);
         let bitmaps = self.bitmaps();
-        let next = Stack { image: disk, top, copy: None, merge: None, bitmaps };
+        let next = Stack { image: disk, top, copy: None, following: None, bitmaps };
         let disk = next.disk();
         let commit = Box::new(move || {
             commit()?;

@@ -21,9 +21,11 @@ mod exchange;
 mod front_ends;
 pub mod growth;
 mod held;
+mod job;
 pub(crate) mod kept;
 pub(crate) mod layers;
 pub mod merge;
+pub mod mirror;
 mod opening;
 pub mod reload;
 pub mod replacing;
@@ -49,8 +51,8 @@ use crate::upgrade::{Parts, TakenParts, Upgrader};
 use backend::Disk;
 use backend::file::File as ImageFile;
 use data_plane::{Health, UringPool};
+use job::Job;
 use layers::Layers;
-use merge::MergeJob;
 use qcow2::Qcow2Disk;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -155,12 +157,14 @@ struct Entry {
     backup: Arc<backup::Slot>,
     /// The open image; a disk in memory has none.
     image: Option<Image>,
-    /// A snapshot or a merge has put `image` in place of that of the first options.
+    /// A snapshot, a merge or a mirror has put `image` in place of that of the first options.
     is_exchanged: bool,
     /// The layers around its image.
     layers: Arc<Layers>,
-    /// The merge of the image into its backing file. The disk stays until its end.
-    merge: Option<Arc<MergeJob>>,
+    /// The merge or the mirror of the disk, which stays until its end.
+    job: Option<Arc<Job>>,
+    /// The reason for which the last mirror has ended.
+    mirror_ended: Option<String>,
 }
 
 /// The open image of a disk.
@@ -194,6 +198,8 @@ pub struct Row {
     pub stopping: bool,
     /// Bytes of discarded data whose places in qcow2 images were freed.
     pub unmapped_bytes: u64,
+    /// Its mirror, if it has one.
+    pub mirror: Option<mirror::Facts>,
     /// Its status; `None` if it did not answer in time.
     pub status: Option<Box<Status>>,
 }
@@ -285,7 +291,7 @@ impl Disks {
         let stop = Arc::clone(&state.entry(name)?.stop);
         state.check_free(&format!("remove the disk {name}"))?;
         stop.request();
-        state.entry(name)?.backup.cancel();
+        state.entry(name)?.cancel_work();
         while state.entry(name).is_ok_and(|entry| Arc::ptr_eq(&entry.stop, &stop)) {
             if !go_on() {
                 return Err(Failure::run(
@@ -307,7 +313,7 @@ impl Disks {
         for slot in state.table.values() {
             if let Slot::Served(entry) = slot {
                 entry.stop.request();
-                entry.backup.cancel();
+                entry.cancel_work();
             }
         }
         self.changed.notify_all();
@@ -347,7 +353,7 @@ impl Disks {
         if let Some(file) = file {
             file.remove();
         }
-        let state = self.end_merge(name);
+        let state = self.end_job(name);
         let kept = state.entry(name).map(|entry| (entry.image.clone(), Arc::clone(&entry.layers)));
         drop(state);
         if let Ok((Some(image), layers)) = kept {
@@ -422,6 +428,12 @@ impl Disks {
 }
 
 impl Entry {
+    /// Cancels a backup, a merge and a mirror.
+    fn cancel_work(&self) {
+        self.backup.cancel();
+        self.job.iter().for_each(|job| job.cancel());
+    }
+
     fn row(&self, name: &str) -> Row {
         Row {
             name: name.to_owned(),
@@ -429,6 +441,7 @@ impl Entry {
             origin: self.origin,
             stopping: self.stop.asked(),
             unmapped_bytes: self.image.as_ref().map_or(0, Image::unmapped_bytes),
+            mirror: self.mirror(),
             status: None,
         }
     }

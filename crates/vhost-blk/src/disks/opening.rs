@@ -127,7 +127,8 @@ impl Disks {
             image,
             is_exchanged,
             layers,
-            merge: None,
+            job: None,
+            mirror_ended: None,
         };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
     }

@@ -42,11 +42,24 @@ impl Unfinished {
 pub fn wait(
     order: &Replacing,
     patience: Duration,
+    go_on: impl FnMut() -> bool,
+) -> Result<Duration, Unfinished> {
+    wait_and(order, patience, LOOK, go_on)
+}
+
+/// As [`wait`], with a call of `go_on` in each interval of `look`.
+///
+/// # Errors
+/// [`Unfinished`].
+pub fn wait_and(
+    order: &Replacing,
+    patience: Duration,
+    look: Duration,
     mut go_on: impl FnMut() -> bool,
 ) -> Result<Duration, Unfinished> {
     let ordered = Instant::now();
     loop {
-        match order.wait(LOOK) {
+        match order.wait(look) {
             Ok(answer) => return answer.map_err(Unfinished::Failed),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Unfinished::Gone { is_over: order.withdraw() });

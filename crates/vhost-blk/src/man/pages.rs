@@ -188,6 +188,7 @@ pub const PAGES: &[Page] = &[
         )],
         see_also: &[("vhost-blk-ctl", "1")],
     },
+    snapshots::MIRROR,
     Page {
         command: "vhost-blk ctl pause",
         statuses: USUAL,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pages of the commands about snapshots.
+//! The pages of the commands that move a running disk to another image.
 
 use super::Page;
 use super::pages::{CONTROL_SOCKET, DONE, MISUSED, USUAL};
@@ -34,6 +34,50 @@ pub(super) const COMMIT: Page = Page {
         ("vhost-blk-ctl-snapshot", "1"),
         ("vhost-blk-ctl-snapshots", "1"),
         ("qemu-img", "1"),
+    ],
+};
+
+pub(super) const MIRROR: Page = Page {
+    command: "vhost-blk ctl mirror",
+    statuses: &[
+        DONE,
+        (
+            1,
+            "Failure. The disk goes on in its old storage; standard error has the reason, and tells \
+             whether the mirror goes on.",
+        ),
+        MISUSED,
+    ],
+    files: &[
+        ("DIR/NAME.toml", "The file of a disk of --config-dir, which --update-config rewrites."),
+        (".FILE.*.part", "The incomplete new file, beside its place."),
+        ("PATH", "The control socket of a daemon (--control-path)."),
+    ],
+    examples: &[
+        (
+            "Move a disk to another folder while its guest runs:",
+            "vhost-blk ctl --control-path vhost-blk.ctl mirror data --to /fast/data.img --complete",
+        ),
+        (
+            "Copy to a block device at 100 MB/s:",
+            "vhost-blk ctl --control-path vhost-blk.ctl mirror data --to /dev/vg/data --overwrite --bandwidth 100M",
+        ),
+        ("Show its progress:", "vhost-blk ctl --control-path vhost-blk.ctl mirror data"),
+        (
+            "Make the guest go on there:",
+            "vhost-blk ctl --control-path vhost-blk.ctl mirror data --complete",
+        ),
+        (
+            "End that without a move:",
+            "vhost-blk ctl --control-path vhost-blk.ctl mirror data --cancel",
+        ),
+    ],
+    see_also: &[
+        ("vhost-blk-ctl", "1"),
+        ("vhost-blk-ctl-backup", "1"),
+        ("vhost-blk-convert", "1"),
+        ("qemu-img", "1"),
+        ("setfattr", "1"),
     ],
 };
 

@@ -2,6 +2,7 @@
 //! The metrics of all disks as OpenMetrics text.
 
 use crate::disks::Row;
+use crate::disks::mirror::{Facts, Phase};
 use data_plane::{FailureKind, Histogram, Latencies, Operation, QueueReport, QueueStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -75,6 +76,21 @@ const DISK_GAUGES: [DiskGauge; 8] = [
     ("writeback", None, "The write-back cache is on", |status| status.writeback.into()),
 ];
 
+/// A gauge of a mirrored disk: name, unit, meaning, value.
+type MirrorGauge = (&'static str, Option<Unit>, &'static str, fn(&Facts) -> u64);
+
+const MIRROR_GAUGES: [MirrorGauge; 3] = [
+    ("mirror_ready", None, "Everything was copied once", |facts| {
+        (facts.phase != Phase::Copying).into()
+    }),
+    ("mirror_copied", Some(Unit::Bytes), "Data that was copied at least once", |facts| {
+        facts.copied_bytes
+    }),
+    ("mirror_changed", Some(Unit::Bytes), "Data that was changed since its copy", |facts| {
+        facts.changed_bytes
+    }),
+];
+
 /// A counter of a disk: name, meaning, value.
 type DiskCounter = (&'static str, &'static str, fn(&Status) -> u64);
 
@@ -105,6 +121,24 @@ fn add_unmapped(registry: &mut Registry, rows: &[Row]) {
     registry.register_with_unit("unmapped", help, Unit::Bytes, family);
 }
 
+/// The gauges of the disks that are mirrored.
+fn add_mirrors(registry: &mut Registry, rows: &[Row]) {
+    let answered = rows.iter().filter(|row| row.status.is_some());
+    let mirrors: Vec<_> =
+        answered.filter_map(|row| Some((&row.name, row.mirror.as_ref()?))).collect();
+    for (name, unit, help, value) in MIRROR_GAUGES {
+        let family = Family::<DiskLabels, Gauge>::default();
+        for (disk, facts) in &mirrors {
+            let value = i64::try_from(value(facts)).unwrap_or(i64::MAX);
+            family.get_or_create(&disk_label(disk)).set(value);
+        }
+        match unit {
+            Some(unit) => registry.register_with_unit(name, help, unit, family),
+            None => registry.register(name, help, family),
+        }
+    }
+}
+
 fn rate(limit: Option<NonZeroU64>) -> u64 {
     limit.map_or(0, NonZeroU64::get)
 }
@@ -121,6 +155,7 @@ pub(super) fn of(rows: &[Row]) -> String {
         rows.iter().filter_map(|row| Some((&*row.name, row.status.as_deref()?))).collect();
     add_disks(&mut registry, &disks);
     add_unmapped(&mut registry, rows);
+    add_mirrors(&mut registry, rows);
     add_failures(&mut registry, &disks);
     add_queues(&mut registry, &disks);
     let latencies = disks.iter().map(|(name, status)| {
@@ -290,6 +325,13 @@ mod tests {
             origin: Origin::Command,
             stopping: false,
             unmapped_bytes: 1 << 16,
+            mirror: Some(Facts {
+                target: "b".into(),
+                phase: Phase::Ready,
+                copied_bytes: 1 << 20,
+                total_bytes: 1 << 20,
+                changed_bytes: 512,
+            }),
             status,
         };
         of(&[row("a", Some(Box::new(status))), row("b", None)])
@@ -321,6 +363,9 @@ mod tests {
             "vhost_blk_limit_bandwidth{disk=\"a\"} 0",
             "vhost_blk_limit_group_info{disk=\"a\",group=\"g\"} 1",
             "vhost_blk_writeback{disk=\"a\"} 0",
+            "vhost_blk_mirror_ready{disk=\"a\"} 1",
+            "vhost_blk_mirror_copied_bytes{disk=\"a\"} 1048576",
+            "vhost_blk_mirror_changed_bytes{disk=\"a\"} 512",
             "vhost_blk_front_ends_total{disk=\"a\"} 2",
             "vhost_blk_queue_running{disk=\"a\",queue=\"1\"} 0",
             "vhost_blk_queue_inflight_requests{disk=\"a\",queue=\"0\"} 5",
@@ -361,6 +406,7 @@ mod tests {
         assert_eq!(
             names.len(),
             DISK_GAUGES.len()
+                + MIRROR_GAUGES.len()
                 + DISK_COUNTERS.len()
                 + 3
                 + 3

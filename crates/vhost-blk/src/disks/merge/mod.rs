@@ -14,15 +14,13 @@
 //!
 //! The client of the command waits; if it goes, the merge ends after step 2 at the latest.
 
-mod job;
 mod plan;
-
-pub(super) use job::{MERGING, MergeJob};
 
 use super::Disks;
 use super::config_file::NewConfig;
 use super::exchange::{New, Source, options, replacement};
-use super::layers::Layers;
+use super::job::Kind;
+use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
 use crate::disk::{self, From, LockWait};
 use crate::failure::Failure;
@@ -83,7 +81,7 @@ impl Disks {
     /// # Errors
     /// [`Failure`]; the disk goes on in its image.
     pub fn merge(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         wanted: &Wanted,
         go_on: impl Fn() -> bool,
@@ -92,7 +90,7 @@ impl Disks {
         let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
         let no_reload = self.no_reload();
         let source = self.source(name, WHAT)?;
-        let job = self.begin_merge(&source).map_err(refused)?;
+        let job = self.begin_job(&source, Kind::Merge).map_err(refused)?;
         self.check_no_backup(name).map_err(refused)?;
         let go_on = || go_on() && !job.is_cancelled();
         let plan = Plan::of(&source, update_config).map_err(refused)?;
@@ -106,7 +104,7 @@ impl Disks {
         let done = copy_all(&mut merge, &written, plan.capacity_bytes(), pace, &go_on)
             .and_then(|()| self.finish(&source, &plan, update_config, (merge, written), &go_on));
         let (new, config, pause) = done.map_err(|told| {
-            end_tracking(&source);
+            source.end_following();
             refused(told)
         })?;
         let options = options(plan.args());
@@ -158,25 +156,12 @@ fn track(source: &Source, go_on: &impl Fn() -> bool) -> Result<Arc<Written>, Str
     let (sender, written) = channel();
     let order = source.layers.change(&source.control, move |stack| {
         let changes = Arc::new(Written::new(stack.capacity_bytes()));
-        stack.merge = Some(Arc::clone(&changes));
+        stack.following = Some(Following::Merge(Arc::clone(&changes)));
         let _ = sender.send(changes); // the receiver waits for the answer
         Ok(())
     });
     wait(&order, DRAIN_MAX, go_on).map_err(told)?;
     written.try_recv().map_err(|error| format!("{error}; try again"))
-}
-
-/// Ends the notes of the merge.
-fn end_tracking(source: &Source) {
-    let order = source.layers.change(&source.control, |stack| {
-        stack.merge = None;
-        Ok(())
-    });
-    if let Err(unfinished) = wait(&order, DRAIN_MAX, || true)
-        && !unfinished.is_over()
-    {
-        tracing::warn!(disk = source.name, error = %unfinished, "changes are still noted");
-    }
 }
 
 /// Copies the whole disk, and then the parts that were changed meanwhile until few are left. Those that
@@ -264,7 +249,7 @@ impl Change {
     ) -> Result<Replacement, String> {
         copy(&mut merge, written.take(), &mut Pace::new(None), &|| true)?;
         drop(merge);
-        let opened = disk::open(&self.args, From::Merged, LockWait::No)
+        let opened = disk::open(&self.args, From::Locked { first_bytes: None }, LockWait::No)
             .map_err(|failure| failure.to_string())?;
         let layers = Arc::clone(&self.layers);
         replacement(opened, &layers, new, Box::new(move || self.commit()))

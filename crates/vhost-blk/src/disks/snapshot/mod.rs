@@ -92,7 +92,7 @@ impl Disks {
         // Neither a reload nor an upgrade comes in between, and no other snapshot.
         let _no_reload = self.no_reload();
         let source = self.source(name, WHAT)?;
-        self.check_no_backup(name).and_then(|()| self.check_no_merge(name)).map_err(refused)?;
+        self.check_no_backup(name).and_then(|()| self.check_no_job(name)).map_err(refused)?;
         let plan = Plan::of(&source, wanted).map_err(refused)?;
         let overlay = Overlay::create(&plan, &source.image).map_err(refused)?;
         let args = plan.next(&source.args).map_err(refused)?;

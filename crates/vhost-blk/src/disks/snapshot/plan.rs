@@ -2,12 +2,11 @@
 //! The checks of a snapshot before anything is changed. Errors are texts with cause and remedy.
 
 use super::Wanted;
-use crate::disks::exchange::Source;
+use crate::disks::exchange::{Source, path_of_new};
 use crate::options::DiskArgs;
 use crate::values::{AllowBacking, Format, Plane};
 use qcow2::create::{NewImage, backing_bytes};
 use qcow2::inspect;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -27,7 +26,7 @@ impl Plan {
         check_disk(source)?;
         source.check_config(wanted.update_config)?;
         let backing = source.path()?;
-        let overlay = path_of_overlay(&wanted.overlay)?;
+        let overlay = path_of_new(&wanted.overlay)?;
         let is_qcow2 = source.args.format == Some(Format::Qcow2);
         backing_bytes(&backing, is_qcow2).map_err(|error| error.to_string())?;
         let marks = can_be_marked(source, wanted)?;
@@ -88,25 +87,6 @@ fn refusal(args: &DiskArgs, is_read_only: bool) -> Option<String> {
         return None;
     };
     Some(refusal.to_owned())
-}
-
-/// The path of the overlay, in an existing folder without symbolic links.
-fn path_of_overlay(path: &Path) -> Result<PathBuf, String> {
-    let shown = path.display();
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(format!("{shown}: it names no file; give the path of a new file"));
-    };
-    if !path.is_absolute() {
-        return Err(format!("{shown}: the daemon has another folder; give an absolute path"));
-    }
-    let folder = fs::canonicalize(folder)
-        .map_err(|error| format!("{shown}: its folder: {error}; give one that exists"))?;
-    let path = folder.join(name);
-    match (folder.is_dir(), path.to_str()) {
-        (true, Some(_)) => Ok(path),
-        (true, None) => Err(format!("{shown}: the path is not UTF-8; give another one")),
-        (false, _) => Err(format!("{shown}: its parent is no folder; give one that exists")),
-    }
 }
 
 /// Returns whether the image is to be marked.

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The methods for mirrors.
+
+use super::client::Client;
+use super::protocol::{Call, CallError, text};
+use crate::disks::Disks;
+use crate::disks::mirror::{Facts, Wanted};
+use serde_json::{Value, json};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+/// `Mirror`.
+pub(super) fn begin(
+    disks: &Arc<Disks>,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let wanted_name = call.optional("name", text)?;
+    let wanted = Wanted {
+        target: call.required("target", text)?.into(),
+        format: call.optional("format", super::methods::word)?,
+        bandwidth: call.optional("bandwidth", |value| NonZeroU64::new(value.as_u64()?))?,
+        overwrite: call.optional("overwrite", Value::as_bool)?.unwrap_or(false),
+    };
+    call.no_more()?;
+    let name = disks.resolve(wanted_name.as_deref())?;
+    client.log("Mirror", &name);
+    disks.mirror(&name, &wanted, || client.is_connected())?;
+    Ok(json!({}))
+}
+
+/// `MirrorStatus`.
+pub(super) fn status(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    call.no_more()?;
+    let name = disks.resolve(wanted.as_deref())?;
+    let (facts, ended) = (disks.mirror_facts(&name)?, disks.mirror_ended(&name)?);
+    Ok(json!({"mirror": facts.as_ref().map(value), "ended": ended}))
+}
+
+/// `CompleteMirror`.
+pub(super) fn complete(
+    disks: &Disks,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    let update_config = call.optional("update_config", Value::as_bool)?.unwrap_or(false);
+    call.no_more()?;
+    let name = disks.resolve(wanted.as_deref())?;
+    client.log("CompleteMirror", &name);
+    let done = disks.complete_mirror(&name, update_config, || client.is_connected())?;
+    Ok(json!({
+        "image": done.image.display().to_string(),
+        "before": done.before.display().to_string(),
+        "options": done.options,
+        "config": done.config.map(|file| file.display().to_string()),
+        "marked": done.is_marked,
+        "pause_us": done.pause.as_micros() as u64,
+    }))
+}
+
+/// `CancelMirror`.
+pub(super) fn cancel(
+    disks: &Disks,
+    client: &Client<'_>,
+    call: &mut Call,
+) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    call.no_more()?;
+    let name = disks.resolve(wanted.as_deref())?;
+    client.log("CancelMirror", &name);
+    Ok(json!({"changed": disks.cancel_mirror(&name, || client.is_connected())?}))
+}
+
+/// The state of a mirror (`Mirror`).
+pub(super) fn value(facts: &Facts) -> Value {
+    json!({
+        "target": facts.target.display().to_string(),
+        "state": facts.phase.name(),
+        "copied_bytes": facts.copied_bytes,
+        "total_bytes": facts.total_bytes,
+        "changed_bytes": facts.changed_bytes,
+    })
+}

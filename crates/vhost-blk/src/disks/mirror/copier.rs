@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Copies parts of a disk to its new storage, again and again at the same places.
+
+use super::target::{Named, New};
+use crate::backup::ImageReader;
+use qcow2::copy::runs;
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Bytes that are copied at once.
+pub(super) const CHUNK: u64 = 1 << 20;
+/// Bytes of a hole that are zeroed at once: a cancel waits for one such act.
+const HOLE_MAX: u64 = 64 << 20;
+/// Bytes that are copied between two syncs, which bound the data that the last sync waits for.
+const SYNC_BYTES: u64 = 256 << 20;
+
+/// Errors of a copy. The texts have the remedy.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CopyError {
+    /// Another program may write to the image.
+    #[error("the guest has moved to another host, which writes the image; repeat it there")]
+    HandedOver,
+    /// The disk cannot be read at this position.
+    #[error("reading at {0}: {1}; check the storage of the disk")]
+    Read(u64, io::Error),
+    /// The new storage cannot be written.
+    #[error("writing the new storage: {0}; check it and its free space")]
+    Write(io::Error),
+}
+
+/// Copies a disk.
+pub(super) struct Copier {
+    reader: ImageReader,
+    new: New,
+    /// Zeroes of this length and alignment take no space.
+    unit: u64,
+    /// Bytes since the last sync.
+    unsynced: u64,
+    /// Bytes of all reads and writes, and the time that they took.
+    rate: (u64, Duration),
+}
+
+impl Copier {
+    pub(super) fn new(reader: ImageReader, new: New, unit: u64) -> Self {
+        Copier { reader, new, unit, unsynced: 0, rate: (0, Duration::ZERO) }
+    }
+
+    /// Copies the start of a range for the first time, at most `max` bytes of data. Returns the length
+    /// that is done, and the bytes that were read.
+    pub(super) fn first(&mut self, range: Range<u64>, max: u64) -> Result<(u64, u64), CopyError> {
+        let start = range.start;
+        let data = self.reader.skip_hole(range.clone());
+        let data = data.map_err(|why| CopyError::Read(start, why))?;
+        if data > start {
+            let end = if self.new.is_blank() { data } else { data.min(start + HOLE_MAX) };
+            self.check_handover()?;
+            if !self.new.is_blank() {
+                self.new.target.zero(start, end - start).map_err(CopyError::Write)?;
+            }
+            return Ok((end - start, 0));
+        }
+        let end = range.end.min(start + max);
+        self.copy_piece(start..end, self.new.is_blank())?;
+        if self.unsynced >= SYNC_BYTES {
+            self.sync()?;
+        }
+        Ok((end - start, end - start))
+    }
+
+    /// Copies a range of at most [`CHUNK`] bytes that the guest has changed. A hole of the old storage is
+    /// not trusted here: some file systems tell of one where data was written a moment ago.
+    pub(super) fn again(&mut self, range: Range<u64>) -> Result<(), CopyError> {
+        self.copy_piece(range, false)
+    }
+
+    fn copy_piece(&mut self, range: Range<u64>, is_blank: bool) -> Result<(), CopyError> {
+        let (at, begun) = (range.start, Instant::now());
+        self.reader.read(range).map_err(|why| CopyError::Read(at, why))?;
+        self.check_handover()?;
+        let (data, target) = (self.reader.content(), &mut self.new.target);
+        let mut done = 0;
+        for run in runs(at, data, self.unit) {
+            if !is_blank && run.start > done {
+                let zeroes = (run.start - done) as u64;
+                target.zero(at + done as u64, zeroes).map_err(CopyError::Write)?;
+            }
+            done = run.end;
+            let start = at + run.start as u64;
+            target.write(start, &data[run]).map_err(CopyError::Write)?;
+        }
+        let rest = (data.len() - done) as u64;
+        if !is_blank && rest > 0 {
+            target.zero(at + done as u64, rest).map_err(CopyError::Write)?;
+        }
+        let bytes = data.len() as u64;
+        self.unsynced += bytes;
+        self.rate = (self.rate.0 + bytes, self.rate.1 + begun.elapsed());
+        Ok(())
+    }
+
+    /// Makes everything that was copied durable.
+    pub(super) fn sync(&mut self) -> Result<(), CopyError> {
+        self.unsynced = 0;
+        self.new.target.sync().map_err(CopyError::Write)
+    }
+
+    /// Bytes that were copied in this time on average.
+    pub(super) fn bytes_in(&self, time: Duration) -> u64 {
+        let (bytes, taken) = self.rate;
+        let share = time.as_secs_f64() / taken.as_secs_f64().max(1e-6);
+        (bytes as f64 * share) as u64
+    }
+
+    /// Gives the new storage, which is durable, its name.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(super) fn name(self) -> Result<Named, String> {
+        self.check_handover().map_err(|error| error.to_string())?;
+        self.new.name()
+    }
+
+    /// Returns an error if another program may write to the image.
+    pub(super) fn check_handover(&self) -> Result<(), CopyError> {
+        if self.reader.was_handed_over() { Err(CopyError::HandedOver) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mirrors: the content of a running disk is copied to other storage, a copy that follows the writes
+//! of the guest until a client completes it: the guest goes on in the new storage.
+//!
+//! | Step | After a crash behind it |
+//! |---|---|
+//! | 1. the target is made and locked: a file beside its place, or a block device | the disk is served from the old storage, here and below; the target is of no use |
+//! | 2. wrappers note the parts that the guest changes, and everything is copied once: the mirror is ready | the same |
+//! | 3. changed parts are copied, again and again, until a client asks for the completion | the same |
+//! | 4. a brake keeps the changes few ([`backend::wrap::Brake`]), and they are copied durably | the same |
+//! | 5. the queues are drained, the rest is copied, the target is synced, gets its name, and is opened | both have the content of the disk |
+//! | 6. the old image gets the mark of one whose disk has moved; a block device has none | the old image is not served for writing, and names the new storage |
+//! | 7. the new configuration file takes the place of the old one | the next start serves the new storage |
+//! | 8. the guest goes on in the new storage | the same |
+//!
+//! No step writes to the old image but its mark. Any failure before step 8 leaves the guest in the old
+//! storage, without a mark. The states of a mirror: [`state`].
+
+mod completion;
+mod copier;
+mod facts;
+mod plan;
+mod state;
+mod target;
+mod worker;
+
+pub use facts::Facts;
+pub(super) use state::Mirror;
+pub use state::Phase;
+
+use super::exchange::Source;
+use super::job::Kind;
+use super::layers::Following;
+use super::replacing::{DRAIN_MAX, wait};
+use super::{Disks, Image, Slot};
+use crate::backup::Image as Served;
+use crate::events::Change;
+use crate::failure::Failure;
+use crate::pace::Pace;
+use crate::values::Format;
+use copier::Copier;
+use plan::Plan;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+use target::New;
+use worker::Worker;
+
+const WHAT: &str = "mirror the disk";
+/// Interval of the look at a client.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The options of a mirror.
+#[derive(Debug)]
+pub struct Wanted {
+    /// Path of a new file, or of a block device.
+    pub target: PathBuf,
+    /// Format of a new file; by default that of the disk.
+    pub format: Option<Format>,
+    /// Bytes per second that are copied at most before the completion.
+    pub bandwidth: Option<NonZeroU64>,
+    /// Give the content of a block device up.
+    pub overwrite: bool,
+}
+
+/// A mirror that is complete.
+#[derive(Clone, Debug)]
+pub struct Completed {
+    /// Path of the new storage.
+    pub image: PathBuf,
+    /// Path of the old one.
+    pub before: PathBuf,
+    /// Options for the next start of the disk.
+    pub options: String,
+    /// The configuration file that has them now.
+    pub config: Option<PathBuf>,
+    /// The old image has a mark.
+    pub is_marked: bool,
+    /// Time in which the disk took no request.
+    pub pause: Duration,
+}
+
+impl Disks {
+    /// Begins a mirror of a disk. Waits for its requests in flight as long as `go_on` says so.
+    ///
+    /// # Errors
+    /// [`Failure`]; the disk is as before, and there is no new file.
+    pub fn mirror(
+        self: &Arc<Self>,
+        name: &str,
+        wanted: &Wanted,
+        go_on: impl Fn() -> bool,
+    ) -> Result<(), Failure> {
+        let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
+        // Neither a reload nor an upgrade comes in between.
+        let no_reload = self.no_reload();
+        let source = self.source(name, WHAT)?;
+        let plan = Plan::of(&source, wanted).map_err(refused)?;
+        let mirror = Arc::new(Mirror::new(plan.path().to_owned(), plan.capacity_bytes()));
+        let kind = Kind::Mirror(Arc::clone(&mirror));
+        let owner = self.begin_job(&source, kind).map_err(refused)?;
+        self.check_no_backup(name).map_err(refused)?;
+        let new = New::make(&plan, &source)?;
+        new.part().into_iter().for_each(|part| mirror.has_part(part));
+        let reader = served(&source.image).reader();
+        let no_descriptor = |why| format!("{why}; raise the limit on open files (ulimit -n)");
+        let reader = reader.map_err(|why| refused(no_descriptor(why)))?;
+        let copier = Arc::new(Mutex::new(Some(Copier::new(reader, new, plan.unit()))));
+        follow(&source, &mirror, go_on).map_err(refused)?;
+        drop(no_reload);
+        self.note_end(&source, None);
+        let worker = Worker {
+            disks: Arc::clone(self),
+            owner,
+            pace: Pace::new(wanted.bandwidth),
+            source: source.clone(),
+            plan,
+            mirror,
+            copier,
+        };
+        self.events.tell(name, &Change::MirrorBegun(wanted.target.clone()));
+        let spawned = thread::Builder::new().name("mirror".into()).spawn(move || worker.run());
+        spawned.map(drop).map_err(|error| {
+            source.end_following();
+            refused(format!("{error}; raise the limit on threads (ulimit -u)"))
+        })
+    }
+
+    /// Completes the mirror of a disk: the guest goes on in the new storage. Waits for the first copy
+    /// and for the exchange as long as `go_on` says so.
+    ///
+    /// # Errors
+    /// [`Failure`]; the guest goes on in the old storage. The mirror goes on, too, unless the text says
+    /// that it has ended.
+    pub fn complete_mirror(
+        &self,
+        name: &str,
+        update_config: bool,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Completed, Failure> {
+        let refused =
+            |told: String| Failure::told(format!("complete the mirror of the disk {name}"), told);
+        let mirror = self.mirror_of(name)?;
+        let mirror = mirror.ok_or_else(|| refused(self.no_mirror(name)))?;
+        self.source(name, WHAT)?.check_config(update_config).map_err(refused)?;
+        mirror.order(update_config).map_err(refused)?;
+        loop {
+            if let Some(answer) = mirror.answer(LOOK) {
+                return answer.map_err(refused);
+            }
+            if !go_on() && mirror.withdraw() {
+                return Err(refused(state::WITHDRAWN.to_owned()));
+            }
+            if mirror.is_stuck() {
+                // The writes of the guest do not wait for a target that hangs.
+                mirror.brake().release();
+            }
+        }
+    }
+
+    /// Cancels the mirror of a disk and waits for its end, as long as `go_on` says so. Returns whether
+    /// there is one.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, or the mirror has not ended.
+    pub fn cancel_mirror(&self, name: &str, go_on: impl Fn() -> bool) -> Result<bool, Failure> {
+        let Some(job) = self.job(name)?.filter(|job| job.mirror().is_some()) else {
+            return Ok(false);
+        };
+        job.cancel();
+        let ends = |job: &Arc<super::job::Job>| {
+            self.job(name).ok().flatten().is_none_or(|present| !Arc::ptr_eq(&present, job))
+        };
+        while !ends(&job) {
+            if !go_on() {
+                let remedy =
+                    "check the storage of the target; the mirror ends as soon as it answers";
+                let why = "its target has not completed a write";
+                return Err(Failure::run(
+                    format!("cancel the mirror of the disk {name}"),
+                    why,
+                    remedy,
+                ));
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(true)
+    }
+
+    /// The state of the mirror of a disk, if there is one.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk.
+    pub fn mirror_facts(&self, name: &str) -> Result<Option<Facts>, Failure> {
+        Ok(self.mirror_of(name)?.map(|mirror| mirror.facts()))
+    }
+
+    /// The reason for which the last mirror of a disk has ended, if it has failed.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk.
+    pub fn mirror_ended(&self, name: &str) -> Result<Option<String>, Failure> {
+        Ok(self.lock().entry(name)?.mirror_ended.clone())
+    }
+
+    /// The refusal of an act that needs a mirror.
+    fn no_mirror(&self, name: &str) -> String {
+        let state = self.lock();
+        match state.entry(name).ok().and_then(|entry| entry.mirror_ended.as_ref()) {
+            None => "it is not being mirrored; begin that with --to".to_owned(),
+            Some(told) => format!("it is not being mirrored any more: {told}"),
+        }
+    }
+
+    /// Notes the end of a mirror.
+    fn note_end(&self, source: &Source, told: Option<String>) {
+        if let Some(Slot::Served(entry)) = self.lock().table.get_mut(&source.name) {
+            entry.mirror_ended = told;
+        }
+    }
+
+    fn mirror_of(&self, name: &str) -> Result<Option<Arc<Mirror>>, Failure> {
+        Ok(self.job(name)?.and_then(|job| job.mirror().cloned()))
+    }
+}
+
+/// The image, to be read.
+fn served(image: &Image) -> Served {
+    match &image.qcow2 {
+        Some(qcow2) => Served::Qcow2(Arc::clone(qcow2)),
+        None => Served::Raw(Arc::clone(&image.top)),
+    }
+}
+
+/// Makes the disk note the parts that its guest changes.
+fn follow(source: &Source, mirror: &Mirror, go_on: impl Fn() -> bool) -> Result<(), String> {
+    let brake = Arc::clone(mirror.brake());
+    let order = source.layers.change(&source.control, move |stack| {
+        if stack.capacity_bytes() != brake.written().capacity_bytes() {
+            return Err("it was resized a moment ago; repeat the command".to_owned());
+        }
+        stack.following = Some(Following::Mirror(brake));
+        Ok(())
+    });
+    wait(&order, DRAIN_MAX, go_on).map(drop).map_err(|unfinished| unfinished.to_string())
+}

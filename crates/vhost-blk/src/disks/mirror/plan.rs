@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The checks of a mirror before anything is changed. Errors are texts with cause and remedy.
+
+use super::Wanted;
+use crate::disks::exchange::{Source, path_of_new};
+use crate::options::DiskArgs;
+use crate::values::{AllowBacking, Format, Plane};
+use backend::file::identity_of;
+use qcow2::create::CLUSTER_BYTES;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Zeroes of this length and alignment are a hole of a raw image.
+const RAW_HOLE: u64 = 4096;
+
+/// A mirror that can be begun.
+pub(super) struct Plan {
+    path: PathBuf,
+    is_device: bool,
+    format: Format,
+    capacity_bytes: u64,
+    block_bytes: u32,
+}
+
+impl Plan {
+    pub(super) fn of(source: &Source, wanted: &Wanted) -> Result<Plan, String> {
+        let info = source.image.disk.info();
+        if let Some(refusal) = refusal(&source.args, info.read_only) {
+            return Err(refusal.to_owned());
+        }
+        source.storage_path()?;
+        let shown = wanted.target.display();
+        let failed = |error: io::Error| format!("{shown}: {error}; check the path");
+        let found = match fs::metadata(&wanted.target) {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        let own = source.args.format.unwrap_or(Format::Raw);
+        let is_device = found.as_ref().is_some_and(|found| found.file_type().is_block_device());
+        let (path, format) = match found {
+            Some(found) if is_device => (device(source, wanted, &found)?, Format::Raw),
+            Some(_) => return Err(format!("{shown}: exists already; choose another name")),
+            None => (path_of_new(&wanted.target)?, wanted.format.unwrap_or(own)),
+        };
+        let (capacity_bytes, block_bytes) = (info.capacity_sectors * 512, info.logical_block_bytes);
+        Ok(Plan { path, is_device, format, capacity_bytes, block_bytes })
+    }
+
+    /// Path of the new storage.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn is_device(&self) -> bool {
+        self.is_device
+    }
+
+    pub(super) fn is_qcow2(&self) -> bool {
+        self.format == Format::Qcow2
+    }
+
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// Zeroes of this length and alignment take no space.
+    pub(super) fn unit(&self) -> u64 {
+        if self.is_qcow2() { CLUSTER_BYTES } else { RAW_HOLE }
+    }
+
+    /// The options of the disk in the new storage, which is at this path by now.
+    pub(super) fn next(&self, args: &DiskArgs, path: &Path) -> DiskArgs {
+        DiskArgs {
+            blk_file: Some(path.to_owned()),
+            format: Some(self.format),
+            allow_backing: AllowBacking::Off,
+            // An image has blocks of 512 bytes unless told otherwise.
+            logical_block_size: match self.block_bytes {
+                512 => args.logical_block_size,
+                other => Some(other),
+            },
+            ..args.clone()
+        }
+    }
+
+    /// Checks that a new file can have its name.
+    pub(super) fn check_name(&self) -> Result<(), String> {
+        let is_free = self.is_device || fs::symlink_metadata(&self.path).is_err();
+        let shown = self.path.display();
+        if is_free { Ok(()) } else { Err(format!("{shown}: exists by now; move it away")) }
+    }
+}
+
+fn refusal(args: &DiskArgs, is_read_only: bool) -> Option<&'static str> {
+    if is_read_only {
+        Some(
+            "the disk is read-only, so that its image does not change; copy it (vhost-blk convert), \
+             and start the disk with the copy",
+        )
+    } else if args.data_plane == Plane::Kernel {
+        Some(
+            "the disk has --data-plane kernel, and the kernel notes no changes; start it with \
+             --data-plane auto or uring",
+        )
+    } else {
+        None
+    }
+}
+
+/// Checks a block device as a target. Returns its path as it was given: a link keeps its meaning.
+fn device(source: &Source, wanted: &Wanted, found: &Metadata) -> Result<PathBuf, String> {
+    let shown = wanted.target.display();
+    if !wanted.target.is_absolute() || wanted.target.to_str().is_none() {
+        return Err(format!("{shown}: give an absolute path, in UTF-8"));
+    }
+    if wanted.format == Some(Format::Qcow2) {
+        return Err(format!(
+            "{shown} is a block device, which gets the content of the disk itself; drop \
+             --target-format, or give the path of a new file"
+        ));
+    }
+    let failed = |error: io::Error| format!("{shown}: {error}; check the path");
+    if source.image.top.opened_as().map_err(failed)?.identity == identity_of(found) {
+        return Err(format!("{shown} is the storage of the disk already; give another one"));
+    }
+    if !wanted.overwrite {
+        return Err(format!(
+            "{shown} is a block device, whose content is lost; give --overwrite if it may be"
+        ));
+    }
+    Ok(wanted.target.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_of_the_kernel_alone_and_a_read_only_one_are_refused() {
+        let of = |plane: &str, is_read_only: bool| {
+            let text = format!("blk-file = '/a'\nsocket-path = '/s'\ndata-plane = '{plane}'\n");
+            let table = text.parse::<toml::Table>().unwrap();
+            refusal(&crate::config::disk_of_table("a test", &table).unwrap(), is_read_only)
+        };
+        assert!(
+            of("kernel", false).unwrap().contains("; start it with --data-plane auto or uring")
+        );
+        assert!(of("uring", true).unwrap().contains("read-only"));
+        assert_eq!((of("uring", false), of("auto", false)), (None, None));
+    }
+}

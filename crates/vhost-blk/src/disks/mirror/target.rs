@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The new storage of a mirror: made, locked, and compared with the old one.
+
+use super::plan::Plan;
+use super::served;
+use crate::disk::{self, From};
+use crate::disks::exchange::Source;
+use crate::failure::Failure;
+use crate::image::inherit;
+use crate::image::place::{self, Place};
+use crate::options::DiskArgs;
+use crate::values::LockMode;
+use backend::Info;
+use backend::create::{Allocation, allocate};
+use backend::lock::{Access, lock_image};
+use qcow2::AllowBacking;
+use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation};
+use qcow2::target::Target;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The new storage before it has its name. The drop removes a new file.
+pub(super) struct New {
+    pub(super) target: Target,
+    /// The place of a new file.
+    place: Option<Place>,
+    /// The open storage with its lock.
+    lock: File,
+    path: PathBuf,
+    capacity_bytes: u64,
+}
+
+/// The new storage with its name, locked. Without [`Named::keep`] a new file is removed.
+pub(super) struct Named {
+    /// Path of a new file.
+    made: Option<PathBuf>,
+    /// Held until the opened disk has the lock, too.
+    _lock: File,
+}
+
+impl Named {
+    /// Leaves the file.
+    pub(super) fn keep(mut self) {
+        self.made = None;
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if let Some(path) = &self.made {
+            // The caller has another error to tell; the guest does not use the file.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl New {
+    /// Makes or opens the storage, and locks it. The guest would see the same disk in it.
+    ///
+    /// # Errors
+    /// [`Failure`]; there is no new file.
+    pub(super) fn make(plan: &Plan, source: &Source) -> Result<New, Failure> {
+        let what = format!("{} {}", super::WHAT, source.name);
+        let told = |told: String| Failure::told(&what, told);
+        let place = match plan.is_device() {
+            true => None,
+            false => Some(Place::take_free(plan.path())?),
+        };
+        if let Some(place) = &place {
+            let failed = |why| place::failure(plan.path(), plan.capacity_bytes(), why);
+            fill(plan, source, place.file()).map_err(failed)?;
+        }
+        let path = place.as_ref().map_or(plan.path(), |place| place.part()).to_owned();
+        let lock = open_locked(&path, &source.args).map_err(|why| Failure::told(&what, why))?;
+        let info = examine(&plan.next(&source.args, &path), plan)?;
+        check_size(plan, &info).map_err(told)?;
+        vhost_user::seen(&served(&source.image).info(), info)
+            .map_err(|why| told(vhost_user::differs(&why)))?;
+        let target = Target::open(&path, plan.is_qcow2(), AllowBacking::Off);
+        let target = target.map_err(|why| Failure::told(&what, why))?;
+        let (path, capacity_bytes) = (plan.path().to_owned(), plan.capacity_bytes());
+        Ok(New { target, place, lock, path, capacity_bytes })
+    }
+
+    /// Path of the incomplete file.
+    pub(super) fn part(&self) -> Option<&Path> {
+        self.place.as_ref().map(Place::part)
+    }
+
+    /// Everything that was not written reads as zeroes.
+    pub(super) fn is_blank(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Gives the durable storage its name.
+    ///
+    /// # Errors
+    /// Cause and remedy; there is no new file.
+    pub(super) fn name(self) -> Result<Named, String> {
+        let New { target, place, lock, path, capacity_bytes } = self;
+        // The tables of an image have one user at a time.
+        drop(target);
+        let made = match place {
+            None => None,
+            Some(place) => {
+                place.fill(capacity_bytes).map_err(|failure| failure.to_string())?;
+                Some(path)
+            }
+        };
+        Ok(Named { made, _lock: lock })
+    }
+}
+
+/// Makes the empty image, with owner and mode of the old one.
+fn fill(plan: &Plan, source: &Source, file: &File) -> io::Result<()> {
+    let old = source.image.top.share()?;
+    if old.metadata()?.is_file() {
+        inherit(&old, file)?;
+    }
+    if !plan.is_qcow2() {
+        allocate(file, plan.capacity_bytes(), Allocation::Sparse)?;
+        return file.sync_all();
+    }
+    let image = NewImage {
+        size_bytes: plan.capacity_bytes(),
+        cluster_bytes: CLUSTER_BYTES,
+        backing: None,
+        preallocation: Preallocation::Off,
+    };
+    image.check().map_err(io::Error::other)?;
+    image.write(file)?;
+    file.sync_all()
+}
+
+/// Opens the storage, and locks it as a disk of `args` would.
+fn open_locked(path: &Path, args: &DiskArgs) -> Result<File, String> {
+    let file = File::options().read(true).write(true).open(path);
+    let file = file
+        .map_err(|why| format!("{}: {why}; let the daemon's user write to it", path.display()))?;
+    if args.lock == LockMode::Auto {
+        lock_image(&file, path, Access::Write).map_err(|why| why.to_string())?;
+    }
+    Ok(file)
+}
+
+/// The properties of the disk in the storage.
+fn examine(args: &DiskArgs, plan: &Plan) -> Result<Info, Failure> {
+    if plan.is_qcow2() {
+        let path = args.blk_file.clone().into_iter().collect::<Vec<_>>();
+        return disk::examine_qcow2(args, &path);
+    }
+    let from = From::Locked { first_bytes: Some(plan.capacity_bytes()) };
+    Ok(disk::examine(args, from)?.0)
+}
+
+/// A block device has to be large enough.
+fn check_size(plan: &Plan, info: &Info) -> Result<(), String> {
+    let (wanted, present) = (plan.capacity_bytes(), info.capacity_sectors * 512);
+    if present >= wanted {
+        return Ok(());
+    }
+    Err(format!(
+        "{} has {present} bytes, and the disk {wanted}; give a device that is as large or larger",
+        plan.path().display()
+    ))
+}
