@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mirrors that end before their completion: the guest goes on in its old storage, and loses nothing.
+
+use crate::mount::{Mount, may_not_mount, run};
+use crate::rig::Rig;
+use crate::stamped::Random;
+use crate::{
+    BYTES, add, begin, content, fill, guest, image, in_old_storage, mirror, moved_to, parts, text,
+    wait_until,
+};
+use driver::{Device, Request};
+use std::fs::{self, File};
+use std::time::Duration;
+
+fn with_disk(options: &str) -> (Rig, Device) {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", &format!("--blk-file a.img {options}"));
+    let mut device = guest(&rig, "a");
+    fill(&mut device, 1);
+    (rig, device)
+}
+
+#[test]
+fn a_cancel_at_any_moment_leaves_the_guest_in_its_storage_or_in_the_new_one() {
+    let (rig, mut device) = with_disk("");
+    let mut before = content(&mut device);
+    let (mut random, mut cancelled) = (Random::new(), 0);
+    for round in 0..16_u64 {
+        let mut client = begin(&rig, "mirror a --to b --complete");
+        std::thread::sleep(Duration::from_micros(random.below(60_000)));
+        if round % 2 == 0 {
+            // The mirror outlives its client, and is then cancelled.
+            client.kill().unwrap();
+        }
+        rig.ok("mirror a --cancel");
+        let ended = client.wait_with_output().unwrap();
+        // The client may have begun a mirror after the cancel.
+        rig.ok("mirror a --cancel");
+        assert!(mirror(&rig).is_null());
+        let path = rig.json("snapshots a")[0]["path"].as_str().unwrap().to_owned();
+        if path == text(&rig.path("b")) {
+            drop(rig.json("mirror a --to back --complete"));
+            fs::remove_file(rig.path("a.img")).unwrap();
+            rig.ok("mirror a --to a.img --complete");
+            ["b", "back"].iter().for_each(|name| fs::remove_file(rig.path(name)).unwrap());
+        } else {
+            cancelled += 1;
+            let line = String::from_utf8(ended.stderr).unwrap();
+            let reasons = ["was cancelled", "not being mirrored", "the daemon"];
+            assert!(
+                line.is_empty() || reasons.iter().any(|reason| line.contains(reason)),
+                "{line}"
+            );
+            assert!(!rig.path("b").exists());
+            in_old_storage(&rig, &mut device);
+            before[512..1024].fill(1);
+        }
+        device.write(round + 8, &[round as u8; 512]).unwrap();
+        before[(round as usize + 8) * 512..][..512].fill(round as u8);
+        assert!(content(&mut device) == before, "round {round}");
+    }
+    println!("{cancelled} of 16 were cancelled");
+}
+
+#[test]
+fn a_mirror_outlives_its_client_and_goes_with_its_disk() {
+    let (rig, device) = with_disk("");
+    // 16 MiB at this rate take longer than this test.
+    let mut client = begin(&rig, "mirror a --to b --bandwidth 64K --wait");
+    wait_until("the mirror", || !mirror(&rig).is_null());
+    client.kill().unwrap();
+    client.wait().unwrap();
+    assert_eq!(mirror(&rig)["state"], "copying");
+    assert_eq!(parts(&rig).len(), 1);
+    drop(device);
+    rig.ok("remove a");
+    assert_eq!((parts(&rig).len(), rig.path("b").exists()), (0, false));
+    // Nothing is locked.
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    assert!(content(&mut device).iter().all(|byte| *byte == 1));
+    in_old_storage(&rig, &mut device);
+}
+
+#[test]
+fn the_end_of_the_daemon_cancels_a_mirror() {
+    let (mut rig, device) = with_disk("");
+    for is_ready in [false, true] {
+        rig.ok(if is_ready { "mirror a --to b --wait" } else { "mirror a --to b --bandwidth 64K" });
+        rig.ok("stop");
+        assert!(rig.daemon.wait().success());
+        assert_eq!((parts(&rig).len(), rig.path("b").exists()), (0, false));
+        rig.restart(&[]);
+        add(&rig, "a", "--blk-file a.img");
+    }
+    drop(device);
+    assert!(content(&mut guest(&rig, "a")).iter().all(|byte| *byte == 1));
+}
+
+/// The storage does not complete a write: the process ends after 900 ms.
+#[test]
+fn an_end_of_the_daemon_without_a_drain_removes_the_incomplete_file() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img --wrap delay:us=20000000,ops=write");
+    let mut device = guest(&rig, "a");
+    rig.ok("mirror a --to b --wait");
+    let layout = device.layout();
+    device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    wait_until("the request is taken", || rig.json("status a")["queues"][0]["inflight"] == 1);
+    let mut rig = rig;
+    rig.ok("stop");
+    rig.daemon.wait();
+    assert_eq!((parts(&rig).len(), rig.path("b").exists()), (0, false));
+}
+
+#[test]
+fn a_full_target_ends_the_mirror_and_no_request_of_the_guest() {
+    if may_not_mount() {
+        return;
+    }
+    let (rig, mut device) = with_disk("");
+    let small = Mount::tmpfs(8);
+    let target = small.path("b");
+    for format in ["raw", "qcow2"] {
+        let words = format!("mirror a --to {} --target-format {format} --wait", text(&target));
+        let line = rig.refused(&words, 1);
+        assert!(line.contains("writing the new storage: No space left"), "{line}");
+        in_old_storage(&rig, &mut device);
+        assert_eq!(fs::read_dir(small.place.path()).unwrap().count(), 0);
+        let told = rig.ok("mirror a");
+        assert!(told.contains("there is no mirror\nthe last one has ended: writing"), "{told}");
+        let line = rig.refused("mirror a --complete", 1);
+        assert!(line.contains("writing the new storage: No space left"), "{line}");
+        let mut raw = rig.connect();
+        let call = r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#;
+        let why = raw.call(call)["parameters"]["why"].as_str().unwrap().to_owned();
+        assert!(why.contains("not being mirrored any more: writing the new storage"), "{why}");
+    }
+    // It becomes full after the first copy, while a client completes the mirror.
+    drop(device);
+    rig.ok("remove a");
+    fs::remove_file(rig.path("a.img")).unwrap();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    rig.ok(&format!("mirror a --to {} --wait", text(&target)));
+    fill(&mut device, 3);
+    let line = rig.refused("mirror a --complete", 1);
+    assert!(line.contains("writing the new storage: No space left"), "{line}");
+    in_old_storage(&rig, &mut device);
+    device.write(1, &[3; 512]).unwrap();
+    assert!(content(&mut device).iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn an_error_of_the_old_storage_ends_the_mirror() {
+    let (rig, mut device) = with_disk("");
+    // 16 MiB at this rate take a few seconds, so that the cut comes first.
+    rig.ok("mirror a --to b --bandwidth 4M");
+    let image = File::options().write(true).open(rig.path("a.img")).unwrap();
+    image.set_len(BYTES - 4096).unwrap();
+    wait_until("the end of the mirror", || mirror(&rig).is_null());
+    let ended = rig.json("mirror a")["ended"].as_str().unwrap().to_owned();
+    assert!(
+        ended.contains("reading at") && ended.contains("check the storage of the disk"),
+        "{ended}"
+    );
+    assert_eq!((parts(&rig).len(), rig.path("b").exists()), (0, false));
+    assert_eq!(moved_to(&rig.path("a.img")), None);
+    image.set_len(BYTES).unwrap();
+    in_old_storage(&rig, &mut device);
+}
+
+/// The drain cannot end: the client gives up, the guest goes on, and the mirror, too.
+#[test]
+fn a_completion_whose_client_gives_up_is_withdrawn() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img --wrap delay:us=4000000,ops=write");
+    let mut device = guest(&rig, "a");
+    rig.ok("mirror a --to b --wait");
+    let layout = device.layout();
+    device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    wait_until("the request is taken", || rig.json("status a")["queues"][0]["inflight"] == 1);
+    let mut client = begin(&rig, "mirror a --complete");
+    wait_until("the completion", || mirror(&rig)["state"] == "completing");
+    client.kill().unwrap();
+    client.wait().unwrap();
+    wait_until("the withdrawal", || mirror(&rig)["state"] == "ready");
+    assert_eq!(device.queue(0).collect().unwrap().1.status, Some(0));
+    assert!(rig.json("status a")["disk"].as_str().unwrap().contains("a.img"));
+    rig.ok("mirror a --complete");
+    let mut data = [0; 512];
+    device.read(0, &mut data).unwrap();
+    assert_eq!(data, [1; 512]);
+}
+
+/// The file system of the target is frozen: writes to it wait.
+#[test]
+fn a_target_that_hangs_holds_no_request_of_the_guest() {
+    if may_not_mount() {
+        return;
+    }
+    let (rig, mut device) = with_disk("");
+    let frozen = Mount::ext4(rig.place.dir.path(), 64);
+    let place = text(frozen.place.path()).to_owned();
+    rig.ok(&format!("mirror a --to {} --wait", text(&frozen.path("b"))));
+    run(&["fsfreeze", "--freeze", &place]);
+    fill(&mut device, 2);
+    let mut client = begin(&rig, "mirror a --complete");
+    let line = rig.refused("--timeout 1 mirror a --cancel", 1);
+    assert!(line.contains("no answer in 1 s"), "{line}");
+    fill(&mut device, 3);
+    assert!(content(&mut device).iter().all(|byte| *byte == 3));
+    run(&["fsfreeze", "--unfreeze", &place]);
+    assert!(!client.wait().unwrap().success(), "it is cancelled");
+    in_old_storage(&rig, &mut device);
+    assert!(!frozen.path("b").exists());
+    device.write(1, &[3; 512]).unwrap();
+    assert!(content(&mut device).iter().all(|byte| *byte == 3));
+}
+
+/// A front-end that leaves in any state neither ends nor harms the mirror.
+#[test]
+fn a_mirror_outlives_front_ends() {
+    let (rig, device) = with_disk("");
+    rig.ok("mirror a --to b --wait");
+    drop(device);
+    let mut device = guest(&rig, "a");
+    device.write(3, &[9; 512]).unwrap();
+    drop(device);
+    rig.ok("mirror a --complete");
+    let mut data = [0; 512];
+    guest(&rig, "a").read(3, &mut data).unwrap();
+    assert_eq!(data, [9; 512]);
+}

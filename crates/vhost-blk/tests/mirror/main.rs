@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk ctl mirror`: a guest goes on in other storage.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod crash;
+mod ended;
+#[path = "../common/images.rs"]
+mod images;
+#[path = "../../../vhost-user/tests/common/load.rs"]
+#[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
+mod load;
+#[path = "../common/mount.rs"]
+mod mount;
+mod moved;
+mod refused;
+#[path = "../daemon/rig.rs"]
+#[allow(dead_code, reason = "each test program uses its part")]
+mod rig;
+#[path = "../common/stamped.rs"]
+mod stamped;
+mod storage;
+
+use common::{pattern, wait_until};
+use driver::Device;
+use images::{BYTES, QUEUES, add, begin, check_after_kill, content, guest, image, text};
+use rig::Rig;
+use serde_json::Value;
+use std::fs::File;
+use std::path::Path;
+
+/// Bytes of a write that fills the disk.
+const PART: u64 = 256 << 10;
+
+/// Fills the whole disk.
+fn fill(device: &mut Device, byte: u8) {
+    for part in 0..BYTES / PART {
+        device.write(part * PART / 512, &vec![byte; PART as usize]).unwrap();
+    }
+}
+
+/// The storage that the mark of a former image names.
+fn moved_to(path: &Path) -> Option<String> {
+    let found = backend::mark::refusal(&File::open(path).unwrap(), path).unwrap()?;
+    let told = found.to_string();
+    Some(told.split_once("its disk was mirrored to ")?.1.split(',').next()?.to_owned())
+}
+
+/// The mirror of the disk `a`; null if there is none.
+fn mirror(rig: &Rig) -> Value {
+    rig.json("mirror a")["mirror"].clone()
+}
+
+/// Names of incomplete targets.
+fn parts(rig: &Rig) -> Vec<String> {
+    rig.place.files().into_iter().filter(|name| name.ends_with(".part")).collect()
+}
+
+/// Expects that the guest goes on in `a.img`, which has no mark, and that nothing is left of the mirror.
+#[track_caller]
+fn in_old_storage(rig: &Rig, device: &mut Device) {
+    wait_until("the end of the mirror", || mirror(rig).is_null());
+    let disk = rig.json("status a")["disk"].as_str().unwrap().to_owned();
+    assert!(disk.contains("a.img") && !disk.contains("mirrored"), "{disk}");
+    assert_eq!(moved_to(&rig.path("a.img")), None);
+    assert_eq!(parts(rig), [""; 0]);
+    device.write(1, &[1; 512]).unwrap();
+}

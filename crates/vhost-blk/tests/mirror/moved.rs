@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A disk that moves keeps every byte, and its guest goes on all the time.
+
+use crate::load::under_load;
+use crate::mount::run;
+use crate::rig::Rig;
+use crate::{BYTES, PART, QUEUES, add, content, fill, guest, image, mirror, moved_to, text};
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const PARTS: u64 = BYTES / PART;
+
+/// The content of an image as QEMU sees it.
+fn flat(rig: &Rig, name: &str, format: &str) -> Vec<u8> {
+    let (source, flat) = (rig.path(name), rig.path("flat"));
+    run(&["qemu-img", "convert", "-f", format, "-O", "raw", text(&source), text(&flat)]);
+    fs::read(&flat).unwrap()
+}
+
+#[test]
+fn a_disk_that_moves_again_and_again_under_load_keeps_every_byte() {
+    let rig = Rig::new();
+    image(&rig, "0", "raw");
+    add(&rig, "a", "--blk-file 0");
+    let device = guest(&rig, "a");
+    let moves = [("1", "raw"), ("2", "qcow2"), ("3", "qcow2"), ("4", "raw"), ("5", "qcow2")];
+    let mut options = String::new();
+    let (_, session) = under_load(device, QUEUES.into(), |loaded| {
+        let mut before = rig.path("0");
+        for (name, format) in moves {
+            if name == "3" {
+                // The content is that of a chain.
+                rig.ok("snapshot a --to over");
+                before = rig.path("over");
+            }
+            loaded.wait_for_progress(20);
+            rig.ok(&format!("mirror a --to {name} --target-format {format}"));
+            loaded.wait_for_progress(20);
+            let told = rig.json("mirror a --complete");
+            println!("{name}: pause {} us", told["pause_us"]);
+            let path = rig.path(name);
+            assert_eq!(told["image"], text(&path));
+            assert_eq!(told["before"], text(&before));
+            assert_eq!(told["marked"], true);
+            options = told["options"].as_str().unwrap().to_owned();
+            assert_eq!(options, format!("--blk-file {} --format {format}", text(&path)));
+            assert_eq!(moved_to(&before).as_deref(), Some(text(&path)));
+            assert!(mirror(&rig).is_null());
+            before = path;
+            loaded.wait_for_progress(20);
+        }
+    });
+    drop(session);
+    let last = content(&mut guest(&rig, "a"));
+    rig.ok("remove a");
+    assert!(flat(&rig, "5", "qcow2") == last);
+    run(&["qemu-img", "check", "-q", text(&rig.path("5"))]);
+    let line = rig.refused("add b --socket-path b.sock --blk-file 4", 1);
+    assert!(line.contains("its disk was mirrored to") && line.contains("/5, which"), "{line}");
+    add(&rig, "again", &options);
+    assert!(content(&mut guest(&rig, "again")) == last);
+}
+
+/// The guest changes more in each pass than is few: without the brake no pass is the last one.
+#[test]
+fn a_mirror_is_completed_although_the_guest_writes_all_the_time_and_keeps_every_byte() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    fill(&mut device, 1);
+    let stop = AtomicBool::new(false);
+    let told = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut data = vec![0; PART as usize];
+            let (mut n, mut end) = (0, u64::MAX);
+            while n < end {
+                let (sector, round) = (n % PARTS * PART / 512, n / PARTS + 1);
+                device.read(sector, &mut data).unwrap();
+                let told = format!("sector {sector} has {}, not {}", data[0], round as u8);
+                assert!(data.iter().all(|byte| *byte == round as u8), "{told}");
+                device.write(sector, &vec![(round + 1) as u8; PART as usize]).unwrap();
+                n += 1;
+                if stop.load(Ordering::Acquire) {
+                    end = end.min(n + PARTS); // one more round, which reads everything
+                }
+            }
+        });
+        let told = rig.json("mirror a --to b --bandwidth 128M --complete");
+        stop.store(true, Ordering::Release);
+        writer.join().unwrap();
+        told
+    });
+    println!("pause: {} us", told["pause_us"]);
+}
+
+#[test]
+fn holes_and_zeroes_take_no_space() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    device.write(0, &[1; 4096]).unwrap();
+    device.write(8192, &vec![0; PART as usize]).unwrap();
+    device.write(16_384, &vec![2; PART as usize]).unwrap();
+    rig.ok("mirror a --to b --wait");
+    // What was copied becomes zero again.
+    device.write(16_384, &vec![0; PART as usize]).unwrap();
+    let before = content(&mut device);
+    rig.ok("mirror a --complete");
+    assert!(content(&mut device) == before);
+    let found = File::open(rig.path("b")).unwrap().metadata().unwrap();
+    assert_eq!(found.len(), BYTES);
+    assert!(found.blocks() * 512 <= 16 << 10, "{} blocks", found.blocks());
+}
+
+#[test]
+fn changes_after_the_first_copy_arrive_before_the_completion() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    fill(&mut device, 1);
+    assert!(rig.ok("mirror a").contains("there is no mirror"));
+    let told = rig.ok("mirror a --to b --wait");
+    assert!(told.contains("mirror --complete"), "{told}");
+    fill(&mut device, 2);
+    crate::wait_until("the copy of the changes", || mirror(&rig)["changed_bytes"] == 0);
+    let status = rig.json("status a");
+    assert_eq!(status["mirror"], mirror(&rig));
+    assert_eq!(status["mirror"]["state"], "ready");
+    assert_eq!(status["mirror"]["copied_bytes"], BYTES);
+    assert_eq!(status["mirror"]["target"], text(&rig.path("b")));
+    assert!(rig.ok("status a").contains("mirror      to "));
+    assert_eq!(rig.json("list")[0]["mirror"], status["mirror"]);
+    assert!(rig.json("list")[0]["disk"].as_str().unwrap().contains("being mirrored"));
+    fill(&mut device, 3);
+    rig.ok("mirror a --complete");
+    assert!(content(&mut device).iter().all(|byte| *byte == 3));
+    assert!(fs::read(rig.path("a.img")).unwrap().iter().all(|byte| *byte == 3));
+    fill(&mut device, 4);
+    assert!(fs::read(rig.path("a.img")).unwrap().iter().all(|byte| *byte == 3));
+    // It can go back to the content of that moment, if its user wants that.
+    drop(device);
+    rig.ok("remove a");
+    rustix::fs::removexattr(rig.path("a.img"), "user.vhost-blk.moved").unwrap();
+    add(&rig, "a", "--blk-file a.img");
+    assert!(content(&mut guest(&rig, "a")).iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn a_completion_may_be_ordered_during_the_first_copy() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    fill(&mut device, 7);
+    rig.ok("mirror a --to b --bandwidth 16M");
+    assert_eq!(mirror(&rig)["state"], "copying");
+    let mut raw = rig.connect();
+    let call = r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#;
+    let reply = raw.call(call);
+    assert_eq!(reply["parameters"]["image"], text(&rig.path("b")), "{reply}");
+    assert!(content(&mut device).iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_disk_of_the_folder_goes_on_in_its_new_storage_after_an_upgrade_and_a_restart() {
+    let file = "blk-file = '@/a.img' # the image\nsocket-path = '@/a.sock'\nnum-queues = 2\n";
+    let mut rig = Rig::of_folder(&[("a", file)]);
+    image(&rig, "a.img", "raw");
+    rig.ok("reload");
+    let mut device = guest(&rig, "a");
+    device.write(1, &[1; 512]).unwrap();
+    rig.ok("mirror a --to b --target-format qcow2 --wait");
+    let line = rig.refused("mirror a --complete", 1);
+    assert!(line.contains("give --update-config"), "{line}");
+    assert_eq!(mirror(&rig)["state"], "ready", "it goes on");
+    // A change of the running disk reaches it during a mirror, and stays.
+    rig.write_file("a", &format!("{file}limit-iops = 100000\n"));
+    assert_eq!(rig.json("reload")[0]["outcome"], "changed");
+    rig.ok("mirror a --complete --update-config");
+    let config = fs::read_to_string(rig.path("conf/a.toml")).unwrap();
+    assert!(config.contains("/b'") || config.contains("/b\""), "{config}");
+    assert!(config.contains("qcow2") && config.contains("# the image"), "{config}");
+    assert_eq!(rig.json("reload"), serde_json::json!([]));
+    rig.ok("upgrade");
+    device.write(2, &[2; 512]).unwrap();
+    drop(device);
+    rig.ok("stop");
+    rig.daemon.wait();
+    let conf = rig.path("conf");
+    rig.restart(&["--config-dir", text(&conf)]);
+    let mut data = [0; 512];
+    for sector in [1, 2] {
+        guest(&rig, "a").read(sector, &mut data).unwrap();
+        assert_eq!(data, [sector as u8; 512]);
+    }
+}
+
+#[test]
+fn bitmaps_go_on_through_a_mirror() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    fill(&mut device, 1);
+    rig.ok("backup a --to full --format qcow2 --bitmap n");
+    device.write(0, &[2; 512]).unwrap();
+    rig.ok("mirror a --to b --target-format qcow2 --wait");
+    device.write(8192, &[3; 512]).unwrap();
+    rig.ok("mirror a --complete");
+    device.write(16_384, &[4; 512]).unwrap();
+    let told = rig.json("backup a --to next --incremental n");
+    assert_eq!(told["copied_bytes"], 3 * (64 << 10), "{told}");
+    assert!(flat(&rig, "next", "qcow2") == content(&mut device));
+}
+
+#[test]
+fn events_tell_the_course_of_a_mirror() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut events = rig.connect();
+    events.send(r#"{"method":"io.vhostblk.Events","more":true}"#);
+    events.receive();
+    rig.ok("mirror a --to b --wait");
+    rig.ok("mirror a --cancel");
+    rig.ok("mirror a --to c --complete");
+    let mut told = Vec::new();
+    while told.last().is_none_or(|(name, _)| name != "mirror_completed") {
+        let event = events.receive()["parameters"]["event"].clone();
+        let name = event["event"].as_str().unwrap().to_owned();
+        let detail = event["target"].as_str().or(event["reason"].as_str()).unwrap_or("");
+        told.push((name, detail.to_owned()));
+    }
+    let names: Vec<_> = told.iter().map(|(name, _)| name.as_str()).collect();
+    let expected = [
+        "mirror_begun",
+        "mirror_ready",
+        "mirror_ended",
+        "mirror_begun",
+        "mirror_ready",
+        "mirror_completed",
+    ];
+    assert_eq!(names, expected);
+    assert!(told[2].1.contains("the mirror was cancelled"), "{told:?}");
+    assert_eq!(told[5].1, text(&rig.path("c")));
+}

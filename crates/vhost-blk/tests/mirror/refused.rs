@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mirrors that cannot be begun or completed, and commands that a mirror excludes.
+
+use crate::rig::Rig;
+use crate::{
+    add, begin, content, fill, guest, image, in_old_storage, mirror, parts, text, wait_until,
+};
+use driver::Device;
+use std::fs;
+
+fn with_disk() -> (Rig, Device) {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let device = guest(&rig, "a");
+    (rig, device)
+}
+
+#[track_caller]
+fn refused(rig: &Rig, words: &str, reason: &str) {
+    let before = rig.place.files();
+    let line = rig.refused(words, 1);
+    assert!(line.contains(reason), "{words}: {line}");
+    assert_eq!(rig.place.files(), before, "{words}");
+}
+
+#[test]
+fn a_mirror_that_cannot_be_begun_says_why_and_leaves_nothing() {
+    let (rig, mut device) = with_disk();
+    fs::write(rig.path("precious"), "precious").unwrap();
+    rig.ok("add m --backend mem --size 1M --socket-path m.sock");
+    image(&rig, "r.img", "raw");
+    add(&rig, "r", "--blk-file r.img --read-only");
+    for (words, reason) in [
+        ("mirror a --to precious", "precious: exists already; choose another name"),
+        ("mirror a --to precious --overwrite", "precious: exists already; choose another name"),
+        ("mirror a --to a.img", "a.img: exists already"),
+        ("mirror a --to none/b", "its folder: No such file or directory"),
+        ("mirror a --to precious/b", "Not a directory"),
+        ("mirror a --to /proc/b", "/proc/b: cannot be created"),
+        ("mirror a --to /dev/null", "exists already"),
+        ("mirror x --to b", "there is none of this name"),
+        ("mirror m --to b", "the disk has no image file"),
+        ("mirror r --to b", "the disk is read-only"),
+        ("mirror a --complete", "it is not being mirrored; begin that with --to"),
+        ("mirror a --wait", "it is not being mirrored; begin that with --to"),
+    ] {
+        refused(&rig, words, reason);
+        device.write(1, &[1; 512]).unwrap();
+    }
+    assert_eq!(rig.ok("mirror a --cancel"), "nothing to do\n");
+    assert_eq!(fs::read(rig.path("precious")).unwrap(), b"precious");
+    let mut raw = rig.connect();
+    let call = r#"{"method":"io.vhostblk.Mirror","parameters":{"name":"a","target":"b"}}"#;
+    let reply = raw.call(call);
+    let why = reply["parameters"]["why"].as_str().unwrap();
+    assert!(why.contains("the daemon has another folder"), "{reply}");
+    in_old_storage(&rig, &mut device);
+}
+
+#[test]
+fn other_commands_are_refused_during_a_mirror_and_work_after_it() {
+    let (rig, mut device) = with_disk();
+    fill(&mut device, 1);
+    rig.ok("mirror a --to b --wait");
+    for (words, reason) in [
+        ("mirror a --to c", "it is in progress"),
+        ("mirror a --complete --update-config", "drop --update-config"),
+        ("snapshot a --to c", "it is being mirrored to other storage; complete that, or cancel it"),
+        ("commit a", "it is being mirrored to other storage"),
+        ("backup a --to c", "it is being mirrored to other storage"),
+        ("resize a 17M", "the disk is being mirrored to other storage; repeat this"),
+        ("upgrade", "the disk a cannot be passed on: it is being mirrored"),
+        ("switch a kernel", ""),
+    ] {
+        refused(&rig, words, reason);
+        assert_eq!(mirror(&rig)["state"], "ready", "{words}");
+    }
+    // Those do not change the storage.
+    for words in ["pause a", "resume a", "limit a --iops 100000", "set-cache a writethrough"] {
+        rig.ok(words);
+    }
+    fill(&mut device, 2);
+    rig.ok("mirror a --complete");
+    assert!(content(&mut device).iter().all(|byte| *byte == 2));
+    rig.ok("resize a 17M");
+    rig.ok("snapshot a --to c");
+    rig.ok("commit a");
+    rig.ok("upgrade");
+    rig.ok("mirror a --to d --complete");
+    assert!(content(&mut device).iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn a_disk_that_is_merged_or_backed_up_is_not_mirrored() {
+    let (rig, mut device) = with_disk();
+    fill(&mut device, 1);
+    let mut backup = begin(&rig, "backup a --to copy --bandwidth 64K");
+    wait_until("the backup", || {
+        rig.json("status a")["disk"].as_str().unwrap().contains("backed up")
+    });
+    let line = rig.refused("mirror a --to b", 1);
+    assert!(line.contains("it is being backed up"), "{line}");
+    backup.kill().unwrap();
+    backup.wait().unwrap();
+    wait_until("the end of the backup", || parts(&rig).is_empty());
+    rig.ok("snapshot a --to over");
+    fill(&mut device, 2);
+    let mut commit = begin(&rig, "commit a --bandwidth 64K");
+    wait_until("the merge", || {
+        rig.json("status a")["disk"].as_str().unwrap().contains("being merged")
+    });
+    let line = rig.refused("mirror a --to b", 1);
+    assert!(line.contains("its image is being merged"), "{line}");
+    assert_eq!(rig.ok("mirror a --cancel"), "nothing to do\n", "that is no mirror");
+    commit.kill().unwrap();
+    commit.wait().unwrap();
+}
+
+#[test]
+fn a_mirror_goes_on_after_a_completion_that_is_refused() {
+    let (rig, mut device) = with_disk();
+    fill(&mut device, 1);
+    rig.ok("mirror a --to b --wait");
+    fs::write(rig.path("b"), "another file").unwrap();
+    let line = rig.refused("mirror a --complete", 1);
+    assert!(line.contains("/b: exists by now; move it away"), "{line}");
+    assert_eq!(mirror(&rig)["state"], "ready");
+    fill(&mut device, 2);
+    fs::rename(rig.path("b"), rig.path("other")).unwrap();
+    fs::rename(rig.path("a.img"), rig.path("moved")).unwrap();
+    let line = rig.refused("mirror a --complete", 1);
+    assert!(line.contains("a.img: No such file"), "{line}");
+    fs::rename(rig.path("moved"), rig.path("a.img")).unwrap();
+    rig.ok("mirror a --complete");
+    assert_eq!(fs::read(rig.path("other")).unwrap(), b"another file");
+    assert!(content(&mut device).iter().all(|byte| *byte == 2));
+    assert!(text(&rig.path("b")).ends_with("/b"));
+}

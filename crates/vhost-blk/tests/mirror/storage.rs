@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Block devices as source and target of a mirror.
+
+use crate::mount::{LoopDevice, Mount, may_not_mount, run};
+use crate::rig::Rig;
+use crate::{BYTES, add, content, fill, guest, image, mirror, text, wait_until};
+use std::fs::{self, File};
+
+/// A loop device over a file of so many bytes that has old data.
+fn device(rig: &Rig, name: &str, bytes: usize) -> LoopDevice {
+    let below = rig.path(name);
+    fs::write(&below, vec![0xee; bytes]).unwrap();
+    LoopDevice::new(&below)
+}
+
+#[test]
+fn a_disk_moves_to_a_block_device_and_back_to_a_file() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut guest = guest(&rig, "a");
+    guest.write(0, &[1; 4096]).unwrap();
+    guest.write(20_000, &[2; 4096]).unwrap();
+    let before = content(&mut guest);
+    let disk = device(&rig, "below", BYTES as usize);
+    let to = text(&disk.path);
+    let line = rig.refused(&format!("mirror a --to {to}"), 1);
+    assert!(line.contains("whose content is lost; give --overwrite"), "{line}");
+    let told = rig.json(&format!("mirror a --to {to} --overwrite --complete"));
+    assert_eq!(told["options"], format!("--blk-file {to} --format raw"));
+    assert!(content(&mut guest) == before, "holes are zero, whatever the device had");
+    guest.write(1, &[3; 512]).unwrap();
+    let line = rig.refused(&format!("add b --socket-path b.sock --blk-file {to}"), 1);
+    assert!(line.contains("in use by"), "{line}");
+    let before = content(&mut guest);
+    let told = rig.json("mirror a --to back --target-format qcow2 --complete");
+    assert_eq!((&told["before"], &told["marked"]), (&to.into(), &false.into()));
+    assert!(content(&mut guest) == before);
+    guest.write(2, &[4; 512]).unwrap();
+    // The device is free again, and nothing marks it: the answer has told that.
+    add(&rig, "b", &format!("--blk-file {to}"));
+}
+
+#[test]
+fn a_larger_device_makes_the_disk_grow_after_the_move() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut guest = guest(&rig, "a");
+    fill(&mut guest, 5);
+    let larger = BYTES + (4 << 20);
+    let disk = device(&rig, "below", larger as usize);
+    rig.ok(&format!("mirror a --to {} --overwrite --complete", text(&disk.path)));
+    assert!(content(&mut guest).iter().all(|byte| *byte == 5));
+    wait_until("the growth", || rig.json("status a")["capacity_bytes"] == larger);
+    guest.write((BYTES / 512) + 8, &[6; 512]).unwrap();
+    let line = rig.refused("mirror a --to below", 1);
+    assert!(line.contains("below: exists already; choose another name"), "{line}");
+    // The growth of the device itself is noticed, too.
+    File::options().write(true).open(rig.path("below")).unwrap().set_len(larger * 2).unwrap();
+    run(&["losetup", "--set-capacity", text(&disk.path)]);
+    wait_until("the second growth", || rig.json("status a")["capacity_bytes"] == larger * 2);
+}
+
+#[test]
+fn a_device_that_cannot_have_the_disk_is_refused_and_keeps_its_content() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut guest = guest(&rig, "a");
+    let small = device(&rig, "small", (BYTES - 512) as usize);
+    let enough = device(&rig, "enough", BYTES as usize);
+    add(&rig, "d", &format!("--blk-file {}", text(&enough.path)));
+    let mounted = rig.path("fs");
+    File::create(&mounted).unwrap().set_len(32 << 20).unwrap();
+    run(&["mkfs.ext4", "-q", "-F", text(&mounted)]);
+    let mounted = LoopDevice::new(&mounted);
+    let mount = Mount::of(&mounted.path);
+    let blocks = rig.path("blocks");
+    File::create(&blocks).unwrap().set_len(BYTES).unwrap();
+    let large = LoopDevice {
+        path: run(&["losetup", "-b", "4096", "--find", "--show", text(&blocks)]).into(),
+    };
+    let of = |device: &LoopDevice, rest: &str| {
+        rig.refused(&format!("mirror a --to {} --overwrite {rest}", text(&device.path)), 1)
+    };
+    for (line, reason) in [
+        (of(&small, ""), "and the disk 16777216; give a device that is as large or larger"),
+        (of(&enough, ""), "in use by"),
+        (of(&mounted, ""), "mounted, or claimed"),
+        (of(&large, ""), "512 bytes in a block, and the new storage 4096"),
+        (of(&small, "--target-format qcow2"), "drop --target-format"),
+    ] {
+        assert!(line.contains(reason), "{reason}: {line}");
+        assert!(mirror(&rig).is_null());
+        guest.write(1, &[1; 512]).unwrap();
+    }
+    let told = rig.refused(&format!("mirror d --to {} --overwrite", text(&enough.path)), 1);
+    assert!(told.contains("is the storage of the disk already"), "{told}");
+    rig.ok("remove d");
+    drop(mount);
+    for name in ["small", "enough"] {
+        assert!(fs::read(rig.path(name)).unwrap().iter().all(|byte| *byte == 0xee), "{name}");
+    }
+}
