@@ -76,6 +76,11 @@ impl Brake {
         self.is_on.store(true, Ordering::Release);
     }
 
+    /// Returns whether the brake is on.
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Acquire)
+    }
+
     /// Takes the brake off, and starts all writes that wait.
     pub fn release(&self) {
         self.is_on.store(false, Ordering::Release);
@@ -225,7 +230,7 @@ impl Lane for BrakedLane {
 
     fn start(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         // A write that misses the change of the flag is one that was in flight.
-        if !io.writes() || !self.brake.is_on.load(Ordering::Acquire) {
+        if !io.writes() || !self.brake.is_on() {
             return self.inner.start(io, slot, engine);
         }
         let bytes = self.brake.bytes_of(io);
@@ -285,7 +290,7 @@ mod tests {
         let brake = Brake::new(Arc::new(Written::new(100 * PART)));
         let mut delivered = Delivered::default();
         let remote = delivered.remote();
-        let mut admit = |slot: u32, bytes: u64| {
+        let admit = |slot: u32, bytes: u64| {
             let token = Token { slot: Slot(slot), layer: 1 };
             brake.admit(bytes, || remote.clone(), token)
         };

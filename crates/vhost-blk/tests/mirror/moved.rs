@@ -105,7 +105,7 @@ fn holes_and_zeroes_take_no_space() {
     device.write(8192, &vec![0; PART as usize]).unwrap();
     device.write(16_384, &vec![2; PART as usize]).unwrap();
     rig.ok("mirror a --to b --wait");
-    // What was copied becomes zero again.
+    // A part that was copied becomes zero again.
     device.write(16_384, &vec![0; PART as usize]).unwrap();
     let before = content(&mut device);
     rig.ok("mirror a --complete");

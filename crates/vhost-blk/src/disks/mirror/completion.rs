@@ -27,8 +27,13 @@ const REST_TIME: Duration = Duration::from_millis(30);
 /// Bounds of the rest in bytes.
 const REST_MIN: u64 = 256 << 10;
 const REST_MAX: u64 = 4 << 20;
-/// Maximum copies of changed parts with the brake on.
-const PASSES_MAX: usize = 16;
+/// Parts that it may have in any case.
+const REST_PARTS_MIN: u64 = 4;
+/// Copies of changed parts with the brake on, before the disk drains.
+const PASSES: usize = 2;
+/// The refusal after the writes of the guest have waited in vain.
+const SLOW: &str = "the new storage did not take a part of the copy for seconds, and the mirror goes on; check \
+                    that storage, and repeat the command";
 /// Interval of the copies while the disk drains: its writes may wait for them.
 const TICK: Duration = Duration::from_millis(1);
 
@@ -36,7 +41,7 @@ impl Worker {
     /// Makes the guest go on in the new storage.
     pub(super) fn complete(&mut self, update_config: bool) -> Result<Completed, Unfinished> {
         let refused = Unfinished::Refused;
-        let goes_on = || self.goes_on();
+        let goes_on = || self.mirror.ordered().is_some() && self.check().is_ok();
         let withdrawn = || match self.check() {
             Err(ended) => ended,
             Ok(()) => refused(super::state::WITHDRAWN.to_owned()),
@@ -76,18 +81,20 @@ impl Worker {
         })
     }
 
-    /// Returns whether the order is still wanted.
+    /// Returns whether the order is still wanted, and few parts are left.
     fn goes_on(&self) -> bool {
-        self.mirror.ordered().is_some() && self.check().is_ok()
+        self.mirror.ordered().is_some() && self.mirror.brake().is_on() && self.check().is_ok()
     }
 
-    /// Copies changed parts durably until few are left. The brake keeps them few from then on.
+    /// Copies changed parts durably until few are left. The brake keeps them few from then on: the first
+    /// pass has the changes before it, and the second one those of the first and of the writes that were
+    /// in flight at its begin.
     fn converge(&self) -> Result<(), Unfinished> {
         let rest_max = lock(&self.copier).as_ref().map_or(0, |copier| copier.bytes_in(REST_TIME));
-        let rest_max = rest_max.clamp(REST_MIN, REST_MAX);
         let brake = self.mirror.brake();
-        brake.hold(rest_max.max(4 * brake.written().part_bytes()));
-        for _ in 0..PASSES_MAX {
+        let part = brake.written().part_bytes();
+        brake.hold(rest_max.clamp(REST_MIN, REST_MAX).max(REST_PARTS_MIN * part));
+        for _ in 0..PASSES {
             let taken = brake.written().take();
             for piece in taken.into_iter().flat_map(|range| pieces(range, CHUNK)) {
                 self.check()?;
@@ -96,18 +103,13 @@ impl Worker {
                 brake.proceed();
             }
             self.with(Copier::sync)?;
-            if self.mirror.ordered().is_none() {
-                return Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned()));
-            }
-            if brake.written().bytes() <= rest_max {
-                return Ok(());
-            }
         }
-        Err(Unfinished::Refused(
-            "the guest writes faster than its changes are copied, and the mirror goes on; limit the \
-             rate of the disk (vhost-blk ctl limit), and repeat the command"
-                .to_owned(),
-        ))
+        self.check()?;
+        match self.mirror.ordered() {
+            None => Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned())),
+            Some(_) if !brake.is_on() => Err(Unfinished::Refused(SLOW.to_owned())),
+            Some(_) => Ok(()),
+        }
     }
 
     /// Exchanges the storage of the drained disk. Returns the pause.
@@ -130,6 +132,9 @@ impl Worker {
             (Err(_), Some(error), _) => Err(error.into()),
             (Err(replacing::Unfinished::Cancelled), _, true) => match self.check() {
                 Err(ended) => Err(ended),
+                Ok(()) if self.mirror.ordered().is_some() => {
+                    Err(Unfinished::Refused(SLOW.to_owned()))
+                }
                 Ok(()) => Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned())),
             },
             (Err(unfinished), _, true) => Err(Unfinished::Refused(unfinished.to_string())),

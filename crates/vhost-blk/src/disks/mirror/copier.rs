@@ -62,9 +62,6 @@ impl Copier {
         }
         let end = range.end.min(start + max);
         self.copy_piece(start..end, self.new.is_blank())?;
-        if self.unsynced >= SYNC_BYTES {
-            self.sync()?;
-        }
         Ok((end - start, end - start))
     }
 
@@ -96,7 +93,7 @@ impl Copier {
         let bytes = data.len() as u64;
         self.unsynced += bytes;
         self.rate = (self.rate.0 + bytes, self.rate.1 + begun.elapsed());
-        Ok(())
+        if self.unsynced >= SYNC_BYTES { self.sync() } else { Ok(()) }
     }
 
     /// Makes everything that was copied durable.
