@@ -37,6 +37,9 @@ cases! { Host;
     "daemon-images", Gating,
         "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit, under load",
         |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(1));
+    "daemon-mirror", Gating,
+        "a disk leaves the kernel plane for a mirror, goes on in other images, and returns, under load",
+        |env| move_disk(env, image(FileSystem::Ext4, true), Setup::usual(2));
     "daemon-metrics", Gating,
         "metrics count each request once while a queue of the kernel plane stops and starts beside another",
         |env| toggle_queue(env, usual());
@@ -127,6 +130,46 @@ pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
             }
         }
         handles.wait_for_progress(STEP).context("after the last backup")
+    })?;
+    tell(&done);
+    check_totals(&daemon, &done)
+}
+
+/// A disk on the kernel plane moves to another image of the same file system, and to a qcow2 image.
+pub(crate) fn move_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
+    target::need_module()?;
+    let env = &env.on(Plane::Uring);
+    let disk = disk_of(env, disk)?;
+    println!("on {disk}, {setup:?}");
+    let specs = setup.specs(env, &disk);
+    let Target { device, daemon } = target::serve(env, &disk, &setup.options(&specs))?;
+    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let mut before = disk.path.clone();
+    let done = under_load(device, specs, |handles| {
+        for round in 0..env.rounds(setup.requests) {
+            for format in ["qcow2", "raw"] {
+                let to = disk.path.with_file_name(format!("moved-{round}.{format}"));
+                let to_text = to.display().to_string();
+                let what = || format!("round {round}: {format}");
+                if format == "qcow2" {
+                    daemon.control(&["switch", "kernel"]).with_context(what)?;
+                }
+                handles.wait_for_progress(STEP).with_context(what)?;
+                daemon
+                    .control(&["mirror", "--to", &to_text, "--target-format", format])
+                    .with_context(what)?;
+                handles.wait_for_progress(STEP).with_context(what)?;
+                let told = daemon.control(&["mirror", "--complete"]).with_context(what)?;
+                println!("{}: {}", what(), told.lines().next().unwrap_or_default());
+                let status = daemon.control(&["status"])?;
+                ensure!(status.contains(&to_text), "{}: the daemon says: {status}", what());
+                // The load reads what it wrote: nothing may come from the old image any more.
+                std::fs::remove_file(&before)?;
+                before = to;
+            }
+        }
+        daemon.control(&["switch", "kernel"]).context("after the last move")?;
+        handles.wait_for_progress(STEP).context("after the last move")
     })?;
     tell(&done);
     check_totals(&daemon, &done)
