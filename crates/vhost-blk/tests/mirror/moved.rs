@@ -248,3 +248,23 @@ fn events_tell_the_course_of_a_mirror() {
     assert!(told[2].1.contains("the mirror was cancelled"), "{told:?}");
     assert_eq!(told[5].1, text(&rig.path("c")));
 }
+
+/// The first copy of a cluster that the new image does not have is in its tables only, until they are
+/// written.
+#[test]
+fn a_part_that_is_copied_again_and_again_has_its_last_content() {
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    rig.ok("mirror a --to b --target-format qcow2 --wait");
+    for round in 1..4 {
+        for part in 0..16 {
+            device.write(part * 128 + round * 8, &[round as u8; 4096]).unwrap();
+        }
+        crate::wait_until("the copy of the changes", || mirror(&rig)["changed_bytes"] == 0);
+    }
+    let before = content(&mut device);
+    rig.ok("mirror a --complete");
+    assert!(content(&mut device) == before);
+}

@@ -181,7 +181,9 @@ fn copy_rest(copier: &mut Copier, written: &Written) -> Result<(), CopyError> {
         return Ok(());
     }
     let taken = written.take();
-    taken.into_iter().flat_map(|range| pieces(range, CHUNK)).try_for_each(|it| copier.again(it))
+    taken.into_iter().flat_map(|range| pieces(range, CHUNK)).try_for_each(|it| copier.again(it))?;
+    // Before a part is copied again, as in each pass.
+    copier.sync()
 }
 
 /// The change of a disk that is drained.

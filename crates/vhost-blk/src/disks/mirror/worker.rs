@@ -135,7 +135,7 @@ impl Worker {
     /// Copies the whole disk once, durably.
     fn copy_first(&mut self) -> Result<(), Unfinished> {
         let (mut at, end) = (0, self.plan.capacity_bytes());
-        let max = self.pace.piece().clamp(PIECE_MIN, CHUNK);
+        let max = self.piece_max();
         while at < end {
             self.keep_pace()?;
             let (done, read) = self.with(|copier| copier.first(at..end, max))?;
@@ -151,7 +151,7 @@ impl Worker {
         if self.mirror.brake().written().bytes() == 0 {
             return Ok(());
         }
-        let max = self.pace.piece().clamp(PIECE_MIN, CHUNK);
+        let max = self.piece_max();
         let taken = self.mirror.brake().written().take();
         for piece in taken.into_iter().flat_map(|range| pieces(range, max)) {
             match self.mirror.ordered() {
@@ -162,7 +162,13 @@ impl Worker {
             self.with(|copier| copier.again(piece))?;
             self.pace.copied(bytes);
         }
-        Ok(())
+        // Before a part is copied again: the tables of an image may hold the start of a new cluster.
+        self.with(Copier::sync)
+    }
+
+    /// Bytes of a piece: whole clusters, because none is written twice between two syncs.
+    fn piece_max(&self) -> u64 {
+        (self.pace.piece() / PIECE_MIN * PIECE_MIN).clamp(PIECE_MIN, CHUNK)
     }
 
     pub(super) fn with<T>(
