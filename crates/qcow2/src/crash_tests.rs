@@ -11,6 +11,7 @@ use crate::check::check;
 use crate::image::{Answer, Image, Question};
 use crate::in_use::reclaim;
 use crate::storage::{Change, Log, punch};
+use crate::target::Target;
 use crate::unmap::Progress;
 use crate::versions::Versions;
 use crate::{AllowBacking, header};
@@ -196,6 +197,42 @@ fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
     Run { folder, start, record, sectors: writer.sectors, first_byte }
 }
 
+/// Writes pieces to the target of a copy, as a mirror does: they begin and end inside of clusters, and come
+/// again and again.
+fn run_target(seed: u64, steps: u32, options: &str) -> Run {
+    let folder = TempDir::new().expect("a folder");
+    let path = make(folder.path(), options, First::Nowhere);
+    let (start, log) = (fs::read(&path).expect("the image"), Log::default());
+    let opened = Target::recorded(&path, true, AllowBacking::Off, Some(Arc::clone(&log)));
+    let mut target = opened.expect("it opens");
+    let recorded = || log.lock().expect("no thread panics").len();
+    let mut sectors: HashMap<u64, Vec<Value>> = HashMap::new();
+    let mut random = fastrand::Rng::with_seed(seed);
+    for step in 0..steps {
+        let byte = if step % 6 == 5 { 0 } else { step as u8 + 1 };
+        let at = random.u64(..(DISK - (2 << 20)) / SECTOR) * SECTOR;
+        let most = 1 << random.u32(1..=12);
+        let len = random.u64(1..=most) * SECTOR;
+        let started = recorded();
+        let done = match byte {
+            0 => target.zero(at, len),
+            byte => target.write(at, &vec![byte; len as usize]),
+        };
+        done.expect("it is written");
+        for sector in at / SECTOR..(at + len) / SECTOR {
+            sectors.entry(sector).or_default().push(Value { byte, started, durable: None });
+        }
+        if step % 4 == 3 || step + 1 == steps {
+            target.sync().expect("a sync");
+            let now = Some(recorded());
+            let values = sectors.values_mut().flatten();
+            values.for_each(|value| value.durable = value.durable.or(now));
+        }
+    }
+    let record = log.lock().expect("no thread panics").clone();
+    Run { folder, start, record, sectors, first_byte: 0 }
+}
+
 fn apply(image: &mut Vec<u8>, change: &Change, torn: bool) {
     match change {
         Change::Write { offset, data } => {
@@ -297,6 +334,14 @@ fn a_compressed_image_survives_a_crash_at_any_change() {
     run(3, 24, "cluster_size=64k", First::Compressed).check_all(5);
 }
 
+#[test]
+fn a_target_of_a_copy_survives_a_crash_at_any_change() {
+    for (seed, options) in [(4, "cluster_size=4k"), (5, "cluster_size=64k"), (6, "cluster_size=2M")]
+    {
+        run_target(seed, 24, options).check_all(17);
+    }
+}
+
 /// Thousands of crashes; some minutes.
 #[test]
 #[ignore = "takes minutes: cargo test -p qcow2 --lib -- --ignored"]
@@ -307,6 +352,7 @@ fn images_survive_thousands_of_crashes() {
             let run = run(seed, 60, options, first);
             run.check_all(2);
             println!("seed {seed}, {options}: {} changes", run.record.len());
+            run_target(seed, 60, options).check_all(2);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! An image or block device that a copy is written to, again and again at the same places.
 
 use crate::image::{Answer, Image, Question};
-use crate::storage;
+use crate::storage::{self, Log};
 use crate::versions::Versions;
 use crate::{AllowBacking, Qcow2Error, chain};
 use backend::mark;
@@ -31,6 +31,16 @@ impl Target {
         is_qcow2: bool,
         allow_backing: AllowBacking,
     ) -> Result<Target, Qcow2Error> {
+        Target::recorded(path, is_qcow2, allow_backing, None)
+    }
+
+    /// The same; records the changes of an image in `log`.
+    pub(crate) fn recorded(
+        path: &Path,
+        is_qcow2: bool,
+        allow_backing: AllowBacking,
+        log: Option<Log>,
+    ) -> Result<Target, Qcow2Error> {
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
         if !is_qcow2 {
@@ -44,7 +54,7 @@ impl Target {
             let remedy = "delete them with `qemu-img snapshot -d`";
             return Err(chain::refuse(path, "it has internal snapshots", remedy));
         }
-        let access = chain::open(&links, true, None)?;
+        let access = chain::open(&links, true, log)?;
         // An end in the middle may leak clusters. The mark stays until they are looked for.
         mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
         let image = Image::new(access, header, Arc::new(Versions::default()));
