@@ -4,7 +4,7 @@
 
 use super::config_file::NewConfig;
 use super::layers::Layers;
-use super::replacing::{DRAIN_MAX, wait};
+use super::replacing::DRAIN_MAX;
 use super::{Disks, Image, Mode, Origin, Slot, growth};
 use crate::disk::Opened;
 use crate::failure::Failure;
@@ -18,7 +18,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::time::Duration;
 use vhost_user::{Control, Replacement};
 
@@ -55,16 +55,15 @@ impl Source {
         real_path_of(self.args.blk_file.as_deref().unwrap_or(Path::new("")), &self.image.top)
     }
 
-    /// Ends the following of a merge or a mirror.
+    /// Ends the following of a merge or a mirror. The order is not withdrawn: it is carried out after the
+    /// requests in flight, also if they take longer than this waits.
     pub(super) fn end_following(&self) {
         let order = self.layers.change(&self.control, |stack| {
             stack.following = None;
             Ok(())
         });
-        if let Err(unfinished) = wait(&order, DRAIN_MAX, || true)
-            && !unfinished.is_over()
-        {
-            tracing::warn!(disk = self.name, error = %unfinished, "changes are still noted");
+        if let Some(told) = still_followed(order.wait(DRAIN_MAX)) {
+            tracing::warn!(disk = self.name, told, "changes are still noted");
         }
     }
 
@@ -87,6 +86,22 @@ impl Source {
             _ => return Ok(()),
         };
         Err(refusal.to_owned())
+    }
+}
+
+/// The warning after an order to end the following, if it is not carried out.
+fn still_followed(answer: Result<Result<Duration, String>, RecvTimeoutError>) -> Option<String> {
+    match answer {
+        // The layers have gone with the disk.
+        Ok(Ok(_)) | Err(RecvTimeoutError::Disconnected) => None,
+        Ok(Err(told)) => Some(format!(
+            "a resize and the kernel data plane are refused until the disk is added again: {told}"
+        )),
+        Err(RecvTimeoutError::Timeout) => Some(
+            "its requests in flight are not complete, and a resize and the kernel data plane are \
+             refused until they are; check its storage"
+                .to_owned(),
+        ),
     }
 }
 
@@ -244,4 +259,19 @@ pub(super) fn options(args: &DiskArgs) -> String {
 /// Makes the name of a file durable.
 pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_whose_changes_are_still_noted_has_a_warning_and_one_that_has_gone_has_none() {
+        assert_eq!(still_followed(Ok(Ok(Duration::ZERO))), None);
+        assert_eq!(still_followed(Err(RecvTimeoutError::Disconnected)), None);
+        let slow = still_followed(Err(RecvTimeoutError::Timeout)).unwrap();
+        assert!(slow.contains("check its storage"), "{slow}");
+        let failed = still_followed(Ok(Err("no descriptor is left".to_owned()))).unwrap();
+        assert!(failed.contains("added again: no descriptor is left"), "{failed}");
+    }
 }
