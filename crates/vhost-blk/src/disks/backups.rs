@@ -6,6 +6,12 @@ use crate::backup::{self, Image, Source};
 use crate::failure::Failure;
 use backend::wrap::Clusters;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+/// Wait for the removal of incomplete targets at an exit without a drain.
+const REMOVE_MAX: Duration = Duration::from_millis(100);
 
 impl Disks {
     /// A disk, with its only place for a backup.
@@ -44,13 +50,23 @@ impl Disks {
         if is_backed_up { Err(backup::BUSY.to_owned()) } else { Ok(()) }
     }
 
-    /// Removes the incomplete targets of all backups and mirrors, for an exit without a drain.
-    pub fn remove_parts(&self) {
-        let state = self.lock();
-        for entry in state.served() {
-            entry.backup.remove_part();
-            let mirror = entry.job.as_ref().and_then(|job| job.mirror());
-            mirror.into_iter().for_each(|mirror| mirror.remove_part());
+    /// Removes the incomplete targets of all backups and mirrors, for an exit without a drain. Does not wait
+    /// for a storage that hangs: its file stays.
+    pub fn remove_parts(self: &Arc<Self>) {
+        let (disks, (reply, done)) = (Arc::clone(self), channel::<()>());
+        let remove = move || {
+            let _reply = reply;
+            let state = disks.lock();
+            for entry in state.served() {
+                entry.backup.remove_part();
+                let mirror = entry.job.as_ref().and_then(|job| job.mirror());
+                mirror.into_iter().for_each(|mirror| mirror.remove_part());
+            }
+        };
+        match thread::Builder::new().name("parts".into()).spawn(remove) {
+            // The thread has ended, or it waits for a storage.
+            Ok(_) => drop(done.recv_timeout(REMOVE_MAX)),
+            Err(why) => tracing::warn!(%why, "incomplete targets stay"),
         }
     }
 }
