@@ -8,6 +8,9 @@
 //!
 //! So the changes that are not copied stay few, however fast the guest writes. Reads do not wait. The
 //! writes in flight at [`Brake::hold`] are not counted: they complete soon, and are noted then.
+//!
+//! With many noted parts the bound begins above them, and sinks with the copy by less than is copied: no write
+//! waits for the copy of all of them.
 
 use super::{BySlot, Written, wrapped_info};
 use crate::{Disk, Engine, Info, Io, Lane, Op, Remote, ResizeError, Slot, Step, Token};
@@ -70,10 +73,20 @@ impl Brake {
         &self.written
     }
 
-    /// Puts the brake on.
+    /// Puts the brake on: so many bytes are noted or in flight at most.
     pub fn hold(&self, max_bytes: u64) {
         self.lock().max_bytes = Some(max_bytes);
         self.is_on.store(true, Ordering::Release);
+    }
+
+    /// Changes the bound. `false`: the brake was released, and stays off.
+    pub fn lower(&self, max_bytes: u64) -> bool {
+        let mut state = self.lock();
+        let is_on = state.max_bytes.is_some();
+        if is_on {
+            state.max_bytes = Some(max_bytes);
+        }
+        is_on
     }
 
     /// Returns whether the brake is on.
@@ -307,7 +320,11 @@ mod tests {
         brake.end(3 * PART);
         assert_eq!(delivered.poll().map(|(token, _)| token.slot), Some(Slot(3)));
         assert!(matches!(admit(4, 2 * PART), Admission::Waits));
+        assert!(brake.lower(PART));
+        brake.proceed();
+        assert_eq!(delivered.poll(), None);
         brake.release();
+        assert!(!brake.lower(PART), "it stays off");
         assert_eq!(delivered.poll().map(|(token, _)| token.slot), Some(Slot(4)));
         assert_eq!((brake.waiting(), delivered.poll()), (0, None));
     }

@@ -27,7 +27,7 @@ pub use ops::OpSet;
 pub use record::{Entry, Log, Phase, Record};
 pub use slots::BySlot;
 pub use spec::{SpecError, from_spec};
-pub use track::{Growth, Track, Written};
+pub use track::{Growth, Taken, Track, Written};
 
 use crate::{Disk, Info};
 

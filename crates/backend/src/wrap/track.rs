@@ -71,7 +71,7 @@ impl Written {
         for part in offset_bytes / self.part_bytes..end.div_ceil(self.part_bytes) {
             let bit = 1 << (part % 64);
             self.count.fetch_add(1, Ordering::Relaxed);
-            // Pairs with the swap of `take`, which comes before the read of the changed data.
+            // Pairs with the `fetch_and` of `take_part`, which comes before the read of the changed data.
             if self.words[(part / 64) as usize].fetch_or(bit, Ordering::AcqRel) & bit != 0 {
                 self.count.fetch_sub(1, Ordering::Relaxed);
             }
@@ -99,23 +99,39 @@ impl Written {
         }
     }
 
-    /// Takes the noted parts, as ranges of the disk in bytes. They are noted no more: the caller copies
-    /// them, or gives the copy up.
-    #[must_use = "a part that is not copied is lost"]
-    pub fn take(&self) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (at, word) in (0..).zip(&self.words) {
-            let bits = word.swap(0, Ordering::AcqRel);
-            self.count.fetch_sub(u64::from(bits.count_ones()), Ordering::Relaxed);
-            self.each_of(at, bits, &mut |part: Range<u64>| match ranges
-                .last_mut()
-                .filter(|last| last.end == part.start)
-            {
-                Some(last) => last.end = part.end,
-                None => ranges.push(part),
-            });
-        }
-        ranges
+    /// Takes the noted parts from the start of the disk to its end, as ranges of at most `max_bytes`, but
+    /// of one part at least. A part is noted no more when its range is returned: the caller copies it, or
+    /// gives the copy up. The others stay noted, also if the rest of the ranges is dropped.
+    #[must_use = "nothing is taken before the next range is asked for"]
+    pub fn take(&self, max_bytes: u64) -> Taken<'_> {
+        self.take_from(0, max_bytes)
+    }
+
+    /// As [`Written::take`], from the first part on that begins at a position of the disk or behind it.
+    #[must_use = "nothing is taken before the next range is asked for"]
+    pub fn take_from(&self, start_bytes: u64, max_bytes: u64) -> Taken<'_> {
+        let parts_max = (max_bytes / self.part_bytes).max(1);
+        Taken { written: self, next: start_bytes.div_ceil(self.part_bytes), parts_max }
+    }
+
+    /// The first noted part from a part on.
+    fn first(&self, from: u64) -> Option<u64> {
+        let mut mask = u64::MAX << (from % 64);
+        (from / 64..self.words.len() as u64).find_map(|at| {
+            let bits = self.words[at as usize].load(Ordering::Relaxed) & mask;
+            mask = u64::MAX;
+            (bits != 0).then(|| at * 64 + u64::from(bits.trailing_zeros()))
+        })
+    }
+
+    /// Takes a part. `false`: it is not noted.
+    fn take_part(&self, part: u64) -> bool {
+        let Some(word) = self.words.get((part / 64) as usize) else { return false };
+        let bit = 1 << (part % 64);
+        // Pairs with the `fetch_or` of `note`, which comes after the change of the data.
+        let was_noted = word.fetch_and(!bit, Ordering::AcqRel) & bit != 0;
+        self.count.fetch_sub(u64::from(was_noted), Ordering::Relaxed);
+        was_noted
     }
 
     /// The parts of the word at an index.
@@ -125,6 +141,37 @@ impl Written {
             act(start..(start + self.part_bytes).min(self.capacity_bytes));
             bits &= bits - 1;
         }
+    }
+}
+
+/// The noted parts of [`Written::take`], one range after another.
+#[derive(Debug)]
+pub struct Taken<'a> {
+    written: &'a Written,
+    /// The first part that has not been looked at.
+    next: u64,
+    parts_max: u64,
+}
+
+impl Iterator for Taken<'_> {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let written = self.written;
+        while let Some(first) = written.first(self.next) {
+            let mut end = first;
+            while end - first < self.parts_max && written.take_part(end) {
+                end += 1;
+            }
+            // Another thread may have taken the first part meanwhile.
+            self.next = end.max(first + 1);
+            if end > first {
+                let end = (end * written.part_bytes).min(written.capacity_bytes);
+                return Some(first * written.part_bytes..end);
+            }
+        }
+        self.next = written.words.len() as u64 * 64;
+        None
     }
 }
 
@@ -251,6 +298,7 @@ mod tests {
 
     #[test]
     fn parts_are_taken_once_and_neighbours_are_joined() {
+        let all = |written: &Written| Vec::from_iter(written.take(u64::MAX));
         let part = PART_BYTES_MIN;
         let written = Written::new(200 * part + 512);
         for (at, len) in [(0, 1), (part, 512), (63 * part, 2 * part), (200 * part, 512)] {
@@ -258,13 +306,33 @@ mod tests {
         }
         assert_eq!(written.bytes(), 5 * part);
         let ranges = [0..2 * part, 63 * part..65 * part, 200 * part..200 * part + 512];
-        assert_eq!(written.take(), ranges);
-        assert_eq!((written.take(), written.bytes()), (vec![], 0));
+        assert_eq!(all(&written), ranges);
+        assert_eq!((all(&written), written.bytes()), (vec![], 0));
         written.note(5 * part - 1, 2);
-        let taken = written.take();
+        let taken = all(&written);
         assert_eq!((taken.len(), &taken[0]), (1, &(4 * part..6 * part)));
         written.note(u64::MAX, u64::MAX);
-        assert_eq!(written.take(), []);
+        assert_eq!(all(&written), []);
+    }
+
+    #[test]
+    fn parts_are_taken_in_ranges_of_a_bounded_size_and_the_others_stay_noted() {
+        let part = PART_BYTES_MIN;
+        let written = Written::new(200 * part);
+        written.note(0, 200 * part);
+        let mut taken = written.take(3 * part);
+        assert_eq!(taken.next(), Some(0..3 * part));
+        assert_eq!((taken.next(), written.bytes()), (Some(3 * part..6 * part), 194 * part));
+        // A part behind waits for the next pass, and one ahead is taken in this pass.
+        written.note(0, 1);
+        assert!(taken.by_ref().all(|range| range.end - range.start <= 3 * part));
+        assert_eq!((taken.next(), written.bytes()), (None, part));
+        written.note(199 * part, 1);
+        assert_eq!(written.take_from(part, part).next(), Some(199 * part..200 * part));
+        written.note(199 * part, 1);
+        let smallest = Vec::from_iter(written.take(1));
+        assert_eq!(smallest, [0..part, 199 * part..200 * part]);
+        assert_eq!(written.bytes(), 0);
     }
 
     #[test]
@@ -275,7 +343,10 @@ mod tests {
         written.note(65 * part, 1);
         let (capacity, words) = (written.capacity_bytes(), Vec::from_iter(written.words()));
         let again = Written::of_words(capacity, part, &words).expect("it is the same form");
-        assert_eq!(again.take(), [3 * part..4 * part, 65 * part..65 * part + 512]);
+        assert_eq!(
+            Vec::from_iter(again.take(u64::MAX)),
+            [3 * part..4 * part, 65 * part..65 * part + 512]
+        );
         assert!(Written::of_words(capacity, 2 * part, &words).is_none());
         assert!(Written::of_words(capacity, part, &words[1..]).is_none());
         assert!(Written::of_words(capacity, part, &[0, 1 << 2]).is_none(), "behind the end");
@@ -286,7 +357,7 @@ mod tests {
         let written = Written::new(1 << 60);
         assert!(written.words.len() * 8 <= 16 << 20);
         written.note((1 << 60) - 512, 512);
-        assert_eq!(written.take().last().unwrap().end, 1 << 60);
+        assert_eq!(written.take(u64::MAX).last().unwrap().end, 1 << 60);
     }
 
     #[test]
@@ -296,10 +367,13 @@ mod tests {
         before.note(0, 1);
         after.note(part, 1);
         after.note_all(&before);
-        assert_eq!(after.take(), Vec::from_iter(std::iter::once(0..5 * part)));
+        assert_eq!(
+            Vec::from_iter(after.take(u64::MAX)),
+            Vec::from_iter(std::iter::once(0..5 * part))
+        );
         assert_eq!(before.bytes(), part, "they stay");
         let same = Written::new(2 * part + 512);
         same.note_all(&before);
-        assert_eq!(same.take(), Vec::from_iter(std::iter::once(0..part)));
+        assert_eq!(Vec::from_iter(same.take(u64::MAX)), Vec::from_iter(std::iter::once(0..part)));
     }
 }

@@ -91,6 +91,14 @@ fn follow(socket: &OwnedFd, disks: &Disks) -> io::Result<()> {
 }
 
 impl Disks {
+    /// Makes a disk on a block device adopt its size.
+    pub(super) fn adopt_size(&self, name: &str) {
+        let device = self.lock().entry(name).ok().and_then(|entry| entry.device);
+        if let Some(device) = device {
+            self.adopt_sizes(|changed| changed == device);
+        }
+    }
+
     /// Makes the disks on the block devices that `changed` selects adopt their sizes.
     fn adopt_sizes(&self, changed: impl Fn((u32, u32)) -> bool) {
         let posted: Vec<_> = {

@@ -8,7 +8,6 @@ use crate::failure::Failure;
 use crate::upgrade::{self, ImageOptions, Obstacle, UpgradeError};
 use crate::{backup, disk_options};
 use std::path::Path;
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
 /// All disks, none of which comes or goes until this is dropped.
@@ -25,11 +24,7 @@ impl Disks {
     /// # Errors
     /// [`UpgradeError`] if there is a reload or a snapshot, or a disk is coming or going.
     pub fn hold(&self) -> Result<Held<'_>, UpgradeError> {
-        let no_reload = match self.reloading.try_lock() {
-            Ok(guard) => NoReload { _guard: guard },
-            Err(TryLockError::Poisoned(error)) => NoReload { _guard: error.into_inner() },
-            Err(TryLockError::WouldBlock) => return Err(UpgradeError::Reloading),
-        };
+        let no_reload = self.try_no_reload().ok_or(UpgradeError::Reloading)?;
         let mut state = self.lock();
         let all = state.to_pass_on(&self.mode)?;
         state.is_held = true;

@@ -5,7 +5,7 @@
 use super::exchange::Source;
 use super::mirror::Mirror;
 use super::reload::NoReload;
-use super::{Disks, Slot, State};
+use super::{Disks, Entry, Slot, State};
 use crate::failure::Failure;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
@@ -22,8 +22,8 @@ const MIRRORING: &str = "it is being mirrored to other storage; complete that, o
 /// The kinds of work.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    /// A merge of the image into its backing file.
-    Merge,
+    /// A merge of the image into its backing file, which was cancelled if `true`.
+    Merge(Arc<AtomicBool>),
     /// A mirror of the disk to other storage.
     Mirror(Arc<Mirror>),
 }
@@ -31,7 +31,6 @@ pub(super) enum Kind {
 /// Work in progress.
 #[derive(Debug)]
 pub(super) struct Job {
-    is_cancelled: AtomicBool,
     kind: Kind,
 }
 
@@ -39,7 +38,7 @@ impl Job {
     /// The refusal of an act that this excludes.
     pub(super) fn refusal(&self) -> &'static str {
         match self.kind {
-            Kind::Merge => MERGING,
+            Kind::Merge(_) => MERGING,
             Kind::Mirror(_) => MIRRORING,
         }
     }
@@ -48,14 +47,16 @@ impl Job {
     pub(super) fn mirror(&self) -> Option<&Arc<Mirror>> {
         match &self.kind {
             Kind::Mirror(mirror) => Some(mirror),
-            Kind::Merge => None,
+            Kind::Merge(_) => None,
         }
     }
 
-    /// Asks for the end. Writes that wait for a mirror go on at once.
+    /// Asks for the end. Writes that wait for a mirror go on at once; its move is not stopped.
     pub(super) fn cancel(&self) {
-        self.is_cancelled.store(true, Ordering::Relaxed);
-        self.mirror().into_iter().for_each(|mirror| mirror.cancel());
+        match &self.kind {
+            Kind::Merge(is_cancelled) => is_cancelled.store(true, Ordering::Relaxed),
+            Kind::Mirror(mirror) => mirror.cancel(),
+        }
     }
 }
 
@@ -64,12 +65,6 @@ pub(super) struct Owner {
     disks: Arc<Disks>,
     name: String,
     job: Arc<Job>,
-}
-
-impl Owner {
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.job.is_cancelled.load(Ordering::Relaxed)
-    }
 }
 
 impl Drop for Owner {
@@ -82,6 +77,14 @@ impl Drop for Owner {
         }
         drop(state);
         self.disks.changed.notify_all();
+    }
+}
+
+impl Entry {
+    /// Cancels a backup, a merge and a mirror.
+    pub(super) fn cancel_work(&self) {
+        self.backup.cancel();
+        self.job.iter().for_each(|job| job.cancel());
     }
 }
 
@@ -101,7 +104,7 @@ impl Disks {
         source: &Source,
         kind: Kind,
     ) -> Result<Owner, String> {
-        let job = Arc::new(Job { is_cancelled: AtomicBool::new(false), kind });
+        let job = Arc::new(Job { kind });
         let mut state = self.lock();
         let gone = "the disk has gone meanwhile; see vhost-blk ctl list";
         match state.job_of(&source.name).ok_or(gone)? {
@@ -154,14 +157,20 @@ impl Disks {
     /// As [`Disks::no_reload`], as long as `go_on` says so: a reload may wait for the end of the work.
     pub(super) fn no_reload_while(&self, go_on: &impl Fn() -> bool) -> Option<NoReload<'_>> {
         while go_on() {
-            match self.reloading.try_lock() {
-                Ok(guard) => return Some(NoReload { _guard: guard }),
-                Err(TryLockError::Poisoned(error)) => {
-                    return Some(NoReload { _guard: error.into_inner() });
-                }
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+            match self.try_no_reload() {
+                None => std::thread::sleep(LOOK),
+                guard => return guard,
             }
         }
         None
+    }
+
+    /// As [`Disks::no_reload`], unless a reload or an upgrade is in progress.
+    pub(super) fn try_no_reload(&self) -> Option<NoReload<'_>> {
+        match self.reloading.try_lock() {
+            Ok(guard) => Some(NoReload { _guard: guard }),
+            Err(TryLockError::Poisoned(error)) => Some(NoReload { _guard: error.into_inner() }),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }

@@ -163,8 +163,8 @@ struct Entry {
     layers: Arc<Layers>,
     /// The merge or the mirror of the disk, which stays until its end.
     job: Option<Arc<Job>>,
-    /// The reason for which the last mirror has ended.
-    mirror_ended: Option<String>,
+    /// The last mirror, which may have left its target in use.
+    last_mirror: mirror::Last,
 }
 
 /// The open image of a disk.
@@ -428,12 +428,6 @@ impl Disks {
 }
 
 impl Entry {
-    /// Cancels a backup, a merge and a mirror.
-    fn cancel_work(&self) {
-        self.backup.cancel();
-        self.job.iter().for_each(|job| job.cancel());
-    }
-
     fn row(&self, name: &str) -> Row {
         Row {
             name: name.to_owned(),

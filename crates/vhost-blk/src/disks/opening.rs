@@ -128,7 +128,7 @@ impl Disks {
             is_exchanged,
             layers,
             job: None,
-            mirror_ended: None,
+            last_mirror: Default::default(),
         };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
     }

@@ -4,7 +4,7 @@
 use crate::create;
 use crate::failure::Failure;
 use backend::create::error_of;
-use backend::lock::{Access, lock_image};
+use backend::lock::{Access, LockError, lock_image};
 use backend::mark;
 use qcow2::copy::Source;
 use std::fs::{self, File, Permissions};
@@ -14,6 +14,13 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 const WHAT: &str = "make the image";
+/// Ends of the names of temporary files. One of the second kind without a lock is of no use.
+const PART: &str = ".part";
+const LOCKED_PART: &str = ".mirror.part";
+/// Random characters before them.
+const RANDOM: usize = 6;
+/// Attempts to lock a new temporary file, which another program may look at.
+const LOCKS_MAX: usize = 4;
 
 /// The place, with the new file. Without [`Place::fill`] the file is removed.
 #[derive(Debug)]
@@ -49,7 +56,7 @@ impl Place {
             Some(_) => fs::canonicalize(path).map_err(failed)?,
             None => path.to_owned(),
         };
-        Place::make(path, old, 0o666)
+        Place::make(path, old, 0o666, PART)
     }
 
     /// As [`Place::take`], where the place has to be free. Only this user may read the new file.
@@ -57,20 +64,69 @@ impl Place {
     /// # Errors
     /// [`Failure`], also if there is a file.
     pub(crate) fn take_free(path: &Path) -> Result<Place, Failure> {
+        Place::take_free_as(path, PART)
+    }
+
+    /// As [`Place::take_free`], with a lock of the temporary file as that of a disk. The temporary files
+    /// of killed programs for this place are removed: their locks have gone.
+    ///
+    /// # Errors
+    /// [`Failure`], also if there is a file.
+    pub(crate) fn take_locked(path: &Path) -> Result<Place, Failure> {
+        Place::remove_left(path);
+        for _ in 0..LOCKS_MAX {
+            // Checks the place, and makes the folder's errors known.
+            let Place { path, new, old } = Place::take_free_as(path, LOCKED_PART)?;
+            let has_name = || fs::symlink_metadata(new.path()).is_ok();
+            match lock_image(new.as_file(), new.path(), Access::Write) {
+                // Another program may have removed it before it was locked.
+                Ok(()) if has_name() => return Ok(Place { path, new, old }),
+                // The file system has no locks.
+                Err(LockError::Refused { .. }) => return Ok(Place { path, new, old }),
+                _ => {}
+            }
+        }
+        let why = format!("{}: another program makes an image there", path.display());
+        Err(Failure::run(WHAT, why, "wait for that, or choose another name"))
+    }
+
+    /// Removes the temporary files of [`Place::take_locked`] that no program has locked.
+    fn remove_left(path: &Path) {
+        let Ok(found) = fs::read_dir(folder(path)) else { return };
+        for found in found.flatten() {
+            let name = found.file_name();
+            let random = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(&prefix(path))?.strip_suffix(LOCKED_PART));
+            let is_part = random.is_some_and(|random| {
+                random.len() == RANDOM && random.bytes().all(|byte| byte.is_ascii_alphanumeric())
+            });
+            if !is_part || !found.file_type().is_ok_and(|kind| kind.is_file()) {
+                continue;
+            }
+            let part = found.path();
+            let Ok(file) = File::options().read(true).write(true).open(&part) else { continue };
+            if lock_image(&file, &part, Access::Write).is_ok() && fs::remove_file(&part).is_ok() {
+                tracing::info!(part = %part.display(), "the rest of a killed program was removed");
+            }
+        }
+    }
+
+    fn take_free_as(path: &Path, suffix: &str) -> Result<Place, Failure> {
         match fs::symlink_metadata(path) {
             Ok(_) => Err(exists(path, "choose another name")),
             Err(why) if why.kind() == io::ErrorKind::NotFound => {
-                Place::make(path.to_owned(), None, 0o600)
+                Place::make(path.to_owned(), None, 0o600, suffix)
             }
             Err(why) => Err(failure(path, 0, why)),
         }
     }
 
-    fn make(path: PathBuf, old: Option<File>, mode: u32) -> Result<Place, Failure> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+    fn make(path: PathBuf, old: Option<File>, mode: u32, suffix: &str) -> Result<Place, Failure> {
         let mut builder = tempfile::Builder::new();
-        let prefix = format!(".{}.", name.chars().take(40).collect::<String>());
-        builder.prefix(&prefix).suffix(".part").permissions(Permissions::from_mode(mode));
+        let prefix = prefix(&path);
+        builder.prefix(&prefix).rand_bytes(RANDOM).suffix(suffix);
+        builder.permissions(Permissions::from_mode(mode));
         let new = builder.tempfile_in(folder(&path)).map_err(|why| {
             let why = format!("{}: cannot be created: {why}", path.display());
             Failure::run(WHAT, why, "check the path, its permissions and the free space")
@@ -105,6 +161,12 @@ impl Place {
 
 fn exists(path: &Path, remedy: &str) -> Failure {
     Failure::run(WHAT, format!("{}: exists already", path.display()), remedy)
+}
+
+/// Start of the names of temporary files for a place.
+fn prefix(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    format!(".{}.", name.chars().take(40).collect::<String>())
 }
 
 fn folder(path: &Path) -> &Path {

@@ -3,8 +3,8 @@
 //! guest was told is done.
 
 use crate::rig::Rig;
-use crate::stamped::{Random, Writer};
-use crate::{add, begin, check_after_kill, guest, image, moved_to, parts};
+use crate::stamped::{self, Writer};
+use crate::{add, begin, check_after_kill, fill, guest, image, moved_to, parts};
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ const KILLS: u64 = 16;
 
 #[test]
 fn a_kill_at_any_moment_leaves_the_old_storage_or_the_new_one_with_all_acknowledged_writes() {
-    let (mut random, mut old_storages) = (Random::new(), 0);
+    let (mut random, mut old_storages) = (stamped::random(), 0);
     for format in ["raw", "qcow2"] {
         let mut rig = Rig::new();
         image(&rig, "0", format);
@@ -26,7 +26,7 @@ fn a_kill_at_any_moment_leaves_the_old_storage_or_the_new_one_with_all_acknowled
             let writer = Writer::start(guest(&rig, "a"));
             writer.wait_for_two_rounds();
             let mut client = begin(&rig, &format!("mirror a --to {n} --complete"));
-            std::thread::sleep(Duration::from_micros(random.below(usual_us * 2)));
+            std::thread::sleep(Duration::from_micros(random.u64(..usual_us * 2)));
             rig.daemon.signal(libc::SIGKILL);
             rig.daemon.wait();
             let written = writer.stop();
@@ -40,16 +40,58 @@ fn a_kill_at_any_moment_leaves_the_old_storage_or_the_new_one_with_all_acknowled
                 name = n.to_string();
             }
             old_storages += u64::from(!is_moved);
-            // A kill leaves an incomplete file, which does not have the name of the target.
-            for part in parts(&rig) {
-                fs::remove_file(rig.path(&part)).unwrap();
-            }
             add(&rig, "a", &options(&name));
             written.check(&mut guest(&rig, "a"));
+            // A kill leaves an incomplete file, or one that has its name and is not used. The next mirror to
+            // that place removes the first one.
+            if !is_moved {
+                let _ = fs::remove_file(rig.path(&n.to_string()));
+                rig.ok(&format!("mirror a --to {n} --wait"));
+                rig.ok("mirror a --cancel");
+            }
+            assert_eq!(parts(&rig), [""; 0]);
             if format == "qcow2" {
                 check_after_kill(&rig.path(&name));
             }
         }
     }
     println!("{old_storages} of {KILLS} kills left the old storage");
+}
+
+#[test]
+fn the_incomplete_file_of_a_killed_daemon_goes_with_the_next_mirror_and_one_in_use_stays() {
+    let mut rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    image(&rig, "other.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    fill(&mut guest(&rig, "a"), 1);
+    // 16 MiB at this rate take longer than this test.
+    rig.ok("mirror a --to b --bandwidth 64K");
+    assert_eq!(parts(&rig).len(), 1);
+    rig.daemon.signal(libc::SIGKILL);
+    rig.daemon.wait();
+    let left = parts(&rig);
+    assert_eq!(left.len(), 1);
+    rig.restart(&[]);
+    add(&rig, "a", "--blk-file a.img");
+    add(&rig, "other", "--blk-file other.img");
+    // The names of other programs are not touched.
+    for name in [".b.part", ".b.abc.mirror.part", ".bb.abcdef.mirror.part", ".b.abcdef.part"] {
+        fs::write(rig.path(name), "").unwrap();
+    }
+    rig.ok("mirror a --to b --bandwidth 64K");
+    let present = parts(&rig);
+    assert!(!present.contains(&left[0]), "{present:?}");
+    assert_eq!(present.len(), 5, "{present:?}");
+    rig.ok("mirror a --cancel");
+    rig.ok("mirror a --to b --wait");
+    // A second one for the same place leaves the first one alone.
+    rig.ok("mirror other --to b --wait");
+    assert_eq!(parts(&rig).len(), 6);
+    rig.ok("mirror other --complete");
+    assert_eq!(parts(&rig).len(), 5);
+    let line = rig.refused("mirror a --complete", 1);
+    assert!(line.contains("exists by now; move it away"), "{line}");
+    rig.ok("mirror a --cancel");
+    assert_eq!(parts(&rig).len(), 4);
 }

@@ -5,6 +5,7 @@
 mod common;
 mod crash;
 mod ended;
+mod hangs;
 #[path = "../common/images.rs"]
 mod images;
 #[path = "../../../vhost-user/tests/common/load.rs"]
@@ -53,7 +54,13 @@ fn mirror(rig: &Rig) -> Value {
 
 /// Names of incomplete targets.
 fn parts(rig: &Rig) -> Vec<String> {
-    rig.place.files().into_iter().filter(|name| name.ends_with(".part")).collect()
+    parts_in(rig.place.dir.path())
+}
+
+fn parts_in(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).unwrap().map(|found| found.unwrap().file_name());
+    let names = names.map(|name| name.into_string().unwrap());
+    names.filter(|name| name.ends_with(".part")).collect()
 }
 
 /// Expects that the guest goes on in `a.img`, which has no mark, and that nothing is left of the mirror.

@@ -268,3 +268,41 @@ fn a_part_that_is_copied_again_and_again_has_its_last_content() {
     rig.ok("mirror a --complete");
     assert!(content(&mut device) == before);
 }
+
+/// The data of the sparse source begins and ends inside of the target's clusters, and the guest writes
+/// beside it during the copy.
+#[test]
+fn a_sparse_disk_whose_data_fits_no_cluster_keeps_every_byte() {
+    for (source, target) in [("raw", "qcow2"), ("qcow2", "qcow2"), ("qcow2", "raw")] {
+        let rig = Rig::new();
+        let path = rig.path("a.img");
+        let options = if source == "qcow2" { "cluster_size=4k" } else { "preallocation=off" };
+        run(&["qemu-img", "create", "-qf", source, "-o", options, text(&path), "16M"]);
+        add(&rig, "a", &format!("--blk-file a.img --format {source}"));
+        let mut device = guest(&rig, "a");
+        let mut before = vec![0; BYTES as usize];
+        let mut write = |device: &mut driver::Device, cluster: u64, block: u64, byte: u8| {
+            let at = cluster * (64 << 10) + block % 16 * 4096;
+            device.write(at / 512, &[byte; 4096]).unwrap();
+            before[at as usize..][..4096].fill(byte);
+        };
+        for cluster in (0..256).filter(|cluster| cluster % 5 != 0) {
+            write(&mut device, cluster, cluster * 7, 1);
+        }
+        rig.ok(&format!("mirror a --to b --target-format {target} --bandwidth 4M"));
+        for round in 0..4 {
+            for cluster in (round..256).step_by(3) {
+                write(&mut device, cluster, cluster * 7 + round + 1, round as u8 + 2);
+            }
+        }
+        rig.ok("mirror a --wait");
+        for cluster in (0..256).step_by(11) {
+            write(&mut device, cluster, cluster * 7 + 8, 9);
+        }
+        rig.ok("mirror a --complete");
+        assert!(content(&mut device) == before, "{source} to {target}");
+        drop(device);
+        rig.ok("remove a");
+        assert!(flat(&rig, "b", target) == before, "{source} to {target}, for QEMU");
+    }
+}

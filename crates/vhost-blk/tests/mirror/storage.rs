@@ -112,3 +112,24 @@ fn a_device_that_cannot_have_the_disk_is_refused_and_keeps_its_content() {
         assert!(fs::read(rig.path(name)).unwrap().iter().all(|byte| *byte == 0xee), "{name}");
     }
 }
+
+#[test]
+fn a_growth_of_the_old_device_during_a_mirror_is_adopted_after_its_end() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    let disk = device(&rig, "below", BYTES as usize);
+    add(&rig, "a", &format!("--blk-file {}", text(&disk.path)));
+    let mut guest = guest(&rig, "a");
+    rig.ok("mirror a --to b --wait");
+    let larger = BYTES + (4 << 20);
+    File::options().write(true).open(rig.path("below")).unwrap().set_len(larger).unwrap();
+    run(&["losetup", "--set-capacity", text(&disk.path)]);
+    let line = rig.refused(&format!("resize a {larger}"), 1);
+    assert!(line.contains("mirrored"), "{line}");
+    assert_eq!(rig.json("status a")["capacity_bytes"], BYTES);
+    rig.ok("mirror a --cancel");
+    wait_until("the growth", || rig.json("status a")["capacity_bytes"] == larger);
+    guest.write(BYTES / 512, &[1; 512]).unwrap();
+}

@@ -36,6 +36,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -44,6 +45,8 @@ use vhost_user::Replacement;
 const WHAT: &str = "merge the image into its backing file, of";
 /// Changed bytes that are few enough for the drained disk.
 const FEW_BYTES: u64 = 4 << 20;
+/// Bytes of changed parts that are taken at once.
+const PIECE_MAX: u64 = 1 << 20;
 /// Maximum copies of changed parts before the disk is drained.
 const PASSES_MAX: usize = 16;
 /// Interval of the look at the client while the bandwidth is used up.
@@ -90,9 +93,11 @@ impl Disks {
         let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
         let no_reload = self.no_reload();
         let source = self.source(name, WHAT)?;
-        let job = self.begin_job(&source, Kind::Merge).map_err(refused)?;
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let kind = Kind::Merge(Arc::clone(&is_cancelled));
+        let _job = self.begin_job(&source, kind).map_err(refused)?;
         self.check_no_backup(name).map_err(refused)?;
-        let go_on = || go_on() && !job.is_cancelled();
+        let go_on = || go_on() && !is_cancelled.load(Ordering::Relaxed);
         let plan = Plan::of(&source, update_config).map_err(refused)?;
         // Tells errors before the copy; the file may change meanwhile.
         self.config_of(&source, plan.args(), update_config).map_err(refused)?;
@@ -178,7 +183,7 @@ fn copy_all(
         if written.bytes() <= FEW_BYTES {
             break;
         }
-        copy(merge, written.take(), &mut pace, go_on)?;
+        copy(merge, written.take(PIECE_MAX), &mut pace, go_on)?;
     }
     Ok(())
 }
@@ -247,7 +252,7 @@ impl Change {
         written: &Written,
         new: &Sender<New>,
     ) -> Result<Replacement, String> {
-        copy(&mut merge, written.take(), &mut Pace::new(None), &|| true)?;
+        copy(&mut merge, written.take(PIECE_MAX), &mut Pace::new(None), &|| true)?;
         drop(merge);
         let opened = disk::open(&self.args, From::Locked { first_bytes: None }, LockWait::No)
             .map_err(|failure| failure.to_string())?;

@@ -2,25 +2,29 @@
 //! The end of a mirror: the guest goes on in the new storage.
 
 use super::Completed;
-use super::copier::{CHUNK, Copier, CopyError};
+use super::bound::Bound;
+use super::copier::{CHUNK, Copier};
+use super::hand::Acts;
+use super::state::Mirror;
 use super::target::Named;
-use super::worker::{Unfinished, Worker, lock, pieces};
-use crate::disk::{self, From, LockWait};
+use super::worker::{SLOW, STUCK, Unfinished, Worker};
+use crate::disk::{self, From, LockWait, Opened};
+use crate::disks::Disks;
 use crate::disks::config_file::NewConfig;
-use crate::disks::exchange::{New, options, replacement};
+use crate::disks::exchange::{New, Source, options, replacement};
 use crate::disks::growth;
 use crate::disks::layers::Layers;
-use crate::disks::replacing::{self, DRAIN_MAX, wait_and};
+use crate::disks::reload::NoReload;
+use crate::disks::replacing::{DRAIN_MAX, wait_and};
 use crate::options::DiskArgs;
 use backend::Disk;
 use backend::file::File as ImageFile;
-use backend::wrap::Written;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
-use vhost_user::{Command, Replacement};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+use vhost_user::Replacement;
 
 /// Time in which the rest can be copied while the disk takes no request.
 const REST_TIME: Duration = Duration::from_millis(30);
@@ -29,40 +33,40 @@ const REST_MIN: u64 = 256 << 10;
 const REST_MAX: u64 = 4 << 20;
 /// Parts that it may have in any case.
 const REST_PARTS_MIN: u64 = 4;
-/// Copies of changed parts with the brake on, before the disk drains.
+/// Copies of changed parts while the brake has its least bound, before the disk drains: the writes in flight
+/// at the begin of the first are noted in the second.
 const PASSES: usize = 2;
-/// The refusal after the writes of the guest have waited in vain.
-const SLOW: &str = "the new storage did not take a part of the copy for seconds, and the mirror goes on; check \
-                    that storage, and repeat the command";
 /// Interval of the copies while the disk drains: its writes may wait for them.
 const TICK: Duration = Duration::from_millis(1);
+/// Interval of the look at a reload that is in progress.
+const LOOK: Duration = Duration::from_millis(20);
+/// Longest time in which the drained disk waits for its new storage.
+const DRAINED_MAX: Duration = STUCK;
 
 impl Worker {
     /// Makes the guest go on in the new storage.
     pub(super) fn complete(&mut self, update_config: bool) -> Result<Completed, Unfinished> {
         let refused = Unfinished::Refused;
-        let goes_on = || self.mirror.ordered().is_some() && self.check().is_ok();
-        let withdrawn = || match self.check() {
-            Err(ended) => ended,
-            Ok(()) => refused(super::state::WITHDRAWN.to_owned()),
-        };
-        let _no_reload = self.disks.no_reload_while(&goes_on).ok_or_else(withdrawn)?;
-        let gone = |failure: crate::failure::Failure| Unfinished::Ended(failure.to_string());
-        let source = self.disks.source(&self.source.name, super::WHAT).map_err(gone)?;
+        self.source()?.check_config(update_config).map_err(refused)?;
+        let plan = Arc::clone(&self.plan);
+        self.with(move |_| Ok(plan.check_name()))?.map_err(refused)?;
+        self.converge()?;
+        // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
+        let disks = Arc::clone(&self.disks);
+        let _no_reload = self.no_reload(&disks)?;
+        let source = self.source()?;
         source.check_config(update_config).map_err(refused)?;
-        self.plan.check_name().map_err(refused)?;
         let before = source.storage_path().map_err(refused)?;
         let args = self.plan.next(&source.args, self.plan.path());
         let config = self.disks.config_of(&source, &args, update_config).map_err(refused)?;
         let config_path = config.as_ref().map(|config| config.path().to_owned());
-        self.converge()?;
         let is_marked = Arc::new(AtomicBool::new(false));
         let change = Change {
             args: args.clone(),
             first_bytes: self.plan.capacity_bytes(),
             layers: Arc::clone(&source.layers),
             top: Arc::clone(&source.image.top),
-            written: Arc::clone(self.mirror.brake().written()),
+            mirror: Arc::clone(&self.mirror),
             config,
             is_marked: Arc::clone(&is_marked),
         };
@@ -70,7 +74,9 @@ impl Worker {
         if let Some(new) = new {
             self.disks.go_on_in(&source, args.clone(), new);
         }
-        self.adopt_size();
+        if self.plan.is_device() {
+            self.watch_device();
+        }
         Ok(Completed {
             image: self.plan.path().to_owned(),
             before,
@@ -81,109 +87,123 @@ impl Worker {
         })
     }
 
-    /// Returns whether the order is still wanted, and few parts are left.
-    fn goes_on(&self) -> bool {
-        self.mirror.ordered().is_some() && self.mirror.brake().is_on() && self.check().is_ok()
+    /// The disk as it is now.
+    fn source(&self) -> Result<Source, Unfinished> {
+        let source = self.disks.source(&self.source.name, super::WHAT);
+        source.map_err(|failure| Unfinished::Ended(failure.to_string()))
     }
 
-    /// Copies changed parts durably until few are left. The brake keeps them few from then on: the first
-    /// pass has the changes before it, and the second one those of the first and of the writes that were
-    /// in flight at its begin.
-    fn converge(&self) -> Result<(), Unfinished> {
-        let rest_max = lock(&self.copier).as_ref().map_or(0, |copier| copier.bytes_in(REST_TIME));
-        let brake = self.mirror.brake();
-        let part = brake.written().part_bytes();
-        brake.hold(rest_max.clamp(REST_MIN, REST_MAX).max(REST_PARTS_MIN * part));
-        for _ in 0..PASSES {
-            let taken = brake.written().take();
-            for piece in taken.into_iter().flat_map(|range| pieces(range, CHUNK)) {
-                self.check()?;
-                self.with(|copier| copier.again(piece))?;
-                self.mirror.copied(None);
-                brake.proceed();
-            }
-            self.with(Copier::sync)?;
-        }
+    /// Returns an error if the order is not wanted any more, or the brake was released.
+    fn check_order(&self) -> Result<(), Unfinished> {
         self.check()?;
         match self.mirror.ordered() {
             None => Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned())),
-            Some(_) if !brake.is_on() => Err(Unfinished::Refused(SLOW.to_owned())),
+            Some(_) if !self.mirror.brake().is_on() => Err(Unfinished::Refused(SLOW.to_owned())),
             Some(_) => Ok(()),
+        }
+    }
+
+    /// Copies changed parts durably until few are left, however fast the guest writes: [`Bound`].
+    fn converge(&self) -> Result<(), Unfinished> {
+        // The syncs from here on are short.
+        self.with(Copier::sync)?;
+        let few = self.with(|copier| Ok(copier.bytes_in(REST_TIME)))?;
+        let brake = self.mirror.brake();
+        let part = brake.written().part_bytes();
+        let few = few.clamp(REST_MIN, REST_MAX).max(REST_PARTS_MIN * part);
+        let (mut bound, mut passes) = (Bound::new(brake.written().bytes(), few), 0);
+        brake.hold(bound.bytes());
+        while passes < PASSES {
+            passes += usize::from(bound.is_least());
+            let mut at = 0;
+            while let Some(piece) = self.next(at, CHUNK)? {
+                at = piece.end;
+                bound.copied(piece.end - piece.start);
+                self.slow(&bound);
+                self.check_order()?;
+            }
+            self.with(Copier::sync)?;
+            bound.passed(brake.written().bytes());
+            self.slow(&bound);
+        }
+        self.check_order()
+    }
+
+    /// Changes the bound of the brake, unless it was released, and starts the writes that may start.
+    fn slow(&self, bound: &Bound) {
+        let brake = self.mirror.brake();
+        if brake.lower(bound.bytes()) {
+            brake.proceed();
+        }
+    }
+
+    /// Lets reloads wait. One in progress may wait for the end of the mirror, or for another disk: the
+    /// copy goes on meanwhile, so that no write of the guest waits for it.
+    fn no_reload<'a>(&self, disks: &'a Disks) -> Result<NoReload<'a>, Unfinished> {
+        loop {
+            self.check_order()?;
+            if let Some(no_reload) = disks.try_no_reload() {
+                return Ok(no_reload);
+            }
+            self.copy_rest()?;
+            std::thread::sleep(LOOK);
         }
     }
 
     /// Exchanges the storage of the drained disk. Returns the pause.
     fn exchange(&self, change: Change) -> Result<(Duration, Option<New>), Unfinished> {
         let (sender, new) = channel();
-        let copier = Arc::clone(&self.copier);
+        let has_begun = Arc::new(AtomicBool::new(false));
+        let (begun, acts) = (Arc::clone(&has_begun), self.hand.acts().clone());
         let order = self.source.control.replace_storage(Box::new(move |_: &Arc<dyn Disk>| {
-            let copier = lock(&copier).take();
-            change.prepare(copier.ok_or(super::state::CANCELLED)?, &sender)
+            change.mirror.begin_rest()?;
+            // Read after the answer, which orders it.
+            begun.store(true, Ordering::Relaxed);
+            change.prepare(&acts, &sender)
         }));
         let mut failed = None;
         let waited = wait_and(&order, DRAIN_MAX, TICK, || {
-            failed = self.copy_taken().err();
-            failed.is_none() && self.goes_on()
+            if failed.is_none() {
+                failed = self.check_order().and_then(|()| self.copy_rest()).err();
+            }
+            failed.is_none()
         });
-        // The exchange has not begun if it has left the copier.
-        let has_copier = lock(&self.copier).is_some();
-        match (waited, failed, has_copier) {
-            (Ok(pause), _, _) => Ok((pause, new.try_recv().ok())),
-            (Err(_), Some(error), _) => Err(error.into()),
-            (Err(replacing::Unfinished::Cancelled), _, true) => match self.check() {
-                Err(ended) => Err(ended),
-                Ok(()) if self.mirror.ordered().is_some() => {
-                    Err(Unfinished::Refused(SLOW.to_owned()))
-                }
-                Ok(()) => Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned())),
-            },
-            (Err(unfinished), _, true) => Err(Unfinished::Refused(unfinished.to_string())),
-            (Err(unfinished), _, false) => Err(Unfinished::Ended(unfinished.to_string())),
+        match (waited, failed) {
+            (Ok(pause), _) => Ok((pause, new.try_recv().ok())),
+            (Err(_), Some(failed)) if !has_begun.load(Ordering::Relaxed) => Err(failed),
+            (Err(unfinished), _) if !has_begun.load(Ordering::Relaxed) => {
+                Err(Unfinished::Refused(unfinished.to_string()))
+            }
+            (Err(unfinished), _) => Err(Unfinished::Ended(unfinished.to_string())),
         }
     }
 
-    /// Copies the parts that were changed while the disk drains, and lets writes that wait for that go
-    /// on. After an error the exchange finds no copier: it cannot miss a part.
-    fn copy_taken(&self) -> Result<(), CopyError> {
-        let brake = self.mirror.brake();
-        let mut copier = lock(&self.copier);
-        // With the copier, the exchange has begun to copy the rest itself.
-        if let Some(present) = &mut *copier {
-            let copied = copy_rest(present, brake.written());
-            if copied.is_err() {
-                *copier = None;
+    /// Copies the parts that are noted, and lets writes that wait for that go on. The thread of the target
+    /// takes them itself: none is between the notes and the new storage when the last act begins.
+    fn copy_rest(&self) -> Result<(), Unfinished> {
+        let (mirror, begun) = (Arc::clone(&self.mirror), Instant::now());
+        let act = move |copier: &mut Copier| copier.rest(mirror.brake().written());
+        // Without the copier, the exchange has begun to copy the rest itself.
+        let goes_on = || {
+            self.check()?;
+            if begun.elapsed() < STUCK {
+                return Ok(());
             }
-            copied?;
-        }
-        drop(copier);
-        self.mirror.copied(None);
-        brake.proceed();
+            self.mirror.brake().release();
+            Err(Unfinished::Refused(SLOW.to_owned()))
+        };
+        self.hand.acts().ask(act, goes_on)?;
+        self.mirror.brake().proceed();
         Ok(())
     }
 
-    /// Makes the disk as large as its new block device.
-    fn adopt_size(&self) {
-        if !self.plan.is_device() {
-            return;
-        }
-        let name = &self.source.name;
+    /// Makes the disk as large as its new block device, also later.
+    fn watch_device(&self) {
         if let Err(failure) = growth::watch(&self.disks) {
-            tracing::warn!(disk = name, %failure, "a new size of the device is not noticed");
+            tracing::warn!(disk = self.source.name, %failure, "a new size of the device is not noticed");
         }
-        if let Err(failure) = self.disks.post(name, Command::Resize(None)) {
-            tracing::warn!(disk = name, %failure, "the size of the new device is not adopted");
-        }
+        self.disks.adopt_size(&self.source.name);
     }
-}
-
-fn copy_rest(copier: &mut Copier, written: &Written) -> Result<(), CopyError> {
-    if written.bytes() == 0 {
-        return Ok(());
-    }
-    let taken = written.take();
-    taken.into_iter().flat_map(|range| pieces(range, CHUNK)).try_for_each(|it| copier.again(it))?;
-    // Before a part is copied again, as in each pass.
-    copier.sync()
 }
 
 /// The change of a disk that is drained.
@@ -194,29 +214,44 @@ struct Change {
     layers: Arc<Layers>,
     /// The file of the old image.
     top: Arc<ImageFile>,
-    written: Arc<Written>,
+    mirror: Arc<Mirror>,
     config: Option<NewConfig>,
     /// The old image has a mark.
     is_marked: Arc<AtomicBool>,
 }
 
 impl Change {
-    /// Copies the rest, and opens the new storage, which has everything then.
-    fn prepare(self, mut copier: Copier, new: &Sender<New>) -> Result<Replacement, String> {
-        let copied = copy_rest(&mut copier, &self.written).and_then(|()| copier.sync());
-        copied.map_err(|error| error.to_string())?;
-        let named = copier.name()?;
-        let from = From::Locked { first_bytes: Some(self.first_bytes) };
-        let opened = disk::open(&self.args, from, LockWait::No);
-        let opened = opened.map_err(|failure| failure.to_string())?;
+    /// Waits for the new storage, which has everything then. If it hangs, the guest goes on in the old one.
+    fn prepare(self, acts: &Acts, new: &Sender<New>) -> Result<Replacement, String> {
+        let (mirror, args) = (Arc::clone(&self.mirror), self.args.clone());
+        let first_bytes = Some(self.first_bytes);
+        let opened = acts.last(move |mut copier| -> Result<(Opened, Named), String> {
+            let copied = copier.rest(mirror.brake().written()).and_then(|()| copier.sync());
+            copied.map_err(|error| error.to_string())?;
+            let named = copier.name()?;
+            let opened = disk::open(&args, From::Locked { first_bytes }, LockWait::No);
+            Ok((opened.map_err(|failure| failure.to_string())?, named))
+        });
+        let (opened, named) = match opened.recv_timeout(DRAINED_MAX) {
+            Ok(opened) => opened?,
+            Err(RecvTimeoutError::Disconnected) => return Err(super::state::CANCELLED.to_owned()),
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(format!(
+                    "the new storage did not take the rest of the copy in {} s, and the guest goes on \
+                     in the old one; check that storage, and begin the mirror again with --to",
+                    DRAINED_MAX.as_secs()
+                ));
+            }
+        };
         let layers = Arc::clone(&self.layers);
         replacement(opened, &layers, new, Box::new(move || self.commit(named)))
     }
 
     /// Marks the old image, and replaces the configuration file.
     fn commit(self, named: Named) -> Result<(), String> {
-        let Change { args, top, config, is_marked, .. } = self;
+        let Change { args, top, config, is_marked, mirror, .. } = self;
         let path: PathBuf = args.blk_file.unwrap_or_default();
+        mirror.begin_move()?;
         let marked = top.mark_moved(&path);
         let marked = marked
             .map_err(|error| unmark(&top, format!("the old image cannot be marked: {error}")))?;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Copies parts of a disk to its new storage, again and again at the same places.
 
+use super::old::Old;
 use super::target::{Named, New};
-use crate::backup::ImageReader;
+use backend::wrap::Written;
 use qcow2::copy::runs;
 use std::io;
 use std::ops::Range;
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 pub(super) const CHUNK: u64 = 1 << 20;
 /// Bytes of a hole that are zeroed at once: a cancel waits for one such act.
 const HOLE_MAX: u64 = 64 << 20;
-/// Bytes that are copied between two syncs, which bound the data that the last sync waits for.
-const SYNC_BYTES: u64 = 256 << 20;
+/// Bytes that are copied between two syncs, which bound the data that a sync waits for.
+const SYNC_BYTES: u64 = 64 << 20;
 
 /// Errors of a copy. The texts have the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,9 @@ pub(super) enum CopyError {
     /// The disk cannot be read at this position.
     #[error("reading at {0}: {1}; check the storage of the disk")]
     Read(u64, io::Error),
+    /// The reader was closed.
+    #[error("the mirror has ended; begin it again with --to")]
+    Closed,
     /// The new storage cannot be written.
     #[error("writing the new storage: {0}; check it and its free space")]
     Write(io::Error),
@@ -31,7 +35,7 @@ pub(super) enum CopyError {
 
 /// Copies a disk.
 pub(super) struct Copier {
-    reader: ImageReader,
+    old: Old,
     new: New,
     /// Zeroes of this length and alignment take no space.
     unit: u64,
@@ -42,19 +46,17 @@ pub(super) struct Copier {
 }
 
 impl Copier {
-    pub(super) fn new(reader: ImageReader, new: New, unit: u64) -> Self {
-        Copier { reader, new, unit, unsynced: 0, rate: (0, Duration::ZERO) }
+    pub(super) fn new(old: Old, new: New, unit: u64) -> Self {
+        Copier { old, new, unit, unsynced: 0, rate: (0, Duration::ZERO) }
     }
 
     /// Copies the start of a range for the first time, at most `max` bytes of data. Returns the length
     /// that is done, and the bytes that were read.
     pub(super) fn first(&mut self, range: Range<u64>, max: u64) -> Result<(u64, u64), CopyError> {
         let start = range.start;
-        let data = self.reader.skip_hole(range.clone());
-        let data = data.map_err(|why| CopyError::Read(start, why))?;
+        let data = self.old.skip_hole(range.clone())?;
         if data > start {
             let end = if self.new.is_blank() { data } else { data.min(start + HOLE_MAX) };
-            self.check_handover()?;
             if !self.new.is_blank() {
                 self.new.target.zero(start, end - start).map_err(CopyError::Write)?;
             }
@@ -67,15 +69,33 @@ impl Copier {
 
     /// Copies a range of at most [`CHUNK`] bytes that the guest has changed. A hole of the old storage is
     /// not trusted here: some file systems tell of one where data was written a moment ago.
-    pub(super) fn again(&mut self, range: Range<u64>) -> Result<(), CopyError> {
+    fn again(&mut self, range: Range<u64>) -> Result<(), CopyError> {
         self.copy_piece(range, false)
+    }
+
+    /// Takes the first noted piece from a position on, and copies it. The taking is a part of the act: nobody
+    /// can give the copy up between both, and lose the piece. `None`: nothing is noted there.
+    pub(super) fn next(
+        &mut self,
+        written: &Written,
+        from: u64,
+        max: u64,
+    ) -> Result<Option<Range<u64>>, CopyError> {
+        let piece = written.take_from(from, max).next();
+        piece.clone().map_or(Ok(()), |range| self.again(range))?;
+        Ok(piece)
+    }
+
+    /// Copies the parts that are noted, but for those that are noted again meanwhile behind the present
+    /// position.
+    pub(super) fn rest(&mut self, written: &Written) -> Result<(), CopyError> {
+        written.take(CHUNK).try_for_each(|range| self.again(range))
     }
 
     fn copy_piece(&mut self, range: Range<u64>, is_blank: bool) -> Result<(), CopyError> {
         let (at, begun) = (range.start, Instant::now());
-        self.reader.read(range).map_err(|why| CopyError::Read(at, why))?;
-        self.check_handover()?;
-        let (data, target) = (self.reader.content(), &mut self.new.target);
+        let data = self.old.read(range)?;
+        let (data, target) = (&data[..], &mut self.new.target);
         let mut done = 0;
         for run in runs(at, data, self.unit) {
             if !is_blank && run.start > done {
@@ -114,12 +134,7 @@ impl Copier {
     /// # Errors
     /// Cause and remedy.
     pub(super) fn name(self) -> Result<Named, String> {
-        self.check_handover().map_err(|error| error.to_string())?;
+        self.old.check_handover().map_err(|error| error.to_string())?;
         self.new.name()
-    }
-
-    /// Returns an error if another program may write to the image.
-    pub(super) fn check_handover(&self) -> Result<(), CopyError> {
-        if self.reader.was_handed_over() { Err(CopyError::HandedOver) } else { Ok(()) }
     }
 }

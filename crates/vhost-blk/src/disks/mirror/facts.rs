@@ -21,22 +21,24 @@ pub struct Facts {
 }
 
 impl Mirror {
-    pub(super) fn facts(&self) -> Facts {
+    /// `None`: it is over.
+    pub(super) fn facts(&self) -> Option<Facts> {
         let (phase, copied_bytes) = self.progress();
         let written = self.brake().written();
-        Facts {
+        let is_over = matches!(phase, Phase::Moved | Phase::Ended);
+        (!is_over).then(|| Facts {
             target: self.target().to_owned(),
             phase,
             copied_bytes,
             total_bytes: written.capacity_bytes(),
             changed_bytes: written.bytes(),
-        }
+        })
     }
 }
 
 impl Entry {
     /// The state of its mirror, if it has one.
     pub(in crate::disks) fn mirror(&self) -> Option<Facts> {
-        Some(self.job.as_ref()?.mirror()?.facts())
+        self.job.as_ref()?.mirror()?.facts()
     }
 }

@@ -7,18 +7,22 @@
 //! | 1. the target is made and locked: a file beside its place, or a block device | the disk is served from the old storage, here and below; the target is of no use |
 //! | 2. wrappers note the parts that the guest changes, and everything is copied once: the mirror is ready | the same |
 //! | 3. changed parts are copied, again and again, until a client asks for the completion | the same |
-//! | 4. a brake keeps the changes few ([`backend::wrap::Brake`]), and they are copied durably | the same |
+//! | 4. a brake makes the changes few ([`backend::wrap::Brake`]), and they are copied durably | the same |
 //! | 5. the queues are drained, the rest is copied, the target is synced, gets its name, and is opened | both have the content of the disk |
 //! | 6. the old image gets the mark of one whose disk has moved; a block device has none | the old image is not served for writing, and names the new storage |
 //! | 7. the new configuration file takes the place of the old one | the next start serves the new storage |
 //! | 8. the guest goes on in the new storage | the same |
 //!
 //! No step writes to the old image but its mark. Any failure before step 8 leaves the guest in the old
-//! storage, without a mark. The states of a mirror: [`state`].
+//! storage, without a mark. Only one thread works on the target ([`hand`]); all others give a target that
+//! hangs up. The states of a mirror: [`state`].
 
+mod bound;
 mod completion;
 mod copier;
 mod facts;
+mod hand;
+mod old;
 mod plan;
 mod state;
 mod target;
@@ -29,23 +33,25 @@ pub(super) use state::Mirror;
 pub use state::Phase;
 
 use super::exchange::Source;
-use super::job::Kind;
+use super::job::{Kind, Owner};
 use super::layers::Following;
 use super::replacing::{DRAIN_MAX, wait};
-use super::{Disks, Image, Slot};
-use crate::backup::Image as Served;
+use super::{Disks, Entry, Image, Slot};
+use crate::backup::{Image as Served, ImageReader};
 use crate::events::Change;
 use crate::failure::Failure;
 use crate::pace::Pace;
 use crate::values::Format;
 use copier::Copier;
+use hand::Hand;
+use old::Old;
 use plan::Plan;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
-use target::New;
+use target::{Model, New};
 use worker::Worker;
 
 const WHAT: &str = "mirror the disk";
@@ -82,6 +88,15 @@ pub struct Completed {
     pub pause: Duration,
 }
 
+/// The last mirror of a disk.
+#[derive(Debug, Default)]
+pub(super) struct Last {
+    /// The reason for which it has ended, if it has failed.
+    ended: Option<String>,
+    /// Alive as long as its thread uses the target.
+    target: Weak<()>,
+}
+
 impl Disks {
     /// Begins a mirror of a disk. Waits for its requests in flight as long as `go_on` says so.
     ///
@@ -94,23 +109,21 @@ impl Disks {
         go_on: impl Fn() -> bool,
     ) -> Result<(), Failure> {
         let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
-        // Neither a reload nor an upgrade comes in between.
-        let no_reload = self.no_reload();
-        let source = self.source(name, WHAT)?;
-        let plan = Plan::of(&source, wanted).map_err(refused)?;
+        // The path may hang: nothing is held, and the disk has no work.
+        let planned = self.source(name, WHAT)?;
+        let plan = Arc::new(Plan::of(&planned, wanted).map_err(refused)?);
         let mirror = Arc::new(Mirror::new(plan.path().to_owned(), plan.capacity_bytes()));
-        let kind = Kind::Mirror(Arc::clone(&mirror));
-        let owner = self.begin_job(&source, kind).map_err(refused)?;
-        self.check_no_backup(name).map_err(refused)?;
-        let new = New::make(&plan, &source)?;
-        new.part().into_iter().for_each(|part| mirror.has_part(part));
-        let reader = served(&source.image).reader();
-        let no_descriptor = |why| format!("{why}; raise the limit on open files (ulimit -n)");
-        let reader = reader.map_err(|why| refused(no_descriptor(why)))?;
-        let copier = Arc::new(Mutex::new(Some(Copier::new(reader, new, plan.unit()))));
-        follow(&source, &mirror, go_on).map_err(refused)?;
-        drop(no_reload);
-        self.note_end(&source, None);
+        let (source, owner) = self.own(&planned, &mirror).map_err(refused)?;
+        let go_on = || go_on() && !mirror.is_cancelled();
+        let old = Old::new(reader(&source).map_err(refused)?);
+        let opening = opening(&plan, &source, &mirror, &old).map_err(refused)?;
+        let hand = Hand::start(name, opening, go_on).inspect_err(|_| old.close())?;
+        if let Err(told) = follow(&source, &mirror, go_on) {
+            old.close();
+            hand.close();
+            return Err(refused(told));
+        }
+        self.note_last(&source, None, Some(hand.present()));
         let worker = Worker {
             disks: Arc::clone(self),
             owner,
@@ -118,7 +131,8 @@ impl Disks {
             source: source.clone(),
             plan,
             mirror,
-            copier,
+            old,
+            hand,
         };
         self.events.tell(name, &Change::MirrorBegun(wanted.target.clone()));
         let spawned = thread::Builder::new().name("mirror".into()).spawn(move || worker.run());
@@ -126,6 +140,31 @@ impl Disks {
             source.end_following();
             refused(format!("{error}; raise the limit on threads (ulimit -u)"))
         })
+    }
+
+    /// Notes the mirror as the work of the disk, which is still as it was planned. From then on neither a
+    /// snapshot nor an upgrade comes in between, and a removal by a reload cancels the mirror.
+    fn own(
+        self: &Arc<Self>,
+        planned: &Source,
+        mirror: &Arc<Mirror>,
+    ) -> Result<(Source, Owner), String> {
+        let _no_reload = self.no_reload();
+        let source = self.source(&planned.name, WHAT).map_err(|failure| failure.to_string())?;
+        if !Arc::ptr_eq(&source.image.top, &planned.image.top) {
+            return Err("it has got another image a moment ago; repeat the command".to_owned());
+        }
+        let owner = self.begin_job(&source, Kind::Mirror(Arc::clone(mirror)))?;
+        let is_left = |entry: &Entry| entry.last_mirror.target.upgrade().is_some();
+        if self.lock().entry(&source.name).is_ok_and(is_left) {
+            return Err(
+                "the target of its last mirror does not answer; check that storage, and repeat \
+                        the command"
+                    .to_owned(),
+            );
+        }
+        self.check_no_backup(&source.name)?;
+        Ok((source, owner))
     }
 
     /// Completes the mirror of a disk: the guest goes on in the new storage. Waits for the first copy
@@ -153,10 +192,6 @@ impl Disks {
             if !go_on() && mirror.withdraw() {
                 return Err(refused(state::WITHDRAWN.to_owned()));
             }
-            if mirror.is_stuck() {
-                // The writes of the guest do not wait for a target that hangs.
-                mirror.brake().release();
-            }
         }
     }
 
@@ -164,29 +199,27 @@ impl Disks {
     /// there is one.
     ///
     /// # Errors
-    /// [`Failure`] if there is no such disk, or the mirror has not ended.
+    /// [`Failure`] if there is no such disk, the guest has moved before, or the mirror has not ended.
     pub fn cancel_mirror(&self, name: &str, go_on: impl Fn() -> bool) -> Result<bool, Failure> {
         let Some(job) = self.job(name)?.filter(|job| job.mirror().is_some()) else {
             return Ok(false);
         };
         job.cancel();
-        let ends = |job: &Arc<super::job::Job>| {
-            self.job(name).ok().flatten().is_none_or(|present| !Arc::ptr_eq(&present, job))
-        };
-        while !ends(&job) {
+        let is_present =
+            || self.job(name).ok().flatten().is_some_and(|present| Arc::ptr_eq(&present, &job));
+        while is_present() {
             if !go_on() {
-                let remedy =
-                    "check the storage of the target; the mirror ends as soon as it answers";
-                let why = "its target has not completed a write";
                 return Err(Failure::run(
                     format!("cancel the mirror of the disk {name}"),
-                    why,
-                    remedy,
+                    "the storage of the disk has not completed its requests",
+                    "check it; the mirror ends as soon as they are complete",
                 ));
             }
             thread::sleep(LOOK);
         }
-        Ok(true)
+        let cancelled = job.mirror().map_or(Ok(()), |mirror| mirror.cancelled());
+        let what = format!("cancel the mirror of the disk {name}");
+        cancelled.map(|()| true).map_err(|told| Failure::told(what, told))
     }
 
     /// The state of the mirror of a disk, if there is one.
@@ -194,7 +227,7 @@ impl Disks {
     /// # Errors
     /// [`Failure`] if there is no such disk.
     pub fn mirror_facts(&self, name: &str) -> Result<Option<Facts>, Failure> {
-        Ok(self.mirror_of(name)?.map(|mirror| mirror.facts()))
+        Ok(self.mirror_of(name)?.and_then(|mirror| mirror.facts()))
     }
 
     /// The reason for which the last mirror of a disk has ended, if it has failed.
@@ -202,22 +235,25 @@ impl Disks {
     /// # Errors
     /// [`Failure`] if there is no such disk.
     pub fn mirror_ended(&self, name: &str) -> Result<Option<String>, Failure> {
-        Ok(self.lock().entry(name)?.mirror_ended.clone())
+        Ok(self.lock().entry(name)?.last_mirror.ended.clone())
     }
 
     /// The refusal of an act that needs a mirror.
     fn no_mirror(&self, name: &str) -> String {
         let state = self.lock();
-        match state.entry(name).ok().and_then(|entry| entry.mirror_ended.as_ref()) {
+        match state.entry(name).ok().and_then(|entry| entry.last_mirror.ended.as_ref()) {
             None => "it is not being mirrored; begin that with --to".to_owned(),
             Some(told) => format!("it is not being mirrored any more: {told}"),
         }
     }
 
-    /// Notes the end of a mirror.
-    fn note_end(&self, source: &Source, told: Option<String>) {
-        if let Some(Slot::Served(entry)) = self.lock().table.get_mut(&source.name) {
-            entry.mirror_ended = told;
+    /// Notes the reason of the end of a mirror, and the use of its target.
+    fn note_last(&self, source: &Source, ended: Option<String>, target: Option<Weak<()>>) {
+        if let Some(Slot::Served(entry)) = self.lock().table.get_mut(&source.name)
+            && Arc::ptr_eq(&entry.control, &source.control)
+        {
+            let target = target.unwrap_or_else(|| Weak::clone(&entry.last_mirror.target));
+            entry.last_mirror = Last { ended, target };
         }
     }
 
@@ -232,6 +268,33 @@ fn served(image: &Image) -> Served {
         Some(qcow2) => Served::Qcow2(Arc::clone(qcow2)),
         None => Served::Raw(Arc::clone(&image.top)),
     }
+}
+
+fn reader(source: &Source) -> Result<ImageReader, String> {
+    let no_descriptor = |why| format!("{why}; raise the limit on open files (ulimit -n)");
+    served(&source.image).reader().map_err(no_descriptor)
+}
+
+/// The opening of the target, which nothing of the disk waits for.
+fn opening(
+    plan: &Arc<Plan>,
+    source: &Source,
+    mirror: &Arc<Mirror>,
+    old: &Old,
+) -> Result<impl FnOnce() -> Result<Copier, Failure> + Send + 'static, String> {
+    let no_descriptor = |why| format!("{why}; raise the limit on open files (ulimit -n)");
+    let model = Model {
+        name: source.name.clone(),
+        args: source.args.clone(),
+        info: served(&source.image).info(),
+        file: source.image.top.share().map_err(no_descriptor)?,
+    };
+    let (plan, mirror, old) = (Arc::clone(plan), Arc::clone(mirror), old.clone());
+    Ok(move || {
+        let new = New::make(&plan, &model)?;
+        new.part().into_iter().for_each(|part| mirror.has_part(part));
+        Ok(Copier::new(old, new, plan.unit()))
+    })
 }
 
 /// Makes the disk note the parts that its guest changes.

@@ -5,10 +5,15 @@
 //! |---|---|---|
 //! | copying | with the mirror | ready, after the first copy of the whole disk |
 //! | ready | changed parts are copied, again and again | completing, when a client has ordered that |
-//! | completing | the brake is on | ready, if the exchange is refused or withdrawn; or the end, in the new storage |
+//! | completing | the brake is on | ready, if the exchange is refused or withdrawn; drained |
+//! | drained | [`Mirror::begin_rest`]: the disk takes no request, and the target gets the rest | moving; ended |
+//! | moving | [`Mirror::begin_move`]: the drained disk has its whole content in the new storage | moved; ended, if the old image or the configuration cannot be changed |
+//! | moved | the guest goes on in the new storage | |
+//! | ended | a cancel, an error of the source or of the target, or a target that does not answer | |
 //!
-//! Each state ends with a cancel, and with an error of the source or of the target: the guest goes on in
-//! the old storage. A client may order the completion in any state; one order at a time.
+//! A withdrawal is decided against the begin of the rest under the lock, and a cancel against that of the move:
+//! neither begins after it, and it is not accepted after that. In the state ended the guest goes on in the old storage. A
+//! client may order the completion in any state; one order at a time.
 
 use super::Completed;
 use backend::wrap::{Brake, Written};
@@ -23,8 +28,9 @@ pub(super) const WITHDRAWN: &str =
 /// The reason of a mirror that was cancelled.
 pub(super) const CANCELLED: &str =
     "the mirror was cancelled, and the disk goes on in its old storage; begin it again with --to";
-/// Longest time without a copied part in which the writes of the guest wait for the target.
-const STUCK: Duration = Duration::from_secs(5);
+/// The answer to a cancel that comes too late.
+const MOVED: &str =
+    "its guest has moved to the new storage; to move it back, mirror it again with --to";
 
 /// The phase of a mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +41,14 @@ pub enum Phase {
     Ready,
     /// The guest is about to go on in the new storage.
     Completing,
+    /// The disk is drained for that.
+    Drained,
+    /// It cannot be kept from that any more.
+    Moving,
+    /// It goes on there.
+    Moved,
+    /// The guest stays in the old storage.
+    Ended,
 }
 
 impl Phase {
@@ -43,7 +57,9 @@ impl Phase {
         match self {
             Phase::Copying => "copying",
             Phase::Ready => "ready",
-            Phase::Completing => "completing",
+            Phase::Completing | Phase::Drained | Phase::Moving => "completing",
+            Phase::Moved => "moved",
+            Phase::Ended => "ended",
         }
     }
 }
@@ -65,8 +81,6 @@ struct State {
     order: Order,
     /// The incomplete file.
     part: Option<PathBuf>,
-    /// The last copied part.
-    last_copy: Instant,
 }
 
 /// The order of a client to complete the mirror.
@@ -83,6 +97,12 @@ enum Order {
     Ended(String),
 }
 
+impl Order {
+    fn is_given(&self) -> bool {
+        matches!(self, Order::Given { .. })
+    }
+}
+
 impl Mirror {
     pub(super) fn new(target: PathBuf, capacity_bytes: u64) -> Self {
         let brake = Arc::new(Brake::new(Arc::new(Written::new(capacity_bytes))));
@@ -92,7 +112,6 @@ impl Mirror {
             is_cancelled: false,
             order: Order::None,
             part: None,
-            last_copy: Instant::now(),
         };
         Mirror { target, brake, state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -148,25 +167,66 @@ impl Mirror {
         }
     }
 
-    /// Withdraws the order. `false`: it was answered.
+    /// Withdraws the order. `false`: it was answered, or is about to be.
     pub(super) fn withdraw(&self) -> bool {
         let mut state = self.lock();
-        let is_given = matches!(state.order, Order::Given { .. });
-        if is_given {
+        let withdraws =
+            !matches!(state.phase, Phase::Drained | Phase::Moving) && state.order.is_given();
+        if withdraws {
             state.order = Order::None;
         }
         drop(state);
-        if is_given {
+        if withdraws {
             self.brake.release();
         }
-        is_given
+        withdraws
     }
 
-    /// Asks for the end. Writes of the guest that wait go on.
+    /// Asks for the end, unless the move has begun. Writes of the guest that wait go on.
     pub(in crate::disks) fn cancel(&self) {
-        self.lock().is_cancelled = true;
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Moving | Phase::Moved) {
+            return;
+        }
+        state.is_cancelled = true;
+        drop(state);
         self.brake.release();
         self.changed.notify_all();
+    }
+
+    /// Begins the copy of the rest, after which the mirror does not go on. The disk is drained.
+    ///
+    /// # Errors
+    /// The mirror was cancelled, or the order withdrawn.
+    pub(super) fn begin_rest(&self) -> Result<(), String> {
+        let mut state = self.lock();
+        match state.order {
+            _ if state.is_cancelled => return Err(CANCELLED.to_owned()),
+            Order::Given { .. } => state.phase = Phase::Drained,
+            _ => return Err(WITHDRAWN.to_owned()),
+        }
+        Ok(())
+    }
+
+    /// Begins the move of the guest, which no cancel stops then.
+    ///
+    /// # Errors
+    /// The mirror was cancelled.
+    pub(super) fn begin_move(&self) -> Result<(), String> {
+        let mut state = self.lock();
+        if state.is_cancelled {
+            return Err(CANCELLED.to_owned());
+        }
+        state.phase = Phase::Moving;
+        Ok(())
+    }
+
+    /// The answer to a cancel of a mirror that has ended.
+    ///
+    /// # Errors
+    /// The guest has moved before.
+    pub(super) fn cancelled(&self) -> Result<(), String> {
+        if self.lock().phase == Phase::Moved { Err(MOVED.to_owned()) } else { Ok(()) }
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
@@ -199,25 +259,17 @@ impl Mirror {
 
     /// Changes the phase.
     pub(super) fn enter(&self, phase: Phase) {
-        let mut state = self.lock();
-        (state.phase, state.last_copy) = (phase, Instant::now());
+        self.lock().phase = phase;
     }
 
-    /// Notes the bytes of the first copy, or that the copy goes on.
-    pub(super) fn copied(&self, bytes: Option<u64>) {
-        let mut state = self.lock();
-        state.last_copy = Instant::now();
-        if let Some(bytes) = bytes {
-            state.copied_bytes = bytes;
-        }
+    /// Notes the bytes of the first copy.
+    pub(super) fn copied(&self, bytes: u64) {
+        self.lock().copied_bytes = bytes;
     }
 
-    /// Returns whether the writes of the guest have waited too long for the target.
-    pub(super) fn is_stuck(&self) -> bool {
-        let state = self.lock();
-        state.phase == Phase::Completing
-            && state.last_copy.elapsed() > STUCK
-            && self.brake.waiting() > 0
+    /// Returns whether writes of the guest wait for the copy.
+    pub(super) fn holds_writes(&self) -> bool {
+        self.lock().phase == Phase::Completing && self.brake.waiting() > 0
     }
 
     /// Answers an order that cannot be carried out now; the mirror goes on.
@@ -230,7 +282,7 @@ impl Mirror {
         self.changed.notify_all();
     }
 
-    /// Ends the mirror, which the table does not have any more.
+    /// Answers the order at the end of the mirror, which the table does not have any more.
     pub(super) fn end(&self, outcome: Result<Completed, String>) {
         let mut state = self.lock();
         state.order = match (&state.order, outcome) {
@@ -260,5 +312,64 @@ impl Mirror {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ordered() -> Mirror {
+        let mirror = Mirror::new("b".into(), 1 << 20);
+        mirror.order(false).unwrap();
+        mirror.enter(Phase::Completing);
+        mirror
+    }
+
+    fn completed() -> Completed {
+        Completed {
+            image: "b".into(),
+            before: "a".into(),
+            options: String::new(),
+            config: None,
+            is_marked: true,
+            pause: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_cancel_or_a_withdrawal_comes_in_time_or_not_at_all() {
+        let mirror = ordered();
+        mirror.cancel();
+        assert_eq!(mirror.begin_rest(), Err(CANCELLED.to_owned()));
+        let mirror = ordered();
+        mirror.begin_rest().unwrap();
+        mirror.cancel();
+        assert_eq!(mirror.begin_move(), Err(CANCELLED.to_owned()));
+        mirror.enter(Phase::Ended);
+        assert_eq!(mirror.cancelled(), Ok(()));
+        let mirror = ordered();
+        assert!(mirror.withdraw());
+        assert_eq!(mirror.begin_rest(), Err(WITHDRAWN.to_owned()));
+        let mirror = ordered();
+        mirror.begin_rest().unwrap();
+        assert!(!mirror.withdraw(), "the mirror cannot go on");
+        assert_eq!(mirror.begin_move(), Ok(()));
+        mirror.cancel();
+        assert!(!mirror.is_cancelled());
+        assert!(!mirror.withdraw(), "its client gets the answer of the move");
+        mirror.enter(Phase::Moved);
+        mirror.end(Ok(completed()));
+        assert!(mirror.cancelled().unwrap_err().contains("has moved to the new storage"));
+        assert!(mirror.answer(Duration::ZERO).unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_cancel_during_a_move_that_fails_has_its_way() {
+        let mirror = ordered();
+        mirror.begin_move().unwrap();
+        mirror.cancel();
+        mirror.enter(Phase::Ended);
+        assert_eq!(mirror.cancelled(), Ok(()));
     }
 }

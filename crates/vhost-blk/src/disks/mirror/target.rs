@@ -2,9 +2,7 @@
 //! The new storage of a mirror: made, locked, and compared with the old one.
 
 use super::plan::Plan;
-use super::served;
 use crate::disk::{self, From};
-use crate::disks::exchange::Source;
 use crate::failure::Failure;
 use crate::image::inherit;
 use crate::image::place::{self, Place};
@@ -55,28 +53,41 @@ impl Drop for Named {
     }
 }
 
+/// The disk whose place the new storage takes.
+pub(super) struct Model {
+    pub(super) name: String,
+    pub(super) args: DiskArgs,
+    /// Its properties, without wrappers.
+    pub(super) info: Info,
+    /// Its file, whose owner and mode a new one gets.
+    pub(super) file: File,
+}
+
 impl New {
     /// Makes or opens the storage, and locks it. The guest would see the same disk in it.
     ///
     /// # Errors
     /// [`Failure`]; there is no new file.
-    pub(super) fn make(plan: &Plan, source: &Source) -> Result<New, Failure> {
-        let what = format!("{} {}", super::WHAT, source.name);
+    pub(super) fn make(plan: &Plan, model: &Model) -> Result<New, Failure> {
+        let what = format!("{} {}", super::WHAT, model.name);
         let told = |told: String| Failure::told(&what, told);
         let place = match plan.is_device() {
             true => None,
-            false => Some(Place::take_free(plan.path())?),
+            false => Some(Place::take_locked(plan.path())?),
         };
         if let Some(place) = &place {
             let failed = |why| place::failure(plan.path(), plan.capacity_bytes(), why);
-            fill(plan, source, place.file()).map_err(failed)?;
+            fill(plan, model, place.file()).map_err(failed)?;
         }
         let path = place.as_ref().map_or(plan.path(), |place| place.part()).to_owned();
-        let lock = open_locked(&path, &source.args).map_err(|why| Failure::told(&what, why))?;
-        let info = examine(&plan.next(&source.args, &path), plan)?;
+        let lock = match &place {
+            Some(place) => place.file().try_clone().map_err(|why| why.to_string()),
+            None => open_locked(&path, &model.args),
+        };
+        let lock = lock.map_err(|why| Failure::told(&what, why))?;
+        let info = examine(&plan.next(&model.args, &path), plan)?;
         check_size(plan, &info).map_err(told)?;
-        vhost_user::seen(&served(&source.image).info(), info)
-            .map_err(|why| told(vhost_user::differs(&why)))?;
+        vhost_user::seen(&model.info, info).map_err(|why| told(vhost_user::differs(&why)))?;
         let target = Target::open(&path, plan.is_qcow2(), AllowBacking::Off);
         let target = target.map_err(|why| Failure::told(&what, why))?;
         let (path, capacity_bytes) = (plan.path().to_owned(), plan.capacity_bytes());
@@ -113,10 +124,9 @@ impl New {
 }
 
 /// Makes the empty image, with owner and mode of the old one.
-fn fill(plan: &Plan, source: &Source, file: &File) -> io::Result<()> {
-    let old = source.image.top.share()?;
-    if old.metadata()?.is_file() {
-        inherit(&old, file)?;
+fn fill(plan: &Plan, model: &Model, file: &File) -> io::Result<()> {
+    if model.file.metadata()?.is_file() {
+        inherit(&model.file, file)?;
     }
     if !plan.is_qcow2() {
         allocate(file, plan.capacity_bytes(), Allocation::Sparse)?;
@@ -133,7 +143,7 @@ fn fill(plan: &Plan, source: &Source, file: &File) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Opens the storage, and locks it as a disk of `args` would.
+/// Opens a block device, and locks it as a disk of `args` would.
 fn open_locked(path: &Path, args: &DiskArgs) -> Result<File, String> {
     let file = File::options().read(true).write(true).open(path);
     let file = file

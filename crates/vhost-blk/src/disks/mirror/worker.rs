@@ -3,6 +3,8 @@
 
 use super::Completed;
 use super::copier::{CHUNK, Copier, CopyError};
+use super::hand::Hand;
+use super::old::Old;
 use super::plan::Plan;
 use super::state::{CANCELLED, Mirror, Phase};
 use crate::disks::Disks;
@@ -11,8 +13,8 @@ use crate::disks::job::Owner;
 use crate::events::Change;
 use crate::pace::Pace;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Interval between two copies of changed parts: several changes of a part cost one copy.
 const PASS: Duration = Duration::from_millis(100);
@@ -20,18 +22,21 @@ const PASS: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(50);
 /// Smallest piece of a copy with a bandwidth.
 const PIECE_MIN: u64 = 64 << 10;
-
-/// The copier, which the exchange takes away.
-pub(super) type Shared = Arc<Mutex<Option<Copier>>>;
+/// Longest time of one act of the target in which writes of the guest wait, or a client for the completion.
+pub(super) const STUCK: Duration = Duration::from_secs(5);
+/// The refusal of a completion after that.
+pub(super) const SLOW: &str = "the new storage did not take a part of the copy for seconds, and the mirror goes on; check \
+                               that storage, and repeat the command";
 
 /// The mirror of a disk.
 pub(super) struct Worker {
     pub(super) disks: Arc<Disks>,
     pub(super) owner: Owner,
     pub(super) source: Source,
-    pub(super) plan: Plan,
+    pub(super) plan: Arc<Plan>,
     pub(super) mirror: Arc<Mirror>,
-    pub(super) copier: Shared,
+    pub(super) old: Old,
+    pub(super) hand: Hand,
     pub(super) pace: Pace,
 }
 
@@ -49,21 +54,25 @@ impl From<CopyError> for Unfinished {
     }
 }
 
-pub(super) fn lock(copier: &Shared) -> MutexGuard<'_, Option<Copier>> {
-    copier.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Worker {
     /// Mirrors the disk to the end.
     pub(super) fn run(mut self) {
         let outcome = self.follow();
-        let Worker { disks, owner, source, mirror, copier, .. } = self;
+        let Worker { disks, owner, source, plan, mirror, old, hand, .. } = self;
         if outcome.is_err() {
             mirror.brake().release();
-            source.end_following();
         }
+        old.close();
         // Removes an incomplete file.
-        drop(lock(&copier).take());
+        if !hand.close() {
+            let target = plan.path().display();
+            tracing::warn!(disk = source.name, %target, "it hangs, and is given up when it answers");
+        }
+        if outcome.is_err() {
+            source.end_following();
+            // A growth of a block device is not adopted during the mirror.
+            disks.adopt_size(&source.name);
+        }
         let name = source.name.clone();
         let change = match &outcome {
             Ok(Completed { image, .. }) => Change::MirrorCompleted(image.clone()),
@@ -73,8 +82,10 @@ impl Worker {
             Ok(done) => tracing::info!(disk = name, image = %done.image.display(), "mirrored"),
             Err(told) => tracing::warn!(disk = name, told, "the mirror has ended"),
         }
-        disks.note_end(&source, outcome.as_ref().err().cloned());
+        disks.note_last(&source, outcome.as_ref().err().cloned(), None);
         disks.events.tell(&name, &change);
+        // The client of a cancel, which waits for the end of the work, finds the outcome.
+        mirror.enter(if outcome.is_ok() { Phase::Moved } else { Phase::Ended });
         // The next command of the client finds no work in progress.
         drop((source, owner));
         mirror.end(outcome);
@@ -112,13 +123,27 @@ impl Worker {
 
     /// Returns an error if the mirror is cancelled, or another program may write to the image.
     pub(super) fn check(&self) -> Result<(), Unfinished> {
-        if self.owner.is_cancelled() || self.mirror.is_cancelled() {
-            return Err(Unfinished::Ended(CANCELLED.to_owned()));
+        match self.mirror.is_cancelled() {
+            true => Err(Unfinished::Ended(CANCELLED.to_owned())),
+            false => Ok(self.old.check_handover()?),
         }
-        match &*lock(&self.copier) {
-            Some(copier) => Ok(copier.check_handover()?),
-            None => Err(Unfinished::Ended(CANCELLED.to_owned())),
+    }
+
+    /// As [`Worker::check`], for the wait for an act that began at `begun`. A target that hangs holds
+    /// neither the writes of the guest nor a client.
+    pub(super) fn check_since(&self, begun: Instant) -> Result<(), Unfinished> {
+        self.check()?;
+        if begun.elapsed() < STUCK {
+            return Ok(());
         }
+        if self.mirror.holds_writes() {
+            self.mirror.brake().release();
+            return Err(Unfinished::Refused(SLOW.to_owned()));
+        }
+        if self.mirror.progress().0 == Phase::Ready {
+            self.mirror.refuse(SLOW.to_owned());
+        }
+        Ok(())
     }
 
     /// Waits for the bandwidth.
@@ -138,10 +163,10 @@ impl Worker {
         let max = self.piece_max();
         while at < end {
             self.keep_pace()?;
-            let (done, read) = self.with(|copier| copier.first(at..end, max))?;
+            let (done, read) = self.with(move |copier| copier.first(at..end, max))?;
             at += done;
             self.pace.copied(read);
-            self.mirror.copied(Some(at));
+            self.mirror.copied(at);
         }
         self.with(Copier::sync)
     }
@@ -151,39 +176,37 @@ impl Worker {
         if self.mirror.brake().written().bytes() == 0 {
             return Ok(());
         }
-        let max = self.piece_max();
-        let taken = self.mirror.brake().written().take();
-        for piece in taken.into_iter().flat_map(|range| pieces(range, max)) {
+        let (mut at, max) = (0, self.piece_max());
+        while let Some(piece) = self.next(at, max)? {
+            at = piece.end;
+            self.pace.copied(piece.end - piece.start);
             match self.mirror.ordered() {
                 None => self.keep_pace()?,
-                Some(_) => self.check()?,
+                // The completion copies the rest: its brake sees to the end.
+                Some(_) => break,
             }
-            let bytes = piece.end - piece.start;
-            self.with(|copier| copier.again(piece))?;
-            self.pace.copied(bytes);
         }
-        // Before a part is copied again: the tables of an image may hold the start of a new cluster.
         self.with(Copier::sync)
     }
 
-    /// Bytes of a piece: whole clusters, because none is written twice between two syncs.
+    /// Copies the first changed piece from a position on.
+    pub(super) fn next(&self, from: u64, max: u64) -> Result<Option<Range<u64>>, Unfinished> {
+        let mirror = Arc::clone(&self.mirror);
+        self.with(move |copier| copier.next(mirror.brake().written(), from, max))
+    }
+
+    /// Bytes of a piece: whole parts.
     fn piece_max(&self) -> u64 {
         (self.pace.piece() / PIECE_MIN * PIECE_MIN).clamp(PIECE_MIN, CHUNK)
     }
 
-    pub(super) fn with<T>(
+    /// Lets the thread of the target act.
+    pub(super) fn with<T: Send + 'static>(
         &self,
-        act: impl FnOnce(&mut Copier) -> Result<T, CopyError>,
+        act: impl FnOnce(&mut Copier) -> Result<T, CopyError> + Send + 'static,
     ) -> Result<T, Unfinished> {
-        match &mut *lock(&self.copier) {
-            Some(copier) => Ok(act(copier)?),
-            None => Err(Unfinished::Ended(CANCELLED.to_owned())),
-        }
+        let begun = Instant::now();
+        let done = self.hand.acts().ask(act, || self.check_since(begun))?;
+        done.ok_or_else(|| Unfinished::Ended(CANCELLED.to_owned()))
     }
-}
-
-/// A range in pieces of at most `max` bytes.
-pub(super) fn pieces(range: Range<u64>, max: u64) -> impl Iterator<Item = Range<u64>> {
-    let end = range.end;
-    (range.start..end).step_by(max as usize).map(move |at| at..(at + max).min(end))
 }

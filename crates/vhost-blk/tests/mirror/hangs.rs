@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Targets that hang: the file system is frozen, and what changes it waits.
+
+use crate::ended::with_disk;
+use crate::mount::{Mount, may_not_mount, run};
+use crate::rig::Rig;
+use crate::{
+    add, begin, content, fill, guest, image, in_old_storage, mirror, parts_in, text, wait_until,
+};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Child;
+
+/// A file system that can be frozen; it goes on when dropped.
+struct Frozen {
+    mount: Mount,
+    is_frozen: bool,
+}
+
+impl Frozen {
+    fn of(rig: &Rig) -> Frozen {
+        Frozen { mount: Mount::ext4(rig.place.dir.path(), 64), is_frozen: false }
+    }
+
+    fn freeze(&mut self) {
+        run(&["fsfreeze", "--freeze", text(self.mount.place.path())]);
+        self.is_frozen = true;
+    }
+
+    fn release(&mut self) {
+        run(&["fsfreeze", "--unfreeze", text(self.mount.place.path())]);
+        self.is_frozen = false;
+    }
+
+    fn path(&self) -> PathBuf {
+        self.mount.path("b")
+    }
+
+    /// Expects that nothing is left of a mirror some time after the release.
+    #[track_caller]
+    fn is_clean(&self) {
+        let place = self.mount.place.path();
+        wait_until("the end of the thread of the target", || {
+            parts_in(place).is_empty() && !self.path().exists()
+        });
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        if self.is_frozen {
+            self.release();
+        }
+    }
+}
+
+#[track_caller]
+fn error_of(client: Child) -> String {
+    let ended = client.wait_with_output().unwrap();
+    assert!(!ended.status.success());
+    String::from_utf8(ended.stderr).unwrap()
+}
+
+/// The copy of changes hangs. The guest goes on, a cancel and a removal have their end, and the target is
+/// given up when it answers.
+#[test]
+fn a_target_that_hangs_holds_neither_the_guest_nor_a_cancel_nor_the_disk() {
+    if may_not_mount() {
+        return;
+    }
+    let (rig, mut device) = with_disk("");
+    let mut frozen = Frozen::of(&rig);
+    let to = text(&frozen.path()).to_owned();
+    rig.ok(&format!("mirror a --to {to} --wait"));
+    frozen.freeze();
+    fill(&mut device, 2);
+    let client = begin(&rig, "mirror a --complete");
+    fill(&mut device, 3);
+    assert!(content(&mut device).iter().all(|byte| *byte == 3));
+    rig.ok("mirror a --cancel");
+    assert!(!error_of(client).is_empty());
+    in_old_storage(&rig, &mut device);
+    let line = rig.refused(&format!("mirror a --to {to}"), 1);
+    assert!(line.contains("the target of its last mirror does not answer"), "{line}");
+    // The image is not kept open.
+    drop(device);
+    rig.ok("remove a");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    frozen.release();
+    frozen.is_clean();
+    device.write(1, &[3; 512]).unwrap();
+    assert!(content(&mut device).iter().all(|byte| *byte == 3));
+    rig.ok(&format!("mirror a --to {to} --complete"));
+    assert!(content(&mut device).iter().all(|byte| *byte == 3));
+}
+
+/// Nothing is to be copied, and the new file cannot get its name while the disk is drained.
+#[test]
+fn a_target_that_hangs_while_the_disk_is_drained_fails_the_mirror_and_the_guest_goes_on() {
+    if may_not_mount() {
+        return;
+    }
+    for format in ["raw", "qcow2"] {
+        let (rig, mut device) = with_disk("");
+        let mut frozen = Frozen::of(&rig);
+        let to = text(&frozen.path()).to_owned();
+        rig.ok(&format!("mirror a --to {to} --target-format {format} --wait"));
+        frozen.freeze();
+        let client = begin(&rig, "mirror a --complete");
+        wait_until("the completion", || mirror(&rig)["state"] == "completing");
+        // The drained disk takes them after its bounded wait.
+        fill(&mut device, 2);
+        let line = error_of(client);
+        assert!(line.contains("did not take the rest of the copy in 5 s"), "{line}");
+        in_old_storage(&rig, &mut device);
+        frozen.release();
+        frozen.is_clean();
+        fill(&mut device, 4);
+        assert!(content(&mut device).iter().all(|byte| *byte == 4));
+        assert!(fs::read(rig.path("a.img")).unwrap().iter().all(|byte| *byte == 4));
+        rig.ok(&format!("mirror a --to {to} --target-format {format} --complete"));
+        assert!(content(&mut device).iter().all(|byte| *byte == 4));
+    }
+}
+
+/// Neither the opening of a target nor the copy in a completion delays the control of other disks.
+#[test]
+fn a_target_that_hangs_delays_no_reload_and_no_other_disk() {
+    if may_not_mount() {
+        return;
+    }
+    let file = "blk-file = '@/a.img'\nsocket-path = '@/a.sock'\nnum-queues = 2\n";
+    let rig = Rig::of_folder(&[("a", file)]);
+    image(&rig, "a.img", "raw");
+    image(&rig, "o.img", "raw");
+    rig.ok("reload");
+    add(&rig, "o", "--blk-file o.img");
+    let mut device = guest(&rig, "a");
+    let mut frozen = Frozen::of(&rig);
+    let to = text(&frozen.path()).to_owned();
+    frozen.freeze();
+    let client = begin(&rig, &format!("mirror a --to {to}"));
+    wait_until("the mirror", || !mirror(&rig).is_null());
+    assert_eq!(rig.json("--timeout 20 reload"), serde_json::json!([]));
+    rig.ok("--timeout 20 snapshot o --to over0");
+    fill(&mut device, 1);
+    rig.ok("--timeout 20 mirror a --cancel");
+    assert!(error_of(client).contains("it was cancelled before its new storage was open"));
+    frozen.release();
+    frozen.is_clean();
+    // The same in a completion that has changes to copy.
+    rig.ok(&format!("mirror a --to {to} --wait"));
+    frozen.freeze();
+    fill(&mut device, 2);
+    let client = begin(&rig, "mirror a --complete --update-config");
+    for round in 1..4 {
+        assert_eq!(rig.json("--timeout 20 reload"), serde_json::json!([]));
+        rig.ok(&format!("--timeout 20 snapshot o --to over{round}"));
+    }
+    assert!(!mirror(&rig).is_null());
+    rig.ok("--timeout 20 mirror a --cancel");
+    drop(error_of(client));
+    frozen.release();
+    frozen.is_clean();
+    in_old_storage(&rig, &mut device);
+}
+
+/// An incomplete file on a storage that hangs cannot be removed at the end of the process.
+#[test]
+fn a_target_that_hangs_does_not_delay_the_end_of_the_daemon() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img --wrap delay:us=20000000,ops=write");
+    let mut device = guest(&rig, "a");
+    let mut frozen = Frozen::of(&rig);
+    rig.ok(&format!("mirror a --to {} --wait", text(&frozen.path())));
+    let layout = device.layout();
+    device.queue(0).submit(&driver::Request::write(0, &[1; 512]), &layout).unwrap();
+    wait_until("the request is taken", || rig.json("status a")["queues"][0]["inflight"] == 1);
+    frozen.freeze();
+    let (mut rig, socket) = (rig, "a.sock");
+    rig.ok("stop");
+    wait_until("the removal of the socket", || !rig.path(socket).exists());
+    frozen.release();
+    rig.daemon.wait();
+}
