@@ -40,6 +40,12 @@ pub enum FileError {
         /// The difference.
         what: &'static str,
     },
+    /// The file is not the one that the disk has used or copied.
+    #[error("{}: another file or device is at this path by now; give the one of the disk its path back", .path.display())]
+    Replaced {
+        /// The path.
+        path: PathBuf,
+    },
     /// The file cannot be locked.
     #[error(transparent)]
     Lock(#[from] LockError),

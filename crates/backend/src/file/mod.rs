@@ -260,12 +260,30 @@ impl File {
         self.shared.file.try_clone()
     }
 
+    /// The state of the file now.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn metadata(&self) -> io::Result<fs::Metadata> {
+        self.shared.file.metadata()
+    }
+
     /// The identity of the open file and its access, to compare with those of another program.
     ///
     /// # Errors
     /// The error of the system call.
     pub fn opened_as(&self) -> io::Result<OpenAs> {
         OpenAs::of(&self.shared.file)
+    }
+
+    /// Refuses this file if it is not the one of this [`OpenAs::identity`], which was opened before.
+    ///
+    /// # Errors
+    /// [`FileError::Replaced`], or the error of the system call.
+    pub fn check_identity(&self, identity: (u64, u64)) -> Result<(), FileError> {
+        let path = || self.path.clone();
+        let own = self.opened_as().map_err(|source| FileError::Probe { path: path(), source })?;
+        if own.identity == identity { Ok(()) } else { Err(FileError::Replaced { path: path() }) }
     }
 
     /// Returns whether a sync has failed since the file was opened: completed writes may be lost, and
