@@ -6,7 +6,7 @@ use crate::config;
 use crate::image::inherit;
 use crate::options::DiskArgs;
 use crate::values::word;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
@@ -47,7 +47,7 @@ impl NewConfig {
             let mut builder = tempfile::Builder::new();
             builder.prefix(".new.").suffix(".part");
             let mut made = builder.tempfile_in(path.parent().unwrap_or(Path::new("/")))?;
-            inherit(&File::open(&path)?, made.as_file())?;
+            inherit(&fs::metadata(&path)?, made.as_file())?;
             made.write_all(text.as_bytes())?;
             made.as_file().sync_all()?;
             Ok(made)

@@ -7,7 +7,7 @@ use backend::create::error_of;
 use backend::lock::{Access, LockError, lock_image};
 use backend::mark;
 use qcow2::copy::Source;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -68,11 +68,12 @@ impl Place {
     }
 
     /// As [`Place::take_free`], with a lock of the temporary file as that of a disk. The temporary files
-    /// of killed programs for this place are removed: their locks have gone.
+    /// of killed programs for this place are removed: their locks have gone. `has_lock`: the disk in the new
+    /// file will be locked, so that a file system without locks is refused.
     ///
     /// # Errors
     /// [`Failure`], also if there is a file.
-    pub(crate) fn take_locked(path: &Path) -> Result<Place, Failure> {
+    pub(crate) fn take_locked(path: &Path, has_lock: bool) -> Result<Place, Failure> {
         Place::remove_left(path);
         for _ in 0..LOCKS_MAX {
             // Checks the place, and makes the folder's errors known.
@@ -81,6 +82,9 @@ impl Place {
             match lock_image(new.as_file(), new.path(), Access::Write) {
                 // Another program may have removed it before it was locked.
                 Ok(()) if has_name() => return Ok(Place { path, new, old }),
+                Err(why @ LockError::Refused { .. }) if has_lock => {
+                    return Err(Failure::told(WHAT, why));
+                }
                 // The file system has no locks.
                 Err(LockError::Refused { .. }) => return Ok(Place { path, new, old }),
                 _ => {}
@@ -132,7 +136,8 @@ impl Place {
             Failure::run(WHAT, why, "check the path, its permissions and the free space")
         })?;
         if let Some(old) = &old {
-            inherit(old, new.as_file()).map_err(|why| failure(&path, 0, why))?;
+            let inherited = old.metadata().and_then(|old| inherit(&old, new.as_file()));
+            inherited.map_err(|why| failure(&path, 0, why))?;
         }
         Ok(Place { path, new, old })
     }
@@ -146,16 +151,23 @@ impl Place {
         self.new.path()
     }
 
-    /// Gives the new file its name, durably.
+    /// Gives the new file its name, durably. After an error there is no new file, unless it has replaced
+    /// another one.
     pub(crate) fn fill(self, size_bytes: u64) -> Result<(), Failure> {
         let Place { path, new, old } = self;
         let failed = |why: io::Error| failure(&path, size_bytes, why);
-        let named = match old {
+        let named = match &old {
             Some(_) => new.persist(&path),
             None => new.persist_noclobber(&path),
         };
         named.map_err(|error| failed(error.error))?;
-        File::open(folder(&path)).and_then(|folder| folder.sync_all()).map_err(failed)
+        let synced = File::open(folder(&path)).and_then(|folder| folder.sync_all());
+        synced.map_err(|why| {
+            if old.is_none() {
+                let _ = fs::remove_file(&path); // the first error is told
+            }
+            failed(why)
+        })
     }
 }
 
@@ -196,10 +208,47 @@ fn check_old(path: &Path, old: File, source: &Source) -> Result<File, Failure> {
 }
 
 /// Gives the new file owner and mode of the old one.
-pub(crate) fn inherit(old: &File, new: &File) -> io::Result<()> {
-    let (old, own) = (old.metadata()?, new.metadata()?);
+pub(crate) fn inherit(old: &Metadata, new: &File) -> io::Result<()> {
+    let own = new.metadata()?;
     if (old.uid(), old.gid()) != (own.uid(), own.gid()) {
         fchown(new, Some(old.uid()), Some(old.gid()))?;
     }
     new.set_permissions(old.permissions())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Uid, getuid};
+    use rustix::thread::set_thread_res_uid;
+    use std::thread;
+
+    /// A user that no folder belongs to.
+    const NOBODY: u32 = 65_534;
+
+    /// The folder may be written and not be read, so that it cannot be synced.
+    #[test]
+    fn a_file_whose_name_cannot_be_made_durable_is_removed() {
+        let outer = tempfile::tempdir().unwrap();
+        fs::set_permissions(outer.path(), Permissions::from_mode(0o711)).unwrap();
+        let folder = outer.path().join("folder");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, Permissions::from_mode(0o333)).unwrap();
+        let path = folder.join("b");
+        let filled = thread::scope(|scope| {
+            let fill = scope.spawn(|| {
+                if getuid().is_root() {
+                    // This thread alone: root may read every folder.
+                    let nobody = Uid::from_raw(NOBODY);
+                    set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                }
+                Place::take_locked(&path, true).unwrap().fill(4096)
+            });
+            fill.join().unwrap()
+        });
+        let told = filled.unwrap_err().to_string();
+        assert!(told.contains("Permission denied"), "{told}");
+        fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    }
 }

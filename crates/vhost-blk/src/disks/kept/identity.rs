@@ -52,7 +52,7 @@ fn files(image: &Image) -> &[Arc<ImageFile>] {
 /// The present signs of all files of an image, the image itself first; `None`: one of them has none.
 pub(super) fn now(image: &Image) -> io::Result<Option<Vec<FileIdentity>>> {
     let all = files(image).iter();
-    all.map(|file| Ok(FileIdentity::of(&file.share()?.metadata()?))).collect()
+    all.map(|file| Ok(FileIdentity::of(&file.metadata()?))).collect()
 }
 
 /// The signs at the opening, before this program has changed any.

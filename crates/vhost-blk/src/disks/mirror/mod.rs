@@ -116,7 +116,7 @@ impl Disks {
         let (source, owner) = self.own(&planned, &mirror).map_err(refused)?;
         let go_on = || go_on() && !mirror.is_cancelled();
         let old = Old::new(reader(&source).map_err(refused)?);
-        let opening = opening(&plan, &source, &mirror, &old).map_err(refused)?;
+        let opening = opening(&plan, &source, &mirror, &old);
         let hand = Hand::start(name, opening, go_on).inspect_err(|_| old.close())?;
         if let Err(told) = follow(&source, &mirror, go_on) {
             old.close();
@@ -275,26 +275,25 @@ fn reader(source: &Source) -> Result<ImageReader, String> {
     served(&source.image).reader().map_err(no_descriptor)
 }
 
-/// The opening of the target, which nothing of the disk waits for.
+/// The opening of the target, which nothing of the disk waits for. It keeps nothing of the old image open but its
+/// reader in `old`.
 fn opening(
     plan: &Arc<Plan>,
     source: &Source,
     mirror: &Arc<Mirror>,
     old: &Old,
-) -> Result<impl FnOnce() -> Result<Copier, Failure> + Send + 'static, String> {
-    let no_descriptor = |why| format!("{why}; raise the limit on open files (ulimit -n)");
+) -> impl FnOnce() -> Result<Copier, Failure> + Send + 'static {
     let model = Model {
         name: source.name.clone(),
         args: source.args.clone(),
         info: served(&source.image).info(),
-        file: source.image.top.share().map_err(no_descriptor)?,
     };
     let (plan, mirror, old) = (Arc::clone(plan), Arc::clone(mirror), old.clone());
-    Ok(move || {
+    move || {
         let new = New::make(&plan, &model)?;
         new.part().into_iter().for_each(|part| mirror.has_part(part));
         Ok(Copier::new(old, new, plan.unit()))
-    })
+    }
 }
 
 /// Makes the disk note the parts that its guest changes.

@@ -22,6 +22,8 @@ pub(super) struct Plan {
     format: Format,
     capacity_bytes: u64,
     block_bytes: u32,
+    /// The file of the disk, whose owner and mode a new one gets.
+    old: Metadata,
 }
 
 impl Plan {
@@ -46,12 +48,19 @@ impl Plan {
             None => (path_of_new(&wanted.target)?, wanted.format.unwrap_or(own)),
         };
         let (capacity_bytes, block_bytes) = (info.capacity_sectors * 512, info.logical_block_bytes);
-        Ok(Plan { path, is_device, format, capacity_bytes, block_bytes })
+        let failed = |error| format!("the image: {error}; check the storage of the disk");
+        let old = source.image.top.metadata().map_err(failed)?;
+        Ok(Plan { path, is_device, format, capacity_bytes, block_bytes, old })
     }
 
     /// Path of the new storage.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file of the disk at the begin.
+    pub(super) fn old(&self) -> &Metadata {
+        &self.old
     }
 
     pub(super) fn is_device(&self) -> bool {

@@ -59,8 +59,6 @@ pub(super) struct Model {
     pub(super) args: DiskArgs,
     /// Its properties, without wrappers.
     pub(super) info: Info,
-    /// Its file, whose owner and mode a new one gets.
-    pub(super) file: File,
 }
 
 impl New {
@@ -73,11 +71,11 @@ impl New {
         let told = |told: String| Failure::told(&what, told);
         let place = match plan.is_device() {
             true => None,
-            false => Some(Place::take_locked(plan.path())?),
+            false => Some(Place::take_locked(plan.path(), model.args.lock == LockMode::Auto)?),
         };
         if let Some(place) = &place {
             let failed = |why| place::failure(plan.path(), plan.capacity_bytes(), why);
-            fill(plan, model, place.file()).map_err(failed)?;
+            fill(plan, place.file()).map_err(failed)?;
         }
         let path = place.as_ref().map_or(plan.path(), |place| place.part()).to_owned();
         let lock = match &place {
@@ -124,9 +122,9 @@ impl New {
 }
 
 /// Makes the empty image, with owner and mode of the old one.
-fn fill(plan: &Plan, model: &Model, file: &File) -> io::Result<()> {
-    if model.file.metadata()?.is_file() {
-        inherit(&model.file, file)?;
+fn fill(plan: &Plan, file: &File) -> io::Result<()> {
+    if plan.old().is_file() {
+        inherit(plan.old(), file)?;
     }
     if !plan.is_qcow2() {
         allocate(file, plan.capacity_bytes(), Allocation::Sparse)?;

@@ -23,7 +23,7 @@ impl Overlay {
         let new = plan.image()?;
         new.check()?;
         let fill = |file: &File| {
-            inherit(&image.top.share()?, file)?;
+            inherit(&image.top.metadata()?, file)?;
             new.write(file)
         };
         create_with(plan.overlay(), new.size_bytes, fill).map_err(|error| match error {
