@@ -87,9 +87,18 @@ pub struct Qcow2Options {
     pub file: FileOptions,
     /// Backing files that the image may name.
     pub allow_backing: AllowBacking,
-    /// Number of the file, 0 for the image itself, that a disk of this process has locked for writing.
-    /// That disk writes no more, and will be dropped.
-    pub takes_over: Option<usize>,
+    /// The file that a disk of this process has locked for writing. That disk writes no more, and will
+    /// be dropped.
+    pub takes_over: Option<TakesOver>,
+}
+
+/// A file that another disk gives up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakesOver {
+    /// Its number in the chain, 0 for the image itself.
+    pub number: usize,
+    /// Its [`identity`](backend::file::OpenAs::identity): another file at the path is refused.
+    pub identity: (u64, u64),
 }
 
 /// A disk in a qcow2 image.
@@ -117,10 +126,13 @@ impl Qcow2Disk {
         // The lock comes first: nothing may change the header meanwhile.
         let own = options.of_files();
         let open = |number: usize, path: &Path, read_only: bool| -> Result<Arc<File>, Qcow2Error> {
-            let takes_over = options.takes_over == Some(number) && own.lock.is_some();
-            let lock = own.lock.filter(|_| !takes_over);
+            let takes_over = options.takes_over.filter(|file| file.number == number);
+            let lock = own.lock.filter(|_| takes_over.is_none());
             let file = File::open(path, FileOptions { read_only, lock, ..own.clone() })?;
-            if takes_over {
+            if let Some(TakesOver { identity, .. }) = takes_over {
+                file.check_identity(identity)?;
+            }
+            if takes_over.is_some() && own.lock.is_some() {
                 let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
                 file.take_over_lock().map_err(failed)?;
             }
@@ -138,7 +150,7 @@ impl Qcow2Disk {
         let header = header_of(path, &links, options)?;
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         let found = files[0].in_use().map_err(failed)?;
-        let reclaims = found.is_some() && options.takes_over != Some(0);
+        let reclaims = found.is_some() && options.takes_over.is_none_or(|file| file.number != 0);
         let reclaimed = reclaims.then(|| in_use::reclaim(path, header.cluster_bytes));
         let mark = match (&reclaimed, found) {
             (Some(reclaimed), _) => reclaimed.mark,

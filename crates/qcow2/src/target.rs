@@ -61,6 +61,11 @@ impl Target {
         Ok(Target(Kind::Qcow2(Box::new(image))))
     }
 
+    /// A raw image or block device that is open for writing, and locked.
+    pub fn of_raw(file: File) -> Target {
+        Target(Kind::Raw(file))
+    }
+
     /// Size of the disk in the storage in bytes.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use backend::file::{File, FileError, FileOptions, OpenAs};
 use backend::mem::Mem;
 use backend::null::Null;
 use backend::{Disk, ImageLock, Info, Lane, LockError};
-use qcow2::{Qcow2Disk, Qcow2Error, Qcow2Options};
+use qcow2::{Qcow2Disk, Qcow2Error, Qcow2Options, TakesOver};
 use std::fs;
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -62,10 +62,15 @@ pub enum From {
     Path,
     /// The path of `--blk-file`: a new overlay of the image of a disk of this process, which has
     /// that image locked, writes no more, and will be dropped.
-    Overlay,
+    Overlay {
+        /// The identity of the open image.
+        image: (u64, u64),
+    },
     /// The path of `--blk-file`: this process has it locked for writing, writes no more, and will give
     /// the lock up. It may have the mark of a backing file.
     Locked {
+        /// The identity of the locked file: another one at the path is refused.
+        identity: (u64, u64),
         /// Serve this part of a larger block device at first.
         first_bytes: Option<u64>,
     },
@@ -172,11 +177,15 @@ pub fn open(args: &DiskArgs, from: From, wait: LockWait) -> Result<Opened, Failu
 fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result<Opened, Failure> {
     let passed = match from {
         From::Path => None,
-        From::Overlay => return open_qcow2(path, args, wait, Some(1)),
-        From::Locked { .. } if args.format == Some(Format::Qcow2) => {
-            return open_qcow2(path, args, wait, Some(0));
+        From::Overlay { image: identity } => {
+            return open_qcow2(path, args, wait, Some(TakesOver { number: 1, identity }));
         }
-        From::Locked { first_bytes } => return open_locked(path, first_bytes, args),
+        From::Locked { identity, .. } if args.format == Some(Format::Qcow2) => {
+            return open_qcow2(path, args, wait, Some(TakesOver { number: 0, identity }));
+        }
+        From::Locked { identity, first_bytes } => {
+            return open_locked(path, identity, first_bytes, args);
+        }
         From::Descriptor(passed) => Some(passed),
         From::Program { image, is_checked } => return adopt(path, image, is_checked, args),
     };
@@ -276,10 +285,11 @@ fn open_qcow2(
     path: &Path,
     args: &DiskArgs,
     wait: LockWait,
-    takes_over: Option<usize>,
+    takes_over: Option<TakesOver>,
 ) -> Result<Opened, Failure> {
+    let ignores_mark = takes_over.is_some_and(|file| file.number == 0);
     let open = |file| {
-        let file = FileOptions { ignores_mark: takes_over == Some(0), ..file };
+        let file = FileOptions { ignores_mark, ..file };
         Qcow2Disk::open(path, &Qcow2Options { file, takes_over, ..qcow2_options(args) })
     };
     let options = file_options(args, args.lock == LockMode::Auto);
@@ -309,9 +319,16 @@ fn qcow2_failure(error: Qcow2Error) -> Failure {
     }
 }
 
-fn open_locked(path: &Path, first_bytes: Option<u64>, args: &DiskArgs) -> Result<Opened, Failure> {
+fn open_locked(
+    path: &Path,
+    identity: (u64, u64),
+    first_bytes: Option<u64>,
+    args: &DiskArgs,
+) -> Result<Opened, Failure> {
     let options = FileOptions { ignores_mark: true, first_bytes, ..file_options(args, false) };
     let file = File::open(path, options).map_err(file_failure)?;
+    // Before the lock, which checks no other program.
+    file.check_identity(identity).map_err(file_failure)?;
     let locks = args.lock == LockMode::Auto;
     if locks {
         let remedy = "check the file system";
@@ -427,7 +444,10 @@ impl Disk for Presented {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use backend::create::create_with;
+    use backend::file::identity_of;
     use clap::Parser;
+    use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation};
 
     #[derive(Parser)]
     struct Serve {
@@ -445,5 +465,38 @@ mod tests {
             failure.to_string().contains("no image is given; give --blk-file PATH"),
             "{failure}"
         );
+    }
+
+    /// The path of a locked image may get another file until its next opening.
+    #[test]
+    fn another_file_at_the_path_of_a_locked_one_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = NewImage {
+            size_bytes: 1 << 20,
+            cluster_bytes: CLUSTER_BYTES,
+            backing: None,
+            preallocation: Preallocation::Off,
+        };
+        for format in ["raw", "qcow2"] {
+            let path = folder.path().join(format);
+            let copied = path.with_extension("copied");
+            for name in [&path, &copied] {
+                let fill = |file: &fs::File| match format {
+                    "raw" => file.set_len(image.size_bytes),
+                    _ => image.write(file),
+                };
+                create_with(name, image.size_bytes, fill).unwrap();
+            }
+            let words = ["serve", "--socket-path", "s", "--format", format, "--blk-file"];
+            let args = Serve::parse_from(words.into_iter().chain([path.to_str().unwrap()])).args;
+            let of = |found: &Path| {
+                let identity = identity_of(&fs::metadata(found).unwrap());
+                open(&args, From::Locked { identity, first_bytes: None }, LockWait::No)
+            };
+            let Err(failure) = of(&copied) else { panic!("{format}: another file is served") };
+            let told = failure.to_string();
+            assert!(told.contains("another file or device is at this path by now"), "{told}");
+            assert!(of(&path).is_ok(), "{format}");
+        }
     }
 }

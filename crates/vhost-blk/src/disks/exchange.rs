@@ -223,6 +223,12 @@ pub(super) fn replacement(
     Ok(layers.go_on_in(Replacement { disk, keeps_lock: false, lock, commit }, top))
 }
 
+/// The identity of the open file of a disk, whose next disk has to find it at its path.
+pub(super) fn identity(file: &backend::file::File) -> Result<(u64, u64), String> {
+    let failed = |error| format!("{}: {error}; check its storage", file.path().display());
+    file.opened_as().map(|opened| opened.identity).map_err(failed)
+}
+
 /// Makes the completed writes of a disk durable.
 pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {
     disk.sync().map_err(|error| {

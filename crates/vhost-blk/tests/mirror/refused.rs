@@ -132,6 +132,11 @@ fn a_mirror_goes_on_after_a_completion_that_is_refused() {
     let line = rig.refused("mirror a --complete", 1);
     assert!(line.contains("a.img: No such file"), "{line}");
     fs::rename(rig.path("moved"), rig.path("a.img")).unwrap();
+    let part = rig.path(&parts(&rig)[0]);
+    fs::rename(&part, rig.path("moved")).unwrap();
+    let line = rig.refused("mirror a --complete", 1);
+    assert!(line.contains("give the new storage its path back"), "{line}");
+    fs::rename(rig.path("moved"), &part).unwrap();
     rig.ok("mirror a --complete");
     assert_eq!(fs::read(rig.path("other")).unwrap(), b"another file");
     assert!(content(&mut device).iter().all(|byte| *byte == 2));

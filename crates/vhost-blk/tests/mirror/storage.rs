@@ -5,6 +5,7 @@ use crate::mount::{LoopDevice, Mount, may_not_mount, run};
 use crate::rig::Rig;
 use crate::{BYTES, add, content, fill, guest, image, mirror, text, wait_until};
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 
 /// A loop device over a file of so many bytes that has old data.
 fn device(rig: &Rig, name: &str, bytes: usize) -> LoopDevice {
@@ -42,6 +43,39 @@ fn a_disk_moves_to_a_block_device_and_back_to_a_file() {
     guest.write(2, &[4; 512]).unwrap();
     // The device is free again, and nothing marks it: the answer has told that.
     add(&rig, "b", &format!("--blk-file {to}"));
+}
+
+/// A link to the device is turned to another one, which the guest must not go on in.
+#[test]
+fn a_device_that_was_not_copied_does_not_get_the_guest() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut guest = guest(&rig, "a");
+    fill(&mut guest, 1);
+    let (copied, other) =
+        (device(&rig, "below", BYTES as usize), device(&rig, "o", BYTES as usize));
+    let link = rig.path("link");
+    let turn = |to: &LoopDevice| {
+        let _ = fs::remove_file(&link); // there is none at first
+        symlink(&to.path, &link).unwrap();
+    };
+    turn(&copied);
+    rig.ok(&format!("mirror a --to {} --overwrite --wait", text(&link)));
+    turn(&other);
+    let line = rig.refused("mirror a --complete", 1);
+    assert!(line.contains("link: another file or device than the copied one"), "{line}");
+    assert_eq!(mirror(&rig)["state"], "ready");
+    guest.write(1, &[2; 512]).unwrap();
+    assert!(fs::read(&other.path).unwrap().iter().all(|byte| *byte == 0xee));
+    let before = content(&mut guest);
+    turn(&copied);
+    rig.ok("mirror a --complete");
+    assert!(content(&mut guest) == before);
+    assert!(fs::read(&other.path).unwrap().iter().all(|byte| *byte == 0xee));
 }
 
 #[test]

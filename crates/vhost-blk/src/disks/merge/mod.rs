@@ -18,7 +18,7 @@ mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;
-use super::exchange::{New, Source, options, replacement};
+use super::exchange::{New, Source, identity, options, replacement};
 use super::job::Kind;
 use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
@@ -254,8 +254,10 @@ impl Change {
     ) -> Result<Replacement, String> {
         copy(&mut merge, written.take(PIECE_MAX), &mut Pace::new(None), &|| true)?;
         drop(merge);
-        let opened = disk::open(&self.args, From::Locked { first_bytes: None }, LockWait::No)
-            .map_err(|failure| failure.to_string())?;
+        let identity = identity(&self.marks.backing)?;
+        let opened =
+            disk::open(&self.args, From::Locked { identity, first_bytes: None }, LockWait::No)
+                .map_err(|failure| failure.to_string())?;
         let layers = Arc::clone(&self.layers);
         replacement(opened, &layers, new, Box::new(move || self.commit()))
     }

@@ -49,7 +49,9 @@ impl Worker {
         let refused = Unfinished::Refused;
         self.source()?.check_config(update_config).map_err(refused)?;
         let plan = Arc::clone(&self.plan);
-        self.with(move |_| Ok(plan.check_name()))?.map_err(refused)?;
+        let checked =
+            move |copier: &mut Copier| Ok(plan.check_name().and_then(|()| copier.check_path()));
+        self.with(checked)?.map_err(refused)?;
         self.converge()?;
         // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
         let disks = Arc::clone(&self.disks);
@@ -229,7 +231,8 @@ impl Change {
             let copied = copier.rest(mirror.brake().written()).and_then(|()| copier.sync());
             copied.map_err(|error| error.to_string())?;
             let named = copier.name()?;
-            let opened = disk::open(&args, From::Locked { first_bytes }, LockWait::No);
+            let from = From::Locked { identity: named.identity()?, first_bytes };
+            let opened = disk::open(&args, from, LockWait::No);
             Ok((opened.map_err(|failure| failure.to_string())?, named))
         });
         let (opened, named) = match opened.recv_timeout(DRAINED_MAX) {

@@ -129,6 +129,14 @@ impl Copier {
         (bytes as f64 * share) as u64
     }
 
+    /// Checks that the new storage still has its path.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(super) fn check_path(&self) -> Result<(), String> {
+        self.new.check_path()
+    }
+
     /// Gives the new storage, which is durable, its name.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use crate::options::DiskArgs;
 use crate::values::LockMode;
 use backend::Info;
 use backend::create::{Allocation, allocate};
+use backend::file::identity_of;
 use backend::lock::{Access, lock_image};
 use qcow2::AllowBacking;
 use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation};
@@ -34,10 +35,18 @@ pub(super) struct Named {
     /// Path of a new file.
     made: Option<PathBuf>,
     /// Held until the opened disk has the lock, too.
-    _lock: File,
+    lock: File,
 }
 
 impl Named {
+    /// The identity of the copied storage.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(super) fn identity(&self) -> Result<(u64, u64), String> {
+        identity(&self.lock)
+    }
+
     /// Leaves the file.
     pub(super) fn keep(mut self) {
         self.made = None;
@@ -79,15 +88,20 @@ impl New {
         }
         let path = place.as_ref().map_or(plan.path(), |place| place.part()).to_owned();
         let lock = match &place {
-            Some(place) => place.file().try_clone().map_err(|why| why.to_string()),
+            Some(place) => place.file().try_clone().map_err(no_descriptor),
             None => open_locked(&path, &model.args),
         };
-        let lock = lock.map_err(|why| Failure::told(&what, why))?;
-        let info = examine(&plan.next(&model.args, &path), plan)?;
+        let lock = lock.map_err(told)?;
+        let locked = identity(&lock).map_err(told)?;
+        let info = examine(&plan.next(&model.args, &path), plan, locked)?;
         check_size(plan, &info).map_err(told)?;
         vhost_user::seen(&model.info, info).map_err(|why| told(vhost_user::differs(&why)))?;
-        let target = Target::open(&path, plan.is_qcow2(), AllowBacking::Off);
-        let target = target.map_err(|why| Failure::told(&what, why))?;
+        let target = match plan.is_qcow2() {
+            true => Target::open(&path, true, AllowBacking::Off).map_err(|why| why.to_string()),
+            false => lock.try_clone().map(Target::of_raw).map_err(no_descriptor),
+        };
+        let target = target.map_err(told)?;
+        check_is_at(&path, &lock).map_err(told)?;
         let (path, capacity_bytes) = (plan.path().to_owned(), plan.capacity_bytes());
         Ok(New { target, place, lock, path, capacity_bytes })
     }
@@ -95,6 +109,14 @@ impl New {
     /// Path of the incomplete file.
     pub(super) fn part(&self) -> Option<&Path> {
         self.place.as_ref().map(Place::part)
+    }
+
+    /// Checks that the copied storage still has its path, which the next start of the disk opens.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(super) fn check_path(&self) -> Result<(), String> {
+        check_is_at(self.part().unwrap_or(&self.path), &self.lock)
     }
 
     /// Everything that was not written reads as zeroes.
@@ -117,7 +139,7 @@ impl New {
                 Some(path)
             }
         };
-        Ok(Named { made, _lock: lock })
+        Ok(Named { made, lock })
     }
 }
 
@@ -152,13 +174,36 @@ fn open_locked(path: &Path, args: &DiskArgs) -> Result<File, String> {
     Ok(file)
 }
 
+fn no_descriptor(why: io::Error) -> String {
+    format!("{why}; raise the limit on open files (ulimit -n)")
+}
+
+fn identity(file: &File) -> Result<(u64, u64), String> {
+    let found = file.metadata().map_err(|why| format!("{why}; check the new storage"))?;
+    Ok(identity_of(&found))
+}
+
+/// Refuses a path that names another storage than the locked one.
+fn check_is_at(path: &Path, locked: &File) -> Result<(), String> {
+    let shown = path.display();
+    let found = fs::metadata(path)
+        .map_err(|why| format!("{shown}: {why}; give the new storage its path back"))?;
+    if identity_of(&found) == identity(locked)? {
+        return Ok(());
+    }
+    Err(format!(
+        "{shown}: another file or device than the copied one is at this path by now; give the copied \
+         one its path back, and repeat the command"
+    ))
+}
+
 /// The properties of the disk in the storage.
-fn examine(args: &DiskArgs, plan: &Plan) -> Result<Info, Failure> {
+fn examine(args: &DiskArgs, plan: &Plan, identity: (u64, u64)) -> Result<Info, Failure> {
     if plan.is_qcow2() {
         let path = args.blk_file.clone().into_iter().collect::<Vec<_>>();
         return disk::examine_qcow2(args, &path);
     }
-    let from = From::Locked { first_bytes: Some(plan.capacity_bytes()) };
+    let from = From::Locked { identity, first_bytes: Some(plan.capacity_bytes()) };
     Ok(disk::examine(args, from)?.0)
 }
 

@@ -17,7 +17,7 @@ mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;
-use super::exchange::{New, options, replacement, settled, synced};
+use super::exchange::{New, identity, options, replacement, settled, synced};
 use super::layers::Layers;
 use super::replacing::{DRAIN_MAX, wait};
 use crate::disk::{self, From, LockWait};
@@ -174,7 +174,8 @@ impl Change {
     fn prepare(self, old: &Arc<dyn Disk>, new: Sender<New>) -> Result<Replacement, String> {
         synced(&**old)?;
         settled(self.qcow2.as_deref())?;
-        let opened = disk::open(&self.args, From::Overlay, LockWait::No)
+        let image = identity(&self.top)?;
+        let opened = disk::open(&self.args, From::Overlay { image }, LockWait::No)
             .map_err(|failure| failure.to_string())?;
         let layers = Arc::clone(&self.layers);
         replacement(opened, &layers, &new, Box::new(move || self.commit()))
