@@ -74,7 +74,12 @@ impl State {
                 parts: entry.parts.clone(),
             })
         };
-        self.table.iter().map(disk).collect()
+        let all = self.table.iter().map(disk).collect::<Result<_, _>>()?;
+        // Its thread may not be interruptible, and the exchange of the program waits for all threads.
+        match self.targets.first() {
+            None => Ok(all),
+            Some(path) => Err(UpgradeError::Target { path: path.to_owned() }),
+        }
     }
 
     /// Refuses a change of the table during an upgrade.

@@ -19,6 +19,9 @@ const MERGING: &str = "its image is being merged; wait for the end of that, or c
 /// The refusal of an act that a mirror excludes.
 const MIRRORING: &str = "it is being mirrored to other storage; complete that, or cancel it (vhost-blk ctl mirror --complete, --cancel)";
 
+/// The refusal of the same work.
+const IN_PROGRESS: &str = "it is in progress; wait for it, or cancel it with --cancel";
+
 /// The kinds of work.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
@@ -41,6 +44,11 @@ impl Job {
             Kind::Merge(_) => MERGING,
             Kind::Mirror(_) => MIRRORING,
         }
+    }
+
+    /// The refusal of a mirror, or of a merge.
+    pub(super) fn refuses(&self, is_mirror: bool) -> &'static str {
+        if self.mirror().is_some() == is_mirror { IN_PROGRESS } else { self.refusal() }
     }
 
     /// The mirror, if it is one.
@@ -108,10 +116,7 @@ impl Disks {
         let mut state = self.lock();
         let gone = "the disk has gone meanwhile; see vhost-blk ctl list";
         match state.job_of(&source.name).ok_or(gone)? {
-            Some(present) if present.refusal() == job.refusal() => {
-                return Err("it is in progress; wait for it, or cancel it with --cancel".to_owned());
-            }
-            Some(present) => return Err(present.refusal().to_owned()),
+            Some(present) => return Err(present.refuses(job.mirror().is_some()).to_owned()),
             present => *present = Some(Arc::clone(&job)),
         }
         drop(state);

@@ -135,6 +135,7 @@ struct State {
     /// An upgrade is in progress: the table does not change.
     is_held: bool,
     table: BTreeMap<String, Slot>,
+    targets: mirror::Targets,
 }
 
 enum Slot {
@@ -163,8 +164,8 @@ struct Entry {
     layers: Arc<Layers>,
     /// The merge or the mirror of the disk, which stays until its end.
     job: Option<Arc<Job>>,
-    /// The last mirror, which may have left its target in use.
-    last_mirror: mirror::Last,
+    /// The reason for which the last mirror has ended, if it has failed.
+    last_mirror: Option<String>,
 }
 
 /// The open image of a disk.

@@ -128,7 +128,7 @@ impl Disks {
             is_exchanged,
             layers,
             job: None,
-            last_mirror: Default::default(),
+            last_mirror: None,
         };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
     }

@@ -42,6 +42,16 @@ pub enum UpgradeError {
         /// The cause and the remedy.
         why: Obstacle,
     },
+    /// A mirror is being begun, or has ended, and a thread still waits for its target.
+    #[error(
+        "{}: the target of a mirror does not answer, and the exchange of the program would wait for it; \
+         check that storage, and repeat the command",
+        .path.display()
+    )]
+    Target {
+        /// Its path.
+        path: PathBuf,
+    },
     /// The limit on open files is too near: the new program could not open all of the disks.
     #[error(
         "{left} descriptors are left, and the take-over needs {needed} for a moment; raise the limit \

@@ -12,14 +12,15 @@
 //!
 //! Acts are carried out in their order. An owner that does not wait any more leaves the thread alone; it drops
 //! the copier, with an incomplete file, as soon as the storage answers. The owner waits for one act before it
-//! orders the next, but the last one and the close: the queue has four acts at most.
+//! orders the next, but for one of a completion that is refused, the last one and the close: the queue has four acts
+//! at most.
 
 use super::copier::{Copier, CopyError};
 use super::state::CANCELLED;
 use super::worker::Unfinished;
 use crate::failure::Failure;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -31,7 +32,6 @@ const CLOSE_MAX: Duration = Duration::from_secs(1);
 /// The thread for its owner.
 pub(super) struct Hand {
     acts: Acts,
-    present: Weak<()>,
 }
 
 /// Orders acts of the thread.
@@ -48,17 +48,17 @@ enum State {
 }
 
 impl Hand {
-    /// Starts the thread, which makes or opens the storage; waits for that as long as `goes_on` says so.
+    /// Starts the thread, which makes or opens the storage; waits for that as long as `goes_on` says so. The
+    /// thread drops `sign` when it does not use the storage any more.
     pub(super) fn start(
         name: &str,
+        sign: Arc<()>,
         open: impl FnOnce() -> Result<Copier, Failure> + Send + 'static,
         goes_on: impl Fn() -> bool,
     ) -> Result<Hand, Failure> {
         let what = format!("{} {name}", super::WHAT);
         let (sender, acts) = channel::<Act>();
         let (reply, opened) = channel();
-        let sign = Arc::new(());
-        let present = Arc::downgrade(&sign);
         let body = move || {
             let copier = match open() {
                 Ok(copier) => copier,
@@ -78,11 +78,15 @@ impl Hand {
             .map_err(|why| Failure::run(&what, why, "raise the limit on threads (ulimit -u)"))?;
         loop {
             match opened.recv_timeout(LOOK) {
-                Ok(opened) => return opened.map(|()| Hand { acts: Acts(sender), present }),
+                Ok(opened) => return opened.map(|()| Hand { acts: Acts(sender) }),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::run(what, "its thread has gone", "see the log"));
                 }
                 Err(RecvTimeoutError::Timeout) if !goes_on() => {
+                    // Unless the storage hangs, nothing is left of the mirror then.
+                    if let Ok(Ok(())) = opened.recv_timeout(CLOSE_MAX) {
+                        Hand { acts: Acts(sender) }.close();
+                    }
                     return Err(Failure::run(
                         what,
                         "it was cancelled before its new storage was open",
@@ -97,11 +101,6 @@ impl Hand {
     /// Orders acts.
     pub(super) fn acts(&self) -> &Acts {
         &self.acts
-    }
-
-    /// Is alive as long as the thread uses the storage.
-    pub(super) fn present(&self) -> Weak<()> {
-        Weak::clone(&self.present)
     }
 
     /// Ends the thread. Waits for the end of its use of the storage. `false`: the storage hangs.

@@ -26,19 +26,20 @@ mod old;
 mod plan;
 mod state;
 mod target;
+mod targets;
 mod worker;
 
 pub use facts::Facts;
 pub(super) use state::Mirror;
 pub use state::Phase;
+pub(super) use targets::Targets;
 
 use super::exchange::Source;
 use super::job::{Kind, Owner};
 use super::layers::Following;
 use super::replacing::{DRAIN_MAX, wait};
-use super::{Disks, Entry, Image, Slot};
+use super::{Disks, Image, Slot};
 use crate::backup::{Image as Served, ImageReader};
-use crate::events::Change;
 use crate::failure::Failure;
 use crate::pace::Pace;
 use crate::values::Format;
@@ -48,7 +49,7 @@ use old::Old;
 use plan::Plan;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use target::{Model, New};
@@ -88,15 +89,6 @@ pub struct Completed {
     pub pause: Duration,
 }
 
-/// The last mirror of a disk.
-#[derive(Debug, Default)]
-pub(super) struct Last {
-    /// The reason for which it has ended, if it has failed.
-    ended: Option<String>,
-    /// Alive as long as its thread uses the target.
-    target: Weak<()>,
-}
-
 impl Disks {
     /// Begins a mirror of a disk. Waits for its requests in flight as long as `go_on` says so.
     ///
@@ -110,6 +102,7 @@ impl Disks {
     ) -> Result<(), Failure> {
         let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
         // The path may hang: nothing is held, and the disk has no work.
+        let sign = self.use_target(name, &wanted.target)?;
         let planned = self.source(name, WHAT)?;
         let plan = Arc::new(Plan::of(&planned, wanted).map_err(refused)?);
         let mirror = Arc::new(Mirror::new(plan.path().to_owned(), plan.capacity_bytes()));
@@ -117,13 +110,13 @@ impl Disks {
         let go_on = || go_on() && !mirror.is_cancelled();
         let old = Old::new(reader(&source).map_err(refused)?);
         let opening = opening(&plan, &source, &mirror, &old);
-        let hand = Hand::start(name, opening, go_on).inspect_err(|_| old.close())?;
+        let hand = Hand::start(name, sign, opening, go_on).inspect_err(|_| old.close())?;
         if let Err(told) = follow(&source, &mirror, go_on) {
             old.close();
             hand.close();
             return Err(refused(told));
         }
-        self.note_last(&source, None, Some(hand.present()));
+        self.note_last(&source, None);
         let worker = Worker {
             disks: Arc::clone(self),
             owner,
@@ -134,7 +127,6 @@ impl Disks {
             old,
             hand,
         };
-        self.events.tell(name, &Change::MirrorBegun(wanted.target.clone()));
         let spawned = thread::Builder::new().name("mirror".into()).spawn(move || worker.run());
         spawned.map(drop).map_err(|error| {
             source.end_following();
@@ -155,14 +147,6 @@ impl Disks {
             return Err("it has got another image a moment ago; repeat the command".to_owned());
         }
         let owner = self.begin_job(&source, Kind::Mirror(Arc::clone(mirror)))?;
-        let is_left = |entry: &Entry| entry.last_mirror.target.upgrade().is_some();
-        if self.lock().entry(&source.name).is_ok_and(is_left) {
-            return Err(
-                "the target of its last mirror does not answer; check that storage, and repeat \
-                        the command"
-                    .to_owned(),
-            );
-        }
         self.check_no_backup(&source.name)?;
         Ok((source, owner))
     }
@@ -235,25 +219,24 @@ impl Disks {
     /// # Errors
     /// [`Failure`] if there is no such disk.
     pub fn mirror_ended(&self, name: &str) -> Result<Option<String>, Failure> {
-        Ok(self.lock().entry(name)?.last_mirror.ended.clone())
+        Ok(self.lock().entry(name)?.last_mirror.clone())
     }
 
     /// The refusal of an act that needs a mirror.
     fn no_mirror(&self, name: &str) -> String {
         let state = self.lock();
-        match state.entry(name).ok().and_then(|entry| entry.last_mirror.ended.as_ref()) {
+        match state.entry(name).ok().and_then(|entry| entry.last_mirror.as_ref()) {
             None => "it is not being mirrored; begin that with --to".to_owned(),
             Some(told) => format!("it is not being mirrored any more: {told}"),
         }
     }
 
-    /// Notes the reason of the end of a mirror, and the use of its target.
-    fn note_last(&self, source: &Source, ended: Option<String>, target: Option<Weak<()>>) {
+    /// Notes the reason of the end of a mirror.
+    fn note_last(&self, source: &Source, ended: Option<String>) {
         if let Some(Slot::Served(entry)) = self.lock().table.get_mut(&source.name)
             && Arc::ptr_eq(&entry.control, &source.control)
         {
-            let target = target.unwrap_or_else(|| Weak::clone(&entry.last_mirror.target));
-            entry.last_mirror = Last { ended, target };
+            entry.last_mirror = ended;
         }
     }
 

@@ -57,6 +57,8 @@ impl From<CopyError> for Unfinished {
 impl Worker {
     /// Mirrors the disk to the end.
     pub(super) fn run(mut self) {
+        let begun = Change::MirrorBegun(self.plan.path().to_owned());
+        self.disks.events.tell(&self.source.name, &begun);
         let outcome = self.follow();
         let Worker { disks, owner, source, plan, mirror, old, hand, .. } = self;
         if outcome.is_err() {
@@ -82,7 +84,7 @@ impl Worker {
             Ok(done) => tracing::info!(disk = name, image = %done.image.display(), "mirrored"),
             Err(told) => tracing::warn!(disk = name, told, "the mirror has ended"),
         }
-        disks.note_last(&source, outcome.as_ref().err().cloned(), None);
+        disks.note_last(&source, outcome.as_ref().err().cloned());
         disks.events.tell(&name, &change);
         // The client of a cancel, which waits for the end of the work, finds the outcome.
         mirror.enter(if outcome.is_ok() { Phase::Moved } else { Phase::Ended });
