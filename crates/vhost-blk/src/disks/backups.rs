@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Wait for the removal of incomplete targets at an exit without a drain.
-const REMOVE_MAX: Duration = Duration::from_millis(100);
+const REMOVE_MAX: Duration = Duration::from_secs(1);
 
 impl Disks {
     /// A disk, with its only place for a backup.

@@ -5,13 +5,13 @@ use super::Completed;
 use super::bound::Bound;
 use super::copier::{CHUNK, Copier};
 use super::hand::Acts;
-use super::state::Mirror;
+use super::state::{Mirror, Ordered};
 use super::target::Named;
 use super::worker::{SLOW, STUCK, Unfinished, Worker};
 use crate::disk::{self, From, LockWait, Opened};
 use crate::disks::Disks;
 use crate::disks::config_file::NewConfig;
-use crate::disks::exchange::{New, Source, options, replacement};
+use crate::disks::exchange::{New, Source, options, replacement, settled};
 use crate::disks::growth;
 use crate::disks::layers::Layers;
 use crate::disks::reload::NoReload;
@@ -19,6 +19,7 @@ use crate::disks::replacing::{DRAIN_MAX, wait_and};
 use crate::options::DiskArgs;
 use backend::Disk;
 use backend::file::File as ImageFile;
+use qcow2::Qcow2Disk;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,17 +46,17 @@ const DRAINED_MAX: Duration = STUCK;
 
 impl Worker {
     /// Makes the guest go on in the new storage.
-    pub(super) fn complete(&mut self, update_config: bool) -> Result<Completed, Unfinished> {
-        let refused = Unfinished::Refused;
+    pub(super) fn complete(&mut self, ordered: Ordered) -> Result<Completed, Unfinished> {
+        let (refused, update_config) = (Unfinished::Refused, ordered.update_config);
         self.source()?.check_config(update_config).map_err(refused)?;
         let plan = Arc::clone(&self.plan);
         let checked =
             move |copier: &mut Copier| Ok(plan.check_name().and_then(|()| copier.check_path()));
         self.with(checked)?.map_err(refused)?;
-        self.converge()?;
+        self.converge(ordered)?;
         // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
         let disks = Arc::clone(&self.disks);
-        let _no_reload = self.no_reload(&disks)?;
+        let _no_reload = self.no_reload(&disks, ordered)?;
         let source = self.source()?;
         source.check_config(update_config).map_err(refused)?;
         let before = source.storage_path().map_err(refused)?;
@@ -68,7 +69,9 @@ impl Worker {
             first_bytes: self.plan.capacity_bytes(),
             layers: Arc::clone(&source.layers),
             top: Arc::clone(&source.image.top),
+            qcow2: source.image.qcow2.clone(),
             mirror: Arc::clone(&self.mirror),
+            ordered,
             config,
             is_marked: Arc::clone(&is_marked),
         };
@@ -96,17 +99,19 @@ impl Worker {
     }
 
     /// Returns an error if the order is not wanted any more, or the brake was released.
-    fn check_order(&self) -> Result<(), Unfinished> {
+    fn check_order(&self, ordered: Ordered) -> Result<(), Unfinished> {
         self.check()?;
-        match self.mirror.ordered() {
-            None => Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned())),
-            Some(_) if !self.mirror.brake().is_on() => Err(Unfinished::Refused(SLOW.to_owned())),
-            Some(_) => Ok(()),
+        if self.mirror.ordered() != Some(ordered) {
+            return Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned()));
+        }
+        match self.mirror.brake().is_on() {
+            true => Ok(()),
+            false => Err(Unfinished::Refused(SLOW.to_owned())),
         }
     }
 
     /// Copies changed parts durably until few are left, however fast the guest writes: [`Bound`].
-    fn converge(&self) -> Result<(), Unfinished> {
+    fn converge(&self, ordered: Ordered) -> Result<(), Unfinished> {
         // The syncs from here on are short.
         self.with(Copier::sync)?;
         let few = self.with(|copier| Ok(copier.bytes_in(REST_TIME)))?;
@@ -122,13 +127,13 @@ impl Worker {
                 at = piece.end;
                 bound.copied(piece.end - piece.start);
                 self.slow(&bound);
-                self.check_order()?;
+                self.check_order(ordered)?;
             }
             self.with(Copier::sync)?;
             bound.passed(brake.written().bytes());
             self.slow(&bound);
         }
-        self.check_order()
+        self.check_order(ordered)
     }
 
     /// Changes the bound of the brake, unless it was released, and starts the writes that may start.
@@ -141,9 +146,13 @@ impl Worker {
 
     /// Lets reloads wait. One in progress may wait for the end of the mirror, or for another disk: the
     /// copy goes on meanwhile, so that no write of the guest waits for it.
-    fn no_reload<'a>(&self, disks: &'a Disks) -> Result<NoReload<'a>, Unfinished> {
+    fn no_reload<'a>(
+        &self,
+        disks: &'a Disks,
+        ordered: Ordered,
+    ) -> Result<NoReload<'a>, Unfinished> {
         loop {
-            self.check_order()?;
+            self.check_order(ordered)?;
             if let Some(no_reload) = disks.try_no_reload() {
                 return Ok(no_reload);
             }
@@ -157,8 +166,9 @@ impl Worker {
         let (sender, new) = channel();
         let has_begun = Arc::new(AtomicBool::new(false));
         let (begun, acts) = (Arc::clone(&has_begun), self.hand.acts().clone());
+        let ordered = change.ordered;
         let order = self.source.control.replace_storage(Box::new(move |_: &Arc<dyn Disk>| {
-            change.mirror.begin_rest()?;
+            change.mirror.begin_rest(change.ordered)?;
             // Read after the answer, which orders it.
             begun.store(true, Ordering::Relaxed);
             change.prepare(&acts, &sender)
@@ -166,7 +176,7 @@ impl Worker {
         let mut failed = None;
         let waited = wait_and(&order, DRAIN_MAX, TICK, || {
             if failed.is_none() {
-                failed = self.check_order().and_then(|()| self.copy_rest()).err();
+                failed = self.check_order(ordered).and_then(|()| self.copy_rest()).err();
             }
             failed.is_none()
         });
@@ -216,7 +226,10 @@ struct Change {
     layers: Arc<Layers>,
     /// The file of the old image.
     top: Arc<ImageFile>,
+    /// The old disk, if it is qcow2.
+    qcow2: Option<Arc<Qcow2Disk>>,
     mirror: Arc<Mirror>,
+    ordered: Ordered,
     config: Option<NewConfig>,
     /// The old image has a mark.
     is_marked: Arc<AtomicBool>,
@@ -225,6 +238,7 @@ struct Change {
 impl Change {
     /// Waits for the new storage, which has everything then. If it hangs, the guest goes on in the old one.
     fn prepare(self, acts: &Acts, new: &Sender<New>) -> Result<Replacement, String> {
+        let deadline = Instant::now() + DRAINED_MAX;
         let (mirror, args) = (Arc::clone(&self.mirror), self.args.clone());
         let first_bytes = Some(self.first_bytes);
         let opened = acts.last(move |mut copier| -> Result<(Opened, Named), String> {
@@ -235,13 +249,16 @@ impl Change {
             let opened = disk::open(&args, from, LockWait::No);
             Ok((opened.map_err(|failure| failure.to_string())?, named))
         });
-        let (opened, named) = match opened.recv_timeout(DRAINED_MAX) {
+        // The old image keeps the content of this moment.
+        settled(self.qcow2.as_deref())?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (opened, named) = match opened.recv_timeout(left) {
             Ok(opened) => opened?,
             Err(RecvTimeoutError::Disconnected) => return Err(super::state::CANCELLED.to_owned()),
             Err(RecvTimeoutError::Timeout) => {
                 return Err(format!(
                     "the new storage did not take the rest of the copy in {} s, and the guest goes on \
-                     in the old one; check that storage, and begin the mirror again with --to",
+                     in the old one; check both storages, and begin the mirror again with --to",
                     DRAINED_MAX.as_secs()
                 ));
             }

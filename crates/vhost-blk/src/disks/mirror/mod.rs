@@ -168,12 +168,12 @@ impl Disks {
         let mirror = self.mirror_of(name)?;
         let mirror = mirror.ok_or_else(|| refused(self.no_mirror(name)))?;
         self.source(name, WHAT)?.check_config(update_config).map_err(refused)?;
-        mirror.order(update_config).map_err(refused)?;
+        let number = mirror.order(update_config).map_err(refused)?;
         loop {
-            if let Some(answer) = mirror.answer(LOOK) {
+            if let Some(answer) = mirror.answer(number, LOOK) {
                 return answer.map_err(refused);
             }
-            if !go_on() && mirror.withdraw() {
+            if !go_on() && mirror.withdraw(number) {
                 return Err(refused(state::WITHDRAWN.to_owned()));
             }
         }

@@ -12,8 +12,15 @@
 //! | ended | a cancel, an error of the source or of the target, or a target that does not answer | |
 //!
 //! A withdrawal is decided against the begin of the rest under the lock, and a cancel against that of the move:
-//! neither begins after it, and it is not accepted after that. In the state ended the guest goes on in the old storage. A
-//! client may order the completion in any state; one order at a time.
+//! neither begins after it, and it is not accepted after that. In the state ended the guest goes on in the old storage.
+//!
+//! | State of the order | Begins | Next |
+//! |---|---|---|
+//! | none | with the mirror | given; none is given after [`Mirror::end`] |
+//! | given | [`Mirror::order`], in any state of the mirror | answered; none, if it is withdrawn |
+//! | answered | [`Mirror::refuse`], [`Mirror::end`] | none, when its client has taken the answer |
+//!
+//! Each order has a number: the refusal of one that was withdrawn does not answer the next.
 
 use super::Completed;
 use backend::wrap::{Brake, Written};
@@ -57,7 +64,8 @@ impl Phase {
         match self {
             Phase::Copying => "copying",
             Phase::Ready => "ready",
-            Phase::Completing | Phase::Drained | Phase::Moving => "completing",
+            Phase::Completing => "completing",
+            Phase::Drained | Phase::Moving => "drained",
             Phase::Moved => "moved",
             Phase::Ended => "ended",
         }
@@ -79,6 +87,10 @@ struct State {
     copied_bytes: u64,
     is_cancelled: bool,
     order: Order,
+    /// Orders that were given.
+    orders: u64,
+    /// The answer to an order after the end of the mirror.
+    over: Option<String>,
     /// The incomplete file.
     part: Option<PathBuf>,
 }
@@ -88,18 +100,25 @@ struct State {
 enum Order {
     None,
     /// The client waits.
-    Given {
-        update_config: bool,
-    },
-    /// For the client, which takes it.
-    Answered(Result<Completed, String>),
-    /// The mirror has ended without a client that waits.
-    Ended(String),
+    Given(Ordered),
+    /// For the client of this number, which takes it.
+    Answered(u64, Result<Completed, String>),
+}
+
+/// An order that was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ordered {
+    pub(super) number: u64,
+    /// Rewrite the configuration file.
+    pub(super) update_config: bool,
 }
 
 impl Order {
-    fn is_given(&self) -> bool {
-        matches!(self, Order::Given { .. })
+    fn given(&self) -> Option<Ordered> {
+        match self {
+            Order::Given(ordered) => Some(*ordered),
+            _ => None,
+        }
     }
 }
 
@@ -111,6 +130,8 @@ impl Mirror {
             copied_bytes: 0,
             is_cancelled: false,
             order: Order::None,
+            orders: 0,
+            over: None,
             part: None,
         };
         Mirror { target, brake, state: Mutex::new(state), changed: Condvar::new() }
@@ -131,33 +152,38 @@ impl Mirror {
         (state.phase, state.copied_bytes)
     }
 
-    /// Orders the completion.
+    /// Orders the completion. Returns the number of the order.
     ///
     /// # Errors
     /// Cause and remedy.
-    pub(super) fn order(&self, update_config: bool) -> Result<(), String> {
+    pub(super) fn order(&self, update_config: bool) -> Result<u64, String> {
         let mut state = self.lock();
-        match &state.order {
-            Order::None => state.order = Order::Given { update_config },
-            Order::Ended(told) => return Err(told.clone()),
-            Order::Given { .. } | Order::Answered(_) => {
-                return Err("another client completes it; wait for that".to_owned());
-            }
+        if let Some(told) = &state.over {
+            return Err(told.clone());
         }
+        if !matches!(state.order, Order::None) {
+            return Err("another client completes it; wait for that".to_owned());
+        }
+        state.orders += 1;
+        let number = state.orders;
+        state.order = Order::Given(Ordered { number, update_config });
         drop(state);
         self.changed.notify_all();
-        Ok(())
+        Ok(number)
     }
 
-    /// The answer to the order. Waits for it at most so long.
-    pub(super) fn answer(&self, patience: Duration) -> Option<Result<Completed, String>> {
+    /// The answer to an order. Waits for it at most so long.
+    pub(super) fn answer(
+        &self,
+        number: u64,
+        patience: Duration,
+    ) -> Option<Result<Completed, String>> {
         let deadline = Instant::now() + patience;
         let mut state = self.lock();
         loop {
-            if let Order::Answered(_) = state.order
-                && let Order::Answered(answer) = std::mem::replace(&mut state.order, Order::None)
-            {
-                return Some(answer);
+            match std::mem::replace(&mut state.order, Order::None) {
+                Order::Answered(of, answer) if of == number => return Some(answer),
+                other => state.order = other,
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -167,16 +193,14 @@ impl Mirror {
         }
     }
 
-    /// Withdraws the order. `false`: it was answered, or is about to be.
-    pub(super) fn withdraw(&self) -> bool {
+    /// Withdraws an order. `false`: it was answered, or is about to be.
+    pub(super) fn withdraw(&self, number: u64) -> bool {
         let mut state = self.lock();
-        let withdraws =
-            !matches!(state.phase, Phase::Drained | Phase::Moving) && state.order.is_given();
+        let withdraws = !matches!(state.phase, Phase::Drained | Phase::Moving)
+            && state.order.given().is_some_and(|ordered| ordered.number == number);
         if withdraws {
             state.order = Order::None;
-        }
-        drop(state);
-        if withdraws {
+            // Under the lock: not in the completion of the next order.
             self.brake.release();
         }
         withdraws
@@ -198,13 +222,15 @@ impl Mirror {
     ///
     /// # Errors
     /// The mirror was cancelled, or the order withdrawn.
-    pub(super) fn begin_rest(&self) -> Result<(), String> {
+    pub(super) fn begin_rest(&self, ordered: Ordered) -> Result<(), String> {
         let mut state = self.lock();
-        match state.order {
-            _ if state.is_cancelled => return Err(CANCELLED.to_owned()),
-            Order::Given { .. } => state.phase = Phase::Drained,
-            _ => return Err(WITHDRAWN.to_owned()),
+        if state.is_cancelled {
+            return Err(CANCELLED.to_owned());
         }
+        if state.order.given() != Some(ordered) {
+            return Err(WITHDRAWN.to_owned());
+        }
+        state.phase = Phase::Drained;
         Ok(())
     }
 
@@ -236,7 +262,7 @@ impl Mirror {
     /// Waits at most so long for an order or a cancel.
     pub(super) fn pause(&self, patience: Duration) {
         let state = self.lock();
-        if !state.is_cancelled && matches!(state.order, Order::None) {
+        if !state.is_cancelled && state.order.given().is_none() {
             drop(self.wait(state, patience));
         }
     }
@@ -249,12 +275,9 @@ impl Mirror {
         }
     }
 
-    /// The order that waits: whether the configuration file is to be rewritten.
-    pub(super) fn ordered(&self) -> Option<bool> {
-        match self.lock().order {
-            Order::Given { update_config } => Some(update_config),
-            _ => None,
-        }
+    /// The order that waits.
+    pub(super) fn ordered(&self) -> Option<Ordered> {
+        self.lock().order.given()
     }
 
     /// Changes the phase.
@@ -267,16 +290,11 @@ impl Mirror {
         self.lock().copied_bytes = bytes;
     }
 
-    /// Returns whether writes of the guest wait for the copy.
-    pub(super) fn holds_writes(&self) -> bool {
-        self.lock().phase == Phase::Completing && self.brake.waiting() > 0
-    }
-
     /// Answers an order that cannot be carried out now; the mirror goes on.
-    pub(super) fn refuse(&self, told: String) {
+    pub(super) fn refuse(&self, number: u64, told: String) {
         let mut state = self.lock();
-        if let Order::Given { .. } = state.order {
-            state.order = Order::Answered(Err(told));
+        if state.order.given().is_some_and(|ordered| ordered.number == number) {
+            state.order = Order::Answered(number, Err(told));
         }
         drop(state);
         self.changed.notify_all();
@@ -285,11 +303,13 @@ impl Mirror {
     /// Answers the order at the end of the mirror, which the table does not have any more.
     pub(super) fn end(&self, outcome: Result<Completed, String>) {
         let mut state = self.lock();
-        state.order = match (&state.order, outcome) {
-            (Order::Given { .. }, outcome) => Order::Answered(outcome),
-            (_, Err(told)) => Order::Ended(told),
-            (_, Ok(_)) => Order::Ended("it is complete; see vhost-blk ctl status".to_owned()),
-        };
+        state.over = Some(match &outcome {
+            Err(told) => told.clone(),
+            Ok(_) => "it is complete; see vhost-blk ctl status".to_owned(),
+        });
+        if let Some(ordered) = state.order.given() {
+            state.order = Order::Answered(ordered.number, outcome);
+        }
         drop(state);
         self.changed.notify_all();
     }
@@ -319,11 +339,12 @@ impl Mirror {
 mod tests {
     use super::*;
 
-    fn ordered() -> Mirror {
+    fn ordered() -> (Mirror, Ordered) {
         let mirror = Mirror::new("b".into(), 1 << 20);
         mirror.order(false).unwrap();
         mirror.enter(Phase::Completing);
-        mirror
+        let order = mirror.ordered().unwrap();
+        (mirror, order)
     }
 
     fn completed() -> Completed {
@@ -339,37 +360,54 @@ mod tests {
 
     #[test]
     fn a_cancel_or_a_withdrawal_comes_in_time_or_not_at_all() {
-        let mirror = ordered();
+        let (mirror, order) = ordered();
         mirror.cancel();
-        assert_eq!(mirror.begin_rest(), Err(CANCELLED.to_owned()));
-        let mirror = ordered();
-        mirror.begin_rest().unwrap();
+        assert_eq!(mirror.begin_rest(order), Err(CANCELLED.to_owned()));
+        let (mirror, order) = ordered();
+        mirror.begin_rest(order).unwrap();
         mirror.cancel();
         assert_eq!(mirror.begin_move(), Err(CANCELLED.to_owned()));
         mirror.enter(Phase::Ended);
         assert_eq!(mirror.cancelled(), Ok(()));
-        let mirror = ordered();
-        assert!(mirror.withdraw());
-        assert_eq!(mirror.begin_rest(), Err(WITHDRAWN.to_owned()));
-        let mirror = ordered();
-        mirror.begin_rest().unwrap();
-        assert!(!mirror.withdraw(), "the mirror cannot go on");
+        let (mirror, order) = ordered();
+        assert!(mirror.withdraw(order.number));
+        assert_eq!(mirror.begin_rest(order), Err(WITHDRAWN.to_owned()));
+        let (mirror, order) = ordered();
+        mirror.begin_rest(order).unwrap();
+        assert!(!mirror.withdraw(order.number), "the mirror cannot go on");
         assert_eq!(mirror.begin_move(), Ok(()));
         mirror.cancel();
         assert!(!mirror.is_cancelled());
-        assert!(!mirror.withdraw(), "its client gets the answer of the move");
+        assert!(!mirror.withdraw(order.number), "its client gets the answer of the move");
         mirror.enter(Phase::Moved);
         mirror.end(Ok(completed()));
         assert!(mirror.cancelled().unwrap_err().contains("has moved to the new storage"));
-        assert!(mirror.answer(Duration::ZERO).unwrap().is_ok());
+        assert!(mirror.answer(order.number, Duration::ZERO).unwrap().is_ok());
     }
 
     #[test]
     fn a_cancel_during_a_move_that_fails_has_its_way() {
-        let mirror = ordered();
+        let (mirror, _) = ordered();
         mirror.begin_move().unwrap();
         mirror.cancel();
         mirror.enter(Phase::Ended);
         assert_eq!(mirror.cancelled(), Ok(()));
+    }
+
+    #[test]
+    fn the_end_of_an_order_is_not_that_of_the_next() {
+        let (mirror, first) = ordered();
+        assert!(mirror.withdraw(first.number));
+        let second = mirror.order(true).unwrap();
+        mirror.refuse(first.number, "late".to_owned());
+        assert!(!mirror.withdraw(first.number));
+        assert_eq!(mirror.begin_rest(first), Err(WITHDRAWN.to_owned()));
+        assert_eq!(mirror.ordered().map(|order| order.number), Some(second));
+        mirror.refuse(second, "now".to_owned());
+        assert!(mirror.answer(first.number, Duration::ZERO).is_none());
+        // The end leaves an answer that its client has not taken yet, and no order comes after it.
+        mirror.end(Err("over".to_owned()));
+        assert_eq!(mirror.answer(second, Duration::ZERO).unwrap().unwrap_err(), "now");
+        assert_eq!(mirror.order(false), Err("over".to_owned()));
     }
 }

@@ -22,11 +22,11 @@ const PASS: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(50);
 /// Smallest piece of a copy with a bandwidth.
 const PIECE_MIN: u64 = 64 << 10;
-/// Longest time of one act of the target in which writes of the guest wait, or a client for the completion.
+/// Longest time of one act of the target, in which writes of the guest may wait, or a client for the completion.
 pub(super) const STUCK: Duration = Duration::from_secs(5);
 /// The refusal of a completion after that.
-pub(super) const SLOW: &str = "the new storage did not take a part of the copy for seconds, and the mirror goes on; check \
-                               that storage, and repeat the command";
+pub(super) const SLOW: &str = "no part of the copy was done for seconds, and the mirror goes on; check the new storage \
+                               and the old one, and repeat the command";
 
 /// The mirror of a disk.
 pub(super) struct Worker {
@@ -104,20 +104,22 @@ impl Worker {
         self.disks.events.tell(&self.source.name, &Change::MirrorReady);
         loop {
             self.check().map_err(told)?;
-            let Some(update_config) = self.mirror.ordered() else {
+            let Some(ordered) = self.mirror.ordered() else {
                 self.pass().map_err(told)?;
                 self.mirror.pause(PASS);
                 continue;
             };
             self.mirror.enter(Phase::Completing);
-            let done = self.complete(update_config);
+            let done = self.complete(ordered);
             self.mirror.brake().release();
             match done {
                 Ok(done) => return Ok(done),
                 Err(Unfinished::Ended(told)) => return Err(told),
-                Err(Unfinished::Refused(told)) => {
+                Err(Unfinished::Refused(why)) => {
                     self.mirror.enter(Phase::Ready);
-                    self.mirror.refuse(told);
+                    self.mirror.refuse(ordered.number, why);
+                    // An act of the completion may hang: those of the next one do not queue behind it.
+                    self.with(|_| Ok(())).map_err(told)?;
                 }
             }
         }
@@ -138,12 +140,16 @@ impl Worker {
         if begun.elapsed() < STUCK {
             return Ok(());
         }
-        if self.mirror.holds_writes() {
-            self.mirror.brake().release();
-            return Err(Unfinished::Refused(SLOW.to_owned()));
-        }
-        if self.mirror.progress().0 == Phase::Ready {
-            self.mirror.refuse(SLOW.to_owned());
+        match self.mirror.progress().0 {
+            Phase::Completing => {
+                self.mirror.brake().release();
+                return Err(Unfinished::Refused(SLOW.to_owned()));
+            }
+            Phase::Ready => {
+                let ordered = self.mirror.ordered();
+                ordered.into_iter().for_each(|it| self.mirror.refuse(it.number, SLOW.to_owned()));
+            }
+            _ => {}
         }
         Ok(())
     }
