@@ -11,6 +11,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Child;
 
+/// Bytes that are copied at once with a small bandwidth.
+const PIECE: u64 = 64 << 10;
+
 /// A file system that can be frozen; it goes on when dropped.
 struct Frozen {
     mount: Mount,
@@ -38,12 +41,35 @@ impl Frozen {
 
     /// Expects that nothing is left of a mirror some time after the release.
     #[track_caller]
-    fn is_clean(&self) {
-        let place = self.mount.place.path();
-        wait_until("the end of the thread of the target", || {
-            parts_in(place).is_empty() && !self.path().exists()
-        });
+    fn is_clean(&self, rig: &Rig) {
+        wait_until("the end of the thread of the target", || target_threads(rig) == 0);
+        assert_eq!(parts_in(self.mount.place.path()), [""; 0]);
+        assert!(!self.path().exists());
     }
+}
+
+/// Threads of the daemon that work on a target.
+fn target_threads(rig: &Rig) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{}/task", rig.daemon.id())).unwrap();
+    let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
+    // A thread may end meanwhile.
+    names.flatten().filter(|name| name == "mirror-target\n").count()
+}
+
+/// Returns whether the daemon has a file of its place open.
+fn has_open(rig: &Rig, name: &str) -> bool {
+    let open = fs::read_dir(format!("/proc/{}/fd", rig.daemon.id())).unwrap();
+    open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|path| path == rig.path(name)))
+}
+
+/// Expects that neither a mirror of the disk `a` nor an upgrade begins.
+#[track_caller]
+fn waits_for_target(rig: &Rig, words: &str) {
+    let line = rig.refused(words, 1);
+    assert!(line.contains("the target of its last mirror does not answer"), "{line}");
+    let line = rig.refused("upgrade", 1);
+    assert!(line.contains("the target of a mirror does not answer"), "{line}");
+    assert_eq!(target_threads(rig), 1);
 }
 
 impl Drop for Frozen {
@@ -80,15 +106,17 @@ fn a_target_that_hangs_holds_neither_the_guest_nor_a_cancel_nor_the_disk() {
     rig.ok("mirror a --cancel");
     assert!(!error_of(client).is_empty());
     in_old_storage(&rig, &mut device);
-    let line = rig.refused(&format!("mirror a --to {to}"), 1);
-    assert!(line.contains("the target of its last mirror does not answer"), "{line}");
-    // The image is not kept open.
+    waits_for_target(&rig, &format!("mirror a --to {to}"));
+    // The image is not kept open, and another disk of this name does not begin a second thread.
     drop(device);
     rig.ok("remove a");
+    wait_until("the close of the image", || !has_open(&rig, "a.img"));
     add(&rig, "a", "--blk-file a.img");
     let mut device = guest(&rig, "a");
+    waits_for_target(&rig, &format!("mirror a --to {to}"));
     frozen.release();
-    frozen.is_clean();
+    frozen.is_clean(&rig);
+    rig.ok("upgrade");
     device.write(1, &[3; 512]).unwrap();
     assert!(content(&mut device).iter().all(|byte| *byte == 3));
     rig.ok(&format!("mirror a --to {to} --complete"));
@@ -108,20 +136,59 @@ fn a_target_that_hangs_while_the_disk_is_drained_fails_the_mirror_and_the_guest_
         rig.ok(&format!("mirror a --to {to} --target-format {format} --wait"));
         frozen.freeze();
         let client = begin(&rig, "mirror a --complete");
-        wait_until("the completion", || mirror(&rig)["state"] == "completing");
+        wait_until("the drain", || mirror(&rig)["state"] == "drained");
         // The drained disk takes them after its bounded wait.
         fill(&mut device, 2);
         let line = error_of(client);
         assert!(line.contains("did not take the rest of the copy in 5 s"), "{line}");
         in_old_storage(&rig, &mut device);
         frozen.release();
-        frozen.is_clean();
+        frozen.is_clean(&rig);
         fill(&mut device, 4);
         assert!(content(&mut device).iter().all(|byte| *byte == 4));
         assert!(fs::read(rig.path("a.img")).unwrap().iter().all(|byte| *byte == 4));
         rig.ok(&format!("mirror a --to {to} --target-format {format} --complete"));
         assert!(content(&mut device).iter().all(|byte| *byte == 4));
     }
+}
+
+/// The guest writes no more, so that no write waits for the copy. The act that hangs is one of the first
+/// completion, and delays the second one, too.
+#[test]
+fn a_completion_is_refused_in_time_while_the_copy_hangs_and_can_be_repeated() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    image(&rig, "a.img", "raw");
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    device.write(0, &vec![1; PIECE as usize]).unwrap();
+    let mut frozen = Frozen::of(&rig);
+    let to = text(&frozen.path()).to_owned();
+    // After the only piece with data, the first copy waits for the bandwidth for 4 s.
+    rig.ok(&format!("mirror a --to {to} --bandwidth 16K"));
+    wait_until("the copy of the data", || mirror(&rig)["copied_bytes"] == PIECE);
+    let call = r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#;
+    let mut client = rig.connect();
+    client.send(call);
+    frozen.freeze();
+    device.write(0, &[2; 512]).unwrap();
+    assert_eq!(mirror(&rig)["state"], "copying");
+    wait_until("the completion", || mirror(&rig)["state"] == "completing");
+    for is_repeated in [true, false] {
+        let told = client.receive().to_string();
+        assert!(told.contains("no part of the copy was done for seconds"), "{told}");
+        assert_eq!(mirror(&rig)["state"], "ready");
+        if is_repeated {
+            client.send(call);
+        }
+    }
+    let before = content(&mut device);
+    frozen.release();
+    rig.ok("mirror a --complete");
+    assert!(content(&mut device) == before);
+    assert!(fs::read(&to).unwrap() == before);
 }
 
 /// Neither the opening of a target nor the copy in a completion delays the control of other disks.
@@ -148,7 +215,7 @@ fn a_target_that_hangs_delays_no_reload_and_no_other_disk() {
     rig.ok("--timeout 20 mirror a --cancel");
     assert!(error_of(client).contains("it was cancelled before its new storage was open"));
     frozen.release();
-    frozen.is_clean();
+    frozen.is_clean(&rig);
     // The same in a completion that has changes to copy.
     rig.ok(&format!("mirror a --to {to} --wait"));
     frozen.freeze();
@@ -162,8 +229,36 @@ fn a_target_that_hangs_delays_no_reload_and_no_other_disk() {
     rig.ok("--timeout 20 mirror a --cancel");
     drop(error_of(client));
     frozen.release();
-    frozen.is_clean();
+    frozen.is_clean(&rig);
     in_old_storage(&rig, &mut device);
+}
+
+/// The opening of a target keeps neither the image open, nor a thread for each mirror.
+#[test]
+fn a_target_that_hangs_while_it_is_opened_has_one_thread_and_not_the_image() {
+    if may_not_mount() {
+        return;
+    }
+    let (rig, mut device) = with_disk("");
+    let mut frozen = Frozen::of(&rig);
+    let words = format!("mirror a --to {}", text(&frozen.path()));
+    frozen.freeze();
+    let client = begin(&rig, &words);
+    wait_until("the mirror", || !mirror(&rig).is_null());
+    fill(&mut device, 2);
+    rig.ok("--timeout 20 mirror a --cancel");
+    assert!(error_of(client).contains("it was cancelled before its new storage was open"));
+    waits_for_target(&rig, &words);
+    drop(device);
+    rig.ok("remove a");
+    wait_until("the close of the image", || !has_open(&rig, "a.img"));
+    add(&rig, "a", "--blk-file a.img");
+    waits_for_target(&rig, &words);
+    frozen.release();
+    frozen.is_clean(&rig);
+    rig.ok("upgrade");
+    rig.ok(&format!("{words} --complete"));
+    assert!(content(&mut guest(&rig, "a")).iter().all(|byte| *byte == 2));
 }
 
 /// An incomplete file on a storage that hangs cannot be removed at the end of the process.

@@ -156,7 +156,8 @@ fn a_completion_may_be_ordered_during_the_first_copy() {
     add(&rig, "a", "--blk-file a.img");
     let mut device = guest(&rig, "a");
     fill(&mut device, 7);
-    rig.ok("mirror a --to b --bandwidth 16M");
+    // 16 MiB at this rate take a few seconds.
+    rig.ok("mirror a --to b --bandwidth 4M");
     assert_eq!(mirror(&rig)["state"], "copying");
     let mut raw = rig.connect();
     let call = r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#;
