@@ -172,11 +172,11 @@ impl Disks {
         if !Arc::ptr_eq(&entry.control, &source.control) {
             return;
         }
+        entry.device = growth::device_number(&image.top);
         // The old image is settled: it unmaps nothing more.
         image.unmapped_before = entry.image.as_ref().map_or(0, Image::unmapped_bytes);
         let parts = Arc::new(Parts { storage, front_ends: entry.parts.front_ends.clone() });
         let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
-        entry.device = args.blk_file.as_deref().and_then(growth::device_number);
         // A reload may have changed other options meanwhile.
         entry.args = ImageOptions::of(&args).put_into(entry.args.clone());
         entry.is_exchanged = true;

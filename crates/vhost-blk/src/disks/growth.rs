@@ -6,13 +6,12 @@
 
 use super::{Disks, Slot};
 use crate::failure::Failure;
+use backend::File;
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvfrom, socket_with};
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -57,10 +56,11 @@ pub(super) fn watch(disks: &Arc<Disks>) -> Result<(), Failure> {
     })
 }
 
-/// Major and minor number of a block device.
-pub(super) fn device_number(path: &Path) -> Option<(u32, u32)> {
-    let meta = fs::metadata(path).ok().filter(|meta| meta.file_type().is_block_device())?;
-    Some((libc::major(meta.rdev()), libc::minor(meta.rdev())))
+/// Major and minor number of the block device that a disk has open.
+pub(super) fn device_number(opened: &File) -> Option<(u32, u32)> {
+    let found = opened.found();
+    let number = found.rdev();
+    found.file_type().is_block_device().then(|| (libc::major(number), libc::minor(number)))
 }
 
 fn listen() -> io::Result<OwnedFd> {
@@ -164,7 +164,9 @@ mod tests {
 
     #[test]
     fn a_file_has_no_device_number() {
-        assert_eq!(device_number(Path::new("/proc/self/exe")), None);
-        assert_eq!(device_number(Path::new("/dev/null")), None);
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(4096).unwrap();
+        let opened = File::open(image.path(), backend::FileOptions::default()).unwrap();
+        assert_eq!(device_number(&opened), None);
     }
 }

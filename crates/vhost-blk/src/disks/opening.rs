@@ -110,8 +110,7 @@ impl Disks {
         let (endpoint, connected) = endpoint(front_ends, connected, source)?;
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
-        let path = args.blk_file.as_deref().filter(|_| args.backend == BackendKind::File);
-        let device = path.and_then(growth::device_number);
+        let device = image.as_ref().and_then(|image| growth::device_number(&image.top));
         let (socket, backup) = (socket.map(Arc::new), Arc::default());
         let health = server.health();
         let entry = Entry {
