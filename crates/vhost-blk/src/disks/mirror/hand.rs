@@ -146,12 +146,13 @@ impl Acts {
     ) -> Receiver<Result<T, String>> {
         let (reply, answer) = channel();
         let act: Act = Box::new(move |state| {
-            let done = match std::mem::replace(state, State::Taken) {
-                State::Copying(copier, _sign) => act(*copier),
-                State::Failed(told) => Err(told),
-                State::Taken => Err(CANCELLED.to_owned()),
+            // The sign stays until a result that nobody waits for is dropped.
+            let (done, _sign) = match std::mem::replace(state, State::Taken) {
+                State::Copying(copier, sign) => (act(*copier), Some(sign)),
+                State::Failed(told) => (Err(told), None),
+                State::Taken => (Err(CANCELLED.to_owned()), None),
             };
-            let _ = reply.send(done); // the owner may have gone
+            drop(reply.send(done)); // the owner may have gone
         });
         let _ = self.0.send(act); // the answer tells that the thread has gone
         answer

@@ -11,7 +11,7 @@ use crate::values::LockMode;
 use backend::Info;
 use backend::create::{Allocation, allocate};
 use backend::file::identity_of;
-use backend::lock::{Access, lock_image};
+use backend::lock::{Access, LockError, lock_image};
 use qcow2::AllowBacking;
 use qcow2::create::{CLUSTER_BYTES, NewImage, Preallocation};
 use qcow2::target::Target;
@@ -163,15 +163,15 @@ fn fill(plan: &Plan, file: &File) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Opens a block device, and locks it as a disk of `args` would.
+/// Opens a block device, and locks it, also for a disk without a lock: another user would lose its data.
 fn open_locked(path: &Path, args: &DiskArgs) -> Result<File, String> {
     let file = File::options().read(true).write(true).open(path);
     let file = file
         .map_err(|why| format!("{}: {why}; let the daemon's user write to it", path.display()))?;
-    if args.lock == LockMode::Auto {
-        lock_image(&file, path, Access::Write).map_err(|why| why.to_string())?;
+    match lock_image(&file, path, Access::Write) {
+        Err(LockError::Refused { .. }) if args.lock == LockMode::Off => Ok(file),
+        locked => locked.map(|()| file).map_err(|why| why.to_string()),
     }
-    Ok(file)
 }
 
 fn no_descriptor(why: io::Error) -> String {
