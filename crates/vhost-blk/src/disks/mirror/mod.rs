@@ -14,8 +14,8 @@
 //! | 8. the guest goes on in the new storage | the same |
 //!
 //! No step writes to the old image but its mark. Any failure before step 8 leaves the guest in the old
-//! storage, without a mark. Only one thread works on the target ([`hand`]); all others give a target that
-//! hangs up. The states of a mirror: [`state`].
+//! storage, without a mark. Only one thread works on the target (`hand`); all others give a target that
+//! hangs up. The states of a mirror: `state`.
 
 mod bound;
 mod completion;
