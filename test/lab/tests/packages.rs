@@ -102,6 +102,8 @@ fn the_daemons_package_has_all_files_that_belong_to_the_system(built: &Built, da
         "./usr/share/qemu/vhost-user/50-vhost-blk.json",
         "./usr/share/doc/vhost-blk/examples/grafana/vhost-blk.json",
         "./usr/share/doc/vhost-blk/examples/prometheus/vhost-blk.rules.yml",
+        "./usr/share/doc/vhost-blk/examples/proxmox/vhost-blk-hook",
+        "./usr/share/doc/vhost-blk/examples/kubevirt/onDefineDomain",
     ] {
         assert!(files.lines().any(|line| line.ends_with(file)), "no {file} in:\n{files}");
     }
