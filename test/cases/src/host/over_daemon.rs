@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use driver::{Options, Request};
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use virtio_spec::blk::S_OK;
 
 cases! { Host;
@@ -116,7 +116,9 @@ pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
             ] {
                 let what = || format!("round {round}: {words:?}");
                 handles.wait_for_progress(STEP).with_context(what)?;
+                let start = Instant::now();
                 daemon.control(words).with_context(what)?;
+                println!("{} took {:?}", what(), start.elapsed());
                 let status = daemon.control(&["status"])?;
                 let runs = format!("data plane  {plane} (");
                 ensure!(status.contains(&runs), "{}: the daemon says: {status}", what());
