@@ -5,8 +5,8 @@ mod common;
 
 use backend::conformance::{ManualEngine, Target};
 use backend::wrap::{Brake, Braked, Growth, Track, Written};
-use backend::{BufList, Disk, File, FileOptions, Io, IoKind, Lane, Mem, Slot, Step, conformance};
-use common::{DISK, Image};
+use backend::{BufList, Disk, Io, IoKind, Lane, Mem, Slot, Step, conformance};
+use common::around_file;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -58,16 +58,8 @@ fn around(inner: Arc<dyn Disk>) -> Target {
     Target::of(disk).keeping(Taking::start(brake))
 }
 
-fn around_file() -> Result<Target, String> {
-    let image = Image::new(DISK, SIZE)?;
-    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
-    let target = around(Arc::new(file));
-    let keep: Box<dyn std::any::Any> = Box::new((target.keep, image));
-    Ok(Target { keep, ..target })
-}
-
 conformance!(around_mem, Ok(around(Arc::new(Mem::new(SIZE).unwrap()))));
-conformance!(around_direct_file, around_file());
+conformance!(around_direct_file, around_file(SIZE, around));
 
 fn zeroing(first: u64, count: u64) -> Io {
     let kind = IoKind::WriteZeroes { unmap: false };

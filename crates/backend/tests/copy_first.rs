@@ -7,7 +7,7 @@ use backend::conformance::{Delivered, MakeEngine, ManualEngine, Request, Rig, Sy
 use backend::file::Reader;
 use backend::wrap::{CLUSTER_BYTES, Clusters, CopyFirst, Turn};
 use backend::{BufList, Disk, File, FileOptions, Io, IoKind, Lane, Mem, Slot, Step, conformance};
-use common::{DISK, Image, TMPFS};
+use common::{DISK, Image, TMPFS, around_file};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,16 +48,8 @@ fn around(inner: Arc<dyn Disk>) -> Target {
     Target::new(CopyFirst::new(inner, clusters)).keeping(freeing)
 }
 
-fn around_file() -> Result<Target, String> {
-    let image = Image::new(DISK, SIZE)?;
-    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
-    let target = around(Arc::new(file));
-    let keep: Box<dyn std::any::Any> = Box::new((target.keep, image));
-    Ok(Target { keep, ..target })
-}
-
 conformance!(around_mem, Ok(around(Arc::new(Mem::new(SIZE).unwrap()))));
-conformance!(around_direct_file, around_file());
+conformance!(around_direct_file, around_file(SIZE, around));
 
 fn zeroing(first: u64, count: u64) -> Io {
     let kind = IoKind::WriteZeroes { unmap: false };

@@ -3,11 +3,12 @@
 #![allow(dead_code)] // Not every test program uses all of this file.
 
 use backend::conformance::Target;
-use backend::{File, FileOptions};
+use backend::{Disk, File, FileOptions};
 use std::fs;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A folder of this build on a real file system.
@@ -37,6 +38,18 @@ pub(crate) fn file_target(place: &str, size: u64, options: FileOptions) -> Resul
     let image = Image::new(place, size)?;
     let file = File::open(&image.path, options).expect("the image opens");
     Ok(Target::new(file).keeping(image))
+}
+
+/// A target `around` a file in a fresh image.
+pub(crate) fn around_file(
+    size: u64,
+    around: impl FnOnce(Arc<dyn Disk>) -> Target,
+) -> Result<Target, String> {
+    let image = Image::new(DISK, size)?;
+    let file = File::open(&image.path, FileOptions::default()).expect("the image opens");
+    let target = around(Arc::new(file));
+    let keep: Box<dyn std::any::Any> = Box::new((target.keep, image));
+    Ok(Target { keep, ..target })
 }
 
 /// A loop device over an image, detached when dropped.

@@ -8,11 +8,15 @@ use driver::{Device, Options};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Size of the images.
 pub(crate) const BYTES: u64 = 16 << 20;
 pub(crate) const QUEUES: u16 = 2;
+/// Bytes of a write that fills the disk.
+pub(crate) const PART: u64 = 256 << 10;
+const PARTS: u64 = BYTES / PART;
 
 /// An empty image in the folder of the rig.
 pub(crate) fn image(rig: &Rig, name: &str, format: &str) -> PathBuf {
@@ -52,6 +56,40 @@ pub(crate) fn content(guest: &mut Device) -> Vec<u8> {
         guest.read(part * 512, bytes).unwrap();
     }
     data
+}
+
+/// Fills the whole disk.
+pub(crate) fn fill(guest: &mut Device, byte: u8) {
+    for part in 0..PARTS {
+        guest.write(part * PART / 512, &vec![byte; PART as usize]).unwrap();
+    }
+}
+
+/// Rewrites the disk, which is full of ones, again and again while `act` runs. Verifies every byte before
+/// it is rewritten, and in one more round after that.
+pub(crate) fn while_rewritten<T>(mut guest: Device, act: impl FnOnce() -> T) -> T {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut data = vec![0; PART as usize];
+            let (mut n, mut end) = (0, u64::MAX);
+            while n < end {
+                let (sector, round) = (n % PARTS * PART / 512, n / PARTS + 1);
+                guest.read(sector, &mut data).unwrap();
+                let told = format!("sector {sector} has {}, not {}", data[0], round as u8);
+                assert!(data.iter().all(|byte| *byte == round as u8), "{told}");
+                guest.write(sector, &vec![(round + 1) as u8; PART as usize]).unwrap();
+                n += 1;
+                if stop.load(Ordering::Acquire) {
+                    end = end.min(n + PARTS);
+                }
+            }
+        });
+        let done = act();
+        stop.store(true, Ordering::Release);
+        writer.join().unwrap();
+        done
+    })
 }
 
 /// Begins `vhost-blk ctl` in the folder of the rig.

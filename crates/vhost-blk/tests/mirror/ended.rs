@@ -5,8 +5,8 @@ use crate::mount::{Mount, may_not_mount};
 use crate::rig::Rig;
 use crate::stamped;
 use crate::{
-    BYTES, add, begin, content, fill, guest, image, in_old_storage, mirror, moved_to, parts, text,
-    wait_until,
+    BYTES, add, add_raw, begin, content, fill, guest, image, in_old_storage, mirror, moved_to,
+    parts, text, wait_until,
 };
 use driver::{Device, Request};
 use serde_json::Value;
@@ -153,8 +153,7 @@ fn a_full_target_ends_the_mirror_and_no_request_of_the_guest() {
     drop(device);
     rig.ok("remove a");
     fs::remove_file(rig.path("a.img")).unwrap();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     rig.ok(&format!("mirror a --to {} --wait", text(&target)));
     fill(&mut device, 3);

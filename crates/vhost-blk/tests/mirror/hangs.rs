@@ -5,7 +5,8 @@ use crate::ended::with_disk;
 use crate::mount::{Mount, may_not_mount, run};
 use crate::rig::Rig;
 use crate::{
-    add, begin, content, fill, guest, image, in_old_storage, mirror, parts_in, text, wait_until,
+    add, add_raw, begin, content, fill, guest, image, in_old_storage, mirror, parts_in, text,
+    wait_until,
 };
 use std::fs;
 use std::path::PathBuf;
@@ -160,8 +161,7 @@ fn a_completion_is_refused_in_time_while_the_copy_hangs_and_can_be_repeated() {
         return;
     }
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     device.write(0, &vec![1; PIECE as usize]).unwrap();
     let mut frozen = Frozen::of(&rig);

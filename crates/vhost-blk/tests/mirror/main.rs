@@ -24,21 +24,14 @@ mod storage;
 
 use common::{pattern, wait_until};
 use driver::Device;
-use images::{BYTES, QUEUES, add, begin, check_after_kill, content, guest, image, text};
+use images::{
+    BYTES, PART, QUEUES, add, add_raw, begin, check_after_kill, content, fill, guest, image, text,
+    while_rewritten,
+};
 use rig::Rig;
 use serde_json::Value;
 use std::fs::File;
 use std::path::Path;
-
-/// Bytes of a write that fills the disk.
-const PART: u64 = 256 << 10;
-
-/// Fills the whole disk.
-fn fill(device: &mut Device, byte: u8) {
-    for part in 0..BYTES / PART {
-        device.write(part * PART / 512, &vec![byte; PART as usize]).unwrap();
-    }
-}
 
 /// The storage that the mark of a former image names.
 fn moved_to(path: &Path) -> Option<String> {

@@ -4,12 +4,12 @@
 use crate::load::under_load;
 use crate::mount::run;
 use crate::rig::Rig;
-use crate::{BYTES, PART, QUEUES, add, content, fill, guest, image, mirror, moved_to, text};
+use crate::{
+    BYTES, PART, QUEUES, add, add_raw, content, fill, guest, image, mirror, moved_to, text,
+    while_rewritten,
+};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-const PARTS: u64 = BYTES / PART;
 
 /// The content of an image as QEMU sees it.
 fn flat(rig: &Rig, name: &str, format: &str) -> Vec<u8> {
@@ -66,40 +66,17 @@ fn a_disk_that_moves_again_and_again_under_load_keeps_every_byte() {
 #[test]
 fn a_mirror_is_completed_although_the_guest_writes_all_the_time_and_keeps_every_byte() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     fill(&mut device, 1);
-    let stop = AtomicBool::new(false);
-    let told = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let mut data = vec![0; PART as usize];
-            let (mut n, mut end) = (0, u64::MAX);
-            while n < end {
-                let (sector, round) = (n % PARTS * PART / 512, n / PARTS + 1);
-                device.read(sector, &mut data).unwrap();
-                let told = format!("sector {sector} has {}, not {}", data[0], round as u8);
-                assert!(data.iter().all(|byte| *byte == round as u8), "{told}");
-                device.write(sector, &vec![(round + 1) as u8; PART as usize]).unwrap();
-                n += 1;
-                if stop.load(Ordering::Acquire) {
-                    end = end.min(n + PARTS); // one more round, which reads everything
-                }
-            }
-        });
-        let told = rig.json("mirror a --to b --bandwidth 128M --complete");
-        stop.store(true, Ordering::Release);
-        writer.join().unwrap();
-        told
-    });
+    let told = while_rewritten(device, || rig.json("mirror a --to b --bandwidth 128M --complete"));
     println!("pause: {} us", told["pause_us"]);
 }
 
 #[test]
 fn holes_and_zeroes_take_no_space() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     device.write(0, &[1; 4096]).unwrap();
     device.write(8192, &vec![0; PART as usize]).unwrap();
@@ -118,8 +95,7 @@ fn holes_and_zeroes_take_no_space() {
 #[test]
 fn changes_after_the_first_copy_arrive_before_the_completion() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     fill(&mut device, 1);
     assert!(rig.ok("mirror a").contains("there is no mirror"));
@@ -152,8 +128,7 @@ fn changes_after_the_first_copy_arrive_before_the_completion() {
 #[test]
 fn a_completion_may_be_ordered_during_the_first_copy() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     fill(&mut device, 7);
     // 16 MiB at this rate take a few seconds.
@@ -203,8 +178,7 @@ fn a_disk_of_the_folder_goes_on_in_its_new_storage_after_an_upgrade_and_a_restar
 #[test]
 fn bitmaps_go_on_through_a_mirror() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     fill(&mut device, 1);
     rig.ok("backup a --to full --format qcow2 --bitmap n");
@@ -221,8 +195,7 @@ fn bitmaps_go_on_through_a_mirror() {
 #[test]
 fn events_tell_the_course_of_a_mirror() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut events = rig.connect();
     events.send(r#"{"method":"io.vhostblk.Events","more":true}"#);
     events.receive();
@@ -255,8 +228,7 @@ fn events_tell_the_course_of_a_mirror() {
 #[test]
 fn a_part_that_is_copied_again_and_again_has_its_last_content() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     rig.ok("mirror a --to b --target-format qcow2 --wait");
     for round in 1..4 {

@@ -3,15 +3,15 @@
 
 use crate::rig::Rig;
 use crate::{
-    add, begin, content, fill, guest, image, in_old_storage, mirror, parts, text, wait_until,
+    add, add_raw, begin, content, fill, guest, image, in_old_storage, mirror, parts, text,
+    wait_until,
 };
 use driver::Device;
 use std::fs;
 
 fn with_disk() -> (Rig, Device) {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let device = guest(&rig, "a");
     (rig, device)
 }

@@ -3,7 +3,7 @@
 
 use crate::mount::{LoopDevice, Mount, may_not_mount, run};
 use crate::rig::Rig;
-use crate::{BYTES, add, content, fill, guest, image, mirror, text, wait_until};
+use crate::{BYTES, add, add_raw, content, fill, guest, image, mirror, text, wait_until};
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 
@@ -20,8 +20,7 @@ fn a_disk_moves_to_a_block_device_and_back_to_a_file() {
         return;
     }
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut guest = guest(&rig, "a");
     guest.write(0, &[1; 4096]).unwrap();
     guest.write(20_000, &[2; 4096]).unwrap();
@@ -52,8 +51,7 @@ fn a_device_that_was_not_copied_does_not_get_the_guest() {
         return;
     }
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut guest = guest(&rig, "a");
     fill(&mut guest, 1);
     let (copied, other) =
@@ -84,8 +82,7 @@ fn a_larger_device_makes_the_disk_grow_after_the_move() {
         return;
     }
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut guest = guest(&rig, "a");
     fill(&mut guest, 5);
     let larger = BYTES + (4 << 20);
@@ -108,8 +105,7 @@ fn a_device_that_cannot_have_the_disk_is_refused_and_keeps_its_content() {
         return;
     }
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut guest = guest(&rig, "a");
     let small = device(&rig, "small", (BYTES - 512) as usize);
     let enough = device(&rig, "enough", BYTES as usize);
@@ -138,6 +134,15 @@ fn a_device_that_cannot_have_the_disk_is_refused_and_keeps_its_content() {
         assert!(mirror(&rig).is_null());
         guest.write(1, &[1; 512]).unwrap();
     }
+    // A disk without a lock must not write over it either.
+    image(&rig, "u.img", "raw");
+    add(&rig, "u", "--blk-file u.img --lock off");
+    for (device, reason) in [(&enough, "in use by"), (&mounted, "mounted, or claimed")] {
+        let to = text(&device.path);
+        let line = rig.refused(&format!("mirror u --to {to} --overwrite"), 1);
+        assert!(line.contains(reason), "{reason}: {line}");
+    }
+    rig.ok("remove u");
     let told = rig.refused(&format!("mirror d --to {} --overwrite", text(&enough.path)), 1);
     assert!(told.contains("is the storage of the disk already"), "{told}");
     rig.ok("remove d");

@@ -22,5 +22,6 @@ mod taken;
 
 use common::{pattern, wait_until};
 use images::{
-    BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, guest, image, mark, text, unmark,
+    BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, fill, guest, image, mark, text,
+    unmark, while_rewritten,
 };

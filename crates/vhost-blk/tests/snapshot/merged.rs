@@ -4,7 +4,10 @@
 use crate::load::under_load;
 use crate::mount::{Mount, may_not_mount, run};
 use crate::rig::Rig;
-use crate::{BYTES, QUEUES, add, begin, check_after_kill, content, guest, image, mark, text};
+use crate::{
+    BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, fill, guest, image, mark, text,
+    while_rewritten,
+};
 use driver::{Device, Request};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,16 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 const ROUNDS: u64 = 8;
-/// Bytes of a write that fills the disk.
-const PART: u64 = 256 << 10;
-const PARTS: u64 = BYTES / PART;
-
-/// Fills the whole disk, so that a commit takes its time.
-fn fill(device: &mut Device, byte: u8) {
-    for part in 0..PARTS {
-        device.write(part * PART / 512, &vec![byte; PART as usize]).unwrap();
-    }
-}
 
 /// Waits until the disk `a` is being merged.
 fn wait_for_merge(rig: &Rig) {
@@ -82,29 +75,8 @@ fn snapshots_and_commits_in_turn_under_load_keep_every_byte() {
 #[test]
 fn a_commit_ends_although_the_guest_writes_faster_than_it_copies_and_keeps_every_byte() {
     let rig = Rig::new();
-    let mut device = in_overlay(&rig);
-    let stop = AtomicBool::new(false);
-    let committed = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let mut data = vec![0; PART as usize];
-            let (mut n, mut end) = (0, u64::MAX);
-            while n < end {
-                let (sector, round) = (n % PARTS * PART / 512, n / PARTS + 1);
-                device.read(sector, &mut data).unwrap();
-                let told = format!("sector {sector} has {}, not {}", data[0], round as u8);
-                assert!(data.iter().all(|byte| *byte == round as u8), "{told}");
-                device.write(sector, &vec![(round + 1) as u8; PART as usize]).unwrap();
-                n += 1;
-                if stop.load(Ordering::Acquire) {
-                    end = end.min(n + PARTS); // one more round, which reads everything
-                }
-            }
-        });
-        let committed = rig.ctl("commit a --bandwidth 128M");
-        stop.store(true, Ordering::Release);
-        writer.join().unwrap();
-        committed
-    });
+    let device = in_overlay(&rig);
+    let committed = while_rewritten(device, || rig.ctl("commit a --bandwidth 128M"));
     assert!(committed.status.success(), "{committed:?}");
 }
 
@@ -266,8 +238,7 @@ fn the_removal_of_a_disk_ends_its_commit() {
 #[test]
 fn a_commit_that_cannot_be_done_says_why() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     let refused = |words: &str, reason: &str| {
         let line = rig.refused(words, 1);

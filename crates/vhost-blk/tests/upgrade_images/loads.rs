@@ -3,7 +3,9 @@
 
 use crate::load::under_load;
 use crate::mount::run;
-use crate::{BUSY, QUEUES, Rig, add, content, guest, image, text, upgrade, upgrade_under_load};
+use crate::{
+    BUSY, QUEUES, Rig, add, add_raw, content, guest, image, text, upgrade, upgrade_under_load,
+};
 use std::fs;
 use std::path::PathBuf;
 
@@ -69,8 +71,7 @@ fn twenty_upgrades_between_snapshots_and_commits_lose_no_byte_and_no_descriptor(
 fn of_snapshots_and_upgrades_at_once_each_is_done_or_refused_with_a_reason() {
     let mut rig = Rig::new();
     rig.daemon.close_stderr();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     let mut device = guest(&rig, "a");
     device.write(OLD, &[7; 512]).unwrap();
     let done_or_refused = |words: &str, reasons: &[&str]| {

@@ -24,7 +24,7 @@ mod unmapped;
 
 use common::{pattern, wait_until};
 use driver::Device;
-use images::{QUEUES, add, begin, check_after_kill, content, guest, image, text};
+use images::{QUEUES, add, add_raw, begin, check_after_kill, content, guest, image, text};
 use rig::Rig;
 use serde_json::Value;
 

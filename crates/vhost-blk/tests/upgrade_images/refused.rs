@@ -3,7 +3,7 @@
 
 use crate::common::{USELESS, own_path};
 use crate::mount::{LoopDevice, Mount, may_not_mount, run};
-use crate::{Rig, add, chain, content, guest, image, read_and_write, text, upgrade};
+use crate::{Rig, add, add_raw, chain, content, guest, read_and_write, text, upgrade};
 use serde_json::Value;
 use std::fs;
 
@@ -128,8 +128,7 @@ fn keys(rig: &Rig) -> Vec<String> {
 #[test]
 fn an_older_program_reads_the_state_of_a_raw_disk_and_refuses_that_of_a_chain() {
     let rig = Rig::new();
-    image(&rig, "a.img", "raw");
-    add(&rig, "a", "--blk-file a.img");
+    add_raw(&rig);
     rig.ok(&with_state(&rig, "s/a/a/"));
     let old = ["descriptors", "device", "front_ends", "image", "name", "options", "origin"];
     let mut found = keys(&rig);
