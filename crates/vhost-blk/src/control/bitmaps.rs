@@ -2,6 +2,7 @@
 //! The methods for bitmaps.
 
 use super::client::Client;
+use super::methods::only_disk;
 use super::protocol::{Call, CallError, text};
 use super::values::unix_seconds;
 use crate::disks::{BitmapFacts, Disks};
@@ -9,9 +10,7 @@ use serde_json::{Value, json};
 
 /// `Bitmaps`.
 pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
-    let wanted = call.optional("name", text)?;
-    call.no_more()?;
-    let bitmaps = disks.bitmaps(&disks.resolve(wanted.as_deref())?)?;
+    let bitmaps = disks.bitmaps(&only_disk(disks, call)?)?;
     let row = |bitmap: &BitmapFacts| {
         json!({
             "name": bitmap.name,

@@ -329,6 +329,13 @@ fn set_log_level(client: &Client<'_>, call: &mut Call) -> Result<Value, CallErro
     Ok(json!({}))
 }
 
+/// The disk of a call that has no other parameter.
+pub(super) fn only_disk(disks: &Disks, call: &mut Call) -> Result<String, CallError> {
+    let wanted = call.optional("name", text)?;
+    call.no_more()?;
+    Ok(disks.resolve(wanted.as_deref())?)
+}
+
 /// A parameter with the words of an option.
 pub(super) fn word<T: ValueEnum>(value: &Value) -> Option<T> {
     T::from_str(value.as_str()?, false).ok()

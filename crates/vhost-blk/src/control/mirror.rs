@@ -2,6 +2,7 @@
 //! The methods for mirrors.
 
 use super::client::Client;
+use super::methods::{only_disk, word};
 use super::protocol::{Call, CallError, text};
 use crate::disks::Disks;
 use crate::disks::mirror::{Facts, Wanted};
@@ -18,7 +19,7 @@ pub(super) fn begin(
     let wanted_name = call.optional("name", text)?;
     let wanted = Wanted {
         target: call.required("target", text)?.into(),
-        format: call.optional("format", super::methods::word)?,
+        format: call.optional("format", word)?,
         bandwidth: call.optional("bandwidth", |value| NonZeroU64::new(value.as_u64()?))?,
         overwrite: call.optional("overwrite", Value::as_bool)?.unwrap_or(false),
     };
@@ -31,9 +32,7 @@ pub(super) fn begin(
 
 /// `MirrorStatus`.
 pub(super) fn status(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
-    let wanted = call.optional("name", text)?;
-    call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
+    let name = only_disk(disks, call)?;
     let (facts, ended) = (disks.mirror_facts(&name)?, disks.mirror_ended(&name)?);
     Ok(json!({"mirror": facts.as_ref().map(value), "ended": ended}))
 }
@@ -66,9 +65,7 @@ pub(super) fn cancel(
     client: &Client<'_>,
     call: &mut Call,
 ) -> Result<Value, CallError> {
-    let wanted = call.optional("name", text)?;
-    call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
+    let name = only_disk(disks, call)?;
     client.log("CancelMirror", &name);
     Ok(json!({"changed": disks.cancel_mirror(&name, || client.is_connected())?}))
 }

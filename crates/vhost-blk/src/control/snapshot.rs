@@ -2,6 +2,7 @@
 //! The methods for snapshots and commits.
 
 use super::client::Client;
+use super::methods::only_disk;
 use super::protocol::{Call, CallError, text};
 use crate::disks::snapshot::Wanted;
 use crate::disks::{Disks, merge};
@@ -38,9 +39,7 @@ pub(super) fn take(
 
 /// `Snapshots`.
 pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
-    let wanted = call.optional("name", text)?;
-    call.no_more()?;
-    let files = disks.chain(&disks.resolve(wanted.as_deref())?)?;
+    let files = disks.chain(&only_disk(disks, call)?)?;
     let file = |file: &FileFacts| {
         json!({
             "path": file.path.display().to_string(),
@@ -83,9 +82,7 @@ pub(super) fn cancel_commit(
     client: &Client<'_>,
     call: &mut Call,
 ) -> Result<Value, CallError> {
-    let wanted = call.optional("name", text)?;
-    call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
+    let name = only_disk(disks, call)?;
     client.log("CancelCommit", &name);
     Ok(json!({"changed": disks.cancel_merge(&name)?}))
 }
