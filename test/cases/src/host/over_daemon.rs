@@ -8,11 +8,11 @@ use crate::host::disks::{SLOW, disk_like, slow_and_cached, usual};
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Disk, FileSystem, image};
 use crate::host::integrity::{Setup, disk_of, tell};
-use crate::host::load::{Done, under_load};
+use crate::host::load::{Done, Spec, under_load};
 use crate::host::target::{self, Target, options};
 use crate::host::{integrity, requests};
 use anyhow::{Context, Result, bail, ensure};
-use driver::{Options, Request};
+use driver::{Device, Options, Request};
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating};
 use std::time::{Duration, Instant};
@@ -66,14 +66,23 @@ cases! { Host;
 /// Requests on each queue between two changes.
 const STEP: u64 = 5;
 
-/// The queues of a running disk move between the planes and back.
-pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
-    let env = &Env { plane: Plane::Kernel, ..env.clone() };
+/// A disk that a daemon serves, and its loads.
+fn begin(
+    env: &Env,
+    disk: Result<Disk>,
+    setup: &Setup,
+) -> Result<(Disk, Device, Daemon, Vec<Spec>)> {
     let disk = disk_of(env, disk)?;
     println!("on {disk}, {setup:?}");
     let specs = setup.specs(env, &disk);
     let Target { device, daemon } = target::serve(env, &disk, &setup.options(&specs))?;
-    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    Ok((disk, device, daemon.context("there is no daemon")?, specs))
+}
+
+/// The queues of a running disk move between the planes and back.
+pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
+    let env = &Env { plane: Plane::Kernel, ..env.clone() };
+    let (_disk, device, daemon, specs) = begin(env, disk, &setup)?;
     let mut requests = 0;
     let done = under_load(device, specs, |handles| {
         for round in 0..env.rounds(setup.requests) {
@@ -97,11 +106,7 @@ pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
 pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
     target::need_module()?;
     let env = &env.on(Plane::Uring);
-    let disk = disk_of(env, disk)?;
-    println!("on {disk}, {setup:?}");
-    let specs = setup.specs(env, &disk);
-    let Target { device, daemon } = target::serve(env, &disk, &setup.options(&specs))?;
-    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let (disk, device, daemon, specs) = begin(env, disk, &setup)?;
     let beside = |name: &str| disk.path.with_file_name(name).display().to_string();
     let (overlay, copy, next) = (beside("overlay.qcow2"), beside("copy.img"), beside("next.qcow2"));
     let done = under_load(device, specs, |handles| {
@@ -141,11 +146,7 @@ pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
 pub(crate) fn move_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
     target::need_module()?;
     let env = &env.on(Plane::Uring);
-    let disk = disk_of(env, disk)?;
-    println!("on {disk}, {setup:?}");
-    let specs = setup.specs(env, &disk);
-    let Target { device, daemon } = target::serve(env, &disk, &setup.options(&specs))?;
-    let Some(daemon) = daemon else { bail!("there is no daemon") };
+    let (disk, device, daemon, specs) = begin(env, disk, &setup)?;
     let mut before = disk.path.clone();
     let done = under_load(device, specs, |handles| {
         for round in 0..env.rounds(setup.requests) {
