@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lists in documents are complete, and each source names its licence.
+//! The lists in documents are complete; each source names its licence, and is not too long.
 
 use docs::{Document, files, read, root};
 use regex::Regex;
@@ -122,6 +122,16 @@ fn each_source_names_its_licence_at_the_top() {
         assert!(root().join(&text).is_file(), "{text} is missing");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_source_has_at_most_500_lines() {
+    let source = Regex::new(r"\.(rs|c|h|sh)$").expect("a valid pattern");
+    let files = files();
+    let lengths = files.iter().filter(|file| source.is_match(file));
+    let lengths = lengths.map(|file| (file, read(file).lines().count()));
+    let long: Vec<_> = lengths.filter(|(_, lines)| *lines > 500).collect();
+    assert!(long.is_empty(), "split these: {long:?}");
 }
 
 #[test]

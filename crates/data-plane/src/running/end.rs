@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end of a queue: a ring fault, the drain, and the state that goes to the control plane.
+
+use super::RunningQueue;
+use crate::once_per_second::OncePerSecond;
+use crate::plane::QueueState;
+use crate::stall::StallChange;
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+impl RunningQueue {
+    /// Handles a ring fault: takes no further chain, signals the front-end, completes the requests
+    /// in flight.
+    #[cold]
+    pub(crate) fn fault(&mut self, fault: &dyn Display) {
+        log_fault(self.index, fault);
+        self.faulted = true;
+        self.resubmit.clear();
+        if let Some(err) = &mut self.err {
+            let _ = err.write(&1u64.to_ne_bytes());
+        }
+    }
+
+    /// Returns whether no request is in flight and no poll of the kick eventfd is outstanding.
+    pub(crate) fn is_drained(&self) -> bool {
+        let resubmitted = self.resubmit.is_empty() || self.halted;
+        self.requests.is_empty() && resubmitted && !self.kick_armed
+    }
+
+    /// The state for the control plane.
+    pub(crate) fn state(&self) -> QueueState {
+        QueueState {
+            base: self.ring.base(),
+            stats: self.stats,
+            faulted: self.faulted,
+            kept: self.resubmit.len() as u64,
+            left: Vec::new(),
+        }
+    }
+
+    /// The state at the end of the stop.
+    pub(crate) fn final_state(&mut self) -> QueueState {
+        if self.stall.check(None, 0) == Some(StallChange::Ended) {
+            self.health.recovered(self.index);
+        }
+        let state = self.state();
+        // The region records the chains.
+        let left = if self.region.is_some() { VecDeque::new() } else { self.resubmit.split_off(0) };
+        QueueState { left: left.into(), ..state }
+    }
+}
+
+/// Logs a ring fault. A guest can reset its device and break the ring again in a loop, and its queues
+/// do not outlive a reset: the limit is that of the process.
+#[cold]
+fn log_fault(queue: u16, fault: &dyn Display) {
+    const TEXT: &str = "ring fault: the queue is stopped; reset the device to go on";
+    static LINES: Mutex<OncePerSecond> = Mutex::new(OncePerSecond::new());
+    match LINES.lock().unwrap_or_else(PoisonError::into_inner).due(Instant::now()) {
+        Some(0) => tracing::error!(queue, %fault, "{TEXT}"),
+        Some(not_shown) => tracing::error!(queue, %fault, not_shown, "{TEXT}"),
+        None => {}
+    }
+}
