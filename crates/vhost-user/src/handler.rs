@@ -6,6 +6,7 @@ use crate::error::refusal;
 use crate::inflight_region;
 use crate::mem_table::{MemTable, SLOTS_MAX};
 use crate::queue_setup::{QueueSlot, VringAddr};
+use crate::region_use::UsedRegion;
 use crate::session::Session;
 use data_plane::{InflightRegion, KeptRequests};
 use std::fs::File;
@@ -272,6 +273,7 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
         checked(check_holds(&file, mmap_offset, mmap_size))?;
         let region =
             checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
+        let region = checked(UsedRegion::begin(region, self.inflight_region.as_ref()))?;
         // The old region records kept requests, and the new one does not.
         checked(self.while_stopped(KeptRequests::Answer, |session| {
             session.inflight_region = Some(region);

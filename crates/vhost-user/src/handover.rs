@@ -5,6 +5,7 @@ use crate::control::Peer;
 use crate::image_lock::FollowedLock;
 use crate::mem_table::MemTable;
 use crate::queue_setup::{QueueSlot, VringAddr};
+use crate::region_use::UsedRegion;
 use crate::session::Session;
 use crate::state::{
     AddrState, ConnectionState, DeviceState, InflightState, KickState, PartState, Place,
@@ -147,7 +148,7 @@ impl Session<'_> {
             let (file, offset) = log.file();
             table.part(file, offset, log.len() as u64)
         });
-        let inflight = self.inflight_region.as_ref().map(|region| {
+        let inflight = self.inflight_region.as_ref().map(|UsedRegion { region, .. }| {
             let (file, offset, len) = region.file();
             InflightState { file: table.part(file, offset, len), num_queues: region.num_queues() }
         });
@@ -187,7 +188,7 @@ impl Session<'_> {
             let PartState { file, offset, len } = file;
             // The first program checked the length against the wanted size of the queues.
             let region = InflightRegion::map(fds.file(file)?, offset, len, num_queues, 1)?;
-            self.inflight_region = Some(region);
+            self.inflight_region = Some(UsedRegion::begin(region, None)?);
         }
         for (slot, state) in self.queues.iter_mut().zip(state.queues) {
             *slot = restore_slot(state, fds)?;

@@ -24,6 +24,7 @@ mod message;
 mod operate;
 mod peeked;
 mod queue_setup;
+mod region_use;
 mod replace;
 mod replay;
 mod session;

@@ -6,7 +6,8 @@ use crate::backend_channel::BackendChannel;
 use crate::error::refusal;
 use crate::mem_table::MemTable;
 use crate::queue_setup::QueueSlot;
-use data_plane::{InflightRegion, KeptRequests, QueueSetup, QueueStartError, QueueStats};
+use crate::region_use::UsedRegion;
+use data_plane::{KeptRequests, QueueSetup, QueueStartError, QueueStats};
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
@@ -34,7 +35,7 @@ pub(crate) struct Session<'a> {
     pub(crate) table: MemTable,
     memory: Arc<GuestMemory>,
     pub(crate) log: Option<Arc<DirtyLog>>,
-    pub(crate) inflight_region: Option<Arc<InflightRegion>>,
+    pub(crate) inflight_region: Option<UsedRegion>,
     pub(crate) writeback: Arc<AtomicBool>,
     pub(crate) backend_channel: BackendChannel,
     /// The reason to end the connection: queues that run for the guest are stopped.
@@ -125,7 +126,7 @@ impl<'a> Session<'a> {
             kick: duplicate(slot.kick.as_ref().unwrap_or(&None))?,
             call: duplicate(&slot.call)?,
             err: self.err_of(index)?,
-            region: self.inflight_region.clone(),
+            region: self.inflight_region.as_ref().map(|used| Arc::clone(&used.region)),
             health: Arc::clone(&self.device.health),
             kept: slot.kept.clone(),
         }))
