@@ -6,7 +6,7 @@ use data_plane::{HealthEvent, Limits, Operation, StorageFailure};
 use serde_json::{Value, json};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use vhost_user::Notice;
 
 /// A change of a disk.
@@ -16,6 +16,10 @@ pub enum Change {
     Added,
     /// The disk is drained and closed.
     Removed,
+    /// The disk has left its name, and goes when its storage answers.
+    GivenUp,
+    /// A disk that was given up has gone.
+    Released,
     /// A front-end has connected.
     Connected,
     /// A front-end has disconnected, for this reason if it was not the usual one.
@@ -62,6 +66,36 @@ impl Events {
     }
 }
 
+/// The events of one disk, which end when it leaves its name: another disk may have that then.
+#[derive(Debug)]
+pub struct DiskEvents {
+    events: Arc<Events>,
+    disk: String,
+    has_ended: Mutex<bool>,
+}
+
+impl DiskEvents {
+    /// The events of a disk.
+    pub fn new(events: Arc<Events>, disk: &str) -> Self {
+        DiskEvents { events, disk: disk.to_owned(), has_ended: Mutex::new(false) }
+    }
+
+    /// Tells all subscribers, unless the events have ended. Never waits for one.
+    pub fn tell(&self, change: &Change) {
+        let has_ended = lock(&self.has_ended);
+        if !*has_ended {
+            self.events.tell(&self.disk, change);
+        }
+    }
+
+    /// Tells the last event.
+    pub fn end(&self, change: &Change) {
+        let mut has_ended = lock(&self.has_ended);
+        *has_ended = true;
+        self.events.tell(&self.disk, change);
+    }
+}
+
 /// Limits of a disk or of its group as JSON.
 pub fn limits_value(limits: &Limits, group: Option<&str>) -> Value {
     json!({
@@ -89,6 +123,8 @@ fn event(disk: &str, change: &Change) -> Value {
     let name = match change {
         Change::Added => "added",
         Change::Removed => "removed",
+        Change::GivenUp => "given_up",
+        Change::Released => "released",
         Change::Connected => "connected",
         Change::Disconnected(reason) => {
             if let Some(reason) = reason {

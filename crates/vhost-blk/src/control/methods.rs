@@ -11,7 +11,7 @@ use super::values::{discards_value, limits_of, status_value, summary_value, tota
 use crate::disk::LockWait;
 use crate::disk_options;
 use crate::disks::mirror::Facts;
-use crate::disks::{Disks, Mode, NewDisk, Origin, Traced};
+use crate::disks::{Disks, Force, Mode, NewDisk, Origin, Removed, Traced};
 use crate::failure::Failure;
 use crate::log;
 use crate::values::{Cache, LogLevel, disk_name};
@@ -71,6 +71,7 @@ pub(super) fn carry_out(
         "Bitmaps" => bitmaps::list(disks, &mut call)?,
         "RemoveBitmap" => bitmaps::remove(disks, client, &mut call)?,
         "Reload" => reload(disks, client, &call)?,
+        "Remove" => remove(disks, client, &mut call)?,
         "Commit" => snapshot::commit(disks, client, &mut call)?,
         "CancelCommit" => snapshot::cancel_commit(disks, client, &mut call)?,
         "Mirror" => mirror::begin(disks, client, &mut call)?,
@@ -130,42 +131,36 @@ fn of_disk(
 ) -> Result<Value, CallError> {
     let wanted = call.optional("name", text)?;
     let (what, command) = match method {
-        "Remove" => ("remove", None),
-        "Status" => ("get the status of", Some(Command::Status)),
-        "Stats" => ("get the counters of", Some(Command::Status)),
-        "DiscardStats" => ("get the discards of", Some(Command::Status)),
+        "Status" => ("get the status of", Command::Status),
+        "Stats" => ("get the counters of", Command::Status),
+        "DiscardStats" => ("get the discards of", Command::Status),
         "Resize" => {
             let bytes = call.optional("bytes", Value::as_u64)?;
-            ("resize", Some(Command::Resize(bytes)))
+            ("resize", Command::Resize(bytes))
         }
-        "Limit" => ("limit", Some(limit(disks, call)?)),
-        "Pause" => ("pause", Some(Command::Pause)),
-        "Resume" => ("resume", Some(Command::Resume)),
+        "Limit" => ("limit", limit(disks, call)?),
+        "Pause" => ("pause", Command::Pause),
+        "Resume" => ("resume", Command::Resume),
         "Switch" => {
             let plane = |value: &Value| match value.as_str()? {
                 "kernel" => Some(PlaneKind::Kernel),
                 "uring" => Some(PlaneKind::Uring),
                 _ => None,
             };
-            ("switch the data plane of", Some(Command::Switch(call.required("plane", plane)?)))
+            ("switch the data plane of", Command::Switch(call.required("plane", plane)?))
         }
         "SetCache" => {
             let mode = call.required("mode", word::<Cache>)?;
             let on = mode == Cache::Writeback;
-            ("set the cache mode of", Some(Command::SetCache(on)))
+            ("set the cache mode of", Command::SetCache(on))
         }
         _ => return Err(CallError::MethodNotFound(method.to_owned())),
     };
     call.no_more()?;
     let name = disks.resolve(wanted.as_deref())?;
-    if command != Some(Command::Status) {
+    if command != Command::Status {
         client.log(method, &name);
     }
-    let Some(command) = command else {
-        only_many(disks, "remove a disk")?;
-        disks.remove(&name, || client.is_connected())?;
-        return Ok(json!({}));
-    };
     let what = format!("{what} the disk {name}");
     match ask(disks, client, &name, command, &what)? {
         Answer::Status(status) if method == "DiscardStats" => {
@@ -216,6 +211,20 @@ fn ask(
             return Err(Failure::run(what, "the client has not waited for it", remedy));
         }
     }
+}
+
+fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {
+    let wanted = call.optional("name", text)?;
+    let force = match call.optional("force", Value::as_bool)? {
+        Some(true) => Force::Yes,
+        _ => Force::No,
+    };
+    call.no_more()?;
+    let name = disks.resolve(wanted.as_deref())?;
+    client.log("Remove", &name);
+    only_many(disks, "remove a disk")?;
+    let removed = disks.remove(&name, force, || client.is_connected())?;
+    Ok(json!({"given_up": removed == Removed::GivenUp}))
 }
 
 fn add(

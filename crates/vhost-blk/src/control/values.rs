@@ -2,7 +2,7 @@
 //! The types of the interface as JSON.
 
 use crate::disks::snapshot::Space;
-use crate::disks::{Origin, Row};
+use crate::disks::{Origin, Row, RowState};
 use crate::events::{failure_value, limits_value};
 use data_plane::{
     FailureKind, HealthReport, Histogram, Latencies, Operation, QueueReport, QueueStats,
@@ -121,12 +121,13 @@ pub(super) fn discards_value(name: &str, status: &Status, space: &Space) -> Valu
 /// A row of the list of disks (`Summary`).
 pub(super) fn summary_value(row: &Row) -> Value {
     let status = row.status.as_deref();
-    let state = match status {
-        _ if row.stopping => "stopping",
-        None => "silent",
-        Some(status) if status.health.halt.is_some() => "halted",
-        Some(status) if status.paused => "paused",
-        Some(_) => "serving",
+    let state = match (row.state, status) {
+        (RowState::GivenUp, _) => "given_up",
+        (RowState::Stopping, _) => "stopping",
+        (RowState::Served, None) => "silent",
+        (_, Some(status)) if status.health.halt.is_some() => "halted",
+        (_, Some(status)) if status.paused => "paused",
+        (_, Some(_)) => "serving",
     };
     json!({
         "name": row.name,

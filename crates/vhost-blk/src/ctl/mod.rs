@@ -138,8 +138,17 @@ pub enum Action {
     /// Read the folder of configuration files again, as SIGHUP does. Adds, removes and changes the
     /// disks whose files have changed, and prints the treatment of each
     Reload,
-    /// Complete the requests in flight of a disk, close it, and remove its socket
-    Remove(Named),
+    /// Close the connection and the socket of a disk, complete its requests in flight, and close it
+    Remove {
+        /// The disk.
+        #[command(flatten)]
+        disk: Named,
+        /// Give the disk up if its storage does not answer within a second: its name and its socket are
+        /// free then. The image stays in use, and the storage may write to the memory of the guest, until
+        /// it answers
+        #[arg(long)]
+        force: bool,
+    },
     /// Enlarge a disk while the guest runs. The guest sees the new size at once if the VMM passes it
     /// on (QEMU does). A disk cannot shrink
     Resize {
@@ -309,7 +318,10 @@ fn call(action: &Action) -> Result<Call, Failure> {
             member: "changes",
             ..Call::new("read the configuration again", "Reload", json!({}))
         },
-        Action::Remove(disk) => Call::new("remove the disk", "Remove", of(disk)),
+        Action::Remove { disk, force } => {
+            let parameters = json!({"name": disk.name, "force": force});
+            Call { text: text::removed, ..Call::new("remove the disk", "Remove", parameters) }
+        }
         Action::Resize { words } => Call::new("resize the disk", "Resize", resize(words)?),
         Action::Resume(disk) => Call::new("resume the disk", "Resume", of(disk)),
         Action::SetCache { name, mode } => {

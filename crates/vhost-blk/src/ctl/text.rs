@@ -197,6 +197,16 @@ pub(super) fn list(reply: &Value) -> String {
     table(&rows)
 }
 
+/// The end of a removal.
+pub(super) fn removed(reply: &Value) -> String {
+    match reply["given_up"] == true {
+        false => done(reply),
+        true => "given up: its image stays in use, and the storage may write to the memory of the guest, until \
+                 the storage answers\n"
+            .to_owned(),
+    }
+}
+
 /// The counters of the queues of a disk, one queue in each line.
 pub(super) fn stats(reply: &Value) -> String {
     const COUNTERS: [&str; 10] = [

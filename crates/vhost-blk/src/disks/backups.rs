@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The disks as sources of backups.
 
-use super::{Disks, Entry, Slot, State};
+use super::Disks;
 use crate::backup::{self, Image, Source};
 use crate::failure::Failure;
 use backend::wrap::Clusters;
@@ -56,8 +56,7 @@ impl Disks {
         let (disks, (reply, done)) = (Arc::clone(self), channel::<()>());
         let remove = move || {
             let _reply = reply;
-            let state = disks.lock();
-            for entry in state.served() {
+            for entry in disks.lock().all_served() {
                 entry.backup.remove_part();
                 let mirror = entry.job.as_ref().and_then(|job| job.mirror());
                 mirror.into_iter().for_each(|mirror| mirror.remove_part());
@@ -68,14 +67,5 @@ impl Disks {
             Ok(_) => drop(done.recv_timeout(REMOVE_MAX)),
             Err(why) => tracing::warn!(%why, "incomplete targets stay"),
         }
-    }
-}
-
-impl State {
-    fn served(&self) -> impl Iterator<Item = &Entry> {
-        self.table.values().filter_map(|slot| match slot {
-            Slot::Served(entry) => Some(&**entry),
-            Slot::Starting => None,
-        })
     }
 }

@@ -5,7 +5,7 @@
 use super::config_file::NewConfig;
 use super::layers::Layers;
 use super::replacing::DRAIN_MAX;
-use super::{Disks, Image, Mode, Origin, Slot, growth};
+use super::{Disks, Entry, Image, Mode, Origin, growth};
 use crate::disk::Opened;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
@@ -168,10 +168,8 @@ impl Disks {
         let New { mut image, storage, notices } = new;
         notices.iter().for_each(|notice| tracing::warn!(disk = source.name, "{notice}"));
         let mut state = self.lock();
-        let Some(Slot::Served(entry)) = state.table.get_mut(&source.name) else { return };
-        if !Arc::ptr_eq(&entry.control, &source.control) {
-            return;
-        }
+        let is_it = |entry: &&mut Entry| Arc::ptr_eq(&entry.control, &source.control);
+        let Some(entry) = state.all_served().find(is_it) else { return };
         entry.device = growth::device_number(&image.top);
         // The old image is settled: it unmaps nothing more.
         image.unmapped_before = entry.image.as_ref().map_or(0, Image::unmapped_bytes);

@@ -2,7 +2,7 @@
 //! The thread of a disk: serves one front-end after another until it is told to stop.
 
 use crate::engine::Server;
-use crate::events::{Change, Events};
+use crate::events::{Change, DiskEvents};
 use crate::os;
 use crate::stop::Stop;
 use data_plane::OncePerSecond;
@@ -17,10 +17,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// The front-ends of a disk.
 pub(super) struct FrontEnds {
-    pub(super) disk: String,
     pub(super) server: Server,
     pub(super) stop: Arc<Stop>,
-    pub(super) events: Arc<Events>,
+    pub(super) events: Arc<DiskEvents>,
     pub(super) endings: OncePerSecond,
 }
 
@@ -71,7 +70,7 @@ impl FrontEnds {
             return;
         }
         tracing::info!("front-end connected");
-        self.events.tell(&self.disk, &Change::Connected);
+        self.events.tell(&Change::Connected);
         let outcome = self.server.serve(stream, next);
         self.stop.forget();
         let reason = match outcome {
@@ -92,6 +91,6 @@ impl FrontEnds {
                 Some(error)
             }
         };
-        self.events.tell(&self.disk, &Change::Disconnected(reason));
+        self.events.tell(&Change::Disconnected(reason));
     }
 }

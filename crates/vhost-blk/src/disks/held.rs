@@ -75,10 +75,11 @@ impl State {
             })
         };
         let all = self.table.iter().map(disk).collect::<Result<_, _>>()?;
-        // Its thread may not be interruptible, and the exchange of the program waits for all threads.
-        match self.targets.first() {
-            None => Ok(all),
-            Some(path) => Err(UpgradeError::Target { path: path.to_owned() }),
+        // Their threads may not be interruptible, and the exchange of the program waits for all threads.
+        match (self.targets.first(), self.first_given_up()) {
+            (Some(path), _) => Err(UpgradeError::Target { path: path.to_owned() }),
+            (None, Some(name)) => Err(UpgradeError::GivenUp { name: name.to_owned() }),
+            (None, None) => Ok(all),
         }
     }
 

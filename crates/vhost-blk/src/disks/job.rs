@@ -7,8 +7,9 @@ use super::mirror::Mirror;
 use super::reload::NoReload;
 use super::{Disks, Entry, Slot, State};
 use crate::failure::Failure;
+use crate::stop::Stop;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// Interval of the look at a reload that is in progress.
@@ -71,17 +72,16 @@ impl Job {
 /// The owner of work in progress; its end when dropped.
 pub(super) struct Owner {
     disks: Arc<Disks>,
-    name: String,
     job: Arc<Job>,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
         let mut state = self.disks.lock();
-        if let Some(present) = state.job_of(&self.name)
-            && present.as_ref().is_some_and(|job| Arc::ptr_eq(job, &self.job))
-        {
-            *present = None;
+        let is_it =
+            |entry: &&mut Entry| entry.job.as_ref().is_some_and(|job| Arc::ptr_eq(job, &self.job));
+        if let Some(entry) = state.all_served().find(is_it) {
+            entry.job = None;
         }
         drop(state);
         self.disks.changed.notify_all();
@@ -120,7 +120,7 @@ impl Disks {
             present => *present = Some(Arc::clone(&job)),
         }
         drop(state);
-        Ok(Owner { disks: Arc::clone(self), name: source.name.clone(), job })
+        Ok(Owner { disks: Arc::clone(self), job })
     }
 
     /// Refuses an act during a merge or a mirror of a disk.
@@ -149,14 +149,13 @@ impl Disks {
         Ok(job.is_some())
     }
 
-    /// Cancels the work on a disk and waits for its end.
-    pub(super) fn end_job(&self, name: &str) -> MutexGuard<'_, State> {
+    /// Cancels the work on the disk of this stop, and waits for its end.
+    pub(super) fn end_job(&self, stop: &Stop) {
         let mut state = self.lock();
-        while let Some(job) = state.job_of(name).and_then(|job| job.clone()) {
+        while let Some(job) = state.served_with(stop).and_then(|entry| entry.job.clone()) {
             job.cancel();
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state
     }
 
     /// As [`Disks::no_reload`], as long as `go_on` says so: a reload may wait for the end of the work.

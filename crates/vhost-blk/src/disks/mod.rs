@@ -9,7 +9,9 @@
 //! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`] |
 //! | starting | [`Disks::add`]: the name is taken, the adding thread opens the disk | its success or failure |
 //! | served | the thread of the disk runs | its end, after a stop or the end of `--fd` |
-//! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread |
+//! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread, or a removal by force |
+//!
+//! A removal by force leaves the name absent, and the disk among those that were given up (`removal.rs`).
 //!
 //! During an upgrade ([`Disks::hold`]) no name changes its state, unless the process is stopped.
 
@@ -28,6 +30,7 @@ pub mod merge;
 pub mod mirror;
 mod opening;
 pub mod reload;
+mod removal;
 pub mod replacing;
 pub mod snapshot;
 mod taking_over;
@@ -36,12 +39,13 @@ mod traces;
 pub use bitmaps::BitmapFacts;
 pub use held::Held;
 pub use opening::Opened;
+pub use removal::{Force, Removed};
 pub use traces::Traced;
 
 use crate::backup;
 use crate::disk::LockWait;
 use crate::engine;
-use crate::events::{Change, Events};
+use crate::events::{Change, DiskEvents, Events};
 use crate::failure::{Failure, Sort};
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::Source;
@@ -54,6 +58,7 @@ use data_plane::{Health, UringPool};
 use job::Job;
 use layers::Layers;
 use qcow2::Qcow2Disk;
+use removal::{GivenUp, Served};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -135,6 +140,8 @@ struct State {
     /// An upgrade is in progress: the table does not change.
     is_held: bool,
     table: BTreeMap<String, Slot>,
+    /// Disks without a name, whose storage has not answered.
+    given_up: Vec<GivenUp>,
     targets: mirror::Targets,
 }
 
@@ -150,6 +157,7 @@ struct Entry {
     stop: Arc<Stop>,
     control: Arc<Control>,
     health: Arc<Health>,
+    events: Arc<DiskEvents>,
     socket: Option<Arc<SocketFile>>,
     device: Option<(u32, u32)>,
     /// The parts that an upgrade passes on.
@@ -187,6 +195,17 @@ struct Reservation {
     name: String,
 }
 
+/// The place of a disk among the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowState {
+    /// It is served.
+    Served,
+    /// A stop was requested.
+    Stopping,
+    /// It has left its name, and its storage has not answered.
+    GivenUp,
+}
+
 /// A row of [`Disks::statuses`].
 pub struct Row {
     /// Name of the disk.
@@ -195,8 +214,8 @@ pub struct Row {
     pub args: DiskArgs,
     /// The source of its options.
     pub origin: Origin,
-    /// A stop was requested.
-    pub stopping: bool,
+    /// Its place among the disks.
+    pub state: RowState,
     /// Bytes of discarded data whose places in qcow2 images were freed.
     pub unmapped_bytes: u64,
     /// Its mirror, if it has one.
@@ -271,7 +290,7 @@ impl Disks {
             Some(Slot::Served(_)) => {
                 ("there is a disk of this name", "choose another name, or remove that disk")
             }
-            None if state.table.len() >= DISKS_MAX => {
+            None if state.table.len() + state.given_up.len() >= DISKS_MAX => {
                 ("there are as many disks as one process serves", "start another daemon")
             }
             None => {
@@ -280,31 +299,6 @@ impl Disks {
             }
         };
         Err(Failure::run(what, why, remedy))
-    }
-
-    /// Stops a disk and waits until it is drained and closed, as long as `go_on` says so. The disk
-    /// goes later if its storage takes longer.
-    ///
-    /// # Errors
-    /// [`Failure`] if there is no such disk, or it has not gone.
-    pub fn remove(&self, name: &str, go_on: impl Fn() -> bool) -> Result<(), Failure> {
-        let mut state = self.lock();
-        let stop = Arc::clone(&state.entry(name)?.stop);
-        state.check_free(&format!("remove the disk {name}"))?;
-        stop.request();
-        state.entry(name)?.cancel_work();
-        while state.entry(name).is_ok_and(|entry| Arc::ptr_eq(&entry.stop, &stop)) {
-            if !go_on() {
-                return Err(Failure::run(
-                    format!("remove the disk {name} now"),
-                    "its storage has not completed the requests in flight",
-                    "check the storage; the disk goes as soon as they are complete",
-                ));
-            }
-            let waited = self.changed.wait_timeout(state, LOOK);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Ok(())
     }
 
     /// Requests the stop of all disks, and lets no other begin.
@@ -345,29 +339,6 @@ impl Disks {
         files.iter().for_each(|file| file.remove());
     }
 
-    /// Removes a disk from the table, and its socket file before: [`Disks::remove_socket_files`]
-    /// finds each file that is still there.
-    fn leave(&self, name: &str) {
-        let entry = |entry: &Entry| (entry.socket.clone(), Arc::clone(&entry.backup));
-        let Ok((file, backup)) = self.lock().entry(name).map(entry) else { return };
-        backup.cancel_and_wait();
-        if let Some(file) = file {
-            file.remove();
-        }
-        let state = self.end_job(name);
-        let kept = state.entry(name).map(|entry| (entry.image.clone(), Arc::clone(&entry.layers)));
-        drop(state);
-        if let Ok((Some(image), layers)) = kept {
-            kept::keep(&image, &layers);
-        }
-        let mut state = self.lock();
-        // Dropped without the lock.
-        let gone = state.table.remove(name);
-        drop(state);
-        drop(gone);
-        self.changed.notify_all();
-    }
-
     /// The name of the wanted disk, or of the only one.
     ///
     /// # Errors
@@ -399,17 +370,17 @@ impl Disks {
         Ok(self.lock().entry(name)?.control.post(command))
     }
 
-    /// The state of all disks that answer within `patience`. The others delay nothing but this.
+    /// The state of all disks that answer within `patience`. The others delay nothing but this. Those that
+    /// were given up come last.
     pub fn statuses(&self, patience: Duration) -> Vec<Row> {
-        let posted: Vec<_> = {
+        let (posted, given_up): (Vec<_>, Vec<_>) = {
             let state = self.lock();
             let served = state.table.iter().filter_map(|(name, slot)| match slot {
                 Slot::Served(entry) => Some((name, entry)),
                 Slot::Starting => None,
             });
-            served
-                .map(|(name, entry)| (entry.row(name), entry.control.post(Command::Status)))
-                .collect()
+            let posted = served.map(|(name, it)| (it.row(name), it.control.post(Command::Status)));
+            (posted.collect(), state.given_up.iter().map(GivenUp::row).collect())
         };
         let deadline = Instant::now() + patience;
         let answered = posted.into_iter().map(|(row, posted)| {
@@ -420,7 +391,7 @@ impl Disks {
             };
             Row { status, ..row }
         });
-        answered.collect()
+        answered.chain(given_up).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -434,7 +405,7 @@ impl Entry {
             name: name.to_owned(),
             args: self.args.clone(),
             origin: self.origin,
-            stopping: self.stop.asked(),
+            state: if self.stop.asked() { RowState::Stopping } else { RowState::Served },
             unmapped_bytes: self.image.as_ref().map_or(0, Image::unmapped_bytes),
             mirror: self.mirror(),
             status: None,
@@ -459,6 +430,7 @@ impl Reservation {
     /// Enters the disk in the table. It leaves it when the result is dropped.
     fn enter(self, entry: Entry) -> Result<Served, Failure> {
         let (disks, name) = (Arc::clone(&self.disks), self.name.clone());
+        let (stop, events) = (Arc::clone(&entry.stop), Arc::clone(&entry.events));
         let mut state = disks.lock();
         if state.stopping {
             drop(state);
@@ -468,8 +440,8 @@ impl Reservation {
         state.table.insert(name.clone(), Slot::Served(Box::new(entry)));
         drop(state);
         disks.adopt_bounds();
-        disks.events.tell(&name, &Change::Added);
-        Ok(Served { disks, name })
+        events.tell(&Change::Added);
+        Ok(Served { disks, name, stop })
     }
 }
 
@@ -482,19 +454,5 @@ impl Drop for Reservation {
         }
         drop(state);
         self.disks.changed.notify_all();
-    }
-}
-
-/// The end of a disk's thread, which has dropped the device: the image is unlocked.
-struct Served {
-    disks: Arc<Disks>,
-    name: String,
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.disks.events.tell(&self.name, &Change::Removed);
-        self.disks.traces.end(&self.name);
-        self.disks.leave(&self.name);
     }
 }

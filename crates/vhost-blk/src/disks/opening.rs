@@ -7,7 +7,7 @@ use super::layers::Layers;
 use super::{Disks, Entry, Image, Mode, NewDisk, Reservation, growth};
 use crate::disk;
 use crate::engine::Server;
-use crate::events::Change;
+use crate::events::{Change, DiskEvents};
 use crate::failure::Failure;
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::{Endpoint, Source};
@@ -106,7 +106,8 @@ impl Disks {
         };
         let control = Arc::new(server.control().map_err(no_descriptor)?);
         let stop = Arc::new(Stop::new().map_err(no_descriptor)?);
-        self.observe(&name, &mut server).map_err(no_descriptor)?;
+        let events = Arc::new(DiskEvents::new(Arc::clone(&self.events), &name));
+        self.observe(&name, &events, &mut server).map_err(no_descriptor)?;
         let (endpoint, connected) = endpoint(front_ends, connected, source)?;
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
@@ -119,6 +120,7 @@ impl Disks {
             stop,
             control,
             health,
+            events,
             socket,
             device,
             parts,
@@ -169,12 +171,12 @@ impl Disks {
     }
 
     /// Makes the device of the disk `name` tell the subscribers of its changes.
-    fn observe(&self, name: &str, server: &mut Server) -> io::Result<()> {
-        let (events, disk) = (Arc::clone(&self.events), name.to_owned());
-        server.observe(move |notice| events.tell(&disk, &Change::Device(notice)))?;
-        let (events, disk) = (Arc::clone(&self.events), name.to_owned());
+    fn observe(&self, name: &str, events: &Arc<DiskEvents>, server: &mut Server) -> io::Result<()> {
+        let told = Arc::clone(events);
+        server.observe(move |notice| told.tell(&Change::Device(notice)))?;
+        let told = Arc::clone(events);
         server.observe_health(move |event: &HealthEvent| {
-            events.tell(&disk, &Change::Health(event.clone()));
+            told.tell(&Change::Health(event.clone()));
         });
         let (traces, disk) = (Arc::clone(&self.traces), name.to_owned());
         let tell = move |message: Traced<'_>| traces.tell(&disk, message);
@@ -195,10 +197,9 @@ impl Disks {
         span.in_scope(|| opened.log(&self.process));
         let Opened { server, endpoint, connected, entry, reservation, consumed, .. } = opened;
         let front_ends = FrontEnds {
-            disk: name.clone(),
             server,
             stop: Arc::clone(&entry.stop),
-            events: Arc::clone(&self.events),
+            events: Arc::clone(&entry.events),
             endings: OncePerSecond::default(),
         };
         let served = reservation.enter(entry)?;

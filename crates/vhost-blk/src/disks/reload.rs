@@ -5,7 +5,7 @@
 //! of the disk, which happens only while no front-end is connected: not every VMM connects again.
 //! Disks that a command added are not touched.
 
-use super::{Disks, Entry, Mode, NewDisk, Origin, Slot};
+use super::{Disks, Entry, Force, Mode, NewDisk, Origin, Slot};
 use crate::config;
 use crate::disk::LockWait;
 use crate::failure::Failure;
@@ -132,8 +132,8 @@ impl Disks {
             of_folder.map(|(name, _)| name.clone()).collect()
         };
         let remove = |disk: String| {
-            let done = self.remove(&disk, until(DISK_MAX));
-            Report::of(disk, done.map(|()| Some(Outcome::Removed)))
+            let done = self.remove(&disk, Force::No, until(DISK_MAX));
+            Report::of(disk, done.map(|_| Some(Outcome::Removed)))
         };
         missing.into_iter().filter_map(remove).collect()
     }
@@ -247,7 +247,7 @@ impl Disks {
             ));
         }
         // It may have gone already.
-        if let Err(failure) = self.remove(name, until(DISK_MAX))
+        if let Err(failure) = self.remove(name, Force::No, until(DISK_MAX))
             && self.lock().entry(name).is_ok()
         {
             return Err(failure);

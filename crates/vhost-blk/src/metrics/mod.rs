@@ -91,7 +91,7 @@ impl Listener {
     }
 
     fn serve(&self, disks: &Disks) {
-        let scrape = || page::of(&disks.statuses(DISKS_ANSWER_MAX));
+        let scrape = || page::of(disks.statuses(DISKS_ANSWER_MAX));
         loop {
             match self.socket.accept() {
                 Ok((client, _)) => {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The metrics of all disks as OpenMetrics text.
 
-use crate::disks::Row;
 use crate::disks::mirror::{Facts, Phase};
+use crate::disks::{Row, RowState};
 use data_plane::{FailureKind, Histogram, Latencies, Operation, QueueReport, QueueStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -143,14 +143,22 @@ fn rate(limit: Option<NonZeroU64>) -> u64 {
     limit.map_or(0, NonZeroU64::get)
 }
 
-/// The page for these disks. One that has not answered is marked, and has no other metric.
-pub(super) fn of(rows: &[Row]) -> String {
+/// The page for these disks. One that has not answered is marked, and has no other metric. Disks that were given
+/// up are counted only: others may have their names.
+pub(super) fn of(mut rows: Vec<Row>) -> String {
+    let all = rows.len();
+    rows.retain(|row| row.state != RowState::GivenUp);
+    let (given_up, rows) = (all - rows.len(), &rows[..]);
     let mut registry = Registry::with_prefix("vhost_blk");
     let up = Family::<DiskLabels, Gauge>::default();
     for row in rows {
         up.get_or_create(&disk_label(&row.name)).set(row.status.is_some().into());
     }
     registry.register("disk_up", "The disk has answered within two seconds", up);
+    let gauge = Gauge::<i64>::default();
+    gauge.set(i64::try_from(given_up).unwrap_or(i64::MAX));
+    let help = "Disks that were removed by force, and whose storage has not answered";
+    registry.register("given_up_disks", help, gauge);
     let disks: Vec<(&str, &Status)> =
         rows.iter().filter_map(|row| Some((&*row.name, row.status.as_deref()?))).collect();
     add_disks(&mut registry, &disks);
@@ -323,7 +331,7 @@ mod tests {
             name: name.to_owned(),
             args: args(),
             origin: Origin::Command,
-            stopping: false,
+            state: RowState::Served,
             unmapped_bytes: 1 << 16,
             mirror: Some(Facts {
                 target: "b".into(),
@@ -334,7 +342,9 @@ mod tests {
             }),
             status,
         };
-        of(&[row("a", Some(Box::new(status))), row("b", None)])
+        let given_up = |_| Row { state: RowState::GivenUp, ..row("a", None) };
+        let rows = [row("a", Some(Box::new(status))), row("b", None)];
+        of(rows.into_iter().chain((0..2).map(given_up)).collect())
     }
 
     fn args() -> DiskArgs {
@@ -348,6 +358,7 @@ mod tests {
         for line in [
             "vhost_blk_disk_up{disk=\"a\"} 1",
             "vhost_blk_disk_up{disk=\"b\"} 0",
+            "vhost_blk_given_up_disks 2",
             "vhost_blk_capacity_bytes{disk=\"a\"} 1048576",
             "vhost_blk_front_end_connected{disk=\"a\"} 1",
             "vhost_blk_paused{disk=\"a\"} 0",
@@ -408,7 +419,7 @@ mod tests {
             DISK_GAUGES.len()
                 + MIRROR_GAUGES.len()
                 + DISK_COUNTERS.len()
-                + 3
+                + 4
                 + 3
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()

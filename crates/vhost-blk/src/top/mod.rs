@@ -123,7 +123,9 @@ impl<'a> Sampler<'a> {
         };
         let list = asker.ask("list the disks", "List", &json!({}), None)?;
         let mut disks = std::collections::BTreeMap::new();
-        for summary in list["disks"].as_array().into_iter().flatten() {
+        let listed = list["disks"].as_array().into_iter().flatten();
+        // Other disks may have the names of those that were given up.
+        for summary in listed.filter(|summary| summary["state"] != "given_up") {
             let Some(name) = summary["name"].as_str() else { continue };
             let is_silent = summary["state"] == "silent" || summary["state"] == "stopping";
             let stats = match is_silent {

@@ -52,6 +52,15 @@ pub enum UpgradeError {
         /// Its path.
         path: PathBuf,
     },
+    /// A disk was given up, and a thread still waits for its storage.
+    #[error(
+        "the storage of the disk {name}, which was given up, does not answer, and the exchange of the \
+         program would wait for it; check that storage, and repeat the command"
+    )]
+    GivenUp {
+        /// The name that it had.
+        name: String,
+    },
     /// The limit on open files is too near: the new program could not open all of the disks.
     #[error(
         "{left} descriptors are left, and the take-over needs {needed} for a moment; raise the limit \

@@ -10,8 +10,10 @@ use crate::socket_file::SocketFile;
 use backend::file::File as ImageFile;
 use qcow2::Qcow2Disk;
 use serde_json::Value;
+use socket2::SockRef;
 use std::fs::File;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use vhost_user::{Control, Exported};
@@ -34,6 +36,15 @@ impl Socket {
             SocketFileState { path: path.into(), identity }
         });
         Ok(Socket { fd: socket.as_fd().try_clone_to_owned()?, file })
+    }
+
+    /// Refuses connections from now on, also those that wait. Other descriptors of the socket stay open.
+    pub fn close(&self) {
+        let socket = SockRef::from(&self.fd);
+        if socket.shutdown(Shutdown::Both).is_ok() {
+            // Each has a connection that waits, and none waits for one.
+            while socket.accept().is_ok() {}
+        }
     }
 
     pub(super) fn state(&self) -> SocketState {

@@ -2,7 +2,7 @@
 //! Disks come and go, and each verb does its work or says why not.
 
 use crate::common::{self, Daemon, program};
-use crate::rig::{Rig, run_line};
+use crate::rig::{Rig, run_line, scrape};
 use driver::{Device, Request};
 use serde_json::{Value, json};
 use std::os::fd::AsRawFd;
@@ -227,16 +227,6 @@ fn submitted(rig: &Rig, name: &str) -> Device {
         rig.json(&format!("status {name}"))["queues"][0]["inflight"] == 1
     });
     guest
-}
-
-/// The page of metrics.
-fn scrape(socket: &std::path::Path) -> String {
-    use std::io::{Read, Write};
-    let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-    let mut page = String::new();
-    stream.read_to_string(&mut page).unwrap();
-    page
 }
 
 #[test]

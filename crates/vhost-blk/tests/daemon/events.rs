@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const SUBSCRIBE: &str = r#"{"method":"io.vhostblk.Events","more":true}"#;
 
-fn subscribed(rig: &Rig) -> Raw {
+pub(crate) fn subscribed(rig: &Rig) -> Raw {
     let mut raw = rig.connect();
     let first = raw.call(SUBSCRIBE);
     assert_eq!(first, json!({"parameters": {}, "continues": true}));
@@ -15,7 +15,7 @@ fn subscribed(rig: &Rig) -> Raw {
 }
 
 #[track_caller]
-fn next(raw: &mut Raw) -> Value {
+pub(crate) fn next(raw: &mut Raw) -> Value {
     let mut reply = raw.receive();
     assert_eq!(reply["continues"], true);
     let event = reply["parameters"]["event"].take();

@@ -7,6 +7,7 @@ mod discards;
 mod disks;
 mod events;
 mod frozen;
+mod given_up;
 mod interface;
 mod limits;
 #[path = "../common/mount.rs"]

@@ -4,9 +4,9 @@
 use crate::common::{self, Daemon, Place, program, run};
 use driver::{Device, Options};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -159,4 +159,13 @@ impl Raw {
 /// Runs the program with the words of a line.
 pub(crate) fn run_line(line: &str) -> Output {
     run(line.split_whitespace())
+}
+
+/// The page of metrics.
+pub(crate) fn scrape(socket: &Path) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    page
 }

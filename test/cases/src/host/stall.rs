@@ -6,6 +6,7 @@ use crate::host::abi::fails;
 use crate::host::daemon::Daemon;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Dm, DmKind, NullBlkOptions, STALL, STALLED_TAGS, null_blk, wait_until};
+use crate::host::groups;
 use crate::host::target::{self, need_module, options};
 use crate::host::visibility::counters;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -26,6 +27,9 @@ cases! { Host;
     "daemon-stall", Gating,
         "the daemon tells that the storage of a queue in the kernel does not answer, and its end",
         daemon;
+    "daemon-given-up", Gating,
+        "a disk whose storage does not answer leaves its name by force on each plane, and goes when it answers",
+        given_up;
 }
 
 /// On a slow machine, a single round proves nothing.
@@ -136,4 +140,41 @@ fn daemon(env: &Env) -> Result<()> {
     let lines = daemon.lines_with("the storage does not answer");
     ensure!(lines.len() == 2, "a line for each stall: {lines:?}");
     Ok(())
+}
+
+fn given_up(env: &Env) -> Result<()> {
+    for plane in ["kernel", "uring"] {
+        give_up(env, plane).context(plane)?;
+    }
+    Ok(())
+}
+
+fn give_up(env: &Env, plane: &str) -> Result<()> {
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (hung, dm) = Dm::over(below, "stalled", DmKind::Linear)?;
+    let (other, _) = null_blk(NullBlkOptions::USUAL)?;
+    let mut daemon = groups::Daemon::start(env, &[])?;
+    let serve = |disk| -> Result<Device> {
+        daemon.add_on(plane, "a", disk, 1, &[])?;
+        Ok(Device::from_stream(daemon.connect("a")?, &options())?)
+    };
+    let has_given_up = || -> Result<bool> { Ok(daemon.control(&["list"])?.contains("given_up")) };
+    let mut device = serve(&hung)?;
+    let layout = device.layout();
+    dm.suspend()?;
+    device.queue(0).submit(&Request::write(64, &[1; 512]), &layout)?;
+    wait_until("the request in flight", || {
+        Ok((daemon.total("queue_inflight_requests", "a")? == 1).then_some(()))
+    })?;
+    let told = daemon.control(&["remove", "a", "--force"])?;
+    ensure!(told.starts_with("given up: "), "{told}");
+    ensure!(has_given_up()?, "the list does not tell the disk");
+    let mut next = serve(&other)?;
+    next.write(64, &[2; 512])?;
+    ensure!(device.queue(0).try_collect()?.is_none(), "the request has ended");
+    dm.resume()?;
+    wait_until("the end of the disk", || Ok((!has_given_up()?).then_some(())))?;
+    collect(&mut device)?;
+    next.write(64, &[3; 512])?;
+    daemon.end()
 }

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end of a disk: its thread drains it, closes it, and leaves the table.
+//!
+//! A removal closes the connection and the socket at once, so that no VMM waits for a disk that does not
+//! come back. Storage that hangs keeps the thread of the disk, with the memory of the guest, the image and its
+//! lock: the kernel may still use all of them. A removal by force takes only the name from such a disk. It is
+//! *given up* then, and goes when its storage answers.
+
+use super::{Disks, Entry, LOOK, Row, RowState, Slot, State, kept};
+use crate::events::Change;
+use crate::failure::Failure;
+use crate::stop::Stop;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time after which a removal by force does not wait for the storage any longer.
+const FORCE_AFTER: Duration = Duration::from_secs(1);
+
+/// The removal of a disk whose storage does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Force {
+    /// The disk stays in the table until its storage answers.
+    No,
+    /// The disk is given up.
+    Yes,
+}
+
+/// The end of a removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removed {
+    /// The disk is drained and closed.
+    Gone,
+    /// It goes when its storage answers.
+    GivenUp,
+}
+
+/// A disk that was given up.
+pub(super) struct GivenUp {
+    name: String,
+    entry: Box<Entry>,
+}
+
+impl GivenUp {
+    pub(super) fn row(&self) -> Row {
+        Row { state: RowState::GivenUp, ..self.entry.row(&self.name) }
+    }
+}
+
+impl Disks {
+    /// Stops a disk and waits until it is drained and closed, as long as `go_on` says so. The disk
+    /// goes later if its storage takes longer; by force, it leaves its name after a second.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, or it has not gone.
+    pub fn remove(
+        &self,
+        name: &str,
+        force: Force,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Removed, Failure> {
+        let mut state = self.lock();
+        state.check_free(&format!("remove the disk {name}"))?;
+        let entry = state.entry(name)?;
+        let (stop, socket) = (Arc::clone(&entry.stop), entry.socket.clone());
+        let parts = Arc::clone(&entry.parts);
+        stop.request();
+        entry.cancel_work();
+        drop(state);
+        // A socket without a file of this program is not this program's alone.
+        if let (Some(file), Some(listening)) = (socket, &parts.front_ends) {
+            file.remove();
+            listening.close();
+        }
+        let begun = Instant::now();
+        state = self.lock();
+        while state.entry(name).is_ok_and(|entry| Arc::ptr_eq(&entry.stop, &stop)) {
+            let patience = match force {
+                Force::Yes => FORCE_AFTER.saturating_sub(begun.elapsed()),
+                Force::No => LOOK,
+            };
+            if patience.is_zero() {
+                self.give_up(&mut state, name);
+                return Ok(Removed::GivenUp);
+            }
+            if !go_on() {
+                return Err(Failure::run(
+                    format!("remove the disk {name} now"),
+                    "its storage has not completed the requests in flight",
+                    "check the storage; the disk goes as soon as they are complete, and leaves its name \
+                     with --force",
+                ));
+            }
+            let waited = self.changed.wait_timeout(state, patience.min(LOOK));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(Removed::Gone)
+    }
+
+    /// Moves a served disk from the table to those that were given up.
+    fn give_up(&self, state: &mut State, name: &str) {
+        let Some(Slot::Served(entry)) = state.table.remove(name) else { return };
+        tracing::warn!(
+            disk = name,
+            "given up: its storage does not answer; its image stays in use, and the storage may write to \
+             the memory of its guest, until it does"
+        );
+        entry.events.end(&Change::GivenUp);
+        self.traces.end(name);
+        state.given_up.push(GivenUp { name: name.to_owned(), entry });
+        self.changed.notify_all();
+    }
+
+    /// Removes a disk whose thread has ended, and its socket file before:
+    /// [`Disks::remove_socket_files`] finds each file that is still there.
+    fn leave(&self, name: &str, stop: &Stop) {
+        let mut state = self.lock();
+        let Some(entry) = state.served_with(stop) else { return };
+        let (file, backup) = (entry.socket.clone(), Arc::clone(&entry.backup));
+        drop(state);
+        backup.cancel_and_wait();
+        if let Some(file) = file {
+            file.remove();
+        }
+        self.end_job(stop);
+        let mut state = self.lock();
+        let kept = state.served_with(stop).map(|it| (it.image.clone(), Arc::clone(&it.layers)));
+        drop(state);
+        if let Some((Some(image), layers)) = kept {
+            kept::keep(&image, &layers);
+        }
+        let mut state = self.lock();
+        let gone = state.take(stop);
+        match &gone {
+            Some((_, true)) => {
+                tracing::info!(
+                    disk = name,
+                    "its storage has answered: the disk that was given up has gone"
+                );
+                self.events.tell(name, &Change::Released);
+            }
+            Some((entry, false)) => {
+                entry.events.end(&Change::Removed);
+                self.traces.end(name);
+            }
+            None => {}
+        }
+        drop(state);
+        drop(gone); // without the lock
+        self.changed.notify_all();
+    }
+}
+
+/// The end of a disk's thread, which has dropped the device: the image is unlocked.
+pub(super) struct Served {
+    pub(super) disks: Arc<Disks>,
+    pub(super) name: String,
+    pub(super) stop: Arc<Stop>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.disks.leave(&self.name, &self.stop);
+    }
+}
+
+impl State {
+    /// Takes the disk of this stop from the table, or from those that were given up (`true`).
+    fn take(&mut self, stop: &Stop) -> Option<(Box<Entry>, bool)> {
+        let is_it = |entry: &Entry| std::ptr::eq(&*entry.stop, stop);
+        if let Some(at) = self.given_up.iter().position(|disk| is_it(&disk.entry)) {
+            return Some((self.given_up.remove(at).entry, true));
+        }
+        let is_served = |slot: &Slot| matches!(slot, Slot::Served(entry) if is_it(entry));
+        let name = self.table.iter().find(|(_, slot)| is_served(slot))?.0.clone();
+        match self.table.remove(&name) {
+            Some(Slot::Served(entry)) => Some((entry, false)),
+            _ => None,
+        }
+    }
+
+    /// Name of a disk that was given up.
+    pub(super) fn first_given_up(&self) -> Option<&str> {
+        self.given_up.first().map(|disk| &*disk.name)
+    }
+
+    /// The disk of this stop, also one that was given up.
+    pub(super) fn served_with(&mut self, stop: &Stop) -> Option<&mut Entry> {
+        self.all_served().find(|entry| std::ptr::eq(&*entry.stop, stop))
+    }
+
+    /// The served disks, with those that were given up.
+    pub(super) fn all_served(&mut self) -> impl Iterator<Item = &mut Entry> {
+        let served = self.table.values_mut().filter_map(|slot| match slot {
+            Slot::Served(entry) => Some(&mut **entry),
+            Slot::Starting => None,
+        });
+        served.chain(self.given_up.iter_mut().map(|disk| &mut *disk.entry))
+    }
+}
