@@ -5,7 +5,7 @@ use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
 use data_plane::{HealthEvent, Limits, Operation, StorageFailure};
 use serde_json::{Value, json};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use vhost_user::Notice;
 
@@ -117,80 +117,59 @@ pub fn failure_value(failure: &StorageFailure) -> Value {
     })
 }
 
+/// The name of an event, and its further field.
+type Named = (&'static str, Option<(&'static str, Value)>);
+
 fn event(disk: &str, change: &Change) -> Value {
-    let mut event = json!({"time_ms": now_ms(), "disk": disk});
-    let mut set = |name: &str, value: Value| event[name] = value;
-    let name = match change {
-        Change::Added => "added",
-        Change::Removed => "removed",
-        Change::GivenUp => "given_up",
-        Change::Released => "released",
-        Change::Connected => "connected",
+    let (name, field) = match change {
+        Change::Added => ("added", None),
+        Change::Removed => ("removed", None),
+        Change::GivenUp => ("given_up", None),
+        Change::Released => ("released", None),
+        Change::Connected => ("connected", None),
         Change::Disconnected(reason) => {
-            if let Some(reason) = reason {
-                set("reason", reason.as_str().into());
-            }
-            "disconnected"
+            ("disconnected", reason.as_ref().map(|reason| ("reason", reason.as_str().into())))
         }
-        Change::MirrorBegun(target) => {
-            set("target", target.display().to_string().into());
-            "mirror_begun"
-        }
-        Change::MirrorReady => "mirror_ready",
-        Change::MirrorCompleted(target) => {
-            set("target", target.display().to_string().into());
-            "mirror_completed"
-        }
-        Change::MirrorEnded(reason) => {
-            set("reason", reason.as_str().into());
-            "mirror_ended"
-        }
-        Change::Device(notice) => match notice {
-            Notice::Paused => "paused",
-            Notice::Resumed => "resumed",
-            Notice::Switched(plane) => {
-                set("data_plane", plane.to_string().into());
-                "switched"
-            }
-            Notice::Resized(bytes) => {
-                set("capacity_bytes", (*bytes).into());
-                "resized"
-            }
-            Notice::Limited(limits, group) => {
-                set("limits", limits_value(limits, group.as_deref()));
-                "limited"
-            }
-            Notice::Faulted(queue) => {
-                set("queue", (*queue).into());
-                "faulted"
-            }
-            Notice::CacheSet(writeback) => {
-                set("writeback", (*writeback).into());
-                "cache_set"
-            }
-        },
-        Change::Health(health) => match health {
-            HealthEvent::Halted(reason) => {
-                set("reason", reason.as_str().into());
-                "halted"
-            }
-            HealthEvent::Resumed => "halt_ended",
-            HealthEvent::Stalled(queue) => {
-                set("queue", (*queue).into());
-                "stalled"
-            }
-            HealthEvent::Failed(failure) => {
-                set("failure", failure_value(failure));
-                "failed"
-            }
-            HealthEvent::Recovered(queue) => {
-                set("queue", (*queue).into());
-                "stall_ended"
-            }
-        },
+        Change::MirrorBegun(target) => ("mirror_begun", Some(("target", shown(target)))),
+        Change::MirrorReady => ("mirror_ready", None),
+        Change::MirrorCompleted(target) => ("mirror_completed", Some(("target", shown(target)))),
+        Change::MirrorEnded(reason) => ("mirror_ended", Some(("reason", reason.as_str().into()))),
+        Change::Device(notice) => of_device(notice),
+        Change::Health(event) => of_health(event),
     };
-    set("event", name.into());
+    let mut event = json!({"time_ms": now_ms(), "disk": disk, "event": name});
+    if let Some((field, value)) = field {
+        event[field] = value;
+    }
     event
+}
+
+fn of_device(notice: &Notice) -> Named {
+    match notice {
+        Notice::Paused => ("paused", None),
+        Notice::Resumed => ("resumed", None),
+        Notice::Switched(plane) => ("switched", Some(("data_plane", plane.to_string().into()))),
+        Notice::Resized(bytes) => ("resized", Some(("capacity_bytes", (*bytes).into()))),
+        Notice::Limited(limits, group) => {
+            ("limited", Some(("limits", limits_value(limits, group.as_deref()))))
+        }
+        Notice::Faulted(queue) => ("faulted", Some(("queue", (*queue).into()))),
+        Notice::CacheSet(writeback) => ("cache_set", Some(("writeback", (*writeback).into()))),
+    }
+}
+
+fn of_health(event: &HealthEvent) -> Named {
+    match event {
+        HealthEvent::Halted(reason) => ("halted", Some(("reason", reason.as_str().into()))),
+        HealthEvent::Resumed => ("halt_ended", None),
+        HealthEvent::Stalled(queue) => ("stalled", Some(("queue", (*queue).into()))),
+        HealthEvent::Failed(failure) => ("failed", Some(("failure", failure_value(failure)))),
+        HealthEvent::Recovered(queue) => ("stall_ended", Some(("queue", (*queue).into()))),
+    }
+}
+
+fn shown(path: &Path) -> Value {
+    path.display().to_string().into()
 }
 
 #[cfg(test)]

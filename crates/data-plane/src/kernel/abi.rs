@@ -205,6 +205,7 @@ mod tests {
     use std::process::Command;
 
     /// Every number of this module with its C expression.
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn mirrored() -> Vec<(&'static str, u64)> {
         macro_rules! structure {
             ($name:literal, $type:ty: $($field:ident),*) => {

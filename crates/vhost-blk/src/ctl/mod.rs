@@ -234,6 +234,16 @@ impl Call {
     fn new(what: &'static str, method: &'static str, parameters: Value) -> Call {
         Call { what, method, parameters, member: "", text: text::done }
     }
+
+    /// Prints the reply like this, unless it is wanted as JSON.
+    fn told(self, text: fn(&Value) -> String) -> Call {
+        Call { text, ..self }
+    }
+
+    /// Prints this member of the reply as JSON.
+    fn of_member(self, member: &'static str) -> Call {
+        Call { member, ..self }
+    }
 }
 
 /// Runs `vhost-blk ctl`.
@@ -261,14 +271,14 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
         }
         Action::Backup(backup) => {
             let reply = backup::run(backup, connect()?)?;
-            let call = Call { text: backup.text(), ..Call::new("", "", Value::Null) };
+            let call = Call::new("", "", Value::Null).told(backup.text());
             print(&shown(&call, &reply, args.json))
         }
         Action::Mirror(mirror) => {
             let connect =
                 |is_usual: bool| Asker::connect(&args.control_path, patience.filter(|_| is_usual));
             let (reply, text) = mirror::run(mirror, connect)?;
-            let call = Call { text, ..Call::new("", "", Value::Null) };
+            let call = Call::new("", "", Value::Null).told(text);
             print(&shown(&call, &reply, args.json))
         }
         other => {
@@ -293,6 +303,7 @@ fn failed_changes(reply: &Value) -> usize {
     changes.filter(|change| change["outcome"] == "failed").count()
 }
 
+/// The call of an action on one disk, or of one without a disk.
 fn call(action: &Action) -> Result<Call, Failure> {
     let of = |disk: &Named| json!({"name": disk.name});
     Ok(match action {
@@ -304,23 +315,19 @@ fn call(action: &Action) -> Result<Call, Failure> {
             });
             Call::new("limit the disk", "Limit", parameters)
         }
-        Action::List => Call {
-            text: text::list,
-            member: "disks",
-            ..Call::new("list the disks", "List", json!({}))
-        },
+        Action::List => {
+            Call::new("list the disks", "List", json!({})).told(text::list).of_member("disks")
+        }
         Action::LogLevel { level } => {
             Call::new("set the log level", "SetLogLevel", json!({"level": word(*level)}))
         }
         Action::Pause(disk) => Call::new("pause the disk", "Pause", of(disk)),
-        Action::Reload => Call {
-            text: text::changes,
-            member: "changes",
-            ..Call::new("read the configuration again", "Reload", json!({}))
-        },
+        Action::Reload => Call::new("read the configuration again", "Reload", json!({}))
+            .told(text::changes)
+            .of_member("changes"),
         Action::Remove { disk, force } => {
             let parameters = json!({"name": disk.name, "force": force});
-            Call { text: text::removed, ..Call::new("remove the disk", "Remove", parameters) }
+            Call::new("remove the disk", "Remove", parameters).told(text::removed)
         }
         Action::Resize { words } => Call::new("resize the disk", "Resize", resize(words)?),
         Action::Resume(disk) => Call::new("resume the disk", "Resume", of(disk)),
@@ -328,55 +335,10 @@ fn call(action: &Action) -> Result<Call, Failure> {
             let parameters = json!({"name": name, "mode": word(*mode)});
             Call::new("set the cache mode", "SetCache", parameters)
         }
-        Action::Bitmaps { disk, remove: Some(bitmap) } => {
-            let parameters = json!({"name": disk.name, "bitmap": bitmap});
-            Call::new("remove the bitmap", "RemoveBitmap", parameters)
-        }
-        Action::Bitmaps { disk, remove: None } => Call {
-            text: text::bitmaps,
-            member: "bitmaps",
-            ..Call::new("show the bitmaps of the disk", "Bitmaps", of(disk))
-        },
-        Action::Commit { disk, cancel: true, .. } => {
-            Call::new("cancel the commit", "CancelCommit", of(disk))
-        }
-        Action::Commit { disk, update_config, bandwidth, .. } => {
-            let parameters = json!({
-                "name": disk.name, "update_config": update_config, "bandwidth": bandwidth,
-            });
-            Call {
-                text: text::commit,
-                ..Call::new("commit the image of the disk", "Commit", parameters)
-            }
-        }
-        Action::Snapshot { disk, to, update_config, no_mark } => {
-            let parameters = json!({
-                // The daemon has another working directory.
-                "name": disk.name, "overlay": add::absolute(to)?,
-                "update_config": update_config, "no_mark": no_mark,
-            });
-            Call {
-                text: text::snapshot,
-                ..Call::new("take a snapshot of the disk", "Snapshot", parameters)
-            }
-        }
-        Action::Snapshots(disk) => Call {
-            text: text::chain,
-            member: "files",
-            ..Call::new("show the snapshots of the disk", "Snapshots", of(disk))
-        },
-        Action::Stats(disk) => {
-            Call { text: text::stats, ..Call::new("get the counters", "Stats", of(disk)) }
-        }
-        Action::DiscardStats(disk) => Call {
-            text: text::discard_stats,
-            ..Call::new("get the discards", "DiscardStats", of(disk))
-        },
-        Action::Status(disk) => Call {
-            text: |reply| text::status(&reply["status"]),
-            member: "status",
-            ..Call::new("get the status", "Status", of(disk))
-        },
+        Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(text::stats),
+        Action::Status(disk) => Call::new("get the status", "Status", of(disk))
+            .told(|reply| text::status(&reply["status"]))
+            .of_member("status"),
         Action::Stop => Call::new("stop the daemon", "Stop", json!({})),
         Action::Switch { name, plane } => {
             let parameters = json!({"name": name, "plane": word(*plane)});
@@ -385,13 +347,49 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Upgrade { program } => {
             Call::new("upgrade the daemon", "Upgrade", json!({"program": program}))
         }
-        Action::Add(_)
-        | Action::Backup(_)
-        | Action::Events
-        | Action::Mirror(_)
-        | Action::Trace(_) => {
-            unreachable!("they are no simple calls")
+        of_images => return call_of_images(of_images),
+    })
+}
+
+/// The call of an action on the images of a disk.
+fn call_of_images(action: &Action) -> Result<Call, Failure> {
+    let of = |disk: &Named| json!({"name": disk.name});
+    Ok(match action {
+        Action::Bitmaps { disk, remove: Some(bitmap) } => {
+            let parameters = json!({"name": disk.name, "bitmap": bitmap});
+            Call::new("remove the bitmap", "RemoveBitmap", parameters)
         }
+        Action::Bitmaps { disk, remove: None } => {
+            Call::new("show the bitmaps of the disk", "Bitmaps", of(disk))
+                .told(text::bitmaps)
+                .of_member("bitmaps")
+        }
+        Action::Commit { disk, cancel: true, .. } => {
+            Call::new("cancel the commit", "CancelCommit", of(disk))
+        }
+        Action::Commit { disk, update_config, bandwidth, .. } => {
+            let parameters = json!({
+                "name": disk.name, "update_config": update_config, "bandwidth": bandwidth,
+            });
+            Call::new("commit the image of the disk", "Commit", parameters).told(text::commit)
+        }
+        Action::Snapshot { disk, to, update_config, no_mark } => {
+            let parameters = json!({
+                // The daemon has another working directory.
+                "name": disk.name, "overlay": add::absolute(to)?,
+                "update_config": update_config, "no_mark": no_mark,
+            });
+            Call::new("take a snapshot of the disk", "Snapshot", parameters).told(text::snapshot)
+        }
+        Action::Snapshots(disk) => {
+            Call::new("show the snapshots of the disk", "Snapshots", of(disk))
+                .told(text::chain)
+                .of_member("files")
+        }
+        Action::DiscardStats(disk) => {
+            Call::new("get the discards", "DiscardStats", of(disk)).told(text::discard_stats)
+        }
+        _ => unreachable!("a simple call, or one with an own function"),
     })
 }
 
