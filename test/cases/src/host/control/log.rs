@@ -70,9 +70,11 @@ fn is_complete(env: &Env, device: &mut Device, block: u64) -> Result<()> {
     let log = device.start_log()?;
     let mut rng = Rng::new(env.seed() ^ 1);
     let layout = widest(device.layout());
-    one(device, &log, &Request::read(0, LONGEST), &layout).context("the longest request")?;
+    let mut copies = Copies::of(device);
+    one(device, &log, &mut copies, &Request::read(0, LONGEST), &layout)
+        .context("the longest request")?;
     for n in 0..env.rounds(60) {
-        random(device, &log, &mut rng, block)
+        random(device, &log, &mut copies, &mut rng, block)
             .with_context(|| format!("request {n} of seed {}", env.seed()))?;
     }
     ends(device, &log)
@@ -84,12 +86,31 @@ fn used_ring(device: &mut Device) -> u64 {
     device.queue(0).queue().addresses()[2] - start
 }
 
-fn image_of(device: &Device) -> Vec<u8> {
-    let region = &device.memory().regions()[0];
-    device.memory().area(region.gpa(), region.size() as usize).to_vec(0, region.size() as usize)
+/// Copies of guest memory before and after a request. They stay allocated: each page of a new one is a
+/// page fault, which takes long on the debug kernel.
+struct Copies {
+    before: Vec<u8>,
+    after: Vec<u8>,
 }
 
-fn random(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Result<()> {
+impl Copies {
+    fn of(device: &Device) -> Copies {
+        let bytes = device.memory().regions()[0].size() as usize;
+        Copies { before: vec![0; bytes], after: vec![0; bytes] }
+    }
+}
+
+fn copy_memory(device: &Device, to: &mut [u8]) {
+    device.memory().area(device.memory().regions()[0].gpa(), to.len()).read(0, to);
+}
+
+fn random(
+    device: &mut Device,
+    log: &DirtyLog,
+    copies: &mut Copies,
+    rng: &mut Rng,
+    block: u64,
+) -> Result<()> {
     let len = (block * (1 + rng.below(LONGEST as u64 / block))) as usize;
     let kind = rng.below(8);
     let request = match kind {
@@ -105,7 +126,7 @@ fn random(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Res
         misalign: if rng.one_in(2) { rng.below(PAGE as u64) as usize } else { 0 },
         ..device.layout()
     };
-    let marked = one(device, log, &request, &layout)?;
+    let marked = one(device, log, copies, &request, &layout)?;
     // The pages of the status byte and of the used ring. To mark whole buffers would cost minutes
     // for some that a hostile driver makes.
     let is_refused = [2, 3].contains(&kind);
@@ -114,16 +135,22 @@ fn random(device: &mut Device, log: &DirtyLog, rng: &mut Rng, block: u64) -> Res
 }
 
 /// Executes a request, checks the log, and returns the number of marked pages.
-fn one(device: &mut Device, log: &DirtyLog, request: &Request, layout: &Layout) -> Result<usize> {
+fn one(
+    device: &mut Device,
+    log: &DirtyLog,
+    Copies { before, after }: &mut Copies,
+    request: &Request,
+    layout: &Layout,
+) -> Result<usize> {
     // Placed before the copy, so that later changes come from the device, or from the ring.
     let placed = device.queue(0).place(request, layout)?;
     log.clear();
-    let before = image_of(device);
+    copy_memory(device, before);
     device.queue(0).add_placed(placed, layout.indirect)?;
     device.queue(0).queue().publish();
     device.queue(0).queue().kick_if_asked();
     device.queue(0).collect()?;
-    let after = image_of(device);
+    copy_memory(device, after);
     // Pages that the driver writes: descriptors, indirect tables, the avail ring. The device writes
     // none of them, except perhaps a page shared with the used ring, which is checked separately.
     let own: BTreeSet<usize> = driver_pages(device);
