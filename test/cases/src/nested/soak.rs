@@ -16,7 +16,7 @@ cases! { Nested;
 }
 
 /// Three times each kind.
-const EVENTS: usize = 51;
+const EVENTS: usize = 54;
 
 fn run(setup: &Setup) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;

@@ -43,6 +43,7 @@ impl<M: Machine> Soak<'_, M> {
             Kind::Snapshot => self.snapshot(),
             Kind::Commit => self.commit(),
             Kind::Backup => self.back_up(),
+            Kind::Mirror => self.mirror(rng),
         }
     }
 
@@ -60,17 +61,27 @@ impl<M: Machine> Soak<'_, M> {
         Ok(())
     }
 
-    /// The kernel plane has no overlays and notes no changes. It refuses a disk that has.
+    /// The kernel plane serves raw images, and notes no changes. It refuses other disks.
     fn be_fit_for_kernel(&mut self) -> Result<()> {
         let has_bitmap = self.served.has_bitmap()?;
-        if has_bitmap || self.served.has_overlays() {
+        if has_bitmap || !self.served.is_raw() {
             let refused = self.served.ctl(&["switch", "kernel"]);
-            ensure!(refused.is_err(), "the kernel plane has a disk with overlays or bitmaps");
+            ensure!(refused.is_err(), "the kernel plane has a disk of qcow2 or with bitmaps");
         }
         if has_bitmap {
             self.served.remove_bitmap()?;
         }
-        self.served.commit_all()
+        self.served.commit_all()?;
+        if !self.served.is_raw() {
+            self.copy(|served| served.mirror(false))?;
+        }
+        Ok(())
+    }
+
+    /// The guest goes on in another image; the old one has the content of one moment.
+    fn mirror(&mut self, rng: &mut Rng) -> Result<()> {
+        let is_qcow2 = rng.one_in(2);
+        self.copy(|served| served.mirror(is_qcow2))
     }
 
     /// The guest goes on in an overlay; the old image has the content of one moment.
@@ -96,7 +107,7 @@ impl<M: Machine> Soak<'_, M> {
     }
 
     /// Makes a copy, and checks that it has the content of one moment since this call.
-    fn copy(&mut self, make: fn(&mut Served) -> Result<PathBuf>) -> Result<()> {
+    fn copy(&mut self, make: impl FnOnce(&mut Served) -> Result<PathBuf>) -> Result<()> {
         let first = self.writer.count(self.machine)?;
         let copy = make(self.served)?;
         // A write may have ended that is not counted yet.

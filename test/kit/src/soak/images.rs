@@ -16,6 +16,8 @@ const BACKUPS_MAX: usize = 6;
 #[derive(Debug)]
 pub(super) struct Images {
     disk: PathBuf,
+    /// Format of the disk without its overlays.
+    is_qcow2: bool,
     overlays: Vec<PathBuf>,
     /// A full backup and those that are based on it.
     backups: Vec<PathBuf>,
@@ -26,15 +28,17 @@ pub(super) struct Images {
 impl Images {
     /// A raw disk without overlays.
     pub(super) fn new(disk: &Path) -> Self {
-        Self { disk: disk.to_owned(), overlays: Vec::new(), backups: Vec::new(), made: 0 }
+        let (overlays, backups) = (Vec::new(), Vec::new());
+        Self { disk: disk.to_owned(), is_qcow2: false, overlays, backups, made: 0 }
     }
 
     /// The options of the daemon that serve the disk.
     pub(super) fn options(&self) -> String {
         let file = format!("blk-file = '{}'\n", self.top().display());
-        match self.is_raw() {
-            true => file,
-            false => file + "format = 'qcow2'\nallow-backing = 'same-dir'\n",
+        match (self.is_raw(), self.has_overlays()) {
+            (true, _) => file,
+            (false, false) => file + "format = 'qcow2'\n",
+            (false, true) => file + "format = 'qcow2'\nallow-backing = 'same-dir'\n",
         }
     }
 
@@ -43,15 +47,27 @@ impl Images {
         self.overlays.last().unwrap_or(&self.disk)
     }
 
-    /// True if there is no overlay.
+    /// True if the disk is a raw image without an overlay.
     pub(super) fn is_raw(&self) -> bool {
-        self.overlays.is_empty()
+        !self.is_qcow2 && !self.has_overlays()
+    }
+
+    /// True if there is an overlay.
+    pub(super) fn has_overlays(&self) -> bool {
+        !self.overlays.is_empty()
     }
 
     /// A path that no file had.
     pub(super) fn new_path(&mut self, kind: &str) -> PathBuf {
         self.made += 1;
-        self.disk.with_file_name(format!("{kind}-{}.qcow2", self.made))
+        self.disk.with_file_name(format!("{kind}-{}", self.made))
+    }
+
+    /// The disk has moved to another image: the present ones are of no use.
+    pub(super) fn moved(&mut self, to: PathBuf, is_qcow2: bool) -> Result<()> {
+        let disk = std::mem::replace(&mut self.disk, to);
+        self.is_qcow2 = is_qcow2;
+        std::mem::take(&mut self.overlays).iter().chain([&disk]).try_for_each(|old| remove(old))
     }
 
     /// A new overlay has become the top.
@@ -62,7 +78,7 @@ impl Images {
     /// The top was merged into the file below.
     pub(super) fn merged(&mut self) -> Result<()> {
         let merged = self.overlays.pop().context("the disk itself was merged")?;
-        fs::remove_file(&merged).with_context(|| format!("cannot remove {}", merged.display()))
+        remove(&merged)
     }
 
     /// True if another backup may be based on those that exist.
@@ -73,7 +89,7 @@ impl Images {
     /// A full backup was made: those before it are of no use.
     pub(super) fn backed_up_fully(&mut self, copy: PathBuf) -> Result<()> {
         for old in std::mem::take(&mut self.backups) {
-            fs::remove_file(&old).with_context(|| format!("cannot remove {}", old.display()))?;
+            remove(&old)?;
         }
         self.backups.push(copy);
         Ok(())
@@ -86,7 +102,8 @@ impl Images {
 
     /// Checks all qcow2 files, which no program serves. Returns a raw file with the disk's content.
     pub(super) fn check(&self) -> Result<PathBuf> {
-        for image in self.overlays.iter().chain(&self.backups) {
+        let disk = self.is_qcow2.then_some(&self.disk);
+        for image in disk.into_iter().chain(&self.overlays).chain(&self.backups) {
             check_qcow2(image)?;
         }
         match self.is_raw() {
@@ -98,11 +115,15 @@ impl Images {
     /// Makes one raw file of an image, which may be served, and those below it.
     pub(super) fn flatten(&self, image: &Path) -> Result<PathBuf> {
         let raw = self.disk.with_file_name("flat.raw");
-        let format = if image == self.disk { "raw" } else { "qcow2" };
+        let format = if image == self.disk && !self.is_qcow2 { "raw" } else { "qcow2" };
         let convert = ["qemu-img", "convert", "-U", "-f", format, "-O", "raw"];
         run_to_end(&[&convert[..], &[&text(image), &text(&raw)]].concat())?;
         Ok(raw)
     }
+}
+
+fn remove(file: &Path) -> Result<()> {
+    fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))
 }
 
 /// Checks a qcow2 image: an error or a leak is an error.
@@ -134,6 +155,26 @@ mod tests {
         images.merged().unwrap();
         assert_eq!(images.options(), raw);
         assert!(!overlay.exists() && images.merged().is_err());
+    }
+
+    #[test]
+    fn a_disk_moves_with_its_overlays_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("disk");
+        let mut images = Images::new(&disk);
+        let overlay = images.new_path("overlay");
+        images.pushed(overlay.clone());
+        for file in [&disk, &overlay] {
+            fs::write(file, "").unwrap();
+        }
+        let to = images.new_path("moved");
+        fs::write(&to, "").unwrap();
+        images.moved(to.clone(), true).unwrap();
+        assert_eq!(images.options(), format!("blk-file = '{}'\nformat = 'qcow2'\n", to.display()));
+        assert!(!disk.exists() && !overlay.exists() && !images.is_raw() && !images.has_overlays());
+        let raw = images.new_path("moved");
+        images.moved(raw.clone(), false).unwrap();
+        assert_eq!((images.top(), images.is_raw()), (&*raw, true));
     }
 
     #[test]

@@ -43,11 +43,13 @@ pub enum Kind {
     Commit,
     /// `ctl backup`, twice: an incremental backup and, if there is none to continue, a full one before.
     Backup,
+    /// `ctl mirror` to a raw or qcow2 image; the old one has one moment.
+    Mirror,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Quiet,
         Self::Kill,
         Self::Restart,
@@ -65,6 +67,7 @@ impl Kind {
         Self::Snapshot,
         Self::Commit,
         Self::Backup,
+        Self::Mirror,
     ];
 
     fn name(self) -> &'static str {
@@ -86,6 +89,7 @@ impl Kind {
             Self::Snapshot => "snapshot",
             Self::Commit => "commit",
             Self::Backup => "backup",
+            Self::Mirror => "mirror",
         }
     }
 }

@@ -107,7 +107,7 @@ impl Served {
 
     /// Merges all overlays.
     pub(super) fn commit_all(&mut self) -> Result<()> {
-        while !self.images.is_raw() {
+        while self.images.has_overlays() {
             self.ctl(&["commit"])?;
             self.images.merged()?;
             self.write_configuration()?;
@@ -115,9 +115,27 @@ impl Served {
         Ok(())
     }
 
+    /// Moves the disk to a new image. Returns a raw copy of the old one.
+    pub(super) fn mirror(&mut self, is_qcow2: bool) -> Result<PathBuf> {
+        let (old, to) = (self.images.top().to_owned(), self.images.new_path("moved"));
+        let format = if is_qcow2 { "qcow2" } else { "raw" };
+        let begin = ["mirror", "--to", &text(&to), "--target-format", format, "--wait"];
+        self.ctl(&begin)?;
+        self.ctl(&["mirror", "--complete"])?;
+        let flat = self.images.flatten(&old)?;
+        self.images.moved(to, is_qcow2)?;
+        self.write_configuration()?;
+        Ok(flat)
+    }
+
     /// True if the disk has overlays.
     pub(super) fn has_overlays(&self) -> bool {
-        !self.images.is_raw()
+        self.images.has_overlays()
+    }
+
+    /// True if the disk is a raw image without an overlay.
+    pub(super) fn is_raw(&self) -> bool {
+        self.images.is_raw()
     }
 
     /// True if an incremental backup is possible.
