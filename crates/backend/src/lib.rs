@@ -24,6 +24,7 @@ pub mod lock;
 pub mod mark;
 pub mod mem;
 pub mod null;
+pub mod reflink;
 pub mod remote;
 pub mod resize;
 pub mod wrap;

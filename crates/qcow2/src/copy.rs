@@ -3,9 +3,10 @@
 
 use crate::create::NewImage;
 use crate::extents::Extent;
+use crate::header::{self, Header};
 use crate::image::{Answer, Image};
 use crate::versions::Version;
-use crate::{AllowBacking, Qcow2Error, chain, header};
+use crate::{AllowBacking, Qcow2Error, chain};
 use backend::FileError;
 use backend::create::{Allocation, allocate};
 use backend::holes::first_data;
@@ -38,7 +39,7 @@ pub struct Source {
 
 enum Kind {
     Raw(File),
-    Qcow2 { image: Box<Image>, files: Vec<File>, last: Option<Extent> },
+    Qcow2 { image: Box<Image>, header: Header, files: Vec<File>, last: Option<Extent> },
 }
 
 /// The content at a position.
@@ -111,13 +112,40 @@ impl Source {
         let identities =
             identities.map_err(|source| Qcow2Error::Unreadable { path: path.into(), source })?;
         let image = Box::new(Image::new(chain::open(links, false, None)?, header, Arc::default()));
-        let kind = Kind::Qcow2 { image, files, last: None };
+        let kind = Kind::Qcow2 { image, header: header.clone(), files, last: None };
         Ok(Source { kind, size_bytes: header.size_bytes, identities, buffer: vec![] })
     }
 
     /// Size of the disk in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    /// The file of the image, if a new image of the same format, with clusters of `cluster_bytes` in qcow2,
+    /// may be a clone of it.
+    ///
+    /// # Errors
+    /// The reason why it may not.
+    pub fn clonable(&self, cluster_bytes: u64) -> Result<&File, String> {
+        match &self.kind {
+            Kind::Raw(file) => match file.metadata() {
+                Ok(found) if found.is_file() => Ok(file),
+                Ok(_) => Err("the source is a block device".to_owned()),
+                Err(why) => Err(format!("the source: {why}")),
+            },
+            Kind::Qcow2 { header, files, .. } => {
+                if let Some(extra) = header.extra() {
+                    return Err(format!("the source has {extra}, and the new image has none"));
+                }
+                let own = header.cluster_bytes;
+                match own == cluster_bytes {
+                    true => Ok(&files[0]),
+                    false => Err(format!(
+                        "the source has clusters of {own} bytes, and the new image of {cluster_bytes}"
+                    )),
+                }
+            }
+        }
     }
 
     /// Returns whether the open file is one of this image.
@@ -159,7 +187,7 @@ impl Source {
         let (rest, buffer) = (self.size_bytes - at, &mut self.buffer);
         match &mut self.kind {
             Kind::Raw(file) => read(file, at..self.size_bytes, CHUNK - at % CHUNK, buffer),
-            Kind::Qcow2 { image, files, last } => {
+            Kind::Qcow2 { image, files, last, .. } => {
                 let known = last.filter(|extent| (extent.start..extent.end).contains(&at));
                 let answer = match known {
                     Some(extent) => Answer::Extent(extent, Version::default()),

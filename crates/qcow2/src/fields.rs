@@ -168,6 +168,12 @@ impl Fields {
         Ok(found)
     }
 
+    /// Returns whether an extension describes dirty bitmaps.
+    pub(crate) fn has_bitmaps(&self, file: &File) -> bool {
+        let extensions = self.extensions(file).unwrap_or_default();
+        extensions.iter().any(|found| found.kind == extension::BITMAPS)
+    }
+
     /// Name and format of the backing file.
     pub(crate) fn backing(&self, file: &File) -> io::Result<Option<(String, Option<String>)>> {
         let (at, bytes, cluster) = (self.backing_at, self.backing_bytes, self.cluster_bytes());

@@ -22,8 +22,23 @@ pub struct Header {
     pub size_bytes: u64,
     /// The image has internal snapshots.
     pub has_snapshots: bool,
+    /// The image has dirty bitmaps of QEMU.
+    pub has_bitmaps: bool,
     /// Name of the backing file, and its format.
     pub backing: Option<(String, Option<String>)>,
+}
+
+impl Header {
+    /// Something beside the content of the disk, which a new image of this content would not have.
+    pub fn extra(&self) -> Option<&'static str> {
+        if self.backing.is_some() {
+            Some("a backing file")
+        } else if self.has_snapshots {
+            Some("internal snapshots")
+        } else {
+            self.has_bitmaps.then_some("dirty bitmaps of QEMU")
+        }
+    }
 }
 
 /// Reads and checks the header of `file`.
@@ -43,6 +58,7 @@ pub fn read(path: &Path, file: &File) -> Result<Header, Qcow2Error> {
         cluster_bytes: fields.cluster_bytes(),
         size_bytes: fields.size_bytes,
         has_snapshots: fields.snapshots != 0,
+        has_bitmaps: fields.has_bitmaps(file),
         backing: fields.backing(file).map_err(failed)?,
     })
 }

@@ -3,7 +3,7 @@
 //! another program uses it.
 
 use crate::chain::{self, FILES_MAX};
-use crate::fields::{Fields, extension, incompatible, is_qcow2};
+use crate::fields::{Fields, incompatible, is_qcow2};
 use crate::{AllowBacking, Qcow2Error, header};
 use backend::lock::{User, user_of};
 use backend::mark;
@@ -242,8 +242,7 @@ fn features(file: &File, fields: &Fields) -> Vec<String> {
     if bits & !incompatible::KNOWN != 0 {
         found.push(format!("unknown incompatible features ({:#x})", bits & !incompatible::KNOWN));
     }
-    let extensions = fields.extensions(file).unwrap_or_default();
-    if extensions.iter().any(|found| found.kind == extension::BITMAPS) {
+    if fields.has_bitmaps(file) {
         found.push("dirty bitmaps".to_owned());
     }
     found

@@ -113,6 +113,8 @@ pub struct Qcow2Disk {
     work: Mutex<Sender<Work>>,
     /// The mark of the image, while it may be written.
     in_use: Option<InUse>,
+    /// As [`header::Header::extra`].
+    extra: Option<&'static str>,
     /// A line for the user about leaked clusters.
     reclaimed: Option<String>,
 }
@@ -248,6 +250,7 @@ impl Qcow2Disk {
             exact_holes,
             work,
             in_use,
+            extra: header.extra(),
             reclaimed,
         })
     }
@@ -285,6 +288,11 @@ impl Qcow2Disk {
     pub fn settle(&self, patience: Duration) -> io::Result<()> {
         let (reply, answer) = channel();
         self.ask_within(patience, Work::Settle(reply), &answer)
+    }
+
+    /// As [`header::Header::extra`] of the image.
+    pub fn extra(&self) -> Option<&'static str> {
+        self.extra
     }
 
     /// The file of the image itself.

@@ -53,6 +53,17 @@ pub enum Format {
     Qcow2,
 }
 
+/// Use of clones in place of copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Reflink {
+    /// The new image shares the space of the other one if it can; it is a copy otherwise.
+    Auto,
+    /// It shares the space, or there is no new image.
+    Always,
+    /// It has space of its own.
+    Never,
+}
+
 /// Backing files that a qcow2 image may name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

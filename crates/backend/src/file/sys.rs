@@ -83,6 +83,21 @@ pub(crate) fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Re
     }
 }
 
+/// Makes `target` share the space of `source` from `offset` on, in the same place; `len` 0: to the end.
+pub(crate) fn clone_range(source: &File, offset: u64, len: u64, target: &File) -> io::Result<()> {
+    let range = libc::file_clone_range {
+        src_fd: source.as_raw_fd().into(),
+        src_offset: offset,
+        src_length: len,
+        dest_offset: offset,
+    };
+    // SAFETY: the request reads this structure.
+    match unsafe { libc::ioctl(target.as_raw_fd(), libc::FICLONERANGE, &raw const range) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// Drops the clean pages of the file from the page cache.
 pub(super) fn drop_cached_pages(file: &File) {
     // It is advice: a failure has no effect. SAFETY: no memory is passed.

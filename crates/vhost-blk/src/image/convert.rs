@@ -5,10 +5,12 @@
 //! never has a part of an image, and an image that is replaced stays until then.
 
 use super::place::{self, Place};
+use super::print;
 use super::progress::Progress;
+use super::share::{self, Space};
 use crate::create::{self, Preallocate};
 use crate::failure::Failure;
-use crate::values::{self, AllowBacking, Format, LockMode, Size};
+use crate::values::{self, AllowBacking, Format, LockMode, Reflink, Size};
 use backend::create::Allocation;
 use clap::Args;
 use qcow2::copy::{self, CopyError, Source, Target};
@@ -45,9 +47,12 @@ pub struct ConvertArgs {
     /// Reserve the space of the target
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub preallocation: Preallocate,
+    /// Share the space of the source where the file system can do that (XFS, btrfs), and the format stays
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    pub reflink: Reflink,
 }
 
-const WHAT: &str = "convert the image";
+pub(super) const WHAT: &str = "convert the image";
 
 /// Runs `vhost-blk convert`.
 ///
@@ -65,25 +70,47 @@ pub fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     let opened = Source::open(&args.source, is_qcow2, args.allow_backing.into(), locks);
     let mut source = opened.map_err(|why| Failure::told(WHAT, why))?;
     let image = new_image(args, source.size_bytes())?;
+    let clonable = share::clonable(args, &source, image.as_ref())?;
     let place = Place::take(&args.target, args.overwrite, &source)?;
+    let size_bytes = source.size_bytes();
+    let space = match clonable {
+        Ok(file) => share::clone(args, &file, &place, &mut progress)?,
+        Err(why) => Space::Own(why),
+    };
+    if let Space::Own(_) = space {
+        fill(args, &mut source, &place, image, &mut progress)?;
+    }
+    place.fill(size_bytes)?;
+    print(&space.told(args))
+}
+
+/// Copies the content to the new file, durably.
+fn fill(
+    args: &ConvertArgs,
+    source: &mut Source,
+    place: &Place,
+    image: Option<NewImage>,
+    progress: &mut Progress,
+) -> Result<(), Failure> {
     let size_bytes = source.size_bytes();
     let failed = |why| place::failure(&args.target, size_bytes, why);
     let target = make(args, place.file(), size_bytes, image).map_err(failed)?;
-    let copied = copy::copy(&mut source, target, &mut |done| progress.tell(done, size_bytes));
+    let copied = copy::copy(source, target, &mut |done| progress.tell(done, size_bytes));
     copied.map_err(|error| match error {
         CopyError::Read(at, why) => {
             let why = format!("{}: reading at {at}: {why}", args.source.display());
             Failure::run(WHAT, why, "check the storage below it")
         }
         CopyError::Write(why) => failed(why),
-        CopyError::Stopped => {
-            Failure::run(WHAT, "stopped by a signal; no new image was made", "run it again")
-        }
-    })?;
-    place.fill(size_bytes)
+        CopyError::Stopped => stopped(),
+    })
 }
 
-/// Options that need a qcow2 target, or a qcow2 source.
+pub(super) fn stopped() -> Failure {
+    Failure::run(WHAT, "stopped by a signal; no new image was made", "run it again")
+}
+
+/// Options that need a qcow2 target or a qcow2 source, or exclude each other.
 fn check_options(args: &ConvertArgs) -> Result<(), Failure> {
     if args.output_format == Format::Raw {
         let remedy = "give --output-format qcow2";

@@ -6,6 +6,7 @@ pub mod convert;
 pub mod info;
 pub(crate) mod place;
 pub(crate) mod progress;
+mod share;
 
 pub(crate) use place::inherit;
 

@@ -96,6 +96,29 @@ impl Drop for Mount {
     }
 }
 
+/// The data of a file that it shares with another one.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    None,
+    Part,
+    All,
+}
+
+/// The extents of a file with data, as the file system tells them.
+pub(crate) fn sharing_of(path: &Path) -> Sharing {
+    std::fs::File::open(path).unwrap().sync_all().unwrap();
+    let told = run(&["filefrag", "-v", path.to_str().unwrap()]);
+    let is_extent =
+        |line: &&str| line.trim_start().split(':').next().unwrap().parse::<u64>().is_ok();
+    let extents: Vec<&str> = told.lines().filter(is_extent).collect();
+    assert!(!extents.is_empty(), "{told}");
+    match extents.iter().filter(|extent| extent.contains("shared")).count() {
+        0 => Sharing::None,
+        count if count == extents.len() => Sharing::All,
+        _ => Sharing::Part,
+    }
+}
+
 /// A frozen file system; thawed when dropped.
 pub(crate) struct Frozen<'a>(&'a Mount);
 

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `vhost-blk convert` on file systems whose files can share space.
+
+mod common;
+#[path = "common/mount.rs"]
+mod mount;
+
+use common::{Daemon, Place, finish, one_line, program, stdout};
+use mount::{LoopDevice, Mount, Sharing, may_not_mount, run, sharing_of};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Output;
+
+const MIB: u64 = 1 << 20;
+/// More than one call of the kernel clones, and the end lies inside of a block.
+const BYTES: u64 = 300 * MIB + 901;
+
+/// The file systems that share space.
+fn mounts(place: &Place) -> [Mount; 2] {
+    [Mount::xfs(place.dir.path(), 384), Mount::btrfs(place.dir.path(), 512)]
+}
+
+fn convert(folder: &Path, words: &str) -> Output {
+    finish(program().current_dir(folder).arg("convert").args(words.split_whitespace()))
+}
+
+/// The line of a conversion that succeeds.
+#[track_caller]
+fn told(folder: &Path, words: &str) -> String {
+    let ran = convert(folder, words);
+    assert!(ran.status.success() && ran.stderr.is_empty(), "{words}: {ran:?}");
+    stdout(&ran)
+}
+
+/// A sparse image with data in each piece, `source`.
+fn source(folder: &Path) -> File {
+    let file = File::create_new(folder.join("source")).unwrap();
+    file.set_len(BYTES).unwrap();
+    for (at, byte) in [(0, 1), (100 * MIB, 2), (256 * MIB - 5000, 3), (BYTES - 5000, 4)] {
+        file.write_all_at(&[byte; 5000], at).unwrap();
+    }
+    file
+}
+
+/// A qcow2 image of the content of `source`, and others that no image shares its space with.
+fn qcow2_images(folder: &Path) {
+    let qemu = |words: &str| {
+        run(&[&["env", "-C", folder.to_str().unwrap()], &words.split(' ').collect::<Vec<_>>()[..]]
+            .concat())
+    };
+    qemu("qemu-img convert -f raw -O qcow2 source plain");
+    qemu("qemu-img convert -f raw -O qcow2 -o cluster_size=4k source small");
+    qemu("qemu-img create -q -f qcow2 -b plain -F qcow2 overlay");
+    for (name, act) in [("snapshots", "snapshot -c one"), ("bitmaps", "bitmap --add")] {
+        qemu(&format!("cp plain {name}"));
+        let more = if name == "bitmaps" { " b" } else { "" };
+        qemu(&format!("qemu-img {act} {name}{more}"));
+    }
+}
+
+#[track_caller]
+fn assert_same(folder: &Path, a: &str, b: &str) {
+    let [a, b] = [a, b].map(|name| folder.join(name).display().to_string());
+    run(&["cmp", &a, &b]);
+}
+
+#[test]
+fn a_raw_image_shares_its_space_until_one_of_both_is_written() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new();
+    for mount in mounts(&place) {
+        let folder = mount.place.path();
+        let file = source(folder);
+        for reflink in ["", "--reflink always"] {
+            let line = told(folder, &format!("{reflink} source new"));
+            assert_eq!(line, "new shares its space with source\n");
+            assert_same(folder, "source", "new");
+            assert_eq!(sharing_of(&folder.join("new")), Sharing::All);
+            fs::remove_file(folder.join("new")).unwrap();
+        }
+        assert_eq!(told(folder, "--reflink never source own"), "own has space of its own\n");
+        assert_same(folder, "source", "own");
+        assert_eq!(sharing_of(&folder.join("source")), Sharing::None);
+        told(folder, "source new");
+        file.write_all_at(&[9; 5000], 100 * MIB).unwrap();
+        assert_same(folder, "own", "new");
+        let mut changed = [0; 5000];
+        file.read_exact_at(&mut changed, 100 * MIB).unwrap();
+        assert_eq!(changed, [9; 5000]);
+    }
+}
+
+#[test]
+fn a_clone_replaces_an_image_and_keeps_its_mode_and_owner() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new();
+    let mount = Mount::btrfs(place.dir.path(), 512);
+    let folder = mount.place.path();
+    source(folder);
+    fs::write(folder.join("old"), "precious").unwrap();
+    fs::set_permissions(folder.join("old"), Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::chown(folder.join("old"), Some(7), Some(8)).unwrap();
+    let line = one_line(&convert(folder, "source old"), 1);
+    assert!(line.contains("exists already"), "{line}");
+    told(folder, "--overwrite --reflink always source old");
+    let old = fs::metadata(folder.join("old")).unwrap();
+    assert_eq!((old.mode() & 0o777, old.uid(), old.gid()), (0o640, 7, 8));
+    told(folder, "--reflink always source new");
+    told(folder, "--reflink never source own");
+    let [new, own] = ["new", "own"].map(|name| fs::metadata(folder.join(name)).unwrap());
+    assert_eq!((new.mode(), new.uid()), (own.mode(), own.uid()));
+    assert_same(folder, "source", "old");
+}
+
+#[test]
+fn a_qcow2_image_shares_its_space_if_the_new_one_would_be_the_same() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new();
+    for mount in mounts(&place) {
+        let folder = mount.place.path();
+        source(folder);
+        qcow2_images(folder);
+        for words in ["plain new", "--cluster-size 4K small new"] {
+            let line = told(folder, &format!("-f qcow2 -O qcow2 --reflink always {words}"));
+            assert!(line.starts_with("new shares its space with "), "{line}");
+            let new = folder.join("new");
+            assert_eq!(sharing_of(&new), Sharing::All);
+            let [source, new] = [folder.join("source"), new].map(|path| path.display().to_string());
+            run(&["qemu-img", "check", "-qf", "qcow2", &new]);
+            run(&["qemu-img", "compare", "-f", "raw", "-F", "qcow2", &source, &new]);
+            fs::remove_file(new).unwrap();
+        }
+    }
+}
+
+/// Images whose clone would be another image than their copy.
+#[test]
+fn an_image_that_has_to_change_is_copied_and_always_is_refused() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new();
+    let mount = Mount::xfs(place.dir.path(), 1024);
+    let folder = mount.place.path();
+    source(folder);
+    qcow2_images(folder);
+    let count = || fs::read_dir(folder).unwrap().count();
+    let (files, own) = (count(), folder.join("new"));
+    for (words, why) in [
+        ("-O qcow2 source", "the formats differ"),
+        ("-f qcow2 plain", "the formats differ"),
+        ("--preallocation full source", "reserves space"),
+        ("-f qcow2 -O qcow2 --preallocation metadata plain", "reserves space"),
+        ("-f qcow2 -O qcow2 small", "clusters of 4096 bytes, and the new image of 65536"),
+        ("-f qcow2 -O qcow2 --cluster-size 4K plain", "clusters of 65536 bytes"),
+        ("-f qcow2 -O qcow2 --allow-backing same-dir overlay", "a backing file"),
+        ("-f qcow2 -O qcow2 snapshots", "internal snapshots"),
+        ("-f qcow2 -O qcow2 bitmaps", "dirty bitmaps"),
+    ] {
+        let line = one_line(&convert(folder, &format!("--reflink always {words} new")), 1);
+        assert!(line.contains("cannot share the space") && line.contains(why), "{words}: {line}");
+        assert!(line.contains("; give --reflink auto"), "{line}");
+        assert_eq!(count(), files, "{words}");
+        let line = told(folder, &format!("{words} new"));
+        assert!(line.starts_with("new has space of its own: ") && line.contains(why), "{line}");
+        assert_eq!(sharing_of(&own), Sharing::None, "{words}");
+        fs::remove_file(&own).unwrap();
+    }
+}
+
+#[test]
+fn a_file_system_that_cannot_share_is_a_reason_for_a_copy() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new();
+    let (ext4, xfs) = (Mount::ext4(place.dir.path(), 400), Mount::xfs(place.dir.path(), 384));
+    let (folder, other) = (ext4.place.path(), xfs.place.path());
+    source(folder);
+    let device = LoopDevice::new(&folder.join("source"));
+    let far = other.join("new");
+    let near = folder.join("new");
+    for (from, to, why) in [
+        ("source", &near, "shares no space between files"),
+        ("source", &far, "on different file systems"),
+        (device.path.to_str().unwrap(), &far, "a block device"),
+    ] {
+        let words = format!("{from} {}", to.display());
+        let line = one_line(&convert(folder, &format!("--reflink always {words}")), 1);
+        assert!(line.contains(why) && line.contains("; give --reflink auto"), "{line}");
+        assert!(!to.exists());
+        assert_eq!(fs::read_dir(other).unwrap().count(), 0);
+        let line = told(folder, &words);
+        assert!(line.contains("has space of its own: ") && line.contains(why), "{line}");
+        // A device has whole sectors.
+        let bytes = if from == "source" { BYTES } else { BYTES / 512 * 512 };
+        assert_eq!(fs::metadata(to).unwrap().len(), bytes);
+        let (bytes, from) = (bytes.to_string(), folder.join("source"));
+        run(&["cmp", "-n", &bytes, from.to_str().unwrap(), to.to_str().unwrap()]);
+        fs::remove_file(to).unwrap();
+    }
+}
+
+/// Files with `chattr +C` and without it share nothing on btrfs.
+#[test]
+fn an_image_without_copy_on_write_has_a_clone_of_its_kind() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new();
+    let mount = Mount::btrfs(place.dir.path(), 512);
+    let folder = mount.place.path();
+    let path = |name: &str| folder.join(name).display().to_string();
+    fs::write(folder.join("nocow"), "").unwrap();
+    run(&["chattr", "+C", &path("nocow")]);
+    source(folder);
+    fs::write(folder.join("nocow"), vec![5; 1 << 20]).unwrap();
+    told(folder, "--reflink always nocow new");
+    assert_eq!(sharing_of(&folder.join("new")), Sharing::All);
+    assert!(run(&["lsattr", &path("new")]).split(' ').next().unwrap().contains('C'));
+    // The other way around, the folder says that its files are not to be copied on write.
+    fs::create_dir(folder.join("sub")).unwrap();
+    run(&["chattr", "+C", &path("sub")]);
+    let line = one_line(&convert(folder, "--reflink always source sub/new"), 1);
+    assert!(line.contains("refuses it for these two files: Invalid argument"), "{line}");
+    assert!(told(folder, "source sub/new").contains("has space of its own"));
+    assert_same(folder, "source", "sub/new");
+}
+
+/// The clone of a huge hole is many calls.
+#[test]
+fn a_signal_ends_the_clone_and_leaves_nothing() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new();
+    let mount = Mount::xfs(place.dir.path(), 384);
+    let folder = mount.place.path();
+    File::create(folder.join("huge")).unwrap().set_len(4 << 50).unwrap();
+    let mut command = program();
+    let mut running = Daemon::spawn(command.current_dir(folder).args([
+        "convert",
+        "--reflink",
+        "always",
+        "huge",
+        "new",
+    ]));
+    let count = || fs::read_dir(folder).unwrap().count();
+    place.wait_until("the clone begins", || count() == 2);
+    running.signal(libc::SIGINT);
+    assert_eq!(running.wait().code(), Some(1));
+    assert!(running.rest_of_stderr().contains("stopped by a signal"));
+    assert_eq!(count(), 1);
+}
