@@ -2,6 +2,7 @@
 //! Copies the clusters of a disk: first those that the guest is about to change, then the others in
 //! their order.
 
+use super::Work;
 use super::digest::Digest;
 use super::source::ImageReader;
 use super::target::Target;
@@ -80,9 +81,14 @@ impl Copier {
         Copier { reader, target, clusters, pace: Pace::new(bandwidth), next: 0, digest: None }
     }
 
+    /// The same as [`Copier::run`] on another thread.
+    pub(super) fn work(self, verifies: bool) -> Work {
+        Box::new(move || self.run(verifies))
+    }
+
     /// Copies all clusters and makes the target durable. If it `verifies`, reads the target again, and
     /// compares. Nothing waits for the copier afterwards.
-    pub(super) fn run(mut self, verifies: bool) -> Result<(), CopyError> {
+    fn run(mut self, verifies: bool) -> Result<(), CopyError> {
         let all = verifies.then(|| self.clusters.held_now()); // none is copied yet
         self.digest = verifies.then(Digest::default);
         self.copy_all().inspect_err(|_| self.clusters.end())?;

@@ -16,7 +16,7 @@ use qcow2::create::{self, NewImage, Preallocation};
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The place of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +95,14 @@ impl Made {
 }
 
 impl End {
+    /// Path of an incomplete image.
+    pub(super) fn part(&self) -> Option<&Path> {
+        match self {
+            End::File(place) => Some(place.part()),
+            End::Export(_) => None,
+        }
+    }
+
     /// Ends the wait of the copier for the server.
     pub(super) fn hang_up(&self) {
         if let End::Export(hangup) = self {

@@ -5,15 +5,16 @@
 //! |---|---|
 //! | 1. The disk's [`Slot`] is taken: it has one backup at a time | of the client |
 //! | 2. The target is made: a temporary file beside its place (`Place`), or a connection to an export | of the client |
-//! | 3. The layer that holds writes back ([`backend::wrap::CopyFirst`]) is put around the image while no request is in flight: the moment of the copy (`moment`). The bitmap of the backup begins new notes | of the disk |
-//! | 4. `Copier` copies; the client's thread tells the progress and cancels if the client goes | `backup` |
+//! | 3. The layer that holds writes back ([`backend::wrap::CopyFirst`]) is put around the image while no request is in flight: the moment of the copy (`moment`). In place of that the file is cloned, if it can be (`clone`). The bitmap of the backup begins new notes | of the disk |
+//! | 4. `Copier` copies, or the clone is made durable; the client's thread tells the progress and cancels if the client goes | `backup` |
 //! | 5. The complete, durable target gets its name, and becomes the base of the bitmap | of the client |
-//! | 6. The layer is taken off | of the disk |
+//! | 6. The layer is taken off, if there is one | of the disk |
 //!
 //! A failure of a step leaves no new image, and the disk as it was, with its bitmaps. An export may have a part of the
 //! copy then: it differs from the last complete backup only in parts that the bitmap has noted, so that the next complete
 //! one mends it. No failure of the target reaches the guest: its writes go on at the latest with [`Clusters::end`].
 
+mod clone;
 mod copier;
 mod destination;
 mod digest;
@@ -34,8 +35,9 @@ use crate::disks::layers::Layers;
 use crate::failure::Failure;
 use crate::image::place;
 use crate::nbd::NbdError;
-use crate::values::Format;
+use crate::values::{Format, Reflink};
 use backend::wrap::Clusters;
+use clone::Clone;
 use copier::{Copier, CopyError};
 use destination::{End, Made};
 use moment::{Before, Begun, begin, end};
@@ -65,7 +67,12 @@ pub struct Order<'a> {
     pub bandwidth: Option<NonZeroU64>,
     /// Read the complete copy again, and compare it with what was read from the disk.
     pub verify: bool,
+    /// Share the space of the image.
+    pub reflink: Reflink,
 }
+
+/// The work of the thread of a backup.
+type Work = Box<dyn FnOnce() -> Result<(), CopyError> + Send>;
 
 /// The progress of a backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +81,8 @@ pub struct Progress {
     pub copied_bytes: u64,
     /// Size of the disk at the moment of the copy, or of its changes since the backup before.
     pub total_bytes: u64,
+    /// The copy shares the space of the image.
+    pub is_shared: bool,
 }
 
 /// A disk to back up.
@@ -108,32 +117,44 @@ pub fn run(
     let told = |told: String| Failure::told(&what, told);
     let failed = |error| order.failure(&what, size_bytes, error);
     let before = Before::of(&layers, &order.extent, order.target).map_err(told)?;
-    let Made { target, end: place } = Made::of(order, before.as_ref(), size_bytes)?;
-    if let End::File(place) = &place {
-        taken.has_part(place.part());
-    }
+    let made = Made::of(order, before.as_ref(), size_bytes)?;
+    let (cloned, act) = Clone::plan(order, &image, size_bytes)?.unzip();
+    let parts = made.end.part().into_iter().chain(cloned.as_ref().map(|clone| clone.place.part()));
+    parts.for_each(|part| taken.has_part(part));
     let no_descriptor = |why| Failure::run(&what, why, "raise the limit on open files (ulimit -n)");
     let reader = image.reader().map_err(no_descriptor)?;
     let mut is_wanted = || goes_on(None) && !clusters.has_ended();
-    let begun = begin(&layers, &control, (&order.extent, before), &clusters, &mut is_wanted)
-        .map_err(|told| if is_wanted() { Failure::told(&what, told) } else { cancelled(&what) })?;
+    let begun = begin(&layers, &control, (&order.extent, before), act, &clusters, &mut is_wanted)
+        .map_err(
+        |told| if is_wanted() { Failure::told(&what, told) } else { cancelled(&what) },
+    )?;
     drop(no_reload);
-    let total_bytes = clusters.total_bytes();
-    let mut goes_on = || {
-        goes_on(Some(Progress { copied_bytes: clusters.freed_bytes(), total_bytes }))
-            && !clusters.has_ended()
+    let is_shared = begun.is_shared;
+    let (place, work) = match cloned.filter(|_| is_shared) {
+        Some(clone) => clone.work(),
+        None => {
+            let copier = Copier::new(reader, made.target, Arc::clone(&clusters), order.bandwidth);
+            (made.end, copier.work(order.verify))
+        }
     };
-    let copier = Copier::new(reader, target, Arc::clone(&clusters), order.bandwidth);
-    let copied = copy(&clusters, copier, order.verify, &place, &mut goes_on);
+    let total_bytes = clusters.total_bytes();
+    let complete_one = Progress { copied_bytes: total_bytes, total_bytes, is_shared };
+    let mut goes_on = || {
+        let copied_bytes = if is_shared { total_bytes } else { clusters.freed_bytes() };
+        goes_on(Some(Progress { copied_bytes, ..complete_one })) && !clusters.has_ended()
+    };
+    let copied = copy(&clusters, work, &place, &mut goes_on);
     // A cancel has an effect until now.
     let copied = copied.and_then(|()| if goes_on() { Ok(()) } else { Err(CopyError::Cancelled) });
     clusters.end();
     let outcome = copied.map_err(failed).and_then(|()| complete(place, order, size_bytes, &begun));
     drop(begun);
-    end(&layers, &control);
+    if !is_shared || outcome.is_err() {
+        end(&layers, &control);
+    }
     outcome?;
     tracing::info!(disk = order.disk, target = %order.target, "the backup is complete");
-    Ok(Progress { copied_bytes: total_bytes, total_bytes })
+    Ok(complete_one)
 }
 
 impl Order<'_> {
@@ -182,14 +203,13 @@ fn cancelled(what: &str) -> Failure {
 /// Copies on a thread of its own.
 fn copy(
     clusters: &Arc<Clusters>,
-    copier: Copier,
-    verifies: bool,
+    work: Work,
     target: &End,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<(), CopyError> {
     let (sender, result) = channel();
     let body = move || {
-        let _ = sender.send(copier.run(verifies)); // it waits
+        let _ = sender.send(work()); // it waits
     };
     let thread = std::thread::Builder::new().name("backup".into()).spawn(body);
     thread.map_err(|why| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The moment of a backup: the layer that holds writes back, and the bitmap of the backup.
 
-use super::Destination;
+use super::{Destination, clone};
 use crate::disks::bitmaps::{BITMAPS_MAX, Base, Bitmap, no_bitmap, real_path};
 use crate::disks::layers::{Layers, Stack};
 use crate::disks::replacing::{DRAIN_MAX, Unfinished, wait};
@@ -92,13 +92,16 @@ pub(super) struct Begun {
     pub(super) at: SystemTime,
     /// The bitmap, if the backup has one.
     pub(super) noting: Option<Noting>,
+    /// The clone has the content.
+    pub(super) is_shared: bool,
 }
 
-/// Drains the disk for a moment, and holds the clusters that are to be copied from then on.
+/// Drains the disk for a moment, and clones it or holds the clusters that are to be copied from then on.
 pub(super) fn begin(
     layers: &Arc<Layers>,
     control: &Control,
     (extent, before): (&Extent, Option<Before>),
+    clone: Option<clone::Act>,
     clusters: &Arc<Clusters>,
     is_wanted: &mut dyn FnMut() -> bool,
 ) -> Result<Begun, Unfinished> {
@@ -113,10 +116,11 @@ pub(super) fn begin(
             check_same(stack, &extent, before)?;
             of_order.hold_only(before.bitmap.written());
         }
+        let is_shared = clone.map_or(Ok(false), |clone| clone.make(&of_order))?;
         let before = before.map(|before| before.base);
         let noting = extent.bitmap().map(|name| note(stack, name, before)).transpose()?;
-        stack.copy = Some(of_order);
-        let _ = sender.send(Begun { at, noting }); // it waits
+        stack.copy = Some(of_order).filter(|_| !is_shared);
+        let _ = sender.send(Begun { at, noting, is_shared }); // it waits
         Ok(())
     });
     wait(&order, DRAIN_MAX, is_wanted)?;

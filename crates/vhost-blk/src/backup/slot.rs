@@ -16,8 +16,8 @@ pub struct Slot {
 #[derive(Debug)]
 struct Running {
     clusters: Arc<Clusters>,
-    /// The incomplete target.
-    part: Option<PathBuf>,
+    /// Incomplete targets.
+    parts: Vec<PathBuf>,
 }
 
 /// The slot of a backup; free again after the drop.
@@ -40,7 +40,7 @@ impl Slot {
             return None;
         }
         let clusters = Arc::new(clusters);
-        *running = Some(Running { clusters: Arc::clone(&clusters), part: None });
+        *running = Some(Running { clusters: Arc::clone(&clusters), parts: Vec::new() });
         Some(Taken { slot: Arc::clone(self), clusters })
     }
 
@@ -60,9 +60,9 @@ impl Slot {
         }
     }
 
-    /// Removes the incomplete target, for an exit without a drain.
-    pub fn remove_part(&self) {
-        if let Some(Running { part: Some(part), .. }) = &*self.lock() {
+    /// Removes the incomplete targets, for an exit without a drain.
+    pub fn remove_parts(&self) {
+        for part in self.lock().iter().flat_map(|running| &running.parts) {
             let _ = fs::remove_file(part); // it may have gone
         }
     }
@@ -77,10 +77,10 @@ impl Taken {
         &self.clusters
     }
 
-    /// Notes the path of the incomplete target.
+    /// Notes the path of an incomplete target.
     pub(super) fn has_part(&self, path: &Path) {
         if let Some(running) = &mut *self.slot.lock() {
-            running.part = Some(path.to_owned());
+            running.parts.push(path.to_owned());
         }
     }
 }

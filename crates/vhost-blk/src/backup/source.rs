@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The images that a backup reads while they are served.
 
+use crate::values::Format;
 use backend::file::{File as ImageFile, Reader};
 use backend::{Disk, Info};
 use qcow2::{Qcow2Disk, Qcow2Reader};
@@ -18,9 +19,31 @@ pub enum Image {
 
 impl Image {
     pub(crate) fn info(&self) -> Info {
+        self.disk().info()
+    }
+
+    pub(super) fn disk(&self) -> &dyn Disk {
         match self {
-            Image::Raw(image) => image.info(),
-            Image::Qcow2(image) => image.info(),
+            Image::Raw(image) => &**image,
+            Image::Qcow2(image) => &**image,
+        }
+    }
+
+    /// The file and the disk of a qcow2 image, if a backup in this format may be a clone of the file.
+    ///
+    /// # Errors
+    /// The reason why it may not.
+    pub(super) fn clonable(
+        &self,
+        format: Format,
+    ) -> Result<(&Arc<ImageFile>, Option<Arc<Qcow2Disk>>), String> {
+        match (self, format) {
+            (Image::Raw(image), Format::Raw) => Ok((image, None)),
+            (Image::Qcow2(image), Format::Qcow2) => match image.extra() {
+                None => Ok((image.top(), Some(Arc::clone(image)))),
+                Some(extra) => Err(format!("the image has {extra}, and a backup has none")),
+            },
+            _ => Err("the formats differ".to_owned()),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::backup::{self, Destination, Extent, Order, Progress};
 use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::nbd::Address;
-use crate::values::{Format, disk_name};
+use crate::values::{Format, Reflink, disk_name};
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -21,6 +21,7 @@ pub(super) struct Request {
     extent: Extent,
     bandwidth: Option<NonZeroU64>,
     verify: bool,
+    reflink: Reflink,
     /// The client takes several replies.
     more: bool,
 }
@@ -57,6 +58,7 @@ pub(super) fn request(
         (call.optional("bitmap", bitmap)?, call.optional("incremental", bitmap)?);
     let bandwidth = call.optional("bandwidth", |value| NonZeroU64::new(value.as_u64()?))?;
     let verify = call.optional("verify", Value::as_bool)?.unwrap_or(false);
+    let reflink = call.optional("reflink", super::methods::word)?.unwrap_or(Reflink::Auto);
     call.no_more()?;
     let disk = disks.resolve(wanted.as_deref())?;
     let refused = |why: &str, remedy: &str| {
@@ -91,7 +93,7 @@ pub(super) fn request(
         }
     };
     client.log("Backup", &disk);
-    Ok(Request { disk, target, extent, bandwidth, verify, more: call.more })
+    Ok(Request { disk, target, extent, bandwidth, verify, reflink, more: call.more })
 }
 
 /// Makes the backup. Returns the parameters of the last reply.
@@ -101,9 +103,9 @@ pub(super) fn run(
     channel: &Channel,
     request: &Request,
 ) -> Result<Value, CallError> {
-    let Request { disk, target, extent, bandwidth, verify, more } = request;
-    let (extent, bandwidth, verify) = (extent.clone(), *bandwidth, *verify);
-    let order = Order { disk, target, extent, bandwidth, verify };
+    let Request { disk, target, extent, bandwidth, verify, reflink, more } = request;
+    let (extent, bandwidth, verify, reflink) = (extent.clone(), *bandwidth, *verify, *reflink);
+    let order = Order { disk, target, extent, bandwidth, verify, reflink };
     let mut told = None;
     let mut goes_on = |progress: Option<Progress>| {
         let news = progress.filter(|now| *more && told.replace(*now) != Some(*now));
@@ -114,6 +116,6 @@ pub(super) fn run(
 }
 
 fn value(progress: Progress) -> Value {
-    let Progress { copied_bytes, total_bytes } = progress;
-    json!({"copied_bytes": copied_bytes, "total_bytes": total_bytes})
+    let Progress { copied_bytes, total_bytes, is_shared } = progress;
+    json!({"copied_bytes": copied_bytes, "total_bytes": total_bytes, "shared": is_shared})
 }

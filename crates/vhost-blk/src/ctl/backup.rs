@@ -7,7 +7,7 @@ use super::text;
 use crate::failure::Failure;
 use crate::image::progress;
 use crate::nbd::Address;
-use crate::values::{self, Format, word};
+use crate::values::{self, Format, Reflink, word};
 use clap::Args;
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -44,6 +44,10 @@ pub struct BackupArgs {
     /// There is no new image if they differ. Of an export only the copied parts are read
     #[arg(long)]
     pub verify: bool,
+    /// Share the space of the image where the file system can do that (XFS, btrfs): a full backup of the
+    /// same format without --verify
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    pub reflink: Reflink,
 }
 
 impl BackupArgs {
@@ -68,12 +72,13 @@ fn place(to: &Path) -> Result<String, Failure> {
 
 /// Asks for the backup and waits for it. Returns the last reply.
 pub(super) fn run(args: &BackupArgs, asker: Asker<'_>) -> Result<Value, Failure> {
-    let BackupArgs { name, to, format, bitmap, incremental, bandwidth, verify } = args;
+    let BackupArgs { name, to, format, bitmap, incremental, bandwidth, verify, reflink } = args;
     // The daemon has another working directory.
     let target = place(to)?;
     let parameters = json!({
         "name": name, "target": target, "format": format.map(word), "bandwidth": bandwidth,
         "bitmap": bitmap, "incremental": incremental, "verify": verify,
+        "reflink": word(*reflink),
     });
     let bar = progress::bar()
         .map_err(|why| Failure::run("show the progress", why, "redirect standard error"))?;

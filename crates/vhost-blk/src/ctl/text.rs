@@ -28,7 +28,11 @@ pub(super) fn done(reply: &Value) -> String {
         return format!("done; version {version} runs, after a pause of {ms:.1} ms\n");
     }
     if let Some(bytes) = reply["copied_bytes"].as_u64() {
-        return format!("done; the copy has {bytes} bytes ({})\n", Size(bytes));
+        let shared = match reply["shared"].as_bool() {
+            Some(true) => ", and shares its space with the image",
+            _ => "",
+        };
+        return format!("done; the copy has {bytes} bytes ({}){shared}\n", Size(bytes));
     }
     match reply["changed"].as_bool() {
         Some(false) => "nothing to do\n".to_owned(),

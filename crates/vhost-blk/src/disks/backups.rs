@@ -57,7 +57,7 @@ impl Disks {
         let remove = move || {
             let _reply = reply;
             for entry in disks.lock().all_served() {
-                entry.backup.remove_part();
+                entry.backup.remove_parts();
                 let mirror = entry.job.as_ref().and_then(|job| job.mirror());
                 mirror.into_iter().for_each(|mirror| mirror.remove_part());
             }

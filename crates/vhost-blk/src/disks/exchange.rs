@@ -228,7 +228,7 @@ pub(super) fn identity(file: &backend::file::File) -> Result<(u64, u64), String>
 }
 
 /// Makes the completed writes of a disk durable.
-pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {
+pub(crate) fn synced(disk: &dyn Disk) -> Result<(), String> {
     disk.sync().map_err(|error| {
         format!(
             "a sync of the image failed, and completed writes may be lost: {error}; check the \
@@ -241,7 +241,7 @@ pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {
 const TABLES_MAX: Duration = Duration::from_secs(2);
 
 /// Makes the tables of a drained disk durable. Nothing changes its files from then on.
-pub(super) fn settled(qcow2: Option<&Qcow2Disk>) -> Result<(), String> {
+pub(crate) fn settled(qcow2: Option<&Qcow2Disk>) -> Result<(), String> {
     let slow = |why| format!("the tables of the image are not durable: {why}; check the storage");
     qcow2.map_or(Ok(()), |qcow2| qcow2.settle(TABLES_MAX).map_err(slow))
 }

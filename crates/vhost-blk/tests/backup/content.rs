@@ -117,7 +117,10 @@ fn backed_up_under_load(
         let options = json!({"format": format, "bandwidth": bandwidth});
         let mut client = Client::start(&served.control, &target, options);
         let last = under(&mut loads, || client.finish());
-        assert_eq!(last["parameters"], json!({"copied_bytes": 8 * MIB, "total_bytes": 8 * MIB}));
+        assert_eq!(
+            last["parameters"],
+            json!({"copied_bytes": 8 * MIB, "total_bytes": 8 * MIB, "shared": false})
+        );
         assert!(content_of_source() != content, "nothing was written");
         assert_same(&content_of(&target, format), &content);
         assert!(!served.status()["disk"].to_string().contains("backed up"));
@@ -165,7 +168,7 @@ fn a_copy_is_sparse_and_the_command_tells_its_size() {
     assert!(told(&["backup", "--to", &raw]).contains("8388608 bytes (8M)"));
     let reply = told(&["--json", "backup", "--to", &qcow2, "--format", "qcow2"]);
     let reply: serde_json::Value = serde_json::from_str(&reply).unwrap();
-    assert_eq!(reply, json!({"copied_bytes": 8 * MIB, "total_bytes": 8 * MIB}));
+    assert_eq!(reply, json!({"copied_bytes": 8 * MIB, "total_bytes": 8 * MIB, "shared": false}));
     let content = std::fs::read(&served.place.image).unwrap();
     assert_same(&content_of(Path::new(&raw), "raw"), &content);
     assert_same(&content_of(Path::new(&qcow2), "qcow2"), &content);

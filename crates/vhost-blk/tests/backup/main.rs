@@ -21,6 +21,7 @@ mod rig;
 #[path = "../upgrade/served.rs"]
 mod served;
 mod server;
+mod shared;
 
 use common::{Place, pattern, wait_until};
 use rig::Raw;
