@@ -14,7 +14,7 @@ use std::fs::File;
 
 /// The space of a new image.
 pub(super) enum Space {
-    /// That of the source.
+    /// The same as the source has.
     Shared,
     /// Its own; the reason, if the user has not asked for that.
     Own(Option<String>),

@@ -25,6 +25,10 @@ pub(super) const BACKUP: Page = Page {
             "vhost-blk ctl --control-path vhost-blk.ctl backup data --to data.qcow2 --format qcow2",
         ),
         (
+            "Share the space of its image, on XFS or btrfs:",
+            "vhost-blk ctl --control-path vhost-blk.ctl backup data --to /images/data-1.img --reflink always",
+        ),
+        (
             "Copy all of it, and note changes from then on in the bitmap nightly:",
             "vhost-blk ctl --control-path vhost-blk.ctl backup data --to /backup/0.qcow2 --format qcow2 --bitmap nightly",
         ),
@@ -106,6 +110,10 @@ pub(super) const CONVERT: Page = Page {
     ],
     examples: &[
         ("Make a qcow2 image of a raw one:", "vhost-blk convert -O qcow2 data.img data.qcow2"),
+        (
+            "Share the space of an image, on XFS or btrfs:",
+            "vhost-blk convert --reflink always data.img new.img",
+        ),
         (
             "Make one raw image of an overlay and its backing files:",
             "vhost-blk convert -f qcow2 --allow-backing same-dir top.qcow2 data.img",

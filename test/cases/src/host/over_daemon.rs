@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use virtio_spec::blk::S_OK;
 
@@ -37,6 +38,9 @@ cases! { Host;
     "daemon-images", Gating,
         "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit, under load",
         |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(1));
+    "daemon-clone", Gating,
+        "a disk on XFS is cloned under load while the kernel plane serves it, and stays there",
+        |env| clone_disk(env, image(FileSystem::Xfs, true), Setup::usual(5));
     "daemon-mirror", Gating,
         "a disk leaves the kernel plane for a mirror, goes on in other images, and returns, under load",
         |env| move_disk(env, image(FileSystem::Ext4, true), Setup::usual(2));
@@ -138,6 +142,44 @@ pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
         }
         handles.wait_for_progress(STEP).context("after the last backup")
     })?;
+    tell(&done);
+    check_totals(&daemon, &done)
+}
+
+/// Backups of a disk on the kernel plane share its space, and it does not leave the plane. Its later writes to
+/// shared blocks go elsewhere.
+pub(crate) fn clone_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
+    target::need_module()?;
+    let env = &Env { plane: Plane::Kernel, ..env.clone() };
+    let (disk, device, daemon, specs) = begin(env, disk, &setup)?;
+    let cloned = |name: &str| -> Result<PathBuf> {
+        let copy = disk.path.with_file_name(name);
+        let words = ["backup", "--reflink", "always", "--to", &copy.display().to_string()];
+        let told = daemon.control(&words).with_context(|| format!("{words:?}"))?;
+        ensure!(told.contains("shares its space"), "{words:?}: {told}");
+        let status = daemon.control(&["status"])?;
+        ensure!(status.contains("data plane  kernel ("), "{words:?}: the daemon says: {status}");
+        Ok(copy)
+    };
+    let mut before: Option<(PathBuf, Vec<u8>)> = None;
+    let done = under_load(device, specs, |handles| {
+        for round in 0..env.rounds(setup.requests) {
+            handles.wait_for_progress(STEP).with_context(|| format!("before round {round}"))?;
+            if let Some((copy, content)) = before.take() {
+                ensure!(std::fs::read(&copy)? == content, "round {round}: the clone has changed");
+                std::fs::remove_file(copy)?;
+            }
+            let copy = cloned(&format!("copy-{round}"))?;
+            let content = std::fs::read(&copy)?;
+            before = Some((copy, content));
+        }
+        handles.wait_for_progress(STEP).context("after the last clone")
+    })?;
+    let last = cloned("last")?;
+    ensure!(
+        std::fs::read(last)? == std::fs::read(&disk.path)?,
+        "the last clone is no copy of the disk"
+    );
     tell(&done);
     check_totals(&daemon, &done)
 }
