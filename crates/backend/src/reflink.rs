@@ -63,8 +63,7 @@ fn reason(why: &io::Error) -> String {
 /// [`CloneError`]; the target is empty.
 pub fn try_out(source: &File, target: &File) -> Result<(), CloneError> {
     inherit_no_cow(source, target);
-    // A range that ends with the file ends in no whole block.
-    let len = if source.metadata()?.len() > TRIAL_BYTES { TRIAL_BYTES } else { 0 };
+    let len = source.metadata()?.len().min(TRIAL_BYTES);
     Ok(sys::clone_range(source, 0, len, target)?)
 }
 
@@ -96,8 +95,8 @@ fn clone_by(
             return Err(CloneError::Stopped);
         }
         let len = piece.min(size - done);
-        // The last one goes to the end of the file, which may lie inside of a block.
-        sys::clone_range(source, done, if done + len < size { len } else { 0 }, target)?;
+        // Only the last one may end inside of a block: with the file.
+        sys::clone_range(source, done, len, target)?;
         done += len;
     }
     Ok(())

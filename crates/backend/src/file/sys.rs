@@ -83,7 +83,7 @@ pub(crate) fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Re
     }
 }
 
-/// Makes `target` share the space of `source` from `offset` on, in the same place; `len` 0: to the end.
+/// Makes `target` share a range of `source` in the same place. It is of whole blocks, or ends with the file.
 pub(crate) fn clone_range(source: &File, offset: u64, len: u64, target: &File) -> io::Result<()> {
     let range = libc::file_clone_range {
         src_fd: source.as_raw_fd().into(),

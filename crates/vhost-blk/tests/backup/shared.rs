@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Backups that share the space of the image, on file systems that can.
 
-use crate::common::wait_until;
+use crate::common::{Daemon, wait_until};
 use crate::mount::{Mount, Sharing, may_not_mount, run, sharing_of};
 use crate::rig::Rig;
 use crate::{MIB, assert_same, parts};
@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 const BYTES: u64 = 16 * MIB;
 /// Sectors that the guest writes again and again.
@@ -29,14 +30,22 @@ impl Shared {
         Shared { rig, mount }
     }
 
-    /// Adds the disk `a` with an image of `bytes` bytes in this format.
+    /// Adds the disk `a` with a new image of `bytes` bytes in this format.
     fn add(&self, format: &str, bytes: u64, options: &str) -> PathBuf {
+        self.create(&["-f", format], bytes);
+        self.serve(&format!("--format {format} {options}"))
+    }
+
+    fn create(&self, options: &[&str], bytes: u64) {
+        let (image, bytes) = (self.mount.path("image"), bytes.to_string());
+        let end = [image.to_str().unwrap(), &bytes];
+        run(&[&["qemu-img", "create", "-q"], options, &end].concat());
+    }
+
+    fn serve(&self, options: &str) -> PathBuf {
         let image = self.mount.path("image");
-        run(&["qemu-img", "create", "-qf", format, image.to_str().unwrap(), &bytes.to_string()]);
-        let image_path = image.display();
-        self.rig.ok(&format!(
-            "add a --blk-file {image_path} --format {format} --socket-path a.sock --num-queues 1 {options}"
-        ));
+        let disk = format!("a --blk-file {} --socket-path a.sock --num-queues 1", image.display());
+        self.rig.ok(&format!("add {disk} {options}"));
         image
     }
 
@@ -53,11 +62,16 @@ impl Shared {
     }
 }
 
+/// Incomplete images in the folder.
+fn parts_of(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".part")).collect()
+}
+
 #[track_caller]
 fn assert_no_parts(folder: &Path) {
-    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
-    let parts: Vec<_> = names.filter(|name| name.to_string_lossy().ends_with(".part")).collect();
-    assert!(parts.is_empty(), "{parts:?}");
+    assert_eq!(parts_of(folder), [""; 0]);
 }
 
 fn stamp(n: u64) -> [u8; 512] {
@@ -168,6 +182,31 @@ fn a_qcow2_clone_is_the_disk_at_one_moment_while_the_guest_writes() {
     }
     one_moment(Mount::xfs, "qcow2", "--direct on");
     one_moment(Mount::btrfs, "qcow2", "--direct off");
+}
+
+/// Discarded clusters leave the image in the background, a tenth of a second later.
+#[test]
+fn a_qcow2_clone_is_sound_while_discarded_clusters_leave() {
+    if may_not_mount() {
+        return;
+    }
+    let shared = Shared::on(Mount::xfs);
+    shared.create(&["-f", "qcow2", "-o", "cluster_size=4k"], BYTES);
+    shared.serve("--format qcow2");
+    let mut guest = shared.rig.guest("a");
+    for round in 0..24u64 {
+        for part in 0..32 {
+            guest.write(part * 1024, &vec![round as u8 + 1; 256 << 10]).unwrap();
+        }
+        for part in 0..32 {
+            guest.discard(part * 1024, 512).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20 + round * 3));
+        let copy = shared.mount.path("copy");
+        shared.backup(&copy, "--format qcow2 --reflink always");
+        assert!(content_of(&copy, "qcow2").iter().all(|byte| *byte == 0), "round {round}");
+        fs::remove_file(&copy).unwrap();
+    }
 }
 
 /// The file system has no room for a copy.
@@ -291,4 +330,44 @@ fn the_clone_has_the_size_of_the_disk() {
     assert_eq!(shared.backup(&copy, "--reflink always")["shared"], true);
     assert_same(&fs::read(&copy).unwrap(), &content[..MIB as usize + 512]);
     assert_eq!(fs::metadata(&image).unwrap().len(), MIB + 700);
+}
+
+/// A client that goes cancels its backup, at the latest when the clone is made.
+#[test]
+fn a_client_that_is_killed_at_any_moment_leaves_a_whole_clone_or_nothing() {
+    if may_not_mount() {
+        return;
+    }
+    let shared = Shared::on(Mount::btrfs);
+    shared.add("raw", BYTES, "");
+    let mut guest = shared.rig.guest("a");
+    let (done, mut whole) = (AtomicU64::new(0), 0);
+    for moment in 0..25 {
+        let copy = shared.mount.path("copy");
+        while_written(&mut guest, &done, || {
+            let words = format!("backup a --reflink always --to {}", copy.display());
+            let mut client = Daemon::spawn(&mut shared.rig.command(&words));
+            std::thread::sleep(Duration::from_millis(moment * 2));
+            client.signal(libc::SIGKILL);
+            client.wait();
+            let is_over = || {
+                parts_of(shared.mount.place.path()).is_empty() && {
+                    // The daemon may not have begun, or have ended the backup.
+                    let next = shared.mount.path("next");
+                    let told = shared
+                        .rig
+                        .ctl(&format!("backup a --reflink always --to {}", next.display()));
+                    let _ = fs::remove_file(next);
+                    told.status.success()
+                }
+            };
+            wait_until("the backup ends", is_over);
+        });
+        if copy.exists() {
+            moment_of(&fs::read(&copy).unwrap());
+            fs::remove_file(&copy).unwrap();
+            whole += 1;
+        }
+    }
+    println!("{whole} clones were complete");
 }
