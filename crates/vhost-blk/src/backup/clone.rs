@@ -10,6 +10,7 @@
 
 use super::copier::CopyError;
 use super::destination::End;
+use super::slot::Taken;
 use super::source::Image;
 use super::{Destination, Extent, Order, Work};
 use crate::disks::exchange::{settled, synced};
@@ -60,19 +61,19 @@ enum Missed {
 }
 
 impl Clone {
-    /// Finds out whether the backup of a disk of `size_bytes` can be a clone; otherwise it is a copy.
+    /// Finds out whether the backup can be a clone; otherwise it is a copy.
     ///
     /// # Errors
     /// [`Failure`], also if it has to be a clone and cannot.
     pub(super) fn plan(
         order: &Order<'_>,
         image: &Image,
-        size_bytes: u64,
+        taken: &Taken,
     ) -> Result<Option<(Clone, Act)>, Failure> {
         if order.reflink == Reflink::Never {
             return Ok(None);
         }
-        match Self::planned(order, image, size_bytes) {
+        match Self::planned(order, image, taken) {
             Ok(planned) => Ok(Some(planned)),
             Err(Missed::Failed(failure)) => Err(failure),
             Err(Missed::Refused(why)) if order.reflink == Reflink::Always => {
@@ -86,8 +87,9 @@ impl Clone {
         }
     }
 
-    fn planned(order: &Order<'_>, image: &Image, size_bytes: u64) -> Result<(Clone, Act), Missed> {
+    fn planned(order: &Order<'_>, image: &Image, taken: &Taken) -> Result<(Clone, Act), Missed> {
         let refused = |why: &str| Err(Missed::Refused(why.to_owned()));
+        let size_bytes = taken.clusters().capacity_bytes();
         let (path, format) = match (order.target, &order.extent) {
             (Destination::Export(_), _) => return refused("the target is no file"),
             (_, Extent::Changes(_)) => return refused("an incremental backup has changes only"),
@@ -103,6 +105,7 @@ impl Clone {
             return refused("the image is a block device");
         }
         let place = Place::take_free(&path).map_err(Missed::Failed)?;
+        taken.has_part(place.part()); // the sync below may take long
         let target = place.file().try_clone().map_err(failed)?;
         reflink::try_out(&source, &target).map_err(|error| match error {
             CloneError::Failed(why) => failed(why),

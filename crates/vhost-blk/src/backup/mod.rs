@@ -118,9 +118,10 @@ pub fn run(
     let failed = |error| order.failure(&what, size_bytes, error);
     let before = Before::of(&layers, &order.extent, order.target).map_err(told)?;
     let made = Made::of(order, before.as_ref(), size_bytes)?;
-    let (cloned, act) = Clone::plan(order, &image, size_bytes)?.unzip();
-    let parts = made.end.part().into_iter().chain(cloned.as_ref().map(|clone| clone.place.part()));
-    parts.for_each(|part| taken.has_part(part));
+    if let Some(part) = made.end.part() {
+        taken.has_part(part);
+    }
+    let (cloned, act) = Clone::plan(order, &image, &taken)?.unzip();
     let no_descriptor = |why| Failure::run(&what, why, "raise the limit on open files (ulimit -n)");
     let reader = image.reader().map_err(no_descriptor)?;
     let mut is_wanted = || goes_on(None) && !clusters.has_ended();
