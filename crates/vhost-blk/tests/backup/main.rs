@@ -87,9 +87,16 @@ fn wait_for_end(served: &Served) {
     });
 }
 
-/// Incomplete images in the folder.
+/// Incomplete images in the folder of the place.
 fn parts(place: &Place) -> Vec<String> {
-    place.files().into_iter().filter(|name| name.ends_with(".part")).collect()
+    parts_of(place.dir.path())
+}
+
+/// Incomplete images in a folder.
+fn parts_of(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".part")).collect()
 }
 
 /// The first sector in which the contents differ.

@@ -4,7 +4,7 @@
 use crate::common::{Daemon, wait_until};
 use crate::mount::{Mount, Sharing, may_not_mount, run, sharing_of};
 use crate::rig::Rig;
-use crate::{MIB, assert_same, parts};
+use crate::{MIB, assert_same, parts, parts_of};
 use driver::Device;
 use serde_json::{Value, json};
 use std::fs;
@@ -60,13 +60,6 @@ impl Shared {
         assert_no_parts(to.parent().unwrap());
         told
     }
-}
-
-/// Incomplete images in the folder.
-fn parts_of(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    names.filter(|name| name.ends_with(".part")).collect()
 }
 
 #[track_caller]
