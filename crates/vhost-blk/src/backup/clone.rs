@@ -6,7 +6,7 @@
 //! | planned: the files can share space, and the disk was synced ([`Clone::plan`]) | the disk is drained |
 //! | drained ([`Act::make`]): the tables of a qcow2 image are durable, and nothing changes the file | made, or refused |
 //! | made: the file has the content of the moment ([`Clone::work`] makes it durable) | the end of the backup |
-//! | refused, or not made in [`CLONE_MAX`] | `auto`: a copy from this moment on; `always`: no backup |
+//! | refused, or not made in [`AUTO_MAX`] or [`ALWAYS_MAX`] | `auto`: a copy from this moment on; `always`: no backup |
 
 use super::copier::CopyError;
 use super::destination::End;
@@ -27,7 +27,9 @@ use std::time::{Duration, Instant};
 
 /// Time in which a drained disk is cloned, besides one call of the kernel. A disk with more extents is
 /// copied.
-const CLONE_MAX: Duration = Duration::from_secs(2);
+const AUTO_MAX: Duration = Duration::from_millis(100);
+/// The same for a disk that has to be cloned.
+const ALWAYS_MAX: Duration = Duration::from_secs(2);
 
 /// A clone that is possible.
 pub(super) struct Clone {
@@ -116,7 +118,8 @@ impl Clone {
         let file = place.file().try_clone().map_err(failed)?;
         let raw_bytes = qcow2.is_none().then_some(size_bytes);
         let must = order.reflink == Reflink::Always;
-        let act = Act { source, target, path, size_bytes, qcow2, must, limit: CLONE_MAX };
+        let limit = if must { ALWAYS_MAX } else { AUTO_MAX };
+        let act = Act { source, target, path, size_bytes, qcow2, must, limit };
         Ok((Clone { place, file, raw_bytes }, act))
     }
 
@@ -160,8 +163,8 @@ impl Act {
                 Missed::Refused("it was cancelled".to_owned())
             }
             CloneError::Stopped => Missed::Refused(format!(
-                "the image has more extents than are cloned in {} s, while the guest waits",
-                self.limit.as_secs()
+                "the image has more extents than are cloned in {} ms, while the guest waits",
+                self.limit.as_millis()
             )),
             error @ CloneError::Refused(_) => Missed::Refused(error.to_string()),
         })

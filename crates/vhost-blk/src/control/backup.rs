@@ -58,7 +58,7 @@ pub(super) fn request(
         (call.optional("bitmap", bitmap)?, call.optional("incremental", bitmap)?);
     let bandwidth = call.optional("bandwidth", |value| NonZeroU64::new(value.as_u64()?))?;
     let verify = call.optional("verify", Value::as_bool)?.unwrap_or(false);
-    let reflink = call.optional("reflink", super::methods::word)?.unwrap_or(Reflink::Auto);
+    let reflink = call.optional("reflink", super::methods::word)?.unwrap_or(Reflink::Never);
     call.no_more()?;
     let disk = disks.resolve(wanted.as_deref())?;
     let refused = |why: &str, remedy: &str| {

@@ -45,8 +45,8 @@ pub struct BackupArgs {
     #[arg(long)]
     pub verify: bool,
     /// Share the space of the image where the file system can do that (XFS, btrfs): a full backup of the
-    /// same format without --verify
-    #[arg(long, value_name = "MODE", default_value = "auto")]
+    /// same format without --verify. It is no second copy of the data
+    #[arg(long, value_name = "MODE", default_value = "never")]
     pub reflink: Reflink,
 }
 

@@ -204,7 +204,7 @@ fn a_qcow2_clone_is_sound_while_discarded_clusters_leave() {
 
 /// The file system has no room for a copy.
 #[test]
-fn a_clone_needs_no_space_and_is_made_by_default() {
+fn a_clone_needs_no_space_and_auto_makes_one() {
     if may_not_mount() {
         return;
     }
@@ -217,7 +217,7 @@ fn a_clone_needs_no_space_and_is_made_by_default() {
     let copy = shared.mount.path("copy");
     let told = shared.refused(&copy, "--reflink never");
     assert!(told.contains("space"), "{told}");
-    let told = shared.rig.ok(&format!("backup a --to {}", copy.display()));
+    let told = shared.rig.ok(&format!("backup a --reflink auto --to {}", copy.display()));
     assert!(told.contains("(300M), and shares its space with the image"), "{told}");
     assert_eq!((sharing_of(&copy), sharing_of(&image)), (Sharing::All, Sharing::All));
     let meta = fs::metadata(&copy).unwrap();
