@@ -60,7 +60,7 @@ fn a_commit_holds_the_place_that_it_is_about_to_copy() {
     let base = folder.path().join("base.raw");
     let merge = Merge::open(Arc::clone(&disk), &base, false, AllowBacking::SameDir);
     let mut merge = merge.expect("it opens");
-    let copied = merge.copy_after(&mut (0..CLUSTER), &mut || give_away(&disk, &mut rig));
+    let copied = merge.copy_after(&mut (0..CLUSTER), CLUSTER, &mut || give_away(&disk, &mut rig));
     assert_eq!(copied.expect("a copy"), CLUSTER);
     assert!(!fs::read(&base).expect("the base").contains(&2), "it has copied other data");
     disk.unmap_discarded(PATIENCE).expect("the cluster leaves");

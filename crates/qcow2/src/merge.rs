@@ -15,9 +15,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes that are copied at once.
-const CHUNK: u64 = 1 << 20;
-
 /// A merge of an image into its backing file.
 pub struct Merge {
     image: Arc<Qcow2Disk>,
@@ -61,25 +58,27 @@ impl Merge {
         self.to.grow(bytes)
     }
 
-    /// Copies the next piece of a range, and moves the start of the range behind it. Returns the
-    /// number of copied bytes.
+    /// Copies the next piece of a range, and moves the start of the range behind it. At most `max` bytes
+    /// of the image are read for it, or a compressed cluster. Returns the number of copied bytes, zeroes
+    /// included.
     ///
     /// # Errors
     /// The error of the system call. The image is as before.
-    pub fn copy_piece(&mut self, range: &mut Range<u64>) -> io::Result<u64> {
-        self.copy_after(range, &mut || ())
+    pub fn copy_piece(&mut self, range: &mut Range<u64>, max: u64) -> io::Result<u64> {
+        self.copy_after(range, max, &mut || ())
     }
 
     /// The same; calls `found` when it knows the place of the piece, and has not read it.
     pub(crate) fn copy_after(
         &mut self,
         range: &mut Range<u64>,
+        max: u64,
         found: &mut dyn FnMut(),
     ) -> io::Result<u64> {
         let epoch = self.user.enter();
         let piece = self.image.own(range.start, range.end - range.start);
         found();
-        let copied = piece.and_then(|piece| self.copy(piece, range.start));
+        let copied = piece.and_then(|piece| self.copy(piece, range.start, max));
         self.user.leave(epoch);
         let (done, copied) = copied?;
         range.start += done;
@@ -87,7 +86,7 @@ impl Merge {
     }
 
     /// Copies a piece at `at`. Returns its length, and that of its content.
-    fn copy(&mut self, piece: Piece, at: u64) -> io::Result<(u64, u64)> {
+    fn copy(&mut self, piece: Piece, at: u64, max: u64) -> io::Result<(u64, u64)> {
         Ok(match piece {
             Piece::Below(len) => (len, 0),
             Piece::Zero(len) => {
@@ -95,7 +94,7 @@ impl Merge {
                 (len, len)
             }
             Piece::At(_, host, len) => {
-                let mut data = vec![0; len.min(CHUNK) as usize];
+                let mut data = vec![0; len.min(max) as usize];
                 self.from.read_exact_at(&mut data, host)?;
                 self.to.write(at, &data)?;
                 (data.len() as u64, data.len() as u64)

@@ -33,7 +33,7 @@ fn merge(folder: &Path, syncs: bool) {
     let merge = Merge::open(top, &base, true, AllowBacking::SameDir);
     let (mut merge, mut range) = (merge.expect("it opens"), 0..8 * MIB);
     while !range.is_empty() {
-        merge.copy_piece(&mut range).expect("a copy");
+        merge.copy_piece(&mut range, 1 << 20).expect("a copy");
         if syncs {
             merge.sync().expect("a sync");
         }

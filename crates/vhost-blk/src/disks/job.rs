@@ -10,10 +10,6 @@ use crate::failure::Failure;
 use crate::stop::Stop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, TryLockError};
-use std::time::Duration;
-
-/// Interval of the look at a reload that is in progress.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// The refusal of an act that a merge excludes.
 const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
@@ -156,17 +152,6 @@ impl Disks {
             job.cancel();
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    /// As [`Disks::no_reload`], as long as `go_on` says so: a reload may wait for the end of the work.
-    pub(super) fn no_reload_while(&self, go_on: &impl Fn() -> bool) -> Option<NoReload<'_>> {
-        while go_on() {
-            match self.try_no_reload() {
-                None => std::thread::sleep(LOOK),
-                guard => return guard,
-            }
-        }
-        None
     }
 
     /// As [`Disks::no_reload`], unless a reload or an upgrade is in progress.

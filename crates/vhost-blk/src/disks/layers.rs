@@ -4,7 +4,7 @@
 //! | From the guest down | There |
 //! |---|---|
 //! | [`CopyFirst`] | during a backup |
-//! | [`Braked`] | during a mirror |
+//! | [`Braked`] | during a merge or a mirror |
 //! | [`Track`] | during a merge or a mirror, and while the disk has bitmaps |
 //! | the image, with the wrappers of `--wrap` | always |
 //!
@@ -15,7 +15,7 @@ use super::bitmaps::Bitmap;
 use super::kept::Earlier;
 use backend::Disk;
 use backend::file::File as ImageFile;
-use backend::wrap::{Brake, Braked, Clusters, CopyFirst, Growth, Track, Written};
+use backend::wrap::{Brake, Braked, Clusters, CopyFirst, Growth, Track};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vhost_user::{Control, Replacement, Replacing};
@@ -43,27 +43,11 @@ pub(crate) struct Stack {
 
 /// A copy that follows the changes of a disk.
 #[derive(Clone)]
-pub(crate) enum Following {
-    /// A merge.
-    Merge(Arc<Written>),
-    /// A mirror.
-    Mirror(Arc<Brake>),
-}
-
-impl Following {
-    fn written(&self) -> &Arc<Written> {
-        match self {
-            Following::Merge(written) => written,
-            Following::Mirror(brake) => brake.written(),
-        }
-    }
-
-    fn growth(&self) -> Growth {
-        match self {
-            Following::Merge(_) => Growth::Merging,
-            Following::Mirror(_) => Growth::Mirroring,
-        }
-    }
+pub(crate) struct Following {
+    /// The brake, with the notes of the changes.
+    pub(crate) brake: Arc<Brake>,
+    /// The reason for which the disk keeps its size.
+    pub(crate) growth: Growth,
 }
 
 impl Stack {
@@ -88,15 +72,17 @@ impl Stack {
     }
 
     fn disk(&self) -> Arc<dyn Disk> {
-        let mut disk = Arc::clone(&self.image);
+        let (mut disk, following) = (Arc::clone(&self.image), self.following.as_ref());
         let of_bitmaps = self.bitmaps.values().map(|bitmap| bitmap.written());
-        let noted: Vec<_> =
-            of_bitmaps.chain(self.following.as_ref().map(Following::written)).cloned().collect();
+        let noted: Vec<_> = of_bitmaps
+            .chain(following.map(|following| following.brake.written()))
+            .cloned()
+            .collect();
         if !noted.is_empty() {
-            let growth = self.following.as_ref().map_or(Growth::Allowed, Following::growth);
+            let growth = following.map_or(Growth::Allowed, |following| following.growth);
             disk = Arc::new(Track::new(disk, noted, growth));
         }
-        if let Some(Following::Mirror(brake)) = &self.following {
+        if let Some(Following { brake, .. }) = following {
             disk = Arc::new(Braked::new(disk, Arc::clone(brake)));
         }
         if let Some(clusters) = self.held() {

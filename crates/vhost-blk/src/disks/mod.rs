@@ -19,6 +19,7 @@ mod backups;
 mod base;
 pub(crate) mod bitmaps;
 mod config_file;
+mod converge;
 pub(crate) mod exchange;
 mod front_ends;
 pub mod growth;

@@ -97,6 +97,14 @@ pub(crate) fn begin(rig: &Rig, words: &str) -> Child {
     rig.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
+/// The error of a client that fails.
+#[track_caller]
+pub(crate) fn error_of(client: Child) -> String {
+    let ended = client.wait_with_output().unwrap();
+    assert!(!ended.status.success());
+    String::from_utf8(ended.stderr).unwrap()
+}
+
 /// Expects that the image has no error for `qemu-img`. A kill may leak clusters.
 #[track_caller]
 pub(crate) fn check_after_kill(path: &Path) {

@@ -2,38 +2,26 @@
 //! Targets that hang: the file system is frozen, and what changes it waits.
 
 use crate::ended::with_disk;
-use crate::mount::{Mount, may_not_mount, run};
+use crate::mount::{Frozen, Mount, may_not_mount};
 use crate::rig::Rig;
 use crate::{
-    add, add_raw, begin, content, fill, guest, image, in_old_storage, mirror, parts_in, text,
-    wait_until,
+    add, add_raw, begin, content, error_of, fill, guest, image, in_old_storage, mirror, parts_in,
+    text, wait_until,
 };
 use std::fs;
 use std::path::PathBuf;
-use std::process::Child;
 
 /// Bytes that are copied at once with a small bandwidth.
 const PIECE: u64 = 64 << 10;
 
-/// A file system that can be frozen; it goes on when dropped.
-struct Frozen {
+/// The place of a target, on a file system that can be frozen.
+struct Target {
     mount: Mount,
-    is_frozen: bool,
 }
 
-impl Frozen {
-    fn of(rig: &Rig) -> Frozen {
-        Frozen { mount: Mount::ext4(rig.place.dir.path(), 64), is_frozen: false }
-    }
-
-    fn freeze(&mut self) {
-        run(&["fsfreeze", "--freeze", text(self.mount.place.path())]);
-        self.is_frozen = true;
-    }
-
-    fn release(&mut self) {
-        run(&["fsfreeze", "--unfreeze", text(self.mount.place.path())]);
-        self.is_frozen = false;
+impl Target {
+    fn of(rig: &Rig) -> Target {
+        Target { mount: Mount::ext4(rig.place.dir.path(), 64) }
     }
 
     fn path(&self) -> PathBuf {
@@ -73,21 +61,6 @@ fn waits_for_target(rig: &Rig, words: &str) {
     assert_eq!(target_threads(rig), 1);
 }
 
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        if self.is_frozen {
-            self.release();
-        }
-    }
-}
-
-#[track_caller]
-fn error_of(client: Child) -> String {
-    let ended = client.wait_with_output().unwrap();
-    assert!(!ended.status.success());
-    String::from_utf8(ended.stderr).unwrap()
-}
-
 /// The copy of changes hangs. The guest goes on, a cancel and a removal have their end, and the target is
 /// given up when it answers.
 #[test]
@@ -96,10 +69,10 @@ fn a_target_that_hangs_holds_neither_the_guest_nor_a_cancel_nor_the_disk() {
         return;
     }
     let (rig, mut device) = with_disk("");
-    let mut frozen = Frozen::of(&rig);
-    let to = text(&frozen.path()).to_owned();
+    let target = Target::of(&rig);
+    let to = text(&target.path()).to_owned();
     rig.ok(&format!("mirror a --to {to} --wait"));
-    frozen.freeze();
+    let frozen = Frozen::of(&target.mount);
     fill(&mut device, 2);
     let client = begin(&rig, "mirror a --complete");
     fill(&mut device, 3);
@@ -115,8 +88,8 @@ fn a_target_that_hangs_holds_neither_the_guest_nor_a_cancel_nor_the_disk() {
     add(&rig, "a", "--blk-file a.img");
     let mut device = guest(&rig, "a");
     waits_for_target(&rig, &format!("mirror a --to {to}"));
-    frozen.release();
-    frozen.is_clean(&rig);
+    drop(frozen);
+    target.is_clean(&rig);
     rig.ok("upgrade");
     device.write(1, &[3; 512]).unwrap();
     assert!(content(&mut device).iter().all(|byte| *byte == 3));
@@ -132,10 +105,10 @@ fn a_target_that_hangs_while_the_disk_is_drained_fails_the_mirror_and_the_guest_
     }
     for format in ["raw", "qcow2"] {
         let (rig, mut device) = with_disk("");
-        let mut frozen = Frozen::of(&rig);
-        let to = text(&frozen.path()).to_owned();
+        let target = Target::of(&rig);
+        let to = text(&target.path()).to_owned();
         rig.ok(&format!("mirror a --to {to} --target-format {format} --wait"));
-        frozen.freeze();
+        let frozen = Frozen::of(&target.mount);
         let client = begin(&rig, "mirror a --complete");
         wait_until("the drain", || mirror(&rig)["state"] == "drained");
         // The drained disk takes them after its bounded wait.
@@ -143,8 +116,8 @@ fn a_target_that_hangs_while_the_disk_is_drained_fails_the_mirror_and_the_guest_
         let line = error_of(client);
         assert!(line.contains("did not take the rest of the copy in 5 s"), "{line}");
         in_old_storage(&rig, &mut device);
-        frozen.release();
-        frozen.is_clean(&rig);
+        drop(frozen);
+        target.is_clean(&rig);
         fill(&mut device, 4);
         assert!(content(&mut device).iter().all(|byte| *byte == 4));
         assert!(fs::read(rig.path("a.img")).unwrap().iter().all(|byte| *byte == 4));
@@ -164,15 +137,15 @@ fn a_completion_is_refused_in_time_while_the_copy_hangs_and_can_be_repeated() {
     add_raw(&rig);
     let mut device = guest(&rig, "a");
     device.write(0, &vec![1; PIECE as usize]).unwrap();
-    let mut frozen = Frozen::of(&rig);
-    let to = text(&frozen.path()).to_owned();
+    let target = Target::of(&rig);
+    let to = text(&target.path()).to_owned();
     // After the only piece with data, the first copy waits for the bandwidth for 4 s.
     rig.ok(&format!("mirror a --to {to} --bandwidth 16K"));
     wait_until("the copy of the data", || mirror(&rig)["copied_bytes"] == PIECE);
     let call = r#"{"method":"io.vhostblk.CompleteMirror","parameters":{"name":"a"}}"#;
     let mut client = rig.connect();
     client.send(call);
-    frozen.freeze();
+    let frozen = Frozen::of(&target.mount);
     device.write(0, &[2; 512]).unwrap();
     assert_eq!(mirror(&rig)["state"], "copying");
     wait_until("the completion", || mirror(&rig)["state"] == "completing");
@@ -185,7 +158,7 @@ fn a_completion_is_refused_in_time_while_the_copy_hangs_and_can_be_repeated() {
         }
     }
     let before = content(&mut device);
-    frozen.release();
+    drop(frozen);
     rig.ok("mirror a --complete");
     assert!(content(&mut device) == before);
     assert!(fs::read(&to).unwrap() == before);
@@ -204,9 +177,9 @@ fn a_target_that_hangs_delays_no_reload_and_no_other_disk() {
     rig.ok("reload");
     add(&rig, "o", "--blk-file o.img");
     let mut device = guest(&rig, "a");
-    let mut frozen = Frozen::of(&rig);
-    let to = text(&frozen.path()).to_owned();
-    frozen.freeze();
+    let target = Target::of(&rig);
+    let to = text(&target.path()).to_owned();
+    let frozen = Frozen::of(&target.mount);
     let client = begin(&rig, &format!("mirror a --to {to}"));
     wait_until("the mirror", || !mirror(&rig).is_null());
     assert_eq!(rig.json("--timeout 20 reload"), serde_json::json!([]));
@@ -214,11 +187,11 @@ fn a_target_that_hangs_delays_no_reload_and_no_other_disk() {
     fill(&mut device, 1);
     rig.ok("--timeout 20 mirror a --cancel");
     assert!(error_of(client).contains("it was cancelled before its new storage was open"));
-    frozen.release();
-    frozen.is_clean(&rig);
+    drop(frozen);
+    target.is_clean(&rig);
     // The same in a completion that has changes to copy.
     rig.ok(&format!("mirror a --to {to} --wait"));
-    frozen.freeze();
+    let frozen = Frozen::of(&target.mount);
     fill(&mut device, 2);
     let client = begin(&rig, "mirror a --complete --update-config");
     for round in 1..4 {
@@ -228,8 +201,8 @@ fn a_target_that_hangs_delays_no_reload_and_no_other_disk() {
     assert!(!mirror(&rig).is_null());
     rig.ok("--timeout 20 mirror a --cancel");
     drop(error_of(client));
-    frozen.release();
-    frozen.is_clean(&rig);
+    drop(frozen);
+    target.is_clean(&rig);
     in_old_storage(&rig, &mut device);
 }
 
@@ -240,9 +213,9 @@ fn a_target_that_hangs_while_it_is_opened_has_one_thread_and_not_the_image() {
         return;
     }
     let (rig, mut device) = with_disk("");
-    let mut frozen = Frozen::of(&rig);
-    let words = format!("mirror a --to {}", text(&frozen.path()));
-    frozen.freeze();
+    let target = Target::of(&rig);
+    let words = format!("mirror a --to {}", text(&target.path()));
+    let frozen = Frozen::of(&target.mount);
     let client = begin(&rig, &words);
     wait_until("the mirror", || !mirror(&rig).is_null());
     fill(&mut device, 2);
@@ -254,8 +227,8 @@ fn a_target_that_hangs_while_it_is_opened_has_one_thread_and_not_the_image() {
     wait_until("the close of the image", || !has_open(&rig, "a.img"));
     add(&rig, "a", "--blk-file a.img");
     waits_for_target(&rig, &words);
-    frozen.release();
-    frozen.is_clean(&rig);
+    drop(frozen);
+    target.is_clean(&rig);
     rig.ok("upgrade");
     rig.ok(&format!("{words} --complete"));
     assert!(content(&mut guest(&rig, "a")).iter().all(|byte| *byte == 2));
@@ -271,15 +244,15 @@ fn a_target_that_hangs_does_not_delay_the_end_of_the_daemon() {
     image(&rig, "a.img", "raw");
     add(&rig, "a", "--blk-file a.img --wrap delay:us=20000000,ops=write");
     let mut device = guest(&rig, "a");
-    let mut frozen = Frozen::of(&rig);
-    rig.ok(&format!("mirror a --to {} --wait", text(&frozen.path())));
+    let target = Target::of(&rig);
+    rig.ok(&format!("mirror a --to {} --wait", text(&target.path())));
     let layout = device.layout();
     device.queue(0).submit(&driver::Request::write(0, &[1; 512]), &layout).unwrap();
     wait_until("the request is taken", || rig.json("status a")["queues"][0]["inflight"] == 1);
-    frozen.freeze();
+    let frozen = Frozen::of(&target.mount);
     let (mut rig, socket) = (rig, "a.sock");
     rig.ok("stop");
     wait_until("the removal of the socket", || !rig.path(socket).exists());
-    frozen.release();
+    drop(frozen);
     rig.daemon.wait();
 }

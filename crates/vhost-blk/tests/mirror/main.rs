@@ -25,8 +25,8 @@ mod storage;
 use common::{pattern, wait_until};
 use driver::Device;
 use images::{
-    BYTES, PART, QUEUES, add, add_raw, begin, check_after_kill, content, fill, guest, image, text,
-    while_rewritten,
+    BYTES, PART, QUEUES, add, add_raw, begin, check_after_kill, content, error_of, fill, guest,
+    image, text, while_rewritten,
 };
 use rig::Rig;
 use serde_json::Value;

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
+mod hangs;
 #[path = "../common/images.rs"]
 mod images;
 #[path = "../../../vhost-user/tests/common/load.rs"]
@@ -22,6 +23,6 @@ mod taken;
 
 use common::{pattern, wait_until};
 use images::{
-    BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, fill, guest, image, mark, text,
-    unmark, while_rewritten,
+    BYTES, QUEUES, add, add_raw, begin, check_after_kill, content, error_of, fill, guest, image,
+    mark, text, unmark, while_rewritten,
 };

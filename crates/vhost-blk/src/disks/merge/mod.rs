@@ -5,32 +5,47 @@
 //! | Step | After a crash behind it |
 //! |---|---|
 //! | 1. the backing file is locked for writing, and grows to the size of the disk | the image is served as before, here and below: the guest does not see the backing file where the image has content |
-//! | 2. a wrapper notes the parts that the guest changes; everything is copied, then the changed parts, again and again | the same |
-//! | 3. the queues are drained, the rest is copied, the backing file is synced and opened | the same |
-//! | 4. the mark of the backing file is removed | both have the content of the disk |
-//! | 5. the image gets the mark of a merged one | the image is not served for writing |
-//! | 6. the new configuration file takes the place of the old one | the next start serves the backing file |
-//! | 7. the guest goes on in the backing file | the same |
+//! | 2. wrappers note the parts that the guest changes; everything is copied, then the changed parts, as long as each pass leaves half of them at most | the same |
+//! | 3. a brake makes the changes few ([`backend::wrap::Brake`]), and they are copied durably | the same |
+//! | 4. the queues are drained, the rest is copied, the backing file is synced and opened | the same |
+//! | 5. the mark of the backing file is removed | both have the content of the disk |
+//! | 6. the image gets the mark of a merged one | the image is not served for writing |
+//! | 7. the new configuration file takes the place of the old one | the next start serves the backing file |
+//! | 8. the guest goes on in the backing file | the same |
 //!
-//! The client of the command waits; if it goes, the merge ends after step 2 at the latest.
+//! The client of the command waits; if it goes, or cancels, the merge ends after step 4 at the latest. Steps 3 and
+//! 4: [`super::converge`]. Only one thread writes to the backing file; the client's thread gives one that hangs up:
+//!
+//! | State of the work | Begins | Next |
+//! |---|---|---|
+//! | in progress | [`Disks::merge`] notes it in the table, and locks the backing file | over; left |
+//! | left | the client has the answer, and the thread of the backing file has not ended in time | over, when the storage answers |
+//! | over | both threads have dropped the [`Kept`] | |
+//!
+//! So no other work on the disk begins before the last write to the backing file.
 
+mod copier;
+mod marked;
 mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;
+use super::converge::{
+    self, Acts, Convergence, Copier as _, Hand, REST_MAX, STUCK, There, Unfinished,
+};
 use super::exchange::{New, Source, identity, options, replacement};
-use super::job::Kind;
+use super::job::{Kind, Owner};
 use super::layers::{Following, Layers};
-use super::replacing::{DRAIN_MAX, Unfinished, wait};
+use super::replacing::{DRAIN_MAX, wait};
 use crate::disk::{self, From, LockWait};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::pace::Pace;
-use backend::Disk;
-use backend::file::File as ImageFile;
-use backend::wrap::Written;
+use backend::file::{File as ImageFile, RaisedLock};
+use backend::wrap::{Brake, Growth, Written};
+use copier::Copier;
+use marked::{Marked, Unmarked};
 use plan::Plan;
-use qcow2::merge::Merge;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -43,12 +58,6 @@ use std::time::Duration;
 use vhost_user::Replacement;
 
 const WHAT: &str = "merge the image into its backing file, of";
-/// Changed bytes that are few enough for the drained disk.
-const FEW_BYTES: u64 = 4 << 20;
-/// Bytes of changed parts that are taken at once.
-const PIECE_MAX: u64 = 1 << 20;
-/// Maximum copies of changed parts before the disk is drained.
-const PASSES_MAX: usize = 16;
 /// Interval of the look at the client while the bandwidth is used up.
 const LOOK: Duration = Duration::from_millis(50);
 /// The reason of a merge that was ended.
@@ -95,195 +104,245 @@ impl Disks {
         let source = self.source(name, WHAT)?;
         let is_cancelled = Arc::new(AtomicBool::new(false));
         let kind = Kind::Merge(Arc::clone(&is_cancelled));
-        let _job = self.begin_job(&source, kind).map_err(refused)?;
+        let owner = self.begin_job(&source, kind).map_err(refused)?;
         self.check_no_backup(name).map_err(refused)?;
         let go_on = || go_on() && !is_cancelled.load(Ordering::Relaxed);
-        let plan = Plan::of(&source, update_config).map_err(refused)?;
+        let plan = Arc::new(Plan::of(&source, update_config).map_err(refused)?);
         // Tells errors before the copy; the file may change meanwhile.
         self.config_of(&source, plan.args(), update_config).map_err(refused)?;
-        let _lock = plan.lock(&source).map_err(refused)?;
-        let mut merge = plan.open(&source).map_err(refused)?;
-        let written = track(&source, &go_on).map_err(refused)?;
-        drop(no_reload);
-        let pace = Pace::new(wanted.bandwidth);
-        let done = copy_all(&mut merge, &written, plan.capacity_bytes(), pace, &go_on)
-            .and_then(|()| self.finish(&source, &plan, update_config, (merge, written), &go_on));
-        let (new, config, pause) = done.map_err(|told| {
-            source.end_following();
-            refused(told)
-        })?;
-        let options = options(plan.args());
-        if let Some(new) = new {
-            self.go_on_in(&source, plan.args().clone(), new);
+        let lock = plan.lock(&source).map_err(refused)?;
+        let kept = Arc::new(Kept { _lock: lock, _owner: owner });
+        let (of_thread, of_source) = (Arc::clone(&plan), source.clone());
+        let what = format!("{WHAT} {name}");
+        let open = move || {
+            let merge = of_thread.open(&of_source);
+            merge.map(Copier::new).map_err(|told| Failure::told(what, told))
+        };
+        let what = format!("{WHAT} {name}");
+        let hand = Hand::start(what, Arc::clone(&kept) as converge::Sign, open, go_on)?;
+        let brake = Arc::new(Brake::new(Arc::new(Written::new(plan.capacity_bytes()))));
+        let merging = Merging { disks: self, source: &source, plan: &plan, brake: &brake };
+        let done = track(&source, &brake, &go_on).and_then(|()| {
+            drop(no_reload);
+            merging.run(hand.acts(), wanted, &go_on)
+        });
+        let done = match done {
+            Ok((new, config, pause)) => {
+                new.into_iter().for_each(|new| self.go_on_in(&source, plan.args().clone(), new));
+                let (image, overlay) = plan.paths();
+                Ok(Merged { image, overlay, options: options(plan.args()), config, pause })
+            }
+            Err(told) => {
+                source.end_following();
+                Err(refused(told))
+            }
+        };
+        drop(kept);
+        if !hand.close() {
+            let target = plan.image().display();
+            tracing::warn!(disk = name, %target, "it hangs, and is given up when it answers");
         }
-        let (image, overlay) = plan.into_paths();
-        Ok(Merged { image, overlay, options, config, pause })
+        done
+    }
+}
+
+/// The image and the backing file are for this merge alone. The lock goes first.
+struct Kept {
+    _lock: Option<RaisedLock>,
+    _owner: Owner,
+}
+
+/// A merge whose backing file is open.
+struct Merging<'a> {
+    disks: &'a Arc<Disks>,
+    source: &'a Source,
+    plan: &'a Plan,
+    brake: &'a Arc<Brake>,
+}
+
+/// The guest goes on in the backing file: its storage, the configuration file that was changed, and the pause.
+type Done = (Option<New>, Option<PathBuf>, Duration);
+
+impl Merging<'_> {
+    fn run(
+        &self,
+        acts: &Acts<Copier>,
+        wanted: &Wanted,
+        go_on: &impl Fn() -> bool,
+    ) -> Result<Done, String> {
+        let check = || match go_on() {
+            true => Ok(()),
+            false => Err(Unfinished::Ended(CANCELLED.to_owned())),
+        };
+        let copy = Copy { acts, check: &check };
+        copy.all(self.plan.capacity_bytes(), self.brake, Pace::new(wanted.bandwidth))
+            .and_then(|()| {
+                let end = Convergence { acts, brake: self.brake, check: &check };
+                end.converge()?;
+                self.finish(&end, wanted.update_config)
+            })
+            .map_err(Unfinished::told)
     }
 
     /// Makes the guest go on in the backing file.
     fn finish(
         &self,
-        source: &Source,
-        plan: &Plan,
+        end: &Convergence<'_, Copier>,
         update_config: bool,
-        (merge, written): (Merge, Arc<Written>),
-        go_on: &impl Fn() -> bool,
-    ) -> Result<(Option<New>, Option<PathBuf>, Duration), String> {
-        let _no_reload = self.no_reload_while(go_on).ok_or(CANCELLED)?;
-        let config = self.config_of(source, plan.args(), update_config)?;
+    ) -> Result<Done, Unfinished> {
+        let refused = Unfinished::Refused;
+        let (source, plan) = (self.source, self.plan);
+        let _no_reload = end.no_reload(self.disks)?;
+        let config = self.disks.config_of(source, plan.args(), update_config).map_err(refused)?;
         let file = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
+            name: source.name.clone(),
             args: plan.args().clone(),
             layers: Arc::clone(&source.layers),
             top: Arc::clone(&source.image.top),
-            marks: Marks::of(plan)?,
+            marked: Marked::of(plan.backing()),
+            backing_path: plan.image().to_owned(),
             config,
         };
         let (sender, new) = channel();
-        let order = source.control.replace_storage(Box::new(move |_: &Arc<dyn Disk>| {
-            change.prepare(merge, &written, &sender)
-        }));
-        let pause = wait(&order, DRAIN_MAX, go_on).map_err(told)?;
+        let (acts, brake) = (end.acts.clone(), Arc::clone(self.brake));
+        let replace = move || change.prepare(&acts, brake, &sender);
+        let pause = end.exchange(&source.control, || Ok(()), replace)?;
         Ok((new.try_recv().ok(), file, pause))
     }
 }
 
-/// The reason of an exchange that has no good end.
-fn told(unfinished: Unfinished) -> String {
-    match unfinished {
-        Unfinished::Cancelled => CANCELLED.to_owned(),
-        other => other.to_string(),
-    }
-}
-
 /// Makes the disk note the parts that its guest changes.
-fn track(source: &Source, go_on: &impl Fn() -> bool) -> Result<Arc<Written>, String> {
-    let (sender, written) = channel();
+fn track(source: &Source, brake: &Arc<Brake>, go_on: &impl Fn() -> bool) -> Result<(), String> {
+    let brake = Arc::clone(brake);
     let order = source.layers.change(&source.control, move |stack| {
-        let changes = Arc::new(Written::new(stack.capacity_bytes()));
-        stack.following = Some(Following::Merge(Arc::clone(&changes)));
-        let _ = sender.send(changes); // the receiver waits for the answer
+        if stack.capacity_bytes() != brake.written().capacity_bytes() {
+            return Err("it was resized a moment ago; repeat the command".to_owned());
+        }
+        stack.following = Some(Following { brake, growth: Growth::Merging });
         Ok(())
     });
-    wait(&order, DRAIN_MAX, go_on).map_err(told)?;
-    written.try_recv().map_err(|error| format!("{error}; try again"))
+    wait(&order, DRAIN_MAX, go_on).map(drop).map_err(|unfinished| match unfinished {
+        super::replacing::Unfinished::Cancelled => CANCELLED.to_owned(),
+        other => other.to_string(),
+    })
 }
 
-/// Copies the whole disk, and then the parts that were changed meanwhile until few are left. Those that
-/// are left stay noted in `written`.
-fn copy_all(
-    merge: &mut Merge,
-    written: &Written,
-    capacity_bytes: u64,
-    mut pace: Pace,
-    go_on: &impl Fn() -> bool,
-) -> Result<(), String> {
-    copy(merge, std::iter::once(0..capacity_bytes), &mut pace, go_on)?;
-    for _ in 0..PASSES_MAX {
-        if written.bytes() <= FEW_BYTES {
-            break;
+/// The copy before the brake is on.
+struct Copy<'a> {
+    acts: &'a Acts<Copier>,
+    check: &'a dyn Fn() -> Result<(), Unfinished>,
+}
+
+impl Copy<'_> {
+    /// Copies the whole disk, and then the parts that were changed meanwhile, as long as each pass leaves half
+    /// of them at most: a guest may change them faster than they are copied.
+    fn all(&self, capacity_bytes: u64, brake: &Brake, mut pace: Pace) -> Result<(), Unfinished> {
+        let written = brake.written();
+        self.copy(std::iter::once(0..capacity_bytes), &mut pace)?;
+        let mut most = u64::MAX;
+        while written.bytes() > REST_MAX && written.bytes() <= most {
+            most = written.bytes() / 2;
+            self.copy(written.take(converge::piece_max(&pace)), &mut pace)?;
         }
-        copy(merge, written.take(PIECE_MAX), &mut pace, go_on)?;
+        Ok(())
     }
-    Ok(())
-}
 
-/// Copies ranges, durably.
-fn copy(
-    merge: &mut Merge,
-    ranges: impl IntoIterator<Item = Range<u64>>,
-    pace: &mut Pace,
-    go_on: &impl Fn() -> bool,
-) -> Result<(), String> {
-    for mut range in ranges {
-        while !range.is_empty() {
-            if !go_on() {
-                return Err(CANCELLED.to_owned());
+    /// Copies ranges, durably.
+    fn copy(
+        &self,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        pace: &mut Pace,
+    ) -> Result<(), Unfinished> {
+        let max = converge::piece_max(pace);
+        for Range { start: mut at, end } in ranges {
+            while at < end {
+                self.keep_pace(pace)?;
+                let (done, copied) = self.with(move |copier| copier.some(at..end, max))?;
+                at += done;
+                pace.copied(copied);
             }
+        }
+        self.with(Copier::sync)
+    }
+
+    /// Waits for the bandwidth.
+    fn keep_pace(&self, pace: &Pace) -> Result<(), Unfinished> {
+        loop {
+            (self.check)()?;
             match pace.wait() {
-                Duration::ZERO => {
-                    pace.copied(merge.copy_piece(&mut range).map_err(not_copied)?);
-                }
+                Duration::ZERO => return Ok(()),
                 wait => thread::sleep(wait.min(LOOK)),
             }
         }
     }
-    merge.sync().map_err(not_copied)
-}
 
-fn not_copied(error: io::Error) -> String {
-    format!(
-        "the backing file cannot be written: {error}; check its storage and the free space, and \
-         repeat the command"
-    )
+    fn with<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Copier) -> Result<T, copier::CopyError> + Send + 'static,
+    ) -> Result<T, Unfinished> {
+        let done = self.acts.ask(act, self.check)?;
+        done.ok_or_else(|| Unfinished::Ended(CANCELLED.to_owned()))
+    }
 }
 
 /// The change of a disk that is drained.
 struct Change {
+    /// Name of the disk.
+    name: String,
     args: DiskArgs,
     layers: Arc<Layers>,
     /// The file of the image.
     top: Arc<ImageFile>,
-    marks: Marks,
+    marked: Marked,
+    backing_path: PathBuf,
     config: Option<NewConfig>,
 }
 
-/// The mark that goes and the one that comes.
-struct Marks {
-    backing: Arc<ImageFile>,
-    backing_path: PathBuf,
-    /// The overlay in the mark of the backing file.
-    overlay: Option<PathBuf>,
-}
-
-impl Marks {
-    fn of(plan: &Plan) -> Result<Marks, String> {
-        let backing = Arc::clone(plan.backing());
-        let overlay = backing.overlay().unwrap_or(None);
-        Ok(Marks { backing, backing_path: plan.image().to_owned(), overlay })
-    }
-}
-
 impl Change {
-    /// Copies the rest, and opens the backing file, which has everything then.
+    /// Waits for the backing file, which has everything then, and no mark. If it hangs, the guest goes on in
+    /// the image.
     fn prepare(
         self,
-        mut merge: Merge,
-        written: &Written,
+        acts: &Acts<Copier>,
+        brake: Arc<Brake>,
         new: &Sender<New>,
     ) -> Result<Replacement, String> {
-        copy(&mut merge, written.take(PIECE_MAX), &mut Pace::new(None), &|| true)?;
-        drop(merge);
-        let identity = identity(&self.marks.backing)?;
-        let opened =
-            disk::open(&self.args, From::Locked { identity, first_bytes: None }, LockWait::No)
-                .map_err(|failure| failure.to_string())?;
+        let (args, marked) = (self.args.clone(), self.marked.clone());
+        let open = move |copier: Copier| {
+            // The tables of an image have one user at a time.
+            drop(copier);
+            let from = From::Locked { identity: identity(&marked.backing)?, first_bytes: None };
+            let opened = disk::open(&args, from, LockWait::No);
+            Ok((opened.map_err(|failure| failure.to_string())?, marked.remove()?))
+        };
+        let (opened, unmarked) = Convergence::last(acts, brake, open).wait(&self.name)?;
         let layers = Arc::clone(&self.layers);
-        replacement(opened, &layers, new, Box::new(move || self.commit()))
+        replacement(opened, &layers, new, Box::new(move || self.commit(unmarked)))
     }
 
-    /// Moves the mark from the backing file to the image, and replaces the configuration file.
-    fn commit(self) -> Result<(), String> {
-        let Change { top, marks, config, .. } = self;
-        let Marks { backing, backing_path, overlay } = &marks;
-        let unchanged = |told: String| {
-            let restored = top.unmark_merged().and_then(|()| match overlay {
-                Some(overlay) => backing.mark(overlay),
-                None => Ok(()),
-            });
-            match restored {
-                Ok(()) => format!("{told}; check the file system and the permissions"),
-                Err(error) => format!(
-                    "{told}, and the marks of the files are not restored: {error}; repeat the command"
-                ),
+    /// Marks the image, and replaces the configuration file.
+    fn commit(self, unmarked: There<Unmarked>) -> Result<(), String> {
+        let Change { top, backing_path, config, .. } = self;
+        let marked = top.mark_merged(&backing_path);
+        let marked = marked.map_err(|error| format!("the image cannot be marked: {error}"));
+        match marked.and_then(|()| config.map_or(Ok(()), NewConfig::replace)) {
+            Ok(()) => {
+                unmarked.into_inner().into_iter().for_each(Unmarked::keep);
+                Ok(())
             }
-        };
-        if overlay.is_some() {
-            let unmarked = backing.unmark();
-            unmarked.map_err(|error| unchanged(format!("a mark cannot be removed: {error}")))?;
+            Err(told) => {
+                let hangs = || Some(io::Error::other("the backing file does not answer"));
+                let of_image = top.unmark_merged().err();
+                let of_backing =
+                    unmarked.act(Unmarked::restore, STUCK).map_or_else(hangs, Result::err);
+                Err(match of_image.or(of_backing) {
+                    None => format!("{told}; check the file system and the permissions"),
+                    Some(error) => format!(
+                        "{told}, and the marks of the files are not restored: {error}; repeat the command"
+                    ),
+                })
+            }
         }
-        let marked = top.mark_merged(backing_path);
-        marked.map_err(|error| unchanged(format!("the image cannot be marked: {error}")))?;
-        config.map_or(Ok(()), |config| config.replace().map_err(unchanged))
     }
 }

@@ -56,8 +56,8 @@ impl Plan {
     }
 
     /// Paths of the backing file and of the image before.
-    pub(super) fn into_paths(self) -> (PathBuf, PathBuf) {
-        (self.path, self.overlay)
+    pub(super) fn paths(&self) -> (PathBuf, PathBuf) {
+        (self.path.clone(), self.overlay.clone())
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {

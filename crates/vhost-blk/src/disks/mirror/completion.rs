@@ -2,61 +2,42 @@
 //! The end of a mirror: the guest goes on in the new storage.
 
 use super::Completed;
-use super::bound::Bound;
-use super::copier::{CHUNK, Copier};
-use super::hand::Acts;
+use super::copier::Copier;
 use super::state::{Mirror, Ordered};
 use super::target::Named;
-use super::worker::{SLOW, STUCK, Unfinished, Worker};
+use super::worker::Worker;
 use crate::disk::{self, From, LockWait, Opened};
-use crate::disks::Disks;
 use crate::disks::config_file::NewConfig;
+use crate::disks::converge::{Acts, Convergence, There, Unfinished};
 use crate::disks::exchange::{New, Source, options, replacement, settled};
 use crate::disks::growth;
 use crate::disks::layers::Layers;
-use crate::disks::reload::NoReload;
-use crate::disks::replacing::{DRAIN_MAX, wait_and};
 use crate::options::DiskArgs;
-use backend::Disk;
 use backend::file::File as ImageFile;
 use qcow2::Qcow2Disk;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 use vhost_user::Replacement;
-
-/// Time in which the rest can be copied while the disk takes no request.
-const REST_TIME: Duration = Duration::from_millis(30);
-/// Bounds of the rest in bytes.
-const REST_MIN: u64 = 256 << 10;
-const REST_MAX: u64 = 4 << 20;
-/// Parts that it may have in any case.
-const REST_PARTS_MIN: u64 = 4;
-/// Copies of changed parts while the brake has its least bound, before the disk drains: the writes in flight
-/// at the begin of the first are noted in the second.
-const PASSES: usize = 2;
-/// Interval of the copies while the disk drains: its writes may wait for them.
-const TICK: Duration = Duration::from_millis(1);
-/// Interval of the look at a reload that is in progress.
-const LOOK: Duration = Duration::from_millis(20);
-/// Longest time in which the drained disk waits for its new storage.
-const DRAINED_MAX: Duration = STUCK;
 
 impl Worker {
     /// Makes the guest go on in the new storage.
-    pub(super) fn complete(&mut self, ordered: Ordered) -> Result<Completed, Unfinished> {
+    pub(super) fn complete(&self, ordered: Ordered) -> Result<Completed, Unfinished> {
         let (refused, update_config) = (Unfinished::Refused, ordered.update_config);
         self.source()?.check_config(update_config).map_err(refused)?;
+        let check = || self.check_order(ordered);
+        let (acts, brake) = (self.hand.acts(), self.mirror.brake());
+        let end = Convergence { acts, brake, check: &check };
         let plan = Arc::clone(&self.plan);
-        let checked =
-            move |copier: &mut Copier| Ok(plan.check_name().and_then(|()| copier.check_path()));
-        self.with(checked)?.map_err(refused)?;
-        self.converge(ordered)?;
+        end.with(move |copier: &mut Copier| {
+            Ok(plan.check_name().and_then(|()| copier.check_path()))
+        })?
+        .map_err(refused)?;
+        end.converge()?;
         // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
-        let disks = Arc::clone(&self.disks);
-        let _no_reload = self.no_reload(&disks, ordered)?;
+        let _no_reload = end.no_reload(&self.disks)?;
         let source = self.source()?;
         source.check_config(update_config).map_err(refused)?;
         let before = source.storage_path().map_err(refused)?;
@@ -65,6 +46,7 @@ impl Worker {
         let config_path = config.as_ref().map(|config| config.path().to_owned());
         let is_marked = Arc::new(AtomicBool::new(false));
         let change = Change {
+            name: source.name.clone(),
             args: args.clone(),
             first_bytes: self.plan.capacity_bytes(),
             layers: Arc::clone(&source.layers),
@@ -75,7 +57,7 @@ impl Worker {
             config,
             is_marked: Arc::clone(&is_marked),
         };
-        let (pause, new) = self.exchange(change)?;
+        let (pause, new) = self.exchange(&end, change)?;
         if let Some(new) = new {
             self.disks.go_on_in(&source, args.clone(), new);
         }
@@ -98,115 +80,28 @@ impl Worker {
         source.map_err(|failure| Unfinished::Ended(failure.to_string()))
     }
 
-    /// Returns an error if the order is not wanted any more, or the brake was released.
+    /// Returns an error if the order is not wanted any more.
     fn check_order(&self, ordered: Ordered) -> Result<(), Unfinished> {
         self.check()?;
-        if self.mirror.ordered() != Some(ordered) {
-            return Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned()));
-        }
-        match self.mirror.brake().is_on() {
+        match self.mirror.ordered() == Some(ordered) {
             true => Ok(()),
-            false => Err(Unfinished::Refused(SLOW.to_owned())),
-        }
-    }
-
-    /// Copies changed parts durably until few are left, however fast the guest writes: [`Bound`].
-    fn converge(&self, ordered: Ordered) -> Result<(), Unfinished> {
-        // The syncs from here on are short.
-        self.with(Copier::sync)?;
-        let few = self.with(|copier| Ok(copier.bytes_in(REST_TIME)))?;
-        let brake = self.mirror.brake();
-        let part = brake.written().part_bytes();
-        let few = few.clamp(REST_MIN, REST_MAX).max(REST_PARTS_MIN * part);
-        let (mut bound, mut passes) = (Bound::new(brake.written().bytes(), few), 0);
-        brake.hold(bound.bytes());
-        while passes < PASSES {
-            passes += usize::from(bound.is_least());
-            let mut at = 0;
-            while let Some(piece) = self.next(at, CHUNK)? {
-                at = piece.end;
-                bound.copied(piece.end - piece.start);
-                self.slow(&bound);
-                self.check_order(ordered)?;
-            }
-            self.with(Copier::sync)?;
-            bound.passed(brake.written().bytes());
-            self.slow(&bound);
-        }
-        self.check_order(ordered)
-    }
-
-    /// Changes the bound of the brake, unless it was released, and starts the writes that may start.
-    fn slow(&self, bound: &Bound) {
-        let brake = self.mirror.brake();
-        if brake.lower(bound.bytes()) {
-            brake.proceed();
-        }
-    }
-
-    /// Lets reloads wait. One in progress may wait for the end of the mirror, or for another disk: the
-    /// copy goes on meanwhile, so that no write of the guest waits for it.
-    fn no_reload<'a>(
-        &self,
-        disks: &'a Disks,
-        ordered: Ordered,
-    ) -> Result<NoReload<'a>, Unfinished> {
-        loop {
-            self.check_order(ordered)?;
-            if let Some(no_reload) = disks.try_no_reload() {
-                return Ok(no_reload);
-            }
-            self.copy_rest()?;
-            std::thread::sleep(LOOK);
+            false => Err(Unfinished::Refused(super::state::WITHDRAWN.to_owned())),
         }
     }
 
     /// Exchanges the storage of the drained disk. Returns the pause.
-    fn exchange(&self, change: Change) -> Result<(Duration, Option<New>), Unfinished> {
+    fn exchange(
+        &self,
+        end: &Convergence<'_, Copier>,
+        change: Change,
+    ) -> Result<(Duration, Option<New>), Unfinished> {
         let (sender, new) = channel();
-        let has_begun = Arc::new(AtomicBool::new(false));
-        let (begun, acts) = (Arc::clone(&has_begun), self.hand.acts().clone());
-        let ordered = change.ordered;
-        let order = self.source.control.replace_storage(Box::new(move |_: &Arc<dyn Disk>| {
-            change.mirror.begin_rest(change.ordered)?;
-            // Read after the answer, which orders it.
-            begun.store(true, Ordering::Relaxed);
-            change.prepare(&acts, &sender)
-        }));
-        let mut failed = None;
-        let waited = wait_and(&order, DRAIN_MAX, TICK, || {
-            if failed.is_none() {
-                failed = self.check_order(ordered).and_then(|()| self.copy_rest()).err();
-            }
-            failed.is_none()
-        });
-        match (waited, failed) {
-            (Ok(pause), _) => Ok((pause, new.try_recv().ok())),
-            (Err(_), Some(failed)) if !has_begun.load(Ordering::Relaxed) => Err(failed),
-            (Err(unfinished), _) if !has_begun.load(Ordering::Relaxed) => {
-                Err(Unfinished::Refused(unfinished.to_string()))
-            }
-            (Err(unfinished), _) => Err(Unfinished::Ended(unfinished.to_string())),
-        }
-    }
-
-    /// Copies the parts that are noted, and lets writes that wait for that go on. The thread of the target
-    /// takes them itself: none is between the notes and the new storage when the last act begins.
-    fn copy_rest(&self) -> Result<(), Unfinished> {
-        let (mirror, begun) = (Arc::clone(&self.mirror), Instant::now());
-        let act = move |copier: &mut Copier| copier.rest(mirror.brake().written());
-        // Without the copier, the exchange has begun to copy the rest itself.
-        let goes_on = || {
-            self.check()?;
-            if begun.elapsed() < STUCK {
-                return Ok(());
-            }
-            self.mirror.brake().release();
-            Err(Unfinished::Refused(SLOW.to_owned()))
-        };
-        self.hand.acts().ask(act, goes_on)?;
-        self.mirror.brake().proceed();
-        Ok(())
+        let (mirror, ordered) = (Arc::clone(&self.mirror), change.ordered);
+        let acts = self.hand.acts().clone();
+        let begin = move || mirror.begin_rest(ordered);
+        let replace = move || change.prepare(&acts, &sender);
+        let pause = end.exchange(&self.source.control, begin, replace)?;
+        Ok((pause, new.try_recv().ok()))
     }
 
     /// Makes the disk as large as its new block device, also later.
@@ -220,6 +115,8 @@ impl Worker {
 
 /// The change of a disk that is drained.
 struct Change {
+    /// Name of the disk.
+    name: String,
     args: DiskArgs,
     /// Size of the disk in bytes.
     first_bytes: u64,
@@ -237,38 +134,24 @@ struct Change {
 
 impl Change {
     /// Waits for the new storage, which has everything then. If it hangs, the guest goes on in the old one.
-    fn prepare(self, acts: &Acts, new: &Sender<New>) -> Result<Replacement, String> {
-        let deadline = Instant::now() + DRAINED_MAX;
-        let (mirror, args) = (Arc::clone(&self.mirror), self.args.clone());
-        let first_bytes = Some(self.first_bytes);
-        let opened = acts.last(move |mut copier| -> Result<(Opened, Named), String> {
-            let copied = copier.rest(mirror.brake().written()).and_then(|()| copier.sync());
-            copied.map_err(|error| error.to_string())?;
+    fn prepare(self, acts: &Acts<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
+        let (args, first_bytes) = (self.args.clone(), Some(self.first_bytes));
+        let open = move |copier: Copier| -> Result<(Opened, Named), String> {
             let named = copier.name()?;
             let from = From::Locked { identity: named.identity()?, first_bytes };
             let opened = disk::open(&args, from, LockWait::No);
             Ok((opened.map_err(|failure| failure.to_string())?, named))
-        });
+        };
+        let last = Convergence::last(acts, Arc::clone(self.mirror.brake()), open);
         // The old image keeps the content of this moment.
         settled(self.qcow2.as_deref())?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let (opened, named) = match opened.recv_timeout(left) {
-            Ok(opened) => opened?,
-            Err(RecvTimeoutError::Disconnected) => return Err(super::state::CANCELLED.to_owned()),
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(format!(
-                    "the new storage did not take the rest of the copy in {} s, and the guest goes on \
-                     in the old one; check both storages, and begin the mirror again with --to",
-                    DRAINED_MAX.as_secs()
-                ));
-            }
-        };
+        let (opened, named) = last.wait(&self.name)?;
         let layers = Arc::clone(&self.layers);
         replacement(opened, &layers, new, Box::new(move || self.commit(named)))
     }
 
     /// Marks the old image, and replaces the configuration file.
-    fn commit(self, named: Named) -> Result<(), String> {
+    fn commit(self, named: There<Named>) -> Result<(), String> {
         let Change { args, top, config, is_marked, mirror, .. } = self;
         let path: PathBuf = args.blk_file.unwrap_or_default();
         mirror.begin_move()?;
@@ -277,7 +160,7 @@ impl Change {
             .map_err(|error| unmark(&top, format!("the old image cannot be marked: {error}")))?;
         config.map_or(Ok(()), NewConfig::replace).map_err(|told| unmark(&top, told))?;
         is_marked.store(marked, Ordering::Relaxed);
-        named.keep();
+        named.into_inner().into_iter().for_each(Named::keep);
         Ok(())
     }
 }

@@ -2,19 +2,20 @@
 //! Copies parts of a disk to its new storage, again and again at the same places.
 
 use super::old::Old;
+use super::state::CANCELLED;
 use super::target::{Named, New};
-use backend::wrap::Written;
+use crate::disks::converge::{self, Rate, Words};
 use qcow2::copy::runs;
 use std::io;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Bytes that are copied at once.
-pub(super) const CHUNK: u64 = 1 << 20;
 /// Bytes of a hole that are zeroed at once: a cancel waits for one such act.
 const HOLE_MAX: u64 = 64 << 20;
-/// Bytes that are copied between two syncs, which bound the data that a sync waits for.
-const SYNC_BYTES: u64 = 64 << 20;
+
+/// The refusal of a completion whose copy hangs.
+pub(super) const SLOW: &str = "no part of the copy was done for seconds, and the mirror goes on; check the new storage \
+                               and the old one, and repeat the command";
 
 /// Errors of a copy. The texts have the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -39,15 +40,38 @@ pub(super) struct Copier {
     new: New,
     /// Zeroes of this length and alignment take no space.
     unit: u64,
-    /// Bytes since the last sync.
-    unsynced: u64,
-    /// Bytes of all reads and writes, and the time that they took.
-    rate: (u64, Duration),
+    rate: Rate,
+}
+
+impl converge::Copier for Copier {
+    const WORDS: Words = Words {
+        thread: "mirror-target",
+        target: "new storage",
+        unmoved: "the guest goes on in the old one; check both storages, and begin the mirror again with --to",
+        cancelled: CANCELLED,
+        slow: SLOW,
+    };
+    type Error = CopyError;
+
+    /// A hole of the old storage is not trusted here: some file systems tell of one where data was written a
+    /// moment ago.
+    fn again(&mut self, range: Range<u64>) -> Result<(), CopyError> {
+        self.copy_piece(range, false)
+    }
+
+    fn sync(&mut self) -> Result<(), CopyError> {
+        self.rate.synced();
+        self.new.target.sync().map_err(CopyError::Write)
+    }
+
+    fn rate(&self) -> &Rate {
+        &self.rate
+    }
 }
 
 impl Copier {
     pub(super) fn new(old: Old, new: New, unit: u64) -> Self {
-        Copier { old, new, unit, unsynced: 0, rate: (0, Duration::ZERO) }
+        Copier { old, new, unit, rate: Rate::default() }
     }
 
     /// Copies the start of a range for the first time, at most `max` bytes of data. Returns the length
@@ -65,31 +89,6 @@ impl Copier {
         let end = range.end.min(start + max);
         self.copy_piece(start..end, self.new.is_blank())?;
         Ok((end - start, end - start))
-    }
-
-    /// Copies a range of at most [`CHUNK`] bytes that the guest has changed. A hole of the old storage is
-    /// not trusted here: some file systems tell of one where data was written a moment ago.
-    fn again(&mut self, range: Range<u64>) -> Result<(), CopyError> {
-        self.copy_piece(range, false)
-    }
-
-    /// Takes the first noted piece from a position on, and copies it. The taking is a part of the act: nobody
-    /// can give the copy up between both, and lose the piece. `None`: nothing is noted there.
-    pub(super) fn next(
-        &mut self,
-        written: &Written,
-        from: u64,
-        max: u64,
-    ) -> Result<Option<Range<u64>>, CopyError> {
-        let piece = written.take_from(from, max).next();
-        piece.clone().map_or(Ok(()), |range| self.again(range))?;
-        Ok(piece)
-    }
-
-    /// Copies the parts that are noted, but for those that are noted again meanwhile behind the present
-    /// position.
-    pub(super) fn rest(&mut self, written: &Written) -> Result<(), CopyError> {
-        written.take(CHUNK).try_for_each(|range| self.again(range))
     }
 
     fn copy_piece(&mut self, range: Range<u64>, is_blank: bool) -> Result<(), CopyError> {
@@ -111,22 +110,7 @@ impl Copier {
             target.zero(at + done as u64, rest).map_err(CopyError::Write)?;
         }
         let bytes = data.len() as u64;
-        self.unsynced += bytes;
-        self.rate = (self.rate.0 + bytes, self.rate.1 + begun.elapsed());
-        if self.unsynced >= SYNC_BYTES { self.sync() } else { Ok(()) }
-    }
-
-    /// Makes everything that was copied durable.
-    pub(super) fn sync(&mut self) -> Result<(), CopyError> {
-        self.unsynced = 0;
-        self.new.target.sync().map_err(CopyError::Write)
-    }
-
-    /// Bytes that were copied in this time on average.
-    pub(super) fn bytes_in(&self, time: Duration) -> u64 {
-        let (bytes, taken) = self.rate;
-        let share = time.as_secs_f64() / taken.as_secs_f64().max(1e-6);
-        (bytes as f64 * share) as u64
+        if self.rate.copied(bytes, begun) { converge::Copier::sync(self) } else { Ok(()) }
     }
 
     /// Checks that the new storage still has its path.

@@ -14,14 +14,12 @@
 //! | 8. the guest goes on in the new storage | the same |
 //!
 //! No step writes to the old image but its mark. Any failure before step 8 leaves the guest in the old
-//! storage, without a mark. Only one thread works on the target (`hand`); all others give a target that
-//! hangs up. The states of a mirror: `state`.
+//! storage, without a mark. Only one thread works on the target; all others give a target that hangs up. Steps 4
+//! and 5: [`super::converge`]. The states of a mirror: `state`.
 
-mod bound;
 mod completion;
 mod copier;
 mod facts;
-mod hand;
 mod old;
 mod plan;
 mod state;
@@ -34,6 +32,7 @@ pub(super) use state::Mirror;
 pub use state::Phase;
 pub(super) use targets::Targets;
 
+use super::converge::Hand;
 use super::exchange::Source;
 use super::job::{Kind, Owner};
 use super::layers::Following;
@@ -43,8 +42,8 @@ use crate::backup::{Image as Served, ImageReader};
 use crate::failure::Failure;
 use crate::pace::Pace;
 use crate::values::Format;
+use backend::wrap::Growth;
 use copier::Copier;
-use hand::Hand;
 use old::Old;
 use plan::Plan;
 use std::num::NonZeroU64;
@@ -110,7 +109,8 @@ impl Disks {
         let go_on = || go_on() && !mirror.is_cancelled();
         let old = Old::new(reader(&source).map_err(refused)?);
         let opening = opening(&plan, &source, &mirror, &old);
-        let hand = Hand::start(name, sign, opening, go_on).inspect_err(|_| old.close())?;
+        let what = format!("{WHAT} {name}");
+        let hand = Hand::start(what, sign, opening, go_on).inspect_err(|_| old.close())?;
         if let Err(told) = follow(&source, &mirror, go_on) {
             old.close();
             hand.close();
@@ -286,7 +286,7 @@ fn follow(source: &Source, mirror: &Mirror, go_on: impl Fn() -> bool) -> Result<
         if stack.capacity_bytes() != brake.written().capacity_bytes() {
             return Err("it was resized a moment ago; repeat the command".to_owned());
         }
-        stack.following = Some(Following::Mirror(brake));
+        stack.following = Some(Following { brake, growth: Growth::Mirroring });
         Ok(())
     });
     wait(&order, DRAIN_MAX, go_on).map(drop).map_err(|unfinished| unfinished.to_string())

@@ -2,12 +2,12 @@
 //! The thread of a mirror.
 
 use super::Completed;
-use super::copier::{CHUNK, Copier, CopyError};
-use super::hand::Hand;
+use super::copier::{Copier, CopyError, SLOW};
 use super::old::Old;
 use super::plan::Plan;
 use super::state::{CANCELLED, Mirror, Phase};
 use crate::disks::Disks;
+use crate::disks::converge::{self, Copier as _, Hand, STUCK, Unfinished};
 use crate::disks::exchange::{Source, synced};
 use crate::disks::job::Owner;
 use crate::events::Change;
@@ -20,13 +20,6 @@ use std::time::{Duration, Instant};
 const PASS: Duration = Duration::from_millis(100);
 /// Longest wait for the bandwidth before the next look at the order.
 const LOOK: Duration = Duration::from_millis(50);
-/// Smallest piece of a copy with a bandwidth.
-const PIECE_MIN: u64 = 64 << 10;
-/// Longest time of one act of the target, in which writes of the guest may wait, or a client for the completion.
-pub(super) const STUCK: Duration = Duration::from_secs(5);
-/// The refusal of a completion after that.
-pub(super) const SLOW: &str = "no part of the copy was done for seconds, and the mirror goes on; check the new storage \
-                               and the old one, and repeat the command";
 
 /// The mirror of a disk.
 pub(super) struct Worker {
@@ -36,16 +29,8 @@ pub(super) struct Worker {
     pub(super) plan: Arc<Plan>,
     pub(super) mirror: Arc<Mirror>,
     pub(super) old: Old,
-    pub(super) hand: Hand,
+    pub(super) hand: Hand<Copier>,
     pub(super) pace: Pace,
-}
-
-/// The reasons for which an order is not carried out.
-pub(super) enum Unfinished {
-    /// The mirror goes on.
-    Refused(String),
-    /// The mirror has ended.
-    Ended(String),
 }
 
 impl From<CopyError> for Unfinished {
@@ -94,32 +79,27 @@ impl Worker {
     }
 
     fn follow(&mut self) -> Result<Completed, String> {
-        let told = |error: Unfinished| match error {
-            Unfinished::Refused(told) | Unfinished::Ended(told) => told,
-        };
         // A hole of the old storage is one from now on, or noted as changed.
         synced(&*self.source.image.disk)?;
-        self.copy_first().map_err(told)?;
+        self.copy_first().map_err(Unfinished::told)?;
         self.mirror.enter(Phase::Ready);
         self.disks.events.tell(&self.source.name, &Change::MirrorReady);
         loop {
-            self.check().map_err(told)?;
+            self.check().map_err(Unfinished::told)?;
             let Some(ordered) = self.mirror.ordered() else {
-                self.pass().map_err(told)?;
+                self.pass().map_err(Unfinished::told)?;
                 self.mirror.pause(PASS);
                 continue;
             };
             self.mirror.enter(Phase::Completing);
-            let done = self.complete(ordered);
-            self.mirror.brake().release();
-            match done {
+            match self.complete(ordered) {
                 Ok(done) => return Ok(done),
                 Err(Unfinished::Ended(told)) => return Err(told),
                 Err(Unfinished::Refused(why)) => {
                     self.mirror.enter(Phase::Ready);
                     self.mirror.refuse(ordered.number, why);
                     // An act of the completion may hang: those of the next one do not queue behind it.
-                    self.with(|_| Ok(())).map_err(told)?;
+                    self.with(|_| Ok(())).map_err(Unfinished::told)?;
                 }
             }
         }
@@ -133,23 +113,13 @@ impl Worker {
         }
     }
 
-    /// As [`Worker::check`], for the wait for an act that began at `begun`. A target that hangs holds
-    /// neither the writes of the guest nor a client.
-    pub(super) fn check_since(&self, begun: Instant) -> Result<(), Unfinished> {
+    /// As [`Worker::check`], for the wait for an act that began at `begun`. A target that hangs does not hold a
+    /// client.
+    fn check_since(&self, begun: Instant) -> Result<(), Unfinished> {
         self.check()?;
-        if begun.elapsed() < STUCK {
-            return Ok(());
-        }
-        match self.mirror.progress().0 {
-            Phase::Completing => {
-                self.mirror.brake().release();
-                return Err(Unfinished::Refused(SLOW.to_owned()));
-            }
-            Phase::Ready => {
-                let ordered = self.mirror.ordered();
-                ordered.into_iter().for_each(|it| self.mirror.refuse(it.number, SLOW.to_owned()));
-            }
-            _ => {}
+        if begun.elapsed() >= STUCK && self.mirror.progress().0 == Phase::Ready {
+            let ordered = self.mirror.ordered();
+            ordered.into_iter().for_each(|it| self.mirror.refuse(it.number, SLOW.to_owned()));
         }
         Ok(())
     }
@@ -168,7 +138,7 @@ impl Worker {
     /// Copies the whole disk once, durably.
     fn copy_first(&mut self) -> Result<(), Unfinished> {
         let (mut at, end) = (0, self.plan.capacity_bytes());
-        let max = self.piece_max();
+        let max = converge::piece_max(&self.pace);
         while at < end {
             self.keep_pace()?;
             let (done, read) = self.with(move |copier| copier.first(at..end, max))?;
@@ -184,7 +154,7 @@ impl Worker {
         if self.mirror.brake().written().bytes() == 0 {
             return Ok(());
         }
-        let (mut at, max) = (0, self.piece_max());
+        let (mut at, max) = (0, converge::piece_max(&self.pace));
         while let Some(piece) = self.next(at, max)? {
             at = piece.end;
             self.pace.copied(piece.end - piece.start);
@@ -198,18 +168,13 @@ impl Worker {
     }
 
     /// Copies the first changed piece from a position on.
-    pub(super) fn next(&self, from: u64, max: u64) -> Result<Option<Range<u64>>, Unfinished> {
+    fn next(&self, from: u64, max: u64) -> Result<Option<Range<u64>>, Unfinished> {
         let mirror = Arc::clone(&self.mirror);
         self.with(move |copier| copier.next(mirror.brake().written(), from, max))
     }
 
-    /// Bytes of a piece: whole parts.
-    fn piece_max(&self) -> u64 {
-        (self.pace.piece() / PIECE_MIN * PIECE_MIN).clamp(PIECE_MIN, CHUNK)
-    }
-
     /// Lets the thread of the target act.
-    pub(super) fn with<T: Send + 'static>(
+    fn with<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Copier) -> Result<T, CopyError> + Send + 'static,
     ) -> Result<T, Unfinished> {

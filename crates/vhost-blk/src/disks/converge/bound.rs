@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bound of the changes of the guest in a completion.
+//! The bound of the changes of the guest while a copy comes to its end.
 
 /// Begins above the noted parts, and sinks by half of what is copied until few are left. So the guest
 /// writes at half the pace of the copy at least, and a copy of twice the noted parts is enough.

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The thread that works on the new storage of a copy. No other thread of the process does: a storage that
+//! hangs keeps nothing else waiting.
+//!
+//! | State | Begins | Next |
+//! |---|---|---|
+//! | opening | with the thread | copying; or the end of the thread, after an error |
+//! | copying | the storage is made or opened, and locked | failed, taken, closed |
+//! | failed | an act has failed, and the copier was dropped; each later act has the same error | closed |
+//! | taken | [`Acts::last`] has the copier; the new disk is kept open | closed |
+//! | closed | [`Hand::close`] | the end of the thread |
+//!
+//! Acts are carried out in their order. An owner that does not wait any more leaves the thread alone; it drops
+//! the copier, with an incomplete file, as soon as the storage answers. A new disk that is not used has its last close
+//! here, and what was made with it its end ([`There`]): a drained disk waits for neither. The owner waits for one act before it
+//! orders the next, but for one of a convergence that is refused, the last one and the close: the queue has four
+//! acts at most.
+
+use super::{Copier, Unfinished};
+use crate::disk::Opened;
+use crate::failure::Failure;
+use backend::Disk;
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+/// Interval of the look at a cancel.
+const LOOK: Duration = Duration::from_millis(20);
+/// Wait for the storage at the end of a copy.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+
+/// Alive as long as the thread uses the storage.
+pub(in crate::disks) type Sign = Arc<dyn Any + Send + Sync>;
+
+/// The thread for its owner.
+pub(in crate::disks) struct Hand<C> {
+    acts: Acts<C>,
+}
+
+/// Orders acts of the thread.
+pub(in crate::disks) struct Acts<C>(Sender<Act<C>>);
+
+type Act<C> = Box<dyn FnOnce(&mut State<C>) + Send>;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+enum State<C> {
+    Copying(Box<C>, Sign),
+    Failed(String),
+    /// The sign has its end after the disk.
+    Taken {
+        _disk: Option<Arc<dyn Disk>>,
+        sign: Option<Sign>,
+    },
+}
+
+impl<C> Clone for Acts<C> {
+    fn clone(&self) -> Self {
+        Acts(self.0.clone())
+    }
+}
+
+impl<C: Copier> Hand<C> {
+    /// Starts the thread, which makes or opens the storage; waits for that as long as `goes_on` says so. The
+    /// thread drops `sign` when it does not use the storage any more. `what`: the act for an error.
+    pub(in crate::disks) fn start(
+        what: String,
+        sign: Sign,
+        open: impl FnOnce() -> Result<C, Failure> + Send + 'static,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Hand<C>, Failure> {
+        let (sender, acts) = channel::<Act<C>>();
+        let (reply, opened) = channel();
+        let body = move || {
+            let copier = match open() {
+                Ok(copier) => copier,
+                Err(failure) => {
+                    drop(sign);
+                    let _ = reply.send(Err(failure)); // the owner may have gone
+                    return;
+                }
+            };
+            let mut state = State::Copying(Box::new(copier), sign);
+            if reply.send(Ok(())).is_ok() {
+                acts.into_iter().for_each(|act| act(&mut state));
+            }
+        };
+        let spawned = thread::Builder::new().name(C::WORDS.thread.into()).spawn(body);
+        spawned
+            .map_err(|why| Failure::run(&what, why, "raise the limit on threads (ulimit -u)"))?;
+        loop {
+            match opened.recv_timeout(LOOK) {
+                Ok(opened) => return opened.map(|()| Hand { acts: Acts(sender) }),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::run(what, "its thread has gone", "see the log"));
+                }
+                Err(RecvTimeoutError::Timeout) if !goes_on() => {
+                    // Unless the storage hangs, nothing is left of the mirror then.
+                    if let Ok(Ok(())) = opened.recv_timeout(CLOSE_MAX) {
+                        Hand { acts: Acts(sender) }.close();
+                    }
+                    return Err(Failure::run(
+                        what,
+                        format!("it was cancelled before its {} was open", C::WORDS.target),
+                        "check that storage if it hangs, and repeat the command",
+                    ));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Orders acts.
+    pub(in crate::disks) fn acts(&self) -> &Acts<C> {
+        &self.acts
+    }
+
+    /// Ends the thread. Waits for the end of its use of the storage. `false`: the storage hangs.
+    pub(in crate::disks) fn close(self) -> bool {
+        let (reply, closed) = channel();
+        let close: Act<C> = Box::new(move |state| {
+            *state = State::Failed(C::WORDS.cancelled.to_owned());
+            let _ = reply.send(()); // the owner may have gone
+        });
+        // The thread has ended if it takes no act.
+        self.acts.0.send(close).is_err() || closed.recv_timeout(CLOSE_MAX).is_ok()
+    }
+}
+
+impl<C: Copier> Acts<C> {
+    /// Lets the thread act, and waits for that as long as `goes_on` says so. `None`: the copier is taken.
+    /// An error of the act ends the copy, also if nobody waits for it any more.
+    pub(in crate::disks) fn ask<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut C) -> Result<T, C::Error> + Send + 'static,
+        mut goes_on: impl FnMut() -> Result<(), Unfinished>,
+    ) -> Result<Option<T>, Unfinished> {
+        let gone = || Unfinished::Ended("its thread has gone; see the log".to_owned());
+        let (reply, answer) = channel();
+        let act: Act<C> = Box::new(move |state| {
+            let done = state.act(act);
+            let _ = reply.send(done); // the owner may have gone
+        });
+        self.0.send(act).map_err(|_| gone())?;
+        loop {
+            match answer.recv_timeout(LOOK) {
+                Ok(done) => return done.map_err(Unfinished::Ended),
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+                Err(RecvTimeoutError::Timeout) => goes_on()?,
+            }
+        }
+    }
+
+    /// Orders the last act, which gets the copier, and opens the new disk. The result is dropped if nobody
+    /// waits for it.
+    pub(super) fn last<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(C) -> Result<New<T>, String> + Send + 'static,
+    ) -> Receiver<Result<New<T>, String>> {
+        let (reply, answer) = channel();
+        let act: Act<C> = Box::new(move |state| {
+            let (done, sign) =
+                match std::mem::replace(state, State::Taken { _disk: None, sign: None }) {
+                    State::Copying(copier, sign) => (act(*copier), Some(sign)),
+                    State::Failed(told) => (Err(told), None),
+                    State::Taken { sign, .. } => (Err(C::WORDS.cancelled.to_owned()), sign),
+                };
+            let disk = done.as_ref().ok().map(|new| Arc::clone(&new.opened.disk));
+            *state = State::Taken { _disk: disk, sign };
+            drop(reply.send(done)); // the owner may have gone
+        });
+        let _ = self.0.send(act); // the answer tells that the thread has gone
+        answer
+    }
+
+    /// Makes a value one that has its end in the thread.
+    pub(super) fn there<T: Send + 'static>(&self, value: T) -> There<T> {
+        let acts = self.0.clone();
+        let run = Box::new(move |act: Job| {
+            let act: Act<C> = Box::new(move |_| act());
+            let _ = acts.send(act); // without the thread, the storage has answered
+        });
+        There { value: Some(value), run }
+    }
+}
+
+/// The result of the last act.
+pub(super) struct New<T> {
+    pub(super) opened: Opened,
+    /// Bytes that were copied.
+    pub(super) rest_bytes: u64,
+    /// Anything that was made with the disk.
+    pub(super) made: T,
+}
+
+/// A value whose drop, and whose last act, may wait for the storage. Its owner does not: the thread does that.
+pub(in crate::disks) struct There<T: Send + 'static> {
+    value: Option<T>,
+    run: Box<dyn Fn(Job) + Send>,
+}
+
+impl<T: Send + 'static> There<T> {
+    /// The value, whose drop does not wait any more.
+    pub(in crate::disks) fn into_inner(mut self) -> Option<T> {
+        self.value.take()
+    }
+
+    /// Lets the thread act. `None`: the storage hangs, or the thread has gone.
+    pub(in crate::disks) fn act<R: Send + 'static>(
+        mut self,
+        act: impl FnOnce(T) -> R + Send + 'static,
+        patience: Duration,
+    ) -> Option<R> {
+        let (value, (reply, answer)) = (self.value.take()?, channel());
+        // The owner may have gone.
+        (self.run)(Box::new(move || drop(reply.send(act(value)))));
+        answer.recv_timeout(patience).ok()
+    }
+}
+
+impl<T: Send + 'static> Drop for There<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.value.take() {
+            (self.run)(Box::new(move || drop(value)));
+        }
+    }
+}
+
+impl<C: Copier> State<C> {
+    fn act<T>(
+        &mut self,
+        act: impl FnOnce(&mut C) -> Result<T, C::Error>,
+    ) -> Result<Option<T>, String> {
+        let done = match self {
+            State::Copying(copier, _) => act(copier).map_err(|error| error.to_string()),
+            State::Failed(told) => return Err(told.clone()),
+            State::Taken { .. } => return Ok(None),
+        };
+        done.map(Some).inspect_err(|told| *self = State::Failed(told.clone()))
+    }
+}

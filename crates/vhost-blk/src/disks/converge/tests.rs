@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A guest writes as fast as the brake lets it, and the copy is slower.
+
+use super::*;
+use backend::conformance::ManualEngine;
+use backend::wrap::{Braked, Growth, Track};
+use backend::{BufList, Io, IoKind, Mem, Slot, Step};
+use std::convert::Infallible;
+use std::sync::atomic::AtomicU64;
+use std::thread;
+
+const SIZE: u64 = 8 << 20;
+const PART: u64 = 64 << 10;
+/// The bound of a copier that has told no pace.
+const FEW: u64 = REST_MIN;
+
+/// Copies nothing, in 16 ms per MiB.
+struct Slow(Rate, Arc<AtomicU64>);
+
+impl Copier for Slow {
+    const WORDS: Words = Words {
+        thread: "slow-target",
+        target: "target",
+        unmoved: "the test has failed",
+        cancelled: "it was cancelled",
+        slow: "it hangs",
+    };
+    type Error = Infallible;
+
+    fn again(&mut self, range: Range<u64>) -> Result<(), Infallible> {
+        let bytes = range.end - range.start;
+        thread::sleep(Duration::from_millis(bytes / PART));
+        self.1.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn rate(&self) -> &Rate {
+        &self.0
+    }
+}
+
+/// A disk with a brake, and a guest that rewrites all of its parts until this is dropped.
+struct Guest {
+    brake: Arc<Brake>,
+    writes: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Guest {
+    fn start() -> Guest {
+        let written = Arc::new(Written::new(SIZE));
+        let brake = Arc::new(Brake::new(Arc::clone(&written)));
+        let mem = Arc::new(Mem::new(SIZE).unwrap());
+        let track = Track::new(mem, vec![written], Growth::Mirroring);
+        let disk = Braked::new(Arc::new(track), Arc::clone(&brake));
+        let (writes, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let guest = Guest { brake, writes: Arc::clone(&writes), stop: Arc::clone(&stop) };
+        thread::spawn(move || {
+            let (mut lane, mut engine) = (disk.open_lane().unwrap(), ManualEngine::new());
+            while !stop.load(Ordering::Relaxed) {
+                let at = writes.load(Ordering::Relaxed) * PART % SIZE;
+                let kind = IoKind::WriteZeroes { unmap: false };
+                let mut io = Io::new(kind, at, PART, BufList::EMPTY);
+                let mut step = lane.start(&mut io, Slot(0), &mut engine);
+                while step == Step::Pending && !stop.load(Ordering::Relaxed) {
+                    match engine.delivered.poll() {
+                        Some((token, told)) => step = lane.event(&mut io, token, told, &mut engine),
+                        None => thread::sleep(Duration::from_micros(50)),
+                    }
+                }
+                writes.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        guest.waits_for_all();
+        guest
+    }
+
+    fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the guest has rewritten each part, which nothing slows.
+    #[track_caller]
+    fn waits_for_all(&self) {
+        let (end, limit) =
+            (self.writes() + SIZE / PART + 1, Instant::now() + Duration::from_secs(20));
+        while self.writes() < end {
+            assert!(Instant::now() < limit, "{} writes wait", self.brake.waiting());
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(self.brake.written().bytes(), SIZE);
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn hand(copied: &Arc<AtomicU64>) -> Hand<Slow> {
+    let copier = Slow(Rate::default(), Arc::clone(copied));
+    Hand::start("copy".to_owned(), Arc::new(()), || Ok(copier), || true).unwrap()
+}
+
+#[test]
+fn few_changes_are_left_to_the_drained_disk_and_the_guest_writes_meanwhile_and_freely_after_it() {
+    let (guest, copied) = (Guest::start(), Arc::new(AtomicU64::new(0)));
+    let hand = hand(&copied);
+    let end = Convergence { acts: hand.acts(), brake: &guest.brake, check: &|| Ok(()) };
+    let before = guest.writes();
+    end.converge().map_err(Unfinished::told).unwrap();
+    for _ in 0..100 {
+        let left = guest.brake.written().bytes();
+        assert!(left <= FEW, "{left} bytes are left to the drained disk");
+        thread::sleep(Duration::from_micros(100));
+    }
+    let copied = copied.load(Ordering::Relaxed);
+    assert!(copied <= 2 * SIZE + 4 * FEW, "{copied} bytes were copied");
+    let writes = guest.writes() - before;
+    assert!(writes >= SIZE / PART / 2, "{writes} writes in the time of {copied} bytes");
+    drop(end);
+    guest.waits_for_all();
+}
+
+#[test]
+fn a_cancel_in_the_middle_lets_the_writes_go_on() {
+    let (guest, copied) = (Guest::start(), Arc::new(AtomicU64::new(0)));
+    let hand = hand(&copied);
+    let check = || match copied.load(Ordering::Relaxed) < SIZE / 2 {
+        true => Ok(()),
+        false => Err(Unfinished::Ended("cancelled".to_owned())),
+    };
+    let end = Convergence { acts: hand.acts(), brake: &guest.brake, check: &check };
+    assert_eq!(end.converge().map_err(Unfinished::told), Err("cancelled".to_owned()));
+    assert!(guest.brake.is_on());
+    drop(end);
+    guest.waits_for_all();
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A backing file that hangs while an image is merged into it: its file system is frozen, and what changes
+//! it waits. The image is on another one.
+
+use crate::mount::{Frozen, Mount, may_not_mount};
+use crate::rig::Rig;
+use crate::{BYTES, add, begin, content, error_of, fill, guest, mark, text};
+use driver::Device;
+use std::fs::File;
+use std::path::PathBuf;
+
+/// Cluster size of an overlay.
+const CLUSTER: u64 = 64 << 10;
+
+/// A disk `a` in an empty overlay over a raw image on a file system that can be frozen.
+struct Place {
+    rig: Rig,
+    mount: Mount,
+    below: PathBuf,
+}
+
+impl Place {
+    fn new() -> (Place, Device) {
+        let rig = Rig::new();
+        let mount = Mount::ext4(rig.place.dir.path(), 64);
+        let below = mount.path("a.img");
+        File::create(&below).unwrap().set_len(BYTES).unwrap();
+        add(&rig, "a", &format!("--blk-file {}", text(&below)));
+        let device = guest(&rig, "a");
+        rig.ok("snapshot a --to b");
+        (Place { rig, mount, below }, device)
+    }
+
+    /// Expects that the guest goes on in the image, also while the backing file hangs, and that the next commit
+    /// begins as soon as it answers.
+    #[track_caller]
+    fn goes_on(&self, frozen: Frozen<'_>, device: &mut Device, byte: u8) {
+        let disk = self.rig.json("status a")["disk"].as_str().unwrap().to_owned();
+        assert!(!disk.contains("being merged"), "{disk}");
+        fill(device, byte);
+        // The thread may write to the backing file until it has its answer.
+        let line = self.rig.refused("commit a", 1);
+        assert!(line.contains("it is in progress"), "{line}");
+        let line = self.rig.refused("snapshot a --to c", 1);
+        assert!(line.contains("its image is being merged"), "{line}");
+        drop(frozen);
+        let is_over = || self.rig.ok("commit a --cancel") == "nothing to do\n";
+        self.rig.place.wait_until("the end of the thread", is_over);
+        assert_eq!(mark(&self.below), Some(self.rig.path("b")));
+        assert!(content(device).iter().all(|found| *found == byte));
+        self.rig.ok("commit a");
+        assert!(content(device).iter().all(|found| *found == byte));
+        assert_eq!(mark(&self.below), None);
+    }
+}
+
+/// The brake is on, and most of the guest's writes wait for the copy.
+#[test]
+fn a_backing_file_that_hangs_holds_the_writes_of_the_guest_for_a_bounded_time() {
+    if may_not_mount() {
+        return;
+    }
+    let (mut place, mut device) = Place::new();
+    place.rig.ok("log-level debug");
+    let near_end = BYTES - 2 * CLUSTER;
+    device.write(near_end / 512, &[1; 512]).unwrap();
+    // The copy of the only cluster uses the bandwidth up, so that the look at the last one waits for seconds.
+    let client = begin(&place.rig, "commit a --bandwidth 16K");
+    let copied = || std::fs::read(&place.below).unwrap()[near_end as usize] == 1;
+    place.rig.place.wait_until("the copy of the cluster", copied);
+    device.write(0, &[2; 512]).unwrap();
+    let frozen = Frozen::of(&place.mount);
+    place.rig.daemon.log_line("the brake is on");
+    // More than the bound: the last writes wait until the commit is given up, and the backing file still hangs.
+    fill(&mut device, 2);
+    let line = error_of(client);
+    assert!(line.contains("no part of the copy was done for seconds"), "{line}");
+    place.goes_on(frozen, &mut device, 3);
+}
+
+#[test]
+fn a_backing_file_that_hangs_does_not_hold_a_cancel() {
+    if may_not_mount() {
+        return;
+    }
+    let (place, mut device) = Place::new();
+    fill(&mut device, 1);
+    let frozen = Frozen::of(&place.mount);
+    let client = begin(&place.rig, "commit a");
+    place.rig.place.wait_until("the commit", || {
+        place.rig.json("status a")["disk"].as_str().unwrap().contains("being merged")
+    });
+    place.rig.ok("commit a --cancel");
+    let line = error_of(client);
+    assert!(line.contains("it was cancelled"), "{line}");
+    place.goes_on(frozen, &mut device, 4);
+}
+
+/// Nothing is to be copied, and the mark cannot be removed.
+#[test]
+fn a_backing_file_that_hangs_while_the_disk_is_drained_fails_the_commit_and_keeps_its_mark() {
+    if may_not_mount() {
+        return;
+    }
+    let (place, mut device) = Place::new();
+    let frozen = Frozen::of(&place.mount);
+    let line = place.rig.refused("commit a", 1);
+    assert!(line.contains("the backing file did not take the rest of the copy in 5 s"), "{line}");
+    place.goes_on(frozen, &mut device, 5);
+}
