@@ -14,16 +14,19 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{
     Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, TrySendError, channel,
     sync_channel,
 };
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Maximum commands that wait for a device.
 const MAILBOX_MAX: usize = 64;
+/// Ends ([`Control::end_with`]) that have room besides: that of a backup, and that of a merge or a mirror.
+const ENDS_MAX: usize = 2;
 
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,6 +149,8 @@ pub struct QueueStatus {
 #[derive(Debug)]
 pub struct Control {
     mail: SyncSender<Mail>,
+    /// Number of the mails that wait, without ends. Alive as long as the mailbox.
+    waiting: Weak<AtomicUsize>,
     wake: EventFd,
 }
 
@@ -153,8 +158,26 @@ pub struct Control {
 enum Mail {
     Command(Command, Sender<Answer>),
     Replace(Order, Sender<Result<Duration, String>>),
+    End(Order, Sender<Result<Duration, String>>),
     Snapshot(Sender<Exported>),
     Freeze(Sender<Frozen>),
+}
+
+/// The reasons for which a device does not get a mail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unsent {
+    /// Too many wait.
+    Full,
+    /// The device no longer exists.
+    Gone,
+}
+
+/// The refusal by a full mailbox.
+fn full() -> String {
+    format!(
+        "{MAILBOX_MAX} commands wait for this disk already, whose storage does not answer; check the \
+         storage"
+    )
 }
 
 /// The front-end of the session that handles commands.
@@ -200,6 +223,7 @@ impl<T> Posted<T> {
 pub(crate) struct Mailbox {
     inbox: Receiver<Mail>,
     mail: SyncSender<Mail>,
+    waiting: Arc<AtomicUsize>,
     wake: EventFd,
 }
 
@@ -211,19 +235,7 @@ impl Control {
 
     /// Sends a command. The device carries it out even if the answer is not waited for.
     pub fn post(&self, command: Command) -> Posted {
-        let (reply, answer) = channel();
-        match self.mail.try_send(Mail::Command(command, reply)) {
-            Ok(()) => Posted(self.wake.write(1).ok().map(|()| answer)),
-            Err(TrySendError::Full(Mail::Command(_, reply))) => {
-                let why = format!(
-                    "{MAILBOX_MAX} commands wait for this disk already, whose storage does not \
-                     answer; check the storage"
-                );
-                let _ = reply.send(Answer::Refused(why)); // `answer` is alive
-                Posted(Some(answer))
-            }
-            Err(_) => Posted(None),
-        }
+        self.send_or(|reply| Mail::Command(command, reply), || Answer::Refused(full()))
     }
 
     /// Asks for the state of the device, for a later program. Its queues run on: their positions are
@@ -239,16 +251,56 @@ impl Control {
         self.send(Mail::Freeze)
     }
 
-    /// Replaces the storage of the device: [`Replace`]. A full mailbox as for [`Control::snapshot`].
+    /// Replaces the storage of the device: [`Replace`]. A full mailbox is an error of the answer.
     pub fn replace_storage(&self, replace: Replace) -> Replacing {
         let (order, state) = Order::new(replace);
-        Replacing::new(self.send(|reply| Mail::Replace(order, reply)), state)
+        let posted = self.send_or(|reply| Mail::Replace(order, reply), || Err(full()));
+        Replacing::new(posted, state)
+    }
+
+    /// As [`Control::replace_storage`], for the end of a use of the storage that such an order has begun. It has
+    /// room in a full mailbox.
+    pub fn end_with(&self, replace: Replace) -> Replacing {
+        let (order, state) = Order::new(replace);
+        let posted = self.send_or(|reply| Mail::End(order, reply), || Err(full()));
+        Replacing::new(posted, state)
     }
 
     fn send<T>(&self, mail: impl FnOnce(Sender<T>) -> Mail) -> Posted<T> {
         let (reply, answer) = channel();
-        let is_sent = self.mail.try_send(mail(reply)).is_ok() && self.wake.write(1).is_ok();
-        Posted(is_sent.then_some(answer))
+        Posted(self.put(mail(reply)).is_ok().then_some(answer))
+    }
+
+    /// The same; `refusal` is the answer of a full mailbox.
+    fn send_or<T>(
+        &self,
+        mail: impl FnOnce(Sender<T>) -> Mail,
+        refusal: impl FnOnce() -> T,
+    ) -> Posted<T> {
+        let (reply, answer) = channel();
+        match self.put(mail(reply.clone())) {
+            Ok(()) => Posted(Some(answer)),
+            Err(Unsent::Full) => {
+                let _ = reply.send(refusal()); // `answer` is alive
+                Posted(Some(answer))
+            }
+            Err(Unsent::Gone) => Posted(None),
+        }
+    }
+
+    fn put(&self, mail: Mail) -> Result<(), Unsent> {
+        let waiting = self.waiting.upgrade().ok_or(Unsent::Gone)?;
+        let is_end = matches!(mail, Mail::End(..));
+        // Only a number: the channel orders the mail itself.
+        if !is_end && waiting.fetch_add(1, Ordering::Relaxed) >= MAILBOX_MAX {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(Unsent::Full);
+        }
+        match self.mail.try_send(mail) {
+            Ok(()) => self.wake.write(1).map_err(|_| Unsent::Gone),
+            Err(TrySendError::Full(_)) => Err(Unsent::Full),
+            Err(TrySendError::Disconnected(_)) => Err(Unsent::Gone),
+        }
     }
 
     /// A second handle, for another thread.
@@ -256,30 +308,36 @@ impl Control {
     /// # Errors
     /// The error of the system call, if no file descriptor is left.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Control { mail: self.mail.clone(), wake: self.wake.try_clone()? })
+        let waiting = Weak::clone(&self.waiting);
+        Ok(Control { mail: self.mail.clone(), waiting, wake: self.wake.try_clone()? })
     }
 }
 
 impl Mailbox {
     pub(crate) fn new() -> io::Result<Self> {
-        let (mail, inbox) = sync_channel(MAILBOX_MAX);
-        Ok(Mailbox { inbox, mail, wake: EventFd::new(EFD_NONBLOCK)? })
+        let (mail, inbox) = sync_channel(MAILBOX_MAX + ENDS_MAX);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        Ok(Mailbox { inbox, mail, waiting, wake: EventFd::new(EFD_NONBLOCK)? })
     }
 
     pub(crate) fn control(&self) -> io::Result<Control> {
-        Ok(Control { mail: self.mail.clone(), wake: self.wake.try_clone()? })
+        let waiting = Arc::downgrade(&self.waiting);
+        Ok(Control { mail: self.mail.clone(), waiting, wake: self.wake.try_clone()? })
     }
 
     /// Handles all pending commands.
     pub(crate) fn handle(&self, session: &mut Session<'_>, peer: Option<&Peer<'_>>) {
         let _ = self.wake.read(); // EAGAIN: there was no signal
         while let Ok(mail) = self.inbox.try_recv() {
+            if !matches!(mail, Mail::End(..)) {
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+            }
             // The sender may no longer wait.
             match mail {
                 Mail::Command(command, reply) => {
                     let _ = reply.send(carry_out(session, command, peer.is_some()));
                 }
-                Mail::Replace(order, reply) => {
+                Mail::Replace(order, reply) | Mail::End(order, reply) => {
                     let replaced = session.replace_storage(order);
                     let _ = reply.send(replaced.map_err(|error| error.to_string()));
                 }
@@ -332,4 +390,35 @@ impl AsFd for Mailbox {
 fn borrow(eventfd: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor is open as long as the borrowed eventfd.
     unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(replacing: &Replacing) -> Result<Result<Duration, String>, RecvTimeoutError> {
+        replacing.wait(Duration::ZERO)
+    }
+
+    #[test]
+    fn a_full_mailbox_refuses_orders_but_ends_and_one_that_has_gone_answers_nothing() {
+        let mailbox = Mailbox::new().unwrap();
+        let control = mailbox.control().unwrap();
+        let replace = || -> Replace { Box::new(|_| Err("not called".to_owned())) };
+        let waiting = Vec::from_iter((0..MAILBOX_MAX).map(|_| control.replace_storage(replace())));
+        assert!(waiting.iter().all(|order| answer(order) == Err(RecvTimeoutError::Timeout)));
+        let refused = answer(&control.replace_storage(replace())).unwrap().unwrap_err();
+        assert!(refused.contains("64 commands wait for this disk already"), "{refused}");
+        let command = control.post(Command::Pause).receive(Duration::ZERO).unwrap();
+        assert_eq!(command, Answer::Refused(refused));
+        let ends = [(); ENDS_MAX].map(|()| control.end_with(replace()));
+        assert!(ends.iter().all(|end| answer(end) == Err(RecvTimeoutError::Timeout)));
+        drop(mailbox);
+        for gone in ends.iter().chain(&waiting) {
+            assert_eq!(answer(gone), Err(RecvTimeoutError::Disconnected));
+        }
+        let late = [control.replace_storage(replace()), control.end_with(replace())];
+        assert!(late.iter().all(|late| answer(late) == Err(RecvTimeoutError::Disconnected)));
+        assert!(control.post(Command::Pause).is_lost());
+    }
 }

@@ -153,7 +153,7 @@ fn note(stack: &mut Stack, name: &str, before: Option<Base>) -> Result<Noting, S
 
 /// Takes the layer off, which holds nothing any more, and a bitmap whose first backup has failed.
 pub(super) fn end(layers: &Arc<Layers>, control: &Control) {
-    let order = layers.change(control, |stack| {
+    let order = layers.end(control, |stack| {
         stack.copy = None;
         stack.bitmaps.retain(|_, bitmap| bitmap.has_base());
         Ok(())

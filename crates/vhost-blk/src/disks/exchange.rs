@@ -58,7 +58,7 @@ impl Source {
     /// Ends the following of a merge or a mirror. The order is not withdrawn: it is carried out after the
     /// requests in flight, also if they take longer than this waits.
     pub(super) fn end_following(&self) {
-        let order = self.layers.change(&self.control, |stack| {
+        let order = self.layers.end(&self.control, |stack| {
             stack.following = None;
             Ok(())
         });

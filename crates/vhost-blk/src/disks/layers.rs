@@ -18,7 +18,7 @@ use backend::file::File as ImageFile;
 use backend::wrap::{Brake, Braked, Clusters, CopyFirst, Growth, Track};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use vhost_user::{Control, Replacement, Replacing};
+use vhost_user::{Control, Replace, Replacement, Replacing};
 
 /// The layers of a disk.
 pub(crate) struct Layers {
@@ -125,8 +125,25 @@ impl Layers {
         control: &Control,
         change: impl FnOnce(&mut Stack) -> Result<(), String> + Send + 'static,
     ) -> Replacing {
+        control.replace_storage(self.changed(change))
+    }
+
+    /// As [`Layers::change`], for the end of what such a change has begun: a disk that does not answer takes the
+    /// order, too.
+    pub(crate) fn end(
+        self: &Arc<Self>,
+        control: &Control,
+        change: impl FnOnce(&mut Stack) -> Result<(), String> + Send + 'static,
+    ) -> Replacing {
+        control.end_with(self.changed(change))
+    }
+
+    fn changed(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut Stack) -> Result<(), String> + Send + 'static,
+    ) -> Replace {
         let layers = Arc::clone(self);
-        control.replace_storage(Box::new(move |_| {
+        Box::new(move |_| {
             let mut next = layers.lock().clone();
             change(&mut next)?;
             let disk = next.disk();
@@ -135,7 +152,7 @@ impl Layers {
                 Ok(())
             });
             Ok(Replacement { commit, ..Replacement::around(disk) })
-        }))
+        })
     }
 
     /// Puts the layers around another image, whose file is `top` and whose content is the same. The

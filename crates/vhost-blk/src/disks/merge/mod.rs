@@ -124,7 +124,7 @@ impl Disks {
         let merging = Merging { disks: self, source: &source, plan: &plan, brake: &brake };
         let done = track(&source, &brake, &go_on).and_then(|()| {
             drop(no_reload);
-            merging.run(hand.acts(), wanted, &go_on)
+            merging.run(hand.acts(), wanted, &go_on).inspect_err(|_| source.end_following())
         });
         let done = match done {
             Ok((new, config, pause)) => {
@@ -132,10 +132,7 @@ impl Disks {
                 let (image, overlay) = plan.paths();
                 Ok(Merged { image, overlay, options: options(plan.args()), config, pause })
             }
-            Err(told) => {
-                source.end_following();
-                Err(refused(told))
-            }
+            Err(told) => Err(refused(told)),
         };
         drop(kept);
         if !hand.close() {
