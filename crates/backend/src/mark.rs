@@ -231,15 +231,15 @@ impl ImageFile {
         overlay_of(self.as_file())
     }
 
-    /// Marks the file as merged into its backing file, durably. A file that cannot have a mark stays
-    /// without one.
+    /// Marks the file as merged into its backing file, durably. Returns whether it has the mark: some file
+    /// systems have none.
     ///
     /// # Errors
     /// The error of the system call; the file may have the mark then.
-    pub fn mark_merged(&self, backing: &Path) -> io::Result<()> {
+    pub fn mark_merged(&self, backing: &Path) -> io::Result<bool> {
         match set(self.as_file(), MERGED, backing) {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
-            done => done,
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
+            done => done.map(|()| true),
         }
     }
 
@@ -255,7 +255,7 @@ impl ImageFile {
     }
 
     /// Marks the file as the former image of a disk that has moved to `storage`, durably. Returns
-    /// whether it has the mark: a block device and some file systems have none.
+    /// whether it has the mark: a block device and some file systems have none, and a full one takes none.
     ///
     /// # Errors
     /// The error of the system call; the file may have the mark then.
@@ -263,10 +263,11 @@ impl ImageFile {
         if !self.as_file().metadata()?.is_file() {
             return Ok(false);
         }
-        match set(self.as_file(), MOVED, storage) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
-            Err(error) => Err(error),
+        let path = storage.as_os_str().as_bytes();
+        match fsetxattr(self.as_file(), MOVED, path, XattrFlags::empty()) {
+            Ok(()) => self.as_file().sync_all().map(|()| true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOSPC | Errno::DQUOT) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -43,10 +43,7 @@ impl NewConfig {
         let text = edited(&fs::read_to_string(&path).map_err(failed)?, new)
             .map_err(|why| format!("{shown}: {why}; write KEY = VALUE lines (TOML)"))?;
         let written = || {
-            // A name that is no configuration file.
-            let mut builder = tempfile::Builder::new();
-            builder.prefix(".new.").suffix(".part");
-            let mut made = builder.tempfile_in(path.parent().unwrap_or(Path::new("/")))?;
+            let mut made = names().tempfile_in(folder_of(&path))?;
             inherit(&fs::metadata(&path)?, made.as_file())?;
             made.write_all(text.as_bytes())?;
             made.as_file().sync_all()?;
@@ -61,20 +58,49 @@ impl NewConfig {
         &self.path
     }
 
-    /// Replaces the present file.
+    /// Replaces the present file. `is_marked`: after a crash the old file may name the old image, whose mark keeps a
+    /// disk from it. Without a mark the new file has to be durable.
     ///
     /// # Errors
     /// The cause; the present file stays.
-    pub(super) fn replace(self) -> Result<(), String> {
+    pub(super) fn replace(self, is_marked: bool) -> Result<(), String> {
+        self.replace_by(is_marked, sync_folder)
+    }
+
+    fn replace_by(
+        self,
+        is_marked: bool,
+        sync: impl Fn(&Path) -> io::Result<()>,
+    ) -> Result<(), String> {
         let NewConfig { path, new } = self;
         let failed = |error: io::Error| format!("{} cannot be replaced: {error}", path.display());
+        // A second name of the present file.
+        let linked = |name: &Path| fs::hard_link(&path, name);
+        let second = || names().make_in(folder_of(&path), linked).map_err(failed);
+        let present = (!is_marked).then(second).transpose()?;
         new.persist(&path).map_err(|error| failed(error.error))?;
-        if let Err(error) = sync_folder(&path) {
-            // After a crash the old file may name the old image, which has a mark.
+        let Err(error) = sync(&path) else { return Ok(()) };
+        let Some(present) = present else {
             tracing::warn!(%error, path = %path.display(), "the new name may not be durable");
+            return Ok(());
+        };
+        let told = failed(error);
+        match present.into_temp_path().persist(&path) {
+            Ok(()) => Err(told),
+            Err(why) => Err(format!("{told}, nor restored: {}", why.error)),
         }
-        Ok(())
     }
+}
+
+/// Names that are no configuration file.
+fn names() -> tempfile::Builder<'static, 'static> {
+    let mut names = tempfile::Builder::new();
+    names.prefix(".new.").suffix(".part");
+    names
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
 }
 
 /// The text of a configuration file with the options of another image.
@@ -108,6 +134,35 @@ fn set(document: &mut DocumentMut, key: &str, mut value: Value) {
 mod tests {
     use super::*;
     use toml::Table;
+
+    /// The file of a disk that goes on in `/b`, and the new one.
+    fn of_next(folder: &Path) -> (PathBuf, NewConfig) {
+        let file = folder.join("a.toml");
+        let text = "blk-file = '/a'\nsocket-path = '/s'\n";
+        fs::write(&file, text).unwrap();
+        let old = config::disk_of_file(&file).unwrap();
+        let new = DiskArgs { blk_file: Some("/b".into()), ..old.clone() };
+        let config = NewConfig::prepare(&file, &old, &new).unwrap();
+        (file, config)
+    }
+
+    /// After a crash, the old file would start the disk in its old image, which no mark keeps it from.
+    #[test]
+    fn a_new_file_that_is_not_durable_is_refused_if_the_old_image_has_no_mark() {
+        let folder = tempfile::tempdir().unwrap();
+        let fails = |_: &Path| Err(io::Error::from_raw_os_error(libc::EIO));
+        for (is_marked, named, done) in [(false, "'/a'", false), (true, "\"/b\"", true)] {
+            let (file, config) = of_next(folder.path());
+            let replaced = config.replace_by(is_marked, fails);
+            assert_eq!(replaced.is_ok(), done, "{replaced:?}");
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(text.contains(named), "{text}");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        }
+        let (file, config) = of_next(folder.path());
+        config.replace(false).unwrap();
+        assert!(fs::read_to_string(&file).unwrap().contains("/b"));
+    }
 
     #[test]
     fn only_the_options_of_the_storage_change_and_comments_stay() {

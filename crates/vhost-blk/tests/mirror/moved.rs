@@ -2,13 +2,14 @@
 //! A disk that moves keeps every byte, and its guest goes on all the time.
 
 use crate::load::under_load;
-use crate::mount::run;
+use crate::mount::{Mount, may_not_mount, run};
 use crate::rig::Rig;
 use crate::{
     BYTES, PART, QUEUES, add, add_raw, content, fill, guest, image, mirror, moved_to, text,
     while_rewritten,
 };
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
 /// The content of an image as QEMU sees it.
@@ -278,4 +279,31 @@ fn a_sparse_disk_whose_data_fits_no_cluster_keeps_every_byte() {
         rig.ok("remove a");
         assert!(flat(&rig, "b", target) == before, "{source} to {target}, for QEMU");
     }
+}
+
+/// The mark needs a block of the file system for a long path.
+#[test]
+fn a_disk_moves_away_from_a_full_file_system_without_a_mark() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    let small = Mount::ext4(rig.place.dir.path(), 64);
+    let old = small.path("a.img");
+    File::create(&old).unwrap().set_len(BYTES).unwrap();
+    add(&rig, "a", &format!("--blk-file {}", text(&old)));
+    let mut device = guest(&rig, "a");
+    fill(&mut device, 1);
+    let mut filler = File::create(small.path("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    filler.sync_all().unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let to = "b".repeat(250);
+    let told = rig.json(&format!("mirror a --to {to} --complete"));
+    assert_eq!(told["marked"], false);
+    assert_eq!(moved_to(&old), None);
+    assert!(content(&mut device).iter().all(|byte| *byte == 1));
+    device.write(0, &[2; 512]).unwrap();
+    assert_eq!(fs::read(rig.path(&to)).unwrap()[0], 2);
+    assert_eq!(fs::read(&old).unwrap()[0], 1);
 }

@@ -323,7 +323,7 @@ impl Change {
         let Change { top, backing_path, config, .. } = self;
         let marked = top.mark_merged(&backing_path);
         let marked = marked.map_err(|error| format!("the image cannot be marked: {error}"));
-        match marked.and_then(|()| config.map_or(Ok(()), NewConfig::replace)) {
+        match marked.and_then(|marked| config.map_or(Ok(()), |config| config.replace(marked))) {
             Ok(()) => {
                 unmarked.into_inner().into_iter().for_each(Unmarked::keep);
                 Ok(())

@@ -158,7 +158,9 @@ impl Change {
         let marked = top.mark_moved(&path);
         let marked = marked
             .map_err(|error| unmark(&top, format!("the old image cannot be marked: {error}")))?;
-        config.map_or(Ok(()), NewConfig::replace).map_err(|told| unmark(&top, told))?;
+        config
+            .map_or(Ok(()), |config| config.replace(marked))
+            .map_err(|told| unmark(&top, told))?;
         is_marked.store(marked, Ordering::Relaxed);
         named.into_inner().into_iter().for_each(Named::keep);
         Ok(())

@@ -190,7 +190,7 @@ impl Change {
         {
             return Err(unmark(&top, format!("the image cannot be marked: {error}")));
         }
-        match config.map(NewConfig::replace) {
+        match config.map(|config| config.replace(is_marked)) {
             Some(Err(told)) if is_marked => Err(unmark(&top, told)),
             Some(Err(told)) => Err(told),
             Some(Ok(())) | None => Ok(()),
