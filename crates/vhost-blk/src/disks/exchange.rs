@@ -5,14 +5,15 @@
 use super::config_file::NewConfig;
 use super::layers::Layers;
 use super::replacing::DRAIN_MAX;
-use super::{Disks, Entry, Image, Mode, Origin, growth};
+use super::{Disks, Entry, Mode, Origin, growth};
 use crate::disk::Opened;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::upgrade::{self, ImageOptions, Parts, Storage};
 use crate::values::{AllowBacking, word};
-use backend::Disk;
+use backend::file::File as ImageFile;
 use backend::file::identity_of;
+use backend::{Disk, Info};
 use qcow2::Qcow2Disk;
 use std::fs::{self, File};
 use std::io;
@@ -41,11 +42,31 @@ pub(super) struct New {
     notices: Vec<String>,
 }
 
+/// The open image of a disk.
+#[derive(Clone)]
+pub(super) struct Image {
+    /// The disk with its wrappers.
+    pub(super) disk: Arc<dyn Disk>,
+    /// The file of the image.
+    pub(super) top: Arc<ImageFile>,
+    /// The qcow2 image below the wrappers.
+    pub(super) qcow2: Option<Arc<Qcow2Disk>>,
+    /// Bytes that the disk has unmapped in other images: before a snapshot, a commit or an upgrade.
+    pub(super) unmapped_before: u64,
+    /// The disk as its guest was told; but for the size, which changes.
+    pub(super) told: Info,
+}
+
 impl Image {
     /// Bytes of discarded data whose places in qcow2 images were freed.
     pub(super) fn unmapped_bytes(&self) -> u64 {
         let here = self.qcow2.as_ref().map_or(0, |qcow2| qcow2.unmapped_bytes());
         self.unmapped_before + here
+    }
+
+    /// The disk as its guest was told: without requests that only the present storage has.
+    pub(super) fn told(&self) -> Info {
+        Info { capacity_sectors: self.disk.info().capacity_sectors, ..self.told.clone() }
     }
 }
 
@@ -173,6 +194,11 @@ impl Disks {
         entry.device = growth::device_number(&image.top);
         // The old image is settled: it unmaps nothing more.
         image.unmapped_before = entry.image.as_ref().map_or(0, Image::unmapped_bytes);
+        if let Some(old) = &entry.image
+            && let Ok(told) = vhost_user::seen(&old.told(), image.disk.info())
+        {
+            image.told = told;
+        }
         let parts = Arc::new(Parts { storage, front_ends: entry.parts.front_ends.clone() });
         let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
         // A reload may have changed other options meanwhile.
@@ -214,7 +240,8 @@ pub(super) fn replacement(
         let storage = upgrade::Image::of(Arc::clone(&top), qcow2.clone()).map(Storage::Image);
         let no_descriptor = |error| format!("{error}; raise the limit on open files (ulimit -n)");
         let storage = storage.map_err(no_descriptor)?;
-        let image = Image { disk: Arc::clone(&disk), top, qcow2, unmapped_before: 0 };
+        let told = disk.info();
+        let image = Image { disk: Arc::clone(&disk), top, qcow2, unmapped_before: 0, told };
         let _ = new.send(New { image, storage, notices }); // the receiver waits for the answer
     }
     let lock = lock.map(|(lock, _)| lock);

@@ -53,12 +53,10 @@ use crate::socket::Source;
 use crate::socket_file::SocketFile;
 use crate::stop::Stop;
 use crate::upgrade::{Parts, TakenParts, Upgrader};
-use backend::Disk;
-use backend::file::File as ImageFile;
 use data_plane::{Health, UringPool};
+use exchange::Image;
 use job::Job;
 use layers::Layers;
-use qcow2::Qcow2Disk;
 use removal::{GivenUp, Served};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -175,19 +173,6 @@ struct Entry {
     job: Option<Arc<Job>>,
     /// The reason for which the last mirror has ended, if it has failed.
     last_mirror: Option<String>,
-}
-
-/// The open image of a disk.
-#[derive(Clone)]
-struct Image {
-    /// The disk with its wrappers.
-    disk: Arc<dyn Disk>,
-    /// The file of the image.
-    top: Arc<ImageFile>,
-    /// The qcow2 image below the wrappers.
-    qcow2: Option<Arc<Qcow2Disk>>,
-    /// Bytes that the disk has unmapped in other images: before a snapshot, a commit or an upgrade.
-    unmapped_before: u64,
 }
 
 /// A name that is taken for a disk; free again after the drop.

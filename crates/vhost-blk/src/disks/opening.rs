@@ -90,6 +90,7 @@ impl Disks {
             top,
             qcow2,
             unmapped_before: unmapped_bytes,
+            told: disk.info(),
         });
         let obstacle = obstacle(&args, lock.as_ref().is_none_or(|(_, is_held)| *is_held));
         let earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);

@@ -172,3 +172,29 @@ fn a_growth_of_the_old_device_during_a_mirror_is_adopted_after_its_end() {
     wait_until("the growth", || rig.json("status a")["capacity_bytes"] == larger);
     guest.write(BYTES / 512, &[1; 512]).unwrap();
 }
+
+/// The guest was never told of DISCARD, which only the file in between supports.
+#[test]
+fn a_disk_moves_back_to_a_device_without_discard() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    let memory = Mount::ramfs();
+    let devices = ["below", "other"].map(|name| {
+        fs::write(memory.path(name), vec![0; BYTES as usize]).unwrap();
+        LoopDevice::new(&memory.path(name))
+    });
+    let [path, other] = [text(&devices[0].path), text(&devices[1].path)];
+    add(&rig, "a", &format!("--blk-file {path}"));
+    let mut device = guest(&rig, "a");
+    fill(&mut device, 7);
+    rig.ok("mirror a --to b --complete");
+    rig.ok(&format!("mirror a --to {path} --overwrite --complete"));
+    assert!(content(&mut device).iter().all(|byte| *byte == 7));
+    // The guest of a file was told of it.
+    image(&rig, "c.img", "raw");
+    add(&rig, "c", "--blk-file c.img");
+    let line = rig.refused(&format!("mirror c --to {other} --overwrite"), 1);
+    assert!(line.contains("DISCARD, and the new storage does not support it"), "{line}");
+}

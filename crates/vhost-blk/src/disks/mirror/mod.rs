@@ -266,11 +266,8 @@ fn opening(
     mirror: &Arc<Mirror>,
     old: &Old,
 ) -> impl FnOnce() -> Result<Copier, Failure> + Send + 'static {
-    let model = Model {
-        name: source.name.clone(),
-        args: source.args.clone(),
-        info: served(&source.image).info(),
-    };
+    let model =
+        Model { name: source.name.clone(), args: source.args.clone(), info: source.image.told() };
     let (plan, mirror, old) = (Arc::clone(plan), Arc::clone(mirror), old.clone());
     move || {
         let new = New::make(&plan, &model)?;
