@@ -6,7 +6,7 @@ use crate::mount::{Mount, may_not_mount, run};
 use crate::rig::Rig;
 use crate::{
     BYTES, PART, QUEUES, add, add_raw, content, fill, guest, image, mirror, moved_to, text,
-    while_rewritten,
+    wait_until, while_rewritten,
 };
 use std::fs::{self, File};
 use std::io::Write;
@@ -306,4 +306,19 @@ fn a_disk_moves_away_from_a_full_file_system_without_a_mark() {
     device.write(0, &[2; 512]).unwrap();
     assert_eq!(fs::read(rig.path(&to)).unwrap()[0], 2);
     assert_eq!(fs::read(&old).unwrap()[0], 1);
+}
+
+/// The copied piece uses the bandwidth up for 64 s.
+#[test]
+fn a_completion_does_not_wait_for_the_bandwidth() {
+    let rig = Rig::new();
+    File::create(rig.path("a.img")).unwrap().set_len(BYTES).unwrap();
+    add(&rig, "a", "--blk-file a.img");
+    let mut device = guest(&rig, "a");
+    rig.ok("mirror a --to b --bandwidth 1K --wait");
+    (0..4).for_each(|part| device.write(part * PART / 512, &[3; 512]).unwrap());
+    wait_until("the copy of the first piece", || mirror(&rig)["changed_bytes"] == 3 * (64 << 10));
+    let before = content(&mut device);
+    rig.ok("--timeout 20 mirror a --complete");
+    assert!(content(&mut device) == before);
 }

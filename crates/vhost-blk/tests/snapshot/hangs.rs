@@ -2,17 +2,16 @@
 //! A backing file that hangs while an image is merged into it: its file system is frozen, and what changes
 //! it waits. The image is on another one.
 
-use crate::mount::{Frozen, Mount, may_not_mount};
+use crate::mount::{Frozen, Mount, may_not_mount, run};
 use crate::rig::Rig;
-use crate::{BYTES, add, begin, content, error_of, fill, guest, mark, text};
+use crate::{BYTES, add, begin, content, error_of, fill, guest, image, mark, text};
 use driver::Device;
-use std::fs::File;
 use std::path::PathBuf;
 
 /// Cluster size of an overlay.
 const CLUSTER: u64 = 64 << 10;
 
-/// A disk `a` in an empty overlay over a raw image on a file system that can be frozen.
+/// A disk `a` in an empty overlay over an image on a file system that can be frozen.
 struct Place {
     rig: Rig,
     mount: Mount,
@@ -20,12 +19,12 @@ struct Place {
 }
 
 impl Place {
-    fn new() -> (Place, Device) {
+    fn of(format: &str) -> (Place, Device) {
         let rig = Rig::new();
         let mount = Mount::ext4(rig.place.dir.path(), 64);
         let below = mount.path("a.img");
-        File::create(&below).unwrap().set_len(BYTES).unwrap();
-        add(&rig, "a", &format!("--blk-file {}", text(&below)));
+        run(&["qemu-img", "create", "-qf", format, text(&below), "16M"]);
+        add(&rig, "a", &format!("--blk-file {} --format {format}", text(&below)));
         let device = guest(&rig, "a");
         rig.ok("snapshot a --to b");
         (Place { rig, mount, below }, device)
@@ -60,7 +59,7 @@ fn a_backing_file_that_hangs_holds_the_writes_of_the_guest_for_a_bounded_time() 
     if may_not_mount() {
         return;
     }
-    let (mut place, mut device) = Place::new();
+    let (mut place, mut device) = Place::of("raw");
     place.rig.ok("log-level debug");
     let near_end = BYTES - 2 * CLUSTER;
     device.write(near_end / 512, &[1; 512]).unwrap();
@@ -83,7 +82,7 @@ fn a_backing_file_that_hangs_does_not_hold_a_cancel() {
     if may_not_mount() {
         return;
     }
-    let (place, mut device) = Place::new();
+    let (place, mut device) = Place::of("raw");
     fill(&mut device, 1);
     let frozen = Frozen::of(&place.mount);
     let client = begin(&place.rig, "commit a");
@@ -96,13 +95,35 @@ fn a_backing_file_that_hangs_does_not_hold_a_cancel() {
     place.goes_on(frozen, &mut device, 4);
 }
 
+/// The mark of the backing file in use cannot be set.
+#[test]
+fn a_backing_file_that_hangs_while_it_is_opened_holds_no_other_disk() {
+    if may_not_mount() {
+        return;
+    }
+    let (place, mut device) = Place::of("qcow2");
+    image(&place.rig, "o.img", "raw");
+    add(&place.rig, "o", "--blk-file o.img");
+    let frozen = Frozen::of(&place.mount);
+    let client = begin(&place.rig, "commit a");
+    let hangs = |(name, state): &(String, String)| name == "merge-target" && state == "D";
+    let rig = &place.rig;
+    rig.place.wait_until("the opening", || rig.daemon.threads().iter().any(hangs));
+    rig.ok("--timeout 20 snapshot o --to over");
+    fill(&mut device, 1);
+    rig.ok("commit a --cancel");
+    let line = error_of(client);
+    assert!(line.contains("it was cancelled before its backing file was open"), "{line}");
+    place.goes_on(frozen, &mut device, 6);
+}
+
 /// Nothing is to be copied, and the mark cannot be removed.
 #[test]
 fn a_backing_file_that_hangs_while_the_disk_is_drained_fails_the_commit_and_keeps_its_mark() {
     if may_not_mount() {
         return;
     }
-    let (place, mut device) = Place::new();
+    let (place, mut device) = Place::of("raw");
     let frozen = Frozen::of(&place.mount);
     let line = place.rig.refused("commit a", 1);
     assert!(line.contains("the backing file did not take the rest of the copy in 5 s"), "{line}");

@@ -7,6 +7,7 @@ use backend::wrap::{Braked, Growth, Track};
 use backend::{BufList, Io, IoKind, Mem, Slot, Step};
 use std::convert::Infallible;
 use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 const SIZE: u64 = 8 << 20;
@@ -140,4 +141,35 @@ fn a_cancel_in_the_middle_lets_the_writes_go_on() {
     assert!(guest.brake.is_on());
     drop(end);
     guest.waits_for_all();
+}
+
+/// Tells the thread of its drop.
+struct Tells(Sender<Option<String>>);
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        self.0.send(thread::current().name().map(str::to_owned)).unwrap();
+    }
+}
+
+/// The thread hangs, and the owner of the values waits for none of them, or as long as it likes.
+#[test]
+fn what_was_made_with_the_target_has_its_end_in_the_thread_of_the_target() {
+    let hand = hand(&Arc::default());
+    let ((tell, told), (open, gate)) = (channel(), channel::<()>());
+    let made = || hand.acts().there(Tells(tell.clone()));
+    let there = |made: There<Tells>| made.act(move |_| gate.recv().is_ok(), Duration::ZERO);
+    assert_eq!(there(made()), None);
+    drop(made());
+    assert!(told.try_recv().is_err());
+    open.send(()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(told.recv().unwrap().as_deref(), Some("slow-target"));
+    }
+    let last = made().act(|_| 5, Duration::from_secs(60));
+    assert_eq!(last, Some(5));
+    told.recv().unwrap();
+    drop(made().into_inner());
+    assert_ne!(told.recv().unwrap().as_deref(), Some("slow-target"));
+    assert!(hand.close());
 }

@@ -106,6 +106,8 @@ impl Disks {
         let kind = Kind::Merge(Arc::clone(&is_cancelled));
         let owner = self.begin_job(&source, kind).map_err(refused)?;
         self.check_no_backup(name).map_err(refused)?;
+        // Neither a snapshot nor an upgrade comes in between from here on; the backing file may hang.
+        drop(no_reload);
         let go_on = || go_on() && !is_cancelled.load(Ordering::Relaxed);
         let plan = Arc::new(Plan::of(&source, update_config).map_err(refused)?);
         // Tells errors before the copy; the file may change meanwhile.
@@ -123,7 +125,6 @@ impl Disks {
         let brake = Arc::new(Brake::new(Arc::new(Written::new(plan.capacity_bytes()))));
         let merging = Merging { disks: self, source: &source, plan: &plan, brake: &brake };
         let done = track(&source, &brake, &go_on).and_then(|()| {
-            drop(no_reload);
             merging.run(hand.acts(), wanted, &go_on).inspect_err(|_| source.end_following())
         });
         let done = match done {

@@ -49,6 +49,7 @@ use plan::Plan;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 use target::{Model, New};
@@ -111,7 +112,14 @@ impl Disks {
         let opening = opening(&plan, &source, &mirror, &old);
         let what = format!("{WHAT} {name}");
         let hand = Hand::start(what, sign, opening, go_on).inspect_err(|_| old.close())?;
-        if let Err(told) = follow(&source, &mirror, go_on) {
+        // The thread is there before anything follows the disk, which only it ends.
+        let (start, started) = channel::<Worker>();
+        let body = move || started.into_iter().for_each(Worker::run);
+        let spawned = thread::Builder::new().name("mirror".into()).spawn(body);
+        let begun = spawned
+            .map_err(|error| format!("{error}; raise the limit on threads (ulimit -u)"))
+            .and_then(|_| follow(&source, &mirror, go_on));
+        if let Err(told) = begun {
             old.close();
             hand.close();
             return Err(refused(told));
@@ -121,17 +129,14 @@ impl Disks {
             disks: Arc::clone(self),
             owner,
             pace: Pace::new(wanted.bandwidth),
-            source: source.clone(),
+            source,
             plan,
             mirror,
             old,
             hand,
         };
-        let spawned = thread::Builder::new().name("mirror".into()).spawn(move || worker.run());
-        spawned.map(drop).map_err(|error| {
-            source.end_following();
-            refused(format!("{error}; raise the limit on threads (ulimit -u)"))
-        })
+        let _ = start.send(worker); // the thread waits for it
+        Ok(())
     }
 
     /// Notes the mirror as the work of the disk, which is still as it was planned. From then on neither a

@@ -124,12 +124,13 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for the bandwidth.
-    fn keep_pace(&self) -> Result<(), Unfinished> {
+    /// Waits for the bandwidth, or for an event that `ends` sees.
+    fn keep_pace(&self, ends: impl Fn() -> bool) -> Result<(), Unfinished> {
         loop {
             self.check()?;
             match self.pace.wait() {
                 Duration::ZERO => return Ok(()),
+                _ if ends() => return Ok(()),
                 wait => self.mirror.pause_unless_cancelled(wait.min(LOOK)),
             }
         }
@@ -140,7 +141,7 @@ impl Worker {
         let (mut at, end) = (0, self.plan.capacity_bytes());
         let max = converge::piece_max(&self.pace);
         while at < end {
-            self.keep_pace()?;
+            self.keep_pace(|| false)?;
             let (done, read) = self.with(move |copier| copier.first(at..end, max))?;
             at += done;
             self.pace.copied(read);
@@ -158,10 +159,11 @@ impl Worker {
         while let Some(piece) = self.next(at, max)? {
             at = piece.end;
             self.pace.copied(piece.end - piece.start);
-            match self.mirror.ordered() {
-                None => self.keep_pace()?,
+            let is_ordered = || self.mirror.ordered().is_some();
+            self.keep_pace(is_ordered)?;
+            if is_ordered() {
                 // The completion copies the rest: its brake sees to the end.
-                Some(_) => break,
+                break;
             }
         }
         self.with(Copier::sync)
