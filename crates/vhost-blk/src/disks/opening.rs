@@ -107,8 +107,7 @@ impl Disks {
         };
         let control = Arc::new(server.control().map_err(no_descriptor)?);
         let stop = Arc::new(Stop::new().map_err(no_descriptor)?);
-        let events = Arc::new(DiskEvents::new(Arc::clone(&self.events), &name));
-        self.observe(&name, &events, &mut server).map_err(no_descriptor)?;
+        let events = self.observe(&name, &mut server).map_err(no_descriptor)?;
         let (endpoint, connected) = endpoint(front_ends, connected, source)?;
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
@@ -171,18 +170,19 @@ impl Disks {
         Begun { args, is_exchanged, from, device, front_ends, bitmaps, unmapped_bytes }
     }
 
-    /// Makes the device of the disk `name` tell the subscribers of its changes.
-    fn observe(&self, name: &str, events: &Arc<DiskEvents>, server: &mut Server) -> io::Result<()> {
-        let told = Arc::clone(events);
+    /// Makes the device of the disk `name` tell the subscribers of its changes. Returns its events.
+    fn observe(&self, name: &str, server: &mut Server) -> io::Result<Arc<DiskEvents>> {
+        let events = Arc::new(DiskEvents::new(Arc::clone(&self.events), name));
+        let told = Arc::clone(&events);
         server.observe(move |notice| told.tell(&Change::Device(notice)))?;
-        let told = Arc::clone(events);
+        let told = Arc::clone(&events);
         server.observe_health(move |event: &HealthEvent| {
             told.tell(&Change::Health(event.clone()));
         });
         let (traces, disk) = (Arc::clone(&self.traces), name.to_owned());
         let tell = move |message: Traced<'_>| traces.tell(&disk, message);
         server.health().set_trace_hook(Box::new(tell));
-        Ok(())
+        Ok(events)
     }
 
     /// Serves a disk that [`Disks::prepare`] opened.

@@ -14,13 +14,13 @@
 //! | 8. the guest goes on in the backing file | the same |
 //!
 //! The client of the command waits; if it goes, or cancels, the merge ends after step 4 at the latest. Steps 3 and
-//! 4: [`super::converge`]. Only one thread writes to the backing file; the client's thread gives one that hangs up:
+//! 4: `converge`. Only one thread writes to the backing file; the client's thread gives one that hangs up:
 //!
 //! | State of the work | Begins | Next |
 //! |---|---|---|
 //! | in progress | [`Disks::merge`] notes it in the table, and locks the backing file | over; left |
 //! | left | the client has the answer, and the thread of the backing file has not ended in time | over, when the storage answers |
-//! | over | both threads have dropped the [`Kept`] | |
+//! | over | both threads have dropped the `Kept` | |
 //!
 //! So no other work on the disk begins before the last write to the backing file.
 
