@@ -31,6 +31,7 @@ impl From<io::Error> for CloneError {
         match why.raw_os_error() {
             Some(
                 libc::EXDEV
+                | libc::EAGAIN // ZFS: the data is not written back
                 | libc::EOPNOTSUPP
                 | libc::ENOTTY
                 | libc::ENOSYS

@@ -74,7 +74,7 @@ fn a_raw_image_shares_its_space_until_one_of_both_is_written() {
     for mount in mounts(&place) {
         let folder = mount.place.path();
         let file = source(folder);
-        for reflink in ["", "--reflink always"] {
+        for reflink in ["--reflink auto", "--reflink always"] {
             let line = told(folder, &format!("{reflink} source new"));
             assert_eq!(line, "new shares its space with source\n");
             assert_same(folder, "source", "new");
@@ -84,7 +84,7 @@ fn a_raw_image_shares_its_space_until_one_of_both_is_written() {
         assert_eq!(told(folder, "--reflink never source own"), "own has space of its own\n");
         assert_same(folder, "source", "own");
         assert_eq!(sharing_of(&folder.join("source")), Sharing::None);
-        told(folder, "source new");
+        told(folder, "--reflink auto source new");
         file.write_all_at(&[9; 5000], 100 * MIB).unwrap();
         assert_same(folder, "own", "new");
         let mut changed = [0; 5000];
@@ -168,7 +168,7 @@ fn an_image_that_has_to_change_is_copied_and_always_is_refused() {
         assert!(line.contains("cannot share the space") && line.contains(why), "{words}: {line}");
         assert!(line.contains("; give --reflink auto"), "{line}");
         assert_eq!(count(), files, "{words}");
-        let line = told(folder, &format!("{words} new"));
+        let line = told(folder, &format!("--reflink auto {words} new"));
         assert!(line.starts_with("new has space of its own: ") && line.contains(why), "{line}");
         assert_eq!(sharing_of(&own), Sharing::None, "{words}");
         fs::remove_file(&own).unwrap();
@@ -197,7 +197,7 @@ fn a_file_system_that_cannot_share_is_a_reason_for_a_copy() {
         assert!(line.contains(why) && line.contains("; give --reflink auto"), "{line}");
         assert!(!to.exists());
         assert_eq!(fs::read_dir(other).unwrap().count(), 0);
-        let line = told(folder, &words);
+        let line = told(folder, &format!("--reflink auto {words}"));
         assert!(line.contains("has space of its own: ") && line.contains(why), "{line}");
         // A device has whole sectors.
         let bytes = if from == "source" { BYTES } else { BYTES / 512 * 512 };
@@ -230,7 +230,7 @@ fn an_image_without_copy_on_write_has_a_clone_of_its_kind() {
     run(&["chattr", "+C", &path("sub")]);
     let line = one_line(&convert(folder, "--reflink always source sub/new"), 1);
     assert!(line.contains("refuses it for these two files: Invalid argument"), "{line}");
-    assert!(told(folder, "source sub/new").contains("has space of its own"));
+    assert!(told(folder, "--reflink auto source sub/new").contains("has space of its own"));
     assert_same(folder, "source", "sub/new");
 }
 

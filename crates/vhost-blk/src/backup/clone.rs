@@ -3,7 +3,7 @@
 //!
 //! | State | Next |
 //! |---|---|
-//! | planned: the files can share space, and the disk was synced ([`Clone::plan`]) | the disk is drained |
+//! | planned: the disk was synced, and the files can share space ([`Clone::plan`]) | the disk is drained |
 //! | drained ([`Act::make`]): the tables of a qcow2 image are durable, and nothing changes the file | made, or refused |
 //! | made: the file has the content of the moment ([`Clone::work`] makes it durable) | the end of the backup |
 //! | refused, or not made in [`AUTO_MAX`] or [`ALWAYS_MAX`] | `auto`: a copy from this moment on; `always`: no backup |
@@ -13,7 +13,7 @@ use super::destination::End;
 use super::slot::Taken;
 use super::source::Image;
 use super::{Destination, Extent, Order, Work};
-use crate::disks::exchange::{settled, synced};
+use crate::disks::exchange::settled;
 use crate::failure::Failure;
 use crate::image::place::{self, Place};
 use crate::values::Reflink;
@@ -107,14 +107,12 @@ impl Clone {
             return refused("the image is a block device");
         }
         let place = Place::take_free(&path).map_err(Missed::Failed)?;
-        taken.has_part(place.part()); // the sync below may take long
+        taken.has_part(place.part());
         let target = place.file().try_clone().map_err(failed)?;
         reflink::try_out(&source, &target).map_err(|error| match error {
             CloneError::Failed(why) => failed(why),
             error => Missed::Refused(error.to_string()),
         })?;
-        // The drained disk then has little to write.
-        synced(image.disk()).map_err(Missed::Refused)?;
         let file = place.file().try_clone().map_err(failed)?;
         let raw_bytes = qcow2.is_none().then_some(size_bytes);
         let must = order.reflink == Reflink::Always;
@@ -152,7 +150,8 @@ impl Act {
     }
 
     fn cloned(&self, clusters: &Clusters) -> Result<(), Missed> {
-        settled(self.qcow2.as_deref()).map_err(Missed::Refused)?;
+        let failed = |told| Missed::Failed(Failure::told("clone the image", told));
+        settled(self.qcow2.as_deref()).map_err(failed)?;
         let begun = Instant::now();
         let goes_on = &mut |_| !clusters.has_ended() && begun.elapsed() < self.limit;
         reflink::clone(&self.source, &self.target, goes_on).map_err(|error| match error {

@@ -108,6 +108,10 @@ pub fn run(
     goes_on: &mut dyn FnMut(Option<Progress>) -> bool,
 ) -> Result<Progress, Failure> {
     let what = format!("back up the disk {}", order.disk);
+    if order.reflink != Reflink::Never {
+        // The drained disk then has little to write. Storage that hangs holds nothing else here.
+        disks.sync_image(order.disk, &what)?;
+    }
     // Nothing else exchanges the storage or its options until the layer is there.
     let no_reload = disks.no_reload();
     // The slot is dropped last: the end of the disk waits for it, and the image is unlocked then.

@@ -2,6 +2,7 @@
 //! The disks as sources of backups.
 
 use super::Disks;
+use super::exchange::synced;
 use crate::backup::{self, Image, Source};
 use crate::failure::Failure;
 use backend::wrap::Clusters;
@@ -42,6 +43,16 @@ impl Disks {
         })?;
         let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));
         Ok(Source { image, control, layers, taken })
+    }
+
+    /// Makes the completed writes of a disk durable. The caller holds nothing: its storage may hang.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, or the sync fails.
+    pub fn sync_image(&self, name: &str, what: &str) -> Result<(), Failure> {
+        let image = self.lock().entry(name)?.image.clone();
+        let synced = image.map_or(Ok(()), |image| synced(&*image.disk));
+        synced.map_err(|told| Failure::told(what, told))
     }
 
     /// Refuses an act while a disk is being backed up.

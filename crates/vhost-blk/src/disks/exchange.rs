@@ -7,6 +7,7 @@ use super::layers::Layers;
 use super::replacing::DRAIN_MAX;
 use super::{Disks, Entry, Mode, Origin, growth};
 use crate::disk::Opened;
+use crate::events::DiskEvents;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::upgrade::{self, ImageOptions, Parts, Storage};
@@ -30,6 +31,7 @@ pub(super) struct Source {
     pub(super) args: DiskArgs,
     pub(super) origin: Origin,
     pub(super) control: Arc<Control>,
+    pub(super) events: Arc<DiskEvents>,
     pub(super) image: Image,
     pub(super) layers: Arc<Layers>,
 }
@@ -165,7 +167,8 @@ impl Disks {
         };
         let (args, origin) = (entry.args.clone(), entry.origin);
         let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));
-        Ok(Source { name: name.to_owned(), args, origin, control, image, layers })
+        let (name, events) = (name.to_owned(), Arc::clone(&entry.events));
+        Ok(Source { name, args, origin, control, events, image, layers })
     }
 
     /// The new configuration file of a disk, if it has one.
@@ -255,7 +258,7 @@ pub(super) fn identity(file: &backend::file::File) -> Result<(u64, u64), String>
 }
 
 /// Makes the completed writes of a disk durable.
-pub(crate) fn synced(disk: &dyn Disk) -> Result<(), String> {
+pub(super) fn synced(disk: &dyn Disk) -> Result<(), String> {
     disk.sync().map_err(|error| {
         format!(
             "a sync of the image failed, and completed writes may be lost: {error}; check the \

@@ -305,10 +305,13 @@ impl Disks {
         self.lock().stopping
     }
 
-    /// Waits until all disks have gone; if they come and go, also until [`Disks::stop`].
+    /// Waits until all disks have gone, also those that were given up; if they come and go, also until
+    /// [`Disks::stop`].
     pub fn wait(&self) {
-        let is_done =
-            |state: &State| state.table.is_empty() && (state.stopping || self.mode == Mode::One);
+        let is_done = |state: &State| {
+            let is_empty = state.table.is_empty() && state.given_up.is_empty();
+            is_empty && (state.stopping || self.mode == Mode::One)
+        };
         let mut state = self.lock();
         while !is_done(&state) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);

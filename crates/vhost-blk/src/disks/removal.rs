@@ -86,14 +86,18 @@ impl Disks {
                 return Err(Failure::run(
                     format!("remove the disk {name} now"),
                     "its storage has not completed the requests in flight",
-                    "check the storage; the disk goes as soon as they are complete, and leaves its name \
-                     with --force",
+                    "check the storage; the disk goes as soon as they are complete, and `vhost-blk ctl remove \
+                     --force` frees its name",
                 ));
             }
             let waited = self.changed.wait_timeout(state, patience.min(LOOK));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        Ok(Removed::Gone)
+        // Another client may have removed it by force.
+        match state.served_with(&stop) {
+            Some(_) => Ok(Removed::GivenUp),
+            None => Ok(Removed::Gone),
+        }
     }
 
     /// Moves a served disk from the table to those that were given up.
@@ -101,10 +105,11 @@ impl Disks {
         let Some(Slot::Served(entry)) = state.table.remove(name) else { return };
         tracing::warn!(
             disk = name,
-            "given up: its storage does not answer; its image stays in use, and the storage may write to \
-             the memory of its guest, until it does"
+            "given up: its requests are not complete; until they are, its image stays in use, and the storage \
+             may read and write the memory of its guest"
         );
         entry.events.end(&Change::GivenUp);
+        entry.health.trace(None);
         self.traces.end(name);
         state.given_up.push(GivenUp { name: name.to_owned(), entry });
         self.changed.notify_all();
@@ -132,10 +137,7 @@ impl Disks {
         let gone = state.take(stop);
         match &gone {
             Some((_, true)) => {
-                tracing::info!(
-                    disk = name,
-                    "its storage has answered: the disk that was given up has gone"
-                );
+                tracing::info!(disk = name, "the disk that was given up has gone");
                 self.events.tell(name, &Change::Released);
             }
             Some((entry, false)) => {

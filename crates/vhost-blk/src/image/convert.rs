@@ -47,8 +47,9 @@ pub struct ConvertArgs {
     /// Reserve the space of the target
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub preallocation: Preallocate,
-    /// Share the space of the source where the file system can do that (XFS, btrfs), and the format stays
-    #[arg(long, value_name = "MODE", default_value = "auto")]
+    /// Share the space of the source where the file system can do that (XFS, btrfs), and the format stays.
+    /// It is no second copy of the data
+    #[arg(long, value_name = "MODE", default_value = "never")]
     pub reflink: Reflink,
 }
 

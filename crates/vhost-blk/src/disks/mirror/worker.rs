@@ -43,7 +43,7 @@ impl Worker {
     /// Mirrors the disk to the end.
     pub(super) fn run(mut self) {
         let begun = Change::MirrorBegun(self.plan.path().to_owned());
-        self.disks.events.tell(&self.source.name, &begun);
+        self.source.events.tell(&begun);
         let outcome = self.follow();
         let Worker { disks, owner, source, plan, mirror, old, hand, .. } = self;
         if outcome.is_err() {
@@ -70,7 +70,7 @@ impl Worker {
             Err(told) => tracing::warn!(disk = name, told, "the mirror has ended"),
         }
         disks.note_last(&source, outcome.as_ref().err().cloned());
-        disks.events.tell(&name, &change);
+        source.events.tell(&change);
         // The client of a cancel, which waits for the end of the work, finds the outcome.
         mirror.enter(if outcome.is_ok() { Phase::Moved } else { Phase::Ended });
         // The next command of the client finds no work in progress.
@@ -83,7 +83,7 @@ impl Worker {
         synced(&*self.source.image.disk)?;
         self.copy_first().map_err(Unfinished::told)?;
         self.mirror.enter(Phase::Ready);
-        self.disks.events.tell(&self.source.name, &Change::MirrorReady);
+        self.source.events.tell(&Change::MirrorReady);
         loop {
             self.check().map_err(Unfinished::told)?;
             let Some(ordered) = self.mirror.ordered() else {
