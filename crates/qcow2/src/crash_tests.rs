@@ -203,7 +203,7 @@ fn run_target(seed: u64, steps: u32, options: &str) -> Run {
     let folder = TempDir::new().expect("a folder");
     let path = make(folder.path(), options, First::Nowhere);
     let (start, log) = (fs::read(&path).expect("the image"), Log::default());
-    let opened = Target::recorded(&path, true, AllowBacking::Off, Some(Arc::clone(&log)));
+    let opened = Target::recorded(&path, None, true, AllowBacking::Off, Some(Arc::clone(&log)));
     let mut target = opened.expect("it opens");
     let recorded = || log.lock().expect("no thread panics").len();
     let mut sectors: HashMap<u64, Vec<Value>> = HashMap::new();

@@ -5,9 +5,10 @@
 //! nothing for it, and an end in the middle leaves the chain as good as before.
 
 use crate::image::Piece;
-use crate::target::Target;
+use crate::target::{Target, check_identity};
 use crate::versions::User;
-use crate::{AllowBacking, Qcow2Disk, Qcow2Error};
+use crate::{AllowBacking, Qcow2Disk, Qcow2Error, chain};
+use backend::file::File as ImageFile;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -25,10 +26,10 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// Opens the backing file at `path` for writing. The caller has locked it.
+    /// Opens the backing file of the image for writing, which the caller has locked. It has this path.
     ///
     /// # Errors
-    /// [`Qcow2Error`].
+    /// [`Qcow2Error`], also if another file is at the path of one of both by now; no file has a change then.
     pub fn open(
         image: Arc<Qcow2Disk>,
         path: &Path,
@@ -37,7 +38,12 @@ impl Merge {
     ) -> Result<Merge, Qcow2Error> {
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         let from = File::open(image.top().path()).map_err(failed)?;
-        let to = Target::open(path, is_qcow2, allow_backing)?;
+        let identity = |file: &ImageFile| file.opened_as().map(|it| it.identity).map_err(failed);
+        check_identity(image.top().path(), &from, identity(image.top())?)?;
+        let Some(backing) = image.backing() else {
+            return Err(chain::refuse(path, "the image has no backing file", "take another one"));
+        };
+        let to = Target::open(path, identity(backing)?, is_qcow2, allow_backing)?;
         let user = image.user();
         Ok(Merge { image, from, to, user })
     }

@@ -5,6 +5,7 @@ use crate::image::{Answer, Image, Question};
 use crate::storage::{self, Log};
 use crate::versions::Versions;
 use crate::{AllowBacking, Qcow2Error, chain};
+use backend::file::identity_of;
 use backend::mark;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -21,28 +22,31 @@ enum Kind {
 }
 
 impl Target {
-    /// Opens a file or block device for writing. The caller has locked it. The backing files of a qcow2
-    /// image are opened, too.
+    /// Opens a file or block device for writing. The caller has locked the one of this `identity`
+    /// ([`backend::file::OpenAs::identity`]). The backing files of a qcow2 image are opened, too.
     ///
     /// # Errors
-    /// [`Qcow2Error`].
+    /// [`Qcow2Error`], also if another file is at the path by now, which gets no change.
     pub fn open(
         path: &Path,
+        identity: (u64, u64),
         is_qcow2: bool,
         allow_backing: AllowBacking,
     ) -> Result<Target, Qcow2Error> {
-        Target::recorded(path, is_qcow2, allow_backing, None)
+        Target::recorded(path, Some(identity), is_qcow2, allow_backing, None)
     }
 
     /// The same; records the changes of an image in `log`.
     pub(crate) fn recorded(
         path: &Path,
+        identity: Option<(u64, u64)>,
         is_qcow2: bool,
         allow_backing: AllowBacking,
         log: Option<Log>,
     ) -> Result<Target, Qcow2Error> {
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
+        identity.map_or(Ok(()), |identity| check_identity(path, &file, identity))?;
         if !is_qcow2 {
             return Ok(Target(Kind::Raw(file)));
         }
@@ -151,6 +155,24 @@ impl Target {
         }
         Ok(())
     }
+}
+
+/// Refuses another file than the one of this identity.
+pub(crate) fn check_identity(
+    path: &Path,
+    file: &File,
+    identity: (u64, u64),
+) -> Result<(), Qcow2Error> {
+    let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
+    if identity_of(&file.metadata().map_err(failed)?) == identity {
+        return Ok(());
+    }
+    let what = "another file is at this path by now";
+    Err(chain::refuse(
+        path,
+        what,
+        "give the file of the disk its path back, and repeat the command",
+    ))
 }
 
 fn failure(answer: &Answer) -> io::Error {

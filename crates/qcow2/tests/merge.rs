@@ -42,6 +42,25 @@ fn merge(folder: &Path, syncs: bool) {
 }
 
 #[test]
+fn another_file_at_the_path_of_the_image_or_of_its_backing_file_gets_no_change() {
+    for moved in ["base.qcow2", "top.qcow2"] {
+        let folder = folder();
+        chain(&folder, "64k");
+        let path = |name: &str| folder.path().join(name);
+        let top = Arc::new(open(&path("top.qcow2")).expect("it opens"));
+        std::fs::rename(path(moved), path("moved")).expect("a new name");
+        std::fs::copy(path("moved"), path(moved)).expect("a copy");
+        let before = std::fs::read(path("base.qcow2")).expect("a file");
+        let merge = Merge::open(top, &path("base.qcow2"), true, AllowBacking::SameDir);
+        let why = merge.err().expect("it is another file").to_string();
+        assert!(why.contains("another file is at this path by now"), "{moved}: {why}");
+        assert!(std::fs::read(path("base.qcow2")).expect("a file") == before, "{moved}");
+        let base = std::fs::File::open(path("base.qcow2")).expect("a file");
+        assert_eq!(backend::mark::in_use(&base).expect("a mark or none"), None, "{moved}");
+    }
+}
+
+#[test]
 fn pieces_of_one_cluster_of_the_backing_file_keep_each_other() {
     for cluster in ["2M", "64k", "4k"] {
         for syncs in [false, true] {

@@ -3,12 +3,12 @@
 //! stays until its end.
 
 use super::exchange::Source;
+use super::merge::MergeState;
 use super::mirror::Mirror;
 use super::reload::NoReload;
 use super::{Disks, Entry, Slot, State};
 use crate::failure::Failure;
 use crate::stop::Stop;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, TryLockError};
 
 /// The refusal of an act that a merge excludes.
@@ -22,8 +22,8 @@ const IN_PROGRESS: &str = "it is in progress; wait for it, or cancel it with --c
 /// The kinds of work.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    /// A merge of the image into its backing file, which was cancelled if `true`.
-    Merge(Arc<AtomicBool>),
+    /// A merge of the image into its backing file.
+    Merge(Arc<MergeState>),
     /// A mirror of the disk to other storage.
     Mirror(Arc<Mirror>),
 }
@@ -56,10 +56,11 @@ impl Job {
         }
     }
 
-    /// Asks for the end. Writes that wait for a mirror go on at once; its move is not stopped.
+    /// Asks for the end, which comes too late for a merge or a mirror whose guest is moving. Writes that wait
+    /// for the copy go on at once.
     pub(super) fn cancel(&self) {
         match &self.kind {
-            Kind::Merge(is_cancelled) => is_cancelled.store(true, Ordering::Relaxed),
+            Kind::Merge(merge) => drop(merge.cancel()),
             Kind::Mirror(mirror) => mirror.cancel(),
         }
     }
@@ -111,7 +112,12 @@ impl Disks {
         let job = Arc::new(Job { kind });
         let mut state = self.lock();
         let gone = "the disk has gone meanwhile; see vhost-blk ctl list";
-        match state.job_of(&source.name).ok_or(gone)? {
+        let entry = match state.table.get_mut(&source.name) {
+            // Another disk may have the name by now.
+            Some(Slot::Served(it)) if Arc::ptr_eq(&it.control, &source.control) => it,
+            _ => return Err(gone.to_owned()),
+        };
+        match &mut entry.job {
             Some(present) => return Err(present.refuses(job.mirror().is_some()).to_owned()),
             present => *present = Some(Arc::clone(&job)),
         }
@@ -138,11 +144,18 @@ impl Disks {
     /// Cancels the merge of a disk. Returns whether there is one.
     ///
     /// # Errors
-    /// [`Failure`] if there is no such disk.
+    /// [`Failure`] if there is no such disk, or the guest goes on in the backing file.
     pub fn cancel_merge(&self, name: &str) -> Result<bool, Failure> {
-        let job = self.job(name)?.filter(|job| job.mirror().is_none());
-        job.iter().for_each(|job| job.cancel());
-        Ok(job.is_some())
+        let job = self.job(name)?;
+        let Some(Kind::Merge(merge)) = job.as_ref().map(|job| &job.kind) else { return Ok(false) };
+        match merge.cancel() {
+            true => Ok(true),
+            false => Err(Failure::run(
+                format!("cancel the commit of the disk {name}"),
+                "its guest goes on in the backing file already",
+                "take a snapshot (vhost-blk ctl snapshot) for a new overlay",
+            )),
+        }
     }
 
     /// Cancels the work on the disk of this stop, and waits for its end.

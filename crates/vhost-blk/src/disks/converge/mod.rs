@@ -39,7 +39,7 @@ use vhost_user::{Control, Replacement};
 /// Bytes that are copied at once.
 pub(super) const CHUNK: u64 = 1 << 20;
 /// Bytes that are copied between two syncs, which bound the data that a sync waits for.
-const SYNC_BYTES: u64 = 64 << 20;
+const SYNC_BYTES: u64 = 16 << 20;
 /// Smallest piece of a copy with a bandwidth.
 const PIECE_MIN: u64 = 64 << 10;
 /// Time in which the rest can be copied while the disk takes no request.
@@ -134,9 +134,10 @@ impl Rate {
         self.unsynced >= SYNC_BYTES
     }
 
-    /// Records a sync.
-    pub(super) fn synced(&mut self) {
+    /// Records a sync that began at this moment.
+    pub(super) fn synced(&mut self, begun: Instant) {
         self.unsynced = 0;
+        self.taken += begun.elapsed();
     }
 
     /// Bytes that were copied in this time on average.
@@ -294,10 +295,16 @@ impl<C: Copier> Convergence<'_, C> {
     /// Copies the parts that are noted, and lets writes that wait for that go on. The thread of the target
     /// takes them itself: none is between the notes and the new storage when the last act begins.
     fn copy_rest(&self) -> Result<(), Unfinished> {
-        let brake = Arc::clone(self.brake);
-        self.ask(move |copier| copier.rest(brake.written()))?;
-        self.brake.proceed();
-        Ok(())
+        let mut at = 0;
+        loop {
+            let brake = Arc::clone(self.brake);
+            let next = self.ask(move |copier| copier.next(brake.written(), at, CHUNK))?;
+            self.brake.proceed();
+            match next.flatten() {
+                Some(piece) => at = piece.end,
+                None => return Ok(()),
+            }
+        }
     }
 
     /// Orders the last act of the target, whose disk is drained: the rest becomes durable there, and `open`
@@ -308,14 +315,20 @@ impl<C: Copier> Convergence<'_, C> {
         open: impl FnOnce(C) -> Result<(Opened, T), String> + Send + 'static,
     ) -> Last<C, T> {
         let deadline = Instant::now() + DRAINED_MAX;
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let wanted = Arc::clone(&is_wanted);
         let answer = acts.last(move |mut copier| {
             let rest = copier.rest(brake.written());
             let rest = rest.and_then(|bytes| copier.sync().map(|()| bytes));
             let rest_bytes = rest.map_err(|error| error.to_string())?;
+            // The guest goes on in the old storage: nothing of that is changed any more.
+            if !wanted.load(Ordering::Acquire) {
+                return Err(C::WORDS.cancelled.to_owned());
+            }
             let (opened, made) = open(copier)?;
             Ok(New { opened, rest_bytes, made })
         });
-        Last { acts: acts.clone(), answer, deadline }
+        Last { acts: acts.clone(), answer, deadline, is_wanted }
     }
 }
 
@@ -324,6 +337,8 @@ pub(super) struct Last<C, T> {
     acts: Acts<C>,
     answer: Receiver<Result<New<T>, String>>,
     deadline: Instant,
+    /// Somebody waits for the answer.
+    is_wanted: Arc<AtomicBool>,
 }
 
 impl<C: Copier, T: Send + 'static> Last<C, T> {
@@ -341,12 +356,15 @@ impl<C: Copier, T: Send + 'static> Last<C, T> {
                 Ok((opened, self.acts.there(made)))
             }
             Err(RecvTimeoutError::Disconnected) => Err(C::WORDS.cancelled.to_owned()),
-            Err(RecvTimeoutError::Timeout) => Err(format!(
-                "the {} did not take the rest of the copy in {} s, and {}",
-                C::WORDS.target,
-                DRAINED_MAX.as_secs(),
-                C::WORDS.unmoved
-            )),
+            Err(RecvTimeoutError::Timeout) => {
+                self.is_wanted.store(false, Ordering::Release);
+                Err(format!(
+                    "the {} did not take the rest of the copy in {} s, and {}",
+                    C::WORDS.target,
+                    DRAINED_MAX.as_secs(),
+                    C::WORDS.unmoved
+                ))
+            }
         }
     }
 }

@@ -68,8 +68,10 @@ impl converge::Copier for Copier {
     }
 
     fn sync(&mut self) -> Result<(), CopyError> {
-        self.rate.synced();
-        Ok(self.merge.sync()?)
+        let begun = Instant::now();
+        self.merge.sync()?;
+        self.rate.synced(begun);
+        Ok(())
     }
 
     fn rate(&self) -> &Rate {

@@ -27,6 +27,9 @@
 mod copier;
 mod marked;
 mod plan;
+mod state;
+
+pub(super) use state::MergeState;
 
 use super::Disks;
 use super::config_file::NewConfig;
@@ -42,7 +45,7 @@ use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::pace::Pace;
 use backend::file::{File as ImageFile, RaisedLock};
-use backend::wrap::{Brake, Growth, Written};
+use backend::wrap::{Brake, Growth};
 use copier::Copier;
 use marked::{Marked, Unmarked};
 use plan::Plan;
@@ -51,7 +54,6 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -102,17 +104,18 @@ impl Disks {
         let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
         let no_reload = self.no_reload();
         let source = self.source(name, WHAT)?;
-        let is_cancelled = Arc::new(AtomicBool::new(false));
-        let kind = Kind::Merge(Arc::clone(&is_cancelled));
-        let owner = self.begin_job(&source, kind).map_err(refused)?;
+        let state = Arc::new(MergeState::new(source.image.disk.info().capacity_sectors * 512));
+        let owner = self.begin_job(&source, Kind::Merge(Arc::clone(&state))).map_err(refused)?;
         self.check_no_backup(name).map_err(refused)?;
         // Neither a snapshot nor an upgrade comes in between from here on; the backing file may hang.
         drop(no_reload);
-        let go_on = || go_on() && !is_cancelled.load(Ordering::Relaxed);
-        let plan = Arc::new(Plan::of(&source, update_config).map_err(refused)?);
+        let go_on = || go_on() && !state.is_cancelled();
+        let plan = Plan::of(&source, update_config, state.brake.written().capacity_bytes());
+        let plan = Arc::new(plan.map_err(refused)?);
         // Tells errors before the copy; the file may change meanwhile.
         self.config_of(&source, plan.args(), update_config).map_err(refused)?;
         let lock = plan.lock(&source).map_err(refused)?;
+        let marked = Marked::of(plan.backing());
         let kept = Arc::new(Kept { _lock: lock, _owner: owner });
         let (of_thread, of_source) = (Arc::clone(&plan), source.clone());
         let what = format!("{WHAT} {name}");
@@ -122,9 +125,8 @@ impl Disks {
         };
         let what = format!("{WHAT} {name}");
         let hand = Hand::start(what, Arc::clone(&kept) as converge::Sign, open, go_on)?;
-        let brake = Arc::new(Brake::new(Arc::new(Written::new(plan.capacity_bytes()))));
-        let merging = Merging { disks: self, source: &source, plan: &plan, brake: &brake };
-        let done = track(&source, &brake, &go_on).and_then(|()| {
+        let merging = Merging { disks: self, source: &source, plan: &plan, state: &state, marked };
+        let done = track(&source, &state.brake, &go_on).and_then(|()| {
             merging.run(hand.acts(), wanted, &go_on).inspect_err(|_| source.end_following())
         });
         let done = match done {
@@ -155,7 +157,8 @@ struct Merging<'a> {
     disks: &'a Arc<Disks>,
     source: &'a Source,
     plan: &'a Plan,
-    brake: &'a Arc<Brake>,
+    state: &'a Arc<MergeState>,
+    marked: Marked,
 }
 
 /// The guest goes on in the backing file: its storage, the configuration file that was changed, and the pause.
@@ -173,9 +176,10 @@ impl Merging<'_> {
             false => Err(Unfinished::Ended(CANCELLED.to_owned())),
         };
         let copy = Copy { acts, check: &check };
-        copy.all(self.plan.capacity_bytes(), self.brake, Pace::new(wanted.bandwidth))
+        let brake = &self.state.brake;
+        copy.all(self.plan.capacity_bytes(), brake, Pace::new(wanted.bandwidth))
             .and_then(|()| {
-                let end = Convergence { acts, brake: self.brake, check: &check };
+                let end = Convergence { acts, brake, check: &check };
                 end.converge()?;
                 self.finish(&end, wanted.update_config)
             })
@@ -198,14 +202,16 @@ impl Merging<'_> {
             args: plan.args().clone(),
             layers: Arc::clone(&source.layers),
             top: Arc::clone(&source.image.top),
-            marked: Marked::of(plan.backing()),
+            state: Arc::clone(self.state),
+            marked: self.marked.clone(),
             backing_path: plan.image().to_owned(),
             config,
         };
         let (sender, new) = channel();
-        let (acts, brake) = (end.acts.clone(), Arc::clone(self.brake));
-        let replace = move || change.prepare(&acts, brake, &sender);
-        let pause = end.exchange(&source.control, || Ok(()), replace)?;
+        let (acts, state) = (end.acts.clone(), Arc::clone(self.state));
+        let begin = move || if state.is_cancelled() { Err(CANCELLED.to_owned()) } else { Ok(()) };
+        let replace = move || change.prepare(&acts, &sender);
+        let pause = end.exchange(&source.control, begin, replace)?;
         Ok((new.try_recv().ok(), file, pause))
     }
 }
@@ -292,6 +298,7 @@ struct Change {
     layers: Arc<Layers>,
     /// The file of the image.
     top: Arc<ImageFile>,
+    state: Arc<MergeState>,
     marked: Marked,
     backing_path: PathBuf,
     config: Option<NewConfig>,
@@ -300,12 +307,7 @@ struct Change {
 impl Change {
     /// Waits for the backing file, which has everything then, and no mark. If it hangs, the guest goes on in
     /// the image.
-    fn prepare(
-        self,
-        acts: &Acts<Copier>,
-        brake: Arc<Brake>,
-        new: &Sender<New>,
-    ) -> Result<Replacement, String> {
+    fn prepare(self, acts: &Acts<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
         let (args, marked) = (self.args.clone(), self.marked.clone());
         let open = move |copier: Copier| {
             // The tables of an image have one user at a time.
@@ -314,6 +316,7 @@ impl Change {
             let opened = disk::open(&args, from, LockWait::No);
             Ok((opened.map_err(|failure| failure.to_string())?, marked.remove()?))
         };
+        let brake = Arc::clone(&self.state.brake);
         let (opened, unmarked) = Convergence::last(acts, brake, open).wait(&self.name)?;
         let layers = Arc::clone(&self.layers);
         replacement(opened, &layers, new, Box::new(move || self.commit(unmarked)))
@@ -321,7 +324,8 @@ impl Change {
 
     /// Marks the image, and replaces the configuration file.
     fn commit(self, unmarked: There<Unmarked>) -> Result<(), String> {
-        let Change { top, backing_path, config, .. } = self;
+        let Change { top, backing_path, config, state, .. } = self;
+        state.begin_move()?;
         let marked = top.mark_merged(&backing_path);
         let marked = marked.map_err(|error| format!("the image cannot be marked: {error}"));
         match marked.and_then(|marked| config.map_or(Ok(()), |config| config.replace(marked))) {
@@ -330,6 +334,7 @@ impl Change {
                 Ok(())
             }
             Err(told) => {
+                state.ends();
                 let hangs = || Some(io::Error::other("the backing file does not answer"));
                 let of_image = top.unmark_merged().err();
                 let of_backing =

@@ -24,10 +24,16 @@ pub(super) struct Plan {
     path: PathBuf,
     is_qcow2: bool,
     args: DiskArgs,
+    capacity_bytes: u64,
 }
 
 impl Plan {
-    pub(super) fn of(source: &Source, update_config: bool) -> Result<Plan, String> {
+    /// A plan for a disk that has had this capacity when its work began.
+    pub(super) fn of(
+        source: &Source,
+        update_config: bool,
+        capacity_bytes: u64,
+    ) -> Result<Plan, String> {
         source.check_config(update_config)?;
         let image = source.image.qcow2.clone().ok_or(NO_BACKING)?;
         let backing = Arc::clone(image.backing().ok_or(NO_BACKING)?);
@@ -38,7 +44,7 @@ impl Plan {
         let path = path_of(backing.path(), &backing)?;
         check_mark(&backing, &overlay)?;
         let (args, is_qcow2) = next(source, &overlay, &path)?;
-        Ok(Plan { image, backing, overlay, path, is_qcow2, args })
+        Ok(Plan { image, backing, overlay, path, is_qcow2, args, capacity_bytes })
     }
 
     /// The options of the disk in the backing file.
@@ -61,7 +67,7 @@ impl Plan {
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
-        self.image.info().capacity_sectors * 512
+        self.capacity_bytes
     }
 
     /// Locks the backing file for writing, unless the disk locks nothing.

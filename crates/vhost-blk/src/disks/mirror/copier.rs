@@ -60,8 +60,10 @@ impl converge::Copier for Copier {
     }
 
     fn sync(&mut self) -> Result<(), CopyError> {
-        self.rate.synced();
-        self.new.target.sync().map_err(CopyError::Write)
+        let begun = Instant::now();
+        self.new.target.sync().map_err(CopyError::Write)?;
+        self.rate.synced(begun);
+        Ok(())
     }
 
     fn rate(&self) -> &Rate {

@@ -97,7 +97,9 @@ impl New {
         check_size(plan, &info).map_err(told)?;
         vhost_user::seen(&model.info, info).map_err(|why| told(vhost_user::differs(&why)))?;
         let target = match plan.is_qcow2() {
-            true => Target::open(&path, true, AllowBacking::Off).map_err(|why| why.to_string()),
+            true => {
+                Target::open(&path, locked, true, AllowBacking::Off).map_err(|why| why.to_string())
+            }
             false => lock.try_clone().map(Target::of_raw).map_err(no_descriptor),
         };
         let target = target.map_err(told)?;
