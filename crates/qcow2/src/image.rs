@@ -234,6 +234,20 @@ impl Image {
         }
     }
 
+    /// Returns whether the chain has compressed data.
+    pub(crate) fn has_compressed(&self) -> io::Result<bool> {
+        let mut at = 0;
+        while at < self.size_bytes() {
+            let (mapping, found) = self.access.get_mapping(at, EXTENT_MAX)?;
+            match mapping {
+                Mapping::Special { .. } => return Ok(true),
+                _ if found == 0 => return Err(io::Error::other(format!("no mapping at {at}"))),
+                _ => at += found,
+            }
+        }
+        Ok(false)
+    }
+
     /// End of the places that a table may name. A commit fills the image up to whole clusters.
     fn end_of(&self, store: &Store) -> io::Result<u64> {
         let size = store.size()?;

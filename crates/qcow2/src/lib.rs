@@ -113,6 +113,7 @@ pub struct Qcow2Disk {
     work: Mutex<Sender<Work>>,
     /// The mark of the image, while it may be written.
     in_use: Option<InUse>,
+    cluster_bytes: u64,
     /// As [`header::Header::extra`].
     extra: Option<&'static str>,
     /// A line for the user about leaked clusters.
@@ -250,6 +251,7 @@ impl Qcow2Disk {
             exact_holes,
             work,
             in_use,
+            cluster_bytes: header.cluster_bytes,
             extra: header.extra(),
             reclaimed,
         })

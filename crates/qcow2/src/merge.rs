@@ -5,7 +5,7 @@
 //! nothing for it, and an end in the middle leaves the chain as good as before.
 
 use crate::image::Piece;
-use crate::target::{Target, check_identity};
+use crate::target::{Locked, Target, check_identity};
 use crate::versions::User;
 use crate::{AllowBacking, Qcow2Disk, Qcow2Error, chain};
 use backend::file::File as ImageFile;
@@ -43,7 +43,8 @@ impl Merge {
         let Some(backing) = image.backing() else {
             return Err(chain::refuse(path, "the image has no backing file", "take another one"));
         };
-        let to = Target::open(path, identity(backing)?, is_qcow2, allow_backing)?;
+        let locked = Locked { identity: identity(backing)?, read_in: Some(image.cluster_bytes) };
+        let to = Target::below(path, locked, is_qcow2, allow_backing)?;
         let user = image.user();
         Ok(Merge { image, from, to, user })
     }

@@ -3,7 +3,6 @@
 
 use crate::image::{Answer, Image, Question};
 use crate::storage::{self, Log};
-use crate::versions::Versions;
 use crate::{AllowBacking, Qcow2Error, chain};
 use backend::file::identity_of;
 use backend::mark;
@@ -12,6 +11,14 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+
+/// A file that the caller has locked.
+pub(crate) struct Locked {
+    /// [`backend::file::OpenAs::identity`].
+    pub(crate) identity: (u64, u64),
+    /// Bytes of the clusters of an image that reads it.
+    pub(crate) read_in: Option<u64>,
+}
 
 /// The target of a copy, open for writing.
 pub struct Target(Kind);
@@ -33,20 +40,35 @@ impl Target {
         is_qcow2: bool,
         allow_backing: AllowBacking,
     ) -> Result<Target, Qcow2Error> {
-        Target::recorded(path, Some(identity), is_qcow2, allow_backing, None)
+        let locked = Locked { identity, read_in: None };
+        Target::recorded(path, Some(locked), is_qcow2, allow_backing, None)
+    }
+
+    /// The same for the backing file of an image that is in use, with clusters of `read_in` bytes.
+    ///
+    /// # Errors
+    /// As [`Target::open`], and if a write could free compressed data that the image still reads.
+    pub(crate) fn below(
+        path: &Path,
+        locked: Locked,
+        is_qcow2: bool,
+        allow_backing: AllowBacking,
+    ) -> Result<Target, Qcow2Error> {
+        Target::recorded(path, Some(locked), is_qcow2, allow_backing, None)
     }
 
     /// The same; records the changes of an image in `log`.
     pub(crate) fn recorded(
         path: &Path,
-        identity: Option<(u64, u64)>,
+        locked: Option<Locked>,
         is_qcow2: bool,
         allow_backing: AllowBacking,
         log: Option<Log>,
     ) -> Result<Target, Qcow2Error> {
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
-        identity.map_or(Ok(()), |identity| check_identity(path, &file, identity))?;
+        let read_in = locked.as_ref().and_then(|locked| locked.read_in);
+        locked.map_or(Ok(()), |locked| check_identity(path, &file, locked.identity))?;
         if !is_qcow2 {
             return Ok(Target(Kind::Raw(file)));
         }
@@ -58,10 +80,18 @@ impl Target {
             let remedy = "delete them with `qemu-img snapshot -d`";
             return Err(chain::refuse(path, "it has internal snapshots", remedy));
         }
-        let access = chain::open(&links, true, log)?;
+        let image = Image::new(chain::open(&links, true, log)?, header, Arc::default());
+        // The rest of such a cluster is read where it was: a new place of the cluster frees that.
+        if read_in.is_some_and(|bytes| bytes < header.cluster_bytes)
+            && image.has_compressed().map_err(failed)?
+        {
+            let what =
+                "it has compressed clusters, which are larger than those of the image over it";
+            let remedy = "commit with the disk stopped (qemu-img commit)";
+            return Err(chain::refuse(path, what, remedy));
+        }
         // An end in the middle may leak clusters. The mark stays until they are looked for.
         mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
-        let image = Image::new(access, header, Arc::new(Versions::default()));
         Ok(Target(Kind::Qcow2(Box::new(image))))
     }
 

@@ -60,6 +60,54 @@ fn another_file_at_the_path_of_the_image_or_of_its_backing_file_gets_no_change()
     }
 }
 
+/// 8 MiB whose compressed clusters have places of their own: three quarters do not shrink.
+fn half_compressible() -> Vec<u8> {
+    let mut random = 1u64;
+    let mut byte = |at: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        if at % 4096 < 3072 { (random >> 56) as u8 } else { 7 }
+    };
+    (0..8 * MIB).map(&mut byte).collect()
+}
+
+/// The image reads the rest of a cluster of its backing file where it was.
+#[test]
+fn compressed_clusters_that_are_larger_than_those_of_the_image_are_refused() {
+    for (cluster, is_refused) in [("2M", true), ("64k", false), ("4k", false)] {
+        let folder = folder();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("deep.raw"), half_compressible()).expect("a raw file");
+        let options = format!("cluster_size={cluster}");
+        let compress = ["convert", "-c", "-O", "qcow2", "-o", &options, "deep.raw", "base.qcow2"];
+        qemu_ok("qemu-img", folder.path(), &compress);
+        let above = ["-b", "base.qcow2", "-F", "qcow2", "-o", "cluster_size=64k", "top.qcow2"];
+        qemu_ok("qemu-img", folder.path(), &[&["create", "-qf", "qcow2"][..], &above].concat());
+        let top = Arc::new(open(&path("top.qcow2")).expect("it opens"));
+        let mut rig = rig(&top);
+        rig.write(20 << 10, &vec![8; 64 << 10]);
+        rig.write(3 * MIB, &vec![8; 1 << 20]);
+        let before = rig.read(0, 8 << 20);
+        let opened =
+            Merge::open(Arc::clone(&top), &path("base.qcow2"), true, AllowBacking::SameDir);
+        let mut merge = match opened {
+            Err(why) => {
+                assert!(is_refused && why.to_string().contains("compressed clusters"), "{why}");
+                let base = std::fs::File::open(path("base.qcow2")).expect("a file");
+                assert_eq!(backend::mark::in_use(&base).expect("a mark or none"), None);
+                continue;
+            }
+            Ok(merge) => merge,
+        };
+        assert!(!is_refused, "{cluster}");
+        let mut range = 0..8 * MIB;
+        while !range.is_empty() {
+            merge.copy_piece(&mut range, 64 << 10).expect("a copy");
+            merge.sync().expect("a sync");
+            assert!(rig.read(0, 8 << 20) == before, "{cluster} {range:?}");
+        }
+    }
+}
+
 #[test]
 fn pieces_of_one_cluster_of_the_backing_file_keep_each_other() {
     for cluster in ["2M", "64k", "4k"] {
