@@ -179,6 +179,8 @@ struct Entry {
 struct Reservation {
     disks: Arc<Disks>,
     name: String,
+    /// The disk is in the table.
+    is_entered: bool,
 }
 
 /// The place of a disk among the others.
@@ -281,7 +283,8 @@ impl Disks {
             }
             None => {
                 state.table.insert(name.to_owned(), Slot::Starting);
-                return Ok(Reservation { disks: Arc::clone(self), name: name.to_owned() });
+                let (disks, name) = (Arc::clone(self), name.to_owned());
+                return Ok(Reservation { disks, name, is_entered: false });
             }
         };
         Err(Failure::run(what, why, remedy))
@@ -417,7 +420,7 @@ impl State {
 
 impl Reservation {
     /// Enters the disk in the table. It leaves it when the result is dropped.
-    fn enter(self, entry: Entry) -> Result<Served, Failure> {
+    fn enter(mut self, entry: Entry) -> Result<Served, Failure> {
         let (disks, name) = (Arc::clone(&self.disks), self.name.clone());
         let (stop, events) = (Arc::clone(&entry.stop), Arc::clone(&entry.events));
         let mut state = disks.lock();
@@ -427,6 +430,7 @@ impl Reservation {
             return Err(Failure::run(format!("add the disk {name}"), why, "start it again"));
         }
         state.table.insert(name.clone(), Slot::Served(Box::new(entry)));
+        self.is_entered = true;
         drop(state);
         disks.adopt_bounds();
         events.tell(&Change::Added);
@@ -437,8 +441,8 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.disks.lock();
-        // Only this reservation can be the one of the name.
-        if matches!(state.table.get(&self.name), Some(Slot::Starting)) {
+        // The disk may have gone already, and the name may be that of another reservation.
+        if !self.is_entered && matches!(state.table.get(&self.name), Some(Slot::Starting)) {
             state.table.remove(&self.name);
         }
         drop(state);
