@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of a merge, which its threads and the clients share.
+//! The state of a merge, which its threads and the clients share. It changes under one lock.
 //!
 //! | State | Begins | Next |
 //! |---|---|---|
@@ -9,17 +9,19 @@
 
 use super::CANCELLED;
 use backend::wrap::{Brake, Written};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-const OPEN: u8 = 0;
-const IS_CANCELLED: u8 = 1;
-const MOVING: u8 = 2;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Open,
+    Cancelled,
+    Moving,
+}
 
 /// A merge in progress.
 #[derive(Debug)]
 pub(in crate::disks) struct MergeState {
-    step: AtomicU8,
+    step: Mutex<Step>,
     /// The brake of the disk, with the notes of its changes.
     pub(super) brake: Arc<Brake>,
 }
@@ -27,30 +29,45 @@ pub(in crate::disks) struct MergeState {
 impl MergeState {
     pub(super) fn new(capacity_bytes: u64) -> Self {
         let brake = Arc::new(Brake::new(Arc::new(Written::new(capacity_bytes))));
-        MergeState { step: AtomicU8::new(OPEN), brake }
+        MergeState { step: Mutex::new(Step::Open), brake }
     }
 
     /// Asks for the end. Writes of the guest that wait go on. `false`: the guest moves, or has moved.
     pub(in crate::disks) fn cancel(&self) -> bool {
-        let was =
-            self.step.compare_exchange(OPEN, IS_CANCELLED, Ordering::AcqRel, Ordering::Acquire);
+        let mut step = self.lock();
+        let is_in_time = *step != Step::Moving;
+        if is_in_time {
+            *step = Step::Cancelled;
+        }
+        drop(step);
         self.brake.release();
-        was != Err(MOVING)
+        is_in_time
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        self.step.load(Ordering::Acquire) == IS_CANCELLED
+        *self.lock() == Step::Cancelled
     }
 
     /// The guest stays in its image.
     pub(super) fn ends(&self) {
-        self.step.store(IS_CANCELLED, Ordering::Release);
+        *self.lock() = Step::Cancelled;
     }
 
     /// Begins the move of the guest, which no cancel stops then.
+    ///
+    /// # Errors
+    /// The merge was cancelled.
     pub(super) fn begin_move(&self) -> Result<(), String> {
-        let was = self.step.compare_exchange(OPEN, MOVING, Ordering::AcqRel, Ordering::Acquire);
-        was.map(drop).map_err(|_| CANCELLED.to_owned())
+        let mut step = self.lock();
+        if *step == Step::Cancelled {
+            return Err(CANCELLED.to_owned());
+        }
+        *step = Step::Moving;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Step> {
+        self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
