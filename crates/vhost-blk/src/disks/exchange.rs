@@ -3,8 +3,8 @@
 //! are texts have cause and remedy.
 
 use super::config_file::NewConfig;
-use super::layers::Layers;
-use super::replacing::DRAIN_MAX;
+use super::layers::{Following, Layers};
+use super::replacing::{DRAIN_MAX, Unfinished, wait};
 use super::{Disks, Entry, Mode, Origin, growth};
 use crate::disk::Opened;
 use crate::events::DiskEvents;
@@ -14,6 +14,7 @@ use crate::upgrade::{self, ImageOptions, Parts, Storage};
 use crate::values::{AllowBacking, word};
 use backend::file::File as ImageFile;
 use backend::file::identity_of;
+use backend::wrap::{Brake, Growth};
 use backend::{Disk, Info};
 use qcow2::Qcow2Disk;
 use std::fs::{self, File};
@@ -76,6 +77,27 @@ impl Source {
     /// The path of the image or block device without symbolic links. The file there is the open one.
     pub(super) fn storage_path(&self) -> Result<PathBuf, String> {
         real_path_of(self.args.blk_file.as_deref().unwrap_or(Path::new("")), &self.image.top)
+    }
+
+    /// Makes the disk note the parts that its guest changes, for a copy with this brake.
+    ///
+    /// # Errors
+    /// [`Unfinished`].
+    pub(super) fn follow(
+        &self,
+        brake: &Arc<Brake>,
+        growth: Growth,
+        go_on: impl FnMut() -> bool,
+    ) -> Result<(), Unfinished> {
+        let brake = Arc::clone(brake);
+        let order = self.layers.change(&self.control, move |stack| {
+            if stack.capacity_bytes() != brake.written().capacity_bytes() {
+                return Err("it was resized a moment ago; repeat the command".to_owned());
+            }
+            stack.following = Some(Following { brake, growth });
+            Ok(())
+        });
+        wait(&order, DRAIN_MAX, go_on).map(drop)
     }
 
     /// Ends the following of a merge or a mirror. The order is not withdrawn: it is carried out after the

@@ -11,10 +11,10 @@
 //! | closed | [`Hand::close`] | the end of the thread |
 //!
 //! Acts are carried out in their order. An owner that does not wait any more leaves the thread alone; it drops
-//! the copier, with an incomplete file, as soon as the storage answers. A new disk that is not used has its last close
-//! here, and what was made with it its end ([`There`]): a drained disk waits for neither. The owner waits for one act before it
-//! orders the next, but for one of a convergence that is refused, the last one and the close: the queue has four
-//! acts at most.
+//! the copier, with an incomplete file, as soon as the storage answers. A new disk that is not used has its last
+//! close here, and a value that was made with it its end ([`There`]): a drained disk waits for neither. The owner
+//! waits for one act before it orders the next, but for one of a convergence that is refused, the last one and the
+//! close: the queue has four acts at most.
 
 use super::{Copier, Unfinished};
 use crate::disk::Opened;
@@ -97,7 +97,7 @@ impl<C: Copier> Hand<C> {
                     return Err(Failure::run(what, "its thread has gone", "see the log"));
                 }
                 Err(RecvTimeoutError::Timeout) if !goes_on() => {
-                    // Unless the storage hangs, nothing is left of the mirror then.
+                    // Unless the storage hangs, nothing is left of the copy then.
                     if let Ok(Ok(())) = opened.recv_timeout(CLOSE_MAX) {
                         Hand { acts: Acts(sender) }.close();
                     }
@@ -151,6 +151,16 @@ impl<C: Copier> Acts<C> {
                 Err(RecvTimeoutError::Timeout) => goes_on()?,
             }
         }
+    }
+
+    /// The same, for an owner that has not ordered the last act.
+    pub(in crate::disks) fn act<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut C) -> Result<T, C::Error> + Send + 'static,
+        goes_on: impl FnMut() -> Result<(), Unfinished>,
+    ) -> Result<T, Unfinished> {
+        let done = self.ask(act, goes_on)?;
+        done.ok_or_else(|| Unfinished::Ended(C::WORDS.cancelled.to_owned()))
     }
 
     /// Orders the last act, which gets the copier, and opens the new disk. The result is dropped if nobody

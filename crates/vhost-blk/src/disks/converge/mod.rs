@@ -189,22 +189,19 @@ impl<C: Copier> Convergence<'_, C> {
         &self,
         act: impl FnOnce(&mut C) -> Result<T, C::Error> + Send + 'static,
     ) -> Result<T, Unfinished> {
-        self.ask(act)?.ok_or_else(|| Unfinished::Ended(C::WORDS.cancelled.to_owned()))
+        self.acts.act(act, self.bounded())
     }
 
-    /// The same; `None`: the exchange has begun to copy the rest itself.
-    fn ask<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut C) -> Result<T, C::Error> + Send + 'static,
-    ) -> Result<Option<T>, Unfinished> {
+    /// The check while an act lasts that begins now.
+    fn bounded(&self) -> impl Fn() -> Result<(), Unfinished> {
         let begun = Instant::now();
-        self.acts.ask(act, || {
+        move || {
             (self.check)()?;
             match begun.elapsed() < STUCK {
                 true => Ok(()),
                 false => Err(Unfinished::Refused(C::WORDS.slow.to_owned())),
             }
-        })
+        }
     }
 
     /// Copies changed parts durably until few are left, however fast the guest writes: [`Bound`].
@@ -298,7 +295,9 @@ impl<C: Copier> Convergence<'_, C> {
         let mut at = 0;
         loop {
             let brake = Arc::clone(self.brake);
-            let next = self.ask(move |copier| copier.next(brake.written(), at, CHUNK))?;
+            let act = move |copier: &mut C| copier.next(brake.written(), at, CHUNK);
+            // Without the copier, the exchange has begun to copy the rest itself.
+            let next = self.acts.ask(act, self.bounded())?;
             self.brake.proceed();
             match next.flatten() {
                 Some(piece) => at = piece.end,

@@ -38,8 +38,8 @@ use super::converge::{
 };
 use super::exchange::{New, Source, identity, options, replacement};
 use super::job::{Kind, Owner};
-use super::layers::{Following, Layers};
-use super::replacing::{DRAIN_MAX, wait};
+use super::layers::Layers;
+use super::replacing;
 use crate::disk::{self, From, LockWait};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
@@ -119,14 +119,19 @@ impl Disks {
         let kept = Arc::new(Kept { _lock: lock, _owner: owner });
         let (of_thread, of_source) = (Arc::clone(&plan), source.clone());
         let what = format!("{WHAT} {name}");
+        let of_error = what.clone();
         let open = move || {
             let merge = of_thread.open(&of_source);
-            merge.map(Copier::new).map_err(|told| Failure::told(what, told))
+            merge.map(Copier::new).map_err(|told| Failure::told(of_error, told))
         };
-        let what = format!("{WHAT} {name}");
         let hand = Hand::start(what, Arc::clone(&kept) as converge::Sign, open, go_on)?;
         let merging = Merging { disks: self, source: &source, plan: &plan, state: &state, marked };
-        let done = track(&source, &state.brake, &go_on).and_then(|()| {
+        let followed = source.follow(&state.brake, Growth::Merging, &go_on);
+        let followed = followed.map_err(|unfinished| match unfinished {
+            replacing::Unfinished::Cancelled => CANCELLED.to_owned(),
+            other => other.to_string(),
+        });
+        let done = followed.and_then(|()| {
             merging.run(hand.acts(), wanted, &go_on).inspect_err(|_| source.end_following())
         });
         let done = match done {
@@ -216,22 +221,6 @@ impl Merging<'_> {
     }
 }
 
-/// Makes the disk note the parts that its guest changes.
-fn track(source: &Source, brake: &Arc<Brake>, go_on: &impl Fn() -> bool) -> Result<(), String> {
-    let brake = Arc::clone(brake);
-    let order = source.layers.change(&source.control, move |stack| {
-        if stack.capacity_bytes() != brake.written().capacity_bytes() {
-            return Err("it was resized a moment ago; repeat the command".to_owned());
-        }
-        stack.following = Some(Following { brake, growth: Growth::Merging });
-        Ok(())
-    });
-    wait(&order, DRAIN_MAX, go_on).map(drop).map_err(|unfinished| match unfinished {
-        super::replacing::Unfinished::Cancelled => CANCELLED.to_owned(),
-        other => other.to_string(),
-    })
-}
-
 /// The copy before the brake is on.
 struct Copy<'a> {
     acts: &'a Acts<Copier>,
@@ -262,12 +251,13 @@ impl Copy<'_> {
         for Range { start: mut at, end } in ranges {
             while at < end {
                 self.keep_pace(pace)?;
-                let (done, copied) = self.with(move |copier| copier.some(at..end, max))?;
+                let (done, copied) =
+                    self.acts.act(move |copier| copier.some(at..end, max), self.check)?;
                 at += done;
                 pace.copied(copied);
             }
         }
-        self.with(Copier::sync)
+        self.acts.act(Copier::sync, self.check)
     }
 
     /// Waits for the bandwidth.
@@ -279,14 +269,6 @@ impl Copy<'_> {
                 wait => thread::sleep(wait.min(LOOK)),
             }
         }
-    }
-
-    fn with<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Copier) -> Result<T, copier::CopyError> + Send + 'static,
-    ) -> Result<T, Unfinished> {
-        let done = self.acts.ask(act, self.check)?;
-        done.ok_or_else(|| Unfinished::Ended(CANCELLED.to_owned()))
     }
 }
 

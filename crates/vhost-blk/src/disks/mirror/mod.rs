@@ -35,8 +35,6 @@ pub(super) use targets::Targets;
 use super::converge::Hand;
 use super::exchange::Source;
 use super::job::{Kind, Owner};
-use super::layers::Following;
-use super::replacing::{DRAIN_MAX, wait};
 use super::{Disks, Image, Slot};
 use crate::backup::{Image as Served, ImageReader};
 use crate::failure::Failure;
@@ -118,7 +116,10 @@ impl Disks {
         let spawned = thread::Builder::new().name("mirror".into()).spawn(body);
         let begun = spawned
             .map_err(|error| format!("{error}; raise the limit on threads (ulimit -u)"))
-            .and_then(|_| follow(&source, &mirror, go_on));
+            .and_then(|_| {
+                let followed = source.follow(mirror.brake(), Growth::Mirroring, go_on);
+                followed.map_err(|unfinished| unfinished.to_string())
+            });
         if let Err(told) = begun {
             old.close();
             hand.close();
@@ -279,17 +280,4 @@ fn opening(
         new.part().into_iter().for_each(|part| mirror.has_part(part));
         Ok(Copier::new(old, new, plan.unit()))
     }
-}
-
-/// Makes the disk note the parts that its guest changes.
-fn follow(source: &Source, mirror: &Mirror, go_on: impl Fn() -> bool) -> Result<(), String> {
-    let brake = Arc::clone(mirror.brake());
-    let order = source.layers.change(&source.control, move |stack| {
-        if stack.capacity_bytes() != brake.written().capacity_bytes() {
-            return Err("it was resized a moment ago; repeat the command".to_owned());
-        }
-        stack.following = Some(Following { brake, growth: Growth::Mirroring });
-        Ok(())
-    });
-    wait(&order, DRAIN_MAX, go_on).map(drop).map_err(|unfinished| unfinished.to_string())
 }

@@ -181,7 +181,6 @@ impl Worker {
         act: impl FnOnce(&mut Copier) -> Result<T, CopyError> + Send + 'static,
     ) -> Result<T, Unfinished> {
         let begun = Instant::now();
-        let done = self.hand.acts().ask(act, || self.check_since(begun))?;
-        done.ok_or_else(|| Unfinished::Ended(CANCELLED.to_owned()))
+        self.hand.acts().act(act, || self.check_since(begun))
     }
 }

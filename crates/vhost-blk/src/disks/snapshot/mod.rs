@@ -88,7 +88,7 @@ impl Disks {
     ) -> Result<Taken, Failure> {
         let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
         // The drained disk then has little to sync.
-        synced(&*self.source(name, WHAT)?.image.disk).map_err(refused)?;
+        self.sync_image(name, &format!("{WHAT} {name}"))?;
         // Neither a reload nor an upgrade comes in between, and no other snapshot.
         let _no_reload = self.no_reload();
         let source = self.source(name, WHAT)?;
