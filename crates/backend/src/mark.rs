@@ -264,6 +264,7 @@ impl ImageFile {
             return Ok(false);
         }
         let path = storage.as_os_str().as_bytes();
+        // Apart from the sync, whose want of space is an error.
         match fsetxattr(self.as_file(), MOVED, path, XattrFlags::empty()) {
             Ok(()) => self.as_file().sync_all().map(|()| true),
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOSPC | Errno::DQUOT) => Ok(false),

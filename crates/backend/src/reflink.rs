@@ -69,21 +69,12 @@ pub fn try_out(source: &File, target: &File) -> Result<(), CloneError> {
 }
 
 /// Gives the file `target`, which is empty or had a [`try_out`], the content and the size of `source`,
-/// whose space it shares. Nothing may change the source meanwhile. `goes_on` learns of the bytes that are done, and stops by
-/// `false`. The clone is durable after a sync of the target.
+/// whose space it shares. Nothing may change the source meanwhile. `goes_on` learns of the bytes that are
+/// done, and stops by `false`. The clone is durable after a sync of the target.
 ///
 /// # Errors
 /// [`CloneError`]; the target may have a part of the source.
 pub fn clone(
-    source: &File,
-    target: &File,
-    goes_on: &mut dyn FnMut(u64) -> bool,
-) -> Result<(), CloneError> {
-    clone_by(PIECE_BYTES, source, target, goes_on)
-}
-
-fn clone_by(
-    piece: u64,
     source: &File,
     target: &File,
     goes_on: &mut dyn FnMut(u64) -> bool,
@@ -95,7 +86,7 @@ fn clone_by(
         if !goes_on(done) {
             return Err(CloneError::Stopped);
         }
-        let len = piece.min(size - done);
+        let len = PIECE_BYTES.min(size - done);
         // Only the last one may end inside of a block: with the file.
         sys::clone_range(source, done, len, target)?;
         done += len;

@@ -3,10 +3,9 @@
 
 use crate::create::NewImage;
 use crate::extents::Extent;
-use crate::header::{self, Header};
 use crate::image::{Answer, Image};
 use crate::versions::Version;
-use crate::{AllowBacking, Qcow2Error, chain};
+use crate::{AllowBacking, Qcow2Error, chain, header};
 use backend::FileError;
 use backend::create::{Allocation, allocate};
 use backend::holes::first_data;
@@ -39,7 +38,7 @@ pub struct Source {
 
 enum Kind {
     Raw(File),
-    Qcow2 { image: Box<Image>, header: Header, files: Vec<File>, last: Option<Extent> },
+    Qcow2 { image: Box<Image>, extra: Option<&'static str>, files: Vec<File>, last: Option<Extent> },
 }
 
 /// The content at a position.
@@ -112,7 +111,7 @@ impl Source {
         let identities =
             identities.map_err(|source| Qcow2Error::Unreadable { path: path.into(), source })?;
         let image = Box::new(Image::new(chain::open(links, false, None)?, header, Arc::default()));
-        let kind = Kind::Qcow2 { image, header: header.clone(), files, last: None };
+        let kind = Kind::Qcow2 { image, extra: header.extra(), files, last: None };
         Ok(Source { kind, size_bytes: header.size_bytes, identities, buffer: vec![] })
     }
 
@@ -133,11 +132,11 @@ impl Source {
                 Ok(_) => Err("the source is a block device".to_owned()),
                 Err(why) => Err(format!("the source: {why}")),
             },
-            Kind::Qcow2 { header, files, .. } => {
-                if let Some(extra) = header.extra() {
+            Kind::Qcow2 { image, extra, files, .. } => {
+                if let Some(extra) = extra {
                     return Err(format!("the source has {extra}, and the new image has none"));
                 }
-                let own = header.cluster_bytes;
+                let own = image.cluster_bytes();
                 match own == cluster_bytes {
                     true => Ok(&files[0]),
                     false => Err(format!(

@@ -44,7 +44,7 @@ impl Merge {
             return Err(chain::refuse(path, "the image has no backing file", "take another one"));
         };
         let locked = Locked { identity: identity(backing)?, read_in: Some(image.cluster_bytes) };
-        let to = Target::below(path, locked, is_qcow2, allow_backing)?;
+        let to = Target::recorded(path, Some(locked), is_qcow2, allow_backing, None)?;
         let user = image.user();
         Ok(Merge { image, from, to, user })
     }

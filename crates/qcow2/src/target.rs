@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub(crate) struct Locked {
     /// [`backend::file::OpenAs::identity`].
     pub(crate) identity: (u64, u64),
-    /// Bytes of the clusters of an image that reads it.
+    /// Bytes of the clusters of an image in use that reads it as its backing file.
     pub(crate) read_in: Option<u64>,
 }
 
@@ -44,20 +44,8 @@ impl Target {
         Target::recorded(path, Some(locked), is_qcow2, allow_backing, None)
     }
 
-    /// The same for the backing file of an image that is in use, with clusters of `read_in` bytes.
-    ///
-    /// # Errors
-    /// As [`Target::open`], and if a write could free compressed data that the image still reads.
-    pub(crate) fn below(
-        path: &Path,
-        locked: Locked,
-        is_qcow2: bool,
-        allow_backing: AllowBacking,
-    ) -> Result<Target, Qcow2Error> {
-        Target::recorded(path, Some(locked), is_qcow2, allow_backing, None)
-    }
-
-    /// The same; records the changes of an image in `log`.
+    /// The same; records the changes of an image in `log`. With [`Locked::read_in`] it refuses an image in which a
+    /// write could free compressed data that is still read.
     pub(crate) fn recorded(
         path: &Path,
         locked: Option<Locked>,
