@@ -42,6 +42,8 @@ pub(super) struct Clone {
 
 /// The part of a clone that is done while no request is in flight.
 pub(super) struct Act {
+    /// Name of the disk.
+    disk: String,
     source: File,
     target: File,
     /// The place, for errors.
@@ -77,14 +79,8 @@ impl Clone {
         }
         match Self::planned(order, image, taken) {
             Ok(planned) => Ok(Some(planned)),
-            Err(Missed::Failed(failure)) => Err(failure),
-            Err(Missed::Refused(why)) if order.reflink == Reflink::Always => {
-                let what = format!("back up the disk {}", order.disk);
-                Err(Failure::told(what, refusal(&why)))
-            }
-            Err(Missed::Refused(why)) => {
-                tracing::info!(disk = order.disk, why, "the backup has space of its own");
-                Ok(None)
+            Err(missed) => {
+                missed.or_copy(order.disk, order.reflink == Reflink::Always).map(|()| None)
             }
         }
     }
@@ -117,7 +113,8 @@ impl Clone {
         let raw_bytes = qcow2.is_none().then_some(size_bytes);
         let must = order.reflink == Reflink::Always;
         let limit = if must { ALWAYS_MAX } else { AUTO_MAX };
-        let act = Act { source, target, path, size_bytes, qcow2, must, limit };
+        let disk = order.disk.to_owned();
+        let act = Act { disk, source, target, path, size_bytes, qcow2, must, limit };
         Ok((Clone { place, file, raw_bytes }, act))
     }
 
@@ -140,12 +137,10 @@ impl Act {
     pub(super) fn make(self, clusters: &Clusters) -> Result<bool, String> {
         match self.cloned(clusters) {
             Ok(()) => Ok(true),
-            Err(Missed::Failed(failure)) => Err(format!("{}; {}", failure.why, failure.remedy)),
-            Err(Missed::Refused(why)) if self.must => Err(refusal(&why)),
-            Err(Missed::Refused(why)) => {
-                tracing::info!(path = %self.path.display(), why, "the backup has space of its own");
-                Ok(false)
-            }
+            Err(missed) => match missed.or_copy(&self.disk, self.must) {
+                Ok(()) => Ok(false),
+                Err(Failure { why, remedy, .. }) => Err(format!("{why}; {remedy}")),
+            },
         }
     }
 
@@ -170,11 +165,25 @@ impl Act {
     }
 }
 
-/// The refusal of a backup that has to be a clone.
-fn refusal(why: &str) -> String {
-    // A reason with a remedy has its own.
-    let why = why.split_once("; ").map_or(why, |(why, _)| why);
-    format!("it cannot share the space of the image: {why}; give --reflink auto, which copies then")
+impl Missed {
+    /// Lets the backup of a disk be a copy, unless there `must` be a clone.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    fn or_copy(self, disk: &str, must: bool) -> Result<(), Failure> {
+        match self {
+            Missed::Failed(failure) => Err(failure),
+            Missed::Refused(why) if must => Err(Failure::run(
+                format!("back up the disk {disk}"),
+                format!("it cannot share the space of the image: {why}"),
+                "give --reflink auto, which copies then",
+            )),
+            Missed::Refused(why) => {
+                tracing::info!(disk, why, "the backup has space of its own");
+                Ok(())
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -189,6 +198,7 @@ mod tests {
         let path = folder.path().join("source");
         fs::write(&path, [1; 4096]).unwrap();
         let act = |must| Act {
+            disk: "a".to_owned(),
             source: File::open(&path).unwrap(),
             target: File::create(folder.path().join("target")).unwrap(),
             path: folder.path().join("copy"),

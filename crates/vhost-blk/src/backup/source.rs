@@ -19,13 +19,9 @@ pub enum Image {
 
 impl Image {
     pub(crate) fn info(&self) -> Info {
-        self.disk().info()
-    }
-
-    pub(super) fn disk(&self) -> &dyn Disk {
         match self {
-            Image::Raw(image) => &**image,
-            Image::Qcow2(image) => &**image,
+            Image::Raw(image) => image.info(),
+            Image::Qcow2(image) => image.info(),
         }
     }
 
