@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Programs of the system, and the kernel's modules.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 
 use crate::outcome::skip;
@@ -16,6 +18,12 @@ pub fn run_quietly(program: &str, arguments: &[&str]) {
     if let Err(why) = run(program, arguments) {
         eprintln!("clean-up: {why:#}");
     }
+}
+
+/// Checksum of a file.
+pub fn sha256(path: &Path) -> Result<String> {
+    let line = run_to_end(&["sha256sum", &path.display().to_string()])?;
+    Ok(line.split_whitespace().next().context("no checksum")?.to_owned())
 }
 
 /// Loads a module, or skips the case if the kernel has none of that name.

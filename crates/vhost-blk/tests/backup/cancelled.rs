@@ -43,7 +43,6 @@ fn a_client_that_is_killed_at_any_moment_leaves_no_target_and_the_guest_goes_on(
             // The slow ones end in no test but by a cancel.
             let bandwidth = if seed % 2 == 0 { "4M" } else { "16K" };
             command.arg(served.place.path("copy")).args(["--bandwidth", bandwidth]);
-            command.args(["--reflink", "never"]);
             let mut client = Daemon::spawn(&mut command);
             // Random moments, from the start of the client until the copy is a tenth done.
             std::thread::sleep(Duration::from_millis(seed * 7919 % 200));

@@ -165,7 +165,7 @@ fn a_copy_is_sparse_and_the_command_tells_its_size() {
     };
     let target = |name: &str| served.place.path(name).to_str().unwrap().to_owned();
     let (raw, qcow2) = (target("copy"), target("copy.qcow2"));
-    assert!(told(&["backup", "--reflink", "never", "--to", &raw]).contains("8388608 bytes (8M)"));
+    assert!(told(&["backup", "--to", &raw]).contains("8388608 bytes (8M)"));
     let reply = told(&["--json", "backup", "--to", &qcow2, "--format", "qcow2"]);
     let reply: serde_json::Value = serde_json::from_str(&reply).unwrap();
     assert_eq!(reply, json!({"copied_bytes": 8 * MIB, "total_bytes": 8 * MIB, "shared": false}));
@@ -211,8 +211,7 @@ fn the_command_waits_for_a_slow_copy() {
     // 64 KiB in 1.6 s.
     let mut command = program();
     command.args(["ctl", "--timeout", "1", "--control-path"]).arg(control).arg("backup");
-    let output =
-        finish(command.args(["--reflink", "never", "--bandwidth", "40K", "--to"]).arg(&target));
+    let output = finish(command.args(["--bandwidth", "40K", "--to"]).arg(&target));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_same(&std::fs::read(target).unwrap(), &content);
 }

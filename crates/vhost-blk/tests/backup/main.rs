@@ -46,13 +46,12 @@ fn connect(control: &Path) -> Raw {
 struct Client(Raw);
 
 impl Client {
-    /// Orders a backup and waits for its moment. It copies also where the file system could share space.
+    /// Orders a backup and waits for its moment.
     #[track_caller]
     fn start(control: &Path, target: &Path, options: Value) -> Client {
         let mut raw = connect(control);
         let mut parameters = options;
         parameters["target"] = target.to_str().unwrap().into();
-        parameters["reflink"] = "never".into();
         let call = json!({"method": "io.vhostblk.Backup", "parameters": parameters, "more": true});
         let first = raw.call(&call.to_string());
         assert_eq!(first["continues"], true, "{first}");

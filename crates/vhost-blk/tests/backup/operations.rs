@@ -107,8 +107,7 @@ fn the_progress_is_drawn_on_a_terminal() {
     let end = OpenOptions::new().read(true).write(true).open(name).unwrap();
     let mut command = program();
     command.args(["ctl", "--control-path"]).arg(&served.control).args(["backup", "--to"]);
-    command.arg(served.place.path("copy")).args(["--bandwidth", "16M", "--reflink", "never"]);
-    command.env("TERM", "xterm");
+    command.arg(served.place.path("copy")).args(["--bandwidth", "16M"]).env("TERM", "xterm");
     let mut child = command.stdout(end.try_clone().unwrap()).stderr(end).spawn().unwrap();
     drop(command);
     let drawn = Arc::new(Mutex::new(Vec::new()));

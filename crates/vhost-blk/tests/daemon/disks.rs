@@ -221,11 +221,7 @@ fn a_disk_whose_storage_hangs_delays_no_other_and_goes_when_it_answers() {
 /// A guest with a write that the storage works on.
 fn submitted(rig: &Rig, name: &str) -> Device {
     let mut guest = rig.guest(name);
-    let layout = guest.layout();
-    guest.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
-    rig.place.wait_until("the request is taken", || {
-        rig.json(&format!("status {name}"))["queues"][0]["inflight"] == 1
-    });
+    rig.submit(name, &mut guest, &Request::write(0, &[1; 512]));
     guest
 }
 

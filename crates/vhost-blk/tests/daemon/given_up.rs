@@ -18,10 +18,7 @@ fn hung<'a>(rig: &Rig, mount: &'a Mount) -> (Device, Frozen<'a>) {
     rig.ok(&format!("add a {}", on(mount, "a.sock")));
     let mut guest = guest(rig);
     let frozen = Frozen::of(mount);
-    let layout = guest.layout();
-    guest.queue(0).submit(&Request::write(0, &[1; 4096]), &layout).unwrap();
-    let inflight = || rig.json("status a")["queues"][0]["inflight"] == 1;
-    rig.place.wait_until("the write is taken", inflight);
+    rig.submit("a", &mut guest, &Request::write(0, &[1; 4096]));
     (guest, frozen)
 }
 

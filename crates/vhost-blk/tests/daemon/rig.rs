@@ -2,7 +2,7 @@
 //! A daemon with a folder for images, sockets and configuration files.
 
 use crate::common::{self, Daemon, Place, program, run};
-use driver::{Device, Options};
+use driver::{Device, Options, Request};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -101,6 +101,16 @@ impl Rig {
     pub(crate) fn guest(&self, name: &str) -> Device {
         let options = Options { limit: Duration::from_secs(60), ..Options::default() };
         Device::connect(self.path(&format!("{name}.sock")), &options).unwrap()
+    }
+
+    /// Submits the only request of a guest of the disk `name`, whose storage works on it then.
+    #[track_caller]
+    pub(crate) fn submit(&self, name: &str, guest: &mut Device, request: &Request) {
+        let layout = guest.layout();
+        guest.queue(0).submit(request, &layout).unwrap();
+        self.place.wait_until("the request is taken", || {
+            self.json(&format!("status {name}"))["queues"][0]["inflight"] == 1
+        });
     }
 
     /// Names of the disks.

@@ -95,7 +95,7 @@ fn other_commands_are_refused_during_a_mirror_and_work_after_it() {
 fn a_disk_that_is_merged_or_backed_up_is_not_mirrored() {
     let (rig, mut device) = with_disk();
     fill(&mut device, 1);
-    let mut backup = begin(&rig, "backup a --to copy --bandwidth 64K --reflink never");
+    let mut backup = begin(&rig, "backup a --to copy --bandwidth 64K");
     wait_until("the backup", || {
         rig.json("status a")["disk"].as_str().unwrap().contains("backed up")
     });

@@ -15,9 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
 use kit::set::Set::{Full, Gating};
-use std::hash::{DefaultHasher, Hasher};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use kit::system::sha256;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use virtio_spec::blk::S_OK;
 
@@ -163,37 +162,24 @@ pub(crate) fn clone_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<
         ensure!(status.contains("data plane  kernel ("), "{words:?}: the daemon says: {status}");
         Ok(copy)
     };
-    let mut before: Option<(PathBuf, u64)> = None;
+    let mut before: Option<(PathBuf, String)> = None;
     let done = under_load(device, specs, |handles| {
         for round in 0..env.rounds(setup.requests) {
             handles.wait_for_progress(STEP).with_context(|| format!("before round {round}"))?;
             if let Some((copy, content)) = before.take() {
-                ensure!(digest(&copy)? == content, "round {round}: the clone has changed");
+                ensure!(sha256(&copy)? == content, "round {round}: the clone has changed");
                 std::fs::remove_file(copy)?;
             }
             let copy = cloned(&format!("copy-{round}"))?;
-            let content = digest(&copy)?;
+            let content = sha256(&copy)?;
             before = Some((copy, content));
         }
         handles.wait_for_progress(STEP).context("after the last clone")
     })?;
     let last = cloned("last")?;
-    ensure!(digest(&last)? == digest(&disk.path)?, "the last clone is no copy of the disk");
+    ensure!(sha256(&last)? == sha256(&disk.path)?, "the last clone is no copy of the disk");
     tell(&done);
     check_totals(&daemon, &done)
-}
-
-/// A number for the content of a file. The buffer is small: each page of a large one is a page fault, which takes
-/// long on the debug kernel.
-fn digest(path: &Path) -> Result<u64> {
-    let (mut file, mut hasher) = (std::fs::File::open(path)?, DefaultHasher::new());
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hasher.finish()),
-            len => hasher.write(&buffer[..len]),
-        }
-    }
 }
 
 /// A disk on the kernel plane moves to another image of the same file system, and to a qcow2 image.

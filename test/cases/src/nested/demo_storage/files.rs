@@ -118,12 +118,6 @@ pub(super) fn check_qcow2(image: &Path) -> Result<()> {
     run_to_end(&["qemu-img", "check", "-q", "-f", "qcow2", &text(image)]).map(drop)
 }
 
-/// Checksum of a file.
-pub(super) fn sha256(path: &Path) -> Result<String> {
-    let line = run_to_end(&["sha256sum", &text(path)])?;
-    Ok(line.split_whitespace().next().context("no checksum")?.to_owned())
-}
-
 /// A path as an argument.
 pub(super) fn text(path: &Path) -> String {
     path.display().to_string()

@@ -11,6 +11,7 @@ mod files;
 
 use anyhow::{Result, ensure};
 use kit::process::run_to_end;
+use kit::system::sha256;
 use kit::wait::wait_until_so;
 use std::path::Path;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use super::migrate_nvme::{Host, Hosts, SERIAL, spec};
 use super::{Needs, Setup, load};
 use crate::case::cases;
 use account::Account;
-use files::{Files, check_qcow2, compare, install, sha256, text, written_mb};
+use files::{Files, check_qcow2, compare, install, text, written_mb};
 
 cases! { Nested;
     "demo-storage", Needs::MODULE,
