@@ -140,6 +140,22 @@ fn a_qcow2_image_shares_its_space_if_the_new_one_would_be_the_same() {
     }
 }
 
+/// Converts to `new`: `--reflink always` is refused with `why` and leaves no file, and `--reflink auto` copies.
+#[track_caller]
+fn copied_and_never_cloned(folder: &Path, words: &str, new: &Path, why: &str) {
+    let own = folder.join(new);
+    let count = || fs::read_dir(own.parent().unwrap()).unwrap().count();
+    let (files, words) = (count(), format!("{words} {}", new.display()));
+    let line = one_line(&convert(folder, &format!("--reflink always {words}")), 1);
+    assert!(line.contains("cannot share the space") && line.contains(why), "{words}: {line}");
+    assert!(line.contains("; give --reflink auto"), "{line}");
+    assert!(!own.exists(), "{words}");
+    assert_eq!(count(), files, "{words}");
+    let line = told(folder, &format!("--reflink auto {words}"));
+    let copied = format!("{} has space of its own: ", new.display());
+    assert!(line.starts_with(&copied) && line.contains(why), "{line}");
+}
+
 /// Images whose clone would be another image than their copy.
 #[test]
 fn an_image_that_has_to_change_is_copied_and_always_is_refused() {
@@ -151,8 +167,7 @@ fn an_image_that_has_to_change_is_copied_and_always_is_refused() {
     let folder = mount.place.path();
     source(folder);
     qcow2_images(folder);
-    let count = || fs::read_dir(folder).unwrap().count();
-    let (files, own) = (count(), folder.join("new"));
+    let own = folder.join("new");
     for (words, why) in [
         ("-O qcow2 source", "the formats differ"),
         ("-f qcow2 plain", "the formats differ"),
@@ -164,12 +179,7 @@ fn an_image_that_has_to_change_is_copied_and_always_is_refused() {
         ("-f qcow2 -O qcow2 snapshots", "internal snapshots"),
         ("-f qcow2 -O qcow2 bitmaps", "dirty bitmaps"),
     ] {
-        let line = one_line(&convert(folder, &format!("--reflink always {words} new")), 1);
-        assert!(line.contains("cannot share the space") && line.contains(why), "{words}: {line}");
-        assert!(line.contains("; give --reflink auto"), "{line}");
-        assert_eq!(count(), files, "{words}");
-        let line = told(folder, &format!("--reflink auto {words} new"));
-        assert!(line.starts_with("new has space of its own: ") && line.contains(why), "{line}");
+        copied_and_never_cloned(folder, words, Path::new("new"), why);
         assert_eq!(sharing_of(&own), Sharing::None, "{words}");
         fs::remove_file(&own).unwrap();
     }
@@ -192,13 +202,8 @@ fn a_file_system_that_cannot_share_is_a_reason_for_a_copy() {
         ("source", &far, "on different file systems"),
         (device.path.to_str().unwrap(), &far, "a block device"),
     ] {
-        let words = format!("{from} {}", to.display());
-        let line = one_line(&convert(folder, &format!("--reflink always {words}")), 1);
-        assert!(line.contains(why) && line.contains("; give --reflink auto"), "{line}");
-        assert!(!to.exists());
         assert_eq!(fs::read_dir(other).unwrap().count(), 0);
-        let line = told(folder, &format!("--reflink auto {words}"));
-        assert!(line.contains("has space of its own: ") && line.contains(why), "{line}");
+        copied_and_never_cloned(folder, from, to, why);
         // A device has whole sectors.
         let bytes = if from == "source" { BYTES } else { BYTES / 512 * 512 };
         assert_eq!(fs::metadata(to).unwrap().len(), bytes);
