@@ -13,7 +13,11 @@ use crate::backoff::Backoff;
 use std::time::{Duration, Instant};
 
 /// Portion sizes, in requests.
-const SIZES: [usize; 4] = [4, 8, 16, 32];
+const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
+/// Position of the first size of a thread.
+const FIRST: usize = 1;
+/// A thread with fewer requests in flight makes no trial: the sizes hardly differ.
+const IN_FLIGHT_MIN: usize = 4;
 /// Minimum duration of a window, and its minimum number of completions.
 const WINDOW: Duration = Duration::from_millis(4);
 const WINDOW_REQUESTS_MIN: usize = 64;
@@ -51,13 +55,13 @@ struct Window {
     since: Instant,
     turns: u32,
     requests: usize,
-    /// The most requests or completions of a turn.
-    largest: usize,
+    /// The most requests in flight after a turn.
+    in_flight: usize,
 }
 
 impl Window {
     fn since(since: Instant) -> Self {
-        Window { since, turns: 0, requests: 0, largest: 0 }
+        Window { since, turns: 0, requests: 0, in_flight: 0 }
     }
 }
 
@@ -84,7 +88,7 @@ impl Portion {
         pause.begin();
         Portion {
             fixed,
-            chosen: 0,
+            chosen: FIRST,
             trial: None,
             smaller_next: false,
             pause,
@@ -102,17 +106,17 @@ impl Portion {
         }
     }
 
-    /// Records the requests that a turn handed to the storage and the completions that it handled.
+    /// Records the requests that a turn handed to the storage, the completions that it is about to
+    /// handle, and the requests in flight between the two.
     #[inline]
-    pub(crate) fn turned(&mut self, submitted: usize, completed: usize) {
-        let largest = submitted.max(completed);
-        if largest == 0 || self.fixed.is_some() {
+    pub(crate) fn turned(&mut self, submitted: usize, completed: usize, in_flight: usize) {
+        if submitted + completed == 0 || self.fixed.is_some() {
             return;
         }
         let window = &mut self.window;
         window.turns += 1;
         window.requests += completed;
-        window.largest = window.largest.max(largest);
+        window.in_flight = window.in_flight.max(in_flight);
         if window.turns.is_multiple_of(TURNS_PER_CLOCK) {
             self.look(Instant::now());
         }
@@ -126,7 +130,7 @@ impl Portion {
             return;
         }
         let rate = self.window.requests as f64 / elapsed.as_secs_f64();
-        let says_something = elapsed < WINDOW_MAX && self.window.largest >= SIZES[0];
+        let says_something = elapsed < WINDOW_MAX && self.window.in_flight >= IN_FLIGHT_MIN;
         self.window = Window::since(now);
         if says_something {
             self.measured(rate);
@@ -196,8 +200,8 @@ mod tests {
     #[test]
     fn where_the_device_waits_for_the_driver_the_portion_shrinks() {
         let mut portion = Portion::new(None);
-        portion.chosen = 3;
-        assert_eq!(settled(&mut portion, 4000, |size| 1.0 / size as f64), 4);
+        portion.chosen = SIZES.len() - 1;
+        assert_eq!(settled(&mut portion, 4000, |size| 1.0 / size as f64), 1);
     }
 
     #[test]
@@ -212,7 +216,7 @@ mod tests {
     fn a_load_that_changes_is_followed() {
         let mut portion = Portion::new(None);
         assert_eq!(settled(&mut portion, 2000, |size| size as f64), 32);
-        assert_eq!(settled(&mut portion, 9000, |size| 1.0 / size as f64), 4);
+        assert_eq!(settled(&mut portion, 9000, |size| 1.0 / size as f64), 1);
     }
 
     #[test]
@@ -220,7 +224,7 @@ mod tests {
         let mut portion = Portion::new(None);
         let in_trial = (0..10_000)
             .filter(|_| {
-                portion.measured(if portion.size() == 4 { 2.0 } else { 1.0 });
+                portion.measured(if portion.size() == SIZES[FIRST] { 2.0 } else { 1.0 });
                 portion.trial.is_some()
             })
             .count();
@@ -235,7 +239,7 @@ mod tests {
             for _ in 0..100 {
                 now += pause;
                 portion.window.requests = WINDOW_REQUESTS_MIN;
-                portion.window.largest = if pause == WINDOW { 1 } else { 32 };
+                portion.window.in_flight = if pause == WINDOW { 1 } else { 32 };
                 portion.look(now);
             }
         }
@@ -244,9 +248,26 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_hands_out_one_request_at_a_time_still_makes_trials() {
+        let mut portion = Portion::new(None);
+        portion.chosen = 0;
+        let rates = |portion: &mut Portion| {
+            let mut now = Instant::now();
+            for _ in 0..2000 {
+                now += WINDOW;
+                portion.window.requests = WINDOW_REQUESTS_MIN * portion.size();
+                portion.window.in_flight = IN_FLIGHT_MIN;
+                portion.look(now);
+            }
+        };
+        rates(&mut portion);
+        assert_eq!(portion.size(), 32);
+    }
+
+    #[test]
     fn a_fixed_size_stays() {
         let mut portion = Portion::new(Some(7));
-        (0..10_000).for_each(|_| portion.turned(7, 7));
+        (0..10_000).for_each(|_| portion.turned(7, 7, 7));
         assert_eq!(portion.size(), 7);
     }
 }

@@ -149,7 +149,7 @@ impl Worker {
         }
         let events_max = portion * self.active.ids().len().max(1);
         self.engine.reap(&mut self.events, events_max);
-        self.portion.turned(submitted, self.events.len());
+        self.portion.turned(submitted, self.events.len(), self.engine.in_storage as usize);
         worked |= !self.events.is_empty();
         let reaped_all = self.events.len() < events_max;
         // 4 completion of requests that the storage has finished
