@@ -10,6 +10,9 @@ use clap::ValueEnum;
 pub enum Set {
     /// At every change: short, also on the debug kernel.
     Gating,
+    /// At every change, without the module: the daemon's io_uring plane alone. The debug kernel, which
+    /// checks the module, adds nothing.
+    Uring,
     /// The longer ones.
     Full,
     /// Guests inside the VM.
@@ -31,6 +34,7 @@ impl Set {
     pub fn as_str(self) -> &'static str {
         match self {
             Set::Gating => "gating",
+            Set::Uring => "uring",
             Set::Full => "full",
             Set::Nested => "nested",
             Set::Guest => "guest",
@@ -44,7 +48,7 @@ impl Set {
     /// The most that a case of the set may take, on a slow machine with other work.
     pub fn timeout(self) -> Duration {
         Duration::from_secs(match self {
-            Set::Gating | Set::Guest => 300,
+            Set::Gating | Set::Uring | Set::Guest => 300,
             _ => 3600,
         })
     }

@@ -70,8 +70,10 @@ fn run_lab(run: &mut Run, sid: Passed) -> Result<()> {
     }
     run.step(15, "path lengths", PATH_LENGTHS)?;
     if run.step(60, "set-up: debug kernel", &["scripts/kernel/debug.sh"])? != Passed::No {
-        let gating = ["--kernel", "6.12,debug", "--set", "gating"];
-        run.lab_cases(60, "kernel module: gating cases", "gating", &gating)?;
+        let gating = ["--kernel", "6.12", "--set", "gating,uring"];
+        run.lab_cases(45, "kernel module and daemon: gating cases", "gating", &gating)?;
+        let debug = ["--kernel", "debug", "--set", "gating"];
+        run.lab_cases(60, "kernel module: debug kernel", "gating-debug", &debug)?;
         // File systems below the image take too long on the emulated debug kernel.
         let power = ["--kernel", "6.12", "power-loss-ext4", "power-loss-lies"];
         run.lab_cases(20, "losses of power below a file system", "power", &power)?;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Options, Request};
 use kit::outcome::{expect_io_errors, expect_log, skip_part};
-use kit::set::Set::Gating;
+use kit::set::Set::{Gating, Uring};
 use kit::stat::Stat;
 use kit::system::run;
 use rustix::time::{ClockId, clock_gettime};
@@ -28,10 +28,10 @@ cases! { Host;
     "durability-file", Gating,
         "when the disk below an image is told to flush its cache, and when not",
         file;
-    "durability-block-device-uring", Gating,
+    "durability-block-device-uring", Uring,
         "when the io_uring plane tells the disk below to flush its cache, and when not",
         |env| block_device(&env.on(Plane::Uring));
-    "durability-file-uring", Gating,
+    "durability-file-uring", Uring,
         "when the io_uring plane tells the disk below an image to flush its cache, and when not",
         |env| file(&env.on(Plane::Uring));
     "durability-waits", Gating,

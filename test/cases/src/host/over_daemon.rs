@@ -14,7 +14,7 @@ use crate::host::{integrity, requests};
 use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Uring};
 use kit::system::sha256;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ cases! { Host;
     "daemon-requests", Gating,
         "every request type, layout and error on null_blk, by way of the daemon's kernel plane",
         |env| requests::all(&env.over_daemon(), usual());
-    "daemon-requests-uring", Gating,
+    "daemon-requests-uring", Uring,
         "the same by way of the daemon's io_uring plane",
         |env| requests::all(&env.on(Plane::Uring), usual());
     "daemon-requests-ext4", Full,
@@ -41,10 +41,16 @@ cases! { Host;
         |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(1));
     "daemon-clone", Gating,
         "a disk on XFS is cloned under load while the kernel plane serves it, and stays there",
-        |env| clone_disk(env, image(FileSystem::Xfs, true), Setup::usual(3));
+        |env| clone_disk(env, image(FileSystem::Xfs, true), Setup::usual(2));
+    "daemon-clone-long", Full,
+        "the same ten times",
+        |env| clone_disk(env, image(FileSystem::Xfs, true), Setup::usual(10));
     "daemon-mirror", Gating,
         "a disk leaves the kernel plane for a mirror, goes on in other images, and returns, under load",
-        |env| move_disk(env, image(FileSystem::Ext4, true), Setup::usual(2));
+        |env| move_disk(env, image(FileSystem::Ext4, true), Setup::usual(1));
+    "daemon-mirror-long", Full,
+        "the same ten times",
+        |env| move_disk(env, image(FileSystem::Ext4, true), Setup::usual(10));
     "daemon-metrics", Gating,
         "metrics count each request once while a queue of the kernel plane stops and starts beside another",
         |env| toggle_queue(env, usual());
@@ -54,13 +60,13 @@ cases! { Host;
     "daemon-sigkill", Gating,
         "the daemon is killed under load; a successor takes up what was in flight",
         |env| kill_daemon(env, usual(), Setup::usual(6));
-    "daemon-sigkill-uring", Gating,
+    "daemon-sigkill-uring", Uring,
         "the daemon is killed under load while it runs the queues itself; a successor takes up what was in flight",
         |env| kill_daemon(&env.on(Plane::Uring), usual(), Setup::usual(4));
     "daemon-sigkill-slow", Gating,
         "the daemon is killed while an image on ext4 on a slow disk is written by way of the page cache",
         |env| kill_daemon(env, slow_and_cached(), Setup::usual(3));
-    "daemon-sigkill-slow-uring", Gating,
+    "daemon-sigkill-slow-uring", Uring,
         "the same while it runs the queues itself",
         |env| kill_daemon(&env.on(Plane::Uring), slow_and_cached(), Setup::usual(3));
     "daemon-sigkill-50", Full,

@@ -9,7 +9,7 @@ use crate::host::load::allow_errors;
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Uring};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ cases! { Host;
     "engine-nbd-reconnect", Gating,
         "NBD over two gateways: one is lost, then both, and new connections replace the lost ones under load on the kernel plane, without an I/O error",
         |env| reconnect(&env.over_daemon());
-    "engine-nbd-reconnect-uring", Gating,
+    "engine-nbd-reconnect-uring", Uring,
         "the same on the io_uring plane",
         |env| reconnect(&env.on(Plane::Uring));
     "engine-nbd-lost", Full,
@@ -32,7 +32,7 @@ cases! { Host;
     "engine-nbd-errors", Gating,
         "a server of NBD fails reads and writes for a while on the kernel plane: the guest gets these errors, and no other",
         |env| errors(&env.over_daemon());
-    "engine-nbd-errors-uring", Gating,
+    "engine-nbd-errors-uring", Uring,
         "the same on the io_uring plane",
         |env| errors(&env.on(Plane::Uring));
     "engine-nbd-halt", Full,
@@ -50,7 +50,7 @@ cases! { Host;
     "engine-nbd-grow", Gating,
         "an export of NBD grows under load on the kernel plane, and the daemon notices it",
         |env| grow(&env.over_daemon());
-    "engine-nbd-grow-uring", Gating,
+    "engine-nbd-grow-uring", Uring,
         "the same on the io_uring plane",
         |env| grow(&env.on(Plane::Uring));
     "engine-nbd-proxy", Full,

@@ -13,13 +13,13 @@ use crate::host::load::{Handles, Spec, under_load};
 use anyhow::{Context, Result, ensure};
 use driver::Device;
 use kit::outcome::expect_io_errors;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Uring};
 use kit::system::run;
 use std::sync::Mutex;
 use std::time::Duration;
 
 cases! { Host;
-    "engine-nbd-neighbour-uring", Gating,
+    "engine-nbd-neighbour-uring", Uring,
         "NBD without a connection on the io_uring plane: another disk of the same thread goes on, and the metrics answer",
         |env| nbd(env, "uring");
     "engine-nbd-neighbour", Full,
@@ -34,7 +34,7 @@ cases! { Host;
     "engine-drbd-neighbour-uring", Full,
         "suspended DRBD on the io_uring plane: another disk of the same thread goes on",
         |env| drbd(env, "uring");
-    "frozen-neighbour-uring", Gating,
+    "frozen-neighbour-uring", Uring,
         "an image on a frozen file system on the io_uring plane: another disk of the same thread goes on",
         |env| frozen(env, "uring");
     "frozen-neighbour", Full,

@@ -9,14 +9,14 @@ use crate::host::load::allow_errors;
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Uring};
 use std::time::Duration;
 
 cases! { Host;
     "engine-nvme-paths", Gating,
         "NVMe/TCP with two paths: each is cut, becomes inaccessible and returns under load on the kernel plane, without an I/O error",
         |env| paths(&env.over_daemon());
-    "engine-nvme-paths-uring", Gating,
+    "engine-nvme-paths-uring", Uring,
         "the same on the io_uring plane",
         |env| paths(&env.on(Plane::Uring));
     "engine-nvme-outage", Full,
@@ -28,7 +28,7 @@ cases! { Host;
     "engine-nvme-grow", Gating,
         "a namespace grows under load on the kernel plane, and the daemon notices it",
         |env| grow(&env.over_daemon());
-    "engine-nvme-grow-uring", Gating,
+    "engine-nvme-grow-uring", Uring,
         "the same on the io_uring plane",
         |env| grow(&env.on(Plane::Uring));
     "engine-nvme-lost", Full,

@@ -15,7 +15,7 @@ use chains::Chains;
 use driver::kernel::regions_of;
 use driver::{Device, GuestMemory, Options, Queue, Request, RequestQueue};
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Uring};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,7 +30,7 @@ cases! { Host;
     "hostile-rings-raced", Gating,
         "malformed chains that a second thread changes while the device reads them",
         |env| run(env, usual(), 20_000, true);
-    "hostile-rings-uring", Gating,
+    "hostile-rings-uring", Uring,
         "malformed chains that a second thread changes while the daemon's own threads read them",
         |env| run(&env.on(Plane::Uring), usual(), 4_000, true);
     "hostile-rings-file", Full,

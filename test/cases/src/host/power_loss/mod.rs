@@ -21,7 +21,7 @@ use driver::kernel::{KernelOptions, abi};
 use kit::outcome::expect_log;
 use kit::power_cut;
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Uring};
 use kit::system::{modprobe, run, run_quietly};
 use log::{Cut, Entry, Replay};
 use std::fs::File;
@@ -33,7 +33,7 @@ cases! { Host;
     "power-loss-block-device", Gating,
         "80 losses of power with the disk's volatile cache, in each mode of each plane: all that a FLUSH or a write-through write made durable is there",
         |env| keeps_promises(env, &on_planes(Storage::BlockDevice, 16, 80));
-    "power-loss-images", Gating,
+    "power-loss-images", Uring,
         "losses of power while a disk on ext4 goes to an overlay and back: the old chain or the new one, with all that a FLUSH made durable",
         |env| images::keep_promises(env, 2, 16);
     "power-loss-images-long", Full,
