@@ -7,7 +7,9 @@ use backend::conformance::{ManualEngine, Memory};
 use backend::{
     BufList, Disk, File, FileIndex, FileOptions, Io, IoError, IoKind, Lane, Op, Slot, Step, Token,
 };
-use common::{DISK, Image, TMPFS};
+use common::{DISK, Image, LoopDevice, TMPFS};
+use std::fs;
+use std::path::Path;
 
 const FAILED: fn(i32) -> Step = |errno| Step::Done(Err(IoError::Errno(errno)));
 const FINE: Step = Step::Done(Ok(()));
@@ -401,6 +403,32 @@ fn a_flush_of_a_file_in_memory_needs_no_kernel_thread() {
     let (mut lane, mut engine) = (file.open_lane().expect("the lane opens"), ManualEngine::new());
     assert_eq!(lane.start(&mut command(IoKind::Flush, 0), Slot(3), &mut engine), FINE);
     assert!(engine.pushed.is_empty());
+}
+
+#[test]
+fn a_flush_of_a_write_through_device_needs_no_kernel_thread() {
+    let device = match LoopDevice::new(16 << 20, 512) {
+        Ok(device) => device,
+        Err(reason) => return println!("SKIP: {reason}"),
+    };
+    let name = device.path.file_name().expect("a device has a name");
+    let cache = Path::new("/sys/block").join(name).join("queue/write_cache");
+    let file = File::open(&device.path, FileOptions::default()).expect("the device opens");
+    let (mut lane, mut engine) = (file.open_lane().expect("the lane opens"), ManualEngine::new());
+    for (kind, at_once) in [("write through", true), ("write back", false), ("write through", true)]
+    {
+        fs::write(&cache, kind).expect("the kind of the cache can be set");
+        let mut io = command(IoKind::Flush, 0);
+        let step = lane.start(&mut io, Slot(3), &mut engine);
+        assert_eq!(step, if at_once { FINE } else { Step::Pending }, "{kind}");
+        if !at_once {
+            let (op, token) = engine.take_one();
+            assert!(is_sync(op), "{op:?}");
+            assert_eq!(lane.event(&mut io, token, 0, &mut engine), FINE);
+        }
+        let opened = File::open(&device.path, FileOptions::default()).expect("it opens again");
+        assert_eq!(opened.info().volatile_cache, !at_once, "{kind}");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use super::piece::{DirectAlign, widened};
 use super::range_lock::RangeLock;
 use super::results::Next;
 use super::sync::{self, SyncEnd, SyncFailure, Syncs};
+use super::write_cache::WriteCache;
 use super::zeroes::ZeroLists;
 use crate::lock::ImageFile;
 use crate::{Engine, FileIndex, Io, IoError, IoKind, Lane, Op, Slot, Step, Token};
@@ -112,6 +113,7 @@ pub(super) struct Shared {
     pub(super) file: ImageFile,
     /// For the log.
     pub(super) name: String,
+    pub(super) write_cache: WriteCache,
     pub(super) sync_failure: SyncFailure,
     pub(super) writers: RangeLock,
     /// Number of times that the lock of the image was given up.
@@ -343,6 +345,7 @@ impl Lane for FileLane {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Seek, Write};
 
     #[derive(Default)]
     struct Pushed(Vec<Op>);
@@ -357,10 +360,11 @@ mod tests {
         }
     }
 
-    fn lane_that_discards_by(discard: DiscardBy) -> FileLane {
+    fn lane_of(discard: DiscardBy, write_cache: WriteCache) -> FileLane {
         let shared = Shared {
             file: ImageFile(tempfile::tempfile().expect("a file")),
             name: String::new(),
+            write_cache,
             sync_failure: SyncFailure::default(),
             writers: RangeLock::default(),
             handovers: AtomicU32::new(0),
@@ -381,7 +385,7 @@ mod tests {
     #[test]
     fn a_device_that_cannot_zero_is_discarded_by_its_own_command() {
         for (durable, errno) in [(false, 0), (true, 0), (false, libc::EOPNOTSUPP)] {
-            let mut lane = lane_that_discards_by(DiscardBy::Command);
+            let mut lane = lane_of(DiscardBy::Command, WriteCache::UNKNOWN);
             let mut engine = Pushed::default();
             let io = Io::new(IoKind::Discard, 4096, 8192, crate::BufList::EMPTY);
             let mut io = Io { durable, ..io };
@@ -397,5 +401,35 @@ mod tests {
                 _ => assert_eq!(step, Step::Done(Err(IoError::Unsupported))),
             }
         }
+    }
+
+    #[test]
+    fn a_flush_of_a_write_through_device_needs_no_sync_until_the_cache_is_write_back() {
+        let mut attribute = tempfile::NamedTempFile::new().expect("a file");
+        let mut lane = lane_of(
+            DiscardBy::Punch,
+            WriteCache::of_attribute(File::open(attribute.path()).expect("the attribute")),
+        );
+        let mut engine = Pushed::default();
+        let mut flush = |lane: &mut FileLane, text: &str| {
+            attribute.as_file().set_len(0).expect("an empty file");
+            attribute.rewind().and_then(|()| attribute.write_all(text.as_bytes())).expect("a text");
+            let mut io = Io::new(IoKind::Flush, 0, 0, crate::BufList::EMPTY);
+            let step = lane.start(&mut io, Slot(0), &mut engine);
+            let syncs = engine.0.drain(..).filter(|op| matches!(op, Op::Fdatasync { .. })).count();
+            if step == Step::Pending {
+                let token = Token { slot: Slot(0), layer: 0 };
+                assert_eq!(lane.event(&mut io, token, 0, &mut engine), Step::Done(Ok(())));
+            }
+            (step, syncs)
+        };
+        let at_once = (Step::Done(Ok(())), 0);
+        assert_eq!(flush(&mut lane, "write through\n"), at_once);
+        assert_eq!(flush(&mut lane, "write back\n"), (Step::Pending, 1));
+        assert_eq!(flush(&mut lane, "write through\n"), at_once);
+        assert_eq!(flush(&mut lane, ""), (Step::Pending, 1), "the device is gone");
+        lane.shared.sync_failure.remember(libc::EIO, "disk");
+        let failed = Step::Done(Err(IoError::Errno(libc::EIO)));
+        assert_eq!(flush(&mut lane, "write through\n"), (failed, 0));
     }
 }

@@ -16,6 +16,7 @@ mod size;
 mod stack;
 mod sync;
 pub(crate) mod sys;
+mod write_cache;
 mod zeroes;
 
 pub use adopt::{OpenAs, identity_of};
@@ -174,16 +175,18 @@ impl File {
         if !facts.is_device && !options.container {
             notices.extend(partition_table_notice(path, &file, block));
         }
+        let info = describe(path, direct, &options, &facts, &limits);
         Ok(File {
             path: path.into(),
             shared: Arc::new(Shared {
                 file,
                 name: path.display().to_string(),
+                write_cache: facts.write_cache,
                 sync_failure: SyncFailure::default(),
                 writers: RangeLock::default(),
                 handovers: AtomicU32::new(0),
             }),
-            info: describe(path, direct, &options, &facts, &limits),
+            info,
             limits,
             size: Mutex::new(size),
             is_device: facts.is_device,
@@ -422,7 +425,7 @@ fn describe(
         io_opt_bytes: facts.io_opt,
         memory_align_bytes: limits.direct.map_or(1, |align| align.memory),
         read_only: options.read_only,
-        volatile_cache: facts.volatile_cache,
+        volatile_cache: !facts.write_cache.is_write_through(),
         discard: facts.discard.filter(|_| limits.discard.is_some()).map(aligned),
         write_zeroes: writable.then(|| aligned(facts.zeroing)),
         write_zeroes_unmaps: limits.unmap,

@@ -114,8 +114,11 @@ impl FileLane {
 
     /// Runs a read, a write or a sync of a file in memory synchronously. io_uring would pass it to a
     /// kernel thread, because tmpfs does not announce non-blocking I/O, and that takes longer than the
-    /// copy; the sync does nothing.
+    /// copy; the sync does nothing. Nor does that of a device with a write-through cache.
     pub(super) fn run_now(&self, io: &Io, op: &Op) -> Option<i32> {
+        if matches!(op, Op::Fdatasync { .. }) && self.shared.write_cache.is_write_through() {
+            return Some(0);
+        }
         if !self.limits.in_memory || !matches!(Stage::of(io), Stage::Transfer | Stage::Sync) {
             return None;
         }

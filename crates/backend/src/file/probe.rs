@@ -3,6 +3,7 @@
 
 use super::lane::DiscardBy;
 use super::piece::DirectAlign;
+use super::write_cache::WriteCache;
 use super::{stack, sys};
 use crate::RangeLimits;
 use std::fs::{self, File};
@@ -17,7 +18,7 @@ const RANGE_SECTORS_MAX: u32 = 1 << 21;
 const ALIGN_MAX: u32 = 64 << 10;
 
 /// Properties of the storage.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Facts {
     pub(super) size_bytes: u64,
     pub(super) is_device: bool,
@@ -31,7 +32,7 @@ pub(super) struct Facts {
     pub(super) io_opt: u32,
     /// Alignment that O_DIRECT needs. `None` without O_DIRECT, and for a file in memory.
     pub(super) direct: Option<DirectAlign>,
-    pub(super) volatile_cache: bool,
+    pub(super) write_cache: WriteCache,
     pub(super) discard: Option<RangeLimits>,
     pub(super) discard_by: DiscardBy,
     pub(super) zeroing: RangeLimits,
@@ -86,7 +87,7 @@ fn probe_regular(
         io_opt: 0,
         // A file in memory uses no DMA: the result of the trial reads does not apply.
         direct: align.filter(|_| !in_memory),
-        volatile_cache: true,
+        write_cache: WriteCache::UNKNOWN,
         discard: can_punch.then_some(ranges),
         discard_by: DiscardBy::Punch,
         zeroing: ranges,
@@ -163,7 +164,7 @@ fn probe_device(file: &File, device: u64, direct: bool) -> io::Result<Facts> {
             write: logical_block,
             read: logical_block,
         }),
-        volatile_cache: !direct || queue.text("write_cache") != "write through",
+        write_cache: if direct { WriteCache::of_device(device) } else { WriteCache::UNKNOWN },
         discard: discards.then(|| limits(u64::MAX, queue.number("discard_granularity"))),
         discard_by,
         zeroing: limits(u64::MAX, 0),
@@ -184,16 +185,21 @@ fn has_async_discard(release: &str) -> bool {
 }
 
 /// `/sys/dev/block/MAJOR:MINOR/queue` of a disk, or of the disk of a partition.
-struct Queue(PathBuf);
+pub(super) struct Queue(PathBuf);
 
 impl Queue {
-    fn of(device: u64) -> Queue {
+    pub(super) fn of(device: u64) -> Queue {
         let (major, minor) = (libc::major(device), libc::minor(device));
         let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
         let own = node.join("queue");
         // The node is a symbolic link: the disk is the parent of its target.
         let of_disk = || Some(fs::canonicalize(&node).ok()?.parent()?.join("queue"));
         Queue(if own.exists() { own } else { of_disk().unwrap_or(own) })
+    }
+
+    /// The open attribute; `None` if there is none.
+    pub(super) fn open(&self, attribute: &str) -> Option<File> {
+        File::open(self.0.join(attribute)).ok()
     }
 
     /// The value of the attribute; empty if it cannot be read.
