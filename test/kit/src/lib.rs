@@ -38,6 +38,7 @@ pub mod null_blk;
 pub mod outcome;
 pub mod port;
 pub mod power_cut;
+pub mod probe;
 pub mod process;
 pub mod qmp;
 pub mod report;

@@ -1,32 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kicks and interrupts of a guest's disk for each request. A probe in the guest's kernel counts
-//! kicks: notifications of all virtio devices on PCI (Documentation/trace/kprobetrace.rst).
+//! Kicks and interrupts of a guest's disk for each request.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::metric::{Figures, INTERRUPTS, KICKS};
+use crate::probe::Place;
 
-/// Mount point of tracefs.
-pub const TRACING: &str = "/sys/kernel/tracing";
-/// The definition, for `kprobe_events`.
-pub const DEFINITION: &str = "p:kit/kick vp_notify";
-/// Removes the definition.
-pub const REMOVAL: &str = "-:kit/kick";
-/// The switch of the probe, below [`TRACING`].
-pub const SWITCH: &str = "events/kit/kick/enable";
-/// The counters of all probes, below [`TRACING`].
-pub const PROFILE: &str = "kprobe_profile";
-
-/// The kicks so far, from the text of [`PROFILE`].
-///
-/// # Errors
-/// If the text has no line `kick HITS MISSES`.
-pub fn kicks(profile: &str) -> Result<u64> {
-    let lines = profile.lines().map(str::split_whitespace);
-    let hits = lines.filter_map(|mut words| (words.next()? == "kick").then(|| words.next()));
-    let hits = hits.flatten().next().with_context(|| format!("no probe 'kick' in '{profile}'"))?;
-    hits.parse().with_context(|| profile.to_owned())
-}
+/// The probe in the guest's kernel that counts kicks: notifications of all virtio devices on PCI.
+pub const KICK: Place = Place { name: "kick", function: "vp_notify" };
 
 /// The guest's counters of a disk at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -64,11 +45,5 @@ mod tests {
         let later = Signals { kicks: 600, interrupts: 300, requests: 2000 };
         assert_eq!(before.until(&later).unwrap(), [(KICKS, 0.5), (INTERRUPTS, 0.25)]);
         assert!(before.until(&before).is_err());
-    }
-
-    #[test]
-    fn the_kernels_counters_are_understood() {
-        assert_eq!(kicks("  other   7  0\n  kick   1234   5\n").unwrap(), 1234);
-        assert!(kicks("  other   7  0\n").is_err());
     }
 }

@@ -14,7 +14,8 @@ use crate::host::visibility;
 use anyhow::{Context, Result, ensure};
 use driver::Options;
 use driver::kernel::{KernelOptions, Workers, abi};
-use kit::set::Set::{Full, Gating};
+use kit::probe::{Place, Probe};
+use kit::set::Set::{Full, Gating, Uring};
 
 cases! { Host;
     "integrity-null-blk", Gating,
@@ -41,6 +42,9 @@ cases! { Host;
     "integrity-poll-queues-dm", Gating,
         "polled completions by way of dm, of requests that the disk below has to split",
         |env| run(env, mapped_on(disk_like(SPLIT)), with_flags(abi::OPT_IOPOLL, 100));
+    "integrity-poll-queues-uring", Uring,
+        "reads and writes by the daemon's polling ring, beside flushes and zeroes by interrupts; no poll with --iopoll off",
+        |env| polled_by_daemon(&env.on(Plane::Uring), Setup::usual(100));
     "integrity-pinned", Gating,
         "the load with guest memory pinned once",
         |env| run(env, usual(), with_flags(abi::OPT_PIN_MEMORY, 200));
@@ -191,6 +195,27 @@ pub(crate) fn run(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
     let done =
         under_load(device, specs, |handles| handles.wait_for_progress(env.rounds(setup.requests)))?;
     tell(&done);
+    Ok(())
+}
+
+/// The function by which null_blk is polled.
+const POLL: Place = Place { name: "poll", function: "null_blk:null_poll" };
+
+/// Runs the load on a daemon that polls a disk with a volatile cache, and on one that may not.
+fn polled_by_daemon(env: &Env, setup: Setup) -> Result<()> {
+    for (iopoll, polls) in [("auto", true), ("on", true), ("off", false)] {
+        let disk = disk_like(NullBlkOptions { cache_mib: 8, ..POLLED })?;
+        println!("on {disk}, {setup:?}, --iopoll {iopoll}");
+        let specs = setup.specs(env, &disk);
+        let (options, more) = (setup.options(&specs), ["--iopoll", iopoll]);
+        let (device, _daemon) = target::serve_by_daemon(env, &disk, &options, &more)?;
+        let probe = Probe::start(POLL)?;
+        let go_on = env.rounds(setup.requests);
+        tell(&under_load(device, specs, |handles| handles.wait_for_progress(go_on))?);
+        let hits = probe.hits()?;
+        println!("null_blk was polled {hits} times");
+        ensure!((hits > 0) == polls, "--iopoll {iopoll}: null_blk was polled {hits} times");
+    }
     Ok(())
 }
 

@@ -13,7 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use kit::fio::Job;
 use kit::metric::{Figures, Metric};
-use kit::signals::{DEFINITION, PROFILE, SWITCH, Signals, TRACING, kicks};
+use kit::probe::{PROFILE, TRACING};
+use kit::signals::{KICK, Signals};
 use kit::stat::Stat;
 
 use crate::nested::guest::Guest;
@@ -60,9 +61,10 @@ impl<'a> Watched<'a> {
 impl Counter {
     /// Finds the counters of the guest and starts the probe in it.
     pub(super) fn start(guest: &mut Guest) -> Result<Self> {
+        let (definition, switch) = (KICK.definition(), KICK.switch());
         guest.ok(&format!(
             "grep -q ' {TRACING} ' /proc/mounts || mount -t tracefs tracefs {TRACING}; \
-             echo '{DEFINITION}' >> {TRACING}/kprobe_events && echo 1 > {TRACING}/{SWITCH}"
+             echo '{definition}' >> {TRACING}/kprobe_events && echo 1 > {TRACING}/{switch}"
         ))?;
         let prefix = format!("{}-", guest.process_id());
         let folders = fs::read_dir(KVM).with_context(|| KVM.to_owned())?;
@@ -159,7 +161,7 @@ fn steady(moments: &[Moment]) -> Result<Figures> {
 fn signals(guest: &mut Guest, disk: &Watched<'_>) -> Result<Signals> {
     let stat = format!("cat /sys/block/{}/stat", name(disk.node));
     Ok(Signals {
-        kicks: kicks(&guest.ok(&format!("cat {TRACING}/{PROFILE}"))?)?,
+        kicks: KICK.hits(&guest.ok(&format!("cat {TRACING}/{PROFILE}"))?)?,
         interrupts: interrupts(&guest.ok("cat /proc/interrupts")?, &disk.device)?,
         requests: Stat::parse(&guest.ok(&stat)?)?.submitted(),
     })
