@@ -84,6 +84,10 @@ pub struct RunArgs {
     /// All cases of these sets.
     #[arg(long = "set", value_enum, value_delimiter = ',')]
     pub sets: Vec<Set>,
+    /// Machines at once, to which the cases are dealt in turn. The cases of a machine run one after the
+    /// other.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub vms: u8,
     /// Runs of the cases on each kernel.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,

@@ -148,7 +148,7 @@ fn run_cases(args: &RunArgs) -> Result<ExitCode> {
             let (payload, show) = (&payload, args.show);
             let runner = Runner { base: &base, shape, payload, logs, timeout, show };
             for _ in 0..args.repeat {
-                outcomes.extend(runner.run(&here)?);
+                outcomes.extend(runner.run(args.vms.into(), &here)?);
             }
         }
     }

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -41,18 +42,31 @@ pub struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs all cases. Each boot ends with the unloading of the module, which counts as a case; if
-    /// a boot ends earlier, the unloading counts as failed.
-    pub fn run(&self, cases: &[&Case]) -> Result<Vec<Outcome>> {
+    /// Runs all cases on `machines` machines at once. Each boot ends with the unloading of the module,
+    /// which counts as a case; if a boot ends earlier, the unloading counts as failed.
+    ///
+    /// # Errors
+    /// A machine cannot be started, or a log cannot be written.
+    pub fn run(&self, machines: usize, cases: &[&Case]) -> Result<Vec<Outcome>> {
         fs::create_dir_all(&self.logs)
             .with_context(|| format!("cannot make {}", self.logs.display()))?;
-        let mut pending: VecDeque<&Case> = cases.iter().copied().collect();
+        let run = |(machine, cases)| move || self.on_machine(machine, cases);
+        let outcomes: Result<Vec<_>> = thread::scope(|scope| {
+            let parts = dealt(cases, machines).into_iter().enumerate();
+            let runs = Vec::from_iter(parts.map(|part| scope.spawn(run(part))));
+            runs.into_iter().map(|run| run.join().expect("a run does not panic")).collect()
+        });
+        Ok(outcomes?.concat())
+    }
+
+    /// Runs cases one after the other, on the machine of this number.
+    fn on_machine(&self, machine: usize, mut pending: VecDeque<&Case>) -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
-        let mut boots = 0;
+        let mut boot = Boot { machine, number: 0 };
         let mut retries = BOOT_RETRIES;
         while !pending.is_empty() {
-            boots += 1;
-            let end = self.one_boot(boots, retries > 0, &mut pending, &mut outcomes)?;
+            boot.number += 1;
+            let end = self.one_boot(boot, retries > 0, &mut pending, &mut outcomes)?;
             retries -= u32::from(matches!(end, BootEnd::NoMachine(_)));
         }
         Ok(outcomes)
@@ -63,7 +77,7 @@ impl Runner<'_> {
     /// failure yet.
     fn one_boot(
         &self,
-        number: usize,
+        number: Boot,
         may_retry: bool,
         pending: &mut VecDeque<&Case>,
         outcomes: &mut Vec<Outcome>,
@@ -80,7 +94,7 @@ impl Runner<'_> {
         };
         let machine = self.shape.machine.log_prefix();
         let lost = if matches!(finished, Ok(BootEnd::NoMachine(_))) { "-lost" } else { "" };
-        let name = format!("{}-{machine}boot{number}{lost}.log", self.kernel());
+        let name = format!("{}-{machine}{}{lost}.log", self.kernel(), number.log_name());
         let console = self.logs.join(name);
         fs::write(&console, boot.console())?;
         if let Ok(BootEnd::NoMachine(why)) = &finished {
@@ -121,7 +135,7 @@ impl Runner<'_> {
         &self,
         boot: &mut Followed,
         unload: &Case,
-        number: usize,
+        number: Boot,
         end: &BootEnd,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<()> {
@@ -138,9 +152,7 @@ impl Runner<'_> {
                 Progress::NoMachine(_) => unreachable!("it is not to be booted again"),
             },
         };
-        if number > 1 {
-            outcome.name = format!("{}/boot{number}", unload.name);
-        }
+        outcome.name = format!("{}{}", unload.name, number.suffix());
         self.publish(&outcome)?;
         outcomes.push(outcome);
         Ok(())
@@ -174,6 +186,40 @@ impl Runner<'_> {
     }
 }
 
+/// Deals cases to machines in turn. Each machine runs its cases in their order.
+fn dealt<'a>(cases: &[&'a Case], machines: usize) -> Vec<VecDeque<&'a Case>> {
+    let mut parts = vec![VecDeque::new(); machines.clamp(1, cases.len().max(1))];
+    let count = parts.len();
+    cases.iter().enumerate().for_each(|(at, case)| parts[at % count].push_back(*case));
+    parts
+}
+
+/// A boot of a machine.
+#[derive(Clone, Copy, Debug)]
+struct Boot {
+    /// The number of the machine, from 0.
+    machine: usize,
+    /// The number of the boot, from 1.
+    number: usize,
+}
+
+impl Boot {
+    /// A part of the name of its log.
+    fn log_name(self) -> String {
+        match self.machine {
+            0 => format!("boot{}", self.number),
+            machine => format!("vm{}-boot{}", machine + 1, self.number),
+        }
+    }
+
+    /// The end of the name of its unloading: nothing for the first boot of the first machine.
+    fn suffix(self) -> String {
+        let vm = (self.machine > 0).then(|| format!("/vm{}", self.machine + 1));
+        let boot = (self.number > 1).then(|| format!("/boot{}", self.number));
+        [vm, boot].into_iter().flatten().collect()
+    }
+}
+
 /// The end of a boot's cases.
 enum BootEnd {
     /// The VM continues with the unloading.
@@ -182,4 +228,37 @@ enum BootEnd {
     ThrownAway(String),
     /// The emulator has lost the machine, for this reason.
     NoMachine(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kit::set::Set;
+
+    fn case(name: &str) -> Case {
+        let (name, text) = (name.to_owned(), String::new());
+        Case { name, set: Set::Gating, description: text.clone(), command: text }
+    }
+
+    #[test]
+    fn each_case_is_dealt_to_one_machine_and_keeps_its_order() {
+        let cases = ["a", "b", "c", "d", "e"].map(case);
+        let cases = Vec::from_iter(&cases);
+        let names = |machines| {
+            let of_part = |part: &VecDeque<&Case>| part.iter().map(|case| &*case.name).collect();
+            dealt(&cases, machines).iter().map(of_part).collect::<Vec<String>>()
+        };
+        assert_eq!(names(1), ["abcde"]);
+        assert_eq!(names(2), ["ace", "bd"]);
+        assert_eq!(names(9), ["a", "b", "c", "d", "e"], "a machine without cases");
+        assert_eq!(dealt(&[], 2).len(), 1);
+    }
+
+    #[test]
+    fn boots_have_names_of_their_own() {
+        let boots =
+            [(0, 1), (0, 2), (1, 1), (1, 2)].map(|(machine, number)| Boot { machine, number });
+        assert_eq!(boots.map(Boot::suffix), ["", "/boot2", "/vm2", "/vm2/boot2"]);
+        assert_eq!(boots.map(Boot::log_name), ["boot1", "boot2", "vm2-boot1", "vm2-boot2"]);
+    }
 }
