@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
@@ -113,7 +114,11 @@ impl Run {
     /// See [`Run::step`].
     pub fn cargo_tests(&mut self, minutes: u64) -> Result<()> {
         let name = "cargo nextest run --workspace";
-        let command = ["cargo", "nextest", "run", "--workspace", "--profile", "steps"];
+        // Many tests wait, for a hang or a time-out.
+        let cpus = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = (cpus + cpus.div_ceil(2)).to_string();
+        let mut command = vec!["cargo", "nextest", "run", "--workspace", "--profile", "steps"];
+        command.extend(["--test-threads", &threads]);
         self.counted(minutes, name, &command, Path::new(CARGO_JUNIT), Some("cargo"))
     }
 
