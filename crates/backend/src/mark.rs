@@ -32,7 +32,7 @@ const LEAKS: &str = "leaks";
 const PATH_MAX: usize = 4096;
 
 /// A reason not to write to a file.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Marked {
     /// The file is the backing file of an overlay.
     #[error(

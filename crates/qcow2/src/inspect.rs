@@ -6,7 +6,7 @@ use crate::chain::{self, FILES_MAX};
 use crate::fields::{Fields, incompatible, is_qcow2};
 use crate::{AllowBacking, Qcow2Error, header};
 use backend::lock::{User, user_of};
-use backend::mark;
+use backend::mark::{self, Marked};
 use std::fs::{self, File};
 use std::io::{self, Seek};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -55,8 +55,8 @@ pub struct FileFacts {
     pub refusals: Vec<Refusal>,
     /// Another program that uses it.
     pub user: Option<User>,
-    /// The image that it is the backing file of, by its mark: it is not served for writing.
-    pub overlay: Option<PathBuf>,
+    /// Its mark, with which it is not served for writing.
+    pub mark: Option<Marked>,
 }
 
 /// A chain, the top first.
@@ -179,7 +179,7 @@ fn file(path: &Path, format: Option<bool>) -> Result<FileFacts, Qcow2Error> {
         qcow2: None,
         refusals: Vec::new(),
         user: user_of(&file).map_err(failed)?,
-        overlay: mark::overlay_of(&file).unwrap_or(None),
+        mark: mark::refusal(&file, path).map_err(failed)?,
     };
     match (format.unwrap_or(has_header), has_header) {
         (true, true) => describe(&file, &mut facts).map_err(failed)?,
@@ -254,7 +254,7 @@ fn serve(path: &Path, files: &[FileFacts], broken: Option<&Refusal>) -> Result<N
     if let Some(reason) = top.refusals.first() {
         return Err(reason.clone());
     }
-    let is_marked = top.overlay.is_some();
+    let is_marked = top.mark.is_some();
     let Some(header) = &top.qcow2 else {
         return Ok(Needs { read_only: is_marked, ..Needs::default() });
     };

@@ -7,6 +7,7 @@ mod mount;
 
 use common::{Daemon, Place, finish, one_line, program, stdout};
 use mount::{LoopDevice, may_not_mount};
+use rustix::fs::XattrFlags;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -86,6 +87,39 @@ fn an_image_is_served_with_the_options_that_info_tells() {
         if let Some(last) = words.iter().rposition(|word| word.starts_with("--")).filter(|n| *n > 0)
         {
             assert!(serve(&place, &words[..last].join(" ")).is_some(), "{image}");
+        }
+    }
+}
+
+/// The mark of the image before a snapshot, a commit and a move.
+#[test]
+fn a_marked_image_is_served_with_the_options_that_info_tells_and_the_newer_one_is_named() {
+    let place = Place::new();
+    let at = place.dir.path();
+    qemu_img(at, &["create", "-qf", "qcow2", "old", "8M"]);
+    let cases = [
+        ("overlay", "overlay", "overlay:     /new (the file is read-only)"),
+        ("merged", "merged_into", "merged into: /new (has newer data: serve that)"),
+        ("moved", "moved_to", "moved to:    /new (has newer data: serve that)"),
+    ];
+    for (image, format) in [("old", " --format qcow2"), ("disk.img", "")] {
+        for (mark, key, line) in cases {
+            let attribute = format!("user.vhost-blk.{mark}");
+            let path = at.join(image);
+            rustix::fs::setxattr(&path, &attribute, b"/new", XattrFlags::empty()).unwrap();
+            let told = info(at, image);
+            for (_, other, _) in cases {
+                let wanted = if other == key { Value::from("/new") } else { Value::Null };
+                assert_eq!(told["files"][0][other], wanted, "{told:#}");
+            }
+            let options = told["serve"]["options"].as_str().unwrap();
+            assert_eq!(options, format!("--blk-file {image}{format} --read-only"), "{mark}");
+            assert_eq!(serve(&place, options), None, "{mark}");
+            let refusal = serve(&place, options.trim_end_matches(" --read-only"));
+            assert!(refusal.is_some_and(|line| line.contains("/new")), "{mark}");
+            let text = stdout(&tool(at, &["info", image]));
+            assert!(text.contains(line), "{text}");
+            rustix::fs::removexattr(&path, &attribute).unwrap();
         }
     }
 }

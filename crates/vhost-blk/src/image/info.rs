@@ -3,6 +3,7 @@
 
 use super::{print, readable_bytes};
 use crate::failure::Failure;
+use backend::Marked;
 use backend::lock::User;
 use clap::Args;
 use qcow2::AllowBacking;
@@ -109,8 +110,14 @@ fn lines_of(key: &str, file: &FileFacts, text: &mut String) {
     if let Some(user) = &file.user {
         line(text, "  in use by", &user_text(user));
     }
-    if let Some(overlay) = &file.overlay {
-        line(text, "  overlay", &format!("{} (the file is read-only)", overlay.display()));
+    if let Some(mark) = &file.mark {
+        let newer = "has newer data: serve that";
+        let (key, of, effect) = match mark {
+            Marked::Overlay { overlay, .. } => ("  overlay", overlay, "the file is read-only"),
+            Marked::Merged { backing, .. } => ("  merged into", backing, newer),
+            Marked::Moved { storage, .. } => ("  moved to", storage, newer),
+        };
+        line(text, key, &format!("{} ({effect})", of.display()));
     }
     for Refusal { what, remedy } in &file.refusals {
         line(text, "  refused", &format!("{what}; {remedy}"));
@@ -135,6 +142,14 @@ fn as_json(path: &Path, found: &Inspection) -> String {
 }
 
 fn file_json(file: &FileFacts) -> Value {
+    let shown = |path: &Path| path.display().to_string();
+    let (mut overlay, mut merged_into, mut moved_to) = (None, None, None);
+    match &file.mark {
+        None => {}
+        Some(Marked::Overlay { overlay: of, .. }) => overlay = Some(shown(of)),
+        Some(Marked::Merged { backing, .. }) => merged_into = Some(shown(backing)),
+        Some(Marked::Moved { storage, .. }) => moved_to = Some(shown(storage)),
+    }
     let mut reply = json!({
         "path": file.path.display().to_string(),
         "format": if file.qcow2.is_some() { "qcow2" } else { "raw" },
@@ -145,7 +160,9 @@ fn file_json(file: &FileFacts) -> Value {
             "holder": user.holder,
             "writes": user.writes,
         })),
-        "overlay": file.overlay.as_ref().map(|overlay| overlay.display().to_string()),
+        "overlay": overlay,
+        "merged_into": merged_into,
+        "moved_to": moved_to,
         "refusals": file.refusals.iter().map(refusal_json).collect::<Vec<_>>(),
     });
     if let Some(qcow2) = &file.qcow2 {
