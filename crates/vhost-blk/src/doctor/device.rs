@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The block device below a disk, as sysfs describes it: its name, paths, queues and cache.
 
-use super::{Finding, Outcome, engine};
+use super::parts::{Part, is_multipath};
+use super::{Finding, Outcome, engine, name, setting};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-/// Folder of the stable names.
-const BY_ID: &str = "/dev/disk/by-id";
-/// Folders whose names are stable, too: of device-mapper, Ceph and DRBD.
-const STABLE: [&str; 3] = ["/dev/mapper", "/dev/rbd", "/dev/drbd"];
 
 /// Checks the block device `path`; nothing for a file.
 pub(super) fn device(path: &Path) -> Vec<Finding> {
@@ -25,32 +21,58 @@ pub(super) fn device(path: &Path) -> Vec<Finding> {
         let message = format!("there is no {}", link.display());
         return vec![Finding::new("device", Outcome::Warn, message).remedy("mount /sys")];
     };
-    let mut findings = vec![name(path, Path::new(BY_ID)), queues(&sysfs)];
-    findings.extend(nvme_paths(&sysfs).or_else(|| dm_paths(&sysfs, &dm_status(&sysfs))));
-    let engines = [engine::nbd, engine::md, engine::iscsi, engine::drbd, engine::rbd];
-    findings.extend(engines.iter().find_map(|engine| engine(&sysfs)));
+    let mapped = read(&sysfs.join("dm/name"));
+    let mut findings = vec![name::name(path, Path::new("/dev"), mapped.as_deref())];
+    findings.extend(described(&sysfs));
     findings
 }
 
-/// Judges the name: those of the kernel can change with a restart of the machine.
-fn name(path: &Path, by_id: &Path) -> Finding {
-    let shown = path.display();
-    if path.starts_with(by_id) || STABLE.iter().any(|folder| path.starts_with(folder)) {
-        return Finding::new("device_name", Outcome::Ok, format!("{shown} is stable"));
+/// Checks a device that has this folder in sysfs, and the devices that it is made of.
+fn described(sysfs: &Path) -> Vec<Finding> {
+    let top = Part::of(sysfs);
+    let mut findings = vec![queues(top.disk())];
+    let chain = top.chain();
+    findings.extend(chain.map(|text| Finding::new("device_parts", Outcome::Info, text)));
+    for part in top.all() {
+        let of_part = judged(part).into_iter().map(|mut finding| {
+            if part.sysfs != top.sysfs && part.sysfs != top.disk() {
+                finding.message = format!("{}: {}", part.name, finding.message);
+            }
+            if part.spare.is_some() { as_spare(finding) } else { finding }
+        });
+        findings.extend(of_part);
+        findings.extend(settings(part));
     }
-    let target = path.canonicalize().ok();
-    let is_same = |link: &PathBuf| target.is_some() && link.canonicalize().ok() == target;
-    let links = fs::read_dir(by_id).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut stable: Vec<PathBuf> = links.filter(is_same).collect();
-    stable.sort();
-    match stable.first() {
-        Some(link) => {
-            let message = format!("{shown} can become another device when the machine restarts");
-            Finding::new("device_name", Outcome::Warn, message)
-                .remedy(format!("give --blk-file {}", link.display()))
-        }
-        None => Finding::new("device_name", Outcome::Info, format!("{shown} has no stable name")),
+    findings
+}
+
+/// Judges the paths or the engine of a device.
+fn judged(part: &Part) -> Vec<Finding> {
+    let sysfs = &part.sysfs;
+    let paths =
+        nvme_paths(sysfs).or_else(|| dm_paths(sysfs, &dmsetup(sysfs, &["status", "--noflush"])));
+    let engines = [engine::nbd, engine::md, engine::iscsi, engine::drbd, engine::rbd];
+    let engine = engines.iter().find_map(|engine| engine(sysfs));
+    paths.into_iter().chain(engine).collect()
+}
+
+/// The finding about a device without which the one above goes on.
+fn as_spare(finding: Finding) -> Finding {
+    match finding.outcome {
+        Outcome::Fail => Finding { outcome: Outcome::Warn, ..finding },
+        // Its loss is what the one above is for.
+        Outcome::Warn => Finding { outcome: Outcome::Info, remedy: String::new(), ..finding },
+        Outcome::Ok | Outcome::Info => finding,
     }
+}
+
+fn settings(part: &Part) -> Vec<Finding> {
+    let mut findings = setting::nvme(part);
+    findings.extend(setting::iscsi(part));
+    if is_multipath(&part.sysfs) {
+        findings.extend(setting::multipath(&part.name, &dmsetup(&part.sysfs, &["table"])));
+    }
+    findings
 }
 
 /// Describes the queues, the cache and the range commands of the device.
@@ -83,14 +105,14 @@ fn scheduler(line: &str) -> &str {
 }
 
 /// A controller of an NVMe subsystem.
-struct Controller {
-    name: String,
+pub(super) struct Controller {
+    pub(super) name: String,
     transport: String,
     state: String,
     /// Seconds without a connection after which the host gives the controller up, or `off`.
-    loss: Option<String>,
+    pub(super) loss: Option<String>,
     /// Seconds without a connection after which requests fail, or `off`.
-    fast_fail: Option<String>,
+    pub(super) fast_fail: Option<String>,
 }
 
 impl Controller {
@@ -105,6 +127,21 @@ impl Controller {
         })
     }
 
+    /// The controllers of an NVMe namespace over a network; none of other devices.
+    pub(super) fn of_device(sysfs: &Path) -> Vec<Controller> {
+        let entries = fs::read_dir(sysfs.join("device")).into_iter().flatten().flatten();
+        let mut found: Vec<_> =
+            entries.filter_map(|entry| Controller::read(&entry.path())).collect();
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        found.retain(|controller| !matches!(controller.transport.as_str(), "pcie" | "loop"));
+        found
+    }
+
+    /// Seconds of `loss`.
+    pub(super) fn loss_seconds(&self) -> Option<u64> {
+        self.loss.as_deref()?.parse().ok()
+    }
+
     fn is_live(&self) -> bool {
         self.state == "live"
     }
@@ -112,14 +149,10 @@ impl Controller {
 
 /// Judges the paths of an NVMe namespace over a network; `None` for other devices.
 fn nvme_paths(sysfs: &Path) -> Option<Finding> {
-    let subsystem = sysfs.join("device");
-    let entries = fs::read_dir(&subsystem).ok()?.flatten().map(|entry| entry.path());
-    let mut controllers: Vec<_> = entries.filter_map(|path| Controller::read(&path)).collect();
-    controllers.sort_by(|a, b| a.name.cmp(&b.name));
-    controllers.retain(|controller| !matches!(controller.transport.as_str(), "pcie" | "loop"));
+    let controllers = Controller::of_device(sysfs);
     let first = controllers.first()?;
     let each = controllers.iter().map(|c| format!("{} {} {}", c.name, c.transport, c.state));
-    let policy = read(&subsystem.join("iopolicy")).unwrap_or_else(|| "unknown".to_owned());
+    let policy = read(&sysfs.join("device/iopolicy")).unwrap_or_else(|| "unknown".to_owned());
     let seconds = |value: &Option<String>| match value.as_deref() {
         Some("off") | None => "never".to_owned(),
         Some(seconds) => format!("after {seconds} s"),
@@ -140,19 +173,22 @@ fn nvme_paths(sysfs: &Path) -> Option<Finding> {
     })
 }
 
-/// The state of a device-mapper device, as dmsetup tells it; empty for other devices, and without
-/// dmsetup.
-fn dm_status(sysfs: &Path) -> String {
-    let Some(name) = read(&sysfs.join("dm/name")) else { return String::new() };
+/// The answer of dmsetup about a device of device-mapper multipath; empty for other devices, and without dmsetup.
+fn dmsetup(sysfs: &Path, args: &[&str]) -> String {
+    let Some(name) = read(&sysfs.join("dm/name")).filter(|_| is_multipath(sysfs)) else {
+        return String::new();
+    };
     let mut command = Command::new("dmsetup");
-    let output = command.args(["status", "--noflush", &name]).stderr(Stdio::null()).output();
+    let output = command.args(args).arg(name).stderr(Stdio::null()).output();
     output.map_or_else(|_| String::new(), |said| String::from_utf8_lossy(&said.stdout).into())
 }
 
 /// Judges the paths of a device-mapper multipath device, which can have given up a path whose device
 /// answers; `None` for other devices.
 fn dm_paths(sysfs: &Path, status: &str) -> Option<Finding> {
-    read(&sysfs.join("dm/uuid")).filter(|uuid| uuid.starts_with("mpath-"))?;
+    if !is_multipath(sysfs) {
+        return None;
+    }
     let slaves = fs::read_dir(sysfs.join("slaves")).ok()?.flatten();
     let mut paths: Vec<_> = slaves.map(|slave| slave.path()).collect();
     paths.sort();
@@ -191,6 +227,7 @@ pub(super) fn read(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::parts::tests::stack;
     use super::*;
 
     /// Writes files below a new folder.
@@ -285,19 +322,59 @@ pub(super) mod tests {
         assert_eq!(queues(device.path()).message, wanted);
     }
 
+    fn found(sysfs: &Path) -> Vec<(&'static str, Outcome, String)> {
+        described(sysfs).into_iter().map(|it| (it.check, it.outcome, it.message)).collect()
+    }
+
     #[test]
-    fn a_stable_name_is_recommended() {
-        let folder = tree(&[("dev", ""), ("by-id/other", "")]);
-        let (device, by_id) = (folder.path().join("dev"), folder.path().join("by-id"));
-        assert_eq!(name(&device, &by_id).outcome, Outcome::Info);
-        let link = by_id.join("nvme-serial");
-        std::os::unix::fs::symlink(&device, &link).unwrap();
-        let finding = name(&device, &by_id);
-        assert_eq!(finding.outcome, Outcome::Warn);
-        assert_eq!(finding.remedy, format!("give --blk-file {}", link.display()));
-        assert_eq!(name(&link, &by_id).outcome, Outcome::Ok);
-        let outcome = |path: &str| name(Path::new(path), &by_id).outcome;
-        assert_eq!(outcome("/dev/rbd/disks/disk1"), Outcome::Ok);
-        assert_eq!(outcome("/dev/rbd0"), Outcome::Info);
+    fn a_partition_is_described_by_its_disk() {
+        let (_root, sys) = stack(
+            &[
+                ("nvme0n1/queue/scheduler", "[none]"),
+                ("nvme0n1/queue/write_cache", "write through"),
+                ("nvme0n1/queue/discard_max_bytes", "4096"),
+                ("nvme0n1/device/nvme1/transport", "tcp"),
+                ("nvme0n1/device/nvme1/state", "live"),
+                ("nvme0n1/nvme0n1p1/partition", "1"),
+            ],
+            &[],
+        );
+        let of_disk = found(&sys.join("nvme0n1"));
+        let of_partition = found(&sys.join("nvme0n1/nvme0n1p1"));
+        assert!(of_disk[0].2.contains("cache write through, discard yes"), "{of_disk:?}");
+        assert_eq!((of_disk[1].0, of_disk[1].1), ("device_paths", Outcome::Warn));
+        let chain = ("device_parts", Outcome::Info, "nvme0n1p1 on nvme0n1".to_owned());
+        let wanted = [&of_disk[..1], &[chain], &of_disk[1..]].concat();
+        assert_eq!(of_partition, wanted);
+    }
+
+    #[test]
+    fn the_parts_of_a_device_are_judged_and_a_spare_one_fails_nothing() {
+        let files = |level| {
+            [
+                ("dm-0/dm/name", "vg-data"),
+                ("dm-0/dm/uuid", "LVM-abc"),
+                ("md0/md/level", level),
+                ("md0/md/array_state", "clean"),
+                ("md0/md/degraded", "0"),
+                ("nbd0/size", "0"),
+                ("nbd1/pid", "1"),
+                ("nbd1/mq/0/cpu_list", "0"),
+            ]
+        };
+        let of_level = |level| {
+            let parts: [(&str, &[&str]); 2] = [("dm-0", &["md0"]), ("md0", &["nbd0", "nbd1"])];
+            let (_root, sys) = stack(&files(level), &parts);
+            let found = found(&sys.join("dm-0")).into_iter().skip(1);
+            found.map(|(_, outcome, message)| (outcome, message)).collect::<Vec<_>>()
+        };
+        let spare = of_level("raid1");
+        let wanted = "dm-0 (LVM vg-data) on md0 (raid1) on [nbd0, nbd1]";
+        assert_eq!(spare[0], (Outcome::Info, wanted.to_owned()));
+        assert!(spare[1].0 == Outcome::Ok && spare[1].1.starts_with("md0: md: raid1"), "{spare:?}");
+        assert_eq!(spare[2], (Outcome::Warn, "nbd0: nbd: not connected".to_owned()));
+        assert!(spare[3].0 == Outcome::Info && spare[3].1.starts_with("nbd1: nbd: 1 connection"));
+        let needed = of_level("raid0");
+        assert_eq!((needed[2].0, needed[3].0), (Outcome::Fail, Outcome::Warn));
     }
 }

@@ -5,7 +5,7 @@
 use super::device::read;
 use super::{Finding, Outcome};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Judges the connections of an NBD device; `None` for other devices.
 pub(super) fn nbd(sysfs: &Path) -> Option<Finding> {
@@ -59,13 +59,21 @@ pub(super) fn md(sysfs: &Path) -> Option<Finding> {
     })
 }
 
-/// Judges the session of an iSCSI disk; `None` for other devices.
-pub(super) fn iscsi(sysfs: &Path) -> Option<Finding> {
+/// The folder of the session of an iSCSI disk, whose name is that of the session.
+pub(super) fn session(sysfs: &Path) -> Option<PathBuf> {
     // `.../session1/target2:0:0/2:0:0:0/block/sda`
     let name = |folder: &Path| folder.file_name()?.to_str().map(str::to_owned);
     let is_session = |folder: &&Path| name(folder).is_some_and(|name| name.starts_with("session"));
     let session = sysfs.ancestors().find(is_session)?;
-    let class = session.join("iscsi_session").join(name(session)?);
+    Some(session.join("iscsi_session").join(name(session)?))
+}
+
+/// Judges the session of an iSCSI disk; `None` for other devices.
+pub(super) fn iscsi(sysfs: &Path) -> Option<Finding> {
+    if sysfs.join("partition").exists() {
+        return None;
+    }
+    let class = session(sysfs)?;
     let text = |name: &str| read(&class.join(name));
     let (target, state) = (text("targetname")?, text("state")?);
     let wait = text("recovery_tmo").unwrap_or_else(|| "unknown".to_owned());
