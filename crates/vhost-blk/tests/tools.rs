@@ -86,6 +86,39 @@ fn doctor_tells_that_an_image_is_being_served_and_leaves_it_alone() {
     assert!(!line_of(&text(&held), "lock").starts_with("ok"));
 }
 
+#[test]
+fn doctor_describes_an_image_with_the_options_and_refusals_of_info() {
+    let place = Place::new();
+    let qemu_img = |args: &[&str]| {
+        let ran = Command::new("qemu-img").current_dir(place.dir.path()).args(args).status();
+        assert!(ran.expect("qemu-img runs; scripts/setup.sh installs it").success(), "{args:?}");
+    };
+    let report = |image: &str| {
+        text(&finish(doctor(&place).current_dir(place.dir.path()).args(["--blk-file", image])))
+    };
+    qemu_img(&["create", "-qf", "qcow2", "-b", "disk.img", "-F", "raw", "top", "8M"]);
+    let told = report("top");
+    let line = line_of(&told, "image");
+    assert!(line.starts_with("ok") && line.contains("qcow2, version 3"), "{line}");
+    assert!(line.contains("backing file disk.img (raw)"), "{line}");
+    let options = "serve it with --blk-file top --format qcow2 --allow-backing same-dir";
+    assert!(line.ends_with(options), "{line}");
+    let line = line_of(&told, "kernel_module");
+    assert!(line.starts_with("info") && line.contains("does not take top: it is qcow2"), "{line}");
+    qemu_img(&["create", "-qf", "qcow2", "-o", "extended_l2=on", "extended", "8M"]);
+    let told = report("extended");
+    let line = line_of(&told, "image");
+    assert!(line.starts_with("fail") && line.contains("extended L2 entries"), "{line}");
+    assert!(told.ends_with("serving a disk fails here\n"), "{told}");
+    let line_of_raw = line_of(&report("disk.img"), "image").to_owned();
+    assert!(line_of_raw.ends_with("raw; serve it with --blk-file disk.img"), "{line_of_raw}");
+    let (path, flags) = (place.path("disk.img"), rustix::fs::XattrFlags::empty());
+    rustix::fs::setxattr(path, "user.vhost-blk.moved", b"/new", flags).unwrap();
+    let told = report("disk.img");
+    let line = line_of(&told, "image");
+    assert!(line.starts_with("warn") && line.contains("was mirrored to /new"), "{line}");
+}
+
 fn create(path: &Path, more: &[&str]) -> Output {
     finish(program().arg("create").arg(path).args(more))
 }

@@ -4,6 +4,7 @@
 mod device;
 mod engine;
 mod host;
+mod image;
 mod kvm;
 mod module;
 mod name;
@@ -96,8 +97,10 @@ impl fmt::Display for Finding {
 /// Runs `vhost-blk doctor`. The exit code is 0 if serving would work.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
     let mut findings = vec![host::kernel(), uring::io_uring()];
+    let found = args.blk_file.as_deref().and_then(image::inspect);
     match &args.blk_file {
         Some(path) => {
+            findings.extend(found.iter().map(|found| image::image(path, found)));
             findings.extend([storage::direct(path), storage::lock(path)]);
             findings.extend(device::device(path));
         }
@@ -108,7 +111,10 @@ pub fn doctor(args: &DoctorArgs) -> ExitCode {
     }
     findings.extend([
         host::memlock(),
-        module::module(args.blk_file.as_deref()),
+        match (&args.blk_file, &found) {
+            (Some(path), Some(found)) if image::is_qcow2(found) => module::of_qcow2(path),
+            (path, _) => module::module(path.as_deref()),
+        },
         host::hugepages(),
         host::cpus(args.num_queues),
         vmm::qemu(),

@@ -30,6 +30,17 @@ pub(super) fn module(image: Option<&Path>) -> Finding {
     }
 }
 
+/// The module knows no tables of an image, so that it is not asked.
+pub(super) fn of_qcow2(image: &Path) -> Finding {
+    let shown = image.display();
+    let message = format!(
+        "{DEVICE_PATH} does not take {shown}: it is qcow2, and the module serves raw content only; \
+         --data-plane auto takes io_uring, and kernel is refused"
+    );
+    Finding::new(CHECK, Outcome::Info, message)
+        .remedy(format!("for the kernel plane make a raw image: vhost-blk convert {shown} NEW"))
+}
+
 /// Attaches the image briefly, without a queue.
 fn takes(image: &Path) -> Finding {
     let options = FileOptions { read_only: true, ..FileOptions::default() };

@@ -32,7 +32,7 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
 }
 
 /// The options of `serve` for the image.
-fn options(path: &Path, needs: Needs) -> String {
+pub(crate) fn options(path: &Path, needs: Needs) -> String {
     let mut text = format!("--blk-file {}", path.display());
     if needs.qcow2 {
         text.push_str(" --format qcow2");
@@ -81,9 +81,9 @@ fn line(text: &mut String, key: &str, value: &str) {
     writeln!(text, "{:<15}{value}", format!("{key}:")).expect("a string grows");
 }
 
-fn lines_of(key: &str, file: &FileFacts, text: &mut String) {
-    line(text, key, &file.path.display().to_string());
-    let kind = match (&file.qcow2, file.is_device) {
+/// The format of a file, in words.
+pub(crate) fn format(file: &FileFacts) -> String {
+    match (&file.qcow2, file.is_device) {
         (Some(qcow2), _) => format!(
             "qcow2, version {}, clusters of {}, {}-bit refcounts",
             qcow2.version,
@@ -92,8 +92,12 @@ fn lines_of(key: &str, file: &FileFacts, text: &mut String) {
         ),
         (None, true) => "raw, a block device".to_owned(),
         (None, false) => "raw".to_owned(),
-    };
-    line(text, "  format", &kind);
+    }
+}
+
+fn lines_of(key: &str, file: &FileFacts, text: &mut String) {
+    line(text, key, &file.path.display().to_string());
+    line(text, "  format", &format(file));
     line(text, "  size", &size_text(file.virtual_bytes));
     line(text, "  on disk", &size_text(file.disk_bytes));
     if let Some(Qcow2Facts { features, snapshots, backing, .. }) = &file.qcow2 {

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The format of the image, its chain and its marks, as `vhost-blk info` describes them.
+
+use super::{Finding, Outcome};
+use crate::image::info;
+use qcow2::inspect::{self, Inspection};
+use std::path::Path;
+
+const CHECK: &str = "image";
+
+/// The image and its chain; `None` if it cannot be read: then the check of O_DIRECT tells it.
+pub(super) fn inspect(path: &Path) -> Option<Inspection> {
+    inspect::inspect(path).ok()
+}
+
+/// Returns whether the image is qcow2, which the module does not take.
+pub(super) fn is_qcow2(found: &Inspection) -> bool {
+    found.files[0].qcow2.is_some()
+}
+
+/// Judges the image by the options with which it is served.
+pub(super) fn image(path: &Path, found: &Inspection) -> Finding {
+    let top = &found.files[0];
+    let mut words = vec![info::format(top)];
+    words.extend(top.qcow2.iter().flat_map(|header| header.features.clone()));
+    let below = found.files[1..].iter();
+    words.extend(
+        below.map(|file| format!("backing file {} ({})", file.path.display(), info::format(file))),
+    );
+    let text = words.join(", ");
+    match (&found.serve, &top.mark) {
+        (Err(refusal), _) => {
+            Finding::new(CHECK, Outcome::Fail, format!("{text}; refused: {}", refusal.what))
+                .remedy(&refusal.remedy)
+        }
+        // It is served read-only.
+        (Ok(_), Some(mark)) => Finding::new(CHECK, Outcome::Warn, format!("{text}; {mark}")),
+        (Ok(needs), None) => Finding::new(CHECK, Outcome::Ok, text)
+            .remedy(format!("serve it with {}", info::options(path, *needs))),
+    }
+}
