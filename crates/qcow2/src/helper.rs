@@ -56,7 +56,8 @@ impl Reply {
     }
 }
 
-/// Starts the thread. It ends with the last sender. `failed` learns of a failed commit.
+/// Starts the thread. It ends with the last sender. `failed` learns of a commit that has failed for
+/// ever.
 ///
 /// # Errors
 /// The error of the system call.
@@ -73,14 +74,7 @@ pub(crate) fn start(
 const UNMAP_PAUSE: Duration = Duration::from_millis(100);
 
 fn run(image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
-    let mut thread = Thread {
-        image,
-        answered: Vec::with_capacity(BATCH_MAX),
-        told: Vec::new(),
-        settled: Vec::new(),
-        hurried: Vec::new(),
-        unmaps_at: None,
-    };
+    let mut thread = Thread::new(image);
     let mut progress = Progress::Nothing;
     while let Ok(first) = thread.receive(work, progress) {
         for work in first.into_iter().chain(work.try_iter()) {
@@ -94,11 +88,30 @@ fn run(image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
     }
 }
 
+/// A question with its answer, which waits for the commit.
+struct Answered {
+    reply: Reply,
+    answer: Answer,
+    /// The question changes something.
+    changes: bool,
+    at: u64,
+    len: u64,
+}
+
+/// A piece that was asked for, which waits for the commit.
+struct Told {
+    reply: Sender<io::Result<Piece>>,
+    of: Of,
+    at: u64,
+    len: u64,
+    piece: io::Result<Piece>,
+}
+
 /// The state of the thread.
 struct Thread {
     image: Image,
-    answered: Vec<(Reply, Answer, bool)>,
-    told: Vec<(Sender<io::Result<Piece>>, io::Result<Piece>)>,
+    answered: Vec<Answered>,
+    told: Vec<Told>,
     settled: Vec<Sender<io::Result<()>>>,
     /// They wait until everything that was discarded is unmapped.
     hurried: Vec<Sender<io::Result<()>>>,
@@ -107,6 +120,17 @@ struct Thread {
 }
 
 impl Thread {
+    fn new(image: Image) -> Thread {
+        Thread {
+            image,
+            answered: Vec::with_capacity(BATCH_MAX),
+            told: Vec::new(),
+            settled: Vec::new(),
+            hurried: Vec::new(),
+            unmaps_at: None,
+        }
+    }
+
     /// Waits for work, or until there is something to unmap.
     fn receive(
         &self,
@@ -135,16 +159,23 @@ impl Thread {
         match work {
             Work::Ask(question, reply) => {
                 let changes = !matches!(question, Question::Read(..));
-                self.answered.push((reply, image.answer(question), changes));
+                let (at, len) = question.range();
+                let answer = image.answer(question);
+                self.answered.push(Answered { reply, answer, changes, at, len });
             }
-            Work::Tell(Of::Image, at, len, reply) => self.told.push((reply, image.own(at, len))),
-            Work::Tell(Of::Disk, at, len, reply) => self.told.push((reply, image.visible(at, len))),
+            Work::Tell(of, at, len, reply) => {
+                let piece = tell(image, of, at, len);
+                self.told.push(Told { reply, of, at, len, piece });
+            }
             Work::Settle(reply) => {
                 image.forget_discarded();
                 self.settled.push(reply);
             }
             Work::Grow(bytes, reply) => {
-                let _ = reply.send(image.grow(bytes)); // the control plane waits
+                let grown = image.grow(bytes);
+                // The next question may follow in this batch.
+                image.end_batch();
+                let _ = reply.send(grown); // the control plane waits
             }
             Work::Discarded(at, len) => {
                 image.versions().took_discard();
@@ -155,21 +186,36 @@ impl Thread {
         }
     }
 
-    /// Makes the changes durable, and answers.
+    /// Makes the changes durable, and answers. Without a change in the batch, a commit that has found no room
+    /// is not repeated.
     fn answer(&mut self, failed: &dyn Fn(i32)) {
-        let committed = self.image.commit().inspect_err(|errno| failed(*errno));
+        let image = &mut self.image;
+        let asks_commit = !self.settled.is_empty() || !self.hurried.is_empty();
+        let committed = match asks_commit || self.answered.iter().any(|asked| asked.changes) {
+            true => image.commit(),
+            false => {
+                image.end_batch();
+                Ok(())
+            }
+        };
+        image.lost().into_iter().for_each(failed);
         for reply in self.settled.drain(..) {
             let _ = reply.send(committed.map_err(io::Error::from_raw_os_error)); // an upgrade waits
         }
-        for (reply, piece) in self.told.drain(..) {
+        for Told { reply, of, at, len, piece } in self.told.drain(..) {
             // Before the commit, a part of a new cluster may not be in the file.
-            let committed = committed.map_err(io::Error::from_raw_os_error);
-            let _ = reply.send(committed.and(piece)); // a copier waits
+            let piece = match (image.lost(), committed) {
+                (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
+                (None, Err(_)) => tell(image, of, at, len),
+                (None, Ok(())) => piece,
+            };
+            let _ = reply.send(piece); // a copier waits
         }
-        for (reply, answer, changes) in self.answered.drain(..) {
+        for Answered { reply, answer, changes, at, len } in self.answered.drain(..) {
             reply.send(match committed {
-                Err(errno) if changes => Answer::Failed(errno),
-                _ => answer,
+                Ok(()) => answer,
+                Err(errno) if changes => image.fail_change(answer, at, errno),
+                Err(_) => image.read_again(answer, at, len),
             });
         }
     }
@@ -178,7 +224,8 @@ impl Thread {
     fn unmap(&mut self, failed: &dyn Fn(i32)) -> Progress {
         let is_time = self.unmaps_at.is_some_and(|at| at <= Instant::now());
         let may_begin = is_time || !self.hurried.is_empty();
-        let unmapped = self.image.unmap_discarded(may_begin).inspect_err(|errno| failed(*errno));
+        let unmapped = self.image.unmap_discarded(may_begin);
+        self.image.lost().into_iter().for_each(failed);
         let progress = unmapped.unwrap_or_else(|_| {
             self.image.forget_discarded();
             Progress::Nothing
@@ -194,5 +241,51 @@ impl Thread {
             _ => None,
         };
         progress
+    }
+}
+
+fn tell(image: &mut Image, of: Of, at: u64, len: u64) -> io::Result<Piece> {
+    match of {
+        Of::Image => image.own(at, len),
+        Of::Disk => image.visible(at, len),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tables::tests::overlay;
+    use backend::Engine;
+    use backend::conformance::SyncEngine;
+    use rustix::fs::{SealFlags, fcntl_add_seals};
+
+    #[test]
+    fn a_failed_commit_gives_no_question_of_its_batch_a_place_that_the_file_lacks() {
+        let (_folder, file, image) = overlay();
+        let mut thread = Thread::new(image);
+        let (answers, answered) = channel();
+        let remote = SyncEngine::new().remote();
+        let questions = [
+            Question::Write(4096, vec![1; 4096]),
+            Question::Read(0, 4096),
+            Question::Write(0, vec![1; 4096]),
+            Question::Read(1 << 20, 4096),
+        ];
+        for (slot, question) in (0..).zip(questions) {
+            let token = Token { slot: Slot(slot), layer: 0 };
+            let reply = Reply { token, remote: remote.clone(), answers: answers.clone() };
+            thread.take(Work::Ask(question, reply));
+        }
+        let (reply, piece) = channel();
+        thread.take(Work::Tell(Of::Disk, 0, 4096, reply));
+        fcntl_add_seals(&file, SealFlags::WRITE).expect("a seal");
+        let failures = std::cell::RefCell::new(Vec::new());
+        thread.answer(&|errno| failures.borrow_mut().push(errno));
+        assert_eq!(*failures.borrow(), [libc::EPERM]);
+        let found: Vec<Answer> = answered.try_iter().map(|(_, answer)| answer).collect();
+        let failed = Answer::Failed(libc::EPERM);
+        assert_eq!(found[..3], [failed, Answer::Data(vec![9; 4096]), Answer::Failed(libc::EPERM)]);
+        assert!(matches!(found[3], Answer::Extent(extent, _) if extent.file == 1));
+        assert!(piece.recv().expect("an answer").is_err());
     }
 }

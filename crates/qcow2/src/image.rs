@@ -4,11 +4,13 @@
 //! No cluster that an extent of a lane names is freed: a lane may write to a known extent at any time.
 //! Clusters of compressed data, which only this thread reads, are freed, and their place is given back to
 //! the host; those of discarded data are freed after all lanes have forgotten them ([`crate::unmap`]).
-//! A change of a table is durable after [`Image::commit`], which precedes every answer.
+//! A change of a table is durable after [`Image::commit`], which precedes every answer; [`crate::tables`] has the
+//! states of the image after one that failed.
 
 use crate::extents::Extent;
 use crate::header::Header;
 use crate::storage::Store;
+use crate::tables::Tables;
 use crate::unmap::Discarded;
 use crate::versions::{Version, Versions};
 use imago::storage::Storage;
@@ -53,6 +55,18 @@ pub(crate) enum Question {
     Discard(u64, u64),
 }
 
+impl Question {
+    /// Its position and length.
+    pub(crate) fn range(&self) -> (u64, u64) {
+        match self {
+            Question::Read(at, len) | Question::Zero(at, len) | Question::Discard(at, len) => {
+                (*at, *len)
+            }
+            Question::Write(at, data) => (*at, data.len() as u64),
+        }
+    }
+}
+
 /// A piece of a disk, by the place of its content.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
@@ -68,21 +82,18 @@ pub(crate) enum Piece {
 
 /// An open image with its chain.
 pub(crate) struct Image {
-    access: FormatAccess<Store>,
+    pub(crate) access: FormatAccess<Store>,
     cluster_bytes: u64,
     has_backing: bool,
     /// Freed clusters are punched out of the file.
-    gives_back: bool,
+    pub(crate) gives_back: bool,
     versions: Arc<Versions>,
     pub(crate) discarded: Discarded,
     /// Bytes of discarded data whose place was freed.
     unmapped_bytes: Arc<AtomicU64>,
-    /// Tables have changed since the last commit.
-    is_changed: bool,
+    pub(crate) tables: Tables,
     /// An error was logged.
     has_complained: bool,
-    /// errno of a failed commit: the tables on the disk are unknown.
-    failure: Option<i32>,
 }
 
 /// The mapping at a position.
@@ -110,9 +121,8 @@ impl Image {
             versions,
             discarded: Discarded::default(),
             unmapped_bytes: Arc::default(),
-            is_changed: false,
+            tables: Tables::default(),
             has_complained: false,
-            failure: None,
         }
     }
 
@@ -142,54 +152,21 @@ impl Image {
         }
     }
 
-    /// Makes the changes of the tables durable; one sync for all changes since the last commit.
-    ///
-    /// # Errors
-    /// errno of the first failure, from then on always.
-    pub(crate) fn commit(&mut self) -> Result<(), i32> {
-        if let Some(errno) = self.failure {
-            return Err(errno);
-        }
-        if !self.is_changed {
-            return Ok(());
-        }
-        self.is_changed = false;
-        // The flush moves the tables from imago's caches to the overlay.
-        let flushed = self.access.flush();
-        let committed = flushed.and_then(|()| {
-            let store = self.store()?;
-            let freed = store.commit(self.cluster_bytes)?;
-            if self.gives_back {
-                freed.into_iter().for_each(|range| store.punch(range));
-            }
-            Ok(())
-        });
-        committed.map_err(|why| {
-            let errno = why.raw_os_error().unwrap_or(libc::EIO);
-            tracing::error!(
-                "qcow2: the tables cannot be written: {why}; no write succeeds any more"
-            );
-            *self.failure.insert(errno)
-        })
-    }
-
-    /// The same, with the error of the system call.
-    pub(crate) fn committed(&mut self) -> io::Result<()> {
-        self.commit().map_err(io::Error::from_raw_os_error)
-    }
-
     /// Enlarges the disk.
     pub(crate) fn grow(&mut self, bytes: u64) -> io::Result<()> {
-        self.check_usable()?;
+        self.make_room()?;
         // A range may end with the disk, within a cluster.
         self.forget_discarded();
-        self.is_changed = true;
+        self.change(self.size_bytes()..bytes);
         self.access.resize_grow(bytes, imago::format::PreallocateMode::None)?;
         self.committed()
     }
 
-    fn check_usable(&self) -> io::Result<()> {
-        self.failure.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+    /// Notes that the clusters of a range are about to change.
+    fn change(&mut self, range: Range<u64>) {
+        let cluster = self.cluster_bytes;
+        let end = range.end.next_multiple_of(cluster);
+        self.tables.change(range.start - range.start % cluster..end);
     }
 
     pub(crate) fn store(&self) -> io::Result<&Store> {
@@ -268,14 +245,15 @@ impl Image {
                 self.check_place(storage, offset, 0, bound)?;
                 let end = at + found.min(bound - offset);
                 let extent = Extent { start: at, end, file: 0, host: offset };
-                let extent = self.keep(extent, at..end);
+                let Some(extent) = self.tables.committed(extent, at) else {
+                    return Ok(Piece::Data(self.copy(at, end - at)?));
+                };
+                let extent = self.keep(extent, at..extent.end);
                 Ok(Piece::At(0, offset, extent.end - at))
             }
             Mapping::Zero { explicit: true, .. } => Ok(Piece::Zero(found)),
             Mapping::Special { layer, .. } if std::ptr::eq(layer, &self.access) => {
-                let mut data = vec![0; found.min(COPY_MAX) as usize];
-                self.access.read(&mut data[..], at)?;
-                Ok(Piece::Data(data))
+                Ok(Piece::Data(self.copy(at, found)?))
             }
             _ => Ok(Piece::Below(found)),
         }
@@ -298,8 +276,8 @@ impl Image {
 
     /// Makes zero clusters of whole clusters, and frees their places. A commit follows.
     pub(crate) fn free(&mut self, range: Range<u64>) -> io::Result<()> {
-        self.check_usable()?;
-        self.is_changed = true;
+        self.make_room()?;
+        self.change(range.clone());
         let len = range.end - range.start;
         self.access.discard_to_zero(range.start, len)?;
         self.unmapped_bytes.fetch_add(len, Ordering::Relaxed);
@@ -346,28 +324,40 @@ impl Image {
     /// Answers [`Question::Read`].
     pub(crate) fn read(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         match self.find(at, len)? {
-            Found::Extent { extent, .. } => Ok(self.extent(extent, at, len)),
+            Found::Extent { extent, .. } => match self.tables.committed(extent, at) {
+                Some(extent) => Ok(self.extent(extent, at, len)),
+                None => Ok(Answer::Data(self.copy(at, (extent.end - at).min(len))?)),
+            },
             Found::Zero(len) => Ok(Answer::Zero(len)),
-            Found::Copy(len) => {
-                let mut data = vec![0; len.min(COPY_MAX) as usize];
-                self.access.read(&mut data[..], at)?;
-                Ok(Answer::Data(data))
-            }
+            Found::Copy(len) => Ok(Answer::Data(self.copy(at, len)?)),
         }
     }
 
+    /// At most `len` bytes at `at`, as the tables in memory have them.
+    fn copy(&self, at: u64, len: u64) -> io::Result<Vec<u8>> {
+        let mut data = vec![0; len.min(COPY_MAX) as usize];
+        self.access.read(&mut data[..], at)?;
+        Ok(data)
+    }
+
+    /// The answer to a change in an extent that may be written. In an image without room it has the committed
+    /// part, or fails with the commit of this batch.
+    fn writable(&mut self, extent: Extent, at: u64, len: u64) -> Answer {
+        let part = self.tables.committed(extent, at).unwrap_or(extent);
+        self.extent(part, at, len)
+    }
+
     fn write(&mut self, at: u64, data: &[u8]) -> io::Result<Answer> {
-        self.check_usable()?;
-        let (len, frees) = match self.find(at, data.len() as u64)? {
-            Found::Extent { extent, writable: true } => {
-                return Ok(self.extent(extent, at, data.len() as u64));
-            }
-            Found::Extent { extent, .. } => ((extent.end - at).min(data.len() as u64), false),
+        let len = data.len() as u64;
+        let (len, frees) = match self.find(at, len)? {
+            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
+            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
             Found::Zero(len) => (len, false),
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
+        self.make_room()?;
         let hides = self.hides(at, len)?;
-        self.is_changed = true;
+        self.change(at..at + len);
         let prepared = self.access.prepare_data_mapping(at, len, true)?;
         if prepared.offset() < self.cluster_bytes {
             return Err(io::Error::other(
@@ -375,22 +365,27 @@ impl Image {
             ));
         }
         let done = prepared.length().min(len);
-        prepared.storage().write_data(&data[..done as usize], prepared.offset())?;
+        let (place, store) = (prepared.offset(), prepared.storage());
+        store.write_data(&data[..done as usize], place).inspect_err(|_| {
+            // The clusters become free again. The old content that imago has copied there needs no room.
+            let start = place - place % self.cluster_bytes;
+            store.forget(start..(place + done).next_multiple_of(self.cluster_bytes));
+        })?;
         self.access.commit_data_mapping(prepared)?;
         self.changed(hides, frees)?;
         Ok(Answer::Done(done))
     }
 
     fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        self.check_usable()?;
         let (len, frees) = match self.find(at, len)? {
-            Found::Extent { extent, writable: true } => return Ok(self.extent(extent, at, len)),
+            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
             Found::Zero(len) => return Ok(Answer::Done(len)),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
+        self.make_room()?;
         let hides = self.hides(at, len)?;
-        self.is_changed = true;
+        self.change(at..at + len);
         self.access.write_zeroes(at, len)?;
         self.changed(hides, frees)?;
         Ok(Answer::Done(len))
@@ -423,7 +418,7 @@ impl Image {
             self.versions.hide_backing();
         }
         if frees || self.store()?.must_commit() {
-            self.committed()?;
+            self.write_tables().map_err(io::Error::from_raw_os_error)?;
         }
         Ok(())
     }
@@ -431,9 +426,8 @@ impl Image {
     /// Clusters of data in a backing file, and of compressed data, become zero clusters: whole ones only,
     /// because DISCARD promises nothing.
     fn discard(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        self.check_usable()?;
         let (found, frees) = match self.find(at, len)? {
-            Found::Extent { extent, writable: true } => return Ok(self.extent(extent, at, len)),
+            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
             Found::Zero(found) if self.in_whole_clusters(at, found) > 0 => {
                 return Ok(Answer::Done(self.in_whole_clusters(at, found)));
@@ -448,7 +442,8 @@ impl Image {
         }
         let hides = self.hides(at, whole)?;
         if hides || frees {
-            self.is_changed = true;
+            self.make_room()?;
+            self.change(at..at + whole);
             self.access.write_zeroes(at, whole)?;
             self.changed(hides, frees)?;
         }

@@ -38,6 +38,7 @@ mod piece;
 mod reader;
 mod shifted;
 pub mod storage;
+mod tables;
 pub mod target;
 mod unmap;
 mod versions;

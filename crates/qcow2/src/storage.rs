@@ -43,6 +43,31 @@ pub enum Change {
     Sync,
 }
 
+/// The reason why a commit has failed.
+#[derive(Debug)]
+pub enum CommitError {
+    /// There is no room for a write: the changes still wait, and the commit can be repeated.
+    Full(io::Error),
+    /// Any other one: the tables in the file are unknown.
+    Lost(io::Error),
+}
+
+impl From<io::Error> for CommitError {
+    fn from(why: io::Error) -> Self {
+        CommitError::Lost(why)
+    }
+}
+
+impl CommitError {
+    /// The error of a write, or of a change of the length.
+    fn of_write(why: io::Error) -> Self {
+        match why.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => CommitError::Full(why),
+            _ => CommitError::Lost(why),
+        }
+    }
+}
+
 /// The changes of a file, oldest first.
 pub type Log = Arc<Mutex<Vec<Change>>>;
 
@@ -96,6 +121,11 @@ impl Store {
         self.write_file(data, offset)
     }
 
+    /// Forgets the content of free clusters that waits for the next commit.
+    pub fn forget(&self, clusters: Range<u64>) {
+        self.overlay().forget(clusters.start, clusters.end - clusters.start);
+    }
+
     /// Zeroes a range like [`Store::write_data`].
     pub fn zero_data(&self, offset: u64, len: u64) -> io::Result<()> {
         self.overlay().forget(offset, len);
@@ -112,22 +142,25 @@ impl Store {
 
     /// Writes the waiting changes in phases; each phase is durable before the next. Returns the ranges of
     /// the clusters that have become free, durably.
-    pub fn commit(&self, cluster_bytes: u64) -> io::Result<Vec<Range<u64>>> {
+    ///
+    /// # Errors
+    /// [`CommitError`]. A sync that fails may have lost data of earlier writes, also if it finds no room.
+    pub fn commit(&self, cluster_bytes: u64) -> Result<Vec<Range<u64>>, CommitError> {
         let mut overlay = self.overlay();
-        self.must_commit.store(false, Ordering::Relaxed);
         let end = overlay.end().max(self.size_bytes()?);
-        self.extend(end.next_multiple_of(cluster_bytes))?;
+        self.extend(end.next_multiple_of(cluster_bytes)).map_err(CommitError::of_write)?;
         let Commit { phases, freed } = match overlay.is_empty() {
             true => Commit::default(),
             false => overlay.commit(cluster_bytes, &|buf, at| self.read_file(buf, at))?,
         };
         for phase in &phases {
             for (offset, data) in phase {
-                self.write_file(data, *offset)?;
+                self.write_file(data, *offset).map_err(CommitError::of_write)?;
             }
             self.sync_data()?;
         }
         overlay.clear();
+        self.must_commit.store(false, Ordering::Relaxed);
         Ok(freed)
     }
 

@@ -126,15 +126,16 @@ impl Image {
     /// `may_begin`.
     ///
     /// # Errors
-    /// errno of a failed commit.
+    /// errno of a failed commit, also of an earlier one.
     pub(crate) fn unmap_discarded(&mut self, may_begin: bool) -> Result<Progress, i32> {
+        self.check_committed()?;
         if self.discarded.leaving.is_empty() && may_begin && !self.discarded.noted.is_empty() {
             self.discarded.leaving = std::mem::take(&mut self.discarded.noted);
             let leaving = self.discarded.leaving.clone();
             self.discarded.epoch = self.versions().begin_epoch(leaving);
         }
         if let Progress::Leaving { are_free: true } = self.discarding() {
-            // A commit that finds no space ends all writes.
+            // A commit that finds no space fails the writes of the guest.
             if !self.store().and_then(Store::free_bytes).is_ok_and(|free| free >= ROOM_MIN) {
                 self.forget_discarded();
                 return Ok(Progress::Nothing);

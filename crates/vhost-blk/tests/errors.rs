@@ -71,14 +71,56 @@ fn reads_as(device: &mut Device, at: u64, byte: u8) {
     assert!(data.iter().all(|&found| found == byte), "MiB {at} holds {}", data[0]);
 }
 
+/// The format of an image that is served on a full file system.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Raw,
+    Qcow2,
+    /// Over a raw image full of nines.
+    Overlay,
+}
+
+impl Kind {
+    /// Makes an image of 256 MiB. The clusters of an overlay are larger than a write: the rest of a cluster is
+    /// copied, and its commit finds no room.
+    fn make(self, mount: &Mount, image: &Path) {
+        let folder = mount.place.path().to_str().unwrap();
+        let image = image.to_str().unwrap();
+        let create = ["qemu-img", "create", "-qf", "qcow2"];
+        match self {
+            Kind::Raw => File::create(image).unwrap().set_len(256 * MIB).unwrap(),
+            Kind::Qcow2 => drop(mount::run(&[&create[..], &[image, "256M"]].concat())),
+            Kind::Overlay => {
+                let base = format!("{folder}/base");
+                std::fs::write(&base, vec![9; 4 << 20]).unwrap();
+                let backing = ["-b", &base, "-F", "raw", "-o", "cluster_size=2M", image, "256M"];
+                drop(mount::run(&[&create[..], &backing].concat()));
+            }
+        }
+    }
+
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Kind::Raw => &["--format", "raw"],
+            Kind::Qcow2 => &["--format", "qcow2"],
+            Kind::Overlay => &["--format", "qcow2", "--allow-backing", "same-dir"],
+        }
+    }
+
+    /// The byte in a MiB that was not written.
+    fn below(self, at: u64) -> u8 {
+        if self == Kind::Overlay && at < 4 { 9 } else { 0 }
+    }
+}
+
 /// A full file system halts the disk. The daemon may be killed meanwhile. After the operator has
 /// made room, the write succeeds.
-fn full(mount: &Mount, packed: bool, kill: bool) {
+fn full(mount: &Mount, kind: Kind, packed: bool, kill: bool) {
     let place = Place::new();
     let (image, filler) = (mount.path("image"), mount.path("filler"));
-    File::create(&image).unwrap().set_len(256 * MIB).unwrap();
+    kind.make(mount, &image);
     std::fs::write(&filler, vec![1; 8 << 20]).unwrap();
-    let policy = ["--on-error", "enospc"];
+    let policy = [&["--on-error", "enospc"], kind.options()].concat();
     let (mut daemon, mut control) = served(&place, &image, &policy);
     let mut device = guest(&place, packed);
     let written = fill(&place, &mut device, &control);
@@ -103,10 +145,15 @@ fn full(mount: &Mount, packed: bool, kill: bool) {
     assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
     (0..written).for_each(|at| reads_as(&mut device, at, 7));
     device.flush().unwrap();
+    reads_as(&mut device, written, kind.below(written));
     let told = status(&control);
     assert_eq!(told["halted"], Value::Null);
     daemon.signal(libc::SIGTERM);
     assert_eq!(daemon.wait().code(), Some(0));
+    if kind != Kind::Raw {
+        // No leaked cluster is left either.
+        mount::run(&["qemu-img", "check", "-qf", "qcow2", image.to_str().unwrap()]);
+    }
 }
 
 #[test]
@@ -115,8 +162,19 @@ fn a_full_tmpfs_halts_the_disk_until_there_is_room() {
         return;
     }
     for (packed, kill) in [(false, false), (true, false), (false, true), (true, true)] {
-        full(&Mount::tmpfs(32), packed, kill);
+        full(&Mount::tmpfs(32), Kind::Raw, packed, kill);
     }
+}
+
+#[test]
+fn a_full_file_system_halts_a_qcow2_disk_until_there_is_room() {
+    if may_not_mount() {
+        return;
+    }
+    full(&Mount::tmpfs(16), Kind::Qcow2, true, true);
+    full(&Mount::tmpfs(20), Kind::Overlay, false, false);
+    let folder = tempfile::tempdir().unwrap();
+    full(&Mount::ext4(folder.path(), 32), Kind::Overlay, false, true);
 }
 
 #[test]
@@ -125,7 +183,7 @@ fn a_full_ext4_halts_the_disk_until_there_is_room() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    full(&Mount::ext4(folder.path(), 48), false, false);
+    full(&Mount::ext4(folder.path(), 48), Kind::Raw, false, false);
 }
 
 #[test]

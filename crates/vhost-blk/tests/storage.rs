@@ -49,11 +49,12 @@ fn reads_as(guest: &mut Device, sector: u64, byte: u8) {
 
 /// Writes whole MiBs until the file system has no room; goes on after a file beside the image is
 /// deleted.
-fn full_and_free_again(mount: &Mount, direct: &str) {
+fn full_and_free_again(mount: &Mount, format: &str, direct: &str) {
     let (image, filler) = (mount.path("image"), mount.path("filler"));
-    File::create(&image).unwrap().set_len(256 * MIB).unwrap();
+    run(&["qemu-img", "create", "-qf", format, image.to_str().unwrap(), "256M"]);
     std::fs::write(&filler, vec![1; 8 << 20]).unwrap();
-    let (_folder, mut daemon, mut guest) = served(&image, &["--direct", direct]);
+    let (_folder, mut daemon, mut guest) =
+        served(&image, &["--format", format, "--direct", direct]);
     let data = vec![7; MIB as usize];
     let mut at = 0;
     while !is_ioerr(guest.write(at * SECTORS, &data)) {
@@ -77,15 +78,26 @@ fn full_and_free_again(mount: &Mount, direct: &str) {
     reads_as(&mut guest, (at + 3) * SECTORS + SECTORS - 8, 7);
     daemon.signal(libc::SIGTERM);
     assert_eq!(daemon.wait().code(), Some(0));
-    let mut found = vec![0; 4096];
-    File::open(&image).unwrap().read_exact_at(&mut found, at * MIB).unwrap();
-    assert_eq!(found, [7; 4096]);
+    let read = format!("read -P 7 {} 4k", at * MIB);
+    run(&["qemu-io", "-rf", format, "-c", &read, image.to_str().unwrap()]);
+    if format == "qcow2" {
+        run(&["qemu-img", "check", "-qf", format, image.to_str().unwrap()]);
+    }
 }
 
 #[test]
 fn a_sparse_image_on_a_full_tmpfs_refuses_writes_until_there_is_room() {
     if !may_not_mount() {
-        full_and_free_again(&Mount::tmpfs(24), "off");
+        full_and_free_again(&Mount::tmpfs(24), "raw", "off");
+    }
+}
+
+#[test]
+fn a_qcow2_image_on_a_full_file_system_refuses_writes_until_there_is_room() {
+    if !may_not_mount() {
+        let folder = tempfile::tempdir().unwrap();
+        full_and_free_again(&Mount::tmpfs(24), "qcow2", "off");
+        full_and_free_again(&Mount::ext4(folder.path(), 48), "qcow2", "on");
     }
 }
 
@@ -93,7 +105,7 @@ fn a_sparse_image_on_a_full_tmpfs_refuses_writes_until_there_is_room() {
 fn a_sparse_image_on_a_full_ext4_refuses_writes_until_there_is_room() {
     if !may_not_mount() {
         let folder = tempfile::tempdir().unwrap();
-        full_and_free_again(&Mount::ext4(folder.path(), 48), "on");
+        full_and_free_again(&Mount::ext4(folder.path(), 48), "raw", "on");
     }
 }
 

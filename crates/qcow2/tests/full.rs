@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Images on a file system without room for their tables.
+
+mod common;
+#[path = "../../vhost-blk/tests/common/mount.rs"]
+mod mount;
+
+use backend::conformance::{Request, Rig};
+use backend::{Disk, IoError, IoKind};
+use common::{MIB, check, content, options, qemu_ok, rig};
+use mount::{Mount, may_not_mount};
+use qcow2::{AllowBacking, Qcow2Disk};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+const CLUSTER: u64 = 64 << 10;
+const DISK: u64 = 8 * MIB;
+const BASE: u8 = 0x5a;
+/// Far more than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+const NO_ROOM: Result<(), IoError> = Err(IoError::Errno(libc::ENOSPC));
+
+/// A file system in memory with an image of 8 MiB, whose first cluster is full of ones.
+struct Place {
+    mount: Mount,
+    path: PathBuf,
+    disk: Arc<Qcow2Disk>,
+    /// The content of the rest of the disk.
+    below: u8,
+}
+
+/// The image at `path`, which no other program may change.
+fn open(path: &Path) -> Arc<Qcow2Disk> {
+    let mut options = options(AllowBacking::SameDir, true);
+    options.file.lock = Some(PATIENCE);
+    Arc::new(Qcow2Disk::open(path, &options).expect("it opens"))
+}
+
+impl Place {
+    fn new(has_backing: bool) -> Place {
+        let mount = Mount::tmpfs(32);
+        let folder = mount.place.path();
+        let create = ["create", "-qf", "qcow2"];
+        if has_backing {
+            fs::write(mount.path("base.raw"), vec![BASE; DISK as usize]).expect("a base");
+            let more = ["-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
+            qemu_ok("qemu-img", folder, &[&create[..], &more].concat());
+        } else {
+            qemu_ok("qemu-img", folder, &[&create[..], &["a.qcow2", "8M"]].concat());
+        }
+        let path = mount.path("a.qcow2");
+        let disk = open(&path);
+        rig(&disk).write(0, &vec![1; CLUSTER as usize]);
+        Place { mount, path, disk, below: if has_backing { BASE } else { 0 } }
+    }
+
+    /// Leaves room for the data of a small write, and not for the rest of its cluster.
+    fn fill(&self) {
+        self.fill_but(8);
+    }
+
+    /// Leaves room for so many pages.
+    fn fill_but(&self, pages: u64) {
+        let told = rustix::fs::statvfs(self.mount.place.path()).expect("the room");
+        let filler = vec![1; ((told.f_bavail - pages) * told.f_frsize) as usize];
+        fs::write(self.mount.path("filler"), filler).expect("a filler");
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.mount.path("filler")).expect("the filler goes");
+    }
+}
+
+fn write(rig: &mut Rig, at: u64, byte: u8) -> Result<(), IoError> {
+    rig.run(&mut Request::write(at, &[byte; 4096], &[4096], 0))
+}
+
+#[track_caller]
+fn reads_as(rig: &mut Rig, at: u64, byte: u8) {
+    assert_eq!(rig.read(at, 4096), [byte; 4096], "at {at:#x}");
+}
+
+/// A commit that finds no room changes nothing for the guest but its failed write; it is repeated.
+fn fails_until_there_is_room(has_backing: bool) {
+    let place = Place::new(has_backing);
+    let (disk, below) = (&place.disk, place.below);
+    let (mut one, mut other) = (rig(disk), rig(disk));
+    reads_as(&mut one, MIB, below);
+    place.fill();
+    assert_eq!(write(&mut other, MIB + 8192, 2), NO_ROOM);
+    // Beside the failed write, in both lanes, and by a reader.
+    for rig in [&mut one, &mut other] {
+        reads_as(rig, MIB, below);
+        reads_as(rig, MIB + 4096, below);
+        reads_as(rig, MIB + 12288, below);
+    }
+    let mut reader = disk.reader().expect("a reader");
+    let read = reader.read(MIB..MIB + 8192).expect("the content").to_vec();
+    assert_eq!(read, [below; 8192]);
+    // No later write gets into the cluster that no table names, nor into a new one.
+    assert_eq!(write(&mut one, MIB, 3), NO_ROOM);
+    assert_eq!(write(&mut other, 2 * MIB, 3), NO_ROOM);
+    reads_as(&mut one, 2 * MIB, below);
+    // A cluster that was there before is as good as ever.
+    assert_eq!(write(&mut one, 4096, 4), Ok(()));
+    reads_as(&mut other, 4096, 4);
+    assert_eq!(one.run(&mut Request::command(IoKind::Flush, 0, 0)), Ok(()));
+    assert!(!disk.top().has_failed_sync());
+    let why = disk.settle(PATIENCE).expect_err("the tables are not durable");
+    assert_eq!(why.raw_os_error(), Some(libc::ENOSPC));
+    let why = disk.resize(Some(2 * DISK)).expect_err("it does not grow");
+    assert!(why.to_string().contains("No space"), "{why}");
+    place.make_room();
+    assert_eq!(write(&mut other, MIB + 8192, 2), Ok(()));
+    assert_eq!(write(&mut one, 2 * MIB, 3), Ok(()));
+    for (at, byte) in [(0, 1), (4096, 4), (MIB, below), (MIB + 8192, 2), (MIB + 12288, below)] {
+        reads_as(&mut one, at, byte);
+        reads_as(&mut other, at, byte);
+    }
+    disk.settle(PATIENCE).expect("the tables are durable");
+    let Place { mount, path, disk, .. } = place;
+    drop((one, other, reader, disk));
+    let file = fs::File::open(&path).expect("it opens");
+    assert_eq!(
+        backend::mark::in_use(&file).expect("a mark or none"),
+        None,
+        "it was closed properly"
+    );
+    assert_eq!(check(&path), Ok(()));
+    let mut expected = vec![below; DISK as usize];
+    expected[..CLUSTER as usize].fill(1);
+    let written = [(4096, 4), (MIB as usize + 8192, 2), (2 * MIB as usize, 3)];
+    written.into_iter().for_each(|(at, byte)| expected[at..at + 4096].fill(byte));
+    assert!(content(&path) == expected);
+    drop(mount);
+}
+
+#[test]
+fn a_commit_without_room_is_repeated_and_no_read_sees_its_part() {
+    if may_not_mount() {
+        return;
+    }
+    fails_until_there_is_room(true);
+    fails_until_there_is_room(false);
+}
+
+/// The rest of the cluster, which was copied for the write, is not in the way of the tables.
+#[test]
+fn data_without_room_fails_its_write_and_no_commit() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new(true);
+    place.fill_but(0);
+    let mut rig = rig(&place.disk);
+    assert_eq!(write(&mut rig, MIB + 8192, 2), NO_ROOM);
+    place.disk.settle(PATIENCE).expect("no table names the cluster");
+    place.make_room();
+    assert_eq!(write(&mut rig, MIB + 8192, 2), Ok(()));
+    reads_as(&mut rig, MIB, BASE);
+}
+
+/// The end of the disk, or of the program, comes before there is room.
+#[test]
+fn an_image_that_ends_without_room_has_the_content_of_before() {
+    if may_not_mount() {
+        return;
+    }
+    let place = Place::new(true);
+    place.fill();
+    assert_eq!(write(&mut rig(&place.disk), MIB + 8192, 2), NO_ROOM);
+    let Place { mount, path, disk, below } = place;
+    drop(disk);
+    let file = fs::File::open(&path).expect("it opens");
+    assert!(backend::mark::in_use(&file).expect("a mark").is_some(), "leaked clusters may be left");
+    fs::remove_file(mount.path("filler")).expect("the filler goes");
+    assert_eq!(check(&path), Ok(()));
+    let mut expected = vec![below; DISK as usize];
+    expected[..CLUSTER as usize].fill(1);
+    assert!(content(&path) == expected);
+    let disk = open(&path);
+    assert_eq!(write(&mut rig(&disk), MIB + 8192, 2), Ok(()));
+    reads_as(&mut rig(&disk), MIB, below);
+    drop(disk);
+    assert_eq!(check(&path), Ok(()));
+}
+
+/// DISCARD and WRITE_ZEROES are not done before their tables are durable.
+#[test]
+fn zeroes_without_room_are_done_when_their_tables_are() {
+    if may_not_mount() {
+        return;
+    }
+    for kind in [IoKind::Discard, IoKind::WriteZeroes { unmap: false }] {
+        let place = Place::new(true);
+        let mut rig = rig(&place.disk);
+        place.fill();
+        let zero = |rig: &mut Rig| rig.run(&mut Request::command(kind, 4 * MIB, CLUSTER));
+        assert_eq!(write(&mut rig, MIB + 8192, 2), NO_ROOM);
+        assert_eq!(zero(&mut rig), NO_ROOM, "{kind:?}");
+        assert_eq!(zero(&mut rig), NO_ROOM, "{kind:?}");
+        place.make_room();
+        assert_eq!(zero(&mut rig), Ok(()), "{kind:?}");
+        reads_as(&mut rig, 4 * MIB, 0);
+    }
+}
