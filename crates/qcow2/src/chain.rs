@@ -158,18 +158,24 @@ pub(crate) fn refuse(path: &Path, what: &str, remedy: &str) -> Qcow2Error {
     Qcow2Error::Refused { path: path.into(), what: what.into(), remedy: remedy.into() }
 }
 
+/// A chain that imago has open.
+pub(crate) struct Opened {
+    /// The image.
+    pub(crate) access: FormatAccess<Store>,
+    /// Size of the disk in the first backing file in bytes.
+    pub(crate) backing_bytes: u64,
+}
+
 /// Opens the chain with imago; only the first file is writable.
-pub(crate) fn open(
-    links: &[Link],
-    writable: bool,
-    log: Option<Log>,
-) -> Result<FormatAccess<Store>, Qcow2Error> {
+pub(crate) fn open(links: &[Link], writable: bool, log: Option<Log>) -> Result<Opened, Qcow2Error> {
     let mut below: Option<FormatAccess<Store>> = None;
+    let mut backing_bytes = 0;
     for (index, link) in links.iter().enumerate().rev() {
         let failed = |source| Qcow2Error::Image { path: link.path.clone(), source };
         let write = writable && index == 0;
         let log = log.clone().filter(|_| index == 0);
         let Link { path, opened, .. } = link;
+        backing_bytes = below.as_ref().map_or(0, FormatAccess::size);
         let store = Store::open(opened, path, index as u32, write, log).map_err(failed)?;
         if let (true, Some(header)) = (write, &link.header) {
             check_tables(path, opened)?;
@@ -188,7 +194,8 @@ pub(crate) fn open(
         };
         below = Some(opened.map_err(failed)?);
     }
-    below.ok_or_else(|| Qcow2Error::NotQcow2 { path: PathBuf::new() })
+    let access = below.ok_or_else(|| Qcow2Error::NotQcow2 { path: PathBuf::new() })?;
+    Ok(Opened { access, backing_bytes })
 }
 
 /// Refuses to write to an image with an L2 table that could have another owner: its L1 entry lacks the flag of

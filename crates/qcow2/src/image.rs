@@ -7,12 +7,14 @@
 //! A change of a table is durable after [`Image::commit`], which precedes every answer; [`crate::tables`] has the
 //! states of the image after one that failed.
 
+use crate::chain::Opened;
 use crate::extents::Extent;
 use crate::header::Header;
 use crate::storage::Store;
 use crate::tables::Tables;
 use crate::unmap::Discarded;
 use crate::versions::{Version, Versions};
+use imago::format::PreallocateMode;
 use imago::storage::Storage;
 use imago::{FormatAccess, Mapping};
 use std::io;
@@ -24,6 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) const COPY_MAX: u64 = 1 << 20;
 /// Maximum length of an extent.
 const EXTENT_MAX: u64 = 1 << 30;
+/// Maximum clusters that become zero with one commit, when the disk grows: their tables have 8 MiB.
+const GROW_CLUSTERS: u64 = 1 << 20;
 /// Unit of the disk in bytes.
 const SECTOR: u64 = 512;
 
@@ -85,6 +89,8 @@ pub(crate) struct Image {
     pub(crate) access: FormatAccess<Store>,
     cluster_bytes: u64,
     has_backing: bool,
+    /// Size of the disk in the backing file.
+    backing_bytes: u64,
     /// Freed clusters are punched out of the file.
     pub(crate) gives_back: bool,
     versions: Arc<Versions>,
@@ -109,7 +115,7 @@ pub(crate) enum Found {
 
 impl Image {
     pub(crate) fn new(
-        access: FormatAccess<Store>,
+        Opened { access, backing_bytes }: Opened,
         header: &Header,
         versions: Arc<Versions>,
     ) -> Self {
@@ -117,6 +123,7 @@ impl Image {
             access,
             cluster_bytes: header.cluster_bytes,
             has_backing: header.backing.is_some(),
+            backing_bytes,
             gives_back: true,
             versions,
             discarded: Discarded::default(),
@@ -152,14 +159,32 @@ impl Image {
         }
     }
 
-    /// Enlarges the disk.
+    /// Enlarges the disk. A larger backing file has content behind the old end, which becomes zero with the
+    /// growth: one commit for each step, whose tables are small. After an error the disk in the image may have
+    /// grown by some of the steps.
     pub(crate) fn grow(&mut self, bytes: u64) -> io::Result<()> {
         self.make_room()?;
         // A range may end with the disk, within a cluster.
         self.forget_discarded();
+        let zeroed = bytes.min(self.backing_bytes);
+        while self.size_bytes() < zeroed {
+            let step = self.size_bytes().saturating_add(GROW_CLUSTERS * self.cluster_bytes);
+            // The last cluster gets a place in the image if the disk ended within it.
+            self.versions.hide_backing();
+            self.grow_to(step.min(zeroed), PreallocateMode::Zero)?;
+        }
+        self.grow_to(bytes, PreallocateMode::None)
+    }
+
+    fn grow_to(&mut self, bytes: u64, new: PreallocateMode) -> io::Result<()> {
+        if bytes <= self.size_bytes() {
+            return Ok(());
+        }
         self.change(self.size_bytes()..bytes);
-        self.access.resize_grow(bytes, imago::format::PreallocateMode::None)?;
-        self.committed()
+        let grown = self.access.resize_grow(bytes, new);
+        // Also after an error: no other change follows that one.
+        let committed = self.committed();
+        grown.and(committed)
     }
 
     /// Notes that the clusters of a range are about to change.

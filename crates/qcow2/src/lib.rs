@@ -231,10 +231,10 @@ impl Qcow2Disk {
         options: &Qcow2Options,
     ) -> Result<Qcow2Disk, Qcow2Error> {
         let header = header_of(path, links, options)?;
-        let access = chain::open(links, !options.file.read_only, None)?;
+        let opened = chain::open(links, !options.file.read_only, None)?;
         let versions = Arc::new(Versions::default());
         let image =
-            Image::new(access, header, Arc::clone(&versions)).giving_back(options.file.discard);
+            Image::new(opened, header, Arc::clone(&versions)).giving_back(options.file.discard);
         let (unmapped_bytes, exact_holes) =
             (Arc::clone(image.unmapped_bytes()), image.has_exact_holes());
         let top = Arc::clone(&files[0]);

@@ -72,6 +72,52 @@ fn a_disk_grows_and_a_new_lane_has_the_new_end() {
     assert!(found[(64 * MIB - 4096) as usize..].iter().all(|byte| *byte == 2));
 }
 
+/// The old end is within a cluster that is allocated, within one that is not, or between two; the new end is
+/// before or behind that of the backing file.
+#[test]
+fn an_overlay_that_grows_over_a_larger_backing_file_reads_zeroes_there() {
+    const BASE: u64 = 6 * MIB + 4096;
+    for (format, old, new, is_written) in [
+        ("raw", 4 * MIB, 8 * MIB, false),
+        ("raw", 4 * MIB + 4096, 5 * MIB + 512, false),
+        ("raw", 4 * MIB + 4096, 8 * MIB, true),
+        ("qcow2", 4 * MIB + 4096, 8 * MIB, false),
+        ("qcow2", 4 * MIB + 512, 4 * MIB + 8192, true),
+    ] {
+        let folder = folder();
+        let (size, name) = (BASE.to_string(), format!("base.{format}"));
+        let run = |program: &str, args: &[&str]| qemu_ok(program, folder.path(), args);
+        run("qemu-img", &["create", "-qf", format, &name, &size]);
+        run("qemu-io", &["-f", format, "-c", &format!("write -P 90 0 {BASE}"), &name]);
+        let create = ["create", "-qf", "qcow2", "-b", &name, "-F", format, "a.qcow2"];
+        run("qemu-img", &[&create[..], &[&old.to_string()]].concat());
+        let path = folder.path().join("a.qcow2");
+        let disk = open(&path).expect("it opens");
+        let mut expected = vec![0; new as usize];
+        expected[..old as usize].fill(0x5a);
+        let mut before = rig(&disk);
+        if is_written {
+            before.write(4 * MIB, &[7; 512]);
+            expected[4 * MIB as usize..][..512].fill(7);
+        }
+        let tail = (4 * MIB - 4096) as usize;
+        let last = (old as usize - tail).min(4096);
+        assert_eq!(before.read(tail as u64, last), expected[tail..tail + last]);
+        disk.resize(Some(new)).expect("it grows");
+        let mut rig = rig(&disk);
+        assert!(rig.read(0, new as usize) == expected, "{format} {old} {new}");
+        // An extent of before names the backing file no more where the cluster has moved.
+        rig.write(old - 512, &[8; 512]);
+        expected[old as usize - 512..][..512].fill(8);
+        assert_eq!(before.read(old - 512, 512), [8; 512]);
+        drop((rig, before, disk));
+        assert_eq!(check(&path), Ok(()));
+        assert!(content(&path) == expected, "{format} {old} {new}, as QEMU reads it");
+        let checked = std::fs::File::open(&path).expect("it opens");
+        assert_eq!(qcow2::check::check(&path, &checked).expect("a report").leaks, 0);
+    }
+}
+
 /// The first byte of a cluster of the image is elsewhere than its last one.
 #[test]
 fn backing_files_with_other_clusters_and_odd_ends_are_read_as_qemu_reads_them() {
