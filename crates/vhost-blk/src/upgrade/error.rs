@@ -119,6 +119,11 @@ pub enum Obstacle {
          guest's data, then restart the daemon instead"
     )]
     SyncFailed,
+    /// The tables of its qcow2 image find no room.
+    #[error(
+        "the file system has no room for the tables of its qcow2 image; make room, and repeat the command"
+    )]
+    NoRoom,
     /// Its thread does not answer.
     #[error("it does not answer; check its storage")]
     Silent,

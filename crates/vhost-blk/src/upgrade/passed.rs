@@ -161,6 +161,11 @@ impl Disk {
         };
         disk.settle(FREEZE_MAX).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => Obstacle::Slow,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+                if !disk.top().has_failed_sync() =>
+            {
+                Obstacle::NoRoom
+            }
             _ => Obstacle::SyncFailed,
         })
     }

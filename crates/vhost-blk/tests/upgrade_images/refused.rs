@@ -105,6 +105,34 @@ fn tables_that_could_not_be_written_refuse_before_anything_stops() {
     rig.ok("remove a");
 }
 
+/// The new program would open the tables without the changes that wait.
+#[test]
+fn tables_that_wait_for_room_refuse_until_there_is_some() {
+    if may_not_mount() {
+        return;
+    }
+    let mount = Mount::tmpfs(16);
+    let (path, rig) = (mount.path("a.qcow2"), Rig::new());
+    let create = ["qemu-img", "create", "-qf", "qcow2", "-o", "cluster_size=2M"];
+    run(&[&create[..], &[text(&path), "32M"]].concat());
+    add(&rig, "a", &format!("--blk-file {} --format qcow2", path.display()));
+    let mut device = guest(&rig, "a");
+    let failed = (0..16).find(|n| device.write(n << 12, &[2; 4096]).is_err());
+    let sector = failed.expect("16 MiB have room for 32") << 12;
+    let line = rig.refused("upgrade", 1);
+    assert!(line.contains("has no room for the tables of its qcow2 image; make room"), "{line}");
+    device.write(0, &[3; 4096]).expect("its cluster is there");
+    mount.resize(64);
+    upgrade(&rig);
+    device.write(sector, &[2; 4096]).expect("there is room");
+    let mut found = [0; 4096];
+    device.read(0, &mut found).unwrap();
+    assert_eq!(found, [3; 4096]);
+    drop(device);
+    rig.ok("remove a");
+    run(&["qemu-img", "check", "-q", text(&path)]);
+}
+
 /// Has the program see a changed state: `sed` is applied to it. Keeps the state in the file `state`.
 fn with_state(rig: &Rig, sed: &str) -> String {
     let own = own_path();
