@@ -4,7 +4,7 @@
 # Measures the whole project in lab VMs: the host side alone, path lengths in instructions, inner
 # guests, the guest's driver. Prints the tables; leaves them and the JSON form in a folder.
 #
-#   bench-lab.sh [--quick] [--only host|queues|icount|nested|guest|guest-icount]... [FOLDER]
+#   bench-lab.sh [--quick] [--only host|queues|queues-write|icount|nested|guest|guest-icount]... [FOLDER]
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,7 +16,7 @@ while [ $# -gt 0 ]; do
         --only)
             shift
             case ${1:-} in
-                host | queues | icount | nested | guest | guest-icount) only="$only $1" ;;
+                host | queues | queues-write | icount | nested | guest | guest-icount) only="$only $1" ;;
                 *) echo "bench-lab: --only takes a part, not '${1:-}'" >&2; exit 2 ;;
             esac
             ;;
@@ -48,6 +48,8 @@ measure() {
 measure icount --icount /lab/bin/bench icount --check
 measure host "" /lab/bin/bench host ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
 measure queues "--vcpus 4" /lab/bin/bench host --queues 1,2,4 --depth 32 --mode event ${quick:+--rounds 2 --seconds 0.4}
+measure queues-write "--vcpus 4" /lab/bin/bench host --op randwrite --queues 1,2,4 --depth 32 --mode event --slow-us 0 \
+    ${quick:+--rounds 2 --seconds 0.4}
 measure nested "--machine nested" /lab/bin/cases nested-bench ${quick:+--rounds 2 --seconds 0.7 --depth 1,32 --rw randread}
 measure guest-icount "--machine guest --icount" /lab/bin/cases guest-icount ${quick:+--rounds 1 --requests 3000}
 measure guest "--machine guest" /lab/bin/cases guest-bench ${quick:+--rounds 2 --seconds 0.4}

@@ -39,6 +39,8 @@ pub const P99: Metric = Metric::new("p99", "us");
 pub const KICKS: Metric = Metric::new("kicks", "1");
 /// Interrupts of the device for each request.
 pub const INTERRUPTS: Metric = Metric::new("interrupts", "1");
+/// Exits of a guest for each request, for any reason.
+pub const EXITS: Metric = Metric::new("exits", "1");
 /// Share of one CPU that an idle server takes.
 pub const IDLE_CPU: Metric = Metric::new("idle_cpu", "%");
 

@@ -13,7 +13,7 @@ const TEXT: RGBColor = RGBColor(1, 2, 3);
 const TEXT_IN_SVG: &str = "#010203";
 
 /// The colour of each subject, the same in all plots, readable on white and on black.
-const COLOURS: [(&str, RGBColor); 17] = [
+const COLOURS: &[(&str, RGBColor)] = &[
     ("ours", RGBColor(38, 120, 240)),
     ("vhost-blk kernel", RGBColor(0, 160, 170)),
     ("vhost-blk io_uring", RGBColor(38, 120, 240)),
@@ -31,6 +31,18 @@ const COLOURS: [(&str, RGBColor); 17] = [
     ("QEMU vq-mapping", RGBColor(145, 70, 200)),
     (BARE_BEST, RGBColor(130, 130, 130)),
     ("no guest", RGBColor(130, 130, 130)),
+    ("vhost-blk kernel, interrupts", RGBColor(105, 205, 210)),
+    ("vhost-blk io_uring, interrupts", RGBColor(135, 175, 250)),
+    ("vhost-blk kernel, plain", RGBColor(150, 150, 60)),
+    ("vhost-blk kernel, calls held", RGBColor(105, 205, 210)),
+    ("vhost-blk io_uring, calls held", RGBColor(135, 175, 250)),
+    ("ours, qcow2", RGBColor(135, 175, 250)),
+    ("ours, request, interrupts", RGBColor(38, 120, 240)),
+    ("ours, request, polled", RGBColor(135, 175, 250)),
+    ("ours, bio, interrupts", RGBColor(0, 160, 170)),
+    ("ours, bio, polled", RGBColor(105, 205, 210)),
+    ("in-tree, interrupts", RGBColor(200, 80, 30)),
+    ("in-tree, polled", RGBColor(235, 145, 70)),
 ];
 const OTHER: RGBColor = RGBColor(170, 130, 40);
 
@@ -52,6 +64,8 @@ pub(super) struct Chart {
     pub(super) x: String,
     pub(super) y: String,
     pub(super) categories: Vec<String>,
+    /// The categories are numbers, so that lines between the points have a meaning.
+    pub(super) is_scale: bool,
     pub(super) series: Vec<Series>,
 }
 
@@ -126,7 +140,9 @@ fn draw(chart: &Chart, text: &mut String) -> Result<(), DrawError> {
         } else {
             let dots = points.iter().map(|&point| Circle::new(point, width + 1, colour.filled()));
             let dots: Vec<_> = dots.collect();
-            context.draw_series(LineSeries::new(points, style))?;
+            if chart.is_scale {
+                context.draw_series(LineSeries::new(points, style))?;
+            }
             context.draw_series(dots)?;
         }
     }
@@ -136,7 +152,10 @@ fn draw(chart: &Chart, text: &mut String) -> Result<(), DrawError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::host::subject::Who;
 
     #[test]
     fn a_chart_has_a_line_for_each_subject_in_its_constant_colour() {
@@ -147,6 +166,7 @@ mod tests {
             x: "depth".into(),
             y: "kIOPS".into(),
             categories: vec!["1".into(), "32".into()],
+            is_scale: true,
             series: vec![series("ours", 2.0), series("qsd native", 1.0), series(BARE_BEST, 3.0)],
         };
         let svg = svg(&chart).unwrap();
@@ -158,5 +178,22 @@ mod tests {
             assert!(svg.contains(part), "{part}: {svg}");
         }
         assert!(!svg.contains("http"), "{svg}");
+    }
+
+    #[test]
+    fn no_two_servers_of_a_chart_have_the_same_colour() {
+        let all = [
+            Who::Kernel,
+            Who::Uring,
+            Who::QsdNative,
+            Who::QsdUring,
+            Who::VhostScsi,
+            Who::KernelPlain,
+            Who::KernelInterrupts,
+            Who::UringInterrupts,
+        ];
+        let colours: BTreeSet<_> = all.iter().map(|who| css_colour(who.name())).collect();
+        assert_eq!(colours.len(), all.len());
+        assert!(!colours.contains(&css_colour("any other")));
     }
 }

@@ -1,101 +1,221 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The charts of a report.
 
-use std::collections::BTreeSet;
-
-use kit::metric::{CPU, IOPS, Metric, P50, P99, Row, Set};
+use kit::metric::{CPU, EXITS, INTERRUPTS, IOPS, KICKS, Metric, P50, P99, Row, Set};
 
 use super::cells::{device, is_device};
 use super::chart::{BARE_BEST, Chart, Series};
+use super::parts::{GUEST, HOST, NATIVE, NESTED, QUEUES, QUEUES_WRITE};
 
-/// One chart: a metric over a label, with the other labels fixed.
+/// Labels with their values.
+type Labels<'a> = Vec<(&'a str, &'a str)>;
+
+/// One chart: a metric over a label, with all other labels fixed.
 struct View<'a> {
-    title: &'a str,
+    title: String,
     metric: Metric,
     /// Divisor and unit of the values.
     unit: (f64, &'a str),
     /// The label along the axis.
     along: &'a str,
-    fixed: &'a [(&'a str, &'a str)],
+    /// The category of a value of that label; none: not in this chart.
+    category: fn(&str) -> Option<String>,
+    /// All other labels of the rows.
+    fixed: Labels<'a>,
 }
 
-/// The charts of a set with a label `place` (storage or device), for each of its values.
-pub(super) fn of(set: &Set, place: &str) -> Vec<Chart> {
-    let mut places: Vec<&str> = Vec::new();
-    for value in set.rows().iter().filter_map(|row| row.point.get(place)) {
-        if !places.contains(&value.as_str()) {
-            places.push(value);
+const RATE: (Metric, (f64, &str)) = (IOPS, (1e3, "kIOPS"));
+const EACH: (f64, &str) = (1.0, "for each request");
+
+/// The charts of one section of a part.
+pub(super) fn of(part: &str, set: &Set) -> Vec<Chart> {
+    let views = match part {
+        NATIVE => of_native(set),
+        HOST | QUEUES => of_host(set, "reads"),
+        QUEUES_WRITE => of_host(set, "writes"),
+        NESTED => of_nested(set),
+        GUEST => of_guest(set),
+        _ => Vec::new(),
+    };
+    views.iter().filter_map(|view| chart(set, view)).collect()
+}
+
+/// The values of a label, in the order of the rows.
+fn values<'a>(set: &'a Set, label: &str) -> Vec<&'a str> {
+    let mut values: Vec<&str> = Vec::new();
+    for value in set.rows().iter().filter_map(|row| row.point.get(label)) {
+        if !values.contains(&value.as_str()) {
+            values.push(value);
         }
     }
-    places.into_iter().flat_map(|value| of_place(set, (place, value))).collect()
+    values
 }
 
-fn of_place(set: &Set, at: (&str, &str)) -> Vec<Chart> {
-    let named = |what: &str| format!("{}: {what}", at.1);
-    let mut charts = Vec::new();
-    let reads = [at, ("load", "randread"), ("block", "4096"), ("queues", "1"), ("CPUs", "apart")];
+fn any(value: &str) -> Option<String> {
+    Some(value.to_owned())
+}
+
+/// Rate, latencies and CPU over depth, for a client that sleeps and one that spins.
+fn over_depth<'a>(place: &str, what: &str, fixed: &Labels<'a>) -> Vec<View<'a>> {
+    let mut views = Vec::new();
     for client in ["event", "spin"] {
-        let fixed = [&reads[..], &[("client", client)]].concat();
-        for (what, metric, unit) in [
-            ("rate", IOPS, (1e3, "kIOPS")),
-            ("median latency", P50, (1.0, "us")),
-            ("99th percentile of latency", P99, (1.0, "us")),
-            ("CPU of the server for each request", CPU, (1.0, "us")),
+        for (name, (metric, unit)) in [
+            ("rate", RATE),
+            ("median latency", (P50, (1.0, "us"))),
+            ("99th percentile of latency", (P99, (1.0, "us"))),
+            ("CPU of the server for each request", (CPU, (1.0, "us"))),
         ] {
-            let title = named(&format!("{what}, 4 KiB random reads, {client}"));
-            let view = View { title: &title, metric, unit, along: "depth", fixed: &fixed };
-            charts.extend(chart(set, &view));
+            let title = format!("{place}: {name}, {what}, {client}");
+            let fixed = [&fixed[..], &[("client", client)]].concat();
+            views.push(View { title, metric, unit, along: "depth", category: any, fixed });
         }
     }
-    let blocks = [at, ("load", "randread"), ("client", "event"), ("depth", "32"), ("queues", "1")];
-    let title = named("rate over block size, random reads, depth 32, event");
-    let unit = (1e3, "kIOPS");
-    charts.extend(chart(
-        set,
-        &View { title: &title, metric: IOPS, unit, along: "block", fixed: &blocks },
-    ));
-    let shared = [at, ("client", "event"), ("CPUs", "shared"), ("depth", "32")];
-    let title = named("rate over queues, 4 KiB random reads, depth 32, event");
-    charts.extend(chart(
-        set,
-        &View { title: &title, metric: IOPS, unit, along: "queues", fixed: &shared },
-    ));
-    charts
+    views
 }
 
-/// True if a row has these labels; one that its point lacks does not count.
-fn is_at(row: &Row, fixed: &[(&str, &str)]) -> bool {
-    fixed.iter().all(|(name, value)| row.point.get(*name).is_none_or(|label| label == value))
+/// The rate over another label than depth.
+fn rate<'a>(title: String, along: &'a str, fixed: Labels<'a>) -> View<'a> {
+    let (metric, unit) = RATE;
+    View { title, metric, unit, along, category: any, fixed }
+}
+
+fn of_native(set: &Set) -> Vec<View<'_>> {
+    let mut views = Vec::new();
+    for place in values(set, "storage") {
+        let reads = vec![("storage", place), ("load", "randread"), ("queues", "1")];
+        let small = [&reads[..], &[("block", "4096")]].concat();
+        views.extend(over_depth(place, "4 KiB random reads", &small));
+        let title = format!("{place}: rate over block size, random reads, depth 32, event");
+        let fixed = [&reads[..], &[("client", "event"), ("depth", "32")]].concat();
+        views.push(rate(title, "block", fixed));
+        for depth in values(set, "depth") {
+            let title =
+                format!("{place}: rate over queues, 4 KiB random reads, depth {depth}, event");
+            let at = [("storage", place), ("load", "randread"), ("block", "4096")];
+            let fixed = [&at[..], &[("client", "event"), ("depth", depth)]].concat();
+            views.push(rate(title, "queues", fixed));
+        }
+    }
+    views
+}
+
+fn of_host<'a>(set: &'a Set, op: &str) -> Vec<View<'a>> {
+    let mut views = Vec::new();
+    for place in values(set, "device") {
+        let fixed = vec![("device", place), ("queues", "1"), ("CPUs", "apart")];
+        views.extend(over_depth(place, &format!("4 KiB random {op}"), &fixed));
+        for depth in values(set, "depth") {
+            let title =
+                format!("{place}: rate over queues, 4 KiB random {op}, depth {depth}, event");
+            let at = [("device", place), ("client", "event")];
+            let fixed = [&at[..], &[("CPUs", "shared"), ("depth", depth)]].concat();
+            views.push(rate(title, "queues", fixed));
+        }
+    }
+    views
+}
+
+/// Rate, exits and signals over depth: a chart for each load and number of virtual CPUs.
+fn of_nested(set: &Set) -> Vec<View<'_>> {
+    let mut views = Vec::new();
+    for place in values(set, "device") {
+        for rw in values(set, "rw") {
+            for vcpus in values(set, "vcpus") {
+                for (name, (metric, unit)) in [
+                    ("rate", RATE),
+                    ("exits", (EXITS, EACH)),
+                    ("kicks", (KICKS, EACH)),
+                    ("interrupts", (INTERRUPTS, EACH)),
+                ] {
+                    let title = format!("{place}: {name}, {rw} of 4 KiB, {vcpus} virtual CPUs");
+                    let fixed = vec![("device", place), ("rw", rw), ("vcpus", vcpus)];
+                    views.push(View { title, metric, unit, along: "depth", category: any, fixed });
+                }
+            }
+        }
+    }
+    views
+}
+
+/// A load of `guest` with single requests.
+fn single(load: &str) -> Option<String> {
+    load.strip_suffix(", depth 32").map(str::to_owned)
+}
+
+/// A load of `guest` that can be merged.
+fn merged(load: &str) -> Option<String> {
+    let can_merge = load.contains("batches") || load.contains("buffered");
+    can_merge.then(|| load.replace(", depth 32", ""))
+}
+
+fn jobs(load: &str) -> Option<String> {
+    load.strip_prefix("randread, depth 64, ").map(str::to_owned)
+}
+
+type Category = fn(&str) -> Option<String>;
+
+fn of_guest(set: &Set) -> Vec<View<'_>> {
+    let mut views = Vec::new();
+    for place in values(set, "disk") {
+        let groups: [(&str, Category); 3] = [
+            ("4 KiB, depth 32", single),
+            ("4 KiB, batches or page cache", merged),
+            ("512 bytes, depth 64", jobs),
+        ];
+        for (group, category) in groups {
+            for (name, (metric, unit)) in
+                [("rate", RATE), ("kicks", (KICKS, EACH)), ("interrupts", (INTERRUPTS, EACH))]
+            {
+                let title = format!("{place}: {name}, {group}");
+                let fixed = vec![("disk", place)];
+                views.push(View { title, metric, unit, along: "load", category, fixed });
+            }
+        }
+    }
+    views
+}
+
+/// The category of a row that has exactly the labels of the view. A row with another label, or
+/// without one of these, belongs to another chart.
+fn category(row: &Row, view: &View<'_>) -> Option<String> {
+    let value = row.point.get(view.along)?;
+    let has = |(name, value): &(&str, &str)| row.point.get(*name).is_some_and(|is| is == value);
+    let is_here = row.point.len() == view.fixed.len() + 1 && view.fixed.iter().all(has);
+    (view.category)(value).filter(|_| is_here)
 }
 
 /// The chart, if there are at least two categories.
 fn chart(set: &Set, view: &View<'_>) -> Option<Chart> {
-    let rows: Vec<&Row> = set
-        .rows()
-        .iter()
-        .filter(|row| !is_device(&row.subject) && is_at(row, view.fixed))
-        .filter(|row| !row.values(view.metric).is_empty())
-        .collect();
-    let number = |row: &Row| row.label(view.along).parse::<u64>().ok();
-    let categories: Vec<u64> =
-        rows.iter().filter_map(|row| number(row)).collect::<BTreeSet<_>>().into_iter().collect();
+    let rows = set.rows().iter().filter(|row| !is_device(&row.subject));
+    let rows = rows.filter(|row| !row.values(view.metric).is_empty());
+    let rows: Vec<(String, &Row)> =
+        rows.filter_map(|row| Some((category(row, view)?, row))).collect();
+    let mut categories: Vec<String> = Vec::new();
+    for (category, _) in &rows {
+        if !categories.contains(category) {
+            categories.push(category.clone());
+        }
+    }
     if categories.len() < 2 {
         return None;
     }
-    let index = |row: &Row| categories.iter().position(|c| Some(*c) == number(row));
+    let number = |category: &String| category.split(' ').next()?.parse::<u64>().ok();
+    let is_scale = categories.iter().all(|category| number(category).is_some());
+    if is_scale {
+        categories.sort_by_key(number);
+    }
     let mut series: Vec<Series> = Vec::new();
     let mut add = |name: &str, x: usize, value: f64| {
-        let value = value / view.unit.0;
+        let point = (x, value / view.unit.0);
         match series.iter_mut().find(|series| series.name == name) {
-            Some(series) if series.points.iter().all(|point| point.0 != x) => {
-                series.points.push((x, value));
-            }
-            Some(_) => {}
-            None => series.push(Series { name: name.to_owned(), points: vec![(x, value)] }),
+            // All subjects at a point have the same bare device.
+            Some(series) if name == BARE_BEST && series.points.contains(&point) => {}
+            Some(series) => series.points.push(point),
+            None => series.push(Series { name: name.to_owned(), points: vec![point] }),
         }
     };
-    for row in &rows {
-        let Some(x) = index(row) else { continue };
+    for (category, row) in &rows {
+        let Some(x) = categories.iter().position(|known| known == category) else { continue };
         add(&row.subject, x, row.median(view.metric));
         let bare = device(set, &row.point).filter(|bare| !bare.values(view.metric).is_empty());
         if let Some(bare) = bare {
@@ -104,10 +224,11 @@ fn chart(set: &Set, view: &View<'_>) -> Option<Chart> {
     }
     series.iter_mut().for_each(|series| series.points.sort_by_key(|point| point.0));
     Some(Chart {
-        title: view.title.to_owned(),
+        title: view.title.clone(),
         x: view.along.to_owned(),
         y: view.unit.1.to_owned(),
-        categories: categories.iter().map(u64::to_string).collect(),
+        categories,
+        is_scale,
         series,
     })
 }
@@ -120,7 +241,7 @@ mod tests {
     #[test]
     fn each_storage_has_its_charts_with_the_bare_device_as_a_line() {
         let report = native();
-        let charts = of(&report.sections[0].rows, "storage");
+        let charts = of(NATIVE, &report.sections[0].rows);
         let rate = &charts[0];
         assert_eq!(rate.title, "disk: rate, 4 KiB random reads, event");
         assert_eq!(rate.categories, ["1", "32", "128"]);
@@ -128,5 +249,91 @@ mod tests {
         assert_eq!(names, ["ours", BARE_BEST, "qsd native"]);
         // The faster one of fio's two engines.
         assert_eq!(rate.series[1].points[0], (0, 2.0));
+    }
+
+    fn rows(labels: &[&[(&str, &str)]], subjects: &[(&str, f64)]) -> Set {
+        let mut set = Set::default();
+        for labels in labels {
+            let point = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+            for (subject, rate) in subjects {
+                set.add(subject, &point, vec![(IOPS, 1e3 * rate), (EXITS, *rate)]);
+            }
+        }
+        set
+    }
+
+    #[test]
+    fn rows_of_a_guest_have_charts_of_their_own_for_each_load_and_number_of_cpus() {
+        let mut set = Set::default();
+        for (rw, vcpus, factor) in
+            [("randread", "1", 1.0), ("randwrite", "1", 10.0), ("randread", "2", 100.0)]
+        {
+            for depth in ["1", "4"] {
+                let labels = [("device", "d"), ("rw", rw), ("vcpus", vcpus), ("depth", depth)];
+                let point =
+                    labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+                set.add("vhost-blk kernel", &point, vec![(IOPS, 1e3 * factor)]);
+            }
+        }
+        let charts = of(NESTED, &set);
+        let all: Vec<_> =
+            charts.iter().map(|c| (c.title.as_str(), c.series[0].points.clone())).collect();
+        let flat = |y| vec![(0, y), (1, y)];
+        assert_eq!(
+            all,
+            [
+                ("d: rate, randread of 4 KiB, 1 virtual CPUs", flat(1.0)),
+                ("d: rate, randread of 4 KiB, 2 virtual CPUs", flat(100.0)),
+                ("d: rate, randwrite of 4 KiB, 1 virtual CPUs", flat(10.0)),
+            ]
+        );
+        // They have neither a client that sleeps nor one that spins.
+        assert_eq!(of(HOST, &set), []);
+    }
+
+    #[test]
+    fn one_queue_with_cpus_of_its_own_is_not_in_the_chart_over_queues() {
+        let at = |queues, cpus| {
+            [
+                ("device", "d"),
+                ("client", "event"),
+                ("queues", queues),
+                ("CPUs", cpus),
+                ("depth", "32"),
+            ]
+        };
+        let mut set = rows(&[&at("1", "apart")], &[("vhost-blk kernel", 9.0)]);
+        for (queues, rate) in [("1", 1.0), ("2", 2.0)] {
+            let point = at(queues, "shared").map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+            set.add("vhost-blk kernel", &point, vec![(IOPS, 1e3 * rate)]);
+        }
+        let charts = of(QUEUES, &set);
+        assert_eq!(charts.len(), 1, "{charts:?}");
+        assert_eq!(charts[0].series[0].points, [(0, 1.0), (1, 2.0)]);
+    }
+
+    #[test]
+    fn the_guests_driver_has_charts_over_loads_and_over_jobs() {
+        let loads = [
+            "read, depth 32",
+            "write, depth 32",
+            "read, depth 32, batches of 16",
+            "write, buffered",
+            "randread, depth 64, 1 jobs",
+            "randread, depth 64, 4 jobs",
+        ];
+        let labels = loads.map(|load| [("disk", "ram"), ("load", load)]);
+        let labels: Vec<&[(&str, &str)]> = labels.iter().map(|labels| &labels[..]).collect();
+        let charts = of(GUEST, &rows(&labels, &[("ours, bio, interrupts", 1.0)]));
+        let all: Vec<_> = charts.iter().map(|c| (c.categories.join("; "), c.is_scale)).collect();
+        let all: Vec<_> = all.iter().map(|(text, is_scale)| (text.as_str(), *is_scale)).collect();
+        assert_eq!(
+            all,
+            [
+                ("read; write", false),
+                ("read, batches of 16; write, buffered", false),
+                ("1 jobs; 4 jobs", true),
+            ]
+        );
     }
 }

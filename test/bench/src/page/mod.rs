@@ -118,9 +118,9 @@ fn missing(parts: &Parts) -> Vec<Block> {
 fn charts(parts: &Parts) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (part, report) in parts.measured() {
-        let place = if part.name == NATIVE { "storage" } else { "device" };
+        let sections = report.sections.iter();
         let charts: Vec<_> =
-            report.sections.iter().flat_map(|section| charts::of(&section.rows, place)).collect();
+            sections.flat_map(|section| charts::of(part.name, &section.rows)).collect();
         if !charts.is_empty() {
             blocks.push(Block::Heading(3, format!("{}: {}", part.name, part.about)));
             blocks.push(Block::Charts(charts));
@@ -250,7 +250,8 @@ mod tests {
     #[test]
     fn missing_parts_and_left_out_loads_are_told() {
         let markdown = document(&parts(false)).unwrap().markdown();
-        for part in ["host", "queues", "icount", "nested", "guest", "guest-icount"] {
+        for part in ["host", "queues", "queues-write", "icount", "nested", "guest", "guest-icount"]
+        {
             assert!(markdown.contains(&format!("--only {part}\"`")), "{part}: {markdown}");
         }
         assert!(markdown.contains("- native: null: FLUSH"), "{markdown}");

@@ -10,13 +10,21 @@ use serde::Serialize;
 /// The part without a VM.
 pub(super) const NATIVE: &str = "native";
 
+pub(super) const HOST: &str = "host";
+pub(super) const QUEUES: &str = "queues";
+pub(super) const QUEUES_WRITE: &str = "queues-write";
+pub(super) const ICOUNT: &str = "icount";
+pub(super) const NESTED: &str = "nested";
+pub(super) const GUEST: &str = "guest";
+
 /// The parts of the lab, as `scripts/bench-lab.sh` names them.
-const LAB: [(&str, &str); 6] = [
-    ("host", "the host side alone, both planes, in a VM"),
-    ("queues", "1, 2 and 4 queues, in a VM"),
-    ("icount", "path lengths in instructions"),
-    ("nested", "a guest with KVM inside an emulated VM"),
-    ("guest", "the guest's driver"),
+const LAB: [(&str, &str); 7] = [
+    (HOST, "the host side alone, both planes, in a VM"),
+    (QUEUES, "1, 2 and 4 queues, random reads, in a VM"),
+    (QUEUES_WRITE, "1, 2 and 4 queues, random writes, in a VM"),
+    (ICOUNT, "path lengths in instructions"),
+    (NESTED, "a guest with KVM inside an emulated VM"),
+    (GUEST, "the guest's driver"),
     ("guest-icount", "instructions of the guest's driver"),
 ];
 

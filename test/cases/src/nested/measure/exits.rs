@@ -12,15 +12,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use kit::fio::Job;
-use kit::metric::{Figures, Metric};
+use kit::metric::{EXITS, Figures, Metric};
 use kit::probe::{PROFILE, TRACING};
 use kit::signals::{KICK, Signals};
 use kit::stat::Stat;
 
 use crate::nested::guest::Guest;
 
-/// Exits for each request, for any reason.
-pub(super) const EXITS: Metric = Metric::new("exits", "1");
 /// Exits because a virtual CPU had nothing to do.
 pub(super) const HALTS: Metric = Metric::new("halts", "1");
 

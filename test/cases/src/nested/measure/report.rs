@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The table and the goals of the measurement in an inner guest.
 
-use kit::metric::{INTERRUPTS, IOPS, KICKS, Metric, Row, Set};
+use kit::metric::{EXITS, INTERRUPTS, IOPS, KICKS, Metric, Row, Set};
 use kit::report::{Column, Goal, Section};
 
 use super::attach::{Way, is_qemu};
-use super::exits::{EXITS, HALTS};
+use super::exits::HALTS;
 
 /// Least ratio to the best QEMU virtio-blk with one request in flight, with 32, and anywhere.
 const OVER_QEMU_SINGLE: f64 = 1.2;
