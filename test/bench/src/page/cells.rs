@@ -4,7 +4,8 @@
 use kit::metric::{IOPS, Point, Row, Set};
 
 use super::parts::Parts;
-use crate::server::{OURS, is_bare};
+use crate::host::subject::Who;
+use crate::server::{OURS, OURS_QCOW2, is_bare, is_qsd, is_qsd_qcow2};
 
 /// The subject of fio on the bare device in the part `nested`.
 const NO_GUEST: &str = "no guest";
@@ -12,6 +13,24 @@ const NO_GUEST: &str = "no guest";
 /// True for a subject of this project.
 pub(super) fn is_ours(subject: &str) -> bool {
     subject == OURS || subject.starts_with("ours, ") || subject.starts_with("vhost-blk ")
+}
+
+/// True for this project made slower on purpose, to show what a means brings: neither ours nor a
+/// peer.
+pub(super) fn is_foil(subject: &str) -> bool {
+    let foils = [Who::KernelPlain, Who::KernelInterrupts, Who::UringInterrupts];
+    foils.iter().any(|who| who.name() == subject)
+}
+
+/// True for QEMU: its own device or qemu-storage-daemon, on the same storage as ours.
+pub(super) fn is_qemu(subject: &str) -> bool {
+    is_qsd(subject) || subject.starts_with("QEMU ")
+}
+
+/// True for a subject that does the same work as `ours`: a qcow2 image is compared with a qcow2
+/// image.
+fn is_peer_of(ours: &str, subject: &str) -> bool {
+    is_peer(subject) && (ours == OURS_QCOW2) == is_qsd_qcow2(subject)
 }
 
 /// True for the device without any server.
@@ -64,15 +83,17 @@ pub(super) fn device<'a>(set: &'a Set, point: &Point) -> Option<&'a Row> {
     same(&without).or_else(|| same(point))
 }
 
-/// All cells with a rate.
+/// All cells with a rate, without those that are slower on purpose.
 pub(super) fn all(parts: &Parts) -> Vec<Cell<'_>> {
     let mut cells = Vec::new();
     for (part, report) in parts.measured() {
         for section in &report.sections {
             let set = &section.rows;
-            let rows = set.rows().iter().filter(|row| is_ours(&row.subject));
+            let is_cell = |row: &&Row| is_ours(&row.subject) && !is_foil(&row.subject);
+            let rows = set.rows().iter().filter(is_cell);
             for row in rows.filter(|row| row.median(IOPS) > 0.0) {
-                let peer = set.most(&row.point, IOPS, is_peer).filter(|p| p.median(IOPS) > 0.0);
+                let peer = set.most(&row.point, IOPS, |name| is_peer_of(&row.subject, name));
+                let peer = peer.filter(|peer| peer.median(IOPS) > 0.0);
                 let device = device(set, &row.point);
                 cells.push(Cell { part: part.name, row, peer, device });
             }
@@ -86,4 +107,48 @@ pub(super) fn behind<'a>(cells: &[Cell<'a>]) -> Vec<Cell<'a>> {
     let mut behind: Vec<_> = cells.iter().filter(|c| c.ratio().is_some_and(|r| r < 1.0)).collect();
     behind.sort_by(|a, b| a.ratio().unwrap_or(1.0).total_cmp(&b.ratio().unwrap_or(1.0)));
     behind.into_iter().cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::parts::HOST;
+    use kit::metric::{Set, point};
+    use kit::report::{Report, Section};
+
+    fn parts(rows: &[(&str, f64)]) -> Parts {
+        let mut set = Set::default();
+        for (subject, rate) in rows {
+            set.add(subject, &point(&[("depth", &1)]), vec![(IOPS, *rate)]);
+        }
+        let mut report = Report::new("x", Vec::new());
+        report.sections.push(Section::new("Measurements", "", &set, &[]));
+        let mut parts = Parts::read(None, None).unwrap();
+        let host = parts.0.iter_mut().find(|part| part.name == HOST).unwrap();
+        host.report = Some(report);
+        parts
+    }
+
+    #[test]
+    fn what_is_slower_on_purpose_is_neither_a_cell_nor_a_peer() {
+        let parts = parts(&[
+            (Who::Kernel.name(), 2.0),
+            (Who::KernelPlain.name(), 1.0),
+            (Who::KernelInterrupts.name(), 9.0),
+            (Who::UringInterrupts.name(), 1.0),
+            (Who::QsdNative.name(), 3.0),
+        ]);
+        let cells = all(&parts);
+        let found: Vec<_> =
+            cells.iter().map(|c| (c.row.subject.as_str(), c.peer.unwrap().median(IOPS))).collect();
+        assert_eq!(found, [(Who::Kernel.name(), 3.0)]);
+        assert_eq!(behind(&cells).len(), 1);
+    }
+
+    #[test]
+    fn an_image_is_compared_with_an_image_and_a_file_with_a_file() {
+        let rows = [(OURS, 4.0), (OURS_QCOW2, 2.0), ("qsd native", 3.0), ("qsd qcow2 native", 1.0)];
+        let ratios: Vec<_> = all(&parts(&rows)).iter().map(|cell| cell.ratio().unwrap()).collect();
+        assert_eq!(ratios, [4.0 / 3.0, 2.0]);
+    }
 }
