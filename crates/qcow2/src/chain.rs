@@ -23,15 +23,8 @@ pub(crate) struct Link {
     /// Its name.
     pub(crate) path: PathBuf,
     /// The path to open it: `path`, or that of a descriptor below `/proc`.
-    opened: PathBuf,
+    pub(crate) opened: PathBuf,
     pub(crate) header: Option<Header>,
-}
-
-impl Link {
-    /// A file that is opened by its name.
-    pub(crate) fn of(path: PathBuf, header: Option<Header>) -> Link {
-        Link { opened: path.clone(), path, header }
-    }
 }
 
 /// Follows the chain from `path`, the top first, which is qcow2 or raw.
@@ -40,29 +33,54 @@ pub(crate) fn follow(
     is_qcow2: bool,
     allow: AllowBacking,
 ) -> Result<Vec<Link>, Qcow2Error> {
+    follow_by(path, is_qcow2, allow, &mut |_, path| Ok(path.into()))
+}
+
+/// The same. `open` opens each file by its number and its name, and returns the path to open it again: all
+/// later accesses have this file, whatever gets its name.
+pub(crate) fn follow_by(
+    path: &Path,
+    is_qcow2: bool,
+    allow: AllowBacking,
+    open: &mut dyn FnMut(usize, &Path) -> Result<PathBuf, Qcow2Error>,
+) -> Result<Vec<Link>, Qcow2Error> {
     let mut links: Vec<Link> = Vec::new();
     let mut seen = Vec::new();
     let mut next = Some((path.to_owned(), is_qcow2));
     while let Some((path, is_qcow2)) = next.take() {
         let failed = |source| Qcow2Error::Image { path: path.clone(), source };
-        let file_type = fs::metadata(&path).map_err(failed)?;
-        if !file_type.is_file() {
-            return Err(refuse(&path, "it is no regular file", "copy it to a file"));
+        // Before it is opened: an open of a pipe waits.
+        let no_file = || refuse(&path, "it is no regular file", "copy it to a file");
+        let named = fs::metadata(&path).map_err(failed)?;
+        if !named.is_file() {
+            return Err(no_file());
         }
-        let identity = (file_type.dev(), file_type.ino());
-        if seen.contains(&identity) || links.len() == FILES_MAX {
-            let what = "its chain of backing files has a loop, or more than 32 files";
-            return Err(refuse(&path, what, "rebase it with `qemu-img rebase`"));
+        if seen.contains(&(named.dev(), named.ino())) || links.len() == FILES_MAX {
+            return Err(too_long(&path));
+        }
+        let opened = open(links.len(), &path)?;
+        let file = File::open(&opened).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
+            return Err(no_file());
+        }
+        let identity = (found.dev(), found.ino());
+        if seen.contains(&identity) {
+            return Err(too_long(&path));
         }
         seen.push(identity);
-        let file = File::open(&path).map_err(failed)?;
         let header = is_qcow2.then(|| header::read(&path, &file)).transpose()?;
         if let Some((name, format)) = header.as_ref().and_then(|header| header.backing.clone()) {
             next = Some(backing(&path, &name, format.as_deref(), allow)?);
         }
-        links.push(Link::of(path, header));
+        links.push(Link { path, opened, header });
     }
     Ok(links)
+}
+
+fn too_long(path: &Path) -> Qcow2Error {
+    let what = "its chain of backing files has a loop, or more than 32 files";
+    refuse(path, what, "rebase it with `qemu-img rebase`")
 }
 
 /// As [`follow`] for a qcow2 image whose files are open: `opened` has the paths of their descriptors

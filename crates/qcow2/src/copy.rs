@@ -8,6 +8,7 @@ use crate::versions::Version;
 use crate::{AllowBacking, Qcow2Error, chain, header};
 use backend::FileError;
 use backend::create::{Allocation, allocate};
+use backend::file::place;
 use backend::holes::first_data;
 use backend::lock::{Access, lock_image};
 use imago::qcow2::Qcow2;
@@ -69,11 +70,13 @@ impl Source {
             }
             return Ok(source);
         }
-        let links = chain::follow(path, true, allow)?;
         let mut files = vec![top];
-        for link in &links[1..] {
-            files.push(open_locked(&link.path, locks)?);
-        }
+        let links = chain::follow_by(path, true, allow, &mut |number, path| {
+            if number > 0 {
+                files.push(open_locked(path, locks)?);
+            }
+            Ok(place(&files[number]))
+        })?;
         Self::qcow2(path, &links, files)
     }
 
@@ -92,7 +95,8 @@ impl Source {
             return Self::raw(path, top);
         }
         let header = header::read(path, &top)?;
-        Self::qcow2(path, &[chain::Link::of(path.to_owned(), Some(header))], vec![top])
+        let link = chain::Link { path: path.into(), opened: place(&top), header: Some(header) };
+        Self::qcow2(path, &[link], vec![top])
     }
 
     fn raw(path: &Path, mut file: File) -> Result<Source, Qcow2Error> {

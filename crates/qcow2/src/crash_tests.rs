@@ -278,7 +278,7 @@ impl Run {
         assert_eq!(ours.leaks > 0, code == Some(3), "{at}: {ours:?}, {text}");
         // Leaked clusters are freed at the next opening, and the content stays.
         if ours.leaks > 0 {
-            let mark = reclaim(&path, ours.cluster_bytes).mark;
+            let mark = reclaim(&path, &path, ours.cluster_bytes).mark;
             let (code, text) = qemu_img(folder, &["check", "-f", "qcow2", "crashed.qcow2"]);
             assert_eq!((mark, code), (Mark::Sound, Some(0)), "{at}: {text}");
         }

@@ -51,12 +51,13 @@ pub(crate) struct Reclaimed {
     pub(crate) notice: Option<String>,
 }
 
-/// Frees the leaked clusters of the image at `path`, which was not closed properly and is locked.
-pub(crate) fn reclaim(path: &Path, cluster_bytes: u64) -> Reclaimed {
-    reclaim_within(path, cluster_bytes, RECLAIM_CLUSTERS_MAX)
+/// Frees the leaked clusters of the image `opened`, which was not closed properly and is locked. Its name is
+/// `path`.
+pub(crate) fn reclaim(path: &Path, opened: &Path, cluster_bytes: u64) -> Reclaimed {
+    reclaim_within(path, opened, cluster_bytes, RECLAIM_CLUSTERS_MAX)
 }
 
-fn reclaim_within(path: &Path, cluster_bytes: u64, clusters_max: u64) -> Reclaimed {
+fn reclaim_within(path: &Path, opened: &Path, cluster_bytes: u64, clusters_max: u64) -> Reclaimed {
     let shown = path.display();
     let by_hand = format!(
         "stop the disk and free them with `vhost-blk check --repair leaks {shown}`; the disk is \
@@ -70,7 +71,7 @@ fn reclaim_within(path: &Path, cluster_bytes: u64, clusters_max: u64) -> Reclaim
         )),
     };
     let open = || -> io::Result<(fs::File, u64)> {
-        let file = fs::File::options().read(true).write(true).open(path)?;
+        let file = fs::File::options().read(true).write(true).open(opened)?;
         let clusters = file.metadata()?.len().div_ceil(cluster_bytes);
         Ok((file, clusters))
     };
@@ -120,7 +121,7 @@ mod tests {
         let folder = tempfile::TempDir::new().expect("a folder");
         let path = folder.path().join("image");
         fs::write(&path, vec![0; 3 << 16]).expect("a file");
-        let found = reclaim_within(&path, 1 << 16, 2);
+        let found = reclaim_within(&path, &path, 1 << 16, 2);
         let notice = found.notice.expect("a notice");
         assert_eq!(found.mark, Mark::Leaks);
         assert!(notice.contains("3 clusters are too many") && notice.contains("--repair leaks"));

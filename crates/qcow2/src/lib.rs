@@ -33,6 +33,8 @@ mod in_use;
 pub mod inspect;
 mod lane;
 pub mod merge;
+#[cfg(test)]
+mod open_tests;
 mod overlay;
 mod piece;
 mod reader;
@@ -48,6 +50,7 @@ pub use error::Qcow2Error;
 pub use in_use::repair;
 pub use reader::Qcow2Reader;
 
+use backend::file::place;
 use backend::mark::InUse as Mark;
 use backend::{Disk, File, FileOptions, Info, Lane, RangeLimits, ResizeError};
 use chain::Link;
@@ -57,7 +60,6 @@ use in_use::InUse;
 use lane::{Limits, Qcow2Lane};
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -127,6 +129,15 @@ impl Qcow2Disk {
     /// # Errors
     /// [`Qcow2Error`]; its text names the cause and the remedy.
     pub fn open(path: &Path, options: &Qcow2Options) -> Result<Qcow2Disk, Qcow2Error> {
+        Self::open_after(path, options, &mut || ())
+    }
+
+    /// The same; calls `locked` when the image is open and locked, and not read yet.
+    pub(crate) fn open_after(
+        path: &Path,
+        options: &Qcow2Options,
+        locked: &mut dyn FnMut(),
+    ) -> Result<Qcow2Disk, Qcow2Error> {
         // The lock comes first: nothing may change the header meanwhile.
         let own = options.of_files();
         let open = |number: usize, path: &Path, read_only: bool| -> Result<Arc<File>, Qcow2Error> {
@@ -143,10 +154,13 @@ impl Qcow2Disk {
             Ok(Arc::new(file))
         };
         let mut files = vec![open(0, path, own.read_only)?];
-        let links = chain::follow(path, true, options.allow_backing)?;
-        for (number, link) in links.iter().enumerate().skip(1) {
-            files.push(open(number, &link.path, true)?);
-        }
+        locked();
+        let links = chain::follow_by(path, true, options.allow_backing, &mut |number, path| {
+            if number > 0 {
+                files.push(open(number, path, true)?);
+            }
+            Ok(files[number].place())
+        })?;
         // Without a lock, another program may change the image, and knows its counts.
         if own.read_only || own.lock.is_none() {
             return Self::of(path, files, &links, options);
@@ -155,7 +169,8 @@ impl Qcow2Disk {
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         let found = files[0].in_use().map_err(failed)?;
         let reclaims = found.is_some() && options.takes_over.is_none_or(|file| file.number != 0);
-        let reclaimed = reclaims.then(|| in_use::reclaim(path, header.cluster_bytes));
+        let reclaimed =
+            reclaims.then(|| in_use::reclaim(path, &links[0].opened, header.cluster_bytes));
         let mark = match (&reclaimed, found) {
             (Some(reclaimed), _) => reclaimed.mark,
             (None, Some(_)) => Mark::Leaks,
@@ -179,7 +194,6 @@ impl Qcow2Disk {
         is_checked: bool,
         options: &Qcow2Options,
     ) -> Result<Qcow2Disk, Qcow2Error> {
-        let place = |file: &fs::File| format!("/proc/self/fd/{}", file.as_raw_fd()).into();
         let places: Vec<PathBuf> = opened.iter().map(place).collect();
         let links = chain::follow_open(path, &places, options.allow_backing)?;
         let own = FileOptions { lock: None, ..options.of_files() };

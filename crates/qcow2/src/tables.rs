@@ -186,11 +186,10 @@ pub(crate) mod tests {
     use super::*;
     use crate::image::Piece;
     use crate::{AllowBacking, chain};
+    use backend::file::place;
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
     use std::fs::{self, File};
     use std::io::Write;
-    use std::os::fd::AsRawFd;
-    use std::path::PathBuf;
     use std::process::Command;
 
     const MIB: u64 = 1 << 20;
@@ -232,7 +231,7 @@ pub(crate) mod tests {
         let memory = memfd_create("image", MemfdFlags::ALLOW_SEALING).expect("memory");
         let mut file = File::from(memory);
         file.write_all(&fs::read(&path).expect("the image")).expect("a copy");
-        let opened = [PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())), base];
+        let opened = [place(&file), base];
         let links = chain::follow_open(&path, &opened, AllowBacking::SameDir).expect("a chain");
         let header = links[0].header.as_ref().expect("a header");
         let access = chain::open(&links, true, None).expect("it opens");

@@ -4,7 +4,7 @@
 use crate::image::{Answer, Image, Question};
 use crate::storage::{self, Log};
 use crate::{AllowBacking, Qcow2Error, chain};
-use backend::file::identity_of;
+use backend::file::{identity_of, place};
 use backend::mark;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -60,7 +60,9 @@ impl Target {
         if !is_qcow2 {
             return Ok(Target(Kind::Raw(file)));
         }
-        let links = chain::follow(path, true, allow_backing)?;
+        let links = chain::follow_by(path, true, allow_backing, &mut |number, path| {
+            Ok(if number == 0 { place(&file) } else { path.into() })
+        })?;
         let Some(header) = links.first().and_then(|link| link.header.as_ref()) else {
             return Err(Qcow2Error::NotQcow2 { path: path.into() });
         };

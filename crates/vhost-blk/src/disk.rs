@@ -11,7 +11,7 @@ use backend::{Disk, ImageLock, Info, Lane, LockError};
 use qcow2::{Qcow2Disk, Qcow2Error, Qcow2Options, TakesOver};
 use std::fs;
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -88,7 +88,7 @@ pub enum From {
 impl From {
     /// A descriptor that a client has passed.
     pub fn passed(image: &OwnedFd) -> From {
-        From::Descriptor(format!("/proc/self/fd/{}", image.as_raw_fd()).into())
+        From::Descriptor(backend::file::place(image))
     }
 }
 

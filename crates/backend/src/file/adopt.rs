@@ -5,8 +5,15 @@ use super::{FileError, FileOptions};
 use rustix::fs::{OFlags, fcntl_getfl};
 use std::fs::{self, File, Metadata};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// The path of an open file below `/proc`, to open it once more: also if another file has its name by now. It
+/// holds as long as the descriptor is open.
+pub fn place(file: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
 
 /// The identity of an open file, and its access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ pub(crate) mod sys;
 mod write_cache;
 mod zeroes;
 
-pub use adopt::{OpenAs, identity_of};
+pub use adopt::{OpenAs, identity_of, place};
 pub use error::FileError;
 pub use image_lock::ImageLock;
 pub use reader::Reader;
@@ -293,6 +293,11 @@ impl File {
     /// every FLUSH fails.
     pub fn has_failed_sync(&self) -> bool {
         self.shared.sync_failure.check().is_err()
+    }
+
+    /// [`place`] of the open file.
+    pub fn place(&self) -> PathBuf {
+        place(&self.shared.file.0)
     }
 
     /// The path that was opened.

@@ -7,6 +7,7 @@
 //! sync is recorded for the disk ([`SyncFailure`]): every later sync on any lane fails until the image is
 //! reopened.
 
+use super::place;
 use crate::{IoError, Slot};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -104,6 +105,5 @@ impl Syncs {
 
 /// Opens the same image again, with these `O_*` flags only.
 pub(super) fn open_again(file: &File, read_only: bool, flags: i32) -> io::Result<File> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path)
+    OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(place(file))
 }
