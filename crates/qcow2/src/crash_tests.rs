@@ -152,17 +152,22 @@ fn make(folder: &Path, options: &str, first: First) -> PathBuf {
     folder.join("a.qcow2")
 }
 
+/// Opens the image at `path`, and records its changes.
+fn writer(path: &Path) -> Writer {
+    let log = Log::default();
+    let links = chain::follow(path, true, AllowBacking::SameDir).expect("a good chain");
+    let access = chain::open(&links, true, Some(Arc::clone(&log))).expect("it opens");
+    let file = File::options().read(true).write(true).open(path).expect("it opens");
+    let found = header::read(path, &file).expect("a good header");
+    let image = Image::new(access, &found, Arc::new(Versions::default()));
+    Writer { image, file, log, sectors: HashMap::new() }
+}
+
 fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
     let folder = TempDir::new().expect("a folder");
     let path = make(folder.path(), options, first);
     let start = fs::read(&path).expect("the image");
-    let log = Log::default();
-    let links = chain::follow(&path, true, AllowBacking::SameDir).expect("a good chain");
-    let access = chain::open(&links, true, Some(Arc::clone(&log))).expect("it opens");
-    let opened = File::options().read(true).write(true).open(&path).expect("it opens");
-    let found = header::read(&path, &opened).expect("a good header");
-    let image = Image::new(access, &found, Arc::new(Versions::default()));
-    let mut writer = Writer { image, file: opened, log, sectors: HashMap::new() };
+    let mut writer = writer(&path);
     let mut random = fastrand::Rng::with_seed(seed);
     let mut byte = 0u8;
     for step in 0..steps {
@@ -317,6 +322,25 @@ fn kind(change: &Change) -> String {
         Change::Write { offset, data } => format!("write of {} at {offset:#x}", data.len()),
         other => format!("{other:?}"),
     }
+}
+
+/// Data and refcounts have one sync, and each level of the tables that changes has one.
+#[test]
+fn a_commit_syncs_once_for_each_level_that_it_changes() {
+    let folder = TempDir::new().expect("a folder");
+    let path = make(folder.path(), "cluster_size=64k", First::Compressed);
+    let mut writer = writer(&path);
+    writer.image.grow(600 << 20).expect("it grows");
+    let mut syncs = |at: u64, byte: u8| {
+        let before = writer.recorded();
+        writer.batch(&[(at, CLUSTER_MAX, byte)]);
+        let log = writer.log.lock().expect("no thread panics");
+        log[before..].iter().filter(|change| matches!(change, Change::Sync)).count()
+    };
+    assert_eq!(syncs(7 << 20, 1), 2, "data and refcounts, then the L2 table");
+    assert_eq!(syncs(8 << 20, 2), 2, "as before");
+    assert_eq!(syncs(560 << 20, 3), 3, "data and refcounts, a new L2 table, the L1 table");
+    assert_eq!(syncs(0, 0), 2, "the L2 table, then the refcounts of the freed clusters");
 }
 
 #[test]

@@ -9,7 +9,10 @@
 //! 1. data, and clusters that no table names yet; refcounts, none lower than before;
 //! 2. refcount tables, 3. the header's pointer to one;
 //! 4. L2 tables, 5. the L1 table, 6. the rest of the header;
-//! 7. refcounts, as they are now.
+//! 7. refcounts that are lower than before.
+//!
+//! A phase without a write needs no sync. A write of the first phase that an earlier commit without room has
+//! made already is not repeated; its sync still is ([`crate::storage::Store::commit`]).
 
 use crate::check::refcount_of;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -117,8 +120,14 @@ impl Overlay {
             if let Some(block) = places.refcount_blocks.get(&cluster) {
                 let mut old = [0; SECTOR as usize];
                 below(&mut old, at)?;
-                push(&mut phases[0], at, &larger(&old, new, places.refcount_order));
-                push(&mut phases[6], at, new);
+                // An allocation lowers no count, and a free raises none: one of both writes is enough.
+                let most = larger(&old, new, places.refcount_order);
+                if most != old {
+                    push(&mut phases[0], at, &most);
+                }
+                if most != new {
+                    push(&mut phases[6], at, new);
+                }
                 places.free(*block, at, &old, new, &mut freed);
             } else if at == 0 {
                 let mut old = [0; SECTOR as usize];
