@@ -36,6 +36,7 @@ vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.1
 	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
 
 lab: programs ## All cases of the kernel modules, in VMs with three kernels [KERNEL=...] [CASE=NAME]
+	@$(if $(CASE),,scripts/qcow2-long.sh)
 	@scripts/suite.sh
 	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,uring,full,nested,guest,guest-full,ceph) $(ARGS)
 

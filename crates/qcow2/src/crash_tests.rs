@@ -368,7 +368,7 @@ fn a_target_of_a_copy_survives_a_crash_at_any_change() {
 
 /// Thousands of crashes; some minutes.
 #[test]
-#[ignore = "takes minutes: cargo test -p qcow2 --lib -- --ignored"]
+#[ignore = "takes minutes: scripts/qcow2-long.sh"]
 fn images_survive_thousands_of_crashes() {
     for seed in 10..16 {
         for options in ["cluster_size=4k", "refcount_bits=1"] {

@@ -187,8 +187,15 @@ fn follow(path: &Path, steps: &[(Step, usize, u64, u64)]) -> Result<(), TestCase
     Ok(())
 }
 
+/// Few sequences, unless `PROPTEST_CASES` says otherwise (`scripts/qcow2-long.sh`).
+fn config() -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let cases = std::env::var_os("PROPTEST_CASES").map_or(3, |_| asked.cases);
+    ProptestConfig { cases, ..asked }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn discards_on_an_overlay_leave_what_qemu_reads(steps in steps(), top in 0..2usize) {
