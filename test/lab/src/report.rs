@@ -76,6 +76,17 @@ fn verdict(ours: &Row, other: &Row) -> &'static str {
     }
 }
 
+/// The verdict on the goal of a row: no slower than QEMU. A lower median is a miss if no value
+/// reaches those of QEMU.
+fn goal(ours: &Row, other: &Row) -> &'static str {
+    let (most, other_least) = (ours.range(IOPS).1, other.range(IOPS).0);
+    match ours.over(other, IOPS) >= 1.0 {
+        true => "met",
+        false if most < other_least => "missed",
+        false => "within the noise",
+    }
+}
+
 fn spread(row: &Row) -> String {
     let (least, most) = row.range(IOPS);
     format!("{:.0} ({least:.0}-{most:.0})", row.median(IOPS))
@@ -85,17 +96,21 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "  {:<20} {:>22} {:>22} {:>6}  {:<17} QEMU's aio=",
-            "4 KiB, IOPS", self.names[0], "QEMU virtio-blk", "ratio", "difference"
+            "  {:<20} {:>22} {:>22} {:>6}  {:<17} {:<17} QEMU's aio=",
+            "4 KiB, IOPS", self.names[0], "QEMU virtio-blk", "ratio", "difference", "goal: >= 1.00"
         )?;
         for ours in self.loads.of(&self.names[0]) {
             let best = self.loads.most(&ours.point, IOPS, |name| name.starts_with(QEMU));
             let Some(best) = best else { continue };
             let name = format!("{} iodepth {}", ours.label("pattern"), ours.label("depth"));
             let (ratio, verdict) = (ours.over(best, IOPS), verdict(ours, best));
+            let goal = goal(ours, best);
             let aio = best.subject.trim_start_matches(QEMU);
             let (ours, qemu) = (spread(ours), spread(best));
-            writeln!(f, "  {name:<20} {ours:>22} {qemu:>22} {ratio:>6.2}  {verdict:<17} {aio}")?;
+            writeln!(
+                f,
+                "  {name:<20} {ours:>22} {qemu:>22} {ratio:>6.2}  {verdict:<17} {goal:<17} {aio}"
+            )?;
         }
         writeln!(
             f,
@@ -137,6 +152,18 @@ mod tests {
         for word in ["200 (100-300)", "80 (80-80)", "2.50", "native"] {
             assert!(row.contains(word), "{word} is not in: {row}");
         }
+    }
+
+    #[test]
+    fn each_row_has_the_verdict_on_its_goal() {
+        let goal = |ours: &[f64], native: &[f64]| {
+            let row = compared(ours, native);
+            let (_, goal) = row.trim_end_matches("native").trim_end().rsplit_once("  ").unwrap();
+            goal.trim().to_owned()
+        };
+        assert_eq!(goal(&[100.0, 120.0], &[105.0, 115.0]), "met");
+        assert_eq!(goal(&[99.0, 101.0], &[100.0, 104.0]), "within the noise");
+        assert_eq!(goal(&[98.0, 99.0], &[100.0, 104.0]), "missed");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The goals of the io_uring plane.
 //!
-//! Only 4 KiB random reads have goals. Each compares with the best variant of qemu-storage-daemon
+//! 4 KiB random reads have goals, and random writes on a real disk. Each compares with the best variant of qemu-storage-daemon
 //! at the same point: the fastest one for rates, the one with the least CPU time for CPU time.
 //!
 //! Random writes have goals, too, on a qcow2 image: it is compared with the raw file beside it. So
@@ -11,12 +11,15 @@ use kit::metric::{CPU, IOPS, Row, Set};
 use kit::report::Goal;
 
 use super::plan::GOAL_BYTES;
+use super::scaling::{APART, CPUS};
 use crate::goals::{self, BEST_QSD};
 use crate::load::Op;
 use crate::server::{OURS, OURS_QCOW2, is_bare, is_qsd, is_qsd_qcow2};
 
-/// Two queues on two cores: least gain over one queue that counts as scaling.
-const SCALING_MIN: f64 = 1.5;
+/// Two queues over one: least gain if client and servers have cores of their own. If they share
+/// them, the client takes its part, and less is scaling.
+const SCALING_MIN: f64 = 1.9;
+const SCALING_SHARED_MIN: f64 = 1.5;
 
 /// On a real disk, at every depth: least rate over the best of qemu-storage-daemon.
 const DISK_MIN: f64 = 1.15;
@@ -35,6 +38,12 @@ pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
         goals.extend(rate_against_qsd(points, ours));
         goals.extend(rate_against_fio(points, ours));
         goals.extend(cpu_against_qsd(points, ours));
+    }
+    for ours in points.of(OURS).filter(|row| is_random(row) && !has_goals(row)) {
+        if ours.label("storage") == "disk" {
+            goals.extend(rate_against_qsd(points, ours));
+            goals.extend(rate_against_fio(points, ours));
+        }
     }
     goals.extend(points.of(OURS).filter_map(|row| flushes_against_qsd(points, row)));
     for image in points.of(OURS_QCOW2).filter(|row| is_random(row)) {
@@ -78,6 +87,11 @@ fn name(what: &str, ours: &Row, other: &str) -> String {
     format!("{what}, {storage} depth {depth} {client}: ours over {other}")
 }
 
+/// The rate in names of goals; those of random reads do not name the load.
+fn rate_of(ours: &Row) -> String {
+    if has_goals(ours) { "rate".to_owned() } else { format!("rate, {}", ours.label("load")) }
+}
+
 fn rate_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
     let best = points.most(&ours.point, IOPS, is_qsd)?;
     let bound = match ["storage", "depth", "client"].map(|label| ours.label(label)) {
@@ -89,7 +103,7 @@ fn rate_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
         ["null", ..] => 1.0,
         _ => return None,
     };
-    let name = name("rate", ours, BEST_QSD);
+    let name = name(&rate_of(ours), ours, BEST_QSD);
     Some(Goal::at_least(name, ours.over(best, IOPS), bound).over(&best.subject))
 }
 
@@ -108,7 +122,7 @@ fn rate_against_fio(points: &Set, ours: &Row) -> Option<Goal> {
     let mut point = ours.point.clone();
     point.remove("client");
     let bare = points.most(&point, IOPS, is_bare)?;
-    let name = name("rate", ours, "the best of bare fio");
+    let name = name(&rate_of(ours), ours, "the best of bare fio");
     Some(Goal::at_least(name, ours.over(bare, IOPS), 0.9).over(&bare.subject))
 }
 
@@ -123,8 +137,12 @@ fn two_queues(scaling: &Set) -> impl Iterator<Item = Goal> {
         let mut point = one.point.clone();
         point.insert("queues".to_owned(), "2".to_owned());
         let two = scaling.at(OURS, &point)?;
-        let name = format!("two queues on two cores over one, {}", one.label("storage"));
-        Some(Goal::at_least(name, two.over(one, IOPS), SCALING_MIN))
+        let (what, bound) = match one.label(CPUS) {
+            APART => ("client and server on two each", SCALING_MIN),
+            _ => ("shared with the client", SCALING_SHARED_MIN),
+        };
+        let name = format!("two queues on two cores over one, {}, {what}", one.label("storage"));
+        Some(Goal::at_least(name, two.over(one, IOPS), bound))
     })
 }
 
@@ -201,6 +219,27 @@ mod tests {
     }
 
     #[test]
+    fn random_writes_have_goals_on_a_real_disk_only() {
+        for (storage, expected) in [("disk", vec![(1.2, true), (0.8, false)]), ("file", vec![])] {
+            let mut set = Set::default();
+            for (server, rate) in [(OURS, 120.0), ("qsd native", 100.0), ("bare fio psync", 150.0)]
+            {
+                let mut labels: Vec<(&str, &dyn std::fmt::Display)> =
+                    vec![("storage", &storage), ("load", &"randwrite"), ("block", &4096)];
+                labels.push(("depth", &32));
+                if !is_bare(server) {
+                    labels.push(("client", &"event"));
+                }
+                set.add(server, &point(&labels), vec![(IOPS, rate), (CPU, 1.0)]);
+            }
+            let goals = goals(&set);
+            let outcome: Vec<_> = goals.iter().map(|goal| (goal.measured, goal.met)).collect();
+            assert_eq!(outcome, expected);
+            assert!(goals.iter().all(|goal| goal.name.starts_with("rate, randwrite, disk")));
+        }
+    }
+
+    #[test]
     fn an_idle_server_may_use_less_than_a_tenth_of_a_percent() {
         let mut idle = Set::default();
         for (storage, percent) in [("file", 0.05), ("null", 0.1)] {
@@ -221,5 +260,23 @@ mod tests {
         let goals = judge(&Set::default(), &scaling, &Set::default());
         assert_eq!(goals.len(), 1);
         assert_eq!((goals[0].measured, goals[0].met), (1.4, false));
+    }
+
+    #[test]
+    fn two_queues_on_cores_of_their_own_must_nearly_double() {
+        let mut scaling = Set::default();
+        for (cpus, queues, rate) in
+            [(None, 1, 10.0), (None, 2, 18.0), (Some(APART), 1, 10.0), (Some(APART), 2, 18.0)]
+        {
+            let mut labels: Vec<(&str, &dyn std::fmt::Display)> =
+                vec![("storage", &"null"), ("queues", &queues)];
+            if let Some(cpus) = &cpus {
+                labels.push((CPUS, cpus));
+            }
+            scaling.add(OURS, &point(&labels), vec![(IOPS, rate)]);
+        }
+        let goals = judge(&Set::default(), &scaling, &Set::default());
+        let outcome: Vec<_> = goals.iter().map(|g| (g.wanted.as_str(), g.met)).collect();
+        assert_eq!(outcome, [(">= 1.5", true), (">= 1.9", false)]);
     }
 }

@@ -190,8 +190,7 @@ fn compare(
     if !args.no_scaling && usable.len() > 1 {
         let chosen: Vec<_> =
             specs.into_iter().filter(|s| s.scales() && measured.contains(&s.name)).collect();
-        let cpus = [usable[0], usable[1]];
-        scaling::measure(args, storage, &chosen, cpus, &mut results.scaling)?;
+        scaling::measure(args, storage, &chosen, &usable, &mut results.scaling)?;
     }
     Ok(())
 }

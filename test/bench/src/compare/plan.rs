@@ -30,7 +30,7 @@ impl Shape {
 /// All loads of the report; fewer points if it is to be quick.
 pub(super) fn all(quick: bool) -> Vec<Shape> {
     let few = |few: &'static [u16], many: &'static [u16]| if quick { few } else { many };
-    let every: &[u16] = &[1, 4, 32, 128];
+    let every = few(&[1, 4, 32, 128], &[1, 4, 16, 32, 64, 128]);
     let random = Shape::event(Op::Randread, GOAL_BYTES, every);
     vec![
         Shape { modes: vec![Mode::Event, Mode::Spin], ..random },

@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "randread")]
     op: Op,
     /// Requests in flight on each queue
-    #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,32,128")]
+    #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,16,32,64,128")]
     depths: Vec<u16>,
     /// Wait of the client: asleep until a call, or polling
     #[arg(long = "mode", value_enum, value_delimiter = ',', default_value = "event,spin")]
@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     queues: Vec<u16>,
     /// Microseconds that each request takes on the slow devices; 0: no slow device
-    #[arg(long, value_delimiter = ',', default_value = "80,200")]
+    #[arg(long, value_delimiter = ',', default_value = "10,80,200")]
     slow_us: Vec<u32>,
     #[command(flatten)]
     servers: Servers,
@@ -205,7 +205,7 @@ fn compare(
         }
         for &depth in args.depths.iter().filter(|_| with_fio) {
             let spot = Spot { speed, mode: Mode::Event, queues: 1, depth, shared_cpus: false };
-            for &engine in engines(speed) {
+            for engine in engines(speed) {
                 let figures = bare(args, &subjects[0], &spot, engine)?;
                 results.points.add(engine.name(), &spot.bare(), figures);
             }
@@ -270,10 +270,10 @@ fn sample(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
 }
 
 /// The engines of bare fio. fio sleeps until a completion, or does not.
-fn engines(speed: Speed) -> &'static [Engine] {
+fn engines(speed: Speed) -> Vec<Engine> {
     match speed {
-        Speed::Polled => &[Engine::UringPolled],
-        _ => &[Engine::UringFixed, Engine::UringBatch, Engine::UringSpin],
+        Speed::Polled => vec![Engine::UringPolled],
+        _ => Engine::SLEEPING.into_iter().chain([Engine::UringSpin]).collect(),
     }
 }
 

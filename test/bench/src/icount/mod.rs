@@ -87,6 +87,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut report = Report::new("Instructions", setup::describe());
     report.sections.push(table::section(&paths));
     report.goals = table::goals(&paths);
+    if args.servers.who.contains(&Who::Kernel) {
+        report.not_judged.push(table::POLLED_NOT_JUDGED.to_owned());
+    }
     let stages = args.servers.who.contains(&Who::Kernel).then(|| per_stage(&args, &programs));
     // A trace that cannot be read is an error after the report of the path lengths.
     let stages = stages.transpose().map(|section| report.sections.extend(section));

@@ -21,6 +21,13 @@ pub(super) const QUEUES: &str = "queues";
 /// Growth of a path that queues and threads without work may cause.
 const GROWTH: f64 = 1.03;
 
+/// Whole path of the kernel plane with this many requests in flight.
+const LENGTH_DEPTH: &str = "32";
+const LENGTH_MAX: f64 = 5200.0;
+/// The goal for polling, which is not measured.
+pub(super) const POLLED_NOT_JUDGED: &str = "instructions, depth 32, polled: kernel plane at most \
+    4700: not measured (nothing polls in this part: turns that find nothing would count)";
+
 /// Heading of the section.
 pub const TITLE: &str = "Path lengths";
 const METHOD: &str = "Instructions for each 4 KiB random read on null_blk, nothing polls. `whole`: \
@@ -44,7 +51,8 @@ pub(super) fn section(paths: &Set) -> Section {
     Section::new(TITLE, METHOD, paths, &columns)
 }
 
-/// The goal: fewer instructions than the io_uring plane and than vhost-scsi.
+/// The goals: fewer instructions than the io_uring plane and than vhost-scsi, a bound of the kernel
+/// plane's own, and no cost of idle queues.
 pub(super) fn goals(paths: &Set) -> Vec<Goal> {
     let mut goals = Vec::new();
     for ours in paths.of(KERNEL) {
@@ -57,8 +65,16 @@ pub(super) fn goals(paths: &Set) -> Vec<Goal> {
             goals.push(Goal::below(name, ours.over(theirs, WHOLE), 1.0));
         }
     }
+    goals.extend(paths.of(KERNEL).filter_map(length));
     goals.extend(ours(paths).filter_map(|row| growth(paths, row)));
     goals
+}
+
+/// The goal of one busy queue, client included.
+fn length(row: &Row) -> Option<Goal> {
+    let is_judged = row.label("depth") == LENGTH_DEPTH && row.label(QUEUES) == "1";
+    let name = format!("instructions, depth {LENGTH_DEPTH}: kernel plane with client");
+    is_judged.then(|| Goal::at_most(name, row.median(WHOLE), LENGTH_MAX))
 }
 
 /// The goal of a row of many queues: idle queues and threads cost nothing.
@@ -170,6 +186,19 @@ mod tests {
     fn a_shorter_path_than_vhost_scsi_passes() {
         assert!(goals(&paths(900.0, 1000.0))[0].met);
         assert!(!goals(&paths(1100.0, 1000.0))[0].met);
+    }
+
+    #[test]
+    fn one_busy_queue_with_32_requests_has_a_bound_of_its_own() {
+        let of = |depth, queues, whole| {
+            let mut set = Set::default();
+            let point = point(&[("depth", &depth), (QUEUES, &queues)]);
+            set.add(Who::Kernel.name(), &point, vec![(WHOLE, whole)]);
+            goals(&set).iter().map(|goal| goal.met).collect::<Vec<_>>()
+        };
+        assert_eq!(of(32, 1, 5200.0), [true]);
+        assert_eq!(of(32, 1, 5201.0), [false]);
+        assert_eq!([of(4, 1, 9000.0), of(32, 64, 9000.0)], [[false; 0]; 2]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Goals of the guest driver.
 
-use kit::metric::{IOPS, Row, Set};
+use kit::metric::{INTERRUPTS, IOPS, Row, Set};
 use kit::report::Goal;
 
 use super::report::{INSTRUCTIONS, base, in_tree, name};
@@ -16,8 +16,10 @@ const BIO_SEQ_READ_MIN: f64 = 1.28;
 const BIO_RAND_WRITE_MIN: f64 = 1.16;
 /// The same on the slow disk, where the bio path of 2012 was slower by a tenth.
 const BIO_SLOW_MIN: f64 = 0.98;
-/// Least ratio of the request path to the kernel's own driver.
+/// Least ratio of the request path to the kernel's own driver, for each load and for the mean.
 const REQUEST_MIN: f64 = 1.0;
+/// Most interrupts for each request, over those of the kernel's own driver.
+const INTERRUPTS_MAX: f64 = 1.0;
 
 /// Goals of polling, for each of this project's drivers at each number of jobs.
 pub(super) fn polled(set: &Set) -> Vec<Goal> {
@@ -45,8 +47,28 @@ pub(super) fn paths(set: &Set) -> Vec<Goal> {
         let name = format!("{}: bio over request", place(row));
         goals.push(Goal::at_least(name, row.over(base, IOPS), bound));
     }
+    goals.extend(set.of(name(Mode::Request)).filter_map(|row| request_cell(set, row)));
     goals.extend([RAM, FAST, SLOW].into_iter().filter_map(|disk| request(set, disk)));
+    goals.extend(interrupts(set));
     goals
+}
+
+/// Interrupts of both paths against the kernel's own driver, for each load.
+fn interrupts(set: &Set) -> impl Iterator<Item = Goal> {
+    let ours = [Mode::Request, Mode::Bio].into_iter().flat_map(|mode| set.of(name(mode)));
+    ours.filter_map(|row| {
+        let theirs = in_tree(set, row).filter(|theirs| theirs.median(INTERRUPTS) > 0.0)?;
+        let name = format!("{}: interrupts, {} over in-tree", place(row), row.subject);
+        let is_measured = !row.values(INTERRUPTS).is_empty();
+        is_measured.then(|| Goal::at_most(name, row.over(theirs, INTERRUPTS), INTERRUPTS_MAX))
+    })
+}
+
+/// The request path against the kernel's own driver with one load.
+fn request_cell(set: &Set, row: &Row) -> Option<Goal> {
+    let theirs = in_tree(set, row).filter(|theirs| theirs.median(IOPS) > 0.0)?;
+    let name = format!("{}: request over in-tree", place(row));
+    Some(Goal::at_least(name, row.over(theirs, IOPS), REQUEST_MIN))
 }
 
 /// True if a load uses neither the page cache nor batches.
@@ -55,8 +77,8 @@ fn is_plain(load: &str, rw: &str) -> bool {
         .is_some_and(|rest| rest.starts_with(", depth") && !rest.contains("batches"))
 }
 
-/// The request path against the kernel's own driver, for all loads of a disk together: a single
-/// load shows no difference but noise.
+/// The request path against the kernel's own driver, for all loads of a disk together: less noise
+/// than a single load has.
 fn request(set: &Set, disk: &str) -> Option<Goal> {
     let rows = set.of(name(Mode::Request)).filter(|row| row.label("disk") == disk);
     let ratios: Vec<f64> =
@@ -108,9 +130,26 @@ mod tests {
         let rows =
             |load, ours| [(RAM, load, Mode::InTree, 100.0), (RAM, load, Mode::Request, ours)];
         let goals = paths(&measured(IOPS, &[rows("a", 200.0), rows("b", 50.0)].concat()));
-        assert_eq!(goals.len(), 1);
-        assert!((goals[0].measured - 1.0).abs() < 1e-9, "{goals:?}");
-        assert!(!paths(&measured(IOPS, &rows("a", 99.0)))[0].met);
+        let [cells @ .., mean] = &goals[..] else { panic!("{goals:?}") };
+        let cells: Vec<_> = cells.iter().map(|goal| (goal.measured, goal.met)).collect();
+        assert_eq!(cells, [(2.0, true), (0.5, false)]);
+        assert!((mean.measured - 1.0).abs() < 1e-9, "{goals:?}");
+        let missed = paths(&measured(IOPS, &rows("a", 99.0)));
+        assert!(missed.len() == 2 && missed.iter().all(|goal| !goal.met), "{missed:?}");
+    }
+
+    #[test]
+    fn no_path_may_have_more_interrupts_than_the_kernels_own_driver() {
+        let rows = [
+            (RAM, "a", Mode::InTree, 0.5),
+            (RAM, "a", Mode::Request, 0.5),
+            (RAM, "a", Mode::Bio, 0.6),
+            (RAM, "b", Mode::Request, 0.5),
+        ];
+        let goals = paths(&measured(INTERRUPTS, &rows));
+        let of_interrupts = goals.iter().filter(|goal| goal.name.contains("interrupts, ours"));
+        let met: Vec<_> = of_interrupts.map(|goal| goal.met).collect();
+        assert_eq!(met, [true, false]);
     }
 
     #[test]
