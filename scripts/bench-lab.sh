@@ -2,17 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Measures the whole project in lab VMs: the host side alone, path lengths in instructions, inner
-# guests, the guest's driver. Prints the tables; leaves them and the JSON form in a folder.
+# guests, the guest's driver. Prints the tables; leaves them and the JSON form in a folder. With the
+# folder of an earlier run, a goal that was met there and is missed or not judged now is a failure.
 #
-#   bench-lab.sh [--quick] [--only host|queues|queues-write|icount|nested|guest|guest-icount]... [FOLDER]
+#   bench-lab.sh [--quick] [--baseline EARLIER-FOLDER] [--only host|queues|queues-write|icount|nested|guest|guest-icount]... [FOLDER]
 
 set -eu
 cd "$(dirname "$0")/.."
 
-quick= only= folder=
+quick= only= folder= earlier=
 while [ $# -gt 0 ]; do
     case $1 in
         --quick) quick=1 ;;
+        --baseline)
+            shift
+            earlier=${1:-}
+            [ -d "$earlier" ] || { echo "bench-lab: --baseline takes the folder of an earlier run" >&2; exit 2; }
+            ;;
         --only)
             shift
             case ${1:-} in
@@ -26,6 +32,10 @@ while [ $# -gt 0 ]; do
     shift
 done
 folder=${folder:-target/bench-lab}
+if [ "$earlier" ] && [ "$(realpath "$earlier")" = "$(realpath -m "$folder")" ]; then
+    echo "bench-lab: the results would overwrite those of --baseline: name another folder" >&2
+    exit 2
+fi
 mkdir -p "$folder"
 failed=0
 
@@ -43,6 +53,9 @@ measure() {
     sed '1,/^@@json$/d' "$folder/$name.out" >"$folder/$name.json"
     rm "$folder/$name.out"
     cat "$folder/$name.md"
+    [ "$earlier" ] && [ -s "$folder/$name.json" ] || return 0
+    [ -f "$earlier/$name.json" ] || { echo "bench-lab: $earlier lacks $name.json: not compared" >&2; return 0; }
+    cargo run --quiet --release -p bench -- compare "$earlier/$name.json" "$folder/$name.json" || failed=1
 }
 
 measure icount --icount /lab/bin/bench icount --check

@@ -21,7 +21,7 @@ case $parts in
 esac
 raw=target/report
 rm -rf "$raw"
-mkdir -p "$raw/lab"
+mkdir -p "$raw/lab" "$raw/others"
 
 scripts/setup.sh build bench
 cargo build --release -p vhost-blk -p bench
@@ -29,6 +29,15 @@ cargo build --release -p vhost-blk -p bench
 cargo run --quiet --release -p bench -- --all-loads --storage file,disk,null --json "$raw/native.json" \
     ${quick:+--quick --size-mib 256} ${ARGS:-} >"$raw/native.md"
 failed=0
+# other NAME OPTIONS...: a further part without a VM; a failure does not stop the others
+other() {
+    name=$1
+    shift
+    cargo run --quiet --release -p bench -- "$name" --json "$raw/others/$name.json" "$@" \
+        >"$raw/others/$name.md" || { echo "report: $name failed" >&2; failed=1; }
+}
+other density ${quick:+--disks 1,16,64 --rounds 1 --seconds 1}
+other upgrade ${quick:+--disks 1,16 --upgrades 20}
 if [ "$parts" = all ]; then
     scripts/setup.sh build lab
     cargo build --release -p lab -p cases
@@ -36,5 +45,5 @@ if [ "$parts" = all ]; then
     # A part that failed leaves an empty file.
     find "$raw/lab" -name '*.json' -empty -delete
 fi
-cargo run --quiet --release -p bench -- report --native "$raw/native.json" --lab "$raw/lab" --out "$out"
+cargo run --quiet --release -p bench -- report --native "$raw/native.json" --others "$raw/others" --lab "$raw/lab" --out "$out"
 exit $failed

@@ -23,7 +23,7 @@ pub struct Args {
     all: bool,
 }
 
-/// Prints the changes; an error if a goal was met before and is missed now.
+/// Prints the changes; an error if a goal was met before and is missed or not judged now.
 pub fn run(args: &Args) -> Result<()> {
     let [old, new] = [&args.old, &args.new].map(|path| Report::read(path));
     let (old, new) = (old?, new?);
@@ -31,13 +31,53 @@ pub fn run(args: &Args) -> Result<()> {
     no_goal_lost(&old, &new)
 }
 
-/// An error if a goal was met before and is missed now.
-pub fn no_goal_lost(old: &Report, new: &Report) -> Result<()> {
+/// The option that names an earlier run.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub struct Baseline {
+    /// JSON of an earlier run; a goal that it met and this run misses or does not judge is a failure
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+}
+
+impl Baseline {
+    /// Reads the earlier run, if one is named. Called before the measurement, so that a file that
+    /// cannot be read is told at once.
+    pub fn read(&self) -> Result<Option<Report>> {
+        self.baseline.as_deref().map(Report::read).transpose()
+    }
+}
+
+/// An error if `earlier` met a goal that `report` misses or does not judge.
+pub fn keeps_goals(earlier: Option<&Report>, report: &Report) -> Result<()> {
+    earlier.map_or(Ok(()), |earlier| no_goal_lost(earlier, report))
+}
+
+/// An error if a goal was met before and is missed or not judged now.
+fn no_goal_lost(old: &Report, new: &Report) -> Result<()> {
     let lost: Vec<_> = lost(old, new).iter().map(|goal| goal.title()).collect();
-    if lost.is_empty() {
+    let vanished: Vec<_> = vanished(old, new).iter().map(|goal| goal.title()).collect();
+    let mut reasons = Vec::new();
+    if !lost.is_empty() {
+        let lost = lost.join("\n  ");
+        reasons.push(format!("goals that were met before and are missed now:\n  {lost}"));
+    }
+    if !vanished.is_empty() {
+        let vanished = vanished.join("\n  ");
+        reasons.push(format!(
+            "goals that were met before and are not judged now (measure the same loads with the \
+             same peers):\n  {vanished}"
+        ));
+    }
+    if reasons.is_empty() {
         return Ok(());
     }
-    bail!("goals that were met before and are missed now:\n  {}", lost.join("\n  "));
+    bail!("{}", reasons.join("\n"));
+}
+
+/// Goals that `old` met and `new` does not have.
+fn vanished<'a>(old: &'a Report, new: &Report) -> Vec<&'a Goal> {
+    let is_known = |goal: &Goal| new.goals.iter().any(|now| now.name == goal.name);
+    old.goals.iter().filter(|goal| goal.met && !is_known(goal)).collect()
 }
 
 /// Goals of `new` that it misses and `old` met.
@@ -144,6 +184,9 @@ fn markdown(old: &Report, new: &Report, all: bool) -> String {
             goal.wanted
         );
     }
+    for goal in vanished(old, new) {
+        let _ = writeln!(text, "\nNOT JUDGED: {} was {:.3}", goal.title(), goal.measured);
+    }
     text
 }
 
@@ -198,5 +241,19 @@ mod tests {
         for (old, new) in [(&missed, &met), (&met, &met), (&missed, &missed)] {
             assert!(no_goal_lost(old, new).is_ok());
         }
+    }
+
+    #[test]
+    fn a_goal_that_is_not_judged_any_more_is_an_error_if_it_was_met() {
+        let (met, missed) = (report(&FAST, 1.2, "qsd a"), report(&FAST, 0.9, "qsd a"));
+        let mut without = report(&FAST, 1.2, "");
+        without.goals.clear();
+        let why = keeps_goals(Some(&met), &without).unwrap_err().to_string();
+        assert!(why.contains("not judged now") && why.contains("rate (qsd a)"), "{why}");
+        assert!(!why.contains("missed now"), "{why}");
+        assert!(markdown(&met, &without, false).contains("NOT JUDGED: rate (qsd a) was 1.200"));
+        assert!(keeps_goals(Some(&missed), &without).is_ok());
+        assert!(keeps_goals(Some(&without), &met).is_ok());
+        assert!(keeps_goals(None, &without).is_ok());
     }
 }

@@ -11,6 +11,7 @@ use clap::Args as ClapArgs;
 use kit::fio;
 
 use super::plan::{self, Shape};
+use crate::changes::Baseline;
 use crate::cpu::{self, CpuList};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::server::{OURS, OURS_QCOW2, Settings, Spec, Storage, is_bare, is_qsd, is_qsd_qcow2};
@@ -94,9 +95,8 @@ pub struct Args {
     /// Also write everything as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// JSON of an earlier run; a goal that it met and this run misses is a failure
-    #[arg(long, value_name = "FILE")]
-    pub(super) baseline: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) baseline: Baseline,
     /// Set by SIGINT and SIGTERM, so that everything is cleaned up.
     #[arg(skip)]
     pub(super) interrupted: Arc<AtomicBool>,

@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
         register_conditional_shutdown(signal, 1, args.interrupted.clone())?;
         register(signal, args.interrupted.clone())?;
     }
-    let earlier = args.baseline.as_deref().map(Report::read).transpose()?;
+    let earlier = args.baseline.read()?;
     let folder = tempfile::Builder::new().prefix("bench-").tempdir()?;
     let mut results = Results { setup: setup::describe(), ..Results::default() };
     let tmpfs = file(&mut args, Storage::File, &mut results.left_out)?;
@@ -75,7 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let report = report(results);
     report.publish(args.json.as_deref())?;
-    earlier.map_or(Ok(()), |earlier| changes::no_goal_lost(&earlier, &report))
+    changes::keeps_goals(earlier.as_ref(), &report)
 }
 
 /// The file behind a kind of storage, if the kind is wanted. A folder that is no place for it takes

@@ -18,6 +18,7 @@ use kit::report::{Column, Report, Section};
 
 use self::subject::{Programs, Servers, Subject, Who, is_qsd};
 use crate::bare::{self, Engine};
+use crate::changes::{self, Baseline};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::rig::Speed;
 use crate::{cpu, setup};
@@ -59,6 +60,8 @@ pub struct Args {
     /// Also write everything as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    baseline: Baseline,
 }
 
 /// The load and the place of a measurement.
@@ -129,6 +132,7 @@ impl Args {
 /// Runs the comparison and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let mut args = args.clone();
+    let earlier = args.baseline.read()?;
     let (programs, _folder) = args.servers.programs()?;
     let mut results = Results { setup: setup::describe(), ..Results::default() };
     let ours = programs.ours.display().to_string();
@@ -140,7 +144,9 @@ pub fn run(args: &Args) -> Result<()> {
             compare(&args, &programs, speed, queues, &mut results)?;
         }
     }
-    report(results).publish(args.json.as_deref())
+    let report = report(results);
+    report.publish(args.json.as_deref())?;
+    changes::keeps_goals(earlier.as_ref(), &report)
 }
 
 fn report(results: Results) -> Report {

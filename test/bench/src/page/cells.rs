@@ -123,7 +123,7 @@ mod tests {
         }
         let mut report = Report::new("x", Vec::new());
         report.sections.push(Section::new("Measurements", "", &set, &[]));
-        let mut parts = Parts::read(None, None).unwrap();
+        let mut parts = Parts::read(None, None, None).unwrap();
         let host = parts.0.iter_mut().find(|part| part.name == HOST).unwrap();
         host.report = Some(report);
         parts

@@ -31,6 +31,9 @@ pub struct Args {
     /// JSON of the part without a VM (`bench --json`)
     #[arg(long, value_name = "FILE")]
     native: Option<PathBuf>,
+    /// Folder with the JSON of `bench density` and `bench upgrade`, each named after its program
+    #[arg(long, value_name = "FOLDER")]
+    others: Option<PathBuf>,
     /// Folder with the JSON of the lab's parts (`make bench-lab`)
     #[arg(long, value_name = "FOLDER")]
     lab: Option<PathBuf>,
@@ -41,7 +44,7 @@ pub struct Args {
 
 /// Writes the report in all forms.
 pub fn run(args: &Args) -> Result<()> {
-    let parts = Parts::read(args.native.as_deref(), args.lab.as_deref())?;
+    let parts = Parts::read(args.native.as_deref(), args.others.as_deref(), args.lab.as_deref())?;
     let document = document(&parts)?;
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     write(&args.out, "index.html", &document.html()?)?;
@@ -198,7 +201,7 @@ mod tests {
 
     /// The native part, with or without path lengths of the lab.
     pub(super) fn parts(lab: bool) -> Parts {
-        let mut parts = Parts::read(None, None).unwrap();
+        let mut parts = Parts::read(None, None, None).unwrap();
         for part in &mut parts.0 {
             part.report = match part.name {
                 NATIVE => Some(native()),
@@ -267,7 +270,17 @@ mod tests {
         let native_file = folder.path().join("native.json");
         native().publish(Some(&native_file)).unwrap();
         let out = folder.path().join("report");
-        run(&Args { native: Some(native_file), lab: None, out: out.clone() }).unwrap();
+        let others = folder.path().join("others");
+        fs::create_dir(&others).unwrap();
+        let mut density = Report::new("Many", Vec::new());
+        density.goals.push(Goal::below("idle of many".to_owned(), 0.0, 0.1));
+        density.publish(Some(&others.join("density.json"))).unwrap();
+        let (file, others) = (Some(native_file), Some(others));
+        run(&Args { native: file, others, lab: None, out: out.clone() }).unwrap();
+        let page = fs::read_to_string(out.join("report.md")).unwrap();
+        assert!(page.contains("| density | idle of many |"), "{page}");
+        assert!(page.contains("- upgrade (the wait of a busy driver"), "{page}");
+        assert!(!page.contains("- density ("), "{page}");
         let text = fs::read_to_string(out.join("report.json")).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(json[0]["report"]["setup"][0][1], "<fast> & new");

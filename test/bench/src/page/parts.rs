@@ -28,6 +28,12 @@ const LAB: [(&str, &str); 7] = [
     ("guest-icount", "instructions of the guest's driver"),
 ];
 
+/// Further parts without a VM, with `bench NAME`.
+const OTHERS: [(&str, &str); 2] = [
+    ("density", "many lightly loaded disks: one daemon, or a process each"),
+    ("upgrade", "the wait of a busy driver during an upgrade"),
+];
+
 /// A part, measured or not.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Part {
@@ -47,20 +53,31 @@ pub(super) struct Part {
 pub(super) struct Parts(pub(super) Vec<Part>);
 
 impl Parts {
-    /// Reads the files that exist. A file that cannot be read is an error.
-    pub(super) fn read(native: Option<&Path>, lab: Option<&Path>) -> Result<Self> {
+    /// Reads the file of the part without a VM, and those that exist in the folders of the further
+    /// parts without a VM (`others`) and of the lab. A file that cannot be read is an error.
+    pub(super) fn read(
+        native: Option<&Path>,
+        others: Option<&Path>,
+        lab: Option<&Path>,
+    ) -> Result<Self> {
         let mut parts = vec![Part {
             name: NATIVE,
             about: "the io_uring plane on this machine, without a VM",
             command: "make report".to_owned(),
             report: native.map(Report::read).transpose()?,
         }];
-        for (name, about) in LAB {
-            let file = lab.map(|folder| folder.join(format!("{name}.json")));
+        let mut add = |(name, about), folder: Option<&Path>, command| {
+            let file = folder.map(|folder| folder.join(format!("{name}.json")));
             let file = file.filter(|file| file.exists());
-            let command = format!("make bench-lab ARGS=\"--only {name}\"");
             let report = file.as_deref().map(Report::read).transpose()?;
             parts.push(Part { name, about, command, report });
+            anyhow::Ok(())
+        };
+        for part in OTHERS {
+            add(part, others, format!("make bench ARGS={}", part.0))?;
+        }
+        for part in LAB {
+            add(part, lab, format!("make bench-lab ARGS=\"--only {}\"", part.0))?;
         }
         Ok(Self(parts))
     }

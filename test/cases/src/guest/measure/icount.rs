@@ -9,6 +9,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use bench::changes::{self, Baseline};
 use clap::Args as ClapArgs;
 use kit::metric::{Figures, P50};
 use kit::report::Report;
@@ -34,6 +35,8 @@ pub(crate) struct Args {
     /// Also write all results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    baseline: Baseline,
     /// Measure even though the clock does not count instructions
     #[arg(long)]
     any_clock: bool,
@@ -41,6 +44,7 @@ pub(crate) struct Args {
 
 /// Measures and prints the table.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let earlier = args.baseline.read()?;
     unload()?;
     if !args.any_clock {
         leave_one_cpu()?;
@@ -64,7 +68,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut report = Report::new("The guest's driver: set-up", setup(&machine)?);
     report.goals = goals::instructions(&set);
     report.sections.push(section("Instructions", method, INSTRUCTIONS, &set));
-    report.publish(args.json.as_deref())
+    report.publish(args.json.as_deref())?;
+    changes::keeps_goals(earlier.as_ref(), &report)
 }
 
 /// Instructions and latency of a load.

@@ -16,6 +16,7 @@ mod signals;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use bench::changes::{self, Baseline};
 use clap::{Args as ClapArgs, ValueEnum};
 use kit::metric::{Figures, IOPS, P50, Point, Set, in_turn, point};
 use kit::report::{Report, Section};
@@ -59,6 +60,8 @@ pub(crate) struct Args {
     /// Also write all results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    baseline: Baseline,
 }
 
 /// A table of the report.
@@ -75,6 +78,7 @@ type Work<'a> = (&'static str, &'a Disk<'a>, Load);
 
 /// Measures and prints the tables.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let earlier = args.baseline.read()?;
     // A loaded driver would bind the disks when they are plugged.
     unload()?;
     let machine = Machine::open()?;
@@ -89,7 +93,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         report.goals.extend(goals::paths(&table.rows));
         report.sections.push(table);
     }
-    report.publish(args.json.as_deref())
+    report.publish(args.json.as_deref())?;
+    changes::keeps_goals(earlier.as_ref(), &report)
 }
 
 fn setup(machine: &Machine) -> Result<Vec<(String, String)>> {
@@ -231,8 +236,14 @@ mod tests {
 
     #[test]
     fn the_slow_disk_is_measured_through_the_page_cache_as_well() {
-        let args =
-            Args { rounds: 1, seconds: 0.5, parts: Vec::new(), disks: Vec::new(), json: None };
+        let args = Args {
+            rounds: 1,
+            seconds: 0.5,
+            parts: Vec::new(),
+            disks: Vec::new(),
+            json: None,
+            baseline: Baseline::default(),
+        };
         let names: Vec<_> = slow_loads(&args).into_iter().map(|load| load.name).collect();
         assert_eq!(names.len(), loads(1.0).len() + 2);
         assert!(names.contains(&"write, buffered".to_owned()), "{names:?}");

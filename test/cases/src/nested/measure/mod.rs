@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bench::changes::{self, Baseline};
 use bench::rig::{Speed, null_blk};
 use bench::setup;
 use clap::Args as ClapArgs;
@@ -65,11 +66,14 @@ pub(crate) struct Args {
     /// Also write all results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    baseline: Baseline,
 }
 
 /// Runs the measurement and prints the report.
 pub(crate) fn run(args: &Args, lab: &Lab) -> Result<()> {
     let mut args = args.clone();
+    let earlier = args.baseline.read()?;
     attach::possible(&mut args.way)?;
     let image = Image::prepare(lab, Driver::InTree)?;
     kvm::must_work(lab, &image)?;
@@ -84,7 +88,8 @@ pub(crate) fn run(args: &Args, lab: &Lab) -> Result<()> {
     }
     report.goals = judge(&set, &Speed::Capped(args.capped_mib).name());
     report.sections.push(section(&set));
-    report.publish(args.json.as_deref())
+    report.publish(args.json.as_deref())?;
+    changes::keeps_goals(earlier.as_ref(), &report)
 }
 
 fn speeds(args: &Args) -> Vec<Speed> {
