@@ -17,8 +17,9 @@ use kit::report::{Report, Section};
 
 pub use self::stages::TITLE as STAGES_TITLE;
 pub use self::table::TITLE as PATHS_TITLE;
+pub(crate) use self::table::WHOLE;
 
-use self::table::{CLIENT, SERVER, WHOLE};
+use self::table::{CLIENT, SERVER};
 use crate::host::subject::{Programs, Servers, Subject, Who};
 use crate::load::Load;
 use crate::rig::Speed;

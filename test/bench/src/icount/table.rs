@@ -10,7 +10,7 @@ use crate::host::subject::Who;
 use crate::setup::KERNEL_NAME;
 
 /// From one request to the next: client, server, switches between them, interrupts.
-pub(super) const WHOLE: Metric = Metric::new("whole", "instructions");
+pub(crate) const WHOLE: Metric = Metric::new("whole", "instructions");
 /// In the client's thread.
 pub(super) const CLIENT: Metric = Metric::new("client", "instructions");
 /// In the server's threads.
@@ -26,7 +26,7 @@ const LENGTH_DEPTH: &str = "32";
 const LENGTH_MAX: f64 = 5200.0;
 /// The goal for polling, which is not measured.
 pub(super) const POLLED_NOT_JUDGED: &str = "instructions, depth 32, polled: kernel plane at most \
-    4700: not measured (nothing polls in this part: turns that find nothing would count)";
+    4700: not measured (with one CPU a thread that polls keeps the driver from running)";
 
 /// Heading of the section.
 pub const TITLE: &str = "Path lengths";

@@ -82,7 +82,7 @@ fn rate<'a>(title: String, along: &'a str, fixed: Labels<'a>) -> View<'a> {
 fn of_native(set: &Set) -> Vec<View<'_>> {
     let mut views = Vec::new();
     for place in values(set, "storage") {
-        let reads = vec![("storage", place), ("load", "randread"), ("queues", "1")];
+        let reads = [("storage", place), ("load", "randread"), ("queues", "1")];
         let small = [&reads[..], &[("block", "4096")]].concat();
         views.extend(over_depth(place, "4 KiB random reads", &small));
         let title = format!("{place}: rate over block size, random reads, depth 32, event");

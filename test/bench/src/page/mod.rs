@@ -4,12 +4,15 @@
 //! * `parts`: the files.
 //! * `cells`: comparisons with peers and with the bare device.
 //! * `tables`, `charts`, `stages`, `seeds`: the contents.
+//! * `model`, `costs`: a prediction for real hardware.
 //! * `document`, `chart`: HTML, Markdown and SVG.
 
 mod cells;
 mod chart;
 mod charts;
+mod costs;
 mod document;
+mod model;
 mod parts;
 mod seeds;
 mod stages;
@@ -65,6 +68,8 @@ fn document(parts: &Parts) -> Result<Document> {
     blocks.extend(charts(parts));
     blocks.push(Block::Heading(2, "Stages of one request".to_owned()));
     blocks.extend(stages::blocks(parts)?);
+    blocks.push(Block::Heading(2, "Prediction for real hardware".to_owned()));
+    blocks.extend(model::blocks(parts));
     blocks.push(Block::Heading(2, "Published tables of earlier work".to_owned()));
     blocks.extend(seeds::blocks(parts));
     for (part, report) in parts.measured() {
