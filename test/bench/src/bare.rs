@@ -8,7 +8,7 @@ use anyhow::Result;
 use kit::fio::{Job, Outcome};
 use kit::metric::{CPU, Figures, IOPS, P50, P99};
 
-use crate::load::{Load, Op, READS_PERCENT};
+use crate::load::{Load, MIXED_ALIGN, MIXED_SIZES, Op, READS_PERCENT};
 
 /// Seconds by which fio may exceed its run time.
 const GRACE_S: f64 = 60.0;
@@ -77,21 +77,27 @@ impl Engine {
     }
 }
 
-fn operation(op: Op) -> String {
-    match op {
+fn operation(load: &Load) -> String {
+    if load.op == Op::Mixed {
+        let split = MIXED_SIZES.map(|(bytes, percent)| format!("{bytes}/{percent}")).join(":");
+        return format!(
+            "--rw=randrw --rwmixread={READS_PERCENT} --bssplit={split} --blockalign={MIXED_ALIGN}"
+        );
+    }
+    let operation = match load.op {
         Op::Randrw => format!("--rw=randrw --rwmixread={READS_PERCENT}"),
         Op::Writeflush => "--rw=write --fdatasync=1".to_owned(),
-        _ => format!("--rw={op}"),
-    }
+        op => format!("--rw={op}"),
+    };
+    format!("{operation} --bs={}", load.block_bytes)
 }
 
 /// The job of a load on a file; fio runs on these CPUs.
 fn job(file: &Path, load: &Load, engine: Engine, cpus: &[usize], seconds: f64) -> Job {
     let ramp_ms = (seconds * 200.0) as u32;
     let job = Job::new("bare", &file.display().to_string()).timed(seconds, ramp_ms).with(&format!(
-        "{} --bs={} {} --direct=1",
-        operation(load.op),
-        load.block_bytes,
+        "{} {} --direct=1",
+        operation(load),
         engine.options(load)
     ));
     // Two threads that never sleep would take turns of milliseconds on one CPU.
@@ -157,6 +163,14 @@ mod tests {
             !spinning.contains("cpus_allowed"),
             "it would spin beside its own thread: {spinning}"
         );
+    }
+
+    #[test]
+    fn mixed_sizes_are_those_of_the_client() {
+        let mixed = line(Op::Mixed, 32, Engine::UringFixed);
+        let split = "--rw=randrw --rwmixread=70 --bssplit=512/10:4096/50:16384/25:65536/15";
+        assert!(mixed.contains(&format!("{split} --blockalign=4096")), "{mixed}");
+        assert!(!mixed.contains("--bs="), "{mixed}");
     }
 
     #[test]

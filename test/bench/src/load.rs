@@ -38,15 +38,39 @@ pub enum Op {
     Write,
     /// Sequential writes, each followed by a FLUSH of its own, as one request: a log.
     Writeflush,
+    /// Random, as `randrw`, and of sizes from 512 bytes to 64 KiB instead of `--block-size`: 10 %
+    /// 512 bytes, 50 % 4 KiB, 25 % 16 KiB, 15 % 64 KiB, at multiples of 4 KiB.
+    Mixed,
 }
 
 /// Percentage of reads among mixed requests.
 pub const READS_PERCENT: u64 = 70;
 
+/// Sizes of `Op::Mixed` in bytes, the greatest one last, each with its percentage.
+pub const MIXED_SIZES: [(u32, u64); 4] = [(512, 10), (4096, 50), (16 << 10, 25), (64 << 10, 15)];
+/// Alignment of these requests in bytes.
+pub const MIXED_ALIGN: u32 = 4096;
+
+/// The size of a request of `Op::Mixed` for a random number below 100.
+pub fn mixed_bytes(percent: u64) -> u32 {
+    let mut below = 0;
+    let size = MIXED_SIZES.iter().find(|(_, share)| {
+        below += share;
+        percent < below
+    });
+    size.map_or(MIXED_ALIGN, |(bytes, _)| *bytes)
+}
+
 impl Op {
     /// True if there are writes.
     pub fn writes(self) -> bool {
         !matches!(self, Self::Randread | Self::Read)
+    }
+
+    /// The greatest size of its requests, if `wanted` is the chosen one.
+    pub fn block_bytes(self, wanted: u32) -> u32 {
+        let [.., (greatest, _)] = MIXED_SIZES;
+        if self == Self::Mixed { greatest } else { wanted }
     }
 
     /// True if blocks follow each other.
@@ -64,6 +88,7 @@ impl fmt::Display for Op {
             Self::Read => "read",
             Self::Write => "write",
             Self::Writeflush => "writeflush",
+            Self::Mixed => "mixed",
         })
     }
 }
@@ -82,7 +107,7 @@ pub enum Chains {
 pub struct Load {
     /// Reads or writes.
     pub op: Op,
-    /// Bytes of each request.
+    /// Bytes of each request; of the greatest one if they are mixed.
     pub block_bytes: u32,
     /// Requests in flight on each queue.
     pub depth: u16,
@@ -158,6 +183,15 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mixed_requests_have_each_size_as_often_as_told() {
+        let of = |bytes| (0..100).filter(|percent| mixed_bytes(*percent) == bytes).count() as u64;
+        for (bytes, percent) in MIXED_SIZES {
+            assert_eq!(of(bytes), percent, "{bytes} bytes");
+        }
+        assert_eq!([Op::Mixed, Op::Read].map(|op| op.block_bytes(512)), [64 << 10, 512]);
+    }
 
     #[test]
     fn the_word_in_tables_is_the_one_that_options_take() {

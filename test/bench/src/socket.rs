@@ -63,7 +63,7 @@ impl Args {
     fn load(&self, depth: u16) -> Load {
         Load {
             op: self.op,
-            block_bytes: self.block_size,
+            block_bytes: self.op.block_bytes(self.block_size),
             depth,
             mode: self.mode,
             queues: self.queues,

@@ -10,7 +10,7 @@ use virtio_spec::blk::SECTOR_BYTES;
 use virtio_spec::features::{F_EVENT_IDX, F_INDIRECT_DESC, bit};
 
 use crate::cpu::Times;
-use crate::load::{Load, Mode, Op, Outcome, READS_PERCENT};
+use crate::load::{Load, MIXED_ALIGN, Mode, Op, Outcome, READS_PERCENT, mixed_bytes};
 use crate::wire::{Kind, Wire};
 
 /// Empty polls between two looks at the clock.
@@ -29,6 +29,12 @@ pub enum Until {
     Ios(u64),
 }
 
+/// Places for requests of mixed sizes on a disk of so many of the greatest blocks: the last one
+/// leaves room for the greatest.
+fn mixed_starts(blocks: u64, greatest: u32) -> u64 {
+    (blocks - 1) * u64::from(greatest / MIXED_ALIGN) + 1
+}
+
 /// A queue and all its requests, laid out.
 pub(crate) struct Worker {
     pub(crate) index: u64,
@@ -41,6 +47,8 @@ pub(crate) struct Worker {
     slot_of: Vec<u16>,
     /// Kind of the request that is laid out in each slot.
     kinds: Vec<Kind>,
+    /// Bytes of that request.
+    sizes: Vec<u32>,
     started: Vec<Instant>,
     load: Load,
     indirect: bool,
@@ -85,6 +93,7 @@ impl Worker {
             data_stride,
             slot_of: vec![0; load.queue_size.into()],
             kinds: vec![first; depth],
+            sizes: vec![load.block_bytes; depth],
             started: vec![Instant::now(); depth],
             load: load.clone(),
             indirect,
@@ -106,6 +115,10 @@ impl Worker {
 
     #[inline]
     fn next_sector(&mut self) -> u64 {
+        if self.load.op == Op::Mixed {
+            let starts = mixed_starts(self.blocks, self.load.block_bytes);
+            return self.next_random(starts) * (u64::from(MIXED_ALIGN) / SECTOR_BYTES);
+        }
         let block = if self.load.op.is_sequential() {
             let block = self.position;
             self.position = if block + 1 == self.blocks { 0 } else { block + 1 };
@@ -121,7 +134,7 @@ impl Worker {
         let reads = match self.load.op {
             Op::Randread | Op::Read => true,
             Op::Randwrite | Op::Write | Op::Writeflush => false,
-            Op::Randrw => self.next_random(100) < READS_PERCENT,
+            Op::Randrw | Op::Mixed => self.next_random(100) < READS_PERCENT,
         };
         if reads { Kind::Read } else { Kind::Write }
     }
@@ -130,21 +143,26 @@ impl Worker {
     fn add(&mut self, slot: u16, now: Instant) -> Result<()> {
         let kind = self.next_kind();
         let sector = self.next_sector();
+        let bytes = match self.load.op {
+            Op::Mixed => mixed_bytes(self.next_random(100)),
+            _ => self.load.block_bytes,
+        };
         self.started[usize::from(slot)] = now;
-        self.send(slot, kind, sector)
+        self.send(slot, kind, (sector, bytes))
     }
 
     #[inline]
-    fn send(&mut self, slot: u16, kind: Kind, sector: u64) -> Result<()> {
+    fn send(&mut self, slot: u16, kind: Kind, (sector, bytes): (u64, u32)) -> Result<()> {
         let at = usize::from(slot) * self.wire.slot_bytes();
-        if self.kinds[usize::from(slot)] != kind {
-            self.wire.lay_out(&self.slots, at, kind, self.load.block_bytes);
-            self.kinds[usize::from(slot)] = kind;
+        let index = usize::from(slot);
+        if self.kinds[index] != kind || self.sizes[index] != bytes {
+            self.wire.lay_out(&self.slots, at, kind, bytes);
+            (self.kinds[index], self.sizes[index]) = (kind, bytes);
         }
         self.wire.aim(&self.slots, at, sector);
         let data = self.data + u64::from(slot) * self.data_stride;
         let header = self.slots.gpa() + at as u64;
-        let all = self.wire.segments(header, data, kind, self.load.block_bytes);
+        let all = self.wire.segments(header, data, kind, bytes);
         let without_data = [all[0], all[2]];
         let segments = if kind == Kind::Flush { &without_data[..] } else { &all[..] };
         let id = if self.indirect {
@@ -212,7 +230,7 @@ impl Worker {
             let slot = self.slot_of[usize::from(used.id)];
             self.wire.check(&self.slots, usize::from(slot) * self.wire.slot_bytes())?;
             if self.load.op == Op::Writeflush && self.kinds[usize::from(slot)] == Kind::Write {
-                self.send(slot, Kind::Flush, 0)?;
+                self.send(slot, Kind::Flush, (0, self.load.block_bytes))?;
                 continue;
             }
             done += 1;
@@ -236,5 +254,18 @@ impl Worker {
         if self.load.mode == Mode::Spin || !self.event_idx || self.load.packed {
             self.queue.suppress_calls();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_place_of_mixed_requests_leaves_room_for_the_greatest() {
+        let (blocks, greatest) = (10, 64 << 10);
+        let last = (mixed_starts(blocks, greatest) - 1) * u64::from(MIXED_ALIGN);
+        assert_eq!(last + u64::from(greatest), blocks * u64::from(greatest));
+        assert_eq!(mixed_starts(1, greatest), 1);
     }
 }

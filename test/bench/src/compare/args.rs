@@ -159,7 +159,11 @@ impl Args {
         }
         let (depths, modes) = (&self.depths, &self.modes);
         let of = |op: Op| {
-            self.block_sizes.iter().map(move |&block_bytes| {
+            // Mixed sizes are one load, whatever the sizes of the others.
+            let mut sizes: Vec<_> =
+                self.block_sizes.iter().map(|&bytes| op.block_bytes(bytes)).collect();
+            sizes.dedup();
+            sizes.into_iter().map(move |block_bytes| {
                 let (depths, modes) = (depths.clone(), modes.clone());
                 Shape { op, block_bytes, depths, modes }
             })

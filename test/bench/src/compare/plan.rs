@@ -47,6 +47,7 @@ pub(super) fn all(quick: bool) -> Vec<Shape> {
         Shape::event(Op::Read, 1024 * KIB, few(&[4], &[1, 4, 32])),
         Shape::event(Op::Write, 1024 * KIB, few(&[4], &[1, 4, 32])),
         Shape::event(Op::Writeflush, 4 * KIB, &[1, 8]),
+        Shape::event(Op::Mixed, Op::Mixed.block_bytes(0), few(&[32], &[1, 4, 32])),
     ]
 }
 

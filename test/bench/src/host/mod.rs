@@ -108,7 +108,7 @@ impl Args {
     fn load(&self, spot: &Spot, cpus: &[usize]) -> Load {
         Load {
             op: self.op,
-            block_bytes: 4096,
+            block_bytes: self.op.block_bytes(4096),
             depth: spot.depth,
             mode: spot.mode,
             queues: spot.queues,
