@@ -21,6 +21,7 @@ pub mod copy;
 #[cfg(test)]
 mod crash_tests;
 pub mod create;
+mod describe;
 mod error;
 mod extents;
 mod fields;
@@ -52,8 +53,9 @@ pub use reader::Qcow2Reader;
 
 use backend::file::place;
 use backend::mark::InUse as Mark;
-use backend::{Disk, File, FileOptions, Info, Lane, RangeLimits, ResizeError};
+use backend::{Disk, File, FileOptions, Info, Lane, ResizeError};
 use chain::Link;
+use describe::describe;
 use helper::{Of, Work};
 use image::{Image, Piece};
 use in_use::InUse;
@@ -402,37 +404,6 @@ fn header_of<'a>(
         return Err(chain::refuse(path, "it has internal snapshots", remedy));
     }
     Ok(header)
-}
-
-fn describe(
-    path: &Path,
-    files: &[Arc<File>],
-    options: &FileOptions,
-    header: &header::Header,
-) -> Info {
-    let file = files[0].info();
-    let block = options.logical_block_bytes.unwrap_or(512).max(512);
-    let chain = match files.len() {
-        1 => String::new(),
-        n => format!(" with {} backing files", n - 1),
-    };
-    let align = |range: RangeLimits| RangeLimits {
-        align_sectors: range.align_sectors.max(block / 512),
-        ..range
-    };
-    Info {
-        description: format!("qcow2 image {}{chain}", path.display()),
-        capacity_sectors: header.size_bytes / u64::from(block) * u64::from(block / 512),
-        logical_block_bytes: block,
-        physical_block_bytes: file.physical_block_bytes.max(block),
-        io_opt_bytes: u32::try_from(header.cluster_bytes).unwrap_or(0),
-        read_only: options.read_only,
-        volatile_cache: true,
-        discard: file.discard.map(align),
-        write_zeroes: file.write_zeroes.map(align),
-        submission_blocks: files.iter().any(|file| file.info().submission_blocks),
-        ..file
-    }
 }
 
 impl Drop for Qcow2Disk {
