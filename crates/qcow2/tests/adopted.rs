@@ -4,6 +4,7 @@
 mod common;
 
 use backend::Disk;
+use backend::IoKind;
 use backend::conformance::Request;
 use common::{MIB, folder, image, options, qemu_ok, rig};
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
@@ -111,11 +112,15 @@ fn another_chain_than_the_open_one_is_refused() {
 #[test]
 fn tables_that_cannot_be_written_never_settle() {
     let folder = folder();
-    let bytes = fs::read(image(&folder, 8, "cluster_size=64k")).expect("the image");
+    fs::write(folder.path().join("base.raw"), vec![9; 8 << 20]).expect("a base");
+    let base = folder.path().join("base.raw").display().to_string();
+    let create = ["create", "-qf", "qcow2", "-b", &base, "-F", "raw", "a.qcow2", "8M"];
+    qemu_ok("qemu-img", folder.path(), &create);
+    let bytes = fs::read(folder.path().join("a.qcow2")).expect("the image");
     let mut file = File::from(memfd_create("image", MemfdFlags::ALLOW_SEALING).expect("memory"));
     file.write_all(&bytes).expect("a copy");
     let path = &places(std::slice::from_ref(&file))[0];
-    let disk = Qcow2Disk::open(path, &same_dir()).expect("it opens");
+    let disk = Qcow2Disk::open(path, &options(AllowBacking::Any, true)).expect("it opens");
     let limit = Duration::from_secs(60);
     rig(&disk).write(MIB, &[1; 4096]);
     disk.settle(limit).expect("the tables are durable");
@@ -123,6 +128,10 @@ fn tables_that_cannot_be_written_never_settle() {
     fcntl_add_seals(&file, SealFlags::WRITE).expect("a seal");
     let mut request = Request::write(2 * MIB, &[2; 4096], &[4096], 0);
     rig(&disk).run(&mut request).expect_err("no data is written");
+    disk.settle(limit).expect("no table has changed");
+    let zeroes = IoKind::WriteZeroes { unmap: false };
+    let mut request = Request::command(zeroes, 2 * MIB, MIB);
+    rig(&disk).run(&mut request).expect_err("no table is written");
     disk.settle(limit).expect_err("the tables are durable");
     assert!(disk.top().has_failed_sync());
 }
