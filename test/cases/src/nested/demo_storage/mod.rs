@@ -47,7 +47,7 @@ Stand-ins of this demonstration:
   the guest    Linux in stock QEMU with KVM. fio writes to its disk, reads back and compares without
                a pause, except where a step says that it is stopped.
   not shown    a real network, two machines, and a running disk that goes from a file to a block
-               device: no command does that, so the guest is shut down for that step.";
+               device by `ctl mirror`: the guest is shut down for that step.";
 
 /// Runs the case.
 fn run(setup: &Setup) -> Result<()> {
