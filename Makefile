@@ -7,6 +7,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 CARGO ?= cargo
 LAB = $(CARGO) run --quiet --release -p lab --
 LAB_KERNELS = debug,6.12,sid
+# A command with QEMU's programs: those of the cache, if they are not installed.
+WITH_QEMU = qemu=$$($(LAB) qemu-path) && PATH="$$PATH$${qemu:+:$$qemu}"
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
@@ -36,7 +38,7 @@ vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.1
 	@$(LAB) shell $(if $(KERNEL),--kernel $(KERNEL)) $(ARGS)
 
 lab: programs ## All cases of the kernel modules, in VMs with three kernels [KERNEL=...] [CASE=NAME]
-	@$(if $(CASE),,scripts/qcow2-long.sh)
+	@$(if $(CASE),,$(WITH_QEMU) scripts/qcow2-long.sh)
 	@scripts/suite.sh
 	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,uring,full,nested,guest,guest-full,ceph) $(ARGS)
 
@@ -56,7 +58,7 @@ test: ## All tests but the longer sets of the lab; the last line counts them
 bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKET"]
 	@scripts/setup.sh build bench
 	@$(CARGO) build --release -p vhost-blk -p lab
-	@qemu=$$($(LAB) qemu-path) && PATH="$$PATH$${qemu:+:$$qemu}" $(CARGO) run --quiet --release -p bench -- $(ARGS)
+	@$(WITH_QEMU) $(CARGO) run --quiet --release -p bench -- $(ARGS)
 
 bench-lab: programs ## Measure in lab VMs: host side, path lengths, inner guests [ARGS="--quick"]
 	@scripts/bench-lab.sh $(ARGS)
@@ -66,7 +68,7 @@ bench-guest: programs ## Compare all ways to attach a disk to a guest on this ma
 	@$(LAB) bench-guest -- $(ARGS)
 
 report: release ## Measure and write report/index.html, report.md, report.json [QUICK=1] [PARTS=native|all] [ARGS=...]
-	@qemu=$$($(LAB) qemu-path) && PATH="$$PATH$${qemu:+:$$qemu}" scripts/report.sh
+	@$(WITH_QEMU) scripts/report.sh
 
 lint: ## Formatting, clippy, rustdoc, shell syntax, checkpatch, sparse, licences
 	@scripts/lint.sh
