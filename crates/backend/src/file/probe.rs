@@ -164,7 +164,7 @@ fn probe_device(file: &File, device: u64, direct: bool) -> io::Result<Facts> {
             write: logical_block,
             read: logical_block,
         }),
-        write_cache: if direct { WriteCache::of_device(device) } else { WriteCache::UNKNOWN },
+        write_cache: if direct { WriteCache::of_device(&queue) } else { WriteCache::UNKNOWN },
         discard: discards.then(|| limits(u64::MAX, queue.number("discard_granularity"))),
         discard_by,
         zeroing: limits(u64::MAX, 0),
@@ -188,7 +188,7 @@ fn has_async_discard(release: &str) -> bool {
 pub(super) struct Queue(PathBuf);
 
 impl Queue {
-    pub(super) fn of(device: u64) -> Queue {
+    fn of(device: u64) -> Queue {
         let (major, minor) = (libc::major(device), libc::minor(device));
         let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
         let own = node.join("queue");

@@ -21,9 +21,9 @@ impl WriteCache {
     /// Storage that has to be synced.
     pub(super) const UNKNOWN: WriteCache = WriteCache(None);
 
-    /// The cache of a device, by its number; data of its writes is not in the page cache.
-    pub(super) fn of_device(device: u64) -> Self {
-        WriteCache(Queue::of(device).open("write_cache"))
+    /// The cache of the device that has this queue; data of its writes is not in the page cache.
+    pub(super) fn of_device(queue: &Queue) -> Self {
+        WriteCache(queue.open("write_cache"))
     }
 
     /// Returns whether completed writes are durable without a sync, now.
