@@ -251,16 +251,13 @@ mod tests {
     fn a_thread_that_hands_out_one_request_at_a_time_still_makes_trials() {
         let mut portion = Portion::new(None);
         portion.chosen = 0;
-        let rates = |portion: &mut Portion| {
-            let mut now = Instant::now();
-            for _ in 0..2000 {
-                now += WINDOW;
-                portion.window.requests = WINDOW_REQUESTS_MIN * portion.size();
-                portion.window.in_flight = IN_FLIGHT_MIN;
-                portion.look(now);
-            }
-        };
-        rates(&mut portion);
+        let mut now = Instant::now();
+        for _ in 0..2000 {
+            now += WINDOW;
+            portion.turned(1, 1, IN_FLIGHT_MIN);
+            portion.window.requests = WINDOW_REQUESTS_MIN * portion.size();
+            portion.look(now);
+        }
         assert_eq!(portion.size(), 32);
     }
 
