@@ -3,15 +3,14 @@
 
 mod common;
 
-use backend::Disk;
-use backend::IoKind;
 use backend::conformance::Request;
+use backend::file::place;
+use backend::{Disk, IoKind};
 use common::{MIB, folder, image, options, qemu_ok, rig};
 use qcow2::{AllowBacking, Qcow2Disk, Qcow2Error, Qcow2Options};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -30,7 +29,7 @@ fn passed(disk: &Qcow2Disk) -> Vec<File> {
 }
 
 fn places(files: &[File]) -> Vec<PathBuf> {
-    files.iter().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()).into()).collect()
+    files.iter().map(place).collect()
 }
 
 fn same_dir() -> Qcow2Options {

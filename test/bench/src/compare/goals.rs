@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The goals of the io_uring plane.
 //!
-//! 4 KiB random reads have goals, and random writes on a real disk. Each compares with the best variant of qemu-storage-daemon
-//! at the same point: the fastest one for rates, the one with the least CPU time for CPU time.
+//! 4 KiB random reads have goals, and random writes on a real disk. Each compares with the best
+//! variant of qemu-storage-daemon at the same point: the fastest one for rates, the one with the
+//! least CPU time for CPU time.
 //!
 //! Random writes have goals, too, on a qcow2 image: it is compared with the raw file beside it. So
 //! have writes with a FLUSH each, on files.

@@ -77,7 +77,7 @@ impl Runner<'_> {
     /// failure yet.
     fn one_boot(
         &self,
-        number: Boot,
+        at: Boot,
         may_retry: bool,
         pending: &mut VecDeque<&Case>,
         outcomes: &mut Vec<Outcome>,
@@ -89,12 +89,12 @@ impl Runner<'_> {
         let finished = self.cases_of(&mut boot, may_retry, pending, outcomes);
         let finished = match finished {
             Ok(BootEnd::NoMachine(why)) => Ok(BootEnd::NoMachine(why)),
-            Ok(end) => self.unload_of(&mut boot, &unload, number, &end, outcomes).map(|()| end),
+            Ok(end) => self.unload_of(&mut boot, &unload, at, &end, outcomes).map(|()| end),
             Err(error) => Err(error),
         };
         let machine = self.shape.machine.log_prefix();
         let lost = if matches!(finished, Ok(BootEnd::NoMachine(_))) { "-lost" } else { "" };
-        let name = format!("{}-{machine}{}{lost}.log", self.kernel(), number.log_name());
+        let name = format!("{}-{machine}{}{lost}.log", self.kernel(), at.log_name());
         let console = self.logs.join(name);
         fs::write(&console, boot.console())?;
         if let Ok(BootEnd::NoMachine(why)) = &finished {
@@ -135,7 +135,7 @@ impl Runner<'_> {
         &self,
         boot: &mut Followed,
         unload: &Case,
-        number: Boot,
+        at: Boot,
         end: &BootEnd,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<()> {
@@ -152,7 +152,7 @@ impl Runner<'_> {
                 Progress::NoMachine(_) => unreachable!("it is not to be booted again"),
             },
         };
-        outcome.name = format!("{}{}", unload.name, number.suffix());
+        outcome.name = format!("{}{}", unload.name, at.suffix());
         self.publish(&outcome)?;
         outcomes.push(outcome);
         Ok(())
