@@ -27,6 +27,10 @@ const WINDOW_MAX: Duration = Duration::from_millis(100);
 const TRIAL_WINDOWS: u32 = 32;
 /// Gain of the rate that a change of the size needs.
 const GAIN: f64 = 1.03;
+/// A candidate with less than this share of the present rate ends the trial early.
+const HOPELESS: f64 = 0.9;
+/// Windows of a trial that may end early: twice the order of [`Trial::uses_candidate`].
+const EARLY_WINDOWS: u32 = 8;
 /// Windows between two trials: minimum and maximum. The pause doubles after each trial without a
 /// change.
 const PAUSE_WINDOWS_MIN: u32 = 16;
@@ -78,6 +82,14 @@ impl Trial {
     /// change of the load affects both sizes alike.
     fn uses_candidate(&self) -> bool {
         matches!(self.windows % 4, 1 | 2)
+    }
+
+    /// Returns whether both sizes had enough windows. A trial of a poor size costs the guest its
+    /// rate, so it ends early.
+    fn is_over(&self) -> bool {
+        let [present, other] = self.rates;
+        let hopeless = self.windows.is_multiple_of(EARLY_WINDOWS) && other < present * HOPELESS;
+        self.windows == TRIAL_WINDOWS || hopeless
     }
 }
 
@@ -149,7 +161,7 @@ impl Portion {
         };
         trial.rates[usize::from(trial.uses_candidate())] += rate;
         trial.windows += 1;
-        if trial.windows == TRIAL_WINDOWS {
+        if trial.is_over() {
             self.end_trial();
         }
     }
@@ -229,6 +241,21 @@ mod tests {
             })
             .count();
         assert!(in_trial < 1000, "{in_trial} of 10000 windows");
+    }
+
+    #[test]
+    fn a_trial_of_a_poor_size_is_short() {
+        let in_trial = |poor: f64| {
+            let mut portion = Portion::new(None);
+            (0..1000)
+                .filter(|_| {
+                    let rate = if portion.size() == SIZES[FIRST] { 1.0 } else { poor };
+                    portion.measured(rate);
+                    portion.trial.is_some()
+                })
+                .count()
+        };
+        assert_eq!(in_trial(0.95), 4 * in_trial(0.8));
     }
 
     #[test]
