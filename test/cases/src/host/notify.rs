@@ -129,7 +129,7 @@ fn calls_of_burst(device: &mut Device, dm: &Dm, least: u64) -> Result<u64> {
 const BURST: u64 = 32;
 
 /// Bursts with each size of batches.
-const ROUNDS: u32 = 20;
+const ROUNDS: u32 = 5;
 
 /// Many requests at once.
 fn burst(device: &mut Device) -> Result<()> {
