@@ -1,36 +1,91 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `make soak` on both planes.
+//! `make soak` on both planes: of an image, and of a device that stalls and fails.
+
+use std::fmt;
+use std::path::Path;
 
 use anyhow::{Result, ensure};
-use kit::soak::{self, Length, Options, SERIAL, Served};
+use kit::soak::{self, Device, Length, Options, SERIAL, Served};
 
 use super::disk::{Disk, Kind, check_ext4};
 use super::{Needs, Setup};
 use crate::case::cases;
+use crate::host::fixture::{self, Dm, DmKind, NullBlkOptions, null_blk};
 use crate::nested::guest::{Guest, GuestSpec};
 
 cases! { Nested;
     "soak", Needs::MODULE,
         "a guest verifies its data while its disk is switched between the planes, killed, upgraded, operated and broken in random order",
-        run;
+        image;
+    "soak-device", Needs::MODULE,
+        "a guest verifies its data while its device stalls, fails, and is operated on both planes in random order",
+        device;
 }
 
 /// Three times each kind.
 const EVENTS: usize = 54;
+const DEVICE_EVENTS: usize = 39;
 
-fn run(setup: &Setup) -> Result<()> {
+/// A device whose table changes.
+struct Mapped {
+    disk: fixture::Disk,
+    dm: Dm,
+}
+
+impl fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapped").field("dm", &self.dm).finish_non_exhaustive()
+    }
+}
+
+impl Device for Mapped {
+    fn path(&self) -> &Path {
+        &self.disk.path
+    }
+
+    fn suspend(&self) -> Result<()> {
+        self.dm.suspend()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.dm.resume()
+    }
+
+    fn fail(&self) -> Result<()> {
+        self.dm.become_kind(DmKind::Error)
+    }
+
+    fn mend(&self) -> Result<()> {
+        self.dm.become_kind(DmKind::Linear)
+    }
+}
+
+fn image(setup: &Setup) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
     let disk = Disk::create(Kind::File)?;
-    let mut served = Served::start(&setup.program, folder.path(), &disk.path())?;
+    let served = Served::start(&setup.program, folder.path(), &disk.path())?;
+    run(setup, served, "soak", EVENTS)
+}
+
+fn device(setup: &Setup) -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "soaked", DmKind::Linear)?;
+    let mapped = Box::new(Mapped { disk, dm });
+    let served = Served::start_device(&setup.program, folder.path(), mapped)?;
+    run(setup, served, "soak-device", DEVICE_EVENTS)
+}
+
+fn run(setup: &Setup, mut served: Served, name: &str, events: usize) -> Result<()> {
     let mut spec =
         GuestSpec { disks: served.qemu_args("reconnect-ms=200"), ..GuestSpec::default() };
     spec.disks.extend(soak::memory_args(spec.memory_mib));
     let mut guest = Guest::boot(&setup.image, &spec)?;
     let options = Options {
         seed: setup.seed,
-        length: Length::Events(EVENTS),
+        length: Length::Events(events),
         node: guest.virtio_disk(SERIAL)?,
-        repeat: format!("cases run soak --seed {}", setup.seed),
+        repeat: format!("cases run {name} --seed {}", setup.seed),
     };
     let report = soak::run(&mut guest, &mut served, &options)?;
     print!("{report}");

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::plan::Kind;
-use super::served::{Served, Successor};
+use super::served::{Device, Served, Successor};
 use super::{Machine, Soak, moment};
 use crate::rng::Rng;
 use crate::wait::wait_until_so;
@@ -169,18 +169,52 @@ impl<M: Machine> Soak<'_, M> {
 
     /// The storage answers so late that the daemon tells it; then it is fast again.
     fn stall(&mut self, rng: &mut Rng) -> Result<()> {
+        if let Some(device) = self.served.device() {
+            device.suspend()?;
+            let stalled = self.wait_for_stall();
+            sleep(moment(rng));
+            // A suspended device would hold the daemon, and the end of the case.
+            self.device()?.resume().and(stalled)?;
+            return self.wait_for("the end of a stall", "stalled_queues", is_empty);
+        }
         let us = 1_500_000 + rng.below(500_000);
         self.served
             .configure(&format!("wrap = ['delay:us={us},ops=read+write']\nio-timeout = 0.3\n"))?;
         self.begin_trouble(rng)?;
-        self.wait_for("a stall", "stalled_queues", |queues| {
-            queues.as_array().is_some_and(|queues| !queues.is_empty())
-        })?;
+        self.wait_for_stall()?;
         self.end_trouble(rng)
+    }
+
+    fn wait_for_stall(&mut self) -> Result<()> {
+        self.wait_for("a stall", "stalled_queues", |queues| !is_empty(queues))
+    }
+
+    fn device(&self) -> Result<&dyn Device> {
+        self.served.device().context("the disk is no device")
+    }
+
+    /// All requests fail for a time. The operator resumes the disk, some times in vain.
+    fn fail_device(&mut self, rng: &mut Rng) -> Result<()> {
+        self.device()?.fail()?;
+        let halted = self.resume_in_vain(rng);
+        self.device()?.mend().and(halted)?;
+        self.served.ctl(&["resume"])?;
+        self.wait_for("the end of a halt", "halted", Value::is_null)
+    }
+
+    fn resume_in_vain(&mut self, rng: &mut Rng) -> Result<()> {
+        for _ in 0..=rng.below(3) {
+            self.wait_for("a halt", "halted", |halt| !halt.is_null())?;
+            self.served.ctl(&["resume"])?;
+        }
+        self.wait_for("a halt", "halted", |halt| !halt.is_null())
     }
 
     /// Some requests fail, and halt the disk. The operator resumes it, some times in vain.
     fn fail(&mut self, rng: &mut Rng) -> Result<()> {
+        if self.served.device().is_some() {
+            return self.fail_device(rng);
+        }
         let every = 5 + rng.below(30);
         let (policy, errno) = *rng.pick(&[("stop", "EIO"), ("enospc", "ENOSPC")]);
         let operations = *rng.pick(&["read+write", "write"]);
@@ -188,11 +222,7 @@ impl<M: Machine> Soak<'_, M> {
             "wrap = ['fault:ops={operations},every={every},errno={errno}']\non-error = '{policy}'\n"
         ))?;
         self.begin_trouble(rng)?;
-        for _ in 0..=rng.below(3) {
-            self.wait_for("a halt", "halted", |halt| !halt.is_null())?;
-            self.served.ctl(&["resume"])?;
-        }
-        self.wait_for("a halt", "halted", |halt| !halt.is_null())?;
+        self.resume_in_vain(rng)?;
         self.end_trouble(rng)
     }
 
@@ -248,6 +278,10 @@ impl<M: Machine> Soak<'_, M> {
         ensure!(self.served.status("writeback")? == false, "a refusal changed the cache mode");
         Ok(())
     }
+}
+
+fn is_empty(queues: &Value) -> bool {
+    queues.as_array().is_none_or(Vec::is_empty)
 }
 
 /// The length of an intended pause.

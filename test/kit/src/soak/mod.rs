@@ -27,8 +27,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 pub use plan::Kind;
+use plan::Parts;
 pub use report::Report;
-pub use served::{SERIAL, Served};
+pub use served::{Device, SERIAL, Served};
 
 use crate::agent::Shell;
 use crate::interrupt;
@@ -125,7 +126,8 @@ fn run_events<M: Machine>(
     let limit = vec!["--none".to_owned()];
     let mut soak = Soak { machine, served, node: &options.node, writer, modules: 0, limit };
     let began = Instant::now();
-    for (number, kind) in plan::order(options.seed, options.length, has_kernel).enumerate() {
+    let parts = Parts { kernel: has_kernel, images: soak.served.device().is_none() };
+    for (number, kind) in plan::order(options.seed, options.length, parts).enumerate() {
         if matches!(options.length, Length::Time(limit) if began.elapsed() >= limit) {
             break;
         }

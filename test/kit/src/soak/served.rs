@@ -2,6 +2,7 @@
 //! The daemon of a run: `vhost-blk serve` with a control socket and a configuration file, which a
 //! new start or an upgrade reads again.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -32,6 +33,27 @@ pub(super) enum Successor {
     ByUpgrade,
 }
 
+/// A block device that can be made to stall and to fail, on either data plane.
+pub trait Device: fmt::Debug {
+    /// Its node.
+    fn path(&self) -> &Path;
+
+    /// Keeps all requests until [`Self::resume`].
+    fn suspend(&self) -> Result<()>;
+
+    /// Lets the kept requests pass.
+    fn resume(&self) -> Result<()>;
+
+    /// Makes all requests fail until [`Self::mend`].
+    fn fail(&self) -> Result<()>;
+
+    /// Makes all requests succeed again.
+    fn mend(&self) -> Result<()>;
+}
+
+/// Options of a device, for all of a run: its troubles need no new start.
+const DEVICE_OPTIONS: &str = "on-error = 'stop'\nio-timeout = 0.3\n";
+
 /// The running daemon.
 #[derive(Debug)]
 pub struct Served {
@@ -41,6 +63,8 @@ pub struct Served {
     images: Images,
     /// Options beside those of the images.
     options: String,
+    /// The disk, if it is a device.
+    device: Option<Box<dyn Device>>,
 }
 
 /// The bitmap of the backups.
@@ -50,9 +74,25 @@ impl Served {
     /// Serves `disk`, a raw image, by `program`; both are absolute paths. Sockets, log and configuration
     /// are in `folder`, overlays and backups beside the disk.
     pub fn start(program: &Path, folder: &Path, disk: &Path) -> Result<Self> {
+        Self::start_with(program, folder, disk, "", None)
+    }
+
+    /// As [`Self::start`], of a device. Its events are those that need no copy.
+    pub fn start_device(program: &Path, folder: &Path, device: Box<dyn Device>) -> Result<Self> {
+        let path = device.path().to_owned();
+        Self::start_with(program, folder, &path, DEVICE_OPTIONS, Some(device))
+    }
+
+    fn start_with(
+        program: &Path,
+        folder: &Path,
+        disk: &Path,
+        options: &str,
+        device: Option<Box<dyn Device>>,
+    ) -> Result<Self> {
         let file = |name: &str| folder.join(name).display().to_string();
         let images = Images::new(disk);
-        write_configuration(folder, &images.options())?;
+        write_configuration(folder, &format!("{}{options}", images.options()))?;
         let args = [
             program.display().to_string(),
             "serve".to_owned(),
@@ -65,7 +105,7 @@ impl Served {
         ];
         let daemon = Daemon::start(args.to_vec(), &folder.join("socket"), &folder.join("log"))?;
         let (program, folder) = (program.to_owned(), folder.to_owned());
-        Ok(Self { daemon, program, folder, images, options: String::new() })
+        Ok(Self { daemon, program, folder, images, options: options.to_owned(), device })
     }
 
     /// QEMU's arguments for the disk; `reconnect` is the option of the socket by which QEMU connects
@@ -81,9 +121,14 @@ impl Served {
     }
 
     /// Stops it in order and checks all qcow2 images. Returns a raw file with the content of the disk.
-    pub fn stop(mut self) -> Result<PathBuf> {
+    pub fn stop(&mut self) -> Result<PathBuf> {
         self.daemon.stop(STOP_LIMIT)?;
         self.images.check()
+    }
+
+    /// The disk, if it is a device.
+    pub(super) fn device(&self) -> Option<&dyn Device> {
+        self.device.as_deref()
     }
 
     /// Writes the options that the next program reads, beside those of the images.
