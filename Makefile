@@ -48,9 +48,9 @@ soak: release ## A guest verifies its data while its disk is operated, killed an
 demo-storage: programs ## The life of a disk, told: qcow2, snapshot, backup, growth, a move on NVMe/TCP, a lost path
 	@$(LAB) run --kernel 6.12 --show --report target/lab/demo-storage $(ARGS) demo-storage
 
-deb-lab: programs ## Use the packages in VMs with Debian 12: upgrade, removal, DKMS, a guest of libvirt
+deb-lab: programs ## Use the packages in VMs with Debian 12 and 13: upgrade, removal, DKMS, a guest of libvirt
 	@scripts/setup.sh deb
-	@$(LAB) run --kernel 6.12 --set debian12,libvirt $(ARGS)
+	@$(LAB) run --kernel 6.12 --set debian12,debian13,libvirt $(ARGS)
 
 test: ## All tests but the longer sets of the lab; the last line counts them
 	@scripts/test.sh

@@ -23,6 +23,8 @@ pub enum Set {
     GuestFull,
     /// The packages on Debian 12 with systemd.
     Debian12,
+    /// The packages on Debian 13 with systemd.
+    Debian13,
     /// Guests that libvirt starts, on Debian 12 with systemd.
     Libvirt,
     /// A cluster of Ceph on one machine.
@@ -40,6 +42,7 @@ impl Set {
             Set::Guest => "guest",
             Set::GuestFull => "guest-full",
             Set::Debian12 => "debian12",
+            Set::Debian13 => "debian13",
             Set::Libvirt => "libvirt",
             Set::Ceph => "ceph",
         }

@@ -71,6 +71,7 @@ pub(crate) fn unload_case(machine: Machine, kernel: KernelName) -> Case {
         // The cases load it, and the last may have been in need of another one.
         Machine::Guest => ("guest-unload", Set::Guest, "virtio_blk perhaps"),
         Machine::Debian12 => ("debian12-unload", Set::Debian12, "vhost_blk perhaps"),
+        Machine::Debian13 => ("debian13-unload", Set::Debian13, "vhost_blk perhaps"),
         Machine::Libvirt => ("libvirt-unload", Set::Libvirt, "vhost_blk perhaps"),
         Machine::Ceph => ("ceph-unload", Set::Ceph, "vhost_blk loaded"),
     };

@@ -197,7 +197,7 @@ fn prepare(
         _ => None,
     };
     args.extend(helper.iter().flat_map(|helper| helper.args(shape.memory_mib)));
-    if shape.machine == Machine::Debian12 {
+    if matches!(shape.machine, Machine::Debian12 | Machine::Debian13) {
         args.extend(virtio_disk(dir.path())?);
     }
     Ok((Files { helper, dir }, args))

@@ -42,7 +42,9 @@ pub enum Machine {
     Guest,
     /// Debian 12 with systemd as the first process: for the packages.
     Debian12,
-    /// The same with libvirt and QEMU: for guests that libvirt starts.
+    /// The same with Debian 13.
+    Debian13,
+    /// Debian 12 with libvirt and QEMU: for guests that libvirt starts.
     Libvirt,
     /// A host machine with the programs of Ceph: for a cluster inside it.
     Ceph,
@@ -56,6 +58,7 @@ impl Machine {
             Set::Nested => Machine::Nested,
             Set::Guest | Set::GuestFull => Machine::Guest,
             Set::Debian12 => Machine::Debian12,
+            Set::Debian13 => Machine::Debian13,
             Set::Libvirt => Machine::Libvirt,
             Set::Ceph => Machine::Ceph,
         }
@@ -66,6 +69,7 @@ impl Machine {
         match self {
             Machine::Host | Machine::Nested | Machine::Guest | Machine::Ceph => None,
             Machine::Debian12 => Some(&systemd_root::DEBIAN12),
+            Machine::Debian13 => Some(&systemd_root::DEBIAN13),
             Machine::Libvirt => Some(&systemd_root::LIBVIRT),
         }
     }
@@ -85,6 +89,7 @@ impl Machine {
             Machine::Nested => "nested-",
             Machine::Guest => "guest-",
             Machine::Debian12 => "debian12-",
+            Machine::Debian13 => "debian13-",
             Machine::Libvirt => "libvirt-",
             Machine::Ceph => "ceph-",
         }

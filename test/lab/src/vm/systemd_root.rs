@@ -36,6 +36,16 @@ pub(crate) static DEBIAN12: SystemdRoot = SystemdRoot {
     add: add_headers,
 };
 
+/// The same with the programs and libraries of Debian 13. The machine's kernel stays: Debian 13 has
+/// the same version, and its gcc 12, too.
+pub(crate) static DEBIAN13: SystemdRoot = SystemdRoot {
+    suite: "trixie",
+    packages: "systemd-sysv,udev,dkms,gcc-12,make,xz-utils,libc6-dev,libelf1t64,libssl3t64,zlib1g,pahole,kmod,\
+               procps,busybox-static,e2fsprogs,util-linux,mount",
+    size: "4G",
+    add: add_headers,
+};
+
 /// For guests of libvirt, which AppArmor confines as on any Debian.
 pub(crate) static LIBVIRT: SystemdRoot = SystemdRoot {
     suite: "bookworm",

@@ -15,7 +15,7 @@ use crate::host::load::{Handles, Spec, memory_for, under_load};
 use crate::host::target::{LIMIT, options};
 use anyhow::{Context, Result, ensure};
 use driver::{Device, Options};
-use kit::set::Set::Debian12;
+use kit::set::Set::{Debian12, Debian13};
 use kit::system::run;
 use kit::wait::{wait_until, wait_until_so};
 use std::fs;
@@ -28,6 +28,9 @@ use system::{property, runs_installed_program, sh};
 cases! { Host;
     "packages-debian12", Debian12,
         "the daemon's package on Debian 12: units, sockets, the watchdog, an upgrade and a crash under load, removal without a trace",
+        life_of_the_daemon;
+    "packages-debian13", Debian13,
+        "the same on Debian 13",
         life_of_the_daemon;
 }
 

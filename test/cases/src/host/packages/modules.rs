@@ -9,7 +9,7 @@ use crate::guest::mode;
 use crate::host::env::Env;
 use crate::host::target::LIMIT;
 use anyhow::{Context, Result, ensure};
-use kit::set::Set::Debian12;
+use kit::set::Set::{Debian12, Debian13};
 use kit::system::run;
 use kit::wait::wait_until_so;
 use std::collections::BTreeSet;
@@ -19,6 +19,9 @@ use std::path::{Path, PathBuf};
 cases! { Host;
     "packages-dkms-debian12", Debian12,
         "DKMS builds both modules on Debian 12; the host's serves a verified load while its package is upgraded; removal without a trace",
+        life_of_the_modules;
+    "packages-dkms-debian13", Debian13,
+        "the same on Debian 13",
         life_of_the_modules;
 }
 
