@@ -7,6 +7,7 @@
 mod call;
 mod chain;
 mod guest;
+mod image;
 mod message;
 mod message_seed;
 pub mod mutate;
@@ -15,6 +16,7 @@ mod rng;
 
 pub use call::call;
 pub use chain::chain;
+pub use image::image;
 pub use message::message;
 pub use request::request;
 pub use rng::Rng;
@@ -30,9 +32,10 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     Target { name: "call", body: call::call, seed: call::seed },
     Target { name: "chain", body: chain::chain, seed: chain::seed },
+    Target { name: "image", body: image::image, seed: image::seed },
     Target { name: "request", body: request::request, seed: request::seed },
     Target { name: "message", body: message::message, seed: message_seed::seed },
 ];

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 use vhost_blk_fuzz::{Rng, TARGETS, Target, mutate};
 
-const USAGE: &str = "usage: fuzz-smoke [--seed N] [--target call|chain|request|message] \
+const USAGE: &str = "usage: fuzz-smoke [--seed N] [--target call|chain|image|request|message] \
                      [--iterations N] [--first N]";
 const SEED: u64 = 0x7668_6f73_7462_6c6b;
 /// One iteration takes a fraction of a millisecond.
@@ -79,6 +79,8 @@ fn number(text: &str) -> Result<u64, String> {
 fn default_iterations(target: &Target) -> u64 {
     match target.name {
         "message" => 100_000,
+        // Each one makes files.
+        "image" => 4_000,
         _ => 120_000,
     }
 }
