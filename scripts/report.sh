@@ -27,7 +27,7 @@ scripts/setup.sh build bench
 cargo build --release -p vhost-blk -p bench
 # shellcheck disable=SC2086 # the options are several words
 cargo run --quiet --release -p bench -- --all-loads --storage file,disk,null --json "$raw/native.json" \
-    ${quick:+--quick --size-mib 256} ${ARGS:-} >"$raw/native.md"
+    --syscalls ${quick:+--quick --size-mib 256} ${ARGS:-} >"$raw/native.md"
 failed=0
 # other NAME OPTIONS...: a further part without a VM; a failure does not stop the others
 other() {

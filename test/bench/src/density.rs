@@ -21,7 +21,7 @@ use crate::one_daemon::{LIGHT_BYTES, light_driver};
 use crate::setup;
 
 /// Memory of the servers for each disk, without the guests' own.
-const MEMORY: Metric = Metric::new("memory", "KiB");
+pub(crate) const MEMORY: Metric = Metric::new("memory", "KiB");
 /// Threads of all servers.
 const THREADS: Metric = Metric::new("threads", "1");
 

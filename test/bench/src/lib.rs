@@ -22,6 +22,7 @@ pub mod server;
 pub mod setup;
 pub mod significance;
 pub mod socket;
+mod syscalls;
 pub mod upgrade;
 pub mod vhost_scsi;
 pub mod wire;

@@ -7,8 +7,17 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-/// Name of the kernel's release in the report's head.
+/// Names of facts in the report's head: the processor, its cores, if it is a virtual machine, the
+/// kernel's release, and the time.
+pub const CPU_NAME: &str = "CPU";
+/// See [`CPU_NAME`].
+pub const CORES_NAME: &str = "cores";
+/// See [`CPU_NAME`].
+pub const VM_NAME: &str = "virtual machine";
+/// See [`CPU_NAME`].
 pub const KERNEL_NAME: &str = "kernel";
+/// See [`CPU_NAME`].
+pub const DATE_NAME: &str = "date";
 
 /// The kernel's release.
 pub fn kernel() -> String {
@@ -28,12 +37,12 @@ pub fn describe() -> Vec<(String, String)> {
     let hypervisor = line_of("/proc/cpuinfo", "flags")
         .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor"));
     let setup = [
-        ("CPU", line_of("/proc/cpuinfo", "model name").unwrap_or_else(unknown)),
-        ("cores", cores.unwrap_or_else(|_| unknown())),
-        ("virtual machine", if hypervisor { "yes" } else { "no" }.to_owned()),
+        (CPU_NAME, line_of("/proc/cpuinfo", "model name").unwrap_or_else(unknown)),
+        (CORES_NAME, cores.unwrap_or_else(|_| unknown())),
+        (VM_NAME, if hypervisor { "yes" } else { "no" }.to_owned()),
         ("memory", line_of("/proc/meminfo", "MemTotal").unwrap_or_else(unknown)),
         (KERNEL_NAME, kernel()),
-        ("date", date()),
+        (DATE_NAME, date()),
         ("fio", version("fio")),
         ("bench", env!("CARGO_PKG_VERSION").to_owned()),
         ("command", std::env::args().collect::<Vec<_>>().join(" ")),

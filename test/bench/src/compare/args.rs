@@ -65,6 +65,9 @@ pub struct Args {
     /// A server of a null device that runs already; may be repeated
     #[arg(long = "null-peer", value_name = "NAME=SOCKET", value_parser = parse_peer)]
     null_peers: Vec<(String, String)>,
+    /// Also count the servers' system calls, in a further run of each sample (root)
+    #[arg(long)]
+    pub(super) syscalls: bool,
     /// Do not run bare fio
     #[arg(long)]
     pub(super) no_fio: bool,

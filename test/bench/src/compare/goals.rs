@@ -16,6 +16,7 @@ use super::scaling::{APART, CPUS};
 use crate::goals::{self, BEST_QSD};
 use crate::load::Op;
 use crate::server::{OURS, OURS_QCOW2, is_bare, is_qsd, is_qsd_qcow2};
+use crate::syscalls::SYSCALLS;
 
 /// Two queues over one: least gain if client and servers have cores of their own. If they share
 /// them, the client takes its part, and less is scaling.
@@ -46,6 +47,7 @@ pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
             goals.extend(rate_against_fio(points, ours));
         }
     }
+    goals.extend(points.of(OURS).filter_map(|row| syscalls_against_qsd(points, row)));
     goals.extend(points.of(OURS).filter_map(|row| flushes_against_qsd(points, row)));
     for image in points.of(OURS_QCOW2).filter(|row| is_random(row)) {
         goals.extend(qcow2_against_raw(points, image));
@@ -133,6 +135,16 @@ fn cpu_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
     Some(Goal::below(name, ours.over(least, CPU), 1.0).over(&least.subject))
 }
 
+/// On a real disk: system calls of ours over those of the fastest qemu-storage-daemon, if they were
+/// counted.
+fn syscalls_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
+    let counted = |row: &Row| !row.values(SYSCALLS).is_empty();
+    let is_goal = ours.label("storage") == "disk" && is_random(ours) && counted(ours);
+    let best = points.most(&ours.point, IOPS, is_qsd).filter(|best| is_goal && counted(best))?;
+    let name = name(&format!("system calls per I/O, {}", ours.label("load")), ours, BEST_QSD);
+    Some(Goal::below(name, ours.over(best, SYSCALLS), 1.0).over(&best.subject))
+}
+
 fn two_queues(scaling: &Set) -> impl Iterator<Item = Goal> {
     scaling.of(OURS).filter(|row| row.label("queues") == "1").filter_map(|one| {
         let mut point = one.point.clone();
@@ -192,6 +204,21 @@ mod tests {
         assert_eq!(outcome, [(0.98, true), (1.06, false), (2.0, true)]);
         // The raw file is compared with raw files only, so it has no goal here.
         assert_eq!(goals.len(), of_image.count());
+    }
+
+    #[test]
+    fn counted_calls_on_a_disk_are_compared_with_the_fastest_variant() {
+        let mut set = Set::default();
+        let mut place = point(&[("storage", &"disk"), ("load", &"randread"), ("block", &4096)]);
+        for (label, value) in [("depth", "4"), ("client", "event")] {
+            place.insert(label.to_owned(), value.to_owned());
+        }
+        for (server, rate, calls) in [(OURS, 2.0, 0.5), ("qsd a", 1.0, 1.0), ("qsd b", 0.9, 0.1)] {
+            set.add(server, &place, vec![(IOPS, rate), (CPU, 1.0), (SYSCALLS, calls)]);
+        }
+        let goals = goals(&set);
+        let of_calls: Vec<_> = goals.iter().filter(|goal| goal.name.contains("calls")).collect();
+        assert_eq!((of_calls.len(), of_calls[0].measured, of_calls[0].met), (1, 0.5, true));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::bare::{self, Engine};
 use crate::client::Client;
 use crate::load::{Load, Mode};
 use crate::server::{OURS, Server, Settings, Storage};
+use crate::syscalls::SYSCALLS;
 use crate::{changes, cpu, disk, setup};
 
 const METHOD: &str = "Medians over the rounds. `ours/it`: rate of ours over that server's. `CPU \
@@ -147,6 +148,7 @@ fn columns(set: &Set) -> Vec<Column<'_>> {
             None => "-".to_owned(),
         }),
         Column::median("CPU us/IO", CPU, 1.0, 3),
+        Column::median("calls/IO", SYSCALLS, 1.0, 2),
         Column::median("p50 us", P50, 1.0, 1),
         Column::median("p99 us", P99, 1.0, 1),
         Column::median("CPU wait %", WAITED, 1.0, 0),

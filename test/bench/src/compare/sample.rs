@@ -11,6 +11,7 @@ use crate::client::Client;
 use crate::cpu;
 use crate::load::{Load, Mode};
 use crate::server::Server;
+use crate::syscalls::{SYSCALLS, Syscalls};
 
 /// Share of the time that server and client waited for a CPU which another task had.
 pub(super) const WAITED: Metric = Metric::new("waited", "%");
@@ -61,6 +62,11 @@ fn sample_once(
     let waited = spent.waited + outcome.waited;
     let mut figures = outcome.figures();
     figures.push((CPU, outcome.us_per_io(spent.busy)));
+    if args.syscalls {
+        let mut calls = Syscalls::of(server.pid)?;
+        let ios = client.run(args.duration() / 5, &load.cpus)?.ios;
+        figures.push((SYSCALLS, calls.count()? as f64 / ios.max(1) as f64));
+    }
     Ok((figures, 100.0 * waited.as_secs_f64() / outcome.elapsed.as_secs_f64()))
 }
 

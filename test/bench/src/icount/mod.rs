@@ -15,11 +15,11 @@ use clap::Args as ClapArgs;
 use kit::metric::{Figures, Set, point};
 use kit::report::{Report, Section};
 
+pub(crate) use self::stages::LENGTH;
 pub use self::stages::TITLE as STAGES_TITLE;
 pub use self::table::TITLE as PATHS_TITLE;
-pub(crate) use self::table::WHOLE;
+pub(crate) use self::table::{CLIENT, SERVER, WHOLE};
 
-use self::table::{CLIENT, SERVER};
 use crate::host::subject::{Programs, Servers, Subject, Who};
 use crate::load::Load;
 use crate::rig::Speed;

@@ -15,7 +15,7 @@ pub const TITLE: &str = "Kernel plane, stage by stage";
 const STAGES: [&str; 6] = ["chain", "request", "submit", "completion", "used", "notify"];
 
 /// Instructions from one event to the next.
-const LENGTH: Metric = Metric::new("length", "instructions");
+pub(crate) const LENGTH: Metric = Metric::new("length", "instructions");
 
 /// Trace events of the module, on until finished or dropped.
 #[derive(Debug)]

@@ -12,9 +12,9 @@ use crate::setup::KERNEL_NAME;
 /// From one request to the next: client, server, switches between them, interrupts.
 pub(crate) const WHOLE: Metric = Metric::new("whole", "instructions");
 /// In the client's thread.
-pub(super) const CLIENT: Metric = Metric::new("client", "instructions");
+pub(crate) const CLIENT: Metric = Metric::new("client", "instructions");
 /// In the server's threads.
-pub(super) const SERVER: Metric = Metric::new("server", "instructions");
+pub(crate) const SERVER: Metric = Metric::new("server", "instructions");
 
 /// Label of the number of queues, of which one is busy.
 pub(super) const QUEUES: &str = "queues";

@@ -43,6 +43,9 @@ const COLOURS: &[(&str, RGBColor)] = &[
     ("ours, bio, polled", RGBColor(105, 205, 210)),
     ("in-tree, interrupts", RGBColor(200, 80, 30)),
     ("in-tree, polled", RGBColor(235, 145, 70)),
+    ("one daemon", RGBColor(38, 120, 240)),
+    ("a serve for each", RGBColor(135, 175, 250)),
+    ("a qsd for each", RGBColor(235, 145, 70)),
 ];
 const OTHER: RGBColor = RGBColor(170, 130, 40);
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The charts of a report.
 
-use kit::metric::{CPU, EXITS, INTERRUPTS, IOPS, KICKS, Metric, P50, P99, Row, Set};
+use kit::metric::{CPU, EXITS, INTERRUPTS, IOPS, KICKS, Metric, P50, P99, Row, Set, point};
 
 use super::cells::{device, is_device};
 use super::chart::{BARE_BEST, Chart, Series};
-use super::parts::{GUEST, HOST, NATIVE, NESTED, QUEUES, QUEUES_WRITE};
+use super::parts::{DENSITY, GUEST, HOST, ICOUNT, NATIVE, NESTED, QUEUES, QUEUES_WRITE};
+use crate::density::MEMORY;
+use crate::icount::{CLIENT, LENGTH, SERVER, WHOLE};
 
 /// Labels with their values.
 type Labels<'a> = Vec<(&'a str, &'a str)>;
@@ -35,6 +37,8 @@ pub(super) fn of(part: &str, set: &Set) -> Vec<Chart> {
         QUEUES_WRITE => of_host(set, "writes"),
         NESTED => of_nested(set),
         GUEST => of_guest(set),
+        DENSITY => of_density(),
+        ICOUNT => of_paths(),
         _ => Vec::new(),
     };
     views.iter().filter_map(|view| chart(set, view)).collect()
@@ -175,6 +179,45 @@ fn of_guest(set: &Set) -> Vec<View<'_>> {
     views
 }
 
+/// Cost of each disk over the number of disks.
+fn of_density<'a>() -> Vec<View<'a>> {
+    let metrics = [
+        ("memory of each disk", MEMORY, (1.0, "KiB")),
+        ("99th percentile of latency", P99, (1.0, "us")),
+        ("CPU of the servers for each request", CPU, (1.0, "us")),
+    ];
+    let view = |(name, metric, unit)| {
+        let title = format!("{name}, lightly loaded disks");
+        View { title, metric, unit, along: "disks", category: any, fixed: Vec::new() }
+    };
+    metrics.map(view).into()
+}
+
+/// Instructions over depth.
+fn of_paths<'a>() -> Vec<View<'a>> {
+    let parts = [("whole", WHOLE), ("server's threads", SERVER), ("client", CLIENT)];
+    let view = |(name, metric)| {
+        let title = format!("instructions for each request: {name}, one queue");
+        let (unit, fixed) = ((1e3, "thousands"), vec![("queues", "1")]);
+        View { title, metric, unit, along: "depth", category: any, fixed }
+    };
+    parts.map(view).into()
+}
+
+/// Instructions from one trace event of the kernel plane to the next.
+pub(super) fn of_stages(set: &Set) -> Option<Chart> {
+    let mut stages = Set::default();
+    for row in set.rows() {
+        let place = point(&[("stage", &row.label("from"))]);
+        for &length in row.values(LENGTH) {
+            stages.add(&row.subject, &place, vec![(LENGTH, length)]);
+        }
+    }
+    let (title, unit) = ("instructions of each stage, by its first event", (1.0, "instructions"));
+    let (title, fixed) = (title.to_owned(), Vec::new());
+    chart(&stages, &View { title, metric: LENGTH, unit, along: "stage", category: any, fixed })
+}
+
 /// The category of a row that has exactly the labels of the view. A row with another label, or
 /// without one of these, belongs to another chart.
 fn category(row: &Row, view: &View<'_>) -> Option<String> {
@@ -310,6 +353,27 @@ mod tests {
         let charts = of(QUEUES, &set);
         assert_eq!(charts.len(), 1, "{charts:?}");
         assert_eq!(charts[0].series[0].points, [(0, 1.0), (1, 2.0)]);
+    }
+
+    #[test]
+    fn path_lengths_and_stages_have_charts() {
+        let mut set = Set::default();
+        for depth in ["1", "32"] {
+            let place = point(&[("depth", &depth), ("queues", &"1")]);
+            set.add("vhost-blk kernel", &place, vec![(WHOLE, 5e3), (CLIENT, 1e3)]);
+        }
+        let charts = of(ICOUNT, &set);
+        let all: Vec<_> = charts.iter().map(|chart| chart.series[0].points.clone()).collect();
+        assert_eq!(all, [vec![(0, 5.0), (1, 5.0)], vec![(0, 1.0), (1, 1.0)]]);
+        let mut stages = Set::default();
+        for (from, to, length) in [("chain", "request", 7.0), ("request", "submit", 8.0)] {
+            let place = point(&[("from", &from), ("to", &to)]);
+            stages.add("vhost-blk kernel", &place, vec![(LENGTH, length)]);
+        }
+        let chart = of_stages(&stages).unwrap();
+        assert_eq!((chart.categories.join(" "), chart.is_scale), ("chain request".into(), false));
+        assert_eq!(chart.series[0].points, [(0, 7.0), (1, 8.0)]);
+        assert_eq!(of_stages(&set), None);
     }
 
     #[test]

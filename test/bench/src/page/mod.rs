@@ -5,6 +5,7 @@
 //! * `cells`: comparisons with peers and with the bare device.
 //! * `tables`, `charts`, `stages`, `seeds`: the contents.
 //! * `model`, `costs`: a prediction for real hardware.
+//! * `readme`: the table of the README.
 //! * `document`, `chart`: HTML, Markdown and SVG.
 
 mod cells;
@@ -14,6 +15,7 @@ mod costs;
 mod document;
 mod model;
 mod parts;
+mod readme;
 mod seeds;
 mod stages;
 mod tables;
@@ -40,6 +42,9 @@ pub struct Args {
     /// Folder with the JSON of the lab's parts (`make bench-lab`)
     #[arg(long, value_name = "FOLDER")]
     lab: Option<PathBuf>,
+    /// Also write the rows of the README's table, which `readme.md` has
+    #[arg(long, value_name = "FILE", requires = "native")]
+    keep: Option<PathBuf>,
     /// Folder of the report
     #[arg(long, value_name = "FOLDER", default_value = "report")]
     out: PathBuf,
@@ -52,7 +57,13 @@ pub fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     write(&args.out, "index.html", &document.html()?)?;
     write(&args.out, "report.md", &document.markdown())?;
-    write(&args.out, "report.json", &(serde_json::to_string_pretty(&parts)? + "\n"))
+    write(&args.out, "report.json", &(serde_json::to_string_pretty(&parts)? + "\n"))?;
+    let Some(native) = parts.of(NATIVE) else { return Ok(()) };
+    let kept = readme::kept(native)?;
+    write(&args.out, "readme.md", &(readme::section(&kept) + "\n"))?;
+    let Some(file) = &args.keep else { return Ok(()) };
+    let text = serde_json::to_string_pretty(&kept)? + "\n";
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
@@ -281,7 +292,7 @@ mod tests {
         density.goals.push(Goal::below("idle of many".to_owned(), 0.0, 0.1));
         density.publish(Some(&others.join("density.json"))).unwrap();
         let (file, others) = (Some(native_file), Some(others));
-        run(&Args { native: file, others, lab: None, out: out.clone() }).unwrap();
+        run(&Args { native: file, others, lab: None, keep: None, out: out.clone() }).unwrap();
         let page = fs::read_to_string(out.join("report.md")).unwrap();
         assert!(page.contains("| density | idle of many |"), "{page}");
         assert!(page.contains("- upgrade (the wait of a busy driver"), "{page}");

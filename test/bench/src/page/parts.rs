@@ -10,6 +10,7 @@ use serde::Serialize;
 /// The part without a VM.
 pub(super) const NATIVE: &str = "native";
 
+pub(super) const DENSITY: &str = "density";
 pub(super) const HOST: &str = "host";
 pub(super) const QUEUES: &str = "queues";
 pub(super) const QUEUES_WRITE: &str = "queues-write";
@@ -30,7 +31,7 @@ const LAB: [(&str, &str); 7] = [
 
 /// Further parts without a VM, with `bench NAME`.
 const OTHERS: [(&str, &str); 2] = [
-    ("density", "many lightly loaded disks: one daemon, or a process each"),
+    (DENSITY, "many lightly loaded disks: one daemon, or a process each"),
     ("upgrade", "the wait of a busy driver during an upgrade"),
 ];
 

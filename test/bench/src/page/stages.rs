@@ -5,8 +5,8 @@ use anyhow::{Context, Result};
 use kit::report::{Report, Section};
 
 use super::document::{Block, Table};
-use super::parts::Parts;
-use super::tables;
+use super::parts::{ICOUNT, Parts};
+use super::{charts, tables};
 use crate::icount::{KEPT, PATHS_TITLE, STAGES_TITLE};
 
 const ABOUT: &str = "Instructions, not time: a system call, a cache miss and a VM exit count \
@@ -22,6 +22,9 @@ pub(super) fn blocks(parts: &Parts) -> Result<Vec<Block>> {
             match section(report, title) {
                 Some(section) => {
                     blocks.push(Block::Heading(3, format!("{title}, measured in this report")));
+                    blocks.extend(
+                        charts::of_stages(&section.rows).map(|chart| Block::Charts(vec![chart])),
+                    );
                     blocks.push(Block::Table(tables::rows(&section.rows)));
                 }
                 None => blocks.push(Block::Text(format!("{title}: not measured."))),
@@ -38,6 +41,8 @@ pub(super) fn blocks(parts: &Parts) -> Result<Vec<Block>> {
          {date}. The stages of the kernel plane are not kept. `make bench-lab ARGS=\"--only \
          icount\"` measures both."
     )));
+    let drawn = section(&kept, PATHS_TITLE).map(|section| charts::of(ICOUNT, &section.rows));
+    blocks.extend(drawn.map(Block::Charts));
     let table = section(&kept, PATHS_TITLE).map(|section| tables::rows(&section.rows));
     blocks.push(Block::Table(table.unwrap_or_else(|| Table::new(&[PATHS_TITLE]))));
     Ok(blocks)

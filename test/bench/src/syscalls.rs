@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Counts system calls of a process by the kernel's tracepoint, as `perf trace -s` does.
+//!
+//! While a counter exists, each system call of the machine takes a slower path: rates are measured
+//! without one.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use kit::metric::Metric;
+use kit::sched::tasks;
+use perf_event::events::Tracepoint;
+use perf_event::{Builder, Counter};
+
+/// System calls of the server for each request.
+pub(crate) const SYSCALLS: Metric = Metric::new("syscalls", "1");
+
+const EVENT: &str = "events/raw_syscalls/sys_enter/id";
+const FOLDERS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+
+/// Running counters of all threads that a process has now.
+#[derive(Debug)]
+pub(crate) struct Syscalls(Vec<Counter>);
+
+impl Syscalls {
+    /// Counts from now on. A thread that starts later is not counted.
+    ///
+    /// # Errors
+    /// The kernel has no such tracepoint, or this process may not count.
+    pub(crate) fn of(pid: u32) -> Result<Self> {
+        let id = event_id()?;
+        let mut counters = Vec::new();
+        for task in tasks(pid)? {
+            // The event itself is in the kernel.
+            let built = Builder::new(Tracepoint::with_id(id))
+                .observe_pid(task as i32)
+                .any_cpu()
+                .exclude_kernel(false)
+                .exclude_hv(false)
+                .build();
+            let mut counter = built.context("cannot count system calls (root is needed)")?;
+            counter.enable()?;
+            counters.push(counter);
+        }
+        Ok(Self(counters))
+    }
+
+    /// The calls so far.
+    ///
+    /// # Errors
+    /// A counter cannot be read.
+    pub(crate) fn count(&mut self) -> Result<u64> {
+        let mut sum = 0;
+        for counter in &mut self.0 {
+            sum += counter.read()?;
+        }
+        Ok(sum)
+    }
+}
+
+fn event_id() -> Result<u64> {
+    for folder in FOLDERS {
+        if let Ok(text) = fs::read_to_string(format!("{folder}/{EVENT}")) {
+            return text.trim().parse().context("the number of a tracepoint");
+        }
+    }
+    bail!("the kernel has no tracepoint of system calls below {}", FOLDERS.join(" or "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_of_a_process_is_counted() {
+        let mut calls = match Syscalls::of(std::process::id()) {
+            Ok(calls) => calls,
+            Err(why) => return println!("SKIP: {why:#}"),
+        };
+        let before = calls.count().unwrap();
+        for _ in 0..100 {
+            let _ = fs::metadata("/proc/self");
+        }
+        let made = calls.count().unwrap() - before;
+        assert!((100..200).contains(&made), "{made}");
+    }
+}
