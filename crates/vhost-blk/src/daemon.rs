@@ -152,16 +152,19 @@ fn handle_signals(disks: &Arc<Disks>, files: &SocketFiles) -> Result<Gate, Failu
 
 /// Reads the configuration again, on a thread of its own: a disk may delay it.
 fn reload_apart(disks: &Arc<Disks>) {
-    disks.request_reload();
-    let disks = Arc::clone(disks);
+    if !disks.request_reload() {
+        return;
+    }
+    let of_thread = Arc::clone(disks);
     let body = move || {
         notify::notify(&notify::reloading());
-        if let Err(failure) = disks.reload() {
+        if let Err(failure) = of_thread.reload_as_requested() {
             tracing::error!("{failure}");
         }
         notify::notify("READY=1");
     };
     if let Err(error) = std::thread::Builder::new().name("reload".into()).spawn(body) {
+        disks.withdraw_reload();
         tracing::error!(%error, "the configuration cannot be read again");
     }
 }

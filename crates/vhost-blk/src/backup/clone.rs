@@ -5,14 +5,13 @@
 //! |---|---|
 //! | planned: the disk was synced, and the files can share space ([`Clone::plan`]) | the disk is drained |
 //! | drained ([`Act::make`]): the tables of a qcow2 image are durable, and nothing changes the file | made, or refused |
-//! | made: the file has the content of the moment ([`Clone::work`] makes it durable) | the end of the backup |
+//! | made: the file has the content of the moment ([`Clone::finish`] makes it durable) | the end of the backup |
 //! | refused, or not made in [`AUTO_MAX`] or [`ALWAYS_MAX`] | `auto`: a copy from this moment on; `always`: no backup |
 
 use super::copier::CopyError;
-use super::destination::End;
-use super::slot::Taken;
+use super::slot::Parts;
 use super::source::Image;
-use super::{Destination, Extent, Order, Work};
+use super::{Destination, Extent, Order};
 use crate::disks::exchange::settled;
 use crate::failure::Failure;
 use crate::image::place::{self, Place};
@@ -70,25 +69,30 @@ impl Clone {
     /// # Errors
     /// [`Failure`], also if it has to be a clone and cannot.
     pub(super) fn plan(
-        order: &Order<'_>,
+        order: &Order,
         image: &Image,
-        taken: &Taken,
+        size_bytes: u64,
+        parts: &Parts,
     ) -> Result<Option<(Clone, Act)>, Failure> {
         if order.reflink == Reflink::Never {
             return Ok(None);
         }
-        match Self::planned(order, image, taken) {
+        match Self::planned(order, image, size_bytes, parts) {
             Ok(planned) => Ok(Some(planned)),
             Err(missed) => {
-                missed.or_copy(order.disk, order.reflink == Reflink::Always).map(|()| None)
+                missed.or_copy(&order.disk, order.reflink == Reflink::Always).map(|()| None)
             }
         }
     }
 
-    fn planned(order: &Order<'_>, image: &Image, taken: &Taken) -> Result<(Clone, Act), Missed> {
+    fn planned(
+        order: &Order,
+        image: &Image,
+        size_bytes: u64,
+        parts: &Parts,
+    ) -> Result<(Clone, Act), Missed> {
         let refused = |why: &str| Err(Missed::Refused(why.to_owned()));
-        let size_bytes = taken.clusters().capacity_bytes();
-        let (path, format) = match (order.target, &order.extent) {
+        let (path, format) = match (&order.target, &order.extent) {
             (Destination::Export(_), _) => return refused("the target is no file"),
             (_, Extent::Changes(_)) => return refused("an incremental backup has changes only"),
             (Destination::File { path, format }, Extent::Full(_)) => (path.clone(), *format),
@@ -103,7 +107,7 @@ impl Clone {
             return refused("the image is a block device");
         }
         let place = Place::take_free(&path).map_err(Missed::Failed)?;
-        taken.has_part(place.part());
+        parts.add(place.part());
         let target = place.file().try_clone().map_err(failed)?;
         reflink::try_out(&source, &target).map_err(|error| match error {
             CloneError::Failed(why) => failed(why),
@@ -113,19 +117,15 @@ impl Clone {
         let raw_bytes = qcow2.is_none().then_some(size_bytes);
         let must = order.reflink == Reflink::Always;
         let limit = if must { ALWAYS_MAX } else { AUTO_MAX };
-        let disk = order.disk.to_owned();
+        let disk = order.disk.clone();
         let act = Act { disk, source, target, path, size_bytes, qcow2, must, limit };
         Ok((Clone { place, file, raw_bytes }, act))
     }
 
-    /// The end of the target, and the step after [`Act::make`].
-    pub(super) fn work(self) -> (End, Work) {
-        let Clone { place, file, raw_bytes } = self;
-        let finish = move || {
-            raw_bytes.map_or(Ok(()), |bytes| file.set_len(bytes))?;
-            file.sync_all()
-        };
-        (End::File(place), Box::new(move || finish().map_err(CopyError::Write)))
+    /// Makes the clone durable, after [`Act::make`].
+    pub(super) fn finish(&self) -> Result<(), CopyError> {
+        let sized = self.raw_bytes.map_or(Ok(()), |bytes| self.file.set_len(bytes));
+        sized.and_then(|()| self.file.sync_all()).map_err(CopyError::Write)
     }
 }
 

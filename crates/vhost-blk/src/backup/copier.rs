@@ -2,33 +2,76 @@
 //! Copies the clusters of a disk: first those that the guest is about to change, then the others in
 //! their order.
 
-use super::Work;
+use super::destination::Made;
 use super::digest::Digest;
 use super::source::ImageReader;
-use super::target::Target;
+use super::{Order, Work};
+use crate::disks::converge::{Acts, STUCK, Unfinished};
 use crate::nbd::NbdError;
 use crate::pace::Pace;
 use backend::wrap::{CLUSTER_BYTES, Clusters, Turn};
 use std::io;
-use std::num::NonZeroU64;
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Maximum clusters of one read: an I/O of the guest waits for one read and one write at most before
 /// its turn.
 const RUN_MAX: u64 = 16;
 
-/// Copies a disk.
+/// Copies a disk: reads, and lets the thread of the target write.
 pub(super) struct Copier {
     reader: ImageReader,
-    target: Target,
-    clusters: Arc<Clusters>,
+    target: Acting,
     /// The pace of the copier's own order.
     pace: Pace,
+    /// Most bytes of zeroes at once.
+    zeroes_max: u64,
     /// All clusters before this one are free.
     next: u64,
     /// The digest of what was copied, if the copy is verified.
     digest: Option<Digest>,
+    /// Goes to the thread of the target and back.
+    buffer: Vec<u8>,
+}
+
+/// Orders acts of the target. One that hangs holds neither the writes of the guest nor a cancel.
+#[derive(Clone)]
+pub(super) struct Acting {
+    pub(super) acts: Acts<Made>,
+    pub(super) clusters: Arc<Clusters>,
+}
+
+impl Acting {
+    /// Lets the thread of the target act. The copy ends if that takes [`STUCK`] and a write of the guest waits.
+    pub(super) fn with<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Made) -> Result<T, CopyError> + Send + 'static,
+    ) -> Result<T, CopyError> {
+        self.with_client(act, &mut || true)
+    }
+
+    /// The same for the thread of the client, which cancels by `false`.
+    pub(super) fn with_client<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Made) -> Result<T, CopyError> + Send + 'static,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<T, CopyError> {
+        let (begun, mut failed) = (Instant::now(), None);
+        let check = || {
+            failed = if self.clusters.has_ended() || !goes_on() {
+                Some(CopyError::Cancelled)
+            } else if begun.elapsed() >= STUCK && self.clusters.has_waiting() {
+                Some(CopyError::Stuck)
+            } else {
+                None
+            };
+            failed.as_ref().map_or(Ok(()), |why| Err(Unfinished::Ended(why.to_string())))
+        };
+        let done = self.acts.act(|made| Ok(act(made)), check);
+        done.unwrap_or_else(|gone| Err(failed.unwrap_or_else(|| CopyError::Gone(gone.told()))))
+    }
 }
 
 /// Clusters that the copier copies in its own order.
@@ -66,19 +109,32 @@ pub(super) enum CopyError {
     /// The server of the target fails.
     #[error("the NBD server of the target: {0}")]
     Server(#[from] NbdError),
+    /// An act of the target takes too long.
+    #[error(
+        "the target has not answered for {} s, and writes of the guest waited for it; check the storage of the \
+         target",
+        STUCK.as_secs()
+    )]
+    Stuck,
+    /// The thread of the target has gone.
+    #[error("{0}")]
+    Gone(String),
     /// The thread cannot be started.
     #[error("{0}; raise the limit on threads (ulimit -u)")]
     Thread(io::Error),
 }
 
 impl Copier {
-    pub(super) fn new(
-        reader: ImageReader,
-        target: Target,
-        clusters: Arc<Clusters>,
-        bandwidth: Option<NonZeroU64>,
-    ) -> Self {
-        Copier { reader, target, clusters, pace: Pace::new(bandwidth), next: 0, digest: None }
+    pub(super) fn new(reader: ImageReader, target: Acting, order: &Order) -> Self {
+        Copier {
+            reader,
+            target,
+            pace: Pace::new(order.bandwidth),
+            zeroes_max: order.target.zeroes_max(),
+            next: 0,
+            digest: None,
+            buffer: Vec::new(),
+        }
     }
 
     /// The same as [`Copier::run`] on another thread.
@@ -86,30 +142,37 @@ impl Copier {
         Box::new(move || self.run(verifies))
     }
 
+    fn clusters(&self) -> &Clusters {
+        &self.target.clusters
+    }
+
     /// Copies all clusters and makes the target durable. If it `verifies`, reads the target again, and
     /// compares. Nothing waits for the copier afterwards.
     fn run(mut self, verifies: bool) -> Result<(), CopyError> {
-        let all = verifies.then(|| self.clusters.held_now()); // none is copied yet
+        let all = verifies.then(|| self.clusters().held_now()); // none is copied yet
         self.digest = verifies.then(Digest::default);
-        self.copy_all().inspect_err(|_| self.clusters.end())?;
-        let mut durable = self.target.finish()?;
+        self.copy_all().inspect_err(|_| self.clusters().end())?;
+        self.target.with(Made::finish)?;
         if let Some((all, expected)) = all.zip(self.digest) {
-            let goes_on = &mut |_| !self.clusters.has_ended();
-            if durable.read_again(&all, goes_on)? != expected {
+            let clusters = Arc::clone(&self.target.clusters);
+            let found = self.target.with(move |made| {
+                let goes_on = &mut |_| !clusters.has_ended();
+                made.read_again(&all, goes_on)
+            })?;
+            if found != expected {
                 return Err(CopyError::Differs);
             }
         }
-        durable.end();
         Ok(())
     }
 
     fn copy_all(&mut self) -> Result<(), CopyError> {
         while let Some(own) = self.next_own()? {
-            match (self.clusters.turn(self.pace.due()), own) {
+            match (self.clusters().turn(self.pace.due()), own) {
                 (Turn::Ended, _) => return Err(CopyError::Cancelled),
                 (Turn::Wanted(number), _) => self.copy(number..number + 1)?,
                 (Turn::Own, Own::Data(run)) => {
-                    let bytes = self.clusters.bytes_of(run.clone());
+                    let bytes = self.clusters().bytes_of(run.clone());
                     self.copy(run)?;
                     self.pace.copied(bytes.end - bytes.start);
                 }
@@ -126,11 +189,13 @@ impl Copier {
 
     /// The next held clusters. A hole may have free ones, too.
     fn next_own(&mut self) -> Result<Option<Own>, CopyError> {
-        let (end, run_max) = (self.clusters.len(), self.run_max());
-        let Some(run) = self.clusters.first_held(self.next..end, run_max) else { return Ok(None) };
+        let (end, run_max) = (self.clusters().len(), self.run_max());
+        let Some(run) = self.clusters().first_held(self.next..end, run_max) else {
+            return Ok(None);
+        };
         self.next = run.start;
-        let hole_max = self.target.zeroes_max() / CLUSTER_BYTES;
-        let rest = self.clusters.bytes_of(run.start..end);
+        let hole_max = self.zeroes_max / CLUSTER_BYTES;
+        let rest = self.clusters().bytes_of(run.start..end);
         let (start, capacity) = (rest.start, rest.end);
         let data = self.reader.skip_hole(rest).map_err(|why| CopyError::Read(start, why))?;
         let hole_end = if data == capacity { end } else { data / CLUSTER_BYTES };
@@ -145,26 +210,30 @@ impl Copier {
         self.check_handover()?;
         let (mut at, end) = (numbers.start, numbers.end);
         let mut held = Vec::new();
-        while let Some(run) = self.clusters.first_held(at..end, u64::MAX) {
+        while let Some(run) = self.clusters().first_held(at..end, u64::MAX) {
             at = run.end;
-            held.push(self.clusters.bytes_of(run));
+            held.push(self.clusters().bytes_of(run));
         }
         // The content is known: the guest need not wait for the target.
-        self.clusters.free(numbers);
-        held.into_iter().try_for_each(|zeroes| self.target.zero(zeroes))
+        self.clusters().free(numbers);
+        self.target.with(|made| made.zero(held))
     }
 
     fn copy(&mut self, numbers: Range<u64>) -> Result<(), CopyError> {
-        let bytes = self.clusters.bytes_of(numbers.clone());
+        let bytes = self.clusters().bytes_of(numbers.clone());
         let at = bytes.start;
         self.reader.read(bytes).map_err(|why| CopyError::Read(at, why))?;
         self.check_handover()?;
         // The content is safe: the guest need not wait for the target.
-        self.clusters.free(numbers);
+        self.clusters().free(numbers);
         if let Some(digest) = &mut self.digest {
             digest.add(at, self.reader.content());
         }
-        self.target.write(at, self.reader.content())
+        let mut buffer = mem::take(&mut self.buffer);
+        buffer.clear();
+        buffer.extend_from_slice(self.reader.content());
+        self.buffer = self.target.with(move |made| made.write(at, &buffer).map(|()| buffer))?;
+        Ok(())
     }
 
     fn check_handover(&self) -> Result<(), CopyError> {

@@ -4,11 +4,15 @@
 //! | Step | Thread |
 //! |---|---|
 //! | 1. The disk's [`Slot`] is taken: it has one backup at a time | of the client |
-//! | 2. The target is made: a temporary file beside its place (`Place`), or a connection to an export | of the client |
+//! | 2. The target is made: a temporary file beside its place (`Place`), or a connection to an export | of the target |
 //! | 3. The layer that holds writes back ([`backend::wrap::CopyFirst`]) is put around the image while no request is in flight: the moment of the copy (`moment`). In place of that the file is cloned, if it can be (`clone`). The bitmap of the backup begins new notes | of the disk |
-//! | 4. `Copier` copies, or the clone is made durable; the client's thread tells the progress and cancels if the client goes | `backup` |
-//! | 5. The complete, durable target gets its name, and becomes the base of the bitmap | of the client |
+//! | 4. `Copier` reads; the client's thread tells the progress and cancels if the client goes | `backup` |
+//! | | the target is written, or the clone is made durable | of the target |
+//! | 5. The complete, durable target gets its name, and becomes the base of the bitmap | of the target, of the client |
 //! | 6. The layer is taken off, if there is one | of the disk |
+//!
+//! Only one thread works on the target ([`Hand`]). One that hangs keeps that thread, and neither the client, nor the
+//! guest for longer than [`crate::disks::converge::STUCK`], nor the image or the [`Slot`] of the disk.
 //!
 //! A failure of a step leaves no new image, and the disk as it was, with its bitmaps. An export may have a part of the
 //! copy then: it differs from the last complete backup only in parts that the bitmap has noted, so that the next complete
@@ -30,20 +34,21 @@ pub use source::Image;
 pub(crate) use source::ImageReader;
 
 use crate::disks::Disks;
-use crate::disks::bitmaps::Base;
+use crate::disks::converge::{Hand, Unfinished};
 use crate::disks::layers::Layers;
 use crate::failure::Failure;
 use crate::image::place;
 use crate::nbd::NbdError;
-use crate::values::{Format, Reflink};
+use crate::values::Reflink;
 use backend::wrap::Clusters;
-use clone::Clone;
-use copier::{Copier, CopyError};
-use destination::{End, Made};
+use copier::{Acting, Copier, CopyError};
+use destination::Made;
 use moment::{Before, Begun, begin, end};
 use slot::Taken;
+use std::cell::RefCell;
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use vhost_user::Control;
@@ -54,13 +59,17 @@ const TICK: Duration = Duration::from_millis(100);
 /// The refusal of an act that a backup excludes.
 pub const BUSY: &str = "it is being backed up; wait for the end of the backup, or stop its client";
 
+/// The refusal of a second backup of a disk.
+pub const ANOTHER: &str =
+    "another backup of it is in progress; wait for its end, or stop the client that waits for it";
+
 /// The order of a backup.
 #[derive(Debug)]
-pub struct Order<'a> {
+pub struct Order {
     /// Name of the disk.
-    pub disk: &'a str,
+    pub disk: String,
     /// The place of the copy.
-    pub target: &'a Destination,
+    pub target: Destination,
     /// The part of the disk that is copied.
     pub extent: Extent,
     /// Bytes per second that are read at most, besides those that the guest is about to overwrite.
@@ -101,71 +110,157 @@ pub struct Source {
 /// `false`.
 ///
 /// # Errors
-/// [`Failure`]; there is no target then.
+/// [`Failure`]; there is no target then, but for an incomplete one in a storage that hangs.
 pub fn run(
     disks: &Disks,
-    order: &Order<'_>,
+    order: &Arc<Order>,
     goes_on: &mut dyn FnMut(Option<Progress>) -> bool,
 ) -> Result<Progress, Failure> {
-    let what = format!("back up the disk {}", order.disk);
+    let (what, disk) = (order.what(), &*order.disk);
     if order.reflink != Reflink::Never {
         // The drained disk then has little to write. Storage that hangs holds nothing else here.
-        disks.sync_image(order.disk, &what)?;
+        disks.sync_image(disk, &what)?;
     }
-    // Nothing else exchanges the storage or its options until the layer is there.
-    let no_reload = disks.no_reload();
+    // Nothing else exchanges the storage at this moment, nor from then on: the slot is taken.
+    let act = format!("the begin of a backup of the disk {disk}");
+    let turn = disks.turn(&what, act, &mut || goes_on(None))?;
+    let sign = disks.use_target(disk, &what, "backup", order.target.path())?;
     // The slot is dropped last: the end of the disk waits for it, and the image is unlocked then.
-    let Source { taken, image, control, layers } = disks.source_of_backup(order.disk, &what)?;
-    let clusters = Arc::clone(taken.clusters());
+    let source = disks.source_of_backup(disk, &what)?;
+    drop(turn);
+    let clusters = Arc::clone(source.taken.clusters());
     let size_bytes = clusters.capacity_bytes();
-    let told = |told: String| Failure::told(&what, told);
-    let failed = |error| order.failure(&what, size_bytes, error);
-    let before = Before::of(&layers, &order.extent, order.target).map_err(told)?;
-    let made = Made::of(order, before.as_ref(), size_bytes)?;
-    if let Some(part) = made.end.part() {
-        taken.has_part(part);
+    let before = Before::of(&source.layers, &order.extent, &order.target);
+    let before = before.map_err(|told| Failure::told(&what, told))?;
+    let base = before.as_ref().map(|before| before.base.clone());
+    let (of_thread, parts) = (Arc::clone(order), source.taken.parts());
+    let open = move || Made::of(&of_thread, base.as_ref(), size_bytes, &parts);
+    let goes_on = RefCell::new(goes_on);
+    let is_wanted = || (goes_on.borrow_mut())(None) && !clusters.has_ended();
+    let hand = Hand::start(what, sign, open, is_wanted)?;
+    let acting = Acting { acts: hand.acts().clone(), clusters: Arc::clone(&clusters) };
+    let hangup = acting.with(|made| Ok(made.hangup.take()));
+    let backup = Backup { order, source: &source, acting };
+    let done = backup.make(before, goes_on.into_inner());
+    if done.is_err() {
+        // The thread may wait for the server.
+        hangup.ok().flatten().into_iter().for_each(|hangup| hangup.hang_up());
     }
-    let (cloned, act) = Clone::plan(order, &image, &taken)?.unzip();
-    let no_descriptor = |why| Failure::run(&what, why, "raise the limit on open files (ulimit -n)");
-    let reader = image.reader().map_err(no_descriptor)?;
-    let mut is_wanted = || goes_on(None) && !clusters.has_ended();
-    let begun = begin(&layers, &control, (&order.extent, before), act, &clusters, &mut is_wanted)
-        .map_err(
-        |told| if is_wanted() { Failure::told(&what, told) } else { cancelled(&what) },
-    )?;
-    drop(no_reload);
-    let is_shared = begun.is_shared;
-    let (place, work) = match cloned.filter(|_| is_shared) {
-        Some(clone) => clone.work(),
-        None => {
-            let copier = Copier::new(reader, made.target, Arc::clone(&clusters), order.bandwidth);
-            (made.end, copier.work(order.verify))
-        }
-    };
-    let total_bytes = clusters.total_bytes();
-    let complete_one = Progress { copied_bytes: total_bytes, total_bytes, is_shared };
-    let mut goes_on = || {
-        let copied_bytes = if is_shared { total_bytes } else { clusters.freed_bytes() };
-        goes_on(Some(Progress { copied_bytes, ..complete_one })) && !clusters.has_ended()
-    };
-    let copied = copy(&clusters, work, &place, &mut goes_on);
-    // A cancel has an effect until now.
-    let copied = copied.and_then(|()| if goes_on() { Ok(()) } else { Err(CopyError::Cancelled) });
-    clusters.end();
-    let outcome = copied.map_err(failed).and_then(|()| complete(place, order, size_bytes, &begun));
-    drop(begun);
-    if !is_shared || outcome.is_err() {
-        end(&layers, &control);
+    // Removes an incomplete image.
+    if !hand.close() {
+        tracing::warn!(disk, target = %order.target, "it hangs, and is given up when it answers");
     }
-    outcome?;
-    tracing::info!(disk = order.disk, target = %order.target, "the backup is complete");
-    Ok(complete_one)
+    if done.is_ok() {
+        tracing::info!(disk, target = %order.target, "the backup is complete");
+    }
+    done
 }
 
-impl Order<'_> {
-    fn failure(&self, what: &str, size_bytes: u64, error: CopyError) -> Failure {
-        match (error, self.target) {
-            (CopyError::Cancelled | CopyError::Server(NbdError::HungUp), _) => cancelled(what),
+/// A backup whose target is open.
+struct Backup<'a> {
+    order: &'a Arc<Order>,
+    source: &'a Source,
+    acting: Acting,
+}
+
+impl Backup<'_> {
+    fn make(
+        &self,
+        before: Option<Before>,
+        goes_on: &mut dyn FnMut(Option<Progress>) -> bool,
+    ) -> Result<Progress, Failure> {
+        let (order, source, clusters) = (self.order, self.source, &self.acting.clusters);
+        let act = self.plan_clone(&mut || goes_on(None))?;
+        let reader = source.image.reader().map_err(|why| {
+            Failure::run(order.what(), why, "raise the limit on open files (ulimit -n)")
+        })?;
+        let mut is_wanted = || goes_on(None) && !clusters.has_ended();
+        let (layers, control) = (&source.layers, &source.control);
+        let extent = (&order.extent, before);
+        let begun = begin(layers, control, extent, act, clusters, &mut is_wanted);
+        let begun = begun.map_err(|told| match is_wanted() {
+            true => Failure::told(order.what(), told),
+            false => order.cancelled(),
+        })?;
+        let is_shared = begun.is_shared;
+        let total_bytes = clusters.total_bytes();
+        let complete_one = Progress { copied_bytes: total_bytes, total_bytes, is_shared };
+        let mut goes_on = || {
+            let copied_bytes = if is_shared { total_bytes } else { clusters.freed_bytes() };
+            goes_on(Some(Progress { copied_bytes, ..complete_one })) && !clusters.has_ended()
+        };
+        let target = self.acting.clone();
+        let work: Work = match is_shared {
+            true => Box::new(move || target.with(Made::finish_clone)),
+            false => Copier::new(reader, target, order).work(order.verify),
+        };
+        let copied = copy(clusters, work, &mut goes_on);
+        let copied = copied.map_err(|error| order.failure(clusters.capacity_bytes(), error));
+        let outcome = copied.and_then(|()| self.complete(&begun, &mut goes_on));
+        clusters.end();
+        drop(begun);
+        if !is_shared || outcome.is_err() {
+            end(layers, control);
+        }
+        outcome.map(|()| complete_one)
+    }
+
+    /// Plans a clone, if the backup may be one.
+    fn plan_clone(&self, goes_on: &mut dyn FnMut() -> bool) -> Result<Option<clone::Act>, Failure> {
+        if self.order.reflink == Reflink::Never {
+            return Ok(None);
+        }
+        let (order, image) = (Arc::clone(self.order), self.source.image.clone());
+        let size_bytes = self.acting.clusters.capacity_bytes();
+        let parts = self.source.taken.parts();
+        let plan = move |made: &mut Made| Ok(made.plan_clone(&order, &image, size_bytes, &parts));
+        let planned = self.acting.with_client(plan, goes_on);
+        planned.map_err(|error| self.order.failure(size_bytes, error))?
+    }
+
+    /// Ends a complete copy, and makes it the base of the bitmap. A cancel has an effect until the image has its
+    /// name.
+    fn complete(&self, begun: &Begun, goes_on: &mut dyn FnMut() -> bool) -> Result<(), Failure> {
+        let decided = Arc::new(AtomicBool::new(false));
+        let (of_act, order) = (Arc::clone(&decided), Arc::clone(self.order));
+        let size_bytes = self.acting.clusters.capacity_bytes();
+        let before = begun.noting.as_ref().and_then(|noting| noting.before.clone());
+        let at = begun.at;
+        let complete = move |made: &mut Made| {
+            Ok(made.complete(&order, size_bytes, (at, before.as_ref()), &of_act))
+        };
+        let completed = match goes_on() {
+            true => self.acting.acts.act(complete, || {
+                match goes_on() || decided.swap(true, Ordering::AcqRel) {
+                    // It is wanted, or the image has its name already.
+                    true => Ok(()),
+                    false => Err(Unfinished::Ended(String::new())),
+                }
+            }),
+            false => Err(Unfinished::Ended(String::new())),
+        };
+        let base = completed.unwrap_or_else(|_| Err(self.order.cancelled()))?;
+        if let Some(noting) = &begun.noting {
+            noting.complete(base);
+        }
+        Ok(())
+    }
+}
+
+impl Order {
+    fn what(&self) -> String {
+        format!("back up the disk {}", self.disk)
+    }
+
+    fn cancelled(&self) -> Failure {
+        let why = "cancelled: the client has gone, or the disk is about to go";
+        Failure::run(self.what(), why, "repeat it when the disk is served")
+    }
+
+    fn failure(&self, size_bytes: u64, error: CopyError) -> Failure {
+        let what = self.what();
+        match (error, &self.target) {
+            (CopyError::Cancelled | CopyError::Server(NbdError::HungUp), _) => self.cancelled(),
             (CopyError::Write(why), Destination::File { path, .. }) => {
                 place::failure(path, size_bytes, why)
             }
@@ -178,38 +273,10 @@ impl Order<'_> {
     }
 }
 
-/// Ends a complete copy, and makes it the base of the bitmap.
-fn complete(end: End, order: &Order<'_>, size_bytes: u64, begun: &Begun) -> Result<(), Failure> {
-    let base = match (&end, order.target, &begun.noting) {
-        (End::File(place), Destination::File { path, format }, Some(noting)) => {
-            let kind = (begun.at, *format == Format::Qcow2);
-            let base = Base::of(place.file(), path, kind, noting.before.as_ref());
-            Some(base.map_err(|why| place::failure(path, size_bytes, why))?)
-        }
-        (End::Export(_), Destination::Export(address), Some(_)) => {
-            Some(Base::in_export(address, begun.at))
-        }
-        _ => None,
-    };
-    if let End::File(place) = end {
-        place.fill(size_bytes)?;
-    }
-    if let (Some(noting), Some(base)) = (&begun.noting, base) {
-        noting.complete(base);
-    }
-    Ok(())
-}
-
-fn cancelled(what: &str) -> Failure {
-    let why = "cancelled: the client has gone, or the disk is about to go";
-    Failure::run(what, why, "repeat it when the disk is served")
-}
-
-/// Copies on a thread of its own.
+/// Copies on a thread of its own: a client that does not take the progress delays no write of the guest.
 fn copy(
     clusters: &Arc<Clusters>,
     work: Work,
-    target: &End,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<(), CopyError> {
     let (sender, result) = channel();
@@ -224,8 +291,6 @@ fn copy(
     loop {
         if !goes_on() {
             clusters.end();
-            // The copier may wait for the server.
-            target.hang_up();
         }
         match result.recv_timeout(TICK) {
             Ok(result) => return result,

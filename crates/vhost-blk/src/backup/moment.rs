@@ -2,12 +2,10 @@
 //! The moment of a backup: the layer that holds writes back, and the bitmap of the backup.
 
 use super::{Destination, clone};
-use crate::disks::bitmaps::{BITMAPS_MAX, Base, Bitmap, no_bitmap, real_path};
+use crate::disks::bitmaps::{BITMAPS_MAX, Base, Bitmap, no_bitmap};
 use crate::disks::layers::{Layers, Stack};
 use crate::disks::replacing::{DRAIN_MAX, Unfinished, wait};
 use backend::wrap::Clusters;
-use qcow2::create::NewImage;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, SystemTime};
@@ -34,11 +32,12 @@ impl Extent {
 /// The backup before an incremental one: its backing file, or the content of its export.
 pub(super) struct Before {
     bitmap: Arc<Bitmap>,
-    base: Base,
+    pub(super) base: Base,
 }
 
 impl Before {
-    /// Checks the bitmap of an incremental backup and the backup before; a full one has none.
+    /// Checks the bitmap of an incremental backup; a full one has none. Does not look at the backup before, whose
+    /// storage may hang: [`Base::check`].
     ///
     /// # Errors
     /// Cause and remedy.
@@ -49,20 +48,9 @@ impl Before {
     ) -> Result<Option<Before>, String> {
         let Extent::Changes(name) = extent else { return Ok(None) };
         let bitmap = layers.bitmaps().remove(name).ok_or_else(|| no_bitmap(name, layers.lost()))?;
-        let base = bitmap.base()?;
+        let base = bitmap.sound_base()?;
         base.check_target(target)?;
         Ok(Some(Before { bitmap, base }))
-    }
-
-    /// The image of the incremental backup; `None`: the backup before is in an export.
-    ///
-    /// # Errors
-    /// Cause and remedy.
-    pub(super) fn image(&self, target: &Path, size_bytes: u64) -> Result<Option<NewImage>, String> {
-        let Some((backing, is_qcow2)) = self.base.image() else { return Ok(None) };
-        let target = real_path(target)
-            .map_err(|why| format!("{}: {why}; check its folder", target.display()))?;
-        NewImage::over(&target, size_bytes, backing, is_qcow2).map(Some)
     }
 }
 
@@ -131,7 +119,9 @@ pub(super) fn begin(
 fn check_same(stack: &Stack, extent: &Extent, before: &Before) -> Result<(), String> {
     let present = extent.bitmap().and_then(|name| stack.bitmaps.get(name));
     match present {
-        Some(present) if Arc::ptr_eq(present, &before.bitmap) => before.bitmap.base().map(drop),
+        Some(present) if Arc::ptr_eq(present, &before.bitmap) => {
+            before.bitmap.sound_base().map(drop)
+        }
         _ => Err("its bitmap was removed a moment ago; make a full backup with --bitmap".into()),
     }
 }

@@ -27,6 +27,13 @@ pub struct Taken {
     clusters: Arc<Clusters>,
 }
 
+/// The incomplete targets of a backup.
+#[derive(Clone, Debug)]
+pub(super) struct Parts {
+    slot: Arc<Slot>,
+    clusters: Arc<Clusters>,
+}
+
 impl Slot {
     /// Returns whether there is a backup.
     pub fn is_taken(&self) -> bool {
@@ -77,9 +84,18 @@ impl Taken {
         &self.clusters
     }
 
-    /// Notes the path of an incomplete target.
-    pub(super) fn has_part(&self, path: &Path) {
-        if let Some(running) = &mut *self.slot.lock() {
+    /// The list of incomplete targets, for the thread that makes them.
+    pub(super) fn parts(&self) -> Parts {
+        Parts { slot: Arc::clone(&self.slot), clusters: Arc::clone(&self.clusters) }
+    }
+}
+
+impl Parts {
+    /// Notes the path of an incomplete target, unless the backup has ended.
+    pub(super) fn add(&self, path: &Path) {
+        if let Some(running) = &mut *self.slot.lock()
+            && Arc::ptr_eq(&running.clusters, &self.clusters)
+        {
             running.parts.push(path.to_owned());
         }
     }

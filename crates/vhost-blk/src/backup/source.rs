@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// A served image.
+#[derive(Clone)]
 pub enum Image {
     /// A raw image or a block device.
     Raw(Arc<ImageFile>),

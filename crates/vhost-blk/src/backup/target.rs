@@ -4,7 +4,7 @@
 
 use super::copier::CopyError;
 use super::digest::Digest;
-use crate::nbd::{Client, ZEROES_MAX};
+use crate::nbd::Client;
 use backend::wrap::{CLUSTER_BYTES, Clusters};
 use qcow2::copy::{self, Source as Own};
 use std::fmt::Display;
@@ -69,14 +69,6 @@ impl Target {
         match self {
             Target::Image { image, .. } => image.zero(range).map_err(CopyError::Write),
             Target::Export(client) => Ok(client.zero(range)?),
-        }
-    }
-
-    /// Most bytes to zero while a guest may wait.
-    pub(super) fn zeroes_max(&self) -> u64 {
-        match self {
-            Target::Image { .. } => u64::MAX,
-            Target::Export(_) => ZEROES_MAX,
         }
     }
 

@@ -13,15 +13,11 @@ use crate::values::{Format, Reflink, disk_name};
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The parameters of the call.
 pub(super) struct Request {
-    disk: String,
-    target: Destination,
-    extent: Extent,
-    bandwidth: Option<NonZeroU64>,
-    verify: bool,
-    reflink: Reflink,
+    order: Arc<Order>,
     /// The client takes several replies.
     more: bool,
 }
@@ -93,7 +89,8 @@ pub(super) fn request(
         }
     };
     client.log("Backup", &disk);
-    Ok(Request { disk, target, extent, bandwidth, verify, reflink, more: call.more })
+    let order = Arc::new(Order { disk, target, extent, bandwidth, verify, reflink });
+    Ok(Request { order, more: call.more })
 }
 
 /// Makes the backup. Returns the parameters of the last reply.
@@ -103,16 +100,14 @@ pub(super) fn run(
     channel: &Channel,
     request: &Request,
 ) -> Result<Value, CallError> {
-    let Request { disk, target, extent, bandwidth, verify, reflink, more } = request;
-    let (extent, bandwidth, verify, reflink) = (extent.clone(), *bandwidth, *verify, *reflink);
-    let order = Order { disk, target, extent, bandwidth, verify, reflink };
+    let Request { order, more } = request;
     let mut told = None;
     let mut goes_on = |progress: Option<Progress>| {
         let news = progress.filter(|now| *more && told.replace(*now) != Some(*now));
         let send = |now| channel.send(&protocol::reply(value(now), true), &[], Some(REPLY_MAX));
         news.is_none_or(|now| send(now).is_ok()) && client.is_connected()
     };
-    Ok(value(backup::run(disks, &order, &mut goes_on)?))
+    Ok(value(backup::run(disks, order, &mut goes_on)?))
 }
 
 fn value(progress: Progress) -> Value {

@@ -22,11 +22,14 @@ use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vhost_user::{Answer, Command, Status};
 
 /// Maximum wait of `List` for the disks.
 const LIST_MAX: Duration = Duration::from_secs(2);
+
+/// Maximum wait of a command that only looks at a disk: it has a kept connection.
+const STATUS_MAX: Duration = Duration::from_secs(10);
 
 /// The act of `Upgrade` for its errors.
 pub(super) const UPGRADE: &str = "upgrade the daemon";
@@ -190,7 +193,7 @@ fn told(method: &str, name: &str, status: &Status, facts: Option<&Facts>) -> Val
     }
 }
 
-/// Waits for the answer of a disk as long as the client is connected.
+/// Waits for the answer of a disk as long as the client is connected, and for its status at most [`STATUS_MAX`].
 fn ask(
     disks: &Disks,
     client: &Client<'_>,
@@ -198,10 +201,14 @@ fn ask(
     command: Command,
     what: &str,
 ) -> Result<Answer, Failure> {
-    let posted = disks.post(name, command)?;
+    let is_look = command == Command::Status;
+    let (posted, begun) = (disks.post(name, command)?, Instant::now());
     loop {
         if let Some(answer) = posted.wait(Some(Client::LOOK)) {
             return Ok(answer);
+        }
+        if is_look && begun.elapsed() >= STATUS_MAX {
+            return Err(Failure::run(what, "it does not answer", "check its storage"));
         }
         if posted.is_lost() {
             return Err(Failure::run(what, "it has gone meanwhile", "see vhost-blk ctl list"));
@@ -272,7 +279,11 @@ fn limits(call: &mut Call) -> Result<Limits, CallError> {
 fn reload(disks: &Arc<Disks>, client: &Client<'_>, call: &Call) -> Result<Value, CallError> {
     call.no_more()?;
     client.log("Reload", "");
-    let reports = disks.reload()?;
+    let what = "read the configuration again";
+    let act = "the reload of the configuration".to_owned();
+    let turn = disks.turn(what, act, &mut || client.is_connected())?;
+    let reports = disks.reload_now(&turn)?;
+    drop(turn);
     let change = |report: &crate::disks::reload::Report| {
         json!({
             "disk": report.disk,

@@ -10,6 +10,7 @@ mod client;
 pub mod codec;
 mod methods;
 mod mirror;
+mod places;
 pub mod protocol;
 mod snapshot;
 mod values;
@@ -22,6 +23,7 @@ use crate::upgrade::{Caller, TakenClient, Upgraded};
 use client::Client;
 use codec::{CALL_BYTES_MAX, Channel, CodecError};
 use methods::Done;
+use places::{CONNECTIONS_MAX, Places};
 use protocol::Call;
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
@@ -33,8 +35,6 @@ use std::time::{Duration, Instant};
 pub(crate) use values::percentile_below_us;
 use vhost_user::{ACCEPT_RETRY, Answer, Command};
 
-/// Maximum connections at the same time; further ones get an error.
-const CONNECTIONS_MAX: usize = 32;
 /// Maximum time to the next call, from its connection or the previous reply.
 const CALL_MAX: Duration = Duration::from_secs(60);
 /// Maximum wait of a new program for the disks that it has taken over.
@@ -47,7 +47,7 @@ const REPLY_MAX: Duration = Duration::from_secs(60);
 /// # Errors
 /// [`Failure`] if no thread can be started.
 pub fn start(listener: UnixListener, disks: Arc<Disks>) -> Result<(), Failure> {
-    let body = move || accept_all(&listener, &disks);
+    let body = move || accept_all(&listener, &disks, &Places::default());
     let spawned = std::thread::Builder::new().name("control".into()).spawn(body);
     spawned.map(drop).map_err(|error| {
         Failure::run("listen for commands", error, "raise the limit on threads (ulimit -u)")
@@ -74,7 +74,9 @@ pub fn welcome(client: TakenClient, disks: Arc<Disks>, upgraded: Upgraded) -> Re
             true => channel.send(&reply, &[], Some(REPLY_MAX)),
             false => Ok(()),
         };
-        if let Err(error) = answered.and_then(|()| converse(&mut channel, &disks)) {
+        if let Err(error) =
+            answered.and_then(|()| converse(&mut channel, &disks, &Places::default()))
+        {
             tracing::debug!(%error, "a control connection ended");
         }
     };
@@ -91,7 +93,7 @@ fn is_connected(disks: &Disks, disk: &str, deadline: Instant) -> bool {
     matches!(answer, Some(Answer::Status(status)) if status.connected)
 }
 
-fn accept_all(listener: &UnixListener, disks: &Arc<Disks>) {
+fn accept_all(listener: &UnixListener, disks: &Arc<Disks>, places: &Places) {
     let open = Arc::new(());
     loop {
         let accepted = listener.accept().and_then(|(stream, _)| {
@@ -101,11 +103,11 @@ fn accept_all(listener: &UnixListener, disks: &Arc<Disks>) {
                 refuse(&channel, format!("{CONNECTIONS_MAX} others are connected"));
                 return Ok(());
             }
-            let (disks, mine) = (Arc::clone(disks), Arc::clone(&open));
+            let (disks, places, mine) = (Arc::clone(disks), places.clone(), Arc::clone(&open));
             let body = move || {
                 let _mine = mine;
                 let mut channel = channel;
-                if let Err(error) = converse(&mut channel, &disks) {
+                if let Err(error) = converse(&mut channel, &disks, &places) {
                     tracing::debug!(%error, "a control connection ended");
                 }
             };
@@ -125,7 +127,7 @@ fn refuse(channel: &Channel, why: String) {
 }
 
 /// Answers one call after another until the client closes the connection.
-fn converse(channel: &mut Channel, disks: &Arc<Disks>) -> Result<(), CodecError> {
+fn converse(channel: &mut Channel, disks: &Arc<Disks>, places: &Places) -> Result<(), CodecError> {
     loop {
         let message = match channel.receive(Some(CALL_MAX)) {
             Ok(Some(message)) => message,
@@ -143,7 +145,12 @@ fn converse(channel: &mut Channel, disks: &Arc<Disks>) -> Result<(), CodecError>
         let is_oneway = call.oneway;
         let stream: UnixStream = channel.stream().try_clone()?;
         let client = Client::of(&stream)?;
-        let done = methods::carry_out(disks, &client, call, message.descriptors);
+        // Until the reply.
+        let place = places.take(&call.method);
+        let done = match &place {
+            Ok(_) => methods::carry_out(disks, &client, call, message.descriptors),
+            Err(failure) => Err(failure.clone().into()),
+        };
         let reply = match done {
             Ok(Done::Reply(parameters)) => protocol::reply(parameters, false),
             Ok(Done::Backup(request)) => match backup::run(disks, &client, channel, &request) {

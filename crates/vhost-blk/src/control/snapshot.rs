@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// `Snapshot`.
 pub(super) fn take(
-    disks: &Disks,
+    disks: &Arc<Disks>,
     client: &Client<'_>,
     call: &mut Call,
 ) -> Result<Value, CallError> {

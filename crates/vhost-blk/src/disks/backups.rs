@@ -37,10 +37,8 @@ impl Disks {
             None => Image::Raw(Arc::clone(&opened.top)),
         };
         let clusters = Clusters::new(image.info().capacity_sectors * 512);
-        let taken = entry.backup.take(clusters).ok_or_else(|| {
-            let remedy = "wait for its end, or stop the client that waits for it";
-            Failure::run(what, "another backup of it is in progress", remedy)
-        })?;
+        let taken = entry.backup.take(clusters);
+        let taken = taken.ok_or_else(|| Failure::told(what, backup::ANOTHER))?;
         let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));
         Ok(Source { image, control, layers, taken })
     }

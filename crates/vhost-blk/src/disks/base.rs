@@ -108,7 +108,7 @@ impl Base {
 
     /// Checks that the files of the chain are as they were, and leave room for one more. Nobody knows
     /// that of an export.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let Place::Image { files, .. } = &self.place else { return Ok(()) };
         if files.len() >= FILES_MAX {
             return Err(format!("its chain has {FILES_MAX} files already; {FULL}"));

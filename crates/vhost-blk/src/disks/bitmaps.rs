@@ -120,10 +120,18 @@ impl Bitmap {
     /// # Errors
     /// Cause and remedy.
     pub(crate) fn base(&self) -> Result<Base, String> {
-        let base =
-            self.lock().sound_base().cloned().ok_or_else(|| format!("{ELSEWHERE}; {FULL}"))?;
+        let base = self.sound_base()?;
         base.check()?;
         Ok(base)
+    }
+
+    /// As [`Bitmap::base`], without a look at the files of that backup, whose storage may hang.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(crate) fn sound_base(&self) -> Result<Base, String> {
+        let base = self.lock().sound_base().cloned();
+        base.ok_or_else(|| format!("{ELSEWHERE}; {FULL}"))
     }
 
     /// Follows its disk to another image of the same content.
@@ -210,11 +218,12 @@ impl Disks {
         &self,
         name: &str,
         bitmap: &str,
-        go_on: impl FnMut() -> bool,
+        mut go_on: impl FnMut() -> bool,
     ) -> Result<(), Failure> {
-        let refused =
-            |told: String| Failure::told(format!("remove the bitmap {bitmap} of {name}"), told);
-        let _no_reload = self.no_reload();
+        let what = format!("remove the bitmap {bitmap} of {name}");
+        let refused = |told: String| Failure::told(&what, told);
+        let act = format!("the removal of a bitmap of the disk {name}");
+        let _no_reload = self.turn(&what, act, &mut go_on)?;
         let (layers, control) = {
             let state = self.lock();
             let entry = state.entry(name)?;

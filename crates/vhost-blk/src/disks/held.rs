@@ -24,16 +24,25 @@ impl Disks {
     /// # Errors
     /// [`UpgradeError`] if there is a reload or a snapshot, or a disk is coming or going.
     pub fn hold(&self) -> Result<Held<'_>, UpgradeError> {
-        let no_reload = self.try_no_reload().ok_or(UpgradeError::Reloading)?;
+        let no_reload = self.turn.try_take("an upgrade".to_owned());
+        let no_reload = no_reload.map_err(|holder| UpgradeError::Turn(holder.told()))?;
         let mut state = self.lock();
         let all = state.to_pass_on(&self.mode)?;
         state.is_held = true;
         Ok(Held { disks: self, all, _no_reload: no_reload })
     }
 
-    /// Notes that a signal asks for a reload, until it begins.
-    pub fn request_reload(&self) {
+    /// Notes that a signal asks for a reload, until it begins. `false`: a thread waits for its turn already, and
+    /// its reload finds the files of now.
+    pub fn request_reload(&self) -> bool {
         self.reload_is_due.store(true, Ordering::Relaxed);
+        !self.reload_waits.swap(true, Ordering::Relaxed)
+    }
+
+    /// Notes that the thread for that cannot be started.
+    pub fn withdraw_reload(&self) {
+        self.reload_waits.store(false, Ordering::Relaxed);
+        self.reload_is_due.store(false, Ordering::Relaxed);
     }
 
     /// Returns whether a reload that a signal has asked for has not begun.
@@ -77,7 +86,7 @@ impl State {
         let all = self.table.iter().map(disk).collect::<Result<_, _>>()?;
         // Their threads may not be interruptible, and the exchange of the program waits for all threads.
         match (self.targets.first(), self.first_given_up()) {
-            (Some(path), _) => Err(UpgradeError::Target { path: path.to_owned() }),
+            (Some((path, act)), _) => Err(UpgradeError::Target { path: path.to_owned(), act }),
             (None, Some(name)) => Err(UpgradeError::GivenUp { name: name.to_owned() }),
             (None, None) => Ok(all),
         }

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The long work on the image of a disk in the table, a merge or a mirror: one at a time, and the disk
+//! The work on the image of a disk in the table, a merge, a mirror or a snapshot: one at a time, and the disk
 //! stays until its end.
 
 use super::exchange::Source;
 use super::merge::MergeState;
 use super::mirror::Mirror;
-use super::reload::NoReload;
-use super::{Disks, Entry, Slot, State};
+use super::{Disks, Entry, Slot};
 use crate::failure::Failure;
 use crate::stop::Stop;
-use std::sync::{Arc, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 
 /// The refusal of an act that a merge excludes.
 const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
 /// The refusal of an act that a mirror excludes.
 const MIRRORING: &str = "it is being mirrored to other storage; complete that, or cancel it (vhost-blk ctl mirror --complete, --cancel)";
+
+/// The refusal of an act that a snapshot excludes.
+const IN_SNAPSHOT: &str =
+    "it gets a snapshot; wait for the end of that, or stop the client that waits for it";
 
 /// The refusal of the same work.
 const IN_PROGRESS: &str = "it is in progress; wait for it, or cancel it with --cancel";
@@ -26,6 +30,8 @@ pub(super) enum Kind {
     Merge(Arc<MergeState>),
     /// A mirror of the disk to other storage.
     Mirror(Arc<Mirror>),
+    /// A snapshot, and its cancel.
+    Snapshot(Arc<AtomicBool>),
 }
 
 /// Work in progress.
@@ -40,19 +46,32 @@ impl Job {
         match self.kind {
             Kind::Merge(_) => MERGING,
             Kind::Mirror(_) => MIRRORING,
+            Kind::Snapshot(_) => IN_SNAPSHOT,
         }
     }
 
-    /// The refusal of a mirror, or of a merge.
-    pub(super) fn refuses(&self, is_mirror: bool) -> &'static str {
-        if self.mirror().is_some() == is_mirror { IN_PROGRESS } else { self.refusal() }
+    /// The refusal of work of another kind, or of the same.
+    pub(super) fn refuses(&self, kind: &str) -> &'static str {
+        match self.kind {
+            Kind::Merge(_) | Kind::Mirror(_) if kind == self.name() => IN_PROGRESS,
+            _ => self.refusal(),
+        }
+    }
+
+    /// Name of the kind.
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Merge(_) => "commit",
+            Kind::Mirror(_) => "mirror",
+            Kind::Snapshot(_) => "snapshot",
+        }
     }
 
     /// The mirror, if it is one.
     pub(super) fn mirror(&self) -> Option<&Arc<Mirror>> {
         match &self.kind {
             Kind::Mirror(mirror) => Some(mirror),
-            Kind::Merge(_) => None,
+            Kind::Merge(_) | Kind::Snapshot(_) => None,
         }
     }
 
@@ -62,6 +81,7 @@ impl Job {
         match &self.kind {
             Kind::Merge(merge) => drop(merge.cancel()),
             Kind::Mirror(mirror) => mirror.cancel(),
+            Kind::Snapshot(cancelled) => cancelled.store(true, Ordering::Relaxed),
         }
     }
 }
@@ -93,15 +113,6 @@ impl Entry {
     }
 }
 
-impl State {
-    fn job_of(&mut self, name: &str) -> Option<&mut Option<Arc<Job>>> {
-        match self.table.get_mut(name) {
-            Some(Slot::Served(entry)) => Some(&mut entry.job),
-            _ => None,
-        }
-    }
-}
-
 impl Disks {
     /// Notes work on the disk in the table.
     pub(super) fn begin_job(
@@ -118,19 +129,11 @@ impl Disks {
             _ => return Err(gone.to_owned()),
         };
         match &mut entry.job {
-            Some(present) => return Err(present.refuses(job.mirror().is_some()).to_owned()),
+            Some(present) => return Err(present.refuses(job.name()).to_owned()),
             present => *present = Some(Arc::clone(&job)),
         }
         drop(state);
         Ok(Owner { disks: Arc::clone(self), job })
-    }
-
-    /// Refuses an act during a merge or a mirror of a disk.
-    pub(super) fn check_no_job(&self, name: &str) -> Result<(), String> {
-        match self.lock().job_of(name) {
-            Some(Some(job)) => Err(job.refusal().to_owned()),
-            _ => Ok(()),
-        }
     }
 
     /// The work on a disk.
@@ -164,15 +167,6 @@ impl Disks {
         while let Some(job) = state.served_with(stop).and_then(|entry| entry.job.clone()) {
             job.cancel();
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// As [`Disks::no_reload`], unless a reload or an upgrade is in progress.
-    pub(super) fn try_no_reload(&self) -> Option<NoReload<'_>> {
-        match self.reloading.try_lock() {
-            Ok(guard) => Some(NoReload { _guard: guard }),
-            Err(TryLockError::Poisoned(error)) => Some(NoReload { _guard: error.into_inner() }),
-            Err(TryLockError::WouldBlock) => None,
         }
     }
 }

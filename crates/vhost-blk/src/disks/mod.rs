@@ -19,7 +19,7 @@ mod backups;
 mod base;
 pub(crate) mod bitmaps;
 mod config_file;
-mod converge;
+pub(crate) mod converge;
 pub(crate) mod exchange;
 mod front_ends;
 pub mod growth;
@@ -35,7 +35,9 @@ mod removal;
 pub mod replacing;
 pub mod snapshot;
 mod taking_over;
+mod targets;
 mod traces;
+mod turn;
 
 pub use bitmaps::BitmapFacts;
 pub use held::Held;
@@ -65,7 +67,9 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use targets::Targets;
 use traces::Traces;
+use turn::Turn;
 use vhost_user::{Answer, Command, Control, Posted, Status};
 
 /// Maximum disks of a process.
@@ -126,9 +130,11 @@ pub struct Disks {
     /// The sizes of block devices are watched.
     watched: AtomicBool,
     /// One reload at a time, and none during an upgrade.
-    reloading: Mutex<()>,
+    turn: Turn,
     /// A signal has asked for a reload that has not begun.
     reload_is_due: AtomicBool,
+    /// A thread waits for the turn of such a reload: one at most, whatever number of signals comes.
+    reload_waits: AtomicBool,
     /// The threads of all disks, after the first disk.
     pool: Mutex<Option<UringPool>>,
 }
@@ -141,7 +147,7 @@ struct State {
     table: BTreeMap<String, Slot>,
     /// Disks without a name, whose storage has not answered.
     given_up: Vec<GivenUp>,
-    targets: mirror::Targets,
+    targets: Targets,
 }
 
 enum Slot {
@@ -224,8 +230,9 @@ impl Disks {
             state: Mutex::default(),
             changed: Condvar::new(),
             watched: AtomicBool::new(false),
-            reloading: Mutex::default(),
+            turn: Turn::default(),
             reload_is_due: AtomicBool::new(false),
+            reload_waits: AtomicBool::new(false),
             pool: Mutex::default(),
         })
     }

@@ -14,10 +14,12 @@ use crate::values::{self, Cache};
 use data_plane::Limits;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use vhost_user::{Answer, Command};
+
+pub use super::turn::NoReload;
 
 /// Maximum wait for a disk; the others come next.
 const DISK_MAX: Duration = Duration::from_secs(10);
@@ -73,32 +75,24 @@ impl Report {
     }
 }
 
-/// No reload runs until this is dropped.
-pub struct NoReload<'a> {
-    pub(super) _guard: MutexGuard<'a, ()>,
-}
-
 type Files = BTreeMap<String, Result<DiskArgs, Failure>>;
 
 impl Disks {
-    /// Lets reloads wait until the result is dropped.
-    pub fn no_reload(&self) -> NoReload<'_> {
-        NoReload { _guard: self.reloading.lock().unwrap_or_else(PoisonError::into_inner) }
+    /// Reads the folder again, as [`Disks::request_reload`] has asked for, after another act.
+    ///
+    /// # Errors
+    /// As [`Disks::reload_now`].
+    pub fn reload_as_requested(self: &Arc<Self>) -> Result<Vec<Report>, Failure> {
+        let turn = self.no_reload();
+        // A signal from here on asks for the next one.
+        self.reload_waits.store(false, Ordering::Relaxed);
+        self.reload_now(&turn)
     }
 
-    /// Reads the folder again, after a reload or an upgrade in progress. A disk without a change has
-    /// no report.
+    /// Reads the folder again. A disk without a change has no report.
     ///
     /// # Errors
     /// [`Failure`] if there is no folder, or it cannot be read: no disk is touched.
-    pub fn reload(self: &Arc<Self>) -> Result<Vec<Report>, Failure> {
-        self.reload_now(&self.no_reload())
-    }
-
-    /// As [`Disks::reload`], by the owner of `_no_other`.
-    ///
-    /// # Errors
-    /// As [`Disks::reload`].
     pub fn reload_now(self: &Arc<Self>, _no_other: &NoReload<'_>) -> Result<Vec<Report>, Failure> {
         self.reload_is_due.store(false, Ordering::Relaxed);
         let Mode::Many(Some(folder)) = &self.mode else {

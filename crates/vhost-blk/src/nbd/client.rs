@@ -12,10 +12,10 @@ use std::time::Duration;
 pub(crate) const ZEROES_MAX: u64 = 32 << 20;
 /// Most bytes of one request with data.
 const DATA_MAX: u32 = 1 << 20;
-/// Maximum wait for the handshake. Neither a reload nor an upgrade begins meanwhile.
+/// Maximum wait for the handshake, of which an earlier end of the command takes no notice.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-/// Maximum wait for the reply to a request that changes data: a guest may wait for it. The others have
-/// no limit but the end of the command.
+/// Maximum wait for the reply to a request that changes data. The others have no limit but the end of the
+/// command. A guest waits less: `crates/vhost-blk/src/disks/converge`.
 const REPLY_MAX: Duration = Duration::from_secs(60);
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;

@@ -29,11 +29,9 @@ pub enum UpgradeError {
     /// An upgrade is in progress.
     #[error("another upgrade is in progress; wait for it")]
     Busy,
-    /// The folder of configuration files is being read, or a disk gets a snapshot.
-    #[error(
-        "the configuration is being read again, or a disk gets a snapshot; wait for the end of that"
-    )]
-    Reloading,
+    /// The folder of configuration files is being read, or the storage of a disk is being exchanged.
+    #[error("{0}; wait for the end of that")]
+    Turn(String),
     /// A disk cannot be passed on.
     #[error("the disk {name} cannot be passed on: {why}")]
     Disk {
@@ -42,15 +40,17 @@ pub enum UpgradeError {
         /// The cause and the remedy.
         why: Obstacle,
     },
-    /// A mirror is being begun, or has ended, and a thread still waits for its target.
+    /// A copy is being begun, or has ended, and a thread still waits for its target.
     #[error(
-        "{}: the target of a mirror does not answer, and the exchange of the program would wait for it; \
+        "{}: the target of a {act} does not answer, and the exchange of the program would wait for it; \
          check that storage, and repeat the command",
         .path.display()
     )]
     Target {
         /// Its path.
         path: PathBuf,
+        /// The kind of the copy.
+        act: &'static str,
     },
     /// A disk was given up, and a thread still waits for its storage.
     #[error(

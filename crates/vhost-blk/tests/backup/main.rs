@@ -7,6 +7,7 @@ mod common;
 mod content;
 mod export;
 mod export_failures;
+mod hangs;
 mod incremental;
 mod kept;
 #[path = "../../../vhost-user/tests/common/load.rs"]

@@ -252,6 +252,16 @@ impl Daemon {
         self.descriptors()
     }
 
+    /// Waits until the daemon has read a signal that it blocks.
+    pub(crate) fn wait_for_signal(&self, signal: i32) {
+        wait_until("the signal is read", || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
+            let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+            let pending = u64::from_str_radix(pending.trim(), 16).unwrap();
+            pending & 1 << (signal - 1) == 0
+        });
+    }
+
     /// Name and state (`S`, `D` ...) of each thread of the daemon, also of the kernel's for its io_uring.
     pub(crate) fn threads(&self) -> Vec<(String, String)> {
         let entries = std::fs::read_dir(format!("/proc/{}/task", self.id())).unwrap();

@@ -149,3 +149,24 @@ fn locked_images_are_waited_for_together() {
     assert!(line.contains("ERROR") && line.contains("in use"), "{line}");
     assert!(rig.names().is_empty());
 }
+
+#[test]
+fn many_signals_have_one_reload_and_one_that_waits() {
+    let mut rig = Rig::of_folder(&[]);
+    let held = locked(&rig);
+    rig.daemon.signal(libc::SIGHUP);
+    rig.daemon.log_line("waits for");
+    rig.write_file("c", &file("c", ""));
+    let reloads = |rig: &Rig| {
+        let threads = rig.daemon.threads();
+        threads.iter().filter(|(name, _)| name == "reload").count()
+    };
+    for _ in 0..50 {
+        rig.daemon.signal(libc::SIGHUP);
+        // It has been read: the next one is another signal.
+        rig.daemon.wait_for_signal(libc::SIGHUP);
+        assert!(reloads(&rig) <= 2, "{:?}", rig.daemon.threads());
+    }
+    drop(held);
+    rig.place.wait_until("the second reload", || rig.names() == ["a", "b", "c"]);
+}

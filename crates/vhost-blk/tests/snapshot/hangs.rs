@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A backing file that hangs while an image is merged into it: its file system is frozen, and what changes
-//! it waits. The image is on another one.
+//! Storage that hangs, as its file system is frozen and what changes it waits: a backing file while an image is
+//! merged into it, and the place of an overlay. The image is on another one.
 
 use crate::mount::{Frozen, Mount, may_not_mount, run};
 use crate::rig::Rig;
@@ -128,4 +128,58 @@ fn a_backing_file_that_hangs_while_the_disk_is_drained_fails_the_commit_and_keep
     let line = place.rig.refused("commit a", 1);
     assert!(line.contains("the backing file did not take the rest of the copy in 5 s"), "{line}");
     place.goes_on(frozen, &mut device, 5);
+}
+
+/// Expects that the reload of the configuration and each kind of work go on for the disk `o`.
+#[track_caller]
+fn others_go_on(rig: &Rig, device: &mut Device) {
+    rig.ok("--timeout 20 snapshot o --to over");
+    rig.ok("--timeout 20 backup o --to copy");
+    rig.ok("--timeout 20 mirror o --to moved --complete");
+    let line = rig.refused("--timeout 20 reload", 1);
+    assert!(line.contains("no folder of configuration files"), "{line}");
+    fill(device, 8);
+}
+
+#[test]
+fn an_overlay_that_hangs_while_it_is_made_holds_neither_the_disk_nor_another_one() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    for name in ["a", "o"] {
+        image(&rig, &format!("{name}.img"), "raw");
+        add(&rig, name, &format!("--blk-file {name}.img"));
+    }
+    let mut device = guest(&rig, "a");
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let words = format!("snapshot a --to {}", text(&mount.path("over")));
+    let frozen = Frozen::of(&mount);
+    let mut client = begin(&rig, &words);
+    let hangs = |(name, state): &(String, String)| name == "snapshot-target" && state == "D";
+    rig.place.wait_until("the making", || rig.daemon.threads().iter().any(hangs));
+    others_go_on(&rig, &mut device);
+    for words in ["snapshot a --to here", "commit a", "mirror a --to there", "backup a --to copy-a"]
+    {
+        let line = rig.refused(words, 1);
+        assert!(line.contains("it gets a snapshot; wait"), "{words}: {line}");
+    }
+    let line = rig.refused("upgrade", 1);
+    assert!(line.contains("it gets a snapshot; wait"), "{line}");
+    client.kill().unwrap();
+    client.wait().unwrap();
+    // The thread is left alone, and the disk is free for other work.
+    rig.place
+        .wait_until("the end of the snapshot", || rig.ctl("backup a --to copy-a").status.success());
+    let line = rig.refused(&words, 1);
+    assert!(line.contains("the target of its last snapshot does not answer"), "{line}");
+    let line = rig.refused("upgrade", 1);
+    assert!(line.contains("the target of a snapshot does not answer"), "{line}");
+    drop(frozen);
+    rig.place.wait_until("the end of the thread", || {
+        !rig.daemon.threads().iter().any(|(name, _)| name == "snapshot-target")
+    });
+    assert!(!mount.path("over").exists());
+    rig.ok(&words);
+    assert!(content(&mut device).iter().all(|found| *found == 8));
 }

@@ -89,7 +89,7 @@ fn of_snapshots_and_upgrades_at_once_each_is_done_or_refused_with_a_reason() {
             let snapshots = scope.spawn(|| {
                 (0..12).filter(|n| done_or_refused(&format!("snapshot a --to {n}"), &gone)).count()
             });
-            let reasons = [BUSY[0], BUSY[1], BUSY[2], "or a disk gets a snapshot; wait"];
+            let reasons = [BUSY[0], BUSY[1], BUSY[2], "; wait for the end of that"];
             let upgrades = (0..UPGRADES).filter(|_| done_or_refused("upgrade", &reasons));
             let upgrades = upgrades.count();
             (snapshots.join().unwrap(), upgrades)

@@ -184,6 +184,11 @@ impl Clusters {
         self.ended.load(Ordering::Acquire)
     }
 
+    /// Returns whether an I/O waits.
+    pub fn has_waiting(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
     /// Waits for the next task of the copier, whose own work is due at `own`. I/Os take turns, so that
     /// a long one does not delay the others.
     pub fn turn(&self, own: Instant) -> Turn {

@@ -16,11 +16,12 @@
 //! waits for one act before it orders the next, but for one of a convergence that is refused, the last one and the
 //! close: the queue has four acts at most.
 
-use super::{Copier, Unfinished};
+use super::Unfinished;
 use crate::disk::Opened;
 use crate::failure::Failure;
 use backend::Disk;
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -31,16 +32,34 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Wait for the storage at the end of a copy.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
+/// The words of the work for its user.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    /// Name of the thread of the target.
+    pub(crate) thread: &'static str,
+    /// The target.
+    pub(crate) target: &'static str,
+    /// The reason of an end by a cancel.
+    pub(crate) cancelled: &'static str,
+}
+
+/// Works on a target: only the thread of a [`Hand`] has it.
+pub(crate) trait TargetUser: Sized + 'static {
+    const WORDS: Words;
+    /// Has the remedy.
+    type Error: fmt::Display;
+}
+
 /// Alive as long as the thread uses the storage.
-pub(in crate::disks) type Sign = Arc<dyn Any + Send + Sync>;
+pub(crate) type Sign = Arc<dyn Any + Send + Sync>;
 
 /// The thread for its owner.
-pub(in crate::disks) struct Hand<C> {
+pub(crate) struct Hand<C> {
     acts: Acts<C>,
 }
 
 /// Orders acts of the thread.
-pub(in crate::disks) struct Acts<C>(Sender<Act<C>>);
+pub(crate) struct Acts<C>(Sender<Act<C>>);
 
 type Act<C> = Box<dyn FnOnce(&mut State<C>) + Send>;
 
@@ -62,10 +81,10 @@ impl<C> Clone for Acts<C> {
     }
 }
 
-impl<C: Copier> Hand<C> {
+impl<C: TargetUser> Hand<C> {
     /// Starts the thread, which makes or opens the storage; waits for that as long as `goes_on` says so. The
     /// thread drops `sign` when it does not use the storage any more. `what`: the act for an error.
-    pub(in crate::disks) fn start(
+    pub(crate) fn start(
         what: String,
         sign: Sign,
         open: impl FnOnce() -> Result<C, Failure> + Send + 'static,
@@ -113,12 +132,12 @@ impl<C: Copier> Hand<C> {
     }
 
     /// Orders acts.
-    pub(in crate::disks) fn acts(&self) -> &Acts<C> {
+    pub(crate) fn acts(&self) -> &Acts<C> {
         &self.acts
     }
 
     /// Ends the thread. Waits for the end of its use of the storage. `false`: the storage hangs.
-    pub(in crate::disks) fn close(self) -> bool {
+    pub(crate) fn close(self) -> bool {
         let (reply, closed) = channel();
         let close: Act<C> = Box::new(move |state| {
             *state = State::Failed(C::WORDS.cancelled.to_owned());
@@ -129,10 +148,10 @@ impl<C: Copier> Hand<C> {
     }
 }
 
-impl<C: Copier> Acts<C> {
+impl<C: TargetUser> Acts<C> {
     /// Lets the thread act, and waits for that as long as `goes_on` says so. `None`: the copier is taken.
     /// An error of the act ends the copy, also if nobody waits for it any more.
-    pub(in crate::disks) fn ask<T: Send + 'static>(
+    pub(crate) fn ask<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut C) -> Result<T, C::Error> + Send + 'static,
         mut goes_on: impl FnMut() -> Result<(), Unfinished>,
@@ -154,7 +173,7 @@ impl<C: Copier> Acts<C> {
     }
 
     /// The same, for an owner that has not ordered the last act.
-    pub(in crate::disks) fn act<T: Send + 'static>(
+    pub(crate) fn act<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut C) -> Result<T, C::Error> + Send + 'static,
         goes_on: impl FnMut() -> Result<(), Unfinished>,
@@ -197,12 +216,12 @@ impl<C: Copier> Acts<C> {
 }
 
 /// The result of the last act.
-pub(super) struct New<T> {
-    pub(super) opened: Opened,
-    /// Bytes that were copied.
-    pub(super) rest_bytes: u64,
+pub(in crate::disks) struct New<T> {
+    pub(in crate::disks) opened: Opened,
+    /// Bytes that were copied, if there is a copy.
+    pub(in crate::disks) rest_bytes: Option<u64>,
     /// Anything that was made with the disk.
-    pub(super) made: T,
+    pub(in crate::disks) made: T,
 }
 
 /// A value whose drop, and whose last act, may wait for the storage. Its owner does not: the thread does that.
@@ -238,7 +257,7 @@ impl<T: Send + 'static> Drop for There<T> {
     }
 }
 
-impl<C: Copier> State<C> {
+impl<C: TargetUser> State<C> {
     fn act<T>(
         &mut self,
         act: impl FnOnce(&mut C) -> Result<T, C::Error>,

@@ -17,18 +17,17 @@
 mod bound;
 mod hand;
 
-pub(super) use hand::{Acts, Hand, Sign, There};
+pub(crate) use hand::{Acts, Hand, Sign, TargetUser, Words};
+pub(super) use hand::{New, There};
 
 use super::Disks;
-use super::reload::NoReload;
 use super::replacing::{DRAIN_MAX, wait_and};
+use super::turn::{NoReload, TURN_MAX};
 use crate::disk::Opened;
 use crate::pace::Pace;
 use backend::Disk;
 use backend::wrap::{Brake, Written};
 use bound::Bound;
-use hand::New;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,31 +55,24 @@ const PASSES: usize = 2;
 const TICK: Duration = Duration::from_millis(1);
 /// Interval of the look at a reload that is in progress.
 const LOOK: Duration = Duration::from_millis(20);
-/// Longest time of one act of the target, in which writes of the guest may wait, or a client for the end.
-pub(super) const STUCK: Duration = Duration::from_secs(5);
+/// Longest time of one act of the target, in which writes of the guest may wait, or a client for the end. Also that of
+/// a backup.
+pub(crate) const STUCK: Duration = Duration::from_secs(5);
 /// Longest time in which the drained disk waits for its new storage.
 const DRAINED_MAX: Duration = STUCK;
 
-/// The words of a copy for its user.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Words {
-    /// Name of the thread of the target.
-    pub(super) thread: &'static str,
-    /// The target.
-    pub(super) target: &'static str,
-    /// The storage in which the guest goes on if the exchange fails, and the remedy.
-    pub(super) unmoved: &'static str,
-    /// The reason of an end by a cancel.
-    pub(super) cancelled: &'static str,
-    /// The reason of an end by an act that took [`STUCK`].
-    pub(super) slow: &'static str,
+/// Takes the place of the storage of a disk.
+pub(super) trait Exchanged: TargetUser {
+    /// The failure of a target that hangs while the disk is drained.
+    const LATE: &'static str = "did not take the rest of the copy";
+    /// The storage in which the guest goes on then, and the remedy.
+    const UNMOVED: &'static str;
 }
 
 /// Copies a disk to its target.
-pub(super) trait Copier: Sized + 'static {
-    const WORDS: Words;
-    /// Has the remedy.
-    type Error: fmt::Display;
+pub(super) trait Copier: Exchanged {
+    /// The reason of an end by an act that took [`STUCK`].
+    const SLOW: &'static str;
 
     /// Copies a range of at most [`CHUNK`] bytes that the guest has changed, and that may have been copied
     /// before.
@@ -153,7 +145,7 @@ pub(super) fn piece_max(pace: &Pace) -> u64 {
 }
 
 /// The reasons for which the guest does not go on in the target.
-pub(super) enum Unfinished {
+pub(crate) enum Unfinished {
     /// A mirror goes on; a merge has ended.
     Refused(String),
     /// The copy has ended.
@@ -162,7 +154,7 @@ pub(super) enum Unfinished {
 
 impl Unfinished {
     /// The text.
-    pub(super) fn told(self) -> String {
+    pub(crate) fn told(self) -> String {
         match self {
             Unfinished::Refused(told) | Unfinished::Ended(told) => told,
         }
@@ -199,7 +191,7 @@ impl<C: Copier> Convergence<'_, C> {
             (self.check)()?;
             match begun.elapsed() < STUCK {
                 true => Ok(()),
-                false => Err(Unfinished::Refused(C::WORDS.slow.to_owned())),
+                false => Err(Unfinished::Refused(C::SLOW.to_owned())),
             }
         }
     }
@@ -245,11 +237,22 @@ impl<C: Copier> Convergence<'_, C> {
 
     /// Lets reloads wait. One in progress may wait for the end of the copy, or for another disk: the
     /// copy goes on meanwhile, so that no write of the guest waits for it.
-    pub(super) fn no_reload<'d>(&self, disks: &'d Disks) -> Result<NoReload<'d>, Unfinished> {
+    /// It is refused after [`TURN_MAX`]. `act`: the end of the copy, for others.
+    pub(super) fn no_reload<'d>(
+        &self,
+        disks: &'d Disks,
+        act: &str,
+    ) -> Result<NoReload<'d>, Unfinished> {
+        let begun = Instant::now();
         loop {
             (self.check)()?;
-            if let Some(no_reload) = disks.try_no_reload() {
-                return Ok(no_reload);
+            match disks.turn.try_take(act.to_owned()) {
+                Ok(no_reload) => return Ok(no_reload),
+                Err(holder) if begun.elapsed() >= TURN_MAX => {
+                    let told = format!("{}; try again after it", holder.told());
+                    return Err(Unfinished::Refused(told));
+                }
+                Err(_) => {}
             }
             self.copy_rest()?;
             std::thread::sleep(LOOK);
@@ -313,10 +316,7 @@ impl<C: Copier> Convergence<'_, C> {
         brake: Arc<Brake>,
         open: impl FnOnce(C) -> Result<(Opened, T), String> + Send + 'static,
     ) -> Last<C, T> {
-        let deadline = Instant::now() + DRAINED_MAX;
-        let is_wanted = Arc::new(AtomicBool::new(true));
-        let wanted = Arc::clone(&is_wanted);
-        let answer = acts.last(move |mut copier| {
+        Last::order(acts, move |mut copier, wanted| {
             let rest = copier.rest(brake.written());
             let rest = rest.and_then(|bytes| copier.sync().map(|()| bytes));
             let rest_bytes = rest.map_err(|error| error.to_string())?;
@@ -325,9 +325,8 @@ impl<C: Copier> Convergence<'_, C> {
                 return Err(C::WORDS.cancelled.to_owned());
             }
             let (opened, made) = open(copier)?;
-            Ok(New { opened, rest_bytes, made })
-        });
-        Last { acts: acts.clone(), answer, deadline, is_wanted }
+            Ok(New { opened, rest_bytes: Some(rest_bytes), made })
+        })
     }
 }
 
@@ -340,7 +339,19 @@ pub(super) struct Last<C, T> {
     is_wanted: Arc<AtomicBool>,
 }
 
-impl<C: Copier, T: Send + 'static> Last<C, T> {
+impl<C: Exchanged, T: Send + 'static> Last<C, T> {
+    /// Orders an act that opens the new disk. It learns whether somebody waits for it.
+    pub(super) fn order(
+        acts: &Acts<C>,
+        open: impl FnOnce(C, &AtomicBool) -> Result<New<T>, String> + Send + 'static,
+    ) -> Last<C, T> {
+        let deadline = Instant::now() + DRAINED_MAX;
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let wanted = Arc::clone(&is_wanted);
+        let answer = acts.last(move |user| open(user, &wanted));
+        Last { acts: acts.clone(), answer, deadline, is_wanted }
+    }
+
     /// Waits for the new disk, and for what was made with it. If the target hangs, the guest of the disk of this
     /// name goes on in the old storage.
     ///
@@ -351,17 +362,20 @@ impl<C: Copier, T: Send + 'static> Last<C, T> {
         match self.answer.recv_timeout(patience) {
             Ok(done) => {
                 let New { opened, rest_bytes, made } = done?;
-                tracing::info!(disk, rest_bytes, "copied while drained");
+                if let Some(rest_bytes) = rest_bytes {
+                    tracing::info!(disk, rest_bytes, "copied while drained");
+                }
                 Ok((opened, self.acts.there(made)))
             }
             Err(RecvTimeoutError::Disconnected) => Err(C::WORDS.cancelled.to_owned()),
             Err(RecvTimeoutError::Timeout) => {
                 self.is_wanted.store(false, Ordering::Release);
                 Err(format!(
-                    "the {} did not take the rest of the copy in {} s, and {}",
+                    "the {} {} in {} s, and {}",
                     C::WORDS.target,
+                    C::LATE,
                     DRAINED_MAX.as_secs(),
-                    C::WORDS.unmoved
+                    C::UNMOVED
                 ))
             }
         }

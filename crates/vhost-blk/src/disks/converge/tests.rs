@@ -18,15 +18,18 @@ const FEW: u64 = REST_MIN;
 /// Copies nothing, in 16 ms per MiB.
 struct Slow(Rate, Arc<AtomicU64>);
 
-impl Copier for Slow {
-    const WORDS: Words = Words {
-        thread: "slow-target",
-        target: "target",
-        unmoved: "the test has failed",
-        cancelled: "it was cancelled",
-        slow: "it hangs",
-    };
+impl TargetUser for Slow {
+    const WORDS: Words =
+        Words { thread: "slow-target", target: "target", cancelled: "it was cancelled" };
     type Error = Infallible;
+}
+
+impl Exchanged for Slow {
+    const UNMOVED: &'static str = "the test has failed";
+}
+
+impl Copier for Slow {
+    const SLOW: &'static str = "it hangs";
 
     fn again(&mut self, range: Range<u64>) -> Result<(), Infallible> {
         let bytes = range.end - range.start;

@@ -2,7 +2,7 @@
 //! Copies parts of an image to its backing file, again and again at the same places.
 
 use super::CANCELLED;
-use crate::disks::converge::{self, Rate, Words};
+use crate::disks::converge::{self, Exchanged, Rate, TargetUser, Words};
 use qcow2::merge::Merge;
 use std::io;
 use std::ops::Range;
@@ -49,16 +49,20 @@ impl Copier {
     }
 }
 
-impl converge::Copier for Copier {
-    const WORDS: Words = Words {
-        thread: "merge-target",
-        target: "backing file",
-        unmoved: "the disk goes on in its image; check the storage of both, and repeat the command",
-        cancelled: CANCELLED,
-        slow: "no part of the copy was done for seconds, and the disk goes on in its image; check the storage \
-               of the image and of its backing file, and repeat the command",
-    };
+impl TargetUser for Copier {
+    const WORDS: Words =
+        Words { thread: "merge-target", target: "backing file", cancelled: CANCELLED };
     type Error = CopyError;
+}
+
+impl Exchanged for Copier {
+    const UNMOVED: &'static str =
+        "the disk goes on in its image; check the storage of both, and repeat the command";
+}
+
+impl converge::Copier for Copier {
+    const SLOW: &'static str = "no part of the copy was done for seconds, and the disk goes on in its image; check \
+                                the storage of the image and of its backing file, and repeat the command";
 
     fn again(&mut self, mut range: Range<u64>) -> Result<(), CopyError> {
         while !range.is_empty() {

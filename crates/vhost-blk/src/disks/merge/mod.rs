@@ -102,7 +102,9 @@ impl Disks {
     ) -> Result<Merged, Failure> {
         let update_config = wanted.update_config;
         let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
-        let no_reload = self.no_reload();
+        let what = format!("{WHAT} {name}");
+        let act = format!("the begin of a commit of the disk {name}");
+        let no_reload = self.turn(&what, act, &mut || go_on())?;
         let source = self.source(name, WHAT)?;
         let state = Arc::new(MergeState::new(source.image.disk.info().capacity_sectors * 512));
         let owner = self.begin_job(&source, Kind::Merge(Arc::clone(&state))).map_err(refused)?;
@@ -118,7 +120,6 @@ impl Disks {
         let marked = Marked::of(plan.backing());
         let kept = Arc::new(Kept { _lock: lock, _owner: owner });
         let (of_thread, of_source) = (Arc::clone(&plan), source.clone());
-        let what = format!("{WHAT} {name}");
         let of_error = what.clone();
         let open = move || {
             let merge = of_thread.open(&of_source);
@@ -199,7 +200,8 @@ impl Merging<'_> {
     ) -> Result<Done, Unfinished> {
         let refused = Unfinished::Refused;
         let (source, plan) = (self.source, self.plan);
-        let _no_reload = end.no_reload(self.disks)?;
+        let act = format!("the end of the commit of the disk {}", self.source.name);
+        let _no_reload = end.no_reload(self.disks, &act)?;
         let config = self.disks.config_of(source, plan.args(), update_config).map_err(refused)?;
         let file = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {

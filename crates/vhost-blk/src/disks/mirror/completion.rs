@@ -37,7 +37,8 @@ impl Worker {
         .map_err(refused)?;
         end.converge()?;
         // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
-        let _no_reload = end.no_reload(&self.disks)?;
+        let act = format!("the end of the mirror of the disk {}", self.source.name);
+        let _no_reload = end.no_reload(&self.disks, &act)?;
         let source = self.source()?;
         source.check_config(update_config).map_err(refused)?;
         let before = source.storage_path().map_err(refused)?;

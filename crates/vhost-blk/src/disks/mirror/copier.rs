@@ -4,7 +4,7 @@
 use super::old::Old;
 use super::state::CANCELLED;
 use super::target::{Named, New};
-use crate::disks::converge::{self, Rate, Words};
+use crate::disks::converge::{self, Exchanged, Rate, TargetUser, Words};
 use qcow2::copy::runs;
 use std::io;
 use std::ops::Range;
@@ -43,15 +43,18 @@ pub(super) struct Copier {
     rate: Rate,
 }
 
-impl converge::Copier for Copier {
-    const WORDS: Words = Words {
-        thread: "mirror-target",
-        target: "new storage",
-        unmoved: "the guest goes on in the old one; check both storages, and begin the mirror again with --to",
-        cancelled: CANCELLED,
-        slow: SLOW,
-    };
+impl TargetUser for Copier {
+    const WORDS: Words =
+        Words { thread: "mirror-target", target: "new storage", cancelled: CANCELLED };
     type Error = CopyError;
+}
+
+impl Exchanged for Copier {
+    const UNMOVED: &'static str = "the guest goes on in the old one; check both storages, and begin the mirror again with --to";
+}
+
+impl converge::Copier for Copier {
+    const SLOW: &'static str = SLOW;
 
     /// A hole of the old storage is not trusted here: some file systems tell of one where data was written a
     /// moment ago.

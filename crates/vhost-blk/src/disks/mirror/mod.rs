@@ -24,13 +24,11 @@ mod old;
 mod plan;
 mod state;
 mod target;
-mod targets;
 mod worker;
 
 pub use facts::Facts;
 pub(super) use state::Mirror;
 pub use state::Phase;
-pub(super) use targets::Targets;
 
 use super::converge::Hand;
 use super::exchange::Source;
@@ -100,15 +98,18 @@ impl Disks {
     ) -> Result<(), Failure> {
         let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
         // The path may hang: nothing is held, and the disk has no work.
-        let sign = self.use_target(name, &wanted.target)?;
+        let what = format!("{WHAT} {name}");
+        let sign = self.use_target(name, &what, "mirror", &wanted.target)?;
         let planned = self.source(name, WHAT)?;
         let plan = Arc::new(Plan::of(&planned, wanted).map_err(refused)?);
         let mirror = Arc::new(Mirror::new(plan.path().to_owned(), plan.capacity_bytes()));
+        let act = format!("the begin of a mirror of the disk {name}");
+        let turn = self.turn(&what, act, &mut || go_on())?;
         let (source, owner) = self.own(&planned, &mirror).map_err(refused)?;
+        drop(turn);
         let go_on = || go_on() && !mirror.is_cancelled();
         let old = Old::new(reader(&source).map_err(refused)?);
         let opening = opening(&plan, &source, &mirror, &old);
-        let what = format!("{WHAT} {name}");
         let hand = Hand::start(what, sign, opening, go_on).inspect_err(|_| old.close())?;
         // The thread is there before anything follows the disk, which only it ends.
         let (start, started) = channel::<Worker>();
@@ -142,12 +143,12 @@ impl Disks {
 
     /// Notes the mirror as the work of the disk, which is still as it was planned. From then on neither a
     /// snapshot nor an upgrade comes in between, and a removal by a reload cancels the mirror.
+    /// The caller has the turn.
     fn own(
         self: &Arc<Self>,
         planned: &Source,
         mirror: &Arc<Mirror>,
     ) -> Result<(Source, Owner), String> {
-        let _no_reload = self.no_reload();
         let source = self.source(&planned.name, WHAT).map_err(|failure| failure.to_string())?;
         if !Arc::ptr_eq(&source.image.top, &planned.image.top) {
             return Err("it has got another image a moment ago; repeat the command".to_owned());

@@ -17,7 +17,9 @@ mod plan;
 
 use super::Disks;
 use super::config_file::NewConfig;
-use super::exchange::{New, identity, options, replacement, settled, synced};
+use super::converge::{Acts, Exchanged, Hand, Last, New, TargetUser, Unfinished, Words};
+use super::exchange::{self, identity, options, replacement, settled, synced};
+use super::job::Kind;
 use super::layers::Layers;
 use super::replacing::{DRAIN_MAX, wait};
 use crate::disk::{self, From, LockWait};
@@ -28,15 +30,19 @@ use backend::Disk;
 use backend::file::File as ImageFile;
 use overlay::Overlay;
 use plan::Plan;
-use qcow2::Qcow2Disk;
 use qcow2::inspect::{self, FileFacts};
+use qcow2::{AllowBacking, Qcow2Disk};
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use vhost_user::Replacement;
 
 const WHAT: &str = "take a snapshot of";
+/// The reason of a snapshot that was cancelled.
+const CANCELLED: &str = "it was cancelled; repeat the command";
 
 /// The options of a snapshot.
 #[derive(Debug)]
@@ -74,31 +80,102 @@ pub struct Space {
     pub unmapped_bytes: Option<u64>,
 }
 
+/// A new overlay. Only its thread ([`Hand`]) works on it.
+struct Made {
+    plan: Arc<Plan>,
+    /// The backing files that it needs.
+    needs: AllowBacking,
+    overlay: Overlay,
+}
+
+impl TargetUser for Made {
+    const WORDS: Words =
+        Words { thread: "snapshot-target", target: "overlay", cancelled: CANCELLED };
+    type Error = Infallible;
+}
+
+impl Exchanged for Made {
+    const LATE: &'static str = "was not open";
+    const UNMOVED: &'static str =
+        "the guest goes on in its image; check the storage of the overlay, and repeat the command";
+}
+
 impl Disks {
     /// Takes a snapshot of a disk. Waits for its requests in flight as long as `go_on` says so, and
     /// at most 10 s.
     ///
     /// # Errors
-    /// [`Failure`]; the disk is as before, and there is no overlay.
+    /// [`Failure`]; the disk is as before, and there is no overlay, but for one in a storage that hangs.
     pub fn snapshot(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         wanted: &Wanted,
         go_on: impl Fn() -> bool,
     ) -> Result<Taken, Failure> {
-        let refused = |told: String| Failure::told(format!("{WHAT} {name}"), told);
+        let what = format!("{WHAT} {name}");
+        let refused = |told: String| Failure::told(&what, told);
         // The drained disk then has little to sync.
-        self.sync_image(name, &format!("{WHAT} {name}"))?;
-        // Neither a reload nor an upgrade comes in between, and no other snapshot.
-        let _no_reload = self.no_reload();
+        self.sync_image(name, &what)?;
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let act = format!("the begin of a snapshot of the disk {name}");
+        let turn = self.turn(&what, act, &mut || go_on())?;
+        let sign = self.use_target(name, &what, "snapshot", &wanted.overlay)?;
         let source = self.source(name, WHAT)?;
-        self.check_no_backup(name).and_then(|()| self.check_no_job(name)).map_err(refused)?;
+        let owner = self.begin_job(&source, Kind::Snapshot(Arc::clone(&cancelled)));
+        let owner = owner.map_err(refused)?;
+        self.check_no_backup(name).map_err(refused)?;
+        // Neither an upgrade nor other work comes in between from here on; the overlay may hang.
+        drop(turn);
+        let go_on = || go_on() && !cancelled.load(Ordering::Relaxed);
         let plan = Plan::of(&source, wanted).map_err(refused)?;
-        let overlay = Overlay::create(&plan, &source.image).map_err(refused)?;
-        let args = plan.next(&source.args).map_err(refused)?;
-        let config = self.config_of(&source, &args, wanted.update_config).map_err(refused)?;
+        let no_image = |why| refused(format!("the image: {why}; check the storage of the disk"));
+        let image = source.image.top.metadata().map_err(no_image)?;
+        let of_error = what.clone();
+        let open = move || {
+            let made = || {
+                let plan = Arc::new(plan.locate()?);
+                let overlay = Overlay::create(&plan, &image)?;
+                Ok(Made { needs: plan.needs()?, plan, overlay })
+            };
+            made().map_err(|told: String| Failure::told(of_error, told))
+        };
+        let hand = Hand::start(what.clone(), sign, open, go_on)?;
+        let taken = self.go_on_in_overlay(name, wanted, hand.acts(), &go_on).map_err(refused);
+        // Removes an overlay that is not used.
+        if !hand.close() {
+            let overlay = wanted.overlay.display();
+            tracing::warn!(disk = name, %overlay, "it hangs, and is given up when it answers");
+        }
+        drop(owner);
+        taken
+    }
+
+    /// Makes the guest go on in the overlay.
+    fn go_on_in_overlay(
+        &self,
+        name: &str,
+        wanted: &Wanted,
+        acts: &Acts<Made>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Taken, String> {
+        let check = || match go_on() {
+            true => Ok(()),
+            false => Err(Unfinished::Ended(CANCELLED.to_owned())),
+        };
+        let made = acts.act(|made| Ok((Arc::clone(&made.plan), made.needs)), check);
+        let (plan, needs) = made.map_err(Unfinished::told)?;
+        let what = format!("{WHAT} {name}");
+        let act = format!("a snapshot of the disk {name}");
+        // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
+        let _turn = self.turn(&what, act, &mut || go_on());
+        let _turn = _turn.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))?;
+        let source = self.source(name, WHAT).map_err(|failure| failure.to_string())?;
+        source.check_config(wanted.update_config)?;
+        let args = plan.next(&source.args, needs);
+        let config = self.config_of(&source, &args, wanted.update_config)?;
         let path = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
+            name: name.to_owned(),
             args: args.clone(),
             layers: Arc::clone(&source.layers),
             top: Arc::clone(&source.image.top),
@@ -107,19 +184,10 @@ impl Disks {
             config,
         };
         let (sender, new) = channel();
-        let order = source
-            .control
-            .replace_storage(Box::new(move |old: &Arc<dyn Disk>| change.prepare(old, sender)));
-        let pause = match wait(&order, DRAIN_MAX, go_on) {
-            Ok(pause) => pause,
-            Err(unfinished) => {
-                if !unfinished.is_over() {
-                    overlay.keep();
-                }
-                return Err(refused(unfinished.to_string()));
-            }
-        };
-        overlay.keep();
+        let acts = acts.clone();
+        let prepare = move |old: &Arc<dyn Disk>| change.prepare(&acts, old, sender);
+        let order = source.control.replace_storage(Box::new(prepare));
+        let pause = wait(&order, DRAIN_MAX, go_on).map_err(|unfinished| unfinished.to_string())?;
         let options = options(&args);
         if let Ok(new) = new.try_recv() {
             self.go_on_in(&source, args, new);
@@ -158,6 +226,8 @@ impl Disks {
 
 /// The change of a disk that is drained.
 struct Change {
+    /// Name of the disk.
+    name: String,
     args: DiskArgs,
     layers: Arc<Layers>,
     /// The file that becomes the backing file.
@@ -170,15 +240,30 @@ struct Change {
 }
 
 impl Change {
-    /// Opens the overlay over the image, which has everything that the guest wrote.
-    fn prepare(self, old: &Arc<dyn Disk>, new: Sender<New>) -> Result<Replacement, String> {
+    /// Waits for the overlay over the image, which has everything that the guest wrote. If it hangs, the guest goes
+    /// on in the image.
+    fn prepare(
+        self,
+        acts: &Acts<Made>,
+        old: &Arc<dyn Disk>,
+        new: Sender<exchange::New>,
+    ) -> Result<Replacement, String> {
         synced(&**old)?;
         settled(self.qcow2.as_deref())?;
-        let image = identity(&self.top)?;
-        let opened = disk::open(&self.args, From::Overlay { image }, LockWait::No)
-            .map_err(|failure| failure.to_string())?;
+        let (image, args) = (identity(&self.top)?, self.args.clone());
+        let last = Last::order(acts, move |made: Made, _| {
+            let opened = disk::open(&args, From::Overlay { image }, LockWait::No);
+            let opened = opened.map_err(|failure| failure.to_string())?;
+            Ok(New { opened, rest_bytes: None, made: made.overlay })
+        });
+        let (opened, overlay) = last.wait(&self.name)?;
         let layers = Arc::clone(&self.layers);
-        replacement(opened, &layers, &new, Box::new(move || self.commit()))
+        let commit = move || {
+            self.commit()?;
+            overlay.into_inner().into_iter().for_each(Overlay::keep);
+            Ok(())
+        };
+        replacement(opened, &layers, &new, Box::new(commit))
     }
 
     /// Marks the image, and replaces the configuration file.
@@ -234,8 +319,15 @@ mod tests {
         std::fs::create_dir(path("a.toml")).unwrap();
         let mark = Some(path("b.qcow2"));
         let layers = Layers::new(Arc::clone(&top) as Arc<dyn Disk>, None, Earlier::default());
-        let change =
-            Change { args, layers, top: Arc::clone(&top), qcow2: None, mark, config: Some(config) };
+        let change = Change {
+            name: "a".to_owned(),
+            args,
+            layers,
+            top: Arc::clone(&top),
+            qcow2: None,
+            mark,
+            config: Some(config),
+        };
         let told = change.commit().unwrap_err();
         assert!(told.contains("a.toml cannot be replaced") && told.contains("; check"), "{told}");
         assert_eq!(top.overlay().unwrap(), None);

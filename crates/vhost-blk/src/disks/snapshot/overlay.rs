@@ -2,11 +2,10 @@
 //! The file of a new overlay.
 
 use super::plan::Plan;
-use crate::disks::Image;
 use crate::disks::exchange::sync_folder;
 use crate::image::inherit;
 use backend::create::{CreateError, create_with};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::path::PathBuf;
 
 /// A new overlay; removed when it is dropped.
@@ -19,11 +18,11 @@ impl Overlay {
     ///
     /// # Errors
     /// Cause and remedy. No file remains.
-    pub(super) fn create(plan: &Plan, image: &Image) -> Result<Overlay, String> {
+    pub(super) fn create(plan: &Plan, image: &Metadata) -> Result<Overlay, String> {
         let new = plan.image()?;
         new.check()?;
         let fill = |file: &File| {
-            inherit(&image.top.metadata()?, file)?;
+            inherit(image, file)?;
             new.write(file)
         };
         create_with(plan.overlay(), new.size_bytes, fill).map_err(|error| match error {

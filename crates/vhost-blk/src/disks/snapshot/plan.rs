@@ -22,17 +22,23 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Checks the disk and its image. The place of the overlay comes later: [`Plan::locate`].
     pub(super) fn of(source: &Source, wanted: &Wanted) -> Result<Plan, String> {
         check_disk(source)?;
         source.check_config(wanted.update_config)?;
         let backing = source.path()?;
-        let overlay = path_of_new(&wanted.overlay)?;
+        let overlay = wanted.overlay.clone();
         let is_qcow2 = source.args.format == Some(Format::Qcow2);
         backing_bytes(&backing, is_qcow2).map_err(|error| error.to_string())?;
         let marks = can_be_marked(source, wanted)?;
         let info = source.image.disk.info();
         let (capacity_bytes, block_bytes) = (info.capacity_sectors * 512, info.logical_block_bytes);
         Ok(Plan { overlay, backing, is_qcow2, capacity_bytes, block_bytes, marks })
+    }
+
+    /// Checks the place of the overlay, whose storage may hang.
+    pub(super) fn locate(self) -> Result<Plan, String> {
+        Ok(Plan { overlay: path_of_new(&self.overlay)?, ..self })
     }
 
     /// Path of the overlay.
@@ -50,16 +56,21 @@ impl Plan {
         NewImage::over(&self.overlay, self.capacity_bytes, &self.backing, self.is_qcow2)
     }
 
-    /// The options of the disk in the overlay, which exists.
-    pub(super) fn next(&self, args: &DiskArgs) -> Result<DiskArgs, String> {
+    /// The backing files that the overlay needs, which exists.
+    pub(super) fn needs(&self) -> Result<qcow2::AllowBacking, String> {
         let found =
             inspect::inspect_as(&self.overlay, Some(true)).map_err(|error| error.to_string())?;
         let needs = found.serve.map_err(|why| format!("{}; {}", why.what, why.remedy))?;
-        let allow_backing = match (args.allow_backing, needs.allow_backing) {
+        Ok(needs.allow_backing)
+    }
+
+    /// The options of the disk in the overlay, which needs these backing files.
+    pub(super) fn next(&self, args: &DiskArgs, needs: qcow2::AllowBacking) -> DiskArgs {
+        let allow_backing = match (args.allow_backing, needs) {
             (AllowBacking::Any, _) | (_, qcow2::AllowBacking::Any) => AllowBacking::Any,
             _ => AllowBacking::SameDir,
         };
-        Ok(DiskArgs {
+        DiskArgs {
             blk_file: Some(self.overlay.clone()),
             format: Some(Format::Qcow2),
             allow_backing,
@@ -69,7 +80,7 @@ impl Plan {
                 other => Some(other),
             },
             ..args.clone()
-        })
+        }
     }
 }
 

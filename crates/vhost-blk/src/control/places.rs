@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The connections of the control socket. Some are kept for commands that look at the disks or end something: an
+//! operator can see and end the work that takes up all others.
+
+use super::protocol::INTERFACE;
+use crate::failure::Failure;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Maximum connections at the same time; further ones get an error.
+pub(super) const CONNECTIONS_MAX: usize = 32;
+/// Maximum commands that may wait for storage, for other work, or for the end of their client.
+const WORK_MAX: usize = 24;
+/// The same with the commands that end work or a disk, and may wait for that.
+const ENDS_MAX: usize = 28;
+
+/// The commands in progress on all connections.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places(Arc<AtomicUsize>);
+
+/// The place of a command, until the drop. One that only looks takes none.
+#[derive(Debug)]
+pub(super) struct Place(Option<Arc<AtomicUsize>>);
+
+/// Maximum commands in progress with one of this method; `None`: it does not count.
+fn limit(method: &str) -> Option<usize> {
+    match method.strip_prefix(INTERFACE).and_then(|name| name.strip_prefix('.')) {
+        Some("CancelCommit" | "CancelMirror" | "Remove") => Some(ENDS_MAX),
+        Some("List" | "MirrorStatus" | "SetLogLevel" | "Stats" | "Status" | "Stop") | None => None,
+        Some(_) => Some(WORK_MAX),
+    }
+}
+
+impl Places {
+    /// Takes a place for a method.
+    ///
+    /// # Errors
+    /// [`Failure`] if too many others are taken.
+    pub(super) fn take(&self, method: &str) -> Result<Place, Failure> {
+        let Some(limit) = limit(method) else { return Ok(Place(None)) };
+        let next = |taken: usize| (taken < limit).then_some(taken + 1);
+        match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+            Ok(_) => Ok(Place(Some(Arc::clone(&self.0)))),
+            Err(taken) => Err(Failure::run(
+                "begin the command",
+                format!("{taken} others are in progress"),
+                "wait for the end of one, or end it; vhost-blk ctl list shows the disks",
+            )),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(taken) = &self.0 {
+            taken.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_leaves_places_for_ends_and_both_for_looks() {
+        let places = Places::default();
+        let take = |name: &str| places.take(&format!("{INTERFACE}.{name}"));
+        let mut taken: Vec<_> = (0..WORK_MAX).map(|_| take("Snapshot").unwrap()).collect();
+        for name in ["Backup", "Events", "Reload"] {
+            assert!(take(name).unwrap_err().why.contains("24 others"), "{name}");
+        }
+        taken.extend((WORK_MAX..ENDS_MAX).map(|_| take("Remove").unwrap()));
+        take("CancelMirror").unwrap_err();
+        for name in ["List", "Status", "Stop"] {
+            drop(take(name).unwrap());
+        }
+        drop(places.take("org.varlink.service.GetInfo").unwrap());
+        taken.truncate(WORK_MAX - 1);
+        drop(take("Backup").unwrap());
+    }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The targets of mirrors, backups and snapshots that threads use, also behind the end of that work: a storage that
+//! hangs keeps its thread. No other work of the same kind on a disk of this name begins meanwhile, so that such
+//! threads are few, and no upgrade, whose exchange of the program would wait for the thread.
+
+use super::Disks;
+use crate::backup::{ANOTHER, BUSY};
+use crate::failure::Failure;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+/// The targets in use.
+#[derive(Debug, Default)]
+pub(super) struct Targets(Vec<Target>);
+
+#[derive(Debug)]
+struct Target {
+    /// Name of the disk, which may have gone.
+    disk: String,
+    path: PathBuf,
+    /// The kind of the work.
+    act: &'static str,
+    /// Alive as long as a thread uses the target.
+    sign: Weak<()>,
+}
+
+impl Target {
+    fn is_in_use(&self) -> bool {
+        self.sign.strong_count() > 0
+    }
+}
+
+impl Targets {
+    /// Returns whether work of this kind has a target in use for a disk.
+    fn is_used_for(&self, disk: &str, act: &str) -> bool {
+        let is_it = |target: &Target| target.disk == disk && target.act == act;
+        self.0.iter().any(|target| is_it(target) && target.is_in_use())
+    }
+
+    /// A target in use, with its work.
+    pub(super) fn first(&self) -> Option<(&Path, &'static str)> {
+        let target = self.0.iter().find(|target| target.is_in_use())?;
+        Some((&target.path, target.act))
+    }
+
+    /// Notes the use of a target until the drop of the result.
+    fn begin(&mut self, disk: &str, act: &'static str, path: &Path) -> Arc<()> {
+        self.0.retain(Target::is_in_use);
+        let sign = Arc::new(());
+        self.0.push(Target {
+            disk: disk.to_owned(),
+            path: path.to_owned(),
+            act,
+            sign: Arc::downgrade(&sign),
+        });
+        sign
+    }
+}
+
+impl Disks {
+    /// Notes that this thread, or that with the result, uses a target for a disk. `what`: the command, for an
+    /// error. `act`: the kind of the work.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk, or it has other work.
+    pub(crate) fn use_target(
+        &self,
+        name: &str,
+        what: &str,
+        act: &'static str,
+        path: &Path,
+    ) -> Result<Arc<()>, Failure> {
+        let mut state = self.lock();
+        state.check_free(what)?;
+        let entry = state.entry(name)?;
+        if let Some(job) = &entry.job {
+            return Err(Failure::told(what, job.refuses(act)));
+        }
+        if entry.backup.is_taken() {
+            return Err(Failure::told(what, if act == "backup" { ANOTHER } else { BUSY }));
+        }
+        if state.targets.is_used_for(name, act) {
+            let why = format!("the target of its last {act} does not answer");
+            return Err(Failure::run(what, why, "check that storage, and repeat the command"));
+        }
+        Ok(state.targets.begin(name, act, path))
+    }
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The turn of acts that exclude each other: a reload, an upgrade, and the short steps in which the storage or the
+//! options of a disk are exchanged.
+//!
+//! | State | Begins | Next |
+//! |---|---|---|
+//! | free | at the start, and with the drop of [`NoReload`] | held |
+//! | held | [`Turn::take`] or [`Turn::try_take`] finds it free | free |
+//!
+//! No owner waits for a target of a copy, or for a client: only for the requests in flight of one disk
+//! ([`super::replacing::DRAIN_MAX`]). A reload and the start of the daemon open the images of disks.
+
+use super::Disks;
+use crate::failure::Failure;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Maximum wait of a command for another act.
+pub(super) const TURN_MAX: Duration = Duration::from_secs(10);
+/// Interval of the look at the client.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The turn.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    held: Mutex<Option<Holder>>,
+    /// It is free again.
+    freed: Condvar,
+}
+
+/// The act that has the turn.
+#[derive(Clone, Debug)]
+pub(super) struct Holder {
+    /// The act with its disk.
+    act: String,
+    since: Instant,
+}
+
+impl Holder {
+    fn new(act: String) -> Holder {
+        Holder { act, since: Instant::now() }
+    }
+
+    /// The reason for which another act does not begin.
+    pub(super) fn told(&self) -> String {
+        format!("{} has been in progress for {} s", self.act, self.since.elapsed().as_secs())
+    }
+}
+
+/// No reload runs until this is dropped.
+#[derive(Debug)]
+pub struct NoReload<'a> {
+    turn: &'a Turn,
+}
+
+impl Drop for NoReload<'_> {
+    fn drop(&mut self) {
+        *self.turn.lock() = None;
+        self.turn.freed.notify_one();
+    }
+}
+
+impl Turn {
+    /// Takes the turn for an act, if it is free.
+    ///
+    /// # Errors
+    /// The present holder.
+    pub(super) fn try_take(&self, act: String) -> Result<NoReload<'_>, Holder> {
+        let mut held = self.lock();
+        match &*held {
+            Some(holder) => Err(holder.clone()),
+            None => {
+                *held = Some(Holder::new(act));
+                Ok(NoReload { turn: self })
+            }
+        }
+    }
+
+    /// Takes the turn for an act. Waits until `deadline`, as long as `go_on` says so.
+    ///
+    /// # Errors
+    /// The present holder.
+    fn take(
+        &self,
+        act: String,
+        deadline: Option<Instant>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<NoReload<'_>, Holder> {
+        let mut held = self.lock();
+        while let Some(holder) = &*held {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) || !go_on() {
+                let holder = holder.clone();
+                // The notice that this thread may have got is for another one.
+                self.freed.notify_one();
+                return Err(holder);
+            }
+            let waited = self.freed.wait_timeout(held, LOOK);
+            held = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *held = Some(Holder::new(act));
+        Ok(NoReload { turn: self })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Holder>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Disks {
+    /// Lets reloads wait until the result is dropped. Waits for another act without a bound: no client waits for
+    /// the start of the daemon, nor for a reload by a signal.
+    pub fn no_reload(&self) -> NoReload<'_> {
+        let act = "the reload of the configuration".to_owned();
+        self.turn.take(act, None, &mut || true).expect("it has no deadline")
+    }
+
+    /// As [`Disks::no_reload`], for an `act` of a client, which is refused after [`TURN_MAX`]. `what`: the command,
+    /// for an error.
+    ///
+    /// # Errors
+    /// [`Failure`] with the act that has the turn.
+    pub(crate) fn turn(
+        &self,
+        what: &str,
+        act: String,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<NoReload<'_>, Failure> {
+        let deadline = Instant::now() + TURN_MAX;
+        self.turn.take(act, Some(deadline), go_on).map_err(|holder| {
+            let remedy = "try again after it; if it lasts, check the storage that it waits for";
+            Failure::run(what, holder.told(), remedy)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_refused_with_its_holder_at_the_deadline_or_a_cancel_and_free_after_the_drop() {
+        let turn = Turn::default();
+        let held = turn.try_take("a snapshot of the disk a".to_owned()).unwrap();
+        let soon = Instant::now() + Duration::from_millis(1);
+        for (deadline, goes_on) in [(Some(soon), true), (None, false)] {
+            let told = turn.take("b".to_owned(), deadline, &mut || goes_on).unwrap_err().told();
+            assert_eq!(told, "a snapshot of the disk a has been in progress for 0 s");
+        }
+        assert!(turn.try_take("b".to_owned()).is_err());
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| turn.take("b".to_owned(), None, &mut || true).is_ok());
+            drop(held);
+            assert!(next.join().unwrap());
+        });
+        assert!(turn.try_take("c".to_owned()).is_ok());
+    }
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Targets that hang: a frozen file system, where what changes it waits, and a server that says nothing.
+
+use crate::mount::{Frozen, Mount, may_not_mount};
+use crate::rig::Rig;
+use crate::{Client, SLOW, assert_same, fill, parts_of};
+use driver::{Device, Request};
+use serde_json::json;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Stdio};
+use virtio_spec::blk::S_OK;
+
+/// A daemon with the disks `a` and `b`.
+fn with_two_disks() -> Rig {
+    let rig = Rig::of_folder(&[]);
+    for name in ["a", "b"] {
+        rig.add(name, "");
+        fill(&rig.path(&format!("{name}.img")));
+    }
+    rig
+}
+
+/// Begins a backup of the disk `a`, and waits until its target is being opened.
+fn begun(rig: &Rig, to: &str, state: &str) -> Child {
+    let mut command = rig.command(&format!("backup a --to {to}"));
+    let client = command.stderr(Stdio::null()).spawn().unwrap();
+    let waits = |(name, is): &(String, String)| name == "backup-target" && is == state;
+    rig.place.wait_until("the opening", || rig.daemon.threads().iter().any(waits));
+    client
+}
+
+/// Expects that each kind of work on the disk `b` goes on, and the guest of the disk `a`.
+#[track_caller]
+fn others_go_on(rig: &Rig, guest: &mut Device) {
+    assert_eq!(rig.json("--timeout 20 reload"), json!([]));
+    rig.ok("--timeout 20 backup b --to copy-b --bitmap n");
+    rig.ok("--timeout 20 bitmaps b --remove n");
+    rig.ok("--timeout 20 snapshot b --to over-b");
+    rig.ok("--timeout 20 commit b");
+    rig.ok("--timeout 20 mirror b --to moved-b --complete");
+    guest.write(100, &[1; 512]).unwrap();
+    std::fs::remove_file(rig.path("copy-b")).unwrap();
+}
+
+fn target_threads(rig: &Rig) -> usize {
+    rig.daemon.threads().iter().filter(|(name, _)| name == "backup-target").count()
+}
+
+/// Returns whether the daemon has the image of the disk `a` open.
+fn has_image(rig: &Rig) -> bool {
+    let image = rig.path("a.img");
+    rig.daemon.descriptors().iter().any(|name| *name == image.display().to_string())
+}
+
+#[test]
+fn a_target_that_hangs_while_it_is_opened_holds_neither_the_disk_nor_another_one() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = with_two_disks();
+    let mut guest = rig.guest("a");
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let to = mount.path("copy").display().to_string();
+    let frozen = Frozen::of(&mount);
+    let mut client = begun(&rig, &to, "D");
+    others_go_on(&rig, &mut guest);
+    for words in ["backup a --to other", "snapshot a --to over-a", "upgrade"] {
+        let line = rig.refused(words, 1);
+        assert!(
+            line.contains("another backup of it") || line.contains("being backed up"),
+            "{line}"
+        );
+    }
+    client.kill().unwrap();
+    client.wait().unwrap();
+    // The thread is left alone, and the disk is free for other work.
+    rig.place
+        .wait_until("the end of the backup", || rig.ctl("snapshot a --to over-a").status.success());
+    rig.ok("commit a");
+    for (words, why) in [
+        ("backup a --to other", "the target of its last backup does not answer; check"),
+        ("upgrade", "the target of a backup does not answer"),
+    ] {
+        let line = rig.refused(words, 1);
+        assert!(line.contains(why), "{line}");
+    }
+    drop(guest);
+    rig.ok("remove a");
+    rig.place.wait_until("the close of the image", || !has_image(&rig));
+    assert_eq!(target_threads(&rig), 1);
+    drop(frozen);
+    rig.place.wait_until("the end of the thread", || target_threads(&rig) == 0);
+    assert_eq!(parts_of(mount.place.path()), [""; 0]);
+    assert!(!mount.path("copy").exists());
+    rig.ok(&format!("backup b --to {to}"));
+    rig.ok("upgrade");
+}
+
+#[test]
+fn a_server_that_says_nothing_holds_no_other_disk_and_no_removal() {
+    let rig = with_two_disks();
+    let mut guest = rig.guest("a");
+    let listener = UnixListener::bind(rig.path("silent")).unwrap();
+    let mut client = begun(&rig, "nbd:unix:silent", "S");
+    let _connection = listener.accept().unwrap();
+    others_go_on(&rig, &mut guest);
+    drop(guest);
+    rig.ok("--timeout 20 remove a");
+    assert_eq!(client.wait().unwrap().code(), Some(1));
+    assert!(!has_image(&rig));
+}
+
+/// The writes of the guest wait for the copy.
+#[test]
+fn a_target_that_hangs_fails_the_backup_and_holds_the_writes_of_the_guest_for_a_bounded_time() {
+    if may_not_mount() {
+        return;
+    }
+    for format in ["raw", "qcow2"] {
+        let rig = with_two_disks();
+        let mut guest = rig.guest("a");
+        let mount = Mount::ext4(rig.place.dir.path(), 64);
+        let copy = mount.path("copy");
+        let order = json!({"name": "a", "bandwidth": SLOW, "format": format});
+        let mut client = Client::start(&rig.path("ctl"), &copy, order.clone());
+        let frozen = Frozen::of(&mount);
+        let layout = guest.layout();
+        // In different clusters: the first one is copied, and its write to the target hangs.
+        for cluster in 0..8_u64 {
+            let write = Request::write(2047 - cluster * 128, &[cluster as u8; 512]);
+            guest.queue(0).submit(&write, &layout).unwrap();
+        }
+        // More than the bound: the others wait until the backup is given up, and the target still hangs.
+        for _ in 0..8 {
+            assert_eq!(guest.queue(0).collect().unwrap().1.status, Some(S_OK));
+        }
+        let reply = client.finish();
+        let why = reply["parameters"]["why"].to_string();
+        assert!(
+            why.contains("the target has not answered for 5 s, and writes of the guest"),
+            "{reply}"
+        );
+        assert!(
+            reply["parameters"]["remedy"].to_string().contains("check the storage of"),
+            "{reply}"
+        );
+        assert_eq!(target_threads(&rig), 1);
+        guest.write(0, &[9; 512]).unwrap();
+        drop(frozen);
+        rig.place.wait_until("the end of the thread", || target_threads(&rig) == 0);
+        assert_eq!(parts_of(mount.place.path()), [""; 0]);
+        rig.ok(&format!("backup a --to {} --format raw", copy.display()));
+        assert_same(&std::fs::read(copy).unwrap(), &std::fs::read(rig.path("a.img")).unwrap());
+    }
+}
