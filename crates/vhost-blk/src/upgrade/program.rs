@@ -77,7 +77,7 @@ pub(super) fn check(
     // A file, so that no descendant of the program can make the reader wait.
     let output = memfd_create("vhost-blk-check", MemfdFlags::CLOEXEC);
     let mut output = File::from(output.map_err(|error| UpgradeError::System(error.into()))?);
-    let mut child = Command::new(program)
+    let child = Command::new(program)
         .arg(CHECK_COMMAND)
         .args(&args[1..])
         .env_remove("NOTIFY_SOCKET")
@@ -86,7 +86,7 @@ pub(super) fn check(
         .stderr(output.try_clone().map_err(UpgradeError::System)?)
         .spawn()
         .map_err(|error| unsuited(program, error))?;
-    let status = wait(&mut child).map_err(UpgradeError::System)?;
+    let status = wait(child, CHECK_MAX).map_err(UpgradeError::System)?;
     if status.is_some_and(|status| status.success()) {
         return Ok(());
     }
@@ -103,19 +103,28 @@ pub(super) fn check(
     Err(UpgradeError::Check { path: program.into(), ended, told })
 }
 
-/// Waits for the end of the check; `None`: it took too long and was killed.
-fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
-    let end = Instant::now() + CHECK_MAX;
+/// Waits for the end of the check; `None`: it took too long and was killed. It may be in a system call that a signal
+/// does not end: then it goes when its storage answers.
+fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let end = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
         if Instant::now() > end {
             child.kill()?;
-            child.wait()?;
+            reap(child);
             return Ok(None);
         }
         std::thread::sleep(CHECK_POLL);
+    }
+}
+
+/// Waits for a killed child on a thread of its own. Without a thread, the child stays as a zombie.
+fn reap(mut child: Child) {
+    let (pid, body) = (child.id(), move || drop(child.wait()));
+    if let Err(error) = std::thread::Builder::new().name("reap".into()).spawn(body) {
+        tracing::warn!(pid, %error, "the killed check of an upgrade is not waited for");
     }
 }
 
