@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Handles SIGTERM and SIGINT (stop all disks, drain, exit) and SIGHUP (read the configuration
-//! again). Ignores SIGXFSZ.
+//! again; without one, the same as SIGTERM, unless `nohup` has it ignored). Ignores SIGXFSZ.
 
 use crate::failure::Failure;
-use crate::stop_signals::StopSignals;
+use crate::stop_signals::{StopSignals, is_ignored};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,8 @@ const DRAIN_MAX: Duration = Duration::from_millis(900);
 pub struct Acts {
     /// Requests the stop of all disks; must not wait for one.
     pub stop: Box<dyn FnOnce() + Send>,
-    /// Reads the configuration again; must not block. Without it SIGHUP ends the process.
+    /// Reads the configuration again; must not block. Without it SIGHUP requests the stop, as a terminal that has
+    /// gone does.
     pub reload: Option<Box<dyn FnMut() + Send>>,
     /// Runs before an exit without a drain.
     pub last: Box<dyn FnOnce() + Send>,
@@ -52,7 +53,8 @@ pub fn install(acts: Acts) -> Result<Gate, Failure> {
     let failed =
         |error: io::Error| Failure::run("wait for signals", error, "raise the limits (ulimit)");
     let all = [SIGTERM, SIGINT, SIGHUP];
-    let waited = if acts.reload.is_some() { &all[..] } else { &all[..2] };
+    let takes_hangup = acts.reload.is_some() || !is_ignored(SIGHUP);
+    let waited = if takes_hangup { &all[..] } else { &all[..2] };
     let signals = StopSignals::block(waited).map_err(failed)?;
     // A write or a growth beyond the limit on file sizes then fails with EFBIG, instead of
     // ending the process.

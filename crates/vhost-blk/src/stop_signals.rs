@@ -17,6 +17,16 @@ const RECORD_BYTES: usize = size_of::<libc::signalfd_siginfo>();
 #[derive(Debug)]
 pub(crate) struct StopSignals(File);
 
+/// Returns whether this process ignores a signal, as `nohup` makes it ignore SIGHUP. A blocked signal would
+/// arrive all the same.
+pub(crate) fn is_ignored(number: i32) -> bool {
+    // SAFETY: all-zero is a valid value to fill.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY: `action` is a live local, and nothing is set.
+    let done = unsafe { libc::sigaction(number, std::ptr::null(), &mut action) };
+    done == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
 impl StopSignals {
     /// Blocks the signals in this thread and all that it starts later.
     pub(crate) fn block(numbers: &[i32]) -> io::Result<Self> {

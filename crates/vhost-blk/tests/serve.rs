@@ -4,12 +4,14 @@
 mod common;
 
 use common::{Daemon, Place, finish, one_line, program};
+use driver::{Device, Options, Request};
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use virtio_spec::blk::S_OK;
 
 /// Has the child find `fd` under the number `number`, as a service manager would pass it.
 fn pass(command: &mut Command, fd: &impl AsRawFd, number: i32) {
@@ -44,6 +46,33 @@ fn sigterm_and_sigint_end_the_daemon_with_0_and_remove_the_socket() {
         assert_eq!(daemon.wait().code(), Some(0));
         assert_eq!(place.files(), ["disk.img"]);
     }
+}
+
+/// A terminal that goes sends SIGHUP. The request in flight is complete for the guest.
+#[test]
+fn a_terminal_that_goes_ends_serve_in_order_and_with_nohup_not_at_all() {
+    let place = Place::new();
+    let mut command = place.serve();
+    let mut daemon =
+        Daemon::start(command.args(["--wrap", "delay:us=300000,ops=write"]), &place.socket);
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    let layout = device.layout();
+    device.queue(0).submit(&Request::write(0, &[1; 512]), &layout).unwrap();
+    // The write is taken before a later request is.
+    device.read(8, &mut [0; 512]).unwrap();
+    daemon.signal(libc::SIGHUP);
+    assert_eq!(device.queue(0).collect().unwrap().1.status, Some(S_OK));
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert_eq!(place.files(), ["disk.img"]);
+    let mut nohup = Command::new("nohup");
+    let serve = place.serve();
+    nohup.arg(serve.get_program()).args(serve.get_args()).stdout(Stdio::null());
+    let mut daemon = Daemon::start(nohup.stdin(Stdio::null()), &place.socket);
+    daemon.signal(libc::SIGHUP);
+    let mut device = Device::connect(&place.socket, &Options::default()).unwrap();
+    device.write(0, &[2; 512]).unwrap();
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().code(), Some(0));
 }
 
 #[test]
