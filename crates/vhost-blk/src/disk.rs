@@ -76,6 +76,13 @@ pub enum From {
     },
     /// A descriptor at this path below `/proc`; `--blk-file` is its name.
     Descriptor(PathBuf),
+    /// The same of a process that serves the file, or `--blk-file` itself. Nothing is written to it.
+    Served {
+        /// The path.
+        opened: Option<PathBuf>,
+        /// [`File::punches`] there.
+        punches: Option<bool>,
+    },
     /// An earlier program of this process, which has opened it.
     Program {
         /// The open image.
@@ -99,6 +106,8 @@ pub struct TakenImage {
     pub file: fs::File,
     /// The backing files of a qcow2 image; `None`: it is raw.
     pub backing: Option<Vec<fs::File>>,
+    /// [`File::punches`] of the earlier program.
+    pub punches: Option<bool>,
 }
 
 /// The properties of the disk of `args`, which has no qcow2 image, and its open image, without a lock
@@ -130,7 +139,8 @@ pub fn examine_qcow2(args: &DiskArgs, opened: &[PathBuf]) -> Result<Info, Failur
 /// [`Failure`] if it cannot be opened.
 pub fn identify(args: &DiskArgs) -> Result<OpenAs, Failure> {
     let path = args.blk_file.as_deref().unwrap_or(Path::new(""));
-    let options = FileOptions { container: true, ..file_options(args, false) };
+    let options =
+        FileOptions { container: true, punches: Some(false), ..file_options(args, false) };
     opened_as(&File::open(path, options).map_err(file_failure)?)
 }
 
@@ -175,8 +185,13 @@ pub fn open(args: &DiskArgs, from: From, wait: LockWait) -> Result<Opened, Failu
 }
 
 fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result<Opened, Failure> {
+    let mut punches = None;
     let passed = match from {
         From::Path => None,
+        From::Served { opened, punches: known } => {
+            punches = known;
+            opened
+        }
         From::Overlay { image: identity } => {
             return open_qcow2(path, args, wait, Some(TakesOver { number: 1, identity }));
         }
@@ -197,10 +212,10 @@ fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result
             "give --blk-file without a descriptor",
         )),
         Some(Format::Qcow2) => open_qcow2(path, args, wait, None),
-        Some(Format::Raw) => open_raw(opened_path, path, args, wait),
+        Some(Format::Raw) => open_raw(opened_path, path, args, (wait, punches)),
         None => {
             check_is_raw(opened_path, path, "serve")?;
-            open_raw(opened_path, path, args, wait)
+            open_raw(opened_path, path, args, (wait, punches))
         }
     }
 }
@@ -232,14 +247,16 @@ fn adopt(
     args: &DiskArgs,
 ) -> Result<Opened, Failure> {
     const WHAT: &str = "take over the disk";
-    let TakenImage { file, backing } = image;
+    let TakenImage { file, backing, punches } = image;
+    let options = FileOptions { punches, ..file_options(args, false) };
     check_format(args, backing.is_some()).map_err(|why| Failure::told(WHAT, why))?;
     if let Some(backing) = backing {
         let files = std::iter::once(file).chain(backing).collect();
-        let disk = Qcow2Disk::adopt(path, files, is_checked, &qcow2_options(args));
+        let options = Qcow2Options { file: options, ..qcow2_options(args) };
+        let disk = Qcow2Disk::adopt(path, files, is_checked, &options);
         return Ok(of_qcow2(disk.map_err(|error| Failure::told(WHAT, error))?));
     }
-    let adopted = File::adopt(path, file, is_checked, file_options(args, false));
+    let adopted = File::adopt(path, file, is_checked, options);
     Ok(of_raw(adopted.map_err(|error| Failure::told(WHAT, error))?, Some(true)))
 }
 
@@ -268,12 +285,12 @@ fn open_raw(
     opened_path: &Path,
     path: &Path,
     args: &DiskArgs,
-    wait: LockWait,
+    (wait, punches): (LockWait, Option<bool>),
 ) -> Result<Opened, Failure> {
     let open = |options: FileOptions| File::open_as(opened_path, path, options);
     let follows = args.lock == LockMode::Auto;
     let locks_at_start = follows && !args.incoming.is_on();
-    let options = file_options(args, locks_at_start);
+    let options = FileOptions { punches, ..file_options(args, locks_at_start) };
     let opened = open_patiently(path, wait, options, open, |error| match error {
         FileError::Lock(error) => Some(error),
         _ => None,
@@ -354,6 +371,7 @@ fn file_options(args: &DiskArgs, locks: bool) -> FileOptions {
         container: false,
         ignores_mark: false,
         first_bytes: None,
+        punches: None,
     }
 }
 

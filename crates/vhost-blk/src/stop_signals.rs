@@ -17,8 +17,8 @@ const RECORD_BYTES: usize = size_of::<libc::signalfd_siginfo>();
 #[derive(Debug)]
 pub(crate) struct StopSignals(File);
 
-/// Returns whether this process ignores a signal, as `nohup` makes it ignore SIGHUP. A blocked signal would
-/// arrive all the same.
+/// Returns whether this process ignores a signal, as `nohup` makes it ignore SIGHUP. A blocked signal
+/// arrives although it is ignored.
 pub(crate) fn is_ignored(number: i32) -> bool {
     // SAFETY: all-zero is a valid value to fill.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };

@@ -63,6 +63,9 @@ pub struct FileOptions {
     pub ignores_mark: bool,
     /// Serve this part of a larger block device until its size is adopted by a change of the size.
     pub first_bytes: Option<u64>,
+    /// The file system of a regular file punches holes, as [`File::punches`] of an earlier opening has told.
+    /// `None`: it is tried.
+    pub punches: Option<bool>,
 }
 
 impl Default for FileOptions {
@@ -76,6 +79,7 @@ impl Default for FileOptions {
             container: false,
             ignores_mark: false,
             first_bytes: None,
+            punches: None,
         }
     }
 }
@@ -96,6 +100,8 @@ pub struct File {
     notices: Vec<String>,
     /// Its state at the opening.
     found: fs::Metadata,
+    /// The file system punches holes, if it was tried.
+    punches: Option<bool>,
 }
 
 impl File {
@@ -155,7 +161,8 @@ impl File {
             mark::refusal(&file, path).map_err(unknown)?.map_or(Ok(()), Err)?;
         }
         let found = file.metadata().map_err(unknown)?;
-        let mut facts = probe::probe(&file, direct, !options.read_only).map_err(unknown)?;
+        let writable = !options.read_only;
+        let mut facts = probe::probe(&file, direct, writable, options.punches).map_err(unknown)?;
         let first = options.first_bytes.filter(|_| facts.is_device);
         facts.size_bytes = facts.size_bytes.min(first.unwrap_or(u64::MAX));
         if facts.read_only && !options.read_only {
@@ -194,7 +201,13 @@ impl File {
             cached_device: facts.is_device && !direct,
             notices,
             found,
+            punches: (writable && !facts.is_device).then_some(facts.zeroing_unmaps),
         })
+    }
+
+    /// Returns whether the file system punches holes, for a later [`File::adopt`]. `None`: it was not tried.
+    pub fn punches(&self) -> Option<bool> {
+        self.punches
     }
 
     /// The state of the file at the opening: under the lock that was taken then, and before the probes,

@@ -51,13 +51,18 @@ pub(super) fn size_bytes(file: &File) -> io::Result<u64> {
     }
 }
 
-/// Probes `file`, which is open with O_DIRECT if `direct`.
-pub(super) fn probe(file: &File, direct: bool, writable: bool) -> io::Result<Facts> {
+/// Probes `file`, which is open with O_DIRECT if `direct`. `punches`: known from before.
+pub(super) fn probe(
+    file: &File,
+    direct: bool,
+    writable: bool,
+    punches: Option<bool>,
+) -> io::Result<Facts> {
     let meta = file.metadata()?;
     if meta.file_type().is_block_device() {
         probe_device(file, meta.rdev(), direct)
     } else {
-        probe_regular(file, &meta, direct, writable)
+        probe_regular(file, &meta, direct, (writable, punches))
     }
 }
 
@@ -65,7 +70,7 @@ fn probe_regular(
     file: &File,
     meta: &fs::Metadata,
     direct: bool,
-    writable: bool,
+    (writable, punches): (bool, Option<bool>),
 ) -> io::Result<Facts> {
     let align = if direct { Some(direct_align(file)?) } else { None };
     let in_memory = sys::is_in_memory(file);
@@ -75,7 +80,7 @@ fn probe_regular(
         fs_block.unwrap_or(512).min(4096).max(align.map_or(512, |align| align.write));
     let ranges =
         RangeLimits { sectors_max: RANGE_SECTORS_MAX, align_sectors: physical_block / 512 };
-    let can_punch = writable && can_punch(file, meta.len());
+    let can_punch = writable && punches.unwrap_or_else(|| can_punch(file, meta.len()));
     Ok(Facts {
         size_bytes: meta.len(),
         is_device: false,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The connections of the control socket. Some are kept for commands that look at the disks or end something: an
-//! operator can see and end the work that takes up all others.
+//! operator can see and end the work that has all others.
 
 use super::protocol::INTERFACE;
 use crate::failure::Failure;

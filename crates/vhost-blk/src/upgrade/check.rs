@@ -42,7 +42,8 @@ pub fn check(args: &ServeArgs) -> Result<(), Failure> {
         as_open(Some(disk::identify(&args.disk)?))?;
         return check_image(&args.disk, state.pid, only);
     }
-    let (info, open) = disk::examine(&args.disk, From::Path)?;
+    let from = From::Served { opened: None, punches: only.punches() };
+    let (info, open) = disk::examine(&args.disk, from)?;
     as_open(open)?;
     only.device.check(&info, &engine::device_options(&args.disk)).map_err(cannot)
 }
@@ -75,7 +76,10 @@ fn check_image(args: &DiskArgs, pid: u32, disk: &DiskState) -> Result<(), Failur
     let mut open = disk.images().map(place);
     let info = match disk.backing {
         Some(_) => disk::examine_qcow2(args, &open.collect::<Vec<_>>())?,
-        None => disk::examine(args, open.next().map_or(From::Path, From::Descriptor))?.0,
+        None => {
+            let from = From::Served { opened: open.next(), punches: disk.punches() };
+            disk::examine(args, from)?.0
+        }
     };
     disk.device.check(&info, &engine::device_options(args)).map_err(cannot)
 }

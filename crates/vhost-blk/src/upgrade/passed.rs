@@ -118,7 +118,12 @@ struct Shared {
 impl Shared {
     fn of(file: &ImageFile) -> io::Result<Self> {
         let (fd, open) = (file.share()?, file.opened_as()?);
-        let state = ImageState { fd: fd.as_raw_fd(), identity: open.identity, direct: open.direct };
+        let state = ImageState {
+            fd: fd.as_raw_fd(),
+            identity: open.identity,
+            direct: open.direct,
+            punches: file.punches(),
+        };
         Ok(Shared { _fd: fd, state })
     }
 }

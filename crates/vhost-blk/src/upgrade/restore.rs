@@ -204,7 +204,8 @@ impl Owner {
         let mut files = self.own_all(state.images().collect())?.into_iter().map(File::from);
         let Some(file) = files.next() else { return Ok(None) };
         let backing = state.backing.is_some().then(|| files.collect());
-        Ok(Some(TakenImage { file, backing }))
+        let punches = state.punches();
+        Ok(Some(TakenImage { file, backing, punches }))
     }
 
     fn client(&mut self, state: ClientState) -> Result<TakenClient, Failure> {

@@ -116,6 +116,9 @@ pub(super) struct ImageState {
     pub(super) fd: RawFd,
     pub(super) identity: (u64, u64),
     pub(super) direct: bool,
+    /// Its file system punches holes, if that is known. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) punches: Option<bool>,
 }
 
 /// The options of a disk that depend on its image.
@@ -152,6 +155,11 @@ impl DiskState {
     pub(super) fn images(&self) -> impl Iterator<Item = RawFd> {
         let backing = self.backing.as_ref().into_iter().flatten();
         self.image.iter().chain(backing).map(|image| image.fd)
+    }
+
+    /// Returns whether the file system of the image punches holes, if that is known.
+    pub(super) fn punches(&self) -> Option<bool> {
+        self.image.as_ref()?.punches
     }
 }
 

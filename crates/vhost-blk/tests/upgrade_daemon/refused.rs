@@ -3,7 +3,7 @@
 
 use crate::common::{Daemon, Place, USELESS, own_path};
 use crate::loads::write_and_read;
-use crate::mount::{LoopDevice, Mount, may_not_mount, run};
+use crate::mount::{Frozen, LoopDevice, Mount, may_not_mount, run};
 use crate::rig::Rig;
 use driver::{Device, Request};
 use serde_json::Value;
@@ -223,4 +223,57 @@ fn a_disk_that_the_new_program_cannot_start_is_lost_alone() {
     let mut data = [0; 512];
     rig.guest("bad").read(0, &mut data).unwrap();
     assert_eq!(data, [1; 512]);
+}
+
+/// Nothing of the check and of the new program writes to an image: a disk at rest passes on while its storage hangs.
+#[test]
+fn a_disk_at_rest_whose_storage_hangs_passes_on() {
+    if may_not_mount() {
+        return;
+    }
+    let (rig, mut guest) = with_good_disk();
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let image = mount.path("image");
+    File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    rig.ok(&format!(
+        "add bad --blk-file {} --socket-path bad.sock --data-plane uring --num-queues 1",
+        image.display()
+    ));
+    let mut idle = rig.guest("bad");
+    write_and_read(&mut idle, 1);
+    idle.flush().unwrap();
+    let frozen = Frozen::of(&mount);
+    rig.upgrade();
+    write_and_read(&mut guest, 1);
+    let mut data = [0; 512];
+    idle.read(0, &mut data).unwrap();
+    drop(frozen);
+    // It has DISCARD as before.
+    idle.discard(64, 8).unwrap();
+    write_and_read(&mut idle, 2);
+}
+
+/// The check waits for a storage, and no signal ends it.
+#[test]
+fn a_check_that_cannot_be_killed_is_given_up_and_all_disks_are_served_on() {
+    if may_not_mount() {
+        return;
+    }
+    let (rig, mut guest) = with_good_disk();
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let text = format!(
+        "[ \"$1\" = upgrade-check ] && echo >{}\nexec {} \"$@\"",
+        mount.path("file").display(),
+        own_path().display(),
+    );
+    let program = rig.place.script("other", &text);
+    let frozen = Frozen::of(&mount);
+    let line = rig.refused(&format!("upgrade --program {}", program.display()), 1);
+    assert!(line.contains("cannot take over (no end in 10 s)"), "{line}");
+    write_and_read(&mut guest, 1);
+    let reaps = || rig.daemon.threads().iter().any(|(name, _)| name == "reap");
+    assert!(reaps(), "the check has ended on a frozen file system");
+    rig.upgrade();
+    drop(frozen);
+    write_and_read(&mut guest, 2);
 }
