@@ -2,7 +2,6 @@
 //! `vhost-blk daemon` and `vhost-blk serve`: any number of disks, or one.
 
 use crate::disk::LockWait;
-use crate::disks::reload::NoReload;
 use crate::disks::{Disks, Mode, NewDisk, Opened, Origin};
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, ProcessArgs, ServeArgs};
@@ -27,7 +26,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     log::start(args.process.log_level, args.process.log_format);
     let disks = Disks::new(args.process.clone(), Mode::One);
     let taken = upgrade::take()?;
-    run(&disks, taken, |taken, _| {
+    run(&disks, taken, |taken| {
         let disk = NewDisk {
             name: args.name.clone(),
             args: args.disk.clone(),
@@ -53,33 +52,39 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
     }
     let disks = Disks::new(args.process.clone(), Mode::Many(args.config_dir.clone()));
     let taken = upgrade::take()?;
-    run(&disks, taken, |taken, no_reload| match (taken, &args.config_dir) {
-        // A reload brings the disks of the folder to the files' present state, as before.
-        (Some(Taken { disks: all, upgraded, .. }), _) => {
-            let failed = disks.take_over(std::mem::take(all));
-            failed.into_iter().for_each(|name| upgraded.has_lost(name));
-            Ok(None)
+    run(&disks, taken, |taken| {
+        // Later reloads bring the disks of the folder to the files' present state, as before.
+        if let Some(Taken { disks: all, failed, upgraded, .. }) = taken {
+            let lost = disks.take_over(std::mem::take(all));
+            lost.into_iter().for_each(|name| upgraded.has_lost(name));
+            disks.retry_all(std::mem::take(failed));
         }
-        // A failed disk is in the log and hurts no other.
-        (None, Some(_)) => disks.reload_now(no_reload).map(|_| None),
-        (None, None) => Ok(None),
+        Ok(None)
     })
 }
 
-/// Runs the process. `begin` adds the first disks, those of an earlier program if there are some; it
-/// may leave one to be served after the other sockets are there.
+/// Runs the process. `begin` adds the disk of `serve`, or those of an earlier program; it may leave one to be served
+/// after the other sockets are there. The disks of the folder come last: none of them delays the control socket.
 fn run(
     disks: &Arc<Disks>,
     mut taken: Option<Taken>,
-    begin: impl FnOnce(Option<&mut Taken>, &NoReload<'_>) -> Result<Option<Opened>, Failure>,
+    begin: impl FnOnce(Option<&mut Taken>) -> Result<Option<Opened>, Failure>,
 ) -> Result<(), Failure> {
     let files = SocketFiles::default();
     // A reload by a signal waits for the first disks.
     let no_reload = disks.no_reload();
     let gate = handle_signals(disks, &files)?;
-    let begun = begin(taken.as_mut(), &no_reload);
-    drop(no_reload);
+    let is_first = taken.is_none();
+    let begun = begin(taken.as_mut());
+    // The client of an upgrade may ask for the next one.
+    let no_reload = is_first.then_some(no_reload);
     let begun = begun.and_then(|first| start(disks, taken, first, &files, gate));
+    let begun = begun.and_then(|()| match (&disks.mode, &no_reload) {
+        // A disk that fails or hangs is listed, and hurts no other.
+        (Mode::Many(Some(_)), Some(no_reload)) => disks.reload_now(no_reload).map(drop),
+        _ => Ok(()),
+    });
+    drop(no_reload);
     let begun = begun.or_else(|failure| match disks.is_stopping() {
         // A signal may precede the first disk, above all one that an earlier program has left.
         true => {
@@ -91,7 +96,7 @@ fn run(
     if begun.is_err() {
         disks.stop();
     } else {
-        notify::notify("READY=1");
+        disks.tell_manager_from_now("READY=1");
         watchdog::start(disks);
     }
     disks.wait();
@@ -161,7 +166,7 @@ fn reload_apart(disks: &Arc<Disks>) {
         if let Err(failure) = of_thread.reload_as_requested() {
             tracing::error!("{failure}");
         }
-        notify::notify("READY=1");
+        of_thread.tell_manager_from_now("READY=1");
     };
     if let Err(error) = std::thread::Builder::new().name("reload".into()).spawn(body) {
         disks.withdraw_reload();
@@ -185,7 +190,7 @@ fn metrics_socket(
     Ok(Some((listener, for_later)))
 }
 
-/// Creates the control socket. Its existence implies that of the sockets of the first disks.
+/// Creates the control socket.
 fn command_socket(
     args: &ProcessArgs,
     taken: Option<TakenSocket>,

@@ -14,6 +14,8 @@ use vhost_user::Notice;
 pub enum Change {
     /// The disk is served from now on.
     Added,
+    /// A disk of the folder could not be started, for this reason.
+    StartFailed(String),
     /// The disk is drained and closed.
     Removed,
     /// The disk has left its name, and goes when its storage answers.
@@ -123,6 +125,7 @@ type Named = (&'static str, Option<(&'static str, Value)>);
 fn event(disk: &str, change: &Change) -> Value {
     let (name, field) = match change {
         Change::Added => ("added", None),
+        Change::StartFailed(reason) => ("start_failed", Some(("reason", reason.as_str().into()))),
         Change::Removed => ("removed", None),
         Change::GivenUp => ("given_up", None),
         Change::Released => ("released", None),

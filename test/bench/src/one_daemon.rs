@@ -3,10 +3,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use driver::{Device, Options};
 use kit::daemon::Daemon;
+
+/// Maximum wait for the sockets of the disks.
+const DISKS_MAX: Duration = Duration::from_secs(60);
 
 /// A running daemon with its disks, ended on drop.
 #[derive(Debug)]
@@ -59,6 +63,12 @@ impl OneDaemon {
             format!("--config-dir={}", configuration.display()),
         ];
         let daemon = Daemon::start(args.to_vec(), &control, &folder.join("daemon.log"))?;
+        // The disks of the folder come after the control socket.
+        let deadline = Instant::now() + DISKS_MAX;
+        while let Some(missing) = sockets.iter().find(|socket| !socket.exists()) {
+            ensure!(Instant::now() < deadline, "no socket {}", missing.display());
+            std::thread::sleep(Duration::from_millis(5));
+        }
         Ok(Self { daemon, program: program.to_owned(), control, sockets })
     }
 }

@@ -160,6 +160,11 @@ fn of_disk(
         _ => return Err(CallError::MethodNotFound(method.to_owned())),
     };
     call.no_more()?;
+    if method == "Status"
+        && let Some(row) = disks.start_of(wanted.as_deref())
+    {
+        return Ok(json!({"status": null, "unserved": summary_value(&row)}));
+    }
     let name = disks.resolve(wanted.as_deref())?;
     if command != Command::Status {
         client.log(method, &name);
@@ -188,7 +193,7 @@ fn told(method: &str, name: &str, status: &Status, facts: Option<&Facts>) -> Val
         _ => {
             let mut value = status_value(name, status);
             value["mirror"] = facts.map(mirror::value).into();
-            json!({"status": value})
+            json!({"status": value, "unserved": null})
         }
     }
 }
@@ -227,7 +232,11 @@ fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, 
         _ => Force::No,
     };
     call.no_more()?;
-    let name = disks.resolve(wanted.as_deref())?;
+    // Also a disk that is not served yet, or could not be started.
+    let name = match disks.start_of(wanted.as_deref()) {
+        Some(row) => row.name,
+        None => disks.resolve(wanted.as_deref())?,
+    };
     client.log("Remove", &name);
     only_many(disks, "remove a disk")?;
     let removed = disks.remove(&name, force, || client.is_connected())?;

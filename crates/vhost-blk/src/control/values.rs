@@ -2,8 +2,9 @@
 //! The types of the interface as JSON.
 
 use crate::disks::snapshot::Space;
-use crate::disks::{Origin, Row, RowState};
+use crate::disks::{Origin, Row, RowState, Start};
 use crate::events::{failure_value, limits_value};
+use crate::failure::Failure;
 use data_plane::{
     FailureKind, HealthReport, Histogram, Latencies, Operation, QueueReport, QueueStats,
 };
@@ -122,6 +123,8 @@ pub(super) fn discards_value(name: &str, status: &Status, space: &Space) -> Valu
 pub(super) fn summary_value(row: &Row) -> Value {
     let status = row.status.as_deref();
     let state = match (row.state, status) {
+        (RowState::Starting, _) => "starting",
+        (RowState::Failed, _) => "failed",
         (RowState::GivenUp, _) => "given_up",
         (RowState::Stopping, _) => "stopping",
         (RowState::Served, None) => "silent",
@@ -132,14 +135,25 @@ pub(super) fn summary_value(row: &Row) -> Value {
     json!({
         "name": row.name,
         "origin": if row.origin == Origin::Folder { "folder" } else { "command" },
-        "socket": row.args.socket_path,
+        "socket": row.args.as_ref().and_then(|args| args.socket_path.as_ref()),
         "disk": status.map(|status| &status.disk),
         "state": state,
+        "start": row.start.as_ref().map(start_value),
         "capacity_bytes": status.map(|status| status.capacity_bytes),
         "limits": status.map(limits_of),
         "mirror": row.mirror.as_ref().map(super::mirror::value),
         "data_plane": status.map(|status| status.plane.to_string()),
         "front_end_connected": status.map(|status| status.connected),
+    })
+}
+
+/// The start of a disk that is not served (`Start`).
+fn start_value(start: &Start) -> Value {
+    let failure = |Failure { what, why, remedy, .. }: &Failure| json!({"what": what, "why": why, "remedy": remedy});
+    json!({
+        "since_unix_s": unix_seconds(start.since),
+        "failed_tries": start.tries,
+        "failure": start.failure.as_ref().map(failure),
     })
 }
 

@@ -7,6 +7,7 @@ mod backup;
 mod mirror;
 mod text;
 mod trace;
+mod unserved;
 
 use crate::failure::Failure;
 use crate::values::{self, Burst, Cache, LogLevel, Size, word};
@@ -285,22 +286,9 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let call = call(other)?;
             let reply = connect()?.ask(call.what, call.method, &call.parameters, None)?;
             print(&shown(&call, &reply, args.json))?;
-            match failed_changes(&reply) {
-                0 => Ok(()),
-                failed => Err(Failure::run(
-                    "use all of the configuration",
-                    format!("{failed} disks failed"),
-                    "see the list above",
-                )),
-            }
+            unserved::check_changes(&reply)
         }
     }
-}
-
-/// Number of disks that a reload could not treat.
-fn failed_changes(reply: &Value) -> usize {
-    let changes = reply["changes"].as_array().into_iter().flatten();
-    changes.filter(|change| change["outcome"] == "failed").count()
 }
 
 /// The call of an action on one disk, or of one without a disk.
@@ -337,7 +325,7 @@ fn call(action: &Action) -> Result<Call, Failure> {
         }
         Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(text::stats),
         Action::Status(disk) => Call::new("get the status", "Status", of(disk))
-            .told(|reply| text::status(&reply["status"]))
+            .told(unserved::status)
             .of_member("status"),
         Action::Stop => Call::new("stop the daemon", "Stop", json!({})),
         Action::Switch { name, plane } => {
@@ -423,7 +411,12 @@ fn shown(call: &Call, reply: &Value, as_json: bool) -> String {
     if !as_json {
         return (call.text)(reply);
     }
-    let value = if call.member.is_empty() { reply } else { &reply[call.member] };
+    let value = match call.member {
+        "" => reply,
+        // A disk that is not served has no status.
+        "status" if reply["status"].is_null() => &reply["unserved"],
+        member => &reply[member],
+    };
     format!("{value}\n")
 }
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Replies of the daemon as text for people.
 
+use super::unserved;
 use crate::values::Size;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 /// The text of a string, or the JSON of another value; `-` for null.
-fn word(value: &Value) -> String {
+pub(super) fn word(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => "-".to_owned(),
@@ -70,7 +71,7 @@ pub(super) fn bitmaps(reply: &Value) -> String {
 }
 
 /// The time since a moment in seconds since 1970, in its largest unit.
-fn age(unix_s: u64) -> String {
+pub(super) fn age(unix_s: u64) -> String {
     let since = SystemTime::UNIX_EPOCH + Duration::from_secs(unix_s);
     match since.elapsed().unwrap_or_default().as_secs() {
         seconds @ 0..60 => format!("{seconds}s"),
@@ -198,7 +199,7 @@ pub(super) fn list(reply: &Value) -> String {
             word(&disk["socket"]),
         ]);
     }
-    table(&rows)
+    table(&rows) + &unserved::below_list(reply)
 }
 
 /// The end of a removal.

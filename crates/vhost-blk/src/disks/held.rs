@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 pub struct Held<'a> {
     disks: &'a Disks,
     all: Vec<upgrade::Disk>,
+    failed: Vec<String>,
     _no_reload: NoReload<'a>,
 }
 
@@ -28,8 +29,13 @@ impl Disks {
         let no_reload = no_reload.map_err(|holder| UpgradeError::Turn(holder.told()))?;
         let mut state = self.lock();
         let all = state.to_pass_on(&self.mode)?;
+        if state.treatments > 0 {
+            return Err(UpgradeError::Turn("a reload still treats disks".to_owned()));
+        }
+        let failed = state.table.iter().filter(|(_, slot)| matches!(slot, Slot::Failed(_)));
+        let failed = failed.map(|(name, _)| name.clone()).collect();
         state.is_held = true;
-        Ok(Held { disks: self, all, _no_reload: no_reload })
+        Ok(Held { disks: self, all, failed, _no_reload: no_reload })
     }
 
     /// Notes that a signal asks for a reload, until it begins. `false`: a thread waits for its turn already, and
@@ -56,7 +62,10 @@ impl State {
         let disk = |(name, slot): (&String, &Slot)| {
             let name = name.clone();
             let entry = match slot {
-                Slot::Starting => return Err(UpgradeError::Disk { name, why: Obstacle::Coming }),
+                Slot::Starting(_) => {
+                    return Err(UpgradeError::Disk { name, why: Obstacle::Coming });
+                }
+                Slot::Failed(_) => return Ok(None),
                 Slot::Served(_) if self.stopping => return Err(UpgradeError::Ending),
                 Slot::Served(entry) if entry.stop.asked() => {
                     return Err(UpgradeError::Disk { name, why: Obstacle::Going });
@@ -72,7 +81,7 @@ impl State {
                 Mode::Many(_) => disk_options::of_disk(&entry.args, utf8).ok(),
             };
             let is_exchanged = entry.is_exchanged && *mode == Mode::One;
-            Ok(upgrade::Disk {
+            Ok(Some(upgrade::Disk {
                 name,
                 options,
                 exchanged: is_exchanged.then(|| ImageOptions::of(&entry.args)),
@@ -81,9 +90,10 @@ impl State {
                 bitmaps: Passing::of(&entry.layers),
                 unmapped_before: entry.image.as_ref().map_or(0, |image| image.unmapped_before),
                 parts: entry.parts.clone(),
-            })
+            }))
         };
-        let all = self.table.iter().map(disk).collect::<Result<_, _>>()?;
+        let all = self.table.iter().filter_map(|slot| disk(slot).transpose());
+        let all = all.collect::<Result<_, _>>()?;
         // Their threads may not be interruptible, and the exchange of the program waits for all threads.
         match (self.targets.first(), self.first_given_up()) {
             (Some((path, act)), _) => Err(UpgradeError::Target { path: path.to_owned(), act }),
@@ -103,7 +113,7 @@ impl State {
 
 impl Entry {
     /// The work on the disk that no other program can continue, with the remedy.
-    fn work(&self) -> Option<&'static str> {
+    pub(super) fn work(&self) -> Option<&'static str> {
         match (self.backup.is_taken(), &self.job) {
             (true, _) => Some(backup::BUSY),
             (false, job) => job.as_ref().map(|job| job.refusal()),
@@ -121,6 +131,11 @@ impl Held<'_> {
         &self.all
     }
 
+    /// Names of the disks of the folder that have failed to start.
+    pub fn failed(&self) -> &[String] {
+        &self.failed
+    }
+
     /// Returns whether the process is about to end.
     pub fn is_stopping(&self) -> bool {
         self.disks.is_stopping()
@@ -130,5 +145,6 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.disks.lock().is_held = false;
+        self.disks.changed.notify_all();
     }
 }

@@ -6,12 +6,14 @@
 //!
 //! | State | Begins | Ends |
 //! |---|---|---|
-//! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`] |
-//! | starting | [`Disks::add`]: the name is taken, the adding thread opens the disk | its success or failure |
+//! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`], a file of the folder |
+//! | starting | the name is taken, and a thread opens the disk (`starting.rs`) | its success or failure, or [`Disks::remove`] |
+//! | failed | a disk of the folder could not be opened | the next try (`turns.rs`, a reload), [`Disks::remove`], the end of its file |
 //! | served | the thread of the disk runs | its end, after a stop or the end of `--fd` |
 //! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread, or a removal by force |
 //!
-//! A removal by force leaves the name absent, and the disk among those that were given up (`removal.rs`).
+//! A removal by force leaves the name absent, and the disk among those that were given up (`removal.rs`). So does the
+//! removal of a starting disk with its opening (`starting.rs`).
 //!
 //! During an upgrade ([`Disks::hold`]) no name changes its state, unless the process is stopped.
 
@@ -34,21 +36,24 @@ pub mod reload;
 mod removal;
 pub mod replacing;
 pub mod snapshot;
+mod starting;
 mod taking_over;
 mod targets;
 mod traces;
 mod turn;
+mod turns;
 
 pub use bitmaps::BitmapFacts;
 pub use held::Held;
 pub use opening::Opened;
 pub use removal::{Force, Removed};
+pub use starting::Start;
 pub use traces::Traced;
 
 use crate::backup;
 use crate::disk::LockWait;
 use crate::engine;
-use crate::events::{Change, DiskEvents, Events};
+use crate::events::{DiskEvents, Events};
 use crate::failure::{Failure, Sort};
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::Source;
@@ -59,8 +64,9 @@ use data_plane::{Health, UringPool};
 use exchange::Image;
 use job::Job;
 use layers::Layers;
-use removal::{GivenUp, Served};
+use removal::GivenUp;
 use serde::{Deserialize, Serialize};
+use starting::{Failed, Left, Opening};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -135,6 +141,12 @@ pub struct Disks {
     reload_is_due: AtomicBool,
     /// A thread waits for the turn of such a reload: one at most, whatever number of signals comes.
     reload_waits: AtomicBool,
+    /// A thread tries disks that have failed again.
+    retries: AtomicBool,
+    /// The service manager is told of the disks.
+    tells_manager: AtomicBool,
+    /// The last status that it was told.
+    told_manager: Mutex<String>,
     /// The threads of all disks, after the first disk.
     pool: Mutex<Option<UringPool>>,
 }
@@ -147,11 +159,18 @@ struct State {
     table: BTreeMap<String, Slot>,
     /// Disks without a name, whose storage has not answered.
     given_up: Vec<GivenUp>,
+    /// Openings of disks that were removed meanwhile.
+    left: Vec<Left>,
+    /// Disks that a reload treats.
+    treatments: usize,
+    /// Threads that work on disks of the folder since a moment ago.
+    turns: Vec<Arc<Instant>>,
     targets: Targets,
 }
 
 enum Slot {
-    Starting,
+    Starting(Arc<Opening>),
+    Failed(Box<Failed>),
     Served(Box<Entry>),
 }
 
@@ -181,17 +200,13 @@ struct Entry {
     last_mirror: Option<String>,
 }
 
-/// A name that is taken for a disk; free again after the drop.
-struct Reservation {
-    disks: Arc<Disks>,
-    name: String,
-    /// The disk is in the table.
-    is_entered: bool,
-}
-
 /// The place of a disk among the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowState {
+    /// It is being opened.
+    Starting,
+    /// It could not be opened, and will be tried again.
+    Failed,
     /// It is served.
     Served,
     /// A stop was requested.
@@ -204,12 +219,14 @@ pub enum RowState {
 pub struct Row {
     /// Name of the disk.
     pub name: String,
-    /// Its options.
-    pub args: DiskArgs,
+    /// Its options; `None`: its file cannot be used.
+    pub args: Option<DiskArgs>,
     /// The source of its options.
     pub origin: Origin,
     /// Its place among the disks.
     pub state: RowState,
+    /// Its start, if it is not served.
+    pub start: Option<Start>,
     /// Bytes of discarded data whose places in qcow2 images were freed.
     pub unmapped_bytes: u64,
     /// Its mirror, if it has one.
@@ -233,6 +250,9 @@ impl Disks {
             turn: Turn::default(),
             reload_is_due: AtomicBool::new(false),
             reload_waits: AtomicBool::new(false),
+            retries: AtomicBool::new(false),
+            tells_manager: AtomicBool::new(false),
+            told_manager: Mutex::default(),
             pool: Mutex::default(),
         })
     }
@@ -270,37 +290,11 @@ impl Disks {
         }
     }
 
-    /// Takes a name that is free.
-    fn reserve(self: &Arc<Self>, name: &str) -> Result<Reservation, Failure> {
-        let mut state = self.lock();
-        let what = format!("add the disk {name}");
-        state.check_free(&what)?;
-        let (why, remedy) = match state.table.get(name) {
-            _ if state.stopping => ("the daemon is about to end", "start it again"),
-            Some(Slot::Starting) => ("a disk of this name is being added", "choose another name"),
-            Some(Slot::Served(entry)) if entry.stop.asked() => (
-                "a disk of this name is being removed",
-                "wait until it is gone, or check its storage",
-            ),
-            Some(Slot::Served(_)) => {
-                ("there is a disk of this name", "choose another name, or remove that disk")
-            }
-            None if state.table.len() + state.given_up.len() >= DISKS_MAX => {
-                ("there are as many disks as one process serves", "start another daemon")
-            }
-            None => {
-                state.table.insert(name.to_owned(), Slot::Starting);
-                let (disks, name) = (Arc::clone(self), name.to_owned());
-                return Ok(Reservation { disks, name, is_entered: false });
-            }
-        };
-        Err(Failure::run(what, why, remedy))
-    }
-
     /// Requests the stop of all disks, and lets no other begin.
     pub fn stop(&self) {
         let mut state = self.lock();
         state.stopping = true;
+        state.table.retain(|_, slot| !matches!(slot, Slot::Failed(_)));
         for slot in state.table.values() {
             if let Slot::Served(entry) = slot {
                 entry.stop.request();
@@ -315,11 +309,12 @@ impl Disks {
         self.lock().stopping
     }
 
-    /// Waits until all disks have gone, also those that were given up; if they come and go, also until
-    /// [`Disks::stop`].
+    /// Waits until all disks have gone, also those that were given up, and each opening has its end; if disks come
+    /// and go, also until [`Disks::stop`].
     pub fn wait(&self) {
         let is_done = |state: &State| {
-            let is_empty = state.table.is_empty() && state.given_up.is_empty();
+            let is_empty =
+                state.table.is_empty() && state.given_up.is_empty() && state.left.is_empty();
             is_empty && (state.stopping || self.mode == Mode::One)
         };
         let mut state = self.lock();
@@ -332,7 +327,7 @@ impl Disks {
     pub fn remove_socket_files(&self) {
         let of_slot = |slot: &Slot| match slot {
             Slot::Served(entry) => entry.socket.clone(),
-            Slot::Starting => None,
+            Slot::Starting(_) | Slot::Failed(_) => None,
         };
         let files: Vec<_> = self.lock().table.values().filter_map(of_slot).collect();
         files.iter().for_each(|file| file.remove());
@@ -374,17 +369,19 @@ impl Disks {
     pub fn statuses(&self, patience: Duration) -> Vec<Row> {
         let (posted, given_up): (Vec<_>, Vec<_>) = {
             let state = self.lock();
-            let served = state.table.iter().filter_map(|(name, slot)| match slot {
-                Slot::Served(entry) => Some((name, entry)),
-                Slot::Starting => None,
+            let of_table = state.table.iter().filter_map(|(name, slot)| match slot {
+                Slot::Served(entry) => {
+                    Some((entry.row(name), Some(entry.control.post(Command::Status))))
+                }
+                other => other.start_row(name).map(|row| (row, None)),
             });
-            let posted = served.map(|(name, it)| (it.row(name), it.control.post(Command::Status)));
-            (posted.collect(), state.given_up.iter().map(GivenUp::row).collect())
+            let left = state.left.iter().map(Left::row);
+            (of_table.collect(), state.given_up.iter().map(GivenUp::row).chain(left).collect())
         };
         let deadline = Instant::now() + patience;
         let answered = posted.into_iter().map(|(row, posted)| {
             let left = deadline.saturating_duration_since(Instant::now());
-            let status = match posted.wait(Some(left)) {
+            let status = match posted.and_then(|posted| posted.wait(Some(left))) {
                 Some(Answer::Status(status)) => Some(status),
                 _ => None,
             };
@@ -402,9 +399,10 @@ impl Entry {
     fn row(&self, name: &str) -> Row {
         Row {
             name: name.to_owned(),
-            args: self.args.clone(),
+            args: Some(self.args.clone()),
             origin: self.origin,
             state: if self.stop.asked() { RowState::Stopping } else { RowState::Served },
+            start: None,
             unmapped_bytes: self.image.as_ref().map_or(0, Image::unmapped_bytes),
             mirror: self.mirror(),
             status: None,
@@ -417,42 +415,13 @@ impl State {
     fn entry(&self, name: &str) -> Result<&Entry, Failure> {
         let (why, remedy) = match self.table.get(name) {
             Some(Slot::Served(entry)) => return Ok(entry),
-            Some(Slot::Starting) => ("it is being added", "try again later"),
-            None => ("there is none of this name", "see vhost-blk ctl list"),
+            Some(Slot::Failed(failed)) => return Err(failed.refusal(name)),
+            Some(Slot::Starting(_)) => {
+                ("it is being opened", "try again later; check its storage if this lasts")
+            }
+            None => return Err(removal::no_such_disk(name)),
         };
         let failure = Failure::run(format!("find the disk {name}"), why, remedy);
         Err(Failure { sort: Sort::NoSuchDisk, ..failure })
-    }
-}
-
-impl Reservation {
-    /// Enters the disk in the table. It leaves it when the result is dropped.
-    fn enter(mut self, entry: Entry) -> Result<Served, Failure> {
-        let (disks, name) = (Arc::clone(&self.disks), self.name.clone());
-        let (stop, events) = (Arc::clone(&entry.stop), Arc::clone(&entry.events));
-        let mut state = disks.lock();
-        if state.stopping {
-            drop(state);
-            let why = "the daemon is about to end";
-            return Err(Failure::run(format!("add the disk {name}"), why, "start it again"));
-        }
-        state.table.insert(name.clone(), Slot::Served(Box::new(entry)));
-        self.is_entered = true;
-        drop(state);
-        disks.adopt_bounds();
-        events.tell(&Change::Added);
-        Ok(Served { disks, name, stop })
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        let mut state = self.disks.lock();
-        // The disk may have gone already, and the name may be that of another reservation.
-        if !self.is_entered && matches!(state.table.get(&self.name), Some(Slot::Starting)) {
-            state.table.remove(&self.name);
-        }
-        drop(state);
-        self.disks.changed.notify_all();
     }
 }

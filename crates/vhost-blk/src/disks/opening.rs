@@ -4,8 +4,9 @@
 use super::front_ends::FrontEnds;
 use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
-use super::{Disks, Entry, Image, Mode, NewDisk, Reservation, growth};
-use crate::disk;
+use super::starting::Reservation;
+use super::{Disks, Entry, Image, Mode, NewDisk, Origin, growth};
+use crate::disk::{self, LockWait};
 use crate::engine::Server;
 use crate::events::{Change, DiskEvents};
 use crate::failure::Failure;
@@ -33,7 +34,7 @@ pub struct Opened {
     entry: Entry,
     info: Info,
     notices: Vec<String>,
-    reservation: Reservation,
+    reservation: Arc<Reservation>,
     /// The file of its bitmaps.
     consumed: Option<Consumed>,
 }
@@ -59,10 +60,33 @@ impl Disks {
     /// # Errors
     /// As [`Disks::add`].
     pub fn prepare(self: &Arc<Self>, disk: NewDisk, source: &Source) -> Result<Opened, Failure> {
-        disk.args.check()?;
-        self.process.check_socket(disk.args.socket_path.as_ref())?;
-        let reservation = self.reserve(&disk.name)?;
-        self.span(&disk.name).in_scope(|| self.open(disk, source, reservation))
+        self.check(&disk.args)?;
+        let reservation = self.reserve(&disk.name, Some(&disk.args), disk.origin)?;
+        self.span(&disk.name).in_scope(|| self.open(disk, source, Arc::new(reservation)))
+    }
+
+    /// Opens and serves a disk of the folder, whose name is taken.
+    ///
+    /// # Errors
+    /// As [`Disks::add`].
+    pub(super) fn open_of_folder(
+        self: &Arc<Self>,
+        reservation: &Arc<Reservation>,
+        args: DiskArgs,
+        wait: LockWait,
+    ) -> Result<(), Failure> {
+        self.check(&args)?;
+        let (name, origin) = (reservation.name.clone(), Origin::Folder);
+        let source = Source::of_disk(&args)?;
+        let disk = NewDisk { name, args, origin, image: None, taken: None, wait };
+        let span = self.span(&disk.name);
+        let opened = span.in_scope(|| self.open(disk, &source, Arc::clone(reservation)))?;
+        self.launch(opened)
+    }
+
+    fn check(&self, args: &DiskArgs) -> Result<(), Failure> {
+        args.check()?;
+        self.process.check_socket(args.socket_path.as_ref())
     }
 
     /// Opens the disk, its data planes and its socket.
@@ -70,7 +94,7 @@ impl Disks {
         &self,
         disk: NewDisk,
         source: &Source,
-        reservation: Reservation,
+        reservation: Arc<Reservation>,
     ) -> Result<Opened, Failure> {
         let NewDisk { name, args, origin, image, taken, wait } = disk;
         let no_descriptor = |error: io::Error| {
@@ -108,12 +132,13 @@ impl Disks {
         let control = Arc::new(server.control().map_err(no_descriptor)?);
         let stop = Arc::new(Stop::new().map_err(no_descriptor)?);
         let events = self.observe(&name, &mut server).map_err(no_descriptor)?;
-        let (endpoint, connected) = endpoint(front_ends, connected, source)?;
+        // The image may have taken its time: no socket appears after a removal.
+        let free = reservation.check();
+        let (endpoint, connected) = free.and_then(|()| endpoint(front_ends, connected, source))?;
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
         let device = image.as_ref().and_then(|image| growth::device_number(&image.top));
-        let (socket, backup) = (socket.map(Arc::new), Arc::default());
-        let health = server.health();
+        let (socket, backup, health) = (socket.map(Arc::new), Arc::default(), server.health());
         let entry = Entry {
             args,
             origin,

@@ -4,25 +4,35 @@
 //! A change of limits and of the cache mode reaches a running disk. Any other change needs a restart
 //! of the disk, which happens only while no front-end is connected: not every VMM connects again.
 //! Disks that a command added are not touched.
+//!
+//! Each disk is treated by a thread of its own (`turns.rs`), and a reload waits for all of them for a bounded time:
+//! storage that hangs delays no other disk, and its own disk is `starting` until it answers.
 
-use super::{Disks, Entry, Force, Mode, NewDisk, Origin, Slot};
+use super::removal::Which;
+use super::turns::Job;
+use super::{Disks, Entry, Mode, Origin, Slot, State};
 use crate::config;
 use crate::disk::LockWait;
-use crate::failure::Failure;
+use crate::failure::{Failure, Sort};
 use crate::options::DiskArgs;
 use crate::values::{self, Cache};
 use data_plane::Limits;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use vhost_user::{Answer, Command};
+use vhost_user::{Answer, Command, Control};
 
 pub use super::turn::NoReload;
 
-/// Maximum wait for a disk; the others come next.
-const DISK_MAX: Duration = Duration::from_secs(10);
+/// Maximum wait of a reload, and of the start of the daemon, for the disks. They go on without it.
+pub const START_MAX: Duration = Duration::from_secs(10);
+/// Maximum wait for the end of a disk, and for the answer of one.
+const DISK_MAX: Duration = Duration::from_secs(8);
+/// Interval of the look for the end of the process.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The treatment of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +45,8 @@ pub enum Outcome {
     Changed,
     /// It was stopped and started with the changed options.
     Restarted,
+    /// It is still being opened.
+    Starting,
     /// It runs with its old options, or not at all.
     Failed,
 }
@@ -47,6 +59,7 @@ impl Outcome {
             Outcome::Removed => "removed",
             Outcome::Changed => "changed",
             Outcome::Restarted => "restarted",
+            Outcome::Starting => "starting",
             Outcome::Failed => "failed",
         }
     }
@@ -66,16 +79,72 @@ pub struct Report {
 impl Report {
     /// The report of a disk with a change, or with a failure.
     fn of(disk: String, done: Result<Option<Outcome>, Failure>) -> Option<Report> {
+        let slow = || {
+            let limit = START_MAX.as_secs();
+            format!("it is not served yet after {limit} s; check its storage, or remove the disk")
+        };
         Some(match done {
-            Ok(outcome) => Report { disk, outcome: outcome?, reason: None },
+            Ok(outcome) => {
+                let outcome = outcome?;
+                Report { disk, outcome, reason: (outcome == Outcome::Starting).then(slow) }
+            }
             Err(failure) => {
                 Report { disk, outcome: Outcome::Failed, reason: Some(failure.to_string()) }
             }
         })
     }
+
+    fn log(&self) {
+        let Report { disk, outcome, reason } = self;
+        match reason {
+            None => tracing::info!(disk, outcome = outcome.name(), "configuration"),
+            Some(reason) if *outcome == Outcome::Starting => {
+                tracing::warn!(disk, reason, "configuration");
+            }
+            Some(reason) => tracing::error!(disk, reason, "configuration"),
+        }
+    }
 }
 
 type Files = BTreeMap<String, Result<DiskArgs, Failure>>;
+
+/// The treatment of a disk, which may take its time.
+type Treatment = Box<dyn FnOnce() -> Result<Option<Outcome>, Failure> + Send>;
+
+/// A treatment in progress, during which no upgrade begins: the disk may be absent for a moment.
+struct Treating(Arc<Disks>);
+
+impl Treating {
+    fn begin(disks: &Arc<Disks>) -> Treating {
+        disks.lock().treatments += 1;
+        Treating(Arc::clone(disks))
+    }
+}
+
+impl Drop for Treating {
+    fn drop(&mut self) {
+        self.0.lock().treatments -= 1;
+    }
+}
+
+/// A served disk as a reload has found it.
+struct Known {
+    args: DiskArgs,
+    origin: Origin,
+    which: Which,
+    control: Arc<Control>,
+}
+
+impl Known {
+    fn of(entry: &Entry) -> Known {
+        Known {
+            args: entry.args.clone(),
+            origin: entry.origin,
+            which: Which::Served(Arc::clone(&entry.stop)),
+            control: Arc::clone(&entry.control),
+        }
+    }
+}
 
 impl Disks {
     /// Reads the folder again, as [`Disks::request_reload`] has asked for, after another act.
@@ -103,154 +172,242 @@ impl Disks {
             ));
         };
         let files = read_folder(folder)?;
-        let mut reports = self.remove_missing(&files);
-        reports.extend(self.apply_all(files));
-        for Report { disk, outcome, reason } in &reports {
-            match reason {
-                None => tracing::info!(disk, outcome = outcome.name(), "configuration"),
-                Some(reason) => tracing::error!(disk, reason, "configuration"),
-            }
-        }
+        // A path or an image may go from one disk to another.
+        let mut reports = self.treat_all(self.missing(&files));
+        let treatments = files.into_iter().map(|(name, file)| {
+            let treatment = self.treatment(&name, file);
+            (name, treatment)
+        });
+        reports.extend(self.treat_all(treatments.collect()));
         Ok(reports)
     }
 
-    /// Removes the disks whose files have gone.
-    fn remove_missing(&self, files: &Files) -> Vec<Report> {
-        let missing: Vec<String> = {
-            let state = self.lock();
-            let of_folder = state.table.iter().filter(|(name, slot)| {
-                let is_of_folder =
-                    matches!(slot, Slot::Served(entry) if entry.origin == Origin::Folder);
-                is_of_folder && !files.contains_key(*name)
-            });
-            of_folder.map(|(name, _)| name.clone()).collect()
-        };
-        let remove = |disk: String| {
-            let done = self.remove(&disk, Force::No, until(DISK_MAX));
-            Report::of(disk, done.map(|_| Some(Outcome::Removed)))
-        };
-        missing.into_iter().filter_map(remove).collect()
-    }
-
-    /// Gives the disks the options of their files. A new disk that does not start is tried again after all
-    /// others, as its image may be in use: all of these wait at the same time.
-    fn apply_all(self: &Arc<Self>, files: Files) -> Vec<Report> {
-        let (mut reports, mut late) = (Vec::new(), Vec::new());
-        for (name, file) in files {
-            let is_new = !self.lock().table.contains_key(&name);
-            let args = file.as_ref().ok().filter(|_| is_new).cloned();
-            let done = file.and_then(|file| self.apply(&name, file, LockWait::No));
-            match args.filter(|_| done.is_err()) {
-                Some(args) => late.push((name, args)),
-                None => reports.extend(Report::of(name, done)),
+    /// Carries out all treatments, and waits for their ends.
+    fn treat_all(self: &Arc<Self>, treatments: Vec<(String, Treatment)>) -> Vec<Report> {
+        let deadline = Instant::now() + START_MAX;
+        let (sender, ends) = mpsc::channel();
+        let mut waiting: BTreeSet<String> =
+            treatments.iter().map(|(name, _)| name.clone()).collect();
+        let jobs = treatments.into_iter().map(|(name, treatment)| {
+            let (sender, treating) = (sender.clone(), Treating::begin(self));
+            Box::new(move || {
+                let report = Report::of(name.clone(), treatment());
+                drop(treating);
+                report.iter().filter(|it| it.outcome != Outcome::Starting).for_each(Report::log);
+                let _ = sender.send((name, report)); // the reload may not wait any more
+            }) as Job
+        });
+        self.begin_all(jobs.collect());
+        drop(sender);
+        let mut reports = Vec::new();
+        while !waiting.is_empty() && !self.is_stopping() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match ends.recv_timeout(left.min(LOOK)) {
+                Ok((name, report)) => {
+                    if report.as_ref().is_none_or(|it| it.outcome != Outcome::Starting) {
+                        waiting.remove(&name);
+                        reports.extend(report);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+                Err(_) => break,
             }
         }
-        let wait = LockWait::from_now();
-        for (name, args) in late {
-            let done = self.apply(&name, args, wait);
-            reports.extend(Report::of(name, done));
+        for name in waiting {
+            let late = Report::of(name, Ok(Some(Outcome::Starting)));
+            late.iter().for_each(Report::log);
+            reports.extend(late);
         }
+        reports.sort_by(|a, b| a.disk.cmp(&b.disk));
         reports
     }
 
-    /// Gives the disk the options of its file. `None`: it has them. `wait`: for the image of a new disk.
-    fn apply(
-        self: &Arc<Self>,
-        name: &str,
-        args: DiskArgs,
-        wait: LockWait,
-    ) -> Result<Option<Outcome>, Failure> {
-        let of_table = |entry: &Entry| (entry.args.clone(), entry.origin);
+    /// The removals of the disks whose files have gone.
+    fn missing(self: &Arc<Self>, files: &Files) -> Vec<(String, Treatment)> {
+        let state = self.lock();
+        let missing = state.table.iter().filter(|(name, slot)| {
+            let is_of_folder = match slot {
+                Slot::Starting(opening) => opening.origin() == Origin::Folder,
+                Slot::Failed(_) => true,
+                Slot::Served(entry) => entry.origin == Origin::Folder,
+            };
+            is_of_folder && !files.contains_key(*name)
+        });
+        let remove = |(name, slot): (&String, &Slot)| {
+            let (disks, disk, which) = (Arc::clone(self), name.clone(), Which::of(slot));
+            let treatment: Treatment = Box::new(move || {
+                match disks.remove_this(&disk, &which, until(DISK_MAX)) {
+                    // It has gone by itself.
+                    Err(failure) if failure.sort == Sort::NoSuchDisk => Ok(None),
+                    removed => removed.map(|_| Some(Outcome::Removed)),
+                }
+            });
+            (name.clone(), treatment)
+        };
+        missing.map(remove).collect()
+    }
+
+    /// The treatment of a disk by its file. A name without a disk is taken at once.
+    fn treatment(self: &Arc<Self>, name: &str, file: Result<DiskArgs, Failure>) -> Treatment {
+        let is_vacant = matches!(self.lock().table.get(name), None | Some(Slot::Failed(_)));
+        let (disks, name) = (Arc::clone(self), name.to_owned());
+        let args = match file {
+            Ok(args) => args,
+            Err(failure) => {
+                if is_vacant {
+                    self.note_failed(&name, &failure);
+                }
+                return Box::new(move || Err(failure));
+            }
+        };
+        if !is_vacant {
+            return Box::new(move || disks.apply(&name, args));
+        }
+        match self.reserve(&name, Some(&args), Origin::Folder) {
+            Ok(reservation) => {
+                let reservation = Arc::new(reservation);
+                Box::new(move || {
+                    let wait = LockWait::from_now();
+                    let opened = disks.open_of_folder(&reservation, args.clone(), wait);
+                    let opened = opened.inspect_err(|failure| {
+                        reservation.fail(Some(args), failure);
+                    });
+                    opened.map(|()| Some(Outcome::Added))
+                })
+            }
+            Err(failure) => Box::new(move || Err(failure)),
+        }
+    }
+
+    /// Gives the disk the options of its file. `None`: it has them.
+    fn apply(self: &Arc<Self>, name: &str, args: DiskArgs) -> Result<Option<Outcome>, Failure> {
+        if !self.wait_for_opening(name, Instant::now() + START_MAX) {
+            return Ok(Some(Outcome::Starting));
+        }
         let known = match self.lock().table.get(name) {
-            Some(Slot::Served(entry)) => Some(of_table(entry)),
+            Some(Slot::Served(entry)) => Some(Known::of(entry)),
             _ => None,
         };
         match known {
-            None => self.add_of_folder(name, args, wait).map(|()| Some(Outcome::Added)),
-            Some((_, Origin::Command)) => Err(Failure::run(
+            None => self.start_of_folder(name, args).map(|()| Some(Outcome::Added)),
+            Some(Known { origin: Origin::Command, .. }) => Err(Failure::run(
                 format!("use the file of {name}"),
                 "a command has added another disk of this name",
                 "remove that disk, or rename the file",
             )),
-            Some((old, _)) if old == args => Ok(None),
-            Some((old, _)) if with_live_options_of(&old, &args) == args => {
-                self.change(name, &old, args).map(|()| Some(Outcome::Changed))
+            Some(known) if known.args == args => Ok(None),
+            Some(known) if with_live_options_of(&known.args, &args) == args => {
+                self.change(name, &known, args).map(|()| Some(Outcome::Changed))
             }
-            Some((old, _)) => self.restart(name, old, args).map(|()| Some(Outcome::Restarted)),
+            Some(known) => self.restart(name, known, args).map(|()| Some(Outcome::Restarted)),
         }
     }
 
-    fn add_of_folder(
-        self: &Arc<Self>,
-        name: &str,
-        args: DiskArgs,
-        wait: LockWait,
-    ) -> Result<(), Failure> {
-        self.add(NewDisk {
-            name: name.to_owned(),
-            args,
-            origin: Origin::Folder,
-            image: None,
-            taken: None,
-            wait,
+    /// Opens a disk of the folder, which is listed as failed if that fails.
+    fn start_of_folder(self: &Arc<Self>, name: &str, args: DiskArgs) -> Result<(), Failure> {
+        let reservation = Arc::new(self.reserve(name, Some(&args), Origin::Folder)?);
+        let opened = self.open_of_folder(&reservation, args.clone(), LockWait::from_now());
+        opened.inspect_err(|failure| {
+            reservation.fail(Some(args), failure);
         })
     }
 
     /// Changes a running disk.
-    fn change(&self, name: &str, old: &DiskArgs, new: DiskArgs) -> Result<(), Failure> {
-        let limits = new.limits();
+    fn change(&self, name: &str, known: &Known, new: DiskArgs) -> Result<(), Failure> {
+        let (old, limits) = (&known.args, new.limits());
+        let order = |command| order(name, &known.control, command);
         match &new.limit_group {
             group if (group, limits) == (&old.limit_group, old.limits()) => {}
             Some(group) => {
                 let limits = limits.is_set().then_some(limits);
-                self.order(name, Command::JoinLimits(group.as_str().into(), limits))?;
+                order(Command::JoinLimits(group.as_str().into(), limits))?;
             }
             None => {
                 if old.limit_group.is_some() {
-                    self.order(name, Command::Limit(Limits::NONE))?;
+                    order(Command::Limit(Limits::NONE))?;
                 }
-                self.order(name, Command::Limit(limits))?;
+                order(Command::Limit(limits))?;
             }
         }
         if old.cache != new.cache {
-            self.order(name, Command::SetCache(new.cache == Cache::Writeback))?;
+            order(Command::SetCache(new.cache == Cache::Writeback))?;
         }
-        if let Some(Slot::Served(entry)) = self.lock().table.get_mut(name) {
-            entry.args = new;
+        if let Some(entry) = self.lock().served_by(&known.control) {
+            // A snapshot may have changed the others meanwhile.
+            entry.args = with_live_options_of(&entry.args, &new);
         }
         Ok(())
     }
 
-    fn order(&self, name: &str, command: Command) -> Result<(), Failure> {
-        let what = format!("change the disk {name}");
-        match self.post(name, command)?.wait(Some(DISK_MAX)) {
-            Some(Answer::Refused(why)) => Err(Failure::told(what, why)),
-            Some(_) => Ok(()),
-            None => Err(Failure::run(what, "it does not answer", "check its storage")),
-        }
-    }
-
     /// Starts a disk again with other options, or with the old ones if it does not start.
-    fn restart(self: &Arc<Self>, name: &str, old: DiskArgs, new: DiskArgs) -> Result<(), Failure> {
-        let stop = Arc::clone(&self.lock().entry(name)?.stop);
-        if !stop.request_if_idle() {
-            return Err(Failure::run(
-                format!("restart the disk {name} with its changed options"),
-                "a front-end is connected",
-                "stop its VMM and reload again; limits and the cache mode change without a restart",
-            ));
+    fn restart(self: &Arc<Self>, name: &str, known: Known, new: DiskArgs) -> Result<(), Failure> {
+        self.stop_for_restart(name, &known)?;
+        match self.remove_this(name, &known.which, until(DISK_MAX)) {
+            Ok(_) => {}
+            // It has gone by itself.
+            Err(failure) if failure.sort == Sort::NoSuchDisk => {}
+            Err(failure) => return Err(failure),
         }
-        // It may have gone already.
-        if let Err(failure) = self.remove(name, Force::No, until(DISK_MAX))
-            && self.lock().entry(name).is_ok()
-        {
-            return Err(failure);
-        }
-        self.add_of_folder(name, new, LockWait::from_now()).inspect_err(|_| {
-            if let Err(failure) = self.add_of_folder(name, old, LockWait::from_now()) {
+        self.start_of_folder(name, new).inspect_err(|_| {
+            if let Err(failure) = self.start_of_folder(name, known.args) {
                 tracing::error!(%failure, "the disk does not start with its old options either");
             }
         })
+    }
+
+    /// Requests the stop of a disk, unless that would end something. Nothing begins in between: the table is locked.
+    fn stop_for_restart(&self, name: &str, known: &Known) -> Result<(), Failure> {
+        let what = format!("restart the disk {name} with its changed options");
+        let mut state = self.lock();
+        state.check_free(&what)?;
+        let Some(entry) = state.served_by(&known.control) else {
+            let why = "it has gone meanwhile";
+            return Err(Failure::run(what, why, "see vhost-blk ctl list, and reload again"));
+        };
+        if let Some(work) = entry.work() {
+            return Err(Failure::told(what, work));
+        }
+        if entry.args != known.args {
+            let why = "a command has changed its image meanwhile";
+            return Err(Failure::run(what, why, "reload again"));
+        }
+        match entry.stop.request_if_idle() {
+            true => Ok(()),
+            false => Err(Failure::run(
+                what,
+                "a front-end is connected",
+                "stop its VMM and reload again; limits and the cache mode change without a restart",
+            )),
+        }
+    }
+
+    /// The options in the present file of a disk; `None`: there is no file.
+    pub(super) fn file_of(&self, name: &str) -> Result<Option<DiskArgs>, Failure> {
+        let Mode::Many(Some(folder)) = &self.mode else { return Ok(None) };
+        let path = folder.join(format!("{name}.toml"));
+        match std::fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            _ => options_of(name, &path).map(Some),
+        }
+    }
+}
+
+impl State {
+    /// The disk of the table with this device.
+    fn served_by(&mut self, control: &Arc<Control>) -> Option<&mut Entry> {
+        self.table.values_mut().find_map(|slot| match slot {
+            Slot::Served(entry) if Arc::ptr_eq(&entry.control, control) => Some(&mut **entry),
+            _ => None,
+        })
+    }
+}
+
+fn order(name: &str, control: &Control, command: Command) -> Result<(), Failure> {
+    let what = format!("change the disk {name}");
+    match control.post(command).wait(Some(DISK_MAX)) {
+        Some(Answer::Refused(why)) => Err(Failure::told(what, why)),
+        Some(_) => Ok(()),
+        None => Err(Failure::run(what, "it does not answer", "check its storage")),
     }
 }
 
@@ -285,13 +442,17 @@ fn read_folder(folder: &Path) -> Result<Files, Failure> {
             continue;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let args = values::disk_name(&name)
-            .map_err(|remedy| {
-                let what = format!("use the configuration {}", path.display());
-                Failure::usage(what, "its name is not the name of a disk", remedy)
-            })
-            .and_then(|_| config::disk_of_file(&path));
+        let args = options_of(&name, &path);
         files.insert(name, args);
     }
     Ok(files)
+}
+
+/// The options of a disk in its file.
+fn options_of(name: &str, path: &Path) -> Result<DiskArgs, Failure> {
+    values::disk_name(name).map_err(|remedy| {
+        let what = format!("use the configuration {}", path.display());
+        Failure::usage(what, "its name is not the name of a disk", remedy)
+    })?;
+    config::disk_of_file(path)
 }

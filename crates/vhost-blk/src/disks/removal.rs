@@ -6,11 +6,12 @@
 //! lock: the kernel may still use all of them. A removal by force takes only the name from such a disk. It is
 //! *given up* then, and goes when its storage answers.
 
+use super::starting::Opening;
 use super::{Disks, Entry, LOOK, Row, RowState, Slot, State, kept};
 use crate::events::Change;
-use crate::failure::Failure;
+use crate::failure::{Failure, Sort};
 use crate::stop::Stop;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time after which a removal by force does not wait for the storage any longer.
@@ -34,6 +35,36 @@ pub enum Removed {
     GivenUp,
 }
 
+/// The identity of a disk of the table: another one of its name is not it.
+#[derive(Clone)]
+pub(super) enum Which {
+    /// It is being opened.
+    Starting(Arc<Opening>),
+    /// It has failed to start.
+    Failed,
+    /// It is served.
+    Served(Arc<Stop>),
+}
+
+impl Which {
+    pub(super) fn of(slot: &Slot) -> Which {
+        match slot {
+            Slot::Starting(opening) => Which::Starting(Arc::clone(opening)),
+            Slot::Failed(_) => Which::Failed,
+            Slot::Served(entry) => Which::Served(Arc::clone(&entry.stop)),
+        }
+    }
+
+    fn is(&self, slot: &Slot) -> bool {
+        match (self, slot) {
+            (Which::Starting(this), Slot::Starting(opening)) => Arc::ptr_eq(this, opening),
+            (Which::Failed, Slot::Failed(_)) => true,
+            (Which::Served(this), Slot::Served(entry)) => Arc::ptr_eq(this, &entry.stop),
+            _ => false,
+        }
+    }
+}
+
 /// A disk that was given up.
 pub(super) struct GivenUp {
     name: String,
@@ -48,7 +79,8 @@ impl GivenUp {
 
 impl Disks {
     /// Stops a disk and waits until it is drained and closed, as long as `go_on` says so. The disk
-    /// goes later if its storage takes longer; by force, it leaves its name after a second.
+    /// goes later if its storage takes longer; by force, it leaves its name after a second. A disk that is being
+    /// opened leaves its name at once.
     ///
     /// # Errors
     /// [`Failure`] if there is no such disk, or it has not gone.
@@ -58,11 +90,92 @@ impl Disks {
         force: Force,
         go_on: impl Fn() -> bool,
     ) -> Result<Removed, Failure> {
-        let mut state = self.lock();
+        let state = self.lock();
+        let Some(which) = state.table.get(name).map(Which::of) else {
+            return Err(no_such_disk(name));
+        };
+        self.remove_from(state, name, &which, force, go_on)
+    }
+
+    /// As [`Disks::remove`], unless another disk has the name by now.
+    ///
+    /// # Errors
+    /// As [`Disks::remove`].
+    pub(super) fn remove_this(
+        &self,
+        name: &str,
+        which: &Which,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Removed, Failure> {
+        let state = self.lock();
+        match state.table.get(name).is_some_and(|slot| which.is(slot)) {
+            true => self.remove_from(state, name, which, Force::No, go_on),
+            false => Err(no_such_disk(name)),
+        }
+    }
+
+    fn remove_from<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        name: &str,
+        which: &Which,
+        force: Force,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Removed, Failure> {
         state.check_free(&format!("remove the disk {name}"))?;
+        match which {
+            Which::Starting(opening) => {
+                state.leave_opening(name, opening);
+                Ok(self.wait_for_left(state, name, opening))
+            }
+            Which::Failed => {
+                state.table.remove(name);
+                drop(state);
+                self.events.tell(name, &Change::Removed);
+                self.changed.notify_all();
+                self.tell_manager();
+                Ok(Removed::Gone)
+            }
+            Which::Served(stop) => self.remove_served(state, name, stop, force, go_on),
+        }
+    }
+
+    /// Waits a moment for the end of an opening whose disk was removed.
+    fn wait_for_left<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        name: &str,
+        opening: &Arc<Opening>,
+    ) -> Removed {
+        self.changed.notify_all();
+        let begun = Instant::now();
+        while state.is_left(opening) {
+            let left = FORCE_AFTER.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                drop(state);
+                tracing::warn!(
+                    disk = name,
+                    "removed while its storage does not let it be opened; until it does, its image stays in use"
+                );
+                self.tell_manager();
+                return Removed::GivenUp;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Removed::Gone
+    }
+
+    fn remove_served<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        name: &str,
+        stop: &Arc<Stop>,
+        force: Force,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Removed, Failure> {
         let entry = state.entry(name)?;
-        let (stop, socket) = (Arc::clone(&entry.stop), entry.socket.clone());
-        let parts = Arc::clone(&entry.parts);
+        let (socket, parts) = (entry.socket.clone(), Arc::clone(&entry.parts));
         stop.request();
         entry.cancel_work();
         drop(state);
@@ -73,7 +186,7 @@ impl Disks {
         }
         let begun = Instant::now();
         state = self.lock();
-        while state.entry(name).is_ok_and(|entry| Arc::ptr_eq(&entry.stop, &stop)) {
+        while state.entry(name).is_ok_and(|entry| Arc::ptr_eq(&entry.stop, stop)) {
             let patience = match force {
                 Force::Yes => FORCE_AFTER.saturating_sub(begun.elapsed()),
                 Force::No => LOOK,
@@ -94,7 +207,7 @@ impl Disks {
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         // Another client may have removed it by force.
-        match state.served_with(&stop) {
+        match state.served_with(stop) {
             Some(_) => Ok(Removed::GivenUp),
             None => Ok(Removed::Gone),
         }
@@ -149,7 +262,14 @@ impl Disks {
         drop(state);
         drop(gone); // without the lock
         self.changed.notify_all();
+        self.tell_manager();
     }
+}
+
+/// The answer to a command for a disk that does not exist.
+pub(super) fn no_such_disk(name: &str) -> Failure {
+    let (why, remedy) = ("there is none of this name", "see vhost-blk ctl list");
+    Failure { sort: Sort::NoSuchDisk, ..Failure::run(format!("find the disk {name}"), why, remedy) }
 }
 
 /// The end of a disk's thread, which has dropped the device: the image is unlocked.
@@ -182,7 +302,8 @@ impl State {
 
     /// Name of a disk that was given up.
     pub(super) fn first_given_up(&self) -> Option<&str> {
-        self.given_up.first().map(|disk| &*disk.name)
+        let left = self.left.first().map(|left| &*left.name);
+        self.given_up.first().map(|disk| &*disk.name).or(left)
     }
 
     /// The disk of this stop, also one that was given up.
@@ -194,7 +315,7 @@ impl State {
     pub(super) fn all_served(&mut self) -> impl Iterator<Item = &mut Entry> {
         let served = self.table.values_mut().filter_map(|slot| match slot {
             Slot::Served(entry) => Some(&mut **entry),
-            Slot::Starting => None,
+            Slot::Starting(_) | Slot::Failed(_) => None,
         });
         served.chain(self.given_up.iter_mut().map(|disk| &mut *disk.entry))
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The disks of an earlier program of this process.
 
-use super::{Disks, NewDisk};
+use super::{Disks, NewDisk, Origin};
 use crate::disk::LockWait;
 use crate::failure::Failure;
 use crate::upgrade::TakenDisk;
@@ -22,9 +22,12 @@ impl Disks {
             loop {
                 let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
                 let Some(disk) = next else { return };
-                let name = disk.name.clone();
+                let (name, origin) = (disk.name.clone(), disk.origin);
                 if let Err(failure) = self.take_one(disk) {
                     tracing::error!(disk = name, "{failure}");
+                    if origin == Origin::Folder {
+                        self.note_failed(&name, &failure);
+                    }
                     failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
                 }
             }

@@ -112,6 +112,21 @@ fn add_failures(registry: &mut Registry, disks: &[(&str, &Status)]) {
     registry.register("storage_failures", "Requests that the storage has failed", family);
 }
 
+/// The disks that are not served.
+fn add_starts(registry: &mut Registry, rows: &[Row]) {
+    let states = [
+        ("disk_starting", "The disk is being opened", RowState::Starting),
+        ("disk_failed", "The disk could not be opened, and is tried again", RowState::Failed),
+    ];
+    for (name, help, state) in states {
+        let family = Family::<DiskLabels, Gauge>::default();
+        for row in rows {
+            family.get_or_create(&disk_label(&row.name)).set((row.state == state).into());
+        }
+        registry.register(name, help, family);
+    }
+}
+
 fn add_unmapped(registry: &mut Registry, rows: &[Row]) {
     let family = Family::<DiskLabels, Counter>::default();
     for row in rows.iter().filter(|row| row.status.is_some()) {
@@ -155,6 +170,7 @@ pub(super) fn of(mut rows: Vec<Row>) -> String {
         up.get_or_create(&disk_label(&row.name)).set(row.status.is_some().into());
     }
     registry.register("disk_up", "The disk has answered within two seconds", up);
+    add_starts(&mut registry, rows);
     let gauge = Gauge::<i64>::default();
     gauge.set(i64::try_from(given_up).unwrap_or(i64::MAX));
     let help = "Disks that were removed by force, and whose storage has not answered";
@@ -329,9 +345,10 @@ mod tests {
         };
         let row = |name: &str, status| Row {
             name: name.to_owned(),
-            args: args(),
+            args: Some(args()),
             origin: Origin::Command,
             state: RowState::Served,
+            start: None,
             unmapped_bytes: 1 << 16,
             mirror: Some(Facts {
                 target: "b".into(),
@@ -343,7 +360,8 @@ mod tests {
             status,
         };
         let given_up = |_| Row { state: RowState::GivenUp, ..row("a", None) };
-        let rows = [row("a", Some(Box::new(status))), row("b", None)];
+        let failed = Row { state: RowState::Failed, ..row("b", None) };
+        let rows = [row("a", Some(Box::new(status))), failed];
         of(rows.into_iter().chain((0..2).map(given_up)).collect())
     }
 
@@ -358,6 +376,9 @@ mod tests {
         for line in [
             "vhost_blk_disk_up{disk=\"a\"} 1",
             "vhost_blk_disk_up{disk=\"b\"} 0",
+            "vhost_blk_disk_failed{disk=\"a\"} 0",
+            "vhost_blk_disk_failed{disk=\"b\"} 1",
+            "vhost_blk_disk_starting{disk=\"b\"} 0",
             "vhost_blk_given_up_disks 2",
             "vhost_blk_capacity_bytes{disk=\"a\"} 1048576",
             "vhost_blk_front_end_connected{disk=\"a\"} 1",
@@ -392,7 +413,7 @@ mod tests {
             assert!(page.lines().any(|known| known == line), "{line} is not in:\n{page}");
         }
         assert!(page.contains(r#"image="file \"a\\b\".img""#), "{page}");
-        assert_eq!(page.matches("disk=\"b\"").count(), 1, "{page}");
+        assert_eq!(page.matches("disk=\"b\"").count(), 3, "{page}");
         assert!(page.ends_with("# EOF\n"));
     }
 
@@ -419,7 +440,7 @@ mod tests {
             DISK_GAUGES.len()
                 + MIRROR_GAUGES.len()
                 + DISK_COUNTERS.len()
-                + 4
+                + 6
                 + 3
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()

@@ -127,7 +127,8 @@ impl<'a> Sampler<'a> {
         // Other disks may have the names of those that were given up.
         for summary in listed.filter(|summary| summary["state"] != "given_up") {
             let Some(name) = summary["name"].as_str() else { continue };
-            let is_silent = summary["state"] == "silent" || summary["state"] == "stopping";
+            let without = ["starting", "failed", "silent", "stopping"];
+            let is_silent = without.iter().any(|state| summary["state"] == *state);
             let stats = match is_silent {
                 true => Value::Null,
                 false => match asker.ask("get the counters", "Stats", &json!({"name": name}), None)

@@ -148,6 +148,7 @@ impl Upgrader {
                 unread: caller.channel.unread().to_vec(),
             },
             reload_is_due: false,
+            failed: held.failed().to_vec(),
             disks,
         })
     }

@@ -27,6 +27,8 @@ pub struct Taken {
     pub metrics: Option<TakenSocket>,
     /// The disks.
     pub disks: Vec<TakenDisk>,
+    /// Names of the disks of the folder that have failed to start.
+    pub failed: Vec<String>,
     /// The control connection that has asked for the upgrade.
     pub client: TakenClient,
     /// A signal has asked the old program for a reload that has not begun.
@@ -150,6 +152,7 @@ pub fn take() -> Result<Option<Taken>, Failure> {
         metrics: state.metrics.map(|socket| owner.socket(socket)).transpose()?,
         client: owner.client(state.client)?,
         reload_is_due: state.reload_is_due,
+        failed: state.failed,
         upgraded,
     }))
 }

@@ -14,5 +14,6 @@ mod limits;
 mod mount;
 mod reload;
 mod rig;
+mod starting;
 mod top;
 mod trace;

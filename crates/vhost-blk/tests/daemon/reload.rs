@@ -21,7 +21,9 @@ fn the_folder_s_disks_are_served_from_the_start_and_a_bad_file_hurts_no_other() 
         ("bad", "blk-file = 5 5"),
         ("unknown", &file("u", "threads = 2")),
     ]);
-    assert_eq!(rig.names(), ["a", "b"]);
+    assert_eq!(rig.names(), ["a", "b", "bad", "unknown"]);
+    let states = ["a", "b", "bad", "unknown"].map(|name| rig.row(name)["state"].clone());
+    assert_eq!(states, ["serving", "serving", "failed", "failed"]);
     assert_eq!(rig.guest("b").get_id().unwrap()[..1], *b"B");
     let line = rig.daemon.log_line("bad.toml");
     assert!(line.contains("line 1"), "{line}");
@@ -91,7 +93,7 @@ fn sighup_reloads_and_a_disk_that_does_not_restart_comes_back_as_it_was() {
     let rig = Rig::of_folder(&[("a", &file("a", "serial = 'old'"))]);
     rig.write_file("b", &file("b", ""));
     rig.daemon.signal(libc::SIGHUP);
-    rig.place.wait_until("the new disk", || rig.names() == ["a", "b"]);
+    rig.wait_for("b", "serving");
     rig.write_file("a", "blk-file = '@/none.img'\nsocket-path = '@/a.sock'");
     let output = rig.ctl("reload");
     let text = crate::common::stdout(&output);
@@ -132,11 +134,11 @@ fn a_locked_image_keeps_no_disk_whose_file_comes_later() {
     let [a, b] = locked(&rig);
     rig.write_file("c", &file("c", ""));
     rig.daemon.signal(libc::SIGHUP);
-    let line = rig.daemon.log_line("waits for");
-    assert!(line.contains("a.img"), "{line}");
+    rig.daemon.log_line("waits for");
+    rig.wait_for("c", "serving");
     rig.guest("c").write(0, &[1; 512]).unwrap();
     drop((a, b));
-    rig.place.wait_until("the others", || rig.names() == ["a", "b", "c"]);
+    ["a", "b", "c"].iter().for_each(|name| rig.wait_for(name, "serving"));
 }
 
 #[test]
@@ -144,10 +146,13 @@ fn locked_images_are_waited_for_together() {
     let mut rig = Rig::of_folder(&[]);
     let _held = locked(&rig);
     rig.daemon.signal(libc::SIGHUP);
-    rig.daemon.log_line("waits for");
-    let line = rig.daemon.log_line("b.img");
-    assert!(line.contains("ERROR") && line.contains("in use"), "{line}");
-    assert!(rig.names().is_empty());
+    // Both of them, before one has failed.
+    (0..2).for_each(|_| drop(rig.daemon.log_line("waits for")));
+    for _ in 0..2 {
+        let line = rig.daemon.log_line("ERROR");
+        assert!(line.contains("in use"), "{line}");
+    }
+    ["a", "b"].iter().for_each(|name| rig.wait_for(name, "failed"));
 }
 
 #[test]

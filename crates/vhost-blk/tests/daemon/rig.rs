@@ -29,11 +29,7 @@ impl Rig {
 
     /// A daemon whose folder has these files.
     pub(crate) fn of_folder(files: &[(&str, &str)]) -> Rig {
-        let place = Place::new();
-        std::fs::create_dir(place.path("conf")).unwrap();
-        for (name, text) in files {
-            write_file(&place, name, text);
-        }
+        let place = place_of(files);
         let conf = place.path("conf");
         Rig { daemon: start(&place, &["--config-dir", conf.to_str().unwrap()]), place }
     }
@@ -113,6 +109,19 @@ impl Rig {
         });
     }
 
+    /// The row of a disk in the list; `Null`: there is none.
+    pub(crate) fn row(&self, name: &str) -> Value {
+        let disks = self.json("list");
+        let row = disks.as_array().unwrap().iter().find(|row| row["name"] == name);
+        row.cloned().unwrap_or_default()
+    }
+
+    /// Waits until a disk has this state.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, name: &str, state: &str) {
+        self.place.wait_until(&format!("{name}: {state}"), || self.row(name)["state"] == state);
+    }
+
     /// Names of the disks.
     pub(crate) fn names(&self) -> Vec<String> {
         let disks = self.json("list");
@@ -128,10 +137,33 @@ impl Rig {
     }
 }
 
+/// Starts a daemon, and waits until no disk of its folder is being opened.
 fn start(place: &Place, options: &[&str]) -> Daemon {
+    let daemon = Daemon::start(&mut command(place, options), &place.path("ctl"));
+    place.wait_until("the disks of the folder", || {
+        let mut list = program();
+        list.args(["ctl", "--json", "--control-path"]).arg(place.path("ctl")).arg("list");
+        let listed = common::stdout(&common::finish(&mut list));
+        !listed.contains(r#""state":"starting""#)
+    });
+    daemon
+}
+
+/// A daemon with these options.
+pub(crate) fn command(place: &Place, options: &[&str]) -> Command {
     let mut command = program();
     command.arg("daemon").arg("--control-path").arg(place.path("ctl")).args(options);
-    Daemon::start(&mut command, &place.path("ctl"))
+    command
+}
+
+/// A place with a folder of these files.
+pub(crate) fn place_of(files: &[(&str, &str)]) -> Place {
+    let place = Place::new();
+    std::fs::create_dir(place.path("conf")).unwrap();
+    for (name, text) in files {
+        write_file(&place, name, text);
+    }
+    place
 }
 
 fn write_file(place: &Place, name: &str, text: &str) {

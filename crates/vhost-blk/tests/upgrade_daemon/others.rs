@@ -85,7 +85,7 @@ fn a_reload_by_signal_during_an_upgrade_is_done_by_the_new_program() {
         assert_eq!(rig.names(), ["a"]);
         waiting.finish();
     });
-    rig.place.wait_until("the reload", || rig.names() == ["a", "b"]);
+    rig.wait_for("b", "serving");
     write_and_read(&mut rig.guest("b"), 0);
 }
 

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Disks of the folder that cannot be opened, or whose opening hangs: a qcow2 image gets a mark while it is in use, and
+//! its file system is frozen.
+
+use crate::common::{self, Daemon, Place};
+use crate::events::{next, subscribed};
+use crate::mount::{Frozen, Mount, may_not_mount, run};
+use crate::rig::{Rig, command, place_of, scrape};
+use serde_json::json;
+use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
+use std::time::Duration;
+
+/// The file of a disk whose opening waits for the file system of its image.
+const HANGS: &str = "blk-file = '@/hangs.qcow2'\nformat = 'qcow2'\nsocket-path = '@/hangs.sock'\n\
+                     num-queues = 1\ndata-plane = 'uring'\n";
+
+/// Makes the image of that disk.
+fn image(place: &Place) -> Mount {
+    let mount = Mount::ext4(place.dir.path(), 64);
+    let image = mount.path("image");
+    run(&["qemu-img", "create", "-qf", "qcow2", image.to_str().unwrap(), "1M"]);
+    std::os::unix::fs::symlink(image, place.path("hangs.qcow2")).unwrap();
+    mount
+}
+
+/// A daemon whose folder has the disks `a`, `b` and `hangs`; returns at once.
+fn started(place: Place, options: &[&str], manager: Option<&str>) -> Rig {
+    let conf = place.path("conf");
+    let mut command =
+        command(&place, &[&["--config-dir", conf.to_str().unwrap()], options].concat());
+    if let Some(manager) = manager {
+        command.env("NOTIFY_SOCKET", place.path(manager));
+    }
+    Rig { daemon: Daemon::start(&mut command, &place.path("ctl")), place }
+}
+
+/// The file of a disk that starts at once.
+fn file(name: &str, more: &str) -> String {
+    format!("backend = 'null'\nsize = '1M'\nsocket-path = '@/{name}.sock'\nnum-queues = 1\n{more}")
+}
+
+fn three() -> Place {
+    place_of(&[("a", &file("a", "")), ("b", &file("b", "")), ("hangs", HANGS)])
+}
+
+fn received(inbox: &UnixDatagram) -> String {
+    let mut text = [0; 256];
+    let len = inbox.recv(&mut text).unwrap();
+    String::from_utf8(text[..len].to_vec()).unwrap()
+}
+
+#[test]
+fn an_image_whose_opening_hangs_delays_neither_the_others_nor_the_control_nor_the_boot() {
+    if may_not_mount() {
+        return;
+    }
+    let place = three();
+    let mount = image(&place);
+    let inbox = UnixDatagram::bind(place.path("manager")).unwrap();
+    inbox.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let frozen = Frozen::of(&mount);
+    let metrics = format!("unix:{}", place.path("m").display());
+    let rig = started(place, &["--metrics", &metrics], Some("manager"));
+    rig.wait_for("a", "serving");
+    rig.wait_for("b", "serving");
+    rig.guest("b").write(0, &[1; 512]).unwrap();
+    assert_eq!(rig.row("hangs")["state"], "starting");
+    assert_eq!(rig.row("hangs")["socket"], json!(rig.path("hangs.sock")));
+    assert!(rig.ok("status hangs").contains("state       starting since "));
+    assert!(scrape(&rig.path("m")).contains("vhost_blk_disk_starting{disk=\"hangs\"} 1"));
+    assert!(rig.refused("pause hangs", 1).contains("it is being opened"));
+    assert!(!rig.path("hangs.sock").exists());
+    // The manager goes on although the disk does not.
+    assert_eq!(received(&inbox), "READY=1\nSTATUS=2 disks are served, 1 starting");
+    let line = rig.refused("upgrade", 1);
+    assert!(line.contains("the disk hangs cannot be passed on: it is being added"), "{line}");
+    // A removal leaves the opening to its thread.
+    assert_eq!(rig.ok("remove hangs").split(':').next(), Some("given up"));
+    assert_eq!(rig.row("hangs")["state"], "given_up");
+    assert_eq!(received(&inbox), "STATUS=2 disks are served");
+    let line = rig.refused("upgrade", 1);
+    assert!(line.contains("the storage of the disk hangs"), "{line}");
+    drop(frozen);
+    rig.place.wait_until("the end of the opening", || rig.row("hangs").is_null());
+    assert!(!rig.path("hangs.sock").exists());
+    // Nothing of it holds the image.
+    assert_eq!(rig.ok("reload"), "hangs: added\n");
+    rig.guest("hangs").write(0, &[1; 512]).unwrap();
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    rig.ok("upgrade");
+}
+
+#[test]
+fn a_stop_does_not_wait_for_an_image_whose_opening_hangs() {
+    if may_not_mount() {
+        return;
+    }
+    let place = three();
+    let mount = image(&place);
+    let frozen = Frozen::of(&mount);
+    let mut rig = started(place, &[], None);
+    rig.wait_for("a", "serving");
+    rig.ok("stop");
+    // The process itself ends as soon as the kernel lets its thread go.
+    rig.place.wait_until("the removal of the sockets", || !rig.path("ctl").exists());
+    assert!(!rig.path("a.sock").exists());
+    drop(frozen);
+    assert_eq!(rig.daemon.wait().code(), Some(0));
+    assert!(!rig.path("hangs.sock").exists());
+}
+
+#[test]
+fn a_reload_opens_others_beside_images_that_hang_and_these_when_their_storage_answers() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::of_folder(&[]);
+    let mount = image(&rig.place);
+    // More of them than threads have a turn, and the first ones of the folder.
+    let hanging: Vec<String> = (0..10).map(|n| format!("a{n}")).collect();
+    for name in &hanging {
+        std::fs::copy(mount.path("image"), mount.path(name)).unwrap();
+        let file = mount.path(name);
+        let text = HANGS.replace("@/hangs.qcow2", file.to_str().unwrap());
+        rig.write_file(name, &text.replace("hangs", name));
+    }
+    (0..20).for_each(|n| rig.write_file(&format!("d{n}"), &file(&format!("d{n}"), "")));
+    let frozen = Frozen::of(&mount);
+    let reload = rig.command("reload").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    (0..20).for_each(|n| rig.wait_for(&format!("d{n}"), "serving"));
+    hanging.iter().for_each(|name| rig.wait_for(name, "starting"));
+    drop(frozen);
+    let output = reload.unwrap().wait_with_output().unwrap();
+    let text = common::stdout(&output);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.lines().filter(|line| line.ends_with(": added")).count(), 30, "{text}");
+    hanging.iter().for_each(|name| rig.wait_for(name, "serving"));
+    rig.guest("a3").write(0, &[1; 512]).unwrap();
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+}
+
+#[test]
+fn a_disk_that_fails_is_listed_with_its_error_and_served_as_soon_as_it_can_be() {
+    let place = place_of(&[
+        ("late", "blk-file = '@/late.img'\nsocket-path = '@/late.sock'\nnum-queues = 1\n"),
+        ("wrong", "blk-file = 5 5"),
+        ("a", &file("a", "")),
+    ]);
+    let metrics = format!("unix:{}", place.path("m").display());
+    let mut rig = started(place, &["--metrics", &metrics], None);
+    rig.wait_for("late", "failed");
+    rig.wait_for("wrong", "failed");
+    rig.wait_for("a", "serving");
+    let failure = rig.row("late")["start"]["failure"].clone();
+    assert_eq!(failure["what"], "open the disk");
+    assert!(failure["why"].as_str().unwrap().contains("late.img"), "{failure}");
+    assert!(rig.row("wrong")["start"]["failure"]["why"].as_str().unwrap().contains("line 1"));
+    assert_eq!(rig.json("status late")["state"], "failed");
+    for (words, told) in [
+        ("status late", "late.img"),
+        ("list", "late: failed since "),
+        ("top --once", "late   failed "),
+    ] {
+        let text = match words.strip_prefix("top") {
+            Some(rest) => {
+                let mut top = common::program();
+                top.args(["top", "--interval", "0.1", "--control-path"]).arg(rig.path("ctl"));
+                common::stdout(&common::finish(top.args(rest.split_whitespace())))
+            }
+            None => rig.ok(words),
+        };
+        assert!(text.contains(told), "{words}: {text}");
+    }
+    let line = rig.refused("pause late", 1);
+    assert!(line.contains("it has failed to start: cannot open the disk"), "{line}");
+    let line = rig.refused("add late --backend null --size 1M --socket-path x.sock", 1);
+    assert!(line.contains("the folder of configuration files has a disk of this name"), "{line}");
+    let page = scrape(&rig.path("m"));
+    assert!(page.contains("vhost_blk_disk_failed{disk=\"late\"} 1"), "{page}");
+    assert!(page.contains("vhost_blk_disk_failed{disk=\"a\"} 0"), "{page}");
+    let mut events = subscribed(&rig);
+    std::fs::remove_file(rig.path("conf/wrong.toml")).unwrap();
+    std::fs::File::create(rig.path("late.img")).unwrap().set_len(1 << 20).unwrap();
+    // Without a reload. The failed disk whose file has gone leaves the list, too.
+    rig.wait_for("late", "serving");
+    rig.guest("late").write(0, &[1; 512]).unwrap();
+    rig.place.wait_until("the end of the failed one", || rig.row("wrong").is_null());
+    let mut told = [next(&mut events), next(&mut events)].map(|event| {
+        (event["disk"].as_str().unwrap().to_owned(), event["event"].as_str().unwrap().to_owned())
+    });
+    told.sort();
+    assert_eq!(told, [("late".into(), "added".into()), ("wrong".into(), "removed".into())]);
+    // Each failure is logged once, and not at each try.
+    rig.ok("stop");
+    rig.daemon.wait();
+    let log = rig.daemon.rest_of_stderr();
+    assert_eq!(log.lines().filter(|line| line.contains("ERROR")).count(), 2, "{log}");
+}
+
+#[test]
+fn a_failed_disk_is_removed_by_command_and_outlives_an_upgrade() {
+    let rig = Rig::of_folder(&[
+        ("late", "blk-file = '@/late.img'\nsocket-path = '@/late.sock'\nnum-queues = 1\n"),
+        ("gone", "blk-file = '@/gone.img'\nsocket-path = '@/gone.sock'\nnum-queues = 1\n"),
+    ]);
+    let mut events = subscribed(&rig);
+    assert_eq!(rig.ok("remove gone"), "done\n");
+    assert_eq!(next(&mut events)["event"], "removed");
+    rig.ok("upgrade");
+    rig.wait_for("late", "failed");
+    assert_eq!(rig.names(), ["late"]);
+    std::fs::File::create(rig.path("late.img")).unwrap().set_len(1 << 20).unwrap();
+    rig.wait_for("late", "serving");
+    let output = rig.ctl("reload");
+    let text = common::stdout(&output);
+    assert!(text.starts_with("gone: failed: ") && text.contains("gone.img"), "{text}");
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains("failed: gone;"), "{told}");
+}
