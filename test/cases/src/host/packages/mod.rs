@@ -256,16 +256,20 @@ fn crash(handles: &mut Handles) -> Result<()> {
     handles.wait_for_progress(STEP).context("after the crash")
 }
 
-/// A reload adds a disk to the daemon for many.
+/// A reload adds a disk to the daemon for many, and fails if it cannot.
 fn reload_many() -> Result<()> {
     fs::write(
         format!("{CONFIGURATION}/disks/more.toml"),
         "blk-file = \"/var/lib/images/more.img\"\nsocket-path = \"/run/vhost-blk/more.sock\"\n",
     )?;
     run("systemctl", &["reload", MANY])?;
-    wait_until_so(LIMIT, "the disk of the reload", || {
-        Ok(Path::new("/run/vhost-blk/more.sock").exists())
-    })
+    ensure!(Path::new("/run/vhost-blk/more.sock").exists(), "the reload did not wait for its disk");
+    let bad = format!("{CONFIGURATION}/disks/bad.toml");
+    fs::write(&bad, "blk-file = \"/none\"\nsocket-path = \"/run/vhost-blk/bad.sock\"\n")?;
+    let told = sh(&format!("systemctl reload {MANY} && echo succeeded || true"))?;
+    ensure!(!told.contains("succeeded"), "a reload with a wrong disk has succeeded");
+    fs::remove_file(bad)?;
+    run("systemctl", &["reload", MANY])
 }
 
 /// The removal stops all daemons, and keeps the descriptions of the disks.
