@@ -58,6 +58,15 @@ pub fn disk_of_file(path: &Path) -> Result<DiskArgs, Failure> {
     disk_of_table(&source_of(path), &read(path, "check its permissions")?)
 }
 
+/// The options of a disk from the text of its file.
+///
+/// # Errors
+/// [`Failure`] if a key or value is wrong.
+pub fn disk_of_text(path: &Path, text: &str) -> Result<DiskArgs, Failure> {
+    let source = source_of(path);
+    disk_of_table(&source, &parsed(&source, text)?)
+}
+
 /// The options of a disk from a table of `source`.
 ///
 /// # Errors
@@ -84,10 +93,14 @@ fn read(path: &Path, remedy: &str) -> Result<toml::Table, Failure> {
     let source = source_of(path);
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::run(format!("read {source}"), error, remedy))?;
+    parsed(&source, &text)
+}
+
+fn parsed(source: &str, text: &str) -> Result<toml::Table, Failure> {
     text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(1, |at| 1 + text[..at.start].matches('\n').count());
         let why = format!("line {line}: {}", error.message());
-        wrong(&source, why, "write KEY = VALUE lines (TOML)")
+        wrong(source, why, "write KEY = VALUE lines (TOML)")
     })
 }
 

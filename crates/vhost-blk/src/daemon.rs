@@ -2,7 +2,7 @@
 //! `vhost-blk daemon` and `vhost-blk serve`: any number of disks, or one.
 
 use crate::disk::LockWait;
-use crate::disks::{Disks, Mode, NewDisk, Opened, Origin};
+use crate::disks::{Disks, Mode, NewDisk, Opened, Origin, check_files};
 use crate::failure::Failure;
 use crate::options::{DaemonArgs, ProcessArgs, ServeArgs};
 use crate::signals::{self, Acts, Gate};
@@ -10,7 +10,9 @@ use crate::socket::{self, Source};
 use crate::socket_file::{self, SocketFile};
 use crate::upgrade::{self, Taken, TakenSocket, Upgrader};
 use crate::{control, log, metrics, notify, os, watchdog};
+use std::io::Write;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Socket files of the process, other than those of the disks.
@@ -45,6 +47,9 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure`] if the start fails. No socket file remains.
 pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
+    if let (true, Some(folder)) = (args.check, &args.config_dir) {
+        return check(&args.process, folder);
+    }
     args.check()?;
     log::start(args.process.log_level, args.process.log_format);
     if let Err(error) = os::raise_open_files() {
@@ -61,6 +66,25 @@ pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
         }
         Ok(None)
     })
+}
+
+/// Checks the files of a folder, and prints each error.
+fn check(process: &ProcessArgs, folder: &Path) -> Result<(), Failure> {
+    process.check()?;
+    let (failures, count) = check_files(process, folder)?;
+    for failure in &failures {
+        let _ = writeln!(std::io::stderr(), "vhost-blk: {failure}"); // stderr may be gone
+    }
+    match failures.len() {
+        0 => {
+            let _ = writeln!(std::io::stdout(), "{count} files can be used"); // the status tells it, too
+            Ok(())
+        }
+        errors => {
+            let why = format!("{errors} errors in {count} files");
+            Err(Failure::usage("use all of the configuration", why, "see the lines above"))
+        }
+    }
 }
 
 /// Runs the process. `begin` adds the disk of `serve`, or those of an earlier program; it may leave one to be served

@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::{OnOff, word};
 use serde_json::{Map, Value};
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 /// The options of `disk`; `convert` turns its paths into text.
@@ -60,6 +61,23 @@ pub fn of_disk<E>(
     Ok(Value::Object(given.collect::<Map<_, _>>()))
 }
 
+/// Those of these options that are no defaults.
+pub fn differing(options: &Value) -> Map<String, Value> {
+    let plain = toml::Table::from_iter([("blk-file".to_owned(), "/".into())]);
+    let same = |path: &Path| Ok::<_, Infallible>(path.display().to_string());
+    let defaults = config::disk_of_table("the defaults", &plain).ok();
+    let defaults = defaults.map(|args| {
+        let Ok(defaults) = of_disk(&args, same);
+        defaults
+    });
+    let is_default = |name: &str, value: &Value| {
+        name != "blk_file" && defaults.as_ref().is_some_and(|all| all[name] == *value)
+    };
+    let given = options.as_object().into_iter().flatten();
+    let given = given.filter(|(name, value)| !is_default(name, value) && !value.is_null());
+    given.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
 /// The disk with these options.
 ///
 /// # Errors
@@ -88,7 +106,6 @@ pub fn table(options: &Value) -> Option<toml::Table> {
 mod tests {
     use super::*;
     use clap::{Args, Command, FromArgMatches};
-    use std::convert::Infallible;
 
     fn parsed(line: &str) -> DiskArgs {
         let command = DiskArgs::augment_args(Command::new("disk").no_binary_name(true));

@@ -4,6 +4,7 @@
 
 mod images;
 mod pages;
+mod saving;
 mod snapshots;
 mod streams;
 

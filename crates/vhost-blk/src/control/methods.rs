@@ -6,6 +6,7 @@ use super::bitmaps;
 use super::client::Client;
 use super::mirror;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
+use super::saving;
 use super::snapshot;
 use super::values::{discards_value, limits_of, status_value, summary_value, totals_value};
 use crate::disk::LockWait;
@@ -75,6 +76,11 @@ pub(super) fn carry_out(
         "RemoveBitmap" => bitmaps::remove(disks, client, &mut call)?,
         "Reload" => reload(disks, client, &call)?,
         "Remove" => remove(disks, client, &mut call)?,
+        "Save" => {
+            let name = only_disk(disks, &mut call)?;
+            client.log("Save", &name);
+            saving::save(disks, client, &name)?
+        }
         "Commit" => snapshot::commit(disks, client, &mut call)?,
         "CancelCommit" => snapshot::cancel_commit(disks, client, &mut call)?,
         "Mirror" => mirror::begin(disks, client, &mut call)?,
@@ -159,6 +165,7 @@ fn of_disk(
         }
         _ => return Err(CallError::MethodNotFound(method.to_owned())),
     };
+    let saves = matches!(method, "Limit" | "SetCache") && saving::is_wanted(call)?;
     call.no_more()?;
     if method == "Status"
         && let Some(row) = disks.start_of(wanted.as_deref())
@@ -176,11 +183,15 @@ fn of_disk(
         }
         Answer::Status(status) => {
             let facts = disks.mirror_facts(&name)?;
-            Ok(told(method, &name, &status, facts.as_ref()))
+            let mut told = told(method, &name, &status, facts.as_ref());
+            if method == "Status" {
+                saving::add_options(disks, &name, &status, &mut told["status"])?;
+            }
+            Ok(told)
         }
         Answer::Switched(queues) => Ok(json!({"moved_queues": queues})),
         Answer::Resized(bytes) => Ok(json!({"capacity_bytes": bytes})),
-        Answer::Changed(changed) => Ok(json!({"changed": changed})),
+        Answer::Changed(changed) => Ok(saving::changed(disks, client, &name, saves, changed)?),
         Answer::Refused(why) => Err(Failure::told(what, why).into()),
     }
 }
@@ -199,7 +210,7 @@ fn told(method: &str, name: &str, status: &Status, facts: Option<&Facts>) -> Val
 }
 
 /// Waits for the answer of a disk as long as the client is connected, and for its status at most [`STATUS_MAX`].
-fn ask(
+pub(super) fn ask(
     disks: &Disks,
     client: &Client<'_>,
     name: &str,
@@ -231,6 +242,7 @@ fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, 
         Some(true) => Force::Yes,
         _ => Force::No,
     };
+    let forgets = saving::is_wanted(call)?;
     call.no_more()?;
     // Also a disk that is not served yet, or could not be started.
     let name = match disks.start_of(wanted.as_deref()) {
@@ -239,6 +251,9 @@ fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, 
     };
     client.log("Remove", &name);
     only_many(disks, "remove a disk")?;
+    if forgets {
+        disks.forget(&name)?;
+    }
     let removed = disks.remove(&name, force, || client.is_connected())?;
     Ok(json!({"given_up": removed == Removed::GivenUp}))
 }
@@ -252,6 +267,7 @@ fn add(
     let name = call.required("name", |value| disk_name(value.as_str()?).ok())?;
     let table = call.required("options", disk_options::table)?;
     let index = call.optional("image", Value::as_u64)?;
+    let saves = saving::is_wanted(call)?;
     call.no_more()?;
     let image = match index.map(|index| index as usize) {
         None => None,
@@ -261,8 +277,14 @@ fn add(
     only_many(disks, "add a disk")?;
     client.log("Add", &name);
     let args = crate::config::disk_of_table(&format!("the options of the disk {name}"), &table)?;
-    let wait = LockWait::from_now();
+    if saves {
+        disks.check_save(&name)?;
+    }
+    let (wait, added) = (LockWait::from_now(), name.clone());
     disks.add(NewDisk { name, args, origin: Origin::Command, image, taken: None, wait })?;
+    if saves {
+        saving::save_added(disks, client, &added)?;
+    }
     Ok(json!({}))
 }
 

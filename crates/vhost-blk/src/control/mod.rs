@@ -12,6 +12,7 @@ mod methods;
 mod mirror;
 mod places;
 pub mod protocol;
+mod saving;
 mod snapshot;
 mod values;
 

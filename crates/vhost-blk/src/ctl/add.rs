@@ -21,6 +21,10 @@ pub struct AddArgs {
     /// Open the image here and pass it to the daemon, which need not be able to see its path
     #[arg(long, help_heading = "Disk")]
     pub pass_file: bool,
+    /// Write a file with these options to the daemon's --config-dir: the disk is served again after a
+    /// restart of the daemon
+    #[arg(long, help_heading = "Disk")]
+    pub save: bool,
     /// Options of the disk.
     #[command(flatten)]
     pub disk: DiskArgs,
@@ -44,7 +48,10 @@ impl AddArgs {
         let index = image.as_ref().map(|_| 0);
         // The daemon has another working directory.
         let options = disk_options::of_disk(&self.disk, absolute)?;
-        Ok((json!({"name": self.name, "options": options, "image": index}), image))
+        Ok((
+            json!({"name": self.name, "options": options, "image": index, "save": self.save}),
+            image,
+        ))
     }
 
     fn open(&self, path: &Path) -> Result<OwnedFd, Failure> {

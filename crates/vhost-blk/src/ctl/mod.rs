@@ -122,6 +122,9 @@ pub enum Action {
         /// No limit. The disk leaves its group, which keeps its limits
         #[arg(long, group = "limits", conflicts_with_all = ["group", "iops", "bandwidth"])]
         none: bool,
+        /// Write the limits into the file of the disk, too, as save does
+        #[arg(long)]
+        save: bool,
     },
     /// Show all disks
     List,
@@ -149,6 +152,9 @@ pub enum Action {
         /// it answers
         #[arg(long)]
         force: bool,
+        /// Remove its file of --config-dir, too: it is not served again after a restart of the daemon
+        #[arg(long)]
+        save: bool,
     },
     /// Enlarge a disk while the guest runs. The guest sees the new size at once if the VMM passes it
     /// on (QEMU does). A disk cannot shrink
@@ -161,6 +167,9 @@ pub enum Action {
     },
     /// End a pause
     Resume(Named),
+    /// Keep a disk with its present options for the next start of the daemon: write its file of
+    /// --config-dir, or its limits and its cache mode into the present file
+    Save(Named),
     /// Set the cache mode of a disk. writeback is refused while a front-end is connected
     #[command(allow_missing_positional = true)]
     SetCache {
@@ -170,6 +179,9 @@ pub enum Action {
         /// The mode
         #[arg(required = true)]
         mode: Cache,
+        /// Write the mode into the file of the disk, too, as save does
+        #[arg(long)]
+        save: bool,
     },
     /// Make the image of a disk the read-only backing file of a new qcow2 image, in which the guest
     /// goes on. Requests wait for a moment. The next start of the disk needs the printed options
@@ -295,11 +307,11 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
 fn call(action: &Action) -> Result<Call, Failure> {
     let of = |disk: &Named| json!({"name": disk.name});
     Ok(match action {
-        Action::Limit { disk, group, iops, bandwidth, burst_seconds, none: _ } => {
+        Action::Limit { disk, group, iops, bandwidth, burst_seconds, none: _, save } => {
             let burst_ms = burst_seconds.0.as_millis() as u64;
             let parameters = json!({
                 "name": disk.name, "group": group, "iops": iops, "bandwidth": bandwidth,
-                "burst_ms": burst_ms,
+                "burst_ms": burst_ms, "save": save,
             });
             Call::new("limit the disk", "Limit", parameters)
         }
@@ -313,14 +325,15 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Reload => Call::new("read the configuration again", "Reload", json!({}))
             .told(text::changes)
             .of_member("changes"),
-        Action::Remove { disk, force } => {
-            let parameters = json!({"name": disk.name, "force": force});
+        Action::Remove { disk, force, save } => {
+            let parameters = json!({"name": disk.name, "force": force, "save": save});
             Call::new("remove the disk", "Remove", parameters).told(text::removed)
         }
         Action::Resize { words } => Call::new("resize the disk", "Resize", resize(words)?),
         Action::Resume(disk) => Call::new("resume the disk", "Resume", of(disk)),
-        Action::SetCache { name, mode } => {
-            let parameters = json!({"name": name, "mode": word(*mode)});
+        Action::Save(disk) => Call::new("save the disk", "Save", of(disk)).told(text::saved),
+        Action::SetCache { name, mode, save } => {
+            let parameters = json!({"name": name, "mode": word(*mode), "save": save});
             Call::new("set the cache mode", "SetCache", parameters)
         }
         Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(text::stats),

@@ -202,6 +202,19 @@ pub(super) fn list(reply: &Value) -> String {
     table(&rows) + &unserved::below_list(reply)
 }
 
+/// The reply to `save`.
+pub(super) fn saved(reply: &Value) -> String {
+    format!("done; the next start of the daemon serves the disk of {}\n", word(&reply["config"]))
+}
+
+/// The options of a disk that are no defaults, and their source.
+fn options_text(status: &Value) -> String {
+    let differing = crate::disk_options::differing(&status["options"]);
+    let options =
+        differing.iter().map(|(name, value)| format!("{}={}", name.replace('_', "-"), word(value)));
+    options.collect::<Vec<_>>().join(" ")
+}
+
 /// The end of a removal.
 pub(super) fn removed(reply: &Value) -> String {
     match reply["given_up"] == true {
@@ -349,6 +362,14 @@ pub(super) fn status(status: &Value) -> String {
     }
     line("limits", limits_text(&status["limits"]));
     line("data plane", format!("{} ({})", word("data_plane"), word("why")));
+    match status["origin"].as_str() {
+        Some("folder") => line("origin", "a file of --config-dir".into()),
+        Some(_) => line("origin", "a command".into()),
+        None => {}
+    }
+    if status["options"].is_object() {
+        line("options", options_text(status));
+    }
     line("front-end", either("front_end_connected", "connected", "none").into());
     line("features", word("features"));
     line("cache", either("writeback", "writeback", "writethrough").into());

@@ -1,22 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The configuration file of a disk that goes on in another image. Comments and other options stay.
+//! The configuration file of a disk that goes on in another image, or with other limits: comments and other options
+//! stay. And that of a disk which has none.
 
 use super::exchange::sync_folder;
 use crate::config;
+use crate::disk_options;
 use crate::image::inherit;
 use crate::options::DiskArgs;
-use crate::values::word;
+use crate::values::{Burst, word};
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 use toml_edit::{DocumentMut, Item, Value};
+
+/// Permission bits of a new file.
+const MODE: u32 = 0o644;
+/// The first line of a new file.
+const HEAD: &str = "# Written by vhost-blk ctl (--save). Comments and changes stay.\n";
 
 /// A new configuration file beside the present one; removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct NewConfig {
     /// The present file, without symbolic links.
     path: PathBuf,
+    /// Its text.
+    present: String,
     new: NamedTempFile,
 }
 
@@ -27,21 +37,35 @@ impl NewConfig {
     /// Cause and remedy, also if the present file describes another image.
     pub(super) fn prepare(file: &Path, old: &DiskArgs, new: &DiskArgs) -> Result<Self, String> {
         let shown = file.display();
-        let failed = |error: io::Error| {
-            format!(
-                "{shown} cannot be rewritten: {error}; let the daemon's user write to its folder \
-                 (ReadWritePaths= of its unit)"
-            )
-        };
-        let path = fs::canonicalize(file).map_err(failed)?;
-        let present = config::disk_of_file(&path).map_err(|failure| failure.to_string())?;
-        if (&present.blk_file, present.format) != (&old.blk_file, old.format) {
+        let (path, present) = read(file)?;
+        let described = config::disk_of_text(&path, &present).map_err(|it| it.to_string())?;
+        if (&described.blk_file, described.format) != (&old.blk_file, old.format) {
             return Err(format!(
                 "{shown} describes another image than the running disk has; restore it, or reload"
             ));
         }
-        let text = edited(&fs::read_to_string(&path).map_err(failed)?, new)
-            .map_err(|why| format!("{shown}: {why}; write KEY = VALUE lines (TOML)"))?;
+        NewConfig::write(path, present, |document| set_image(document, new))
+    }
+
+    /// As [`NewConfig::prepare`], for options that a running disk can adopt: limits, and the cache mode.
+    ///
+    /// # Errors
+    /// Cause and remedy.
+    pub(super) fn prepare_live(file: &Path, new: &DiskArgs) -> Result<Self, String> {
+        let (path, present) = read(file)?;
+        NewConfig::write(path, present, |document| {
+            set_live(document, new);
+            Ok(())
+        })
+    }
+
+    fn write(
+        path: PathBuf,
+        present: String,
+        edit: impl Fn(&mut DocumentMut) -> Result<(), String>,
+    ) -> Result<Self, String> {
+        let text = edited(&present, edit)
+            .map_err(|why| format!("{}: {why}; write KEY = VALUE lines (TOML)", path.display()))?;
         let written = || {
             let mut made = names().tempfile_in(folder_of(&path))?;
             inherit(&fs::metadata(&path)?, made.as_file())?;
@@ -49,8 +73,8 @@ impl NewConfig {
             made.as_file().sync_all()?;
             Ok(made)
         };
-        let made = written().map_err(failed)?;
-        Ok(NewConfig { path, new: made })
+        let new = written().map_err(|error| cannot_write(&path, &error))?;
+        Ok(NewConfig { path, present, new })
     }
 
     /// The present file.
@@ -72,8 +96,11 @@ impl NewConfig {
         is_marked: bool,
         sync: impl Fn(&Path) -> io::Result<()>,
     ) -> Result<(), String> {
-        let NewConfig { path, new } = self;
+        let NewConfig { path, present, new } = self;
         let failed = |error: io::Error| format!("{} cannot be replaced: {error}", path.display());
+        if fs::read_to_string(&path).map_err(failed)? != present {
+            return Err(format!("{} was changed meanwhile; repeat the command", path.display()));
+        }
         // A second name of the present file.
         let linked = |name: &Path| fs::hard_link(&path, name);
         let second = || names().make_in(folder_of(&path), linked).map_err(failed);
@@ -103,18 +130,116 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-/// The text of a configuration file with the options of another image.
-fn edited(text: &str, new: &DiskArgs) -> Result<String, String> {
+/// The real path of a configuration file, and its text.
+fn read(file: &Path) -> Result<(PathBuf, String), String> {
+    let path = fs::canonicalize(file).map_err(|error| cannot_write(file, &error))?;
+    let text = fs::read_to_string(&path).map_err(|error| cannot_write(file, &error))?;
+    Ok((path, text))
+}
+
+fn cannot_write(file: &Path, error: &io::Error) -> String {
+    format!(
+        "{} cannot be written: {error}; let the daemon's user write to its folder (ReadWritePaths= of its unit)",
+        file.display()
+    )
+}
+
+/// Writes the file of a disk that has none, durably.
+///
+/// # Errors
+/// Cause and remedy, also if there is a file at the path.
+pub(super) fn create(path: &Path, args: &DiskArgs) -> Result<(), String> {
+    let text = text_of(args)?;
+    let made = || {
+        let mut made = names().tempfile_in(folder_of(path))?;
+        made.as_file().set_permissions(fs::Permissions::from_mode(MODE))?;
+        made.write_all(text.as_bytes())?;
+        made.as_file().sync_all()?;
+        Ok(made)
+    };
+    let made = made().map_err(|error| cannot_write(path, &error))?;
+    match made.persist_noclobber(path) {
+        Ok(_) => sync_folder(path).map_err(|error| cannot_write(path, &error)),
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(format!("{} exists; remove or rename that file", path.display()))
+        }
+        Err(error) => Err(cannot_write(path, &error.error)),
+    }
+}
+
+/// A file with the options of a disk that differ from the defaults.
+fn text_of(args: &DiskArgs) -> Result<String, String> {
+    let utf8 =
+        |path: &Path| path.to_str().map(str::to_owned).ok_or("a path is not UTF-8; rename it");
+    let options = disk_options::of_disk(args, utf8)?;
+    let mut document = DocumentMut::new();
+    for (name, value) in disk_options::differing(&options) {
+        let value = value_of(&value).ok_or("an option cannot be written; give it by hand")?;
+        document.insert(&name.replace('_', "-"), Item::Value(value));
+    }
+    let text = format!("{HEAD}{document}");
+    match config::disk_of_text(Path::new("a new file"), &text) {
+        Ok(described) if described == *args => Ok(text),
+        _ => Err("an option cannot be written; write the file by hand".to_owned()),
+    }
+}
+
+fn value_of(value: &serde_json::Value) -> Option<Value> {
+    use serde_json::Value as Json;
+    Some(match value {
+        Json::Bool(is_on) => (*is_on).into(),
+        Json::Number(number) => match number.as_i64() {
+            Some(number) => number.into(),
+            None => number.as_f64()?.into(),
+        },
+        Json::String(text) => text.as_str().into(),
+        Json::Array(items) => {
+            Value::Array(items.iter().map(value_of).collect::<Option<toml_edit::Array>>()?)
+        }
+        Json::Null | Json::Object(_) => return None,
+    })
+}
+
+/// The text of a configuration file after an edit.
+fn edited(
+    text: &str,
+    edit: impl Fn(&mut DocumentMut) -> Result<(), String>,
+) -> Result<String, String> {
     let mut document: DocumentMut =
         text.parse().map_err(|error: toml_edit::TomlError| error.message().to_owned())?;
-    let path = new.blk_file.as_deref().and_then(Path::to_str);
-    set(&mut document, "blk-file", path.ok_or("the path of the image is not UTF-8")?.into());
-    set(&mut document, "format", new.format.map_or("raw".to_owned(), word).into());
-    set(&mut document, "allow-backing", word(new.allow_backing).into());
-    if let Some(block) = new.logical_block_size {
-        set(&mut document, "logical-block-size", i64::from(block).into());
-    }
+    edit(&mut document)?;
     Ok(document.to_string())
+}
+
+/// Sets the options of another image.
+fn set_image(document: &mut DocumentMut, new: &DiskArgs) -> Result<(), String> {
+    let path = new.blk_file.as_deref().and_then(Path::to_str);
+    set(document, "blk-file", path.ok_or("the path of the image is not UTF-8")?.into());
+    set(document, "format", new.format.map_or("raw".to_owned(), word).into());
+    set(document, "allow-backing", word(new.allow_backing).into());
+    if let Some(block) = new.logical_block_size {
+        set(document, "logical-block-size", i64::from(block).into());
+    }
+    Ok(())
+}
+
+/// Sets the options that a running disk can adopt.
+fn set_live(document: &mut DocumentMut, new: &DiskArgs) {
+    let number = |number: std::num::NonZeroU64| i64::try_from(number.get()).unwrap_or(i64::MAX);
+    let burst = (new.limit_burst != Burst(data_plane::Limits::BURST_DEFAULT))
+        .then(|| new.limit_burst.0.as_secs_f64().into());
+    for (key, value) in [
+        ("limit-iops", new.limit_iops.map(|iops| number(iops).into())),
+        ("limit-bandwidth", new.limit_bandwidth.map(|bytes| number(bytes).into())),
+        ("limit-burst", burst),
+        ("limit-group", new.limit_group.as_deref().map(Value::from)),
+        ("cache", Some(word(new.cache).into())),
+    ] {
+        match value {
+            Some(value) => set(document, key, value),
+            None => drop(document.remove(key)),
+        }
+    }
 }
 
 /// Sets a key; a comment on its line stays.
@@ -176,11 +301,71 @@ mod tests {
             logical_block_size: Some(4096),
             ..old
         };
-        let edited = edited(text, &new).unwrap();
+        let edited = edited(text, |document| set_image(document, &new)).unwrap();
         let again = config::disk_of_table("a test", &edited.parse::<Table>().unwrap()).unwrap();
         assert_eq!(again, new, "{edited}");
         for line in ["# The database.\n", " # raw\n", "# The end.\n", "serial = 'db'\n"] {
             assert!(edited.contains(line), "{line}: {edited}");
+        }
+    }
+
+    #[test]
+    fn limits_and_the_cache_mode_change_and_comments_stay() {
+        let text = "# The database.\nblk-file = '/a.img' # raw\nsocket-path = '/s'\n\
+                    limit-iops = 5 # slow\nlimit-group = 'gold'\n";
+        let old = config::disk_of_table("a test", &text.parse::<Table>().unwrap()).unwrap();
+        let new = DiskArgs {
+            limit_iops: std::num::NonZeroU64::new(7),
+            limit_bandwidth: std::num::NonZeroU64::new(1 << 20),
+            limit_burst: Burst(std::time::Duration::from_millis(250)),
+            limit_group: None,
+            cache: crate::values::Cache::Writethrough,
+            ..old
+        };
+        let change = |document: &mut DocumentMut| {
+            set_live(document, &new);
+            Ok(())
+        };
+        let edited = edited(text, change).unwrap();
+        let again = config::disk_of_table("a test", &edited.parse::<Table>().unwrap()).unwrap();
+        assert_eq!(again, new, "{edited}");
+        for line in ["# The database.\n", " # raw\n", "limit-iops = 7 # slow\n"] {
+            assert!(edited.contains(line), "{line}: {edited}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_changed_meanwhile_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, config) = of_next(folder.path());
+        fs::write(&file, "blk-file = '/c'\nsocket-path = '/s'\n").unwrap();
+        let why = config.replace(false).unwrap_err();
+        assert!(why.contains("was changed meanwhile"), "{why}");
+        assert!(fs::read_to_string(&file).unwrap().contains("/c"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_new_file_has_the_options_that_are_no_defaults_and_replaces_no_other_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.toml");
+        for table in [
+            "blk-file = '/a'\nsocket-path = '/s'",
+            "blk-file = '/o''s\"'\nsocket-path = '/s'\nwrap = ['delay:us=1', 'limit:iops=5']\n\
+             io-timeout = 2.5\nsocket-mode = '0640'\nread-only = true\nserial = 'b'",
+            "backend = 'mem'\nsize = '1G'\nsocket-path = '/s'\nlimit-bandwidth = '5M'",
+        ] {
+            let table = table.replace("''s", "\u{2019}s");
+            let args = config::disk_of_table("a test", &table.parse::<Table>().unwrap()).unwrap();
+            create(&file, &args).unwrap();
+            assert_eq!(config::disk_of_file(&file).unwrap(), args);
+            assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, MODE);
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(!text.contains("queue-size"), "{text}");
+            let why = create(&file, &args).unwrap_err();
+            assert!(why.contains("exists; remove or rename"), "{why}");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+            fs::remove_file(&file).unwrap();
         }
     }
 }

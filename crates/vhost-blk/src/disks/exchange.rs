@@ -163,7 +163,7 @@ pub(super) fn path_of(path: &Path, open: &backend::file::File) -> Result<PathBuf
 }
 
 /// The real path of an open file or block device.
-fn real_path_of(path: &Path, open: &backend::file::File) -> Result<PathBuf, String> {
+pub(super) fn real_path_of(path: &Path, open: &backend::file::File) -> Result<PathBuf, String> {
     let shown = path.display();
     let failed = |error: io::Error| {
         format!("{shown}: {error}; make the image visible to the daemon at this path")

@@ -20,6 +20,7 @@
 mod backups;
 mod base;
 pub(crate) mod bitmaps;
+mod checking;
 mod config_file;
 pub(crate) mod converge;
 pub(crate) mod exchange;
@@ -35,6 +36,7 @@ mod opening;
 pub mod reload;
 mod removal;
 pub mod replacing;
+mod saving;
 pub mod snapshot;
 mod starting;
 mod taking_over;
@@ -44,6 +46,7 @@ mod turn;
 mod turns;
 
 pub use bitmaps::BitmapFacts;
+pub use checking::check_files;
 pub use held::Held;
 pub use opening::Opened;
 pub use removal::{Force, Removed};

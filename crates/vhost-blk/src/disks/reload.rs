@@ -106,7 +106,7 @@ impl Report {
     }
 }
 
-type Files = BTreeMap<String, Result<DiskArgs, Failure>>;
+pub(super) type Files = BTreeMap<String, Result<DiskArgs, Failure>>;
 
 /// The treatment of a disk, which may take its time.
 type Treatment = Box<dyn FnOnce() -> Result<Option<Outcome>, Failure> + Send>;
@@ -430,7 +430,7 @@ fn with_live_options_of(old: &DiskArgs, new: &DiskArgs) -> DiskArgs {
 }
 
 /// The disks that the files `NAME.toml` of a folder describe.
-fn read_folder(folder: &Path) -> Result<Files, Failure> {
+pub(super) fn read_folder(folder: &Path) -> Result<Files, Failure> {
     let failed = |error: std::io::Error| {
         let what = format!("read the folder {}", folder.display());
         Failure::run(what, error, "check --config-dir")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Exit statuses, files, examples and references of each command's page, alphabetical.
 
-use super::{Page, images, snapshots, streams};
+use super::{Page, images, saving, snapshots, streams};
 
 pub(super) const DONE: (u8, &str) = (0, "Success.");
 const FAILED: (u8, &str) = (1, "Failure; one line on standard error has the cause and the remedy.");
@@ -100,6 +100,7 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-remove", "1"),
             ("vhost-blk-ctl-resize", "1"),
             ("vhost-blk-ctl-resume", "1"),
+            ("vhost-blk-ctl-save", "1"),
             ("vhost-blk-ctl-set-cache", "1"),
             ("vhost-blk-ctl-snapshot", "1"),
             ("vhost-blk-ctl-snapshots", "1"),
@@ -254,6 +255,7 @@ pub const PAGES: &[Page] = &[
         examples: &[("End a pause:", "vhost-blk ctl --control-path vhost-blk.ctl resume data")],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-pause", "1")],
     },
+    saving::SAVE,
     Page {
         command: "vhost-blk ctl set-cache",
         statuses: USUAL,
@@ -351,9 +353,9 @@ pub const PAGES: &[Page] = &[
     Page {
         command: "vhost-blk daemon",
         statuses: &[
-            (0, "It was stopped by SIGTERM, SIGINT or vhost-blk ctl stop."),
+            (0, "It was stopped by SIGTERM, SIGINT or vhost-blk ctl stop. --check: no error."),
             FAILED,
-            MISUSED,
+            (2, "The command line is wrong. --check: a file is wrong."),
         ],
         files: &[
             ("DIR/NAME.toml", "Options of the disk NAME (--config-dir)."),
@@ -368,6 +370,7 @@ pub const PAGES: &[Page] = &[
                 "Serve the disks of a folder, with four threads:",
                 "vhost-blk daemon --control-path vhost-blk.ctl --config-dir disks --threads 4",
             ),
+            ("Check the files of a folder:", "vhost-blk daemon --check --config-dir disks"),
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-serve", "1")],
     },

@@ -14,6 +14,7 @@ mod limits;
 mod mount;
 mod reload;
 mod rig;
+mod saving;
 mod starting;
 mod top;
 mod trace;

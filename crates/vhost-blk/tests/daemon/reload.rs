@@ -175,3 +175,39 @@ fn many_signals_have_one_reload_and_one_that_waits() {
     drop(held);
     rig.place.wait_until("the second reload", || rig.names() == ["a", "b", "c"]);
 }
+
+#[test]
+fn a_check_of_the_folder_prints_each_error_and_serves_nothing() {
+    let place = crate::rig::place_of(&[
+        ("a", &file("a", "")),
+        ("b", "blk-file = '/x'\nsocket-path = '@/b.sock'\n"),
+        ("c", "blk-file = '/x'\nsocket-path = '@/a.sock'\n"),
+        ("d", "blk-file = 5 5"),
+        ("e", "blk-file = '/y'"),
+    ]);
+    let check = || {
+        let mut command = crate::common::program();
+        command.args(["daemon", "--check", "--config-dir"]).arg(place.path("conf"));
+        crate::common::finish(&mut command)
+    };
+    let output = check();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for told in [
+        "serve a and c: both have the socket",
+        "serve b and c: both have the image /x",
+        "d.toml: line 1",
+        "e.toml: cannot choose a socket: none is given",
+        "4 errors in 5 files",
+    ] {
+        assert!(text.contains(told), "{told}: {text}");
+    }
+    assert_eq!(text.lines().count(), 5, "{text}");
+    ["c", "d", "e"].iter().for_each(|name| {
+        std::fs::remove_file(place.path(&format!("conf/{name}.toml"))).unwrap();
+    });
+    let output = check();
+    assert_eq!(crate::common::stdout(&output), "2 files can be used\n");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!place.path("a.sock").exists());
+}

@@ -142,3 +142,27 @@ fn a_mirror_goes_on_after_a_completion_that_is_refused() {
     assert!(content(&mut device).iter().all(|byte| *byte == 2));
     assert!(text(&rig.path("b")).ends_with("/b"));
 }
+
+/// The disk has no front-end, so that a changed file restarts it as soon as the mirror has ended.
+#[test]
+fn a_reload_restarts_no_disk_that_is_mirrored() {
+    let file = "blk-file = '@/a.img'\nsocket-path = '@/a.sock'\nnum-queues = 2\n";
+    let rig = Rig::of_folder(&[]);
+    image(&rig, "a.img", "raw");
+    rig.write_file("a", file);
+    rig.ok("reload");
+    rig.ok(&format!("mirror a --to {} --wait", text(&rig.path("b"))));
+    rig.write_file("a", &format!("{file}serial = 'new'\n"));
+    let line = rig.refused("reload", 1);
+    assert!(line.contains("failed: a"), "{line}");
+    let told = crate::common::stdout(&rig.ctl("reload"));
+    assert!(told.contains("it is being mirrored"), "{told}");
+    assert!(!mirror(&rig).is_null());
+    // A change that needs no restart reaches the disk.
+    rig.write_file("a", &format!("{file}limit-iops = 100000\n"));
+    assert_eq!(rig.ok("reload"), "a: changed\n");
+    rig.write_file("a", &format!("{file}serial = 'new'\n"));
+    rig.ok("mirror a --cancel");
+    assert_eq!(rig.ok("reload"), "a: restarted\n");
+    assert_eq!(guest(&rig, "a").get_id().unwrap()[..3], *b"new");
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Disks and options that outlive a restart of the daemon.
+
+use super::client::Client;
+use super::methods::ask;
+use super::protocol::{Call, CallError};
+use crate::disks::{Disks, Force, Origin};
+use crate::failure::Failure;
+use serde_json::{Value, json};
+use vhost_user::{Answer, Command, Status};
+
+/// The parameter `save` of a call.
+pub(super) fn is_wanted(call: &mut Call) -> Result<bool, CallError> {
+    Ok(call.optional("save", Value::as_bool)?.unwrap_or_default())
+}
+
+/// Saves a disk with its present options.
+pub(super) fn save(disks: &Disks, client: &Client<'_>, name: &str) -> Result<Value, Failure> {
+    let what = format!("save the disk {name}");
+    match ask(disks, client, name, Command::Status, &what)? {
+        Answer::Status(status) => {
+            let path = disks.save(name, &status)?;
+            Ok(json!({"config": path}))
+        }
+        _ => Err(Failure::run(what, "it has told nothing", "repeat the command")),
+    }
+}
+
+/// The reply to a change, which is saved if that is wanted.
+pub(super) fn changed(
+    disks: &Disks,
+    client: &Client<'_>,
+    name: &str,
+    saves: bool,
+    changed: bool,
+) -> Result<Value, Failure> {
+    if saves {
+        save(disks, client, name)?;
+    }
+    Ok(json!({"changed": changed}))
+}
+
+/// Saves a disk that was added a moment ago, and removes it if that fails.
+pub(super) fn save_added(disks: &Disks, client: &Client<'_>, name: &str) -> Result<(), Failure> {
+    save(disks, client, name).map(drop).inspect_err(|_| {
+        if let Err(failure) = disks.remove(name, Force::Yes, || true) {
+            tracing::error!(%failure, "the disk stays, and is not saved");
+        }
+    })
+}
+
+/// Adds the options with which a disk runs to its status.
+pub(super) fn add_options(
+    disks: &Disks,
+    name: &str,
+    status: &Status,
+    value: &mut Value,
+) -> Result<(), Failure> {
+    let (options, origin) = disks.options_of(name, status)?;
+    value["options"] = options;
+    value["origin"] = if origin == Origin::Folder { "folder" } else { "command" }.into();
+    Ok(())
+}

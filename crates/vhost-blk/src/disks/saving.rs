@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Disks and their options for the next start of the daemon: the files of the configuration folder.
+//!
+//! | Disk | `save` | Then it is |
+//! |---|---|---|
+//! | of a command | writes a new file with its present options | of the folder |
+//! | of the folder | writes its present limits and its cache mode into its file | of the folder |
+//!
+//! No reload runs meanwhile. The next one finds the file and the disk alike.
+
+use super::config_file::{self, NewConfig};
+use super::{Disks, Mode, Origin};
+use crate::disk_options;
+use crate::failure::Failure;
+use crate::options::DiskArgs;
+use crate::values::{Burst, Cache};
+use serde_json::Value;
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use vhost_user::Status;
+
+impl Disks {
+    /// Writes the file of a disk, with its present options. `status`: its present state. Returns the path of the file.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no folder or no such disk, or the file cannot be written. It is as before then.
+    pub fn save(&self, name: &str, status: &Status) -> Result<PathBuf, Failure> {
+        let what = format!("save the disk {name}");
+        let failed = |why: String| Failure::told(&what, why);
+        let path = self.config_path(&what, name)?;
+        let _no_reload = self.no_reload();
+        let (args, origin, control, image) = {
+            let state = self.lock();
+            state.check_free(&what)?;
+            let entry = state.entry(name)?;
+            (entry.args.clone(), entry.origin, entry.control.clone(), entry.image.clone())
+        };
+        let args = present(args, status);
+        let args = match origin {
+            Origin::Folder => {
+                let config = NewConfig::prepare_live(&path, &args).map_err(failed)?;
+                config.replace(false).map_err(failed)?;
+                args
+            }
+            Origin::Command => {
+                let args = absolute(args).map_err(failed)?;
+                if let (Some(file), Some(image)) = (&args.blk_file, &image) {
+                    // A client may have passed a descriptor with any path.
+                    super::exchange::real_path_of(file, &image.top).map_err(failed)?;
+                }
+                config_file::create(&path, &args).map_err(failed)?;
+                args
+            }
+        };
+        let mut state = self.lock();
+        if let Some(entry) =
+            state.all_served().find(|it| std::sync::Arc::ptr_eq(&it.control, &control))
+        {
+            (entry.args, entry.origin) = (args, Origin::Folder);
+        }
+        Ok(path)
+    }
+
+    /// Refuses to save a disk that has no place for its file.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no folder, or a file of that name.
+    pub fn check_save(&self, name: &str) -> Result<(), Failure> {
+        let what = format!("save the disk {name}");
+        let path = self.config_path(&what, name)?;
+        match path.symlink_metadata() {
+            Ok(_) => {
+                let why = format!("{} exists", path.display());
+                Err(Failure::run(what, why, "remove or rename that file"))
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes the file of a disk.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is none, or it cannot be removed.
+    pub fn forget(&self, name: &str) -> Result<(), Failure> {
+        let what = format!("remove the file of the disk {name}");
+        let path = self.config_path(&what, name)?;
+        let _no_reload = self.no_reload();
+        let removed =
+            std::fs::remove_file(&path).and_then(|()| super::exchange::sync_folder(&path));
+        removed.map_err(|error| {
+            let remedy = "drop --save for a disk without a file; else let the daemon's user write to the folder \
+                          (ReadWritePaths= of its unit)";
+            Failure::run(what, format!("{}: {error}", path.display()), remedy)
+        })
+    }
+
+    /// All options with which a disk runs, and their source.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no such disk.
+    pub fn options_of(&self, name: &str, status: &Status) -> Result<(Value, Origin), Failure> {
+        let (args, origin) = {
+            let state = self.lock();
+            let entry = state.entry(name)?;
+            (entry.args.clone(), entry.origin)
+        };
+        let shown = |path: &Path| Ok::<_, Infallible>(path.display().to_string());
+        let Ok(options) = disk_options::of_disk(&present(args, status), shown);
+        Ok((options, origin))
+    }
+
+    fn config_path(&self, what: &str, name: &str) -> Result<PathBuf, Failure> {
+        match &self.mode {
+            Mode::Many(Some(folder)) => Ok(folder.join(format!("{name}.toml"))),
+            _ => Err(Failure::run(
+                what,
+                "the daemon has no folder of configuration files",
+                "start vhost-blk daemon with --config-dir, or drop --save",
+            )),
+        }
+    }
+}
+
+/// The options of a disk, with the limits and the cache mode that commands have given it.
+fn present(args: DiskArgs, status: &Status) -> DiskArgs {
+    let limits = status.limits;
+    DiskArgs {
+        limit_iops: limits.iops,
+        limit_bandwidth: limits.bytes,
+        limit_burst: Burst(limits.burst),
+        limit_group: status.limit_group.as_deref().map(str::to_owned),
+        cache: if status.writeback { Cache::Writeback } else { Cache::Writethrough },
+        ..args
+    }
+}
+
+/// The options with paths that do not depend on the folder of the daemon.
+fn absolute(args: DiskArgs) -> Result<DiskArgs, String> {
+    let absolute = |path: Option<PathBuf>| {
+        let made = path.map(std::path::absolute).transpose();
+        made.map_err(|error| format!("a path: {error}; give an absolute one"))
+    };
+    let (blk_file, socket_path) =
+        (absolute(args.blk_file.clone())?, absolute(args.socket_path.clone())?);
+    Ok(DiskArgs { blk_file, socket_path, ..args })
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Disks and options that outlive a restart of the daemon.
+
+use crate::common;
+use crate::reload::file;
+use crate::rig::Rig;
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
+
+/// The text of the file of a disk.
+fn text_of(rig: &Rig, name: &str) -> String {
+    std::fs::read_to_string(rig.path(&format!("conf/{name}.toml"))).unwrap()
+}
+
+/// Starts the daemon again, with the same folder.
+fn restart(rig: &mut Rig) {
+    rig.ok("stop");
+    rig.daemon.wait();
+    let conf = rig.path("conf");
+    rig.restart(&["--config-dir", conf.to_str().unwrap()]);
+}
+
+fn origin(rig: &Rig, name: &str) -> Value {
+    rig.row(name)["origin"].clone()
+}
+
+#[test]
+fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
+    let mut rig = Rig::of_folder(&[]);
+    rig.add("kept", "--save --serial S --limit-iops 9 --wrap delay:us=1");
+    rig.add("later", "");
+    rig.add("lost", "");
+    assert_eq!((origin(&rig, "kept"), origin(&rig, "later")), (json!("folder"), json!("command")));
+    let text = text_of(&rig, "kept");
+    for line in ["serial = \"S\"\n", "limit-iops = 9\n", "wrap = [\"delay:us=1\"]\n"] {
+        assert!(text.contains(line), "{text}");
+    }
+    let image = rig.path("kept.img");
+    assert!(text.contains(&format!("blk-file = \"{}\"", image.display())), "{text}");
+    let mode = std::fs::metadata(rig.path("conf/kept.toml")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o644);
+    // With the changes of commands.
+    rig.ok("limit later --iops 7 --bandwidth 1M --burst-seconds 0.5");
+    rig.ok("set-cache later writethrough");
+    let told = rig.ok("save later");
+    assert!(told.contains("later.toml"), "{told}");
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    let status = rig.json("status later");
+    assert_eq!(
+        (&status["origin"], &status["options"]["limit_iops"]),
+        (&json!("folder"), &json!(7))
+    );
+    assert_eq!(status["options"]["cache"], "writethrough");
+    let text = rig.ok("status later");
+    assert!(text.contains("origin      a file of --config-dir\n"), "{text}");
+    assert!(text.contains("limit-iops=7") && !text.contains("queue-size"), "{text}");
+    restart(&mut rig);
+    assert_eq!(rig.names(), ["kept", "later"]);
+    assert_eq!(rig.guest("kept").get_id().unwrap()[..1], *b"S");
+    let status = rig.json("status later");
+    assert_eq!((&status["limits"]["iops"], &status["writeback"]), (&json!(7), &json!(false)));
+    assert_eq!(status["limits"]["burst_ms"], 500);
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    // A removal without --save ends with the next start.
+    rig.ok("remove kept");
+    rig.ok("remove later --save");
+    assert!(!rig.path("conf/later.toml").exists());
+    assert_eq!(rig.ok("reload"), "kept: added\n");
+}
+
+#[test]
+fn limits_and_the_cache_mode_are_saved_into_the_file_of_a_disk_with_its_comments() {
+    let more = "limit-iops = 5 # slow\n# The end.\n";
+    let mut rig = Rig::of_folder(&[("a", &file("a", more)), ("b", &file("b", ""))]);
+    rig.ok("limit a --iops 9");
+    assert!(text_of(&rig, "a").contains("limit-iops = 5 # slow"));
+    rig.ok("limit a --iops 8 --save");
+    rig.ok("limit b --group gold --iops 3 --save");
+    rig.ok("set-cache a writethrough --save");
+    let text = text_of(&rig, "a");
+    for part in ["limit-iops = 8 # slow\n", "# The end.\n", "cache = \"writethrough\"\n"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    restart(&mut rig);
+    assert_eq!(rig.json("status a")["limits"]["iops"], 8);
+    assert_eq!(rig.json("status b")["limits"]["group"], "gold");
+    rig.ok("limit b --none --save");
+    assert!(!text_of(&rig, "b").contains("limit"), "{}", text_of(&rig, "b"));
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+}
+
+#[test]
+fn a_disk_that_cannot_be_saved_says_why_and_an_added_one_is_not_served() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let null = "--backend null --size 1M --num-queues 1";
+    for words in [
+        "save a",
+        "limit a --iops 5 --save",
+        "remove a --save",
+        &format!("add b --save --socket-path b.sock {null}"),
+    ] {
+        let line = rig.refused(words, 1);
+        assert!(line.contains("start vhost-blk daemon with --config-dir"), "{words}: {line}");
+    }
+    assert_eq!(rig.names(), ["a"]);
+    let rig = Rig::of_folder(&[]);
+    rig.add("a", "");
+    rig.write_file("a", "# another one");
+    rig.write_file("b", "# another one");
+    for words in ["save a", &format!("add b --save --socket-path b.sock {null}")] {
+        let line = rig.refused(words, 1);
+        assert!(line.contains("exists; remove or rename that file"), "{words}: {line}");
+    }
+    assert_eq!(text_of(&rig, "a"), "# another one");
+    // A descriptor is not necessarily that of its path.
+    let words = "add c --save --pass-file --blk-file disk.img --socket-path c.sock --num-queues 1";
+    rig.ok(words);
+    assert_eq!(rig.ok("remove c --save"), "done\n");
+    std::fs::rename(rig.path("disk.img"), rig.path("moved.img")).unwrap();
+    std::os::unix::fs::symlink(rig.path("a.img"), rig.path("disk.img")).unwrap();
+    rig.ok("add c --pass-file --blk-file moved.img --socket-path c.sock --num-queues 1");
+    std::fs::rename(rig.path("moved.img"), rig.path("again.img")).unwrap();
+    let line = rig.refused("save c", 1);
+    assert!(line.contains("moved.img"), "{line}");
+    assert_eq!(rig.names(), ["a", "c"]);
+    let line = rig.refused("remove c --save", 1);
+    assert!(line.contains("drop --save for a disk without a file"), "{line}");
+    assert_eq!(rig.names(), ["a", "c"]);
+    assert!(!common::stdout(&rig.ctl("reload")).contains("c: "));
+}
