@@ -64,6 +64,8 @@ pub struct Selected {
     pub preferred: Selection,
     /// Packed virtqueues are offered.
     pub packed: bool,
+    /// The reason for the kernel plane, to which the queues return when it serves the storage again.
+    pub left_kernel: Option<String>,
 }
 
 /// The data planes of one disk, and the selected one.
@@ -75,6 +77,8 @@ pub struct PlaneSelector {
     /// The selection for the queues of the next front-end.
     preferred: Selection,
     current: Selection,
+    /// As [`Selected::left_kernel`].
+    left_kernel: Option<String>,
     memory: Option<Arc<GuestMemory>>,
     /// Queues that a ring fault stopped before they reached the kernel.
     faulted: BTreeMap<u16, QueueState>,
@@ -103,12 +107,14 @@ impl PlaneSelector {
         choice: PlaneChoice,
     ) -> Result<Self, KernelError> {
         let node = options.path.display().to_string();
+        let is_unsuited = disk.kernel_file().is_err();
         let mut kernel = KernelPlane::new(disk, options);
         kernel.share_limits(uring.share_of_group(), false)?;
         let check = || kernel.check();
+        let suits = format!("{node} is there and suits the disk");
         let (plane, reason) = match choice {
             PlaneChoice::Auto => match check() {
-                Ok(()) => (PlaneKind::Kernel, format!("{node} is there and suits the disk")),
+                Ok(()) => (PlaneKind::Kernel, suits.clone()),
                 Err(error) => (PlaneKind::Uring, error.to_string()),
             },
             PlaneChoice::Only(kind) => {
@@ -118,7 +124,11 @@ impl PlaneSelector {
                 (kind, "--data-plane says so".to_owned())
             }
         };
-        Ok(Self::with(uring, Some(kernel), choice, Selection { plane, reason }))
+        let mut selector = Self::with(uring, Some(kernel), choice, Selection { plane, reason });
+        if choice == PlaneChoice::Auto && is_unsuited {
+            selector.left_kernel = Some(suits);
+        }
+        Ok(selector)
     }
 
     fn with(
@@ -135,6 +145,7 @@ impl PlaneSelector {
             packed: preferred.plane == PlaneKind::Uring,
             current: preferred.clone(),
             preferred,
+            left_kernel: None,
             memory: None,
             faulted: BTreeMap::new(),
             recovered: None,
@@ -203,22 +214,24 @@ impl PlaneSelector {
         self.current = Selection { plane: kind, reason: reason.to_owned() };
     }
 
-    /// Selects the current plane for the queues of the next front-end, too.
+    /// Selects the current plane for the queues of the next front-end, too, whatever the storage is.
     pub fn prefer_current(&mut self) {
         self.preferred.clone_from(&self.current);
+        self.left_kernel = None;
     }
 
     /// The selections.
     pub fn selected(&self) -> Selected {
         let (current, preferred) = (self.current.clone(), self.preferred.clone());
-        Selected { current, preferred, packed: self.packed }
+        let left_kernel = self.left_kernel.clone();
+        Selected { current, preferred, packed: self.packed, left_kernel }
     }
 
     /// Makes the selections of the program before this one. A data plane that is not available any
     /// more is not selected. No queue may run.
     pub fn select_again(&mut self, selected: Selected) {
-        self.packed = selected.packed;
-        let Selected { current, preferred, .. } = selected;
+        let Selected { current, preferred, packed, left_kernel } = selected;
+        (self.packed, self.left_kernel) = (packed, left_kernel);
         match self.check(preferred.plane) {
             Ok(()) => self.preferred = preferred,
             Err(why) => tracing::warn!(plane = %preferred.plane, %why, "not available any more"),

@@ -15,12 +15,13 @@ use crate::error::OperateError;
 use crate::image_lock::FollowedLock;
 use crate::session::Session;
 use backend::{Disk, ImageLock, Info, RangeLimits};
-use data_plane::{KeptRequests, PlaneKind, ReplaceError};
+use data_plane::{KeptRequests, ReplaceError};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
+use virtio_spec::features::F_RING_PACKED;
 
 /// Makes the new storage while no queue runs. It gets the present storage, with everything that the
 /// guest has written.
@@ -150,6 +151,7 @@ impl Session<'_> {
         state
             .compare_exchange(WAITING, BEGUN, Ordering::AcqRel, Ordering::Acquire)
             .map_err(|_| ExchangeError::Withdrawn)?;
+        let packed = self.acked(F_RING_PACKED);
         let device = &mut *self.device;
         let Replacement { disk, keeps_lock, lock, commit } =
             replace(&device.disk).map_err(ExchangeError::Storage)?;
@@ -157,14 +159,15 @@ impl Session<'_> {
         let prepared = device.planes.prepare(Arc::clone(&disk))?;
         commit().map_err(ExchangeError::Storage)?;
         let before = device.planes.current();
-        device.planes.replace(prepared);
+        device.planes.replace(prepared, packed);
         tracing::info!(before = %device.config.info.description, after = %info.description, "storage");
         (device.disk, device.config.info) = (disk, info);
         if !keeps_lock {
             device.image_lock = lock.map(|lock| FollowedLock { lock, held: true });
         }
-        if device.planes.current() != before {
-            device.tell(Notice::Switched(PlaneKind::Uring));
+        let now = device.planes.current();
+        if now != before {
+            device.tell(Notice::Switched(now));
         }
         Ok(())
     }

@@ -172,6 +172,9 @@ pub(crate) struct PlaneState {
     current: (PlaneName, String),
     preferred: (PlaneName, String),
     pub(crate) packed: bool,
+    /// [`Selected::left_kernel`]. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    left_kernel: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,6 +194,7 @@ impl From<Selected> for PlaneState {
             current: named(selected.current),
             preferred: named(selected.preferred),
             packed: selected.packed,
+            left_kernel: selected.left_kernel,
         }
     }
 }
@@ -205,6 +209,7 @@ impl From<PlaneState> for Selected {
             current: selection(state.current),
             preferred: selection(state.preferred),
             packed: state.packed,
+            left_kernel: state.left_kernel,
         }
     }
 }

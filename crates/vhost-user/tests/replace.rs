@@ -296,7 +296,8 @@ fn queues_leave_the_kernel_for_a_storage_that_it_does_not_serve() {
     if !kernel_or_skip() {
         return;
     }
-    let daemon = Daemon::start(Arc::new(Plain::for_kernel()), &Setup { packed: false, ..setup() });
+    let plain: Arc<dyn Disk> = Arc::new(Plain::for_kernel());
+    let daemon = Daemon::start(Arc::clone(&plain), &Setup { packed: false, ..setup() });
     let mut device = daemon.connect(&options());
     write_and_read(&mut device, 1);
     daemon.control().ask(Command::Switch(PlaneKind::Kernel));
@@ -309,5 +310,31 @@ fn queues_leave_the_kernel_for_a_storage_that_it_does_not_serve() {
     let told = daemon.status();
     assert_eq!(told.plane, PlaneKind::Uring);
     assert!(told.why.contains("--wrap"), "{}", told.why);
+    assert!(told.why.ends_with("the disk then returns to the kernel plane"), "{}", told.why);
     write_and_read(&mut device, 2);
+    // The kernel serves the next one.
+    replace(&daemon, Box::new(move |_| Ok(Replacement::around(plain)))).unwrap();
+    let told = daemon.status();
+    assert_eq!((told.plane, &*told.why), (PlaneKind::Kernel, "the control socket says so"));
+    write_and_read(&mut device, 3);
+}
+
+#[test]
+fn queues_that_the_operator_has_moved_do_not_return_to_the_kernel() {
+    if !kernel_or_skip() {
+        return;
+    }
+    let plain: Arc<dyn Disk> = Arc::new(Plain::for_kernel());
+    let daemon = Daemon::start(Arc::clone(&plain), &Setup { packed: false, ..setup() });
+    let mut device = daemon.connect(&options());
+    daemon.control().ask(Command::Switch(PlaneKind::Kernel));
+    let wrap = |old: &Arc<dyn Disk>| {
+        let record = Record::in_memory(Arc::clone(old));
+        Ok(Replacement::around(Arc::new(record)))
+    };
+    replace(&daemon, Box::new(wrap)).unwrap();
+    daemon.control().ask(Command::Switch(PlaneKind::Uring));
+    replace(&daemon, Box::new(move |_| Ok(Replacement::around(plain)))).unwrap();
+    assert_eq!(daemon.status().plane, PlaneKind::Uring);
+    write_and_read(&mut device, 1);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another storage for a disk whose queues are stopped.
 
-use super::{PlaneChoice, PlaneSelector, Selection};
+use super::{PlaneChoice, PlaneSelector};
 use crate::error::StartError;
 use crate::lanes::Lanes;
 use crate::plane::PlaneKind;
@@ -12,8 +12,8 @@ use std::sync::Arc;
 pub struct Prepared {
     disk: Arc<dyn Disk>,
     lanes: Lanes,
-    /// The reason to leave the kernel data plane.
-    leaves_kernel: Option<&'static str>,
+    /// The reason for which the kernel does not serve it.
+    unsuited: Option<&'static str>,
 }
 
 /// Errors of [`PlaneSelector::prepare`]; each text names the cause and the remedy.
@@ -33,31 +33,58 @@ impl PlaneSelector {
     /// # Errors
     /// [`ReplaceError`]; nothing is changed.
     pub fn prepare(&self, disk: Arc<dyn Disk>) -> Result<Prepared, ReplaceError> {
-        let is_selected = |plane: PlaneKind| {
-            [&self.current, &self.preferred].iter().any(|selection| selection.plane == plane)
-        };
-        let leaves_kernel = match disk.kernel_file() {
-            Err(why) if self.choice == PlaneChoice::Only(PlaneKind::Kernel) => {
-                return Err(ReplaceError::Kernel(why));
-            }
-            Err(why) => Some(why).filter(|_| is_selected(PlaneKind::Kernel)),
-            Ok(_) => None,
-        };
+        let unsuited = disk.kernel_file().err();
+        if let Some(why) = unsuited
+            && self.choice == PlaneChoice::Only(PlaneKind::Kernel)
+        {
+            return Err(ReplaceError::Kernel(why));
+        }
         let lanes = self.uring.open_lanes(Arc::clone(&disk))?;
-        Ok(Prepared { disk, lanes, leaves_kernel })
+        Ok(Prepared { disk, lanes, unsuited })
     }
 
-    /// Makes both planes use a storage in place of the present one. Queues that were on the kernel
-    /// plane start on the io_uring plane if the kernel does not serve the storage. No queue may run.
-    pub fn replace(&mut self, prepared: Prepared) {
-        let Prepared { disk, lanes, leaves_kernel } = prepared;
+    /// Makes both planes use a storage in place of the present one. Queues of the kernel plane start on
+    /// the io_uring plane if the kernel does not serve the storage, and return with one that it serves,
+    /// unless the operator has selected a plane meanwhile, or the guest uses `packed` virtqueues. No
+    /// queue may run.
+    pub fn replace(&mut self, prepared: Prepared, packed: bool) {
+        let Prepared { disk, lanes, unsuited } = prepared;
         if let Some(kernel) = &mut self.kernel {
             kernel.set_disk(disk);
         }
         self.uring.use_lanes(lanes);
-        if let Some(why) = leaves_kernel {
-            self.move_to(PlaneKind::Uring, why);
-            self.preferred = Selection { plane: PlaneKind::Uring, reason: why.to_owned() };
+        match unsuited {
+            Some(why) => self.leave_kernel(why),
+            None if !packed => self.return_to_kernel(),
+            None => {}
+        }
+    }
+
+    fn leave_kernel(&mut self, why: &str) {
+        if self.left_kernel.is_none() {
+            let mut selections = [&self.current, &self.preferred].into_iter();
+            let of_kernel = selections.find(|selection| selection.plane == PlaneKind::Kernel);
+            self.left_kernel = of_kernel.map(|selection| selection.reason.clone());
+        }
+        if self.left_kernel.is_some() {
+            let reason = format!("{why}; the disk then returns to the kernel plane");
+            self.move_to(PlaneKind::Uring, &reason);
+            self.preferred.clone_from(&self.current);
+        }
+    }
+
+    fn return_to_kernel(&mut self) {
+        let Some(reason) = self.left_kernel.clone() else { return };
+        match self.check(PlaneKind::Kernel) {
+            Ok(()) => {
+                self.move_to(PlaneKind::Kernel, &reason);
+                self.prefer_current();
+            }
+            Err(why) => {
+                tracing::warn!(%why, "the disk does not return to the kernel data plane");
+                self.move_to(PlaneKind::Uring, &why.to_string());
+                self.preferred.clone_from(&self.current);
+            }
         }
     }
 }

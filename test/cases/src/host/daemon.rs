@@ -71,7 +71,7 @@ impl Daemon {
             ("--socket-path", path("socket")),
             ("--blk-file", disk.path.to_string_lossy().into_owned()),
             ("--direct", on(disk.direct || disk.path.starts_with("/dev")).into()),
-            ("--data-plane", if env.plane == Plane::Uring { "uring" } else { "kernel" }.into()),
+            ("--data-plane", env.plane.name().into()),
             ("--num-queues", queues.to_string()),
             ("--queue-size", "1024".into()),
             ("--serial", SERIAL.into()),

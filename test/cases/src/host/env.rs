@@ -13,6 +13,19 @@ pub(crate) enum Plane {
     Kernel,
     /// The daemon itself: for trying the cases without the module.
     Uring,
+    /// The daemon chooses.
+    Auto,
+}
+
+impl Plane {
+    /// The value of the daemon's `--data-plane`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Plane::Direct | Plane::Kernel => "kernel",
+            Plane::Uring => "uring",
+            Plane::Auto => "auto",
+        }
+    }
 }
 
 /// Environment, from the command line.

@@ -37,7 +37,7 @@ cases! { Host;
         "a running disk moves between the kernel and the io_uring plane under load, and its metrics count on",
         |env| switch_planes(env, usual(), Setup::usual(6));
     "daemon-images", Gating,
-        "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit, under load",
+        "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit and the backup, under load",
         |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(1));
     "daemon-clone", Gating,
         "a disk on XFS is cloned under load while the kernel plane serves it, and stays there",
@@ -116,17 +116,17 @@ pub(crate) fn switch_planes(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
 /// A disk on the kernel plane goes on in an overlay and in its image again, and is copied.
 pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
     target::need_module()?;
-    let env = &env.on(Plane::Uring);
+    let env = &env.on(Plane::Auto);
     let (disk, device, daemon, specs) = begin(env, disk, &setup)?;
     let beside = |name: &str| disk.path.with_file_name(name).display().to_string();
-    let (overlay, copy, next) = (beside("overlay.qcow2"), beside("copy.img"), beside("next.qcow2"));
+    let [overlay, plain, copy, next] =
+        ["overlay.qcow2", "plain.img", "copy.img", "next.qcow2"].map(beside);
     let done = under_load(device, specs, |handles| {
         for round in 0..env.rounds(setup.requests) {
             for (words, plane) in [
-                (&["switch", "kernel"][..], "kernel"),
-                (&["snapshot", "--to", &overlay], "uring"),
-                (&["commit"], "uring"),
-                (&["switch", "kernel"], "kernel"),
+                (&["snapshot", "--to", &overlay][..], "uring"),
+                (&["commit"], "kernel"),
+                (&["backup", "--to", &plain], "kernel"),
                 (&["backup", "--to", &copy, "--bitmap", "b"], "uring"),
                 (&["backup", "--to", &next, "--incremental", "b"], "uring"),
             ] {
@@ -143,7 +143,8 @@ pub(crate) fn change_images(env: &Env, disk: Result<Disk>, setup: Setup) -> Resu
             let Err(told) = told else { bail!("round {round}: the kernel notes no changes") };
             ensure!(told.contains("remove the bitmaps of the disk first"), "round {round}: {told}");
             daemon.control(&["bitmaps", "--remove", "b"])?;
-            for file in [&overlay, &copy, &next] {
+            on_kernel(&daemon).with_context(|| format!("round {round}: without bitmaps"))?;
+            for file in [&overlay, &plain, &copy, &next] {
                 std::fs::remove_file(file)?;
             }
         }
@@ -191,7 +192,7 @@ pub(crate) fn clone_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<
 /// A disk on the kernel plane moves to another image of the same file system, and to a qcow2 image.
 pub(crate) fn move_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<()> {
     target::need_module()?;
-    let env = &env.on(Plane::Uring);
+    let env = &env.on(Plane::Auto);
     let (disk, device, daemon, specs) = begin(env, disk, &setup)?;
     let mut before = disk.path.clone();
     let done = under_load(device, specs, |handles| {
@@ -200,13 +201,16 @@ pub(crate) fn move_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<(
                 let to = disk.path.with_file_name(format!("moved-{round}.{format}"));
                 let to_text = to.display().to_string();
                 let what = || format!("round {round}: {format}");
-                if format == "qcow2" {
-                    daemon.control(&["switch", "kernel"]).with_context(what)?;
-                }
                 handles.wait_for_progress(STEP).with_context(what)?;
-                daemon
-                    .control(&["mirror", "--to", &to_text, "--target-format", format])
-                    .with_context(what)?;
+                let mirror = ["mirror", "--to", &to_text, "--target-format", format];
+                daemon.control(&mirror).with_context(what)?;
+                if format == "qcow2" {
+                    let told = daemon.control(&["status"])?;
+                    ensure!(told.contains("data plane  uring ("), "{}: {told}", what());
+                    daemon.control(&["mirror", "--cancel"]).with_context(what)?;
+                    on_kernel(&daemon).with_context(|| format!("{}: cancelled", what()))?;
+                    daemon.control(&mirror).with_context(what)?;
+                }
                 handles.wait_for_progress(STEP).with_context(what)?;
                 let told = daemon.control(&["mirror", "--complete"]).with_context(what)?;
                 println!("{}: {}", what(), told.lines().next().unwrap_or_default());
@@ -217,11 +221,23 @@ pub(crate) fn move_disk(env: &Env, disk: Result<Disk>, setup: Setup) -> Result<(
                 before = to;
             }
         }
-        daemon.control(&["switch", "kernel"]).context("after the last move")?;
+        on_kernel(&daemon).context("after the last move")?;
+        daemon.control(&["switch", "uring"])?;
+        let to = disk.path.with_file_name("last.raw").display().to_string();
+        daemon.control(&["mirror", "--to", &to, "--complete"])?;
+        let status = daemon.control(&["status"])?;
+        ensure!(status.contains("data plane  uring ("), "the operator has moved it: {status}");
         handles.wait_for_progress(STEP).context("after the last move")
     })?;
     tell(&done);
     check_totals(&daemon, &done)
+}
+
+/// The disk is on the kernel plane.
+fn on_kernel(daemon: &Daemon) -> Result<()> {
+    let status = daemon.control(&["status"])?;
+    ensure!(status.contains("data plane  kernel ("), "the daemon says: {status}");
+    Ok(())
 }
 
 /// A trace shows requests.
