@@ -20,8 +20,9 @@ static bool vhost_blk_error_halts(int error, u32 flags)
 {
 	if (error == -EOPNOTSUPP)
 		return false;
-	return flags & VHOST_BLK_OPT_KEEP_FAILED ||
-	       (flags & VHOST_BLK_OPT_KEEP_NO_SPACE && error == -ENOSPC);
+	if (flags & VHOST_BLK_OPT_KEEP_NO_SPACE && (error == -ENOSPC || error == -EDQUOT))
+		return true;
+	return flags & VHOST_BLK_OPT_KEEP_FAILED;
 }
 
 /* Halts the device. The first failure is the reason that the owner gets. */

@@ -57,7 +57,7 @@ pub enum CreateError {
     },
 }
 
-/// Creates a raw image of `size_bytes` zero bytes. Removes an incomplete image if this fails.
+/// Creates a raw image of `size_bytes` zero bytes, durably. Removes an incomplete image if this fails.
 ///
 /// # Errors
 /// [`CreateError`]; its text names the cause and the remedy.
@@ -76,8 +76,8 @@ pub fn allocate(file: &File, size_bytes: u64, allocation: Allocation) -> io::Res
     file.set_len(size_bytes)
 }
 
-/// Creates a file whose content `fill` writes, for a disk of `size_bytes`. Removes it if this
-/// fails.
+/// Creates a file whose content `fill` writes, for a disk of `size_bytes`, durably with its name. Removes
+/// it if this fails.
 ///
 /// # Errors
 /// [`CreateError`]; its text names the cause and the remedy.
@@ -89,12 +89,21 @@ pub fn create_with(
     let error = |why| error_of(path, size_bytes, why);
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).open(path).map_err(error)?;
-    let made = fill(&file).and_then(|()| file.sync_all());
+    let made = fill(&file).and_then(|()| file.sync_all()).and_then(|()| sync_folder(path));
     if made.is_err() {
         // The caller gets the first error; a failed removal adds nothing.
         let _ = fs::remove_file(path);
     }
     made.map_err(error)
+}
+
+/// Makes the name of a file durable.
+///
+/// # Errors
+/// The error of the system call. The folder has to be readable.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// The error of a new image at `path` for a disk of `size_bytes`.

@@ -235,7 +235,7 @@ struct vhost_blk_info {
 #define VHOST_BLK_OPT_COALESCE		(1u << 5)	/* hold calls while the driver gives chains */
 #define VHOST_BLK_OPT_COALESCE_AUTO	(1u << 6)	/* the same where trials show that it pays */
 #define VHOST_BLK_OPT_KEEP_FAILED	(1u << 7)	/* I/O errors halt the device */
-#define VHOST_BLK_OPT_KEEP_NO_SPACE	(1u << 8)	/* ENOSPC halts the device */
+#define VHOST_BLK_OPT_KEEP_NO_SPACE	(1u << 8)	/* ENOSPC, EDQUOT halt it */
 #define VHOST_BLK_OPT_HALT_AT_FLUSH	(1u << 9)	/* so does one of these of a FLUSH */
 #define VHOST_BLK_OPT_HALT		(1u << 10)	/* halt the device now */
 #define VHOST_BLK_OPT_BATCH		(1u << 11)	/* the batches have a fixed size */

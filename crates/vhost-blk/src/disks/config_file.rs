@@ -2,12 +2,12 @@
 //! The configuration file of a disk that goes on in another image, or with other limits: comments and other options
 //! stay. And that of a disk which has none.
 
-use super::exchange::sync_folder;
 use crate::config;
 use crate::disk_options;
 use crate::image::inherit;
 use crate::options::DiskArgs;
 use crate::values::{Burst, word};
+use backend::create::sync_folder;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;

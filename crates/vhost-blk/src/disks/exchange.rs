@@ -17,7 +17,7 @@ use backend::file::identity_of;
 use backend::wrap::{Brake, Growth};
 use backend::{Disk, Info};
 use qcow2::Qcow2Disk;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -310,11 +310,6 @@ pub(super) fn options(args: &DiskArgs) -> String {
         text += &format!(" --logical-block-size {block}");
     }
     text
-}
-
-/// Makes the name of a file durable.
-pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 #[cfg(test)]

@@ -28,7 +28,8 @@ impl Disks {
         let what = format!("save the disk {name}");
         let failed = |why: String| Failure::told(&what, why);
         let path = self.config_path(&what, name)?;
-        let _no_reload = self.no_reload();
+        let _no_reload =
+            self.turn(&what, format!("the saving of the disk {name}"), &mut || true)?;
         let (args, origin, control, image) = {
             let state = self.lock();
             state.check_free(&what)?;
@@ -84,9 +85,10 @@ impl Disks {
     pub fn forget(&self, name: &str) -> Result<(), Failure> {
         let what = format!("remove the file of the disk {name}");
         let path = self.config_path(&what, name)?;
-        let _no_reload = self.no_reload();
+        let _no_reload =
+            self.turn(&what, format!("the saving of the disk {name}"), &mut || true)?;
         let removed =
-            std::fs::remove_file(&path).and_then(|()| super::exchange::sync_folder(&path));
+            std::fs::remove_file(&path).and_then(|()| backend::create::sync_folder(&path));
         removed.map_err(|error| {
             let remedy = "drop --save for a disk without a file; else let the daemon's user write to the folder \
                           (ReadWritePaths= of its unit)";

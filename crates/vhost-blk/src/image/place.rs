@@ -3,7 +3,7 @@
 
 use crate::create;
 use crate::failure::Failure;
-use backend::create::error_of;
+use backend::create::{error_of, sync_folder};
 use backend::lock::{Access, LockError, lock_image};
 use backend::mark;
 use qcow2::copy::Source;
@@ -161,8 +161,7 @@ impl Place {
             None => new.persist_noclobber(&path),
         };
         named.map_err(|error| failed(error.error))?;
-        let synced = File::open(folder(&path)).and_then(|folder| folder.sync_all());
-        synced.map_err(|why| {
+        sync_folder(&path).map_err(|why| {
             if old.is_none() {
                 let _ = fs::remove_file(&path); // the first error is told
             }

@@ -4,8 +4,9 @@
 use super::format::{BYTES_MAX, Notes};
 use super::{Earlier, identity, notes_of};
 use crate::disks::Image;
-use crate::disks::exchange::{path_of, settled, sync_folder, synced};
+use crate::disks::exchange::{path_of, settled, synced};
 use crate::disks::layers::Layers;
+use backend::create::sync_folder;
 use backend::file::File as ImageFile;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};

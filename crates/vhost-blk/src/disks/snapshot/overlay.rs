@@ -2,7 +2,6 @@
 //! The file of a new overlay.
 
 use super::plan::Plan;
-use crate::disks::exchange::sync_folder;
 use crate::image::inherit;
 use backend::create::{CreateError, create_with};
 use std::fs::{self, File, Metadata};
@@ -32,11 +31,7 @@ impl Overlay {
             }
             other => other.to_string(),
         })?;
-        let overlay = Overlay { path: plan.overlay().to_owned() };
-        sync_folder(&overlay.path).map_err(|error| {
-            format!("the folder of the overlay cannot be synced: {error}; check its storage")
-        })?;
-        Ok(overlay)
+        Ok(Overlay { path: plan.overlay().to_owned() })
     }
 
     /// Leaves the file.
