@@ -25,7 +25,7 @@ pub enum ErrorPolicy {
     Report,
     /// Every error.
     Stop,
-    /// ENOSPC.
+    /// ENOSPC and EDQUOT.
     Enospc,
 }
 
@@ -255,7 +255,9 @@ impl Health {
         let halts = match (self.policy, error) {
             (ErrorPolicy::Report, _) | (_, IoError::Unsupported) => false,
             (ErrorPolicy::Stop, _) => true,
-            (ErrorPolicy::Enospc, error) => error == IoError::Errno(libc::ENOSPC),
+            (ErrorPolicy::Enospc, error) => {
+                matches!(error, IoError::Errno(libc::ENOSPC | libc::EDQUOT))
+            }
         };
         match (halts, kind) {
             (false, _) => Verdict::Report,
@@ -265,6 +267,11 @@ impl Health {
             },
             (true, _) => Verdict::Keep,
         }
+    }
+
+    /// Returns whether a failed FLUSH has halted the disk, and forgets it: the disk has other storage.
+    pub fn take_failed_flush(&self) -> bool {
+        self.flush_failed.swap(false, Relaxed)
     }
 
     /// The errors that halt the disk.
@@ -388,6 +395,7 @@ mod tests {
         for (policy, error, verdict) in [
             (Report, NO_SPACE, Verdict::Report),
             (Enospc, NO_SPACE, Verdict::Keep),
+            (Enospc, IoError::Errno(libc::EDQUOT), Verdict::Keep),
             (Enospc, BROKEN, Verdict::Report),
             (Enospc, IoError::EndOfStorage, Verdict::Report),
             (Stop, NO_SPACE, Verdict::Keep),

@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::values::{BackendKind, Format, LockMode};
+use crate::values::{BackendKind, Format, LockMode, OnOff};
 use backend::file::{File, FileError, FileOptions, OpenAs};
 use backend::mem::Mem;
 use backend::null::Null;
@@ -73,6 +73,11 @@ pub enum From {
         identity: (u64, u64),
         /// Serve this part of a larger block device at first.
         first_bytes: Option<u64>,
+    },
+    /// The path of `--blk-file`: a block device in place of one that has gone.
+    Returned {
+        /// Serve this part of a larger device at first.
+        first_bytes: u64,
     },
     /// A descriptor at this path below `/proc`; `--blk-file` is its name.
     Descriptor(PathBuf),
@@ -201,6 +206,11 @@ fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result
         From::Locked { identity, first_bytes } => {
             return open_locked(path, identity, first_bytes, args);
         }
+        From::Returned { first_bytes } => {
+            // The guest of the disk is here.
+            let args = DiskArgs { incoming: OnOff::Off, ..args.clone() };
+            return open_raw(path, path, Some(first_bytes), &args, (wait, None));
+        }
         From::Descriptor(passed) => Some(passed),
         From::Program { image, is_checked } => return adopt(path, image, is_checked, args),
     };
@@ -212,10 +222,10 @@ fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result
             "give --blk-file without a descriptor",
         )),
         Some(Format::Qcow2) => open_qcow2(path, args, wait, None),
-        Some(Format::Raw) => open_raw(opened_path, path, args, (wait, punches)),
+        Some(Format::Raw) => open_raw(opened_path, path, None, args, (wait, punches)),
         None => {
             check_is_raw(opened_path, path, "serve")?;
-            open_raw(opened_path, path, args, (wait, punches))
+            open_raw(opened_path, path, None, args, (wait, punches))
         }
     }
 }
@@ -284,13 +294,14 @@ fn of_raw(file: File, held: Option<bool>) -> Opened {
 fn open_raw(
     opened_path: &Path,
     path: &Path,
+    first_bytes: Option<u64>,
     args: &DiskArgs,
     (wait, punches): (LockWait, Option<bool>),
 ) -> Result<Opened, Failure> {
     let open = |options: FileOptions| File::open_as(opened_path, path, options);
     let follows = args.lock == LockMode::Auto;
     let locks_at_start = follows && !args.incoming.is_on();
-    let options = FileOptions { punches, ..file_options(args, locks_at_start) };
+    let options = FileOptions { first_bytes, punches, ..file_options(args, locks_at_start) };
     let opened = open_patiently(path, wait, options, open, |error| match error {
         FileError::Lock(error) => Some(error),
         _ => None,

@@ -30,6 +30,12 @@ pub enum Change {
     Device(Notice),
     /// The health of the storage has changed.
     Health(HealthEvent),
+    /// The block device of the disk has gone.
+    StorageGone(String),
+    /// The disk cannot go on with the device at its path, for this reason.
+    StorageRefused(String),
+    /// The disk goes on with the device at this path.
+    StorageReturned(PathBuf),
     /// A mirror to this storage has begun.
     MirrorBegun(PathBuf),
     /// The mirror has copied everything once, and can be completed.
@@ -133,6 +139,11 @@ fn event(disk: &str, change: &Change) -> Value {
         Change::Disconnected(reason) => {
             ("disconnected", reason.as_ref().map(|reason| ("reason", reason.as_str().into())))
         }
+        Change::StorageGone(reason) => ("storage_gone", Some(("reason", reason.as_str().into()))),
+        Change::StorageRefused(reason) => {
+            ("storage_refused", Some(("reason", reason.as_str().into())))
+        }
+        Change::StorageReturned(path) => ("storage_returned", Some(("target", shown(path)))),
         Change::MirrorBegun(target) => ("mirror_begun", Some(("target", shown(target)))),
         Change::MirrorReady => ("mirror_ready", None),
         Change::MirrorCompleted(target) => ("mirror_completed", Some(("target", shown(target)))),

@@ -41,6 +41,8 @@ pub enum Command {
     Pause,
     /// Ends [`Command::Pause`] and a halt by an error: the requests that failed are tried again.
     Resume,
+    /// Ends a halt whose cause has gone. A paused disk stays as it is, until [`Command::Resume`].
+    EndHalt,
     /// Replaces the limits of the disk, or of its group. Without a limit the disk leaves its group.
     Limit(Limits),
     /// Makes the disk share the limits of the group of this name, and replaces them if there are some.
@@ -374,6 +376,9 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
             .map_or_else(|error| refused(&error), Answer::Changed),
         Command::SetCache(on) => {
             session.set_cache(on, connected).map_or_else(|error| refused(&error), Answer::Changed)
+        }
+        Command::EndHalt => {
+            session.end_halt().map_or_else(|error| refused(&error), Answer::Changed)
         }
         Command::Resume => session.resume().map_or_else(|error| refused(&error), Answer::Changed),
     }

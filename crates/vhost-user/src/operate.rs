@@ -62,6 +62,14 @@ impl Session<'_> {
         Ok(was_paused || was_halted)
     }
 
+    /// As [`Session::resume`], unless the device is paused or not halted.
+    pub(crate) fn end_halt(&mut self) -> Result<bool, OperateError> {
+        match self.device.health.is_halted() && !self.device.paused {
+            true => self.resume(),
+            false => Ok(false),
+        }
+    }
+
     /// Stops the queues of a halted disk in the kernel, so that their next start tries the kept
     /// requests again. They start again at once if the kernel would refuse them after that.
     fn leave_kernel(&mut self) -> Result<(), OperateError> {

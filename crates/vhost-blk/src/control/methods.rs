@@ -8,7 +8,9 @@ use super::mirror;
 use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::saving;
 use super::snapshot;
-use super::values::{discards_value, limits_of, status_value, summary_value, totals_value};
+use super::values::{
+    discards_value, limits_of, loss_value, status_value, summary_value, totals_value,
+};
 use crate::disk::LockWait;
 use crate::disk_options;
 use crate::disks::mirror::Facts;
@@ -133,7 +135,7 @@ fn service(name: &str, mut call: Call) -> Result<Value, CallError> {
 
 /// The methods of one disk.
 fn of_disk(
-    disks: &Disks,
+    disks: &Arc<Disks>,
     client: &Client<'_>,
     method: &str,
     call: &mut Call,
@@ -176,6 +178,9 @@ fn of_disk(
     if command != Command::Status {
         client.log(method, &name);
     }
+    if command == Command::Resume {
+        disks.before_resume(&name, || client.is_connected())?;
+    }
     let what = format!("{what} the disk {name}");
     match ask(disks, client, &name, command, &what)? {
         Answer::Status(status) if method == "DiscardStats" => {
@@ -186,6 +191,7 @@ fn of_disk(
             let mut told = told(method, &name, &status, facts.as_ref());
             if method == "Status" {
                 saving::add_options(disks, &name, &status, &mut told["status"])?;
+                told["status"]["storage_gone"] = loss_value(disks.loss(&name)?.as_ref());
             }
             Ok(told)
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The types of the interface as JSON.
 
+use crate::disks::lost::Loss;
 use crate::disks::snapshot::Space;
 use crate::disks::{Origin, Row, RowState, Start};
 use crate::events::{failure_value, limits_value};
@@ -53,6 +54,11 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         value["kernel"] = Value::Object(lines);
     }
     value
+}
+
+/// The loss of the block device of a disk (`StorageLoss`); null: it is there.
+pub(super) fn loss_value(loss: Option<&Loss>) -> Value {
+    loss.map(|loss| json!({"reason": loss.reason, "since_unix_s": unix_seconds(loss.since)})).into()
 }
 
 /// Number of failed requests by kind.

@@ -357,6 +357,9 @@ pub(super) fn status(status: &Value) -> String {
     if let Some(last) = status["last_failure"].as_object() {
         line("failed", failure_text(status, &last["failure"]));
     }
+    if let Some(reason) = status["storage_gone"]["reason"].as_str() {
+        line("storage", reason.to_owned());
+    }
     if let Some(target) = status["mirror"]["target"].as_str() {
         line("mirror", format!("to {target}, {}", mirror_state(&status["mirror"])));
     }
@@ -438,6 +441,8 @@ kernel      queue0: running chains=3
             "{text}"
         );
         assert!(text.contains("the storage does not answer, queues 1, 3\n"), "{text}");
+        told["storage_gone"] = json!({"reason": "its block device has gone"});
+        assert!(status(&told).contains("storage     its block device has gone\n"));
         told["paused"] = false.into();
         assert!(status(&told).contains("state       halted: a flush"), "{text}");
     }

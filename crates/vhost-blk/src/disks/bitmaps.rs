@@ -32,6 +32,10 @@ pub(crate) const BITMAPS_MAX: usize = 16;
 const ELSEWHERE: &str =
     "the guest was on another host since its last backup, which noted no changes";
 
+/// The refusal after the device of the disk was away.
+const AWAY: &str =
+    "its device was away since its last backup, and other programs may have written to it";
+
 /// The remedy if an incremental backup is not possible.
 pub(super) const FULL: &str = "make a full backup with --bitmap";
 
@@ -56,6 +60,8 @@ struct State {
     before: Option<Arc<Written>>,
     /// The image, and the number of times that its lock had been given up.
     image: (Arc<ImageFile>, u32),
+    /// The device was away.
+    was_away: bool,
 }
 
 impl Bitmap {
@@ -69,13 +75,13 @@ impl Bitmap {
         let image = (Arc::clone(top), top.handovers());
         let base = before.and_then(|before| before.lock().sound_base().cloned());
         let before = before.map(|before| Arc::clone(&before.written));
-        Bitmap { written, state: Mutex::new(State { base, before, image }) }
+        Bitmap { written, state: Mutex::new(State { base, before, image, was_away: false }) }
     }
 
     /// The notes of an earlier program, which had the same image and this backup.
     pub(super) fn of_earlier(top: &Arc<ImageFile>, written: Arc<Written>, base: Base) -> Bitmap {
-        let state =
-            State { base: Some(base), before: None, image: (Arc::clone(top), top.handovers()) };
+        let image = (Arc::clone(top), top.handovers());
+        let state = State { base: Some(base), before: None, image, was_away: false };
         Bitmap { written, state: Mutex::new(state) }
     }
 
@@ -85,9 +91,9 @@ impl Bitmap {
     /// The cause, if there is none.
     pub(super) fn base_to_keep(&self) -> Result<Base, &'static str> {
         let state = self.lock();
-        match (&state.base, state.is_sound()) {
-            (Some(base), true) if state.before.is_none() => Ok(base.clone()),
-            (Some(_), false) => Err(ELSEWHERE),
+        match (&state.base, state.problem()) {
+            (Some(base), None) if state.before.is_none() => Ok(base.clone()),
+            (Some(_), Some(problem)) => Err(problem),
             _ => Err("its backup was not complete"),
         }
     }
@@ -130,16 +136,22 @@ impl Bitmap {
     /// # Errors
     /// Cause and remedy.
     pub(crate) fn sound_base(&self) -> Result<Base, String> {
-        let base = self.lock().sound_base().cloned();
-        base.ok_or_else(|| format!("{ELSEWHERE}; {FULL}"))
+        let state = self.lock();
+        let problem = || format!("{}; {FULL}", state.problem().unwrap_or(ELSEWHERE));
+        state.sound_base().cloned().ok_or_else(problem)
     }
 
     /// Follows its disk to another image of the same content.
     pub(super) fn go_on_in(&self, top: &Arc<ImageFile>) {
         let mut state = self.lock();
-        if state.is_sound() {
+        if state.problem().is_none() {
             state.image = (Arc::clone(top), top.handovers());
         }
+    }
+
+    /// Ends the notes as the base of a backup: other programs may have written to the storage.
+    pub(super) fn end(&self) {
+        self.lock().was_away = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -148,14 +160,18 @@ impl Bitmap {
 }
 
 impl State {
-    /// Returns whether this program alone has written the image.
-    fn is_sound(&self) -> bool {
+    /// The reason for which another program may have written the image.
+    fn problem(&self) -> Option<&'static str> {
         let (image, handovers) = &self.image;
-        image.handovers() == *handovers
+        match image.handovers() == *handovers {
+            _ if self.was_away => Some(AWAY),
+            true => None,
+            false => Some(ELSEWHERE),
+        }
     }
 
     fn sound_base(&self) -> Option<&Base> {
-        self.base.as_ref().filter(|_| self.is_sound())
+        self.base.as_ref().filter(|_| self.problem().is_none())
     }
 }
 

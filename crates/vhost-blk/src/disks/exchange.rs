@@ -45,6 +45,15 @@ pub(super) struct New {
     notices: Vec<String>,
 }
 
+/// The bitmaps of a disk after an exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bitmaps {
+    /// The new storage has the content of the old one.
+    GoOn,
+    /// Other programs may have written to it.
+    End,
+}
+
 /// The open image of a disk.
 #[derive(Clone)]
 pub(super) struct Image {
@@ -209,14 +218,17 @@ impl Disks {
         }
     }
 
-    /// Makes the entry of a disk that of its new storage, and drops the old one.
-    pub(super) fn go_on_in(&self, source: &Source, args: DiskArgs, new: New) {
+    /// Makes the entry of a disk that of its new storage, and drops the old one. `args`: the options name that
+    /// storage from now on.
+    pub(super) fn go_on_in(&self, source: &Source, args: Option<DiskArgs>, new: New) {
         let New { mut image, storage, notices } = new;
         notices.iter().for_each(|notice| tracing::warn!(disk = source.name, "{notice}"));
         let mut state = self.lock();
         let is_it = |entry: &&mut Entry| Arc::ptr_eq(&entry.control, &source.control);
         let Some(entry) = state.all_served().find(is_it) else { return };
+        let path = args.as_ref().unwrap_or(&source.args).blk_file.as_deref();
         entry.device = growth::device_number(&image.top);
+        entry.watch.replace(Disks::watched(path, &image.top));
         // The old image is settled: it unmaps nothing more.
         image.unmapped_before = entry.image.as_ref().map_or(0, Image::unmapped_bytes);
         if let Some(old) = &entry.image
@@ -226,9 +238,11 @@ impl Disks {
         }
         let parts = Arc::new(Parts { storage, front_ends: entry.parts.front_ends.clone() });
         let old = (std::mem::replace(&mut entry.parts, parts), entry.image.replace(image));
-        // A reload may have changed other options meanwhile.
-        entry.args = ImageOptions::of(&args).put_into(entry.args.clone());
-        entry.is_exchanged = true;
+        if let Some(args) = args {
+            // A reload may have changed other options meanwhile.
+            entry.args = ImageOptions::of(&args).put_into(entry.args.clone());
+            entry.is_exchanged = true;
+        }
         drop(state);
         drop(old);
     }
@@ -260,6 +274,17 @@ pub(super) fn replacement(
     new: &Sender<New>,
     commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
 ) -> Result<Replacement, String> {
+    replacement_with(opened, layers, new, commit, Bitmaps::GoOn)
+}
+
+/// As [`replacement`], with this treatment of the bitmaps.
+pub(super) fn replacement_with(
+    opened: Opened,
+    layers: &Arc<Layers>,
+    new: &Sender<New>,
+    commit: Box<dyn FnOnce() -> Result<(), String> + Send>,
+    bitmaps: Bitmaps,
+) -> Result<Replacement, String> {
     let Opened { disk, top, qcow2, lock, notices } = opened;
     if let Some(top) = top.clone() {
         let storage = upgrade::Image::of(Arc::clone(&top), qcow2.clone()).map(Storage::Image);
@@ -270,7 +295,7 @@ pub(super) fn replacement(
         let _ = new.send(New { image, storage, notices }); // the receiver waits for the answer
     }
     let lock = lock.map(|(lock, _)| lock);
-    Ok(layers.go_on_in(Replacement { disk, keeps_lock: false, lock, commit }, top))
+    Ok(layers.go_on_in(Replacement { disk, keeps_lock: false, lock, commit }, top, bitmaps))
 }
 
 /// The identity of the open file of a disk, whose next disk has to find it at its path.

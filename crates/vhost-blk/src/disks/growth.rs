@@ -4,7 +4,7 @@
 //! The kernel announces a change of a block device's size to all listeners (a uevent with the action
 //! `change`). A listener costs nothing while nothing changes.
 
-use super::{Disks, Slot};
+use super::{Disks, Slot, lost};
 use crate::failure::Failure;
 use backend::File;
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
@@ -32,6 +32,7 @@ pub(super) fn watch(disks: &Arc<Disks>) -> Result<(), Failure> {
     if disks.watched.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
+    lost::follow_failures(disks)?;
     let socket = match listen() {
         Ok(socket) => socket,
         Err(error) => {
@@ -71,7 +72,7 @@ fn listen() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn follow(socket: &OwnedFd, disks: &Disks) -> io::Result<()> {
+fn follow(socket: &OwnedFd, disks: &Arc<Disks>) -> io::Result<()> {
     use rustix::io::Errno;
     let mut message = vec![0; MESSAGE_BYTES_MAX];
     loop {
@@ -79,11 +80,18 @@ fn follow(socket: &OwnedFd, disks: &Disks) -> io::Result<()> {
             Ok((bytes, _, from)) => {
                 let message = &message[..bytes];
                 if is_of_kernel(from) {
-                    disks.adopt_sizes(|device| is_change_of(message, device));
+                    // A device that has lost its medium changes its size to zero.
+                    disks.device_changed(|device| {
+                        ["remove", "change"].iter().any(|it| is_message_of(it, message, device))
+                    });
+                    disks.adopt_sizes(|device| is_message_of("change", message, device));
                 }
             }
             // Messages were lost.
-            Err(Errno::NOBUFS) => disks.adopt_sizes(|_| true),
+            Err(Errno::NOBUFS) => {
+                disks.device_changed(|_| true);
+                disks.adopt_sizes(|_| true);
+            }
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -127,10 +135,10 @@ fn is_of_kernel(from: Option<rustix::net::SocketAddrAny>) -> bool {
     from.is_some_and(|address| address.pid() == 0)
 }
 
-/// Returns whether a message (lines that end with a zero byte) tells of a change of the device.
-fn is_change_of(message: &[u8], (major, minor): (u32, u32)) -> bool {
+/// Returns whether a message (lines that end with a zero byte) tells of this action on the device.
+fn is_message_of(action: &str, message: &[u8], (major, minor): (u32, u32)) -> bool {
     let wanted = [
-        "ACTION=change".to_owned(),
+        format!("ACTION={action}"),
         "SUBSYSTEM=block".to_owned(),
         format!("MAJOR={major}"),
         format!("MINOR={minor}"),
@@ -151,14 +159,15 @@ mod tests {
                  MAJOR=7\0MINOR={minor}\0DEVNAME=loop0\0RESIZE=1\0SEQNUM=4\0"
             )
         };
-        assert!(is_change_of(message("change", 0).as_bytes(), (7, 0)));
+        assert!(is_message_of("change", message("change", 0).as_bytes(), (7, 0)));
+        assert!(is_message_of("remove", message("remove", 0).as_bytes(), (7, 0)));
         for (text, device) in [
             (message("remove", 0), (7, 0)),
             (message("change", 10), (7, 1)),
             (message("change", 0), (70, 0)),
             (String::new(), (7, 0)),
         ] {
-            assert!(!is_change_of(text.as_bytes(), device), "{text}");
+            assert!(!is_message_of("change", text.as_bytes(), device), "{text}");
         }
     }
 

@@ -12,6 +12,7 @@
 //! another, and each builds all layers anew.
 
 use super::bitmaps::Bitmap;
+use super::exchange::Bitmaps;
 use super::kept::Earlier;
 use backend::Disk;
 use backend::file::File as ImageFile;
@@ -155,12 +156,13 @@ impl Layers {
         })
     }
 
-    /// Puts the layers around another image, whose file is `top` and whose content is the same. The
-    /// following of a merge or a mirror ends with it. The disk is drained.
+    /// Puts the layers around another image, whose file is `top`. The following of a merge or a mirror ends
+    /// with it. The disk is drained.
     pub(super) fn go_on_in(
         self: &Arc<Self>,
         image: Replacement,
         top: Option<Arc<ImageFile>>,
+        then: Bitmaps,
     ) -> Replacement {
         let Replacement { disk, keeps_lock, lock, commit } = image;
         let layers = Arc::clone(self);
@@ -170,7 +172,10 @@ impl Layers {
         let commit = Box::new(move || {
             commit()?;
             if let Some(top) = &next.top {
-                next.bitmaps.values().for_each(|bitmap| bitmap.go_on_in(top));
+                next.bitmaps.values().for_each(|bitmap| match then {
+                    Bitmaps::GoOn => bitmap.go_on_in(top),
+                    Bitmaps::End => bitmap.end(),
+                });
             }
             layers.set(next);
             Ok(())

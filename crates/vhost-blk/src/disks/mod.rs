@@ -30,6 +30,7 @@ mod held;
 mod job;
 pub(crate) mod kept;
 pub(crate) mod layers;
+pub mod lost;
 pub mod merge;
 pub mod mirror;
 mod opening;
@@ -138,6 +139,7 @@ pub struct Disks {
     changed: Condvar,
     /// The sizes of block devices are watched.
     watched: AtomicBool,
+    failures: lost::Failures,
     /// One reload at a time, and none during an upgrade.
     turn: Turn,
     /// A signal has asked for a reload that has not begun.
@@ -187,6 +189,8 @@ struct Entry {
     events: Arc<DiskEvents>,
     socket: Option<Arc<SocketFile>>,
     device: Option<(u32, u32)>,
+    /// The state of that device.
+    watch: lost::Watch,
     /// The parts that an upgrade passes on.
     parts: Arc<Parts>,
     /// The place of its backup.
@@ -234,6 +238,8 @@ pub struct Row {
     pub unmapped_bytes: u64,
     /// Its mirror, if it has one.
     pub mirror: Option<mirror::Facts>,
+    /// The loss of its block device.
+    pub loss: Option<lost::Loss>,
     /// Its status; `None` if it did not answer in time.
     pub status: Option<Box<Status>>,
 }
@@ -250,6 +256,7 @@ impl Disks {
             state: Mutex::default(),
             changed: Condvar::new(),
             watched: AtomicBool::new(false),
+            failures: lost::Failures::default(),
             turn: Turn::default(),
             reload_is_due: AtomicBool::new(false),
             reload_waits: AtomicBool::new(false),
@@ -408,6 +415,7 @@ impl Entry {
             start: None,
             unmapped_bytes: self.image.as_ref().map_or(0, Image::unmapped_bytes),
             mirror: self.mirror(),
+            loss: self.watch.loss().cloned(),
             status: None,
         }
     }

@@ -4,6 +4,7 @@
 use super::front_ends::FrontEnds;
 use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
+use super::lost::Watch;
 use super::starting::Reservation;
 use super::{Disks, Entry, Image, Mode, NewDisk, Origin, growth};
 use crate::disk::{self, LockWait};
@@ -138,6 +139,8 @@ impl Disks {
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
         let device = image.as_ref().and_then(|image| growth::device_number(&image.top));
+        let path = args.blk_file.as_deref();
+        let watched = image.as_ref().and_then(|image| Disks::watched(path, &image.top));
         let (socket, backup, health) = (socket.map(Arc::new), Arc::default(), server.health());
         let entry = Entry {
             args,
@@ -148,6 +151,7 @@ impl Disks {
             events,
             socket,
             device,
+            watch: Watch::of(watched),
             parts,
             backup,
             image,
@@ -201,8 +205,12 @@ impl Disks {
         let told = Arc::clone(&events);
         server.observe(move |notice| told.tell(&Change::Device(notice)))?;
         let told = Arc::clone(&events);
+        let (failures, of_failure) = (self.failures.names(), name.to_owned());
         server.observe_health(move |event: &HealthEvent| {
             told.tell(&Change::Health(event.clone()));
+            if matches!(event, HealthEvent::Failed(_)) {
+                let _ = failures.send(of_failure.clone()); // the process may be about to end
+            }
         });
         let (traces, disk) = (Arc::clone(&self.traces), name.to_owned());
         let tell = move |message: Traced<'_>| traces.tell(&disk, message);

@@ -126,6 +126,7 @@ impl Row {
             start: Some(start),
             unmapped_bytes: 0,
             mirror: None,
+            loss: None,
             status: None,
         }
     }

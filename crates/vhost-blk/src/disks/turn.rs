@@ -114,6 +114,14 @@ impl Disks {
         self.turn.take(act, None, &mut || true).expect("it has no deadline")
     }
 
+    /// As [`Disks::no_reload`], for an `act` that does not wait.
+    ///
+    /// # Errors
+    /// The act that has the turn.
+    pub(super) fn try_turn(&self, act: String) -> Result<NoReload<'_>, String> {
+        self.turn.try_take(act).map_err(|holder| holder.told())
+    }
+
     /// As [`Disks::no_reload`], for an `act` of a client, which is refused after [`TURN_MAX`]. `what`: the command,
     /// for an error.
     ///

@@ -136,6 +136,14 @@ fn add_unmapped(registry: &mut Registry, rows: &[Row]) {
     registry.register_with_unit("unmapped", help, Unit::Bytes, family);
 }
 
+fn add_losses(registry: &mut Registry, rows: &[Row]) {
+    let family = Family::<DiskLabels, Gauge>::default();
+    for row in rows.iter().filter(|row| row.status.is_some()) {
+        family.get_or_create(&disk_label(&row.name)).set(row.loss.is_some().into());
+    }
+    registry.register("storage_gone", "The block device of the disk has gone", family);
+}
+
 /// The gauges of the disks that are mirrored.
 fn add_mirrors(registry: &mut Registry, rows: &[Row]) {
     let answered = rows.iter().filter(|row| row.status.is_some());
@@ -179,6 +187,7 @@ pub(super) fn of(mut rows: Vec<Row>) -> String {
         rows.iter().filter_map(|row| Some((&*row.name, row.status.as_deref()?))).collect();
     add_disks(&mut registry, &disks);
     add_unmapped(&mut registry, rows);
+    add_losses(&mut registry, rows);
     add_mirrors(&mut registry, rows);
     add_failures(&mut registry, &disks);
     add_queues(&mut registry, &disks);
@@ -308,9 +317,11 @@ impl Collector for QueueLatencies {
 mod tests {
     use super::*;
     use crate::disks::Origin;
+    use crate::disks::lost::Loss;
     use crate::options::DiskArgs;
     use clap::{Args, FromArgMatches};
     use data_plane::{HealthReport, Limits, PlaneKind};
+    use std::time::SystemTime;
 
     fn page() -> String {
         let total = QueueStats { chains: 7, read_bytes: 4096, calls: 3, ..QueueStats::default() };
@@ -357,6 +368,7 @@ mod tests {
                 total_bytes: 1 << 20,
                 changed_bytes: 512,
             }),
+            loss: Some(Loss { since: SystemTime::UNIX_EPOCH, reason: "r".to_owned() }),
             status,
         };
         let given_up = |_| Row { state: RowState::GivenUp, ..row("a", None) };
@@ -385,6 +397,7 @@ mod tests {
             "vhost_blk_paused{disk=\"a\"} 0",
             "vhost_blk_halted{disk=\"a\"} 0",
             "vhost_blk_halts_total{disk=\"a\"} 3",
+            "vhost_blk_storage_gone{disk=\"a\"} 1",
             "vhost_blk_unmapped_bytes_total{disk=\"a\"} 65536",
             "vhost_blk_stalled_queues{disk=\"a\"} 0",
             "vhost_blk_storage_failures_total{disk=\"a\",kind=\"io\"} 0",
@@ -440,7 +453,7 @@ mod tests {
             DISK_GAUGES.len()
                 + MIRROR_GAUGES.len()
                 + DISK_COUNTERS.len()
-                + 6
+                + 7
                 + 3
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()

@@ -137,7 +137,8 @@ impl Disks {
         });
         let done = match done {
             Ok((new, config, pause)) => {
-                new.into_iter().for_each(|new| self.go_on_in(&source, plan.args().clone(), new));
+                new.into_iter()
+                    .for_each(|new| self.go_on_in(&source, Some(plan.args().clone()), new));
                 let (image, overlay) = plan.paths();
                 Ok(Merged { image, overlay, options: options(plan.args()), config, pause })
             }

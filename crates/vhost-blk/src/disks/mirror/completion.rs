@@ -60,7 +60,7 @@ impl Worker {
         };
         let (pause, new) = self.exchange(&end, change)?;
         if let Some(new) = new {
-            self.disks.go_on_in(&source, args.clone(), new);
+            self.disks.go_on_in(&source, Some(args.clone()), new);
         }
         if self.plan.is_device() {
             self.watch_device();

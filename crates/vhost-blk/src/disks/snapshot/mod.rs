@@ -190,7 +190,7 @@ impl Disks {
         let pause = wait(&order, DRAIN_MAX, go_on).map_err(|unfinished| unfinished.to_string())?;
         let options = options(&args);
         if let Ok(new) = new.try_recv() {
-            self.go_on_in(&source, args, new);
+            self.go_on_in(&source, Some(args), new);
         }
         let overlay = plan.overlay().to_owned();
         Ok(Taken { overlay, options, config: path, is_marked: plan.marks(), pause })

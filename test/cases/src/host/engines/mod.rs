@@ -10,6 +10,7 @@ mod neighbour;
 mod nvme;
 mod raid;
 mod rbd;
+mod returned;
 
 use crate::host::daemon::Daemon;
 use crate::host::env::Env;
