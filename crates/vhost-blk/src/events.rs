@@ -36,14 +36,62 @@ pub enum Change {
     StorageRefused(String),
     /// The disk goes on with the device at this path.
     StorageReturned(PathBuf),
-    /// A mirror to this storage has begun.
-    MirrorBegun(PathBuf),
+    /// Work has begun, with this target.
+    WorkBegun(Work, String),
     /// The mirror has copied everything once, and can be completed.
     MirrorReady,
-    /// The guest goes on in this storage.
-    MirrorCompleted(PathBuf),
-    /// The mirror has ended for this reason; the guest goes on in its old storage.
-    MirrorEnded(String),
+    /// Work is complete: its target is durable, and can be used.
+    WorkCompleted(Work, String),
+    /// Work has ended without a result; the disk goes on as before.
+    WorkEnded(Work, Ended),
+}
+
+/// Work on a disk, and the words of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A copy of one moment.
+    Backup,
+    /// A merge of the image into its backing file.
+    Commit,
+    /// A copy that follows the guest, which goes on in it.
+    Mirror,
+    /// A new overlay.
+    Snapshot,
+}
+
+impl Work {
+    /// Its name in the control protocol and in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Work::Backup => "backup",
+            Work::Commit => "commit",
+            Work::Mirror => "mirror",
+            Work::Snapshot => "snapshot",
+        }
+    }
+}
+
+/// The end of work without a result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The target that it does not have.
+    pub target: String,
+    /// The reason.
+    pub reason: String,
+    /// A client, or the end of the disk, has cancelled it.
+    pub is_cancelled: bool,
+}
+
+impl Change {
+    /// The end of work on a target. An error is the reason, and whether it was cancelled.
+    pub fn of_end(work: Work, target: String, outcome: Result<(), (String, bool)>) -> Change {
+        match outcome {
+            Ok(()) => Change::WorkCompleted(work, target),
+            Err((reason, is_cancelled)) => {
+                Change::WorkEnded(work, Ended { target, reason, is_cancelled })
+            }
+        }
+    }
 }
 
 /// All subscribers.
@@ -129,7 +177,33 @@ pub fn failure_value(failure: &StorageFailure) -> Value {
 type Named = (&'static str, Option<(&'static str, Value)>);
 
 fn event(disk: &str, change: &Change) -> Value {
-    let (name, field) = match change {
+    let (name, fields) = match change {
+        Change::WorkBegun(work, target) => {
+            (format!("{}_begun", work.name()), json!({"target": target}))
+        }
+        Change::WorkCompleted(work, target) => {
+            (format!("{}_completed", work.name()), json!({"target": target}))
+        }
+        Change::WorkEnded(work, Ended { target, reason, is_cancelled }) => {
+            let fields = json!({"target": target, "reason": reason, "cancelled": is_cancelled});
+            (format!("{}_ended", work.name()), fields)
+        }
+        other => {
+            let (name, field) = of_disk(other);
+            let fields = field.map(|(field, value)| json!({field: value}));
+            (name.to_owned(), fields.unwrap_or_else(|| json!({})))
+        }
+    };
+    let mut event = json!({"time_ms": now_ms(), "disk": disk, "event": name});
+    for (field, value) in fields.as_object().into_iter().flatten() {
+        event[field] = value.clone();
+    }
+    event
+}
+
+/// A change with one further field at most.
+fn of_disk(change: &Change) -> Named {
+    match change {
         Change::Added => ("added", None),
         Change::StartFailed(reason) => ("start_failed", Some(("reason", reason.as_str().into()))),
         Change::Removed => ("removed", None),
@@ -144,18 +218,13 @@ fn event(disk: &str, change: &Change) -> Value {
             ("storage_refused", Some(("reason", reason.as_str().into())))
         }
         Change::StorageReturned(path) => ("storage_returned", Some(("target", shown(path)))),
-        Change::MirrorBegun(target) => ("mirror_begun", Some(("target", shown(target)))),
         Change::MirrorReady => ("mirror_ready", None),
-        Change::MirrorCompleted(target) => ("mirror_completed", Some(("target", shown(target)))),
-        Change::MirrorEnded(reason) => ("mirror_ended", Some(("reason", reason.as_str().into()))),
         Change::Device(notice) => of_device(notice),
         Change::Health(event) => of_health(event),
-    };
-    let mut event = json!({"time_ms": now_ms(), "disk": disk, "event": name});
-    if let Some((field, value)) = field {
-        event[field] = value;
+        Change::WorkBegun(..) | Change::WorkCompleted(..) | Change::WorkEnded(..) => {
+            unreachable!("they have several fields")
+        }
     }
-    event
 }
 
 fn of_device(notice: &Notice) -> Named {

@@ -36,6 +36,7 @@ pub(crate) use source::ImageReader;
 use crate::disks::Disks;
 use crate::disks::converge::{Hand, Unfinished};
 use crate::disks::layers::Layers;
+use crate::events::DiskEvents;
 use crate::failure::Failure;
 use crate::image::place;
 use crate::nbd::NbdError;
@@ -45,7 +46,7 @@ use copier::{Acting, Copier, CopyError};
 use destination::Made;
 use moment::{Before, Begun, begin, end};
 use slot::Taken;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -102,6 +103,8 @@ pub struct Source {
     pub control: Arc<Control>,
     /// The layers around its image.
     pub(crate) layers: Arc<Layers>,
+    /// Learns of the begin and the end.
+    pub(crate) events: Arc<DiskEvents>,
     /// Its only backup.
     pub taken: Taken,
 }
@@ -126,7 +129,7 @@ pub fn run(
     let turn = disks.turn(&what, act, &mut || goes_on(None))?;
     let sign = disks.use_target(disk, &what, "backup", order.target.path())?;
     // The slot is dropped last: the end of the disk waits for it, and the image is unlocked then.
-    let source = disks.source_of_backup(disk, &what)?;
+    let source = disks.source_of_backup(disk, &what, order.target.to_string())?;
     drop(turn);
     let clusters = Arc::clone(source.taken.clusters());
     let size_bytes = clusters.capacity_bytes();
@@ -140,8 +143,9 @@ pub fn run(
     let hand = Hand::start(what, sign, open, is_wanted)?;
     let acting = Acting { acts: hand.acts().clone(), clusters: Arc::clone(&clusters) };
     let hangup = acting.with(|made| Ok(made.hangup.take()));
-    let backup = Backup { order, source: &source, acting };
+    let backup = Backup { order, source: &source, acting, was_cancelled: Cell::new(false) };
     let done = backup.make(before, goes_on.into_inner());
+    let was_cancelled = backup.was_cancelled.get();
     if done.is_err() {
         // The thread may wait for the server.
         hangup.ok().flatten().into_iter().for_each(|hangup| hangup.hang_up());
@@ -153,6 +157,11 @@ pub fn run(
     if done.is_ok() {
         tracing::info!(disk, target = %order.target, "the backup is complete");
     }
+    let Source { image, control, layers, events, taken } = source;
+    // The image is unlocked before the end of the disk goes on.
+    drop((image, layers, control));
+    let told = done.as_ref().map(drop);
+    taken.end(&events, told.map_err(|failure| (failure.to_string(), was_cancelled)));
     done
 }
 
@@ -161,6 +170,8 @@ struct Backup<'a> {
     order: &'a Arc<Order>,
     source: &'a Source,
     acting: Acting,
+    /// A client, or the end of the disk, has ended it.
+    was_cancelled: Cell<bool>,
 }
 
 impl Backup<'_> {
@@ -180,8 +191,9 @@ impl Backup<'_> {
         let begun = begin(layers, control, extent, act, clusters, &mut is_wanted);
         let begun = begun.map_err(|told| match is_wanted() {
             true => Failure::told(order.what(), told),
-            false => order.cancelled(),
+            false => self.cancelled(),
         })?;
+        source.taken.begin(&source.events);
         let is_shared = begun.is_shared;
         let total_bytes = clusters.total_bytes();
         let complete_one = Progress { copied_bytes: total_bytes, total_bytes, is_shared };
@@ -195,7 +207,7 @@ impl Backup<'_> {
             false => Copier::new(reader, target, order).work(order.verify),
         };
         let copied = copy(clusters, work, &mut goes_on);
-        let copied = copied.map_err(|error| order.failure(clusters.capacity_bytes(), error));
+        let copied = copied.map_err(|error| self.failure(error));
         let outcome = copied.and_then(|()| self.complete(&begun, &mut goes_on));
         clusters.end();
         drop(begun);
@@ -203,6 +215,18 @@ impl Backup<'_> {
             end(layers, control);
         }
         outcome.map(|()| complete_one)
+    }
+
+    fn cancelled(&self) -> Failure {
+        self.was_cancelled.set(true);
+        self.order.cancelled()
+    }
+
+    fn failure(&self, error: CopyError) -> Failure {
+        match error {
+            CopyError::Cancelled | CopyError::Server(NbdError::HungUp) => self.cancelled(),
+            error => self.order.failure(self.acting.clusters.capacity_bytes(), error),
+        }
     }
 
     /// Plans a clone, if the backup may be one.
@@ -215,7 +239,7 @@ impl Backup<'_> {
         let parts = self.source.taken.parts();
         let plan = move |made: &mut Made| Ok(made.plan_clone(&order, &image, size_bytes, &parts));
         let planned = self.acting.with_client(plan, goes_on);
-        planned.map_err(|error| self.order.failure(size_bytes, error))?
+        planned.map_err(|error| self.failure(error))?
     }
 
     /// Ends a complete copy, and makes it the base of the bitmap. A cancel has an effect until the image has its
@@ -239,7 +263,7 @@ impl Backup<'_> {
             }),
             false => Err(Unfinished::Ended(String::new())),
         };
-        let base = completed.unwrap_or_else(|_| Err(self.order.cancelled()))?;
+        let base = completed.unwrap_or_else(|_| Err(self.cancelled()))?;
         if let Some(noting) = &begun.noting {
             noting.complete(base);
         }
@@ -260,7 +284,6 @@ impl Order {
     fn failure(&self, size_bytes: u64, error: CopyError) -> Failure {
         let what = self.what();
         match (error, &self.target) {
-            (CopyError::Cancelled | CopyError::Server(NbdError::HungUp), _) => self.cancelled(),
             (CopyError::Write(why), Destination::File { path, .. }) => {
                 place::failure(path, size_bytes, why)
             }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The place of a disk's only backup.
 
+use crate::disks::JobFacts;
+use crate::events::{Change, DiskEvents, Work};
 use backend::wrap::Clusters;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 /// The place of a disk's only backup. Other threads cancel the backup here.
 #[derive(Debug, Default)]
@@ -16,6 +19,11 @@ pub struct Slot {
 #[derive(Debug)]
 struct Running {
     clusters: Arc<Clusters>,
+    /// The path, or the address, of the copy.
+    target: String,
+    since: SystemTime,
+    /// Its moment has passed.
+    has_begun: bool,
     /// Incomplete targets.
     parts: Vec<PathBuf>,
 }
@@ -40,14 +48,35 @@ impl Slot {
         self.lock().is_some()
     }
 
-    /// Takes the slot for a backup of these clusters; `None` if there is another one.
-    pub fn take(self: &Arc<Self>, clusters: Clusters) -> Option<Taken> {
+    /// The backup, after the moment of its copy.
+    pub(crate) fn facts(&self) -> Option<JobFacts> {
+        let running = self.lock();
+        let Running { clusters, target, since, .. } =
+            running.as_ref().filter(|running| running.has_begun)?;
+        Some(JobFacts {
+            work: Work::Backup,
+            target: target.clone(),
+            state: "copying",
+            done_bytes: clusters.freed_bytes(),
+            total_bytes: clusters.total_bytes(),
+            since: *since,
+        })
+    }
+
+    /// Takes the slot for a backup of these clusters to `target`; `None` if there is another one.
+    pub fn take(self: &Arc<Self>, clusters: Clusters, target: String) -> Option<Taken> {
         let mut running = self.lock();
         if running.is_some() {
             return None;
         }
         let clusters = Arc::new(clusters);
-        *running = Some(Running { clusters: Arc::clone(&clusters), parts: Vec::new() });
+        *running = Some(Running {
+            clusters: Arc::clone(&clusters),
+            target,
+            since: SystemTime::now(),
+            has_begun: false,
+            parts: Vec::new(),
+        });
         Some(Taken { slot: Arc::clone(self), clusters })
     }
 
@@ -87,6 +116,22 @@ impl Taken {
     /// The list of incomplete targets, for the thread that makes them.
     pub(super) fn parts(&self) -> Parts {
         Parts { slot: Arc::clone(&self.slot), clusters: Arc::clone(&self.clusters) }
+    }
+
+    /// Notes that the moment of the copy has passed, and tells it.
+    pub(super) fn begin(&self, events: &DiskEvents) {
+        if let Some(running) = &mut *self.slot.lock() {
+            running.has_begun = true;
+            events.tell(&Change::WorkBegun(Work::Backup, running.target.clone()));
+        }
+    }
+
+    /// Ends a backup, and tells the end of one that has begun: a client that hears it can begin the next one.
+    pub(super) fn end(self, events: &DiskEvents, outcome: Result<(), (String, bool)>) {
+        let mut running = self.slot.lock();
+        if let Some(Running { target, has_begun: true, .. }) = running.take() {
+            events.tell(&Change::of_end(Work::Backup, target, outcome));
+        }
     }
 }
 

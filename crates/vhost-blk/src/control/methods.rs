@@ -9,7 +9,7 @@ use super::protocol::{self, Call, CallError, INTERFACE, SERVICE, text};
 use super::saving;
 use super::snapshot;
 use super::values::{
-    discards_value, limits_of, loss_value, status_value, summary_value, totals_value,
+    discards_value, job_value, limits_of, loss_value, status_value, summary_value, totals_value,
 };
 use crate::disk::LockWait;
 use crate::disk_options;
@@ -76,6 +76,13 @@ pub(super) fn carry_out(
         }
         "Bitmaps" => bitmaps::list(disks, &mut call)?,
         "RemoveBitmap" => bitmaps::remove(disks, client, &mut call)?,
+        "Jobs" => {
+            let name = call.optional("name", text)?;
+            call.no_more()?;
+            let jobs = disks.jobs(name.as_deref())?;
+            let jobs: Vec<_> = jobs.iter().map(|(disk, job)| job_value(disk, job)).collect();
+            json!({"jobs": jobs})
+        }
         "Reload" => reload(disks, client, &call)?,
         "Remove" => remove(disks, client, &mut call)?,
         "Save" => {

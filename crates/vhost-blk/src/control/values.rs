@@ -3,7 +3,7 @@
 
 use crate::disks::lost::Loss;
 use crate::disks::snapshot::Space;
-use crate::disks::{Origin, Row, RowState, Start};
+use crate::disks::{JobFacts, Origin, Row, RowState, Start};
 use crate::events::{failure_value, limits_value};
 use crate::failure::Failure;
 use data_plane::{
@@ -54,6 +54,20 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         value["kernel"] = Value::Object(lines);
     }
     value
+}
+
+/// Work in progress on a disk (`Job`).
+pub(super) fn job_value(disk: &str, job: &JobFacts) -> Value {
+    json!({
+        "disk": disk,
+        "kind": job.work.name(),
+        "target": job.target,
+        "state": job.state,
+        "done_bytes": job.done_bytes,
+        "total_bytes": job.total_bytes,
+        "bytes_per_s": job.bytes_per_s(),
+        "since_unix_s": unix_seconds(job.since),
+    })
 }
 
 /// The loss of the block device of a disk (`StorageLoss`); null: it is there.
@@ -148,6 +162,7 @@ pub(super) fn summary_value(row: &Row) -> Value {
         "capacity_bytes": status.map(|status| status.capacity_bytes),
         "limits": status.map(limits_of),
         "mirror": row.mirror.as_ref().map(super::mirror::value),
+        "jobs": row.jobs.iter().map(|job| job_value(&row.name, job)).collect::<Vec<_>>(),
         "data_plane": status.map(|status| status.plane.to_string()),
         "front_end_connected": status.map(|status| status.connected),
     })

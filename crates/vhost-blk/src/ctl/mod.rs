@@ -21,7 +21,7 @@ use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
-pub(crate) use text::table;
+pub(crate) use text::{job as job_text, table};
 use trace::TraceArgs;
 
 /// Arguments of `vhost-blk ctl`.
@@ -99,6 +99,8 @@ pub enum Action {
     DiscardStats(Named),
     /// Print the changes of all disks as they happen, until this program is stopped
     Events,
+    /// Show the backups, commits and mirrors in progress, of one disk or of all
+    Jobs(Named),
     /// Limit the rate of a disk or of its group, in place of the present limits. Requests that exceed it wait in the
     /// guest's queues
     #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
@@ -386,6 +388,9 @@ fn call_of_images(action: &Action) -> Result<Call, Failure> {
             Call::new("show the snapshots of the disk", "Snapshots", of(disk))
                 .told(text::chain)
                 .of_member("files")
+        }
+        Action::Jobs(disk) => {
+            Call::new("show the work", "Jobs", of(disk)).told(text::jobs).of_member("jobs")
         }
         Action::DiscardStats(disk) => {
             Call::new("get the discards", "DiscardStats", of(disk)).told(text::discard_stats)

@@ -3,6 +3,7 @@
 
 use super::unserved;
 use crate::values::Size;
+use indicatif::HumanBytes;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
@@ -68,6 +69,41 @@ pub(super) fn bitmaps(reply: &Value) -> String {
         ]);
     }
     table(&rows)
+}
+
+/// The work in progress, one in each line.
+pub(super) fn jobs(reply: &Value) -> String {
+    let head = ["DISK", "JOB", "STATE", "DONE", "OF", "RATE", "SINCE", "TARGET"].map(String::from);
+    let mut rows = vec![head];
+    for job in reply["jobs"].as_array().into_iter().flatten() {
+        let number = |key: &str| job[key].as_u64().unwrap_or_default();
+        rows.push([
+            word(&job["disk"]),
+            word(&job["kind"]),
+            word(&job["state"]),
+            percent(number("done_bytes"), number("total_bytes")),
+            Size(number("total_bytes")).to_string(),
+            format!("{}/s", HumanBytes(number("bytes_per_s"))),
+            age(number("since_unix_s")),
+            word(&job["target"]),
+        ]);
+    }
+    table(&rows)
+}
+
+/// Work in progress in one line.
+pub(crate) fn job(job: &Value) -> String {
+    let number = |key: &str| job[key].as_u64().unwrap_or_default();
+    let done = percent(number("done_bytes"), number("total_bytes"));
+    let rate = HumanBytes(number("bytes_per_s"));
+    let (kind, target, state) = (word(&job["kind"]), word(&job["target"]), word(&job["state"]));
+    format!("{kind} to {target}: {state}, {done}, {rate}/s")
+}
+
+/// A part of a number in percent.
+fn percent(part: u64, all: u64) -> String {
+    let percent = (u128::from(part) * 100).checked_div(all.into()).unwrap_or(100);
+    format!("{percent}%")
 }
 
 /// The time since a moment in seconds since 1970, in its largest unit.

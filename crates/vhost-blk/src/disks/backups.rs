@@ -19,7 +19,12 @@ impl Disks {
     ///
     /// # Errors
     /// [`Failure`] if there is no such disk, or it cannot be backed up now.
-    pub fn source_of_backup(&self, name: &str, what: &str) -> Result<Source, Failure> {
+    pub fn source_of_backup(
+        &self,
+        name: &str,
+        what: &str,
+        target: String,
+    ) -> Result<Source, Failure> {
         let state = self.lock();
         let entry = state.entry(name)?;
         state.check_free(what)?;
@@ -37,10 +42,11 @@ impl Disks {
             None => Image::Raw(Arc::clone(&opened.top)),
         };
         let clusters = Clusters::new(image.info().capacity_sectors * 512);
-        let taken = entry.backup.take(clusters);
+        let taken = entry.backup.take(clusters, target);
         let taken = taken.ok_or_else(|| Failure::told(what, backup::ANOTHER))?;
         let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));
-        Ok(Source { image, control, layers, taken })
+        let events = Arc::clone(&entry.events);
+        Ok(Source { image, control, layers, events, taken })
     }
 
     /// Makes the completed writes of a disk durable. The caller holds nothing: its storage may hang.

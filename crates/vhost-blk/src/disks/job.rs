@@ -6,10 +6,12 @@ use super::exchange::Source;
 use super::merge::MergeState;
 use super::mirror::Mirror;
 use super::{Disks, Entry, Slot};
+use crate::events::{Change, DiskEvents, Work};
 use crate::failure::Failure;
 use crate::stop::Stop;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 /// The refusal of an act that a merge excludes.
 const MERGING: &str = "its image is being merged; wait for the end of that, or cancel it (vhost-blk ctl commit --cancel)";
@@ -38,6 +40,34 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Job {
     kind: Kind,
+    since: SystemTime,
+    /// Told when the work leaves the table.
+    end: Mutex<Option<Change>>,
+}
+
+/// Work in progress, for its user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobFacts {
+    /// A backup, a commit or a mirror.
+    pub work: Work,
+    /// The path, or the address, of the storage that it fills.
+    pub target: String,
+    /// `copying`, or the state of a mirror.
+    pub state: &'static str,
+    /// Bytes that were copied at least once, holes included.
+    pub done_bytes: u64,
+    /// Bytes of all.
+    pub total_bytes: u64,
+    /// Time of its begin.
+    pub since: SystemTime,
+}
+
+impl JobFacts {
+    /// Bytes that were copied in a second, on average since the begin.
+    pub fn bytes_per_s(&self) -> u64 {
+        let ms = self.since.elapsed().unwrap_or_default().as_millis().max(1);
+        u64::try_from(u128::from(self.done_bytes) * 1000 / ms).unwrap_or(u64::MAX)
+    }
 }
 
 impl Job {
@@ -67,6 +97,38 @@ impl Job {
         }
     }
 
+    /// Sets the change that the end of the work tells.
+    pub(super) fn ends_with(&self, change: Change) {
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(change);
+    }
+
+    /// Tells the end of the work, once.
+    pub(super) fn tell_end(&self, events: &DiskEvents) {
+        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        end.into_iter().for_each(|change| events.tell(&change));
+    }
+
+    /// `None`: it is over, or has no progress.
+    fn facts(&self) -> Option<JobFacts> {
+        let since = self.since;
+        match &self.kind {
+            Kind::Merge(merge) => {
+                let (done_bytes, total_bytes) = merge.progress();
+                let (work, target) = (Work::Commit, merge.target().to_owned());
+                Some(JobFacts { work, target, state: "copying", done_bytes, total_bytes, since })
+            }
+            Kind::Mirror(mirror) => mirror.facts().map(|facts| JobFacts {
+                work: Work::Mirror,
+                target: facts.target.display().to_string(),
+                state: facts.phase.name(),
+                done_bytes: facts.copied_bytes,
+                total_bytes: facts.total_bytes,
+                since,
+            }),
+            Kind::Snapshot(_) => None,
+        }
+    }
+
     /// The mirror, if it is one.
     pub(super) fn mirror(&self) -> Option<&Arc<Mirror>> {
         match &self.kind {
@@ -92,12 +154,21 @@ pub(super) struct Owner {
     job: Arc<Job>,
 }
 
+impl Owner {
+    /// The work.
+    pub(super) fn job(&self) -> Arc<Job> {
+        Arc::clone(&self.job)
+    }
+}
+
 impl Drop for Owner {
     fn drop(&mut self) {
         let mut state = self.disks.lock();
         let is_it =
             |entry: &&mut Entry| entry.job.as_ref().is_some_and(|job| Arc::ptr_eq(job, &self.job));
         if let Some(entry) = state.all_served().find(is_it) {
+            // A client that hears it finds no work, and nothing is told of the next work before.
+            self.job.tell_end(&entry.events);
             entry.job = None;
         }
         drop(state);
@@ -106,6 +177,12 @@ impl Drop for Owner {
 }
 
 impl Entry {
+    /// The work in progress: a backup, or a commit or a mirror.
+    pub(super) fn jobs(&self) -> Vec<JobFacts> {
+        let job = self.job.as_ref().and_then(|job| job.facts());
+        self.backup.facts().into_iter().chain(job).collect()
+    }
+
     /// Cancels a backup, a merge and a mirror.
     pub(super) fn cancel_work(&self) {
         self.backup.cancel();
@@ -120,7 +197,7 @@ impl Disks {
         source: &Source,
         kind: Kind,
     ) -> Result<Owner, String> {
-        let job = Arc::new(Job { kind });
+        let job = Arc::new(Job { kind, since: SystemTime::now(), end: Mutex::default() });
         let mut state = self.lock();
         let gone = "the disk has gone meanwhile; see vhost-blk ctl list";
         let entry = match state.table.get_mut(&source.name) {
@@ -142,6 +219,23 @@ impl Disks {
     /// [`Failure`] if there is no such disk.
     pub(super) fn job(&self, name: &str) -> Result<Option<Arc<Job>>, Failure> {
         Ok(self.lock().entry(name)?.job.clone())
+    }
+
+    /// The work in progress on a disk, or on all of them, each with the name of its disk.
+    ///
+    /// # Errors
+    /// [`Failure`] if there is no disk of this name.
+    pub fn jobs(&self, name: Option<&str>) -> Result<Vec<(String, JobFacts)>, Failure> {
+        let state = self.lock();
+        name.map_or(Ok(()), |name| state.entry(name).map(drop))?;
+        let of = |(disk, slot): (&String, &Slot)| match slot {
+            Slot::Served(entry) if name.is_none_or(|name| name == disk) => {
+                let jobs = entry.jobs().into_iter();
+                jobs.map(|job| (disk.clone(), job)).collect()
+            }
+            _ => Vec::new(),
+        };
+        Ok(state.table.iter().flat_map(of).collect())
     }
 
     /// Cancels the merge of a disk. Returns whether there is one.

@@ -49,6 +49,7 @@ mod turns;
 pub use bitmaps::BitmapFacts;
 pub use checking::check_files;
 pub use held::Held;
+pub use job::JobFacts;
 pub use opening::Opened;
 pub use removal::{Force, Removed};
 pub use starting::Start;
@@ -238,6 +239,8 @@ pub struct Row {
     pub unmapped_bytes: u64,
     /// Its mirror, if it has one.
     pub mirror: Option<mirror::Facts>,
+    /// The work in progress on it.
+    pub jobs: Vec<JobFacts>,
     /// The loss of its block device.
     pub loss: Option<lost::Loss>,
     /// Its status; `None` if it did not answer in time.
@@ -415,6 +418,7 @@ impl Entry {
             start: None,
             unmapped_bytes: self.image.as_ref().map_or(0, Image::unmapped_bytes),
             mirror: self.mirror(),
+            jobs: self.jobs(),
             loss: self.watch.loss().cloned(),
             status: None,
         }

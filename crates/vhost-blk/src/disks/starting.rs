@@ -127,6 +127,7 @@ impl Row {
             unmapped_bytes: 0,
             mirror: None,
             loss: None,
+            jobs: Vec::new(),
             status: None,
         }
     }

@@ -2,7 +2,7 @@
 //! The metrics of all disks as OpenMetrics text.
 
 use crate::disks::mirror::{Facts, Phase};
-use crate::disks::{Row, RowState};
+use crate::disks::{JobFacts, Row, RowState};
 use data_plane::{FailureKind, Histogram, Latencies, Operation, QueueReport, QueueStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -136,6 +136,27 @@ fn add_unmapped(registry: &mut Registry, rows: &[Row]) {
     registry.register_with_unit("unmapped", help, Unit::Bytes, family);
 }
 
+/// The work in progress on each disk.
+fn add_jobs(registry: &mut Registry, rows: &[Row]) {
+    let values: [fn(&JobFacts) -> u64; 3] = [|_| 1, |job| job.done_bytes, |job| job.total_bytes];
+    let families = values.map(|value| {
+        let family = Family::<[(&'static str, String); 2], Gauge>::default();
+        for row in rows.iter().filter(|row| row.status.is_some()) {
+            for job in &row.jobs {
+                let kind = job.work.name().to_owned();
+                let value = i64::try_from(value(job)).unwrap_or(i64::MAX);
+                family.get_or_create(&[("disk", row.name.clone()), ("kind", kind)]).set(value);
+            }
+        }
+        family
+    });
+    let [running, done, total] = families;
+    registry.register("job_running", "A backup, a commit or a mirror is in progress", running);
+    let help = "Data that the work has copied at least once, holes included";
+    registry.register_with_unit("job_done", help, Unit::Bytes, done);
+    registry.register_with_unit("job_total", "Data of the work", Unit::Bytes, total);
+}
+
 fn add_losses(registry: &mut Registry, rows: &[Row]) {
     let family = Family::<DiskLabels, Gauge>::default();
     for row in rows.iter().filter(|row| row.status.is_some()) {
@@ -188,6 +209,7 @@ pub(super) fn of(mut rows: Vec<Row>) -> String {
     add_disks(&mut registry, &disks);
     add_unmapped(&mut registry, rows);
     add_losses(&mut registry, rows);
+    add_jobs(&mut registry, rows);
     add_mirrors(&mut registry, rows);
     add_failures(&mut registry, &disks);
     add_queues(&mut registry, &disks);
@@ -318,6 +340,7 @@ mod tests {
     use super::*;
     use crate::disks::Origin;
     use crate::disks::lost::Loss;
+    use crate::events::Work;
     use crate::options::DiskArgs;
     use clap::{Args, FromArgMatches};
     use data_plane::{HealthReport, Limits, PlaneKind};
@@ -368,6 +391,14 @@ mod tests {
                 total_bytes: 1 << 20,
                 changed_bytes: 512,
             }),
+            jobs: vec![JobFacts {
+                work: Work::Backup,
+                target: "/c".to_owned(),
+                state: "copying",
+                done_bytes: 512,
+                total_bytes: 4096,
+                since: SystemTime::UNIX_EPOCH,
+            }],
             loss: Some(Loss { since: SystemTime::UNIX_EPOCH, reason: "r".to_owned() }),
             status,
         };
@@ -398,6 +429,9 @@ mod tests {
             "vhost_blk_halted{disk=\"a\"} 0",
             "vhost_blk_halts_total{disk=\"a\"} 3",
             "vhost_blk_storage_gone{disk=\"a\"} 1",
+            "vhost_blk_job_running{disk=\"a\",kind=\"backup\"} 1",
+            "vhost_blk_job_done_bytes{disk=\"a\",kind=\"backup\"} 512",
+            "vhost_blk_job_total_bytes{disk=\"a\",kind=\"backup\"} 4096",
             "vhost_blk_unmapped_bytes_total{disk=\"a\"} 65536",
             "vhost_blk_stalled_queues{disk=\"a\"} 0",
             "vhost_blk_storage_failures_total{disk=\"a\",kind=\"io\"} 0",
@@ -453,7 +487,7 @@ mod tests {
             DISK_GAUGES.len()
                 + MIRROR_GAUGES.len()
                 + DISK_COUNTERS.len()
-                + 7
+                + 10
                 + 3
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()

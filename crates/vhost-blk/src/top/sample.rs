@@ -2,6 +2,7 @@
 //! Counters of a daemon's disks at a moment, and the rates between two moments.
 
 use crate::control::percentile_below_us;
+use crate::ctl::job_text;
 use data_plane::{Histogram, LATENCY_BUCKETS, Operation};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ pub(super) struct DiskSample {
     state: String,
     plane: String,
     connected: bool,
+    jobs: Vec<String>,
     queues: Vec<Counters>,
 }
 
@@ -59,6 +61,8 @@ pub(super) struct Disk {
     pub(super) state: String,
     pub(super) plane: String,
     pub(super) connected: bool,
+    /// The work in progress, one in each line.
+    pub(super) jobs: Vec<String>,
     /// All queues together.
     pub(super) rates: Rates,
     pub(super) queues: Vec<Rates>,
@@ -73,6 +77,7 @@ impl DiskSample {
             state: text("state"),
             plane: text("data_plane"),
             connected: summary["front_end_connected"] == true,
+            jobs: summary["jobs"].as_array().into_iter().flatten().map(job_text).collect(),
             queues: queues.into_iter().flatten().map(Counters::of).collect(),
         }
     }
@@ -203,6 +208,7 @@ pub(super) fn rates(before: &Sample, now: &Sample) -> Vec<Disk> {
             state: disk.state.clone(),
             plane: disk.plane.clone(),
             connected: disk.connected,
+            jobs: disk.jobs.clone(),
             rates: all.rates(seconds),
             queues: queues.iter().map(|queue| queue.rates(seconds)).collect(),
         }

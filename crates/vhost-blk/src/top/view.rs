@@ -73,10 +73,13 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk) {
     let layout = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
+        Constraint::Length(disk.jobs.len() as u16),
         Constraint::Max(5),
         Constraint::Min(3),
     ]);
-    let [about, all, chart, queues] = layout.areas(area);
+    let [about, all, jobs, chart, queues] = layout.areas(area);
+    let lines: Vec<Line<'_>> = disk.jobs.iter().map(|job| Line::from(&**job)).collect();
+    frame.render_widget(Paragraph::new(lines), jobs);
     let text = format!("{}: {}, data plane {}", disk.name, disk.state, disk.plane);
     frame.render_widget(Line::from(text).style(style(disk)), about);
     let [iops, read, write, p50, p99] = rate_cells(&disk.rates);
@@ -143,7 +146,8 @@ mod tests {
         let rates = Rates { iops, read_bytes: iops * 4096.0, p99_us, ..Rates::default() };
         let queues = vec![rates, Rates { kicks: 7.0, ..Rates::default() }];
         let (state, plane) = ("serving".to_owned(), "uring".to_owned());
-        Disk { name: name.to_owned(), state, plane, connected: true, rates, queues }
+        let jobs = vec!["mirror to /b: ready, 100%".to_owned(); usize::from(name == "slow")];
+        Disk { name: name.to_owned(), state, plane, connected: true, jobs, rates, queues }
     }
 
     fn app() -> App {
@@ -202,6 +206,7 @@ mod tests {
         let lines = drawn(&app, 90, 14);
         assert_eq!(lines[1], "slow: serving, data plane uring");
         assert_eq!(lines[2], "50 requests/s, reads 205K, writes 0, p50 -, p99 <66ms");
+        assert_eq!(lines[3], "mirror to /b: ready, 100%");
         let queue = lines.iter().find(|line| line.starts_with("1  ")).unwrap();
         assert!(queue.contains("7        0        0"), "{lines:#?}");
         assert!(!press(&mut app, KeyCode::Esc) && !app.in_depth, "it ended");

@@ -207,7 +207,7 @@ fn events_tell_the_course_of_a_mirror() {
     while told.last().is_none_or(|(name, _)| name != "mirror_completed") {
         let event = events.receive()["parameters"]["event"].clone();
         let name = event["event"].as_str().unwrap().to_owned();
-        let detail = event["target"].as_str().or(event["reason"].as_str()).unwrap_or("");
+        let detail = event["reason"].as_str().or(event["target"].as_str()).unwrap_or("");
         told.push((name, detail.to_owned()));
     }
     let names: Vec<_> = told.iter().map(|(name, _)| name.as_str()).collect();

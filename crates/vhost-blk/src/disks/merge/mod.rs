@@ -41,6 +41,7 @@ use super::job::{Kind, Owner};
 use super::layers::Layers;
 use super::replacing;
 use crate::disk::{self, From, LockWait};
+use crate::events::{Change as Event, Work};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::pace::Pace;
@@ -114,11 +115,12 @@ impl Disks {
         let go_on = || go_on() && !state.is_cancelled();
         let plan = Plan::of(&source, update_config, state.brake.written().capacity_bytes());
         let plan = Arc::new(plan.map_err(refused)?);
+        state.has_target(plan.image());
         // Tells errors before the copy; the file may change meanwhile.
         self.config_of(&source, plan.args(), update_config).map_err(refused)?;
         let lock = plan.lock(&source).map_err(refused)?;
         let marked = Marked::of(plan.backing());
-        let kept = Arc::new(Kept { _lock: lock, _owner: owner });
+        let kept = Arc::new(Kept { _lock: lock, owner });
         let (of_thread, of_source) = (Arc::clone(&plan), source.clone());
         let of_error = what.clone();
         let open = move || {
@@ -132,9 +134,17 @@ impl Disks {
             replacing::Unfinished::Cancelled => CANCELLED.to_owned(),
             other => other.to_string(),
         });
+        let (target, has_begun) = (plan.image().display().to_string(), followed.is_ok());
         let done = followed.and_then(|()| {
+            source.events.tell(&Event::WorkBegun(Work::Commit, target.clone()));
             merging.run(hand.acts(), wanted, &go_on).inspect_err(|_| source.end_following())
         });
+        let job = kept.owner.job();
+        if has_begun {
+            let outcome = done.as_ref().map(drop);
+            let outcome = outcome.map_err(|told| (told.clone(), state.is_cancelled() || !go_on()));
+            job.ends_with(Event::of_end(Work::Commit, target, outcome));
+        }
         let done = match done {
             Ok((new, config, pause)) => {
                 new.into_iter()
@@ -148,6 +158,7 @@ impl Disks {
         if !hand.close() {
             let target = plan.image().display();
             tracing::warn!(disk = name, %target, "it hangs, and is given up when it answers");
+            job.tell_end(&source.events);
         }
         done
     }
@@ -156,7 +167,7 @@ impl Disks {
 /// The image and the backing file are for this merge alone. The lock goes first.
 struct Kept {
     _lock: Option<RaisedLock>,
-    _owner: Owner,
+    owner: Owner,
 }
 
 /// A merge whose backing file is open.
@@ -182,7 +193,7 @@ impl Merging<'_> {
             true => Ok(()),
             false => Err(Unfinished::Ended(CANCELLED.to_owned())),
         };
-        let copy = Copy { acts, check: &check };
+        let copy = Copy { acts, check: &check, state: self.state };
         let brake = &self.state.brake;
         copy.all(self.plan.capacity_bytes(), brake, Pace::new(wanted.bandwidth))
             .and_then(|()| {
@@ -228,6 +239,7 @@ impl Merging<'_> {
 struct Copy<'a> {
     acts: &'a Acts<Copier>,
     check: &'a dyn Fn() -> Result<(), Unfinished>,
+    state: &'a MergeState,
 }
 
 impl Copy<'_> {
@@ -235,20 +247,22 @@ impl Copy<'_> {
     /// of them at most: a guest may change them faster than they are copied.
     fn all(&self, capacity_bytes: u64, brake: &Brake, mut pace: Pace) -> Result<(), Unfinished> {
         let written = brake.written();
-        self.copy(std::iter::once(0..capacity_bytes), &mut pace)?;
+        let first = |up_to| self.state.copied(up_to);
+        self.copy(std::iter::once(0..capacity_bytes), &mut pace, first)?;
         let mut most = u64::MAX;
         while written.bytes() > REST_MAX && written.bytes() <= most {
             most = written.bytes() / 2;
-            self.copy(written.take(converge::piece_max(&pace)), &mut pace)?;
+            self.copy(written.take(converge::piece_max(&pace)), &mut pace, |_| ())?;
         }
         Ok(())
     }
 
-    /// Copies ranges, durably.
+    /// Copies ranges, durably. `copied_up_to` learns of each position that is reached.
     fn copy(
         &self,
         ranges: impl IntoIterator<Item = Range<u64>>,
         pace: &mut Pace,
+        copied_up_to: impl Fn(u64),
     ) -> Result<(), Unfinished> {
         let max = converge::piece_max(pace);
         for Range { start: mut at, end } in ranges {
@@ -257,6 +271,7 @@ impl Copy<'_> {
                 let (done, copied) =
                     self.acts.act(move |copier| copier.some(at..end, max), self.check)?;
                 at += done;
+                copied_up_to(at);
                 pace.copied(copied);
             }
         }

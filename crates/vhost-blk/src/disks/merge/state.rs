@@ -9,7 +9,9 @@
 
 use super::CANCELLED;
 use backend::wrap::{Brake, Written};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -24,12 +26,36 @@ pub(in crate::disks) struct MergeState {
     step: Mutex<Step>,
     /// The brake of the disk, with the notes of its changes.
     pub(super) brake: Arc<Brake>,
+    /// Path of the backing file, once it is known.
+    target: OnceLock<String>,
+    /// Bytes of the disk that were copied once, or that its image does not have.
+    done_bytes: AtomicU64,
 }
 
 impl MergeState {
     pub(super) fn new(capacity_bytes: u64) -> Self {
         let brake = Arc::new(Brake::new(Arc::new(Written::new(capacity_bytes))));
-        MergeState { step: Mutex::new(Step::Open), brake }
+        let (target, done_bytes) = (OnceLock::new(), AtomicU64::new(0));
+        MergeState { step: Mutex::new(Step::Open), brake, target, done_bytes }
+    }
+
+    /// Path of the backing file; empty before the first look at the image.
+    pub(in crate::disks) fn target(&self) -> &str {
+        self.target.get().map_or("", String::as_str)
+    }
+
+    pub(super) fn has_target(&self, path: &Path) {
+        let _ = self.target.set(path.display().to_string()); // there is one
+    }
+
+    /// Bytes of the disk that were copied once, and of all.
+    pub(in crate::disks) fn progress(&self) -> (u64, u64) {
+        // Only for its user: it orders nothing.
+        (self.done_bytes.load(Ordering::Relaxed), self.brake.written().capacity_bytes())
+    }
+
+    pub(super) fn copied(&self, up_to: u64) {
+        self.done_bytes.store(up_to, Ordering::Relaxed);
     }
 
     /// Asks for the end. Writes of the guest that wait go on. `false`: the guest moves, or has moved.

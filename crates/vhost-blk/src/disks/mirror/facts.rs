@@ -22,7 +22,7 @@ pub struct Facts {
 
 impl Mirror {
     /// `None`: it is over.
-    pub(super) fn facts(&self) -> Option<Facts> {
+    pub(in crate::disks) fn facts(&self) -> Option<Facts> {
         let (phase, copied_bytes) = self.progress();
         let written = self.brake().written();
         let is_over = matches!(phase, Phase::Moved | Phase::Ended);

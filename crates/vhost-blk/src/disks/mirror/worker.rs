@@ -10,7 +10,7 @@ use crate::disks::Disks;
 use crate::disks::converge::{self, Copier as _, Hand, STUCK, Unfinished};
 use crate::disks::exchange::{Source, synced};
 use crate::disks::job::Owner;
-use crate::events::Change;
+use crate::events::{Change, Work};
 use crate::pace::Pace;
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ impl From<CopyError> for Unfinished {
 impl Worker {
     /// Mirrors the disk to the end.
     pub(super) fn run(mut self) {
-        let begun = Change::MirrorBegun(self.plan.path().to_owned());
-        self.source.events.tell(&begun);
+        let target = self.plan.path().display().to_string();
+        self.source.events.tell(&Change::WorkBegun(Work::Mirror, target.clone()));
         let outcome = self.follow();
         let Worker { disks, owner, source, plan, mirror, old, hand, .. } = self;
         if outcome.is_err() {
@@ -61,16 +61,14 @@ impl Worker {
             disks.adopt_size(&source.name);
         }
         let name = source.name.clone();
-        let change = match &outcome {
-            Ok(Completed { image, .. }) => Change::MirrorCompleted(image.clone()),
-            Err(told) => Change::MirrorEnded(told.clone()),
-        };
+        let end = outcome.as_ref().map(drop);
+        let end = end.map_err(|told| (told.clone(), mirror.is_cancelled()));
+        owner.job().ends_with(Change::of_end(Work::Mirror, target, end));
         match &outcome {
             Ok(done) => tracing::info!(disk = name, image = %done.image.display(), "mirrored"),
             Err(told) => tracing::warn!(disk = name, told, "the mirror has ended"),
         }
         disks.note_last(&source, outcome.as_ref().err().cloned());
-        source.events.tell(&change);
         // The client of a cancel, which waits for the end of the work, finds the outcome.
         mirror.enter(if outcome.is_ok() { Phase::Moved } else { Phase::Ended });
         // The next command of the client finds no work in progress.

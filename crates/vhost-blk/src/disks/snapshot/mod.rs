@@ -19,10 +19,11 @@ use super::Disks;
 use super::config_file::NewConfig;
 use super::converge::{Acts, Exchanged, Hand, Last, New, TargetUser, Unfinished, Words};
 use super::exchange::{self, identity, options, replacement, settled, synced};
-use super::job::Kind;
+use super::job::{Job, Kind};
 use super::layers::Layers;
 use super::replacing::{DRAIN_MAX, wait};
 use crate::disk::{self, From, LockWait};
+use crate::events::{Change as Event, Work};
 use crate::failure::Failure;
 use crate::options::DiskArgs;
 use crate::values::Format;
@@ -140,7 +141,9 @@ impl Disks {
             made().map_err(|told: String| Failure::told(of_error, told))
         };
         let hand = Hand::start(what.clone(), sign, open, go_on)?;
-        let taken = self.go_on_in_overlay(name, wanted, hand.acts(), &go_on).map_err(refused);
+        let job = owner.job();
+        let taken = self.go_on_in_overlay(name, wanted, (hand.acts(), &job), &go_on);
+        let taken = taken.map_err(refused);
         // Removes an overlay that is not used.
         if !hand.close() {
             let overlay = wanted.overlay.display();
@@ -155,7 +158,7 @@ impl Disks {
         &self,
         name: &str,
         wanted: &Wanted,
-        acts: &Acts<Made>,
+        (acts, job): (&Acts<Made>, &Job),
         go_on: &dyn Fn() -> bool,
     ) -> Result<Taken, String> {
         let check = || match go_on() {
@@ -183,15 +186,20 @@ impl Disks {
             mark: plan.marks().then(|| plan.overlay().to_owned()),
             config,
         };
+        let target = plan.overlay().display().to_string();
+        source.events.tell(&Event::WorkBegun(Work::Snapshot, target.clone()));
+        let tell = |outcome| job.ends_with(Event::of_end(Work::Snapshot, target.clone(), outcome));
         let (sender, new) = channel();
         let acts = acts.clone();
         let prepare = move |old: &Arc<dyn Disk>| change.prepare(&acts, old, sender);
         let order = source.control.replace_storage(Box::new(prepare));
-        let pause = wait(&order, DRAIN_MAX, go_on).map_err(|unfinished| unfinished.to_string())?;
+        let waited = wait(&order, DRAIN_MAX, go_on).map_err(|unfinished| unfinished.to_string());
+        let pause = waited.inspect_err(|why| tell(Err((why.clone(), !go_on()))))?;
         let options = options(&args);
         if let Ok(new) = new.try_recv() {
             self.go_on_in(&source, Some(args), new);
         }
+        tell(Ok(()));
         let overlay = plan.overlay().to_owned();
         Ok(Taken { overlay, options, config: path, is_marked: plan.marks(), pause })
     }
