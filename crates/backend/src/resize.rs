@@ -83,6 +83,21 @@ pub enum ResizeError {
         /// Error of the system call.
         source: io::Error,
     },
+    /// A part of the growth is in the image. The disk keeps its size.
+    #[error(
+        "{source}, after a part of the growth to {wanted} bytes. The disk keeps its {capacity}, and has up \
+         to {present} when it is served again; make room, and repeat this"
+    )]
+    GrownInPart {
+        /// The wanted size in bytes.
+        wanted: u64,
+        /// Size in bytes that the image has, once its tables find room.
+        present: u64,
+        /// The capacity of the disk in bytes.
+        capacity: u64,
+        /// Error of the system call.
+        source: io::Error,
+    },
     /// The size cannot be read.
     #[error("the size of the storage cannot be read: {0}; check the storage and its log")]
     Size(io::Error),

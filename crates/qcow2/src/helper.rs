@@ -18,7 +18,7 @@ pub(crate) enum Work {
     /// A question, and the way of its answer.
     Ask(Question, Reply),
     /// Enlarge the disk to this many bytes.
-    Grow(u64, Sender<io::Result<()>>),
+    Grow(u64, Sender<io::Result<(u64, io::Result<()>)>>),
     /// Tell when the tables are durable, and leave what was discarded in its place: the next change of
     /// the file follows a request.
     Settle(Sender<io::Result<()>>),
@@ -175,7 +175,7 @@ impl Thread {
                 let grown = image.grow(bytes);
                 // The next question may follow in this batch.
                 image.end_batch();
-                let _ = reply.send(grown); // the control plane waits
+                let _ = reply.send(Ok((image.size_bytes(), grown))); // the control plane waits
             }
             Work::Discarded(at, len) => {
                 image.versions().took_discard();

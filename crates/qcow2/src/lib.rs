@@ -442,8 +442,12 @@ impl Disk for Qcow2Disk {
             return Err(ResizeError::ReadOnly);
         }
         let (reply, answer) = channel();
-        let grown = self.ask(Work::Grow(wanted, reply), &answer);
-        grown.map_err(|source| ResizeError::Grow { wanted, source })?;
+        let failed = |source| ResizeError::Grow { wanted, source };
+        let (present, grown) = self.ask(Work::Grow(wanted, reply), &answer).map_err(failed)?;
+        grown.map_err(|source| match present > capacity {
+            true => ResizeError::GrownInPart { wanted, present, capacity, source },
+            false => failed(source),
+        })?;
         self.capacity_bytes.store(wanted, Ordering::Relaxed);
         Ok(())
     }

@@ -6,7 +6,7 @@ mod common;
 mod mount;
 
 use backend::conformance::{Request, Rig};
-use backend::{Disk, IoError, IoKind};
+use backend::{Disk, IoError, IoKind, ResizeError};
 use common::{MIB, check, content, options, qemu_ok, rig};
 use mount::{Mount, may_not_mount};
 use qcow2::{AllowBacking, Qcow2Disk};
@@ -205,4 +205,30 @@ fn zeroes_without_room_are_done_when_their_tables_are() {
         assert_eq!(zero(&mut rig), Ok(()), "{kind:?}");
         reads_as(&mut rig, 4 * MIB, 0);
     }
+}
+
+/// A growth over a larger backing file takes several steps, each with 8 MiB of tables.
+#[test]
+fn a_growth_that_ends_without_room_tells_the_size_of_the_image_and_is_repeated() {
+    if may_not_mount() {
+        return;
+    }
+    const STEP: u64 = 4 << 30;
+    let mount = Mount::tmpfs(12);
+    let base = fs::File::create(mount.path("base.raw")).expect("a base");
+    base.set_len(2 * STEP).expect("it is sparse");
+    let create = "create -qf qcow2 -o cluster_size=4096 -b base.raw -F raw a.qcow2 1M";
+    qemu_ok("qemu-img", mount.place.path(), &create.split(' ').collect::<Vec<_>>());
+    let path = mount.path("a.qcow2");
+    let disk = open(&path);
+    let why = disk.resize(Some(2 * STEP)).expect_err("it does not grow");
+    let ResizeError::GrownInPart { present, capacity, .. } = why else { panic!("{why}") };
+    assert!(capacity == MIB && present > MIB, "{present} and {capacity}");
+    assert!(why.to_string().contains("The disk keeps its 1048576"), "{why}");
+    assert_eq!(disk.info().capacity_sectors * 512, MIB);
+    mount.resize(40);
+    disk.resize(Some(2 * STEP)).expect("it grows");
+    reads_as(&mut rig(&disk), 2 * STEP - 4096, 0);
+    drop(disk);
+    check(&path).expect("the image has no error");
 }

@@ -138,20 +138,18 @@ impl Disks {
         let (endpoint, connected) = free.and_then(|()| endpoint(front_ends, connected, source))?;
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
-        let device = image.as_ref().and_then(|image| growth::device_number(&image.top));
-        let path = args.blk_file.as_deref();
-        let watched = image.as_ref().and_then(|image| Disks::watched(path, &image.top));
-        let (socket, backup, health) = (socket.map(Arc::new), Arc::default(), server.health());
+        let (device, watch) = watched(&args, image.as_ref());
+        let (socket, backup) = (socket.map(Arc::new), Arc::default());
         let entry = Entry {
             args,
             origin,
             stop,
             control,
-            health,
+            health: server.health(),
             events,
             socket,
             device,
-            watch: Watch::of(watched),
+            watch,
             parts,
             backup,
             image,
@@ -254,6 +252,12 @@ impl Disks {
             Failure::run(format!("serve {name}"), error, remedy)
         })
     }
+}
+
+/// The block device of a disk, and its watch.
+fn watched(args: &DiskArgs, image: Option<&Image>) -> (Option<(u32, u32)>, Watch) {
+    let Some(Image { top, .. }) = image else { return (None, Watch::default()) };
+    (growth::device_number(top), Watch::of(Disks::watched(args.blk_file.as_deref(), top)))
 }
 
 /// The bitmaps of an earlier program: those that an upgrade has passed, or those beside the image.

@@ -172,28 +172,7 @@ pub const PAGES: &[Page] = &[
         ],
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
     },
-    Page {
-        command: "vhost-blk ctl jobs",
-        statuses: USUAL,
-        files: CONTROL_SOCKET,
-        examples: &[
-            (
-                "Show the backups, commits and mirrors in progress on all disks:",
-                "vhost-blk ctl --control-path vhost-blk.ctl jobs",
-            ),
-            (
-                "Show those of one disk, for a program:",
-                "vhost-blk ctl --control-path vhost-blk.ctl --json jobs data",
-            ),
-        ],
-        see_also: &[
-            ("vhost-blk-ctl", "1"),
-            ("vhost-blk-ctl-backup", "1"),
-            ("vhost-blk-ctl-commit", "1"),
-            ("vhost-blk-ctl-mirror", "1"),
-            ("vhost-blk-ctl-events", "1"),
-        ],
-    },
+    streams::JOBS,
     Page {
         command: "vhost-blk ctl list",
         statuses: USUAL,

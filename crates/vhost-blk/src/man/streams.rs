@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pages of the commands that print until they are stopped.
+//! The pages of the commands that show changes and work in progress.
 
 use super::Page;
 use super::pages::{CONTROL_SOCKET, USUAL};
@@ -13,6 +13,29 @@ pub(super) const EVENTS: Page = Page {
         ("The same for programs:", "vhost-blk ctl --control-path vhost-blk.ctl --json events"),
     ],
     see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+};
+
+pub(super) const JOBS: Page = Page {
+    command: "vhost-blk ctl jobs",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[
+        (
+            "Show the backups, commits and mirrors in progress on all disks:",
+            "vhost-blk ctl --control-path vhost-blk.ctl jobs",
+        ),
+        (
+            "Show those of one disk, for a program:",
+            "vhost-blk ctl --control-path vhost-blk.ctl --json jobs data",
+        ),
+    ],
+    see_also: &[
+        ("vhost-blk-ctl", "1"),
+        ("vhost-blk-ctl-backup", "1"),
+        ("vhost-blk-ctl-commit", "1"),
+        ("vhost-blk-ctl-mirror", "1"),
+        ("vhost-blk-ctl-events", "1"),
+    ],
 };
 
 pub(super) const TRACE: Page = Page {
