@@ -207,7 +207,7 @@ impl Disks {
         server.observe_health(move |event: &HealthEvent| {
             told.tell(&Change::Health(event.clone()));
             if matches!(event, HealthEvent::Failed(_)) {
-                let _ = failures.send(of_failure.clone()); // the process may be about to end
+                let _ = failures.send(of_failure.clone()); // the process may end
             }
         });
         let (traces, disk) = (Arc::clone(&self.traces), name.to_owned());

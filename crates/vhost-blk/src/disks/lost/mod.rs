@@ -5,15 +5,15 @@
 //!
 //! | Device | Begins | Requests | Ends |
 //! |---|---|---|---|
-//! | present | the disk opens it, or takes it up | are served | gone |
-//! | gone | a look finds that it was removed, or that it fails and its path leads to another one | fail, or halt the disk | present: it answers again, or the disk takes up the one at its path; refused |
-//! | refused | the device at the path is not that of the disk, or the disk cannot take it up now: the reason | the same | the same; gone: no device is at the path |
+//! | present | the disk opens it, or gets it | are served | gone |
+//! | gone | a look finds that it was removed, or that it fails and its path leads to another one | fail, or halt the disk | present: it answers again, or the disk goes on with the one at its path; refused |
+//! | refused | the device at the path is not that of the disk, or the disk cannot have it now: the reason | the same | the same; gone: no device is at the path |
 //!
 //! A uevent, a failed request and a resume ask for a look. One thread looks at a disk at a time; it stays while
-//! the device is gone, and takes up the one at the path (`taking_up`).
+//! the device is gone, and exchanges it for the one at the path (`exchange`).
 
 pub(super) mod device;
-mod taking_up;
+mod exchange;
 
 use super::{Disks, Entry, Slot, State, growth};
 use crate::events::Change;
@@ -170,7 +170,7 @@ impl Disks {
         Ok(self.lock().entry(name)?.watch.loss().cloned())
     }
 
-    /// Takes up the device at the path of a halted disk whose own one is gone. Waits as long as `go_on` says so.
+    /// Exchanges the device of a halted disk for the one at its path, if it is gone. Waits as long as `go_on` says so.
     ///
     /// # Errors
     /// [`Failure`] if it cannot have that one: a resume would halt it again.

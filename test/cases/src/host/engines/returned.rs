@@ -26,7 +26,7 @@ cases! { Host;
         "the same on the io_uring plane",
         |env| halt(&env.on(Plane::Uring));
     "engine-nvme-back", Full,
-        "the host gives both paths of NVMe/TCP up on the kernel plane with --on-error stop, and connects again: the disk takes up the new device, without an error to the guest",
+        "the host gives both paths of NVMe/TCP up on the kernel plane with --on-error stop, and connects again: the disk goes on with the new device, without an error to the guest",
         |env| nvme(&env.over_daemon());
     "engine-nvme-back-uring", Full,
         "the same on the io_uring plane",

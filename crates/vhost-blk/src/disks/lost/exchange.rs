@@ -28,16 +28,16 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use vhost_user::{Answer, Command};
 
-const WHAT: &str = "take up the device of";
+const WHAT: &str = "exchange the device of";
 /// The refusal of a disk whose image has tables in memory.
 const IS_QCOW2: &str = "the device has a qcow2 image, whose tables may be lost in part; check it (vhost-blk check), and start the disk again";
 /// The refusal of a disk that uses the page cache.
 const IS_CACHED: &str = "completed writes may be lost with the host's page cache (--direct off); check the guest's data, and start the disk again";
 /// The refusal while threads of the daemon work on the old device.
 const AT_WORK: &str =
-    "it is being backed up, merged or mirrored; the device is taken up after the end of that";
+    "it is being backed up, merged or mirrored; the disk gets the device after the end of that";
 /// The end of a refusal during other changes.
-const AFTER: &str = "the device is taken up after that";
+const AFTER: &str = "the disk gets the device after that";
 /// Bytes of the trial read.
 const TRIAL_BYTES: u64 = 512;
 
@@ -75,7 +75,7 @@ fn is_of_device(why: &io::Error) -> bool {
 }
 
 impl Follower {
-    /// Looks at the device of the disk, and takes up the one at its path if its own one is gone.
+    /// Looks at the device of the disk, and exchanges it for the one at its path if it is gone.
     pub(super) fn look(&self) -> Found {
         let Some(view) = self.view() else { return Found::Present };
         let here = Device::at_path(view.path());
@@ -85,7 +85,7 @@ impl Follower {
         }
         match other.filter(Device::is_present) {
             None => Found::Gone,
-            Some(other) => match self.take_up(&view, &other) {
+            Some(other) => match self.go_on_with(&view, &other) {
                 Ok(()) => Found::Present,
                 Err(reason) => Found::Refused(reason),
             },
@@ -108,15 +108,15 @@ impl Follower {
         })
     }
 
-    /// Takes up the device at the path.
+    /// Makes the disk go on with the device at the path.
     ///
     /// # Errors
     /// The reason with the remedy; the disk is as before.
-    fn take_up(&self, view: &View, other: &Device) -> Result<(), String> {
+    fn go_on_with(&self, view: &View, other: &Device) -> Result<(), String> {
         check(view, other)?;
         // It may hang: nothing else waits for it.
         let opened = Self::open(view, other)?;
-        let act = format!("the taking up of the device of {}", self.name);
+        let act = format!("the exchange of the device of {}", self.name);
         let guard = self.disks.try_turn(act).map_err(|holder| format!("{holder}; {AFTER}"))?;
         match self.view() {
             Some(now) if now.is_at_work => return Err(AT_WORK.to_owned()),
