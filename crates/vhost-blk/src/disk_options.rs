@@ -61,7 +61,7 @@ pub fn of_disk<E>(
     Ok(Value::Object(given.collect::<Map<_, _>>()))
 }
 
-/// Those of these options that are no defaults.
+/// The options that are no defaults.
 pub fn differing(options: &Value) -> Map<String, Value> {
     let plain = toml::Table::from_iter([("blk-file".to_owned(), "/".into())]);
     let same = |path: &Path| Ok::<_, Infallible>(path.display().to_string());

@@ -76,6 +76,8 @@ impl Disks {
         args: DiskArgs,
         wait: LockWait,
     ) -> Result<(), Failure> {
+        // It may have waited for its turn.
+        reservation.check()?;
         self.check(&args)?;
         let (name, origin) = (reservation.name.clone(), Origin::Folder);
         let source = Source::of_disk(&args)?;

@@ -63,7 +63,7 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App) {
 fn style(disk: &Disk) -> Style {
     match &*disk.state {
         "serving" if disk.rates.failed == 0.0 => Style::new(),
-        "serving" | "halted" | "silent" => Style::new().fg(Color::Red),
+        "serving" | "halted" | "silent" | "failed" => Style::new().fg(Color::Red),
         _ => Style::new().fg(Color::Yellow),
     }
 }
