@@ -269,7 +269,7 @@ fn reload_many() -> Result<()> {
     let told = sh(&format!("systemctl reload {MANY} && echo succeeded || true"))?;
     ensure!(!told.contains("succeeded"), "a reload with a wrong disk has succeeded");
     fs::remove_file(bad)?;
-    run("systemctl", &["reload", MANY])
+    run("systemctl", &["reload", MANY]).map(drop)
 }
 
 /// The removal stops all daemons, and keeps the descriptions of the disks.
