@@ -124,7 +124,13 @@ pub fn parse(args: &[OsString]) -> Result<Cli, Answer> {
         },
         _ => first,
     };
-    Cli::from_arg_matches(&last).map_err(|error| answer(args, error))
+    let cli = Cli::from_arg_matches(&last).map_err(|error| answer(args, error))?;
+    Ok(match cli.command {
+        Command::Daemon(daemon) => {
+            Cli { command: Command::Daemon(Box::new(daemon.with_defaults())) }
+        }
+        command => Cli { command },
+    })
 }
 
 fn matches(args: &[OsString]) -> Result<ArgMatches, Answer> {

@@ -17,6 +17,9 @@ use toml::Value;
 /// file.
 const SOCKET_CHOICES: [&str; 2] = ["fd", "socket-path"];
 
+/// Options whose values are octal, which a number of TOML would not be.
+const MODES: [&str; 3] = ["control-mode", "metrics-mode", "socket-mode"];
+
 /// Options that a file must not contain.
 const COMMAND_LINE_ONLY: [&str; 3] = ["config", "help", "print-capabilities"];
 
@@ -144,8 +147,8 @@ fn one_option(source: &str, key: &str, value: &Value) -> Result<Vec<OsString>, F
                 _ => Err(wrong(source, "`wrap` has an item that is no string", "quote each item")),
             })
             .collect(),
-        Value::Integer(_) if key == "socket-mode" => {
-            Err(wrong(source, "`socket-mode` is a number", "quote it: \"0660\""))
+        Value::Integer(_) if MODES.contains(&key) => {
+            Err(wrong(source, format!("`{key}` is a number"), "quote it: \"0660\""))
         }
         Value::String(text) => Ok(vec![argument(text)]),
         Value::Integer(number) => Ok(vec![argument(&number.to_string())]),

@@ -205,9 +205,11 @@ fn metrics_socket(
     files: &SocketFiles,
 ) -> Result<Option<(metrics::Listener, upgrade::Socket)>, Failure> {
     let Some(address) = &args.metrics else { return Ok(None) };
+    let group = args.metrics_group.as_deref();
+    let access = socket::access(args.metrics_mode, group, "--metrics-group")?;
     let (listener, file) = match taken {
         Some((socket, file)) => (metrics::Listener::of(socket, address), file),
-        None => metrics::Listener::open(address)?,
+        None => metrics::Listener::open(address, access)?,
     };
     let for_later = upgrade::Socket::of(&listener, file.as_ref()).map_err(no_descriptor)?;
     files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);

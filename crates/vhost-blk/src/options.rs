@@ -189,7 +189,8 @@ pub struct ProcessArgs {
     /// Permission bits of the control socket, octal [default: 0600, with --control-group 0660]
     #[arg(long, value_name = "MODE", value_parser = values::socket_mode, help_heading = "General")]
     pub control_mode: Option<u32>,
-    /// Listen for commands of `vhost-blk ctl` (Varlink, io.vhostblk) on this UNIX socket
+    /// Listen for commands of `vhost-blk ctl` (Varlink, io.vhostblk) on this UNIX socket; without the
+    /// option daemon has /run/vhost-blk/control, and serve none
     #[arg(long, value_name = "PATH", help_heading = "General")]
     pub control_path: Option<PathBuf>,
     /// Format of log lines
@@ -199,10 +200,16 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "LEVEL", default_value = "info", help_heading = "General")]
     pub log_level: LogLevel,
     /// Serve counters of the disks over HTTP at /metrics, in the OpenMetrics format, on a UNIX socket
-    /// of mode 0600 or on a TCP port without authentication (prefer a loopback address)
+    /// or on a TCP port without authentication (prefer a loopback address)
     #[arg(long, value_name = "unix:PATH|ADDR:PORT", value_parser = values::metrics,
           help_heading = "General")]
     pub metrics: Option<MetricsAddress>,
+    /// Group of the UNIX socket of --metrics, by name or number: its members may read the counters
+    #[arg(long, value_name = "GROUP", help_heading = "General")]
+    pub metrics_group: Option<String>,
+    /// Permission bits of that socket, octal [default: 0600, with --metrics-group 0660]
+    #[arg(long, value_name = "MODE", value_parser = values::socket_mode, help_heading = "General")]
+    pub metrics_mode: Option<u32>,
 }
 
 /// Options of `vhost-blk serve`.
@@ -233,6 +240,11 @@ pub struct ServeArgs {
     pub print_capabilities: bool,
 }
 
+/// The control socket of `daemon`, and of its clients, without an option.
+pub const CONTROL_PATH: &str = "/run/vhost-blk/control";
+/// The variable that names the control socket to clients.
+pub const CONTROL_VARIABLE: &str = "VHOST_BLK_CONTROL";
+
 /// Options of `vhost-blk daemon`.
 #[derive(Args, Clone, Debug)]
 #[command(next_display_order = None)]
@@ -255,15 +267,14 @@ impl DaemonArgs {
     /// # Errors
     /// [`Failure`] if options contradict each other or one is missing.
     pub fn check(&self) -> Result<(), Failure> {
-        self.process.check()?;
-        match self.process.control_path {
-            Some(_) => Ok(()),
-            None => Err(Failure::usage(
-                "serve disks",
-                "there is no way to control the daemon",
-                "give --control-path PATH",
-            )),
-        }
+        self.process.check()
+    }
+
+    /// With the control socket of a daemon, if the options name none.
+    #[must_use]
+    pub fn with_defaults(mut self) -> DaemonArgs {
+        self.process.control_path.get_or_insert_with(|| CONTROL_PATH.into());
+        self
     }
 }
 
@@ -395,8 +406,8 @@ impl ProcessArgs {
         }
     }
 
-    /// Checks that each socket file has a path of its own, and that the control socket exists if
-    /// it has options.
+    /// Checks that each socket file has a path of its own, and that the control and the metrics socket exist
+    /// if they have options.
     ///
     /// # Errors
     /// [`Failure`] if the options contradict each other.
@@ -410,6 +421,14 @@ impl ProcessArgs {
                 "set the mode or group of the control socket",
                 "there is none",
                 "give --control-path, or drop --control-mode and --control-group",
+            ));
+        }
+        let wanted = self.metrics_mode.is_some() || self.metrics_group.is_some();
+        if wanted && self.metrics_path().is_none() {
+            return Err(Failure::usage(
+                "set the mode or group of the metrics socket",
+                "there is none",
+                "give --metrics unix:PATH, or drop --metrics-mode and --metrics-group",
             ));
         }
         Ok(())

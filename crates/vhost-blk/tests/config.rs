@@ -144,6 +144,9 @@ fn the_test_above_leaves_no_key_out() {
         "control-path",
         "fd",
         "limit-group",
+        // For a metrics socket on a path.
+        "metrics-group",
+        "metrics-mode",
         "size",
         "socket-path",
     ];

@@ -170,6 +170,41 @@ fn a_daemon_that_is_not_there_is_named() {
     assert!(line.contains("nobody.sock") && line.contains("--control-path"), "{line}");
 }
 
+/// The option, then the variable, then the path of the packaged daemon.
+#[test]
+fn ctl_and_top_find_the_socket_without_an_option() {
+    let place = Place::new();
+    let (_daemon, control) = served(&place);
+    let run = |words: &[&str], variable: Option<&Path>| {
+        let mut command = common::program();
+        command.args(words).env_remove("VHOST_BLK_CONTROL");
+        if let Some(path) = variable {
+            command.env("VHOST_BLK_CONTROL", path);
+        }
+        common::finish(&mut command)
+    };
+    let top = ["top", "--once", "--interval", "0.1"];
+    assert!(run(&["ctl", "status"], Some(&control)).status.success());
+    assert!(run(&top, Some(&control)).status.success());
+    let option = ["ctl", "--control-path", control.to_str().unwrap(), "status"];
+    assert!(run(&option, Some(&place.path("nobody"))).status.success());
+    let line = one_line(&run(&["ctl", "status"], Some(&place.path("nobody"))), 1);
+    assert!(line.contains("nobody: ") && line.contains("VHOST_BLK_CONTROL"), "{line}");
+    let usual = "/run/vhost-blk/control";
+    for words in [&["ctl", "--help"][..], &["top", "--help"], &["daemon", "--help"]] {
+        let help = common::stdout(&run(words, None));
+        assert!(help.contains(usual), "{help}");
+    }
+    if Path::new(usual).exists() {
+        println!("PARTLY SKIPPED: a daemon of this machine serves {usual}");
+        return;
+    }
+    for words in [&["ctl", "status"][..], &top] {
+        let line = one_line(&run(words, None), 1);
+        assert!(line.contains(usual) && line.contains("--control-path"), "{line}");
+    }
+}
+
 #[test]
 fn a_daemon_that_does_not_answer_is_not_waited_for_longer_than_wanted() {
     let place = Place::new();

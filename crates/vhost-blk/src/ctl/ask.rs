@@ -96,6 +96,7 @@ fn unreachable_at(path: &Path, why: &dyn std::fmt::Display) -> Failure {
     Failure::run(
         format!("ask the daemon at {}", path.display()),
         why,
-        "see that it runs with this --control-path, as this user",
+        "see that it runs with this --control-path, as this user, or name another socket (--control-path, \
+         VHOST_BLK_CONTROL)",
     )
 }

@@ -10,6 +10,7 @@ mod trace;
 mod unserved;
 
 use crate::failure::Failure;
+use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
 use crate::values::{self, Burst, Cache, LogLevel, Size, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
@@ -28,7 +29,8 @@ use trace::TraceArgs;
 #[derive(Args, Clone, Debug)]
 pub struct CtlArgs {
     /// The daemon's --control-path
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL_PATH, env = CONTROL_VARIABLE,
+          hide_env_values = true)]
     pub control_path: PathBuf,
     /// Print the daemon's answer as JSON
     #[arg(long, global = true)]

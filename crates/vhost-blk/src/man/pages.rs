@@ -8,8 +8,10 @@ const FAILED: (u8, &str) = (1, "Failure; one line on standard error has the caus
 pub(super) const MISUSED: (u8, &str) = (2, "The command line is wrong.");
 pub(super) const USUAL: &[(u8, &str)] = &[DONE, FAILED, MISUSED];
 
-pub(super) const CONTROL_SOCKET: &[(&str, &str)] =
-    &[("PATH", "The control socket of a daemon (--control-path).")];
+pub(super) const CONTROL_SOCKET: &[(&str, &str)] = &[(
+    "PATH",
+    "The control socket of a daemon (--control-path; by default that of VHOST_BLK_CONTROL, or /run/vhost-blk/control).",
+)];
 
 /// One page for each command.
 pub const PAGES: &[Page] = &[

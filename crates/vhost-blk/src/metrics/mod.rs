@@ -20,9 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use vhost_user::ACCEPT_RETRY;
 
-/// Permission bits of a metrics socket.
-const SOCKET_MODE: u32 = 0o600;
-
 /// Maximum wait for the disks at a scrape.
 const DISKS_ANSWER_MAX: Duration = Duration::from_secs(2);
 
@@ -41,14 +38,18 @@ impl AsFd for Listener {
 }
 
 impl Listener {
-    /// Listens on `address`. Also returns the socket file, if it has one.
+    /// Listens on `address`. A socket file has these permission bits and this group. Also returns the file, if
+    /// there is one.
     ///
     /// # Errors
     /// [`Failure`] if the address is not free, or not an address of this machine.
-    pub fn open(address: &MetricsAddress) -> Result<(Listener, Option<SocketFile>), Failure> {
+    pub fn open(
+        address: &MetricsAddress,
+        (mode, group): (u32, Option<u32>),
+    ) -> Result<(Listener, Option<SocketFile>), Failure> {
         match address {
             MetricsAddress::Unix(path) => {
-                let (listener, file) = socket_file::listen(path, SOCKET_MODE, None)?;
+                let (listener, file) = socket_file::listen(path, mode, group)?;
                 Ok((Listener { socket: listener.into(), address: address.clone() }, Some(file)))
             }
             MetricsAddress::Tcp(wanted) => {

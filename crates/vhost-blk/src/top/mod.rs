@@ -11,6 +11,7 @@ mod view;
 
 use crate::ctl::Asker;
 use crate::failure::Failure;
+use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
 use app::{App, SortKey};
 use clap::Args;
 use sample::{DiskSample, Sample};
@@ -26,7 +27,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 #[derive(Args, Clone, Debug)]
 pub struct TopArgs {
     /// The daemon's --control-path
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL_PATH, env = CONTROL_VARIABLE,
+          hide_env_values = true)]
     pub control_path: PathBuf,
     /// Seconds between two samples, 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]

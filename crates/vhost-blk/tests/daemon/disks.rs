@@ -6,7 +6,7 @@ use crate::rig::{Rig, run_line, scrape};
 use driver::{Device, Request};
 use serde_json::{Value, json};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 #[test]
 fn disks_are_added_served_and_removed_and_leave_nothing() {
@@ -332,12 +332,40 @@ fn storage_that_hangs_does_not_keep_the_daemon_from_its_end() {
 }
 
 #[test]
-fn the_control_socket_has_the_wanted_mode_and_group() {
-    let rig = Rig::with(&["--control-mode", "0620", "--control-group", "0"]);
-    let mode = std::fs::metadata(rig.path("ctl")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o620);
+fn the_sockets_of_the_process_have_the_wanted_mode_and_group() {
+    use std::os::unix::fs::{MetadataExt, chown};
+    let place = common::Place::new();
+    let (ctl, metrics) = (place.path("ctl"), place.path("metrics"));
+    // Only root gives a file to a group of others.
+    let group = std::fs::metadata(place.dir.path()).unwrap().gid();
+    let group = chown(place.dir.path(), None, Some(1)).map_or(group, |()| 1).to_string();
+    let start = |options: &[&str]| {
+        let mut command = common::program();
+        command.arg("daemon").arg("--control-path").arg(&ctl).args(options);
+        command.arg("--metrics").arg(format!("unix:{}", metrics.display()));
+        let daemon = Daemon::start(&mut command, &ctl);
+        let access = |path: &Path| {
+            let meta = std::fs::metadata(path).unwrap();
+            (meta.mode() & 0o777, meta.gid().to_string())
+        };
+        let found = [access(&ctl), access(&metrics)];
+        drop(daemon);
+        found
+    };
+    let of = |mode: u32| (mode, group.clone());
+    let found = start(&["--control-mode", "0620", "--control-group", &group]);
+    assert_eq!(found.map(|(mode, _)| mode), [0o620, 0o600]);
+    let found = start(&["--metrics-group", &group]);
+    assert_eq!((found[0].0, found[1].clone()), (0o600, of(0o660)));
+    let found = start(&["--metrics-group", &group, "--metrics-mode", "0640"]);
+    assert_eq!(found[1], of(0o640));
     for (line, reason) in [
-        ("daemon", "--control-path"),
+        ("daemon --metrics-group no-such-group --metrics unix:m --control-path c", "no-such-group"),
+        (
+            "daemon --control-path c --metrics 127.0.0.1:0 --metrics-mode 600",
+            "give --metrics unix:PATH",
+        ),
+        ("daemon --control-path c --metrics-group 0", "there is none"),
         ("daemon --control-path c --control-group no-such-group", "--control-group no-such-group"),
         ("daemon --control-path c --metrics unix:c", "same path"),
         ("daemon --control-path c --blk-file disk.img", "--blk-file"),
