@@ -141,7 +141,6 @@ impl Disks {
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
         let (device, watch) = watched(&args, image.as_ref());
-        let (socket, backup) = (socket.map(Arc::new), Arc::default());
         let entry = Entry {
             args,
             origin,
@@ -149,11 +148,11 @@ impl Disks {
             control,
             health: server.health(),
             events,
-            socket,
+            socket: socket.map(Arc::new),
             device,
             watch,
             parts,
-            backup,
+            backup: Arc::default(),
             image,
             is_exchanged,
             layers,
