@@ -12,24 +12,10 @@ pub(super) const SAVE: Page = Page {
         MISUSED,
     ],
     files: CONTROL_SOCKET,
-    examples: &[
-        (
-            "Serve a disk again after a restart of the daemon:",
-            "vhost-blk ctl --control-path vhost-blk.ctl save data",
-        ),
-        (
-            "Add a disk in this way at once:",
-            "vhost-blk ctl --control-path vhost-blk.ctl add data --save --blk-file data.img --socket-path /run/data.sock",
-        ),
-        (
-            "Change its limits, and write them into its file:",
-            "vhost-blk ctl --control-path vhost-blk.ctl limit data --iops 5000 --save",
-        ),
-        (
-            "Remove it with its file:",
-            "vhost-blk ctl --control-path vhost-blk.ctl remove data --save",
-        ),
-    ],
+    examples: &[(
+        "Serve a disk again after a restart of the daemon:",
+        "vhost-blk ctl --control-path vhost-blk.ctl save data",
+    )],
     see_also: &[
         ("vhost-blk-ctl", "1"),
         ("vhost-blk-ctl-add", "1"),

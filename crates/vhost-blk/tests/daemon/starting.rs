@@ -204,6 +204,7 @@ fn a_failed_disk_is_removed_by_command_and_outlives_an_upgrade() {
         ("late", "blk-file = '@/late.img'\nsocket-path = '@/late.sock'\nnum-queues = 1\n"),
         ("gone", "blk-file = '@/gone.img'\nsocket-path = '@/gone.sock'\nnum-queues = 1\n"),
     ]);
+    ["late", "gone"].iter().for_each(|name| rig.wait_for(name, "failed"));
     let mut events = subscribed(&rig);
     assert_eq!(rig.ok("remove gone"), "done\n");
     assert_eq!(next(&mut events)["event"], "removed");
