@@ -5,7 +5,11 @@ mod common;
 
 use backend::create::{Allocation, CreateError, create, parse_size};
 use common::{DISK, TMPFS, allocated_bytes};
-use std::fs;
+use rustix::process::{Uid, getuid};
+use rustix::thread::set_thread_res_uid;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -31,6 +35,33 @@ fn a_full_image_has_its_size_and_takes_its_space() {
     assert_eq!(fs::metadata(&path).unwrap().len(), 8 * MIB);
     assert!(allocated_bytes(&path) >= 8 * MIB);
     assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
+}
+
+/// The folder may be written and not be read, so that it cannot be synced.
+#[test]
+fn an_image_whose_name_cannot_be_made_durable_is_removed() {
+    const NOBODY: u32 = 65_534;
+    let outer = tempfile::tempdir().unwrap();
+    fs::set_permissions(outer.path(), Permissions::from_mode(0o711)).unwrap();
+    let inner = outer.path().join("folder");
+    fs::create_dir(&inner).unwrap();
+    fs::set_permissions(&inner, Permissions::from_mode(0o333)).unwrap();
+    let path = inner.join("disk.raw");
+    let made = thread::scope(|scope| {
+        let create = scope.spawn(|| {
+            if getuid().is_root() {
+                // This thread alone: root may read every folder.
+                let nobody = Uid::from_raw(NOBODY);
+                set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            }
+            fs::write(inner.join("other"), "").expect("the folder may be written");
+            create(&path, MIB, Allocation::Sparse)
+        });
+        create.join().unwrap()
+    });
+    assert!(made.unwrap_err().to_string().contains("Permission denied"));
+    fs::set_permissions(&inner, Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(fs::read_dir(&inner).unwrap().count(), 1, "the other file");
 }
 
 #[test]
