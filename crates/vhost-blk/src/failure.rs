@@ -13,6 +13,8 @@ pub enum Sort {
     Usage,
     /// There is no disk of this name.
     NoSuchDisk,
+    /// No daemon answers a client.
+    NoAnswer,
 }
 
 /// An error that ends the program or a command. Displays as one line: `cannot WHAT: WHY; REMEDY`.
@@ -71,7 +73,11 @@ impl Failure {
 
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(if self.sort == Sort::Usage { 2 } else { 1 })
+        ExitCode::from(match self.sort {
+            Sort::Run | Sort::NoSuchDisk => 1,
+            Sort::Usage => 2,
+            Sort::NoAnswer => 3,
+        })
     }
 }
 

@@ -166,7 +166,7 @@ fn a_control_socket_that_cannot_be_made_leaves_no_other_socket_behind() {
 #[test]
 fn a_daemon_that_is_not_there_is_named() {
     let place = Place::new();
-    let line = one_line(&ctl(&place.path("nobody.sock"), &["status"]), 1);
+    let line = one_line(&ctl(&place.path("nobody.sock"), &["status"]), 3);
     assert!(line.contains("nobody.sock") && line.contains("--control-path"), "{line}");
 }
 
@@ -188,7 +188,7 @@ fn ctl_and_top_find_the_socket_without_an_option() {
     assert!(run(&top, Some(&control)).status.success());
     let option = ["ctl", "--control-path", control.to_str().unwrap(), "status"];
     assert!(run(&option, Some(&place.path("nobody"))).status.success());
-    let line = one_line(&run(&["ctl", "status"], Some(&place.path("nobody"))), 1);
+    let line = one_line(&run(&["ctl", "status"], Some(&place.path("nobody"))), 3);
     assert!(line.contains("nobody: ") && line.contains("VHOST_BLK_CONTROL"), "{line}");
     let usual = "/run/vhost-blk/control";
     for words in [&["ctl", "--help"][..], &["top", "--help"], &["daemon", "--help"]] {
@@ -200,7 +200,7 @@ fn ctl_and_top_find_the_socket_without_an_option() {
         return;
     }
     for words in [&["ctl", "status"][..], &top] {
-        let line = one_line(&run(words, None), 1);
+        let line = one_line(&run(words, None), 3);
         assert!(line.contains(usual) && line.contains("--control-path"), "{line}");
     }
 }
@@ -210,7 +210,7 @@ fn a_daemon_that_does_not_answer_is_not_waited_for_longer_than_wanted() {
     let place = Place::new();
     let silent = place.path("silent.sock");
     let _listener = UnixListener::bind(&silent).unwrap();
-    let line = one_line(&ctl(&silent, &["--timeout", "1", "status"]), 1);
+    let line = one_line(&ctl(&silent, &["--timeout", "1", "status"]), 3);
     assert!(line.contains("no answer in 1 s") && line.contains("--timeout"), "{line}");
 }
 

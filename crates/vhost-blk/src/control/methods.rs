@@ -250,7 +250,7 @@ pub(super) fn ask(
 }
 
 fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {
-    let wanted = call.optional("name", text)?;
+    let wanted = call.required("name", text)?;
     let force = match call.optional("force", Value::as_bool)? {
         Some(true) => Force::Yes,
         _ => Force::No,
@@ -258,9 +258,9 @@ fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, 
     let forgets = saving::is_wanted(call)?;
     call.no_more()?;
     // Also a disk that is not served yet, or could not be started.
-    let name = match disks.start_of(wanted.as_deref()) {
+    let name = match disks.start_of(Some(&wanted)) {
         Some(row) => row.name,
-        None => disks.resolve(wanted.as_deref())?,
+        None => disks.resolve(Some(&wanted))?,
     };
     client.log("Remove", &name);
     only_many(disks, "remove a disk")?;

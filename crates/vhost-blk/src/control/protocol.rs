@@ -136,7 +136,8 @@ pub fn error(error: CallError) -> Value {
         CallError::ExpectedMore => of_service("ExpectedMore", json!({})),
         CallError::Failure(Failure { what, why, remedy, sort }) => {
             let name = match sort {
-                Sort::Run => "Refused",
+                // A daemon that refuses a command has answered.
+                Sort::Run | Sort::NoAnswer => "Refused",
                 Sort::Usage => "InvalidOptions",
                 Sort::NoSuchDisk => "NoSuchDisk",
             };

@@ -3,7 +3,7 @@
 
 use crate::control::codec::{Channel, CodecError, REPLY_BYTES_MAX};
 use crate::control::protocol::{INTERFACE, result};
-use crate::failure::Failure;
+use crate::failure::{Failure, Sort};
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -82,8 +82,8 @@ impl<'a> Asker<'a> {
 
     fn failed(&self, error: &CodecError) -> Failure {
         match error {
-            CodecError::Socket(why) if why.kind() == io::ErrorKind::WouldBlock => Failure::run(
-                format!("ask the daemon at {}", self.path.display()),
+            CodecError::Socket(why) if why.kind() == io::ErrorKind::WouldBlock => no_answer(
+                self.path,
                 format!("no answer in {} s", self.patience.unwrap_or_default().as_secs()),
                 "check the disk, whose requests the daemon waits for, or raise --timeout",
             ),
@@ -93,10 +93,12 @@ impl<'a> Asker<'a> {
 }
 
 fn unreachable_at(path: &Path, why: &dyn std::fmt::Display) -> Failure {
-    Failure::run(
-        format!("ask the daemon at {}", path.display()),
-        why,
-        "see that it runs with this --control-path, as this user, or name another socket (--control-path, \
-         VHOST_BLK_CONTROL)",
-    )
+    let remedy = "see that it runs with this --control-path, as this user, or name another socket (--control-path, \
+                  VHOST_BLK_CONTROL)";
+    no_answer(path, why, remedy)
+}
+
+fn no_answer(path: &Path, why: impl std::fmt::Display, remedy: &str) -> Failure {
+    let what = format!("ask the daemon at {}", path.display());
+    Failure { sort: Sort::NoAnswer, ..Failure::run(what, why, remedy) }
 }

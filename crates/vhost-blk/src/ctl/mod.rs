@@ -148,9 +148,9 @@ pub enum Action {
     Reload,
     /// Close the connection and the socket of a disk, complete its requests in flight, and close it
     Remove {
-        /// The disk.
-        #[command(flatten)]
-        disk: Named,
+        /// The disk
+        #[arg(value_parser = values::disk_name)]
+        name: String,
         /// Give the disk up if its storage does not answer within a second: its name and its socket are
         /// free then. The image stays in use, and the storage may write to the memory of the guest, until
         /// it answers
@@ -329,8 +329,8 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::Reload => Call::new("read the configuration again", "Reload", json!({}))
             .told(text::changes)
             .of_member("changes"),
-        Action::Remove { disk, force, save } => {
-            let parameters = json!({"name": disk.name, "force": force, "save": save});
+        Action::Remove { name, force, save } => {
+            let parameters = json!({"name": name, "force": force, "save": save});
             Call::new("remove the disk", "Remove", parameters).told(text::removed)
         }
         Action::Resize { words } => Call::new("resize the disk", "Resize", resize(words)?),

@@ -76,11 +76,12 @@ pub const PAGES: &[Page] = &[
         command: "vhost-blk ctl",
         statuses: &[
             DONE,
-            (
-                1,
-                "The daemon refused the command or cannot be reached; standard error has the reason.",
-            ),
+            (1, "The daemon refused the command; standard error has the reason."),
             (2, "The command line, or an option of a new disk, is wrong."),
+            (
+                3,
+                "No daemon answers, or not in time. The commands of ctl, and top, have this status, too.",
+            ),
         ],
         files: CONTROL_SOCKET,
         examples: &[

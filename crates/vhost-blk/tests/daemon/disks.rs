@@ -60,12 +60,23 @@ fn a_disk_that_does_not_start_says_why_and_hurts_no_other() {
 }
 
 #[test]
+fn the_only_disk_is_removed_by_its_name_alone() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    assert!(rig.refused("remove", 2).contains("<NAME>"));
+    let reply = rig.connect().call(r#"{"method":"io.vhostblk.Remove","parameters":{}}"#);
+    assert_eq!(reply["parameters"]["parameter"], "name", "{reply}");
+    assert_eq!(rig.names(), ["a"]);
+    assert!(rig.refused("remove b", 1).contains("there is none of this name"));
+    rig.ok("remove a");
+}
+
+#[test]
 fn verbs_for_a_disk_that_is_not_there_or_not_named_say_so() {
     let rig = Rig::new();
     rig.add("a", "");
     rig.add("b", "");
     for verb in [
-        "remove",
         "status",
         "stats",
         "resize",
@@ -200,7 +211,7 @@ fn a_disk_whose_storage_hangs_delays_no_other_and_goes_when_it_answers() {
     rig.add("quick", "");
     let mut guests = vec![submitted(&rig, "stuck")];
     // The pause drains: the disk answers nothing until its storage does.
-    let line = rig.refused("--timeout 1 pause stuck", 1);
+    let line = rig.refused("--timeout 1 pause stuck", 3);
     assert!(line.contains("no answer in 1 s"), "{line}");
     let list = rig.json("list");
     assert_eq!((&list[0]["state"], &list[1]["state"]), (&json!("serving"), &json!("silent")));
@@ -212,7 +223,7 @@ fn a_disk_whose_storage_hangs_delays_no_other_and_goes_when_it_answers() {
     rig.ok("remove quick");
     rig.add("slow", "--wrap delay:us=20000000");
     guests.push(submitted(&rig, "slow"));
-    let line = rig.refused("--timeout 1 remove slow", 1);
+    let line = rig.refused("--timeout 1 remove slow", 3);
     assert!(line.contains("no answer in 1 s"), "{line}");
     rig.place.wait_until("the disk goes by itself", || rig.names() == ["stuck"]);
     assert!(!rig.path("slow.sock").exists());
@@ -385,7 +396,7 @@ fn serve_has_one_disk_under_its_name() {
     let rig = Rig { daemon, place };
     assert_eq!(rig.names(), ["db"]);
     assert_eq!(rig.json("status db")["name"], "db");
-    for verb in ["remove", "add x --backend null --size 1M --socket-path x.sock"] {
+    for verb in ["remove db", "add x --backend null --size 1M --socket-path x.sock"] {
         assert!(rig.refused(verb, 1).contains("use vhost-blk daemon"), "{verb}");
     }
     assert!(rig.refused("reload", 1).contains("--config-dir"));

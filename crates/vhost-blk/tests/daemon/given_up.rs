@@ -103,7 +103,7 @@ fn a_removal_ends_the_connection_those_that_wait_and_the_socket_before_the_stora
     let mount = Mount::ext4(rig.place.dir.path(), 64);
     let (_guest, frozen) = hung(&rig, &mount);
     let mut waiting = UnixStream::connect(rig.path("a.sock")).unwrap();
-    let line = rig.refused("--timeout 1 remove a", 1);
+    let line = rig.refused("--timeout 1 remove a", 3);
     assert!(line.contains("no answer in 1 s"), "{line}");
     waiting.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(waiting.read(&mut [0; 1]).unwrap(), 0, "nobody serves it");

@@ -218,7 +218,7 @@ fn bad_calls_of_top_are_told() {
     let mut command = program();
     let line = common::one_line(
         &common::finish(command.args(["top", "--once", "--control-path", "x"])),
-        1,
+        3,
     );
     assert!(line.contains("ask the daemon at x"), "{line}");
 }

@@ -187,7 +187,7 @@ fn a_disk_whose_storage_does_not_answer_keeps_its_image() {
     rig.place
         .wait_until("the request is taken", || rig.json("status a")["queues"][0]["inflight"] == 1);
     // The client gives up before the request completes.
-    let line = rig.refused("--timeout 1 snapshot a --to b", 1);
+    let line = rig.refused("--timeout 1 snapshot a --to b", 3);
     assert!(line.contains("no answer in 1 s"), "{line}");
     rig.place.wait_until("the overlay goes", || !rig.path("b").exists());
     assert_eq!(device.queue(0).collect().unwrap().1.status, Some(0));
