@@ -65,7 +65,7 @@ fn pings_come_from_a_daemon_without_a_disk() {
     command.arg("daemon").arg("--control-path").arg(&control);
     let inbox = manager(&place, &mut command);
     let _daemon = Daemon::start(&mut command, &control);
-    assert_eq!(received(&inbox), "READY=1");
+    assert_eq!(received(&inbox), "READY=1\nSTATUS=0 disks are served");
     assert_eq!(received(&inbox), "WATCHDOG=1");
 }
 
