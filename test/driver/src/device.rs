@@ -236,8 +236,10 @@ impl Device {
                 Some(region) => region,
                 None => self.session.get_inflight(queues, size)?,
             };
-            self.session.set_inflight(&region)?;
+            // A connection that is refused does not lose it.
+            let set = self.session.set_inflight(&region);
             self.inflight = Some(region);
+            set?;
         }
         let slots = self.options.mem_slots && self.session.has_protocol(P::CONFIGURE_MEM_SLOTS);
         self.session.share_memory(&self.memory, slots)?;
