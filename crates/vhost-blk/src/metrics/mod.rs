@@ -8,6 +8,7 @@
 
 mod http;
 mod page;
+mod rows;
 
 use crate::disks::Disks;
 use crate::failure::Failure;

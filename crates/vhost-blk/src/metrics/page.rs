@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The metrics of all disks as OpenMetrics text.
 
-use crate::disks::mirror::{Facts, Phase};
-use crate::disks::{JobFacts, Row, RowState};
+use super::rows::{add_jobs, add_losses, add_mirrors, add_starts, add_unmapped};
+use crate::disks::{Row, RowState};
 use data_plane::{FailureKind, Histogram, Latencies, Operation, QueueReport, QueueStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -16,7 +16,7 @@ use std::num::NonZeroU64;
 use vhost_user::{QueueStatus, Status};
 
 /// The label of a disk.
-type DiskLabels = [(&'static str, String); 1];
+pub(super) type DiskLabels = [(&'static str, String); 1];
 
 /// The labels of a queue.
 type Labels = [(&'static str, String); 2];
@@ -76,21 +76,6 @@ const DISK_GAUGES: [DiskGauge; 8] = [
     ("writeback", None, "The write-back cache is on", |status| status.writeback.into()),
 ];
 
-/// A gauge of a mirrored disk: name, unit, meaning, value.
-type MirrorGauge = (&'static str, Option<Unit>, &'static str, fn(&Facts) -> u64);
-
-const MIRROR_GAUGES: [MirrorGauge; 3] = [
-    ("mirror_ready", None, "Everything was copied once", |facts| {
-        (facts.phase != Phase::Copying).into()
-    }),
-    ("mirror_copied", Some(Unit::Bytes), "Data that was copied at least once", |facts| {
-        facts.copied_bytes
-    }),
-    ("mirror_changed", Some(Unit::Bytes), "Data that was changed since its copy", |facts| {
-        facts.changed_bytes
-    }),
-];
-
 /// A counter of a disk: name, meaning, value.
 type DiskCounter = (&'static str, &'static str, fn(&Status) -> u64);
 
@@ -110,77 +95,6 @@ fn add_failures(registry: &mut Registry, disks: &[(&str, &Status)]) {
         }
     }
     registry.register("storage_failures", "Requests that the storage has failed", family);
-}
-
-/// The disks that are not served.
-fn add_starts(registry: &mut Registry, rows: &[Row]) {
-    let states = [
-        ("disk_starting", "The disk is being opened", RowState::Starting),
-        ("disk_failed", "The disk could not be opened, and is tried again", RowState::Failed),
-    ];
-    for (name, help, state) in states {
-        let family = Family::<DiskLabels, Gauge>::default();
-        for row in rows {
-            family.get_or_create(&disk_label(&row.name)).set((row.state == state).into());
-        }
-        registry.register(name, help, family);
-    }
-}
-
-fn add_unmapped(registry: &mut Registry, rows: &[Row]) {
-    let family = Family::<DiskLabels, Counter>::default();
-    for row in rows.iter().filter(|row| row.status.is_some()) {
-        family.get_or_create(&disk_label(&row.name)).inc_by(row.unmapped_bytes);
-    }
-    let help = "Discarded data whose places in qcow2 images were freed";
-    registry.register_with_unit("unmapped", help, Unit::Bytes, family);
-}
-
-/// The work in progress on each disk.
-fn add_jobs(registry: &mut Registry, rows: &[Row]) {
-    let values: [fn(&JobFacts) -> u64; 3] = [|_| 1, |job| job.done_bytes, |job| job.total_bytes];
-    let families = values.map(|value| {
-        let family = Family::<[(&'static str, String); 2], Gauge>::default();
-        for row in rows.iter().filter(|row| row.status.is_some()) {
-            for job in &row.jobs {
-                let kind = job.work.name().to_owned();
-                let value = i64::try_from(value(job)).unwrap_or(i64::MAX);
-                family.get_or_create(&[("disk", row.name.clone()), ("kind", kind)]).set(value);
-            }
-        }
-        family
-    });
-    let [running, done, total] = families;
-    registry.register("job_running", "A backup, a commit or a mirror is in progress", running);
-    let help = "Data that the work has copied at least once, holes included";
-    registry.register_with_unit("job_done", help, Unit::Bytes, done);
-    registry.register_with_unit("job_total", "Data of the work", Unit::Bytes, total);
-}
-
-fn add_losses(registry: &mut Registry, rows: &[Row]) {
-    let family = Family::<DiskLabels, Gauge>::default();
-    for row in rows.iter().filter(|row| row.status.is_some()) {
-        family.get_or_create(&disk_label(&row.name)).set(row.loss.is_some().into());
-    }
-    registry.register("storage_gone", "The block device of the disk has gone", family);
-}
-
-/// The gauges of the disks that are mirrored.
-fn add_mirrors(registry: &mut Registry, rows: &[Row]) {
-    let answered = rows.iter().filter(|row| row.status.is_some());
-    let mirrors: Vec<_> =
-        answered.filter_map(|row| Some((&row.name, row.mirror.as_ref()?))).collect();
-    for (name, unit, help, value) in MIRROR_GAUGES {
-        let family = Family::<DiskLabels, Gauge>::default();
-        for (disk, facts) in &mirrors {
-            let value = i64::try_from(value(facts)).unwrap_or(i64::MAX);
-            family.get_or_create(&disk_label(disk)).set(value);
-        }
-        match unit {
-            Some(unit) => registry.register_with_unit(name, help, unit, family),
-            None => registry.register(name, help, family),
-        }
-    }
 }
 
 fn rate(limit: Option<NonZeroU64>) -> u64 {
@@ -222,7 +136,7 @@ pub(super) fn of(mut rows: Vec<Row>) -> String {
     text
 }
 
-fn disk_label(name: &str) -> DiskLabels {
+pub(super) fn disk_label(name: &str) -> DiskLabels {
     [("disk", name.to_owned())]
 }
 
@@ -338,9 +252,12 @@ impl Collector for QueueLatencies {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disks::JobFacts;
     use crate::disks::Origin;
     use crate::disks::lost::Loss;
+    use crate::disks::mirror::{Facts, Phase};
     use crate::events::Work;
+    use crate::metrics::rows::MIRROR_GAUGES;
     use crate::options::DiskArgs;
     use clap::{Args, FromArgMatches};
     use data_plane::{HealthReport, Limits, PlaneKind};

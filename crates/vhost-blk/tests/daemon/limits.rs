@@ -15,7 +15,7 @@ fn of_group(iops: u64) -> Value {
 
 #[test]
 fn disks_join_and_leave_a_group_and_each_view_shows_it() {
-    let rig = Rig::with(&["--metrics", "unix:metrics"]);
+    let rig = Rig::new();
     for disk in ["a", "b", "c"] {
         rig.add(disk, "");
     }
