@@ -132,8 +132,14 @@ fn folder_of(path: &Path) -> &Path {
 
 /// The real path of a configuration file, and its text.
 fn read(file: &Path) -> Result<(PathBuf, String), String> {
-    let path = fs::canonicalize(file).map_err(|error| cannot_write(file, &error))?;
-    let text = fs::read_to_string(&path).map_err(|error| cannot_write(file, &error))?;
+    let cannot = |error: io::Error| {
+        let file = file.display();
+        format!(
+            "{file} cannot be rewritten: {error}; write it again, and let the daemon's user read it"
+        )
+    };
+    let path = fs::canonicalize(file).map_err(cannot)?;
+    let text = fs::read_to_string(&path).map_err(cannot)?;
     Ok((path, text))
 }
 
