@@ -18,8 +18,6 @@ const BASE: &str = "base.raw";
 const BASE_BYTE: u8 = 0x5a;
 /// Bytes in front of the image: one for the kind, one for the place of each operation.
 const OPERATIONS: usize = 2 * 12;
-/// Longest operation in bytes.
-const LENGTH: u64 = 2 * CLUSTER;
 
 /// Opens the image and uses it.
 pub fn image(data: &[u8]) {

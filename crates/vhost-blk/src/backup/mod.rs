@@ -11,8 +11,8 @@
 //! | 5. The complete, durable target gets its name, and becomes the base of the bitmap | of the target, of the client |
 //! | 6. The layer is taken off, if there is one | of the disk |
 //!
-//! Only one thread works on the target ([`Hand`]). One that hangs keeps that thread, and neither the client, nor the
-//! guest for longer than [`crate::disks::converge::STUCK`], nor the image or the [`Slot`] of the disk.
+//! Only one thread works on the target (`Hand`). One that hangs keeps that thread, and neither the client, nor the
+//! guest for longer than `disks::converge::STUCK`, nor the image or the [`Slot`] of the disk.
 //!
 //! A failure of a step leaves no new image, and the disk as it was, with its bitmaps. An export may have a part of the
 //! copy then: it differs from the last complete backup only in parts that the bitmap has noted, so that the next complete

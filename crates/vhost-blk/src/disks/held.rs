@@ -20,7 +20,7 @@ pub struct Held<'a> {
 
 impl Disks {
     /// Holds the disks for an upgrade. Until the drop, [`Disks::add`] and [`Disks::remove`] are
-    /// refused and [`Disks::reload`] waits.
+    /// refused and [`Disks::reload_now`] waits.
     ///
     /// # Errors
     /// [`UpgradeError`] if there is a reload or a snapshot, or a disk is coming or going.
