@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`], a file of the folder |
 //! | starting | the name is taken, and a thread opens the disk (`starting.rs`) | its success or failure, or [`Disks::remove`] |
-//! | failed | a disk of the folder could not be opened | the next try (`turns.rs`, a reload), [`Disks::remove`], the end of its file |
+//! | failed | a disk of the folder could not be opened | the next try (`openers.rs`, a reload), [`Disks::remove`], the end of its file |
 //! | served | the thread of the disk runs | its end, after a stop or the end of `--fd` |
 //! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread, or a removal by force |
 //!
@@ -33,6 +33,7 @@ pub(crate) mod layers;
 pub mod lost;
 pub mod merge;
 pub mod mirror;
+mod openers;
 mod opening;
 pub mod reload;
 mod removal;
@@ -44,7 +45,6 @@ mod taking_over;
 mod targets;
 mod traces;
 mod turn;
-mod turns;
 
 pub use bitmaps::BitmapFacts;
 pub use checking::check_files;
@@ -169,8 +169,8 @@ struct State {
     left: Vec<Left>,
     /// Disks that a reload treats.
     treatments: usize,
-    /// Threads that work on disks of the folder since a moment ago.
-    turns: Vec<Arc<Instant>>,
+    /// The begins of permits of threads that work on disks of the folder.
+    permits: Vec<Arc<Instant>>,
     targets: Targets,
 }
 

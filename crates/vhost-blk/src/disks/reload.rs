@@ -5,11 +5,11 @@
 //! of the disk, which happens only while no front-end is connected: not every VMM connects again.
 //! Disks that a command added are not touched.
 //!
-//! Each disk is treated by a thread of its own (`turns.rs`), and a reload waits for all of them for a bounded time:
+//! Each disk is treated by a thread of its own (`openers.rs`), and a reload waits for all of them for a bounded time:
 //! storage that hangs delays no other disk, and its own disk is `starting` until it answers.
 
+use super::openers::Job;
 use super::removal::Which;
-use super::turns::Job;
 use super::{Disks, Entry, Mode, Origin, Slot, State};
 use crate::config;
 use crate::disk::LockWait;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Threads for work on the disks of the folder that may hang: openings, restarts, removals.
 //!
-//! A few of them begin at the same time. A thread that hangs loses its turn after a moment, so that dead storage
+//! A few of them have a permit at the same time. A thread that hangs loses it after a moment, so that dead storage
 //! delays the disks after it by that moment only. There are at most as many threads as disks.
 
 use super::{Disks, Origin, Slot};
@@ -12,29 +12,29 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Threads that have a turn at the same time.
-const TURNS_MAX: usize = 8;
-/// Maximum time of a turn. The thread goes on without one.
-const TURN_MAX: Duration = Duration::from_millis(250);
+/// Threads that have a permit at the same time.
+const PERMITS_MAX: usize = 8;
+/// Maximum time of a permit. The thread goes on without one.
+const PERMIT_MAX: Duration = Duration::from_millis(250);
 
 /// Work on one disk.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The turn of a thread; ends with the drop.
-struct Turn {
+/// The permit of a thread; ends with the drop.
+struct Permit {
     disks: Arc<Disks>,
     begun: Arc<Instant>,
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
-        self.disks.lock().turns.retain(|turn| !Arc::ptr_eq(turn, &self.begun));
+        self.disks.lock().permits.retain(|begun| !Arc::ptr_eq(begun, &self.begun));
         self.disks.changed.notify_all();
     }
 }
 
 impl Disks {
-    /// Begins all jobs, each on a thread of its own. Does not wait for their turns.
+    /// Begins all jobs, each on a thread of its own. Does not wait for their permits.
     pub(super) fn begin_all(self: &Arc<Self>, jobs: Vec<Job>) {
         if jobs.is_empty() {
             return;
@@ -43,35 +43,35 @@ impl Disks {
         spawn("openings", Box::new(move || disks.dispatch(jobs)));
     }
 
-    /// Begins all jobs, one after another at their turns.
+    /// Begins all jobs, one after another with their permits.
     fn dispatch(self: &Arc<Self>, jobs: Vec<Job>) {
         for job in jobs {
-            let turn = self.next_turn();
+            let permit = self.permit();
             let body = move || {
-                let _turn = turn;
+                let _permit = permit;
                 job();
             };
             spawn("opening", Box::new(body));
         }
     }
 
-    /// Waits for a turn, which at the end of the process comes at once.
-    fn next_turn(self: &Arc<Self>) -> Turn {
+    /// Waits for a permit, which at the end of the process comes at once.
+    fn permit(self: &Arc<Self>) -> Permit {
         let mut state = self.lock();
         loop {
-            state.turns.retain(|begun| begun.elapsed() < TURN_MAX);
-            let oldest = match state.turns.first() {
-                Some(oldest) if state.turns.len() >= TURNS_MAX && !state.stopping => oldest,
+            state.permits.retain(|begun| begun.elapsed() < PERMIT_MAX);
+            let oldest = match state.permits.first() {
+                Some(oldest) if state.permits.len() >= PERMITS_MAX && !state.stopping => oldest,
                 _ => break,
             };
-            let left = TURN_MAX.saturating_sub(oldest.elapsed());
+            let left = PERMIT_MAX.saturating_sub(oldest.elapsed());
             let waited = self.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let begun = Arc::new(Instant::now());
-        state.turns.push(Arc::clone(&begun));
+        state.permits.push(Arc::clone(&begun));
         drop(state);
-        Turn { disks: Arc::clone(self), begun }
+        Permit { disks: Arc::clone(self), begun }
     }
 
     /// Tries the disks of the folder that have failed again, from now on. Starts once.
