@@ -250,7 +250,7 @@ pub(super) fn ask(
 }
 
 fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {
-    let wanted = call.required("name", text)?;
+    let name = call.required("name", text)?;
     let force = match call.optional("force", Value::as_bool)? {
         Some(true) => Force::Yes,
         _ => Force::No,
@@ -258,10 +258,9 @@ fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, 
     let forgets = saving::is_wanted(call)?;
     call.no_more()?;
     // Also a disk that is not served yet, or could not be started.
-    let name = match disks.start_of(Some(&wanted)) {
-        Some(row) => row.name,
-        None => disks.resolve(Some(&wanted))?,
-    };
+    if disks.start_of(Some(&name)).is_none() {
+        disks.resolve(Some(&name))?;
+    }
     client.log("Remove", &name);
     only_many(disks, "remove a disk")?;
     if forgets {

@@ -26,7 +26,10 @@ pub(super) struct Place(Option<Arc<AtomicUsize>>);
 fn limit(method: &str) -> Option<usize> {
     match method.strip_prefix(INTERFACE).and_then(|name| name.strip_prefix('.')) {
         Some("CancelCommit" | "CancelMirror" | "Remove") => Some(ENDS_MAX),
-        Some("List" | "MirrorStatus" | "SetLogLevel" | "Stats" | "Status" | "Stop") | None => None,
+        Some("Jobs" | "List" | "MirrorStatus" | "SetLogLevel" | "Stats" | "Status" | "Stop") => {
+            None
+        }
+        None => None,
         Some(_) => Some(WORK_MAX),
     }
 }
@@ -72,7 +75,7 @@ mod tests {
         }
         taken.extend((WORK_MAX..ENDS_MAX).map(|_| take("Remove").unwrap()));
         take("CancelMirror").unwrap_err();
-        for name in ["List", "Status", "Stop"] {
+        for name in ["Jobs", "List", "Status", "Stop"] {
             drop(take(name).unwrap());
         }
         drop(places.take("org.varlink.service.GetInfo").unwrap());

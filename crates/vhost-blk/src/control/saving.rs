@@ -4,7 +4,7 @@
 use super::client::Client;
 use super::methods::ask;
 use super::protocol::{Call, CallError};
-use crate::disks::{Disks, Force, Origin};
+use crate::disks::{Disks, Force};
 use crate::failure::Failure;
 use serde_json::{Value, json};
 use vhost_user::{Answer, Command, Status};
@@ -58,6 +58,6 @@ pub(super) fn add_options(
 ) -> Result<(), Failure> {
     let (options, origin) = disks.options_of(name, status)?;
     value["options"] = options;
-    value["origin"] = if origin == Origin::Folder { "folder" } else { "command" }.into();
+    value["origin"] = json!(origin);
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use crate::disks::lost::Loss;
 use crate::disks::snapshot::Space;
-use crate::disks::{JobFacts, Origin, Row, RowState, Start};
+use crate::disks::{JobFacts, Row, RowState, Start};
 use crate::events::{failure_value, limits_value};
 use crate::failure::Failure;
 use data_plane::{
@@ -154,7 +154,7 @@ pub(super) fn summary_value(row: &Row) -> Value {
     };
     json!({
         "name": row.name,
-        "origin": if row.origin == Origin::Folder { "folder" } else { "command" },
+        "origin": row.origin,
         "socket": row.args.as_ref().and_then(|args| args.socket_path.as_ref()),
         "disk": status.map(|status| &status.disk),
         "state": state,

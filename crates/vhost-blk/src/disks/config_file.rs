@@ -8,7 +8,7 @@ use crate::image::inherit;
 use crate::options::DiskArgs;
 use crate::values::{Burst, word};
 use backend::create::sync_folder;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -66,14 +66,7 @@ impl NewConfig {
     ) -> Result<Self, String> {
         let text = edited(&present, edit)
             .map_err(|why| format!("{}: {why}; write KEY = VALUE lines (TOML)", path.display()))?;
-        let written = || {
-            let mut made = names().tempfile_in(folder_of(&path))?;
-            inherit(&fs::metadata(&path)?, made.as_file())?;
-            made.write_all(text.as_bytes())?;
-            made.as_file().sync_all()?;
-            Ok(made)
-        };
-        let new = written().map_err(|error| cannot_write(&path, &error))?;
+        let new = write_beside(&path, &text, |file| inherit(&fs::metadata(&path)?, file))?;
         Ok(NewConfig { path, present, new })
     }
 
@@ -143,6 +136,22 @@ fn read(file: &Path) -> Result<(PathBuf, String), String> {
     Ok((path, text))
 }
 
+/// Writes a temporary file beside `path`, durably, after `permit` has set its permissions.
+fn write_beside(
+    path: &Path,
+    text: &str,
+    permit: impl FnOnce(&File) -> io::Result<()>,
+) -> Result<NamedTempFile, String> {
+    let written = || {
+        let mut made = names().tempfile_in(folder_of(path))?;
+        permit(made.as_file())?;
+        made.write_all(text.as_bytes())?;
+        made.as_file().sync_all()?;
+        Ok(made)
+    };
+    written().map_err(|error: io::Error| cannot_write(path, &error))
+}
+
 fn cannot_write(file: &Path, error: &io::Error) -> String {
     format!(
         "{} cannot be written: {error}; let the daemon's user write to its folder (ReadWritePaths= of its unit)",
@@ -156,14 +165,8 @@ fn cannot_write(file: &Path, error: &io::Error) -> String {
 /// Cause and remedy, also if there is a file at the path.
 pub(super) fn create(path: &Path, args: &DiskArgs) -> Result<(), String> {
     let text = text_of(args)?;
-    let made = || {
-        let mut made = names().tempfile_in(folder_of(path))?;
-        made.as_file().set_permissions(fs::Permissions::from_mode(MODE))?;
-        made.write_all(text.as_bytes())?;
-        made.as_file().sync_all()?;
-        Ok(made)
-    };
-    let made = made().map_err(|error| cannot_write(path, &error))?;
+    let made =
+        write_beside(path, &text, |file| file.set_permissions(fs::Permissions::from_mode(MODE)))?;
     match made.persist_noclobber(path) {
         Ok(_) => sync_folder(path).map_err(|error| cannot_write(path, &error)),
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {

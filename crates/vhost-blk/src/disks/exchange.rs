@@ -5,7 +5,7 @@
 use super::config_file::NewConfig;
 use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
-use super::{Disks, Entry, Mode, Origin, growth};
+use super::{Disks, Mode, Origin, growth};
 use crate::disk::Opened;
 use crate::events::DiskEvents;
 use crate::failure::Failure;
@@ -224,8 +224,7 @@ impl Disks {
         let New { mut image, storage, notices } = new;
         notices.iter().for_each(|notice| tracing::warn!(disk = source.name, "{notice}"));
         let mut state = self.lock();
-        let is_it = |entry: &&mut Entry| Arc::ptr_eq(&entry.control, &source.control);
-        let Some(entry) = state.all_served().find(is_it) else { return };
+        let Some(entry) = state.with_device(&source.control) else { return };
         let path = args.as_ref().unwrap_or(&source.args).blk_file.as_deref();
         entry.device = growth::device_number(&image.top);
         entry.watch.replace(Disks::watched(path, &image.top));

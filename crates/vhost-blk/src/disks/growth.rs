@@ -32,7 +32,7 @@ pub(super) fn watch(disks: &Arc<Disks>) -> Result<(), Failure> {
     if disks.watched.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
-    lost::follow_failures(disks)?;
+    lost::follow_failures(disks).inspect_err(|_| disks.watched.store(false, Ordering::Relaxed))?;
     let socket = match listen() {
         Ok(socket) => socket,
         Err(error) => {

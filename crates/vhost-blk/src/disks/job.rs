@@ -200,11 +200,7 @@ impl Disks {
         let job = Arc::new(Job { kind, since: SystemTime::now(), end: Mutex::default() });
         let mut state = self.lock();
         let gone = "the disk has gone meanwhile; see vhost-blk ctl list";
-        let entry = match state.table.get_mut(&source.name) {
-            // Another disk may have the name by now.
-            Some(Slot::Served(it)) if Arc::ptr_eq(&it.control, &source.control) => it,
-            _ => return Err(gone.to_owned()),
-        };
+        let Some(entry) = state.in_table(&source.control) else { return Err(gone.to_owned()) };
         match &mut entry.job {
             Some(present) => return Err(present.refuses(job.name()).to_owned()),
             present => *present = Some(Arc::clone(&job)),

@@ -10,7 +10,8 @@
 
 use super::openers::Job;
 use super::removal::Which;
-use super::{Disks, Entry, Mode, Origin, Slot, State};
+use super::starting::Reservation;
+use super::{Disks, Entry, Mode, Origin, Slot};
 use crate::config;
 use crate::disk::LockWait;
 use crate::failure::{Failure, Sort};
@@ -264,17 +265,9 @@ impl Disks {
             return Box::new(move || disks.apply(&name, args));
         }
         match self.reserve(&name, Some(&args), Origin::Folder) {
-            Ok(reservation) => {
-                let reservation = Arc::new(reservation);
-                Box::new(move || {
-                    let wait = LockWait::from_now();
-                    let opened = disks.open_of_folder(&reservation, args.clone(), wait);
-                    let opened = opened.inspect_err(|failure| {
-                        reservation.fail(Some(args), failure);
-                    });
-                    opened.map(|()| Some(Outcome::Added))
-                })
-            }
+            Ok(reservation) => Box::new(move || {
+                disks.start_reserved(reservation, args).map(|()| Some(Outcome::Added))
+            }),
             Err(failure) => Box::new(move || Err(failure)),
         }
     }
@@ -305,7 +298,17 @@ impl Disks {
 
     /// Opens a disk of the folder, which is listed as failed if that fails.
     fn start_of_folder(self: &Arc<Self>, name: &str, args: DiskArgs) -> Result<(), Failure> {
-        let reservation = Arc::new(self.reserve(name, Some(&args), Origin::Folder)?);
+        let reservation = self.reserve(name, Some(&args), Origin::Folder)?;
+        self.start_reserved(reservation, args)
+    }
+
+    /// The same, whose name is taken.
+    fn start_reserved(
+        self: &Arc<Self>,
+        reservation: Reservation,
+        args: DiskArgs,
+    ) -> Result<(), Failure> {
+        let reservation = Arc::new(reservation);
         let opened = self.open_of_folder(&reservation, args.clone(), LockWait::from_now());
         opened.inspect_err(|failure| {
             reservation.fail(Some(args), failure);
@@ -332,7 +335,7 @@ impl Disks {
         if old.cache != new.cache {
             order(Command::SetCache(new.cache == Cache::Writeback))?;
         }
-        if let Some(entry) = self.lock().served_by(&known.control) {
+        if let Some(entry) = self.lock().in_table(&known.control) {
             // A snapshot may have changed the others meanwhile.
             entry.args = with_live_options_of(&entry.args, &new);
         }
@@ -360,7 +363,7 @@ impl Disks {
         let what = format!("restart the disk {name} with its changed options");
         let mut state = self.lock();
         state.check_free(&what)?;
-        let Some(entry) = state.served_by(&known.control) else {
+        let Some(entry) = state.in_table(&known.control) else {
             let why = "it has gone meanwhile";
             return Err(Failure::run(what, why, "see vhost-blk ctl list, and reload again"));
         };
@@ -389,16 +392,6 @@ impl Disks {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             _ => options_of(name, &path).map(Some),
         }
-    }
-}
-
-impl State {
-    /// The disk of the table with this device.
-    fn served_by(&mut self, control: &Arc<Control>) -> Option<&mut Entry> {
-        self.table.values_mut().find_map(|slot| match slot {
-            Slot::Served(entry) if Arc::ptr_eq(&entry.control, control) => Some(&mut **entry),
-            _ => None,
-        })
     }
 }
 

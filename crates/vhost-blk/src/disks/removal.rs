@@ -13,6 +13,7 @@ use crate::failure::{Failure, Sort};
 use crate::stop::Stop;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use vhost_user::Control;
 
 /// Time after which a removal by force does not wait for the storage any longer.
 const FORCE_AFTER: Duration = Duration::from_secs(1);
@@ -318,5 +319,18 @@ impl State {
             Slot::Starting(_) | Slot::Failed(_) => None,
         });
         served.chain(self.given_up.iter_mut().map(|disk| &mut *disk.entry))
+    }
+
+    /// The disk with this device, also one that was given up. Another disk may have its name by now.
+    pub(super) fn with_device(&mut self, control: &Arc<Control>) -> Option<&mut Entry> {
+        self.all_served().find(|entry| Arc::ptr_eq(&entry.control, control))
+    }
+
+    /// The same, unless it was given up.
+    pub(super) fn in_table(&mut self, control: &Arc<Control>) -> Option<&mut Entry> {
+        self.table.values_mut().find_map(|slot| match slot {
+            Slot::Served(entry) if Arc::ptr_eq(&entry.control, control) => Some(&mut **entry),
+            _ => None,
+        })
     }
 }

@@ -53,10 +53,7 @@ impl Disks {
                 args
             }
         };
-        let mut state = self.lock();
-        if let Some(entry) =
-            state.all_served().find(|it| std::sync::Arc::ptr_eq(&it.control, &control))
-        {
+        if let Some(entry) = self.lock().with_device(&control) {
             (entry.args, entry.origin) = (args, Origin::Folder);
         }
         Ok(path)

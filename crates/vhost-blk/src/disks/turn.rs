@@ -30,7 +30,7 @@ pub(super) struct Turn {
 
 /// The act that has the turn.
 #[derive(Clone, Debug)]
-pub(super) struct Holder {
+struct Holder {
     /// The act with its disk.
     act: String,
     since: Instant,
@@ -42,7 +42,7 @@ impl Holder {
     }
 
     /// The reason for which another act does not begin.
-    pub(super) fn told(&self) -> String {
+    fn told(&self) -> String {
         format!("{} has been in progress for {} s", self.act, self.since.elapsed().as_secs())
     }
 }
@@ -65,7 +65,7 @@ impl Turn {
     ///
     /// # Errors
     /// The present holder.
-    pub(super) fn try_take(&self, act: String) -> Result<NoReload<'_>, Holder> {
+    fn try_take(&self, act: String) -> Result<NoReload<'_>, Holder> {
         let mut held = self.lock();
         match &*held {
             Some(holder) => Err(holder.clone()),

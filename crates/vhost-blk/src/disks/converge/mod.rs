@@ -246,11 +246,10 @@ impl<C: Copier> Convergence<'_, C> {
         let begun = Instant::now();
         loop {
             (self.check)()?;
-            match disks.turn.try_take(act.to_owned()) {
+            match disks.try_turn(act.to_owned()) {
                 Ok(no_reload) => return Ok(no_reload),
                 Err(holder) if begun.elapsed() >= TURN_MAX => {
-                    let told = format!("{}; try again after it", holder.told());
-                    return Err(Unfinished::Refused(told));
+                    return Err(Unfinished::Refused(format!("{holder}; try again after it")));
                 }
                 Err(_) => {}
             }

@@ -15,7 +15,7 @@
 pub(super) mod device;
 mod exchange;
 
-use super::{Disks, Entry, Slot, State, growth};
+use super::{Disks, Entry, Slot, growth};
 use crate::events::Change;
 use crate::failure::Failure;
 use device::Device;
@@ -69,13 +69,14 @@ enum Found {
 /// Names of disks whose storage has failed, from the threads of the data plane.
 pub(super) struct Failures {
     names: Sender<String>,
-    unread: Mutex<Option<Receiver<String>>>,
+    /// Locked by the thread that reads them.
+    unread: Arc<Mutex<Receiver<String>>>,
 }
 
 impl Default for Failures {
     fn default() -> Self {
         let (names, unread) = channel();
-        Failures { names, unread: Mutex::new(Some(unread)) }
+        Failures { names, unread: Arc::new(Mutex::new(unread)) }
     }
 }
 
@@ -102,16 +103,15 @@ impl Watch {
     }
 }
 
-/// Looks at the devices of disks whose storage fails. Starts once, with the first disk on a device.
+/// Looks at the devices of disks whose storage fails, until the process ends. One thread does.
 ///
 /// # Errors
 /// [`Failure`] if no thread can be started.
 pub(super) fn follow_failures(disks: &Arc<Disks>) -> Result<(), Failure> {
-    let mut unread = disks.failures.unread.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(names) = unread.take() else { return Ok(()) };
-    let of_thread = Arc::clone(disks);
+    let (unread, of_thread) = (Arc::clone(&disks.failures.unread), Arc::clone(disks));
     let body = move || {
-        for name in names {
+        let Ok(names) = unread.try_lock() else { return };
+        for name in names.iter() {
             of_thread.look_at_device(&name);
         }
     };
@@ -215,17 +215,12 @@ impl Follower {
         }
     }
 
-    /// The disk, also if another one has its name by now.
-    fn entry<'a>(&self, state: &'a mut State) -> Option<&'a mut Entry> {
-        state.all_served().find(|entry| Arc::ptr_eq(&entry.control, &self.control))
-    }
-
     /// Waits until a look is due, and returns its number. `None`: none is due, and this thread ends.
     fn begin(&self) -> Option<u64> {
         let deadline = Instant::now() + LOOK;
         let mut state = self.disks.lock();
         loop {
-            let entry = self.entry(&mut state)?;
+            let entry = state.with_device(&self.control)?;
             let watch = &mut entry.watch;
             if entry.stop.asked() || watch.wanted == watch.done && watch.loss.is_none() {
                 watch.is_followed = false;
@@ -243,7 +238,7 @@ impl Follower {
     /// Notes the result of a look, and tells what is new.
     fn end(&self, number: u64, found: Found) {
         let mut state = self.disks.lock();
-        if let Some(entry) = self.entry(&mut state) {
+        if let Some(entry) = state.with_device(&self.control) {
             entry.watch.done = number;
             entry.note(found);
         }

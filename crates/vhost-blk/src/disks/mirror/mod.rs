@@ -33,7 +33,7 @@ pub use state::Phase;
 use super::converge::Hand;
 use super::exchange::Source;
 use super::job::{Kind, Owner};
-use super::{Disks, Image, Slot};
+use super::{Disks, Image};
 use crate::backup::{Image as Served, ImageReader};
 use crate::failure::Failure;
 use crate::pace::Pace;
@@ -240,9 +240,7 @@ impl Disks {
 
     /// Notes the reason of the end of a mirror.
     fn note_last(&self, source: &Source, ended: Option<String>) {
-        if let Some(Slot::Served(entry)) = self.lock().table.get_mut(&source.name)
-            && Arc::ptr_eq(&entry.control, &source.control)
-        {
+        if let Some(entry) = self.lock().in_table(&source.control) {
             entry.last_mirror = ended;
         }
     }
