@@ -11,7 +11,7 @@ use imago::raw::Raw;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Maximum files of a chain.
@@ -216,6 +216,25 @@ pub(crate) fn open(links: &[Link], writable: bool, log: Option<Log>) -> Result<O
     Ok(Opened { access, backing_bytes })
 }
 
+/// The remedy for tables with which an image can only be read.
+const READ_ONLY: &str = "give --read-only, or run `qemu-img check -r all`";
+
+/// Refuses to write to an image whose refcount table has no block for its first clusters, which every image uses:
+/// a library that allocates there would put a block over the header, or look for a place of it without end.
+fn check_refcounts(path: &Path, file: &File, fields: &Fields) -> Result<(), Qcow2Error> {
+    const PLACE: u64 = !0x1ff;
+    let mut first = [0; 8];
+    let read = file.read_exact_at(&mut first, fields.refcounts_at);
+    let has_first = read.is_ok() && u64::from_be_bytes(first) & PLACE != 0;
+    match has_first && fields.refcount_clusters > 0 && fields.refcounts_at > 0 {
+        true => Ok(()),
+        false => {
+            let what = "its refcount table has no block for its first clusters";
+            Err(refuse(path, what, READ_ONLY))
+        }
+    }
+}
+
 /// Refuses to write to an image with an L2 table that could have another owner: its L1 entry lacks the flag of
 /// exclusive clusters. Each write there would copy the table, and free the old one, which may be in use until
 /// the L1 table is durable. Only an image with internal snapshots has such entries, or a damaged one.
@@ -224,7 +243,9 @@ fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
     const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
     let failed = |source| Qcow2Error::Image { path: path.into(), source };
     let file = File::open(opened).map_err(failed)?;
-    let Fields { l1_at, l1_entries, .. } = Fields::read(&file).map_err(failed)?;
+    let fields = Fields::read(&file).map_err(failed)?;
+    check_refcounts(path, &file, &fields)?;
+    let Fields { l1_at, l1_entries, .. } = fields;
     (&file).seek(SeekFrom::Start(l1_at)).map_err(failed)?;
     let mut table = Vec::new();
     (&file).take(u64::from(l1_entries) * 8).read_to_end(&mut table).map_err(failed)?;
@@ -237,7 +258,7 @@ fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
         None => Ok(()),
         Some(number) => {
             let what = format!("entry {number} of its L1 table names a table that it shares");
-            Err(refuse(path, &what, "give --read-only, or run `qemu-img check -r all`"))
+            Err(refuse(path, &what, READ_ONLY))
         }
     }
 }

@@ -116,6 +116,36 @@ fn an_image_with_a_table_that_may_be_shared_is_read_only() {
     }
 }
 
+/// A new block for these clusters would take the place of the header.
+#[test]
+fn an_image_without_a_refcount_block_for_its_header_is_read_only() {
+    for damage in ["the entry", "the size of the table", "the place of the table"] {
+        let folder = folder();
+        let path = image(&folder, 8, "cluster_size=4k");
+        let mut first = rig(&open(&path).expect("it opens"));
+        first.write(MIB, &[1; 4096]);
+        drop(first);
+        let header = fs::read(&path).expect("the image");
+        let table_at = u64::from_be_bytes(header[48..56].try_into().expect("eight bytes"));
+        match damage {
+            "the entry" => patch(&path, table_at, &[0; 8]),
+            "the size of the table" => patch(&path, 56, &[0; 4]),
+            _ => patch(&path, 48, &(1_u64 << 40).to_be_bytes()),
+        }
+        let bytes = fs::read(&path).expect("the image");
+        let text = refusal(&path);
+        assert!(text.contains("no block for its first clusters"), "{damage}: {text}");
+        assert_eq!(fs::read(&path).expect("the image"), bytes, "{damage}: it was written");
+        let check = qemu_code(&folder);
+        assert_ne!(check, 0, "{damage}: qemu-img finds no error");
+    }
+}
+
+fn qemu_code(folder: &tempfile::TempDir) -> i32 {
+    let ran = common::qemu("qemu-img", folder.path(), &["check", "-q", "a.qcow2"]);
+    ran.status.code().expect("it ends by itself")
+}
+
 /// Positions of the tables of a fresh image with one L2 table: header, refcounts, L1, L2.
 const TABLES: std::ops::Range<u64> = 0..6 << 12;
 
