@@ -164,6 +164,28 @@ fn a_lost_refcount_block_is_an_error() {
     assert_eq!(compare(&path), 2);
 }
 
+/// The length of compressed data may reach behind the end of the file: that cluster has no refcount.
+#[test]
+fn a_reference_behind_the_end_of_the_file_is_compared() {
+    let folder = folder();
+    let path = image(&folder, 6, "cluster_size=4k");
+    qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", "write -c -P 2 0 4k", "a.qcow2"]);
+    let file = File::options().read(true).write(true).open(&path).expect("it opens");
+    let number = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).expect("a number");
+        u64::from_be_bytes(bytes)
+    };
+    file.set_len(fs::metadata(&path).expect("the image").len().next_multiple_of(4096))
+        .expect("a length");
+    assert_eq!(compare(&path), 0);
+    let l2_at = number(number(40)) & 0x00ff_ffff_ffff_fe00;
+    // Nine sectors: one more than a cluster has.
+    let entry = number(l2_at) & !(0xf << 58) | 8 << 58;
+    file.write_all_at(&entry.to_be_bytes(), l2_at).expect("it is written");
+    assert_eq!(compare(&path), 2);
+}
+
 #[test]
 fn a_file_that_cannot_be_checked_is_refused() {
     let folder = folder();

@@ -120,8 +120,8 @@ impl<'a> Refcounts<'a> {
         let entries = self.block_entries();
         let (mut seen, mut freed) = (HashSet::new(), Vec::new());
         let blocks = self.table.len() as u64;
-        for index in 0..blocks.min(tally.clusters().div_ceil(entries)) {
-            let range = index * entries..((index + 1) * entries).min(tally.clusters());
+        for index in 0..blocks.min(tally.compared().div_ceil(entries)) {
+            let range = index * entries..((index + 1) * entries).min(tally.compared());
             match self.block_at(index) {
                 Some(0) => missing(tally, range, report),
                 Some(at) if seen.insert(at) => {
@@ -136,7 +136,7 @@ impl<'a> Refcounts<'a> {
                 _ => {}
             }
         }
-        missing(tally, blocks * entries..tally.clusters(), report);
+        missing(tally, blocks * entries..tally.compared(), report);
         if repair {
             self.cache.clear();
             self.file.sync_data()?;

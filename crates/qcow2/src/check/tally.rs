@@ -26,6 +26,12 @@ impl Tally {
         self.file_bytes.div_ceil(1 << self.cluster_bits)
     }
 
+    /// Clusters whose counts are compared: those of the file, and one behind its end with references.
+    pub(super) fn compared(&self) -> u64 {
+        let clusters = self.clusters();
+        clusters + u64::from(self.of(clusters) > 0)
+    }
+
     /// Counts `times` references to each cluster of a range. The last cluster may end behind the
     /// end of the file.
     pub(super) fn add(&mut self, at: u64, bytes: u64, times: u32) -> Result<(), BehindEnd> {
