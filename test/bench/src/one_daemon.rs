@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use driver::{Device, Options};
 use kit::daemon::Daemon;
+use kit::wait::wait_until;
 
 /// Maximum wait for the sockets of the disks.
 const DISKS_MAX: Duration = Duration::from_secs(60);
@@ -64,11 +65,9 @@ impl OneDaemon {
         ];
         let daemon = Daemon::start(args.to_vec(), &control, &folder.join("daemon.log"))?;
         // The disks of the folder come after the control socket.
-        let deadline = Instant::now() + DISKS_MAX;
-        while let Some(missing) = sockets.iter().find(|socket| !socket.exists()) {
-            ensure!(Instant::now() < deadline, "no socket {}", missing.display());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until(DISKS_MAX, "the sockets of all disks", || {
+            Ok(sockets.iter().all(|socket| socket.exists()).then_some(()))
+        })?;
         Ok(Self { daemon, program: program.to_owned(), control, sockets })
     }
 }
