@@ -52,7 +52,7 @@ impl Device for Mapped {
     }
 
     fn fail(&self) -> Result<()> {
-        self.dm.become_kind(DmKind::Error)
+        self.dm.become_kind(DmKind::ErrorPart)
     }
 
     fn mend(&self) -> Result<()> {

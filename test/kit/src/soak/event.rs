@@ -193,7 +193,7 @@ impl<M: Machine> Soak<'_, M> {
         self.served.device().context("the disk is no device")
     }
 
-    /// All requests fail for a time. The operator resumes the disk, some times in vain.
+    /// Some requests fail for a time. The operator resumes the disk, some times in vain.
     fn fail_device(&mut self, rng: &mut Rng) -> Result<()> {
         self.device()?.fail()?;
         let halted = self.resume_in_vain(rng);

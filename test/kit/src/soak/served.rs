@@ -44,7 +44,7 @@ pub trait Device: fmt::Debug {
     /// Lets the kept requests pass.
     fn resume(&self) -> Result<()>;
 
-    /// Makes all requests fail until [`Self::mend`].
+    /// Makes some reads and writes fail until [`Self::mend`], and no FLUSH: a failed one is final.
     fn fail(&self) -> Result<()>;
 
     /// Makes all requests succeed again.
