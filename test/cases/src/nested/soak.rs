@@ -24,7 +24,7 @@ cases! { Nested;
 
 /// Three times each kind.
 const EVENTS: usize = 54;
-const DEVICE_EVENTS: usize = 39;
+const DEVICE_EVENTS: usize = 36;
 
 /// A device whose table changes.
 struct Mapped {

@@ -116,6 +116,8 @@ impl Kind {
             Self::Resize | Self::Snapshot | Self::Commit | Self::Backup | Self::Mirror => {
                 parts.images
             }
+            // A write-through write of a device may fail in its sync, which is final.
+            Self::Cache => parts.images,
             _ => true,
         }
     }
@@ -181,9 +183,11 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_not_copied_and_does_not_grow() {
+    fn a_device_is_not_copied_does_not_grow_and_keeps_its_cache_mode() {
         let events = events(3, 100, Parts { images: false, ..ALL });
-        for kind in [Kind::Resize, Kind::Snapshot, Kind::Commit, Kind::Backup, Kind::Mirror] {
+        let of_images =
+            [Kind::Resize, Kind::Snapshot, Kind::Commit, Kind::Backup, Kind::Mirror, Kind::Cache];
+        for kind in of_images {
             assert!(!events.contains(&kind), "{kind}");
         }
         assert!(events.contains(&Kind::Stall) && events.contains(&Kind::Fail));
