@@ -17,6 +17,7 @@ pub mod icount;
 pub mod load;
 mod one_daemon;
 pub mod page;
+mod plan;
 pub mod rig;
 pub mod server;
 pub mod setup;

@@ -14,6 +14,11 @@ use crate::{cpu, disk};
 pub const OURS: &str = "ours";
 /// Our server on a qcow2 image with the content of the file.
 pub const OURS_QCOW2: &str = "ours, qcow2";
+
+/// True for a subject of this project, in any part.
+pub fn is_ours(name: &str) -> bool {
+    name == OURS || name.starts_with("ours, ") || name.starts_with("vhost-blk ")
+}
 /// Begin of the names of variants of qemu-storage-daemon on that image.
 const QSD_QCOW2: &str = "qsd qcow2 ";
 /// Begin of the names of fio on the same file, without any server.

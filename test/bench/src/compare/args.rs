@@ -10,12 +10,13 @@ use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
 use kit::fio;
 
-use super::plan::{self, Shape};
 use crate::changes::Baseline;
 use crate::cpu::{self, CpuList};
 use crate::load::{Chains, Load, Mode, Op};
-use crate::server::{OURS, OURS_QCOW2, Settings, Spec, Storage, is_bare, is_qsd, is_qsd_qcow2};
+use crate::plan::{self, Shape};
+use crate::server::{Settings, Spec, Storage, is_bare, is_ours, is_qsd, is_qsd_qcow2};
 use crate::setup;
+use crate::syscalls::Syscalls;
 
 /// Options of a comparison.
 #[derive(Clone, Debug, ClapArgs)]
@@ -120,9 +121,9 @@ fn parse_storage(text: &str) -> Result<Storage, String> {
     }
 }
 
-/// True for the name of a server that the comparison starts.
+/// True for a name that the report gives to a server of its own.
 fn is_taken(name: &str) -> bool {
-    [OURS, OURS_QCOW2].contains(&name) || is_bare(name) || is_qsd(name) || is_qsd_qcow2(name)
+    is_ours(name) || is_bare(name) || is_qsd(name) || is_qsd_qcow2(name)
 }
 
 fn parse_peer(text: &str) -> Result<(String, String), String> {
@@ -160,18 +161,7 @@ impl Args {
         if self.all_loads {
             return plan::all(self.quick);
         }
-        let (depths, modes) = (&self.depths, &self.modes);
-        let of = |op: Op| {
-            // Mixed sizes are one load, whatever the sizes of the others.
-            let mut sizes: Vec<_> =
-                self.block_sizes.iter().map(|&bytes| op.block_bytes(bytes)).collect();
-            sizes.dedup();
-            sizes.into_iter().map(move |block_bytes| {
-                let (depths, modes) = (depths.clone(), modes.clone());
-                Shape { op, block_bytes, depths, modes }
-            })
-        };
-        self.ops.iter().flat_map(|&op| of(op)).collect()
+        plan::of(&self.ops, &self.block_sizes, &self.depths, &self.modes)
     }
 
     /// The folder on a real disk.
@@ -225,6 +215,14 @@ impl Args {
 
     pub(super) fn client_cpus(&self) -> &[usize] {
         self.client_cpus.as_ref().map_or(&[], |list| &list.0)
+    }
+
+    /// Leaves system calls out of the measurement where they cannot be counted, and tells it.
+    pub(super) fn count_calls_if_possible(&mut self, left_out: &mut Vec<String>) {
+        if let Some(Err(why)) = self.syscalls.then(|| Syscalls::of(std::process::id())) {
+            tell(left_out, format!("system calls are left out: {why:#}"));
+            self.syscalls = false;
+        }
     }
 
     /// An error after SIGINT or SIGTERM.

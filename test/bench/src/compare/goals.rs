@@ -11,10 +11,10 @@
 use kit::metric::{CPU, IOPS, Row, Set};
 use kit::report::Goal;
 
-use super::plan::GOAL_BYTES;
 use super::scaling::{APART, CPUS};
 use crate::goals::{self, BEST_QSD};
 use crate::load::Op;
+use crate::plan::GOAL_BYTES;
 use crate::server::{OURS, OURS_QCOW2, is_bare, is_qsd, is_qsd_qcow2};
 use crate::syscalls::SYSCALLS;
 

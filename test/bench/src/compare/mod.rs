@@ -3,7 +3,6 @@
 
 mod args;
 mod goals;
-mod plan;
 mod sample;
 mod scaling;
 
@@ -20,11 +19,11 @@ use signal_hook::flag::{register, register_conditional_shutdown};
 use tempfile::{NamedTempFile, TempPath};
 
 use self::args::tell;
-use self::plan::{Shape, bare_point, point_of};
 use self::sample::{WAITED, idle, sample};
 use crate::bare::{self, Engine};
 use crate::client::Client;
 use crate::load::{Load, Mode};
+use crate::plan::{Shape, bare_point, point_of};
 use crate::server::{OURS, Server, Settings, Storage};
 use crate::syscalls::SYSCALLS;
 use crate::{changes, cpu, disk, setup};
@@ -55,6 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
     let earlier = args.baseline.read()?;
     let folder = tempfile::Builder::new().prefix("bench-").tempdir()?;
     let mut results = Results { setup: setup::describe(), ..Results::default() };
+    args.count_calls_if_possible(&mut results.left_out);
     let tmpfs = file(&mut args, Storage::File, &mut results.left_out)?;
     let disk = file(&mut args, Storage::Disk, &mut results.left_out)?;
     let files = [&tmpfs, &disk]

@@ -5,9 +5,9 @@ use anyhow::Result;
 use kit::metric::{Set, in_turn};
 
 use super::args::Args;
-use super::plan::point_of;
 use super::sample::sample;
 use crate::load::{Load, Mode};
+use crate::plan::point_of;
 use crate::server::{Spec, Storage};
 
 /// Method of the scaling measurement, for the report.

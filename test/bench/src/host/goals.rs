@@ -7,6 +7,8 @@ use kit::report::{Goal, Report};
 use super::subject::{Who, is_qsd};
 use crate::bare::Engine;
 use crate::goals::{self, BEST_QSD};
+use crate::load::Op;
+use crate::plan::GOAL_BYTES;
 use crate::rig::Speed;
 use crate::server::is_bare;
 
@@ -40,17 +42,19 @@ const SCALING_SHARED_MIN: f64 = 1.7;
 pub(super) fn judge(points: &Set, idle: &Set, report: &mut Report) {
     let kernel = Who::Kernel.name();
     let null = Speed::Null.name();
-    let rows = || points.of(kernel).filter(|row| row.label("device") == null);
+    // The other loads have no goals.
+    let ours = |who: Who| points.of(who.name()).filter(|row| is_small_random(row));
+    let rows = || ours(Who::Kernel).filter(|row| row.label("device") == null);
     for row in rows().filter(|row| row.label("CPUs") == "apart") {
         report.goals.extend(over_qsd(points, row));
         report.goals.extend(over_fio(points, row));
         report.goals.extend(over_uring(points, row));
         report.goals.extend(over_plain(points, row));
     }
-    report.goals.extend(points.of(Who::Uring.name()).flat_map(|row| steady(points, row)));
+    report.goals.extend(ours(Who::Uring).flat_map(|row| steady(points, row)));
     for who in [Who::Kernel, Who::Uring] {
-        report.goals.extend(points.of(who.name()).flat_map(|row| real(points, who, row)));
-        report.goals.extend(points.of(who.name()).filter_map(|row| polled(points, who, row)));
+        report.goals.extend(ours(who).flat_map(|row| real(points, who, row)));
+        report.goals.extend(ours(who).filter_map(|row| polled(points, who, row)));
     }
     report.goals.extend(idle.of(kernel).map(|row| goals::idle("kernel plane", row)));
     let shared: Vec<_> = rows().filter(|row| row.label("CPUs") == "shared").collect();
@@ -63,6 +67,12 @@ pub(super) fn judge(points: &Set, idle: &Set, report: &mut Report) {
     let why = "two queues over one at least 1.9, client and server on CPUs of their own: not \
                measured here (without a VM: make bench, with four CPUs)";
     report.not_judged.push(why.to_owned());
+}
+
+/// Random reads or writes of 4 KiB.
+fn is_small_random(row: &Row) -> bool {
+    let is = |op: Op| row.label("load") == op.to_string();
+    (is(Op::Randread) || is(Op::Randwrite)) && row.label("block") == GOAL_BYTES.to_string()
 }
 
 /// Devices that take their time, at every depth.
@@ -145,8 +155,9 @@ fn over_plain(points: &Set, row: &Row) -> Option<Goal> {
 }
 
 fn place(row: &Row) -> String {
-    let [device, depth, client] = ["device", "depth", "client"].map(|label| row.label(label));
-    format!("{device}, depth {depth}, {client}")
+    let labels = ["device", "load", "depth", "client"].map(|label| row.label(label));
+    let [device, load, depth, client] = labels;
+    format!("{device}, {load}, depth {depth}, {client}")
 }
 
 /// Rate of two queues on two CPUs over one on one CPU, the driver included.
@@ -154,7 +165,10 @@ fn scaling(rows: &[&Row]) -> Vec<Goal> {
     let with = |queues| rows.iter().filter(move |row| row.label("queues") == queues);
     with("2")
         .filter_map(|two| {
-            let one = with("1").find(|one| one.label("depth") == two.label("depth"))?;
+            let is_same = |one: &&&Row| {
+                ["load", "depth"].iter().all(|label| one.label(label) == two.label(label))
+            };
+            let one = with("1").find(is_same)?;
             let name = format!(
                 "{}: two queues over one, client and server sharing a CPU for each",
                 place(two)
@@ -174,6 +188,8 @@ mod tests {
         for (who, cpus, queues, rate) in rows {
             let point = point(&[
                 ("device", &Speed::Null.name()),
+                ("load", &"randread"),
+                ("block", &4096),
                 ("client", &"event"),
                 ("queues", queues),
                 ("CPUs", cpus),
@@ -216,8 +232,14 @@ mod tests {
         let mut set = Set::default();
         for (subject, rate, p50, cpu) in cells {
             let device = speed.name();
-            let mut labels: Vec<(&str, &dyn std::fmt::Display)> =
-                vec![("device", &device), ("queues", &1), ("CPUs", &"apart"), ("depth", &depth)];
+            let mut labels: Vec<(&str, &dyn std::fmt::Display)> = vec![
+                ("device", &device),
+                ("load", &"randwrite"),
+                ("block", &4096),
+                ("queues", &1),
+                ("CPUs", &"apart"),
+                ("depth", &depth),
+            ];
             if !is_bare(subject) {
                 labels.push(("client", &client));
             }

@@ -20,6 +20,7 @@ use self::subject::{Programs, Servers, Subject, Who, is_qsd};
 use crate::bare::{self, Engine};
 use crate::changes::{self, Baseline};
 use crate::load::{Chains, Load, Mode, Op};
+use crate::plan::{self, Shape};
 use crate::rig::Speed;
 use crate::{cpu, setup};
 
@@ -40,9 +41,15 @@ pub struct Args {
     /// Seconds of each measurement
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Reads or writes
-    #[arg(long, value_enum, default_value = "randread")]
-    op: Op,
+    /// Reads, writes or both
+    #[arg(long = "op", value_enum, value_delimiter = ',', default_value = "randread")]
+    ops: Vec<Op>,
+    /// Bytes of each request
+    #[arg(long = "block-size", value_delimiter = ',', default_value = "4096")]
+    block_sizes: Vec<u32>,
+    /// All loads of `make report` instead of --op, --block-size, --depth and --mode
+    #[arg(long)]
+    all_loads: bool,
     /// Requests in flight on each queue
     #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,16,32,64,128")]
     depths: Vec<u16>,
@@ -68,6 +75,8 @@ pub struct Args {
 #[derive(Clone, Copy, Debug)]
 struct Spot {
     speed: Speed,
+    op: Op,
+    block_bytes: u32,
     mode: Mode,
     queues: u16,
     depth: u16,
@@ -77,10 +86,12 @@ struct Spot {
 
 impl Spot {
     fn point(&self) -> Point {
-        let Self { mode, queues, depth, .. } = self;
+        let Self { op, block_bytes, mode, queues, depth, .. } = self;
         let cpus = if self.shared_cpus { "shared" } else { "apart" };
         point(&[
             ("device", &self.speed.name()),
+            ("load", op),
+            ("block", block_bytes),
             ("client", mode),
             ("queues", queues),
             ("CPUs", &cpus),
@@ -104,19 +115,30 @@ struct Results {
     idle: Set,
 }
 
-impl Args {
-    fn load(&self, spot: &Spot, cpus: &[usize]) -> Load {
+impl Spot {
+    fn load(&self, cpus: &[usize]) -> Load {
+        let Self { op, block_bytes, mode, queues, depth, .. } = *self;
         Load {
-            op: self.op,
-            block_bytes: self.op.block_bytes(4096),
-            depth: spot.depth,
-            mode: spot.mode,
-            queues: spot.queues,
+            op,
+            block_bytes,
+            depth,
+            mode,
+            queues,
             queue_size: 256,
             packed: false,
             chains: Chains::Auto,
             cpus: cpus.to_vec(),
         }
+    }
+}
+
+impl Args {
+    /// The measured loads.
+    fn shapes(&self) -> Vec<Shape> {
+        if self.all_loads {
+            return plan::all(true);
+        }
+        plan::of(&self.ops, &self.block_sizes, &self.depths, &self.modes)
     }
 
     fn speeds(&self) -> Vec<Speed> {
@@ -163,6 +185,8 @@ fn columns(set: &Set) -> Vec<Column<'_>> {
     let scsi = Who::VhostScsi.name();
     vec![
         Column::label("device"),
+        Column::label("load"),
+        Column::count("block"),
         Column::label("client"),
         Column::count("queues"),
         Column::label("CPUs"),
@@ -204,15 +228,14 @@ fn compare(
     for round in 0..args.rounds {
         for spot in &spots {
             for subject in in_turn(&subjects, round) {
-                let what = || format!("measuring {} at depth {}", subject.who.name(), spot.depth);
+                let what = || format!("measuring {}, {:?}", subject.who.name(), spot.point());
                 let figures = sample(args, subject, spot).with_context(what)?;
                 results.points.add(subject.who.name(), &spot.point(), figures);
             }
         }
-        for &depth in args.depths.iter().filter(|_| with_fio) {
-            let spot = Spot { speed, mode: Mode::Event, queues: 1, depth, shared_cpus: false };
+        for spot in bare_spots(&spots).filter(|_| with_fio) {
             for engine in engines(speed) {
-                let figures = bare(args, &subjects[0], &spot, engine)?;
+                let figures = bare(args, &subjects[0], spot, engine)?;
                 results.points.add(engine.name(), &spot.bare(), figures);
             }
         }
@@ -231,9 +254,11 @@ fn compare(
 fn spots(args: &Args, speed: Speed, queues: u16) -> Result<Vec<Spot>> {
     let cpus = cpu::usable()?.len();
     let mut spots = Vec::new();
-    for &depth in &args.depths {
-        for &mode in &args.modes {
-            let spot = |shared_cpus| Spot { speed, mode, queues, depth, shared_cpus };
+    for Shape { op, block_bytes, depths, modes } in args.shapes() {
+        for (&depth, &mode) in depths.iter().flat_map(|depth| modes.iter().map(move |m| (depth, m)))
+        {
+            let spot =
+                |shared_cpus| Spot { speed, op, block_bytes, mode, queues, depth, shared_cpus };
             if queues == 1 {
                 spots.push(spot(false));
             }
@@ -245,6 +270,15 @@ fn spots(args: &Args, speed: Speed, queues: u16) -> Result<Vec<Spot>> {
         }
     }
     Ok(spots)
+}
+
+/// The spots of bare fio: each load and depth once, with a CPU of its own.
+fn bare_spots(spots: &[Spot]) -> impl Iterator<Item = &Spot> {
+    let is_first = |at: usize, spot: &Spot| {
+        let same = |other: &Spot| !other.shared_cpus && other.bare() == spot.bare();
+        !spot.shared_cpus && !spots[..at].iter().any(same)
+    };
+    spots.iter().enumerate().filter(move |(at, spot)| is_first(*at, spot)).map(|(_, spot)| spot)
 }
 
 /// CPUs of client and server.
@@ -263,7 +297,7 @@ fn cpus(spot: &Spot) -> Result<[Vec<usize>; 2]> {
 /// Connects, warms up, measures, hangs up.
 fn sample(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
     let [client_cpus, server_cpus] = cpus(spot)?;
-    let mut client = subject.connect(&args.load(spot, &client_cpus))?;
+    let mut client = subject.connect(&spot.load(&client_cpus))?;
     subject.pin(&server_cpus)?;
     client.run(args.duration() / 5, &client_cpus)?;
     let (before, machine) = (subject.times()?, cpu::machine_busy()?);
@@ -286,7 +320,7 @@ fn engines(speed: Speed) -> Vec<Engine> {
 fn bare(args: &Args, subject: &Subject, spot: &Spot, engine: Engine) -> Result<Figures> {
     let second = cpu::usable()?.get(1).copied();
     let cpus: Vec<_> = second.into_iter().collect();
-    let load = args.load(spot, &[]);
+    let load = spot.load(&[]);
     let outcome = bare::measure(subject.device(), &load, engine, &cpus, args.seconds)?;
     let mut figures = bare::figures(&outcome, &load);
     figures.push((MACHINE, outcome.cpu_us()));
@@ -295,9 +329,7 @@ fn bare(args: &Args, subject: &Subject, spot: &Spot, engine: Engine) -> Result<F
 
 /// CPU time with a client that has worked for a moment and then does nothing.
 fn idle(args: &Args, subject: &Subject) -> Result<Figures> {
-    let mode = Mode::Event;
-    let spot = Spot { speed: Speed::Null, mode, queues: 1, depth: 1, shared_cpus: false };
-    let mut client = subject.connect(&args.load(&spot, &[]))?;
+    let mut client = subject.connect(&Load::random_reads(1))?;
     client.run(args.duration() / 5, &[])?;
     std::thread::sleep(Duration::from_millis(500));
     let time = Duration::from_secs(3);

@@ -5,15 +5,10 @@ use kit::metric::{IOPS, Point, Row, Set};
 
 use super::parts::Parts;
 use crate::host::subject::Who;
-use crate::server::{OURS, OURS_QCOW2, is_bare, is_qsd, is_qsd_qcow2};
+use crate::server::{OURS_QCOW2, is_bare, is_ours, is_qsd, is_qsd_qcow2};
 
 /// The subject of fio on the bare device in the part `nested`.
 const NO_GUEST: &str = "no guest";
-
-/// True for a subject of this project.
-pub(super) fn is_ours(subject: &str) -> bool {
-    subject == OURS || subject.starts_with("ours, ") || subject.starts_with("vhost-blk ")
-}
 
 /// True for this project made slower on purpose, to show what a means brings: neither ours nor a
 /// peer.
@@ -47,6 +42,8 @@ pub(super) fn is_peer(subject: &str) -> bool {
 #[derive(Clone, Debug)]
 pub(super) struct Cell<'a> {
     pub(super) part: &'static str,
+    /// The section of the part; points of two sections may have the same labels.
+    pub(super) section: &'a str,
     pub(super) row: &'a Row,
     pub(super) peer: Option<&'a Row>,
     pub(super) device: Option<&'a Row>,
@@ -63,16 +60,12 @@ impl Cell<'_> {
         self.device.map(|device| self.row.over(device, IOPS))
     }
 
-    /// All labels of the point.
+    /// The section and all labels of the point.
     pub(super) fn place(&self) -> String {
-        place(&self.row.point)
+        let labels = self.row.point.iter().map(|(name, value)| format!("{name} {value}"));
+        let labels: Vec<_> = labels.collect();
+        format!("{}: {}", self.section, labels.join(", "))
     }
-}
-
-/// All labels of a point.
-pub(super) fn place(point: &Point) -> String {
-    let labels: Vec<_> = point.iter().map(|(name, value)| format!("{name} {value}")).collect();
-    labels.join(", ")
 }
 
 /// The fastest bare device at a point; it has no client that waits.
@@ -95,7 +88,8 @@ pub(super) fn all(parts: &Parts) -> Vec<Cell<'_>> {
                 let peer = set.most(&row.point, IOPS, |name| is_peer_of(&row.subject, name));
                 let peer = peer.filter(|peer| peer.median(IOPS) > 0.0);
                 let device = device(set, &row.point);
-                cells.push(Cell { part: part.name, row, peer, device });
+                let (part, section) = (part.name, section.title.as_str());
+                cells.push(Cell { part, section, row, peer, device });
             }
         }
     }
@@ -113,6 +107,7 @@ pub(super) fn behind<'a>(cells: &[Cell<'a>]) -> Vec<Cell<'a>> {
 mod tests {
     use super::*;
     use crate::page::parts::HOST;
+    use crate::server::OURS;
     use kit::metric::{Set, point};
     use kit::report::{Report, Section};
 
@@ -142,7 +137,8 @@ mod tests {
         let found: Vec<_> =
             cells.iter().map(|c| (c.row.subject.as_str(), c.peer.unwrap().median(IOPS))).collect();
         assert_eq!(found, [(Who::Kernel.name(), 3.0)]);
-        assert_eq!(behind(&cells).len(), 1);
+        let behind: Vec<_> = behind(&cells).iter().map(Cell::place).collect();
+        assert_eq!(behind, ["Measurements: depth 1"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use kit::metric::{CPU, EXITS, INTERRUPTS, IOPS, KICKS, Metric, P50, P99, Row, Se
 
 use super::cells::{device, is_device};
 use super::chart::{BARE_BEST, Chart, Series};
-use super::parts::{DENSITY, GUEST, HOST, ICOUNT, NATIVE, NESTED, QUEUES, QUEUES_WRITE};
+use super::parts::{DENSITY, GUEST, HOST, ICOUNT, LOADS, NATIVE, NESTED, QUEUES};
 use crate::density::MEMORY;
 use crate::icount::{CLIENT, LENGTH, SERVER, WHOLE};
 
@@ -33,8 +33,7 @@ const EACH: (f64, &str) = (1.0, "for each request");
 pub(super) fn of(part: &str, set: &Set) -> Vec<Chart> {
     let views = match part {
         NATIVE => of_native(set),
-        HOST | QUEUES => of_host(set, "reads"),
-        QUEUES_WRITE => of_host(set, "writes"),
+        HOST | LOADS | QUEUES => of_host(set),
         NESTED => of_nested(set),
         GUEST => of_guest(set),
         DENSITY => of_density(),
@@ -53,6 +52,13 @@ fn values<'a>(set: &'a Set, label: &str) -> Vec<&'a str> {
         }
     }
     values
+}
+
+/// Each value of a label with each of another one.
+fn pairs<'a>(set: &'a Set, first: &str, second: &str) -> Vec<(&'a str, &'a str)> {
+    let seconds = values(set, second);
+    let with = |value| seconds.iter().map(move |&other| (value, other)).collect::<Vec<_>>();
+    values(set, first).into_iter().flat_map(with).collect()
 }
 
 fn any(value: &str) -> Option<String> {
@@ -103,17 +109,16 @@ fn of_native(set: &Set) -> Vec<View<'_>> {
     views
 }
 
-fn of_host<'a>(set: &'a Set, op: &str) -> Vec<View<'a>> {
+fn of_host(set: &Set) -> Vec<View<'_>> {
     let mut views = Vec::new();
-    for place in values(set, "device") {
-        let fixed = vec![("device", place), ("queues", "1"), ("CPUs", "apart")];
-        views.extend(over_depth(place, &format!("4 KiB random {op}"), &fixed));
+    for (place, load) in pairs(set, "device", "load") {
+        let at = [("device", place), ("load", load), ("block", "4096")];
+        let fixed = [&at[..], &[("queues", "1"), ("CPUs", "apart")]].concat();
+        views.extend(over_depth(place, &format!("{load} of 4 KiB"), &fixed));
         for depth in values(set, "depth") {
-            let title =
-                format!("{place}: rate over queues, 4 KiB random {op}, depth {depth}, event");
-            let at = [("device", place), ("client", "event")];
-            let fixed = [&at[..], &[("CPUs", "shared"), ("depth", depth)]].concat();
-            views.push(rate(title, "queues", fixed));
+            let title = format!("{place}: rate over queues, {load} of 4 KiB, depth {depth}, event");
+            let client = [("client", "event"), ("CPUs", "shared"), ("depth", depth)];
+            views.push(rate(title, "queues", [&at[..], &client].concat()));
         }
     }
     views
@@ -339,6 +344,8 @@ mod tests {
         let at = |queues, cpus| {
             [
                 ("device", "d"),
+                ("load", "randread"),
+                ("block", "4096"),
                 ("client", "event"),
                 ("queues", queues),
                 ("CPUs", cpus),

@@ -255,7 +255,8 @@ mod tests {
         let markdown = document(&parts(false)).unwrap().markdown();
         let worst = markdown.split("## Worst cells").nth(1).unwrap();
         assert!(worst.trim_start().starts_with("1 of 4 cells are behind"), "{worst}");
-        let place = "block 512, client event, depth 1, load read, queues 1, storage disk";
+        let place =
+            "Measurements: block 512, client event, depth 1, load read, queues 1, storage disk";
         assert!(
             worst.contains(&format!("| native | ours | {place} | 0.80 | qsd native | - |")),
             "{worst}"
@@ -269,8 +270,7 @@ mod tests {
     #[test]
     fn missing_parts_and_left_out_loads_are_told() {
         let markdown = document(&parts(false)).unwrap().markdown();
-        for part in ["host", "queues", "queues-write", "icount", "nested", "guest", "guest-icount"]
-        {
+        for part in ["host", "loads", "queues", "icount", "nested", "guest", "guest-icount"] {
             assert!(markdown.contains(&format!("--only {part}\"`")), "{part}: {markdown}");
         }
         assert!(markdown.contains("- native: null: FLUSH"), "{markdown}");

@@ -13,7 +13,7 @@ pub(super) const NATIVE: &str = "native";
 pub(super) const DENSITY: &str = "density";
 pub(super) const HOST: &str = "host";
 pub(super) const QUEUES: &str = "queues";
-pub(super) const QUEUES_WRITE: &str = "queues-write";
+pub(super) const LOADS: &str = "loads";
 pub(super) const ICOUNT: &str = "icount";
 pub(super) const NESTED: &str = "nested";
 pub(super) const GUEST: &str = "guest";
@@ -21,8 +21,8 @@ pub(super) const GUEST: &str = "guest";
 /// The parts of the lab, as `scripts/bench-lab.sh` names them.
 const LAB: [(&str, &str); 7] = [
     (HOST, "the host side alone, both planes, in a VM"),
-    (QUEUES, "1, 2 and 4 queues, random reads, in a VM"),
-    (QUEUES_WRITE, "1, 2 and 4 queues, random writes, in a VM"),
+    (LOADS, "the host side alone, all loads, in a VM"),
+    (QUEUES, "1, 2 and 4 queues, in a VM"),
     (ICOUNT, "path lengths in instructions"),
     (NESTED, "a guest with KVM inside an emulated VM"),
     (GUEST, "the guest's driver"),

@@ -5,7 +5,7 @@ use kit::metric::{IOPS, Metric, P50, Row, Set};
 
 use super::cells::{device, is_qemu};
 use super::document::{Block, Table};
-use super::parts::{GUEST, NATIVE, Parts, QUEUES, QUEUES_WRITE};
+use super::parts::{GUEST, NATIVE, Parts, QUEUES};
 use crate::host::subject::Who;
 use crate::rig::Speed;
 
@@ -145,17 +145,19 @@ fn seed_2022_host() -> Seed {
         native("randread", 4096, 128, 95.6 / 95.8, Over::Device),
         native("randwrite", 4096, 128, 84.3 / 85.3, Over::Device),
     ];
-    let ram = |(part, op): (&'static str, &str), queues: u16, seed, over| Entry {
+    let ram = |op: &str, queues: u16, seed, over| Entry {
         load: match over {
             Over::OneQueue => format!("{op}, RAM, {queues} queues over one"),
             _ => format!("{op}, RAM, {queues} queues, over QEMU"),
         },
         seed,
         metric: IOPS,
-        part,
+        part: QUEUES,
         subject: Who::Kernel.name(),
         labels: vec![
             ("device", Speed::Null.name()),
+            ("load", op.to_owned()),
+            ("block", "4096".to_owned()),
             ("client", "event".to_owned()),
             ("CPUs", "shared".to_owned()),
             ("depth", "32".to_owned()),
@@ -163,7 +165,7 @@ fn seed_2022_host() -> Seed {
         ],
         over,
     };
-    let (reads, writes) = ((QUEUES, "randread"), (QUEUES_WRITE, "randwrite"));
+    let (reads, writes) = ("randread", "randwrite");
     for (queues, read, write) in [
         (1, 110.0 / 123.0, 113.0 / 129.0),
         (2, 247.0 / 253.0, 252.0 / 250.0),
@@ -295,6 +297,8 @@ mod tests {
         ] {
             let at = point(&[
                 ("device", &Speed::Null.name()),
+                ("load", &"randread"),
+                ("block", &4096),
                 ("client", &"event"),
                 ("CPUs", &cpus),
                 ("depth", &32),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The measured loads.
+//! The loads that a comparison measures.
 
 use kit::metric::{Point, point};
 
@@ -7,17 +7,17 @@ use crate::load::{Load, Mode, Op};
 use crate::server::Storage;
 
 /// Bytes of the requests that have goals.
-pub(super) const GOAL_BYTES: u32 = 4096;
+pub(crate) const GOAL_BYTES: u32 = 4096;
 
 const KIB: u32 = 1 << 10;
 
 /// A load, at its depths.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub(super) op: Op,
-    pub(super) block_bytes: u32,
-    pub(super) depths: Vec<u16>,
-    pub(super) modes: Vec<Mode>,
+pub(crate) struct Shape {
+    pub(crate) op: Op,
+    pub(crate) block_bytes: u32,
+    pub(crate) depths: Vec<u16>,
+    pub(crate) modes: Vec<Mode>,
 }
 
 impl Shape {
@@ -27,8 +27,22 @@ impl Shape {
     }
 }
 
+/// The loads of the chosen operations and sizes, at these depths and waits of the client.
+pub(crate) fn of(ops: &[Op], block_sizes: &[u32], depths: &[u16], modes: &[Mode]) -> Vec<Shape> {
+    let mut shapes = Vec::new();
+    for &op in ops {
+        // Mixed sizes are one load, whatever the sizes of the others.
+        let mut sizes: Vec<_> = block_sizes.iter().map(|&bytes| op.block_bytes(bytes)).collect();
+        sizes.dedup();
+        let shape =
+            |block_bytes| Shape { op, block_bytes, depths: depths.to_vec(), modes: modes.to_vec() };
+        shapes.extend(sizes.into_iter().map(shape));
+    }
+    shapes
+}
+
 /// All loads of the report; fewer points if it is to be quick.
-pub(super) fn all(quick: bool) -> Vec<Shape> {
+pub(crate) fn all(quick: bool) -> Vec<Shape> {
     let few = |few: &'static [u16], many: &'static [u16]| if quick { few } else { many };
     let every = few(&[1, 4, 32, 128], &[1, 4, 16, 32, 64, 128]);
     let random = Shape::event(Op::Randread, GOAL_BYTES, every);
@@ -51,8 +65,8 @@ pub(super) fn all(quick: bool) -> Vec<Shape> {
     ]
 }
 
-/// The point of a load.
-pub(super) fn point_of(storage: Storage, load: &Load) -> Point {
+/// The point of a load on a kind of storage.
+pub(crate) fn point_of(storage: Storage, load: &Load) -> Point {
     let Load { op, block_bytes, mode, queues, depth, .. } = load;
     point(&[
         ("storage", &storage),
@@ -65,7 +79,7 @@ pub(super) fn point_of(storage: Storage, load: &Load) -> Point {
 }
 
 /// The point of bare fio, which has no client to wait.
-pub(super) fn bare_point(storage: Storage, load: &Load) -> Point {
+pub(crate) fn bare_point(storage: Storage, load: &Load) -> Point {
     let mut point = point_of(storage, load);
     point.remove("client");
     point
