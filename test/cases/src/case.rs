@@ -99,6 +99,7 @@ const ORDER: &[&str] = &[
     "nested::migrate",
     "nested::migrate_nvme",
     "nested::demo_storage",
+    "nested::engines",
     "nested::pause",
     "nested::reconnect",
     "nested::switch",

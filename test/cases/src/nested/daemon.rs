@@ -57,7 +57,7 @@ impl Daemon {
         plane: Plane,
         more: &[&str],
     ) -> Result<Self> {
-        Self::start_with(program, disk, serial, plane, more, false)
+        Self::start_with(program, disk, serial, plane.name(), more, false)
     }
 
     /// Like [`Self::start`], with a control socket for [`Self::control`].
@@ -68,14 +68,24 @@ impl Daemon {
         plane: Plane,
         more: &[&str],
     ) -> Result<Self> {
-        Self::start_with(program, disk, serial, plane, more, true)
+        Self::start_with(program, disk, serial, plane.name(), more, true)
+    }
+
+    /// Like [`Self::with_control`], on the kernel plane whenever the storage allows it.
+    pub(crate) fn automatic(
+        program: &Path,
+        disk: &Path,
+        serial: &str,
+        more: &[&str],
+    ) -> Result<Self> {
+        Self::start_with(program, disk, serial, "auto", more, true)
     }
 
     fn start_with(
         program: &Path,
         disk: &Path,
         serial: &str,
-        plane: Plane,
+        plane: &str,
         more: &[&str],
         control: bool,
     ) -> Result<Self> {
@@ -87,7 +97,7 @@ impl Daemon {
             format!("--socket-path={}", socket.display()),
             format!("--blk-file={}", disk.display()),
             format!("--serial={serial}"),
-            format!("--data-plane={}", plane.name()),
+            format!("--data-plane={plane}"),
             // As long as the device's queue, see `qemu_args`.
             "--queue-size=1024".to_owned(),
         ];

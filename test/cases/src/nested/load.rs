@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 pub(super) use kit::load::{
-    finish, format, start, verify_once, wait_for_another_round, wait_for_round,
+    finish, format, rounds, start, verify_once, wait_for_another_round, wait_for_round,
 };
 
 use crate::nested::daemon::Daemon;

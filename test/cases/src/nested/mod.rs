@@ -13,6 +13,7 @@ mod daemon;
 mod demo_storage;
 mod disk;
 mod driver;
+mod engines;
 mod guest;
 mod guest_killed;
 mod kvm;

@@ -18,10 +18,13 @@ cases! { Host;
         |env| mirror(&env.on(Plane::Uring));
 }
 
+/// Bytes of a leg.
+const LEG_BYTES: u64 = 8 << 20;
+
 fn mirror(env: &Env) -> Result<()> {
     // Requests of the lost leg fail; the array hides that.
     expect_io_errors();
-    let mut raid = Raid::create()?;
+    let mut raid = Raid::create(LEG_BYTES)?;
     let (disk, legs) = raid.parts();
     let done = changed(env, disk, &Serving::default(), |handles, _, _| {
         for leg in [1, 0] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `make demo-storage`: the life of a disk, told in numbered steps. A guest fills a qcow2 overlay,
-//! which is snapshotted, backed up, grown and merged meanwhile; its content goes to an NVMe/TCP
+//! which is snapshotted, backed up, grown and merged meanwhile; the running disk moves to an NVMe/TCP
 //! namespace; from there the guest moves to another host, and paths are lost.
 //!
 //! * [`account`]: the numbered steps.
@@ -10,7 +10,6 @@ mod account;
 mod files;
 
 use anyhow::{Result, ensure};
-use kit::process::run_to_end;
 use kit::system::sha256;
 use kit::wait::wait_until_so;
 use std::path::Path;
@@ -27,14 +26,19 @@ use files::{Files, check_qcow2, compare, install, text, written_mb};
 
 cases! { Nested;
     "demo-storage", Needs::MODULE,
-        "make demo-storage: a guest's qcow2 overlay is snapshotted, backed up, grown and merged while it writes; on NVMe/TCP the guest moves to another host, and paths are lost",
+        "make demo-storage: a guest's qcow2 overlay is snapshotted, backed up, grown, merged and moved to NVMe/TCP while it writes; there the guest moves to another host, and paths are lost",
         run;
 }
 
-/// Options of a disk with images.
-const CHAIN: [&str; 3] = ["--num-queues=2", "--format=qcow2", "--allow-backing=same-dir"];
+/// Options of a disk with images, whose blocks are those of the namespace.
+const CHAIN: [&str; 4] =
+    ["--num-queues=2", "--format=qcow2", "--allow-backing=same-dir", "--logical-block-size=4096"];
 /// Longest time for the guest to see a size; emulation needs only a part of it.
 const SIZE_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time for the disk to return to the kernel plane.
+const PLANE_LIMIT: Duration = Duration::from_secs(60);
+/// Name of the bitmap of the backups.
+const BITMAP: &str = "nightly";
 
 const SET_UP: &str = "\
 Stand-ins of this demonstration:
@@ -44,10 +48,9 @@ Stand-ins of this demonstration:
                each host. Each host sees it in a subsystem of its own, because Linux would make one
                block device of the paths of both hosts.
   a lost path  the target ends the connections of a port and refuses new ones.
-  the guest    Linux in stock QEMU with KVM. fio writes to its disk, reads back and compares without
-               a pause, except where a step says that it is stopped.
-  not shown    a real network, two machines, and a running disk that goes from a file to a block
-               device by `ctl mirror`: the guest is shut down for that step.";
+  the guest    Linux in stock QEMU with KVM. It boots once; from then to the end fio writes to its
+               disk, reads back and compares without a pause.
+  not shown    a real network, and two machines.";
 
 /// Runs the case.
 fn run(setup: &Setup) -> Result<()> {
@@ -62,21 +65,25 @@ fn run(setup: &Setup) -> Result<()> {
         source.display(),
         destination.display()
     ));
-    let files = on_images(setup, account, hosts.bytes())?;
-    to_block_device(account, &files, source)?;
-    on_nvme(setup, account, &hosts)?;
+    let served = on_images(setup, account, &hosts)?;
+    on_nvme(setup, account, &hosts, served)?;
     account.end();
     Ok(())
 }
 
-/// The guest's time on the images of the first host.
-fn on_images(setup: &Setup, account: &mut Account, grown: u64) -> Result<Files> {
+/// A running guest and the daemon that serves its disk.
+struct Served {
+    guest: Guest,
+    daemon: Daemon,
+}
+
+/// The guest's time on the images of the first host. In the end its disk is the namespace.
+fn on_images(setup: &Setup, account: &mut Account, hosts: &Hosts) -> Result<Served> {
     account
         .step("A guest on a qcow2 overlay of a base image, on the file system of the first host");
     let files = Files::create()?;
     let base = sha256(&files.base())?;
-    let daemon =
-        Daemon::with_control(&setup.program, &files.overlay(), SERIAL, Plane::Uring, &CHAIN)?;
+    let daemon = Daemon::automatic(&setup.program, &files.overlay(), SERIAL, &CHAIN)?;
     let mut guest = Guest::boot(&setup.image, &spec(&daemon, false))?;
     let node = guest.virtio_disk(SERIAL)?;
     guest.ok(&format!("mount {node} /run/disk"))?;
@@ -87,18 +94,15 @@ fn on_images(setup: &Setup, account: &mut Account, grown: u64) -> Result<Files> 
     same_files(account, &mut guest)?;
     snapshot(account, &files, &daemon, &mut guest)?;
     back_up(account, &files, &daemon, &mut guest)?;
-    grow(account, &daemon, &mut guest, grown)?;
+    grow(account, &daemon, &mut guest, hosts.bytes())?;
+    back_up_changes(account, &files, &daemon, &mut guest)?;
     merge(account, &daemon, &mut guest)?;
-    account.step("The guest stops its load and is shut down");
-    stop_load(account, &mut guest)?;
-    account.figure(format_args!("{} MB written since its boot", written_mb(&mut guest, &node)?));
-    shut_down(guest)?;
-    daemon.stop()?;
+    to_block_device(account, &daemon, &mut guest, hosts.node(Host::Source))?;
     check_qcow2(&files.overlay())?;
-    account.checked("qemu-img check: the overlay has no error and no leak");
+    account.checked("qemu-img check: the overlay, which the disk has left, has no error");
     ensure!(sha256(&files.base())? == base, "the base image has changed");
     account.checked("SHA-256: the base image has no changed byte");
-    Ok(files)
+    Ok(Served { guest, daemon })
 }
 
 fn snapshot(
@@ -120,13 +124,37 @@ fn snapshot(
 fn back_up(account: &mut Account, files: &Files, daemon: &Daemon, guest: &mut Guest) -> Result<()> {
     account.step("A backup while the guest writes");
     let copy = files.path("backup.qcow2");
-    daemon.control(&["backup", "--to", &text(&copy), "--format", "qcow2", "--verify"])?;
+    let to = text(&copy);
+    daemon
+        .control(&["backup", "--to", &to, "--format", "qcow2", "--bitmap", BITMAP, "--verify"])?;
     account.done(format_args!(
-        "ctl backup --verify: one file of {} MB without a backing file",
+        "ctl backup --bitmap {BITMAP} --verify: one file of {} MB without a backing file",
         copy.metadata()?.len() / 1_000_000
     ));
     goes_on(account, guest)?;
-    let count = files.check_copy(&copy)?;
+    check_copy(account, files, &copy)
+}
+
+fn back_up_changes(
+    account: &mut Account,
+    files: &Files,
+    daemon: &Daemon,
+    guest: &mut Guest,
+) -> Result<()> {
+    account.step("A backup of the changes since the last one, while the guest writes");
+    let copy = files.path("changes.qcow2");
+    daemon.control(&["backup", "--to", &text(&copy), "--incremental", BITMAP])?;
+    account.done(format_args!(
+        "ctl backup --incremental {BITMAP}: a file of {} MB on top of the first backup",
+        copy.metadata()?.len() / 1_000_000
+    ));
+    goes_on(account, guest)?;
+    check_copy(account, files, &copy)
+}
+
+/// Checks a copy of the disk of a guest that writes.
+fn check_copy(account: &mut Account, files: &Files, copy: &Path) -> Result<()> {
+    let count = files.check_copy(copy)?;
     account.checked("qemu-img check: the copy has no error and no leak");
     account.checked("e2fsck: its file system is sound after the replay of the journal");
     account.checked(format_args!("SHA-256: the copy has all {count} files, each right"));
@@ -154,34 +182,33 @@ fn merge(account: &mut Account, daemon: &Daemon, guest: &mut Guest) -> Result<()
     goes_on(account, guest)
 }
 
-/// Copies the content of the guest's disk to the namespace, which has its size.
-fn to_block_device(account: &mut Account, files: &Files, node: &Path) -> Result<()> {
-    account.step("The content goes to the NVMe/TCP namespace, while the guest is off");
-    let (image, node) = (text(&files.overlay()), text(node));
-    let convert = ["qemu-img", "convert", "-n", "-f", "qcow2", "-O", "raw"];
-    run_to_end(&[&convert[..], &["-t", "none", &image, &node]].concat())?;
-    account.done("qemu-img convert -n from the overlay and its base to the block device");
-    run_to_end(&["qemu-img", "compare", "-f", "qcow2", "-F", "raw", &image, &node])?;
-    account.checked("qemu-img compare: the block device has the same content");
-    check_qcow2(&files.path("backup.qcow2"))?;
-    account.checked("qemu-img check: the backup still has no error and no leak");
+/// Moves the running disk to the namespace, which has its size.
+fn to_block_device(
+    account: &mut Account,
+    daemon: &Daemon,
+    guest: &mut Guest,
+    node: &Path,
+) -> Result<()> {
+    account.step("The disk moves to the NVMe/TCP namespace while the guest writes");
+    let said = daemon.control(&["mirror", "--to", &text(node), "--overwrite", "--complete"])?;
+    account.done("ctl mirror --complete: copied, followed the writes, and took over");
+    account.figure(said.trim());
+    goes_on(account, guest)?;
+    same_files(account, guest)?;
+    wait_until_so(PLANE_LIMIT, "the disk on the kernel plane", || {
+        Ok(daemon.control(&["status"])?.contains(Plane::Kernel.name()))
+    })?;
+    account.checked("ctl status: the kernel plane serves the raw device");
     Ok(())
 }
 
 /// The guest's time on the namespace, on both hosts.
-fn on_nvme(setup: &Setup, account: &mut Account, hosts: &Hosts) -> Result<()> {
-    account.step("The guest boots on the namespace, on the kernel plane of the first host");
-    let old = hosts.serve(setup, Host::Source, Plane::Kernel)?;
-    let mut guest = Guest::boot(&setup.image, &spec(&old, false))?;
-    let node = guest.virtio_disk(SERIAL)?;
-    guest.ok(&format!("mount {node} /run/disk"))?;
-    load::start(&mut guest)?;
-    account.done("booted; fio writes from now on");
-    same_files(account, &mut guest)?;
-
+fn on_nvme(setup: &Setup, account: &mut Account, hosts: &Hosts, served: Served) -> Result<()> {
     account.step("The guest moves to the second host while it writes");
+    let Served { guest, daemon: old } = served;
     let new = hosts.serve(setup, Host::Destination, Plane::Kernel)?;
     let (mut guest, migration) = hosts.migrate(setup, guest, &new)?;
+    let node = guest.virtio_disk(SERIAL)?;
     let Migration { rounds, downtime_ms } = migration;
     account.done("live migration to the daemon and the QEMU of the second host");
     account.checked("the first host lost a path during it: a round of fio was verified without it");
@@ -194,9 +221,13 @@ fn on_nvme(setup: &Setup, account: &mut Account, hosts: &Hosts) -> Result<()> {
     goes_on(account, &mut guest)?;
 
     account.step("The end");
-    stop_load(account, &mut guest)?;
+    load::finish(&mut guest)?;
+    load::verify_once(&mut guest)?;
+    account.checked("fio has ended without an error or a wrong byte");
+    same_files(account, &mut guest)?;
     account.figure(format_args!("{} MB written since its boot", written_mb(&mut guest, &node)?));
-    shut_down(guest)?;
+    guest.ok("umount /run/disk")?;
+    guest.cut_power();
     [old, new].into_iter().try_for_each(Daemon::stop)?;
     account.checked("both daemons ended in order");
     check_ext4(hosts.node(Host::Destination))?;
@@ -215,20 +246,5 @@ fn goes_on(account: &mut Account, guest: &mut Guest) -> Result<()> {
 fn same_files(account: &mut Account, guest: &mut Guest) -> Result<()> {
     let count = compare(guest)?;
     account.checked(format_args!("SHA-256 in the guest: all {count} files are right"));
-    Ok(())
-}
-
-/// Ends the load, and checks all data in the guest.
-fn stop_load(account: &mut Account, guest: &mut Guest) -> Result<()> {
-    load::finish(guest)?;
-    load::verify_once(guest)?;
-    account.checked("fio has ended without an error or a wrong byte");
-    same_files(account, guest)
-}
-
-/// Unmounts the disk, and powers the guest off.
-fn shut_down(mut guest: Guest) -> Result<()> {
-    guest.ok("umount /run/disk")?;
-    guest.cut_power();
     Ok(())
 }
