@@ -6,9 +6,13 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO ?= cargo
 LAB = $(CARGO) run --quiet --release -p lab --
+CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vhost-blk
 LAB_KERNELS = debug,6.12,sid
 # A command with QEMU's programs: those of the cache, if they are not installed.
 WITH_QEMU = qemu=$$($(LAB) qemu-path) && PATH="$$PATH$${qemu:+:$$qemu}"
+# Goals that this machine has met; not for a part of the benchmark with a name, or with --baseline.
+KEEP_GOALS = $(if $(filter --%,$(or $(firstword $(ARGS)),--)),$(if $(findstring --baseline,$(ARGS)),,\
+	--keep-goals "$(CACHE)/bench-goals.json"))
 LAB_DISK = $(if $(DISK),--disk "$(DISK)")
 
 .DEFAULT_GOAL := help
@@ -58,7 +62,7 @@ test: ## All tests but the longer sets of the lab; the last line counts them
 bench: ## Compare with qemu-storage-daemon and bare fio [ARGS="--peer NAME=SOCKET"]
 	@scripts/setup.sh build bench
 	@$(CARGO) build --release -p vhost-blk -p lab
-	@$(WITH_QEMU) $(CARGO) run --quiet --release -p bench -- $(ARGS)
+	@$(WITH_QEMU) $(CARGO) run --quiet --release -p bench -- $(KEEP_GOALS) $(ARGS)
 
 bench-lab: programs ## Measure in lab VMs: host side, path lengths, inner guests [ARGS="--quick"]
 	@scripts/bench-lab.sh $(ARGS)

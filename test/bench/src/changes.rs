@@ -2,9 +2,11 @@
 //! `bench compare`: the change from one report to another.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
 use kit::metric::{Row, median};
 use kit::report::{Goal, Report};
@@ -31,25 +33,98 @@ pub fn run(args: &Args) -> Result<()> {
     no_goal_lost(&old, &new)
 }
 
-/// The option that names an earlier run.
+/// The options that name earlier runs.
 #[derive(Clone, Debug, Default, ClapArgs)]
 pub struct Baseline {
     /// JSON of an earlier run; a goal that it met and this run misses or does not judge is a failure
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "keep_goals")]
     baseline: Option<PathBuf>,
+    /// File with the goals that runs on this machine have met; one that this run misses is a
+    /// failure, and those that it meets are added
+    #[arg(long, value_name = "FILE")]
+    keep_goals: Option<PathBuf>,
+}
+
+/// The earlier runs.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    report: Option<Report>,
+    kept: Option<(PathBuf, Vec<Goal>)>,
 }
 
 impl Baseline {
-    /// Reads the earlier run, if one is named. Called before the measurement, so that a file that
-    /// cannot be read is told at once.
-    pub fn read(&self) -> Result<Option<Report>> {
-        self.baseline.as_deref().map(Report::read).transpose()
+    /// Leaves kept goals alone.
+    pub fn keep_none(&mut self) {
+        self.keep_goals = None;
+    }
+
+    /// Reads the earlier runs, if any are named. Called before the measurement, so that a file that
+    /// cannot be read is told at once. A file of kept goals need not exist.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is none of this program's.
+    pub fn read(&self) -> Result<Earlier> {
+        let report = self.baseline.as_deref().map(Report::read).transpose()?;
+        let read = |path: &PathBuf| anyhow::Ok((path.clone(), kept_goals(path)?));
+        Ok(Earlier { report, kept: self.keep_goals.as_ref().map(read).transpose()? })
     }
 }
 
-/// An error if `earlier` met a goal that `report` misses or does not judge.
-pub fn keeps_goals(earlier: Option<&Report>, report: &Report) -> Result<()> {
-    earlier.map_or(Ok(()), |earlier| no_goal_lost(earlier, report))
+impl Earlier {
+    /// Judges a run, and adds the goals that it meets to the kept ones.
+    ///
+    /// # Errors
+    /// A goal was met before, and `report` misses it; or the report of an earlier run met a goal
+    /// that `report` does not judge; or the kept goals cannot be written.
+    pub fn judge(self, report: &Report) -> Result<()> {
+        if let Some(earlier) = &self.report {
+            no_goal_lost(earlier, report)?;
+        }
+        let Some((path, mut kept)) = self.kept else { return Ok(()) };
+        let is_kept = |kept: &[Goal], name: &str| kept.iter().any(|goal| goal.name == name);
+        let (met, missed): (Vec<_>, Vec<_>) = report.goals.iter().partition(|goal| goal.met);
+        let lost: Vec<_> = missed.into_iter().filter(|goal| is_kept(&kept, &goal.name)).collect();
+        for goal in met {
+            if !is_kept(&kept, &goal.name) {
+                kept.push(goal.clone());
+            }
+        }
+        write_goals(&path, &kept)?;
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let lost: Vec<_> = lost.iter().map(|goal| goal.title()).collect();
+        bail!(
+            "goals that this machine has met before and missed now (remove {} to forget them):\n  {}",
+            path.display(),
+            lost.join("\n  ")
+        )
+    }
+}
+
+/// The goals in a file; none if there is no such file.
+fn kept_goals(path: &Path) -> Result<Vec<Goal>> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| path.display().to_string()),
+    };
+    serde_json::from_slice(&text)
+        .with_context(|| format!("{} is no file of kept goals", path.display()))
+}
+
+/// Replaces the file of kept goals.
+fn write_goals(path: &Path, kept: &[Goal]) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let write = || -> Result<()> {
+        fs::create_dir_all(folder)?;
+        let file = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer_pretty(&file, kept)?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot keep the goals in {}", path.display()))
 }
 
 /// An error if a goal was met before and is missed or not judged now.
@@ -248,12 +323,37 @@ mod tests {
         let (met, missed) = (report(&FAST, 1.2, "qsd a"), report(&FAST, 0.9, "qsd a"));
         let mut without = report(&FAST, 1.2, "");
         without.goals.clear();
-        let why = keeps_goals(Some(&met), &without).unwrap_err().to_string();
+        let judged =
+            |old: Option<&Report>, new| Earlier { report: old.cloned(), kept: None }.judge(new);
+        let why = judged(Some(&met), &without).unwrap_err().to_string();
         assert!(why.contains("not judged now") && why.contains("rate (qsd a)"), "{why}");
         assert!(!why.contains("missed now"), "{why}");
         assert!(markdown(&met, &without, false).contains("NOT JUDGED: rate (qsd a) was 1.200"));
-        assert!(keeps_goals(Some(&missed), &without).is_ok());
-        assert!(keeps_goals(Some(&without), &met).is_ok());
-        assert!(keeps_goals(None, &without).is_ok());
+        assert!(judged(Some(&missed), &without).is_ok());
+        assert!(judged(Some(&without), &met).is_ok());
+        assert!(judged(None, &without).is_ok());
+    }
+
+    #[test]
+    fn a_kept_goal_that_is_missed_is_an_error_until_it_is_met_or_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("new/goals.json");
+        let judge = |ratio, peer| {
+            let baseline = Baseline { baseline: None, keep_goals: Some(file.clone()) };
+            baseline.read().unwrap().judge(&report(&FAST, ratio, peer))
+        };
+        assert!(judge(0.9, "qsd a").is_ok(), "never met");
+        assert!(judge(1.2, "qsd a").is_ok());
+        for _ in 0..2 {
+            let why = judge(0.9, "qsd b").unwrap_err().to_string();
+            assert!(why.contains("rate (qsd b)") && why.contains("goals.json"), "{why}");
+        }
+        assert!(judge(1.1, "qsd b").is_ok());
+        fs::write(&file, "{}").unwrap();
+        let baseline = Baseline { baseline: None, keep_goals: Some(file.clone()) };
+        let why = baseline.read().unwrap_err().to_string();
+        assert!(why.contains("no file of kept goals"), "{why}");
+        fs::remove_file(&file).unwrap();
+        assert!(judge(0.9, "qsd b").is_ok());
     }
 }

@@ -18,7 +18,7 @@ use kit::report::{Column, Report, Section};
 
 use self::subject::{Programs, Servers, Subject, Who, is_qsd};
 use crate::bare::{self, Engine};
-use crate::changes::{self, Baseline};
+use crate::changes::Baseline;
 use crate::load::{Chains, Load, Mode, Op};
 use crate::plan::{self, Shape};
 use crate::rig::Speed;
@@ -168,7 +168,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let report = report(results);
     report.publish(args.json.as_deref())?;
-    changes::keeps_goals(earlier.as_ref(), &report)
+    earlier.judge(&report)
 }
 
 fn report(results: Results) -> Report {

@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use bench::changes::{self, Baseline};
+use bench::changes::Baseline;
 use clap::Args as ClapArgs;
 use kit::metric::{Figures, P50};
 use kit::report::Report;
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report.goals = goals::instructions(&set);
     report.sections.push(section("Instructions", method, INSTRUCTIONS, &set));
     report.publish(args.json.as_deref())?;
-    changes::keeps_goals(earlier.as_ref(), &report)
+    earlier.judge(&report)
 }
 
 /// Instructions and latency of a load.

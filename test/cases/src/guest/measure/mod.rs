@@ -16,7 +16,7 @@ mod signals;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use bench::changes::{self, Baseline};
+use bench::changes::Baseline;
 use clap::{Args as ClapArgs, ValueEnum};
 use kit::metric::{Figures, IOPS, P50, Point, Set, in_turn, point};
 use kit::report::{Report, Section};
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         report.sections.push(table);
     }
     report.publish(args.json.as_deref())?;
-    changes::keeps_goals(earlier.as_ref(), &report)
+    earlier.judge(&report)
 }
 
 fn setup(machine: &Machine) -> Result<Vec<(String, String)>> {

@@ -171,8 +171,10 @@ const MAPPING_SINCE: u32 = 9;
 
 /// Removes the ways that this machine does not support, and prints them.
 pub(super) fn possible(ways: &mut Vec<Way>) -> Result<()> {
-    if ways.contains(&Way::Kernel) && !Path::new("/dev/vhost-blk").exists() {
-        leave_out(ways, Way::Kernel, "/dev/vhost-blk is missing");
+    for way in [Way::Kernel, Way::KernelHold] {
+        if ways.contains(&way) && !Path::new("/dev/vhost-blk").exists() {
+            leave_out(ways, way, "/dev/vhost-blk is missing");
+        }
     }
     if ways.contains(&Way::VhostScsi) && modprobe("vhost_scsi", &[]).is_err() {
         leave_out(ways, Way::VhostScsi, "this kernel has no module vhost_scsi");

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench::changes::{self, Baseline};
+use bench::changes::Baseline;
 use bench::rig::{Speed, null_blk};
 use bench::setup;
 use clap::Args as ClapArgs;
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args, lab: &Lab) -> Result<()> {
     report.goals = judge(&set, &Speed::Capped(args.capped_mib).name());
     report.sections.push(section(&set));
     report.publish(args.json.as_deref())?;
-    changes::keeps_goals(earlier.as_ref(), &report)
+    earlier.judge(&report)
 }
 
 fn speeds(args: &Args) -> Vec<Speed> {
