@@ -25,6 +25,12 @@ cases! { Host;
     "engine-nvme-outage-uring", Full,
         "the same on the io_uring plane",
         |env| outage(&env.on(Plane::Uring));
+    "engine-nvme-delayed", Full,
+        "a path holds all packets on the kernel plane: requests go on over the other one, and what the path delivers after the target's keep-alive time changes no data",
+        |env| delayed(&env.over_daemon());
+    "engine-nvme-delayed-uring", Full,
+        "the same on the io_uring plane",
+        |env| delayed(&env.on(Plane::Uring));
     "engine-nvme-grow", Gating,
         "a namespace grows under load on the kernel plane, and the daemon notices it",
         |env| grow(&env.over_daemon());
@@ -40,6 +46,8 @@ cases! { Host;
 }
 
 const MIB: u64 = 1 << 20;
+/// Bytes of a small request's data.
+const BLOCK: u64 = 4096;
 /// Seconds without a connection after which the host gives a controller up: more than any outage.
 const LOSS_NEVER: u32 = 600;
 /// The same where it shall happen.
@@ -68,6 +76,32 @@ fn paths(env: &Env) -> Result<()> {
             target.set_ana(path, Ana::Inaccessible)?;
             handles.wait_for_progress(STEP).with_context(|| step("is inaccessible"))?;
             target.set_ana(path, Ana::Optimized)?;
+        }
+        handles.wait_for_progress(STEP).context("after the last round")
+    })
+    .map(drop)
+}
+
+/// Writes that the lost path holds are older than those of the other path when they arrive. The
+/// target has ended their connection by then, because it heard no keep-alive of the host.
+fn delayed(env: &Env) -> Result<()> {
+    let (disk, target, path) = NvmeTcp::connect_through_proxy(LOSS_NEVER)?;
+    changed(env, &disk, &serving(), |handles, _, _| {
+        for round in 0..env.rounds(2) {
+            let step = |what: &str| format!("round {round}, {what}");
+            // All requests are on the first path when it begins to hold.
+            target.set_ana(1, Ana::Inaccessible)?;
+            handles.wait_for_progress(STEP).with_context(|| step("on one path"))?;
+            path.hold();
+            target.set_ana(1, Ana::Optimized)?;
+            target.wait_for_paths(1)?;
+            handles.wait_for_progress(STEP).with_context(|| step("on the other path"))?;
+            let bytes = path.wait_for_end()?;
+            println!("round {round}: {bytes} bytes for the target are late");
+            ensure!(bytes > BLOCK, "no request was held");
+            path.release();
+            handles.wait_for_progress(STEP).with_context(|| step("after the release"))?;
+            target.wait_for_paths(2)?;
         }
         handles.wait_for_progress(STEP).context("after the last round")
     })
