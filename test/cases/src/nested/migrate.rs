@@ -18,6 +18,9 @@ cases! { Nested;
     "migrate-kernel-to-uring", Needs::MODULE,
         "a guest that writes is migrated live from the kernel plane to the io_uring plane",
         |setup| run(setup, Plane::Kernel, Plane::Uring, "");
+    "migrate-uring-to-kernel", Needs::MODULE,
+        "a guest that writes is migrated live from the io_uring plane to the kernel plane",
+        |setup| run(setup, Plane::Uring, Plane::Kernel, "");
     "migrate-uring", Needs::NOTHING,
         "a guest that writes is migrated live from one io_uring plane to another",
         |setup| run(setup, Plane::Uring, Plane::Uring, "");

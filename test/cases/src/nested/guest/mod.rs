@@ -169,10 +169,15 @@ impl Guest {
     ) -> Result<Migration> {
         let uri = format!("unix:{}", target.migration_socket().display());
         self.monitor("migrate", json!({ "uri": uri }))?;
+        let mut info = serde_json::Value::Null;
+        wait_until_so(MIGRATION_LIMIT, "the begin of the copy", || {
+            info = self.qmp.execute("query-migrate", json!({}))?;
+            Ok(info["status"] != "setup" && info["status"] != "none")
+        })?;
         change(self)?;
-        let info = self.qmp.execute("query-migrate", json!({}))?;
+        info = self.qmp.execute("query-migrate", json!({}))?;
         ensure!(info["status"] == "active", "the change came too late: {info}");
-        let (mut info, mut lifted) = (serde_json::Value::Null, false);
+        let mut lifted = false;
         wait_until_so(MIGRATION_LIMIT, "the migration", || {
             info = self.qmp.execute("query-migrate", json!({}))?;
             if !lifted && info["ram"]["dirty-sync-count"].as_u64() >= Some(ROUNDS_UNDER_LOAD) {
