@@ -182,6 +182,9 @@ fn of_disk(
         return Ok(json!({"status": null, "unserved": summary_value(&row)}));
     }
     let name = disks.resolve(wanted.as_deref())?;
+    if saves {
+        disks.check_save_of(&name)?;
+    }
     if command != Command::Status {
         client.log(method, &name);
     }

@@ -164,9 +164,7 @@ fn cannot_write(file: &Path, error: &io::Error) -> String {
 /// # Errors
 /// Cause and remedy, also if there is a file at the path.
 pub(super) fn create(path: &Path, args: &DiskArgs) -> Result<(), String> {
-    let text = text_of(args)?;
-    let made =
-        write_beside(path, &text, |file| file.set_permissions(fs::Permissions::from_mode(MODE)))?;
+    let made = write_new(path, args)?;
     match made.persist_noclobber(path) {
         Ok(_) => sync_folder(path).map_err(|error| cannot_write(path, &error)),
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
@@ -174,6 +172,19 @@ pub(super) fn create(path: &Path, args: &DiskArgs) -> Result<(), String> {
         }
         Err(error) => Err(cannot_write(path, &error.error)),
     }
+}
+
+/// Checks that [`create`] can write a file.
+///
+/// # Errors
+/// Cause and remedy. Nothing remains in any case.
+pub(super) fn check_create(path: &Path, args: &DiskArgs) -> Result<(), String> {
+    write_new(path, args).map(drop)
+}
+
+fn write_new(path: &Path, args: &DiskArgs) -> Result<NamedTempFile, String> {
+    let text = text_of(args)?;
+    write_beside(path, &text, |file| file.set_permissions(fs::Permissions::from_mode(MODE)))
 }
 
 /// A file with the options of a disk that differ from the defaults.
