@@ -5,6 +5,7 @@ use super::front_ends::FrontEnds;
 use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
 use super::lost::Watch;
+use super::removal::Next;
 use super::starting::Reservation;
 use super::{Disks, Entry, Image, Mode, NewDisk, Origin, growth};
 use crate::disk::{self, LockWait};
@@ -158,6 +159,7 @@ impl Disks {
             layers,
             job: None,
             last_mirror: None,
+            next: Next::Absent,
         };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
     }
