@@ -138,8 +138,9 @@ pub enum LockMode {
 }
 
 /// Minimum severity of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[value(rename_all = "lower")]
+#[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the names are the usual ones")]
 pub enum LogLevel {
     Error,

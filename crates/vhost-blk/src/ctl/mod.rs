@@ -11,9 +11,11 @@ mod unserved;
 
 use crate::failure::Failure;
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
+use crate::subscription::now_ms;
 use crate::values::{self, Burst, Cache, LogLevel, Size, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
+use ask::Stream;
 use backup::BackupArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use mirror::MirrorArgs;
@@ -278,9 +280,12 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let each = |reply: &Value| {
                 print_message(&reply["event"], args.json, text::event).map(|()| true)
             };
-            connect()?.follow("receive events", "Events", &json!({}), each).map(drop)
+            let (path, parameters) = (&*args.control_path, json!({}));
+            let (what, method) = ("receive events", "Events");
+            let stream = Stream { path, patience, what, method, parameters };
+            stream.follow(each, || reconnected(args.json))
         }
-        Action::Trace(trace) => trace.follow(connect()?, args.json),
+        Action::Trace(trace) => trace.follow(&args.control_path, patience, args.json),
         Action::Add(add) => {
             let (parameters, image) = add.parameters()?;
             let reply = connect()?.ask("add the disk", "Add", &parameters, image.as_ref())?;
@@ -438,6 +443,12 @@ fn shown(call: &Call, reply: &Value, as_json: bool) -> String {
         member => &reply[member],
     };
     format!("{value}\n")
+}
+
+/// Says in a stream that messages may be missing here: the daemon was upgraded.
+fn reconnected(as_json: bool) -> Result<(), Failure> {
+    let message = json!({"time_ms": now_ms(), "event": "reconnected"});
+    print_message(&message, as_json, text::event)
 }
 
 /// Prints a message of a stream, if there is one.
