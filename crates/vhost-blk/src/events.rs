@@ -2,7 +2,8 @@
 //! Events of the disks, for `vhost-blk ctl events`.
 
 use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
-use data_plane::{HealthEvent, Limits, Operation, StorageFailure};
+use crate::values::{OnError, word};
+use data_plane::{ErrorRules, HealthEvent, Limits, Operation, StorageFailure};
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -193,6 +194,15 @@ pub fn limits_value(limits: &Limits, group: Option<&str>) -> Value {
     })
 }
 
+/// The treatment of storage that fails or hangs as JSON (`ErrorRules`).
+pub fn errors_value(rules: &ErrorRules) -> Value {
+    json!({
+        "on_error": word(OnError::from(rules.policies.others)),
+        "on_read_error": word(OnError::from(rules.policies.reads)),
+        "io_timeout": rules.io_timeout.map(|limit| limit.as_secs_f64()),
+    })
+}
+
 /// A failure of the storage as JSON (`Failure`).
 pub fn failure_value(failure: &StorageFailure) -> Value {
     json!({
@@ -268,6 +278,7 @@ fn of_device(notice: &Notice) -> Named {
             ("limited", Some(("limits", limits_value(limits, group.as_deref()))))
         }
         Notice::Faulted(queue) => ("faulted", Some(("queue", (*queue).into()))),
+        Notice::ErrorsSet(rules) => ("errors_set", Some(("errors", errors_value(rules)))),
         Notice::CacheSet(writeback) => ("cache_set", Some(("writeback", (*writeback).into()))),
     }
 }

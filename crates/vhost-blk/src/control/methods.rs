@@ -17,16 +17,16 @@ use crate::disks::mirror::Facts;
 use crate::disks::{Disks, Force, Mode, NewDisk, Origin, Removed, Traced};
 use crate::failure::Failure;
 use crate::log;
-use crate::values::{Cache, LogLevel, disk_name};
+use crate::values::{self, Cache, LogLevel, OnError, OnReadError, disk_name};
 use clap::ValueEnum;
-use data_plane::{Limits, PlaneKind};
+use data_plane::{ErrorPolicy, Limits, PlaneKind};
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vhost_user::{Answer, Command, Status};
+use vhost_user::{Answer, Command, ErrorChange, Status};
 
 /// Maximum wait of `List` for the disks.
 const LIST_MAX: Duration = Duration::from_secs(2);
@@ -172,9 +172,10 @@ fn of_disk(
             let on = mode == Cache::Writeback;
             ("set the cache mode of", Command::SetCache(on))
         }
+        "SetErrors" => ("set the treatment of errors of", Command::SetErrors(errors(call)?)),
         _ => return Err(CallError::MethodNotFound(method.to_owned())),
     };
-    let saves = matches!(method, "Limit" | "SetCache") && saving::is_wanted(call)?;
+    let saves = matches!(method, "Limit" | "SetCache" | "SetErrors") && saving::is_wanted(call)?;
     call.no_more()?;
     if method == "Status"
         && let Some(row) = disks.start_of(wanted.as_deref())
@@ -309,6 +310,16 @@ fn limit(disks: &Disks, call: &mut Call) -> Result<Command, CallError> {
     let Some(group) = group else { return Ok(Command::Limit(limits)) };
     only_many(disks, "share limits between disks")?;
     Ok(Command::JoinLimits(group.into(), limits.is_set().then_some(limits)))
+}
+
+fn errors(call: &mut Call) -> Result<ErrorChange, CallError> {
+    let others = call.optional("on_error", word::<OnError>)?.map(ErrorPolicy::from);
+    let reads = call.optional("on_read_error", word::<OnReadError>)?.map(ErrorPolicy::from);
+    let io_timeout = call.optional("io_timeout", |value| match value.as_f64()? {
+        0.0 => Some(None),
+        seconds => values::io_timeout(&seconds.to_string()).ok().map(|limit| Some(limit.0)),
+    })?;
+    Ok(ErrorChange { reads: reads.or(others), others, io_timeout })
 }
 
 fn limits(call: &mut Call) -> Result<Limits, CallError> {

@@ -12,7 +12,7 @@ mod unserved;
 use crate::failure::Failure;
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
 use crate::subscription::now_ms;
-use crate::values::{self, Burst, Cache, LogLevel, Size, word};
+use crate::values::{self, Burst, Cache, LogLevel, NewIoTimeout, OnError, OnReadError, Size, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
 use ask::Stream;
@@ -174,7 +174,7 @@ pub enum Action {
     /// End a pause
     Resume(Named),
     /// Keep a disk with its present options for the next start of the daemon: write its file of
-    /// --config-dir, or its limits and its cache mode into the present file
+    /// --config-dir, or its limits, cache mode and treatment of errors into the present file
     Save(Named),
     /// Set the cache mode of a disk. writeback is refused while a front-end is connected
     #[command(allow_missing_positional = true)]
@@ -186,6 +186,27 @@ pub enum Action {
         #[arg(required = true)]
         mode: Cache,
         /// Write the mode into the file of the disk, too, as save does
+        #[arg(long)]
+        save: bool,
+    },
+    /// Set the effect of errors of the storage, and the time after which it is told that it hangs, while the
+    /// guest runs. The queues stop for a moment
+    #[command(group = clap::ArgGroup::new("errors").required(true).multiple(true))]
+    SetErrors {
+        /// The disk.
+        #[command(flatten)]
+        disk: Named,
+        /// As --on-error of serve, for reads, too
+        #[arg(long, value_name = "POLICY", group = "errors")]
+        on_error: Option<OnError>,
+        /// For reads alone; only the io_uring plane can part the two
+        #[arg(long, value_name = "POLICY", group = "errors")]
+        on_read_error: Option<OnReadError>,
+        /// As --io-timeout of serve; 0: none
+        #[arg(long, value_name = "SECONDS", value_parser = values::new_io_timeout,
+              group = "errors")]
+        io_timeout: Option<NewIoTimeout>,
+        /// Write the options into the file of the disk, too, as save does
         #[arg(long)]
         save: bool,
     },
@@ -344,6 +365,15 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::SetCache { name, mode, save } => {
             let parameters = json!({"name": name, "mode": word(*mode), "save": save});
             Call::new("set the cache mode", "SetCache", parameters)
+        }
+        Action::SetErrors { disk, on_error, on_read_error, io_timeout, save } => {
+            let seconds = |new: NewIoTimeout| new.0.map_or(0.0, |limit| limit.0.as_secs_f64());
+            let parameters = json!({
+                "name": disk.name, "on_error": on_error.map(word),
+                "on_read_error": on_read_error.map(word), "io_timeout": io_timeout.map(seconds),
+                "save": save,
+            });
+            Call::new("set the treatment of errors", "SetErrors", parameters)
         }
         Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(text::stats),
         Action::Status(disk) => Call::new("get the status", "Status", of(disk))

@@ -9,7 +9,7 @@ use crate::options::DiskArgs;
 use crate::values::Cache;
 use data_plane::Limits;
 use std::time::Duration;
-use vhost_user::{Answer, Command, Control, Status};
+use vhost_user::{Answer, Command, Control, ErrorChange, Status};
 
 /// Maximum wait for the end of a disk, and for the answer of one.
 pub(super) const DISK_MAX: Duration = Duration::from_secs(8);
@@ -104,7 +104,13 @@ fn undo(
 
 /// The commands from `old` to `new`. `status`: the present state, which commands may have changed.
 fn steps(old: &DiskArgs, new: &DiskArgs, status: &Status) -> Vec<Step> {
-    let mut steps = limits_steps(old, new, status);
+    let mut steps = Vec::new();
+    if old.error_rules() != new.error_rules() {
+        let command = Command::SetErrors(ErrorChange::to(new.error_rules()));
+        let undo = Some(Command::SetErrors(ErrorChange::to(status.errors)));
+        steps.push(Step { command, undo });
+    }
+    steps.extend(limits_steps(old, new, status));
     if old.cache != new.cache {
         let on = new.cache == Cache::Writeback;
         let undo = (on != status.writeback).then_some(Command::SetCache(!on));

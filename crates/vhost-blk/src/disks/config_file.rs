@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The configuration file of a disk that goes on in another image, or with other limits: comments and other options
+//! The configuration file of a disk that goes on in another image, or with other live options: comments and other options
 //! stay. And that of a disk which has none.
 
 use crate::config;
 use crate::disk_options;
 use crate::image::inherit;
 use crate::options::DiskArgs;
-use crate::values::{Burst, word};
+use crate::values::{Burst, OnError, word};
 use backend::create::sync_folder;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -47,7 +47,7 @@ impl NewConfig {
         NewConfig::write(path, present, |document| set_image(document, new))
     }
 
-    /// As [`NewConfig::prepare`], for options that a running disk can adopt: limits, and the cache mode.
+    /// As [`NewConfig::prepare`], for options that a running disk can adopt.
     ///
     /// # Errors
     /// Cause and remedy.
@@ -254,6 +254,9 @@ fn set_live(document: &mut DocumentMut, new: &DiskArgs) {
         ("limit-burst", burst),
         ("limit-group", new.limit_group.as_deref().map(Value::from)),
         ("cache", Some(word(new.cache).into())),
+        ("on-error", (new.on_error != OnError::Report).then(|| word(new.on_error).into())),
+        ("on-read-error", new.on_read_error.map(|policy| word(policy).into())),
+        ("io-timeout", new.io_timeout.map(|limit| limit.0.as_secs_f64().into())),
     ] {
         match value {
             Some(value) => set(document, key, value),
@@ -332,7 +335,8 @@ mod tests {
     #[test]
     fn limits_and_the_cache_mode_change_and_comments_stay() {
         let text = "# The database.\nblk-file = '/a.img' # raw\nsocket-path = '/s'\n\
-                    limit-iops = 5 # slow\nlimit-group = 'gold'\n";
+                    limit-iops = 5 # slow\nlimit-group = 'gold'\non-read-error = 'stop'\n\
+                    on-error = 'stop' # halts\n";
         let old = config::disk_of_table("a test", &text.parse::<Table>().unwrap()).unwrap();
         let new = DiskArgs {
             limit_iops: std::num::NonZeroU64::new(7),
@@ -340,6 +344,9 @@ mod tests {
             limit_burst: Burst(std::time::Duration::from_millis(250)),
             limit_group: None,
             cache: crate::values::Cache::Writethrough,
+            on_error: OnError::Enospc,
+            on_read_error: None,
+            io_timeout: Some(crate::values::IoTimeout(std::time::Duration::from_millis(1500))),
             ..old
         };
         let change = |document: &mut DocumentMut| {
@@ -349,7 +356,7 @@ mod tests {
         let edited = edited(text, change).unwrap();
         let again = config::disk_of_table("a test", &edited.parse::<Table>().unwrap()).unwrap();
         assert_eq!(again, new, "{edited}");
-        for line in ["# The database.\n", " # raw\n", "limit-iops = 7 # slow\n"] {
+        for line in ["# The database.\n", " # raw\n", "limit-iops = 7 # slow\n", "\"enospc\" # halts\n"] {
             assert!(edited.contains(line), "{line}: {edited}");
         }
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Makes the disks those that the files of the configuration folder describe.
 //!
-//! A change of limits and of the cache mode reaches a running disk. Any other change needs a restart
-//! of the disk, which happens only while no front-end is connected: not every VMM connects again.
+//! A change of limits, of the cache mode and of the treatment of errors reaches a running disk. Any other change
+//! needs a restart of the disk, which happens only while no front-end is connected: not every VMM connects again.
 //! Disks that a command added are not touched.
 //!
 //! Each disk is treated by a thread of its own (`openers.rs`), and a reload waits for all of them for a bounded time:
@@ -372,7 +372,8 @@ impl Disks {
             false => Err(Failure::run(
                 what,
                 "a front-end is connected",
-                "stop its VMM and reload again; limits and the cache mode change without a restart",
+                "stop its VMM and reload again; limits, cache, on-error, on-read-error and io-timeout change \
+                 without a restart",
             )),
         }
     }
@@ -402,6 +403,9 @@ fn with_live_options_of(old: &DiskArgs, new: &DiskArgs) -> DiskArgs {
         limit_burst: new.limit_burst,
         limit_group: new.limit_group.clone(),
         cache: new.cache,
+        on_error: new.on_error,
+        on_read_error: new.on_read_error,
+        io_timeout: new.io_timeout,
         ..old.clone()
     }
 }

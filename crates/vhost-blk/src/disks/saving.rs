@@ -4,7 +4,7 @@
 //! | Disk | `save` | Then it is |
 //! |---|---|---|
 //! | of a command | writes a new file with its present options | of the folder |
-//! | of the folder | writes its present limits and its cache mode into its file | of the folder |
+//! | of the folder | writes its present limits, cache mode and treatment of errors into its file | of the folder |
 //!
 //! No reload runs meanwhile. The next one finds the file and the disk alike.
 
@@ -13,7 +13,7 @@ use super::{Disks, Image, Mode, Origin};
 use crate::disk_options;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::values::{Burst, Cache};
+use crate::values::{Burst, Cache, IoTimeout, OnReadError};
 use serde_json::Value;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -140,7 +140,7 @@ impl Disks {
     }
 }
 
-/// The options of a disk, with the limits and the cache mode that commands have given it.
+/// The options of a disk, with those that commands have changed.
 fn present(args: DiskArgs, status: &Status) -> DiskArgs {
     let limits = status.limits;
     DiskArgs {
@@ -149,6 +149,9 @@ fn present(args: DiskArgs, status: &Status) -> DiskArgs {
         limit_burst: Burst(limits.burst),
         limit_group: status.limit_group.as_deref().map(str::to_owned),
         cache: if status.writeback { Cache::Writeback } else { Cache::Writethrough },
+        on_error: status.errors.policies.others.into(),
+        on_read_error: OnReadError::of(status.errors.policies),
+        io_timeout: status.errors.io_timeout.map(IoTimeout),
         ..args
     }
 }

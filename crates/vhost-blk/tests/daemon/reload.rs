@@ -129,8 +129,9 @@ fn a_refused_change_of_limits_and_cache_mode_changes_neither() {
     }
 }
 
-/// A disk of the folder whose bitmaps cannot be kept before its file system is thawed.
-fn slow_to_end<'a>(rig: &Rig, mount: &'a Mount) -> Frozen<'a> {
+/// A disk of the folder whose bitmaps cannot be kept before its file system is thawed, after the reload that restarts
+/// it. `meanwhile` is called while that waits. Returns the text of the reload, too.
+fn slow_to_end<'a>(rig: &Rig, mount: &'a Mount, meanwhile: impl Fn()) -> (Frozen<'a>, String) {
     let image = mount.path("image");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let text = |serial: &str| {
@@ -145,12 +146,18 @@ fn slow_to_end<'a>(rig: &Rig, mount: &'a Mount) -> Frozen<'a> {
     rig.ok("backup a --to full --bitmap b");
     let frozen = Frozen::of(mount);
     rig.write_file("a", &text("new"));
-    let output = rig.ctl("reload");
-    let told = crate::common::stdout(&output);
-    assert!(told.contains("it starts with the options of its file after that"), "{told}");
+    let told = std::thread::scope(|scope| {
+        let reload = scope.spawn(|| crate::common::stdout(&rig.ctl("reload")));
+        rig.wait_for("a", "stopping");
+        meanwhile();
+        reload.join().unwrap()
+    });
+    assert!(told.starts_with("a: failed: "), "{told}");
     assert_eq!(rig.row("a")["state"], "stopping");
-    frozen
+    (frozen, told)
 }
+
+const COMES_BACK: &str = "it starts with the options of its file after that";
 
 #[test]
 fn a_disk_that_ends_too_late_for_its_restart_is_served_after_its_end() {
@@ -159,7 +166,8 @@ fn a_disk_that_ends_too_late_for_its_restart_is_served_after_its_end() {
     }
     let rig = Rig::of_folder(&[]);
     let mount = Mount::ext4(rig.place.dir.path(), 64);
-    let frozen = slow_to_end(&rig, &mount);
+    let (frozen, text) = slow_to_end(&rig, &mount, || ());
+    assert!(text.contains(COMES_BACK), "{text}");
     let mut told = subscribed(&rig);
     drop(frozen);
     rig.wait_for("a", "serving");
@@ -174,14 +182,21 @@ fn a_disk_that_is_removed_while_its_restart_waits_does_not_come_back() {
     if may_not_mount() {
         return;
     }
-    let rig = Rig::of_folder(&[]);
-    let mount = Mount::ext4(rig.place.dir.path(), 64);
-    let frozen = slow_to_end(&rig, &mount);
-    let mut told = subscribed(&rig);
-    rig.refused("--timeout 1 remove a", 3);
-    drop(frozen);
-    assert_eq!(next(&mut told)["event"], "removed");
-    assert_eq!(rig.names(), [""; 0]);
+    for is_late in [false, true] {
+        let rig = Rig::of_folder(&[]);
+        let mount = Mount::ext4(rig.place.dir.path(), 64);
+        let remove = || drop(rig.refused("--timeout 1 remove a", 3));
+        let meanwhile = || if !is_late { remove() };
+        let (frozen, text) = slow_to_end(&rig, &mount, meanwhile);
+        assert_eq!(text.contains(COMES_BACK), is_late, "{text}");
+        if is_late {
+            remove();
+        }
+        let mut told = subscribed(&rig);
+        drop(frozen);
+        assert_eq!(next(&mut told)["event"], "removed");
+        assert_eq!(rig.names(), [""; 0]);
+    }
 }
 
 #[test]

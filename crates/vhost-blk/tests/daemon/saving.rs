@@ -54,6 +54,11 @@ fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
     let text = rig.ok("status later");
     assert!(text.contains("origin      a file of --config-dir\n"), "{text}");
     assert!(text.contains("limit-iops=7") && !text.contains("queue-size"), "{text}");
+    // A change of a disk of a command makes it one of the folder.
+    rig.add("third", "");
+    rig.ok("limit third --iops 3 --save");
+    assert_eq!(origin(&rig, "third"), json!("folder"));
+    rig.ok("remove third --save");
     restart(&mut rig);
     assert_eq!(rig.names(), ["kept", "later"]);
     assert_eq!(rig.guest("kept").get_id().unwrap()[..1], *b"S");

@@ -4,6 +4,7 @@
 use crate::common::wait_until;
 use crate::rig::Rig;
 use driver::Request;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Stdio};
@@ -25,6 +26,11 @@ impl Watcher {
     /// The next message; `None`: the stream has ended.
     fn next(&mut self) -> Option<Value> {
         let mut line = String::new();
+        if self.lines.buffer().is_empty() {
+            let mut ready = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
+            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+            assert_ne!(poll(&mut ready, Some(&limit)).unwrap(), 0, "waited in vain for a message");
+        }
         self.lines.read_line(&mut line).unwrap();
         (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
     }
