@@ -333,11 +333,7 @@ impl PlaneSelector {
     /// # Errors
     /// [`KernelError`] if the kernel is selected for the queues of this front-end or of the next one, and cannot have
     /// these rules: nothing is changed.
-    pub fn set_error_rules(
-        &mut self,
-        old: ErrorRules,
-        new: ErrorRules,
-    ) -> Result<(), KernelError> {
+    pub fn set_error_rules(&mut self, old: ErrorRules, new: ErrorRules) -> Result<(), KernelError> {
         let in_use = [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel);
         let Some(kernel) = &mut self.kernel else { return Ok(()) };
         kernel.set_error_rules(new);

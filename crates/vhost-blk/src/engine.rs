@@ -6,8 +6,8 @@ use crate::options::{DiskArgs, ProcessArgs};
 use crate::values::{Cache, Coalesce, IoPoll, Plane};
 use backend::{Disk, ImageLock};
 use data_plane::{
-    Health, HealthEvent, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector,
-    StartError, UringOptions, UringPool,
+    Health, HealthEvent, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, StartError,
+    UringOptions, UringPool,
 };
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;

@@ -5,7 +5,8 @@
 use crate::failure::Failure;
 use crate::values::{
     self, AllowBacking, BackendKind, BatchSize, Burst, Cache, Coalesce, CpuList, Format, IoPoll,
-    IoTimeout, LockMode, LogFormat, LogLevel, MetricsAddress, OnError, OnOff, OnReadError, Plane, Size,
+    IoTimeout, LockMode, LogFormat, LogLevel, MetricsAddress, OnError, OnOff, OnReadError, Plane,
+    Size,
 };
 use clap::Args;
 use data_plane::{ErrorPolicies, ErrorPolicy, ErrorRules, Limits};

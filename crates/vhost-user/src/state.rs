@@ -4,8 +4,8 @@
 
 use crate::DeviceOptions;
 use backend::Info;
-use data_plane::{Histogram, LATENCY_BUCKETS, Latencies, Limits, PlaneKind, QueueStats};
 use data_plane::{ErrorPolicies, ErrorPolicy, ErrorRules, Selected, Selection};
+use data_plane::{Histogram, LATENCY_BUCKETS, Latencies, Limits, PlaneKind, QueueStats};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use std::time::Duration;

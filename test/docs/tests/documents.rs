@@ -243,10 +243,7 @@ const LIMITS: [(&str, &[(&str, &str)]); 8] = [
             ("ENDS_MAX", "crates/vhost-blk/src/control/places.rs"),
         ],
     ),
-    (
-        "requests in flight per queue",
-        &[("DEPTH_MAX", "crates/data-plane/src/request_table.rs")],
-    ),
+    ("requests in flight per queue", &[("DEPTH_MAX", "crates/data-plane/src/request_table.rs")]),
     ("wrappers", &[("LAYERS_MAX", "crates/backend/src/wrap/spec.rs")]),
     ("memory regions", &[("SLOTS_MAX", "crates/vhost-user/src/mem_table.rs")]),
 ];

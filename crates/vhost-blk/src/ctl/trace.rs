@@ -62,11 +62,9 @@ fn warn_of_untraced(untraced: &Value, as_json: bool) {
         let line = format!("the queues of {names} {line}");
         // A failed write to stderr has no remedy.
         let _ = match as_json {
-            true => writeln!(
-                std::io::stderr(),
-                "{}",
-                json!({"warning": line, "untraced": untraced})
-            ),
+            true => {
+                writeln!(std::io::stderr(), "{}", json!({"warning": line, "untraced": untraced}))
+            }
             false => writeln!(std::io::stderr(), "vhost-blk: {line}"),
         };
     }

@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tempfile::NamedTempFile;
 use toml_edit::{DocumentMut, Item, Value};
 
@@ -248,20 +249,31 @@ fn set_live(document: &mut DocumentMut, new: &DiskArgs) {
     let number = |number: std::num::NonZeroU64| i64::try_from(number.get()).unwrap_or(i64::MAX);
     let burst = (new.limit_burst != Burst(data_plane::Limits::BURST_DEFAULT))
         .then(|| new.limit_burst.0.as_secs_f64().into());
+    // A line with the default stays.
+    let on_error = (new.on_error != OnError::Report || document.contains_key("on-error"))
+        .then(|| word(new.on_error).into());
     for (key, value) in [
         ("limit-iops", new.limit_iops.map(|iops| number(iops).into())),
         ("limit-bandwidth", new.limit_bandwidth.map(|bytes| number(bytes).into())),
         ("limit-burst", burst),
         ("limit-group", new.limit_group.as_deref().map(Value::from)),
         ("cache", Some(word(new.cache).into())),
-        ("on-error", (new.on_error != OnError::Report).then(|| word(new.on_error).into())),
+        ("on-error", on_error),
         ("on-read-error", new.on_read_error.map(|policy| word(policy).into())),
-        ("io-timeout", new.io_timeout.map(|limit| limit.0.as_secs_f64().into())),
+        ("io-timeout", new.io_timeout.map(|limit| seconds(limit.0))),
     ] {
         match value {
             Some(value) => set(document, key, value),
             None => drop(document.remove(key)),
         }
+    }
+}
+
+/// Seconds, without a fraction if there is none.
+fn seconds(time: Duration) -> Value {
+    match i64::try_from(time.as_secs()) {
+        Ok(seconds) if time.subsec_nanos() == 0 => seconds.into(),
+        _ => time.as_secs_f64().into(),
     }
 }
 
@@ -349,14 +361,25 @@ mod tests {
             io_timeout: Some(crate::values::IoTimeout(std::time::Duration::from_millis(1500))),
             ..old
         };
-        let change = |document: &mut DocumentMut| {
-            set_live(document, &new);
-            Ok(())
+        let text_with = |new: &DiskArgs, text: &str| {
+            let change = |document: &mut DocumentMut| {
+                set_live(document, new);
+                Ok(())
+            };
+            edited(text, change).unwrap()
         };
-        let edited = edited(text, change).unwrap();
+        let edited = text_with(&new, text);
         let again = config::disk_of_table("a test", &edited.parse::<Table>().unwrap()).unwrap();
         assert_eq!(again, new, "{edited}");
-        for line in ["# The database.\n", " # raw\n", "limit-iops = 7 # slow\n", "\"enospc\" # halts\n"] {
+        for line in
+            ["# The database.\n", " # raw\n", "limit-iops = 7 # slow\n", "\"enospc\" # halts\n"]
+        {
+            assert!(edited.contains(line), "{line}: {edited}");
+        }
+        let seconds = Some(crate::values::IoTimeout(std::time::Duration::from_secs(5)));
+        let plain = DiskArgs { on_error: OnError::Report, io_timeout: seconds, ..new };
+        let edited = text_with(&plain, &edited);
+        for line in ["on-error = \"report\" # halts\n", "io-timeout = 5\n"] {
             assert!(edited.contains(line), "{line}: {edited}");
         }
     }

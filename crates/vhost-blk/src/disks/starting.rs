@@ -426,7 +426,10 @@ mod tests {
         assert_eq!(failure.sort, Sort::NoSuchDisk);
         second.check().unwrap();
         let of_second = which(&disks, "a");
-        assert_eq!(disks.remove_this("a", &of_second, Next::Removed, || true).unwrap(), Removed::GivenUp);
+        assert_eq!(
+            disks.remove_this("a", &of_second, Next::Removed, || true).unwrap(),
+            Removed::GivenUp
+        );
         assert_eq!(state(&disks), Some(RowState::GivenUp));
         // The name is free, and the opening that was left does nothing to the next one.
         let third = reserve();

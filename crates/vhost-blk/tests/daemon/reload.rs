@@ -186,7 +186,11 @@ fn a_disk_that_is_removed_while_its_restart_waits_does_not_come_back() {
         let rig = Rig::of_folder(&[]);
         let mount = Mount::ext4(rig.place.dir.path(), 64);
         let remove = || drop(rig.refused("--timeout 1 remove a", 3));
-        let meanwhile = || if !is_late { remove() };
+        let meanwhile = || {
+            if !is_late {
+                remove()
+            }
+        };
         let (frozen, text) = slow_to_end(&rig, &mount, meanwhile);
         assert_eq!(text.contains(COMES_BACK), is_late, "{text}");
         if is_late {

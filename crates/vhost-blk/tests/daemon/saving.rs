@@ -191,7 +191,8 @@ fn a_change_that_holds_and_is_not_saved_says_so() {
         rig.write_file("a", "# another one");
         drop(locked);
         let line = limited.join().unwrap();
-        for part in ["the change holds until the disk ends, and is not saved: ", "a.toml exists; "] {
+        for part in ["the change holds until the disk ends, and is not saved: ", "a.toml exists; "]
+        {
             assert!(line.contains(part), "{line}");
         }
     });

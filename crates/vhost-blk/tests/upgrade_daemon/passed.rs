@@ -20,7 +20,13 @@ fn each_disk_keeps_its_pause_its_limits_its_cache_mode_its_rules_for_errors_and_
         let status = rig.json(&format!("status {name}"));
         let options = &status["options"];
         let errors = json!([options["on_error"], options["on_read_error"], options["io_timeout"]]);
-        json!([status["paused"], status["limits"], status["writeback"], status["front_ends"], errors])
+        json!([
+            status["paused"],
+            status["limits"],
+            status["writeback"],
+            status["front_ends"],
+            errors
+        ])
     };
     let requests = |name: &str| rig.json(&format!("stats {name}"))["queues"][0]["chains"].clone();
     let names = ["a", "b", "c"];
