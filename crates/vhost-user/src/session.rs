@@ -111,10 +111,7 @@ impl<'a> Session<'a> {
             base: slot.base,
             indirect: self.acked(F_INDIRECT_DESC),
             event_idx: self.acked(F_EVENT_IDX),
-            keep_descriptors: self.inflight_region.is_some()
-                || self.device.health.can_halt()
-                || self.device.health.is_halted()
-                || !slot.kept.is_empty(),
+            keep_descriptors: self.inflight_region.is_some() || self.device.health.can_halt(),
             log: self.log.clone().filter(|_| self.acked(VHOST_F_LOG_ALL)),
             used_log_addr: addr.used_log,
         };
