@@ -20,6 +20,7 @@ mod coalesce;
 #[cfg(test)]
 mod conformance;
 mod error;
+mod error_rules;
 mod event;
 mod failure;
 mod health;

@@ -148,33 +148,7 @@ fn of_disk(
     call: &mut Call,
 ) -> Result<Value, CallError> {
     let wanted = call.optional("name", text)?;
-    let (what, command) = match method {
-        "Status" => ("get the status of", Command::Status),
-        "Stats" => ("get the counters of", Command::Status),
-        "DiscardStats" => ("get the discards of", Command::Status),
-        "Resize" => {
-            let bytes = call.optional("bytes", Value::as_u64)?;
-            ("resize", Command::Resize(bytes))
-        }
-        "Limit" => ("limit", limit(disks, call)?),
-        "Pause" => ("pause", Command::Pause),
-        "Resume" => ("resume", Command::Resume),
-        "Switch" => {
-            let plane = |value: &Value| match value.as_str()? {
-                "kernel" => Some(PlaneKind::Kernel),
-                "uring" => Some(PlaneKind::Uring),
-                _ => None,
-            };
-            ("switch the data plane of", Command::Switch(call.required("plane", plane)?))
-        }
-        "SetCache" => {
-            let mode = call.required("mode", word::<Cache>)?;
-            let on = mode == Cache::Writeback;
-            ("set the cache mode of", Command::SetCache(on))
-        }
-        "SetErrors" => ("set the treatment of errors of", Command::SetErrors(errors(call)?)),
-        _ => return Err(CallError::MethodNotFound(method.to_owned())),
-    };
+    let (what, command) = command(disks, method, call)?;
     let saves = matches!(method, "Limit" | "SetCache" | "SetErrors") && saving::is_wanted(call)?;
     call.no_more()?;
     if method == "Status"
@@ -211,6 +185,41 @@ fn of_disk(
         Answer::Changed(changed) => Ok(saving::changed(disks, client, &name, saves, changed)?),
         Answer::Refused(why) => Err(Failure::told(what, why).into()),
     }
+}
+
+/// The command of a method of one disk, and its act for errors.
+fn command(
+    disks: &Disks,
+    method: &str,
+    call: &mut Call,
+) -> Result<(&'static str, Command), CallError> {
+    Ok(match method {
+        "Status" => ("get the status of", Command::Status),
+        "Stats" => ("get the counters of", Command::Status),
+        "DiscardStats" => ("get the discards of", Command::Status),
+        "Resize" => {
+            let bytes = call.optional("bytes", Value::as_u64)?;
+            ("resize", Command::Resize(bytes))
+        }
+        "Limit" => ("limit", limit(disks, call)?),
+        "Pause" => ("pause", Command::Pause),
+        "Resume" => ("resume", Command::Resume),
+        "Switch" => {
+            let plane = |value: &Value| match value.as_str()? {
+                "kernel" => Some(PlaneKind::Kernel),
+                "uring" => Some(PlaneKind::Uring),
+                _ => None,
+            };
+            ("switch the data plane of", Command::Switch(call.required("plane", plane)?))
+        }
+        "SetCache" => {
+            let mode = call.required("mode", word::<Cache>)?;
+            let on = mode == Cache::Writeback;
+            ("set the cache mode of", Command::SetCache(on))
+        }
+        "SetErrors" => ("set the treatment of errors of", Command::SetErrors(errors(call)?)),
+        _ => return Err(CallError::MethodNotFound(method.to_owned())),
+    })
 }
 
 fn told(method: &str, name: &str, status: &Status, facts: Option<&Facts>) -> Value {

@@ -4,6 +4,7 @@
 mod add;
 mod ask;
 mod backup;
+mod errors;
 mod mirror;
 mod text;
 mod trace;
@@ -12,12 +13,13 @@ mod unserved;
 use crate::failure::Failure;
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
 use crate::subscription::now_ms;
-use crate::values::{self, Burst, Cache, LogLevel, NewIoTimeout, OnError, OnReadError, Size, word};
+use crate::values::{self, Burst, Cache, LogLevel, Size, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
 use ask::Stream;
 use backup::BackupArgs;
 use clap::{Args, Subcommand, ValueEnum};
+use errors::ErrorsArgs;
 use mirror::MirrorArgs;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -191,25 +193,7 @@ pub enum Action {
     },
     /// Set the effect of errors of the storage, and the time after which it is told that it hangs, while the
     /// guest runs. The queues stop for a moment
-    #[command(group = clap::ArgGroup::new("errors").required(true).multiple(true))]
-    SetErrors {
-        /// The disk.
-        #[command(flatten)]
-        disk: Named,
-        /// As --on-error of serve, for reads, too
-        #[arg(long, value_name = "POLICY", group = "errors")]
-        on_error: Option<OnError>,
-        /// For reads alone; only the io_uring plane can part the two
-        #[arg(long, value_name = "POLICY", group = "errors")]
-        on_read_error: Option<OnReadError>,
-        /// As --io-timeout of serve; 0: none
-        #[arg(long, value_name = "SECONDS", value_parser = values::new_io_timeout,
-              group = "errors")]
-        io_timeout: Option<NewIoTimeout>,
-        /// Write the options into the file of the disk, too, as save does
-        #[arg(long)]
-        save: bool,
-    },
+    SetErrors(ErrorsArgs),
     /// Make the image of a disk the read-only backing file of a new qcow2 image, in which the guest
     /// goes on. Requests wait for a moment. The next start of the disk needs the printed options
     Snapshot {
@@ -366,14 +350,8 @@ fn call(action: &Action) -> Result<Call, Failure> {
             let parameters = json!({"name": name, "mode": word(*mode), "save": save});
             Call::new("set the cache mode", "SetCache", parameters)
         }
-        Action::SetErrors { disk, on_error, on_read_error, io_timeout, save } => {
-            let seconds = |new: NewIoTimeout| new.0.map_or(0.0, |limit| limit.0.as_secs_f64());
-            let parameters = json!({
-                "name": disk.name, "on_error": on_error.map(word),
-                "on_read_error": on_read_error.map(word), "io_timeout": io_timeout.map(seconds),
-                "save": save,
-            });
-            Call::new("set the treatment of errors", "SetErrors", parameters)
+        Action::SetErrors(errors) => {
+            Call::new("set the treatment of errors", "SetErrors", errors.parameters())
         }
         Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(text::stats),
         Action::Status(disk) => Call::new("get the status", "Status", of(disk))

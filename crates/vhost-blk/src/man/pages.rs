@@ -267,16 +267,7 @@ pub const PAGES: &[Page] = &[
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-pause", "1")],
     },
     saving::SAVE,
-    Page {
-        command: "vhost-blk ctl set-cache",
-        statuses: USUAL,
-        files: CONTROL_SOCKET,
-        examples: &[(
-            "Make each completed write durable:",
-            "vhost-blk ctl --control-path vhost-blk.ctl set-cache data writethrough",
-        )],
-        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
-    },
+    saving::SET_CACHE,
     saving::SET_ERRORS,
     snapshots::SNAPSHOT,
     snapshots::SNAPSHOTS,

@@ -24,6 +24,17 @@ pub(super) const SAVE: Page = Page {
     ],
 };
 
+pub(super) const SET_CACHE: Page = Page {
+    command: "vhost-blk ctl set-cache",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[(
+        "Make each completed write durable:",
+        "vhost-blk ctl --control-path vhost-blk.ctl set-cache data writethrough",
+    )],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+};
+
 pub(super) const SET_ERRORS: Page = Page {
     command: "vhost-blk ctl set-errors",
     statuses: USUAL,
