@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Those who watch a daemon go on watching it after an upgrade.
+//! Watchers of a daemon go on after an upgrade.
 
 use crate::common::wait_until;
 use crate::rig::Rig;
