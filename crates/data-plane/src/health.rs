@@ -5,6 +5,7 @@
 //! ([`Verdict::Keep`]), and no queue takes a chain until [`Health::resume`]. The queues then carry
 //! the kept requests out before any other.
 
+pub use crate::error_rules::{ErrorPolicies, ErrorPolicy, ErrorRules};
 use crate::failure::{FailureKind, Failures, StorageFailure};
 use crate::latency::{Nanos, Operation};
 use crate::trace::{Traced, Tracer};
@@ -16,18 +17,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use virtio_blk::Kind;
-
-/// Errors of the storage that halt the disk; all others reach the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ErrorPolicy {
-    /// None.
-    #[default]
-    Report,
-    /// Every error.
-    Stop,
-    /// ENOSPC and EDQUOT.
-    Enospc,
-}
 
 /// A halt of the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,8 +102,8 @@ pub(crate) fn is_any_traced() -> bool {
 /// The health of a disk.
 #[derive(Default)]
 pub struct Health {
-    policy: ErrorPolicy,
-    io_timeout: Option<Duration>,
+    /// Changes while no queue runs. The threads read it at the start of a queue and after an error only.
+    rules: Mutex<ErrorRules>,
     /// Copy of `report.halt.is_some()` for the threads.
     halted: AtomicBool,
     /// A failed FLUSH has halted the disk. Later ones fail by the same loss.
@@ -130,9 +119,9 @@ pub struct Health {
 
 impl fmt::Debug for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (policy, report) = (&self.policy, &self.report);
+        let (rules, report) = (&self.rules, &self.report);
         let mut shown = f.debug_struct("Health");
-        shown.field("policy", policy).field("report", report).finish_non_exhaustive()
+        shown.field("rules", rules).field("report", report).finish_non_exhaustive()
     }
 }
 
@@ -150,8 +139,19 @@ pub(crate) enum Verdict {
 impl Health {
     /// The health of a disk. `io_timeout` is the time after which a request in flight is a stall;
     /// `None`: never.
-    pub fn new(policy: ErrorPolicy, io_timeout: Option<Duration>) -> Self {
-        Health { policy, io_timeout, ..Health::default() }
+    pub fn new(policies: impl Into<ErrorPolicies>, io_timeout: Option<Duration>) -> Self {
+        let rules = ErrorRules { policies: policies.into(), io_timeout };
+        Health { rules: Mutex::new(rules), ..Health::default() }
+    }
+
+    /// The present rules.
+    pub fn rules(&self) -> ErrorRules {
+        *self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the rules. No queue may run.
+    pub fn set_rules(&self, rules: ErrorRules) {
+        *self.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules;
     }
 
     /// Sets the function that gets each change. Only the first one is used.
@@ -177,7 +177,7 @@ impl Health {
 
     /// Returns whether an error can halt the disk.
     pub fn can_halt(&self) -> bool {
-        self.policy != ErrorPolicy::Report
+        self.policies().can_halt()
     }
 
     /// Ends a halt. Returns whether there was one.
@@ -244,7 +244,7 @@ impl Health {
     }
 
     pub(crate) fn io_timeout(&self) -> Option<Duration> {
-        self.io_timeout
+        self.rules().io_timeout
     }
 
     /// Judges the failed I/O of a request.
@@ -252,7 +252,12 @@ impl Health {
     /// A FLUSH is never kept: the loss of a completed write cannot be made good by another sync,
     /// and a daemon that carries it out after a restart would report success.
     pub(crate) fn judge(&self, kind: Kind, error: IoError) -> Verdict {
-        let halts = match (self.policy, error) {
+        let policies = self.policies();
+        let policy = match kind {
+            Kind::Read { .. } => policies.reads,
+            _ => policies.others,
+        };
+        let halts = match (policy, error) {
             (ErrorPolicy::Report, _) | (_, IoError::Unsupported) => false,
             (ErrorPolicy::Stop, _) => true,
             (ErrorPolicy::Enospc, error) => {
@@ -275,13 +280,13 @@ impl Health {
     }
 
     /// The errors that halt the disk.
-    pub(crate) fn policy(&self) -> ErrorPolicy {
-        self.policy
+    pub(crate) fn policies(&self) -> ErrorPolicies {
+        self.rules().policies
     }
 
     /// Returns whether a FLUSH that fails can halt the disk.
     pub(crate) fn can_flush_halt(&self) -> bool {
-        self.can_halt() && !self.flush_failed.load(Relaxed)
+        self.policies().others != ErrorPolicy::Report && !self.flush_failed.load(Relaxed)
     }
 
     /// Takes note that the kernel module has halted the disk, as [`Health::judge`] would.
@@ -409,6 +414,23 @@ mod tests {
                 "{policy:?} {error}"
             );
         }
+    }
+
+    #[test]
+    fn reads_have_a_policy_of_their_own_which_the_operator_changes() {
+        use ErrorPolicy::{Report, Stop};
+        let read = Kind::Read { sector: 8, bytes: 512 };
+        let health = Health::new(ErrorPolicies { reads: Report, others: Stop }, None);
+        let verdicts = |health: &Health| [read, WRITE].map(|kind| health.judge(kind, BROKEN));
+        assert_eq!(verdicts(&health), [Verdict::Report, Verdict::Keep]);
+        assert!(health.can_halt() && health.can_flush_halt());
+        let policies = ErrorPolicies { reads: Stop, others: Report };
+        health.set_rules(ErrorRules { policies, io_timeout: None });
+        assert_eq!(verdicts(&health), [Verdict::Keep, Verdict::Report]);
+        assert!(health.can_halt() && !health.can_flush_halt());
+        health.set_rules(ErrorRules::default());
+        assert_eq!(verdicts(&health), [Verdict::Report; 2]);
+        assert!(!health.can_halt());
     }
 
     #[test]

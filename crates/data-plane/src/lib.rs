@@ -20,6 +20,7 @@ mod coalesce;
 #[cfg(test)]
 mod conformance;
 mod error;
+mod error_rules;
 mod event;
 mod failure;
 mod health;
@@ -54,7 +55,10 @@ mod worker;
 
 pub use error::{KernelError, QueueStartError, StartError};
 pub use failure::{FailureKind, StorageFailure};
-pub use health::{ErrorPolicy, Halt, Health, HealthEvent, HealthHook, HealthReport, TraceHook};
+pub use health::{
+    ErrorPolicies, ErrorPolicy, ErrorRules, Halt, Health, HealthEvent, HealthHook, HealthReport,
+    TraceHook,
+};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
 pub use latency::{Histogram, LATENCY_BUCKETS, Latencies, Operation};
 pub use limits::Limits;

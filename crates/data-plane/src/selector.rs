@@ -9,6 +9,7 @@ pub use kernel_start::Recovered;
 pub use replacement::{Prepared, ReplaceError};
 
 use crate::error::{KernelError, QueueStartError};
+use crate::health::ErrorRules;
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limits::Limits;
 use crate::plane::{DataPlane, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
@@ -324,6 +325,22 @@ impl PlaneSelector {
             _ => {}
         }
         self.uring.set_limits(limits);
+        Ok(())
+    }
+
+    /// Makes the kernel plane adopt the rules for errors. No queue may run.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the kernel is selected for the queues of this front-end or of the next one, and cannot have
+    /// these rules: nothing is changed.
+    pub fn set_error_rules(&mut self, old: ErrorRules, new: ErrorRules) -> Result<(), KernelError> {
+        let in_use = [self.current.plane, self.preferred.plane].contains(&PlaneKind::Kernel);
+        let Some(kernel) = &mut self.kernel else { return Ok(()) };
+        kernel.set_error_rules(new);
+        if in_use && let Err(error) = kernel.check() {
+            kernel.set_error_rules(old);
+            return Err(error);
+        }
         Ok(())
     }
 

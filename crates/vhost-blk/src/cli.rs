@@ -53,9 +53,10 @@ pub const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-f
 /// Runs the program with `args` (the first is the program's name).
 pub fn run(args: Vec<OsString>) -> ExitCode {
     if args.get(1).is_some_and(|command| command == upgrade::CHECK_COMMAND) {
-        return ended(check_upgrade(args));
+        return ended(check_upgrade(args), false);
     }
     let args = with_command(args);
+    let as_json = asks_for_json(&args);
     if asks_for_capabilities(&args) {
         return print(&format!("{CAPABILITIES}\n"));
     }
@@ -64,7 +65,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Err(Answer::Text(text)) => return print(&text),
         Err(Answer::Failure(failure)) => Err(failure),
     };
-    ended(outcome)
+    ended(outcome, as_json)
 }
 
 /// The check that an older program has this one make (`upgrade-check` and its own arguments).
@@ -82,12 +83,15 @@ fn check_upgrade(mut args: Vec<OsString>) -> Result<ExitCode, Failure> {
     .map(|()| ExitCode::SUCCESS)
 }
 
-fn ended(outcome: Result<ExitCode, Failure>) -> ExitCode {
+fn ended(outcome: Result<ExitCode, Failure>, as_json: bool) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => {
             // A failed write to stderr has no remedy.
-            let _ = writeln!(std::io::stderr(), "vhost-blk: {failure}");
+            let _ = match as_json {
+                true => writeln!(std::io::stderr(), "{}", failure.to_json()),
+                false => writeln!(std::io::stderr(), "vhost-blk: {failure}"),
+            };
             failure.exit_code()
         }
     }
@@ -188,6 +192,12 @@ fn with_command(mut args: Vec<OsString>) -> Vec<OsString> {
         args.insert(1, "serve".into());
     }
     args
+}
+
+/// Returns whether the command is `ctl --json`. The rest of the arguments may be wrong.
+fn asks_for_json(args: &[OsString]) -> bool {
+    let mut of_ctl = args.iter().skip(2).take_while(|arg| *arg != "--");
+    args.get(1).is_some_and(|command| command == "ctl") && of_ctl.any(|arg| arg == "--json")
 }
 
 fn asks_for_capabilities(args: &[OsString]) -> bool {

@@ -27,8 +27,8 @@ pub fn of_disk<E>(
     let DiskArgs { direct, discard, lock, logical_block_size, read_only, serial, size, .. } = disk;
     let DiskArgs { wrap, limit_bandwidth, limit_burst, limit_iops, num_queues, .. } = disk;
     let DiskArgs { packed, queue_size, data_plane, allow_backing, format, .. } = disk;
-    let DiskArgs { incoming, io_timeout, on_error, limit_group, .. } = disk;
-    let given: [(&str, Option<Value>); 27] = [
+    let DiskArgs { incoming, io_timeout, on_error, on_read_error, limit_group, .. } = disk;
+    let given: [(&str, Option<Value>); 28] = [
         ("socket_group", text(socket_group)),
         ("socket_mode", socket_mode.map(|mode| format!("{mode:04o}").into())),
         ("socket_path", path(socket_path)?),
@@ -42,6 +42,7 @@ pub fn of_disk<E>(
         ("incoming", on(*incoming)),
         ("io_timeout", io_timeout.map(|limit| limit.0.as_secs_f64().into())),
         ("on_error", Some(word(*on_error).into())),
+        ("on_read_error", on_read_error.map(|policy| word(policy).into())),
         ("lock", Some(word(*lock).into())),
         ("logical_block_size", logical_block_size.map(Value::from)),
         ("read_only", on(*read_only)),
@@ -123,7 +124,7 @@ mod tests {
              --logical-block-size 4096 --num-queues 3 --packed off --queue-size 64 --serial ab \
              --socket-group 0 --socket-mode 640 --socket-path /s",
             "--blk-file /a --socket-path /s --format qcow2 --allow-backing same-dir \
-             --io-timeout 2.5 --on-error enospc",
+             --io-timeout 2.5 --on-error enospc --on-read-error stop",
             "--blk-file a --socket-path ../s --incoming on --format raw",
             "--blk-file /a --socket-path /s --io-timeout 0.123456789 --limit-burst 3599.999999999",
         ] {

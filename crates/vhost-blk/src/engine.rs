@@ -3,11 +3,11 @@
 
 use crate::failure::Failure;
 use crate::options::{DiskArgs, ProcessArgs};
-use crate::values::{Cache, Coalesce, IoPoll, OnError, Plane};
+use crate::values::{Cache, Coalesce, IoPoll, Plane};
 use backend::{Disk, ImageLock};
 use data_plane::{
-    ErrorPolicy, Health, HealthEvent, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector,
-    StartError, UringOptions, UringPool,
+    Health, HealthEvent, KernelOptions, Limits, PlaneChoice, PlaneKind, PlaneSelector, StartError,
+    UringOptions, UringPool,
 };
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -144,12 +144,8 @@ fn start_failed(error: StartError) -> Failure {
 }
 
 fn health(args: &DiskArgs) -> Health {
-    let policy = match args.on_error {
-        OnError::Report => ErrorPolicy::Report,
-        OnError::Stop => ErrorPolicy::Stop,
-        OnError::Enospc => ErrorPolicy::Enospc,
-    };
-    Health::new(policy, args.io_timeout.map(|limit| limit.0))
+    let rules = args.error_rules();
+    Health::new(rules.policies, rules.io_timeout)
 }
 
 fn uring_options(process: &ProcessArgs, queues: u16) -> UringOptions {
@@ -187,7 +183,7 @@ fn kernel_options(uring: &UringOptions, args: &DiskArgs, process: &ProcessArgs) 
         queue_size_max: args.queue_size,
         limits: if args.limit_group.is_some() { Limits::NONE } else { args.limits() },
         watches_time: args.io_timeout.is_some(),
-        can_halt: args.on_error != OnError::Report,
+        errors: args.error_rules().policies,
     }
 }
 

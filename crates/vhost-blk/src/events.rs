@@ -2,7 +2,8 @@
 //! Events of the disks, for `vhost-blk ctl events`.
 
 use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
-use data_plane::{HealthEvent, Limits, Operation, StorageFailure};
+use crate::values::{OnError, word};
+use data_plane::{ErrorRules, HealthEvent, Limits, Operation, StorageFailure};
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -96,29 +97,60 @@ impl Change {
 
 /// All subscribers.
 #[derive(Debug, Default)]
-pub struct Events(Mutex<Vec<Feed>>);
+pub struct Events(Mutex<Subscribers>);
+
+#[derive(Debug, Default)]
+struct Subscribers {
+    feeds: Vec<Feed>,
+    /// An event that no subscriber has received.
+    kept: Option<Value>,
+}
 
 impl Events {
     /// Tells all subscribers. Never waits for one.
     pub fn tell(&self, disk: &str, change: &Change) {
-        let mut feeds = lock(&self.0);
-        feeds.retain(Feed::has_reader);
-        if feeds.is_empty() {
-            return;
+        let mut subscribers = lock(&self.0);
+        if subscribers.have_some() {
+            subscribers.push(&event(disk, change));
         }
-        let event = event(disk, change);
-        feeds.iter().for_each(|feed| feed.push(event.clone()));
     }
 
-    /// A new subscriber, which receives the events from now on.
+    /// Tells of an upgrade of the program: its versions, and the microseconds without a queue. Its subscribers have
+    /// lost their connections: without one, the event is kept for the next.
+    pub fn tell_upgraded(&self, from: &str, to: &str, pause_us: u64) {
+        let event = json!({
+            "time_ms": now_ms(), "event": "upgraded", "from": from, "to": to, "pause_us": pause_us,
+        });
+        let mut subscribers = lock(&self.0);
+        match subscribers.have_some() {
+            true => subscribers.push(&event),
+            false => subscribers.kept = Some(event),
+        }
+    }
+
+    /// A new subscriber, which receives the events from now on, and a kept one.
     ///
     /// # Errors
     /// The error of the system call, if no file descriptor is left.
     pub fn subscribe(&self) -> io::Result<Subscription> {
         let (feed, subscription) =
             feed(|lost| json!({"time_ms": now_ms(), "event": "lost", "lost": lost}))?;
-        lock(&self.0).push(feed);
+        let mut subscribers = lock(&self.0);
+        subscribers.kept.take().into_iter().for_each(|event| feed.push(event));
+        subscribers.feeds.push(feed);
         Ok(subscription)
+    }
+}
+
+impl Subscribers {
+    /// Forgets those that have gone. Returns whether there are others.
+    fn have_some(&mut self) -> bool {
+        self.feeds.retain(Feed::has_reader);
+        !self.feeds.is_empty()
+    }
+
+    fn push(&self, event: &Value) {
+        self.feeds.iter().for_each(|feed| feed.push(event.clone()));
     }
 }
 
@@ -159,6 +191,15 @@ pub fn limits_value(limits: &Limits, group: Option<&str>) -> Value {
         "iops": limits.iops,
         "bandwidth": limits.bytes,
         "burst_ms": limits.burst.as_millis() as u64,
+    })
+}
+
+/// The treatment of storage that fails or hangs as JSON (`ErrorRules`).
+pub fn errors_value(rules: &ErrorRules) -> Value {
+    json!({
+        "on_error": word(OnError::from(rules.policies.others)),
+        "on_read_error": word(OnError::from(rules.policies.reads)),
+        "io_timeout": rules.io_timeout.map(|limit| limit.as_secs_f64()),
     })
 }
 
@@ -237,6 +278,7 @@ fn of_device(notice: &Notice) -> Named {
             ("limited", Some(("limits", limits_value(limits, group.as_deref()))))
         }
         Notice::Faulted(queue) => ("faulted", Some(("queue", (*queue).into()))),
+        Notice::ErrorsSet(rules) => ("errors_set", Some(("errors", errors_value(rules)))),
         Notice::CacheSet(writeback) => ("cache_set", Some(("writeback", (*writeback).into()))),
     }
 }
@@ -287,6 +329,22 @@ mod tests {
         let events = Events::default();
         drop(events.subscribe().unwrap());
         events.tell("a", &Change::Device(Notice::Paused));
-        assert!(lock(&events.0).is_empty());
+        assert!(lock(&events.0).feeds.is_empty());
+    }
+
+    #[test]
+    fn an_upgrade_is_told_to_all_subscribers_or_to_the_next_one() {
+        let events = Events::default();
+        drop(events.subscribe().unwrap());
+        events.tell_upgraded("1", "2", 3);
+        events.tell("a", &Change::Connected);
+        let (next, later) = (events.subscribe().unwrap(), events.subscribe().unwrap());
+        let told = next.take();
+        assert_eq!(told.len(), 1, "{told:?}");
+        let fields = ["event", "from", "to", "pause_us"].map(|field| told[0][field].clone());
+        assert_eq!(fields, [json!("upgraded"), json!("1"), json!("2"), json!(3)]);
+        assert!(later.take().is_empty());
+        events.tell_upgraded("2", "3", 4);
+        assert_eq!((next.take().len(), later.take().len()), (1, 1));
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The outermost form of an error: one line with cause and remedy, and an exit code.
 
+use serde_json::{Value, json};
 use std::fmt;
 use std::process::ExitCode;
 
@@ -28,6 +29,8 @@ pub struct Failure {
     pub remedy: String,
     /// The sort of the error.
     pub sort: Sort,
+    /// The name of the error with which a daemon has answered; `None`: the failure is this program's own.
+    pub error: Option<String>,
 }
 
 impl Failure {
@@ -38,6 +41,7 @@ impl Failure {
             why: one_line(&why.to_string()),
             remedy: one_line(&remedy.to_string()),
             sort: Sort::Run,
+            error: None,
         }
     }
 
@@ -73,10 +77,22 @@ impl Failure {
 
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(match self.sort {
+        ExitCode::from(self.status())
+    }
+
+    fn status(&self) -> u8 {
+        match self.sort {
             Sort::Run | Sort::NoSuchDisk => 1,
             Sort::Usage => 2,
             Sort::NoAnswer => 3,
+        }
+    }
+
+    /// The error for a program that has asked for JSON.
+    pub fn to_json(&self) -> Value {
+        let Failure { what, why, remedy, error, .. } = self;
+        json!({
+            "what": what, "why": why, "remedy": remedy, "error": error, "exit_code": self.status(),
         })
     }
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Log lines on stderr.
 
+use crate::subscription::lock;
 use crate::values::{LogFormat, LogLevel};
 use std::io::IsTerminal;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -11,6 +12,9 @@ use tracing_subscriber::{Layer, Registry, fmt, reload};
 
 /// Changes the level of the running program.
 static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
+
+/// The level of a command, in place of that of the command line.
+static SET: Mutex<Option<LogLevel>> = Mutex::new(None);
 
 /// Starts logging; called once.
 pub fn start(level: LogLevel, format: LogFormat) {
@@ -29,11 +33,17 @@ pub fn start(level: LogLevel, format: LogFormat) {
     let _ = LEVEL.set(handle); // it is the first call
 }
 
-/// Changes the minimum severity of log lines.
+/// Changes the minimum severity of log lines, also of later programs of this process.
 pub fn set_level(level: LogLevel) {
+    *lock(&SET) = Some(level);
     if let Some(handle) = LEVEL.get() {
         let _ = handle.modify(|filter| *filter = filter_of(level)); // the subscriber is global
     }
+}
+
+/// The level that [`set_level`] has set.
+pub fn set() -> Option<LogLevel> {
+    *lock(&SET)
 }
 
 fn filter_of(level: LogLevel) -> LevelFilter {

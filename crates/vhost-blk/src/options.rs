@@ -5,10 +5,11 @@
 use crate::failure::Failure;
 use crate::values::{
     self, AllowBacking, BackendKind, BatchSize, Burst, Cache, Coalesce, CpuList, Format, IoPoll,
-    IoTimeout, LockMode, LogFormat, LogLevel, MetricsAddress, OnError, OnOff, Plane, Size,
+    IoTimeout, LockMode, LogFormat, LogLevel, MetricsAddress, OnError, OnOff, OnReadError, Plane,
+    Size,
 };
 use clap::Args;
-use data_plane::Limits;
+use data_plane::{ErrorPolicies, ErrorPolicy, ErrorRules, Limits};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -86,6 +87,9 @@ pub struct DiskArgs {
     /// gets other errors
     #[arg(long, value_name = "POLICY", default_value = "report", help_heading = "Disk")]
     pub on_error: OnError,
+    /// The same for reads alone [default: as --on-error]. Only the io_uring plane can part the two
+    #[arg(long, value_name = "POLICY", help_heading = "Disk")]
+    pub on_read_error: Option<OnReadError>,
     /// Refuse writes
     #[arg(long, value_name = "on|off", default_value = "off", default_missing_value = "on",
           num_args = 0..=1, require_equals = true, hide_possible_values = true,
@@ -365,6 +369,14 @@ impl DiskArgs {
     pub fn limits(&self) -> Limits {
         let (iops, bytes) = (self.limit_iops, self.limit_bandwidth);
         Limits { iops, bytes, burst: self.limit_burst.0 }
+    }
+
+    /// The treatment of storage that fails or hangs.
+    pub fn error_rules(&self) -> ErrorRules {
+        let others = self.on_error.into();
+        let reads = self.on_read_error.map_or(others, ErrorPolicy::from);
+        let io_timeout = self.io_timeout.map(|limit| limit.0);
+        ErrorRules { policies: ErrorPolicies { reads, others }, io_timeout }
     }
 
     /// The same disk without limits, for one that takes over those of a running disk. With the limits of

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The types and parsers of option values. The error of each parser names the valid values.
 
+mod errors;
+
+pub use errors::{IoTimeout, NewIoTimeout, OnError, OnReadError, io_timeout, new_io_timeout};
+
 use clap::ValueEnum;
 use data_plane::{BATCH_CHAINS_MAX, Limits};
 use serde::{Deserialize, Serialize};
@@ -138,8 +142,9 @@ pub enum LockMode {
 }
 
 /// Minimum severity of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[value(rename_all = "lower")]
+#[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the names are the usual ones")]
 pub enum LogLevel {
     Error,
@@ -300,30 +305,6 @@ pub fn fd(text: &str) -> Result<i32, String> {
 /// A size in bytes with an optional K, M, G or T (powers of 1024).
 pub fn size(text: &str) -> Result<Size, String> {
     backend::create::parse_size(text).map(Size).map_err(|error| error.to_string())
-}
-
-/// Effect of an error of the storage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OnError {
-    /// The guest gets it.
-    Report,
-    /// The disk halts.
-    Stop,
-    /// The disk halts if the storage has no space; the guest gets other errors.
-    Enospc,
-}
-
-/// Longest time limit of a request.
-const IO_TIMEOUT_MAX: Duration = Duration::from_secs(86400);
-
-/// Time limit of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IoTimeout(pub Duration);
-
-/// A time limit in seconds.
-pub fn io_timeout(text: &str) -> Result<IoTimeout, String> {
-    let seconds = decimal_in_range(text, "seconds", 0.1, IO_TIMEOUT_MAX.as_secs_f64())?;
-    Ok(IoTimeout(Duration::from_secs_f64(seconds)))
 }
 
 /// Time of a slow request.

@@ -102,6 +102,7 @@ metrics = '127.0.0.1:0'
 name = 'db'
 num-queues = 1
 on-error = 'stop'
+on-read-error = 'report'
 packed = true
 pin-memory = 'off'
 poll-max-us = 0

@@ -9,7 +9,10 @@
 use crate::handover::{Exported, Frozen};
 use crate::replace::{Order, Replace, Replacing};
 use crate::session::Session;
-use data_plane::{HealthReport, Limits, PlaneKind, QueueReport, QueueStats};
+use data_plane::{
+    ErrorPolicies, ErrorPolicy, ErrorRules, HealthReport, Limits, PlaneKind, QueueReport,
+    QueueStats,
+};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -50,6 +53,41 @@ pub enum Command {
     /// Sets the cache mode: write-back if `true`. The guest keeps the mode that it has read, so that
     /// only a change to write-through is safe while a front-end is connected.
     SetCache(bool),
+    /// Changes the treatment of storage that fails or hangs.
+    SetErrors(ErrorChange),
+}
+
+/// A change of [`ErrorRules`]; `None` stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ErrorChange {
+    /// The errors of reads that halt the disk.
+    pub reads: Option<ErrorPolicy>,
+    /// The errors of other requests that halt the disk.
+    pub others: Option<ErrorPolicy>,
+    /// The time after which a request in flight is a stall, or none.
+    pub io_timeout: Option<Option<Duration>>,
+}
+
+impl ErrorChange {
+    /// The change from any rules to these.
+    pub fn to(rules: ErrorRules) -> Self {
+        ErrorChange {
+            reads: Some(rules.policies.reads),
+            others: Some(rules.policies.others),
+            io_timeout: Some(rules.io_timeout),
+        }
+    }
+
+    /// The rules after the change of `old`.
+    pub fn of(self, old: ErrorRules) -> ErrorRules {
+        ErrorRules {
+            policies: ErrorPolicies {
+                reads: self.reads.unwrap_or(old.policies.reads),
+                others: self.others.unwrap_or(old.policies.others),
+            },
+            io_timeout: self.io_timeout.unwrap_or(old.io_timeout),
+        }
+    }
 }
 
 /// The answer to a command.
@@ -61,8 +99,8 @@ pub enum Answer {
     Switched(usize),
     /// [`Command::Resize`] succeeded: capacity of the disk in bytes.
     Resized(u64),
-    /// [`Command::Pause`], [`Command::Resume`], [`Command::Limit`], [`Command::JoinLimits`] or
-    /// [`Command::SetCache`] succeeded: whether it changed anything.
+    /// [`Command::Pause`], [`Command::Resume`], [`Command::Limit`], [`Command::JoinLimits`],
+    /// [`Command::SetCache`] or [`Command::SetErrors`] succeeded: whether it changed anything.
     Changed(bool),
     /// The command failed for this reason. The state is unchanged, unless the text says that the
     /// front-end is disconnected.
@@ -84,6 +122,8 @@ pub enum Notice {
     Limited(Limits, Option<Arc<str>>),
     /// The write-back cache is on or off.
     CacheSet(bool),
+    /// Storage that fails or hangs is treated in this way.
+    ErrorsSet(ErrorRules),
     /// A ring fault has stopped this queue until the guest resets the device.
     Faulted(u16),
 }
@@ -117,6 +157,8 @@ pub struct Status {
     pub features: u64,
     /// The write-back cache is on.
     pub writeback: bool,
+    /// The treatment of storage that fails or hangs.
+    pub errors: ErrorRules,
     /// All queues, by index.
     pub queues: Vec<QueueStatus>,
     /// Name and value of each counter of the kernel module, while it runs queues.
@@ -376,6 +418,9 @@ fn carry_out(session: &mut Session<'_>, command: Command, connected: bool) -> An
             .map_or_else(|error| refused(&error), Answer::Changed),
         Command::SetCache(on) => {
             session.set_cache(on, connected).map_or_else(|error| refused(&error), Answer::Changed)
+        }
+        Command::SetErrors(change) => {
+            session.set_errors(change).map_or_else(|error| refused(&error), Answer::Changed)
         }
         Command::EndHalt => {
             session.end_halt().map_or_else(|error| refused(&error), Answer::Changed)

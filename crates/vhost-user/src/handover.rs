@@ -130,6 +130,7 @@ impl Session<'_> {
             writeback: self.writeback.load(Ordering::Relaxed),
             limits: device.planes.limits().into(),
             limit_group: device.planes.limit_group().map(|group| group.to_string()),
+            errors: device.errors_set.then(|| device.health.rules().into()),
             image_lock_held: device.image_lock.as_ref().map(|followed| followed.held),
             front_ends: device.front_ends,
             counters: device.earlier_stats.iter().map(|&stats| stats.into()).collect(),
@@ -259,6 +260,7 @@ impl Device {
         self.planes.select_again(state.plane.into());
         self.config.packed = self.options.packed && self.planes.packed();
         self.take_over_limits(state.limits.into(), state.limit_group.as_deref())?;
+        state.errors.map_or(Ok(()), |errors| self.set_error_rules(errors.into()))?;
         self.paused = state.paused;
         // The lock is that of the open image, whatever the options say.
         let image_lock = self.image_lock.take().zip(state.image_lock_held);

@@ -32,7 +32,9 @@ mod state;
 mod switch;
 
 pub use connection::{ACCEPT_RETRY, Next};
-pub use control::{Answer, Command, Control, ImageLockState, Notice, Posted, QueueStatus, Status};
+pub use control::{
+    Answer, Command, Control, ErrorChange, ImageLockState, Notice, Posted, QueueStatus, Status,
+};
 pub use error::ConnectionError;
 pub use handover::{Exported, Frozen};
 pub use replace::{Replace, Replacement, Replacing, differs, seen};
@@ -40,7 +42,7 @@ pub use state::{DeviceState, StateError};
 
 use backend::{Disk, ImageLock};
 use control::Mailbox;
-use data_plane::{Health, KernelError, Limits, PlaneSelector, QueueStats};
+use data_plane::{ErrorRules, Health, KernelError, Limits, PlaneSelector, QueueStats};
 use handover::Inherited;
 use image_lock::FollowedLock;
 use session::Session;
@@ -92,6 +94,8 @@ pub struct Device {
     paused: bool,
     /// It halts the disk after errors; the threads of the data plane share it.
     health: Arc<Health>,
+    /// A command has replaced the rules of `health`.
+    errors_set: bool,
     /// The lock of the image, if the device takes it and gives it up.
     image_lock: Option<FollowedLock>,
     /// Receives commands of an operator, after [`Device::control`].
@@ -135,6 +139,7 @@ impl Device {
             planes,
             paused: false,
             health: Arc::default(),
+            errors_set: false,
             image_lock: None,
             mailbox: None,
             observer: None,
@@ -179,6 +184,14 @@ impl Device {
     /// does not use it: the caller keeps a disk that can halt off that plane.
     pub fn set_health(&mut self, health: Arc<Health>) {
         self.health = health;
+    }
+
+    /// Replaces the treatment of storage that fails or hangs. No queue may run.
+    fn set_error_rules(&mut self, rules: ErrorRules) -> Result<(), KernelError> {
+        self.planes.set_error_rules(self.health.rules(), rules)?;
+        self.health.set_rules(rules);
+        self.errors_set = true;
+        Ok(())
     }
 
     /// Makes the device take `lock` before a queue starts, and give it up when a guest migrates

@@ -16,7 +16,7 @@
 //! ([`KeptRequests`]). If the queues run in the kernel, the io_uring plane tries the requests again,
 //! and the resume waits for them; the queues then return to the kernel.
 
-use crate::control::Notice;
+use crate::control::{ErrorChange, Notice};
 use crate::error::OperateError;
 use crate::session::Session;
 use data_plane::{KeptRequests, KernelError, Limits, PlaneKind};
@@ -175,6 +175,24 @@ impl Session<'_> {
             self.device.tell(Notice::CacheSet(on));
         }
         Ok(())
+    }
+
+    /// Changes the treatment of storage that fails or hangs. The queues stop for it: their requests in flight complete,
+    /// and a halted disk keeps those that have failed. Returns whether the rules differ from the old ones.
+    pub(crate) fn set_errors(&mut self, change: ErrorChange) -> Result<bool, OperateError> {
+        let old = self.device.health.rules();
+        let new = change.of(old);
+        if new == old {
+            return Ok(false);
+        }
+        let stopped = self.stop_running(KeptRequests::Carry);
+        let adopted = self.device.set_error_rules(new);
+        self.restart(stopped)?;
+        adopted?;
+        let (reads, others) = (new.policies.reads, new.policies.others);
+        tracing::info!(?others, ?reads, io_timeout = ?new.io_timeout, "treatment of errors");
+        self.device.tell(Notice::ErrorsSet(new));
+        Ok(true)
     }
 
     /// Capacity that the device has for the guest.

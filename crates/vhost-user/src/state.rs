@@ -4,8 +4,8 @@
 
 use crate::DeviceOptions;
 use backend::Info;
+use data_plane::{ErrorPolicies, ErrorPolicy, ErrorRules, Selected, Selection};
 use data_plane::{Histogram, LATENCY_BUCKETS, Latencies, Limits, PlaneKind, QueueStats};
-use data_plane::{Selected, Selection};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -27,12 +27,72 @@ pub struct DeviceState {
     pub(crate) limits: LimitsState,
     /// The group of disks that share the limits.
     pub(crate) limit_group: Option<String>,
+    /// The treatment of errors that a command has set. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) errors: Option<ErrorsState>,
     /// The device holds the lock of its image; `None`: it follows none.
     pub(crate) image_lock_held: Option<bool>,
     pub(crate) front_ends: u64,
     /// Counters of each queue.
     pub(crate) counters: Vec<CounterState>,
     pub(crate) connection: Option<ConnectionState>,
+}
+
+/// The treatment of storage that fails or hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ErrorsState {
+    reads: PolicyState,
+    others: PolicyState,
+    io_timeout_ns: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PolicyState {
+    Report,
+    Stop,
+    Enospc,
+}
+
+impl From<ErrorPolicy> for PolicyState {
+    fn from(policy: ErrorPolicy) -> Self {
+        match policy {
+            ErrorPolicy::Report => PolicyState::Report,
+            ErrorPolicy::Stop => PolicyState::Stop,
+            ErrorPolicy::Enospc => PolicyState::Enospc,
+        }
+    }
+}
+
+impl From<PolicyState> for ErrorPolicy {
+    fn from(policy: PolicyState) -> Self {
+        match policy {
+            PolicyState::Report => ErrorPolicy::Report,
+            PolicyState::Stop => ErrorPolicy::Stop,
+            PolicyState::Enospc => ErrorPolicy::Enospc,
+        }
+    }
+}
+
+impl From<ErrorRules> for ErrorsState {
+    fn from(rules: ErrorRules) -> Self {
+        ErrorsState {
+            reads: rules.policies.reads.into(),
+            others: rules.policies.others.into(),
+            io_timeout_ns: rules.io_timeout.map(|limit| limit.as_nanos() as u64),
+        }
+    }
+}
+
+impl From<ErrorsState> for ErrorRules {
+    fn from(state: ErrorsState) -> Self {
+        let (reads, others) = (state.reads.into(), state.others.into());
+        ErrorRules {
+            policies: ErrorPolicies { reads, others },
+            io_timeout: state.io_timeout_ns.map(Duration::from_nanos),
+        }
+    }
 }
 
 /// The state of the front-end's connection.

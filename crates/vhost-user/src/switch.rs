@@ -117,6 +117,7 @@ impl Session<'_> {
             front_ends: device.front_ends,
             features: self.features,
             writeback: self.writeback.load(Ordering::Relaxed),
+            errors: device.health.rules(),
             queues: queues.collect(),
             kernel_counters: kernel,
         })

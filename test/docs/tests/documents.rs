@@ -211,6 +211,68 @@ fn bounds_have_the_values_of_their_constants() {
     });
 }
 
+/// The value of a constant, in bytes or as a number.
+fn value_of(name: &str, file: &str) -> u64 {
+    let text = read(file);
+    let definition = match file.ends_with(".rs") {
+        true => regex(&format!(r"(?m)\bconst {name}: [^=]* = (\d+)(?: << (\d+))?;$")),
+        false => regex(&format!(r"(?m)^#define {name}\s+(\d+)u?()$")),
+    };
+    let found = definition.captures(&text).unwrap_or_else(|| panic!("no {name} in {file}"));
+    let number = |at: usize| found.get(at).and_then(|part| part.as_str().parse::<u64>().ok());
+    number(1).expect("digits") << number(2).unwrap_or(0)
+}
+
+/// The rows of the table of limits in the page of operation, and the constants that each of them tells.
+const LIMITS: [(&str, &[(&str, &str)]); 8] = [
+    ("queues", &[("QUEUES_MAX", "crates/vhost-user/src/lib.rs")]),
+    (
+        "descriptors in a queue",
+        &[
+            ("QUEUE_SIZE_MAX", "crates/virtio-spec/src/split.rs"),
+            ("VHOST_BLK_QUEUE_SIZE_MAX", "kernel/include/uapi/vhost_blk.h"),
+        ],
+    ),
+    ("bytes of a request", &[("REQUEST_BYTES_MAX", "crates/virtio-blk/src/request.rs")]),
+    ("bytes of a queue in flight", &[("INFLIGHT_BYTES_MAX", "crates/data-plane/src/running.rs")]),
+    (
+        "operators on the control socket",
+        &[
+            ("CONNECTIONS_MAX", "crates/vhost-blk/src/control/places.rs"),
+            ("WORK_MAX", "crates/vhost-blk/src/control/places.rs"),
+            ("ENDS_MAX", "crates/vhost-blk/src/control/places.rs"),
+        ],
+    ),
+    ("requests in flight per queue", &[("DEPTH_MAX", "crates/data-plane/src/request_table.rs")]),
+    ("wrappers", &[("LAYERS_MAX", "crates/backend/src/wrap/spec.rs")]),
+    ("memory regions", &[("SLOTS_MAX", "crates/vhost-user/src/mem_table.rs")]),
+];
+
+#[test]
+fn the_limits_for_operators_are_the_values_of_the_constants() {
+    let document = Document::parse("docs/operations.md", &read("docs/operations.md"));
+    let table = document.tables.iter().find(|table| table.heading == "Limits").expect("limits");
+    for row in &table.rows {
+        let [what, limit] = row.as_slice() else { panic!("not two columns") };
+        let told = LIMITS.iter().find(|(name, _)| what.text.starts_with(name));
+        let Some((_, constants)) = told else {
+            assert_eq!(what.text, "size of the image", "a limit without a constant");
+            continue;
+        };
+        for (name, file) in *constants {
+            let value = value_of(name, file);
+            let shown = match (what.text.starts_with("bytes"), value >> 30) {
+                (false, _) => value.to_string(),
+                (true, 0) => format!("{} MiB", value >> 20),
+                (true, gib) => format!("{gib} GiB"),
+            };
+            let words = regex(&format!(r"(^|[^0-9]){shown}($|[^0-9])"));
+            assert!(words.is_match(&limit.text), "{}: no {shown} ({name})", what.text);
+        }
+    }
+    assert_eq!(table.rows.len(), LIMITS.len() + 1);
+}
+
 #[test]
 fn the_tables_of_bounds_are_recognized() {
     for (path, least) in [("docs/bounds.md", 30), ("docs/kernel.md", 5)] {

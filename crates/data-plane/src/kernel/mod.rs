@@ -24,6 +24,7 @@ mod workers;
 pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
+use crate::health::{ErrorPolicies, ErrorRules};
 use crate::limits::{Limits, Share};
 use crate::plane::{
     Coalesce, DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState,
@@ -69,8 +70,8 @@ pub struct KernelOptions {
     pub limits: Limits,
     /// The disk has a time limit for requests in flight.
     pub watches_time: bool,
-    /// Errors of the storage can halt the disk.
-    pub can_halt: bool,
+    /// Errors of the storage that halt the disk.
+    pub errors: ErrorPolicies,
 }
 
 /// Checks that the kernel can run the queues of `disk` now. Attaches the storage briefly.
@@ -113,6 +114,12 @@ impl KernelPlane {
         self.options.limits = *limits;
         self.debt_until = None;
         Ok(())
+    }
+
+    /// Replaces the rules for errors. No queue may run.
+    pub(crate) fn set_error_rules(&mut self, rules: ErrorRules) {
+        self.options.errors = rules.policies;
+        self.options.watches_time = rules.io_timeout.is_some();
     }
 
     /// Halts the running queues: they take no further chain.
@@ -158,12 +165,13 @@ impl DataPlane for KernelPlane {
                 abi::QUEUE_SIZE_MAX
             )));
         }
+        compat::errors(self.options.errors)?;
         let storage = self.disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
         let device = self.owned_device()?;
         device.attach(storage)?;
         let info = device.info()?;
         compat::disk(&info, &self.disk.info(), self.options.seg_max)?;
-        compat::halt(&info, self.options.can_halt)?;
+        compat::halt(&info, self.options.errors)?;
         if self.options.watches_time {
             stalls::check(&device)?;
         }

@@ -101,7 +101,7 @@ impl Run {
         let info = device.info()?;
         compat::disk(&info, &disk.info(), options.seg_max)?;
         device.set_serial(setup.disk.id())?;
-        compat::halt(&info, setup.health.can_halt())?;
+        compat::halt(&info, setup.health.policies())?;
         let flags = wanted_flags(&**disk, options, &info) | halt_flags(&setup.health);
         let limits = disk.info();
         let sectors = |range: Option<backend::RangeLimits>| range.map_or(0, |it| it.sectors_max);
@@ -385,7 +385,8 @@ struct Stopped {
 
 /// The option flags for the errors that halt the disk.
 fn halt_flags(health: &Health) -> u32 {
-    let keep = match health.policy() {
+    // The same for all requests: see `compat::halt`.
+    let keep = match health.policies().others {
         ErrorPolicy::Report => 0,
         ErrorPolicy::Stop => abi::OPT_KEEP_FAILED,
         ErrorPolicy::Enospc => abi::OPT_KEEP_NO_SPACE,

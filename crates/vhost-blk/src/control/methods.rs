@@ -17,16 +17,16 @@ use crate::disks::mirror::Facts;
 use crate::disks::{Disks, Force, Mode, NewDisk, Origin, Removed, Traced};
 use crate::failure::Failure;
 use crate::log;
-use crate::values::{Cache, LogLevel, disk_name};
+use crate::values::{self, Cache, LogLevel, OnError, OnReadError, disk_name};
 use clap::ValueEnum;
-use data_plane::{Limits, PlaneKind};
+use data_plane::{ErrorPolicy, Limits, PlaneKind};
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vhost_user::{Answer, Command, Status};
+use vhost_user::{Answer, Command, ErrorChange, Status};
 
 /// Maximum wait of `List` for the disks.
 const LIST_MAX: Duration = Duration::from_secs(2);
@@ -148,33 +148,8 @@ fn of_disk(
     call: &mut Call,
 ) -> Result<Value, CallError> {
     let wanted = call.optional("name", text)?;
-    let (what, command) = match method {
-        "Status" => ("get the status of", Command::Status),
-        "Stats" => ("get the counters of", Command::Status),
-        "DiscardStats" => ("get the discards of", Command::Status),
-        "Resize" => {
-            let bytes = call.optional("bytes", Value::as_u64)?;
-            ("resize", Command::Resize(bytes))
-        }
-        "Limit" => ("limit", limit(disks, call)?),
-        "Pause" => ("pause", Command::Pause),
-        "Resume" => ("resume", Command::Resume),
-        "Switch" => {
-            let plane = |value: &Value| match value.as_str()? {
-                "kernel" => Some(PlaneKind::Kernel),
-                "uring" => Some(PlaneKind::Uring),
-                _ => None,
-            };
-            ("switch the data plane of", Command::Switch(call.required("plane", plane)?))
-        }
-        "SetCache" => {
-            let mode = call.required("mode", word::<Cache>)?;
-            let on = mode == Cache::Writeback;
-            ("set the cache mode of", Command::SetCache(on))
-        }
-        _ => return Err(CallError::MethodNotFound(method.to_owned())),
-    };
-    let saves = matches!(method, "Limit" | "SetCache") && saving::is_wanted(call)?;
+    let (what, command) = command(disks, method, call)?;
+    let saves = matches!(method, "Limit" | "SetCache" | "SetErrors") && saving::is_wanted(call)?;
     call.no_more()?;
     if method == "Status"
         && let Some(row) = disks.start_of(wanted.as_deref())
@@ -182,6 +157,9 @@ fn of_disk(
         return Ok(json!({"status": null, "unserved": summary_value(&row)}));
     }
     let name = disks.resolve(wanted.as_deref())?;
+    if saves {
+        disks.check_save_of(&name)?;
+    }
     if command != Command::Status {
         client.log(method, &name);
     }
@@ -207,6 +185,41 @@ fn of_disk(
         Answer::Changed(changed) => Ok(saving::changed(disks, client, &name, saves, changed)?),
         Answer::Refused(why) => Err(Failure::told(what, why).into()),
     }
+}
+
+/// The command of a method of one disk, and its act for errors.
+fn command(
+    disks: &Disks,
+    method: &str,
+    call: &mut Call,
+) -> Result<(&'static str, Command), CallError> {
+    Ok(match method {
+        "Status" => ("get the status of", Command::Status),
+        "Stats" => ("get the counters of", Command::Status),
+        "DiscardStats" => ("get the discards of", Command::Status),
+        "Resize" => {
+            let bytes = call.optional("bytes", Value::as_u64)?;
+            ("resize", Command::Resize(bytes))
+        }
+        "Limit" => ("limit", limit(disks, call)?),
+        "Pause" => ("pause", Command::Pause),
+        "Resume" => ("resume", Command::Resume),
+        "Switch" => {
+            let plane = |value: &Value| match value.as_str()? {
+                "kernel" => Some(PlaneKind::Kernel),
+                "uring" => Some(PlaneKind::Uring),
+                _ => None,
+            };
+            ("switch the data plane of", Command::Switch(call.required("plane", plane)?))
+        }
+        "SetCache" => {
+            let mode = call.required("mode", word::<Cache>)?;
+            let on = mode == Cache::Writeback;
+            ("set the cache mode of", Command::SetCache(on))
+        }
+        "SetErrors" => ("set the treatment of errors of", Command::SetErrors(errors(call)?)),
+        _ => return Err(CallError::MethodNotFound(method.to_owned())),
+    })
 }
 
 fn told(method: &str, name: &str, status: &Status, facts: Option<&Facts>) -> Value {
@@ -306,6 +319,16 @@ fn limit(disks: &Disks, call: &mut Call) -> Result<Command, CallError> {
     let Some(group) = group else { return Ok(Command::Limit(limits)) };
     only_many(disks, "share limits between disks")?;
     Ok(Command::JoinLimits(group.into(), limits.is_set().then_some(limits)))
+}
+
+fn errors(call: &mut Call) -> Result<ErrorChange, CallError> {
+    let others = call.optional("on_error", word::<OnError>)?.map(ErrorPolicy::from);
+    let reads = call.optional("on_read_error", word::<OnReadError>)?.map(ErrorPolicy::from);
+    let io_timeout = call.optional("io_timeout", |value| match value.as_f64()? {
+        0.0 => Some(None),
+        seconds => values::io_timeout(&seconds.to_string()).ok().map(|limit| Some(limit.0)),
+    })?;
+    Ok(ErrorChange { reads: reads.or(others), others, io_timeout })
 }
 
 fn limits(call: &mut Call) -> Result<Limits, CallError> {

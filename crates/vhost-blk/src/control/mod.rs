@@ -62,7 +62,7 @@ pub fn start(listener: UnixListener, disks: Arc<Disks>) -> Result<(), Failure> {
 pub fn welcome(client: TakenClient, disks: Arc<Disks>, upgraded: Upgraded) -> Result<(), Failure> {
     let body = move || {
         let deadline = Instant::now() + RESTART_MAX;
-        let answer = upgraded.answer(|disk| is_connected(&disks, disk, deadline));
+        let answer = upgraded.answer(&disks.events, |disk| is_connected(&disks, disk, deadline));
         let reply = match answer {
             Ok(parameters) => protocol::reply(parameters, false),
             Err(failure) => {

@@ -134,7 +134,7 @@ pub fn error(error: CallError) -> Value {
             of_service("InvalidParameter", json!({"parameter": name}))
         }
         CallError::ExpectedMore => of_service("ExpectedMore", json!({})),
-        CallError::Failure(Failure { what, why, remedy, sort }) => {
+        CallError::Failure(Failure { what, why, remedy, sort, .. }) => {
             let name = match sort {
                 // A daemon that refuses a command has answered.
                 Sort::Run | Sort::NoAnswer => "Refused",
@@ -160,16 +160,17 @@ pub fn result(reply: Value, what: &str) -> Result<Value, Failure> {
     let parameters = reply.remove("parameters").unwrap_or_default();
     let Some(error) = reply.get("error").and_then(Value::as_str) else { return Ok(parameters) };
     let word = |name: &str| parameters[name].as_str().unwrap_or_default();
-    let sort = match error.rsplit_once('.') {
-        Some((INTERFACE, "Refused")) => Sort::Run,
-        Some((INTERFACE, "InvalidOptions")) => Sort::Usage,
-        Some((INTERFACE, "NoSuchDisk")) => Sort::NoSuchDisk,
+    let told = Failure::run(word("what"), word("why"), word("remedy"));
+    let told = match error.rsplit_once('.') {
+        Some((INTERFACE, "Refused")) => told,
+        Some((INTERFACE, "InvalidOptions")) => Failure { sort: Sort::Usage, ..told },
+        Some((INTERFACE, "NoSuchDisk")) => Failure { sort: Sort::NoSuchDisk, ..told },
         _ => {
             let why = format!("the daemon answers {error} {parameters}");
-            return Err(Failure::run(what, why, "use the same version of both programs"));
+            Failure::run(what, why, "use the same version of both programs")
         }
     };
-    Err(Failure { sort, ..Failure::run(word("what"), word("why"), word("remedy")) })
+    Err(Failure { error: Some(error.to_owned()), ..told })
 }
 
 #[cfg(test)]
@@ -227,10 +228,15 @@ mod tests {
 
     #[test]
     fn a_failure_is_the_same_at_the_other_end() {
-        for sort in [Sort::Run, Sort::Usage, Sort::NoSuchDisk] {
+        for (sort, name) in [
+            (Sort::Run, "io.vhostblk.Refused"),
+            (Sort::Usage, "io.vhostblk.InvalidOptions"),
+            (Sort::NoSuchDisk, "io.vhostblk.NoSuchDisk"),
+        ] {
             let failure = Failure { sort, ..Failure::run("a", "b", "c") };
             let told = error(CallError::Failure(failure.clone()));
-            assert_eq!(result(told, "d"), Err(failure));
+            let named = Failure { error: Some(name.to_owned()), ..failure };
+            assert_eq!(result(told, "d"), Err(named));
         }
         let told = error(CallError::MethodNotFound("New".into()));
         assert!(result(told, "d").unwrap_err().to_string().contains("MethodNotFound"));

@@ -35,9 +35,15 @@ pub(super) fn changed(
     changed: bool,
 ) -> Result<Value, Failure> {
     if saves {
-        save(disks, client, name)?;
+        save(disks, client, name).map_err(unsaved)?;
     }
     Ok(json!({"changed": changed}))
+}
+
+/// The error of a change that holds, and could not be saved.
+fn unsaved(failure: Failure) -> Failure {
+    let why = format!("the change holds until the disk ends, and is not saved: {}", failure.why);
+    Failure { why, ..failure }
 }
 
 /// Saves a disk that was added a moment ago, and removes it if that fails.

@@ -11,6 +11,54 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+/// The end of a stream of replies.
+pub(super) enum Followed {
+    /// The parameters of the reply that says that it is the last one.
+    Last(Value),
+    /// The caller wants no more.
+    Enough,
+    /// The daemon has ended the connection: it has ended, or another program has replaced it.
+    Gone,
+}
+
+/// A stream of replies that goes on after an upgrade of the daemon.
+pub(super) struct Stream<'a> {
+    pub(super) path: &'a Path,
+    pub(super) patience: Option<Duration>,
+    pub(super) what: &'static str,
+    pub(super) method: &'static str,
+    pub(super) parameters: Value,
+}
+
+impl Stream<'_> {
+    /// As [`Asker::follow`], and connects again when the connection ends. A new program answers at the same socket,
+    /// while the socket of a daemon that has ended is gone. `again` precedes the replies of a further connection.
+    pub(super) fn follow(
+        &self,
+        mut each: impl FnMut(&Value) -> Result<bool, Failure>,
+        mut again: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let connect = || Asker::connect(self.path, self.patience);
+        let mut next = Some(connect()?);
+        let mut is_first = true;
+        while let Some(asker) = next {
+            let mut is_answered = false;
+            let followed = asker.follow(self.what, self.method, &self.parameters, |reply| {
+                if !std::mem::replace(&mut is_answered, true) && !is_first {
+                    again()?;
+                }
+                each(reply)
+            });
+            next = match followed? {
+                Followed::Gone if is_answered => connect().ok(),
+                _ => None,
+            };
+            is_first = false;
+        }
+        Ok(())
+    }
+}
+
 /// A connection to a daemon.
 pub(crate) struct Asker<'a> {
     path: &'a Path,
@@ -47,15 +95,14 @@ impl<'a> Asker<'a> {
     }
 
     /// Calls a method that replies again and again, and `each` for the parameters of each reply, until
-    /// it says to stop, or the stream or the daemon ends. Returns those of the reply that says that it
-    /// is the last one. Only the first reply has to arrive within the patience.
+    /// it says to stop, or the stream or the daemon ends. Only the first reply has to arrive within the patience.
     pub(super) fn follow(
         mut self,
         what: &str,
         method: &str,
         parameters: &Value,
         mut each: impl FnMut(&Value) -> Result<bool, Failure>,
-    ) -> Result<Option<Value>, Failure> {
+    ) -> Result<Followed, Failure> {
         let method = format!("{INTERFACE}.{method}");
         let call = json!({"method": method, "parameters": parameters, "more": true});
         self.channel.send(&call, &[], self.patience).map_err(|error| self.failed(&error))?;
@@ -67,12 +114,12 @@ impl<'a> Asker<'a> {
             let parameters = result(reply, what)?;
             let goes_on = each(&parameters)?;
             match (continues, goes_on) {
-                (false, _) => return Ok(Some(parameters)),
-                (true, false) => break,
+                (false, _) => return Ok(Followed::Last(parameters)),
+                (true, false) => return Ok(Followed::Enough),
                 (true, true) => {}
             }
         }
-        Ok(None)
+        Ok(Followed::Gone)
     }
 
     fn receive(&mut self, patience: Option<Duration>) -> Result<Option<Value>, Failure> {

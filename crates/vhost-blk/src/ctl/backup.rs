@@ -2,7 +2,7 @@
 //! `vhost-blk ctl backup`: asks for a backup, shows its progress, and waits for its end.
 
 use super::add::absolute;
-use super::ask::Asker;
+use super::ask::{Asker, Followed};
 use super::text;
 use crate::failure::Failure;
 use crate::image::progress;
@@ -89,7 +89,11 @@ pub(super) fn run(args: &BackupArgs, asker: Asker<'_>) -> Result<Value, Failure>
         Ok(true)
     });
     bar.finish_and_clear();
-    last?.ok_or_else(|| {
-        Failure::run(WHAT, "the daemon has ended", "start it, and repeat this: there is no copy")
-    })
+    match last? {
+        Followed::Last(reply) => Ok(reply),
+        Followed::Enough | Followed::Gone => {
+            let remedy = "start it, and repeat this: there is no copy";
+            Err(Failure::run(WHAT, "the daemon has ended", remedy))
+        }
+    }
 }

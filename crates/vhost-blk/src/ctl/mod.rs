@@ -4,6 +4,7 @@
 mod add;
 mod ask;
 mod backup;
+mod errors;
 mod mirror;
 mod text;
 mod trace;
@@ -11,11 +12,14 @@ mod unserved;
 
 use crate::failure::Failure;
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
+use crate::subscription::now_ms;
 use crate::values::{self, Burst, Cache, LogLevel, Size, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
+use ask::Stream;
 use backup::BackupArgs;
 use clap::{Args, Subcommand, ValueEnum};
+use errors::ErrorsArgs;
 use mirror::MirrorArgs;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -172,7 +176,7 @@ pub enum Action {
     /// End a pause
     Resume(Named),
     /// Keep a disk with its present options for the next start of the daemon: write its file of
-    /// --config-dir, or its limits and its cache mode into the present file
+    /// --config-dir, or its limits, cache mode and treatment of errors into the present file
     Save(Named),
     /// Set the cache mode of a disk. writeback is refused while a front-end is connected
     #[command(allow_missing_positional = true)]
@@ -187,6 +191,9 @@ pub enum Action {
         #[arg(long)]
         save: bool,
     },
+    /// Set the effect of errors of the storage, and the time after which it is told that it hangs, while the
+    /// guest runs. The queues stop for a moment
+    SetErrors(ErrorsArgs),
     /// Make the image of a disk the read-only backing file of a new qcow2 image, in which the guest
     /// goes on. Requests wait for a moment. The next start of the disk needs the printed options
     Snapshot {
@@ -278,9 +285,12 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let each = |reply: &Value| {
                 print_message(&reply["event"], args.json, text::event).map(|()| true)
             };
-            connect()?.follow("receive events", "Events", &json!({}), each).map(drop)
+            let (path, parameters) = (&*args.control_path, json!({}));
+            let (what, method) = ("receive events", "Events");
+            let stream = Stream { path, patience, what, method, parameters };
+            stream.follow(each, || reconnected(args.json))
         }
-        Action::Trace(trace) => trace.follow(connect()?, args.json),
+        Action::Trace(trace) => trace.follow(&args.control_path, patience, args.json),
         Action::Add(add) => {
             let (parameters, image) = add.parameters()?;
             let reply = connect()?.ask("add the disk", "Add", &parameters, image.as_ref())?;
@@ -339,6 +349,9 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::SetCache { name, mode, save } => {
             let parameters = json!({"name": name, "mode": word(*mode), "save": save});
             Call::new("set the cache mode", "SetCache", parameters)
+        }
+        Action::SetErrors(errors) => {
+            Call::new("set the treatment of errors", "SetErrors", errors.parameters())
         }
         Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(text::stats),
         Action::Status(disk) => Call::new("get the status", "Status", of(disk))
@@ -438,6 +451,12 @@ fn shown(call: &Call, reply: &Value, as_json: bool) -> String {
         member => &reply[member],
     };
     format!("{value}\n")
+}
+
+/// Says in a stream that messages may be missing here: the daemon was upgraded.
+fn reconnected(as_json: bool) -> Result<(), Failure> {
+    let message = json!({"time_ms": now_ms(), "event": "reconnected"});
+    print_message(&message, as_json, text::event)
 }
 
 /// Prints a message of a stream, if there is one.

@@ -318,8 +318,8 @@ pub(super) fn changes(reply: &Value) -> String {
 
 /// An event in a line.
 pub(super) fn event(event: &Value) -> String {
-    let mut text =
-        format!("{} {} {}", word(&event["time_ms"]), word(&event["disk"]), word(&event["event"]));
+    let disk = event["disk"].as_str().unwrap_or("-");
+    let mut text = format!("{} {disk} {}", word(&event["time_ms"]), word(&event["event"]));
     for (name, value) in event.as_object().into_iter().flatten() {
         if !["time_ms", "disk", "event"].contains(&&**name) {
             let _ = write!(text, " {name}={}", word(value));

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk ctl trace`.
 
-use super::ask::Asker;
-use super::print_message;
+use super::ask::Stream;
+use super::{print_message, reconnected};
 use crate::failure::Failure;
 use crate::values::{self, SlowerThan};
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
 
 /// Arguments of `vhost-blk ctl trace`.
 #[derive(Args, Clone, Debug)]
@@ -25,12 +27,17 @@ pub struct TraceArgs {
 
 impl TraceArgs {
     /// Prints slow requests until the disk has gone, `count` of them are printed, or the daemon ends.
-    pub(super) fn follow(&self, asker: Asker<'_>, as_json: bool) -> Result<(), Failure> {
+    pub(super) fn follow(
+        &self,
+        path: &Path,
+        patience: Option<Duration>,
+        as_json: bool,
+    ) -> Result<(), Failure> {
         let slower_than_us = self.slower_than.0.as_micros() as u64;
         let parameters = json!({"name": self.name, "slower_than_us": slower_than_us});
         let mut left = self.count;
         let each = |reply: &Value| {
-            warn_of_untraced(&reply["untraced"]);
+            warn_of_untraced(&reply["untraced"], as_json);
             let request = &reply["request"];
             print_message(request, as_json, text)?;
             if let Some(left) = left.as_mut().filter(|_| request["total_us"].is_u64()) {
@@ -38,19 +45,28 @@ impl TraceArgs {
             }
             Ok(left != Some(0))
         };
-        asker.follow("trace requests", "Trace", &parameters, each).map(drop)
+        let (what, method) = ("trace requests", "Trace");
+        let stream = Stream { path, patience, what, method, parameters };
+        stream.follow(each, || reconnected(as_json))
     }
 }
 
 /// Says which disks are not traced.
-fn warn_of_untraced(names: &Value) {
+fn warn_of_untraced(untraced: &Value, as_json: bool) {
     let names: Vec<&str> =
-        names.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        untraced.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if !names.is_empty() {
         let names = names.join(", ");
         let line = "run in the kernel, whose module is too old to trace them; load the one that \
                     belongs to this program, or move them: vhost-blk ctl switch NAME uring";
-        let _ = writeln!(std::io::stderr(), "vhost-blk: the queues of {names} {line}");
+        let line = format!("the queues of {names} {line}");
+        // A failed write to stderr has no remedy.
+        let _ = match as_json {
+            true => {
+                writeln!(std::io::stderr(), "{}", json!({"warning": line, "untraced": untraced}))
+            }
+            false => writeln!(std::io::stderr(), "vhost-blk: {line}"),
+        };
     }
 }
 

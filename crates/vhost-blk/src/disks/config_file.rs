@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The configuration file of a disk that goes on in another image, or with other limits: comments and other options
+//! The configuration file of a disk that goes on in another image, or with other live options: comments and other options
 //! stay. And that of a disk which has none.
 
 use crate::config;
 use crate::disk_options;
 use crate::image::inherit;
 use crate::options::DiskArgs;
-use crate::values::{Burst, word};
+use crate::values::{Burst, OnError, word};
 use backend::create::sync_folder;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tempfile::NamedTempFile;
 use toml_edit::{DocumentMut, Item, Value};
 
@@ -47,7 +48,7 @@ impl NewConfig {
         NewConfig::write(path, present, |document| set_image(document, new))
     }
 
-    /// As [`NewConfig::prepare`], for options that a running disk can adopt: limits, and the cache mode.
+    /// As [`NewConfig::prepare`], for options that a running disk can adopt.
     ///
     /// # Errors
     /// Cause and remedy.
@@ -164,9 +165,7 @@ fn cannot_write(file: &Path, error: &io::Error) -> String {
 /// # Errors
 /// Cause and remedy, also if there is a file at the path.
 pub(super) fn create(path: &Path, args: &DiskArgs) -> Result<(), String> {
-    let text = text_of(args)?;
-    let made =
-        write_beside(path, &text, |file| file.set_permissions(fs::Permissions::from_mode(MODE)))?;
+    let made = write_new(path, args)?;
     match made.persist_noclobber(path) {
         Ok(_) => sync_folder(path).map_err(|error| cannot_write(path, &error)),
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
@@ -174,6 +173,19 @@ pub(super) fn create(path: &Path, args: &DiskArgs) -> Result<(), String> {
         }
         Err(error) => Err(cannot_write(path, &error.error)),
     }
+}
+
+/// Checks that [`create`] can write a file.
+///
+/// # Errors
+/// Cause and remedy. Nothing remains in any case.
+pub(super) fn check_create(path: &Path, args: &DiskArgs) -> Result<(), String> {
+    write_new(path, args).map(drop)
+}
+
+fn write_new(path: &Path, args: &DiskArgs) -> Result<NamedTempFile, String> {
+    let text = text_of(args)?;
+    write_beside(path, &text, |file| file.set_permissions(fs::Permissions::from_mode(MODE)))
 }
 
 /// A file with the options of a disk that differ from the defaults.
@@ -237,17 +249,31 @@ fn set_live(document: &mut DocumentMut, new: &DiskArgs) {
     let number = |number: std::num::NonZeroU64| i64::try_from(number.get()).unwrap_or(i64::MAX);
     let burst = (new.limit_burst != Burst(data_plane::Limits::BURST_DEFAULT))
         .then(|| new.limit_burst.0.as_secs_f64().into());
+    // A line with the default stays.
+    let on_error = (new.on_error != OnError::Report || document.contains_key("on-error"))
+        .then(|| word(new.on_error).into());
     for (key, value) in [
         ("limit-iops", new.limit_iops.map(|iops| number(iops).into())),
         ("limit-bandwidth", new.limit_bandwidth.map(|bytes| number(bytes).into())),
         ("limit-burst", burst),
         ("limit-group", new.limit_group.as_deref().map(Value::from)),
         ("cache", Some(word(new.cache).into())),
+        ("on-error", on_error),
+        ("on-read-error", new.on_read_error.map(|policy| word(policy).into())),
+        ("io-timeout", new.io_timeout.map(|limit| seconds(limit.0))),
     ] {
         match value {
             Some(value) => set(document, key, value),
             None => drop(document.remove(key)),
         }
+    }
+}
+
+/// Seconds, without a fraction if there is none.
+fn seconds(time: Duration) -> Value {
+    match i64::try_from(time.as_secs()) {
+        Ok(seconds) if time.subsec_nanos() == 0 => seconds.into(),
+        _ => time.as_secs_f64().into(),
     }
 }
 
@@ -321,7 +347,8 @@ mod tests {
     #[test]
     fn limits_and_the_cache_mode_change_and_comments_stay() {
         let text = "# The database.\nblk-file = '/a.img' # raw\nsocket-path = '/s'\n\
-                    limit-iops = 5 # slow\nlimit-group = 'gold'\n";
+                    limit-iops = 5 # slow\nlimit-group = 'gold'\non-read-error = 'stop'\n\
+                    on-error = 'stop' # halts\n";
         let old = config::disk_of_table("a test", &text.parse::<Table>().unwrap()).unwrap();
         let new = DiskArgs {
             limit_iops: std::num::NonZeroU64::new(7),
@@ -329,16 +356,30 @@ mod tests {
             limit_burst: Burst(std::time::Duration::from_millis(250)),
             limit_group: None,
             cache: crate::values::Cache::Writethrough,
+            on_error: OnError::Enospc,
+            on_read_error: None,
+            io_timeout: Some(crate::values::IoTimeout(std::time::Duration::from_millis(1500))),
             ..old
         };
-        let change = |document: &mut DocumentMut| {
-            set_live(document, &new);
-            Ok(())
+        let text_with = |new: &DiskArgs, text: &str| {
+            let change = |document: &mut DocumentMut| {
+                set_live(document, new);
+                Ok(())
+            };
+            edited(text, change).unwrap()
         };
-        let edited = edited(text, change).unwrap();
+        let edited = text_with(&new, text);
         let again = config::disk_of_table("a test", &edited.parse::<Table>().unwrap()).unwrap();
         assert_eq!(again, new, "{edited}");
-        for line in ["# The database.\n", " # raw\n", "limit-iops = 7 # slow\n"] {
+        for line in
+            ["# The database.\n", " # raw\n", "limit-iops = 7 # slow\n", "\"enospc\" # halts\n"]
+        {
+            assert!(edited.contains(line), "{line}: {edited}");
+        }
+        let seconds = Some(crate::values::IoTimeout(std::time::Duration::from_secs(5)));
+        let plain = DiskArgs { on_error: OnError::Report, io_timeout: seconds, ..new };
+        let edited = text_with(&plain, &edited);
+        for line in ["on-error = \"report\" # halts\n", "io-timeout = 5\n"] {
             assert!(edited.contains(line), "{line}: {edited}");
         }
     }

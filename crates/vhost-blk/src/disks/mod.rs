@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`], a file of the folder |
 //! | starting | the name is taken, and a thread opens the disk (`starting.rs`) | its success or failure, or [`Disks::remove`] |
-//! | failed | a disk of the folder could not be opened | the next try (`openers.rs`, a reload), [`Disks::remove`], the end of its file |
+//! | failed | a disk of the folder could not be opened, or has ended late for a restart (`reload.rs`) | the next try (`openers.rs`, a reload), [`Disks::remove`], the end of its file |
 //! | served | the thread of the disk runs | its end, after a stop or the end of `--fd` |
 //! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread, or a removal by force |
 //!
@@ -20,6 +20,7 @@
 mod backups;
 mod base;
 pub(crate) mod bitmaps;
+mod changing;
 mod checking;
 mod config_file;
 pub(crate) mod converge;
@@ -206,6 +207,8 @@ struct Entry {
     job: Option<Arc<Job>>,
     /// The reason for which the last mirror has ended, if it has failed.
     last_mirror: Option<String>,
+    /// Its state after its end.
+    next: removal::Next,
 }
 
 /// The place of a disk among the others.

@@ -5,6 +5,7 @@ use super::front_ends::FrontEnds;
 use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
 use super::lost::Watch;
+use super::removal::Next;
 use super::starting::Reservation;
 use super::{Disks, Entry, Image, Mode, NewDisk, Origin, growth};
 use crate::disk::{self, LockWait};
@@ -123,8 +124,7 @@ impl Disks {
         let earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
         let layers = Layers::new(disk, top, earlier);
         let consumed = image.as_ref().map(|image| kept::until_served(image, &layers));
-        let disk = layers.disk();
-        let info = disk.info();
+        let (disk, info) = (layers.disk(), layers.disk().info());
         let pool = self.pool(args.queues())?;
         let of_start = if device.is_some() { args.without_limits() } else { args.clone() };
         let mut server = Server::start(disk, lock, &of_start, &self.process, &pool)?;
@@ -158,6 +158,7 @@ impl Disks {
             layers,
             job: None,
             last_mirror: None,
+            next: Next::Absent,
         };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
     }

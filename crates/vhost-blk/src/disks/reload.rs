@@ -1,37 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Makes the disks those that the files of the configuration folder describe.
 //!
-//! A change of limits and of the cache mode reaches a running disk. Any other change needs a restart
-//! of the disk, which happens only while no front-end is connected: not every VMM connects again.
+//! A change of limits, of the cache mode and of the treatment of errors reaches a running disk. Any other change
+//! needs a restart of the disk, which happens only while no front-end is connected: not every VMM connects again.
 //! Disks that a command added are not touched.
 //!
 //! Each disk is treated by a thread of its own (`openers.rs`), and a reload waits for all of them for a bounded time:
 //! storage that hangs delays no other disk, and its own disk is `starting` until it answers.
 
+use super::changing::{self, DISK_MAX};
 use super::openers::Job;
-use super::removal::Which;
+use super::removal::{Next, Which};
 use super::starting::Reservation;
 use super::{Disks, Entry, Mode, Origin, Slot};
 use crate::config;
 use crate::disk::LockWait;
 use crate::failure::{Failure, Sort};
 use crate::options::DiskArgs;
-use crate::values::{self, Cache};
-use data_plane::Limits;
+use crate::values;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use vhost_user::{Answer, Command, Control};
+use vhost_user::Control;
 
 pub use super::turn::NoReload;
 
 /// Maximum wait of a reload, and of the start of the daemon, for the disks. They go on without it.
 pub const START_MAX: Duration = Duration::from_secs(10);
-/// Maximum wait for the end of a disk, and for the answer of one.
-const DISK_MAX: Duration = Duration::from_secs(8);
 /// Interval of the look for the end of the process.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -237,7 +235,7 @@ impl Disks {
         let remove = |(name, slot): (&String, &Slot)| {
             let (disks, disk, which) = (Arc::clone(self), name.clone(), Which::of(slot));
             let treatment: Treatment = Box::new(move || {
-                match disks.remove_this(&disk, &which, until(DISK_MAX)) {
+                match disks.remove_this(&disk, &which, Next::Removed, until(DISK_MAX)) {
                     // It has gone by itself.
                     Err(failure) if failure.sort == Sort::NoSuchDisk => Ok(None),
                     removed => removed.map(|_| Some(Outcome::Removed)),
@@ -317,24 +315,7 @@ impl Disks {
 
     /// Changes a running disk.
     fn change(&self, name: &str, known: &Known, new: DiskArgs) -> Result<(), Failure> {
-        let (old, limits) = (&known.args, new.limits());
-        let order = |command| order(name, &known.control, command);
-        match &new.limit_group {
-            group if (group, limits) == (&old.limit_group, old.limits()) => {}
-            Some(group) => {
-                let limits = limits.is_set().then_some(limits);
-                order(Command::JoinLimits(group.as_str().into(), limits))?;
-            }
-            None => {
-                if old.limit_group.is_some() {
-                    order(Command::Limit(Limits::NONE))?;
-                }
-                order(Command::Limit(limits))?;
-            }
-        }
-        if old.cache != new.cache {
-            order(Command::SetCache(new.cache == Cache::Writeback))?;
-        }
+        changing::change(name, &known.control, &known.args, &new)?;
         if let Some(entry) = self.lock().in_table(&known.control) {
             // A snapshot may have changed the others meanwhile.
             entry.args = with_live_options_of(&entry.args, &new);
@@ -345,17 +326,29 @@ impl Disks {
     /// Starts a disk again with other options, or with the old ones if it does not start.
     fn restart(self: &Arc<Self>, name: &str, known: Known, new: DiskArgs) -> Result<(), Failure> {
         self.stop_for_restart(name, &known)?;
-        match self.remove_this(name, &known.which, until(DISK_MAX)) {
+        match self.remove_this(name, &known.which, Next::Absent, until(DISK_MAX)) {
             Ok(_) => {}
             // It has gone by itself.
             Err(failure) if failure.sort == Sort::NoSuchDisk => {}
-            Err(failure) => return Err(failure),
+            Err(failure) => self.leave_restart(&known.control, failure)?,
         }
         self.start_of_folder(name, new).inspect_err(|_| {
             if let Err(failure) = self.start_of_folder(name, known.args) {
                 tracing::error!(%failure, "the disk does not start with its old options either");
             }
         })
+    }
+
+    /// Lets a disk that has not ended be tried as a failed one after its end. It may have ended meanwhile.
+    fn leave_restart(&self, control: &Arc<Control>, failure: Failure) -> Result<(), Failure> {
+        let mut state = self.lock();
+        let Some(entry) = state.in_table(control) else { return Ok(()) };
+        if entry.next == Next::Removed {
+            return Err(failure);
+        }
+        entry.next = Next::Failed;
+        let why = format!("{}; it starts with the options of its file after that", failure.why);
+        Err(Failure { why, ..failure })
     }
 
     /// Requests the stop of a disk, unless that would end something. Nothing begins in between: the table is locked.
@@ -379,7 +372,8 @@ impl Disks {
             false => Err(Failure::run(
                 what,
                 "a front-end is connected",
-                "stop its VMM and reload again; limits and the cache mode change without a restart",
+                "stop its VMM and reload again; limits, cache, on-error, on-read-error and io-timeout change \
+                 without a restart",
             )),
         }
     }
@@ -392,15 +386,6 @@ impl Disks {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             _ => options_of(name, &path).map(Some),
         }
-    }
-}
-
-fn order(name: &str, control: &Control, command: Command) -> Result<(), Failure> {
-    let what = format!("change the disk {name}");
-    match control.post(command).wait(Some(DISK_MAX)) {
-        Some(Answer::Refused(why)) => Err(Failure::told(what, why)),
-        Some(_) => Ok(()),
-        None => Err(Failure::run(what, "it does not answer", "check its storage")),
     }
 }
 
@@ -418,6 +403,9 @@ fn with_live_options_of(old: &DiskArgs, new: &DiskArgs) -> DiskArgs {
         limit_burst: new.limit_burst,
         limit_group: new.limit_group.clone(),
         cache: new.cache,
+        on_error: new.on_error,
+        on_read_error: new.on_read_error,
+        io_timeout: new.io_timeout,
         ..old.clone()
     }
 }

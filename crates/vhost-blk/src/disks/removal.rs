@@ -36,6 +36,17 @@ pub enum Removed {
     GivenUp,
 }
 
+/// The state of a served disk after its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// It is absent, or the reload that waits for its end starts it.
+    Absent,
+    /// It is absent, and the reload does not start it.
+    Removed,
+    /// No reload waits any longer: it is failed, and tried at once.
+    Failed,
+}
+
 /// The identity of a disk of the table: another one of its name is not it.
 #[derive(Clone)]
 pub(super) enum Which {
@@ -95,10 +106,10 @@ impl Disks {
         let Some(which) = state.table.get(name).map(Which::of) else {
             return Err(no_such_disk(name));
         };
-        self.remove_from(state, name, &which, force, go_on)
+        self.remove_from(state, name, (&which, Next::Removed), force, go_on)
     }
 
-    /// As [`Disks::remove`], unless another disk has the name by now.
+    /// As [`Disks::remove`], unless another disk has the name by now. `next`: its state after its end.
     ///
     /// # Errors
     /// As [`Disks::remove`].
@@ -106,11 +117,12 @@ impl Disks {
         &self,
         name: &str,
         which: &Which,
+        next: Next,
         go_on: impl Fn() -> bool,
     ) -> Result<Removed, Failure> {
         let state = self.lock();
         match state.table.get(name).is_some_and(|slot| which.is(slot)) {
-            true => self.remove_from(state, name, which, Force::No, go_on),
+            true => self.remove_from(state, name, (which, next), Force::No, go_on),
             false => Err(no_such_disk(name)),
         }
     }
@@ -119,7 +131,7 @@ impl Disks {
         &'a self,
         mut state: MutexGuard<'a, State>,
         name: &str,
-        which: &Which,
+        (which, next): (&Which, Next),
         force: Force,
         go_on: impl Fn() -> bool,
     ) -> Result<Removed, Failure> {
@@ -137,7 +149,12 @@ impl Disks {
                 self.tell_manager();
                 Ok(Removed::Gone)
             }
-            Which::Served(stop) => self.remove_served(state, name, stop, force, go_on),
+            Which::Served(stop) => {
+                if let Some(entry) = state.served_with(stop) {
+                    entry.next = next;
+                }
+                self.remove_served(state, name, stop, force, go_on)
+            }
         }
     }
 
@@ -231,7 +248,7 @@ impl Disks {
 
     /// Removes a disk whose thread has ended, and its socket file before:
     /// [`Disks::remove_socket_files`] finds each file that is still there.
-    fn leave(&self, name: &str, stop: &Stop) {
+    fn leave(self: &Arc<Self>, name: &str, stop: &Stop) {
         let mut state = self.lock();
         let Some(entry) = state.served_with(stop) else { return };
         let (file, backup) = (entry.socket.clone(), Arc::clone(&entry.backup));
@@ -249,6 +266,9 @@ impl Disks {
         }
         let mut state = self.lock();
         let gone = state.take(stop);
+        let is_late = matches!(&gone, Some((entry, false)) if entry.next == Next::Failed);
+        // Under one lock: no other disk gets the name in between.
+        let late = (is_late && !state.stopping).then(|| state.list_late(name));
         match &gone {
             Some((_, true)) => {
                 tracing::info!(disk = name, "the disk that was given up has gone");
@@ -262,6 +282,11 @@ impl Disks {
         }
         drop(state);
         drop(gone); // without the lock
+        if let Some(failure) = late {
+            tracing::error!(disk = name, reason = %failure, "configuration");
+            self.events.tell(name, &Change::StartFailed(failure.to_string()));
+            self.retry_failed();
+        }
         self.changed.notify_all();
         self.tell_manager();
     }

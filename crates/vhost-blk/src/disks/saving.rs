@@ -4,16 +4,16 @@
 //! | Disk | `save` | Then it is |
 //! |---|---|---|
 //! | of a command | writes a new file with its present options | of the folder |
-//! | of the folder | writes its present limits and its cache mode into its file | of the folder |
+//! | of the folder | writes its present limits, cache mode and treatment of errors into its file | of the folder |
 //!
 //! No reload runs meanwhile. The next one finds the file and the disk alike.
 
 use super::config_file::{self, NewConfig};
-use super::{Disks, Mode, Origin};
+use super::{Disks, Image, Mode, Origin};
 use crate::disk_options;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::values::{Burst, Cache};
+use crate::values::{Burst, Cache, IoTimeout, OnReadError};
 use serde_json::Value;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -44,11 +44,7 @@ impl Disks {
                 args
             }
             Origin::Command => {
-                let args = absolute(args).map_err(failed)?;
-                if let (Some(file), Some(image)) = (&args.blk_file, &image) {
-                    // A client may have passed a descriptor with any path.
-                    super::exchange::real_path_of(file, &image.top).map_err(failed)?;
-                }
+                let args = of_new_file(args, image.as_ref()).map_err(failed)?;
                 config_file::create(&path, &args).map_err(failed)?;
                 args
             }
@@ -57,6 +53,30 @@ impl Disks {
             (entry.args, entry.origin) = (args, Origin::Folder);
         }
         Ok(path)
+    }
+
+    /// Refuses to save a served disk whose file cannot be written, before a command changes the disk. Writes a file
+    /// beside the present one, and removes it.
+    ///
+    /// # Errors
+    /// As [`Disks::save`].
+    pub fn check_save_of(&self, name: &str) -> Result<(), Failure> {
+        let what = format!("save the disk {name}");
+        let failed = |why: String| Failure::told(&what, why);
+        let path = self.config_path(&what, name)?;
+        let (args, origin, image) = {
+            let state = self.lock();
+            let entry = state.entry(name)?;
+            (entry.args.clone(), entry.origin, entry.image.clone())
+        };
+        match origin {
+            Origin::Folder => NewConfig::prepare_live(&path, &args).map(drop).map_err(failed),
+            Origin::Command => {
+                self.check_save(name)?;
+                let args = of_new_file(args, image.as_ref()).map_err(failed)?;
+                config_file::check_create(&path, &args).map_err(failed)
+            }
+        }
     }
 
     /// Refuses to save a disk that has no place for its file.
@@ -120,7 +140,7 @@ impl Disks {
     }
 }
 
-/// The options of a disk, with the limits and the cache mode that commands have given it.
+/// The options of a disk, with those that commands have changed.
 fn present(args: DiskArgs, status: &Status) -> DiskArgs {
     let limits = status.limits;
     DiskArgs {
@@ -129,8 +149,21 @@ fn present(args: DiskArgs, status: &Status) -> DiskArgs {
         limit_burst: Burst(limits.burst),
         limit_group: status.limit_group.as_deref().map(str::to_owned),
         cache: if status.writeback { Cache::Writeback } else { Cache::Writethrough },
+        on_error: status.errors.policies.others.into(),
+        on_read_error: OnReadError::of(status.errors.policies),
+        io_timeout: status.errors.io_timeout.map(IoTimeout),
         ..args
     }
+}
+
+/// The options of a disk in a file of its own.
+fn of_new_file(args: DiskArgs, image: Option<&Image>) -> Result<DiskArgs, String> {
+    let args = absolute(args)?;
+    if let (Some(file), Some(image)) = (&args.blk_file, image) {
+        // A client may have passed a descriptor with any path.
+        super::exchange::real_path_of(file, &image.top)?;
+    }
+    Ok(args)
 }
 
 /// The options with paths that do not depend on the folder of the daemon.

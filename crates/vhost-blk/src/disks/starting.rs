@@ -282,6 +282,20 @@ impl State {
         }
     }
 
+    /// Lists a disk of the folder as failed that has ended too late for its restart, and returns the failure. It is
+    /// tried at once.
+    pub(super) fn list_late(&mut self, name: &str) -> Failure {
+        let failure = Failure::run(
+            format!("restart the disk {name} with its changed options"),
+            "its requests in flight were complete too late",
+            "check its storage; the disk is tried again",
+        );
+        let (since, next) = (SystemTime::now(), Instant::now());
+        let failed = Failed { args: None, failure: failure.clone(), since, tries: 1, next };
+        self.table.insert(name.to_owned(), Slot::Failed(Box::new(failed)));
+        failure
+    }
+
     /// Returns whether the thread of a removed disk still opens it.
     pub(super) fn is_left(&self, opening: &Arc<Opening>) -> bool {
         self.left.iter().any(|left| Arc::ptr_eq(&left.opening, opening))
@@ -375,7 +389,7 @@ fn pause_after(tries: u32) -> Duration {
 mod tests {
     use super::*;
     use crate::disks::Removed;
-    use crate::disks::removal::Which;
+    use crate::disks::removal::{Next, Which};
     use crate::options::ProcessArgs;
     use clap::{Args, FromArgMatches};
 
@@ -408,11 +422,14 @@ mod tests {
         let of_first = which(&disks, "a");
         drop(first);
         let second = reserve();
-        let failure = disks.remove_this("a", &of_first, || true).unwrap_err();
+        let failure = disks.remove_this("a", &of_first, Next::Removed, || true).unwrap_err();
         assert_eq!(failure.sort, Sort::NoSuchDisk);
         second.check().unwrap();
         let of_second = which(&disks, "a");
-        assert_eq!(disks.remove_this("a", &of_second, || true).unwrap(), Removed::GivenUp);
+        assert_eq!(
+            disks.remove_this("a", &of_second, Next::Removed, || true).unwrap(),
+            Removed::GivenUp
+        );
         assert_eq!(state(&disks), Some(RowState::GivenUp));
         // The name is free, and the opening that was left does nothing to the next one.
         let third = reserve();

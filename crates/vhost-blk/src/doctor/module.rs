@@ -62,7 +62,7 @@ fn takes(image: &Path) -> Finding {
         queue_size_max: 256,
         limits: Limits::NONE,
         watches_time: false,
-        can_halt: false,
+        errors: Default::default(),
     };
     match data_plane::check_kernel(Arc::new(disk), options) {
         Ok(()) => {

@@ -76,7 +76,10 @@ pub const PAGES: &[Page] = &[
         command: "vhost-blk ctl",
         statuses: &[
             DONE,
-            (1, "The daemon refused the command; standard error has the reason."),
+            (
+                1,
+                "The daemon refused the command; standard error has the reason, with --json as an object.",
+            ),
             (2, "The command line, or an option of a new disk, is wrong."),
             (
                 3,
@@ -105,6 +108,7 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-resume", "1"),
             ("vhost-blk-ctl-save", "1"),
             ("vhost-blk-ctl-set-cache", "1"),
+            ("vhost-blk-ctl-set-errors", "1"),
             ("vhost-blk-ctl-snapshot", "1"),
             ("vhost-blk-ctl-snapshots", "1"),
             ("vhost-blk-ctl-stats", "1"),
@@ -151,7 +155,10 @@ pub const PAGES: &[Page] = &[
         command: "vhost-blk ctl limit",
         statuses: &[
             DONE,
-            (1, "Failure. The old limits hold; standard error has the reason."),
+            (
+                1,
+                "Failure. The old limits hold, unless only the saving failed; standard error has the reason.",
+            ),
             MISUSED,
         ],
         files: CONTROL_SOCKET,
@@ -260,16 +267,8 @@ pub const PAGES: &[Page] = &[
         see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-pause", "1")],
     },
     saving::SAVE,
-    Page {
-        command: "vhost-blk ctl set-cache",
-        statuses: USUAL,
-        files: CONTROL_SOCKET,
-        examples: &[(
-            "Make each completed write durable:",
-            "vhost-blk ctl --control-path vhost-blk.ctl set-cache data writethrough",
-        )],
-        see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
-    },
+    saving::SET_CACHE,
+    saving::SET_ERRORS,
     snapshots::SNAPSHOT,
     snapshots::SNAPSHOTS,
     Page {

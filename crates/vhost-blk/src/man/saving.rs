@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The page of the command that keeps a disk for the next start.
+//! The pages of commands that keep a disk for the next start, or change options that are kept.
 
 use super::Page;
-use super::pages::{CONTROL_SOCKET, DONE, MISUSED};
+use super::pages::{CONTROL_SOCKET, DONE, MISUSED, USUAL};
 
 pub(super) const SAVE: Page = Page {
     command: "vhost-blk ctl save",
@@ -22,4 +22,32 @@ pub(super) const SAVE: Page = Page {
         ("vhost-blk-ctl-remove", "1"),
         ("vhost-blk-daemon", "1"),
     ],
+};
+
+pub(super) const SET_CACHE: Page = Page {
+    command: "vhost-blk ctl set-cache",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[(
+        "Make each completed write durable:",
+        "vhost-blk ctl --control-path vhost-blk.ctl set-cache data writethrough",
+    )],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-status", "1")],
+};
+
+pub(super) const SET_ERRORS: Page = Page {
+    command: "vhost-blk ctl set-errors",
+    statuses: USUAL,
+    files: CONTROL_SOCKET,
+    examples: &[
+        (
+            "Halt the disk if no space is left, and tell of storage that hangs for 30 s:",
+            "vhost-blk ctl --control-path vhost-blk.ctl set-errors data --on-error enospc --io-timeout 30",
+        ),
+        (
+            "Halt it at failed writes only:",
+            "vhost-blk ctl --control-path vhost-blk.ctl set-errors data --on-error stop --on-read-error report",
+        ),
+    ],
+    see_also: &[("vhost-blk-ctl", "1"), ("vhost-blk-ctl-resume", "1"), ("vhost-blk-ctl-save", "1")],
 };

@@ -283,6 +283,7 @@ mod tests {
             front_ends: 2,
             features: 0,
             writeback: false,
+            errors: data_plane::ErrorRules::default(),
             queues: vec![
                 QueueStatus {
                     plane: Some(PlaneKind::Uring),

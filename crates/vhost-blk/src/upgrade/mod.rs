@@ -30,7 +30,7 @@ pub use state::ImageOptions;
 use crate::control::codec::Channel;
 use crate::disks::{Disks, Held};
 use crate::signals::Gate;
-use crate::{notify, os};
+use crate::{log, notify, os};
 use rustix::time::{ClockId, clock_gettime};
 use state::{ClientState, FORMAT, ProgramState};
 use std::convert::Infallible;
@@ -150,6 +150,7 @@ impl Upgrader {
             reload_is_due: false,
             failed: held.failed().to_vec(),
             disks,
+            log_level: log::set(),
         })
     }
 }

@@ -7,10 +7,11 @@ use super::{VARIABLE, now_ns};
 use crate::control::codec::{CALL_BYTES_MAX, Channel};
 use crate::disk::TakenImage;
 use crate::disks::Origin;
+use crate::events::Events;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
-use crate::os;
 use crate::socket_file::SocketFile;
+use crate::{log, os};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::fs::File;
@@ -99,18 +100,23 @@ impl Upgraded {
         self.lost.push(disk);
     }
 
-    /// The answer to the client of the upgrade. `is_connected` tells of a disk that it runs again
-    /// with its front-end; it waits for the disk.
+    /// The answer to the client of the upgrade, of which watchers of `events` are told. `is_connected` tells of a disk
+    /// that it runs again with its front-end; it waits for the disk.
     ///
     /// # Errors
     /// [`Failure`] if a disk or a front-end got lost.
-    pub fn answer(&self, is_connected: impl Fn(&str) -> bool) -> Result<Value, Failure> {
+    pub fn answer(
+        &self,
+        events: &Events,
+        is_connected: impl Fn(&str) -> bool,
+    ) -> Result<Value, Failure> {
         let kept = self.had_front_end.iter().filter(|name| !self.lost.contains(name));
         let alone: Vec<&str> =
             kept.map(String::as_str).filter(|name| !is_connected(name)).collect();
         let pause_us = now_ns().saturating_sub(self.stopped_at_ns) / 1000;
         let to = env!("CARGO_PKG_VERSION");
         tracing::info!(from = self.from, to, pause_us, "the program was upgraded");
+        events.tell_upgraded(&self.from, to, pause_us);
         let missing: Vec<String> =
             [("the disks", self.lost.join(", ")), ("the front-ends of", alone.join(", "))]
                 .into_iter()
@@ -138,6 +144,9 @@ pub fn take() -> Result<Option<Taken>, Failure> {
     let mut owner = Owner::default();
     let file = File::from(owner.own(fd)?);
     let state = ProgramState::read(file).map_err(failed)?;
+    if let Some(level) = state.log_level {
+        log::set_level(level);
+    }
     let with_front_end = state.disks.iter().filter(|disk| disk.device.has_front_end());
     let upgraded = Upgraded {
         from: state.from,

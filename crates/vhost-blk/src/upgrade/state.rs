@@ -6,7 +6,7 @@
 
 use crate::disks::Origin;
 use crate::options::DiskArgs;
-use crate::values::{AllowBacking, Format};
+use crate::values::{AllowBacking, Format, LogLevel};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -43,6 +43,9 @@ pub(super) struct ProgramState {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) failed: Vec<String>,
     pub(super) disks: Vec<DiskState>,
+    /// The level of log lines that a command has set. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) log_level: Option<LogLevel>,
 }
 
 /// The part of a state that is the same in all formats.

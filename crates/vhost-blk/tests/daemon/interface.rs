@@ -211,3 +211,47 @@ fn json_may_stand_before_or_behind_the_verb() {
     let behind: serde_json::Value = serde_json::from_str(&rig.ok("list --json")).unwrap();
     assert_eq!(before, behind);
 }
+
+/// The error of a command with `--json`: one object on stderr.
+fn json_error(output: &std::process::Output) -> Value {
+    let text = std::str::from_utf8(&output.stderr).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let told: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(told["exit_code"], output.status.code().unwrap(), "{text}");
+    let fields: Vec<&String> = told.as_object().unwrap().keys().collect();
+    assert_eq!(fields, ["error", "exit_code", "remedy", "what", "why"]);
+    assert!(["what", "why", "remedy"].iter().all(|field| told[field] != ""), "{text}");
+    told
+}
+
+#[test]
+fn failures_of_ctl_with_json_are_json() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    for (words, error, code) in [
+        ("--json status b", json!("io.vhostblk.NoSuchDisk"), 1),
+        ("status b --json", json!("io.vhostblk.NoSuchDisk"), 1),
+        ("--json resize a 512", json!("io.vhostblk.Refused"), 1),
+        (
+            "--json add b --backend null --size 1M --socket-path b.sock --serial 0123456789012345678901",
+            Value::Null,
+            2,
+        ),
+        ("--json limit a", Value::Null, 2),
+        ("--json unknown", Value::Null, 2),
+        ("--json events --control-path none", Value::Null, 3),
+    ] {
+        // The last control path holds.
+        let (words, path) = match words.split_once(" --control-path ") {
+            Some((words, path)) => (words, path),
+            None => (words, "ctl"),
+        };
+        let mut command = crate::common::program();
+        command.current_dir(rig.place.dir.path()).args(["ctl", "--control-path", path]);
+        let told = json_error(&crate::common::finish(command.args(words.split(' '))));
+        assert_eq!((&told["error"], &told["exit_code"]), (&error, &json!(code)), "{words}: {told}");
+    }
+    let line = rig.refused("status b", 1);
+    assert!(line.starts_with("vhost-blk: cannot find the disk b: "), "{line}");
+}

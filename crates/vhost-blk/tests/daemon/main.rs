@@ -5,6 +5,7 @@
 mod common;
 mod discards;
 mod disks;
+mod error_rules;
 mod events;
 mod frozen;
 mod given_up;

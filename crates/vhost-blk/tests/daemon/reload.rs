@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The folder of configuration files.
 
+use crate::events::{next, subscribed};
+use crate::mount::{Frozen, Mount, may_not_mount};
 use crate::rig::Rig;
 use backend::{File, FileOptions};
 use serde_json::json;
@@ -86,6 +88,119 @@ fn a_reload_treats_each_disk_by_its_change() {
     rig.write_file("bad", &file("bad", ""));
     rig.place.wait_until("the restart", || rig.ok("reload").contains("used: restarted"));
     assert_eq!(rig.guest("used").get_id().unwrap()[..3], *b"new");
+}
+
+/// Limits and the cache mode of a disk.
+fn live_options(rig: &Rig, name: &str) -> [serde_json::Value; 3] {
+    let status = rig.json(&format!("status {name}"));
+    let limits = &status["limits"];
+    [limits["iops"].clone(), limits["group"].clone(), status["writeback"].clone()]
+}
+
+#[test]
+fn a_refused_change_of_limits_and_cache_mode_changes_neither() {
+    let through = "cache = 'writethrough'\n";
+    let rig = Rig::of_folder(&[
+        ("busy", &file("busy", &format!("limit-iops = 5\n{through}"))),
+        ("idle", &file("idle", through)),
+        ("gold", &file("gold", "limit-iops = 9\nlimit-group = 'gold'\n")),
+    ]);
+    let _guest = rig.guest("busy");
+    let no_group = "limit-group = 'none'\n";
+    for (name, more, told) in [
+        // A front-end refuses the cache mode, ...
+        ("busy", "limit-iops = 7\ncache = 'writeback'", "sends no FLUSH"),
+        // ... and a group without limits refuses a disk, ...
+        ("idle", &*format!("{no_group}cache = 'writeback'"), "none"),
+        // ... also after a command to leave another group.
+        ("gold", &*format!("{no_group}{through}"), "none"),
+    ] {
+        let before = live_options(&rig, name);
+        rig.write_file(name, &file(name, more));
+        let output = rig.ctl("reload");
+        let text = crate::common::stdout(&output);
+        assert!(text.starts_with(&format!("{name}: failed: ")) && text.contains(told), "{text}");
+        assert!(!text.contains("stays"), "{text}");
+        assert_eq!(live_options(&rig, name), before, "{name}");
+        // The next reload tries it again.
+        assert_eq!(crate::common::stdout(&rig.ctl("reload")), text);
+        std::fs::remove_file(rig.path(&format!("conf/{name}.toml"))).unwrap();
+        rig.ok("reload");
+    }
+}
+
+/// A disk of the folder whose bitmaps cannot be kept before its file system is thawed, after the reload that restarts
+/// it. `meanwhile` is called while that waits. Returns the text of the reload, too.
+fn slow_to_end<'a>(rig: &Rig, mount: &'a Mount, meanwhile: impl Fn()) -> (Frozen<'a>, String) {
+    let image = mount.path("image");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let text = |serial: &str| {
+        format!(
+            "blk-file = '{}'\nsocket-path = '@/a.sock'\nserial = '{serial}'\nnum-queues = 1\n\
+             data-plane = 'uring'",
+            image.display()
+        )
+    };
+    rig.write_file("a", &text("old"));
+    rig.ok("reload");
+    rig.ok("backup a --to full --bitmap b");
+    let frozen = Frozen::of(mount);
+    rig.write_file("a", &text("new"));
+    let told = std::thread::scope(|scope| {
+        let reload = scope.spawn(|| crate::common::stdout(&rig.ctl("reload")));
+        rig.wait_for("a", "stopping");
+        meanwhile();
+        reload.join().unwrap()
+    });
+    assert!(told.starts_with("a: failed: "), "{told}");
+    assert_eq!(rig.row("a")["state"], "stopping");
+    (frozen, told)
+}
+
+const COMES_BACK: &str = "it starts with the options of its file after that";
+
+#[test]
+fn a_disk_that_ends_too_late_for_its_restart_is_served_after_its_end() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::of_folder(&[]);
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let (frozen, text) = slow_to_end(&rig, &mount, || ());
+    assert!(text.contains(COMES_BACK), "{text}");
+    let mut told = subscribed(&rig);
+    drop(frozen);
+    rig.wait_for("a", "serving");
+    assert_eq!(rig.guest("a").get_id().unwrap()[..3], *b"new");
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    let names = [(); 3].map(|()| next(&mut told)["event"].clone());
+    assert_eq!(names, ["removed", "start_failed", "added"]);
+}
+
+#[test]
+fn a_disk_that_is_removed_while_its_restart_waits_does_not_come_back() {
+    if may_not_mount() {
+        return;
+    }
+    for is_late in [false, true] {
+        let rig = Rig::of_folder(&[]);
+        let mount = Mount::ext4(rig.place.dir.path(), 64);
+        let remove = || drop(rig.refused("--timeout 1 remove a", 3));
+        let meanwhile = || {
+            if !is_late {
+                remove()
+            }
+        };
+        let (frozen, text) = slow_to_end(&rig, &mount, meanwhile);
+        assert_eq!(text.contains(COMES_BACK), is_late, "{text}");
+        if is_late {
+            remove();
+        }
+        let mut told = subscribed(&rig);
+        drop(frozen);
+        assert_eq!(next(&mut told)["event"], "removed");
+        assert_eq!(rig.names(), [""; 0]);
+    }
 }
 
 #[test]

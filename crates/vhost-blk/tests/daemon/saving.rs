@@ -54,6 +54,11 @@ fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
     let text = rig.ok("status later");
     assert!(text.contains("origin      a file of --config-dir\n"), "{text}");
     assert!(text.contains("limit-iops=7") && !text.contains("queue-size"), "{text}");
+    // A change of a disk of a command makes it one of the folder.
+    rig.add("third", "");
+    rig.ok("limit third --iops 3 --save");
+    assert_eq!(origin(&rig, "third"), json!("folder"));
+    rig.ok("remove third --save");
     restart(&mut rig);
     assert_eq!(rig.names(), ["kept", "later"]);
     assert_eq!(rig.guest("kept").get_id().unwrap()[..1], *b"S");
@@ -66,6 +71,12 @@ fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
     rig.ok("remove later --save");
     assert!(!rig.path("conf/later.toml").exists());
     assert_eq!(rig.ok("reload"), "kept: added\n");
+}
+
+/// The limit of operations and the cache mode of a disk.
+fn live_options(rig: &Rig, name: &str) -> (Value, Value) {
+    let status = rig.json(&format!("status {name}"));
+    (status["limits"]["iops"].clone(), status["writeback"].clone())
 }
 
 #[test]
@@ -98,20 +109,28 @@ fn a_disk_that_cannot_be_saved_says_why_and_an_added_one_is_not_served() {
     for words in [
         "save a",
         "limit a --iops 5 --save",
+        "set-cache a writethrough --save",
         "remove a --save",
         &format!("add b --save --socket-path b.sock {null}"),
     ] {
         let line = rig.refused(words, 1);
         assert!(line.contains("start vhost-blk daemon with --config-dir"), "{words}: {line}");
+        assert_eq!(live_options(&rig, "a"), (Value::Null, json!(true)), "{words}");
     }
     assert_eq!(rig.names(), ["a"]);
     let rig = Rig::of_folder(&[]);
     rig.add("a", "");
     rig.write_file("a", "# another one");
     rig.write_file("b", "# another one");
-    for words in ["save a", &format!("add b --save --socket-path b.sock {null}")] {
+    for words in [
+        "save a",
+        "limit a --iops 5 --save",
+        "set-cache a writethrough --save",
+        &format!("add b --save --socket-path b.sock {null}"),
+    ] {
         let line = rig.refused(words, 1);
         assert!(line.contains("exists; remove or rename that file"), "{words}: {line}");
+        assert_eq!(live_options(&rig, "a"), (Value::Null, json!(true)), "{words}");
     }
     assert_eq!(text_of(&rig, "a"), "# another one");
     // A descriptor is not necessarily that of its path.
@@ -129,4 +148,53 @@ fn a_disk_that_cannot_be_saved_says_why_and_an_added_one_is_not_served() {
     assert!(line.contains("drop --save for a disk without a file"), "{line}");
     assert_eq!(rig.names(), ["a", "c"]);
     assert!(!common::stdout(&rig.ctl("reload")).contains("c: "));
+}
+
+#[test]
+fn a_change_whose_file_cannot_be_rewritten_is_refused_before_it_holds() {
+    let rig = Rig::of_folder(&[("a", &file("a", ""))]);
+    let path = rig.path("conf/a.toml");
+    let before = text_of(&rig, "a");
+    for (spoil, told) in [("x = [", "write KEY = VALUE lines"), ("", "write it again")] {
+        match spoil {
+            "" => std::fs::remove_file(&path).unwrap(),
+            text => std::fs::write(&path, text).unwrap(),
+        }
+        for words in ["limit a --iops 5 --save", "set-cache a writethrough --save"] {
+            let line = rig.refused(words, 1);
+            assert!(line.contains(told) && !line.contains("the change holds"), "{line}");
+            assert_eq!(live_options(&rig, "a"), (Value::Null, json!(true)), "{words}");
+        }
+    }
+    std::fs::write(&path, before).unwrap();
+    rig.ok("limit a --iops 5 --save");
+    let names = std::fs::read_dir(rig.path("conf")).unwrap();
+    assert_eq!(names.count(), 1, "a file of a check remains");
+}
+
+#[test]
+fn a_change_that_holds_and_is_not_saved_says_so() {
+    let rig = Rig::of_folder(&[("b", &file("b", ""))]);
+    rig.add("a", "");
+    // A reload that waits for a locked image: the saving waits for it.
+    let image = rig.path("locked.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let options =
+        backend::FileOptions { lock: Some(std::time::Duration::ZERO), ..Default::default() };
+    let locked = backend::File::open(&image, options).unwrap();
+    rig.write_file("locked", "blk-file = '@/locked.img'\nsocket-path = '@/locked.sock'");
+    rig.daemon.signal(libc::SIGHUP);
+    rig.wait_for("locked", "starting");
+    std::thread::scope(|scope| {
+        let limited = scope.spawn(|| rig.refused("limit a --iops 5 --save", 1));
+        rig.place.wait_until("the change", || live_options(&rig, "a").0 == 5);
+        rig.write_file("a", "# another one");
+        drop(locked);
+        let line = limited.join().unwrap();
+        for part in ["the change holds until the disk ends, and is not saved: ", "a.toml exists; "]
+        {
+            assert!(line.contains(part), "{line}");
+        }
+    });
+    assert_eq!(live_options(&rig, "a").0, 5);
 }

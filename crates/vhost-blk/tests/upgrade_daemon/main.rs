@@ -15,6 +15,7 @@ mod refused;
 #[path = "../daemon/rig.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod rig;
+mod watched;
 
 use common::{pattern, wait_until};
 use rig::Rig;

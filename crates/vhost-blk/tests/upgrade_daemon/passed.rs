@@ -7,7 +7,7 @@ use driver::{Device, Options, Request};
 use serde_json::{Value, json};
 
 #[test]
-fn each_disk_keeps_its_pause_its_limits_its_cache_mode_and_its_counters() {
+fn each_disk_keeps_its_pause_its_limits_its_cache_mode_its_rules_for_errors_and_its_counters() {
     let rig = Rig::new();
     ["a", "b", "c"].iter().for_each(|name| rig.add(name, "--limit-iops 500"));
     let mut guests = ["a", "b", "c"].map(|name| rig.guest(name));
@@ -15,9 +15,18 @@ fn each_disk_keeps_its_pause_its_limits_its_cache_mode_and_its_counters() {
     rig.ok("pause a");
     rig.ok("limit b --iops 77 --burst-seconds 2");
     rig.ok("set-cache c writethrough");
+    rig.ok("set-errors c --on-error stop --on-read-error report --io-timeout 5");
     let of = |name: &str| {
         let status = rig.json(&format!("status {name}"));
-        json!([status["paused"], status["limits"], status["writeback"], status["front_ends"]])
+        let options = &status["options"];
+        let errors = json!([options["on_error"], options["on_read_error"], options["io_timeout"]]);
+        json!([
+            status["paused"],
+            status["limits"],
+            status["writeback"],
+            status["front_ends"],
+            errors
+        ])
     };
     let requests = |name: &str| rig.json(&format!("stats {name}"))["queues"][0]["chains"].clone();
     let names = ["a", "b", "c"];
@@ -28,6 +37,7 @@ fn each_disk_keeps_its_pause_its_limits_its_cache_mode_and_its_counters() {
         (&of("a")[0], &of("b")[1]["iops"], &of("c")[2]),
         (&json!(true), &json!(77), &json!(false))
     );
+    assert_eq!(of("c")[4], json!(["stop", "report", 5.0]));
     let layout = guests[0].layout();
     guests[0].queue(0).submit(&Request::write(3, &[3; 512]), &layout).unwrap();
     guests[1..].iter_mut().for_each(|guest| write_and_read(guest, 1));
@@ -216,5 +226,6 @@ fn a_subscription_of_events_ends_with_the_program_and_a_new_one_holds() {
     let mut raw = rig.connect();
     raw.call(subscribe);
     rig.ok("pause a");
-    assert_eq!(raw.receive()["parameters"]["event"]["event"], "paused");
+    let names = [(); 2].map(|()| raw.receive()["parameters"]["event"]["event"].clone());
+    assert_eq!(names, ["upgraded", "paused"]);
 }

@@ -206,7 +206,7 @@ fn make_device(disk: Arc<dyn Disk>, setup: &Setup, plane: UringPlane) -> vhost_u
         queue_size_max: setup.queue_size_max,
         limits: Limits::NONE,
         watches_time: setup.io_timeout.is_some(),
-        can_halt: setup.on_error != ErrorPolicy::Report,
+        errors: setup.on_error.into(),
     };
     let choice = match plane::is_kernel() {
         true => PlaneChoice::Auto,

@@ -180,7 +180,7 @@ fn serve_disk(disk: &Arc<dyn Disk>, stream: UnixStream) -> Result<()> {
         queue_size_max: QUEUE_SIZE_MAX,
         limits: Limits::NONE,
         watches_time: false,
-        can_halt: false,
+        errors: Default::default(),
     };
     let choice = PlaneChoice::Only(PlaneKind::Uring);
     let planes = PlaneSelector::new(Arc::clone(disk), plane, kernel, choice)?;

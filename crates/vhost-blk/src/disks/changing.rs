@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The change of a running disk by its file: all of its options, or none.
+//!
+//! The steps are commands to the disk. A step that is refused undoes those before it. A change to write-back is the
+//! first step, because a front-end refuses it, and the last one otherwise, because a front-end refuses its undoing.
+
+use crate::failure::Failure;
+use crate::options::DiskArgs;
+use crate::values::Cache;
+use data_plane::Limits;
+use std::time::Duration;
+use vhost_user::{Answer, Command, Control, ErrorChange, Status};
+
+/// Maximum wait for the end of a disk, and for the answer of one.
+pub(super) const DISK_MAX: Duration = Duration::from_secs(8);
+
+/// A command, and the one that undoes it with those after it that have none.
+#[derive(Debug, PartialEq, Eq)]
+struct Step {
+    command: Command,
+    undo: Option<Command>,
+}
+
+/// Makes a disk adopt the changed options that a running disk can adopt.
+///
+/// # Errors
+/// [`Failure`] if it refuses one of them, or does not answer. Its text tells if the disk could not return to the old
+/// ones.
+pub(super) fn change(
+    name: &str,
+    control: &Control,
+    old: &DiskArgs,
+    new: &DiskArgs,
+) -> Result<(), Failure> {
+    let what = format!("change the disk {name}");
+    let failed = |why: &str| Failure::told(&what, why);
+    let status = match order(control, Command::Status) {
+        Ok(Answer::Status(status)) => status,
+        Ok(_) => return Err(failed("it has told nothing; reload again")),
+        Err(refusal) => return Err(failed(refusal.told())),
+    };
+    let steps = steps(old, new, &status);
+    for (at, step) in steps.iter().enumerate() {
+        if let Err(refusal) = order(control, step.command.clone()) {
+            return Err(undo(control, &steps[..=at], refusal, failed));
+        }
+    }
+    Ok(())
+}
+
+/// The end of a command without success.
+enum Refusal {
+    /// The disk is as before.
+    Refused(String),
+    /// The disk carries it out when its storage answers.
+    Silence,
+}
+
+impl Refusal {
+    fn told(&self) -> &str {
+        match self {
+            Refusal::Refused(why) => why,
+            Refusal::Silence => "it does not answer; check its storage",
+        }
+    }
+}
+
+fn order(control: &Control, command: Command) -> Result<Answer, Refusal> {
+    match control.post(command).wait(Some(DISK_MAX)) {
+        Some(Answer::Refused(why)) => Err(Refusal::Refused(why)),
+        Some(answer) => Ok(answer),
+        None => Err(Refusal::Silence),
+    }
+}
+
+/// Undoes all steps, of which the last one has failed.
+fn undo(
+    control: &Control,
+    steps: &[Step],
+    refusal: Refusal,
+    failed: impl Fn(&str) -> Failure,
+) -> Failure {
+    let (done, is_silent) = match refusal {
+        Refusal::Refused(_) => (&steps[..steps.len() - 1], false),
+        Refusal::Silence => (steps, true),
+    };
+    for command in done.iter().rev().filter_map(|step| step.undo.clone()) {
+        // A disk that does not answer receives it after the steps.
+        let posted = control.post(command);
+        let undone = if is_silent { None } else { posted.wait(Some(DISK_MAX)) };
+        let why = match undone {
+            _ if is_silent => continue,
+            Some(Answer::Refused(why)) => why,
+            Some(_) => continue,
+            None => "it does not answer".to_owned(),
+        };
+        let told = failed(refusal.told());
+        let first = &told.why;
+        let why = format!("{first}; a part of the change stays, because its undoing failed: {why}");
+        return Failure { why, ..told };
+    }
+    failed(refusal.told())
+}
+
+/// The commands from `old` to `new`. `status`: the present state, which commands may have changed.
+fn steps(old: &DiskArgs, new: &DiskArgs, status: &Status) -> Vec<Step> {
+    let mut steps = Vec::new();
+    if old.error_rules() != new.error_rules() {
+        let command = Command::SetErrors(ErrorChange::to(new.error_rules()));
+        let undo = Some(Command::SetErrors(ErrorChange::to(status.errors)));
+        steps.push(Step { command, undo });
+    }
+    steps.extend(limits_steps(old, new, status));
+    if old.cache != new.cache {
+        let on = new.cache == Cache::Writeback;
+        let undo = (on != status.writeback).then_some(Command::SetCache(!on));
+        let step = Step { command: Command::SetCache(on), undo };
+        let at = if on { 0 } else { steps.len() };
+        steps.insert(at, step);
+    }
+    steps
+}
+
+fn limits_steps(old: &DiskArgs, new: &DiskArgs, status: &Status) -> Vec<Step> {
+    let limits = new.limits();
+    if (&new.limit_group, limits) == (&old.limit_group, old.limits()) {
+        return Vec::new();
+    }
+    let undo = Some(match &status.limit_group {
+        Some(group) => Command::JoinLimits(group.clone(), Some(status.limits)),
+        None => Command::Limit(status.limits),
+    });
+    // Leaves a group that it has joined for this change.
+    let leave = Step { command: Command::Limit(Limits::NONE), undo };
+    match &new.limit_group {
+        Some(group) => {
+            let limits = limits.is_set().then_some(limits);
+            let command = Command::JoinLimits(group.as_str().into(), limits);
+            vec![Step { command, ..leave }]
+        }
+        None if status.limit_group.is_some() => {
+            vec![leave, Step { command: Command::Limit(limits), undo: None }]
+        }
+        None => vec![Step { command: Command::Limit(limits), ..leave }],
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Watchers of a daemon go on after an upgrade.
+
+use crate::common::wait_until;
+use crate::rig::Rig;
+use driver::Request;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Stdio};
+
+/// A running `vhost-blk ctl --json` that prints a stream; killed when dropped.
+struct Watcher {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Watcher {
+    fn start(rig: &Rig, words: &str) -> Watcher {
+        let mut command = rig.command(&format!("--json {words}"));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Watcher { child, lines }
+    }
+
+    /// The next message; `None`: the stream has ended.
+    fn next(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        if self.lines.buffer().is_empty() {
+            let mut ready = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
+            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+            assert_ne!(poll(&mut ready, Some(&limit)).unwrap(), 0, "waited in vain for a message");
+        }
+        self.lines.read_line(&mut line).unwrap();
+        (!line.is_empty()).then(|| serde_json::from_str(&line).unwrap())
+    }
+
+    /// The next message of a stream of events, without those of pauses.
+    fn next_event(&mut self) -> Value {
+        loop {
+            let event = self.next().expect("the stream goes on");
+            let name = event["event"].as_str().expect("an event").to_owned();
+            if !["paused", "resumed"].contains(&&*name) {
+                return event;
+            }
+        }
+    }
+
+    /// Waits until the stream has begun: it tells of a pause.
+    fn wait_for_begin(&mut self, rig: &Rig) {
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| self.next());
+            wait_until("the first event", || {
+                rig.ok("pause a");
+                rig.ok("resume a");
+                first.is_finished()
+            });
+        });
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn events_go_on_after_an_upgrade_and_tell_of_it() {
+    let mut rig = Rig::new();
+    rig.add("a", "");
+    let mut events = Watcher::start(&rig, "events");
+    events.wait_for_begin(&rig);
+    let pause = rig.upgrade();
+    assert_eq!(events.next_event()["event"], "reconnected");
+    let told = events.next_event();
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(told["event"], "upgraded");
+    assert_eq!((&told["from"], &told["to"]), (&json!(version), &json!(version)));
+    assert_eq!(told["pause_us"], pause.as_micros() as u64);
+    assert_eq!(told["disk"], Value::Null);
+    rig.ok("limit a --iops 5");
+    assert_eq!(events.next_event()["event"], "limited");
+    rig.ok("stop");
+    assert_eq!(rig.daemon.wait().code(), Some(0));
+    while events.next().is_some() {}
+    assert!(events.child.wait().unwrap().success());
+}
+
+#[test]
+fn an_upgrade_without_a_watcher_is_told_to_the_first_one_after_it() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    rig.upgrade();
+    let mut events = Watcher::start(&rig, "events");
+    assert_eq!(events.next_event()["event"], "upgraded");
+    let mut later = Watcher::start(&rig, "events");
+    later.wait_for_begin(&rig);
+    rig.ok("limit a --iops 5");
+    assert_eq!(later.next_event()["event"], "limited");
+}
+
+#[test]
+fn a_trace_goes_on_after_an_upgrade_and_says_so() {
+    let rig = Rig::new();
+    rig.add("a", "--wrap delay:us=2000");
+    let mut guest = rig.guest("a");
+    let mut trace = Watcher::start(&rig, "trace a --slower-than 1 --count 1000");
+    let mut request = |trace: &mut Watcher| {
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| trace.next());
+            wait_until("a slow request", || {
+                guest.request(&Request::write(0, &[1; 512])).unwrap();
+                next.is_finished()
+            });
+            next.join().unwrap().unwrap()
+        })
+    };
+    assert_eq!(request(&mut trace)["operation"], "write");
+    rig.upgrade();
+    let mut told = request(&mut trace);
+    // Those before the upgrade come first.
+    while told["operation"] == "write" {
+        told = request(&mut trace);
+    }
+    assert_eq!(told["event"], "reconnected");
+    assert_eq!(request(&mut trace)["operation"], "write");
+}
+
+#[test]
+fn the_level_of_log_lines_that_a_command_has_set_outlives_upgrades() {
+    let mut rig = Rig::with(&["--log-level", "error"]);
+    rig.add("a", "");
+    rig.ok("log-level info");
+    for _ in 0..2 {
+        rig.upgrade();
+    }
+    // The first two lines of upgrades, and the pause after both.
+    rig.daemon.log_line("the program was upgraded");
+    rig.daemon.log_line("the program was upgraded");
+    rig.ok("pause a");
+    rig.daemon.log_line("paused");
+    rig.ok("log-level error");
+    rig.daemon.log_line("SetLogLevel");
+    rig.upgrade();
+    rig.ok("resume a");
+    rig.ok("stop");
+    assert_eq!(rig.daemon.wait().code(), Some(0));
+    let rest = rig.daemon.rest_of_stderr();
+    assert!(!rest.contains("INFO"), "{rest}");
+}
