@@ -382,11 +382,12 @@ impl RunningQueue {
         }
     }
 
-    /// Stage *used*, second half: publishes all pushed chains.
+    /// Stage *used*, second half: publishes all pushed chains, and returns their number.
     #[inline]
-    pub(crate) fn publish(&mut self, clock: &mut Clock) {
+    pub(crate) fn publish(&mut self, clock: &mut Clock) -> u64 {
         self.count_latencies(clock);
-        self.calls.published(self.batch.published());
+        let finished = self.batch.published();
+        self.calls.published(finished);
         if let Some(region) = &mut self.region {
             region.publishing(self.ring.used_index());
         }
@@ -394,6 +395,7 @@ impl RunningQueue {
         if let Some(region) = &mut self.region {
             region.published(self.ring.used_index());
         }
+        finished
     }
 
     /// Stage *notify*: calls the driver if it asked for a call, or holds the call. Returns whether a

@@ -6,6 +6,8 @@
 mod disks;
 mod inbox;
 mod parking;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use disks::DISKS_MAX;
 
@@ -148,10 +150,9 @@ impl Worker {
             self.clock.forget(); // a submission takes its time
         }
         let events_max = portion * self.active.ids().len().max(1);
-        self.engine.reap(&mut self.events, events_max);
-        self.portion.turned(submitted, self.events.len(), self.engine.in_storage as usize);
+        let reaped_all = self.engine.reap(&mut self.events, events_max);
         worked |= !self.events.is_empty();
-        let reaped_all = self.events.len() < events_max;
+        let (in_storage, mut finished) = (self.engine.in_storage as usize, 0);
         // 4 completion of requests that the storage has finished
         self.handle_events();
         if reaped_all || reaping_at.is_none() {
@@ -161,10 +162,11 @@ impl Worker {
         for &id in self.active.ids() {
             let (queue, _) = self.disks.queue(id);
             // 5 used
-            queue.publish(&mut self.clock);
+            finished += queue.publish(&mut self.clock);
             // 6 notify
             self.holding |= queue.notify_if_due(&mut self.clock);
         }
+        self.portion.turned(submitted, finished, in_storage);
         if worked {
             self.active.worked(&mut self.disks);
             self.finish_stops();
