@@ -119,6 +119,11 @@ impl Portion {
         }
     }
 
+    /// The size that is fixed, or that the last trial chose.
+    pub(crate) fn chosen(&self) -> usize {
+        self.fixed.unwrap_or(SIZES[self.chosen])
+    }
+
     /// Records the operations that a turn handed to the storage, the requests that it showed to drivers,
     /// and those that the storage had between the two. Without any, the size makes no difference.
     #[inline]

@@ -8,6 +8,7 @@ use crate::health::Health;
 use crate::limits::Limiter;
 use crate::mail::{AddDisk, Postbox};
 use crate::plane::QueueSetup;
+use crate::stats::QueueStats;
 use backend::{Disk, Engine, Io, Lane, Null, Op, Slot, Step};
 use driver::{Layout, Queue, Request, RequestQueue};
 use std::collections::HashMap;
@@ -60,12 +61,16 @@ struct Rig {
 }
 
 impl Rig {
-    /// Each I/O takes so many operations.
+    /// A thread that does not poll. Each I/O takes so many operations.
     fn new(portion: Option<usize>, operations: u32) -> Self {
+        Rig::polling(Duration::ZERO, portion, operations)
+    }
+
+    fn polling(poll_max: Duration, portion: Option<usize>, operations: u32) -> Self {
         let (mail_fd, wake) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
         let (postbox, inbox) = Postbox::new(wake);
         let engine = Uring::new().expect("an io_uring");
-        let (poll_max, portion) = (Duration::ZERO, Portion::new(portion));
+        let portion = Portion::new(portion);
         let mut worker = Worker::new(engine, poll_max, portion, Coalesce::Off, inbox, mail_fd);
         let lane = Box::new(Steps { operations, left: HashMap::new() });
         let share = Arc::clone(Limiter::new(None).join().share());
@@ -94,6 +99,10 @@ impl Rig {
         self.guest.queue().kick();
         self.worker.engine.submit();
         assert!(self.worker.engine.has_events(), "the kernel notes the kick");
+    }
+
+    fn stats(&mut self) -> QueueStats {
+        self.worker.disks.queue(QueueId { disk: 0, queue: 0 }).0.stats
     }
 
     /// Number of requests that the driver gets back now.
@@ -186,4 +195,54 @@ fn a_portion_bounds_the_requests_that_a_turn_shows() {
         })
         .collect();
     assert_eq!(shown, [2, 2, 1, 0]);
+}
+
+#[test]
+fn a_poll_that_finds_work_is_counted_with_its_time() {
+    let mut rig = Rig::polling(Duration::from_secs(3600), None, 1);
+    rig.worker.polls.slept(Duration::ZERO); // a short sleep begins a trial
+    for polls in 1..=2 {
+        let before = rig.stats();
+        assert_eq!((before.polls, before.polls_won), (polls - 1, polls - 1), "it has not ended");
+        (0..100).for_each(|_| rig.worker.turn_or_wait());
+        rig.add(1);
+        rig.worker.turn_or_wait();
+        let after = rig.stats();
+        assert_eq!((after.polls, after.polls_won), (polls, polls));
+        assert!(after.poll_ns > before.poll_ns, "{after:?}");
+        assert_eq!(rig.collected(), 1);
+    }
+}
+
+#[test]
+fn a_call_that_the_driver_does_not_want_is_counted_apart() {
+    let mut rig = Rig::new(Some(4), 1);
+    let mut counts_of = |requests, wanted: bool| {
+        if wanted {
+            assert!(rig.guest.queue().arm_calls(), "nothing is left");
+        }
+        let before = rig.stats();
+        rig.add(requests);
+        while rig.worker.turn() {}
+        assert_eq!(rig.collected(), requests);
+        let after = rig.stats();
+        (after.calls - before.calls, after.suppressed - before.suppressed)
+    };
+    counts_of(1, true);
+    assert_eq!(counts_of(1, false), (0, 1));
+    assert_eq!(counts_of(4, false), (0, 1), "one publication");
+    assert_eq!(counts_of(8, false), (0, 2));
+    assert_eq!(counts_of(8, true), (1, 1), "the driver wants one for the first of them only");
+}
+
+#[test]
+fn the_choices_of_the_thread_are_in_the_state_of_a_queue() {
+    for (portion, batch_size) in [(None, 4), (Some(7), 7)] {
+        let mut rig = Rig::new(portion, 1);
+        let id = QueueId { disk: 0, queue: 0 };
+        let (reply, state) = std::sync::mpsc::channel();
+        rig.worker.handle_mail(Mail::State(id, reply));
+        let choices = state.recv().unwrap().choices;
+        assert_eq!((choices.batch_size, choices.coalescing), (batch_size, false));
+    }
 }
