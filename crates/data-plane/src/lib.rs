@@ -54,7 +54,9 @@ mod worker;
 
 pub use error::{KernelError, QueueStartError, StartError};
 pub use failure::{FailureKind, StorageFailure};
-pub use health::{ErrorPolicy, Halt, Health, HealthEvent, HealthHook, HealthReport, TraceHook};
+pub use health::{
+    ErrorPolicy, Halt, Health, HealthEvent, HealthHook, HealthReport, HealthTotals, TraceHook,
+};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
 pub use latency::{Histogram, LATENCY_BUCKETS, Latencies, Operation};
 pub use limits::Limits;
