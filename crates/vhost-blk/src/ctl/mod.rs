@@ -5,6 +5,7 @@ mod add;
 mod ask;
 mod backup;
 mod mirror;
+mod stats;
 mod text;
 mod trace;
 mod unserved;
@@ -340,7 +341,7 @@ fn call(action: &Action) -> Result<Call, Failure> {
             let parameters = json!({"name": name, "mode": word(*mode), "save": save});
             Call::new("set the cache mode", "SetCache", parameters)
         }
-        Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(text::stats),
+        Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(stats::stats),
         Action::Status(disk) => Call::new("get the status", "Status", of(disk))
             .told(unserved::status)
             .of_member("status"),
