@@ -18,7 +18,7 @@ rm -f "$beside"/suite-*
 cargo test --profile suite --no-run --message-format=json -p vhost-user -p vhost-blk \
     --test requests --test durability --test ring_faults --test misuse --test reconfigure \
     --test load --test descriptors --test inflight --test dirty_log --test leaks --test workers \
-    --test switch --test replace --test restart |
+    --test switch --test replace --test restart --test counters |
     sed -n 's/.*"name":"\([a-z_]*\)".*"executable":"\([^"]*\)".*/\1 \2/p' |
     while read -r name path; do
         strip -o "$beside/suite-$name" "$path"

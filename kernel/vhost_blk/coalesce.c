@@ -48,8 +48,8 @@ static bool vhost_blk_window_holds(const struct vhost_blk_coalesce *c)
 	return c->chosen != vhost_blk_trial_differs(c);
 }
 
-/* True if calls are held now. */
-static bool vhost_blk_coalesces(const struct vhost_blk_queue *q)
+/* True if the options have calls held, or let trials decide and those have @holds. */
+static bool vhost_blk_holds(const struct vhost_blk_queue *q, bool holds)
 {
 	u32 flags = READ_ONCE(q->blk->opt.flags);
 
@@ -58,7 +58,24 @@ static bool vhost_blk_coalesces(const struct vhost_blk_queue *q)
 		return false;
 	if (flags & VHOST_BLK_OPT_COALESCE)
 		return true;
-	return flags & VHOST_BLK_OPT_COALESCE_AUTO && vhost_blk_window_holds(&q->coalesce);
+	return flags & VHOST_BLK_OPT_COALESCE_AUTO && holds;
+}
+
+/* True if calls are held now. */
+static bool vhost_blk_coalesces(const struct vhost_blk_queue *q)
+{
+	return vhost_blk_holds(q, vhost_blk_window_holds(&q->coalesce));
+}
+
+/**
+ * vhost_blk_coalesce_chosen - whether calls are held, but for trials
+ * @q: the queue; its vq.mutex is held
+ *
+ * Return: true if the options or the last trial have chosen that.
+ */
+bool vhost_blk_coalesce_chosen(const struct vhost_blk_queue *q)
+{
+	return vhost_blk_holds(q, q->coalesce.chosen);
 }
 
 /*
@@ -207,9 +224,11 @@ void vhost_blk_call_due(struct vhost_blk_queue *q)
  */
 bool vhost_blk_hold_call(struct vhost_blk_queue *q)
 {
+	u64 ns = 0;	/* is no poll */
+
 	if (!q->coalesce.held)
 		return false;
-	if (vhost_blk_spin(q, min(VHOST_BLK_HOLD_IDLE_US, q->vq.busyloop_timeout)))
+	if (vhost_blk_spin(q, min(VHOST_BLK_HOLD_IDLE_US, q->vq.busyloop_timeout), &ns))
 		return true;
 	vhost_blk_call_held(q);
 	return false;

@@ -4,6 +4,7 @@
  * that grows until the owner fetches it.
  */
 #include <linux/eventfd.h>
+#include <linux/log2.h>
 
 #include "arg.h"
 #include "backend.h"
@@ -58,9 +59,11 @@ static bool vhost_blk_lost_sync(const struct vhost_blk_req *req)
 	}
 }
 
+static_assert(VHOST_BLK_FAILURE_READ_ONLY == 1u << (VHOST_BLK_FAILURE_KINDS - 1));
+
 /**
  * vhost_blk_request_failed - note that the I/O of a request failed
- * @req: the request
+ * @req: the request; its queue's vq.mutex is held
  */
 void vhost_blk_request_failed(const struct vhost_blk_req *req)
 {
@@ -84,6 +87,7 @@ void vhost_blk_request_failed(const struct vhost_blk_req *req)
 		kind = VHOST_BLK_FAILURE_READ_ONLY;
 		break;
 	}
+	req->q->stats.failures[ilog2(kind)]++;
 	if (vhost_blk_lost_sync(req))
 		WRITE_ONCE(req->be->sync_error, req->error);
 	if (READ_ONCE(req->be->sync_error) && (req->type == VIRTIO_BLK_T_FLUSH || req->durable))

@@ -9,7 +9,7 @@
 
 #include "arg.h"
 #include "backend.h"
-#include "queue.h"
+#include "stages.h"
 
 static void vhost_blk_bdev_info(struct vhost_blk_info *info, struct vhost_blk_backend *be)
 {
@@ -167,6 +167,10 @@ static const char *const vhost_blk_op_names[VHOST_BLK_OPS] = {
 	[VHOST_BLK_OP_DISCARD] = "discard",
 };
 
+static const char *const vhost_blk_failure_names[VHOST_BLK_FAILURE_KINDS] = {
+	"io", "removed", "no_space", "timeout", "read_only",
+};
+
 static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 {
 	const struct vhost_blk_stats *s = &q->stats;
@@ -177,9 +181,16 @@ static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 		   s->chains, s->completed, s->refused, s->failed, s->dropped, s->read_bytes,
 		   s->write_bytes);
 	seq_printf(m, " discards=%llu discarded_bytes=%llu", s->discards, s->discarded_bytes);
-	seq_printf(m, " kicks=%llu turns=%llu calls=%llu coalesced=%llu throttled=%llu bounced=%llu slow=%llu polls=%llu polls_won=%llu polling=%d\n",
-		   s->kicks, s->turns, s->calls, s->coalesced, s->throttled, s->bounced, s->slow, s->polls, s->polls_won,
-		   q->poll[0].score || q->poll[1].score);
+	seq_printf(m, " kicks=%llu turns=%llu calls=%llu coalesced=%llu suppressed=%llu throttled=%llu bounced=%llu slow=%llu",
+		   s->kicks, s->turns, s->calls, s->coalesced, s->suppressed, s->throttled,
+		   s->bounced, s->slow);
+	seq_printf(m, " polls=%llu polls_won=%llu poll_ns=%llu polling=%d", s->polls, s->polls_won,
+		   s->poll_ns, q->poll[0].score || q->poll[1].score);
+	for (i = 0; i < VHOST_BLK_FAILURE_KINDS; i++)
+		seq_printf(m, " failed_%s=%llu", vhost_blk_failure_names[i], s->failures[i]);
+	/* The present choices. */
+	seq_printf(m, " batch=%u coalescing=%d\n", vhost_blk_first_batch(q),
+		   vhost_blk_coalesce_chosen(q));
 	/* "N=count": requests that took at least N / 2 and less than N microseconds. */
 	for (op = 0; op < VHOST_BLK_OPS; op++) {
 		seq_printf(m, "latency%u_%s_us:\tsum=%llu", n, vhost_blk_op_names[op],

@@ -41,12 +41,13 @@ static void vhost_blk_poll_learn(struct vhost_blk_queue *q, struct vhost_blk_pol
  * vhost_blk_spin - look for new chains and completions without a sleep
  * @q: the queue; its vq.mutex is held by its worker
  * @us: longest time in microseconds
+ * @ns: the time up to the last look is added to it
  *
  * Return: true if there are some; false after that time, or if others need the CPU.
  */
-bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us)
+bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us, u64 *ns)
 {
-	u64 end = local_clock() + (u64)us * NSEC_PER_USEC;
+	u64 start = local_clock(), now = start, end = start + (u64)us * NSEC_PER_USEC;
 	struct vhost_virtqueue *vq = &q->vq;
 	bool found;
 
@@ -56,7 +57,9 @@ bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us)
 		    atomic_read(&q->blk->ioctls))	/* may need vq.mutex */
 			break;
 		cpu_relax();
-	} while (local_clock() < end);
+		now = local_clock();
+	} while (now < end);
+	*ns += now - start;
 	return found;
 }
 
@@ -69,7 +72,7 @@ bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us)
 bool vhost_blk_poll_ring(struct vhost_blk_queue *q)
 {
 	struct vhost_blk_polling *poll = vhost_blk_polling(q);
-	bool won = vhost_blk_spin(q, q->vq.busyloop_timeout);
+	bool won = vhost_blk_spin(q, q->vq.busyloop_timeout, &q->stats.poll_ns);
 
 	vhost_blk_poll_learn(q, poll, won);
 	return won;

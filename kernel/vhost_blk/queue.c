@@ -6,12 +6,16 @@
  */
 #include "stages.h"
 
-/*
- * The size of the first batch, which the owner may have fixed. A driver that waits for this CPU cannot
- * work in parallel with the device: early answers to the first of many requests would only add task
- * switches.
+/**
+ * vhost_blk_first_batch - the size of the first batch, which the owner may have fixed
+ * @q: the queue; its vq.mutex is held
+ *
+ * A driver that waits for this CPU cannot work in parallel with the device: early answers to the first
+ * of many requests would only add task switches.
+ *
+ * Return: the size in requests.
  */
-static unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
+unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
 {
 	u32 fixed = READ_ONCE(q->blk->opt.batch);
 

@@ -19,6 +19,9 @@ struct vhost_blk_run {
 	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
 };
 
+/* queue.c */
+unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q);
+
 /* batch.c */
 void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run);
 
@@ -155,6 +158,7 @@ void vhost_blk_publish_settled(struct vhost_blk_queue *q);
 void vhost_blk_drop_settled(struct vhost_blk_queue *q);
 
 /* coalesce.c */
+bool vhost_blk_coalesce_chosen(const struct vhost_blk_queue *q);
 void vhost_blk_coalesce_init(struct vhost_blk_queue *q);
 void vhost_blk_call_or_hold(struct vhost_blk_queue *q, unsigned int n);
 void vhost_blk_call_held(struct vhost_blk_queue *q);
@@ -179,7 +183,7 @@ static inline bool vhost_blk_poll_wanted(struct vhost_blk_queue *q)
 	return !poll->until_trial--;
 }
 
-bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us);
+bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us, u64 *ns);
 bool vhost_blk_poll_ring(struct vhost_blk_queue *q);
 
 #endif /* _VHOST_BLK_STAGES_H */

@@ -7,6 +7,9 @@
 /* Powers of two of microseconds in the latency histogram; the last one counts all above. */
 #define VHOST_BLK_LATENCY_BUCKETS	24
 
+/* Kinds of failures, by the bits of VHOST_BLK_FAILURE_IO to VHOST_BLK_FAILURE_READ_ONLY. */
+#define VHOST_BLK_FAILURE_KINDS	5
+
 /* Operations whose latencies are counted apart. */
 enum vhost_blk_op {
 	VHOST_BLK_OP_READ,
@@ -36,13 +39,16 @@ struct vhost_blk_latency {
  *	be written
  * @kicks: times the handler ran because of a kick
  * @turns: turns of the loop
- * @calls: attempts to signal the call eventfd
+ * @calls: calls of the driver
  * @coalesced: batches whose call came with that of an earlier batch
+ * @suppressed: calls that the driver did not want
  * @throttled: waits for a limit
  * @bounced: requests copied because their buffers are not aligned
  * @slow: requests that went through the workqueue
  * @polls: times the handler polled before sleeping
  * @polls_won: polls that found work
+ * @poll_ns: their time, but for the last look of each
+ * @failures: requests that the storage has failed, by kind; also those that the queue keeps
  * @read_bytes: data read by successful requests
  * @write_bytes: data written by successful requests
  * @discards: successful DISCARDs
@@ -59,11 +65,14 @@ struct vhost_blk_stats {
 	u64 turns;
 	u64 calls;
 	u64 coalesced;
+	u64 suppressed;
 	u64 throttled;
 	u64 bounced;
 	u64 slow;
 	u64 polls;
 	u64 polls_won;
+	u64 poll_ns;
+	u64 failures[VHOST_BLK_FAILURE_KINDS];
 	u64 read_bytes;
 	u64 write_bytes;
 	u64 discards;

@@ -4,9 +4,30 @@
  * together, or for more: coalesce.c.
  */
 #include <linux/sched/stat.h>
+#include <linux/uaccess.h>
+#include <linux/virtio_ring.h>
 
 #include "stages.h"
 #include "trace.h"
+
+/*
+ * True if the driver wants a call, as vhost_signal() finds out right afterwards. It alone decides: for
+ * the counters, a driver that changes its mind in between does not matter.
+ */
+static bool vhost_blk_call_wanted(struct vhost_virtqueue *vq)
+{
+	__virtio16 __user *event = (__virtio16 __user *)&vq->avail->ring[vq->num];
+	__virtio16 word;
+
+	/* The addresses are the core's to translate. */
+	if (unlikely(vq->iotlb))
+		return true;
+	if (!vhost_has_feature(vq, VIRTIO_RING_F_EVENT_IDX))
+		return get_user(word, &vq->avail->flags) ||
+		       !(vhost16_to_cpu(vq, word) & VRING_AVAIL_F_NO_INTERRUPT);
+	return !vq->signalled_used_valid || get_user(word, event) ||
+	       vring_need_event(vhost16_to_cpu(vq, word), vq->last_used_idx, vq->signalled_used);
+}
 
 /**
  * vhost_blk_notify - call the driver, if it asked for that
@@ -18,9 +39,10 @@
 void vhost_blk_notify(struct vhost_blk_queue *q, unsigned int n)
 {
 	bool alone = single_task_running();
+	bool wanted = vhost_blk_call_wanted(&q->vq);
 
-	q->stats.calls++;
-
+	q->stats.calls += wanted && q->vq.call_ctx.ctx;
+	q->stats.suppressed += !wanted;
 	vhost_signal(q->vq.dev, &q->vq);
 	if (alone)
 		q->crowded = !single_task_running();

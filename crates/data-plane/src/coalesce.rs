@@ -181,6 +181,15 @@ impl Coalescer {
         self.look_at_window(now);
     }
 
+    /// Returns whether calls are held, by the mode or by the last trial.
+    pub(crate) fn is_chosen(&self) -> bool {
+        match self.mode {
+            Coalesce::On => true,
+            Coalesce::Off => false,
+            Coalesce::Auto => self.chosen,
+        }
+    }
+
     /// Returns whether calls of the present window are held.
     fn coalesces(&self) -> bool {
         match self.mode {

@@ -66,6 +66,17 @@ pub struct HealthReport {
     pub last_failure: Option<(StorageFailure, SystemTime)>,
 }
 
+/// Numbers that a later program takes over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HealthTotals {
+    /// Number of halts.
+    pub halts: u64,
+    /// Number of stalls.
+    pub stalls: u64,
+    /// Number of failed requests, by the number of their [`FailureKind`].
+    pub failures: [u64; FailureKind::ALL.len()],
+}
+
 /// Number of traced disks of this process.
 static TRACED: AtomicUsize = AtomicUsize::new(0);
 
@@ -167,6 +178,23 @@ impl Health {
     /// The state for the operator.
     pub fn report(&self) -> HealthReport {
         self.lock().clone()
+    }
+
+    /// The numbers for a later program.
+    pub fn totals(&self) -> HealthTotals {
+        let HealthReport { halts, stalls, failures, .. } = *self.lock();
+        HealthTotals { halts, stalls, failures }
+    }
+
+    /// Adds the numbers of an earlier program.
+    pub fn add_totals(&self, earlier: &HealthTotals) {
+        // In the order of `count`.
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = self.lock();
+        report.halts += earlier.halts;
+        report.stalls += earlier.stalls;
+        failures.counts.iter_mut().zip(earlier.failures).for_each(|(own, more)| *own += more);
+        report.failures = failures.counts;
     }
 
     /// Returns whether the disk is halted.
@@ -438,6 +466,25 @@ mod tests {
         let health = Health::new(ErrorPolicy::Stop, None);
         assert_eq!(health.judge(Kind::Flush, BROKEN), Verdict::ReportAndHalt);
         assert_eq!(health.judge(Kind::Flush, BROKEN), Verdict::Report);
+    }
+
+    #[test]
+    fn numbers_of_an_earlier_program_are_added_and_counted_on() {
+        let failed = |health: &Health| {
+            let failure = StorageFailure::of_io(WRITE, 0, NO_SPACE).unwrap();
+            health.failed(failure);
+            health.halt(WRITE, NO_SPACE);
+            health.stalled(0, Duration::from_secs(9));
+        };
+        let (earlier, later) = (Health::default(), Health::default());
+        failed(&earlier);
+        later.add_totals(&earlier.totals());
+        assert_eq!(later.totals(), earlier.totals());
+        assert!(!later.is_halted() && later.report().stalled.is_empty());
+        failed(&later);
+        let expected = HealthTotals { halts: 2, stalls: 2, failures: [0, 2, 0, 0, 0] };
+        assert_eq!(later.totals(), expected);
+        assert_eq!(later.report().failures, expected.failures);
     }
 
     #[test]

@@ -57,13 +57,15 @@ pub use error::{KernelError, QueueStartError, StartError};
 pub use failure::{FailureKind, StorageFailure};
 pub use health::{
     ErrorPolicies, ErrorPolicy, ErrorRules, Halt, Health, HealthEvent, HealthHook, HealthReport,
-    TraceHook,
+    HealthTotals, TraceHook,
 };
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
 pub use latency::{Histogram, LATENCY_BUCKETS, Latencies, Operation};
 pub use limits::Limits;
 pub use once_per_second::OncePerSecond;
-pub use plane::{Coalesce, IoPoll, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};
+pub use plane::{
+    Choices, Coalesce, IoPoll, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState,
+};
 pub use pool::{UringOptions, UringPool};
 pub use region::{InflightRegion, queue_region_bytes};
 pub use selector::{

@@ -141,6 +141,16 @@ pub enum KeptRequests {
     Answer,
 }
 
+/// The present choices of a data plane for a running queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// Requests that it hands to the storage at a time: the portion of the queue's thread. Kernel
+    /// plane: the first batch after a sleep, which grows if its size is not fixed. 0: not known.
+    pub batch_size: u64,
+    /// Calls are held for later ones.
+    pub coalescing: bool,
+}
+
 /// The state of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueState {
@@ -148,6 +158,8 @@ pub struct QueueState {
     pub base: u32,
     /// Counters of the queue.
     pub stats: QueueStats,
+    /// The choices for it; a stopped queue has none.
+    pub choices: Choices,
     /// A ring fault stopped the queue.
     pub faulted: bool,
     /// Requests that wait for the end of a halt, or were left in flight by a previous daemon.
@@ -161,6 +173,7 @@ impl QueueState {
         QueueReport {
             stats: self.stats,
             inflight: self.stats.chains - self.stats.completed,
+            choices: self.choices,
             faulted: self.faulted,
             kept: self.kept,
             more: Vec::new(),
@@ -175,6 +188,8 @@ pub struct QueueReport {
     pub stats: QueueStats,
     /// Requests in flight.
     pub inflight: u64,
+    /// The choices of the plane.
+    pub choices: Choices,
     /// A ring fault stopped the queue.
     pub faulted: bool,
     /// Requests that wait for the end of a halt, or were left in flight by a previous daemon.
@@ -184,12 +199,14 @@ pub struct QueueReport {
 }
 
 impl QueueReport {
-    /// Name and value of everything except the latencies; `faulted` is 0 or 1.
+    /// Name and value of everything except the latencies; `faulted` and `coalescing` are 0 or 1.
     pub fn counters(&self) -> Vec<(String, u64)> {
         let mut counts = self.stats.counters();
         counts.push(("inflight".to_owned(), self.inflight));
         counts.push(("faulted".to_owned(), self.faulted.into()));
         counts.push(("kept".to_owned(), self.kept));
+        counts.push(("batch_size".to_owned(), self.choices.batch_size));
+        counts.push(("coalescing".to_owned(), self.choices.coalescing.into()));
         counts.extend(self.more.iter().cloned());
         counts
     }

@@ -11,6 +11,7 @@
 //! until its call comes back after a wake-up; a disk takes as long as it takes.
 
 use crate::backoff::Backoff;
+use crate::latency::Nanos;
 use std::time::{Duration, Instant};
 
 /// Maximum cost of a wake-up on a slow host (a halted virtual CPU).
@@ -25,6 +26,18 @@ const PAUSE_SLEEPS_MIN: u32 = 8;
 const PAUSE_SLEEPS_MAX: u32 = 1024;
 /// Polls between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
+/// Maximum time of a look, in picoseconds, by which looks without a reading are counted. A longer one
+/// comes of a thread that has lost its CPU.
+const LOOK_PS_MAX: u64 = 2_000_000;
+
+/// A poll that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Polled {
+    /// It found work.
+    pub(crate) won: bool,
+    /// Its time.
+    pub(crate) nanos: Nanos,
+}
 
 /// One thread's polling states.
 #[derive(Debug)]
@@ -48,10 +61,10 @@ impl Polls {
         if self.for_storage { &mut self.storage } else { &mut self.drivers }
     }
 
-    /// Records that there was work.
+    /// Records that there was work. Returns the poll that it has ended.
     #[inline]
-    pub(crate) fn worked(&mut self) {
-        self.present().worked();
+    pub(crate) fn worked(&mut self) -> Option<Polled> {
+        self.present().worked()
     }
 
     /// Records that there was no work while the storage works on `in_storage` requests. Returns
@@ -62,9 +75,9 @@ impl Polls {
         self.present().look_again()
     }
 
-    /// Records a sleep of the duration `slept`.
-    pub(crate) fn slept(&mut self, slept: Duration) {
-        self.present().slept(slept);
+    /// Records a sleep of the duration `slept`. Returns the poll before it.
+    pub(crate) fn slept(&mut self, slept: Duration) -> Option<Polled> {
+        self.present().slept(slept)
     }
 }
 
@@ -77,6 +90,10 @@ struct AdaptivePoll {
     /// Polls since the last work.
     looks: u32,
     idle_since: Option<Instant>,
+    /// Time between the first and the last reading of the clock in this poll.
+    read: Duration,
+    /// Time of a look in picoseconds, as last measured.
+    look_ps: u64,
     score: u32,
     /// The pause after a failed trial, in sleeps.
     pause: Backoff,
@@ -89,6 +106,8 @@ impl AdaptivePoll {
             polling: false,
             looks: 0,
             idle_since: None,
+            read: Duration::ZERO,
+            look_ps: 0,
             score: 0,
             pause: Backoff::new(PAUSE_SLEEPS_MIN, PAUSE_SLEEPS_MAX),
         }
@@ -96,15 +115,25 @@ impl AdaptivePoll {
 
     /// Records that there was work: a poll that preceded it is a hit.
     #[inline]
-    fn worked(&mut self) {
-        if self.looks > 0 {
-            self.looks = 0;
-            self.idle_since = None;
-            self.score = (self.score + 1).min(SCORE_MAX);
-            if self.score == SCORE_MAX {
-                self.pause.reset();
-            }
+    fn worked(&mut self) -> Option<Polled> {
+        if self.looks == 0 {
+            return None;
         }
+        self.score = (self.score + 1).min(SCORE_MAX);
+        if self.score == SCORE_MAX {
+            self.pause.reset();
+        }
+        Some(Polled { won: true, nanos: self.end() })
+    }
+
+    /// Ends a poll, and returns its time. Looks before the first reading of the clock and after the last
+    /// one count as the last measured ones.
+    fn end(&mut self) -> Nanos {
+        let looks = std::mem::take(&mut self.looks);
+        let measured = looks.saturating_sub(LOOKS_PER_CLOCK) / LOOKS_PER_CLOCK * LOOKS_PER_CLOCK;
+        self.idle_since = None;
+        let read = std::mem::take(&mut self.read).as_nanos() as Nanos; // some milliseconds at most
+        read + u64::from(looks - measured) * self.look_ps / 1000
     }
 
     /// Records that there was no work. Returns whether to poll again; `false`: sleep.
@@ -118,21 +147,31 @@ impl AdaptivePoll {
             return true;
         }
         let since = *self.idle_since.get_or_insert_with(Instant::now);
-        since.elapsed() < self.max
+        self.read_clock(since.elapsed());
+        self.read < self.max
+    }
+
+    /// Notes a reading of the clock.
+    fn read_clock(&mut self, since_first: Duration) {
+        self.read = since_first;
+        if let Some(looks @ 1..) = self.looks.checked_sub(LOOKS_PER_CLOCK) {
+            let look_ps = since_first.as_nanos() as u64 * 1000 / u64::from(looks);
+            self.look_ps = look_ps.min(LOOK_PS_MAX);
+        }
     }
 
     /// Records a sleep of the duration `slept` and decides whether to poll before the next one.
-    fn slept(&mut self, slept: Duration) {
-        let missed = std::mem::take(&mut self.looks) > 0;
-        self.idle_since = None;
+    fn slept(&mut self, slept: Duration) -> Option<Polled> {
+        let missed = (self.looks > 0).then(|| Polled { won: false, nanos: self.end() });
         if slept > self.max + WAKE_UP_MAX || self.max.is_zero() {
             self.polling = false;
-        } else if missed {
+        } else if missed.is_some() {
             self.miss();
         } else if !self.pause.pass() && !self.polling {
             self.polling = true;
             self.score = SCORE_TRIAL;
         }
+        missed
     }
 
     fn miss(&mut self) {
@@ -238,6 +277,45 @@ mod tests {
             assert!(!polls.look_again(0));
             polls.slept(LONG);
         }
+    }
+
+    /// A poll with `looks` looks, whose readings of the clock say that each takes 50 ns.
+    fn looked(looks: u32) -> AdaptivePoll {
+        let mut poll = AdaptivePoll::new(Duration::from_secs(3600));
+        poll.slept(SHORT);
+        for _ in 0..looks {
+            assert!(polls(&mut poll));
+            if poll.looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                poll.read_clock(Duration::from_nanos(50) * (poll.looks - LOOKS_PER_CLOCK));
+            }
+        }
+        poll
+    }
+
+    #[test]
+    fn a_poll_has_the_time_of_all_its_looks() {
+        for looks in [32, 33, 47, 48, 1000] {
+            let nanos = 50 * u64::from(looks);
+            assert_eq!(looked(looks).worked(), Some(Polled { won: true, nanos }), "{looks} looks");
+            assert_eq!(looked(looks).slept(SHORT), Some(Polled { won: false, nanos }), "{looks}");
+        }
+        assert_eq!(looked(0).worked(), None);
+        assert_eq!(looked(0).slept(SHORT), None);
+    }
+
+    #[test]
+    fn looks_of_a_poll_without_a_reading_count_as_the_last_measured_ones() {
+        let mut poll = looked(64);
+        poll.worked();
+        (0..15).for_each(|_| assert!(polls(&mut poll)));
+        assert_eq!(poll.worked(), Some(Polled { won: true, nanos: 15 * 50 }));
+        // The thread lost its CPU for a second, which later looks do not count.
+        (0..31).for_each(|_| assert!(polls(&mut poll)));
+        poll.looks += 1;
+        poll.read_clock(Duration::from_secs(1));
+        assert!(poll.worked().unwrap().nanos >= 1_000_000_000);
+        assert!(polls(&mut poll));
+        assert_eq!(poll.worked(), Some(Polled { won: true, nanos: LOOK_PS_MAX / 1000 }));
     }
 
     #[test]

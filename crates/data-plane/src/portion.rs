@@ -7,7 +7,8 @@
 //! driver prepares the next requests, and the driver is idle while the device works. Small portions
 //! cost system calls and calls of the driver. Device and host decide which of both is dearer, so a
 //! trial decides: windows of time with the present and with another size take turns, and the rates
-//! of completion are compared. The other size has to win clearly.
+//! of finished requests are compared. The other size has to win clearly. Kicks and the parts of a
+//! request do not count: a thread that sleeps more often gets more of them.
 
 use crate::backoff::Backoff;
 use std::time::{Duration, Instant};
@@ -18,9 +19,9 @@ const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
 const FIRST: usize = 1;
 /// A thread with fewer requests in flight makes no trial: the sizes hardly differ.
 const IN_FLIGHT_MIN: usize = 4;
-/// Minimum duration of a window, and its minimum number of completions.
+/// Minimum duration of a window, and its minimum number of finished requests.
 const WINDOW: Duration = Duration::from_millis(4);
-const WINDOW_REQUESTS_MIN: usize = 64;
+const WINDOW_REQUESTS_MIN: u64 = 64;
 /// A window that takes longer than this says nothing: the guest was idle meanwhile.
 const WINDOW_MAX: Duration = Duration::from_millis(100);
 /// Windows of a trial, half of them with each size.
@@ -53,12 +54,12 @@ pub(crate) struct Portion {
     window: Window,
 }
 
-/// The completions since the window began.
+/// The finished requests since the window began.
 #[derive(Debug)]
 struct Window {
     since: Instant,
     turns: u32,
-    requests: usize,
+    requests: u64,
     /// The most requests in flight after a turn.
     in_flight: usize,
 }
@@ -118,16 +119,21 @@ impl Portion {
         }
     }
 
-    /// Records the requests that a turn handed to the storage, the completions that it is about to
-    /// handle, and the requests in flight between the two.
+    /// The size that is fixed, or that the last trial chose.
+    pub(crate) fn chosen(&self) -> usize {
+        self.fixed.unwrap_or(SIZES[self.chosen])
+    }
+
+    /// Records the operations that a turn handed to the storage, the requests that it showed to drivers,
+    /// and those that the storage had between the two. Without any, the size makes no difference.
     #[inline]
-    pub(crate) fn turned(&mut self, submitted: usize, completed: usize, in_flight: usize) {
-        if submitted + completed == 0 || self.fixed.is_some() {
+    pub(crate) fn turned(&mut self, submitted: usize, finished: u64, in_flight: usize) {
+        if in_flight == 0 || submitted as u64 + finished == 0 || self.fixed.is_some() {
             return;
         }
         let window = &mut self.window;
         window.turns += 1;
-        window.requests += completed;
+        window.requests += finished;
         window.in_flight = window.in_flight.max(in_flight);
         if window.turns.is_multiple_of(TURNS_PER_CLOCK) {
             self.look(Instant::now());
@@ -185,6 +191,19 @@ impl Portion {
             self.smaller_next = !self.smaller_next;
         }
         self.pause.begin();
+    }
+}
+
+#[cfg(test)]
+impl Portion {
+    /// Turns of the present window.
+    pub(crate) fn turns(&self) -> u32 {
+        self.window.turns
+    }
+
+    /// Finished requests of the present window.
+    pub(crate) fn finished(&self) -> u64 {
+        self.window.requests
     }
 }
 
@@ -282,7 +301,7 @@ mod tests {
         for _ in 0..2000 {
             now += WINDOW;
             portion.turned(1, 1, IN_FLIGHT_MIN);
-            portion.window.requests = WINDOW_REQUESTS_MIN * portion.size();
+            portion.window.requests = WINDOW_REQUESTS_MIN * portion.size() as u64;
             portion.look(now);
         }
         assert_eq!(portion.size(), 32);

@@ -80,6 +80,8 @@ pub(crate) struct RunningQueue {
     /// Chains that a previous daemon left in flight, or that failed and halted the disk; the queue
     /// takes them before any other.
     resubmit: VecDeque<Resubmit>,
+    /// Chains of `resubmit`, the first ones, that the in-flight region had.
+    recovering: usize,
     index: u16,
 }
 
@@ -104,6 +106,7 @@ impl RunningQueue {
         }
         let (region, left) = opened.unzip();
         let mut resubmit = VecDeque::from(left.unwrap_or_default());
+        let recovering = resubmit.len();
         if !kept.is_empty() {
             ring.resume((setup.ring.base >> 16) as u16, &kept);
             resubmit.extend(kept);
@@ -140,6 +143,7 @@ impl RunningQueue {
             err,
             region,
             resubmit,
+            recovering,
             index,
         }
     }
@@ -207,6 +211,10 @@ impl RunningQueue {
         match taken {
             Ok(taken) => {
                 self.stats.chains += u64::from(taken.is_some());
+                if taken.is_some() && self.recovering > 0 {
+                    self.recovering -= 1;
+                    self.stats.recovered += 1;
+                }
                 taken
             }
             Err(fault) => {
@@ -382,11 +390,12 @@ impl RunningQueue {
         }
     }
 
-    /// Stage *used*, second half: publishes all pushed chains.
+    /// Stage *used*, second half: publishes all pushed chains, and returns their number.
     #[inline]
-    pub(crate) fn publish(&mut self, clock: &mut Clock) {
+    pub(crate) fn publish(&mut self, clock: &mut Clock) -> u64 {
         self.count_latencies(clock);
-        self.calls.published(self.batch.published());
+        let finished = self.batch.published();
+        self.calls.published(finished);
         if let Some(region) = &mut self.region {
             region.publishing(self.ring.used_index());
         }
@@ -394,15 +403,19 @@ impl RunningQueue {
         if let Some(region) = &mut self.region {
             region.published(self.ring.used_index());
         }
+        finished
     }
 
-    /// Stage *notify*: calls the driver if it asked for a call, or holds the call. Returns whether a
-    /// call is held: the thread must come back soon, and may not sleep.
+    /// Stage *notify* after the publication of `finished` requests: calls the driver if it asked for a
+    /// call, or holds the call. Returns whether a call is held: the thread must come back soon, and may
+    /// not sleep.
     #[inline]
-    pub(crate) fn notify_if_due(&mut self, clock: &mut Clock) -> bool {
+    pub(crate) fn notify_if_due(&mut self, finished: u64, clock: &mut Clock) -> bool {
         let asked = self.ring.needs_call();
         if asked || self.calls.is_holding() {
             self.call_or_hold(asked, clock);
+        } else {
+            self.stats.suppressed += u64::from(finished > 0);
         }
         self.calls.is_holding()
     }

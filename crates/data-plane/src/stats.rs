@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Counters that both data planes have.
 
-use crate::latency::Latencies;
+use crate::failure::FailureKind;
+use crate::latency::{Latencies, Nanos};
 use std::ops::AddAssign;
+
+/// Number of counters with a name.
+const COUNTERS: usize = 22;
 
 /// Counters of a queue since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,15 +33,27 @@ pub struct QueueStats {
     pub calls: u64,
     /// Calls that came with a later one.
     pub coalesced: u64,
+    /// Publications for which the driver wanted no call, and for which none was held.
+    pub suppressed: u64,
     /// Waits for a limit of the disk.
     pub throttled: u64,
+    /// Chains that were taken again because the in-flight region had them at the start of the queue.
+    pub recovered: u64,
+    /// Polls of the thread, before a sleep, while the queue was active.
+    pub polls: u64,
+    /// Such polls that found work.
+    pub polls_won: u64,
+    /// The time of the polls in nanoseconds; active queues of a thread share it.
+    pub poll_ns: u64,
+    /// I/Os that the storage has failed, by the number of their [`FailureKind`].
+    pub failures: [u64; FailureKind::ALL.len()],
     /// Latencies of completed requests.
     pub latencies: Latencies,
 }
 
 impl QueueStats {
     /// Names of the counters, in the order of the fields. The kernel module has the same.
-    const NAMES: [&str; 12] = [
+    const NAMES: [&str; COUNTERS] = [
         "chains",
         "completed",
         "refused",
@@ -49,10 +65,21 @@ impl QueueStats {
         "kicks",
         "calls",
         "coalesced",
+        "suppressed",
         "throttled",
+        "recovered",
+        "polls",
+        "polls_won",
+        "poll_ns",
+        "failed_io",
+        "failed_no_space",
+        "failed_read_only",
+        "failed_removed",
+        "failed_timeout",
     ];
 
-    fn values(&mut self) -> [&mut u64; 12] {
+    fn values(&mut self) -> [&mut u64; COUNTERS] {
+        let [io, no_space, read_only, removed, timeout] = &mut self.failures;
         [
             &mut self.chains,
             &mut self.completed,
@@ -65,8 +92,26 @@ impl QueueStats {
             &mut self.kicks,
             &mut self.calls,
             &mut self.coalesced,
+            &mut self.suppressed,
             &mut self.throttled,
+            &mut self.recovered,
+            &mut self.polls,
+            &mut self.polls_won,
+            &mut self.poll_ns,
+            io,
+            no_space,
+            read_only,
+            removed,
+            timeout,
         ]
+    }
+
+    /// Counts a poll of `nanos` that has ended.
+    #[inline]
+    pub(crate) fn polled(&mut self, won: bool, nanos: Nanos) {
+        self.polls += 1;
+        self.polls_won += u64::from(won);
+        self.poll_ns += nanos;
     }
 
     /// Returns whether a counter has this name.
@@ -118,6 +163,12 @@ mod tests {
             throttled: 10,
             discards: 11,
             discarded_bytes: 12,
+            suppressed: 13,
+            recovered: 14,
+            polls: 15,
+            polls_won: 16,
+            poll_ns: 17,
+            failures: [18, 19, 20, 21, 22],
             latencies: Latencies::default(),
         };
         let mut counts = stats.counters();
@@ -125,6 +176,16 @@ mod tests {
         counts.reverse();
         assert_eq!(QueueStats::of_counters(&counts), stats);
         assert_eq!(QueueStats::of_counters(&[]), QueueStats::default());
+    }
+
+    #[test]
+    fn each_kind_of_failure_has_a_counter_of_its_name() {
+        let failures = [1, 2, 3, 4, 5];
+        let counts = QueueStats { failures, ..QueueStats::default() }.counters();
+        for (kind, count) in FailureKind::ALL.iter().zip(failures) {
+            let counter = (format!("failed_{}", kind.name()), count);
+            assert!(counts.contains(&counter), "{counter:?} is not in {counts:?}");
+        }
     }
 
     #[test]

@@ -147,18 +147,23 @@ impl Uring {
         self.queued as usize
     }
 
-    /// Moves at most `max` of the available completions to `events`, oldest first; those of an
-    /// `IOPOLL` ring are not counted.
+    /// Moves available completions to `events`, oldest first, until there are `max` of lanes. All others
+    /// are not counted: kicks, mail, those of other threads and of an `IOPOLL` ring. Returns whether that
+    /// was all.
     #[inline]
-    pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>, max: usize) {
+    pub(crate) fn reap(&mut self, events: &mut Vec<(Event, i32)>, max: usize) -> bool {
         if let Some(poll_ring) = &mut self.poll_ring {
             poll_ring.reap(&mut self.ports, events);
         }
-        let mut delivered = None;
-        for entry in self.ring.completion().take(max) {
+        let (mut delivered, mut left) = (None, max);
+        // At most `CQ_ENTRIES`: completions that come meanwhile are not seen.
+        let mut completions = self.ring.completion();
+        while left > 0 {
+            let Some(entry) = completions.next() else { break };
             let (data, result) = (entry.user_data(), entry.result());
             if let Some((disk, token)) = Event::lane_of(data) {
                 events.push((Event::Lane { disk, token }, result)); // the usual event
+                left -= 1;
                 continue;
             }
             match Event::from_user_data(data, io_uring::cqueue::more(entry.flags())) {
@@ -167,13 +172,16 @@ impl Uring {
                 Event::Timer { disk, token } => {
                     let result = if result == -libc::ETIME { 0 } else { result };
                     events.push((Event::Lane { disk, token }, result));
+                    left -= 1;
                 }
                 other => events.push((other, result)),
             }
         }
+        drop(completions);
         if let Some(armed) = delivered {
             self.open_inbox(armed, events);
         }
+        left > 0
     }
 
     /// The list of events of other threads, made at the first use.

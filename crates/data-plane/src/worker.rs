@@ -6,6 +6,8 @@
 mod disks;
 mod inbox;
 mod parking;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use disks::DISKS_MAX;
 
@@ -16,7 +18,7 @@ use crate::io_workers::KEPT_AFTER;
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
 use crate::plane::Coalesce;
-use crate::poll::Polls;
+use crate::poll::{Polled, Polls};
 use crate::portion::Portion;
 use crate::running::RunningQueue;
 use crate::uring::Uring;
@@ -92,16 +94,30 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         self.engine.poll_eventfd(self.mail_fd.as_raw_fd(), Event::Mail { armed: true });
         while !self.exit {
-            if self.turn() {
-                self.polls.worked();
-                continue;
+            self.turn_or_wait();
+        }
+    }
+
+    /// Takes a turn. Polls or sleeps after one without work.
+    fn turn_or_wait(&mut self) {
+        if self.turn() {
+            if let Some(poll) = self.polls.worked() {
+                self.count_poll(poll);
             }
-            if self.holding || self.polls.look_again(self.engine.in_storage) {
-                self.clock.forget();
-                std::hint::spin_loop();
-            } else {
-                self.sleep();
-            }
+        } else if self.holding || self.polls.look_again(self.engine.in_storage) {
+            self.clock.forget();
+            std::hint::spin_loop();
+        } else {
+            self.sleep();
+        }
+    }
+
+    /// Counts a poll for each active queue: it was for all of them. They share its time.
+    fn count_poll(&mut self, poll: Polled) {
+        let ids = self.active.ids();
+        let nanos = poll.nanos / ids.len().max(1) as Nanos;
+        for &id in ids {
+            self.disks.queue(id).0.stats.polled(poll.won, nanos);
         }
     }
 
@@ -148,10 +164,9 @@ impl Worker {
             self.clock.forget(); // a submission takes its time
         }
         let events_max = portion * self.active.ids().len().max(1);
-        self.engine.reap(&mut self.events, events_max);
-        self.portion.turned(submitted, self.events.len(), self.engine.in_storage as usize);
+        let reaped_all = self.engine.reap(&mut self.events, events_max);
         worked |= !self.events.is_empty();
-        let reaped_all = self.events.len() < events_max;
+        let (in_storage, mut finished) = (self.engine.in_storage as usize, 0);
         // 4 completion of requests that the storage has finished
         self.handle_events();
         if reaped_all || reaping_at.is_none() {
@@ -161,10 +176,12 @@ impl Worker {
         for &id in self.active.ids() {
             let (queue, _) = self.disks.queue(id);
             // 5 used
-            queue.publish(&mut self.clock);
+            let published = queue.publish(&mut self.clock);
+            finished += published;
             // 6 notify
-            self.holding |= queue.notify_if_due(&mut self.clock);
+            self.holding |= queue.notify_if_due(published, &mut self.clock);
         }
+        self.portion.turned(submitted, finished, in_storage);
         if worked {
             self.active.worked(&mut self.disks);
             self.finish_stops();
@@ -255,7 +272,9 @@ impl Worker {
         let delayed = if is_any_traced() { self.run_delay.read() } else { None };
         self.engine.wait(timeout);
         let now = self.clock.read();
-        self.polls.slept(Duration::from_nanos(now.saturating_sub(before)));
+        if let Some(poll) = self.polls.slept(Duration::from_nanos(now.saturating_sub(before))) {
+            self.count_poll(poll);
+        }
         if is_any_traced() {
             // An event woke the thread, which then waited for a CPU.
             let delay = delayed.zip(self.run_delay.read());

@@ -8,8 +8,8 @@ use crate::queue_setup::{QueueSlot, VringAddr};
 use crate::region_use::UsedRegion;
 use crate::session::Session;
 use crate::state::{
-    AddrState, ConnectionState, DeviceState, InflightState, KickState, PartState, Place,
-    RegionState, SlotState, StateError,
+    AddrState, ConnectionState, DeviceState, HealthState, InflightState, KickState, PartState,
+    Place, RegionState, SlotState, StateError,
 };
 use crate::{Device, DeviceOptions};
 use backend::Info;
@@ -134,6 +134,7 @@ impl Session<'_> {
             image_lock_held: device.image_lock.as_ref().map(|followed| followed.held),
             front_ends: device.front_ends,
             counters: device.earlier_stats.iter().map(|&stats| stats.into()).collect(),
+            health: HealthState::of(device.health.totals()),
             connection: peer.map(|peer| self.export_connection(peer, &mut table)),
         };
         Exported { state, descriptors: table.0, halted: device.health.is_halted() }
@@ -269,6 +270,9 @@ impl Device {
         self.front_ends = state.front_ends;
         for (own, earlier) in self.earlier_stats.iter_mut().zip(&state.counters) {
             *own = earlier.into();
+        }
+        if let Some(earlier) = &state.health {
+            self.health.add_totals(&earlier.into());
         }
         let Some(state) = state.connection else { return Ok(None) };
         let mut descriptors = Descriptors(descriptors.into_iter().map(Some).collect());

@@ -4,8 +4,10 @@
 
 use crate::DeviceOptions;
 use backend::Info;
-use data_plane::{ErrorPolicies, ErrorPolicy, ErrorRules, Selected, Selection};
-use data_plane::{Histogram, LATENCY_BUCKETS, Latencies, Limits, PlaneKind, QueueStats};
+use data_plane::{
+    ErrorPolicies, ErrorPolicy, ErrorRules, FailureKind, HealthTotals, Histogram, LATENCY_BUCKETS,
+    Latencies, Limits, PlaneKind, QueueStats, Selected, Selection,
+};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -35,6 +37,9 @@ pub struct DeviceState {
     pub(crate) front_ends: u64,
     /// Counters of each queue.
     pub(crate) counters: Vec<CounterState>,
+    /// Counters of the health; `None`: all are 0. Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) health: Option<HealthState>,
     pub(crate) connection: Option<ConnectionState>,
 }
 
@@ -225,6 +230,36 @@ impl From<&CounterState> for QueueStats {
     }
 }
 
+/// Counters of the health of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HealthState {
+    halts: u64,
+    stalls: u64,
+    /// By the name of the kind: another version may have further ones.
+    failures: Vec<(String, u64)>,
+}
+
+impl HealthState {
+    /// The state of these counters; `None`: all are 0.
+    pub(crate) fn of(totals: HealthTotals) -> Option<Self> {
+        let HealthTotals { halts, stalls, failures } = totals;
+        let names = FailureKind::ALL.iter().map(|kind| kind.name().to_owned());
+        let failures = names.zip(failures).filter(|(_, count)| *count > 0).collect();
+        (totals != HealthTotals::default()).then_some(HealthState { halts, stalls, failures })
+    }
+}
+
+impl From<&HealthState> for HealthTotals {
+    fn from(state: &HealthState) -> Self {
+        let count = |kind: FailureKind| {
+            let known = state.failures.iter().filter(|(name, _)| name == kind.name());
+            known.map(|(_, count)| count).sum()
+        };
+        let failures = FailureKind::ALL.map(count);
+        HealthTotals { halts: state.halts, stalls: state.stalls, failures }
+    }
+}
+
 /// The selected data planes, each with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -355,5 +390,21 @@ impl DeviceState {
             0 => Ok(()),
             missing => Err(StateError::Features(missing)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_the_health_pass_on_by_name_and_no_counter_is_no_state() {
+        let totals = HealthTotals { halts: 1, stalls: 2, failures: [3, 0, 4, 0, 5] };
+        let state = HealthState::of(totals).expect("some count");
+        assert_eq!(HealthTotals::from(&state), totals);
+        assert_eq!(HealthState::of(HealthTotals::default()), None);
+        let mut newer = state;
+        newer.failures.insert(0, ("of_another_version".to_owned(), 9));
+        assert_eq!(HealthTotals::from(&newer), totals);
     }
 }

@@ -172,7 +172,7 @@ fn a_chain_is_marked_before_the_disk_sees_it_and_cleared_only_after_it_is_used()
 #[test]
 fn chains_that_an_earlier_daemon_left_are_done_once_and_in_order() {
     for options in common::both_rings() {
-        let (_daemon, mut device, permits) = gated(&options);
+        let (daemon, mut device, permits) = gated(&options);
         permits.open();
         let layout = device.layout();
         let part = Part::of(&device, 0, options.packed);
@@ -197,6 +197,8 @@ fn chains_that_an_earlier_daemon_left_are_done_once_and_in_order() {
         let mut expected = ids.clone();
         expected.sort_unstable();
         assert_eq!(returned, expected, "each once");
+        let recovered = [0, 1].map(|queue| daemon.status().queues[queue].total.recovered);
+        assert_eq!(recovered, [2, 0], "those of the region");
         wait_until("all are cleared", || part.in_flight().is_empty());
         for n in 0..4 {
             let mut data = [0; 512];

@@ -3,7 +3,7 @@
 //! `queueN: STATE name=count name=count ...`, its latencies, and lines for the whole device.
 
 use crate::latency::{LATENCY_BUCKETS, Latencies, Operation};
-use crate::plane::QueueReport;
+use crate::plane::{Choices, QueueReport};
 use crate::stats::QueueStats;
 
 /// The lines of the module, without the lines that every open file has.
@@ -14,7 +14,10 @@ pub(super) fn of_fdinfo(text: &str) -> Vec<(String, String)> {
     pairs.filter(|(name, _)| !OF_EVERY_FILE.contains(&name.as_str())).collect()
 }
 
-/// One queue in `lines`. Missing counters are 0.
+/// Words of a queue's line that are no counters.
+const NO_COUNTERS: [&str; 4] = ["inflight", "kept", "batch", "coalescing"];
+
+/// One queue in `lines`. Missing counters, which an older module does not have, are 0.
 pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> QueueReport {
     let Some(line) = find(lines, &format!("queue{index}")) else { return QueueReport::default() };
     let mut counts: Vec<(String, u64)> = counts_of(line).collect();
@@ -22,9 +25,10 @@ pub(super) fn of_queue(lines: &[(String, String)], index: u16) -> QueueReport {
     stats.latencies = latencies(lines, index);
     let own = |wanted: &str| counts.iter().find(|(name, _)| name == wanted).map_or(0, |it| it.1);
     let (inflight, kept) = (own("inflight"), own("kept"));
-    counts.retain(|(name, _)| name != "inflight" && name != "kept" && !QueueStats::has(name));
+    let choices = Choices { batch_size: own("batch"), coalescing: own("coalescing") > 0 };
+    counts.retain(|(name, _)| !NO_COUNTERS.contains(&&**name) && !QueueStats::has(name));
     let faulted = line.split_whitespace().next() == Some("faulted");
-    QueueReport { stats, inflight, faulted, kept, more: counts }
+    QueueReport { stats, inflight, choices, faulted, kept, more: counts }
 }
 
 fn find<'a>(lines: &'a [(String, String)], name: &str) -> Option<&'a str> {
@@ -65,7 +69,8 @@ mod tests {
     fn the_lines_of_a_queue_are_taken_apart() {
         let text = "pos:\t0\nflags:\t02100002\nmnt_id:\t27\nino:\t5\nbackend:\tfile\n\
                     queue0:\trunning size=128 chains=1 kicks=9\n\
-                    queue1:\tfaulted size=128 inflight=3 kept=2 chains=17 refused=2 kicks=3 calls=4\n\
+                    queue1:\tfaulted size=128 inflight=3 kept=2 chains=17 refused=2 kicks=3 calls=4 \
+                    suppressed=5 polls=6 polls_won=1 poll_ns=70 failed_removed=1 batch=16 coalescing=1\n\
                     latency1_write_us:\tsum=99 8=15 16=2 8388608=1 \n";
         let lines = of_fdinfo(text);
         let names: Vec<&str> = lines.iter().map(|(name, _)| name.as_str()).collect();
@@ -75,10 +80,14 @@ mod tests {
         let written = &mut latencies.0[Operation::Write as usize];
         written.sum_us = 99;
         (written.buckets[3], written.buckets[4], written.buckets[23]) = (15, 2, 1);
+        let (suppressed, failures) = (5, [0, 0, 0, 1, 0]);
         let stats = QueueStats { chains: 17, refused: 2, kicks: 3, calls: 4, ..Default::default() };
+        let stats =
+            QueueStats { suppressed, failures, polls: 6, polls_won: 1, poll_ns: 70, ..stats };
         let expected = QueueReport {
             stats: QueueStats { latencies, ..stats },
             inflight: 3,
+            choices: Choices { batch_size: 16, coalescing: true },
             faulted: true,
             kept: 2,
             more: vec![("size".to_owned(), 128)],

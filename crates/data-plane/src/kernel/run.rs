@@ -10,7 +10,7 @@ use super::{KernelOptions, abi, address, compat, counters, memlock, shared};
 use crate::error::{self, KernelError};
 use crate::health::{ErrorPolicy, Health};
 use crate::limits::{KernelUser, Limits, Share};
-use crate::plane::{Coalesce, IoPoll, QueueSetup, QueueState};
+use crate::plane::{Choices, Coalesce, IoPoll, QueueSetup, QueueState};
 use crate::region::InflightRegion;
 use backend::Disk;
 use std::collections::BTreeMap;
@@ -266,6 +266,7 @@ impl Run {
         let state = |(index, stopped): (&u16, Stopped)| QueueState {
             base: stopped.base,
             stats: counters::of_queue(&lines, *index).stats,
+            choices: Choices::default(),
             faulted: stopped.faulted,
             kept: stopped.kept.len() as u64,
             left: match stopped.region {

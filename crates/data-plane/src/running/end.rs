@@ -3,7 +3,7 @@
 
 use super::RunningQueue;
 use crate::once_per_second::OncePerSecond;
-use crate::plane::QueueState;
+use crate::plane::{Choices, QueueState};
 use crate::stall::StallChange;
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -30,11 +30,12 @@ impl RunningQueue {
         self.requests.is_empty() && resubmitted && !self.kick_armed
     }
 
-    /// The state for the control plane.
+    /// The state for the control plane. The thread adds its own choices.
     pub(crate) fn state(&self) -> QueueState {
         QueueState {
             base: self.ring.base(),
             stats: self.stats,
+            choices: Choices { batch_size: 0, coalescing: self.calls.is_chosen() },
             faulted: self.faulted,
             kept: self.resubmit.len() as u64,
             left: Vec::new(),

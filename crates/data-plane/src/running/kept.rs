@@ -17,6 +17,7 @@ impl RunningQueue {
     #[cold]
     pub(crate) fn halts(&mut self, kind: Kind, io: &Io, error: IoError) -> bool {
         if let Some(failure) = StorageFailure::of_io(kind, io.offset_bytes, error) {
+            self.stats.failures[failure.kind as usize] += 1;
             self.health.failed(failure);
         }
         let verdict = self.health.judge(kind, error);
@@ -49,6 +50,7 @@ impl RunningQueue {
         if !self.halted || !answers || self.resubmit.is_empty() {
             return;
         }
+        self.recovering = 0; // none is carried out
         while let Some(mut taken) = self.take_resubmitted() {
             taken.at = clock.recent();
             match self.parse(&taken) {
@@ -59,7 +61,7 @@ impl RunningQueue {
                 Err(refused) => self.refuse(taken, refused),
             }
         }
-        self.publish(clock);
-        self.notify_if_due(clock);
+        let finished = self.publish(clock);
+        self.notify_if_due(finished, clock);
     }
 }

@@ -28,7 +28,7 @@ impl Worker {
     }
 
     /// Carries out one mail. The control plane waits for each answer, so that no `send` of one fails.
-    fn handle_mail(&mut self, mail: Mail) {
+    pub(super) fn handle_mail(&mut self, mail: Mail) {
         match mail {
             Mail::AddDisk(disk, reply) => {
                 let _ = reply.send(self.add_disk(disk));
@@ -79,7 +79,9 @@ impl Worker {
                 queue.call(); // the old eventfd may have missed a call
             }
             Mail::State(id, reply) => {
-                let _ = reply.send(self.disks.queue(id).0.state());
+                let mut state = self.disks.queue(id).0.state();
+                state.choices.batch_size = self.portion.chosen() as u64;
+                let _ = reply.send(state);
             }
             Mail::Ping(reply) => {
                 let _ = reply.send(());

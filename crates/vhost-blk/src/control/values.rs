@@ -103,13 +103,16 @@ fn queue_value(index: usize, queue: &QueueStatus) -> Value {
     value
 }
 
-/// The counters of all queues since the start of the disk (`QueueTotals`).
+/// The counters of all queues since the start of the disk, and the present choices (`QueueTotals`).
 pub(super) fn totals_value(status: &Status) -> Value {
     let totals = status.queues.iter().enumerate().map(|(index, queue)| {
         let mut value = json!({"index": index});
         for (name, count) in queue.total.counters() {
             value[name] = count.into();
         }
+        let choices = queue.running.as_ref().map(|report| report.choices);
+        value["batch_size"] = choices.map(|choices| choices.batch_size).into();
+        value["coalescing"] = choices.map(|choices| u64::from(choices.coalescing)).into();
         value["latency"] = latencies_value(&queue.total.latencies);
         value
     });

@@ -6,6 +6,7 @@ mod ask;
 mod backup;
 mod errors;
 mod mirror;
+mod stats;
 mod text;
 mod trace;
 mod unserved;
@@ -353,7 +354,7 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::SetErrors(errors) => {
             Call::new("set the treatment of errors", "SetErrors", errors.parameters())
         }
-        Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(text::stats),
+        Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(stats::stats),
         Action::Status(disk) => Call::new("get the status", "Status", of(disk))
             .told(unserved::status)
             .of_member("status"),

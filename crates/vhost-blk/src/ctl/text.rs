@@ -261,48 +261,6 @@ pub(super) fn removed(reply: &Value) -> String {
     }
 }
 
-/// The counters of the queues of a disk, one queue in each line.
-pub(super) fn stats(reply: &Value) -> String {
-    const COUNTERS: [&str; 10] = [
-        "index",
-        "chains",
-        "failed",
-        "refused",
-        "read_bytes",
-        "write_bytes",
-        "kicks",
-        "calls",
-        "coalesced",
-        "throttled",
-    ];
-    let mut rows = vec![
-        [
-            "QUEUE",
-            "REQUESTS",
-            "FAILED",
-            "REFUSED",
-            "READ",
-            "WRITTEN",
-            "KICKS",
-            "CALLS",
-            "COALESCED",
-            "LIMITED",
-            "READ-P99-US",
-            "WRITE-P99-US",
-        ]
-        .map(String::from)
-        .to_vec(),
-    ];
-    for queue in reply["queues"].as_array().into_iter().flatten() {
-        let mut row: Vec<String> = COUNTERS.iter().map(|name| word(&queue[name])).collect();
-        for operation in ["read", "write"] {
-            row.push(word(&queue["latency"][operation]["p99_below_us"]));
-        }
-        rows.push(row);
-    }
-    format!("{}limits      {}\n", table(&rows), limits_text(&reply["limits"]))
-}
-
 /// The treatment of each disk at a reload.
 pub(super) fn changes(reply: &Value) -> String {
     let changes = reply["changes"].as_array();
@@ -343,7 +301,7 @@ pub(crate) fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
     text
 }
 
-fn limits_text(limits: &Value) -> String {
+pub(super) fn limits_text(limits: &Value) -> String {
     let iops = limits["iops"].as_u64().map(|iops| format!("{iops} requests/s"));
     let bytes = limits["bandwidth"].as_u64().map(|bytes| format!("{}B/s", Size(bytes)));
     let rates = match iops.into_iter().chain(bytes).collect::<Vec<_>>() {

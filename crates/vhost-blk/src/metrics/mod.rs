@@ -8,6 +8,7 @@
 
 mod http;
 mod page;
+mod queues;
 mod rows;
 
 use crate::disks::Disks;

@@ -1,60 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The metrics of all disks as OpenMetrics text.
 
+use super::queues::{QueueLatencies, add_queues};
 use super::rows::{add_jobs, add_losses, add_mirrors, add_starts, add_unmapped};
 use crate::disks::{Row, RowState};
-use data_plane::{FailureKind, Histogram, Latencies, Operation, QueueReport, QueueStats};
-use prometheus_client::collector::Collector;
+use data_plane::FailureKind;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use std::num::NonZeroU64;
-use vhost_user::{QueueStatus, Status};
+use vhost_user::Status;
 
 /// The label of a disk.
 pub(super) type DiskLabels = [(&'static str, String); 1];
-
-/// The labels of a queue.
-type Labels = [(&'static str, String); 2];
-
-/// A counter of a queue: name, unit, meaning, value.
-type QueueCounter = (&'static str, Option<Unit>, &'static str, fn(&QueueStats) -> u64);
-
-/// The counters of each queue. They include starts that have ended: a connection or a switch of the
-/// data plane resets none.
-const QUEUE_COUNTERS: [QueueCounter; 12] = [
-    ("queue_requests", None, "Requests taken from the queue", |stats| stats.chains),
-    ("queue_completed_requests", None, "Requests returned to the guest", |stats| stats.completed),
-    ("queue_refused_requests", None, "Wrong or unsupported requests", |stats| stats.refused),
-    ("queue_failed_requests", None, "Requests whose I/O failed", |stats| stats.failed),
-    ("queue_read", Some(Unit::Bytes), "Data read by the guest", |stats| stats.read_bytes),
-    ("queue_written", Some(Unit::Bytes), "Data written by the guest", |stats| stats.write_bytes),
-    ("queue_discards", None, "Successful DISCARDs of the guest", |stats| stats.discards),
-    ("queue_discarded", Some(Unit::Bytes), "Data discarded by the guest", |stats| {
-        stats.discarded_bytes
-    }),
-    ("queue_kicks", None, "Notifications from the guest", |stats| stats.kicks),
-    ("queue_calls", None, "Notifications to the guest", |stats| stats.calls),
-    ("queue_coalesced_calls", None, "Notifications that came with a later one", |stats| {
-        stats.coalesced
-    }),
-    ("queue_limit_waits", None, "Waits for a limit of the disk", |stats| stats.throttled),
-];
-
-/// A gauge of a running queue: name, meaning, value.
-type QueueGauge = (&'static str, &'static str, fn(&QueueReport) -> u64);
-
-const QUEUE_GAUGES: [QueueGauge; 3] = [
-    ("queue_inflight_requests", "Requests in flight", |report| report.inflight),
-    ("queue_faulted", "A ring fault stopped the queue until the device is reset", |report| {
-        report.faulted.into()
-    }),
-    ("queue_kept_requests", "Requests that wait for the end of a halt", |report| report.kept),
-];
 
 /// A gauge of a disk: name, unit, meaning, value.
 type DiskGauge = (&'static str, Option<Unit>, &'static str, fn(&Status) -> u64);
@@ -127,10 +87,7 @@ pub(super) fn of(mut rows: Vec<Row>) -> String {
     add_mirrors(&mut registry, rows);
     add_failures(&mut registry, &disks);
     add_queues(&mut registry, &disks);
-    let latencies = disks.iter().map(|(name, status)| {
-        ((*name).to_owned(), status.queues.iter().map(|queue| queue.total.latencies).collect())
-    });
-    registry.register_collector(Box::new(QueueLatencies(latencies.collect())));
+    registry.register_collector(Box::new(QueueLatencies::of(&disks)));
     let mut text = String::new();
     encode(&mut text, &registry).expect("a string grows");
     text
@@ -181,74 +138,6 @@ fn add_disks(registry: &mut Registry, disks: &[(&str, &Status)]) {
     }
 }
 
-/// Calls `each` for each queue with its labels.
-fn for_queues(disks: &[(&str, &Status)], mut each: impl FnMut(&Labels, &QueueStatus)) {
-    for (disk, status) in disks {
-        for (index, queue) in status.queues.iter().enumerate() {
-            each(&[("disk", (*disk).to_owned()), ("queue", index.to_string())], queue);
-        }
-    }
-}
-
-fn add_queues(registry: &mut Registry, disks: &[(&str, &Status)]) {
-    let running = Family::<Labels, Gauge>::default();
-    for_queues(disks, |labels, queue| {
-        running.get_or_create(labels).set(queue.plane.is_some().into());
-    });
-    registry.register("queue_running", "A data plane has the queue", running);
-    for (name, help, value) in QUEUE_GAUGES {
-        let family = Family::<Labels, Gauge>::default();
-        for_queues(disks, |labels, queue| {
-            let count = queue.running.as_ref().map_or(0, value);
-            family.get_or_create(labels).set(i64::try_from(count).unwrap_or(i64::MAX));
-        });
-        registry.register(name, help, family);
-    }
-    for (name, unit, help, value) in QUEUE_COUNTERS {
-        let family = Family::<Labels, Counter>::default();
-        for_queues(disks, |labels, queue| {
-            family.get_or_create(labels).inc_by(value(&queue.total));
-        });
-        match unit {
-            Some(unit) => registry.register_with_unit(name, help, unit, family),
-            None => registry.register(name, help, family),
-        }
-    }
-}
-
-/// The latencies of the queues of each disk, by operation.
-#[derive(Debug)]
-struct QueueLatencies(Vec<(String, Vec<Latencies>)>);
-
-impl Collector for QueueLatencies {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let help = "Time from the taking of a request to its return, by operation";
-        let (unit, kind) = (Unit::Seconds, MetricType::Histogram);
-        let mut family = encoder.encode_descriptor("queue_latency", help, Some(&unit), kind)?;
-        let queues = self.0.iter().flat_map(|(disk, queues)| {
-            queues.iter().enumerate().map(move |(index, latencies)| (disk, index, latencies))
-        });
-        for (disk, index, latencies) in queues {
-            for operation in Operation::ALL {
-                let labels = [
-                    ("disk", disk.clone()),
-                    ("queue", index.to_string()),
-                    ("operation", operation.name().to_owned()),
-                ];
-                let histogram = latencies.of(operation);
-                let bound =
-                    |bucket| Histogram::bound(bucket).map_or(f64::INFINITY, |b| b.as_secs_f64());
-                let counts = histogram.buckets.iter().enumerate();
-                let buckets: Vec<_> = counts.map(|(i, count)| (bound(i), *count)).collect();
-                let (sum, count) = (histogram.sum_us as f64 / 1e6, histogram.count());
-                let mut metric = family.encode_family(&labels)?;
-                metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,18 +146,25 @@ mod tests {
     use crate::disks::lost::Loss;
     use crate::disks::mirror::{Facts, Phase};
     use crate::events::Work;
+    use crate::metrics::queues::{QUEUE_COUNTERS, QUEUE_GAUGES};
     use crate::metrics::rows::MIRROR_GAUGES;
     use crate::options::DiskArgs;
     use clap::{Args, FromArgMatches};
-    use data_plane::{HealthReport, Limits, PlaneKind};
+    use data_plane::{
+        Choices, HealthReport, Limits, Operation, PlaneKind, QueueReport, QueueStats,
+    };
     use std::time::SystemTime;
+    use vhost_user::QueueStatus;
 
     fn page() -> String {
         let total = QueueStats { chains: 7, read_bytes: 4096, calls: 3, ..QueueStats::default() };
-        let mut total = total;
+        let total = QueueStats { suppressed: 4, recovered: 2, polls: 9, polls_won: 8, ..total };
+        let failures = [0, 0, 0, 0, 6];
+        let mut total = QueueStats { poll_ns: 1_500_000_000, failures, ..total };
         let written = &mut total.latencies.0[Operation::Write as usize];
         (written.buckets[3], written.buckets[23], written.sum_us) = (6, 1, 2_500_000);
-        let report = QueueReport { inflight: 5, faulted: true, ..QueueReport::default() };
+        let choices = Choices { batch_size: 16, coalescing: true };
+        let report = QueueReport { inflight: 5, faulted: true, choices, ..QueueReport::default() };
         let status = Status {
             disk: "file \"a\\b\".img".into(),
             plane: PlaneKind::Uring,
@@ -370,6 +266,17 @@ mod tests {
             "vhost_blk_queue_requests_total{disk=\"a\",queue=\"0\"} 7",
             "vhost_blk_queue_read_bytes_total{disk=\"a\",queue=\"0\"} 4096",
             "vhost_blk_queue_calls_total{disk=\"a\",queue=\"1\"} 0",
+            "vhost_blk_queue_suppressed_calls_total{disk=\"a\",queue=\"0\"} 4",
+            "vhost_blk_queue_recovered_requests_total{disk=\"a\",queue=\"0\"} 2",
+            "vhost_blk_queue_polls_total{disk=\"a\",queue=\"0\"} 9",
+            "vhost_blk_queue_poll_hits_total{disk=\"a\",queue=\"0\"} 8",
+            "vhost_blk_queue_poll_seconds_total{disk=\"a\",queue=\"0\"} 1.5",
+            "vhost_blk_queue_poll_seconds_total{disk=\"a\",queue=\"1\"} 0.0",
+            "vhost_blk_queue_storage_failures_total{disk=\"a\",queue=\"0\",kind=\"timeout\"} 6",
+            "vhost_blk_queue_storage_failures_total{disk=\"a\",queue=\"1\",kind=\"timeout\"} 0",
+            "vhost_blk_queue_batch_size{disk=\"a\",queue=\"0\"} 16",
+            "vhost_blk_queue_coalescing{disk=\"a\",queue=\"0\"} 1",
+            "vhost_blk_queue_coalescing{disk=\"a\",queue=\"1\"} 0",
             "vhost_blk_queue_latency_seconds_sum{disk=\"a\",queue=\"0\",operation=\"write\"} 2.5",
             "vhost_blk_queue_latency_seconds_count{disk=\"a\",queue=\"0\",operation=\"write\"} 7",
             "vhost_blk_queue_latency_seconds_bucket{le=\"0.000008\",disk=\"a\",queue=\"0\",operation=\"write\"} 6",
@@ -409,7 +316,7 @@ mod tests {
                 + 3
                 + QUEUE_GAUGES.len()
                 + QUEUE_COUNTERS.len()
-                + 3
+                + 5
         );
         for name in names {
             assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");

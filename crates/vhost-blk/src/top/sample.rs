@@ -36,7 +36,22 @@ struct Counters {
     kicks: u64,
     calls: u64,
     throttled: u64,
+    suppressed: u64,
+    polls: u64,
+    polls_won: u64,
+    poll_ns: u64,
+    /// Requests that an in-flight region had, since the start of the disk.
+    recovered: u64,
     latencies: Histogram,
+    choices: Choices,
+}
+
+/// The present choices for a running queue; `None`: it does not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Choices {
+    pub(super) batch_size: Option<u64>,
+    /// Calls are held.
+    pub(super) coalescing: Option<bool>,
 }
 
 /// Rates of a queue or a disk, for each second.
@@ -49,9 +64,18 @@ pub(super) struct Rates {
     pub(super) kicks: f64,
     pub(super) calls: f64,
     pub(super) throttled: f64,
+    pub(super) suppressed: f64,
+    pub(super) polls: f64,
+    pub(super) poll_hits: f64,
+    /// Share of a CPU that polls take.
+    pub(super) polling: f64,
     /// Bounds below which half and 99 % of the latencies are; `None`: no request, or no bound.
     pub(super) p50_us: Option<u64>,
     pub(super) p99_us: Option<u64>,
+    /// Requests that an in-flight region had: no rate, but their number.
+    pub(super) recovered: u64,
+    /// The choices for a queue; a disk has none.
+    pub(super) choices: Choices,
 }
 
 /// A disk between two samples.
@@ -100,7 +124,16 @@ impl Counters {
             kicks: count("kicks"),
             calls: count("calls"),
             throttled: count("throttled"),
+            suppressed: count("suppressed"),
+            polls: count("polls"),
+            polls_won: count("polls_won"),
+            poll_ns: count("poll_ns"),
+            recovered: count("recovered"),
             latencies,
+            choices: Choices {
+                batch_size: queue["batch_size"].as_u64(),
+                coalescing: queue["coalescing"].as_u64().map(|on| on > 0),
+            },
         }
     }
 
@@ -121,7 +154,13 @@ impl Counters {
             kicks: self.kicks.saturating_sub(before.kicks),
             calls: self.calls.saturating_sub(before.calls),
             throttled: self.throttled.saturating_sub(before.throttled),
+            suppressed: self.suppressed.saturating_sub(before.suppressed),
+            polls: self.polls.saturating_sub(before.polls),
+            polls_won: self.polls_won.saturating_sub(before.polls_won),
+            poll_ns: self.poll_ns.saturating_sub(before.poll_ns),
+            recovered: self.recovered,
             latencies,
+            choices: self.choices,
         }
     }
 
@@ -137,7 +176,13 @@ impl Counters {
             kicks: self.kicks + other.kicks,
             calls: self.calls + other.calls,
             throttled: self.throttled + other.throttled,
+            suppressed: self.suppressed + other.suppressed,
+            polls: self.polls + other.polls,
+            polls_won: self.polls_won + other.polls_won,
+            poll_ns: self.poll_ns + other.poll_ns,
+            recovered: self.recovered + other.recovered,
             latencies,
+            choices: Choices::default(),
         }
     }
 
@@ -151,8 +196,14 @@ impl Counters {
             kicks: rate(self.kicks),
             calls: rate(self.calls),
             throttled: rate(self.throttled),
+            suppressed: rate(self.suppressed),
+            polls: rate(self.polls),
+            poll_hits: rate(self.polls_won),
+            polling: rate(self.poll_ns) / 1e9,
             p50_us: percentile_below_us(&self.latencies, 50),
             p99_us: percentile_below_us(&self.latencies, 99),
+            recovered: self.recovered,
+            choices: self.choices,
         }
     }
 }
@@ -172,9 +223,23 @@ impl Rates {
             "kicks": self.kicks,
             "calls": self.calls,
             "throttled": self.throttled,
+            "suppressed": self.suppressed,
+            "polls": self.polls,
+            "poll_hits": self.poll_hits,
+            "polling": self.polling,
+            "recovered": self.recovered,
             "p50_below_us": self.p50_us,
             "p99_below_us": self.p99_us,
         })
+    }
+}
+
+impl Rates {
+    fn value_of_queue(&self) -> Value {
+        let mut value = self.value();
+        value["batch_size"] = self.choices.batch_size.into();
+        value["coalescing"] = self.choices.coalescing.into();
+        value
     }
 }
 
@@ -186,7 +251,7 @@ impl Disk {
         value["state"] = self.state.as_str().into();
         value["data_plane"] = self.plane.as_str().into();
         value["front_end_connected"] = self.connected.into();
-        value["queues"] = self.queues.iter().map(Rates::value).collect();
+        value["queues"] = self.queues.iter().map(Rates::value_of_queue).collect();
         value
     }
 }
@@ -248,6 +313,30 @@ mod tests {
         assert_eq!(disk.queues.iter().map(|it| it.iops).collect::<Vec<_>>(), [100.0, 50.0]);
         let idle = rates(&now, &sample(start + Duration::from_secs(3), &[1200, 100]));
         assert_eq!((idle[0].rates.iops, idle[0].rates.p50_us), (0.0, None));
+    }
+
+    #[test]
+    fn polls_have_a_rate_a_share_of_a_cpu_and_the_choices_are_those_of_now() {
+        let start = Instant::now();
+        let sample = |at, polls: u64, batch: u64| {
+            let queue = json!({
+                "polls": polls, "polls_won": polls / 2, "poll_ns": polls * 10_000_000,
+                "suppressed": 3 * polls, "recovered": 5, "batch_size": batch, "coalescing": batch / 16,
+            });
+            let disk = DiskSample::of(&Value::Null, &json!({"queues": [queue]}));
+            Sample { at, disks: [("a".to_owned(), disk)].into() }
+        };
+        let before = sample(start, 100, 16);
+        let now = sample(start + Duration::from_secs(2), 200, 4);
+        let [disk] = &rates(&before, &now)[..] else { panic!("one disk") };
+        let queue = &disk.queues[0];
+        assert_eq!((queue.polls, queue.poll_hits, queue.polling), (50.0, 25.0, 0.5));
+        assert_eq!((queue.suppressed, queue.recovered), (150.0, 5));
+        let choices = Choices { batch_size: Some(4), coalescing: Some(false) };
+        assert_eq!(queue.choices, choices);
+        let value = disk.value();
+        assert_eq!((&value["polling"], &value["batch_size"]), (&json!(0.5), &Value::Null));
+        assert_eq!(value["queues"][0]["batch_size"], 4);
     }
 
     #[test]

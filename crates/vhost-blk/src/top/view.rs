@@ -70,14 +70,16 @@ fn style(disk: &Disk) -> Style {
 
 /// One disk in depth: its history, and its queues.
 fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk) {
+    let rows = disk.queues.len() as u16 + 1; // at most 64 queues
     let layout = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
         Constraint::Length(disk.jobs.len() as u16),
         Constraint::Max(5),
-        Constraint::Min(3),
+        Constraint::Max(rows + 1),
+        Constraint::Min(rows.min(3)),
     ]);
-    let [about, all, jobs, chart, queues] = layout.areas(area);
+    let [about, all, jobs, chart, queues, threads] = layout.areas(area);
     let lines: Vec<Line<'_>> = disk.jobs.iter().map(|job| Line::from(&**job)).collect();
     frame.render_widget(Paragraph::new(lines), jobs);
     let text = format!("{}: {}, data plane {}", disk.name, disk.state, disk.plane);
@@ -98,6 +100,31 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk) {
     let table = Table::new(rows, [Constraint::Length(8); 10])
         .header(Row::new(names).style(Modifier::UNDERLINED));
     frame.render_widget(table, queues);
+    frame.render_widget(table_of_threads(&disk.queues), threads);
+}
+
+/// The work of the threads of the queues.
+fn table_of_threads(queues: &[Rates]) -> Table<'static> {
+    let percent = |share: f64| format!("{:.0}%", 100.0 * share);
+    let rows = queues.iter().enumerate().map(|(index, rates)| {
+        let hits =
+            if rates.polls > 0.0 { percent(rates.poll_hits / rates.polls) } else { "-".into() };
+        let holds = rates.choices.coalescing.map_or("-", |on| if on { "yes" } else { "no" });
+        let batch = rates.choices.batch_size.map_or("-".to_owned(), |size| size.to_string());
+        Row::new([
+            index.to_string(),
+            percent(rates.polling),
+            short(rates.polls),
+            hits,
+            short(rates.suppressed),
+            batch,
+            holds.to_owned(),
+            rates.recovered.to_string(),
+        ])
+    });
+    let names = ["QUEUE", "POLLING", "POLLS", "HITS", "UNWANTED", "BATCH", "HOLDS", "RECOVERED"];
+    Table::new(rows, [8, 8, 8, 8, 8, 8, 8, 9].map(Constraint::Length))
+        .header(Row::new(names).style(Modifier::UNDERLINED))
 }
 
 /// Requests, bytes read and written, and latencies.
@@ -137,6 +164,7 @@ fn bars(history: &VecDeque<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::app::SortKey;
+    use super::super::sample::Choices;
     use super::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -144,7 +172,10 @@ mod tests {
 
     fn disk(name: &str, iops: f64, p99_us: Option<u64>) -> Disk {
         let rates = Rates { iops, read_bytes: iops * 4096.0, p99_us, ..Rates::default() };
-        let queues = vec![rates, Rates { kicks: 7.0, ..Rates::default() }];
+        let choices = Choices { batch_size: Some(16), coalescing: Some(true) };
+        let second = Rates { kicks: 7.0, suppressed: 7.0, polls: 40.0, ..Rates::default() };
+        let second = Rates { poll_hits: 30.0, polling: 0.25, recovered: 3, choices, ..second };
+        let queues = vec![rates, second];
         let (state, plane) = ("serving".to_owned(), "uring".to_owned());
         let jobs = vec!["mirror to /b: ready, 100%".to_owned(); usize::from(name == "slow")];
         Disk { name: name.to_owned(), state, plane, connected: true, jobs, rates, queues }
@@ -203,12 +234,14 @@ mod tests {
         let mut app = app();
         press(&mut app, KeyCode::Down);
         press(&mut app, KeyCode::Enter);
-        let lines = drawn(&app, 90, 14);
+        let lines = drawn(&app, 90, 18);
         assert_eq!(lines[1], "slow: serving, data plane uring");
         assert_eq!(lines[2], "50 requests/s, reads 205K, writes 0, p50 -, p99 <66ms");
         assert_eq!(lines[3], "mirror to /b: ready, 100%");
-        let queue = lines.iter().find(|line| line.starts_with("1  ")).unwrap();
-        assert!(queue.contains("7        0        0"), "{lines:#?}");
+        let of_second: Vec<&String> = lines.iter().filter(|line| line.starts_with("1  ")).collect();
+        assert!(of_second[0].contains("7        0        0"), "{lines:#?}");
+        let threads = "1        25%      40       75%      7        16       yes      3";
+        assert_eq!(of_second[1], threads, "{lines:#?}");
         assert!(!press(&mut app, KeyCode::Esc) && !app.in_depth, "it ended");
         assert!(press(&mut app, KeyCode::Esc), "it goes on");
     }

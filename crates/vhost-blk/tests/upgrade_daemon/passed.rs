@@ -47,6 +47,28 @@ fn each_disk_keeps_its_pause_its_limits_its_cache_mode_its_rules_for_errors_and_
 }
 
 #[test]
+fn halts_failures_and_the_counters_of_polls_and_errors_pass_on() {
+    let rig = Rig::new();
+    rig.add("a", "--wrap fault:ops=flush,errno=EIO");
+    let mut guest = rig.guest("a");
+    write_and_read(&mut guest, 0);
+    (0..3).for_each(|_| drop(guest.flush().unwrap_err()));
+    let counted = || {
+        let stats = rig.json("stats a")["queues"][0].clone();
+        let counters = ["failed_io", "failed", "suppressed"].map(|name| stats[name].clone());
+        (rig.json("status a")["failures"].clone(), counters)
+    };
+    let polls = || rig.json("stats a")["queues"][0]["polls"].as_u64().unwrap();
+    let before = (counted(), polls());
+    assert_eq!((&before.0.0["io"], &before.0.1[0]), (&json!(3), &json!(3)));
+    rig.upgrade();
+    assert_eq!(counted(), before.0);
+    assert!(polls() >= before.1, "a poll may have ended meanwhile");
+    guest.flush().unwrap_err();
+    assert_eq!(counted().0["io"], 4);
+}
+
+#[test]
 fn the_groups_of_the_running_disks_pass_on_whatever_their_options_say() {
     let rig = Rig::new();
     let options = "--limit-group old --limit-iops 500";

@@ -27,6 +27,9 @@ cases! { Host;
     "notify-coalesced", Gating,
         "no kick and no call is lost while calls are held, and calls of many requests come together",
         coalesced;
+    "notify-unwanted", Gating,
+        "calls that the driver does not want are counted apart from those that it gets",
+        unwanted;
     "notify-batches", Gating,
         "batches of a fixed size: no kick and no call is lost, and no call answers more requests",
         batches;
@@ -81,10 +84,10 @@ fn batches(env: &Env) -> Result<()> {
         }
     }
     set_options(&mut device, abi::BlkOptions::with_flags(0))?;
-    let before = counted(&mut device, "calls")?;
+    let before = due(&mut device)?;
     // The module answers these requests itself, so it ends a whole batch at once on any machine.
     burst(&mut device)?;
-    let calls = counted(&mut device, "calls")? - before;
+    let calls = due(&mut device)? - before;
     ensure!(calls <= BURST / 2, "{calls} calls for {BURST} requests without a fixed size");
     Ok(())
 }
@@ -102,10 +105,45 @@ fn counted(device: &mut Device, name: &str) -> Result<u64> {
     counters(device)?.get(name).copied().with_context(|| format!("the module counts {name}"))
 }
 
+/// Publications with a call, and without one because the driver wants none.
+fn due(device: &mut Device) -> Result<u64> {
+    let counters = counters(device)?;
+    let of = |name| counters.get(name).with_context(|| format!("the module counts {name}"));
+    Ok(of("calls")? + of("suppressed")?)
+}
+
+/// Calls of a driver that polls, and of one that sleeps, with event index and without.
+fn unwanted(env: &Env) -> Result<()> {
+    const REQUESTS: u64 = 50;
+    let disk = disk_of(env, usual())?;
+    for event_idx in [true, false] {
+        let options = Options { event_idx, ..options() };
+        let Target { mut device, daemon: _daemon } =
+            target::serve_with(env, &disk, &options, &KernelOptions::default())?;
+        let counts = |device: &mut Device| -> Result<(u64, u64)> {
+            Ok((counted(device, "calls")?, counted(device, "suppressed")?))
+        };
+        // The first call comes in any case: the ring does not tell the position of the last one.
+        asleep(&mut device, &mut Rng::new(1), 1)?;
+        let before = counts(&mut device)?;
+        polled(&mut device, &mut Rng::new(2), REQUESTS)?;
+        let after = counts(&mut device)?;
+        let more = (after.0 - before.0, after.1 - before.1);
+        ensure!(more == (0, REQUESTS), "polled, event index {event_idx}: {more:?}");
+        let layout = device.layout();
+        for _ in 0..REQUESTS {
+            device.queue(0).execute(&Request::get_id(), &layout)?;
+        }
+        let calls = counts(&mut device)?.0 - after.0;
+        ensure!(calls > 0 && calls <= REQUESTS, "asleep, event index {event_idx}: {calls} calls");
+    }
+    Ok(())
+}
+
 /// Gathers requests in flight, lets the disk answer them, and returns the calls. There must be
 /// `least`; the last one may come after its request.
 fn calls_of_burst(device: &mut Device, dm: &Dm, least: u64) -> Result<u64> {
-    let before = counted(device, "calls")?;
+    let before = due(device)?;
     dm.suspend()?;
     // Gaps between the requests prevent a merge.
     submit(device, |number| Request::read(16 * number, 4096))?;
@@ -116,7 +154,7 @@ fn calls_of_burst(device: &mut Device, dm: &Dm, least: u64) -> Result<u64> {
     collect(device)?;
     let end = Instant::now() + LIMIT;
     loop {
-        let calls = counted(device, "calls")? - before;
+        let calls = due(device)? - before;
         ensure!(calls <= BURST, "{calls} calls for {BURST} requests");
         if calls >= least {
             return Ok(calls);

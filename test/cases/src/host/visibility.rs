@@ -94,6 +94,14 @@ pub(crate) fn fdinfo(env: &Env, disk: Result<Disk>) -> Result<()> {
         ("completed", 9),
         ("refused", 3),
         ("failed", 0),
+        ("failed_io", 0),
+        ("failed_no_space", 0),
+        ("failed_read_only", 0),
+        ("failed_removed", 0),
+        ("failed_timeout", 0),
+        ("polls", 0),
+        ("poll_ns", 0),
+        ("coalescing", 0),
         ("dropped", 0),
         ("inflight", 0),
         ("read_bytes", 12288),
@@ -105,7 +113,7 @@ pub(crate) fn fdinfo(env: &Env, disk: Result<Disk>) -> Result<()> {
         let got = counters.get(name).copied();
         ensure!(got == Some(value), "{name} is {got:?}, not {value}: {counters:?}");
     }
-    for name in ["kicks", "calls", "turns"] {
+    for name in ["kicks", "calls", "turns", "batch"] {
         ensure!(counters.get(name).is_some_and(|&count| count > 0), "no {name}: {counters:?}");
     }
     Ok(())

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Turns of a thread, one by one, with a driver and a lane of the test.
+// UNSAFETY: `EventFd` gives its descriptor as a number only.
+#![expect(unsafe_code)]
+
+use super::*;
+use crate::health::Health;
+use crate::limits::Limiter;
+use crate::mail::{AddDisk, Postbox};
+use crate::plane::QueueSetup;
+use crate::stats::QueueStats;
+use backend::{Disk, Engine, Io, Lane, Null, Op, Slot, Step};
+use driver::{Layout, Queue, Request, RequestQueue};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::Sender;
+use virtio_blk::DiskView;
+use virtqueue::{GuestMemory, Region, RingSetup, VirtQueue};
+
+const QUEUE_SIZE: u16 = 64;
+const CAPACITY: u64 = 1 << 20;
+
+/// A lane whose I/O takes several operations, one after another.
+struct Steps {
+    operations: u32,
+    /// Operations that an I/O still needs, by slot.
+    left: HashMap<u32, u32>,
+}
+
+impl Steps {
+    fn next(&mut self, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let left = self.left.entry(slot.0).or_insert(self.operations);
+        if *left == 0 {
+            self.left.remove(&slot.0);
+            return Step::Done(Ok(()));
+        }
+        *left -= 1;
+        engine.push(Op::Nop, Token { slot, layer: 0 });
+        Step::Pending
+    }
+}
+
+impl Lane for Steps {
+    fn start(&mut self, _: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        self.next(slot, engine)
+    }
+
+    fn event(&mut self, _: &mut Io, token: Token, _: i32, engine: &mut dyn Engine) -> Step {
+        self.next(token.slot, engine)
+    }
+}
+
+/// A thread with one disk and one queue; the test runs its turns.
+struct Rig {
+    worker: Worker,
+    guest: RequestQueue,
+    layout: Layout,
+}
+
+impl Rig {
+    /// A thread that does not poll. Each I/O takes so many operations.
+    fn new(portion: Option<usize>, operations: u32) -> Self {
+        Rig::polling(Duration::ZERO, portion, operations)
+    }
+
+    fn polling(poll_max: Duration, portion: Option<usize>, operations: u32) -> Self {
+        let (mail_fd, wake) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
+        let (postbox, inbox) = Postbox::new(wake);
+        let engine = Uring::new().expect("an io_uring");
+        let portion = Portion::new(portion);
+        let mut worker = Worker::new(engine, poll_max, portion, Coalesce::Off, inbox, mail_fd);
+        let lane = Box::new(Steps { operations, left: HashMap::new() });
+        let share = Arc::clone(Limiter::new(None).join().share());
+        let disk = AddDisk { lane, share, iopoll: false, submits_elsewhere: false };
+        let number = answer(&mut worker, &postbox, |reply| Mail::AddDisk(disk, reply)).unwrap();
+        let memory = driver::GuestMemory::new(&[(0, 1 << 20)]).unwrap();
+        let queue = Queue::new(&memory, QUEUE_SIZE, false, true).unwrap();
+        let start = Box::new(started(&memory, &queue));
+        answer(&mut worker, &postbox, |reply| Mail::Start(number, start, reply));
+        let guest = RequestQueue::new(queue, 1 << 19, Duration::ZERO);
+        let mut rig = Rig { worker, guest, layout: Layout::default() };
+        rig.worker.turn(); // arms the poll of the kick eventfd
+        rig
+    }
+
+    /// Makes requests available, and does not kick.
+    fn add(&mut self, requests: u64) {
+        for sector in 0..requests {
+            self.guest.add(&Request::read(sector, 512), &self.layout).unwrap();
+        }
+        self.guest.queue().publish();
+    }
+
+    /// Kicks, and lets the kernel note it in the ring.
+    fn kick(&mut self) {
+        self.guest.queue().kick();
+        self.worker.engine.submit();
+        assert!(self.worker.engine.has_events(), "the kernel notes the kick");
+    }
+
+    fn stats(&mut self) -> QueueStats {
+        self.worker.disks.queue(QueueId { disk: 0, queue: 0 }).0.stats
+    }
+
+    /// Number of requests that the driver gets back now.
+    fn collected(&mut self) -> u64 {
+        std::iter::from_fn(|| self.guest.try_collect().unwrap()).map(|_| 1).sum()
+    }
+}
+
+/// Sends a mail, lets the thread open it, and returns the answer.
+fn answer<T>(worker: &mut Worker, post: &Postbox, mail: impl FnOnce(Sender<T>) -> Mail) -> T {
+    let answer = post.request(mail);
+    worker.open_mail(true);
+    answer.wait()
+}
+
+/// A queue at its start.
+fn started(memory: &driver::GuestMemory, queue: &Queue) -> (QueueSetup, VirtQueue) {
+    let regions = memory.regions().iter().map(|region| {
+        let file = File::from(region.fd().try_clone_to_owned().unwrap());
+        Region::map(region.gpa(), region.user_address(), region.size(), file, 0).unwrap()
+    });
+    let [desc_addr, avail_addr, used_addr] = queue.addresses().map(|gpa| memory.user_address(gpa));
+    let ring = RingSetup {
+        memory: Arc::new(GuestMemory::new(regions.collect()).unwrap()),
+        layout: virtqueue::Layout::Split,
+        size: QUEUE_SIZE,
+        desc_addr,
+        avail_addr,
+        used_addr,
+        base: queue.base(),
+        indirect: false,
+        event_idx: true,
+        keep_descriptors: false,
+        log: None,
+        used_log_addr: None,
+    };
+    // SAFETY: the copy gives its descriptor up.
+    let owned = |fd: EventFd| unsafe { File::from_raw_fd(fd.into_raw_fd()) };
+    let copy = |fd: &EventFd| Some(owned(fd.try_clone().unwrap()));
+    let writeback = Arc::new(AtomicBool::new(true));
+    let setup = QueueSetup {
+        index: 0,
+        ring: ring.clone(),
+        features: 0,
+        disk: DiskView::new(&Null::new(CAPACITY).info(), 0, writeback, ""),
+        kick: copy(queue.kick_fd()),
+        call: copy(queue.call_fd()),
+        err: None,
+        region: None,
+        health: Arc::new(Health::default()),
+        kept: Vec::new(),
+    };
+    (setup, VirtQueue::start(&ring).unwrap())
+}
+
+#[test]
+fn kicks_and_the_parts_of_a_request_do_not_count_as_requests() {
+    const REQUESTS: u64 = 4;
+    const PARTS: u32 = 3;
+    let mut rig = Rig::new(None, PARTS);
+    rig.add(REQUESTS);
+    let mut turns = 0;
+    for _ in 0..=PARTS {
+        rig.kick();
+        turns += u32::from(rig.worker.turn());
+    }
+    assert_eq!(rig.collected(), REQUESTS, "the requests have ended");
+    let worked = rig.worker.portion.turns();
+    assert!(worked > 0 && worked <= turns, "{worked} of {turns} turns");
+    assert_eq!(rig.worker.portion.finished(), REQUESTS);
+}
+
+#[test]
+fn a_portion_of_one_is_not_spent_on_kicks() {
+    let mut rig = Rig::new(Some(1), 1);
+    rig.kick();
+    rig.add(1);
+    assert!(rig.worker.turn());
+    assert_eq!(rig.collected(), 1, "the kick has taken the place of the request");
+}
+
+#[test]
+fn a_portion_bounds_the_requests_that_a_turn_shows() {
+    let mut rig = Rig::new(Some(2), 1);
+    rig.add(5);
+    let shown: Vec<u64> = (0..4)
+        .map(|_| {
+            rig.worker.turn();
+            rig.collected()
+        })
+        .collect();
+    assert_eq!(shown, [2, 2, 1, 0]);
+}
+
+#[test]
+fn a_poll_that_finds_work_is_counted_with_its_time() {
+    let mut rig = Rig::polling(Duration::from_secs(3600), None, 1);
+    rig.worker.polls.slept(Duration::ZERO); // a short sleep begins a trial
+    for polls in 1..=2 {
+        let before = rig.stats();
+        assert_eq!((before.polls, before.polls_won), (polls - 1, polls - 1), "it has not ended");
+        (0..100).for_each(|_| rig.worker.turn_or_wait());
+        rig.add(1);
+        rig.worker.turn_or_wait();
+        let after = rig.stats();
+        assert_eq!((after.polls, after.polls_won), (polls, polls));
+        assert!(after.poll_ns > before.poll_ns, "{after:?}");
+        assert_eq!(rig.collected(), 1);
+    }
+}
+
+#[test]
+fn a_call_that_the_driver_does_not_want_is_counted_apart() {
+    let mut rig = Rig::new(Some(4), 1);
+    let mut counts_of = |requests, wanted: bool| {
+        if wanted {
+            assert!(rig.guest.queue().arm_calls(), "nothing is left");
+        }
+        let before = rig.stats();
+        rig.add(requests);
+        while rig.worker.turn() {}
+        assert_eq!(rig.collected(), requests);
+        let after = rig.stats();
+        (after.calls - before.calls, after.suppressed - before.suppressed)
+    };
+    counts_of(1, true);
+    assert_eq!(counts_of(1, false), (0, 1));
+    assert_eq!(counts_of(4, false), (0, 1), "one publication");
+    assert_eq!(counts_of(8, false), (0, 2));
+    assert_eq!(counts_of(8, true), (1, 1), "the driver wants one for the first of them only");
+}
+
+#[test]
+fn the_choices_of_the_thread_are_in_the_state_of_a_queue() {
+    for (portion, batch_size) in [(None, 4), (Some(7), 7)] {
+        let mut rig = Rig::new(portion, 1);
+        let id = QueueId { disk: 0, queue: 0 };
+        let (reply, state) = std::sync::mpsc::channel();
+        rig.worker.handle_mail(Mail::State(id, reply));
+        let choices = state.recv().unwrap().choices;
+        assert_eq!((choices.batch_size, choices.coalescing), (batch_size, false));
+    }
+}
