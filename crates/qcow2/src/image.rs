@@ -180,11 +180,21 @@ impl Image {
         if bytes <= self.size_bytes() {
             return Ok(());
         }
-        self.change(self.size_bytes()..bytes);
+        let old = self.size_bytes();
+        self.may_change_all(old..bytes)?;
+        // The last cluster gets a place if the disk ends within it, and it has none.
+        let is_within = new == PreallocateMode::Zero && !old.is_multiple_of(self.cluster_bytes);
+        let gets_place = is_within
+            && !matches!(self.find(old - 1, 1)?, Found::Extent { writable: true, .. });
+        self.change(old..bytes);
         let grown = self.access.resize_grow(bytes, new);
+        let claimed = match gets_place {
+            true => self.claim_changed(old..old + 1),
+            false => Ok(()),
+        };
         // Also after an error: no other change follows that one.
         let committed = self.committed();
-        grown.and(committed)
+        grown.and(claimed).and(committed)
     }
 
     /// Notes that the clusters of a range are about to change.
@@ -225,7 +235,7 @@ impl Image {
                 if end <= at {
                     return Ok(Found::Copy(SECTOR.min(len))); // the file ends within the sector
                 }
-                if shared {
+                if shared || (storage.index() == 0 && !storage.is_sound(at / self.table_bytes())?) {
                     return Ok(Found::Copy(here));
                 }
                 let extent = Extent { start, end, file: storage.index(), host: offset };
@@ -381,22 +391,22 @@ impl Image {
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
         self.make_room()?;
+        self.may_change(at)?;
         let hides = self.hides(at, len)?;
         self.change(at..at + len);
         let prepared = self.access.prepare_data_mapping(at, len, true)?;
-        if prepared.offset() < self.cluster_bytes {
-            return Err(io::Error::other(
-                "the refcounts are damaged: the header is counted as free",
-            ));
-        }
         let done = prepared.length().min(len);
         let (place, store) = (prepared.offset(), prepared.storage());
-        store.write_data(&data[..done as usize], place).inspect_err(|_| {
+        let claimed = self.claim(at, done, place)?;
+        let written = store.write_data(&data[..done as usize], place).inspect_err(|_| {
             // The clusters become free again. The old content that imago has copied there needs no room.
             let start = place - place % self.cluster_bytes;
             store.forget(start..(place + done).next_multiple_of(self.cluster_bytes));
-        })?;
-        self.access.commit_data_mapping(prepared)?;
+        });
+        if let Err(why) = written.and_then(|()| self.access.commit_data_mapping(prepared)) {
+            self.unclaim(claimed)?;
+            return Err(why);
+        }
         self.changed(hides, frees)?;
         Ok(Answer::Done(done))
     }
@@ -409,9 +419,11 @@ impl Image {
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
         self.make_room()?;
+        self.may_change(at)?;
         let hides = self.hides(at, len)?;
         self.change(at..at + len);
         self.access.write_zeroes(at, len)?;
+        self.claim_changed(at..at + len)?;
         self.changed(hides, frees)?;
         Ok(Answer::Done(len))
     }
@@ -468,8 +480,10 @@ impl Image {
         let hides = self.hides(at, whole)?;
         if hides || frees {
             self.make_room()?;
+            self.may_change(at)?;
             self.change(at..at + whole);
             self.access.write_zeroes(at, whole)?;
+            self.claim_changed(at..at + whole)?;
             self.changed(hides, frees)?;
         }
         Ok(Answer::Done(whole))

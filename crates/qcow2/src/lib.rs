@@ -17,6 +17,7 @@
 
 mod chain;
 pub mod check;
+mod claims;
 pub mod copy;
 #[cfg(test)]
 mod crash_tests;
@@ -25,6 +26,7 @@ mod describe;
 mod error;
 mod extents;
 mod fields;
+mod guard;
 pub mod header;
 mod helper;
 #[cfg(test)]
@@ -38,6 +40,7 @@ pub mod merge;
 mod open_tests;
 mod overlay;
 mod piece;
+mod places;
 mod reader;
 mod shifted;
 pub mod storage;
