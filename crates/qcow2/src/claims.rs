@@ -188,3 +188,43 @@ impl Image {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::{Answer, Question};
+    use crate::tables::tests::overlay;
+    use imago::StorageExt;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_table_in_the_place_of_the_header_reaches_no_file_and_ends_all_changes() {
+        for (at, bytes) in [(0, 1 << 16), (0, 72), (512, 512)] {
+            let (_folder, file, mut image) = overlay();
+            assert_eq!(image.answer(Question::Write(0, vec![1; 4096])), Answer::Done(4096));
+            let store = image.store().expect("the image");
+            let before = store.read(1 << 16, 0).expect("the header");
+            assert!(store.write(&vec![0_u8; bytes][..], at).is_err(), "{at} {bytes}");
+            assert_eq!(image.commit(), Err(libc::EIO));
+            let mut now = vec![0; 1 << 16];
+            file.read_exact_at(&mut now, 0).expect("the header");
+            assert!(now == before, "{at} {bytes}");
+        }
+    }
+
+    #[test]
+    fn data_in_the_place_of_a_table_reaches_no_file_and_ends_all_changes() {
+        let (_folder, _file, mut image) = overlay();
+        let store = image.store().expect("the image");
+        let places: Vec<u64> = store.guard().expect("it is guarded").places().all().collect();
+        for place in places {
+            let (store, len) = (image.store().expect("the image"), 1 << 16);
+            let before = store.read(len, place << 16).expect("the table");
+            assert!(store.write_data(&vec![1; len], place << 16).is_err(), "{place}");
+            assert!(store.zero_data((place << 16) - 512 * place.min(1), 1024).is_err(), "{place}");
+            assert!(store.read(len, place << 16).expect("the table") == before, "{place}");
+        }
+        assert_eq!(image.answer(Question::Write(0, vec![1; 4096])), Answer::Done(4096));
+        assert_eq!(image.commit(), Err(libc::EIO));
+    }
+}

@@ -146,7 +146,7 @@ impl Guard {
         }
     }
 
-    /// Whether the L2 table of an L1 entry is sound, if it was looked at.
+    /// True if the L2 table of an L1 entry is sound; `None`: it was not looked at.
     pub(crate) fn looked(&self, l1_entry: u64) -> Option<bool> {
         self.looked.get(&l1_entry).copied()
     }

@@ -22,6 +22,7 @@ pub mod copy;
 #[cfg(test)]
 mod crash_tests;
 pub mod create;
+mod decompressed;
 mod describe;
 mod error;
 mod extents;
@@ -479,7 +480,7 @@ impl Disk for Qcow2Disk {
 
     fn kernel_file(&self) -> Result<std::os::fd::BorrowedFd<'_>, &'static str> {
         Err("the kernel data plane serves raw content only, and this is a qcow2 image; use \
-             --data-plane uring, or convert the image with `qemu-img convert -O raw`")
+             --data-plane uring, or convert the image with `vhost-blk convert -O raw`")
     }
 
     fn sync_failed(&self, errno: i32) {

@@ -105,7 +105,12 @@ impl Overlay {
         Ok(())
     }
 
-    pub(crate) fn read(&self, len: usize, offset: u64, below: ReadBelow<'_>) -> io::Result<Vec<u8>> {
+    pub(crate) fn read(
+        &self,
+        len: usize,
+        offset: u64,
+        below: ReadBelow<'_>,
+    ) -> io::Result<Vec<u8>> {
         let mut found = vec![0; len];
         below(&mut found, offset)?;
         self.patch(&mut found, offset);

@@ -110,7 +110,8 @@ fn a_guest_writes_to_no_table_that_an_entry_names_as_its_data() {
         let tables = Tables::of(&path);
         let first = word(&path, tables.l2[0]) & PLACE;
         // The last ones: the cluster of another entry, in the other table and in its own.
-        let place = [&tables.all()[..], &[first, word(&path, tables.l2[1]) & PLACE]].concat()[number];
+        let place =
+            [&tables.all()[..], &[first, word(&path, tables.l2[1]) & PLACE]].concat()[number];
         let entry = tables.l2[1] + if number == 7 { 8 } else { 0 };
         let at = BY_TABLE + if number == 7 { CLUSTER } else { 0 };
         patch(&path, entry, &(place | 1 << 63).to_be_bytes());
