@@ -191,7 +191,6 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::image::{Answer, Question};
     use crate::tables::tests::overlay;
     use imago::StorageExt;

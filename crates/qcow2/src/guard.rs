@@ -267,6 +267,11 @@ mod tests {
         Guard::new(places, vec![0; HEADER_BYTES])
     }
 
+    /// The place of one cluster.
+    fn one(number: u64) -> Vec<Range<u64>> {
+        std::iter::once(number << 16..(number + 1) << 16).collect()
+    }
+
     fn cluster(number: u64) -> u64 {
         number << 16 | EXCLUSIVE
     }
@@ -309,8 +314,8 @@ mod tests {
         assert!([7, 8].into_iter().all(|cluster| !guard.is_free(cluster)));
         let places = std::mem::take(&mut guard.places);
         guard.places = Places { cluster_bits: 16, ..Places::default() };
-        guard.half_free(vec![8 << 16..9 << 16]);
-        guard.committed(places, &[7 << 16..8 << 16]);
+        guard.half_free(one(8));
+        guard.committed(places, &one(7));
         assert!([7, 8].into_iter().all(|cluster| guard.is_free(cluster)));
     }
 
@@ -326,7 +331,7 @@ mod tests {
         {
             let mut guard = guard();
             assert!(guard.look(0, &[cluster(7), compressed(8 << 16)], FILE));
-            let checked = guard.check_commit(&new(table), &[freed << 16..(freed + 1) << 16]);
+            let checked = guard.check_commit(&new(table), &one(freed));
             assert_eq!(checked.is_ok(), is_good, "{table} {freed}");
             assert_eq!(guard.check().is_ok(), is_good, "it stays so");
         }
