@@ -149,7 +149,9 @@ mod tests {
         let entry = |number: u64| (1 << 63) | ((3 + number) << 9);
         for file in [&from, &to] {
             let word = |at: u64, value: u64| file.write_all_at(&value.to_be_bytes(), at).unwrap();
-            [(16, 9), (32, 1), (40, 512), (512, 1024)].map(|(at, value)| word(at, value));
+            for (at, value) in [(16, 9), (32, 1), (40, 512), (512, 1024)] {
+                word(at, value);
+            }
             for number in 0..64 {
                 word(1024 + 8 * number, entry(number));
                 file.write_all_at(&[number as u8; 512], (3 + number) << 9).unwrap();
