@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The files of an image: itself, and its backing files as far as the policy allows them.
 
-use crate::fields::Fields;
+use crate::fields::{self, Fields};
 use crate::header::{self, Header};
+use crate::places::{PLACE, Places};
 use crate::storage::{Log, Store};
 use crate::{AllowBacking, Qcow2Error};
 use imago::format::drivers::FormatDriverInstance;
@@ -210,7 +211,11 @@ pub(crate) fn open(links: &[Link], writable: bool, log: Option<Log>) -> Result<O
                 Raw::builder(store).open(DenyImplicitOpenGate::default()).map(FormatAccess::new)
             }
         };
-        below = Some(opened.map_err(failed)?);
+        let opened = opened.map_err(failed)?;
+        if let (true, Some(header)) = (write, &link.header) {
+            protect(&opened, header.cluster_bytes).map_err(failed)?;
+        }
+        below = Some(opened);
     }
     let access = below.ok_or_else(|| Qcow2Error::NotQcow2 { path: PathBuf::new() })?;
     Ok(Opened { access, backing_bytes })
@@ -219,18 +224,27 @@ pub(crate) fn open(links: &[Link], writable: bool, log: Option<Log>) -> Result<O
 /// The remedy for tables with which an image can only be read.
 const READ_ONLY: &str = "give --read-only, or run `qemu-img check -r all`";
 
-/// Refuses to write to an image whose refcount table has no block for its first clusters, which every image uses:
-/// a library that allocates there would put a block over the header, or look for a place of it without end.
-fn check_refcounts(path: &Path, file: &File, fields: &Fields) -> Result<(), Qcow2Error> {
-    const PLACE: u64 = !0x1ff;
+/// Refuses to write to an image whose header and tables share a cluster, or have one that is counted as free: a
+/// library that allocates there would put a table over the header, or look for a place of a block without end.
+fn check_places(path: &Path, file: &File, fields: &Fields) -> Result<(), Qcow2Error> {
+    let refuse = |what: &str| Err(refuse(path, what, READ_ONLY));
     let mut first = [0; 8];
     let read = file.read_exact_at(&mut first, fields.refcounts_at);
     let has_first = read.is_ok() && u64::from_be_bytes(first) & PLACE != 0;
-    match has_first && fields.refcount_clusters > 0 && fields.refcounts_at > 0 {
-        true => Ok(()),
-        false => {
-            let what = "its refcount table has no block for its first clusters";
-            Err(refuse(path, what, READ_ONLY))
+    if !has_first || fields.refcount_clusters == 0 || fields.refcounts_at == 0 {
+        return refuse("its refcount table has no block for its first clusters");
+    }
+    let read = |len: usize, at: u64| fields::read_padded(file, len, at);
+    let failed = |source| Qcow2Error::Image { path: path.into(), source };
+    let places = Places::read(fields.cluster_bytes(), &read).map_err(failed)?;
+    if let Some(cluster) = places.overlap() {
+        return refuse(&format!("cluster {cluster} of its file has two of its tables"));
+    }
+    match places.uncounted(&read).map_err(failed)? {
+        None => Ok(()),
+        Some(0) => refuse("its header is counted as free"),
+        Some(cluster) => {
+            refuse(&format!("the table in cluster {cluster} of its file is counted as free"))
         }
     }
 }
@@ -240,11 +254,10 @@ fn check_refcounts(path: &Path, file: &File, fields: &Fields) -> Result<(), Qcow
 /// the L1 table is durable. Only an image with internal snapshots has such entries, or a damaged one.
 fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
     const COPIED: u64 = 1 << 63;
-    const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
     let failed = |source| Qcow2Error::Image { path: path.into(), source };
     let file = File::open(opened).map_err(failed)?;
     let fields = Fields::read(&file).map_err(failed)?;
-    check_refcounts(path, &file, &fields)?;
+    check_places(path, &file, &fields)?;
     let Fields { l1_at, l1_entries, .. } = fields;
     (&file).seek(SeekFrom::Start(l1_at)).map_err(failed)?;
     let mut table = Vec::new();
@@ -261,6 +274,13 @@ fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
             Err(refuse(path, &what, READ_ONLY))
         }
     }
+}
+
+/// Guards the tables of the image from now on.
+fn protect(access: &FormatAccess<Store>, cluster_bytes: u64) -> io::Result<()> {
+    let stores = access.inner().collect_storage_dependencies();
+    let top = stores.into_iter().find(|store| store.index() == 0);
+    top.map_or(Ok(()), |store| store.protect(cluster_bytes))
 }
 
 fn checked(image: Qcow2<Store>) -> io::Result<FormatAccess<Store>> {

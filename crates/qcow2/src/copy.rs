@@ -203,7 +203,7 @@ impl Source {
                         let range = from..from + (extent.end - at).min(rest);
                         read(&files[extent.file as usize], range, CHUNK - at % CHUNK, buffer)
                     }
-                    Answer::Zero(len) => Ok(Piece::Hole(len.min(rest))),
+                    Answer::Zero(len, ..) => Ok(Piece::Hole(len.min(rest))),
                     Answer::Data(data) => {
                         *buffer = data;
                         Ok(Piece::Data(buffer.len()))

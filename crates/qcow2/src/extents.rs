@@ -1,36 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A lane's cache of known extents.
 //!
-//! An extent of a backing file ends when a write allocates its cluster in the image: the generation of
-//! the disk changes then, before the write completes. An extent of the image itself stays true until
-//! some of its clusters are unmapped: a new epoch begins then, before the first of them is freed, and these
-//! clusters are cut out of the extent.
+//! An extent of a backing file, or of zeroes, ends where the disk gets content of its own: the generation of the
+//! disk changes then, before the write completes, and the changed part is cut out of the extent. An extent of
+//! the image itself stays true until some of its clusters are unmapped: a new epoch begins then, before the first
+//! of them is freed, and these clusters are cut out of the extent.
 
 use crate::versions::{Ranges, Version, Versions};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// Maximum extents of a lane (about 200 KiB). A full cache starts anew.
-const EXTENTS_MAX: usize = 4096;
+/// Maximum extents of a lane (about 8 MiB): those of 8 GiB in single clusters of 64 KiB.
+const EXTENTS_MAX: usize = 128 << 10;
+/// Extents that a full cache forgets at once.
+const FORGOTTEN: usize = 64;
+/// The file of an extent that has no place, and reads as zeroes.
+pub(crate) const ZEROES: u32 = u32::MAX;
 
-/// A range of the disk that lies in one piece in a file of the chain.
+/// A range of the disk that lies in one piece in a file of the chain, or is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// Start on the disk in bytes.
     pub(crate) start: u64,
     /// End on the disk in bytes.
     pub(crate) end: u64,
-    /// Number of the file in the chain; 0 is the image itself.
+    /// Number of the file in the chain; 0 is the image itself. Or [`ZEROES`].
     pub(crate) file: u32,
     /// Position of `start` in the file.
     pub(crate) host: u64,
 }
 
+impl Extent {
+    /// A range of zeroes.
+    pub(crate) fn zeroes(range: Range<u64>) -> Extent {
+        Extent { start: range.start, end: range.end, file: ZEROES, host: 0 }
+    }
+
+    /// The part between two positions within it.
+    pub(crate) fn part(self, range: Range<u64>) -> Extent {
+        let skipped = if self.file == ZEROES { 0 } else { range.start - self.start };
+        Extent { start: range.start, end: range.end, host: self.host + skipped, ..self }
+    }
+}
+
 /// The known extents of one lane.
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
+    /// No two overlap.
     by_start: BTreeMap<u64, Extent>,
     last: Option<Extent>,
     version: Version,
+    /// A full cache forgets the extents from here on.
+    hand: u64,
 }
 
 impl Extents {
@@ -45,35 +66,60 @@ impl Extents {
 
     #[cold]
     fn catch_up(&mut self, versions: &Versions, now: Version) {
-        if self.version.generation != now.generation {
-            self.by_start.retain(|_, extent| extent.file == 0);
+        let Version { generation, epoch } = self.version;
+        if generation != now.generation {
+            match versions.changed_since(generation, now.generation) {
+                Some(changed) => {
+                    changed.into_iter().for_each(|range| self.cut(range, |extent| extent.file != 0))
+                }
+                None => self.by_start.retain(|_, extent| extent.file == 0),
+            }
         }
-        if self.version.epoch != now.epoch {
-            match versions.left_since(self.version.epoch, now.epoch) {
-                Some(left) => left.iter().for_each(|left| self.cut(left)),
+        if epoch != now.epoch {
+            match versions.left_since(epoch, now.epoch) {
+                Some(left) => left.iter().for_each(|left| self.cut_all(left)),
                 None => self.by_start.clear(),
             }
         }
         self.version = now;
         self.last = None;
+        self.forget();
     }
 
-    /// Cuts these parts of the disk out of the extents.
-    fn cut(&mut self, left: &Ranges) {
-        let leaves = |extent: &Extent| left.overlaps(&(extent.start..extent.end));
-        let cut: Vec<_> = self.by_start.values().filter(|e| leaves(e)).copied().collect();
-        for extent in &cut {
-            self.by_start.remove(&extent.start);
+    fn cut_all(&mut self, left: &Ranges) {
+        left.iter().for_each(|range| self.cut(range.clone(), |_| true));
+    }
+
+    /// Cuts a part of the disk out of the extents that end there.
+    fn cut(&mut self, range: Range<u64>, ends: impl Fn(&Extent) -> bool) {
+        let before = self.by_start.range(..range.start).next_back();
+        let from = before.filter(|(_, extent)| extent.end > range.start).map(|(start, _)| *start);
+        let from = from.unwrap_or(range.start);
+        if from >= range.end {
+            return;
         }
+        let cut: Vec<Extent> =
+            self.by_start.range(from..range.end).map(|(_, e)| *e).filter(ends).collect();
         for extent in cut {
-            for rest in left.gaps(&(extent.start..extent.end)) {
-                let host = extent.host + (rest.start - extent.start);
-                let part = Extent { start: rest.start, end: rest.end, host, ..extent };
-                self.by_start.entry(rest.start).or_insert(part);
+            self.by_start.remove(&extent.start);
+            if extent.start < range.start {
+                self.by_start.insert(extent.start, extent.part(extent.start..range.start));
+            }
+            if extent.end > range.end {
+                self.by_start.insert(range.end, extent.part(range.end..extent.end));
             }
         }
-        if self.by_start.len() > EXTENTS_MAX {
-            self.by_start.clear();
+    }
+
+    /// Forgets a few extents of a full cache, those of another part of the disk each time.
+    fn forget(&mut self) {
+        while self.by_start.len() > EXTENTS_MAX {
+            let from = self.by_start.range(self.hand..).map(|(start, _)| *start);
+            let starts: Vec<u64> = from.take(FORGOTTEN).collect();
+            self.hand = starts.last().map_or(0, |last| last + 1);
+            for start in starts {
+                self.by_start.remove(&start);
+            }
         }
     }
 
@@ -88,16 +134,23 @@ impl Extents {
         found
     }
 
-    /// Adds an extent that was true at a version.
-    pub(crate) fn add(&mut self, extent: Extent, at: Version) {
-        let has_ended = extent.file != 0 && at.generation != self.version.generation;
+    /// Adds an extent that was true at a version, which is not newer than that of the last
+    /// [`Extents::refresh`].
+    pub(crate) fn add(&mut self, extent: Extent, at: Version, versions: &Versions) {
+        let known = self.version.generation;
+        let overlaps = |range: &Range<u64>| range.start < extent.end && extent.start < range.end;
+        let has_ended = extent.file != 0
+            && at.generation != known
+            && versions
+                .changed_since(at.generation, known)
+                .is_none_or(|changed| changed.iter().any(overlaps));
         if has_ended || at.epoch != self.version.epoch {
             return;
         }
-        if self.by_start.len() >= EXTENTS_MAX {
-            self.by_start.clear();
-        }
+        // Older extents of the range may be wrong.
+        self.cut(extent.start..extent.end, |_| true);
         self.by_start.insert(extent.start, extent);
+        self.forget();
         self.last = Some(extent);
     }
 }
@@ -105,7 +158,6 @@ impl Extents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ops::Range;
 
     fn extent(start: u64, file: u32) -> Extent {
         Extent { start, end: start + 100, file, host: 7 }
@@ -116,20 +168,52 @@ mod tests {
     }
 
     #[test]
-    fn a_new_generation_ends_the_extents_of_backing_files_only() {
-        let mut extents = Extents::default();
-        extents.add(extent(0, 0), at(0, 0));
-        extents.add(extent(100, 1), at(0, 0));
-        assert_eq!(
-            (extents.find(99), extents.find(100)),
-            (Some(extent(0, 0)), Some(extent(100, 1)))
-        );
+    fn a_change_ends_the_extents_of_backing_files_and_zeroes_where_it_is() {
         let versions = Versions::default();
-        versions.hide_backing();
+        let mut extents = Extents::default();
+        extents.add(extent(0, 0), at(0, 0), &versions);
+        extents.add(extent(100, 1), at(0, 0), &versions);
+        extents.add(Extent::zeroes(200..300), at(0, 0), &versions);
+        versions.change(90..110);
+        versions.change(250..251);
         extents.refresh(&versions);
-        assert_eq!((extents.find(99), extents.find(100)), (Some(extent(0, 0)), None));
-        extents.add(extent(100, 1), at(0, 0));
-        assert_eq!(extents.find(100), None, "it was found before the change");
+        let below = Extent { start: 110, end: 200, file: 1, host: 17 };
+        for (position, found) in [
+            (99, Some(extent(0, 0))),
+            (109, None),
+            (110, Some(below)),
+            (249, Some(Extent::zeroes(200..250))),
+            (250, None),
+            (251, Some(Extent::zeroes(251..300))),
+        ] {
+            assert_eq!(extents.find(position), found, "{position}");
+        }
+        extents.add(extent(90, 1), at(0, 0), &versions);
+        assert_eq!(extents.find(101), None, "it was found before the change");
+        extents.add(extent(300, 1), at(0, 0), &versions);
+        assert_eq!(extents.find(300), Some(extent(300, 1)), "no change since then is there");
+    }
+
+    #[test]
+    fn too_many_changes_end_all_extents_of_backing_files_and_no_other() {
+        let versions = Versions::default();
+        let mut extents = Extents::default();
+        extents.add(extent(0, 0), at(0, 0), &versions);
+        extents.add(extent(100, 1), at(0, 0), &versions);
+        (0..5000).for_each(|_| versions.change(900..901));
+        extents.refresh(&versions);
+        assert_eq!((extents.find(0), extents.find(100)), (Some(extent(0, 0)), None));
+    }
+
+    #[test]
+    fn a_new_extent_replaces_what_it_overlaps() {
+        let versions = Versions::default();
+        let mut extents = Extents::default();
+        extents.add(extent(0, 0), at(0, 0), &versions);
+        extents.add(Extent { start: 20, end: 30, file: 1, host: 5 }, at(0, 0), &versions);
+        let rest = |start, end| Some(Extent { start, end, file: 0, host: 7 + start });
+        assert_eq!((extents.find(19), extents.find(30)), (rest(0, 20), rest(30, 100)));
+        assert_eq!(extents.find(20).map(|extent| extent.file), Some(1));
     }
 
     fn ranges(all: &[Range<u64>]) -> Ranges {
@@ -138,11 +222,10 @@ mod tests {
 
     #[test]
     fn a_new_epoch_cuts_the_leaving_parts_out_of_the_extents() {
-        let mut extents = Extents::default();
+        let (mut extents, versions) = (Extents::default(), Versions::default());
         for start in [0, 100, 200, 300] {
-            extents.add(extent(start, 0), at(0, 0));
+            extents.add(extent(start, 0), at(0, 0), &versions);
         }
-        let versions = Versions::default();
         versions.begin_epoch(ranges(&[10..20, 90..100]));
         versions.begin_epoch(ranges(&[30..40, 200..300, 350..1000]));
         assert_eq!(extents.find(95), Some(extent(0, 0)), "it has not looked");
@@ -166,15 +249,14 @@ mod tests {
 
     #[test]
     fn an_extent_of_an_earlier_epoch_is_not_added_and_an_old_cache_is_forgotten() {
-        let mut extents = Extents::default();
-        extents.add(extent(0, 0), at(0, 0));
-        let versions = Versions::default();
+        let (mut extents, versions) = (Extents::default(), Versions::default());
+        extents.add(extent(0, 0), at(0, 0), &versions);
         versions.begin_epoch(Ranges::new());
         extents.refresh(&versions);
         assert_eq!(extents.find(99), Some(extent(0, 0)));
-        extents.add(extent(100, 0), at(0, 0));
+        extents.add(extent(100, 0), at(0, 0), &versions);
         assert_eq!(extents.find(199), None, "it was found before the epoch");
-        extents.add(extent(100, 0), at(0, 1));
+        extents.add(extent(100, 0), at(0, 1), &versions);
         assert_eq!(extents.find(199), Some(extent(100, 0)));
         (2..100).for_each(|epoch| assert_eq!(versions.begin_epoch(Ranges::new()), epoch));
         extents.refresh(&versions);
@@ -183,9 +265,8 @@ mod tests {
 
     #[test]
     fn parts_of_extents_are_bounded() {
-        let mut extents = Extents::default();
-        extents.add(Extent { end: 1 << 20, ..extent(0, 0) }, at(0, 0));
-        let versions = Versions::default();
+        let (mut extents, versions) = (Extents::default(), Versions::default());
+        extents.add(Extent { end: 1 << 20, ..extent(0, 0) }, at(0, 0), &versions);
         let holes = (0..2 * EXTENTS_MAX as u64).map(|n| n * 4..n * 4 + 1);
         versions.begin_epoch(holes.collect());
         extents.refresh(&versions);
@@ -193,9 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_bounded() {
-        let mut extents = Extents::default();
-        (0..3 * EXTENTS_MAX as u64).for_each(|n| extents.add(extent(n * 100, 0), at(0, 0)));
-        assert!(extents.by_start.len() <= EXTENTS_MAX);
+    fn a_full_cache_forgets_a_few_extents_at_a_time() {
+        let (mut extents, versions) = (Extents::default(), Versions::default());
+        for n in 0..3 * EXTENTS_MAX as u64 {
+            // Not in the order of the disk.
+            let new = extent((n * 7919) % (3 * EXTENTS_MAX as u64) * 100, 0);
+            extents.add(new, at(0, 0), &versions);
+            let least = (n as usize + 1).min(EXTENTS_MAX - FORGOTTEN);
+            assert!((least..=EXTENTS_MAX).contains(&extents.by_start.len()), "{n}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread of a disk that works on its tables. It takes all waiting questions, makes their
-//! changes durable with one commit, and then answers. In between it unmaps what was discarded.
+//! changes durable with one commit, and then answers. A question about a part of the disk that has not changed
+//! since the last commit is answered at once. In between it unmaps what was discarded.
 
 use crate::image::{Answer, Image, Piece, Question};
 use crate::unmap::Progress;
@@ -77,12 +78,9 @@ fn run(image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
     let mut thread = Thread::new(image);
     let mut progress = Progress::Nothing;
     while let Ok(first) = thread.receive(work, progress) {
-        for work in first.into_iter().chain(work.try_iter()) {
-            thread.take(work);
-            if thread.answered.len() + thread.told.len() == BATCH_MAX {
-                break;
-            }
-        }
+        // Work that is answered at once counts, too: other work waits for the commit.
+        let rest = work.try_iter().take(BATCH_MAX - first.iter().len());
+        first.into_iter().chain(rest).for_each(|work| thread.take(work));
         thread.answer(failed);
         progress = thread.unmap(failed);
     }
@@ -161,7 +159,12 @@ impl Thread {
                 let changes = !matches!(question, Question::Read(..));
                 let (at, len) = question.range();
                 let answer = image.answer(question);
-                self.answered.push(Answered { reply, answer, changes, at, len });
+                match image.answer_at_once(answer, at) {
+                    Ok(answer) => reply.send(answer),
+                    Err(answer) => {
+                        self.answered.push(Answered { reply, answer, changes, at, len });
+                    }
+                }
             }
             Work::Tell(of, at, len, reply) => {
                 let piece = tell(image, of, at, len);
@@ -259,30 +262,66 @@ mod tests {
     use backend::conformance::SyncEngine;
     use rustix::fs::{SealFlags, fcntl_add_seals};
 
-    #[test]
-    fn a_failed_commit_gives_no_question_of_its_batch_a_place_that_the_file_lacks() {
-        let (_folder, file, image) = overlay();
-        let mut thread = Thread::new(image);
+    /// The questions of one batch, with the receiver of their answers.
+    fn ask(thread: &mut Thread, questions: Vec<Question>) -> Receiver<(Slot, Answer)> {
         let (answers, answered) = channel();
         let remote = SyncEngine::new().remote();
-        let questions = [
-            Question::Write(4096, vec![1; 4096]),
-            Question::Read(0, 4096),
-            Question::Write(0, vec![1; 4096]),
-            Question::Read(1 << 20, 4096),
-        ];
         for (slot, question) in (0..).zip(questions) {
             let token = Token { slot: Slot(slot), layer: 0 };
             let reply = Reply { token, remote: remote.clone(), answers: answers.clone() };
             thread.take(Work::Ask(question, reply));
         }
+        answered
+    }
+
+    #[test]
+    fn a_place_that_is_committed_is_told_before_the_commit_and_no_other_one() {
+        const CLUSTER: u64 = 64 << 10;
+        let (_folder, _file, image) = overlay();
+        let mut thread = Thread::new(image);
+        let write = |at| Question::Write(at, vec![1; 4096]);
+        ask(&mut thread, vec![write(0), write(CLUSTER), write(3 * CLUSTER)]);
+        thread.answer(&|_| ());
+        let questions = vec![
+            write(2 * CLUSTER),
+            Question::Read(0, 4096),
+            Question::Read(2 * CLUSTER, 4096),
+            Question::Read(1 << 20, 4096),
+            write(CLUSTER),
+        ];
+        let answered = ask(&mut thread, questions);
+        let early: Vec<_> = answered.try_iter().collect();
+        let slots: Vec<_> = early.iter().map(|(Slot(slot), _)| *slot).collect();
+        assert_eq!(slots, [1, 3, 4]);
+        // The extent of the first clusters ends before the one that waits.
+        for (_, answer) in [&early[0], &early[2]] {
+            let Answer::Extent(extent, _) = answer else { panic!("{answer:?}") };
+            assert_eq!((extent.file, extent.end), (0, 2 * CLUSTER));
+        }
+        thread.answer(&|_| ());
+        assert_eq!(answered.try_iter().map(|(Slot(slot), _)| slot).collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[test]
+    fn a_failed_commit_gives_no_question_of_its_batch_a_place_that_the_file_lacks() {
+        let (_folder, file, image) = overlay();
+        let mut thread = Thread::new(image);
+        let questions = vec![
+            Question::Write(4096, vec![1; 4096]),
+            Question::Read(0, 4096),
+            Question::Write(0, vec![1; 4096]),
+            Question::Read(1 << 20, 4096),
+        ];
+        let answered = ask(&mut thread, questions);
         let (reply, piece) = channel();
         thread.take(Work::Tell(Of::Disk, 0, 4096, reply));
         fcntl_add_seals(&file, SealFlags::WRITE).expect("a seal");
         let failures = std::cell::RefCell::new(Vec::new());
         thread.answer(&|errno| failures.borrow_mut().push(errno));
         assert_eq!(*failures.borrow(), [libc::EPERM]);
-        let found: Vec<Answer> = answered.try_iter().map(|(_, answer)| answer).collect();
+        let mut found: Vec<_> = answered.try_iter().collect();
+        found.sort_by_key(|(Slot(slot), _)| *slot);
+        let found: Vec<Answer> = found.into_iter().map(|(_, answer)| answer).collect();
         let failed = Answer::Failed(libc::EPERM);
         assert_eq!(found[..3], [failed, Answer::Data(vec![9; 4096]), Answer::Failed(libc::EPERM)]);
         assert!(matches!(found[3], Answer::Extent(extent, _) if extent.file == 1));

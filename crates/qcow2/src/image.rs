@@ -8,6 +8,7 @@
 //! states of the image after one that failed.
 
 use crate::chain::Opened;
+use crate::decompressed::Decompressed;
 use crate::extents::Extent;
 use crate::header::Header;
 use crate::storage::Store;
@@ -25,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Maximum bytes that the image copies for one answer.
 pub(crate) const COPY_MAX: u64 = 1 << 20;
 /// Maximum length of an extent.
-const EXTENT_MAX: u64 = 1 << 30;
+pub(crate) const EXTENT_MAX: u64 = 1 << 30;
 /// Maximum clusters that become zero with one commit, when the disk grows: their tables have 8 MiB.
 const GROW_CLUSTERS: u64 = 1 << 20;
 /// Unit of the disk in bytes.
@@ -36,8 +37,8 @@ const SECTOR: u64 = 512;
 pub(crate) enum Answer {
     /// The lane itself does the I/O. The version at the time of the question.
     Extent(Extent, Version),
-    /// This many bytes are zero.
-    Zero(u64),
+    /// This many bytes are zero, and so is the extent. The version at the time of the question.
+    Zero(u64, Extent, Version),
     /// The data of a read.
     Data(Vec<u8>),
     /// This many bytes are done.
@@ -98,6 +99,7 @@ pub(crate) struct Image {
     /// Bytes of discarded data whose place was freed.
     unmapped_bytes: Arc<AtomicU64>,
     pub(crate) tables: Tables,
+    pub(crate) decompressed: Decompressed,
     /// An error was logged.
     has_complained: bool,
 }
@@ -108,7 +110,8 @@ pub(crate) enum Found {
         extent: Extent,
         writable: bool,
     },
-    Zero(u64),
+    /// This many bytes are zero, and so is the extent.
+    Zero(u64, Extent),
     /// The data must be copied: compressed, shared, or a part of a sector.
     Copy(u64),
 }
@@ -129,6 +132,7 @@ impl Image {
             discarded: Discarded::default(),
             unmapped_bytes: Arc::default(),
             tables: Tables::default(),
+            decompressed: Decompressed::default(),
             has_complained: false,
         }
     }
@@ -169,8 +173,6 @@ impl Image {
         let zeroed = bytes.min(self.backing_bytes);
         while self.size_bytes() < zeroed {
             let step = self.size_bytes().saturating_add(GROW_CLUSTERS * self.cluster_bytes);
-            // The last cluster gets a place in the image if the disk ended within it.
-            self.versions.hide_backing();
             self.grow_to(step.min(zeroed), PreallocateMode::Zero)?;
         }
         self.grow_to(bytes, PreallocateMode::None)
@@ -180,18 +182,31 @@ impl Image {
         if bytes <= self.size_bytes() {
             return Ok(());
         }
-        self.change(self.size_bytes()..bytes);
+        let old = self.size_bytes();
+        self.may_change_all(old..bytes)?;
+        // The last cluster gets a place if the disk ends within it, and it has none.
+        let is_within = new == PreallocateMode::Zero && !old.is_multiple_of(self.cluster_bytes);
+        let gets_place =
+            is_within && !matches!(self.find(old - 1, 1)?, Found::Extent { writable: true, .. });
+        self.change(old..bytes);
         let grown = self.access.resize_grow(bytes, new);
+        let claimed = match gets_place {
+            true => self.claim_changed(old..old + 1),
+            false => Ok(()),
+        };
         // Also after an error: no other change follows that one.
         let committed = self.committed();
-        grown.and(committed)
+        grown.and(claimed).and(committed)
     }
 
-    /// Notes that the clusters of a range are about to change.
+    /// Notes that the clusters of a range are about to change: whole ones get a place in the image. It ends what
+    /// is known of backing files and zeroes there.
     fn change(&mut self, range: Range<u64>) {
         let cluster = self.cluster_bytes;
-        let end = range.end.next_multiple_of(cluster);
-        self.tables.change(range.start - range.start % cluster..end);
+        let clusters = range.start - range.start % cluster..range.end.next_multiple_of(cluster);
+        self.decompressed.forget(&clusters);
+        self.versions.change(clusters.clone());
+        self.tables.change(clusters);
     }
 
     pub(crate) fn store(&self) -> io::Result<&Store> {
@@ -200,8 +215,8 @@ impl Image {
         top.ok_or_else(|| io::Error::other("the image has no file"))
     }
 
-    /// The mapping at `at`, for at most `len` bytes. An extent may begin before `at`.
-    pub(crate) fn find(&self, at: u64, len: u64) -> io::Result<Found> {
+    /// The mapping of a range with the byte at `at`.
+    pub(crate) fn mapping(&self, at: u64) -> io::Result<(Range<u64>, Mapping<'_, Store>)> {
         let mut start = at - at % self.cluster_bytes;
         let (mut mapping, mut found) = self.access.get_mapping(start, EXTENT_MAX)?;
         if start + found <= at {
@@ -209,13 +224,18 @@ impl Image {
             start = at;
             (mapping, found) = self.access.get_mapping(at, EXTENT_MAX)?;
         }
-        let end = start + found;
-        if end <= at {
-            return Err(io::Error::other(format!("no mapping at {at}")));
+        match start + found > at {
+            true => Ok((start..start + found, mapping)),
+            false => Err(io::Error::other(format!("no mapping at {at}"))),
         }
+    }
+
+    /// The mapping at `at`, for at most `len` bytes. An extent may begin before `at`.
+    pub(crate) fn find(&self, at: u64, len: u64) -> io::Result<Found> {
+        let (Range { start, end }, mapping) = self.mapping(at)?;
         let here = (end - at).min(len);
         match mapping {
-            Mapping::Zero { .. } => Ok(Found::Zero(here)),
+            Mapping::Zero { .. } => Ok(Found::Zero(here, Extent::zeroes(start..end))),
             Mapping::Raw { storage, offset, writable, .. } => {
                 let bound = self.end_of(storage)?;
                 self.check_place(storage, offset, at - start, bound)?;
@@ -225,7 +245,7 @@ impl Image {
                 if end <= at {
                     return Ok(Found::Copy(SECTOR.min(len))); // the file ends within the sector
                 }
-                if shared {
+                if shared || (storage.index() == 0 && !storage.is_sound(at / self.table_bytes())?) {
                     return Ok(Found::Copy(here));
                 }
                 let extent = Extent { start, end, file: storage.index(), host: offset };
@@ -234,20 +254,6 @@ impl Image {
             Mapping::Special { .. } => Ok(Found::Copy(here)),
             _ => Err(io::Error::other(format!("no mapping at {at}"))),
         }
-    }
-
-    /// Returns whether the chain has compressed data.
-    pub(crate) fn has_compressed(&self) -> io::Result<bool> {
-        let mut at = 0;
-        while at < self.size_bytes() {
-            let (mapping, found) = self.access.get_mapping(at, EXTENT_MAX)?;
-            match mapping {
-                Mapping::Special { .. } => return Ok(true),
-                _ if found == 0 => return Err(io::Error::other(format!("no mapping at {at}"))),
-                _ => at += found,
-            }
-        }
-        Ok(false)
     }
 
     /// End of the places that a table may name. A commit fills the image up to whole clusters.
@@ -293,7 +299,7 @@ impl Image {
             Answer::Extent(Extent { start, end, file, host }, _) => {
                 Piece::At(file, host + (at - start), (end - at).min(len))
             }
-            Answer::Zero(len) => Piece::Zero(len),
+            Answer::Zero(len, ..) => Piece::Zero(len),
             Answer::Data(data) => Piece::Data(data),
             Answer::Done(_) | Answer::Failed(_) => return Err(io::Error::other("no content")),
         })
@@ -353,8 +359,11 @@ impl Image {
                 Some(extent) => Ok(self.extent(extent, at, len)),
                 None => Ok(Answer::Data(self.copy(at, (extent.end - at).min(len))?)),
             },
-            Found::Zero(len) => Ok(Answer::Zero(len)),
-            Found::Copy(len) => Ok(Answer::Data(self.copy(at, len)?)),
+            Found::Zero(len, extent) => Ok(Answer::Zero(len, extent, self.versions.now())),
+            Found::Copy(len) => match self.decompressed(at, len)? {
+                Some(data) => Ok(Answer::Data(data)),
+                None => Ok(Answer::Data(self.copy(at, len)?)),
+            },
         }
     }
 
@@ -377,42 +386,42 @@ impl Image {
         let (len, frees) = match self.find(at, len)? {
             Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
-            Found::Zero(len) => (len, false),
+            Found::Zero(len, _) => (len, false),
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
         self.make_room()?;
-        let hides = self.hides(at, len)?;
+        self.may_change(at)?;
         self.change(at..at + len);
         let prepared = self.access.prepare_data_mapping(at, len, true)?;
-        if prepared.offset() < self.cluster_bytes {
-            return Err(io::Error::other(
-                "the refcounts are damaged: the header is counted as free",
-            ));
-        }
         let done = prepared.length().min(len);
         let (place, store) = (prepared.offset(), prepared.storage());
-        store.write_data(&data[..done as usize], place).inspect_err(|_| {
+        let claimed = self.claim(at, done, place)?;
+        let written = store.write_data(&data[..done as usize], place).inspect_err(|_| {
             // The clusters become free again. The old content that imago has copied there needs no room.
             let start = place - place % self.cluster_bytes;
             store.forget(start..(place + done).next_multiple_of(self.cluster_bytes));
-        })?;
-        self.access.commit_data_mapping(prepared)?;
-        self.changed(hides, frees)?;
+        });
+        if let Err(why) = written.and_then(|()| self.access.commit_data_mapping(prepared)) {
+            self.unclaim(claimed)?;
+            return Err(why);
+        }
+        self.changed(frees)?;
         Ok(Answer::Done(done))
     }
 
     fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         let (len, frees) = match self.find(at, len)? {
             Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
-            Found::Zero(len) => return Ok(Answer::Done(len)),
+            Found::Zero(len, _) => return Ok(Answer::Done(len)),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
         self.make_room()?;
-        let hides = self.hides(at, len)?;
+        self.may_change(at)?;
         self.change(at..at + len);
         self.access.write_zeroes(at, len)?;
-        self.changed(hides, frees)?;
+        self.claim_changed(at..at + len)?;
+        self.changed(frees)?;
         Ok(Answer::Done(len))
     }
 
@@ -435,13 +444,10 @@ impl Image {
         Ok(false)
     }
 
-    /// Ends the extents of backing files, if a change hides one. A change that may have freed a
-    /// cluster (of compressed data, or of an old L1 or refcount table) is committed before the cluster is
-    /// reused. No L2 table moves: an image in which one could is refused ([`crate::chain`]).
-    fn changed(&mut self, hides: bool, frees: bool) -> io::Result<()> {
-        if hides {
-            self.versions.hide_backing();
-        }
+    /// A change that may have freed a cluster (of compressed data, or of an old L1 or refcount table) is
+    /// committed before the cluster is reused. No L2 table moves: an image in which one could is refused
+    /// ([`crate::chain`]).
+    fn changed(&mut self, frees: bool) -> io::Result<()> {
         if frees || self.store()?.must_commit() {
             self.write_tables().map_err(io::Error::from_raw_os_error)?;
         }
@@ -454,10 +460,10 @@ impl Image {
         let (found, frees) = match self.find(at, len)? {
             Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
-            Found::Zero(found) if self.in_whole_clusters(at, found) > 0 => {
+            Found::Zero(found, _) if self.in_whole_clusters(at, found) > 0 => {
                 return Ok(Answer::Done(self.in_whole_clusters(at, found)));
             }
-            Found::Zero(found) => (found, false),
+            Found::Zero(found, _) => (found, false),
             Found::Copy(found) => (self.in_cluster(at, found), true),
         };
         // The cluster has no place in the image also where the piece ends within it.
@@ -468,9 +474,11 @@ impl Image {
         let hides = self.hides(at, whole)?;
         if hides || frees {
             self.make_room()?;
+            self.may_change(at)?;
             self.change(at..at + whole);
             self.access.write_zeroes(at, whole)?;
-            self.changed(hides, frees)?;
+            self.claim_changed(at..at + whole)?;
+            self.changed(frees)?;
         }
         Ok(Answer::Done(whole))
     }

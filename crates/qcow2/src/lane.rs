@@ -9,7 +9,7 @@
 //!        -> Retry -> File       the file's lane was busy: a timer
 //! ```
 
-use crate::extents::{Extent, Extents};
+use crate::extents::{Extent, Extents, ZEROES};
 use crate::helper::{Reply, Work};
 use crate::image::{Answer, COPY_MAX, Question};
 use crate::piece::Piece;
@@ -63,6 +63,17 @@ pub(crate) struct Qcow2Lane {
     /// Answers whose event has not come yet.
     early: BySlot<Answer>,
     remote: Option<Remote>,
+}
+
+/// Reads the next bytes as zeroes, as far as the I/O has as many.
+fn zero(io: &mut Io, len: u64) {
+    const ZERO: [u8; 4096] = [0; 4096];
+    let end = io.done_bytes.saturating_add(len).min(io.len_bytes);
+    while io.done_bytes < end {
+        let here = (end - io.done_bytes).min(ZERO.len() as u64);
+        io.bufs.copy_in(io.done_bytes, &ZERO[..here as usize]);
+        io.done_bytes += here;
+    }
 }
 
 /// Progress of an I/O after a piece.
@@ -133,6 +144,10 @@ impl Qcow2Lane {
             let Some(extent) = self.extents.find(at).filter(usable) else {
                 return self.ask(io, slot, engine);
             };
+            if extent.file == ZEROES {
+                zero(io, extent.end - at);
+                continue;
+            }
             if let Next::Step(step) = self.start_piece(extent, io, slot, engine) {
                 return step;
             }
@@ -255,19 +270,15 @@ impl Qcow2Lane {
             Answer::Extent(extent, version) => {
                 self.extents.refresh(self.user.versions());
                 // One of an epoch before still serves this I/O, which holds its place.
-                self.extents.add(extent, version);
+                self.extents.add(extent, version, self.user.versions());
                 if let Next::Step(step) = self.start_piece(extent, io, slot, engine) {
                     return step;
                 }
             }
-            Answer::Zero(len) => {
-                const ZEROES: [u8; 4096] = [0; 4096];
-                let end = io.done_bytes + len;
-                while io.done_bytes < end {
-                    let here = (end - io.done_bytes).min(ZEROES.len() as u64);
-                    io.bufs.copy_in(io.done_bytes, &ZEROES[..here as usize]);
-                    io.done_bytes += here;
-                }
+            Answer::Zero(len, extent, version) => {
+                self.extents.refresh(self.user.versions());
+                self.extents.add(extent, version, self.user.versions());
+                zero(io, len);
             }
             Answer::Data(data) => {
                 io.bufs.copy_in(io.done_bytes, &data);

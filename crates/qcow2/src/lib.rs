@@ -17,14 +17,17 @@
 
 mod chain;
 pub mod check;
+mod claims;
 pub mod copy;
 #[cfg(test)]
 mod crash_tests;
 pub mod create;
+mod decompressed;
 mod describe;
 mod error;
 mod extents;
 mod fields;
+mod guard;
 pub mod header;
 mod helper;
 #[cfg(test)]
@@ -38,6 +41,7 @@ pub mod merge;
 mod open_tests;
 mod overlay;
 mod piece;
+mod places;
 mod reader;
 mod shifted;
 pub mod storage;
@@ -476,7 +480,7 @@ impl Disk for Qcow2Disk {
 
     fn kernel_file(&self) -> Result<std::os::fd::BorrowedFd<'_>, &'static str> {
         Err("the kernel data plane serves raw content only, and this is a qcow2 image; use \
-             --data-plane uring, or convert the image with `qemu-img convert -O raw`")
+             --data-plane uring, or convert the image with `vhost-blk convert -O raw`")
     }
 
     fn sync_failed(&self, errno: i32) {

@@ -15,8 +15,8 @@
 //! made already is not repeated; its sync still is ([`crate::storage::Store::commit`]).
 
 use crate::check::refcount_of;
+use crate::places::Places;
 use std::collections::btree_map::{BTreeMap, Entry};
-use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 
@@ -43,6 +43,8 @@ pub(crate) struct Commit {
     pub(crate) phases: [Phase; PHASES],
     /// The clusters that are free after it, and were not before.
     pub(crate) freed: Vec<Range<u64>>,
+    /// The clusters of the tables after it.
+    pub(crate) places: Places,
 }
 
 impl Overlay {
@@ -103,7 +105,12 @@ impl Overlay {
         Ok(())
     }
 
-    fn read(&self, len: usize, offset: u64, below: ReadBelow<'_>) -> io::Result<Vec<u8>> {
+    pub(crate) fn read(
+        &self,
+        len: usize,
+        offset: u64,
+        below: ReadBelow<'_>,
+    ) -> io::Result<Vec<u8>> {
         let mut found = vec![0; len];
         below(&mut found, offset)?;
         self.patch(&mut found, offset);
@@ -112,8 +119,8 @@ impl Overlay {
 
     /// The writes of each phase, and the clusters that they free.
     pub(crate) fn commit(&self, cluster_bytes: u64, below: ReadBelow<'_>) -> io::Result<Commit> {
-        let places = Places::read(self, cluster_bytes, below)?;
-        let Commit { mut phases, mut freed } = Commit::default();
+        let places = Places::read(cluster_bytes, &|len, at| self.read(len, at, below))?;
+        let Commit { mut phases, mut freed, .. } = Commit::default();
         for (number, new) in &self.0 {
             let at = number * SECTOR;
             let cluster = at >> places.cluster_bits;
@@ -151,7 +158,7 @@ impl Overlay {
                 push(&mut phases[phase], at, new);
             }
         }
-        Ok(Commit { phases, freed })
+        Ok(Commit { phases, freed, places })
     }
 }
 
@@ -186,56 +193,12 @@ fn larger(old: &[u8], new: &[u8], order: u32) -> Vec<u8> {
     found
 }
 
-/// The clusters of the tables, in the state after the commit.
-struct Places {
-    cluster_bits: u32,
-    refcount_order: u32,
-    refcount_table: std::ops::Range<u64>,
-    l1_table: std::ops::Range<u64>,
-    /// The index of each block in the table.
-    refcount_blocks: HashMap<u64, u64>,
-    l2_tables: HashSet<u64>,
-}
-
 impl Places {
-    fn read(overlay: &Overlay, cluster_bytes: u64, below: ReadBelow<'_>) -> io::Result<Self> {
-        let header = overlay.read(104, 0, below)?;
-        let u32_at =
-            |at: usize| header[at..at + 4].iter().fold(0, |n: u64, b| n << 8 | u64::from(*b));
-        let u64_at = |at: usize| u32_at(at) << 32 | u32_at(at + 4);
-        let bits = cluster_bytes.trailing_zeros();
-        let table = |at: u64, bytes: u64| -> io::Result<Vec<(u64, u64)>> {
-            const POSITION: u64 = 0x00ff_ffff_ffff_fe00;
-            let found = overlay.read(bytes as usize, at, below)?;
-            let entries = found
-                .chunks_exact(8)
-                .map(|entry| entry.iter().fold(0, |n: u64, b| n << 8 | u64::from(*b)) & POSITION);
-            let entries = entries.map(|entry| entry >> bits).zip(0..);
-            Ok(entries.filter(|(cluster, _)| *cluster != 0).collect())
-        };
-        let (l1, l1_bytes) = (u64_at(40), u32_at(36) * 8);
-        let (refcounts, refcount_bytes) = (u64_at(48), u32_at(56) << bits);
-        let refcount_order = u32_at(96) as u32;
-        let is_sane = |at: u64, bytes: u64| at < 1 << 56 && bytes <= 32 << 20;
-        if !is_sane(l1, l1_bytes) || !is_sane(refcounts, refcount_bytes) || refcount_order > 6 {
-            return Err(io::Error::other("the header has been damaged"));
-        }
-        Ok(Places {
-            cluster_bits: bits,
-            refcount_order,
-            refcount_table: refcounts >> bits..(refcounts + refcount_bytes) >> bits,
-            l1_table: l1 >> bits..(l1 + l1_bytes).div_ceil(1 << bits),
-            refcount_blocks: table(refcounts, refcount_bytes)?.into_iter().collect(),
-            l2_tables: table(l1, l1_bytes)?.into_iter().map(|(cluster, _)| cluster).collect(),
-        })
-    }
-
     /// Adds the clusters whose refcounts become 0 by a change of the sector at `at`, in a block.
     fn free(&self, block: u64, at: u64, old: &[u8], new: &[u8], freed: &mut Vec<Range<u64>>) {
-        let counts = |bytes: u64| (bytes * 8) >> self.refcount_order;
         let within = at & ((1 << self.cluster_bits) - 1);
-        let first = block * counts(1 << self.cluster_bits) + counts(within);
-        for entry in 0..counts(SECTOR) {
+        let first = block * self.counts(1 << self.cluster_bits) + self.counts(within);
+        for entry in 0..self.counts(SECTOR) {
             let count = |sector| refcount_of(sector, entry, self.refcount_order);
             if count(new) > 0 || count(old) == 0 || first + entry == 0 {
                 continue;

@@ -9,7 +9,8 @@
 // storage does not need. No block of this file does anything unsafe.
 #![expect(unsafe_code)]
 
-use crate::overlay::{Commit, Overlay};
+use crate::guard::Guard;
+use crate::overlay::{Commit, Overlay, Phase};
 use backend::holes::{are_exact, first_data};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
@@ -22,7 +23,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Maximum zeroes that are written at once.
 const ZEROES_MAX: u64 = 1 << 20;
@@ -83,6 +84,8 @@ pub struct Store {
     has_unsynced_data: AtomicBool,
     /// The refcount table has moved: its old place may be reused after a commit only.
     must_commit: AtomicBool,
+    /// Since imago has opened the image for writing.
+    pub(crate) guard: OnceLock<Mutex<Guard>>,
     helper: CommonStorageHelper,
     log: Option<Log>,
 }
@@ -104,6 +107,7 @@ impl Store {
             overlay: Mutex::default(),
             has_unsynced_data: AtomicBool::new(false),
             must_commit: AtomicBool::new(false),
+            guard: OnceLock::new(),
             helper: CommonStorageHelper::default(),
             log,
         })
@@ -116,6 +120,7 @@ impl Store {
 
     /// Writes data, also that of a cluster which no table on the disk names yet: whole sectors.
     pub fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.check_data(offset, data.len() as u64)?;
         // imago may have copied the old content of the whole cluster there, for the next commit.
         self.overlay().forget(offset, data.len() as u64);
         self.write_file(data, offset)
@@ -128,6 +133,7 @@ impl Store {
 
     /// Zeroes a range like [`Store::write_data`].
     pub fn zero_data(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_data(offset, len)?;
         self.overlay().forget(offset, len);
         self.has_unsynced_data.store(true, Ordering::Relaxed);
         self.log(|| Change::Write { offset, data: vec![0; len as usize] });
@@ -147,21 +153,47 @@ impl Store {
     /// [`CommitError`]. A sync that fails may have lost data of earlier writes, also if it finds no room.
     pub fn commit(&self, cluster_bytes: u64) -> Result<Vec<Range<u64>>, CommitError> {
         let mut overlay = self.overlay();
+        self.guard().map_or(Ok(()), |guard| guard.check())?;
         let end = overlay.end().max(self.size_bytes()?);
-        self.extend(end.next_multiple_of(cluster_bytes)).map_err(CommitError::of_write)?;
-        let Commit { phases, freed } = match overlay.is_empty() {
-            true => Commit::default(),
-            false => overlay.commit(cluster_bytes, &|buf, at| self.read_file(buf, at))?,
+        let end = end.next_multiple_of(cluster_bytes);
+        let freed = if overlay.is_empty() {
+            self.extend(end).map_err(CommitError::of_write)?;
+            Vec::new()
+        } else {
+            let Commit { phases, freed, places } =
+                overlay.commit(cluster_bytes, &|buf, at| self.read_file(buf, at))?;
+            self.guard().map_or(Ok(()), |mut guard| guard.check_commit(&places, &freed))?;
+            self.extend(end).map_err(CommitError::of_write)?;
+            let written = self.write_phases(&phases);
+            if let Some(mut guard) = self.guard() {
+                match written {
+                    Ok(()) => guard.committed(places, &freed),
+                    Err(_) => guard.half_free(freed.clone()),
+                }
+            }
+            written.map(|()| freed)?
         };
-        for phase in &phases {
+        overlay.clear();
+        self.must_commit.store(false, Ordering::Relaxed);
+        Ok(freed)
+    }
+
+    fn write_phases(&self, phases: &[Phase]) -> Result<(), CommitError> {
+        for phase in phases {
             for (offset, data) in phase {
                 self.write_file(data, *offset).map_err(CommitError::of_write)?;
             }
             self.sync_data()?;
         }
-        overlay.clear();
-        self.must_commit.store(false, Ordering::Relaxed);
-        Ok(freed)
+        Ok(())
+    }
+
+    /// Bytes at a position, with the changes that wait for the next commit; zeroes behind the end.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub(crate) fn read(&self, len: usize, offset: u64) -> io::Result<Vec<u8>> {
+        self.overlay().read(len, offset, &|buf, at| self.read_file(buf, at))
     }
 
     /// The first data in a range of the file; empty at its end if there is none.
@@ -299,8 +331,9 @@ impl Storage for Store {
         if !self.writable {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let mut overlay = self.overlay();
         for part in bufv.into_inner() {
+            self.check_write(&part, offset)?;
+            let mut overlay = self.overlay();
             if (48..60).contains(&offset) || offset == 0 {
                 self.must_commit.store(true, Ordering::Relaxed);
             }

@@ -56,9 +56,14 @@ impl Tables {
     /// The part of an extent around `at` whose place the file has, too; `None` if it lacks that of `at`. In
     /// `Sound` the whole extent: the commit precedes the answer.
     pub(crate) fn committed(&self, extent: Extent, at: u64) -> Option<Extent> {
-        if self.state == State::Sound || extent.file != 0 {
-            return Some(extent);
+        match self.state == State::Sound || extent.file != 0 {
+            true => Some(extent),
+            false => self.unchanged(extent, at),
         }
+    }
+
+    /// The part of an extent around `at` in which nothing has changed since the last commit.
+    fn unchanged(&self, extent: Extent, at: u64) -> Option<Extent> {
         let mut part = extent;
         for range in self.uncommitted.overlapping(&(extent.start..extent.end)) {
             if range.contains(&at) {
@@ -70,7 +75,7 @@ impl Tables {
                 part.end = part.end.min(range.start);
             }
         }
-        Some(Extent { host: extent.host + (part.start - extent.start), ..part })
+        Some(extent.part(part.start..part.end))
     }
 }
 
@@ -157,6 +162,36 @@ impl Image {
         };
         self.tables.state = state;
         Err(errno)
+    }
+
+    /// The answer that needs no commit: nothing has changed at `at` since the last one, and an extent ends where
+    /// something has. Else the answer that has to wait.
+    ///
+    /// # Errors
+    /// The answer, which waits.
+    pub(crate) fn answer_at_once(&self, answer: Answer, at: u64) -> Result<Answer, Answer> {
+        if self.tables.state != State::Sound {
+            return Err(answer);
+        }
+        let unchanged = |extent| self.tables.unchanged(extent, at);
+        match answer {
+            Answer::Extent(extent, version) => match unchanged(extent) {
+                Some(part) => Ok(Answer::Extent(part, version)),
+                None => Err(answer),
+            },
+            Answer::Zero(len, extent, version) => match unchanged(extent) {
+                Some(part) => Ok(Answer::Zero(len.min(part.end - at), part, version)),
+                None => Err(answer),
+            },
+            Answer::Data(mut data) => match unchanged(Extent::zeroes(at..at + data.len() as u64)) {
+                Some(part) => {
+                    data.truncate((part.end - at) as usize);
+                    Ok(Answer::Data(data))
+                }
+                None => Err(Answer::Data(data)),
+            },
+            other => Err(other),
+        }
     }
 
     /// The answer to a read at `at`, if it was `answer` before the commit failed.

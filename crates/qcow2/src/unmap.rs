@@ -179,7 +179,7 @@ impl Image {
                     }
                     part.end - part.start
                 }
-                Found::Zero(len) | Found::Copy(len) => len,
+                Found::Zero(len, _) | Found::Copy(len) => len,
             };
         }
         Ok(())

@@ -15,6 +15,7 @@ use crate::helper::Work;
 use crate::unmap::DISCARDED_MAX;
 use rangemap::RangeSet;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::Sender;
@@ -22,6 +23,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The published epoch of a user without any use.
 const NOWHERE: u64 = u64::MAX;
+
+/// Maximum changes of the disk that are remembered. A user that has missed more forgets all that it knows of
+/// backing files and zeroes.
+const CHANGES_MAX: usize = 1024;
 
 /// Maximum epochs whose places are remembered. A user that was idle for longer forgets all that it knows.
 const EPOCHS_MAX: usize = 16;
@@ -32,7 +37,7 @@ pub(crate) type Ranges = RangeSet<u64>;
 /// The age of a known place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Version {
-    /// Ends places in backing files.
+    /// Ends places in backing files, and zeroes, where the disk changes.
     pub(crate) generation: u64,
     /// Ends the places that leave.
     pub(crate) epoch: u64,
@@ -42,6 +47,8 @@ pub(crate) struct Version {
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
     generation: AtomicU64,
+    /// The parts of the disk that the newest generations have changed, the present generation last.
+    changes: Mutex<VecDeque<Range<u64>>>,
     epoch: AtomicU64,
     /// The newest epochs, each with the parts of the disk whose places leave, the oldest first.
     leaving: Mutex<VecDeque<(u64, Arc<Ranges>)>>,
@@ -58,9 +65,28 @@ impl Versions {
         Version { generation: self.generation.load(SeqCst), epoch: self.epoch.load(SeqCst) }
     }
 
-    /// Ends the known places in backing files.
-    pub(crate) fn hide_backing(&self) {
+    /// Ends what is known of backing files and of zeroes in a part of the disk, which is about to get
+    /// content of its own. Only the thread of the image changes the disk.
+    pub(crate) fn change(&self, part: Range<u64>) {
+        let mut changes = self.changes();
+        changes.push_back(part);
+        if changes.len() > CHANGES_MAX {
+            changes.pop_front();
+        }
         self.generation.fetch_add(1, SeqCst);
+    }
+
+    /// The parts of the disk that have changed in the generations after `known`, up to `now`; `None`: some
+    /// are not remembered.
+    pub(crate) fn changed_since(&self, known: u64, now: u64) -> Option<Vec<Range<u64>>> {
+        let changes = self.changes();
+        let forgotten = self.generation.load(SeqCst) - changes.len() as u64;
+        let skipped = known.checked_sub(forgotten)? as usize;
+        Some(changes.iter().skip(skipped).take((now - known) as usize).cloned().collect())
+    }
+
+    fn changes(&self) -> MutexGuard<'_, VecDeque<Range<u64>>> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the known places of these parts of the disk. Returns the new epoch. Only the thread of the image
@@ -236,6 +262,18 @@ mod tests {
         assert_eq!(left(3, 19).map(|left| left.len()), Some(16));
         assert_eq!(left(2, 19), None);
         assert_eq!(left(19, 19), Some(vec![]));
+    }
+
+    #[test]
+    fn the_newest_changes_are_remembered() {
+        let versions = Versions::default();
+        (0..CHANGES_MAX as u64 + 2).for_each(|n| versions.change(n..n + 1));
+        assert_eq!(versions.changed_since(2, 5), Some(vec![2..3, 3..4, 4..5]));
+        let now = versions.now().generation;
+        let last = std::iter::once(now - 1..now).collect();
+        assert_eq!(versions.changed_since(now - 1, now), Some(last));
+        assert_eq!(versions.changed_since(now, now), Some(vec![]));
+        assert_eq!(versions.changed_since(1, now), None);
     }
 
     #[test]

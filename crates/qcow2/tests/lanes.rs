@@ -28,6 +28,51 @@ fn a_lane_forgets_the_backing_extent_that_another_lane_replaces() {
     assert_eq!(one.read(5 * MIB, 4096), [0; 4096]);
 }
 
+/// A write allocates the cluster around it; all other places stay known.
+#[test]
+fn a_write_over_a_backing_file_makes_lanes_ask_for_its_cluster_only() {
+    let folder = folder();
+    std::fs::write(folder.path().join("base.raw"), vec![0x5a; 8 << 20]).expect("a base");
+    let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
+    qemu_ok("qemu-img", folder.path(), &create);
+    let disk = open(&folder.path().join("a.qcow2")).expect("it opens");
+    let (mut one, mut other) = (rig(&disk), rig(&disk));
+    assert_eq!(one.read(0, 4096), [0x5a; 4096]);
+    for (number, at) in (0..).zip([MIB, 3 * MIB, 5 * MIB]) {
+        other.write(at, &[1; 4096]);
+        let before = disk.questions();
+        for around in [0, at - 4096, at + (64 << 10), 7 * MIB] {
+            assert_eq!(one.read(around, 4096), [0x5a; 4096]);
+        }
+        assert_eq!(disk.questions(), before, "write {number}");
+        assert_eq!(one.read(at, 8192), [[1; 4096], [0x5a; 4096]].concat());
+        assert_eq!(disk.questions(), before + 1, "write {number}");
+    }
+}
+
+#[test]
+fn a_hole_is_asked_for_once_until_another_lane_writes_there() {
+    let folder = folder();
+    let disk = open(&image(&folder, 8, "cluster_size=64k")).expect("it opens");
+    let (mut one, mut other) = (rig(&disk), rig(&disk));
+    for at in (0..8 * MIB).step_by(1 << 16) {
+        assert_eq!(one.read(at, 4096), [0; 4096]);
+    }
+    assert_eq!(disk.questions(), 1);
+    other.write(MIB + 4096, &[3; 4096]);
+    assert_eq!(one.read(MIB, 12288), [[0; 4096], [3; 4096], [0; 4096]].concat());
+    let before = disk.questions();
+    assert_eq!(one.read(MIB - 4096, 4096), [0; 4096]);
+    assert_eq!(one.read(MIB + (64 << 10), 1 << 20), vec![0; 1 << 20]);
+    assert_eq!(disk.questions(), before, "the rest of the hole is known");
+    // A read that begins in data, and ends behind a hole with data.
+    other.write(2 * MIB, &[4; 4096]);
+    let mut expected = vec![0; (MIB + 4096) as usize];
+    expected[4096..8192].fill(3);
+    expected[MIB as usize..].fill(4);
+    assert_eq!(one.read(MIB, expected.len()), expected);
+}
+
 /// The backing file ends within a cluster of the image, and within a sector: only the rest of the cluster
 /// is written, and so gets a place in the image together with the part that another lane knows.
 #[test]

@@ -80,7 +80,7 @@ fn default_iterations(target: &Target) -> u64 {
     match target.name {
         "message" => 100_000,
         // Each one makes files.
-        "image" => 4_000,
+        "image" => 2_000,
         _ => 120_000,
     }
 }

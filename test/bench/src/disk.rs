@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The disk file that all servers share: fully written, and removed at the end.
 
+use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -49,6 +51,75 @@ pub fn create_image(program: &Path, file: &Path) -> Result<TempPath> {
     Ok(TempPath::try_from_path(image)?)
 }
 
+/// Path of the image of [`fragment`].
+pub fn fragmented_beside(file: &Path) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
+    path.push(".fragmented.qcow2");
+    path.into()
+}
+
+/// Makes a copy of the image of [`create_image`] whose clusters lie in random order, as an image has them that grew
+/// by random writes. No two neighbours of the disk are neighbours in the file, but for a few.
+pub fn fragment(file: &Path) -> Result<TempPath> {
+    let (from, to) = (image_beside(file), fragmented_beside(file));
+    std::fs::copy(&from, &to).context("cannot copy the qcow2 image")?;
+    let path = TempPath::try_from_path(to)?;
+    let wrong = || format!("cannot fragment {}", path.display());
+    let (from, to) = (File::open(&from)?, File::options().read(true).write(true).open(&path)?);
+    shuffle(&from, &to).with_context(wrong)?;
+    to.sync_all().with_context(wrong)?;
+    Ok(path)
+}
+
+/// Exchanges the places of the clusters of `to`, which is a copy of `from`, with their data.
+fn shuffle(from: &File, to: &File) -> std::io::Result<()> {
+    const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
+    let words = |at: u64, count: u64| -> std::io::Result<Vec<u64>> {
+        let mut bytes = vec![0; count as usize * 8];
+        from.read_exact_at(&mut bytes, at)?;
+        Ok(bytes.as_chunks().0.iter().map(|word| u64::from_be_bytes(*word)).collect())
+    };
+    // The bits of a cluster, the entries of the L1 table, and its place.
+    let cluster = 1 << (words(16, 1)?[0] & 0xffff_ffff);
+    let (l1_entries, l1_at) = (words(32, 1)?[0] & 0xffff_ffff, words(40, 1)?[0]);
+    let mut entries = Vec::new();
+    for l2_table in words(l1_at, l1_entries)?.iter().map(|entry| entry & PLACE) {
+        let table = if l2_table == 0 { Vec::new() } else { words(l2_table, cluster / 8)? };
+        let named = (0..).zip(table).filter(|(_, entry)| entry & PLACE != 0);
+        entries.extend(named.map(|(number, entry)| (l2_table + 8 * number, entry)));
+    }
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    let mut state = 1_u64;
+    for last in (1..order.len()).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        order.swap(last, ((state >> 33) % (last as u64 + 1)) as usize);
+    }
+    let mut data = vec![0; cluster as usize];
+    for (&(at, old), other) in entries.iter().zip(order) {
+        let new = entries[other].1;
+        from.read_exact_at(&mut data, old & PLACE)?;
+        to.write_all_at(&data, new & PLACE)?;
+        to.write_all_at(&new.to_be_bytes(), at)?;
+    }
+    Ok(())
+}
+
+/// Path of the image of [`create_empty`].
+pub fn empty_beside(file: &Path) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
+    path.push(".empty.qcow2");
+    path.into()
+}
+
+/// Makes an empty image of `size_bytes` beside a disk file.
+pub fn create_empty(program: &Path, file: &Path, size_bytes: u64) -> Result<TempPath> {
+    let image = empty_beside(file);
+    let (program, path) = (program.display().to_string(), image.display().to_string());
+    run_to_end(&[&program, "create", "--format=qcow2", &path, &size_bytes.to_string()])
+        .context("cannot make an empty qcow2 image")?;
+    Ok(TempPath::try_from_path(image)?)
+}
+
 /// The reason why files of a folder are not on a disk that O_DIRECT reaches, if there is one.
 pub fn is_no_real_disk(folder: &Path) -> Result<Option<String>> {
     let of = || folder.display().to_string();
@@ -69,6 +140,37 @@ mod tests {
     fn a_tmpfs_is_no_real_disk() {
         let why = is_no_real_disk(Path::new("/dev/shm")).unwrap();
         assert_eq!(why.as_deref(), Some("is on a tmpfs"));
+    }
+
+    /// A header, an L1 table, an L2 table with 64 entries, and 64 clusters of 512 bytes with their number.
+    #[test]
+    fn a_shuffled_image_has_the_same_content_in_another_order() {
+        let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let entry = |number: u64| (1 << 63) | ((3 + number) << 9);
+        for file in [&from, &to] {
+            let word = |at: u64, value: u64| file.write_all_at(&value.to_be_bytes(), at).unwrap();
+            for (at, value) in [(16, 9), (32, 1), (40, 512), (512, 1024)] {
+                word(at, value);
+            }
+            for number in 0..64 {
+                word(1024 + 8 * number, entry(number));
+                file.write_all_at(&[number as u8; 512], (3 + number) << 9).unwrap();
+            }
+        }
+        shuffle(&from, &to).unwrap();
+        let mut neighbours = 0;
+        let place = |number: u64| {
+            let mut word = [0; 8];
+            to.read_exact_at(&mut word, 1024 + 8 * number).unwrap();
+            u64::from_be_bytes(word) & !(1 << 63)
+        };
+        for number in 0..64 {
+            let mut data = [0; 512];
+            to.read_exact_at(&mut data, place(number)).unwrap();
+            assert_eq!(data, [number as u8; 512], "{number}");
+            neighbours += u32::from(number > 0 && place(number) == place(number - 1) + 512);
+        }
+        assert!(neighbours < 8, "{neighbours} clusters follow their neighbour");
     }
 
     #[test]

@@ -14,13 +14,21 @@ use crate::{cpu, disk};
 pub const OURS: &str = "ours";
 /// Our server on a qcow2 image with the content of the file.
 pub const OURS_QCOW2: &str = "ours, qcow2";
+/// Our server on the same image with its clusters in random order.
+pub const OURS_FRAGMENTED: &str = "ours, fragmented qcow2";
 
 /// True for a subject of this project, in any part.
 pub fn is_ours(name: &str) -> bool {
     name == OURS || name.starts_with("ours, ") || name.starts_with("vhost-blk ")
 }
+
 /// Begin of the names of variants of qemu-storage-daemon on that image.
 const QSD_QCOW2: &str = "qsd qcow2 ";
+/// The same, with its clusters in random order.
+const QSD_FRAGMENTED: &str = "qsd fragmented qcow2 ";
+/// Least size of a disk whose image is also measured with its clusters in random order: so many clusters are
+/// no small part of a table.
+pub const FRAGMENTED_MIN: u64 = 1 << 30;
 /// Begin of the names of fio on the same file, without any server.
 pub const BARE: &str = "bare fio";
 
@@ -31,7 +39,12 @@ pub fn is_bare(name: &str) -> bool {
 
 /// True for the name of a variant of qemu-storage-daemon on the same storage as ours.
 pub fn is_qsd(name: &str) -> bool {
-    name.starts_with("qsd ") && !is_qsd_qcow2(name)
+    name.starts_with("qsd ") && !is_qsd_qcow2(name) && !is_qsd_fragmented(name)
+}
+
+/// True for the name of a variant of qemu-storage-daemon on a qcow2 image with its clusters in random order.
+pub fn is_qsd_fragmented(name: &str) -> bool {
+    name.starts_with(QSD_FRAGMENTED)
 }
 
 /// True for the name of a variant of qemu-storage-daemon on a qcow2 image.
@@ -122,7 +135,10 @@ impl Settings {
         let mut specs = Vec::new();
         if let Some(program) = &self.ours {
             specs.push(self.ours(program, storage));
-            specs.extend(self.ours_on_qcow2(program, storage));
+            let images = self.images_of(storage).into_iter();
+            specs.extend(
+                images.map(|(ours, _, image)| self.ours_on(program, ours, storage, &image)),
+            );
         }
         if let Some(program) = &self.qsd {
             let variants: &[(&str, &str)] = match storage {
@@ -138,19 +154,42 @@ impl Settings {
                 let name = format!("{name} +iothread");
                 specs.push(self.qsd(program, &name, storage, None, aio, true));
             }
-            if let Some(image) = self.image_of(storage) {
-                for aio in ["native", "io_uring"] {
-                    let name = format!("{QSD_QCOW2}{aio} +iothread");
-                    specs.push(self.qsd(program, &name, storage, Some(&image), aio, true));
-                }
+            for (_, qsd, image) in self.images_of(storage) {
+                specs.extend(self.qsd_on(program, qsd, storage, &image));
             }
         }
         specs
     }
 
-    /// The qcow2 image beside the file of a kind of storage.
-    fn image_of(&self, storage: Storage) -> Option<PathBuf> {
-        self.file_of(storage).filter(|_| self.qcow2).map(disk::image_beside)
+    /// The servers of a qcow2 image that is not that of a storage.
+    pub fn specs_of_image(&self, storage: Storage, image: &Path) -> Vec<Spec> {
+        let ours = self.ours.iter().map(|ours| self.ours_on(ours, OURS_QCOW2, storage, image));
+        let qsd = self.qsd.iter().flat_map(|qsd| self.qsd_on(qsd, QSD_QCOW2, storage, image));
+        ours.chain(qsd).collect()
+    }
+
+    /// The qcow2 images of a kind of storage, with the name of our server and the begin of qemu-storage-daemon's.
+    fn images_of(&self, storage: Storage) -> Vec<(&'static str, &'static str, PathBuf)> {
+        let mut images = Vec::new();
+        if let Some(file) = self.file_of(storage).filter(|_| self.qcow2) {
+            images.push((OURS_QCOW2, QSD_QCOW2, disk::image_beside(file)));
+            if self.has_fragmented() {
+                images.push((OURS_FRAGMENTED, QSD_FRAGMENTED, disk::fragmented_beside(file)));
+            }
+        }
+        images
+    }
+
+    /// True if the images are also measured with their clusters in random order.
+    pub fn has_fragmented(&self) -> bool {
+        self.qcow2 && self.size_bytes >= FRAGMENTED_MIN
+    }
+
+    fn qsd_on(&self, program: &str, begin: &str, storage: Storage, image: &Path) -> [Spec; 2] {
+        ["native", "io_uring"].map(|aio| {
+            let name = format!("{begin}{aio} +iothread");
+            self.qsd(program, &name, storage, Some(image), aio, true)
+        })
     }
 
     fn socket(&self, storage: Storage, name: &str) -> PathBuf {
@@ -165,10 +204,9 @@ impl Settings {
         self.our_spec(program, OURS, storage, served)
     }
 
-    fn ours_on_qcow2(&self, program: &Path, storage: Storage) -> Option<Spec> {
-        let image = format!("--blk-file={}", self.image_of(storage)?.display());
-        let served = vec!["--format=qcow2".to_owned(), image];
-        Some(self.our_spec(program, OURS_QCOW2, storage, served))
+    fn ours_on(&self, program: &Path, name: &str, storage: Storage, image: &Path) -> Spec {
+        let image = format!("--blk-file={}", image.display());
+        self.our_spec(program, name, storage, vec!["--format=qcow2".to_owned(), image])
     }
 
     fn our_spec(&self, program: &Path, name: &str, storage: Storage, served: Vec<String>) -> Spec {
@@ -312,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_qcow2_image_is_served_by_ours_and_two_variants_of_qsd_more() {
-        let with = Settings { qcow2: true, ..settings() };
+        let with = Settings { qcow2: true, size_bytes: FRAGMENTED_MIN - 1, ..settings() };
         let names = |settings: &Settings, storage| -> Vec<String> {
             settings.specs(storage).into_iter().map(|spec| spec.name).collect()
         };
@@ -324,6 +362,12 @@ mod tests {
             [OURS_QCOW2, "qsd qcow2 native +iothread", "qsd qcow2 io_uring +iothread"]
         );
         assert_eq!(names(&with, Storage::Null), names(&settings(), Storage::Null));
+        let large = Settings { size_bytes: FRAGMENTED_MIN, ..with.clone() };
+        let all = names(&large, Storage::File);
+        assert_eq!(all.iter().filter(|name| is_qsd_fragmented(name)).count(), 2);
+        assert!(all.contains(&OURS_FRAGMENTED.to_owned()));
+        let raw_only = |name: &&String| is_qsd(name);
+        assert_eq!(all.iter().filter(raw_only).count(), raw.iter().filter(raw_only).count());
     }
 
     #[test]

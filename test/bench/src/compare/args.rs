@@ -14,7 +14,7 @@ use crate::changes::Baseline;
 use crate::cpu::{self, CpuList};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::plan::{self, Shape};
-use crate::server::{Settings, Spec, Storage, is_bare, is_ours, is_qsd, is_qsd_qcow2};
+use crate::server::{FRAGMENTED_MIN, Settings, Spec, Storage, is_bare, is_ours};
 use crate::setup;
 use crate::syscalls::Syscalls;
 
@@ -48,7 +48,8 @@ pub struct Args {
     /// Backing storage of the servers: a file on a tmpfs, a file on a real disk, nothing
     #[arg(long = "storage", value_parser = parse_storage, value_delimiter = ',', default_value = "file,null")]
     pub(super) storages: Vec<Storage>,
-    /// Also measure a qcow2 image with the same content beside each file, all clusters allocated
+    /// Also measure qcow2: an image with the same content beside each file, all clusters allocated; from
+    /// 1 GiB on also one with its clusters in random order; and writes that allocate, on an empty image
     #[arg(long)]
     pub(super) qcow2: bool,
     /// The vhost-blk program [default: next to this program]
@@ -123,7 +124,7 @@ fn parse_storage(text: &str) -> Result<Storage, String> {
 
 /// True for a name that the report gives to a server of its own.
 fn is_taken(name: &str) -> bool {
-    is_ours(name) || is_bare(name) || is_qsd(name) || is_qsd_qcow2(name)
+    is_ours(name) || is_bare(name) || name.starts_with("qsd ")
 }
 
 fn parse_peer(text: &str) -> Result<(String, String), String> {
@@ -260,6 +261,13 @@ impl Args {
         let ours = ours.filter(|path| path.exists());
         if self.qcow2 && ours.is_none() {
             tell(left_out, "qcow2 is left out: ours makes the image".to_owned());
+        }
+        if self.qcow2 && self.size_mib << 20 < FRAGMENTED_MIN {
+            let least = FRAGMENTED_MIN >> 20;
+            tell(
+                left_out,
+                format!("fragmented qcow2 is left out: give --size-mib {least} or more"),
+            );
         }
         Ok(Settings {
             qcow2: self.qcow2 && ours.is_some(),

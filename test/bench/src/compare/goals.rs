@@ -5,8 +5,8 @@
 //! variant of qemu-storage-daemon at the same point: the fastest one for rates, the one with the
 //! least CPU time for CPU time.
 //!
-//! Random writes have goals, too, on a qcow2 image: it is compared with the raw file beside it. So
-//! have writes with a FLUSH each, on files.
+//! Random writes have goals, too, on a qcow2 image: it is compared with the raw file beside it, also with its
+//! clusters in random order. So have writes that allocate, and writes with a FLUSH each, on files.
 
 use kit::metric::{CPU, IOPS, Row, Set};
 use kit::report::Goal;
@@ -15,7 +15,9 @@ use super::scaling::{APART, CPUS};
 use crate::goals::{self, BEST_QSD};
 use crate::load::Op;
 use crate::plan::GOAL_BYTES;
-use crate::server::{OURS, OURS_QCOW2, is_bare, is_qsd, is_qsd_qcow2};
+use crate::server::{
+    OURS, OURS_FRAGMENTED, OURS_QCOW2, is_bare, is_qsd, is_qsd_fragmented, is_qsd_qcow2,
+};
 use crate::syscalls::SYSCALLS;
 
 /// Two queues over one: least gain if client and servers have cores of their own. If they share
@@ -32,6 +34,9 @@ const FLUSHES_MIN: f64 = 1.5;
 /// Allocated clusters of a qcow2 image: least rate and greatest CPU time over the raw file's.
 const QCOW2_RATE_MIN: f64 = 0.97;
 const QCOW2_CPU_MAX: f64 = 1.05;
+
+/// Writes that allocate clusters of a qcow2 image: least rate over the best of qemu-storage-daemon.
+const ALLOCATION_MIN: f64 = 1.0;
 
 /// All goals for which there are measurements.
 pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
@@ -50,12 +55,26 @@ pub(super) fn judge(points: &Set, scaling: &Set, idle: &Set) -> Vec<Goal> {
     goals.extend(points.of(OURS).filter_map(|row| syscalls_against_qsd(points, row)));
     goals.extend(points.of(OURS).filter_map(|row| flushes_against_qsd(points, row)));
     for image in points.of(OURS_QCOW2).filter(|row| is_random(row)) {
-        goals.extend(qcow2_against_raw(points, image));
-        goals.extend(qcow2_against_qsd(points, image));
+        goals.extend(qcow2_against_raw(points, image, "qcow2"));
+        goals.extend(qcow2_against_qsd(points, image, "qcow2", is_qsd_qcow2));
+    }
+    for image in points.of(OURS_FRAGMENTED).filter(|row| is_random(row)) {
+        goals.extend(qcow2_against_raw(points, image, "fragmented qcow2"));
+        goals.extend(qcow2_against_qsd(points, image, "fragmented qcow2", is_qsd_fragmented));
     }
     goals.extend(idle.of(OURS).map(|row| goals::idle(row.label("storage"), row)));
     goals.extend(two_queues(scaling));
     goals
+}
+
+/// The goals of writes that allocate.
+pub(super) fn allocation(points: &Set) -> Vec<Goal> {
+    let against_qsd = |ours: &Row| {
+        let best = points.most(&ours.point, IOPS, is_qsd_qcow2)?;
+        let name = name("rate, qcow2, allocation", ours, BEST_QSD);
+        Some(Goal::at_least(name, ours.over(best, IOPS), ALLOCATION_MIN).over(&best.subject))
+    };
+    points.of(OURS_QCOW2).filter_map(against_qsd).collect()
 }
 
 /// True for 4 KiB random reads.
@@ -69,9 +88,9 @@ fn is_random(row: &Row) -> bool {
     (is(Op::Randread) || is(Op::Randwrite)) && row.label("block") == GOAL_BYTES.to_string()
 }
 
-fn qcow2_against_raw(points: &Set, image: &Row) -> impl IntoIterator<Item = Goal> {
-    points.at(OURS, &image.point).into_iter().flat_map(|raw| {
-        let name = |what| name(&format!("{what}, qcow2, {}", image.label("load")), image, "raw");
+fn qcow2_against_raw(points: &Set, image: &Row, kind: &str) -> impl IntoIterator<Item = Goal> {
+    points.at(OURS, &image.point).into_iter().flat_map(move |raw| {
+        let name = |what| name(&format!("{what}, {kind}, {}", image.label("load")), image, "raw");
         [
             Goal::at_least(name("rate"), image.over(raw, IOPS), QCOW2_RATE_MIN),
             Goal::at_most(name("CPU per I/O"), image.over(raw, CPU), QCOW2_CPU_MAX),
@@ -79,9 +98,14 @@ fn qcow2_against_raw(points: &Set, image: &Row) -> impl IntoIterator<Item = Goal
     })
 }
 
-fn qcow2_against_qsd(points: &Set, image: &Row) -> Option<Goal> {
-    let best = points.most(&image.point, IOPS, is_qsd_qcow2)?;
-    let name = name(&format!("rate, qcow2, {}", image.label("load")), image, BEST_QSD);
+fn qcow2_against_qsd(
+    points: &Set,
+    image: &Row,
+    kind: &str,
+    is_peer: fn(&str) -> bool,
+) -> Option<Goal> {
+    let best = points.most(&image.point, IOPS, is_peer)?;
+    let name = name(&format!("rate, {kind}, {}", image.label("load")), image, BEST_QSD);
     Some(Goal::at_least(name, image.over(best, IOPS), 1.0).over(&best.subject))
 }
 
@@ -204,6 +228,33 @@ mod tests {
         assert_eq!(outcome, [(0.98, true), (1.06, false), (2.0, true)]);
         // The raw file is compared with raw files only, so it has no goal here.
         assert_eq!(goals.len(), of_image.count());
+    }
+
+    #[test]
+    fn a_fragmented_image_has_the_goals_of_an_image_and_is_compared_with_its_like() {
+        let rows = [
+            (OURS, 32, 100.0, 1.0),
+            (OURS_FRAGMENTED, 32, 96.0, 1.0),
+            ("qsd qcow2 native +iothread", 32, 200.0, 2.0),
+            ("qsd fragmented qcow2 native +iothread", 32, 48.0, 2.0),
+        ];
+        let goals = goals(&measured(&rows));
+        let outcome: Vec<_> = goals.iter().map(|goal| (goal.measured, goal.met)).collect();
+        assert_eq!(outcome, [(0.96, false), (1.0, true), (2.0, true)]);
+        assert!(goals.iter().all(|goal| goal.name.contains("fragmented qcow2, randread")));
+    }
+
+    #[test]
+    fn writes_that_allocate_are_compared_with_the_fastest_variant() {
+        let rows = [
+            (OURS_QCOW2, 1, 90.0, 1.0),
+            ("qsd qcow2 native +iothread", 1, 100.0, 2.0),
+            ("qsd qcow2 io_uring +iothread", 1, 50.0, 2.0),
+        ];
+        let goals = allocation(&measured(&rows));
+        assert_eq!(goals.len(), 1);
+        assert_eq!((goals[0].measured, goals[0].met), (0.9, false));
+        assert!(goals[0].name.starts_with("rate, qcow2, allocation, file depth 1"));
     }
 
     #[test]

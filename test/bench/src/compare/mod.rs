@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The comparison: starts all servers and measures them in turn, round by round.
 
+mod allocation;
 mod args;
 mod goals;
 mod sample;
@@ -24,7 +25,7 @@ use crate::bare::{self, Engine};
 use crate::client::Client;
 use crate::load::{Load, Mode};
 use crate::plan::{Shape, bare_point, point_of};
-use crate::server::{OURS, Server, Settings, Storage};
+use crate::server::{OURS, OURS_QCOW2, Server, Settings, Storage};
 use crate::syscalls::SYSCALLS;
 use crate::{cpu, disk, setup};
 
@@ -37,6 +38,8 @@ const METHOD: &str = "Medians over the rounds. `ours/it`: rate of ours over that
 struct Results {
     setup: Vec<(String, String)>,
     points: Set,
+    /// Writes that allocate.
+    allocation: Set,
     scaling: Set,
     idle: Set,
     left_out: Vec<String>,
@@ -113,18 +116,30 @@ fn images(settings: &Settings, files: [&Option<NamedTempFile>; 2]) -> Result<Vec
     let Some(program) = settings.ours.as_deref().filter(|_| settings.qcow2) else {
         return Ok(Vec::new());
     };
-    let images = files.into_iter().flatten();
-    images.map(|file| disk::create_image(program, file.path())).collect()
+    let mut images = Vec::new();
+    for file in files.into_iter().flatten() {
+        images.push(disk::create_image(program, file.path())?);
+        if settings.has_fragmented() {
+            images.push(disk::fragment(file.path())?);
+        }
+    }
+    Ok(images)
 }
 
 fn report(results: Results) -> Report {
-    let Results { setup, points, scaling, idle, left_out } = results;
+    let Results { setup, points, allocation, scaling, idle, left_out } = results;
     let mut report = Report::new("Set-up", setup);
     report.left_out = left_out;
     report.goals = goals::judge(&points, &scaling, &idle);
-    report.sections.push(Section::new("Measurements", METHOD, &points, &columns(&points)));
+    report.goals.extend(goals::allocation(&allocation));
+    report.sections.push(Section::new("Measurements", METHOD, &points, &columns(&points, OURS)));
+    if !allocation.rows().is_empty() {
+        let columns = columns(&allocation, OURS_QCOW2);
+        let method = allocation::METHOD;
+        report.sections.push(Section::new("Writes that allocate", method, &allocation, &columns));
+    }
     if !scaling.rows().is_empty() {
-        let columns = columns(&scaling);
+        let columns = columns(&scaling, OURS);
         report.sections.push(Section::new("Queues", scaling::METHOD, &scaling, &columns));
     }
     let columns = [
@@ -136,7 +151,7 @@ fn report(results: Results) -> Report {
     report
 }
 
-fn columns(set: &Set) -> Vec<Column<'_>> {
+fn columns<'a>(set: &'a Set, ours: &'static str) -> Vec<Column<'a>> {
     vec![
         Column::label("storage"),
         Column::label("load"),
@@ -147,7 +162,7 @@ fn columns(set: &Set) -> Vec<Column<'_>> {
         Column::subject("server"),
         Column::median("kIOPS", IOPS, 1e3, 1),
         Column::range(IOPS, 1e3, 1),
-        Column::number("ours/it", |row| match set.at(OURS, &row.point) {
+        Column::number("ours/it", move |row| match set.at(ours, &row.point) {
             Some(ours) => format!("{:.2}", ours.over(row, IOPS)),
             None => "-".to_owned(),
         }),
@@ -191,6 +206,7 @@ fn compare(
     for server in &servers {
         results.idle.add(&server.name, &point(&[("storage", &storage)]), idle(args, server)?);
     }
+    allocation::measure(args, settings, storage, &mut results.allocation)?;
     let measured: Vec<_> = servers.into_iter().map(|server| server.name).collect();
     let usable = cpu::usable()?;
     if !args.no_scaling && usable.len() > 1 {

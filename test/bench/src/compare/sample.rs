@@ -45,6 +45,20 @@ pub(super) fn sample(
     Ok(best)
 }
 
+/// One measurement of a server whose storage is new, without a warm-up or a repetition: both would leave it used.
+pub(super) fn sample_new(
+    args: &Args,
+    server: &Server,
+    load: &Load,
+    cpus: &[usize],
+) -> Result<Figures> {
+    let mut client = Client::connect(&server.socket, load)?;
+    server.pin(cpus)?;
+    let (mut figures, waited) = measure(args, &mut client, server, load)?;
+    figures.push((WAITED, waited));
+    Ok(figures)
+}
+
 /// Connects, warms up, measures, hangs up; gives the percentage of waiting as well.
 fn sample_once(
     args: &Args,
@@ -56,17 +70,28 @@ fn sample_once(
     let mut client = Client::connect(&server.socket, load)?;
     server.pin(cpus)?;
     client.run(args.duration() / 5, &load.cpus)?;
+    let (mut figures, waited) = measure(args, &mut client, server, load)?;
+    if args.syscalls {
+        let mut calls = Syscalls::of(server.pid)?;
+        let ios = client.run(args.duration() / 5, &load.cpus)?.ios;
+        figures.push((SYSCALLS, calls.count()? as f64 / ios.max(1) as f64));
+    }
+    Ok((figures, waited))
+}
+
+/// Measures a connected client once; gives the percentage of waiting as well.
+fn measure(
+    args: &Args,
+    client: &mut Client,
+    server: &Server,
+    load: &Load,
+) -> Result<(Figures, f64)> {
     let before = cpu::times(server.pid)?;
     let outcome = client.run(args.duration(), &load.cpus)?;
     let spent = cpu::times(server.pid)?.since(&before);
     let waited = spent.waited + outcome.waited;
     let mut figures = outcome.figures();
     figures.push((CPU, outcome.us_per_io(spent.busy)));
-    if args.syscalls {
-        let mut calls = Syscalls::of(server.pid)?;
-        let ios = client.run(args.duration() / 5, &load.cpus)?.ios;
-        figures.push((SYSCALLS, calls.count()? as f64 / ios.max(1) as f64));
-    }
     Ok((figures, 100.0 * waited.as_secs_f64() / outcome.elapsed.as_secs_f64()))
 }
 

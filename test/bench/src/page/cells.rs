@@ -5,7 +5,9 @@ use kit::metric::{IOPS, Point, Row, Set};
 
 use super::parts::Parts;
 use crate::host::subject::Who;
-use crate::server::{OURS_QCOW2, is_bare, is_ours, is_qsd, is_qsd_qcow2};
+use crate::server::{
+    OURS_FRAGMENTED, OURS_QCOW2, is_bare, is_ours, is_qsd, is_qsd_fragmented, is_qsd_qcow2,
+};
 
 /// The subject of fio on the bare device in the part `nested`.
 const NO_GUEST: &str = "no guest";
@@ -25,7 +27,9 @@ pub(super) fn is_qemu(subject: &str) -> bool {
 /// True for a subject that does the same work as `ours`: a qcow2 image is compared with a qcow2
 /// image.
 fn is_peer_of(ours: &str, subject: &str) -> bool {
-    is_peer(subject) && (ours == OURS_QCOW2) == is_qsd_qcow2(subject)
+    is_peer(subject)
+        && (ours == OURS_QCOW2) == is_qsd_qcow2(subject)
+        && (ours == OURS_FRAGMENTED) == is_qsd_fragmented(subject)
 }
 
 /// True for the device without any server.

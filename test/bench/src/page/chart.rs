@@ -37,6 +37,7 @@ const COLOURS: &[(&str, RGBColor)] = &[
     ("vhost-blk kernel, calls held", RGBColor(105, 205, 210)),
     ("vhost-blk io_uring, calls held", RGBColor(135, 175, 250)),
     ("ours, qcow2", RGBColor(135, 175, 250)),
+    ("ours, fragmented qcow2", RGBColor(105, 205, 210)),
     ("ours, request, interrupts", RGBColor(38, 120, 240)),
     ("ours, request, polled", RGBColor(135, 175, 250)),
     ("ours, bio, interrupts", RGBColor(0, 160, 170)),

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The use of the guard ([`crate::guard`]) by an image that is written.
+
+use crate::fields::u64_at;
+use crate::guard::{Guard, HEADER_BYTES};
+use crate::image::Image;
+use crate::places::{PLACE, Places};
+use crate::storage::Store;
+use imago::Mapping;
+use std::io;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+impl Store {
+    /// Guards the tables and the header from now on, as they are.
+    ///
+    /// # Errors
+    /// The error of the system call, or a damaged header.
+    pub(crate) fn protect(&self, cluster_bytes: u64) -> io::Result<()> {
+        let places = Places::read(cluster_bytes, &|len, at| self.read(len, at))?;
+        let header = self.read(HEADER_BYTES, 0)?;
+        let _ = self.guard.set(Mutex::new(Guard::new(places, header))); // it has been guarded before
+        Ok(())
+    }
+
+    /// The guard of an image that may be written.
+    pub(crate) fn guard(&self) -> Option<MutexGuard<'_, Guard>> {
+        let guard = self.guard.get()?;
+        Some(guard.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Checks a write of imago, before it gets to the overlay.
+    pub(crate) fn check_write(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        let Some(mut guard) = self.guard() else { return Ok(()) };
+        if offset >> guard.places().cluster_bits > 0 || data.is_empty() {
+            return Ok(());
+        }
+        let (at, end) = (offset as usize, offset as usize + data.len());
+        if end > HEADER_BYTES {
+            return Err(guard.damage("a table would get the place of the header"));
+        }
+        let mut header = self.read(HEADER_BYTES, 0)?;
+        header[at..end].copy_from_slice(data);
+        guard.check_header(&header)
+    }
+
+    /// Refuses data in the place of the header or of a table.
+    pub(crate) fn check_data(&self, offset: u64, len: u64) -> io::Result<()> {
+        let Some(mut guard) = self.guard() else { return Ok(()) };
+        let bits = guard.places().cluster_bits;
+        let last = offset.saturating_add(len.saturating_sub(1)) >> bits;
+        match (offset >> bits..=last).find(|cluster| guard.places().has(*cluster)) {
+            None => Ok(()),
+            Some(cluster) => {
+                let what = format!("data would get the cluster {cluster}, which has a table");
+                Err(guard.damage(what))
+            }
+        }
+    }
+
+    /// Place of the L2 table of an L1 entry, 0 if it has none.
+    fn l2_table(&self, places: &Places, l1_entry: u64) -> io::Result<u64> {
+        if l1_entry >= places.l1_entries {
+            return Ok(0);
+        }
+        let at = (places.l1_table.start << places.cluster_bits) + l1_entry * 8;
+        Ok(u64_at(&self.read(8, at)?, 0) & PLACE)
+    }
+
+    /// Returns whether the L2 table of an L1 entry names places of its own only.
+    pub(crate) fn is_sound(&self, l1_entry: u64) -> io::Result<bool> {
+        let Some(mut guard) = self.guard() else { return Ok(true) };
+        if let Some(is_sound) = guard.looked(l1_entry) {
+            return Ok(is_sound);
+        }
+        let bits = guard.places().cluster_bits;
+        let entries: Vec<u64> = match self.l2_table(guard.places(), l1_entry)? {
+            0 => Vec::new(),
+            at => {
+                let table = self.read(1 << bits, at)?;
+                table.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry)).collect()
+            }
+        };
+        let file_clusters = self.size_bytes()?.div_ceil(1 << bits);
+        Ok(guard.look(l1_entry, &entries, file_clusters))
+    }
+
+    /// Returns whether the L2 entry of a cluster of the disk names this cluster of the file, since the last commit:
+    /// a zero cluster may have kept its place.
+    fn names(&self, guard: &Guard, cluster: u64, place: u64) -> io::Result<bool> {
+        let bits = guard.places().cluster_bits;
+        let entries = 1 << (bits - 3);
+        let table = self.l2_table(guard.places(), cluster / entries)?;
+        if table == 0 {
+            return Ok(false);
+        }
+        let entry = u64_at(&self.read(8, table + cluster % entries * 8)?, 0);
+        Ok(entry & (1 << 62) == 0 && entry & PLACE == place << bits)
+    }
+}
+
+/// Clusters of the file that were claimed for data that is about to be written.
+#[derive(Debug, Default)]
+pub(crate) struct Claimed(Vec<u64>);
+
+impl Image {
+    /// Bytes of the disk that one L2 table has.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.cluster_bytes() / 8 * self.cluster_bytes()
+    }
+
+    /// Returns whether the L2 table of the byte at `at` names places of its own only.
+    pub(crate) fn is_sound(&self, at: u64) -> io::Result<bool> {
+        self.store()?.is_sound(at / self.table_bytes())
+    }
+
+    /// Fails if the cluster of the byte at `at` must not change, because its L2 table is damaged.
+    pub(crate) fn may_change(&self, at: u64) -> io::Result<()> {
+        match self.is_sound(at)? {
+            true => Ok(()),
+            false => Err(io::Error::other(format!(
+                "{}: the L2 table of the disk's byte {at} names a place that is also used otherwise, so \
+                 its clusters are not written; see `vhost-blk check`",
+                self.store()?
+            ))),
+        }
+    }
+
+    /// The same for all tables of a range.
+    pub(crate) fn may_change_all(&self, range: Range<u64>) -> io::Result<()> {
+        let tables = range.start / self.table_bytes()..range.end.div_ceil(self.table_bytes());
+        // Further tables have no cluster yet.
+        let known = self.store()?.guard().map_or(0, |guard| guard.places().l1_entries);
+        let mut tables = tables.start..tables.end.min(known);
+        tables.try_for_each(|table| self.may_change(table * self.table_bytes()))
+    }
+
+    /// Claims the place of a range of the disk, before it gets data.
+    ///
+    /// # Errors
+    /// A cluster of the place is used otherwise: nothing may be written any more.
+    pub(crate) fn claim(&self, at: u64, len: u64, place: u64) -> io::Result<Claimed> {
+        let store = self.store()?;
+        let mut claimed = Claimed::default();
+        let Some(mut guard) = store.guard() else { return Ok(claimed) };
+        let cluster = self.cluster_bytes();
+        for number in at / cluster..(at + len).div_ceil(cluster) {
+            let place = place / cluster + (number - at / cluster);
+            if guard.is_free(place) {
+                guard.claim(place);
+                claimed.0.push(place);
+            } else if !store.names(&guard, number, place)? {
+                let what = format!("data would get the cluster {place}, which is used otherwise");
+                return Err(guard.damage(what));
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// Gives claimed clusters back, which got no data.
+    pub(crate) fn unclaim(&self, claimed: Claimed) -> io::Result<()> {
+        if let Some(mut guard) = self.store()?.guard() {
+            claimed.0.into_iter().for_each(|cluster| guard.unclaim(cluster));
+        }
+        Ok(())
+    }
+
+    /// Claims the places that imago has given to clusters of a range in which the image had none.
+    ///
+    /// # Errors
+    /// As [`Image::claim`].
+    pub(crate) fn claim_changed(&self, range: Range<u64>) -> io::Result<()> {
+        let cluster = self.cluster_bytes();
+        let mut at = range.start - range.start % cluster;
+        let end = range.end.min(self.size_bytes());
+        while at < end {
+            let (mapping, found) = self.access.get_mapping(at, end - at)?;
+            if let Mapping::Raw { storage, offset, .. } = mapping
+                && storage.index() == 0
+            {
+                self.claim(at, found, offset)?;
+            }
+            if found == 0 {
+                return Err(io::Error::other(format!("no mapping at {at}")));
+            }
+            at += found;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::image::{Answer, Question};
+    use crate::tables::tests::overlay;
+    use imago::StorageExt;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_table_in_the_place_of_the_header_reaches_no_file_and_ends_all_changes() {
+        for (at, bytes) in [(0, 1 << 16), (0, 72), (512, 512)] {
+            let (_folder, file, mut image) = overlay();
+            assert_eq!(image.answer(Question::Write(0, vec![1; 4096])), Answer::Done(4096));
+            let store = image.store().expect("the image");
+            let before = store.read(1 << 16, 0).expect("the header");
+            assert!(store.write(&vec![0_u8; bytes][..], at).is_err(), "{at} {bytes}");
+            assert_eq!(image.commit(), Err(libc::EIO));
+            let mut now = vec![0; 1 << 16];
+            file.read_exact_at(&mut now, 0).expect("the header");
+            assert!(now == before, "{at} {bytes}");
+        }
+    }
+
+    #[test]
+    fn data_in_the_place_of_a_table_reaches_no_file_and_ends_all_changes() {
+        let (_folder, _file, mut image) = overlay();
+        let store = image.store().expect("the image");
+        let places: Vec<u64> = store.guard().expect("it is guarded").places().all().collect();
+        for place in places {
+            let (store, len) = (image.store().expect("the image"), 1 << 16);
+            let before = store.read(len, place << 16).expect("the table");
+            assert!(store.write_data(&vec![1; len], place << 16).is_err(), "{place}");
+            assert!(store.zero_data((place << 16) - 512 * place.min(1), 1024).is_err(), "{place}");
+            assert!(store.read(len, place << 16).expect("the table") == before, "{place}");
+        }
+        assert_eq!(image.answer(Question::Write(0, vec![1; 4096])), Answer::Done(4096));
+        assert_eq!(image.commit(), Err(libc::EIO));
+    }
+}
