@@ -126,8 +126,8 @@ impl AdaptivePoll {
         Some(Polled { won: true, nanos: self.end() })
     }
 
-    /// Ends a poll, and returns its time. That of looks before the first reading of the clock and after
-    /// the last one is estimated.
+    /// Ends a poll, and returns its time. Looks before the first reading of the clock and after the last
+    /// one count as the last measured ones.
     fn end(&mut self) -> Nanos {
         let looks = std::mem::take(&mut self.looks);
         let measured = looks.saturating_sub(LOOKS_PER_CLOCK) / LOOKS_PER_CLOCK * LOOKS_PER_CLOCK;

@@ -37,7 +37,7 @@ pub struct QueueStats {
     pub suppressed: u64,
     /// Waits for a limit of the disk.
     pub throttled: u64,
-    /// Chains that were taken again because an in-flight region had them.
+    /// Chains that were taken again because the in-flight region had them at the start of the queue.
     pub recovered: u64,
     /// Polls of the thread, before a sleep, while the queue was active.
     pub polls: u64,
