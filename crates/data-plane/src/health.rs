@@ -8,12 +8,12 @@
 pub use crate::error_rules::{ErrorPolicies, ErrorPolicy, ErrorRules};
 use crate::failure::{FailureKind, Failures, StorageFailure};
 use crate::latency::{Nanos, Operation};
-use crate::trace::{Traced, Tracer};
+use crate::trace::{TraceBound, Traced, Tracer};
 use backend::IoError;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use virtio_blk::Kind;
@@ -75,39 +75,6 @@ pub struct HealthTotals {
     pub stalls: u64,
     /// Number of failed requests, by the number of their [`FailureKind`].
     pub failures: [u64; FailureKind::ALL.len()],
-}
-
-/// Number of traced disks of this process.
-static TRACED: AtomicUsize = AtomicUsize::new(0);
-
-/// The time of a slow request in nanoseconds; 0: the disk is not traced.
-#[derive(Default)]
-struct TraceBound(AtomicU64);
-
-impl TraceBound {
-    /// Sets the time and returns the old one.
-    fn swap(&self, nanos: Nanos) -> Nanos {
-        let old = self.0.swap(nanos, Relaxed);
-        match (old > 0, nanos > 0) {
-            (false, true) => TRACED.fetch_add(1, Relaxed),
-            (true, false) => TRACED.fetch_sub(1, Relaxed),
-            _ => 0,
-        };
-        old
-    }
-}
-
-impl Drop for TraceBound {
-    fn drop(&mut self) {
-        self.swap(0);
-    }
-}
-
-/// Returns whether some disk of this process is traced. Threads of the data plane note the times of
-/// their sleeps then.
-#[inline]
-pub(crate) fn is_any_traced() -> bool {
-    TRACED.load(Relaxed) > 0
 }
 
 /// The health of a disk.
@@ -261,7 +228,7 @@ impl Health {
     /// The bound of [`Health::trace`]; 0: none.
     #[inline]
     pub(crate) fn slower_than(&self) -> Nanos {
-        self.slower_than.0.load(Relaxed)
+        self.slower_than.nanos()
     }
 
     /// Tells a message of the trace.

@@ -9,6 +9,8 @@ use crate::arrivals::Arrivals;
 use crate::health::Health;
 use crate::latency::{Nanos, Operation, monotonic};
 use crate::request_table::DEPTH_MAX;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 use virtio_blk::Kind;
 
@@ -64,6 +66,43 @@ pub(crate) trait Tracer: Send + Sync {
 
     /// Tells each request that takes this long from now on; 0: none. Waits for no storage.
     fn set_bound(&self, slower_than: Nanos);
+}
+
+/// Number of traced disks of this process.
+static TRACED: AtomicUsize = AtomicUsize::new(0);
+
+/// The time of a slow request in nanoseconds; 0: the disk is not traced.
+#[derive(Default)]
+pub(crate) struct TraceBound(AtomicU64);
+
+impl TraceBound {
+    pub(crate) fn nanos(&self) -> Nanos {
+        self.0.load(Relaxed)
+    }
+
+    /// Sets the time and returns the old one.
+    pub(crate) fn swap(&self, nanos: Nanos) -> Nanos {
+        let old = self.0.swap(nanos, Relaxed);
+        match (old > 0, nanos > 0) {
+            (false, true) => TRACED.fetch_add(1, Relaxed),
+            (true, false) => TRACED.fetch_sub(1, Relaxed),
+            _ => 0,
+        };
+        old
+    }
+}
+
+impl Drop for TraceBound {
+    fn drop(&mut self) {
+        self.swap(0);
+    }
+}
+
+/// Returns whether some disk of this process is traced. Threads of the data plane note the times of
+/// their sleeps then.
+#[inline]
+pub(crate) fn is_any_traced() -> bool {
+    TRACED.load(Relaxed) > 0
 }
 
 /// The times of one queue's requests while its disk is traced.

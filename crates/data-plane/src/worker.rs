@@ -13,7 +13,6 @@ pub(crate) use disks::DISKS_MAX;
 
 use crate::arrivals::RunDelay;
 use crate::event::{Event, QueueId, queue_and_entry};
-use crate::health::is_any_traced;
 use crate::io_workers::KEPT_AFTER;
 use crate::latency::{Clock, Nanos};
 use crate::mail::Mail;
@@ -21,6 +20,7 @@ use crate::plane::Coalesce;
 use crate::poll::{Polled, Polls};
 use crate::portion::Portion;
 use crate::running::RunningQueue;
+use crate::trace::is_any_traced;
 use crate::uring::Uring;
 use backend::Token;
 use disks::Disks;

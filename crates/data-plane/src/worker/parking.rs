@@ -15,9 +15,9 @@
 
 use super::disks::Disks;
 use crate::event::QueueId;
-use crate::health::is_any_traced;
 use crate::latency::Nanos;
 use crate::running::RunningQueue;
+use crate::trace::is_any_traced;
 
 /// Turns with work after which a queue without work is parked. A thread without any work parks no
 /// queue before it sleeps, so that it can poll them.
