@@ -229,8 +229,12 @@ fn completions_that_are_withdrawn_at_any_moment_lose_no_part() {
             });
         }
         if !mirror(&rig).is_null() {
-            rig.ok("mirror a --complete");
-            moves += 1;
+            let output = rig.ctl("mirror a --complete");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            // A daemon that was slow to read the last order may have carried it out meanwhile.
+            let is_late = stderr.contains("it is not being mirrored") && mirror(&rig).is_null();
+            assert!(output.status.success() || is_late, "round {round}: {stderr}");
+            moves += u64::from(output.status.success());
         }
         let path = rig.json("snapshots a")[0]["path"].as_str().unwrap().to_owned();
         assert_eq!(path, text(&rig.path(&round.to_string())));
