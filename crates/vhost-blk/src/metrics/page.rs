@@ -156,13 +156,17 @@ mod tests {
     use std::time::SystemTime;
     use vhost_user::QueueStatus;
 
-    fn page() -> String {
+    fn total() -> QueueStats {
         let total = QueueStats { chains: 7, read_bytes: 4096, calls: 3, ..QueueStats::default() };
         let total = QueueStats { suppressed: 4, recovered: 2, polls: 9, polls_won: 8, ..total };
         let failures = [0, 0, 0, 0, 6];
         let mut total = QueueStats { poll_ns: 1_500_000_000, failures, ..total };
         let written = &mut total.latencies.0[Operation::Write as usize];
         (written.buckets[3], written.buckets[23], written.sum_us) = (6, 1, 2_500_000);
+        total
+    }
+
+    fn page() -> String {
         let choices = Choices { batch_size: 16, coalescing: true };
         let report = QueueReport { inflight: 5, faulted: true, choices, ..QueueReport::default() };
         let status = Status {
@@ -185,7 +189,7 @@ mod tests {
                     plane: Some(PlaneKind::Uring),
                     size: 128,
                     running: Some(report),
-                    total,
+                    total: total(),
                 },
                 QueueStatus { plane: None, size: 0, running: None, total: QueueStats::default() },
             ],
