@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The files of an image: itself, and its backing files as far as the policy allows them.
 
+use crate::entry::{EXCLUSIVE, PLACE};
 use crate::fields::{self, Fields};
 use crate::header::{self, Header};
-use crate::places::{PLACE, Places};
+use crate::places::Places;
 use crate::storage::{Log, Store};
 use crate::{AllowBacking, Qcow2Error};
 use imago::format::drivers::FormatDriverInstance;
@@ -253,7 +254,6 @@ fn check_places(path: &Path, file: &File, fields: &Fields) -> Result<(), Qcow2Er
 /// exclusive clusters. Each write there would copy the table, and free the old one, which may be in use until
 /// the L1 table is durable. Only an image with internal snapshots has such entries, or a damaged one.
 fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
-    const COPIED: u64 = 1 << 63;
     let failed = |source| Qcow2Error::Image { path: path.into(), source };
     let file = File::open(opened).map_err(failed)?;
     let fields = Fields::read(&file).map_err(failed)?;
@@ -265,7 +265,7 @@ fn check_tables(path: &Path, opened: &Path) -> Result<(), Qcow2Error> {
     let (entries, _) = table.as_chunks();
     let is_shared = |entry: &[u8; 8]| {
         let entry = u64::from_be_bytes(*entry);
-        entry & PLACE != 0 && entry & COPIED == 0
+        entry & PLACE != 0 && entry & EXCLUSIVE == 0
     };
     match entries.iter().position(is_shared) {
         None => Ok(()),

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The use of the guard ([`crate::guard`]) by an image that is written.
 
+use crate::entry::{Entry, PLACE};
 use crate::fields::u64_at;
-use crate::guard::{Guard, HEADER_BYTES};
+use crate::guard::Guard;
 use crate::image::Image;
-use crate::places::{PLACE, Places};
+use crate::places::{HEADER_BYTES, Places};
 use crate::storage::Store;
 use imago::Mapping;
 use std::io;
@@ -95,7 +96,7 @@ impl Store {
             return Ok(false);
         }
         let entry = u64_at(&self.read(8, table + cluster % entries * 8)?, 0);
-        Ok(entry & (1 << 62) == 0 && entry & PLACE == place << bits)
+        Ok(Entry::of(entry, bits) == Entry::Cluster(place << bits))
     }
 }
 

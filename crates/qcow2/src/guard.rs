@@ -15,21 +15,17 @@
 //! the cluster has been claimed by then, or is a table. The opening does not read the L2 tables, which are many
 //! in a large image.
 
-use crate::places::{PLACE, Places};
+use crate::entry::Entry;
+use crate::places::Places;
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 
 /// Clusters whose bits are kept together.
 const PAGE: u64 = 512;
-const COMPRESSED: u64 = 1 << 62;
-/// Unit of the length of compressed data.
-const COMPRESSED_UNIT: u64 = 512;
 /// Fields of the header that change while an image is in use: the size of the disk, the L1 table, and the refcount
 /// table.
 const CHANGING: [Range<usize>; 2] = [24..32, 36..60];
-/// Bytes of the fixed header that are compared.
-pub(crate) const HEADER_BYTES: usize = 104;
 
 /// A set of clusters.
 #[derive(Debug, Default)]
@@ -62,33 +58,9 @@ impl Clusters {
     }
 }
 
-/// The place that an entry of an L2 table names, in clusters of the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Named {
-    Nothing,
-    /// A cluster of its own.
-    Cluster(u64),
-    /// Compressed data in these clusters, which may have more of it.
-    Compressed(Range<u64>),
-    /// No start of a cluster.
-    Within,
-}
-
-impl Named {
-    fn of(entry: u64, cluster_bits: u32) -> Named {
-        if entry & COMPRESSED != 0 {
-            let bits = 62 - (cluster_bits - 8);
-            let at = entry & ((1 << bits) - 1);
-            let units = ((entry & (COMPRESSED - 1)) >> bits) + 1;
-            let end = at - at % COMPRESSED_UNIT + units * COMPRESSED_UNIT;
-            return Named::Compressed(at >> cluster_bits..end.div_ceil(1 << cluster_bits));
-        }
-        match entry & PLACE {
-            0 => Named::Nothing,
-            at if at.trailing_zeros() < cluster_bits => Named::Within,
-            at => Named::Cluster(at >> cluster_bits),
-        }
-    }
+/// The clusters of the file with compressed data at a place.
+fn clusters_of(at: u64, bytes: u64, cluster_bits: u32) -> Range<u64> {
+    at >> cluster_bits..(at + bytes).div_ceil(1 << cluster_bits)
 }
 
 /// The places of an image that is written.
@@ -154,28 +126,32 @@ impl Guard {
     /// Looks at the entries of an L2 table, in a file of so many clusters. Returns whether it is sound, and
     /// claims its clusters then.
     pub(crate) fn look(&mut self, l1_entry: u64, entries: &[u64], file_clusters: u64) -> bool {
-        let named = entries.iter().map(|entry| Named::of(*entry, self.places.cluster_bits));
-        let named: Vec<_> = named.filter(|named| *named != Named::Nothing).collect();
-        let mut claimed = Vec::new();
+        let bits = self.places.cluster_bits;
+        let entries: Vec<_> = entries.iter().map(|entry| Entry::of(*entry, bits)).collect();
         // Compressed data first: many entries may share one of its clusters.
-        let are_apart = named.iter().all(|named| match named {
-            Named::Compressed(clusters) => {
-                let mut all = clusters.clone();
-                clusters.end <= file_clusters
-                    && all.all(|cluster| !self.places.has(cluster) && !self.data.has(cluster))
+        let are_apart = entries.iter().all(|entry| match *entry {
+            Entry::None => true,
+            Entry::Cluster(at) => {
+                let cluster = at >> bits;
+                cluster << bits == at && cluster < file_clusters && !self.places.has(cluster)
             }
-            Named::Cluster(cluster) => *cluster < file_clusters && !self.places.has(*cluster),
-            _ => false,
+            Entry::Compressed(at, bytes) => {
+                let mut clusters = clusters_of(at, bytes, bits);
+                clusters.end <= file_clusters
+                    && clusters.all(|cluster| !self.places.has(cluster) && !self.data.has(cluster))
+            }
         });
         let mut shared = Clusters::default();
-        for named in &named {
-            if let Named::Compressed(clusters) = named {
-                clusters.clone().for_each(|cluster| shared.add(cluster));
+        for entry in &entries {
+            if let Entry::Compressed(at, bytes) = *entry {
+                clusters_of(at, bytes, bits).for_each(|cluster| shared.add(cluster));
             }
         }
+        let mut claimed = Vec::new();
         let is_sound = are_apart
-            && named.iter().all(|named| {
-                let Named::Cluster(cluster) = *named else { return true };
+            && entries.iter().all(|entry| {
+                let Entry::Cluster(at) = *entry else { return true };
+                let cluster = at >> bits;
                 let is_free = self.is_free(cluster) && !shared.has(cluster);
                 if is_free {
                     self.data.add(cluster);
@@ -251,8 +227,9 @@ impl Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::{COMPRESSED, EXCLUSIVE};
+    use crate::places::HEADER_BYTES;
 
-    const EXCLUSIVE: u64 = 1 << 63;
     const FILE: u64 = 1000;
 
     fn guard() -> Guard {

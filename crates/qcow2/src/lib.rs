@@ -24,6 +24,7 @@ mod crash_tests;
 pub mod create;
 mod decompressed;
 mod describe;
+mod entry;
 mod error;
 mod extents;
 mod fields;

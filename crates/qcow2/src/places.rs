@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The clusters of the tables of an image, by its header.
 
+use crate::entry::PLACE;
+use crate::fields::{u32_at, u64_at};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 
-/// Place in an entry of an L1 table, or of a refcount table.
-pub(crate) const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
 /// Largest L1 or refcount table in bytes.
 const TABLE_MAX: u64 = 32 << 20;
-/// Bytes of the header that are read.
-const HEADER_BYTES: usize = 104;
+/// Bytes of the fixed header.
+pub(crate) const HEADER_BYTES: usize = 104;
 
 /// Reads bytes at a position; zeroes behind the end.
 pub(crate) type Read<'a> = &'a dyn Fn(usize, u64) -> io::Result<Vec<u8>>;
@@ -38,21 +38,18 @@ impl Places {
     /// The error of the system call, or a table of an impossible size.
     pub(crate) fn read(cluster_bytes: u64, read: Read<'_>) -> io::Result<Self> {
         let header = read(HEADER_BYTES, 0)?;
-        let u32_at =
-            |at: usize| header[at..at + 4].iter().fold(0, |n: u64, b| n << 8 | u64::from(*b));
-        let u64_at = |at: usize| u32_at(at) << 32 | u32_at(at + 4);
         let bits = cluster_bytes.trailing_zeros();
         let table = |at: u64, bytes: u64| -> io::Result<Vec<(u64, u64)>> {
             let found = read(bytes as usize, at)?;
-            let entries = found
-                .chunks_exact(8)
-                .map(|entry| entry.iter().fold(0, |n: u64, b| n << 8 | u64::from(*b)) & PLACE);
+            let entries =
+                found.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry) & PLACE);
             let entries = entries.map(|entry| entry >> bits).zip(0..);
             Ok(entries.filter(|(cluster, _)| *cluster != 0).collect())
         };
-        let (l1, l1_entries) = (u64_at(40), u32_at(36));
-        let (refcounts, refcount_bytes) = (u64_at(48), u32_at(56) << bits);
-        let refcount_order = u32_at(96) as u32;
+        let (l1, l1_entries) = (u64_at(&header, 40), u64::from(u32_at(&header, 36)));
+        let (refcounts, refcount_bytes) =
+            (u64_at(&header, 48), u64::from(u32_at(&header, 56)) << bits);
+        let refcount_order = u32_at(&header, 96);
         let is_sane = |at: u64, bytes: u64| at < 1 << 56 && bytes <= TABLE_MAX;
         if !is_sane(l1, l1_entries * 8) || !is_sane(refcounts, refcount_bytes) || refcount_order > 6
         {

@@ -6,15 +6,23 @@ mod common;
 use backend::conformance::Request;
 use backend::{Disk, IoKind};
 use common::{MIB, check, content, folder, image, open, qemu_ok, rig};
+use qcow2::Qcow2Disk;
 use std::sync::Arc;
+use tempfile::TempDir;
+
+/// A disk of 8 MiB over a backing file of so many bytes, which are all 0x5a.
+fn overlay(folder: &TempDir, base_bytes: u64) -> Qcow2Disk {
+    std::fs::write(folder.path().join("base.raw"), vec![0x5a; base_bytes as usize])
+        .expect("a base");
+    let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
+    qemu_ok("qemu-img", folder.path(), &create);
+    open(&folder.path().join("a.qcow2")).expect("it opens")
+}
 
 #[test]
 fn a_lane_forgets_the_backing_extent_that_another_lane_replaces() {
     let folder = folder();
-    std::fs::write(folder.path().join("base.raw"), vec![0x5a; 8 << 20]).expect("a base");
-    let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
-    qemu_ok("qemu-img", folder.path(), &create);
-    let disk = open(&folder.path().join("a.qcow2")).expect("it opens");
+    let disk = overlay(&folder, 8 * MIB);
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     for (at, byte) in [(MIB, 1), (3 * MIB, 2)] {
         assert_eq!(one.read(at, 4096), [0x5a; 4096]);
@@ -32,10 +40,7 @@ fn a_lane_forgets_the_backing_extent_that_another_lane_replaces() {
 #[test]
 fn a_write_over_a_backing_file_makes_lanes_ask_for_its_cluster_only() {
     let folder = folder();
-    std::fs::write(folder.path().join("base.raw"), vec![0x5a; 8 << 20]).expect("a base");
-    let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
-    qemu_ok("qemu-img", folder.path(), &create);
-    let disk = open(&folder.path().join("a.qcow2")).expect("it opens");
+    let disk = overlay(&folder, 8 * MIB);
     let (mut one, mut other) = (rig(&disk), rig(&disk));
     assert_eq!(one.read(0, 4096), [0x5a; 4096]);
     for (number, at) in (0..).zip([MIB, 3 * MIB, 5 * MIB]) {
@@ -80,11 +85,7 @@ fn a_lane_forgets_the_backing_extent_whose_cluster_another_lane_allocates_behind
     for (size, behind) in [(MIB + 4096, MIB + 8192), (MIB + 4096 + 100, MIB + 4096)] {
         for by_zeroes in [false, true] {
             let folder = folder();
-            std::fs::write(folder.path().join("base.raw"), vec![0x5a; size as usize])
-                .expect("a base");
-            let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "a.qcow2", "8M"];
-            qemu_ok("qemu-img", folder.path(), &create);
-            let disk = open(&folder.path().join("a.qcow2")).expect("it opens");
+            let disk = overlay(&folder, size);
             let (mut one, mut other) = (rig(&disk), rig(&disk));
             assert_eq!(one.read(MIB, 4096), [0x5a; 4096]);
             if by_zeroes {

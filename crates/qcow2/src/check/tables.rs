@@ -4,50 +4,19 @@
 use super::refcounts::Refcounts;
 use super::tally::Tally;
 use super::{Report, entry_bits, read_table};
+use crate::entry::{COMPRESSED, EXCLUSIVE, Entry, PLACE};
 use crate::fields::Fields;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Offset in an entry of an L1 or L2 table.
-const POSITION: u64 = 0x00ff_ffff_ffff_fe00;
-/// Flag of an entry: the cluster has exactly one reference.
-const EXCLUSIVE: u64 = 1 << 63;
-const COMPRESSED: u64 = 1 << 62;
 /// Flag of a standard L2 entry: the cluster reads as zeroes.
 const ZERO: u64 = 1;
 const L1_RESERVED: u64 = 0x7f00_0000_0000_01ff;
 const L2_RESERVED: u64 = 0x3f00_0000_0000_01fe;
 /// Lower half of the bitmap of an extended entry: subclusters with data.
 const SUBCLUSTERS: u64 = 0xffff_ffff;
-const COMPRESSED_UNIT: u64 = 512;
-
-/// An entry of an L2 table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Entry {
-    /// No place in the file.
-    None,
-    /// A cluster at this place.
-    Cluster(u64),
-    /// Compressed data: place and length in bytes.
-    Compressed(u64, u64),
-}
-
-impl Entry {
-    fn of(entry: u64, fields: &Fields) -> Self {
-        if entry & COMPRESSED != 0 {
-            let bits = 62 - (fields.cluster_bits - 8);
-            let at = entry & ((1 << bits) - 1);
-            let units = ((entry & !(EXCLUSIVE | COMPRESSED)) >> bits) + 1;
-            return Entry::Compressed(at, units * COMPRESSED_UNIT - at % COMPRESSED_UNIT);
-        }
-        match entry & POSITION {
-            0 => Entry::None,
-            at => Entry::Cluster(at),
-        }
-    }
-}
 
 /// Counts references into a tally, and errors into a report.
 pub(super) struct Counter<'a> {
@@ -104,7 +73,7 @@ impl<'a> Counter<'a> {
             if entry & L1_RESERVED != 0 {
                 self.report.error(format!("L1 entry {index} has reserved bits set ({entry:#x})"));
             }
-            let l2_at = entry & POSITION;
+            let l2_at = entry & PLACE;
             if l2_at == 0 {
                 continue;
             }
@@ -129,7 +98,7 @@ impl<'a> Counter<'a> {
             }
             for (entry, bitmap) in read_l2(self.file, self.fields, at)? {
                 self.l2_entry(at, entry, bitmap, times);
-                if Entry::of(entry, self.fields) != Entry::None {
+                if Entry::of(entry, self.fields.cluster_bits) != Entry::None {
                     self.report.allocated_clusters += u64::from(active);
                 }
             }
@@ -146,7 +115,7 @@ impl<'a> Counter<'a> {
         if entry & COMPRESSED == 0 && entry & reserved != 0 {
             error("has reserved bits set");
         }
-        match Entry::of(entry, self.fields) {
+        match Entry::of(entry, self.fields.cluster_bits) {
             Entry::Compressed(at, bytes) => {
                 if entry & EXCLUSIVE != 0 {
                     error("is compressed and marked exclusive");
@@ -209,7 +178,7 @@ fn differing(
     let entry_bytes = 1 << entry_bits(fields);
     let mut seen = HashSet::new();
     for (index, l1) in (0..).zip(read_table(file, fields.l1_at, fields.l1_entries.into())?) {
-        let table = l1 & POSITION;
+        let table = l1 & PLACE;
         if table == 0 {
             continue;
         }
@@ -220,7 +189,7 @@ fn differing(
             continue;
         }
         for (index, (entry, _)) in (0..).zip(read_l2(file, fields, table)?) {
-            if let Entry::Cluster(at) = Entry::of(entry, fields) {
+            if let Entry::Cluster(at) = Entry::of(entry, fields.cluster_bits) {
                 look(refcounts, table + index * entry_bytes, entry, at)?;
             }
         }
