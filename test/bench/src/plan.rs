@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loads that a comparison measures.
 
+use clap::Args;
 use kit::metric::{Point, point};
 
 use crate::load::{Load, Mode, Op};
@@ -27,8 +28,35 @@ impl Shape {
     }
 }
 
-/// The loads of the chosen operations and sizes, at these depths and waits of the client.
-pub(crate) fn of(ops: &[Op], block_sizes: &[u32], depths: &[u16], modes: &[Mode]) -> Vec<Shape> {
+/// The options that choose loads, but for their depths.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Choice {
+    /// Reads, writes or both
+    #[arg(long = "op", value_enum, value_delimiter = ',', default_value = "randread")]
+    ops: Vec<Op>,
+    /// Bytes of each request
+    #[arg(long = "block-size", value_delimiter = ',', default_value = "4096")]
+    block_sizes: Vec<u32>,
+    /// All loads of `make report` instead of --op, --block-size, --depth and --mode
+    #[arg(long)]
+    pub(crate) all_loads: bool,
+    /// Wait of the client: asleep until a call, or polling
+    #[arg(long = "mode", value_enum, value_delimiter = ',', default_value = "event,spin")]
+    modes: Vec<Mode>,
+}
+
+impl Choice {
+    /// The chosen loads at these depths; all loads have their own, fewer if they are to be quick.
+    pub(crate) fn shapes(&self, depths: &[u16], quick: bool) -> Vec<Shape> {
+        match self.all_loads {
+            true => all(quick),
+            false => of(&self.ops, &self.block_sizes, depths, &self.modes),
+        }
+    }
+}
+
+/// The loads of some operations and sizes.
+fn of(ops: &[Op], block_sizes: &[u32], depths: &[u16], modes: &[Mode]) -> Vec<Shape> {
     let mut shapes = Vec::new();
     for &op in ops {
         // Mixed sizes are one load, whatever the sizes of the others.
@@ -42,7 +70,7 @@ pub(crate) fn of(ops: &[Op], block_sizes: &[u32], depths: &[u16], modes: &[Mode]
 }
 
 /// All loads of the report; fewer points if it is to be quick.
-pub(crate) fn all(quick: bool) -> Vec<Shape> {
+fn all(quick: bool) -> Vec<Shape> {
     let few = |few: &'static [u16], many: &'static [u16]| if quick { few } else { many };
     let every = few(&[1, 4, 32, 128], &[1, 4, 16, 32, 64, 128]);
     let random = Shape::event(Op::Randread, GOAL_BYTES, every);

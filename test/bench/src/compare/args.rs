@@ -30,21 +30,11 @@ pub struct Args {
     /// Seconds of each measurement [default: 1, quick: 0.3, of all loads 0.15]
     #[arg(long)]
     seconds: Option<f64>,
-    /// Reads, writes or both
-    #[arg(long = "op", value_enum, value_delimiter = ',', default_value = "randread")]
-    ops: Vec<Op>,
-    /// Bytes of each request
-    #[arg(long = "block-size", value_delimiter = ',', default_value = "4096")]
-    block_sizes: Vec<u32>,
-    /// All loads of `make report` instead of --op, --block-size, --depth and --mode
-    #[arg(long)]
-    all_loads: bool,
+    #[command(flatten)]
+    loads: plan::Choice,
     /// Requests in flight
     #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,32")]
     pub(super) depths: Vec<u16>,
-    /// Wait of the client: asleep until a call, or polling
-    #[arg(long = "mode", value_enum, value_delimiter = ',', default_value = "event,spin")]
-    pub(super) modes: Vec<Mode>,
     /// Backing storage of the servers: a file on a tmpfs, a file on a real disk, nothing
     #[arg(long = "storage", value_parser = parse_storage, value_delimiter = ',', default_value = "file,null")]
     pub(super) storages: Vec<Storage>,
@@ -142,7 +132,7 @@ fn parse_peer(text: &str) -> Result<(String, String), String> {
 impl Args {
     /// Number of rounds.
     pub(super) fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(match (self.quick, self.all_loads) {
+        self.rounds.unwrap_or(match (self.quick, self.loads.all_loads) {
             (true, true) => 2,
             (true, false) => 3,
             (false, _) => 5,
@@ -150,7 +140,7 @@ impl Args {
     }
 
     pub(super) fn duration(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds.unwrap_or(match (self.quick, self.all_loads) {
+        Duration::from_secs_f64(self.seconds.unwrap_or(match (self.quick, self.loads.all_loads) {
             (true, true) => 0.15,
             (true, false) => 0.3,
             (false, _) => 1.0,
@@ -159,10 +149,7 @@ impl Args {
 
     /// The measured loads.
     pub(super) fn shapes(&self) -> Vec<Shape> {
-        if self.all_loads {
-            return plan::all(self.quick);
-        }
-        plan::of(&self.ops, &self.block_sizes, &self.depths, &self.modes)
+        self.loads.shapes(&self.depths, self.quick)
     }
 
     /// The folder on a real disk.

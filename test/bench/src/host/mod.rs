@@ -41,21 +41,11 @@ pub struct Args {
     /// Seconds of each measurement
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Reads, writes or both
-    #[arg(long = "op", value_enum, value_delimiter = ',', default_value = "randread")]
-    ops: Vec<Op>,
-    /// Bytes of each request
-    #[arg(long = "block-size", value_delimiter = ',', default_value = "4096")]
-    block_sizes: Vec<u32>,
-    /// All loads of `make report` instead of --op, --block-size, --depth and --mode
-    #[arg(long)]
-    all_loads: bool,
+    #[command(flatten)]
+    loads: plan::Choice,
     /// Requests in flight on each queue
     #[arg(long = "depth", value_delimiter = ',', default_value = "1,4,16,32,64,128")]
     depths: Vec<u16>,
-    /// Wait of the client: asleep until a call, or polling
-    #[arg(long = "mode", value_enum, value_delimiter = ',', default_value = "event,spin")]
-    modes: Vec<Mode>,
     /// Numbers of queues; more than one is measured with as many CPUs
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     queues: Vec<u16>,
@@ -133,14 +123,6 @@ impl Spot {
 }
 
 impl Args {
-    /// The measured loads.
-    fn shapes(&self) -> Vec<Shape> {
-        if self.all_loads {
-            return plan::all(true);
-        }
-        plan::of(&self.ops, &self.block_sizes, &self.depths, &self.modes)
-    }
-
     fn speeds(&self) -> Vec<Speed> {
         let slow = self.slow_us.iter().filter(|&&us| us > 0).map(|&us| Speed::Slow(us));
         [Speed::Null, Speed::Polled].into_iter().chain(slow).collect()
@@ -254,7 +236,7 @@ fn compare(
 fn spots(args: &Args, speed: Speed, queues: u16) -> Result<Vec<Spot>> {
     let cpus = cpu::usable()?.len();
     let mut spots = Vec::new();
-    for Shape { op, block_bytes, depths, modes } in args.shapes() {
+    for Shape { op, block_bytes, depths, modes } in args.loads.shapes(&args.depths, true) {
         for (&depth, &mode) in depths.iter().flat_map(|depth| modes.iter().map(move |m| (depth, m)))
         {
             let spot =
