@@ -5,7 +5,7 @@
 //! ([`Verdict::Keep`]), and no queue takes a chain until [`Health::resume`]. The queues then carry
 //! the kept requests out before any other.
 
-pub use crate::error_rules::{ErrorPolicies, ErrorPolicy, ErrorRules};
+use crate::error_rules::{ErrorPolicies, ErrorPolicy, ErrorRules};
 use crate::failure::{FailureKind, Failures, StorageFailure};
 use crate::latency::{Nanos, Operation};
 use crate::trace::{TraceBound, Traced, Tracer};

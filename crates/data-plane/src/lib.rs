@@ -54,11 +54,9 @@ mod uring_plane;
 mod worker;
 
 pub use error::{KernelError, QueueStartError, StartError};
+pub use error_rules::{ErrorPolicies, ErrorPolicy, ErrorRules};
 pub use failure::{FailureKind, StorageFailure};
-pub use health::{
-    ErrorPolicies, ErrorPolicy, ErrorRules, Halt, Health, HealthEvent, HealthHook, HealthReport,
-    HealthTotals, TraceHook,
-};
+pub use health::{Halt, Health, HealthEvent, HealthHook, HealthReport, HealthTotals, TraceHook};
 pub use kernel::{DEVICE_PATH, KernelOptions, check_kernel};
 pub use latency::{Histogram, LATENCY_BUCKETS, Latencies, Operation};
 pub use limits::Limits;

@@ -9,7 +9,7 @@ pub use kernel_start::Recovered;
 pub use replacement::{Prepared, ReplaceError};
 
 use crate::error::{KernelError, QueueStartError};
-use crate::health::ErrorRules;
+use crate::error_rules::ErrorRules;
 use crate::kernel::{KernelOptions, KernelPlane};
 use crate::limits::Limits;
 use crate::plane::{DataPlane, KeptRequests, PlaneKind, QueueReport, QueueSetup, QueueState};

@@ -226,7 +226,7 @@ impl QueueTrace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::ErrorPolicy;
+    use crate::error_rules::ErrorPolicy;
     use std::sync::{Arc, Mutex};
 
     const READ: Kind = Kind::Read { sector: 7, bytes: 4096 };

@@ -4,7 +4,7 @@
 
 use super::abi;
 use crate::error::KernelError;
-use crate::health::ErrorPolicies;
+use crate::error_rules::ErrorPolicies;
 use backend::Info;
 use virtio_spec::blk;
 use virtio_spec::features::{
@@ -134,7 +134,7 @@ pub(super) fn halt(kernel: &abi::Info, policies: ErrorPolicies) -> Result<(), Ke
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::ErrorPolicy;
+    use crate::error_rules::ErrorPolicy;
     use backend::{Disk, Null};
     use virtio_spec::features::VHOST_USER_F_PROTOCOL_FEATURES;
 

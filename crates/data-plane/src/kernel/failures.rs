@@ -181,7 +181,7 @@ fn line_of(failure: &StorageFailure) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::ErrorPolicy;
+    use crate::error_rules::ErrorPolicy;
     use backend::Null;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};

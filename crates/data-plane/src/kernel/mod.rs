@@ -24,7 +24,7 @@ mod workers;
 pub use device::DEVICE_PATH;
 
 use crate::error::{self, KernelError, QueueStartError};
-use crate::health::{ErrorPolicies, ErrorRules};
+use crate::error_rules::{ErrorPolicies, ErrorRules};
 use crate::limits::{Limits, Share};
 use crate::plane::{
     Coalesce, DataPlane, IoPoll, KeptRequests, QueueReport, QueueSetup, QueueState,

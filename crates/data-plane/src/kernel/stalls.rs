@@ -125,7 +125,8 @@ impl Watches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::{ErrorPolicy, HealthEvent};
+    use crate::error_rules::ErrorPolicy;
+    use crate::health::HealthEvent;
     use std::cell::Cell;
     use std::sync::Mutex;
 

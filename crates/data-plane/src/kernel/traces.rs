@@ -175,7 +175,7 @@ fn request_of(record: &abi::Traced) -> SlowRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::ErrorPolicy;
+    use crate::error_rules::ErrorPolicy;
     use std::collections::VecDeque;
     use std::sync::mpsc::{Receiver, channel};
 

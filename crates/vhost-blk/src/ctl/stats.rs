@@ -4,40 +4,40 @@
 use super::text::{limits_text, table, word};
 use serde_json::Value;
 
-/// A column: its heading, and its text for a queue.
-type Column = (&'static str, fn(&Value) -> String);
+/// A column: its heading, and the place and the form of its value in a queue.
+type Column = (&'static str, &'static str, fn(&Value) -> String);
 
 /// The requests of each queue.
 const REQUESTS: [Column; 12] = [
-    ("QUEUE", |queue| word(&queue["index"])),
-    ("REQUESTS", |queue| word(&queue["chains"])),
-    ("FAILED", |queue| word(&queue["failed"])),
-    ("REFUSED", |queue| word(&queue["refused"])),
-    ("READ", |queue| word(&queue["read_bytes"])),
-    ("WRITTEN", |queue| word(&queue["write_bytes"])),
-    ("KICKS", |queue| word(&queue["kicks"])),
-    ("CALLS", |queue| word(&queue["calls"])),
-    ("COALESCED", |queue| word(&queue["coalesced"])),
-    ("LIMITED", |queue| word(&queue["throttled"])),
-    ("READ-P99-US", |queue| word(&queue["latency"]["read"]["p99_below_us"])),
-    ("WRITE-P99-US", |queue| word(&queue["latency"]["write"]["p99_below_us"])),
+    ("QUEUE", "/index", word),
+    ("REQUESTS", "/chains", word),
+    ("FAILED", "/failed", word),
+    ("REFUSED", "/refused", word),
+    ("READ", "/read_bytes", word),
+    ("WRITTEN", "/write_bytes", word),
+    ("KICKS", "/kicks", word),
+    ("CALLS", "/calls", word),
+    ("COALESCED", "/coalesced", word),
+    ("LIMITED", "/throttled", word),
+    ("READ-P99-US", "/latency/read/p99_below_us", word),
+    ("WRITE-P99-US", "/latency/write/p99_below_us", word),
 ];
 
 /// The work of its thread, and its errors by kind.
 const THREADS: [Column; 13] = [
-    ("QUEUE", |queue| word(&queue["index"])),
-    ("SUPPRESSED", |queue| word(&queue["suppressed"])),
-    ("RECOVERED", |queue| word(&queue["recovered"])),
-    ("POLLS", |queue| word(&queue["polls"])),
-    ("POLL-HITS", |queue| word(&queue["polls_won"])),
-    ("POLL-S", |queue| seconds(&queue["poll_ns"])),
-    ("BATCH", |queue| word(&queue["batch_size"])),
-    ("HOLDS-CALLS", |queue| yes_or_no(&queue["coalescing"])),
-    ("IO-ERRORS", |queue| word(&queue["failed_io"])),
-    ("NO-SPACE", |queue| word(&queue["failed_no_space"])),
-    ("READ-ONLY", |queue| word(&queue["failed_read_only"])),
-    ("REMOVED", |queue| word(&queue["failed_removed"])),
-    ("TIMEOUTS", |queue| word(&queue["failed_timeout"])),
+    ("QUEUE", "/index", word),
+    ("SUPPRESSED", "/suppressed", word),
+    ("RECOVERED", "/recovered", word),
+    ("POLLS", "/polls", word),
+    ("POLL-HITS", "/polls_won", word),
+    ("POLL-S", "/poll_ns", seconds),
+    ("BATCH", "/batch_size", word),
+    ("HOLDS-CALLS", "/coalescing", yes_or_no),
+    ("IO-ERRORS", "/failed_io", word),
+    ("NO-SPACE", "/failed_no_space", word),
+    ("READ-ONLY", "/failed_read_only", word),
+    ("REMOVED", "/failed_removed", word),
+    ("TIMEOUTS", "/failed_timeout", word),
 ];
 
 /// The counters of the queues of a disk: two tables with a line for each queue.
@@ -48,8 +48,11 @@ pub(super) fn stats(reply: &Value) -> String {
 }
 
 fn of(columns: &[Column], queues: &[Value]) -> String {
-    let names = columns.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<String>>();
-    let row = |queue| columns.iter().map(|(_, text)| text(queue)).collect();
+    let names = columns.iter().map(|(name, ..)| (*name).to_owned()).collect::<Vec<String>>();
+    let text = |queue: &Value, (_, place, form): &Column| {
+        form(queue.pointer(place).unwrap_or(&Value::Null))
+    };
+    let row = |queue| columns.iter().map(|column| text(queue, column)).collect();
     let rows: Vec<Vec<String>> = [names].into_iter().chain(queues.iter().map(row)).collect();
     table(&rows)
 }

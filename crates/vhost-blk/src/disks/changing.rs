@@ -87,9 +87,10 @@ fn undo(
     for command in done.iter().rev().filter_map(|step| step.undo.clone()) {
         // A disk that does not answer receives it after the steps.
         let posted = control.post(command);
-        let undone = if is_silent { None } else { posted.wait(Some(DISK_MAX)) };
-        let why = match undone {
-            _ if is_silent => continue,
+        if is_silent {
+            continue;
+        }
+        let why = match posted.wait(Some(DISK_MAX)) {
             Some(Answer::Refused(why)) => why,
             Some(_) => continue,
             None => "it does not answer".to_owned(),

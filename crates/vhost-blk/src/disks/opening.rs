@@ -124,14 +124,13 @@ impl Disks {
         let earlier = earlier(bitmaps.as_ref(), image.as_ref(), device.is_some(), obstacle);
         let layers = Layers::new(disk, top, earlier);
         let consumed = image.as_ref().map(|image| kept::until_served(image, &layers));
-        let (disk, info) = (layers.disk(), layers.disk().info());
+        let disk = layers.disk();
+        let info = disk.info();
         let pool = self.pool(args.queues())?;
         let of_start = if device.is_some() { args.without_limits() } else { args.clone() };
         let mut server = Server::start(disk, lock, &of_start, &self.process, &pool)?;
-        let connected = match device {
-            Some((state, descriptors)) => server.take_over(state, descriptors)?,
-            None => None,
-        };
+        let taken_over = device.map(|(state, descriptors)| server.take_over(state, descriptors));
+        let connected = taken_over.transpose()?.flatten();
         let control = Arc::new(server.control().map_err(no_descriptor)?);
         let stop = Arc::new(Stop::new().map_err(no_descriptor)?);
         let events = self.observe(&name, &mut server).map_err(no_descriptor)?;

@@ -232,9 +232,7 @@ impl Rates {
             "p99_below_us": self.p99_us,
         })
     }
-}
 
-impl Rates {
     fn value_of_queue(&self) -> Value {
         let mut value = self.value();
         value["batch_size"] = self.choices.batch_size.into();
