@@ -91,7 +91,7 @@ fn a_reload_treats_each_disk_by_its_change() {
 }
 
 /// Limits and the cache mode of a disk.
-fn live_options(rig: &Rig, name: &str) -> [serde_json::Value; 3] {
+pub(crate) fn live_options(rig: &Rig, name: &str) -> [serde_json::Value; 3] {
     let status = rig.json(&format!("status {name}"));
     let limits = &status["limits"];
     [limits["iops"].clone(), limits["group"].clone(), status["writeback"].clone()]

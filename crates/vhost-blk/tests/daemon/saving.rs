@@ -2,7 +2,7 @@
 //! Disks and options that outlive a restart of the daemon.
 
 use crate::common;
-use crate::reload::file;
+use crate::reload::{file, live_options};
 use crate::rig::Rig;
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
@@ -73,12 +73,6 @@ fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
     assert_eq!(rig.ok("reload"), "kept: added\n");
 }
 
-/// The limit of operations and the cache mode of a disk.
-fn live_options(rig: &Rig, name: &str) -> (Value, Value) {
-    let status = rig.json(&format!("status {name}"));
-    (status["limits"]["iops"].clone(), status["writeback"].clone())
-}
-
 #[test]
 fn limits_and_the_cache_mode_are_saved_into_the_file_of_a_disk_with_its_comments() {
     let more = "limit-iops = 5 # slow\n# The end.\n";
@@ -115,7 +109,7 @@ fn a_disk_that_cannot_be_saved_says_why_and_an_added_one_is_not_served() {
     ] {
         let line = rig.refused(words, 1);
         assert!(line.contains("start vhost-blk daemon with --config-dir"), "{words}: {line}");
-        assert_eq!(live_options(&rig, "a"), (Value::Null, json!(true)), "{words}");
+        assert_eq!(live_options(&rig, "a"), [Value::Null, Value::Null, json!(true)], "{words}");
     }
     assert_eq!(rig.names(), ["a"]);
     let rig = Rig::of_folder(&[]);
@@ -130,7 +124,7 @@ fn a_disk_that_cannot_be_saved_says_why_and_an_added_one_is_not_served() {
     ] {
         let line = rig.refused(words, 1);
         assert!(line.contains("exists; remove or rename that file"), "{words}: {line}");
-        assert_eq!(live_options(&rig, "a"), (Value::Null, json!(true)), "{words}");
+        assert_eq!(live_options(&rig, "a"), [Value::Null, Value::Null, json!(true)], "{words}");
     }
     assert_eq!(text_of(&rig, "a"), "# another one");
     // A descriptor is not necessarily that of its path.
@@ -163,7 +157,7 @@ fn a_change_whose_file_cannot_be_rewritten_is_refused_before_it_holds() {
         for words in ["limit a --iops 5 --save", "set-cache a writethrough --save"] {
             let line = rig.refused(words, 1);
             assert!(line.contains(told) && !line.contains("the change holds"), "{line}");
-            assert_eq!(live_options(&rig, "a"), (Value::Null, json!(true)), "{words}");
+            assert_eq!(live_options(&rig, "a"), [Value::Null, Value::Null, json!(true)], "{words}");
         }
     }
     std::fs::write(&path, before).unwrap();
@@ -187,7 +181,7 @@ fn a_change_that_holds_and_is_not_saved_says_so() {
     rig.wait_for("locked", "starting");
     std::thread::scope(|scope| {
         let limited = scope.spawn(|| rig.refused("limit a --iops 5 --save", 1));
-        rig.place.wait_until("the change", || live_options(&rig, "a").0 == 5);
+        rig.place.wait_until("the change", || live_options(&rig, "a")[0] == 5);
         rig.write_file("a", "# another one");
         drop(locked);
         let line = limited.join().unwrap();
@@ -196,5 +190,5 @@ fn a_change_that_holds_and_is_not_saved_says_so() {
             assert!(line.contains(part), "{line}");
         }
     });
-    assert_eq!(live_options(&rig, "a").0, 5);
+    assert_eq!(live_options(&rig, "a")[0], 5);
 }
