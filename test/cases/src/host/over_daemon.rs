@@ -14,7 +14,7 @@ use crate::host::{integrity, requests};
 use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating, Uring};
+use kit::set::Set::{Full, Gating, OverDaemon, Uring};
 use kit::system::sha256;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -36,16 +36,16 @@ cases! { Host;
     "daemon-switch", Gating,
         "a running disk moves between the kernel and the io_uring plane under load, and its metrics count on",
         |env| switch_planes(env, usual(), Setup::usual(6));
-    "daemon-images", Gating,
+    "daemon-images", OverDaemon,
         "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit and the backup, under load",
         |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(1));
-    "daemon-clone", Gating,
+    "daemon-clone", OverDaemon,
         "a disk on XFS is cloned under load while the kernel plane serves it, and stays there",
         |env| clone_disk(env, image(FileSystem::Xfs, true), Setup::usual(2));
     "daemon-clone-long", Full,
         "the same ten times",
         |env| clone_disk(env, image(FileSystem::Xfs, true), Setup::usual(10));
-    "daemon-mirror", Gating,
+    "daemon-mirror", OverDaemon,
         "a disk leaves the kernel plane for a mirror, goes on in other images, and returns, under load",
         |env| move_disk(env, image(FileSystem::Ext4, true), Setup::usual(1));
     "daemon-mirror-long", Full,

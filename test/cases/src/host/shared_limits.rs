@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use driver::kernel::abi::{BlkShare, SharedDebt, SharedLimits};
 use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, Options, Request};
-use kit::set::Set::Gating;
+use kit::set::Set::{Gating, OverDaemon};
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ cases! { Host;
     "limits-shared-queues", Gating,
         "each queue of a device in debt takes its part of large requests",
         |_| queues();
-    "daemon-limit-group", Gating,
+    "daemon-limit-group", OverDaemon,
         "three disks of a group on the kernel plane, after an upgrade, and on both planes share its limit under load",
         group;
 }

@@ -11,28 +11,28 @@ use crate::host::fixture::{
 use crate::host::target::{self, options};
 use anyhow::{Context, Result, ensure};
 use driver::{Device, Options, Request};
-use kit::set::Set::Gating;
+use kit::set::Set::OverDaemon;
 use serde_json::Value;
 use std::collections::HashMap;
 use virtio_spec::blk::{S_IOERR, S_OK};
 
 cases! { Host;
-    "daemon-halt", Gating,
+    "daemon-halt", OverDaemon,
         "a halted disk in the kernel loses no request over pauses, switches, logs and resumes",
         daemon;
-    "daemon-halt-stop", Gating,
+    "daemon-halt-stop", OverDaemon,
         "a front-end that stops a queue of a halted disk in the kernel gets its requests back",
         stopped;
-    "daemon-halt-lost", Gating,
+    "daemon-halt-lost", OverDaemon,
         "a front-end or a daemon that goes leaves the requests of a halted disk in the region",
         lost;
-    "daemon-halt-removed", Gating,
+    "daemon-halt-removed", OverDaemon,
         "a resume is refused if the kernel cannot have the disk any more, which stays halted",
         removed;
-    "daemon-halt-space", Gating,
+    "daemon-halt-space", OverDaemon,
         "a file system without space halts its disk in the kernel, with --on-error enospc",
         space;
-    "daemon-halt-smaller", Gating,
+    "daemon-halt-smaller", OverDaemon,
         "a block device that becomes smaller halts its disk on both planes, until it has its size again",
         |env| env.on_both_planes(smaller);
 }
