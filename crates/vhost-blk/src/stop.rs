@@ -21,6 +21,7 @@ struct State {
     /// The other end of `asked` until the request.
     ask: Option<UnixStream>,
     connection: Option<UnixStream>,
+    is_final: bool,
 }
 
 impl Stop {
@@ -30,7 +31,8 @@ impl Stop {
     /// The error of the system call, if no file descriptor is left.
     pub fn new() -> io::Result<Stop> {
         let (asked, ask) = UnixStream::pair()?;
-        Ok(Stop { state: Mutex::new(State { ask: Some(ask), connection: None }), asked })
+        let state = State { ask: Some(ask), connection: None, is_final: false };
+        Ok(Stop { state: Mutex::new(state), asked })
     }
 
     /// Requests the stop.
@@ -50,6 +52,16 @@ impl Stop {
             state.ask = None;
         }
         is_idle
+    }
+
+    /// No reload that waits for the end of the disk starts it again.
+    pub fn make_final(&self) {
+        self.lock().is_final = true;
+    }
+
+    /// Returns whether [`Stop::make_final`] was called.
+    pub fn is_final(&self) -> bool {
+        self.lock().is_final
     }
 
     /// Returns whether the stop was requested.

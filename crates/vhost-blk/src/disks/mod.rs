@@ -207,8 +207,8 @@ struct Entry {
     job: Option<Arc<Job>>,
     /// The reason for which the last mirror has ended, if it has failed.
     last_mirror: Option<String>,
-    /// Its state after its end.
-    next: removal::Next,
+    /// No reload waits for its end any longer: it is listed as failed after it, and tried at once.
+    starts_late: bool,
 }
 
 /// The place of a disk among the others.

@@ -5,7 +5,6 @@ use super::front_ends::FrontEnds;
 use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
 use super::lost::Watch;
-use super::removal::Next;
 use super::starting::Reservation;
 use super::{Disks, Entry, Image, Mode, NewDisk, Origin, growth};
 use crate::disk::{self, LockWait};
@@ -157,7 +156,7 @@ impl Disks {
             layers,
             job: None,
             last_mirror: None,
-            next: Next::Absent,
+            starts_late: false,
         };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
     }

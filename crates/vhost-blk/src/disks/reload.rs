@@ -10,13 +10,14 @@
 
 use super::changing::{self, DISK_MAX};
 use super::openers::Job;
-use super::removal::{Next, Which};
+use super::removal::{Purpose, Which};
 use super::starting::Reservation;
 use super::{Disks, Entry, Mode, Origin, Slot};
 use crate::config;
 use crate::disk::LockWait;
 use crate::failure::{Failure, Sort};
 use crate::options::DiskArgs;
+use crate::stop::Stop;
 use crate::values;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -130,7 +131,7 @@ impl Drop for Treating {
 struct Known {
     args: DiskArgs,
     origin: Origin,
-    which: Which,
+    stop: Arc<Stop>,
     control: Arc<Control>,
 }
 
@@ -139,7 +140,7 @@ impl Known {
         Known {
             args: entry.args.clone(),
             origin: entry.origin,
-            which: Which::Served(Arc::clone(&entry.stop)),
+            stop: Arc::clone(&entry.stop),
             control: Arc::clone(&entry.control),
         }
     }
@@ -235,7 +236,7 @@ impl Disks {
         let remove = |(name, slot): (&String, &Slot)| {
             let (disks, disk, which) = (Arc::clone(self), name.clone(), Which::of(slot));
             let treatment: Treatment = Box::new(move || {
-                match disks.remove_this(&disk, &which, Next::Removed, until(DISK_MAX)) {
+                match disks.remove_this(&disk, &which, Purpose::Removal, until(DISK_MAX)) {
                     // It has gone by itself.
                     Err(failure) if failure.sort == Sort::NoSuchDisk => Ok(None),
                     removed => removed.map(|_| Some(Outcome::Removed)),
@@ -290,7 +291,7 @@ impl Disks {
             Some(known) if with_live_options_of(&known.args, &args) == args => {
                 self.change(name, &known, args).map(|()| Some(Outcome::Changed))
             }
-            Some(known) => self.restart(name, known, args).map(|()| Some(Outcome::Restarted)),
+            Some(known) => self.restart(name, known, args).map(Some),
         }
     }
 
@@ -323,30 +324,41 @@ impl Disks {
         Ok(())
     }
 
-    /// Starts a disk again with other options, or with the old ones if it does not start.
-    fn restart(self: &Arc<Self>, name: &str, known: Known, new: DiskArgs) -> Result<(), Failure> {
+    /// Starts a disk again with other options, or with the old ones if it does not start. A disk that was removed
+    /// meanwhile stays away.
+    fn restart(
+        self: &Arc<Self>,
+        name: &str,
+        known: Known,
+        new: DiskArgs,
+    ) -> Result<Outcome, Failure> {
         self.stop_for_restart(name, &known)?;
-        match self.remove_this(name, &known.which, Next::Absent, until(DISK_MAX)) {
+        let which = Which::Served(Arc::clone(&known.stop));
+        match self.remove_this(name, &which, Purpose::Restart, until(DISK_MAX)) {
             Ok(_) => {}
             // It has gone by itself.
             Err(failure) if failure.sort == Sort::NoSuchDisk => {}
-            Err(failure) => self.leave_restart(&known.control, failure)?,
+            Err(failure) => self.leave_restart(&known, failure)?,
         }
-        self.start_of_folder(name, new).inspect_err(|_| {
+        if known.stop.is_final() {
+            return Ok(Outcome::Removed);
+        }
+        let started = self.start_of_folder(name, new).inspect_err(|_| {
             if let Err(failure) = self.start_of_folder(name, known.args) {
                 tracing::error!(%failure, "the disk does not start with its old options either");
             }
-        })
+        });
+        started.map(|()| Outcome::Restarted)
     }
 
     /// Lets a disk that has not ended be tried as a failed one after its end. It may have ended meanwhile.
-    fn leave_restart(&self, control: &Arc<Control>, failure: Failure) -> Result<(), Failure> {
+    fn leave_restart(&self, known: &Known, failure: Failure) -> Result<(), Failure> {
         let mut state = self.lock();
-        let Some(entry) = state.in_table(control) else { return Ok(()) };
-        if entry.next == Next::Removed {
+        let Some(entry) = state.in_table(&known.control) else { return Ok(()) };
+        if known.stop.is_final() {
             return Err(failure);
         }
-        entry.next = Next::Failed;
+        entry.starts_late = true;
         let why = format!("{}; it starts with the options of its file after that", failure.why);
         Err(Failure { why, ..failure })
     }

@@ -36,15 +36,13 @@ pub enum Removed {
     GivenUp,
 }
 
-/// The state of a served disk after its end.
+/// The purpose of the end of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// It is absent, or the reload that waits for its end starts it.
-    Absent,
-    /// It is absent, and the reload does not start it.
-    Removed,
-    /// No reload waits any longer: it is failed, and tried at once.
-    Failed,
+pub(super) enum Purpose {
+    /// The reload that waits for the end starts the disk again.
+    Restart,
+    /// The disk goes. A restart that waits for the same end does not happen.
+    Removal,
 }
 
 /// The identity of a disk of the table: another one of its name is not it.
@@ -106,10 +104,10 @@ impl Disks {
         let Some(which) = state.table.get(name).map(Which::of) else {
             return Err(no_such_disk(name));
         };
-        self.remove_from(state, name, (&which, Next::Removed), force, go_on)
+        self.remove_from(state, name, (&which, Purpose::Removal), force, go_on)
     }
 
-    /// As [`Disks::remove`], unless another disk has the name by now. `next`: its state after its end.
+    /// As [`Disks::remove`], unless another disk has the name by now.
     ///
     /// # Errors
     /// As [`Disks::remove`].
@@ -117,12 +115,12 @@ impl Disks {
         &self,
         name: &str,
         which: &Which,
-        next: Next,
+        purpose: Purpose,
         go_on: impl Fn() -> bool,
     ) -> Result<Removed, Failure> {
         let state = self.lock();
         match state.table.get(name).is_some_and(|slot| which.is(slot)) {
-            true => self.remove_from(state, name, (which, next), Force::No, go_on),
+            true => self.remove_from(state, name, (which, purpose), Force::No, go_on),
             false => Err(no_such_disk(name)),
         }
     }
@@ -131,7 +129,7 @@ impl Disks {
         &'a self,
         mut state: MutexGuard<'a, State>,
         name: &str,
-        (which, next): (&Which, Next),
+        (which, purpose): (&Which, Purpose),
         force: Force,
         go_on: impl Fn() -> bool,
     ) -> Result<Removed, Failure> {
@@ -150,8 +148,8 @@ impl Disks {
                 Ok(Removed::Gone)
             }
             Which::Served(stop) => {
-                if let Some(entry) = state.served_with(stop) {
-                    entry.next = next;
+                if purpose == Purpose::Removal {
+                    stop.make_final();
                 }
                 self.remove_served(state, name, stop, force, go_on)
             }
@@ -266,7 +264,8 @@ impl Disks {
         }
         let mut state = self.lock();
         let gone = state.take(stop);
-        let is_late = matches!(&gone, Some((entry, false)) if entry.next == Next::Failed);
+        let is_late =
+            matches!(&gone, Some((entry, false)) if entry.starts_late && !stop.is_final());
         // Under one lock: no other disk gets the name in between.
         let late = (is_late && !state.stopping).then(|| state.list_late(name));
         match &gone {

@@ -389,7 +389,7 @@ fn pause_after(tries: u32) -> Duration {
 mod tests {
     use super::*;
     use crate::disks::Removed;
-    use crate::disks::removal::{Next, Which};
+    use crate::disks::removal::{Purpose, Which};
     use crate::options::ProcessArgs;
     use clap::{Args, FromArgMatches};
 
@@ -422,12 +422,12 @@ mod tests {
         let of_first = which(&disks, "a");
         drop(first);
         let second = reserve();
-        let failure = disks.remove_this("a", &of_first, Next::Removed, || true).unwrap_err();
+        let failure = disks.remove_this("a", &of_first, Purpose::Removal, || true).unwrap_err();
         assert_eq!(failure.sort, Sort::NoSuchDisk);
         second.check().unwrap();
         let of_second = which(&disks, "a");
         assert_eq!(
-            disks.remove_this("a", &of_second, Next::Removed, || true).unwrap(),
+            disks.remove_this("a", &of_second, Purpose::Removal, || true).unwrap(),
             Removed::GivenUp
         );
         assert_eq!(state(&disks), Some(RowState::GivenUp));

@@ -129,9 +129,13 @@ fn a_refused_change_of_limits_and_cache_mode_changes_neither() {
     }
 }
 
-/// A disk of the folder whose bitmaps cannot be kept before its file system is thawed, after the reload that restarts
-/// it. `meanwhile` is called while that waits. Returns the text of the reload, too.
-fn slow_to_end<'a>(rig: &Rig, mount: &'a Mount, meanwhile: impl Fn()) -> (Frozen<'a>, String) {
+/// A disk of the folder that does not end before its file system is thawed, because its bitmaps cannot be kept, and a
+/// reload that restarts it. `meanwhile` is called while the reload waits. Returns the text of the reload, too.
+fn slow_to_end<'a>(
+    rig: &Rig,
+    mount: &'a Mount,
+    meanwhile: impl FnOnce(Frozen<'a>) -> Option<Frozen<'a>>,
+) -> (Option<Frozen<'a>>, String) {
     let image = mount.path("image");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let text = |serial: &str| {
@@ -146,15 +150,12 @@ fn slow_to_end<'a>(rig: &Rig, mount: &'a Mount, meanwhile: impl Fn()) -> (Frozen
     rig.ok("backup a --to full --bitmap b");
     let frozen = Frozen::of(mount);
     rig.write_file("a", &text("new"));
-    let told = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let reload = scope.spawn(|| crate::common::stdout(&rig.ctl("reload")));
         rig.wait_for("a", "stopping");
-        meanwhile();
-        reload.join().unwrap()
-    });
-    assert!(told.starts_with("a: failed: "), "{told}");
-    assert_eq!(rig.row("a")["state"], "stopping");
-    (frozen, told)
+        let frozen = meanwhile(frozen);
+        (frozen, reload.join().unwrap())
+    })
 }
 
 const COMES_BACK: &str = "it starts with the options of its file after that";
@@ -166,8 +167,9 @@ fn a_disk_that_ends_too_late_for_its_restart_is_served_after_its_end() {
     }
     let rig = Rig::of_folder(&[]);
     let mount = Mount::ext4(rig.place.dir.path(), 64);
-    let (frozen, text) = slow_to_end(&rig, &mount, || ());
-    assert!(text.contains(COMES_BACK), "{text}");
+    let (frozen, text) = slow_to_end(&rig, &mount, Some);
+    assert!(text.starts_with("a: failed: ") && text.contains(COMES_BACK), "{text}");
+    assert_eq!(rig.row("a")["state"], "stopping");
     let mut told = subscribed(&rig);
     drop(frozen);
     rig.wait_for("a", "serving");
@@ -186,12 +188,13 @@ fn a_disk_that_is_removed_while_its_restart_waits_does_not_come_back() {
         let rig = Rig::of_folder(&[]);
         let mount = Mount::ext4(rig.place.dir.path(), 64);
         let remove = || drop(rig.refused("--timeout 1 remove a", 3));
-        let meanwhile = || {
+        let (frozen, text) = slow_to_end(&rig, &mount, |frozen| {
             if !is_late {
-                remove()
+                remove();
             }
-        };
-        let (frozen, text) = slow_to_end(&rig, &mount, meanwhile);
+            Some(frozen)
+        });
+        assert!(text.starts_with("a: failed: "), "{text}");
         assert_eq!(text.contains(COMES_BACK), is_late, "{text}");
         if is_late {
             remove();
@@ -201,6 +204,22 @@ fn a_disk_that_is_removed_while_its_restart_waits_does_not_come_back() {
         assert_eq!(next(&mut told)["event"], "removed");
         assert_eq!(rig.names(), [""; 0]);
     }
+}
+
+#[test]
+fn a_disk_that_is_removed_and_ends_in_time_for_its_restart_does_not_come_back() {
+    if may_not_mount() {
+        return;
+    }
+    let rig = Rig::of_folder(&[]);
+    let mount = Mount::ext4(rig.place.dir.path(), 64);
+    let (_, text) = slow_to_end(&rig, &mount, |frozen| {
+        rig.refused("--timeout 1 remove a", 3);
+        drop(frozen);
+        None
+    });
+    assert_eq!(text, "a: removed\n");
+    assert_eq!(rig.names(), [""; 0]);
 }
 
 #[test]
