@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Prints the folder of the debug kernel: Debian's source with debug.config. It holds bzImage,
-# lib/modules/RELEASE, and build/, against which external modules are built. About ten minutes on
+# lib/modules/RELEASE, and build/, against which external modules are built. About twenty minutes on
 # two cores, once.
 #
 #   scripts/kernel/debug.sh
@@ -34,7 +34,7 @@ check_config() {
 }
 
 fill() {
-    note "building the debug kernel $version (about ten minutes on two cores)"
+    note "building the debug kernel $version (about twenty minutes on two cores)"
     build=$1/build
     mkdir "$build"
     kernel_make "$build" tinyconfig

@@ -79,7 +79,9 @@ fn a_mirror_outlives_its_client_and_goes_with_its_disk() {
     let (rig, device) = with_disk("");
     // 16 MiB at this rate take longer than this test.
     let mut client = begin(&rig, "mirror a --to b --bandwidth 64K --wait");
-    wait_until("the mirror", || !mirror(&rig).is_null());
+    // A client that goes before the begin is complete takes the mirror with it.
+    let has_begun = || mirror(&rig)["copied_bytes"].as_u64().is_some_and(|bytes| bytes > 0);
+    wait_until("the copy", has_begun);
     client.kill().unwrap();
     client.wait().unwrap();
     assert_eq!(mirror(&rig)["state"], "copying");
