@@ -78,10 +78,10 @@ fn number(text: &str) -> Result<u64, String> {
 /// Iterations of about 6 seconds on a small machine.
 fn default_iterations(target: &Target) -> u64 {
     match target.name {
-        "message" => 100_000,
+        "message" => 50_000,
         // Each one makes files.
         "image" => 2_000,
-        _ => 120_000,
+        _ => 60_000,
     }
 }
 
