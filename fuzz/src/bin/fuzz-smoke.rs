@@ -75,7 +75,7 @@ fn number(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| format!("{text} is no number"))
 }
 
-/// Iterations of about 6 seconds on a small machine.
+/// Iterations of about ten seconds on a small machine.
 fn default_iterations(target: &Target) -> u64 {
     match target.name {
         "message" => 50_000,

@@ -9,8 +9,8 @@ use crate::server::is_bare;
 const WIDTH: u32 = 560;
 const HEIGHT: u32 = 300;
 /// Stands for the page's colour of text, which the SVG takes over.
-const TEXT: RGBColor = RGBColor(1, 2, 3);
-const TEXT_IN_SVG: &str = "#010203";
+pub(super) const TEXT: RGBColor = RGBColor(1, 2, 3);
+pub(super) const TEXT_IN_SVG: &str = "#010203";
 
 /// The colour of each subject, the same in all plots, readable on white and on black.
 const COLOURS: &[(&str, RGBColor)] = &[
@@ -74,7 +74,7 @@ pub(super) struct Chart {
 }
 
 /// The colour of a subject.
-fn colour(name: &str) -> RGBColor {
+pub(super) fn colour(name: &str) -> RGBColor {
     let name = if is_bare(name) { BARE_BEST } else { name };
     COLOURS.iter().find(|(known, _)| *known == name).map_or(OTHER, |(_, colour)| *colour)
 }
@@ -100,7 +100,7 @@ pub(super) fn svg(chart: &Chart) -> Result<String> {
     Ok(format!("{scaled}>{}", body.replace(TEXT_IN_SVG, "currentColor")))
 }
 
-type DrawError = Box<dyn std::error::Error>;
+pub(super) type DrawError = Box<dyn std::error::Error>;
 
 fn draw(chart: &Chart, text: &mut String) -> Result<(), DrawError> {
     let root = SVGBackend::with_string(text, (WIDTH, HEIGHT)).into_drawing_area();

@@ -5,7 +5,7 @@
 //! * `cells`: comparisons with peers and with the bare device.
 //! * `tables`, `charts`, `stages`, `seeds`: the contents.
 //! * `model`, `costs`: a prediction for real hardware.
-//! * `readme`: the table of the README.
+//! * `readme`, `figure`: the table and the figure of the README.
 //! * `document`, `chart`: HTML, Markdown and SVG.
 
 mod cells;
@@ -13,6 +13,7 @@ mod chart;
 mod charts;
 mod costs;
 mod document;
+mod figure;
 mod model;
 mod parts;
 mod readme;
@@ -42,7 +43,8 @@ pub struct Args {
     /// Folder with the JSON of the lab's parts (`make bench-lab`)
     #[arg(long, value_name = "FOLDER")]
     lab: Option<PathBuf>,
-    /// Also write the rows of the README's table, which `readme.md` has
+    /// Also write the rows of the README's table, which `readme.md` has, and the figure of them, beside it with the
+    /// extension svg
     #[arg(long, value_name = "FILE", requires = "native")]
     keep: Option<PathBuf>,
     /// Folder of the report
@@ -60,10 +62,15 @@ pub fn run(args: &Args) -> Result<()> {
     write(&args.out, "report.json", &(serde_json::to_string_pretty(&parts)? + "\n"))?;
     let Some(native) = parts.of(NATIVE) else { return Ok(()) };
     let kept = readme::kept(native)?;
+    let figure = figure::svg(&kept)?;
     write(&args.out, "readme.md", &(readme::section(&kept) + "\n"))?;
+    write(&args.out, "readme.svg", &figure)?;
     let Some(file) = &args.keep else { return Ok(()) };
-    let text = serde_json::to_string_pretty(&kept)? + "\n";
-    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    let rows = serde_json::to_string_pretty(&kept)? + "\n";
+    for (file, text) in [(file.clone(), rows), (file.with_extension("svg"), figure)] {
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> Result<()> {

@@ -12,12 +12,15 @@ use crate::setup::{CORES_NAME, CPU_NAME, DATE_NAME, KERNEL_NAME, VM_NAME};
 
 /// The figures of the present README.
 #[cfg(test)]
-const KEPT: &str = include_str!("../../../../docs/measurements/readme.json");
+pub(super) const KEPT: &str = include_str!("../../../../docs/measurements/readme.json");
 
 /// Storage and its name in the README.
-const STORAGE: [(&str, &str); 3] =
+pub(super) const STORAGE: [(&str, &str); 3] =
     [("file", "file on tmpfs"), ("disk", "file on the disk"), ("null", "nothing (`null`)")];
-const DEPTHS: [&str; 2] = ["1", "32"];
+/// Depths of the figure.
+pub(super) const DEPTHS: [&str; 4] = ["1", "4", "32", "128"];
+/// Those of the table.
+const IN_TABLE: [&str; 2] = ["1", "32"];
 /// Name of the version of qemu-storage-daemon.
 const QSD: &str = "qemu-storage-daemon";
 
@@ -47,24 +50,30 @@ fn is_kept(row: &Row) -> bool {
 
 /// The table and the line on the machine.
 pub(super) fn section(kept: &Report) -> String {
-    let rows = kept.sections.first().map(|section| &section.rows);
     let mut text = "| Storage | Depth | vhost-blk | qemu-storage-daemon | Ratio |\n\
                     |---|---:|---:|---:|---:|\n"
         .to_owned();
     for (storage, name) in STORAGE {
-        for depth in DEPTHS {
-            let is_here =
-                |row: &&Row| [row.label("storage"), row.label("depth")] == [storage, depth];
-            let Some(ours) = rows.and_then(|rows| rows.of(OURS).find(is_here)) else { continue };
-            let Some(peer) = rows.and_then(|rows| rows.most(&ours.point, IOPS, is_qsd)) else {
-                continue;
-            };
+        for depth in IN_TABLE {
+            let Some((ours, peer)) = with_peer(kept, storage, depth) else { continue };
             let [here, there] = [ours, peer].map(|row| row.median(IOPS) / 1000.0);
             let ratio = ours.over(peer, IOPS);
             let _ = writeln!(text, "| {name} | {depth} | {here:.0} | {there:.0} | {ratio:.2} |");
         }
     }
     text + "\n" + &machine(kept)
+}
+
+/// Our row of a storage at a depth, and the fastest one of qemu-storage-daemon.
+pub(super) fn with_peer<'a>(
+    kept: &'a Report,
+    storage: &str,
+    depth: &str,
+) -> Option<(&'a Row, &'a Row)> {
+    let rows = &kept.sections.first()?.rows;
+    let is_here = |row: &&Row| [row.label("storage"), row.label("depth")] == [storage, depth];
+    let ours = rows.of(OURS).find(is_here)?;
+    Some((ours, rows.most(&ours.point, IOPS, is_qsd)?))
 }
 
 fn machine(kept: &Report) -> String {
