@@ -2,7 +2,7 @@
 //! The block device below a disk, as sysfs describes it: its name, paths, queues and cache.
 
 use super::parts::{Part, is_multipath};
-use super::{Finding, Outcome, engine, name, setting};
+use super::{Finding, Outcome, engine, name, setting, speed};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -68,6 +68,7 @@ fn as_spare(finding: Finding) -> Finding {
 
 fn settings(part: &Part) -> Vec<Finding> {
     let mut findings = setting::nvme(part);
+    findings.extend(speed::speed(part));
     findings.extend(setting::iscsi(part));
     if is_multipath(&part.sysfs) {
         findings.extend(setting::multipath(&part.name, &dmsetup(&part.sysfs, &["table"])));
@@ -90,18 +91,12 @@ fn queues(sysfs: &Path) -> Finding {
     };
     let message = format!(
         "{hardware}, scheduler {}, cache {}, discard {}, write zeroes {}",
-        scheduler(&text("scheduler")),
+        speed::chosen(&text("scheduler")),
         text("write_cache"),
         offered("discard_max_bytes"),
         offered("write_zeroes_max_bytes"),
     );
     Finding::new("device", Outcome::Info, message)
-}
-
-/// The chosen scheduler of a line such as `[none] mq-deadline`.
-fn scheduler(line: &str) -> &str {
-    let chosen = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-    chosen.map_or(line, |(chosen, _)| chosen)
 }
 
 /// A controller of an NVMe subsystem.
@@ -142,7 +137,7 @@ impl Controller {
         self.loss.as_deref()?.parse().ok()
     }
 
-    fn is_live(&self) -> bool {
+    pub(super) fn is_live(&self) -> bool {
         self.state == "live"
     }
 }

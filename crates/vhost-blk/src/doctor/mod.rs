@@ -10,6 +10,7 @@ mod module;
 mod name;
 mod parts;
 mod setting;
+mod speed;
 mod storage;
 mod uring;
 mod vmm;
