@@ -19,7 +19,7 @@ pub(super) const STORAGE: [(&str, &str); 3] =
     [("file", "file on tmpfs"), ("disk", "file on the disk"), ("null", "nothing (`null`)")];
 /// Depths of the figure.
 pub(super) const DEPTHS: [&str; 4] = ["1", "4", "32", "128"];
-/// Those of the table.
+/// Depths of the table.
 const IN_TABLE: [&str; 2] = ["1", "32"];
 /// Name of the version of qemu-storage-daemon.
 const QSD: &str = "qemu-storage-daemon";
