@@ -5,7 +5,9 @@ mod add;
 mod ask;
 mod backup;
 mod errors;
+mod every;
 mod mirror;
+mod resize;
 mod stats;
 mod text;
 mod trace;
@@ -14,13 +16,14 @@ mod unserved;
 use crate::failure::Failure;
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
 use crate::subscription::now_ms;
-use crate::values::{self, Burst, Cache, LogLevel, Size, word};
+use crate::values::{self, Burst, Cache, LogLevel, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
 use ask::Stream;
 use backup::BackupArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use errors::ErrorsArgs;
+use every::NamedOrAll;
 use mirror::MirrorArgs;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -215,9 +218,9 @@ pub enum Action {
     /// Show the image of a disk and its backing files, the newest first
     Snapshots(Named),
     /// Show the counters of the queues of a disk, since it is served
-    Stats(Named),
+    Stats(NamedOrAll),
     /// Show the data plane of the queues of a disk, the reason for it, and their counters
-    Status(Named),
+    Status(NamedOrAll),
     /// Stop the daemon, as SIGTERM does
     Stop,
     /// Move the queues of a disk to another data plane while the guest runs. No request is lost. If
@@ -309,6 +312,12 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let call = Call::new("", "", Value::Null).told(text);
             print(&shown(&call, &reply, args.json))
         }
+        Action::Stats(which) if which.all => {
+            print(&every::ask(connect()?, every::stats, args.json)?)
+        }
+        Action::Status(which) if which.all => {
+            print(&every::ask(connect()?, every::status, args.json)?)
+        }
         other => {
             let call = call(other)?;
             let reply = connect()?.ask(call.what, call.method, &call.parameters, None)?;
@@ -344,7 +353,9 @@ fn call(action: &Action) -> Result<Call, Failure> {
             let parameters = json!({"name": name, "force": force, "save": save});
             Call::new("remove the disk", "Remove", parameters).told(text::removed)
         }
-        Action::Resize { words } => Call::new("resize the disk", "Resize", resize(words)?),
+        Action::Resize { words } => {
+            Call::new("resize the disk", "Resize", resize::parameters(words)?)
+        }
         Action::Resume(disk) => Call::new("resume the disk", "Resume", of(disk)),
         Action::Save(disk) => Call::new("save the disk", "Save", of(disk)).told(text::saved),
         Action::SetCache { name, mode, save } => {
@@ -354,10 +365,8 @@ fn call(action: &Action) -> Result<Call, Failure> {
         Action::SetErrors(errors) => {
             Call::new("set the treatment of errors", "SetErrors", errors.parameters())
         }
-        Action::Stats(disk) => Call::new("get the counters", "Stats", of(disk)).told(stats::stats),
-        Action::Status(disk) => Call::new("get the status", "Status", of(disk))
-            .told(unserved::status)
-            .of_member("status"),
+        Action::Stats(which) => every::stats(&which.disk),
+        Action::Status(which) => every::status(&which.disk),
         Action::Stop => Call::new("stop the daemon", "Stop", json!({})),
         Action::Switch { name, plane } => {
             let parameters = json!({"name": name, "plane": word(*plane)});
@@ -415,32 +424,6 @@ fn call_of_images(action: &Action) -> Result<Call, Failure> {
     })
 }
 
-/// Name and size among the words of `resize`.
-fn resize(words: &[String]) -> Result<Value, Failure> {
-    let usage = |why: String| {
-        let remedy = "give [NAME] [SIZE], such as 40G; see vhost-blk ctl resize --help";
-        Failure::usage("resize the disk", why, remedy)
-    };
-    let size = |text: &String| -> Result<u64, Failure> {
-        values::size(text).map(|Size(bytes)| bytes).map_err(|why| usage(format!("{text}: {why}")))
-    };
-    let name = |text: &String| -> Result<String, Failure> {
-        values::disk_name(text).map_err(|why| usage(format!("{text}: {why}")))
-    };
-    Ok(match words {
-        [] => json!({}),
-        [one] => match size(one) {
-            Ok(bytes) => json!({"bytes": bytes}),
-            // A word that begins as a number is a wrong size rather than a name.
-            Err(failure) if !one.starts_with(|c: char| c.is_ascii_alphabetic()) => {
-                return Err(failure);
-            }
-            Err(_) => json!({"name": name(one)?}),
-        },
-        [first, second, ..] => json!({"name": name(first)?, "bytes": size(second)?}),
-    })
-}
-
 fn shown(call: &Call, reply: &Value, as_json: bool) -> String {
     if !as_json {
         return (call.text)(reply);
@@ -479,21 +462,4 @@ fn print(text: &str) -> Result<(), Failure> {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
         .map_err(|error| Failure::run("write the output", error, "check where stdout goes"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_words_of_resize_are_name_and_size_or_one_of_them() {
-        let of = |words: &[&str]| resize(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
-        assert_eq!(of(&[]).unwrap(), json!({}));
-        assert_eq!(of(&["4K"]).unwrap(), json!({"bytes": 4096}));
-        assert_eq!(of(&["db"]).unwrap(), json!({"name": "db"}));
-        assert_eq!(of(&["4K", "8K"]).unwrap(), json!({"name": "4K", "bytes": 8192}));
-        for wrong in [&["1X"][..], &["-1"], &[""], &["a", "b"], &["a/b"], &["a", ""]] {
-            assert!(of(wrong).is_err(), "{wrong:?}");
-        }
-    }
 }

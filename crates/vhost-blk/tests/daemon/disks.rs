@@ -167,6 +167,30 @@ fn counters_of_a_disk_outlive_its_guests() {
 }
 
 #[test]
+fn status_and_stats_tell_of_all_disks_at_once() {
+    let rig = Rig::new();
+    assert_eq!((rig.ok("status --all"), rig.json("stats --all")), (String::new(), json!([])));
+    rig.add("b", "");
+    rig.add("a", "");
+    rig.guest("b").write(0, &[1; 512]).unwrap();
+    let names = |told: &Value| {
+        let disks = told.as_array().unwrap().iter();
+        disks.map(|disk| disk["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let (status, stats) = (rig.json("status --all"), rig.json("stats --all"));
+    assert_eq!(
+        (names(&status), names(&stats)),
+        (vec!["a".into(), "b".into()], vec!["a".into(), "b".into()])
+    );
+    assert_eq!([0, 1].map(|at| stats[at]["queues"][0]["chains"].clone()), [json!(0), json!(1)]);
+    let text = rig.ok("stats --all");
+    assert!(text.starts_with("disk a\nQUEUE  ") && text.contains("\n\ndisk b\nQUEUE  "), "{text}");
+    let text = rig.ok("status --all");
+    assert!(text.contains("name        a\n") && text.contains("\n\nname        b\n"), "{text}");
+    assert!(rig.refused("status a --all", 2).contains("--all"));
+}
+
+#[test]
 fn a_loaded_disk_loses_nothing_while_others_come_and_go() {
     let rig = Rig::new();
     rig.add("busy", "");
