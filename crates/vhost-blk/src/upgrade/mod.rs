@@ -40,7 +40,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
-use vhost_user::{Control, Exported, Posted};
+use vhost_user::{Control, Exported, Frozen, Posted};
 
 /// The variable that names the memory file to the new program: its process id and its descriptor.
 const VARIABLE: &str = "VHOST_BLK_UPGRADE";
@@ -108,18 +108,35 @@ impl Upgrader {
         let present = gather(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent)?;
         program::check(&path, &args, &self.state(caller, &held, present)?)?;
         let frozen = gather(&held, Control::freeze, FREEZE_MAX, Obstacle::Slow)?;
+        let passed = self.pass_on(disks, &held, &frozen, &path, &args, caller);
+        drop(frozen);
+        // The caller hears of the failure when the disks serve again: each answers after that.
+        let _ = gather(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent);
+        passed
+    }
+
+    /// Executes the new program. The disks are drained, and nothing touches them.
+    fn pass_on(
+        &self,
+        disks: &Disks,
+        held: &Held<'_>,
+        frozen: &[Frozen],
+        path: &Path,
+        args: &[OsString],
+        caller: &Caller<'_>,
+    ) -> Result<Infallible, UpgradeError> {
         held.all().iter().try_for_each(|disk| disk.settle().map_err(|why| disk.refused(why)))?;
         let stopped_at = frozen.iter().map(|disk| disk.stopped_at_ns).min();
         let exported = frozen.iter().map(|disk| disk.exported.clone()).collect();
-        let mut state = self.state(caller, &held, exported)?;
+        let mut state = self.state(caller, held, exported)?;
         state.stopped_at_ns = stopped_at.unwrap_or_else(now_ns);
         let exec = || {
             // A later SIGHUP stays pending for the new program.
             state.reload_is_due = disks.reload_is_due();
-            exec(&path, &args, &state)
+            exec(path, args, &state)
         };
         match self.gate.pass(exec) {
-            Some(source) => Err(UpgradeError::Exec { path, source }),
+            Some(source) => Err(UpgradeError::Exec { path: path.to_owned(), source }),
             None => Err(UpgradeError::Ending),
         }
     }
