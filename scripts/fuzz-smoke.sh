@@ -9,7 +9,4 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:$HOME/.cargo/bin
 export PATH
 
-# Its own folder: another workspace, other profile settings.
-: "${CARGO_TARGET_DIR:=target}"
-exec cargo run --quiet --locked --release --manifest-path fuzz/Cargo.toml \
-    --target-dir "$CARGO_TARGET_DIR/fuzz" --bin fuzz-smoke -- "$@"
+exec cargo run --quiet --locked -p vhost-blk-fuzz --bin fuzz-smoke -- "$@"

@@ -50,8 +50,6 @@ unsafety_is_explained() {
 
 check cargo fmt --all --check
 check cargo clippy --locked --workspace --all-targets -- -D warnings
-check cargo fmt --manifest-path fuzz/Cargo.toml --check
-check cargo clippy --locked --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 check shell_syntax
 check skips_are_counted

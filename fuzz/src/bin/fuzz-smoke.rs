@@ -43,12 +43,17 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     if let Some(progress) = &args.progress {
+        end_at_a_panic();
         run(targets[0], &args, progress);
         return ExitCode::SUCCESS;
     }
     println!("seed {:#x}", args.seed);
-    let fine = targets.iter().filter(|target| supervise(target, &args)).count();
-    if fine == targets.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let is_fine = std::thread::scope(|scope| {
+        let runs: Vec<_> =
+            targets.iter().map(|target| scope.spawn(|| supervise(target, &args))).collect();
+        runs.into_iter().all(|run| run.join().is_ok_and(|good| good)) // the scope waits for the rest
+    });
+    if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
@@ -85,6 +90,15 @@ fn default_iterations(target: &Target) -> u64 {
     }
 }
 
+/// A panic of any thread ends the process: nobody joins those of the data plane.
+fn end_at_a_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
+}
+
 /// Runs the iterations in the child.
 fn run(target: &Target, args: &Args, progress: &str) {
     let note = File::options().write(true).open(progress).expect("the progress file");
@@ -112,7 +126,8 @@ fn open_descriptors() -> usize {
 
 /// Runs a target in a child; returns its result.
 fn supervise(target: &Target, args: &Args) -> bool {
-    let progress = std::env::temp_dir().join(format!("fuzz-smoke-{}", std::process::id()));
+    let progress =
+        std::env::temp_dir().join(format!("fuzz-smoke-{}-{}", std::process::id(), target.name));
     std::fs::write(&progress, [0; 8]).expect("a progress file");
     let begun = Instant::now();
     let mut command = Command::new(std::env::current_exe().expect("this program"));
