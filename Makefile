@@ -44,7 +44,7 @@ vm-shell: programs ## A prompt in a VM with the kernel module loaded [KERNEL=6.1
 lab: programs ## All cases of the kernel modules, in VMs with three kernels [KERNEL=...] [CASE=NAME]
 	@$(if $(CASE),,$(WITH_QEMU) scripts/qcow2-long.sh)
 	@scripts/suite.sh
-	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,over-daemon,uring,full,nested,guest,guest-full,ceph) $(ARGS)
+	@$(LAB) run --kernel $(or $(KERNEL),$(LAB_KERNELS)) $(if $(CASE),"$(CASE)",--set gating,plain,uring,full,nested,guest,guest-full,ceph) $(ARGS)
 
 soak: release ## A guest verifies its data while its disk is operated, killed and broken [EVENTS=N] [MINUTES=N] [SEED=N]
 	@$(LAB) soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(EVENTS),--events $(EVENTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -91,7 +91,7 @@ pub struct RunArgs {
     /// Runs of the cases on each kernel.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// The most seconds a case may take; by default 300 in the sets gating, over-daemon,
+    /// The most seconds a case may take; by default 300 in the sets gating, plain,
     /// uring and guest, 3600 in the others.
     #[arg(long)]
     pub timeout: Option<u64>,

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Options, Request};
 use kit::outcome::{expect_io_errors, expect_log, skip_part};
-use kit::set::Set::{Gating, Uring};
+use kit::set::Set::{Gating, Plain, Uring};
 use kit::stat::Stat;
 use kit::system::run;
 use rustix::time::{ClockId, clock_gettime};
@@ -34,7 +34,7 @@ cases! { Host;
     "durability-file-uring", Uring,
         "when the io_uring plane tells the disk below an image to flush its cache, and when not",
         |env| file(&env.on(Plane::Uring));
-    "durability-waits", Gating,
+    "durability-waits", Plain,
         "writes that a file system ends only when the disk has them do not keep the queue's worker",
         waits;
     "durability-lost-write", Gating,

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use driver::Options;
 use driver::kernel::{KernelOptions, Workers, abi};
 use kit::probe::{Place, Probe};
-use kit::set::Set::{Full, Gating, Uring};
+use kit::set::Set::{Full, Gating, Plain, Uring};
 
 cases! { Host;
     "integrity-null-blk", Gating,
@@ -48,7 +48,7 @@ cases! { Host;
     "integrity-pinned", Gating,
         "the load with guest memory pinned once",
         |env| run(env, usual(), with_flags(abi::OPT_PIN_MEMORY, 200));
-    "integrity-huge-pages", Gating,
+    "integrity-huge-pages", Plain,
         "the load with guest memory of huge pages, on each plane",
         |env| on_huge_pages(env, usual, Setup::usual(60));
     "integrity-bounded", Gating,

@@ -13,24 +13,24 @@ use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Plain};
 use std::time::Instant;
 use virtio_spec::blk::S_OK;
 
 cases! { Host;
-    "notify", Gating,
+    "notify", Plain,
         "no kick and no call is lost, whenever it comes",
         |env| none_is_lost(env, usual(), 0, 8_000);
     "notify-busy-loop", Gating,
         "no kick and no call is lost while the device polls before it sleeps",
         |env| none_is_lost(env, usual(), 50, 3_000);
-    "notify-coalesced", Gating,
+    "notify-coalesced", Plain,
         "no kick and no call is lost while calls are held, and calls of many requests come together",
         coalesced;
     "notify-unwanted", Gating,
         "calls that the driver does not want are counted apart from those that it gets",
         unwanted;
-    "notify-batches", Gating,
+    "notify-batches", Plain,
         "batches of a fixed size: no kick and no call is lost, and no call answers more requests",
         batches;
     "notify-long", Full,

@@ -10,24 +10,24 @@ use crate::host::load::{Handles, under_load};
 use crate::host::target::{self, Target, options};
 use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Request};
-use kit::set::Set::{OverDaemon, Uring};
+use kit::set::Set::{Plain, Uring};
 use std::time::{Duration, Instant};
 use virtio_spec::blk::S_OK;
 
 cases! { Host;
-    "daemon-resize", OverDaemon,
+    "daemon-resize", Plain,
         "an image and a loop device grow under load on the kernel plane; the growth of the device is noticed",
         |env| resize(&env.over_daemon());
     "daemon-resize-uring", Uring,
         "the same on the io_uring plane",
         |env| resize(&env.on(Plane::Uring));
-    "daemon-pause", OverDaemon,
+    "daemon-pause", Plain,
         "a disk is paused and resumed under load on the kernel plane, and moved to the other plane meanwhile",
         |env| pause(&env.over_daemon());
     "daemon-pause-uring", Uring,
         "a disk is paused and resumed under load on the io_uring plane",
         |env| pause(&env.on(Plane::Uring));
-    "daemon-limit", OverDaemon,
+    "daemon-limit", Plain,
         "a disk of the kernel plane keeps its limits, and a driver that resets its queues pays its debt",
         |env| limit(&env.over_daemon());
     "daemon-limit-uring", Uring,

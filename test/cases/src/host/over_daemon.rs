@@ -14,14 +14,14 @@ use crate::host::{integrity, requests};
 use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating, OverDaemon, Uring};
+use kit::set::Set::{Full, Gating, Plain, Uring};
 use kit::system::sha256;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use virtio_spec::blk::S_OK;
 
 cases! { Host;
-    "daemon-requests", Gating,
+    "daemon-requests", Plain,
         "every request type, layout and error on null_blk, by way of the daemon's kernel plane",
         |env| requests::all(&env.over_daemon(), usual());
     "daemon-requests-uring", Uring,
@@ -30,28 +30,28 @@ cases! { Host;
     "daemon-requests-ext4", Full,
         "the same on an image on ext4",
         |env| requests::all(&env.over_daemon(), image(FileSystem::Ext4, true));
-    "daemon-integrity", Gating,
+    "daemon-integrity", Plain,
         "two queues, every sector verified, by way of the daemon's kernel plane",
         |env| integrity::run(&env.over_daemon(), usual(), Setup::usual(200));
     "daemon-switch", Gating,
         "a running disk moves between the kernel and the io_uring plane under load, and its metrics count on",
         |env| switch_planes(env, usual(), Setup::usual(6));
-    "daemon-images", OverDaemon,
+    "daemon-images", Plain,
         "a disk leaves the kernel plane for a snapshot and for a backup, and returns after the commit and the backup, under load",
         |env| change_images(env, image(FileSystem::Ext4, true), Setup::usual(1));
-    "daemon-clone", OverDaemon,
+    "daemon-clone", Plain,
         "a disk on XFS is cloned under load while the kernel plane serves it, and stays there",
         |env| clone_disk(env, image(FileSystem::Xfs, true), Setup::usual(2));
     "daemon-clone-long", Full,
         "the same ten times",
         |env| clone_disk(env, image(FileSystem::Xfs, true), Setup::usual(10));
-    "daemon-mirror", OverDaemon,
+    "daemon-mirror", Plain,
         "a disk leaves the kernel plane for a mirror, goes on in other images, and returns, under load",
         |env| move_disk(env, image(FileSystem::Ext4, true), Setup::usual(1));
     "daemon-mirror-long", Full,
         "the same ten times",
         |env| move_disk(env, image(FileSystem::Ext4, true), Setup::usual(10));
-    "daemon-metrics", Gating,
+    "daemon-metrics", Plain,
         "metrics count each request once while a queue of the kernel plane stops and starts beside another",
         |env| toggle_queue(env, usual());
     "daemon-switch-ext4", Full,

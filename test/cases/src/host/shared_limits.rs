@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use driver::kernel::abi::{BlkShare, SharedDebt, SharedLimits};
 use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, Options, Request};
-use kit::set::Set::{Gating, OverDaemon};
+use kit::set::Set::{Gating, Plain};
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -23,16 +23,16 @@ cases! { Host;
     "limits-shared", Gating,
         "three devices share a limit, each with the same share; it changes under load, and devices leave",
         shared;
-    "limits-shared-debt", Gating,
+    "limits-shared-debt", Plain,
         "a device in debt takes nothing, stops at once, and pays, also when idle; limits forgive; bad addresses",
         |_| debt();
-    "limits-shared-large", Gating,
+    "limits-shared-large", Plain,
         "large requests of a disk delay small ones of another one for milliseconds, on each plane and on both",
         large;
-    "limits-shared-queues", Gating,
+    "limits-shared-queues", Plain,
         "each queue of a device in debt takes its part of large requests",
         |_| queues();
-    "daemon-limit-group", OverDaemon,
+    "daemon-limit-group", Plain,
         "three disks of a group on the kernel plane, after an upgrade, and on both planes share its limit under load",
         group;
 }

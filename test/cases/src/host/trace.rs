@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use driver::kernel::abi::{self, BlkOptions, BlkTraced};
 use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, Request};
-use kit::set::Set::{Gating, OverDaemon};
+use kit::set::Set::{Gating, Plain};
 use serde_json::Value;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ cases! { Host;
     "trace-limit", Gating,
         "the record of a request has the wait for a limit right before it",
         |_| limited();
-    "daemon-trace", OverDaemon,
+    "daemon-trace", Plain,
         "traces of several clients lose no request while the disk moves between the planes",
         over_planes;
 }

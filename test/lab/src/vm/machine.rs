@@ -54,7 +54,7 @@ impl Machine {
     /// The machine that the cases of a set run in.
     pub fn of(set: Set) -> Self {
         match set {
-            Set::Gating | Set::OverDaemon | Set::Uring | Set::Full => Machine::Host,
+            Set::Gating | Set::Plain | Set::Uring | Set::Full => Machine::Host,
             Set::Nested => Machine::Nested,
             Set::Guest | Set::GuestFull => Machine::Guest,
             Set::Debian12 => Machine::Debian12,

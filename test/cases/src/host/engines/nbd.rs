@@ -9,12 +9,12 @@ use crate::host::load::allow_errors;
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;
-use kit::set::Set::{Full, OverDaemon, Uring};
+use kit::set::Set::{Full, Plain, Uring};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 cases! { Host;
-    "engine-nbd-reconnect", OverDaemon,
+    "engine-nbd-reconnect", Plain,
         "NBD over two gateways: one is lost, then both, and new connections replace the lost ones under load on the kernel plane, without an I/O error",
         |env| reconnect(&env.over_daemon());
     "engine-nbd-reconnect-uring", Uring,
@@ -29,7 +29,7 @@ cases! { Host;
     "engine-nbd-slow-uring", Full,
         "a slow server of NBD is told by --io-timeout, and so is its end",
         |env| slow(&env.on(Plane::Uring));
-    "engine-nbd-errors", OverDaemon,
+    "engine-nbd-errors", Plain,
         "a server of NBD fails reads and writes for a while on the kernel plane: the guest gets these errors, and no other",
         |env| errors(&env.over_daemon());
     "engine-nbd-errors-uring", Uring,
@@ -47,7 +47,7 @@ cases! { Host;
     "engine-nbd-retry-uring", Full,
         "the same on the io_uring plane",
         |env| retry(&env.on(Plane::Uring));
-    "engine-nbd-grow", OverDaemon,
+    "engine-nbd-grow", Plain,
         "an export of NBD grows under load on the kernel plane, and the daemon notices it",
         |env| grow(&env.over_daemon());
     "engine-nbd-grow-uring", Uring,

@@ -9,11 +9,11 @@ use crate::host::load::allow_errors;
 use crate::host::operate::wait_for_size;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;
-use kit::set::Set::{Full, OverDaemon, Uring};
+use kit::set::Set::{Full, Plain, Uring};
 use std::time::Duration;
 
 cases! { Host;
-    "engine-nvme-paths", OverDaemon,
+    "engine-nvme-paths", Plain,
         "NVMe/TCP with two paths: each is cut, becomes inaccessible and returns under load on the kernel plane, without an I/O error",
         |env| paths(&env.over_daemon());
     "engine-nvme-paths-uring", Uring,
@@ -31,7 +31,7 @@ cases! { Host;
     "engine-nvme-delayed-uring", Full,
         "the same on the io_uring plane",
         |env| delayed(&env.on(Plane::Uring));
-    "engine-nvme-grow", OverDaemon,
+    "engine-nvme-grow", Plain,
         "a namespace grows under load on the kernel plane, and the daemon notices it",
         |env| grow(&env.over_daemon());
     "engine-nvme-grow-uring", Uring,

@@ -11,28 +11,28 @@ use crate::host::fixture::{
 use crate::host::target::{self, options};
 use anyhow::{Context, Result, ensure};
 use driver::{Device, Options, Request};
-use kit::set::Set::OverDaemon;
+use kit::set::Set::Plain;
 use serde_json::Value;
 use std::collections::HashMap;
 use virtio_spec::blk::{S_IOERR, S_OK};
 
 cases! { Host;
-    "daemon-halt", OverDaemon,
+    "daemon-halt", Plain,
         "a halted disk in the kernel loses no request over pauses, switches, logs and resumes",
         daemon;
-    "daemon-halt-stop", OverDaemon,
+    "daemon-halt-stop", Plain,
         "a front-end that stops a queue of a halted disk in the kernel gets its requests back",
         stopped;
-    "daemon-halt-lost", OverDaemon,
+    "daemon-halt-lost", Plain,
         "a front-end or a daemon that goes leaves the requests of a halted disk in the region",
         lost;
-    "daemon-halt-removed", OverDaemon,
+    "daemon-halt-removed", Plain,
         "a resume is refused if the kernel cannot have the disk any more, which stays halted",
         removed;
-    "daemon-halt-space", OverDaemon,
+    "daemon-halt-space", Plain,
         "a file system without space halts its disk in the kernel, with --on-error enospc",
         space;
-    "daemon-halt-smaller", OverDaemon,
+    "daemon-halt-smaller", Plain,
         "a block device that becomes smaller halts its disk on both planes, until it has its size again",
         |env| env.on_both_planes(smaller);
 }

@@ -21,7 +21,7 @@ use driver::kernel::{KernelOptions, abi};
 use kit::outcome::expect_log;
 use kit::power_cut;
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating, Uring};
+use kit::set::Set::{Full, Plain, Uring};
 use kit::system::{modprobe, run, run_quietly};
 use log::{Cut, Entry, Replay};
 use std::fs::File;
@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use writer::{SECTORS, Writer};
 
 cases! { Host;
-    "power-loss-block-device", Gating,
+    "power-loss-block-device", Plain,
         "80 losses of power with the disk's volatile cache, in each mode of each plane: all that a FLUSH or a write-through write made durable is there",
         |env| keeps_promises(env, &on_planes(Storage::BlockDevice, 16, 80));
     "power-loss-images", Uring,

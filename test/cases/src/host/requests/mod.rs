@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Completion, Device, Layout, Options, Request};
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Plain};
 use virtio_spec::blk::{F_DISCARD, F_SECURE_ERASE, F_WRITE_ZEROES, RangeSegment, S_OK, S_UNSUPP};
 use virtio_spec::features::bit;
 
@@ -24,19 +24,19 @@ cases! { Host;
     "requests-null-blk", Gating,
         "every request type, layout and error on null_blk",
         |env| all(env, usual());
-    "requests-null-blk-4096", Gating,
+    "requests-null-blk-4096", Plain,
         "every request type, layout and error on null_blk with blocks of 4096 bytes",
         |env| all(env, disk_like(BLOCKS_4096));
     "requests-null-blk-cache", Full,
         "every request type, layout and error on null_blk with a volatile write cache",
         |env| all(env, disk_like(NullBlkOptions { cache_mib: 8, ..USUAL }));
-    "requests-brd", Gating,
+    "requests-brd", Plain,
         "every request type, layout and error on a RAM disk, which completes at once",
         |env| all(env, brd());
     "requests-loop-4096", Full,
         "every request type, layout and error on a loop device with blocks of 4096 bytes",
         |env| all(env, loop_4096());
-    "requests-scsi-debug-4096", Gating,
+    "requests-scsi-debug-4096", Plain,
         "every request type, layout and error on a SCSI disk with blocks of 4096 bytes",
         |env| all(env, scsi_debug());
     "requests-dm", Full,
