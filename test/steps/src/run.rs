@@ -116,7 +116,7 @@ impl Run {
         let name = "cargo nextest run --workspace";
         // Many tests wait, for a hang or a time-out.
         let cpus = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads = (2 * cpus).to_string();
+        let threads = (cpus + cpus.div_ceil(2)).to_string();
         let mut command = vec!["cargo", "nextest", "run", "--workspace", "--profile", "steps"];
         command.extend(["--test-threads", &threads]);
         self.counted(minutes, name, &command, Path::new(CARGO_JUNIT), Some("cargo"))
