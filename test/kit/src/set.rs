@@ -10,8 +10,8 @@ use clap::ValueEnum;
 pub enum Set {
     /// At every change, on the debug kernel: short.
     Gating,
-    /// At every change, on the plain kernel, which is many times faster: further storage for cases of
-    /// [`Set::Gating`], the daemon with the module, and engines of storage.
+    /// At every change, on the plain kernel, which is many times faster: cases that are long on the debug kernel,
+    /// further storage for others, the daemon with the module, and engines of storage.
     Plain,
     /// At every change, without the module: the daemon's io_uring plane alone. The debug kernel, which
     /// checks the module, adds nothing.

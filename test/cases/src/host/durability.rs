@@ -25,7 +25,7 @@ cases! { Host;
     "durability-block-device", Gating,
         "when the disk below is told to flush its cache, and when not",
         block_device;
-    "durability-file", Gating,
+    "durability-file", Plain,
         "when the disk below an image is told to flush its cache, and when not",
         file;
     "durability-block-device-uring", Uring,

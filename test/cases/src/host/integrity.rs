@@ -51,7 +51,7 @@ cases! { Host;
     "integrity-huge-pages", Plain,
         "the load with guest memory of huge pages, on each plane",
         |env| on_huge_pages(env, usual, Setup::usual(60));
-    "integrity-bounded", Gating,
+    "integrity-bounded", Plain,
         "no more bytes are in flight than the module's bound, one large request excepted",
         |env| bounded(env, || disk_like(SLOW), Setup::usual(150));
     "integrity-write-through", Full,
@@ -67,7 +67,7 @@ cases! { Host;
     "integrity-dm", Full,
         "the load on a device-mapper device",
         |env| run(env, mapped(), Setup::usual(2000));
-    "integrity-ext4-direct", Gating,
+    "integrity-ext4-direct", Plain,
         "the load on an image on ext4, opened with O_DIRECT",
         |env| run(env, image(FileSystem::Ext4, true), Setup::usual(200));
     "integrity-ext4-cached", Gating,

@@ -33,7 +33,7 @@ cases! { Host;
     "daemon-integrity", Plain,
         "two queues, every sector verified, by way of the daemon's kernel plane",
         |env| integrity::run(&env.over_daemon(), usual(), Setup::usual(200));
-    "daemon-switch", Gating,
+    "daemon-switch", Plain,
         "a running disk moves between the kernel and the io_uring plane under load, and its metrics count on",
         |env| switch_planes(env, usual(), Setup::usual(6));
     "daemon-images", Plain,
@@ -57,7 +57,7 @@ cases! { Host;
     "daemon-switch-ext4", Full,
         "the same on an image on ext4, many times",
         |env| switch_planes(env, image(FileSystem::Ext4, true), Setup::usual(50));
-    "daemon-sigkill", Gating,
+    "daemon-sigkill", Plain,
         "the daemon is killed under load; a successor takes up what was in flight",
         |env| kill_daemon(env, usual(), Setup::usual(6));
     "daemon-sigkill-uring", Uring,

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use driver::Request;
 use driver::kernel::{KernelDevice, abi, errno_of};
 use kit::null_blk::Instance;
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Plain};
 use kit::system::run;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -45,10 +45,10 @@ cases! { Host;
     "removal-number", Gating,
         "the descriptor of a disk that is gone does not attach the one that has its number now",
         |_| number_given_anew();
-    "removal-attach", Gating,
+    "removal-attach", Plain,
         "a disk comes and goes while it is attached and detached",
         goes_while_attached;
-    "dm-error", Gating,
+    "dm-error", Plain,
         "a device-mapper table fails everything for a while under load",
         |env| mapper_fails_for_a_while(env, Setup::usual(0));
     "dm-flakey", Full,

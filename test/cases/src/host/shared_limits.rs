@@ -13,14 +13,14 @@ use anyhow::{Context, Result, ensure};
 use driver::kernel::abi::{BlkShare, SharedDebt, SharedLimits};
 use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, Options, Request};
-use kit::set::Set::{Gating, Plain};
+use kit::set::Set::Plain;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use virtio_spec::blk::S_OK;
 
 cases! { Host;
-    "limits-shared", Gating,
+    "limits-shared", Plain,
         "three devices share a limit, each with the same share; it changes under load, and devices leave",
         shared;
     "limits-shared-debt", Plain,

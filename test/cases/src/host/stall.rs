@@ -12,7 +12,7 @@ use crate::host::visibility::counters;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, Request};
-use kit::set::Set::Gating;
+use kit::set::Set::{Gating, Plain};
 use serde_json::{Value, json};
 use std::time::Duration;
 use virtio_spec::blk::S_OK;
@@ -21,7 +21,7 @@ cases! { Host;
     "stall-age", Gating,
         "the module tells the age of the oldest request in flight, also during a drain",
         |_| age();
-    "stall-locked", Gating,
+    "stall-locked", Plain,
         "the age is told while a worker that waits for the disk keeps its queue locked",
         |_| locked();
     "daemon-stall", Gating,

@@ -22,7 +22,7 @@ use crate::host::load::{Handles, Spec, under_load};
 use crate::host::target::{self, Target};
 use anyhow::{Context, Result, bail};
 use driver::kernel::{KernelSession, abi};
-use kit::set::Set::{Full, Gating};
+use kit::set::Set::{Full, Gating, Plain};
 use virtio_spec::features::{VHOST_F_LOG_ALL, bit};
 
 cases! { Host;
@@ -38,10 +38,10 @@ cases! { Host;
     "control-reset-owner", Gating,
         "RESET_OWNER and everything anew under load",
         |env| reset_owner(env, usual(), Setup::usual(20));
-    "control-features", Gating,
+    "control-features", Plain,
         "LOG_ALL on and off under load",
         |env| features(env, usual(), Setup::usual(40));
-    "control-calls", Gating,
+    "control-calls", Plain,
         "call eventfds are exchanged under load",
         |env| replace_calls(env, usual(), Setup::usual(60));
     "control-tune", Gating,
@@ -53,7 +53,7 @@ cases! { Host;
     "control-swap-mapped", Gating,
         "the backend is exchanged for another name of the same disk under load",
         |env| swap_mapped(env, Setup::usual(30));
-    "control-swap-files", Gating,
+    "control-swap-files", Plain,
         "an image is swapped between O_DIRECT and the page cache under load",
         |env| swap_files(env, Setup::usual(30));
     "control-iotlb", Gating,
@@ -68,7 +68,7 @@ cases! { Host;
     "iotlb-used-ring-lost", Gating,
         "used entries that cannot be written do not count as completed",
         used_ring_lost;
-    "dirty-log", Gating,
+    "dirty-log", Plain,
         "every page that the device wrote is in the dirty log",
         |env| dirty_log_is_complete(env, usual(), 0);
     "dirty-log-iotlb", Gating,

@@ -9,17 +9,17 @@ use crate::host::fixture::{Cleanup, Disk, NullBlkOptions, NvmeTcp, null_blk, wai
 use crate::host::load::allow_errors;
 use anyhow::{Context, Result, ensure};
 use kit::outcome::expect_io_errors;
-use kit::set::Set::{Full, Gating, Uring};
+use kit::set::Set::{Full, Plain, Uring};
 use std::path::Path;
 
 cases! { Host;
-    "engine-back", Gating,
+    "engine-back", Plain,
         "a device is removed and comes back, again and again, on the kernel plane: the guest gets errors meanwhile, and none after",
         |env| report(&env.over_daemon());
     "engine-back-uring", Uring,
         "the same on the io_uring plane",
         |env| report(&env.on(Plane::Uring));
-    "engine-back-halt", Gating,
+    "engine-back-halt", Plain,
         "the same with --on-error stop on the kernel plane: the guest gets no error, and no smaller device",
         |env| halt(&env.over_daemon());
     "engine-back-halt-uring", Uring,

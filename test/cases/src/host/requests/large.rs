@@ -10,7 +10,7 @@ use crate::host::target::{self, Target, options};
 use crate::host::visibility::counters;
 use anyhow::{Context, Result, ensure};
 use driver::{Device, Layout, Options, Request};
-use kit::set::Set::Gating;
+use kit::set::Set::{Gating, Plain};
 use kit::system::run;
 use virtio_spec::blk::{S_IOERR, S_OK};
 
@@ -18,7 +18,7 @@ cases! { Host;
     "requests-large", Gating,
         "requests of more than the module moves at a time, on null_blk",
         |env| large(env, usual());
-    "requests-large-file", Gating,
+    "requests-large-file", Plain,
         "requests of more than the module moves at a time, on an image opened with O_DIRECT",
         |env| large(env, image(FileSystem::Ext4, true));
     "requests-large-frozen", Gating,

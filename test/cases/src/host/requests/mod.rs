@@ -42,7 +42,7 @@ cases! { Host;
     "requests-dm", Full,
         "every request type, layout and error on a device-mapper device",
         |env| all(env, mapped());
-    "requests-ext4-direct", Gating,
+    "requests-ext4-direct", Plain,
         "every request type, layout and error on an image on ext4, opened with O_DIRECT",
         |env| all(env, image(FileSystem::Ext4, true));
     "requests-ext4-cached", Gating,
