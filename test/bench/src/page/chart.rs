@@ -2,6 +2,8 @@
 //! Plots as SVG, for light and dark pages.
 
 use anyhow::{Result, anyhow};
+use plotters::chart::{ChartContext, MeshStyle};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 use crate::server::is_bare;
@@ -113,22 +115,12 @@ fn draw(chart: &Chart, text: &mut String) -> Result<(), DrawError> {
         .x_label_area_size(36)
         .y_label_area_size(72)
         .build_cartesian_2d(-0.15..last + 0.15, 0.0..most * 1.08)?;
-    let label = |x: &f64| {
-        let index = x.round();
-        let exact = (x - index).abs() < 1e-6 && index >= 0.0;
-        exact.then(|| chart.categories.get(index as usize).cloned()).flatten().unwrap_or_default()
-    };
-    context
-        .configure_mesh()
-        .disable_x_mesh()
-        .light_line_style(TEXT.mix(0.0))
-        .bold_line_style(TEXT.mix(0.15))
-        .axis_style(TEXT.mix(0.6))
+    let label = |x: &f64| category(&chart.categories, *x).cloned().unwrap_or_default();
+    mesh(&mut context)
         .label_style(font.clone())
         .axis_desc_style(font)
         .x_labels(40)
         .y_labels(6)
-        .set_tick_mark_size(LabelAreaPosition::Bottom, 0)
         .x_label_formatter(&label)
         .y_label_formatter(&|y| if most < 20.0 { format!("{y:.1}") } else { format!("{y:.0}") })
         .x_desc(chart.x.as_str())
@@ -152,6 +144,29 @@ fn draw(chart: &Chart, text: &mut String) -> Result<(), DrawError> {
     }
     root.present()?;
     Ok(())
+}
+
+/// A chart over categories.
+type Context<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+
+/// Lines and axes of a chart, in the colour of text.
+pub(super) fn mesh<'a, 'b>(
+    context: &'b mut Context<'a>,
+) -> MeshStyle<'a, 'b, RangedCoordf64, RangedCoordf64, SVGBackend<'a>> {
+    let mut mesh = context.configure_mesh();
+    mesh.disable_x_mesh()
+        .light_line_style(TEXT.mix(0.0))
+        .bold_line_style(TEXT.mix(0.15))
+        .axis_style(TEXT.mix(0.6))
+        .set_tick_mark_size(LabelAreaPosition::Bottom, 0);
+    mesh
+}
+
+/// The category at a place of the axis; none is between two of them.
+pub(super) fn category<T>(categories: &[T], x: f64) -> Option<&T> {
+    let index = x.round();
+    let is_exact = (x - index).abs() < 1e-6 && index >= 0.0;
+    is_exact.then(|| categories.get(index as usize)).flatten()
 }
 
 #[cfg(test)]

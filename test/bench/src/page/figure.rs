@@ -7,7 +7,7 @@ use kit::report::Report;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::chart::{DrawError, TEXT, TEXT_IN_SVG, colour};
+use super::chart::{DrawError, TEXT, TEXT_IN_SVG, category, colour, mesh};
 use super::readme::{DEPTHS, STORAGE, with_peer};
 use crate::server::OURS;
 
@@ -91,22 +91,11 @@ fn draw_panel(panel: &Panel, area: &Area<'_>) -> Result<(), DrawError> {
         .x_label_area_size(24)
         .y_label_area_size(44)
         .build_cartesian_2d(-0.35..last + 0.35, 0.0..most * 1.15)?;
-    let label = |x: &f64| {
-        let index = x.round();
-        let is_exact = (x - index).abs() < 1e-6 && index >= 0.0;
-        let depth = is_exact.then(|| panel.points.get(index as usize)).flatten();
-        depth.map_or(String::new(), |point| point.0.to_owned())
-    };
-    context
-        .configure_mesh()
-        .disable_x_mesh()
-        .light_line_style(TEXT.mix(0.0))
-        .bold_line_style(TEXT.mix(0.15))
-        .axis_style(TEXT.mix(0.6))
+    let label = |x: &f64| category(&panel.points, *x).map_or("", |point| point.0).to_owned();
+    mesh(&mut context)
         .label_style(font(12, HPos::Center))
         .x_labels(20)
         .y_labels(5)
-        .set_tick_mark_size(LabelAreaPosition::Bottom, 0)
         .x_label_formatter(&label)
         .y_label_formatter(&|y| format!("{y:.0}"))
         .draw()?;
