@@ -4,7 +4,7 @@
 
 use super::device::{Controller, read};
 use super::parts::Part;
-use super::{Finding, Outcome};
+use super::{Finding, Outcome, engine};
 use std::fs;
 use std::path::Path;
 
@@ -52,8 +52,7 @@ fn depth(name: &str, sysfs: &Path) -> Option<Finding> {
     let queues = fs::read_dir(sysfs.join("mq")).map_or(0, Iterator::count) as u64;
     let number = |file: &str| read(&sysfs.join(file))?.parse::<u64>().ok();
     if let Some(depth) = number("device/queue_depth").filter(|depth| *depth < DEPTH) {
-        let is_iscsi = sysfs.ancestors().any(|folder| folder.join("iscsi_session").is_dir());
-        let lasting = match is_iscsi {
+        let lasting = match engine::session(sysfs).is_some() {
             true => ", and for later logins node.session.queue_depth (docs/engines.md)",
             false => "",
         };
