@@ -2,7 +2,7 @@
 //! Questions about one disk or about all of them.
 
 use super::ask::Asker;
-use super::{Call, Named, shown, stats, unserved};
+use super::{Call, Named, print, shown, stats, unserved};
 use crate::failure::{Failure, Sort};
 use clap::Args;
 use serde_json::json;
@@ -27,35 +27,37 @@ pub(super) fn status(disk: &Named) -> Call {
     call.told(unserved::status).of_member("status")
 }
 
-/// Asks about each disk of the daemon in turn, and returns the text to print. A disk that is removed meanwhile, or has
-/// no answer because it is not served, is left out.
+/// As [`stats`], under the name of the disk.
+pub(super) fn named_stats(disk: &Named) -> Call {
+    stats(disk).told(stats::named)
+}
+
+/// Asks about each disk of the daemon in turn, and prints the answers. A disk that is not served has no counters and is
+/// left out. One that does not answer keeps nothing back of the others.
 ///
 /// # Errors
-/// [`Failure`] if the daemon does not answer, or refuses a question.
-pub(super) fn ask(
+/// [`Failure`] of the first disk that has not answered, after all answers, or if the daemon does not answer.
+pub(super) fn show(
     mut asker: Asker<'_>,
     call: impl Fn(&Named) -> Call,
     as_json: bool,
-) -> Result<String, Failure> {
+) -> Result<(), Failure> {
     let list = asker.ask("list the disks", "List", &json!({}), None)?;
-    let mut told = Vec::new();
+    let (mut told, mut failed) = (Vec::new(), None);
     for disk in list["disks"].as_array().into_iter().flatten() {
-        let name = disk["name"].as_str().map(str::to_owned);
-        let call = call(&Named { name: name.clone() });
+        let call = call(&Named { name: disk["name"].as_str().map(str::to_owned) });
         match asker.ask(call.what, call.method, &call.parameters, None) {
-            Ok(reply) => {
-                let is_named = !as_json && call.member.is_empty();
-                let head = name.filter(|_| is_named).map(|name| format!("disk {name}\n"));
-                told.push(head.unwrap_or_default() + &shown(&call, &reply, as_json));
-            }
-            Err(failure) if failure.sort == Sort::NoSuchDisk => {}
-            Err(failure) => return Err(failure),
+            Ok(reply) => told.push(shown(&call, &reply, as_json)),
+            Err(failure) => match failure.sort {
+                Sort::NoSuchDisk => {}
+                Sort::NoAnswer => return Err(failure),
+                Sort::Run | Sort::Usage => failed = failed.or(Some(failure)),
+            },
         }
     }
-    Ok(match as_json {
-        true => {
-            format!("[{}]\n", told.iter().map(|text| text.trim_end()).collect::<Vec<_>>().join(","))
-        }
+    print(&match as_json {
+        true => format!("[{}]\n", told.join(",").replace('\n', "")),
         false => told.join("\n"),
-    })
+    })?;
+    failed.map_or(Ok(()), Err)
 }

@@ -47,6 +47,11 @@ pub(super) fn stats(reply: &Value) -> String {
     format!("{requests}\n{threads}\nlimits      {}\n", limits_text(&reply["limits"]))
 }
 
+/// The same, under the name of the disk.
+pub(super) fn named(reply: &Value) -> String {
+    format!("disk {}\n{}", word(&reply["name"]), stats(reply))
+}
+
 fn of(columns: &[Column], queues: &[Value]) -> String {
     let names = columns.iter().map(|(name, ..)| (*name).to_owned()).collect::<Vec<String>>();
     let text = |queue: &Value, (_, place, form): &Column| {

@@ -239,6 +239,11 @@ fn a_disk_whose_storage_hangs_delays_no_other_and_goes_when_it_answers() {
     assert!(line.contains("no answer in 1 s"), "{line}");
     let list = rig.json("list");
     assert_eq!((&list[0]["state"], &list[1]["state"]), (&json!("serving"), &json!("silent")));
+    let all = rig.ctl("status --all");
+    let [told, failed] = [&all.stdout, &all.stderr].map(|text| String::from_utf8_lossy(text));
+    assert_eq!(all.status.code(), Some(1), "{failed}");
+    assert!(told.starts_with("name        quick\n"), "{told}");
+    assert!(failed.contains("the disk stuck: it does not answer"), "{failed}");
     let page = scrape(&metrics.path().join("m"));
     assert!(page.contains("vhost_blk_disk_up{disk=\"quick\"} 1"), "{page}");
     assert!(page.contains("vhost_blk_disk_up{disk=\"stuck\"} 0"), "{page}");
