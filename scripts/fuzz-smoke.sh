@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the fuzz targets for about a minute, the same inputs each time; options go to the runner
+# Runs the fuzz targets for some minutes, the same inputs each time; options go to the runner
 # (`--seed N`, `--target NAME`, `--iterations N`). Needs no fuzzer and no nightly toolchain.
 
 set -eu

@@ -80,7 +80,7 @@ fn number(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| format!("{text} is no number"))
 }
 
-/// Iterations of about ten seconds on a small machine.
+/// Iterations of one to four minutes in a debug build, beside the other targets on two busy cores.
 fn default_iterations(target: &Target) -> u64 {
     match target.name {
         "message" => 50_000,
