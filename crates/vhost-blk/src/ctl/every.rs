@@ -5,7 +5,8 @@ use super::ask::Asker;
 use super::{Call, Named, print, shown, stats, unserved};
 use crate::failure::{Failure, Sort};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The name of a disk, or the wish for all.
 #[derive(Args, Clone, Debug)]
@@ -32,27 +33,29 @@ pub(super) fn named_stats(disk: &Named) -> Call {
     stats(disk).told(stats::named)
 }
 
-/// Asks about each disk of the daemon in turn, and prints the answers. A disk that is not served has no counters and is
-/// left out. One that does not answer keeps nothing back of the others.
+/// Connections that ask at the same time: the daemon serves few clients.
+const ASKERS: usize = 8;
+
+/// Asks about each disk of the daemon, several at a time, and prints the answers in the order of the names. A disk that
+/// is not served has no counters and is left out. One that does not answer keeps nothing back of the others.
 ///
 /// # Errors
 /// [`Failure`] of the first disk that has not answered, after all answers, or if the daemon does not answer.
-pub(super) fn show(
-    mut asker: Asker<'_>,
-    call: impl Fn(&Named) -> Call,
+pub(super) fn show<'a>(
+    connect: impl Fn() -> Result<Asker<'a>, Failure> + Sync,
+    call: impl Fn(&Named) -> Call + Sync,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let list = asker.ask("list the disks", "List", &json!({}), None)?;
+    let list = connect()?.ask("list the disks", "List", &json!({}), None)?;
+    let disks = list["disks"].as_array().into_iter().flatten();
+    let names: Vec<Named> =
+        disks.map(|disk| Named { name: disk["name"].as_str().map(str::to_owned) }).collect();
     let (mut told, mut failed) = (Vec::new(), None);
-    for disk in list["disks"].as_array().into_iter().flatten() {
-        let call = call(&Named { name: disk["name"].as_str().map(str::to_owned) });
-        match asker.ask(call.what, call.method, &call.parameters, None) {
-            Ok(reply) => told.push(shown(&call, &reply, as_json)),
-            Err(failure) => match failure.sort {
-                Sort::NoSuchDisk => {}
-                Sort::NoAnswer => return Err(failure),
-                Sort::Run | Sort::Usage => failed = failed.or(Some(failure)),
-            },
+    for (name, reply) in names.iter().zip(replies(&connect, &call, &names)?) {
+        match reply {
+            Ok(reply) => told.push(shown(&call(name), &reply, as_json)),
+            Err(failure) if failure.sort == Sort::NoSuchDisk => {}
+            Err(failure) => failed = failed.or(Some(failure)),
         }
     }
     print(&match as_json {
@@ -60,4 +63,39 @@ pub(super) fn show(
         false => told.join("\n"),
     })?;
     failed.map_or(Ok(()), Err)
+}
+
+/// The daemon's replies about the disks, in their order.
+///
+/// # Errors
+/// [`Failure`] if the daemon does not answer.
+fn replies<'a>(
+    connect: &(impl Fn() -> Result<Asker<'a>, Failure> + Sync),
+    call: &(impl Fn(&Named) -> Call + Sync),
+    names: &[Named],
+) -> Result<Vec<Result<Value, Failure>>, Failure> {
+    let next = AtomicUsize::new(0);
+    let ask = || -> Result<Vec<_>, Failure> {
+        let mut asker = connect()?;
+        let mut replies = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(name) = names.get(index) else { return Ok(replies) };
+            let call = call(name);
+            match asker.ask(call.what, call.method, &call.parameters, None) {
+                Err(failure) if failure.sort == Sort::NoAnswer => return Err(failure),
+                reply => replies.push((index, reply)),
+            }
+        }
+    };
+    let mut all = Vec::new();
+    std::thread::scope(|scope| {
+        let askers: Vec<_> = (0..names.len().min(ASKERS)).map(|_| scope.spawn(ask)).collect();
+        for asker in askers {
+            all.extend(asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(())
+    })?;
+    all.sort_by_key(|(index, _)| *index);
+    Ok(all.into_iter().map(|(_, reply)| reply).collect())
 }

@@ -312,8 +312,8 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
             let call = Call::new("", "", Value::Null).told(text);
             print(&shown(&call, &reply, args.json))
         }
-        Action::Stats(which) if which.all => every::show(connect()?, every::named_stats, args.json),
-        Action::Status(which) if which.all => every::show(connect()?, every::status, args.json),
+        Action::Stats(which) if which.all => every::show(connect, every::named_stats, args.json),
+        Action::Status(which) if which.all => every::show(connect, every::status, args.json),
         other => {
             let call = call(other)?;
             let reply = connect()?.ask(call.what, call.method, &call.parameters, None)?;

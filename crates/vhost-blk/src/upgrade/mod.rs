@@ -107,11 +107,10 @@ impl Upgrader {
         let args: Vec<OsString> = std::env::args_os().collect();
         let present = gather(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent)?;
         program::check(&path, &args, &self.state(caller, &held, present)?)?;
-        let frozen = gather(&held, Control::freeze, FREEZE_MAX, Obstacle::Slow)?;
-        let passed = self.pass_on(disks, &held, &frozen, &path, &args, caller);
-        drop(frozen);
-        // The caller hears of the failure when the disks serve again: each answers after that.
-        let _ = gather(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent);
+        let frozen = gather(&held, Control::freeze, FREEZE_MAX, Obstacle::Slow);
+        let passed =
+            frozen.and_then(|frozen| self.pass_on(disks, &held, &frozen, &path, &args, caller));
+        wait_for_service(&held);
         passed
     }
 
@@ -200,6 +199,16 @@ fn gather<T>(
         })
     };
     posted.iter().map(answer).collect()
+}
+
+/// Waits until the disks serve again after a stop: each answers after that. A caller that hears of a
+/// failed upgrade then finds them at work, but one whose storage is slow.
+fn wait_for_service(held: &Held<'_>) {
+    let posted: Vec<_> = held.all().iter().map(|disk| disk.control.snapshot()).collect();
+    let deadline = Instant::now() + SNAPSHOT_MAX;
+    for answer in posted {
+        answer.wait(Some(deadline.saturating_duration_since(Instant::now())));
+    }
 }
 
 fn exec(program: &Path, args: &[OsString], state: &ProgramState) -> io::Error {
