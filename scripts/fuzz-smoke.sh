@@ -7,6 +7,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:$HOME/.cargo/bin
-export PATH
 
-exec cargo run --quiet --locked -p vhost-blk-fuzz --bin fuzz-smoke -- "$@"
+# The package alone has other features of its crates than the workspace, and would build them anew.
+cargo build --quiet --locked --workspace --all-targets
+exec "${CARGO_TARGET_DIR:-target}/debug/fuzz-smoke" "$@"

@@ -21,10 +21,9 @@ kdir=$("$here/headers.sh")
 tree=$("$here/source.sh" 6.12)
 private=$("$here/vhost-private.sh" "$kdir")
 
-find "$sources" -name '*.[ch]' | LC_ALL=C sort >"$work/files"
-# shellcheck disable=SC2046
-perl "$tree/scripts/checkpatch.pl" --no-tree --terse --show-types --quiet --no-summary --file \
-    $(cat "$work/files") || failed=1
+find "$sources" -name '*.[ch]' -print0 | LC_ALL=C sort -z |
+    xargs -0 -n 12 -P "$(nproc)" perl "$tree/scripts/checkpatch.pl" --no-tree --terse --show-types --quiet \
+        --no-summary --file || failed=1
 
 cp -r "$sources" "$work/kernel"
 checks="W=1 KCFLAGS=-Werror"

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 use kit::outcome::{PARTLY_SKIPPED, SKIP};
 
-use crate::command::{self, Console, End};
+use crate::command::{self, Console, End, Group};
 use crate::junit;
 use crate::tally::{Outcome, Tally, Verdict};
 
@@ -45,6 +45,8 @@ pub struct Run {
     tally: Tally,
     took: Vec<(Duration, String)>,
     booted_again: Vec<String>,
+    /// Ended with the run.
+    idle: Vec<Group>,
     /// The time of the run is over, and counted as a failure.
     is_over: bool,
 }
@@ -73,6 +75,7 @@ impl Run {
             tally: Tally::default(),
             took: Vec::new(),
             booted_again: Vec::new(),
+            idle: Vec::new(),
             is_over: false,
         })
     }
@@ -108,6 +111,18 @@ impl Run {
         })
     }
 
+    /// Starts the command of a later step beside the steps before it, with CPU time that those leave,
+    /// and its output in a log of its own. The step waits for its result, or makes it anew.
+    ///
+    /// # Errors
+    /// The command cannot be started, or the log cannot be written.
+    pub fn start_early(&mut self, log: &str, command: &[&str]) -> Result<()> {
+        let log = self.logs.join(log);
+        let file = File::create(&log).with_context(|| log.display().to_string())?;
+        self.idle.push(command::start_idle(&self.command(command), file)?);
+        Ok(())
+    }
+
     /// The tests of cargo, each counted by itself.
     ///
     /// # Errors
@@ -135,8 +150,7 @@ impl Run {
         arguments: &[&str],
     ) -> Result<()> {
         let folder = format!("target/lab/{report}");
-        let mut command = vec!["cargo", "run", "--quiet", "--release", "-p", "lab", "--", "run"];
-        command.extend(["--report", &folder]);
+        let mut command = vec!["target/release/lab", "run", "--report", &folder];
         command.extend(arguments);
         self.counted(minutes, name, &command, &Path::new(&folder).join("junit.xml"), None)
     }
@@ -236,7 +250,11 @@ impl Run {
     }
 
     fn command(&self, command: &[&str]) -> Command {
-        let mut program = Command::new(command[0]);
+        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into());
+        let mut program = Command::new(match command[0].strip_prefix("target/") {
+            Some(built) => self.root.join(target).join(built),
+            None => PathBuf::from(command[0]),
+        });
         program.args(&command[1..]).current_dir(&self.root).env("PATH", &self.path);
         program.env("CARGO_TERM_COLOR", "never");
         program
@@ -325,6 +343,18 @@ mod tests {
         let (good, output) = finish(rig);
         assert!(!good && output.contains("FAILED: never and all after it did not run"), "{output}");
         assert!(output.ends_with("0 passed, 1 failed, 0 skipped\n"), "{output}");
+    }
+
+    #[test]
+    fn a_command_that_starts_early_writes_to_its_own_log() {
+        let mut rig = rig(Duration::from_secs(60));
+        rig.run.start_early("early.log", &["echo", "early"]).unwrap();
+        let log = rig.run.logs.join("early.log");
+        let is_written = || std::fs::read_to_string(&log).unwrap() == "early\n";
+        kit::wait::wait_until_so(Duration::from_secs(60), "the output", || Ok(is_written()))
+            .unwrap();
+        let (_, output) = finish(rig);
+        assert!(!output.contains("early"), "{output}");
     }
 
     #[test]

@@ -37,10 +37,10 @@ cases! { Host;
     "durability-waits", Plain,
         "writes that a file system ends only when the disk has them do not keep the queue's worker",
         waits;
-    "durability-lost-write", Gating,
+    "durability-lost-write", Plain,
         "after a sync of an image that failed every FLUSH fails, on either plane",
         lost_write;
-    "durability-failed-range", Gating,
+    "durability-failed-range", Plain,
         "a durable DISCARD of an image that fails without a sync loses nothing, and FLUSHes succeed",
         failed_range;
 }

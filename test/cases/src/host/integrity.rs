@@ -36,10 +36,10 @@ cases! { Host;
     "integrity-poll-queues", Gating,
         "the load with completions that are polled for on null_blk's poll queues",
         |env| run(env, disk_like(POLLED), with_flags(abi::OPT_IOPOLL, 200));
-    "integrity-poll-queues-flush", Gating,
+    "integrity-poll-queues-flush", Plain,
         "polled completions and flushes on a disk with four tags for all, and a cache",
         |env| run(env, disk_like(FEW_TAGS), with_flags(abi::OPT_IOPOLL, 100));
-    "integrity-poll-queues-dm", Gating,
+    "integrity-poll-queues-dm", Plain,
         "polled completions by way of dm, of requests that the disk below has to split",
         |env| run(env, mapped_on(disk_like(SPLIT)), with_flags(abi::OPT_IOPOLL, 100));
     "integrity-poll-queues-uring", Uring,

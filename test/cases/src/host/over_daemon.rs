@@ -14,7 +14,7 @@ use crate::host::{integrity, requests};
 use anyhow::{Context, Result, bail, ensure};
 use driver::{Device, Options, Request};
 use kit::rng::Rng;
-use kit::set::Set::{Full, Gating, Plain, Uring};
+use kit::set::Set::{Full, Plain, Uring};
 use kit::system::sha256;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ cases! { Host;
     "daemon-sigkill-uring", Uring,
         "the daemon is killed under load while it runs the queues itself; a successor takes up what was in flight",
         |env| kill_daemon(&env.on(Plane::Uring), usual(), Setup::usual(4));
-    "daemon-sigkill-slow", Gating,
+    "daemon-sigkill-slow", Plain,
         "the daemon is killed while an image on ext4 on a slow disk is written by way of the page cache",
         |env| kill_daemon(env, slow_and_cached(), Setup::usual(3));
     "daemon-sigkill-slow-uring", Uring,

@@ -12,7 +12,7 @@ use crate::host::visibility::counters;
 use anyhow::{Context, Result, ensure};
 use driver::kernel::{KernelOptions, abi};
 use driver::{Device, Request};
-use kit::set::Set::Gating;
+use kit::set::Set::{Gating, Plain};
 use kit::stat::Stat;
 use kit::system::run;
 use std::os::unix::fs::MetadataExt;
@@ -29,7 +29,7 @@ cases! { Host;
     "discard-stopped", Gating,
         "a stop does not wait for the rest of a discard that takes long",
         stopped;
-    "write-zeroes-bounded", Gating,
+    "write-zeroes-bounded", Plain,
         "a queue takes no more WRITE_ZEROES while many bytes are being zeroed",
         |env| bounded(&env.on(Plane::Direct));
     "write-zeroes-sum", Gating,

@@ -27,7 +27,7 @@ cases! { Host;
     "daemon-stall", Gating,
         "the daemon tells that the storage of a queue in the kernel does not answer, and its end",
         daemon;
-    "daemon-given-up", Gating,
+    "daemon-given-up", Plain,
         "a disk whose storage does not answer leaves its name by force on each plane, and goes when it answers",
         given_up;
 }

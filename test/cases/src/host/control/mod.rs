@@ -44,7 +44,7 @@ cases! { Host;
     "control-calls", Plain,
         "call eventfds are exchanged under load",
         |env| replace_calls(env, usual(), Setup::usual(60));
-    "control-tune", Gating,
+    "control-tune", Plain,
         "options, workers, busy-loop time and serial change under load",
         |env| tune(env, usual(), Setup { workers: 0, ..Setup::usual(60) });
     "control-tune-poll-queues", Full,
@@ -56,7 +56,7 @@ cases! { Host;
     "control-swap-files", Plain,
         "an image is swapped between O_DIRECT and the page cache under load",
         |env| swap_files(env, Setup::usual(30));
-    "control-iotlb", Gating,
+    "control-iotlb", Plain,
         "addresses go through the IOTLB, which misses and loses entries under load",
         |env| iotlb_with_misses(env, usual(), Setup::usual(100));
     "iotlb-invalidation", Gating,

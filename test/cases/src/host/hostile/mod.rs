@@ -26,10 +26,10 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 cases! { Host;
     "hostile-rings", Gating,
         "malformed chains on one queue while another one is served; the queue serves again after",
-        |env| run(env, usual(), 20_000, false);
+        |env| run(env, usual(), 10_000, false);
     "hostile-rings-raced", Gating,
         "malformed chains that a second thread changes while the device reads them",
-        |env| run(env, usual(), 20_000, true);
+        |env| run(env, usual(), 10_000, true);
     "hostile-rings-uring", Uring,
         "malformed chains that a second thread changes while the daemon's own threads read them",
         |env| run(&env.on(Plane::Uring), usual(), 4_000, true);

@@ -15,7 +15,7 @@ use kit::system::run;
 use virtio_spec::blk::{S_IOERR, S_OK};
 
 cases! { Host;
-    "requests-large", Gating,
+    "requests-large", Plain,
         "requests of more than the module moves at a time, on null_blk",
         |env| large(env, usual());
     "requests-large-file", Plain,

@@ -45,7 +45,7 @@ cases! { Host;
     "requests-ext4-direct", Plain,
         "every request type, layout and error on an image on ext4, opened with O_DIRECT",
         |env| all(env, image(FileSystem::Ext4, true));
-    "requests-ext4-cached", Gating,
+    "requests-ext4-cached", Plain,
         "every request type, layout and error on an image on ext4, by way of the page cache",
         |env| all(env, image(FileSystem::Ext4, false));
     "requests-xfs-direct", Full,
