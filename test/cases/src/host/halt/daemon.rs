@@ -32,6 +32,9 @@ cases! { Host;
     "daemon-halt-space", Plain,
         "a file system without space halts its disk in the kernel, with --on-error enospc",
         space;
+    "daemon-halt-rule", Plain,
+        "the effect of errors and the time limit change while the kernel serves the disk",
+        rule;
     "daemon-halt-smaller", Plain,
         "a block device that becomes smaller halts its disk on both planes, until it has its size again",
         |env| env.on_both_planes(smaller);
@@ -76,7 +79,7 @@ impl Rig {
         let (below, _) = null_blk(NullBlkOptions::USUAL)?;
         let (disk, dm) = Dm::over(below, "halting", DmKind::Linear)?;
         let options = Options { inflight, num_queues: QUEUES, ..options() };
-        let stop = ["--on-error", "stop"];
+        let stop = ["--on-error", "stop", "--io-timeout", "3600"];
         let (device, daemon) =
             target::serve_by_daemon(&env.on(Plane::Kernel), &disk, &options, &stop)?;
         Ok(Rig { device, daemon, dm, _disk: disk, sent: HashMap::new() })
@@ -152,6 +155,41 @@ impl Rig {
         }
         Ok(answered)
     }
+}
+
+fn rule(env: &Env) -> Result<()> {
+    let mut rig = Rig::new(env, false)?;
+    rig.daemon.control(&["set-errors", "--on-error", "report"])?;
+    let two = rig.daemon.control(&["set-errors", "--on-read-error", "stop"]);
+    let refusal = two.err().context("the kernel has two rules")?.to_string();
+    ensure!(refusal.contains("kernel"), "{refusal}");
+    rig.dm.become_kind(DmKind::Error)?;
+    for queue in 0..usize::from(QUEUES) {
+        (0..REQUESTS).try_for_each(|number| rig.submit(queue, number))?;
+        let mut answered = 0;
+        wait_until("an error for each request", || {
+            answered += rig.collect_errors(queue)?;
+            Ok((answered == REQUESTS).then_some(()))
+        })?;
+    }
+    let told = status(&rig.daemon)?;
+    ensure!(told["halts"] == 0 && told["data_plane"] == "kernel", "{told}");
+    rig.daemon.control(&["set-errors", "--on-error", "stop"])?;
+    for queue in 0..usize::from(QUEUES) {
+        (0..REQUESTS).try_for_each(|number| rig.submit(queue, number))?;
+    }
+    wait_for_halts(&rig.daemon, 1)?;
+    rig.is_keeping().context("with the new rule")?;
+    rig.mend()?;
+    rig.daemon.control(&["set-errors", "--io-timeout", "0.2"])?;
+    rig.dm.suspend()?;
+    rig.submit(0, 0)?;
+    let stalled = |daemon: &Daemon| daemon.total("stalled_queues");
+    wait_until("the stall", || Ok((stalled(&rig.daemon)? > 0).then_some(())))?;
+    rig.dm.resume()?;
+    let (_, done) = rig.device.queue(0).collect()?;
+    ensure!(done.status == Some(S_OK), "status {:?}", done.status);
+    wait_until("its end", || Ok((stalled(&rig.daemon)? == 0).then_some(())))
 }
 
 fn daemon(env: &Env) -> Result<()> {
