@@ -37,7 +37,7 @@ other() {
         >"$raw/others/$name.md" || { echo "report: $name failed" >&2; failed=1; }
 }
 other density ${quick:+--disks 1,16,64 --rounds 1 --seconds 1}
-other upgrade ${quick:+--disks 1,16 --upgrades 20}
+other operations ${quick:+--disks 1,16 --windows 6}
 if [ "$parts" = all ]; then
     scripts/setup.sh build lab
     cargo build --release -p lab -p cases

@@ -24,8 +24,8 @@ enum Command {
     Report(bench::page::Args),
     /// Measure many lightly loaded disks, in one daemon and in a process each
     Density(bench::density::Args),
-    /// Measure how long a busy driver waits while an upgrade replaces the program
-    Upgrade(bench::upgrade::Args),
+    /// Measure how long a busy driver waits during upgrades, snapshots, commits and other operations
+    Operations(bench::operations::Args),
     /// Measure one server that is already running
     Socket(bench::socket::Args),
     /// Compare inside of a lab VM, as root: both data planes, qemu-storage-daemon, vhost-scsi
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         Some(Command::Compare(args)) => bench::changes::run(&args),
         Some(Command::Report(args)) => bench::page::run(&args),
         Some(Command::Density(args)) => bench::density::run(&args),
-        Some(Command::Upgrade(args)) => bench::upgrade::run(&args),
+        Some(Command::Operations(args)) => bench::operations::run(&args),
         Some(Command::Socket(args)) => bench::socket::run(&args),
         Some(Command::Host(args)) => bench::host::run(&args),
         Some(Command::Icount(args)) => bench::icount::run(&args),

@@ -37,7 +37,7 @@ pub struct Args {
     /// JSON of the part without a VM (`bench --json`)
     #[arg(long, value_name = "FILE")]
     native: Option<PathBuf>,
-    /// Folder with the JSON of `bench density` and `bench upgrade`, each named after its program
+    /// Folder with the JSON of `bench density` and `bench operations`, each named after its program
     #[arg(long, value_name = "FOLDER")]
     others: Option<PathBuf>,
     /// Folder with the JSON of the lab's parts (`make bench-lab`)
@@ -302,7 +302,7 @@ mod tests {
         run(&Args { native: file, others, lab: None, keep: None, out: out.clone() }).unwrap();
         let page = fs::read_to_string(out.join("report.md")).unwrap();
         assert!(page.contains("| density | idle of many |"), "{page}");
-        assert!(page.contains("- upgrade (the wait of a busy driver"), "{page}");
+        assert!(page.contains("- operations (the wait of a busy driver"), "{page}");
         assert!(!page.contains("- density ("), "{page}");
         let text = fs::read_to_string(out.join("report.json")).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -32,7 +32,7 @@ const LAB: [(&str, &str); 7] = [
 /// Further parts without a VM, with `bench NAME`.
 const OTHERS: [(&str, &str); 2] = [
     (DENSITY, "many lightly loaded disks: one daemon, or a process each"),
-    ("upgrade", "the wait of a busy driver during an upgrade"),
+    ("operations", "the wait of a busy driver during upgrades, snapshots and others"),
 ];
 
 /// A part, measured or not.
