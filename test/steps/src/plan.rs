@@ -5,12 +5,10 @@ use anyhow::Result;
 
 use crate::run::{Passed, Run};
 
-/// A part of the `gating` set, one case of each kind: the emulated debug kernel is slow. `make lab`
+/// A part of the set `guest`, one case of each kind: the emulated debug kernel is slow. `make lab`
 /// runs all of them on it.
 const GUEST_CASES_ON_DEBUG: &[&str] = &[
     "guest-verify/bio",
-    "guest-ext4/request",
-    "guest-errors/bio",
     "guest-unplug/request",
     "guest-surprise/bio",
     "guest-bind/bio",

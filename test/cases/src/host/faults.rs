@@ -12,7 +12,7 @@ use crate::host::target::{self, Target, check_serves, options};
 use anyhow::{Context, Result, ensure};
 use kit::faults::Fault;
 use kit::outcome::skip;
-use kit::set::Set::Gating;
+use kit::set::Set::{Full, Gating};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ cases! { Host;
     "faults-page-alloc", Gating,
         "page allocations of the workers fail (fail_page_alloc): no request does",
         |env| memory_fails(env, Setup::usual(0), "fail_page_alloc", 10);
-    "faults-page-alloc-single", Gating,
+    "faults-page-alloc-single", Full,
         "the same with one request at a time",
         |env| memory_fails(env, Setup { single: true, ..Setup::usual(0) }, "fail_page_alloc", 30);
     "faults-log", Gating,

@@ -20,10 +20,10 @@ use std::time::Duration;
 use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, WRITE_ZEROES_F_UNMAP};
 
 cases! { Host;
-    "discard-read-only", Gating,
+    "discard-read-only", Plain,
         "a discard that takes long ends with an error when its disk becomes read-only",
         become_read_only;
-    "discard-closed", Gating,
+    "discard-closed", Plain,
         "a discard that takes long does not keep the device from being closed",
         closed;
     "discard-stopped", Gating,
@@ -35,7 +35,7 @@ cases! { Host;
     "write-zeroes-sum", Gating,
         "a WRITE_ZEROES whose ranges are larger than the limit together is refused",
         |env| sum_is_limited(&env.on(Plane::Direct));
-    "write-zeroes-no-unmap", Gating,
+    "write-zeroes-no-unmap", Plain,
         "a WRITE_ZEROES that may unmap keeps the space of an image whose owner forbids unmapping",
         no_unmap;
 }

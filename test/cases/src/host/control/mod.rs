@@ -26,7 +26,7 @@ use kit::set::Set::{Full, Gating, Plain};
 use virtio_spec::features::{VHOST_F_LOG_ALL, bit};
 
 cases! { Host;
-    "control-stop-start", Gating,
+    "control-stop-start", Plain,
         "queues stop with their exact index and start again under load",
         |env| stop_and_start(env, usual(), Setup::usual(60));
     "control-memory-table", Gating,
@@ -50,7 +50,7 @@ cases! { Host;
     "control-tune-poll-queues", Full,
         "the same on a disk with poll queues",
         |env| tune(env, disk_like(POLLED), Setup { workers: 0, ..Setup::usual(400) });
-    "control-swap-mapped", Gating,
+    "control-swap-mapped", Plain,
         "the backend is exchanged for another name of the same disk under load",
         |env| swap_mapped(env, Setup::usual(30));
     "control-swap-files", Plain,
@@ -71,7 +71,7 @@ cases! { Host;
     "dirty-log", Plain,
         "every page that the device wrote is in the dirty log",
         |env| dirty_log_is_complete(env, usual(), 0);
-    "dirty-log-iotlb", Gating,
+    "dirty-log-iotlb", Plain,
         "every page that the device wrote is in the dirty log, where addresses are translated",
         dirty_log_with_iotlb;
     "dirty-log-pinned", Full,

@@ -17,7 +17,7 @@ cases! { Host;
     "engine-nbd-reconnect", Plain,
         "NBD over two gateways: one is lost, then both, and new connections replace the lost ones under load on the kernel plane, without an I/O error",
         |env| reconnect(&env.over_daemon());
-    "engine-nbd-reconnect-uring", Uring,
+    "engine-nbd-reconnect-uring", Full,
         "the same on the io_uring plane",
         |env| reconnect(&env.on(Plane::Uring));
     "engine-nbd-lost", Full,
@@ -32,7 +32,7 @@ cases! { Host;
     "engine-nbd-errors", Plain,
         "a server of NBD fails reads and writes for a while on the kernel plane: the guest gets these errors, and no other",
         |env| errors(&env.over_daemon());
-    "engine-nbd-errors-uring", Uring,
+    "engine-nbd-errors-uring", Full,
         "the same on the io_uring plane",
         |env| errors(&env.on(Plane::Uring));
     "engine-nbd-halt", Full,
@@ -47,7 +47,7 @@ cases! { Host;
     "engine-nbd-retry-uring", Full,
         "the same on the io_uring plane",
         |env| retry(&env.on(Plane::Uring));
-    "engine-nbd-grow", Plain,
+    "engine-nbd-grow", Full,
         "an export of NBD grows under load on the kernel plane, and the daemon notices it",
         |env| grow(&env.over_daemon());
     "engine-nbd-grow-uring", Uring,

@@ -16,7 +16,7 @@ cases! { Host;
     "engine-nvme-paths", Plain,
         "NVMe/TCP with two paths: each is cut, becomes inaccessible and returns under load on the kernel plane, without an I/O error",
         |env| paths(&env.over_daemon());
-    "engine-nvme-paths-uring", Uring,
+    "engine-nvme-paths-uring", Full,
         "the same on the io_uring plane",
         |env| paths(&env.on(Plane::Uring));
     "engine-nvme-outage", Full,

@@ -10,7 +10,7 @@ use crate::host::target::{self, Target, options};
 use crate::host::visibility::counters;
 use anyhow::{Context, Result, ensure};
 use driver::{Device, Layout, Options, Request};
-use kit::set::Set::{Gating, Plain};
+use kit::set::Set::Plain;
 use kit::system::run;
 use virtio_spec::blk::{S_IOERR, S_OK};
 
@@ -21,7 +21,7 @@ cases! { Host;
     "requests-large-file", Plain,
         "requests of more than the module moves at a time, on an image opened with O_DIRECT",
         |env| large(env, image(FileSystem::Ext4, true));
-    "requests-large-frozen", Gating,
+    "requests-large-frozen", Plain,
         "a large write that waits for a frozen file system keeps no other request waiting",
         |env| frozen(&env.on(Plane::Direct));
 }
