@@ -274,12 +274,13 @@ impl SplitRing {
         self.used_idx() == self.used_next
     }
 
-    /// Suppresses calls.
+    /// Suppresses calls. With event index it names a position far behind: the device may just be deciding about the
+    /// call for one that the driver has already seen.
     #[inline]
     pub fn suppress_calls(&mut self) {
         if self.event_idx {
             self.suppressed_at = Some(self.used_next);
-            self.write_used_event(self.used_next.wrapping_sub(1));
+            self.write_used_event(self.used_next.wrapping_sub(SUPPRESS_RENEW_ENTRIES));
         } else {
             self.write_avail_flags(AVAIL_F_NO_INTERRUPT);
         }

@@ -105,18 +105,24 @@ fn counted(device: &mut Device, name: &str) -> Result<u64> {
     counters(device)?.get(name).copied().with_context(|| format!("the module counts {name}"))
 }
 
-/// Publications with a call, and without one because the driver wants none.
-fn due(device: &mut Device) -> Result<u64> {
+/// Publications with a call, and without one because the driver wants none, at one moment.
+fn calls_and_unwanted(device: &mut Device) -> Result<(u64, u64)> {
     let counters = counters(device)?;
-    let of = |name| counters.get(name).with_context(|| format!("the module counts {name}"));
-    Ok(of("calls")? + of("suppressed")?)
+    let of =
+        |name| counters.get(name).copied().with_context(|| format!("the module counts {name}"));
+    Ok((of("calls")?, of("suppressed")?))
+}
+
+fn due(device: &mut Device) -> Result<u64> {
+    let (calls, unwanted) = calls_and_unwanted(device)?;
+    Ok(calls + unwanted)
 }
 
 /// Calls and unwanted calls once `publications` are counted: the driver sees a completion before
 /// the module decides about its call.
 fn counts_after(device: &mut Device, publications: u64) -> Result<(u64, u64)> {
     wait_until("the module counts the last publication", || {
-        let (calls, unwanted) = (counted(device, "calls")?, counted(device, "suppressed")?);
+        let (calls, unwanted) = calls_and_unwanted(device)?;
         let counted = calls + unwanted;
         ensure!(counted <= publications, "{counted} publications of {publications}");
         Ok((counted == publications).then_some((calls, unwanted)))
@@ -228,10 +234,8 @@ fn pause(rng: &mut Rng) {
 fn polled(device: &mut Device, rng: &mut Rng, count: u64) -> Result<()> {
     let layout = device.layout();
     let queue = device.queue(0);
-    // Once: with event index it names an old position, and a newer one could be that of a call about which the device
-    // is just deciding.
-    queue.queue().suppress_calls();
     for n in 0..count {
+        queue.queue().suppress_calls();
         queue.submit(&Request::get_id(), &layout)?;
         let end = Instant::now() + LIMIT;
         let mut polls = 0_u32;
