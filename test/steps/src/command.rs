@@ -92,18 +92,13 @@ pub fn run(
     Ok((status.map_or(End::TimedOut, |status| End::Exit(status.code())), said))
 }
 
-/// Starts `command` without input, with its output in `log`. Only CPU time that no other process wants
-/// is its own (SCHED_IDLE, sched(7)).
+/// Starts `command` without input, with its output in `log`.
 ///
 /// # Errors
 /// The command cannot be started.
-pub fn start_idle(command: &Command, log: File) -> Result<Group> {
-    let mut idle = Command::new("chrt");
-    idle.args(["--idle", "0"]).arg(command.get_program()).args(command.get_args());
-    idle.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    idle.current_dir(command.get_current_dir().unwrap_or(".".as_ref()));
-    idle.process_group(0).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    let leader = idle.spawn().with_context(|| format!("cannot start {idle:?}"))?;
+pub fn start(command: &mut Command, log: File) -> Result<Group> {
+    command.process_group(0).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let leader = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
     Ok(Group { leader, is_gone: false })
 }
 
@@ -176,8 +171,6 @@ impl Drop for Group {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     fn run_shell(script: &str, limit: Duration) -> (End, Vec<String>) {
@@ -207,26 +200,6 @@ mod tests {
         let killed = Command::new("kill").args(&said).status().unwrap();
         assert_eq!(end, End::Exit(Some(0)));
         assert!(killed.success(), "{said:?} had ended");
-    }
-
-    #[test]
-    fn an_idle_command_gets_no_time_that_others_want_and_ends_with_its_owner() {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("log");
-        let mut script = Command::new("sh");
-        script.args(["-c", "echo $GREETING $$; exec sleep 600"]).env("GREETING", "hello");
-        let group = start_idle(&script, File::create(&log).unwrap()).unwrap();
-        let said = || std::fs::read_to_string(&log).unwrap();
-        let is_there = || Ok(said().ends_with('\n'));
-        kit::wait::wait_until_so(Duration::from_secs(60), "the command's line", is_there).unwrap();
-        let said = said();
-        let pid = said.trim().strip_prefix("hello ").unwrap();
-        let scheduling = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        // Field 41 of proc_pid_stat(5); 5 is SCHED_IDLE.
-        let after_name = scheduling.rsplit_once(") ").unwrap().1;
-        assert_eq!(after_name.split(' ').nth(41 - 3), Some("5"), "{scheduling}");
-        drop(group);
-        assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }
 
     #[test]

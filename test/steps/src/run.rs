@@ -111,15 +111,17 @@ impl Run {
         })
     }
 
-    /// Starts the command of a later step beside the steps before it, with CPU time that those leave,
-    /// and its output in a log of its own. The step waits for its result, or makes it anew.
+    /// Starts the command of a later step beside the steps before it, with the CPU time that no other
+    /// process wants (SCHED_IDLE, sched(7)), and its output in a log of its own. The step waits for its
+    /// result, or makes it anew.
     ///
     /// # Errors
     /// The command cannot be started, or the log cannot be written.
     pub fn start_early(&mut self, log: &str, command: &[&str]) -> Result<()> {
         let log = self.logs.join(log);
         let file = File::create(&log).with_context(|| log.display().to_string())?;
-        self.idle.push(command::start_idle(&self.command(command), file)?);
+        let mut idle = self.command(&[&["chrt", "--idle", "0"], command].concat());
+        self.idle.push(command::start(&mut idle, file)?);
         Ok(())
     }
 
@@ -346,15 +348,24 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_starts_early_writes_to_its_own_log() {
+    fn a_command_that_starts_early_gets_no_time_that_others_want_and_ends_with_the_run() {
         let mut rig = rig(Duration::from_secs(60));
-        rig.run.start_early("early.log", &["echo", "early"]).unwrap();
+        let script = "echo early $$ $CARGO_TERM_COLOR; exec sleep 600";
+        rig.run.start_early("early.log", &["sh", "-c", script]).unwrap();
         let log = rig.run.logs.join("early.log");
-        let is_written = || std::fs::read_to_string(&log).unwrap() == "early\n";
-        kit::wait::wait_until_so(Duration::from_secs(60), "the output", || Ok(is_written()))
-            .unwrap();
+        let said = || std::fs::read_to_string(&log).unwrap();
+        let is_there = || Ok(said().ends_with('\n'));
+        kit::wait::wait_until_so(Duration::from_secs(60), "the output", is_there).unwrap();
+        let said = said();
+        let words: Vec<_> = said.split_whitespace().collect();
+        let ["early", pid, "never"] = words[..] else { panic!("{said}") };
+        let scheduling = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        // Field 41 of proc_pid_stat(5); 5 is SCHED_IDLE.
+        let after_name = scheduling.rsplit_once(") ").unwrap().1;
+        assert_eq!(after_name.split(' ').nth(41 - 3), Some("5"), "{scheduling}");
         let (_, output) = finish(rig);
         assert!(!output.contains("early"), "{output}");
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }
 
     #[test]

@@ -110,7 +110,8 @@ impl Upgrader {
         let frozen = gather(&held, Control::freeze, FREEZE_MAX, Obstacle::Slow);
         let passed =
             frozen.and_then(|frozen| self.pass_on(disks, &held, &frozen, &path, &args, caller));
-        wait_for_service(&held);
+        // The caller hears of the failure when the disks serve again: each answers after that.
+        answers(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent).for_each(drop);
         passed
     }
 
@@ -188,27 +189,26 @@ fn gather<T>(
     patience: Duration,
     obstacle: Obstacle,
 ) -> Result<Vec<T>, UpgradeError> {
+    answers(held, ask, patience, obstacle).collect()
+}
+
+/// Asks all disks at the same time. Their answers come within `patience`; the rest are `obstacle`.
+fn answers<T>(
+    held: &Held<'_>,
+    ask: impl Fn(&Control) -> Posted<T>,
+    patience: Duration,
+    obstacle: Obstacle,
+) -> impl Iterator<Item = Result<T, UpgradeError>> {
     let posted: Vec<_> = held.all().iter().map(|disk| (disk, ask(&disk.control))).collect();
     let deadline = Instant::now() + patience;
-    let answer = |(disk, posted): &(&Disk, Posted<T>)| {
+    posted.into_iter().map(move |(disk, posted)| {
         let left = deadline.saturating_duration_since(Instant::now());
         posted.wait(Some(left)).ok_or_else(|| match posted.is_lost() {
             true if held.is_stopping() => UpgradeError::Ending,
             true => disk.refused(Obstacle::Silent),
             false => disk.refused(obstacle.clone()),
         })
-    };
-    posted.iter().map(answer).collect()
-}
-
-/// Waits until the disks serve again after a stop: each answers after that. A caller that hears of a
-/// failed upgrade then finds them at work, but one whose storage is slow.
-fn wait_for_service(held: &Held<'_>) {
-    let posted: Vec<_> = held.all().iter().map(|disk| disk.control.snapshot()).collect();
-    let deadline = Instant::now() + SNAPSHOT_MAX;
-    for answer in posted {
-        answer.wait(Some(deadline.saturating_duration_since(Instant::now())));
-    }
+    })
 }
 
 fn exec(program: &Path, args: &[OsString], state: &ProgramState) -> io::Error {
