@@ -186,10 +186,10 @@ fn backing_files_with_other_clusters_and_odd_ends_are_read_as_qemu_reads_them() 
         let path = folder.path().join("a.qcow2");
         qemu_ok("qemu-io", folder.path(), &["-f", "qcow2", "-c", "write -P 9 4M 512", "a.qcow2"]);
         let expected = content(&path);
-        for (block, every) in [(512, 5), (4096, 1), (MIB as usize, 1)] {
+        for block in [512, 4096, MIB as usize] {
             let disk = Arc::new(open(&path).expect("it opens"));
             let (mut lane, mut reader) = (rig(&disk), disk.reader().expect("a reader"));
-            for (part, wanted) in (0..).zip(expected.chunks(block)).step_by(every) {
+            for (part, wanted) in (0..).zip(expected.chunks(block)) {
                 let at = part * block as u64;
                 assert!(lane.read(at, block) == wanted, "{middle} {top}: {block} bytes at {at}");
                 let read = reader.read(at..at + block as u64).expect("a range of the disk");
