@@ -275,6 +275,9 @@ fn sixty_four_disks_in_one_process_answer_each_with_its_own_image() {
     for (n, guest) in (0..).zip(&mut guests) {
         guest.write(n, &[n as u8 + 1; 512]).unwrap();
     }
+    let told = rig.json("status --all");
+    let told = told.as_array().unwrap().iter().map(|disk| disk["name"].as_str().unwrap());
+    assert_eq!(told.collect::<Vec<_>>(), rig.names());
     for n in 0..DISKS {
         let image = std::fs::read(rig.path(&format!("d{n}.img"))).unwrap();
         let written = (0..).zip(image.chunks(512)).filter(|(_, sector)| sector[0] != 0);

@@ -4,12 +4,12 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 use driver::Device;
+use kit::process::run_to_end;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -149,11 +149,10 @@ impl Rig {
 
     /// The daemon's answer.
     fn ctl(&self, words: &[&str]) -> Result<Value> {
-        let mut command = Command::new(&self.served.program);
-        command.args(["ctl", "--json", "--control-path"]).arg(&self.served.control).args(words);
-        let output = command.output().context("cannot run `vhost-blk ctl`")?;
-        let why = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "`ctl {}` failed: {why}", words.join(" "));
-        serde_json::from_slice(&output.stdout).context("no JSON from `vhost-blk ctl`")
+        let program = self.served.program.display().to_string();
+        let control = format!("--control-path={}", self.served.control.display());
+        let start: [&str; 4] = [&program, "ctl", &control, "--json"];
+        let text = run_to_end(&[&start[..], words].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("the answer to {words:?}: {text}"))
     }
 }

@@ -95,13 +95,19 @@ impl Rig {
         Ok(())
     }
 
+    /// Fills both queues.
+    fn fill(&mut self) -> Result<()> {
+        for queue in 0..usize::from(QUEUES) {
+            (0..REQUESTS).try_for_each(|number| self.submit(queue, number))?;
+        }
+        Ok(())
+    }
+
     /// Makes the storage fail, and fills both queues.
     fn halt(&mut self) -> Result<()> {
         self.device.write(4000, &[1; 4096])?;
         self.dm.become_kind(DmKind::Error)?;
-        for queue in 0..usize::from(QUEUES) {
-            (0..REQUESTS).try_for_each(|number| self.submit(queue, number))?;
-        }
+        self.fill()?;
         wait_for_halts(&self.daemon, 1)?;
         let told = status(&self.daemon)?;
         ensure!(told["data_plane"] == "kernel", "{told}");
@@ -164,8 +170,8 @@ fn rule(env: &Env) -> Result<()> {
     let refusal = two.err().context("the kernel has two rules")?.to_string();
     ensure!(refusal.contains("kernel"), "{refusal}");
     rig.dm.become_kind(DmKind::Error)?;
+    rig.fill()?;
     for queue in 0..usize::from(QUEUES) {
-        (0..REQUESTS).try_for_each(|number| rig.submit(queue, number))?;
         let mut answered = 0;
         wait_until("an error for each request", || {
             answered += rig.collect_errors(queue)?;
@@ -175,9 +181,7 @@ fn rule(env: &Env) -> Result<()> {
     let told = status(&rig.daemon)?;
     ensure!(told["halts"] == 0 && told["data_plane"] == "kernel", "{told}");
     rig.daemon.control(&["set-errors", "--on-error", "stop"])?;
-    for queue in 0..usize::from(QUEUES) {
-        (0..REQUESTS).try_for_each(|number| rig.submit(queue, number))?;
-    }
+    rig.fill()?;
     wait_for_halts(&rig.daemon, 1)?;
     rig.is_keeping().context("with the new rule")?;
     rig.mend()?;
