@@ -290,7 +290,8 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 	q->nr_kept = 0;
 	memset(q->poll, 0, sizeof(q->poll));
 	q->turn.closed_until = 0;
-	q->turn.closed_at = 0;
+	WRITE_ONCE(q->turn.closed_at, 0);
+	q->turn.yields = 0;
 	q->turn.waited_ns = 0;
 	vhost_blk_arrivals_forget(q);
 	q->stats = (struct vhost_blk_stats) {};

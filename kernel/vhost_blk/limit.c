@@ -11,7 +11,9 @@
  *
  * A queue asks before it takes a chain, so that no request in flight waits for a limit, and a stop
  * is not delayed. A queue that has to wait sleeps for VHOST_BLK_LIMIT_QUANTUM at least, and makes
- * up for it by the burst. The queue that took last sleeps longer than the others: it is their turn.
+ * up for it by the burst. When the limit opens, it lets those queues of its device go first that wait
+ * and took their last chain earlier. One that does not come, because its worker is busy, delays it by
+ * VHOST_BLK_LIMIT_YIELDS sleeps at most.
  */
 #include <linux/math64.h>
 #include <linux/overflow.h>
@@ -22,6 +24,8 @@
 
 /* Shortest sleep, in nanoseconds: bounds the timers for a high limit. */
 #define VHOST_BLK_LIMIT_QUANTUM		NSEC_PER_MSEC
+/* Most sleeps for which a queue lets others go first; shorter together than the least burst. */
+#define VHOST_BLK_LIMIT_YIELDS		4
 /* The burst, in milliseconds, unless the owner wants another one; and the smallest. */
 #define VHOST_BLK_LIMIT_BURST		100
 #define VHOST_BLK_LIMIT_BURST_MIN	10
@@ -116,7 +120,7 @@ static void vhost_blk_limit_close(struct vhost_blk_queue *q, u64 until, u64 now)
 
 	lockdep_assert_held(&q->vq.mutex);
 	if (!q->turn.closed_at)
-		q->turn.closed_at = now;
+		WRITE_ONCE(q->turn.closed_at, now);
 	q->turn.closed_until = now + wait;
 	if (shared)
 		wait = min(wait, VHOST_BLK_LIMIT_RELOOK);
@@ -131,7 +135,25 @@ static void vhost_blk_limit_open(struct vhost_blk_queue *q, u64 now)
 		return;
 	q->turn.waited_ns = now - q->turn.closed_at;
 	q->turn.waited_turn = q->now_ns;
-	q->turn.closed_at = 0;
+	WRITE_ONCE(q->turn.closed_at, 0);
+}
+
+/* Returns whether the queue, which may take, lets another one of its device go first. */
+static bool vhost_blk_limit_yields(struct vhost_blk_queue *q)
+{
+	struct vhost_blk *blk = q->blk;
+	unsigned int i;
+
+	if (!q->turn.closed_at || q->turn.yields >= VHOST_BLK_LIMIT_YIELDS)
+		return false;
+	for (i = 0; i < blk->num_queues; i++) {
+		struct vhost_blk_queue *other = blk->queues + i;
+
+		if (READ_ONCE(other->turn.took_at) < q->turn.took_at &&
+		    READ_ONCE(other->turn.closed_at) && vhost_blk_runs(other))
+			return true;
+	}
+	return false;
 }
 
 /**
@@ -283,7 +305,7 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 	if (q->turn.version != version) {
 		q->turn.version = version;
 		q->turn.closed_until = 0;
-		q->turn.closed_at = 0;
+		WRITE_ONCE(q->turn.closed_at, 0);
 	}
 	if (now >= q->turn.closed_until)
 		at = vhost_blk_limit_turn(limits, member, now);
@@ -294,6 +316,11 @@ bool vhost_blk_limit_look(struct vhost_blk_queue *q)
 		return false;
 	}
 	if (at <= now) {
+		if (vhost_blk_limit_yields(q)) {
+			q->turn.yields++;
+			vhost_blk_limit_close(q, now + VHOST_BLK_LIMIT_QUANTUM, now);
+			return false;
+		}
 		vhost_blk_limit_open(q, now);
 		return true;
 	}
@@ -321,10 +348,10 @@ void vhost_blk_limit_took(struct vhost_blk_queue *q, u64 bytes)
 		vhost_blk_member_charge(member, cost, vhost_blk_limit_opens_at(limits), now);
 	at = vhost_blk_limit_turn(limits, member, now);
 	rcu_read_unlock();
+	WRITE_ONCE(q->turn.took_at, now);
+	q->turn.yields = 0;
 	if (at <= now)
 		return;
 	q->stats.throttled++;
-	at = min(at, U64_MAX - VHOST_BLK_LIMIT_QUANTUM);
-	at = max(at, now + VHOST_BLK_LIMIT_QUANTUM);
-	vhost_blk_limit_close(q, at + VHOST_BLK_LIMIT_QUANTUM, now);
+	vhost_blk_limit_close(q, max(at, now + VHOST_BLK_LIMIT_QUANTUM), now);
 }

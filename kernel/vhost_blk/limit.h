@@ -33,6 +33,8 @@ struct vhost_blk_limit {
  * @closed_at: when the present wait began; 0: there is none
  * @waited_ns: length of the wait that ended last
  * @waited_turn: the turn of the loop, by its time, in which it ended
+ * @took_at: when the queue took its last chain; others read it, and @closed_at, without the lock
+ * @yields: times that it let others take since its last chain
  * @timer: runs the loop at that time
  */
 struct vhost_blk_turn {
@@ -41,6 +43,8 @@ struct vhost_blk_turn {
 	u64 closed_at;
 	u64 waited_ns;
 	u64 waited_turn;
+	u64 took_at;
+	unsigned int yields;
 	struct hrtimer timer;
 };
 

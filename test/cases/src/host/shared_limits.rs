@@ -355,7 +355,8 @@ const FULL: usize = 3;
 /// Large requests that all queues complete together.
 const TAKEN: u64 = 30;
 
-/// Each large request is debt of the device, which any of its queues pays.
+/// Each large request is debt of the device, which any of its queues pays. They take in turn; a worker
+/// that is late loses a turn.
 fn queues() -> Result<()> {
     need_module()?;
     let (limits, debt) = (Box::new(SharedLimits::default()), Box::new(SharedDebt::default()));
@@ -381,7 +382,7 @@ fn queues() -> Result<()> {
     }
     println!("large requests of each queue: {done:?}");
     let [least, most] = [done.iter().min(), done.iter().max()].map(|n| n.copied().unwrap_or(0));
-    ensure!(least * PARTS >= most, "large requests of each queue: {done:?}");
+    ensure!(least * 2 >= most, "large requests of each queue: {done:?}");
     Ok(())
 }
 
