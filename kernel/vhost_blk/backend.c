@@ -3,6 +3,7 @@
  * The storage behind a device: attaching, swapping and detaching it, and its removal.
  */
 #include <linux/cred.h>
+#include <linux/magic.h>
 #include <linux/memcontrol.h>
 #include <linux/pagemap.h>
 #include <linux/stat.h>
@@ -131,6 +132,7 @@ static int vhost_blk_direct_limits(struct vhost_blk_backend *be)
 static int vhost_blk_open_regular(struct vhost_blk_backend *be)
 {
 	struct file *file = be->file;
+	unsigned long magic = file_inode(file)->i_sb->s_magic;
 
 	if (!(file->f_mode & FMODE_CAN_READ) || !file->f_op->read_iter ||
 	    (!be->read_only && !file->f_op->write_iter) || file->f_flags & O_APPEND)
@@ -139,6 +141,7 @@ static int vhost_blk_open_regular(struct vhost_blk_backend *be)
 	be->iocb_flags = file->f_iocb_flags;
 	be->direct = file->f_flags & O_DIRECT;
 	be->nowait = file->f_mode & FMODE_NOWAIT;
+	be->in_memory = magic == TMPFS_MAGIC || magic == RAMFS_MAGIC;
 	be->wb_err = filemap_sample_wb_err(file->f_mapping);
 	return be->direct ? vhost_blk_direct_limits(be) : 0;
 }

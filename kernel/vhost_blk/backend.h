@@ -23,6 +23,7 @@
  * @read_only: refuses requests that write
  * @direct: a regular file opened with O_DIRECT
  * @nowait: a regular file that honours IOCB_NOWAIT
+ * @in_memory: a regular file whose I/O is a copy, and whose sync has no effect (tmpfs, ramfs)
  * @polls: a block device with poll queues
  * @dead: the block device was removed; set once. vhost_blk_dead_work() takes each vq.mutex after
  *	that, so a run of the loop that begins later sees it
@@ -47,6 +48,7 @@ struct vhost_blk_backend {
 	bool read_only;
 	bool direct;
 	bool nowait;
+	bool in_memory;
 	bool polls;
 	bool dead;
 	int iocb_flags;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Stage 3 for regular files: one kiocb a request. First with IOCB_NOWAIT on the queue's worker; I/O
- * that would block goes to the workqueue.
+ * that would block goes to the workqueue. A file in memory does not know IOCB_NOWAIT, but its I/O is
+ * a copy, which takes less time than the way through the workqueue: the worker does it, and waits for
+ * a page that was swapped out.
  */
 #include <linux/fsnotify.h>
+#include <linux/pagemap.h>
 
 #include "backend.h"
 #include "stages.h"
@@ -91,6 +94,8 @@ static bool vhost_blk_waits(const struct vhost_blk_req *req)
 {
 	const struct vhost_blk_backend *be = req->be;
 
+	if (be->in_memory)
+		return false;
 	if (!be->nowait)
 		return true;
 	if (req->type != VIRTIO_BLK_T_OUT || !iocb_is_dsync(&req->iocb))
@@ -114,7 +119,8 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 		return;
 	}
 	vhost_blk_init_iter(req, &iter);
-	req->iocb.ki_flags |= IOCB_NOWAIT;
+	if (!req->be->in_memory)
+		req->iocb.ki_flags |= IOCB_NOWAIT;
 	req->iocb.ki_complete = vhost_blk_file_complete;
 	if (req->type == VIRTIO_BLK_T_OUT)
 		result = vhost_blk_write_started(req, &iter);
@@ -183,4 +189,27 @@ int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len)
 		cond_resched();
 	}
 	return result < 0 ? result : len ? -EIO : 0;
+}
+
+/**
+ * vhost_blk_flush_file - sync a file; may sleep
+ * @be: the backend, a regular file
+ *
+ * An fsync tells of a lost write once, and the page counts as clean from then on. So a file whose
+ * sync failed has no successful FLUSH any more; be->wb_err finds failures that somebody else was
+ * told of, too: a durable write, or another program's fsync.
+ *
+ * Return: 0, or a negative errno.
+ */
+int vhost_blk_flush_file(struct vhost_blk_backend *be)
+{
+	int err = READ_ONCE(be->sync_error);
+
+	if (!err)
+		err = vfs_fsync(be->file, 1);
+	if (!err)
+		err = filemap_check_wb_err(be->file->f_mapping, be->wb_err);
+	if (err)
+		WRITE_ONCE(be->sync_error, err);
+	return err;
 }

@@ -31,24 +31,6 @@ void vhost_blk_submit_slow(struct vhost_blk_req *req)
 	queue_work(req->be->wq, &req->work);
 }
 
-/*
- * An fsync tells of a lost write once, and the page counts as clean from then on. So a file whose
- * sync failed has no successful FLUSH any more; be->wb_err finds failures that somebody else was
- * told of, too: a durable write, or another program's fsync.
- */
-static int vhost_blk_flush_file(struct vhost_blk_backend *be)
-{
-	int err = READ_ONCE(be->sync_error);
-
-	if (!err)
-		err = vfs_fsync(be->file, 1);
-	if (!err)
-		err = filemap_check_wb_err(be->file->f_mapping, be->wb_err);
-	if (err)
-		WRITE_ONCE(be->sync_error, err);
-	return err;
-}
-
 static int vhost_blk_flush(struct vhost_blk_backend *be)
 {
 	return be->bdev ? blkdev_issue_flush(be->bdev) : vhost_blk_flush_file(be);

@@ -64,6 +64,7 @@ void vhost_blk_poll_bdev(struct vhost_blk_queue *q);
 /* file.c */
 void vhost_blk_submit_file(struct vhost_blk_req *req);
 int vhost_blk_file_rw(struct vhost_blk_req *req);
+int vhost_blk_flush_file(struct vhost_blk_backend *be);
 int vhost_blk_file_zero(struct vhost_blk_req *req, loff_t pos, loff_t len);
 
 /* slow.c */

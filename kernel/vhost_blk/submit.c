@@ -143,6 +143,17 @@ static int vhost_blk_copy_id(struct vhost_blk_req *req, struct iov_iter *data)
 	return 0;
 }
 
+static void vhost_blk_start_flush(struct vhost_blk_req *req)
+{
+	/* A polled device's would wait for a tag: see vhost_blk_submit_bdev(). */
+	if (req->be->bdev && !vhost_blk_polls(req))
+		vhost_blk_submit_flush(req);
+	else if (req->be->in_memory)
+		vhost_blk_end_io(req, vhost_blk_flush_file(req->be));
+	else
+		vhost_blk_submit_slow(req);
+}
+
 static int vhost_blk_start(struct vhost_blk_req *req, struct iov_iter *data)
 {
 	int err;
@@ -159,11 +170,7 @@ static int vhost_blk_start(struct vhost_blk_req *req, struct iov_iter *data)
 		return err;
 	case VIRTIO_BLK_T_FLUSH:
 		vhost_blk_time_submit(req);
-		/* It would wait for a tag: see vhost_blk_submit_bdev(). */
-		if (req->be->bdev && !vhost_blk_polls(req))
-			vhost_blk_submit_flush(req);
-		else
-			vhost_blk_submit_slow(req);
+		vhost_blk_start_flush(req);
 		return 0;
 	case VIRTIO_BLK_T_DISCARD:
 		vhost_blk_time_submit(req);

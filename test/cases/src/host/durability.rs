@@ -209,7 +209,7 @@ fn slow(device: &mut Device, value: u8) -> Result<u64> {
 }
 
 /// The number of requests that the workqueue has done.
-fn handed_on(device: &mut Device) -> Result<u64> {
+pub(crate) fn handed_on(device: &mut Device) -> Result<u64> {
     counters(device)?.get("slow").copied().context("no count of what the workqueue did")
 }
 

@@ -27,6 +27,7 @@ mod fuzz;
 mod groups;
 mod halt;
 mod hostile;
+mod in_memory;
 mod integrity;
 mod load;
 mod module;
