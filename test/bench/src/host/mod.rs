@@ -4,6 +4,7 @@
 //! There is no guest: the project's own driver drives every server, so that the measurement covers
 //! the path itself.
 
+pub mod disk;
 mod goals;
 pub mod subject;
 
@@ -16,6 +17,7 @@ use kit::fio;
 use kit::metric::{CPU, Figures, IDLE_CPU, IOPS, Metric, P50, P99, Point, Set, in_turn, point};
 use kit::report::{Column, Report, Section};
 
+use self::disk::Storage;
 use self::subject::{Programs, Servers, Subject, Who, is_qsd};
 use crate::bare::{self, Engine};
 use crate::changes::Baseline;
@@ -193,7 +195,7 @@ fn compare(
     results: &mut Results,
 ) -> Result<()> {
     let start = |&who: &Who| {
-        Subject::start(who, programs, speed, queues)
+        Subject::start(who, programs, Storage::Device(speed), queues)
             .with_context(|| format!("starting {}", who.name()))
     };
     let subjects = args.servers.on(speed).iter().map(start).collect::<Result<Vec<_>>>()?;
@@ -303,7 +305,7 @@ fn bare(args: &Args, subject: &Subject, spot: &Spot, engine: Engine) -> Result<F
     let second = cpu::usable()?.get(1).copied();
     let cpus: Vec<_> = second.into_iter().collect();
     let load = spot.load(&[]);
-    let outcome = bare::measure(subject.device(), &load, engine, &cpus, args.seconds)?;
+    let outcome = bare::measure(subject.path(), &load, engine, &cpus, args.seconds)?;
     let mut figures = bare::figures(&outcome, &load);
     figures.push((MACHINE, outcome.cpu_us()));
     Ok(figures)

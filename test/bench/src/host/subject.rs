@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use kit::daemon::Daemon;
-use kit::null_blk::NullBlk;
 use tempfile::TempDir;
 
 use crate::client::Client;
 use crate::cpu::{self, Times};
+use crate::host::disk::{Disk, Storage};
 use crate::load::Load;
-use crate::rig::{ScsiTarget, Speed, null_blk};
+use crate::rig::{ScsiTarget, Speed};
 
 /// A measured server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -131,16 +131,16 @@ pub struct Programs {
     pub polling: bool,
 }
 
-/// A running subject with its own device.
+/// A running subject with its own storage.
 #[derive(Debug)]
 pub struct Subject {
     /// The server's kind.
     pub who: Who,
     /// Command line, for the report.
     pub command_line: String,
-    // Dropped in this order: server, target, device.
+    // Dropped in this order: server, target, storage.
     server: Server,
-    device: NullBlk,
+    disk: Disk,
 }
 
 #[derive(Debug)]
@@ -150,14 +150,15 @@ enum Server {
 }
 
 impl Subject {
-    /// Creates the device and starts the server.
-    pub fn start(who: Who, programs: &Programs, speed: Speed, queues: u16) -> Result<Self> {
-        let device = null_blk(&format!("bench{}", who as u8), SIZE_MIB, queues, speed)?;
+    /// Makes the storage and starts the server.
+    pub fn start(who: Who, programs: &Programs, storage: Storage, queues: u16) -> Result<Self> {
+        let name = format!("bench{}", who as u8);
+        let disk = Disk::new(storage, &name, queues, &programs.folder, &programs.ours)?;
         let (server, command_line) = match who {
-            Who::VhostScsi => scsi(device.device())?,
-            _ => daemon(who, programs, device.device(), queues)?,
+            Who::VhostScsi => scsi(disk.path())?,
+            _ => daemon(who, programs, (disk.path(), storage), queues)?,
         };
-        Ok(Self { who, command_line, server, device })
+        Ok(Self { who, command_line, server, disk })
     }
 
     /// Connects a client to the subject.
@@ -187,13 +188,11 @@ impl Subject {
         }
     }
 
-    /// Its device node.
-    pub fn device(&self) -> &Path {
-        self.device.device()
+    /// Its device node or file.
+    pub fn path(&self) -> &Path {
+        self.disk.path()
     }
 }
-
-const SIZE_MIB: u64 = 1024;
 
 const NO_POLL: &str = "--iopoll=off";
 
@@ -206,10 +205,18 @@ fn scsi(device: &Path) -> Result<(Server, String)> {
     Ok((Server::Scsi { target, disk_bytes }, text))
 }
 
-fn daemon(who: Who, programs: &Programs, device: &Path, queues: u16) -> Result<(Server, String)> {
+fn daemon(
+    who: Who,
+    programs: &Programs,
+    (device, storage): (&Path, Storage),
+    queues: u16,
+) -> Result<(Server, String)> {
     let name = who.name().replace(' ', "-");
     let socket = programs.folder.join(format!("{name}.sock"));
     let _ = fs::remove_file(&socket);
+    let mut programs = programs.clone();
+    programs.ours_args.extend(storage.options().iter().map(|&option| option.to_owned()));
+    let programs = &programs;
     let (program, args) = match who {
         Who::Kernel => ours(programs, device, &socket, queues, &["kernel"]),
         Who::Uring => ours(programs, device, &socket, queues, &["uring"]),

@@ -5,6 +5,7 @@
 //! nanosecond is an instruction, and two runs agree. Nothing polls here: every request takes the
 //! whole path, with kick, wake-up and call.
 
+mod path;
 mod stages;
 mod table;
 
@@ -12,14 +13,17 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
-use kit::metric::{Figures, Set, point};
+use kit::metric::{Figures, Set};
 use kit::report::{Report, Section};
 
+use self::path::Path;
+pub(crate) use self::path::{USUAL, is_usual};
 pub(crate) use self::stages::LENGTH;
 pub use self::stages::TITLE as STAGES_TITLE;
 pub use self::table::TITLE as PATHS_TITLE;
 pub(crate) use self::table::{CLIENT, SERVER, WHOLE};
 
+use crate::host::disk::Storage;
 use crate::host::subject::{Programs, Servers, Subject, Who};
 use crate::load::Load;
 use crate::rig::Speed;
@@ -76,15 +80,9 @@ pub fn run(args: &Args) -> Result<()> {
         programs.ours_args.push("--batch-size=32".to_owned());
     }
     let mut paths = Set::default();
-    for &who in &args.servers.who {
-        lengths(&args, &programs, (who, 1), &mut paths)?;
+    for path in path::all(&args.servers.who, args.queues) {
+        lengths(&args, &programs, &path, &mut paths)?;
     }
-    let ours = [Who::Kernel, Who::Uring].into_iter().filter(|who| args.servers.who.contains(who));
-    programs.ours_args.push("--threads=16".to_owned());
-    for who in ours {
-        lengths(&args, &programs, (who, args.queues), &mut paths)?;
-    }
-    programs.ours_args.pop();
     let mut report = Report::new("Instructions", setup::describe());
     report.sections.push(table::section(&paths));
     report.goals = table::goals(&paths);
@@ -102,29 +100,23 @@ pub fn run(args: &Args) -> Result<()> {
     table::check(&paths, &setup::kernel(), KEPT, args.tolerance)
 }
 
-/// Path lengths of one queue of a subject at all depths, while the others are idle: the shortest of
-/// all rounds. With several requests in flight client and worker now and then alternate in a worse
-/// way, for as long as both live.
-fn lengths(
-    args: &Args,
-    programs: &Programs,
-    (who, queues): (Who, u16),
-    paths: &mut Set,
-) -> Result<()> {
-    let mut shortest = vec![Vec::new(); args.depths.len()];
-    for _ in 0..args.rounds {
-        let subject = Subject::start(who, programs, Speed::Null, queues)
-            .with_context(|| format!("starting {}", who.name()))?;
-        for (shortest, depth) in shortest.iter_mut().zip(&args.depths) {
-            let load = Load { queues, ..Load::random_reads(*depth) };
-            let figures = length(args, &subject, &load)?;
+/// Lengths of a path at all depths: the shortest of all rounds. With several requests in flight client
+/// and worker now and then alternate in a worse way, for as long as both live.
+fn lengths(args: &Args, programs: &Programs, path: &Path, paths: &mut Set) -> Result<()> {
+    let (programs, depths) = (&path.programs(programs), path.depths(&args.depths));
+    let mut shortest = vec![Vec::new(); depths.len()];
+    for _ in 0..path.rounds(args.rounds) {
+        let subject = Subject::start(path.who, programs, path.storage, path.queues)
+            .with_context(|| format!("starting {}", path.who.name()))?;
+        for (shortest, depth) in shortest.iter_mut().zip(&depths) {
+            let figures = length(args, &subject, &path.load(*depth))?;
             if shortest.is_empty() || whole(&figures) < whole(shortest) {
                 *shortest = figures;
             }
         }
     }
-    for (figures, depth) in shortest.into_iter().zip(&args.depths) {
-        paths.add(who.name(), &point(&[("depth", depth), (table::QUEUES, &queues)]), figures);
+    for (figures, depth) in shortest.into_iter().zip(&depths) {
+        paths.add(path.who.name(), &path.point(*depth), figures);
     }
     Ok(())
 }
@@ -147,7 +139,7 @@ fn length(args: &Args, subject: &Subject, load: &Load) -> Result<Figures> {
 
 /// The kernel plane's instructions at each stage, by its trace events, with one request in flight.
 fn per_stage(args: &Args, programs: &Programs) -> Result<Section> {
-    let subject = Subject::start(Who::Kernel, programs, Speed::Null, 1)?;
+    let subject = Subject::start(Who::Kernel, programs, Storage::Device(Speed::Null), 1)?;
     let mut client = subject.connect(&Load::random_reads(1))?;
     client.run_until(Until::Ios(WARM_UP_IOS), &[])?;
     let plain = client.run_until(Until::Ios(args.ios), &[])?;

@@ -6,6 +6,7 @@ use kit::metric::{Metric, Row, Set};
 use kit::outcome::PARTLY_SKIPPED;
 use kit::report::{Column, Goal, Report, Section};
 
+use super::path::{LOAD, QUEUES, STORAGE, is_usual, place};
 use crate::host::subject::Who;
 use crate::setup::KERNEL_NAME;
 
@@ -16,8 +17,6 @@ pub(crate) const CLIENT: Metric = Metric::new("client", "instructions");
 /// In the server's threads.
 pub(crate) const SERVER: Metric = Metric::new("server", "instructions");
 
-/// Label of the number of queues, of which one is busy.
-pub(super) const QUEUES: &str = "queues";
 /// Growth of a path that queues and threads without work may cause.
 const GROWTH: f64 = 1.03;
 
@@ -30,9 +29,10 @@ pub(super) const POLLED_NOT_JUDGED: &str = "instructions, depth 32, polled: kern
 
 /// Heading of the section.
 pub const TITLE: &str = "Path lengths";
-const METHOD: &str = "Instructions for each 4 KiB random read on null_blk, nothing polls. `whole`: \
-    everything, client included; `server`: its threads alone. One queue is busy; with more queues 16 threads serve \
-    them.";
+const METHOD: &str = "Instructions for each request of 4 KiB; no thread polls for requests. `whole`: everything, \
+    client included; `server`: its threads alone. One queue is busy; with more queues 16 threads serve them. \
+    `writeflush`: a write and its FLUSH are one request. `file` and `qcow2`: images on a tmpfs, all allocated. With \
+    poll queues completions are polled for.";
 const KERNEL: &str = Who::Kernel.name();
 
 /// The table of all paths.
@@ -41,6 +41,8 @@ pub(super) fn section(paths: &Set) -> Section {
         Column::subject("server"),
         Column::count("depth"),
         Column::count(QUEUES),
+        Column::label(STORAGE),
+        Column::label(LOAD),
         Column::median("whole", WHOLE, 1.0, 0),
         Column::median("client", CLIENT, 1.0, 0),
         Column::median("server", SERVER, 1.0, 0),
@@ -58,10 +60,7 @@ pub(super) fn goals(paths: &Set) -> Vec<Goal> {
     for ours in paths.of(KERNEL) {
         for other in [Who::Uring, Who::VhostScsi] {
             let Some(theirs) = paths.at(other.name(), &ours.point) else { continue };
-            let (depth, queues) = (ours.label("depth"), ours.label(QUEUES));
-            let queues = if queues == "1" { String::new() } else { format!(", {queues} queues") };
-            let name =
-                format!("instructions, depth {depth}{queues}: kernel plane over {}", other.name());
+            let name = format!("instructions, {}, over {}", place(ours), other.name());
             goals.push(Goal::below(name, ours.over(theirs, WHOLE), 1.0));
         }
     }
@@ -72,7 +71,7 @@ pub(super) fn goals(paths: &Set) -> Vec<Goal> {
 
 /// The goal of one busy queue, client included.
 fn length(row: &Row) -> Option<Goal> {
-    let is_judged = row.label("depth") == LENGTH_DEPTH && row.label(QUEUES) == "1";
+    let is_judged = row.label("depth") == LENGTH_DEPTH && is_usual(row);
     let name = format!("instructions, depth {LENGTH_DEPTH}: kernel plane with client");
     is_judged.then(|| Goal::at_most(name, row.median(WHOLE), LENGTH_MAX))
 }
@@ -83,8 +82,7 @@ fn growth(paths: &Set, row: &Row) -> Option<Goal> {
     let mut point = row.point.clone();
     point.insert(QUEUES.to_owned(), "1".to_owned());
     let one = paths.at(&row.subject, &point).filter(|_| queues != "1")?;
-    let (who, depth) = (&row.subject, row.label("depth"));
-    let name = format!("instructions, depth {depth}, {who}: {queues} queues over one");
+    let name = format!("instructions, {}, over one queue", place(row));
     Some(Goal::at_most(name, row.over(one, WHOLE), GROWTH))
 }
 
@@ -132,11 +130,6 @@ fn ours(paths: &Set) -> impl Iterator<Item = &Row> {
     paths.of(KERNEL).chain(paths.of(Who::Uring.name()))
 }
 
-/// Subject, depth and queues of a row.
-fn place(row: &Row) -> String {
-    format!("{}, depth {}, queues {}", row.subject, row.label("depth"), row.label(QUEUES))
-}
-
 fn longer_than(paths: &Set, kept: &Set, tolerance: f64) -> Vec<String> {
     ours(paths)
         .filter_map(|row| {
@@ -151,11 +144,18 @@ fn longer_than(paths: &Set, kept: &Set, tolerance: f64) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::icount::path::USUAL;
     use kit::metric::{Point, point};
 
-    /// The point of one queue with this depth.
+    /// The point of random reads of a null_blk.
+    fn usual(depth: u16, queues: u16) -> Point {
+        let [_, (storage, null), (load, reads)] = USUAL;
+        point(&[("depth", &depth), (QUEUES, &queues), (storage, &null), (load, &reads)])
+    }
+
+    /// The same with one queue.
     fn one(depth: u16) -> Point {
-        point(&[("depth", &depth), (QUEUES, &1)])
+        usual(depth, 1)
     }
 
     fn paths(kernel: f64, scsi: f64) -> Set {
@@ -192,7 +192,7 @@ mod tests {
     fn one_busy_queue_with_32_requests_has_a_bound_of_its_own() {
         let of = |depth, queues, whole| {
             let mut set = Set::default();
-            let point = point(&[("depth", &depth), (QUEUES, &queues)]);
+            let point = usual(depth, queues);
             set.add(Who::Kernel.name(), &point, vec![(WHOLE, whole)]);
             goals(&set).iter().map(|goal| goal.met).collect::<Vec<_>>()
         };
@@ -205,7 +205,7 @@ mod tests {
     fn idle_queues_that_lengthen_a_path_miss_their_goal() {
         let of = |wide| {
             let mut set = paths(1000.0, 3000.0);
-            let wide_point = point(&[("depth", &1), (QUEUES, &64)]);
+            let wide_point = usual(1, 64);
             set.add(Who::Kernel.name(), &wide_point, vec![(WHOLE, wide)]);
             goals(&set).last().expect("there are goals").met
         };

@@ -7,7 +7,7 @@ use super::cells::{device, is_device};
 use super::chart::{BARE_BEST, Chart, Series};
 use super::parts::{DENSITY, GUEST, HOST, ICOUNT, LOADS, NATIVE, NESTED, QUEUES};
 use crate::density::MEMORY;
-use crate::icount::{CLIENT, LENGTH, SERVER, WHOLE};
+use crate::icount::{CLIENT, LENGTH, SERVER, USUAL, WHOLE};
 
 /// Labels with their values.
 type Labels<'a> = Vec<(&'a str, &'a str)>;
@@ -202,8 +202,8 @@ fn of_density<'a>() -> Vec<View<'a>> {
 fn of_paths<'a>() -> Vec<View<'a>> {
     let parts = [("whole", WHOLE), ("server's threads", SERVER), ("client", CLIENT)];
     let view = |(name, metric)| {
-        let title = format!("instructions for each request: {name}, one queue");
-        let (unit, fixed) = ((1e3, "thousands"), vec![("queues", "1")]);
+        let title = format!("instructions for each random read of null_blk: {name}, one queue");
+        let (unit, fixed) = ((1e3, "thousands"), USUAL.to_vec());
         View { title, metric, unit, along: "depth", category: any, fixed }
     };
     parts.map(view).into()

@@ -8,7 +8,7 @@ use super::costs::{self, CORE_HZ, EXIT, INTERRUPT, PER_CYCLE};
 use super::document::{Block, Table};
 use super::parts::{ICOUNT, NESTED, Parts};
 use crate::host::subject::Who;
-use crate::icount::{PATHS_TITLE, WHOLE};
+use crate::icount::{PATHS_TITLE, WHOLE, is_usual};
 use crate::rig::Speed;
 
 /// Numbers of cores for which a rate is predicted.
@@ -105,7 +105,7 @@ fn absent(why: &str) -> Block {
 fn counts(icount: &Report, nested: &Report, who: Who, way: &str) -> Vec<(String, Counts)> {
     let paths = icount.sections.iter().filter(|section| section.title == PATHS_TITLE);
     let paths = paths.flat_map(|section| section.rows.of(who.name()));
-    let paths = paths.filter(|row| row.label("queues") == "1");
+    let paths = paths.filter(|row| is_usual(row));
     let attached: Vec<&Row> =
         nested.sections.iter().flat_map(|section| section.rows.of(way)).collect();
     paths
