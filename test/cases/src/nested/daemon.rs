@@ -13,6 +13,8 @@ use kit::daemon::Daemon as Process;
 use kit::process::run_to_end;
 use kit::wait::wait_until_so;
 
+/// Descriptors of each queue of the disks in the guest, whatever serves them.
+pub(crate) const QUEUE_SIZE: u16 = 1024;
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
@@ -98,8 +100,7 @@ impl Daemon {
             format!("--blk-file={}", disk.display()),
             format!("--serial={serial}"),
             format!("--data-plane={plane}"),
-            // As long as the device's queue, see `qemu_args`.
-            "--queue-size=1024".to_owned(),
+            format!("--queue-size={QUEUE_SIZE}"),
         ];
         args.extend(more.iter().map(|&arg| arg.to_owned()));
         if control {
@@ -133,7 +134,7 @@ impl Daemon {
             "-chardev".to_owned(),
             format!("socket,id={id},path={}", socket.display()),
             "-device".to_owned(),
-            format!("vhost-user-blk-pci,chardev={id},num-queues={queues},queue-size=1024"),
+            format!("vhost-user-blk-pci,chardev={id},num-queues={queues},queue-size={QUEUE_SIZE}"),
         ]
     }
 

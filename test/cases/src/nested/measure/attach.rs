@@ -11,7 +11,7 @@ use kit::null_blk::NullBlk;
 use kit::system::modprobe;
 use serde_json::json;
 
-use crate::nested::daemon::{Daemon, Plane};
+use crate::nested::daemon::{Daemon, Plane, QUEUE_SIZE};
 use crate::nested::guest::{Guest, QEMU};
 
 const SIZE_MIB: u64 = 1024;
@@ -137,7 +137,10 @@ impl Attached {
 }
 
 fn scsi_args(wwpn: &str, queues: u16) -> Vec<String> {
-    let device = format!("vhost-scsi-pci,wwpn={wwpn},num_queues={queues},worker_per_virtqueue=on");
+    let device = format!(
+        "vhost-scsi-pci,wwpn={wwpn},num_queues={queues},virtqueue_size={QUEUE_SIZE},\
+         worker_per_virtqueue=on"
+    );
     vec!["-device".to_owned(), device]
 }
 
@@ -154,6 +157,7 @@ fn qemu_args(way: Way, path: &Path, aio: &str, queues: u16, threads: u16) -> Vec
     );
     let mut device = json!({
         "driver": "virtio-blk-pci", "drive": id, "serial": id, "num-queues": queues,
+        "queue-size": QUEUE_SIZE,
     });
     match threads.as_slice() {
         [only] if way != Way::QemuMapping => device["iothread"] = json!(only),
