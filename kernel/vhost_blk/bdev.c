@@ -109,6 +109,7 @@ void vhost_blk_submit_flush(struct vhost_blk_req *req)
 void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
 {
 	struct vhost_blk_req *req, *next;
+	DEFINE_IO_COMP_BATCH(iob);
 
 	list_for_each_entry_safe(req, next, &q->polled, polled) {
 		/* The workqueue has it now, and reports its completion. */
@@ -119,7 +120,10 @@ void vhost_blk_poll_bdev(struct vhost_blk_queue *q)
 		/* A bio that was merged into another one, or split, has no cookie. */
 		if (READ_ONCE(req->bio.bi_cookie) == BLK_QC_T_NONE)
 			continue;
-		bio_poll(&req->bio, NULL, BLK_POLL_ONESHOT);
+		bio_poll(&req->bio, &iob, BLK_POLL_ONESHOT);
+		/* Set by the first completion that waits in the batch. */
+		if (iob.complete)
+			iob.complete(&iob);
 		return;
 	}
 }

@@ -17,6 +17,11 @@
 /* Largest score of polling; a high score means that work comes soon after a batch. */
 #define VHOST_BLK_SCORE_FIRST	2
 #define VHOST_BLK_SCORE_MAX	8
+/*
+ * Longest time, in microseconds, for which the loop polls the device without letting others have the
+ * queue.
+ */
+#define VHOST_BLK_DEVICE_POLL_US	50u
 /* Sleeps between two trials: the first number, and the largest after failed trials. */
 #define VHOST_BLK_TRIAL_MIN	16
 #define VHOST_BLK_TRIAL_MAX	1024
@@ -38,7 +43,8 @@ static void vhost_blk_poll_learn(struct vhost_blk_queue *q, struct vhost_blk_pol
 }
 
 /**
- * vhost_blk_spin - look for new chains and completions without a sleep
+ * vhost_blk_spin - look for new chains and completions without a sleep; polls the device for those
+ *	that have no interrupt
  * @q: the queue; its vq.mutex is held by its worker
  * @us: longest time in microseconds
  * @ns: the time up to the last look is added to it
@@ -52,6 +58,8 @@ bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us, u64 *ns)
 	bool found;
 
 	do {
+		if (!list_empty(&q->polled))
+			vhost_blk_poll_bdev(q);
 		found = !llist_empty(&q->done) || !vhost_vq_avail_empty(vq->dev, vq);
 		if (found || need_resched() || signal_pending(current) || vhost_vq_has_work(vq) ||
 		    atomic_read(&q->blk->ioctls))	/* may need vq.mutex */
@@ -76,4 +84,19 @@ bool vhost_blk_poll_ring(struct vhost_blk_queue *q)
 
 	vhost_blk_poll_learn(q, poll, won);
 	return won;
+}
+
+/**
+ * vhost_blk_poll_device - poll for completions that have no interrupt, and for new chains
+ * @q: the queue, with polled I/O in flight; its vq.mutex is held by its worker
+ *
+ * Return: true if there are some; false after a time, or if others need the CPU.
+ */
+bool vhost_blk_poll_device(struct vhost_blk_queue *q)
+{
+	u64 ns = 0;
+
+	/* The device may take long. */
+	vhost_blk_call_held(q);
+	return vhost_blk_spin(q, VHOST_BLK_DEVICE_POLL_US, &ns);
 }

@@ -54,13 +54,13 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 
 	if (run->yield || run->blind)
 		return false;
-	if (!list_empty(&q->polled))
-		vhost_blk_poll_bdev(q);
 	vhost_blk_call_due(q);
 	if (!llist_empty(&q->done))
 		return true;
-	if (run->stuck || !vhost_blk_takes(q) || !list_empty(&q->polled))
+	if (run->stuck || !vhost_blk_takes(q))
 		return false;
+	if (!list_empty(&q->polled))
+		return vhost_blk_poll_device(q);
 	vhost_blk_arrivals_look(q);
 	if (!vhost_vq_avail_empty(vq->dev, vq))
 		return true;
@@ -96,6 +96,8 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 		q->now_ns = local_clock();
 		run.stuck = false;
 		vhost_blk_submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
+		if (!list_empty(&q->polled))
+			vhost_blk_poll_bdev(q);
 		if (vhost_blk_complete(q))		/* 4 completion, 5 used, 6 notify */
 			run.stuck = false;	/* its resources may be the missing ones */
 	} while (vhost_blk_go_on(q, &run));

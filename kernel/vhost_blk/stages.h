@@ -186,5 +186,6 @@ static inline bool vhost_blk_poll_wanted(struct vhost_blk_queue *q)
 
 bool vhost_blk_spin(struct vhost_blk_queue *q, unsigned int us, u64 *ns);
 bool vhost_blk_poll_ring(struct vhost_blk_queue *q);
+bool vhost_blk_poll_device(struct vhost_blk_queue *q);
 
 #endif /* _VHOST_BLK_STAGES_H */
