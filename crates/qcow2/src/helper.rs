@@ -2,10 +2,14 @@
 //! The thread of a disk that works on its tables. It takes all waiting questions, makes their
 //! changes durable with one commit, and then answers. A question about a part of the disk that has not changed
 //! since the last commit is answered at once. In between it unmaps what was discarded.
+//!
+//! First it looks at all L2 tables of an image that may be written ([`crate::guard`]), a part of them between two
+//! batches. Reads are answered meanwhile; changes wait.
 
 use crate::image::{Answer, Image, Piece, Question};
 use crate::unmap::Progress;
 use backend::{Remote, Slot, Token};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -31,6 +35,17 @@ pub(crate) enum Work {
     Unmap(Sender<io::Result<()>>),
     /// Tell the next piece at a position, of at most so many bytes.
     Tell(Of, u64, u64, Sender<io::Result<Piece>>),
+}
+
+impl Work {
+    /// Returns whether it changes the image.
+    fn changes(&self) -> bool {
+        match self {
+            Work::Ask(question, _) => question.changes(),
+            Work::Grow(..) => true,
+            _ => false,
+        }
+    }
 }
 
 /// The content of a piece.
@@ -77,9 +92,12 @@ const UNMAP_PAUSE: Duration = Duration::from_millis(100);
 fn run(image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
     let mut thread = Thread::new(image);
     let mut progress = Progress::Nothing;
+    thread.look();
     while let Ok(first) = thread.receive(work, progress) {
         // Work that is answered at once counts, too: other work waits for the commit.
-        let rest = work.try_iter().take(BATCH_MAX - first.iter().len());
+        thread.look();
+        let taken = thread.answered.len() + first.iter().len();
+        let rest = work.try_iter().take(BATCH_MAX - taken);
         first.into_iter().chain(rest).for_each(|work| thread.take(work));
         thread.answer(failed);
         progress = thread.unmap(failed);
@@ -108,6 +126,10 @@ struct Told {
 /// The state of the thread.
 struct Thread {
     image: Image,
+    /// Changes that wait until all L2 tables were looked at: the lanes bound their number.
+    held: VecDeque<Work>,
+    /// A table could not be read: the next change tries again.
+    is_stuck: bool,
     answered: Vec<Answered>,
     told: Vec<Told>,
     settled: Vec<Sender<io::Result<()>>>,
@@ -121,6 +143,8 @@ impl Thread {
     fn new(image: Image) -> Thread {
         Thread {
             image,
+            held: VecDeque::new(),
+            is_stuck: false,
             answered: Vec::with_capacity(BATCH_MAX),
             told: Vec::new(),
             settled: Vec::new(),
@@ -129,13 +153,19 @@ impl Thread {
         }
     }
 
-    /// Waits for work, or until there is something to unmap.
+    /// Returns whether L2 tables are to be looked at, or changes have waited for that.
+    fn has_more(&self) -> bool {
+        !self.held.is_empty() || (!self.is_stuck && self.image.is_looking())
+    }
+
+    /// Waits for work, or until there is something to look at or to unmap.
     fn receive(
         &self,
         work: &Receiver<Work>,
         progress: Progress,
     ) -> Result<Option<Work>, RecvTimeoutError> {
         let wait = match progress {
+            _ if self.has_more() => Duration::ZERO,
             Progress::Leaving { are_free: true } => Duration::ZERO,
             Progress::Noted if !self.hurried.is_empty() => Duration::ZERO,
             Progress::Noted => self
@@ -152,11 +182,41 @@ impl Thread {
         }
     }
 
+    /// Looks at a few L2 tables, and then takes most of a batch of the changes that have waited for them.
+    fn look(&mut self) {
+        if !self.is_stuck
+            && let Err(why) = self.image.look()
+        {
+            self.is_stuck = true;
+            self.image.complain(&why);
+            let errno = why.raw_os_error().unwrap_or(libc::EIO);
+            for work in self.held.drain(..) {
+                match work {
+                    Work::Ask(_, reply) => reply.send(Answer::Failed(errno)),
+                    Work::Grow(_, reply) => {
+                        let failed = Err(io::Error::from_raw_os_error(errno));
+                        let _ = reply.send(Ok((self.image.size_bytes(), failed))); // the control plane waits
+                    }
+                    _ => {}
+                }
+            }
+        }
+        if !self.image.is_looking() {
+            let batch: Vec<_> = self.held.drain(..self.held.len().min(BATCH_MAX - 1)).collect();
+            batch.into_iter().for_each(|work| self.take(work));
+        }
+    }
+
     fn take(&mut self, work: Work) {
         let image = &mut self.image;
+        if work.changes() && image.is_looking() {
+            self.is_stuck = false;
+            self.held.push_back(work);
+            return;
+        }
         match work {
             Work::Ask(question, reply) => {
-                let changes = !matches!(question, Question::Read(..));
+                let changes = question.changes();
                 let (at, len) = question.range();
                 let answer = image.answer(question);
                 match image.answer_at_once(answer, at) {
@@ -258,9 +318,12 @@ fn tell(image: &mut Image, of: Of, at: u64, len: u64) -> io::Result<Piece> {
 mod tests {
     use super::*;
     use crate::tables::tests::overlay;
+    use crate::{AllowBacking, chain};
     use backend::Engine;
     use backend::conformance::SyncEngine;
     use rustix::fs::{SealFlags, fcntl_add_seals};
+    use std::fs::File;
+    use std::process::Command;
 
     /// The questions of one batch, with the receiver of their answers.
     fn ask(thread: &mut Thread, questions: Vec<Question>) -> Receiver<(Slot, Answer)> {
@@ -272,6 +335,93 @@ mod tests {
             thread.take(Work::Ask(question, reply));
         }
         answered
+    }
+
+    /// An image with 66 L2 tables, which have more than is looked at between two batches, and a cluster of data.
+    fn many_tables() -> (tempfile::TempDir, Image) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("many.qcow2");
+        let folder_path = folder.path().to_owned();
+        let run = |program: &str, args: &[&str]| {
+            let run = Command::new(program).current_dir(&folder_path).args(args).output();
+            assert!(run.expect("it runs; scripts/setup.sh installs it").status.success(), "{args:?}");
+        };
+        let options = ["-o", "preallocation=metadata", "many.qcow2", "33G"];
+        run("qemu-img", &[&["create", "-qf", "qcow2"][..], &options].concat());
+        run("qemu-io", &["-f", "qcow2", "-c", "write -P 3 0 64k", "many.qcow2"]);
+        let links = chain::follow(&path, true, AllowBacking::Off).expect("a chain");
+        let header = links[0].header.as_ref().expect("a header");
+        let access = chain::open(&links, true, None).expect("it opens");
+        let image = Image::new(access, header, std::sync::Arc::default());
+        (folder, image)
+    }
+
+    #[test]
+    fn reads_are_answered_and_changes_wait_while_tables_are_looked_at() {
+        let (_folder, image) = many_tables();
+        let mut thread = Thread::new(image);
+        let write = |at| Question::Write(at, vec![1; 4096]);
+        thread.look();
+        let reads = || vec![Question::Read(0, 4096), write(0), Question::Read(32 << 30, 4096)];
+        let answered = ask(&mut thread, reads());
+        let (reply, grown) = channel();
+        thread.take(Work::Grow(34 << 30, reply));
+        thread.answer(&|_| ());
+        let early: Vec<_> = answered.try_iter().collect();
+        // No place is told yet: the lane could write to it.
+        assert_eq!(early[0], (Slot(0), Answer::Data(vec![3; 4096])));
+        assert_eq!(early[1], (Slot(2), Answer::Data(vec![0; 4096])));
+        assert_eq!((early.len(), grown.try_recv().is_err()), (2, true));
+        assert!(thread.has_more());
+        thread.look();
+        thread.answer(&|_| ());
+        let late: Vec<_> = answered.try_iter().collect();
+        assert!(matches!(late[..], [(Slot(1), Answer::Extent(..))]), "{late:?}");
+        assert!(grown.try_recv().is_ok_and(|grown| grown.is_ok_and(|(_, grown)| grown.is_ok())));
+        assert!(!thread.has_more());
+        let answered = ask(&mut thread, vec![Question::Read(0, 4096)]);
+        assert!(matches!(answered.try_recv(), Ok((_, Answer::Extent(..)))));
+    }
+
+    #[test]
+    fn more_changes_than_a_batch_wait_for_the_tables_and_are_all_answered() {
+        let (_folder, image) = many_tables();
+        let mut thread = Thread::new(image);
+        let count = 2 * BATCH_MAX as u32;
+        let answered = ask(&mut thread, (0..count).map(|_| Question::Zero(0, 4096)).collect());
+        let mut batches = 0;
+        while thread.has_more() {
+            thread.look();
+            assert!(thread.answered.len() < BATCH_MAX);
+            thread.answer(&|_| ());
+            batches += 1;
+        }
+        let slots: Vec<_> = answered.try_iter().map(|(Slot(slot), _)| slot).collect();
+        assert_eq!(slots, (0..count).collect::<Vec<_>>());
+        assert!(batches > 2);
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_read_fails_the_changes_and_the_next_one_looks_again() {
+        let (folder, image) = many_tables();
+        let mut thread = Thread::new(image);
+        let unreadable = File::create(folder.path().join("unreadable")).expect("a file");
+        let store = thread.image.store().expect("the image");
+        let kept = store.exchange(&unreadable);
+        let answered = ask(&mut thread, vec![Question::Zero(0, 4096)]);
+        let (reply, grown) = channel();
+        thread.take(Work::Grow(34 << 30, reply));
+        thread.look();
+        assert_eq!(answered.try_recv(), Ok((Slot(0), Answer::Failed(libc::EBADF))));
+        assert!(grown.try_recv().is_ok_and(|grown| grown.is_ok_and(|(_, grown)| grown.is_err())));
+        assert!(!thread.has_more(), "it waits for the next change");
+        thread.image.store().expect("the image").exchange(&kept);
+        let answered = ask(&mut thread, vec![Question::Zero(0, 4096)]);
+        while thread.has_more() {
+            thread.look();
+            thread.answer(&|_| ());
+        }
+        assert!(matches!(answered.try_recv(), Ok((Slot(0), Answer::Extent(..)))));
     }
 
     #[test]

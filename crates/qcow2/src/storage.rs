@@ -6,7 +6,7 @@
 //! durable with the first phase. So no table on the disk ever names a cluster whose reference count
 //! or data is missing.
 // UNSAFETY: imago's `Storage` declares its functions `unsafe` because of alignment, which this
-// storage does not need. No block of this file does anything unsafe.
+// storage does not need. One block, for tests, exchanges the file below a descriptor.
 #![expect(unsafe_code)]
 
 use crate::guard::Guard;
@@ -15,10 +15,11 @@ use backend::holes::{are_exact, first_data};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{PreallocateMode, Storage};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, fallocate};
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -196,6 +197,12 @@ impl Store {
         self.overlay().read(len, offset, &|buf, at| self.read_file(buf, at))
     }
 
+    /// Makes the host read a range of the file, so that many reads are under way at once.
+    pub(crate) fn read_ahead(&self, offset: u64, len: u64) {
+        // Only advice: the read itself follows.
+        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), Advice::WillNeed);
+    }
+
     /// The first data in a range of the file; empty at its end if there is none.
     pub fn first_data(&self, range: Range<u64>) -> io::Result<Range<u64>> {
         first_data(&self.file, range)
@@ -207,6 +214,17 @@ impl Store {
         if punch(&self.file, range.start, len).is_ok() {
             self.log(|| Change::Write { offset: range.start, data: vec![0; len as usize] });
         }
+    }
+
+    /// Gives the descriptor another open file, and returns the one before.
+    #[cfg(test)]
+    pub(crate) fn exchange(&self, other: &File) -> File {
+        use std::os::fd::AsRawFd;
+        let before = self.file.try_clone().expect("a duplicate");
+        // SAFETY: both descriptors are open, and the one of this store stays its own.
+        let done = unsafe { libc::dup2(other.as_raw_fd(), self.file.as_raw_fd()) };
+        assert!(done >= 0, "dup2 succeeds");
+        before
     }
 
     /// Returns whether a commit must follow before the next change.
