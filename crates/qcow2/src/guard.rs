@@ -187,7 +187,9 @@ impl Guard {
         if let Err(cluster) = self.claim_all(&look, entries) {
             self.is_unsound = true;
             let what = "which is a table, used by another entry, or outside of the file";
-            self.damage(format!("the L2 table in cluster {table} names the cluster {cluster}, {what}"));
+            self.damage(format!(
+                "the L2 table in cluster {table} names the cluster {cluster}, {what}"
+            ));
         } else if !look.left.is_empty() {
             self.look = Some(look);
         }

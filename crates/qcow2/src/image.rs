@@ -479,7 +479,7 @@ impl Image {
         let hides = self.hides(at, whole)?;
         if hides || frees {
             self.make_room()?;
-                self.change(at..at + whole);
+            self.change(at..at + whole);
             self.access.write_zeroes(at, whole)?;
             self.claim_changed(at..at + whole)?;
             self.changed(frees)?;
