@@ -196,7 +196,7 @@ impl Store {
         self.overlay().read(len, offset, &|buf, at| self.read_file(buf, at))
     }
 
-    /// Makes the host read a range of the file, so that many reads are under way at once.
+    /// Makes the host read a range of the file, so that many reads are in flight at once.
     pub(crate) fn read_ahead(&self, offset: u64, len: u64) {
         // Only advice: the read itself follows.
         let _ = rustix::fs::fadvise(&self.out.file, offset, NonZeroU64::new(len), Advice::WillNeed);
