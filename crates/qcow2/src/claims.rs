@@ -20,7 +20,8 @@ impl Store {
     pub(crate) fn protect(&self, cluster_bytes: u64) -> io::Result<()> {
         let places = Places::read(cluster_bytes, &|len, at| self.read(len, at))?;
         let header = self.read(HEADER_BYTES, 0)?;
-        let _ = self.guard.set(Mutex::new(Guard::new(places, header))); // it has been guarded before
+        let clusters = self.size_bytes()?.div_ceil(cluster_bytes);
+        let _ = self.guard.set(Mutex::new(Guard::new(places, header, clusters))); // it has been guarded before
         Ok(())
     }
 
@@ -68,22 +69,38 @@ impl Store {
         Ok(u64_at(&self.read(8, at)?, 0) & PLACE)
     }
 
-    /// Returns whether the L2 table of an L1 entry names places of its own only.
-    pub(crate) fn is_sound(&self, l1_entry: u64) -> io::Result<bool> {
-        let Some(mut guard) = self.guard() else { return Ok(true) };
-        if let Some(is_sound) = guard.looked(l1_entry) {
-            return Ok(is_sound);
-        }
+    /// Returns whether L2 tables are left to look at.
+    pub(crate) fn is_looking(&self) -> bool {
+        self.guard().is_some_and(|guard| guard.is_looking())
+    }
+
+    /// Returns whether lanes may know places: each L2 table names places of its own only.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.guard().is_none_or(|guard| guard.is_sound())
+    }
+
+    /// Looks at a few of the L2 tables that are left.
+    ///
+    /// # Errors
+    /// The error of a read, which the next call repeats.
+    pub(crate) fn look(&self) -> io::Result<()> {
+        let Some(mut guard) = self.guard() else { return Ok(()) };
         let bits = guard.places().cluster_bits;
-        let entries: Vec<u64> = match self.l2_table(guard.places(), l1_entry)? {
-            0 => Vec::new(),
-            at => {
-                let table = self.read(1 << bits, at)?;
-                table.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry)).collect()
+        let (begins, tables) = (guard.is_looking(), guard.next_tables());
+        tables.iter().for_each(|table| self.read_ahead(table << bits, 1 << bits));
+        for table in tables {
+            if !guard.is_looking() {
+                break;
             }
-        };
-        let file_clusters = self.size_bytes()?.div_ceil(1 << bits);
-        Ok(guard.look(l1_entry, &entries, file_clusters))
+            let found = self.read(1 << bits, table << bits)?;
+            guard.look(found.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry)));
+        }
+        if let (true, false, Err(why)) = (begins, guard.is_looking(), guard.check()) {
+            tracing::error!(
+                "qcow2: {self}: {why}; no write succeeds: stop the disk, and see `vhost-blk check`"
+            );
+        }
+        Ok(())
     }
 
     /// Returns whether the L2 entry of a cluster of the disk names this cluster of the file, since the last commit:
@@ -105,35 +122,32 @@ impl Store {
 pub(crate) struct Claimed(Vec<u64>);
 
 impl Image {
-    /// Bytes of the disk that one L2 table has.
-    pub(crate) fn table_bytes(&self) -> u64 {
-        self.cluster_bytes() / 8 * self.cluster_bytes()
+    /// Returns whether L2 tables are left to look at: a change would wait for that.
+    pub(crate) fn is_looking(&self) -> bool {
+        self.store().is_ok_and(Store::is_looking)
     }
 
-    /// Returns whether the L2 table of the byte at `at` names places of its own only.
-    pub(crate) fn is_sound(&self, at: u64) -> io::Result<bool> {
-        self.store()?.is_sound(at / self.table_bytes())
+    /// Looks at a few of the L2 tables that are left.
+    ///
+    /// # Errors
+    /// As [`Store::look`].
+    pub(crate) fn look(&self) -> io::Result<()> {
+        self.store()?.look()
     }
 
-    /// Fails if the cluster of the byte at `at` must not change, because its L2 table is damaged.
-    pub(crate) fn may_change(&self, at: u64) -> io::Result<()> {
-        match self.is_sound(at)? {
-            true => Ok(()),
-            false => Err(io::Error::other(format!(
-                "{}: the L2 table of the disk's byte {at} names a place that is also used otherwise, so \
-                 its clusters are not written; see `vhost-blk check`",
-                self.store()?
-            ))),
+    /// Makes the image ready for a change: looks at the L2 tables that are left.
+    ///
+    /// # Errors
+    /// The error of a read; or the image must not change, because its tables are damaged.
+    pub(crate) fn may_change(&self) -> io::Result<()> {
+        let store = self.store()?;
+        while store.is_looking() {
+            store.look()?;
         }
-    }
-
-    /// The same for all tables of a range.
-    pub(crate) fn may_change_all(&self, range: Range<u64>) -> io::Result<()> {
-        let tables = range.start / self.table_bytes()..range.end.div_ceil(self.table_bytes());
-        // Further tables have no cluster yet.
-        let known = self.store()?.guard().map_or(0, |guard| guard.places().l1_entries);
-        let mut tables = tables.start..tables.end.min(known);
-        tables.try_for_each(|table| self.may_change(table * self.table_bytes()))
+        match store.guard() {
+            Some(guard) if !guard.is_sound() => guard.check(),
+            _ => Ok(()),
+        }
     }
 
     /// Claims the place of a range of the disk, before it gets data.

@@ -190,7 +190,10 @@ fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
         }
         if step % 3 == 1 {
             // The writer knows no place between two batches.
-            let left = writer.image.unmap_discarded(true).expect("the commit succeeds");
+            let left = writer
+                .image
+                .unmap_discarded(true, &mut |_, job| job.run())
+                .expect("the commit succeeds");
             assert_eq!(left, Progress::Nothing);
         }
         if step == steps / 2 {

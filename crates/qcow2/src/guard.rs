@@ -4,32 +4,36 @@
 //!
 //! * The tables themselves lie apart, and each of their clusters is counted, or the image is refused at its
 //!   opening ([`crate::chain`]).
-//! * An L2 table is looked at when a question first needs it. Each cluster that it names is claimed: it is no
-//!   table, and no other entry has claimed it. A table with another entry is read by copies, and no lane learns a
-//!   place of it; its clusters do not change.
+//! * All L2 tables are looked at before the first change ([`Guard::look`]). Each cluster that they name is claimed:
+//!   it is no table, and no other entry has claimed it. Until then reads are copies, and no lane learns a place. An
+//!   image with another entry is read by copies for ever, and takes no change.
 //! * A new cluster is claimed, too. So the reuse of a cluster that an entry names, and that is counted as free,
 //!   is found before the cluster gets a byte. The image takes no change then ([`Guard::damage`]).
 //! * A commit that would put a table on claimed data, or would free a table, fails before its first write.
 //!
-//! An entry of a table that was not looked at may name any cluster. It is found when the table is looked at:
-//! the cluster has been claimed by then, or is a table. The opening does not read the L2 tables, which are many
-//! in a large image.
+//! The opening does not wait for the L2 tables, which are many in a large image: the thread of the disk reads them
+//! in parts, between questions ([`crate::helper`]).
 
 use crate::entry::Entry;
 use crate::places::Places;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 
+/// Bytes of L2 tables that are looked at between two batches of questions.
+const LOOK_BYTES: u64 = 4 << 20;
 /// Clusters whose bits are kept together.
 const PAGE: u64 = 512;
 /// Fields of the header that change while an image is in use: the size of the disk, the L1 table, and the refcount
 /// table.
 const CHANGING: [Range<usize>; 2] = [24..32, 36..60];
 
+/// The bits of the clusters of a page.
+type Bits = [u64; (PAGE / 64) as usize];
+
 /// A set of clusters.
 #[derive(Debug, Default)]
-struct Clusters(HashMap<u64, [u64; (PAGE / 64) as usize]>);
+struct Clusters(HashMap<u64, Bits>);
 
 impl Clusters {
     fn place(cluster: u64) -> (u64, usize, u64) {
@@ -37,14 +41,37 @@ impl Clusters {
         (cluster / PAGE, (bit / 64) as usize, 1 << (bit % 64))
     }
 
+    /// The pages of clusters in ascending order.
+    fn pages(sorted: &[u64]) -> impl Iterator<Item = (u64, Bits)> + '_ {
+        sorted.chunk_by(|one, next| one / PAGE == next / PAGE).map(|clusters| {
+            let mut bits = Bits::default();
+            for (_, word, bit) in clusters.iter().map(|cluster| Self::place(*cluster)) {
+                bits[word] |= bit;
+            }
+            (clusters[0] / PAGE, bits)
+        })
+    }
+
     fn has(&self, cluster: u64) -> bool {
         let (page, word, bit) = Self::place(cluster);
         self.0.get(&page).is_some_and(|words| words[word] & bit != 0)
     }
 
+    /// A cluster of a page that is in the set.
+    fn first_of(&self, page: u64, bits: &Bits) -> Option<u64> {
+        let own = self.0.get(&page)?;
+        let both = own.iter().zip(bits).map(|(own, bits)| own & bits);
+        let (word, both) = both.enumerate().find(|(_, both)| *both != 0)?;
+        Some(page * PAGE + word as u64 * 64 + u64::from(both.trailing_zeros()))
+    }
+
     fn add(&mut self, cluster: u64) {
         let (page, word, bit) = Self::place(cluster);
         self.0.entry(page).or_default()[word] |= bit;
+    }
+
+    fn add_page(&mut self, page: u64, bits: &Bits) {
+        self.0.entry(page).or_default().iter_mut().zip(bits).for_each(|(own, bits)| *own |= bits);
     }
 
     fn remove(&mut self, cluster: u64) {
@@ -56,6 +83,16 @@ impl Clusters {
             }
         }
     }
+}
+
+/// The look at the L2 tables, before the first change of the image.
+#[derive(Debug, Default)]
+struct Look {
+    /// Clusters of the L2 tables that are left, in the order of the file.
+    left: VecDeque<u64>,
+    /// Clusters of all tables.
+    tables: Clusters,
+    file_clusters: u64,
 }
 
 /// The clusters of the file with compressed data at a place.
@@ -74,8 +111,10 @@ pub(crate) struct Guard {
     data: Clusters,
     /// Clusters with compressed data.
     compressed: Clusters,
-    /// The L2 tables that were looked at, by their entry in the L1 table, and if they are sound.
-    looked: HashMap<u64, bool>,
+    /// Until all L2 tables were looked at.
+    look: Option<Look>,
+    /// An L2 table has a wrong entry.
+    is_unsound: bool,
     /// Clusters that a commit has freed in part.
     half_freed: Vec<Range<u64>>,
     /// The reason why nothing may be written any more.
@@ -83,9 +122,15 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// The guard of an image with these tables, and with this header.
-    pub(crate) fn new(places: Places, header: Vec<u8>) -> Guard {
-        Guard { places, header, ..Guard::default() }
+    /// The guard of an image with these tables, and with this header, in a file of so many clusters.
+    pub(crate) fn new(places: Places, header: Vec<u8>, file_clusters: u64) -> Guard {
+        let mut left: Vec<_> = places.l2_tables.iter().copied().collect();
+        left.sort_unstable();
+        let mut tables = Clusters::default();
+        places.all().for_each(|cluster| tables.add(cluster));
+        let look = Look { left: left.into(), tables, file_clusters };
+        let look = (!look.left.is_empty()).then_some(look);
+        Guard { places, header, look, ..Guard::default() }
     }
 
     /// The tables since the last commit.
@@ -118,56 +163,75 @@ impl Guard {
         }
     }
 
-    /// True if the L2 table of an L1 entry is sound; `None`: it was not looked at.
-    pub(crate) fn looked(&self, l1_entry: u64) -> Option<bool> {
-        self.looked.get(&l1_entry).copied()
+    /// Returns whether L2 tables are left to look at. No change may be made before.
+    pub(crate) fn is_looking(&self) -> bool {
+        self.look.is_some()
     }
 
-    /// Looks at the entries of an L2 table, in a file of so many clusters. Returns whether it is sound, and
-    /// claims its clusters then.
-    pub(crate) fn look(&mut self, l1_entry: u64, entries: &[u64], file_clusters: u64) -> bool {
+    /// Returns whether all L2 tables were looked at, and are sound.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.look.is_none() && !self.is_unsound
+    }
+
+    /// The clusters of the L2 tables that [`Guard::look`] takes next.
+    pub(crate) fn next_tables(&self) -> Vec<u64> {
+        let tables = (LOOK_BYTES >> self.places.cluster_bits).max(1) as usize;
+        self.look.iter().flat_map(|look| look.left.iter().take(tables).copied()).collect()
+    }
+
+    /// Looks at the entries of the next L2 table, and claims the clusters that they name. The first wrong entry
+    /// ends the look: the image takes no change.
+    pub(crate) fn look(&mut self, entries: impl Iterator<Item = u64>) {
+        let Some(mut look) = self.look.take() else { return };
+        let table = look.left.pop_front().unwrap_or_default();
+        if let Err(cluster) = self.claim_all(&look, entries) {
+            self.is_unsound = true;
+            let what = "which is a table, used by another entry, or outside of the file";
+            self.damage(format!(
+                "the L2 table in cluster {table} names the cluster {cluster}, {what}"
+            ));
+        } else if !look.left.is_empty() {
+            self.look = Some(look);
+        }
+    }
+
+    /// Claims the clusters of an L2 table.
+    ///
+    /// # Errors
+    /// A cluster that is not free. Others may have been claimed.
+    fn claim_all(&mut self, look: &Look, entries: impl Iterator<Item = u64>) -> Result<(), u64> {
         let bits = self.places.cluster_bits;
-        let entries: Vec<_> = entries.iter().map(|entry| Entry::of(*entry, bits)).collect();
-        // Compressed data first: many entries may share one of its clusters.
-        let are_apart = entries.iter().all(|entry| match *entry {
-            Entry::None => true,
-            Entry::Cluster(at) => {
-                let cluster = at >> bits;
-                cluster << bits == at && cluster < file_clusters && !self.places.has(cluster)
-            }
-            Entry::Compressed(at, bytes) => {
-                let mut clusters = clusters_of(at, bytes, bits);
-                clusters.end <= file_clusters
-                    && clusters.all(|cluster| !self.places.has(cluster) && !self.data.has(cluster))
-            }
-        });
-        let mut shared = Clusters::default();
-        for entry in &entries {
-            if let Entry::Compressed(at, bytes) = *entry {
-                clusters_of(at, bytes, bits).for_each(|cluster| shared.add(cluster));
+        let (mut data, mut compressed) = (Vec::new(), Vec::new());
+        for entry in entries {
+            match Entry::of(entry, bits) {
+                Entry::None => {}
+                Entry::Cluster(at) if at.is_multiple_of(1 << bits) => data.push(at >> bits),
+                Entry::Cluster(at) => return Err(at >> bits),
+                Entry::Compressed(at, bytes) => compressed.extend(clusters_of(at, bytes, bits)),
             }
         }
-        let mut claimed = Vec::new();
-        let is_sound = are_apart
-            && entries.iter().all(|entry| {
-                let Entry::Cluster(at) = *entry else { return true };
-                let cluster = at >> bits;
-                let is_free = self.is_free(cluster) && !shared.has(cluster);
-                if is_free {
-                    self.data.add(cluster);
-                    claimed.push(cluster);
-                }
-                is_free
-            });
-        match is_sound {
-            true => shared.0.into_iter().for_each(|(page, words)| {
-                let own = self.compressed.0.entry(page).or_default();
-                own.iter_mut().zip(words).for_each(|(own, word)| *own |= word);
-            }),
-            false => claimed.into_iter().for_each(|cluster| self.data.remove(cluster)),
+        data.sort_unstable();
+        // Many entries may share a cluster of compressed data.
+        compressed.sort_unstable();
+        compressed.dedup();
+        let last = data.last().max(compressed.last()).copied();
+        if let Some(last) = last.filter(|last| *last >= look.file_clusters) {
+            return Err(last);
         }
-        self.looked.insert(l1_entry, is_sound);
-        is_sound
+        if let Some(twice) = data.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(twice[0]);
+        }
+        for (page, bits) in Clusters::pages(&data) {
+            let sets = [&look.tables, &self.data, &self.compressed];
+            sets.iter().find_map(|set| set.first_of(page, &bits)).map_or(Ok(()), Err)?;
+            self.data.add_page(page, &bits);
+        }
+        for (page, bits) in Clusters::pages(&compressed) {
+            let sets = [&look.tables, &self.data];
+            sets.iter().find_map(|set| set.first_of(page, &bits)).map_or(Ok(()), Err)?;
+            self.compressed.add_page(page, &bits);
+        }
+        Ok(())
     }
 
     /// Returns whether a cluster is no table, and nobody has claimed it.
@@ -241,7 +305,21 @@ mod tests {
             l2_tables: [4, 5].into(),
             ..Places::default()
         };
-        Guard::new(places, vec![0; HEADER_BYTES])
+        Guard::new(places, vec![0; HEADER_BYTES], FILE)
+    }
+
+    /// Looks at both L2 tables. Returns whether the image is sound.
+    fn look(guard: &mut Guard, first: &[u64], second: &[u64]) -> bool {
+        for (cluster, table) in [(4, first), (5, second)] {
+            if !guard.is_unsound {
+                assert_eq!(guard.next_tables()[0], cluster);
+                assert!(guard.is_looking() && !guard.is_sound());
+                guard.look(table.iter().copied());
+            }
+        }
+        assert!(!guard.is_looking());
+        assert_eq!(guard.is_sound(), guard.check().is_ok());
+        guard.is_sound()
     }
 
     /// The place of one cluster.
@@ -259,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_names_a_table_or_a_cluster_of_another_one_makes_its_table_unsound() {
+    fn an_entry_that_names_a_table_or_a_cluster_of_another_one_ends_all_changes() {
         for wrong in [
             cluster(1),
             cluster(2),
@@ -272,22 +350,39 @@ mod tests {
             compressed((5 << 16) - 512),
             compressed(7 << 16),
         ] {
-            let mut guard = guard();
-            assert!(guard.look(0, &[0, cluster(7), cluster(8), compressed(10 << 16)], FILE));
-            assert!(!guard.look(1, &[cluster(9), wrong], FILE), "{wrong:#x}");
-            assert_eq!((guard.looked(0), guard.looked(1)), (Some(true), Some(false)));
-            assert!(guard.is_free(9), "{wrong:#x}: an unsound table claims nothing");
+            let own = [0, cluster(7), cluster(8), compressed(10 << 16)];
+            assert!(!look(&mut guard(), &own, &[cluster(9), wrong]), "{wrong:#x}");
+            assert!(!look(&mut guard(), &[cluster(9), wrong], &own), "{wrong:#x}");
         }
-        assert!(!guard().look(0, &[cluster(7), cluster(7)], FILE));
-        assert!(!guard().look(0, &[cluster(7), compressed(7 << 16)], FILE));
-        assert!(!guard().look(0, &[compressed(7 << 16), cluster(7)], FILE));
+        let twice = [
+            [cluster(7), cluster(7)],
+            [cluster(7), compressed(7 << 16)],
+            [compressed(7 << 16), cluster(7)],
+            [cluster(700), cluster(700)],
+        ];
+        for [one, other] in twice {
+            assert!(!look(&mut guard(), &[one, other], &[]));
+            assert!(!look(&mut guard(), &[one], &[other]));
+        }
+    }
+
+    #[test]
+    fn all_clusters_of_sound_tables_are_claimed_in_any_order() {
+        let mut guard = guard();
+        let first = [cluster(900), 0, cluster(6), cluster(511), compressed((512 << 16) - 512)];
+        assert!(!look(&mut guard, &first, &[]), "the compressed data ends in the cluster 511");
+        let mut guard = self::guard();
+        let first = [cluster(900), 0, cluster(6), cluster(512), compressed(511 << 16)];
+        assert!(look(&mut guard, &first, &[compressed((511 << 16) + 1024), cluster(FILE - 1)]));
+        let claimed: Vec<_> = (6..FILE).filter(|cluster| !guard.is_free(*cluster)).collect();
+        assert_eq!(claimed, [6, 511, 512, 900, FILE - 1]);
     }
 
     #[test]
     fn compressed_data_shares_clusters_and_a_commit_gives_them_back() {
         let mut guard = guard();
-        assert!(guard.look(0, &[compressed(7 << 16), compressed((7 << 16) + 1024)], FILE));
-        assert!(guard.look(1, &[compressed((8 << 16) - 512)], FILE));
+        let first = [compressed(7 << 16), compressed((7 << 16) + 1024)];
+        assert!(look(&mut guard, &first, &[compressed((8 << 16) - 512)]));
         assert!([7, 8].into_iter().all(|cluster| !guard.is_free(cluster)));
         let places = std::mem::take(&mut guard.places);
         guard.places = Places { cluster_bits: 16, ..Places::default() };
@@ -307,7 +402,7 @@ mod tests {
             [(9, 10, true), (7, 10, false), (8, 10, false), (9, 4, false), (9, 9, false)]
         {
             let mut guard = guard();
-            assert!(guard.look(0, &[cluster(7), compressed(8 << 16)], FILE));
+            assert!(look(&mut guard, &[cluster(7), compressed(8 << 16)], &[]));
             let checked = guard.check_commit(&new(table), &one(freed));
             assert_eq!(checked.is_ok(), is_good, "{table} {freed}");
             assert_eq!(guard.check().is_ok(), is_good, "it stays so");

@@ -1,18 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread of a disk that works on its tables. It takes all waiting questions, makes their
 //! changes durable with one commit, and then answers. A question about a part of the disk that has not changed
-//! since the last commit is answered at once. In between it unmaps what was discarded.
+//! since the last commit is answered at once, also while a commit is in progress, whose writes another thread
+//! carries out ([`Committer`]). In between it unmaps what was discarded.
+//!
+//! First it looks at all L2 tables of an image that may be written ([`crate::guard`]), a part of them between two
+//! batches. Reads are answered meanwhile; changes wait.
 
+use crate::committer::Committer;
 use crate::image::{Answer, Image, Piece, Question};
+use crate::storage::CommitError;
+use crate::tables::Run;
 use crate::unmap::Progress;
 use backend::{Remote, Slot, Token};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Maximum questions of one commit.
-const BATCH_MAX: usize = 64;
+pub(crate) const BATCH_MAX: usize = 64;
 
 /// Work for the thread.
 pub(crate) enum Work {
@@ -27,10 +36,23 @@ pub(crate) enum Work {
     Discarded(u64, u64),
     /// A user of places has ended its old uses.
     Left,
+    /// The thread of commits has carried out the writes of one ([`Committer`]).
+    Written(Result<(), CommitError>),
     /// Unmap what was discarded, at once, and tell.
     Unmap(Sender<io::Result<()>>),
     /// Tell the next piece at a position, of at most so many bytes.
     Tell(Of, u64, u64, Sender<io::Result<Piece>>),
+}
+
+impl Work {
+    /// Returns whether it changes the image.
+    fn changes(&self) -> bool {
+        match self {
+            Work::Ask(question, _) => question.changes(),
+            Work::Grow(..) => true,
+            _ => false,
+        }
+    }
 }
 
 /// The content of a piece.
@@ -65,21 +87,26 @@ impl Reply {
 pub(crate) fn start(
     image: Image,
     failed: impl Fn(i32) + Send + 'static,
-) -> io::Result<Sender<Work>> {
+) -> io::Result<Arc<Mutex<Sender<Work>>>> {
     let (sender, work) = channel();
-    thread::Builder::new().name("qcow2".into()).spawn(move || run(image, &work, &failed))?;
+    let sender = Arc::new(Mutex::new(sender));
+    let committer = Committer::new(Arc::downgrade(&sender));
+    let body = move || run(Thread::new(image, work, committer), &failed);
+    thread::Builder::new().name("qcow2".into()).spawn(body)?;
     Ok(sender)
 }
 
 /// Pause before discarded data is unmapped, so that one commit serves many discards.
 const UNMAP_PAUSE: Duration = Duration::from_millis(100);
 
-fn run(image: Image, work: &Receiver<Work>, failed: &dyn Fn(i32)) {
-    let mut thread = Thread::new(image);
+fn run(mut thread: Thread, failed: &dyn Fn(i32)) {
     let mut progress = Progress::Nothing;
-    while let Ok(first) = thread.receive(work, progress) {
+    thread.look();
+    while let Ok(first) = thread.receive(progress) {
+        thread.look();
         // Work that is answered at once counts, too: other work waits for the commit.
-        let rest = work.try_iter().take(BATCH_MAX - first.iter().len());
+        let left = BATCH_MAX - thread.answered.len() - first.iter().len();
+        let rest: Vec<_> = thread.work.try_iter().take(left).collect();
         first.into_iter().chain(rest).for_each(|work| thread.take(work));
         thread.answer(failed);
         progress = thread.unmap(failed);
@@ -108,6 +135,13 @@ struct Told {
 /// The state of the thread.
 struct Thread {
     image: Image,
+    work: Receiver<Work>,
+    committer: Committer,
+    /// Changes that wait until all L2 tables were looked at, or work that waits for the end of a commit: the lanes
+    /// bound its amount.
+    held: VecDeque<Work>,
+    /// A table could not be read: the next change tries again.
+    is_stuck: bool,
     answered: Vec<Answered>,
     told: Vec<Told>,
     settled: Vec<Sender<io::Result<()>>>,
@@ -118,9 +152,13 @@ struct Thread {
 }
 
 impl Thread {
-    fn new(image: Image) -> Thread {
+    fn new(image: Image, work: Receiver<Work>, committer: Committer) -> Thread {
         Thread {
             image,
+            work,
+            committer,
+            held: VecDeque::new(),
+            is_stuck: false,
             answered: Vec::with_capacity(BATCH_MAX),
             told: Vec::new(),
             settled: Vec::new(),
@@ -129,43 +167,65 @@ impl Thread {
         }
     }
 
-    /// Waits for work, or until there is something to unmap.
-    fn receive(
-        &self,
-        work: &Receiver<Work>,
-        progress: Progress,
-    ) -> Result<Option<Work>, RecvTimeoutError> {
+    /// Returns whether L2 tables are to be looked at, or work is held.
+    fn has_more(&self) -> bool {
+        !self.held.is_empty() || (!self.is_stuck && self.image.is_looking())
+    }
+
+    /// Waits for work, or until there is something to look at or to unmap.
+    fn receive(&self, progress: Progress) -> Result<Option<Work>, RecvTimeoutError> {
         let wait = match progress {
+            _ if self.has_more() => Duration::ZERO,
             Progress::Leaving { are_free: true } => Duration::ZERO,
             Progress::Noted if !self.hurried.is_empty() => Duration::ZERO,
             Progress::Noted => self
                 .unmaps_at
                 .map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now())),
             Progress::Leaving { are_free: false } | Progress::Nothing => {
-                return Ok(Some(work.recv().map_err(|_| RecvTimeoutError::Disconnected)?));
+                return Ok(Some(self.work.recv().map_err(|_| RecvTimeoutError::Disconnected)?));
             }
         };
-        match work.recv_timeout(wait) {
+        match self.work.recv_timeout(wait) {
             Ok(work) => Ok(Some(work)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(gone) => Err(gone),
         }
     }
 
-    fn take(&mut self, work: Work) {
-        let image = &mut self.image;
-        match work {
-            Work::Ask(question, reply) => {
-                let changes = !matches!(question, Question::Read(..));
-                let (at, len) = question.range();
-                let answer = image.answer(question);
-                match image.answer_at_once(answer, at) {
-                    Ok(answer) => reply.send(answer),
-                    Err(answer) => {
-                        self.answered.push(Answered { reply, answer, changes, at, len });
+    /// Looks at a few L2 tables, and then takes most of a batch of the work that is held.
+    fn look(&mut self) {
+        if !self.is_stuck
+            && let Err(why) = self.image.look()
+        {
+            self.is_stuck = true;
+            self.image.complain(&why);
+            let errno = why.raw_os_error().unwrap_or(libc::EIO);
+            for work in self.held.drain(..) {
+                match work {
+                    Work::Ask(_, reply) => reply.send(Answer::Failed(errno)),
+                    Work::Grow(_, reply) => {
+                        let failed = Err(io::Error::from_raw_os_error(errno));
+                        let _ = reply.send(Ok((self.image.size_bytes(), failed))); // the control plane waits
                     }
+                    _ => {}
                 }
             }
+        }
+        if !self.image.is_looking() {
+            let batch: Vec<_> = self.held.drain(..self.held.len().min(BATCH_MAX - 1)).collect();
+            batch.into_iter().for_each(|work| self.take(work));
+        }
+    }
+
+    fn take(&mut self, work: Work) {
+        let image = &mut self.image;
+        if work.changes() && image.is_looking() {
+            self.is_stuck = false;
+            self.held.push_back(work);
+            return;
+        }
+        match work {
+            Work::Ask(question, reply) => ask(image, &mut self.answered, question, reply),
             Work::Tell(of, at, len, reply) => {
                 let piece = tell(image, of, at, len);
                 self.told.push(Told { reply, of, at, len, piece });
@@ -184,27 +244,51 @@ impl Thread {
                 image.versions().took_discard();
                 image.note_discarded(at, len);
             }
-            Work::Left => {}
+            // The thread of commits has gone back to sleep.
+            Work::Left | Work::Written(_) => {}
             Work::Unmap(reply) => self.hurried.push(reply),
         }
+    }
+
+    /// Lets the image commit changes. Reads are answered meanwhile if their part of the disk has not changed; the
+    /// others join the batch, because nothing changes before its end.
+    fn committing<T>(&mut self, act: impl FnOnce(&mut Image, Run<'_>) -> T) -> T {
+        let Thread { image, work, committer, answered, told, held, .. } = self;
+        act(image, &mut |image, job| {
+            committer.carry_out(job, work, &mut |work| match work {
+                Work::Ask(question, reply) if !question.changes() => {
+                    ask(image, answered, question, reply);
+                }
+                Work::Tell(of, at, len, reply) => {
+                    let piece = tell(image, of, at, len);
+                    told.push(Told { reply, of, at, len, piece });
+                }
+                work => held.push_back(work),
+            })
+        })
     }
 
     /// Makes the changes durable, and answers. Without a change in the batch, a commit that has found no room
     /// is not repeated.
     fn answer(&mut self, failed: &dyn Fn(i32)) {
-        let image = &mut self.image;
         let asks_commit = !self.settled.is_empty() || !self.hurried.is_empty();
         let committed = match asks_commit || self.answered.iter().any(|asked| asked.changes) {
-            true => image.commit(),
+            true => self.committing(Image::commit_by),
             false => {
-                image.end_batch();
+                self.image.end_batch();
                 Ok(())
             }
         };
-        image.lost().into_iter().for_each(failed);
+        self.image.lost().into_iter().for_each(failed);
         for reply in self.settled.drain(..) {
             let _ = reply.send(committed.map_err(io::Error::from_raw_os_error)); // an upgrade waits
         }
+        self.reply(committed);
+    }
+
+    /// Answers what has waited for a commit, with this outcome.
+    fn reply(&mut self, committed: Result<(), i32>) {
+        let image = &mut self.image;
         for Told { reply, of, at, len, piece } in self.told.drain(..) {
             // Before the commit, a part of a new cluster may not be in the file.
             let piece = match (image.lost(), committed) {
@@ -227,8 +311,9 @@ impl Thread {
     fn unmap(&mut self, failed: &dyn Fn(i32)) -> Progress {
         let is_time = self.unmaps_at.is_some_and(|at| at <= Instant::now());
         let may_begin = is_time || !self.hurried.is_empty();
-        let unmapped = self.image.unmap_discarded(may_begin);
+        let unmapped = self.committing(|image, run| image.unmap_discarded(may_begin, run));
         self.image.lost().into_iter().for_each(failed);
+        self.reply(unmapped.map(drop));
         let progress = unmapped.unwrap_or_else(|_| {
             self.image.forget_discarded();
             Progress::Nothing
@@ -247,6 +332,17 @@ impl Thread {
     }
 }
 
+/// Answers a question at once, or adds it to those that wait for the commit.
+fn ask(image: &mut Image, answered: &mut Vec<Answered>, question: Question, reply: Reply) {
+    let changes = question.changes();
+    let (at, len) = question.range();
+    let answer = image.answer(question);
+    match image.answer_at_once(answer, at) {
+        Ok(answer) => reply.send(answer),
+        Err(answer) => answered.push(Answered { reply, answer, changes, at, len }),
+    }
+}
+
 fn tell(image: &mut Image, of: Of, at: u64, len: u64) -> io::Result<Piece> {
     match of {
         Of::Image => image.own(at, len),
@@ -255,76 +351,4 @@ fn tell(image: &mut Image, of: Of, at: u64, len: u64) -> io::Result<Piece> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tables::tests::overlay;
-    use backend::Engine;
-    use backend::conformance::SyncEngine;
-    use rustix::fs::{SealFlags, fcntl_add_seals};
-
-    /// The questions of one batch, with the receiver of their answers.
-    fn ask(thread: &mut Thread, questions: Vec<Question>) -> Receiver<(Slot, Answer)> {
-        let (answers, answered) = channel();
-        let remote = SyncEngine::new().remote();
-        for (slot, question) in (0..).zip(questions) {
-            let token = Token { slot: Slot(slot), layer: 0 };
-            let reply = Reply { token, remote: remote.clone(), answers: answers.clone() };
-            thread.take(Work::Ask(question, reply));
-        }
-        answered
-    }
-
-    #[test]
-    fn a_place_that_is_committed_is_told_before_the_commit_and_no_other_one() {
-        const CLUSTER: u64 = 64 << 10;
-        let (_folder, _file, image) = overlay();
-        let mut thread = Thread::new(image);
-        let write = |at| Question::Write(at, vec![1; 4096]);
-        ask(&mut thread, vec![write(0), write(CLUSTER), write(3 * CLUSTER)]);
-        thread.answer(&|_| ());
-        let questions = vec![
-            write(2 * CLUSTER),
-            Question::Read(0, 4096),
-            Question::Read(2 * CLUSTER, 4096),
-            Question::Read(1 << 20, 4096),
-            write(CLUSTER),
-        ];
-        let answered = ask(&mut thread, questions);
-        let early: Vec<_> = answered.try_iter().collect();
-        let slots: Vec<_> = early.iter().map(|(Slot(slot), _)| *slot).collect();
-        assert_eq!(slots, [1, 3, 4]);
-        // The extent of the first clusters ends before the one that waits.
-        for (_, answer) in [&early[0], &early[2]] {
-            let Answer::Extent(extent, _) = answer else { panic!("{answer:?}") };
-            assert_eq!((extent.file, extent.end), (0, 2 * CLUSTER));
-        }
-        thread.answer(&|_| ());
-        assert_eq!(answered.try_iter().map(|(Slot(slot), _)| slot).collect::<Vec<_>>(), [0, 2]);
-    }
-
-    #[test]
-    fn a_failed_commit_gives_no_question_of_its_batch_a_place_that_the_file_lacks() {
-        let (_folder, file, image) = overlay();
-        let mut thread = Thread::new(image);
-        let questions = vec![
-            Question::Write(4096, vec![1; 4096]),
-            Question::Read(0, 4096),
-            Question::Write(0, vec![1; 4096]),
-            Question::Read(1 << 20, 4096),
-        ];
-        let answered = ask(&mut thread, questions);
-        let (reply, piece) = channel();
-        thread.take(Work::Tell(Of::Disk, 0, 4096, reply));
-        fcntl_add_seals(&file, SealFlags::WRITE).expect("a seal");
-        let failures = std::cell::RefCell::new(Vec::new());
-        thread.answer(&|errno| failures.borrow_mut().push(errno));
-        assert_eq!(*failures.borrow(), [libc::EPERM]);
-        let mut found: Vec<_> = answered.try_iter().collect();
-        found.sort_by_key(|(Slot(slot), _)| *slot);
-        let found: Vec<Answer> = found.into_iter().map(|(_, answer)| answer).collect();
-        let failed = Answer::Failed(libc::EPERM);
-        assert_eq!(found[..3], [failed, Answer::Data(vec![9; 4096]), Answer::Failed(libc::EPERM)]);
-        assert!(matches!(found[3], Answer::Extent(extent, _) if extent.file == 1));
-        assert!(piece.recv().expect("an answer").is_err());
-    }
-}
+mod tests;

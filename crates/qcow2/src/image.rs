@@ -61,6 +61,11 @@ pub(crate) enum Question {
 }
 
 impl Question {
+    /// Returns whether it changes something.
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(self, Question::Read(..))
+    }
+
     /// Its position and length.
     pub(crate) fn range(&self) -> (u64, u64) {
         match self {
@@ -144,12 +149,13 @@ impl Image {
 
     /// Answers a question. The answer is valid after [`Image::commit`].
     pub(crate) fn answer(&mut self, question: Question) -> Answer {
-        let answered = match question {
+        let ready = if question.changes() { self.may_change() } else { Ok(()) };
+        let answered = ready.and_then(|()| match question {
             Question::Read(at, len) => self.read(at, len),
             Question::Write(at, data) => self.write(at, &data),
             Question::Zero(at, len) => self.zero(at, len),
             Question::Discard(at, len) => self.discard(at, len),
-        };
+        });
         answered.unwrap_or_else(|why| {
             self.complain(&why);
             Answer::Failed(why.raw_os_error().unwrap_or(libc::EIO))
@@ -167,6 +173,7 @@ impl Image {
     /// growth: one commit for each step, whose tables are small. After an error the disk in the image may have
     /// grown by some of the steps.
     pub(crate) fn grow(&mut self, bytes: u64) -> io::Result<()> {
+        self.may_change()?;
         self.make_room()?;
         // A range may end with the disk, within a cluster.
         self.forget_discarded();
@@ -183,7 +190,6 @@ impl Image {
             return Ok(());
         }
         let old = self.size_bytes();
-        self.may_change_all(old..bytes)?;
         // The last cluster gets a place if the disk ends within it, and it has none.
         let is_within = new == PreallocateMode::Zero && !old.is_multiple_of(self.cluster_bytes);
         let gets_place =
@@ -245,7 +251,7 @@ impl Image {
                 if end <= at {
                     return Ok(Found::Copy(SECTOR.min(len))); // the file ends within the sector
                 }
-                if shared || (storage.index() == 0 && !storage.is_sound(at / self.table_bytes())?) {
+                if shared || (storage.index() == 0 && !storage.is_sound()) {
                     return Ok(Found::Copy(here));
                 }
                 let extent = Extent { start, end, file: storage.index(), host: offset };
@@ -307,6 +313,7 @@ impl Image {
 
     /// Makes zero clusters of whole clusters, and frees their places. A commit follows.
     pub(crate) fn free(&mut self, range: Range<u64>) -> io::Result<()> {
+        self.may_change()?;
         self.make_room()?;
         self.change(range.clone());
         let len = range.end - range.start;
@@ -390,7 +397,6 @@ impl Image {
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
         self.make_room()?;
-        self.may_change(at)?;
         self.change(at..at + len);
         let prepared = self.access.prepare_data_mapping(at, len, true)?;
         let done = prepared.length().min(len);
@@ -417,7 +423,6 @@ impl Image {
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
         self.make_room()?;
-        self.may_change(at)?;
         self.change(at..at + len);
         self.access.write_zeroes(at, len)?;
         self.claim_changed(at..at + len)?;
@@ -474,7 +479,6 @@ impl Image {
         let hides = self.hides(at, whole)?;
         if hides || frees {
             self.make_room()?;
-            self.may_change(at)?;
             self.change(at..at + whole);
             self.access.write_zeroes(at, whole)?;
             self.claim_changed(at..at + whole)?;

@@ -18,6 +18,7 @@
 mod chain;
 pub mod check;
 mod claims;
+mod committer;
 pub mod copy;
 #[cfg(test)]
 mod crash_tests;
@@ -36,6 +37,7 @@ mod hold_tests;
 mod image;
 mod in_use;
 pub mod inspect;
+mod job;
 mod lane;
 pub mod merge;
 #[cfg(test)]
@@ -120,7 +122,7 @@ pub struct Qcow2Disk {
     unmapped_bytes: Arc<AtomicU64>,
     /// A hole of the image's file is a hole without doubt.
     exact_holes: bool,
-    work: Mutex<Sender<Work>>,
+    work: Arc<Mutex<Sender<Work>>>,
     /// The mark of the image, while it may be written.
     in_use: Option<InUse>,
     cluster_bytes: u64,
@@ -263,7 +265,7 @@ impl Qcow2Disk {
             .map_err(|source| Qcow2Error::Image { path: path.into(), source })?;
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
-        let (work, in_use, reclaimed) = (Mutex::new(work), None, None);
+        let (in_use, reclaimed) = (None, None);
         Ok(Qcow2Disk {
             files,
             info,

@@ -12,7 +12,7 @@
 //! 7. refcounts that are lower than before.
 //!
 //! A phase without a write needs no sync. A write of the first phase that an earlier commit without room has
-//! made already is not repeated; its sync still is ([`crate::storage::Store::commit`]).
+//! made already is not repeated; its sync still is ([`crate::job::Job::run`]).
 
 use crate::check::refcount_of;
 use crate::places::Places;
@@ -22,13 +22,16 @@ use std::ops::Range;
 
 /// Smallest write that is atomic, in bytes.
 const SECTOR: u64 = 512;
-const PHASES: usize = 7;
+pub(crate) const PHASES: usize = 7;
 /// The header's fields `refcount_table_offset` and `refcount_table_clusters`.
 const REFCOUNT_POINTER: std::ops::Range<u64> = 48..60;
 
 /// Changed sectors by their number.
 #[derive(Debug, Default)]
-pub(crate) struct Overlay(BTreeMap<u64, [u8; SECTOR as usize]>);
+pub(crate) struct Overlay {
+    sectors: BTreeMap<u64, [u8; SECTOR as usize]>,
+    revision: u64,
+}
 
 /// Reads from the file below.
 pub(crate) type ReadBelow<'a> = &'a dyn Fn(&mut [u8], u64) -> io::Result<()>;
@@ -49,29 +52,35 @@ pub(crate) struct Commit {
 
 impl Overlay {
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.sectors.is_empty()
     }
 
     pub(crate) fn clear(&mut self) {
-        self.0.clear();
+        self.sectors.clear();
+    }
+
+    /// Another number after each change.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// End of the last changed sector.
     pub(crate) fn end(&self) -> u64 {
-        self.0.last_key_value().map_or(0, |(number, _)| (number + 1) * SECTOR)
+        self.sectors.last_key_value().map_or(0, |(number, _)| (number + 1) * SECTOR)
     }
 
     /// Forgets the changes of whole sectors in a range: newer data is in the file.
     pub(crate) fn forget(&mut self, offset: u64, len: u64) {
+        self.revision += 1;
         for number in offset.div_ceil(SECTOR)..(offset + len) / SECTOR {
-            self.0.remove(&number);
+            self.sectors.remove(&number);
         }
     }
 
     /// Replaces the bytes of `buf`, which were read at `offset`, by changed ones.
     pub(crate) fn patch(&self, buf: &mut [u8], offset: u64) {
         let end = offset + buf.len() as u64;
-        for (number, sector) in self.0.range(offset / SECTOR..end.div_ceil(SECTOR)) {
+        for (number, sector) in self.sectors.range(offset / SECTOR..end.div_ceil(SECTOR)) {
             let start = number * SECTOR;
             let (from, to) = (start.max(offset), (start + SECTOR).min(end));
             buf[(from - offset) as usize..(to - offset) as usize]
@@ -85,11 +94,12 @@ impl Overlay {
         offset: u64,
         below: ReadBelow<'_>,
     ) -> io::Result<()> {
+        self.revision += 1;
         let end = offset + data.len() as u64;
         for number in offset / SECTOR..end.div_ceil(SECTOR) {
             let start = number * SECTOR;
             let (from, to) = (start.max(offset), (start + SECTOR).min(end));
-            let sector = match self.0.entry(number) {
+            let sector = match self.sectors.entry(number) {
                 Entry::Occupied(changed) => changed.into_mut(),
                 Entry::Vacant(unchanged) => {
                     let mut sector = [0; SECTOR as usize];
@@ -121,7 +131,7 @@ impl Overlay {
     pub(crate) fn commit(&self, cluster_bytes: u64, below: ReadBelow<'_>) -> io::Result<Commit> {
         let places = Places::read(cluster_bytes, &|len, at| self.read(len, at, below))?;
         let Commit { mut phases, mut freed, .. } = Commit::default();
-        for (number, new) in &self.0 {
+        for (number, new) in &self.sectors {
             let at = number * SECTOR;
             let cluster = at >> places.cluster_bits;
             if let Some(block) = places.refcount_blocks.get(&cluster) {

@@ -6,19 +6,21 @@
 //! durable with the first phase. So no table on the disk ever names a cluster whose reference count
 //! or data is missing.
 // UNSAFETY: imago's `Storage` declares its functions `unsafe` because of alignment, which this
-// storage does not need. No block of this file does anything unsafe.
+// storage does not need. One block, for tests, exchanges the file below a descriptor.
 #![expect(unsafe_code)]
 
 use crate::guard::Guard;
-use crate::overlay::{Commit, Overlay, Phase};
+use crate::job::{Begun, Job, Out, Rest};
+use crate::overlay::{Commit, Overlay};
 use backend::holes::{are_exact, first_data};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{PreallocateMode, Storage};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, fallocate};
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -61,7 +63,7 @@ impl From<io::Error> for CommitError {
 
 impl CommitError {
     /// The error of a write, or of a change of the length.
-    fn of_write(why: io::Error) -> Self {
+    pub(crate) fn of_write(why: io::Error) -> Self {
         match why.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => CommitError::Full(why),
             _ => CommitError::Lost(why),
@@ -78,16 +80,14 @@ pub struct Store {
     path: PathBuf,
     /// Number in the chain: 0 is the image itself.
     index: u32,
-    file: File,
+    out: Arc<Out>,
     writable: bool,
     overlay: Mutex<Overlay>,
-    has_unsynced_data: AtomicBool,
     /// The refcount table has moved: its old place may be reused after a commit only.
     must_commit: AtomicBool,
     /// Since imago has opened the image for writing.
     pub(crate) guard: OnceLock<Mutex<Guard>>,
     helper: CommonStorageHelper,
-    log: Option<Log>,
 }
 
 impl Store {
@@ -102,14 +102,12 @@ impl Store {
         Ok(Store {
             path: path.into(),
             index,
-            file: File::options().read(true).write(writable).open(opened)?,
+            out: Arc::new(Out::new(File::options().read(true).write(writable).open(opened)?, log)),
             writable,
             overlay: Mutex::default(),
-            has_unsynced_data: AtomicBool::new(false),
             must_commit: AtomicBool::new(false),
             guard: OnceLock::new(),
             helper: CommonStorageHelper::default(),
-            log,
         })
     }
 
@@ -123,7 +121,7 @@ impl Store {
         self.check_data(offset, data.len() as u64)?;
         // imago may have copied the old content of the whole cluster there, for the next commit.
         self.overlay().forget(offset, data.len() as u64);
-        self.write_file(data, offset)
+        self.out.write(data, offset)
     }
 
     /// Forgets the content of free clusters that waits for the next commit.
@@ -135,57 +133,59 @@ impl Store {
     pub fn zero_data(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_data(offset, len)?;
         self.overlay().forget(offset, len);
-        self.has_unsynced_data.store(true, Ordering::Relaxed);
-        self.log(|| Change::Write { offset, data: vec![0; len as usize] });
-        zero(&self.file, offset, len)
+        self.out.changes(|| Change::Write { offset, data: vec![0; len as usize] });
+        zero(&self.out.file, offset, len)
     }
 
-    fn write_file(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        self.has_unsynced_data.store(true, Ordering::Relaxed);
-        self.log(|| Change::Write { offset, data: data.to_vec() });
-        self.file.write_all_at(data, offset)
-    }
-
-    /// Writes the waiting changes in phases; each phase is durable before the next. Returns the ranges of
-    /// the clusters that have become free, durably.
+    /// Begins to write the waiting changes: they are fixed from now on until [`Store::end_commit`]. `None`: there
+    /// are none.
     ///
     /// # Errors
-    /// [`CommitError`]. A sync that fails may have lost data of earlier writes, also if it finds no room.
-    pub fn commit(&self, cluster_bytes: u64) -> Result<Vec<Range<u64>>, CommitError> {
-        let mut overlay = self.overlay();
+    /// [`CommitError`].
+    pub(crate) fn begin_commit(&self, cluster_bytes: u64) -> Result<Option<Begun>, CommitError> {
+        let overlay = self.overlay();
         self.guard().map_or(Ok(()), |guard| guard.check())?;
         let end = overlay.end().max(self.size_bytes()?);
         let end = end.next_multiple_of(cluster_bytes);
-        let freed = if overlay.is_empty() {
+        if overlay.is_empty() {
             self.extend(end).map_err(CommitError::of_write)?;
-            Vec::new()
-        } else {
-            let Commit { phases, freed, places } =
-                overlay.commit(cluster_bytes, &|buf, at| self.read_file(buf, at))?;
-            self.guard().map_or(Ok(()), |mut guard| guard.check_commit(&places, &freed))?;
-            self.extend(end).map_err(CommitError::of_write)?;
-            let written = self.write_phases(&phases);
-            if let Some(mut guard) = self.guard() {
-                match written {
-                    Ok(()) => guard.committed(places, &freed),
-                    Err(_) => guard.half_free(freed.clone()),
-                }
+            self.must_commit.store(false, Ordering::Relaxed);
+            return Ok(None);
+        }
+        let Commit { phases, freed, places } =
+            overlay.commit(cluster_bytes, &|buf, at| self.read_file(buf, at))?;
+        self.guard().map_or(Ok(()), |mut guard| guard.check_commit(&places, &freed))?;
+        let job = Job::new(&self.out, end, phases);
+        let rest = Rest { freed, places, revision: overlay.revision() };
+        Ok(Some(Begun { job, rest }))
+    }
+
+    /// Takes the outcome of the [`Job`] of a commit. Returns the ranges of the clusters that have become free,
+    /// durably.
+    ///
+    /// # Errors
+    /// [`CommitError`]. A sync that fails may have lost data of earlier writes, also if it finds no room.
+    pub(crate) fn end_commit(
+        &self,
+        rest: Rest,
+        written: Result<(), CommitError>,
+    ) -> Result<Vec<Range<u64>>, CommitError> {
+        let mut overlay = self.overlay();
+        let Rest { freed, places, revision } = rest;
+        let written = written.and_then(|()| match overlay.revision() == revision {
+            true => Ok(()),
+            false => Err(io::Error::other("a table has changed during its commit").into()),
+        });
+        if let Some(mut guard) = self.guard() {
+            match written {
+                Ok(()) => guard.committed(places, &freed),
+                Err(_) => guard.half_free(freed.clone()),
             }
-            written.map(|()| freed)?
-        };
+        }
+        written?;
         overlay.clear();
         self.must_commit.store(false, Ordering::Relaxed);
         Ok(freed)
-    }
-
-    fn write_phases(&self, phases: &[Phase]) -> Result<(), CommitError> {
-        for phase in phases {
-            for (offset, data) in phase {
-                self.write_file(data, *offset).map_err(CommitError::of_write)?;
-            }
-            self.sync_data()?;
-        }
-        Ok(())
     }
 
     /// Bytes at a position, with the changes that wait for the next commit; zeroes behind the end.
@@ -196,17 +196,34 @@ impl Store {
         self.overlay().read(len, offset, &|buf, at| self.read_file(buf, at))
     }
 
+    /// Makes the host read a range of the file, so that many reads are in flight at once.
+    pub(crate) fn read_ahead(&self, offset: u64, len: u64) {
+        // Only advice: the read itself follows.
+        let _ = rustix::fs::fadvise(&self.out.file, offset, NonZeroU64::new(len), Advice::WillNeed);
+    }
+
     /// The first data in a range of the file; empty at its end if there is none.
     pub fn first_data(&self, range: Range<u64>) -> io::Result<Range<u64>> {
-        first_data(&self.file, range)
+        first_data(&self.out.file, range)
     }
 
     /// Gives the space of free clusters back to the host, if the file system can do it.
     pub fn punch(&self, range: Range<u64>) {
         let len = range.end - range.start;
-        if punch(&self.file, range.start, len).is_ok() {
-            self.log(|| Change::Write { offset: range.start, data: vec![0; len as usize] });
+        if punch(&self.out.file, range.start, len).is_ok() {
+            self.out.log(|| Change::Write { offset: range.start, data: vec![0; len as usize] });
         }
+    }
+
+    /// Gives the descriptor another open file, and returns the one before.
+    #[cfg(test)]
+    pub(crate) fn exchange(&self, other: &File) -> File {
+        use std::os::fd::AsRawFd;
+        let before = self.out.file.try_clone().expect("a duplicate");
+        // SAFETY: both descriptors are open, and the one of this store stays its own.
+        let done = unsafe { libc::dup2(other.as_raw_fd(), self.out.file.as_raw_fd()) };
+        assert!(done >= 0, "dup2 succeeds");
+        before
     }
 
     /// Returns whether a commit must follow before the next change.
@@ -216,12 +233,12 @@ impl Store {
 
     /// Returns whether a hole of the file is a hole without doubt.
     pub fn has_exact_holes(&self) -> bool {
-        are_exact(&self.file).unwrap_or(false)
+        are_exact(&self.out.file).unwrap_or(false)
     }
 
     /// Bytes that the file system has for other data.
     pub fn free_bytes(&self) -> io::Result<u64> {
-        let told = rustix::fs::fstatvfs(&self.file)?;
+        let told = rustix::fs::fstatvfs(&self.out.file)?;
         Ok(told.f_bavail.saturating_mul(told.f_frsize))
     }
 
@@ -231,26 +248,17 @@ impl Store {
 
     /// Makes the data durable.
     pub(crate) fn sync_data(&self) -> io::Result<()> {
-        if self.has_unsynced_data.swap(false, Ordering::Relaxed) {
-            self.file.sync_data()?;
-            self.log(|| Change::Sync);
-        }
-        Ok(())
+        self.out.sync()
     }
 
     fn extend(&self, wanted: u64) -> io::Result<()> {
-        if wanted > self.size_bytes()? {
-            self.has_unsynced_data.store(true, Ordering::Relaxed);
-            self.log(|| Change::SetLen(wanted));
-            self.file.set_len(wanted)?;
-        }
-        Ok(())
+        self.out.extend(wanted)
     }
 
     /// Reads the file; zeroes behind its end.
     fn read_file(&self, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
         while !buf.is_empty() {
-            match self.file.read_at(buf, offset) {
+            match self.out.file.read_at(buf, offset) {
                 Ok(0) => {
                     buf.fill(0);
                     return Ok(());
@@ -273,13 +281,7 @@ impl Store {
 
     /// Length of the file in bytes.
     pub fn size_bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
-    }
-
-    fn log(&self, change: impl FnOnce() -> Change) {
-        if let Some(log) = &self.log {
-            log.lock().unwrap_or_else(PoisonError::into_inner).push(change());
-        }
+        self.out.size_bytes()
     }
 }
 

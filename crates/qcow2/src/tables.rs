@@ -14,10 +14,14 @@
 
 use crate::extents::Extent;
 use crate::image::{Answer, Image, Question};
+use crate::job::{Begun, Job};
 use crate::storage::CommitError;
 use crate::versions::Ranges;
 use std::io;
 use std::ops::Range;
+
+/// Carries out the writes of a commit.
+pub(crate) type Run<'a> = &'a mut dyn FnMut(&mut Image, Job) -> Result<(), CommitError>;
 
 /// The changes of the tables, and what the last commit has made of them.
 #[derive(Debug, Default)]
@@ -85,9 +89,17 @@ impl Image {
     /// # Errors
     /// errno of the failure: again and again until there is room, or for ever ([`Image::lost`]).
     pub(crate) fn commit(&mut self) -> Result<(), i32> {
+        self.commit_by(&mut |_, job| job.run())
+    }
+
+    /// The same. `run` carries the writes out, and may read the image meanwhile, but not change it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn commit_by(&mut self, run: Run<'_>) -> Result<(), i32> {
         let committed = match self.tables.state {
             State::Lost(errno) | State::Full { errno, is_repeated: true } => Err(errno),
-            State::Sound | State::Full { .. } => self.write_tables(),
+            State::Sound | State::Full { .. } => self.write_tables_by(run),
         };
         self.end_batch();
         committed
@@ -130,14 +142,23 @@ impl Image {
 
     /// A commit within a batch.
     pub(crate) fn write_tables(&mut self) -> Result<(), i32> {
+        self.write_tables_by(&mut |_, job| job.run())
+    }
+
+    fn write_tables_by(&mut self, run: Run<'_>) -> Result<(), i32> {
         if self.tables.uncommitted.is_empty() {
             return Ok(());
         }
         // The flush moves the tables from imago's caches to the overlay.
         let flushed = self.access.flush().map_err(CommitError::Lost);
         let committed = flushed.and_then(|()| {
+            let Some(Begun { job, rest }) = self.store()?.begin_commit(self.cluster_bytes())?
+            else {
+                return Ok(());
+            };
+            let written = run(self, job);
             let store = self.store()?;
-            let freed = store.commit(self.cluster_bytes())?;
+            let freed = store.end_commit(rest, written)?;
             if self.gives_back {
                 freed.into_iter().for_each(|range| store.punch(range));
             }
@@ -220,6 +241,7 @@ impl Image {
 pub(crate) mod tests {
     use super::*;
     use crate::image::Piece;
+    use crate::storage::Log;
     use crate::{AllowBacking, chain};
     use backend::file::place;
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -257,6 +279,11 @@ pub(crate) mod tests {
 
     /// An image over a raw file of 8 MiB full of nines. A seal of the file can make its writes fail.
     pub(crate) fn overlay() -> (tempfile::TempDir, File, Image) {
+        overlay_with(None)
+    }
+
+    /// The same; the log gets all changes.
+    pub(crate) fn overlay_with(log: Option<Log>) -> (tempfile::TempDir, File, Image) {
         let folder = tempfile::tempdir().expect("a folder");
         let (base, path) = (folder.path().join("base.raw"), folder.path().join("a.qcow2"));
         fs::write(&base, vec![9; 8 << 20]).expect("a base");
@@ -269,7 +296,7 @@ pub(crate) mod tests {
         let opened = [place(&file), base];
         let links = chain::follow_open(&path, &opened, AllowBacking::SameDir).expect("a chain");
         let header = links[0].header.as_ref().expect("a header");
-        let access = chain::open(&links, true, None).expect("it opens");
+        let access = chain::open(&links, true, log).expect("it opens");
         let image = Image::new(access, header, std::sync::Arc::default());
         (folder, file, image)
     }

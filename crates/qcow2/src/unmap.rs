@@ -17,6 +17,7 @@
 use crate::extents::Extent;
 use crate::image::{Found, Image};
 use crate::storage::Store;
+use crate::tables::Run;
 use crate::versions::Ranges;
 use std::io;
 use std::ops::Range;
@@ -123,11 +124,15 @@ impl Image {
     }
 
     /// Frees clusters that nobody knows, as many as one commit shall have. A new epoch begins only if it
-    /// `may_begin`.
+    /// `may_begin`. `run` is that of [`Image::commit_by`].
     ///
     /// # Errors
     /// errno of a failed commit, also of an earlier one.
-    pub(crate) fn unmap_discarded(&mut self, may_begin: bool) -> Result<Progress, i32> {
+    pub(crate) fn unmap_discarded(
+        &mut self,
+        may_begin: bool,
+        run: Run<'_>,
+    ) -> Result<Progress, i32> {
         self.check_committed()?;
         if self.discarded.leaving.is_empty() && may_begin && !self.discarded.noted.is_empty() {
             self.discarded.leaving = std::mem::take(&mut self.discarded.noted);
@@ -144,7 +149,7 @@ impl Image {
             if let Err(why) = self.unmap(ranges) {
                 self.complain(&why);
             }
-            self.commit()?;
+            self.commit_by(run)?;
         }
         Ok(self.discarding())
     }

@@ -28,6 +28,15 @@ const STEP: u64 = 5;
 
 /// Half of the duration of an outage of all servers.
 const OUTAGE: Duration = Duration::from_secs(2);
+/// Extent of a case on an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Length {
+    /// One loss and return: for each change of the project.
+    Short,
+    /// All of them.
+    Long,
+}
+
 /// A load without FLUSH.
 const NO_FLUSHES: Serving = Serving { options: &[], flushes: false };
 

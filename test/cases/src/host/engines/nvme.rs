@@ -40,7 +40,7 @@ cases! { Host;
     "engine-nvme-lost", Full,
         "the host gives both paths up on the kernel plane: requests fail, and the daemon ends in order",
         |env| lost(&env.over_daemon());
-    "engine-nvme-lost-uring", Full,
+    "engine-nvme-lost-uring", Uring,
         "the same on the io_uring plane",
         |env| lost(&env.on(Plane::Uring));
 }
