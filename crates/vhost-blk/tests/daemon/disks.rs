@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Disks come and go, and each verb does its work or says why not.
 
-use crate::common::{self, Daemon, program};
+use crate::common::{self, Daemon};
 use crate::rig::{Rig, run_line, scrape};
 use driver::{Device, Request};
 use serde_json::{Value, json};

@@ -13,13 +13,20 @@ fn told_names(told: &Value) -> Vec<&str> {
 #[test]
 fn disks_that_hang_at_once_keep_no_answer_of_another_back_however_short_the_patience() {
     let rig = Rig::new();
-    let guests = ["stuck1", "stuck2"].map(|name| {
+    // One for each connection of `ctl`.
+    let stuck: Vec<_> = (1..=8).map(|n| format!("stuck{n}")).collect();
+    let submit = |name: &String| {
         rig.add(name, "--wrap delay:us=3600000000");
-        let guest = submitted(&rig, name);
-        rig.refused(&format!("--timeout 1 pause {name}"), 3);
-        guest
+        submitted(&rig, name)
+    };
+    let guests: Vec<_> = stuck.iter().map(submit).collect();
+    let rig = &rig;
+    std::thread::scope(|scope| {
+        for name in &stuck {
+            scope.spawn(move || rig.refused(&format!("--timeout 1 pause {name}"), 3));
+        }
     });
-    // The names of the last ones follow those that hang.
+    // Asked about before and after those that hang.
     ["a", "x1", "x2", "x3"].iter().for_each(|name| rig.add(name, ""));
     for (patience, code) in [("--timeout 4 ", 3), ("", 1)] {
         let all = rig.ctl(&format!("--json {patience}stats --all"));
