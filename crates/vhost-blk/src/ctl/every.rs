@@ -101,7 +101,7 @@ where
             }
             self.ask_all(&mut first)
         });
-        // Those that the others have returned.
+        // Again, for disks that the others have returned.
         let asked = asked.and_then(|()| self.ask_all(&mut first));
         let mut replies = std::mem::take(&mut self.lock().replies);
         let unasked = || Err(asked.clone().expect_err("otherwise each disk was asked about"));

@@ -209,7 +209,7 @@ struct Entry {
     job: Option<Arc<Job>>,
     /// The reason for which the last mirror has ended, if it has failed.
     last_mirror: Option<String>,
-    /// What follows its end.
+    /// The next state of its name.
     after: After,
 }
 

@@ -22,7 +22,7 @@ use crate::options::DiskArgs;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-/// What follows the end of a served disk.
+/// The next state of the name of a served disk, after its end.
 pub(super) enum After {
     /// Its name is free.
     Nothing,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The wire protocol, by hand-written bytes.
 
+use crate::common::{self, program};
 use crate::rig::Rig;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
