@@ -80,7 +80,7 @@ fn check_upgrade(mut args: Vec<OsString>) -> Result<ExitCode, Failure> {
             Err(Failure::usage("check an upgrade", why, "give one of them"))
         }
     }
-    .map(|()| ExitCode::SUCCESS)
+    .map(|()| print(upgrade::CHECK_ANSWER))
 }
 
 fn ended(outcome: Result<ExitCode, Failure>, as_json: bool) -> ExitCode {
@@ -156,7 +156,14 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
         _ => {
             let program = Cli::command();
             let known = args.get(1).and_then(|name| program.find_subcommand(name));
-            let command = known.map_or(String::new(), |command| format!(" {}", command.get_name()));
+            let mut command =
+                known.map_or(String::new(), |command| format!(" {}", command.get_name()));
+            let verbs = args.iter().skip(2);
+            let verb =
+                known.and_then(|known| verbs.filter_map(|it| known.find_subcommand(it)).next());
+            if let Some(verb) = verb {
+                command += &format!(" {}", verb.get_name());
+            }
             let mut failure = Failure::from_clap("the command line", &command, &error);
             if command == " check" {
                 failure.sort = Sort::Run; // as with `qemu-img check`, 2 means errors in the image

@@ -81,7 +81,11 @@ fn check(process: &ProcessArgs, folder: &Path) -> Result<(), Failure> {
             Ok(())
         }
         errors => {
-            let why = format!("{errors} errors in {count} files");
+            let of = |count: usize, noun: &str| match count {
+                1 => format!("1 {noun}"),
+                _ => format!("{count} {noun}s"),
+            };
+            let why = format!("{} in {}", of(errors, "error"), of(count, "file"));
             Err(Failure::usage("use all of the configuration", why, "see the lines above"))
         }
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Events of the disks, for `vhost-blk ctl events`.
 
-use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
+use crate::clock;
+use crate::subscription::{Feed, Subscription, feed, lock};
 use crate::values::{OnError, word};
 use data_plane::{ErrorRules, HealthEvent, Limits, Operation, StorageFailure};
 use serde_json::{Value, json};
@@ -119,7 +120,7 @@ impl Events {
     /// lost their connections: without one, the event is kept for the next.
     pub fn tell_upgraded(&self, from: &str, to: &str, pause_us: u64) {
         let event = json!({
-            "time_ms": now_ms(), "event": "upgraded", "from": from, "to": to, "pause_us": pause_us,
+            "time": clock::now(), "event": "upgraded", "from": from, "to": to, "pause_us": pause_us,
         });
         let mut subscribers = lock(&self.0);
         match subscribers.have_some() {
@@ -134,7 +135,7 @@ impl Events {
     /// The error of the system call, if no file descriptor is left.
     pub fn subscribe(&self) -> io::Result<Subscription> {
         let (feed, subscription) =
-            feed(|lost| json!({"time_ms": now_ms(), "event": "lost", "lost": lost}))?;
+            feed(|lost| json!({"time": clock::now(), "event": "lost", "lost": lost}))?;
         let mut subscribers = lock(&self.0);
         subscribers.kept.take().into_iter().for_each(|event| feed.push(event));
         subscribers.feeds.push(feed);
@@ -235,7 +236,7 @@ fn event(disk: &str, change: &Change) -> Value {
             (name.to_owned(), fields.unwrap_or_else(|| json!({})))
         }
     };
-    let mut event = json!({"time_ms": now_ms(), "disk": disk, "event": name});
+    let mut event = json!({"time": clock::now(), "disk": disk, "event": name});
     for (field, value) in fields.as_object().into_iter().flatten() {
         event[field] = value.clone();
     }

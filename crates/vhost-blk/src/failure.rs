@@ -14,6 +14,8 @@ pub enum Sort {
     Usage,
     /// There is no disk of this name.
     NoSuchDisk,
+    /// The daemon serves as many others as it can.
+    Busy,
     /// No daemon answers a client.
     NoAnswer,
 }
@@ -82,7 +84,7 @@ impl Failure {
 
     fn status(&self) -> u8 {
         match self.sort {
-            Sort::Run | Sort::NoSuchDisk => 1,
+            Sort::Run | Sort::NoSuchDisk | Sort::Busy => 1,
             Sort::Usage => 2,
             Sort::NoAnswer => 3,
         }

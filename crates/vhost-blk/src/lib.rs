@@ -6,6 +6,7 @@
 
 pub mod backup;
 pub mod cli;
+mod clock;
 pub mod config;
 pub mod control;
 pub mod create;

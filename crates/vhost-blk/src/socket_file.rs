@@ -78,8 +78,10 @@ pub fn listen(
         let why = format!("the path has {bytes} bytes and the kernel takes 1 to {PATH_BYTES_MAX}");
         return Err(failed(&why, "choose another path"));
     }
-    let lock = lock_directory(path, START_WAIT_MAX)
-        .map_err(|error| failed(&error, "see that its directory exists and may be read"))?;
+    let lock = lock_directory(path, START_WAIT_MAX).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => missing(path),
+        _ => failed(&error, "see that its folder may be read and is used by no hanging program"),
+    })?;
     clear(path)?;
     let system = |error: io::Error| failed(&error, "check the permissions of the directory");
     let address = SockAddr::unix(path).map_err(system)?;
@@ -103,6 +105,16 @@ pub fn listen(
         return Err(failure);
     }
     Ok((UnixListener::from(OwnedFd::from(socket)), file))
+}
+
+/// The error of a socket whose folder does not exist. This program makes none: owner and mode of the folder decide
+/// which users reach the socket.
+fn missing(path: &Path) -> Failure {
+    let folder = path.parent().unwrap_or(Path::new("")).display();
+    let why = format!("there is no folder {folder}");
+    let remedy = "make it, with an owner and a mode that let the users of the socket reach it (mkdir, install -d); \
+                  for a service below /run by RuntimeDirectory= of its unit, or by tmpfiles.d";
+    Failure::run(format!("listen on {}", path.display()), why, remedy)
 }
 
 /// Removes a stale socket at `path`; refuses any other existing file.
@@ -211,6 +223,16 @@ mod tests {
         });
         assert_eq!(won.len(), 1);
         UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn a_missing_folder_is_named_with_the_ways_to_make_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("none/disk.sock");
+        let failure = listen(&path, 0o600, None).unwrap_err();
+        assert_eq!(failure.why, format!("there is no folder {}/none", dir.path().display()));
+        assert!(failure.remedy.contains("RuntimeDirectory="), "{failure}");
+        assert!(!dir.path().join("none").exists());
     }
 
     #[test]

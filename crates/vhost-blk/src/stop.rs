@@ -21,7 +21,6 @@ struct State {
     /// The other end of `asked` until the request.
     ask: Option<UnixStream>,
     connection: Option<UnixStream>,
-    is_final: bool,
 }
 
 impl Stop {
@@ -31,7 +30,7 @@ impl Stop {
     /// The error of the system call, if no file descriptor is left.
     pub fn new() -> io::Result<Stop> {
         let (asked, ask) = UnixStream::pair()?;
-        let state = State { ask: Some(ask), connection: None, is_final: false };
+        let state = State { ask: Some(ask), connection: None };
         Ok(Stop { state: Mutex::new(state), asked })
     }
 
@@ -52,16 +51,6 @@ impl Stop {
             state.ask = None;
         }
         is_idle
-    }
-
-    /// No reload that waits for the end of the disk starts it again.
-    pub fn make_final(&self) {
-        self.lock().is_final = true;
-    }
-
-    /// Returns whether [`Stop::make_final`] was called.
-    pub fn is_final(&self) -> bool {
-        self.lock().is_final
     }
 
     /// Returns whether the stop was requested.

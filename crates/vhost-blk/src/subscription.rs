@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Maximum messages that wait for a subscriber.
 pub const RING_MAX: usize = 256;
@@ -104,11 +103,6 @@ impl AsFd for Subscription {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.wake.as_fd()
     }
-}
-
-/// Milliseconds since 1970.
-pub(crate) fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

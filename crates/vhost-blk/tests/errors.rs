@@ -128,7 +128,7 @@ fn full(mount: &Mount, kind: Kind, packed: bool, kill: bool) {
     let reason = told["halted"]["reason"].as_str().unwrap();
     assert!(reason.contains("write of 1048576 bytes") && reason.contains("No space"), "{reason}");
     assert_eq!(told["queues"][0]["kept"], 1);
-    assert!(ctl(&control, &["status"]).contains("state       halted: a write"));
+    assert!(ctl(&control, &["status"]).contains("state       halted since 20"));
     // There is no room yet.
     ctl(&control, &["resume"]);
     place.wait_until("it halts again", || status(&control)["halts"] == 2);

@@ -88,7 +88,7 @@ pub(super) fn request(
             Destination::File { path, format: format.unwrap_or(Format::Raw) }
         }
     };
-    client.log("Backup", &disk);
+    client.means(&disk);
     let order = Arc::new(Order { disk, target, extent, bandwidth, verify, reflink });
     Ok(Request { order, more: call.more })
 }

@@ -4,7 +4,7 @@
 use super::client::Client;
 use super::methods::only_disk;
 use super::protocol::{Call, CallError, text};
-use super::values::unix_seconds;
+use crate::clock;
 use crate::disks::{BitmapFacts, Disks};
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ pub(super) fn list(disks: &Disks, call: &mut Call) -> Result<Value, CallError> {
             "part_bytes": bitmap.part_bytes,
             "changed_bytes": bitmap.changed_bytes,
             "backup": bitmap.backup,
-            "since_unix_s": bitmap.since.map(unix_seconds),
+            "since": bitmap.since.map(clock::told),
             "busy": bitmap.is_busy,
             "problem": bitmap.problem,
         })
@@ -35,7 +35,7 @@ pub(super) fn remove(
     let bitmap = call.required("bitmap", text)?;
     call.no_more()?;
     let name = disks.resolve(wanted.as_deref())?;
-    client.log("RemoveBitmap", &name);
+    client.means(&name);
     disks.remove_bitmap(&name, &bitmap, || client.is_connected())?;
     Ok(json!({}))
 }

@@ -4,14 +4,17 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
+use std::cell::RefCell;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// A connected client.
 pub(super) struct Client<'a> {
     stream: &'a UnixStream,
-    pid: i32,
-    uid: u32,
+    pub(super) pid: i32,
+    pub(super) uid: u32,
+    /// The disk of its command, once it is found.
+    pub(super) disk: RefCell<String>,
 }
 
 impl<'a> Client<'a> {
@@ -22,7 +25,7 @@ impl<'a> Client<'a> {
     pub(super) fn of(stream: &'a UnixStream) -> std::io::Result<Self> {
         let peer = socket_peercred(stream)?;
         let pid = peer.pid.as_raw_nonzero().get();
-        Ok(Client { stream, pid, uid: peer.uid.as_raw() })
+        Ok(Client { stream, pid, uid: peer.uid.as_raw(), disk: RefCell::default() })
     }
 
     /// Returns whether the client has the rights of this process: it is root's, or of the same user.
@@ -30,10 +33,9 @@ impl<'a> Client<'a> {
         [0, geteuid().as_raw()].contains(&self.uid)
     }
 
-    /// Logs a command that changes something.
-    pub(super) fn log(&self, method: &str, disk: &str) {
-        let (pid, uid) = (self.pid, self.uid);
-        tracing::info!(method, disk, pid, uid, "command");
+    /// Notes the disk of its command, for the log.
+    pub(super) fn means(&self, disk: &str) {
+        disk.clone_into(&mut self.disk.borrow_mut());
     }
 
     /// Returns whether the client still waits.

@@ -87,7 +87,7 @@ pub(super) fn carry_out(
         "Remove" => remove(disks, client, &mut call)?,
         "Save" => {
             let name = only_disk(disks, &mut call)?;
-            client.log("Save", &name);
+            client.means(&name);
             saving::save(disks, client, &name)?
         }
         "Commit" => snapshot::commit(disks, client, &mut call)?,
@@ -98,12 +98,11 @@ pub(super) fn carry_out(
         "CancelMirror" => mirror::cancel(disks, client, &mut call)?,
         "Snapshot" => snapshot::take(disks, client, &mut call)?,
         "Snapshots" => snapshot::list(disks, &mut call)?,
-        "SetLogLevel" => set_log_level(client, &mut call)?,
+        "SetLogLevel" => set_log_level(&mut call)?,
         "Backup" => return backup::request(disks, client, &mut call).map(Done::Backup),
         "Upgrade" => return upgrade(client, &mut call).map(Done::Upgrade),
         "Stop" => {
             call.no_more()?;
-            client.log("Stop", "");
             return Ok(Done::Stop);
         }
         "Events" => {
@@ -160,9 +159,7 @@ fn of_disk(
     if saves {
         disks.check_save_of(&name)?;
     }
-    if command != Command::Status {
-        client.log(method, &name);
-    }
+    client.means(&name);
     if command == Command::Resume {
         disks.before_resume(&name, || client.is_connected())?;
     }
@@ -274,7 +271,7 @@ fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, 
     if disks.start_of(Some(&name)).is_none() {
         disks.resolve(Some(&name))?;
     }
-    client.log("Remove", &name);
+    client.means(&name);
     only_many(disks, "remove a disk")?;
     if forgets {
         disks.forget(&name)?;
@@ -300,7 +297,7 @@ fn add(
         Some(_) => return Err(CallError::InvalidParameter("image".into())),
     };
     only_many(disks, "add a disk")?;
-    client.log("Add", &name);
+    client.means(&name);
     let args = crate::config::disk_of_table(&format!("the options of the disk {name}"), &table)?;
     if saves {
         disks.check_save(&name)?;
@@ -344,7 +341,6 @@ fn limits(call: &mut Call) -> Result<Limits, CallError> {
 
 fn reload(disks: &Arc<Disks>, client: &Client<'_>, call: &Call) -> Result<Value, CallError> {
     call.no_more()?;
-    client.log("Reload", "");
     let what = "read the configuration again";
     let act = "the reload of the configuration".to_owned();
     let turn = disks.turn(what, act, &mut || client.is_connected())?;
@@ -369,7 +365,6 @@ fn upgrade(client: &Client<'_>, call: &mut Call) -> Result<Option<PathBuf>, Call
         let remedy = "leave the program out, or ask one of them";
         return Err(Failure::run(UPGRADE, why, remedy).into());
     }
-    client.log("Upgrade", "");
     Ok(program.map(PathBuf::from))
 }
 
@@ -387,7 +382,7 @@ fn trace(
     }
     let name = wanted.map(|name| disks.resolve(Some(&name))).transpose()?;
     let untraced = untraced(name.as_deref(), disks.untraceable())?;
-    client.log("Trace", name.as_deref().unwrap_or(""));
+    client.means(name.as_deref().unwrap_or(""));
     Ok((disks.trace(name, Duration::from_micros(bound))?, json!({"untraced": untraced})))
 }
 
@@ -407,10 +402,9 @@ fn untraced(name: Option<&str>, untraceable: Vec<String>) -> Result<Vec<String>,
     Ok(Vec::new())
 }
 
-fn set_log_level(client: &Client<'_>, call: &mut Call) -> Result<Value, CallError> {
+fn set_log_level(call: &mut Call) -> Result<Value, CallError> {
     let level = call.required("level", word::<LogLevel>)?;
     call.no_more()?;
-    client.log("SetLogLevel", "");
     log::set_level(level);
     Ok(json!({}))
 }

@@ -25,7 +25,7 @@ pub(super) fn begin(
     };
     call.no_more()?;
     let name = disks.resolve(wanted_name.as_deref())?;
-    client.log("Mirror", &name);
+    client.means(&name);
     disks.mirror(&name, &wanted, || client.is_connected())?;
     Ok(json!({}))
 }
@@ -47,7 +47,7 @@ pub(super) fn complete(
     let update_config = call.optional("update_config", Value::as_bool)?.unwrap_or(false);
     call.no_more()?;
     let name = disks.resolve(wanted.as_deref())?;
-    client.log("CompleteMirror", &name);
+    client.means(&name);
     let done = disks.complete_mirror(&name, update_config, || client.is_connected())?;
     Ok(json!({
         "image": done.image.display().to_string(),
@@ -66,7 +66,7 @@ pub(super) fn cancel(
     call: &mut Call,
 ) -> Result<Value, CallError> {
     let name = only_disk(disks, call)?;
-    client.log("CancelMirror", &name);
+    client.means(&name);
     Ok(json!({"changed": disks.cancel_mirror(&name, || client.is_connected())?}))
 }
 

@@ -4,6 +4,7 @@
 //! Each connection has its own thread, which only reads, asks the disks and writes. A disk answers on
 //! its own thread, between two messages of its front-end.
 
+mod audit;
 mod backup;
 mod bitmaps;
 mod client;
@@ -17,15 +18,16 @@ mod snapshot;
 mod values;
 
 use crate::disks::Disks;
-use crate::failure::Failure;
+use crate::failure::{Failure, Sort};
 use crate::os;
 use crate::subscription::Subscription;
 use crate::upgrade::{Caller, TakenClient, Upgraded};
+use audit::Audit;
 use client::Client;
 use codec::{CALL_BYTES_MAX, Channel, CodecError};
 use methods::Done;
 use places::{CONNECTIONS_MAX, Places};
-use protocol::Call;
+use protocol::{Call, CallError};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
 use std::os::fd::AsFd;
@@ -63,14 +65,18 @@ pub fn welcome(client: TakenClient, disks: Arc<Disks>, upgraded: Upgraded) -> Re
     let body = move || {
         let deadline = Instant::now() + RESTART_MAX;
         let answer = upgraded.answer(&disks.events, |disk| is_connected(&disks, disk, deadline));
-        let reply = match answer {
-            Ok(parameters) => protocol::reply(parameters, false),
-            Err(failure) => {
-                tracing::error!("{failure}");
-                protocol::error(failure.into())
-            }
-        };
+        let outcome = answer.map_err(|failure| {
+            tracing::error!("{failure}");
+            CallError::from(failure)
+        });
         let TakenClient { mut channel, wants_answer } = client;
+        if let Ok(client) = Client::of(channel.stream()) {
+            Audit::of_upgrade().end(&client, outcome.as_ref().map(drop));
+        }
+        let reply = match outcome {
+            Ok(parameters) => protocol::reply(parameters, false),
+            Err(error) => protocol::error(error),
+        };
         let answered = match wants_answer {
             true => channel.send(&reply, &[], Some(REPLY_MAX)),
             false => Ok(()),
@@ -101,7 +107,7 @@ fn accept_all(listener: &UnixListener, disks: &Arc<Disks>, places: &Places) {
             let channel = Channel::new(stream, CALL_BYTES_MAX);
             // One reference of this thread, one of each connection.
             if Arc::strong_count(&open) > CONNECTIONS_MAX {
-                refuse(&channel, format!("{CONNECTIONS_MAX} others are connected"));
+                refuse(&channel, format!("{CONNECTIONS_MAX} others are connected"), Sort::Busy);
                 return Ok(());
             }
             let (disks, places, mine) = (Arc::clone(disks), places.clone(), Arc::clone(&open));
@@ -122,8 +128,9 @@ fn accept_all(listener: &UnixListener, disks: &Arc<Disks>, places: &Places) {
 }
 
 /// Tells a client that its connection ends. Does not wait for it.
-fn refuse(channel: &Channel, why: String) {
+fn refuse(channel: &Channel, why: String, sort: Sort) {
     let failure = Failure::run("serve the control connection", why, "try again later");
+    let failure = Failure { sort, ..failure };
     let _ = channel.send(&protocol::error(failure.into()), &[], Some(Duration::from_millis(10)));
 }
 
@@ -140,35 +147,44 @@ fn converse(channel: &mut Channel, disks: &Arc<Disks>, places: &Places) -> Resul
             }
         };
         let Some(call) = Call::of(message.value) else {
-            refuse(channel, "a message is no Varlink call".into());
+            refuse(channel, "a message is no Varlink call".into(), Sort::Run);
             return Ok(());
         };
         let is_oneway = call.oneway;
         let stream: UnixStream = channel.stream().try_clone()?;
         let client = Client::of(&stream)?;
+        let audit = Audit::of(&call);
+        audit.iter().for_each(|audit| audit.begin(&client));
+        let end = |outcome| audit.iter().for_each(|audit| audit.end(&client, outcome));
         // Until the reply.
         let place = places.take(&call.method);
         let done = match &place {
             Ok(_) => methods::carry_out(disks, &client, call, message.descriptors),
             Err(failure) => Err(failure.clone().into()),
         };
-        let reply = match done {
-            Ok(Done::Reply(parameters)) => protocol::reply(parameters, false),
-            Ok(Done::Backup(request)) => match backup::run(disks, &client, channel, &request) {
-                Ok(parameters) => protocol::reply(parameters, false),
-                Err(error) => protocol::error(error),
-            },
+        let done = match done {
+            Ok(Done::Reply(parameters)) => Ok(parameters),
+            Ok(Done::Backup(request)) => backup::run(disks, &client, channel, &request),
             Ok(Done::Upgrade(program)) => {
                 let caller = Caller { channel, wants_answer: !is_oneway };
-                protocol::error(upgrade(disks, program.as_deref(), &caller).into())
+                Err(upgrade(disks, program.as_deref(), &caller).into())
             }
-            Ok(Done::Stop) => return stop(channel),
+            Ok(Done::Stop) => {
+                end(Ok(()));
+                return stop(channel);
+            }
             Ok(Done::Events) => {
                 return follow(channel, &disks.events.subscribe()?, "event", json!({}));
             }
             Ok(Done::Trace(traced, first)) => {
+                end(Ok(()));
                 return follow(channel, traced.subscription(), "request", first);
             }
+            Err(error) => Err(error),
+        };
+        end(done.as_ref().map(drop));
+        let reply = match done {
+            Ok(parameters) => protocol::reply(parameters, false),
             Err(error) => protocol::error(error),
         };
         if !is_oneway {

@@ -3,7 +3,7 @@
 //! operator can see and end the work that has all others.
 
 use super::protocol::INTERFACE;
-use crate::failure::Failure;
+use crate::failure::{Failure, Sort};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -44,11 +44,13 @@ impl Places {
         let next = |taken: usize| (taken < limit).then_some(taken + 1);
         match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
             Ok(_) => Ok(Place(Some(Arc::clone(&self.0)))),
-            Err(taken) => Err(Failure::run(
-                "begin the command",
-                format!("{taken} others are in progress"),
-                "wait for the end of one, or end it; vhost-blk ctl list shows the disks",
-            )),
+            Err(taken) => {
+                let why = format!("{taken} others are in progress");
+                let remedy =
+                    "wait for the end of one, or end it; vhost-blk ctl list shows the disks";
+                let failure = Failure::run("begin the command", why, remedy);
+                Err(Failure { sort: Sort::Busy, ..failure })
+            }
         }
     }
 }
@@ -71,7 +73,8 @@ mod tests {
         let take = |name: &str| places.take(&format!("{INTERFACE}.{name}"));
         let mut taken: Vec<_> = (0..WORK_MAX).map(|_| take("Snapshot").unwrap()).collect();
         for name in ["Backup", "Events", "Reload"] {
-            assert!(take(name).unwrap_err().why.contains("24 others"), "{name}");
+            let failure = take(name).unwrap_err();
+            assert!(failure.why.contains("24 others") && failure.sort == Sort::Busy, "{name}");
         }
         taken.extend((WORK_MAX..ENDS_MAX).map(|_| take("Remove").unwrap()));
         take("CancelMirror").unwrap_err();

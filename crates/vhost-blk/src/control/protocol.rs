@@ -3,6 +3,7 @@
 
 use crate::failure::{Failure, Sort};
 use serde_json::{Map, Value, json};
+use std::fmt;
 
 /// The interface of the daemon.
 pub const INTERFACE: &str = "io.vhostblk";
@@ -39,6 +40,20 @@ pub enum CallError {
     ExpectedMore,
     /// The command failed.
     Failure(Failure),
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CallError::InterfaceNotFound(_) => f.write_str("there is no such interface"),
+            CallError::MethodNotFound(_) => f.write_str("there is no such method"),
+            CallError::InvalidParameter(name) => {
+                write!(f, "the parameter {name:?} is missing, unknown or wrong")
+            }
+            CallError::ExpectedMore => f.write_str("the call has no `more`"),
+            CallError::Failure(failure) => failure.fmt(f),
+        }
+    }
 }
 
 impl From<Failure> for CallError {
@@ -140,6 +155,7 @@ pub fn error(error: CallError) -> Value {
                 Sort::Run | Sort::NoAnswer => "Refused",
                 Sort::Usage => "InvalidOptions",
                 Sort::NoSuchDisk => "NoSuchDisk",
+                Sort::Busy => "Busy",
             };
             let parameters = json!({"what": what, "why": why, "remedy": remedy});
             json!({"error": format!("{INTERFACE}.{name}"), "parameters": parameters})
@@ -164,6 +180,7 @@ pub fn result(reply: Value, what: &str) -> Result<Value, Failure> {
     let told = match error.rsplit_once('.') {
         Some((INTERFACE, "Refused")) => told,
         Some((INTERFACE, "InvalidOptions")) => Failure { sort: Sort::Usage, ..told },
+        Some((INTERFACE, "Busy")) => Failure { sort: Sort::Busy, ..told },
         Some((INTERFACE, "NoSuchDisk")) => Failure { sort: Sort::NoSuchDisk, ..told },
         _ => {
             let why = format!("the daemon answers {error} {parameters}");
@@ -232,6 +249,7 @@ mod tests {
             (Sort::Run, "io.vhostblk.Refused"),
             (Sort::Usage, "io.vhostblk.InvalidOptions"),
             (Sort::NoSuchDisk, "io.vhostblk.NoSuchDisk"),
+            (Sort::Busy, "io.vhostblk.Busy"),
         ] {
             let failure = Failure { sort, ..Failure::run("a", "b", "c") };
             let told = error(CallError::Failure(failure.clone()));

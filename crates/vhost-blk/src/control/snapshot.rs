@@ -25,7 +25,7 @@ pub(super) fn take(
     };
     call.no_more()?;
     let name = disks.resolve(wanted_name.as_deref())?;
-    client.log("Snapshot", &name);
+    client.means(&name);
     let taken = disks.snapshot(&name, &wanted, || client.is_connected())?;
     tracing::info!(disk = name, overlay = %taken.overlay.display(), "snapshot");
     Ok(json!({
@@ -64,7 +64,7 @@ pub(super) fn commit(
     };
     call.no_more()?;
     let name = disks.resolve(wanted.as_deref())?;
-    client.log("Commit", &name);
+    client.means(&name);
     let merged = disks.merge(&name, &options, || client.is_connected())?;
     tracing::info!(disk = name, image = %merged.image.display(), "merged");
     Ok(json!({
@@ -83,6 +83,6 @@ pub(super) fn cancel_commit(
     call: &mut Call,
 ) -> Result<Value, CallError> {
     let name = only_disk(disks, call)?;
-    client.log("CancelCommit", &name);
+    client.means(&name);
     Ok(json!({"changed": disks.cancel_merge(&name)?}))
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The types of the interface as JSON.
 
+use crate::clock;
 use crate::disks::lost::Loss;
 use crate::disks::snapshot::Space;
 use crate::disks::{JobFacts, Row, RowState, Start};
@@ -11,7 +12,6 @@ use data_plane::{
 };
 use qcow2::inspect::FileFacts;
 use serde_json::{Map, Value, json};
-use std::time::SystemTime;
 use vhost_user::{ImageLockState, QueueStatus, Status};
 
 /// The state of a disk (`Status`).
@@ -29,14 +29,14 @@ pub(super) fn status_value(name: &str, status: &Status) -> Value {
         "front_ends": status.front_ends,
         "paused": status.paused,
         "halted": status.health.halt.as_ref().map(|halt| {
-            json!({ "reason": halt.reason, "since_unix_s": unix_seconds(halt.since) })
+            json!({ "reason": halt.reason, "since": clock::told(halt.since) })
         }),
         "halts": status.health.halts,
         "stalled_queues": status.health.stalled.keys().collect::<Vec<_>>(),
         "stalls": status.health.stalls,
         "failures": failures_value(&status.health),
         "last_failure": status.health.last_failure.as_ref().map(|(failure, at)| {
-            json!({ "failure": failure_value(failure), "at_unix_s": unix_seconds(*at) })
+            json!({ "failure": failure_value(failure), "at": clock::told(*at) })
         }),
         "limits": limits_of(status),
         "image_lock": match status.image_lock {
@@ -66,13 +66,13 @@ pub(super) fn job_value(disk: &str, job: &JobFacts) -> Value {
         "done_bytes": job.done_bytes,
         "total_bytes": job.total_bytes,
         "bytes_per_s": job.bytes_per_s(),
-        "since_unix_s": unix_seconds(job.since),
+        "since": clock::told(job.since),
     })
 }
 
 /// The loss of the block device of a disk (`StorageLoss`); null: it is there.
 pub(super) fn loss_value(loss: Option<&Loss>) -> Value {
-    loss.map(|loss| json!({"reason": loss.reason, "since_unix_s": unix_seconds(loss.since)})).into()
+    loss.map(|loss| json!({"reason": loss.reason, "since": clock::told(loss.since)})).into()
 }
 
 /// Number of failed requests by kind.
@@ -84,10 +84,6 @@ fn failures_value(health: &HealthReport) -> Value {
 /// The limits of a disk (`Limits`).
 pub(super) fn limits_of(status: &Status) -> Value {
     limits_value(&status.limits, status.limit_group.as_deref())
-}
-
-pub(super) fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn queue_value(index: usize, queue: &QueueStatus) -> Value {
@@ -175,7 +171,7 @@ pub(super) fn summary_value(row: &Row) -> Value {
 fn start_value(start: &Start) -> Value {
     let failure = |Failure { what, why, remedy, .. }: &Failure| json!({"what": what, "why": why, "remedy": remedy});
     json!({
-        "since_unix_s": unix_seconds(start.since),
+        "since": clock::told(start.since),
         "failed_tries": start.tries,
         "failure": start.failure.as_ref().map(failure),
     })

@@ -4,9 +4,11 @@
 use super::ask::Asker;
 use super::{Call, Named, print, shown, stats, unserved};
 use crate::failure::{Failure, Sort};
+use crate::subscription::lock;
 use clap::Args;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
 
 /// The name of a disk, or the wish for all.
 #[derive(Args, Clone, Debug)]
@@ -37,21 +39,24 @@ pub(super) fn named_stats(disk: &Named) -> Call {
 const ASKERS: usize = 8;
 
 /// Asks about each disk of the daemon, several at a time, and prints the answers in the order of the names. A disk that
-/// is not served has no counters and is left out. One that does not answer keeps nothing back of the others.
+/// is not served has no counters and is left out. One that does not answer keeps nothing back of the others. One
+/// connection suffices, if the daemon has no others left.
 ///
 /// # Errors
-/// [`Failure`] of the first disk that has not answered, after all answers, or if the daemon does not answer.
+/// [`Failure`] of the first disk that has not answered, after all answers, or if the daemon has no list of them.
 pub(super) fn show<'a>(
     connect: impl Fn() -> Result<Asker<'a>, Failure> + Sync,
     call: impl Fn(&Named) -> Call + Sync,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let list = connect()?.ask("list the disks", "List", &json!({}), None)?;
+    let mut asker = connect()?;
+    let list = asker.ask("list the disks", "List", &json!({}), None)?;
     let disks = list["disks"].as_array().into_iter().flatten();
     let names: Vec<Named> =
         disks.map(|disk| Named { name: disk["name"].as_str().map(str::to_owned) }).collect();
+    let questions = Questions { connect, call: &call, names: &names, state: Mutex::default() };
     let (mut told, mut failed) = (Vec::new(), None);
-    for (name, reply) in names.iter().zip(replies(&connect, &call, &names)?) {
+    for (name, reply) in names.iter().zip(questions.replies(asker)) {
         match reply {
             Ok(reply) => told.push(shown(&call(name), &reply, as_json)),
             Err(failure) if failure.sort == Sort::NoSuchDisk => {}
@@ -65,37 +70,77 @@ pub(super) fn show<'a>(
     failed.map_or(Ok(()), Err)
 }
 
-/// The daemon's replies about the disks, in their order.
-///
-/// # Errors
-/// [`Failure`] if the daemon does not answer.
-fn replies<'a>(
-    connect: &(impl Fn() -> Result<Asker<'a>, Failure> + Sync),
-    call: &(impl Fn(&Named) -> Call + Sync),
-    names: &[Named],
-) -> Result<Vec<Result<Value, Failure>>, Failure> {
-    let next = AtomicUsize::new(0);
-    let ask = || -> Result<Vec<_>, Failure> {
-        let mut asker = connect()?;
-        let mut replies = Vec::new();
+/// Questions about disks.
+struct Questions<'n, Connect, Question> {
+    connect: Connect,
+    call: Question,
+    names: &'n [Named],
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Number of disks that were asked about, or are being asked about.
+    begun: usize,
+    /// Those among them whose connection was refused.
+    returned: Vec<usize>,
+    replies: BTreeMap<usize, Result<Value, Failure>>,
+}
+
+impl<'a, Connect, Question> Questions<'_, Connect, Question>
+where
+    Connect: Fn() -> Result<Asker<'a>, Failure> + Sync,
+    Question: Fn(&Named) -> Call + Sync,
+{
+    /// The daemon's replies about the disks, in their order. Without a connection the rest has its failure.
+    fn replies(&self, mut first: Asker<'a>) -> Vec<Result<Value, Failure>> {
+        let asked = std::thread::scope(|scope| {
+            for _ in 1..self.names.len().min(ASKERS) {
+                // Its failure to connect is that of the first connection, too, or it is not needed.
+                scope.spawn(|| (self.connect)().and_then(|mut asker| self.ask_all(&mut asker)));
+            }
+            self.ask_all(&mut first)
+        });
+        // Again, for disks that the others have returned.
+        let asked = asked.and_then(|()| self.ask_all(&mut first));
+        let mut replies = std::mem::take(&mut self.lock().replies);
+        let unasked = || Err(asked.clone().expect_err("otherwise each disk was asked about"));
+        let reply = |index| replies.remove(&index).unwrap_or_else(unasked);
+        (0..self.names.len()).map(reply).collect()
+    }
+
+    /// Asks about one disk after another, until all are asked about.
+    fn ask_all(&self, asker: &mut Asker<'a>) -> Result<(), Failure> {
         loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(name) = names.get(index) else { return Ok(replies) };
-            let call = call(name);
-            match asker.ask(call.what, call.method, &call.parameters, None) {
-                Err(failure) if failure.sort == Sort::NoAnswer => return Err(failure),
-                reply => replies.push((index, reply)),
+            let Some(index) = self.lock().next(self.names.len()) else { return Ok(()) };
+            let call = (self.call)(&self.names[index]);
+            let reply = asker.ask(call.what, call.method, &call.parameters, None);
+            let sort = reply.as_ref().err().map(|failure| failure.sort);
+            match (sort, reply) {
+                (Some(Sort::Busy), Err(failure)) => {
+                    self.lock().returned.push(index);
+                    return Err(failure);
+                }
+                (_, reply) => drop(self.lock().replies.insert(index, reply)),
+            }
+            // The answer may come after the patience: this connection is of no use then.
+            if sort == Some(Sort::NoAnswer) {
+                *asker = (self.connect)()?;
             }
         }
-    };
-    let mut all = Vec::new();
-    std::thread::scope(|scope| {
-        let askers: Vec<_> = (0..names.len().min(ASKERS)).map(|_| scope.spawn(ask)).collect();
-        for asker in askers {
-            all.extend(asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-        }
-        Ok(())
-    })?;
-    all.sort_by_key(|(index, _)| *index);
-    Ok(all.into_iter().map(|(_, reply)| reply).collect())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl State {
+    fn next(&mut self, count: usize) -> Option<usize> {
+        self.returned.pop().or_else(|| {
+            let next = (self.begun < count).then_some(self.begun)?;
+            self.begun += 1;
+            Some(next)
+        })
+    }
 }

@@ -88,6 +88,7 @@ pub(super) fn run<'a>(
         return Ok((reply, text::mirrored));
     }
     match begun {
+        Some(reply) if args.wait => Ok((reply, text::mirror_is_ready)),
         Some(reply) => Ok((reply, text::mirror_begun)),
         None => Ok((asker.ask(SHOW, "MirrorStatus", &of, None)?, text::mirror)),
     }

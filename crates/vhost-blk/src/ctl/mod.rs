@@ -13,9 +13,9 @@ mod text;
 mod trace;
 mod unserved;
 
+use crate::clock;
 use crate::failure::Failure;
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
-use crate::subscription::now_ms;
 use crate::values::{self, Burst, Cache, LogLevel, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
@@ -38,13 +38,13 @@ use trace::TraceArgs;
 pub struct CtlArgs {
     /// The daemon's --control-path
     #[arg(long, value_name = "PATH", default_value = CONTROL_PATH, env = CONTROL_VARIABLE,
-          hide_env_values = true)]
+          hide_env_values = true, global = true)]
     pub control_path: PathBuf,
     /// Print the daemon's answer as JSON
     #[arg(long, global = true)]
     pub json: bool,
     /// Seconds to wait for the answer, 0: no limit. The daemon may still carry out the command later
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, global = true)]
     pub timeout: u32,
     /// The command.
     #[command(subcommand)]
@@ -177,7 +177,7 @@ pub enum Action {
         #[arg(value_name = "NAME|SIZE", num_args = 0..=2)]
         words: Vec<String>,
     },
-    /// End a pause
+    /// End a pause, and a halt after an error of the storage: the failed requests are tried again
     Resume(Named),
     /// Keep a disk with its present options for the next start of the daemon: write its file of
     /// --config-dir, or its limits, cache mode and treatment of errors into the present file
@@ -219,7 +219,7 @@ pub enum Action {
     Snapshots(Named),
     /// Show the counters of the queues of a disk, since it is served
     Stats(NamedOrAll),
-    /// Show the data plane of the queues of a disk, the reason for it, and their counters
+    /// Show the state, the options and the data plane of a disk, and its queues with their counters
     Status(NamedOrAll),
     /// Stop the daemon, as SIGTERM does
     Stop,
@@ -239,7 +239,7 @@ pub enum Action {
     Trace(TraceArgs),
     /// Replace the program of the daemon while the guests of all of its disks run, after the new one
     /// has checked that it can take over. Otherwise the old one serves on. A disk in memory, and one that
-    /// is being backed up or merged, refuses it
+    /// is being backed up, mirrored or merged, refuses it
     Upgrade {
         /// Absolute path of the new program, which only root or the daemon's user can change
         /// [default: the file that the daemon was started from, as it is now]
@@ -435,7 +435,7 @@ fn shown(call: &Call, reply: &Value, as_json: bool) -> String {
 
 /// Says in a stream that messages may be missing here: the daemon was upgraded.
 fn reconnected(as_json: bool) -> Result<(), Failure> {
-    let message = json!({"time_ms": now_ms(), "event": "reconnected"});
+    let message = json!({"time": clock::now(), "event": "reconnected"});
     print_message(&message, as_json, text::event)
 }
 

@@ -2,11 +2,11 @@
 //! Replies of the daemon as text for people.
 
 use super::unserved;
+use crate::clock;
 use crate::values::Size;
 use indicatif::HumanBytes;
 use serde_json::Value;
 use std::fmt::Write as _;
-use std::time::{Duration, SystemTime};
 
 /// The text of a string, or the JSON of another value; `-` for null.
 pub(super) fn word(value: &Value) -> String {
@@ -50,7 +50,7 @@ pub(super) fn increment(reply: &Value) -> String {
 
 /// The bitmaps of a disk, one in each line.
 pub(super) fn bitmaps(reply: &Value) -> String {
-    let head = ["BITMAP", "PART", "CHANGED", "AGE", "LAST BACKUP", "STATE"].map(String::from);
+    let head = ["BITMAP", "PART", "CHANGED", "SINCE", "LAST BACKUP", "STATE"].map(String::from);
     let mut rows = vec![head];
     for bitmap in reply["bitmaps"].as_array().into_iter().flatten() {
         let size = |key: &str| bitmap[key].as_u64().map_or("-".to_owned(), |n| Size(n).to_string());
@@ -63,7 +63,7 @@ pub(super) fn bitmaps(reply: &Value) -> String {
             word(&bitmap["name"]),
             size("part_bytes"),
             size("changed_bytes"),
-            bitmap["since_unix_s"].as_u64().map_or("-".to_owned(), age),
+            word(&bitmap["since"]),
             word(&bitmap["backup"]),
             state.to_owned(),
         ]);
@@ -84,7 +84,7 @@ pub(super) fn jobs(reply: &Value) -> String {
             percent(number("done_bytes"), number("total_bytes")),
             Size(number("total_bytes")).to_string(),
             format!("{}/s", HumanBytes(number("bytes_per_s"))),
-            age(number("since_unix_s")),
+            word(&job["since"]),
             word(&job["target"]),
         ]);
     }
@@ -106,14 +106,11 @@ fn percent(part: u64, all: u64) -> String {
     format!("{percent}%")
 }
 
-/// The time since a moment in seconds since 1970, in its largest unit.
-pub(super) fn age(unix_s: u64) -> String {
-    let since = SystemTime::UNIX_EPOCH + Duration::from_secs(unix_s);
-    match since.elapsed().unwrap_or_default().as_secs() {
-        seconds @ 0..60 => format!("{seconds}s"),
-        seconds @ 60..3600 => format!("{}m", seconds / 60),
-        seconds @ 3600..86_400 => format!("{}h", seconds / 3600),
-        seconds => format!("{}d", seconds / 86_400),
+/// A time, and the time since.
+pub(super) fn since(time: &Value) -> String {
+    match clock::age(&word(time)) {
+        Some(age) => format!("{} ({age})", word(time)),
+        None => word(time),
     }
 }
 
@@ -149,6 +146,12 @@ pub(super) fn mirrored(reply: &Value) -> String {
 /// The reply to the begin of a mirror.
 pub(super) fn mirror_begun(_: &Value) -> String {
     "done; the copy has begun: mirror --complete makes the guest go on in the new storage\n"
+        .to_owned()
+}
+
+/// The same, after the first copy.
+pub(super) fn mirror_is_ready(_: &Value) -> String {
+    "done; everything was copied: mirror --complete makes the guest go on in the new storage\n"
         .to_owned()
 }
 
@@ -277,9 +280,9 @@ pub(super) fn changes(reply: &Value) -> String {
 /// An event in a line.
 pub(super) fn event(event: &Value) -> String {
     let disk = event["disk"].as_str().unwrap_or("-");
-    let mut text = format!("{} {disk} {}", word(&event["time_ms"]), word(&event["event"]));
+    let mut text = format!("{} {disk} {}", word(&event["time"]), word(&event["event"]));
     for (name, value) in event.as_object().into_iter().flatten() {
-        if !["time_ms", "disk", "event"].contains(&&**name) {
+        if !["time", "disk", "event"].contains(&&**name) {
             let _ = write!(text, " {name}={}", word(value));
         }
     }
@@ -314,19 +317,22 @@ pub(super) fn limits_text(limits: &Value) -> String {
     }
 }
 
-fn failure_text(status: &Value, last: &Value) -> String {
+fn failure_text(status: &Value, last: &Value, at: &Value) -> String {
     let counts = status["failures"].as_object().into_iter().flatten();
     let all: u64 = counts.filter_map(|(_, count)| count.as_u64()).sum();
     let place = last["sector"].as_u64().map(|sector| format!(" at sector {sector}"));
     let operation = last["operation"].as_str().unwrap_or("a request");
     let place = place.unwrap_or_default();
-    format!("{all} requests; last: {operation}{place}: {}", word(&last["reason"]))
+    let (at, reason) = (word(at), word(&last["reason"]));
+    format!("{all} requests; last at {at}: {operation}{place}: {reason}")
 }
 
 fn state_text(status: &Value) -> String {
     match (status["halted"]["reason"].as_str(), status["paused"] == true) {
-        (Some(why), false) => format!("halted: {why}"),
-        (Some(why), true) => format!("paused and halted: {why}"),
+        (Some(why), false) => format!("halted since {}: {why}", since(&status["halted"]["since"])),
+        (Some(why), true) => {
+            format!("paused, and halted since {}: {why}", since(&status["halted"]["since"]))
+        }
         (None, true) => "paused: no request is taken".to_owned(),
         (None, false) => "serving".to_owned(),
     }
@@ -349,10 +355,11 @@ pub(super) fn status(status: &Value) -> String {
         line("stalled", format!("the storage does not answer, queues {}", queues.join(", ")));
     }
     if let Some(last) = status["last_failure"].as_object() {
-        line("failed", failure_text(status, &last["failure"]));
+        line("failed", failure_text(status, &last["failure"], &last["at"]));
     }
     if let Some(reason) = status["storage_gone"]["reason"].as_str() {
-        line("storage", reason.to_owned());
+        let since = since(&status["storage_gone"]["since"]);
+        line("storage", format!("{reason}, since {since}"));
     }
     if let Some(target) = status["mirror"]["target"].as_str() {
         line("mirror", format!("to {target}, {}", mirror_state(&status["mirror"])));
@@ -426,18 +433,22 @@ kernel      queue0: running chains=3
     #[test]
     fn a_halt_and_a_stall_are_told() {
         let mut told = json!({
-            "paused": true, "halted": {"reason": "a flush failed: no space"},
+            "paused": true,
+            "halted": {"reason": "a flush failed: no space", "since": "2026-11-25T11:30:12Z"},
             "stalled_queues": [1, 3],
         });
         let text = status(&told);
+        let (begin, end) = ("2026-11-25T11:30:12Z (", "): a flush failed: no space\n");
+        let line = text.lines().nth(3).unwrap();
         assert!(
-            text.contains("state       paused and halted: a flush failed: no space\n"),
+            line.starts_with(&format!("state       paused, and halted since {begin}")),
             "{text}"
         );
+        assert!(text.contains(end), "{text}");
         assert!(text.contains("the storage does not answer, queues 1, 3\n"), "{text}");
-        told["storage_gone"] = json!({"reason": "its block device has gone"});
-        assert!(status(&told).contains("storage     its block device has gone\n"));
+        told["storage_gone"] = json!({"reason": "its block device has gone", "since": "T"});
+        assert!(status(&told).contains("storage     its block device has gone, since T\n"));
         told["paused"] = false.into();
-        assert!(status(&told).contains("state       halted: a flush"), "{text}");
+        assert!(status(&told).contains(&format!("state       halted since {begin}")), "{text}");
     }
 }

@@ -72,11 +72,11 @@ fn warn_of_untraced(untraced: &Value, as_json: bool) {
 
 /// A slow request as a line for people, with times in milliseconds.
 fn text(request: &Value) -> String {
+    let word = |name: &str| request[name].as_str().unwrap_or("-");
     if let Some(lost) = request["lost"].as_u64() {
-        return format!("{} {lost} slow requests are not shown\n", request["time_ms"]);
+        return format!("{} {lost} slow requests are not shown\n", word("time"));
     }
     let ms = |name: &str| format!("{:.3}", request[name].as_u64().unwrap_or(0) as f64 / 1e3);
-    let word = |name: &str| request[name].as_str().unwrap_or("-");
     let sector = request["sector"].as_u64();
     let place = sector.map_or_else(String::new, |sector| format!(" sector={sector}"));
     let failed = if request["failed"] == true { " failed" } else { "" };
@@ -85,7 +85,7 @@ fn text(request: &Value) -> String {
     format!(
         "{} {} queue={} {}{place} bytes={} total={} ring{ring} limit={} submit={} storage={} \
          used={}{failed}\n",
-        request["time_ms"],
+        word("time"),
         word("disk"),
         request["queue"],
         word("operation"),
@@ -105,18 +105,18 @@ mod tests {
     #[test]
     fn a_slow_request_is_a_line_with_milliseconds() {
         let mut request = json!({
-            "time_ms": 5, "disk": "a", "queue": 1, "operation": "read", "sector": 8, "bytes": 4096,
+            "time": "T", "disk": "a", "queue": 1, "operation": "read", "sector": 8, "bytes": 4096,
             "failed": false, "total_us": 51_250, "ring_us": null, "limit_us": 0, "submit_us": 17,
             "storage_us": 51_230, "used_us": 3,
         });
         let stages = "limit=0.000 submit=0.017 storage=51.230 used=0.003";
-        let begin = "5 a queue=1 read sector=8 bytes=4096";
+        let begin = "T a queue=1 read sector=8 bytes=4096";
         assert_eq!(text(&request), format!("{begin} total=51.250 ring=- {stages}\n"));
         (request["ring_us"], request["total_us"]) = (4200.into(), 55_450.into());
         let line = format!("{begin} total=55.450 ring<=4.200 {stages}");
         assert_eq!(text(&request), format!("{line}\n"));
         request["failed"] = true.into();
         assert_eq!(text(&request), format!("{line} failed\n"));
-        assert_eq!(text(&json!({"time_ms": 5, "lost": 3})), "5 3 slow requests are not shown\n");
+        assert_eq!(text(&json!({"time": "T", "lost": 3})), "T 3 slow requests are not shown\n");
     }
 }

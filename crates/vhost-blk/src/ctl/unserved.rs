@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Disks that are not served, in replies of the daemon: they are being opened, or could not be started.
 
-use super::text::{age, word};
+use super::text::{since, word};
 use crate::failure::Failure;
 use serde_json::Value;
 
@@ -15,7 +15,8 @@ pub(super) fn status(reply: &Value) -> String {
     text += &format!("socket      {}\n", word(&row["socket"]));
     let tries = row["start"]["failed_tries"].as_u64().unwrap_or_default();
     if let Some(failure) = failure(row) {
-        text += &format!("failed      {tries} tries; last: {failure}\n");
+        let noun = if tries == 1 { "try" } else { "tries" };
+        text += &format!("failed      {tries} {noun}; last: {failure}\n");
     }
     text
 }
@@ -53,7 +54,7 @@ pub(super) fn check_changes(reply: &Value) -> Result<(), Failure> {
 }
 
 fn state(row: &Value) -> String {
-    let since = row["start"]["since_unix_s"].as_u64().map_or("-".to_owned(), age);
+    let since = since(&row["start"]["since"]);
     format!("{} since {since}", word(&row["state"]))
 }
 
@@ -89,14 +90,14 @@ mod tests {
         let row = json!({
             "name": "a", "state": "failed", "socket": "/s",
             "start": {
-                "since_unix_s": 0, "failed_tries": 3,
+                "since": "2026-11-25T11:30:12Z", "failed_tries": 3,
                 "failure": {"what": "open the disk", "why": "it is gone", "remedy": "bring it back"},
             },
         });
         let text = status(&json!({"status": null, "unserved": row}));
         for line in [
             "name        a\n",
-            "state       failed since ",
+            "state       failed since 2026-11-25T11:30:12Z (",
             "socket      /s\n",
             "failed      3 tries; last: cannot open the disk: it is gone; bring it back\n",
         ] {

@@ -7,8 +7,8 @@
 //! | State | Begins | Ends |
 //! |---|---|---|
 //! | absent | at the start, and when the thread of the disk has ended | [`Disks::add`], a file of the folder |
-//! | starting | the name is taken, and a thread opens the disk (`starting.rs`) | its success or failure, or [`Disks::remove`] |
-//! | failed | a disk of the folder could not be opened, or has ended late for a restart (`reload.rs`) | the next try (`openers.rs`, a reload), [`Disks::remove`], the end of its file |
+//! | starting | the name is taken, and a thread opens the disk (`starting.rs`); a disk has ended for a restart (`restart.rs`) | its success or failure, or [`Disks::remove`] |
+//! | failed | a disk of the folder could not be opened, or has ended late for a restart (`restart.rs`) | the next try (`openers.rs`, a reload), [`Disks::remove`], the end of its file |
 //! | served | the thread of the disk runs | its end, after a stop or the end of `--fd` |
 //! | stopping | as served, after [`Disks::remove`] or the stop of the process | the end of its thread, or a removal by force |
 //!
@@ -39,6 +39,7 @@ mod opening;
 pub mod reload;
 mod removal;
 pub mod replacing;
+mod restart;
 mod saving;
 pub mod snapshot;
 mod starting;
@@ -71,6 +72,7 @@ use exchange::Image;
 use job::Job;
 use layers::Layers;
 use removal::GivenUp;
+use restart::After;
 use serde::{Deserialize, Serialize};
 use starting::{Failed, Left, Opening};
 use std::collections::BTreeMap;
@@ -207,8 +209,8 @@ struct Entry {
     job: Option<Arc<Job>>,
     /// The reason for which the last mirror has ended, if it has failed.
     last_mirror: Option<String>,
-    /// No reload waits for its end any longer: it is listed as failed after it, and tried at once.
-    starts_late: bool,
+    /// The next state of its name.
+    after: After,
 }
 
 /// The place of a disk among the others.
@@ -361,6 +363,10 @@ impl Disks {
                 let name = state.table.keys().next().expect("there is one").clone();
                 state.entry(&name).map(|_| name)
             }
+            (None, 0) => Err(Failure {
+                sort: Sort::NoSuchDisk,
+                ..Failure::run("choose the disk", "there is none", "add one: vhost-blk ctl add")
+            }),
             (None, count) => Err(Failure {
                 sort: Sort::NoSuchDisk,
                 ..Failure::run(

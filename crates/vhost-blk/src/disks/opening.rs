@@ -5,6 +5,7 @@ use super::front_ends::FrontEnds;
 use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
 use super::lost::Watch;
+use super::restart::After;
 use super::starting::Reservation;
 use super::{Disks, Entry, Image, Mode, NewDisk, Origin, growth};
 use crate::disk::{self, LockWait};
@@ -23,7 +24,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use vhost_user::DeviceState;
 
 /// A disk that is about to be served.
@@ -39,6 +40,9 @@ pub struct Opened {
     /// The file of its bitmaps.
     consumed: Option<Consumed>,
 }
+
+/// The work of the thread of a disk.
+type Serve = Box<dyn FnOnce() + Send>;
 
 /// The parts with which a disk begins.
 struct Begun {
@@ -156,7 +160,7 @@ impl Disks {
             layers,
             job: None,
             last_mirror: None,
-            starts_late: false,
+            after: After::Nothing,
         };
         Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
     }
@@ -234,9 +238,17 @@ impl Disks {
             events: Arc::clone(&entry.events),
             endings: OncePerSecond::default(),
         };
+        // Before the entry: a disk in the table does not leave it by a start that fails.
+        let (begin, begun) = mpsc::channel::<Serve>();
+        let body = move || begun.into_iter().for_each(|serve| serve());
+        let spawned = std::thread::Builder::new().name("disk".into()).spawn(body);
+        spawned.map_err(|error| {
+            let remedy = "raise the limit on threads (ulimit -u)";
+            Failure::run(format!("serve {name}"), error, remedy)
+        })?;
         let served = reservation.enter(entry)?;
         consumed.into_iter().for_each(Consumed::release);
-        let body = move || {
+        let serve = move || {
             // Dropped in the opposite order: the device before the entry.
             let _served = served;
             let mut front_ends = front_ends;
@@ -246,11 +258,8 @@ impl Disks {
                 Endpoint::Connected(stream) => front_ends.serve_one(stream, None),
             }
         };
-        let spawned = std::thread::Builder::new().name("disk".into()).spawn(body);
-        spawned.map(drop).map_err(|error| {
-            let remedy = "raise the limit on threads (ulimit -u)";
-            Failure::run(format!("serve {name}"), error, remedy)
-        })
+        begin.send(Box::new(serve)).expect("the thread waits for it");
+        Ok(())
     }
 }
 

@@ -128,15 +128,15 @@ impl Drop for Treating {
 }
 
 /// A served disk as a reload has found it.
-struct Known {
-    args: DiskArgs,
-    origin: Origin,
-    stop: Arc<Stop>,
-    control: Arc<Control>,
+pub(super) struct Known {
+    pub(super) args: DiskArgs,
+    pub(super) origin: Origin,
+    pub(super) stop: Arc<Stop>,
+    pub(super) control: Arc<Control>,
 }
 
 impl Known {
-    fn of(entry: &Entry) -> Known {
+    pub(super) fn of(entry: &Entry) -> Known {
         Known {
             args: entry.args.clone(),
             origin: entry.origin,
@@ -291,7 +291,7 @@ impl Disks {
             Some(known) if with_live_options_of(&known.args, &args) == args => {
                 self.change(name, &known, args).map(|()| Some(Outcome::Changed))
             }
-            Some(known) => self.restart(name, known, args).map(Some),
+            Some(known) => self.restart(name, &known, args).map(Some),
         }
     }
 
@@ -324,72 +324,6 @@ impl Disks {
         Ok(())
     }
 
-    /// Starts a disk again with other options, or with the old ones if it does not start. A disk that was removed
-    /// meanwhile stays away.
-    fn restart(
-        self: &Arc<Self>,
-        name: &str,
-        known: Known,
-        new: DiskArgs,
-    ) -> Result<Outcome, Failure> {
-        self.stop_for_restart(name, &known)?;
-        let which = Which::Served(Arc::clone(&known.stop));
-        match self.remove_this(name, &which, Purpose::Restart, until(DISK_MAX)) {
-            Ok(_) => {}
-            // It has gone by itself.
-            Err(failure) if failure.sort == Sort::NoSuchDisk => {}
-            Err(failure) => self.leave_restart(&known, failure)?,
-        }
-        if known.stop.is_final() {
-            return Ok(Outcome::Removed);
-        }
-        let started = self.start_of_folder(name, new).inspect_err(|_| {
-            if let Err(failure) = self.start_of_folder(name, known.args) {
-                tracing::error!(%failure, "the disk does not start with its old options either");
-            }
-        });
-        started.map(|()| Outcome::Restarted)
-    }
-
-    /// Lets a disk that has not ended be tried as a failed one after its end. It may have ended meanwhile.
-    fn leave_restart(&self, known: &Known, failure: Failure) -> Result<(), Failure> {
-        let mut state = self.lock();
-        let Some(entry) = state.in_table(&known.control) else { return Ok(()) };
-        if known.stop.is_final() {
-            return Err(failure);
-        }
-        entry.starts_late = true;
-        let why = format!("{}; it starts with the options of its file after that", failure.why);
-        Err(Failure { why, ..failure })
-    }
-
-    /// Requests the stop of a disk, unless that would end something. Nothing begins in between: the table is locked.
-    fn stop_for_restart(&self, name: &str, known: &Known) -> Result<(), Failure> {
-        let what = format!("restart the disk {name} with its changed options");
-        let mut state = self.lock();
-        state.check_free(&what)?;
-        let Some(entry) = state.in_table(&known.control) else {
-            let why = "it has gone meanwhile";
-            return Err(Failure::run(what, why, "see vhost-blk ctl list, and reload again"));
-        };
-        if let Some(work) = entry.work() {
-            return Err(Failure::told(what, work));
-        }
-        if entry.args != known.args {
-            let why = "a command has changed its image meanwhile";
-            return Err(Failure::run(what, why, "reload again"));
-        }
-        match entry.stop.request_if_idle() {
-            true => Ok(()),
-            false => Err(Failure::run(
-                what,
-                "a front-end is connected",
-                "stop its VMM and reload again; limits, cache, on-error, on-read-error and io-timeout change \
-                 without a restart",
-            )),
-        }
-    }
-
     /// The options in the present file of a disk; `None`: there is no file.
     pub(super) fn file_of(&self, name: &str) -> Result<Option<DiskArgs>, Failure> {
         let Mode::Many(Some(folder)) = &self.mode else { return Ok(None) };
@@ -402,7 +336,7 @@ impl Disks {
 }
 
 /// Returns whether the time has not passed, from now on.
-fn until(patience: Duration) -> impl Fn() -> bool {
+pub(super) fn until(patience: Duration) -> impl Fn() -> bool {
     let deadline = Instant::now() + patience;
     move || Instant::now() < deadline
 }

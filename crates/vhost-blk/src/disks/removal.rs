@@ -6,6 +6,7 @@
 //! lock: the kernel may still use all of them. A removal by force takes only the name from such a disk. It is
 //! *given up* then, and goes when its storage answers.
 
+use super::restart::After;
 use super::starting::Opening;
 use super::{Disks, Entry, LOOK, Row, RowState, Slot, State, kept};
 use crate::events::Change;
@@ -148,8 +149,10 @@ impl Disks {
                 Ok(Removed::Gone)
             }
             Which::Served(stop) => {
-                if purpose == Purpose::Removal {
-                    stop.make_final();
+                if purpose == Purpose::Removal
+                    && let Some(entry) = state.served_with(stop)
+                {
+                    entry.after = After::Nothing;
                 }
                 self.remove_served(state, name, stop, force, go_on)
             }
@@ -264,10 +267,11 @@ impl Disks {
         }
         let mut state = self.lock();
         let gone = state.take(stop);
-        let is_late =
-            matches!(&gone, Some((entry, false)) if entry.starts_late && !stop.is_final());
-        // Under one lock: no other disk gets the name in between.
-        let late = (is_late && !state.stopping).then(|| state.list_late(name));
+        // Under one lock: nobody finds the name free in between.
+        let late = match &gone {
+            Some((entry, false)) => state.follow(name, &entry.after),
+            _ => None,
+        };
         match &gone {
             Some((_, true)) => {
                 tracing::info!(disk = name, "the disk that was given up has gone");

@@ -34,12 +34,12 @@ pub(super) struct Opening {
 #[derive(Clone)]
 pub(super) struct Failed {
     /// Its options; `None`: its file cannot be used.
-    args: Option<DiskArgs>,
-    failure: Failure,
+    pub(super) args: Option<DiskArgs>,
+    pub(super) failure: Failure,
     /// The end of the first try.
-    since: SystemTime,
+    pub(super) since: SystemTime,
     /// Number of tries.
-    tries: u32,
+    pub(super) tries: u32,
     /// The next try.
     pub(super) next: Instant,
 }
@@ -69,6 +69,12 @@ pub(super) struct Reservation {
 }
 
 impl Opening {
+    /// The opening of a disk of the folder that ends before it.
+    pub(super) fn of_restart(args: DiskArgs) -> Opening {
+        let (origin, since) = (Origin::Folder, SystemTime::now());
+        Opening { args: Some(args), origin, since, before: None }
+    }
+
     fn row(&self, name: &str, state: RowState) -> Row {
         let start = Start {
             failure: self.before.as_ref().map(|failed| failed.failure.clone()),
@@ -143,7 +149,7 @@ impl Slot {
         }
     }
 
-    fn is_opening(&self, opening: &Arc<Opening>) -> bool {
+    pub(super) fn is_opening(&self, opening: &Arc<Opening>) -> bool {
         matches!(self, Slot::Starting(it) if Arc::ptr_eq(it, opening))
     }
 }
@@ -282,20 +288,6 @@ impl State {
         }
     }
 
-    /// Lists a disk of the folder as failed that has ended too late for its restart, and returns the failure. It is
-    /// tried at once.
-    pub(super) fn list_late(&mut self, name: &str) -> Failure {
-        let failure = Failure::run(
-            format!("restart the disk {name} with its changed options"),
-            "its requests in flight were complete too late",
-            "check its storage; the disk is tried again",
-        );
-        let (since, next) = (SystemTime::now(), Instant::now());
-        let failed = Failed { args: None, failure: failure.clone(), since, tries: 1, next };
-        self.table.insert(name.to_owned(), Slot::Failed(Box::new(failed)));
-        failure
-    }
-
     /// Returns whether the thread of a removed disk still opens it.
     pub(super) fn is_left(&self, opening: &Arc<Opening>) -> bool {
         self.left.iter().any(|left| Arc::ptr_eq(&left.opening, opening))
@@ -303,6 +295,12 @@ impl State {
 }
 
 impl Reservation {
+    /// The reservation of a name that is given to the opening at the end of a disk.
+    pub(super) fn of(disks: &Arc<Disks>, name: &str, opening: &Arc<Opening>) -> Reservation {
+        let (disks, name, opening) = (Arc::clone(disks), name.to_owned(), Arc::clone(opening));
+        Reservation { disks, name, opening }
+    }
+
     /// Refuses to go on after a removal, or at the end of the process.
     pub(super) fn check(&self) -> Result<(), Failure> {
         self.check_in(&self.disks.lock())
@@ -346,10 +344,9 @@ impl Reservation {
         let next = Instant::now() + pause_after(tries);
         let failed = Failed { args, failure: failure.clone(), since, tries, next };
         let mut state = self.disks.lock();
-        let is_absent = !state.table.contains_key(&self.name) && !state.is_left(&self.opening);
         let is_own = state.table.get(&self.name).is_some_and(|it| it.is_opening(&self.opening));
         // After a removal the name may be that of another disk.
-        if state.stopping || !(is_own || is_absent) {
+        if state.stopping || !is_own {
             return true;
         }
         state.table.insert(self.name.clone(), Slot::Failed(Box::new(failed)));

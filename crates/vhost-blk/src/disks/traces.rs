@@ -5,8 +5,9 @@
 //! notes no times while there is none.
 
 use super::{Disks, Slot};
+use crate::clock;
 use crate::failure::Failure;
-use crate::subscription::{Feed, Subscription, feed, lock, now_ms};
+use crate::subscription::{Feed, Subscription, feed, lock};
 use data_plane::{SlowRequest, Traced as Message};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
@@ -32,7 +33,7 @@ impl Trace {
 
 impl Traces {
     fn begin(&self, disk: Option<String>, slower_than: Duration) -> std::io::Result<Subscription> {
-        let (feed, subscription) = feed(|lost| json!({"time_ms": now_ms(), "lost": lost}))?;
+        let (feed, subscription) = feed(|lost| json!({"time": clock::now(), "lost": lost}))?;
         lock(&self.0).push(Trace { disk, slower_than, feed });
         Ok(subscription)
     }
@@ -69,7 +70,7 @@ impl Traces {
 fn request_value(disk: &str, slow: &SlowRequest) -> Value {
     let us = |time: Duration| time.as_micros() as u64;
     json!({
-        "time_ms": now_ms(),
+        "time": clock::now(),
         "disk": disk,
         "queue": slow.queue,
         "operation": slow.operation.name(),

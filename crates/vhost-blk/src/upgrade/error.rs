@@ -129,8 +129,8 @@ pub enum Obstacle {
     Silent,
     /// Its requests in flight take too long.
     #[error(
-        "its requests in flight did not complete in {} s; check its storage, or try again under less \
-         load",
+        "its requests in flight did not complete in {} s, and it goes on as soon as they are; check its \
+         storage, or try again under less load",
         FREEZE_MAX.as_secs()
     )]
     Slow,

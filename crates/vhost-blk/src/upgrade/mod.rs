@@ -23,7 +23,7 @@ mod state;
 pub use check::{check, check_daemon};
 pub use error::{Obstacle, UpgradeError};
 pub use passed::{Disk, Image, Parts, Socket, Sockets, Storage};
-pub use program::CHECK_COMMAND;
+pub use program::{CHECK_ANSWER, CHECK_COMMAND};
 pub use restore::{Taken, TakenClient, TakenDisk, TakenParts, TakenSocket, Upgraded, take};
 pub use state::ImageOptions;
 
@@ -107,11 +107,16 @@ impl Upgrader {
         let args: Vec<OsString> = std::env::args_os().collect();
         let present = gather(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent)?;
         program::check(&path, &args, &self.state(caller, &held, present)?)?;
-        let frozen = gather(&held, Control::freeze, FREEZE_MAX, Obstacle::Slow);
+        let all = held.all().iter();
+        let (frozen, are_frozen) =
+            parted(answers(&held, all, Control::freeze, FREEZE_MAX, Obstacle::Slow));
         let passed =
             frozen.and_then(|frozen| self.pass_on(disks, &held, &frozen, &path, &args, caller));
-        // The caller hears of the failure when the disks serve again: each answers after that.
-        answers(&held, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent).for_each(drop);
+        // The caller hears of the failure when the disks serve again: each answers after that. One that is too slow
+        // to stop goes on as soon as its requests are complete.
+        let stopped = held.all().iter().zip(are_frozen).filter(|(_, is_frozen)| *is_frozen);
+        let stopped = stopped.map(|(disk, _)| disk);
+        answers(&held, stopped, Control::snapshot, SNAPSHOT_MAX, Obstacle::Silent).for_each(drop);
         passed
     }
 
@@ -189,17 +194,18 @@ fn gather<T>(
     patience: Duration,
     obstacle: Obstacle,
 ) -> Result<Vec<T>, UpgradeError> {
-    answers(held, ask, patience, obstacle).collect()
+    answers(held, held.all().iter(), ask, patience, obstacle).collect()
 }
 
-/// Asks all disks at the same time. Their answers come within `patience`; the rest are `obstacle`.
-fn answers<T>(
-    held: &Held<'_>,
+/// Asks these disks at the same time. Their answers come within `patience`; the rest are `obstacle`.
+fn answers<'a, T>(
+    held: &'a Held<'_>,
+    disks: impl Iterator<Item = &'a Disk>,
     ask: impl Fn(&Control) -> Posted<T>,
     patience: Duration,
     obstacle: Obstacle,
 ) -> impl Iterator<Item = Result<T, UpgradeError>> {
-    let posted: Vec<_> = held.all().iter().map(|disk| (disk, ask(&disk.control))).collect();
+    let posted: Vec<_> = disks.map(|disk| (disk, ask(&disk.control))).collect();
     let deadline = Instant::now() + patience;
     posted.into_iter().map(move |(disk, posted)| {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -209,6 +215,13 @@ fn answers<T>(
             false => disk.refused(obstacle.clone()),
         })
     })
+}
+
+/// All answers or the first error, and which of them are no error. Drops all answers if one is missing.
+fn parted<T, E>(answers: impl Iterator<Item = Result<T, E>>) -> (Result<Vec<T>, E>, Vec<bool>) {
+    let answers: Vec<_> = answers.collect();
+    let are_there = answers.iter().map(Result::is_ok).collect();
+    (answers.into_iter().collect(), are_there)
 }
 
 fn exec(program: &Path, args: &[OsString], state: &ProgramState) -> io::Error {
@@ -229,4 +242,18 @@ fn exec(program: &Path, args: &[OsString], state: &ProgramState) -> io::Error {
 fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_waits_for_each_disk_that_has_stopped_and_for_no_other() {
+        let all = parted([Ok::<_, ()>(1), Ok(2)].into_iter());
+        assert_eq!(all, (Ok(vec![1, 2]), vec![true, true]));
+        // Also for those after the first one that is too slow.
+        let some = parted([Ok(1), Err("slow"), Ok(3), Err("later")].into_iter());
+        assert_eq!(some, (Err("slow"), vec![true, false, true, false]));
+    }
 }

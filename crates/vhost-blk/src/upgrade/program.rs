@@ -9,11 +9,15 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// The command of the check.
 pub const CHECK_COMMAND: &str = "upgrade-check";
+
+/// The answer of a program that can take over, on its standard output. Another program that succeeds whatever its
+/// arguments are would end the daemon.
+pub const CHECK_ANSWER: &str = "vhost-blk: can take over\n";
 
 /// Maximum duration of the check.
 const CHECK_MAX: Duration = Duration::from_secs(10);
@@ -74,33 +78,45 @@ pub(super) fn check(
 ) -> Result<(), UpgradeError> {
     use rustix::fs::{MemfdFlags, memfd_create};
     let input = state.write().map_err(UpgradeError::System)?;
-    // A file, so that no descendant of the program can make the reader wait.
-    let output = memfd_create("vhost-blk-check", MemfdFlags::CLOEXEC);
-    let mut output = File::from(output.map_err(|error| UpgradeError::System(error.into()))?);
+    // Files, so that no descendant of the program can make the reader wait.
+    let file = || {
+        let file = memfd_create("vhost-blk-check", MemfdFlags::CLOEXEC);
+        file.map(File::from).map_err(|error| UpgradeError::System(error.into()))
+    };
+    let (answer, output) = (file()?, file()?);
     let child = Command::new(program)
         .arg(CHECK_COMMAND)
         .args(&args[1..])
         .env_remove("NOTIFY_SOCKET")
         .stdin(input)
-        .stdout(Stdio::null())
+        .stdout(answer.try_clone().map_err(UpgradeError::System)?)
         .stderr(output.try_clone().map_err(UpgradeError::System)?)
         .spawn()
         .map_err(|error| unsuited(program, error))?;
     let status = wait(child, CHECK_MAX).map_err(UpgradeError::System)?;
-    if status.is_some_and(|status| status.success()) {
+    let is_success = status.is_some_and(|status| status.success());
+    if is_success && content(answer)? == CHECK_ANSWER {
         return Ok(());
     }
-    let mut told = Vec::new();
-    let read = output
-        .seek(SeekFrom::Start(0))
-        .and_then(|_| output.take(SHOWN_BYTES_MAX).read_to_end(&mut told));
-    read.map_err(UpgradeError::System)?;
-    let told = String::from_utf8_lossy(&told).trim().replace('\n', " ");
+    let told = match is_success {
+        true => "it has not answered the check, so it is another program, or too old".to_owned(),
+        false => content(output)?.trim().replace('\n', " "),
+    };
     let ended = match status {
         Some(status) => status.to_string(),
         None => format!("no end in {} s", CHECK_MAX.as_secs()),
     };
     Err(UpgradeError::Check { path: program.into(), ended, told })
+}
+
+/// The first bytes of a file.
+fn content(mut file: File) -> Result<String, UpgradeError> {
+    let mut bytes = Vec::new();
+    let read = file
+        .seek(SeekFrom::Start(0))
+        .and_then(|_| file.take(SHOWN_BYTES_MAX).read_to_end(&mut bytes));
+    read.map_err(UpgradeError::System)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Waits for the end of the check; `None`: it took too long and was killed. It may be in a system call that a signal

@@ -31,9 +31,9 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     word.to_le_bytes().into_iter().cycle().take(len).collect()
 }
 
-/// A program that makes itself useless for the kernel when it is run, and succeeds.
-pub(crate) const USELESS: &str =
-    r#"printf useless >"$0".new; chmod 755 "$0".new; mv "$0".new "$0""#;
+/// A program that makes itself useless for the kernel when it is run, and answers the check of an upgrade.
+pub(crate) const USELESS: &str = r#"echo 'vhost-blk: can take over'
+printf useless >"$0".new; chmod 755 "$0".new; mv "$0".new "$0""#;
 
 /// The program (another build of it with `VHOST_BLK_TEST_PROGRAM`) with nothing of the caller's
 /// environment that it looks at.

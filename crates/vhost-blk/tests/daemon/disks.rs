@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Disks come and go, and each verb does its work or says why not.
 
-use crate::common::{self, Daemon, program};
+use crate::common::{self, Daemon};
 use crate::rig::{Rig, run_line, scrape};
 use driver::{Device, Request};
 use serde_json::{Value, json};
@@ -167,30 +167,6 @@ fn counters_of_a_disk_outlive_its_guests() {
 }
 
 #[test]
-fn status_and_stats_tell_of_all_disks_at_once() {
-    let rig = Rig::new();
-    assert_eq!((rig.ok("status --all"), rig.json("stats --all")), (String::new(), json!([])));
-    rig.add("b", "");
-    rig.add("a", "");
-    rig.guest("b").write(0, &[1; 512]).unwrap();
-    let names = |told: &Value| {
-        let disks = told.as_array().unwrap().iter();
-        disks.map(|disk| disk["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
-    let (status, stats) = (rig.json("status --all"), rig.json("stats --all"));
-    assert_eq!(
-        (names(&status), names(&stats)),
-        (vec!["a".into(), "b".into()], vec!["a".into(), "b".into()])
-    );
-    assert_eq!([0, 1].map(|at| stats[at]["queues"][0]["chains"].clone()), [json!(0), json!(1)]);
-    let text = rig.ok("stats --all");
-    assert!(text.starts_with("disk a\nQUEUE  ") && text.contains("\n\ndisk b\nQUEUE  "), "{text}");
-    let text = rig.ok("status --all");
-    assert!(text.contains("name        a\n") && text.contains("\n\nname        b\n"), "{text}");
-    assert!(rig.refused("status a --all", 2).contains("--all"));
-}
-
-#[test]
 fn a_loaded_disk_loses_nothing_while_others_come_and_go() {
     let rig = Rig::new();
     rig.add("busy", "");
@@ -259,7 +235,7 @@ fn a_disk_whose_storage_hangs_delays_no_other_and_goes_when_it_answers() {
 }
 
 /// A guest with a write that the storage works on.
-fn submitted(rig: &Rig, name: &str) -> Device {
+pub(crate) fn submitted(rig: &Rig, name: &str) -> Device {
     let mut guest = rig.guest(name);
     rig.submit(name, &mut guest, &Request::write(0, &[1; 512]));
     guest
@@ -433,29 +409,4 @@ fn serve_has_one_disk_under_its_name() {
     }
     assert!(rig.refused("reload", 1).contains("--config-dir"));
     assert_eq!(rig.names(), ["db"]);
-}
-
-#[test]
-fn the_log_level_changes_and_commands_are_logged_with_their_user() {
-    let mut rig = Rig::with(&["--log-level", "info"]);
-    rig.add("a", "");
-    let line = rig.daemon.log_line("command");
-    let uid = std::fs::metadata(rig.path("ctl")).map(|meta| {
-        use std::os::unix::fs::MetadataExt;
-        meta.uid()
-    });
-    for words in ["method=\"Add\"", "disk=\"a\"", "pid=", &format!("uid={}", uid.unwrap())] {
-        assert!(line.contains(words), "{line}");
-    }
-    rig.ok("log-level debug");
-    drop(rig.guest("a"));
-    let line = rig.daemon.log_line("DEBUG");
-    assert!(line.contains("disk{name=\"a\"}"), "{line}");
-    rig.ok("log-level error");
-    rig.ok("pause a");
-    rig.ok("stop");
-    rig.daemon.wait();
-    let rest = rig.daemon.rest_of_stderr();
-    assert!(!rest.contains("paused"), "{rest}");
-    assert!(program().args(["ctl", "--control-path", "x", "log-level", "loud"]).status().is_ok());
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The wire protocol, by hand-written bytes.
 
+use crate::common::{self, program};
 use crate::rig::Rig;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -254,4 +255,24 @@ fn failures_of_ctl_with_json_are_json() {
     }
     let line = rig.refused("status b", 1);
     assert!(line.starts_with("vhost-blk: cannot find the disk b: "), "{line}");
+}
+
+#[test]
+fn options_of_ctl_may_follow_the_verb_and_an_error_names_the_help_of_the_verb() {
+    let rig = Rig::new();
+    let line = rig.refused("status", 1);
+    assert!(line.contains("there is none; add one: vhost-blk ctl add"), "{line}");
+    rig.ok("list --timeout 5");
+    let output = common::finish(
+        program().args(["ctl", "list", "--json", "--control-path"]).arg(rig.path("ctl")),
+    );
+    assert_eq!(common::stdout(&output), "[]\n");
+    for (words, help) in [
+        ("list --nothing", "see vhost-blk ctl list --help"),
+        ("--timeout 5 remove", "see vhost-blk ctl remove --help"),
+        ("--nothing", "see vhost-blk ctl --help"),
+    ] {
+        let line = rig.refused(words, 2);
+        assert!(line.ends_with(&format!("{help}\n")), "{line}");
+    }
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk daemon`: many disks in one process, and the control interface.
 
+mod audit;
 #[path = "../common/mod.rs"]
 mod common;
 mod discards;
 mod disks;
 mod error_rules;
 mod events;
+mod every;
 mod frozen;
 mod given_up;
 mod interface;

@@ -25,6 +25,9 @@ fn a_program_that_cannot_take_over_is_refused_and_the_guest_notices_nothing() {
     let running = served.status()["queues"][0]["chains"].clone();
     let failing = served.place.script("failing", "echo it is broken >&2; exit 1");
     refused(&served, &failing, "it is broken");
+    // Each of its runs succeeds, so that an exec of it would end the daemon.
+    let other = served.place.script("succeeds", "exit 0");
+    refused(&served, &other, "it has not answered the check");
     refused(&served, &served.place.path("missing"), "No such file");
     refused(&served, Path::new("vhost-blk"), "not absolute");
     refused(&served, served.place.dir.path(), "no regular file");

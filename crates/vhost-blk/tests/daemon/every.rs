@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Questions about all disks at once.
+
+use crate::disks::submitted;
+use crate::rig::Rig;
+use serde_json::{Value, json};
+
+/// Names of the disks in an answer for all.
+fn told_names(told: &Value) -> Vec<&str> {
+    told.as_array().unwrap().iter().map(|disk| disk["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn disks_that_hang_at_once_keep_no_answer_of_another_back_however_short_the_patience() {
+    let rig = Rig::new();
+    // One for each connection of `ctl`.
+    let stuck: Vec<_> = (1..=8).map(|n| format!("stuck{n}")).collect();
+    let submit = |name: &String| {
+        rig.add(name, "--wrap delay:us=3600000000");
+        submitted(&rig, name)
+    };
+    let guests: Vec<_> = stuck.iter().map(submit).collect();
+    let rig = &rig;
+    std::thread::scope(|scope| {
+        for name in &stuck {
+            scope.spawn(move || rig.refused(&format!("--timeout 1 pause {name}"), 3));
+        }
+    });
+    // Asked about before and after those that hang.
+    ["a", "x1", "x2", "x3"].iter().for_each(|name| rig.add(name, ""));
+    for (patience, code) in [("--timeout 4 ", 3), ("", 1)] {
+        let all = rig.ctl(&format!("--json {patience}stats --all"));
+        let failed = String::from_utf8_lossy(&all.stderr);
+        assert_eq!(all.status.code(), Some(code), "{failed}");
+        let told: Value = serde_json::from_slice(&all.stdout).unwrap();
+        assert_eq!(told_names(&told), ["a", "x1", "x2", "x3"], "{failed}");
+    }
+    drop(guests);
+}
+
+#[test]
+fn one_connection_that_is_left_tells_of_all_disks() {
+    let rig = Rig::new();
+    let names = ["a", "b", "c", "d", "e"];
+    names.iter().for_each(|name| rig.add(name, ""));
+    let clients = || {
+        let threads = rig.daemon.threads();
+        threads.iter().filter(|(name, _)| name == "control-client").count()
+    };
+    rig.place.wait_until("the end of earlier connections", || clients() == 0);
+    let mut others: Vec<_> = (0..31).map(|_| rig.connect()).collect();
+    for other in &mut others {
+        other.call(r#"{"method":"io.vhostblk.List"}"#);
+    }
+    for verb in ["stats", "status"] {
+        rig.place.wait_until("the end of earlier connections", || clients() == 31);
+        assert_eq!(told_names(&rig.json(&format!("{verb} --all"))), names);
+    }
+}
+
+#[test]
+fn status_and_stats_tell_of_all_disks_at_once() {
+    let rig = Rig::new();
+    assert_eq!((rig.ok("status --all"), rig.json("stats --all")), (String::new(), json!([])));
+    rig.add("b", "");
+    rig.add("a", "");
+    rig.guest("b").write(0, &[1; 512]).unwrap();
+    let names = |told: &Value| {
+        let disks = told.as_array().unwrap().iter();
+        disks.map(|disk| disk["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let (status, stats) = (rig.json("status --all"), rig.json("stats --all"));
+    assert_eq!(
+        (names(&status), names(&stats)),
+        (vec!["a".into(), "b".into()], vec!["a".into(), "b".into()])
+    );
+    assert_eq!([0, 1].map(|at| stats[at]["queues"][0]["chains"].clone()), [json!(0), json!(1)]);
+    let text = rig.ok("stats --all");
+    assert!(text.starts_with("disk a\nQUEUE  ") && text.contains("\n\ndisk b\nQUEUE  "), "{text}");
+    let text = rig.ok("status --all");
+    assert!(text.contains("name        a\n") && text.contains("\n\nname        b\n"), "{text}");
+    assert!(rig.refused("status a --all", 2).contains("--all"));
+}
