@@ -141,6 +141,16 @@ static void vhost_blk_take_options(struct vhost_blk *blk, const struct vhost_blk
 	blk->opt.limit_burst_ms = opt->limit_burst_ms;
 }
 
+/* True if the flags are known, and agree with each other and with the other options. */
+static bool vhost_blk_options_agree(const struct vhost_blk_options *opt)
+{
+	if (opt->flags & ~VHOST_BLK_OPTIONS)
+		return false;
+	if (opt->flags & VHOST_BLK_OPT_READS_KEEP && !(opt->flags & VHOST_BLK_OPT_READS_APART))
+		return false;
+	return !(opt->flags & VHOST_BLK_OPT_BATCH) == !opt->batch;
+}
+
 static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 {
 	struct vhost_blk_options opt;
@@ -150,8 +160,7 @@ static int vhost_blk_set_options(struct vhost_blk *blk, void __user *argp)
 
 	if (err)
 		return err;
-	if (opt.flags & ~VHOST_BLK_OPTIONS || opt.batch > VHOST_BLK_BATCH_SIZE_MAX ||
-	    !(opt.flags & VHOST_BLK_OPT_BATCH) != !opt.batch ||
+	if (!vhost_blk_options_agree(&opt) || opt.batch > VHOST_BLK_BATCH_SIZE_MAX ||
 	    opt.limit_burst_ms > VHOST_BLK_LIMIT_BURST_MS_MAX)
 		return -EINVAL;
 

@@ -15,14 +15,18 @@
 static_assert(sizeof_field(struct vhost_blk_kept, heads) ==
 	      sizeof_field(struct vhost_blk_queue, kept));
 
-/* True if an error is one that the owner wants to halt the device. @flags: VHOST_BLK_OPT_* */
-static bool vhost_blk_error_halts(int error, u32 flags)
+/* True if the error of a request is one that the owner wants to halt it. @flags: VHOST_BLK_OPT_* */
+static bool vhost_blk_error_halts(const struct vhost_blk_req *req, u32 flags)
 {
-	if (error == -EOPNOTSUPP)
+	bool apart = req->type == VIRTIO_BLK_T_IN && flags & VHOST_BLK_OPT_READS_APART;
+	u32 all = apart ? VHOST_BLK_OPT_READS_KEEP_FAILED : VHOST_BLK_OPT_KEEP_FAILED;
+	u32 no_space = apart ? VHOST_BLK_OPT_READS_KEEP_NO_SPACE : VHOST_BLK_OPT_KEEP_NO_SPACE;
+
+	if (req->error == -EOPNOTSUPP)
 		return false;
-	if (flags & VHOST_BLK_OPT_KEEP_NO_SPACE && (error == -ENOSPC || error == -EDQUOT))
+	if (flags & no_space && (req->error == -ENOSPC || req->error == -EDQUOT))
 		return true;
-	return flags & VHOST_BLK_OPT_KEEP_FAILED;
+	return flags & all;
 }
 
 /* Halts the device. The first failure is the reason that the owner gets. */
@@ -62,7 +66,7 @@ bool vhost_blk_withholds(struct vhost_blk_req *req)
 
 	if (READ_ONCE(q->blk->closing))
 		return true;
-	if (req->refused || !vhost_blk_error_halts(req->error, flags))
+	if (req->refused || !vhost_blk_error_halts(req, flags))
 		return false;
 	if (req->type == VIRTIO_BLK_T_FLUSH) {
 		if (flags & VHOST_BLK_OPT_HALT_AT_FLUSH)

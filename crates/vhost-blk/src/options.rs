@@ -87,7 +87,7 @@ pub struct DiskArgs {
     /// gets other errors
     #[arg(long, value_name = "POLICY", default_value = "report", help_heading = "Disk")]
     pub on_error: OnError,
-    /// The same for reads alone [default: as --on-error]. Only the io_uring plane can part the two
+    /// The same for reads alone [default: as --on-error]
     #[arg(long, value_name = "POLICY", help_heading = "Disk")]
     pub on_read_error: Option<OnReadError>,
     /// Refuse writes

@@ -239,6 +239,9 @@ struct vhost_blk_info {
 #define VHOST_BLK_OPT_HALT_AT_FLUSH	(1u << 9)	/* so does one of these of a FLUSH */
 #define VHOST_BLK_OPT_HALT		(1u << 10)	/* halt the device now */
 #define VHOST_BLK_OPT_BATCH		(1u << 11)	/* the batches have a fixed size */
+#define VHOST_BLK_OPT_READS_APART	(1u << 12)	/* reads have flags of their own: */
+#define VHOST_BLK_OPT_READS_KEEP_FAILED	(1u << 13)	/* as KEEP_FAILED */
+#define VHOST_BLK_OPT_READS_KEEP_NO_SPACE (1u << 14)	/* as KEEP_NO_SPACE */
 
 /** VHOST_BLK_BATCH_SIZE_MAX - the largest fixed size of batches */
 #define VHOST_BLK_BATCH_SIZE_MAX	64
@@ -280,6 +283,11 @@ struct vhost_blk_info {
  * after all of them have stopped, unless %VHOST_BLK_OPT_HALT is set. The owner fetches the kept chains
  * of a stopped queue with VHOST_BLK_GET_KEPT, and must carry them out or answer them itself: the
  * position of the ring is behind them.
+ *
+ * %VHOST_BLK_OPT_KEEP_FAILED and %VHOST_BLK_OPT_KEEP_NO_SPACE hold for all requests. With
+ * %VHOST_BLK_OPT_READS_APART they do not hold for reads (VIRTIO_BLK_T_IN), for which
+ * %VHOST_BLK_OPT_READS_KEEP_FAILED and %VHOST_BLK_OPT_READS_KEEP_NO_SPACE hold; without it these two
+ * must not be set (EINVAL).
  */
 struct vhost_blk_options {
 	__u32 size;

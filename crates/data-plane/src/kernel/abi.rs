@@ -28,6 +28,9 @@ pub(crate) const OPT_KEEP_NO_SPACE: u32 = 1 << 8;
 pub(crate) const OPT_HALT_AT_FLUSH: u32 = 1 << 9;
 pub(crate) const OPT_HALT: u32 = 1 << 10;
 pub(crate) const OPT_BATCH: u32 = 1 << 11;
+pub(crate) const OPT_READS_APART: u32 = 1 << 12;
+pub(crate) const OPT_READS_KEEP_FAILED: u32 = 1 << 13;
+pub(crate) const OPT_READS_KEEP_NO_SPACE: u32 = 1 << 14;
 
 pub(crate) const FAILURE_IO: u32 = 1 << 0;
 pub(crate) const FAILURE_REMOVED: u32 = 1 << 1;
@@ -237,6 +240,9 @@ mod tests {
             ("VHOST_BLK_OPT_HALT_AT_FLUSH", OPT_HALT_AT_FLUSH.into()),
             ("VHOST_BLK_OPT_HALT", OPT_HALT.into()),
             ("VHOST_BLK_OPT_BATCH", OPT_BATCH.into()),
+            ("VHOST_BLK_OPT_READS_APART", OPT_READS_APART.into()),
+            ("VHOST_BLK_OPT_READS_KEEP_FAILED", OPT_READS_KEEP_FAILED.into()),
+            ("VHOST_BLK_OPT_READS_KEEP_NO_SPACE", OPT_READS_KEEP_NO_SPACE.into()),
             ("VHOST_BLK_SET_BACKEND", SET_BACKEND()),
             ("VHOST_BLK_SET_SERIAL", SET_SERIAL()),
             ("VHOST_BLK_GET_INFO", GET_INFO()),

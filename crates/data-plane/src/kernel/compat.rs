@@ -4,7 +4,6 @@
 
 use super::abi;
 use crate::error::KernelError;
-use crate::error_rules::ErrorPolicies;
 use backend::Info;
 use virtio_spec::blk;
 use virtio_spec::features::{
@@ -106,35 +105,9 @@ pub(super) fn disk(kernel: &abi::Info, disk: &Info, seg_max: u32) -> Result<(), 
     }
 }
 
-/// Checks that all requests have the same policy: the module has only one.
-pub(super) fn errors(policies: ErrorPolicies) -> Result<(), KernelError> {
-    match policies.are_apart() {
-        true => unsuited(
-            "the kernel has one policy for the errors of reads and of other requests; use --data-plane \
-             uring, or the same --on-read-error and --on-error"
-                .into(),
-        ),
-        false => Ok(()),
-    }
-}
-
-/// Checks that the module can halt the disk, if errors do that.
-pub(super) fn halt(kernel: &abi::Info, policies: ErrorPolicies) -> Result<(), KernelError> {
-    errors(policies)?;
-    if policies.can_halt() && kernel.option_flags & abi::OPT_KEEP_FAILED == 0 {
-        return unsuited(
-            "the kernel module is too old to halt a disk; load the one that belongs to this \
-             program, use --data-plane uring, or --on-error report"
-                .into(),
-        );
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error_rules::ErrorPolicy;
     use backend::{Disk, Null};
     use virtio_spec::features::VHOST_USER_F_PROTOCOL_FEATURES;
 
@@ -191,20 +164,6 @@ mod tests {
         let cannot = abi::Info { flags: kernel.flags & !abi::INFO_DISCARD, ..kernel };
         disk(&cannot, &thick, 126).unwrap();
         disk(&cannot, &Info { write_zeroes: None, ..thick }, 126).unwrap();
-    }
-
-    #[test]
-    fn a_disk_that_errors_halt_does_not_suit_a_module_that_keeps_no_request() {
-        let (kernel, _) = seen();
-        let [report, stop] = [ErrorPolicy::Report, ErrorPolicy::Stop].map(ErrorPolicies::from);
-        halt(&kernel, report).unwrap();
-        let why = halt(&kernel, stop).unwrap_err().to_string();
-        assert!(why.contains("too old") && why.contains("--on-error report"), "{why}");
-        let keeps = abi::Info { option_flags: abi::OPT_KEEP_FAILED, ..kernel };
-        halt(&keeps, stop).unwrap();
-        let apart = ErrorPolicies { reads: ErrorPolicy::Report, ..stop };
-        let why = halt(&keeps, apart).unwrap_err().to_string();
-        assert!(why.contains("one policy") && why.contains("--on-read-error"), "{why}");
     }
 
     #[test]

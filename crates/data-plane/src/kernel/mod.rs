@@ -14,6 +14,7 @@ mod compat;
 mod counters;
 mod device;
 mod failures;
+mod halt;
 mod memlock;
 mod run;
 mod shared;
@@ -165,13 +166,12 @@ impl DataPlane for KernelPlane {
                 abi::QUEUE_SIZE_MAX
             )));
         }
-        compat::errors(self.options.errors)?;
         let storage = self.disk.kernel_file().map_err(|why| KernelError::Unsuited(why.into()))?;
         let device = self.owned_device()?;
         device.attach(storage)?;
         let info = device.info()?;
         compat::disk(&info, &self.disk.info(), self.options.seg_max)?;
-        compat::halt(&info, self.options.errors)?;
+        halt::check(&info, self.options.errors)?;
         if self.options.watches_time {
             stalls::check(&device)?;
         }

@@ -6,9 +6,8 @@ use super::failures::FailureWatch;
 use super::stalls::StallThread;
 use super::traces::TraceWatch;
 use super::workers::Workers;
-use super::{KernelOptions, abi, address, compat, counters, memlock, shared};
+use super::{KernelOptions, abi, address, compat, counters, halt, memlock, shared};
 use crate::error::{self, KernelError};
-use crate::error_rules::ErrorPolicy;
 use crate::health::Health;
 use crate::limits::{KernelUser, Limits, Share};
 use crate::plane::{Choices, Coalesce, IoPoll, QueueSetup, QueueState};
@@ -102,8 +101,8 @@ impl Run {
         let info = device.info()?;
         compat::disk(&info, &disk.info(), options.seg_max)?;
         device.set_serial(setup.disk.id())?;
-        compat::halt(&info, setup.health.policies())?;
-        let flags = wanted_flags(&**disk, options, &info) | halt_flags(&setup.health);
+        halt::check(&info, setup.health.policies())?;
+        let flags = wanted_flags(&**disk, options, &info) | halt::flags(&setup.health);
         let limits = disk.info();
         let sectors = |range: Option<backend::RangeLimits>| range.map_or(0, |it| it.sectors_max);
         let batch = options.portion.filter(|_| flags & abi::OPT_BATCH != 0);
@@ -383,17 +382,6 @@ struct Stopped {
     kept: Vec<u16>,
     /// It has an in-flight region.
     region: bool,
-}
-
-/// The option flags for the errors that halt the disk.
-fn halt_flags(health: &Health) -> u32 {
-    // The same for all requests: see `compat::halt`.
-    let keep = match health.policies().others {
-        ErrorPolicy::Report => 0,
-        ErrorPolicy::Stop => abi::OPT_KEEP_FAILED,
-        ErrorPolicy::Enospc => abi::OPT_KEEP_NO_SPACE,
-    };
-    keep | if health.can_flush_halt() { abi::OPT_HALT_AT_FLUSH } else { 0 }
 }
 
 impl Held {

@@ -44,10 +44,6 @@ fn reads_have_a_policy_of_their_own() {
         halts(&rig, &mut guest, kept);
         assert_eq!(rig.json("status a")["queues"][0]["kept"], 1, "{policies}");
     }
-    let rig = Rig::new();
-    let add = "add a --backend null --size 1M --socket-path a.sock --data-plane kernel";
-    let line = rig.refused(&format!("{add} --on-error stop --on-read-error report"), 1);
-    assert!(line.contains("one policy for the errors of reads"), "{line}");
 }
 
 /// The queues restart with each change, and a kept request outlives it.

@@ -115,6 +115,11 @@ fn options_and_info(device: &KernelDevice) -> Result<()> {
     let batch = |flags, batch| BlkOptions { batch, ..BlkOptions::with_flags(flags) };
     fails("a batch without its flag", set(batch(0, 1)), libc::EINVAL)?;
     fails("a batch of nothing", set(batch(abi::OPT_BATCH, 0)), libc::EINVAL)?;
+    for flag in [abi::OPT_READS_KEEP_FAILED, abi::OPT_READS_KEEP_NO_SPACE] {
+        let others = BlkOptions::with_flags(flag | abi::OPT_KEEP_FAILED);
+        fails("a policy of reads without its flag", set(others), libc::EINVAL)?;
+        set(BlkOptions::with_flags(flag | abi::OPT_READS_APART)).context("a policy of reads")?;
+    }
     let larger = batch(abi::OPT_BATCH, abi::BATCH_SIZE_MAX + 1);
     fails("a batch that is too large", set(larger), libc::EINVAL)?;
     set(batch(abi::OPT_BATCH, abi::BATCH_SIZE_MAX)).context("the largest batch")?;

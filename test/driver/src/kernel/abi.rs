@@ -171,6 +171,12 @@ pub const OPT_HALT_AT_FLUSH: u32 = 1 << 9;
 pub const OPT_HALT: u32 = 1 << 10;
 /// `VHOST_BLK_OPT_BATCH`.
 pub const OPT_BATCH: u32 = 1 << 11;
+/// `VHOST_BLK_OPT_READS_APART`.
+pub const OPT_READS_APART: u32 = 1 << 12;
+/// `VHOST_BLK_OPT_READS_KEEP_FAILED`.
+pub const OPT_READS_KEEP_FAILED: u32 = 1 << 13;
+/// `VHOST_BLK_OPT_READS_KEEP_NO_SPACE`.
+pub const OPT_READS_KEEP_NO_SPACE: u32 = 1 << 14;
 /// `VHOST_BLK_BATCH_SIZE_MAX`.
 pub const BATCH_SIZE_MAX: u32 = 64;
 

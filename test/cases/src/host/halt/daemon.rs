@@ -35,6 +35,9 @@ cases! { Host;
     "daemon-halt-rule", Plain,
         "the effect of errors and the time limit change while the kernel serves the disk",
         rule;
+    "daemon-halt-reads", Plain,
+        "errors of reads and of other requests have effects of their own, over changes, switches and an upgrade",
+        apart;
     "daemon-halt-smaller", Plain,
         "a block device that becomes smaller halts its disk on both planes, until it has its size again",
         |env| env.on_both_planes(smaller);
@@ -43,6 +46,8 @@ cases! { Host;
 const QUEUES: u16 = 2;
 /// A message that the protocol does not have.
 const UNKNOWN: u32 = 9999;
+/// Sector and byte of the data that a kept read gets.
+const WRITTEN: (u64, u8) = (4000, 1);
 /// Requests of a queue.
 const REQUESTS: u64 = 8;
 
@@ -92,6 +97,14 @@ impl Rig {
         let request = Request::write(sector, &[byte; 4096]);
         let id = self.device.queue(queue).submit(&request, &layout)?;
         ensure!(self.sent.insert((queue, id), (sector, byte)).is_none(), "id {id} twice");
+        Ok(())
+    }
+
+    /// Reads what [`apart`] has written.
+    fn submit_read(&mut self, queue: usize) -> Result<()> {
+        let layout = self.device.layout();
+        let id = self.device.queue(queue).submit(&Request::read(WRITTEN.0, 4096), &layout)?;
+        ensure!(self.sent.insert((queue, id), WRITTEN).is_none(), "id {id} twice");
         Ok(())
     }
 
@@ -166,9 +179,6 @@ impl Rig {
 fn rule(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env, false)?;
     rig.daemon.control(&["set-errors", "--on-error", "report"])?;
-    let two = rig.daemon.control(&["set-errors", "--on-read-error", "stop"]);
-    let refusal = two.err().context("the kernel has two rules")?.to_string();
-    ensure!(refusal.contains("kernel"), "{refusal}");
     rig.dm.become_kind(DmKind::Error)?;
     rig.fill()?;
     for queue in 0..usize::from(QUEUES) {
@@ -194,6 +204,57 @@ fn rule(env: &Env) -> Result<()> {
     let (_, done) = rig.device.queue(0).collect()?;
     ensure!(done.status == Some(S_OK), "status {:?}", done.status);
     wait_until("its end", || Ok((stalled(&rig.daemon)? == 0).then_some(())))
+}
+
+/// The rules by which all but reads halt the disk.
+const OTHERS_HALT: [&str; 5] = ["set-errors", "--on-error", "stop", "--on-read-error", "report"];
+/// The rules by which reads alone halt it.
+const READS_HALT: [&str; 5] = ["set-errors", "--on-error", "report", "--on-read-error", "stop"];
+
+fn apart(env: &Env) -> Result<()> {
+    let mut rig = Rig::new(env, false)?;
+    rig.device.write(WRITTEN.0, &[WRITTEN.1; 4096])?;
+    // Each with the plane and with the kind that halts after it.
+    let steps: [(&[&str], &str, bool); 7] = [
+        (&OTHERS_HALT, "kernel", false),
+        (&READS_HALT, "kernel", true),
+        (&["switch", "uring"], "uring", true),
+        (&OTHERS_HALT, "uring", false),
+        (&["switch", "kernel"], "kernel", false),
+        (&["upgrade"], "kernel", false),
+        (&READS_HALT, "kernel", true),
+    ];
+    for (number, (order, plane, read_halts)) in (1..).zip(steps) {
+        rig.daemon.control(order)?;
+        halts_by_one_kind(&mut rig, read_halts, number)
+            .with_context(|| format!("step {number}, {order:?}"))?;
+        let told = status(&rig.daemon)?;
+        ensure!(told["data_plane"] == plane, "after {order:?}: {told}");
+    }
+    Ok(())
+}
+
+/// Checks that a read is reported and a write halts, or the other way; then mends the disk.
+fn halts_by_one_kind(rig: &mut Rig, read_halts: bool, halts: u64) -> Result<()> {
+    rig.dm.become_kind(DmKind::Error)?;
+    let reported = match read_halts {
+        true => Request::write(WRITTEN.0 + 8, &[3; 4096]),
+        false => Request::read(WRITTEN.0, 4096),
+    };
+    let layout = rig.device.layout();
+    let answer = rig.device.queue(1).execute(&reported, &layout)?.status;
+    ensure!(answer == Some(S_IOERR), "status {answer:?}");
+    let told = status(&rig.daemon)?;
+    ensure!(told["halted"].is_null() && told["halts"] == halts - 1, "{told}");
+    match read_halts {
+        true => rig.submit_read(0)?,
+        false => rig.submit(0, 0)?,
+    }
+    wait_for_halts(&rig.daemon, halts)?;
+    let reason = status(&rig.daemon)?["halted"]["reason"].to_string();
+    ensure!(reason.contains(if read_halts { "a read of" } else { "a write of" }), "{reason}");
+    rig.is_keeping()?;
+    rig.mend()
 }
 
 fn daemon(env: &Env) -> Result<()> {

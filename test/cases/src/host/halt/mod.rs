@@ -14,7 +14,7 @@ use driver::kernel::{KernelDevice, KernelOptions};
 use driver::{Device, Request};
 use kit::set::Set::{Gating, Plain};
 use kit::system::{run, run_quietly};
-use virtio_spec::blk::{S_IOERR, S_OK, T_FLUSH, T_OUT};
+use virtio_spec::blk::{RangeSegment, S_IOERR, S_OK, T_FLUSH, T_OUT};
 
 cases! { Host;
     "halt-kept", Gating,
@@ -23,6 +23,9 @@ cases! { Host;
     "halt-policy", Gating,
         "only errors of the owner's choice halt; a flush that fails is answered, and halts",
         |_| policy();
+    "halt-reads", Gating,
+        "errors of reads and of other requests halt by flags of their own, which change meanwhile",
+        |_| reads();
     "halt-order", Gating,
         "the owner halts a device that has not failed, and ends that by a stop",
         |_| order();
@@ -258,6 +261,65 @@ fn flushes(halts: bool) -> Result<()> {
     takes_nothing(&mut device, 1)
 }
 
+/// The flags of a device whose reads alone halt it.
+const READS_HALT: u32 = abi::OPT_READS_APART | abi::OPT_READS_KEEP_FAILED | abi::OPT_HALT_AT_FLUSH;
+/// The flags of a device that all but reads halt.
+const OTHERS_HALT: u32 = abi::OPT_READS_APART | abi::OPT_KEEP_FAILED;
+
+fn reads() -> Result<()> {
+    let (_disk, dm, mut device) = failing(READS_HALT)?;
+    let range = [RangeSegment { sector: SECTOR, num_sectors: 8, flags: 0 }];
+    let read = Request::read(SECTOR, 4096);
+    let others = [
+        Request::write(SECTOR, &[2; 4096]),
+        Request::discard(&range),
+        Request::write_zeroes(&range),
+    ];
+    device.write(SECTOR, &[1; 4096])?;
+    for request in &others {
+        set(&mut device, READS_HALT)?;
+        dm.become_kind(FAILING)?;
+        fails_for_the_driver(&mut device, request)?;
+        fails_for_the_driver(&mut device, &Request::flush())?;
+        keeps(&mut device, &read).context("a read that halts")?;
+        // The queue does not run, so the next flags hold from its start on.
+        set(&mut device, OTHERS_HALT)?;
+        kernel(&mut device)?.set_queue(0, true)?;
+        fails_for_the_driver(&mut device, &read)?;
+        // The running queue gets the flags, and those before.
+        set(&mut device, READS_HALT)?;
+        fails_for_the_driver(&mut device, request)?;
+        set(&mut device, OTHERS_HALT)?;
+        keeps(&mut device, request).with_context(|| format!("{request:?} halts"))?;
+        dm.become_kind(WORKING)?;
+        kernel(&mut device)?.set_queue(0, true)?;
+    }
+    for none in [abi::OPT_READS_APART, abi::OPT_READS_APART | abi::OPT_READS_KEEP_NO_SPACE] {
+        set(&mut device, none)?;
+        dm.become_kind(FAILING)?;
+        fails_for_the_driver(&mut device, &read)?;
+        fails_for_the_driver(&mut device, &others[0])?;
+        dm.become_kind(WORKING)?;
+    }
+    Ok(())
+}
+
+/// Checks that a request halts the device; stops its queue.
+fn keeps(device: &mut Device, request: &Request) -> Result<()> {
+    let layout = device.layout();
+    let id = device.queue(0).submit(request, &layout)?;
+    wait_for_kept(device)?;
+    nothing_is_answered(device)?;
+    kernel(device)?.set_queue(0, false)?;
+    let kept = kernel(device)?.kept(0)?;
+    ensure!(kept == [id], "{kept:?} are kept, not {id}");
+    Ok(())
+}
+
+fn set(device: &mut Device, flags: u32) -> Result<()> {
+    Ok(kernel(device)?.set_options(BlkOptions::with_flags(flags))?)
+}
+
 /// Checks that the worker has looked at the ring, has taken no further chain, and keeps none.
 fn takes_nothing(device: &mut Device, chains: u64) -> Result<()> {
     let kicks = counters(device)?["kicks"];
@@ -273,9 +335,6 @@ fn takes_nothing(device: &mut Device, chains: u64) -> Result<()> {
 fn order() -> Result<()> {
     let (_disk, _dm, mut device) = failing(abi::OPT_KEEP_FAILED)?;
     device.write(8, &[1; 4096])?;
-    let set = |device: &mut Device, flags| -> Result<()> {
-        Ok(kernel(device)?.set_options(BlkOptions::with_flags(flags))?)
-    };
     set(&mut device, abi::OPT_KEEP_FAILED | abi::OPT_HALT)?;
     // Without the flag, the halt goes on until the queues stop.
     set(&mut device, abi::OPT_KEEP_FAILED)?;
