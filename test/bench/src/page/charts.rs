@@ -366,8 +366,12 @@ mod tests {
     fn path_lengths_and_stages_have_charts() {
         let mut set = Set::default();
         for depth in ["1", "32"] {
-            let place = point(&[("depth", &depth), ("queues", &"1")]);
+            let mut place = point(&[("depth", &depth)]);
+            place.extend(USUAL.map(|(label, value)| (label.to_owned(), value.to_owned())));
             set.add("vhost-blk kernel", &place, vec![(WHOLE, 5e3), (CLIENT, 1e3)]);
+            // Another path, which these charts leave out.
+            place.insert("load".to_owned(), "randwrite".to_owned());
+            set.add("vhost-blk kernel", &place, vec![(WHOLE, 6e3), (CLIENT, 2e3)]);
         }
         let charts = of(ICOUNT, &set);
         let all: Vec<_> = charts.iter().map(|chart| chart.series[0].points.clone()).collect();
