@@ -72,6 +72,9 @@ struct RunArgs {
     /// Folder with the inner guest's vmlinuz and root.img
     #[arg(long, value_name = "FOLDER", default_value = nested::GUEST_FOLDER)]
     guest: PathBuf,
+    /// Number of events of a case that has random ones, in place of its own
+    #[arg(long, value_name = "N")]
+    events: Option<usize>,
     /// Run the case even if the kernel's own driver is known to fail it
     #[arg(long)]
     anyway: bool,
@@ -99,7 +102,7 @@ fn main() -> ExitCode {
     exit_code(&name, outcome)
 }
 
-fn run(RunArgs { name, mut env, guest, anyway }: RunArgs) -> Result<()> {
+fn run(RunArgs { name, mut env, guest, events, anyway }: RunArgs) -> Result<()> {
     let row = case::rows().into_iter().find(|row| row.name == name);
     let row = row.with_context(|| format!("no case {name}: see cases list"))?;
     let now = || SystemTime::UNIX_EPOCH.elapsed().map_or(1, |time| time.as_nanos() as u64);
@@ -108,7 +111,7 @@ fn run(RunArgs { name, mut env, guest, anyway }: RunArgs) -> Result<()> {
         Kind::Host(_, body) => body(&env).and_then(|()| host::daemon::all_ended_well())?,
         Kind::Nested(needs, body) => {
             let seed = env.seed();
-            nested::run(*needs, *body, &nested::Lab::in_vm(env.bin, guest), seed)?
+            nested::run(*needs, *body, &nested::Lab::in_vm(env.bin, guest), (seed, events))?
         }
         Kind::Guest(_, body) => guest::run(&row, *body, env.seed(), anyway)?,
     }

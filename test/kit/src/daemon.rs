@@ -79,6 +79,11 @@ impl Daemon {
         Ok(())
     }
 
+    /// Waits until it listens on one more socket.
+    pub fn wait_until_it_listens(&mut self, socket: &Path) -> Result<()> {
+        self.child.wait_until_it_listens(socket)
+    }
+
     /// The socket it listens on.
     pub fn socket(&self) -> &Path {
         &self.socket

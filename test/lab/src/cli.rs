@@ -234,7 +234,7 @@ impl SoakArgs {
             None => (Length::Events(self.events as usize), format!("EVENTS={}", self.events)),
         };
         let repeat = format!("make soak SEED={seed} {words}");
-        Options { seed, length, node: "/dev/vda".to_owned(), repeat }
+        Options { seed, length, nodes: vec!["/dev/vda".to_owned()], repeat }
     }
 }
 

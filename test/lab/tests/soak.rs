@@ -15,7 +15,7 @@ fn a_guest_that_verifies_its_data_sees_no_error_through_events_of_every_kind() {
     let options = Options {
         seed: SEED,
         length: Length::Events(EVENTS),
-        node: "/dev/vda".to_owned(),
+        nodes: vec!["/dev/vda".to_owned()],
         repeat: format!("make soak SEED={SEED} EVENTS={EVENTS}"),
     };
     let report =

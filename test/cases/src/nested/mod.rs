@@ -92,6 +92,8 @@ pub(crate) struct Setup {
     image: Image,
     /// Seed of random numbers.
     seed: u64,
+    /// Number of random events, if it was given.
+    events: Option<usize>,
 }
 
 /// Runs a case, or skips it if the VM lacks one of its needs.
@@ -99,12 +101,13 @@ pub(crate) fn run(
     needs: Needs,
     body: fn(&Setup) -> Result<()>,
     lab: &Lab,
-    seed: u64,
+    (seed, events): (u64, Option<usize>),
 ) -> Result<()> {
     if needs.module && !Path::new("/dev/vhost-blk").exists() {
         return Err(skip("/dev/vhost-blk is missing: load vhost_blk"));
     }
     // Not with the driver under test: a failure of that driver must fail the case.
     kvm::must_work(lab, &Image::prepare(lab, Driver::InTree)?)?;
-    body(&Setup { program: lab.program(), image: Image::prepare(lab, needs.driver)?, seed })
+    let image = Image::prepare(lab, needs.driver)?;
+    body(&Setup { program: lab.program(), image, seed, events })
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `make soak` on both planes: of an image, and of a device that stalls and fails.
+//! `make soak` on both planes: of an image, of a device that stalls and fails, and of such a device among
+//! other disks of one daemon.
 
 use std::fmt;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use kit::soak::{self, Device, Length, Options, SERIAL, Served};
+use kit::soak::{self, Beside, Device, Length, Options, Served};
 
 use super::disk::{Disk, Kind, check_ext4};
 use super::{Needs, Setup};
@@ -20,6 +21,9 @@ cases! { Nested;
     "soak-device", Needs::MODULE,
         "a guest verifies its data while its device stalls, fails, and is operated on both planes in random order",
         device;
+    "soak-daemon", Needs::MODULE,
+        "the same with two more disks in the daemon, which go on while the device is paused, stalls or is halted",
+        daemon;
 }
 
 /// Three times each kind.
@@ -69,11 +73,26 @@ fn image(setup: &Setup) -> Result<()> {
 
 fn device(setup: &Setup) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
+    let served = Served::start_device(&setup.program, folder.path(), mapped()?)?;
+    run(setup, served, "soak-device", DEVICE_EVENTS)
+}
+
+fn mapped() -> Result<Box<Mapped>> {
     let (below, _) = null_blk(NullBlkOptions::USUAL)?;
     let (disk, dm) = Dm::over(below, "soaked", DmKind::Linear)?;
-    let mapped = Box::new(Mapped { disk, dm });
-    let served = Served::start_device(&setup.program, folder.path(), mapped)?;
-    run(setup, served, "soak-device", DEVICE_EVENTS)
+    Ok(Box::new(Mapped { disk, dm }))
+}
+
+fn daemon(setup: &Setup) -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("soak-").tempdir()?;
+    let others = [Disk::create(Kind::Device)?, Disk::create(Kind::File)?];
+    let planes = [("in-kernel", "data-plane = 'kernel'\n"), ("in-uring", "data-plane = 'uring'\n")];
+    let beside = planes.iter().zip(&others);
+    let beside =
+        beside.map(|((serial, options), disk)| Beside { serial, path: disk.path(), options });
+    let served = Served::start_daemon(&setup.program, folder.path(), mapped()?, beside.collect())?;
+    run(setup, served, "soak-daemon", DEVICE_EVENTS)?;
+    others.iter().try_for_each(Disk::check)
 }
 
 fn run(setup: &Setup, mut served: Served, name: &str, events: usize) -> Result<()> {
@@ -81,12 +100,10 @@ fn run(setup: &Setup, mut served: Served, name: &str, events: usize) -> Result<(
         GuestSpec { disks: served.qemu_args("reconnect-ms=200"), ..GuestSpec::default() };
     spec.disks.extend(soak::memory_args(spec.memory_mib));
     let mut guest = Guest::boot(&setup.image, &spec)?;
-    let options = Options {
-        seed: setup.seed,
-        length: Length::Events(events),
-        node: guest.virtio_disk(SERIAL)?,
-        repeat: format!("cases run {name} --seed {}", setup.seed),
-    };
+    let nodes = served.serials().map(|serial| guest.virtio_disk(serial)).collect::<Result<_>>()?;
+    let (seed, events) = (setup.seed, setup.events.unwrap_or(events));
+    let repeat = format!("cases run {name} --seed {seed} --events {events}");
+    let options = Options { seed, length: Length::Events(events), nodes, repeat };
     let report = soak::run(&mut guest, &mut served, &options)?;
     print!("{report}");
     guest.cut_power();

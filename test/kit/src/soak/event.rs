@@ -140,6 +140,7 @@ impl<M: Machine> Soak<'_, M> {
     fn pause(&mut self, rng: &mut Rng) -> Result<()> {
         self.served.ctl(&["pause"])?;
         sleep(moment(rng));
+        self.others_go_on()?;
         self.served.ctl(&["resume"]).map(drop)
     }
 
@@ -171,7 +172,7 @@ impl<M: Machine> Soak<'_, M> {
     fn stall(&mut self, rng: &mut Rng) -> Result<()> {
         if let Some(device) = self.served.device() {
             device.suspend()?;
-            let stalled = self.wait_for_stall();
+            let stalled = self.wait_for_stall().and_then(|()| self.others_go_on());
             sleep(moment(rng));
             // A suspended device would hold the daemon, and the end of the case.
             self.device()?.resume().and(stalled)?;
@@ -205,6 +206,7 @@ impl<M: Machine> Soak<'_, M> {
     fn resume_in_vain(&mut self, rng: &mut Rng) -> Result<()> {
         for _ in 0..=rng.below(3) {
             self.wait_for("a halt", "halted", |halt| !halt.is_null())?;
+            self.others_go_on()?;
             self.served.ctl(&["resume"])?;
         }
         self.wait_for("a halt", "halted", |halt| !halt.is_null())

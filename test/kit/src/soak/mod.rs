@@ -29,7 +29,7 @@ use serde_json::Value;
 pub use plan::Kind;
 use plan::Parts;
 pub use report::Report;
-pub use served::{Device, SERIAL, Served};
+pub use served::{Beside, Device, SERIAL, Served};
 
 use crate::agent::Shell;
 use crate::interrupt;
@@ -73,8 +73,8 @@ pub struct Options {
     pub seed: u64,
     /// The length.
     pub length: Length,
-    /// The device node of the disk in the guest.
-    pub node: String,
+    /// The device nodes of the disks in the guest, in the order of [`Served::serials`].
+    pub nodes: Vec<String>,
     /// The command that repeats this run.
     pub repeat: String,
 }
@@ -85,6 +85,8 @@ struct Soak<'a, M> {
     served: &'a mut Served,
     node: &'a str,
     writer: Writer,
+    /// The writers of the other disks of the daemon.
+    beside: Vec<Writer>,
     /// Modules of memory so far.
     modules: usize,
     /// The words of the last `ctl limit`.
@@ -122,9 +124,13 @@ fn run_events<M: Machine>(
     has_kernel: bool,
     report: &mut Report,
 ) -> Result<()> {
-    let writer = Writer::start(machine, &options.node)?;
+    let (node, others) = options.nodes.split_first().context("no disk")?;
+    let writer = Writer::start(machine, node)?;
+    let beside = served.serials().skip(1).zip(others);
+    let beside = beside.map(|(serial, node)| Writer::beside(machine, serial, node));
+    let beside = beside.collect::<Result<Vec<_>>>()?;
     let limit = vec!["--none".to_owned()];
-    let mut soak = Soak { machine, served, node: &options.node, writer, modules: 0, limit };
+    let mut soak = Soak { machine, served, node, writer, beside, modules: 0, limit };
     let began = Instant::now();
     let parts = Parts { kernel: has_kernel, images: soak.served.device().is_none() };
     for (number, kind) in plan::order(options.seed, options.length, parts).enumerate() {
@@ -153,16 +159,30 @@ impl<M: Machine> Soak<'_, M> {
         let before = self.writer.count(self.machine)?;
         self.carry_out(kind, rng)?;
         self.writer.wait_for_more(self.machine, 3)?;
+        self.others_go_on()?;
         self.writer.longest_since(self.machine, before)
+    }
+
+    /// Waits for requests of all other disks of the daemon, whatever the state of the one with the events.
+    fn others_go_on(&mut self) -> Result<()> {
+        for writer in &self.beside {
+            let waited = writer.wait_for_more(self.machine, 2);
+            waited.with_context(|| format!("the disk {} of the same daemon", writer.name()))?;
+        }
+        Ok(())
     }
 
     fn end(self, report: &mut Report) -> Result<()> {
         self.served.ctl(&["limit", "--none"])?;
         let verified = self.writer.finish(self.machine)?;
+        let mut others = Vec::new();
+        for writer in self.beside {
+            let name = writer.name().to_owned();
+            others.push((name, writer.end(self.machine)?));
+        }
         let complaints = writer::complaints(self.machine)?;
         ensure!(complaints.is_empty(), "the guest's kernel complains:\n{complaints}");
-        self.machine.ok("umount /run/disk")?;
-        report.verified(verified);
+        report.verified(verified, others);
         Ok(())
     }
 }

@@ -16,6 +16,8 @@ pub struct Report {
     /// Number of events after which the disk was on each data plane.
     planes: BTreeMap<String, usize>,
     verified: Option<Verified>,
+    /// The other disks of the daemon, and their requests.
+    others: Vec<(String, u64)>,
 }
 
 /// Data that the guest compared without a difference.
@@ -29,7 +31,8 @@ pub(super) struct Verified {
 
 impl Report {
     pub(super) fn new(seed: u64) -> Self {
-        Self { seed, events: Vec::new(), planes: BTreeMap::new(), verified: None }
+        let (events, planes, verified, others) = Default::default();
+        Self { seed, events, planes, verified, others }
     }
 
     pub(super) fn begin(&mut self, kind: Kind) {
@@ -43,8 +46,9 @@ impl Report {
         }
     }
 
-    pub(super) fn verified(&mut self, verified: Verified) {
+    pub(super) fn verified(&mut self, verified: Verified, others: Vec<(String, u64)>) {
         self.verified = Some(verified);
+        self.others = others;
     }
 
     /// The kinds of all events that ended, in order.
@@ -85,6 +89,9 @@ impl fmt::Display for Report {
                 let planes = planes.collect::<Vec<_>>().join(", ");
                 writeln!(f, "  events:      {ended} ({planes}), seed {}", self.seed)?;
                 writeln!(f, "  verified:    {rounds} rounds of fio, {requests} requests")?;
+                for (name, requests) in &self.others {
+                    writeln!(f, "  beside it:   {requests} requests to {name}")?;
+                }
                 writeln!(f, "  I/O errors:  0\n  wrong bytes: 0\n  hangs:       0")
             }
             None => {
@@ -110,8 +117,9 @@ mod tests {
         assert!(text.contains("FAILED after 1 events, seed 7"), "{text}");
         assert!(text.contains("order: kill memory") && !text.contains("wrong bytes"), "{text}");
         report.end(Duration::from_millis(9), "kernel");
-        report.verified(Verified { rounds: 3, requests: 40 });
+        report.verified(Verified { rounds: 3, requests: 40 }, vec![("other".to_owned(), 8)]);
         let text = report.to_string();
+        assert!(text.contains("beside it:   8 requests to other"), "{text}");
         assert!(text.contains("wrong bytes: 0") && text.contains("hangs:       0"), "{text}");
         assert!(text.contains("events:      2 (1 on kernel, 1 on uring), seed 7"), "{text}");
         assert!(text.contains("kill          1      30      30      30"), "{text}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon of a run: `vhost-blk serve` with a control socket and a configuration file, which a
-//! new start or an upgrade reads again.
+//! The daemon of a run, with a control socket: `vhost-blk serve` with a configuration file, which a new
+//! start or an upgrade reads again, or `vhost-blk daemon` with a folder of them.
 
 use std::fmt;
 use std::fs;
@@ -51,6 +51,17 @@ pub trait Device: fmt::Debug {
     fn mend(&self) -> Result<()>;
 }
 
+/// Another disk of the daemon, whose guest must notice nothing.
+#[derive(Debug)]
+pub struct Beside {
+    /// Its serial number in the guest, and its name.
+    pub serial: &'static str,
+    /// A raw image or a device.
+    pub path: PathBuf,
+    /// Its further options, as lines of a configuration file.
+    pub options: &'static str,
+}
+
 /// Options of a device, for all of a run: its troubles need no new start.
 const DEVICE_OPTIONS: &str = "on-error = 'stop'\nio-timeout = 0.3\n";
 
@@ -65,6 +76,8 @@ pub struct Served {
     options: String,
     /// The disk, if it is a device.
     device: Option<Box<dyn Device>>,
+    /// The other disks. If there is one, the program is `vhost-blk daemon`.
+    beside: Vec<Beside>,
 }
 
 /// The bitmap of the backups.
@@ -74,50 +87,79 @@ impl Served {
     /// Serves `disk`, a raw image, by `program`; both are absolute paths. Sockets, log and configuration
     /// are in `folder`, overlays and backups beside the disk.
     pub fn start(program: &Path, folder: &Path, disk: &Path) -> Result<Self> {
-        Self::start_with(program, folder, disk, "", None)
+        let images = Images::new(disk);
+        write(&folder.join("soak.toml"), &images.options())?;
+        let daemon = start(program, folder, &serve(folder))?;
+        let (program, folder) = (program.to_owned(), folder.to_owned());
+        let (options, device, beside) = (String::new(), None, Vec::new());
+        Ok(Self { daemon, program, folder, images, options, device, beside })
     }
 
     /// As [`Self::start`], of a device. Its events are those that need no copy.
     pub fn start_device(program: &Path, folder: &Path, device: Box<dyn Device>) -> Result<Self> {
         let path = device.path().to_owned();
-        Self::start_with(program, folder, &path, DEVICE_OPTIONS, Some(device))
+        let images = Images::new(&path);
+        write(&folder.join("soak.toml"), &format!("{}{DEVICE_OPTIONS}", images.options()))?;
+        let daemon = start(program, folder, &serve(folder))?;
+        let (program, folder) = (program.to_owned(), folder.to_owned());
+        let (options, device, beside) = (DEVICE_OPTIONS.to_owned(), Some(device), Vec::new());
+        Ok(Self { daemon, program, folder, images, options, device, beside })
     }
 
-    fn start_with(
+    /// As [`Self::start_device`], with other disks in the same daemon: `vhost-blk daemon` serves all of
+    /// them from a folder.
+    pub fn start_daemon(
         program: &Path,
         folder: &Path,
-        disk: &Path,
-        options: &str,
-        device: Option<Box<dyn Device>>,
+        device: Box<dyn Device>,
+        beside: Vec<Beside>,
     ) -> Result<Self> {
-        let file = |name: &str| folder.join(name).display().to_string();
-        let images = Images::new(disk);
-        write_configuration(folder, &format!("{}{options}", images.options()))?;
-        let args = [
-            program.display().to_string(),
-            "serve".to_owned(),
-            format!("--socket-path={}", file("socket")),
-            format!("--control-path={}", file("control")),
-            format!("--config={}", file("soak.toml")),
-            format!("--serial={SERIAL}"),
-            "--num-queues=2".to_owned(),
-            "--queue-size=1024".to_owned(),
-        ];
-        let daemon = Daemon::start(args.to_vec(), &folder.join("socket"), &folder.join("log"))?;
+        let path = device.path().to_owned();
+        let images = Images::new(&path);
+        let disks = folder.join("disks");
+        fs::create_dir(&disks)?;
+        let file = |serial: &str, path: &Path, options: &str| {
+            let socket = socket_of(folder, serial);
+            let text = format!(
+                "blk-file = '{}'\nsocket-path = '{}'\nserial = '{serial}'\nnum-queues = 2\n\
+                 queue-size = 1024\n{options}",
+                path.display(),
+                socket.display()
+            );
+            write(&disks.join(format!("{serial}.toml")), &text)
+        };
+        file(SERIAL, &path, DEVICE_OPTIONS)?;
+        for other in &beside {
+            file(other.serial, &other.path, other.options)?;
+        }
+        let words = ["daemon".to_owned(), format!("--config-dir={}", disks.display())];
+        let mut daemon = start(program, folder, &words)?;
+        for other in &beside {
+            daemon.wait_until_it_listens(&socket_of(folder, other.serial))?;
+        }
         let (program, folder) = (program.to_owned(), folder.to_owned());
-        Ok(Self { daemon, program, folder, images, options: options.to_owned(), device })
+        let (options, device) = (DEVICE_OPTIONS.to_owned(), Some(device));
+        Ok(Self { daemon, program, folder, images, options, device, beside })
     }
 
-    /// QEMU's arguments for the disk; `reconnect` is the option of the socket by which QEMU connects
+    /// QEMU's arguments for all disks; `reconnect` is the option of the socket by which QEMU connects
     /// again, such as `reconnect=1`.
     pub fn qemu_args(&self, reconnect: &str) -> Vec<String> {
-        let socket = self.daemon.socket().display();
-        vec![
-            "-chardev".to_owned(),
-            format!("socket,id={SERIAL},path={socket},{reconnect}"),
-            "-device".to_owned(),
-            format!("vhost-user-blk-pci,chardev={SERIAL},num-queues=2,queue-size=1024"),
-        ]
+        let args = |serial: &str| {
+            let socket = socket_of(&self.folder, serial);
+            [
+                "-chardev".to_owned(),
+                format!("socket,id={serial},path={},{reconnect}", socket.display()),
+                "-device".to_owned(),
+                format!("vhost-user-blk-pci,chardev={serial},num-queues=2,queue-size=1024"),
+            ]
+        };
+        self.serials().flat_map(args).collect()
+    }
+
+    /// The serial numbers of all disks; the first one is that of the disk with the events.
+    pub fn serials(&self) -> impl Iterator<Item = &str> {
+        [SERIAL].into_iter().chain(self.beside.iter().map(|other| other.serial))
     }
 
     /// Stops it in order and checks all qcow2 images. Returns a raw file with the content of the disk.
@@ -137,8 +179,10 @@ impl Served {
         self.write_configuration()
     }
 
+    /// Only for a program that serves one disk.
     fn write_configuration(&self) -> Result<()> {
-        write_configuration(&self.folder, &format!("{}{}", self.images.options(), self.options))
+        let text = format!("{}{}", self.images.options(), self.options);
+        write(&self.folder.join("soak.toml"), &text)
     }
 
     /// Takes a snapshot. Returns a raw copy of the old image.
@@ -222,7 +266,7 @@ impl Served {
         Ok(flat)
     }
 
-    /// Starts the next program, and waits until QEMU is connected to it.
+    /// Starts the next program, and waits until QEMU is connected to all of its disks.
     pub(super) fn replace(&mut self, successor: Successor) -> Result<()> {
         match successor {
             Successor::AfterKill => self.daemon.replace_killed()?,
@@ -230,16 +274,24 @@ impl Served {
             Successor::ByUpgrade => return self.ctl(&["upgrade"]).map(drop),
         }
         wait_until_so(CONNECT_LIMIT, "QEMU at the next daemon", || {
-            Ok(self.daemon.log().contains("front-end connected"))
+            let connected = self.daemon.log().matches("front-end connected").count();
+            Ok(connected > self.beside.len())
         })
     }
 
-    /// Sends a command to the control socket; returns the answer.
+    /// Sends a command about the disk to the control socket; returns the answer.
     pub(super) fn ctl(&self, words: &[&str]) -> Result<Value> {
+        let named = match words {
+            // An upgrade is that of the whole program.
+            [verb, rest @ ..] if !self.beside.is_empty() && *verb != "upgrade" => {
+                [&[*verb, SERIAL], rest].concat()
+            }
+            words => words.to_vec(),
+        };
         let program = self.program.display().to_string();
         let control = format!("--control-path={}", self.folder.join("control").display());
         let start: [&str; 4] = [&program, "ctl", &control, "--json"];
-        let text = run_to_end(&[&start[..], words].concat())?;
+        let text = run_to_end(&[&start[..], &named].concat())?;
         serde_json::from_str(&text).with_context(|| format!("the answer to {words:?}: {text}"))
     }
 
@@ -257,7 +309,29 @@ impl Served {
     }
 }
 
-fn write_configuration(folder: &Path, options: &str) -> Result<()> {
-    let path = folder.join("soak.toml");
-    fs::write(&path, options).with_context(|| format!("cannot write {}", path.display()))
+/// The words for one disk with the configuration in the folder.
+fn serve(folder: &Path) -> [String; 6] {
+    [
+        "serve".to_owned(),
+        format!("--socket-path={}", socket_of(folder, SERIAL).display()),
+        format!("--config={}", folder.join("soak.toml").display()),
+        format!("--serial={SERIAL}"),
+        "--num-queues=2".to_owned(),
+        "--queue-size=1024".to_owned(),
+    ]
+}
+
+fn start(program: &Path, folder: &Path, words: &[String]) -> Result<Daemon> {
+    let mut args = vec![program.display().to_string()];
+    args.extend_from_slice(words);
+    args.push(format!("--control-path={}", folder.join("control").display()));
+    Daemon::start(args, &socket_of(folder, SERIAL), &folder.join("log"))
+}
+
+fn socket_of(folder: &Path, serial: &str) -> PathBuf {
+    folder.join(format!("{serial}.socket"))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Writes stamped blocks to a file in /run/disk, one request at a time, past the page cache, and
-# reads an earlier one back each time. Appends the microseconds of the longer of both requests to
-# /run/pauses. Ends with 1 at the first wrong byte, and with an exception at an I/O error.
+# Writes stamped blocks to the file `stamped` in a folder, one request at a time, past the page cache,
+# and reads an earlier one back each time. Appends the microseconds of the longer of both requests to
+# NAME.pauses, until NAME.stop exists. Ends with 1 at the first wrong byte, and with an exception at an I/O error.
 #
-# Arguments: bytes of a block, blocks, and the blocks from one write to the next. The file has all
-# blocks from the begin on, so that a write changes nothing else in the file system.
+# Arguments: bytes of a block, blocks, the blocks from one write to the next, the folder, and NAME. The
+# file has all blocks from the begin on, so that a write changes nothing else in the file system.
 import mmap, os, sys, time
 
-BLOCK, BLOCKS, STEP = map(int, sys.argv[1:])
-stop = "/run/stop-writer"
-file = os.open("/run/disk/stamped", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+BLOCK, BLOCKS, STEP = map(int, sys.argv[1:4])
+folder, name = sys.argv[4:]
+stop = name + ".stop"
+file = os.open(folder + "/stamped", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
 page = mmap.mmap(-1, BLOCK)
-pauses = open("/run/pauses", "w", buffering=1)
+pauses = open(name + ".pauses", "w", buffering=1)
 stamps = {}
 
 

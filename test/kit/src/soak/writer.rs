@@ -33,14 +33,35 @@ const HANG_LIMIT: Duration = Duration::from_secs(180);
 const COMPLAINTS: &str = "I/O error|EXT4-fs error|EXT4-fs warning|Buffer I/O|blocked for more than|\
     BUG:|WARNING:|Call Trace|Remounting filesystem read-only";
 
-/// The running load.
+/// The running writer of a disk, which is mounted on `/run/NAME`.
 #[derive(Debug)]
-pub(super) struct Writer;
+pub(super) struct Writer {
+    name: String,
+}
+
+/// The name of the writer beside fio.
+const NAME: &str = "disk";
 
 impl Writer {
-    /// Makes a file system on the disk and starts the load on it.
+    /// Makes a file system on the disk and starts the load on it: a writer, and fio.
     pub(super) fn start(guest: &mut impl Shell, node: &str) -> Result<Self> {
         load::format(guest, node)?;
+        guest.ok("dmesg -C")?;
+        let writer = Self::run(guest, NAME)?;
+        load::start(guest)?;
+        Ok(writer)
+    }
+
+    /// Makes a file system on another disk and starts a writer on it.
+    pub(super) fn beside(guest: &mut impl Shell, name: &str, node: &str) -> Result<Self> {
+        let folder = format!("/run/{name}");
+        guest.ok(&format!(
+            "mkdir {folder} && mke2fs -q -t ext4 -F {node} && mount {node} {folder}"
+        ))?;
+        Self::run(guest, name)
+    }
+
+    fn run(guest: &mut impl Shell, name: &str) -> Result<Self> {
         let bytes = PROGRAM.bytes().fold(String::new(), |mut text, byte| {
             write!(text, "{byte:02x}").expect("a string grows");
             text
@@ -48,25 +69,45 @@ impl Writer {
         guest.ok(&format!(
             "python3 -c 'open(\"/run/writer.py\",\"wb\").write(bytes.fromhex(\"{bytes}\"))'"
         ))?;
-        guest.ok(": >/run/pauses; dmesg -C")?;
-        let writer = format!("python3 /run/writer.py {BLOCK_BYTES} {BLOCKS} {STEP}");
-        guest.ok(&format!("({writer}; echo $? >/run/writer.code) >/run/writer.log 2>&1 &"))?;
-        load::start(guest)?;
-        Ok(Self)
+        let writer = Self { name: name.to_owned() };
+        let [pauses, code, log] = ["pauses", "code", "log"].map(|file| writer.file(file));
+        guest.ok(&format!(": >{pauses}"))?;
+        let folder = format!("/run/{name}");
+        let program = format!(
+            "python3 /run/writer.py {BLOCK_BYTES} {BLOCKS} {STEP} {folder} /run/writer-{name}"
+        );
+        guest.ok(&format!("({program}; echo $? >{code}) >{log} 2>&1 &"))?;
+        Ok(writer)
+    }
+
+    /// A file of the writer in the guest.
+    fn file(&self, what: &str) -> String {
+        format!("/run/writer-{}.{what}", self.name)
+    }
+
+    /// The name of its disk.
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Number of turns of the writer so far: its writes that have ended, or one less.
     pub(super) fn count(&self, guest: &mut impl Shell) -> Result<u64> {
-        guest.ok("wc -l </run/pauses")?.trim().parse().context("the number of the writer's turns")
+        guest
+            .ok(&format!("wc -l <{}", self.file("pauses")))?
+            .trim()
+            .parse()
+            .context("the number of the writer's turns")
     }
 
     /// Waits until the writer has made more turns; a hang or the end of the load is an error.
     pub(super) fn wait_for_more(&self, guest: &mut impl Shell, turns: u64) -> Result<()> {
         let goal = self.count(guest)? + turns;
-        wait_until_so(HANG_LIMIT, "a request of the guest: the disk HANGS", || {
+        let what = format!("a request to /run/{}: the disk HANGS", self.name);
+        wait_until_so(HANG_LIMIT, &what, || {
             load::check_running(guest)?;
-            if guest.run("cat /run/writer.code")?.code == 0 {
-                bail!("the writer has ended: {}", guest.ok("tail -n 30 /run/writer.log")?);
+            if guest.run(&format!("cat {}", self.file("code")))?.code == 0 {
+                let log = guest.ok(&format!("tail -n 30 {}", self.file("log")))?;
+                bail!("the writer of /run/{} has ended: {log}", self.name);
             }
             Ok(self.count(guest)? >= goal)
         })
@@ -75,7 +116,8 @@ impl Writer {
     /// The longest request since the writer had made `turns`.
     pub(super) fn longest_since(&self, guest: &mut impl Shell, turns: u64) -> Result<Duration> {
         let first = turns + 1;
-        let text = guest.ok(&format!("tail -n +{first} /run/pauses | sort -n | tail -n 1"))?;
+        let text =
+            guest.ok(&format!("tail -n +{first} {} | sort -n | tail -n 1", self.file("pauses")))?;
         let micros = text.trim().parse().with_context(|| format!("the longest request: {text}"))?;
         Ok(Duration::from_micros(micros))
     }
@@ -85,13 +127,22 @@ impl Writer {
         let rounds = load::rounds(guest)?;
         load::finish(guest)?;
         load::verify_once(guest)?;
-        guest.ok("touch /run/stop-writer")?;
+        Ok(Verified { rounds, requests: self.end(guest)? })
+    }
+
+    /// Ends the writer, which compares its data once more, and unmounts the disk. Returns the number of
+    /// requests.
+    pub(super) fn end(self, guest: &mut impl Shell) -> Result<u64> {
+        let [stop, code, log] = ["stop", "code", "log"].map(|file| self.file(file));
+        guest.ok(&format!("touch {stop}"))?;
         wait_until_so(HANG_LIMIT, "the end of the writer: the disk HANGS", || {
-            Ok(guest.run("cat /run/writer.code")?.code == 0)
+            Ok(guest.run(&format!("cat {code}"))?.code == 0)
         })?;
-        let log = guest.ok("cat /run/writer.log")?;
+        let log = guest.ok(&format!("cat {log}"))?;
         let requests = log.trim().strip_prefix("requests ").and_then(|text| text.parse().ok());
-        Ok(Verified { rounds, requests: requests.with_context(|| format!("the writer: {log}"))? })
+        let requests = requests.with_context(|| format!("the writer: {log}"))?;
+        guest.ok(&format!("umount /run/{}", self.name))?;
+        Ok(requests)
     }
 }
 
