@@ -173,7 +173,8 @@ fn a_socket_in_a_folder_that_is_not_there_is_refused() {
     let mut command = null_disk();
     command.arg("--socket-path").arg(place.path("none/disk.sock"));
     let line = one_line(&finish(&mut command), 1);
-    assert!(line.contains("directory"), "{line}");
+    let folder = place.path("none");
+    assert!(line.contains(&format!("there is no folder {}; make it", folder.display())), "{line}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn in_memory(env: &Env) -> Result<()> {
     let env = env.on(Plane::Direct);
     for direct in [true, false] {
         // Room for all of the image.
-        integrity::run(&env, image_in_memory(160, direct), Setup::usual(60))
+        integrity::run(&env, image_in_memory(160, direct), Setup::usual(20))
             .with_context(|| format!("the load, O_DIRECT {direct}"))?;
         by_the_worker(&env, direct).with_context(|| format!("O_DIRECT {direct}"))?;
     }
