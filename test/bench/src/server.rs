@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use kit::daemon::Daemon;
 
 use crate::{cpu, disk};
@@ -290,6 +290,7 @@ impl Spec {
             let command_line = format!("(runs already, pid {pid}, socket {socket})");
             return Ok(Server { name, socket, pid, command_line, daemon: None });
         };
+        ensure!(UnixStream::connect(&self.socket).is_err(), "another server listens on {socket}");
         let args = [program.clone()].into_iter().chain(args.iter().cloned()).collect();
         let daemon = Daemon::start(args, &self.socket, &self.socket.with_extension("log"))?;
         let pid = daemon.id();
@@ -368,6 +369,16 @@ mod tests {
         assert!(all.contains(&OURS_FRAGMENTED.to_owned()));
         let raw_only = |name: &&String| is_qsd(name);
         assert_eq!(all.iter().filter(raw_only).count(), raw.iter().filter(raw_only).count());
+    }
+
+    #[test]
+    fn a_server_does_not_start_on_the_socket_of_one_that_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings { folder: folder.path().to_owned(), ..settings() };
+        let spec = &settings.specs(Storage::Null)[0];
+        let _running = std::os::unix::net::UnixListener::bind(&spec.socket).unwrap();
+        let error = format!("{:#}", spec.start(&[]).unwrap_err());
+        assert!(error.contains("another server listens"), "{error}");
     }
 
     #[test]

@@ -206,8 +206,9 @@ fn compare(
     for server in &servers {
         results.idle.add(&server.name, &point(&[("storage", &storage)]), idle(args, server)?);
     }
-    allocation::measure(args, settings, storage, &mut results.allocation)?;
+    // They end here: the servers of the next measurements listen on the same sockets.
     let measured: Vec<_> = servers.into_iter().map(|server| server.name).collect();
+    allocation::measure(args, settings, storage, &mut results.allocation)?;
     let usable = cpu::usable()?;
     if !args.no_scaling && usable.len() > 1 {
         let chosen: Vec<_> =
