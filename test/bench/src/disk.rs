@@ -113,10 +113,20 @@ pub fn empty_beside(file: &Path) -> PathBuf {
 
 /// Makes an empty image of `size_bytes` beside a disk file.
 pub fn create_empty(program: &Path, file: &Path, size_bytes: u64) -> Result<TempPath> {
-    let image = empty_beside(file);
-    let (program, path) = (program.display().to_string(), image.display().to_string());
-    run_to_end(&[&program, "create", "--format=qcow2", &path, &size_bytes.to_string()])
-        .context("cannot make an empty qcow2 image")?;
+    create_by(program, empty_beside(file), size_bytes, &["--format=qcow2"])
+}
+
+/// Makes an image with our program and these options of `create`.
+pub fn create_by(
+    program: &Path,
+    image: PathBuf,
+    size_bytes: u64,
+    options: &[&str],
+) -> Result<TempPath> {
+    let [program, path] = [program, &image].map(|path| path.display().to_string());
+    let size = size_bytes.to_string();
+    let words = [&[&program, "create", &path, &size], options].concat();
+    run_to_end(&words).with_context(|| format!("cannot make {path}"))?;
     Ok(TempPath::try_from_path(image)?)
 }
 

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The storage of a measured server.
 
-use std::fs::File;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use kit::null_blk::NullBlk;
 use tempfile::TempPath;
 
+use crate::disk::create_by;
+use crate::host::subject::Programs;
 use crate::rig::{Speed, null_blk};
 
 /// Size of a device in MiB.
 const DEVICE_MIB: u64 = 1024;
-/// Size of an image file in MiB; all of it is in memory.
-const FILE_MIB: u64 = 64;
+/// Size of an image file in bytes; all of it is in memory.
+const FILE_BYTES: u64 = 64 << 20;
+/// The option of a qcow2 image, of `vhost-blk create` and `vhost-blk serve`.
+const QCOW2: &str = "--format=qcow2";
 
 /// A kind of storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,56 +38,48 @@ impl Storage {
             Self::Qcow2 => "qcow2".to_owned(),
         }
     }
-
-    /// Further options of `vhost-blk serve`.
-    pub(super) fn options(self) -> &'static [&'static str] {
-        match self {
-            Self::Qcow2 => &["--format=qcow2"],
-            Self::Device(_) | Self::Raw => &[],
-        }
-    }
 }
 
 /// The device or file of a server; removed on drop.
 #[derive(Debug)]
 pub(super) enum Disk {
     Device(NullBlk),
-    File(TempPath),
+    Raw(TempPath),
+    Qcow2(TempPath),
 }
 
 impl Disk {
-    /// Makes a device of this free name, or a file in `folder` by the program `vhost_blk`.
+    /// Makes a device of this free name, or a file beside the sockets.
     pub(super) fn new(
         storage: Storage,
         name: &str,
         queues: u16,
-        folder: &Path,
-        vhost_blk: &Path,
+        programs: &Programs,
     ) -> Result<Self> {
-        let format = match storage {
-            Storage::Device(speed) => {
-                return Ok(Self::Device(null_blk(name, DEVICE_MIB, queues, speed)?));
-            }
-            Storage::Raw => "raw",
-            Storage::Qcow2 => "qcow2",
+        let file = |format: &str| {
+            let options = ["--preallocation=full", format];
+            create_by(&programs.ours, programs.folder.join(name), FILE_BYTES, &options)
         };
-        let path = folder.join(format!("{name}.{format}"));
-        let size = format!("{FILE_MIB}M");
-        let status = Command::new(vhost_blk)
-            .args(["create", "--format", format, "--preallocation", "full"])
-            .arg(&path)
-            .arg(&size)
-            .status()
-            .with_context(|| format!("starting {}", vhost_blk.display()))?;
-        ensure!(status.success(), "vhost-blk create {} failed", path.display());
-        File::open(&path)?.sync_all()?;
-        Ok(Self::File(TempPath::try_from_path(path)?))
+        Ok(match storage {
+            Storage::Device(speed) => Self::Device(null_blk(name, DEVICE_MIB, queues, speed)?),
+            Storage::Raw => Self::Raw(file("--format=raw")?),
+            Storage::Qcow2 => Self::Qcow2(file(QCOW2)?),
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
         match self {
             Self::Device(device) => device.device(),
-            Self::File(path) => path,
+            Self::Raw(path) | Self::Qcow2(path) => path,
         }
+    }
+
+    /// Options of `vhost-blk serve`.
+    pub(super) fn options(&self) -> Vec<String> {
+        let mut options = vec![format!("--blk-file={}", self.path().display())];
+        if matches!(self, Self::Qcow2(_)) {
+            options.push(QCOW2.to_owned());
+        }
+        options
     }
 }

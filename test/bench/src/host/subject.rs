@@ -153,10 +153,10 @@ impl Subject {
     /// Makes the storage and starts the server.
     pub fn start(who: Who, programs: &Programs, storage: Storage, queues: u16) -> Result<Self> {
         let name = format!("bench{}", who as u8);
-        let disk = Disk::new(storage, &name, queues, &programs.folder, &programs.ours)?;
+        let disk = Disk::new(storage, &name, queues, programs)?;
         let (server, command_line) = match who {
             Who::VhostScsi => scsi(disk.path())?,
-            _ => daemon(who, programs, (disk.path(), storage), queues)?,
+            _ => daemon(who, programs, &disk, queues)?,
         };
         Ok(Self { who, command_line, server, disk })
     }
@@ -205,29 +205,21 @@ fn scsi(device: &Path) -> Result<(Server, String)> {
     Ok((Server::Scsi { target, disk_bytes }, text))
 }
 
-fn daemon(
-    who: Who,
-    programs: &Programs,
-    (device, storage): (&Path, Storage),
-    queues: u16,
-) -> Result<(Server, String)> {
+fn daemon(who: Who, programs: &Programs, disk: &Disk, queues: u16) -> Result<(Server, String)> {
     let name = who.name().replace(' ', "-");
     let socket = programs.folder.join(format!("{name}.sock"));
     let _ = fs::remove_file(&socket);
-    let mut programs = programs.clone();
-    programs.ours_args.extend(storage.options().iter().map(|&option| option.to_owned()));
-    let programs = &programs;
     let (program, args) = match who {
-        Who::Kernel => ours(programs, device, &socket, queues, &["kernel"]),
-        Who::Uring => ours(programs, device, &socket, queues, &["uring"]),
+        Who::Kernel => ours(programs, disk, &socket, queues, &["kernel"]),
+        Who::Uring => ours(programs, disk, &socket, queues, &["uring"]),
         Who::KernelPlain => {
             let plain = ["--batch-size=1", "--poll-max-us=0", "--coalesce=off", "--threads=1"];
-            ours(programs, device, &socket, queues, &[&["kernel"][..], &plain].concat())
+            ours(programs, disk, &socket, queues, &[&["kernel"][..], &plain].concat())
         }
-        Who::KernelInterrupts => ours(programs, device, &socket, queues, &["kernel", NO_POLL]),
-        Who::UringInterrupts => ours(programs, device, &socket, queues, &["uring", NO_POLL]),
-        Who::QsdNative => qsd(programs, device, &socket, queues, "native"),
-        Who::QsdUring => qsd(programs, device, &socket, queues, "io_uring"),
+        Who::KernelInterrupts => ours(programs, disk, &socket, queues, &["kernel", NO_POLL]),
+        Who::UringInterrupts => ours(programs, disk, &socket, queues, &["uring", NO_POLL]),
+        Who::QsdNative => qsd(programs, disk.path(), &socket, queues, "native"),
+        Who::QsdUring => qsd(programs, disk.path(), &socket, queues, "io_uring"),
         Who::VhostScsi => bail!("vhost-scsi has no daemon"),
     };
     let args = [program].into_iter().chain(args).collect();
@@ -238,7 +230,7 @@ fn daemon(
 
 fn ours(
     programs: &Programs,
-    device: &Path,
+    disk: &Disk,
     socket: &Path,
     queues: u16,
     plane: &[&str],
@@ -246,11 +238,11 @@ fn ours(
     let mut args = vec![
         "serve".to_owned(),
         format!("--socket-path={}", socket.display()),
-        format!("--blk-file={}", device.display()),
         format!("--num-queues={queues}"),
         "--data-plane".to_owned(),
     ];
     args.extend(plane.iter().map(|&arg| arg.to_owned()));
+    args.extend(disk.options());
     if !programs.polling {
         args.push("--poll-max-us=0".to_owned());
     }

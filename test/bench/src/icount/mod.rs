@@ -2,8 +2,8 @@
 //! `bench icount`: path lengths in instructions.
 //!
 //! In a VM with one CPU whose clock counts instructions (QEMU's `-icount shift=0,sleep=off`) a
-//! nanosecond is an instruction, and two runs agree. Nothing polls here: every request takes the
-//! whole path, with kick, wake-up and call.
+//! nanosecond is an instruction, and two runs agree. No thread polls for requests: every one takes
+//! the whole path, with kick, wake-up and call.
 
 mod path;
 mod stages;
