@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Stage 3 of operations that may sleep for long: range commands, flushes of files, file I/O that
- * would block, large requests. They run on the backend's workqueue, charged to the owner's cgroup,
- * so that neither the queue nor its completions wait for them.
+ * Stage 3 of operations that may sleep for long: range commands, flushes of files that are not in
+ * memory, file I/O that would block, large requests. They run on the backend's workqueue, charged to
+ * the owner's cgroup, so that neither the queue nor its completions wait for them.
  */
 #include <linux/fs.h>
 #include <linux/cred.h>
 #include <linux/falloc.h>
 #include <linux/kthread.h>
 #include <linux/memcontrol.h>
-#include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 
 #include "backend.h"

@@ -10,6 +10,7 @@ use crate::chain;
 use crate::check::check;
 use crate::image::{Answer, Image, Question};
 use crate::in_use::reclaim;
+use crate::job::Job;
 use crate::storage::{Change, Log, punch};
 use crate::target::Target;
 use crate::unmap::Progress;
@@ -190,10 +191,8 @@ fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
         }
         if step % 3 == 1 {
             // The writer knows no place between two batches.
-            let left = writer
-                .image
-                .unmap_discarded(true, &mut |_, job| job.run())
-                .expect("the commit succeeds");
+            let left = writer.image.unmap_discarded(true, &mut Job::in_place);
+            let left = left.expect("the commit succeeds");
             assert_eq!(left, Progress::Nothing);
         }
         if step == steps / 2 {

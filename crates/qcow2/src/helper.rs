@@ -132,6 +132,14 @@ struct Told {
     piece: io::Result<Piece>,
 }
 
+impl Told {
+    /// The piece as it is now.
+    fn now(image: &mut Image, of: Of, at: u64, len: u64, reply: Sender<io::Result<Piece>>) -> Told {
+        let piece = tell(image, of, at, len);
+        Told { reply, of, at, len, piece }
+    }
+}
+
 /// The state of the thread.
 struct Thread {
     image: Image,
@@ -227,8 +235,7 @@ impl Thread {
         match work {
             Work::Ask(question, reply) => ask(image, &mut self.answered, question, reply),
             Work::Tell(of, at, len, reply) => {
-                let piece = tell(image, of, at, len);
-                self.told.push(Told { reply, of, at, len, piece });
+                self.told.push(Told::now(image, of, at, len, reply));
             }
             Work::Settle(reply) => {
                 image.forget_discarded();
@@ -260,8 +267,7 @@ impl Thread {
                     ask(image, answered, question, reply);
                 }
                 Work::Tell(of, at, len, reply) => {
-                    let piece = tell(image, of, at, len);
-                    told.push(Told { reply, of, at, len, piece });
+                    told.push(Told::now(image, of, at, len, reply));
                 }
                 work => held.push_back(work),
             })

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The writes of a commit, which another thread may carry out: they change nothing that a read of the image needs.
 
+use crate::image::Image;
 use crate::overlay::{PHASES, Phase};
 use crate::places::Places;
 use crate::storage::{Change, CommitError, Log};
@@ -93,6 +94,14 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// Carries the writes out in place: the usual `run` of [`crate::image::Image::commit_by`].
+    ///
+    /// # Errors
+    /// As [`Job::run`].
+    pub(crate) fn in_place(_: &mut Image, job: Job) -> Result<(), CommitError> {
+        job.run()
+    }
+
     pub(crate) fn new(out: &Arc<Out>, end: u64, phases: [Phase; PHASES]) -> Job {
         Job { out: Arc::clone(out), end, phases: Box::new(phases) }
     }

@@ -89,7 +89,7 @@ impl Image {
     /// # Errors
     /// errno of the failure: again and again until there is room, or for ever ([`Image::lost`]).
     pub(crate) fn commit(&mut self) -> Result<(), i32> {
-        self.commit_by(&mut |_, job| job.run())
+        self.commit_by(&mut Job::in_place)
     }
 
     /// The same. `run` carries the writes out, and may read the image meanwhile, but not change it.
@@ -142,7 +142,7 @@ impl Image {
 
     /// A commit within a batch.
     pub(crate) fn write_tables(&mut self) -> Result<(), i32> {
-        self.write_tables_by(&mut |_, job| job.run())
+        self.write_tables_by(&mut Job::in_place)
     }
 
     fn write_tables_by(&mut self, run: Run<'_>) -> Result<(), i32> {
