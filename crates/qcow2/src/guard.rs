@@ -249,24 +249,38 @@ impl Guard {
         self.data.remove(cluster);
     }
 
-    /// Checks a commit, before its first write: the tables after it, and the clusters that it frees.
-    pub(crate) fn check_commit(&mut self, new: &Places, freed: &[Range<u64>]) -> io::Result<()> {
+    /// Checks a commit, before its first write: the tables after it, if they are others, and the clusters that it
+    /// frees.
+    pub(crate) fn check_commit(
+        &mut self,
+        new: Option<&Places>,
+        freed: &[Range<u64>],
+    ) -> io::Result<()> {
         self.check()?;
+        new.map_or(Ok(()), |new| self.check_places(new))?;
+        let bits = self.places.cluster_bits;
+        let mut all = freed.iter().flat_map(|range| range.start >> bits..range.end >> bits);
+        let tables = new.unwrap_or(&self.places);
+        match all.find(|cluster| tables.has(*cluster)) {
+            None => Ok(()),
+            Some(cluster) => Err(self.damage(format!("the table in cluster {cluster} was freed"))),
+        }
+    }
+
+    /// Checks the tables after a commit.
+    fn check_places(&mut self, new: &Places) -> io::Result<()> {
         if let Some(cluster) = new.overlap() {
             return Err(self.damage(format!("two tables would get the cluster {cluster}")));
         }
         let is_used = |cluster: &u64| {
             !self.places.has(*cluster) && (self.data.has(*cluster) || self.compressed.has(*cluster))
         };
-        if let Some(cluster) = new.all().find(is_used) {
-            let what = format!("a table would get the cluster {cluster}, which has data");
-            return Err(self.damage(what));
-        }
-        let bits = self.places.cluster_bits;
-        let mut all = freed.iter().flat_map(|range| range.start >> bits..range.end >> bits);
-        match all.find(|cluster| new.has(*cluster)) {
+        match new.all().find(is_used) {
             None => Ok(()),
-            Some(cluster) => Err(self.damage(format!("the table in cluster {cluster} was freed"))),
+            Some(cluster) => {
+                let what = format!("a table would get the cluster {cluster}, which has data");
+                Err(self.damage(what))
+            }
         }
     }
 
@@ -275,10 +289,12 @@ impl Guard {
         self.half_freed.extend(freed);
     }
 
-    /// Takes a commit that has succeeded: its tables, and the clusters that are free.
-    pub(crate) fn committed(&mut self, new: Places, freed: &[Range<u64>]) {
+    /// Takes a commit that has succeeded: its tables, if they are others, and the clusters that are free.
+    pub(crate) fn committed(&mut self, new: Option<Places>, freed: &[Range<u64>]) {
         let bits = self.places.cluster_bits;
-        self.places = new;
+        if let Some(new) = new {
+            self.places = new;
+        }
         for range in std::mem::take(&mut self.half_freed).iter().chain(freed) {
             for cluster in range.start >> bits..range.end >> bits {
                 self.data.remove(cluster);
@@ -384,10 +400,9 @@ mod tests {
         let first = [compressed(7 << 16), compressed((7 << 16) + 1024)];
         assert!(look(&mut guard, &first, &[compressed((8 << 16) - 512)]));
         assert!([7, 8].into_iter().all(|cluster| !guard.is_free(cluster)));
-        let places = std::mem::take(&mut guard.places);
         guard.places = Places { cluster_bits: 16, ..Places::default() };
         guard.half_free(one(8));
-        guard.committed(places, &one(7));
+        guard.committed(None, &one(7));
         assert!([7, 8].into_iter().all(|cluster| guard.is_free(cluster)));
     }
 
@@ -403,7 +418,7 @@ mod tests {
         {
             let mut guard = guard();
             assert!(look(&mut guard, &[cluster(7), compressed(8 << 16)], &[]));
-            let checked = guard.check_commit(&new(table), &one(freed));
+            let checked = guard.check_commit(Some(&new(table)), &one(freed));
             assert_eq!(checked.is_ok(), is_good, "{table} {freed}");
             assert_eq!(guard.check().is_ok(), is_good, "it stays so");
         }

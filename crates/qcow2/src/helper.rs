@@ -277,10 +277,11 @@ impl Thread {
     /// Makes the changes durable, and answers. Without a change in the batch, a commit that has found no room
     /// is not repeated.
     fn answer(&mut self, failed: &dyn Fn(i32)) {
-        let asks_commit = !self.settled.is_empty() || !self.hurried.is_empty();
-        let committed = match asks_commit || self.answered.iter().any(|asked| asked.changes) {
-            true => self.committing(Image::commit_by),
-            false => {
+        let changes = || self.answered.iter().any(|asked| asked.changes);
+        let committed = match () {
+            () if !self.settled.is_empty() => self.committing(Image::settle_by),
+            () if !self.hurried.is_empty() || changes() => self.committing(Image::commit_by),
+            () => {
                 self.image.end_batch();
                 Ok(())
             }

@@ -21,7 +21,7 @@ use imago::{FormatAccess, Mapping};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 /// Maximum bytes that the image copies for one answer.
 pub(crate) const COPY_MAX: u64 = 1 << 20;
@@ -43,6 +43,8 @@ pub(crate) enum Answer {
     Data(Vec<u8>),
     /// This many bytes are done.
     Done(u64),
+    /// The place hides other content: [`Question::Write`] gives it one, with the data.
+    NeedsData,
     /// The error of the system call.
     Failed(i32),
 }
@@ -52,7 +54,9 @@ pub(crate) enum Answer {
 pub(crate) enum Question {
     /// Read from a position at most this many bytes.
     Read(u64, u64),
-    /// Write this at a position, unless its cluster exists.
+    /// Give this many bytes at a position a place, to which the lane writes.
+    Place(u64, u64),
+    /// Write this at a position, unless the lane can do that.
     Write(u64, Vec<u8>),
     /// Zero this many bytes, unless their cluster exists.
     Zero(u64, u64),
@@ -69,9 +73,10 @@ impl Question {
     /// Its position and length.
     pub(crate) fn range(&self) -> (u64, u64) {
         match self {
-            Question::Read(at, len) | Question::Zero(at, len) | Question::Discard(at, len) => {
-                (*at, *len)
-            }
+            Question::Read(at, len)
+            | Question::Place(at, len)
+            | Question::Zero(at, len)
+            | Question::Discard(at, len) => (*at, *len),
             Question::Write(at, data) => (*at, data.len() as u64),
         }
     }
@@ -152,7 +157,8 @@ impl Image {
         let ready = if question.changes() { self.may_change() } else { Ok(()) };
         let answered = ready.and_then(|()| match question {
             Question::Read(at, len) => self.read(at, len),
-            Question::Write(at, data) => self.write(at, &data),
+            Question::Place(at, len) => self.write(at, len, None),
+            Question::Write(at, data) => self.write(at, data.len() as u64, Some(&data)),
             Question::Zero(at, len) => self.zero(at, len),
             Question::Discard(at, len) => self.discard(at, len),
         });
@@ -207,7 +213,7 @@ impl Image {
 
     /// Notes that the clusters of a range are about to change: whole ones get a place in the image. It ends what
     /// is known of backing files and zeroes there.
-    fn change(&mut self, range: Range<u64>) {
+    pub(crate) fn change(&mut self, range: Range<u64>) {
         let cluster = self.cluster_bytes;
         let clusters = range.start - range.start % cluster..range.end.next_multiple_of(cluster);
         self.decompressed.forget(&clusters);
@@ -307,19 +313,10 @@ impl Image {
             }
             Answer::Zero(len, ..) => Piece::Zero(len),
             Answer::Data(data) => Piece::Data(data),
-            Answer::Done(_) | Answer::Failed(_) => return Err(io::Error::other("no content")),
+            Answer::Done(_) | Answer::NeedsData | Answer::Failed(_) => {
+                return Err(io::Error::other("no content"));
+            }
         })
-    }
-
-    /// Makes zero clusters of whole clusters, and frees their places. A commit follows.
-    pub(crate) fn free(&mut self, range: Range<u64>) -> io::Result<()> {
-        self.may_change()?;
-        self.make_room()?;
-        self.change(range.clone());
-        let len = range.end - range.start;
-        self.access.discard_to_zero(range.start, len)?;
-        self.unmapped_bytes.fetch_add(len, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Bytes of discarded data whose place was freed.
@@ -329,6 +326,11 @@ impl Image {
 
     pub(crate) fn versions(&self) -> &Versions {
         &self.versions
+    }
+
+    /// The image has a backing file.
+    pub(crate) fn has_backing(&self) -> bool {
+        self.has_backing
     }
 
     pub(crate) fn cluster_bytes(&self) -> u64 {
@@ -353,7 +355,7 @@ impl Image {
     }
 
     /// The answer that names the place of a used range, which starts in the extent.
-    fn extent(&mut self, extent: Extent, at: u64, len: u64) -> Answer {
+    pub(crate) fn extent(&mut self, extent: Extent, at: u64, len: u64) -> Answer {
         let used = at..extent.end.min(at.saturating_add(len));
         let extent = if extent.file == 0 { self.keep(extent, used) } else { extent };
         Answer::Extent(extent, self.versions.now())
@@ -379,121 +381,5 @@ impl Image {
         let mut data = vec![0; len.min(COPY_MAX) as usize];
         self.access.read(&mut data[..], at)?;
         Ok(data)
-    }
-
-    /// The answer to a change in an extent that may be written. In an image without room it has the committed
-    /// part, or fails with the commit of this batch.
-    fn writable(&mut self, extent: Extent, at: u64, len: u64) -> Answer {
-        let part = self.tables.committed(extent, at).unwrap_or(extent);
-        self.extent(part, at, len)
-    }
-
-    fn write(&mut self, at: u64, data: &[u8]) -> io::Result<Answer> {
-        let len = data.len() as u64;
-        let (len, frees) = match self.find(at, len)? {
-            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
-            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
-            Found::Zero(len, _) => (len, false),
-            Found::Copy(len) => (self.in_cluster(at, len), true),
-        };
-        self.make_room()?;
-        self.change(at..at + len);
-        let prepared = self.access.prepare_data_mapping(at, len, true)?;
-        let done = prepared.length().min(len);
-        let (place, store) = (prepared.offset(), prepared.storage());
-        let claimed = self.claim(at, done, place)?;
-        let written = store.write_data(&data[..done as usize], place).inspect_err(|_| {
-            // The clusters become free again. The old content that imago has copied there needs no room.
-            let start = place - place % self.cluster_bytes;
-            store.forget(start..(place + done).next_multiple_of(self.cluster_bytes));
-        });
-        if let Err(why) = written.and_then(|()| self.access.commit_data_mapping(prepared)) {
-            self.unclaim(claimed)?;
-            return Err(why);
-        }
-        self.changed(frees)?;
-        Ok(Answer::Done(done))
-    }
-
-    fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        let (len, frees) = match self.find(at, len)? {
-            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
-            Found::Zero(len, _) => return Ok(Answer::Done(len)),
-            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
-            Found::Copy(len) => (self.in_cluster(at, len), true),
-        };
-        self.make_room()?;
-        self.change(at..at + len);
-        self.access.write_zeroes(at, len)?;
-        self.claim_changed(at..at + len)?;
-        self.changed(frees)?;
-        Ok(Answer::Done(len))
-    }
-
-    /// Bytes of a range in its first cluster.
-    fn in_cluster(&self, at: u64, len: u64) -> u64 {
-        len.min(self.cluster_bytes - at % self.cluster_bytes)
-    }
-
-    /// Returns whether the clusters of a range have content of a backing file, also outside of the range:
-    /// a change gives whole clusters a place in the image.
-    fn hides(&self, at: u64, len: u64) -> io::Result<bool> {
-        let mut start = at - at % self.cluster_bytes;
-        let end = (at + len).next_multiple_of(self.cluster_bytes).min(self.size_bytes());
-        while self.has_backing && start < end {
-            match self.access.get_mapping(start, end - start)? {
-                (Mapping::Zero { .. }, found @ 1..) => start += found,
-                _ => return Ok(true),
-            }
-        }
-        Ok(false)
-    }
-
-    /// A change that may have freed a cluster (of compressed data, or of an old L1 or refcount table) is
-    /// committed before the cluster is reused. No L2 table moves: an image in which one could is refused
-    /// ([`crate::chain`]).
-    fn changed(&mut self, frees: bool) -> io::Result<()> {
-        if frees || self.store()?.must_commit() {
-            self.write_tables().map_err(io::Error::from_raw_os_error)?;
-        }
-        Ok(())
-    }
-
-    /// Clusters of data in a backing file, and of compressed data, become zero clusters: whole ones only,
-    /// because DISCARD promises nothing.
-    fn discard(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        let (found, frees) = match self.find(at, len)? {
-            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
-            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
-            Found::Zero(found, _) if self.in_whole_clusters(at, found) > 0 => {
-                return Ok(Answer::Done(self.in_whole_clusters(at, found)));
-            }
-            Found::Zero(found, _) => (found, false),
-            Found::Copy(found) => (self.in_cluster(at, found), true),
-        };
-        // The cluster has no place in the image also where the piece ends within it.
-        let whole = found.next_multiple_of(self.cluster_bytes).min(self.in_whole_clusters(at, len));
-        if whole == 0 {
-            return Ok(Answer::Done(self.in_cluster(at, len)));
-        }
-        let hides = self.hides(at, whole)?;
-        if hides || frees {
-            self.make_room()?;
-            self.change(at..at + whole);
-            self.access.write_zeroes(at, whole)?;
-            self.claim_changed(at..at + whole)?;
-            self.changed(frees)?;
-        }
-        Ok(Answer::Done(whole))
-    }
-
-    /// Bytes of whole clusters at the start of a range, 0 if it starts within one. The last cluster of the
-    /// disk may be a part.
-    fn in_whole_clusters(&self, at: u64, len: u64) -> u64 {
-        match (at.is_multiple_of(self.cluster_bytes), at + len == self.size_bytes()) {
-            (false, _) => 0,
-            (true, true) => len,
-            (true, false) => len / self.cluster_bytes * self.cluster_bytes,
-        }
     }
 }

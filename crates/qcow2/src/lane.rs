@@ -7,6 +7,7 @@
 //! ```text
 //! (none) -> File  <-> Asked     a piece in an extent; a question in flight
 //!        -> Retry -> File       the file's lane was busy: a timer
+//!        -> Sync                a FLUSH; the end of a write-through write whose tables are not durable
 //! ```
 
 use crate::extents::{Extent, Extents, ZEROES};
@@ -29,6 +30,8 @@ const SECTOR: u64 = 512;
 pub(crate) struct Limits {
     pub(crate) capacity_bytes: u64,
     pub(crate) read_only: bool,
+    /// A new place may hide content of a backing file: most questions of a write have its data.
+    pub(crate) has_backing: bool,
     pub(crate) discard: bool,
     /// Data that was punched out of the file is unmapped later.
     pub(crate) unmaps: bool,
@@ -44,7 +47,16 @@ type Answered = (Slot, Answer);
 
 /// State of a pending I/O.
 enum Active {
-    File { io: Io, file: usize, _piece: Option<Piece> },
+    File {
+        io: Io,
+        file: usize,
+        _piece: Option<Piece>,
+    },
+    /// The sync of a FLUSH, or of a write-through write, and the commits before it.
+    Sync {
+        io: Io,
+        commits: u64,
+    },
     Asked,
     Retry,
 }
@@ -152,7 +164,10 @@ impl Qcow2Lane {
                 return step;
             }
         }
-        Step::Done(Ok(()))
+        match io.durable && io.writes() && self.user.versions().need_sync() {
+            true => self.sync(io, slot, engine),
+            false => Step::Done(Ok(())),
+        }
     }
 
     /// Starts the I/O of the part of `io` that lies in `extent`.
@@ -179,12 +194,7 @@ impl Qcow2Lane {
             self.with_file(file, engine, |lane, engine| lane.start(&mut inner, slot, engine));
         match step {
             Step::Busy if io.done_bytes == 0 && io.stage == 0 => Next::Step(Step::Busy),
-            Step::Busy => {
-                self.active.put(slot, Active::Retry);
-                let token = Token { slot, layer: self.own_layer() };
-                engine.push(Op::Timer { delay: RETRY }, token);
-                Next::Step(Step::Pending)
-            }
+            Step::Busy => Next::Step(self.retry(slot, engine)),
             step => self.piece_step(step, inner, file, piece, io, slot),
         }
     }
@@ -237,15 +247,30 @@ impl Qcow2Lane {
         let at = io.offset_bytes + io.done_bytes;
         let len = io.len_bytes - io.done_bytes;
         let question = match io.kind {
-            IoKind::Write => {
-                let mut data = vec![0; len.min(COPY_MAX) as usize];
-                io.bufs.copy_out(io.done_bytes, &mut data);
-                Question::Write(at, data)
-            }
+            IoKind::Write if !self.limits.has_backing => Question::Place(at, len),
+            IoKind::Write => Self::write_question(io),
             IoKind::Discard => Question::Discard(at, len),
             IoKind::WriteZeroes { .. } => Question::Zero(at, len),
             _ => Question::Read(at, len),
         };
+        self.send(question, io, slot, engine)
+    }
+
+    /// The question of the next piece of a write, with its data.
+    fn write_question(io: &Io) -> Question {
+        let len = io.len_bytes - io.done_bytes;
+        let mut data = vec![0; len.min(COPY_MAX) as usize];
+        io.bufs.copy_out(io.done_bytes, &mut data);
+        Question::Write(io.offset_bytes + io.done_bytes, data)
+    }
+
+    fn send(
+        &mut self,
+        question: Question,
+        io: &mut Io,
+        slot: Slot,
+        engine: &mut dyn Engine,
+    ) -> Step {
         let remote = self.remote.get_or_insert_with(|| engine.remote()).clone();
         let token = Token { slot, layer: self.own_layer() };
         let reply = Reply { token, remote, answers: self.answers.0.clone() };
@@ -285,6 +310,7 @@ impl Qcow2Lane {
                 io.done_bytes += data.len() as u64;
             }
             Answer::Done(len) => io.done_bytes += len,
+            Answer::NeedsData => return self.send(Self::write_question(io), io, slot, engine),
             Answer::Failed(errno) => return Step::Done(Err(IoError::Errno(errno))),
         }
         self.advance(io, slot, engine)
@@ -312,18 +338,47 @@ impl Qcow2Lane {
                     Next::Piece => self.advance(io, slot, engine),
                 }
             }
+            Some(Active::Sync { io: mut inner, commits }) => {
+                let token = Token { slot, layer: 0 };
+                let step = self.with_file(0, engine, |lane, engine| {
+                    lane.event(&mut inner, token, result, engine)
+                });
+                self.sync_step(step, inner, commits, io, slot)
+            }
             None => Step::Done(Err(IoError::Errno(libc::EIO))), // a foreign event
         }
     }
 
-    fn flush(&mut self, slot: Slot, engine: &mut dyn Engine) -> Step {
-        // The tables are durable since the writes that changed them.
+    /// Makes the data and the tables durable, and ends the I/O.
+    fn sync(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
+        let commits = self.user.versions().commits();
         let mut inner = Io::new(IoKind::Flush, 0, 0, backend::BufList::EMPTY);
         let step = self.with_file(0, engine, |lane, engine| lane.start(&mut inner, slot, engine));
-        if step == Step::Pending {
-            self.active.put(slot, Active::File { io: inner, file: 0, _piece: None });
+        match step {
+            Step::Busy if io.done_bytes == 0 && io.stage == 0 => Step::Busy,
+            Step::Busy => self.retry(slot, engine),
+            step => self.sync_step(step, inner, commits, io, slot),
+        }
+    }
+
+    /// Takes the outcome of a sync that began when there were so many commits.
+    fn sync_step(&mut self, step: Step, inner: Io, commits: u64, io: &mut Io, slot: Slot) -> Step {
+        match step {
+            Step::Done(Ok(())) => self.user.versions().synced(commits),
+            Step::Pending => {
+                io.stage = 1; // it can no longer be refused as busy
+                self.active.put(slot, Active::Sync { io: inner, commits });
+            }
+            _ => {}
         }
         step
+    }
+
+    /// Tries again after a while.
+    fn retry(&mut self, slot: Slot, engine: &mut dyn Engine) -> Step {
+        self.active.put(slot, Active::Retry);
+        engine.push(Op::Timer { delay: RETRY }, Token { slot, layer: self.own_layer() });
+        Step::Pending
     }
 }
 
@@ -341,7 +396,7 @@ impl Lane for Qcow2Lane {
             return Step::Done(Err(why));
         }
         if io.kind == IoKind::Flush {
-            return self.flush(slot, engine);
+            return self.sync(io, slot, engine);
         }
         let epoch = self.user.enter();
         let step = self.advance(io, slot, engine);

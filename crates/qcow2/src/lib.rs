@@ -6,9 +6,10 @@
 //! the speed of a raw image (`lane`, `extents`). Three rules keep the image consistent after a crash
 //! at any instant:
 //!
-//! 1. Each write of a table is durable before the next; data is durable before the table that names
-//!    it (`storage`).
-//! 2. A write that allocates completes after its tables are durable; one commit serves many writes.
+//! 1. What a table names is durable before the table: reference counts, other tables, and data that hides content of
+//!    before (`storage`).
+//! 2. A write that allocates completes after its tables are in the file, so that the end of the process loses
+//!    nothing; one commit serves many writes. A FLUSH of the guest makes them durable, with its data.
 //! 3. No cluster that an extent of a lane may name is freed or moved, so that a late I/O of a lane hits no
 //!    other data. DISCARD and WRITE_ZEROES punch the file inside of an allocated cluster. Its table entry
 //!    goes later, in the background, after all lanes have forgotten the place (`versions`, `unmap`).
@@ -16,6 +17,7 @@
 //!    punched after the commit that frees them.
 
 mod chain;
+mod change;
 pub mod check;
 mod claims;
 mod committer;
@@ -42,10 +44,12 @@ mod lane;
 pub mod merge;
 #[cfg(test)]
 mod open_tests;
+mod options;
 mod overlay;
 mod piece;
 mod places;
 mod reader;
+mod reserve;
 mod shifted;
 pub mod storage;
 mod tables;
@@ -56,6 +60,7 @@ mod versions;
 pub use chain::FILES_MAX;
 pub use error::Qcow2Error;
 pub use in_use::repair;
+pub use options::{AllowBacking, Qcow2Options, TakesOver};
 pub use reader::Qcow2Reader;
 
 use backend::file::place;
@@ -74,44 +79,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use storage::Store;
 use versions::{User, Versions};
 
 /// Wait at the end of a disk for its thread to unmap what was discarded, and then to settle. Without
 /// that the next opening checks the image.
 const END_MAX: Duration = Duration::from_millis(300);
-
-/// Backing files that an image may name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AllowBacking {
-    /// None.
-    #[default]
-    Off,
-    /// Files in the folder of the image that names them.
-    SameDir,
-    /// Any file.
-    Any,
-}
-
-/// Options of [`Qcow2Disk::open`].
-#[derive(Clone, Debug, Default)]
-pub struct Qcow2Options {
-    /// Options of the files. The blocks of the disk have 512 bytes unless told otherwise.
-    pub file: FileOptions,
-    /// Backing files that the image may name.
-    pub allow_backing: AllowBacking,
-    /// The file that a disk of this process has locked for writing. That disk writes no more, and will
-    /// be dropped.
-    pub takes_over: Option<TakesOver>,
-}
-
-/// A file that another disk gives up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakesOver {
-    /// Its number in the chain, 0 for the image itself.
-    pub number: usize,
-    /// Its [`identity`](backend::file::OpenAs::identity): another file at the path is refused.
-    pub identity: (u64, u64),
-}
 
 /// A disk in a qcow2 image.
 pub struct Qcow2Disk {
@@ -172,7 +145,7 @@ impl Qcow2Disk {
         })?;
         // Without a lock, another program may change the image, and knows its counts.
         if own.read_only || own.lock.is_none() {
-            return Self::of(path, files, &links, options);
+            return Self::of(path, files, &links, options, false);
         }
         let header = header_of(path, &links, options)?;
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
@@ -185,7 +158,7 @@ impl Qcow2Disk {
             (None, Some(_)) => Mark::Leaks,
             (None, None) => Mark::Sound,
         };
-        let mut disk = Self::of(path, files, &links, options)?;
+        let mut disk = Self::of(path, files, &links, options, true)?;
         disk.in_use = Some(InUse::begin(disk.top(), mark).map_err(failed)?);
         disk.reclaimed = reclaimed.and_then(|reclaimed| reclaimed.notice);
         Ok(disk)
@@ -212,11 +185,11 @@ impl Qcow2Disk {
             File::adopt(path, file, is_checked && number == 0, own)
         };
         let files = opened.into_iter().enumerate().map(adopt).map(|file| Ok(Arc::new(file?)));
-        let files = files.collect::<Result<_, Qcow2Error>>()?;
-        let mut disk = Self::of(path, files, &links, options)?;
+        let files = files.collect::<Result<Vec<_>, Qcow2Error>>()?;
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         // The earlier program had the image locked if it has left a mark.
-        let mark = if own.read_only { None } else { disk.top().in_use().map_err(failed)? };
+        let mark = if own.read_only { None } else { files[0].in_use().map_err(failed)? };
+        let mut disk = Self::of(path, files, &links, options, mark.is_some())?;
         if let Some(mark) = mark {
             disk.in_use = Some(InUse::begin(disk.top(), mark).map_err(failed)?);
         }
@@ -247,11 +220,14 @@ impl Qcow2Disk {
         Ok(describe(path, &files, &options.file, header))
     }
 
+    /// The disk of an open chain. With `has_mark` the next opening looks for leaked clusters if this one is not
+    /// closed.
     fn of(
         path: &Path,
         files: Vec<Arc<File>>,
         links: &[Link],
         options: &Qcow2Options,
+        has_mark: bool,
     ) -> Result<Qcow2Disk, Qcow2Error> {
         let header = header_of(path, links, options)?;
         let opened = chain::open(links, !options.file.read_only, None)?;
@@ -260,9 +236,12 @@ impl Qcow2Disk {
             Image::new(opened, header, Arc::clone(&versions)).giving_back(options.file.discard);
         let (unmapped_bytes, exact_holes) =
             (Arc::clone(image.unmapped_bytes()), image.has_exact_holes());
+        let failed = |source| Qcow2Error::Image { path: path.into(), source };
+        if has_mark {
+            image.store().and_then(Store::may_reserve).map_err(failed)?;
+        }
         let top = Arc::clone(&files[0]);
-        let work = helper::start(image, move |errno| top.sync_failed(errno))
-            .map_err(|source| Qcow2Error::Image { path: path.into(), source })?;
+        let work = helper::start(image, move |errno| top.sync_failed(errno)).map_err(failed)?;
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
         let (in_use, reclaimed) = (None, None);
@@ -390,13 +369,6 @@ impl Qcow2Disk {
     }
 }
 
-impl Qcow2Options {
-    /// The options of the files of the chain.
-    fn of_files(&self) -> FileOptions {
-        FileOptions { container: true, logical_block_bytes: None, ..self.file.clone() }
-    }
-}
-
 /// The header of the image itself, if it can be served.
 fn header_of<'a>(
     path: &Path,
@@ -420,8 +392,8 @@ impl Drop for Qcow2Disk {
         }
         // While the thread works, the image stays locked, and has the mark.
         let ended = match self.unmap_discarded(END_MAX) {
-            Err(why) if why.kind() == io::ErrorKind::TimedOut => self.settle(END_MAX),
-            ended => ended,
+            Err(why) if why.kind() != io::ErrorKind::TimedOut => Err(why),
+            _ => self.settle(END_MAX),
         };
         if ended.is_ok() {
             self.end_use();
@@ -459,9 +431,12 @@ impl Disk for Qcow2Disk {
         Ok(())
     }
 
-    /// Tables are durable before the write that changes them completes.
+    /// The tables are in the file before the write that changes them completes.
     fn sync(&self) -> io::Result<()> {
-        self.files[0].sync()
+        let commits = self.versions.commits();
+        self.files[0].sync()?;
+        self.versions.synced(commits);
+        Ok(())
     }
 
     fn open_lane(&self) -> io::Result<Box<dyn Lane>> {
@@ -470,6 +445,7 @@ impl Disk for Qcow2Disk {
         let limits = Limits {
             capacity_bytes: self.capacity_bytes.load(Ordering::Relaxed),
             read_only: self.info.read_only,
+            has_backing: self.files.len() > 1,
             discard: self.info.discard.is_some(),
             // The image has the mark if no other program may change it, nor knows its clusters.
             unmaps: self.info.discard.is_some() && self.in_use.is_some() && self.exact_holes,

@@ -11,12 +11,15 @@
 //! 4. L2 tables, 5. the L1 table, 6. the rest of the header;
 //! 7. refcounts that are lower than before.
 //!
-//! A phase without a write needs no sync. A write of the first phase that an earlier commit without room has
-//! made already is not repeated; its sync still is ([`crate::job::Job::run`]).
+//! A phase begins when those before it are durable ([`crate::job::Out`]), also those of earlier commits. The end of
+//! a commit is not durable: a FLUSH of the guest makes it so, or the next phase that needs it.
+//!
+//! A whole table that is written again is compared with the file, so that a commit has the changed sectors only.
+//! Refcounts are raised ahead ([`crate::reserve`]).
 
-use crate::check::refcount_of;
 use crate::places::Places;
-use std::collections::btree_map::{BTreeMap, Entry};
+use crate::reserve::{Counts, Reserve, Sector};
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
@@ -25,11 +28,14 @@ const SECTOR: u64 = 512;
 pub(crate) const PHASES: usize = 7;
 /// The header's fields `refcount_table_offset` and `refcount_table_clusters`.
 const REFCOUNT_POINTER: std::ops::Range<u64> = 48..60;
+/// Bytes that are read at once for a comparison.
+const COMPARED: usize = 64 << 10;
 
 /// Changed sectors by their number.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
-    sectors: BTreeMap<u64, [u8; SECTOR as usize]>,
+    sectors: BTreeMap<u64, Sector>,
+    pub(crate) reserve: Reserve,
     revision: u64,
 }
 
@@ -46,8 +52,10 @@ pub(crate) struct Commit {
     pub(crate) phases: [Phase; PHASES],
     /// The clusters that are free after it, and were not before.
     pub(crate) freed: Vec<Range<u64>>,
-    /// The clusters of the tables after it.
-    pub(crate) places: Places,
+    /// The clusters of the tables after it, if they are others than before.
+    pub(crate) places: Option<Places>,
+    /// End of the reserved clusters.
+    pub(crate) reserved_end: u64,
 }
 
 impl Overlay {
@@ -55,8 +63,10 @@ impl Overlay {
         self.sectors.is_empty()
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Takes the end of a commit: the file has all changes.
+    pub(crate) fn committed(&mut self) {
         self.sectors.clear();
+        self.reserve.committed();
     }
 
     /// Another number after each change.
@@ -77,10 +87,12 @@ impl Overlay {
         }
     }
 
-    /// Replaces the bytes of `buf`, which were read at `offset`, by changed ones.
+    /// Replaces the bytes of `buf`, which were read at `offset`, by those that imago has written.
     pub(crate) fn patch(&self, buf: &mut [u8], offset: u64) {
         let end = offset + buf.len() as u64;
-        for (number, sector) in self.sectors.range(offset / SECTOR..end.div_ceil(SECTOR)) {
+        let sectors = offset / SECTOR..end.div_ceil(SECTOR);
+        let seen = self.reserve.seen(sectors.clone());
+        for (number, sector) in seen.chain(self.sectors.range(sectors)) {
             let start = number * SECTOR;
             let (from, to) = (start.max(offset), (start + SECTOR).min(end));
             buf[(from - offset) as usize..(to - offset) as usize]
@@ -88,29 +100,43 @@ impl Overlay {
         }
     }
 
+    /// Keeps the sectors of a write that differ from those of the file.
     pub(crate) fn write(
         &mut self,
-        data: &[u8],
-        offset: u64,
+        mut data: &[u8],
+        mut offset: u64,
         below: ReadBelow<'_>,
     ) -> io::Result<()> {
         self.revision += 1;
-        let end = offset + data.len() as u64;
-        for number in offset / SECTOR..end.div_ceil(SECTOR) {
-            let start = number * SECTOR;
-            let (from, to) = (start.max(offset), (start + SECTOR).min(end));
-            let sector = match self.sectors.entry(number) {
-                Entry::Occupied(changed) => changed.into_mut(),
-                Entry::Vacant(unchanged) => {
-                    let mut sector = [0; SECTOR as usize];
-                    if to - from < SECTOR {
-                        below(&mut sector, start)?;
-                    }
-                    unchanged.insert(sector)
-                }
-            };
-            sector[(from - start) as usize..(to - start) as usize]
-                .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+        while !data.is_empty() {
+            let within = (offset % SECTOR) as usize;
+            let len = data.len().min(COMPARED - within);
+            self.write_part(&data[..len], offset, below)?;
+            (data, offset) = (&data[len..], offset + len as u64);
+        }
+        Ok(())
+    }
+
+    fn write_part(&mut self, data: &[u8], offset: u64, below: ReadBelow<'_>) -> io::Result<()> {
+        let (first, end) = (offset / SECTOR, (offset + data.len() as u64).div_ceil(SECTOR));
+        let mut old = vec![0; ((end - first) * SECTOR) as usize];
+        below(&mut old, first * SECTOR)?;
+        let start = first * SECTOR;
+        self.reserve.patch(&mut old, first);
+        let mut new = old.clone();
+        for (number, sector) in self.sectors.range(first..end) {
+            let at = ((number - first) * SECTOR) as usize;
+            new[at..at + SECTOR as usize].copy_from_slice(sector);
+        }
+        let within = (offset - start) as usize;
+        new[within..within + data.len()].copy_from_slice(data);
+        let (old, new) = (old.as_chunks().0, new.as_chunks().0);
+        for ((old, new), number) in old.iter().zip(new).zip(first..) {
+            if old == new {
+                self.sectors.remove(&number);
+            } else {
+                self.sectors.insert(number, *new);
+            }
         }
         Ok(())
     }
@@ -127,25 +153,40 @@ impl Overlay {
         Ok(found)
     }
 
-    /// The writes of each phase, and the clusters that they free.
-    pub(crate) fn commit(&self, cluster_bytes: u64, below: ReadBelow<'_>) -> io::Result<Commit> {
-        let places = Places::read(cluster_bytes, &|len, at| self.read(len, at, below))?;
-        let Commit { mut phases, mut freed, .. } = Commit::default();
+    /// The writes of each phase, and the clusters that they free. `known` are the places of the tables at the last
+    /// commit.
+    pub(crate) fn commit(
+        &mut self,
+        cluster_bytes: u64,
+        known: Option<&Places>,
+        below: ReadBelow<'_>,
+    ) -> io::Result<Commit> {
+        let known = known.filter(|known| self.keeps(known));
+        self.reserve.begin();
+        let mut commit = Commit::default();
+        if known.is_none() {
+            let read = |len, at| self.read(len, at, below);
+            commit.places = Some(Places::read(cluster_bytes, &read)?);
+        }
+        let Some(places) = known.or(commit.places.as_ref()) else { return Ok(commit) };
+        let phases = &mut commit.phases;
         for (number, new) in &self.sectors {
             let at = number * SECTOR;
             let cluster = at >> places.cluster_bits;
             if let Some(block) = places.refcount_blocks.get(&cluster) {
                 let mut old = [0; SECTOR as usize];
                 below(&mut old, at)?;
+                let counts = Counts::at(places, *block, at);
                 // An allocation lowers no count, and a free raises none: one of both writes is enough.
-                let most = larger(&old, new, places.refcount_order);
-                if most != old {
-                    push(&mut phases[0], at, &most);
+                let change = self.reserve.change(*number, &counts, &old, new);
+                if change.most != old {
+                    push(&mut phases[0], at, &change.most);
                 }
-                if most != new {
-                    push(&mut phases[6], at, new);
+                if change.last != change.most {
+                    push(&mut phases[6], at, &change.last);
                 }
-                places.free(*block, at, &old, new, &mut freed);
+                commit.reserved_end = commit.reserved_end.max(change.reserved_end);
+                counts.freed(&change.seen, new, &mut commit.freed);
             } else if at == 0 {
                 let mut old = [0; SECTOR as usize];
                 below(&mut old, at)?;
@@ -168,7 +209,15 @@ impl Overlay {
                 push(&mut phases[phase], at, new);
             }
         }
-        Ok(Commit { phases, freed, places })
+        Ok(commit)
+    }
+
+    /// Returns whether the tables stay where they are: nothing that names one has changed.
+    fn keeps(&self, places: &Places) -> bool {
+        let first = |cluster: u64| (cluster << places.cluster_bits) / SECTOR;
+        [&(0..1), &places.refcount_table, &places.l1_table].into_iter().all(|clusters| {
+            self.sectors.range(first(clusters.start)..first(clusters.end)).next().is_none()
+        })
     }
 }
 
@@ -179,46 +228,5 @@ fn push(phase: &mut Phase, at: u64, data: &[u8]) {
             before.extend_from_slice(data)
         }
         _ => phase.push((at, data.to_vec())),
-    }
-}
-
-/// The larger of two refcounts, for each of a sector of them.
-fn larger(old: &[u8], new: &[u8], order: u32) -> Vec<u8> {
-    let mut found = Vec::with_capacity(new.len());
-    if order >= 3 {
-        let bytes = 1 << (order - 3);
-        for (old, new) in old.chunks(bytes).zip(new.chunks(bytes)) {
-            found.extend_from_slice(old.max(new)); // big-endian: the order of the bytes
-        }
-        return found;
-    }
-    let (width, mask) = (1 << order, (1u16 << (1 << order)) - 1);
-    for (old, new) in old.iter().zip(new) {
-        let field = |shift: u32| {
-            let part = |byte: u8| (u16::from(byte) >> shift) & mask;
-            part(*old).max(part(*new)) << shift
-        };
-        found.push((0..8).step_by(width).map(|shift| field(shift as u32)).sum::<u16>() as u8);
-    }
-    found
-}
-
-impl Places {
-    /// Adds the clusters whose refcounts become 0 by a change of the sector at `at`, in a block.
-    fn free(&self, block: u64, at: u64, old: &[u8], new: &[u8], freed: &mut Vec<Range<u64>>) {
-        let within = at & ((1 << self.cluster_bits) - 1);
-        let first = block * self.counts(1 << self.cluster_bits) + self.counts(within);
-        for entry in 0..self.counts(SECTOR) {
-            let count = |sector| refcount_of(sector, entry, self.refcount_order);
-            if count(new) > 0 || count(old) == 0 || first + entry == 0 {
-                continue;
-            }
-            let start = (first + entry) << self.cluster_bits;
-            let end = start + (1 << self.cluster_bits);
-            match freed.last_mut() {
-                Some(last) if last.end == start => last.end = end,
-                _ => freed.push(start..end),
-            }
-        }
     }
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The storage below imago: one file of the chain, with the order of writes that a crash needs.
 //!
-//! imago's writes wait in an `Overlay` for [`Store::commit`], which writes them in phases with a
-//! sync after each. Data of new clusters goes to the file at once ([`Store::write_data`]) and is
-//! durable with the first phase. So no table on the disk ever names a cluster whose reference count
-//! or data is missing.
+//! imago's writes wait in an `Overlay` for a commit, which writes them in phases. Those before a phase are durable when
+//! it begins. Data of new clusters that hides other content goes to the file at once ([`Store::write_data`]) and counts
+//! as the first phase. So no table on the disk ever names a cluster whose reference count or data is missing. A new
+//! cluster of a disk that reads as zeroes is a hole of the file ([`Store::make_zero`]), which a lane writes later.
 // UNSAFETY: imago's `Storage` declares its functions `unsafe` because of alignment, which this
 // storage does not need. One block, for tests, exchanges the file below a descriptor.
 #![expect(unsafe_code)]
 
 use crate::guard::Guard;
 use crate::job::{Begun, Job, Out, Rest};
-use crate::overlay::{Commit, Overlay};
+use crate::overlay::{Commit, Overlay, PHASES};
 use backend::holes::{are_exact, first_data};
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
@@ -24,7 +24,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Maximum zeroes that are written at once.
@@ -81,6 +81,11 @@ pub struct Store {
     /// Number in the chain: 0 is the image itself.
     index: u32,
     out: Arc<Out>,
+    has_exact_holes: bool,
+    /// Nothing was ever written behind this position.
+    fresh_from: AtomicU64,
+    /// End of the last place of data that a table is about to name. The file gets this length with the commit.
+    named_end: AtomicU64,
     writable: bool,
     overlay: Mutex<Overlay>,
     /// The refcount table has moved: its old place may be reused after a commit only.
@@ -99,10 +104,14 @@ impl Store {
         writable: bool,
         log: Option<Log>,
     ) -> io::Result<Self> {
+        let file = File::options().read(true).write(writable).open(opened)?;
         Ok(Store {
             path: path.into(),
             index,
-            out: Arc::new(Out::new(File::options().read(true).write(writable).open(opened)?, log)),
+            has_exact_holes: are_exact(&file).unwrap_or(false),
+            fresh_from: AtomicU64::new(file.metadata()?.len()),
+            named_end: AtomicU64::new(0),
+            out: Arc::new(Out::new(file, log)?),
             writable,
             overlay: Mutex::default(),
             must_commit: AtomicBool::new(false),
@@ -121,7 +130,21 @@ impl Store {
         self.check_data(offset, data.len() as u64)?;
         // imago may have copied the old content of the whole cluster there, for the next commit.
         self.overlay().forget(offset, data.len() as u64);
-        self.out.write(data, offset)
+        self.fresh_from.fetch_max(offset + data.len() as u64, Ordering::Relaxed);
+        self.out.write(0, data, offset)
+    }
+
+    /// Prepares a new place of data that a lane will write: it reads as zeroes, also after a crash. Most places are
+    /// holes.
+    pub(crate) fn make_zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.named_end.fetch_max(offset + len, Ordering::Relaxed);
+        let is_hole = || Ok::<_, io::Error>(self.first_data(offset..offset + len)?.is_empty());
+        match offset >= self.fresh_from.load(Ordering::Relaxed)
+            || (self.has_exact_holes && is_hole()?)
+        {
+            true => self.check_data(offset, len),
+            false => self.zero_data(offset, len),
+        }
     }
 
     /// Forgets the content of free clusters that waits for the next commit.
@@ -133,7 +156,7 @@ impl Store {
     pub fn zero_data(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_data(offset, len)?;
         self.overlay().forget(offset, len);
-        self.out.changes(|| Change::Write { offset, data: vec![0; len as usize] });
+        self.out.changes_data(|| Change::Write { offset, data: vec![0; len as usize] });
         zero(&self.out.file, offset, len)
     }
 
@@ -143,19 +166,21 @@ impl Store {
     /// # Errors
     /// [`CommitError`].
     pub(crate) fn begin_commit(&self, cluster_bytes: u64) -> Result<Option<Begun>, CommitError> {
-        let overlay = self.overlay();
-        self.guard().map_or(Ok(()), |guard| guard.check())?;
-        let end = overlay.end().max(self.size_bytes()?);
-        let end = end.next_multiple_of(cluster_bytes);
+        let mut overlay = self.overlay();
+        let guard = self.guard();
+        guard.as_ref().map_or(Ok(()), |guard| guard.check())?;
+        let end = overlay.end().max(self.named_end.load(Ordering::Relaxed));
+        let end = end.max(self.size_bytes()?).next_multiple_of(cluster_bytes);
         if overlay.is_empty() {
             self.extend(end).map_err(CommitError::of_write)?;
             self.must_commit.store(false, Ordering::Relaxed);
             return Ok(None);
         }
-        let Commit { phases, freed, places } =
-            overlay.commit(cluster_bytes, &|buf, at| self.read_file(buf, at))?;
-        self.guard().map_or(Ok(()), |mut guard| guard.check_commit(&places, &freed))?;
-        let job = Job::new(&self.out, end, phases);
+        let known = guard.as_ref().map(|guard| guard.places());
+        let Commit { phases, freed, places, reserved_end } =
+            overlay.commit(cluster_bytes, known, &|buf, at| self.read_file(buf, at))?;
+        guard.map_or(Ok(()), |mut guard| guard.check_commit(places.as_ref(), &freed))?;
+        let job = Job::new(&self.out, end, reserved_end, phases);
         let rest = Rest { freed, places, revision: overlay.revision() };
         Ok(Some(Begun { job, rest }))
     }
@@ -183,9 +208,35 @@ impl Store {
             }
         }
         written?;
-        overlay.clear();
+        overlay.committed();
+        let reused = freed.iter().map(|range| range.end).max().unwrap_or(0);
+        self.fresh_from.fetch_max(reused, Ordering::Relaxed);
         self.must_commit.store(false, Ordering::Relaxed);
         Ok(freed)
+    }
+
+    /// Allows to count clusters as used before they are: a crash may leak them. The image has a mark that tells it.
+    pub(crate) fn may_reserve(&self) -> io::Result<()> {
+        let limit = if self.out.file.metadata()?.is_file() { u64::MAX } else { self.size_bytes()? };
+        self.overlay().reserve.limit = Some(limit);
+        Ok(())
+    }
+
+    /// Returns whether all changes of commits are durable.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.out.is_synced()
+    }
+
+    /// Makes all changes of commits durable, and counts the clusters as free again that were reserved.
+    ///
+    /// # Errors
+    /// [`CommitError`].
+    pub(crate) fn settle(&self) -> Result<(), CommitError> {
+        // No table names these clusters: the order of the writes does not matter.
+        for (offset, counts) in self.overlay().reserve.give_back() {
+            self.out.write(PHASES - 1, &counts, offset).map_err(CommitError::Lost)?;
+        }
+        self.out.sync().map_err(CommitError::Lost)
     }
 
     /// Bytes at a position, with the changes that wait for the next commit; zeroes behind the end.
@@ -211,7 +262,8 @@ impl Store {
     pub fn punch(&self, range: Range<u64>) {
         let len = range.end - range.start;
         if punch(&self.out.file, range.start, len).is_ok() {
-            self.out.log(|| Change::Write { offset: range.start, data: vec![0; len as usize] });
+            let change = || Change::Write { offset: range.start, data: vec![0; len as usize] };
+            self.out.changes_data(change);
         }
     }
 
@@ -233,7 +285,7 @@ impl Store {
 
     /// Returns whether a hole of the file is a hole without doubt.
     pub fn has_exact_holes(&self) -> bool {
-        are_exact(&self.out.file).unwrap_or(false)
+        self.has_exact_holes
     }
 
     /// Bytes that the file system has for other data.
@@ -244,11 +296,6 @@ impl Store {
 
     fn overlay(&self) -> MutexGuard<'_, Overlay> {
         self.overlay.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes the data durable.
-    pub(crate) fn sync_data(&self) -> io::Result<()> {
-        self.out.sync()
     }
 
     fn extend(&self, wanted: u64) -> io::Result<()> {
@@ -312,7 +359,8 @@ impl Display for Store {
 
 impl Storage for Store {
     fn size(&self) -> io::Result<u64> {
-        Ok(self.size_bytes()?.max(self.overlay().end()))
+        let named_end = self.named_end.load(Ordering::Relaxed);
+        Ok(self.size_bytes()?.max(self.overlay().end()).max(named_end))
     }
 
     fn get_filename(&self) -> Option<PathBuf> {

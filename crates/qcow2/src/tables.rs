@@ -15,7 +15,7 @@
 use crate::extents::Extent;
 use crate::image::{Answer, Image, Question};
 use crate::job::{Begun, Job};
-use crate::storage::CommitError;
+use crate::storage::{CommitError, Store};
 use crate::versions::Ranges;
 use std::io;
 use std::ops::Range;
@@ -84,12 +84,27 @@ impl Tables {
 }
 
 impl Image {
-    /// Makes the changes of a batch durable; one sync for all changes since the last commit.
+    /// Writes the changes of a batch to the file, in the order that a crash needs. The next sync of the file makes
+    /// them durable.
     ///
     /// # Errors
     /// errno of the failure: again and again until there is room, or for ever ([`Image::lost`]).
     pub(crate) fn commit(&mut self) -> Result<(), i32> {
         self.commit_by(&mut Job::in_place)
+    }
+
+    /// Makes the changes of a batch durable with all before, and gives reserved clusters back: nothing changes the
+    /// file from then on. `run` is that of [`Image::commit_by`].
+    ///
+    /// # Errors
+    /// As [`Image::commit`].
+    pub(crate) fn settle_by(&mut self, run: Run<'_>) -> Result<(), i32> {
+        self.commit_by(run)?;
+        let commits = self.versions().commits();
+        let settled = self.store().map_err(CommitError::Lost).and_then(Store::settle);
+        settled.map_err(|why| self.fail(why))?;
+        self.versions().synced(commits);
+        Ok(())
     }
 
     /// The same. `run` carries the writes out, and may read the image meanwhile, but not change it.
@@ -162,19 +177,29 @@ impl Image {
             if self.gives_back {
                 freed.into_iter().for_each(|range| store.punch(range));
             }
+            if !store.is_synced() {
+                self.versions().committed();
+            }
             Ok(())
         });
-        let errno = |why: &io::Error| why.raw_os_error().unwrap_or(libc::EIO);
-        let (state, errno) = match committed {
+        match committed {
             Ok(()) => {
                 self.tables = Tables::default();
-                return Ok(());
+                Ok(())
             }
-            Err(CommitError::Full(why)) => {
+            Err(why) => Err(self.fail(why)),
+        }
+    }
+
+    /// Takes the error of a commit. Returns its errno.
+    fn fail(&mut self, why: CommitError) -> i32 {
+        let errno = |why: &io::Error| why.raw_os_error().unwrap_or(libc::EIO);
+        let (state, errno) = match why {
+            CommitError::Full(why) => {
                 self.complain(&why);
                 (State::Full { errno: errno(&why), is_repeated: true }, errno(&why))
             }
-            Err(CommitError::Lost(why)) => {
+            CommitError::Lost(why) => {
                 tracing::error!(
                     "qcow2: the tables cannot be written: {why}; no write succeeds any more"
                 );
@@ -182,7 +207,7 @@ impl Image {
             }
         };
         self.tables.state = state;
-        Err(errno)
+        errno
     }
 
     /// The answer that needs no commit: nothing has changed at `at` since the last one, and an extent ends where

@@ -2,7 +2,8 @@
 //! An image or block device that a copy is written to, again and again at the same places.
 
 use crate::image::{Answer, Image, Question};
-use crate::storage::{self, Log};
+use crate::job::Job;
+use crate::storage::{self, Log, Store};
 use crate::{AllowBacking, Qcow2Error, chain};
 use backend::file::{identity_of, place};
 use backend::mark;
@@ -82,6 +83,7 @@ impl Target {
         }
         // An end in the middle may leak clusters. The mark stays until they are looked for.
         mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
+        image.store().and_then(Store::may_reserve).map_err(failed)?;
         Ok(Target(Kind::Qcow2(Box::new(image))))
     }
 
@@ -120,9 +122,7 @@ impl Target {
         match &mut self.0 {
             Kind::Raw(file) => file.sync_all(),
             Kind::Qcow2(image) => {
-                // Data at known places first: a table that names a new one follows its data.
-                image.store()?.sync_data()?;
-                image.committed()
+                image.settle_by(&mut Job::in_place).map_err(io::Error::from_raw_os_error)
             }
         }
     }

@@ -57,6 +57,10 @@ pub(crate) struct Versions {
     discards: AtomicUsize,
     /// Questions of lanes so far.
     questions: AtomicU64,
+    /// Commits whose end is not durable.
+    commits: AtomicU64,
+    /// As many of them have become durable.
+    synced: AtomicU64,
 }
 
 impl Versions {
@@ -74,6 +78,26 @@ impl Versions {
             changes.pop_front();
         }
         self.generation.fetch_add(1, SeqCst);
+    }
+
+    /// Counts a commit whose end is not durable. Its answers follow.
+    pub(crate) fn committed(&self) {
+        self.commits.fetch_add(1, SeqCst);
+    }
+
+    /// Commits so far, for [`Versions::synced`].
+    pub(crate) fn commits(&self) -> u64 {
+        self.commits.load(SeqCst)
+    }
+
+    /// Takes the end of a sync that began when there were so many commits.
+    pub(crate) fn synced(&self, commits: u64) {
+        self.synced.fetch_max(commits, SeqCst);
+    }
+
+    /// Returns whether the tables need a sync to be durable.
+    pub(crate) fn need_sync(&self) -> bool {
+        self.synced.load(SeqCst) < self.commits()
     }
 
     /// The parts of the disk that have changed in the generations after `known`, up to `now`; `None`: some

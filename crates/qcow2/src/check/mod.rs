@@ -14,7 +14,7 @@ use crate::fields::{self, Fields, extension, incompatible, u64_at};
 use crate::header::L1_ENTRIES_MAX;
 use crate::{Qcow2Error, chain};
 use refcounts::Refcounts;
-pub(crate) use refcounts::get as refcount_of;
+pub(crate) use refcounts::{get as refcount_of, set as set_refcount};
 use std::fs::File;
 use std::io;
 use std::path::Path;

@@ -205,7 +205,8 @@ pub(crate) fn get(block: &[u8], entry: u64, order: u32) -> u64 {
     }
 }
 
-fn set(block: &mut [u8], entry: u64, order: u32, count: u64) {
+/// Sets such a counter.
+pub(crate) fn set(block: &mut [u8], entry: u64, order: u32, count: u64) {
     let entry = entry as usize;
     match order {
         0..3 => {

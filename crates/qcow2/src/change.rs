@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The answers to questions that change the image.
+
+use crate::extents::Extent;
+use crate::image::{Answer, Found, Image};
+use imago::Mapping;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+impl Image {
+    /// Makes zero clusters of whole clusters, and frees their places. A commit follows.
+    pub(crate) fn free(&mut self, range: Range<u64>) -> io::Result<()> {
+        self.may_change()?;
+        self.make_room()?;
+        self.change(range.clone());
+        let len = range.end - range.start;
+        self.access.discard_to_zero(range.start, len)?;
+        self.unmapped_bytes().fetch_add(len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The answer to a change in an extent that may be written. In an image without room it has the committed
+    /// part, or fails with the commit of this batch.
+    fn writable(&mut self, extent: Extent, at: u64, len: u64) -> Answer {
+        let part = self.tables.committed(extent, at).unwrap_or(extent);
+        self.extent(part, at, len)
+    }
+
+    /// Answers [`Question::Write`], and [`Question::Place`] without `data`.
+    pub(crate) fn write(&mut self, at: u64, len: u64, data: Option<&[u8]>) -> io::Result<Answer> {
+        let (len, frees) = match self.find(at, len)? {
+            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
+            Found::Zero(len, _) if !self.hides(at, len)? => return self.place(at, len),
+            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
+            Found::Zero(len, _) => (len, false),
+            Found::Copy(len) => (self.in_cluster(at, len), true),
+        };
+        let Some(data) = data else { return Ok(Answer::NeedsData) };
+        self.make_room()?;
+        self.change(at..at + len);
+        let prepared = self.access.prepare_data_mapping(at, len, true)?;
+        let done = prepared.length().min(len);
+        let (place, store) = (prepared.offset(), prepared.storage());
+        let claimed = self.claim(at, done, place)?;
+        let written = store.write_data(&data[..done as usize], place).inspect_err(|_| {
+            // The clusters become free again. The old content that imago has copied there needs no room.
+            let start = place - place % self.cluster_bytes();
+            store.forget(start..(place + done).next_multiple_of(self.cluster_bytes()));
+        });
+        if let Err(why) = written.and_then(|()| self.access.commit_data_mapping(prepared)) {
+            self.unclaim(claimed)?;
+            return Err(why);
+        }
+        self.changed(frees)?;
+        Ok(Answer::Done(done))
+    }
+
+    /// Gives a place to the clusters of a range, which read as zeroes as a whole. The lane writes the data: until then
+    /// the place reads as zeroes, too.
+    fn place(&mut self, at: u64, len: u64) -> io::Result<Answer> {
+        self.make_room()?;
+        let cluster = self.cluster_bytes();
+        let start = at - at % cluster;
+        let end = (at + len).next_multiple_of(cluster).min(self.size_bytes());
+        self.change(start..end);
+        let prepared = self.access.prepare_data_mapping(start, end - start, true)?;
+        let done = prepared.length().min(end - start);
+        let (place, store) = (prepared.offset(), prepared.storage());
+        let claimed = self.claim(start, done, place)?;
+        let zeroed = store.make_zero(place, done);
+        if let Err(why) = zeroed.and_then(|()| self.access.commit_data_mapping(prepared)) {
+            self.unclaim(claimed)?;
+            return Err(why);
+        }
+        self.changed(false)?;
+        match self.find(at, len)? {
+            Found::Extent { extent, writable: true } => Ok(self.writable(extent, at, len)),
+            _ => Err(io::Error::other(format!("no place at {at}"))),
+        }
+    }
+
+    /// Answers [`Question::Zero`].
+    pub(crate) fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
+        let (len, frees) = match self.find(at, len)? {
+            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
+            Found::Zero(len, _) => return Ok(Answer::Done(len)),
+            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
+            Found::Copy(len) => (self.in_cluster(at, len), true),
+        };
+        self.make_room()?;
+        self.change(at..at + len);
+        self.access.write_zeroes(at, len)?;
+        self.claim_changed(at..at + len)?;
+        self.changed(frees)?;
+        Ok(Answer::Done(len))
+    }
+
+    /// Bytes of a range in its first cluster.
+    fn in_cluster(&self, at: u64, len: u64) -> u64 {
+        len.min(self.cluster_bytes() - at % self.cluster_bytes())
+    }
+
+    /// Returns whether the clusters of a range have content of a backing file, also outside of the range:
+    /// a change gives whole clusters a place in the image.
+    fn hides(&self, at: u64, len: u64) -> io::Result<bool> {
+        let mut start = at - at % self.cluster_bytes();
+        let end = (at + len).next_multiple_of(self.cluster_bytes()).min(self.size_bytes());
+        while self.has_backing() && start < end {
+            match self.access.get_mapping(start, end - start)? {
+                (Mapping::Zero { .. }, found @ 1..) => start += found,
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    /// A change that may have freed a cluster (of compressed data, or of an old L1 or refcount table) is
+    /// committed before the cluster is reused. No L2 table moves: an image in which one could is refused
+    /// ([`crate::chain`]).
+    fn changed(&mut self, frees: bool) -> io::Result<()> {
+        if frees || self.store()?.must_commit() {
+            self.write_tables().map_err(io::Error::from_raw_os_error)?;
+        }
+        Ok(())
+    }
+
+    /// Answers [`Question::Discard`]. Clusters of data in a backing file, and of compressed data, become zero clusters:
+    /// whole ones only, because DISCARD promises nothing.
+    pub(crate) fn discard(&mut self, at: u64, len: u64) -> io::Result<Answer> {
+        let (found, frees) = match self.find(at, len)? {
+            Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
+            Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
+            Found::Zero(found, _) if self.in_whole_clusters(at, found) > 0 => {
+                return Ok(Answer::Done(self.in_whole_clusters(at, found)));
+            }
+            Found::Zero(found, _) => (found, false),
+            Found::Copy(found) => (self.in_cluster(at, found), true),
+        };
+        // The cluster has no place in the image also where the piece ends within it.
+        let whole =
+            found.next_multiple_of(self.cluster_bytes()).min(self.in_whole_clusters(at, len));
+        if whole == 0 {
+            return Ok(Answer::Done(self.in_cluster(at, len)));
+        }
+        let hides = self.hides(at, whole)?;
+        if hides || frees {
+            self.make_room()?;
+            self.change(at..at + whole);
+            self.access.write_zeroes(at, whole)?;
+            self.claim_changed(at..at + whole)?;
+            self.changed(frees)?;
+        }
+        Ok(Answer::Done(whole))
+    }
+
+    /// Bytes of whole clusters at the start of a range, 0 if it starts within one. The last cluster of the
+    /// disk may be a part.
+    fn in_whole_clusters(&self, at: u64, len: u64) -> u64 {
+        match (at.is_multiple_of(self.cluster_bytes()), at + len == self.size_bytes()) {
+            (false, _) => 0,
+            (true, true) => len,
+            (true, false) => len / self.cluster_bytes() * self.cluster_bytes(),
+        }
+    }
+}
