@@ -191,3 +191,116 @@ pub(crate) fn larger(old: &Sector, new: &Sector, order: u32) -> Sector {
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const ORDER: u32 = 4;
+    /// Number of the sector of counts.
+    const NUMBER: u64 = 7;
+
+    /// Counts of 16 bits of clusters of 64 KiB, from cluster 256 on.
+    const COUNTS: Counts = Counts { order: ORDER, cluster_bits: 16, first: 256 };
+
+    fn reserve(limit: Option<u64>) -> Reserve {
+        Reserve { limit, ..Reserve::default() }
+    }
+
+    fn counts(used: Range<u64>) -> Sector {
+        let mut sector = [0; SECTOR as usize];
+        used.for_each(|entry| set_refcount(&mut sector, entry, ORDER, 1));
+        sector
+    }
+
+    /// What imago reads at the sector, which has `in_file`.
+    fn seen(reserve: &Reserve, mut in_file: Sector) -> Sector {
+        reserve.patch(&mut in_file, NUMBER);
+        in_file
+    }
+
+    #[test]
+    fn a_raised_count_reserves_the_free_clusters_behind_it() {
+        let mut reserve = reserve(Some(u64::MAX));
+        let (old, new) = (counts(0..10), counts(0..11));
+        let change = reserve.change(NUMBER, &COUNTS, &old, &new);
+        assert!(change.most == counts(0..256) && change.last == change.most && change.seen == old);
+        assert_eq!(change.reserved_end, 512 << 16);
+        assert!(seen(&reserve, change.most) == old, "the commit may fail");
+        reserve.committed();
+        assert!(seen(&reserve, change.last) == new);
+        // The next clusters need no write.
+        let next = reserve.change(NUMBER, &COUNTS, &counts(0..256), &counts(0..200));
+        assert!(next.most == counts(0..256) && next.last == next.most && next.seen == new);
+        reserve.committed();
+        // The last ones end the reserve.
+        let last = reserve.change(NUMBER, &COUNTS, &counts(0..256), &counts(0..256));
+        assert!(last.most == counts(0..256) && last.last == last.most);
+        reserve.committed();
+        assert!(reserve.seen.is_empty() && reserve.give_back().is_empty());
+    }
+
+    #[test]
+    fn only_used_clusters_are_freed_and_reserved_ones_are_given_back() {
+        let mut reserve = reserve(Some(u64::MAX));
+        reserve.change(NUMBER, &COUNTS, &counts(0..10), &counts(0..11));
+        reserve.committed();
+        let change = reserve.change(NUMBER, &COUNTS, &counts(0..256), &counts(0..9));
+        let mut freed = Vec::new();
+        COUNTS.freed(&change.seen, &counts(0..9), &mut freed);
+        assert_eq!(freed, [(256 + 9) << 16..(256 + 11) << 16]);
+        let mut kept = counts(0..256);
+        (9..11).for_each(|entry| set_refcount(&mut kept, entry, ORDER, 0));
+        assert!(change.most == counts(0..256) && change.last == kept);
+        reserve.committed();
+        assert!(seen(&reserve, kept) == counts(0..9));
+        assert!(reserve.give_back() == [(NUMBER * SECTOR, counts(0..9))]);
+        assert!(seen(&reserve, counts(0..9)) == counts(0..9));
+    }
+
+    #[test]
+    fn a_failed_commit_changes_nothing_that_imago_sees() {
+        let mut reserve = reserve(Some(u64::MAX));
+        let (old, new) = (counts(0..10), counts(0..11));
+        let failed = reserve.change(NUMBER, &COUNTS, &old, &new);
+        reserve.begin();
+        for in_file in [old, failed.most] {
+            let again = reserve.change(NUMBER, &COUNTS, &in_file, &new);
+            assert!(again.most == failed.most && again.last == again.most && again.seen == old);
+            reserve.begin();
+        }
+    }
+
+    #[test]
+    fn the_reserve_is_bounded() {
+        let end = |limit, cluster_bits| {
+            let counts_of = Counts { cluster_bits, first: 256, order: ORDER };
+            let change = reserve(limit).change(NUMBER, &counts_of, &counts(0..10), &counts(0..11));
+            change.reserved_end >> cluster_bits
+        };
+        assert_eq!(end(None, 16), 0);
+        assert_eq!(end(Some(u64::MAX), 16), 512);
+        assert_eq!(end(Some(300 << 16), 16), 300);
+        assert_eq!(end(Some(266 << 16), 16), 0);
+        assert_eq!(end(Some(u64::MAX), 21), 256 + 10 + 64 * MIB / (2 * MIB));
+        let mut full = reserve(Some(u64::MAX));
+        full.seen = (1000..1000 + SECTORS_MAX as u64).map(|at| (at, counts(0..1))).collect();
+        let change = full.change(NUMBER, &COUNTS, &counts(0..10), &counts(0..11));
+        assert!(change.most == counts(0..11) && change.reserved_end == 0);
+    }
+
+    #[test]
+    fn the_larger_count_is_taken_at_each_width() {
+        for order in 0..=6 {
+            let mut sectors = [[0; SECTOR as usize]; 3];
+            for (entry, (old, new)) in [(0, 1), (1, 0), (1, 1), (0, 0)].into_iter().enumerate() {
+                for (sector, count) in sectors.iter_mut().zip([old, new, old.max(new)]) {
+                    set_refcount(sector, entry as u64, order, count);
+                }
+            }
+            let [old, new, both] = sectors;
+            assert!(larger(&old, &new, order) == both, "{order}");
+        }
+    }
+}
