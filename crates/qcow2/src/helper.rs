@@ -9,7 +9,7 @@
 
 use crate::committer::Committer;
 use crate::image::{Answer, Image, Piece, Question};
-use crate::storage::CommitError;
+use crate::storage::{CommitError, Store};
 use crate::tables::Run;
 use crate::unmap::Progress;
 use backend::{Remote, Slot, Token};
@@ -38,6 +38,8 @@ pub(crate) enum Work {
     Left,
     /// The thread of commits has carried out the writes of one ([`Committer`]).
     Written(Result<(), CommitError>),
+    /// Clusters may be reserved: the image has a mark.
+    Reserve,
     /// Unmap what was discarded, at once, and tell.
     Unmap(Sender<io::Result<()>>),
     /// Tell the next piece at a position, of at most so many bytes.
@@ -250,6 +252,11 @@ impl Thread {
             Work::Discarded(at, len) => {
                 image.versions().took_discard();
                 image.note_discarded(at, len);
+            }
+            Work::Reserve => {
+                if let Err(why) = image.store().and_then(Store::may_reserve) {
+                    image.complain(&why);
+                }
             }
             // The thread of commits has gone back to sleep.
             Work::Left | Work::Written(_) => {}

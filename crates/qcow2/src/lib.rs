@@ -52,6 +52,8 @@ mod reader;
 mod reserve;
 mod shifted;
 pub mod storage;
+#[cfg(test)]
+mod sync_tests;
 mod tables;
 pub mod target;
 mod unmap;
@@ -79,7 +81,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use storage::Store;
 use versions::{User, Versions};
 
 /// Wait at the end of a disk for its thread to unmap what was discarded, and then to settle. Without
@@ -145,7 +146,7 @@ impl Qcow2Disk {
         })?;
         // Without a lock, another program may change the image, and knows its counts.
         if own.read_only || own.lock.is_none() {
-            return Self::of(path, files, &links, options, false);
+            return Self::of(path, files, &links, options);
         }
         let header = header_of(path, &links, options)?;
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
@@ -158,8 +159,8 @@ impl Qcow2Disk {
             (None, Some(_)) => Mark::Leaks,
             (None, None) => Mark::Sound,
         };
-        let mut disk = Self::of(path, files, &links, options, true)?;
-        disk.in_use = Some(InUse::begin(disk.top(), mark).map_err(failed)?);
+        let mut disk = Self::of(path, files, &links, options)?;
+        disk.begin_use(mark).map_err(failed)?;
         disk.reclaimed = reclaimed.and_then(|reclaimed| reclaimed.notice);
         Ok(disk)
     }
@@ -189,10 +190,8 @@ impl Qcow2Disk {
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         // The earlier program had the image locked if it has left a mark.
         let mark = if own.read_only { None } else { files[0].in_use().map_err(failed)? };
-        let mut disk = Self::of(path, files, &links, options, mark.is_some())?;
-        if let Some(mark) = mark {
-            disk.in_use = Some(InUse::begin(disk.top(), mark).map_err(failed)?);
-        }
+        let mut disk = Self::of(path, files, &links, options)?;
+        mark.map_or(Ok(()), |mark| disk.begin_use(mark)).map_err(failed)?;
         Ok(disk)
     }
 
@@ -220,14 +219,11 @@ impl Qcow2Disk {
         Ok(describe(path, &files, &options.file, header))
     }
 
-    /// The disk of an open chain. With `has_mark` the next opening looks for leaked clusters if this one is not
-    /// closed.
     fn of(
         path: &Path,
         files: Vec<Arc<File>>,
         links: &[Link],
         options: &Qcow2Options,
-        has_mark: bool,
     ) -> Result<Qcow2Disk, Qcow2Error> {
         let header = header_of(path, links, options)?;
         let opened = chain::open(links, !options.file.read_only, None)?;
@@ -237,9 +233,6 @@ impl Qcow2Disk {
         let (unmapped_bytes, exact_holes) =
             (Arc::clone(image.unmapped_bytes()), image.has_exact_holes());
         let failed = |source| Qcow2Error::Image { path: path.into(), source };
-        if has_mark {
-            image.store().and_then(Store::may_reserve).map_err(failed)?;
-        }
         let top = Arc::clone(&files[0]);
         let work = helper::start(image, move |errno| top.sync_failed(errno)).map_err(failed)?;
         let info = describe(path, &files, &options.file, header);
@@ -258,6 +251,15 @@ impl Qcow2Disk {
             extra: header.extra(),
             reclaimed,
         })
+    }
+
+    /// Marks the image, so that leaked clusters are looked for if it is not closed.
+    fn begin_use(&mut self, mark: Mark) -> io::Result<()> {
+        self.in_use = Some(InUse::begin(self.top(), mark)?);
+        if self.top().in_use()?.is_some() {
+            let _ = self.work().send(Work::Reserve); // a thread that has ended allocates nothing
+        }
+        Ok(())
     }
 
     /// The files of the chain, the image itself first.
