@@ -337,21 +337,27 @@ fn kind(change: &Change) -> String {
 /// changes below another one has a sync.
 #[test]
 fn a_commit_syncs_what_a_later_phase_names_and_nothing_else() {
-    let folder = TempDir::new().expect("a folder");
-    let path = make(folder.path(), "cluster_size=64k", First::Compressed);
-    let mut writer = writer(&path);
-    writer.image.grow(600 << 20).expect("it grows");
-    let mut syncs = |at: u64, byte: u8| {
+    let count = |writer: &mut Writer, at: u64, byte: u8| {
         let before = writer.recorded();
         writer.batch(&[(at, CLUSTER_MAX, byte)]);
         let log = writer.log.lock().expect("no thread panics");
         log[before..].iter().filter(|change| matches!(change, Change::Sync)).count()
     };
+    let folder = TempDir::new().expect("a folder");
+    let mut writer = writer(&make(folder.path(), "cluster_size=64k", First::Compressed));
+    writer.image.grow(600 << 20).expect("it grows");
+    let mut syncs = |at: u64, byte: u8| count(&mut writer, at, byte);
     assert_eq!(syncs(7 << 20, 1), 1, "refcounts");
     assert_eq!(syncs(8 << 20, 2), 0, "the refcount is reserved");
     assert_eq!(syncs(560 << 20, 3), 1, "a new L2 table");
     assert_eq!(syncs(0, 4), 2, "data that hides other data, then the L2 table");
     assert_eq!(syncs(1 << 20, 0), 1, "the L2 table, before the counts of freed clusters");
+    let folder = TempDir::new().expect("a folder");
+    let mut writer = self::writer(&make(folder.path(), "cluster_size=64k", First::Backing));
+    let mut syncs = |at: u64, byte: u8| count(&mut writer, at, byte);
+    assert_eq!(syncs(0, 1), 2, "refcounts and data, then a new L2 table");
+    assert_eq!(syncs(1 << 20, 2), 1, "data that hides that of the backing file");
+    assert_eq!(syncs(1 << 20, 3), 0, "the cluster has its place");
 }
 
 #[test]

@@ -42,6 +42,33 @@ fn compressed(folder: &TempDir, cluster: &str) -> PathBuf {
     folder.path().join("a.qcow2")
 }
 
+/// With `--discard off` the freed data stays in the file.
+#[test]
+fn a_new_cluster_in_the_place_of_freed_data_has_none_of_it() {
+    let folder = folder();
+    let path = compressed(&folder, "64k");
+    qemu_ok("qemu-img", folder.path(), &["resize", "-q", "a.qcow2", "12M"]);
+    let mut options = options(AllowBacking::Off, true);
+    options.file.discard = false;
+    let disk = Qcow2Disk::open(&path, &options).expect("it opens");
+    let mut rig = rig(&disk);
+    let mut expected = vec![0; 12 * MIB as usize];
+    for at in (0..DISK).step_by(64 << 10) {
+        rig.write(at, &[1; 64 << 10]);
+        expected[at as usize..][..64 << 10].fill(1);
+    }
+    let end = fs::metadata(&path).expect("the image").len();
+    for at in (2 * DISK..3 * DISK).step_by(64 << 10) {
+        rig.write(at + 8192, &[2; 512]);
+        expected[at as usize + 8192..][..512].fill(2);
+    }
+    assert!(fs::metadata(&path).expect("the image").len() < end + DISK, "places were reused");
+    assert!(rig.read(0, expected.len()) == expected);
+    drop((rig, disk));
+    assert_eq!(check(&path), Ok(()));
+    assert!(content(&path) == expected);
+}
+
 #[test]
 fn a_discard_of_written_data_gives_its_space_back() {
     let folder = folder();
