@@ -29,7 +29,12 @@ impl Image {
 
     /// Answers [`Question::Write`], and [`Question::Place`] without `data`.
     pub(crate) fn write(&mut self, at: u64, len: u64, data: Option<&[u8]>) -> io::Result<Answer> {
-        let (len, frees) = match self.find(at, len)? {
+        // A long range of zeroes is of no use: this looks no further than the request.
+        let mut found = self.find_within(at, len, len)?;
+        if let Found::Extent { writable: true, .. } = found {
+            found = self.find(at, len)?;
+        }
+        let (len, frees) = match found {
             Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
             Found::Zero(len, _) if !self.hides(at, len)? => return self.place(at, len),
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),

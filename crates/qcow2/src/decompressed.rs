@@ -67,7 +67,7 @@ impl Image {
         if let Some(found) = self.decompressed.get(at) {
             return Ok(first(found));
         }
-        let (Range { start, end }, mapping) = self.mapping(at)?;
+        let (Range { start, end }, mapping) = self.mapping(at, EXTENT_MAX)?;
         let Mapping::Special { layer, .. } = mapping else { return Ok(None) };
         let is_own = std::ptr::eq(layer, &self.access);
         let unit = if is_own { self.cluster_bytes() } else { BELOW_BYTES };

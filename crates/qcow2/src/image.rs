@@ -227,14 +227,18 @@ impl Image {
         top.ok_or_else(|| io::Error::other("the image has no file"))
     }
 
-    /// The mapping of a range with the byte at `at`.
-    pub(crate) fn mapping(&self, at: u64) -> io::Result<(Range<u64>, Mapping<'_, Store>)> {
+    /// The mapping of a range with the byte at `at`, which has about `most` bytes at most.
+    pub(crate) fn mapping(
+        &self,
+        at: u64,
+        most: u64,
+    ) -> io::Result<(Range<u64>, Mapping<'_, Store>)> {
         let mut start = at - at % self.cluster_bytes;
-        let (mut mapping, mut found) = self.access.get_mapping(start, EXTENT_MAX)?;
+        let (mut mapping, mut found) = self.access.get_mapping(start, at - start + most)?;
         if start + found <= at {
             // A backing file with smaller clusters, or the end of one, lies in between.
             start = at;
-            (mapping, found) = self.access.get_mapping(at, EXTENT_MAX)?;
+            (mapping, found) = self.access.get_mapping(at, most)?;
         }
         match start + found > at {
             true => Ok((start..start + found, mapping)),
@@ -244,7 +248,12 @@ impl Image {
 
     /// The mapping at `at`, for at most `len` bytes. An extent may begin before `at`.
     pub(crate) fn find(&self, at: u64, len: u64) -> io::Result<Found> {
-        let (Range { start, end }, mapping) = self.mapping(at)?;
+        self.find_within(at, len, EXTENT_MAX)
+    }
+
+    /// The same; an extent ends about `most` bytes behind `at`.
+    pub(crate) fn find_within(&self, at: u64, len: u64, most: u64) -> io::Result<Found> {
+        let (Range { start, end }, mapping) = self.mapping(at, most)?;
         let here = (end - at).min(len);
         match mapping {
             Mapping::Zero { .. } => Ok(Found::Zero(here, Extent::zeroes(start..end))),

@@ -25,6 +25,7 @@ use std::ops::Range;
 
 /// Smallest write that is atomic, in bytes.
 const SECTOR: u64 = 512;
+const SECTOR_BYTES: usize = SECTOR as usize;
 pub(crate) const PHASES: usize = 7;
 /// The header's fields `refcount_table_offset` and `refcount_table_clusters`.
 const REFCOUNT_POINTER: std::ops::Range<u64> = 48..60;
@@ -36,6 +37,8 @@ const COMPARED: usize = 64 << 10;
 pub(crate) struct Overlay {
     sectors: BTreeMap<u64, Sector>,
     pub(crate) reserve: Reserve,
+    /// The content of the file, for a comparison.
+    compared: Vec<u8>,
     revision: u64,
 }
 
@@ -110,32 +113,47 @@ impl Overlay {
         self.revision += 1;
         while !data.is_empty() {
             let within = (offset % SECTOR) as usize;
-            let len = data.len().min(COMPARED - within);
-            self.write_part(&data[..len], offset, below)?;
-            (data, offset) = (&data[len..], offset + len as u64);
+            let len = match (within, data.len()) {
+                (0, SECTOR_BYTES..) => data.len().min(COMPARED) / SECTOR_BYTES * SECTOR_BYTES,
+                _ => data.len().min(SECTOR_BYTES - within),
+            };
+            let part;
+            (part, data) = data.split_at(len);
+            match part.as_chunks() {
+                (sectors, []) => self.write_sectors(sectors, offset / SECTOR, below)?,
+                _ => self.write_within(part, offset, below)?,
+            }
+            offset += len as u64;
         }
         Ok(())
     }
 
-    fn write_part(&mut self, data: &[u8], offset: u64, below: ReadBelow<'_>) -> io::Result<()> {
-        let (first, end) = (offset / SECTOR, (offset + data.len() as u64).div_ceil(SECTOR));
-        let mut old = vec![0; ((end - first) * SECTOR) as usize];
-        below(&mut old, first * SECTOR)?;
-        let start = first * SECTOR;
-        self.reserve.patch(&mut old, first);
-        let mut new = old.clone();
-        for (number, sector) in self.sectors.range(first..end) {
-            let at = ((number - first) * SECTOR) as usize;
-            new[at..at + SECTOR as usize].copy_from_slice(sector);
-        }
-        let within = (offset - start) as usize;
-        new[within..within + data.len()].copy_from_slice(data);
-        let (old, new) = (old.as_chunks().0, new.as_chunks().0);
-        for ((old, new), number) in old.iter().zip(new).zip(first..) {
-            if old == new {
-                self.sectors.remove(&number);
-            } else {
+    /// Writes a part of a sector.
+    fn write_within(&mut self, data: &[u8], offset: u64, below: ReadBelow<'_>) -> io::Result<()> {
+        let (number, within) = (offset / SECTOR, (offset % SECTOR) as usize);
+        let mut sector = [0; SECTOR_BYTES];
+        below(&mut sector, number * SECTOR)?;
+        self.patch(&mut sector, number * SECTOR);
+        sector[within..within + data.len()].copy_from_slice(data);
+        self.write_sectors(&[sector], number, below)
+    }
+
+    /// Writes whole sectors, from number `first` on.
+    fn write_sectors(
+        &mut self,
+        new: &[Sector],
+        first: u64,
+        below: ReadBelow<'_>,
+    ) -> io::Result<()> {
+        self.compared.resize(COMPARED, 0);
+        let old = &mut self.compared[..new.len() * SECTOR_BYTES];
+        below(old, first * SECTOR)?;
+        self.reserve.patch(old, first);
+        for ((old, new), number) in old.as_chunks().0.iter().zip(new).zip(first..) {
+            if old != new {
                 self.sectors.insert(number, *new);
+            } else if !self.sectors.is_empty() {
+                self.sectors.remove(&number);
             }
         }
         Ok(())

@@ -14,8 +14,8 @@ use crate::server::{Settings, Storage};
 /// Method of the measurement, for the report.
 pub(super) const METHOD: &str = "Random writes of 4 KiB to an empty qcow2 image, which each server gets \
     anew for each sample, without a warm-up. The disk is so large that nearly every write allocates a cluster. \
-    The client sends no FLUSH. Ours has its tables on the storage before a write completes, and \
-    qemu-storage-daemon writes them later.";
+    The client sends no FLUSH. Ours has its tables in the file before a write completes, and \
+    qemu-storage-daemon keeps them in its memory.";
 
 /// Size of the disk over that of the files: a sample writes to a small part of its clusters.
 const LARGER: u64 = 256;
