@@ -14,76 +14,20 @@
 //! The opening does not wait for the L2 tables, which are many in a large image: the thread of the disk reads them
 //! in parts, between questions ([`crate::helper`]).
 
+use crate::clusters::Clusters;
 use crate::entry::Entry;
 use crate::places::Places;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 
 /// Bytes of L2 tables that are looked at between two batches of questions.
 const LOOK_BYTES: u64 = 4 << 20;
-/// Clusters whose bits are kept together.
-const PAGE: u64 = 512;
+/// First bytes of [`Guard::known`]: another form gets another number.
+const KNOWN: &[u8] = b"vhost-blk clusters 1\n";
 /// Fields of the header that change while an image is in use: the size of the disk, the L1 table, and the refcount
 /// table.
 const CHANGING: [Range<usize>; 2] = [24..32, 36..60];
-
-/// The bits of the clusters of a page.
-type Bits = [u64; (PAGE / 64) as usize];
-
-/// A set of clusters.
-#[derive(Debug, Default)]
-struct Clusters(HashMap<u64, Bits>);
-
-impl Clusters {
-    fn place(cluster: u64) -> (u64, usize, u64) {
-        let bit = cluster % PAGE;
-        (cluster / PAGE, (bit / 64) as usize, 1 << (bit % 64))
-    }
-
-    /// The pages of clusters in ascending order.
-    fn pages(sorted: &[u64]) -> impl Iterator<Item = (u64, Bits)> + '_ {
-        sorted.chunk_by(|one, next| one / PAGE == next / PAGE).map(|clusters| {
-            let mut bits = Bits::default();
-            for (_, word, bit) in clusters.iter().map(|cluster| Self::place(*cluster)) {
-                bits[word] |= bit;
-            }
-            (clusters[0] / PAGE, bits)
-        })
-    }
-
-    fn has(&self, cluster: u64) -> bool {
-        let (page, word, bit) = Self::place(cluster);
-        self.0.get(&page).is_some_and(|words| words[word] & bit != 0)
-    }
-
-    /// A cluster of a page that is in the set.
-    fn first_of(&self, page: u64, bits: &Bits) -> Option<u64> {
-        let own = self.0.get(&page)?;
-        let both = own.iter().zip(bits).map(|(own, bits)| own & bits);
-        let (word, both) = both.enumerate().find(|(_, both)| *both != 0)?;
-        Some(page * PAGE + word as u64 * 64 + u64::from(both.trailing_zeros()))
-    }
-
-    fn add(&mut self, cluster: u64) {
-        let (page, word, bit) = Self::place(cluster);
-        self.0.entry(page).or_default()[word] |= bit;
-    }
-
-    fn add_page(&mut self, page: u64, bits: &Bits) {
-        self.0.entry(page).or_default().iter_mut().zip(bits).for_each(|(own, bits)| *own |= bits);
-    }
-
-    fn remove(&mut self, cluster: u64) {
-        let (page, word, bit) = Self::place(cluster);
-        if let Some(words) = self.0.get_mut(&page) {
-            words[word] &= !bit;
-            if *words == [0; _] {
-                self.0.remove(&page);
-            }
-        }
-    }
-}
 
 /// The look at the L2 tables, before the first change of the image.
 #[derive(Debug, Default)]
@@ -232,6 +176,28 @@ impl Guard {
             self.compressed.add_page(page, &bits);
         }
         Ok(())
+    }
+
+    /// The claimed clusters, for [`Guard::trust`]; `None`: some are not known.
+    pub(crate) fn known(&self) -> Option<Vec<u8>> {
+        let is_good = self.is_sound() && self.damage.is_none() && self.half_freed.is_empty();
+        is_good.then(|| {
+            let mut bytes = KNOWN.to_vec();
+            bytes.extend(self.places.cluster_bits.to_le_bytes());
+            self.data.write(&mut bytes);
+            self.compressed.write(&mut bytes);
+            bytes
+        })
+    }
+
+    /// Takes the claimed clusters that an earlier guard of this image has known, in place of the look. Other bytes
+    /// change nothing.
+    pub(crate) fn trust(&mut self, known: &[u8]) {
+        let bits = self.places.cluster_bits.to_le_bytes();
+        let rest = known.strip_prefix(KNOWN).and_then(|rest| rest.strip_prefix(&bits));
+        if let Some((data, compressed)) = rest.and_then(Clusters::read_two) {
+            (self.data, self.compressed, self.look) = (data, compressed, None);
+        }
     }
 
     /// Returns whether a cluster is no table, and nobody has claimed it.
@@ -392,6 +358,32 @@ mod tests {
         assert!(look(&mut guard, &first, &[compressed((511 << 16) + 1024), cluster(FILE - 1)]));
         let claimed: Vec<_> = (6..FILE).filter(|cluster| !guard.is_free(*cluster)).collect();
         assert_eq!(claimed, [6, 511, 512, 900, FILE - 1]);
+    }
+
+    #[test]
+    fn a_later_guard_trusts_what_an_earlier_one_has_known_and_no_other_bytes() {
+        let mut guard = guard();
+        assert_eq!(guard.known(), None, "it has not looked");
+        assert!(look(&mut guard, &[cluster(900), cluster(6)], &[compressed(700 << 16)]));
+        let known = guard.known().expect("it has looked");
+        let mut later = self::guard();
+        later.trust(&known);
+        assert!(later.is_sound());
+        assert!((6..FILE).all(|cluster| later.is_free(cluster) == guard.is_free(cluster)));
+        assert_eq!(later.known(), Some(known.clone()));
+        let other = Places { cluster_bits: 12, ..Places::default() };
+        let mut wrong = vec![known[1..].to_vec(), known[..known.len() - 1].to_vec()];
+        wrong.extend([[&known[..], &[0]].concat(), b"no clusters".to_vec(), Vec::new()]);
+        for wrong in wrong {
+            let mut later = self::guard();
+            later.trust(&wrong);
+            assert!(later.is_looking());
+        }
+        let mut small = Guard::new(Places { l2_tables: [4].into(), ..other }, Vec::new(), FILE);
+        small.trust(&known);
+        assert!(small.is_looking(), "its clusters have another size");
+        guard.damage("a test");
+        assert_eq!(guard.known(), None);
     }
 
     #[test]

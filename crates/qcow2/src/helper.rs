@@ -38,6 +38,8 @@ pub(crate) enum Work {
     Left,
     /// The thread of commits has carried out the writes of one ([`Committer`]).
     Written(Result<(), CommitError>),
+    /// Tell the claimed clusters.
+    Known(Sender<io::Result<Option<Vec<u8>>>>),
     /// Clusters may be reserved: the image has a mark.
     Reserve,
     /// Unmap what was discarded, at once, and tell.
@@ -252,6 +254,11 @@ impl Thread {
             Work::Discarded(at, len) => {
                 image.versions().took_discard();
                 image.note_discarded(at, len);
+            }
+            Work::Known(reply) => {
+                let known =
+                    image.store().map(|store| store.guard().and_then(|guard| guard.known()));
+                let _ = reply.send(known); // an upgrade waits
             }
             Work::Reserve => {
                 if let Err(why) = image.store().and_then(Store::may_reserve) {

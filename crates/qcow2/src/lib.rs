@@ -20,6 +20,7 @@ mod chain;
 mod change;
 pub mod check;
 mod claims;
+mod clusters;
 mod committer;
 pub mod copy;
 #[cfg(test)]
@@ -81,6 +82,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use storage::Store;
 use versions::{User, Versions};
 
 /// Wait at the end of a disk for its thread to unmap what was discarded, and then to settle. Without
@@ -230,6 +232,11 @@ impl Qcow2Disk {
         let versions = Arc::new(Versions::default());
         let image =
             Image::new(opened, header, Arc::clone(&versions)).giving_back(options.file.discard);
+        if let (Some(known), Some(mut guard)) =
+            (&options.known, image.store().ok().and_then(Store::guard))
+        {
+            guard.trust(known);
+        }
         let (unmapped_bytes, exact_holes) =
             (Arc::clone(image.unmapped_bytes()), image.has_exact_holes());
         let failed = |source| Qcow2Error::Image { path: path.into(), source };
@@ -295,6 +302,19 @@ impl Qcow2Disk {
     pub fn settle(&self, patience: Duration) -> io::Result<()> {
         let (reply, answer) = channel();
         self.ask_within(patience, Work::Settle(reply), &answer)
+    }
+
+    /// The clusters that the image has claimed, for [`Qcow2Options::known`], when it is settled; waits at most for
+    /// `patience`. `None`: an image that another program may change, or whose tables were not all looked at.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`].
+    pub fn known(&self, patience: Duration) -> io::Result<Option<Vec<u8>>> {
+        if self.in_use.is_none() {
+            return Ok(None);
+        }
+        let (reply, answer) = channel();
+        self.ask_within(patience, Work::Known(reply), &answer)
     }
 
     /// As [`header::Header::extra`] of the image.

@@ -57,6 +57,11 @@ impl Merge {
         self.to.size_bytes()
     }
 
+    /// As [`Target::known`] of the backing file.
+    pub fn known(&self) -> Option<Vec<u8>> {
+        self.to.known()
+    }
+
     /// Enlarges the backing file. Its new part reads as zeroes, as it did above its end.
     ///
     /// # Errors

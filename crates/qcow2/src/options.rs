@@ -25,6 +25,11 @@ pub struct Qcow2Options {
     /// The file that a disk of this process has locked for writing. That disk writes no more, and will
     /// be dropped.
     pub takes_over: Option<TakesOver>,
+    /// The claimed clusters that the one who has written the image knows ([`Qcow2Disk::known`]), and nothing has
+    /// changed it since. Else the tables are looked at before the first change.
+    ///
+    /// [`Qcow2Disk::known`]: crate::Qcow2Disk::known
+    pub known: Option<Vec<u8>>,
 }
 
 /// A file that another disk gives up.

@@ -105,6 +105,14 @@ impl Target {
         }
     }
 
+    /// The clusters that a qcow2 image has claimed, for [`Qcow2Options::known`](crate::Qcow2Options::known) after a sync.
+    pub fn known(&self) -> Option<Vec<u8>> {
+        match &self.0 {
+            Kind::Raw(_) => None,
+            Kind::Qcow2(image) => image.store().ok()?.guard()?.known(),
+        }
+    }
+
     /// Enlarges a file. Its new part reads as zeroes.
     ///
     /// # Errors

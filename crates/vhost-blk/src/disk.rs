@@ -73,6 +73,8 @@ pub enum From {
         identity: (u64, u64),
         /// Serve this part of a larger block device at first.
         first_bytes: Option<u64>,
+        /// [`Qcow2Options::known`] of a qcow2 image.
+        known: Option<Vec<u8>>,
     },
     /// The path of `--blk-file`: a block device in place of one that has gone.
     Returned {
@@ -113,6 +115,8 @@ pub struct TakenImage {
     pub backing: Option<Vec<fs::File>>,
     /// [`File::punches`] of the earlier program.
     pub punches: Option<bool>,
+    /// [`Qcow2Options::known`] of a qcow2 image.
+    pub clusters: Option<Vec<u8>>,
 }
 
 /// The properties of the disk of `args`, which has no qcow2 image, and its open image, without a lock
@@ -198,12 +202,12 @@ fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result
             opened
         }
         From::Overlay { image: identity } => {
-            return open_qcow2(path, args, wait, Some(TakesOver { number: 1, identity }));
+            return open_qcow2(path, args, wait, Some(TakesOver { number: 1, identity }), None);
         }
-        From::Locked { identity, .. } if args.format == Some(Format::Qcow2) => {
-            return open_qcow2(path, args, wait, Some(TakesOver { number: 0, identity }));
+        From::Locked { identity, known, .. } if args.format == Some(Format::Qcow2) => {
+            return open_qcow2(path, args, wait, Some(TakesOver { number: 0, identity }), known);
         }
-        From::Locked { identity, first_bytes } => {
+        From::Locked { identity, first_bytes, known: _ } => {
             return open_locked(path, identity, first_bytes, args);
         }
         From::Returned { first_bytes } => {
@@ -221,7 +225,7 @@ fn open_file(path: &Path, from: From, args: &DiskArgs, wait: LockWait) -> Result
             "the image may name other files by their paths",
             "give --blk-file without a descriptor",
         )),
-        Some(Format::Qcow2) => open_qcow2(path, args, wait, None),
+        Some(Format::Qcow2) => open_qcow2(path, args, wait, None, None),
         Some(Format::Raw) => open_raw(opened_path, path, None, args, (wait, punches)),
         None => {
             check_is_raw(opened_path, path, "serve")?;
@@ -257,12 +261,12 @@ fn adopt(
     args: &DiskArgs,
 ) -> Result<Opened, Failure> {
     const WHAT: &str = "take over the disk";
-    let TakenImage { file, backing, punches } = image;
+    let TakenImage { file, backing, punches, clusters } = image;
     let options = FileOptions { punches, ..file_options(args, false) };
     check_format(args, backing.is_some()).map_err(|why| Failure::told(WHAT, why))?;
     if let Some(backing) = backing {
         let files = std::iter::once(file).chain(backing).collect();
-        let options = Qcow2Options { file: options, ..qcow2_options(args) };
+        let options = Qcow2Options { file: options, known: clusters, ..qcow2_options(args) };
         let disk = Qcow2Disk::adopt(path, files, is_checked, &options);
         return Ok(of_qcow2(disk.map_err(|error| Failure::told(WHAT, error))?));
     }
@@ -314,11 +318,13 @@ fn open_qcow2(
     args: &DiskArgs,
     wait: LockWait,
     takes_over: Option<TakesOver>,
+    known: Option<Vec<u8>>,
 ) -> Result<Opened, Failure> {
     let ignores_mark = takes_over.is_some_and(|file| file.number == 0);
     let open = |file| {
         let file = FileOptions { ignores_mark, ..file };
-        Qcow2Disk::open(path, &Qcow2Options { file, takes_over, ..qcow2_options(args) })
+        let known = known.clone();
+        Qcow2Disk::open(path, &Qcow2Options { file, takes_over, known, ..qcow2_options(args) })
     };
     let options = file_options(args, args.lock == LockMode::Auto);
     let opened = open_patiently(path, wait, options, open, |error| match error {
@@ -337,7 +343,7 @@ fn of_qcow2(disk: Qcow2Disk) -> Opened {
 
 fn qcow2_options(args: &DiskArgs) -> Qcow2Options {
     let allow_backing = args.allow_backing.into();
-    Qcow2Options { file: file_options(args, false), allow_backing, takes_over: None }
+    Qcow2Options { file: file_options(args, false), allow_backing, takes_over: None, known: None }
 }
 
 fn qcow2_failure(error: Qcow2Error) -> Failure {

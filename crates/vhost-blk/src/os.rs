@@ -3,9 +3,11 @@
 // UNSAFETY: an inherited descriptor number, `poll` and `getgrnam_r` have no safe std form.
 #![expect(unsafe_code)]
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::CString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Takes ownership of an inherited descriptor. Children of this process do not inherit it.
@@ -20,6 +22,17 @@ pub fn inherited_fd(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the descriptor is open and was passed to this process, which takes it once, at
     // start-up.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A file in memory with these bytes, at its start.
+///
+/// # Errors
+/// The error of a system call.
+pub fn memory_file(name: &str, bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// Waits until a descriptor is readable or at its end. Returns for each whether it is.

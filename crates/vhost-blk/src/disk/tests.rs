@@ -44,7 +44,7 @@ fn another_file_at_the_path_of_a_locked_one_is_refused() {
         let args = Serve::parse_from(words.into_iter().chain([path.to_str().unwrap()])).args;
         let of = |found: &Path| {
             let identity = identity_of(&fs::metadata(found).unwrap());
-            open(&args, From::Locked { identity, first_bytes: None }, LockWait::No)
+            open(&args, From::Locked { identity, first_bytes: None, known: None }, LockWait::No)
         };
         let Err(failure) = of(&copied) else { panic!("{format}: another file is served") };
         let told = failure.to_string();

@@ -6,6 +6,7 @@ use super::error::{Obstacle, UpgradeError};
 use super::state::{DiskState, ImageOptions, ImageState, SocketFileState, SocketState};
 use crate::disks::Origin;
 use crate::disks::kept::Passing;
+use crate::os::memory_file;
 use crate::socket_file::SocketFile;
 use backend::file::File as ImageFile;
 use qcow2::Qcow2Disk;
@@ -14,8 +15,8 @@ use socket2::SockRef;
 use std::fs::File;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
 use vhost_user::{Control, Exported};
 
 /// A listening socket to pass on.
@@ -106,6 +107,8 @@ pub struct Image {
     top: Shared,
     /// Its tables and its backing files, if it is a qcow2 image.
     qcow2: Option<(Arc<Qcow2Disk>, Vec<Shared>)>,
+    /// The clusters of the qcow2 image.
+    clusters: Mutex<Option<File>>,
 }
 
 /// A second descriptor of an open file, with the same lock.
@@ -139,7 +142,8 @@ impl Image {
             let backing = backing.collect::<io::Result<_>>()?;
             Ok::<_, io::Error>((disk, backing))
         };
-        Ok(Image { top: Shared::of(&file)?, qcow2: qcow2.map(with_backing).transpose()?, file })
+        let qcow2 = qcow2.map(with_backing).transpose()?;
+        Ok(Image { top: Shared::of(&file)?, qcow2, clusters: Mutex::default(), file })
     }
 
     /// The files to pass on: the image, and its backing files if it is qcow2.
@@ -151,6 +155,19 @@ impl Image {
             |backing: &Vec<Shared>| backing.iter().map(|file| file.state.clone()).collect();
         let backing = self.qcow2.as_ref().map(|(_, backing)| states(backing));
         Ok((self.top.state.clone(), backing))
+    }
+}
+
+impl Image {
+    /// A descriptor with the clusters that the settled qcow2 image has claimed, until the next call. Without it the
+    /// next program looks at all tables before the first change.
+    fn clusters(&self) -> Option<RawFd> {
+        let (disk, _) = self.qcow2.as_ref()?;
+        let known = disk.known(FREEZE_MAX).ok()??;
+        let file = memory_file("vhost-blk-clusters", &known).ok()?;
+        let descriptor = file.as_raw_fd();
+        *self.clusters.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        Some(descriptor)
     }
 }
 
@@ -184,9 +201,11 @@ impl Disk {
             Storage::Nothing => (None, None),
             Storage::Bound(why) => return Err(Obstacle::Bound(why)),
         };
-        let unmapped_here = match &self.parts.storage {
-            Storage::Image(Image { qcow2: Some((disk, _)), .. }) => disk.unmapped_bytes(),
-            _ => 0,
+        let (unmapped_here, clusters) = match &self.parts.storage {
+            Storage::Image(image @ Image { qcow2: Some((disk, _)), .. }) => {
+                (disk.unmapped_bytes(), image.clusters())
+            }
+            _ => (0, None),
         };
         let Exported { state: device, descriptors, halted } = exported;
         if halted {
@@ -201,6 +220,7 @@ impl Disk {
             backing,
             exchanged: self.exchanged.clone(),
             bitmaps: self.bitmaps.descriptor().map_err(Obstacle::Bitmaps)?,
+            clusters,
             unmapped_bytes: self.unmapped_before + unmapped_here,
             device,
             descriptors,

@@ -15,6 +15,7 @@ use crate::{log, os};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use vhost_user::DeviceState;
@@ -217,7 +218,13 @@ impl Owner {
         let Some(file) = files.next() else { return Ok(None) };
         let backing = state.backing.is_some().then(|| files.collect());
         let punches = state.punches();
-        Ok(Some(TakenImage { file, backing, punches }))
+        // Without them the tables are looked at again.
+        let read = |fd: OwnedFd| {
+            let mut bytes = Vec::new();
+            File::from(fd).read_to_end(&mut bytes).ok().map(|_| bytes)
+        };
+        let clusters = state.clusters.map(|fd| self.own(fd)).transpose()?.and_then(read);
+        Ok(Some(TakenImage { file, backing, punches, clusters }))
     }
 
     fn client(&mut self, state: ClientState) -> Result<TakenClient, Failure> {

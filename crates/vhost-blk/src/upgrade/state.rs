@@ -6,13 +6,14 @@
 
 use crate::disks::Origin;
 use crate::options::DiskArgs;
+use crate::os::memory_file;
 use crate::values::{AllowBacking, Format, LogLevel};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Read;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use vhost_user::DeviceState;
@@ -103,6 +104,10 @@ pub(super) struct DiskState {
     /// The memory file with its bitmaps, if it has some. Older programs do not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) bitmaps: Option<RawFd>,
+    /// The memory file with [`Qcow2Disk::known`](qcow2::Qcow2Disk::known), if it is a qcow2 image and they are known.
+    /// Older programs do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) clusters: Option<RawFd>,
     /// Bytes that the disk has unmapped in qcow2 images. Older programs do not know it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) unmapped_bytes: u64,
@@ -172,11 +177,7 @@ impl DiskState {
 impl ProgramState {
     /// Writes the state to a memory file and rewinds it.
     pub(super) fn write(&self) -> io::Result<File> {
-        use rustix::fs::{MemfdFlags, memfd_create};
-        let mut file = File::from(memfd_create("vhost-blk-upgrade", MemfdFlags::CLOEXEC)?);
-        file.write_all(&serde_json::to_vec(self)?)?;
-        file.seek(SeekFrom::Start(0))?;
-        Ok(file)
+        memory_file("vhost-blk-upgrade", &serde_json::to_vec(self)?)
     }
 
     /// Reads a state.
@@ -203,6 +204,7 @@ impl ProgramState {
             all.extend(disk.front_ends.as_ref().map(|socket| socket.fd));
             all.extend(disk.images());
             all.extend(disk.bitmaps);
+            all.extend(disk.clusters);
             all.extend(&disk.descriptors);
         }
         all

@@ -6,6 +6,7 @@ mod common;
 mod crash;
 #[path = "../common/images.rs"]
 mod images;
+mod known;
 #[path = "../../../vhost-user/tests/common/load.rs"]
 #[allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 mod load;

@@ -26,12 +26,12 @@ pub(super) use side_file::{Consumed, LOST, keep, load, until_served};
 
 use super::bitmaps::Bitmap;
 use super::layers::Layers;
+use crate::os::memory_file;
 use backend::file::File as ImageFile;
 use format::{BYTES_MAX, Notes};
-use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::Read;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -112,16 +112,10 @@ impl Passing {
         if notes.bitmaps.is_empty() && notes.lost.is_none() {
             return Ok(None);
         }
-        let file = in_memory(&notes.to_bytes()?).map_err(|why| why.to_string())?;
+        let file =
+            memory_file("vhost-blk-bitmaps", &notes.to_bytes()?).map_err(|why| why.to_string())?;
         let descriptor = file.as_raw_fd();
         *self.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
         Ok(Some(descriptor))
     }
-}
-
-fn in_memory(bytes: &[u8]) -> io::Result<File> {
-    let mut file = File::from(memfd_create("vhost-blk-bitmaps", MemfdFlags::CLOEXEC)?);
-    file.write_all(bytes)?;
-    file.seek(SeekFrom::Start(0))?;
-    Ok(file)
 }

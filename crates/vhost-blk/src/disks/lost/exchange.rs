@@ -210,7 +210,11 @@ fn from(view: &View, first_bytes: u64) -> Result<From, String> {
     let here = fs::metadata(view.path()).map_err(failed)?;
     let open = view.top().metadata().map_err(failed)?;
     Ok(match (here.dev(), here.ino()) == (open.dev(), open.ino()) {
-        true => From::Locked { identity: identity_of(&here), first_bytes: Some(first_bytes) },
+        true => From::Locked {
+            identity: identity_of(&here),
+            first_bytes: Some(first_bytes),
+            known: None,
+        },
         false => From::Returned { first_bytes },
     })
 }

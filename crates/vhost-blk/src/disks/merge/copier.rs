@@ -39,6 +39,11 @@ impl Copier {
         Ok((left.start - range.start, copied))
     }
 
+    /// As [`Merge::known`].
+    pub(super) fn known(&self) -> Option<Vec<u8>> {
+        self.merge.known()
+    }
+
     fn copy_piece(&mut self, range: &mut Range<u64>, max: u64) -> Result<u64, CopyError> {
         let begun = Instant::now();
         let copied = self.merge.copy_piece(range, max)?;

@@ -310,9 +310,11 @@ impl Change {
     fn prepare(self, acts: &Acts<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
         let (args, marked) = (self.args.clone(), self.marked.clone());
         let open = move |copier: Copier| {
+            let known = copier.known();
             // The tables of an image have one user at a time.
             drop(copier);
-            let from = From::Locked { identity: identity(&marked.backing)?, first_bytes: None };
+            let identity = identity(&marked.backing)?;
+            let from = From::Locked { identity, first_bytes: None, known };
             let opened = disk::open(&args, from, LockWait::No);
             Ok((opened.map_err(|failure| failure.to_string())?, marked.remove()?))
         };

@@ -138,8 +138,9 @@ impl Change {
     fn prepare(self, acts: &Acts<Copier>, new: &Sender<New>) -> Result<Replacement, String> {
         let (args, first_bytes) = (self.args.clone(), Some(self.first_bytes));
         let open = move |copier: Copier| -> Result<(Opened, Named), String> {
+            let known = copier.known();
             let named = copier.name()?;
-            let from = From::Locked { identity: named.identity()?, first_bytes };
+            let from = From::Locked { identity: named.identity()?, first_bytes, known };
             let opened = disk::open(&args, from, LockWait::No);
             Ok((opened.map_err(|failure| failure.to_string())?, named))
         };

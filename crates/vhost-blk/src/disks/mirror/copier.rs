@@ -126,6 +126,11 @@ impl Copier {
         self.new.check_path()
     }
 
+    /// As [`Target::known`](qcow2::target::Target::known) of the new storage.
+    pub(super) fn known(&self) -> Option<Vec<u8>> {
+        self.new.target.known()
+    }
+
     /// Gives the new storage, which is durable, its name.
     ///
     /// # Errors

@@ -205,7 +205,7 @@ fn examine(args: &DiskArgs, plan: &Plan, identity: (u64, u64)) -> Result<Info, F
         let path = args.blk_file.clone().into_iter().collect::<Vec<_>>();
         return disk::examine_qcow2(args, &path);
     }
-    let from = From::Locked { identity, first_bytes: Some(plan.capacity_bytes()) };
+    let from = From::Locked { identity, first_bytes: Some(plan.capacity_bytes()), known: None };
     Ok(disk::examine(args, from)?.0)
 }
 
