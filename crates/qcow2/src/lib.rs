@@ -29,6 +29,7 @@ mod entry;
 mod error;
 mod extents;
 mod fields;
+mod growth;
 mod guard;
 pub mod header;
 mod helper;

@@ -217,3 +217,30 @@ fn a_reader_reads_compressed_clusters_and_skips_what_is_known_to_be_zero() {
     assert!((4 * MIB..=5 * MIB).contains(&found), "{found}");
     assert!(reader.read(5 * MIB..5 * MIB + 512).expect("data").iter().all(|byte| *byte == 9));
 }
+
+/// The first growth ends within a cluster, which is a zero cluster then.
+#[test]
+fn an_overlay_grows_twice_within_a_cluster_of_a_larger_backing_file() {
+    for (cluster, old) in [("4k", 4 * MIB), ("4k", 4 * MIB + 512), ("64k", 4 * MIB)] {
+        let folder = folder();
+        std::fs::write(folder.path().join("base.raw"), vec![0x5a; 6 << 20]).expect("a base");
+        let of = format!("cluster_size={cluster}");
+        let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "-o", &of];
+        let size = old.to_string();
+        qemu_ok("qemu-img", folder.path(), &[&create[..], &["a.qcow2", &size]].concat());
+        let path = folder.path().join("a.qcow2");
+        let disk = open(&path).expect("it opens");
+        for step in 1..=9 {
+            disk.resize(Some(old + step * 512)).expect("it grows");
+        }
+        let mut rig = rig(&disk);
+        rig.write(old + 1024, &[7; 512]);
+        let mut expected = vec![0; 9 * 512];
+        expected[1024..1536].fill(7);
+        assert!(rig.read(old, 9 * 512) == expected);
+        assert_eq!(rig.read(old - 512, 512), [0x5a; 512]);
+        drop((rig, disk));
+        assert_eq!(check(&path), Ok(()));
+        assert!(content(&path)[old as usize..] == expected);
+    }
+}
