@@ -261,8 +261,14 @@ impl Qcow2Disk {
             Image::new(opened, header, Arc::clone(&versions)).giving_back(options.file.discard);
         let (unmapped_bytes, exact_holes) =
             (Arc::clone(image.unmapped_bytes()), image.has_exact_holes());
-        let top = Arc::clone(&files[0]);
-        let work = helper::start(image, move |errno| top.sync_failed(errno))
+        // The thread may end after the disk, whose lock ends with its files.
+        let top = Arc::downgrade(&files[0]);
+        let sync_failed = move |errno| {
+            if let Some(top) = top.upgrade() {
+                top.sync_failed(errno);
+            }
+        };
+        let work = helper::start(image, sync_failed)
             .map_err(|source| Qcow2Error::Image { path: path.into(), source })?;
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
