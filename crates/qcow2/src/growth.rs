@@ -38,7 +38,6 @@ impl Image {
             let at = self.size_bytes;
             let end = zeroed.min(at.saturating_add(GROW_CLUSTERS * cluster));
             let reached = if end == zeroed { bytes } else { end };
-            self.change(at..reached); // also if all of it is zero already
             let is_zero = self.zero_behind(at..end);
             self.end_growth(reached, is_zero)?;
         }
@@ -49,6 +48,8 @@ impl Image {
     fn end_growth(&mut self, bytes: u64, done: io::Result<()>) -> io::Result<()> {
         let size = if done.is_ok() { bytes } else { self.size_bytes };
         let noted = self.store()?.write(&size.to_be_bytes()[..], SIZE_AT);
+        // A commit writes the header also if no table has changed since the last one.
+        self.change(self.size_bytes - 1..self.size_bytes);
         // Also after an error: no other change follows that one.
         let committed = self.committed();
         done.and(noted).and(committed)?;
