@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The growth of a disk. What a larger backing file has behind the old end becomes zero.
+//! The growth of a disk. Content of a larger backing file behind the old end becomes zero.
 //!
 //! imago moves the L1 table at each growth, and frees its old place at once. Nothing may get that place before a
 //! commit: the file still names it. So the table moves first, while the header in the file keeps the old size. Then
