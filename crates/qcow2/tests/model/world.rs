@@ -170,7 +170,7 @@ impl World {
         let sectors = self.model.len() as u64 / 512;
         let at = part.at % NUMBERS * sectors / NUMBERS;
         // Keeps the alignment of the part to 4 KiB.
-        let at = if part.at % 8 == 0 { at / 8 * 8 } else { at };
+        let at = if part.at.is_multiple_of(8) { at / 8 * 8 } else { at };
         let end = (at + part.len).min(sectors);
         at * 512..end * 512
     }
