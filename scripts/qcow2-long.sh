@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# The long forms of two tests of qcow2 images, which need no VM: thousands of crashes, and random
-# discards and writes on two lanes. `make lab` runs them before its VMs.
+# The long forms of three tests of qcow2 images, which need no VM: thousands of crashes, random discards
+# and writes on two lanes, and random changes of a chain in turn with QEMU. `make lab` runs them before its VMs.
 #
 #   scripts/qcow2-long.sh
-#   PROPTEST_CASES=200 scripts/qcow2-long.sh    # more sequences of discards and writes (40)
+#   PROPTEST_CASES=200 scripts/qcow2-long.sh    # more sequences (40)
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -14,3 +14,4 @@ PATH=$PATH:$HOME/.cargo/bin
 export PROPTEST_CASES="${PROPTEST_CASES:-40}"
 cargo test --profile suite -p qcow2 --lib -- --ignored --exact crash_tests::images_survive_thousands_of_crashes
 cargo test --profile suite -p qcow2 --test space -- discards_on
+cargo test --profile suite -p qcow2 --test model

@@ -187,7 +187,7 @@ impl Image {
     pub(crate) fn claim_changed(&self, range: Range<u64>) -> io::Result<()> {
         let cluster = self.cluster_bytes();
         let mut at = range.start - range.start % cluster;
-        let end = range.end.min(self.size_bytes());
+        let end = range.end.min(self.access.size());
         while at < end {
             let (mapping, found) = self.access.get_mapping(at, end - at)?;
             if let Mapping::Raw { storage, offset, .. } = mapping

@@ -333,6 +333,50 @@ fn kind(change: &Change) -> String {
     }
 }
 
+/// The image has tables and data, and its backing file is larger: what that has behind the old end becomes zero.
+/// A growth moves the L1 table, and needs L2 tables and a place for the cluster with the old end.
+#[test]
+fn an_overlay_that_grows_below_a_larger_backing_file_survives_a_crash_at_any_change() {
+    for (options, old) in [
+        ("cluster_size=4k", 4 << 20),
+        ("cluster_size=4k", (5 << 20) + SECTOR),
+        ("cluster_size=64k", (5 << 20) + SECTOR),
+    ] {
+        let folder = TempDir::new().expect("a folder");
+        fs::write(folder.path().join("base.raw"), vec![FIRST; 2 * DISK as usize]).expect("a base");
+        let size = old.to_string();
+        let create = ["create", "-qf", "qcow2", "-o", options, "-b", "base.raw", "-F", "raw"];
+        let args = [&create[..], &["a.qcow2", &size]].concat();
+        assert_eq!(qemu_img(folder.path(), &args).0, Some(0));
+        let path = folder.path().join("a.qcow2");
+        let mut writer = writer(&path);
+        // Each L2 table has an entry.
+        (0..old >> 20).for_each(|mib| writer.batch(&[(mib << 20, 4096, mib as u8 + 1)]));
+        writer.flush();
+        let (start, before) = (fs::read(&path).expect("the image"), writer.recorded());
+        for more in [1, 2, 4096] {
+            writer.image.grow(old + more * SECTOR).expect("it grows");
+        }
+        let record = writer.log.lock().expect("no thread panics")[before..].to_vec();
+        let first = |byte| Value { byte, started: 0, done: 0, durable: Some(0) };
+        let sectors =
+            writer.sectors.iter().map(|(sector, values)| (*sector, vec![first(values[0].byte)]));
+        let mut sectors: HashMap<_, _> = sectors.collect();
+        sectors.entry(old / SECTOR - 1).or_insert_with(|| vec![first(FIRST)]);
+        let run = Run { folder, start, record, sectors, first_byte: FIRST };
+        run.check_all(3);
+        for point in (0..=run.record.len()).step_by(3) {
+            fs::write(path.with_extension("raw"), run.crashed(point, |_| true, false))
+                .expect("a file");
+            let to_raw = ["convert", "-f", "qcow2", "-O", "raw", "a.raw", "content"];
+            assert_eq!(qemu_img(run.folder.path(), &to_raw).0, Some(0), "{point}");
+            let content = fs::read(run.folder.path().join("content")).expect("the content");
+            let grown = &content[old as usize..];
+            assert!(grown.iter().all(|byte| *byte == 0), "{options}: crash {point}: old content");
+        }
+    }
+}
+
 /// A new cluster has a sync if its count is not reserved, or if it hides content. Each level of the tables that
 /// changes below another one has a sync.
 #[test]

@@ -15,7 +15,6 @@ use crate::storage::Store;
 use crate::tables::Tables;
 use crate::unmap::Discarded;
 use crate::versions::{Version, Versions};
-use imago::format::PreallocateMode;
 use imago::storage::Storage;
 use imago::{FormatAccess, Mapping};
 use std::io;
@@ -27,8 +26,6 @@ use std::sync::atomic::AtomicU64;
 pub(crate) const COPY_MAX: u64 = 1 << 20;
 /// Maximum length of an extent.
 pub(crate) const EXTENT_MAX: u64 = 1 << 30;
-/// Maximum clusters that become zero with one commit, when the disk grows: their tables have 8 MiB.
-const GROW_CLUSTERS: u64 = 1 << 20;
 /// Unit of the disk in bytes.
 const SECTOR: u64 = 512;
 
@@ -101,7 +98,9 @@ pub(crate) struct Image {
     cluster_bytes: u64,
     has_backing: bool,
     /// Size of the disk in the backing file.
-    backing_bytes: u64,
+    pub(crate) backing_bytes: u64,
+    /// Size of the disk. imago has that of a growth from its start on.
+    pub(crate) size_bytes: u64,
     /// Freed clusters are punched out of the file.
     pub(crate) gives_back: bool,
     versions: Arc<Versions>,
@@ -132,11 +131,13 @@ impl Image {
         header: &Header,
         versions: Arc<Versions>,
     ) -> Self {
+        let size_bytes = access.size();
         Image {
             access,
             cluster_bytes: header.cluster_bytes,
             has_backing: header.backing.is_some(),
             backing_bytes,
+            size_bytes,
             gives_back: true,
             versions,
             discarded: Discarded::default(),
@@ -173,42 +174,6 @@ impl Image {
         if !std::mem::replace(&mut self.has_complained, true) {
             tracing::error!("qcow2: {why}; further errors of this image are not logged");
         }
-    }
-
-    /// Enlarges the disk. A larger backing file has content behind the old end, which becomes zero with the
-    /// growth: one commit for each step, whose tables are small. After an error the disk in the image may have
-    /// grown by some of the steps.
-    pub(crate) fn grow(&mut self, bytes: u64) -> io::Result<()> {
-        self.may_change()?;
-        self.make_room()?;
-        // A range may end with the disk, within a cluster.
-        self.forget_discarded();
-        let zeroed = bytes.min(self.backing_bytes);
-        while self.size_bytes() < zeroed {
-            let step = self.size_bytes().saturating_add(GROW_CLUSTERS * self.cluster_bytes);
-            self.grow_to(step.min(zeroed), PreallocateMode::Zero)?;
-        }
-        self.grow_to(bytes, PreallocateMode::None)
-    }
-
-    fn grow_to(&mut self, bytes: u64, new: PreallocateMode) -> io::Result<()> {
-        if bytes <= self.size_bytes() {
-            return Ok(());
-        }
-        let old = self.size_bytes();
-        // The last cluster gets a place if the disk ends within it, and it has none.
-        let is_within = new == PreallocateMode::Zero && !old.is_multiple_of(self.cluster_bytes);
-        let gets_place =
-            is_within && !matches!(self.find(old - 1, 1)?, Found::Extent { writable: true, .. });
-        self.change(old..bytes);
-        let grown = self.access.resize_grow(bytes, new);
-        let claimed = match gets_place {
-            true => self.claim_changed(old..old + 1),
-            false => Ok(()),
-        };
-        // Also after an error: no other change follows that one.
-        let committed = self.committed();
-        grown.and(claimed).and(committed)
     }
 
     /// Notes that the clusters of a range are about to change: whole ones get a place in the image. It ends what
@@ -348,7 +313,7 @@ impl Image {
 
     /// Size of the disk in bytes.
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.access.size()
+        self.size_bytes
     }
 
     /// Refuses a mapping that only a damaged or hostile image has.

@@ -32,6 +32,7 @@ mod entry;
 mod error;
 mod extents;
 mod fields;
+mod growth;
 mod guard;
 pub mod header;
 mod helper;
@@ -239,9 +240,15 @@ impl Qcow2Disk {
         }
         let (unmapped_bytes, exact_holes) =
             (Arc::clone(image.unmapped_bytes()), image.has_exact_holes());
+        // The thread may end after the disk, whose lock ends with its files.
+        let top = Arc::downgrade(&files[0]);
+        let sync_failed = move |errno| {
+            if let Some(top) = top.upgrade() {
+                top.sync_failed(errno);
+            }
+        };
         let failed = |source| Qcow2Error::Image { path: path.into(), source };
-        let top = Arc::clone(&files[0]);
-        let work = helper::start(image, move |errno| top.sync_failed(errno)).map_err(failed)?;
+        let work = helper::start(image, sync_failed).map_err(failed)?;
         let info = describe(path, &files, &options.file, header);
         let capacity_bytes = AtomicU64::new(info.capacity_sectors * 512);
         let (in_use, reclaimed) = (None, None);

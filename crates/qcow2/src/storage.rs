@@ -227,6 +227,14 @@ impl Store {
         self.out.is_synced()
     }
 
+    /// Makes all changes of commits durable.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.out.sync()
+    }
+
     /// Makes all changes of commits durable, and counts the clusters as free again that were reserved.
     ///
     /// # Errors
@@ -236,7 +244,7 @@ impl Store {
         for (offset, counts) in self.overlay().reserve.give_back() {
             self.out.write(PHASES - 1, &counts, offset).map_err(CommitError::Lost)?;
         }
-        self.out.sync().map_err(CommitError::Lost)
+        self.sync().map_err(CommitError::Lost)
     }
 
     /// Bytes at a position, with the changes that wait for the next commit; zeroes behind the end.

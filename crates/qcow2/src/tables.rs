@@ -107,6 +107,16 @@ impl Image {
         Ok(())
     }
 
+    /// Makes what was committed durable.
+    ///
+    /// # Errors
+    /// The error of the system call: no change succeeds any more.
+    pub(crate) fn sync(&mut self) -> io::Result<()> {
+        let synced = self.store().and_then(Store::sync);
+        let failed = |why| io::Error::from_raw_os_error(self.fail(CommitError::Lost(why)));
+        synced.map_err(failed)
+    }
+
     /// The same. `run` carries the writes out, and may read the image meanwhile, but not change it.
     ///
     /// # Errors

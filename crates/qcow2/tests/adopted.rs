@@ -134,3 +134,16 @@ fn tables_that_cannot_be_written_never_settle() {
     disk.settle(limit).expect_err("the tables are durable");
     assert!(disk.top().has_failed_sync());
 }
+
+/// The thread of the disk may end later, and must not hold the lock until then.
+#[test]
+fn a_dropped_disk_has_released_its_lock() {
+    let folder = folder();
+    let path = image(&folder, 8, "cluster_size=64k");
+    let mut options = options(AllowBacking::Off, true);
+    options.file.lock = Some(Duration::ZERO);
+    for number in 0..200 {
+        let opened = Qcow2Disk::open(&path, &options);
+        drop(opened.unwrap_or_else(|why| panic!("opening {number}: {why}")));
+    }
+}

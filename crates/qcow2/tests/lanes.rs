@@ -217,3 +217,53 @@ fn a_reader_reads_compressed_clusters_and_skips_what_is_known_to_be_zero() {
     assert!((4 * MIB..=5 * MIB).contains(&found), "{found}");
     assert!(reader.read(5 * MIB..5 * MIB + 512).expect("data").iter().all(|byte| *byte == 9));
 }
+
+/// The zeroes over compressed clusters have commits of their own, and the last step has the size alone.
+#[test]
+fn an_overlay_grows_beyond_a_compressed_backing_file_that_is_larger() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("base.raw"), vec![0x5a; (5 << 20) + 512]).expect("a raw file");
+    let compress = "convert -c -O qcow2 -o cluster_size=4k base.raw base.qcow2";
+    let create = "create -qf qcow2 -b base.qcow2 -F qcow2 -o cluster_size=4k a.qcow2 4M";
+    for words in [compress, create] {
+        qemu_ok("qemu-img", folder.path(), &words.split(' ').collect::<Vec<_>>());
+    }
+    let disk = open(&path("a.qcow2")).expect("it opens");
+    let mut expected = vec![0x5a; 4 << 20];
+    for size in [4 * MIB + 512, 5 * MIB + 512, 6 * MIB, 6 * MIB + 512] {
+        disk.resize(Some(size)).expect("it grows");
+        expected.resize(size as usize, 0);
+        assert!(rig(&disk).read(0, size as usize) == expected, "{size}");
+        assert!(content(&path("a.qcow2")) == expected, "{size}, as QEMU reads it");
+    }
+    drop(disk);
+    assert_eq!(check(&path("a.qcow2")), Ok(()));
+}
+
+/// The first growth ends within a cluster, which is a zero cluster then.
+#[test]
+fn an_overlay_grows_twice_within_a_cluster_of_a_larger_backing_file() {
+    for (cluster, old) in [("4k", 4 * MIB), ("4k", 4 * MIB + 512), ("64k", 4 * MIB)] {
+        let folder = folder();
+        std::fs::write(folder.path().join("base.raw"), vec![0x5a; 6 << 20]).expect("a base");
+        let of = format!("cluster_size={cluster}");
+        let create = ["create", "-qf", "qcow2", "-b", "base.raw", "-F", "raw", "-o", &of];
+        let size = old.to_string();
+        qemu_ok("qemu-img", folder.path(), &[&create[..], &["a.qcow2", &size]].concat());
+        let path = folder.path().join("a.qcow2");
+        let disk = open(&path).expect("it opens");
+        for step in 1..=9 {
+            disk.resize(Some(old + step * 512)).expect("it grows");
+        }
+        let mut rig = rig(&disk);
+        rig.write(old + 1024, &[7; 512]);
+        let mut expected = vec![0; 9 * 512];
+        expected[1024..1536].fill(7);
+        assert!(rig.read(old, 9 * 512) == expected);
+        assert_eq!(rig.read(old - 512, 512), [0x5a; 512]);
+        drop((rig, disk));
+        assert_eq!(check(&path), Ok(()));
+        assert!(content(&path)[old as usize..] == expected);
+    }
+}

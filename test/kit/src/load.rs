@@ -8,10 +8,29 @@ use anyhow::{Result, bail};
 use crate::agent::Shell;
 use crate::wait::wait_until_so;
 
-/// fio: writes, then reads everything back and compares checksums.
-const VERIFY: &str = "fio --name=verify --filename=/run/disk/verify --size=8M --rw=randwrite \
-    --bsrange=4k-64k --ioengine=io_uring --iodepth=16 --direct=1 --randrepeat=0 --verify=crc32c \
-    --verify_fatal=1 --do_verify=1 --output-format=terse";
+/// The size of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// 8 MiB, by 16 requests at a time.
+    Usual,
+    /// 1 MiB, by 4 small requests at a time: for storage, or a guest, that takes long for each.
+    Light,
+}
+
+impl Round {
+    /// fio: writes, then reads everything back and compares checksums.
+    fn command(self) -> String {
+        let (mib, most, depth) = match self {
+            Self::Usual => (8, "64k", 16),
+            Self::Light => (1, "16k", 4),
+        };
+        format!(
+            "fio --name=verify --filename=/run/disk/verify --size={mib}M --rw=randwrite \
+             --bsrange=4k-{most} --ioengine=io_uring --iodepth={depth} --direct=1 --randrepeat=0 \
+             --verify=crc32c --verify_fatal=1 --do_verify=1 --output-format=terse"
+        )
+    }
+}
 
 /// Longest time for a round; emulation needs only a part of it.
 const ROUND_LIMIT: Duration = Duration::from_secs(240);
@@ -23,12 +42,23 @@ pub fn format(guest: &mut impl Shell, disk: &str) -> Result<()> {
 
 /// Writes and verifies once.
 pub fn verify_once(guest: &mut impl Shell) -> Result<()> {
-    guest.ok(VERIFY).map(drop)
+    verify_round(guest, Round::Usual)
+}
+
+/// Writes and verifies a round.
+pub fn verify_round(guest: &mut impl Shell, round: Round) -> Result<()> {
+    guest.ok(&round.command()).map(drop)
 }
 
 /// Starts to write and verify repeatedly.
 pub fn start(guest: &mut impl Shell) -> Result<()> {
-    let rounds = format!("while [ ! -e /run/stop ]; do {VERIFY} || exit 1; echo round; done");
+    start_rounds(guest, Round::Usual)
+}
+
+/// Starts to write and verify rounds.
+pub fn start_rounds(guest: &mut impl Shell, round: Round) -> Result<()> {
+    let fio = round.command();
+    let rounds = format!("while [ ! -e /run/stop ]; do {fio} || exit 1; echo round; done");
     guest.ok("rm -f /run/stop /run/load.code")?;
     guest
         .ok(&format!("(sh -c '{rounds}'; echo $? >/run/load.code) >/run/load.log 2>&1 &"))

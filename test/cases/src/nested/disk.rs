@@ -34,13 +34,18 @@ pub(super) enum Disk {
 impl Disk {
     /// Makes an empty disk.
     pub(super) fn create(kind: Kind) -> Result<Self> {
+        Self::sized(kind, SIZE_MIB)
+    }
+
+    /// Makes an empty disk of so many MiB.
+    pub(super) fn sized(kind: Kind, mib: u64) -> Result<Self> {
         Ok(match kind {
-            Kind::Device => Self::Device(null_blk_with_memory("nested", SIZE_MIB, 2)?),
+            Kind::Device => Self::Device(null_blk_with_memory("nested", mib, 2)?),
             Kind::File => {
                 // Not in /tmp, which can be a tmpfs.
                 let folder = tempfile::Builder::new().prefix("nested-").tempdir_in("/var/tmp")?;
                 let file = File::create(folder.path().join("image"))?;
-                file.set_len(SIZE_MIB << 20).context("cannot make an image file")?;
+                file.set_len(mib << 20).context("cannot make an image file")?;
                 Self::File(folder)
             }
         })

@@ -3,7 +3,8 @@
 
 use anyhow::Result;
 pub(super) use kit::load::{
-    finish, format, rounds, start, verify_once, wait_for_another_round, wait_for_round,
+    Round, finish, format, rounds, start, start_rounds, verify_once, verify_round,
+    wait_for_another_round, wait_for_round,
 };
 
 use crate::nested::daemon::Daemon;

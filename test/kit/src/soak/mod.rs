@@ -33,6 +33,7 @@ pub use served::{Beside, Device, SERIAL, Served};
 
 use crate::agent::Shell;
 use crate::interrupt;
+use crate::load::Round;
 use crate::outcome::skip_part;
 use crate::rng::{Rng, mix};
 use writer::Writer;
@@ -125,7 +126,8 @@ fn run_events<M: Machine>(
     report: &mut Report,
 ) -> Result<()> {
     let (node, others) = options.nodes.split_first().context("no disk")?;
-    let writer = Writer::start(machine, node)?;
+    let round = if others.is_empty() { Round::Usual } else { Round::Light };
+    let writer = Writer::start(machine, node, round)?;
     let beside = served.serials().skip(1).zip(others);
     let beside = beside.map(|(serial, node)| Writer::beside(machine, serial, node));
     let beside = beside.collect::<Result<Vec<_>>>()?;

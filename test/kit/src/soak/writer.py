@@ -4,12 +4,12 @@
 # and reads an earlier one back each time. Appends the microseconds of the longer of both requests to
 # NAME.pauses, until NAME.stop exists. Ends with 1 at the first wrong byte, and with an exception at an I/O error.
 #
-# Arguments: bytes of a block, blocks, the blocks from one write to the next, the folder, and NAME. The
-# file has all blocks from the begin on, so that a write changes nothing else in the file system.
+# Arguments: bytes of a block, blocks, the blocks from one write to the next, milliseconds between two turns, the
+# folder, and NAME. The file has all blocks from the begin on, so that a write changes nothing else in the file system.
 import mmap, os, sys, time
 
-BLOCK, BLOCKS, STEP = map(int, sys.argv[1:4])
-folder, name = sys.argv[4:]
+BLOCK, BLOCKS, STEP, REST = map(int, sys.argv[1:5])
+folder, name = sys.argv[5:]
 stop = name + ".stop"
 file = os.open(folder + "/stamped", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
 page = mmap.mmap(-1, BLOCK)
@@ -47,6 +47,7 @@ while not os.path.exists(stop):
     check(other)
     longest = max(written - began, time.monotonic_ns() - written)
     pauses.write("%d\n" % (longest // 1000))
+    time.sleep(REST / 1000)
 for slot in stamps:
     check(slot)
 print("requests", 2 * number)

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use super::report::Verified;
 use crate::agent::Shell;
-use crate::load;
+use crate::load::{self, Round};
 use crate::wait::wait_until_so;
 
 const PROGRAM: &str = include_str!("writer.py");
@@ -25,6 +25,10 @@ pub(super) fn slot_of(number: u64) -> u64 {
     number * STEP % BLOCKS
 }
 
+/// Milliseconds between two turns of a writer on another disk of the daemon: it leaves an emulated guest time for
+/// the disk with the events.
+const REST_MS: u64 = 100;
+
 /// Longest time without a request of the writer, after which the disk counts as hanging. An
 /// emulated guest on a busy machine needs a part of it.
 const HANG_LIMIT: Duration = Duration::from_secs(180);
@@ -37,18 +41,20 @@ const COMPLAINTS: &str = "I/O error|EXT4-fs error|EXT4-fs warning|Buffer I/O|blo
 #[derive(Debug)]
 pub(super) struct Writer {
     name: String,
+    /// The rounds of fio beside it.
+    round: Round,
 }
 
 /// The name of the writer beside fio.
 const NAME: &str = "disk";
 
 impl Writer {
-    /// Makes a file system on the disk and starts the load on it: a writer, and fio.
-    pub(super) fn start(guest: &mut impl Shell, node: &str) -> Result<Self> {
+    /// Makes a file system on the disk and starts the load on it: a writer, and fio with such rounds.
+    pub(super) fn start(guest: &mut impl Shell, node: &str, round: Round) -> Result<Self> {
         load::format(guest, node)?;
         guest.ok("dmesg -C")?;
-        let writer = Self::run(guest, NAME)?;
-        load::start(guest)?;
+        let writer = Self::run(guest, NAME, round, 0)?;
+        load::start_rounds(guest, round)?;
         Ok(writer)
     }
 
@@ -58,10 +64,10 @@ impl Writer {
         guest.ok(&format!(
             "mkdir {folder} && mke2fs -q -t ext4 -F {node} && mount {node} {folder}"
         ))?;
-        Self::run(guest, name)
+        Self::run(guest, name, Round::Light, REST_MS)
     }
 
-    fn run(guest: &mut impl Shell, name: &str) -> Result<Self> {
+    fn run(guest: &mut impl Shell, name: &str, round: Round, rest_ms: u64) -> Result<Self> {
         let bytes = PROGRAM.bytes().fold(String::new(), |mut text, byte| {
             write!(text, "{byte:02x}").expect("a string grows");
             text
@@ -69,12 +75,12 @@ impl Writer {
         guest.ok(&format!(
             "python3 -c 'open(\"/run/writer.py\",\"wb\").write(bytes.fromhex(\"{bytes}\"))'"
         ))?;
-        let writer = Self { name: name.to_owned() };
+        let writer = Self { name: name.to_owned(), round };
         let [pauses, code, log] = ["pauses", "code", "log"].map(|file| writer.file(file));
         guest.ok(&format!(": >{pauses}"))?;
         let folder = format!("/run/{name}");
         let program = format!(
-            "python3 /run/writer.py {BLOCK_BYTES} {BLOCKS} {STEP} {folder} /run/writer-{name}"
+            "python3 /run/writer.py {BLOCK_BYTES} {BLOCKS} {STEP} {rest_ms} {folder} /run/writer-{name}"
         );
         guest.ok(&format!("({program}; echo $? >{code}) >{log} 2>&1 &"))?;
         Ok(writer)
@@ -126,7 +132,7 @@ impl Writer {
     pub(super) fn finish(self, guest: &mut impl Shell) -> Result<Verified> {
         let rounds = load::rounds(guest)?;
         load::finish(guest)?;
-        load::verify_once(guest)?;
+        load::verify_round(guest, self.round)?;
         Ok(Verified { rounds, requests: self.end(guest)? })
     }
 
