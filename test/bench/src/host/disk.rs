@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The storage of a measured server.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use kit::null_blk::NullBlk;
@@ -27,6 +27,8 @@ pub enum Storage {
     Raw,
     /// A qcow2 image file on a tmpfs, all of it allocated.
     Qcow2,
+    /// A raw file on the file system of a real disk.
+    Disk,
 }
 
 impl Storage {
@@ -36,16 +38,19 @@ impl Storage {
             Self::Device(speed) => speed.name(),
             Self::Raw => "file".to_owned(),
             Self::Qcow2 => "qcow2".to_owned(),
+            Self::Disk => "disk".to_owned(),
         }
     }
 }
 
-/// The device or file of a server; removed on drop.
+/// The device or file of a server; removed on drop, but for a shared one.
 #[derive(Debug)]
 pub(super) enum Disk {
     Device(NullBlk),
     Raw(TempPath),
     Qcow2(TempPath),
+    /// The file that servers share in turn.
+    Shared(PathBuf),
 }
 
 impl Disk {
@@ -64,6 +69,7 @@ impl Disk {
             Storage::Device(speed) => Self::Device(null_blk(name, DEVICE_MIB, queues, speed)?),
             Storage::Raw => Self::Raw(file("--format=raw")?),
             Storage::Qcow2 => Self::Qcow2(file(QCOW2)?),
+            Storage::Disk => Self::Shared(programs.disk.clone()),
         })
     }
 
@@ -71,6 +77,7 @@ impl Disk {
         match self {
             Self::Device(device) => device.device(),
             Self::Raw(path) | Self::Qcow2(path) => path,
+            Self::Shared(path) => path,
         }
     }
 

@@ -114,7 +114,8 @@ impl Servers {
         }
         let ours_args = self.ours_arg.clone();
         let path = folder.path().to_owned();
-        Ok((Programs { ours, ours_args, folder: path, polling: true }, folder))
+        let disk = PathBuf::new();
+        Ok((Programs { ours, ours_args, folder: path, disk, polling: true }, folder))
     }
 }
 
@@ -127,6 +128,8 @@ pub struct Programs {
     pub ours_args: Vec<String>,
     /// Folder for sockets and logs.
     pub folder: PathBuf,
+    /// The file on a real disk, which servers share in turn; empty: none.
+    pub disk: PathBuf,
     /// True if servers may poll before they sleep, which is their default.
     pub polling: bool,
 }
@@ -185,6 +188,14 @@ impl Subject {
             // Since Linux 6.4 the workers of its vhost device are threads of the process.
             Server::Daemon(daemon) => cpu::times(daemon.id()),
             Server::Scsi { .. } => cpu::vhost_times(std::process::id()),
+        }
+    }
+
+    /// Numbers of the subject's threads; a client must be connected.
+    pub(crate) fn tasks(&self) -> Result<Vec<u32>> {
+        match &self.server {
+            Server::Daemon(daemon) => kit::sched::tasks(daemon.id()),
+            Server::Scsi { .. } => cpu::vhost_tasks(std::process::id()),
         }
     }
 
@@ -258,12 +269,13 @@ fn qsd(
     aio: &str,
 ) -> (String, Vec<String>) {
     let thread = if programs.polling { "" } else { ",poll-max-ns=0" };
+    let driver = if device.is_file() { "file" } else { "host_device" };
     let args = [
         "--object".to_owned(),
         format!("iothread,id=thread{thread}"),
         "--blockdev".to_owned(),
         format!(
-            "driver=host_device,node-name=disk,filename={},aio={aio},cache.direct=on",
+            "driver={driver},node-name=disk,filename={},aio={aio},cache.direct=on",
             device.display()
         ),
         "--export".to_owned(),
