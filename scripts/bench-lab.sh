@@ -59,11 +59,11 @@ measure() {
 }
 
 measure icount --icount /lab/bin/bench icount --check
-measure host "" /lab/bin/bench host --op randread,randwrite ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
-measure loads "" /lab/bin/bench host --all-loads --queues 1 --slow-us 80 --rounds "${quick:-3}" --seconds 0.4
+measure host "--nvme" /lab/bin/bench host --op randread,randwrite ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
+measure loads "--nvme" /lab/bin/bench host --all-loads --queues 1 --slow-us 80 --rounds "${quick:-3}" --seconds 0.4
 measure queues "--vcpus 4" /lab/bin/bench host --op randread,randwrite --queues 1,2,4 --depth 32 --mode event \
     ${quick:+--rounds 2 --seconds 0.4}
-measure stages "" /lab/bin/bench timeline --storage null_blk,80us ${quick:+--seconds 0.4 --warm-up 0.7}
+measure stages "--nvme" /lab/bin/bench timeline --storage null_blk,80us,brd,nvme ${quick:+--seconds 0.4 --warm-up 0.7}
 measure nested "--machine nested" /lab/bin/cases nested-bench ${quick:+--rounds 2 --seconds 0.7 --depth 1,32 --rw randread}
 measure guest-icount "--machine guest --icount" /lab/bin/cases guest-icount ${quick:+--rounds 1 --requests 3000}
 measure guest "--machine guest" /lab/bin/cases guest-bench ${quick:+--rounds 2 --seconds 0.4}

@@ -36,7 +36,7 @@ fn mixed_starts(blocks: u64, greatest: u32) -> u64 {
     (blocks - 1) * u64::from(greatest / MIXED_ALIGN) + 1
 }
 
-/// What a worker notes of a run, for a time line.
+/// The notes of a worker in a run, for a time line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
     /// The number of its thread.

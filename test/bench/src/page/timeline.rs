@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where requests spend their time: the stages of each path, and time lines.
+//! The time of requests: the stages of each path, and time lines.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `bench timeline`: where requests spend their time, by the kernel's trace events.
+//! `bench timeline`: the time of requests in each stage, by the kernel's trace events.
 //!
 //! Each server is traced for a second: the moments at which requests become available, are taken,
 //! submitted, done, called for and seen. The client notes the first and the last one. No server is
@@ -88,8 +88,8 @@ pub struct Args {
     /// Requests in flight
     #[arg(long = "depth", value_delimiter = ',', default_value = "1,32")]
     depths: Vec<u16>,
-    /// Storage: a file on a real disk, or in a lab VM a device without latency or of so many
-    /// microseconds
+    /// Storage: a file on a real disk (`disk`); in a lab VM `null_blk`, the same with so many
+    /// microseconds for each request (`80us`), `brd` or `nvme`
     #[arg(long = "storage", value_parser = parse_storage, value_delimiter = ',', default_value = "disk")]
     storages: Vec<Storage>,
     /// Folder of the file on a real disk [default: the cache folder]
@@ -114,9 +114,11 @@ fn parse_storage(text: &str) -> Result<Storage, String> {
     match text {
         "disk" => Ok(Storage::Disk),
         "null_blk" => Ok(Storage::Device(Speed::Null)),
+        "brd" => Ok(Storage::Ram),
+        "nvme" => Ok(Storage::Nvme),
         _ => match slow(text) {
             Some(us) => Ok(Storage::Device(Speed::Slow(us))),
-            None => Err("use disk, null_blk or, for a slow device, such as 80us".to_owned()),
+            None => Err("use disk, null_blk, brd, nvme or a time such as 80us".to_owned()),
         },
     }
 }
