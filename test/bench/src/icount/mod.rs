@@ -102,11 +102,10 @@ pub fn run(args: &Args) -> Result<()> {
     let stages = args.servers.who.contains(&Who::Kernel).then(|| per_stage(&args, &programs));
     // A trace that cannot be read is an error after the report of the path lengths.
     let stages = stages.transpose().map(|section| report.sections.extend(section));
-    let spans = all_spans(&args, &programs);
-    let spans = spans.map(|set| report.sections.push(spans::section(&set)));
+    let spans = all_spans(&args, &programs, &mut report.left_out);
+    report.sections.push(spans::section(&spans));
     report.publish(args.json.as_deref())?;
     stages?;
-    spans?;
     if !args.check {
         return Ok(());
     }
@@ -169,39 +168,60 @@ fn each(outcome: &Outcome) -> f64 {
 }
 
 /// The instructions of each stage of all servers, and of fio on the device alone, at the first and
-/// the last depth.
-fn all_spans(args: &Args, programs: &Programs) -> Result<Set> {
+/// the last depth. A path whose trace cannot be read is left out.
+fn all_spans(args: &Args, programs: &Programs, left_out: &mut Vec<String>) -> Set {
     let mut set = Set::default();
-    let first = args.depths.first().copied();
-    let last = args.depths.last().copied().filter(|last| Some(*last) != first);
     let mut costs = Vec::new();
+    let (first, last) = (args.depths.first(), args.depths.last());
+    let depths: Vec<u16> =
+        first.into_iter().chain(last.filter(|_| first != last)).copied().collect();
+    let mut tell = |name: &str, result: Result<()>| {
+        let line = |why| format!("stages of {name}: {why:#}");
+        left_out.extend(result.err().map(line));
+    };
     for &who in &args.servers.who {
-        let subject = Subject::start(who, programs, Storage::Device(Speed::Null), 1)
-            .with_context(|| format!("starting {}", who.name()))?;
-        for depth in first.into_iter().chain(last) {
-            let (spans, plain) = spans_of(args, &subject, depth)
-                .with_context(|| format!("tracing {} at depth {depth}", who.name()))?;
-            let cost = spans.each_event(plain);
-            costs.push(cost);
-            spans.add_to(&mut set, who.name(), depth, cost);
-        }
+        tell(who.name(), server_spans(args, programs, who, &depths, &mut set, &mut costs));
     }
-    if !fio::installed() || costs.is_empty() {
-        return Ok(set);
+    if fio::installed() && !costs.is_empty() {
+        let cost = median(costs);
+        tell(Engine::UringFixed.name(), bare_spans(&depths, cost, &mut set));
     }
-    let cost = median(costs);
+    set
+}
+
+/// Adds the stages of a server, and the costs of events.
+fn server_spans(
+    args: &Args,
+    programs: &Programs,
+    who: Who,
+    depths: &[u16],
+    set: &mut Set,
+    costs: &mut Vec<f64>,
+) -> Result<()> {
+    let subject = Subject::start(who, programs, Storage::Device(Speed::Null), 1)?;
+    for &depth in depths {
+        let (spans, plain) = spans_of(args, &subject, depth)?;
+        let cost = spans.each_event(plain);
+        costs.push(cost);
+        spans.add_to(set, who.name(), depth, cost);
+    }
+    Ok(())
+}
+
+/// Adds the stages of fio; an event costs as much as those of servers.
+fn bare_spans(depths: &[u16], cost: f64, set: &mut Set) -> Result<()> {
     let device = null_blk("bench-bare", 1024, 1, Speed::Null)?;
-    for depth in first.into_iter().chain(last) {
+    let engine = Engine::UringFixed;
+    for &depth in depths {
         let tracing = tracing_of_all()?;
         tracing.begin()?;
-        let load = Load::random_reads(depth);
-        bare::count(device.device(), &load, Engine::UringFixed, TRACED_IOS)?;
+        bare::count(device.device(), &Load::random_reads(depth), engine, TRACED_IOS)?;
         let trace = tracing.finish()?;
         let fio: HashSet<u32> = trace.tasks_of("fio").into_iter().collect();
         let tasks = Tasks { server: fio.clone(), client: fio };
-        Spans::of(&trace, &tasks)?.add_to(&mut set, Engine::UringFixed.name(), depth, cost);
+        Spans::of(&trace, &tasks)?.add_to(set, engine.name(), depth, cost);
     }
-    Ok(set)
+    Ok(())
 }
 
 /// The stages of a server, and the instructions of a request without a trace.
@@ -216,8 +236,10 @@ fn spans_of(args: &Args, subject: &Subject, depth: u16) -> Result<(Spans, f64)> 
     let server = subject.tasks()?.into_iter().collect();
     let client = notes.iter().map(|notes| notes.task).collect();
     let mut tasks = Tasks { server, client };
-    // The workers of vhost-scsi are threads of this process.
-    tasks.server.retain(|task| !tasks.client.contains(task));
+    if subject.who == Who::VhostScsi {
+        // Threads of the kernel that belong to no process submit its I/O.
+        tasks.server.extend(trace.tasks_that_queue());
+    }
     Ok((Spans::of(&trace, &tasks)?, each(&plain)))
 }
 

@@ -137,6 +137,10 @@ pub fn run(args: &Args) -> Result<()> {
     let mut args = args.clone();
     let (mut programs, _folder) = args.servers.programs()?;
     let mut results = Results { setup: setup::describe(), ..Results::default() };
+    if let Err(why) = tracing() {
+        results.leave_out(format!("all: {why:#}"));
+        args.storages.clear();
+    }
     let file = args.file(&mut results)?;
     programs.disk = file.as_ref().map_or_else(PathBuf::new, |file| file.path().to_owned());
     for &storage in &args.storages {

@@ -63,6 +63,12 @@ impl Trace {
         Ok(trace)
     }
 
+    /// The tasks that bring I/Os to the block layer.
+    pub(crate) fn tasks_that_queue(&self) -> impl Iterator<Item = u32> {
+        let queues = self.events.iter().filter(|event| matches!(event.what, What::Queue(..)));
+        queues.map(|event| event.task)
+    }
+
     /// The tasks of a command.
     pub(crate) fn tasks_of(&self, command: &str) -> Vec<u32> {
         let is_its = |(_, known): &(&u32, &String)| *known == command;
@@ -170,6 +176,7 @@ mod tests {
         assert_eq!(found, expected);
         assert_eq!((trace.tasks_of("bench"), trace.tasks_of("fio")), (vec![77], vec![]));
         assert_eq!(trace.tasks_of("vhost-blk-0-a b"), [1234]);
+        assert_eq!(trace.tasks_that_queue().collect::<Vec<_>>(), [12]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use kit::report::Report;
 
 use super::generator::{Generator, Operation};
 use super::load::{Length, Load};
-use super::report::{INSTRUCTIONS, NO_IO, section};
+use super::report::{CALLS, INSTRUCTIONS, NO_IO, section};
 use super::{DISK_BYTES, RAM, Work, compare, goals, point_of, setup};
 use crate::guest::machine::Machine;
 use crate::guest::machine::backing::Backing;
@@ -104,8 +104,10 @@ fn floors(work: &[Work<'_>], args: &Args, set: &mut Set) -> Result<()> {
             disk.wait_for_block()?;
             let nothing = Generator { operation: Operation::Nop, ..generator };
             let run = nothing.run(&disk.path()?, args.requests)?;
-            let each = run.elapsed.as_nanos() as f64 / run.requests as f64;
-            set.add(NO_IO, &point_of(work), vec![(INSTRUCTIONS, each)]);
+            let each = |count: f64| count / run.requests as f64;
+            let instructions = each(run.elapsed.as_nanos() as f64);
+            let figures = vec![(INSTRUCTIONS, instructions), (CALLS, each(run.calls as f64))];
+            set.add(NO_IO, &point_of(work), figures);
         }
     }
     Ok(())
