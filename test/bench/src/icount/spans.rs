@@ -28,6 +28,8 @@ const COMPLETION: &str = "completion, used";
 const NOTIFY: &str = "notify";
 const SWITCH: &str = "sleep, wake-up";
 const OTHERS: &str = "others";
+/// The clock goes on while no task runs: no stage.
+const IDLE: &str = "idle";
 
 /// The stages, in the order of a request.
 pub(crate) const STAGES: [&str; 9] =
@@ -39,7 +41,7 @@ const METHOD: &str = "Instructions of each request in each stage, 4 KiB random r
     outside of its kick; `kick`: its write to the eventfd; `chain, request`: the server until it \
     submits; `submit`: in the call that submits, until the block layer; `device`: block layer and \
     null_blk; `completion, used`: from the completion on, and the server until it calls; `notify`: \
-    the call; `sleep, wake-up`: the rest of the server's system calls; `others`: other tasks. Where a \
+    the call; `sleep, wake-up`: the rest of the server's system calls; `others`: other tasks; idle time is left out. Where a \
     server makes no call between completions and the next requests, `completion, used` is part of \
     `chain, request`. vhost-scsi has no events of its own: all until the block layer is `submit`, all \
     after it `completion, used`. An event costs instructions, which are taken off.";
@@ -168,6 +170,7 @@ impl Place<'_> {
             (true, _) => self.of_server(task, call, from, to),
             (false, true) if call == Some(libc::SYS_write) => KICK,
             (false, true) => CLIENT,
+            (false, false) if task == 0 => IDLE,
             (false, false) => OTHERS,
         }
     }
@@ -221,7 +224,6 @@ mod tests {
 
     const SERVER: u32 = 1;
     const DRIVER: u32 = 2;
-    const IDLE: u32 = 0;
     const WAIT: i64 = 426;
 
     fn tasks() -> Tasks {
@@ -325,9 +327,14 @@ mod tests {
     #[test]
     fn other_tasks_are_told_and_a_trace_without_requests_is_an_error() {
         let queue = (SERVER, What::Queue((8, 0), 0, 8));
-        let spans =
-            of(vec![queue.clone(), (SERVER, What::Switch(IDLE)), (IDLE, What::Exit), queue]);
-        assert_eq!(spans.stages[OTHERS].0, 20.0);
+        let [other, idle] = [9, 0].map(|task| {
+            let away = (SERVER, What::Switch(task));
+            of(vec![queue.clone(), away, (task, What::Exit), queue.clone()])
+        });
+        assert_eq!((other.stages[OTHERS].0, idle.stages[IDLE].0), (20.0, 20.0));
+        let mut set = Set::default();
+        idle.add_to(&mut set, "a", 1, 0.0);
+        assert!(set.rows().iter().all(|row| row.label(PART) != IDLE));
         assert!(Spans::of(&Trace::default(), &tasks()).is_err());
     }
 }
