@@ -5,7 +5,7 @@
 # guests, the guest's driver. Prints the tables; leaves them and the JSON form in a folder. With the
 # folder of an earlier run, a goal that was met there and is missed or not judged now is a failure.
 #
-#   bench-lab.sh [--quick] [--baseline EARLIER-FOLDER] [--only host|loads|queues|icount|nested|guest|guest-icount]... [FOLDER]
+#   bench-lab.sh [--quick] [--baseline EARLIER-FOLDER] [--only host|loads|queues|icount|stages|nested|guest|guest-icount]... [FOLDER]
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ while [ $# -gt 0 ]; do
         --only)
             shift
             case ${1:-} in
-                host | loads | queues | icount | nested | guest | guest-icount) only="$only $1" ;;
+                host | loads | queues | icount | stages | nested | guest | guest-icount) only="$only $1" ;;
                 *) echo "bench-lab: --only takes a part, not '${1:-}'" >&2; exit 2 ;;
             esac
             ;;
@@ -59,10 +59,11 @@ measure() {
 }
 
 measure icount --icount /lab/bin/bench icount --check
-measure host "" /lab/bin/bench host --op randread,randwrite ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
-measure loads "" /lab/bin/bench host --all-loads --queues 1 --slow-us 80 --rounds "${quick:-3}" --seconds 0.4
+measure host "--nvme" /lab/bin/bench host --op randread,randwrite ${quick:+--rounds 2 --seconds 0.4 --depth 1,32}
+measure loads "--nvme" /lab/bin/bench host --all-loads --queues 1 --slow-us 80 --rounds "${quick:-3}" --seconds 0.4
 measure queues "--vcpus 4" /lab/bin/bench host --op randread,randwrite --queues 1,2,4 --depth 32 --mode event \
     ${quick:+--rounds 2 --seconds 0.4}
+measure stages "--nvme" /lab/bin/bench timeline --storage null_blk,80us,brd,nvme ${quick:+--seconds 0.4 --warm-up 0.7}
 measure nested "--machine nested" /lab/bin/cases nested-bench ${quick:+--rounds 2 --seconds 0.7 --depth 1,32 --rw randread}
 measure guest-icount "--machine guest --icount" /lab/bin/cases guest-icount ${quick:+--rounds 1 --requests 3000}
 measure guest "--machine guest" /lab/bin/cases guest-bench ${quick:+--rounds 2 --seconds 0.4}

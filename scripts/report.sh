@@ -29,6 +29,8 @@ cargo build --release -p vhost-blk -p bench
 cargo run --quiet --release -p bench -- --all-loads --storage file,disk,null --json "$raw/native.json" \
     --syscalls ${quick:+--quick --size-mib 256} ${ARGS:-} >"$raw/native.md"
 failed=0
+# The other folder of a real disk, if ARGS names one.
+dir=$(echo " ${ARGS:-} " | sed -n 's/.* --dir[ =]\([^ ]*\) .*/--dir=\1/p')
 # other NAME OPTIONS...: a further part without a VM; a failure does not stop the others
 other() {
     name=$1
@@ -38,6 +40,8 @@ other() {
 }
 other density ${quick:+--disks 1,16,64 --rounds 1 --seconds 1}
 other operations ${quick:+--disks 1,16 --windows 6}
+# shellcheck disable=SC2086 # the option and its value
+other timeline $dir ${quick:+--seconds 0.3 --warm-up 0.7 --size-mib 256}
 if [ "$parts" = all ]; then
     scripts/setup.sh build lab
     cargo build --release -p lab -p cases

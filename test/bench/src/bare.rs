@@ -108,6 +108,17 @@ fn job(file: &Path, load: &Load, engine: Engine, cpus: &[usize], seconds: f64) -
     job.with(&format!("--cpus_allowed={}", list.join(",")))
 }
 
+/// Runs so many requests of a load.
+///
+/// # Errors
+/// fio cannot run it.
+pub(crate) fn count(file: &Path, load: &Load, engine: Engine, ios: u64) -> Result<()> {
+    let words = format!("{} {} --direct=1", operation(load), engine.options(load));
+    let job = Job::new("bare", &file.display().to_string()).with(&words);
+    let job = job.with(&format!("--norandommap --number_ios={ios}"));
+    job.measure(Duration::from_secs_f64(GRACE_S)).map(drop)
+}
+
 /// Measures once, with the operation, the blocks and the depth of a load; fio runs on these CPUs.
 pub fn measure(
     file: &Path,

@@ -15,7 +15,7 @@ use crate::cpu;
 use crate::load::{Chains, Load, Op, Outcome};
 use crate::vhost_scsi::ScsiSession;
 use crate::wire::{Wire, memory_bytes};
-use crate::worker::{SILENCE_LIMIT, Until, Worker};
+use crate::worker::{Notes, SILENCE_LIMIT, Until, Worker};
 
 /// A run of counted requests may take this long (under emulation).
 const COUNTED_RUN_LIMIT: Duration = Duration::from_secs(600);
@@ -79,6 +79,18 @@ impl Client {
     /// Runs all queues for a time, each on a thread, and adds up.
     pub fn run(&mut self, duration: Duration, cpus: &[usize]) -> Result<Outcome> {
         self.run_until(Until::Time(duration), cpus)
+    }
+
+    /// Runs all queues; gives their notes as well.
+    pub(crate) fn run_noted(
+        &mut self,
+        until: Until,
+        cpus: &[usize],
+    ) -> Result<(Outcome, Vec<Notes>)> {
+        self.workers.iter_mut().for_each(|worker| worker.notes = Some(Notes::default()));
+        let outcome = self.run_until(until, cpus);
+        let notes = self.workers.iter_mut().filter_map(|worker| worker.notes.take()).collect();
+        Ok((outcome?, notes))
     }
 
     /// Runs all queues, each on a thread, and adds up.

@@ -36,7 +36,8 @@ pub fn pin_vhost(pid: u32, cpus: &[usize]) -> Result<()> {
     Ok(())
 }
 
-fn vhost_tasks(pid: u32) -> Result<Vec<u32>> {
+/// Numbers of the vhost workers among the threads of a process.
+pub(crate) fn vhost_tasks(pid: u32) -> Result<Vec<u32>> {
     let is_worker = |task: &u32| {
         let name = fs::read_to_string(format!("/proc/{pid}/task/{task}/comm"));
         name.is_ok_and(|name| name.starts_with("vhost-"))

@@ -15,6 +15,18 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// `linux/magic.h`.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
+/// A folder on a real disk: the given one, or the project's in the cache folder.
+pub(crate) fn folder(given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(folder) = given {
+        return Ok(folder.to_owned());
+    }
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
+    let cache = cache.context("neither XDG_CACHE_HOME nor HOME is set: give --dir")?;
+    Ok(cache.join("vhost-blk"))
+}
+
 /// Makes a file of `size_bytes` (rounded down to whole MiB), written with data that does not
 /// compress to nothing.
 pub fn create(folder: &Path, size_bytes: u64) -> Result<NamedTempFile> {

@@ -25,6 +25,8 @@ pub mod setup;
 pub mod significance;
 pub mod socket;
 mod syscalls;
+pub mod timeline;
+mod tracing;
 pub mod vhost_scsi;
 pub mod wire;
 pub mod worker;

@@ -26,6 +26,8 @@ enum Command {
     Density(bench::density::Args),
     /// Measure how long a busy driver waits during upgrades, snapshots, commits and other operations
     Operations(bench::operations::Args),
+    /// Trace where requests spend their time, of all servers and of bare fio (root)
+    Timeline(bench::timeline::Args),
     /// Measure one server that is already running
     Socket(bench::socket::Args),
     /// Compare inside of a lab VM, as root: both data planes, qemu-storage-daemon, vhost-scsi
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Some(Command::Report(args)) => bench::page::run(&args),
         Some(Command::Density(args)) => bench::density::run(&args),
         Some(Command::Operations(args)) => bench::operations::run(&args),
+        Some(Command::Timeline(args)) => bench::timeline::run(&args),
         Some(Command::Socket(args)) => bench::socket::run(&args),
         Some(Command::Host(args)) => bench::host::run(&args),
         Some(Command::Icount(args)) => bench::icount::run(&args),

@@ -10,6 +10,9 @@ use crate::server::Storage;
 /// Bytes of the requests that have goals.
 pub(crate) const GOAL_BYTES: u32 = 4096;
 
+/// Requests in flight of every quick report, and of two queues.
+pub(crate) const EVERY_DEPTH: &[u16] = &[1, 4, 32, 128];
+
 const KIB: u32 = 1 << 10;
 
 /// A load, at its depths.
@@ -72,7 +75,7 @@ fn of(ops: &[Op], block_sizes: &[u32], depths: &[u16], modes: &[Mode]) -> Vec<Sh
 /// All loads of the report; fewer points if it is to be quick.
 fn all(quick: bool) -> Vec<Shape> {
     let few = |few: &'static [u16], many: &'static [u16]| if quick { few } else { many };
-    let every = few(&[1, 4, 32, 128], &[1, 4, 16, 32, 64, 128]);
+    let every = few(EVERY_DEPTH, &[1, 4, 16, 32, 64, 128]);
     let random = Shape::event(Op::Randread, GOAL_BYTES, every);
     vec![
         Shape { modes: vec![Mode::Event, Mode::Spin], ..random },

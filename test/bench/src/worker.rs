@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use driver::{Area, Queue};
 use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_gettime};
 use virtio_spec::blk::SECTOR_BYTES;
 use virtio_spec::features::{F_EVENT_IDX, F_INDIRECT_DESC, bit};
 
@@ -35,9 +36,28 @@ fn mixed_starts(blocks: u64, greatest: u32) -> u64 {
     (blocks - 1) * u64::from(greatest / MIXED_ALIGN) + 1
 }
 
+/// The notes of a worker in a run, for a time line.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes {
+    /// The number of its thread.
+    pub(crate) task: u32,
+    /// Nanoseconds of CLOCK_MONOTONIC, and the requests that became available then.
+    pub(crate) available: Vec<(u64, u64)>,
+    /// The times at which it saw the end of each request.
+    pub(crate) seen: Vec<u64>,
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC, which the kernel's trace has, too.
+fn monotonic() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// A queue and all its requests, laid out.
 pub(crate) struct Worker {
     pub(crate) index: u64,
+    /// The notes of the next run; none: it notes nothing.
+    pub(crate) notes: Option<Notes>,
     wire: Wire,
     queue: Queue,
     slots: Area,
@@ -87,6 +107,7 @@ impl Worker {
         }
         Ok(Self {
             index,
+            notes: None,
             wire,
             slots,
             data: data.gpa(),
@@ -184,17 +205,22 @@ impl Worker {
             Until::Time(duration) => (Some(begin + duration), u64::MAX),
             Until::Ios(ios) => (None, ios),
         };
+        if let Some(notes) = &mut self.notes {
+            notes.task = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        }
         self.quiet_calls();
         for slot in 0..self.load.depth {
             self.add(slot, now)?;
         }
-        self.show();
+        self.show(u64::from(self.load.depth));
         while self.queue.in_flight() > 0 {
             let left = ios_max.saturating_sub(ios);
+            let before = self.queue.in_flight();
             let (taken, done) = self.reap(&mut now, end, left, &mut latency_ns)?;
             if taken > 0 {
                 (ios, last, polls) = (ios + done, now, 0);
-                self.show();
+                let added = self.queue.in_flight() as u64 + taken - before as u64;
+                self.show(added);
             } else if self.load.mode == Mode::Spin {
                 std::hint::spin_loop();
                 polls += 1;
@@ -227,6 +253,9 @@ impl Worker {
                 *now = Instant::now();
             }
             taken += 1;
+            if let Some(notes) = &mut self.notes {
+                notes.seen.push(monotonic());
+            }
             let slot = self.slot_of[usize::from(used.id)];
             self.wire.check(&self.slots, usize::from(slot) * self.wire.slot_bytes())?;
             if self.load.op == Op::Writeflush && self.kinds[usize::from(slot)] == Kind::Write {
@@ -243,7 +272,10 @@ impl Worker {
     }
 
     #[inline]
-    fn show(&mut self) {
+    fn show(&mut self, added: u64) {
+        if let Some(notes) = self.notes.as_mut().filter(|_| added > 0) {
+            notes.available.push((monotonic(), added));
+        }
         self.queue.publish();
         self.queue.kick_if_asked();
     }

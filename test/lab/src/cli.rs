@@ -130,6 +130,9 @@ pub struct MachineArgs {
     /// One CPU for which an instruction takes a nanosecond: times become path lengths.
     #[arg(long)]
     pub icount: bool,
+    /// Further NVMe disks, of zeros, and poll queues for all of them.
+    #[arg(long)]
+    pub nvme: bool,
     /// A folder with the modules to load; by default this checkout's are built.
     #[arg(long)]
     pub modules: Option<PathBuf>,
@@ -241,7 +244,7 @@ impl SoakArgs {
 impl MachineArgs {
     pub fn shape(&self, machine: Machine) -> VmShape {
         let vcpus = self.vcpus.unwrap_or(machine.vcpus());
-        VmShape { machine, vcpus, memory_mib: self.memory, icount: self.icount }
+        VmShape { machine, vcpus, memory_mib: self.memory, icount: self.icount, nvme: self.nvme }
     }
 
     pub fn prepare(&self, kernel: KernelName, machine: Machine) -> Result<(VmBase, Payload)> {

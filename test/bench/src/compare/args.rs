@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args as ClapArgs;
 use kit::fio;
 
@@ -15,8 +15,8 @@ use crate::cpu::{self, CpuList};
 use crate::load::{Chains, Load, Mode, Op};
 use crate::plan::{self, Shape};
 use crate::server::{FRAGMENTED_MIN, Settings, Spec, Storage, is_bare, is_ours};
-use crate::setup;
 use crate::syscalls::Syscalls;
+use crate::{disk, setup};
 
 /// Options of a comparison.
 #[derive(Clone, Debug, ClapArgs)]
@@ -152,16 +152,14 @@ impl Args {
         self.loads.shapes(&self.depths, self.quick)
     }
 
+    /// Requests in flight on each of two queues.
+    pub(super) fn scaling_depths(&self) -> Vec<u16> {
+        if self.loads.all_loads { plan::EVERY_DEPTH.to_vec() } else { self.depths.clone() }
+    }
+
     /// The folder on a real disk.
     pub(super) fn dir(&self) -> Result<PathBuf> {
-        if let Some(dir) = &self.dir {
-            return Ok(dir.clone());
-        }
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
-        let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
-        let dir = cache.context("neither XDG_CACHE_HOME nor HOME is set: give --dir")?;
-        Ok(dir.join("vhost-blk"))
+        disk::folder(self.dir.as_deref())
     }
 
     /// The load of one point of a shape on one queue.

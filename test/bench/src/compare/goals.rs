@@ -25,6 +25,9 @@ use crate::syscalls::SYSCALLS;
 const SCALING_MIN: f64 = 1.9;
 const SCALING_SHARED_MIN: f64 = 1.5;
 
+/// The depth of this goal, of all that are measured.
+const SCALING_DEPTH: u16 = 32;
+
 /// On a real disk, at every depth: least rate over the best of qemu-storage-daemon.
 const DISK_MIN: f64 = 1.15;
 
@@ -169,8 +172,12 @@ fn syscalls_against_qsd(points: &Set, ours: &Row) -> Option<Goal> {
     Some(Goal::below(name, ours.over(best, SYSCALLS), 1.0).over(&best.subject))
 }
 
+/// The goals of two queues, at the depth 32 or the deepest one below.
 fn two_queues(scaling: &Set) -> impl Iterator<Item = Goal> {
-    scaling.of(OURS).filter(|row| row.label("queues") == "1").filter_map(|one| {
+    let depth = |row: &Row| row.label("depth").parse().unwrap_or(0_u16);
+    let judged = scaling.of(OURS).map(depth).filter(|depth| *depth <= SCALING_DEPTH).max();
+    let is_judged = move |row: &&Row| row.label("queues") == "1" && Some(depth(row)) == judged;
+    scaling.of(OURS).filter(is_judged).filter_map(|one| {
         let mut point = one.point.clone();
         point.insert("queues".to_owned(), "2".to_owned());
         let two = scaling.at(OURS, &point)?;
@@ -339,6 +346,20 @@ mod tests {
         let goals = judge(&Set::default(), &scaling, &Set::default());
         assert_eq!(goals.len(), 1);
         assert_eq!((goals[0].measured, goals[0].met), (1.4, false));
+    }
+
+    #[test]
+    fn two_queues_have_their_goal_at_one_depth() {
+        let mut scaling = Set::default();
+        for (depth, gain) in [(1, 1.0), (32, 1.8), (128, 1.1)] {
+            for (queues, rate) in [(1, 10.0), (2, 10.0 * gain)] {
+                let labels: [(&str, &dyn std::fmt::Display); 3] =
+                    [("storage", &"null"), ("queues", &queues), ("depth", &depth)];
+                scaling.add(OURS, &point(&labels), vec![(IOPS, rate)]);
+            }
+        }
+        let goals = judge(&Set::default(), &scaling, &Set::default());
+        assert_eq!(goals.iter().map(|goal| goal.measured).collect::<Vec<_>>(), [1.8]);
     }
 
     #[test]

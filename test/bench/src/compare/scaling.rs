@@ -14,7 +14,7 @@ use crate::server::{Spec, Storage};
 pub(super) const METHOD: &str = "One queue: server and client share one core. Two queues: the \
     server may use two cores, and the client's thread of each queue is pinned to one of them. With \
     four cores also `apart`: the server has one or two, and the client as many others. The client \
-    sleeps on the call eventfd. A server that scales doubles its rate.";
+    sleeps on the call eventfd. A server that scales doubles its rate; the goal is that of the depth 32.";
 
 /// Label of the rows whose client and server have cores of their own.
 pub(super) const CPUS: &str = "CPUs";
@@ -30,17 +30,18 @@ pub(super) fn measure(
 ) -> Result<()> {
     for (queues, is_apart) in [(1_u16, false), (2, false), (1, true), (2, true)] {
         let Some((cpus, client_cpus)) = cpus(usable, queues.into(), is_apart) else { continue };
-        let depth = args.depths.iter().copied().max().unwrap_or(32);
-        let load = Load { queues, cpus: client_cpus.to_vec(), ..args.load(Mode::Event, depth) };
-        let mut point = point_of(storage, &load);
-        if is_apart {
-            point.insert(CPUS.to_owned(), APART.to_owned());
-        }
         let servers = specs.iter().map(|s| s.start(cpus)).collect::<Result<Vec<_>>>()?;
         for round in 0..args.rounds() {
-            for server in in_turn(&servers, round) {
-                let figures = sample(args, server, &load, cpus)?;
-                set.add(&server.name, &point, figures);
+            for depth in args.scaling_depths() {
+                let client_cpus = client_cpus.to_vec();
+                let load = Load { queues, cpus: client_cpus, ..args.load(Mode::Event, depth) };
+                let mut point = point_of(storage, &load);
+                if is_apart {
+                    point.insert(CPUS.to_owned(), APART.to_owned());
+                }
+                for server in in_turn(&servers, round) {
+                    set.add(&server.name, &point, sample(args, server, &load, cpus)?);
+                }
             }
         }
     }

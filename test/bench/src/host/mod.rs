@@ -54,6 +54,9 @@ pub struct Args {
     /// Microseconds that each request takes on the slow devices; 0: no slow device
     #[arg(long, value_delimiter = ',', default_value = "10,80,200")]
     slow_us: Vec<u32>,
+    /// Only these devices, by their names in the tables [default: all]
+    #[arg(long = "device", value_name = "NAME")]
+    devices: Vec<String>,
     #[command(flatten)]
     servers: Servers,
     /// Also write everything as JSON
@@ -66,7 +69,7 @@ pub struct Args {
 /// The load and the place of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Spot {
-    speed: Speed,
+    storage: Storage,
     op: Op,
     block_bytes: u32,
     mode: Mode,
@@ -81,7 +84,7 @@ impl Spot {
         let Self { op, block_bytes, mode, queues, depth, .. } = self;
         let cpus = if self.shared_cpus { "shared" } else { "apart" };
         point(&[
-            ("device", &self.speed.name()),
+            ("device", &self.storage.name()),
             ("load", op),
             ("block", block_bytes),
             ("client", mode),
@@ -105,6 +108,7 @@ struct Results {
     setup: Vec<(String, String)>,
     points: Set,
     idle: Set,
+    left_out: Vec<String>,
 }
 
 impl Spot {
@@ -125,9 +129,23 @@ impl Spot {
 }
 
 impl Args {
-    fn speeds(&self) -> Vec<Speed> {
+    /// The devices; tells those that this machine lacks.
+    fn devices(&self, left_out: &mut Vec<String>) -> Vec<Storage> {
         let slow = self.slow_us.iter().filter(|&&us| us > 0).map(|&us| Speed::Slow(us));
-        [Speed::Null, Speed::Polled].into_iter().chain(slow).collect()
+        let speeds = [Speed::Null, Speed::Polled].into_iter().chain(slow).map(Storage::Device);
+        let mut devices: Vec<Storage> = speeds.collect();
+        for storage in [Storage::Ram, Storage::Nvme] {
+            match storage.is_possible() {
+                Ok(()) => devices.push(storage),
+                Err(why) => {
+                    let line = format!("{}: {why:#}", storage.name());
+                    eprintln!("bench: {line}");
+                    left_out.push(line);
+                }
+            }
+        }
+        devices.retain(|device| self.devices.is_empty() || self.devices.contains(&device.name()));
+        devices
     }
 
     fn duration(&self) -> Duration {
@@ -145,9 +163,9 @@ pub fn run(args: &Args) -> Result<()> {
     for program in [ours.as_str(), "qemu-storage-daemon"] {
         results.setup.push((program.to_owned(), setup::version(program)));
     }
-    for speed in args.speeds() {
+    for storage in args.devices(&mut results.left_out) {
         for &queues in &args.queues {
-            compare(&args, &programs, speed, queues, &mut results)?;
+            compare(&args, &programs, storage, queues, &mut results)?;
         }
     }
     let report = report(results);
@@ -156,8 +174,9 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn report(results: Results) -> Report {
-    let Results { setup, points, idle } = results;
+    let Results { setup, points, idle, left_out } = results;
     let mut report = Report::new("Host side alone: set-up", setup);
+    report.left_out = left_out;
     report.sections.push(Section::new("Measurements", METHOD, &points, &columns(&points)));
     let columns = [Column::subject("server"), Column::median("CPU %", IDLE_CPU, 1.0, 3)];
     report.sections.push(Section::new("Idle, a client connected", "", &idle, &columns));
@@ -190,24 +209,24 @@ fn columns(set: &Set) -> Vec<Column<'_>> {
 fn compare(
     args: &Args,
     programs: &Programs,
-    speed: Speed,
+    storage: Storage,
     queues: u16,
     results: &mut Results,
 ) -> Result<()> {
     let start = |&who: &Who| {
-        Subject::start(who, programs, Storage::Device(speed), queues)
+        Subject::start(who, programs, storage, queues)
             .with_context(|| format!("starting {}", who.name()))
     };
-    let subjects = args.servers.on(speed).iter().map(start).collect::<Result<Vec<_>>>()?;
+    let subjects = args.servers.on(storage).iter().map(start).collect::<Result<Vec<_>>>()?;
     if subjects.is_empty() {
         return Ok(());
     }
-    let device = speed.name();
+    let device = storage.name();
     for subject in subjects.iter().filter(|_| queues == 1) {
         let name = format!("{}, {device}", subject.who.name());
         results.setup.push((name, subject.command_line.clone()));
     }
-    let spots = spots(args, speed, queues)?;
+    let spots = spots(args, storage, queues)?;
     let with_fio = queues == 1 && fio::installed();
     for round in 0..args.rounds {
         for spot in &spots {
@@ -218,14 +237,14 @@ fn compare(
             }
         }
         for spot in bare_spots(&spots).filter(|_| with_fio) {
-            for engine in engines(speed) {
+            for engine in engines(storage) {
                 let figures = bare(args, &subjects[0], spot, engine)?;
                 results.points.add(engine.name(), &spot.bare(), figures);
             }
         }
         eprintln!("bench: {device}, {queues} queues, round {} of {}", round + 1, args.rounds);
     }
-    if speed == Speed::Null && queues == 1 {
+    if storage == Storage::Device(Speed::Null) && queues == 1 {
         for subject in &subjects {
             results.idle.add(subject.who.name(), &Point::new(), idle(args, subject)?);
         }
@@ -235,14 +254,14 @@ fn compare(
 
 /// The points to measure. One queue: client and server on separate CPUs, and once on a shared one.
 /// More queues: shared CPUs only.
-fn spots(args: &Args, speed: Speed, queues: u16) -> Result<Vec<Spot>> {
+fn spots(args: &Args, storage: Storage, queues: u16) -> Result<Vec<Spot>> {
     let cpus = cpu::usable()?.len();
     let mut spots = Vec::new();
     for Shape { op, block_bytes, depths, modes } in args.loads.shapes(&args.depths, true) {
         for (&depth, &mode) in depths.iter().flat_map(|depth| modes.iter().map(move |m| (depth, m)))
         {
             let spot =
-                |shared_cpus| Spot { speed, op, block_bytes, mode, queues, depth, shared_cpus };
+                |shared_cpus| Spot { storage, op, block_bytes, mode, queues, depth, shared_cpus };
             if queues == 1 {
                 spots.push(spot(false));
             }
@@ -294,9 +313,12 @@ fn sample(args: &Args, subject: &Subject, spot: &Spot) -> Result<Figures> {
 }
 
 /// The engines of bare fio. fio sleeps until a completion, or does not.
-fn engines(speed: Speed) -> Vec<Engine> {
-    match speed {
-        Speed::Polled => vec![Engine::UringPolled],
+fn engines(storage: Storage) -> Vec<Engine> {
+    match storage {
+        Storage::Device(Speed::Polled) => vec![Engine::UringPolled],
+        _ if storage.is_polled() => {
+            Engine::SLEEPING.into_iter().chain([Engine::UringPolled]).collect()
+        }
         _ => Engine::SLEEPING.into_iter().chain([Engine::UringSpin]).collect(),
     }
 }

@@ -87,15 +87,20 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// The servers that are measured on a device of this speed.
-    pub(super) fn on(&self, speed: Speed) -> Vec<Who> {
+    /// The servers that are measured on a device.
+    pub(super) fn on(&self, storage: Storage) -> Vec<Who> {
         let mut who = self.who.clone();
-        match speed {
-            Speed::Polled => {
-                let pair = |who: &Who| Some([*who, who.by_interrupts()?]);
-                return who.iter().filter_map(pair).flatten().collect();
+        let interrupts = || self.who.iter().filter_map(|who| who.by_interrupts());
+        match storage {
+            // null_blk takes no time, and so has no interrupt that peers would wait for.
+            Storage::Device(Speed::Polled) => {
+                who.retain(|who| who.by_interrupts().is_some());
+                who.extend(interrupts());
             }
-            Speed::Null if who.contains(&Who::Kernel) => who.push(Who::KernelPlain),
+            Storage::Nvme => who.extend(interrupts()),
+            Storage::Device(Speed::Null) if who.contains(&Who::Kernel) => {
+                who.push(Who::KernelPlain);
+            }
             _ => {}
         }
         who
@@ -114,7 +119,8 @@ impl Servers {
         }
         let ours_args = self.ours_arg.clone();
         let path = folder.path().to_owned();
-        Ok((Programs { ours, ours_args, folder: path, polling: true }, folder))
+        let disk = PathBuf::new();
+        Ok((Programs { ours, ours_args, folder: path, disk, polling: true }, folder))
     }
 }
 
@@ -127,6 +133,8 @@ pub struct Programs {
     pub ours_args: Vec<String>,
     /// Folder for sockets and logs.
     pub folder: PathBuf,
+    /// The file on a real disk, which servers share in turn; empty: none.
+    pub disk: PathBuf,
     /// True if servers may poll before they sleep, which is their default.
     pub polling: bool,
 }
@@ -152,8 +160,7 @@ enum Server {
 impl Subject {
     /// Makes the storage and starts the server.
     pub fn start(who: Who, programs: &Programs, storage: Storage, queues: u16) -> Result<Self> {
-        let name = format!("bench{}", who as u8);
-        let disk = Disk::new(storage, &name, queues, programs)?;
+        let disk = Disk::new(storage, who as usize, queues, programs)?;
         let (server, command_line) = match who {
             Who::VhostScsi => scsi(disk.path())?,
             _ => daemon(who, programs, &disk, queues)?,
@@ -185,6 +192,14 @@ impl Subject {
             // Since Linux 6.4 the workers of its vhost device are threads of the process.
             Server::Daemon(daemon) => cpu::times(daemon.id()),
             Server::Scsi { .. } => cpu::vhost_times(std::process::id()),
+        }
+    }
+
+    /// Numbers of the subject's threads; a client must be connected.
+    pub(crate) fn tasks(&self) -> Result<Vec<u32>> {
+        match &self.server {
+            Server::Daemon(daemon) => kit::sched::tasks(daemon.id()),
+            Server::Scsi { .. } => cpu::vhost_tasks(std::process::id()),
         }
     }
 
@@ -258,12 +273,13 @@ fn qsd(
     aio: &str,
 ) -> (String, Vec<String>) {
     let thread = if programs.polling { "" } else { ",poll-max-ns=0" };
+    let driver = if device.is_file() { "file" } else { "host_device" };
     let args = [
         "--object".to_owned(),
         format!("iothread,id=thread{thread}"),
         "--blockdev".to_owned(),
         format!(
-            "driver=host_device,node-name=disk,filename={},aio={aio},cache.direct=on",
+            "driver={driver},node-name=disk,filename={},aio={aio},cache.direct=on",
             device.display()
         ),
         "--export".to_owned(),
@@ -274,4 +290,22 @@ fn qsd(
         ),
     ];
     ("qemu-storage-daemon".to_owned(), args.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_polled_device_has_both_ways_and_nvme_the_peers_too() {
+        let servers =
+            Servers { who: vec![Who::Kernel, Who::Uring, Who::QsdNative], ours_arg: Vec::new() };
+        let both = [Who::Kernel, Who::Uring, Who::KernelInterrupts, Who::UringInterrupts];
+        assert_eq!(servers.on(Storage::Device(Speed::Polled)), both);
+        let nvme = servers.on(Storage::Nvme);
+        assert!(nvme.contains(&Who::QsdNative) && both.iter().all(|who| nvme.contains(who)));
+        assert_eq!(servers.on(Storage::Ram), servers.who);
+        let null = servers.on(Storage::Device(Speed::Null));
+        assert_eq!(null.last(), Some(&Who::KernelPlain));
+    }
 }

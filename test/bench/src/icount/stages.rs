@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Path lengths between the module's trace events.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use kit::metric::{Metric, Set, median, point};
 use kit::report::{Column, Section};
+
+use crate::tracing::{Clock, Event, Trace, Tracing, What};
 
 /// Heading of the section.
 pub const TITLE: &str = "Kernel plane, stage by stage";
@@ -14,64 +13,35 @@ pub const TITLE: &str = "Kernel plane, stage by stage";
 /// The trace events in a request's order, one request in flight.
 const STAGES: [&str; 6] = ["chain", "request", "submit", "completion", "used", "notify"];
 
+/// KiB of the buffer of the trace.
+pub(super) const BUFFER_KIB: u32 = 16 << 10;
+
 /// Instructions from one event to the next.
 pub(crate) const LENGTH: Metric = Metric::new("length", "instructions");
 
-/// Trace events of the module, on until finished or dropped.
-#[derive(Debug)]
-pub(super) struct Tracing {
-    folder: PathBuf,
-}
-
-impl Tracing {
-    pub(super) fn start() -> Result<Self> {
-        let folder = PathBuf::from("/sys/kernel/tracing");
-        if !folder.join("events/vhost_blk").exists() {
-            bail!("{} has no events of vhost_blk: mount tracefs there", folder.display());
-        }
-        let this = Self { folder };
-        // Under -icount the time stamp counter counts instructions; other clocks print microseconds.
-        this.set("trace_clock", "x86-tsc")?;
-        this.set("buffer_size_kb", "4096")?;
-        this.set("trace", "")?;
-        this.set("events/vhost_blk/enable", "1")?;
-        Ok(this)
+/// The module's trace events, by a clock that counts instructions.
+///
+/// # Errors
+/// The module is not loaded, or tracefs cannot be used.
+pub(super) fn tracing() -> Result<Tracing> {
+    let tracing = Tracing::new(Clock::Counter, BUFFER_KIB)?;
+    if !tracing.add("vhost_blk")? {
+        bail!("the kernel has no events of vhost_blk");
     }
-
-    fn set(&self, name: &str, value: &str) -> Result<()> {
-        let path: &Path = &self.folder.join(name);
-        fs::write(path, value).with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    /// Ends tracing; gives the trace.
-    pub(super) fn finish(self) -> Result<String> {
-        self.set("events/vhost_blk/enable", "0")?;
-        Ok(fs::read_to_string(self.folder.join("trace"))?)
-    }
-}
-
-impl Drop for Tracing {
-    fn drop(&mut self) {
-        // Already off if the tracing was finished.
-        let _ = self.set("events/vhost_blk/enable", "0");
-    }
+    Ok(tracing)
 }
 
 /// (stage, instructions so far) of each event.
-fn events(trace: &str) -> Vec<(usize, f64)> {
-    let lines = trace.lines().filter(|line| !line.starts_with('#'));
-    lines
-        .filter_map(|line| {
-            let (before, after) = line.split_once(": vhost_blk_")?;
-            let name = after.split(':').next()?;
-            let stage = STAGES.iter().position(|&stage| stage == name)?;
-            Some((stage, before.split_whitespace().last()?.parse().ok()?))
-        })
-        .collect()
+fn events(trace: &Trace) -> Vec<(usize, f64)> {
+    let stage = |event: &Event| {
+        let What::Module(name) = &event.what else { return None };
+        Some((STAGES.iter().position(|stage| stage == name)?, event.at))
+    };
+    trace.events.iter().filter_map(stage).collect()
 }
 
 /// The table: from each event to the next, the events' own cost taken off.
-pub(super) fn section(trace: &str, plain: f64, traced: f64) -> Result<Section> {
+pub(super) fn section(trace: &Trace, plain: f64, traced: f64) -> Result<Section> {
     let events = events(trace);
     let mut spans: Vec<Vec<f64>> = vec![Vec::new(); STAGES.len()];
     for pair in events.windows(2) {
@@ -123,6 +93,7 @@ mod tests {
                 trace += &format!(" vhost-1-2 [000] ..... {at}: vhost_blk_{stage}: {request}\n");
             }
         }
+        let trace = Trace::parse(&trace).unwrap();
         let section = section(&trace, 54_000.0, 60_000.0).unwrap();
         let row = &section.rows.rows()[0];
         assert_eq!([row.label("from"), row.label("to")], ["chain", "request"]);
@@ -132,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_trace_without_a_stage_is_an_error() {
-        let trace = " a [000] ... 1000001: vhost_blk_chain: x\n";
-        assert!(section(trace, 1.0, 2.0).unwrap_err().to_string().contains("lacks a stage"));
+        let trace = Trace::parse(" a-1 [000] ... 1000001: vhost_blk_chain: x\n").unwrap();
+        assert!(section(&trace, 1.0, 2.0).unwrap_err().to_string().contains("lacks a stage"));
     }
 }

@@ -8,8 +8,8 @@ use plotters::prelude::*;
 
 use crate::server::is_bare;
 
-const WIDTH: u32 = 560;
-const HEIGHT: u32 = 300;
+pub(super) const WIDTH: u32 = 560;
+pub(super) const HEIGHT: u32 = 300;
 /// Stands for the page's colour of text, which the SVG takes over.
 pub(super) const TEXT: RGBColor = RGBColor(1, 2, 3);
 pub(super) const TEXT_IN_SVG: &str = "#010203";
@@ -35,6 +35,7 @@ const COLOURS: &[(&str, RGBColor)] = &[
     ("no guest", RGBColor(130, 130, 130)),
     ("vhost-blk kernel, interrupts", RGBColor(105, 205, 210)),
     ("vhost-blk io_uring, interrupts", RGBColor(135, 175, 250)),
+    ("vhost-blk io_uring, portions of 32", RGBColor(150, 150, 60)),
     ("vhost-blk kernel, plain", RGBColor(150, 150, 60)),
     ("vhost-blk kernel, calls held", RGBColor(105, 205, 210)),
     ("vhost-blk io_uring, calls held", RGBColor(135, 175, 250)),
@@ -95,11 +96,16 @@ fn is_dashed(name: &str) -> bool {
 pub(super) fn svg(chart: &Chart) -> Result<String> {
     let mut text = String::new();
     draw(chart, &mut text).map_err(|error| anyhow!("cannot draw {}: {error}", chart.title))?;
+    Ok(element(&text))
+}
+
+/// A drawing of this size as an element of a page, in the page's colour of text.
+pub(super) fn element(text: &str) -> String {
     let start = text.find("<svg").unwrap_or(0);
     let scaled = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\"");
     // In HTML an SVG needs no name space, and the page sets its width.
     let body = text[start..].split_once('>').map_or("", |(_, body)| body);
-    Ok(format!("{scaled}>{}", body.replace(TEXT_IN_SVG, "currentColor")))
+    format!("{scaled}>{}", body.replace(TEXT_IN_SVG, "currentColor"))
 }
 
 pub(super) type DrawError = Box<dyn std::error::Error>;

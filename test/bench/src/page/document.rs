@@ -6,6 +6,7 @@ use std::fmt::Write;
 use anyhow::Result;
 
 use super::chart::{Chart, css_colour, svg};
+use super::flow::{self, Flow};
 
 /// The style of the page: colours of the reader's choice, no script, nothing from a network.
 const STYLE: &str = include_str!("style.css");
@@ -19,6 +20,7 @@ pub(super) enum Block {
     List(Vec<String>),
     Table(Table),
     Charts(Vec<Chart>),
+    Flows(Vec<Flow>),
 }
 
 /// A table; a cell that is a number is aligned to the right.
@@ -94,6 +96,15 @@ fn write_html(block: &Block, text: &mut String) -> Result<()> {
             }
             text.push_str("</div>\n");
         }
+        Block::Flows(flows) => {
+            text.push_str("<div class=\"charts\">");
+            for flow in flows {
+                let colours =
+                    flow.curves.iter().map(|(stage, _)| (flow::css_colour(stage), *stage));
+                write_figure(&flow.title, &flow::svg(flow)?, colours, text)?;
+            }
+            text.push_str("</div>\n");
+        }
     }
     Ok(())
 }
@@ -118,10 +129,22 @@ fn write_table(table: &Table, text: &mut String) {
 }
 
 fn write_chart(chart: &Chart, text: &mut String) -> Result<()> {
-    let title = escaped(&chart.title);
-    write!(text, "<figure><figcaption>{title}</figcaption>{}<div class=\"legend\">", svg(chart)?)?;
-    for series in &chart.series {
-        let (colour, name) = (css_colour(&series.name), escaped(&series.name));
+    let names = chart.series.iter().map(|series| series.name.as_str());
+    let colours = names.map(|name| (css_colour(name), name));
+    write_figure(&chart.title, &svg(chart)?, colours, text)
+}
+
+/// A drawing with its title, and the meaning of its colours.
+fn write_figure<'a>(
+    title: &str,
+    svg: &str,
+    colours: impl Iterator<Item = (String, &'a str)>,
+    text: &mut String,
+) -> Result<()> {
+    let title = escaped(title);
+    write!(text, "<figure><figcaption>{title}</figcaption>{svg}<div class=\"legend\">")?;
+    for (colour, name) in colours {
+        let name = escaped(name);
         write!(text, "<span><i style=\"background:{colour}\"></i>{name}</span> ")?;
     }
     text.push_str("</div></figure>\n");
@@ -148,6 +171,10 @@ fn write_markdown(block: &Block, text: &mut String) {
         Block::Charts(charts) => {
             let titles: Vec<_> = charts.iter().map(|chart| chart.title.as_str()).collect();
             let _ = writeln!(text, "(Charts in `index.html`: {}.)", titles.join("; "));
+        }
+        Block::Flows(flows) => {
+            let titles: Vec<_> = flows.iter().map(|flow| flow.title.as_str()).collect();
+            let _ = writeln!(text, "(Time lines in `index.html`: {}.)", titles.join("; "));
         }
     }
 }

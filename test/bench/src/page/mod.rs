@@ -3,10 +3,10 @@
 //!
 //! * `parts`: the files.
 //! * `cells`: comparisons with peers and with the bare device.
-//! * `tables`, `charts`, `stages`, `seeds`: the contents.
+//! * `tables`, `charts`, `stages`, `timeline`, `seeds`: the contents.
 //! * `model`, `costs`: a prediction for real hardware.
 //! * `readme`, `figure`: the table and the figure of the README.
-//! * `document`, `chart`: HTML, Markdown and SVG.
+//! * `document`, `chart`, `flow`: HTML, Markdown and SVG.
 
 mod cells;
 mod chart;
@@ -14,12 +14,14 @@ mod charts;
 mod costs;
 mod document;
 mod figure;
+mod flow;
 mod model;
 mod parts;
 mod readme;
 mod seeds;
 mod stages;
 mod tables;
+mod timeline;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,6 +32,7 @@ use kit::report::Report;
 
 use self::document::{Block, Document};
 use self::parts::{NATIVE, Part, Parts};
+use crate::timeline::WINDOW_TITLE;
 
 /// Options of `bench report`.
 #[derive(Clone, Debug, ClapArgs)]
@@ -86,6 +89,8 @@ fn document(parts: &Parts) -> Result<Document> {
     blocks.extend(charts(parts));
     blocks.push(Block::Heading(2, "Stages of one request".to_owned()));
     blocks.extend(stages::blocks(parts)?);
+    blocks.push(Block::Heading(2, "Time line of requests".to_owned()));
+    blocks.extend(timeline::blocks(parts));
     blocks.push(Block::Heading(2, "Prediction for real hardware".to_owned()));
     blocks.extend(model::blocks(parts));
     blocks.push(Block::Heading(2, "Published tables of earlier work".to_owned()));
@@ -170,6 +175,10 @@ fn body(part: &Part, report: &Report) -> Vec<Block> {
         blocks.push(Block::Heading(3, section.title.clone()));
         if !section.method.is_empty() {
             blocks.push(Block::Text(section.method.clone()));
+        }
+        if section.title == WINDOW_TITLE {
+            blocks.push(Block::Text("Its rows are drawn above, and in `report.json`.".to_owned()));
+            continue;
         }
         blocks.push(Block::Table(tables::rows(&section.rows)));
     }
@@ -277,7 +286,9 @@ mod tests {
     #[test]
     fn missing_parts_and_left_out_loads_are_told() {
         let markdown = document(&parts(false)).unwrap().markdown();
-        for part in ["host", "loads", "queues", "icount", "nested", "guest", "guest-icount"] {
+        for part in
+            ["host", "loads", "queues", "icount", "stages", "nested", "guest", "guest-icount"]
+        {
             assert!(markdown.contains(&format!("--only {part}\"`")), "{part}: {markdown}");
         }
         assert!(markdown.contains("- native: null: FLUSH"), "{markdown}");

@@ -17,22 +17,27 @@ pub(super) const LOADS: &str = "loads";
 pub(super) const ICOUNT: &str = "icount";
 pub(super) const NESTED: &str = "nested";
 pub(super) const GUEST: &str = "guest";
+pub(super) const TIMELINE: &str = "timeline";
+/// The same program in a VM.
+pub(super) const STAGES: &str = "stages";
 
 /// The parts of the lab, as `scripts/bench-lab.sh` names them.
-const LAB: [(&str, &str); 7] = [
+const LAB: [(&str, &str); 8] = [
     (HOST, "the host side alone, both planes, in a VM"),
     (LOADS, "the host side alone, all loads, in a VM"),
     (QUEUES, "1, 2 and 4 queues, in a VM"),
     (ICOUNT, "path lengths in instructions"),
+    (STAGES, "where requests spend their time, both planes, in a VM"),
     (NESTED, "a guest with KVM inside an emulated VM"),
     (GUEST, "the guest's driver"),
     ("guest-icount", "instructions of the guest's driver"),
 ];
 
 /// Further parts without a VM, with `bench NAME`.
-const OTHERS: [(&str, &str); 2] = [
+const OTHERS: [(&str, &str); 3] = [
     (DENSITY, "many lightly loaded disks: one daemon, or a process each"),
     ("operations", "the wait of a busy driver during upgrades, snapshots and others"),
+    (TIMELINE, "where requests spend their time, on a real disk"),
 ];
 
 /// A part, measured or not.

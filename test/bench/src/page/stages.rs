@@ -6,20 +6,42 @@ use kit::report::{Report, Section};
 
 use super::document::{Block, Table};
 use super::parts::{ICOUNT, Parts};
-use super::{charts, tables};
-use crate::icount::{KEPT, PATHS_TITLE, STAGES_TITLE};
+use super::{charts, tables, timeline};
+use crate::icount::{KEPT, PATHS_TITLE, SPAN, SPANS, SPANS_TITLE, STAGES_TITLE};
 
 const ABOUT: &str = "Instructions, not time: a system call, a cache miss and a VM exit count \
-    little. Stages between trace events exist for the kernel plane only, with one request in \
-    flight; `submit` to `completion` is the block layer and the device. For every other path the \
-    split is that between the client, the server's threads and everything else (`whole`).";
+    little. The stages of all paths are divided by the kernel's trace events, at depth 1 and 32. The \
+    kernel plane has also the lengths between its own events with one request in flight, where \
+    `submit` to `completion` is the block layer and the device. The path lengths are split between \
+    the client, the server's threads and everything else (`whole`).";
 
-/// The stages that were measured, or the kept path lengths, marked as such.
+/// The stages that were measured, in time and in instructions, or the kept path lengths, marked as
+/// such.
 pub(super) fn blocks(parts: &Parts) -> Result<Vec<Block>> {
-    let mut blocks = vec![Block::Text(ABOUT.to_owned())];
+    let mut blocks = Vec::new();
+    let in_time = timeline::stages(parts);
+    if in_time.is_empty() {
+        let text = "Stages in time: not measured in this report; `make bench ARGS=timeline`, and in \
+            a VM `make bench-lab ARGS=\"--only stages\"`.";
+        blocks.push(Block::Text(text.to_owned()));
+    }
+    for (part, section, charts) in in_time {
+        blocks.push(Block::Heading(3, format!("{}, part {part}", section.title)));
+        blocks.push(Block::Text(section.method.clone()));
+        blocks.push(Block::Charts(charts));
+    }
+    blocks.push(Block::Heading(3, "In instructions".to_owned()));
+    blocks.push(Block::Text(ABOUT.to_owned()));
     if let Some(report) = parts.of("icount") {
-        for title in [STAGES_TITLE, PATHS_TITLE] {
+        for title in [SPANS_TITLE, STAGES_TITLE, PATHS_TITLE] {
             match section(report, title) {
+                Some(section) if title == SPANS_TITLE => {
+                    blocks.push(Block::Heading(3, format!("{title}, measured in this report")));
+                    blocks.push(Block::Text(section.method.clone()));
+                    let charts = timeline::stage_charts(&section.rows, SPAN, &SPANS);
+                    blocks.push(Block::Charts(charts));
+                    blocks.push(Block::Table(tables::rows(&section.rows)));
+                }
                 Some(section) => {
                     blocks.push(Block::Heading(3, format!("{title}, measured in this report")));
                     blocks.extend(

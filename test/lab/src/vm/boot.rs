@@ -24,6 +24,13 @@ use kit::process::{OwnedChild, StopWith};
 /// Size of the virtio disk of the Debian machine.
 const VIRTIO_DISK_BYTES: u64 = 16 << 20;
 
+/// Poll queues of NVMe disks, one for each of two CPUs (a parameter of the kernel's driver).
+const NVME_POLL_QUEUES: &str = " nvme.poll_queues=2";
+/// The further controller: serial number, number of disks and bytes of each.
+const NVME_SERIAL: &str = "zeros";
+const NVME_DISKS: u32 = 16;
+const NVME_BYTES: u64 = 1 << 30;
+
 /// The parts of a VM without the payload.
 #[derive(Debug)]
 pub struct VmBase {
@@ -67,12 +74,14 @@ pub struct VmShape {
     pub memory_mib: u32,
     /// Emulates one CPU for which an instruction is a nanosecond: path lengths instead of times.
     pub icount: bool,
+    /// A second NVMe controller with disks of zeros, and poll queues for all NVMe disks.
+    pub nvme: bool,
 }
 
 impl Default for VmShape {
     fn default() -> Self {
         let machine = Machine::default();
-        Self { machine, vcpus: machine.vcpus(), memory_mib: 3072, icount: false }
+        Self { machine, vcpus: machine.vcpus(), memory_mib: 3072, icount: false, nvme: false }
     }
 }
 
@@ -190,6 +199,9 @@ fn prepare(
     payload.write_image(&image, script)?;
     let mut args = machine_args(base, shape);
     args.extend(disk_args(&[&base.root, &base.modules, &image]));
+    if shape.nvme {
+        args.extend(nvme_args());
+    }
     args.extend(["-device".into(), "virtio-serial-pci".into()]);
     args.extend(port_args("results", &escaped(&dir.path().join("results"))));
     let helper = match shape.machine {
@@ -220,8 +232,9 @@ fn machine_args(base: &VmBase, shape: &VmShape) -> Vec<String> {
     // loses none, and would count the periodic ones.
     let is_lossy = base.accel == Accel::Tcg && shape.machine == Machine::Guest && !shape.icount;
     let timer = if is_lossy { " highres=off nohz=off" } else { "" };
+    let nvme = if shape.nvme { NVME_POLL_QUEUES } else { "" };
     let command_line = format!(
-        "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{}{emulated}{timer}{}",
+        "root={} rootwait rw init={INIT_PATH} console=ttyS0 panic=-1 oops=panic loglevel=7{}{emulated}{timer}{nvme}{}",
         root::root_argument(),
         base.accel.kernel_args(),
         base.kernel.name().command_line()
@@ -270,6 +283,21 @@ fn disk_args(images: &[&Path]) -> Vec<String> {
     args
 }
 
+/// A controller with disks that contain zeros, which QEMU gives at once.
+fn nvme_args() -> Vec<String> {
+    let controller = format!("nvme,id=zeros,serial={NVME_SERIAL}");
+    let mut args: Vec<String> = vec!["-device".into(), controller];
+    for disk in 1..=NVME_DISKS {
+        args.extend([
+            "-blockdev".into(),
+            format!("driver=null-co,node-name=zeros{disk},size={NVME_BYTES},read-zeroes=on"),
+            "-device".into(),
+            format!("nvme-ns,drive=zeros{disk},bus=zeros,nsid={disk}"),
+        ]);
+    }
+    args
+}
+
 /// An empty disk for the packaged driver of guests.
 fn virtio_disk(dir: &Path) -> Result<[String; 4]> {
     let path = dir.join("virtio-disk");
@@ -294,6 +322,14 @@ fn port_args(name: &str, path: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_further_controller_has_disks_of_its_own() {
+        let args = nvme_args();
+        assert_eq!(args.iter().filter(|arg| arg.starts_with("nvme-ns,")).count(), 16);
+        assert!(args.contains(&"nvme,id=zeros,serial=zeros".to_owned()));
+        assert!(args.contains(&"nvme-ns,drive=zeros16,bus=zeros,nsid=16".to_owned()));
+    }
 
     #[test]
     fn each_image_is_a_namespace() {

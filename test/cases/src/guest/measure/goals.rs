@@ -4,7 +4,7 @@
 use kit::metric::{INTERRUPTS, IOPS, Row, Set};
 use kit::report::Goal;
 
-use super::report::{INSTRUCTIONS, base, in_tree, name};
+use super::report::{INSTRUCTIONS, NO_IO, base, in_tree, name};
 use super::{FAST, RAM, SLOW};
 use crate::guest::mode::Mode;
 
@@ -18,6 +18,8 @@ const BIO_RAND_WRITE_MIN: f64 = 1.16;
 const BIO_SLOW_MIN: f64 = 0.98;
 /// Least ratio of the request path to the kernel's own driver, for each load and for the mean.
 const REQUEST_MIN: f64 = 1.0;
+/// Most instructions of the bio path over those of the request path, in driver and block layer.
+const BIO_SHARE_MAX: f64 = 0.9;
 /// Most interrupts for each request, over those of the kernel's own driver.
 const INTERRUPTS_MAX: f64 = 1.0;
 
@@ -105,6 +107,19 @@ pub(super) fn instructions(set: &Set) -> Vec<Goal> {
     goals.collect()
 }
 
+/// The bio path against the request path, without the instructions of the generator and of io_uring:
+/// the share of driver and block layer.
+pub(super) fn shares(set: &Set) -> Vec<Goal> {
+    let goal = |row: &Row| {
+        let [request, nothing] =
+            [base(set, row)?, set.at(NO_IO, &row.point)?].map(|row| row.median(INSTRUCTIONS));
+        let share = (row.median(INSTRUCTIONS) - nothing) / (request - nothing);
+        let name = format!("{}: share of driver and block layer, bio over request", place(row));
+        Some(Goal::at_most(name, share, BIO_SHARE_MAX))
+    };
+    set.of(name(Mode::Bio)).filter_map(goal).collect()
+}
+
 fn place(row: &Row) -> String {
     format!("{}, {}", row.label("disk"), row.label("load"))
 }
@@ -165,6 +180,20 @@ mod tests {
         );
         let met: Vec<_> = polled(&set).iter().map(|g| g.met).collect();
         assert_eq!(met, [false, true]);
+    }
+
+    #[test]
+    fn the_share_of_a_path_is_without_the_generator() {
+        let point = kit::metric::point(&[("disk", &RAM), ("load", &"a")]);
+        let of = |bio| {
+            let rows = [(RAM, "a", Mode::Request, 600.0), (RAM, "a", Mode::Bio, bio)];
+            let mut set = measured(INSTRUCTIONS, &rows);
+            assert!(shares(&set).is_empty(), "there is nothing to take off");
+            set.add(NO_IO, &point, vec![(INSTRUCTIONS, 100.0)]);
+            shares(&set).iter().map(|goal| (goal.measured, goal.met)).collect::<Vec<_>>()
+        };
+        // 0.92 of the whole path, but less of the share.
+        assert_eq!((of(550.0), of(551.0)), (vec![(0.9, true)], vec![(0.902, false)]));
     }
 
     #[test]

@@ -11,16 +11,17 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use bench::changes::Baseline;
 use clap::Args as ClapArgs;
-use kit::metric::{Figures, P50};
+use kit::metric::{Figures, P50, Set};
 use kit::report::Report;
 
+use super::generator::{Generator, Operation};
 use super::load::{Length, Load};
-use super::report::{INSTRUCTIONS, section};
-use super::{DISK_BYTES, RAM, Work, compare, goals, setup};
+use super::report::{CALLS, INSTRUCTIONS, NO_IO, section};
+use super::{DISK_BYTES, RAM, Work, compare, goals, point_of, setup};
 use crate::guest::machine::Machine;
 use crate::guest::machine::backing::Backing;
 use crate::guest::machine::disk::{Disk, Plug};
-use crate::guest::mode::{Mode, unload};
+use crate::guest::mode::{Driver, Mode, unload};
 use crate::guest::system::{read, write};
 
 /// Options of `cases guest-icount`.
@@ -53,20 +54,30 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let disk = plug(&machine)?;
     let length = Length::Requests(args.requests);
     let direct = |rw: &str, depth| Load::direct(rw, 4096, depth, length);
+    let fixed = |operation, depth, batch| Load::fixed(operation, depth, batch, args.requests);
     let loads = [
         direct("randread", 1),
         direct("randread", 32),
         direct("randread", 32).in_batches(16),
         direct("read", 32).in_batches(16),
         direct("randwrite", 32),
+        fixed(Operation::Read, 1, 1),
+        fixed(Operation::Read, 32, 1),
+        fixed(Operation::Read, 32, 16),
+        fixed(Operation::Read, 32, 32),
+        fixed(Operation::Write, 32, 16),
     ];
     let work: Vec<Work<'_>> = loads.into_iter().map(|load| (RAM, &disk, load)).collect();
-    let set = compare(&work, Mode::ALL, args.rounds, instructions)?;
+    let mut set = compare(&work, Mode::ALL, args.rounds, instructions)?;
+    floors(&work, args, &mut set)?;
     let method = "Everything from one request of 4 KiB to the next, fio included; QEMU's own work \
                   is not counted. Waiting counts too where the guest polls, and differs from run \
-                  to run.";
+                  to run. `fixed`: a generator with registered file and buffers instead of fio; `no \
+                  I/O`: the same generator without I/O, so that the rest of a row is the share of \
+                  block layer, driver, interrupts and wake-ups.";
     let mut report = Report::new("The guest's driver: set-up", setup(&machine)?);
     report.goals = goals::instructions(&set);
+    report.goals.extend(goals::shares(&set));
     report.sections.push(section("Instructions", method, INSTRUCTIONS, &set));
     report.publish(args.json.as_deref())?;
     earlier.judge(&report)
@@ -76,7 +87,30 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn instructions(disk: &Disk<'_>, load: &Load, mode: Mode) -> Result<Figures> {
     let outcome = load.measure(&disk.path()?, mode.polls())?;
     // The clock's nanosecond is an instruction.
-    Ok(vec![(INSTRUCTIONS, 1e9 / outcome.iops), (P50, outcome.p50_us)])
+    let mut figures = vec![(INSTRUCTIONS, 1e9 / outcome.iops)];
+    if load.generator().is_none() {
+        figures.push((P50, outcome.p50_us));
+    }
+    Ok(figures)
+}
+
+/// The instructions of the generator and of io_uring alone, for each load without fio.
+fn floors(work: &[Work<'_>], args: &Args, set: &mut Set) -> Result<()> {
+    let _driver = Driver::load(Mode::InTree, &[])?;
+    for _ in 0..args.rounds {
+        for work in work {
+            let (_, disk, load) = work;
+            let Some(generator) = load.generator() else { continue };
+            disk.wait_for_block()?;
+            let nothing = Generator { operation: Operation::Nop, ..generator };
+            let run = nothing.run(&disk.path()?, args.requests)?;
+            let each = |count: f64| count / run.requests as f64;
+            let instructions = each(run.elapsed.as_nanos() as f64);
+            let figures = vec![(INSTRUCTIONS, instructions), (CALLS, each(run.calls as f64))];
+            set.add(NO_IO, &point_of(work), figures);
+        }
+    }
+    Ok(())
 }
 
 /// Switches the second CPU off; it exists only to give the driver a second queue.

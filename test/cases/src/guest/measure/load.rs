@@ -6,6 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kit::fio::{Job, Outcome};
 
+use super::generator::{Generator, Operation};
+
 /// Seconds by which a load may exceed its expected time before it counts as hung.
 const GRACE_S: f64 = 300.0;
 
@@ -31,6 +33,8 @@ pub(super) struct Load {
     /// fio's arguments without the disk and the length.
     words: String,
     length: Length,
+    /// The load of this program's own generator, instead of fio.
+    fixed: Option<Generator>,
 }
 
 impl Load {
@@ -38,14 +42,32 @@ impl Load {
     pub(super) fn direct(rw: &str, bytes: u32, depth: u32, length: Length) -> Self {
         let words =
             format!("--ioengine=io_uring --direct=1 --rw={rw} --bs={bytes} --iodepth={depth}");
-        Self { name: format!("{rw}, depth {depth}"), words, length }
+        Self { name: format!("{rw}, depth {depth}"), words, length, fixed: None }
     }
 
     /// Sequential I/O of 4 KiB through the page cache; writes end with an fsync.
     pub(super) fn buffered(rw: &str, kib: u64) -> Self {
         let words =
             format!("--ioengine=psync --direct=0 --invalidate=1 --rw={rw} --bs=4096 --end_fsync=1");
-        Self { name: format!("{rw}, buffered"), words, length: Length::Kib(kib) }
+        Self { name: format!("{rw}, buffered"), words, length: Length::Kib(kib), fixed: None }
+    }
+
+    /// Random requests of 4 KiB through io_uring with a registered file and buffers, `batch` in each
+    /// system call, without fio.
+    pub(super) fn fixed(operation: Operation, depth: u32, batch: u32, requests: u64) -> Self {
+        let rw = if operation == Operation::Write { "randwrite" } else { "randread" };
+        let batches = if batch > 1 { format!(", batches of {batch}") } else { String::new() };
+        Self {
+            name: format!("fixed {rw}, depth {depth}{batches}"),
+            words: String::new(),
+            length: Length::Requests(requests),
+            fixed: Some(Generator { operation, depth, batch, is_polled: false }),
+        }
+    }
+
+    /// The generator of a load without fio.
+    pub(super) fn generator(&self) -> Option<Generator> {
+        self.fixed
     }
 
     /// Submits and reaps requests `count` at a time, so that a plug holds the same number.
@@ -78,6 +100,13 @@ impl Load {
 
     /// Runs the load once.
     pub(super) fn measure(&self, path: &str, hipri: bool) -> Result<Outcome> {
+        if let (Some(generator), Length::Requests(count)) = (self.fixed, self.length) {
+            let generator = Generator { is_polled: hipri, ..generator };
+            let run = generator.run(path, count).with_context(|| self.name.clone())?;
+            let iops = run.requests as f64 / run.elapsed.as_secs_f64();
+            // It notes no time for each request.
+            return Ok(Outcome { iops, busy_percent: 0.0, p50_us: 0.0, p99_us: 0.0 });
+        }
         let expected = if let Length::Seconds(seconds) = self.length { seconds } else { 0.0 };
         let limit = Duration::from_secs_f64(expected + GRACE_S);
         self.job(path, hipri).measure(limit).with_context(|| self.name.clone())

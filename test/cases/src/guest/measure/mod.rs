@@ -2,11 +2,12 @@
 //! Measurements of the guest driver, in the lab's guest machine: this project's paths and the
 //! kernel's own driver on the same disks in one boot, in turn.
 //!
-//! * [`load`]: measured loads.
+//! * [`load`]: measured loads; [`generator`]: those without fio.
 //! * [`report`], [`goals`]: tables and their judgement.
 //! * [`icount`]: instructions instead of time.
 //! * [`signals`]: kicks and interrupts per request.
 
+mod generator;
 mod goals;
 pub(crate) mod icount;
 mod load;

@@ -9,6 +9,12 @@ use crate::guest::mode::Mode;
 /// Instructions of each request; fewer are better.
 pub(super) const INSTRUCTIONS: Metric = Metric::new("instructions", "instructions");
 
+/// The generator of requests without I/O, in the place of a driver.
+pub(super) const NO_IO: &str = "no I/O";
+
+/// System calls of the generator for each request.
+pub(super) const CALLS: Metric = Metric::new("system_calls", "1");
+
 /// The columns, for the head of the report.
 const COLUMNS: &str = "Medians over the rounds. `/in-tree`: over the kernel's own driver by \
     interrupts. `/base`: polled over the same driver by interrupts, the bio path over the request \
