@@ -28,7 +28,7 @@ extern const unsigned int vhost_blk_portion_sizes[VHOST_BLK_PORTION_SIZES];
  * vhost_blk_portion_size - the size of the present window
  * @portion: the portion
  *
- * Return: the size in requests; 0: batches grow, see vhost_blk_first_batch().
+ * Return: the size in requests; 0: batches grow, see vhost_blk_batch_limit().
  */
 static inline unsigned int vhost_blk_portion_size(const struct vhost_blk_portion *portion)
 {

@@ -6,18 +6,29 @@
  */
 #include "stages.h"
 
-/**
- * vhost_blk_first_batch - the size of the first batch, where batches grow
- * @q: the queue; its vq.mutex is held
- *
- * Early answers to the first of many requests would only add task switches for a driver that waits for
- * this CPU.
- *
- * Return: the size in requests.
+/*
+ * The size of the first batch, where batches grow. Early answers to the first of many requests would
+ * only add task switches for a driver that waits for this CPU.
  */
-unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
+static unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
 {
 	return q->crowded ? VHOST_BLK_BATCH_CROWDED : VHOST_BLK_BATCH_FIRST;
+}
+
+/**
+ * vhost_blk_batch_chosen - the size of batches, but for trials
+ * @q: the queue; its vq.mutex is held
+ *
+ * Return: the size that the owner has fixed or the last trial has chosen, or that of the first batch.
+ */
+unsigned int vhost_blk_batch_chosen(const struct vhost_blk_queue *q)
+{
+	u32 fixed = READ_ONCE(q->blk->opt.batch);
+
+	if (fixed)
+		return fixed;
+	return (q->crowded ? 0 : vhost_blk_portion_sizes[q->portion.chosen]) ?:
+	       vhost_blk_first_batch(q);
 }
 
 static void vhost_blk_loop_begin(struct vhost_blk_queue *q, struct vhost_blk_run *run)

@@ -22,7 +22,7 @@ struct vhost_blk_run {
 };
 
 /* queue.c */
-unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q);
+unsigned int vhost_blk_batch_chosen(const struct vhost_blk_queue *q);
 
 /* batch.c */
 void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run);

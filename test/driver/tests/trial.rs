@@ -29,12 +29,16 @@ static unsigned int size_of(unsigned int at)
 }
 
 static unsigned int windows, in_trial;
+/* Gain of the load from window to window. */
+static double growth;
 
 static unsigned int settled(struct vhost_blk_portion *portion, unsigned int count, rate *rate)
 {
+	double steady = 1;
+
 	in_trial = 0;
 	for (unsigned int i = 0; i < count; i++) {
-		double load = windows++ % 3 ? 1.0 : 0.9;
+		double load = (steady *= 1 + growth) * (windows++ % 3 || growth ? 1.0 : 0.9);
 		double requests = 1e4 * load * rate(vhost_blk_portion_size(portion) ?: 16);
 		struct vhost_blk_tally window = { .ns = 4000000, .requests = requests };
 
@@ -80,6 +84,9 @@ int main(void)
 	settled(&portion, 20, all_alike);
 	vhost_blk_trial_abandon(&portion.trial);
 	printf("abandoned %u %u\n", portion.trial.windows, portion.trial.until);
+	vhost_blk_portion_init(&portion);
+	growth = 0.04;
+	printf("steady %u\n", settled(&portion, 300, all_alike));
 	return 0;
 }
 "#;
@@ -113,6 +120,7 @@ fn portions_of_the_module_follow_the_rates() {
         "noise 16",
         "short 1",
         "abandoned 0 0",
+        "steady 16",
     ];
     assert_eq!(lines.lines().collect::<Vec<_>>(), expected);
 }
