@@ -107,6 +107,14 @@ impl PollTrial {
 }
 
 #[cfg(test)]
+impl PollTrial {
+    /// A thread whose last trial decided.
+    pub(crate) fn decided(polls: bool) -> Self {
+        PollTrial { chosen: polls, ..PollTrial::new() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -399,6 +399,18 @@ mod tests {
     }
 
     #[test]
+    fn only_automatic_polling_follows_the_trial() {
+        for decided in [false, true] {
+            let polls = |iopoll| {
+                let mut port = Port { iopoll, ..Port::default() };
+                port.polls_next(&mut PollTrial::decided(decided))
+            };
+            let all = [IoPoll::Off, IoPoll::On, IoPoll::Auto].map(polls);
+            assert_eq!(all, [false, true, decided]);
+        }
+    }
+
+    #[test]
     fn the_polling_ring_exists_while_a_disk_wants_it() {
         let mut uring = Uring::new().unwrap();
         let file = file_of(1);
