@@ -8,6 +8,8 @@
  * their rates decide; if these are close, the number of calls does.
  *
  * A queue whose calls answer one request each has a driver that waits: it has no trial.
+ *
+ * The trials of the queue's portion (portion.c) use the same windows.
  */
 #include "stages.h"
 
@@ -29,23 +31,14 @@
 #define VHOST_BLK_WINDOW_REQUESTS	64
 #define VHOST_BLK_WINDOW_NS_MAX	(100 * NSEC_PER_MSEC)
 /* Windows of a trial, half of them with coalescing. */
-#define VHOST_BLK_TRIAL_WINDOWS	24u
-/* Windows between two trials; the pause doubles after each trial that changes nothing. */
-#define VHOST_BLK_PAUSE_MIN	16u
-#define VHOST_BLK_PAUSE_MAX	1024u
-
-/* The order is ABBA, so that a steady change of the load affects both alike. */
-static bool vhost_blk_trial_differs(const struct vhost_blk_coalesce *c)
-{
-	unsigned int window = c->windows - 1;
-
-	return c->windows && (window % 4 == 1 || window % 4 == 2);
-}
+#define VHOST_BLK_COALESCE_WINDOWS	24u
+/* Queues with fewer requests in flight make no trial of portions: their sizes hardly differ. */
+#define VHOST_BLK_PORTION_INFLIGHT	4u
 
 /* True if calls of the present window are held, where trials decide. */
 static bool vhost_blk_window_holds(const struct vhost_blk_coalesce *c)
 {
-	return c->chosen != vhost_blk_trial_differs(c);
+	return c->chosen != vhost_blk_trial_differs(&c->trial);
 }
 
 /* True if the options have calls held, or let trials decide and those have @holds. */
@@ -78,80 +71,87 @@ bool vhost_blk_coalesce_chosen(const struct vhost_blk_queue *q)
 	return vhost_blk_holds(q, q->coalesce.chosen);
 }
 
-/*
- * True if coalescing pays: it completes 3 % more, or as many (less 3 %) with two thirds of the calls.
- * A trial has at most 2.4 s and some millions of requests: the products fit.
- */
+/* True if coalescing pays: it completes 3 % more, or as many (less 3 %) with two thirds of the calls. */
 static bool vhost_blk_coalescing_pays(const struct vhost_blk_tally *without,
 				      const struct vhost_blk_tally *with)
 {
-	u64 rate = with->requests * without->ns, rate_without = without->requests * with->ns;
-
-	if (rate / 103 >= rate_without / 100)
-		return true;
-	return rate / 97 >= rate_without / 100 &&
-	       with->calls * without->requests * 3 <= without->calls * with->requests * 2;
-}
-
-static void vhost_blk_end_trial(struct vhost_blk_coalesce *c)
-{
-	bool pays = vhost_blk_coalescing_pays(c->trial, c->trial + 1);
-
-	c->pause = pays == c->chosen ? min(c->pause * 2, VHOST_BLK_PAUSE_MAX) : VHOST_BLK_PAUSE_MIN;
-	c->until_trial = c->pause;
-	c->chosen = pays;
-	c->windows = 0;
-}
-
-static void vhost_blk_count_window(struct vhost_blk_coalesce *c, u64 ns)
-{
-	struct vhost_blk_tally *tally = c->trial + vhost_blk_window_holds(c);
-
-	if (c->windows) {
-		tally->ns += ns;
-		tally->requests += c->window.requests;
-		tally->calls += c->window.calls;
-		if (c->windows++ == VHOST_BLK_TRIAL_WINDOWS)
-			vhost_blk_end_trial(c);
-	} else if (!c->until_trial--) {
-		memset(c->trial, 0, sizeof(c->trial));
-		c->windows = 1;
-	}
+	return vhost_blk_rate_is(with, without, 103) ||
+	       (vhost_blk_rate_is(with, without, 97) &&
+		with->calls * without->requests * 3 <= without->calls * with->requests * 2);
 }
 
 /* Forgets a load: the driver waits for each request, or has few of them. */
 static void vhost_blk_begin_anew(struct vhost_blk_coalesce *c)
 {
 	c->chosen = false;
-	c->windows = 0;
-	c->pause = VHOST_BLK_PAUSE_MIN;
-	c->until_trial = VHOST_BLK_PAUSE_MIN;
+	vhost_blk_trial_init(&c->trial);
 }
 
-/* Ends the window, if it is long enough. */
+static void vhost_blk_try_coalescing(struct vhost_blk_coalesce *c,
+				     const struct vhost_blk_tally *window)
+{
+	const struct vhost_blk_tally *tally = c->trial.tally;
+	bool pays;
+
+	if (vhost_blk_trial_window(&c->trial, window, VHOST_BLK_COALESCE_WINDOWS) !=
+	    VHOST_BLK_TRIAL_ENDS)
+		return;
+	/* tally[0] is that of the present choice. */
+	pays = vhost_blk_coalescing_pays(tally + c->chosen, tally + !c->chosen);
+	vhost_blk_trial_end(&c->trial, pays != c->chosen);
+	c->chosen = pays;
+}
+
+/* The window of a trial of held calls, or of a pause between two. */
+static void vhost_blk_coalesce_window(struct vhost_blk_queue *q,
+				      const struct vhost_blk_tally *window, bool idle)
+{
+	struct vhost_blk_coalesce *c = &q->coalesce;
+
+	if (!(READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_COALESCE_AUTO))
+		vhost_blk_trial_abandon(&c->trial);
+	else if (c->largest <= 1 || (idle && c->was_idle))
+		vhost_blk_begin_anew(c);
+	else if (idle)
+		/* One such window is a gap between two loads, which may be alike. */
+		vhost_blk_trial_abandon(&c->trial);
+	else
+		vhost_blk_try_coalescing(c, window);
+}
+
+/* The same for portions. A gap, and a load that cannot tell sizes apart, leave the size as it is. */
+static void vhost_blk_size_window(struct vhost_blk_queue *q, const struct vhost_blk_tally *window,
+				  bool idle)
+{
+	if (idle || q->crowded || READ_ONCE(q->blk->opt.batch) ||
+	    q->coalesce.deepest < VHOST_BLK_PORTION_INFLIGHT)
+		vhost_blk_trial_abandon(&q->portion.trial);
+	else
+		q->stats.batch_trials += vhost_blk_portion_window(&q->portion, window);
+}
+
+/* Ends the window, if it is long enough. One trial at a time: each would disturb the other. */
 static void vhost_blk_look_at_window(struct vhost_blk_queue *q)
 {
 	struct vhost_blk_coalesce *c = &q->coalesce;
 	u64 ns = max_t(s64, q->now_ns - c->window.ns, 0);
+	struct vhost_blk_tally window;
 	bool idle;
 
-	if (ns < VHOST_BLK_WINDOW_NS ||
+	if (likely(ns < VHOST_BLK_WINDOW_NS) ||
 	    (c->window.requests < VHOST_BLK_WINDOW_REQUESTS && ns < VHOST_BLK_WINDOW_NS_MAX))
 		return;
 	idle = ns >= VHOST_BLK_WINDOW_NS_MAX;
-	if (c->largest <= 1 || (idle && c->was_idle)) {
-		vhost_blk_begin_anew(c);
-	} else if (idle) {
-		/* One such window is a gap between two loads, which may be alike. */
-		if (c->windows)
-			c->until_trial = 0;
-		c->windows = 0;
-	} else {
-		vhost_blk_count_window(c, ns);
-	}
+	window = c->window;
+	window.ns = ns;
+	if (!q->portion.trial.windows)
+		vhost_blk_coalesce_window(q, &window, idle);
+	if (!c->trial.windows)
+		vhost_blk_size_window(q, &window, idle);
 	c->was_idle = idle;
 	c->window = (struct vhost_blk_tally) { .ns = q->now_ns };
 	c->largest = 0;
+	c->deepest = 0;
 }
 
 /**
@@ -176,6 +176,7 @@ void vhost_blk_call_or_hold(struct vhost_blk_queue *q, unsigned int n)
 	struct vhost_blk_coalesce *c = &q->coalesce;
 
 	c->window.requests += n;
+	c->deepest = max(c->deepest, vhost_blk_inflight(q));
 	if (!c->held)
 		c->held_since = q->now_ns;
 	else
@@ -199,8 +200,7 @@ void vhost_blk_call_held(struct vhost_blk_queue *q)
 	c->largest = max(c->largest, c->held);
 	c->held = 0;
 	c->window.calls++;
-	if (READ_ONCE(q->blk->opt.flags) & VHOST_BLK_OPT_COALESCE_AUTO)
-		vhost_blk_look_at_window(q);
+	vhost_blk_look_at_window(q);
 }
 
 /**

@@ -272,22 +272,22 @@ static struct llist_node *vhost_blk_cut(struct llist_node *list, unsigned int n)
 }
 
 /**
- * vhost_blk_complete - end all finished requests and tell the driver
+ * vhost_blk_complete - end finished requests and tell the driver
  * @q: the queue, with no settled entries; its vq.mutex is held by its worker
+ * @run: the run of the loop; gets the requests that exceed the size of a batch, which come next
  *
  * Return: how many there were.
  */
-unsigned int vhost_blk_complete(struct vhost_blk_queue *q)
+unsigned int vhost_blk_complete(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {
-	struct llist_node *list = vhost_blk_take_done(q), *rest;
-	u32 batch = READ_ONCE(q->blk->opt.batch);
-	unsigned int ended = 0;
+	struct llist_node *list = run->ended ?: vhost_blk_take_done(q);
 
-	for (; list; list = rest) {
-		rest = unlikely(batch) ? vhost_blk_cut(list, batch) : NULL;
-		ended += vhost_blk_complete_list(q, list);
-	}
-	return ended;
+	run->ended = NULL;
+	if (!list)
+		return 0;
+	if (run->limit)
+		run->ended = vhost_blk_cut(list, run->limit);
+	return vhost_blk_complete_list(q, list);
 }
 
 /**

@@ -189,8 +189,8 @@ static void vhost_blk_show_queue(struct seq_file *m, struct vhost_blk_queue *q)
 	for (i = 0; i < VHOST_BLK_FAILURE_KINDS; i++)
 		seq_printf(m, " failed_%s=%llu", vhost_blk_failure_names[i], s->failures[i]);
 	/* The present choices. */
-	seq_printf(m, " batch=%u coalescing=%d\n", vhost_blk_first_batch(q),
-		   vhost_blk_coalesce_chosen(q));
+	seq_printf(m, " batch_trials=%llu batch=%u coalescing=%d\n", s->batch_trials,
+		   vhost_blk_batch_chosen(q), vhost_blk_coalesce_chosen(q));
 	/* "N=count": requests that took at least N / 2 and less than N microseconds. */
 	for (op = 0; op < VHOST_BLK_OPS; op++) {
 		seq_printf(m, "latency%u_%s_us:\tsum=%llu", n, vhost_blk_op_names[op],

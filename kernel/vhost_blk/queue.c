@@ -6,22 +6,29 @@
  */
 #include "stages.h"
 
+/*
+ * The size of the first batch, where batches grow. Early answers to the first of many requests would
+ * only add task switches for a driver that waits for this CPU.
+ */
+static unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
+{
+	return q->crowded ? VHOST_BLK_BATCH_CROWDED : VHOST_BLK_BATCH_FIRST;
+}
+
 /**
- * vhost_blk_first_batch - the size of the first batch, which the owner may have fixed
+ * vhost_blk_batch_chosen - the size of batches, but for trials
  * @q: the queue; its vq.mutex is held
  *
- * A driver that waits for this CPU cannot work in parallel with the device: early answers to the first
- * of many requests would only add task switches.
- *
- * Return: the size in requests.
+ * Return: the size that the owner has fixed or the last trial has chosen, or that of the first batch.
  */
-unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q)
+unsigned int vhost_blk_batch_chosen(const struct vhost_blk_queue *q)
 {
 	u32 fixed = READ_ONCE(q->blk->opt.batch);
 
 	if (fixed)
 		return fixed;
-	return q->crowded ? VHOST_BLK_BATCH_CROWDED : VHOST_BLK_BATCH_FIRST;
+	return (q->crowded ? 0 : vhost_blk_portion_sizes[q->portion.chosen]) ?:
+	       vhost_blk_first_batch(q);
 }
 
 static void vhost_blk_loop_begin(struct vhost_blk_queue *q, struct vhost_blk_run *run)
@@ -36,8 +43,10 @@ static void vhost_blk_loop_begin(struct vhost_blk_queue *q, struct vhost_blk_run
 }
 
 /* From here on a completion runs the loop again. */
-static void vhost_blk_loop_end(struct vhost_blk_queue *q, const struct vhost_blk_run *run)
+static void vhost_blk_loop_end(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {
+	while (unlikely(run->ended))
+		vhost_blk_complete(q, run);
 	vhost_blk_call_held(q);
 	WRITE_ONCE(q->looping, false);
 	/* Pairs with llist_add() in vhost_blk_end_io(). */
@@ -55,7 +64,7 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
 	if (run->yield || run->blind)
 		return false;
 	vhost_blk_call_due(q);
-	if (!llist_empty(&q->done))
+	if (run->ended || !llist_empty(&q->done))
 		return true;
 	if (run->stuck || !vhost_blk_takes(q))
 		return false;
@@ -84,9 +93,10 @@ static bool vhost_blk_go_on(struct vhost_blk_queue *q, struct vhost_blk_run *run
  */
 static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 {
-	struct vhost_blk_run run = { .batch = vhost_blk_first_batch(q) };
+	struct vhost_blk_run run = {};
 
 	mutex_lock(&q->vq.mutex);
+	run.batch = vhost_blk_first_batch(q);
 	q->stats.kicks += kicked;
 	vhost_blk_loop_begin(q, &run);
 	do {
@@ -95,10 +105,11 @@ static void vhost_blk_serve(struct vhost_blk_queue *q, bool kicked)
 		q->stats.turns++;
 		q->now_ns = local_clock();
 		run.stuck = false;
+		run.limit = vhost_blk_batch_limit(q);
 		vhost_blk_submit_batch(q, &run);		/* 1 chain, 2 request, 3 submit */
 		if (!list_empty(&q->polled))
 			vhost_blk_poll_bdev(q);
-		if (vhost_blk_complete(q))		/* 4 completion, 5 used, 6 notify */
+		if (vhost_blk_complete(q, &run))	/* 4 completion, 5 used, 6 notify */
 			run.stuck = false;	/* its resources may be the missing ones */
 	} while (vhost_blk_go_on(q, &run));
 	vhost_blk_loop_end(q, &run);
@@ -133,6 +144,7 @@ void vhost_blk_queue_init(struct vhost_blk *blk, struct vhost_blk_queue *q)
 	spin_lock_init(&q->reqs_lock);
 	vhost_blk_init_reserve(q);
 	vhost_blk_coalesce_init(q);
+	vhost_blk_portion_init(&q->portion);
 	INIT_LIST_HEAD(&q->polled);
 	vhost_blk_limit_init_queue(q);
 }

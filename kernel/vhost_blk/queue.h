@@ -9,6 +9,7 @@
 
 #include "arrivals.h"
 #include "coalesce.h"
+#include "portion.h"
 #include "request.h"
 #include "reserve.h"
 #include "stats.h"
@@ -85,6 +86,7 @@ struct vhost_blk_polling {
  * @polled: I/O in flight that only this queue polls for
  * @poll: adaptive polling while no request is in flight, and while some are
  * @coalesce: held calls
+ * @portion: size of the batches
  * @turn: the queue's view of the limits
  * @arrivals: times of chains in the ring, for the trace
  * @now_ns: the time at the start of the batch
@@ -115,6 +117,7 @@ struct vhost_blk_queue {
 	struct list_head polled;
 	struct vhost_blk_polling poll[2];
 	struct vhost_blk_coalesce coalesce;
+	struct vhost_blk_portion portion;
 	struct vhost_blk_turn turn;
 	struct vhost_blk_arrivals arrivals;
 	u64 now_ns;
@@ -232,6 +235,24 @@ static inline void vhost_blk_put_req(struct vhost_blk_req *req)
 static inline bool vhost_blk_takes(const struct vhost_blk_queue *q)
 {
 	return q->state == VHOST_BLK_RUNNING && !READ_ONCE(q->blk->halted);
+}
+
+/**
+ * vhost_blk_batch_limit - the fixed size of batches: that of the owner, or that of the trials
+ * @q: the queue; its vq.mutex is held
+ *
+ * A driver that waits for this CPU cannot work in parallel with the device: its batches grow.
+ *
+ * Return: most chains that are taken, and most requests that are published, at a time; 0: batches
+ * grow, and there is no limit for requests.
+ */
+static inline unsigned int vhost_blk_batch_limit(const struct vhost_blk_queue *q)
+{
+	u32 fixed = READ_ONCE(q->blk->opt.batch);
+
+	if (fixed)
+		return fixed;
+	return q->crowded ? 0 : vhost_blk_portion_size(&q->portion);
 }
 
 /* queue.c */

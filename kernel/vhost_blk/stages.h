@@ -13,14 +13,16 @@
 struct vhost_blk_run {
 	unsigned int chains;
 	unsigned int bytes;
-	unsigned int batch;	/* chains to start before completions are reaped */
+	unsigned int limit;	/* of this turn: see vhost_blk_batch_limit() */
+	unsigned int batch;	/* without it: chains to start before completions are reaped */
+	struct llist_node *ended;	/* finished requests that later turns publish */
 	bool yield;	/* other work of this worker is due; the queue is queued again */
 	bool stuck;	/* a completion, an IOTLB entry or a timer comes before the next chain */
 	bool blind;	/* the rings cannot be reached until an IOTLB entry comes */
 };
 
 /* queue.c */
-unsigned int vhost_blk_first_batch(const struct vhost_blk_queue *q);
+unsigned int vhost_blk_batch_chosen(const struct vhost_blk_queue *q);
 
 /* batch.c */
 void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run);
@@ -76,7 +78,7 @@ bool vhost_blk_may_repeat(const struct vhost_blk_req *req);
 /* completion.c */
 void vhost_blk_end_io(struct vhost_blk_req *req, int error);
 void vhost_blk_queue_done(struct vhost_blk_queue *q);
-unsigned int vhost_blk_complete(struct vhost_blk_queue *q);
+unsigned int vhost_blk_complete(struct vhost_blk_queue *q, struct vhost_blk_run *run);
 void vhost_blk_settle(struct vhost_blk_queue *q);
 void vhost_blk_orphan_work(struct work_struct *work);
 

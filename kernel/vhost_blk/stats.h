@@ -41,6 +41,7 @@ struct vhost_blk_latency {
  * @turns: turns of the loop
  * @calls: calls of the driver
  * @coalesced: batches whose call came with that of an earlier batch
+ * @batch_trials: trials of the size of batches that have ended
  * @suppressed: calls that the driver did not want
  * @throttled: waits for a limit
  * @bounced: requests copied because their buffers are not aligned
@@ -65,6 +66,7 @@ struct vhost_blk_stats {
 	u64 turns;
 	u64 calls;
 	u64 coalesced;
+	u64 batch_trials;
 	u64 suppressed;
 	u64 throttled;
 	u64 bounced;

@@ -21,7 +21,8 @@
  * for work without a sleep), limit.c and share.c (limits on the rate), inflight.c (marks of taken
  * chains), reserve.c (memory for emergencies), failure.c (reports a failing backend to the owner),
  * halt.c (keeps failed requests), timing.c (records slow requests for the owner) and arrivals.c
- * (their time in the ring).
+ * (their time in the ring). coalesce.c holds calls, portion.c has the size of batches; both are
+ * chosen by trials, trial.c.
  *
  * The control plane, from the outside in: dev.c is the user interface, core.c the vhost core's part
  * of it, info.c describes the device, backend.c attaches storage, pinned.c pins the memory table,
@@ -29,7 +30,8 @@
  *
  * The headers; each of these includes only those before it: vhost_blk.h the device, backend.h its
  * storage, request.h a request, queue.h a queue, stages.h the functions of the stages.
- * arg.h, arrivals.h, compat.h, limit.h, reserve.h, stats.h, timing.h and trace.h stand beside them.
+ * arg.h, arrivals.h, coalesce.h, compat.h, limit.h, portion.h, reserve.h, stats.h, timing.h, trace.h
+ * and trial.h stand beside them.
  *
  * vhost_blk_set_state() changes the state of a queue, under vq.mutex, so that a run of the loop sees
  * one state from begin to end. Transitions, by row from and by column to:

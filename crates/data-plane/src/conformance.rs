@@ -62,7 +62,7 @@ impl Engine for Waited {
 
 impl TestEngine for Waited {
     fn register(&mut self, files: &[RawFd]) -> io::Result<()> {
-        self.uring.open_port(0, files, false)
+        self.uring.open_port(0, files, crate::plane::IoPoll::Off)
     }
 
     fn next_event(&mut self, limit: Duration) -> Option<(Token, i32)> {

@@ -29,9 +29,8 @@ impl Lanes {
         let info = lanes.disk.info();
         let submits_elsewhere = info.submission_blocks;
         let iopoll = match lanes.pool.options().iopoll {
-            IoPoll::Auto => info.io_poll,
-            IoPoll::On => true,
-            IoPoll::Off => false,
+            IoPoll::Auto if !info.io_poll => IoPoll::Off,
+            chosen => chosen,
         };
         for thread in 0..lanes.pool.threads() {
             let lane = lanes.disk.open_lane().map_err(StartError::Lane)?;

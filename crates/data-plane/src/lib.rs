@@ -34,6 +34,7 @@ mod once_per_second;
 mod plane;
 mod poll;
 mod poll_ring;
+mod poll_trial;
 mod pool;
 mod port;
 mod portion;

@@ -4,7 +4,7 @@
 use crate::error::StartError;
 use crate::event::QueueId;
 use crate::limits::{Limiter, Share};
-use crate::plane::{KeptRequests, QueueSetup, QueueState};
+use crate::plane::{IoPoll, KeptRequests, QueueSetup, QueueState};
 use backend::Lane;
 use std::fs::File;
 use std::io;
@@ -41,8 +41,8 @@ pub(crate) enum Mail {
 pub(crate) struct AddDisk {
     pub(crate) lane: Box<dyn Lane>,
     pub(crate) share: Arc<Share>,
-    /// Reads and writes are polled.
-    pub(crate) iopoll: bool,
+    /// Use of the `IOPOLL` ring; `Auto`: the device has poll queues.
+    pub(crate) iopoll: IoPoll,
     /// Operations are submitted by a thread of the kernel.
     pub(crate) submits_elsewhere: bool,
 }

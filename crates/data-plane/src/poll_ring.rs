@@ -8,6 +8,7 @@
 #![expect(unsafe_code)]
 
 use crate::event::Event;
+use crate::poll_trial::PollTrial;
 use crate::port::Port;
 use io_uring::{IoUring, Submitter, squeue};
 use std::io;
@@ -20,6 +21,8 @@ pub(crate) struct PollRing {
     ring: IoUring,
     queued: u32,
     in_flight: usize,
+    /// The trial of disks with `--iopoll auto`.
+    pub(crate) trial: PollTrial,
 }
 
 impl PollRing {
@@ -35,7 +38,7 @@ impl PollRing {
             .setup_defer_taskrun()
             .build(sq_entries)
             .or_else(|_| sized().build(sq_entries))?;
-        Ok(PollRing { ring, queued: 0, in_flight: 0 })
+        Ok(PollRing { ring, queued: 0, in_flight: 0, trial: PollTrial::new() })
     }
 
     pub(crate) fn submitter(&self) -> Submitter<'_> {

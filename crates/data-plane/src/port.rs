@@ -4,7 +4,9 @@
 // UNSAFETY: registers guest memory. The owner of the disk keeps it mapped until it is unregistered.
 #![expect(unsafe_code)]
 
+use crate::plane::IoPoll;
 use crate::poll_ring::PollRing;
+use crate::poll_trial::PollTrial;
 use crate::table::Table;
 use crate::uring::{CQ_ENTRIES, SQ_ENTRIES, Uring};
 use backend::BufList;
@@ -39,8 +41,8 @@ pub(crate) struct Port {
     /// Places of the registered buffers.
     buffers: Range<u32>,
     fixed: Vec<FixedBuffer>,
-    /// Reads and writes go to the `IOPOLL` ring.
-    iopoll: bool,
+    /// Use of the `IOPOLL` ring for reads and writes; with `Auto` its trial decides.
+    iopoll: IoPoll,
     /// A thread of the kernel submits the operations: the storage may keep the thread that does.
     pub(crate) submits_elsewhere: bool,
     /// The device does not support polling.
@@ -56,12 +58,22 @@ impl Port {
         self.files.start
     }
 
-    /// Returns whether the next transfer belongs to the `IOPOLL` ring.
+    /// Returns whether the next transfer belongs to the `IOPOLL` ring, whose trial is `trial`.
     #[inline]
-    pub(crate) fn polls_next(&mut self) -> bool {
+    pub(crate) fn polls_next(&mut self, trial: &mut PollTrial) -> bool {
         let detour = self.detours > 0;
         self.detours -= usize::from(detour);
-        self.iopoll && !detour && !self.refused
+        match self.iopoll {
+            _ if detour || self.refused => false,
+            IoPoll::Off => false,
+            IoPoll::On => true,
+            IoPoll::Auto => trial.polls_next(),
+        }
+    }
+
+    /// Returns whether transfers may go to the `IOPOLL` ring.
+    fn may_poll(&self) -> bool {
+        self.iopoll != IoPoll::Off
     }
 
     /// Returns the result of a polled transfer for the lane: a transfer that could not be polled is
@@ -110,8 +122,13 @@ pub(crate) fn register_table(submitter: &Submitter<'_>) -> io::Result<Table> {
 
 impl Uring {
     /// Registers the files of a lane of the thread's disk `disk`, relative to which the lane counts
-    /// its [`backend::FileIndex`]. `iopoll`: its reads and writes are polled.
-    pub(crate) fn open_port(&mut self, disk: u16, files: &[RawFd], iopoll: bool) -> io::Result<()> {
+    /// its [`backend::FileIndex`]. `iopoll`: use of the `IOPOLL` ring for its reads and writes.
+    pub(crate) fn open_port(
+        &mut self,
+        disk: u16,
+        files: &[RawFd],
+        iopoll: IoPoll,
+    ) -> io::Result<()> {
         let places = self.files.take(files.len());
         let places = places.ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
         let at = usize::from(disk);
@@ -128,7 +145,7 @@ impl Uring {
 
     /// Makes the `IOPOLL` ring if a disk wants one.
     fn open_poll_ring(&mut self) -> io::Result<()> {
-        if self.poll_ring.is_none() && self.ports.iter().any(|port| port.iopoll) {
+        if self.poll_ring.is_none() && self.ports.iter().any(Port::may_poll) {
             let ring = PollRing::new(SQ_ENTRIES, CQ_ENTRIES)?;
             ring.submitter().register_files_sparse(self.files.size())?;
             self.poll_ring = Some(ring);
@@ -147,7 +164,7 @@ impl Uring {
         let _ = self.update_files(disk, &nothing);
         self.files.give(&files);
         self.ports[usize::from(disk)] = Port::default();
-        if !self.ports.iter().any(|port| port.iopoll) {
+        if !self.ports.iter().any(Port::may_poll) {
             self.poll_ring = None;
         }
     }
@@ -173,7 +190,8 @@ impl Uring {
             return Ok(());
         }
         let port = &self.ports[usize::from(disk)];
-        let poll_ring = self.poll_ring.as_ref().filter(|_| port.iopoll).map(PollRing::submitter);
+        let poll_ring =
+            self.poll_ring.as_ref().filter(|_| port.may_poll()).map(PollRing::submitter);
         for submitter in poll_ring.into_iter().chain([self.ring.submitter()]) {
             let updated = submitter.register_files_update(port.first_file(), files)?;
             if updated < files.len() {
@@ -302,14 +320,14 @@ mod tests {
         let fds: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let mut page = [0; PAGE];
         let to = page.as_mut_ptr();
-        uring.open_port(0, &fds[0..2], false).unwrap();
-        uring.open_port(1, &fds[2..4], false).unwrap();
+        uring.open_port(0, &fds[0..2], IoPoll::Off).unwrap();
+        uring.open_port(1, &fds[2..4], IoPoll::Off).unwrap();
         assert_eq!(read(&mut uring, 0, 1, to), Ok(1));
         assert_eq!(read(&mut uring, 1, 0, to), Ok(2));
         uring.close_port(0);
         assert_eq!(read(&mut uring, 0, 0, to), Err(-libc::EBADF));
         assert_eq!(read(&mut uring, 1, 1, to), Ok(3));
-        uring.open_port(0, &fds[4..6], false).unwrap();
+        uring.open_port(0, &fds[4..6], IoPoll::Off).unwrap();
         assert_eq!(uring.ports[0].files, 0..2);
         assert_eq!(read(&mut uring, 0, 1, to), Ok(5));
         uring.replace_files(1, &fds[2..4], &fds[0..2]).unwrap();
@@ -333,7 +351,7 @@ mod tests {
             // A pipe with data answers at once.
             let (from, to) = std::io::pipe().unwrap();
             (&to).write_all(&page).unwrap();
-            uring.open_port(disk, &[from.as_raw_fd()], false).unwrap();
+            uring.open_port(disk, &[from.as_raw_fd()], IoPoll::Off).unwrap();
             uring.ports[usize::from(disk)].submits_elsewhere = elsewhere;
             assert_eq!(read(&mut uring, disk, 0, [0; PAGE].as_mut_ptr()), Ok(5));
             assert_eq!(kernel_threads() > 0, elsewhere, "disk {disk}");
@@ -344,12 +362,12 @@ mod tests {
     fn disks_without_room_in_the_table_are_refused_and_others_stay() {
         let mut uring = Uring::new().unwrap();
         let file = file_of(7);
-        uring.open_port(0, &[file.as_raw_fd()], false).unwrap();
+        uring.open_port(0, &[file.as_raw_fd()], IoPoll::Off).unwrap();
         let many = vec![file.as_raw_fd(); uring.files.size() as usize];
-        let error = uring.open_port(1, &many, false).unwrap_err();
+        let error = uring.open_port(1, &many, IoPoll::Off).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
-        uring.open_port(2, &[file.as_raw_fd(), 99_999_999], false).unwrap_err();
-        uring.open_port(2, &[file.as_raw_fd()], false).unwrap();
+        uring.open_port(2, &[file.as_raw_fd(), 99_999_999], IoPoll::Off).unwrap_err();
+        uring.open_port(2, &[file.as_raw_fd()], IoPoll::Off).unwrap();
         assert_eq!(uring.ports[2].files, 1..2, "a refused disk leaves its places");
         assert_eq!(read(&mut uring, 0, 0, [0; PAGE].as_mut_ptr()), Ok(7));
     }
@@ -359,7 +377,7 @@ mod tests {
         let mut uring = Uring::new().unwrap();
         let (file, memories) = (file_of(9), [memory(), memory(), memory()]);
         for disk in [0, 1] {
-            uring.open_port(disk, &[file.as_raw_fd()], false).unwrap();
+            uring.open_port(disk, &[file.as_raw_fd()], IoPoll::Off).unwrap();
             if let Err(error) = uring.register_memory(disk, &memories[usize::from(disk)]) {
                 return println!("SKIP: this user may not pin memory: {error}");
             }
@@ -381,10 +399,22 @@ mod tests {
     }
 
     #[test]
+    fn only_automatic_polling_follows_the_trial() {
+        for decided in [false, true] {
+            let polls = |iopoll| {
+                let mut port = Port { iopoll, ..Port::default() };
+                port.polls_next(&mut PollTrial::decided(decided))
+            };
+            let all = [IoPoll::Off, IoPoll::On, IoPoll::Auto].map(polls);
+            assert_eq!(all, [false, true, decided]);
+        }
+    }
+
+    #[test]
     fn the_polling_ring_exists_while_a_disk_wants_it() {
         let mut uring = Uring::new().unwrap();
         let file = file_of(1);
-        for (disk, iopoll) in [(0, false), (1, true), (2, true)] {
+        for (disk, iopoll) in [(0, IoPoll::Off), (1, IoPoll::On), (2, IoPoll::Auto)] {
             assert_eq!(uring.poll_ring.is_some(), disk == 2);
             uring.open_port(disk, &[file.as_raw_fd()], iopoll).unwrap();
         }

@@ -264,7 +264,7 @@ impl Engine for LaneEngine<'_> {
         let entry = match op {
             Op::Read { bufs, .. } | Op::Write { bufs, .. } => {
                 if let Some(poll_ring) = &mut uring.poll_ring
-                    && port.polls_next()
+                    && port.polls_next(&mut poll_ring.trial)
                 {
                     return poll_ring.push(&transfer(&op, files, None).user_data(user_data));
                 }

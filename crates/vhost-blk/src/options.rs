@@ -150,8 +150,8 @@ pub struct DiskArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ProcessArgs {
     /// Requests that a queue hands to the storage, and completions that it shows to the guest, at a
-    /// time, from 1 to 32. auto: each thread tries which number is fastest, and the kernel's batches
-    /// grow with the load. Only for I/O that io_uring or the kernel does
+    /// time, from 1 to 32. auto: each thread, or queue in the kernel, tries which number is fastest.
+    /// Only for I/O that io_uring or the kernel does
     #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = values::batch_size,
           help_heading = "Data plane")]
     pub batch_size: BatchSize,
@@ -162,7 +162,8 @@ pub struct ProcessArgs {
     /// Bind the data plane's threads to these CPUs, in turn; a list such as 0-3,6
     #[arg(long, value_name = "LIST", value_parser = values::cpus, help_heading = "Data plane")]
     pub cpus: Option<CpuList>,
-    /// Poll the storage device for completions (only for devices that have poll queues)
+    /// Poll the storage device for completions (only for devices that have poll queues). auto: each
+    /// thread tries whether that is faster; the kernel plane always polls
     #[arg(long, value_name = "MODE", default_value = "auto", help_heading = "Data plane")]
     pub iopoll: IoPoll,
     /// Register guest memory once for all I/O. This pins it: do not use it with

@@ -7,7 +7,7 @@ use super::*;
 use crate::health::Health;
 use crate::limits::Limiter;
 use crate::mail::{AddDisk, Postbox};
-use crate::plane::QueueSetup;
+use crate::plane::{IoPoll, QueueSetup};
 use crate::stats::QueueStats;
 use backend::{Disk, Engine, Io, Lane, Null, Op, Slot, Step};
 use driver::{Layout, Queue, Request, RequestQueue};
@@ -74,7 +74,7 @@ impl Rig {
         let mut worker = Worker::new(engine, poll_max, portion, Coalesce::Off, inbox, mail_fd);
         let lane = Box::new(Steps { operations, left: HashMap::new() });
         let share = Arc::clone(Limiter::new(None).join().share());
-        let disk = AddDisk { lane, share, iopoll: false, submits_elsewhere: false };
+        let disk = AddDisk { lane, share, iopoll: IoPoll::Off, submits_elsewhere: false };
         let number = answer(&mut worker, &postbox, |reply| Mail::AddDisk(disk, reply)).unwrap();
         let memory = driver::GuestMemory::new(&[(0, 1 << 20)]).unwrap();
         let queue = Queue::new(&memory, QUEUE_SIZE, false, true).unwrap();

@@ -33,6 +33,9 @@ cases! { Host;
     "notify-batches", Plain,
         "batches of a fixed size: no kick and no call is lost, and no call answers more requests",
         batches;
+    "notify-trials", Plain,
+        "the module tries sizes of batches under load: nothing is lost, and one request at a time starts no trial",
+        trials;
     "notify-long", Full,
         "no kick and no call is lost, many more times",
         |env| none_is_lost(env, usual(), 0, 100_000);
@@ -89,6 +92,35 @@ fn batches(env: &Env) -> Result<()> {
     burst(&mut device)?;
     let calls = due(&mut device)? - before;
     ensure!(calls <= BURST / 2, "{calls} calls for {BURST} requests without a fixed size");
+    Ok(())
+}
+
+/// Bursts until trials of the size have ended; then one request at a time.
+fn trials(env: &Env) -> Result<()> {
+    const TRIALS: u64 = 3;
+    const ALONE: u64 = 2_000;
+    let disk = disk_of(env, usual())?;
+    let Target { mut device, daemon: _daemon } =
+        target::serve_with(env, &disk, &options(), &KernelOptions::default())?;
+    let end = Instant::now() + LIMIT;
+    while counted(&mut device, "batch_trials")? < TRIALS {
+        ensure!(Instant::now() < end, "no trials in {LIMIT:?}");
+        for _ in 0..16 {
+            burst(&mut device)?;
+        }
+    }
+    let size = counted(&mut device, "batch")?;
+    ensure!([2, 4, 8, 64].contains(&size), "batches of {size}");
+    let mut rng = Rng::new(env.seed());
+    // The first window has some of the bursts.
+    polled(&mut device, &mut rng, ALONE)?;
+    let before = counted(&mut device, "batch_trials")?;
+    polled(&mut device, &mut rng, env.rounds(ALONE))?;
+    let ended = counted(&mut device, "batch_trials")? - before;
+    ensure!(ended == 0, "{ended} trials with one request at a time");
+    set_options(&mut device, batch_of(7))?;
+    let fixed = counted(&mut device, "batch")?;
+    ensure!(fixed == 7, "batches of {fixed} in place of 7");
     Ok(())
 }
 

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel module's trials of portions: `portion.c` and `trial.c` in userspace, by a clock and
+//! rates of the test.
+
+use std::fs;
+use std::process::Command;
+
+const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernel/vhost_blk");
+
+/// The kernel's headers that the two files include, as far as they use them.
+const HEADERS: [(&str, &str); 3] = [
+    ("types.h", "#pragma once\n#include <stdbool.h>\n#include <stdint.h>\ntypedef uint64_t u64;\n"),
+    ("minmax.h", "#pragma once\n#define min(a, b) ((a) < (b) ? (a) : (b))\n"),
+    ("string.h", "#pragma once\n#include_next <string.h>\n"),
+];
+
+/// Runs windows of 4 ms in which each size has its rate, at a load that changes by a tenth from window
+/// to window. The size that grows counts as 16.
+const SCENARIOS: &str = r#"
+#include <math.h>
+#include <stdio.h>
+#include "portion.h"
+
+typedef double rate(double size);
+
+static unsigned int size_of(unsigned int at)
+{
+	return vhost_blk_portion_sizes[at] ?: 16;
+}
+
+static unsigned int windows, in_trial;
+/* Gain of the load from window to window. */
+static double growth;
+
+static unsigned int settled(struct vhost_blk_portion *portion, unsigned int count, rate *rate)
+{
+	double steady = 1;
+
+	in_trial = 0;
+	for (unsigned int i = 0; i < count; i++) {
+		double load = (steady *= 1 + growth) * (windows++ % 3 || growth ? 1.0 : 0.9);
+		double requests = 1e4 * load * rate(vhost_blk_portion_size(portion) ?: 16);
+		struct vhost_blk_tally window = { .ns = 4000000, .requests = requests };
+
+		vhost_blk_portion_window(portion, &window);
+		in_trial += !!portion->trial.windows;
+	}
+	return size_of(portion->chosen);
+}
+
+static double calls_are_dear(double size) { return size; }
+static double device_waits(double size) { return 1 / size; }
+static double best_at_8(double size) { return size == 8 ? 1 : 0.8; }
+static double first_is_best(double size) { return size == 16 ? 1 : 0.5; }
+static double all_alike(double size) { return 1; }
+static double slightly_better(double size) { return size == 16 ? 1 : 1.02; }
+static double a_bit_poor(double size) { return size == 16 ? 1 : 0.95; }
+
+int main(void)
+{
+	struct vhost_blk_portion portion;
+	unsigned int few, many;
+
+	vhost_blk_portion_init(&portion);
+	printf("begins %u\n", vhost_blk_portion_size(&portion));
+	printf("grows %u\n", settled(&portion, 2000, calls_are_dear));
+	printf("follows %u\n", settled(&portion, 9000, device_waits));
+	vhost_blk_portion_init(&portion);
+	printf("middle %u\n", settled(&portion, 2000, best_at_8));
+	printf("keeps %u\n", settled(&portion, 2000, best_at_8));
+	vhost_blk_portion_init(&portion);
+	printf("alike %u\n", settled(&portion, 10000, all_alike));
+	printf("rare %d\n", in_trial < 1000);
+	vhost_blk_portion_init(&portion);
+	printf("noise %u\n", settled(&portion, 4000, slightly_better));
+	vhost_blk_portion_init(&portion);
+	settled(&portion, 1000, first_is_best);
+	few = in_trial;
+	vhost_blk_portion_init(&portion);
+	settled(&portion, 1000, a_bit_poor);
+	many = in_trial;
+	printf("short %d\n", few * 3 < many);
+	vhost_blk_portion_init(&portion);
+	settled(&portion, 20, all_alike);
+	vhost_blk_trial_abandon(&portion.trial);
+	printf("abandoned %u %u\n", portion.trial.windows, portion.trial.until);
+	vhost_blk_portion_init(&portion);
+	growth = 0.04;
+	printf("steady %u\n", settled(&portion, 300, all_alike));
+	return 0;
+}
+"#;
+
+#[test]
+fn portions_of_the_module_follow_the_rates() {
+    let folder = tempfile::tempdir().expect("a folder for the C program");
+    fs::create_dir(folder.path().join("linux")).expect("a folder for the headers");
+    for (name, text) in HEADERS {
+        fs::write(folder.path().join("linux").join(name), text).expect("a header is written");
+    }
+    let (file, binary) = (folder.path().join("trial.c"), folder.path().join("trial"));
+    fs::write(&file, SCENARIOS).expect("the C program is written");
+    let sources = ["portion.c", "trial.c"].map(|name| format!("{MODULE}/{name}"));
+    let includes = ["-I".as_ref(), folder.path().as_os_str(), "-I".as_ref(), MODULE.as_ref()];
+    let checks = ["-Wall", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover=all"];
+    let mut compiler = Command::new("cc");
+    compiler.args(checks).args(includes).arg(&file).args(sources).arg("-o").arg(&binary);
+    assert!(compiler.status().expect("cc is installed").success(), "it does not compile");
+    let output = Command::new(&binary).output().expect("the C program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8(output.stdout).expect("text");
+    let expected = [
+        "begins 0",
+        "grows 64",
+        "follows 2",
+        "middle 8",
+        "keeps 8",
+        "alike 16",
+        "rare 1",
+        "noise 16",
+        "short 1",
+        "abandoned 0 0",
+        "steady 16",
+    ];
+    assert_eq!(lines.lines().collect::<Vec<_>>(), expected);
+}
