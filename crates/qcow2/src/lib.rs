@@ -6,8 +6,8 @@
 //! the speed of a raw image (`lane`, `extents`). Three rules keep the image consistent after a crash
 //! at any instant:
 //!
-//! 1. What a table names is durable before the table: reference counts, other tables, and data that hides content of
-//!    before (`storage`).
+//! 1. A table is written after the things that it names are durable: reference counts, other tables, and data that
+//!    hides content of before (`storage`).
 //! 2. A write that allocates completes after its tables are in the file, so that the end of the process loses
 //!    nothing; one commit serves many writes. A FLUSH of the guest makes them durable, with its data.
 //! 3. No cluster that an extent of a lane may name is freed or moved, so that a late I/O of a lane hits no

@@ -214,7 +214,7 @@ mod tests {
         sector
     }
 
-    /// What imago reads at the sector, which has `in_file`.
+    /// The sector as imago reads it, if the file has `in_file`.
     fn seen(reserve: &Reserve, mut in_file: Sector) -> Sector {
         reserve.patch(&mut in_file, NUMBER);
         in_file
