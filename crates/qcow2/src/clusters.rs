@@ -62,10 +62,13 @@ impl Clusters {
         }
     }
 
-    /// Appends the number of the pages, and the pages in any order, each with its number and its bits, little-endian.
+    /// Appends the number of the pages, and the pages in ascending order, each with its number and its bits,
+    /// little-endian.
     pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
-        bytes.extend((self.0.len() as u64).to_le_bytes());
-        for (page, words) in &self.0 {
+        let mut pages: Vec<_> = self.0.iter().collect();
+        pages.sort_unstable();
+        bytes.extend((pages.len() as u64).to_le_bytes());
+        for (page, words) in pages {
             bytes.extend(page.to_le_bytes());
             words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
         }
