@@ -162,7 +162,7 @@ fn writer(path: &Path) -> Writer {
     let file = File::options().read(true).write(true).open(path).expect("it opens");
     let found = header::read(path, &file).expect("a good header");
     let image = Image::new(access, &found, Arc::new(Versions::default()));
-    image.store().and_then(Store::may_reserve).expect("the image");
+    image.store().map(Store::may_reserve).expect("the image");
     Writer { image, file, log, sectors: HashMap::new() }
 }
 

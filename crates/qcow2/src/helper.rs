@@ -261,7 +261,7 @@ impl Thread {
                 let _ = reply.send(known); // an upgrade waits
             }
             Work::Reserve => {
-                if let Err(why) = image.store().and_then(Store::may_reserve) {
+                if let Err(why) = image.store().map(Store::may_reserve) {
                     image.complain(&why);
                 }
             }

@@ -20,16 +20,12 @@ pub(crate) struct Out {
     pub(crate) file: File,
     /// A bit for each phase. At the start the file may have changes of an earlier program.
     unsynced: AtomicU8,
-    /// A commit ends with a sync: the page cache of a device is behind no FLUSH of a guest
-    /// ([`backend::Lane`] has the device itself).
-    is_eager: bool,
     log: Option<Log>,
 }
 
 impl Out {
-    pub(crate) fn new(file: File, log: Option<Log>) -> io::Result<Out> {
-        let is_eager = !file.metadata()?.is_file();
-        Ok(Out { file, unsynced: AtomicU8::new(u8::MAX), is_eager, log })
+    pub(crate) fn new(file: File, log: Option<Log>) -> Out {
+        Out { file, unsynced: AtomicU8::new(u8::MAX), log }
     }
 
     /// Notes a change of a phase.
@@ -149,9 +145,6 @@ impl Job {
             for (offset, data) in writes {
                 self.out.write(phase, data, *offset).map_err(CommitError::of_write)?;
             }
-        }
-        if self.out.is_eager {
-            self.out.sync()?;
         }
         Ok(())
     }

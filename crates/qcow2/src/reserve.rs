@@ -75,8 +75,8 @@ pub(crate) struct Change {
 /// The reserved clusters of an image.
 #[derive(Debug, Default)]
 pub(crate) struct Reserve {
-    /// End of the clusters that may be reserved; `None`: none may.
-    pub(crate) limit: Option<u64>,
+    /// Clusters may be reserved.
+    pub(crate) is_allowed: bool,
     /// Sectors of counts with reserved clusters, as imago sees them.
     seen: BTreeMap<u64, Sector>,
     /// These after the commit that has begun.
@@ -109,8 +109,8 @@ impl Reserve {
         let seen = *self.seen.get(&number).unwrap_or(old);
         let mut most = larger(old, new, counts.order);
         let mut reserved_end = 0;
-        if most != *old && self.seen.len() < SECTORS_MAX {
-            reserved_end = self.reserve(counts, old, &mut most);
+        if self.is_allowed && most != *old && self.seen.len() < SECTORS_MAX {
+            reserved_end = reserve(counts, old, &mut most);
         }
         let mut last = *new;
         let is_free =
@@ -126,23 +126,6 @@ impl Reserve {
         }
         self.next.push((number, (last != *new).then_some(*new)));
         Change { most, last, seen, reserved_end }
-    }
-
-    /// Raises free counts behind the first one that is raised. Returns the end of their clusters.
-    fn reserve(&self, counts: &Counts, old: &Sector, most: &mut Sector) -> u64 {
-        let Some(limit) = self.limit else { return 0 };
-        let raised = |entry: &u64| counts.count(most, *entry) > counts.count(old, *entry);
-        let first = (0..counts.len()).find(raised).unwrap_or(counts.len());
-        let behind = (limit >> counts.cluster_bits).saturating_sub(counts.first);
-        let longest = (RESERVED_BYTES_MAX >> counts.cluster_bits).max(1);
-        let mut end = 0;
-        for entry in first..counts.len().min(first + longest).min(behind) {
-            if counts.count(most, entry) == 0 {
-                set_refcount(most, entry, counts.order, 1);
-                end = (counts.first + entry + 1) << counts.cluster_bits;
-            }
-        }
-        end
     }
 
     /// Begins a commit: a failed one before leaves nothing.
@@ -165,6 +148,21 @@ impl Reserve {
         let seen = std::mem::take(&mut self.seen);
         seen.into_iter().map(|(number, sector)| (number * SECTOR, sector)).collect()
     }
+}
+
+/// Raises free counts behind the first one that is raised. Returns the end of their clusters.
+fn reserve(counts: &Counts, old: &Sector, most: &mut Sector) -> u64 {
+    let raised = |entry: &u64| counts.count(most, *entry) > counts.count(old, *entry);
+    let first = (0..counts.len()).find(raised).unwrap_or(counts.len());
+    let longest = (RESERVED_BYTES_MAX >> counts.cluster_bits).max(1);
+    let mut end = 0;
+    for entry in first..counts.len().min(first + longest) {
+        if counts.count(most, entry) == 0 {
+            set_refcount(most, entry, counts.order, 1);
+            end = (counts.first + entry + 1) << counts.cluster_bits;
+        }
+    }
+    end
 }
 
 /// The larger of two counts, for each of a sector of them.
@@ -204,8 +202,8 @@ mod tests {
     /// Counts of 16 bits of clusters of 64 KiB, from cluster 256 on.
     const COUNTS: Counts = Counts { order: ORDER, cluster_bits: 16, first: 256 };
 
-    fn reserve(limit: Option<u64>) -> Reserve {
-        Reserve { limit, ..Reserve::default() }
+    fn reserve() -> Reserve {
+        Reserve { is_allowed: true, ..Reserve::default() }
     }
 
     fn counts(used: Range<u64>) -> Sector {
@@ -222,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_raised_count_reserves_the_free_clusters_behind_it() {
-        let mut reserve = reserve(Some(u64::MAX));
+        let mut reserve = reserve();
         let (old, new) = (counts(0..10), counts(0..11));
         let change = reserve.change(NUMBER, &COUNTS, &old, &new);
         assert!(change.most == counts(0..256) && change.last == change.most && change.seen == old);
@@ -243,7 +241,7 @@ mod tests {
 
     #[test]
     fn only_used_clusters_are_freed_and_reserved_ones_are_given_back() {
-        let mut reserve = reserve(Some(u64::MAX));
+        let mut reserve = reserve();
         reserve.change(NUMBER, &COUNTS, &counts(0..10), &counts(0..11));
         reserve.committed();
         let change = reserve.change(NUMBER, &COUNTS, &counts(0..256), &counts(0..9));
@@ -262,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_failed_commit_changes_nothing_that_imago_sees() {
-        let mut reserve = reserve(Some(u64::MAX));
+        let mut reserve = reserve();
         let (old, new) = (counts(0..10), counts(0..11));
         let failed = reserve.change(NUMBER, &COUNTS, &old, &new);
         reserve.begin();
@@ -275,17 +273,16 @@ mod tests {
 
     #[test]
     fn the_reserve_is_bounded() {
-        let end = |limit, cluster_bits| {
+        let end = |is_allowed, cluster_bits| {
             let counts_of = Counts { cluster_bits, first: 256, order: ORDER };
-            let change = reserve(limit).change(NUMBER, &counts_of, &counts(0..10), &counts(0..11));
+            let mut reserve = Reserve { is_allowed, ..Reserve::default() };
+            let change = reserve.change(NUMBER, &counts_of, &counts(0..10), &counts(0..11));
             change.reserved_end >> cluster_bits
         };
-        assert_eq!(end(None, 16), 0);
-        assert_eq!(end(Some(u64::MAX), 16), 512);
-        assert_eq!(end(Some(300 << 16), 16), 300);
-        assert_eq!(end(Some(266 << 16), 16), 0);
-        assert_eq!(end(Some(u64::MAX), 21), 256 + 10 + 64 * MIB / (2 * MIB));
-        let mut full = reserve(Some(u64::MAX));
+        assert_eq!(end(false, 16), 0);
+        assert_eq!(end(true, 16), 512);
+        assert_eq!(end(true, 21), 256 + 10 + 64 * MIB / (2 * MIB));
+        let mut full = reserve();
         full.seen = (1000..1000 + SECTORS_MAX as u64).map(|at| (at, counts(0..1))).collect();
         let change = full.change(NUMBER, &COUNTS, &counts(0..10), &counts(0..11));
         assert!(change.most == counts(0..11) && change.reserved_end == 0);

@@ -111,7 +111,7 @@ impl Store {
             has_exact_holes: are_exact(&file).unwrap_or(false),
             fresh_from: AtomicU64::new(file.metadata()?.len()),
             named_end: AtomicU64::new(0),
-            out: Arc::new(Out::new(file, log)?),
+            out: Arc::new(Out::new(file, log)),
             writable,
             overlay: Mutex::default(),
             must_commit: AtomicBool::new(false),
@@ -216,10 +216,8 @@ impl Store {
     }
 
     /// Allows to count clusters as used before they are: a crash may leak them. The image has a mark that tells it.
-    pub(crate) fn may_reserve(&self) -> io::Result<()> {
-        let limit = if self.out.file.metadata()?.is_file() { u64::MAX } else { self.size_bytes()? };
-        self.overlay().reserve.limit = Some(limit);
-        Ok(())
+    pub(crate) fn may_reserve(&self) {
+        self.overlay().reserve.is_allowed = true;
     }
 
     /// Returns whether all changes of commits are durable.

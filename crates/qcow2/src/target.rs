@@ -84,7 +84,7 @@ impl Target {
         // An end in the middle may leak clusters. The mark stays until they are looked for.
         mark::set_in_use(&file, mark::InUse::Leaks).map_err(failed)?;
         if mark::in_use(&file).map_err(failed)?.is_some() {
-            image.store().and_then(Store::may_reserve).map_err(failed)?;
+            image.store().map(Store::may_reserve).map_err(failed)?;
         }
         Ok(Target(Kind::Qcow2(Box::new(image))))
     }
