@@ -28,6 +28,7 @@ mod crash_tests;
 pub mod create;
 mod decompressed;
 mod describe;
+mod ending;
 mod entry;
 mod error;
 mod extents;
@@ -79,16 +80,12 @@ use lane::{Limits, Qcow2Lane};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use storage::Store;
 use versions::{User, Versions};
-
-/// Wait at the end of a disk for its thread to unmap what was discarded, and then to settle. Without
-/// that the next opening checks the image.
-const END_MAX: Duration = Duration::from_millis(300);
 
 /// A disk in a qcow2 image.
 pub struct Qcow2Disk {
@@ -105,6 +102,7 @@ pub struct Qcow2Disk {
     cluster_bytes: u64,
     /// As [`header::Header::extra`].
     extra: Option<&'static str>,
+    is_closed: AtomicBool,
     /// A line for the user about leaked clusters.
     reclaimed: Option<String>,
 }
@@ -263,6 +261,7 @@ impl Qcow2Disk {
             in_use,
             cluster_bytes: header.cluster_bytes,
             extra: header.extra(),
+            is_closed: AtomicBool::new(false),
             reclaimed,
         })
     }
@@ -279,16 +278,6 @@ impl Qcow2Disk {
     /// The files of the chain, the image itself first.
     pub fn files(&self) -> &[Arc<File>] {
         &self.files
-    }
-
-    /// Unmaps what was discarded, and waits for that at most for `patience`. It is done without this, too,
-    /// a little later.
-    ///
-    /// # Errors
-    /// As [`Qcow2Disk::settle`].
-    pub fn unmap_discarded(&self, patience: Duration) -> io::Result<()> {
-        let (reply, answer) = channel();
-        self.ask_within(patience, Work::Unmap(reply), &answer)
     }
 
     /// Bytes of discarded data whose place in the file was freed for other data.
@@ -374,14 +363,6 @@ impl Qcow2Disk {
         })
     }
 
-    /// Ends the use of the image, which nothing writes any more and which is settled: the last change of
-    /// the file by this disk. The drop of the disk does the same.
-    pub fn end_use(&self) {
-        if let Some(in_use) = &self.in_use {
-            in_use.end();
-        }
-    }
-
     /// Notices for the user about the files, one line each.
     pub fn notices(&self) -> Vec<String> {
         let of_files = self.files.iter().flat_map(|file| file.notices().to_vec());
@@ -412,22 +393,6 @@ fn header_of<'a>(
         return Err(chain::refuse(path, "it has internal snapshots", remedy));
     }
     Ok(header)
-}
-
-impl Drop for Qcow2Disk {
-    fn drop(&mut self) {
-        if self.in_use.is_none() {
-            return;
-        }
-        // While the thread works, the image stays locked, and has the mark.
-        let ended = match self.unmap_discarded(END_MAX) {
-            Err(why) if why.kind() != io::ErrorKind::TimedOut => Err(why),
-            _ => self.settle(END_MAX),
-        };
-        if ended.is_ok() {
-            self.end_use();
-        }
-    }
 }
 
 impl Disk for Qcow2Disk {

@@ -87,6 +87,7 @@ impl State {
                 origin: entry.origin,
                 control: entry.control.clone(),
                 bitmaps: Passing::of(&entry.layers),
+                clusters: upgrade::Clusters::default(),
                 unmapped_before: entry.image.as_ref().map_or(0, |image| image.unmapped_before),
                 parts: entry.parts.clone(),
             }))

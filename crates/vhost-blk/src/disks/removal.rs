@@ -264,6 +264,8 @@ impl Disks {
         drop(state);
         if let Some((Some(image), layers)) = kept {
             kept::keep(&image, &layers);
+            // Before the disk leaves the table: the program may end when the last one has left.
+            image.qcow2.iter().for_each(|qcow2| qcow2.close());
         }
         let mut state = self.lock();
         let gone = state.take(stop);

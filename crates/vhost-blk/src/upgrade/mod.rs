@@ -22,7 +22,7 @@ mod state;
 
 pub use check::{check, check_daemon};
 pub use error::{Obstacle, UpgradeError};
-pub use passed::{Disk, Image, Parts, Socket, Sockets, Storage};
+pub use passed::{Clusters, Disk, Image, Parts, Socket, Sockets, Storage};
 pub use program::{CHECK_ANSWER, CHECK_COMMAND};
 pub use restore::{Taken, TakenClient, TakenDisk, TakenParts, TakenSocket, Upgraded, take};
 pub use state::ImageOptions;

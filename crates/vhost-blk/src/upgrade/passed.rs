@@ -79,6 +79,8 @@ pub struct Disk {
     pub parts: Arc<Parts>,
     /// Its bitmaps.
     pub bitmaps: Passing,
+    /// Those of its qcow2 image.
+    pub clusters: Clusters,
     /// Bytes that it has unmapped in images before the present one.
     pub unmapped_before: u64,
 }
@@ -107,8 +109,6 @@ pub struct Image {
     top: Shared,
     /// Its tables and its backing files, if it is a qcow2 image.
     qcow2: Option<(Arc<Qcow2Disk>, Vec<Shared>)>,
-    /// The clusters of the qcow2 image.
-    clusters: Mutex<Option<File>>,
 }
 
 /// A second descriptor of an open file, with the same lock.
@@ -142,8 +142,7 @@ impl Image {
             let backing = backing.collect::<io::Result<_>>()?;
             Ok::<_, io::Error>((disk, backing))
         };
-        let qcow2 = qcow2.map(with_backing).transpose()?;
-        Ok(Image { top: Shared::of(&file)?, qcow2, clusters: Mutex::default(), file })
+        Ok(Image { top: Shared::of(&file)?, qcow2: qcow2.map(with_backing).transpose()?, file })
     }
 
     /// The files to pass on: the image, and its backing files if it is qcow2.
@@ -158,15 +157,18 @@ impl Image {
     }
 }
 
-impl Image {
-    /// A descriptor with the clusters that the settled qcow2 image has claimed, until the next call. Without it the
-    /// next program looks at all tables before the first change.
-    fn clusters(&self) -> Option<RawFd> {
-        let (disk, _) = self.qcow2.as_ref()?;
+/// The clusters that a settled qcow2 image has claimed. Without them the next program looks at all tables before the
+/// first change.
+#[derive(Default)]
+pub struct Clusters(Mutex<Option<File>>);
+
+impl Clusters {
+    /// A descriptor with those of now, until the next call.
+    fn descriptor(&self, disk: &Qcow2Disk) -> Option<RawFd> {
         let known = disk.known(FREEZE_MAX).ok()??;
         let file = memory_file("vhost-blk-clusters", &known).ok()?;
         let descriptor = file.as_raw_fd();
-        *self.clusters.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
         Some(descriptor)
     }
 }
@@ -202,8 +204,8 @@ impl Disk {
             Storage::Bound(why) => return Err(Obstacle::Bound(why)),
         };
         let (unmapped_here, clusters) = match &self.parts.storage {
-            Storage::Image(image @ Image { qcow2: Some((disk, _)), .. }) => {
-                (disk.unmapped_bytes(), image.clusters())
+            Storage::Image(Image { qcow2: Some((disk, _)), .. }) => {
+                (disk.unmapped_bytes(), self.clusters.descriptor(disk))
             }
             _ => (0, None),
         };

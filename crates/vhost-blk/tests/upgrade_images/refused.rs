@@ -6,6 +6,7 @@ use crate::mount::{LoopDevice, Mount, may_not_mount, run};
 use crate::{Rig, add, add_raw, chain, content, guest, read_and_write, text, upgrade};
 use serde_json::Value;
 use std::fs;
+use std::path::PathBuf;
 
 /// The bytes of all files of [`chain`].
 fn bytes(rig: &Rig) -> [Vec<u8>; 3] {
@@ -73,6 +74,17 @@ fn a_chain_that_is_not_the_open_one_any_more_is_refused() {
     read_and_write(&mut device, 1);
 }
 
+/// An image of 32 MiB in a file system over a base in the folder of the rig, which is full of data: the tables need
+/// data before them. Returns its path, and its options.
+fn over_a_base(rig: &Rig, mount: &Mount, create: &[&str]) -> (PathBuf, String) {
+    let (path, base) = (mount.path("a.qcow2"), rig.path("base.raw"));
+    fs::write(&base, vec![9; 32 << 20]).unwrap();
+    let command = [&["qemu-img", "create", "-qf", "qcow2", "-F", "raw", "-b", text(&base)], create];
+    run(&[&command.concat()[..], &[text(&path)]].concat());
+    let options = format!("--blk-file {} --format qcow2 --allow-backing any", path.display());
+    (path, options)
+}
+
 #[test]
 fn tables_that_could_not_be_written_refuse_before_anything_stops() {
     if may_not_mount() {
@@ -86,9 +98,8 @@ fn tables_that_could_not_be_written_refuse_before_anything_stops() {
     run(&["mkfs.ext4", "-q", "-F", text(&disk.path)]);
     let above = Mount::of(&disk.path);
     let rig = Rig::new();
-    let path = above.path("a.qcow2");
-    run(&["qemu-img", "create", "-qf", "qcow2", text(&path), "32M"]);
-    add(&rig, "a", &format!("--blk-file {} --format qcow2", path.display()));
+    let (_, options) = over_a_base(&rig, &above, &[]);
+    add(&rig, "a", &options);
     let mut device = guest(&rig, "a");
     device.write(1, &[1; 512]).unwrap();
     let failed = (1..64).any(|n| device.write(n * 512, &vec![2; 256 << 10]).is_err());
@@ -112,10 +123,9 @@ fn tables_that_wait_for_room_refuse_until_there_is_some() {
         return;
     }
     let mount = Mount::tmpfs(16);
-    let (path, rig) = (mount.path("a.qcow2"), Rig::new());
-    let create = ["qemu-img", "create", "-qf", "qcow2", "-o", "cluster_size=2M"];
-    run(&[&create[..], &[text(&path), "32M"]].concat());
-    add(&rig, "a", &format!("--blk-file {} --format qcow2", path.display()));
+    let rig = Rig::new();
+    let (path, options) = over_a_base(&rig, &mount, &["-o", "cluster_size=2M"]);
+    add(&rig, "a", &options);
     let mut device = guest(&rig, "a");
     let failed = (0..16).find(|n| device.write(n << 12, &[2; 4096]).is_err());
     let sector = failed.expect("16 MiB have room for 32") << 12;

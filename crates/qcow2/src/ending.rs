@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end of the use of an image: what was discarded is unmapped, the tables are durable, and the mark goes.
+
+use crate::Qcow2Disk;
+use crate::helper::Work;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// Wait at the end of a disk for its thread to unmap what was discarded, and then to settle. Without
+/// that the next opening checks the image.
+const END_MAX: Duration = Duration::from_millis(300);
+
+impl Qcow2Disk {
+    /// Unmaps what was discarded, and waits for that at most for `patience`. It is done without this, too,
+    /// a little later.
+    ///
+    /// # Errors
+    /// As [`Qcow2Disk::settle`].
+    pub fn unmap_discarded(&self, patience: Duration) -> io::Result<()> {
+        let (reply, answer) = channel();
+        self.ask_within(patience, Work::Unmap(reply), &answer)
+    }
+
+    /// Ends the use of the image, which nothing writes any more and which is settled: the last change of
+    /// the file by this disk. The drop of the disk does the same.
+    pub fn end_use(&self) {
+        if let Some(in_use) = &self.in_use {
+            in_use.end();
+        }
+    }
+
+    /// Unmaps what was discarded, settles, and ends the use of the image, within a limit. No request follows. The drop
+    /// of a disk does this unless it was done before.
+    pub fn close(&self) {
+        if self.in_use.is_none() || self.is_closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // While the thread works, the image stays locked, and has the mark.
+        let ended = match self.unmap_discarded(END_MAX) {
+            Err(why) if why.kind() != io::ErrorKind::TimedOut => Err(why),
+            _ => self.settle(END_MAX),
+        };
+        if ended.is_ok() {
+            self.end_use();
+        }
+    }
+}
+
+impl Drop for Qcow2Disk {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
