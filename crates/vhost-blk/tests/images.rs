@@ -126,7 +126,7 @@ fn a_start_after_a_kill_frees_leaked_clusters_and_one_after_a_stop_does_not_look
         daemon.signal(libc::SIGTERM);
         daemon.wait();
         let told = daemon.rest_of_stderr();
-        // Those of the kill, which were reserved, and the two others.
+        // The kill leaks those that were reserved, and `leak` two more.
         let line = "it was not closed properly; 252 leaked clusters (1032192 bytes) were freed";
         assert_eq!(told.contains(line), is_freed, "{told}");
         let checked = Command::new("qemu-img").current_dir(at).args(["check", "image"]).output();

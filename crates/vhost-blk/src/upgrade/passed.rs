@@ -79,7 +79,7 @@ pub struct Disk {
     pub parts: Arc<Parts>,
     /// Its bitmaps.
     pub bitmaps: Passing,
-    /// Those of its qcow2 image.
+    /// The clusters of its qcow2 image.
     pub clusters: Clusters,
     /// Bytes that it has unmapped in images before the present one.
     pub unmapped_before: u64,
