@@ -9,13 +9,15 @@
 //!
 //! A queue whose calls answer one request each has a driver that waits: it has no trial.
 
-use crate::backoff::Backoff;
 use crate::latency::Nanos;
 use crate::plane::Coalesce;
+use crate::trial::{self, Step, Trial, WINDOW_REQUESTS_MIN};
+use std::ops::AddAssign;
 use std::time::Duration;
 
 const MICROSECOND: Nanos = 1000;
-const MILLISECOND: Nanos = 1000 * MICROSECOND;
+const WINDOW: Nanos = trial::WINDOW.as_nanos() as Nanos;
+const WINDOW_MAX: Nanos = trial::WINDOW_MAX.as_nanos() as Nanos;
 
 /// Maximum time for which a call is held.
 const HOLD_MAX: Nanos = 100 * MICROSECOND;
@@ -25,16 +27,8 @@ const HOLD_IDLE: Nanos = 30 * MICROSECOND;
 /// Maximum requests that a held call answers.
 const HOLD_REQUESTS_MAX: u64 = 16;
 
-/// Minimum duration of a window, and its minimum number of requests. A window that takes longer than
-/// the maximum says nothing: the driver was idle.
-const WINDOW: Nanos = 4 * MILLISECOND;
-const WINDOW_REQUESTS_MIN: u64 = 64;
-const WINDOW_MAX: Nanos = 100 * MILLISECOND;
 /// Windows of a trial, half of them with coalescing.
 const TRIAL_WINDOWS: u32 = 24;
-/// Windows between two trials. The pause doubles after each trial that changes nothing.
-const PAUSE_WINDOWS_MIN: u32 = 16;
-const PAUSE_WINDOWS_MAX: u32 = 1024;
 /// Gain of the rate with which coalescing pays anyway.
 const GAIN: f64 = 1.03;
 /// Loss of the rate, and share of the calls, with which it pays as well.
@@ -51,11 +45,9 @@ pub(crate) struct Coalescer {
     uncalled: u64,
     /// Calls are held, as the last trial decided.
     chosen: bool,
-    trial: Option<Trial>,
+    trial: Trial<Tally>,
     /// The last window took too long.
     was_idle: bool,
-    /// The pause between two trials, in windows.
-    pause: Backoff,
     window: Window,
 }
 
@@ -93,27 +85,20 @@ impl Tally {
     fn calls_per_request(&self) -> f64 {
         self.calls as f64 / self.requests as f64
     }
-}
 
-/// Tallies without coalescing and with it.
-#[derive(Debug, Default)]
-struct Trial {
-    windows: u32,
-    tallies: [Tally; 2],
-}
-
-impl Trial {
-    /// Returns whether the present window tries the other way. The order is ABBA, so that a steady
-    /// change of the load affects both alike.
-    fn differs(&self) -> bool {
-        matches!(self.windows % 4, 1 | 2)
-    }
-
-    fn pays(&self) -> bool {
-        let [without, with] = &self.tallies;
-        let gain = with.rate() / without.rate();
-        let calls = with.calls_per_request() / without.calls_per_request();
+    /// Returns whether held calls pay, which brought this.
+    fn pays(&self, without: &Tally) -> bool {
+        let gain = self.rate() / without.rate();
+        let calls = self.calls_per_request() / without.calls_per_request();
         gain >= GAIN || gain >= LOSS && calls <= FEWER_CALLS
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, window: Tally) {
+        self.nanos += window.nanos;
+        self.requests += window.requests;
+        self.calls += window.calls;
     }
 }
 
@@ -121,17 +106,14 @@ impl Coalescer {
     /// Holds calls by `mode`. The thread polls for `poll_max` at most; 0: no call is held.
     pub(crate) fn new(mode: Coalesce, poll_max: Duration) -> Self {
         let mode = if poll_max.is_zero() { Coalesce::Off } else { mode };
-        let mut pause = Backoff::new(PAUSE_WINDOWS_MIN, PAUSE_WINDOWS_MAX);
-        pause.begin();
         Coalescer {
             mode,
             idle_max: HOLD_IDLE.min(poll_max.as_nanos() as Nanos),
             held: None,
             uncalled: 0,
             chosen: false,
-            trial: None,
+            trial: Trial::new(),
             was_idle: false,
-            pause,
             window: Window::default(),
         }
     }
@@ -195,7 +177,7 @@ impl Coalescer {
         match self.mode {
             Coalesce::On => true,
             Coalesce::Off => false,
-            Coalesce::Auto => self.chosen != self.trial.as_ref().is_some_and(Trial::differs),
+            Coalesce::Auto => self.chosen != self.trial.differs(),
         }
     }
 
@@ -214,7 +196,7 @@ impl Coalescer {
             self.begin_anew();
         } else if idle {
             // One such window is a gap between two loads, which may be alike.
-            self.trial = None;
+            self.trial.abandon();
         } else {
             self.count(Tally { nanos, requests: window.requests, calls: window.calls });
         }
@@ -223,34 +205,22 @@ impl Coalescer {
     /// Forgets a load: the driver waits for each request, or has few of them.
     fn begin_anew(&mut self) {
         self.chosen = false;
-        self.trial = None;
-        self.pause.reset();
-        self.pause.begin();
+        self.trial.end(true);
     }
 
     /// Counts a window in the trial, or in the pause before the next one.
     fn count(&mut self, window: Tally) {
-        let with = usize::from(self.coalesces());
-        let Some(trial) = &mut self.trial else {
-            if !self.pause.pass() {
-                self.trial = Some(Trial::default());
-            }
+        let Step::Counted(TRIAL_WINDOWS, [present, other]) = self.trial.count(window) else {
             return;
         };
-        let tally = &mut trial.tallies[with];
-        tally.nanos += window.nanos;
-        tally.requests += window.requests;
-        tally.calls += window.calls;
-        trial.windows += 1;
-        if trial.windows == TRIAL_WINDOWS {
-            let pays = trial.pays();
-            if pays != self.chosen {
-                tracing::debug!(coalesce = pays, "calls of the driver");
-                self.pause.reset();
-            }
+        let pays = match self.chosen {
+            true => present.pays(&other),
+            false => other.pays(&present),
+        };
+        self.trial.end(pays != self.chosen);
+        if pays != self.chosen {
+            tracing::debug!(coalesce = pays, "calls of the driver");
             self.chosen = pays;
-            self.trial = None;
-            self.pause.begin();
         }
     }
 }
@@ -317,6 +287,7 @@ mod tests {
     }
 
     const POLL_MAX: Duration = Duration::from_micros(50);
+    const MILLISECOND: Nanos = 1000 * MICROSECOND;
     const SECOND: Nanos = 1000 * MILLISECOND;
 
     #[test]
@@ -358,7 +329,7 @@ mod tests {
     fn a_driver_with_one_request_at_a_time_never_waits_for_a_call() {
         let mut load = Load::new(Coalesce::Auto);
         assert_eq!(load.run_asleep(20 * SECOND, 10 * MICROSECOND), 0);
-        assert!(load.calls.trial.is_none());
+        assert!(!load.calls.trial.is_running());
     }
 
     #[test]

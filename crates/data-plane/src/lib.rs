@@ -49,6 +49,7 @@ mod submit;
 mod table;
 mod trace;
 mod transfer;
+mod trial;
 mod turn;
 mod uring;
 mod uring_plane;

@@ -1,48 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The trial of the `IOPOLL` ring: do polled transfers finish faster than those with interrupts?
+//! The trial of the `IOPOLL` ring, which compares polled transfers with those that end by an interrupt.
 //!
 //! Polling costs a thread that never sleeps while I/O is in flight, so it has to win. Windows of time
 //! with the two rings take turns, and the rates of transfers decide. A thread tries for all its disks
 //! with poll queues, because they share its rings and its time.
 
-use crate::backoff::Backoff;
-use std::time::{Duration, Instant};
+use crate::trial::{Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
+use std::time::Instant;
 
-/// Minimum duration of a window, and its minimum number of transfers.
-const WINDOW: Duration = Duration::from_millis(4);
-const WINDOW_TRANSFERS_MIN: u32 = 64;
-/// A window that takes longer than this says nothing: the guest was idle meanwhile.
-const WINDOW_MAX: Duration = Duration::from_millis(100);
 /// Windows of a trial, half of them polled.
 const TRIAL_WINDOWS: u32 = 32;
 /// Gain of the rate that polling needs.
 const GAIN: f64 = 1.03;
-/// Windows between two trials: minimum and maximum. The pause doubles after each trial without a
-/// change.
-const PAUSE_WINDOWS_MIN: u32 = 16;
-const PAUSE_WINDOWS_MAX: u32 = 1024;
 /// Transfers between two readings of the clock.
-const TRANSFERS_PER_CLOCK: u32 = 16;
+const TRANSFERS_PER_CLOCK: u64 = 16;
 
 /// The choice of one thread's ring for reads and writes of devices with poll queues.
 #[derive(Debug)]
 pub(crate) struct PollTrial {
     /// Transfers are polled, as the last trial decided.
     chosen: bool,
-    /// Windows of the present trial, and the rates with interrupts and polled.
-    trial: Option<(u32, [f64; 2])>,
-    /// The pause between two trials, in windows.
-    pause: Backoff,
+    /// Its results are rates.
+    trial: Trial<f64>,
     since: Instant,
-    transfers: u32,
+    transfers: u64,
 }
 
 impl PollTrial {
     /// Begins with polled transfers.
     pub(crate) fn new() -> Self {
-        let mut pause = Backoff::new(PAUSE_WINDOWS_MIN, PAUSE_WINDOWS_MAX);
-        pause.begin();
-        PollTrial { chosen: true, trial: None, pause, since: Instant::now(), transfers: 0 }
+        PollTrial { chosen: true, trial: Trial::new(), since: Instant::now(), transfers: 0 }
     }
 
     /// Counts a transfer. Returns whether it is to be polled.
@@ -55,54 +42,37 @@ impl PollTrial {
         self.polls()
     }
 
-    /// Returns whether transfers of the present window are polled. The order is ABBA, so that a
-    /// steady change of the load affects both alike.
+    /// Returns whether transfers of the present window are polled.
     #[inline]
     fn polls(&self) -> bool {
-        let differs = self.trial.is_some_and(|(windows, _)| matches!(windows % 4, 1 | 2));
-        self.chosen != differs
+        self.chosen != self.trial.differs()
     }
 
     #[cold]
     fn look(&mut self, now: Instant) {
         let elapsed = now - self.since;
-        if elapsed < WINDOW || (self.transfers < WINDOW_TRANSFERS_MIN && elapsed < WINDOW_MAX) {
+        if elapsed < WINDOW || (self.transfers < WINDOW_REQUESTS_MIN && elapsed < WINDOW_MAX) {
             return;
         }
-        let rate = f64::from(self.transfers) / elapsed.as_secs_f64();
+        let rate = self.transfers as f64 / elapsed.as_secs_f64();
         (self.since, self.transfers) = (now, 0);
         if elapsed < WINDOW_MAX {
             self.measured(rate);
         } else {
-            self.trial = None;
+            self.trial.abandon();
         }
     }
 
     /// Records the rate of a window.
     fn measured(&mut self, rate: f64) {
-        let polls = self.polls();
-        let Some((windows, rates)) = &mut self.trial else {
-            if !self.pause.pass() {
-                self.trial = Some((0, [0.0; 2]));
-            }
-            return;
-        };
-        rates[usize::from(polls)] += rate;
-        *windows += 1;
-        if *windows == TRIAL_WINDOWS {
-            let [interrupts, polled] = *rates;
-            self.end_trial(polled > interrupts * GAIN);
-        }
-    }
-
-    fn end_trial(&mut self, pays: bool) {
-        self.trial = None;
+        let Step::Counted(TRIAL_WINDOWS, [present, other]) = self.trial.count(rate) else { return };
+        let (interrupts, polled) = if self.chosen { (other, present) } else { (present, other) };
+        let pays = polled > interrupts * GAIN;
+        self.trial.end(pays != self.chosen);
         if pays != self.chosen {
             tracing::debug!(polled = pays, "transfers of devices with poll queues");
             self.chosen = pays;
-            self.pause.reset();
         }
-        self.pause.begin();
     }
 }
 
@@ -160,22 +130,22 @@ mod tests {
         let mut now = trial.since;
         for _ in 0..200 {
             now += WINDOW_MAX;
-            trial.transfers = WINDOW_TRANSFERS_MIN;
+            trial.transfers = WINDOW_REQUESTS_MIN;
             trial.look(now);
         }
-        assert!(trial.trial.is_none());
-        assert_eq!(trial.pause, PollTrial::new().pause);
+        assert!(!trial.trial.is_running());
+        assert_eq!(trial.trial.pause(), PollTrial::new().trial.pause());
     }
 
     #[test]
     fn a_window_has_its_time_and_its_transfers() {
         let mut trial = PollTrial::new();
         let before = trial.since;
-        for _ in 0..WINDOW_TRANSFERS_MIN {
+        for _ in 0..WINDOW_REQUESTS_MIN {
             assert!(trial.polls_next());
         }
         trial.look(before + WINDOW / 2);
-        assert_eq!((trial.since, trial.transfers), (before, WINDOW_TRANSFERS_MIN));
+        assert_eq!((trial.since, trial.transfers), (before, WINDOW_REQUESTS_MIN));
         trial.look(before + WINDOW);
         assert_eq!((trial.since, trial.transfers), (before + WINDOW, 0));
     }

@@ -10,8 +10,8 @@
 //! of finished requests are compared. The other size has to win clearly. Kicks and the parts of a
 //! request do not count: a thread that sleeps more often gets more of them.
 
-use crate::backoff::Backoff;
-use std::time::{Duration, Instant};
+use crate::trial::{Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
+use std::time::Instant;
 
 /// Portion sizes, in requests.
 const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
@@ -19,23 +19,14 @@ const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
 const FIRST: usize = 1;
 /// A thread with fewer requests in flight makes no trial: the sizes hardly differ.
 const IN_FLIGHT_MIN: usize = 4;
-/// Minimum duration of a window, and its minimum number of finished requests.
-const WINDOW: Duration = Duration::from_millis(4);
-const WINDOW_REQUESTS_MIN: u64 = 64;
-/// A window that takes longer than this says nothing: the guest was idle meanwhile.
-const WINDOW_MAX: Duration = Duration::from_millis(100);
 /// Windows of a trial, half of them with each size.
 const TRIAL_WINDOWS: u32 = 32;
 /// Gain of the rate that a change of the size needs.
 const GAIN: f64 = 1.03;
 /// A candidate with less than this share of the present rate ends the trial early.
 const HOPELESS: f64 = 0.9;
-/// Windows of a trial that may end early: twice the order of [`Trial::uses_candidate`].
+/// Windows of a trial that may end early: twice the order of [`Trial::differs`].
 const EARLY_WINDOWS: u32 = 8;
-/// Windows between two trials: minimum and maximum. The pause doubles after each trial without a
-/// change.
-const PAUSE_WINDOWS_MIN: u32 = 16;
-const PAUSE_WINDOWS_MAX: u32 = 1024;
 /// Turns with work between two readings of the clock.
 const TURNS_PER_CLOCK: u32 = 16;
 
@@ -46,11 +37,12 @@ pub(crate) struct Portion {
     fixed: Option<usize>,
     /// Position of the present size in [`SIZES`].
     chosen: usize,
-    trial: Option<Trial>,
+    /// Position of the other size of the present trial.
+    candidate: usize,
     /// The next trial is of a smaller size.
     smaller_next: bool,
-    /// The pause between two trials, in windows.
-    pause: Backoff,
+    /// Its results are rates.
+    trial: Trial<f64>,
     window: Window,
 }
 
@@ -70,41 +62,15 @@ impl Window {
     }
 }
 
-/// Rates of the present size and of the candidate.
-#[derive(Debug)]
-struct Trial {
-    candidate: usize,
-    windows: u32,
-    rates: [f64; 2],
-}
-
-impl Trial {
-    /// Returns whether the present window uses the candidate. The order is ABBA, so that a steady
-    /// change of the load affects both sizes alike.
-    fn uses_candidate(&self) -> bool {
-        matches!(self.windows % 4, 1 | 2)
-    }
-
-    /// Returns whether both sizes had enough windows. A trial of a poor size costs the guest its
-    /// rate, so it ends early.
-    fn is_over(&self) -> bool {
-        let [present, other] = self.rates;
-        let hopeless = self.windows.is_multiple_of(EARLY_WINDOWS) && other < present * HOPELESS;
-        self.windows == TRIAL_WINDOWS || hopeless
-    }
-}
-
 impl Portion {
     /// A portion that adapts, or has a `fixed` size.
     pub(crate) fn new(fixed: Option<usize>) -> Self {
-        let mut pause = Backoff::new(PAUSE_WINDOWS_MIN, PAUSE_WINDOWS_MAX);
-        pause.begin();
         Portion {
             fixed,
             chosen: FIRST,
-            trial: None,
+            candidate: FIRST,
             smaller_next: false,
-            pause,
+            trial: Trial::new(),
             window: Window::since(Instant::now()),
         }
     }
@@ -112,10 +78,10 @@ impl Portion {
     /// The size for the next turn.
     #[inline]
     pub(crate) fn size(&self) -> usize {
-        match (self.fixed, &self.trial) {
-            (Some(fixed), _) => fixed,
-            (None, Some(trial)) if trial.uses_candidate() => SIZES[trial.candidate],
-            (None, _) => SIZES[self.chosen],
+        match self.fixed {
+            Some(fixed) => fixed,
+            None if self.trial.differs() => SIZES[self.candidate],
+            None => SIZES[self.chosen],
         }
     }
 
@@ -153,44 +119,39 @@ impl Portion {
         if says_something {
             self.measured(rate);
         } else {
-            self.trial = None;
+            self.trial.abandon();
         }
     }
 
     /// Records the rate of a window.
     fn measured(&mut self, rate: f64) {
-        let Some(trial) = &mut self.trial else {
-            if !self.pause.pass() {
-                self.begin_trial();
+        match self.trial.count(rate) {
+            Step::Pause => {}
+            Step::Begins => self.begin_trial(),
+            Step::Counted(windows, [present, other]) => {
+                // A trial of a poor size costs the guest its rate, so it ends early.
+                let hopeless = windows.is_multiple_of(EARLY_WINDOWS) && other < present * HOPELESS;
+                if windows == TRIAL_WINDOWS || hopeless {
+                    self.end_trial(other > present * GAIN);
+                }
             }
-            return;
-        };
-        trial.rates[usize::from(trial.uses_candidate())] += rate;
-        trial.windows += 1;
-        if trial.is_over() {
-            self.end_trial();
         }
     }
 
     fn begin_trial(&mut self) {
         let at_end = if self.smaller_next { 0 } else { SIZES.len() - 1 };
         self.smaller_next ^= self.chosen == at_end;
-        let candidate = if self.smaller_next { self.chosen - 1 } else { self.chosen + 1 };
-        self.trial = Some(Trial { candidate, windows: 0, rates: [0.0; 2] });
+        self.candidate = if self.smaller_next { self.chosen - 1 } else { self.chosen + 1 };
     }
 
-    fn end_trial(&mut self) {
-        let Some(Trial { candidate, rates: [present, other], .. }) = self.trial.take() else {
-            return;
-        };
-        if other > present * GAIN {
-            tracing::debug!(from = SIZES[self.chosen], to = SIZES[candidate], "portion size");
-            self.chosen = candidate;
-            self.pause.reset();
+    fn end_trial(&mut self, wins: bool) {
+        if wins {
+            tracing::debug!(from = SIZES[self.chosen], to = SIZES[self.candidate], "portion size");
+            self.chosen = self.candidate;
         } else {
             self.smaller_next = !self.smaller_next;
         }
-        self.pause.begin();
+        self.trial.end(wins);
     }
 }
 
@@ -256,7 +217,7 @@ mod tests {
         let in_trial = (0..10_000)
             .filter(|_| {
                 portion.measured(if portion.size() == SIZES[FIRST] { 2.0 } else { 1.0 });
-                portion.trial.is_some()
+                portion.trial.is_running()
             })
             .count();
         assert!(in_trial < 1000, "{in_trial} of 10000 windows");
@@ -270,7 +231,7 @@ mod tests {
                 .filter(|_| {
                     let rate = if portion.size() == SIZES[FIRST] { 1.0 } else { poor };
                     portion.measured(rate);
-                    portion.trial.is_some()
+                    portion.trial.is_running()
                 })
                 .count()
         };
@@ -289,8 +250,8 @@ mod tests {
                 portion.look(now);
             }
         }
-        assert!(portion.trial.is_none());
-        assert_eq!(portion.pause, Portion::new(None).pause);
+        assert!(!portion.trial.is_running());
+        assert_eq!(portion.trial.pause(), Portion::new(None).trial.pause());
     }
 
     #[test]
