@@ -4,9 +4,11 @@
 mod common;
 
 use backend::conformance::{Request, Rig};
+use backend::file::identity_of;
 use backend::{Disk, IoKind};
 use common::{MIB, folder, image, open, options, qemu, qemu_ok, rig};
-use qcow2::{AllowBacking, Qcow2Disk};
+use qcow2::target::Target;
+use qcow2::{AllowBacking, Qcow2Disk, Qcow2Options};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -59,6 +61,29 @@ fn two_tables() -> (TempDir, PathBuf) {
     first.write(BY_TABLE, &[2; CLUSTER as usize]);
     drop(first);
     (folder, path)
+}
+
+/// A mirror, or a commit, goes on in the image that it has written.
+#[test]
+fn a_disk_trusts_the_clusters_that_the_writer_of_its_image_has_seen() {
+    for is_told in [true, false] {
+        let (_folder, path) = two_tables();
+        let identity = identity_of(&fs::metadata(&path).expect("the image"));
+        let mut target = Target::open(&path, identity, true, AllowBacking::Off).expect("it opens");
+        target.write(4 * MIB, &[3; CLUSTER as usize]).expect("it is written");
+        target.sync().expect("a sync");
+        let known = target.known().expect("all tables were looked at");
+        drop(target);
+        // Nobody looks at this entry, which names the refcount table, if the clusters are known.
+        let tables = Tables::of(&path);
+        let wrong = tables.refcounts | 1 << 63;
+        patch(&path, tables.l2[0] + 8 * (MIB / CLUSTER), &wrong.to_be_bytes());
+        let known = is_told.then_some(known);
+        let options = Qcow2Options { known, ..options(AllowBacking::Off, true) };
+        let disk = Qcow2Disk::open(&path, &options).expect("it opens");
+        let outcome = rig(&disk).run(&mut Request::write(6 * MIB, &[4; 4096], &[4096], 0));
+        assert_eq!(outcome.is_ok(), is_told, "{outcome:?}");
+    }
 }
 
 #[test]
