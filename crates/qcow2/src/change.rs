@@ -3,6 +3,7 @@
 
 use crate::extents::Extent;
 use crate::image::{Answer, Found, Image};
+use crate::storage::Store;
 use imago::Mapping;
 use std::io;
 use std::ops::Range;
@@ -27,7 +28,7 @@ impl Image {
         self.extent(part, at, len)
     }
 
-    /// Answers [`Question::Write`], and [`Question::Place`] without `data`.
+    /// Answers `Question::Write`, and `Question::Place` without `data`.
     pub(crate) fn write(&mut self, at: u64, len: u64, data: Option<&[u8]>) -> io::Result<Answer> {
         // A long range of zeroes is of no use: this looks no further than the request.
         let mut found = self.find_within(at, len, len)?;
@@ -42,42 +43,45 @@ impl Image {
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
         let Some(data) = data else { return Ok(Answer::NeedsData) };
+        let cluster = self.cluster_bytes();
+        let done = self.allocate(at..at + len, |store, place, done| {
+            store.write_data(&data[..done as usize], place).inspect_err(|_| {
+                // The clusters become free again. The old content that imago has copied there needs no room.
+                store.forget(place - place % cluster..(place + done).next_multiple_of(cluster));
+            })
+        })?;
+        self.changed(frees)?;
+        Ok(Answer::Done(done))
+    }
+
+    /// Gives a place to the start of a range, whose content `fill` prepares: it gets the place and the length. Returns
+    /// the length.
+    fn allocate(
+        &mut self,
+        range: Range<u64>,
+        fill: impl FnOnce(&Store, u64, u64) -> io::Result<()>,
+    ) -> io::Result<u64> {
         self.make_room()?;
-        self.change(at..at + len);
-        let prepared = self.access.prepare_data_mapping(at, len, true)?;
-        let done = prepared.length().min(len);
+        self.change(range.clone());
+        let Range { start, end } = range;
+        let prepared = self.access.prepare_data_mapping(start, end - start, true)?;
+        let done = prepared.length().min(end - start);
         let (place, store) = (prepared.offset(), prepared.storage());
-        let claimed = self.claim(at, done, place)?;
-        let written = store.write_data(&data[..done as usize], place).inspect_err(|_| {
-            // The clusters become free again. The old content that imago has copied there needs no room.
-            let start = place - place % self.cluster_bytes();
-            store.forget(start..(place + done).next_multiple_of(self.cluster_bytes()));
-        });
-        if let Err(why) = written.and_then(|()| self.access.commit_data_mapping(prepared)) {
+        let claimed = self.claim(start, done, place)?;
+        let filled = fill(store, place, done);
+        if let Err(why) = filled.and_then(|()| self.access.commit_data_mapping(prepared)) {
             self.unclaim(claimed)?;
             return Err(why);
         }
-        self.changed(frees)?;
-        Ok(Answer::Done(done))
+        Ok(done)
     }
 
     /// Gives a place to the clusters of a range, which read as zeroes as a whole. The lane writes the data: until then
     /// the place reads as zeroes, too.
     fn place(&mut self, at: u64, len: u64) -> io::Result<Answer> {
-        self.make_room()?;
         let cluster = self.cluster_bytes();
-        let start = at - at % cluster;
         let end = (at + len).next_multiple_of(cluster).min(self.size_bytes());
-        self.change(start..end);
-        let prepared = self.access.prepare_data_mapping(start, end - start, true)?;
-        let done = prepared.length().min(end - start);
-        let (place, store) = (prepared.offset(), prepared.storage());
-        let claimed = self.claim(start, done, place)?;
-        let zeroed = store.make_zero(place, done);
-        if let Err(why) = zeroed.and_then(|()| self.access.commit_data_mapping(prepared)) {
-            self.unclaim(claimed)?;
-            return Err(why);
-        }
+        self.allocate(at - at % cluster..end, Store::make_zero)?;
         self.changed(false)?;
         match self.find(at, len)? {
             Found::Extent { extent, writable: true } => Ok(self.writable(extent, at, len)),
@@ -85,7 +89,7 @@ impl Image {
         }
     }
 
-    /// Answers [`Question::Zero`].
+    /// Answers `Question::Zero`.
     pub(crate) fn zero(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         let (len, frees) = match self.find(at, len)? {
             Found::Extent { extent, writable: true } => return Ok(self.writable(extent, at, len)),
@@ -93,12 +97,17 @@ impl Image {
             Found::Extent { extent, .. } => ((extent.end - at).min(len), false),
             Found::Copy(len) => (self.in_cluster(at, len), true),
         };
+        self.make_zero(at, len, frees)?;
+        Ok(Answer::Done(len))
+    }
+
+    /// Makes zero clusters of those of a range, or zeroes a part of one.
+    fn make_zero(&mut self, at: u64, len: u64, frees: bool) -> io::Result<()> {
         self.make_room()?;
         self.change(at..at + len);
         self.access.write_zeroes(at, len)?;
         self.claim_changed(at..at + len)?;
-        self.changed(frees)?;
-        Ok(Answer::Done(len))
+        self.changed(frees)
     }
 
     /// Bytes of a range in its first cluster.
@@ -130,7 +139,7 @@ impl Image {
         Ok(())
     }
 
-    /// Answers [`Question::Discard`]. Clusters of data in a backing file, and of compressed data, become zero clusters:
+    /// Answers `Question::Discard`. Clusters of data in a backing file, and of compressed data, become zero clusters:
     /// whole ones only, because DISCARD promises nothing.
     pub(crate) fn discard(&mut self, at: u64, len: u64) -> io::Result<Answer> {
         let (found, frees) = match self.find(at, len)? {
@@ -148,13 +157,8 @@ impl Image {
         if whole == 0 {
             return Ok(Answer::Done(self.in_cluster(at, len)));
         }
-        let hides = self.hides(at, whole)?;
-        if hides || frees {
-            self.make_room()?;
-            self.change(at..at + whole);
-            self.access.write_zeroes(at, whole)?;
-            self.claim_changed(at..at + whole)?;
-            self.changed(frees)?;
+        if self.hides(at, whole)? || frees {
+            self.make_zero(at, whole, frees)?;
         }
         Ok(Answer::Done(whole))
     }

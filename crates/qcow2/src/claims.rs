@@ -31,6 +31,11 @@ impl Store {
         Some(guard.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// As [`Guard::known`].
+    pub(crate) fn known(&self) -> Option<Vec<u8>> {
+        self.guard()?.known()
+    }
+
     /// Checks a write of imago, before it gets to the overlay.
     pub(crate) fn check_write(&self, data: &[u8], offset: u64) -> io::Result<()> {
         let Some(mut guard) = self.guard() else { return Ok(()) };

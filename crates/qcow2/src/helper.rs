@@ -256,8 +256,7 @@ impl Thread {
                 image.note_discarded(at, len);
             }
             Work::Known(reply) => {
-                let known =
-                    image.store().map(|store| store.guard().and_then(|guard| guard.known()));
+                let known = image.store().map(Store::known);
                 let _ = reply.send(known); // an upgrade waits
             }
             Work::Reserve => {

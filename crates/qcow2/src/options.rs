@@ -15,7 +15,7 @@ pub enum AllowBacking {
     Any,
 }
 
-/// Options of [`Qcow2Disk::open`].
+/// Options of [`Qcow2Disk::open`](crate::Qcow2Disk::open).
 #[derive(Clone, Debug, Default)]
 pub struct Qcow2Options {
     /// Options of the files. The blocks of the disk have 512 bytes unless told otherwise.

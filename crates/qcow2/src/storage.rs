@@ -4,7 +4,7 @@
 //! imago's writes wait in an `Overlay` for a commit, which writes them in phases. Those before a phase are durable when
 //! it begins. Data of new clusters that hides other content goes to the file at once ([`Store::write_data`]) and counts
 //! as the first phase. So no table on the disk ever names a cluster whose reference count or data is missing. A new
-//! cluster of a disk that reads as zeroes is a hole of the file ([`Store::make_zero`]), which a lane writes later.
+//! cluster of a disk that reads as zeroes is a hole of the file (`Store::make_zero`), which a lane writes later.
 // UNSAFETY: imago's `Storage` declares its functions `unsafe` because of alignment, which this
 // storage does not need. One block, for tests, exchanges the file below a descriptor.
 #![expect(unsafe_code)]

@@ -109,7 +109,7 @@ impl Target {
     pub fn known(&self) -> Option<Vec<u8>> {
         match &self.0 {
             Kind::Raw(_) => None,
-            Kind::Qcow2(image) => image.store().ok()?.guard()?.known(),
+            Kind::Qcow2(image) => image.store().ok()?.known(),
         }
     }
 
