@@ -6,17 +6,18 @@
 
 use std::fs;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use kit::metric::Metric;
 use kit::sched::tasks;
 use perf_event::events::Tracepoint;
 use perf_event::{Builder, Counter};
 
+use crate::tracing::Tracefs;
+
 /// System calls of the server for each request.
 pub(crate) const SYSCALLS: Metric = Metric::new("syscalls", "1");
 
 const EVENT: &str = "events/raw_syscalls/sys_enter/id";
-const FOLDERS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 /// Running counters of all threads that a process has now.
 #[derive(Debug)]
@@ -59,12 +60,12 @@ impl Syscalls {
 }
 
 fn event_id() -> Result<u64> {
-    for folder in FOLDERS {
-        if let Ok(text) = fs::read_to_string(format!("{folder}/{EVENT}")) {
-            return text.trim().parse().context("the number of a tracepoint");
-        }
-    }
-    bail!("the kernel has no tracepoint of system calls below {}", FOLDERS.join(" or "))
+    let tracefs = Tracefs::open()?;
+    let path = tracefs.folder().join(EVENT);
+    let text = fs::read_to_string(&path).with_context(|| {
+        format!("the kernel has no tracepoint of system calls {}", path.display())
+    })?;
+    text.trim().parse().context("the number of a tracepoint")
 }
 
 #[cfg(test)]
