@@ -6,12 +6,14 @@
 // kernel holds their pages until each I/O has ended, and live as long as the ring.
 #![expect(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
+use std::io::{Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use fastrand::Rng;
 use io_uring::{IoUring, opcode, squeue, types};
 
 /// Bytes of each request.
@@ -63,7 +65,7 @@ struct Running {
     /// Buffers without a request.
     free: Vec<u16>,
     blocks: u64,
-    random: u64,
+    random: Rng,
     operation: Operation,
 }
 
@@ -111,7 +113,7 @@ impl Generator {
             .custom_flags(libc::O_DIRECT)
             .open(path)
             .with_context(|| path.to_owned())?;
-        let blocks = bytes_of(&file)? / BLOCK as u64;
+        let blocks = (&file).seek(SeekFrom::End(0))? / BLOCK as u64;
         ensure!(blocks > 0, "{path} has less than a block");
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         let mut buffers = vec![Block([0x5a; BLOCK]); self.depth as usize];
@@ -122,18 +124,8 @@ impl Generator {
         // SAFETY: `Running` keeps the buffers at their place as long as the ring.
         unsafe { ring.submitter().register_buffers(&vectors) }.context("registering buffers")?;
         let (free, operation) = ((0..self.depth as u16).collect(), self.operation);
-        Ok(Running { ring, buffers, free, blocks, random: 0x9e37_79b9_7f4a_7c15, operation })
+        Ok(Running { ring, buffers, free, blocks, random: Rng::with_seed(1), operation })
     }
-}
-
-/// Bytes of a file or a block device.
-fn bytes_of(file: &File) -> Result<u64> {
-    let length = file.metadata()?.len();
-    if length > 0 {
-        return Ok(length);
-    }
-    let mut end = file;
-    Ok(std::io::Seek::seek(&mut end, std::io::SeekFrom::End(0))?)
 }
 
 impl Running {
@@ -150,11 +142,7 @@ impl Running {
     }
 
     fn entry(&mut self, slot: u16) -> squeue::Entry {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let block = ((u128::from(self.random) * u128::from(self.blocks)) >> 64) as u64;
-        let offset = block * BLOCK as u64;
+        let offset = self.random.u64(..self.blocks) * BLOCK as u64;
         let (file, length) = (types::Fixed(0), BLOCK as u32);
         let buffer = self.buffers[usize::from(slot)].0.as_mut_ptr();
         match self.operation {
