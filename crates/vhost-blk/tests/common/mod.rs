@@ -219,20 +219,38 @@ impl Daemon {
     /// The next log line with `words` in it.
     #[track_caller]
     pub(crate) fn log_line(&mut self, words: &str) -> String {
-        let stderr = self.stderr.as_mut().unwrap();
-        let limit = Timespec::try_from(PATIENCE).unwrap();
-        loop {
-            let mut line = String::new();
-            if stderr.buffer().is_empty() {
-                let mut log = [PollFd::new(stderr.get_ref(), PollFlags::IN)];
-                let ready = poll(&mut log, Some(&limit)).unwrap();
-                assert_ne!(ready, 0, "waited in vain for a line with `{words}`");
-            }
-            assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "no line with `{words}`");
-            if line.contains(words) {
-                return line;
+        let [line] = self.log_lines([words]);
+        line
+    }
+
+    /// The next log lines with these words, which threads may write in any order.
+    #[track_caller]
+    pub(crate) fn log_lines<const N: usize>(&mut self, words: [&str; N]) -> [String; N] {
+        let mut lines = [const { String::new() }; N];
+        while let Some(missing) = lines.iter().position(String::is_empty) {
+            let line = self.next_line(words[missing]);
+            let mut expected = lines.iter_mut().zip(words);
+            let place = expected.find(|(kept, words)| kept.is_empty() && line.contains(words));
+            if let Some((kept, _)) = place {
+                *kept = line;
             }
         }
+        lines
+    }
+
+    /// The next log line, while one with `words` is expected.
+    #[track_caller]
+    fn next_line(&mut self, words: &str) -> String {
+        let stderr = self.stderr.as_mut().unwrap();
+        let limit = Timespec::try_from(PATIENCE).unwrap();
+        if stderr.buffer().is_empty() {
+            let mut log = [PollFd::new(stderr.get_ref(), PollFlags::IN)];
+            let ready = poll(&mut log, Some(&limit)).unwrap();
+            assert_ne!(ready, 0, "waited in vain for a line with `{words}`");
+        }
+        let mut line = String::new();
+        assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "no line with `{words}`");
+        line
     }
 
     /// Checks that the daemon has exactly these descriptors.

@@ -27,10 +27,9 @@ fn the_folder_s_disks_are_served_from_the_start_and_a_bad_file_hurts_no_other() 
     let states = ["a", "b", "bad", "unknown"].map(|name| rig.row(name)["state"].clone());
     assert_eq!(states, ["serving", "serving", "failed", "failed"]);
     assert_eq!(rig.guest("b").get_id().unwrap()[..1], *b"B");
-    let line = rig.daemon.log_line("bad.toml");
-    assert!(line.contains("line 1"), "{line}");
-    let line = rig.daemon.log_line("unknown.toml");
-    assert!(line.contains("unknown key `threads`"), "{line}");
+    let [bad, unknown] = rig.daemon.log_lines(["bad.toml", "unknown.toml"]);
+    assert!(bad.contains("line 1"), "{bad}");
+    assert!(unknown.contains("unknown key `threads`"), "{unknown}");
 }
 
 #[test]
