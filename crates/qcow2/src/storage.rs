@@ -84,7 +84,7 @@ pub struct Store {
     has_exact_holes: bool,
     /// Nothing was ever written behind this position.
     fresh_from: AtomicU64,
-    /// End of the last place of data that a table is about to name. The file gets this length with the commit.
+    /// End of the last place that a table is about to name. The file gets this length with the commit.
     named_end: AtomicU64,
     writable: bool,
     overlay: Mutex<Overlay>,
@@ -253,6 +253,15 @@ impl Store {
         self.overlay().read(len, offset, &|buf, at| self.read_file(buf, at))
     }
 
+    /// Keeps a write for the next commit. Zeroes behind the end of the file change no sector, but its length.
+    ///
+    /// # Errors
+    /// The error of a read.
+    pub(crate) fn keep(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.named_end.fetch_max(offset + data.len() as u64, Ordering::Relaxed);
+        self.overlay().write(data, offset, &|buf, at| self.read_file(buf, at))
+    }
+
     /// Makes the host read a range of the file, so that many reads are in flight at once.
     pub(crate) fn read_ahead(&self, offset: u64, len: u64) {
         // Only advice: the read itself follows.
@@ -300,7 +309,7 @@ impl Store {
         Ok(told.f_bavail.saturating_mul(told.f_frsize))
     }
 
-    fn overlay(&self) -> MutexGuard<'_, Overlay> {
+    pub(crate) fn overlay(&self) -> MutexGuard<'_, Overlay> {
         self.overlay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -389,11 +398,10 @@ impl Storage for Store {
         }
         for part in bufv.into_inner() {
             self.check_write(&part, offset)?;
-            let mut overlay = self.overlay();
             if (48..60).contains(&offset) || offset == 0 {
                 self.must_commit.store(true, Ordering::Relaxed);
             }
-            overlay.write(&part, offset, &|buf, at| self.read_file(buf, at))?;
+            self.keep(&part, offset)?;
             offset += part.len() as u64;
         }
         Ok(())

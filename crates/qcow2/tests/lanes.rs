@@ -118,6 +118,16 @@ fn a_disk_grows_and_a_new_lane_has_the_new_end() {
     assert!(found[(64 * MIB - 4096) as usize..].iter().all(|byte| *byte == 2));
 }
 
+/// The growth moves the table to the end of the file.
+#[test]
+fn an_empty_disk_grows_and_its_file_has_the_table_of_zeroes() {
+    let folder = folder();
+    let path = image(&folder, 4, "cluster_size=4k");
+    let disk = open(&path).expect("it opens");
+    disk.resize(Some(4 * MIB + 512)).expect("it grows");
+    check(&path).expect("a good image");
+}
+
 /// The old end is within a cluster that is allocated, within one that is not, or between two; the new end is
 /// before or behind that of the backing file.
 #[test]
