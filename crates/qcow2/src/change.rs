@@ -3,6 +3,7 @@
 
 use crate::extents::Extent;
 use crate::image::{Answer, Found, Image};
+use crate::mapped::Mapped;
 use crate::storage::Store;
 use imago::Mapping;
 use std::io;
@@ -62,6 +63,7 @@ impl Image {
         fill: impl FnOnce(&Store, u64, u64) -> io::Result<()>,
     ) -> io::Result<u64> {
         self.make_room()?;
+        let others = self.tables.others();
         self.change(range.clone());
         let Range { start, end } = range;
         let prepared = self.access.prepare_data_mapping(start, end - start, true)?;
@@ -73,6 +75,10 @@ impl Image {
             self.unclaim(claimed)?;
             return Err(why);
         }
+        let cluster = self.cluster_bytes();
+        let (disk, file) = (start / cluster, place / cluster);
+        let clusters = (start + done).div_ceil(cluster) - disk;
+        self.tables.map(Mapped { disk, file, clusters }, others);
         Ok(done)
     }
 
@@ -133,6 +139,9 @@ impl Image {
     /// committed before the cluster is reused. No L2 table moves: an image in which one could is refused
     /// ([`crate::chain`]).
     fn changed(&mut self, frees: bool) -> io::Result<()> {
+        if frees {
+            self.tables.add_others();
+        }
         if frees || self.store()?.must_commit() {
             self.write_tables().map_err(io::Error::from_raw_os_error)?;
         }

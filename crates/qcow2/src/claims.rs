@@ -66,7 +66,7 @@ impl Store {
     }
 
     /// Place of the L2 table of an L1 entry, 0 if it has none.
-    fn l2_table(&self, places: &Places, l1_entry: u64) -> io::Result<u64> {
+    pub(crate) fn l2_table(&self, places: &Places, l1_entry: u64) -> io::Result<u64> {
         if l1_entry >= places.l1_entries {
             return Ok(0);
         }

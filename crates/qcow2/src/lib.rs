@@ -44,6 +44,7 @@ mod in_use;
 pub mod inspect;
 mod job;
 mod lane;
+mod mapped;
 pub mod merge;
 #[cfg(test)]
 mod open_tests;

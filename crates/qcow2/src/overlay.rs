@@ -24,7 +24,7 @@ use std::io;
 use std::ops::Range;
 
 /// Smallest write that is atomic, in bytes.
-const SECTOR: u64 = 512;
+pub(crate) const SECTOR: u64 = 512;
 const SECTOR_BYTES: usize = SECTOR as usize;
 pub(crate) const PHASES: usize = 7;
 /// The header's fields `refcount_table_offset` and `refcount_table_clusters`.
@@ -230,8 +230,8 @@ impl Overlay {
         Ok(commit)
     }
 
-    /// Returns whether the tables stay where they are: nothing that names one has changed.
-    fn keeps(&self, places: &Places) -> bool {
+    /// Returns whether the tables stay at these places: nothing that names one has changed.
+    pub(crate) fn keeps(&self, places: &Places) -> bool {
         let first = |cluster: u64| (cluster << places.cluster_bits) / SECTOR;
         [&(0..1), &places.refcount_table, &places.l1_table].into_iter().all(|clusters| {
             self.sectors.range(first(clusters.start)..first(clusters.end)).next().is_none()

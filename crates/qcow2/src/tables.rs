@@ -15,6 +15,7 @@
 use crate::extents::Extent;
 use crate::image::{Answer, Image, Question};
 use crate::job::{Begun, Job};
+use crate::mapped::Mapped;
 use crate::storage::{CommitError, Store};
 use crate::versions::Ranges;
 use std::io;
@@ -29,6 +30,10 @@ pub(crate) struct Tables {
     state: State,
     /// Clusters of the disk that have changed since the last commit.
     uncommitted: Ranges,
+    /// The new places of those of them that have only got one.
+    mapped: Vec<Mapped>,
+    /// There are other changes, too: a commit needs a flush of imago.
+    has_others: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,9 +57,26 @@ impl Tables {
 
     /// Notes that clusters are about to change.
     pub(crate) fn change(&mut self, clusters: Range<u64>) {
+        self.add_others();
         if clusters.start < clusters.end {
             self.uncommitted.insert(clusters);
         }
+    }
+
+    /// Notes that the next commit needs a flush of imago.
+    pub(crate) fn add_others(&mut self) {
+        self.has_others = true;
+    }
+
+    /// Returns whether the next commit needs a flush of imago.
+    pub(crate) fn others(&self) -> bool {
+        self.has_others
+    }
+
+    /// Notes that the changes since [`Tables::others`] had this value have given these places only.
+    pub(crate) fn map(&mut self, mapped: Mapped, others: bool) {
+        self.mapped.push(mapped);
+        self.has_others = others;
     }
 
     /// The part of an extent around `at` whose place the file has, too; `None` if it lacks that of `at`. In
@@ -174,8 +196,7 @@ impl Image {
         if self.tables.uncommitted.is_empty() {
             return Ok(());
         }
-        // The flush moves the tables from imago's caches to the overlay.
-        let flushed = self.access.flush().map_err(CommitError::Lost);
+        let flushed = self.flush().map_err(CommitError::Lost);
         let committed = flushed.and_then(|()| {
             let Some(Begun { job, rest }) = self.store()?.begin_commit(self.cluster_bytes())?
             else {
@@ -199,6 +220,25 @@ impl Image {
             }
             Err(why) => Err(self.fail(why)),
         }
+    }
+
+    /// Moves the changes of imago's tables to the overlay.
+    fn flush(&self) -> io::Result<()> {
+        match self.keep_mapped()? {
+            true => Ok(()),
+            false => self.access.flush(),
+        }
+    }
+
+    /// Keeps the entries of new places, if there are no other changes. Returns whether that is so.
+    pub(crate) fn keep_mapped(&self) -> io::Result<bool> {
+        Ok(!self.tables.has_others && self.store()?.map(&self.tables.mapped)?)
+    }
+
+    /// Returns whether changes wait for a commit.
+    #[cfg(test)]
+    pub(crate) fn is_changed(&self) -> bool {
+        !self.tables.uncommitted.is_empty()
     }
 
     /// Takes the error of a commit. Returns its errno.
