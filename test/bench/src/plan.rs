@@ -29,6 +29,11 @@ impl Shape {
     fn event(op: Op, block_bytes: u32, depths: &[u16]) -> Self {
         Self { op, block_bytes, depths: depths.to_vec(), modes: vec![Mode::Event] }
     }
+
+    /// Returns whether it is the load of the goals for the rate.
+    pub(crate) fn is_of_goals(&self) -> bool {
+        (self.op, self.block_bytes) == (Op::Randread, GOAL_BYTES)
+    }
 }
 
 /// The options that choose loads, but for their depths.

@@ -30,20 +30,8 @@ impl Syscalls {
     /// The kernel has no such tracepoint, or this process may not count.
     pub(crate) fn of(pid: u32) -> Result<Self> {
         let id = event_id()?;
-        let mut counters = Vec::new();
-        for task in tasks(pid)? {
-            // The event itself is in the kernel.
-            let built = Builder::new(Tracepoint::with_id(id))
-                .observe_pid(task as i32)
-                .any_cpu()
-                .exclude_kernel(false)
-                .exclude_hv(false)
-                .build();
-            let mut counter = built.context("cannot count system calls (root is needed)")?;
-            counter.enable()?;
-            counters.push(counter);
-        }
-        Ok(Self(counters))
+        let counters = tasks(pid)?.into_iter().filter_map(|task| counter(id, task).transpose());
+        Ok(Self(counters.collect::<Result<_>>()?))
     }
 
     /// The calls so far.
@@ -57,6 +45,23 @@ impl Syscalls {
         }
         Ok(sum)
     }
+}
+
+/// A running counter of an event in a thread; `None`: the thread has ended since it was listed.
+fn counter(id: u64, task: u32) -> Result<Option<Counter>> {
+    // The event itself is in the kernel.
+    let built = Builder::new(Tracepoint::with_id(id))
+        .observe_pid(task as i32)
+        .any_cpu()
+        .exclude_kernel(false)
+        .exclude_hv(false)
+        .build();
+    let mut counter = match built {
+        Err(why) if why.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+        built => built.context("cannot count system calls (root is needed)")?,
+    };
+    counter.enable()?;
+    Ok(Some(counter))
 }
 
 fn event_id() -> Result<u64> {
@@ -76,6 +81,17 @@ mod tests {
     use std::time::Duration;
 
     const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_thread_that_has_ended_is_left_out() {
+        let id = match event_id() {
+            Ok(id) => id,
+            Err(why) => return println!("SKIP: {why:#}"),
+        };
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert!(counter(id, child.id()).unwrap().is_none());
+    }
 
     #[test]
     fn each_call_of_a_process_is_counted_and_none_of_another_one() {

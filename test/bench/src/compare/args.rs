@@ -147,9 +147,20 @@ impl Args {
         }))
     }
 
-    /// The measured loads.
-    pub(super) fn shapes(&self) -> Vec<Shape> {
-        self.loads.shapes(&self.depths, self.quick)
+    /// The measured loads. Nothing as storage knows no difference between loads: a quick report of all has there that
+    /// of the goals alone.
+    pub(super) fn shapes(&self, storage: Storage) -> Vec<Shape> {
+        let mut shapes = self.loads.shapes(&self.depths, self.quick);
+        if self.quick && self.loads.all_loads && storage == Storage::Null {
+            shapes.retain(Shape::is_of_goals);
+        }
+        shapes
+    }
+
+    /// Returns whether bare fio runs in this round: its start takes longer than a quick sample of all loads.
+    pub(super) fn has_bare(&self, round: u32) -> bool {
+        let is_short = self.quick && self.loads.all_loads;
+        !self.no_fio && fio::installed() && (round == 0 || !is_short)
     }
 
     /// Requests in flight on each of two queues.

@@ -12,7 +12,6 @@ pub use args::Args;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use kit::fio;
 use kit::metric::{CPU, IDLE_CPU, IOPS, P50, P99, Set, in_turn, point};
 use kit::report::{Column, Report, Section};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -232,7 +231,7 @@ fn works<'a>(
     left_out: &mut Vec<String>,
 ) -> Vec<Work<'a>> {
     let mut works = Vec::new();
-    for shape in args.shapes() {
+    for shape in args.shapes(storage) {
         let deepest = shape.depths.iter().copied().max().unwrap_or(1);
         let load = args.load_of(&shape, Mode::Event, deepest);
         let what = format!("{storage}, {} of {} bytes", shape.op, shape.block_bytes);
@@ -260,7 +259,7 @@ fn measure(
     set: &mut Set,
 ) -> Result<()> {
     let cpus = args.server_cpus();
-    let file = settings.file_of(storage).filter(|_| !args.no_fio && fio::installed());
+    let file = settings.file_of(storage).filter(|_| args.has_bare(round));
     for &depth in &work.shape.depths {
         for &mode in &work.shape.modes {
             let load = args.load_of(&work.shape, mode, depth);

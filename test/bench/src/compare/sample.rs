@@ -101,7 +101,7 @@ pub(super) fn idle(args: &Args, server: &Server) -> Result<Figures> {
     let mut client = Client::connect(&server.socket, &load)?;
     client.run(args.duration() / 5, &load.cpus)?;
     std::thread::sleep(Duration::from_millis(500));
-    let time = Duration::from_secs(if args.quick { 2 } else { 5 });
+    let time = Duration::from_secs(if args.quick { 1 } else { 5 });
     let before = cpu::times(server.pid)?;
     std::thread::sleep(time);
     let busy = cpu::times(server.pid)?.since(&before).busy;
