@@ -39,7 +39,7 @@ other() {
         >"$raw/others/$name.md" || { echo "report: $name failed" >&2; failed=1; }
 }
 other density ${quick:+--disks 1,16,64 --rounds 1 --seconds 1}
-other operations ${quick:+--disks 1,16 --windows 4}
+other operations ${quick:+--disks 1,16 --windows 3}
 # shellcheck disable=SC2086 # the option and its value
 other timeline $dir ${quick:+--seconds 0.3 --warm-up 0.7 --size-mib 256}
 if [ "$parts" = all ]; then

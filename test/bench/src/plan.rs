@@ -84,7 +84,7 @@ fn all(quick: bool) -> Vec<Shape> {
     let random = Shape::event(Op::Randread, GOAL_BYTES, every);
     vec![
         Shape { modes: vec![Mode::Event, Mode::Spin], ..random },
-        Shape::event(Op::Randwrite, 4 * KIB, few(&[1, 32, 128], every)),
+        Shape::event(Op::Randwrite, 4 * KIB, few(&[1, 32], every)),
         Shape::event(Op::Randrw, 4 * KIB, few(&[32], every)),
         Shape::event(Op::Randread, 512, few(&[32], &[1, 32])),
         // The loads of 2011.
