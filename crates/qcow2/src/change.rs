@@ -69,16 +69,14 @@ impl Image {
         let prepared = self.access.prepare_data_mapping(start, end - start, true)?;
         let done = prepared.length().min(end - start);
         let (place, store) = (prepared.offset(), prepared.storage());
-        let claimed = self.claim(start, done, place)?;
+        let mapped = Mapped::of(start, done, place, self.cluster_bytes());
+        let claimed = self.claim(mapped)?;
         let filled = fill(store, place, done);
         if let Err(why) = filled.and_then(|()| self.access.commit_data_mapping(prepared)) {
             self.unclaim(claimed)?;
             return Err(why);
         }
-        let cluster = self.cluster_bytes();
-        let (disk, file) = (start / cluster, place / cluster);
-        let clusters = (start + done).div_ceil(cluster) - disk;
-        self.tables.map(Mapped { disk, file, clusters }, others);
+        self.tables.map(mapped, others);
         Ok(done)
     }
 

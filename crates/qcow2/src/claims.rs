@@ -5,6 +5,7 @@ use crate::entry::{Entry, PLACE};
 use crate::fields::u64_at;
 use crate::guard::Guard;
 use crate::image::Image;
+use crate::mapped::Mapped;
 use crate::places::{HEADER_BYTES, Places};
 use crate::storage::Store;
 use imago::Mapping;
@@ -155,17 +156,15 @@ impl Image {
         }
     }
 
-    /// Claims the place of a range of the disk, before it gets data.
+    /// Claims places of clusters of the disk, before they get data.
     ///
     /// # Errors
     /// A cluster of the place is used otherwise: nothing may be written any more.
-    pub(crate) fn claim(&self, at: u64, len: u64, place: u64) -> io::Result<Claimed> {
+    pub(crate) fn claim(&self, mapped: Mapped) -> io::Result<Claimed> {
         let store = self.store()?;
         let mut claimed = Claimed::default();
         let Some(mut guard) = store.guard() else { return Ok(claimed) };
-        let cluster = self.cluster_bytes();
-        for number in at / cluster..(at + len).div_ceil(cluster) {
-            let place = place / cluster + (number - at / cluster);
+        for (number, place) in (mapped.disk..).zip(mapped.file..).take(mapped.clusters as usize) {
             if guard.is_free(place) {
                 guard.claim(place);
                 claimed.0.push(place);
@@ -198,7 +197,7 @@ impl Image {
             if let Mapping::Raw { storage, offset, .. } = mapping
                 && storage.index() == 0
             {
-                self.claim(at, found, offset)?;
+                self.claim(Mapped::of(at, found, offset, cluster))?;
             }
             if found == 0 {
                 return Err(io::Error::other(format!("no mapping at {at}")));

@@ -35,7 +35,7 @@ const FIRST: u8 = 0xbb;
 
 /// The place of the first content of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum First {
+pub(crate) enum First {
     /// The disk is empty.
     Nowhere,
     Backing,
@@ -69,8 +69,8 @@ fn qemu_img(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
 }
 
 /// The writer of a run: the image, and the lane's direct access to the file.
-struct Writer {
-    image: Image,
+pub(crate) struct Writer {
+    pub(crate) image: Image,
     file: File,
     log: Log,
     sectors: HashMap<u64, Vec<Value>>,
@@ -134,11 +134,12 @@ impl Writer {
     }
 }
 
-fn make(folder: &Path, options: &str, first: First) -> PathBuf {
+/// Makes an image of a disk of so many bytes.
+pub(crate) fn make(folder: &Path, options: &str, first: First, disk: u64) -> PathBuf {
     if first != First::Nowhere {
-        fs::write(folder.join("base.raw"), vec![FIRST; DISK as usize]).expect("a base");
+        fs::write(folder.join("base.raw"), vec![FIRST; disk as usize]).expect("a base");
     }
-    let size = DISK.to_string();
+    let size = disk.to_string();
     let create = ["create", "-q", "-f", "qcow2", "-o", options];
     let args = match first {
         First::Nowhere => [&create[..], &["a.qcow2", &size]].concat(),
@@ -155,7 +156,7 @@ fn make(folder: &Path, options: &str, first: First) -> PathBuf {
 }
 
 /// Opens the image at `path`, and records its changes.
-fn writer(path: &Path) -> Writer {
+pub(crate) fn writer(path: &Path) -> Writer {
     let log = Log::default();
     let links = chain::follow(path, true, AllowBacking::SameDir).expect("a good chain");
     let access = chain::open(&links, true, Some(Arc::clone(&log))).expect("it opens");
@@ -168,7 +169,7 @@ fn writer(path: &Path) -> Writer {
 
 fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
     let folder = TempDir::new().expect("a folder");
-    let path = make(folder.path(), options, first);
+    let path = make(folder.path(), options, first, DISK);
     let start = fs::read(&path).expect("the image");
     let mut writer = writer(&path);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -210,7 +211,7 @@ fn run(seed: u64, steps: u32, options: &str, first: First) -> Run {
 /// again and again.
 fn run_target(seed: u64, steps: u32, options: &str) -> Run {
     let folder = TempDir::new().expect("a folder");
-    let path = make(folder.path(), options, First::Nowhere);
+    let path = make(folder.path(), options, First::Nowhere, DISK);
     let (start, log) = (fs::read(&path).expect("the image"), Log::default());
     let opened = Target::recorded(&path, None, true, AllowBacking::Off, Some(Arc::clone(&log)));
     let mut target = opened.expect("it opens");
@@ -388,7 +389,7 @@ fn a_commit_syncs_what_a_later_phase_names_and_nothing_else() {
         log[before..].iter().filter(|change| matches!(change, Change::Sync)).count()
     };
     let folder = TempDir::new().expect("a folder");
-    let mut writer = writer(&make(folder.path(), "cluster_size=64k", First::Compressed));
+    let mut writer = writer(&make(folder.path(), "cluster_size=64k", First::Compressed, DISK));
     writer.image.grow(600 << 20).expect("it grows");
     let mut syncs = |at: u64, byte: u8| count(&mut writer, at, byte);
     assert_eq!(syncs(7 << 20, 1), 1, "refcounts");
@@ -397,7 +398,7 @@ fn a_commit_syncs_what_a_later_phase_names_and_nothing_else() {
     assert_eq!(syncs(0, 4), 2, "data that hides other data, then the L2 table");
     assert_eq!(syncs(1 << 20, 0), 1, "the L2 table, before the counts of freed clusters");
     let folder = TempDir::new().expect("a folder");
-    let mut writer = self::writer(&make(folder.path(), "cluster_size=64k", First::Backing));
+    let mut writer = self::writer(&make(folder.path(), "cluster_size=64k", First::Backing, DISK));
     let mut syncs = |at: u64, byte: u8| count(&mut writer, at, byte);
     assert_eq!(syncs(0, 1), 2, "refcounts and data, then a new L2 table");
     assert_eq!(syncs(1 << 20, 2), 1, "data that hides that of the backing file");

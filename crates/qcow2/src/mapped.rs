@@ -27,6 +27,12 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
+    /// The clusters of a range of the disk, with the place of its first byte.
+    pub(crate) fn of(at: u64, len: u64, place: u64, cluster_bytes: u64) -> Mapped {
+        let (disk, file) = (at / cluster_bytes, place / cluster_bytes);
+        Mapped { disk, file, clusters: (at + len).div_ceil(cluster_bytes) - disk }
+    }
+
     /// The first clusters, at most so many, and the others.
     fn split(self, most: u64) -> (Mapped, Mapped) {
         let clusters = self.clusters.min(most);
@@ -124,45 +130,24 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::{Answer, Image, Question};
-    use crate::{AllowBacking, chain, header};
-    use std::fs::{self, File};
-    use std::path::Path;
-    use std::process::Command;
+    use crate::crash_tests::{First, make, writer};
+    use crate::image::{Answer, Question};
 
     const DISK: u64 = 32 << 20;
-
-    fn image(folder: &Path, options: &str, backing: bool) -> Image {
-        fs::write(folder.join("base.raw"), vec![9; DISK as usize]).expect("a base");
-        let mut command = Command::new("qemu-img");
-        command.current_dir(folder).args(["create", "-qf", "qcow2", "-o", options]);
-        if backing {
-            command.args(["-b", "base.raw", "-F", "raw"]);
-        }
-        let made = command.args(["a.qcow2", &DISK.to_string()]).status();
-        assert!(made.expect("qemu-img runs; scripts/setup.sh installs it").success());
-        let path = folder.join("a.qcow2");
-        let links = chain::follow(&path, true, AllowBacking::SameDir).expect("a good chain");
-        let access = chain::open(&links, true, None).expect("it opens");
-        let found = header::read(&path, &File::open(&path).expect("it opens"));
-        let image = Image::new(access, &found.expect("a good header"), std::sync::Arc::default());
-        image.store().expect("the image").may_reserve();
-        image
-    }
 
     /// The content of a place that imago has written there waits for the commit, too, if there is a backing file.
     #[test]
     fn a_commit_leaves_nothing_that_a_flush_of_imago_would_write() {
-        for (options, backing) in [
-            ("cluster_size=64k", false),
-            ("cluster_size=64k", true),
-            ("cluster_size=4k", false),
-            ("cluster_size=4k,refcount_bits=1", true),
-            ("cluster_size=4k,refcount_bits=2", false),
-            ("cluster_size=8k,refcount_bits=64", false),
+        for (options, first) in [
+            ("cluster_size=64k", First::Nowhere),
+            ("cluster_size=64k", First::Backing),
+            ("cluster_size=4k", First::Nowhere),
+            ("cluster_size=4k,refcount_bits=1", First::Backing),
+            ("cluster_size=4k,refcount_bits=2", First::Nowhere),
+            ("cluster_size=8k,refcount_bits=64", First::Nowhere),
         ] {
             let folder = tempfile::TempDir::new().expect("a folder");
-            let mut image = image(folder.path(), options, backing);
+            let mut image = writer(&make(folder.path(), options, first, DISK)).image;
             let mut random = fastrand::Rng::with_seed(3);
             let (mut short, mut allocations) = (0, 0);
             for round in 0..300 {
