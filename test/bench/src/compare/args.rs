@@ -147,11 +147,15 @@ impl Args {
         }))
     }
 
+    fn is_quick_report(&self) -> bool {
+        self.quick && self.loads.all_loads
+    }
+
     /// The measured loads. Nothing as storage knows no difference between loads: a quick report of all has there that
     /// of the goals alone.
     pub(super) fn shapes(&self, storage: Storage) -> Vec<Shape> {
         let mut shapes = self.loads.shapes(&self.depths, self.quick);
-        if self.quick && self.loads.all_loads && storage == Storage::Null {
+        if self.is_quick_report() && storage == Storage::Null {
             shapes.retain(Shape::is_of_goals);
         }
         shapes
@@ -159,8 +163,7 @@ impl Args {
 
     /// Returns whether bare fio runs in this round: its start takes longer than a quick sample of all loads.
     pub(super) fn has_bare(&self, round: u32) -> bool {
-        let is_short = self.quick && self.loads.all_loads;
-        !self.no_fio && fio::installed() && (round == 0 || !is_short)
+        !self.no_fio && fio::installed() && (round == 0 || !self.is_quick_report())
     }
 
     /// Requests in flight on each of two queues.
