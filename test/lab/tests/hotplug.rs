@@ -16,8 +16,11 @@ use serde_json::json;
 /// Pages of the page cache come from memory that is onlined as movable first, so that reads fill
 /// it; the zone says how much of it is free. Its count is exact after a refresh only.
 const JOB: &str = r#"
-free_of_movable() { echo 1 >/proc/sys/vm/stat_refresh; awk '/^Node/ { movable = /Movable/ } movable && /nr_free_pages/ { n += $2 }
-    END { print n + 0 }' /proc/zoneinfo; }
+free_of_movable() {
+    echo 1 >/proc/sys/vm/stat_refresh
+    awk '/^Node/ { movable = /Movable/ } movable && /nr_free_pages/ { n += $2 }
+        END { print n + 0 }' /proc/zoneinfo
+}
 load() {
     fio --name=verify --filename=/mnt/verify.dat --size=64m --direct="$1" --ioengine=io_uring \
         --iodepth=16 --rw=randwrite --bsrange=4k-128k --randrepeat=0 --verify=crc32c \
