@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The use of the guard ([`crate::guard`]) by an image that is written.
 
-use crate::entry::{Entry, PLACE};
+use crate::entry::Entry;
 use crate::fields::u64_at;
 use crate::guard::Guard;
 use crate::image::Image;
 use crate::mapped::Mapped;
-use crate::places::{HEADER_BYTES, Places};
+use crate::places::{ENTRY_BYTES, HEADER_BYTES, Places};
 use crate::storage::Store;
 use imago::Mapping;
 use std::io;
@@ -66,15 +66,6 @@ impl Store {
         }
     }
 
-    /// Place of the L2 table of an L1 entry, 0 if it has none.
-    pub(crate) fn l2_table(&self, places: &Places, l1_entry: u64) -> io::Result<u64> {
-        if l1_entry >= places.l1_entries {
-            return Ok(0);
-        }
-        let at = (places.l1_table.start << places.cluster_bits) + l1_entry * 8;
-        Ok(u64_at(&self.read(8, at)?, 0) & PLACE)
-    }
-
     /// Returns whether L2 tables are left to look at.
     pub(crate) fn is_looking(&self) -> bool {
         self.guard().is_some_and(|guard| guard.is_looking())
@@ -113,12 +104,8 @@ impl Store {
     /// a zero cluster may have kept its place.
     fn names(&self, guard: &Guard, cluster: u64, place: u64) -> io::Result<bool> {
         let bits = guard.places().cluster_bits;
-        let entries = 1 << (bits - 3);
-        let table = self.l2_table(guard.places(), cluster / entries)?;
-        if table == 0 {
-            return Ok(false);
-        }
-        let entry = u64_at(&self.read(8, table + cluster % entries * 8)?, 0);
+        let Some((table, number)) = guard.places().l2_entry(cluster) else { return Ok(false) };
+        let entry = u64_at(&self.read(8, table + number * ENTRY_BYTES)?, 0);
         Ok(Entry::of(entry, bits) == Entry::Cluster(place << bits))
     }
 }

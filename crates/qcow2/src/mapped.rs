@@ -9,12 +9,9 @@ use crate::check::set_refcount;
 use crate::entry::{EXCLUSIVE, Entry, PLACE};
 use crate::fields::u64_at;
 use crate::overlay::SECTOR;
-use crate::places::Places;
+use crate::places::{ENTRY_BYTES, Places};
 use crate::storage::Store;
 use std::io;
-
-/// Bytes of an entry of an L2 or a refcount table.
-const ENTRY_BYTES: u64 = 8;
 
 /// Clusters of the disk in a row, with their new places in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +57,7 @@ impl Store {
                 let in_table = entries - rest.disk % entries;
                 let part;
                 (part, rest) = rest.split(in_table.min(counts - rest.file % counts));
-                let is_known = self.set_entries(places, part, part.disk % entries)?
+                let is_known = self.set_entries(places, part)?
                     && self.set_counts(places, part, part.file % counts)?;
                 if !is_known {
                     return Ok(false);
@@ -70,14 +67,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Sets the entries of one L2 table, from number `first` on. Returns `false` if the table is new, or has other
-    /// places there.
-    fn set_entries(&self, places: &Places, part: Mapped, first: u64) -> io::Result<bool> {
+    /// Sets the entries of one L2 table. Returns `false` if the table is new, or has other places there.
+    fn set_entries(&self, places: &Places, part: Mapped) -> io::Result<bool> {
         let bits = places.cluster_bits;
-        let table = self.l2_table(places, (part.disk * ENTRY_BYTES) >> bits)?;
-        if !places.l2_tables.contains(&(table >> bits)) {
-            return Ok(false);
-        }
+        let Some((table, first)) = places.l2_entry(part.disk) else { return Ok(false) };
         let (at, len) = (table + first * ENTRY_BYTES, part.clusters * ENTRY_BYTES);
         self.change_sectors(at, len, |sectors, at| {
             let entries = &mut sectors[at as usize..(at + len) as usize];

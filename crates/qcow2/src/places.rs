@@ -9,6 +9,8 @@ use std::ops::Range;
 
 /// Largest L1 or refcount table in bytes.
 const TABLE_MAX: u64 = 32 << 20;
+/// Bytes of an entry of an L1, an L2 or a refcount table.
+pub(crate) const ENTRY_BYTES: u64 = 8;
 /// Bytes of the fixed header.
 pub(crate) const HEADER_BYTES: usize = 104;
 
@@ -22,8 +24,8 @@ pub(crate) struct Places {
     pub(crate) refcount_order: u32,
     pub(crate) refcount_table: Range<u64>,
     pub(crate) l1_table: Range<u64>,
-    /// Entries of the L1 table.
-    pub(crate) l1_entries: u64,
+    /// The cluster of the L2 table of each entry of the L1 table; 0: it has none.
+    pub(crate) l1: Vec<u64>,
     /// The index of each block in the refcount table.
     pub(crate) refcount_blocks: HashMap<u64, u64>,
     pub(crate) l2_tables: HashSet<u64>,
@@ -39,12 +41,10 @@ impl Places {
     pub(crate) fn read(cluster_bytes: u64, read: Read<'_>) -> io::Result<Self> {
         let header = read(HEADER_BYTES, 0)?;
         let bits = cluster_bytes.trailing_zeros();
-        let table = |at: u64, bytes: u64| -> io::Result<Vec<(u64, u64)>> {
+        let table = |at: u64, bytes: u64| -> io::Result<Vec<u64>> {
             let found = read(bytes as usize, at)?;
-            let entries =
-                found.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry) & PLACE);
-            let entries = entries.map(|entry| entry >> bits).zip(0..);
-            Ok(entries.filter(|(cluster, _)| *cluster != 0).collect())
+            let entries = found.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry));
+            Ok(entries.map(|entry| (entry & PLACE) >> bits).collect())
         };
         let (l1, l1_entries) = (u64_at(&header, 40), u64::from(u32_at(&header, 36)));
         let (refcounts, refcount_bytes) =
@@ -60,15 +60,15 @@ impl Places {
             refcount_order,
             refcount_table: refcounts >> bits..(refcounts + refcount_bytes) >> bits,
             l1_table: l1 >> bits..(l1 + l1_entries * 8).div_ceil(1 << bits),
-            l1_entries,
+            l1: table(l1, l1_entries * 8)?,
             ..Places::default()
         };
-        for (cluster, index) in table(refcounts, refcount_bytes)? {
-            if places.refcount_blocks.insert(cluster, index).is_some() {
+        for (cluster, index) in table(refcounts, refcount_bytes)?.into_iter().zip(0..) {
+            if cluster != 0 && places.refcount_blocks.insert(cluster, index).is_some() {
                 places.twice = Some(cluster);
             }
         }
-        for (cluster, _) in table(l1, l1_entries * 8)? {
+        for cluster in places.l1.iter().copied().filter(|cluster| *cluster != 0) {
             if !places.l2_tables.insert(cluster) {
                 places.twice = Some(cluster);
             }
@@ -108,6 +108,14 @@ impl Places {
         let ranges = self.refcount_table.clone().chain(self.l1_table.clone());
         let tables = self.refcount_blocks.keys().chain(&self.l2_tables).copied();
         std::iter::once(0).chain(ranges).chain(tables)
+    }
+
+    /// Place of the L2 table with the entry of a cluster of the disk, and the number of the entry there; `None`: it
+    /// has no table.
+    pub(crate) fn l2_entry(&self, cluster: u64) -> Option<(u64, u64)> {
+        let entries = (1 << self.cluster_bits) / ENTRY_BYTES;
+        let table = *self.l1.get((cluster / entries) as usize)?;
+        (table != 0).then_some((table << self.cluster_bits, cluster % entries))
     }
 
     /// Reference counts in a block.
