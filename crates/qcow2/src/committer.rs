@@ -83,7 +83,7 @@ impl Committer {
 #[cfg(test)]
 mod tests {
     use super::Work;
-    use crate::helper::{BATCH_MAX, Reply, start};
+    use crate::helper::{BATCH_MAX, Reply, ToLane, start};
     use crate::image::{Answer, Question};
     use crate::storage::Log;
     use crate::tables::tests::overlay_with;
@@ -110,10 +110,14 @@ mod tests {
         let remote = SyncEngine::new().remote();
         let ask = |slot: u32, question| {
             let token = Token { slot: Slot(slot), layer: 0 };
-            let reply = Reply { token, remote: remote.clone(), answers: answers.clone() };
+            let (remote, answers) = (remote.clone(), answers.clone());
+            let reply = Reply { token, remote, window: 0..0, answers };
             work.send(Work::Ask(question, reply)).expect("the thread of the disk");
         };
-        let next = || answered.recv_timeout(PATIENCE).expect("an answer");
+        let next = || {
+            let ToLane { slot, answer, .. } = answered.recv_timeout(PATIENCE).expect("an answer");
+            (slot, answer)
+        };
         let hold = log.lock().unwrap_or_else(PoisonError::into_inner);
         // Data in a backing file becomes zero: the first write is that of the commit.
         ask(0, Question::Discard(CLUSTER, CLUSTER));

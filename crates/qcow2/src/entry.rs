@@ -7,6 +7,8 @@ pub(crate) const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
 pub(crate) const EXCLUSIVE: u64 = 1 << 63;
 /// Flag of an L2 entry: the cluster is compressed.
 pub(crate) const COMPRESSED: u64 = 1 << 62;
+/// Flag of an L2 entry without [`COMPRESSED`]: the cluster reads as zeroes.
+pub(crate) const ZERO: u64 = 1;
 /// Unit of the length of compressed data in bytes.
 const COMPRESSED_UNIT: u64 = 512;
 

@@ -8,13 +8,16 @@
 //! batches. Reads are answered meanwhile; changes wait.
 
 use crate::committer::Committer;
+use crate::extents::Extent;
 use crate::image::{Answer, Image, Piece, Question};
 use crate::storage::{CommitError, Store};
 use crate::tables::Run;
 use crate::unmap::Progress;
+use crate::versions::Version;
 use backend::{Remote, Slot, Token};
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -68,17 +71,31 @@ pub(crate) enum Of {
     Disk,
 }
 
+/// The answer to the question of a slot.
+pub(crate) struct ToLane {
+    pub(crate) slot: Slot,
+    pub(crate) answer: Answer,
+    /// Other extents of the window, and their version.
+    pub(crate) others: (Vec<Extent>, Version),
+}
+
 /// The way back to a lane.
 pub(crate) struct Reply {
     pub(crate) token: Token,
     pub(crate) remote: Remote,
-    pub(crate) answers: Sender<(Slot, Answer)>,
+    /// The range of the disk whose places the lane wants to know, too.
+    pub(crate) window: Range<u64>,
+    pub(crate) answers: Sender<ToLane>,
 }
 
 impl Reply {
     fn send(self, answer: Answer) {
+        self.send_with(answer, Default::default());
+    }
+
+    fn send_with(self, answer: Answer, others: (Vec<Extent>, Version)) {
         // Fails only if the lane is gone, which then waits for nothing.
-        let _ = self.answers.send((self.token.slot, answer));
+        let _ = self.answers.send(ToLane { slot: self.token.slot, answer, others });
         self.remote.complete(self.token, 0);
     }
 }
@@ -356,9 +373,16 @@ impl Thread {
 fn ask(image: &mut Image, answered: &mut Vec<Answered>, question: Question, reply: Reply) {
     let changes = question.changes();
     let (at, len) = question.range();
-    let answer = image.answer(question);
-    match image.answer_at_once(answer, at) {
-        Ok(answer) => reply.send(answer),
+    let others = image.around(&reply.window, !changes);
+    let answer = match image.answer_by(&others, &question, &reply.window) {
+        Some(answer) => Ok(answer),
+        None => {
+            let answer = image.answer(question);
+            image.answer_at_once(answer, at)
+        }
+    };
+    match answer {
+        Ok(answer) => reply.send_with(answer, (others, image.versions().now())),
         Err(answer) => answered.push(Answered { reply, answer, changes, at, len }),
     }
 }

@@ -103,7 +103,7 @@ pub(crate) struct Image {
     pub(crate) size_bytes: u64,
     /// Freed clusters are punched out of the file.
     pub(crate) gives_back: bool,
-    versions: Arc<Versions>,
+    pub(crate) versions: Arc<Versions>,
     pub(crate) discarded: Discarded,
     /// Bytes of discarded data whose place was freed.
     unmapped_bytes: Arc<AtomicU64>,
@@ -243,7 +243,7 @@ impl Image {
     }
 
     /// End of the places that a table may name. A commit fills the image up to whole clusters.
-    fn end_of(&self, store: &Store) -> io::Result<u64> {
+    pub(crate) fn end_of(&self, store: &Store) -> io::Result<u64> {
         let size = store.size()?;
         let grows = store.index() == 0 && self.access.inner().writable();
         Ok(if grows { size.next_multiple_of(self.cluster_bytes) } else { size })

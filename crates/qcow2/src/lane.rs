@@ -11,13 +11,15 @@
 //! ```
 
 use crate::extents::{Extent, Extents, ZEROES};
-use crate::helper::{Reply, Work};
+use crate::helper::{Reply, ToLane, Work};
 use crate::image::{Answer, COPY_MAX, Question};
+use crate::pages::CLUSTERS;
 use crate::piece::Piece;
 use crate::shifted::Shifted;
 use crate::versions::User;
 use backend::wrap::BySlot;
 use backend::{Engine, Io, IoError, IoKind, Lane, Op, Remote, Slot, Step, Token};
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -25,10 +27,13 @@ use std::time::Duration;
 /// Time until a piece is tried again after the file's lane was busy.
 const RETRY: Duration = Duration::from_micros(100);
 const SECTOR: u64 = 512;
+/// Clusters around a position whose places the lane asks for, if it knows none of them.
+const WINDOW_MIN: u64 = 64;
 
 /// Properties of the disk that a lane needs.
 pub(crate) struct Limits {
     pub(crate) capacity_bytes: u64,
+    pub(crate) cluster_bytes: u64,
     pub(crate) read_only: bool,
     /// A new place may hide content of a backing file: most questions of a write have its data.
     pub(crate) has_backing: bool,
@@ -42,8 +47,6 @@ struct FileLane {
     lane: Box<dyn Lane>,
     first_file: u32,
 }
-
-type Answered = (Slot, Answer);
 
 /// State of a pending I/O.
 enum Active {
@@ -71,7 +74,7 @@ pub(crate) struct Qcow2Lane {
     epochs: BySlot<u64>,
     active: BySlot<Active>,
     work: Sender<Work>,
-    answers: (Sender<Answered>, Receiver<Answered>),
+    answers: (Sender<ToLane>, Receiver<ToLane>),
     /// Answers whose event has not come yet.
     early: BySlot<Answer>,
     remote: Option<Remote>,
@@ -108,9 +111,9 @@ impl Qcow2Lane {
             file
         });
         Qcow2Lane {
-            limits,
             files: files.collect(),
-            extents: Extents::default(),
+            extents: Extents::new(limits.cluster_bytes),
+            limits,
             user,
             epochs: BySlot::new(),
             active: BySlot::new(),
@@ -153,7 +156,8 @@ impl Qcow2Lane {
         while io.done_bytes < io.len_bytes {
             let at = io.offset_bytes + io.done_bytes;
             let usable = |extent: &Extent| !io.writes() || extent.file == 0;
-            let Some(extent) = self.extents.find(at).filter(usable) else {
+            let len = io.len_bytes - io.done_bytes;
+            let Some(extent) = self.extents.find(at, len).filter(usable) else {
                 return self.ask(io, slot, engine);
             };
             if extent.file == ZEROES {
@@ -273,7 +277,8 @@ impl Qcow2Lane {
     ) -> Step {
         let remote = self.remote.get_or_insert_with(|| engine.remote()).clone();
         let token = Token { slot, layer: self.own_layer() };
-        let reply = Reply { token, remote, answers: self.answers.0.clone() };
+        let window = self.window(io.offset_bytes + io.done_bytes);
+        let reply = Reply { token, remote, window, answers: self.answers.0.clone() };
         if self.work.send(Work::Ask(question, reply)).is_err() {
             return Step::Done(Err(IoError::Errno(libc::EIO))); // the thread has panicked
         }
@@ -283,9 +288,22 @@ impl Qcow2Lane {
         Step::Pending
     }
 
+    /// The clusters whose places an answer shall tell, too: the more the lane knows around `at`, the more of them.
+    /// So an image in order costs few questions, and a single request of a large one little time.
+    fn window(&self, at: u64) -> Range<u64> {
+        let clusters = (self.extents.known(at) as u64 + WINDOW_MIN).next_power_of_two();
+        let bytes = clusters.min(CLUSTERS) * self.limits.cluster_bytes;
+        let start = at - at % bytes;
+        start..(start + bytes).min(self.limits.capacity_bytes)
+    }
+
     fn take_answer(&mut self, slot: Slot) -> Answer {
-        for (slot, answer) in self.answers.1.try_iter() {
+        for ToLane { slot, answer, others: (others, version) } in self.answers.1.try_iter() {
             self.early.put(slot, answer);
+            self.extents.refresh(self.user.versions());
+            for extent in others {
+                self.extents.add(extent, version, self.user.versions());
+            }
         }
         self.early.take(slot).unwrap_or(Answer::Failed(libc::EIO))
     }

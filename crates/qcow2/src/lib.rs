@@ -16,6 +16,7 @@
 //!    Clusters of compressed data, which no extent names, and of old tables are freed at once; they are
 //!    punched after the commit that frees them.
 
+mod around;
 mod chain;
 mod change;
 pub mod check;
@@ -50,6 +51,7 @@ pub mod merge;
 mod open_tests;
 mod options;
 mod overlay;
+mod pages;
 mod piece;
 mod places;
 mod reader;
@@ -439,6 +441,7 @@ impl Disk for Qcow2Disk {
             self.files.iter().map(|file| file.open_lane()).collect::<io::Result<Vec<_>>>()?;
         let limits = Limits {
             capacity_bytes: self.capacity_bytes.load(Ordering::Relaxed),
+            cluster_bytes: self.cluster_bytes,
             read_only: self.info.read_only,
             has_backing: self.files.len() > 1,
             discard: self.info.discard.is_some(),

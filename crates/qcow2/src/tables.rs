@@ -88,6 +88,11 @@ impl Tables {
         }
     }
 
+    /// Returns whether a cluster of a range has changed since the last commit.
+    pub(crate) fn has_changed(&self, range: &Range<u64>) -> bool {
+        self.uncommitted.overlaps(range)
+    }
+
     /// The part of an extent around `at` in which nothing has changed since the last commit.
     fn unchanged(&self, extent: Extent, at: u64) -> Option<Extent> {
         let mut part = extent;

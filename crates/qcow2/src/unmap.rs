@@ -80,6 +80,11 @@ impl Discarded {
         Extent { end: behind.map_or(extent.end, |range| range.start), ..extent }
     }
 
+    /// Returns whether a part of the range is about to be freed.
+    pub(crate) fn frees(&self, range: &Range<u64>) -> bool {
+        self.leaving.overlaps(range)
+    }
+
     /// Takes ranges of at most `bytes` bytes that leave.
     fn take(&mut self, mut bytes: u64) -> Vec<Range<u64>> {
         let mut taken = Vec::new();

@@ -7,6 +7,7 @@ use backend::conformance::Request;
 use backend::{Disk, IoKind};
 use common::{MIB, check, content, folder, image, open, qemu_ok, rig};
 use qcow2::Qcow2Disk;
+use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -116,6 +117,41 @@ fn a_disk_grows_and_a_new_lane_has_the_new_end() {
     assert_eq!(found.len() as u64, 64 * MIB);
     assert!(found[(8 * MIB - 4096) as usize..][..4096].iter().all(|byte| *byte == 1));
     assert!(found[(64 * MIB - 4096) as usize..].iter().all(|byte| *byte == 2));
+}
+
+/// A lane that knows many clusters of a part of the disk asks for all of them with one question.
+#[test]
+fn a_lane_learns_clusters_in_random_order_by_few_questions() {
+    const CLUSTER: u64 = 4096;
+    let folder = folder();
+    let base = image(&folder, 4, "cluster_size=4k");
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut order: Vec<u64> = (0..4 * MIB / CLUSTER).collect();
+    // A third of the clusters is in the backing file, a third in the image, and a third nowhere.
+    let byte = |cluster: u64| if cluster % 3 == 2 { 0 } else { (cluster % 251) as u8 + 1 };
+    let mut write = |path: &Path, part: u64| {
+        let disk = open(path).expect("it opens");
+        let mut lane = rig(&disk);
+        random.shuffle(&mut order);
+        for cluster in order.iter().filter(|cluster| **cluster % 3 == part) {
+            lane.write(cluster * CLUSTER, &[byte(*cluster); CLUSTER as usize]);
+        }
+    };
+    write(&base, 0);
+    std::fs::rename(&base, folder.path().join("base.qcow2")).expect("another name");
+    let create = ["create", "-qf", "qcow2", "-o", "cluster_size=4k", "-b", "base.qcow2"];
+    let create = [&create[..], &["-F", "qcow2", "a.qcow2"]].concat();
+    qemu_ok("qemu-img", folder.path(), &create);
+    write(&base, 1);
+    let disk = open(&base).expect("it opens");
+    let mut lane = rig(&disk);
+    random.shuffle(&mut order);
+    for cluster in order {
+        let found = lane.read(cluster * CLUSTER, CLUSTER as usize);
+        assert!(found == [byte(cluster); CLUSTER as usize], "cluster {cluster}");
+    }
+    // There are two pages. Each question of a page asks for twice as many clusters as are known, from 8 to 512.
+    assert!(disk.questions() <= 2 * 8, "{} questions", disk.questions());
 }
 
 /// The growth moves the table to the end of the file.

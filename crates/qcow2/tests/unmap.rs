@@ -146,7 +146,8 @@ fn a_lane_asks_again_for_the_discarded_places_and_for_no_other() {
         }
         assert_eq!(disk.questions() - before, questions);
     };
-    read_all(8);
+    // The answers have the places of the first 64 clusters, and of the others.
+    read_all(2);
     read_all(0);
     for cluster in 0..3 {
         discard(&mut one, 2 * MIB + cluster * CLUSTER, CLUSTER);
