@@ -23,6 +23,7 @@ mod error;
 mod error_rules;
 mod event;
 mod failure;
+mod gain;
 mod health;
 mod io_workers;
 mod kernel;

@@ -7,9 +7,10 @@
 //! driver prepares the next requests, and the driver is idle while the device works. Small portions
 //! cost system calls and calls of the driver. Device and host decide which of both is dearer, so a
 //! trial decides: windows of time with the present and with another size take turns, and the rates
-//! of finished requests are compared. The other size has to win clearly. Kicks and the parts of a
-//! request do not count: a thread that sleeps more often gets more of them.
+//! of finished requests are compared. The other size has to win by more than chance ([`crate::gain`]).
+//! Kicks and the parts of a request do not count: a thread that sleeps more often gets more of them.
 
+use crate::gain::Gains;
 use crate::trial::{Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
 use std::time::Instant;
 
@@ -19,14 +20,10 @@ const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
 const FIRST: usize = 1;
 /// A thread with fewer requests in flight makes no trial: the sizes hardly differ.
 const IN_FLIGHT_MIN: usize = 4;
-/// Windows of a trial, half of them with each size.
-const TRIAL_WINDOWS: u32 = 32;
-/// Gain of the rate that a change of the size needs.
-const GAIN: f64 = 1.03;
-/// A candidate with less than this share of the present rate ends the trial early.
-const HOPELESS: f64 = 0.9;
-/// Windows of a trial that may end early: twice the order of [`Trial::differs`].
-const EARLY_WINDOWS: u32 = 8;
+/// Windows of a trial at most, half of them with each size.
+const TRIAL_WINDOWS: u32 = 256;
+/// Gain that a change of the size needs, as a share of the rate.
+const GAIN: f64 = 0.03;
 /// Turns with work between two readings of the clock.
 const TURNS_PER_CLOCK: u32 = 16;
 
@@ -43,6 +40,8 @@ pub(crate) struct Portion {
     smaller_next: bool,
     /// Its results are rates.
     trial: Trial<f64>,
+    /// The gains of the present trial.
+    gains: Gains,
     window: Window,
 }
 
@@ -69,8 +68,9 @@ impl Portion {
             fixed,
             chosen: FIRST,
             candidate: FIRST,
-            smaller_next: false,
+            smaller_next: true,
             trial: Trial::new(),
+            gains: Gains::default(),
             window: Window::since(Instant::now()),
         }
     }
@@ -128,17 +128,17 @@ impl Portion {
         match self.trial.count(rate) {
             Step::Pause => {}
             Step::Begins => self.begin_trial(),
-            Step::Counted(windows, [present, other]) => {
-                // A trial of a poor size costs the guest its rate, so it ends early.
-                let hopeless = windows.is_multiple_of(EARLY_WINDOWS) && other < present * HOPELESS;
-                if windows == TRIAL_WINDOWS || hopeless {
-                    self.end_trial(other > present * GAIN);
+            Step::Counted(windows, rates) => {
+                self.gains.count(windows, rates);
+                if let Some(wins) = self.gains.verdict(GAIN, windows == TRIAL_WINDOWS) {
+                    self.end_trial(wins);
                 }
             }
         }
     }
 
     fn begin_trial(&mut self) {
+        self.gains = Gains::default();
         let at_end = if self.smaller_next { 0 } else { SIZES.len() - 1 };
         self.smaller_next ^= self.chosen == at_end;
         self.candidate = if self.smaller_next { self.chosen - 1 } else { self.chosen + 1 };
@@ -225,17 +225,16 @@ mod tests {
 
     #[test]
     fn a_trial_of_a_poor_size_is_short() {
-        let in_trial = |poor: f64| {
+        let in_trial = |other: f64| {
             let mut portion = Portion::new(None);
-            (0..1000)
-                .filter(|_| {
-                    let rate = if portion.size() == SIZES[FIRST] { 1.0 } else { poor };
-                    portion.measured(rate);
-                    portion.trial.is_running()
-                })
-                .count()
+            let measure = |_: &u32| {
+                let rate = if portion.size() == SIZES[FIRST] { 1.0 } else { other };
+                portion.measured(rate);
+                portion.trial.is_running()
+            };
+            (0..1000).filter(measure).count()
         };
-        assert_eq!(in_trial(0.95), 4 * in_trial(0.8));
+        assert!(in_trial(0.8) * 5 < in_trial(1.0));
     }
 
     #[test]
