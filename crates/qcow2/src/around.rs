@@ -5,13 +5,16 @@
 //! for the entries themselves: those of clusters without a change since the last commit are in the file. `imago` tells
 //! the others, and what a backing file has.
 
-use crate::entry::{COMPRESSED, EXCLUSIVE, Entry, ZERO};
+use crate::entry::{COMPRESSED, EXCLUSIVE, Entry, RESERVED, ZERO};
 use crate::extents::{Extent, ZEROES};
 use crate::image::{Answer, Found, Image, Question};
 use crate::places::ENTRY_BYTES;
 use crate::storage::Store;
 use std::io;
 use std::ops::Range;
+
+/// Maximum questions to `imago` about a window: a backing file may have smaller clusters.
+const TOLD_MAX: usize = 512;
 
 /// What is known of a cluster.
 enum Place {
@@ -41,8 +44,8 @@ impl Store {
 }
 
 impl Image {
-    /// The answer to a question whose place is one of these extents, if `imago` could tell no longer one: it ends within
-    /// the window.
+    /// The answer to a question whose place is one of these extents, unless it ends with the window: `imago` may know a
+    /// longer one then.
     pub(crate) fn answer_by(
         &self,
         known: &[Extent],
@@ -62,12 +65,13 @@ impl Image {
         }
     }
 
-    /// The extents of a window that need no commit, in ascending order, with those of its backing files if `with_below`.
-    /// The window is a part of the disk with one L2 table. An error ends them: the question about the place gets it.
-    pub(crate) fn around(&self, window: &Range<u64>, with_below: bool) -> Vec<Extent> {
+    /// The extents of the window of a question that need no commit, in ascending order. If the question changes something,
+    /// none unless the image itself has its cluster, which gets no other place then. The window is a part of the disk with
+    /// one L2 table. An error ends them: the question about the place gets it.
+    pub(crate) fn around(&self, question: &Question, window: &Range<u64>) -> Vec<Extent> {
         let mut known = Vec::new();
         if self.check_committed().is_ok() && window.start < window.end {
-            let _ = self.add_around(&mut known, window, with_below); // a question will get the error
+            let _ = self.add_around(&mut known, question, window); // a question will get the error
         }
         known
     }
@@ -75,26 +79,32 @@ impl Image {
     fn add_around(
         &self,
         known: &mut Vec<Extent>,
+        question: &Question,
         window: &Range<u64>,
-        with_below: bool,
     ) -> io::Result<()> {
         let (store, cluster) = (self.store()?, self.cluster_bytes());
-        let bound = self.end_of(store)?;
         let clusters = window.start / cluster..window.end.div_ceil(cluster);
         let entries = store.entries(&clusters)?;
-        let places = clusters.clone().map(|number| {
+        let bound = self.end_of(store)?;
+        let place = |number: u64| {
             let part = number * cluster..((number + 1) * cluster).min(window.end);
             let entry = entries.as_ref().map(|all| all[(number - clusters.start) as usize]);
             (part.clone(), self.place_of(entry, part, bound))
-        });
-        let places: Vec<_> = places.collect();
+        };
+        let is_own = |place| matches!(place, Place::Known(extent) if extent.file == 0);
+        let (at, _) = question.range();
+        if question.changes() && !is_own(place(at / cluster).1) {
+            return Ok(());
+        }
+        let places: Vec<_> = clusters.clone().map(place).collect();
         let are_told = |(_, place): &(_, Place)| matches!(place, Place::Told);
+        let mut left = TOLD_MAX;
         for run in places.chunk_by(|one, next| are_told(one) && are_told(next)) {
             match run {
                 [(_, Place::Known(extent))] => add(known, *extent),
-                [(first, Place::Told), ..] if with_below => {
+                [(first, Place::Told), ..] if !question.changes() => {
                     let end = run.last().map_or(first.end, |(last, _)| last.end);
-                    self.add_told(known, first.start..end)?;
+                    self.add_told(known, first.start..end, &mut left)?;
                 }
                 _ => {}
             }
@@ -110,6 +120,7 @@ impl Image {
         }
         let Some(entry) = entry else { return Place::Told };
         let host = match Entry::of(entry, cluster.trailing_zeros()) {
+            _ if entry & COMPRESSED == 0 && entry & RESERVED != 0 => return Place::Asked,
             _ if entry & (COMPRESSED | ZERO) == ZERO => {
                 return Place::Known(Extent::zeroes(part));
             }
@@ -125,10 +136,16 @@ impl Image {
         }
     }
 
-    /// Adds the extents of a range as `imago` tells them.
-    fn add_told(&self, known: &mut Vec<Extent>, range: Range<u64>) -> io::Result<()> {
+    /// Adds the extents of a range as `imago` tells them, while questions to it are `left`.
+    fn add_told(
+        &self,
+        known: &mut Vec<Extent>,
+        range: Range<u64>,
+        left: &mut usize,
+    ) -> io::Result<()> {
         let mut at = range.start;
-        while at < range.end {
+        while at < range.end && *left > 0 {
+            *left -= 1;
             at = match self.find_within(at, range.end - at, range.end - at)? {
                 Found::Extent { extent, .. } | Found::Zero(_, extent) => {
                     add(known, extent);
@@ -167,8 +184,13 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// The extents of the first five clusters, in clusters, each with its file.
-    fn first(image: &Image, with_below: bool) -> Vec<(u64, u64, u32)> {
-        let extents = image.around(&(0..5 * CLUSTER), with_below).into_iter();
+    fn first(image: &Image) -> Vec<(u64, u64, u32)> {
+        around(image, &Question::Read(0, 512), 5)
+    }
+
+    /// The same of a question and a window of so many clusters.
+    fn around(image: &Image, question: &Question, clusters: u64) -> Vec<(u64, u64, u32)> {
+        let extents = image.around(question, &(0..clusters * CLUSTER)).into_iter();
         extents.map(|e| (e.start / CLUSTER, e.end / CLUSTER, e.file)).collect()
     }
 
@@ -188,16 +210,18 @@ mod tests {
         let (_folder, _file, mut image) = written(&[0, 1, 4]);
         let write = Question::Write(3 * CLUSTER, vec![1; 4096]);
         assert_eq!(image.answer(write), Answer::Done(4096));
-        assert_eq!(first(&image, true), [(0, 2, 0), (2, 3, 1), (4, 5, 0)]);
-        assert_eq!(first(&image, false), [(0, 2, 0), (4, 5, 0)]);
+        assert_eq!(first(&image), [(0, 2, 0), (2, 3, 1), (4, 5, 0)]);
+        let (own, other) = (Question::Place(CLUSTER, 512), Question::Place(2 * CLUSTER, 512));
+        assert_eq!(around(&image, &own, 5), [(0, 2, 0), (4, 5, 0)]);
+        assert_eq!(around(&image, &other, 5), [], "it gets a place");
         assert_eq!(image.commit(), Ok(()));
         let all = [(0, 2, 0), (2, 3, 1), (3, 4, 0), (4, 5, 0)];
-        assert_eq!(first(&image, true), all);
+        assert_eq!(first(&image), all);
         image.note_discarded(CLUSTER, CLUSTER);
-        assert_eq!(first(&image, true), all);
+        assert_eq!(first(&image), all);
         let user = User::new(&image.versions, channel().0).enter();
         assert!(image.unmap_discarded(true, &mut Job::in_place).is_ok(), "{user}");
-        assert_eq!(first(&image, true), [(0, 1, 0), (2, 3, 1), (3, 4, 0), (4, 5, 0)]);
+        assert_eq!(first(&image), [(0, 1, 0), (2, 3, 1), (3, 4, 0), (4, 5, 0)]);
     }
 
     #[test]
@@ -207,7 +231,7 @@ mod tests {
         assert!(matches!(zero.map(|zero| image.answer(zero)), [Answer::Extent(..), _]));
         image.free(4 * CLUSTER..5 * CLUSTER).expect("a zero cluster");
         assert_eq!(image.commit(), Ok(()));
-        let known = image.around(&(0..8 * MIB), true);
+        let known = image.around(&Question::Read(0, 512), &(0..8 * MIB));
         for at in (0..8 * MIB).step_by(CLUSTER as usize) {
             let known = known.iter().find(|known| (known.start..known.end).contains(&at));
             let known = known.map(|known| (known.file, known.part(at..known.end).host));
@@ -224,7 +248,7 @@ mod tests {
     fn a_question_is_answered_by_a_place_that_ends_within_the_window() {
         let (_folder, _file, image) = written(&[0, 2, 3, 1]);
         let window = 0..4 * CLUSTER;
-        let known = image.around(&window, true);
+        let known = image.around(&Question::Read(0, 512), &window);
         let by = |question| image.answer_by(&known, &question, &window);
         let host = |cluster: u64| match by(Question::Read(cluster * CLUSTER, 512)) {
             Some(Answer::Extent(extent, _)) => (extent.start / CLUSTER, extent.host / CLUSTER),
@@ -268,6 +292,8 @@ mod tests {
             EXCLUSIVE,                 // the header
             EXCLUSIVE | bound,         // behind the end
             EXCLUSIVE | 3 << 16 | 512, // within a cluster
+            EXCLUSIVE | 3 << 16 | 2,   // a reserved bit
+            ZERO | 1 << 60,
             COMPRESSED | 3 << 16,
             COMPRESSED | 3 << 16 | ZERO,
         ];

@@ -9,6 +9,8 @@ pub(crate) const EXCLUSIVE: u64 = 1 << 63;
 pub(crate) const COMPRESSED: u64 = 1 << 62;
 /// Flag of an L2 entry without [`COMPRESSED`]: the cluster reads as zeroes.
 pub(crate) const ZERO: u64 = 1;
+/// Bits of an L2 entry without [`COMPRESSED`] that have to be zero.
+pub(crate) const RESERVED: u64 = 0x3f00_0000_0000_01fe;
 /// Unit of the length of compressed data in bytes.
 const COMPRESSED_UNIT: u64 = 512;
 

@@ -87,7 +87,7 @@ impl Extents {
                 }
                 None => {
                     self.by_start.retain(|_, extent| extent.file == 0);
-                    self.pages.cut_all(|file| file != 0);
+                    self.pages.cut_others();
                 }
             }
         }
@@ -96,7 +96,7 @@ impl Extents {
                 Some(left) => left.iter().for_each(|left| self.cut_all(left)),
                 None => {
                     self.by_start.clear();
-                    self.pages.cut_all(|_| true);
+                    self.pages.clear();
                 }
             }
         }
@@ -156,9 +156,9 @@ impl Extents {
         found
     }
 
-    /// Known clusters in the page around a position.
-    pub(crate) fn known(&self, position: u64) -> usize {
-        self.pages.known(position)
+    /// The pages of single clusters.
+    pub(crate) fn pages(&mut self) -> &mut Pages {
+        &mut self.pages
     }
 
     /// Adds an extent that was true at a version, which is not newer than that of the last
@@ -389,6 +389,6 @@ mod tests {
         }
         // A cut within a cluster ends all of it.
         assert!(known * 10 > knowable * 9, "{known} of {knowable}");
-        assert!(!extents.by_start.is_empty() && extents.known(0) > 0);
+        assert!(!extents.by_start.is_empty() && extents.pages.known(0) > 0);
     }
 }

@@ -373,7 +373,9 @@ impl Thread {
 fn ask(image: &mut Image, answered: &mut Vec<Answered>, question: Question, reply: Reply) {
     let changes = question.changes();
     let (at, len) = question.range();
-    let others = image.around(&reply.window, !changes);
+    // The answer may commit.
+    let version = image.versions().now();
+    let others = image.around(&question, &reply.window);
     let answer = match image.answer_by(&others, &question, &reply.window) {
         Some(answer) => Ok(answer),
         None => {
@@ -382,7 +384,7 @@ fn ask(image: &mut Image, answered: &mut Vec<Answered>, question: Question, repl
         }
     };
     match answer {
-        Ok(answer) => reply.send_with(answer, (others, image.versions().now())),
+        Ok(answer) => reply.send_with(answer, (others, version)),
         Err(answer) => answered.push(Answered { reply, answer, changes, at, len }),
     }
 }

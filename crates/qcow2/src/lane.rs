@@ -277,7 +277,7 @@ impl Qcow2Lane {
     ) -> Step {
         let remote = self.remote.get_or_insert_with(|| engine.remote()).clone();
         let token = Token { slot, layer: self.own_layer() };
-        let window = self.window(io.offset_bytes + io.done_bytes);
+        let window = self.window(&question);
         let reply = Reply { token, remote, window, answers: self.answers.0.clone() };
         if self.work.send(Work::Ask(question, reply)).is_err() {
             return Step::Done(Err(IoError::Errno(libc::EIO))); // the thread has panicked
@@ -288,13 +288,20 @@ impl Qcow2Lane {
         Step::Pending
     }
 
-    /// The clusters whose places an answer shall tell, too: the more the lane knows around `at`, the more of them.
-    /// So an image in order costs few questions, and a single request of a large one little time.
-    fn window(&self, at: u64) -> Range<u64> {
-        let clusters = (self.extents.known(at) as u64 + WINDOW_MIN).next_power_of_two();
+    /// The clusters whose places the answer to a question about `at` shall tell, too: the more the lane knows around it,
+    /// the more of them. So an image in order costs few questions, and a single request of a large one little time.
+    fn window(&mut self, question: &Question) -> Range<u64> {
+        let (at, _) = question.range();
+        let pages = self.extents.pages();
+        let clusters = (pages.known(at) as u64 + WINDOW_MIN).next_power_of_two();
         let bytes = clusters.min(CLUSTERS) * self.limits.cluster_bytes;
         let start = at - at % bytes;
-        start..(start + bytes).min(self.limits.capacity_bytes)
+        let window = start..(start + bytes).min(self.limits.capacity_bytes);
+        // The answer to a change tells them only if its own cluster has a place.
+        match question.changes() || pages.asks(&window) {
+            true => window,
+            false => at..at,
+        }
     }
 
     fn take_answer(&mut self, slot: Slot) -> Answer {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The places of single clusters, a word for each.
 //!
-//! A page has the words of [`CLUSTERS`] clusters of the disk in a row. A word is the place of its cluster, which leaves
-//! the low 9 bits free, and the file's number there, plus one; 0 is an unknown cluster. A set that is full replaces a
-//! page that was not used of late.
+//! A page has the words of [`CLUSTERS`] clusters of the disk in a row. A word is the place of its cluster, a multiple of
+//! 512 bytes, whose low 9 bits have the file's number, plus one. 0 is an unknown cluster, and 511 one of zeroes. A set
+//! that is full replaces a page that was not used of late.
 
 use crate::extents::{Extent, ZEROES};
+use crate::places::ENTRY_BYTES;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -17,8 +18,10 @@ const PAGES_MAX: usize = 8192;
 const FILE: u64 = (1 << 9) - 1;
 
 const _: () = assert!((crate::chain::FILES_MAX as u64) + 1 < FILE);
+// The clusters of a page have one L2 table, also with the smallest clusters.
+const _: () = assert!(CLUSTERS * ENTRY_BYTES <= 4096);
 
-/// The word of a cluster whose file is `file`, at a place in sectors.
+/// The word of a cluster in the file with this number, at a place in bytes.
 fn word_of(file: u32, host: u64) -> u64 {
     match file {
         ZEROES => FILE,
@@ -33,6 +36,10 @@ struct Page {
     words: Box<[u64; CLUSTERS as usize]>,
     /// It was used since the set has last looked for a page to replace.
     is_used: bool,
+    /// It may have words of other files than the image itself, or of zeroes.
+    has_others: bool,
+    /// The clusters around which places were asked for since the last cut.
+    asked: Range<u64>,
 }
 
 /// The places of many clusters.
@@ -98,6 +105,20 @@ impl Pages {
         page.map_or(0, |page| page.words.iter().filter(|word| **word != 0).count())
     }
 
+    /// Notes that the places of a window, which lies in one page, are asked for. Returns whether they were not before.
+    pub(crate) fn asks(&mut self, window: &Range<u64>) -> bool {
+        let bits = self.cluster_bits;
+        let clusters = window.start >> bits..window.end.div_ceil(1 << bits);
+        let number = clusters.start / CLUSTERS;
+        let Some(index) = self.index.get(&number) else { return true };
+        let asked = &mut self.pages[*index].asked;
+        let is_new = clusters.start < asked.start || clusters.end > asked.end;
+        if is_new {
+            *asked = clusters;
+        }
+        is_new
+    }
+
     /// Adds an extent that suits the set.
     pub(crate) fn add(&mut self, extent: Extent) {
         let Extent { mut start, end, file, mut host } = extent;
@@ -105,6 +126,7 @@ impl Pages {
             let (number, first) = self.place(start);
             let bits = self.cluster_bits;
             let page = self.page(number);
+            page.has_others |= file != 0;
             let clusters = ((end - start) >> bits).min(CLUSTERS - first as u64);
             for word in &mut page.words[first..first + clusters as usize] {
                 *word = word_of(file, host);
@@ -140,9 +162,17 @@ impl Pages {
         }
     }
 
-    /// Forgets all clusters whose file satisfies `ends`.
-    pub(crate) fn cut_all(&mut self, ends: impl Fn(u32) -> bool) {
-        self.pages.iter_mut().for_each(|page| page.forget(0..CLUSTERS as usize, &ends));
+    /// Forgets all clusters but those of the image itself.
+    pub(crate) fn cut_others(&mut self) {
+        for page in self.pages.iter_mut().filter(|page| page.has_others) {
+            page.forget(0..CLUSTERS as usize, |file| file != 0);
+            page.has_others = false;
+        }
+    }
+
+    /// Forgets all clusters.
+    pub(crate) fn clear(&mut self) {
+        *self = Pages { cluster_bits: self.cluster_bits, ..Pages::new(1) };
     }
 
     /// The page of a position, and the cluster in it.
@@ -161,26 +191,27 @@ impl Pages {
     }
 
     fn make(&mut self, number: u64) -> usize {
-        if self.pages.len() < PAGES_MAX {
-            self.pages.push(Page { number, words: Box::new([0; _]), is_used: true });
-            self.index.insert(number, self.pages.len() - 1);
-            return self.pages.len() - 1;
-        }
-        while std::mem::take(&mut self.pages[self.hand].is_used) {
-            self.hand = (self.hand + 1) % PAGES_MAX;
-        }
-        let page = &mut self.pages[self.hand];
-        self.index.remove(&page.number);
-        page.number = number;
-        page.words.fill(0);
-        page.is_used = true;
-        self.index.insert(number, self.hand);
-        self.hand
+        let words = Box::new([0; _]);
+        let page = Page { number, words, is_used: true, has_others: false, asked: 0..0 };
+        let index = if self.pages.len() < PAGES_MAX {
+            self.pages.push(page);
+            self.pages.len() - 1
+        } else {
+            while std::mem::take(&mut self.pages[self.hand].is_used) {
+                self.hand = (self.hand + 1) % PAGES_MAX;
+            }
+            let before = std::mem::replace(&mut self.pages[self.hand], page);
+            self.index.remove(&before.number);
+            self.hand
+        };
+        self.index.insert(number, index);
+        index
     }
 }
 
 impl Page {
     fn forget(&mut self, clusters: Range<usize>, ends: impl Fn(u32) -> bool) {
+        self.asked = 0..0;
         let file = |word: u64| match word & FILE {
             FILE => ZEROES,
             file => file as u32 - 1,
@@ -248,6 +279,32 @@ mod tests {
         for bad in [last, first, place, extent(3, 512, 0, 7)] {
             assert!(!pages.suits(&bad), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_window_is_asked_for_once_until_a_cut() {
+        let mut pages = Pages::new(CLUSTER);
+        let window = |clusters: Range<u64>| clusters.start * CLUSTER..clusters.end * CLUSTER;
+        assert!(pages.asks(&window(0..64)) && pages.asks(&window(0..64)), "there is no page yet");
+        pages.add(extent(3, 1, 0, 7));
+        assert!(pages.asks(&window(0..64)));
+        assert!(!pages.asks(&window(0..64)));
+        assert!(pages.asks(&window(0..128)));
+        assert!(!pages.asks(&window(64..128)));
+        pages.cut(window(500..501), |_| true);
+        assert!(pages.asks(&window(64..128)));
+    }
+
+    #[test]
+    fn the_clusters_of_other_files_end_at_once() {
+        let mut pages = Pages::new(CLUSTER);
+        pages.add(extent(0, 3, 0, 7));
+        pages.add(extent(1, 1, 2, 7));
+        pages.add(Extent::zeroes(600 * CLUSTER..601 * CLUSTER));
+        pages.cut_others();
+        assert_eq!((pages.known(0), pages.known(600 * CLUSTER)), (2, 0));
+        pages.clear();
+        assert_eq!((pages.known(0), pages.page_bytes()), (0, CLUSTERS * CLUSTER));
     }
 
     #[test]
