@@ -16,7 +16,7 @@ use std::ops::Range;
 /// Maximum questions to `imago` about a window: a backing file may have smaller clusters.
 const TOLD_MAX: usize = 512;
 
-/// What is known of a cluster.
+/// The place of a cluster, as far as it is known.
 enum Place {
     /// A lane may use it without a commit.
     Known(Extent),
