@@ -65,12 +65,13 @@ impl Image {
         }
     }
 
-    /// The extents of the window of a question that need no commit, in ascending order. If the question changes something,
-    /// none unless the image itself has its cluster, which gets no other place then. The window is a part of the disk with
-    /// one L2 table. An error ends them: the question about the place gets it.
+    /// The extents of the window of a question that need no commit, in ascending order. If the question changes
+    /// something, none unless the image itself has its cluster, which gets no other place then. The window is a part of
+    /// the disk with one L2 table, and has the position of the question. An error ends them: the question about the
+    /// place gets it.
     pub(crate) fn around(&self, question: &Question, window: &Range<u64>) -> Vec<Extent> {
         let mut known = Vec::new();
-        if self.check_committed().is_ok() && window.start < window.end {
+        if self.check_committed().is_ok() && window.contains(&question.range().0) {
             let _ = self.add_around(&mut known, question, window); // a question will get the error
         }
         known

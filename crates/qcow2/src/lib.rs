@@ -2,9 +2,9 @@
 //! A qcow2 image as a disk.
 //!
 //! [`Qcow2Disk`] has one thread that works on the tables of the image through `imago` (`helper`,
-//! `image`). A lane keeps the extents that it has learned and does their I/O on the file itself, at
-//! the speed of a raw image (`lane`, `extents`). Three rules keep the image consistent after a crash
-//! at any instant:
+//! `image`), and tells lanes the places around their questions, too (`around`). A lane keeps the places
+//! that it has learned (`extents`, `pages`) and does their I/O on the file itself, at the speed of a raw
+//! image (`lane`). Three rules keep the image consistent after a crash at any instant:
 //!
 //! 1. A table is written after the things that it names are durable: reference counts, other tables, and data that
 //!    hides content of before (`storage`).
