@@ -288,8 +288,8 @@ impl Qcow2Lane {
         Step::Pending
     }
 
-    /// The clusters whose places the answer to a question about `at` shall tell, too: the more the lane knows around it,
-    /// the more of them. So an image in order costs few questions, and a single request of a large one little time.
+    /// The clusters whose places the answer to a question shall tell, too: the more the lane knows around it, the more
+    /// of them. So an image in order costs few questions, and a single request of a large one little time.
     fn window(&mut self, question: &Question) -> Range<u64> {
         let (at, _) = question.range();
         let pages = self.extents.pages();

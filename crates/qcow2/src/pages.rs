@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The places of single clusters, a word for each.
 //!
-//! A page has the words of [`CLUSTERS`] clusters of the disk in a row. A word is the place of its cluster, a multiple of
-//! 512 bytes, whose low 9 bits have the file's number, plus one. 0 is an unknown cluster, and 511 one of zeroes. A set
-//! that is full replaces a page that was not used of late.
+//! A page has the words of [`CLUSTERS`] clusters of the disk in a row. A word is the place of its cluster, a multiple
+//! of 512 bytes, whose low 9 bits have the file's number, plus one. 0 is an unknown cluster, and 511 one of zeroes. A
+//! set that is full replaces a page that was not used of late.
 
 use crate::extents::{Extent, ZEROES};
 use crate::places::ENTRY_BYTES;
