@@ -63,6 +63,7 @@ impl Gains {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trial::{Step, Trial};
 
     const WANTED: f64 = 0.03;
     const LAST: u32 = 256;
@@ -70,19 +71,20 @@ mod tests {
     /// The outcome of a trial with this gain, whose windows vary by the share `noise` (one standard deviation), and its
     /// windows.
     fn trial(random: &mut fastrand::Rng, gain: f64, noise: f64) -> (bool, u32) {
-        let (mut gains, mut rates) = (Gains::default(), [0.0; 2]);
-        for windows in 1..=LAST {
+        let (mut gains, mut trial) = (Gains::default(), Trial::new());
+        loop {
             // Twelve uniform numbers have a variance of one.
             let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
-            let other = matches!(windows % 4, 2 | 3);
-            rates[usize::from(other)] +=
-                (1.0 + noise * normal) * if other { 1.0 + gain } else { 1.0 };
+            let rate = if trial.differs() { 1.0 + gain } else { 1.0 };
+            let Step::Counted(windows, rates) = trial.count(rate * (1.0 + noise * normal)) else {
+                continue;
+            };
             gains.count(windows, rates);
             if let Some(wins) = gains.verdict(WANTED, windows == LAST) {
                 return (wins, windows);
             }
+            assert!(windows < LAST, "the last window decides");
         }
-        unreachable!("the last window decides");
     }
 
     /// The share of trials that the other choice wins, and their mean number of windows.

@@ -7,6 +7,7 @@
 
 use crate::entry::{COMPRESSED, EXCLUSIVE, Entry, RESERVED, ZERO};
 use crate::extents::{Extent, ZEROES};
+use crate::fields::entries;
 use crate::image::{Answer, Found, Image, Question};
 use crate::places::ENTRY_BYTES;
 use crate::storage::Store;
@@ -39,7 +40,7 @@ impl Store {
             return Ok(Some(vec![0; count]));
         };
         let found = self.read(count * ENTRY_BYTES as usize, table + first * ENTRY_BYTES)?;
-        Ok(Some(found.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry)).collect()))
+        Ok(Some(entries(&found).collect()))
     }
 }
 
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(first(&image), all);
         image.note_discarded(CLUSTER, CLUSTER);
         assert_eq!(first(&image), all);
-        let user = User::new(&image.versions, channel().0).enter();
+        let user = User::new(image.versions(), channel().0).enter();
         assert!(image.unmap_discarded(true, &mut Job::in_place).is_ok(), "{user}");
         assert_eq!(first(&image), [(0, 1, 0), (2, 3, 1), (3, 4, 0), (4, 5, 0)]);
     }
@@ -260,6 +261,17 @@ mod tests {
         assert!(matches!(by(write), Some(Answer::Extent(extent, _)) if extent.end == 2 * CLUSTER));
         assert_eq!(by(Question::Read(2 * CLUSTER, 512)), None, "it may be longer");
         assert_eq!(by(Question::Read(4 * CLUSTER, 512)), None, "it is not in the window");
+    }
+
+    #[test]
+    fn questions_to_imago_are_bounded_and_an_error_ends_the_places() {
+        let (folder, _file, image) = written(&[2, 1]);
+        let mut known = Vec::new();
+        image.add_told(&mut known, 0..MIB, &mut 2).expect("a good image");
+        assert_eq!(known.iter().map(|known| known.end).collect::<Vec<_>>(), [CLUSTER, 2 * CLUSTER]);
+        let unreadable = File::create(folder.path().join("unreadable")).expect("a file");
+        image.store().expect("the image").exchange(&unreadable);
+        assert_eq!(first(&image), []);
     }
 
     /// A write to zeroes, or to a place in a backing file, needs a place of its own.

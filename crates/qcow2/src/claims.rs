@@ -2,7 +2,7 @@
 //! The use of the guard ([`crate::guard`]) by an image that is written.
 
 use crate::entry::Entry;
-use crate::fields::u64_at;
+use crate::fields::{entries, u64_at};
 use crate::guard::Guard;
 use crate::image::Image;
 use crate::mapped::Mapped;
@@ -90,7 +90,7 @@ impl Store {
                 break;
             }
             let found = self.read(1 << bits, table << bits)?;
-            guard.look(found.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry)));
+            guard.look(entries(&found));
         }
         if let (true, false, Err(why)) = (begins, guard.is_looking(), guard.check()) {
             tracing::error!(

@@ -161,9 +161,9 @@ impl Extents {
         &mut self.pages
     }
 
-    /// Adds an extent that was true at a version, which is not newer than that of the last
-    /// [`Extents::refresh`].
+    /// Adds an extent that was true at a version.
     pub(crate) fn add(&mut self, extent: Extent, at: Version, versions: &Versions) {
+        self.refresh(versions);
         let known = self.version.generation;
         let overlaps = |range: &Range<u64>| range.start < extent.end && extent.start < range.end;
         let has_ended = extent.file != 0

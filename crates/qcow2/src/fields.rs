@@ -84,6 +84,11 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_be_bytes)
 }
 
+/// The entries of a table, or of a part of one.
+pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry))
+}
+
 /// Reads bytes of the file; zeroes behind its end.
 pub(crate) fn read_padded(file: &File, bytes: usize, mut at: u64) -> io::Result<Vec<u8>> {
     let mut found = vec![0; bytes];

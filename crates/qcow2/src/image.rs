@@ -103,7 +103,7 @@ pub(crate) struct Image {
     pub(crate) size_bytes: u64,
     /// Freed clusters are punched out of the file.
     pub(crate) gives_back: bool,
-    pub(crate) versions: Arc<Versions>,
+    versions: Arc<Versions>,
     pub(crate) discarded: Discarded,
     /// Bytes of discarded data whose place was freed.
     unmapped_bytes: Arc<AtomicU64>,
@@ -298,7 +298,7 @@ impl Image {
         &self.unmapped_bytes
     }
 
-    pub(crate) fn versions(&self) -> &Versions {
+    pub(crate) fn versions(&self) -> &Arc<Versions> {
         &self.versions
     }
 

@@ -307,7 +307,6 @@ impl Qcow2Lane {
     fn take_answer(&mut self, slot: Slot) -> Answer {
         for ToLane { slot, answer, others: (others, version) } in self.answers.1.try_iter() {
             self.early.put(slot, answer);
-            self.extents.refresh(self.user.versions());
             for extent in others {
                 self.extents.add(extent, version, self.user.versions());
             }
@@ -318,7 +317,6 @@ impl Qcow2Lane {
     fn answered(&mut self, io: &mut Io, slot: Slot, engine: &mut dyn Engine) -> Step {
         match self.take_answer(slot) {
             Answer::Extent(extent, version) => {
-                self.extents.refresh(self.user.versions());
                 // One of an epoch before still serves this I/O, which holds its place.
                 self.extents.add(extent, version, self.user.versions());
                 if let Next::Step(step) = self.start_piece(extent, io, slot, engine) {
@@ -326,7 +324,6 @@ impl Qcow2Lane {
                 }
             }
             Answer::Zero(len, extent, version) => {
-                self.extents.refresh(self.user.versions());
                 self.extents.add(extent, version, self.user.versions());
                 zero(io, len);
             }

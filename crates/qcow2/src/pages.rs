@@ -29,6 +29,14 @@ fn word_of(file: u32, host: u64) -> u64 {
     }
 }
 
+/// The file of the word of a known cluster.
+fn file_of(word: u64) -> u32 {
+    match word & FILE {
+        FILE => ZEROES,
+        file => file as u32 - 1,
+    }
+}
+
 /// The places of some clusters in a row.
 #[derive(Debug)]
 struct Page {
@@ -95,7 +103,7 @@ impl Pages {
         let end = start + (clusters << self.cluster_bits);
         Some(match word {
             FILE => Extent::zeroes(start..end),
-            _ => Extent { start, end, file: (word & FILE) as u32 - 1, host: word & !FILE },
+            _ => Extent { start, end, file: file_of(word), host: word & !FILE },
         })
     }
 
@@ -172,7 +180,7 @@ impl Pages {
 
     /// Forgets all clusters.
     pub(crate) fn clear(&mut self) {
-        *self = Pages { cluster_bits: self.cluster_bits, ..Pages::new(1) };
+        *self = Pages::new(1 << self.cluster_bits);
     }
 
     /// The page of a position, and the cluster in it.
@@ -212,12 +220,8 @@ impl Pages {
 impl Page {
     fn forget(&mut self, clusters: Range<usize>, ends: impl Fn(u32) -> bool) {
         self.asked = 0..0;
-        let file = |word: u64| match word & FILE {
-            FILE => ZEROES,
-            file => file as u32 - 1,
-        };
         for word in &mut self.words[clusters] {
-            if *word != 0 && ends(file(*word)) {
+            if *word != 0 && ends(file_of(*word)) {
                 *word = 0;
             }
         }

@@ -2,7 +2,7 @@
 //! The clusters of the tables of an image, by its header.
 
 use crate::entry::PLACE;
-use crate::fields::{u32_at, u64_at};
+use crate::fields::{entries, u32_at, u64_at};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
@@ -43,8 +43,7 @@ impl Places {
         let bits = cluster_bytes.trailing_zeros();
         let table = |at: u64, bytes: u64| -> io::Result<Vec<u64>> {
             let found = read(bytes as usize, at)?;
-            let entries = found.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry));
-            Ok(entries.map(|entry| (entry & PLACE) >> bits).collect())
+            Ok(entries(&found).map(|entry| (entry & PLACE) >> bits).collect())
         };
         let (l1, l1_entries) = (u64_at(&header, 40), u64::from(u32_at(&header, 36)));
         let (refcounts, refcount_bytes) =
