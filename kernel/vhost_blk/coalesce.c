@@ -4,8 +4,8 @@
  * So the call waits while chains and completions follow each other closely, within bounds.
  *
  * That pays where the driver's CPU is the bottleneck, and costs time where the driver waits for the
- * device. Only a trial shows which: windows of time with and without coalescing take turns, and
- * their rates decide; if these are close, the number of calls does.
+ * device. Only a trial shows which (trial.c): windows of time with and without coalescing take turns,
+ * and their rates decide; if these are close, the number of calls does.
  *
  * A queue whose calls answer one request each has a driver that waits: it has no trial.
  *
@@ -30,8 +30,6 @@
 #define VHOST_BLK_WINDOW_NS	(4 * NSEC_PER_MSEC)
 #define VHOST_BLK_WINDOW_REQUESTS	64
 #define VHOST_BLK_WINDOW_NS_MAX	(100 * NSEC_PER_MSEC)
-/* Windows of a trial, half of them with coalescing. */
-#define VHOST_BLK_COALESCE_WINDOWS	24u
 /* Queues with fewer requests in flight make no trial of portions: their sizes hardly differ. */
 #define VHOST_BLK_PORTION_INFLIGHT	4u
 
@@ -71,15 +69,6 @@ bool vhost_blk_coalesce_chosen(const struct vhost_blk_queue *q)
 	return vhost_blk_holds(q, q->coalesce.chosen);
 }
 
-/* True if coalescing pays: it completes 3 % more, or as many (less 3 %) with two thirds of the calls. */
-static bool vhost_blk_coalescing_pays(const struct vhost_blk_tally *without,
-				      const struct vhost_blk_tally *with)
-{
-	return vhost_blk_rate_is(with, without, 103) ||
-	       (vhost_blk_rate_is(with, without, 97) &&
-		with->calls * without->requests * 3 <= without->calls * with->requests * 2);
-}
-
 /* Forgets a load: the driver waits for each request, or has few of them. */
 static void vhost_blk_begin_anew(struct vhost_blk_coalesce *c)
 {
@@ -87,19 +76,37 @@ static void vhost_blk_begin_anew(struct vhost_blk_coalesce *c)
 	vhost_blk_trial_init(&c->trial);
 }
 
+/*
+ * The gain that a change needs: held calls may lose a little, if that saves a third of the calls, and
+ * have to gain else.
+ */
+static int vhost_blk_coalesce_wanted(const struct vhost_blk_coalesce *c)
+{
+	const struct vhost_blk_tally *without = c->tally + c->chosen;
+	const struct vhost_blk_tally *with = c->tally + !c->chosen;
+	bool saves_calls = with->calls * without->requests * 3 <=
+			   without->calls * with->requests * 2;
+
+	return saves_calls == c->chosen ? VHOST_BLK_TRIAL_GAIN : -VHOST_BLK_TRIAL_GAIN;
+}
+
 static void vhost_blk_try_coalescing(struct vhost_blk_coalesce *c,
 				     const struct vhost_blk_tally *window)
 {
-	const struct vhost_blk_tally *tally = c->trial.tally;
-	bool pays;
+	struct vhost_blk_tally *tally = c->tally + vhost_blk_trial_differs(&c->trial);
 
-	if (vhost_blk_trial_window(&c->trial, window, VHOST_BLK_COALESCE_WINDOWS) !=
-	    VHOST_BLK_TRIAL_ENDS)
-		return;
-	/* tally[0] is that of the present choice. */
-	pays = vhost_blk_coalescing_pays(tally + c->chosen, tally + !c->chosen);
-	vhost_blk_trial_end(&c->trial, pays != c->chosen);
-	c->chosen = pays;
+	tally->requests += window->requests;
+	tally->calls += window->calls;
+	switch (vhost_blk_trial_window(&c->trial, window, vhost_blk_coalesce_wanted(c))) {
+	case VHOST_BLK_TRIAL_BEGINS:
+		memset(c->tally, 0, sizeof(c->tally));
+		break;
+	case VHOST_BLK_TRIAL_CHANGES:
+		c->chosen = !c->chosen;
+		break;
+	default:
+		break;
+	}
 }
 
 /* The window of a trial of held calls, or of a pause between two. */

@@ -10,6 +10,7 @@
  * @held_since: time at which the oldest of them was published
  * @chosen: calls are held, as the last trial decided
  * @trial: compares that with the other way
+ * @tally: tallies of the trial, of the present choice and of the other one
  * @was_idle: the last window took too long
  * @window: tally of the present window; its time is that of its start
  * @largest: most requests that one call of the window answered
@@ -20,6 +21,7 @@ struct vhost_blk_coalesce {
 	u64 held_since;
 	bool chosen;
 	struct vhost_blk_trial trial;
+	struct vhost_blk_tally tally[2];
 	bool was_idle;
 	struct vhost_blk_tally window;
 	unsigned int largest;

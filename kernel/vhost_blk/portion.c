@@ -5,7 +5,7 @@
  *
  * Device, worker and driver work in parallel only while each of them has some of the requests in
  * flight. With large portions all requests go to and fro together. Small ones cost calls of the
- * driver and turns of the loop. A trial decides, as in the daemon's own data plane
+ * driver and turns of the loop. A trial decides (trial.c), as in the daemon's own data plane
  * (crates/data-plane/src/portion.rs), and its result stays for the queue. As trial.c, this file is
  * also built for userspace.
  */
@@ -17,15 +17,6 @@
  */
 const unsigned int vhost_blk_portion_sizes[VHOST_BLK_PORTION_SIZES] = { 2, 4, 8, 0, 64 };
 
-/* Windows of a trial, half of them with each size. */
-#define VHOST_BLK_PORTION_WINDOWS	32u
-/* A trial may end early after each so many windows: twice the order of its windows. */
-#define VHOST_BLK_PORTION_EARLY		8u
-/* Rate, in per cent of the present one's, that a change of the size needs. */
-#define VHOST_BLK_PORTION_GAIN		103
-/* A candidate with less ends the trial early: it costs the guest its rate. */
-#define VHOST_BLK_PORTION_HOPELESS	90
-
 /**
  * vhost_blk_portion_init - begin with batches that grow
  * @portion: the portion
@@ -36,32 +27,13 @@ void vhost_blk_portion_init(struct vhost_blk_portion *portion)
 	vhost_blk_trial_init(&portion->trial);
 }
 
-static void vhost_blk_portion_begin(struct vhost_blk_portion *portion)
+static void vhost_blk_choose_candidate(struct vhost_blk_portion *portion)
 {
 	unsigned int at_end = portion->smaller_next ? 0 : VHOST_BLK_PORTION_SIZES - 1;
 
 	if (portion->chosen == at_end)
 		portion->smaller_next = !portion->smaller_next;
 	portion->candidate = portion->smaller_next ? portion->chosen - 1 : portion->chosen + 1;
-}
-
-static void vhost_blk_portion_end(struct vhost_blk_portion *portion)
-{
-	const struct vhost_blk_tally *tally = portion->trial.tally;
-	bool wins = vhost_blk_rate_is(tally + 1, tally, VHOST_BLK_PORTION_GAIN);
-
-	if (wins)
-		portion->chosen = portion->candidate;
-	else
-		portion->smaller_next = !portion->smaller_next;
-	vhost_blk_trial_end(&portion->trial, wins);
-}
-
-/* True if a trial that has windows left is decided. */
-static bool vhost_blk_portion_hopeless(const struct vhost_blk_trial *trial)
-{
-	return (trial->windows - 1) % VHOST_BLK_PORTION_EARLY == 0 &&
-	       !vhost_blk_rate_is(trial->tally + 1, trial->tally, VHOST_BLK_PORTION_HOPELESS);
 }
 
 /**
@@ -74,21 +46,17 @@ static bool vhost_blk_portion_hopeless(const struct vhost_blk_trial *trial)
 bool vhost_blk_portion_window(struct vhost_blk_portion *portion,
 			      const struct vhost_blk_tally *window)
 {
-	struct vhost_blk_trial *trial = &portion->trial;
-
-	switch (vhost_blk_trial_window(trial, window, VHOST_BLK_PORTION_WINDOWS)) {
+	switch (vhost_blk_trial_window(&portion->trial, window, VHOST_BLK_TRIAL_GAIN)) {
 	case VHOST_BLK_TRIAL_BEGINS:
-		vhost_blk_portion_begin(portion);
+		vhost_blk_choose_candidate(portion);
 		return false;
-	case VHOST_BLK_TRIAL_GOES_ON:
-		if (!vhost_blk_portion_hopeless(trial))
-			return false;
-		break;
-	case VHOST_BLK_TRIAL_ENDS:
-		break;
+	case VHOST_BLK_TRIAL_CHANGES:
+		portion->chosen = portion->candidate;
+		return true;
+	case VHOST_BLK_TRIAL_KEEPS:
+		portion->smaller_next = !portion->smaller_next;
+		return true;
 	default:
 		return false;
 	}
-	vhost_blk_portion_end(portion);
-	return true;
 }

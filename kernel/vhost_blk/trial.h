@@ -16,16 +16,30 @@ struct vhost_blk_tally {
 	u64 calls;
 };
 
+/* Windows of a block, in the order ABBA. */
+#define VHOST_BLK_TRIAL_BLOCK	4u
+/* Gain that a change needs. A choice that is better for another reason may lose as much. */
+#define VHOST_BLK_TRIAL_GAIN	300
+
 /**
  * struct vhost_blk_trial - a comparison of the present choice with another one; see trial.c
  * @windows: windows of the present trial that have ended, plus 1; 0: there is no trial
- * @tally: tallies of the present choice and of the other one
+ * @rates: sums of the rates of the present block's windows, of the present choice and of the other
+ *	   one, in requests a second
+ * @blocks: blocks of the trial that have ended
+ * @sum: sum of their gains
+ * @squares: sum of the squares of these
  * @pause: windows between two trials
  * @until: windows until the next one
+ *
+ * A gain is the other choice's, in 1/10000 of the rate.
  */
 struct vhost_blk_trial {
 	unsigned int windows;
-	struct vhost_blk_tally tally[2];
+	u64 rates[2];
+	unsigned int blocks;
+	s64 sum;
+	s64 squares;
 	unsigned int pause;
 	unsigned int until;
 };
@@ -34,14 +48,16 @@ struct vhost_blk_trial {
  * enum vhost_blk_trial_step - result of a window
  * @VHOST_BLK_TRIAL_NONE: there is no trial
  * @VHOST_BLK_TRIAL_BEGINS: it begins with the next window
- * @VHOST_BLK_TRIAL_GOES_ON: it has windows left
- * @VHOST_BLK_TRIAL_ENDS: it has all windows; vhost_blk_trial_end() must follow
+ * @VHOST_BLK_TRIAL_GOES_ON: it needs more windows
+ * @VHOST_BLK_TRIAL_KEEPS: it has ended, and the present choice stays
+ * @VHOST_BLK_TRIAL_CHANGES: it has ended, and the other choice is the present one from now on
  */
 enum vhost_blk_trial_step {
 	VHOST_BLK_TRIAL_NONE,
 	VHOST_BLK_TRIAL_BEGINS,
 	VHOST_BLK_TRIAL_GOES_ON,
-	VHOST_BLK_TRIAL_ENDS,
+	VHOST_BLK_TRIAL_KEEPS,
+	VHOST_BLK_TRIAL_CHANGES,
 };
 
 /**
@@ -54,18 +70,14 @@ enum vhost_blk_trial_step {
  */
 static inline bool vhost_blk_trial_differs(const struct vhost_blk_trial *trial)
 {
-	unsigned int window = trial->windows - 1;
+	unsigned int window = (trial->windows - 1) % VHOST_BLK_TRIAL_BLOCK;
 
-	return trial->windows && (window % 4 == 1 || window % 4 == 2);
+	return trial->windows && (window == 1 || window == 2);
 }
 
 void vhost_blk_trial_init(struct vhost_blk_trial *trial);
 void vhost_blk_trial_abandon(struct vhost_blk_trial *trial);
 enum vhost_blk_trial_step vhost_blk_trial_window(struct vhost_blk_trial *trial,
-						 const struct vhost_blk_tally *window,
-						 unsigned int windows);
-void vhost_blk_trial_end(struct vhost_blk_trial *trial, bool changed);
-bool vhost_blk_rate_is(const struct vhost_blk_tally *tally, const struct vhost_blk_tally *than,
-		       unsigned int percent);
+						 const struct vhost_blk_tally *window, int wanted);
 
 #endif /* _VHOST_BLK_TRIAL_H */

@@ -11,7 +11,7 @@
 
 use crate::latency::Nanos;
 use crate::plane::Coalesce;
-use crate::trial::{self, Step, Trial, WINDOW_REQUESTS_MIN};
+use crate::trial::{self, GAIN, Step, Trial, WINDOW_REQUESTS_MIN};
 use std::ops::AddAssign;
 use std::time::Duration;
 
@@ -27,12 +27,7 @@ const HOLD_IDLE: Nanos = 30 * MICROSECOND;
 /// Maximum requests that a held call answers.
 const HOLD_REQUESTS_MAX: u64 = 16;
 
-/// Windows of a trial, half of them with coalescing.
-const TRIAL_WINDOWS: u32 = 24;
-/// Gain of the rate with which coalescing pays anyway.
-const GAIN: f64 = 1.03;
-/// Loss of the rate, and share of the calls, with which it pays as well.
-const LOSS: f64 = 0.97;
+/// Share of the calls with which coalescing may lose [`GAIN`] of the rate. With more it has to gain as much.
 const FEWER_CALLS: f64 = 2.0 / 3.0;
 
 /// The held call of one queue, and the trials that decide about coalescing.
@@ -45,7 +40,9 @@ pub(crate) struct Coalescer {
     uncalled: u64,
     /// Calls are held, as the last trial decided.
     chosen: bool,
-    trial: Trial<Tally>,
+    trial: Trial,
+    /// Tallies of the present trial, with the present choice and with the other one.
+    tallies: [Tally; 2],
     /// The last window took too long.
     was_idle: bool,
     window: Window,
@@ -72,31 +69,18 @@ struct Window {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
-    nanos: Nanos,
     requests: u64,
     calls: u64,
 }
 
 impl Tally {
-    fn rate(&self) -> f64 {
-        self.requests as f64 / self.nanos as f64
-    }
-
     fn calls_per_request(&self) -> f64 {
         self.calls as f64 / self.requests as f64
-    }
-
-    /// Returns whether held calls pay, which brought this.
-    fn pays(&self, without: &Tally) -> bool {
-        let gain = self.rate() / without.rate();
-        let calls = self.calls_per_request() / without.calls_per_request();
-        gain >= GAIN || gain >= LOSS && calls <= FEWER_CALLS
     }
 }
 
 impl AddAssign for Tally {
     fn add_assign(&mut self, window: Tally) {
-        self.nanos += window.nanos;
         self.requests += window.requests;
         self.calls += window.calls;
     }
@@ -113,6 +97,7 @@ impl Coalescer {
             uncalled: 0,
             chosen: false,
             trial: Trial::new(),
+            tallies: [Tally::default(); 2],
             was_idle: false,
             window: Window::default(),
         }
@@ -198,30 +183,39 @@ impl Coalescer {
             // One such window is a gap between two loads, which may be alike.
             self.trial.abandon();
         } else {
-            self.count(Tally { nanos, requests: window.requests, calls: window.calls });
+            let rate = window.requests as f64 / nanos as f64;
+            self.count(rate, Tally { requests: window.requests, calls: window.calls });
         }
     }
 
     /// Forgets a load: the driver waits for each request, or has few of them.
     fn begin_anew(&mut self) {
         self.chosen = false;
-        self.trial.end(true);
+        self.trial.begin_anew();
     }
 
     /// Counts a window in the trial, or in the pause before the next one.
-    fn count(&mut self, window: Tally) {
-        let Step::Counted(TRIAL_WINDOWS, [present, other]) = self.trial.count(window) else {
-            return;
-        };
-        let pays = match self.chosen {
-            true => present.pays(&other),
-            false => other.pays(&present),
-        };
-        self.trial.end(pays != self.chosen);
-        if pays != self.chosen {
-            tracing::debug!(coalesce = pays, "calls of the driver");
-            self.chosen = pays;
+    fn count(&mut self, rate: f64, window: Tally) {
+        self.tallies[usize::from(self.trial.differs())] += window;
+        match self.trial.count(rate, self.wanted()) {
+            Step::Begins => self.tallies = Default::default(),
+            Step::Ended { changes: true } => {
+                self.chosen = !self.chosen;
+                tracing::debug!(coalesce = self.chosen, "calls of the driver");
+            }
+            Step::Pause | Step::GoesOn | Step::Ended { changes: false } => {}
         }
+    }
+
+    /// The gain that a change needs: coalescing may lose a little, if it saves calls, and has to gain else.
+    fn wanted(&self) -> f64 {
+        let mut calls = self.tallies.map(|tally| tally.calls_per_request());
+        if self.chosen {
+            calls.reverse();
+        }
+        let [without, with] = calls;
+        let saves_calls = with <= without * FEWER_CALLS;
+        if saves_calls == self.chosen { GAIN } else { -GAIN }
     }
 }
 
@@ -312,7 +306,10 @@ mod tests {
     fn at_the_same_rate_fewer_calls_are_better() {
         let mut load = Load::new(Coalesce::Auto);
         load.run(SECOND, 2, |_| 10 * MICROSECOND);
-        let (calls, batches) = load.run(SECOND / 10, 2, |_| 10 * MICROSECOND);
+        assert!(load.calls.chosen);
+        // Trials become rare.
+        load.run(20 * SECOND, 2, |_| 10 * MICROSECOND);
+        let (calls, batches) = load.run(10 * SECOND, 2, |_| 10 * MICROSECOND);
         assert!(calls * 6 < batches, "{calls} calls for {batches} batches of 2");
     }
 
@@ -320,7 +317,7 @@ mod tests {
     fn two_percent_of_the_rate_are_worth_fewer_calls_and_five_are_not() {
         for (time, holds) in [(102, true), (105, false)] {
             let mut load = Load::new(Coalesce::Auto);
-            load.run(SECOND, 2, |held| if held { time } else { 100 } * MICROSECOND / 10);
+            load.run(2 * SECOND, 2, |held| if held { time } else { 100 } * MICROSECOND / 10);
             assert_eq!(load.calls.chosen, holds, "{time} for 100");
         }
     }

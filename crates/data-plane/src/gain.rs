@@ -4,10 +4,8 @@
 //! The rate of a device varies by 10 % and more from one window to the next. Four windows in the order of
 //! [`Trial::differs`](crate::trial::Trial::differs) make a block, in which a steady change affects both choices alike.
 //! The relative gains of the blocks have a mean and a standard error: a trial goes on until the error is small enough
-//! for the mean, or until it has its last window.
+//! for the mean, or until it has its last block.
 
-/// Windows of a block.
-const BLOCK_WINDOWS: u32 = 4;
 /// Standard deviation of a block's gain at least: a few blocks may agree by chance.
 const DEVIATION_MIN: f64 = 0.05;
 /// Blocks, and standard errors between the mean and the wanted gain, for a win before the last window. More errors than
@@ -25,18 +23,11 @@ pub(crate) struct Gains {
     blocks: u32,
     sum: f64,
     squares: f64,
-    /// Rates of the present choice and of the other one, up to the last block.
-    counted: [f64; 2],
 }
 
 impl Gains {
-    /// Takes the number of windows of the trial so far, and the sums of both rates.
-    pub(crate) fn count(&mut self, windows: u32, rates: [f64; 2]) {
-        if !windows.is_multiple_of(BLOCK_WINDOWS) {
-            return;
-        }
-        let [present, other] = [0, 1].map(|choice| rates[choice] - self.counted[choice]);
-        self.counted = rates;
+    /// Takes the rates of a block, with the present choice and with the other one.
+    pub(crate) fn count(&mut self, [present, other]: [f64; 2]) {
         // Over the mean of both: the quotient of two equal rates that vary is larger than 1 on average.
         let gain = 2.0 * (other - present) / (other + present);
         self.blocks += 1;
@@ -44,8 +35,8 @@ impl Gains {
         self.squares += gain * gain;
     }
 
-    /// Returns whether the other choice gains at least the share `wanted`, as soon as that is sure. Before the `last`
-    /// window `None`: it is not.
+    /// Returns whether the other choice gains more than the share `wanted`, as soon as that is sure. Before the `last`
+    /// block `None`: it is not. A negative share is a loss that the other choice may have.
     pub(crate) fn verdict(&self, wanted: f64, last: bool) -> Option<bool> {
         let blocks = f64::from(self.blocks);
         let mean = self.sum / blocks;
@@ -55,43 +46,35 @@ impl Gains {
             () if self.blocks < 2 => last.then_some(false),
             () if self.blocks >= EARLY_BLOCKS && mean - wanted > EARLY_ERRORS * error => Some(true),
             () if mean + LOSS_ERRORS * error < wanted => Some(false),
-            () => last.then_some(mean > wanted && mean > WIN_ERRORS * error),
+            () => last.then_some(mean > wanted && (wanted < 0.0 || mean > WIN_ERRORS * error)),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::trial::{Step, Trial};
-
-    const WANTED: f64 = 0.03;
-    const LAST: u32 = 256;
+    use crate::trial::{GAIN, Step, Trial};
 
     /// The outcome of a trial with this gain, whose windows vary by the share `noise` (one standard deviation), and its
     /// windows.
-    fn trial(random: &mut fastrand::Rng, gain: f64, noise: f64) -> (bool, u32) {
-        let (mut gains, mut trial) = (Gains::default(), Trial::new());
+    fn trial(random: &mut fastrand::Rng, wanted: f64, gain: f64, noise: f64) -> (bool, u32) {
+        let (mut trial, mut windows) = (Trial::new(), 0);
         loop {
             // Twelve uniform numbers have a variance of one.
             let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
             let rate = if trial.differs() { 1.0 + gain } else { 1.0 };
-            let Step::Counted(windows, rates) = trial.count(rate * (1.0 + noise * normal)) else {
-                continue;
-            };
-            gains.count(windows, rates);
-            if let Some(wins) = gains.verdict(WANTED, windows == LAST) {
-                return (wins, windows);
+            windows += u32::from(trial.is_running());
+            if let Step::Ended { changes } = trial.count(rate * (1.0 + noise * normal), wanted) {
+                return (changes, windows);
             }
-            assert!(windows < LAST, "the last window decides");
         }
     }
 
     /// The share of trials that the other choice wins, and their mean number of windows.
-    fn trials(gain: f64, noise: f64) -> (f64, f64) {
+    fn trials(wanted: f64, gain: f64, noise: f64) -> (f64, f64) {
         const TRIALS: u32 = 2000;
         let mut random = fastrand::Rng::with_seed(9);
-        let all: Vec<_> = (0..TRIALS).map(|_| trial(&mut random, gain, noise)).collect();
+        let all: Vec<_> = (0..TRIALS).map(|_| trial(&mut random, wanted, gain, noise)).collect();
         let wins = all.iter().filter(|(wins, _)| *wins).count();
         let windows: u32 = all.iter().map(|(_, windows)| windows).sum();
         (wins as f64 / f64::from(TRIALS), f64::from(windows) / f64::from(TRIALS))
@@ -101,7 +84,7 @@ mod tests {
     fn chance_changes_nothing() {
         for noise in [0.0, 0.02, 0.05, 0.1, 0.2] {
             for gain in [0.0, -0.02, -0.1] {
-                let (wins, _) = trials(gain, noise);
+                let (wins, _) = trials(GAIN, gain, noise);
                 assert!(wins < 0.04, "noise {noise}, gain {gain}: {wins} of the trials");
             }
         }
@@ -112,7 +95,7 @@ mod tests {
         for (gain, noise, share) in
             [(0.06, 0.0, 1.0), (0.1, 0.05, 0.99), (0.1, 0.15, 0.9), (0.2, 0.2, 0.96)]
         {
-            let (wins, _) = trials(gain, noise);
+            let (wins, _) = trials(GAIN, gain, noise);
             assert!(wins >= share, "noise {noise}, gain {gain}: {wins} of the trials");
         }
     }
@@ -120,8 +103,18 @@ mod tests {
     #[test]
     fn a_clear_outcome_is_found_soon() {
         for (gain, most) in [(0.3, 18.0), (-0.15, 10.0)] {
-            let (_, windows) = trials(gain, 0.05);
+            let (_, windows) = trials(GAIN, gain, 0.05);
             assert!(windows < most, "gain {gain}: {windows} windows");
+        }
+    }
+
+    #[test]
+    fn a_small_loss_is_accepted_and_a_large_one_is_not() {
+        for (noise, share) in [(0.0, 1.0), (0.05, 0.99), (0.1, 0.9)] {
+            let (wins, _) = trials(-GAIN, 0.0, noise);
+            assert!(wins >= share, "noise {noise}: {wins} of the trials");
+            let (wins, _) = trials(-GAIN, -0.1, noise);
+            assert!(wins < 0.02, "noise {noise}: {wins} of the trials");
         }
     }
 }

@@ -5,13 +5,9 @@
 //! with the two rings take turns, and the rates of transfers decide. A thread tries for all its disks
 //! with poll queues, because they share its rings and its time.
 
-use crate::trial::{Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
+use crate::trial::{GAIN, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
 use std::time::Instant;
 
-/// Windows of a trial, half of them polled.
-const TRIAL_WINDOWS: u32 = 32;
-/// Gain of the rate that polling needs.
-const GAIN: f64 = 1.03;
 /// Transfers between two readings of the clock.
 const TRANSFERS_PER_CLOCK: u64 = 16;
 
@@ -20,8 +16,7 @@ const TRANSFERS_PER_CLOCK: u64 = 16;
 pub(crate) struct PollTrial {
     /// Transfers are polled, as the last trial decided.
     chosen: bool,
-    /// Its results are rates.
-    trial: Trial<f64>,
+    trial: Trial,
     since: Instant,
     transfers: u64,
 }
@@ -65,13 +60,11 @@ impl PollTrial {
 
     /// Records the rate of a window.
     fn measured(&mut self, rate: f64) {
-        let Step::Counted(TRIAL_WINDOWS, [present, other]) = self.trial.count(rate) else { return };
-        let (interrupts, polled) = if self.chosen { (other, present) } else { (present, other) };
-        let pays = polled > interrupts * GAIN;
-        self.trial.end(pays != self.chosen);
-        if pays != self.chosen {
-            tracing::debug!(polled = pays, "transfers of devices with poll queues");
-            self.chosen = pays;
+        // Interrupts may lose what polling has to gain.
+        let wanted = if self.chosen { -GAIN } else { GAIN };
+        if self.trial.count(rate, wanted) == (Step::Ended { changes: true }) {
+            self.chosen = !self.chosen;
+            tracing::debug!(polled = self.chosen, "transfers of devices with poll queues");
         }
     }
 }
@@ -111,7 +104,11 @@ mod tests {
     #[test]
     fn polling_ends_where_it_gains_nothing() {
         let mut trial = PollTrial::new();
-        assert!(polled(&mut trial, 4000, [1.0, 1.0]) < 300);
+        polled(&mut trial, 4000, [1.0, 1.0]);
+        assert!(!trial.chosen);
+        // Trials become rare.
+        let polled = polled(&mut trial, 4000, [1.0, 1.0]);
+        assert!(polled < 200, "{polled} of 4000 windows");
         assert!(!trial.chosen);
     }
 

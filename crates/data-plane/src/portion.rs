@@ -10,8 +10,7 @@
 //! of finished requests are compared. The other size has to win by more than chance ([`crate::gain`]).
 //! Kicks and the parts of a request do not count: a thread that sleeps more often gets more of them.
 
-use crate::gain::Gains;
-use crate::trial::{Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
+use crate::trial::{GAIN, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
 use std::time::Instant;
 
 /// Portion sizes, in requests.
@@ -20,10 +19,6 @@ const SIZES: [usize; 5] = [1, 4, 8, 16, 32];
 const FIRST: usize = 1;
 /// A thread with fewer requests in flight makes no trial: the sizes hardly differ.
 const IN_FLIGHT_MIN: usize = 4;
-/// Windows of a trial at most, half of them with each size.
-const TRIAL_WINDOWS: u32 = 256;
-/// Gain that a change of the size needs, as a share of the rate.
-const GAIN: f64 = 0.03;
 /// Turns with work between two readings of the clock.
 const TURNS_PER_CLOCK: u32 = 16;
 
@@ -38,10 +33,7 @@ pub(crate) struct Portion {
     candidate: usize,
     /// The next trial is of a smaller size.
     smaller_next: bool,
-    /// Its results are rates.
-    trial: Trial<f64>,
-    /// The gains of the present trial.
-    gains: Gains,
+    trial: Trial,
     window: Window,
 }
 
@@ -70,7 +62,6 @@ impl Portion {
             candidate: FIRST,
             smaller_next: true,
             trial: Trial::new(),
-            gains: Gains::default(),
             window: Window::since(Instant::now()),
         }
     }
@@ -125,20 +116,14 @@ impl Portion {
 
     /// Records the rate of a window.
     fn measured(&mut self, rate: f64) {
-        match self.trial.count(rate) {
-            Step::Pause => {}
-            Step::Begins => self.begin_trial(),
-            Step::Counted(windows, rates) => {
-                self.gains.count(windows, rates);
-                if let Some(wins) = self.gains.verdict(GAIN, windows == TRIAL_WINDOWS) {
-                    self.end_trial(wins);
-                }
-            }
+        match self.trial.count(rate, GAIN) {
+            Step::Pause | Step::GoesOn => {}
+            Step::Begins => self.choose_candidate(),
+            Step::Ended { changes } => self.end_trial(changes),
         }
     }
 
-    fn begin_trial(&mut self) {
-        self.gains = Gains::default();
+    fn choose_candidate(&mut self) {
         let at_end = if self.smaller_next { 0 } else { SIZES.len() - 1 };
         self.smaller_next ^= self.chosen == at_end;
         self.candidate = if self.smaller_next { self.chosen - 1 } else { self.chosen + 1 };
@@ -151,7 +136,6 @@ impl Portion {
         } else {
             self.smaller_next = !self.smaller_next;
         }
-        self.trial.end(wins);
     }
 }
 

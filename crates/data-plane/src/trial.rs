@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Trials: windows of time with the present choice and with another one take turns, and their owner compares the
-//! results. The kernel module has the same (`kernel/vhost_blk/trial.c`).
+//! Trials: windows of time with the present choice and with another one take turns, and the other choice has to win by
+//! more than chance ([`crate::gain`]). The kernel module has the same (`kernel/vhost_blk/trial.c`).
 
 use crate::backoff::Backoff;
-use std::ops::AddAssign;
+use crate::gain::Gains;
 use std::time::Duration;
 
 /// Minimum duration of a window, and its minimum number of requests.
@@ -16,67 +16,92 @@ pub(crate) const WINDOW_MAX: Duration = Duration::from_millis(100);
 const PAUSE_WINDOWS_MIN: u32 = 16;
 const PAUSE_WINDOWS_MAX: u32 = 1024;
 
-/// The trials of one choice, and the pauses between them. `T` is the result of windows.
+/// Gain that a change needs, as a share of the rate. A choice that is better for another reason may lose as much.
+pub(crate) const GAIN: f64 = 0.03;
+/// Windows of a block, in the order ABBA.
+const BLOCK_WINDOWS: u32 = 4;
+/// Windows of a trial at most.
+const TRIAL_WINDOWS: u32 = 256;
+
+/// The trials of one choice, and the pauses between them.
 #[derive(Debug)]
-pub(crate) struct Trial<T> {
+pub(crate) struct Trial {
     /// Windows of the present trial so far.
     windows: Option<u32>,
-    /// Results of the present choice and of the other one.
-    tallies: [T; 2],
+    /// Sums of the rates of the present block, with the present choice and with the other one.
+    block: [f64; 2],
+    gains: Gains,
     pause: Backoff,
 }
 
 /// The step of a trial that a window makes.
-#[derive(Debug)]
-pub(crate) enum Step<T> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
     /// There is no trial.
     Pause,
     /// One begins with the next window.
     Begins,
-    /// It has so many windows, with these results of the present choice and of the other one. Its owner ends it.
-    Counted(u32, [T; 2]),
+    /// It needs more windows.
+    GoesOn,
+    /// It has ended. `changes`: the other choice is the present one from now on.
+    Ended { changes: bool },
 }
 
-impl<T: AddAssign + Copy + Default> Trial<T> {
+impl Trial {
     /// Begins with the shortest pause.
     pub(crate) fn new() -> Self {
         let mut pause = Backoff::new(PAUSE_WINDOWS_MIN, PAUSE_WINDOWS_MAX);
         pause.begin();
-        Trial { windows: None, tallies: [T::default(); 2], pause }
+        Trial { windows: None, block: [0.0; 2], gains: Gains::default(), pause }
     }
 
     /// Returns whether the present window uses the other choice. The order is ABBA, so that a steady
     /// change of the load affects both alike.
     #[inline]
     pub(crate) fn differs(&self) -> bool {
-        self.windows.is_some_and(|windows| matches!(windows % 4, 1 | 2))
+        self.windows.is_some_and(|windows| matches!(windows % BLOCK_WINDOWS, 1 | 2))
     }
 
-    /// Counts a window.
-    pub(crate) fn count(&mut self, window: T) -> Step<T> {
+    /// Counts a window with its rate. `wanted` is the gain that the other choice needs for a change, as a share of the
+    /// rate; negative: the loss that it may have.
+    pub(crate) fn count(&mut self, rate: f64, wanted: f64) -> Step {
         let differs = usize::from(self.differs());
-        match &mut self.windows {
-            Some(windows) => {
-                self.tallies[differs] += window;
-                *windows += 1;
-                Step::Counted(*windows, self.tallies)
-            }
-            None if self.pause.pass() => Step::Pause,
-            None => {
-                self.tallies = [T::default(); 2];
-                self.windows = Some(0);
-                Step::Begins
-            }
+        let Some(windows) = &mut self.windows else {
+            return self.begin();
+        };
+        *windows += 1;
+        self.block[differs] += rate;
+        if !windows.is_multiple_of(BLOCK_WINDOWS) {
+            return Step::GoesOn;
         }
+        let last = *windows == TRIAL_WINDOWS;
+        self.gains.count(std::mem::take(&mut self.block));
+        let Some(changes) = self.gains.verdict(wanted, last) else { return Step::GoesOn };
+        self.end(changes);
+        Step::Ended { changes }
     }
 
-    /// Ends a trial. `changes`: the other choice is the present one from now on.
-    pub(crate) fn end(&mut self, changes: bool) {
+    /// Begins a trial, if the pause is over.
+    fn begin(&mut self) -> Step {
+        if self.pause.pass() {
+            return Step::Pause;
+        }
+        (self.block, self.gains) = Default::default();
+        self.windows = Some(0);
+        Step::Begins
+    }
+
+    fn end(&mut self, changes: bool) {
         self.windows = None;
         if changes {
             self.pause.reset();
         }
         self.pause.begin();
+    }
+
+    /// Forgets all trials. The next one follows after the shortest pause.
+    pub(crate) fn begin_anew(&mut self) {
+        self.end(true);
     }
 
     /// Ends a trial without a result, if there is one. The next one follows without a pause.
@@ -86,7 +111,7 @@ impl<T: AddAssign + Copy + Default> Trial<T> {
 }
 
 #[cfg(test)]
-impl<T> Trial<T> {
+impl Trial {
     pub(crate) fn is_running(&self) -> bool {
         self.windows.is_some()
     }
@@ -100,39 +125,46 @@ impl<T> Trial<T> {
 mod tests {
     use super::*;
 
-    /// Counts windows of 1 until a trial begins. Returns their number.
-    fn pause(trial: &mut Trial<u32>) -> u32 {
+    /// Counts windows of equal rates until a trial begins. Returns their number.
+    fn pause(trial: &mut Trial) -> u32 {
         let mut windows = 1;
-        while matches!(trial.count(1), Step::Pause) {
+        while trial.count(1.0, GAIN) == Step::Pause {
             windows += 1;
         }
         windows
     }
 
     #[test]
-    fn the_windows_of_both_choices_have_the_order_abba_and_results_of_their_own() {
-        let mut trial = Trial::<u32>::new();
+    fn the_windows_of_both_choices_have_the_order_abba() {
+        let mut trial = Trial::new();
         for _ in 0..2 {
             pause(&mut trial);
             let order: Vec<_> = (1..=8)
-                .map(|number| {
+                .map(|_| {
                     let differs = trial.differs();
-                    let counted = trial.count(if differs { 100 } else { 1 });
-                    assert!(matches!(counted, Step::Counted(windows, _) if windows == number));
-                    (differs, counted)
+                    assert_eq!(trial.count(1.0, GAIN), Step::GoesOn);
+                    differs
                 })
                 .collect();
-            let differs: Vec<_> = order.iter().map(|(differs, _)| *differs).collect();
-            assert_eq!(differs, [false, true, true, false, false, true, true, false]);
-            assert!(matches!(order[7].1, Step::Counted(8, [4, 400])));
+            assert_eq!(order, [false, true, true, false, false, true, true, false]);
             trial.end(false);
             assert!(!trial.differs());
         }
     }
 
     #[test]
+    fn a_trial_of_equal_rates_ends_with_its_last_window() {
+        let mut trial = Trial::new();
+        pause(&mut trial);
+        let steps: Vec<_> = (1..=TRIAL_WINDOWS).map(|_| trial.count(1.0, 0.0)).collect();
+        let (last, before) = steps.split_last().expect("windows");
+        assert_eq!(*last, Step::Ended { changes: false });
+        assert!(before.iter().all(|step| *step == Step::GoesOn));
+    }
+
+    #[test]
     fn pauses_double_until_a_change_and_an_abandoned_trial_begins_again_at_once() {
-        let mut trial = Trial::<u32>::new();
+        let mut trial = Trial::new();
         let mut next = |changes: bool| {
             let windows = pause(&mut trial);
             trial.end(changes);

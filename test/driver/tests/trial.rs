@@ -8,10 +8,17 @@ use std::process::Command;
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernel/vhost_blk");
 
 /// The kernel's headers that the two files include, as far as they use them.
-const HEADERS: [(&str, &str); 3] = [
-    ("types.h", "#pragma once\n#include <stdbool.h>\n#include <stdint.h>\ntypedef uint64_t u64;\n"),
-    ("minmax.h", "#pragma once\n#define min(a, b) ((a) < (b) ? (a) : (b))\n"),
-    ("string.h", "#pragma once\n#include_next <string.h>\n"),
+const HEADERS: [(&str, &str); 2] = [
+    (
+        "types.h",
+        "#pragma once\n#include <stdbool.h>\n#include <stdint.h>\n\
+         typedef uint64_t u64;\ntypedef int64_t s64;\n",
+    ),
+    (
+        "minmax.h",
+        "#pragma once\n#define min(a, b) ((a) < (b) ? (a) : (b))\n\
+         #define max_t(type, a, b) ((type)(a) > (type)(b) ? (type)(a) : (type)(b))\n",
+    ),
 ];
 
 /// Runs windows of 4 ms in which each size has its rate, at a load that changes by a tenth from window
@@ -19,6 +26,7 @@ const HEADERS: [(&str, &str); 3] = [
 const SCENARIOS: &str = r#"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include "portion.h"
 
 typedef double rate(double size);
@@ -54,7 +62,52 @@ static double best_at_8(double size) { return size == 8 ? 1 : 0.8; }
 static double first_is_best(double size) { return size == 16 ? 1 : 0.5; }
 static double all_alike(double size) { return 1; }
 static double slightly_better(double size) { return size == 16 ? 1 : 1.02; }
-static double a_bit_poor(double size) { return size == 16 ? 1 : 0.95; }
+
+/* A rate that varies by @noise (one standard deviation): twelve uniform numbers have a variance of 1. */
+static double varying(double noise)
+{
+	double normal = -6;
+
+	for (int i = 0; i < 12; i++)
+		normal += drand48();
+	return 1 + noise * normal;
+}
+
+/* Per cent of trials that change the choice, for one with this gain. */
+static unsigned int changes(int wanted, double gain, double noise)
+{
+	unsigned int ended = 0, changed = 0;
+	struct vhost_blk_trial trial;
+
+	while (ended < 2000) {
+		enum vhost_blk_trial_step step = VHOST_BLK_TRIAL_NONE;
+
+		vhost_blk_trial_init(&trial);
+		while (step < VHOST_BLK_TRIAL_KEEPS) {
+			double rate = vhost_blk_trial_differs(&trial) ? 1 + gain : 1;
+			struct vhost_blk_tally window = {
+				.ns = 4000000, .requests = 1e4 * rate * varying(noise)
+			};
+
+			step = vhost_blk_trial_window(&trial, &window, wanted);
+		}
+		ended++;
+		changed += step == VHOST_BLK_TRIAL_CHANGES;
+	}
+	return changed / 20;
+}
+
+static void trials(void)
+{
+	for (double noise = 0.05; noise < 0.3; noise *= 2) {
+		printf("chance %d\n", changes(VHOST_BLK_TRIAL_GAIN, 0, noise) < 4);
+		printf("loses %d\n", changes(-VHOST_BLK_TRIAL_GAIN, -0.15, noise) < 4);
+	}
+	printf("gains %d\n", changes(VHOST_BLK_TRIAL_GAIN, 0.1, 0.05) >= 98);
+	printf("varies %d\n", changes(VHOST_BLK_TRIAL_GAIN, 0.1, 0.15) >= 90);
+	printf("accepts %d\n", changes(-VHOST_BLK_TRIAL_GAIN, 0, 0.05) >= 98);
+	printf("nothing %d\n", changes(VHOST_BLK_TRIAL_GAIN, 0, 0));
+}
 
 int main(void)
 {
@@ -70,6 +123,7 @@ int main(void)
 	printf("keeps %u\n", settled(&portion, 2000, best_at_8));
 	vhost_blk_portion_init(&portion);
 	printf("alike %u\n", settled(&portion, 10000, all_alike));
+	settled(&portion, 10000, all_alike);
 	printf("rare %d\n", in_trial < 1000);
 	vhost_blk_portion_init(&portion);
 	printf("noise %u\n", settled(&portion, 4000, slightly_better));
@@ -77,7 +131,7 @@ int main(void)
 	settled(&portion, 1000, first_is_best);
 	few = in_trial;
 	vhost_blk_portion_init(&portion);
-	settled(&portion, 1000, a_bit_poor);
+	settled(&portion, 1000, all_alike);
 	many = in_trial;
 	printf("short %d\n", few * 3 < many);
 	vhost_blk_portion_init(&portion);
@@ -87,6 +141,7 @@ int main(void)
 	vhost_blk_portion_init(&portion);
 	growth = 0.04;
 	printf("steady %u\n", settled(&portion, 300, all_alike));
+	trials();
 	return 0;
 }
 "#;
@@ -121,6 +176,16 @@ fn portions_of_the_module_follow_the_rates() {
         "short 1",
         "abandoned 0 0",
         "steady 16",
+        "chance 1",
+        "loses 1",
+        "chance 1",
+        "loses 1",
+        "chance 1",
+        "loses 1",
+        "gains 1",
+        "varies 1",
+        "accepts 1",
+        "nothing 0",
     ];
     assert_eq!(lines.lines().collect::<Vec<_>>(), expected);
 }
