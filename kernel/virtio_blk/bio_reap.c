@@ -21,24 +21,26 @@ static unsigned int virtblk_bio_take_used(struct virtblk_queue *q, struct bio_li
 }
 
 /* Looks into the used ring once. Returns whether another look is due: the interrupt is off then. */
-static bool virtblk_bio_reap_once(struct virtblk_queue *q, bool interrupt, unsigned int *total)
+static bool virtblk_bio_reap_once(struct virtblk_queue *q, enum virtblk_look look,
+				  unsigned int *total)
 {
 	struct bio_list done = BIO_EMPTY_LIST;
 	bool waited, room, again = false;
 	struct virtqueue *kick;
 	unsigned long flags;
-	unsigned int count;
+	unsigned int count = 0;
 
 	/* The virtqueue is not deleted before the kick. */
 	rcu_read_lock();
 	spin_lock_irqsave(&q->lock, flags);
 	if (likely(q->vq)) {
-		if (interrupt)
+		if (look != VIRTBLK_LOOK_ONCE)
 			virtqueue_disable_cb(q->vq);
-		count = virtblk_bio_take_used(q, &done);
+		do {
+			count += virtblk_bio_take_used(q, &done);
+			again = look != VIRTBLK_LOOK_ONCE && !virtblk_arm(q, count, look);
+		} while (unlikely(again) && look == VIRTBLK_LOOK_LAST);
 		*total += count;
-		if (interrupt)
-			again = !virtblk_arm(q, count);
 		q->last_reap = jiffies;
 		if (count)
 			q->last_used = jiffies;
@@ -65,9 +67,9 @@ static bool virtblk_bio_reap_once(struct virtblk_queue *q, bool interrupt, unsig
  */
 unsigned int virtblk_bio_reap(struct virtblk_queue *q, bool interrupt)
 {
-	unsigned int count = 0;
+	unsigned int count = 0, looks = 0;
 
-	while (virtblk_bio_reap_once(q, interrupt, &count))
+	while (virtblk_bio_reap_once(q, virtblk_next_look(interrupt, looks++), &count))
 		;
 	return count;
 }

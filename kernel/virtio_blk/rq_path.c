@@ -234,32 +234,31 @@ static void virtblk_restart(struct virtblk_queue *q)
 /*
  * Takes all requests from the used ring. Their completions, which may submit others, are run by the
  * caller without the lock. @first gets them, linked by rq_next, in the device's order. @again is
- * NULL if the interrupt is left alone; else the interrupt is off or armed afterwards, and @again
- * asks the caller to complete the requests and to take again. Returns their number.
+ * set if the caller has to complete the requests and to take again. Returns their number.
  */
-static unsigned int virtblk_rq_take_used(struct virtblk_queue *q, bool *again,
-					 struct request **first)
+static unsigned int virtblk_rq_take_used(struct virtblk_queue *q, enum virtblk_look look,
+					 bool *again, struct request **first)
 {
 	struct virtblk_request *request;
 	unsigned int count = 0;
 	unsigned long flags;
 	struct request *rq;
 
-	if (again)
-		*again = false;
+	*again = false;
 	spin_lock_irqsave(&q->lock, flags);
 	if (unlikely(!q->vq))
 		goto out;
-	if (again)
+	if (look != VIRTBLK_LOOK_ONCE)
 		virtqueue_disable_cb(q->vq);
-	while ((request = virtblk_get_used(q))) {
-		rq = blk_mq_rq_from_pdu(request);
-		count++;
-		*first = rq;
-		first = &rq->rq_next;
-	}
-	if (again)
-		*again = !virtblk_arm(q, count);
+	do {
+		while ((request = virtblk_get_used(q))) {
+			rq = blk_mq_rq_from_pdu(request);
+			count++;
+			*first = rq;
+			first = &rq->rq_next;
+		}
+		*again = look != VIRTBLK_LOOK_ONCE && !virtblk_arm(q, count, look);
+	} while (unlikely(*again) && look == VIRTBLK_LOOK_LAST);
 	q->last_reap = jiffies;
 	if (count) {
 		q->last_used = jiffies;
@@ -290,11 +289,13 @@ static void virtblk_fake_timeout(struct request *rq)
 unsigned int virtblk_rq_reap(struct virtblk_queue *q, bool interrupt)
 {
 	struct request *rq, *next;
-	unsigned int count = 0;
-	bool again = false;
+	unsigned int count = 0, looks = 0;
+	enum virtblk_look look;
+	bool again;
 
 	do {
-		count += virtblk_rq_take_used(q, interrupt ? &again : NULL, &next);
+		look = virtblk_next_look(interrupt, looks++);
+		count += virtblk_rq_take_used(q, look, &again, &next);
 		while ((rq = next)) {
 			next = rq->rq_next;
 			rq->rq_next = NULL;
@@ -338,9 +339,12 @@ static void virtblk_complete_polled(struct request *rq, struct io_comp_batch *io
  */
 int virtblk_poll(struct blk_mq_hw_ctx *hctx, struct io_comp_batch *iob)
 {
+	struct virtblk_queue *q = virtblk_queue_of(hctx);
 	struct request *rq, *next;
-	unsigned int count = virtblk_rq_take_used(virtblk_queue_of(hctx), NULL, &next);
+	unsigned int count;
+	bool again;
 
+	count = virtblk_rq_take_used(q, VIRTBLK_LOOK_ONCE, &again, &next);
 	while ((rq = next)) {
 		next = rq->rq_next;
 		rq->rq_next = NULL;
