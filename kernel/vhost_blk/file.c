@@ -5,6 +5,7 @@
  * a copy, which takes less time than the way through the workqueue: the worker does it, and waits for
  * a page that was swapped out.
  */
+#include <linux/cred.h>
 #include <linux/fsnotify.h>
 #include <linux/pagemap.h>
 
@@ -103,6 +104,20 @@ static bool vhost_blk_waits(const struct vhost_blk_req *req)
 	return !be->direct || IS_DAX(file_inode(be->file));
 }
 
+/* The owner's quotas and security labels apply, also on a worker that is the kernel's thread. */
+static ssize_t vhost_blk_begin_rw(struct vhost_blk_req *req, struct iov_iter *iter)
+{
+	const struct cred *old_cred = override_creds(req->be->cred);
+	ssize_t result;
+
+	if (req->type == VIRTIO_BLK_T_OUT)
+		result = vhost_blk_write_started(req, iter);
+	else
+		result = vfs_iocb_iter_read(req->be->file, &req->iocb, iter);
+	revert_creds(old_cred);
+	return result;
+}
+
 /**
  * vhost_blk_submit_file - start an IN or OUT
  * @req: the request, its pages mapped
@@ -122,10 +137,7 @@ void vhost_blk_submit_file(struct vhost_blk_req *req)
 	if (!req->be->in_memory)
 		req->iocb.ki_flags |= IOCB_NOWAIT;
 	req->iocb.ki_complete = vhost_blk_file_complete;
-	if (req->type == VIRTIO_BLK_T_OUT)
-		result = vhost_blk_write_started(req, &iter);
-	else
-		result = vfs_iocb_iter_read(req->be->file, &req->iocb, &iter);
+	result = vhost_blk_begin_rw(req, &iter);
 	if (result != -EIOCBQUEUED)
 		vhost_blk_file_end(req, result);
 }

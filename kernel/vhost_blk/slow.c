@@ -186,7 +186,7 @@ void vhost_blk_slow_work(struct work_struct *work)
 	struct mem_cgroup *old;
 	int err;
 
-	/* The owner's limits apply: quotas, reserved blocks, file size. */
+	/* The owner's limits apply: quotas and reserved blocks. */
 	old_cred = override_creds(req->be->cred);
 	if (req->be->blkcg_css)
 		kthread_associate_blkcg(req->be->blkcg_css);
