@@ -108,22 +108,26 @@ static long vhost_blk_reset_owner(struct vhost_blk *blk)
 	return 0;
 }
 
+static bool vhost_blk_has_left_work(struct vhost_blk_queue *q)
+{
+	return !vhost_blk_runs(q) && !q->vq.kick && vhost_vq_has_work(&q->vq);
+}
+
 /*
  * The core expects no work of a queue without backend and kick. Some is left if the queue was
- * started and stopped before its worker ran.
+ * started and stopped before its worker ran. All queues are looked at: the core reads the number of
+ * the queue itself, and the owner may have changed it by then.
  */
 static long vhost_blk_attach_worker(struct vhost_blk *blk, void __user *argp)
 {
-	struct vhost_vring_worker ring;
-	struct vhost_blk_queue *q;
+	unsigned int i;
 
-	if (copy_from_user(&ring, argp, sizeof(ring)))
-		return -EFAULT;
-	q = vhost_blk_queue_at(blk, ring.index);
-	if (!q)
-		return -ENOBUFS;
-	if (!vhost_blk_runs(q) && !q->vq.kick && vhost_vq_has_work(&q->vq))
-		vhost_dev_flush(&blk->dev);
+	for (i = 0; i < blk->num_queues; i++) {
+		if (vhost_blk_has_left_work(blk->queues + i)) {
+			vhost_dev_flush(&blk->dev);
+			break;
+		}
+	}
 	return vhost_worker_ioctl(&blk->dev, VHOST_ATTACH_VRING_WORKER, argp);
 }
 
