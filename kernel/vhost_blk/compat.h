@@ -11,6 +11,11 @@
 #error "probes/baseline.c does not compile: the probes say nothing about this kernel"
 #endif
 
+/* Rates and times are divided as 64-bit numbers, and the daemon needs 64 bits anyway. */
+#ifndef CONFIG_64BIT
+#error "vhost-blk needs a 64-bit kernel"
+#endif
+
 #include <linux/hrtimer.h>
 #include <linux/workqueue.h>
 
