@@ -399,6 +399,8 @@ static ssize_t vhost_blk_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	/* The core takes the mutexes of all queues. */
 	atomic_inc(&blk->ioctls);
 	done = vhost_chr_write_iter(&blk->dev, &copy);
+	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_UPDATE)
+		vhost_blk_iotlb_updated(blk);
 	if (done > 0 && msg.iotlb.type == VHOST_IOTLB_INVALIDATE &&
 	    vhost_blk_await_invalidation(blk))
 		done = -EINTR;

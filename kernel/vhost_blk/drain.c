@@ -202,7 +202,7 @@ static int vhost_blk_begin_stop(struct vhost_blk_queue *q, bool killable)
  */
 static void vhost_blk_try_publish_settled(struct vhost_blk_queue *q)
 {
-	if (q->settled && vq_meta_prefetch(&q->vq))
+	if (q->settled && vhost_blk_rings_mapped(q))
 		vhost_blk_publish_settled(q);
 }
 
@@ -287,6 +287,8 @@ static int vhost_blk_start_locked(struct vhost_blk_queue *q, struct vhost_blk_ba
 		vhost_blk_free_reqs(q);
 		return err;
 	}
+	q->asked_rings = false;
+	q->asked_chain = false;
 	q->nr_kept = 0;
 	memset(q->poll, 0, sizeof(q->poll));
 	q->turn.closed_until = 0;

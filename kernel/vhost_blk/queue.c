@@ -31,11 +31,50 @@ unsigned int vhost_blk_batch_chosen(const struct vhost_blk_queue *q)
 	       vhost_blk_first_batch(q);
 }
 
+/**
+ * vhost_blk_rings_mapped - whether the rings can be reached
+ * @q: the queue, which translates by an IOTLB; its vq.mutex is held
+ *
+ * Asks for one entry after each update only: each question stays in the kernel's memory until it is
+ * answered, and a driver may kick without end.
+ *
+ * Return: true if the IOTLB has the rings.
+ */
+bool vhost_blk_rings_mapped(struct vhost_blk_queue *q)
+{
+	if (!q->asked_rings)
+		q->asked_rings = !vq_meta_prefetch(&q->vq);
+	return !q->asked_rings;
+}
+
+/**
+ * vhost_blk_iotlb_updated - go on after an update of the IOTLB
+ * @blk: the device
+ *
+ * The update may answer a question of which the core does not know any more that it is open.
+ */
+void vhost_blk_iotlb_updated(struct vhost_blk *blk)
+{
+	unsigned int i;
+
+	for (i = 0; i < blk->num_queues; i++) {
+		struct vhost_blk_queue *q = blk->queues + i;
+		bool asked;
+
+		mutex_lock(&q->vq.mutex);
+		asked = q->asked_rings || q->asked_chain;
+		q->asked_rings = false;
+		q->asked_chain = false;
+		mutex_unlock(&q->vq.mutex);
+		if (asked)
+			vhost_poll_queue(&q->vq.poll);
+	}
+}
+
 static void vhost_blk_loop_begin(struct vhost_blk_queue *q, struct vhost_blk_run *run)
 {
 	WRITE_ONCE(q->looping, true);
-	/* Asks for the missing entries; the core kicks the queue when they come. */
-	run->blind = q->vq.iotlb && !vq_meta_prefetch(&q->vq);
+	run->blind = q->vq.iotlb && !vhost_blk_rings_mapped(q);
 	if (unlikely(run->blind))
 		vhost_blk_settle(q);
 	else if (unlikely(q->settled))

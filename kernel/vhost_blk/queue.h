@@ -76,6 +76,9 @@ struct vhost_blk_polling {
  * @inflight: requests in flight by generation; changed under vq.mutex
  * @settled: used entries in vq.heads that wait until the rings can be reached; under vq.mutex; 0
  *	while chains are taken
+ * @asked_rings: the owner was asked for an IOTLB entry of the rings, and has sent none since; under
+ *	vq.mutex
+ * @asked_chain: the same for the next chain
  * @nr_kept: chains whose requests failed and halted the device; under vq.mutex
  * @kept: their heads
  * @drained: woken when a generation is empty
@@ -107,6 +110,8 @@ struct vhost_blk_queue {
 	u8 gen;
 	unsigned int inflight[2];
 	unsigned int settled;
+	bool asked_rings;
+	bool asked_chain;
 	unsigned int nr_kept;
 	u16 kept[VHOST_BLK_QUEUE_SIZE_MAX];
 	wait_queue_head_t drained;

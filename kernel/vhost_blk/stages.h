@@ -23,6 +23,7 @@ struct vhost_blk_run {
 
 /* queue.c */
 unsigned int vhost_blk_batch_chosen(const struct vhost_blk_queue *q);
+bool vhost_blk_rings_mapped(struct vhost_blk_queue *q);
 
 /* batch.c */
 void vhost_blk_submit_batch(struct vhost_blk_queue *q, struct vhost_blk_run *run);

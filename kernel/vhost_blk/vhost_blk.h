@@ -179,6 +179,9 @@ struct vhost_blk {
 	spinlock_t failure_lock;
 };
 
+/* queue.c */
+void vhost_blk_iotlb_updated(struct vhost_blk *blk);
+
 /* core.c */
 extern const u64 vhost_blk_features;
 void vhost_blk_cancel_orphans(struct vhost_blk *blk);

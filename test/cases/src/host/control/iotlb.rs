@@ -176,6 +176,38 @@ pub(crate) fn stop_after_update(env: &Env) -> Result<()> {
     ends_well(&mut device, &data)
 }
 
+const PAGE_BYTES: u64 = 4096;
+/// Kicks that find no IOTLB entry.
+const BLIND_KICKS: u32 = 50;
+
+/// A driver that kicks without an entry for its rings, or for its buffers, makes the device ask once.
+pub(crate) fn one_question(env: &Env) -> Result<()> {
+    let (_disk, mut device, iommu, data) = slow_device(env)?;
+    let layout = device.layout();
+    let region = device.memory().regions()[0].clone();
+    for lost in ["rings", "buffer"] {
+        let placed = device.queue(0).place(&Request::read(0, data.len()), &layout)?;
+        let buffer = placed.segments[1].gpa;
+        let (at, size) = match lost {
+            "rings" => (region.gpa(), region.size()),
+            _ => ((buffer + 2 * PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES, PAGE_BYTES),
+        };
+        iommu.unmap_iotlb(at, size)?;
+        device.queue(0).add_placed(placed, layout.indirect)?;
+        device.queue(0).queue().publish();
+        for _ in 0..BLIND_KICKS {
+            device.queue(0).queue().kick();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        asks_for_rings(&iommu).context(lost)?;
+        let more = iommu.next_miss(Duration::from_millis(100))?;
+        ensure!(more.is_none(), "{lost}: the device asks again: {more:?}");
+        map_all(&iommu, device.memory())?;
+        ends_well(&mut device, &data).context(lost)?;
+    }
+    Ok(())
+}
+
 /// An address of the owner at which nothing is.
 const NOTHING: u64 = 4096;
 

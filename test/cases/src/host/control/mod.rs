@@ -8,7 +8,9 @@ mod race;
 mod swap;
 mod tune;
 
-pub(crate) use iotlb::{invalidation_waits, iotlb_with_misses, stop_after_update, used_ring_lost};
+pub(crate) use iotlb::{
+    invalidation_waits, iotlb_with_misses, one_question, stop_after_update, used_ring_lost,
+};
 pub(crate) use log::{dirty_log_is_complete, dirty_log_with_iotlb};
 pub(crate) use swap::{swap_files, swap_mapped};
 pub(crate) use tune::tune;
@@ -68,6 +70,9 @@ cases! { Host;
     "iotlb-used-ring-lost", Gating,
         "used entries that cannot be written do not count as completed",
         used_ring_lost;
+    "iotlb-question", Gating,
+        "a driver that kicks without an IOTLB entry makes the device ask for it once",
+        one_question;
     "dirty-log", Plain,
         "every page that the device wrote is in the dirty log",
         |env| dirty_log_is_complete(env, usual(), 0);
