@@ -24,6 +24,8 @@ module_param_named(inflight_bytes_max, vhost_blk_inflight_max, ulong, 0644);
 MODULE_PARM_DESC(inflight_bytes_max,
 		 "most data bytes of a device in flight, whose pages are pinned, and most bytes that it zeroes at once; more wait in the ring");
 
+static struct workqueue_struct *vhost_blk_close_wq;
+
 /* The vhost core's part has a fixed number of queues: made when that number is known. */
 static int vhost_blk_make_device(struct vhost_blk *blk, unsigned int num_queues)
 {
@@ -113,15 +115,37 @@ static void vhost_blk_unmake_device(struct vhost_blk *blk)
 	kvfree(blk->queues);
 }
 
-static int vhost_blk_close(struct inode *inode, struct file *file)
+static void vhost_blk_unmake(struct vhost_blk *blk)
 {
-	struct vhost_blk *blk = file->private_data;
-
 	if (blk->num_queues)
 		vhost_blk_unmake_device(blk);
 	vhost_blk_set_failure_event(blk, VHOST_FILE_UNBIND);
 	vhost_blk_timing_free(blk);
 	kvfree(blk);
+}
+
+static void vhost_blk_close_work(struct work_struct *work)
+{
+	vhost_blk_unmake(container_of(work, struct vhost_blk, close_work));
+	/* The exit of the module waits for the end of this function. */
+	module_put(THIS_MODULE);
+}
+
+/*
+ * Waits for the storage. A kernel thread must not: one thread closes the last descriptors of the
+ * whole host that were in messages between sockets, or in memory maps (delayed_fput_work).
+ */
+static int vhost_blk_close(struct inode *inode, struct file *file)
+{
+	struct vhost_blk *blk = file->private_data;
+
+	if (current->flags & PF_KTHREAD) {
+		__module_get(THIS_MODULE);
+		INIT_WORK(&blk->close_work, vhost_blk_close_work);
+		queue_work(vhost_blk_close_wq, &blk->close_work);
+	} else {
+		vhost_blk_unmake(blk);
+	}
 	return 0;
 }
 
@@ -436,7 +460,27 @@ static struct miscdevice vhost_blk_misc = {
 	.fops	= &vhost_blk_fops,
 	.mode	= 0600,
 };
-module_misc_device(vhost_blk_misc);
+
+static int __init vhost_blk_init(void)
+{
+	int err;
+
+	vhost_blk_close_wq = alloc_workqueue("vhost_blk_close", WQ_UNBOUND, 0);
+	if (!vhost_blk_close_wq)
+		return -ENOMEM;
+	err = misc_register(&vhost_blk_misc);
+	if (err)
+		destroy_workqueue(vhost_blk_close_wq);
+	return err;
+}
+module_init(vhost_blk_init);
+
+static void __exit vhost_blk_exit(void)
+{
+	misc_deregister(&vhost_blk_misc);
+	destroy_workqueue(vhost_blk_close_wq);
+}
+module_exit(vhost_blk_exit);
 
 MODULE_LICENSE("GPL");
 MODULE_VERSION("0.1.0");

@@ -153,6 +153,7 @@ struct vhost_blk_queue;
  * @failure: failures since the owner last fetched them
  * @failure_event: signalled by the first failure, or NULL
  * @failure_lock: protects both, and changes of @halted
+ * @close_work: the last close, if a kernel thread does it
  */
 struct vhost_blk {
 	struct mutex make_mutex;
@@ -177,6 +178,7 @@ struct vhost_blk {
 	struct vhost_blk_failure failure;
 	struct eventfd_ctx *failure_event;
 	spinlock_t failure_lock;
+	struct work_struct close_work;
 };
 
 /* queue.c */

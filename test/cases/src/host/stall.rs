@@ -7,13 +7,17 @@ use crate::host::daemon::Daemon;
 use crate::host::env::{Env, Plane};
 use crate::host::fixture::{Dm, DmKind, NullBlkOptions, STALL, STALLED_TAGS, null_blk, wait_until};
 use crate::host::groups;
+use crate::host::module;
 use crate::host::target::{self, need_module, options};
 use crate::host::visibility::counters;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use driver::kernel::{KernelDevice, KernelOptions};
-use driver::{Device, Request};
+use driver::{Device, RawChannel, Request};
 use kit::set::Set::{Gating, Plain};
 use serde_json::{Value, json};
+use std::io::{ErrorKind, PipeReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use virtio_spec::blk::S_OK;
 
@@ -24,6 +28,9 @@ cases! { Host;
     "stall-locked", Plain,
         "the age is told while a worker that waits for the disk keeps its queue locked",
         |_| locked();
+    "stall-message", Gating,
+        "a device whose last descriptor is lost in a message does not keep others from being closed while its storage hangs",
+        |_| lost_in_message();
     "daemon-stall", Gating,
         "the daemon tells that the storage of a queue in the kernel does not answer, and its end",
         daemon;
@@ -110,6 +117,51 @@ fn locked() -> Result<()> {
         }
     }
     bail!("no age was told before the disk had answered")
+}
+
+/// Loses a descriptor in a message that its own socket keeps, so that a thread of the kernel closes it.
+fn lose(fd: OwnedFd) -> Result<()> {
+    let (sender, receiver) = UnixStream::pair()?;
+    let sender = RawChannel::from_stream(sender);
+    sender.send_bytes(b"lost", &[fd.as_fd(), receiver.as_fd()])?;
+    // The end of the sender lets the kernel look for such messages.
+    drop((fd, receiver, sender));
+    Ok(())
+}
+
+/// Waits until all writers of a pipe are closed.
+fn wait_for_end(mut reader: PipeReader) -> Result<()> {
+    rustix::io::ioctl_fionbio(&reader, true)?;
+    wait_until("the kernel to close a pipe", || match reader.read(&mut [0]) {
+        Ok(0) => Ok(Some(())),
+        Err(why) if why.kind() == ErrorKind::WouldBlock => Ok(None),
+        other => bail!("a read of the pipe: {other:?}"),
+    })
+}
+
+fn lost_in_message() -> Result<()> {
+    need_module()?;
+    let (below, _) = null_blk(NullBlkOptions::USUAL)?;
+    let (disk, dm) = Dm::over(below, "stalled", DmKind::Linear)?;
+    let references = module::references()?;
+    let mut device = Device::open_kernel(disk.open()?, &options(), &KernelOptions::default())?;
+    let layout = device.layout();
+    dm.suspend()?;
+    device.queue(0).submit(&Request::read(128, 512), &layout)?;
+    wait_until("the request in flight", || oldest(&mut device))?;
+    let own = kernel(&mut device)?.as_fd().try_clone_to_owned()?;
+    drop(device);
+    lose(own)?;
+    // The kernel closes both with one work, if they come together.
+    std::thread::sleep(Duration::from_millis(500));
+    let (reader, writer) = std::io::pipe()?;
+    lose(writer.into())?;
+    let closed = wait_for_end(reader);
+    let used = module::references()?;
+    dm.resume()?;
+    closed?;
+    ensure!(used > references, "the device was closed before its storage answered");
+    module::wait_for_references(references)
 }
 
 fn status(daemon: &Daemon) -> Result<Value> {
