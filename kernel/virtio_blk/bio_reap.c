@@ -3,7 +3,7 @@
  * Completion on the bio path: takes requests from the used ring, advances their slots, and
  * dispatches what waits.
  */
-#include "virtio_blk.h"
+#include "look.h"
 
 static unsigned int virtblk_bio_take_used(struct virtblk_queue *q, struct bio_list *done)
 {

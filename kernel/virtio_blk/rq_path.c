@@ -4,7 +4,7 @@
  * under one lock and with one kick. Completions come from the interrupt, from polling, or from the
  * time-out.
  */
-#include "virtio_blk.h"
+#include "look.h"
 
 static struct virtblk_queue *virtblk_queue_of(const struct blk_mq_hw_ctx *hctx)
 {

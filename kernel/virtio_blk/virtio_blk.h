@@ -16,6 +16,7 @@
  *	bio_slot.c	bio path: pool of slots, merging of bios, their scatterlists
  *	bio_query.c	bio path: query of the serial number
  *	request.c	one request as the device sees it, into the ring and out of it
+ *	look.h		looks at the used ring, and the interrupt between them
  *	compat.h	differences between kernels
  *
  * Only work items go upwards: a broken ring queues &virtblk.abort_work, and a submission starts
@@ -62,8 +63,6 @@
 #define VIRTBLK_MINOR_BITS	4
 /* The status byte before the device writes it. Virtio 1.3 has no such status: it is an error. */
 #define VIRTBLK_S_UNWRITTEN	0xff
-/* Looks at the used ring before the last one of an interrupt. */
-#define VIRTBLK_LOOKS_MAX	8
 /* A request without an answer is reported after this time. */
 #define VIRTBLK_TIMEOUT		(30 * HZ)
 /* Interval of the watchdog if there are polled queues, and if there are none. */
@@ -297,19 +296,6 @@ struct virtblk {
 
 enum { VIRTBLK_MAP_INTERRUPT, VIRTBLK_MAP_POLL };
 
-/**
- * enum virtblk_look - a look at the used ring
- * @VIRTBLK_LOOK_ONCE: leaves the interrupt alone
- * @VIRTBLK_LOOK_MORE: arms the interrupt if no other look is due
- * @VIRTBLK_LOOK_LAST: arms it in any case. The lock is held until the ring is empty, so that other
- *	CPUs, which could send requests for ever, do not keep an interrupt from its end.
- */
-enum virtblk_look {
-	VIRTBLK_LOOK_ONCE,
-	VIRTBLK_LOOK_MORE,
-	VIRTBLK_LOOK_LAST,
-};
-
 struct hd_geometry;
 struct virtblk_batch;
 
@@ -462,40 +448,6 @@ static inline void virtblk_kick(struct virtqueue *vq)
 {
 	if (vq)
 		virtqueue_notify(vq);
-}
-
-/**
- * virtblk_arm() - arms the interrupt, unless another look at the used ring is due anyway
- * @q: its used ring was emptied with the interrupt off; its lock is held
- * @taken: requests found in that look
- * @look: the look
- *
- * The requests found are completed before the interrupt is armed, so that requests which the device
- * uses meanwhile need no interrupt. If the device has no other request, there is none to expect.
- *
- * Return: false if the caller has to look again: at once after VIRTBLK_LOOK_LAST, else after it has
- * completed its requests.
- */
-static inline bool virtblk_arm(struct virtblk_queue *q, unsigned int taken, enum virtblk_look look)
-{
-	lockdep_assert_held(&q->lock);
-	if (look == VIRTBLK_LOOK_MORE && taken && q->in_flight)
-		return false;
-	return virtqueue_enable_cb(q->vq);
-}
-
-/**
- * virtblk_next_look() - the kind of a look at the used ring
- * @interrupt: the interrupt is to be armed in the end
- * @looks: looks before this one
- *
- * Return: the kind.
- */
-static inline enum virtblk_look virtblk_next_look(bool interrupt, unsigned int looks)
-{
-	if (!interrupt)
-		return VIRTBLK_LOOK_ONCE;
-	return looks < VIRTBLK_LOOKS_MAX ? VIRTBLK_LOOK_MORE : VIRTBLK_LOOK_LAST;
 }
 
 /**
