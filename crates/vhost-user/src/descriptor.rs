@@ -9,20 +9,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-/// Refuses a regular file (memfd, hugetlbfs) that has fewer than `len` bytes from byte `offset` on:
-/// it can be mapped, but an access beyond its end would kill the daemon (SIGBUS).
-pub(crate) fn check_holds(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    let metadata = file.metadata()?;
-    let end = offset.checked_add(len);
-    if metadata.is_file() && end.is_none_or(|end| end > metadata.len()) {
-        let has = metadata.len();
-        return Err(refusal(format!(
-            "{len} bytes at {offset} of a shared memory file that has {has} bytes"
-        )));
-    }
-    Ok(())
-}
-
 /// Returns whether `fd` is an end of a pair of UNIX stream sockets. The front-end's end of the
 /// connection is not: its peer has the name of the daemon's socket.
 pub(crate) fn is_socket_pair(fd: &File) -> io::Result<bool> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One function for each vhost-user message.
 
-use crate::descriptor::{check_eventfd, check_holds, check_signalled};
+use crate::descriptor::{check_eventfd, check_signalled};
 use crate::error::refusal;
 use crate::inflight_region;
 use crate::mem_table::{MemTable, SLOTS_MAX};
@@ -270,7 +270,6 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
-        checked(check_holds(&file, mmap_offset, mmap_size))?;
         let region =
             checked(InflightRegion::map(file, mmap_offset, mmap_size, num_queues, queue_size))?;
         let region = checked(UsedRegion::begin(region, self.inflight_region.as_ref()))?;
@@ -307,7 +306,6 @@ impl VhostUserBackendReqHandlerMut for Session<'_> {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        checked(check_holds(&file, log.mmap_offset, log.mmap_size))?;
         let log = DirtyLog::map(file, log.mmap_offset, log.mmap_size)
             .map_err(|e| Error::ReqHandlerError(refusal(e)))?;
         checked(self.while_stopped(KeptRequests::Carry, |session| {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The memory table of SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
 
-use crate::descriptor::check_holds;
 use crate::error::refusal;
 use std::fs::File;
 use std::io;
@@ -21,9 +20,11 @@ pub(crate) struct MemTable {
 impl MemTable {
     /// A table of the regions of SET_MEM_TABLE.
     pub(crate) fn set(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> io::Result<Self> {
-        let regions: io::Result<_> =
-            regions.iter().zip(files).map(|(region, file)| map(region, file)).collect();
-        Ok(MemTable { regions: regions? })
+        let mut table = MemTable::default();
+        for (region, file) in regions.iter().zip(files) {
+            table.add(region, file)?;
+        }
+        Ok(table)
     }
 
     /// A table of mapped regions.
@@ -38,9 +39,16 @@ impl MemTable {
 
     /// The table with an additional region.
     pub(crate) fn with(&self, region: &VhostUserMemoryRegion, file: File) -> io::Result<Self> {
-        let mut regions = self.regions.clone();
-        regions.push(map(region, file)?);
-        Ok(MemTable { regions })
+        let mut table = MemTable::of(self.regions.clone());
+        table.add(region, file)?;
+        Ok(table)
+    }
+
+    fn add(&mut self, region: &VhostUserMemoryRegion, file: File) -> io::Result<()> {
+        let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
+        let region = Region::map(guest, user, len, file, region.mmap_offset).map_err(refusal)?;
+        self.regions.push(region);
+        Ok(())
     }
 
     /// The table without one region; `None` if the region is not in the table.
@@ -63,10 +71,4 @@ impl MemTable {
     pub(crate) fn to_memory(&self) -> Result<Arc<GuestMemory>, MemoryError> {
         GuestMemory::new(self.regions.clone()).map(Arc::new)
     }
-}
-
-fn map(region: &VhostUserMemoryRegion, file: File) -> io::Result<Region> {
-    let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
-    check_holds(&file, region.mmap_offset, len)?;
-    Region::map(guest, user, len, file, region.mmap_offset).map_err(refusal)
 }

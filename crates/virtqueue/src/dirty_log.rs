@@ -4,7 +4,7 @@
 // UNSAFETY: the log is memory shared with the front-end.
 #![expect(unsafe_code)]
 
-use crate::memory::{MemoryError, refuse_short_file};
+use crate::memory::MemoryError;
 use crate::shared_mapping::SharedMapping;
 use std::fs::File;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,41 +16,36 @@ pub const PAGE_BYTES: u64 = 4096;
 #[derive(Debug)]
 pub struct DirtyLog {
     mapping: SharedMapping,
-    offset: usize,
-    len: usize,
 }
 
 impl DirtyLog {
     /// Maps `len` bytes of `file` from byte `offset` on.
     ///
     /// # Errors
-    /// [`MemoryError::Map`] if `len` is 0, the file is too short, or `mmap` fails.
+    /// [`MemoryError::Map`] if `len` is 0 or the file cannot be mapped.
     pub fn map(file: File, offset: u64, len: u64) -> Result<Self, MemoryError> {
-        let failed = |cause: String| MemoryError::Map { addr: 0, cause };
-        let end = offset
-            .checked_add(len)
-            .and_then(|end| usize::try_from(end).ok())
-            .filter(|_| len > 0)
-            .ok_or_else(|| failed(format!("a dirty log of {len} bytes at {offset}")))?;
-        refuse_short_file(&file, end as u64).map_err(failed)?;
-        let mapping = SharedMapping::map(file, end).map_err(failed)?;
-        Ok(DirtyLog { mapping, offset: offset as usize, len: len as usize })
+        let mapping = match len {
+            0 => Err("a dirty log of 0 bytes".into()),
+            _ => SharedMapping::map(file, offset, len),
+        };
+        let mapping = mapping.map_err(|cause| MemoryError::Map { addr: 0, cause })?;
+        Ok(DirtyLog { mapping })
     }
 
     /// The address of the first byte in this process.
     pub fn host(&self) -> *mut u8 {
-        self.mapping.as_ptr().wrapping_add(self.offset)
+        self.mapping.as_ptr()
     }
 
     /// The mapped file, and the offset of the first byte in it.
     pub fn file(&self) -> (&File, u64) {
-        (self.mapping.file(), self.offset as u64)
+        self.mapping.file()
     }
 
     /// Length in bytes; never 0.
     #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
     pub fn len(&self) -> usize {
-        self.len
+        self.mapping.size()
     }
 
     /// Marks the pages of `len` bytes at guest-physical address `addr`. Ignores pages beyond the
@@ -62,11 +57,11 @@ impl DirtyLog {
         let last = addr.saturating_add(len - 1) / PAGE_BYTES;
         for page in addr / PAGE_BYTES..=last {
             let byte = usize::try_from(page / 8).unwrap_or(usize::MAX);
-            if byte >= self.len {
+            if byte >= self.len() {
                 return;
             }
-            // SAFETY: `offset + byte` lies in the mapping, which `self` keeps alive.
-            let cell = unsafe { AtomicU8::from_ptr(self.mapping.as_ptr().add(self.offset + byte)) };
+            // SAFETY: `byte` lies in the mapping, which `self` keeps alive.
+            let cell = unsafe { AtomicU8::from_ptr(self.host().add(byte)) };
             // Release: a front-end that reads and clears the bit sees the data.
             cell.fetch_or(1 << (page % 8), Ordering::Release);
         }

@@ -183,6 +183,7 @@ fn replace_lost_pages(address: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use crate::SharedMapping;
+    use rustix::fs::{MemfdFlags, memfd_create};
     use std::fs::File;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
@@ -191,7 +192,8 @@ mod tests {
     const CHILD: &str = "VHOST_BLK_TEST_SIGBUS";
 
     fn file(pages: usize) -> (File, File) {
-        let file = tempfile::tempfile().unwrap();
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(file);
         file.set_len((pages * PAGE) as u64).unwrap();
         (file.try_clone().unwrap(), file)
     }
@@ -209,8 +211,8 @@ mod tests {
     #[test]
     fn a_truncated_mapping_reads_as_zeroes_and_is_lost_and_others_are_not() {
         let ((owner, shared), (_, other)) = (file(4), file(1));
-        let mapping = SharedMapping::map(shared, 4 * PAGE).unwrap();
-        let other = SharedMapping::map(other, PAGE).unwrap();
+        let mapping = SharedMapping::map(shared, 0, 4 * PAGE as u64).unwrap();
+        let other = SharedMapping::map(other, 0, PAGE as u64).unwrap();
         (0..4).for_each(|page| write(&mapping, page * PAGE, 7));
         owner.set_len(PAGE as u64).unwrap();
         assert!(!mapping.is_lost(), "no access has found it");
@@ -222,7 +224,7 @@ mod tests {
         // The entry serves another mapping, which is not lost.
         drop(mapping);
         let (_, shared) = file(1);
-        let next = SharedMapping::map(shared, PAGE).unwrap();
+        let next = SharedMapping::map(shared, 0, PAGE as u64).unwrap();
         assert!(!next.is_lost() && read(&next, 0) == 0);
     }
 
@@ -244,9 +246,9 @@ mod tests {
             return;
         };
         let (_, shared) = file(1);
-        let _guarded = SharedMapping::map(shared, PAGE).unwrap();
+        let _guarded = SharedMapping::map(shared, 0, PAGE as u64).unwrap();
         let (owner, shared) = file(1);
-        let unguarded = SharedMapping::map(shared, PAGE).unwrap();
+        let unguarded = SharedMapping::map(shared, 0, PAGE as u64).unwrap();
         match what.as_str() {
             "nothing" => {}
             "other memory" => {

@@ -25,7 +25,7 @@ pub enum MemoryError {
     Map {
         /// Guest-physical address.
         addr: u64,
-        /// Error of `mmap` or of the check of the file's size.
+        /// Error of the checks of the file, or of `mmap`.
         cause: String,
     },
 }
@@ -37,7 +37,6 @@ pub struct Region {
     user_addr: u64,
     len: u64,
     host: *mut u8,
-    file_offset: u64,
     /// Keeps `host` mapped.
     mapping: Arc<SharedMapping>,
 }
@@ -54,7 +53,7 @@ impl Region {
     /// SET_MEM_TABLE).
     ///
     /// # Errors
-    /// [`MemoryError`] if the region is empty or wraps, the file is too short, or `mmap` fails.
+    /// [`MemoryError`] if the region is empty or wraps, or the file cannot be mapped.
     pub fn map(
         guest_addr: u64,
         user_addr: u64,
@@ -65,18 +64,14 @@ impl Region {
         if len == 0 {
             return Err(MemoryError::Empty(guest_addr));
         }
-        let wraps = MemoryError::Wraps(guest_addr);
-        let (Some(_), Some(_), Some(map_len)) =
-            (guest_addr.checked_add(len), user_addr.checked_add(len), file_offset.checked_add(len))
-        else {
-            return Err(wraps);
-        };
-        let map_len = usize::try_from(map_len).map_err(|_| wraps)?;
-        let failed = |cause: String| MemoryError::Map { addr: guest_addr, cause };
-        refuse_short_file(&file, map_len as u64).map_err(failed)?;
-        let mapping = SharedMapping::map(file, map_len).map_err(failed)?;
-        let host = mapping.as_ptr().wrapping_add(file_offset as usize);
-        Ok(Region { guest_addr, user_addr, len, host, file_offset, mapping: Arc::new(mapping) })
+        let ends = [guest_addr, user_addr, file_offset].map(|start| start.checked_add(len));
+        if ends.contains(&None) {
+            return Err(MemoryError::Wraps(guest_addr));
+        }
+        let mapping = SharedMapping::map(file, file_offset, len)
+            .map_err(|cause| MemoryError::Map { addr: guest_addr, cause })?;
+        let host = mapping.as_ptr();
+        Ok(Region { guest_addr, user_addr, len, host, mapping: Arc::new(mapping) })
     }
 
     /// Guest-physical address of the first byte.
@@ -102,7 +97,7 @@ impl Region {
 
     /// The mapped file, and the offset of the first byte in it.
     pub fn file(&self) -> (&File, u64) {
-        (self.mapping.file(), self.file_offset)
+        self.mapping.file()
     }
 
     fn end(&self) -> u64 {
@@ -173,16 +168,6 @@ impl GuestMemory {
     }
 }
 
-/// Refuses a file that ends before byte `end`: `mmap` would accept it, and the first access beyond
-/// the end of the file would raise SIGBUS.
-pub(crate) fn refuse_short_file(file: &File, end: u64) -> Result<(), String> {
-    let metadata = file.metadata().map_err(|e| e.to_string())?;
-    match metadata.len() {
-        len if metadata.is_file() && len < end => Err(format!("its file ends at byte {len}")),
-        _ => Ok(()),
-    }
-}
-
 /// Copies `N` bytes of guest memory at `from`; each byte is read once.
 ///
 /// # Safety
@@ -208,14 +193,16 @@ pub(crate) unsafe fn read_once<const N: usize>(from: *const u8) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     #[test]
     fn a_core_dump_has_nothing_of_the_guests_memory() {
-        let file = tempfile::tempfile().unwrap();
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(file);
         file.set_len(8192).unwrap();
         let region = Region::map(0, 0, 4096, file, 4096).unwrap();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let start = format!("{:x}-", region.host() as usize - 4096);
+        let start = format!("{:x}-", region.host() as usize);
         let flags = |line: &&str| line.starts_with("VmFlags:");
         let mut mapping = maps.lines().skip_while(|line| !line.starts_with(&start));
         let flags = mapping.find(flags).expect("the mapping is listed");

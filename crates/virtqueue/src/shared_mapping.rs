@@ -1,57 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A mapping of a file that a front-end shares. It survives that the front-end truncates the file.
-// UNSAFETY: calls `fstatfs` and `madvise` for a new mapping.
+// UNSAFETY: calls `madvise` for a new mapping.
 #![expect(unsafe_code)]
 
 use crate::guard::{Guard, MAPPINGS_MAX};
+use rustix::fs::fstatfs;
 use rustix::mm::{Advice, madvise};
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use vm_memory::{FileOffset, MmapRegion};
 
-const PAGE_BYTES: usize = 4096;
-
-/// A shared, writable mapping of the first bytes of a file.
+/// A shared, writable mapping of a part of a file.
 #[derive(Debug)]
 pub struct SharedMapping {
     /// Dropped before the mapping.
     guard: Guard,
     mapping: MmapRegion,
+    /// Bytes of the mapping before the part, and bytes of the part.
+    part: (usize, usize),
 }
 
 impl SharedMapping {
-    /// Maps the first `len` bytes of `file`: `mmap` refuses an offset inside a huge page. Keeps them
-    /// out of core dumps of this process.
+    /// Maps the pages of the `len` bytes of `file` from byte `offset` on. Keeps them out of core
+    /// dumps of this process.
     ///
     /// # Errors
-    /// The reason as text.
-    pub fn map(file: File, len: usize) -> Result<Self, String> {
-        let page_bytes = page_bytes_of(&file);
+    /// The reason as text, if the file is too short, the process has too many
+    /// mappings, or `mmap` fails.
+    pub fn map(file: File, offset: u64, len: u64) -> Result<Self, String> {
+        let page_bytes = page_bytes_of(&file)?;
+        // `mmap` would accept it, and the first access beyond the end would raise SIGBUS.
+        let file_len = file.metadata().map_err(|error| error.to_string())?.len();
+        let end = offset
+            .checked_add(len)
+            .filter(|end| *end <= file_len)
+            .ok_or_else(|| format!("{len} bytes at {offset} of a file of {file_len} bytes"))?;
+        let start = offset - offset % page_bytes;
+        // Whole pages: `munmap` refuses a part of a huge one.
+        let bytes = (end - start).next_multiple_of(page_bytes);
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        let mapping = MmapRegion::build(Some(FileOffset::new(file, 0)), len, prot, flags)
+        let place = FileOffset::new(file, start);
+        let mapping = MmapRegion::build(Some(place), bytes as usize, prot, flags)
             .map_err(|error| error.to_string())?;
         // SAFETY: the range is the whole new mapping; the advice changes no content.
-        unsafe { madvise(mapping.as_ptr().cast(), len, Advice::LinuxDontDump) }
+        unsafe { madvise(mapping.as_ptr().cast(), mapping.size(), Advice::LinuxDontDump) }
             .map_err(|error| error.to_string())?;
-        let guard = Guard::new(mapping.as_ptr() as usize, len, page_bytes)
+        let guard = Guard::new(mapping.as_ptr() as usize, mapping.size(), page_bytes as usize)
             .ok_or_else(|| format!("this process has {MAPPINGS_MAX} mappings already"))?;
-        Ok(SharedMapping { guard, mapping })
+        let part = ((offset - start) as usize, len as usize);
+        Ok(SharedMapping { guard, mapping, part })
     }
 
     /// Address of the first byte in this process.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.mapping.as_ptr()
+        self.mapping.as_ptr().wrapping_add(self.part.0)
     }
 
     /// Length in bytes.
     pub fn size(&self) -> usize {
-        self.mapping.size()
+        self.part.1
     }
 
-    /// The mapped file.
-    pub fn file(&self) -> &File {
-        self.mapping.file_offset().expect("the mapping was made with its file").file()
+    /// The mapped file, and the offset of the first byte in it.
+    pub fn file(&self) -> (&File, u64) {
+        let place = self.mapping.file_offset().expect("the mapping was made with its file");
+        (place.file(), place.start() + self.part.0 as u64)
     }
 
     /// Leaves a SIGBUS to its default action.
@@ -66,12 +79,55 @@ impl SharedMapping {
     }
 }
 
-/// Size of the pages of a mapping of `file`; huge pages can only be replaced as a whole.
-fn page_bytes_of(file: &File) -> usize {
-    // SAFETY: an all-zero `statfs` is valid.
-    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: descriptor and structure are valid for the call.
-    let told = unsafe { libc::fstatfs(file.as_raw_fd(), &mut stat) } == 0;
-    let huge = told && stat.f_type == libc::HUGETLBFS_MAGIC;
-    if huge { usize::try_from(stat.f_bsize).unwrap_or(PAGE_BYTES) } else { PAGE_BYTES }
+/// Size of the pages of `file`. A mapping begins with a whole one,
+/// and huge pages can only be replaced as a whole.
+fn page_bytes_of(file: &File) -> Result<u64, String> {
+    let told = fstatfs(file).map_err(|error| error.to_string())?.f_bsize;
+    let bytes = u64::try_from(told).ok().filter(|bytes| bytes.is_power_of_two());
+    bytes.ok_or_else(|| format!("its file system has pages of {told} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    const PAGE: u64 = 4096;
+
+    fn memory_file(flags: MemfdFlags, len: u64) -> File {
+        let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC | flags).unwrap());
+        file.set_len(len).unwrap();
+        file
+    }
+
+    /// Returns whether the process has a mapping that begins at `start`.
+    fn is_mapped(start: usize) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| line.starts_with(&format!("{start:x}-")))
+    }
+
+    #[test]
+    fn the_bytes_before_the_part_are_not_mapped() {
+        let file = memory_file(MemfdFlags::empty(), 8 * PAGE);
+        std::os::unix::fs::FileExt::write_all_at(&file, b"part", 5 * PAGE + 8).unwrap();
+        let mapping = SharedMapping::map(file, 5 * PAGE + 8, PAGE).unwrap();
+        // SAFETY: the part has these bytes.
+        assert_eq!(unsafe { mapping.as_ptr().cast::<[u8; 4]>().read_volatile() }, *b"part");
+        assert_eq!(mapping.size() as u64, PAGE);
+        assert_eq!(mapping.file().1, 5 * PAGE + 8);
+        assert_eq!(mapping.mapping.size() as u64, 2 * PAGE);
+    }
+
+    #[test]
+    fn a_part_of_a_huge_page_is_unmapped_as_a_whole() {
+        // No page is touched: the system needs to have none.
+        const HUGE: u64 = 2 << 20;
+        let file = memory_file(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, 4 * HUGE);
+        let mapping = SharedMapping::map(file, HUGE + PAGE, PAGE).unwrap();
+        let start = mapping.as_ptr() as usize - PAGE as usize;
+        assert_eq!(mapping.mapping.size() as u64, HUGE);
+        assert!(is_mapped(start));
+        drop(mapping);
+        assert!(!is_mapped(start));
+    }
 }

@@ -80,6 +80,7 @@ fn check_logged(log_bytes: u64, guest_addr: u64, len: u64) -> Result<(), KernelE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
     use std::fs::File;
     use std::sync::Arc;
     use virtqueue::{Layout, Region};
@@ -89,7 +90,7 @@ mod tests {
     const LEN: u64 = 0x10000;
 
     fn memory_file(len: u64) -> File {
-        let file = tempfile::tempfile().unwrap();
+        let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(len).unwrap();
         file
     }

@@ -38,7 +38,6 @@ pub fn queue_region_bytes(layout: Layout, queue_size: u16) -> usize {
 #[derive(Debug)]
 pub struct InflightRegion {
     mapping: SharedMapping,
-    offset: usize,
     /// Bytes of one queue's part.
     part_bytes: usize,
     num_queues: u16,
@@ -50,8 +49,8 @@ impl InflightRegion {
     /// more room than the front-end asked for keeps larger queues, too.
     ///
     /// # Errors
-    /// An error if the length is too small for the queues, the offset is not a multiple of 8, or
-    /// `mmap` fails.
+    /// An error if the length is too small for the queues, the offset
+    /// is not a multiple of 8, or the file cannot be mapped.
     pub fn map(
         file: File,
         offset: u64,
@@ -67,20 +66,18 @@ impl InflightRegion {
         if len < needed as u64 {
             return Err(bad("the in-flight region is too small for its queues"));
         }
-        let end = offset.checked_add(len).and_then(|end| usize::try_from(end).ok());
-        let end = end.ok_or_else(|| bad("the in-flight region is too large"))?;
-        let mapping = SharedMapping::map(file, end).map_err(io::Error::other)?;
-        let offset = offset as usize; // it is at most `end`, which fits
+        let mapping = SharedMapping::map(file, offset, len).map_err(|cause| bad(&cause))?;
         let part_bytes = len as usize / usize::from(num_queues.max(1));
         let part_bytes = part_bytes - part_bytes % PART_ALIGN_BYTES;
-        Ok(Arc::new(InflightRegion { mapping, offset, part_bytes, num_queues }))
+        Ok(Arc::new(InflightRegion { mapping, part_bytes, num_queues }))
     }
 }
 
 impl InflightRegion {
     /// The mapped file, and the offset and the length of the region in it, in bytes.
     pub fn file(&self) -> (&File, u64, u64) {
-        (self.mapping.file(), self.offset as u64, (self.mapping.size() - self.offset) as u64)
+        let (file, offset) = self.mapping.file();
+        (file, offset, self.mapping.size() as u64)
     }
 
     /// Number of queues that share the region.
@@ -92,7 +89,7 @@ impl InflightRegion {
     /// `size` descriptors.
     pub(crate) fn split_part(&self, index: u16, size: u16) -> Option<u64> {
         let start = self.part_start(index, Layout::Split, size)?;
-        Some(self.mapping.as_ptr() as u64 + (self.offset + start) as u64)
+        Some(self.mapping.as_ptr() as u64 + start as u64)
     }
 
     /// Bytes before the part of queue `index`, where it has room for `size` descriptors.

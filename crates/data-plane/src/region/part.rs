@@ -19,7 +19,6 @@ pub(super) struct Part {
 impl Part {
     /// The part at byte `start` (a multiple of 64) of the region; `None` if it does not fit.
     pub(super) fn new(region: &Arc<InflightRegion>, start: usize, len: usize) -> Option<Self> {
-        let start = region.offset + start;
         let fits = start + len <= region.mapping.size();
         fits.then(|| Part { region: Arc::clone(region), start, len })
     }
