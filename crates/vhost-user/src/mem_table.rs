@@ -10,6 +10,8 @@ use virtqueue::{GuestMemory, MemoryError, Region};
 
 /// Maximum number of regions; QEMU has the same bound of memory slots.
 pub(crate) const SLOTS_MAX: usize = 509;
+/// Maximum bytes of all regions. `virtqueue` bounds the tables of all disks together.
+const TABLE_BYTES_MAX: u64 = 16 << 40;
 
 /// The current memory table.
 #[derive(Debug, Default)]
@@ -46,6 +48,11 @@ impl MemTable {
 
     fn add(&mut self, region: &VhostUserMemoryRegion, file: File) -> io::Result<()> {
         let (guest, user, len) = (region.guest_phys_addr, region.user_addr, region.memory_size);
+        let taken: u64 = self.regions.iter().map(Region::len).sum();
+        if len > TABLE_BYTES_MAX.saturating_sub(taken) {
+            let most = TABLE_BYTES_MAX >> 30;
+            return Err(refusal(format!("more than {most} GiB of guest memory; give it less")));
+        }
         let region = Region::map(guest, user, len, file, region.mmap_offset).map_err(refusal)?;
         self.regions.push(region);
         Ok(())

@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Bytes of guest memory that one bit covers.
 pub const PAGE_BYTES: u64 = 4096;
+/// Maximum bytes of a log: one bit for each page of 52 bits of address, the most of any processor.
+/// The front-end may add memory at any address after it has sent the log.
+const LOG_BYTES_MAX: u64 = 1 << 37;
 
 /// A mapped dirty log.
 #[derive(Debug)]
@@ -22,11 +25,11 @@ impl DirtyLog {
     /// Maps `len` bytes of `file` from byte `offset` on.
     ///
     /// # Errors
-    /// [`MemoryError::Map`] if `len` is 0 or the file cannot be mapped.
+    /// [`MemoryError::Map`] if `len` is 0 or more than any guest needs, or the file cannot be mapped.
     pub fn map(file: File, offset: u64, len: u64) -> Result<Self, MemoryError> {
         let mapping = match len {
-            0 => Err("a dirty log of 0 bytes".into()),
-            _ => SharedMapping::map(file, offset, len),
+            1..=LOG_BYTES_MAX => SharedMapping::map(file, offset, len),
+            _ => Err(format!("a dirty log of {len} bytes; it has 1 to {LOG_BYTES_MAX}")),
         };
         let mapping = mapping.map_err(|cause| MemoryError::Map { addr: 0, cause })?;
         Ok(DirtyLog { mapping })

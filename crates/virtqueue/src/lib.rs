@@ -8,6 +8,7 @@
 //! This crate opens no file, starts no thread and uses no eventfd. It does not interpret the
 //! content of a chain. It handles SIGBUS from the first mapping on.
 
+mod address_space;
 pub mod chain;
 pub mod dirty_log;
 mod guard;

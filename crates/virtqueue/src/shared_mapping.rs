@@ -3,6 +3,7 @@
 // UNSAFETY: calls `madvise` for a new mapping.
 #![expect(unsafe_code)]
 
+use crate::address_space::Share;
 use crate::guard::{Guard, MAPPINGS_MAX};
 use rustix::fs::fstatfs;
 use rustix::mm::{Advice, madvise};
@@ -12,9 +13,10 @@ use vm_memory::{FileOffset, MmapRegion};
 /// A shared, writable mapping of a part of a file.
 #[derive(Debug)]
 pub struct SharedMapping {
-    /// Dropped before the mapping.
+    // The fields are dropped in this order: the guard before the mapping, and the share after it.
     guard: Guard,
     mapping: MmapRegion,
+    _share: Share,
     /// Bytes of the mapping before the part, and bytes of the part.
     part: (usize, usize),
 }
@@ -25,7 +27,7 @@ impl SharedMapping {
     ///
     /// # Errors
     /// The reason as text, if the file is too short, the process has too many
-    /// mappings, or `mmap` fails.
+    /// mappings or bytes of them, or `mmap` fails.
     pub fn map(file: File, offset: u64, len: u64) -> Result<Self, String> {
         let page_bytes = page_bytes_of(&file)?;
         // `mmap` would accept it, and the first access beyond the end would raise SIGBUS.
@@ -37,6 +39,7 @@ impl SharedMapping {
         let start = offset - offset % page_bytes;
         // Whole pages: `munmap` refuses a part of a huge one.
         let bytes = (end - start).next_multiple_of(page_bytes);
+        let share = Share::take(bytes)?;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let place = FileOffset::new(file, start);
@@ -48,7 +51,7 @@ impl SharedMapping {
         let guard = Guard::new(mapping.as_ptr() as usize, mapping.size(), page_bytes as usize)
             .ok_or_else(|| format!("this process has {MAPPINGS_MAX} mappings already"))?;
         let part = ((offset - start) as usize, len as usize);
-        Ok(SharedMapping { guard, mapping, part })
+        Ok(SharedMapping { guard, mapping, _share: share, part })
     }
 
     /// Address of the first byte in this process.
@@ -90,6 +93,7 @@ fn page_bytes_of(file: &File) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address_space::MAPPED_BYTES_MAX;
     use rustix::fs::{MemfdFlags, memfd_create};
 
     const PAGE: u64 = 4096;
@@ -116,6 +120,31 @@ mod tests {
         assert_eq!(mapping.size() as u64, PAGE);
         assert_eq!(mapping.file().1, 5 * PAGE + 8);
         assert_eq!(mapping.mapping.size() as u64, 2 * PAGE);
+    }
+
+    #[test]
+    fn all_mappings_together_have_a_bound() {
+        let map = |offset, len| {
+            SharedMapping::map(memory_file(MemfdFlags::empty(), 1 << 62), offset, len)
+        };
+        let why = map(0, MAPPED_BYTES_MAX + PAGE).unwrap_err();
+        assert!(why.contains("at most 65536 GiB; serve some disks by another process"), "{why}");
+        // The offset takes no address.
+        let most = map(1 << 60, MAPPED_BYTES_MAX / 4 * 3).unwrap();
+        assert!(map(0, MAPPED_BYTES_MAX / 4 * 3).is_err());
+        drop(most);
+        drop(map(0, MAPPED_BYTES_MAX / 4 * 3).unwrap());
+    }
+
+    #[test]
+    fn a_refused_mapping_takes_no_share() {
+        for _ in 0..5 {
+            // `mmap` refuses the file.
+            let file = memory_file(MemfdFlags::ALLOW_SEALING, MAPPED_BYTES_MAX / 4);
+            rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).unwrap();
+            let why = SharedMapping::map(file, 0, MAPPED_BYTES_MAX / 4).unwrap_err();
+            assert!(!why.contains("GiB"), "{why}");
+        }
     }
 
     #[test]

@@ -224,7 +224,7 @@ fn value_of(name: &str, file: &str) -> u64 {
 }
 
 /// The rows of the table of limits in the page of operation, and the constants that each of them tells.
-const LIMITS: [(&str, &[(&str, &str)]); 8] = [
+const LIMITS: [(&str, &[(&str, &str)]); 9] = [
     ("queues", &[("QUEUES_MAX", "crates/vhost-user/src/lib.rs")]),
     (
         "descriptors in a queue",
@@ -246,6 +246,13 @@ const LIMITS: [(&str, &[(&str, &str)]); 8] = [
     ("requests in flight per queue", &[("DEPTH_MAX", "crates/data-plane/src/request_table.rs")]),
     ("wrappers", &[("LAYERS_MAX", "crates/backend/src/wrap/spec.rs")]),
     ("memory regions", &[("SLOTS_MAX", "crates/vhost-user/src/mem_table.rs")]),
+    (
+        "bytes of guest memory",
+        &[
+            ("TABLE_BYTES_MAX", "crates/vhost-user/src/mem_table.rs"),
+            ("MAPPED_BYTES_MAX", "crates/virtqueue/src/address_space.rs"),
+        ],
+    ),
 ];
 
 #[test]

@@ -18,6 +18,7 @@ use part::Part;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use virtio_spec::split::QUEUE_SIZE_MAX;
 use virtqueue::{Chain, ChainHead, Layout, Resubmit, SharedMapping, VirtQueue};
 
 /// Version of the layout.
@@ -49,7 +50,7 @@ impl InflightRegion {
     /// more room than the front-end asked for keeps larger queues, too.
     ///
     /// # Errors
-    /// An error if the length is too small for the queues, the offset
+    /// An error if the length is too small for the queues or larger than any queues need, the offset
     /// is not a multiple of 8, or the file cannot be mapped.
     pub fn map(
         file: File,
@@ -65,6 +66,10 @@ impl InflightRegion {
         let needed = queue_region_bytes(Layout::Split, queue_size) * usize::from(num_queues);
         if len < needed as u64 {
             return Err(bad("the in-flight region is too small for its queues"));
+        }
+        let most = queue_region_bytes(Layout::Packed, QUEUE_SIZE_MAX) * usize::from(num_queues);
+        if len > most as u64 {
+            return Err(bad("the in-flight region is larger than its queues can be"));
         }
         let mapping = SharedMapping::map(file, offset, len).map_err(|cause| bad(&cause))?;
         let part_bytes = len as usize / usize::from(num_queues.max(1));

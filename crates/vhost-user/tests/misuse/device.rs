@@ -3,6 +3,9 @@
 
 use crate::common::LIMIT;
 use crate::mischief::*;
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
+use std::os::fd::AsFd;
 
 #[test]
 fn the_configuration_space_has_bounds() {
@@ -40,6 +43,12 @@ fn logs_that_make_no_sense_are_refused() {
     each(Mischief::running, &cases, |m, log| {
         m.refuses(SET_LOG_BASE, &longs(log), &[m.memory_fd()]);
     });
+    // Longer than a log of any guest, in a file that has the bytes.
+    once(Mischief::running, |m| {
+        let file = File::from(memfd_create("log", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(1 << 40).unwrap();
+        m.refuses(SET_LOG_BASE, &longs(&[(1 << 37) + 1, 0]), &[file.as_fd()]);
+    });
     once(Mischief::running, |m| m.refuses(SET_LOG_BASE, &longs(&[4096, 0]), &[]));
     once(Mischief::running, |m| {
         m.refuses(SET_LOG_BASE, &longs(&[4096, 0]), &[m.memory_fd(); 2]);
@@ -71,6 +80,13 @@ fn in_flight_regions_that_make_no_sense_are_refused() {
     ];
     each(Mischief::running, &given, |m, region| {
         m.refuses(SET_INFLIGHT_FD, region, &[m.memory_fd()]);
+    });
+    // A queue of 32768 descriptors needs 1 MiB and a header.
+    once(Mischief::running, |m| {
+        let file = File::from(memfd_create("inflight", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(1 << 40).unwrap();
+        m.accepts(SET_INFLIGHT_FD, &region((1 << 20) + 64, 0, 1, 128), &[file.as_fd()]);
+        m.refuses(SET_INFLIGHT_FD, &region((1 << 20) + 128, 0, 1, 128), &[file.as_fd()]);
     });
     once(Mischief::running, |m| m.refuses(SET_INFLIGHT_FD, &region(8192, 0, 1, 128), &[]));
 }
