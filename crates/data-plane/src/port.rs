@@ -286,7 +286,6 @@ mod tests {
     }
 
     fn memory() -> GuestMemory {
-        // The kernel refuses to pin a file on a disk.
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(2 * PAGE as u64).unwrap();
         GuestMemory::new(vec![Region::map(0, 0, 2 * PAGE as u64, file, 0).unwrap()]).unwrap()

@@ -5,7 +5,7 @@
 
 use crate::address_space::Share;
 use crate::guard::{Guard, MAPPINGS_MAX};
-use rustix::fs::fstatfs;
+use rustix::fs::{fcntl_get_seals, fstatfs};
 use rustix::mm::{Advice, madvise};
 use std::fs::File;
 use vm_memory::{FileOffset, MmapRegion};
@@ -26,9 +26,10 @@ impl SharedMapping {
     /// dumps of this process.
     ///
     /// # Errors
-    /// The reason as text, if the file is too short, the process has too many
+    /// The reason as text, if the file is not in memory or too short, the process has too many
     /// mappings or bytes of them, or `mmap` fails.
     pub fn map(file: File, offset: u64, len: u64) -> Result<Self, String> {
+        refuse_storage(&file)?;
         let page_bytes = page_bytes_of(&file)?;
         // `mmap` would accept it, and the first access beyond the end would raise SIGBUS.
         let file_len = file.metadata().map_err(|error| error.to_string())?.len();
@@ -82,7 +83,21 @@ impl SharedMapping {
     }
 }
 
-/// Size of the pages of `file`. A mapping begins with a whole one,
+/// Refuses a file that is not on tmpfs (memfd, /dev/shm) or hugetlbfs. A page fault of another file
+/// waits for its storage or its server. The server may be the front-end itself (FUSE), which never
+/// answers: the thread would stop, and with it all its disks. A list of other kinds would have to
+/// know what lies below an overlay, and a slow disk below a local file system delays other guests.
+///
+/// Only files on these two have seals. The call waits for no server, unlike `fstat` and `fstatfs`.
+fn refuse_storage(file: &File) -> Result<(), String> {
+    fcntl_get_seals(file).map(drop).map_err(|_| {
+        "its file is not in memory, so that a server or a disk could stop the daemon; use memfd, \
+         /dev/shm or hugetlbfs"
+            .into()
+    })
+}
+
+/// Size of the pages of `file`, which is on tmpfs or hugetlbfs. A mapping begins with a whole one,
 /// and huge pages can only be replaced as a whole.
 fn page_bytes_of(file: &File) -> Result<u64, String> {
     let told = fstatfs(file).map_err(|error| error.to_string())?.f_bsize;
@@ -108,6 +123,19 @@ mod tests {
     fn is_mapped(start: usize) -> bool {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         maps.lines().any(|line| line.starts_with(&format!("{start:x}-")))
+    }
+
+    #[test]
+    fn memory_that_is_a_file_of_no_memory_file_system_is_refused() {
+        for path in ["/proc/self/status", "/dev/null", "/dev/zero", "/proc", "/dev/shm"] {
+            let why = SharedMapping::map(File::open(path).unwrap(), 0, PAGE).unwrap_err();
+            assert!(why.contains("use memfd, /dev/shm or hugetlbfs"), "{path}: {why}");
+        }
+        let on_tmpfs = tempfile::tempfile_in("/dev/shm").unwrap();
+        on_tmpfs.set_len(PAGE).unwrap();
+        SharedMapping::map(on_tmpfs, 0, PAGE).unwrap();
+        SharedMapping::map(memory_file(MemfdFlags::empty(), PAGE), 0, PAGE).unwrap();
+        SharedMapping::map(memory_file(MemfdFlags::ALLOW_SEALING, PAGE), 0, PAGE).unwrap();
     }
 
     #[test]

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory tables.
 
+use crate::common::{Daemon, Setup, mem};
 use crate::mischief::*;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 #[test]
 fn memory_regions_that_make_no_sense_are_refused() {
@@ -68,6 +70,26 @@ fn memory_without_or_with_the_wrong_descriptors_is_refused() {
     once(Mischief::negotiated, |m| {
         m.refuses(SET_MEM_TABLE, &table, &[m.channel.stream().as_fd()]);
     });
+}
+
+/// A file of procfs stands for one of FUSE, whose server may be the front-end: neither is memory.
+#[test]
+fn a_file_that_is_not_in_memory_is_refused_as_memory_as_log_and_as_in_flight_region() {
+    let region = [0, 4096, USER, 0];
+    let inflight = [longs(&[8192, 0]), [1u16, 128].map(u16::to_le_bytes).concat(), vec![0; 4]];
+    let messages = [
+        (SET_MEM_TABLE, [words(&[1, 0]), longs(&region)].concat()),
+        (ADD_MEM_REG, [longs(&[0]), longs(&region)].concat()),
+        (SET_LOG_BASE, longs(&[4096, 0])),
+        (SET_INFLIGHT_FD, inflight.concat()),
+    ];
+    let file = File::open("/proc/self/status").unwrap();
+    for (code, payload) in messages {
+        let daemon = Daemon::start(Arc::new(mem()), &Setup::default());
+        Mischief::negotiated(&daemon).refuses(code, &payload, &[file.as_fd()]);
+        let why = daemon.next_outcome().unwrap_err();
+        assert!(why.contains("its file is not in memory"), "{code}: {why}");
+    }
 }
 
 #[test]
