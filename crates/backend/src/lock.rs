@@ -109,6 +109,18 @@ pub enum LockError {
     /// The image is the backing file of another one.
     #[error(transparent)]
     Marked(#[from] crate::mark::Marked),
+    /// The marks of the image cannot be read.
+    #[error(
+        "{}: its marks cannot be read, and it may be the backing file of another image, which a write corrupts: \
+         {source}; check its storage",
+        .path.display()
+    )]
+    MarkUnknown {
+        /// The image.
+        path: PathBuf,
+        /// Error of the system call.
+        source: std::io::Error,
+    },
     /// The file system does not support the lock.
     #[error("{}: cannot be locked: {source}; give `--lock off` if no other program uses it", .path.display())]
     Refused {

@@ -9,6 +9,7 @@
 //! The mark of an image in use refuses nothing: it tells that clusters may have been leaked.
 
 use crate::file::File as ImageFile;
+use crate::lock::LockError;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -108,6 +109,15 @@ pub fn refusal(file: &File, path: &Path) -> io::Result<Option<Marked>> {
         return Ok(Some(Marked::Merged { path, backing }));
     }
     Ok(known(get(file, MOVED))?.map(|storage| Marked::Moved { path, storage }))
+}
+
+/// As [`refusal`], for a writer that holds the lock. A mark that cannot be read refuses the file, too.
+///
+/// # Errors
+/// [`LockError::MarkUnknown`].
+pub(crate) fn refusal_of_writer(file: &File, path: &Path) -> Result<Option<Marked>, LockError> {
+    let unknown = |source| LockError::MarkUnknown { path: path.to_owned(), source };
+    refusal(file, path).map_err(unknown)
 }
 
 /// The mark of a file that is in use, or was not closed properly.

@@ -3,11 +3,13 @@
 
 mod common;
 
-use backend::{Disk, File, FileOptions, LockError};
-use common::{DISK, Image};
+use backend::{Disk, File, FileError, FileOptions, LockError};
+use common::{DISK, Image, TMPFS};
+use rustix::fs::XattrFlags;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 const QEMU: &str = "qemu-system-x86_64";
 
@@ -37,6 +39,35 @@ fn a_second_writer_is_refused_and_told_who_holds_it() {
     assert!(text.contains(&own), "{text}");
     assert!(text.contains("image.raw") && text.contains("--lock off"), "{text}");
     assert!(!text.contains('\n'), "{text}");
+}
+
+/// The other program may have put an overlay over the image while it had the lock.
+#[test]
+fn a_lock_is_not_taken_again_for_writing_if_the_marks_of_the_image_cannot_be_read() {
+    let image = Image::new(TMPFS, 1 << 20).unwrap();
+    let file = open(&image.path, false);
+    let lock = file.image_lock();
+    lock.take(Duration::ZERO).expect("nobody else has it");
+    lock.give_up().expect("the sync succeeds");
+    // Longer than a path.
+    let mark = rustix::fs::setxattr(
+        &image.path,
+        "user.vhost-blk.overlay",
+        &[b'a'; 5000],
+        XattrFlags::empty(),
+    );
+    if mark.is_err() {
+        println!("SKIP: the kernel has no such attributes of files in memory");
+        return;
+    }
+    let told = lock.take(Duration::ZERO).expect_err("the mark is unknown").to_string();
+    assert!(told.contains("cannot be read") && told.contains("; check its storage"), "{told}");
+    let other = open(&image.path, true);
+    other.lock().expect("the lock is free");
+    let reader = other.image_lock();
+    reader.take(Duration::ZERO).expect("a reader needs no mark");
+    let told = File::open(&image.path, FileOptions::default()).expect_err("the mark is unknown");
+    assert!(matches!(told, FileError::Lock(LockError::MarkUnknown { .. })), "{told}");
 }
 
 #[test]

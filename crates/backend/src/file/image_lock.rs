@@ -30,11 +30,11 @@ impl ImageLock {
         let Shared { file, .. } = &*self.shared;
         lock::lock_image_within(patience, file, &self.path, self.access)?;
         // The other program may have put an overlay over the image.
-        if self.access == Access::Write
-            && let Ok(Some(marked)) = mark::refusal(file, &self.path)
-        {
-            lock::release(file);
-            return Err(marked.into());
+        if self.access == Access::Write {
+            let found = mark::refusal_of_writer(file, &self.path);
+            let writable =
+                found.and_then(|found| found.map_or(Ok(()), |marked| Err(marked.into())));
+            writable.inspect_err(|_| lock::release(file))?;
         }
         sys::drop_cached_pages(file);
         Ok(())

@@ -158,7 +158,7 @@ impl File {
         let unknown = |source| FileError::Probe { path: path.into(), source };
         if !options.read_only && !options.ignores_mark {
             // Under the lock: a program that marks a file has it locked.
-            mark::refusal(&file, path).map_err(unknown)?.map_or(Ok(()), Err)?;
+            mark::refusal_of_writer(&file, path)?.map_or(Ok(()), Err)?;
         }
         let found = file.metadata().map_err(unknown)?;
         let writable = !options.read_only;
