@@ -43,7 +43,7 @@ impl Drop for Freeing {
 }
 
 fn around(inner: Arc<dyn Disk>) -> Target {
-    let clusters = Arc::new(Clusters::new(inner.info().capacity_sectors * 512));
+    let clusters = Arc::new(Clusters::new(inner.info().capacity_sectors * 512).unwrap());
     let freeing = Freeing::start(&clusters);
     Target::new(CopyFirst::new(inner, clusters)).keeping(freeing)
 }
@@ -59,7 +59,7 @@ fn zeroing(first: u64, count: u64) -> Io {
 /// A lane around memory, its engine and the clusters.
 fn lane(clusters: u64) -> (Box<dyn Lane>, ManualEngine, Arc<Clusters>) {
     let bytes = clusters * CLUSTER_BYTES;
-    let state = Arc::new(Clusters::new(bytes));
+    let state = Arc::new(Clusters::new(bytes).unwrap());
     let disk = CopyFirst::new(Arc::new(Mem::new(bytes).unwrap()), Arc::clone(&state));
     (disk.open_lane().unwrap(), ManualEngine::new(), state)
 }
@@ -118,7 +118,7 @@ fn the_end_of_the_copy_starts_all_that_waits_and_nothing_waits_afterwards() {
 
 #[test]
 fn clusters_are_free_behind_the_capacity_of_the_first_moment() {
-    let clusters = Arc::new(Clusters::new(CLUSTER_BYTES + 512));
+    let clusters = Arc::new(Clusters::new(CLUSTER_BYTES + 512).unwrap());
     let grown = Arc::new(Mem::new(4 * CLUSTER_BYTES).unwrap());
     let disk = CopyFirst::new(grown, Arc::clone(&clusters));
     let (mut lane, mut engine) = (disk.open_lane().unwrap(), ManualEngine::new());
@@ -131,7 +131,7 @@ fn clusters_are_free_behind_the_capacity_of_the_first_moment() {
 
 #[test]
 fn runs_of_held_clusters_are_found() {
-    let clusters = Clusters::new(100 * CLUSTER_BYTES);
+    let clusters = Clusters::new(100 * CLUSTER_BYTES).unwrap();
     clusters.free(0..10);
     clusters.free(63..66);
     assert_eq!(clusters.first_held(0..100, 16), Some(10..26));
@@ -200,7 +200,7 @@ fn copied_under_changes(place: &str, options: FileOptions) {
     std::fs::write(&image.path, &content).unwrap();
     let file = Arc::new(File::open(&image.path, options).unwrap());
     let reader = file.reader().unwrap();
-    let clusters = Arc::new(Clusters::new(SIZE));
+    let clusters = Arc::new(Clusters::new(SIZE).unwrap());
     let disk = CopyFirst::new(file, Arc::clone(&clusters));
     let (done, stop) = (AtomicU64::new(0), AtomicU64::new(0));
     let copied = std::thread::scope(|scope| {

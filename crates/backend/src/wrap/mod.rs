@@ -19,7 +19,7 @@ mod spec;
 mod track;
 
 pub use brake::{Brake, Braked};
-pub use copy_first::{CLUSTER_BYTES, Clusters, CopyFirst, Turn};
+pub use copy_first::{CLUSTER_BYTES, CLUSTER_BYTES_MAX, Clusters, CopyFirst, TooLarge, Turn};
 pub use delay::Delay;
 pub use fault::{Fault, FaultRule};
 pub use limit::{Limit, Rates};

@@ -12,7 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Smallest part in bytes.
 const PART_BYTES_MIN: u64 = 64 << 10;
 /// Most parts: 16 MiB of memory.
-const PARTS_MAX: u64 = 1 << 27;
+pub(super) const PARTS_MAX: u64 = 1 << 27;
+
+/// Size of the parts of a disk, at least `min_bytes`, of which there are [`PARTS_MAX`] at most.
+pub(super) fn part_bytes_of(capacity_bytes: u64, min_bytes: u64) -> u64 {
+    capacity_bytes.div_ceil(PARTS_MAX).next_power_of_two().max(min_bytes)
+}
 
 /// The parts of a disk that were changed. A part is noted after the change and before the completion
 /// of the I/O, so that a copy that begins after [`Written::take`] has the changes before that.
@@ -29,8 +34,7 @@ pub struct Written {
 impl Written {
     /// No part of a disk of this capacity is noted.
     pub fn new(capacity_bytes: u64) -> Self {
-        let least = capacity_bytes.div_ceil(PARTS_MAX).next_power_of_two();
-        let part_bytes = least.max(PART_BYTES_MIN);
+        let part_bytes = part_bytes_of(capacity_bytes, PART_BYTES_MIN);
         let words = capacity_bytes.div_ceil(part_bytes).div_ceil(64);
         let words = (0..words).map(|_| AtomicU64::new(0)).collect();
         Written { part_bytes, capacity_bytes, words, count: AtomicU64::new(0) }

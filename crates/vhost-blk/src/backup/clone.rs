@@ -207,7 +207,7 @@ mod tests {
             must,
             limit: Duration::ZERO,
         };
-        let clusters = Clusters::new(4096);
+        let clusters = Clusters::new(4096).unwrap();
         assert_eq!(act(false).make(&clusters), Ok(false));
         let told = act(true).make(&clusters).unwrap_err();
         assert!(told.contains("more extents") && told.contains("; give --reflink auto"), "{told}");

@@ -9,16 +9,15 @@ use super::{Order, Work};
 use crate::disks::converge::{Acts, STUCK, Unfinished};
 use crate::nbd::NbdError;
 use crate::pace::Pace;
-use backend::wrap::{CLUSTER_BYTES, Clusters, Turn};
+use backend::wrap::{CLUSTER_BYTES_MAX, Clusters, Turn};
 use std::io;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Maximum clusters of one read: an I/O of the guest waits for one read and one write at most before
-/// its turn.
-const RUN_MAX: u64 = 16;
+/// Maximum bytes of one read: an I/O of the guest waits for one read and one write at most before its turn.
+const RUN_MAX: u64 = CLUSTER_BYTES_MAX;
 
 /// Copies a disk: reads, and lets the thread of the target write.
 pub(super) struct Copier {
@@ -184,7 +183,8 @@ impl Copier {
 
     /// Clusters of one read: at most a tenth of a second of the bandwidth.
     fn run_max(&self) -> u64 {
-        (self.pace.piece() / CLUSTER_BYTES).clamp(1, RUN_MAX)
+        let bytes = self.clusters().cluster_bytes();
+        (self.pace.piece() / bytes).clamp(1, RUN_MAX / bytes)
     }
 
     /// The next held clusters. A hole may have free ones, too.
@@ -194,11 +194,12 @@ impl Copier {
             return Ok(None);
         };
         self.next = run.start;
-        let hole_max = self.zeroes_max / CLUSTER_BYTES;
+        let bytes = self.clusters().cluster_bytes();
+        let hole_max = self.zeroes_max / bytes;
         let rest = self.clusters().bytes_of(run.start..end);
         let (start, capacity) = (rest.start, rest.end);
         let data = self.reader.skip_hole(rest).map_err(|why| CopyError::Read(start, why))?;
-        let hole_end = if data == capacity { end } else { data / CLUSTER_BYTES };
+        let hole_end = if data == capacity { end } else { data / bytes };
         Ok(Some(match hole_end <= run.start {
             true => Own::Data(run),
             false => Own::Hole(run.start..hole_end.min(run.start.saturating_add(hole_max))),

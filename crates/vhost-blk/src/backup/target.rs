@@ -5,15 +5,15 @@
 use super::copier::CopyError;
 use super::digest::Digest;
 use crate::nbd::Client;
-use backend::wrap::{CLUSTER_BYTES, Clusters};
+use backend::wrap::{CLUSTER_BYTES, CLUSTER_BYTES_MAX, Clusters};
 use qcow2::copy::{self, Source as Own};
 use std::fmt::Display;
 use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Clusters of an export that are read again at once.
-const AGAIN_MAX: u64 = 16;
+/// Bytes of an export that are read again at once.
+const AGAIN_MAX: u64 = CLUSTER_BYTES_MAX;
 
 /// A target that is written.
 pub(super) enum Target {
@@ -134,8 +134,9 @@ fn read_export(
     goes_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Digest, CopyError> {
     let (mut found, mut next) = (Digest::default(), 0);
-    let mut buffer = vec![0; (AGAIN_MAX * CLUSTER_BYTES) as usize];
-    while let Some(run) = clusters.first_held(next..clusters.len(), AGAIN_MAX) {
+    let mut buffer = vec![0; AGAIN_MAX as usize];
+    let run_max = AGAIN_MAX / clusters.cluster_bytes();
+    while let Some(run) = clusters.first_held(next..clusters.len(), run_max) {
         next = run.end;
         let bytes = clusters.bytes_of(run);
         if !goes_on(bytes.start) {

@@ -3,7 +3,7 @@
 
 use super::Disks;
 use super::exchange::synced;
-use crate::backup::{self, Image, Source};
+use crate::backup::{self, Source};
 use crate::failure::Failure;
 use backend::wrap::Clusters;
 use std::sync::Arc;
@@ -25,23 +25,24 @@ impl Disks {
         what: &str,
         target: String,
     ) -> Result<Source, Failure> {
+        // Memory is filled without the lock. A size that changes meanwhile is refused at the moment of the copy.
+        let opened = self.lock().entry(name)?.image.clone();
+        let size_bytes = opened.map(|opened| opened.served().info().capacity_sectors * 512);
+        let clusters = size_bytes.map(Clusters::new).transpose();
+        let clusters = clusters.map_err(|why| Failure::told(what, why))?;
         let state = self.lock();
         let entry = state.entry(name)?;
         state.check_free(what)?;
         if entry.stop.asked() {
             return Err(Failure::run(what, "it is being removed", "see vhost-blk ctl list"));
         }
-        let Some(opened) = &entry.image else {
+        let (Some(opened), Some(clusters)) = (&entry.image, clusters) else {
             return Err(Failure::run(what, "it has no image", "serve a disk of kind file"));
         };
         if let Some(job) = &entry.job {
             return Err(Failure::told(what, job.refusal()));
         }
-        let image = match &opened.qcow2 {
-            Some(image) => Image::Qcow2(Arc::clone(image)),
-            None => Image::Raw(Arc::clone(&opened.top)),
-        };
-        let clusters = Clusters::new(image.info().capacity_sectors * 512);
+        let image = opened.served();
         let taken = entry.backup.take(clusters, target);
         let taken = taken.ok_or_else(|| Failure::told(what, backup::ANOTHER))?;
         let (control, layers) = (Arc::clone(&entry.control), Arc::clone(&entry.layers));

@@ -7,6 +7,7 @@ use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
 use super::{Disks, Mode, Origin, growth};
 use crate::disk::Opened;
+use crate::backup::Image as Served;
 use crate::events::DiskEvents;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
@@ -77,6 +78,14 @@ impl Image {
     }
 
     /// The disk as its guest was told: without requests that only the present storage has.
+    /// The image below the wrappers, to be read.
+    pub(super) fn served(&self) -> Served {
+        match &self.qcow2 {
+            Some(qcow2) => Served::Qcow2(Arc::clone(qcow2)),
+            None => Served::Raw(Arc::clone(&self.top)),
+        }
+    }
+
     pub(super) fn told(&self) -> Info {
         Info { capacity_sectors: self.disk.info().capacity_sectors, ..self.told.clone() }
     }

@@ -8,6 +8,7 @@ mod content;
 mod export;
 mod export_failures;
 mod hangs;
+mod huge;
 mod incremental;
 mod kept;
 #[path = "../../../vhost-user/tests/common/load.rs"]

@@ -12,6 +12,7 @@
 //! write starts, whatever it touches.
 
 use crate::wrap::Written;
+use crate::wrap::track::{PARTS_MAX, part_bytes_of};
 use crate::{Remote, Token};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,13 +20,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Size of a cluster.
+/// Smallest size of a cluster.
 pub const CLUSTER_BYTES: u64 = 64 << 10;
+/// Largest size of a cluster: a write of the guest waits for its copy.
+pub const CLUSTER_BYTES_MAX: u64 = 1 << 20;
+/// Capacity of the largest disk: 128 TiB.
+const CAPACITY_MAX: u64 = CLUSTER_BYTES_MAX * PARTS_MAX;
+
+/// The refusal of a disk that is too large to be copied while it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "its size of {capacity_bytes} bytes is more than the {CAPACITY_MAX} bytes of a disk that is copied while it is \
+     written; take a snapshot (vhost-blk ctl snapshot), and copy the files below the overlay"
+)]
+pub struct TooLarge {
+    /// Capacity of the disk in bytes.
+    capacity_bytes: u64,
+}
 
 /// The state of all clusters. Lanes and the copier share it.
 #[derive(Debug)]
 pub struct Clusters {
     capacity_bytes: u64,
+    cluster_bytes: u64,
     /// A bit for each cluster: set if it is free.
     free: Box<[AtomicU64]>,
     /// Bytes of the clusters that are held.
@@ -59,11 +76,23 @@ pub enum Turn {
 }
 
 impl Clusters {
-    /// The clusters of a disk of `capacity_bytes`, all of them held.
-    pub fn new(capacity_bytes: u64) -> Self {
-        let words = capacity_bytes.div_ceil(CLUSTER_BYTES).div_ceil(64);
+    /// The clusters of a disk of `capacity_bytes`, all of them held. They take 16 MiB of memory at most.
+    ///
+    /// # Errors
+    /// [`TooLarge`].
+    pub fn new(capacity_bytes: u64) -> Result<Self, TooLarge> {
+        match capacity_bytes <= CAPACITY_MAX {
+            true => Ok(Clusters::all_held(capacity_bytes)),
+            false => Err(TooLarge { capacity_bytes }),
+        }
+    }
+
+    fn all_held(capacity_bytes: u64) -> Self {
+        let cluster_bytes = part_bytes_of(capacity_bytes, CLUSTER_BYTES);
+        let words = capacity_bytes.div_ceil(cluster_bytes).div_ceil(64);
         Clusters {
             capacity_bytes,
+            cluster_bytes,
             free: (0..words).map(|_| AtomicU64::new(0)).collect(),
             held_bytes: AtomicU64::new(capacity_bytes),
             total_bytes: AtomicU64::new(capacity_bytes),
@@ -78,9 +107,14 @@ impl Clusters {
         self.capacity_bytes
     }
 
+    /// Size of a cluster in bytes: a power of two from [`CLUSTER_BYTES`] to [`CLUSTER_BYTES_MAX`].
+    pub fn cluster_bytes(&self) -> u64 {
+        self.cluster_bytes
+    }
+
     /// Number of clusters.
     pub fn len(&self) -> u64 {
-        self.capacity_bytes.div_ceil(CLUSTER_BYTES)
+        self.capacity_bytes.div_ceil(self.cluster_bytes)
     }
 
     /// Returns whether there is no cluster.
@@ -104,7 +138,7 @@ impl Clusters {
         self.free.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         let mut held_bytes = 0;
         written.each(self.capacity_bytes, |range| {
-            for number in range.start / CLUSTER_BYTES..range.end.div_ceil(CLUSTER_BYTES) {
+            for number in range.start / self.cluster_bytes..range.end.div_ceil(self.cluster_bytes) {
                 let (word, bit) = self.place(number);
                 if word.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
                     held_bytes += self.len_of(number);
@@ -118,7 +152,7 @@ impl Clusters {
     /// A second list of the clusters that are held now. No I/O waits for those.
     #[must_use]
     pub fn held_now(&self) -> Clusters {
-        let copy = Clusters::new(self.capacity_bytes);
+        let copy = Clusters::all_held(self.capacity_bytes);
         for (to, from) in copy.free.iter().zip(&self.free) {
             to.store(from.load(Ordering::Acquire), Ordering::Relaxed);
         }
@@ -132,7 +166,7 @@ impl Clusters {
 
     /// The bytes of clusters.
     pub fn bytes_of(&self, numbers: Range<u64>) -> Range<u64> {
-        let end = |number: u64| (number * CLUSTER_BYTES).min(self.capacity_bytes);
+        let end = |number: u64| (number * self.cluster_bytes).min(self.capacity_bytes);
         end(numbers.start)..end(numbers.end)
     }
 
@@ -216,8 +250,8 @@ impl Clusters {
         if len_bytes == 0 || self.has_ended() {
             return None;
         }
-        let end = offset_bytes.saturating_add(len_bytes).div_ceil(CLUSTER_BYTES).min(self.len());
-        let numbers = offset_bytes / CLUSTER_BYTES..end;
+        let end = offset_bytes.saturating_add(len_bytes).div_ceil(self.cluster_bytes);
+        let numbers = offset_bytes / self.cluster_bytes..end.min(self.len());
         let is_held = numbers.clone().any(|number| !self.is_free(number));
         is_held.then_some(numbers)
     }
@@ -264,10 +298,33 @@ mod tests {
     use crate::conformance::Delivered;
     use crate::io::Slot;
 
+    fn clusters_of(capacity_bytes: u64) -> Clusters {
+        Clusters::new(capacity_bytes).expect("it is small")
+    }
+
+    #[test]
+    fn the_clusters_of_a_large_disk_take_little_memory_and_a_larger_disk_is_refused() {
+        let (small, large) = (8 << 40, 128 << 40);
+        assert_eq!(clusters_of(small).cluster_bytes(), CLUSTER_BYTES);
+        assert_eq!(clusters_of(small + 512).cluster_bytes(), 2 * CLUSTER_BYTES);
+        let clusters = clusters_of(large);
+        assert_eq!(clusters.cluster_bytes(), CLUSTER_BYTES_MAX);
+        assert!(clusters.free.len() * 8 <= 16 << 20);
+        assert_eq!(clusters.held(large - 512, 512), Some(clusters.len() - 1..clusters.len()));
+        clusters.free(1..clusters.len());
+        let first = Some(0..CLUSTER_BYTES_MAX);
+        assert_eq!(clusters.first_held(0..9, 9).map(|held| clusters.bytes_of(held)), first);
+        assert_eq!(clusters.freed_bytes(), large - CLUSTER_BYTES_MAX);
+        for beyond in [large + 512, 1 << 60, u64::MAX / 512 * 512] {
+            let told = Clusters::new(beyond).expect_err("it is too large").to_string();
+            assert!(told.contains(&beyond.to_string()) && told.contains("; take a"), "{told}");
+        }
+    }
+
     /// The copier may free the clusters between the look of a lane and its wait.
     #[test]
     fn nothing_waits_for_clusters_that_have_become_free_or_after_the_end() {
-        let (clusters, mut delivered) = (Clusters::new(4 * CLUSTER_BYTES), Delivered::default());
+        let (clusters, mut delivered) = (clusters_of(4 * CLUSTER_BYTES), Delivered::default());
         let token = Token { slot: Slot(0), layer: 1 };
         let numbers = clusters.held(0, CLUSTER_BYTES).expect("it is held");
         clusters.free(0..1);
@@ -282,7 +339,7 @@ mod tests {
     #[test]
     fn a_copy_of_changes_holds_the_changed_clusters_and_the_new_ones() {
         let written = Written::new(3 * CLUSTER_BYTES + 512);
-        let clusters = Clusters::new(5 * CLUSTER_BYTES + 512);
+        let clusters = clusters_of(5 * CLUSTER_BYTES + 512);
         clusters.hold_only(&written);
         // The cluster with the former end, and all behind it.
         assert_eq!(clusters.first_held(0..6, 9), Some(3..6));

@@ -7,7 +7,7 @@
 
 mod clusters;
 
-pub use clusters::{CLUSTER_BYTES, Clusters, Turn};
+pub use clusters::{CLUSTER_BYTES, CLUSTER_BYTES_MAX, Clusters, TooLarge, Turn};
 
 use super::wrapped_info;
 use crate::{Disk, Engine, Info, Io, Lane, Op, Remote, ResizeError, Slot, Step, Token};

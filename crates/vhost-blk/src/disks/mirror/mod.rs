@@ -30,11 +30,11 @@ pub use facts::Facts;
 pub(super) use state::Mirror;
 pub use state::Phase;
 
+use super::Disks;
 use super::converge::Hand;
 use super::exchange::Source;
 use super::job::{Kind, Owner};
-use super::{Disks, Image};
-use crate::backup::{Image as Served, ImageReader};
+use crate::backup::ImageReader;
 use crate::failure::Failure;
 use crate::pace::Pace;
 use crate::values::Format;
@@ -250,17 +250,9 @@ impl Disks {
     }
 }
 
-/// The image, to be read.
-fn served(image: &Image) -> Served {
-    match &image.qcow2 {
-        Some(qcow2) => Served::Qcow2(Arc::clone(qcow2)),
-        None => Served::Raw(Arc::clone(&image.top)),
-    }
-}
-
 fn reader(source: &Source) -> Result<ImageReader, String> {
     let no_descriptor = |why| format!("{why}; raise the limit on open files (ulimit -n)");
-    served(&source.image).reader().map_err(no_descriptor)
+    source.image.served().reader().map_err(no_descriptor)
 }
 
 /// The opening of the target, which nothing of the disk waits for. It keeps nothing of the old image open but its

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Backups of disks that are larger than any storage.
+
+use crate::common::run;
+use crate::rig::Rig;
+use crate::{MIB, parts_of};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const TIB: u64 = 1 << 40;
+
+/// A folder in memory, where a file may have any size.
+fn folder() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+fn sparse(folder: &Path, bytes: u64) -> PathBuf {
+    let path = folder.join("image");
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    path
+}
+
+fn add(rig: &Rig, name: &str, image: &Path, format: &str) {
+    let disk = format!("{name} --blk-file {} --format {format}", image.display());
+    rig.ok(&format!("add {disk} --socket-path {name}.sock --data-plane uring --num-queues 1"));
+}
+
+/// The memory for a backup is of a bounded size: a tenant may give a disk any size.
+#[test]
+fn a_backup_of_a_disk_of_any_size_is_refused_or_made_and_the_daemon_goes_on() {
+    let (rig, folder) = (Rig::new(), folder());
+    let raw = sparse(folder.path(), 1 << 60);
+    let qcow2 = rig.path("image");
+    let text = qcow2.to_str().unwrap();
+    let create = ["create", "--format", "qcow2", "--cluster-size", "2M", text, "1048576T"];
+    assert!(run(create).status.success());
+    add(&rig, "raw", &raw, "raw");
+    add(&rig, "qcow2", &qcow2, "qcow2");
+    for name in ["raw", "qcow2"] {
+        let to = folder.path().join("copy");
+        for options in ["", "--verify", "--format qcow2", "--bitmap b"] {
+            let told = rig.refused(&format!("backup {name} --to {} {options}", to.display()), 1);
+            assert!(told.contains("; take a snapshot"), "{told}");
+            assert!(!to.exists() && parts_of(folder.path()).is_empty());
+        }
+        rig.guest(name).write((1 << 51) - 8, &[1; 4096]).unwrap();
+    }
+}
+
+#[test]
+fn a_large_disk_is_copied_in_larger_units() {
+    let (rig, folder) = (Rig::new(), folder());
+    let bytes = 9 * TIB + 512;
+    let path = sparse(folder.path(), bytes);
+    let image = File::options().write(true).open(&path).unwrap();
+    let places = [0, 64 << 10, TIB + 3 * MIB, 9 * TIB];
+    for (at, byte) in places.into_iter().zip(1..) {
+        image.write_all_at(&[byte; 512], at).unwrap();
+    }
+    add(&rig, "a", &path, "raw");
+    let to = folder.path().join("copy");
+    rig.ok(&format!("backup a --to {} --bitmap b --verify", to.display()));
+    let copy = File::open(&to).unwrap();
+    assert_eq!(copy.metadata().unwrap().len(), bytes);
+    let mut found = [0; 512];
+    for (at, byte) in places.into_iter().zip(1..) {
+        copy.read_exact_at(&mut found, at).unwrap();
+        assert_eq!(found, [byte; 512], "{at}");
+    }
+    // An incremental one.
+    rig.guest("a").write(2 * TIB / 512, &[9; 512]).unwrap();
+    let next = folder.path().join("next");
+    let told = rig.json(&format!("backup a --to {} --incremental b --verify", next.display()));
+    assert_eq!(told["copied_bytes"], 128 << 10, "{told}");
+}
