@@ -2,6 +2,8 @@
 //! A disk that is copied while it is written: the suite, the waits, and the copy.
 
 mod common;
+#[path = "../../vhost-blk/tests/common/mount.rs"]
+mod mount;
 
 use backend::conformance::{Delivered, MakeEngine, ManualEngine, Request, Rig, SyncEngine, Target};
 use backend::file::Reader;
@@ -9,6 +11,7 @@ use backend::wrap::{CLUSTER_BYTES, Clusters, CopyFirst, Turn};
 use backend::{BufList, Disk, File, FileOptions, Io, IoKind, Lane, Mem, Slot, Step, conformance};
 use common::{DISK, Image, TMPFS, around_file};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -243,6 +246,25 @@ fn a_reader_reads_any_range_and_skips_holes() {
         assert_eq!(reader.read(1 << 20..(1 << 20) + 512).unwrap(), [9; 512]);
         let behind = reader.read(1 << 20..(1 << 20) + 1024).unwrap_err();
         assert_eq!(behind.kind(), std::io::ErrorKind::UnexpectedEof);
+    }
+}
+
+/// A file whose sync fails may have data in a hole, unless its file system tells that.
+#[test]
+fn a_hole_is_trusted_after_a_sync_where_the_file_system_may_tell_of_one_with_data() {
+    if mount::may_not_mount() {
+        return;
+    }
+    let inexact = mount::Mount::ramfs();
+    for (place, is_exact) in [(inexact.place.path(), false), (Path::new(TMPFS), true)] {
+        let image = Image::new(place.to_str().unwrap(), SIZE).unwrap();
+        let file = File::open(&image.path, FileOptions::default()).unwrap();
+        let mut reader = file.reader().unwrap();
+        reader.skip_hole(0..SIZE).expect("it is synced");
+        file.sync_failed(libc::EIO);
+        reader.skip_hole(0..SIZE).expect("one sync is for all holes");
+        let later = file.reader().unwrap().skip_hole(0..SIZE);
+        assert_eq!(later.is_ok(), is_exact, "{}: {later:?}", place.display());
     }
 }
 

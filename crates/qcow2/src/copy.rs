@@ -9,7 +9,7 @@ use crate::{AllowBacking, Qcow2Error, chain, header};
 use backend::FileError;
 use backend::create::{Allocation, allocate};
 use backend::file::place;
-use backend::holes::first_data;
+use backend::holes::Holes;
 use backend::lock::{Access, lock_image};
 use imago::qcow2::Qcow2;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, file};
@@ -38,8 +38,26 @@ pub struct Source {
 }
 
 enum Kind {
-    Raw(File),
-    Qcow2 { image: Box<Image>, extra: Option<&'static str>, files: Vec<File>, last: Option<Extent> },
+    Raw(Stored),
+    Qcow2 {
+        image: Box<Image>,
+        extra: Option<&'static str>,
+        files: Vec<Stored>,
+        last: Option<Extent>,
+    },
+}
+
+/// A file of an image that nobody writes.
+struct Stored {
+    file: File,
+    holes: Holes,
+}
+
+impl Stored {
+    fn of(file: File) -> io::Result<Self> {
+        let holes = Holes::synced(&file, || file.sync_data())?;
+        Ok(Stored { file, holes })
+    }
 }
 
 /// The content at a position.
@@ -103,7 +121,8 @@ impl Source {
         let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         let size_bytes = file.seek(io::SeekFrom::End(0)).map_err(failed)?;
         let identities = vec![identity(&file).map_err(failed)?];
-        Ok(Source { kind: Kind::Raw(file), size_bytes, identities, buffer: vec![] })
+        let kind = Kind::Raw(Stored::of(file).map_err(failed)?);
+        Ok(Source { kind, size_bytes, identities, buffer: vec![] })
     }
 
     /// The image at `path` in the files of its chain.
@@ -111,9 +130,11 @@ impl Source {
         let Some(header) = &links[0].header else {
             return Err(Qcow2Error::NotQcow2 { path: path.into() });
         };
+        let failed = |source| Qcow2Error::Unreadable { path: path.into(), source };
         let identities = files.iter().map(identity).collect::<io::Result<Vec<_>>>();
-        let identities =
-            identities.map_err(|source| Qcow2Error::Unreadable { path: path.into(), source })?;
+        let identities = identities.map_err(failed)?;
+        let files = files.into_iter().map(Stored::of).collect::<io::Result<Vec<_>>>();
+        let files = files.map_err(failed)?;
         let image = Box::new(Image::new(chain::open(links, false, None)?, header, Arc::default()));
         let kind = Kind::Qcow2 { image, extra: header.extra(), files, last: None };
         Ok(Source { kind, size_bytes: header.size_bytes, identities, buffer: vec![] })
@@ -131,8 +152,8 @@ impl Source {
     /// The reason why it may not.
     pub fn clonable(&self, cluster_bytes: u64) -> Result<&File, String> {
         match &self.kind {
-            Kind::Raw(file) => match file.metadata() {
-                Ok(found) if found.is_file() => Ok(file),
+            Kind::Raw(stored) => match stored.file.metadata() {
+                Ok(found) if found.is_file() => Ok(&stored.file),
                 Ok(_) => Err("the source is a block device".to_owned()),
                 Err(why) => Err(format!("the source: {why}")),
             },
@@ -142,7 +163,7 @@ impl Source {
                 }
                 let own = image.cluster_bytes();
                 match own == cluster_bytes {
-                    true => Ok(&files[0]),
+                    true => Ok(&files[0].file),
                     false => Err(format!(
                         "the source has clusters of {own} bytes, and the new image of {cluster_bytes}"
                     )),
@@ -189,7 +210,7 @@ impl Source {
     fn piece(&mut self, at: u64) -> io::Result<Piece> {
         let (rest, buffer) = (self.size_bytes - at, &mut self.buffer);
         match &mut self.kind {
-            Kind::Raw(file) => read(file, at..self.size_bytes, CHUNK - at % CHUNK, buffer),
+            Kind::Raw(stored) => read(stored, at..self.size_bytes, CHUNK - at % CHUNK, buffer),
             Kind::Qcow2 { image, files, last, .. } => {
                 let known = last.filter(|extent| (extent.start..extent.end).contains(&at));
                 let answer = match known {
@@ -234,8 +255,9 @@ fn identity(file: &File) -> io::Result<(u64, u64)> {
 }
 
 /// Reads data at the start of a range, at most `max` bytes of it, or tells of a hole there.
-fn read(file: &File, range: Range<u64>, max: u64, buffer: &mut Vec<u8>) -> io::Result<Piece> {
-    let data = first_data(file, range.clone())?;
+fn read(stored: &Stored, range: Range<u64>, max: u64, buffer: &mut Vec<u8>) -> io::Result<Piece> {
+    let Stored { file, holes } = stored;
+    let data = holes.first_data(file, range.clone())?;
     if data.start > range.start {
         return Ok(Piece::Hole(data.start - range.start));
     }

@@ -12,7 +12,7 @@
 use crate::guard::Guard;
 use crate::job::{Begun, Job, Out, Rest};
 use crate::overlay::{Commit, Overlay, PHASES};
-use backend::holes::{are_exact, first_data};
+use backend::holes::Holes;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{PreallocateMode, Storage};
@@ -81,7 +81,8 @@ pub struct Store {
     /// Number in the chain: 0 is the image itself.
     index: u32,
     out: Arc<Out>,
-    has_exact_holes: bool,
+    /// The holes of the file, which lanes write meanwhile.
+    holes: Holes,
     /// Nothing was ever written behind this position.
     fresh_from: AtomicU64,
     /// End of the last place that a table is about to name. The file gets this length with the commit.
@@ -108,7 +109,7 @@ impl Store {
         Ok(Store {
             path: path.into(),
             index,
-            has_exact_holes: are_exact(&file).unwrap_or(false),
+            holes: Holes::exact(&file),
             fresh_from: AtomicU64::new(file.metadata()?.len()),
             named_end: AtomicU64::new(0),
             out: Arc::new(Out::new(file, log)),
@@ -139,9 +140,7 @@ impl Store {
     pub(crate) fn make_zero(&self, offset: u64, len: u64) -> io::Result<()> {
         self.named_end.fetch_max(offset + len, Ordering::Relaxed);
         let is_hole = || Ok::<_, io::Error>(self.first_data(offset..offset + len)?.is_empty());
-        match offset >= self.fresh_from.load(Ordering::Relaxed)
-            || (self.has_exact_holes && is_hole()?)
-        {
+        match offset >= self.fresh_from.load(Ordering::Relaxed) || is_hole()? {
             true => self.check_data(offset, len),
             false => self.zero_data(offset, len),
         }
@@ -270,7 +269,7 @@ impl Store {
 
     /// The first data in a range of the file; empty at its end if there is none.
     pub fn first_data(&self, range: Range<u64>) -> io::Result<Range<u64>> {
-        first_data(&self.out.file, range)
+        self.holes.first_data(&self.out.file, range)
     }
 
     /// Gives the space of free clusters back to the host, if the file system can do it.
@@ -300,7 +299,7 @@ impl Store {
 
     /// Returns whether a hole of the file is a hole without doubt.
     pub fn has_exact_holes(&self) -> bool {
-        self.has_exact_holes
+        self.holes.are_told()
     }
 
     /// Bytes that the file system has for other data.

@@ -10,7 +10,7 @@
 //! 2. no question has asked for the place since then; one that does takes it back ([`Discarded::keep`]);
 //! 3. the place is a hole of the file: nothing was written to it after the discard. So the content of the
 //!    disk does not change, whatever order requests had. Only some file systems tell that without doubt
-//!    ([`backend::holes::are_exact`]).
+//!    ([`backend::holes::Holes::exact`]).
 //!
 //! The place is reused after the commit that frees it, as that of compressed data.
 

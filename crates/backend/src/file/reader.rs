@@ -5,7 +5,7 @@ use super::File;
 use super::lane::Shared;
 use super::piece::widened;
 use super::sync;
-use crate::holes::first_data;
+use crate::holes::Holes;
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -25,6 +25,10 @@ pub struct Reader {
     content: Range<usize>,
     /// Number of times that the lock had been given up.
     handovers: u32,
+    /// A disk may have written to the file.
+    writable: bool,
+    /// The holes, once they were asked for.
+    holes: Option<Holes>,
     /// The last data that was found.
     data: Range<u64>,
 }
@@ -42,8 +46,17 @@ impl File {
         };
         let file = sync::open_again(&shared.file, true, flags)?;
         let handovers = self.handovers();
-        let (buffer, content, data) = (Vec::new(), 0..0, 0..0);
-        Ok(Reader { shared, file, align, buffer, content, handovers, data })
+        Ok(Reader {
+            shared,
+            file,
+            align,
+            buffer: Vec::new(),
+            content: 0..0,
+            handovers,
+            writable: !self.info.read_only,
+            holes: None,
+            data: 0..0,
+        })
     }
 
     /// Number of times that the lock of the image was given up: another program may have written then.
@@ -82,15 +95,29 @@ impl Reader {
         &self.buffer[self.content.clone()]
     }
 
-    /// The first position in a range that is in no hole; its end if all of it is a hole.
+    /// The first position in a range that is in no hole; its end if all of it is a hole. The first call syncs the
+    /// file if data may lie in its holes ([`Holes::synced`]): from then on nobody writes to the ranges that are asked
+    /// for, or the writes are noted.
     ///
     /// # Errors
-    /// The error of the system call.
+    /// The error of the system call, or of a sync that failed, now or earlier.
     pub fn skip_hole(&mut self, range: Range<u64>) -> io::Result<u64> {
+        let holes = self.holes()?;
         if !self.data.contains(&range.start) {
-            self.data = first_data(&self.file, range.clone())?;
+            self.data = holes.first_data(&self.file, range.clone())?;
         }
         Ok(range.start.max(self.data.start).min(range.end))
+    }
+
+    fn holes(&mut self) -> io::Result<Holes> {
+        let sync = || match self.writable {
+            // The disk remembers a failure: completed writes may be lost.
+            true => self.shared.sync(),
+            false => self.file.sync_data(),
+        };
+        let holes = self.holes.map_or_else(|| Holes::synced(&self.file, sync), Ok)?;
+        self.holes = Some(holes);
+        Ok(holes)
     }
 
     /// Returns whether the lock of the image was given up since the reader was opened: another program

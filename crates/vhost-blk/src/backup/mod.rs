@@ -120,9 +120,11 @@ pub fn run(
     goes_on: &mut dyn FnMut(Option<Progress>) -> bool,
 ) -> Result<Progress, Failure> {
     let (what, disk) = (order.what(), &*order.disk);
+    // The drained disk then has little to write for a clone, and the copier for its look at holes, while the guest
+    // waits. Storage that hangs holds nothing else here.
+    let synced = disks.sync_image(disk, &what);
     if order.reflink != Reflink::Never {
-        // The drained disk then has little to write. Storage that hangs holds nothing else here.
-        disks.sync_image(disk, &what)?;
+        synced?;
     }
     // Nothing else exchanges the storage at this moment, nor from then on: the slot is taken.
     let act = format!("the begin of a backup of the disk {disk}");

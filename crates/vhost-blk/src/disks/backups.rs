@@ -50,12 +50,14 @@ impl Disks {
         Ok(Source { image, control, layers, events, taken })
     }
 
-    /// Makes the completed writes of a disk durable. The caller holds nothing: its storage may hang.
+    /// Makes the completed writes of a disk durable; one that is read-only has none. The caller holds nothing: its
+    /// storage may hang.
     ///
     /// # Errors
     /// [`Failure`] if there is no such disk, or the sync fails.
     pub fn sync_image(&self, name: &str, what: &str) -> Result<(), Failure> {
         let image = self.lock().entry(name)?.image.clone();
+        let image = image.filter(|image| !image.disk.info().read_only);
         let synced = image.map_or(Ok(()), |image| synced(&*image.disk));
         synced.map_err(|told| Failure::told(what, told))
     }

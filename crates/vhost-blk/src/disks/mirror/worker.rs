@@ -77,7 +77,7 @@ impl Worker {
     }
 
     fn follow(&mut self) -> Result<Completed, String> {
-        // A hole of the old storage is one from now on, or noted as changed.
+        // A disk whose sync has failed stays where each FLUSH tells that.
         synced(&*self.source.image.disk)?;
         self.copy_first().map_err(Unfinished::told)?;
         self.mirror.enter(Phase::Ready);
