@@ -5,9 +5,10 @@
 use super::config_file::NewConfig;
 use super::layers::{Following, Layers};
 use super::replacing::{DRAIN_MAX, Unfinished, wait};
+use super::turn::NoReload;
 use super::{Disks, Mode, Origin, growth};
-use crate::disk::Opened;
 use crate::backup::Image as Served;
+use crate::disk::Opened;
 use crate::events::DiskEvents;
 use crate::failure::Failure;
 use crate::options::DiskArgs;
@@ -77,7 +78,6 @@ impl Image {
         self.unmapped_before + here
     }
 
-    /// The disk as its guest was told: without requests that only the present storage has.
     /// The image below the wrappers, to be read.
     pub(super) fn served(&self) -> Served {
         match &self.qcow2 {
@@ -86,6 +86,7 @@ impl Image {
         }
     }
 
+    /// The disk as its guest was told: without requests that only the present storage has.
     pub(super) fn told(&self) -> Info {
         Info { capacity_sectors: self.disk.info().capacity_sectors, ..self.told.clone() }
     }
@@ -227,9 +228,16 @@ impl Disks {
         }
     }
 
-    /// Makes the entry of a disk that of its new storage, and drops the old one. `args`: the options name that
-    /// storage from now on.
-    pub(super) fn go_on_in(&self, source: &Source, args: Option<DiskArgs>, new: New) {
+    /// Makes the entry of a disk that of its new storage, and drops the old one. `next`: the options name that
+    /// storage from now on. Their turn lasts from the exchange on: nothing reads the old ones meanwhile, and stores
+    /// them later.
+    pub(super) fn go_on_in(
+        &self,
+        source: &Source,
+        next: Option<(&NoReload<'_>, DiskArgs)>,
+        new: New,
+    ) {
+        let args = next.map(|(_turn, args)| args);
         let New { mut image, storage, notices } = new;
         notices.iter().for_each(|notice| tracing::warn!(disk = source.name, "{notice}"));
         let mut state = self.lock();

@@ -37,19 +37,19 @@ impl Disks {
             (entry.args.clone(), entry.origin, entry.control.clone(), entry.image.clone())
         };
         let args = present(args, status);
-        let args = match origin {
+        match origin {
             Origin::Folder => {
                 let config = NewConfig::prepare_live(&path, &args).map_err(failed)?;
                 config.replace(false).map_err(failed)?;
-                args
             }
             Origin::Command => {
                 let args = of_new_file(args, image.as_ref()).map_err(failed)?;
                 config_file::create(&path, &args).map_err(failed)?;
-                args
             }
-        };
+        }
         if let Some(entry) = self.lock().with_device(&control) {
+            // Not those from before the write: another command may have changed the rest.
+            let args = saved(entry.args.clone(), origin, status).map_err(failed)?;
             (entry.args, entry.origin) = (args, Origin::Folder);
         }
         Ok(path)
@@ -153,6 +153,15 @@ fn present(args: DiskArgs, status: &Status) -> DiskArgs {
         on_read_error: OnReadError::of(status.errors.policies),
         io_timeout: status.errors.io_timeout.map(IoTimeout),
         ..args
+    }
+}
+
+/// The options of a disk after a save: `args`, with what its file has new.
+fn saved(args: DiskArgs, origin: Origin, status: &Status) -> Result<DiskArgs, String> {
+    let args = present(args, status);
+    match origin {
+        Origin::Folder => Ok(args),
+        Origin::Command => absolute(args),
     }
 }
 

@@ -40,6 +40,7 @@ use super::exchange::{New, Source, identity, options, replacement};
 use super::job::{Kind, Owner};
 use super::layers::Layers;
 use super::replacing;
+use super::turn::NoReload;
 use crate::disk::{self, From, LockWait};
 use crate::events::{Change as Event, Work};
 use crate::failure::Failure;
@@ -146,9 +147,11 @@ impl Disks {
             job.ends_with(Event::of_end(Work::Commit, target, outcome));
         }
         let done = match done {
-            Ok((new, config, pause)) => {
-                new.into_iter()
-                    .for_each(|new| self.go_on_in(&source, Some(plan.args().clone()), new));
+            Ok(Done { no_reload, new, config, pause }) => {
+                if let Some(new) = new {
+                    self.go_on_in(&source, Some((&no_reload, plan.args().clone())), new);
+                }
+                drop(no_reload);
                 let (image, overlay) = plan.paths();
                 Ok(Merged { image, overlay, options: options(plan.args()), config, pause })
             }
@@ -179,16 +182,24 @@ struct Merging<'a> {
     marked: Marked,
 }
 
-/// The guest goes on in the backing file: its storage, the configuration file that was changed, and the pause.
-type Done = (Option<New>, Option<PathBuf>, Duration);
+/// The guest goes on in the backing file.
+struct Done<'a> {
+    /// Neither a reload nor a save before the table tells that.
+    no_reload: NoReload<'a>,
+    /// Its storage.
+    new: Option<New>,
+    /// The configuration file that was changed.
+    config: Option<PathBuf>,
+    pause: Duration,
+}
 
-impl Merging<'_> {
+impl<'a> Merging<'a> {
     fn run(
         &self,
         acts: &Acts<Copier>,
         wanted: &Wanted,
         go_on: &impl Fn() -> bool,
-    ) -> Result<Done, String> {
+    ) -> Result<Done<'a>, String> {
         let check = || match go_on() {
             true => Ok(()),
             false => Err(Unfinished::Ended(CANCELLED.to_owned())),
@@ -209,11 +220,11 @@ impl Merging<'_> {
         &self,
         end: &Convergence<'_, Copier>,
         update_config: bool,
-    ) -> Result<Done, Unfinished> {
+    ) -> Result<Done<'a>, Unfinished> {
         let refused = Unfinished::Refused;
         let (source, plan) = (self.source, self.plan);
         let act = format!("the end of the commit of the disk {}", self.source.name);
-        let _no_reload = end.no_reload(self.disks, &act)?;
+        let no_reload = end.no_reload(self.disks, &act)?;
         let config = self.disks.config_of(source, plan.args(), update_config).map_err(refused)?;
         let file = config.as_ref().map(|config| config.path().to_owned());
         let change = Change {
@@ -231,7 +242,7 @@ impl Merging<'_> {
         let begin = move || if state.is_cancelled() { Err(CANCELLED.to_owned()) } else { Ok(()) };
         let replace = move || change.prepare(&acts, &sender);
         let pause = end.exchange(&source.control, begin, replace)?;
-        Ok((new.try_recv().ok(), file, pause))
+        Ok(Done { no_reload, new: new.try_recv().ok(), config: file, pause })
     }
 }
 

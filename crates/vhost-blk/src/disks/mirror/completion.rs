@@ -38,7 +38,7 @@ impl Worker {
         end.converge()?;
         // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
         let act = format!("the end of the mirror of the disk {}", self.source.name);
-        let _no_reload = end.no_reload(&self.disks, &act)?;
+        let no_reload = end.no_reload(&self.disks, &act)?;
         let source = self.source()?;
         source.check_config(update_config).map_err(refused)?;
         let before = source.storage_path().map_err(refused)?;
@@ -60,7 +60,7 @@ impl Worker {
         };
         let (pause, new) = self.exchange(&end, change)?;
         if let Some(new) = new {
-            self.disks.go_on_in(&source, Some(args.clone()), new);
+            self.disks.go_on_in(&source, Some((&no_reload, args.clone())), new);
         }
         if self.plan.is_device() {
             self.watch_device();

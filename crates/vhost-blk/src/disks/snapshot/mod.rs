@@ -170,8 +170,8 @@ impl Disks {
         let what = format!("{WHAT} {name}");
         let act = format!("a snapshot of the disk {name}");
         // From the look at the configuration to the end, at most DRAIN_MAX and DRAINED_MAX.
-        let _turn = self.turn(&what, act, &mut || go_on());
-        let _turn = _turn.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))?;
+        let turn = self.turn(&what, act, &mut || go_on());
+        let turn = turn.map_err(|failure| format!("{}; {}", failure.why, failure.remedy))?;
         let source = self.source(name, WHAT).map_err(|failure| failure.to_string())?;
         source.check_config(wanted.update_config)?;
         let args = plan.next(&source.args, needs);
@@ -197,7 +197,7 @@ impl Disks {
         let pause = waited.inspect_err(|why| tell(Err((why.clone(), !go_on()))))?;
         let options = options(&args);
         if let Ok(new) = new.try_recv() {
-            self.go_on_in(&source, Some(args), new);
+            self.go_on_in(&source, Some((&turn, args)), new);
         }
         tell(Ok(()));
         let overlay = plan.overlay().to_owned();
