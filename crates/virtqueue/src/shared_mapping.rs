@@ -26,10 +26,10 @@ impl SharedMapping {
     /// dumps of this process.
     ///
     /// # Errors
-    /// The reason as text, if the file is not in memory or too short, the process has too many
+    /// The reason as text, if a server may have the file, the file is too short, the process has too many
     /// mappings or bytes of them, or `mmap` fails.
     pub fn map(file: File, offset: u64, len: u64) -> Result<Self, String> {
-        refuse_storage(&file)?;
+        refuse_server(&file)?;
         let page_bytes = page_bytes_of(&file)?;
         // `mmap` would accept it, and the first access beyond the end would raise SIGBUS.
         let file_len = file.metadata().map_err(|error| error.to_string())?.len();
@@ -83,21 +83,35 @@ impl SharedMapping {
     }
 }
 
-/// Refuses a file that is not on tmpfs (memfd, /dev/shm) or hugetlbfs. A page fault of another file
-/// waits for its storage or its server. The server may be the front-end itself (FUSE), which never
-/// answers: the thread would stop, and with it all its disks. A list of other kinds would have to
-/// know what lies below an overlay, and a slow disk below a local file system delays other guests.
-///
-/// Only files on these two have seals. The call waits for no server, unlike `fstat` and `fstatfs`.
-fn refuse_storage(file: &File) -> Result<(), String> {
-    fcntl_get_seals(file).map(drop).map_err(|_| {
-        "its file is not in memory, so that a server or a disk could stop the daemon; use memfd, \
-         /dev/shm or hugetlbfs"
-            .into()
-    })
+/// File systems on local disks, by `f_type`. VMMs place guest memory there by default: libvirt's `<source type='file'/>`.
+const LOCAL: [u64; 6] = [
+    0xef53,      // ext4, also ext2 and ext3
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0x2fc1_2fc1, // ZFS
+    0xca45_1a4e, // bcachefs
+    0xf2f5_2010, // F2FS
+];
+
+/// Refuses a file that is neither in memory (memfd, tmpfs, hugetlbfs) nor on a local disk. A page fault waits for the
+/// server of the file, which may be the front-end itself (FUSE): if it never answers, the thread stops, and all its
+/// disks with it. A list of servers would have to know what lies below an overlay.
+fn refuse_server(file: &File) -> Result<(), String> {
+    // Only files in memory have seals. This call waits for no server.
+    if fcntl_get_seals(file).is_ok() {
+        return Ok(());
+    }
+    let kind = fstatfs(file).map_err(|error| error.to_string())?.f_type as u64 & 0xffff_ffff;
+    match LOCAL.contains(&kind) {
+        true => Ok(()),
+        false => Err(format!(
+            "its file system (type {kind:#x}) may wait for a server, which would stop the daemon; use memfd, \
+             /dev/shm or hugetlbfs"
+        )),
+    }
 }
 
-/// Size of the pages of `file`, which is on tmpfs or hugetlbfs. A mapping begins with a whole one,
+/// Size of the pages of `file`. A mapping begins with a whole one,
 /// and huge pages can only be replaced as a whole.
 fn page_bytes_of(file: &File) -> Result<u64, String> {
     let told = fstatfs(file).map_err(|error| error.to_string())?.f_bsize;
@@ -126,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_a_file_of_no_memory_file_system_is_refused() {
+    fn memory_that_is_a_file_of_a_server_is_refused() {
         for path in ["/proc/self/status", "/dev/null", "/dev/zero", "/proc", "/dev/shm"] {
             let why = SharedMapping::map(File::open(path).unwrap(), 0, PAGE).unwrap_err();
             assert!(why.contains("use memfd, /dev/shm or hugetlbfs"), "{path}: {why}");

@@ -68,9 +68,8 @@ impl UmlKernel {
         fs::write(at("results"), "")?;
         fs::copy(&self.virtio_blk, at("virtio_blk.ko"))?;
         let args = [
-            // The guest's memory is a file there, which the daemon accepts only on tmpfs. If the heap
-            // begins far from the program, the kernel cannot count its memory.
-            "env TMPDIR=/dev/shm setarch -R".into(),
+            // If its heap begins far from its program, the kernel cannot count its memory.
+            "setarch -R".into(),
             self.linux.display().to_string(),
             "mem=512M".into(),
             // `r`: opened read-only. The second disk is the script that the shell below reads.

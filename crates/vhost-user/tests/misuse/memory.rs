@@ -72,9 +72,9 @@ fn memory_without_or_with_the_wrong_descriptors_is_refused() {
     });
 }
 
-/// A file of procfs stands for one of FUSE, whose server may be the front-end: neither is memory.
+/// A file of procfs stands for one of FUSE, whose server may be the front-end.
 #[test]
-fn a_file_that_is_not_in_memory_is_refused_as_memory_as_log_and_as_in_flight_region() {
+fn a_file_of_a_server_is_refused_as_memory_as_log_and_as_in_flight_region() {
     let region = [0, 4096, USER, 0];
     let inflight = [longs(&[8192, 0]), [1u16, 128].map(u16::to_le_bytes).concat(), vec![0; 4]];
     let messages = [
@@ -88,7 +88,7 @@ fn a_file_that_is_not_in_memory_is_refused_as_memory_as_log_and_as_in_flight_reg
         let daemon = Daemon::start(Arc::new(mem()), &Setup::default());
         Mischief::negotiated(&daemon).refuses(code, &payload, &[file.as_fd()]);
         let why = daemon.next_outcome().unwrap_err();
-        assert!(why.contains("its file is not in memory"), "{code}: {why}");
+        assert!(why.contains("may wait for a server"), "{code}: {why}");
     }
 }
 
