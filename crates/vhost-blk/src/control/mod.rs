@@ -141,7 +141,7 @@ fn converse(channel: &mut Channel, disks: &Arc<Disks>, places: &Places) -> Resul
             Ok(Some(message)) => message,
             Ok(None) => return Ok(()),
             Err(error) => {
-                let why = Failure::run("read the call", &error, "see docs/operations.md");
+                let why = Failure::run("read the call", &error, "see docs/ctl.md");
                 let _ = channel.send(&protocol::error(why.into()), &[], Some(ACCEPT_RETRY));
                 return Err(error);
             }

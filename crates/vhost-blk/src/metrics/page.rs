@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn the_documents_name_each_metric() {
-        let (text, names) = (file("docs/operations.md"), names());
+        let (text, names) = (file("docs/metrics.md"), names());
         assert_eq!(
             names.len(),
             DISK_GAUGES.len()
@@ -323,7 +323,7 @@ mod tests {
                 + 5
         );
         for name in names {
-            assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
+            assert!(text.contains(&format!("`{name}`")), "{name} is not in docs/metrics.md");
         }
     }
 

@@ -28,7 +28,7 @@ const PAUSE_P99: Metric = Metric::new("pause p99", "ms");
 
 const WITH: &str = "with it";
 const WITHOUT: &str = "without";
-/// The goal of `docs/operations.md` and `docs/images.md` for the 99th percentile.
+/// The goal of `docs/backup.md` and `docs/images.md` for the 99th percentile.
 const WAIT_GOAL_MS: f64 = 100.0;
 
 const METHOD: &str = "Raw files on the folder for temporary files, one `vhost-blk daemon`, each disk with a connected \
