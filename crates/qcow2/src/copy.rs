@@ -19,6 +19,7 @@ use std::io::{self, Seek};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::slice;
 use std::sync::Arc;
 
 /// Bytes that are read at once: a whole number of clusters of any size.
@@ -170,6 +171,22 @@ impl Source {
                 }
             }
         }
+    }
+
+    /// The mode of a copy: those who may not read a file of the image may not use the copy.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn mode_of_copy(&self) -> io::Result<u32> {
+        let files = match &self.kind {
+            Kind::Raw(stored) => slice::from_ref(stored),
+            Kind::Qcow2 { files, .. } => files,
+        };
+        files.iter().try_fold(0o666, |mode, stored| {
+            let theirs = stored.file.metadata()?.mode();
+            let of_class = |read: u32, all: u32| if theirs & read != 0 { all } else { 0 };
+            Ok(mode & (0o600 | of_class(0o040, 0o060) | of_class(0o004, 0o006)))
+        })
     }
 
     /// Returns whether the open file is one of this image.

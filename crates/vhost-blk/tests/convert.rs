@@ -130,6 +130,26 @@ fn a_block_device_is_read() {
 }
 
 #[test]
+fn a_copy_is_closed_to_those_who_may_not_read_the_source_or_its_backing_files() {
+    let place = Place::new();
+    let folder = place.dir.path();
+    raw(&folder.join("base"), 0);
+    qemu("qemu-img", folder, &["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw", "top"]);
+    for (base, top, copy) in
+        [(0o600, 0o644, 0o600), (0o644, 0o640, 0o640), (0o444, 0o644, 0o644), (0o644, 0o600, 0o600)]
+    {
+        for (name, mode) in [("base", base), ("top", top)] {
+            fs::set_permissions(folder.join(name), Permissions::from_mode(mode)).unwrap();
+        }
+        let ran = convert(folder, &["-f", "qcow2", "--allow-backing", "same-dir", "top", "copy"]);
+        assert!(ran.status.success(), "{ran:?}");
+        let mode = fs::metadata(folder.join("copy")).unwrap().mode() & 0o777;
+        assert_eq!(mode & !0o022, copy, "base {base:o}, top {top:o}: {mode:o}");
+        fs::remove_file(folder.join("copy")).unwrap();
+    }
+}
+
+#[test]
 fn an_image_is_replaced_with_overwrite_only_and_keeps_its_name_and_mode() {
     let place = Place::new();
     let folder = place.dir.path();

@@ -51,12 +51,13 @@ impl Place {
             Err(why) if why.kind() == io::ErrorKind::NotFound => None,
             Err(why) => return Err(failed(why)),
         };
+        let mode = source.mode_of_copy().map_err(failed)?;
         // The name of a link stays; its file is replaced.
         let path = match &old {
             Some(_) => fs::canonicalize(path).map_err(failed)?,
             None => path.to_owned(),
         };
-        Place::make(path, old, 0o666, PART)
+        Place::make(path, old, mode, PART)
     }
 
     /// As [`Place::take`], where the place has to be free. Only this user may read the new file.
