@@ -123,7 +123,7 @@ pub fn error_of(path: &Path, size_bytes: u64, source: io::Error) -> CreateError 
 #[non_exhaustive]
 pub enum SizeError {
     /// Not a number with a unit.
-    #[error("`{0}` is not a size; give bytes, or a whole number with K, M, G or T, such as 10G")]
+    #[error("`{0}` is not a size; give bytes, or a number with K, M, G or T, such as 10G or 1.5G")]
     Malformed(String),
     /// 0, or not a multiple of 512 bytes.
     #[error("size `{0}` is not a multiple of 512 bytes above 0; give one such as 512K or 10G")]
@@ -133,7 +133,11 @@ pub enum SizeError {
     TooLarge(String),
 }
 
-/// Parses a size such as `10G` and returns it in bytes. The units K, M, G and T are powers of 1024.
+/// Digits of a fraction at most.
+const FRACTION_MAX: usize = 9;
+
+/// Parses a size such as `10G` and returns it in bytes. The units K, M, G and T, also written KiB, MiB, GiB and TiB,
+/// are powers of 1024, and their number may have a fraction.
 /// The size is a multiple of 512 bytes above 0.
 ///
 /// # Errors
@@ -146,28 +150,36 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     }
 }
 
-/// Parses a number of bytes such as `10G`, as [`parse_size`] does, but of any value.
+/// Parses a number of bytes such as `10G`, as [`parse_size`] does, but of any value. A fraction of a byte is left out.
 ///
 /// # Errors
 /// [`SizeError`]; its text names a valid form.
 pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(SizeError::Malformed(text.into())),
-    };
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(SizeError::Malformed(text.into()));
-    }
+    let malformed = || SizeError::Malformed(text.into());
     let too_large = || SizeError::TooLarge(text.into());
-    let number: u64 = digits.parse().map_err(|_| too_large())?;
-    let bytes = number.checked_mul(1 << shift).ok_or_else(too_large)?;
-    if i64::try_from(bytes).is_err() {
-        return Err(too_large());
+    let is_number = |c: char| c.is_ascii_digit() || c == '.';
+    let (number, unit) = text.split_at(text.find(|c| !is_number(c)).unwrap_or(text.len()));
+    let unit = unit.to_ascii_uppercase();
+    let shift = match unit.as_str() {
+        "" => 0,
+        "K" | "KIB" => 10,
+        "M" | "MIB" => 20,
+        "G" | "GIB" => 30,
+        "T" | "TIB" => 40,
+        _ => return Err(malformed()),
+    };
+    let (whole, part) = match number.split_once('.') {
+        None => (number, "0"),
+        Some((whole, part)) if shift > 0 && part.len() <= FRACTION_MAX => (whole, part),
+        Some(_) => return Err(malformed()),
+    };
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_digits(whole) || !is_digits(part) {
+        return Err(malformed());
     }
-    Ok(bytes)
+    let whole: u64 = whole.parse().map_err(|_| too_large())?;
+    let scale = 10_u128.pow(part.len() as u32);
+    let part: u128 = part.parse().map_err(|_| too_large())?;
+    let bytes = (u128::from(whole) << shift) + (part << shift) / scale;
+    i64::try_from(bytes).map(i64::unsigned_abs).map_err(|_| too_large())
 }

@@ -103,6 +103,12 @@ fn sizes_are_read_with_powers_of_1024() {
         ("3M", 3 << 20),
         ("10G", 10 << 30),
         ("2T", 2 << 40),
+        ("512KiB", 512 << 10),
+        ("3MiB", 3 << 20),
+        ("10gib", 10 << 30),
+        ("2TiB", 2 << 40),
+        ("1.5G", 3 << 29),
+        ("0.25MiB", 256 << 10),
         ("9223372036854775296", 9_223_372_036_854_775_296),
     ];
     for (text, bytes) in table {
@@ -112,12 +118,30 @@ fn sizes_are_read_with_powers_of_1024() {
 
 #[test]
 fn bad_sizes_say_what_to_write_instead() {
-    let malformed = ["", "G", "1.5G", "-1G", "+1G", "1GB", "1P", " 1G", "1 G", "1G ", "0x10", "١G"];
+    let malformed = [
+        "",
+        "G",
+        "1.5",
+        ".5G",
+        "1.G",
+        "1.2.3G",
+        "1.0000000005G",
+        "1iB",
+        "-1G",
+        "+1G",
+        "1GB",
+        "1P",
+        " 1G",
+        "1 G",
+        "1G ",
+        "0x10",
+        "١G",
+    ];
     for text in malformed {
         let why = parse_size(text).expect_err(text).to_string();
         assert!(why.contains("is not a size") && why.contains("10G"), "{text}: {why}");
     }
-    for text in ["0", "0G", "1", "511", "513", "1000"] {
+    for text in ["0", "0G", "1", "511", "513", "1000", "1.1G"] {
         let why = parse_size(text).expect_err(text).to_string();
         assert!(why.contains("multiple of 512"), "{text}: {why}");
     }
