@@ -133,6 +133,8 @@ fn unambiguous(name: &str) -> String {
 /// # Errors
 /// [`Qcow2Error`]: a disk with this backing file would be refused.
 pub fn backing_bytes(path: &Path, is_qcow2: bool) -> Result<u64, Qcow2Error> {
+    // Of a raw file that is missing, too.
+    fs::metadata(path).map_err(|source| Qcow2Error::Unreadable { path: path.into(), source })?;
     let links = chain::follow(path, is_qcow2, AllowBacking::Any)?;
     if links.len() >= chain::FILES_MAX {
         let remedy = "shorten it with `qemu-img rebase` or `qemu-img commit`";

@@ -41,7 +41,7 @@ pub enum Qcow2Error {
         backing: PathBuf,
     },
     /// The file cannot be opened or read.
-    #[error("{}: cannot be read: {source}; check the path and its permissions", .path.display())]
+    #[error("{}: cannot be read: {source}; {}", .path.display(), remedy(source))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -56,4 +56,13 @@ pub enum Qcow2Error {
         /// Error of imago or of the system call.
         source: io::Error,
     },
+}
+
+/// The remedy for a file that cannot be read.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(_) => "check the path and its permissions",
+        // An error of its content.
+        None => "the image is damaged: restore it from a copy",
+    }
 }
