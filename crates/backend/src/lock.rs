@@ -131,6 +131,16 @@ pub enum LockError {
     },
 }
 
+impl LockError {
+    /// The other program that uses the image.
+    pub fn user(&self) -> Option<&str> {
+        match self {
+            LockError::InUse { holder, .. } => Some(holder.as_deref().unwrap_or(UNSEEN)),
+            _ => None,
+        }
+    }
+}
+
 /// Locks the image `file` for the lifetime of the open file description, which `path` names. A
 /// writer is also refused a block device that something on this host has claimed, as a mounted file
 /// system has.

@@ -9,7 +9,10 @@ use std::io;
 #[non_exhaustive]
 pub enum ResizeError {
     /// The disk has no file or block device that could grow.
-    #[error("only a file or a block device can grow; restart the daemon with another --size")]
+    #[error(
+        "only a file or a block device can grow; remove the disk, and add it with another --size (serve: \
+         start it again)"
+    )]
     Fixed,
     /// The image is being merged into its backing file.
     #[error(

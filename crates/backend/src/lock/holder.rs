@@ -19,6 +19,9 @@ pub(super) fn of_locks_on(file: &File) -> Option<String> {
             continue;
         };
         if holds_lock(&process.path(), image) {
+            if *pid == *std::process::id().to_string() {
+                return Some("another disk of this program".to_owned());
+            }
             let program = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
             return Some(format!("{} (process {pid})", program.trim()));
         }
