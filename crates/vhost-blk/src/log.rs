@@ -6,7 +6,11 @@ use crate::values::{LogFormat, LogLevel};
 use std::io::IsTerminal;
 use std::sync::{Mutex, OnceLock};
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt, reload};
 
@@ -26,11 +30,48 @@ pub fn start(level: LogLevel, format: LogFormat) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
     let lines = match format {
+        LogFormat::Text if is_journal() => {
+            lines.event_format(Journal(fmt::format().without_time())).boxed()
+        }
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_span_list(false).boxed(),
     };
     tracing_subscriber::registry().with(filter).with(lines).init();
     let _ = LEVEL.set(handle); // it is the first call
+}
+
+/// The form of lines in the journal, which notes the time itself and takes the severity from their begin
+/// (`sd-daemon(3)`).
+struct Journal(Format<Full, ()>);
+
+impl<S, N> FormatEvent<S, N> for Journal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let severity = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            Level::DEBUG | Level::TRACE => 7,
+        };
+        write!(writer, "<{severity}>")?;
+        self.0.format_event(context, writer, event)
+    }
+}
+
+/// Returns whether stderr is the stream to the journal that the service manager has named.
+fn is_journal() -> bool {
+    let named = std::env::var("JOURNAL_STREAM").ok();
+    let found = rustix::fs::fstat(std::io::stderr()).ok();
+    let found = found.map(|found| format!("{}:{}", found.st_dev, found.st_ino));
+    named.is_some() && named == found
 }
 
 /// Changes the minimum severity of log lines, also of later programs of this process.

@@ -37,6 +37,30 @@ fn null_disk() -> Command {
     command
 }
 
+/// The journal takes the severity from the begin of a line, and has a time of its own.
+#[test]
+fn lines_for_the_journal_begin_with_their_severity_and_have_no_time() {
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    std::fs::File::options().write(true).open(&place.image).unwrap().set_len(700).unwrap();
+    let path = place.path("journal");
+    for (is_named, begin) in [(true, "<4> WARN "), (false, "20")] {
+        let journal = std::fs::File::create(&path).unwrap();
+        let meta = journal.metadata().unwrap();
+        let inode = if is_named { meta.ino() } else { 1 };
+        let mut command = place.serve();
+        command.env("JOURNAL_STREAM", format!("{}:{inode}", meta.dev())).stderr(journal);
+        let mut child = command.spawn().unwrap();
+        let text = || std::fs::read_to_string(&path).unwrap();
+        place.wait_until("the disk is served", || text().contains("serving"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let text = text();
+        let line = text.lines().find(|line| line.contains("188 bytes")).unwrap();
+        assert!(line.starts_with(begin), "{line}");
+    }
+}
+
 #[test]
 fn sigterm_and_sigint_end_the_daemon_with_0_and_remove_the_socket() {
     for signal in [libc::SIGTERM, libc::SIGINT] {

@@ -41,7 +41,8 @@ pub(crate) fn program() -> Command {
     let built = || env!("CARGO_BIN_EXE_vhost-blk").into();
     let mut command =
         Command::new(std::env::var_os("VHOST_BLK_TEST_PROGRAM").unwrap_or_else(built));
-    for name in ["LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+    let names = ["LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
+    for name in names.into_iter().chain(["JOURNAL_STREAM"]) {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
