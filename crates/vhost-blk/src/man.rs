@@ -8,6 +8,7 @@ mod saving;
 mod snapshots;
 mod streams;
 
+use pages::NO_ANSWER;
 pub use pages::PAGES;
 
 use crate::cli::Cli;
@@ -72,7 +73,7 @@ fn command_of(page: &Page) -> Command {
 fn write_sections(page: &Page, to: &mut dyn Write) -> io::Result<()> {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
-    for (status, meaning) in page.statuses {
+    for (status, meaning) in page.statuses.iter().chain(asks_daemon(page).then_some(&NO_ANSWER)) {
         entry(&mut roff, bold(status.to_string()), meaning);
     }
     roff.control("SH", ["FILES"]);
@@ -87,6 +88,12 @@ fn write_sections(page: &Page, to: &mut dyn Write) -> io::Result<()> {
     let names = page.see_also.iter().map(|(name, section)| format!("{name}({section})"));
     roff.text([roman(names.collect::<Vec<_>>().join(", "))]);
     roff.to_writer(to)
+}
+
+/// Returns whether the command is a client of a daemon.
+fn asks_daemon(page: &Page) -> bool {
+    let mut words = page.command.split(' ');
+    words.nth(1).is_some_and(|command| ["ctl", "top"].contains(&command))
 }
 
 /// A tagged paragraph.

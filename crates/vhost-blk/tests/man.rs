@@ -50,6 +50,26 @@ fn every_page_has_all_sections_and_a_synopsis_of_its_command() {
 }
 
 #[test]
+fn clients_of_a_daemon_tell_the_status_of_no_answer_and_ctl_refers_to_its_verbs() {
+    let place = Place::new();
+    let dir = place.path("man");
+    assert!(program().args(["generate", "man"]).arg(&dir).status().unwrap().success());
+    for page in PAGES {
+        let text = std::fs::read_to_string(dir.join(man::file_name(page))).unwrap();
+        let statuses = text.split("EXIT STATUS").nth(1).unwrap().split(".SH").next().unwrap();
+        let is_client =
+            ["vhost-blk ctl", "vhost-blk top"].iter().any(|it| page.command.starts_with(it));
+        let told = statuses.matches("No daemon answers").count();
+        assert_eq!(told, usize::from(is_client), "{}: {statuses}", page.command);
+    }
+    let ctl = PAGES.iter().find(|page| page.command == "vhost-blk ctl").unwrap();
+    for page in PAGES.iter().filter(|page| page.command.starts_with("vhost-blk ctl ")) {
+        let name = page.command.replace(' ', "-");
+        assert!(ctl.see_also.iter().any(|(known, _)| *known == name), "{name}");
+    }
+}
+
+#[test]
 fn every_page_has_an_example_of_its_command_that_the_parser_accepts() {
     for page in PAGES {
         assert!(!page.examples.is_empty(), "{}", page.command);

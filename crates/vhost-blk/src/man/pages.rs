@@ -7,6 +7,8 @@ pub(super) const DONE: (u8, &str) = (0, "Success.");
 const FAILED: (u8, &str) = (1, "Failure; one line on standard error has the cause and the remedy.");
 pub(super) const MISUSED: (u8, &str) = (2, "The command line is wrong.");
 pub(super) const USUAL: &[(u8, &str)] = &[DONE, FAILED, MISUSED];
+/// Of each command that asks a daemon, on its page after the others.
+pub(super) const NO_ANSWER: (u8, &str) = (3, "No daemon answers, or not in time.");
 
 pub(super) const CONTROL_SOCKET: &[(&str, &str)] = &[(
     "PATH",
@@ -20,6 +22,8 @@ pub const PAGES: &[Page] = &[
         statuses: &[DONE, FAILED, (2, "The command line or the configuration file is wrong.")],
         files: &[
             ("/etc/vhost-blk/NAME.toml", "Options of the service vhost-blk@NAME."),
+            ("/etc/vhost-blk/disks", "The disks of the service vhost-blk, as NAME.toml."),
+            ("/run/vhost-blk/control", "The control socket of vhost-blk daemon."),
             ("/dev/vhost-blk", "The kernel data plane, if the module vhost_blk is loaded."),
             (
                 "/usr/share/qemu/vhost-user/50-vhost-blk.json",
@@ -81,10 +85,6 @@ pub const PAGES: &[Page] = &[
                 "The daemon refused the command; standard error has the reason, with --json as an object.",
             ),
             (2, "The command line, or an option of a new disk, is wrong."),
-            (
-                3,
-                "No daemon answers, or not in time. The commands of ctl, and top, have this status, too.",
-            ),
         ],
         files: CONTROL_SOCKET,
         examples: &[
@@ -98,9 +98,11 @@ pub const PAGES: &[Page] = &[
             ("vhost-blk-ctl-commit", "1"),
             ("vhost-blk-ctl-discard-stats", "1"),
             ("vhost-blk-ctl-events", "1"),
+            ("vhost-blk-ctl-jobs", "1"),
             ("vhost-blk-ctl-limit", "1"),
             ("vhost-blk-ctl-list", "1"),
             ("vhost-blk-ctl-log-level", "1"),
+            ("vhost-blk-ctl-mirror", "1"),
             ("vhost-blk-ctl-pause", "1"),
             ("vhost-blk-ctl-reload", "1"),
             ("vhost-blk-ctl-remove", "1"),
