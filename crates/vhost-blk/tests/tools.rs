@@ -54,8 +54,15 @@ fn doctor_fails_for_a_missing_image() {
     let output = finish(doctor(&place).args(["--blk-file", "/no/such.img"]));
     assert_eq!(output.status.code(), Some(1));
     let text = text(&output);
-    assert!(line_of(&text, "o_direct").starts_with("fail"), "{text}");
-    assert!(text.contains("vhost-blk create"), "{text}");
+    assert!(line_of(&text, "image").starts_with("fail"), "{text}");
+    assert!(line_of(&text, "image").contains("vhost-blk create"), "{text}");
+    // A folder, too, is no image that could be locked.
+    let of_folder = finish(doctor(&place).arg("--blk-file").arg(place.dir.path()));
+    assert_eq!(of_folder.status.code(), Some(1));
+    for text in [text, self::text(&of_folder)] {
+        let checks = text.lines().filter_map(|line| line.split_whitespace().nth(1));
+        assert!(checks.into_iter().all(|it| !["o_direct", "lock"].contains(&it)), "{text}");
+    }
 }
 
 #[test]
@@ -158,5 +165,11 @@ fn wrong_sizes_and_places_are_refused_and_leave_nothing() {
     one_line(&create(&place.path("a"), &["1M", "--preallocate", "some"]), 2);
     one_line(&create(&place.path("none/a"), &["1M"]), 1);
     one_line(&create(&place.path("a"), &["8000000T"]), 1);
+    let over = ["--format", "qcow2", "--backing", "none.img", "--backing-format"];
+    for format in ["raw", "qcow2"] {
+        let line = one_line(&create(&place.path("a"), &[&over[..], &[format]].concat()), 1);
+        let told = line.contains("none.img: cannot be read: No such file");
+        assert!(told && !line.contains("vhost-blk check"), "{line}");
+    }
     assert_eq!(place.files(), ["disk.img"]);
 }

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The format of the image, its chain and its marks, as `vhost-blk info` describes them.
 
-use super::{Finding, Outcome};
+use super::{Finding, Outcome, storage};
 use crate::image::info;
 use qcow2::inspect::{self, Inspection};
 use std::path::Path;
 
 const CHECK: &str = "image";
 
-/// The image and its chain; `None` if it cannot be read: then the check of O_DIRECT tells it.
-pub(super) fn inspect(path: &Path) -> Option<Inspection> {
-    inspect::inspect(path).ok()
+/// The image and its chain, or the reason for which it cannot be read.
+pub(super) fn inspect(path: &Path) -> Result<Inspection, Finding> {
+    let failed = |why: String| {
+        let (why, remedy) = why.rsplit_once("; ").unwrap_or((&why, ""));
+        Finding::new(CHECK, Outcome::Fail, why).remedy(remedy)
+    };
+    // Its error names the way to make an image.
+    storage::open(path).map_err(|error| failed(error.to_string()))?;
+    inspect::inspect(path).map_err(|error| failed(error.to_string()))
 }
 
 /// Returns whether the image is qcow2, which the module does not take.

@@ -98,14 +98,19 @@ impl fmt::Display for Finding {
 /// Runs `vhost-blk doctor`. The exit code is 0 if serving would work.
 pub fn doctor(args: &DoctorArgs) -> ExitCode {
     let mut findings = vec![host::kernel(), uring::io_uring()];
-    let found = args.blk_file.as_deref().and_then(image::inspect);
-    match &args.blk_file {
-        Some(path) => {
-            findings.extend(found.iter().map(|found| image::image(path, found)));
-            findings.extend([storage::direct(path), storage::lock(path)]);
+    let found = args.blk_file.as_deref().map(image::inspect);
+    match (&args.blk_file, &found) {
+        (Some(path), Some(Ok(found))) => {
+            findings.extend([
+                image::image(path, found),
+                storage::direct(path),
+                storage::lock(path),
+            ]);
             findings.extend(device::device(path));
         }
-        None => findings.push(
+        // Nothing else is tried with it.
+        (_, Some(Err(unreadable))) => findings.push(unreadable.clone()),
+        _ => findings.push(
             Finding::new("o_direct", Outcome::Info, "not tried: no image is given")
                 .remedy("give --blk-file PATH"),
         ),
@@ -113,7 +118,7 @@ pub fn doctor(args: &DoctorArgs) -> ExitCode {
     findings.extend([
         host::memlock(),
         match (&args.blk_file, &found) {
-            (Some(path), Some(found)) if image::is_qcow2(found) => module::of_qcow2(path),
+            (Some(path), Some(Ok(found))) if image::is_qcow2(found) => module::of_qcow2(path),
             (path, _) => module::module(path.as_deref()),
         },
         host::hugepages(),

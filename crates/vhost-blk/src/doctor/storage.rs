@@ -3,7 +3,7 @@
 
 use super::{Finding, Outcome};
 use backend::Disk;
-use backend::file::{File, FileOptions};
+use backend::file::{File, FileError, FileOptions};
 use backend::lock::{Access, LockError, lock_image};
 use std::fs::OpenOptions;
 use std::io;
@@ -12,6 +12,12 @@ use std::path::Path;
 
 /// An alignment in bytes that suffices for any storage.
 const BLOCK_BYTES: usize = 4096;
+
+/// Opens an image of any format as a raw one.
+pub(super) fn open(path: &Path) -> Result<File, FileError> {
+    let options = FileOptions { read_only: true, container: true, ..FileOptions::default() };
+    File::open(path, options)
+}
 
 pub(super) fn direct(path: &Path) -> Finding {
     let shown = path.display();
