@@ -239,9 +239,12 @@ fn images_in_use_are_refused() {
     drop(writer);
     let user = held("new").unwrap();
     let line = one_line(&convert(folder, &["--overwrite", "a.raw", "new"]), 1);
-    assert!(line.contains("in use"), "{line}");
+    // `--lock` is for the source.
+    let told = line.contains("in use") && line.contains("stop that, or choose another name");
+    assert!(told && !line.contains("--lock"), "{line}");
     drop(user);
-    assert!(convert(folder, &["--overwrite", "a.raw", "new"]).status.success());
+    let output = convert(folder, &["--overwrite", "a.raw", "new"]);
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
 }
 
 #[test]

@@ -117,7 +117,9 @@ fn lines_of(key: &str, file: &FileFacts, text: &mut String) {
     if let Some(mark) = &file.mark {
         let newer = "has newer data: serve that";
         let (key, of, effect) = match mark {
-            Marked::Overlay { overlay, .. } => ("  overlay", overlay, "the file is read-only"),
+            Marked::Overlay { overlay, .. } => {
+                ("  overlay", overlay, "the daemon refuses to write to it")
+            }
             Marked::Merged { backing, .. } => ("  merged into", backing, newer),
             Marked::Moved { storage, .. } => ("  moved to", storage, newer),
         };

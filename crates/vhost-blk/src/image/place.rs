@@ -200,7 +200,14 @@ fn check_old(path: &Path, old: File, source: &Source) -> Result<File, Failure> {
         let why = format!("{shown}: it is the source, or one of its backing files");
         return Err(Failure::run(WHAT, why, "choose another name"));
     }
-    lock_image(&old, path, Access::Write).map_err(|why| Failure::told(WHAT, why))?;
+    lock_image(&old, path, Access::Write).map_err(|why| match why {
+        // The option of the lock is that of the source.
+        LockError::InUse { .. } => {
+            let why = format!("{shown}: in use by {}", why.user().unwrap_or_default());
+            Failure::run(WHAT, why, "stop that, or choose another name")
+        }
+        why => Failure::told(WHAT, why),
+    })?;
     match mark::refusal(&old, path).map_err(failed)? {
         Some(marked) => Err(Failure::told(WHAT, marked)),
         None => Ok(old),

@@ -26,7 +26,7 @@ impl Space {
         let (source, target) = (args.source.display(), args.target.display());
         match self {
             Space::Shared => format!("{target} shares its space with {source}\n"),
-            Space::Own(None) => format!("{target} has space of its own\n"),
+            Space::Own(None) => String::new(),
             Space::Own(Some(why)) => format!("{target} has space of its own: {why}\n"),
         }
     }
