@@ -25,6 +25,9 @@ const ENDED_PATIENCE: Duration = Duration::from_secs(30);
 /// Interval at which a waiting daemon looks for the user.
 const USER_LOOK: Duration = Duration::from_millis(500);
 
+/// The act of a failure to lock an image.
+pub const LOCK: &str = "lock the image";
+
 /// The wait for an image that another program uses.
 #[derive(Clone, Copy, Debug)]
 pub enum LockWait {
@@ -366,14 +369,14 @@ fn open_locked(
     let locks = args.lock == LockMode::Auto;
     if locks {
         let remedy = "check the file system";
-        file.take_over_lock().map_err(|error| Failure::run("lock the image", error, remedy))?;
+        file.take_over_lock().map_err(|error| Failure::run(LOCK, error, remedy))?;
     }
     Ok(of_raw(file, locks.then_some(true)))
 }
 
 fn file_failure(error: FileError) -> Failure {
     match error {
-        FileError::Lock(error) => Failure::told("lock the image", error),
+        FileError::Lock(error) => Failure::told(LOCK, error),
         error => Failure::told("open the disk", error),
     }
 }

@@ -67,7 +67,7 @@ refuses! {
     two_sockets_are_refused: ["--fd", "7"], 2, ["--fd", "--socket-path"];
     a_misspelt_option_is_named_with_the_right_one:
         ["--qeue-size", "8"], 2, ["--qeue-size", "'--queue-size'"];
-    a_missing_configuration_is_refused: ["--config", "/no/such.toml"], 1, ["/no/such.toml"];
+    a_missing_configuration_is_refused: ["--config", "/no/such.toml"], 2, ["/no/such.toml"];
     an_option_given_twice_is_refused:
         ["--threads", "1", "--threads", "2"], 2, ["--threads", "multiple times"];
 }

@@ -42,11 +42,51 @@ fn a_file_cannot_name_another_file() {
 
 #[test]
 fn a_wrong_value_is_refused_with_the_files_name() {
-    refused("queue-size = 100", &["--queue-size", "power of two"]);
-    refused("direct = 'yes'", &["--direct", "on, off"]);
-    refused("threads = 1.5", &["--threads", "from 1 to 64"]);
+    refused("queue-size = 100", &["line 3: `queue-size` is '100'; give a power of two"]);
+    refused("direct = 'yes'", &["line 3: `direct` is 'yes'; give one of on, off"]);
+    refused("threads = 1.5", &["line 3: `threads` is '1.5'; give a number from 1 to 64"]);
     refused("threads = 1979-05-27", &["threads", "datetime"]);
     refused("wrap = [1]", &["wrap", "string"]);
+}
+
+#[test]
+fn a_value_of_another_type_is_refused_with_its_line_and_the_wanted_type() {
+    for (line, type_name, wanted) in [
+        ("serial = 3", "integer", "give a string, in quotes"),
+        ("socket-group = true", "boolean", "give a string, in quotes"),
+        ("metrics = 9100", "integer", "give a string, in quotes"),
+        ("read-only = 1", "integer", "give true or false"),
+        ("format = true", "boolean", "give a string: raw, qcow2"),
+        ("log-level = 1.5", "float", "give a string: error, warn"),
+        ("queue-size = true", "boolean", "give a number, or a string"),
+        ("queue-size = [1]", "array", "give a number, or a string"),
+    ] {
+        let key = line.split(' ').next().unwrap();
+        refused(line, &[&format!("line 3: `{key}` is of type {type_name}; {wanted}")]);
+    }
+    // No file of the name `3` is opened.
+    let place = Place::new();
+    let path = place.path("disk.toml");
+    std::fs::write(&path, "socket-path = 's'\n\nblk-file = 3\n").unwrap();
+    let line = one_line(&serve(&path, &[]), 2);
+    assert!(line.contains("line 3: `blk-file` is of type integer; give a string"), "{line}");
+}
+
+#[test]
+fn a_file_that_is_none_is_a_wrong_configuration() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("folder")).unwrap();
+    std::os::unix::fs::symlink("nowhere", place.path("link")).unwrap();
+    std::fs::write(place.path("bytes"), [0xff]).unwrap();
+    for (name, told) in [
+        ("none", "No such file or directory (os error 2); check --config"),
+        ("folder", "it is a folder; write a file, or rename the folder"),
+        ("link", "it is a link to a file that does not exist; make that file, or remove the link"),
+        ("bytes", "it is not UTF-8; write it in UTF-8"),
+    ] {
+        let line = one_line(&serve(&place.path(name), &[]), 2);
+        assert!(line.contains(told), "{name}: {line}");
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `vhost-blk daemon --check`: reads the configuration folder, and serves nothing.
 
-use super::reload::read_folder;
+use super::reload::{path_of, read_folder};
+use super::sharing;
+use crate::config;
 use crate::failure::Failure;
 use crate::options::{DiskArgs, ProcessArgs};
 use crate::socket::Source;
@@ -24,7 +26,7 @@ pub fn check_files(process: &ProcessArgs, folder: &Path) -> Result<(Vec<Failure>
             Ok(args)
         });
         match checked {
-            Err(failure) => failures.push(of_file(folder, &name, failure)),
+            Err(failure) => failures.push(config::of_file(&path_of(folder, &name), failure)),
             Ok(args) => {
                 failures.extend(socket_failure(&mut sockets, &name, &args));
                 failures.extend(image_failure(&mut images, &name, &args));
@@ -32,18 +34,6 @@ pub fn check_files(process: &ProcessArgs, folder: &Path) -> Result<(Vec<Failure>
         }
     }
     Ok((failures, count))
-}
-
-/// The failure, with the path of the file in it.
-fn of_file(folder: &Path, name: &str, failure: Failure) -> Failure {
-    let path = folder.join(format!("{name}.toml")).display().to_string();
-    match failure.what.contains(&path) {
-        true => failure,
-        false => {
-            let what = format!("use the configuration {path}");
-            Failure { what, why: format!("cannot {}: {}", failure.what, failure.why), ..failure }
-        }
-    }
 }
 
 fn socket_failure(
@@ -57,17 +47,16 @@ fn socket_failure(
     Some(Failure::usage(format!("serve {other} and {name}"), why, "give one of them another path"))
 }
 
-/// A writer has its image alone. Links are not followed: the lock of the image finds the rest.
+/// Links are not followed: the lock of the image finds the rest.
 fn image_failure(
-    images: &mut BTreeMap<PathBuf, (String, bool)>,
+    images: &mut BTreeMap<PathBuf, (String, DiskArgs)>,
     name: &str,
     args: &DiskArgs,
 ) -> Option<Failure> {
     let path = args.blk_file.clone().filter(|_| args.lock == LockMode::Auto)?;
-    let writes = !args.read_only.is_on();
-    let (other, other_writes) = images.insert(path.clone(), (name.to_owned(), writes))?;
+    let (other, other_args) = images.insert(path.clone(), (name.to_owned(), args.clone()))?;
     let why = format!("both have the image {}, and one of them writes to it", path.display());
     let remedy = "give one of them another image, or both read-only = true";
-    (writes || other_writes)
+    sharing::exclude_each_other(args, &other_args)
         .then(|| Failure::usage(format!("serve {other} and {name}"), why, remedy))
 }

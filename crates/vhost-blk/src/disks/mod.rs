@@ -41,6 +41,7 @@ mod removal;
 pub mod replacing;
 mod restart;
 mod saving;
+mod sharing;
 pub mod snapshot;
 mod starting;
 mod taking_over;

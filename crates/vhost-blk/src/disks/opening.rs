@@ -5,9 +5,11 @@ use super::front_ends::FrontEnds;
 use super::kept::{self, Consumed, Earlier};
 use super::layers::Layers;
 use super::lost::Watch;
+use super::reload::path_of;
 use super::restart::After;
 use super::starting::Reservation;
 use super::{Disks, Entry, Image, Mode, NewDisk, Origin, growth};
+use crate::config;
 use crate::disk::{self, LockWait};
 use crate::engine::Server;
 use crate::events::{Change, DiskEvents};
@@ -82,13 +84,21 @@ impl Disks {
     ) -> Result<(), Failure> {
         // It may have waited for its turn.
         reservation.check()?;
-        self.check(&args)?;
         let (name, origin) = (reservation.name.clone(), Origin::Folder);
-        let source = Source::of_disk(&args)?;
+        let source = self.check(&args).and_then(|()| Source::of_disk(&args));
+        let source = source.map_err(|failure| self.of_file(&name, failure))?;
         let disk = NewDisk { name, args, origin, image: None, taken: None, wait };
         let span = self.span(&disk.name);
         let opened = span.in_scope(|| self.open(disk, &source, Arc::clone(reservation)))?;
         self.launch(opened)
+    }
+
+    /// A failure of the options of a disk of the folder.
+    fn of_file(&self, name: &str, failure: Failure) -> Failure {
+        match &self.mode {
+            Mode::Many(Some(folder)) => config::of_file(&path_of(folder, name), failure),
+            _ => failure,
+        }
     }
 
     fn check(&self, args: &DiskArgs) -> Result<(), Failure> {
@@ -110,7 +120,7 @@ impl Disks {
         };
         let Begun { args, is_exchanged, from, device, front_ends, bitmaps, unmapped_bytes } =
             self.begun(args, image.as_ref(), taken);
-        let mut opened = disk::open(&args, from, wait)?;
+        let mut opened = self.open_storage(&args, from, (origin, wait))?;
         let storage = storage(args.backend, &opened).map_err(no_descriptor)?;
         if device.is_some() {
             opened.notices.clear(); // the first program has told them
@@ -139,7 +149,8 @@ impl Disks {
         let events = self.observe(&name, &mut server).map_err(no_descriptor)?;
         // The image may have taken its time: no socket appears after a removal.
         let free = reservation.check();
-        let (endpoint, connected) = free.and_then(|()| endpoint(front_ends, connected, source))?;
+        let (endpoint, connected) =
+            free.and_then(|()| self.endpoint(front_ends, connected, source))?;
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
         let parts = Arc::new(Parts { storage, front_ends });
         let (device, watch) = watched(&args, image.as_ref());
@@ -199,6 +210,25 @@ impl Disks {
         let from = image.map_or_else(named, |image| disk::From::Program { image, is_checked });
         let device = Some((device, descriptors));
         Begun { args, is_exchanged, from, device, front_ends, bitmaps, unmapped_bytes }
+    }
+
+    /// The source of front-ends, and the one that is connected to a disk of an earlier program.
+    fn endpoint(
+        &self,
+        listening: Option<TakenSocket>,
+        connected: Option<UnixStream>,
+        source: &Source,
+    ) -> Result<(Endpoint, Option<UnixStream>), Failure> {
+        Ok(match (listening, connected) {
+            (Some((socket, file)), connected) => {
+                (Endpoint::Listening(socket.into(), file), connected)
+            }
+            (None, Some(stream)) => (Endpoint::Connected(stream), None),
+            (None, None) => {
+                let opened = source.open();
+                (opened.map_err(|failure| self.told_of_listener(source, failure))?, None)
+            }
+        })
     }
 
     /// Makes the device of the disk `name` tell the subscribers of its changes. Returns its events.
@@ -293,19 +323,6 @@ fn obstacle(args: &DiskArgs, is_held: bool) -> Option<&'static str> {
         Plane::Kernel => Some("the kernel data plane notes no changes"),
         Plane::Auto | Plane::Uring => None,
     }
-}
-
-/// The source of front-ends, and the one that is connected to a disk of an earlier program.
-fn endpoint(
-    listening: Option<TakenSocket>,
-    connected: Option<UnixStream>,
-    source: &Source,
-) -> Result<(Endpoint, Option<UnixStream>), Failure> {
-    Ok(match (listening, connected) {
-        (Some((socket, file)), connected) => (Endpoint::Listening(socket.into(), file), connected),
-        (None, Some(stream)) => (Endpoint::Connected(stream), None),
-        (None, None) => (source.open()?, None),
-    })
 }
 
 /// Parts a listening socket from its file, and keeps a descriptor of it for an upgrade.

@@ -20,7 +20,8 @@ use crate::options::DiskArgs;
 use crate::stop::Stop;
 use crate::values;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -327,7 +328,7 @@ impl Disks {
     /// The options in the present file of a disk; `None`: there is no file.
     pub(super) fn file_of(&self, name: &str) -> Result<Option<DiskArgs>, Failure> {
         let Mode::Many(Some(folder)) = &self.mode else { return Ok(None) };
-        let path = folder.join(format!("{name}.toml"));
+        let path = path_of(folder, name);
         match std::fs::symlink_metadata(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             _ => options_of(name, &path).map(Some),
@@ -356,11 +357,23 @@ fn with_live_options_of(old: &DiskArgs, new: &DiskArgs) -> DiskArgs {
     }
 }
 
+/// The file of a disk.
+pub(super) fn path_of(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.toml"))
+}
+
 /// The disks that the files `NAME.toml` of a folder describe.
 pub(super) fn read_folder(folder: &Path) -> Result<Files, Failure> {
     let failed = |error: std::io::Error| {
         let what = format!("read the folder {}", folder.display());
-        Failure::run(what, error, "check --config-dir")
+        let failure = Failure::run(what, &error, "check --config-dir");
+        match error.kind() {
+            // The command line is wrong.
+            ErrorKind::NotFound | ErrorKind::NotADirectory => {
+                Failure { sort: Sort::Usage, ..failure }
+            }
+            _ => failure,
+        }
     };
     let mut files = Files::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {

@@ -78,8 +78,8 @@ impl Which {
 
 /// A disk that was given up.
 pub(super) struct GivenUp {
-    name: String,
-    entry: Box<Entry>,
+    pub(super) name: String,
+    pub(super) entry: Box<Entry>,
 }
 
 impl GivenUp {

@@ -130,7 +130,7 @@ impl Disks {
 
     fn config_path(&self, what: &str, name: &str) -> Result<PathBuf, Failure> {
         match &self.mode {
-            Mode::Many(Some(folder)) => Ok(folder.join(format!("{name}.toml"))),
+            Mode::Many(Some(folder)) => Ok(super::reload::path_of(folder, name)),
             _ => Err(Failure::run(
                 what,
                 "the daemon has no folder of configuration files",

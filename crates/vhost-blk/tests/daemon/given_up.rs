@@ -71,7 +71,9 @@ fn a_disk_whose_storage_hangs_leaves_its_name_by_force_and_goes_when_the_storage
     assert!(scrape(&page).contains("\nvhost_blk_given_up_disks 1\n"));
     // The image and the threads are in use.
     let line = rig.refused(&format!("add b {}", on(&mount, "b.sock")), 1);
-    assert!(line.contains("in use by"), "{line}");
+    let held =
+        "the removed disk a of this daemon has it until its storage answers; check that storage";
+    assert!(line.contains(held), "{line}");
     let line = rig.refused("upgrade", 1);
     assert!(line.contains("the disk a, which was given up, does not answer"), "{line}");
     // The name and the socket are free.

@@ -34,7 +34,7 @@ fn a_disk_moves_to_a_block_device_and_back_to_a_file() {
     assert!(content(&mut guest) == before, "holes are zero, whatever the device had");
     guest.write(1, &[3; 512]).unwrap();
     let line = rig.refused(&format!("add b --socket-path b.sock --blk-file {to}"), 1);
-    assert!(line.contains("in use by"), "{line}");
+    assert!(line.contains("the disk a of this daemon has it; remove that disk"), "{line}");
     let before = content(&mut guest);
     let told = rig.json("mirror a --to back --target-format qcow2 --complete");
     assert_eq!((&told["before"], &told["marked"]), (&to.into(), &false.into()));

@@ -83,7 +83,7 @@ fn an_image_with_an_overlay_is_not_opened_for_writing_again() {
     assert_eq!(fs::metadata(&overlay).unwrap().permissions().mode() & 0o777, 0o640);
     // Another program may read the image, and none may write to it.
     let line = rig.refused("add b --blk-file a.img --socket-path b.sock", 1);
-    assert!(line.contains("in use by vhost-blk"), "{line}");
+    assert!(line.contains("the disk a of this daemon has it"), "{line}");
     rig.ok("add b --blk-file a.img --socket-path b.sock --read-only");
     rig.ok("remove b");
     rig.ok("remove a");

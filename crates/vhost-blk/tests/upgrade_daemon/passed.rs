@@ -146,7 +146,7 @@ fn an_image_that_came_as_a_descriptor_or_has_moved_passes_on() {
     }
     // The lock of the moved one is still held.
     let line = rig.refused("add x --blk-file other.img --socket-path x.sock", 1);
-    assert!(line.contains("in use by"), "{line}");
+    assert!(line.contains("the disk moved of this daemon has it"), "{line}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn a_program_that_cannot_be_executed_leaves_the_chain_with_the_old_one() {
     rig.daemon.assert_descriptors(&before);
     read_and_write(&mut device, 1);
     let line = rig.refused("add b --blk-file top --format qcow2 --socket-path b.sock", 1);
-    assert!(line.contains("in use by"), "{line}");
+    assert!(line.contains("the disk a of this daemon has it"), "{line}");
     upgrade(&rig);
     read_and_write(&mut device, 2);
     let before = content(&mut device);

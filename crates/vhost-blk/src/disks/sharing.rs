@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An image or a socket that another disk of this daemon has: the daemon itself is no program to stop.
+
+use super::{Disks, Entry, Origin, Slot, State};
+use crate::disk::{self, LockWait};
+use crate::failure::Failure;
+use crate::options::DiskArgs;
+use crate::socket::Source;
+use crate::values::LockMode;
+use backend::file::identity_of;
+use std::fs;
+use std::path::Path;
+
+/// Returns whether two disks cannot have the same image: a writer has it alone.
+pub(super) fn exclude_each_other(one: &DiskArgs, other: &DiskArgs) -> bool {
+    let locks = |args: &DiskArgs| args.lock == LockMode::Auto;
+    let writes = |args: &DiskArgs| !args.read_only.is_on();
+    locks(one) && locks(other) && (writes(one) || writes(other))
+}
+
+/// Another disk of this daemon.
+struct Other {
+    name: String,
+    /// It was removed, and its storage has not answered.
+    is_ending: bool,
+}
+
+impl Other {
+    fn failure(&self, what: String, object: &str) -> Failure {
+        let Other { name, is_ending } = self;
+        match is_ending {
+            false => {
+                let why = format!("the disk {name} of this daemon has it");
+                let remove = format!("remove that disk (vhost-blk ctl remove {name})");
+                Failure::run(what, why, format!("{remove}, or name another {object}"))
+            }
+            true => {
+                let why = format!(
+                    "the removed disk {name} of this daemon has it until its storage answers"
+                );
+                Failure::run(what, why, format!("check that storage, or name another {object}"))
+            }
+        }
+    }
+}
+
+impl Disks {
+    /// Opens the storage of a disk. A command does not wait for an image that another disk has and keeps.
+    ///
+    /// # Errors
+    /// [`Failure`] with the name of that disk, or as [`disk::open`].
+    pub(super) fn open_storage(
+        &self,
+        args: &DiskArgs,
+        from: disk::From,
+        (origin, wait): (Origin, LockWait),
+    ) -> Result<disk::Opened, Failure> {
+        let place = match &from {
+            disk::From::Descriptor(place) => Some(place.clone()),
+            _ => args.blk_file.clone(),
+        };
+        let other = || self.user_of_image(args, place.as_deref()?);
+        // A reload may bring an image from one disk to another.
+        let wait = match (origin, other()) {
+            (Origin::Command, Some(Other { is_ending: false, .. })) => LockWait::No,
+            _ => wait,
+        };
+        let opened = disk::open(args, from, wait);
+        opened.map_err(|failure| match other().filter(|_| failure.what == disk::LOCK) {
+            Some(other) => {
+                let path = args.blk_file.as_deref().unwrap_or(Path::new(""));
+                other.failure(format!("use the image {}", path.display()), "image")
+            }
+            None => failure,
+        })
+    }
+
+    /// Names the disk that listens on the socket of `source` in a failure to listen there.
+    pub(super) fn told_of_listener(&self, source: &Source, failure: Failure) -> Failure {
+        let Source::Path { path, .. } = source else { return failure };
+        let Ok(found) = fs::symlink_metadata(path) else { return failure };
+        let listens = |entry: &Entry| {
+            entry.socket.as_ref().is_some_and(|file| file.parts().1 == identity_of(&found))
+        };
+        let other = self.lock().other(listens);
+        other.map_or(failure, |other| {
+            other.failure(format!("listen on {}", path.display()), "socket")
+        })
+    }
+
+    /// A disk that has the image at `place`, or has it as a backing file.
+    fn user_of_image(&self, args: &DiskArgs, place: &Path) -> Option<Other> {
+        let image = identity_of(&fs::metadata(place).ok()?);
+        self.lock().other(|entry| {
+            let top = entry.image.iter().map(|it| &it.top);
+            let backing = entry.image.iter().filter_map(|it| it.qcow2.as_ref());
+            let mut files = top.chain(backing.flat_map(|qcow2| qcow2.files()));
+            files.any(|file| identity_of(file.found()) == image)
+                && exclude_each_other(args, &entry.args)
+        })
+    }
+}
+
+impl State {
+    /// A disk, which may be ending, of this kind.
+    fn other(&self, is_wanted: impl Fn(&Entry) -> bool) -> Option<Other> {
+        let served = self.table.iter().filter_map(|(name, slot)| match slot {
+            Slot::Served(entry) => Some((name, &**entry, entry.stop.asked())),
+            _ => None,
+        });
+        let given_up = self.given_up.iter().map(|it| (&it.name, &*it.entry, true));
+        let mut all = served.chain(given_up).filter(|(_, entry, _)| is_wanted(entry));
+        all.next().map(|(name, _, is_ending)| Other { name: name.clone(), is_ending })
+    }
+}
