@@ -146,12 +146,7 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Answer::Text(styled(&error)),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Answer::Failure(Failure::usage(
-                "read the command line",
-                "no command is given",
-                "give serve, daemon, ctl, create, info, check, convert, doctor, generate or top, and \
-                 see vhost-blk --help",
-            ))
+            Answer::Failure(no_command(args))
         }
         _ => {
             let program = Cli::command();
@@ -171,6 +166,18 @@ fn answer(args: &[OsString], error: clap::Error) -> Answer {
             Answer::Failure(failure)
         }
     }
+}
+
+/// The error of a command line that ends before its command, or before the verb of its command.
+fn no_command(args: &[OsString]) -> Failure {
+    let program = Cli::command();
+    let verbs = |of: &clap::Command| of.get_subcommands().next().is_some();
+    let known = args.get(1).and_then(|name| program.find_subcommand(name)).filter(|it| verbs(it));
+    let (name, of) =
+        known.map_or((String::new(), &program), |it| (format!(" {}", it.get_name()), it));
+    let names: Vec<&str> = of.get_subcommands().map(clap::Command::get_name).collect();
+    let remedy = format!("give one of {}, and see vhost-blk{name} --help", names.join(", "));
+    Failure::usage("read the command line", format!("vhost-blk{name} needs a command"), remedy)
 }
 
 fn execute(command: Command) -> Result<ExitCode, Failure> {
@@ -201,10 +208,14 @@ fn with_command(mut args: Vec<OsString>) -> Vec<OsString> {
     args
 }
 
-/// Returns whether the command is `ctl --json`. The rest of the arguments may be wrong.
+/// Commands whose failures are JSON with `--json`.
+const TELLING_JSON: [&str; 4] = ["check", "ctl", "info", "top"];
+
+/// Returns whether the command is one of these, with `--json`. The rest of the arguments may be wrong.
 fn asks_for_json(args: &[OsString]) -> bool {
-    let mut of_ctl = args.iter().skip(2).take_while(|arg| *arg != "--");
-    args.get(1).is_some_and(|command| command == "ctl") && of_ctl.any(|arg| arg == "--json")
+    let mut options = args.iter().skip(2).take_while(|arg| *arg != "--");
+    let tells = |command: &OsString| TELLING_JSON.iter().any(|telling| command == telling);
+    args.get(1).is_some_and(tells) && options.any(|arg| arg == "--json")
 }
 
 fn asks_for_capabilities(args: &[OsString]) -> bool {

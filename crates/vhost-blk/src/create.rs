@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 pub struct CreateArgs {
     /// File to make; it must not exist.
     pub path: PathBuf,
-    /// Its size in bytes, or with K, M, G or T; that of the backing file if there is one
+    /// Its size in bytes, or with K, M, G or T (powers of 1024); that of the backing file if there is one
     #[arg(value_parser = values::size, required_unless_present = "backing")]
     pub size: Option<Size>,
     /// Format of the image

@@ -70,7 +70,8 @@ impl Failure {
             .lines()
             .map(str::trim)
             .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
-            .filter(|line| !line.is_empty())
+            // No word of a command begins with a dash.
+            .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass "))
             .collect();
         let told = told.join(" ").replace(" tip: ", "; ");
         let why = told.strip_prefix("error: ").unwrap_or(&told);

@@ -99,7 +99,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true,
           value_parser = values::serial, help_heading = "Disk")]
     pub serial: String,
-    /// Size of a null or mem backend, with K, M, G or T
+    /// Size of a null or mem backend, with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Disk")]
     pub size: Option<Size>,
     /// Put a wrapper around the backend: delay:us=100, fault:ops=write,errno=EIO, limit:iops=1000,
@@ -107,7 +107,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SPEC", help_heading = "Disk")]
     pub wrap: Vec<String>,
 
-    /// Bytes per second that requests read, write or zero at most, with K, M, G or T
+    /// Bytes per second that requests read, write or zero at most, with K, M, G or T (powers of 1024)
     #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, help_heading = "Limits")]
     pub limit_bandwidth: Option<NonZeroU64>,
     /// Unused time, in seconds, that requests may catch up on when the disk has limits: 0.01 to 3600
@@ -187,11 +187,12 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "N", value_parser = values::threads, help_heading = "Data plane")]
     pub threads: Option<usize>,
 
-    /// Group of the control socket, by name or number: its members may do everything that
-    /// `vhost-blk ctl` can
+    /// Group of the control socket, by name or number. A member of this group can read and overwrite
+    /// everything that the daemon's user can
     #[arg(long, value_name = "GROUP", help_heading = "General")]
     pub control_group: Option<String>,
-    /// Permission bits of the control socket, octal [default: 0600, with --control-group 0660]
+    /// Permission bits of the control socket, octal. A user who may write to it can read and overwrite
+    /// everything that the daemon's user can [default: 0600, with --control-group 0660]
     #[arg(long, value_name = "MODE", value_parser = values::socket_mode, help_heading = "General")]
     pub control_mode: Option<u32>,
     /// Listen for commands of `vhost-blk ctl` (Varlink, io.vhostblk) on this UNIX socket; without the

@@ -302,6 +302,11 @@ pub fn fd(text: &str) -> Result<i32, String> {
     in_range(text, 0, i32::MAX as u64).map(|n| n as i32)
 }
 
+/// The seconds to wait for an answer.
+pub fn patience(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "give a whole number of seconds, or 0 for no limit".to_owned())
+}
+
 /// A size in bytes with an optional K, M, G or T (powers of 1024).
 pub fn size(text: &str) -> Result<Size, String> {
     backend::create::parse_size(text).map(Size).map_err(|error| error.to_string())

@@ -113,8 +113,29 @@ fn a_folder_as_image_is_refused() {
 
 #[test]
 fn no_command_is_refused_in_one_line() {
-    one_line(&run::<&str>([]), 2);
+    let line = one_line(&run::<&str>([]), 2);
+    assert!(line.contains("vhost-blk needs a command; give one of check, convert,"), "{line}");
     one_line(&run(["destroy"]), 2);
+    for (command, verbs) in [("ctl", "add, backup,"), ("generate", "completions, man,")] {
+        let line = one_line(&run([command]), 2);
+        let told = format!("vhost-blk {command} needs a command; give one of {verbs}");
+        assert!(line.contains(&told), "{line}");
+        assert!(line.ends_with(&format!("and see vhost-blk {command} --help\n")), "{line}");
+    }
+}
+
+#[test]
+fn a_wrong_value_of_ctl_is_refused_with_the_right_ones() {
+    for (line, told) in [
+        ("ctl --timeout x list", "give a whole number of seconds, or 0 for no limit"),
+        ("ctl set-errors --io-timeout 0.01", "from 0.1 to 86400, or 0 for none"),
+        ("ctl limit --iops 0", "from 1 to 1000000000, or --none for no limit"),
+        ("ctl limit --bandwidth 0", "give at least 1, or --none for no limit"),
+        ("ctl pause -f", "unexpected argument '-f' found; see vhost-blk ctl pause --help"),
+    ] {
+        let line_told = one_line(&run(line.split(' ')), 2);
+        assert!(line_told.contains(told), "{line}: {line_told}");
+    }
 }
 
 #[test]

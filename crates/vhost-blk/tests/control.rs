@@ -325,7 +325,7 @@ fn limits_are_set_at_the_start_and_changed_while_the_disk_is_served() {
     command.args(["--data-plane", "uring", "--limit-iops", "1000", "--limit-bandwidth", "5M"]);
     let _daemon = Daemon::start(command.arg("--control-path").arg(&control), &control);
     let text = || stdout(&ctl(&control, &["status"]));
-    assert!(text().contains("limits      1000 requests/s, 5MB/s, burst 100 ms"), "{}", text());
+    assert!(text().contains("limits      1000 requests/s, 5 MiB/s, burst 100 ms"), "{}", text());
     let limit = ["limit", "--iops", "20", "--burst-seconds", "1.5"];
     assert_eq!(stdout(&ctl(&control, &limit)), "done\n");
     assert_eq!(stdout(&ctl(&control, &limit)), "nothing to do\n");

@@ -98,7 +98,7 @@ fn a_marked_image_is_served_with_the_options_that_info_tells_and_the_newer_one_i
     let at = place.dir.path();
     qemu_img(at, &["create", "-qf", "qcow2", "old", "8M"]);
     let cases = [
-        ("overlay", "overlay", "overlay:     /new (the file is read-only)"),
+        ("overlay", "overlay", "overlay:     /new (the daemon refuses to write to it)"),
         ("merged", "merged_into", "merged into: /new (has newer data: serve that)"),
         ("moved", "moved_to", "moved to:    /new (has newer data: serve that)"),
     ];
@@ -246,6 +246,20 @@ fn a_file_without_an_image_is_an_error() {
     let at = place.dir.path();
     for args in [&["info", "none"][..], &["info", "/dev/null"], &["info", "."]] {
         one_line(&tool(at, args), 1);
+    }
+    qemu_img(at, &["create", "-qf", "qcow2", "cut", "1M"]);
+    std::fs::File::options().write(true).open(at.join("cut")).unwrap().set_len(40).unwrap();
+    let line = one_line(&tool(at, &["info", "cut"]), 1);
+    assert!(line.contains("header; the image is damaged: restore it from a copy"), "{line}");
+    for command in ["info", "check"] {
+        let output = tool(at, &[command, "--json", "none"]);
+        let told: Value = serde_json::from_slice(&output.stderr).unwrap();
+        assert_eq!(
+            (&told["exit_code"], output.status.code()),
+            (&Value::from(1), Some(1)),
+            "{told}"
+        );
+        assert!(told["why"].as_str().unwrap().contains("No such file"), "{told}");
     }
     let cases: [(&[&str], &str); 6] = [
         (&["check", "none"], "No such file"),

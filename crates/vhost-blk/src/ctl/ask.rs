@@ -5,11 +5,14 @@ use crate::control::codec::{Channel, CodecError, REPLY_BYTES_MAX};
 use crate::control::protocol::{INTERFACE, result};
 use crate::failure::{Failure, Sort};
 use serde_json::{Value, json};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
+
+/// Maximum wait for the answer of a vhost-user back-end.
+const FRONT_END_MAX: Duration = Duration::from_secs(1);
 
 /// The end of a stream of replies.
 pub(super) enum Followed {
@@ -89,7 +92,7 @@ impl<'a> Asker<'a> {
             Some(reply) => result(reply, what),
             None => {
                 sent.map_err(|error| self.failed(&error))?;
-                Err(unreachable_at(self.path, &"it ended without an answer"))
+                Err(self.hung_up(&"it ended without an answer"))
             }
         }
     }
@@ -134,9 +137,35 @@ impl<'a> Asker<'a> {
                 format!("no answer in {} s", self.patience.unwrap_or_default().as_secs()),
                 "check the disk, whose requests the daemon waits for, or raise --timeout",
             ),
-            other => unreachable_at(self.path, other),
+            other => self.hung_up(other),
         }
     }
+
+    /// The error of a connection that has ended without an answer.
+    fn hung_up(&self, why: &dyn std::fmt::Display) -> Failure {
+        match is_front_end_socket(self.path) {
+            true => no_answer(
+                self.path,
+                "this is the vhost-user socket of a disk, not a control socket",
+                "give the daemon's --control-path",
+            ),
+            false => unreachable_at(self.path, why),
+        }
+    }
+}
+
+/// Returns whether a socket answers the first message of a vhost-user front-end: `GET_FEATURES`.
+fn is_front_end_socket(path: &Path) -> bool {
+    const GET_FEATURES: [u32; 3] = [1, 1, 0]; // request, version 1, length
+    let answer = || -> io::Result<[u8; 4]> {
+        let mut stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(FRONT_END_MAX))?;
+        stream.write_all(&GET_FEATURES.map(u32::to_ne_bytes).concat())?;
+        let mut request = [0; 4];
+        stream.read_exact(&mut request)?;
+        Ok(request)
+    };
+    answer().is_ok_and(|request| request == GET_FEATURES[0].to_ne_bytes())
 }
 
 fn unreachable_at(path: &Path, why: &dyn std::fmt::Display) -> Failure {

@@ -16,13 +16,13 @@ pub struct ErrorsArgs {
     /// As --on-error of serve, for reads, too
     #[arg(long, value_name = "POLICY", group = "errors")]
     pub on_error: Option<OnError>,
-    /// For reads alone; only the io_uring plane can part the two
+    /// For reads alone
     #[arg(long, value_name = "POLICY", group = "errors")]
     pub on_read_error: Option<OnReadError>,
     /// As --io-timeout of serve; 0: none
     #[arg(long, value_name = "SECONDS", value_parser = values::new_io_timeout, group = "errors")]
     pub io_timeout: Option<NewIoTimeout>,
-    /// Write the options into the file of the disk, too, as save does
+    /// Write these options into the file of the disk, too
     #[arg(long)]
     pub save: bool,
 }

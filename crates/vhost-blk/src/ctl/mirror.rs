@@ -27,7 +27,7 @@ pub struct MirrorArgs {
     /// Format of the new file [default: that of the disk]
     #[arg(long, value_name = "FORMAT", requires = "to")]
     pub target_format: Option<Format>,
-    /// Bytes per second that are copied at most, with K, M, G or T. The completion has no limit
+    /// Bytes per second that are copied at most, with K, M, G or T (powers of 1024). The completion has no limit
     #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, requires = "to")]
     pub bandwidth: Option<NonZeroU64>,
     /// Give the content of the block device up. A file is never overwritten

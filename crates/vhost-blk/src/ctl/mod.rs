@@ -6,6 +6,7 @@ mod ask;
 mod backup;
 mod errors;
 mod every;
+mod limit;
 mod mirror;
 mod resize;
 mod stats;
@@ -16,7 +17,7 @@ mod unserved;
 use crate::clock;
 use crate::failure::Failure;
 use crate::options::{CONTROL_PATH, CONTROL_VARIABLE};
-use crate::values::{self, Burst, Cache, LogLevel, word};
+use crate::values::{self, Cache, LogLevel, word};
 use add::AddArgs;
 pub(crate) use ask::Asker;
 use ask::Stream;
@@ -24,6 +25,7 @@ use backup::BackupArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use errors::ErrorsArgs;
 use every::NamedOrAll;
+use limit::LimitArgs;
 use mirror::MirrorArgs;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -44,7 +46,8 @@ pub struct CtlArgs {
     #[arg(long, global = true)]
     pub json: bool,
     /// Seconds to wait for the answer, 0: no limit. The daemon may still carry out the command later
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, global = true)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = values::patience,
+          global = true)]
     pub timeout: u32,
     /// The command.
     #[command(subcommand)]
@@ -100,7 +103,7 @@ pub enum Action {
         /// Rewrite the file of a disk of --config-dir, so that it names the backing file
         #[arg(long)]
         update_config: bool,
-        /// Bytes per second that are copied at most, with K, M, G or T. The last part, while the disk
+        /// Bytes per second that are copied at most, with K, M, G or T (powers of 1024). The last part, while the disk
         /// takes no request, has no limit
         #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes)]
         bandwidth: Option<NonZeroU64>,
@@ -113,31 +116,7 @@ pub enum Action {
     Jobs(Named),
     /// Limit the rate of a disk or of its group, in place of the present limits. Requests that exceed it wait in the
     /// guest's queues
-    #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
-    Limit {
-        /// The disk.
-        #[command(flatten)]
-        disk: Named,
-        /// Share the limits with all disks of this group of vhost-blk daemon. A new group needs limits;
-        /// without them the disk adopts those of the group
-        #[arg(long, value_name = "GROUP", value_parser = values::disk_name, group = "limits")]
-        group: Option<String>,
-        /// Requests per second at most, of any kind
-        #[arg(long, value_name = "N", value_parser = values::iops, group = "limits")]
-        iops: Option<NonZeroU64>,
-        /// Bytes per second that requests read, write or zero at most, with K, M, G or T
-        #[arg(long, value_name = "SIZE", value_parser = values::rate_of_bytes, group = "limits")]
-        bandwidth: Option<NonZeroU64>,
-        /// Unused time, in seconds, that requests may catch up on: 0.01 to 3600
-        #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = values::burst)]
-        burst_seconds: Burst,
-        /// No limit. The disk leaves its group, which keeps its limits
-        #[arg(long, group = "limits", conflicts_with_all = ["group", "iops", "bandwidth"])]
-        none: bool,
-        /// Write the limits into the file of the disk, too, as save does
-        #[arg(long)]
-        save: bool,
-    },
+    Limit(LimitArgs),
     /// Show all disks
     List,
     /// Change the minimum severity of the daemon's log lines
@@ -171,9 +150,9 @@ pub enum Action {
     /// Enlarge a disk while the guest runs. The guest sees the new size at once if the VMM passes it
     /// on (QEMU does). A disk cannot shrink
     Resize {
-        /// The disk, and the new size of its image in bytes or with K, M, G or T. Without a size the
-        /// disk adopts the present size of its image or block device. One word that may be a size is
-        /// one
+        /// The disk, and the new size of its image in bytes or with K, M, G or T (powers of 1024). Without a size the
+        /// disk adopts the present size of its image or block device. A single argument that looks like
+        /// a size is taken as the size
         #[arg(value_name = "NAME|SIZE", num_args = 0..=2)]
         words: Vec<String>,
     },
@@ -191,11 +170,11 @@ pub enum Action {
         /// The mode
         #[arg(required = true)]
         mode: Cache,
-        /// Write the mode into the file of the disk, too, as save does
+        /// Write the mode into the file of the disk, too
         #[arg(long)]
         save: bool,
     },
-    /// Set the effect of errors of the storage, and the time after which it is told that it hangs, while the
+    /// Set the effect of errors of the storage, and the time limit after which a hang is reported, while the
     /// guest runs. The queues stop for a moment
     SetErrors(ErrorsArgs),
     /// Make the image of a disk the read-only backing file of a new qcow2 image, in which the guest
@@ -298,7 +277,9 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
         Action::Add(add) => {
             let (parameters, image) = add.parameters()?;
             let reply = connect()?.ask("add the disk", "Add", &parameters, image.as_ref())?;
-            print(&shown(&Call::new("", "", Value::Null), &reply, args.json))
+            print(&shown(&Call::new("", "", Value::Null), &reply, args.json))?;
+            text::warn(&reply);
+            Ok(())
         }
         Action::Backup(backup) => {
             let reply = backup::run(backup, connect()?)?;
@@ -327,14 +308,7 @@ pub fn ctl(args: &CtlArgs) -> Result<(), Failure> {
 fn call(action: &Action) -> Result<Call, Failure> {
     let of = |disk: &Named| json!({"name": disk.name});
     Ok(match action {
-        Action::Limit { disk, group, iops, bandwidth, burst_seconds, none: _, save } => {
-            let burst_ms = burst_seconds.0.as_millis() as u64;
-            let parameters = json!({
-                "name": disk.name, "group": group, "iops": iops, "bandwidth": bandwidth,
-                "burst_ms": burst_ms, "save": save,
-            });
-            Call::new("limit the disk", "Limit", parameters)
-        }
+        Action::Limit(limits) => Call::new("limit the disk", "Limit", limits.parameters()),
         Action::List => {
             Call::new("list the disks", "List", json!({})).told(text::list).of_member("disks")
         }

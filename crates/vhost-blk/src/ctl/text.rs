@@ -7,6 +7,7 @@ use crate::values::Size;
 use indicatif::HumanBytes;
 use serde_json::Value;
 use std::fmt::Write as _;
+use std::io::Write as _;
 
 /// The text of a string, or the JSON of another value; `-` for null.
 pub(super) fn word(value: &Value) -> String {
@@ -256,11 +257,22 @@ fn options_text(status: &Value) -> String {
 
 /// The end of a removal.
 pub(super) fn removed(reply: &Value) -> String {
-    match reply["given_up"] == true {
-        false => done(reply),
-        true => "given up: its image stays in use, and the storage may write to the memory of the guest, until \
+    match (reply["given_up"] == true, reply["config"].as_str()) {
+        (false, None) => done(reply),
+        (false, Some(file)) => {
+            format!("done; its file {file} stays, and a reload adds the disk again; --save removes it\n")
+        }
+        (true, _) => "given up: its image stays in use, and the storage may write to the memory of the guest, until \
                  the storage answers\n"
             .to_owned(),
+    }
+}
+
+/// Prints the warnings of a reply on standard error, also beside JSON.
+pub(super) fn warn(reply: &Value) {
+    for warning in reply["warnings"].as_array().into_iter().flatten() {
+        // A failed write to stderr has no remedy.
+        let _ = writeln!(std::io::stderr(), "vhost-blk: warning: {}", word(warning));
     }
 }
 
@@ -273,6 +285,9 @@ pub(super) fn changes(reply: &Value) -> String {
         let reason = change["reason"].as_str().map(|reason| format!(": {reason}"));
         text += &reason.unwrap_or_default();
         text += "\n";
+        for warning in change["warnings"].as_array().into_iter().flatten() {
+            let _ = writeln!(text, "{}: warning: {}", word(&change["disk"]), word(warning));
+        }
     }
     if text.is_empty() { "nothing to do\n".to_owned() } else { text }
 }
@@ -306,7 +321,7 @@ pub(crate) fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
 
 pub(super) fn limits_text(limits: &Value) -> String {
     let iops = limits["iops"].as_u64().map(|iops| format!("{iops} requests/s"));
-    let bytes = limits["bandwidth"].as_u64().map(|bytes| format!("{}B/s", Size(bytes)));
+    let bytes = limits["bandwidth"].as_u64().map(|bytes| format!("{}/s", exact_bytes(bytes)));
     let rates = match iops.into_iter().chain(bytes).collect::<Vec<_>>() {
         none if none.is_empty() => "none".to_owned(),
         some => format!("{}, burst {} ms", some.join(", "), limits["burst_ms"]),
@@ -314,6 +329,15 @@ pub(super) fn limits_text(limits: &Value) -> String {
     match limits["group"].as_str() {
         Some(group) => format!("{rates}, of the group {group}"),
         None => rates,
+    }
+}
+
+/// Bytes with their largest whole unit, such as `20 MiB`.
+fn exact_bytes(bytes: u64) -> String {
+    let size = Size(bytes).to_string();
+    match size.find(|c: char| c.is_ascii_alphabetic()) {
+        Some(at) => format!("{} {}iB", &size[..at], &size[at..]),
+        None => format!("{size} B"),
     }
 }
 
@@ -417,7 +441,7 @@ name        a
 disk        file a.img (direct)
 size        4096 bytes
 state       serving
-limits      1000 requests/s, 50MB/s, burst 100 ms
+limits      1000 requests/s, 50 MiB/s, burst 100 ms
 data plane  uring (--data-plane says so)
 front-end   connected
 features    0x3

@@ -86,6 +86,11 @@ pub struct NewIoTimeout(pub Option<IoTimeout>);
 
 /// A time limit in seconds, or 0 for none.
 pub fn new_io_timeout(text: &str) -> Result<NewIoTimeout, String> {
-    let limit = if text == "0" { None } else { Some(io_timeout(text)?) };
-    Ok(NewIoTimeout(limit))
+    match text {
+        "0" => Ok(NewIoTimeout(None)),
+        _ => match io_timeout(text) {
+            Ok(limit) => Ok(NewIoTimeout(Some(limit))),
+            Err(why) => Err(format!("{why}, or 0 for none")),
+        },
+    }
 }

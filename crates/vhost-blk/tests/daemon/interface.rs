@@ -2,7 +2,7 @@
 //! The wire protocol, by hand-written bytes.
 
 use crate::common::{self, program};
-use crate::rig::Rig;
+use crate::rig::{Rig, run_line};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -255,6 +255,8 @@ fn failures_of_ctl_with_json_are_json() {
     }
     let line = rig.refused("status b", 1);
     assert!(line.starts_with("vhost-blk: cannot find the disk b: "), "{line}");
+    let told = json_error(&run_line("top --once --json --control-path /none"));
+    assert_eq!((&told["error"], &told["exit_code"]), (&Value::Null, &json!(3)), "{told}");
 }
 
 #[test]

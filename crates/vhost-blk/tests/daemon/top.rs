@@ -212,9 +212,12 @@ fn bad_calls_of_top_are_told() {
     };
     let line = common::one_line(&top(""), 1);
     assert!(line.contains("is no terminal; use --once"), "{line}");
-    for wrong in ["--json", "--once --interval 0", "--once --interval x", "--once --sort x"] {
+    for wrong in ["--once --interval 0", "--once --interval x", "--once --sort x"] {
         common::one_line(&top(wrong), 2);
     }
+    let told = top("--json");
+    let told: serde_json::Value = serde_json::from_slice(&told.stderr).unwrap();
+    assert!(told["why"].as_str().unwrap().contains("--once") && told["exit_code"] == 2, "{told}");
     let mut command = program();
     let line = common::one_line(
         &common::finish(command.args(["top", "--once", "--control-path", "x"])),
