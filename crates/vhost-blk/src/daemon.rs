@@ -75,16 +75,16 @@ fn check(process: &ProcessArgs, folder: &Path) -> Result<(), Failure> {
     for failure in &failures {
         let _ = writeln!(std::io::stderr(), "vhost-blk: {failure}"); // stderr may be gone
     }
+    let of = |count: usize, noun: &str| match count {
+        1 => format!("1 {noun}"),
+        _ => format!("{count} {noun}s"),
+    };
     match failures.len() {
         0 => {
-            let _ = writeln!(std::io::stdout(), "{count} files can be used"); // the status tells it, too
+            let _ = writeln!(std::io::stdout(), "{} can be used", of(count, "file")); // the status tells it, too
             Ok(())
         }
         errors => {
-            let of = |count: usize, noun: &str| match count {
-                1 => format!("1 {noun}"),
-                _ => format!("{count} {noun}s"),
-            };
             let why = format!("{} in {}", of(errors, "error"), of(count, "file"));
             Err(Failure::usage("use all of the configuration", why, "see the lines above"))
         }

@@ -14,8 +14,8 @@ use super::values::{
 use crate::disk::LockWait;
 use crate::disk_options;
 use crate::disks::mirror::Facts;
-use crate::disks::{Disks, Force, Mode, NewDisk, Origin, Removed, Traced};
-use crate::failure::Failure;
+use crate::disks::{Disks, Force, Live, Mode, NewDisk, Origin, Removed, Traced};
+use crate::failure::{Failure, Sort};
 use crate::log;
 use crate::values::{self, Cache, LogLevel, OnError, OnReadError, disk_name};
 use clap::ValueEnum;
@@ -148,7 +148,10 @@ fn of_disk(
 ) -> Result<Value, CallError> {
     let wanted = call.optional("name", text)?;
     let (what, command) = command(disks, method, call)?;
-    let saves = matches!(method, "Limit" | "SetCache" | "SetErrors") && saving::is_wanted(call)?;
+    let saves = match part_of(method) {
+        Some(part) => saving::is_wanted(call)?.then_some(part),
+        None => None,
+    };
     call.no_more()?;
     if method == "Status"
         && let Some(row) = disks.start_of(wanted.as_deref())
@@ -156,7 +159,7 @@ fn of_disk(
         return Ok(json!({"status": null, "unserved": summary_value(&row)}));
     }
     let name = disks.resolve(wanted.as_deref())?;
-    if saves {
+    if saves.is_some() {
         disks.check_save_of(&name)?;
     }
     client.means(&name);
@@ -179,8 +182,23 @@ fn of_disk(
         }
         Answer::Switched(queues) => Ok(json!({"moved_queues": queues})),
         Answer::Resized(bytes) => Ok(json!({"capacity_bytes": bytes})),
-        Answer::Changed(changed) => Ok(saving::changed(disks, client, &name, saves, changed)?),
+        Answer::Changed(changed) => {
+            if let Some(part) = saves {
+                saving::save_changed(disks, client, &name, part)?;
+            }
+            Ok(json!({"changed": changed}))
+        }
         Answer::Refused(why) => Err(Failure::told(what, why).into()),
+    }
+}
+
+/// The options that a method changes and may save.
+fn part_of(method: &str) -> Option<Live> {
+    match method {
+        "Limit" => Some(Live::Limits),
+        "SetCache" => Some(Live::Cache),
+        "SetErrors" => Some(Live::Errors),
+        _ => None,
     }
 }
 
@@ -277,7 +295,7 @@ fn remove(disks: &Disks, client: &Client<'_>, call: &mut Call) -> Result<Value, 
         disks.forget(&name)?;
     }
     let removed = disks.remove(&name, force, || client.is_connected())?;
-    Ok(json!({"given_up": removed == Removed::GivenUp}))
+    Ok(json!({"given_up": removed == Removed::GivenUp, "config": disks.present_file_of(&name)}))
 }
 
 fn add(
@@ -304,10 +322,11 @@ fn add(
     }
     let (wait, added) = (LockWait::from_now(), name.clone());
     disks.add(NewDisk { name, args, origin: Origin::Command, image, taken: None, wait })?;
+    let warnings = disks.notices_of(&added);
     if saves {
         saving::save_added(disks, client, &added)?;
     }
-    Ok(json!({}))
+    Ok(json!({"warnings": warnings}))
 }
 
 fn limit(disks: &Disks, call: &mut Call) -> Result<Command, CallError> {
@@ -344,13 +363,16 @@ fn reload(disks: &Arc<Disks>, client: &Client<'_>, call: &Call) -> Result<Value,
     let what = "read the configuration again";
     let act = "the reload of the configuration".to_owned();
     let turn = disks.turn(what, act, &mut || client.is_connected())?;
-    let reports = disks.reload_now(&turn)?;
+    // A folder that is missing is no error of the call.
+    let reports =
+        disks.reload_now(&turn).map_err(|failure| Failure { sort: Sort::Run, ..failure })?;
     drop(turn);
     let change = |report: &crate::disks::reload::Report| {
         json!({
             "disk": report.disk,
             "outcome": report.outcome.name(),
             "reason": report.reason,
+            "warnings": report.warnings,
         })
     };
     Ok(json!({"changes": reports.iter().map(change).collect::<Vec<_>>()}))

@@ -4,7 +4,7 @@
 use super::client::Client;
 use super::methods::ask;
 use super::protocol::{Call, CallError};
-use crate::disks::{Disks, Force};
+use crate::disks::{Disks, Force, Live};
 use crate::failure::Failure;
 use serde_json::{Value, json};
 use vhost_user::{Answer, Command, Status};
@@ -16,28 +16,28 @@ pub(super) fn is_wanted(call: &mut Call) -> Result<bool, CallError> {
 
 /// Saves a disk with its present options.
 pub(super) fn save(disks: &Disks, client: &Client<'_>, name: &str) -> Result<Value, Failure> {
+    save_part(disks, client, name, Live::All)
+}
+
+fn save_part(disks: &Disks, client: &Client<'_>, name: &str, part: Live) -> Result<Value, Failure> {
     let what = format!("save the disk {name}");
     match ask(disks, client, name, Command::Status, &what)? {
         Answer::Status(status) => {
-            let path = disks.save(name, &status)?;
+            let path = disks.save(name, &status, part)?;
             Ok(json!({"config": path}))
         }
         _ => Err(Failure::run(what, "it has told nothing", "repeat the command")),
     }
 }
 
-/// The reply to a change, which is saved if that is wanted.
-pub(super) fn changed(
+/// Saves the options of a change that holds.
+pub(super) fn save_changed(
     disks: &Disks,
     client: &Client<'_>,
     name: &str,
-    saves: bool,
-    changed: bool,
-) -> Result<Value, Failure> {
-    if saves {
-        save(disks, client, name).map_err(unsaved)?;
-    }
-    Ok(json!({"changed": changed}))
+    part: Live,
+) -> Result<(), Failure> {
+    save_part(disks, client, name, part).map(drop).map_err(unsaved)
 }
 
 /// The error of a change that holds, and could not be saved.

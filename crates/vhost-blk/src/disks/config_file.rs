@@ -2,11 +2,12 @@
 //! The configuration file of a disk that goes on in another image, or with other live options: comments and other options
 //! stay. And that of a disk which has none.
 
+use super::live::Live;
 use crate::config;
 use crate::disk_options;
 use crate::image::inherit;
 use crate::options::DiskArgs;
-use crate::values::{Burst, OnError, word};
+use crate::values::{Burst, Cache, OnError, word};
 use backend::create::sync_folder;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -48,14 +49,14 @@ impl NewConfig {
         NewConfig::write(path, present, |document| set_image(document, new))
     }
 
-    /// As [`NewConfig::prepare`], for options that a running disk can adopt.
+    /// As [`NewConfig::prepare`], for a part of the options that a running disk can adopt.
     ///
     /// # Errors
     /// Cause and remedy.
-    pub(super) fn prepare_live(file: &Path, new: &DiskArgs) -> Result<Self, String> {
+    pub(super) fn prepare_live(file: &Path, new: &DiskArgs, part: Live) -> Result<Self, String> {
         let (path, present) = read(file)?;
         NewConfig::write(path, present, |document| {
-            set_live(document, new);
+            set_live(document, new, part);
             Ok(())
         })
     }
@@ -244,24 +245,27 @@ fn set_image(document: &mut DocumentMut, new: &DiskArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Sets the options that a running disk can adopt.
-fn set_live(document: &mut DocumentMut, new: &DiskArgs) {
+/// Sets this part of the options that a running disk can adopt.
+fn set_live(document: &mut DocumentMut, new: &DiskArgs, part: Live) {
     let number = |number: std::num::NonZeroU64| i64::try_from(number.get()).unwrap_or(i64::MAX);
     let burst = (new.limit_burst != Burst(data_plane::Limits::BURST_DEFAULT))
         .then(|| new.limit_burst.0.as_secs_f64().into());
     // A line with the default stays.
     let on_error = (new.on_error != OnError::Report || document.contains_key("on-error"))
         .then(|| word(new.on_error).into());
-    for (key, value) in [
+    let cache = (new.cache != Cache::Writeback || document.contains_key("cache"))
+        .then(|| word(new.cache).into());
+    let all = [
         ("limit-iops", new.limit_iops.map(|iops| number(iops).into())),
         ("limit-bandwidth", new.limit_bandwidth.map(|bytes| number(bytes).into())),
         ("limit-burst", burst),
         ("limit-group", new.limit_group.as_deref().map(Value::from)),
-        ("cache", Some(word(new.cache).into())),
+        ("cache", cache),
         ("on-error", on_error),
         ("on-read-error", new.on_read_error.map(|policy| word(policy).into())),
         ("io-timeout", new.io_timeout.map(|limit| seconds(limit.0))),
-    ] {
+    ];
+    for (key, value) in all.into_iter().filter(|(key, _)| part.has(key)) {
         match value {
             Some(value) => set(document, key, value),
             None => drop(document.remove(key)),
@@ -363,7 +367,7 @@ mod tests {
         };
         let text_with = |new: &DiskArgs, text: &str| {
             let change = |document: &mut DocumentMut| {
-                set_live(document, new);
+                set_live(document, new, Live::All);
                 Ok(())
             };
             edited(text, change).unwrap()

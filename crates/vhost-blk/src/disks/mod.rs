@@ -31,6 +31,7 @@ mod held;
 mod job;
 pub(crate) mod kept;
 pub(crate) mod layers;
+mod live;
 pub mod lost;
 pub mod merge;
 pub mod mirror;
@@ -53,6 +54,7 @@ pub use bitmaps::BitmapFacts;
 pub use checking::check_files;
 pub use held::Held;
 pub use job::JobFacts;
+pub use live::Live;
 pub use opening::Opened;
 pub use removal::{Force, Removed};
 pub use starting::Start;
@@ -202,6 +204,8 @@ struct Entry {
     backup: Arc<backup::Slot>,
     /// The open image; a disk in memory has none.
     image: Option<Image>,
+    /// Warnings of its start.
+    notices: Vec<String>,
     /// A snapshot, a merge or a mirror has put `image` in place of that of the first options.
     is_exchanged: bool,
     /// The layers around its image.
@@ -377,6 +381,11 @@ impl Disks {
                 )
             }),
         }
+    }
+
+    /// The warnings of the start of a disk that is served.
+    pub fn notices_of(&self, name: &str) -> Vec<String> {
+        self.lock().entry(name).map_or_else(|_| Vec::new(), |entry| entry.notices.clone())
     }
 
     /// Sends a command to a disk.

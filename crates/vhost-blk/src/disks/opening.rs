@@ -37,7 +37,6 @@ pub struct Opened {
     connected: Option<UnixStream>,
     entry: Entry,
     info: Info,
-    notices: Vec<String>,
     reservation: Arc<Reservation>,
     /// The file of its bitmaps.
     consumed: Option<Consumed>,
@@ -139,9 +138,9 @@ impl Disks {
         let consumed = image.as_ref().map(|image| kept::until_served(image, &layers));
         let disk = layers.disk();
         let info = disk.info();
-        let pool = self.pool(args.queues())?;
         let of_start = if device.is_some() { args.without_limits() } else { args.clone() };
-        let mut server = Server::start(disk, lock, &of_start, &self.process, &pool)?;
+        let mut server =
+            Server::start(disk, lock, &of_start, &self.process, &self.pool(args.queues())?)?;
         let taken_over = device.map(|(state, descriptors)| server.take_over(state, descriptors));
         let connected = taken_over.transpose()?.flatten();
         let control = Arc::new(server.control().map_err(no_descriptor)?);
@@ -152,7 +151,6 @@ impl Disks {
         let (endpoint, connected) =
             free.and_then(|()| self.endpoint(front_ends, connected, source))?;
         let (endpoint, socket, front_ends) = parted(endpoint).map_err(no_descriptor)?;
-        let parts = Arc::new(Parts { storage, front_ends });
         let (device, watch) = watched(&args, image.as_ref());
         let entry = Entry {
             args,
@@ -164,16 +162,17 @@ impl Disks {
             socket: socket.map(Arc::new),
             device,
             watch,
-            parts,
+            parts: Arc::new(Parts { storage, front_ends }),
             backup: Arc::default(),
             image,
             is_exchanged,
             layers,
             job: None,
             last_mirror: None,
+            notices,
             after: After::Nothing,
         };
-        Ok(Opened { server, endpoint, connected, entry, info, notices, reservation, consumed })
+        Ok(Opened { server, endpoint, connected, entry, info, reservation, consumed })
     }
 
     /// The parts with which a disk begins, all of an earlier program's.
@@ -353,7 +352,7 @@ fn storage(backend: BackendKind, opened: &disk::Opened) -> io::Result<Storage> {
 
 impl Opened {
     fn log(&self, process: &ProcessArgs) {
-        let Opened { server, entry: Entry { args, layers, .. }, info, notices, .. } = self;
+        let Opened { server, entry: Entry { args, layers, notices, .. }, info, .. } = self;
         notices.iter().for_each(|notice| tracing::warn!("{notice}"));
         if let Some(why) = layers.lost() {
             tracing::warn!(why, "{}", kept::LOST);

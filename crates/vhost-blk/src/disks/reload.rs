@@ -9,6 +9,7 @@
 //! storage that hangs delays no other disk, and its own disk is `starting` until it answers.
 
 use super::changing::{self, DISK_MAX};
+use super::live::Live;
 use super::openers::Job;
 use super::removal::{Purpose, Which};
 use super::starting::Reservation;
@@ -75,6 +76,8 @@ pub struct Report {
     pub outcome: Outcome,
     /// The reason of a failure.
     pub reason: Option<String>,
+    /// Warnings of its start.
+    pub warnings: Vec<String>,
 }
 
 impl Report {
@@ -84,19 +87,22 @@ impl Report {
             let limit = START_MAX.as_secs();
             format!("it is not served yet after {limit} s; check its storage, or remove the disk")
         };
-        Some(match done {
-            Ok(outcome) => {
-                let outcome = outcome?;
-                Report { disk, outcome, reason: (outcome == Outcome::Starting).then(slow) }
-            }
-            Err(failure) => {
-                Report { disk, outcome: Outcome::Failed, reason: Some(failure.to_string()) }
-            }
-        })
+        let (outcome, reason) = match done {
+            Ok(outcome) => (outcome?, (outcome? == Outcome::Starting).then(slow)),
+            Err(failure) => (Outcome::Failed, Some(failure.to_string())),
+        };
+        Some(Report { disk, outcome, reason, warnings: Vec::new() })
+    }
+
+    /// With the warnings of the disk, if it has begun.
+    fn with_warnings(self, disks: &Disks) -> Report {
+        let has_begun = matches!(self.outcome, Outcome::Added | Outcome::Restarted);
+        let warnings = if has_begun { disks.notices_of(&self.disk) } else { Vec::new() };
+        Report { warnings, ..self }
     }
 
     fn log(&self) {
-        let Report { disk, outcome, reason } = self;
+        let Report { disk, outcome, reason, .. } = self;
         match reason {
             None => tracing::info!(disk, outcome = outcome.name(), "configuration"),
             Some(reason) if *outcome == Outcome::Starting => {
@@ -191,8 +197,10 @@ impl Disks {
             treatments.iter().map(|(name, _)| name.clone()).collect();
         let jobs = treatments.into_iter().map(|(name, treatment)| {
             let (sender, treating) = (sender.clone(), Treating::begin(self));
+            let disks = Arc::clone(self);
             Box::new(move || {
                 let report = Report::of(name.clone(), treatment());
+                let report = report.map(|report| report.with_warnings(&disks));
                 drop(treating);
                 report.iter().filter(|it| it.outcome != Outcome::Starting).for_each(Report::log);
                 let _ = sender.send((name, report)); // the reload may not wait any more
@@ -289,7 +297,7 @@ impl Disks {
                 "remove that disk, or rename the file",
             )),
             Some(known) if known.args == args => Ok(None),
-            Some(known) if with_live_options_of(&known.args, &args) == args => {
+            Some(known) if Live::All.put(&args, known.args.clone()) == args => {
                 self.change(name, &known, args).map(|()| Some(Outcome::Changed))
             }
             Some(known) => self.restart(name, &known, args).map(Some),
@@ -320,7 +328,7 @@ impl Disks {
         changing::change(name, &known.control, &known.args, &new)?;
         if let Some(entry) = self.lock().in_table(&known.control) {
             // A snapshot may have changed the others meanwhile.
-            entry.args = with_live_options_of(&entry.args, &new);
+            entry.args = Live::All.put(&new, entry.args.clone());
         }
         Ok(())
     }
@@ -340,21 +348,6 @@ impl Disks {
 pub(super) fn until(patience: Duration) -> impl Fn() -> bool {
     let deadline = Instant::now() + patience;
     move || Instant::now() < deadline
-}
-
-/// `old` with those options of `new` that a running disk can adopt.
-fn with_live_options_of(old: &DiskArgs, new: &DiskArgs) -> DiskArgs {
-    DiskArgs {
-        limit_iops: new.limit_iops,
-        limit_bandwidth: new.limit_bandwidth,
-        limit_burst: new.limit_burst,
-        limit_group: new.limit_group.clone(),
-        cache: new.cache,
-        on_error: new.on_error,
-        on_read_error: new.on_read_error,
-        io_timeout: new.io_timeout,
-        ..old.clone()
-    }
 }
 
 /// The file of a disk.

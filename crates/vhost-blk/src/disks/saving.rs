@@ -6,9 +6,11 @@
 //! | of a command | writes a new file with its present options | of the folder |
 //! | of the folder | writes its present limits, cache mode and treatment of errors into its file | of the folder |
 //!
+//! `--save` of a verb writes only the part of them that the verb changes ([`Live`]) into the file of a disk of the folder.
 //! No reload runs meanwhile. The next one finds the file and the disk alike.
 
 use super::config_file::{self, NewConfig};
+use super::live::Live;
 use super::{Disks, Image, Mode, Origin};
 use crate::disk_options;
 use crate::failure::Failure;
@@ -20,11 +22,12 @@ use std::path::{Path, PathBuf};
 use vhost_user::Status;
 
 impl Disks {
-    /// Writes the file of a disk, with its present options. `status`: its present state. Returns the path of the file.
+    /// Writes the file of a disk, with its present options. `status`: its present state; `part`: the options that are
+    /// written into a file that exists. Returns the path of the file.
     ///
     /// # Errors
     /// [`Failure`] if there is no folder or no such disk, or the file cannot be written. It is as before then.
-    pub fn save(&self, name: &str, status: &Status) -> Result<PathBuf, Failure> {
+    pub fn save(&self, name: &str, status: &Status, part: Live) -> Result<PathBuf, Failure> {
         let what = format!("save the disk {name}");
         let failed = |why: String| Failure::told(&what, why);
         let path = self.config_path(&what, name)?;
@@ -36,20 +39,21 @@ impl Disks {
             let entry = state.entry(name)?;
             (entry.args.clone(), entry.origin, entry.control.clone(), entry.image.clone())
         };
-        let args = present(args, status);
+        let now = present(args.clone(), status);
         match origin {
             Origin::Folder => {
-                let config = NewConfig::prepare_live(&path, &args).map_err(failed)?;
+                let args = part.put(&now, args);
+                let config = NewConfig::prepare_live(&path, &args, part).map_err(failed)?;
                 config.replace(false).map_err(failed)?;
             }
             Origin::Command => {
-                let args = of_new_file(args, image.as_ref()).map_err(failed)?;
+                let args = of_new_file(now, image.as_ref()).map_err(failed)?;
                 config_file::create(&path, &args).map_err(failed)?;
             }
         }
         if let Some(entry) = self.lock().with_device(&control) {
             // Not those from before the write: another command may have changed the rest.
-            let args = saved(entry.args.clone(), origin, status).map_err(failed)?;
+            let args = saved(entry.args.clone(), origin, status, part).map_err(failed)?;
             (entry.args, entry.origin) = (args, Origin::Folder);
         }
         Ok(path)
@@ -70,7 +74,9 @@ impl Disks {
             (entry.args.clone(), entry.origin, entry.image.clone())
         };
         match origin {
-            Origin::Folder => NewConfig::prepare_live(&path, &args).map(drop).map_err(failed),
+            Origin::Folder => {
+                NewConfig::prepare_live(&path, &args, Live::All).map(drop).map_err(failed)
+            }
             Origin::Command => {
                 self.check_save(name)?;
                 let args = of_new_file(args, image.as_ref()).map_err(failed)?;
@@ -93,6 +99,12 @@ impl Disks {
             }
             Err(_) => Ok(()),
         }
+    }
+
+    /// The path of the file of a disk, if there is one.
+    pub fn present_file_of(&self, name: &str) -> Option<PathBuf> {
+        let path = self.config_path("", name).ok()?;
+        path.symlink_metadata().is_ok().then_some(path)
     }
 
     /// Removes the file of a disk.
@@ -157,11 +169,11 @@ fn present(args: DiskArgs, status: &Status) -> DiskArgs {
 }
 
 /// The options of a disk after a save: `args`, with what its file has new.
-fn saved(args: DiskArgs, origin: Origin, status: &Status) -> Result<DiskArgs, String> {
-    let args = present(args, status);
+fn saved(args: DiskArgs, origin: Origin, status: &Status, part: Live) -> Result<DiskArgs, String> {
+    let now = present(args.clone(), status);
     match origin {
-        Origin::Folder => Ok(args),
-        Origin::Command => absolute(args),
+        Origin::Folder => Ok(part.put(&now, args)),
+        Origin::Command => absolute(now),
     }
 }
 

@@ -107,7 +107,7 @@ pub enum Obstacle {
     #[error("{0}")]
     Work(&'static str),
     /// It cannot outlive its program.
-    #[error("{0}; restart the daemon instead")]
+    #[error("{0}; remove the disk first, or restart the daemon instead")]
     Bound(&'static str),
     /// An error of the storage has halted it, and it keeps requests.
     #[error("an error of the storage has halted the disk; resume it before the upgrade")]

@@ -34,14 +34,30 @@ fn disks_are_added_served_and_removed_and_leave_nothing() {
 
 #[test]
 fn a_disk_that_does_not_start_says_why_and_hurts_no_other() {
-    let rig = Rig::new();
+    let mut rig = Rig::new();
     rig.add("a", "");
+    std::os::unix::fs::symlink("a.img", rig.path("link.img")).unwrap();
     let mut guest = rig.guest("a");
     for (words, code, reason) in [
         ("add a --blk-file disk.img --socket-path x.sock", 1, "there is a disk of this name"),
-        ("add b --blk-file a.img --socket-path x.sock", 1, "in use by"),
+        (
+            "add b --blk-file a.img --socket-path x.sock",
+            1,
+            "a.img: the disk a of this daemon has it; remove that disk (vhost-blk ctl remove a), or \
+             name another image",
+        ),
+        (
+            "add b --read-only --blk-file link.img --socket-path x.sock",
+            1,
+            "the disk a of this daemon",
+        ),
         ("add b --blk-file none.img --socket-path x.sock", 1, "none.img"),
-        ("add b --blk-file disk.img --socket-path a.sock", 1, "another process serves"),
+        (
+            "add b --blk-file disk.img --socket-path a.sock",
+            1,
+            "a.sock: the disk a of this daemon has it; remove that disk (vhost-blk ctl remove a), or \
+             name another socket",
+        ),
         ("add b --blk-file disk.img --socket-path ctl", 2, "same path"),
         ("add b --blk-file disk.img", 2, "--socket-path"),
         ("add b --socket-path x.sock", 2, "--blk-file"),
@@ -57,6 +73,76 @@ fn a_disk_that_does_not_start_says_why_and_hurts_no_other() {
     guest.write(0, &[1; 512]).unwrap();
     // Nothing of the failed ones holds the image.
     rig.ok("add b --blk-file disk.img --socket-path x.sock --num-queues 1");
+    // An image of another disk is not waited for.
+    drop(guest);
+    rig.ok("stop");
+    rig.daemon.wait();
+    let log = rig.daemon.rest_of_stderr();
+    assert!(!log.contains("waits for"), "{log}");
+}
+
+#[test]
+fn a_backing_file_of_another_disk_is_refused_with_the_name_of_that_disk() {
+    let rig = Rig::new();
+    let made = run_line(&format!(
+        "create --format qcow2 --backing disk.img --backing-format raw {}",
+        rig.path("top").display()
+    ));
+    assert!(made.status.success(), "{made:?}");
+    let qcow2 = "--format qcow2 --allow-backing same-dir --num-queues 1";
+    rig.ok(&format!("add a --blk-file top --socket-path a.sock {qcow2}"));
+    let line = rig.refused("add b --blk-file disk.img --socket-path b.sock", 1);
+    assert!(
+        line.contains("disk.img: the disk a of this daemon has it; remove that disk"),
+        "{line}"
+    );
+    rig.ok("remove a");
+    rig.ok("add b --blk-file disk.img --socket-path b.sock --num-queues 1");
+    // The image has no other disk, and its backing file has one.
+    let line = rig.refused(&format!("add a --blk-file top --socket-path a.sock {qcow2}"), 1);
+    assert!(line.contains("in use by another disk of this program"), "{line}");
+}
+
+#[test]
+fn warnings_of_a_start_reach_its_command() {
+    let rig = Rig::of_folder(&[]);
+    std::fs::write(rig.path("odd.img"), [1; 700]).unwrap();
+    let told = "the last 188 bytes of";
+    let output = rig.ctl("add a --blk-file odd.img --socket-path a.sock --num-queues 1");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(common::stdout(&output), "done\n");
+    assert!(stderr.starts_with("vhost-blk: warning: ") && stderr.contains(told), "{stderr}");
+    rig.ok("remove a");
+    let reply = rig.json("add a --blk-file odd.img --socket-path a.sock --num-queues 1");
+    assert!(reply["warnings"][0].as_str().unwrap().contains(told), "{reply}");
+    rig.ok("remove a");
+    rig.write_file("a", "blk-file = '@/odd.img'\nsocket-path = '@/a.sock'\nnum-queues = 1\n");
+    let text = rig.ok("reload");
+    assert!(text.starts_with("a: added\na: warning: ") && text.contains(told), "{text}");
+}
+
+#[test]
+fn a_disk_without_a_file_names_the_way_to_another_size_and_image() {
+    let rig = Rig::new();
+    rig.ok("add n --backend null --size 1M --socket-path n.sock --num-queues 1");
+    let line = rig.refused("resize n 2M", 1);
+    assert!(line.contains("remove the disk, and add it with another --size"), "{line}");
+    rig.add("a", "");
+    let line = rig.refused("commit a", 1);
+    let told = "cannot commit the image of the disk a: its image has no backing file; there is nothing to commit";
+    assert!(line.contains(told), "{line}");
+}
+
+#[test]
+fn a_socket_of_a_disk_is_told_from_a_control_socket() {
+    let rig = Rig::new();
+    rig.add("a", "");
+    let mut command = common::program();
+    command.current_dir(rig.place.dir.path()).args(["ctl", "--control-path", "a.sock", "list"]);
+    let line = common::one_line(&common::finish(&mut command), 3);
+    let told = "this is the vhost-user socket of a disk, not a control socket; give the daemon's";
+    assert!(line.contains(told), "{line}");
+    rig.guest("a").write(0, &[1; 512]).unwrap();
 }
 
 #[test]
@@ -299,7 +385,7 @@ fn a_passed_descriptor_needs_no_path_that_the_daemon_can_see() {
     let mut raw = rig.connect();
     let bytes = format!("{call}\0");
     common::send_with_descriptor(&raw.stream, bytes.as_bytes(), image.as_raw_fd());
-    assert_eq!(raw.receive(), json!({"parameters": {}}));
+    assert_eq!(raw.receive(), json!({"parameters": {"warnings": []}}));
     rig.guest("a").write(0, &[7; 512]).unwrap();
     assert_eq!(std::fs::read(rig.path("disk.img")).unwrap()[..512], [7; 512]);
 }

@@ -317,7 +317,9 @@ fn a_check_of_the_folder_prints_each_error_and_serves_nothing() {
         ("c", "blk-file = '/x'\nsocket-path = '@/a.sock'\n"),
         ("d", "blk-file = 5 5"),
         ("e", "blk-file = '/y'"),
+        ("f", "blk-file = '/z'\nsocket-path = '@/f.sock'\nnum-queues = 1000"),
     ]);
+    std::fs::create_dir(place.path("conf/g.toml")).unwrap();
     let check = || {
         let mut command = crate::common::program();
         command.args(["daemon", "--check", "--config-dir"]).arg(place.path("conf"));
@@ -330,17 +332,25 @@ fn a_check_of_the_folder_prints_each_error_and_serves_nothing() {
         "serve a and c: both have the socket",
         "serve b and c: both have the image /x",
         "d.toml: line 1",
-        "e.toml: cannot choose a socket: none is given",
-        "4 errors in 5 files",
+        "e.toml: cannot choose a socket: none is given; give `socket-path`\n",
+        "f.toml: line 3: `num-queues` is '1000'; give a number from 1 to 64\n",
+        "g.toml: it is a folder",
+        "6 errors in 7 files",
     ] {
         assert!(text.contains(told), "{told}: {text}");
     }
-    assert_eq!(text.lines().count(), 5, "{text}");
-    ["c", "d", "e"].iter().for_each(|name| {
+    assert_eq!(text.lines().count(), 7, "{text}");
+    std::fs::remove_dir(place.path("conf/g.toml")).unwrap();
+    ["c", "d", "e", "f"].iter().for_each(|name| {
         std::fs::remove_file(place.path(&format!("conf/{name}.toml"))).unwrap();
     });
     let output = check();
     assert_eq!(crate::common::stdout(&output), "2 files can be used\n");
     assert_eq!(output.status.code(), Some(0));
+    std::fs::remove_file(place.path("conf/b.toml")).unwrap();
+    assert_eq!(crate::common::stdout(&check()), "1 file can be used\n");
+    std::fs::remove_dir_all(place.path("conf")).unwrap();
+    let line = crate::common::one_line(&check(), 2);
+    assert!(line.contains("check --config-dir"), "{line}");
     assert!(!place.path("a.sock").exists());
 }

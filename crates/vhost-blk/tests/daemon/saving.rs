@@ -67,8 +67,12 @@ fn a_saved_disk_is_of_the_folder_and_is_served_again_after_a_restart() {
     assert_eq!(status["limits"]["burst_ms"], 500);
     assert_eq!(rig.ok("reload"), "nothing to do\n");
     // A removal without --save ends with the next start.
-    rig.ok("remove kept");
-    rig.ok("remove later --save");
+    let told = format!(
+        "done; its file {} stays, and a reload adds the disk again; --save removes it\n",
+        rig.path("conf/kept.toml").display()
+    );
+    assert_eq!(rig.ok("remove kept"), told);
+    assert_eq!(rig.ok("remove later --save"), "done\n");
     assert!(!rig.path("conf/later.toml").exists());
     assert_eq!(rig.ok("reload"), "kept: added\n");
 }
@@ -81,6 +85,8 @@ fn limits_and_the_cache_mode_are_saved_into_the_file_of_a_disk_with_its_comments
     assert!(text_of(&rig, "a").contains("limit-iops = 5 # slow"));
     rig.ok("limit a --iops 8 --save");
     rig.ok("limit b --group gold --iops 3 --save");
+    // A default that the file does not name.
+    assert!(!text_of(&rig, "a").contains("cache"), "{}", text_of(&rig, "a"));
     rig.ok("set-cache a writethrough --save");
     let text = text_of(&rig, "a");
     for part in ["limit-iops = 8 # slow\n", "# The end.\n", "cache = \"writethrough\"\n"] {
@@ -93,6 +99,29 @@ fn limits_and_the_cache_mode_are_saved_into_the_file_of_a_disk_with_its_comments
     rig.ok("limit b --none --save");
     assert!(!text_of(&rig, "b").contains("limit"), "{}", text_of(&rig, "b"));
     assert_eq!(rig.ok("reload"), "nothing to do\n");
+}
+
+#[test]
+fn the_saving_of_a_change_leaves_other_changes_of_the_running_disk_out() {
+    let mut rig = Rig::of_folder(&[("a", &file("a", ""))]);
+    rig.ok("limit a --iops 9");
+    rig.ok("set-errors a --on-error stop");
+    rig.ok("set-cache a writethrough --save");
+    let text = text_of(&rig, "a");
+    assert!(text.contains("cache = \"writethrough\"\n"), "{text}");
+    assert!(!text.contains("limit") && !text.contains("on-error"), "{text}");
+    // The running disk keeps them.
+    assert_eq!(rig.ok("reload"), "nothing to do\n");
+    assert_eq!(rig.json("status a")["limits"]["iops"], 9);
+    rig.ok("set-errors a --io-timeout 5 --save");
+    let text = text_of(&rig, "a");
+    assert!(!text.contains("limit") && text.contains("on-error = \"stop\"\n"), "{text}");
+    restart(&mut rig);
+    let status = rig.json("status a");
+    assert_eq!((&status["limits"]["iops"], &status["writeback"]), (&Value::Null, &json!(false)));
+    rig.ok("limit a --iops 9");
+    rig.ok("save a");
+    assert!(text_of(&rig, "a").contains("limit-iops = 9\n"));
 }
 
 #[test]

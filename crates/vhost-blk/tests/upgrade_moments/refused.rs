@@ -93,7 +93,7 @@ fn a_disk_in_the_memory_of_the_program_is_not_thrown_away() {
     command.arg(&place.socket).arg("--control-path").arg(&control);
     let _daemon = Daemon::start(&mut command, &control);
     let line = one_line(&ctl(&control, &["upgrade"]), 1);
-    assert!(line.contains("restart the daemon instead"), "{line}");
+    assert!(line.contains("remove the disk first, or restart the daemon instead"), "{line}");
 }
 
 #[test]

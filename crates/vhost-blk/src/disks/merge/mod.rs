@@ -61,7 +61,7 @@ use std::thread;
 use std::time::Duration;
 use vhost_user::Replacement;
 
-const WHAT: &str = "merge the image into its backing file, of";
+const WHAT: &str = "commit the image of the disk";
 /// Interval of the look at the client while the bandwidth is used up.
 const LOOK: Duration = Duration::from_millis(50);
 /// The reason of a merge that was ended.

@@ -12,7 +12,7 @@ use qcow2::merge::Merge;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const NO_BACKING: &str = "its image has no backing file; nothing is to be merged";
+const NO_BACKING: &str = "its image has no backing file; there is nothing to commit";
 
 /// A merge that can be begun.
 pub(super) struct Plan {
