@@ -6,7 +6,7 @@
 //! | of a command | writes a new file with its present options | of the folder |
 //! | of the folder | writes its present limits, cache mode and treatment of errors into its file | of the folder |
 //!
-//! `--save` of a verb writes only the part of them that the verb changes ([`Live`]) into the file of a disk of the folder.
+//! `--save` of a verb writes only the part of them that the verb changes ([`Live`]) into the file of such a disk.
 //! No reload runs meanwhile. The next one finds the file and the disk alike.
 
 use super::config_file::{self, NewConfig};
