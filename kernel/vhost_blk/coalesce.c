@@ -73,7 +73,7 @@ bool vhost_blk_coalesce_chosen(const struct vhost_blk_queue *q)
 static void vhost_blk_begin_anew(struct vhost_blk_coalesce *c)
 {
 	c->chosen = false;
-	vhost_blk_trial_init(&c->trial);
+	vhost_blk_trial_init(&c->trial, true);
 }
 
 /*

@@ -24,7 +24,7 @@ const unsigned int vhost_blk_portion_sizes[VHOST_BLK_PORTION_SIZES] = { 2, 4, 8,
 void vhost_blk_portion_init(struct vhost_blk_portion *portion)
 {
 	*portion = (struct vhost_blk_portion) { .chosen = VHOST_BLK_PORTION_FIRST };
-	vhost_blk_trial_init(&portion->trial);
+	vhost_blk_trial_init(&portion->trial, false);
 }
 
 static void vhost_blk_choose_candidate(struct vhost_blk_portion *portion)

@@ -16,8 +16,9 @@
 
 #include "trial.h"
 
-/* Blocks of a trial at most. */
+/* Blocks of a trial at most, and of one with a likely gain. */
 #define VHOST_BLK_BLOCKS	64u
+#define VHOST_BLK_LIKELY_BLOCKS	6u
 /* A whole rate, as a gain. */
 #define VHOST_BLK_GAIN_UNIT	10000
 /* Square of the standard deviation of a gain at least (5 %): a few blocks may agree by chance. */
@@ -40,9 +41,11 @@
 /**
  * vhost_blk_trial_init - begin anew, with the shortest pause
  * @trial: the trial
+ * @likely: a likely gain is enough
  */
-void vhost_blk_trial_init(struct vhost_blk_trial *trial)
+void vhost_blk_trial_init(struct vhost_blk_trial *trial, bool likely)
 {
+	trial->likely = likely;
 	trial->windows = 0;
 	trial->pause = VHOST_BLK_PAUSE_MIN;
 	trial->until = VHOST_BLK_PAUSE_MIN;
@@ -71,7 +74,9 @@ static enum vhost_blk_trial_step vhost_blk_trial_begin(struct vhost_blk_trial *t
 {
 	if (trial->until--)
 		return VHOST_BLK_TRIAL_NONE;
-	*trial = (struct vhost_blk_trial) { .windows = 1, .pause = trial->pause };
+	*trial = (struct vhost_blk_trial) {
+		.likely = trial->likely, .windows = 1, .pause = trial->pause
+	};
 	return VHOST_BLK_TRIAL_BEGINS;
 }
 
@@ -113,10 +118,12 @@ static enum vhost_blk_trial_step vhost_blk_trial_verdict(struct vhost_blk_trial 
 		return vhost_blk_trial_end(trial, true);
 	if (vhost_blk_above_errors(trial, -above, VHOST_BLK_LOSS_ERRORS))
 		return vhost_blk_trial_end(trial, false);
-	if (trial->blocks < VHOST_BLK_BLOCKS)
+	if (trial->blocks < (trial->likely ? VHOST_BLK_LIKELY_BLOCKS : VHOST_BLK_BLOCKS))
 		return VHOST_BLK_TRIAL_GOES_ON;
-	return vhost_blk_trial_end(trial, above > 0 && (wanted < 0 ||
-		vhost_blk_above_errors(trial, trial->sum, VHOST_BLK_WIN_ERRORS)));
+	if (trial->likely || wanted < 0)
+		return vhost_blk_trial_end(trial, above > 0);
+	return vhost_blk_trial_end(trial, above > 0 &&
+		vhost_blk_above_errors(trial, trial->sum, VHOST_BLK_WIN_ERRORS));
 }
 
 /**

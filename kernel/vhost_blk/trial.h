@@ -23,6 +23,8 @@ struct vhost_blk_tally {
 
 /**
  * struct vhost_blk_trial - a comparison of the present choice with another one; see trial.c
+ * @likely: the better mean of few blocks is enough for a change, because a wrong choice costs less
+ *	    than a late one; otherwise the gain has to be more than chance
  * @windows: windows of the present trial that have ended, plus 1; 0: there is no trial
  * @rates: sums of the rates of the present block's windows, of the present choice and of the other
  *	   one, in requests a second
@@ -35,6 +37,7 @@ struct vhost_blk_tally {
  * A gain is the other choice's, in 1/10000 of the rate.
  */
 struct vhost_blk_trial {
+	bool likely;
 	unsigned int windows;
 	u64 rates[2];
 	unsigned int blocks;
@@ -75,7 +78,7 @@ static inline bool vhost_blk_trial_differs(const struct vhost_blk_trial *trial)
 	return trial->windows && (window == 1 || window == 2);
 }
 
-void vhost_blk_trial_init(struct vhost_blk_trial *trial);
+void vhost_blk_trial_init(struct vhost_blk_trial *trial, bool likely);
 void vhost_blk_trial_abandon(struct vhost_blk_trial *trial);
 enum vhost_blk_trial_step vhost_blk_trial_window(struct vhost_blk_trial *trial,
 						 const struct vhost_blk_tally *window, int wanted);

@@ -11,7 +11,7 @@
 
 use crate::latency::Nanos;
 use crate::plane::Coalesce;
-use crate::trial::{self, GAIN, Step, Trial, WINDOW_REQUESTS_MIN};
+use crate::trial::{self, GAIN, Proof, Step, Trial, WINDOW_REQUESTS_MIN};
 use std::ops::AddAssign;
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ impl Coalescer {
             held: None,
             uncalled: 0,
             chosen: false,
-            trial: Trial::new(),
+            trial: Trial::new(Proof::Likely),
             tallies: [Tally::default(); 2],
             was_idle: false,
             window: Window::default(),

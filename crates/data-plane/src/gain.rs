@@ -6,6 +6,8 @@
 //! The relative gains of the blocks have a mean and a standard error: a trial goes on until the error is small enough
 //! for the mean, or until it has its last block.
 
+use crate::trial::Proof;
+
 /// Standard deviation of a block's gain at least: a few blocks may agree by chance.
 const DEVIATION_MIN: f64 = 0.05;
 /// Blocks, and standard errors between the mean and the wanted gain, for a win before the last window. More errors than
@@ -37,7 +39,7 @@ impl Gains {
 
     /// Returns whether the other choice gains more than the share `wanted`, as soon as that is sure. Before the `last`
     /// block `None`: it is not. A negative share is a loss that the other choice may have.
-    pub(crate) fn verdict(&self, wanted: f64, last: bool) -> Option<bool> {
+    pub(crate) fn verdict(&self, wanted: f64, proof: Proof, last: bool) -> Option<bool> {
         let blocks = f64::from(self.blocks);
         let mean = self.sum / blocks;
         let variance = (self.squares - self.sum * mean) / (blocks - 1.0);
@@ -46,19 +48,26 @@ impl Gains {
             () if self.blocks < 2 => last.then_some(false),
             () if self.blocks >= EARLY_BLOCKS && mean - wanted > EARLY_ERRORS * error => Some(true),
             () if mean + LOSS_ERRORS * error < wanted => Some(false),
-            () => last.then_some(mean > wanted && (wanted < 0.0 || mean > WIN_ERRORS * error)),
+            () if proof == Proof::Likely || wanted < 0.0 => last.then_some(mean > wanted),
+            () => last.then_some(mean > wanted && mean > WIN_ERRORS * error),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::trial::{GAIN, Step, Trial};
+    use crate::trial::{GAIN, Proof, Step, Trial};
 
     /// The outcome of a trial with this gain, whose windows vary by the share `noise` (one standard deviation), and its
     /// windows.
-    fn trial(random: &mut fastrand::Rng, wanted: f64, gain: f64, noise: f64) -> (bool, u32) {
-        let (mut trial, mut windows) = (Trial::new(), 0);
+    fn trial(
+        random: &mut fastrand::Rng,
+        proof: Proof,
+        wanted: f64,
+        gain: f64,
+        noise: f64,
+    ) -> (bool, u32) {
+        let (mut trial, mut windows) = (Trial::new(proof), 0);
         loop {
             // Twelve uniform numbers have a variance of one.
             let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
@@ -71,10 +80,11 @@ mod tests {
     }
 
     /// The share of trials that the other choice wins, and their mean number of windows.
-    fn trials(wanted: f64, gain: f64, noise: f64) -> (f64, f64) {
+    fn trials(proof: Proof, wanted: f64, gain: f64, noise: f64) -> (f64, f64) {
         const TRIALS: u32 = 2000;
         let mut random = fastrand::Rng::with_seed(9);
-        let all: Vec<_> = (0..TRIALS).map(|_| trial(&mut random, wanted, gain, noise)).collect();
+        let all: Vec<_> =
+            (0..TRIALS).map(|_| trial(&mut random, proof, wanted, gain, noise)).collect();
         let wins = all.iter().filter(|(wins, _)| *wins).count();
         let windows: u32 = all.iter().map(|(_, windows)| windows).sum();
         (wins as f64 / f64::from(TRIALS), f64::from(windows) / f64::from(TRIALS))
@@ -84,7 +94,7 @@ mod tests {
     fn chance_changes_nothing() {
         for noise in [0.0, 0.02, 0.05, 0.1, 0.2] {
             for gain in [0.0, -0.02, -0.1] {
-                let (wins, _) = trials(GAIN, gain, noise);
+                let (wins, _) = trials(Proof::Sure, GAIN, gain, noise);
                 assert!(wins < 0.04, "noise {noise}, gain {gain}: {wins} of the trials");
             }
         }
@@ -95,7 +105,7 @@ mod tests {
         for (gain, noise, share) in
             [(0.06, 0.0, 1.0), (0.1, 0.05, 0.99), (0.1, 0.15, 0.9), (0.2, 0.2, 0.96)]
         {
-            let (wins, _) = trials(GAIN, gain, noise);
+            let (wins, _) = trials(Proof::Sure, GAIN, gain, noise);
             assert!(wins >= share, "noise {noise}, gain {gain}: {wins} of the trials");
         }
     }
@@ -103,7 +113,7 @@ mod tests {
     #[test]
     fn a_clear_outcome_is_found_soon() {
         for (gain, most) in [(0.3, 18.0), (-0.15, 10.0)] {
-            let (_, windows) = trials(GAIN, gain, 0.05);
+            let (_, windows) = trials(Proof::Sure, GAIN, gain, 0.05);
             assert!(windows < most, "gain {gain}: {windows} windows");
         }
     }
@@ -111,10 +121,18 @@ mod tests {
     #[test]
     fn a_small_loss_is_accepted_and_a_large_one_is_not() {
         for (noise, share) in [(0.0, 1.0), (0.05, 0.99), (0.1, 0.9)] {
-            let (wins, _) = trials(-GAIN, 0.0, noise);
+            let (wins, _) = trials(Proof::Sure, -GAIN, 0.0, noise);
             assert!(wins >= share, "noise {noise}: {wins} of the trials");
-            let (wins, _) = trials(-GAIN, -0.1, noise);
+            let (wins, _) = trials(Proof::Sure, -GAIN, -0.1, noise);
             assert!(wins < 0.02, "noise {noise}: {wins} of the trials");
         }
+    }
+
+    #[test]
+    fn a_likely_gain_is_decided_soon_and_mostly_well() {
+        let (wins, windows) = trials(Proof::Likely, -GAIN, 0.2, 0.25);
+        assert!(wins > 0.85 && windows < 24.0, "{wins} of the trials in {windows} windows");
+        let (wins, _) = trials(Proof::Likely, -GAIN, -0.3, 0.25);
+        assert!(wins < 0.05, "{wins} of the trials");
     }
 }

@@ -5,7 +5,7 @@
 //! with the two rings take turns, and the rates of transfers decide. A thread tries for all its disks
 //! with poll queues, because they share its rings and its time.
 
-use crate::trial::{GAIN, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
+use crate::trial::{GAIN, Proof, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
 use std::time::Instant;
 
 /// Transfers between two readings of the clock.
@@ -24,7 +24,12 @@ pub(crate) struct PollTrial {
 impl PollTrial {
     /// Begins with polled transfers.
     pub(crate) fn new() -> Self {
-        PollTrial { chosen: true, trial: Trial::new(), since: Instant::now(), transfers: 0 }
+        PollTrial {
+            chosen: true,
+            trial: Trial::new(Proof::Sure),
+            since: Instant::now(),
+            transfers: 0,
+        }
     }
 
     /// Counts a transfer. Returns whether it is to be polled.

@@ -10,7 +10,7 @@
 //! of finished requests are compared. The other size has to win by more than chance ([`crate::gain`]).
 //! Kicks and the parts of a request do not count: a thread that sleeps more often gets more of them.
 
-use crate::trial::{GAIN, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
+use crate::trial::{GAIN, Proof, Step, Trial, WINDOW, WINDOW_MAX, WINDOW_REQUESTS_MIN};
 use std::time::Instant;
 
 /// Portion sizes, in requests.
@@ -61,7 +61,7 @@ impl Portion {
             chosen: FIRST,
             candidate: FIRST,
             smaller_next: true,
-            trial: Trial::new(),
+            trial: Trial::new(Proof::Sure),
             window: Window::since(Instant::now()),
         }
     }

@@ -20,12 +20,23 @@ const PAUSE_WINDOWS_MAX: u32 = 1024;
 pub(crate) const GAIN: f64 = 0.03;
 /// Windows of a block, in the order ABBA.
 const BLOCK_WINDOWS: u32 = 4;
-/// Windows of a trial at most.
-const TRIAL_WINDOWS: u32 = 256;
+/// Windows of a trial at most, for each [`Proof`].
+const SURE_WINDOWS: u32 = 256;
+const LIKELY_WINDOWS: u32 = 24;
+
+/// The proof that a change needs at the end of a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// The gain is more than chance.
+    Sure,
+    /// The mean gain is large enough: a wrong choice costs less than a late one.
+    Likely,
+}
 
 /// The trials of one choice, and the pauses between them.
 #[derive(Debug)]
 pub(crate) struct Trial {
+    proof: Proof,
     /// Windows of the present trial so far.
     windows: Option<u32>,
     /// Sums of the rates of the present block, with the present choice and with the other one.
@@ -49,10 +60,10 @@ pub(crate) enum Step {
 
 impl Trial {
     /// Begins with the shortest pause.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(proof: Proof) -> Self {
         let mut pause = Backoff::new(PAUSE_WINDOWS_MIN, PAUSE_WINDOWS_MAX);
         pause.begin();
-        Trial { windows: None, block: [0.0; 2], gains: Gains::default(), pause }
+        Trial { proof, windows: None, block: [0.0; 2], gains: Gains::default(), pause }
     }
 
     /// Returns whether the present window uses the other choice. The order is ABBA, so that a steady
@@ -74,9 +85,15 @@ impl Trial {
         if !windows.is_multiple_of(BLOCK_WINDOWS) {
             return Step::GoesOn;
         }
-        let last = *windows == TRIAL_WINDOWS;
+        let windows_max = match self.proof {
+            Proof::Sure => SURE_WINDOWS,
+            Proof::Likely => LIKELY_WINDOWS,
+        };
+        let last = *windows == windows_max;
         self.gains.count(std::mem::take(&mut self.block));
-        let Some(changes) = self.gains.verdict(wanted, last) else { return Step::GoesOn };
+        let Some(changes) = self.gains.verdict(wanted, self.proof, last) else {
+            return Step::GoesOn;
+        };
         self.end(changes);
         Step::Ended { changes }
     }
@@ -136,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_windows_of_both_choices_have_the_order_abba() {
-        let mut trial = Trial::new();
+        let mut trial = Trial::new(Proof::Sure);
         for _ in 0..2 {
             pause(&mut trial);
             let order: Vec<_> = (1..=8)
@@ -154,17 +171,19 @@ mod tests {
 
     #[test]
     fn a_trial_of_equal_rates_ends_with_its_last_window() {
-        let mut trial = Trial::new();
-        pause(&mut trial);
-        let steps: Vec<_> = (1..=TRIAL_WINDOWS).map(|_| trial.count(1.0, 0.0)).collect();
-        let (last, before) = steps.split_last().expect("windows");
-        assert_eq!(*last, Step::Ended { changes: false });
-        assert!(before.iter().all(|step| *step == Step::GoesOn));
+        for (proof, windows) in [(Proof::Sure, SURE_WINDOWS), (Proof::Likely, LIKELY_WINDOWS)] {
+            let mut trial = Trial::new(proof);
+            pause(&mut trial);
+            let steps: Vec<_> = (1..=windows).map(|_| trial.count(1.0, 0.0)).collect();
+            let (last, before) = steps.split_last().expect("windows");
+            assert_eq!(*last, Step::Ended { changes: false });
+            assert!(before.iter().all(|step| *step == Step::GoesOn));
+        }
     }
 
     #[test]
     fn pauses_double_until_a_change_and_an_abandoned_trial_begins_again_at_once() {
-        let mut trial = Trial::new();
+        let mut trial = Trial::new(Proof::Sure);
         let mut next = |changes: bool| {
             let windows = pause(&mut trial);
             trial.end(changes);

@@ -74,7 +74,7 @@ static double varying(double noise)
 }
 
 /* Per cent of trials that change the choice, for one with this gain. */
-static unsigned int changes(int wanted, double gain, double noise)
+static unsigned int changes(bool likely, int wanted, double gain, double noise)
 {
 	unsigned int ended = 0, changed = 0;
 	struct vhost_blk_trial trial;
@@ -82,7 +82,7 @@ static unsigned int changes(int wanted, double gain, double noise)
 	while (ended < 2000) {
 		enum vhost_blk_trial_step step = VHOST_BLK_TRIAL_NONE;
 
-		vhost_blk_trial_init(&trial);
+		vhost_blk_trial_init(&trial, likely);
 		while (step < VHOST_BLK_TRIAL_KEEPS) {
 			double rate = vhost_blk_trial_differs(&trial) ? 1 + gain : 1;
 			struct vhost_blk_tally window = {
@@ -100,13 +100,15 @@ static unsigned int changes(int wanted, double gain, double noise)
 static void trials(void)
 {
 	for (double noise = 0.05; noise < 0.3; noise *= 2) {
-		printf("chance %d\n", changes(VHOST_BLK_TRIAL_GAIN, 0, noise) < 4);
-		printf("loses %d\n", changes(-VHOST_BLK_TRIAL_GAIN, -0.15, noise) < 4);
+		printf("chance %d\n", changes(false, VHOST_BLK_TRIAL_GAIN, 0, noise) < 4);
+		printf("loses %d\n", changes(false, -VHOST_BLK_TRIAL_GAIN, -0.15, noise) < 4);
 	}
-	printf("gains %d\n", changes(VHOST_BLK_TRIAL_GAIN, 0.1, 0.05) >= 98);
-	printf("varies %d\n", changes(VHOST_BLK_TRIAL_GAIN, 0.1, 0.15) >= 90);
-	printf("accepts %d\n", changes(-VHOST_BLK_TRIAL_GAIN, 0, 0.05) >= 98);
-	printf("nothing %d\n", changes(VHOST_BLK_TRIAL_GAIN, 0, 0));
+	printf("gains %d\n", changes(false, VHOST_BLK_TRIAL_GAIN, 0.1, 0.05) >= 98);
+	printf("varies %d\n", changes(false, VHOST_BLK_TRIAL_GAIN, 0.1, 0.15) >= 90);
+	printf("accepts %d\n", changes(false, -VHOST_BLK_TRIAL_GAIN, 0, 0.05) >= 98);
+	printf("likely %d\n", changes(true, -VHOST_BLK_TRIAL_GAIN, 0.2, 0.25) >= 85);
+	printf("unlikely %d\n", changes(true, -VHOST_BLK_TRIAL_GAIN, -0.3, 0.25) < 5);
+	printf("nothing %d\n", changes(false, VHOST_BLK_TRIAL_GAIN, 0, 0));
 }
 
 int main(void)
@@ -185,6 +187,8 @@ fn portions_of_the_module_follow_the_rates() {
         "gains 1",
         "varies 1",
         "accepts 1",
+        "likely 1",
+        "unlikely 1",
         "nothing 0",
     ];
     assert_eq!(lines.lines().collect::<Vec<_>>(), expected);
