@@ -93,7 +93,10 @@ fn libraries(output: &str) -> Vec<String> {
 pub(crate) fn modules_of(root: &Path, name: &str) -> Result<(String, Vec<PathBuf>)> {
     let all = root.join("lib/modules");
     let wrong = || format!("no modules in {}", all.display());
-    let release = fs::read_dir(&all).with_context(wrong)?.next().with_context(wrong)??.path();
+    let entries = fs::read_dir(&all).with_context(wrong)?.flatten().map(|entry| entry.path());
+    // The tree may be a file system of its own, which has a folder lost+found.
+    let mut releases = entries.filter(|entry| entry.join("modules.dep").exists());
+    let release = releases.next().with_context(wrong)?;
     let dependencies = fs::read_to_string(release.join("modules.dep")).with_context(wrong)?;
     let names = in_load_order(&dependencies, name);
     let modules = names.iter().map(|name| release.join(name)).collect();
@@ -141,6 +144,19 @@ mod tests {
         let order = in_load_order(text, "virtio_blk");
         assert_eq!(order, ["kernel/c.ko.xz", "kernel/b.ko.xz", "kernel/a/virtio-blk.ko.xz"]);
         assert!(in_load_order(text, "virtio_pci").is_empty());
+    }
+
+    #[test]
+    fn a_folder_without_a_list_of_modules_is_no_release() {
+        let root = tempfile::tempdir().expect("a folder");
+        let all = root.path().join("lib/modules");
+        for name in ["lost+found", "6.12.0", "a", "z"] {
+            fs::create_dir_all(all.join(name)).expect("a folder");
+        }
+        assert!(modules_of(root.path(), "b").is_err());
+        fs::write(all.join("6.12.0/modules.dep"), "kernel/b.ko.xz:\n").expect("a list");
+        let found = modules_of(root.path(), "b").expect("a release");
+        assert_eq!(found, ("6.12.0".into(), vec![all.join("6.12.0/kernel/b.ko.xz")]));
     }
 
     #[test]
