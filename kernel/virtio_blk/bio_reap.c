@@ -38,7 +38,7 @@ static bool virtblk_bio_reap_once(struct virtblk_queue *q, enum virtblk_look loo
 			virtqueue_disable_cb(q->vq);
 		do {
 			count += virtblk_bio_take_used(q, &done);
-			again = look != VIRTBLK_LOOK_ONCE && !virtblk_arm(q, count, look);
+			again = !virtblk_arm(q, count, look);
 		} while (unlikely(again) && look == VIRTBLK_LOOK_LAST);
 		*total += count;
 		q->last_reap = jiffies;

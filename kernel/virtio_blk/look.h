@@ -24,8 +24,8 @@ enum virtblk_look {
 };
 
 /**
- * virtblk_arm() - arms the interrupt, unless another look at the used ring is due anyway
- * @q: its used ring was emptied with the interrupt off; its lock is held
+ * virtblk_arm() - arms the interrupt, unless the look leaves it alone or another one is due anyway
+ * @q: its used ring was emptied, but for VIRTBLK_LOOK_ONCE with the interrupt off; its lock is held
  * @taken: requests found in that look
  * @look: the look
  *
@@ -38,6 +38,8 @@ enum virtblk_look {
 static inline bool virtblk_arm(struct virtblk_queue *q, unsigned int taken, enum virtblk_look look)
 {
 	lockdep_assert_held(&q->lock);
+	if (look == VIRTBLK_LOOK_ONCE)
+		return true;
 	if (look == VIRTBLK_LOOK_MORE && taken && q->in_flight)
 		return false;
 	return virtqueue_enable_cb(q->vq);

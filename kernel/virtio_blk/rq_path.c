@@ -257,7 +257,7 @@ static unsigned int virtblk_rq_take_used(struct virtblk_queue *q, enum virtblk_l
 			*first = rq;
 			first = &rq->rq_next;
 		}
-		*again = look != VIRTBLK_LOOK_ONCE && !virtblk_arm(q, count, look);
+		*again = !virtblk_arm(q, count, look);
 	} while (unlikely(*again) && look == VIRTBLK_LOOK_LAST);
 	q->last_reap = jiffies;
 	if (count) {
