@@ -17,7 +17,6 @@
  * lowest. A device with a higher tag then gives way: all its queues wait for the difference, but for
  * VHOST_BLK_LEAD_WAIT at most, and make up for it by the burst.
  */
-#include <linux/highmem.h>
 #include <linux/mm.h>
 #include <linux/overflow.h>
 #include <linux/rcupdate.h>
@@ -89,8 +88,6 @@ static void *vhost_blk_pin_part(struct vhost_blk_member *member, u64 user_addr, 
 	if (got != 1)
 		return ERR_PTR(got ?: -EFAULT);
 	member->nr_pages++;
-	if (PageHighMem(*page))
-		return ERR_PTR(-EOPNOTSUPP);
 	return page_address(*page) + offset_in_page(user_addr);
 }
 

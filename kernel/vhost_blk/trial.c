@@ -110,6 +110,7 @@ static bool vhost_blk_above_errors(const struct vhost_blk_trial *trial, s64 sum,
 static enum vhost_blk_trial_step vhost_blk_trial_verdict(struct vhost_blk_trial *trial, int wanted)
 {
 	s64 above = trial->sum - (s64)trial->blocks * wanted;
+	bool wins;
 
 	if (trial->blocks < 2)
 		return VHOST_BLK_TRIAL_GOES_ON;
@@ -120,10 +121,9 @@ static enum vhost_blk_trial_step vhost_blk_trial_verdict(struct vhost_blk_trial 
 		return vhost_blk_trial_end(trial, false);
 	if (trial->blocks < (trial->likely ? VHOST_BLK_LIKELY_BLOCKS : VHOST_BLK_BLOCKS))
 		return VHOST_BLK_TRIAL_GOES_ON;
-	if (trial->likely || wanted < 0)
-		return vhost_blk_trial_end(trial, above > 0);
-	return vhost_blk_trial_end(trial, above > 0 &&
-		vhost_blk_above_errors(trial, trial->sum, VHOST_BLK_WIN_ERRORS));
+	wins = above > 0 && (trial->likely || wanted < 0 ||
+			     vhost_blk_above_errors(trial, trial->sum, VHOST_BLK_WIN_ERRORS));
+	return vhost_blk_trial_end(trial, wins);
 }
 
 /**

@@ -163,8 +163,7 @@
  * for no queue. A module without it returns ENOTTY.
  *
  * Errors: EPERM not the owner; EINVAL one address is 0, or they are not aligned; EFAULT no memory to
- * write there, or that of a file on a disk; EOPNOTSUPP memory that the kernel does not map; ENOMEM,
- * also above RLIMIT_MEMLOCK.
+ * write there, or that of a file on a disk; ENOMEM, also above RLIMIT_MEMLOCK.
  */
 #define VHOST_BLK_SHARE_LIMITS	_IOW(VHOST_VIRTIO, 0xF2, struct vhost_blk_share)
 
